@@ -35,7 +35,7 @@ pub fn begin(base: usize) {
 /// Makes the entries of some of the range's memory accessible; whether that succeeded.
 ///
 /// # Safety
-/// The memory is in the range, behind the table, whose size [`bytes`] has told.
+/// The memory is in the range, after the table, whose size [`bytes`] has told.
 pub unsafe fn open(at: *const u8, bytes: usize) -> bool {
     let (first, last) = (entry(at), entry(at.wrapping_add(bytes)));
     let skew = (first.addr() - BASE.load(Ordering::Relaxed)) % MOST_PAGE;

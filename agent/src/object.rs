@@ -370,7 +370,7 @@ mod tests {
         }
     }
 
-    /// Memory of a range that is behind the table of headers, and may be written to.
+    /// Memory of a range that is after the table of headers, and may be written to.
     fn range() -> *mut u8 {
         const SIZE: usize = 16 << 20;
         let table = headers::bytes(SIZE);
@@ -380,7 +380,7 @@ mod tests {
         let base = unsafe { libc::mmap(core::ptr::null_mut(), SIZE, access, flags, -1, 0) };
         assert_ne!(base, libc::MAP_FAILED);
         headers::begin(base.addr());
-        // SAFETY: within it, behind the table.
+        // SAFETY: within it, after the table.
         unsafe { base.cast::<u8>().add(table + 4096) }
     }
 

@@ -1,9 +1,8 @@
 //! The address range of sampled objects.
 //!
-//! A large reservation of address space without memory behind it. The extent hooks of a jemalloc
-//! arena carve extents from it, so `free` recognises a sampled object with one compare. Pages
-//! that the arena does not need are released to the system by its usual decay;
-//! addresses never are.
+//! A large reservation of address space not backed by memory. The extent hooks of a jemalloc arena
+//! carve extents from it, so `free` recognises a sampled object with one compare. Pages that the
+//! arena does not need are released to the system by its usual decay; addresses never are.
 //!
 //! Nothing is reserved before the first sample. If the reservation does not fit
 //! (`RLIMIT_AS`, small address spaces), smaller ones are tried; without any, objects are

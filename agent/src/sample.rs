@@ -110,7 +110,7 @@ unsafe fn sampled(request: Request, registers: &Registers) -> *mut u8 {
     unsafe { guarded(|local| sample_if_due(local, request, registers)) }
 }
 
-/// Draws the gap if the thread has not met the epoch yet, then samples if the gap is over.
+/// Draws the gap if the thread has not noticed the epoch yet, then samples if the gap is over.
 fn sample_if_due(local: &mut Local, request: Request, registers: &Registers) -> *mut u8 {
     if !fork::leave_if_unseen(local) || !session::wait_as_child(local) {
         return null_mut();
@@ -177,8 +177,8 @@ fn sample_if_due(local: &mut Local, request: Request, registers: &Registers) -> 
     object
 }
 
-/// Makes the thread meet the epoch. `None`: there is no session to sample for, and the thread will
-/// not ask again before the next epoch.
+/// Makes the thread notice the epoch. `None`: there is no session to sample for, and the thread
+/// will not ask again before the next epoch.
 #[cold]
 fn enroll(local: &mut Local, number: u8) -> Option<&'static mut Thread> {
     if number == 0 {
@@ -429,7 +429,7 @@ fn count_free_shared(local: &mut Local, object: &Object, now: u64) {
     take_part(local);
 }
 
-/// Makes a thread that frees sampled objects time and again meet the epoch, as if it had allocated:
+/// Makes a thread that frees sampled objects repeatedly notice the epoch, as if it had allocated:
 /// then it has counters of its own, which need no locked instructions.
 fn take_part(local: &mut Local) {
     const FREES: u8 = 64;

@@ -1,9 +1,9 @@
 //! The segment from inside the process: commands, the session's bank, the segment's life cycle.
 //!
-//! Commands, identity and status are mapped over a static of this library: testing whether
-//! sampling is on needs no pointer, and the answer is "no" before there is a segment. While no
-//! session runs, nothing else is mapped. The first thread that meets a session maps the tables,
-//! which needs neither path nor descriptor.
+//! Commands, identity and status are mapped over a static of this library: testing whether sampling
+//! is on needs no pointer, and the answer is "no" before there is a segment. While no session runs,
+//! nothing else is mapped. The first thread that notices a session maps the tables, which needs
+//! neither path nor descriptor.
 
 mod fork;
 mod identity;
@@ -83,7 +83,7 @@ static BYTES: AtomicUsize = AtomicUsize::new(0);
 
 /// Status that the agent publishes; `None` if there is no segment.
 pub fn status() -> Option<&'static Status> {
-    // SAFETY: inside the view, which is never unmapped and all of which has memory behind it
+    // SAFETY: inside the view, which is never unmapped and all of which is backed by memory
     // (`shm_protocol::segment::create` wrote it); all atomics.
     let status = unsafe { &*CONTROL.0.get().byte_add(STATUS_OFFSET).cast::<Status>() };
     LIFE.is_own().then_some(status)
@@ -115,8 +115,8 @@ pub fn segment_number() -> u32 {
 
 /// The table of modules; `None` before a session has begun in this process.
 pub fn modules() -> Option<*mut ModuleTable> {
-    // SAFETY: inside the whole segment; `attach` mapped it for a session, whose starter has
-    // put memory behind this part.
+    // SAFETY: inside the whole segment; `attach` mapped it for a session, whose starter has backed
+    // this part with memory.
     BASE.get()
         .map(|base| unsafe { base.add(MODULES_OFFSET).cast() })
 }
@@ -396,7 +396,7 @@ fn populate_steps(header: &BankHeader, session: u64, more: u8) -> bool {
     populated
 }
 
-/// Puts memory behind this many bytes of a session's code objects. Whether there is.
+/// Backs this many bytes of a session's code objects with memory. Whether there is.
 #[cold]
 pub fn reserve_codes(epoch: &Epoch, bytes: usize) -> bool {
     let geometry = Geometry::of_segment(BYTES.load(Ordering::Relaxed));

@@ -187,8 +187,8 @@ pub fn end(code: c_int) -> ! {
     }
 }
 
-/// New private memory, all zero and without memory behind it until it is touched; null if there
-/// is none to be had, and `errno` says why.
+/// New private memory, all zero and not backed by memory until it is touched; null if none is
+/// available, and `errno` says why.
 pub fn map_private(bytes: usize) -> *mut c_void {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let access = libc::PROT_READ | libc::PROT_WRITE;

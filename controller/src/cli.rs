@@ -353,7 +353,8 @@ pub struct CleanArgs {
     pub all: bool,
 }
 
-/// No program is called like an option: this one, behind the command `run` or `cpu run`, is misspelt.
+/// No program is called like an option: this one, after the command `run` or `cpu run`, is
+/// misspelt.
 pub fn refuse_option(command: &[&str], program: &OsStr) {
     if program.as_encoded_bytes().starts_with(b"-") {
         let meant = usage::option_like(command, program);

@@ -54,7 +54,7 @@ pub struct Written {
     pub alloc_bytes: f64,
     /// Estimated live bytes.
     pub live_bytes: f64,
-    /// Threads that met the session.
+    /// Threads that noticed the session.
     pub threads: u64,
     /// Whether it is the one at the end of the session.
     pub is_last: bool,

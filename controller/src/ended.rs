@@ -49,7 +49,7 @@ impl Ended {
         }
     }
 
-    /// The remark behind the file's name; empty where all went as planned.
+    /// The remark after the file's name; empty where all went as planned.
     pub fn remark(self, title: &str) -> String {
         match self {
             Self::Not | Self::InOrder => String::new(),

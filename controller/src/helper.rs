@@ -1,5 +1,5 @@
-//! Work that a helper thread shares with its caller. Neither depends on the other: where no
-//! thread is to be had, the caller does all of it.
+//! Work that a helper thread shares with its caller. Neither depends on the other: if no thread is
+//! available, the caller does all of it.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -33,7 +33,7 @@ pub struct Symbols {
     left_out: Vec<bool>,
     ids: HashMap<Rc<str>, FunctionId>,
     known: HashMap<u64, Known>,
-    /// Addresses that were looked up in vain.
+    /// Addresses that were looked up without success.
     unnamed: HashSet<u64>,
     /// Files with code of an interpreter whose frames were met.
     interpreters: HashSet<Rc<Path>>,

@@ -395,9 +395,9 @@ pub fn command_line(pid: i32) -> Vec<Vec<u8>> {
     }
 }
 
-/// The name that people know a process by: its executable's, or the link's if it was started
-/// through one (`redis-server` may be a link to a differently named file).
-/// A name that the process gave itself counts only if it agrees with these.
+/// The name by which users know a process: its executable's, or the link's if it was started
+/// through one (`redis-server` may be a link to a differently named file). A name that the process
+/// gave itself counts only if it agrees with these.
 pub fn display_name(comm: &[u8], exe: &[u8], arguments: &[Vec<u8>]) -> Vec<u8> {
     let exe = text::base_name(exe);
     let first = arguments.first().map_or(&b""[..], |a| a);

@@ -60,7 +60,7 @@ pub struct Snapshot {
     pub totals: Totals,
     /// The agent's counters by name.
     pub counters: Vec<(String, u64)>,
-    /// Threads that met the session.
+    /// Threads that noticed the session.
     pub threads: u64,
     /// Those whose stacks are kept apart.
     pub thread_entries: Vec<ThreadView>,

@@ -31,7 +31,7 @@ pub use error::{Error, NoRoom};
 
 /// Share of a process's remaining address space that sampled objects may reserve.
 const RANGE_SHARE: u64 = 16;
-/// Parts of a table, of [`RESERVE_STEPS`], that have memory behind them at first where the process
+/// Parts of a table, of [`RESERVE_STEPS`], that are backed by memory at first where the process
 /// cannot add any by itself, and a controller does.
 const FIRST_STEPS: u8 = 4;
 /// How long a process may take from its last destructor to its exit.
@@ -324,7 +324,7 @@ impl Target {
         (HEADER_BYTES + BANK_HEADER_BYTES + g.slot_bytes_in(steps) + table) as u64
     }
 
-    /// Parts of the table that have memory behind them when a session begins: few where the process
+    /// Parts of the table that are backed by memory when a session begins: few where the process
     /// itself can add more when it needs them, otherwise all that it will have, or what lasts until
     /// the controller has looked again.
     fn first_steps(&self) -> u8 {

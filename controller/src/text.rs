@@ -156,7 +156,7 @@ pub fn bytes(n: f64) -> String {
     }
 }
 
-/// A share as a percentage, to four digits behind the point at most.
+/// A share as a percentage, with at most four digits after the point.
 pub fn percent(share: f64) -> String {
     format!("{} %", (share * 1e6).round() / 1e4)
 }

@@ -63,7 +63,7 @@ impl<'a> Continued<'a> {
         }
     }
 
-    /// Whether something was looked for behind the end of the copy.
+    /// Whether something was looked for beyond the end of the copy.
     pub fn is_short(&self) -> bool {
         self.copied.is_short
     }

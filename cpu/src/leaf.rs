@@ -110,7 +110,7 @@ mod machine {
     }
 
     /// The call that these bytes are, all of them, in front of `ip`: `e8`, or `ff` with 2 in the
-    /// middle of the byte behind it (Intel's manual, volume 2, CALL).
+    /// middle of the byte after it (Intel's manual, volume 2, CALL).
     pub fn call(bytes: &[u8], ip: u64) -> Option<Call> {
         let bytes = match bytes {
             [0xe8, rest @ ..] => return Some(Call::At(ip.wrapping_add_signed(distance(rest)?))),

@@ -58,7 +58,7 @@ impl Machine {
     }
 }
 
-/// What people call a machine.
+/// A machine's common name.
 fn name(number: u16) -> String {
     let known = match number {
         3 => "i386",

@@ -11,7 +11,7 @@ const REACH: u64 = 1 << 20;
 pub struct Copied<'a> {
     low: u64,
     bytes: &'a [u8],
-    /// Whether something was looked for behind the end.
+    /// Whether something was looked for beyond the end.
     pub is_short: bool,
 }
 

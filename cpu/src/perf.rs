@@ -47,7 +47,7 @@ const BESIDE_STACK: usize = 2 << 10;
 const ENOUGH: u64 = 3;
 const TOLERATED: u64 = 500;
 /// The shortest time between samples, in nanoseconds, of which each is examined when it comes: what
-/// lies behind the end of a copy is gone as soon as a function there calls another one. Nothing
+/// lies beyond the end of a copy is gone as soon as a function there calls another one. Nothing
 /// else comes so often that it would cost more than the samples themselves.
 const LEAST_AT_ONCE: u64 = 1_000_000;
 /// Where they come more often, what was copied is examined soon for so long, as after a copy that
@@ -105,7 +105,7 @@ pub struct Perf {
     pub lost: u64,
     /// When the newest process was added, the copies grew, or one was too short.
     started: Instant,
-    /// What lay behind the end of a copy.
+    /// What lay beyond the end of a copy.
     rest: Rest,
     /// When the processes were examined.
     looked: Instant,

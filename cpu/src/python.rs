@@ -100,7 +100,7 @@ impl Shared {
 #[derive(Default)]
 pub struct Python {
     reader: Option<Shared>,
-    /// The state of its code when it was looked for in vain.
+    /// The state of its code when it was last searched for without success.
     looked: Option<u64>,
     /// The path of the program, once it was requested.
     program: Option<Vec<u8>>,

@@ -288,7 +288,7 @@ impl Recording {
         python.prepared(&mut process.script)
     }
 
-    /// Reads the tables that take long before the first sample: what lies behind the copy of a
+    /// Reads the tables that take long before the first sample: what lies beyond the copy of a
     /// stack does not stay for as long.
     pub fn prepare(&mut self, pid: i32) {
         if let Some(process) = self.processes.get_mut(&pid) {

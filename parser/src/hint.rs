@@ -296,7 +296,7 @@ mod tests {
         let stack: &[u64] = &[LIBRARY, main, LIBC, start];
         assert_eq!(said(&[stack], &[LIBRARY, main, LIBC]), None);
         assert_eq!(said(&[stack], &[LIBRARY, main]), None);
-        // Without main's name there is something to be had.
+        // Without main's name, there is something to gain.
         assert!(said(&[stack], &[LIBRARY, LIBC]).is_some());
         // Nor of little.
         let stacks: Vec<&[u64]> = [vec![&[LIBRARY][..]; 30], vec![&[PROGRAM][..]]].concat();

@@ -93,7 +93,7 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// Warnings for people, about filters that match nothing.
+    /// Warnings for the user, about filters that match nothing.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }

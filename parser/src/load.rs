@@ -101,7 +101,7 @@ fn forget_made(profile: &mut Profile) {
     }
 }
 
-/// Finds symbols. Returns warnings for people.
+/// Finds symbols. Returns warnings for the user.
 fn symbolize(profile: &mut Profile, sources: &Sources) -> Vec<String> {
     let options = symbols::Options {
         binary: sources.binary.as_deref(),

@@ -1,4 +1,4 @@
-//! Moments for people. Always UTC: a dump is read anywhere.
+//! Moments for display. Always UTC: a dump is read anywhere.
 
 const MONTHS: [&str; 12] = [
     "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",

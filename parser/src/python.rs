@@ -11,7 +11,7 @@ pub use symbols::interpreter::Shown;
 use crate::nodes::{Origin, origin};
 
 /// Leaves out of the stacks what is not to be shown. `merged`: equal stacks become one. Returns a
-/// warning for people.
+/// warning for the user.
 pub fn narrow(profile: &mut Profile, shown: Shown, merged: bool) -> Option<String> {
     let python: Vec<bool> = profile
         .locations

@@ -10,8 +10,8 @@ pub trait Memory {
     /// Reads what is at `at`; returns how many bytes of `buffer`, from its start, could be read.
     fn read(&self, at: u64, buffer: &mut [u8]) -> usize;
 
-    /// Reads pieces, given as address and length, one behind the other. What cannot be read is
-    /// zero. `buffer` is as long as all pieces together.
+    /// Reads pieces, given as address and length, one after the other. What cannot be read is zero.
+    /// `buffer` is as long as all pieces together.
     fn gather(&self, pieces: &[(u64, usize)], buffer: &mut [u8]) {
         let mut rest = buffer;
         for &(at, len) in pieces {
@@ -98,7 +98,7 @@ pub fn scan_while(
     let overlap = 8 - alignment as u64;
     let mut at = range.start;
     while let Some(part) = memory.next(at..range.end) {
-        // What is behind the last address is nothing.
+        // Nothing follows the last address.
         let start = part.start.max(at);
         let Some(start) = start.checked_next_multiple_of(alignment as u64) else {
             return;

@@ -330,8 +330,8 @@ async fn read(shared: &Shared, request: hyper::Request<Incoming>) -> Result<Requ
     Ok(asked)
 }
 
-/// Bytes of a request's head as it is commonly sent: lines that end in CRLF, and one space behind the
-/// colons.
+/// Bytes of a request's head as it is commonly sent: lines that end in CRLF, and one space after
+/// the colons.
 fn head_bytes(head: &hyper::http::request::Parts) -> usize {
     const LINE: usize = "  HTTP/1.1\r\n".len();
     let target = head

@@ -90,7 +90,7 @@ impl Geometry {
         self.bank_bytes - self.codes
     }
 
-    /// Bytes of the tree's slots that must have memory behind them when `steps` are reserved, from
+    /// Bytes of the tree's slots that must are backed by memory when `steps` are reserved, from
     /// [`early_slots_offset`](Self::early_slots_offset).
     #[must_use]
     pub fn slot_bytes_in(&self, steps: u8) -> usize {
@@ -136,8 +136,8 @@ impl<'a> Bank<'a> {
     /// The bank at `base`.
     ///
     /// # Safety
-    /// `base` is page-aligned and `geometry.bank_bytes` from it are mapped shared,
-    /// readable and writable, for `'a`; and the reserved parts have memory behind them.
+    /// `base` is page-aligned and `geometry.bank_bytes` from it are mapped shared, readable and
+    /// writable, for `'a`; and the reserved parts are backed by memory.
     #[must_use]
     pub unsafe fn at(base: *const u8, geometry: Geometry) -> Self {
         // SAFETY: the caller vouches for the mapping; Geometry keeps every part inside
@@ -229,7 +229,7 @@ impl<'a> Bank<'a> {
         })
     }
 
-    /// The nodes above the complete and the truncated stacks of a thread that meets the session:
+    /// The nodes above the complete and the truncated stacks of a thread that notices the session:
     /// its own, so that its stacks are kept apart, for the first [`THREADS_KEPT`] threads whose
     /// number is known (`tid` is not 0) and while no more than a quarter of the nodes is taken.
     #[must_use]

@@ -119,13 +119,13 @@ impl<'a> Codes<'a> {
         }
     }
 
-    /// Bytes that have memory behind them.
+    /// Bytes that are backed by memory.
     #[must_use]
     pub fn reserved(&self) -> usize {
         (self.reserved.load(Ordering::Acquire) as usize).min(self.words.len() * 4)
     }
 
-    /// Notes that `bytes` have memory behind them.
+    /// Notes that `bytes` are backed by memory.
     pub fn reserve(&self, bytes: usize) {
         self.reserved.fetch_max(bytes as u32, Ordering::Release);
     }

@@ -39,7 +39,7 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Threads that met the session.
+    /// Threads that noticed the session.
     threads, true;
     /// Samples counted under `[table full]`.
     table_full, true;

@@ -40,8 +40,8 @@ pub const IDENTITY_OFFSET: usize = PAGE;
 pub const STATUS_OFFSET: usize = 2 * PAGE;
 /// Offset of [`ModuleTable`].
 pub const MODULES_OFFSET: usize = 3 * PAGE;
-/// Size of a segment that never had a session: control, identity and status. All of it has
-/// memory behind it from the start.
+/// Size of a segment that never had a session: control, identity and status. All of it is backed by
+/// memory from the start.
 pub const CONTROL_BYTES: usize = MODULES_OFFSET;
 /// Default size of a segment, sparse: only what a session uses takes memory.
 pub const DEFAULT_SEGMENT_BYTES: usize = 64 << 20;

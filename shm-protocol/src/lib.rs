@@ -17,7 +17,7 @@
 //! - reserve a bank ([`segment::SegmentFile::prepare_bank`]) before publishing
 //!   a session that uses it: then a full filesystem is an error there and
 //!   not a `SIGBUS` in the target;
-//! - write only from threads that [`owner`] allows: those that met a session, in a process that
+//! - write only from threads that [`owner`] allows: those that noticed a session, in a process that
 //!   is not a copy of the one that made the segment;
 //! - publish commands through [`segment::SegmentFile::publish`], which writes
 //!   a single byte last: a reader can never see half a command.

@@ -44,7 +44,7 @@ pub struct Tables {
 /// Makes the file `path`, exclusively and readable by its owner only, and maps its first
 /// [`CONTROL_BYTES`] at `control`, in place of what is there. The file is closed again: the view
 /// alone stays, and [`whole`] maps the rest. All zero, so no session, no magic. All of the view and
-/// what `tables` requires has memory behind it. On failure no file is left, and the view at
+/// what `tables` requires is backed by memory. On failure no file is left, and the view at
 /// `control` is what it was.
 ///
 /// Where [`whole`] cannot work (under Valgrind and some emulators) the `bytes` that the segment
@@ -239,9 +239,9 @@ impl SegmentFile {
         Ok(Self { bytes, ..self })
     }
 
-    /// Frees the memory behind what no reader needs: slots, nodes and records that were
-    /// never claimed, unused room for paths. Only for a segment of a process that is gone:
-    /// to one that writes there, a page without memory behind it may be deadly.
+    /// Frees the memory behind what no reader needs: slots, nodes and records that were never
+    /// claimed, unused room for paths. Only for a segment of a process that is gone: to one that
+    /// writes there, a page not backed by memory may be deadly.
     ///
     /// # Errors
     /// Those of `pread` and `fallocate`.
@@ -342,8 +342,8 @@ impl<F: Store> SegmentFile<F> {
     /// [`RESERVE_STEPS`] of nodes and records, with their slots.
     ///
     /// Memory that an earlier session used is overwritten with zeros, never given back: a thread
-    /// that was stopped in the middle of a sample may still write there, and a page without
-    /// memory behind it would kill its process where the filesystem is full.
+    /// that was stopped in the middle of a sample may still write there, and a page not backed by
+    /// memory would kill its process where the filesystem is full.
     ///
     /// # Errors
     /// `ENOSPC` when the filesystem is full: nothing was started.

@@ -12,11 +12,12 @@
 //! A node's slot is chosen by a hash of its whole path, which is kept beside it ([`Place`]): the
 //! slots of a stack's frames can be read before any of its nodes is known.
 //!
-//! A hash leads anywhere in a table, so all of a table takes memory, however few nodes there are. There
-//! are two: the early one is small, and serves until more nodes have memory behind them than it has
-//! room for. From then on a node that is missing in the late one is looked for in the early one, and
-//! entered in the late one, too. A thread that has not heard of this yet may enter a node in the early
-//! one that another has just not found there: then one stack has two nodes, which readers add up.
+//! A hash leads anywhere in a table, so all of a table takes memory, however few nodes there are.
+//! There are two: the early one is small, and serves until more nodes are backed by memory than it
+//! has room for. From then on a node that is missing in the late one is looked for in the early
+//! one, and entered in the late one, too. A thread that has not heard of this yet may enter a node
+//! in the early one that another has just not found there: then one stack has two nodes, which
+//! readers add up.
 //!
 //! Cost: a lookup is one hash, one slot and one node (two cache lines), 30 instructions.
 
@@ -164,7 +165,7 @@ impl<'a> Tree<'a> {
         found.map(|slot| slot & INDEX_MASK)
     }
 
-    /// The slots in which new nodes are entered while this many nodes have memory behind them.
+    /// The slots in which new nodes are entered while this many nodes are backed by memory.
     #[inline(always)]
     fn slots(&self, limit: u32) -> &'a [AtomicU32] {
         match self.is_late(limit) {
@@ -349,9 +350,9 @@ mod model {
     use loom::sync::Arc;
     use std::vec::Vec;
 
-    /// One thread enters a path in the early slots, another, for which more nodes have memory behind
-    /// them already, in the late ones: what either has entered is found by all later on, and every
-    /// node that is found is the right one.
+    /// One thread enters a path in the early slots, another, for which more nodes are backed by
+    /// memory already, in the late ones: what either has entered is found by all later on, and
+    /// every node that is found is the right one.
     #[test]
     fn late_slots_serve_while_a_thread_still_uses_the_early_ones() {
         loom::model(|| {

@@ -45,8 +45,8 @@ pub use program::{WrongBinary, check_binary, doubt_binary, main_mapping};
 use reader::Request;
 pub use variables::{Variable, variable};
 
-/// Names every location of `profile` that has no names yet, as far as names can be
-/// found. Returns warnings for people.
+/// Names every location of `profile` that has no names yet, as far as names can be found. Returns
+/// warnings for the user.
 pub fn symbolize(profile: &mut Profile, options: &Options) -> Vec<String> {
     let mut names = Names::new(profile, options.demangle);
     let mut warnings = Vec::new();

@@ -21,8 +21,7 @@ const NAME: &str = "[vdso]";
 /// It is a few pages.
 const MOST_BYTES: u64 = 1 << 20;
 
-/// Names those of `locations` that lie in it. Returns a warning for
-/// people.
+/// Names those of `locations` that lie in it. Returns a warning for the user.
 pub fn name(profile: &Profile, locations: &[usize], names: &mut Names) -> Option<String> {
     let mapping_of = |number: usize| {
         let mapping = profile.locations[number].mapping as usize;

@@ -16,7 +16,7 @@ use unwind::readers::Readers;
 
 static READERS: Readers = Readers::new();
 
-/// Longest wait for readers to leave, and once that was in vain.
+/// Longest wait for readers to leave, and the one after a wait without success.
 const PATIENCE_NS: u64 = 1_000_000_000;
 const LITTLE_PATIENCE_NS: u64 = 10_000_000;
 
@@ -100,7 +100,7 @@ pub unsafe fn close(handle: *mut c_void) -> c_int {
     result
 }
 
-/// Whether a wait was in vain since readers were last seen to have left.
+/// Whether a wait has failed since readers were last seen to have left.
 static STUCK: AtomicBool = AtomicBool::new(false);
 
 /// Waits until nobody is inside; `false`: somebody does not leave.

@@ -46,8 +46,8 @@ pub struct Runtime {
 }
 
 /// Looks for an interpreter that the program is, or is linked with; at start-up. Its names are weak
-/// references of this library, which the loader has bound: a `dlsym` in vain would allocate its message
-/// from the program's heap, where a session may already record every allocation.
+/// references of this library, which the loader has bound: a failing `dlsym` would allocate its
+/// message from the program's heap, where a session may already record every allocation.
 pub fn start(line: Option<CommandLine>) {
     if sys::variable(c"MEM_PROFILER_PYTHON") == Some(b"0") {
         return;

@@ -82,7 +82,7 @@ fn put(to: &AtomicU64, value: u64) {
 /// Leaves the parent's segment: covers it with a private page that counts down, and forgets its
 /// sessions. From here on nothing of the parent's is read or written. `shard` is the calling
 /// thread's. `known`: its tables may still be used, by a sample that a signal handler has forked in
-/// the middle of and that will continue in the child, or by a thread that met a session there.
+/// the middle of and that will continue in the child, or by a thread that noticed a session there.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 pub fn leave(local: &mut Local, shard: Option<u32>, known: bool) {
     PROCESS.store(sys::pid(), Ordering::Relaxed);

@@ -183,8 +183,8 @@ pub(super) fn make(start: Option<Start>, forked_from: u32, at_start: bool) {
 /// Takes the new segment as this process's, with the session that it begins with, or why there
 /// is none.
 fn own(start_time: u64, forked_from: u32, first: Result<Option<Session>, Errno>) {
-    // SAFETY: the new segment's view, seen by nobody before its magic; all of it has memory
-    // behind it.
+    // SAFETY: the new segment's view, seen by nobody before its magic; all of it is backed by
+    // memory.
     let magic = unsafe {
         let bytes = BYTES.load(Ordering::Relaxed);
         identity::write(CONTROL.0.get().cast(), bytes, start_time, forked_from)
@@ -237,8 +237,8 @@ fn first_session(start: Start) -> Result<Session, Errno> {
     })
 }
 
-/// Steps of a bank that a session of our own making begins with: few where more can be had
-/// later, all where not.
+/// Steps of a bank that a session of our own making begins with: few where more can be added later,
+/// all where not.
 fn first_steps() -> u8 {
     match mark::page().is_some_and(super::can_populate) {
         true => EARLY_STEPS,

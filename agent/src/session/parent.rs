@@ -70,8 +70,8 @@ pub fn standing(session: u64, has_end: bool) -> Standing {
     if parents.is_null() {
         return Standing::Unknown;
     }
-    // SAFETY: the first pages of the parent's segment, mapped until `forget`. Its maker wrote all of
-    // them, so there is memory behind them, which is not given back while anybody maps the file,
+    // SAFETY: the first pages of the parent's segment, mapped until `forget`. Its maker wrote all
+    // of them, so they are backed by memory, which is not given back while anybody maps the file,
     // with or without a name. All of both structures are atomics.
     let (control, status) = unsafe {
         let control = &*parents.cast::<Control>();

@@ -17,7 +17,7 @@ pub struct SelfCheckArgs {
     #[arg(long, allow_hyphen_values = true)]
     pub name: String,
 
-    /// How the result is told to people
+    /// How the result is reported
     #[arg(long, value_enum)]
     pub style: Style,
 
@@ -26,7 +26,7 @@ pub struct SelfCheckArgs {
     pub socket: i32,
 }
 
-/// How the result is told to people.
+/// How the result is reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Style {
     /// With gperftools' first line

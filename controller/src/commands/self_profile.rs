@@ -70,7 +70,7 @@ fn profile(agent: &Agent, reason: &str) -> anyhow::Result<Profile> {
     Ok(live.context("there is no session")?.profile)
 }
 
-/// Writes a dump of this very name. Whoever reads it meets the old one or the whole new one.
+/// Writes a dump of this very name. A reader sees either the old one or the complete new one.
 fn write(agent: &Agent, path: &Path, reason: &str) -> anyhow::Result<()> {
     let profile = profile(agent, reason)?;
     let name = path.file_name().context("a dump needs a name")?;

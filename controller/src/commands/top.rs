@@ -31,7 +31,7 @@ const ROWS: usize = 40;
 trait Feed {
     type Numbers: Numbers;
 
-    /// The pid, and the name for people.
+    /// The pid, and the display name.
     fn process(&self) -> (i32, String);
 
     /// Brings the rows up to date; false once the session or the process is over.

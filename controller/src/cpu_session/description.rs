@@ -9,7 +9,7 @@ use cpu::Process;
 use crate::process::{self, Stat};
 use crate::text;
 
-/// A process as people know it.
+/// A process as users know it.
 #[derive(Clone, Debug, Default)]
 pub struct Description {
     /// Its name.

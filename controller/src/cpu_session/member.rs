@@ -35,7 +35,7 @@ pub enum Trouble {
 }
 
 impl Trouble {
-    /// The same for people, if there is any.
+    /// The same for display, if there is any.
     pub fn reason(&self) -> Option<&str> {
         match self {
             Self::None => None,

@@ -30,7 +30,7 @@ const MOST_AGENT: u64 = 1 << 24;
 const MOST_SPARE: u64 = 1 << 12;
 const MOST_OWN: u64 = 1 << 10;
 
-/// Roots, each with a name for people.
+/// Roots, each with a display name.
 #[derive(Debug, Default)]
 pub struct Roots {
     /// What each is.

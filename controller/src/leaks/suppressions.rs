@@ -93,7 +93,7 @@ impl Suppressions {
 }
 
 /// Whether a text matches a template, as in LeakSanitizer: it contains its parts, which `*`
-/// separates, one behind the other. `^` at its beginning and `$` are the text's beginning and end.
+/// separates, one after the other. `^` at its beginning and `$` are the text's beginning and end.
 /// Each part is taken where it is found first, so this takes time in proportion to both lengths.
 fn matches(template: &str, text: &str) -> bool {
     if text.is_empty() {

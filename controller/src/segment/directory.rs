@@ -28,7 +28,7 @@ const MAX_ENTRIES: usize = 1_000_000;
 #[derive(Debug)]
 pub struct Directory {
     pub(super) fd: OwnedFd,
-    /// How people reach it: `/dev/shm`, or `/proc/PID/root/dev/shm`.
+    /// How users reach it: `/dev/shm`, or `/proc/PID/root/dev/shm`.
     pub path: PathBuf,
     /// Device and inode, to know it again under another name.
     pub identity: (u64, u64),

@@ -14,7 +14,7 @@ use crate::top::view::{Page, Row, View};
 
 /// The lines above the table, and the message below.
 pub struct Title {
-    /// Process, as people know it.
+    /// Process, as users know it.
     pub process: String,
     /// Interval and time left.
     pub session: String,

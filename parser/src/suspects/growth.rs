@@ -25,7 +25,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// One word for people.
+    /// One word for display.
     pub fn word(self) -> &'static str {
         match self {
             Self::Steady => "steady",

@@ -31,7 +31,7 @@ pub enum Receiver {
 }
 
 impl Receiver {
-    /// The path behind the URL.
+    /// The path after the URL.
     pub fn path(self) -> &'static str {
         match self {
             Self::Pyroscope => "/push.v1.PusherService/Push",

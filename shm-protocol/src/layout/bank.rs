@@ -17,8 +17,8 @@ pub const SHARED_SHARD: u32 = EXCLUSIVE_SHARDS;
 
 /// Steps in which a bank's nodes and records are reserved.
 pub const RESERVE_STEPS: u8 = 64;
-/// As long as no more steps are reserved, the tree's early slots serve, which are few; with more, all
-/// of its slots have memory behind them.
+/// As long as no more steps are reserved, the tree's early slots serve, which are few; with more,
+/// all of its slots are backed by memory.
 pub const EARLY_STEPS: u8 = 1;
 
 /// Start of a bank. All zero is a valid empty bank whose session is 0.
@@ -39,7 +39,7 @@ pub struct BankHeader {
     pub record_count: AtomicU32,
     /// Words of code objects written, see [`crate::codes`].
     pub code_words: AtomicU32,
-    /// Bytes for code objects that have memory behind them.
+    /// Bytes for code objects that are backed by memory.
     pub code_bytes: AtomicU32,
     /// Zero.
     pub reserved2: [u64; 4],
@@ -56,8 +56,8 @@ pub struct BankHeader {
 }
 
 impl BankHeader {
-    /// Parts of the nodes and records that have memory behind them. Controller and agent each
-    /// write a count of their own, so that neither can take back what the other has added.
+    /// Parts of the nodes and records that are backed by memory. Controller and agent each write a
+    /// count of their own, so that neither can take back what the other has added.
     #[must_use]
     pub fn steps(&self) -> u8 {
         let reserved = self.reserved_steps.load(Ordering::Acquire);

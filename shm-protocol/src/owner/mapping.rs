@@ -27,9 +27,9 @@ impl Mapping {
         Some(self.0.load(Ordering::Acquire)).filter(|base| !base.is_null())
     }
 
-    /// Offers a mapping that the caller has made. Threads that meet a session at the same time
-    /// all make one, so none has to wait for another that may be preempted; only one mapping
-    /// stays. `Err`: another one stays, and no other thread knows the caller's.
+    /// Offers a mapping that the caller has made. Threads that notice a session at the same time
+    /// all make one, so none has to wait for another that may be preempted; only one mapping stays.
+    /// `Err`: another one stays, and no other thread knows the caller's.
     ///
     /// # Errors
     /// The address that stays.

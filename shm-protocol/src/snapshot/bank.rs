@@ -76,8 +76,8 @@ impl<'a> BankSummary<'a> {
         u64_at(self.bytes, offset_of!(BankHeader, counters) + field)
     }
 
-    /// Threads that met the session's epochs. 0 after a while: nothing allocates through
-    /// the agent.
+    /// Threads that noticed the session's epochs. 0 after a while: nothing allocates through the
+    /// agent.
     #[must_use]
     pub fn threads(&self) -> u64 {
         self.counter(offset_of!(Counters, threads))

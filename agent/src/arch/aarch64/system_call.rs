@@ -51,7 +51,7 @@ macro_rules! noting_prctl {
 }
 pub(crate) use noting_prctl;
 
-/// Defines `syscall`, as [`noting_prctl`] does `prctl`: six arguments behind the number.
+/// Defines `syscall`, as [`noting_prctl`] does `prctl`: six arguments after the number.
 macro_rules! noting_syscall {
     ($(#[$doc:meta])* $name:ident, $set_seccomp:path, $set_tsc:path, $note:path, $fail:path) => {
         $(#[$doc])*

@@ -61,8 +61,8 @@ macro_rules! noting_prctl {
 }
 pub(crate) use noting_prctl;
 
-/// Defines `syscall`, as [`noting_prctl`] does `prctl`: six arguments behind the number, the
-/// last one on the stack.
+/// Defines `syscall`, as [`noting_prctl`] does `prctl`: six arguments after the number, the last
+/// one on the stack.
 macro_rules! noting_syscall {
     ($(#[$doc:meta])* $name:ident, $set_seccomp:path, $set_tsc:path, $note:path, $fail:path) => {
         $(#[$doc])*

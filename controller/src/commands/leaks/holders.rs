@@ -131,7 +131,7 @@ fn one(agent: &Agent, path: &str, args: &LeaksArgs) -> anyhow::Result<Answer> {
     })
 }
 
-/// An address as people write it: hexadecimal, with 0x before it.
+/// An address as users write it: hexadecimal, with 0x before it.
 fn address(text: &str) -> Option<u64> {
     u64::from_str_radix(text.strip_prefix("0x")?, 16).ok()
 }

@@ -142,8 +142,8 @@ fn rank<'a>(
     ranked.into_iter().map(|(_, function)| function).collect()
 }
 
-/// For each column a list of `[line, flat, cum]`, with the base's flat and cum
-/// behind them in a comparison.
+/// For each column a list of `[line, flat, cum]`, with the base's flat and cum after them in a
+/// comparison.
 type Rows = Vec<Vec<Vec<i128>>>;
 
 fn rows(weights: &Weights, lines: &Lines, columns: usize, compared: bool) -> Rows {
@@ -159,7 +159,7 @@ fn rows(weights: &Weights, lines: &Lines, columns: usize, compared: bool) -> Row
     (0..columns).map(column).collect()
 }
 
-/// For each column the value, with the base's behind it in a comparison.
+/// For each column the value, with the base's after it in a comparison.
 fn pairs(weights: &[Weight], compared: bool) -> Vec<Vec<i128>> {
     let pair = |weight: &Weight| match compared {
         true => vec![weight.plus, weight.minus],

@@ -57,7 +57,7 @@ impl Process {
         }
     }
 
-    /// As a thread of the agent meets a session.
+    /// As a thread of the agent notices a session.
     fn meet(&self, shard: u32) -> Option<Met<'_>> {
         let bank = |session| {
             // SAFETY: as above.
@@ -169,7 +169,7 @@ fn slow_thread_meets_the_next_session() {
     });
 }
 
-/// A thread that meets a session sleeps until the one after the next, which has the same bank and
+/// A thread that notices a session sleeps until the one after the next, which has the same bank and
 /// the same place for its parameters. It takes no mixture of two sessions for one, it does not take
 /// a bank that is being emptied for one of those, and frees of the new session's objects find it.
 #[test]
