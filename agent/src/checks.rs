@@ -81,7 +81,7 @@ fn is_pending() -> bool {
     is_whole() && !CANCELLED.load(Ordering::Relaxed)
 }
 
-/// Functions that free what is not to be reported, `HeapCleaner`'s.
+/// `HeapCleaner`'s functions, which free what is not to be reported.
 const MOST_CLEANERS: usize = 256;
 static CLEANERS: [AtomicPtr<c_void>; MOST_CLEANERS] =
     [const { AtomicPtr::new(null_mut()) }; MOST_CLEANERS];
@@ -139,8 +139,8 @@ pub enum Style {
     Silent,
 }
 
-/// Checks this process. `before`: what an earlier check found, and is not wanted again. `None`: no
-/// check could be made, and it was said why. Keeps `errno`.
+/// Checks this process. `before`: what an earlier check found, which is not reported again. `None`:
+/// no check could be made, and the reason was reported. Keeps `errno`.
 pub fn check(name: &CStr, style: Style, before: &[u8]) -> Option<Found> {
     let saved = sys::errno();
     hooks::tell();
@@ -207,7 +207,7 @@ pub fn at_exit() -> Option<c_int> {
     clean();
     let found = check(WHOLE_PROGRAM, Style::Gperftools, b"")?;
     if found.objects > 0 && is_on(c"HEAP_CHECK_IDENTIFY_LEAKS") {
-        // As gperftools does, so that there is a core file to look at the objects in.
+        // As gperftools does, so that the objects can be examined in a core file.
         // SAFETY: writes out the C library's buffers, and ends the process.
         unsafe {
             libc::fflush(null_mut());

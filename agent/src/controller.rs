@@ -26,7 +26,7 @@ const LENGTH: usize = 8;
 const MOST_ANSWER: usize = 64 << 20;
 /// First room for it.
 const FIRST_ANSWER: usize = 64 << 10;
-/// How often it is asked whether the controller still lives, and how often at most.
+/// Interval at which the controller is checked to be alive, and the maximum number of such checks.
 const PERIOD_MS: c_int = 1000;
 const MOST_PERIODS: u32 = 1800;
 
@@ -73,7 +73,8 @@ pub fn ask(arguments: &[&CStr], question: &[u8]) -> Result<Answer, Failure> {
     if seccomp::is_installed() {
         return Err(Failure::Filtered);
     }
-    // With more rights than its caller, what it executes must not be the caller's choice (PATH).
+    // If the program has more privileges than its caller, the caller must not choose what it
+    // executes (PATH).
     // SAFETY: it only looks into the vector that the kernel left above the stack.
     if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
         return Err(Failure::System(libc::EPERM));
@@ -133,8 +134,8 @@ fn pause(ns: libc::c_long) {
     unsafe { libc::nanosleep(&pause, null_mut()) };
 }
 
-/// The process's one question at a time: two checks would be in each other's way. A program's own
-/// call may wait, as an allocation may not.
+/// The process's one question at a time: two checks would interfere with each other. A program's
+/// own call may wait, as an allocation may not.
 struct Turn {
     is_taken: bool,
     /// A thread that was cancelled would keep it.

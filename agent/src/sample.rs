@@ -91,8 +91,8 @@ unsafe fn guarded(work: impl FnOnce(&mut Local) -> *mut u8) -> *mut u8 {
     }
 }
 
-/// Runs `work`, in which the thread takes no sample: a control of the allocator's holds locks, which a
-/// sample may need, while it allocates (it makes threads, and calls hooks of the program's).
+/// Runs `work`, in which the thread takes no sample: a control call of the allocator holds locks
+/// that a sample may need, while it allocates (it creates threads, and calls hooks of the program).
 pub fn without<R>(work: impl FnOnce() -> R) -> R {
     let local = arch::local();
     // SAFETY: the thread's own word.
@@ -218,8 +218,8 @@ fn enroll(local: &mut Local, number: u8) -> Option<&'static mut Thread> {
     Some(thread)
 }
 
-/// Makes the object and counts it. Null if the range has no room: the allocation is still
-/// counted, as one whose free will not be seen.
+/// Makes the object and counts it. Null if the range has no room: the allocation is still counted,
+/// as one whose free cannot be tracked.
 #[inline]
 fn sample(
     thread: &mut Thread,

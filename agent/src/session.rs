@@ -268,10 +268,10 @@ pub fn of_object(session: u8, born: u32) -> Option<(Bank<'static>, u32)> {
 
 fn bank(base: *mut u8, session: u64) -> Bank<'static> {
     let geometry = Geometry::of_segment(BYTES.load(Ordering::Relaxed));
-    // SAFETY: `base` is the whole segment, mapped for as long as `BASE` says so (a child
-    // forgets its sessions before it gives the mapping up). Whoever publishes a session has
-    // put memory behind its bank, as far as the bank's header says, and nobody takes memory
-    // away again while this process lives.
+    // SAFETY: `base` is the whole segment, mapped for as long as `BASE` says so (a child forgets
+    // its sessions before it gives the mapping up). Whoever publishes a session has backed its bank
+    // with memory, as far as the bank's header says, and nobody takes that memory away while this
+    // process lives.
     unsafe { Bank::at(base.add(geometry.bank_offset(session)), geometry) }
 }
 
@@ -289,8 +289,9 @@ pub fn grow_early(epoch: &Epoch) {
 }
 
 /// Reserves more of a bank that is full. A controller does that from outside, in time as a rule;
-/// this is for a burst of new stacks before its turn comes. Returns whether a stack that found no room
-/// may find some now; `tries` counts how often that was somebody else's doing, from 0 for each stack.
+/// this is for a burst of new stacks before its turn comes. Returns whether a stack that found no
+/// room may find some now; `tries` counts how often that was done by another thread, from 0 for
+/// each stack.
 #[cold]
 pub fn grow(epoch: &Epoch, tries: &mut u8) -> bool {
     const MOST: u8 = 4;
@@ -371,7 +372,7 @@ pub fn grow_before_filter() {
 /// Steps of the bank of a session that runs when the program puts itself under a filter.
 const UNDER_FILTERS: u8 = RESERVE_STEPS / 8;
 
-/// Puts memory behind more of a session's bank, up to `more` steps. Whether there is.
+/// Backs more of a session's bank with memory, up to `more` steps. Whether it is.
 fn populate_steps(header: &BankHeader, session: u64, more: u8) -> bool {
     let steps = header.steps();
     if steps >= more {
@@ -422,7 +423,7 @@ fn is_alone(epoch: &Epoch) -> bool {
     params.controller_pid.load(Ordering::Relaxed) == 0
 }
 
-/// Puts memory behind a part of the segment. Returns whether it succeeded.
+/// Backs a part of the segment with memory. Returns whether it succeeded.
 fn populate(base: *mut u8, from: usize, to: usize) -> bool {
     let from = from & !(PAGE - 1);
     let len = to.next_multiple_of(PAGE) - from;

@@ -269,7 +269,7 @@ impl Thread {
     }
 
     /// The record of this thread's shard that corresponds to an object's record. That of another
-    /// thread is read as seldom as possible, for its cache line is that thread's to write.
+    /// thread is read as seldom as possible, since that thread writes to its cache line.
     #[inline]
     pub fn own_record(&mut self, record: RecordId, epoch: &Epoch) -> RecordId {
         let (known, own) = self.foreign[record as usize % FOREIGN];

@@ -42,7 +42,8 @@ pub struct Slot {
     timer: AtomicU64,
     /// Its CPU time at its last sample, in ns.
     last: AtomicU64,
-    /// What was left of its period when it began to fork, and its CPU time then, in ns; 0 afterwards.
+    /// The remainder of its period when it began to fork, and its CPU time then, in ns; 0
+    /// afterwards.
     paused: [AtomicU64; 2],
 }
 
@@ -150,7 +151,7 @@ impl Slot {
         self.paused[SINCE].load(Ordering::Relaxed) != 0
     }
 
-    /// The CPU time that the calling thread has used since this was last asked.
+    /// The CPU time that the calling thread has used since the last call of this.
     pub fn take_elapsed(&self) -> u64 {
         let now = own_clock();
         now.saturating_sub(self.last.swap(now, Ordering::Relaxed))
@@ -182,8 +183,8 @@ fn clock_of(tid: u32) -> libc::clockid_t {
     ((!tid) << 3 | 6) as libc::clockid_t
 }
 
-/// Begins a session: gives a timer to each thread that there is. `avoid`: signals that may not be
-/// used. Changes `errno`.
+/// Begins a session: gives a timer to each existing thread. `avoid`: signals that may not be used.
+/// Changes `errno`.
 pub fn begin(
     _turn: &Turn,
     session: u64,
@@ -461,8 +462,8 @@ fn pause() {
     sys::set_errno(saved);
 }
 
-/// Goes on as if the timer had run meanwhile. If it would have fired, it does so in this call, and
-/// not at the kernel's next tick: by then the thread may be in its next fork.
+/// Continues as if the timer had run meanwhile. If it would have fired, it does so in this call,
+/// and not at the kernel's next tick: by then the thread may be in its next fork.
 #[cold]
 fn resume() {
     let saved = sys::errno();

@@ -50,7 +50,7 @@ const ROUND: Duration = Duration::from_millis(100);
 /// difference is for the files of programs.
 const RESERVE: (usize, usize) = (24, 4);
 
-/// Longest time for which a session waits for a program that is on its way out.
+/// Longest time for which a session waits for a program that is exiting.
 const MOST_AWAITED: Duration = Duration::from_secs(2);
 
 /// Settings of a session.
@@ -113,8 +113,7 @@ impl Run {
         Self::by(signals, settings, sink, (launches, Agents::Asked))
     }
 
-    /// A session in a thread beside another session, which shows the progress. It ends when it is
-    /// asked to.
+    /// A session in a thread beside another session, which shows the progress. It ends on request.
     pub fn beside(settings: Settings, signals: Signals) -> anyhow::Result<Self> {
         let sink = files(&settings)?;
         let mut run = Self::by(signals, settings, sink, (false, Agents::Beside))?;

@@ -136,9 +136,10 @@ pub struct Check {
     pub own_allocator: bool,
     /// Requests of io_uring that were under way.
     pub under_way: u64,
-    /// Whether the copy searched its own memory. An error: it was to, and it was read from outside.
+    /// Whether the copy searched its own memory. An error: it should have, but was read from
+    /// outside.
     pub by_copy: Result<bool, Failure>,
-    /// Whether there are too many lost objects to say which keep which others.
+    /// Whether there are too many lost objects to determine which keep which others.
     pub too_many: bool,
     /// The suppressions that were used, in their order.
     pub used: Vec<Used>,
@@ -304,8 +305,8 @@ fn attempt(
     Ok((check, suppressed.is_new))
 }
 
-/// Fails where no object could be followed: of a process that nothing is known of, it would be said
-/// that it has lost nothing.
+/// Fails if no object could be tracked: a process about which nothing is known would be reported as
+/// having lost nothing.
 fn known_at_all(snapshot: &Snapshot) -> anyhow::Result<()> {
     let (samples, untracked) = (snapshot.totals.samples, snapshot.untracked());
     anyhow::ensure!(

@@ -205,7 +205,7 @@ impl Target {
         }))
     }
 
-    /// Looks at a session that somebody else of this program has begun and looks after.
+    /// Looks at a session that another part of this program has begun and maintains.
     pub fn share(agent: Agent, session: Session) -> Result<Self, Error> {
         let pidfd = process::pidfd(agent.pid);
         let segment_bytes = segment_bytes(&agent)?;
@@ -530,7 +530,7 @@ impl Target {
     }
 }
 
-/// Whether a process can put memory behind more of its table itself: since Linux 5.14.
+/// Whether a process can back more of its table with memory itself: since Linux 5.14.
 fn can_populate() -> bool {
     let release = nix::sys::utsname::uname();
     let release = release
@@ -564,7 +564,7 @@ pub fn obstacle(agent: &Agent, header: &Header<'_>) -> Option<Error> {
         (REFUSES_SANITIZER, _) => Some(Error::Sanitizer),
         (REFUSES_MUSL, _) => Some(Error::Musl),
         (REFUSES_SECCOMP, _) => Some(Error::Sandboxed),
-        // A filter that was installed in a way that the agent does not see, or has not met yet.
+        // A filter that was installed in a way that the agent does not see, or has not noticed yet.
         _ if process::seccomp(agent.pid) > header.seccomp() && !has_tables() => {
             Some(Error::Sandboxed)
         }

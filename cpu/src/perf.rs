@@ -274,8 +274,7 @@ impl Perf {
         }
     }
 
-    /// Makes all that was collected stand for what processes have used by now, for who shows it at
-    /// once.
+    /// Makes all that was collected stand for what processes have used by now, for live views.
     pub fn show(&mut self, recording: &mut Recording) {
         self.weigh(Scale::Last, recording);
     }

@@ -161,7 +161,7 @@ fn pending() -> Option<Start> {
     }
     match parent::standing(parents(session), has_end) {
         Standing::Current(setting) => {
-            // It may have been prolonged since, or its interval have been changed.
+            // It may have been extended since, or its interval changed.
             put(&PENDING.interval, setting.interval);
             put(&PENDING.deadline_ns, setting.deadline_ns);
         }

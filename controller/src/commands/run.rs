@@ -23,7 +23,8 @@ use crate::session::{ExitCheck, Outcome, Run, Settings, Worth};
 use crate::terminal::{diagnostic, warning};
 use crate::text;
 
-/// A smaller limit on the size of files hardly leaves an agent a segment, most of which is holes.
+/// With a smaller limit on the size of files, an agent can hardly have a segment, most of which is
+/// holes.
 const LEAST_FILE: u64 = 64 << 20;
 /// Room that a segment takes at least, with its first tables.
 const LEAST_FREE: u64 = 1 << 20;
@@ -102,7 +103,7 @@ fn exit_check(mode: LeakMode, args: &RunArgs) -> ExitCheck {
     }
 }
 
-/// Whether a leak check was made and found nothing; says so where there was none.
+/// Whether a leak check was made and found nothing; says so if none was made.
 fn is_clean(outcome: &Outcome) -> bool {
     if outcome.checked + outcome.unchecked == 0 && outcome.failures == 0 {
         warning(
@@ -113,7 +114,7 @@ fn is_clean(outcome: &Outcome) -> bool {
     outcome.checked + outcome.unchecked > 0 && outcome.leaks == 0
 }
 
-/// Says what will be missing, before the program says anything. Whether it can be sampled.
+/// Says what will be missing, before the program prints anything. Whether it can be sampled.
 fn warn_beforehand(line: &[OsString], agent: &Path, python_malloc: bool) -> anyhow::Result<bool> {
     let command = line[0].as_os_str();
     let shown = text::path(command);
@@ -162,7 +163,7 @@ fn tell_of_free_threads(shown: &str, python_malloc: bool) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Says whether small objects of Python will be seen: that they are made to, or how to.
+/// Says whether small objects of Python will be seen, and how to see them.
 fn tell_of_python(line: &[OsString], python_malloc: bool) {
     let command = line[0].as_os_str();
     let bytes: Vec<&[u8]> = line.iter().map(|argument| argument.as_bytes()).collect();
@@ -215,7 +216,7 @@ fn no_room() -> Option<String> {
     }
 }
 
-/// The exit code is the program's; ours only where it ended well and a dump could not be written.
+/// The exit code is the program's; ours only if it succeeded and a dump could not be written.
 fn conclude(outcome: &Outcome, min: u64, page: PageArgs, can_sample: bool) -> ExitCode {
     let left_out = outcome.left_out;
     if left_out > 0 {

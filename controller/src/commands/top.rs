@@ -52,7 +52,7 @@ trait Feed {
         signals.wait(others, until.saturating_duration_since(Instant::now()))
     }
 
-    /// How the numbers came about, for programs: a name and what belongs to it.
+    /// How the numbers were obtained, for programs: name and value.
     fn facts(&self) -> Option<(&'static str, Value)> {
         None
     }

@@ -59,7 +59,7 @@ impl Run {
         }
     }
 
-    /// Answers what the program asks that wants the profile. Whether it wants it to end.
+    /// Answers requests of the program that requested the profile. Whether one of them ends it.
     pub(super) fn answer(&mut self) -> bool {
         let mut ends = false;
         while let Sink::Asked(asked, _) = &self.sink

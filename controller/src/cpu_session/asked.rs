@@ -46,7 +46,7 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// For this process. The file is there from now on, and keeps what it has until sampling has
+    /// For this process. The file exists from now on, and keeps its content until sampling has
     /// begun.
     pub fn open(pid: i32, path: &Path) -> anyhow::Result<Self> {
         let mut options = OpenOptions::new();
@@ -99,7 +99,7 @@ impl Asked {
         self.is_regular
     }
 
-    /// Writes a profile in the place of what the file has. Where that fails, it has nothing.
+    /// Replaces the content of the file with a profile. If that fails, the file is empty.
     pub fn write(&mut self, profile: &[u8]) -> io::Result<()> {
         if self.is_regular {
             self.file.seek(SeekFrom::Start(0))?;

@@ -116,8 +116,8 @@ impl Run {
         }
     }
 
-    /// Says which processes had no samples for their programs are another machine's. Where there are
-    /// no others, that is a failure.
+    /// Says which processes had no samples because their programs are for another machine. If there
+    /// are no others, that is a failure.
     fn tell_foreign(&mut self, foreign: BTreeMap<Machine, (i32, usize)>) {
         let mut all = 0;
         for (machine, (one, count)) in foreign {
@@ -132,8 +132,8 @@ impl Run {
         }
     }
 
-    /// Says which of the program's processes could not be sampled. Where none could, that is a
-    /// failure; short ones are none.
+    /// Says which of the program's processes could not be sampled. If none could, that is a
+    /// failure; short-lived ones do not count as failures.
     fn tell_refusals(&mut self, told: &HashSet<i32>) {
         let mut refused = 0;
         for (why, mut pids) in self.engine.refusals() {
@@ -215,7 +215,7 @@ pub(super) fn waited_ns() -> u64 {
 /// Maximum number of processes that are named in a line.
 const MOST_NAMED: usize = 8;
 
-/// Several processes that used hardly any time, `most` nanoseconds at the most.
+/// Several processes that used hardly any time, at most `most` nanoseconds each.
 fn idle_together(titles: &[&str], most: u64, mode: Mode) -> String {
     let (named, others) = titles.split_at(titles.len().min(MOST_NAMED));
     let others = match others.len() {

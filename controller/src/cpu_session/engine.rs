@@ -109,7 +109,7 @@ impl Engine {
     /// Without perf events: the agents, and ptrace where there are none.
     fn fall_back(&mut self, refusal: &Refusal) {
         // A program that we start may be traced, and carries no agent unless that was requested.
-        // Who waits is seen with the rights that it takes to trace.
+        // Waiting threads are seen with the permissions needed for tracing.
         if self.sampling.children || self.waiting.is_some() {
             let missed = if self.sampling.children { MISSED } else { "" };
             self.fallbacks.push(format!("{refusal}; {STOPPED}{missed}"));
@@ -151,14 +151,14 @@ impl Engine {
         closed.troubles.get(&pid).map(String::as_str)
     }
 
-    /// Takes in what the program samples by itself that is about to be started, if that is how.
+    /// Takes in what the program that is about to be started samples by itself, if it does.
     pub fn follow_agents(&mut self, discovery: Discovery) {
         if let Taker::Inside(inside) = &mut self.taker {
             inside.timers.follow(discovery);
         }
     }
 
-    /// Ends by itself what agents do, some time after this, if nobody is there to end it.
+    /// Makes agents end their sessions some time after this, if nobody else does.
     pub fn limit(&mut self, length: Option<Duration>) {
         if let Taker::Inside(inside) = &mut self.taker {
             inside.timers.limit(length);
@@ -211,7 +211,7 @@ impl Engine {
     }
 
     /// Agents see the lines of Python that processes run, and perf events do not: where all of them
-    /// run it, and their agents can be asked, they are. Whether they sample now.
+    /// run it, and their agents can sample, the agents do. Whether they sample now.
     fn prefer_lines(&mut self, pids: &[i32], recording: &mut Recording) -> bool {
         let may = self.may_change
             && self.wants_lines
@@ -385,8 +385,8 @@ impl Engine {
         }
     }
 
-    /// The same, with all that processes have counted by themselves, for who shows it at once. Why
-    /// this one is not sampled, if that is known.
+    /// The same, with all that processes have counted by themselves, for live views. Why this one
+    /// is not sampled, if that is known.
     pub fn show(&mut self, recording: &mut Recording, pid: i32) -> Option<String> {
         self.collect(recording);
         match &mut self.taker {

@@ -43,7 +43,7 @@ impl Inside {
         }
     }
 
-    /// In the place of an engine that was refused: agents where there are any.
+    /// In place of an engine that was refused: agents where there are any.
     pub fn instead(sampling: Sampling, beside: bool, refused: &Refusal) -> Self {
         Self {
             ptrace: Some(Ptrace::new(sampling)),

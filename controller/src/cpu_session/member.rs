@@ -266,7 +266,7 @@ pub fn fill(
         sum.ns = sum.ns.saturating_add(ns);
     }
     let mut counted = snapshot.cpu_totals;
-    // A hostile process may have told anything; these are what the stacks add up to.
+    // A hostile process may have reported anything; these are the sums of the stacks.
     (counted.samples, counted.ns) = (sum.samples, sum.ns);
     if counted.full_samples > 0 {
         let count = Count {

@@ -34,8 +34,8 @@ pub struct Silent {
     pub processes: u64,
     /// Their CPU time, and that of unsampled programs in processes that have profiles of others.
     pub cpu_ns: u64,
-    /// The part of it that nobody saw being used: by processes that ended before the engine came to
-    /// know them, as far as their parents have waited for them.
+    /// The part of it that was used unobserved: by processes that ended before the engine noticed
+    /// them, as far as their parents have waited for them.
     pub unseen_ns: u64,
 }
 
@@ -53,6 +53,6 @@ pub struct Written {
     pub ns: u64,
     /// What should be known of it.
     pub remark: String,
-    /// Its program, where that must be named to have its functions named: it has no build id.
+    /// Its program, if it must be given for its functions to be named: it has no build id.
     pub program: Option<PathBuf>,
 }

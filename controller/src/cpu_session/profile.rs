@@ -18,13 +18,13 @@ use crate::process;
 use crate::python;
 use crate::text;
 
-/// Part of the time from which on its lack of samples is worth advice, in percent.
+/// Share of the time without samples, in percent, from which on there is advice.
 const MUCH: f64 = 10.0;
 /// This many missing samples are no coincidence.
 const MANY: u64 = 10;
 /// What may have had no sample.
 const UNSEEN: &str = "threads that end soon are seldom seen";
-/// What the time that threads stand in the queue of a processor is called.
+/// Name of the time that threads spend in a processor's run queue.
 const QUEUE: &str = "[waits for a processor]";
 /// The engine that sees no stacks.
 const WITHOUT_STACKS: &str = "/proc";
@@ -375,7 +375,7 @@ mod tests {
             session.remark(process, None),
             format!("{whole}, kernel hidden")
         );
-        // Of threads that ended nothing is known to ptrace but the process's clock.
+        // For threads that ended, ptrace knows only the process's clock.
         process.used(2000 * MS);
         let said = session.remark(process, None);
         let missing =

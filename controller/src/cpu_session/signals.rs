@@ -22,7 +22,7 @@ fn status(task: &std::fs::DirEntry) -> String {
 }
 
 /// Threads in which the timers' signal has come and is blocked. They are looked for while samples
-/// are missing: a process with thousands of threads is not read for nothing.
+/// are missing: a process with thousands of threads is not read needlessly.
 pub struct Blocked {
     looked: Instant,
     /// CPU time, and that of samples, at the last look.

@@ -10,7 +10,7 @@ use crate::text;
 /// Where control groups are mounted.
 const GROUPS: &str = "/sys/fs/cgroup";
 
-/// Processes that were requested, and complaints about those that are none.
+/// Processes that were requested, and error messages for names that match none.
 #[derive(Debug, Default)]
 pub struct Targets {
     /// The processes, each once.

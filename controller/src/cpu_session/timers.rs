@@ -281,8 +281,8 @@ impl Timers {
 
     fn adopted(&mut self, mut target: Target, recording: &mut Recording) {
         if target.agent.life == Life::Running {
-            // If nobody is there any more to end it, it ends by itself. Where it cannot be told so,
-            // its process has ended.
+            // If nobody is there any more to end it, it ends by itself. If it cannot be told, its
+            // process has ended.
             let _ = target.publish(Deadline::ns_after(None));
         }
         let pid = target.agent.pid;
@@ -340,7 +340,7 @@ impl Timers {
         }
     }
 
-    /// Takes in what the processes have counted so far, for who shows it while they run.
+    /// Takes in what the processes have counted so far, for live views.
     pub fn show(&mut self, recording: &mut Recording) {
         for member in &mut self.members {
             if let Err(error) = member.read(recording) {
@@ -385,7 +385,7 @@ impl Timers {
     }
 }
 
-/// What to say of a process that an agent samples already: in one session at a time.
+/// The message for a process that an agent samples already: it has one session at a time.
 fn running(pid: i32, session: Option<&Session>) -> String {
     match session {
         Some(session) if session.cpu.rate == 0 => format!(
@@ -411,13 +411,13 @@ pub fn name_lines(pids: &[i32]) -> bool {
     !pids.is_empty() && pids.iter().all(|pid| names(*pid) == Some(true))
 }
 
-/// Whether a process runs another machine's program, of which the recording tells.
+/// Whether a process runs another machine's program, which the recording reports.
 fn is_foreign(recording: &mut Recording, pid: i32) -> bool {
     let process = recording.process(pid);
     process.is_some_and(|process| process.foreign().is_some())
 }
 
-/// What is asked of a process: signals that it uses are not to be touched.
+/// What is read of a process: signals that it uses must not be touched.
 pub fn setting(rate: u32, pid: i32) -> CpuSetting {
     CpuSetting {
         rate: rate.into(),

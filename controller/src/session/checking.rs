@@ -39,8 +39,8 @@ impl Run {
         if self.settings.leak_check.is_none() || !waits(&self.members[at]) {
             return;
         }
-        // The others, new ones too, learn that they are seen before this one is checked, which takes
-        // its time: who is not seen does not wait for long.
+        // The others, including new ones, are notified that they are seen before this one is
+        // checked, which takes time: one that is not seen does not wait for long.
         let pid = self.members[at].target.agent.pid;
         self.search(Instant::now());
         // That may have taken members away.

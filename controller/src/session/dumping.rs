@@ -32,7 +32,7 @@ const IDLE_CPU_SECONDS: f64 = 0.1;
 const FEW_BYTES: f64 = (1 << 20) as f64;
 
 impl Run {
-    /// Writes a dump of a member, whose session continues. A failed one is tried again.
+    /// Writes a dump of a member, whose session continues. A failed one is retried.
     pub(super) fn dump(&mut self, at: usize, reason: &str) {
         let Member {
             target,
@@ -174,8 +174,8 @@ impl Run {
         self.fail(&format!("{title}: {error}; {rest}"));
     }
 
-    /// The program that we started: its end is ours to know. It may have been found dead
-    /// before its signal was read.
+    /// The program that we started: we learn how it ended. It may have been found dead before its
+    /// signal was read.
     fn note_end(&mut self, target: &mut Target) {
         let pid = target.agent.pid;
         let Some(child) = self.child.as_mut().filter(|child| child.pid() == pid) else {
@@ -188,7 +188,7 @@ impl Run {
     }
 
     /// Whether a process is gone before its first sample: for example, a fork about to execute
-    /// another program. There is nothing to report of it.
+    /// another program. There is nothing to report about it.
     pub(super) fn is_empty(&self, target: &Target) -> bool {
         let mut buffer = [0; BANK_HEADER_BYTES];
         let bank = target

@@ -34,7 +34,7 @@ fn kept(cleaned: &Cleaned) -> String {
 }
 
 impl Run {
-    /// Takes processes for the session and saves what earlier sessions left in them.
+    /// Claims processes for the session and saves what earlier sessions left in them.
     pub(super) fn take(&mut self, agents: Vec<Agent>) -> Vec<Target> {
         let mut taken = Vec::new();
         for agent in agents {
@@ -57,8 +57,8 @@ impl Run {
         taken
     }
 
-    /// A controller that was killed, or an agent that started by itself, left a session
-    /// that nobody wrote out: the next but one would overwrite it.
+    /// A controller that was killed, or an agent that started by itself, left a session that was
+    /// not written: the next but one would overwrite it.
     fn save_leftover(&mut self, target: &Target) {
         let agent = &target.agent;
         let mut head = Head::new();
@@ -91,8 +91,8 @@ impl Run {
         }
     }
 
-    /// All sessions together must fit into the shared directory, or none is started. Where
-    /// they do not, what dead processes left and nobody needs is removed first.
+    /// All sessions together must fit into the shared directory, or none is started. Where they do
+    /// not, what dead processes left, and is no longer needed, is removed first.
     pub(super) fn check_room(&mut self, taken: &[Target]) -> anyhow::Result<()> {
         let mut directories: Vec<(&Directory, u64)> = Vec::new();
         for target in taken {
@@ -154,7 +154,7 @@ impl Run {
         }
     }
 
-    /// Looks for new processes: often whether a name is new, now and then everywhere.
+    /// Looks for new processes: frequently for new names, and occasionally everywhere.
     pub(super) fn search(&mut self, now: Instant) {
         let due = self.child.is_some() || now - self.last_glance >= GLANCE;
         if !due {

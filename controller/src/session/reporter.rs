@@ -15,7 +15,7 @@ pub struct Tally {
     pub bytes: f64,
 }
 
-/// Receives the reports of a session, in order. It must not block: the session would stand.
+/// Receives the reports of a session, in order. It must not block: the session would stall.
 pub trait Reporter {
     /// Sampling begins, for this long or until it is stopped.
     fn begin(&mut self, length: Option<Duration>);
