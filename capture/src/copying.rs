@@ -337,7 +337,8 @@ impl Host {
         waited
     }
 
-    /// Ends the first child, and makes the target wait for it. It dies while the target is on its way.
+    /// Ends the first child, and makes the target wait for it. It dies while the target is still
+    /// getting there.
     fn wait_for(&self, child: &Child) -> Result<(), Refusal> {
         // It may be dead already.
         let _ = request::kill(child.pid);

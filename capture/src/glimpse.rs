@@ -95,7 +95,7 @@ impl Glimpses {
     }
 }
 
-/// `runs` is asked twice: before the thread is traced, and at the last moment. A sleeper's system
+/// `runs` is called twice: before the thread is traced, and at the last moment. A sleeper's system
 /// call could end with `EINTR`; one that is traced and was not interrupted does not notice.
 fn take<R>(
     tid: i32,

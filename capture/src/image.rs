@@ -19,8 +19,8 @@ pub const PAGE: usize = 64 << 10;
 const CODE_PAGE: u64 = 4 << 10;
 
 /// Code and constants of the file that a function is in. Not what is written while the file is
-/// loaded, and only read afterwards: that has addresses of this process, which are nobody's
-/// business, and whoever calls a function by one fails there instead of running something else.
+/// loaded, and only read afterwards: that contains addresses of this process, which must not be
+/// disclosed; a call through one of them fails there instead of running something else.
 pub struct Image {
     parts: Vec<Part>,
     is_program: bool,

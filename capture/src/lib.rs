@@ -300,8 +300,8 @@ impl Copy {
         self.pid
     }
 
-    /// Whether it still has its memory. What was read since is not to be believed if it does not:
-    /// the kernel, or its user, has killed it.
+    /// Whether it still has its memory. What was read since must not be trusted if it does not: the
+    /// kernel, or its user, has killed it.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         // Whoever has been killed is awake until the end.

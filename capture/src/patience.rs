@@ -9,8 +9,8 @@ use crate::alarm;
 use crate::process::Status;
 use crate::request::{self, Event};
 
-/// How often it is asked without a pause: some 30 µs. What runs on another processor has answered
-/// by then, which saves two changes between processes.
+/// How often the state is polled without a pause: some 30 µs. What runs on another processor has
+/// answered by then, which saves two changes between processes.
 const SPINS: u32 = 64;
 /// The same where the processor has better things to do.
 const FEW_SPINS: u32 = 20;
@@ -121,7 +121,7 @@ pub fn next_event(pid: i32, tid: i32, keep_end: bool, limit: Duration) -> Result
     }
 }
 
-/// Whether a process's end is also told to this process as the parent, who waits for it
+/// Whether this process, as the parent, is notified of a process's end, too, and waits for it
 /// elsewhere.
 pub fn is_own_child(pid: i32) -> bool {
     let parent = || Status::of(pid, pid)?.parent();

@@ -63,8 +63,8 @@ impl Drop for RaisedPriority {
     }
 }
 
-/// Sets whether what a thread of normal scheduling starts has the usual priority, instead of a raised
-/// one. Only who may raise priorities can take that back. Whether it was done.
+/// Sets whether what a thread of normal scheduling starts has the usual priority, instead of a
+/// raised one. Only a thread that may raise priorities can undo that. Whether it was done.
 fn reset_on_fork(tid: i32, yes: bool) -> bool {
     let policy = libc::SCHED_OTHER | if yes { libc::SCHED_RESET_ON_FORK } else { 0 };
     // SAFETY: all zero is valid, and what normal scheduling requires.

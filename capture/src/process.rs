@@ -120,9 +120,9 @@ fn mapping(line: &str) -> Option<Mapping> {
 /// Maximum number of threads that are examined for one that lives.
 const MOST_TRIED: usize = 1024;
 
-/// A number by which the kernel knows a process's memory, files and root: the process's own, or that
-/// of another thread where the first one has ended before the others (`pthread_exit` in `main`) and
-/// has left all that. `/proc` has a directory for each thread, though it lists only processes.
+/// A number by which the kernel knows a process's memory, files and root: the process's own, or
+/// that of another thread if the first one has ended before the others (`pthread_exit` in `main`)
+/// and has released them. `/proc` has a directory for each thread, though it lists only processes.
 #[must_use]
 pub fn living_thread(pid: i32) -> i32 {
     let lives = |tid: &i32| Status::of(pid, *tid).is_some_and(|status| !status.is_dead());

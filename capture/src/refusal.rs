@@ -156,7 +156,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Whether the process is only not to be copied: it is still stopped, and can be read so.
+    /// Whether only the copy was refused: the process is still stopped, and can be read.
     #[must_use]
     pub fn is_of_copy(&self) -> bool {
         matches!(

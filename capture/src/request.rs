@@ -309,9 +309,9 @@ fn of_living(pid: i32, access: impl Fn(i32) -> isize) -> isize {
 /// Maximum number of parts that are read by one system call: `IOV_MAX`.
 const MOST_PARTS: usize = 1024;
 
-/// Reads parts of another process's memory, by their addresses and lengths, one behind another into
-/// `bytes`, which has room for all of them. The number of parts that were read whole: of a part that
-/// cannot be read, and of those behind it in one system call, nothing is known.
+/// Reads parts of another process's memory, by their addresses and lengths, one after another into
+/// `bytes`, which has room for all of them. The number of parts that were read whole: of a part
+/// that cannot be read, and of those after it in the same system call, nothing is known.
 pub fn read_parts(pid: i32, parts: &[(u64, usize)], bytes: &mut [u8]) -> usize {
     let (mut whole, mut rest) = (0, bytes);
     for parts in parts.chunks(MOST_PARTS) {

@@ -22,7 +22,7 @@ static PUT_OFF: AtomicI32 = AtomicI32::new(0);
 pub struct Hold(());
 
 impl Hold {
-    /// Has suspension put off. Signals that are ignored, or handled by somebody else, stay so.
+    /// Postpones suspension. Signals that are ignored, or handled by somebody else, stay so.
     pub fn new() -> Self {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| SIGNALS.into_iter().for_each(handle));

@@ -82,7 +82,7 @@ pub(crate) struct Clocks {
     /// Threads that have ended, and when: the first of them is forgotten first.
     ended: VecDeque<(i32, u64)>,
     /// By process: what the samples of threads that have ended stood for beyond what they used.
-    /// Periods are a guess; what one thread got too much, another one lacks.
+    /// Periods are an estimate; one thread's excess is another one's deficit.
     excess: HashMap<i32, u64>,
     groups: u64,
     round: u64,
@@ -181,7 +181,7 @@ impl Clocks {
             return;
         };
         // There are more where records were lost. Which counts continue is not known then: the
-        // highest are those of which nothing is told twice.
+        // highest are those for which nothing is reported twice.
         for (_, tid) in left {
             let Some(other) = self.threads.remove(&tid) else {
                 continue;

@@ -12,16 +12,16 @@ use crate::memory::Copied;
 
 /// The most that is followed, from the stack pointer on: the usual limit of a stack.
 const MOST: u64 = 8 << 20;
-/// What is read at once: a part of the stack, not all that is behind. One function may have half a
+/// What is read at once: a part of the stack, not everything beyond. One function may have half a
 /// megabyte of its own, and while it is read, those further in may return.
 const PART: usize = 64 << 10;
 /// How much of it lies in front of the word that is looked for.
 const BEFORE: u64 = 4 << 10;
 /// The most parts of one stack.
 const MOST_PARTS: usize = 256;
-/// How many of the last words are compared, and how much below each: registers are saved there. They
-/// are the return address into the function at the end of the copy, and where its part of the stack
-/// begins. Functions further in may have returned: they have no part in what is behind.
+/// How many of the last words are compared, and how much below each: registers are saved there.
+/// They are the return address into the function at the end of the copy, and where its part of the
+/// stack begins. Functions further in may have returned: they have no part in what lies beyond.
 const WORDS: usize = 2;
 const BESIDE: u64 = 48;
 

@@ -14,7 +14,7 @@ pub(crate) type Place = Option<(u64, u32)>;
 
 /// A thread's clock tells its part from this many periods on.
 const ENOUGH: u64 = 4;
-/// A thread with this many samples waits for its clock no longer: the kernel may keep none.
+/// A thread with this many samples no longer waits for its clock: the kernel may not keep one.
 const MOST_WAITING: u64 = 16;
 
 /// Reads clocks: the CPU time of processes and threads, in nanoseconds; `None`: they have ended.
@@ -74,7 +74,7 @@ struct Shared {
 
 #[derive(Default)]
 struct Thread {
-    /// What of its CPU time was told; `None`: it is not known what its clock said at first.
+    /// How much of its CPU time was reported; `None`: the first value of its clock is not known.
     told: Option<u64>,
     samples: Waiting,
     /// What its clock said, if it was read this time.
@@ -199,8 +199,8 @@ impl Meter {
             ..Told::default()
         };
         let by_clocks = sum(&own);
-        // Nobody has more than the process used. In the end, what clocks do not show yet is
-        // assigned to somebody, and so are threads without samples.
+        // Nothing gets more than the process used. At the end, what clocks do not show yet is
+        // assigned, and so is the time of threads without samples.
         let has_all = all && shared.samples.count == 0;
         let scaled = (has_all || by_clocks > used).then_some(used);
         self.give_own(own, scaled, &mut told.times);
@@ -284,8 +284,8 @@ impl Meter {
         }
     }
 
-    /// Gives others their part of what is left, as one of those that wait has one. Returns how
-    /// much it was.
+    /// Gives other threads their part of what is left, if one of those that wait has a part.
+    /// Returns how much it was.
     fn give_shared(&mut self, shared: Shared, left: u64, waiting: u64, times: &mut Times) -> u64 {
         let count = shared.samples.count;
         if count == 0 {
@@ -544,8 +544,8 @@ pub(crate) mod tests {
         assert_eq!(process.told(), 130);
     }
 
-    /// Threads of all kinds, whose samples are a matter of luck: none has more than it used, or
-    /// less, because of its kind.
+    /// Threads of all kinds, whose samples are random: none has more than it used, or less, because
+    /// of its kind.
     #[test]
     fn no_kind_of_thread_is_preferred() {
         const BUSY: Place = Some((0, 0));

@@ -39,8 +39,8 @@ use processors::may_sample_all;
 const FIRST_STACK: u32 = 16 << 10;
 /// The most that the kernel copies.
 const MOST_STACK: u32 = 65_528;
-/// The most that a sample has beside the copy of the stack: 127 addresses of the kernel, registers,
-/// and what there is one of.
+/// Maximum size of a sample besides the copy of the stack: 127 kernel addresses, registers, and
+/// single fields.
 const BESIDE_STACK: usize = 2 << 10;
 /// Copies grow when this many of them are too short, or one led to a stack that was cut off, and
 /// more than one in [`TOLERATED`].
@@ -50,8 +50,7 @@ const TOLERATED: u64 = 500;
 /// lies beyond the end of a copy is gone as soon as a function there calls another one. Nothing
 /// else comes so often that it would cost more than the samples themselves.
 const LEAST_AT_ONCE: u64 = 1_000_000;
-/// Where they come more often, what was copied is examined soon for so long, as after a copy that
-/// was too short.
+/// If they come more often, copies are examined soon for this long after one that was too short.
 const START: Duration = Duration::from_secs(1);
 const SOON: Duration = Duration::from_millis(10);
 /// Time between looks at the processes.
@@ -279,7 +278,7 @@ impl Perf {
         self.weigh(Scale::Last, recording);
     }
 
-    /// The last time: what has no sample by now will have none. Nothing is collected after this.
+    /// The last collection: what has no sample by now will have none.
     pub fn finish(&mut self, recording: &mut Recording) {
         self.drain(recording);
         self.bury(recording);
@@ -424,8 +423,8 @@ impl Perf {
         }
     }
 
-    /// Whether the process of this time is recorded, from now on if need be: the record of its
-    /// birth may be lost.
+    /// Whether this process is recorded, from now on if necessary: the record of its start may be
+    /// lost.
     fn is_recorded(&self, pid: i32, share: Share, recording: &mut Recording) -> bool {
         let ns = share.ns.saturating_add(share.hidden);
         if recording.process(pid).is_some() {

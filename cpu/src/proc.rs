@@ -21,7 +21,7 @@ const LEFT: u64 = 32;
 static RESERVE: Mutex<Vec<File>> = Mutex::new(Vec::new());
 
 /// Keeps this many descriptors for reads of `/proc`, while something else takes all that it can
-/// get; 0 gives them back.
+/// get; 0 releases them.
 pub fn reserve_files(count: usize) {
     let mut reserve = RESERVE.lock().unwrap_or_else(PoisonError::into_inner);
     reserve.clear();
@@ -129,7 +129,7 @@ pub(crate) fn try_threads(pid: i32) -> io::Result<Vec<i32>> {
 /// What tells the programs apart that a process executes one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Program {
-    /// When the process began, in ticks since boot: tells processes apart that have one pid.
+    /// When the process began, in ticks since boot: distinguishes processes with the same pid.
     pub start: u64,
     /// Device and inode of the executable.
     pub exe: (u64, u64),
@@ -203,8 +203,8 @@ pub fn parents() -> Vec<(i32, i32)> {
         .collect()
 }
 
-/// Whether a process has ended, even if its parent has not waited for it yet. What cannot be read
-/// for another reason continues.
+/// Whether a process has ended, even if its parent has not waited for it yet. One that cannot be
+/// read for another reason counts as running.
 pub fn is_over(pid: i32) -> bool {
     match stat(pid) {
         Err(error) => is_gone(&error),
@@ -219,7 +219,7 @@ pub fn is_over(pid: i32) -> bool {
     }
 }
 
-/// Whether a process is on its way out (`PF_EXITING`), or has ended, with all of its threads.
+/// Whether a process is exiting (`PF_EXITING`), or has ended, with all of its threads.
 pub fn is_ending(pid: i32) -> bool {
     const EXITING: u64 = 4;
     let flags = |text: &[u8]| field(text, 9).and_then(|flags| flags.parse::<u64>().ok());
@@ -252,7 +252,7 @@ pub fn cpu_ns(pid: i32) -> Option<u64> {
 }
 
 /// CPU time that a thread has used, as far as the kernel has counted it: to its last turn or tick.
-/// One that keeps no such clock says 0.
+/// A kernel that keeps no such clock reports 0.
 pub fn thread_ns(pid: i32, tid: i32) -> Option<u64> {
     first_number(&read(
         &format!("/proc/{pid}/task/{tid}/schedstat"),

@@ -78,7 +78,7 @@ pub struct Ended {
     pub processes: Vec<Process>,
     /// All others.
     pub unsampled: Unsampled,
-    /// Those of them whose programs are another machine's: one of them, and how many there are.
+    /// Those of them whose programs are for another machine: one of them, and their number.
     pub foreign: BTreeMap<Machine, (i32, usize)>,
     /// The kernel's functions.
     pub symbols: Symbols,

@@ -25,8 +25,8 @@ use crate::source::Source;
 const MOST_MAPPED: usize = 1 << 16;
 /// Maximum number of bytes of tables that are kept of all modules.
 const MOST_BYTES: usize = 512 << 20;
-/// Time between looks at the maps for code that was not there, at least, and the part of the time
-/// that such looks may take: large processes are examined less often.
+/// Minimum time between readings of the maps for missing code, and the share of the time that they
+/// may take: large processes are examined less often.
 const AGAIN: Duration = Duration::from_millis(1);
 const SHARE: u32 = 20;
 
@@ -41,7 +41,7 @@ const MOST_CALLERS: usize = 1 << 16;
 pub enum Caller {
     /// Behind a call of the function at this address.
     Of(u64),
-    /// Behind a call of which the instruction does not say where it goes; or its bytes cannot be read.
+    /// After a call whose instruction does not say where it goes, or whose bytes cannot be read.
     OfAny,
     /// In code that the process has made itself.
     Generated,
@@ -209,7 +209,8 @@ pub struct Space {
     changes: u64,
     /// Whether the maps were read since anything changed.
     is_fresh: bool,
-    /// When they may be read again nevertheless: nobody tells ptrace of a library that is loaded.
+    /// When they may be read again nevertheless: ptrace is not notified of libraries that are
+    /// loaded.
     next: Option<Instant>,
 }
 

@@ -70,8 +70,8 @@ impl Clock {
     }
 }
 
-/// How long a thread waited. It counts from the last sample on, not from look to look: the
-/// kernel adds time in a queue when it is over, and time of running when it likes.
+/// How long a thread waited. It counts from the last sample on, not from one reading to the next:
+/// the kernel adds time in a queue when that is over, and running time whenever it chooses.
 struct Meter {
     /// At the last sample of a sleep.
     base: (Clock, Instant),
@@ -255,8 +255,8 @@ impl Waiting {
         Ok(())
     }
 
-    /// Notices that a process executes another program. An engine that reports that itself may
-    /// not have come to it yet, so that it has until the next search; meanwhile there are no
+    /// Notices that a process executes another program. An engine that reports that itself may not
+    /// have processed it yet, so it is given time until the next search; meanwhile there are no
     /// samples of the process.
     fn notice(&mut self, pid: i32, recording: &mut Recording) {
         let Some(program) = proc::program(pid) else {
@@ -374,7 +374,7 @@ impl Thread {
         Ok(())
     }
 
-    /// Makes a sample of where it sleeps, and has slept since it was given a processor last.
+    /// Makes a sample of where it sleeps, and has slept since it last ran.
     fn sample(
         &mut self,
         tid: i32,

@@ -77,7 +77,8 @@ pub fn name_for(dump: &Path, ending: &str) -> PathBuf {
     name.into()
 }
 
-/// What a file is, whatever its name. Only regular files are: a device may be read and written.
+/// The identity of a file, whatever its name. Only regular files have one: a device may be read and
+/// written.
 fn identity(path: &Path) -> Option<(u64, u64)> {
     let found = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
     Some((found.dev(), found.ino()))
@@ -86,7 +87,7 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 /// Bytes by which an earlier output is told from other files.
 const START: usize = 90;
 
-/// Whether nobody asked to keep what is there: nothing, or an earlier output of this kind.
+/// Whether what is there may be replaced: nothing, or an earlier output of this kind.
 fn is_replaceable(path: &Path, content: &[u8]) -> bool {
     let found = match fs::symlink_metadata(path) {
         Err(_) => return true,

@@ -35,8 +35,8 @@ struct Unnamed {
     files: Vec<(PathBuf, i64)>,
 }
 
-/// How many of the values lie in code without names, in which files, and what would name it: of
-/// files of which no warning says already why they are not read.
+/// How many of the values lie in code without names, in which files, and how to get names: for
+/// files for which no warning already says why they are not read.
 pub fn unnamed(view: &View, sources: &Sources, warnings: &[String]) -> Option<String> {
     let is_explained = |file: &Path| {
         let shown = printable::path(file);
@@ -143,8 +143,8 @@ impl Unnamed {
             let shown: Vec<u32> = shown.copied().collect();
             let file = |frame: &u32| files[*frame as usize];
             let innermost = shown.first().and_then(file);
-            // What starts programs and threads is of no interest to what they do: the C library,
-            // and what the kernel starts, which has a name in no stripped program.
+            // What starts programs and threads says nothing about what they do: the C library, and
+            // the code that the kernel starts, which has no name in stripped programs.
             let mut frames = &shown[..];
             if let [rest @ .., caller, _] = frames
                 && starts(caller)

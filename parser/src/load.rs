@@ -91,8 +91,7 @@ fn hinted(profile: &mut Profile, sources: &Sources, warnings: &[String]) -> Opti
     hint
 }
 
-/// Takes away names that tell no more than where a function begins: its code is called after its
-/// file then.
+/// Removes names that only say where a function begins: its code is then named after its file.
 fn forget_made(profile: &mut Profile) {
     for number in 0..profile.locations.len() {
         if profile.is_unnamed(&profile.locations[number]) {

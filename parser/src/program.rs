@@ -100,9 +100,10 @@ impl Reason {
     }
 }
 
-/// Finds the program of each dump that holds no names itself. `None` where they are of several
-/// programs that are all here. With `force`, a program that cannot be used is done without, and one
-/// of another build is used. The files are opened, but only their headers are read.
+/// Finds the program of each dump that holds no names itself. `None` if they are of several
+/// programs, all of which are present. With `force`, names of a program that cannot be used are
+/// left out, and one of another build is used. The files are opened, but only their headers are
+/// read.
 pub fn find(
     dumps: &[Profile],
     files: &[PathBuf],

@@ -121,8 +121,8 @@ fn only(profile: &mut Profile, python: &[bool]) -> heap_format::Stacks {
         if out.len() == before && !is_alone {
             out.push(native);
         }
-        // Alone it stands for what has no stack; behind others, for outer ones that are missing, which
-        // may be Python's.
+        // Alone it stands for samples without a stack; after others, for missing outer frames,
+        // which may be Python's.
         out.extend(mark);
     })
 }
@@ -135,7 +135,7 @@ impl Roles {
     fn of(profile: &Profile, python: &[bool]) -> Self {
         let modules = interpreters(profile, python);
         let locations = profile.locations.iter().zip(python);
-        // Two kinds of frames for the same lines, of which the interpreter's own are exact.
+        // There are two kinds of frames for the same lines; the interpreter's own are exact.
         let has_own = locations.clone().any(|(l, _)| profile.is_python(l));
         let role = |(location, &python): (&Location, &bool)| match python {
             true if has_own && !profile.is_python(location) => Role::Trampoline,
@@ -169,8 +169,8 @@ fn native(profile: &Profile, location: &Location, modules: &HashSet<PathBuf>) ->
     Role::native(&mapping.path, modules.contains(&mapping.path), names)
 }
 
-/// Modules with code of the interpreter: what stands around frames of Python, and a program that is
-/// called `python` where that is a library.
+/// Modules with code of the interpreter: what stands around frames of Python, and a program named
+/// `python` if the interpreter is a library.
 fn interpreters(profile: &Profile, python: &[bool]) -> HashSet<PathBuf> {
     let mut modules = HashSet::new();
     let mut seen = HashSet::new();

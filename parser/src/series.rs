@@ -68,7 +68,8 @@ impl Series {
 }
 
 /// Of the dumps of one session the last, which counts all that the earlier ones do and has their
-/// moments too, and every dump that is of none; in their order. `files` name them in `warn`'s messages.
+/// moments too, and every dump that belongs to no session; in their order. `files` name them in
+/// `warn`'s messages.
 pub fn last_of_each(
     mut profiles: Vec<Profile>,
     files: &[PathBuf],
@@ -153,8 +154,8 @@ pub fn check_base(
 
 /// In what a dump and a base differ that are to be subtracted.
 fn base_difference(dump: &Profile, base: &Profile) -> Option<String> {
-    // Each session of the CPU starts from zero: comparing two, of two builds too, is what they
-    // are for.
+    // Each CPU session starts from zero: its profiles are meant to be compared, including those of
+    // two builds.
     let of_cpu = dump.facts.cpu.is_some() && base.facts.cpu.is_some();
     let program = |p: &Profile| {
         let mapping = &p.mappings[symbols::main_mapping(p)?];

@@ -127,7 +127,7 @@ pub fn read(file: &str, directories: &[PathBuf]) -> Result<String, NotShown> {
 }
 
 /// The file that a source is within, whose path begins with that file's: Python's modules are, in
-/// zip files. Of one that is not on this machine, the name tells it.
+/// zip files. For one that is not on this machine, the name decides.
 fn archive(file: &Path) -> Option<&Path> {
     let mut above = file.ancestors().skip(1);
     above.find(|path| match path.metadata() {
@@ -201,8 +201,8 @@ impl Found {
     }
 }
 
-/// Takes hold of a file by a path without symbolic links, step by step, so that none put
-/// there meanwhile is followed. Also returns whether everybody may reach and read it.
+/// Opens a file by a path without symbolic links, step by step, so that none placed there meanwhile
+/// is followed. Also returns whether everybody may reach and read it.
 fn walk(path: &Path) -> io::Result<(File, bool)> {
     let mut hold = opening::hold(Path::new("/"), libc::O_DIRECTORY)?;
     let mut public = true;
@@ -224,8 +224,8 @@ fn walk(path: &Path) -> io::Result<(File, bool)> {
     Ok((hold, public))
 }
 
-/// Whether the caller is an ordinary user who runs this as itself: then the kernel decides
-/// what it may read.
+/// Whether the caller is an ordinary user who runs this under their own user id: then the kernel
+/// decides what it may read.
 fn is_plain_user() -> bool {
     // SAFETY: these have no preconditions.
     let (ids, groups) = unsafe {

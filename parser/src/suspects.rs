@@ -317,7 +317,7 @@ mod tests {
         assert!(found.iter().all(|(_, s)| s.growth.is_none()));
     }
 
-    /// As of a vector that grows: its last buffer stays, the smaller ones before it do not.
+    /// As with a growing vector: its last buffer stays, the smaller ones before it do not.
     #[test]
     fn what_a_stack_freed_of_other_sizes_was_not_kept() {
         let mut builder = ProfileBuilder::new(1024);

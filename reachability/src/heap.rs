@@ -152,8 +152,9 @@ impl Heap {
         heap
     }
 
-    /// Takes note of which sampled objects are alive that may have their headers in the table: the search
-    /// finds no header in their memory. Before any search: without it, all of them count as alive.
+    /// Records which of the sampled objects that may have their headers in the table are alive: the
+    /// search finds no header in their memory. Before any search: without it, all of them count as
+    /// alive.
     pub fn check_table(&mut self, memory: &dyn Memory) {
         let extents = self.extents.iter().filter(|extent| self.uses_table(extent));
         let regions: Vec<u32> = extents

@@ -247,8 +247,8 @@ impl<'a> Plan<'a> {
         Some(())
     }
 
-    /// Room for the leaves of all parts of the addresses that have extents. `None`: for the memory that
-    /// there is, those are too many, as in a heap that is made up to take ours.
+    /// Room for the leaves of all parts of the addresses that have extents. `None`: for the memory
+    /// that there is, those are too many, as in a forged heap that is meant to exhaust ours.
     fn find_leaves(&mut self) -> Option<()> {
         let present = length_of(&self.here.parts).saturating_add(length_of(&self.here.others));
         for extent in self.heap.extents() {

@@ -34,7 +34,7 @@ pub struct Found {
 }
 
 impl Found {
-    /// Takes some of the lost objects, by their indexes, for kept: they are roots, too, and neither
+    /// Treats some of the lost objects, by their indexes, as kept: they are roots, too, and neither
     /// they nor what they lead to is lost any more. `marks` are those by which they were found.
     pub fn excuse(
         &mut self,
@@ -113,7 +113,7 @@ pub fn find_if(
     found
 }
 
-/// Where the sampled objects that do not begin behind a plain header begin in their regions, by
+/// Where the sampled objects that do not begin after a plain header begin in their regions, by
 /// region.
 #[must_use]
 pub fn starts(memory: &dyn Memory, heap: &Heap) -> Vec<(u32, u64)> {

@@ -143,7 +143,7 @@ fn mark_there(memory: &dyn Memory, heap: &Heap, roots: &Roots<'_>) -> Option<Mar
     Some(flood.marks)
 }
 
-/// Goes on from regions that nothing led to: they are reached, and all that they lead to.
+/// Continues from regions that nothing led to: they are reached, and all that they lead to.
 pub fn extend(
     memory: &dyn Memory,
     heap: &Heap,

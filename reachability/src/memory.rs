@@ -62,7 +62,7 @@ pub trait Place {
     fn words(&self) -> &[AtomicU64];
 
     /// Does the work, which reads this many bytes at most. If it fails, or takes too long for that,
-    /// which is said by false, nothing is known of the words.
+    /// which false indicates, nothing is known about the words.
     fn run(&self, bytes: u64) -> bool;
 }
 
@@ -70,8 +70,8 @@ pub trait Place {
 /// another process, where there is nothing but its code and the words.
 pub type Work = unsafe extern "C" fn(words: *mut u64);
 
-/// Reads `range` through `buffer`, which is of more than one word and of whole ones, and hands each
-/// part on to `each` with its address, which is a multiple of `alignment`. Each word at such a
+/// Reads `range` through `buffer`, which is of more than one word and of whole ones, and passes
+/// each part to `each` with its address, which is a multiple of `alignment`. Each word at such a
 /// multiple is whole in one part. Parts without anything but zeros are left out.
 pub fn scan(
     memory: &dyn Memory,
@@ -213,7 +213,7 @@ impl Memory for ProcessMemory {
 
 impl ProcessMemory {
     /// The kernel stops at the first piece that it cannot read: what it has not read of that is
-    /// zero, and it continues behind it.
+    /// zero, and the reading continues after it.
     fn gather_group(&self, group: &[(u64, usize)], bytes: &mut [u8]) {
         let pieces: Vec<iovec> = group.iter().map(|&(at, len)| piece(at, len)).collect();
         let (mut next, mut done) = (0, 0);

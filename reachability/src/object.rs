@@ -136,7 +136,7 @@ impl Header {
     /// Whether an object of this many bytes at this offset has memory of this size.
     #[inline(always)]
     fn fits(&self, bytes: u64, offset: u64, room: u64) -> bool {
-        // Finite, and 1 or more: no arithmetic, since the processor may be set to stop at a NaN
+        // Finite, and 1 or more: no arithmetic, since the processor may be set to trap on a NaN
         // where this runs.
         if !(1.0_f32.to_bits()..f32::INFINITY.to_bits()).contains(&self.weight.to_bits()) {
             return false;

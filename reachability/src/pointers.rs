@@ -18,7 +18,7 @@ pub struct Pointers {
     mask: u64,
     /// How far into an object a pointer may lead.
     most_offset: u64,
-    /// Where, in their regions, those objects begin that do not begin behind a plain header; by
+    /// Where, in their regions, those objects begin that do not begin after a plain header; by
     /// region. Of no use without a `most_offset`.
     starts: Vec<(u32, u64)>,
 }
@@ -53,7 +53,7 @@ impl Pointers {
 
     /// Only those that lead at most this many bytes into an object count. `starts`: where sampled
     /// objects begin in their regions, by region ([`crate::lost::starts`]); those that are missing
-    /// begin behind a plain header.
+    /// begin after a plain header.
     #[must_use]
     pub fn within(mut self, most_offset: u64, starts: Vec<(u32, u64)>) -> Self {
         self.most_offset = most_offset;
@@ -98,8 +98,8 @@ impl Pointers {
         found.map_or(HEADER, |index| self.starts[index].1)
     }
 
-    /// Hands on the extent and the region of each pointer in some memory, which begins at such a
-    /// multiple, with its distance. What is usual costs nothing more here.
+    /// Passes on the extent and the region of each pointer in some memory, which begins at such a
+    /// multiple, with its distance. The usual case costs nothing extra here.
     #[inline]
     pub(crate) fn each(&self, heap: &Heap, bytes: &[u8], mut found: impl FnMut(usize, u32, u32)) {
         if self.are_plain() {

@@ -24,7 +24,7 @@ impl Agents {
         }
     }
 
-    /// All that live. Each is opened when it is its turn: there may be more than descriptors.
+    /// All live ones. Each is opened when its turn comes: there may be more than descriptors.
     pub fn all(&self) -> impl Iterator<Item = Agent> {
         let found = self.discovery.scan().found.into_iter();
         let live = found.filter(|found| found.life == Life::Running && self.selection.wants(found));

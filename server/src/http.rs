@@ -263,7 +263,8 @@ async fn connection(
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(PATIENCE)
-        // Somewhat more than a head may have: which one is too long, `read` decides by its bytes.
+        // Somewhat more than the maximum of a head: `read` decides by its bytes which one is too
+        // long.
         .max_buf_size(2 * MOST_HEADERS)
         // A client may say that it sends nothing more, and still wait for its answer.
         .half_close(true)
@@ -274,8 +275,8 @@ async fn connection(
     shared.forget(number);
 }
 
-/// Reads a request and answers it. Only who is worked for is busy: one that sends slowly may be
-/// closed in favour of others.
+/// Reads a request and answers it. Only a connection whose request is being processed is busy: one
+/// that sends slowly may be closed in favour of others.
 async fn answer(
     shared: &Shared,
     request: hyper::Request<Incoming>,

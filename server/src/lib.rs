@@ -70,7 +70,8 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// Says something on standard error, wherever that leads: a full disk must not end a server.
+/// Prints something on standard error, whether or not that succeeds: a full disk must not end a
+/// server.
 fn say(message: &str) {
     let _ = writeln!(std::io::stderr().lock(), "mem_server: {message}");
 }

@@ -273,7 +273,8 @@ fn one(agent: &Agent, head: &mut Head) -> Option<Process> {
     process.add("mem_profiler_session_running", f64::from(u8::from(running)));
     if let Some(session) = live::session_of(agent, &header).filter(|_| running) {
         process.add("mem_profiler_interval_bytes", session.interval as f64);
-        // Another session may have begun, or the process ended: then nothing is said of this one.
+        // Another session may have begun, or the process ended: then nothing is reported about this
+        // one.
         let _ = of_session(agent, &session, &mut process);
     }
     if let Ok(bytes) = agent.segment.memory_bytes() {

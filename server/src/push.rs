@@ -68,8 +68,8 @@ pub struct PushArgs {
     #[arg(long, value_name = "KEY=VALUE", value_parser = label)]
     pub label: Vec<(String, String)>,
 
-    /// Process, by pid, name or pattern (redis*); may be given several times [default: all of this
-    /// user, as root: all]
+    /// Process, by pid, name or pattern (redis*); may be given several times
+    /// [default: all of this user; as root, of all users]
     #[arg(short, long = "process", value_name = "PID|NAME")]
     pub processes: Vec<String>,
 

@@ -156,8 +156,8 @@ impl Sessions {
         Ok(())
     }
 
-    /// Stops a session: at once if it is somebody else's, and when no client waits for it any more
-    /// if it is ours.
+    /// Stops a session: at once if it is somebody else's, and, if it is ours, when no client waits
+    /// for it any more.
     pub fn stop(&self, agent: &Agent) -> Result<(), String> {
         let mut entries = self.entries();
         if let Some(entry) = entries.get_mut(&agent.pid) {

@@ -35,7 +35,7 @@ pub struct Counts {
     pub waited_ns: u64,
     /// Time in the kernel, where that may not be sampled.
     pub hidden_ns: u64,
-    /// Samples that were due and are not there: there was no room for them, their signal came too
+    /// Samples that were due and are missing: there was no room for them, their signal came too
     /// late, or their stack changed while it was read.
     pub lost: u64,
     /// Threads in which the signal that takes samples was blocked, the most at a time.
@@ -159,8 +159,8 @@ impl Process {
         read.max(self.counted_ns.unwrap_or(0)).max(self.known_ns())
     }
 
-    /// The number of a thread; 0 for those that are too many, and for one that has given its own
-    /// back and ends.
+    /// The number of a thread; 0 for those beyond the maximum, and for one that has returned its
+    /// own and is ending.
     pub(super) fn thread(&mut self, tid: i32) -> u32 {
         if tid <= 0 {
             return 0;
@@ -255,9 +255,9 @@ impl Process {
     /// Makes what samples stand for add up to what its clock said, if that was less.
     ///
     /// The kernel's events count the time for which a thread had a processor, even if interrupts
-    /// used it, or another machine did: a process's clock counts neither. What is less than a
-    /// 200th, or comes of less than a second, may be the time between two readings; what is more
-    /// than a tenth is something else.
+    /// used it, or another machine did: a process's clock counts neither. A difference below a
+    /// 200th, or of less than a second of samples, may be the time between two readings; one above
+    /// a tenth has another cause.
     pub(super) fn reconcile(&mut self) {
         const LEAST_NS: u64 = 1_000_000_000;
         let (read, known) = self.compared;

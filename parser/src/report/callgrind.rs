@@ -107,8 +107,8 @@ impl Writer<'_> {
     }
 }
 
-/// Readers take entries of one file and name for one function. Those that are
-/// of several objects get a number.
+/// Readers treat entries of one file and name as one function. Those of several objects get a
+/// number.
 fn distinct_names(graph: &Graph, nodes: &Nodes) -> Vec<String> {
     let mut objects: HashMap<(&str, &str), Vec<&str>> = HashMap::new();
     let infos = || graph.nodes.iter().map(|node| nodes.info(node.id));

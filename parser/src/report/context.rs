@@ -53,7 +53,7 @@ impl Context<'_> {
         self.format(half, unit)
     }
 
-    /// The error with its sign, to stand behind a value; empty where it is unknown or zero.
+    /// The error with its sign, to follow a value; empty where it is unknown or zero.
     pub fn plus_minus(&self, value: i64, variance: f64, unit: &str) -> String {
         if variance > 0.0 {
             format!(" \u{b1}{}", self.error(value, variance, unit))

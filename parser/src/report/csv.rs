@@ -72,8 +72,8 @@ fn errors(context: &Context, node: &Node) -> String {
     format!(",{flat},{cum}")
 }
 
-/// A field, quoted where needed. One that a spreadsheet would take for a
-/// formula is led by an apostrophe: names come from the dump.
+/// A field, quoted where needed. One that a spreadsheet would interpret as a formula gets a leading
+/// apostrophe: names come from the dump.
 fn field(text: &str) -> String {
     let text = printable(text);
     let formula = text.starts_with(['=', '+', '-', '@']);

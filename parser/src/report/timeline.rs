@@ -237,7 +237,7 @@ fn tick(seconds: f64, step: f64) -> String {
     }
 }
 
-/// The moment to set against the end, and what it is: the peak, or, where the end is nearly as
+/// The moment to compare with the end, and what it is: the peak, or, where the end is nearly as
 /// high, the middle, since which it has grown.
 fn telling<'a>(timeline: &Timeline<'a>) -> Option<(&'a Moment, &'static str)> {
     let known = || timeline.moments.iter().filter(|m| m.stacks.is_some());

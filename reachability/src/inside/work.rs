@@ -84,9 +84,9 @@ struct Flood {
     /// Where the queue begins, and how many regions it has.
     first: u64,
     count: u64,
-    /// Whether what is reached is not queued, but put off, to be searched in the order of addresses.
-    /// With many regions that is faster, though it takes as many rounds as a tree is deep: neighbours
-    /// share pages, of which the processor takes long to find where they are.
+    /// Whether what is reached is not queued, but put off, to be searched in the order of
+    /// addresses. With many regions that is faster, though it takes as many rounds as a tree is
+    /// deep: neighbours share pages, whose addresses the processor takes long to translate.
     by_address: bool,
     /// Regions that were put off.
     put_off: u64,

@@ -7,7 +7,7 @@
 use super::{ADDRESS_BITS, Globals};
 use crate::memory::{Memory, word_of};
 
-/// An arena's list of caches lies in these first bytes of it, behind figures of all size classes.
+/// An arena's list of caches lies in these first bytes of it, after figures for all size classes.
 const ARENA: usize = 32 << 10;
 /// Arenas in which the list is looked for until one has caches.
 const TRIED: usize = 16;

@@ -41,8 +41,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// For a receiver at a URL, whose answers are waited for so long; bodies are compressed where
-    /// `gzip` says.
+    /// For a receiver at a URL, with this time limit for answers; bodies are compressed if `gzip`.
     pub fn new(
         receiver: Receiver,
         url: &str,

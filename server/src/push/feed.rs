@@ -17,8 +17,8 @@ pub struct Feed {
 }
 
 impl Feed {
-    /// Tells the other program that its dumps are expected, and begins to read. A thread does, so
-    /// that the other one never waits for a receiver.
+    /// Notifies the other program that its dumps are expected, and begins to read. A thread does,
+    /// so that the other one never waits for a receiver.
     pub fn begin() -> io::Result<Self> {
         let (sender, names) = channel();
         std::thread::Builder::new()

@@ -18,8 +18,8 @@ pub struct Increments {
 }
 
 impl Increments {
-    /// Leaves in the columns of allocations what came since the last one taken, and keeps the whole
-    /// aside. Nothing is negative: a session's own numbers only grow.
+    /// Leaves in the columns of allocations the difference to the last profile accepted, and keeps
+    /// the full values. Nothing is negative: a session's own numbers only grow.
     pub fn apply(&self, prepared: &mut Prepared) {
         let columns = cumulative(prepared);
         let mut before = self

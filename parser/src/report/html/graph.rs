@@ -9,7 +9,7 @@ use crate::report::context::Context;
 use crate::report::flame::data::Totals;
 use crate::report::svg;
 
-/// The tab of the call graph. Its pictures are large, and stand in an element of their own.
+/// The tab of the call graph. Its pictures are large, and are in an element of their own.
 pub const TAB: Tab = Tab {
     script: include_str!("graph.js"),
     of: Of::All,
