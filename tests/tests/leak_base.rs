@@ -130,7 +130,7 @@ fn what_is_no_earlier_check_is_refused() {
     let prefix = scratch.file("plain_");
     let mut command = scratch.profiler();
     let plain = run(command.args(["dump", "-p", &pid, "-o"]).arg(prefix)).dump();
-    refused(&plain, &["no dump of a check for leaks", "leaks -o PREFIX"]);
+    refused(&plain, &["not a dump of a leak check", "leaks -o PREFIX"]);
     let earlier = dumped(&scratch, &target, "earlier_");
     session.stop();
     let next = Session::of(&scratch, target.pid(), "1");

@@ -65,7 +65,7 @@ fn a_limit_of_memory_costs_no_life() {
 fn a_check_that_knows_no_object_is_none() {
     let scratch = Scratch::new();
     let program = scratch.compile("planted.cpp", &["-pthread"]);
-    let why = ["no leak check", "had a place", "ulimit -v"];
+    let why = ["no leak check", "has a place", "ulimit -v"];
     let mut command = scratch.profiler();
     command
         .args(["run", "--leak-check", "-o"])

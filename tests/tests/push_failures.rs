@@ -36,7 +36,7 @@ fn what_fails_for_a_while_is_sent_again_and_what_is_refused_is_said() {
         outcome.refused(1, &[said]);
         assert_eq!(receiver.received().len(), 1);
     }
-    push_dump(&scratch, "otlp", "http://127.0.0.1:1", &dump).refused(1, &["does not take"]);
+    push_dump(&scratch, "otlp", "http://127.0.0.1:1", &dump).refused(1, &["does not accept"]);
     push_dump(&scratch, "otlp", "https://127.0.0.1:1", &dump).refused(1, &["TLS is not built in"]);
     push_dump(&scratch, "otlp", "127.0.0.1:1", &dump).refused(1, &["not the URL"]);
 }
@@ -70,7 +70,7 @@ fn a_server_of_grpc_alone_is_known_by_its_answer() {
     let (_, dump, _) = dump(&scratch);
     let receiver = Receiver::of_grpc(&scratch);
     let outcome = push_dump(&scratch, "otlp", &receiver.url, &dump);
-    outcome.refused(1, &["gRPC alone", "4318"]);
+    outcome.refused(1, &["gRPC only", "4318"]);
 }
 
 #[test]

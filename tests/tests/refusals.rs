@@ -205,7 +205,7 @@ fn a_program_with_an_allocator_of_its_own_is_warned_about() {
     let outcome = session.stop();
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
     assert!(outcome.stderr.contains("0 calls seen"), "{outcome:?}");
-    assert!(outcome.stderr.contains("static"), "{outcome:?}");
+    assert!(outcome.stderr.contains("linked into it"), "{outcome:?}");
 }
 
 #[test]

@@ -39,7 +39,7 @@ fn what_cannot_be_answered_is_said() {
         (
             "/debug/pprof/heap?seconds=1&debug=1&pid=PID",
             400,
-            "do not go together",
+            "cannot be combined",
         ),
         (
             "/debug/pprof/profile?seconds=-1&pid=PID",
