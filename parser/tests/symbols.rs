@@ -402,3 +402,99 @@ fn damaged_files_never_end_the_parser() {
     let output = parser(&dump, &["-p", text(&damaged), "--force"]);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
 }
+
+/// Changes the section of this name: its bytes in a file, and its header.
+fn change(path: &Path, name: &str, how: impl FnOnce(&mut [u8], &mut [u8])) {
+    let listed = tool("readelf", &["-SW", text(path)]);
+    let line = listed
+        .lines()
+        .find(|line| line.contains(&format!(" {name} ")));
+    let (number, rest) = line.unwrap().split_once(']').unwrap();
+    let number: usize = number
+        .trim_start_matches([' ', '['])
+        .trim()
+        .parse()
+        .unwrap();
+    let field = |n: usize| usize::from_str_radix(rest.split_whitespace().nth(n).unwrap(), 16);
+    let (offset, size) = (field(3).unwrap(), field(4).unwrap());
+    let mut bytes = fs::read(path).unwrap();
+    let table = u64::from_le_bytes(bytes[40..48].try_into().unwrap()) as usize;
+    let (contents, headers) = bytes.split_at_mut(table);
+    how(
+        &mut contents[offset..offset + size],
+        &mut headers[number * 64..][..64],
+    );
+    fs::write(path, bytes).unwrap();
+}
+
+/// What a section of debug information claims costs no more than lines.
+#[test]
+fn damaged_debug_information_leaves_the_names_of_the_symbol_table() {
+    let directory = tempfile::tempdir().unwrap();
+    let built = build(directory.path(), "keeper", &["-gz=zlib"]);
+    let whole = fs::read(&built.path).unwrap();
+    let dump = write(
+        directory.path(),
+        mapping(&built, PATH),
+        BASE + built.address + 5,
+        Facts::default(),
+    );
+    type Damage = fn(&mut [u8], &mut [u8]);
+    let unpacks_to_much: Damage =
+        |bytes, _| bytes[8..16].copy_from_slice(&(1_u64 << 40).to_le_bytes());
+    let is_beyond_the_end: Damage = |_, header| header[32..40].fill(0x7f);
+    let is_packed_otherwise: Damage = |bytes, _| bytes[0] = 77;
+    let has_no_name: Damage = |_, header| header[..4].fill(0xff);
+    let is_noise: Damage = |bytes, _| bytes[24..].fill(0x55);
+    for (damage, what) in [
+        (unpacks_to_much, "unpacks to much"),
+        (is_beyond_the_end, "is beyond the end"),
+        (is_packed_otherwise, "is packed otherwise"),
+        (is_noise, "is noise"),
+        (has_no_name, "has no name"),
+    ] {
+        for section in [".debug_info", ".debug_abbrev", ".debug_line"] {
+            fs::write(&built.path, &whole).unwrap();
+            change(&built.path, section, damage);
+            let (line, said) = named(&dump, &["-p", text(&built.path)]);
+            assert!(
+                line.contains("keeps_memory"),
+                "{section} {what}: {line} {said}"
+            );
+            assert!(
+                said.contains("debug information is damaged") || what == "has no name",
+                "{section} {what}: {said}"
+            );
+        }
+    }
+}
+
+/// Whatever is wrong with the debug information in a program, that of its debug file counts.
+#[test]
+fn a_debug_file_stands_in_for_damaged_debug_information() {
+    let directory = tempfile::tempdir().unwrap();
+    let built = build(directory.path(), "keeper", &["-gz=zlib"]);
+    let hex = built.build_id.to_string();
+    let debug = directory.path().join(".build-id").join(&hex[..2]);
+    fs::create_dir_all(&debug).unwrap();
+    let debug = debug.join(format!("{}.debug", &hex[2..]));
+    tool(
+        "objcopy",
+        &["--only-keep-debug", text(&built.path), text(&debug)],
+    );
+    change(&built.path, ".debug_info", |bytes, _| {
+        bytes[8..16].copy_from_slice(&(1_u64 << 40).to_le_bytes());
+    });
+    let dump = write(
+        directory.path(),
+        mapping(&built, PATH),
+        BASE + built.address + 5,
+        Facts::default(),
+    );
+    let (line, said) = named(&dump, &["--symbol-path", text(directory.path())]);
+    assert!(
+        line.contains("keeps_memory") && line.contains("keeper.c:"),
+        "{line} {said}"
+    );
+    assert!(!said.contains("damaged"), "{said}");
+}

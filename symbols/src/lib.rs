@@ -42,7 +42,7 @@ use module::Module;
 use names::Names;
 pub use options::Options;
 pub use program::{WrongBinary, check_binary, doubt_binary, main_mapping};
-use reader::Request;
+use reader::{Reading, Request};
 pub use variables::{Variable, variable};
 
 /// Names every location of `profile` that has no names yet, as far as names can be found. Returns
@@ -110,9 +110,11 @@ struct Open {
     is_named: bool,
     /// Locations that have names from a symbol.
     done: HashSet<usize>,
-    /// Names that were made for the others.
-    made: HashMap<usize, Vec<Frame>>,
+    /// Names for the others that were made, or are of a file with damaged debug information.
+    makeshift: HashMap<usize, Vec<Frame>>,
     failed: Option<String>,
+    /// Why lines are missing.
+    damage: Option<String>,
 }
 
 impl Open {
@@ -123,8 +125,9 @@ impl Open {
             sources: sources.into_iter(),
             is_named: false,
             done: HashSet::new(),
-            made: HashMap::new(),
+            makeshift: HashMap::new(),
             failed: None,
+            damage: None,
         }
     }
 
@@ -143,12 +146,15 @@ impl Open {
         Some((request, locations))
     }
 
-    fn take(&mut self, locations: &[usize], frames: Vec<Vec<Frame>>, names: &mut Names) {
-        for (&location, frames) in locations.iter().zip(frames) {
+    fn take(&mut self, locations: &[usize], reading: Reading, names: &mut Names) {
+        let is_damaged = reading.damage.is_some();
+        for (&location, frames) in locations.iter().zip(reading.frames) {
             match frames.first() {
                 Some(frame) if frame.is_made() => {
-                    self.made.entry(location).or_insert(frames);
+                    self.makeshift.entry(location).or_insert(frames);
                 }
+                // Another of its files may tell more.
+                Some(_) if is_damaged => drop(self.makeshift.insert(location, frames)),
                 Some(_) => {
                     names.add(location, &frames);
                     self.done.insert(location);
@@ -157,18 +163,27 @@ impl Open {
                 None => {}
             }
         }
+        self.damage = reading
+            .damage
+            .map(|why| why.to_string())
+            .or(self.damage.take());
     }
 
-    /// What is left when all of its files were asked. Returns a warning if none named anything.
+    /// What is left when all of its files were asked. Returns a warning if none named anything, or
+    /// some of the names are of a damaged file.
     fn end(self, names: &mut Names) -> Option<String> {
-        let is_named = self.is_named || !self.made.is_empty();
+        let is_named = self.is_named || !self.makeshift.is_empty();
         let left = |location: &usize| !self.done.contains(location);
-        let left = self.made.iter().filter(|(location, _)| left(location));
+        let left = self.makeshift.iter().filter(|(location, _)| left(location));
         // In the order of locations, so that the same profile has the same functions.
         let left: BTreeMap<_, _> = left.collect();
+        let damage = self.damage.filter(|_| {
+            let frames = left.values().filter_map(|frames| frames.first());
+            frames.into_iter().any(|frame| !frame.is_made())
+        });
         left.into_iter()
             .for_each(|(&location, frames)| names.add(location, frames));
-        self.failed.filter(|_| !is_named)
+        damage.or(self.failed.filter(|_| !is_named))
     }
 }
 
@@ -200,7 +215,7 @@ fn look_up(modules: Vec<Module>, files: &Files, names: &mut Names, warnings: &mu
         open = Vec::new();
         for ((mut item, locations), answer) in asked.into_iter().zip(answers) {
             match answer {
-                Ok(frames) => item.take(&locations, frames, names),
+                Ok(reading) => item.take(&locations, reading, names),
                 Err(error) => item.failed = Some(error.to_string()),
             }
             open.push(item);

@@ -6,6 +6,9 @@
 //! So a child reads the file and writes its results into a pipe. If the child dies, the file
 //! that it was reading is named, and another child continues with the next one.
 //!
+//! Debug information that is damaged costs its own facts: another child then reads the
+//! tables of symbols alone.
+//!
 //! Promises: [`read`] gives one answer for each request, whatever the files
 //! contain; a child takes bounded memory and time, leaves no core file and prints
 //! nothing.
@@ -33,6 +36,7 @@ const MEMORY: u64 = 4 << 30;
 const SECONDS: u64 = 120;
 
 /// A file, and the addresses to look up in it.
+#[derive(Clone)]
 pub struct Request {
     /// The file with the symbols.
     pub path: PathBuf,
@@ -40,8 +44,16 @@ pub struct Request {
     pub module: Option<String>,
     /// Addresses in the file's own address space.
     pub addresses: Vec<u64>,
-    /// Whether another file has told all that debug information does.
+    /// Whether debug information is left alone: another file's has told all, or it is damaged.
     pub tables_only: bool,
+}
+
+/// What a file tells.
+pub struct Reading {
+    /// The frames of each address.
+    pub frames: Frames,
+    /// Why they are of the tables of symbols alone, if its debug information cannot be read.
+    pub damage: Option<Error>,
 }
 
 /// Why the symbols of a file could not be read.
@@ -60,6 +72,15 @@ pub enum Error {
         path: String,
         /// How the child died.
         death: Death,
+    },
+    /// It has names in its tables of symbols all the same.
+    #[error(
+        "{path}: its debug information is damaged, so its functions have the names of its symbol \
+         table, without lines"
+    )]
+    DebugInfo {
+        /// The file.
+        path: String,
     },
     /// There is no child to read it.
     #[error("{path}: symbols cannot be read: {error}")]
@@ -86,7 +107,38 @@ pub enum Death {
 }
 
 /// Answers all requests. An error is a warning for people.
-pub fn read(requests: &[Request], debug_directories: &[PathBuf]) -> Vec<Result<Frames, Error>> {
+pub fn read(requests: &[Request], debug_directories: &[PathBuf]) -> Vec<Result<Reading, Error>> {
+    let answers = read_once(requests, debug_directories);
+    let whole = |(request, answer): (&Request, Result<Frames, Error>)| match answer {
+        Ok(frames) => Ok(Reading {
+            frames,
+            damage: None,
+        }),
+        Err(error) => by_tables(request, debug_directories).ok_or(error),
+    };
+    requests.iter().zip(answers).map(whole).collect()
+}
+
+/// What the tables of symbols tell of a file that could not be read with its debug information.
+fn by_tables(request: &Request, debug_directories: &[PathBuf]) -> Option<Reading> {
+    if request.tables_only {
+        return None;
+    }
+    let request = Request {
+        tables_only: true,
+        ..request.clone()
+    };
+    let path = printable::path(&request.path);
+    let frames = read_once(&[request], debug_directories).pop()?.ok()?;
+    let is_named = frames.iter().any(|own| !own.is_empty());
+    is_named.then_some(Reading {
+        frames,
+        damage: Some(Error::DebugInfo { path }),
+    })
+}
+
+/// Answers each request as it is.
+fn read_once(requests: &[Request], debug_directories: &[PathBuf]) -> Vec<Result<Frames, Error>> {
     let mut answers = Vec::new();
     while answers.len() < requests.len() {
         let rest = &requests[answers.len()..];
@@ -255,18 +307,28 @@ fn by_debug_info(
     let Request {
         path, addresses, ..
     } = request;
-    if request.tables_only || stripped::lacks_debug_info(path, debug_directories) {
-        return Ok(vec![Vec::new(); addresses.len()]);
+    if stripped::is_readable(path) {
+        if request.tables_only || stripped::lacks_debug_info(path, debug_directories) {
+            return Ok(vec![Vec::new(); addresses.len()]);
+        }
+    } else if request.tables_only {
+        return answer(symbolizer, request, None);
     }
     let found = dwarf::read(path, addresses, debug_directories);
-    found.map_or_else(|| answer(symbolizer, request, debug_directories), Ok)
+    found.map_or_else(|| answer(symbolizer, request, Some(debug_directories)), Ok)
 }
 
-fn answer(symbolizer: &Symbolizer, request: &Request, debug_directories: &[PathBuf]) -> Answer {
+/// What the library says; without directories, of the tables of symbols alone.
+fn answer(
+    symbolizer: &Symbolizer,
+    request: &Request,
+    debug_directories: Option<&[PathBuf]>,
+) -> Answer {
     let shown = printable::path(&request.path);
     opening::regular(&request.path).map_err(|error| Failure(format!("{shown} {error}")))?;
     let mut source = ElfSource::new(&request.path);
-    source.debug_syms = links::are_harmless(&request.path, debug_directories);
+    source.debug_syms = debug_directories
+        .is_some_and(|directories| links::are_harmless(&request.path, directories));
     let source = Source::Elf(source);
     let found = symbolizer
         .symbolize(&source, Input::VirtOffset(&request.addresses))
@@ -352,7 +414,7 @@ mod tests {
         let many = dwarf::read(&path, &addresses, &[]).expect("it has debug information");
         let request = request(path, addresses);
         let symbolizer = Symbolizer::builder().enable_demangling(false).build();
-        let library = answer(&symbolizer, &request, &[]).unwrap();
+        let library = answer(&symbolizer, &request, Some(&[])).unwrap();
         let symbols = symbols(&request.path);
         let mut inlined = 0;
         for ((address, own), theirs) in request.addresses.iter().zip(&many).zip(&library) {

@@ -49,7 +49,7 @@ pub fn name(profile: &Profile, locations: &[usize], names: &mut Names) -> Option
             tables_only: false,
         };
         match reader::read(&[request], &[]).pop() {
-            Some(Ok(frames)) => found = frames,
+            Some(Ok(reading)) => found = reading.frames,
             Some(Err(error)) => warning = Some(error.to_string()),
             None => {}
         }

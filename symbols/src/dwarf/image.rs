@@ -180,10 +180,9 @@ impl Image {
             // A name is a short word.
             Some(String::from_utf8_lossy(&name[..name.len().min(64)]).into_owned())
         };
-        headers
-            .zip(sections)
-            .map(|(h, s)| Some((name(h)?, s)))
-            .collect()
+        // One without a name costs itself.
+        let named = |(header, section)| (name(header).unwrap_or_default(), section);
+        Some(headers.zip(sections).map(named).collect())
     }
 
     fn raw(&self, section: &Section) -> Option<&[u8]> {

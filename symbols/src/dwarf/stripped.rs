@@ -22,6 +22,11 @@ use super::image::Image;
 use super::residency::Residency;
 use super::table;
 
+/// Whether the tables of a program are of the kind that [`complete`] reads.
+pub fn is_readable(path: &Path) -> bool {
+    Image::open(path).is_some()
+}
+
 /// Whether there is no debug information of a program, so that tables of symbols are all there is.
 pub fn lacks_debug_info(path: &Path, directories: &[PathBuf]) -> bool {
     let image = Image::open(path);
