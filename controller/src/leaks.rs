@@ -217,7 +217,11 @@ fn with_stated(
     header: &Header<'_>,
 ) -> (Suppressions, Option<String>) {
     let place = header.agent_memory().exemptions;
-    let text = exemptions::text(&ProcessMemory::of(pid), place, STATED_SUPPRESSIONS);
+    let text = exemptions::text(
+        &ProcessMemory::of(capture::living_thread(pid)),
+        place,
+        STATED_SUPPRESSIONS,
+    );
     let mut all = suppressions.clone();
     let added = text.map_or(Ok(()), |text| all.add_stated(&text));
     (all, added.err())
@@ -226,7 +230,11 @@ fn with_stated(
 /// LeakSanitizer's options that the program has stated.
 pub fn stated_options(pid: i32, header: &Header<'_>) -> String {
     let place = header.agent_memory().exemptions;
-    let text = exemptions::text(&ProcessMemory::of(pid), place, STATED_OPTIONS);
+    let text = exemptions::text(
+        &ProcessMemory::of(capture::living_thread(pid)),
+        place,
+        STATED_OPTIONS,
+    );
     String::from_utf8_lossy(&text.unwrap_or_default()).into_owned()
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use mem_tests::cpu::Read;
-use mem_tests::{Outcome, Scratch, Target, run};
+use mem_tests::{Outcome, Scratch, Target, leaks, run};
 
 /// A process without its first thread, and the program that it runs.
 fn target(scratch: &Scratch) -> (Target, PathBuf) {
@@ -68,5 +68,23 @@ fn top_names_its_functions() {
         .args(["top", "--cpu", "--json", "--once", "-p", &pid]));
     assert_eq!(top.code, Some(0), "{top:?}");
     assert!(top.stdout.contains("\"burn\""), "{top:?}");
+    target.finish_well();
+}
+
+#[test]
+fn its_leaks_are_found() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("headless.c", &["-pthread"]);
+    let (target, session) = leaks::planted(&scratch, &program);
+    let pid = target.pid().to_string();
+    for how in [&[][..], &["--stop"], &["--gentle"]] {
+        let mut command = scratch.profiler();
+        command.args(["leaks", "--json", "-p", &pid]).args(how);
+        let report = leaks::report(&run(&mut command));
+        let lost = ("lost_plain".to_owned(), "direct".to_owned());
+        let only = [(lost, (10.0, 1045.0))].into();
+        assert_eq!(leaks::kinds(&report), only, "{how:?}: {report:#}");
+    }
+    session.stop();
     target.finish_well();
 }

@@ -27,6 +27,8 @@ impl KernelData {
     /// What the descriptors of a process tell. It takes its time.
     pub fn of_descriptors(pid: i32) -> Self {
         let mut data = Self::default();
+        // A first thread that has ended has no descriptors.
+        let pid = capture::living_thread(pid);
         let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else {
             return data;
         };

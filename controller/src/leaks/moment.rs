@@ -1,5 +1,7 @@
 //! A process at one moment: stopped, copied, or as it runs.
 
+use std::fs::File;
+use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,6 +37,8 @@ pub struct Moment {
     pub hold: Hold,
     /// The process.
     pid: i32,
+    /// The thread by which the kernel shows its memory: the first one, unless that has ended.
+    shown: i32,
 }
 
 /// What is held while the memory is read.
@@ -86,11 +90,6 @@ impl Moment {
     /// Captures a process.
     pub fn of(agent: &Agent, means: Means) -> anyhow::Result<Self> {
         let pid = agent.pid;
-        ensure!(
-            !process::Stat::of(pid).is_some_and(|stat| stat.first_has_ended()),
-            "its first thread has ended (pthread_exit in main), so its memory cannot be searched; \
-             mem_profiler dump and mem_parser --leaks still work"
-        );
         if let Means::Running(_) = means {
             return Self::of_running(agent);
         }
@@ -100,23 +99,24 @@ impl Moment {
         // A search of the process itself takes long, and others want the processor, too.
         let raised = (means != Means::Stopped).then(RaisedPriority::new);
         let (stopped, copy) = stop(pid, means)?;
+        let shown = capture::living_thread(pid);
         let regions = regions(agent)?;
         kernels.add_timers(pid);
         let threads = stopped.threads().to_vec();
         let (memory, hold) = match copy {
             None => {
                 drop(raised);
-                let memory = MomentMemory::of(pid, pid, &regions, (&[], Held::default()));
+                let memory = MomentMemory::of(shown, shown, &regions, (&[], Held::default()));
                 (memory, Hold::Process(stopped))
             }
             Some(copy) => {
                 let copied = process::maps(copy.pid()).unwrap_or_default();
                 let absent = roots::absent(&regions, &copied);
-                let held = Held::of(pid, &regions, &absent);
+                let held = Held::of(shown, &regions, &absent);
                 let pause = stopped.resume();
                 drop(raised);
                 let copy = Arc::new(copy);
-                let mut memory = MomentMemory::of(copy.pid(), pid, &regions, (&absent, held));
+                let mut memory = MomentMemory::of(copy.pid(), shown, &regions, (&absent, held));
                 memory.let_work(&copy);
                 (memory, Hold::Copy(copy, pause))
             }
@@ -129,6 +129,7 @@ impl Moment {
             memory,
             hold,
             pid,
+            shown,
         })
     }
 
@@ -142,9 +143,18 @@ impl Moment {
                 "the copy of process {pid} was killed while it was being searched, perhaps because \
                  memory ran short: try again, or search the process itself: --stop"
             ),
-            Hold::Process(_) | Hold::Nothing(_) => {
-                ensure!(has_memory(pid), "process {pid} ended while it was searched")
+            Hold::Process(_) => {
+                ensure!(
+                    has_memory(self.shown),
+                    "process {pid} ended while it was searched"
+                );
             }
+            Hold::Nothing(_) => ensure!(
+                has_memory(self.shown),
+                "process {pid}, or its thread {} by which its memory is read, ended while it was \
+                 searched: try again if it lives",
+                self.shown
+            ),
         }
         Ok(())
     }
@@ -152,6 +162,7 @@ impl Moment {
     /// As it runs: what is read first and what is read last are of different times.
     fn of_running(agent: &Agent) -> anyhow::Result<Self> {
         let pid = agent.pid;
+        let shown = capture::living_thread(pid);
         let regions = regions(agent)?;
         let (count, threads) = unstopped::threads(pid);
         let mut kernels = KernelData::of_descriptors(pid);
@@ -159,17 +170,21 @@ impl Moment {
         Ok(Self {
             threads,
             kernels,
-            memory: MomentMemory::of(pid, pid, &regions, (&[], Held::default())),
+            memory: MomentMemory::of(shown, shown, &regions, (&[], Held::default())),
             regions,
             hold: Hold::Nothing(count),
             pid,
+            shown,
         })
     }
 }
 
-/// Whether a process still has its memory: one that was killed has none, long before it is gone.
-fn has_memory(pid: i32) -> bool {
-    process::maps(pid).is_some_and(|maps| !maps.is_empty())
+/// Whether a thread still has memory: one that has ended or was killed has none, long before it is
+/// gone.
+fn has_memory(tid: i32) -> bool {
+    let mut byte = [0];
+    let maps = File::open(format!("/proc/{tid}/maps"));
+    maps.is_ok_and(|mut maps| maps.read(&mut byte).is_ok_and(|read| read > 0))
 }
 
 /// The mappings of a process, of which the agent's segment is not the program's to read.
