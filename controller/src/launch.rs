@@ -16,6 +16,7 @@ use shm_protocol::segment::DIR_VARIABLE;
 
 use crate::discovery::{HIDDEN_PREFIX, RUN_PREFIX};
 use crate::python;
+use crate::segment::Directory;
 use crate::target::Density;
 use crate::text;
 use crate::waiting::{Received, unblock_all};
@@ -218,6 +219,7 @@ pub fn make_directory(shared: &Path) -> anyhow::Result<PathBuf> {
     let path = shared.join(format!("{RUN_PREFIX}{}.{time}", std::process::id()));
     if !nix::unistd::geteuid().is_root() {
         make_one(&path, 0o700)?;
+        attend(&path)?;
         return Ok(path);
     }
     // A program that root starts may become any user, and its children make segments too.
@@ -229,7 +231,13 @@ pub fn make_directory(shared: &Path) -> anyhow::Result<PathBuf> {
     io::Read::read_exact(&mut random, &mut name).context("/dev/urandom")?;
     let hidden = path.join(format!("{HIDDEN_PREFIX}{:032x}", u128::from_ne_bytes(name)));
     make_one(&hidden, 0o1733)?;
+    attend(&hidden)?;
     Ok(hidden)
+}
+
+/// Lets `list` see that we look after the sessions in a directory.
+fn attend(path: &Path) -> anyhow::Result<()> {
+    Directory::attend(path).with_context(|| text::path(path))
 }
 
 /// Makes a directory with these permissions, whatever the mask is.

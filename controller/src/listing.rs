@@ -1,8 +1,11 @@
 //! The processes with the agent as a list shows them: what each is, whether it is sampled, what it
 //! holds.
 
+use std::time::Duration;
+
 use serde::Serialize;
 use shm_protocol::layout::BANK_HEADER_BYTES;
+use shm_protocol::segment::Session;
 use shm_protocol::snapshot::Header;
 
 use crate::cgroup;
@@ -39,6 +42,9 @@ pub struct Row {
     pub seconds_left: Option<f64>,
     /// Whether the session continues until it is stopped.
     pub open_end: bool,
+    /// Whether the controller that began the session is gone, so that nobody ends it or writes its
+    /// profile.
+    pub unattended: bool,
     /// Samples of its last session.
     pub samples: u64,
     /// Bytes in use, as well as they are known.
@@ -59,6 +65,7 @@ pub fn row(agent: &Agent, head: &mut Head) -> Option<Row> {
     let live = agent.life == Life::Running;
     let running = live && is_running(&header);
     let session = header.session().filter(|_| running);
+    let unattended = session.is_some_and(|session| is_unattended(agent, &session));
     let end = session.map(|s| Deadline::of(s.deadline_ns));
     let (samples, sampled_live) = sampled(agent, &header);
     // What a session counted is the present state while it runs, and a dead process's last one.
@@ -75,10 +82,16 @@ pub fn row(agent: &Agent, head: &mut Head) -> Option<Row> {
         state: state(agent, &header, running),
         interval: session.map(|s| s.interval).filter(|bytes| *bytes != 0),
         seconds_left: match end {
-            Some(Deadline::At(ns)) => Some(ns.saturating_sub(crate::clock::now_ns()) as f64 / 1e9),
+            Some(Deadline::At(ns)) => Some(seconds_to(ns)),
+            // Nobody prolongs it.
+            Some(Deadline::Rolling(ns)) if unattended => Some(seconds_to(ns)),
             _ => None,
         },
-        open_end: matches!(end, Some(Deadline::Rolling(_) | Deadline::Never)),
+        open_end: match end {
+            Some(Deadline::Rolling(_)) => !unattended,
+            end => end == Some(Deadline::Never),
+        },
+        unattended,
         samples,
         live_bytes: heap.as_ref().map(|heap| heap.bytes),
         live_source: heap.as_ref().map(|heap| heap.source),
@@ -88,7 +101,37 @@ pub fn row(agent: &Agent, head: &mut Head) -> Option<Row> {
     })
 }
 
+fn seconds_to(ns: u64) -> f64 {
+    ns.saturating_sub(crate::clock::now_ns()) as f64 / 1e9
+}
+
+/// Whether nobody looks after a session that a controller has begun, or `run`.
+pub fn is_unattended(agent: &Agent, session: &Session) -> bool {
+    let is_orphan = match session.controller_pid {
+        // Begun by the process itself: `run` has it do so.
+        0 => agent.segment.directory.has_run() == Some(false),
+        _ => true,
+    };
+    is_orphan && !agent.segment.is_locked()
+}
+
 impl Row {
+    /// How the session ends without the controller that began it.
+    pub fn hint(&self) -> Option<String> {
+        let left = self.seconds_left.map(Duration::from_secs_f64);
+        let goes_on = match left {
+            Some(left) => format!("for {}", text::duration(left)),
+            None => "until it is stopped".to_owned(),
+        };
+        let (name, pid) = (&self.name, self.pid);
+        self.unattended.then(|| {
+            format!(
+                "{name} ({pid}): the mem_profiler that began its session is gone, and the session \
+                 goes on {goes_on}: mem_profiler stop -p {pid} ends it and writes its profile"
+            )
+        })
+    }
+
     /// Whether the process lives, or left a profile.
     pub fn is_of_use(&self) -> bool {
         !["dead", "replaced"].contains(&self.state)
@@ -154,8 +197,7 @@ fn sampled(agent: &Agent, header: &Header<'_>) -> (u64, Option<u64>) {
 
 fn state(agent: &Agent, header: &Header<'_>, running: bool) -> &'static str {
     let alive = agent.life == Life::Running;
-    let kept =
-        uncollected(agent, header).is_some() || !alive && uncollected_time(agent, header).is_some();
+    let kept = uncollected(agent, header).is_some() || uncollected_time(agent, header).is_some();
     match alive.then(|| obstacle(agent, header)).flatten() {
         Some(Error::Musl) => return "not sampled: musl",
         Some(Error::Sanitizer) => return "not sampled: sanitizer",

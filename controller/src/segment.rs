@@ -202,6 +202,30 @@ impl Segment {
             Err(error) => Err(error.into()),
         }
     }
+
+    /// Whether a controller has the segment for a session. Not to be asked by that itself, whose
+    /// lock this would weaken.
+    pub fn is_locked(&self) -> bool {
+        is_locked(&self.file)
+    }
+}
+
+/// Whether somebody else has an exclusive lock on a file or directory.
+fn is_locked(file: &impl AsRawFd) -> bool {
+    let flock = |how| {
+        // SAFETY: a plain call on a descriptor that the caller has.
+        Errno::result(unsafe { libc::flock(file.as_raw_fd(), how | libc::LOCK_NB) })
+    };
+    // Others that only ask do not disturb each other.
+    match flock(libc::LOCK_SH) {
+        Ok(_) => {
+            // At the latest it is released with the descriptor.
+            let _ = flock(libc::LOCK_UN);
+            false
+        }
+        // Or it cannot be known.
+        Err(_) => true,
+    }
 }
 
 /// The segment contract's error as everybody's.
@@ -260,9 +284,13 @@ mod tests {
             Segment::open(&directory, name).unwrap(),
             Segment::open(&directory, name).unwrap(),
         );
+        assert!(!a.is_locked() && !b.is_locked());
         assert!(a.lock().unwrap());
         assert!(!b.lock().unwrap());
+        assert!(b.is_locked());
+        assert!(!b.lock().unwrap(), "nobody who asks takes it away");
         drop(a);
+        assert!(!b.is_locked());
         assert!(b.lock().unwrap());
         assert!(b.remove().unwrap());
         assert!(directory.segments().unwrap().is_empty());

@@ -1,10 +1,12 @@
 //! `dump` and `stop`: the profile of a session now, without waiting for its end.
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use shm_protocol::segment::Session;
 
 use crate::cli::DumpArgs;
+use crate::cpu_session::{self, remains};
 use crate::discovery::{Agent, Discovery};
 use crate::dump::{self, Written};
 use crate::ended::Ended;
@@ -13,8 +15,8 @@ use crate::output::Output;
 use crate::segment::{Head, io_error};
 use crate::select::Selection;
 use crate::session::Outcome;
-use crate::target;
-use crate::terminal::diagnostic;
+use crate::target::{self, is_running, uncollected_time};
+use crate::terminal::{diagnostic, result};
 
 /// Whether the sessions continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +29,8 @@ pub enum Then {
 
 /// Writes a dump for each session.
 pub fn execute(args: DumpArgs, then: Then) -> anyhow::Result<ExitCode> {
-    let output = Output::open(&args.output.output)?;
+    let prefix = args.output.output;
+    let output = Output::open(&prefix)?;
     let selection = Selection::from(args.select);
     let named = !selection.names.is_empty();
     let chosen = selection.choose(Discovery::new().scan());
@@ -39,68 +42,127 @@ pub fn execute(args: DumpArgs, then: Then) -> anyhow::Result<ExitCode> {
         .failures
         .iter()
         .for_each(|failure| diagnostic(failure));
-    let (with, without): (Vec<_>, Vec<_>) = chosen
-        .agents
-        .iter()
-        .map(|agent| (agent, session_of(agent)))
-        .partition(|(_, s)| s.is_some());
-    if named || with.is_empty() {
-        for (agent, _) in without {
-            let title = agent.title();
-            diagnostic(&format!(
-                "{title}: nothing was sampled yet: start a session with mem_profiler -s"
-            ));
-            outcome.failures += 1;
-        }
-    }
-    for (agent, session) in with {
-        let Some((session, running)) = session else {
-            continue;
+    let sessions: Vec<Sessions> = chosen.agents.iter().map(Sessions::of).collect();
+    let has_none = sessions.iter().all(Sessions::is_none);
+    let mut timed = cpu_session::Outcome::default();
+    for (agent, sessions) in chosen.agents.iter().zip(sessions) {
+        let refusal = match (&sessions.heap, &sessions.time, then) {
+            (None, None, _) if !named && !has_none => continue,
+            (None, None, _) => "nothing was sampled yet: start a session with mem_profiler -s",
+            (None, Some((_, true)), Then::GoOn) => {
+                "its session samples CPU time only: mem_profiler stop ends that and writes its profile"
+            }
+            _ => "",
         };
-        match one(&output, agent, &session, running, then) {
-            Ok(written) => super::report(written, &mut outcome),
+        let written = match refusal {
+            "" => one((&prefix, &output), agent, sessions, then),
+            refusal => Err(anyhow::anyhow!(refusal)),
+        };
+        match written {
+            Ok((heap, time)) => {
+                timed.written.extend(time);
+                heap.into_iter()
+                    .for_each(|written| super::report(written, &mut outcome));
+            }
             Err(error) => {
                 diagnostic(&format!("{}: {error}", agent.title()));
                 outcome.failures += 1;
             }
         }
     }
+    if !timed.written.is_empty() {
+        super::cpu::name_files(&timed, result);
+    }
+    if outcome.written.is_empty() && outcome.failures == 0 && !has_none {
+        return Ok(ExitCode::SUCCESS);
+    }
     super::summary(&outcome.written);
     Ok(super::conclude(&outcome))
 }
 
-/// The last session, if its data are there, and whether it runs.
-fn session_of(agent: &Agent) -> Option<(Session, bool)> {
-    let mut head = Head::new();
-    let header = agent.segment.head(&mut head).ok()?;
-    let session = live::session_of(agent, &header)?;
-    let running = live::is_counting(&header, &session);
-    Some((session, running))
+/// The last session of a process, if its data are there.
+#[derive(Default)]
+struct Sessions {
+    /// It sampled the heap; whether it runs.
+    heap: Option<(Session, bool)>,
+    /// It sampled CPU time, and nobody has written that; whether it runs.
+    time: Option<(Session, bool)>,
 }
 
+impl Sessions {
+    fn of(agent: &Agent) -> Self {
+        let mut head = Head::new();
+        let Ok(header) = agent.segment.head(&mut head) else {
+            return Self::default();
+        };
+        let heap = live::session_of(agent, &header);
+        let last = header.session().filter(|session| session.cpu.rate != 0);
+        let time = match is_running(&header) {
+            true => last.map(|session| (session, true)),
+            false => uncollected_time(agent, &header).map(|session| (session, false)),
+        };
+        Self {
+            heap: heap.map(|session| (session, live::is_counting(&header, &session))),
+            time,
+        }
+    }
+
+    fn running(&self) -> Option<Session> {
+        let all = [self.heap, self.time].into_iter().flatten();
+        let mut running = all.filter(|(_, running)| *running);
+        running.next().map(|(session, _)| session)
+    }
+
+    fn is_none(&self) -> bool {
+        self.heap.is_none() && self.time.is_none()
+    }
+}
+
+/// The dump of a session, and its CPU profile where nobody else writes that.
 fn one(
-    output: &Output,
+    (prefix, output): (&Path, &Output),
     agent: &Agent,
-    session: &Session,
-    running: bool,
+    sessions: Sessions,
     then: Then,
-) -> anyhow::Result<Written> {
-    if then == Then::Stop && running {
+) -> anyhow::Result<(Option<Written>, Option<cpu_session::Written>)> {
+    let is_attended = agent.segment.is_locked();
+    if let (Then::Stop, Some(session)) = (then, sessions.running()) {
         agent.confirm()?;
-        target::stop(agent, session)?;
+        target::stop(agent, &session)?;
     }
-    let (trigger, ended) = match (then, running) {
-        (Then::GoOn, true) => ("on demand", Ended::Not),
-        (Then::GoOn, false) => ("on demand", Ended::InOrder),
-        (Then::Stop, _) => ("stopped", Ended::InOrder),
+    let heap = sessions.heap.map(|(session, running)| {
+        let (trigger, ended) = match (then, running) {
+            (Then::GoOn, true) => ("on demand", Ended::Not),
+            (Then::GoOn, false) => ("on demand", Ended::InOrder),
+            (Then::Stop, _) => ("stopped", Ended::InOrder),
+        };
+        let written = dump::write(output, agent, (&session, None), (trigger, ended))?;
+        if ended != Ended::Not {
+            collected(agent, &session)?;
+        }
+        anyhow::Ok(written)
+    });
+    let heap = heap.transpose()?;
+    let over = |&(_, running): &(Session, bool)| then == Then::Stop || !running;
+    let Some((session, _)) = sessions.time.filter(over) else {
+        return Ok((heap, None));
     };
-    let written = dump::write(output, agent, (session, None), (trigger, ended))?;
-    if ended != Ended::Not {
-        agent
-            .segment
-            .view()
-            .mark_collected(session.number)
-            .map_err(io_error)?;
+    if is_attended {
+        let title = agent.title();
+        diagnostic(&format!(
+            "{title}: its CPU profile is written by mem_profiler {}, whose session this was",
+            session.controller_pid
+        ));
+        return Ok((heap, None));
     }
-    Ok(written)
+    let mut head = Head::new();
+    let header = agent.segment.full_head(&mut head)?;
+    let time = remains::write(prefix, agent, &session, &header)?;
+    collected(agent, &session)?;
+    Ok((heap, time))
+}
+
+fn collected(agent: &Agent, session: &Session) -> anyhow::Result<()> {
+    let marked = agent.segment.view().mark_collected(session.number);
+    Ok(marked.map_err(io_error)?)
 }

@@ -43,6 +43,7 @@ pub fn execute(args: ListArgs) -> anyhow::Result<ExitCode> {
     } else {
         print(&rows);
     }
+    warn_of_unattended(&rows);
     let live = live.iter().map(|(pid, name)| (*pid, &name[..]));
     let others = allocator::warnings(live);
     others.iter().for_each(|line| warning(line));
@@ -62,6 +63,25 @@ pub fn execute(args: ListArgs) -> anyhow::Result<ExitCode> {
         false => ExitCode::FAILURE,
     })
 }
+
+/// Says which sessions nobody looks after any more, of many those of the first ones.
+fn warn_of_unattended(rows: &[Row]) {
+    let mut hints = rows.iter().filter_map(Row::hint);
+    hints
+        .by_ref()
+        .take(MOST_HINTS)
+        .for_each(|hint| warning(&hint));
+    let rest = hints.count();
+    if rest > 0 {
+        warning(&format!(
+            "{rest} more sessions are unattended: mem_profiler stop without -p ends all sessions and \
+             writes their profiles"
+        ));
+    }
+}
+
+/// How many unattended sessions are named.
+const MOST_HINTS: usize = 5;
 
 fn print(rows: &[Row]) {
     const HEAD: [&str; 11] = [
@@ -94,7 +114,10 @@ fn print(rows: &[Row]) {
             row.user.clone(),
             row.container.clone().unwrap_or_else(dash),
             row.agent_version.clone(),
-            row.state.to_owned(),
+            match row.unattended {
+                true => format!("{}, unattended", row.state),
+                false => row.state.to_owned(),
+            },
             row.interval.map_or_else(dash, |i| i.to_string()),
             left.map_or(open, text::duration),
             live_text(row).unwrap_or_else(dash),

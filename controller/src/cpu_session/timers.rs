@@ -207,6 +207,10 @@ impl Timers {
                     terminal::warning(&format!("{title} {EXECUTED}"));
                     self.over(at, recording);
                 }
+                // Somebody has ended its session: what a program that we start counts is read at its end.
+                Ok(Look::Stopped) if self.family.is_none() && !self.beside => {
+                    self.over(at, recording);
+                }
                 Ok(Look::Counting | Look::Stopped) => {
                     member.note(recording);
                     at += 1;

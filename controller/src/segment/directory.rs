@@ -2,9 +2,9 @@
 //! them.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::DirEntry;
+use std::fs::{DirEntry, File};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirEntryExt;
 use std::path::{Path, PathBuf};
@@ -19,6 +19,7 @@ use shm_protocol::segment::SegmentFile;
 use super::name::{Entry, SegmentName};
 use super::refusal::Refusal;
 use super::resolution::open_below;
+use crate::discovery::RUN_PREFIX;
 use crate::process;
 
 /// Maximum number of entries of a directory that are read: the names alone.
@@ -63,6 +64,24 @@ impl Directory {
             identity: (stat.st_dev, stat.st_ino),
             owner: stat.st_uid,
         }))
+    }
+
+    /// Whether `run`, or `cpu run`, has made it for its program and is still there; `None`: nobody
+    /// has.
+    pub fn has_run(&self) -> Option<bool> {
+        let is_runs = |part: &OsStr| part.as_bytes().starts_with(RUN_PREFIX.as_bytes());
+        let is_runs = self.path.iter().any(is_runs);
+        is_runs.then(|| super::is_locked(&self.fd))
+    }
+
+    /// Lets others see for as long as this process lives that somebody looks after what is in it.
+    pub fn attend(path: &Path) -> io::Result<()> {
+        let directory = File::open(path)?;
+        // SAFETY: a plain call on a descriptor that we own.
+        Errno::result(unsafe { libc::flock(directory.as_raw_fd(), libc::LOCK_EX) })?;
+        // The lock is the descriptor's, which is never closed.
+        let _ = directory.into_raw_fd();
+        Ok(())
     }
 
     /// The entries that are named like segments.
