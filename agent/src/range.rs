@@ -13,11 +13,11 @@ mod transfer;
 
 pub use free_lists::FreeLists;
 
-use crate::headers;
+use crate::{headers, sys};
 use core::ffi::{c_int, c_uint, c_void};
 use core::mem::size_of;
 use core::ptr::{null_mut, without_provenance_mut};
-use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use shm_protocol::layout::HeapGlobals;
 use tikv_jemalloc_sys as jemalloc;
 
@@ -28,12 +28,19 @@ static SIZE: AtomicUsize = AtomicUsize::new(0);
 /// Addresses handed to the arena so far.
 static USED: AtomicUsize = AtomicUsize::new(0);
 static ARENA: AtomicU32 = AtomicU32::new(0);
-static STATE: AtomicU8 = AtomicU8::new(UNTRIED);
+static STATE: AtomicU32 = AtomicU32::new(UNTRIED);
+/// Threads that wait for the one that is making the range.
+static WAITING: AtomicU32 = AtomicU32::new(0);
 
-const UNTRIED: u8 = 0;
-const TRYING: u8 = 1;
-const READY: u8 = 2;
-const FAILED: u8 = 3;
+const UNTRIED: u32 = 0;
+const TRYING: u32 = 1;
+/// As [`TRYING`], and for so long that nobody waits any more.
+const LATE: u32 = 2;
+const READY: u32 = 3;
+const FAILED: u32 = 4;
+
+/// How long a thread waits at most.
+const PATIENCE_NS: libc::c_long = 100_000_000;
 
 const GIB: usize = 1 << 30;
 const SIZES: [usize; 8] = [
@@ -180,37 +187,64 @@ pub fn start(address_space: u64) {
     MOST.store(by_memory.min(by_limit), Ordering::Relaxed);
 }
 
-/// How far the range is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
-    /// Another thread is making it.
-    Pending,
-    /// There is one, or there will be none.
-    Settled,
-}
-
-/// Makes the range, once. `limit` is the most bytes to reserve, which the session's starter derived from
-/// the process's limit and use of address space; 0: as determined at start-up.
+/// Makes the range, once, or waits for the thread that is making it. `limit` is the most bytes to reserve,
+/// which the session's starter derived from the process's limit and use of address space; 0: as determined
+/// at start-up.
 #[inline]
-pub fn prepare(limit: u64) -> Progress {
+pub fn prepare(limit: u64) {
     match STATE.load(Ordering::Acquire) {
-        READY | FAILED => Progress::Settled,
-        _ => make(limit),
+        UNTRIED => make(limit),
+        TRYING => wait(),
+        _ => {}
     }
 }
 
-/// [`prepare`], and waits for a thread that is making it, as long as that takes, unless that thread has lost
-/// its processor: some 0.1 ms. For sessions in which each allocation counts, once in each thread.
+/// Waits for the thread that is making the range, as glibc's `malloc` does for one that holds its lock: some
+/// 0.3 ms as a rule. One that has no processor for much longer is not waited for by anybody any more, and
+/// objects are counted meanwhile that are not followed.
 #[cold]
-pub fn await_made(limit: u64) -> Progress {
-    const TURNS: u32 = 1 << 14;
-    for _ in 0..TURNS {
-        if prepare(limit) == Progress::Settled {
-            return Progress::Settled;
+fn wait() {
+    WAITING.fetch_add(1, Ordering::SeqCst);
+    let patience = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: PATIENCE_NS,
+    };
+    // Signals' handlers end the call as well.
+    for _ in 0..8 {
+        // SAFETY: sleeps while the word says so, for the given time at most.
+        let failed = unsafe {
+            libc::syscall(
+                libc::SYS_futex,
+                STATE.as_ptr(),
+                libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
+                TRYING,
+                &raw const patience,
+            )
+        } != 0;
+        let is_over = failed && sys::errno() == libc::ETIMEDOUT;
+        if is_over || STATE.load(Ordering::Acquire) != TRYING {
+            break;
         }
-        core::hint::spin_loop();
     }
-    Progress::Pending
+    let _ = STATE.compare_exchange(TRYING, LATE, Ordering::Relaxed, Ordering::Relaxed);
+    WAITING.fetch_sub(1, Ordering::Relaxed);
+}
+
+/// The range is made, or cannot be: others go on.
+fn finish(state: u32) {
+    STATE.store(state, Ordering::SeqCst);
+    if WAITING.load(Ordering::SeqCst) == 0 {
+        return;
+    }
+    // SAFETY: wakes all that sleep at the word.
+    unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            STATE.as_ptr(),
+            libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
+            c_int::MAX,
+        )
+    };
 }
 
 /// Whether there is a range.
@@ -223,18 +257,19 @@ pub fn is_ready() -> bool {
 #[inline(always)]
 pub fn begin_again() {
     // Not written unless need be, as that would copy the page.
-    if STATE.load(Ordering::Relaxed) == TRYING {
+    if matches!(STATE.load(Ordering::Relaxed), TRYING | LATE) {
         STATE.store(UNTRIED, Ordering::Relaxed);
+        WAITING.store(0, Ordering::Relaxed);
     }
 }
 
 #[cold]
-fn make(limit: u64) -> Progress {
+fn make(limit: u64) {
     if STATE
         .compare_exchange(UNTRIED, TRYING, Ordering::Acquire, Ordering::Relaxed)
         .is_err()
     {
-        return Progress::Pending;
+        return prepare(limit);
     }
     let made = reserve(limit).and_then(|(base, size)| {
         BASE.store(base, Ordering::Relaxed);
@@ -246,11 +281,7 @@ fn make(limit: u64) -> Progress {
         END.store(base + size, Ordering::Release);
         Some(())
     });
-    STATE.store(
-        if made.is_some() { READY } else { FAILED },
-        Ordering::Release,
-    );
-    Progress::Settled
+    finish(if made.is_some() { READY } else { FAILED });
 }
 
 fn reserve(limit: u64) -> Option<(usize, usize)> {

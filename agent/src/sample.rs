@@ -16,7 +16,7 @@ use crate::fork;
 use crate::local::Local;
 use crate::object::{self, Layout, Object};
 use crate::probes;
-use crate::range::{self, Flags, FreeLists, Progress};
+use crate::range::{self, Flags, FreeLists};
 use crate::seccomp;
 use crate::session::{self, Epoch};
 use crate::stats;
@@ -147,12 +147,7 @@ fn sample_if_due(local: &mut Local, request: Request, registers: &Registers) -> 
         return null_mut();
     }
     local.left = thread.gaps.next(thread.interval);
-    // Its maker may be waiting for a processor. Until it is done, the session has not begun for this thread:
-    // counted but not followed, objects would be missing from the live values alone. With interval 1 they
-    // are counted: those numbers are meant to be exact, and are not estimates.
-    if range::prepare(epoch.range_limit) == Progress::Pending && thread.interval > 1.0 {
-        return null_mut();
-    }
+    range::prepare(epoch.range_limit);
     let mut site = None;
     if epoch.thinning > 0 {
         let key = Key::of(registers, request.bytes);
@@ -209,9 +204,6 @@ fn enroll(local: &mut Local, number: u8) -> Option<&'static mut Thread> {
         return None;
     };
     thread.meet(epoch);
-    if thread.interval == 1.0 {
-        range::await_made(epoch.range_limit);
-    }
     if epoch.cpu.rate != 0 || timers::session() != 0 {
         cpu::pass(&epoch);
     }

@@ -146,7 +146,7 @@ fn a_rate_that_is_too_high_is_said() {
     command.env("CPUPROFILE", scratch.file("own.prof"));
     let outcome = run(command.env("CPUPROFILE_FREQUENCY", "9999"));
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
-    let said = "CPUPROFILE_FREQUENCY=9999: taken for 4000";
+    let said = "CPUPROFILE_FREQUENCY=9999: 4000 is used instead";
     assert!(outcome.stderr.contains(said), "{outcome:?}");
 }
 

@@ -109,12 +109,12 @@ fn a_sandbox_that_closes_in_a_session_is_told() {
             assert!(told, "{way}: {outcome:?}");
             let outcome = run(scratch.profiler().args(["leaks", "-p", &pid]));
             assert_eq!(outcome.code, Some(1), "{way}: {outcome:?}");
-            let told = outcome.stderr.contains("under a seccomp filter");
+            let told = outcome.stderr.contains("installed a seccomp filter");
             assert!(told, "{way}: {outcome:?}");
             work(&mut target);
         }
         let outcome = session.stop();
-        let told = outcome.stderr.contains("under a seccomp filter");
+        let told = outcome.stderr.contains("installed a seccomp filter");
         assert!(told, "{way}: {outcome:?}");
         let status = target.finish();
         assert!(status.success(), "{way}: {status}");

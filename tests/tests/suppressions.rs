@@ -134,7 +134,7 @@ fn files_of_suppressions_that_are_none_are_refused() {
     let refused = |text: &str, parts: &[&str]| {
         check(&scratch, pid, &["leak:fine\n", text], &[]).refused(2, parts);
     };
-    refused("\n\n\0\x01\n", &["known1:3:", "no text"]);
+    refused("\n\n\0\x01\n", &["known1:3:", "not text"]);
     refused("race:x", &["known1:1:", "race:x"]);
     refused(&"leak:a\n".repeat(200_000), &["known1", "more than"]);
     refused(&"leak:a\n".repeat(20_000), &["known1:10000:", "more than"]);
