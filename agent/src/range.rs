@@ -541,4 +541,26 @@ mod tests {
         };
         assert_eq!((failed, globals(false).page), (0, page as u64));
     }
+
+    #[test]
+    fn a_maker_is_waited_for_but_not_for_ever() {
+        let state = || STATE.load(Ordering::SeqCst);
+        STATE.store(TRYING, Ordering::SeqCst);
+        for _ in 0..3 {
+            prepare(0);
+            assert_eq!((state(), is_ready()), (LATE, false));
+        }
+        begin_again();
+        assert_eq!(state(), UNTRIED);
+        STATE.store(TRYING, Ordering::SeqCst);
+        let waiter = std::thread::spawn(|| prepare(0));
+        while WAITING.load(Ordering::SeqCst) == 0 {
+            std::thread::yield_now();
+        }
+        finish(FAILED);
+        waiter.join().expect("it goes on");
+        assert_eq!(state(), FAILED);
+        assert_eq!(WAITING.load(Ordering::SeqCst), 0);
+        STATE.store(UNTRIED, Ordering::SeqCst);
+    }
 }
