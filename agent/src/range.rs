@@ -8,6 +8,7 @@
 //! (`RLIMIT_AS`, small address spaces), smaller ones are tried; without any, objects are
 //! sampled but their frees cannot be tracked.
 
+mod extents;
 mod free_lists;
 mod transfer;
 
@@ -275,7 +276,7 @@ fn make(limit: u64) {
         BASE.store(base, Ordering::Relaxed);
         headers::begin(base);
         USED.store(headers::bytes(size), Ordering::Relaxed);
-        let arena = make_arena(size)?;
+        let arena = extents::make_arena(size)?;
         ARENA.store(arena, Ordering::Relaxed);
         SIZE.store(size, Ordering::Release);
         END.store(base + size, Ordering::Release);
@@ -315,157 +316,6 @@ fn low_address() -> usize {
         bytes.as_ref().map_or(0, |words| words[0] ^ words[1])
     };
     LOWEST + (random.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 44) * STEP
-}
-
-fn make_arena(size: usize) -> Option<c_uint> {
-    static TABLE: Table = Table(jemalloc::extent_hooks_t {
-        alloc: Some(carve),
-        dalloc: Some(keep),
-        destroy: None,
-        commit: None,
-        decommit: None,
-        purge_lazy: Some(purge_lazy),
-        purge_forced: Some(purge_forced),
-        split: Some(allow_split),
-        merge: Some(allow_merge),
-    });
-    struct Table(jemalloc::extent_hooks_t);
-    // SAFETY: never written; function pointers are free to share.
-    unsafe impl Sync for Table {}
-
-    LIMIT.store(size, Ordering::Relaxed);
-    let hooks = (&raw const TABLE.0).cast_mut();
-    let mut index: c_uint = 0;
-    let mut len = size_of::<c_uint>();
-    let mut hooks: *mut jemalloc::extent_hooks_t = hooks;
-    // SAFETY: jemalloc writes a c_uint and reads a pointer to a static.
-    let failed = unsafe {
-        jemalloc::mallctl(
-            c"arenas.create".as_ptr(),
-            (&raw mut index).cast(),
-            &mut len,
-            (&raw mut hooks).cast(),
-            size_of::<*mut jemalloc::extent_hooks_t>(),
-        )
-    };
-    (failed == 0).then_some(index)
-}
-
-/// Bytes that the hooks may carve from, before [`SIZE`] makes the range visible to `free`.
-static LIMIT: AtomicUsize = AtomicUsize::new(0);
-
-/// Bytes from which on the kernel is asked whether it grants them. It does not ask itself, as there is
-/// `MAP_NORESERVE` on the range.
-const MUCH: usize = 1 << 30;
-
-/// Whether a mapping of this many bytes would be granted.
-#[cold]
-fn is_granted(bytes: usize) -> bool {
-    let access = libc::PROT_READ | libc::PROT_WRITE;
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // SAFETY: a new mapping where nothing is, given back at once.
-    unsafe {
-        let at = libc::mmap(null_mut(), bytes, access, flags, -1, 0);
-        at != libc::MAP_FAILED && libc::munmap(at, bytes) == 0
-    }
-}
-
-unsafe extern "C" fn carve(
-    _: *mut jemalloc::extent_hooks_t,
-    wanted: *mut c_void,
-    size: usize,
-    alignment: usize,
-    zero: *mut bool,
-    commit: *mut bool,
-    _: c_uint,
-) -> *mut c_void {
-    if !wanted.is_null() || size >= MUCH && !is_granted(size) {
-        return null_mut();
-    }
-    let (base, limit) = (BASE.load(Ordering::Relaxed), LIMIT.load(Ordering::Relaxed));
-    let mut used = USED.load(Ordering::Relaxed);
-    let at = loop {
-        let Some(at) = (base + used).checked_next_multiple_of(alignment.max(4096)) else {
-            return null_mut();
-        };
-        let Some(end) = (at - base).checked_add(size).filter(|end| *end <= limit) else {
-            return null_mut();
-        };
-        match USED.compare_exchange_weak(used, end, Ordering::Relaxed, Ordering::Relaxed) {
-            Ok(_) => break at,
-            Err(now) => used = now,
-        }
-    };
-    let at: *mut c_void = without_provenance_mut(at);
-    // SAFETY: inside the reservation and not in use; jemalloc's pointers are valid.
-    unsafe {
-        if libc::mprotect(at, size, libc::PROT_READ | libc::PROT_WRITE) != 0
-            || !headers::open(at.cast(), size)
-        {
-            return null_mut();
-        }
-        *zero = true;
-        *commit = true;
-    }
-    at
-}
-
-unsafe extern "C" fn keep(
-    _: *mut jemalloc::extent_hooks_t,
-    _: *mut c_void,
-    _: usize,
-    _: bool,
-    _: c_uint,
-) -> bool {
-    true
-}
-
-unsafe extern "C" fn purge_lazy(
-    _: *mut jemalloc::extent_hooks_t,
-    at: *mut c_void,
-    _: usize,
-    offset: usize,
-    len: usize,
-    _: c_uint,
-) -> bool {
-    // SAFETY: pages of an extent that jemalloc owns and does not need.
-    unsafe { libc::madvise(at.byte_add(offset), len, libc::MADV_FREE) != 0 }
-}
-
-unsafe extern "C" fn purge_forced(
-    _: *mut jemalloc::extent_hooks_t,
-    at: *mut c_void,
-    _: usize,
-    offset: usize,
-    len: usize,
-    _: c_uint,
-) -> bool {
-    // SAFETY: as above.
-    unsafe { libc::madvise(at.byte_add(offset), len, libc::MADV_DONTNEED) != 0 }
-}
-
-unsafe extern "C" fn allow_split(
-    _: *mut jemalloc::extent_hooks_t,
-    _: *mut c_void,
-    _: usize,
-    _: usize,
-    _: usize,
-    _: bool,
-    _: c_uint,
-) -> bool {
-    false
-}
-
-unsafe extern "C" fn allow_merge(
-    _: *mut jemalloc::extent_hooks_t,
-    _: *mut c_void,
-    _: usize,
-    _: *mut c_void,
-    _: usize,
-    _: bool,
-    _: c_uint,
-) -> bool {
-    false
 }
 
 /// Memory in the range, or null when there is none: it is exhausted, or the thread is ending. Once
