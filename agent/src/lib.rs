@@ -6,7 +6,8 @@
 //! - When on, each thread samples on average one allocation every `interval` bytes, walks
 //!   its stack and counts it in the shared segment (`shm-protocol`). Nothing leaves the
 //!   process; whoever can read the segment has the profile.
-//! - It never allocates from the heap it hooks, never takes a lock of its own, never calls the
+//! - It never allocates from the heap it hooks, never takes a lock of its own (but a thread's
+//!   first sample may wait up to 0.1 s, once, while another thread makes the range), never calls the
 //!   loader after start-up, never panics, never prints, and preserves `errno`. What a program
 //!   requests through a profiler's own functions, or through `HEAPCHECK` at its exit, is done by
 //!   the controller, which is started while the calling thread waits; other threads that make a
