@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdin, Command, ExitStatus};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 
 use crate::wait::{self, PATIENCE};
@@ -76,8 +76,16 @@ impl Target {
     /// The rest of its output, once it has ended by itself.
     pub fn finish_output(&mut self) -> String {
         self.input = None;
-        let lines: Vec<String> = self.lines.iter().collect();
-        lines.join("\n")
+        let mut said = Vec::new();
+        loop {
+            match self.lines.recv_timeout(PATIENCE) {
+                Ok(line) => said.push(line),
+                Err(RecvTimeoutError::Disconnected) => return said.join("\n"),
+                Err(RecvTimeoutError::Timeout) => {
+                    panic!("{}: does not end; it said {said:?}", self.title)
+                }
+            }
+        }
     }
 
     /// Sends it a signal.
