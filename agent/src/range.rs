@@ -17,7 +17,7 @@ pub use free_lists::FreeLists;
 use crate::{headers, sys};
 use core::ffi::{c_int, c_uint, c_void};
 use core::mem::size_of;
-use core::ptr::{null_mut, without_provenance_mut};
+use core::ptr::{NonNull, null_mut, without_provenance_mut};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use shm_protocol::layout::HeapGlobals;
 use tikv_jemalloc_sys as jemalloc;
@@ -318,15 +318,28 @@ fn low_address() -> usize {
     LOWEST + (random.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 44) * STEP
 }
 
-/// Memory in the range, or null when there is none: it is exhausted, or the thread is ending. Once
-/// jemalloc has given up a thread's data, which may be before other destructors run, it takes
-/// memory for that thread from its first arena, whatever is requested; that would not be known as a
-/// sampled object when it is freed.
+/// Why an object cannot be in the range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoPlace {
+    /// There is no range, or no room in it.
+    Exhausted,
+    /// jemalloc takes memory for this thread from its first arena, whatever is requested: it has given up the
+    /// data of a thread that is ending, which may be before other destructors run, or is itself at work.
+    Elsewhere,
+}
+
+/// Memory in the range. What jemalloc gives from elsewhere is given back: it would not be known as a sampled
+/// object when it is freed.
 ///
 /// # Safety
 /// There is a range ([`is_ready`]); `size` is not 0 and `align` a power of two.
 #[inline]
-pub unsafe fn alloc(size: usize, align: usize, zero: bool, flags: Flags) -> *mut u8 {
+pub unsafe fn alloc(
+    size: usize,
+    align: usize,
+    zero: bool,
+    flags: Flags,
+) -> Result<NonNull<u8>, NoPlace> {
     let zero = if zero { 0x40 } else { 0 };
     let align = if align > 16 {
         align.trailing_zeros() as c_int
@@ -337,11 +350,12 @@ pub unsafe fn alloc(size: usize, align: usize, zero: bool, flags: Flags) -> *mut
     // nobody's.
     unsafe {
         let at = jemalloc::mallocx(size, flags.0 | zero | align);
-        if at.is_null() || contains(at) {
-            return at.cast();
+        let block = NonNull::new(at.cast()).ok_or(NoPlace::Exhausted)?;
+        if contains(at) {
+            return Ok(block);
         }
         jemalloc::dallocx(at, TCACHE_NONE);
-        null_mut()
+        Err(NoPlace::Elsewhere)
     }
 }
 

@@ -16,7 +16,7 @@ use crate::fork;
 use crate::local::Local;
 use crate::object::{self, Layout, Object};
 use crate::probes;
-use crate::range::{self, Flags, FreeLists};
+use crate::range::{self, Flags, FreeLists, NoPlace};
 use crate::seccomp;
 use crate::session::{self, Epoch};
 use crate::stats;
@@ -25,7 +25,7 @@ use crate::thinning::Key;
 use crate::thread::{self, Thread};
 use crate::timers;
 use core::ffi::{c_int, c_void};
-use core::ptr::null_mut;
+use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::{AtomicU64, Ordering};
 use shm_protocol::counters::Counters;
 use shm_protocol::layout::SHARED_SHARD;
@@ -210,7 +210,7 @@ fn enroll(local: &mut Local, number: u8) -> Option<&'static mut Thread> {
     Some(thread)
 }
 
-/// Makes the object and counts it. Null if the range has no room: the allocation is still counted,
+/// Makes the object and counts it. Null if it cannot be in the range: the allocation is still counted,
 /// as one whose free cannot be tracked.
 #[inline]
 fn sample(
@@ -221,7 +221,7 @@ fn sample(
     now_ns: u64,
 ) -> *mut u8 {
     let layout = request.layout();
-    let base = allocate(thread, request.align, layout);
+    let place = allocate(thread, request.align, layout);
     let born = clock::tick_of(now_ns);
     let mut weight = thread.weights.of(request.bytes as u64, thread.interval);
     if let Some((_, step)) = site {
@@ -239,10 +239,13 @@ fn sample(
         let learned = (sample.bytes, epoch.interval, epoch.thinning);
         thread.sites.learn(key, known, learned);
     }
-    if base.is_null() {
-        count_untracked(thread, epoch, record, &sample);
-        return null_mut();
-    }
+    let base = match place {
+        Ok(base) => base.as_ptr(),
+        Err(why) => {
+            count_untracked(thread, epoch, (record, why), &sample);
+            return null_mut();
+        }
+    };
     let object = Object {
         record,
         session: epoch.session as u8,
@@ -290,9 +293,9 @@ unsafe fn clear(at: *mut u8, bytes: usize) {
 }
 
 #[inline]
-fn allocate(thread: &mut Thread, align: usize, layout: Layout) -> *mut u8 {
+fn allocate(thread: &mut Thread, align: usize, layout: Layout) -> Result<NonNull<u8>, NoPlace> {
     if !range::is_ready() {
-        return null_mut();
+        return Err(NoPlace::Exhausted);
     }
     let free_lists = thread.free_lists.get_or_insert_with(FreeLists::new);
     // SAFETY: the range is ready; there are usable bytes.
@@ -350,13 +353,17 @@ fn truncated(counters: &Counters, cause: Cause) -> &AtomicU64 {
 }
 
 #[cold]
-fn count_untracked(thread: &Thread, epoch: &Epoch, record: RecordId, born: &NewSample) {
-    epoch
-        .bank
-        .header
-        .counters
-        .untracked
-        .fetch_add(1, Ordering::Relaxed);
+fn count_untracked(
+    thread: &Thread,
+    epoch: &Epoch,
+    (record, why): (RecordId, NoPlace),
+    born: &NewSample,
+) {
+    let counters = &epoch.bank.header.counters;
+    counters.untracked.fetch_add(1, Ordering::Relaxed);
+    if why == NoPlace::Elsewhere {
+        counters.untracked_elsewhere.fetch_add(1, Ordering::Relaxed);
+    }
     let freed = FreeSample {
         born: *born,
         tick: born.tick,

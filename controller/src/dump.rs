@@ -174,11 +174,15 @@ pub fn write_snapshot(
         profile.moments = timeline.moments(snapshot, &profile);
     }
     let unnamed = interpreted::without_room(&profile);
-    let untracked = snapshot.untracked();
+    let samples = snapshot.totals.samples;
+    let elsewhere = snapshot.untracked_elsewhere();
+    let untracked = snapshot.untracked() - elsewhere;
     let unsampled = snapshot.unsampled_threads();
     let warnings = [
         (unsampled > 0).then(|| without_memory(agent, unsampled)),
-        (untracked > 0).then(|| without_place(agent, untracked, snapshot.totals.samples)),
+        (untracked > 0).then(|| without_place(agent, untracked, samples)),
+        // A few are nothing to worry about.
+        (elsewhere > samples / 100).then(|| of_ending_threads(agent, elsewhere, samples)),
         (truncated > 0).then(|| truncation(agent, truncated)),
         (unnamed > 0).then(|| unnamed_lines(agent, unnamed)),
     ];
@@ -207,6 +211,14 @@ fn without_place(agent: &Agent, untracked: u64, samples: u64) -> String {
          the address space is limited (ulimit -v) or used up, or several threads took their first \
          ones at once: their objects are missing from the live values, which are too small; the \
          allocated values are right",
+        agent.title()
+    )
+}
+
+fn of_ending_threads(agent: &Agent, elsewhere: u64, samples: u64) -> String {
+    format!(
+        "{}: {elsewhere} of {samples} samples were taken in threads that were ending, whose objects cannot be \
+         tracked: they are missing from the live values, which are too small; the allocated values are right",
         agent.title()
     )
 }

@@ -93,6 +93,12 @@ impl Snapshot {
         self.counter("untracked")
     }
 
+    /// Those of [`untracked`](Self::untracked) that jemalloc allocated elsewhere, whatever was requested: in
+    /// threads that were ending, and for itself.
+    pub fn untracked_elsewhere(&self) -> u64 {
+        self.counter("untracked_elsewhere").min(self.untracked())
+    }
+
     /// Threads that were not sampled: what they allocated is in no value.
     pub fn unsampled_threads(&self) -> u64 {
         self.counter("unsampled_threads")

@@ -1,5 +1,5 @@
 //! Samples whose objects have no place in the range of sampled objects: because the address space
-//! of the process is limited, or more is live than there is room for.
+//! of the process is limited, more is live than there is room for, or the thread was ending.
 //!
 //! The agent counts such an object as freed as soon as it is allocated. So what was allocated is
 //! right, but what is in use is too small, and more seems to be freed at once than is.
@@ -8,21 +8,41 @@ use heap_format::Profile;
 
 /// Names of counters in dumps.
 const UNTRACKED: &str = "untracked";
+const ELSEWHERE: &str = "untracked_elsewhere";
 const SAMPLES: &str = "samples";
+
+/// Shares of all samples of a session, by cause.
+#[derive(Clone, Copy)]
+struct Shares {
+    /// There was no room, or no range.
+    exhausted: f64,
+    /// jemalloc allocated them elsewhere.
+    elsewhere: f64,
+}
+
+impl Shares {
+    fn sum(self) -> f64 {
+        self.exhausted + self.elsewhere
+    }
+}
+
+/// As many of ending threads are not worth mentioning: nearly every program has one or two.
+const FEW: f64 = 0.01;
 
 /// What there is to say of these dumps; of several, of the one with the largest share.
 pub fn remark_of_all<'a>(profiles: impl Iterator<Item = &'a Profile>) -> Option<String> {
-    let shares = profiles.filter_map(share);
-    shares.reduce(f64::max).map(text)
+    let shares = profiles.filter_map(shares);
+    let worse = |a: Shares, b: Shares| if b.sum() > a.sum() { b } else { a };
+    shares.reduce(worse).map(text)
 }
 
 /// What there is to say of this dump.
 pub fn remark(profile: &Profile) -> Option<String> {
-    share(profile).map(text)
+    shares(profile).map(text)
 }
 
-/// The share of such samples among all of the session; `None` if there is none.
-fn share(profile: &Profile) -> Option<f64> {
+/// The shares of such samples among all of the session; `None` if there are none to mention.
+fn shares(profile: &Profile) -> Option<Shares> {
     // The dump of a check for leaks has a remark of its own.
     if profile.facts.leak_check.is_some() {
         return None;
@@ -30,20 +50,40 @@ fn share(profile: &Profile) -> Option<f64> {
     let count = |name| profile.facts.counters.get(name).copied().unwrap_or(0);
     let untracked = count(UNTRACKED);
     // Whoever wrote the file, a part is not more than the whole.
-    let samples = count(SAMPLES).max(untracked);
-    (untracked > 0).then(|| untracked as f64 / samples as f64)
+    let samples = count(SAMPLES).max(untracked).max(1) as f64;
+    let elsewhere = count(ELSEWHERE).min(untracked);
+    let shares = Shares {
+        exhausted: (untracked - elsewhere) as f64 / samples,
+        elsewhere: elsewhere as f64 / samples,
+    };
+    (shares.exhausted > 0.0 || shares.elsewhere >= FEW).then_some(shares)
 }
 
-fn text(share: f64) -> String {
-    let percent = match (share * 100.0) as u32 {
+fn percent(share: f64) -> String {
+    match (share * 100.0) as u32 {
         0 => "less than 1%".to_owned(),
         percent => format!("{percent}%"),
-    };
+    }
+}
+
+fn text(shares: Shares) -> String {
+    let mut causes = Vec::new();
+    if shares.exhausted > 0.0 {
+        causes.push(format!(
+            "{} of the samples have no place in the range of sampled objects (the address space is limited, as \
+             by ulimit -v, or used up, or several threads took their first samples at once)",
+            percent(shares.exhausted)
+        ));
+    }
+    if shares.elsewhere >= FEW {
+        causes.push(format!(
+            "{} of the samples were taken in threads that were ending, whose objects cannot be tracked",
+            percent(shares.elsewhere)
+        ));
+    }
     format!(
-        "{percent} of the samples have no place in the range of sampled objects (the address space \
-         is limited, as by ulimit -v, or used up, or several threads took their first samples at \
-         once): they count as freed at once, so the in-use values are too small; the allocated \
-         values are right"
+        "{}: they count as freed at once, so the in-use values are too small; the allocated values are right",
+        causes.join("; ")
     )
 }
 
@@ -72,6 +112,38 @@ mod tests {
         // Of files that are wrong.
         begins(&[("samples", 3), ("untracked", u64::MAX)], "100% of");
         begins(&[("untracked", 4)], "100% of");
+        begins(
+            &[("untracked", 1), ("untracked_elsewhere", 9)],
+            "100% of the samples were taken in threads",
+        );
+    }
+
+    #[test]
+    fn objects_of_ending_threads_are_told_apart() {
+        let of = |untracked, elsewhere| {
+            remark(&with(&[
+                ("samples", 1000),
+                ("untracked", untracked),
+                ("untracked_elsewhere", elsewhere),
+            ]))
+        };
+        assert_eq!(of(9, 9), None, "a few");
+        let text = of(10, 10).unwrap();
+        assert!(
+            text.starts_with("1% of the samples were taken in threads that were ending"),
+            "{text}"
+        );
+        let text = of(9, 8).unwrap();
+        assert!(
+            text.starts_with("less than 1% of the samples have no place"),
+            "{text}"
+        );
+        assert!(!text.contains("ending"), "{text}");
+        let text = of(520, 20).unwrap();
+        assert!(
+            text.starts_with("50% of") && text.contains("; 2% of"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -43,7 +43,7 @@ counters! {
     threads, true;
     /// Samples counted under `[table full]`.
     table_full, true;
-    /// Samples whose free could not be tracked: no room in the range of sampled objects.
+    /// Samples whose free could not be tracked: their objects are not in the range of sampled objects.
     untracked, true;
     /// Threads that were not sampled: no memory for what that takes.
     unsampled_threads, false;
@@ -59,6 +59,9 @@ counters! {
     truncated_out_of_stack, false;
     /// Stacks truncated because they have more frames than are kept.
     truncated_too_deep, false;
+    /// Those of `untracked` whose objects jemalloc allocates elsewhere, whatever is requested: those of
+    /// threads that are ending, and its own.
+    untracked_elsewhere, false;
 }
 
 #[cfg(test)]

@@ -107,13 +107,22 @@ fn the_names_of_threads_outlive_them() {
 fn the_allocators_own_threads_begin_in_a_session() {
     let scratch = Scratch::new();
     let program = scratch.compile("background.c", &[]);
-    let mut target = Target::start(&mut scratch.preloaded(&program));
-    assert_eq!(target.hear(), "ready");
-    let session = Session::of(&scratch, target.pid(), "1");
-    target.say("begin");
-    assert_eq!(target.hear(), "ok");
-    session.stop();
-    target.finish_well();
+    for argument in [None, Some("allocate")] {
+        let mut command = scratch.preloaded(&program);
+        let mut target = Target::start(command.args(argument));
+        assert_eq!(target.hear(), "ready");
+        let session = Session::of(&scratch, target.pid(), "1");
+        target.say("begin");
+        assert_eq!(target.hear(), "ok");
+        let outcome = session.stop();
+        // What it allocates meanwhile, it allocates outside the range: no limit is to blame.
+        let counters = outcome.profile().facts.counters;
+        let elsewhere = counters.get("untracked_elsewhere").copied();
+        assert_eq!(counters["untracked"], elsewhere.unwrap_or(0));
+        assert_eq!(elsewhere.is_some(), argument.is_some(), "{counters:?}");
+        assert!(!outcome.stderr.contains("no place"), "{}", outcome.stderr);
+        target.finish_well();
+    }
 }
 
 /// Threads whose first samples fall due at the same moment, of which one makes the place where objects are

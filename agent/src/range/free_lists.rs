@@ -16,13 +16,13 @@
 //!
 //! [`transfer`]: super::transfer
 
-use super::Flags;
 use super::transfer::{Transfer, batch};
+use super::{Flags, NoPlace};
 use crate::arch;
 use crate::object::Layout;
 use core::ffi::{CStr, c_void};
 use core::mem::size_of;
-use core::ptr::null_mut;
+use core::ptr::{NonNull, null_mut};
 use tikv_jemalloc_sys as jemalloc;
 
 /// Sizes are multiples of this.
@@ -157,21 +157,22 @@ impl FreeLists {
         }
     }
 
-    /// Memory in the range for an object, or null when that is exhausted.
+    /// Memory in the range for an object.
     ///
     /// # Safety
     /// There is a range ([`super::is_ready`]); `align` is a power of two.
     #[inline]
-    pub unsafe fn alloc(&mut self, layout: Layout, align: usize) -> *mut u8 {
+    pub unsafe fn alloc(&mut self, layout: Layout, align: usize) -> Result<NonNull<u8>, NoPlace> {
         let Layout { offset, usable } = layout;
         let size = (usable + offset).next_multiple_of(STEP);
         let bin = size / STEP - 1;
         if align <= STEP
             && bin < BINS
             && (!self.heads[bin].is_null() || self.take_batch(bin))
+            && let Some(first) = NonNull::new(self.heads[bin])
             && self.allocated.add(usable)
         {
-            let block = self.heads[bin];
+            let block = first.as_ptr();
             // SAFETY: `free` put it into this list: it is as large as the list's size, and
             // nobody else's.
             let next = unsafe { (*block).next };
@@ -180,7 +181,7 @@ impl FreeLists {
             self.heads[bin] = next;
             self.counts[bin] -= 1;
             self.room += size as isize;
-            return block.cast();
+            return Ok(first.cast());
         }
         self.allocated.instead(usable, || {
             // SAFETY: the caller's.
