@@ -1,7 +1,7 @@
-//! What the linker is told: to refuse what no library on its line defines, rather than leave that
+//! Options for the linker: to refuse what no library on its line defines, rather than leave that
 //! to the loader of a target; and libc, after the objects that need it. The `libc` crate asks for
-//! it only where nobody in the workspace wants its feature `std`, and too early for GNU ld. And to lead
-//! some of the C library's names to the agent's own functions.
+//! it only where nobody in the workspace wants its feature `std`, and too early for GNU ld. And to
+//! lead some of the C library's names to the agent's own functions.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -2,7 +2,7 @@
 //!
 //! Before a fork, jemalloc takes all of its locks, and afterwards it reinitialises them in both
 //! processes: some 40 page faults, twice what the fork of a small process costs. In a process with
-//! one thread, nobody else can hold a lock. So the `pthread_atfork` that jemalloc is linked with is
+//! one thread, no other can hold a lock. So the `pthread_atfork` that jemalloc is linked with is
 //! ours.
 //!
 //! All handlers lie together (`mem_agent_fork`), because a child takes a page fault for each page

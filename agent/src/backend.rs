@@ -38,12 +38,13 @@ fn no_memory_if_null(p: *mut c_void) -> *mut c_void {
     p
 }
 
-/// What jemalloc does unless it is told otherwise (`_RJEM_MALLOC_CONF`):
+/// jemalloc's options, unless they are overridden (`_RJEM_MALLOC_CONF`):
 ///
-/// - Large objects have size classes, four to each doubling, as before 5.3.1. Without them, an object that
-///   grows in steps is moved and copied at every second one, as what is left behind it is in another state.
-/// - Freed objects are kept for reuse, for up to ten seconds, up to the size that glibc keeps, not up to
-///   8 MiB only: otherwise each use of a larger buffer faults in all of its pages.
+/// - Large objects have size classes, four to each doubling, as before 5.3.1. Without them, an
+///   object that grows in steps is moved and copied at every second one, as what is left behind it
+///   is in another state.
+/// - Freed objects are kept for reuse, for up to ten seconds, up to the size that glibc keeps, not
+///   up to 8 MiB only: otherwise each use of a larger buffer faults in all of its pages.
 #[unsafe(export_name = "_rjem_malloc_conf")]
 static OPTIONS: AtomicPtr<c_char> = AtomicPtr::new(USUAL.as_ptr().cast_mut());
 const USUAL: &CStr = c"disable_large_size_classes:false,oversize_threshold:33554432";
@@ -52,16 +53,17 @@ const LIMITED: &CStr = c"disable_large_size_classes:false,oversize_threshold:335
 core::arch::global_asm!(".hidden _rjem_malloc_conf");
 
 unsafe extern "C" {
-    /// jemalloc's size classes of small requests, one entry for each 8 bytes, filled when it starts.
+    /// jemalloc's size classes of small requests, one entry for each 8 bytes, filled when it
+    /// starts.
     #[link_name = "_rjem_je_sz_size2index_tab"]
     static mut CLASS_OF_REQUEST: [u8; 3];
 }
 
-/// Gives requests of up to 8 bytes the class of 16, so that all that `malloc` returns is aligned to 16, as the
-/// ABIs say, compilers assume and glibc does. Before the first allocation.
+/// Gives requests of up to 8 bytes the class of 16, so that all that `malloc` returns is aligned to
+/// 16, as the ABIs say, compilers assume and glibc does. Before the first allocation.
 fn align_smallest() {
-    // SAFETY: a size that is not 0, for which jemalloc starts, and so fills its table; the process has one
-    // thread, so nobody reads the table meanwhile. No object of a smaller class exists yet.
+    // SAFETY: a size that is not 0, for which jemalloc starts, and so fills its table; the process
+    // has one thread, so nobody reads the table meanwhile. No object of a smaller class exists yet.
     unsafe {
         jemalloc::nallocx(1, 0);
         let classes = &raw mut CLASS_OF_REQUEST;
@@ -207,8 +209,9 @@ fn choose() {
     }
 }
 
-/// Whether the process may map so little that arenas, of megabytes each, would take much of it. A thread that
-/// jemalloc has no memory for an arena for crashes, so there is only the one that it begins with.
+/// Whether the process may map so little that arenas, of megabytes each, would take much of it. A
+/// thread that jemalloc has no memory for an arena for crashes, so there is only the one that it
+/// begins with.
 fn is_limited() -> bool {
     const LITTLE: u64 = 4 << 30;
     let limit = |resource| {
@@ -224,8 +227,8 @@ fn is_limited() -> bool {
     is_limited
 }
 
-/// What jemalloc has to say without being asked, as where there is no memory for a thread's cache. It would
-/// write it to descriptor 2, which may be any file of the program's.
+/// What jemalloc has to say without being asked, as where there is no memory for a thread's cache.
+/// It would write it to descriptor 2, which may be any file of the program's.
 unsafe extern "C" fn say_nothing(_: *mut c_void, _: *const c_char) {}
 
 /// Reads whether it is, and remembers it.
@@ -235,8 +238,8 @@ fn looks_left_out() -> bool {
     left_out
 }
 
-/// At start-up, for a process with a sanitizer: at its first allocation the sanitizer may not have begun, and
-/// reading a file by its functions would end the program.
+/// At start-up, for a process with a sanitizer: at its first allocation the sanitizer may not have
+/// begun, and reading a file by its functions would end the program.
 pub fn look_again() {
     if stands_aside() {
         looks_left_out();

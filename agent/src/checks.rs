@@ -66,7 +66,7 @@ pub fn is_whole() -> bool {
     MODE.load(Ordering::Relaxed) == WHOLE
 }
 
-/// Whether the program is checked at exit only because of a variable: nobody collects its profile.
+/// Whether the program is checked at exit only because of a variable, so its profile is not wanted.
 fn is_by_variable() -> bool {
     BY_VARIABLE.load(Ordering::Relaxed)
 }

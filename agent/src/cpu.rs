@@ -8,10 +8,10 @@
 //! A forked child that has not allocated yet begins its parent's session in the handler, when the
 //! one timer that it has from birth fires.
 //!
-//! The handler waits for no lock (it takes one only if it is free), allocates nothing and keeps `errno`. It runs on memory of its own,
-//! however small the interrupted stack is, and does nothing if it interrupted the agent. It also
-//! makes sure that new threads get timers, and that all timers are deleted once the session is
-//! over.
+//! The handler waits for no lock (it takes one only if it is free), allocates nothing and keeps
+//! `errno`. It runs on memory of its own, however small the interrupted stack is, and does nothing
+//! if it interrupted the agent. It also makes sure that new threads get timers, and that all timers
+//! are deleted once the session is over.
 //!
 //! These system calls are made only for a session that requests CPU time, and never where a seccomp
 //! filter may forbid them ([`seccomp::lets_timers_pass`]).
@@ -36,7 +36,7 @@ use unwind::walk::Walk;
 /// Bytes that a thread may allocate in a session of CPU time alone before it looks whether there
 /// are new threads.
 pub const COUNTDOWN: i64 = 64 << 10;
-/// Time between such looks, by whoever comes first.
+/// Time between such looks, by whichever thread comes first.
 const PERIOD_NS: u64 = 100_000_000;
 
 /// When threads were looked for.
@@ -124,7 +124,7 @@ fn refuse(totals: &CpuTotals, state: CpuState, errno: c_int) {
     totals.state.store(state as u32, Ordering::Release);
 }
 
-/// Deletes all timers, if it is nobody else's turn; then the next signal tries again.
+/// Deletes all timers, unless another thread has the turn; then the next signal tries again.
 #[cold]
 fn end(state: CpuState) {
     let Some(turn) = Turn::take() else { return };

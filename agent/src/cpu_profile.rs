@@ -63,7 +63,7 @@ pub fn start() {
     if !sys::next_symbol(c"ProfilerStart").is_null() {
         return;
     }
-    // As gperftools does: the first byte tells children that the name is taken.
+    // As gperftools does: the first byte shows children that the name is taken.
     let (first, rest) = (path[0], &path[1..]);
     let mut name = Text::<NAME>::new();
     name.push(&[first & 0x7f]);

@@ -82,7 +82,7 @@ fn unused(entries: &[Exemption]) -> Option<&Exemption> {
     entries.get(index.ok()? as usize)
 }
 
-/// One that is in use no more.
+/// One that is no longer in use.
 #[cold]
 fn freed(entries: &[Exemption]) -> Option<&Exemption> {
     entries.iter().find(|entry| {

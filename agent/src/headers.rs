@@ -5,8 +5,8 @@
 //! In classes of whole kilobytes objects begin at multiples of one: there, a full object's header
 //! is the entry for its address in this table instead, and the object takes its own class.
 //!
-//! The table is the beginning of the range: 16 bytes for each kilobyte, of which only those in use take
-//! memory. An entry of no object is zero, or has the weight 0.
+//! The table is the beginning of the range: 16 bytes for each kilobyte, of which only those in use
+//! take memory. An entry of no object is zero, or has the weight 0.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
@@ -35,7 +35,7 @@ pub fn begin(base: usize) {
 /// Makes the entries of some of the range's memory accessible; whether that succeeded.
 ///
 /// # Safety
-/// The memory is in the range, after the table, whose size [`bytes`] has told.
+/// The memory is in the range, after the table, whose size [`bytes`] has returned.
 pub unsafe fn open(at: *const u8, bytes: usize) -> bool {
     let (first, last) = (entry(at), entry(at.wrapping_add(bytes)));
     let skew = (first.addr() - BASE.load(Ordering::Relaxed)) % MOST_PAGE;

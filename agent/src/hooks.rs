@@ -33,7 +33,7 @@ pub fn is_turned_off() -> bool {
 }
 
 /// Asks the program which leaks are known and which options it has, once, and lists the texts for
-/// whoever makes the check.
+/// the controller that makes the check.
 pub fn tell() {
     static TOLD: AtomicBool = AtomicBool::new(false);
     if TOLD.swap(true, Ordering::Relaxed) {

@@ -10,7 +10,7 @@ use core::arch::asm;
 use core::ffi::c_void;
 
 /// A `nop`, and the `.note.stapsdt` that says where it is, with the arguments in these registers.
-/// The byte in `.stapsdt.base` tells a reader of a prelinked file how far the note's addresses
+/// The byte in `.stapsdt.base` shows a reader of a prelinked file how far the note's addresses
 /// have moved.
 macro_rules! probe {
     ($name:literal, $arguments:literal, $($register:tt = $value:expr),+) => {
@@ -50,7 +50,7 @@ macro_rules! probe {
     };
 }
 
-/// A sampled object was made; nobody else has its address yet. The bytes that it stands for are its
+/// A sampled object was made; no one else has its address yet. The bytes that it stands for are its
 /// size times its weight.
 #[inline(always)]
 pub fn alloc(object: *mut u8, bytes: u64, weighted: u64) {

@@ -24,10 +24,10 @@
 //! | `frame` | what is read of a frame, and what of that is kept |
 //! | `memo` | the frames of its last walk |
 //! | `place` | where in its code object a frame is |
-//! | `plain` | the least that tells that one of them is what it was |
+//! | `plain` | the minimum check that one of them is what it was |
 //! | `pair` | words that are compared two at a time |
-//! | `function` | what tells more cheaply that a code object is what it was |
-//! | `mark` | what tells a code object from another one at its address |
+//! | `function` | a cheaper check that a code object is what it was |
+//! | `mark` | what distinguishes a code object from another one at its address |
 //! | `objects` | strings, code objects |
 //! | `options` | its command line, for what that says of its environment |
 //! | `codes` | code objects in the segment, each once |

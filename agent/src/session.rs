@@ -282,7 +282,7 @@ static REFUSED_GROWTH: AtomicU64 = AtomicU64::new(0);
 /// pages exist before they are written.
 pub fn grow_early(epoch: &Epoch) {
     if is_alone(epoch) {
-        // Once a second at most, so a refusal need not be for ever.
+        // Tried again once a second at most, so a refusal need not be final.
         REFUSED_GROWTH.store(0, Ordering::Relaxed);
         extend(epoch, 2);
     }

@@ -26,7 +26,7 @@ pub fn cycles_to_ns(cycles: u64) -> Option<u64> {
     (scale != 0 && cycles < 1 << 20).then(|| (cycles * scale) >> 20)
 }
 
-/// Least time between two readings that tell how fast cycles go, since the clock is coarse.
+/// Least time between two readings that calibrate the cycle counter, since the clock is coarse.
 const CALIBRATION_NS: u64 = 100_000_000;
 
 /// Notes cycle counter and clock at start-up, to compare later readings with.
@@ -118,8 +118,8 @@ fn refresh_jemalloc() {
     };
 }
 
-/// Gives free memory of all arenas, and of the calling thread's cache, back to the system; whether there
-/// was any.
+/// Gives free memory of all arenas, and of the calling thread's cache, back to the system; whether
+/// there was any.
 pub fn purge() -> bool {
     // The number of all arenas together, by jemalloc(3): `MALLCTL_ARENAS_ALL`.
     let done = |name: &CStr| {

@@ -63,9 +63,9 @@ unsafe extern "C" {
     fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
 }
 
-/// While this lives, `pthread_cancel` does not end the calling thread. Functions that open, read or wait
-/// are cancellation points, and those of an allocator must not be: a program that allocates while it
-/// holds a lock counts on releasing it.
+/// While this lives, `pthread_cancel` does not end the calling thread. Functions that open, read or
+/// wait are cancellation points, and those of an allocator must not be: a program that allocates
+/// while it holds a lock counts on releasing it.
 pub struct Uncancelled {
     before: c_int,
 }
@@ -157,10 +157,10 @@ pub fn unlink(path: &CStr) {
 
 /// Address of a symbol in the program's search order; null if there is none. Calls the loader.
 ///
-/// In vain it allocates the loader's message from the program's heap, and the loader keeps a pointer
-/// into it, which outlives it: recorded, that hides the loss of an object that comes to lie there.
-/// So it is for names that may be missing only before a session can begin; after that, a weak
-/// reference (`glibc_function!`) asks nobody.
+/// In vain it allocates the loader's message from the program's heap, and the loader keeps a
+/// pointer into it, which outlives it: recorded, that hides the loss of an object that comes to lie
+/// there. So it is for names that may be missing only before a session can begin; after that, a
+/// weak reference (`glibc_function!`) asks nobody.
 pub fn symbol(name: &CStr) -> *mut c_void {
     // SAFETY: a terminated name and a handle that is always valid. A failure is taken back, so
     // that the program does not find it.
@@ -179,7 +179,7 @@ pub fn next_symbol(name: &CStr) -> *mut c_void {
     unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
 }
 
-/// Ends the process at once: no destructors, no handlers, and nobody is told.
+/// Ends the process at once: no destructors, no handlers, no notification.
 pub fn end(code: c_int) -> ! {
     loop {
         // SAFETY: ends the process; no memory is passed.

@@ -2,8 +2,8 @@
 //!
 //! Made at the thread's first sample, in memory of its own (almost 2 MiB of address space, of which
 //! a stack of ordinary depth touches a few pages), given back when the thread ends, and reused by
-//! the next one. Where the address space is limited, only as many threads have it as leave most of that
-//! to the program; the others are not sampled, and counted.
+//! the next one. Where the address space is limited, only as many threads have it as leave most of
+//! that to the program; the others are not sampled, and counted.
 
 use crate::arch::Interrupted;
 use crate::local::Local;
@@ -65,8 +65,8 @@ pub struct Thread {
     python: python::Frames,
 }
 
-/// The stack that samples of CPU time are taken on: the one that a signal meets may have little room
-/// left. It takes memory when it is used first.
+/// The stack that samples of CPU time are taken on: the one that a signal meets may have little
+/// room left. It takes memory when it is used first.
 #[repr(C, align(16))]
 struct HandlerStack([MaybeUninit<u8>; 64 << 10]);
 
@@ -380,8 +380,9 @@ pub fn start(limit: u64) {
 }
 
 /// New memory for a thread, unless that would leave too little of a limited address space to the
-/// program, whose own threads need stacks. `limit` is the most bytes for all threads as well, which the
-/// session's starter derived from what is left; 0: none. The first thread always has its memory.
+/// program, whose own threads need stacks. `limit` is the most bytes for all threads as well, which
+/// the session's starter derived from what is left; 0: none. The first thread always has its
+/// memory.
 fn map(limit: u64) -> *mut Thread {
     let bytes = size_of::<Thread>();
     let most = match usize::try_from(limit) {
@@ -427,7 +428,7 @@ pub fn make(limit: u64) -> *mut Thread {
     }
     let key = KEY.load(Ordering::Relaxed);
     if key != u32::MAX {
-        // SAFETY: our key. Without the value the memory is lost at the thread's end, no more.
+        // SAFETY: our key. Without the value, only this memory is lost at the thread's end.
         unsafe { libc::pthread_setspecific(key, thread.cast()) };
     }
     thread

@@ -7,7 +7,7 @@ use core::sync::atomic::{AtomicI64, Ordering};
 /// Where it is, from the thread pointer on; 0: not known, and no thread has a number.
 static OFFSET: AtomicI64 = AtomicI64::new(0);
 
-/// What glibc tells debuggers of a field of its thread descriptor (`nptl_db/db_info.c`).
+/// What glibc publishes for debuggers about a field of its thread descriptor (`nptl_db/db_info.c`).
 #[repr(C)]
 struct Field {
     bits: u32,
@@ -15,7 +15,7 @@ struct Field {
     offset: u32,
 }
 
-/// Looks up where it is, in what glibc tells debuggers. At start-up.
+/// Looks up where it is, in what glibc publishes for debuggers. At start-up.
 pub fn find() {
     let Some(offset) = descriptor().zip(field()).map(|(from, field)| from + field) else {
         return;

@@ -8,7 +8,7 @@ use core::mem::{offset_of, size_of};
 /// Longest name of such a socket, in the abstract namespace.
 pub const NAME: usize = 100;
 
-/// Puts a question to the controller with this pid, which has told this name. Waits for its answer.
+/// Sends a request to the controller with this pid, which gave this name. Waits for its answer.
 /// Changes `errno`.
 pub fn ask_again(pid: c_int, name: &[u8], question: &[u8]) -> Result<Answer, Failure> {
     if seccomp::is_installed() {

@@ -1,8 +1,9 @@
-//! Starts the controller as nobody's child.
+//! Starts the controller so that it is not the program's child.
 //!
 //! A child of ours, which shares our memory while this thread waits, starts it and ends: the
-//! controller becomes the child of whoever adopts orphans. Neither sends a signal when it ends.
-//! A plain fork would copy the page tables of a large program, and run its fork handlers.
+//! controller becomes the child of the process that adopts orphans (init or a subreaper). Neither
+//! sends a signal when it ends. A plain fork would copy the page tables of a large program, and run
+//! its fork handlers.
 
 use super::*;
 use core::ffi::c_char;
@@ -23,7 +24,7 @@ pub struct Started {
 }
 
 impl Started {
-    /// Whether it has not ended, as far as can be told.
+    /// Whether it is still running, as far as is known.
     pub fn is_alive(&self) -> bool {
         // SAFETY: signal 0 is not sent.
         unsafe { libc::kill(self.pid, 0) == 0 || sys::errno() != libc::ESRCH }
@@ -124,7 +125,7 @@ unsafe fn clone(
 extern "C" fn between(order: *mut c_void) -> c_int {
     // SAFETY: the order of `run`, which waits for us.
     let order = unsafe { &*order.cast::<Order>() };
-    // SAFETY: the lower one of the two stacks; we wait until it is used no more.
+    // SAFETY: the lower one of the two stacks; we wait until it is no longer used.
     let child = unsafe { clone(controller, order.stacks.add(STACK), order) };
     let failed = order.outcome.load(Ordering::Relaxed) != -libc::ECHILD;
     if child < 0 {

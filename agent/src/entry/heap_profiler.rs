@@ -25,7 +25,7 @@ exports! {
         // SAFETY: the caller's terminated text, or null.
         unsafe { begin(prefix) }
     } else {}
-    /// Ends the session. What it has counted can be dumped no more.
+    /// Ends the session. What it has counted can no longer be dumped.
     "HeapProfilerStop"
     fn stop() -> () {
         if runs() {

@@ -50,8 +50,8 @@ pub unsafe extern "C" fn __libc_calloc(n: usize, size: usize) -> *mut c_void {
 /// `realloc`
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __libc_realloc(p: *mut c_void, size: usize) -> *mut c_void {
-    // SAFETY: `p` is null or an object of the caller's; a sampled one is told by the range, as
-    // in `__libc_free`.
+    // SAFETY: `p` is null or an object of the caller's; a sampled one is recognised by the range,
+    // as in `__libc_free`.
     unsafe {
         if is_system() && !range::contains(p) {
             NEXT.libc_realloc(p, size)

@@ -7,8 +7,8 @@ use crate::{range, sample, stats, sys};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::transmute;
 
-/// glibc: malloc.h, `struct mallinfo2`; `struct mallinfo` has the same fields as `int`s. Bytes, except for
-/// the counts of blocks.
+/// glibc: malloc.h, `struct mallinfo2`; `struct mallinfo` has the same fields as `int`s. Bytes,
+/// except for the counts of blocks.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct Info<T> {
@@ -24,8 +24,9 @@ pub struct Info<T> {
     keepcost: T,
 }
 
-/// glibc: malloc.h. What jemalloc has of the system is in `arena`, what of that is in use in `uordblks`, the
-/// rest in `fordblks`, and in `keepcost` what `malloc_trim` would give back. Large blocks are not told apart.
+/// glibc: malloc.h. What jemalloc has of the system is in `arena`, what of that is in use in
+/// `uordblks`, the rest in `fordblks`, and in `keepcost` what `malloc_trim` would give back. Large
+/// blocks are not counted separately.
 #[unsafe(no_mangle)]
 pub extern "C" fn mallinfo2() -> Info<usize> {
     let next = next(c"mallinfo2").map_or_else(Info::default, |found| {
@@ -60,7 +61,8 @@ pub extern "C" fn mallinfo() -> Info<c_int> {
     }
 }
 
-/// glibc: malloc.h. Writes the same as XML to a stream; `EINVAL` if there are options, as there are none.
+/// glibc: malloc.h. Writes the same as XML to a stream; `EINVAL` if there are options, as there are
+/// none.
 ///
 /// # Safety
 /// `stream` is an open `FILE`.

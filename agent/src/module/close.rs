@@ -1,6 +1,6 @@
 //! Unloading, while other threads may be reading the memory of modules.
 //!
-//! `dlclose` is announced, waits until nobody reads, and then calls the loader's. Reading takes
+//! `dlclose` is announced, waits until no thread reads, and then calls the loader's. Reading takes
 //! microseconds. A reader that has not left in a second is stuck: in a signal handler, behind a
 //! debugger, or in a thread that this one has stopped. A handler that interrupted a reader of its
 //! own thread does not wait either. In these cases, the library stays loaded, which POSIX allows,
@@ -64,7 +64,7 @@ pub fn find() -> usize {
     real
 }
 
-/// Calls the loader's `dlclose` when nobody reads, then looks what is gone.
+/// Calls the loader's `dlclose` when no thread reads, then looks for what is gone.
 ///
 /// # Safety
 /// That of dlclose(3).
@@ -103,7 +103,7 @@ pub unsafe fn close(handle: *mut c_void) -> c_int {
 /// Whether a wait has failed since readers were last seen to have left.
 static STUCK: AtomicBool = AtomicBool::new(false);
 
-/// Waits until nobody is inside; `false`: somebody does not leave.
+/// Waits until no reader is inside; `false`: one does not leave.
 fn all_left() -> bool {
     for _ in 0..100 {
         if !READERS.is_inside() {
@@ -159,14 +159,14 @@ fn put_off(handle: *mut c_void) {
         slot.compare_exchange(null_mut(), handle, Ordering::Release, Ordering::Relaxed)
             .is_ok()
     };
-    // Without a free slot it stays loaded, no more.
+    // Without a free slot it merely stays loaded.
     let _ = LATE.iter().any(put);
 }
 
 /// Closes what was put off.
 ///
 /// # Safety
-/// Nobody is inside, and this is announced; `real` is the loader's `dlclose`.
+/// No reader is inside, and this is announced; `real` is the loader's `dlclose`.
 unsafe fn close_late(real: Close) {
     for slot in &LATE {
         if slot.load(Ordering::Relaxed).is_null() {
@@ -174,7 +174,7 @@ unsafe fn close_late(real: Close) {
         }
         let handle = slot.swap(null_mut(), Ordering::Acquire);
         if !handle.is_null() {
-            // SAFETY: the program's own handle, which it closed and uses no more.
+            // SAFETY: the program's own handle, which it has closed and no longer uses.
             unsafe { real(handle) };
         }
     }

@@ -51,7 +51,7 @@ struct Entry {
 }
 
 impl Entry {
-    /// Whether what was read is mapped there still. The kernel tells; its memory is not touched.
+    /// Whether what was read is still mapped there. The kernel checks; its memory is not touched.
     fn is_there(&self) -> bool {
         match self.fingerprint.is_empty() {
             true => !probe::is_readable(self.start),

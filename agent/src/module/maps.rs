@@ -17,7 +17,7 @@ pub fn each_line(buffer: &mut [u8], mut seen: impl FnMut(&[u8])) {
 }
 
 /// Keeps the lines of files that have code, and an empty line behind each file's. Gaps inside a
-/// file's are not needed to tell what it is.
+/// file's are not needed to know what it is.
 pub struct Filter<'a> {
     text: &'a mut [u8],
     used: usize,

@@ -2,8 +2,9 @@
 //!
 //! Two tables in private memory lead to their numbers. The first is by address, with the words
 //! that change if another code object is made at that address: they are compared with what is there
-//! now, at every frame of every sample. The second is by what is written, since a program may compile
-//! the same text again and again. Both are caches: what they lose is found again, or written again.
+//! now, at every frame of every sample. The second is by what is written, since a program may
+//! compile the same text again and again. Both are caches: what they lose is found again, or
+//! written again.
 
 use super::layout::Layout;
 use super::mark::{Mark, mix};
@@ -25,9 +26,10 @@ const TRIES: usize = 8;
 
 /// Of the first table.
 ///
-/// The number is written before the words, and read after them: whoever finds all of the words as
-/// they are now, with the address before and after, has the number of what is there now, since
-/// the frame that it comes from holds that, and nobody writes others for this address meanwhile.
+/// The number is written before the words, and read after them: a reader that finds all of the
+/// words as they are now, with the address before and after, has the number of what is there now,
+/// since the frame that it comes from holds that, and nobody writes others for this address
+/// meanwhile.
 struct Entry {
     /// Address; [`BUSY`] while it is written.
     code: AtomicU64,
@@ -100,8 +102,8 @@ pub fn number(layout: &Layout, at: u64, epoch: &Epoch) -> Option<(u32, Mark)> {
     unsafe { look_up(layout, at, (tables, entry), epoch) }
 }
 
-/// The same without its mark, of a thread that was interrupted: all of it is probed and read, since it
-/// may be none any more.
+/// The same without its mark, of a thread that was interrupted: all of it is probed and read, since
+/// it may be none any more.
 #[cold]
 #[inline(never)]
 pub fn number_anew(layout: &Layout, memory: &mut Memory, at: u64, epoch: &Epoch) -> Option<u32> {

@@ -29,7 +29,7 @@ pub struct Damaged;
 impl Frames {
     /// Forgets everything: the memory was another thread's.
     pub fn forget(&mut self) {
-        // Only where there is something: nobody else pays for the memory.
+        // Only where there is something: others do not pay for the memory.
         if !self.states.are_unknown() {
             self.states.forget();
             self.memo.forget();

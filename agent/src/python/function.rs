@@ -1,8 +1,8 @@
-//! A cheaper way than its [mark](super::mark) to tell that a frame still runs the same code object.
+//! A cheaper check than its [mark](super::mark) that a frame still runs the same code object.
 //!
 //! Before 3.12, code objects have no versions, but functions that the interpreter has specialised a
-//! call of have: a version is 0 or no other function's, and it becomes 0 when the function gets another
-//! code object.
+//! call of have: a version is 0 or no other function's, and it becomes 0 when the function gets
+//! another code object.
 
 use super::layout::Layout;
 use super::memory::{Memory, half, word};
@@ -58,8 +58,8 @@ impl Function {
         self.version = if own == code { version } else { 0 };
     }
 
-    /// Whether a frame's function is this one, with the same version: where its code object is at the
-    /// same address, it is the same.
+    /// Whether a frame's function is this one, with the same version: where its code object is at
+    /// the same address, it is the same.
     ///
     /// # Safety
     /// The frame can be read.

@@ -23,7 +23,7 @@ pub struct Mark {
     /// Length of the table of lines, and how it begins.
     lines: Pair,
     /// The name's length, and its hash by the interpreter, which may have made none (as of
-    /// `Class.method`, which nobody looks up).
+    /// `Class.method`, which is never looked up).
     name: Pair,
     /// For a name without a hash, how it begins and how it ends, which is all of it; or a hash of
     /// ours.
@@ -132,7 +132,7 @@ impl Mark {
             let (name, version) = self.version();
             // The layout is a constant where it has none.
             if layout.version != 0 && version != 0 {
-                // Of its interpreter's, no other one has it; the name tells interpreters apart.
+                // No other one of its interpreter has it; the name distinguishes interpreters.
                 return half(at + layout.version) == version
                     && word(at + layout.name) == name
                     && same.holds();

@@ -41,7 +41,8 @@ pub struct Memo {
     /// Frames of the walk in progress, innermost first, and how many of the last one follow.
     fresh_count: usize,
     kept: usize,
-    /// Of the last walk's frames, those that the walk in progress may still meet; all between walks.
+    /// Of the last walk's frames, those that the walk in progress may still meet; all between
+    /// walks.
     ahead: usize,
     /// Of the last walk's frames, the outermost ones whose addresses are what they were.
     unchanged: usize,
@@ -128,8 +129,8 @@ impl Memo {
         unsafe { self.seen.get_unchecked(index).assume_init_ref() }
     }
 
-    /// Whether the last walk's frames are all of those of this one, whose innermost is `frame` in the
-    /// native frame `at` (0: it is not known). `style`: the layout's, as a constant.
+    /// Whether the last walk's frames are all of those of this one, whose innermost is `frame` in
+    /// the native frame `at` (0: it is not known). `style`: the layout's, as a constant.
     #[inline(always)]
     pub fn stays(
         &mut self,
@@ -249,7 +250,7 @@ impl Memo {
         None
     }
 
-    /// Whether one of the last walk's frames is told to be what it was by the least of words.
+    /// Whether the fewest words that suffice show that a frame of the last walk is what it was.
     #[inline(always)]
     fn is_plainly_same(&self, layout: &Layout, index: usize) -> bool {
         // SAFETY: the last walk's, which is written; the frames further in lead to it.
@@ -266,8 +267,8 @@ impl Memo {
     #[inline(always)]
     fn is_same(&self, layout: &Layout, index: usize) -> bool {
         let seen = self.seen(index);
-        // SAFETY: as in `is_plainly_same`; its code object was here, and the thread's frame holds what
-        // is here.
+        // SAFETY: as in `is_plainly_same`; its code object was here, and the thread's frame holds
+        // what is here.
         unsafe {
             let plain = self.plain.get_unchecked(index).assume_init_ref();
             let code = code_of(layout, plain.frame());
@@ -276,8 +277,8 @@ impl Memo {
         }
     }
 
-    /// Whether one of the last walk's frames in which something has changed is one, and leads to the
-    /// next one. What has changed in it is found.
+    /// Whether one of the last walk's frames in which something has changed is one, and leads to
+    /// the next one. What has changed in it is found.
     #[inline(never)]
     fn is_renewed(
         &mut self,
@@ -299,7 +300,7 @@ impl Memo {
         leads_on && self.renew(walk, memory, index)
     }
 
-    /// For frames that are what they were: whether their functions tell that by now.
+    /// For frames that are what they were: whether their functions can show that by now.
     #[cold]
     #[inline(never)]
     fn look_for_functions(&mut self, layout: &Layout, memory: &mut Memory, index: usize) {

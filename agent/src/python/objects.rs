@@ -57,7 +57,7 @@ fn readable(probe: Probe<'_>, at: u64, bytes: u64) -> bool {
 }
 
 /// A code object as it was read, and where its parts are. Each word is read once, so that what was
-/// found readable is what is used, whoever writes to it meanwhile.
+/// found readable is what is used, even if it is written meanwhile.
 pub struct Read {
     pub code: Code<'static>,
     pub file: u64,

@@ -3,7 +3,7 @@
 use core::ffi::{CStr, c_char, c_int};
 use shm_protocol::options::ignore_environment;
 
-/// What the loader tells constructors of the program's command line.
+/// The program's command line, as the loader passes it to constructors.
 #[derive(Clone, Copy)]
 pub struct CommandLine {
     pub count: c_int,

@@ -1,4 +1,4 @@
-//! The minimum needed to tell that a frame of the last walk is unchanged.
+//! The minimum needed to know that a frame of the last walk is unchanged.
 //!
 //! It is compared first for all frames, and for most frames nothing else is; it is stored
 //! contiguously for the processor's cache: everything else that is known of a frame is more than
@@ -14,8 +14,8 @@ use super::pair::{Pair, Same};
 pub enum Version {
     /// A function, at this address.
     OfFunction(u64, u32),
-    /// The frame's code object, whose name is at this address: the version is its interpreter's, and
-    /// the name tells interpreters apart.
+    /// The frame's code object, whose name is at this address: the version is its interpreter's,
+    /// and the name distinguishes interpreters.
     OfCode(u64, u32),
 }
 

@@ -39,7 +39,7 @@ pub struct Runtime {
     /// Address of `_PyRuntime`.
     pub at: u64,
     pub layout: Layout,
-    /// Where its evaluation loop is, for the versions whose frames do not tell.
+    /// Where its evaluation loop is, for the versions whose frames do not show it.
     pub loop_at: (u64, u64),
     /// Whether it is in a library that may be unloaded.
     pub may_go: bool,
@@ -78,7 +78,7 @@ pub fn start(line: Option<CommandLine>) {
 }
 
 /// A library was found on a stack for the first time: one with an interpreter that was loaded after
-/// start-up is told by its name.
+/// start-up is recognised by its name.
 ///
 /// # Safety
 /// It begins at `base`, and stays loaded meanwhile.
@@ -156,13 +156,15 @@ fn told(at: u64) -> Option<(u32, Option<Layout>)> {
     if !probe::are_readable(at, at.saturating_add(bytes)) {
         return None;
     }
-    // SAFETY: readable, as just found; a variable of a loaded module, whose first words never change.
+    // SAFETY: readable, as just found; a variable of a loaded module, whose first words never
+    // change.
     let words = unsafe { (at as *const [u64; WORDS]).read_unaligned() };
     layout::told(&words)
 }
 
 /// By `Py_Version`, which there is from 3.11 on, or by functions that came with a version; 0: not
-/// known. `_PyRuntime` came with 3.7, and who shows the evaluation loop shows the other functions, too.
+/// known. `_PyRuntime` came with 3.7, and who shows the evaluation loop shows the other functions,
+/// too.
 fn version(names: &Names) -> u32 {
     // SAFETY: null, or `const unsigned long Py_Version`.
     if let Some(version) = unsafe { (names.version as *const u64).as_ref() } {

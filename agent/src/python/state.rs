@@ -1,7 +1,7 @@
 //! The states of the running thread, among those of all threads of all interpreters.
 //!
 //! A thread has one in each interpreter that it runs, and a C thread has one in each of its calls
-//! into Python. New ones, and new interpreters, are put at the beginnings of the lists: these tell
+//! into Python. New ones, and new interpreters, are put at the beginnings of the lists: these show
 //! whether there may be others than were found.
 
 use super::layout::Layout;
@@ -66,8 +66,8 @@ impl States {
         self.own.get(index).map_or(0, |own| own.state)
     }
 
-    /// Finds those of the thread with this number, as the C library has it; whether it is a single one,
-    /// which was known before.
+    /// Finds those of the thread with this number, as the C library has it; whether it is a single
+    /// one, which was known before.
     #[inline(always)]
     pub fn find(&mut self, runtime: &Runtime, thread: u64) -> bool {
         let layout = &runtime.layout;
@@ -139,7 +139,7 @@ impl States {
         self.count = 0;
         let mut interpreter = newest;
         for _ in 0..MOST_INTERPRETERS {
-            // One that nobody runs now has no state.
+            // One that no thread runs now has no state.
             let mut next = follow(interpreter + layout.threads);
             for _ in 0..threads {
                 let Some(state) = next else { break };

@@ -41,7 +41,7 @@ static FILE_LIMIT: AtomicU64 = AtomicU64::new(0);
 #[cfg_attr(not(test), unsafe(link_section = ".fini_array"))]
 static DESTRUCTOR: extern "C" fn() = destructor;
 
-/// The session that the program began for itself: at an orderly exit nobody wants its profile. 0:
+/// The session that the program began for itself: at an orderly exit its profile is not kept. 0:
 /// none.
 static OWN_SESSION: AtomicU64 = AtomicU64::new(0);
 
@@ -128,7 +128,7 @@ fn default_bytes(address_space: u64, memory: u64) -> usize {
 }
 
 fn asked_bytes(bytes: u64) -> usize {
-    // Nobody wants a table of 64 bytes: a small number without a unit is in MiB.
+    // A table of 64 bytes makes no sense: a small number without a unit is in MiB.
     let bytes = if bytes < 1 << 10 { bytes << 20 } else { bytes };
     let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
     bytes.clamp(MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES)
@@ -211,7 +211,7 @@ pub(super) fn hide() {
     SESSIONS.forget();
     BASE.take();
     if !super::cover_view() {
-        // Somebody else's commands stay in view; `LIFE` lets nobody follow them.
+        // Another process's commands stay in view; `LIFE` keeps them from being followed.
         return;
     }
     control().epoch.store(0, Ordering::Release);
@@ -272,8 +272,8 @@ fn check() -> Option<libc::c_int> {
     runs.then(checks::at_exit).flatten()
 }
 
-/// Waits until a controller has checked the process for leaks, or has ended; not for ever, and not
-/// for long if no controller says that it will. At the program's exit, and only where that was
+/// Waits until a controller has checked the process for leaks, or has ended; not indefinitely, and
+/// not for long if no controller says that it will. At the program's exit, and only where that was
 /// requested and a session runs.
 fn wait_for_check(status: &Status) {
     const PERIOD_NS: i64 = 1_000_000;

@@ -1,4 +1,4 @@
-//! The page that tells copies of the process apart, however they were made: the kernel empties it
+//! The page that distinguishes copies of the process, however they were made: the kernel empties it
 //! in every copy.
 
 use super::LIFE;
@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 use shm_protocol::owner::Mark;
 
 /// The page that the kernel empties in every copy; null on kernels before 4.14, where only
-/// `fork` itself tells.
+/// `fork` itself shows.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static MARK: AtomicPtr<Mark> = AtomicPtr::new(null_mut());
 
@@ -27,7 +27,7 @@ pub fn start() {
     }
 }
 
-/// The page that tells copies apart.
+/// The page that distinguishes copies.
 pub fn page() -> Option<*mut c_void> {
     let mark = MARK.load(Ordering::Relaxed);
     (!mark.is_null()).then(|| mark.cast())

@@ -21,7 +21,7 @@ const SWEEP_BITS: u32 = 4;
 
 /// Makes the segment under the first free name, as [`segment::create`] does. A name that this very
 /// process left before it
-/// executed another image is used again if nobody needs what is in it.
+/// executed another image is used again if its contents are not needed.
 pub fn create(
     start_time: u64,
     tables: Option<Tables>,
@@ -49,7 +49,7 @@ pub fn create(
             made = make(name);
         }
         if matches!(made, Err(Errno(libc::ENOSPC))) && at_start && attempt == 0 {
-            // What nobody needs may be all that is in the way.
+            // Perhaps leftovers that are not needed take up the space.
             sweep::sweep(dir());
             made = make(name);
         }

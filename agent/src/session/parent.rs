@@ -2,9 +2,9 @@
 //! was running at the fork still runs when the child creates its own segment, perhaps long
 //! afterwards.
 //!
-//! The view of the parent's segment is covered at `fork`, since nothing may be written there. So it is
-//! mapped a second time before, to be read only: the parent's file may be in another root directory,
-//! or another user's, by the time it matters.
+//! The view of the parent's segment is covered at `fork`, since nothing may be written there. So it
+//! is mapped a second time before, to be read only: the parent's file may be in another root
+//! directory, or another user's, by the time it matters.
 
 use super::{CONTROL, VIEW, control};
 use crate::{seccomp, sys};
@@ -18,8 +18,8 @@ use shm_protocol::segment;
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static PARENTS: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 
-/// Keeps the parent's commands and status in sight. Called in a child before the view is covered, by
-/// the only thread that may.
+/// Keeps the parent's commands and status in sight. Called in a child before the view is covered,
+/// by the only thread that may.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 pub fn keep() {
     // Such a child makes no segment; and its filter may not expect these calls.
@@ -43,7 +43,8 @@ pub fn keep() {
     }
 }
 
-/// Gives the mapping up. Called in a child by the thread that has made its segment, or will make none.
+/// Gives the mapping up. Called in a child by the thread that has made its segment, or will make
+/// none.
 pub fn forget() {
     let parents = PARENTS.swap(null_mut(), Ordering::AcqRel);
     if !parents.is_null() {
@@ -84,7 +85,7 @@ pub fn standing(session: u64, has_end: bool) -> Standing {
     let is_collected = status.collected_session.load(Ordering::Acquire) == session;
     match setting {
         Some(setting) if setting.session != session => Standing::Over,
-        // If the parent was killed, nobody turns its session off.
+        // If the parent was killed, its session is never turned off.
         Some(setting) if !(has_end && is_collected) => Standing::Current(setting),
         _ if has_end || has_ended => Standing::Over,
         // The program that began it has ended.
@@ -99,7 +100,8 @@ pub fn standing_since(session: u64, has_end: bool) -> Standing {
     standing(session, has_end)
 }
 
-/// Ends the session that this process has just begun, unless a controller has taken it over already.
+/// Ends the session that this process has just begun, unless a controller has taken it over
+/// already.
 pub fn take_back(session: u64) {
     /// Epoch of a segment's first session.
     const FIRST: u8 = 1;

@@ -1,7 +1,7 @@
 //! Removing files that ended processes left behind.
 //!
 //! A process that ends by `_exit` or by a signal cannot remove its segment. In case that
-//! happens thousands of times and nobody runs a controller, processes of the same user that
+//! happens thousands of times and no controller runs, processes of the same user that
 //! start later clean up: they remove segments without a profile, and of those with one keep
 //! only the newest few hundred, within a share of the filesystem.
 //!

@@ -9,7 +9,7 @@ const BYTES: usize = 8192;
 /// What the kernel writes a part of the list to: not on the stack, which may be a small one.
 #[repr(C, align(8))]
 struct Buffer(UnsafeCell<[u8; BYTES]>);
-// SAFETY: used by whoever has the turn alone.
+// SAFETY: used only by the thread that has the turn.
 unsafe impl Sync for Buffer {}
 static BUFFER: Buffer = Buffer(UnsafeCell::new([0; BYTES]));
 /// Its user.
@@ -32,8 +32,8 @@ pub fn each_thread(each: impl FnMut(u32)) -> bool {
     }
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
     let path = c"/proc/self/task".as_ptr();
-    // Not by the C library's functions, at which a thread may be cancelled: it has the turn, and may
-    // be in a signal handler.
+    // Not by the C library's functions, at which a thread may be cancelled: it has the turn, and
+    // may be in a signal handler.
     // SAFETY: a terminated path.
     let fd = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path, flags) } as c_int;
     let complete = fd >= 0 && read(fd, each);
