@@ -12,7 +12,7 @@ use crate::request;
 /// After this time somebody looks at whether there is still something to wait for.
 const TICK: Duration = Duration::from_millis(2);
 
-/// The timer's signal: one that nobody else uses.
+/// The timer's signal, which nothing else uses.
 fn signal() -> i32 {
     libc::SIGRTMAX() - 1
 }

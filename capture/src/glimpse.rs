@@ -38,7 +38,7 @@ pub struct Glimpse<'a> {
 }
 
 impl Glimpse<'_> {
-    /// Its thread pointer, by which the C library tells threads apart; requested only now, since on
+    /// Its thread pointer, by which the C library identifies threads; requested only now, since on
     /// some machines that takes another request.
     #[must_use]
     pub fn thread_pointer(&self) -> Option<u64> {
@@ -86,7 +86,7 @@ impl Glimpses {
         let hold = Hold::new();
         let job = move || take(tid, limit, || state.is_running(), look);
         // If the process executes a program meanwhile, its other threads are killed, and the
-        // kernel lets nobody trace or read the process until they have been waited for.
+        // kernel does not let any process trace or read it until they have been waited for.
         let taken = tracer.run_while(job, || reap_dead_threads(pid));
         let taken = taken.unwrap_or(Taken::nothing(false));
         self.tracer = taken.is_free.then_some(tracer);
@@ -123,7 +123,7 @@ fn take<R>(
     }
     let mut patience = Patience::new(limit).sparing();
     loop {
-        // Its end is left alone: when our thread ends, the kernel tells whoever is to be told.
+        // Its exit status is left unread: when our thread ends, the kernel notifies its parent.
         match request::poll(tid, true) {
             Ok(None) if patience.wait(tid) => {}
             Ok(None | Some(Event::End)) | Err(_) => return Taken::nothing(false),
@@ -169,7 +169,7 @@ impl State {
             .map(Self)
     }
 
-    /// Whether it runs, or waits for nothing but a processor.
+    /// Whether it runs, or is runnable.
     fn is_running(&self) -> bool {
         let mut text = [0; 128];
         let read = self.0.read_at(&mut text, 0).unwrap_or(0);

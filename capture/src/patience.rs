@@ -18,7 +18,8 @@ const FEW_SPINS: u32 = 20;
 /// this many waits begin with that, since it is likely to stay here.
 const SOON: Duration = Duration::from_micros(200);
 const REST: u32 = 6;
-/// The first sleep where the kernel cannot be made to wake us, in µs; each further one is a µs longer.
+/// The first sleep where the kernel cannot be made to wake us, in µs; each further one is a µs
+/// longer.
 const FIRST_SLEEP: u32 = 21;
 
 thread_local! {
@@ -107,7 +108,7 @@ pub fn next_event(pid: i32, tid: i32, keep_end: bool, limit: Duration) -> Result
     let mut patience = Patience::new(limit).brisk();
     let failed = |error| Refusal::kernel(pid, "wait for", error);
     loop {
-        // A first thread's end is not told before the others have been waited for.
+        // A first thread's end is not reported before the others have been waited for.
         let dead = patience.seldom() && Status::of(tid, tid).is_none_or(|status| status.is_dead());
         match request::poll(tid, keep_end).map_err(failed)? {
             Some(event) => {

@@ -34,7 +34,7 @@ impl Status {
             .unwrap_or('X')
     }
 
-    /// Whether it runs no more.
+    /// Whether it no longer runs.
     pub fn is_dead(&self) -> bool {
         matches!(self.state(), 'Z' | 'X' | 'x')
     }
@@ -44,7 +44,7 @@ impl Status {
         self.number("Tgid")
     }
 
-    /// How many threads its process has, also ended ones that nobody has waited for.
+    /// How many threads its process has, including ended ones that have not been reaped.
     pub fn threads(&self) -> Option<usize> {
         self.field("Threads")?.parse().ok()
     }

@@ -202,7 +202,7 @@ pub fn sequences(tid: i32) -> u64 {
         size_of::<Sequences>(),
         &raw mut found,
     );
-    // Kernels before 5.13 do not tell; their programs rarely had one.
+    // Kernels before 5.13 do not say; programs on them rarely had one.
     got.map_or(0, |()| found.area)
 }
 
@@ -210,7 +210,7 @@ pub fn sequences(tid: i32) -> u64 {
 /// also our child is left for those who wait for it (`keep_end`).
 pub fn poll(tid: i32, keep_end: bool) -> Result<Option<Event>> {
     match take(tid, keep_end) {
-        // Or no more: a thread that is killed can be reaped between two requests of this.
+        // Or it has gone: a killed thread can be reaped between two of these requests.
         Err(error) if error.raw_os_error() == Some(libc::ECHILD) => Ok(Some(Event::None)),
         found => found,
     }

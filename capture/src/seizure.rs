@@ -177,7 +177,7 @@ impl Seizure {
         Ok(true)
     }
 
-    /// A first thread that ended before the others never stops, and its end is not told.
+    /// A first thread that ended before the others never stops, and its end is not reported.
     fn forget_dead_leader(&mut self, patience: &Patience) {
         let pid = self.pid;
         if patience.seldom() && Status::of(pid, pid).is_none_or(|s| s.is_dead()) {

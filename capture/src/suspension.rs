@@ -1,5 +1,5 @@
 //! Suspension of this process from the terminal (Ctrl-Z), postponed while it has a target stopped:
-//! whoever gets the shell back must not find a server stopped as well.
+//! a user who gets the shell back must not find a server stopped as well.
 //!
 //! `SIGSTOP` cannot be postponed.
 
@@ -12,7 +12,7 @@ const SIGNALS: [libc::c_int; 3] = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
 
 /// How many targets are stopped, or [`SUSPENDING`].
 static STOPPED: AtomicI32 = AtomicI32::new(0);
-/// A thread suspends this process: nobody stops a target meanwhile.
+/// A thread suspends this process: no other thread may stop a target meanwhile.
 const SUSPENDING: i32 = -1;
 /// The signal that was put off; 0: none.
 static PUT_OFF: AtomicI32 = AtomicI32::new(0);

@@ -49,7 +49,7 @@ impl Tracer {
     ) -> Option<R> {
         let (answer, answered) = channel();
         let job = Box::new(move || {
-            // Nobody waits any more only if the caller has panicked.
+            // No receiver is left only if the caller has panicked.
             let _ = answer.send(job());
         });
         self.jobs.as_ref()?.send(job).ok()?;

@@ -239,7 +239,7 @@ fn prepare(copy: i32, code: &Code, image: &Image, words: usize) -> Option<(Share
     };
     there.image.0 = mapped(image.len(), libc::PROT_READ | libc::PROT_EXEC, 0)?;
     there.room.0 = mapped(room, libc::PROT_READ | libc::PROT_WRITE, image.len())?;
-    // Nobody finds it there from now on.
+    // It cannot be found there from now on.
     call(libc::SYS_close, [descriptor, 0, 0, 0, 0, 0])?;
     request::set_general(copy, &regs).ok()?;
     let (entry, back) = (there.image.0 + image.entry(), there.image.0);
@@ -249,7 +249,8 @@ fn prepare(copy: i32, code: &Code, image: &Image, words: usize) -> Option<(Share
     Some((shared, there))
 }
 
-/// Gives a file a length that nobody changes any more: what we had mapped would be gone.
+/// Gives a file a length that nobody can change any more; otherwise our mapping could become
+/// invalid.
 fn fix_length(file: &File, length: u64) -> Option<()> {
     // Beyond the limit we would get a signal.
     (length <= longest_file()).then(|| file.set_len(length).ok())??;
@@ -354,7 +355,7 @@ mod tests {
 
     /// Whoever finds the shared file may write to it. He cannot take it away from under us.
     #[test]
-    fn nobody_changes_a_length_that_is_fixed() {
+    fn a_fixed_length_cannot_be_changed() {
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
         // SAFETY: makes a descriptor, which is nobody else's.
         let file = unsafe { libc::syscall(libc::SYS_memfd_create, c"shared".as_ptr(), flags) };

@@ -101,7 +101,7 @@ fn a_process_that_is_killed_meanwhile_is_refused() {
 }
 
 #[test]
-fn a_process_that_executes_itself_all_the_time_goes_on() {
+fn a_process_that_executes_itself_repeatedly_continues() {
     let target = Target::start(&["exec", "3"]);
     let mut captured = 0;
     for _ in 0..100 {

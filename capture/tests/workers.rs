@@ -78,7 +78,7 @@ fn a_copy_reads_its_own_memory() {
 }
 
 #[test]
-fn work_that_reads_what_is_not_there_fails_and_harms_nobody() {
+fn work_that_reads_missing_memory_fails_harmlessly() {
     let target = Target::start(&["spin", "2", "8"]);
     let (copy, _) = target.capture();
     let at = place(copy.pid());

@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_tells_what_lost_samples_stood_for() {
+    fn a_clock_shows_what_lost_samples_stood_for() {
         let mut clocks = clocks(false);
         assert_eq!(clocks.sample(at(2, PID, 1), Some(10)), shown(10));
         assert_eq!(clocks.sample(at(3, PID, 1), Some(55)), shown(45));
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_executed_by_the_first_thread_goes_on() {
+    fn a_program_executed_by_the_first_thread_is_still_sampled() {
         let mut clocks = clocks(false);
         assert_eq!(clocks.sample(at(2, PID, 1), Some(10)), shown(10));
         clocks.executed(PID);

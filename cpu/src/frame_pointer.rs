@@ -26,7 +26,8 @@ pub fn step(
     step.or_else(|| is_generated.then(|| padded(space, at, memory)).flatten())
 }
 
-/// By the record that the frame pointer leads to: the caller's frame pointer, then the return address.
+/// By the record that the frame pointer leads to: the caller's frame pointer, then the return
+/// address.
 fn by_record(
     (space, library, scratch): (&mut Space, &mut Library, &mut Scratch),
     at: Registers,
@@ -56,7 +57,7 @@ fn by_record(
     Some(caller(Registers { ip, sp, fp }))
 }
 
-/// Has the tables of the caller read that a record leads to, where they tell what the record does
+/// Has the tables of the caller read that a record leads to, where they say what the record does
 /// not: the caller's stack pointer.
 pub fn load_caller(
     (space, library): (&mut Space, &mut Library),

@@ -233,7 +233,7 @@ mod tests {
 
     #[cfg(target_arch = "x86_64")]
     #[test]
-    fn calls_are_told_from_other_bytes() {
+    fn calls_are_distinguished_from_other_bytes() {
         use machine::call;
         let slot = |distance: i64| Some(Call::By(0x1000u64.wrapping_add_signed(distance)));
         for (bytes, expected) in [
@@ -267,7 +267,7 @@ mod tests {
 
     #[cfg(target_arch = "aarch64")]
     #[test]
-    fn calls_are_told_from_other_instructions() {
+    fn calls_are_distinguished_from_other_instructions() {
         use machine::call;
         assert_eq!(call(0x9400_0004, 0x1000), Some(Call::At(0x1010)));
         assert_eq!(call(0x97ff_ffff, 0x1000), Some(Call::At(0xffc)));

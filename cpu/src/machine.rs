@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn other_machines_are_told_from_our_own() {
+    fn other_machines_are_recognised() {
         assert_eq!(Machine::parse(&head(2, 1, OWN.to_le_bytes())), None);
         let said = |head: &[u8]| Machine::parse(head).expect("another one").to_string();
         let narrow = said(&head(1, 1, [3, 0]));

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 /// What a sample is of: a stack in the recording, as it gave it; `None`: no stack.
 pub(crate) type Place = Option<(u64, u32)>;
 
-/// A thread's clock tells its part from this many periods on.
+/// A thread's part is taken from its clock from this many periods on.
 const ENOUGH: u64 = 4;
 /// A thread with this many samples no longer waits for its clock: the kernel may not keep one.
 const MOST_WAITING: u64 = 16;
@@ -86,7 +86,7 @@ struct Thread {
 /// A process.
 #[derive(Default)]
 pub(crate) struct Meter {
-    /// Its CPU time as far as it was told.
+    /// Its CPU time as last reported.
     told: u64,
     /// Its clock when samples were last weighed, and how many there were since.
     read: u64,
@@ -131,7 +131,7 @@ impl Meter {
         }
     }
 
-    /// What its clock said at first, as long as nothing was told.
+    /// What its clock said at first, as long as nothing was reported.
     pub(crate) fn told(&self) -> u64 {
         self.told
     }
@@ -358,7 +358,7 @@ pub(crate) mod tests {
     struct Process {
         meter: Meter,
         said: Said,
-        /// What places were told to stand for.
+        /// The time that each place was reported with.
         times: Times,
     }
 
@@ -437,7 +437,7 @@ pub(crate) mod tests {
         assert_eq!(process.weigh(Scale::Clock), []);
         process.sampled(1, OTHER, 1);
         assert_eq!(process.weigh(Scale::Clock), [(ONE, 50), (OTHER, 10)]);
-        // The last time, nobody waits.
+        // The last time, there is nothing to wait for.
         process.use_up(1, 14);
         process.sampled(1, ONE, 1);
         assert_eq!(process.weigh(Scale::Last), [(ONE, 14)]);
@@ -445,7 +445,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_clocks_do_not_tell_of_yet_is_told_the_last_time() {
+    fn what_clocks_do_not_show_yet_is_reported_at_the_end() {
         let mut process = Process::new(&[1, 2, 3]);
         process.use_up(1, 100);
         process.use_up(2, 100);
@@ -495,7 +495,7 @@ pub(crate) mod tests {
             process.sampled(2, OTHER, 1);
             process.weigh(Scale::Clock);
         }
-        assert!(process.told() >= 400, "they do not wait for ever");
+        assert!(process.told() >= 400, "they do not wait forever");
         process.weigh(Scale::Last);
         assert_eq!(process.times, Times::from([(ONE, 600), (OTHER, 200)]));
     }

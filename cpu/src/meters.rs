@@ -47,7 +47,7 @@ impl<C: Clock> Meters<C> {
         begun
     }
 
-    /// Samples were lost, of whoever it was.
+    /// Samples were lost, of an unknown thread.
     pub(crate) fn some_were_lost(&mut self) {
         self.processes
             .values_mut()
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_lost_is_told_of_those_whose_clocks_went_on() {
+    fn losses_are_reported_for_processes_whose_clocks_advanced() {
         let mut meters = meters(&[7, 8]);
         let round = |meters: &mut Meters<Said>, pids: &[i32], now: u64| {
             for pid in pids {

@@ -529,7 +529,7 @@ impl Perf {
         for pid in self.processes.clone() {
             self.hide(pid, recording);
             if let Some(process) = recording.process(pid) {
-                // Events that count the same thread cannot be told apart while it runs.
+                // Events that count the same thread cannot be distinguished while it runs.
                 self.counted.insert(pid, process.elapsed_ns());
             }
         }

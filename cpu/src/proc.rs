@@ -126,7 +126,7 @@ pub(crate) fn try_threads(pid: i32) -> io::Result<Vec<i32>> {
         .collect())
 }
 
-/// What tells the programs apart that a process executes one after the other.
+/// What distinguishes the programs that a process executes one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Program {
     /// When the process began, in ticks since boot: distinguishes processes with the same pid.

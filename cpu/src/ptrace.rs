@@ -172,7 +172,7 @@ impl Ptrace {
         let mut due = Vec::new();
         let period = self.period.as_nanos() as u64;
         self.threads.retain(|&tid, thread| {
-            // Or another process has its number, which nobody has requested.
+            // Or another process, which was not requested, has its number.
             let Some(process) = recording.process(thread.pid) else {
                 return false;
             };

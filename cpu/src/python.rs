@@ -1,18 +1,18 @@
-//! Lines of Python (CPython 3.8 to 3.15) in the stacks of a process, read from outside while the thread
-//! is stopped: nothing of ours is in that process.
+//! Lines of Python (CPython 3.8 to 3.15) in the stacks of a process, read from outside while the
+//! thread is stopped: nothing of ours is in that process.
 //!
 //! # Promises
 //! - An interpreter is found by the symbols of the program, and of files that are named like one;
 //!   it is searched for once per program, and costs other programs only a look at their file names.
 //! - All that is read is hostile: each chain is bounded, each object must have the expected type,
 //!   and a mismatch costs only the Python part of one stack.
-//! - While a thread is stopped, a few pages are read, and all of its known code objects by one system
-//!   call. The states of threads are looked for between samples.
+//! - While a thread is stopped, a few pages are read, and all of its known code objects by one
+//!   system call. The states of threads are looked for between samples.
 //!
 //! # Limits
-//! The process's other threads run meanwhile: a stack may lack its lines while its thread's state is
-//! being made. Of an evaluation loop that compilers have split, 3.8 to 3.10, lines may be placed in the
-//! next native frame.
+//! The process's other threads run meanwhile: a stack may lack its lines while its thread's state
+//! is being made. Of an evaluation loop that compilers have split, 3.8 to 3.10, lines may be placed
+//! in the next native frame.
 //!
 //! # Modules
 //!
@@ -57,9 +57,9 @@ use runtime::Runtime;
 /// Maximum number of files whose names are remembered.
 const MOST_FILES: usize = 1 << 14;
 
-/// What a stopped thread's interpreter ran, innermost first: an address of the stack that lies in the
-/// native frame (0: the next one of the evaluation loop), the number of a code object, and the place in
-/// it.
+/// What a stopped thread's interpreter ran, innermost first: an address of the stack that lies in
+/// the native frame (0: the next one of the evaluation loop), the number of a code object, and the
+/// place in it.
 #[derive(Debug, Default)]
 pub struct Ran(Vec<(u64, u32, u32)>);
 
@@ -104,7 +104,7 @@ pub struct Python {
     looked: Option<u64>,
     /// The path of the program, once it was requested.
     program: Option<Vec<u8>>,
-    /// What was told last.
+    /// What was reported last.
     told: Option<State>,
     style: Option<(Style, (u64, u64))>,
     /// By code object and place; `None`: it is not shown.
@@ -172,8 +172,8 @@ impl Python {
         }
     }
 
-    /// The frames of a walk, innermost first: the native ones by their lookup addresses, and on the inner
-    /// side of each the lines that it runs.
+    /// The frames of a walk, innermost first: the native ones by their lookup addresses, and on the
+    /// inner side of each the lines that it runs.
     pub fn merge(
         &mut self,
         Ran(mut ran): Ran,
@@ -209,7 +209,8 @@ impl Python {
         ran.sort_by_key(|(at, ..)| *at);
     }
 
-    /// The frame of a line, unless it is a shim: the interpreter's own (see [`ScriptLine::is_shim`]).
+    /// The frame of a line, unless it is a shim: the interpreter's own (see
+    /// [`ScriptLine::is_shim`]).
     fn frame(&mut self, (code, place): (u32, u32), script: &mut Script) -> Option<u64> {
         let key = u64::from(code) << 32 | u64::from(place);
         let reader = self.reader.as_ref();

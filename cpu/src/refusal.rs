@@ -121,7 +121,7 @@ impl Refusal {
         Some(Self::Machine { pid, machine })
     }
 
-    /// Why a process cannot be traced, as far as can be told without doing it.
+    /// Why a process cannot be traced, as far as can be known without trying.
     pub fn of_tracing(pid: i32) -> Option<Self> {
         let text = match proc::try_read(&format!("/proc/{pid}/status"), proc::MOST_BYTES) {
             Ok(text) => text,
@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_without_a_descriptor_is_no_end_of_a_process() {
+    fn a_file_without_a_descriptor_does_not_mean_that_a_process_ended() {
         let of = |number| Refusal::of_proc(7, io::Error::from_raw_os_error(number));
         assert!(matches!(of(libc::ESRCH), Refusal::Gone { pid: 7 }));
         assert!(matches!(of(libc::ENOENT), Refusal::Gone { pid: 7 }));

@@ -456,7 +456,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let program = directory.path().join("a b\n\nc");
         // Not by this process: what it has open for writing, children of other tests may have too,
-        // and nobody can execute it meanwhile.
+        // and nothing executes it meanwhile.
         let mut copy = Command::new("cp");
         let copied = copy.arg("/bin/cat").arg(&program).status();
         assert!(copied.expect("cp").success());

@@ -1,4 +1,4 @@
-//! Waiting threads, observed without stopping them: the kernel tells where a thread sleeps
+//! Waiting threads, observed without stopping them: the kernel shows where a thread sleeps
 //! (`/proc/PID/task/TID/syscall`), and its stack does not change meanwhile.
 //!
 //! Each sample stands for the time that the thread waited since its last one. The time in which it
@@ -110,7 +110,7 @@ struct Known {
     program: Program,
     /// Its number in the recording.
     serial: u64,
-    /// Another one was seen, which nobody has reported yet.
+    /// Another one was seen, which has not been reported yet.
     is_doubtful: bool,
 }
 
@@ -419,7 +419,7 @@ impl Thread {
         }
     }
 
-    /// Makes a sample of its time in queues: it has no stack that would tell anything.
+    /// Makes a sample of its time in queues: it has no stack that would say anything.
     fn count_queue(&mut self, tid: i32, recording: &mut Recording) {
         let ns = self.meter.queued().as_nanos() as u64;
         let known = self.queue;

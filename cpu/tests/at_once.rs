@@ -15,7 +15,7 @@ const RATE: u32 = 50;
 const PATIENCE_MS: i32 = 60_000;
 
 #[test]
-fn a_single_sample_is_told_of() {
+fn a_single_sample_is_reported() {
     let mut command = Command::new("sh");
     command.args(["-c", WORK]).stdin(Stdio::piped());
     let mut child = command.spawn().expect("a shell");

@@ -134,7 +134,7 @@ pub fn thread_pointer(tid: i32, _regs: &General) -> std::io::Result<u64> {
     Ok(u64::from_le_bytes(word))
 }
 
-/// Whether a thread was stopped in a system call; false where the kernel does not tell.
+/// Whether a thread was stopped in a system call; false where the kernel does not say.
 pub fn is_in_call(tid: i32, _regs: &General) -> bool {
     let bytes = request::register_set(tid, NT_ARM_SYSTEM_CALL).unwrap_or_default();
     let number = bytes.first_chunk().copied().map(i32::from_le_bytes);

@@ -75,7 +75,7 @@ fn with_rings(numbers: &[u32], bytes: usize) -> io::Result<Vec<Processor>> {
 }
 
 fn processor(number: u32, bytes: usize) -> io::Result<Processor> {
-    // What the ring has beyond that is for when nobody reads.
+    // The rest of the ring is for times when nothing is read.
     let owner = event::dummy(number, (bytes.min(RING_BYTES) / 4) as u32)?;
     let ring = Ring::map(&owner, bytes)?;
     Ok(Processor {

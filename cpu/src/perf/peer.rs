@@ -133,7 +133,7 @@ impl Peer {
         }
     }
 
-    /// The addresses of a stack. Why it ends is not told: framehop may take for an end where it
+    /// The addresses of a stack. Why it ends is not given: framehop may take for an end where it
     /// could not read.
     fn walk(&mut self, dump: &Dump) -> Vec<u64> {
         let at = dump.live.followed();
@@ -223,7 +223,7 @@ enum Verdict {
     Further,
     /// Ours reaches its end; framehop's leaves the way there, and stops where no stack ends.
     Astray,
-    /// There is no telling which one is right.
+    /// It is unknown which one is right.
     Unknown,
 }
 
