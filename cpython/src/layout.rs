@@ -50,7 +50,8 @@ pub struct Layout {
     pub frame_function: u64,
     /// In a function: its code object.
     pub function_code: u64,
-    /// In a function: a version, which is 0 or no other function's, and changes with its code object.
+    /// In a function: a version, which is 0 or no other function's, and changes with its code
+    /// object.
     pub function_version: u64,
     /// In a code object: the line that it begins at.
     pub first_line: u64,
@@ -80,8 +81,8 @@ pub struct Layout {
     pub table: LineTable,
 }
 
-/// Heads of objects, the same in all versions; without a global lock, there is [`Layout::more`] first.
-/// This is where an object has its type.
+/// Heads of objects, the same in all versions; without a global lock, there is [`Layout::more`]
+/// first. This is where an object has its type.
 pub const TYPE: u64 = 8;
 /// Where a `bytes` object has its size.
 pub const SIZE: u64 = 16;
@@ -187,7 +188,7 @@ const PYTHON_3_12: Layout = Layout {
     ..PYTHON_3_11
 };
 
-/// From 3.13 on, most of it is told by the interpreter.
+/// From 3.13 on, the interpreter itself publishes most of it.
 const LATER: Layout = Layout {
     has_record: false,
     instructions: 200,
@@ -219,7 +220,7 @@ pub fn is_known(version: u32) -> bool {
     of_version(version).is_some() || groups(version).is_some()
 }
 
-/// What `_PyRuntime` begins with, where it tells of itself.
+/// What `_PyRuntime` begins with, in versions that describe themselves.
 pub const COOKIE: u64 = u64::from_le_bytes(*b"xdebugpy");
 /// Where in a frame the last of its fields may be that are read.
 pub const MOST_OFFSET: u64 = 112;
@@ -256,8 +257,8 @@ fn groups(version: u32) -> Option<Groups> {
     })
 }
 
-/// Version and layout by the first words of `_PyRuntime`, where it tells of itself; the layout of a
-/// version that is not known is not.
+/// Version and layout by the first words of `_PyRuntime`, where it describes itself; the layout of
+/// a version that is not known is not.
 pub fn told(words: &[u64; WORDS]) -> Option<(u32, Option<Layout>)> {
     let [cookie, version, threaded, ..] = *words;
     if cookie != COOKIE {
@@ -326,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn builds_without_a_global_lock_and_later_versions_are_told_apart() {
+    fn builds_without_a_global_lock_and_later_versions_are_distinguished() {
         for (version, copies) in [(0x030d_00f0, 0), (0x030e_00f0, 49)] {
             let Some((_, Some(layout))) = told(&words(version, 1)) else {
                 panic!("{version:x}");

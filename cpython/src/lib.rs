@@ -1,20 +1,21 @@
-//! What is known of CPython 3.8 to 3.15, free-threaded builds included: where in its memory the data
-//! are that lead to the frames of a thread, and what its code objects say of lines. It is read by the
-//! agent, in the process itself, and by the CPU profiler, from outside.
+//! What is known of CPython 3.8 to 3.15, free-threaded builds included: where in its memory the
+//! data are that lead to the frames of a thread, and what its code objects say of lines. It is read
+//! by the agent, in the process itself, and by the CPU profiler, from outside.
 //!
 //! # Promises
 //! - Nothing is read here: these are offsets in bytes ([`layout`]), and functions of bytes that the
-//!   caller has read ([`lines`], [`text`]). Any bytes have an answer, without panics, in time that is
-//!   proportional to their length.
+//!   caller has read ([`lines`], [`text`]). Any bytes have an answer, without panics, in time that
+//!   is proportional to their length.
 //! - No allocation, no lock: the agent calls it in the middle of an allocation.
 //!
 //! # Caller's duties
-//! - check what an interpreter tells of itself before it is believed ([`layout::told`] bounds the
-//!   offsets, and nothing more): the objects that they lead to must have the types that they should;
+//! - check what an interpreter says about itself before it is believed ([`layout::told`] bounds the
+//!   offsets, and nothing more): the objects that they lead to must have the types that they
+//!   should;
 //! - read each word once, where another thread may change it.
 //!
 //! # Limits
-//! 64-bit little-endian builds of CPython. Later versions are told apart by what they say of
+//! 64-bit little-endian builds of CPython. Later versions are recognised by what they say of
 //! themselves, and have no layout until one is added here.
 #![no_std]
 
@@ -38,8 +39,8 @@ pub const LEFT_OUT: &str = "[python: outer frames left out]";
 
 /// Maximum number of frames that are kept of a stack; of deeper ones, the innermost.
 pub const MOST_FRAMES: usize = 2048;
-/// Longest parts of a code object that are kept: of a name and of a file in characters, of the table
-/// of lines in bytes.
+/// Longest parts of a code object that are kept: of a name and of a file in characters, of the
+/// table of lines in bytes.
 pub const MOST_NAME: u64 = 512;
 /// See [`MOST_NAME`].
 pub const MOST_FILE: u64 = 1024;

@@ -1,4 +1,4 @@
-//! What people are told of an interpreter.
+//! How an interpreter is described to users.
 
 use core::fmt;
 
@@ -20,7 +20,8 @@ pub enum State {
 /// An interpreter, in words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Description {
-    /// As `PY_VERSION_HEX` has it; without a release level where its functions alone have told it.
+    /// As `PY_VERSION_HEX` has it; without a release level where it was recognised by its functions
+    /// alone.
     pub version: u32,
     /// Whether it has no global lock.
     pub is_unlocked: bool,

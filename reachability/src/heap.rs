@@ -25,8 +25,9 @@ pub struct Extent {
     pub first: u32,
     /// Number of regions.
     pub count: u32,
-    /// 2^[`INVERSE_BITS`] by `size`, and up to 1 more, which takes the place of a division: exact for
-    /// distances below 2^20, since these times an error of at most 1 are less than 2^40 by `size`.
+    /// 2^[`INVERSE_BITS`] by `size`, and up to 1 more, which takes the place of a division: exact
+    /// for distances below 2^20, since these times an error of at most 1 are less than 2^40 by
+    /// `size`.
     inverse: u64,
 }
 
@@ -139,7 +140,7 @@ impl Heap {
             });
             heap.regions += count as u32;
         }
-        // Allocated, but not by the program, and what they hold is nobody's.
+        // Allocated, but not by the program; what they hold belongs to no object.
         let caches: Vec<_> = map.caches.iter().filter_map(|at| heap.find(*at)).collect();
         for (_, region) in caches {
             heap.allocated.clear(region as usize);
@@ -282,7 +283,7 @@ impl Heap {
         Some((extent.start + index * extent.size, extent.size))
     }
 
-    /// Whether a region is allocated, as far as jemalloc tells.
+    /// Whether a region is allocated according to jemalloc.
     #[must_use]
     pub fn is_allocated(&self, region: u32) -> bool {
         self.allocated.get(region as usize)
@@ -306,7 +307,7 @@ impl Heap {
         object::may_be_in_table(extent.size) && self.is_sampled(extent)
     }
 
-    /// Whether what is in an extent's regions tells whether they hold a sampled object.
+    /// Whether the contents of an extent's regions show whether they hold a sampled object.
     #[inline]
     pub(crate) fn has_headers(&self, extent: &Extent) -> bool {
         self.is_sampled(extent) && !object::may_be_in_table(extent.size)

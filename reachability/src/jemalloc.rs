@@ -239,7 +239,7 @@ struct Shape {
     words: usize,
 }
 
-/// Entries at the start of the root that tell the shapes apart: with 57 bits all of a program's
+/// Entries at the start of the root by which the shapes differ: with 57 bits all of a program's
 /// addresses, with 48 those below 32 GiB, where jemalloc has none.
 const TELLING: usize = 32;
 

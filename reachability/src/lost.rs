@@ -26,7 +26,7 @@ pub struct Lost {
 pub struct Found {
     /// Objects that were not reached, by address.
     pub lost: Vec<Lost>,
-    /// Regions with other memory that was not reached: allocated as far as jemalloc tells, but
+    /// Regions with other memory that was not reached: allocated according to jemalloc, but
     /// of no sampled object.
     pub unknown: Vec<u32>,
     /// Those that are in neither list, since there are too many.

@@ -75,9 +75,9 @@ pub trait Machine {
     /// Where a call leaves the return address in a register, so that a frame may not have saved
     /// it: what the kernel saves of a frame that a signal interrupts.
     const LINKED: Option<SignalFrame>;
-    /// Whether a frame record (the caller's frame pointer, then the return address) is the outermost
-    /// part of its frame, as the call and the first instruction push it. Elsewhere a frame may have
-    /// any size beyond it.
+    /// Whether a frame record (the caller's frame pointer, then the return address) is the
+    /// outermost part of its frame, as the call and the first instruction push it. Elsewhere a
+    /// frame may have any size beyond it.
     const RECORD_ENDS_FRAME: bool;
 
     /// The instructions of a trampoline that Python 3.12 and 3.13 make without a frame record, the
@@ -90,10 +90,11 @@ pub trait Machine {
     /// Where the call goes that ends at the return address `ip`, if the bytes before that are one.
     fn call(before: [u8; 8], ip: u64) -> Option<Target>;
 
-    /// The function's end, if the code after a call is that and nothing else: what restores registers,
-    /// frees the frame and returns, and moves between registers that unwinding does not follow.
+    /// The function's end, if the code after a call is that and nothing else: what restores
+    /// registers, frees the frame and returns, and moves between registers that unwinding does not
+    /// follow.
     fn epilogue(code: &[u8]) -> Option<Epilogue>;
 
-    /// Whether a signal's handler returns to these two instructions, where that can be told.
+    /// Whether a signal's handler returns to these two instructions, where that can be known.
     fn is_signal_return(instructions: [u32; 2]) -> bool;
 }

@@ -103,8 +103,9 @@ pub fn entries(section: &Section<'_>, mut visit: impl FnMut(u64, u64)) {
 /// takes 40.
 const START_BYTES: u64 = 96;
 
-/// Whether `ip` is in the code that a program begins with, which nobody has called. It has no
-/// unwind table in programs for aarch64 that were linked with a glibc of 2016 (Ubuntu 16.04), or by zig.
+/// Whether `ip` is in a program's startup code, which has no caller. It has no
+/// unwind table in programs for aarch64 that were linked with a glibc of 2016 (Ubuntu 16.04), or by
+/// zig.
 fn is_start<'a>(module: &impl Module<'a>, ip: u64) -> bool {
     let entry = module.entry();
     entry.is_some_and(|entry| ip > entry && ip - entry <= START_BYTES)

@@ -56,8 +56,8 @@ pub trait Module<'a> {
         None
     }
 
-    /// Eight bytes of the module's code before an address and 24 from it on, zeros where its code ends;
-    /// `None` as above.
+    /// Eight bytes of the module's code before an address and 24 from it on, zeros where its code
+    /// ends; `None` as above.
     fn around(&self, address: u64) -> Option<[[u8; 8]; 4]> {
         let after = |bytes: u64| self.before(address.checked_add(bytes)?);
         let [second, third] = [16, 24].map(|bytes| after(bytes).unwrap_or_default());
@@ -191,7 +191,7 @@ pub fn program_headers(page: &[u8]) -> Option<&[u8]> {
 }
 
 /// The program headers of what is mapped at `start..end`, whose first page this is. They are where
-/// the file has them if they, which tell that, say so themselves.
+/// the file has them only if the headers themselves say so.
 ///
 /// # Safety
 /// It stays mapped for as long as they are used.

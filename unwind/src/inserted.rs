@@ -70,7 +70,7 @@ impl<'a> Trail<'a> {
         }
     }
 
-    /// Of a stack whose native frames are not told.
+    /// Of a stack whose native frames are not given.
     #[inline]
     pub(crate) fn of_stack(known: Known) -> Self {
         Self {

@@ -54,7 +54,7 @@ where
                 None => rule::step_on::<A>(rule, at, memory),
             }
         }
-        // Whether a function that was interrupted has made its record yet cannot be told.
+        // It is unknown whether a function that was interrupted has made its record yet.
         (_, None) if rule.is_bare() => {
             let step = bare_step::<A, _, _, _>(from, memory, inner, rules);
             step.unwrap_or_else(|| rule::step_on::<A>(rule, at, memory))

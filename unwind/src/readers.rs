@@ -13,7 +13,7 @@ use core::sync::atomic::{AtomicU32, Ordering, fence};
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
 
-/// See above. All zero: nobody inside, nothing announced.
+/// See above. All zero: no reader inside, nothing announced.
 pub struct Readers {
     inside: AtomicU32,
     closing: AtomicU32,
@@ -23,7 +23,7 @@ pub struct Readers {
 pub struct Reading<'a>(&'a Readers);
 
 impl Readers {
-    /// Nobody inside, nothing announced.
+    /// No reader inside, nothing announced.
     #[cfg(not(loom))]
     #[must_use]
     #[expect(clippy::new_without_default, reason = "for a static")]
@@ -57,7 +57,7 @@ impl Readers {
         (self.closing.load(Ordering::Acquire) == 0).then_some(reading)
     }
 
-    /// Announces that something is going to be unloaded: once nobody [`is_inside`] it may be.
+    /// Announces that something is going to be unloaded: it may be once no reader [`is_inside`].
     ///
     /// [`is_inside`]: Self::is_inside
     pub fn announce(&self) {

@@ -19,7 +19,7 @@
 //!   none.
 //!
 //! On x86-64 a record is the outermost part of its frame, and the caller's stack pointer follows.
-//! On aarch64 it does not tell how large its function's frame is: the caller's stack pointer
+//! On aarch64 it does not show how large its function's frame is: the caller's stack pointer
 //! follows from the caller's own rule, which says where it saved its frame pointer, and so where
 //! its record is. A caller that has a table but saved no frame pointer cannot be reached: the stack
 //! ends at the function.
@@ -55,7 +55,7 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// Whether a function may return there. Nobody has called the outermost: its address was put
+    /// Whether a function may return there. The outermost has no caller: its address was put
     /// there for the first function of a coroutine, and the chain of records ends with it.
     fn is_returned_to(&self, fp: u64) -> bool {
         self.is_called || fp == 0 && self.rule.is_end()
@@ -68,8 +68,8 @@ impl Caller {
 }
 
 /// Steps from a frame by its record. `is_chained`: it was found by the record of the frame further
-/// in. `caller` tells of an address in code, and `None` of one that no call leads to. `None`: there is
-/// no record.
+/// in. `caller` tells of an address in code, and `None` of one that no call leads to. `None`: there
+/// is no record.
 pub(crate) fn step<A: Machine>(
     at: &Registers,
     is_chained: bool,
@@ -116,8 +116,8 @@ pub(crate) fn step<A: Machine>(
     Some(Step::Caller { registers, ra, fp })
 }
 
-/// The caller's stack pointer where a record does not tell: its frame pointer points to its own record,
-/// which holds up in the same way where the stack pointer is computed from it.
+/// The caller's stack pointer where a record does not give it: its frame pointer points to its own
+/// record, which holds up in the same way where the stack pointer is computed from it.
 fn sp_of_caller<A: Machine>(
     (rule, low): (Rule, u64),
     fp: u64,
@@ -148,8 +148,8 @@ fn sp_of_caller<A: Machine>(
     Some(sp)
 }
 
-/// Whether the records from `outer` on, the frame pointer that the record at `inner` holds, lead to a
-/// return address behind a call in a module, or are many.
+/// Whether the records from `outer` on, the frame pointer that the record at `inner` holds, lead to
+/// a return address behind a call in a module, or are many.
 fn leads_to_call<A: Machine>(
     (mut inner, mut outer): (u64, u64),
     memory: &mut impl Memory,
@@ -210,8 +210,8 @@ fn is_near(sp: u64, fp: u64) -> bool {
     fp >= sp && fp - sp <= REACH
 }
 
-/// Whether code may be there: neither on the stack, of which `place` is a part, nor where nothing can
-/// be.
+/// Whether code may be there: neither on the stack, of which `place` is a part, nor where nothing
+/// can be.
 fn is_plausible(ip: u64, place: u64) -> bool {
     (LOWEST..HIGHEST).contains(&ip) && ip.abs_diff(place) > REACH
 }
@@ -321,8 +321,8 @@ mod tests {
         }
     }
 
-    /// On aarch64 the caller's own record counts, which lies at the bottom of its frame of 32 bytes:
-    /// what has called it may be made code again.
+    /// On aarch64 the caller's own record counts, which lies at the bottom of its frame of 32
+    /// bytes: what has called it may be made code again.
     #[test]
     fn made_code_may_have_called_the_caller_too() {
         let caller = |ip| {

@@ -234,7 +234,7 @@ impl Rule {
         self.with_instance(0) == Self::failed(Cause::NoModule)
     }
 
-    /// Whether nothing but a frame record may tell the caller of a frame with this rule.
+    /// Whether only a frame record may lead to the caller of a frame with this rule.
     #[must_use]
     pub fn is_bare(self) -> bool {
         self.is_missing() || self.is_outside()

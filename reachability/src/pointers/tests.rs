@@ -47,7 +47,7 @@ fn unaligned_pointers_count_if_they_are_wanted() {
 }
 
 #[test]
-fn tags_are_left_out_of_addresses_as_far_as_they_are_told() {
+fn known_tag_bits_are_masked_in_addresses() {
     for (word, bits) in [
         (SLAB, 0),
         (SLAB | 0x7e << 56, 7),

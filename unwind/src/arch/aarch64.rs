@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_are_told_from_other_branches() {
+    fn calls_are_distinguished_from_other_branches() {
         // blr x1; blraa x1, x2; blraaz x3; blrab x30, sp; blrabz x9.
         let calls = [
             0xd63f_0020,
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_functions_end_tells_its_frame() {
+    fn a_functions_epilogue_reveals_its_frame() {
         let frame = |cfa, ra, fp| {
             Some(Epilogue {
                 by_fp: false,

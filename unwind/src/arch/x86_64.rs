@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_are_told_from_other_instructions() {
+    fn calls_are_distinguished_from_other_instructions() {
         // call rax; call r12; [rbx]; [rdi+0x18]; [rsp+8]; [rax*8+0x1234]; [rip+0x2000];
         // [rbp-0x400]; [rsp+0x400]; [r13+rcx*8].
         let calls: [&[u8]; 10] = [
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_functions_end_tells_its_frame() {
+    fn a_functions_epilogue_reveals_its_frame() {
         let by_sp = |cfa, fp| {
             Some(Epilogue {
                 by_fp: false,

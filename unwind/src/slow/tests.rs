@@ -115,7 +115,7 @@ fn a_cfa_in_a_register_is_what_the_nearest_inner_frame_saved_of_it() {
 }
 
 #[test]
-fn a_cfa_in_a_register_that_nobody_saved_ends_the_stack_in_the_open() {
+fn a_cfa_in_an_unsaved_register_truncates_the_stack() {
     let mut memory = [0u64; 8];
     memory[1] = after(hangs_on_rbx);
     let (frames, walk) = walk(&memory, after(touches_nothing), 0);

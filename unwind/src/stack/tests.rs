@@ -68,7 +68,7 @@ fn a_thread_s_own_stack_is_known_by_a_walk_that_ends_close_to_its_end() {
 }
 
 #[test]
-fn every_other_stack_is_asked_for_anew() {
+fn every_other_stack_is_queried_again() {
     let (_words, end) = memory();
     for (outermost, steady) in [(None, 0), (Some(end - 600), end - 9000)] {
         let mut stack = Stack::new(SLACK);

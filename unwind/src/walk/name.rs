@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_is_computed_anew_where_frames_are_others() {
+    fn a_sum_is_recomputed_where_frames_differ() {
         let sum = &mut InsertedSum::default();
         let frames = [frame(64, 1), frame(64, 2), frame(32, 3)];
         let first = name(sum, &frames, 0, 5);

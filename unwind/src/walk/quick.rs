@@ -3,8 +3,8 @@
 //! To change the memo is of little use where the next stack differs again. Once some walks in a row
 //! found stacks that differ, and that had been seen before, the walker goes by
 //! [places](super::places), keeps nothing but the stack's sum, and looks that up. If the stack
-//! was not seen before, it is walked once more, for the memo; so is one that comes twice in a row, whose
-//! frames then need no lookups.
+//! was not seen before, it is walked once more, for the memo; so is one that comes twice in a row,
+//! whose frames then need no lookups.
 
 use super::name::named;
 use super::{Code, Tree, Walk, Walker, part};
@@ -16,13 +16,13 @@ use crate::{Cause, Registers};
 
 /// Walks in a row that leave the memo alone.
 const ROW: u32 = 32;
-/// As how many of them one counts that was in vain.
+/// As how many of them a walk counts that found nothing.
 const IN_VAIN: u32 = 8;
 /// The same for one that found the stack of the walk before.
 const TWICE: u32 = 4;
 /// Walks in a row that must have found a stack that differs, and that was seen before.
 const TRIED: i32 = 2;
-/// Walks for the memo that are not counted as such after a row that ended in vain.
+/// Walks for the memo that are not counted as such after a run of them that did not pay off.
 const PAUSE: i32 = 8;
 /// For the frames from the third on, one in this many is looked up in the memo. The innermost is
 /// not: a stack that is the memo's wholly was found before.
@@ -36,8 +36,8 @@ pub(super) struct Pace {
     left: u32,
     /// Walks in a row after which doing so would have been worth it.
     worth: i32,
-    /// How many times [`OFTEN`] frames may differ from the memo's; if more do, that is too old to be of
-    /// use.
+    /// How many times [`OFTEN`] frames may differ from the memo's; if more do, that is too old to
+    /// be of use.
     reach: u32,
 }
 
@@ -103,9 +103,9 @@ struct Sum {
 }
 
 impl Walker {
-    /// Walks from `start`, on the known part of the thread's own stack, with an interpreter's frames in
-    /// the result, which `insert` finds. `None`: the stack was not seen before, or takes more than plain
-    /// steps.
+    /// Walks from `start`, on the known part of the thread's own stack, with an interpreter's
+    /// frames in the result, which `insert` finds. `None`: the stack was not seen before, or takes
+    /// more than plain steps.
     #[inline(always)]
     pub(super) fn walk_quickly<'a, T: Tree>(
         &mut self,
@@ -187,7 +187,8 @@ impl Walker {
         None
     }
 
-    /// A frame's caller, or that there is none; adds the frame to the sum. `None`: not a plain step.
+    /// A frame's caller, or that there is none; adds the frame to the sum. `None`: not a plain
+    /// step.
     #[inline(always)]
     fn outwards(
         &mut self,
@@ -217,8 +218,8 @@ impl Walker {
         changed.is_none().then(|| self.memo.sum_from(index))
     }
 
-    /// The step from a frame at a new place: its caller, or that there is none, and its part. `None`:
-    /// not a plain step.
+    /// The step from a frame at a new place: its caller, or that there is none, and its part.
+    /// `None`: not a plain step.
     #[inline(never)]
     fn plain(
         &mut self,

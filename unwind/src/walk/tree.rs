@@ -13,7 +13,7 @@ use crate::seen::Key;
 pub struct Node {
     /// Its number.
     pub id: u32,
-    /// What the tree wants to be told with it, for example a hash of the node's path.
+    /// What the tree wants to be given with it, for example a hash of the node's path.
     pub path: u64,
 }
 
@@ -39,8 +39,8 @@ pub trait Tree {
     fn expect(&self, path: u64, _address: u64) -> u64 {
         path
     }
-    /// The leaf of a stack that was seen before, if that is known. What was interned for its innermost
-    /// frame has the lower [`ADDRESS_BITS`] of `address`.
+    /// The leaf of a stack that was seen before, if that is known. What was interned for its
+    /// innermost frame has the lower [`ADDRESS_BITS`] of `address`.
     fn seen(&self, _stack: Key, _address: u64) -> Option<u32> {
         None
     }
