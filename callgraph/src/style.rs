@@ -81,7 +81,7 @@ pub fn thickness(edge: &Edge, total: f64) -> f64 {
     ((1.0 + 4.0 * share(edge.weight, total)) * 10.0).round() / 10.0
 }
 
-/// The step of a scale for a weight of 0 to 1; small weights are told apart better.
+/// The step of a scale for a weight of 0 to 1; differences between small weights show more clearly.
 fn step(weight: f64) -> usize {
     let weight = if weight.is_finite() {
         weight.abs().min(1.0)

@@ -272,8 +272,8 @@ impl<'a> Bank<'a> {
         }
     }
 
-    /// Counts a sample of CPU time in its record, and in what the session counts of it; `exclusive` as
-    /// above.
+    /// Counts a sample of CPU time in its record, and in what the session counts of it; `exclusive`
+    /// as above.
     pub fn count_cpu(&self, id: RecordId, shard: u32, ns: u64, exclusive: bool) {
         let cpu = &self.header.cpu;
         let (samples, sum) = match id {
@@ -297,7 +297,7 @@ impl<'a> Bank<'a> {
     }
 
     /// Samples counted in a record, and the estimate of the bytes that are live of them, as far as
-    /// that record tells; none of [`TABLE_FULL`], which tells nothing of one stack.
+    /// that record says; none of [`TABLE_FULL`], which says nothing about one stack.
     #[inline]
     #[must_use]
     pub fn held(&self, id: RecordId) -> (u64, u64) {

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_is_no_shift() {
+    fn a_missing_offset_means_no_shift() {
         let texts: [&[u8]; 4] = [
             b"",
             b"monotonic\nboottime 1",

@@ -1,8 +1,8 @@
 //! Sampling of CPU time by the process itself: what a controller requests, and what is counted
 //! apart from the stacks.
 //!
-//! It is part of a session, beside its heap samples or instead of them (its interval is 0 then). The
-//! stacks are in the session's tree, with records of the size class
+//! It is part of a session, beside its heap samples or instead of them (its interval is 0 then).
+//! The stacks are in the session's tree, with records of the size class
 //! [`CPU_CLASS`](crate::record::CPU_CLASS), which no object has.
 
 use crate::sync::{AtomicU64, Ordering};
@@ -115,8 +115,8 @@ pub struct CpuTotals {
     /// Samples whose stack is truncated, by cause.
     pub truncated: [Word; CPU_CAUSES],
     /// The process's CPU clock when a thread of it ended or it ran its last destructor, whichever
-    /// came last, in ns: whoever reaps it may be faster than a controller that reads the clock.
-    /// 0: neither has happened.
+    /// came last, in ns: the process that reaps it may be faster than a controller that reads the
+    /// clock. 0: neither has happened.
     pub process_ns: Word,
 }
 

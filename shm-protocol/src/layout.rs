@@ -4,7 +4,7 @@
 //! ```text
 //! 0            Control      one page; the agent maps these three over a static
 //! 4096         Identity     written once, before the magic is published
-//! 8192         Status       what the agent tells: session ended, statistics
+//! 8192         Status       what the agent reports: session ended, statistics
 //! 12288        ModuleTable  executable mappings, then their paths
 //! 256 KiB      bank 0       even sessions
 //! 256 KiB + B  bank 1       odd sessions
@@ -135,8 +135,8 @@ pub struct Identity {
     pub seccomp_mode: u32,
     /// Field `Seccomp_filters` of it; 0 on kernels before 5.9.
     pub seccomp_filters: u32,
-    /// Where the allocator keeps its data, with the program's own that of sampled objects alone; all
-    /// zero: not known.
+    /// Where the allocator keeps its data, with the program's own that of sampled objects alone;
+    /// all zero: not known.
     pub heap: HeapGlobals,
     /// Where the agent's own memory is; all zero with `heap`.
     pub agent_memory: AgentMemory,
@@ -204,8 +204,8 @@ pub struct OwnMapping {
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Exemption {
-    /// [`EXEMPT_OBJECT`], [`EXEMPT_REGION`], [`STATED_SUPPRESSIONS`] or [`STATED_OPTIONS`]; anything
-    /// else: nothing.
+    /// [`EXEMPT_OBJECT`], [`EXEMPT_REGION`], [`STATED_SUPPRESSIONS`] or [`STATED_OPTIONS`];
+    /// anything else: nothing.
     pub kind: AtomicU64,
     /// Address, in an object or of a region's or a text's first byte.
     pub at: AtomicU64,

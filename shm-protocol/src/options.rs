@@ -1,8 +1,8 @@
 //! What the options of a Python interpreter say of its environment, with which
-//! [`PYTHON_HIDES`](crate::layout::PYTHON_HIDES) is set: the agent knows them when its program starts,
-//! and the controller before that.
+//! [`PYTHON_HIDES`](crate::layout::PYTHON_HIDES) is set: the agent knows them when its program
+//! starts, and the controller before that.
 
-/// Whether the arguments after the program's name tell CPython to leave its environment aside: `-I`,
+/// Whether the arguments after the program's name make CPython ignore its environment: `-I`,
 /// `-E`.
 pub fn ignore_environment<'a>(arguments: impl IntoIterator<Item = &'a [u8]>) -> bool {
     let mut arguments = arguments.into_iter();

@@ -26,7 +26,7 @@ use store::{check, last_error};
 pub const DEFAULT_DIR: &str = "/dev/shm";
 /// Environment variable that names another directory.
 pub const DIR_VARIABLE: &str = "MEM_PROFILER_DIR";
-/// Segment files are named `mem_profiler.<pid>.<start time>.<n>`; `n` tells apart the
+/// Segment files are named `mem_profiler.<pid>.<start time>.<n>`; `n` distinguishes the
 /// images that one process executed one after another.
 pub const FILE_PREFIX: &str = "mem_profiler.";
 
@@ -168,8 +168,8 @@ pub struct Session {
 }
 
 impl Session {
-    /// The thinning of a session that is no more than a question: for a moment, each allocation is
-    /// sampled (which leaves none out), and nobody wants the samples. It keeps the bank and the
+    /// The thinning of a session that is only a query: for a moment, each allocation is
+    /// sampled (which leaves none out), and the samples are not wanted. It keeps the bank and the
     /// parameters of the session before, and has those of the last probe instead.
     pub const PROBE: u64 = u64::MAX;
 
@@ -535,7 +535,7 @@ impl<F: Store> SegmentFile<F> {
         self.write_word(STATUS_OFFSET + offset_of!(Status, ended_session), session)
     }
 
-    /// Notes that a session was written out, so that nobody need recover it.
+    /// Notes that a session was written out, so that it need not be recovered.
     ///
     /// # Errors
     /// Those of `pwrite`.

@@ -85,8 +85,9 @@ pub struct Tree<'a> {
 impl<'a> Tree<'a> {
     /// A tree over zeroed or already used memory, with its early and its late slots.
     ///
-    /// The number of late slots must be a power of two, that of the early ones, too, if there are any,
-    /// and `nodes.len()` at most [`MAX_NODES`]; otherwise [`child`](Self::child) finds no room.
+    /// The number of late slots must be a power of two, that of the early ones, too, if there are
+    /// any, and `nodes.len()` at most [`MAX_NODES`]; otherwise [`child`](Self::child) finds no
+    /// room.
     #[must_use]
     pub fn new(slots: [&'a [AtomicU32]; 2], nodes: &'a [Node], count: &'a AtomicU32) -> Self {
         let [early, late] = slots.map(|slots| {
@@ -103,9 +104,9 @@ impl<'a> Tree<'a> {
 
     /// The node of `address` called from `parent`, made if it is new.
     ///
-    /// `limit` is the number of nodes with memory behind them; the late slots have some if it is more
-    /// than half the number of early ones. `None` when there is no room: the caller counts the sample
-    /// under `[table full]`.
+    /// `limit` is the number of nodes with memory behind them; the late slots have some if it is
+    /// more than half the number of early ones. `None` when there is no room: the caller counts the
+    /// sample under `[table full]`.
     #[inline]
     pub fn child(&self, parent: Place, address: u64, limit: u32) -> Option<Place> {
         let path = path_to(parent.path, address);
@@ -383,7 +384,7 @@ mod model {
     }
 
     /// Two threads insert the same path and each a path of its own: they agree on the
-    /// shared node, and whoever reads a node's index reads it filled in.
+    /// shared node, and a thread that reads a node's index reads the node filled in.
     #[test]
     fn racing_inserts_agree() {
         loom::model(|| {

@@ -140,7 +140,7 @@ pub struct ShardTotals {
     pub alloc_bytes: AtomicU64,
     /// Estimated bytes freed, fixed point.
     pub freed_bytes: AtomicU64,
-    /// Nanoseconds spent in the agent, as timed samples tell.
+    /// Nanoseconds spent in the agent, estimated from timed samples.
     pub agent_ns: AtomicU64,
     /// Samples timed.
     pub timed: AtomicU64,
@@ -151,7 +151,8 @@ pub struct ShardTotals {
 /// A node of the calling-context tree.
 #[repr(C)]
 pub struct Node {
-    /// Return address of this frame; above [`ADDRESS_BITS`](super::ADDRESS_BITS) its module's instance.
+    /// Return address of this frame; above [`ADDRESS_BITS`](super::ADDRESS_BITS) its module's
+    /// instance.
     pub address: AtomicU64,
     /// Index of the caller's node, always smaller than this node's.
     pub parent: AtomicU32,
@@ -159,8 +160,8 @@ pub struct Node {
     pub records: AtomicU32,
 }
 
-/// The counters of one stack and size class, as one shard saw them. Two cache lines: what allocation
-/// touches, what free touches.
+/// The counters of one stack and size class, as one shard saw them. Two cache lines: what
+/// allocation touches, what free touches.
 #[repr(C, align(64))]
 pub struct Record {
     /// Leaf of the stack.

@@ -136,8 +136,8 @@ impl Life {
     }
 }
 
-/// The word that tells a process from its copies: it lies in a page that the kernel clears in
-/// every copy, however it was made.
+/// The word that distinguishes a process from its copies: it lies in a page that the kernel clears
+/// in every copy, however it was made.
 #[repr(transparent)]
 pub struct Mark(pub(super) AtomicU32);
 

@@ -15,7 +15,8 @@ use std::vec::Vec;
 
 /// Steps of a bank that are reserved.
 const STEPS: u8 = 8;
-/// Enough for one stack, with what racing threads claim in vain, and for a record a shard.
+/// Enough for one stack, including what racing threads claim and do not use, and for a record per
+/// shard.
 const NODES: usize = 5;
 const RECORDS: usize = 5;
 /// Thread numbers are shards.
@@ -191,7 +192,7 @@ pub fn count(bank: &Bank<'_>, shard: u32) {
     bank.count_new(record, shard, &sample, true);
 }
 
-/// Session `number`, of which each parameter tells whose it is.
+/// Session `number`, each parameter of which shows which session it belongs to.
 pub fn session(number: u64) -> Session {
     Session {
         number,
