@@ -6,13 +6,13 @@ use crate::detail::Detail;
 use crate::merge::MappingKey;
 use crate::profile::{Label, LabelValue, Line, Location, NO_MAPPING, Profile};
 
-/// Key of the label that tells the stacks of the CPU profile, whose value is [`CPU`].
+/// Key of the label that marks the stacks of the CPU profile; its value is [`CPU`].
 pub const PROFILE_LABEL: &str = "profile";
 /// Value of [`PROFILE_LABEL`].
 pub const CPU: &str = "cpu";
 
-/// The stacks of both, with the columns of both, each zero in the other's: those of the heap profile
-/// as they were, behind them those of the CPU profile, with [`PROFILE_LABEL`].
+/// The stacks of both, with the columns of both, each zero in the other's: those of the heap
+/// profile as they were, behind them those of the CPU profile, with [`PROFILE_LABEL`].
 ///
 /// What is known of the heap's session stays; of the CPU profile's there is
 /// [`Facts::cpu`](crate::Facts::cpu). Equal modules, functions and locations become one.

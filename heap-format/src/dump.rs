@@ -48,7 +48,7 @@ pub(crate) const VERSION: u32 = 4;
 /// The version from which on exact values have the variances of objects.
 pub(crate) const OBJECT_VARIANCES: u32 = 2;
 
-/// The version from which on the objects of a stack are told apart by size class.
+/// The first version that lists the objects of a stack by size class.
 pub(crate) const SIZES_APART: u32 = 3;
 
 /// The version from which on exact values say how objects are lost; that of other dumps is the one

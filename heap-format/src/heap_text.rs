@@ -91,7 +91,7 @@ fn truncated(at: &str) -> Fault {
 }
 
 fn parse_header(text: &[u8]) -> Result<Header, Fault> {
-    let malformed = || Fault::here("is no complete \u{201c}heap profile:\u{201d} header");
+    let malformed = || Fault::here("is not a complete \u{201c}heap profile:\u{201d} header");
     let mut scan = Scan::new(text);
     scan.literal(START).ok_or_else(malformed)?;
     let totals = Counts::parse(&mut scan).ok_or_else(malformed)?;

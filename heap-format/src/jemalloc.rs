@@ -30,7 +30,7 @@ pub(crate) fn read<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
             scan.int().filter(|_| scan.rest().is_empty())
         })
         .filter(|&period| period > 0)
-        .ok_or_else(|| Fault::here("is no complete \u{201c}heap_v2/INTERVAL\u{201d} header"))?;
+        .ok_or_else(|| Fault::here("is not a complete \u{201c}heap_v2/INTERVAL\u{201d} header"))?;
     let mut reader = Reader {
         profile: empty(period),
         interner: Interner::new(),

@@ -4,8 +4,8 @@ use crate::leaks::{LEAK_GROUP_LABEL, LEAK_LABEL, Lost};
 use crate::profile::{Label, LabelValue, OTHER_THREADS, Profile, THREAD_LABEL, Thread};
 
 impl Profile {
-    /// Labels each stack with the name of its thread, if the dump tells several apart, and with how its
-    /// objects are lost.
+    /// Labels each stack with the name of its thread, if the dump distinguishes several, and with
+    /// how its objects are lost.
     pub(crate) fn label_stacks(&mut self) {
         let count = self.stacks.len();
         let tells_threads = self.facts.threads.len() > 1 && self.threads.len() == count;

@@ -93,8 +93,8 @@ fn opened(path: &Path) -> Result<(File, String), ReadError> {
     }
 }
 
-/// Reads a file that is a dump of this project or has its older form, tcmalloc's text; the readers of
-/// all other formats need not be there.
+/// Reads a file that is a dump of this project or has its older form, tcmalloc's text; the readers
+/// of all other formats need not be there.
 pub fn open_dump(path: &Path) -> Result<Profile, ReadError> {
     let (file, name) = opened(path)?;
     let mut lines = Lines::new(file);
@@ -104,7 +104,7 @@ pub fn open_dump(path: &Path) -> Result<Profile, ReadError> {
 fn read_dump<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
     match lines.peek(START)?.starts_with(heap_text::START) {
         true => heap_text::read(lines),
-        false => Err(Fault::whole("is no dump")),
+        false => Err(Fault::whole("is not a dump")),
     }
 }
 

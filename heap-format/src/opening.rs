@@ -1,7 +1,7 @@
 //! Opening files whose names come from others: from a dump, an ELF file, a
 //! process.
 //!
-//! To open a device can act on it, to open a FIFO can wait for ever, and to read a file of `/proc`
+//! Opening a device can act on it, opening a FIFO can block forever, and reading a file of `/proc`
 //! can take what another waits for. So each is first taken hold of without being opened (`O_PATH`),
 //! looked at, and only then opened, through that hold: what was examined is what is read.
 

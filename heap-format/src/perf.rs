@@ -232,7 +232,7 @@ impl Reader {
         let clocks = self.events.iter().all(|event| is_clock(event));
         let columns: Vec<ValueType> = match (given, clocks) {
             _ if self.samples.is_empty() => Vec::new(),
-            // Nothing tells how much a sample stands for.
+            // Nothing says how much a sample stands for.
             (false, _) => Vec::new(),
             (true, true) => vec![ValueType::new("cpu", "nanoseconds")],
             (true, false) => self

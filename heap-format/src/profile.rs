@@ -242,8 +242,8 @@ pub struct Facts {
     pub thinning: Option<u64>,
     /// The Python interpreter in the process, and whether its lines are in the stacks.
     pub python: Option<String>,
-    /// Whether that interpreter takes small objects from an allocator of its own, where the agent does not
-    /// see them.
+    /// Whether that interpreter takes small objects from an allocator of its own, where the agent
+    /// does not see them.
     pub python_hides: Option<bool>,
     /// The threads whose stacks are kept apart.
     pub threads: Vec<Thread>,
@@ -357,7 +357,7 @@ impl Profile {
         mapping.is_some_and(|m| m.path.as_os_str() == KERNEL)
     }
 
-    /// Whether a location has no name from a symbol: none at all, or one that tells where its
+    /// Whether a location has no name from a symbol: none at all, or one that only says where its
     /// function begins.
     pub fn is_unnamed(&self, location: &Location) -> bool {
         let mut lines = self.lines_of(location).iter();

@@ -67,7 +67,7 @@ const WORKLOADS: [Workload; 7] = [
 ];
 
 /// Small and large objects of one stack: some count for a thousand times more objects
-/// than others, so that their average tells nothing of how far the sum may be off.
+/// than others, so that their average says nothing about how far the sum may be off.
 const MIXED: [Workload; 4] = [
     Workload {
         sizes: &[(16, 20_000), (64, 6_000), (512, 1_000), (8192, 60)],

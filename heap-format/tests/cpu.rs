@@ -171,7 +171,7 @@ fn other_profiles_are_refused() {
             .unwrap_err()
             .to_string()
     };
-    assert!(refused(&Profile::default()).contains("no CPU profile"));
+    assert!(refused(&Profile::default()).contains("not a CPU profile"));
     let (now, before) = (sample(), sample());
     let mut before = before;
     before.values[1] = 31;

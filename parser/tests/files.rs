@@ -386,5 +386,5 @@ fn names_that_a_stranger_left_are_not_believed() {
     );
     assert!(!String::from_utf8_lossy(&strangers.stdout).contains("made_up"));
     let message = String::from_utf8_lossy(&strangers.stderr);
-    assert!(message.contains("of another user"), "{message}");
+    assert!(message.contains("belongs to another user"), "{message}");
 }

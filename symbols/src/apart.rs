@@ -1,7 +1,7 @@
 //! Naming code of a process that lives and may mean ill.
 //!
-//! Its files are what it wants them to be, and may change while they are read: pipes that
-//! nobody writes to, disks without end, programs that lie. So all of [`symbolize`], not
+//! Its files are what it wants them to be, and may change while they are read: pipes
+//! without a writer, disks without end, programs that lie. So all of [`symbolize`], not
 //! the reading of symbols alone, is done by a child, which has limits and a deadline.
 //!
 //! Promises: [`names`] comes back within its time, whatever the files are; nothing of the
@@ -67,7 +67,7 @@ pub fn names(
     patience: Duration,
     stops: impl Fn() -> bool,
 ) -> Result<Vec<Vec<String>>, Error> {
-    // Python comes with names, and its lines are told apart.
+    // Python's frames come with names, and its lines are kept apart.
     let locations = profile.locations.iter();
     let python: Vec<Option<String>> = locations.map(|l| profile.python_name(l)).collect();
     let frames = frames(profile, options, patience, stops)?;
@@ -130,7 +130,7 @@ fn frames(
 /// The life of the child.
 fn answer(mut profile: Profile, options: &Options, mut to: PipeWriter) -> io::Result<()> {
     restrain();
-    // What it says of files concerns whoever reads a dump.
+    // Its warnings about files are for readers of dumps.
     let _ = symbolize(&mut profile, options);
     let lines = |first: u32, count: u32| &profile.lines[first as usize..][..count as usize];
     // A function's texts are sent once.

@@ -61,7 +61,7 @@ impl Elf {
     pub fn open(path: &Path) -> Result<Self> {
         let file = opening::regular(path)
             .with_context(|| format!("{} cannot be opened", printable::path(path)))?;
-        read(&file).with_context(|| format!("{} is no usable ELF file", printable::path(path)))
+        read(&file).with_context(|| format!("{} is not a usable ELF file", printable::path(path)))
     }
 
     /// The virtual address that the file gives to the byte at `offset`.
@@ -71,12 +71,12 @@ impl Elf {
         segment.address.checked_add(offset - segment.offset)
     }
 
-    /// The virtual address of the byte at `offset` of the file that was mapped, at this distance from
-    /// the start of a mapping of code, which is `size` bytes long.
+    /// The virtual address of the byte at `offset` of the file that was mapped, at this distance
+    /// from the start of a mapping of code, which is `size` bytes long.
     ///
     /// The file at hand may be the one that was stripped or not, with the same build id: `strip`
     /// closes gaps between segments, so that offsets are other ones. Where no segment begins as
-    /// the mapping does, its length tells which it is.
+    /// the mapping does, its length decides which it is.
     pub fn address_in_mapping(&self, offset: u64, distance: u64, size: u64) -> Option<u64> {
         let start = offset.wrapping_sub(distance);
         let begins = |s: &Segment| PAGES.iter().any(|page| s.offset & !(page - 1) == start);
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mappings_length_tells_its_pages_and_its_segment() {
+    fn a_mappings_length_identifies_its_pages_and_segment() {
         // As lld lays out code: it begins within a page.
         let one = debug_file(&[(0x21_56c0, 0x3_0000)]);
         for (page, size) in [

@@ -23,7 +23,7 @@ pub enum Origin {
     /// A table of symbols, or debug information that has the same name: it may be mangled.
     #[default]
     Symbol,
-    /// Debug information that tells what the source calls it, with its scopes.
+    /// Debug information with its name in the source, and its scopes.
     Source,
     /// Made from where the function begins, for there is no symbol.
     Made,

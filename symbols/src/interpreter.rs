@@ -1,5 +1,5 @@
-//! Which frames of stacks that hold Python are shown: a person who writes Python wants its lines, and
-//! of the native code what they called, not the interpreter between them.
+//! Which frames of stacks that hold Python are shown: a person who writes Python wants its lines,
+//! and of the native code what they called, not the interpreter between them.
 //!
 //! The native frames that are left out are those of the interpreter's module, between Python's
 //! frames and outside the outermost one. That module is known by where it stands: the frame around
@@ -36,7 +36,8 @@ const CALLS: [&str; 17] = [
     "vectorcall_",
 ];
 
-/// The interpreter's functions that do no more than ask for memory, as `malloc`: a regular expression.
+/// The interpreter's functions that do no more than ask for memory, as `malloc`: a regular
+/// expression.
 pub const ALLOCATORS: &str = "_?Py(Mem|Object)_(Raw)?(Malloc|Calloc|Realloc)|_PyMem_(Debug|Raw).*|pymalloc_.*|new_arena|\
      allocate_from_new_pool|tracemalloc_.*";
 
@@ -73,7 +74,7 @@ const HIDDEN: [Role; 5] = [
 
 impl Role {
     /// For code that is not Python, in this file, which may have the interpreter's code. Debug
-    /// information tells several names: of what was inlined there, too.
+    /// information has several names: also of what was inlined there.
     pub fn native<'a>(
         path: &Path,
         is_interpreters: bool,

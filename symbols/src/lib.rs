@@ -153,7 +153,7 @@ impl Open {
                 Some(frame) if frame.is_made() => {
                     self.makeshift.entry(location).or_insert(frames);
                 }
-                // Another of its files may tell more.
+                // Another of its files may have more.
                 Some(_) if is_damaged => drop(self.makeshift.insert(location, frames)),
                 Some(_) => {
                     names.add(location, &frames);

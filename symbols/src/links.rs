@@ -1,7 +1,7 @@
 //! Further files that an ELF file names: separate debug information, what
 //! several files share (dwz), packages.
 //!
-//! The library that follows these links opens whatever is there, and waits on a FIFO for ever. So
+//! The library that follows these links opens whatever is there, and blocks forever on a FIFO. So
 //! all paths that it would try are examined before, and where one holds anything but a regular
 //! file, no link of the file is followed: its functions have the names of its symbol table.
 

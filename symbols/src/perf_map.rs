@@ -19,7 +19,7 @@ const MOST_BYTES: u64 = 1 << 28;
 enum Error {
     #[error("{path}: {error}")]
     Unreadable { path: String, error: io::Error },
-    #[error("{path}: it is of another user; --perf-map takes it all the same")]
+    #[error("{path}: it belongs to another user; --perf-map uses it anyway")]
     Foreign { path: String },
 }
 

@@ -44,11 +44,11 @@ pub struct Request {
     pub module: Option<String>,
     /// Addresses in the file's own address space.
     pub addresses: Vec<u64>,
-    /// Whether debug information is left alone: another file's has told all, or it is damaged.
+    /// Whether debug information is not read: another file's had everything, or it is damaged.
     pub tables_only: bool,
 }
 
-/// What a file tells.
+/// What a file says.
 pub struct Reading {
     /// The frames of each address.
     pub frames: Frames,
@@ -73,7 +73,7 @@ pub enum Error {
         /// How the child died.
         death: Death,
     },
-    /// It has names in its tables of symbols all the same.
+    /// It still has names in its symbol tables.
     #[error(
         "{path}: its debug information is damaged, so its functions have the names of its symbol \
          table, without lines"
@@ -119,7 +119,7 @@ pub fn read(requests: &[Request], debug_directories: &[PathBuf]) -> Vec<Result<R
     requests.iter().zip(answers).map(whole).collect()
 }
 
-/// What the tables of symbols tell of a file that could not be read with its debug information.
+/// The symbol tables' answers for a file that could not be read with its debug information.
 fn by_tables(request: &Request, debug_directories: &[PathBuf]) -> Option<Reading> {
     if request.tables_only {
         return None;
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reader_of_many_addresses_tells_what_the_library_tells() {
+    fn the_reader_of_many_addresses_agrees_with_the_library() {
         let path = std::env::current_exe().unwrap();
         let addresses = spread(&path);
         let many = dwarf::read(&path, &addresses, &[]).expect("it has debug information");

@@ -32,7 +32,7 @@ pub struct Variable {
 }
 
 /// The variable at `distance` bytes from where a 64-bit ELF file is mapped; `None` if no symbol
-/// tells, as in a stripped file.
+/// says, as in a stripped file.
 ///
 /// # Errors
 /// The file cannot be read, or is not a regular file.

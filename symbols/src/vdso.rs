@@ -82,7 +82,7 @@ impl Copy {
         let name = format!("mem_parser.{}.vdso", std::process::id());
         let path = std::env::temp_dir().join(name);
         let mut options = File::options();
-        // Only a file that nobody else has put there.
+        // Only a file that no other user has put there.
         let mut file = options.write(true).create_new(true).open(&path).ok()?;
         let copy = Self {
             path,

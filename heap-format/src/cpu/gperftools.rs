@@ -76,7 +76,7 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Profile, Fault> {
     let found = Layout::ALL
         .iter()
         .find_map(|l| Some((*l, l.header(bytes)?)));
-    let (layout, period_us) = found.ok_or_else(|| Fault::whole("is no CPU profile"))?;
+    let (layout, period_us) = found.ok_or_else(|| Fault::whole("is not a CPU profile"))?;
     let period = i64::try_from(period_us)
         .ok()
         .and_then(|us| us.checked_mul(1000));

@@ -19,10 +19,10 @@ use crate::profile::{Format, Location, Profile};
 /// an address has two meanings.
 pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
     let Some(sampling) = &profile.facts.cpu else {
-        return Err(refused("no CPU profile of this project"));
+        return Err(refused("not a CPU profile of this project"));
     };
     if profile.format != Format::Cpu || profile.sample_types != sampling.mode.sample_types() {
-        return Err(refused("no CPU profile of this project"));
+        return Err(refused("not a CPU profile of this project"));
     }
     if profile.values.iter().any(|&value| value < 0) {
         return Err(refused("a difference of profiles, which no file can hold"));

@@ -2,7 +2,7 @@
 //! names, and packed in the program itself (`.gnu_debugdata`, of Fedora and its relatives).
 //!
 //! Such files are as little to be trusted as the program. A debug file has to have the program's
-//! build id, or the checksum that the link tells; what is packed is unpacked to a limit.
+//! build id, or the checksum in the link; what is packed is unpacked to a limit.
 
 use std::ffi::OsStr;
 use std::fs::File;

@@ -37,7 +37,7 @@ pub fn find(units: &Units, asked: &Asked, found: &mut [Option<Row>]) -> Result<(
     rows::each(program, residency, collector(asked, found))
 }
 
-/// Is told rows, in turn, and keeps those of the addresses that have none.
+/// Receives rows one by one, and keeps those of the addresses that have none.
 fn collector(asked: &Asked, found: &mut [Option<Row>]) -> impl FnMut(&rows::Row, bool) {
     let Asked { unit, wanted, .. } = *asked;
     // The row before, while it is in a sequence, and the next address at or

@@ -1,8 +1,9 @@
 //! How much of compressed debug information is needed.
 //!
-//! The debug files of distributions are compressed as a whole, and most stacks begin in the same two
-//! functions of the C library, whose units are among its first. The list of all units' addresses
-//! tells which units are needed, and what is behind the last of them is not unpacked.
+//! The debug files of distributions are compressed as a whole, and most stacks begin in the same
+//! two functions of the C library, whose units are among its first. The list of all units'
+//! addresses determines which units are needed, and what is behind the last of them is not
+//! unpacked.
 
 use gimli::{DebugAranges, LittleEndian};
 
@@ -12,8 +13,8 @@ use super::unpacking::Content;
 /// Stands for a length that follows, of 8 bytes.
 const LONG: u64 = 0xffff_ffff;
 
-/// The units up to the last one that holds one of the addresses, which are sorted; `None` where they
-/// are not compressed, or the list does not have all the addresses.
+/// The units up to the last one that holds one of the addresses, which are sorted; `None` where
+/// they are not compressed, or the list does not have all the addresses.
 pub fn of<'i>(image: &'i Image, wanted: &[u64]) -> Option<Content<'i>> {
     let section = image.section(".debug_info")?;
     let mut unpacked = image.unpack(section)?;

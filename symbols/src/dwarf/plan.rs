@@ -1,9 +1,9 @@
 //! How entries are passed over, worked out once for all entries of an abbreviation.
 //!
-//! Most entries are of no interest, and most attributes have a size that the abbreviation tells: to
-//! pass over an entry takes an addition, and a look at each attribute that has a size of its own.
-//! Where entries have their addresses and siblings is worked out too. What compilers hardly ever
-//! write has no such places, and is read with gimli.
+//! Most entries are of no interest, and most attributes have a size that follows from the
+//! abbreviation: to pass over an entry takes an addition, and a look at each attribute that has a
+//! size of its own. Where entries have their addresses and siblings is worked out too. What
+//! compilers hardly ever write has no such places, and is read with gimli.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -17,7 +17,7 @@ use super::units::Slice;
 
 /// Abbreviations that are found by their numbers alone; compilers count from 1 to a few hundred.
 const NEAR: usize = 2048;
-/// Abbreviations of functions that are told apart by their bytes; compilers need a dozen.
+/// Abbreviations of functions that are recognised by their bytes; compilers need a dozen.
 const MOST_PLACED: usize = 64;
 
 /// An attribute that has a size of its own.
@@ -39,7 +39,7 @@ enum Own {
 pub mod kind {
     /// Functions that may have addresses.
     pub const PLACED: u8 = 1;
-    /// Those that may tell which entry follows their children.
+    /// Those that may say which entry follows their children.
     pub const SIBLING: u8 = 2;
     /// All functions.
     pub const FUNCTION: u8 = 4;
@@ -273,8 +273,8 @@ fn own(form: DwForm) -> Own {
     }
 }
 
-/// The one attribute of this name, and the bytes that the others take before and behind it: `None` where
-/// one has a size of its own.
+/// The one attribute of this name, and the bytes that the others take before and behind it: `None`
+/// where one has a size of its own.
 fn place(
     specs: &[AttributeSpecification],
     header: &UnitHeader<Slice>,

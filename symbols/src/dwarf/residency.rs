@@ -1,9 +1,9 @@
 //! Keeps what is mapped of a file from filling the memory of a small machine.
 //!
-//! Debug information is passed through once, piece by piece, and the pages of a mapped file that were
-//! read stay in the process's memory as long as nobody else needs it. So it is looked from time to
-//! time how many there are, and beyond a limit they are given back: what is needed once more is read
-//! again, as a rule from the kernel's cache.
+//! Debug information is passed through once, piece by piece, and the pages of a mapped file that
+//! were read stay in the process's memory as long as it is not needed elsewhere. So it is checked
+//! from time to time how many there are, and beyond a limit they are given back: what is needed
+//! once more is read again, as a rule from the kernel's cache.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -16,8 +16,8 @@ const MOST: u64 = 24 << 20;
 /// How many entries, rows or symbols are passed, at least, between two looks: they take less than
 /// 1 MiB.
 const BETWEEN: u32 = 8192;
-/// How many of them count for one that may be anywhere, as may the text of its name: around each the
-/// kernel maps up to 64 KiB.
+/// How many of them count for one that may be anywhere, as may the text of its name: around each
+/// the kernel maps up to 64 KiB.
 const JUMP: u32 = BETWEEN / 16;
 
 /// What is in memory of a mapped file.

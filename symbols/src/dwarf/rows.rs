@@ -1,8 +1,8 @@
 //! Running a unit's program of lines.
 //!
-//! There is a row for every few bytes of code, and of a row only address, file, line and column are of
-//! interest: what else an instruction says is passed over. Rows are those that gimli tells, without
-//! what it knows of processors whose instructions hold several operations.
+//! There is a row for every few bytes of code, and of a row only address, file, line and column are
+//! of interest: what else an instruction says is passed over. Rows are those that gimli gives,
+//! without what it knows of processors whose instructions hold several operations.
 
 use gimli::{Error, IncompleteLineProgram, LineProgramHeader, Reader, Result};
 
@@ -49,7 +49,7 @@ struct Machine<'a> {
     left_out: bool,
 }
 
-/// Runs a program. `each` is told its rows, and whether a sequence ends with one.
+/// Runs a program. `each` gets its rows, and whether a sequence ends with one.
 pub fn each(
     program: &IncompleteLineProgram<Slice<'_>>,
     residency: &Residency,
@@ -303,7 +303,7 @@ mod tests {
         section
     }
 
-    /// Rows as gimli tells them, and whether it came to the end.
+    /// Rows as gimli gives them, and whether it came to the end.
     fn by_gimli(section: &[u8]) -> (Vec<[u64; 5]>, bool) {
         let line = DebugLine::new(section, LittleEndian);
         let program = line.program(DebugLineOffset(0), 8, None, None).unwrap();
@@ -353,7 +353,7 @@ mod tests {
             vec![
                 8, 1, 9, 0x34, 0x12, 1, 2, 0x90, 1, 1, 6, 7, 10, 11, 12, 9, 255, 14, 200,
             ],
-            // Instructions that nobody knows, and a file that is defined.
+            // Unknown instructions, and a file that is defined.
             vec![
                 13, 0x81, 0x82, 1, 3, 0, 2, 4, 9, 0, 6, 3, b'x', 0, 0, 0, 0, 0, 2, 0x99, 1, 100,
             ],

@@ -1,12 +1,13 @@
-//! Finds in a unit's bytes what begins at known addresses, without passing through what lies before.
+//! Finds in a unit's bytes what begins at known addresses, without passing through what lies
+//! before.
 //!
-//! A function's entry holds the address that it begins at as it is in memory, and so does the sequence
-//! of rows of a section of code. The list of all units' addresses tells these beginnings wherever
-//! each function has a section of its own. To look at every byte for one of them takes a fraction of
-//! the time that it takes to pass through all entries.
+//! A function's entry holds the address that it begins at as it is in memory, and so does the
+//! sequence of rows of a section of code. The list of all units' addresses has these beginnings
+//! wherever each function has a section of its own. To look at every byte for one of them takes a
+//! fraction of the time that it takes to pass through all entries.
 //!
-//! Bytes that happen to be equal to an address are told from it by their surroundings: the callers
-//! check those. What is not found is left to be found by passing through everything.
+//! Bytes that happen to equal an address are distinguished from one by their surroundings: the
+//! callers check those. What is not found is left to be found by passing through everything.
 
 use gimli::Range;
 use memchr::memmem::Finder;

@@ -1,7 +1,7 @@
 //! The scopes that belong to the name of a function.
 //!
 //! Compilers give functions that only their own unit can call no name that a linker would know:
-//! `run` is all that is said of the method of a class in an anonymous namespace. Entries do not tell
+//! `run` is all that is said of the method of a class in an anonymous namespace. Entries do not say
 //! what they are inside of, so the unit is walked through up to them: once for all names that are
 //! wanted, and past everything that says where it ends.
 
@@ -59,7 +59,7 @@ pub fn names(
             scope.outer = outer.scoped;
             match outer.scoped {
                 Some(die) => drop(next.insert(die)),
-                // Parameters are not told of the others either.
+                // The other styles leave out parameters, too.
                 None => scope.enclose(&demangle(&outer.text, Style::Templates)),
             }
         }

@@ -35,8 +35,8 @@ pub fn lacks_debug_info(path: &Path, directories: &[PathBuf]) -> bool {
     })
 }
 
-/// Adds frames for those of the addresses that have none, as far as the program's tables tell. Code
-/// without a symbol is named after `module`, if that is given.
+/// Adds frames for those of the addresses that have none, as far as the program's tables have them.
+/// Code without a symbol is named after `module`, if that is given.
 pub fn complete(
     (path, directories): (&Path, &[PathBuf]),
     module: Option<&str>,

@@ -21,7 +21,7 @@ pub type Slice<'a> = EndianSlice<'a, LittleEndian>;
 /// Entries that say what another one is called; more are no name.
 const DEEPEST: usize = 16;
 
-/// Languages in which a function's name is told from others' by its scopes.
+/// Languages in which scopes distinguish functions of the same name.
 const WITH_SCOPES: [gimli::DwLang; 8] = [
     gimli::DW_LANG_C_plus_plus,
     gimli::DW_LANG_C_plus_plus_03,

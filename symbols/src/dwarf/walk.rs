@@ -27,7 +27,7 @@ pub struct Walk<'w, 'a> {
     depth: isize,
     /// How far up it went since the last entry that was requested.
     top: isize,
-    /// How far the residency has been told.
+    /// How far reading has been reported to the residency.
     noted: usize,
 }
 
@@ -151,7 +151,7 @@ impl<'w, 'a> Walk<'w, 'a> {
         }
     }
 
-    /// Where an entry ends that the plan cannot tell of.
+    /// Where an entry ends whose size the plan does not know.
     #[cold]
     fn end(&self, plan: &Plan<'_>, attributes: usize) -> Result<usize> {
         let mut rest = self.attributes(attributes)?;

@@ -10,7 +10,7 @@ use crate::marker::{KERNEL_ADDRESS, MARKERS, NOT_SAMPLED_ADDRESS, aside, marker_
 use crate::profile::{Mapping, Profile};
 use crate::python::PYTHON;
 
-/// The period of profiles that do not tell theirs: that of gperftools.
+/// The period of profiles that do not state theirs: that of gperftools.
 const PERIOD_US: u64 = 10_000;
 
 /// Writes a CPU profile in the format of gperftools.
@@ -19,15 +19,15 @@ const PERIOD_US: u64 = 10_000;
 /// call tree to within a period: the format counts periods, so a stack gets as many as make the
 /// sum of all before it right. A profile read from this format is written with its own counts.
 ///
-/// Functions of the kernel become one pseudo-frame, since there are only addresses; lines of Python,
-/// which have none, are left out, and threads are not told apart.
+/// Functions of the kernel become one pseudo-frame, since there are only addresses; lines of
+/// Python, which have none, are left out, and threads are not told apart.
 ///
 /// Needs a column of nanoseconds, none of them below zero, and addresses; other profiles are
 /// refused.
 pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
     let Some(column) = profile.time_column() else {
         return Err(refused(
-            "it is no CPU profile: it has no column of nanoseconds",
+            "it is not a CPU profile: it has no column of nanoseconds",
         ));
     };
     if profile.values.iter().any(|&value| value < 0) {
