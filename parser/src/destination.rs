@@ -84,7 +84,7 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
     Some((found.dev(), found.ino()))
 }
 
-/// Bytes by which an earlier output is told from other files.
+/// Bytes by which an earlier output is recognised.
 const START: usize = 90;
 
 /// Whether what is there may be replaced: nothing, or an earlier output of this kind.

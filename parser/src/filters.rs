@@ -81,7 +81,7 @@ fn compiled(option: &str, text: &str) -> Result<Regex> {
         let error = error.to_string();
         let reason = error.lines().last().unwrap_or_default();
         let reason = reason.strip_prefix("error: ").unwrap_or(reason);
-        anyhow!("--{option} is no valid pattern: {text:?}: {reason}")
+        anyhow!("--{option} is not a valid pattern: {text:?}: {reason}")
     })
 }
 

@@ -10,7 +10,7 @@ use crate::files::Sources;
 use crate::program;
 use crate::view::View;
 
-/// Where Debian's systems tell which package a file is of.
+/// Where Debian's systems record which package a file belongs to.
 const DPKG_QUERY: &str = "/usr/bin/dpkg-query";
 
 /// Shares of the values, one in this many, from which on there is a hint: of those in code without
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_said_what_lies_in_code_without_names_and_what_it_called() {
+    fn shares_of_unnamed_code_and_its_callees_are_reported() {
         let named = [LIBRARY, LIBC];
         let own = said(&[&[PROGRAM, LIBC]], &named).unwrap();
         let expected =
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_said_of_what_starts_programs() {
+    fn launchers_get_no_hint() {
         let (main, start) = (PROGRAM, PROGRAM + 0x100);
         // As in stripped programs that export their functions: `_start` alone has no name.
         let stack: &[u64] = &[LIBRARY, main, LIBC, start];

@@ -48,7 +48,7 @@ pub fn load(sources: &Sources, needs: &Needs, warn: &mut dyn FnMut(String)) -> R
     }
     let only_python = sources.python == Shown::PythonOnly && has_python(&combined.profile);
     let hint = match needs.symbols {
-        // Where no native code is shown, nobody misses its names.
+        // Where no native code is shown, its names are not missed.
         Symbols::Required if !only_python => hinted(&mut combined.profile, &sources, &warnings),
         _ => None,
     };
@@ -248,7 +248,7 @@ fn check_beside(
     }
     match series::process_difference(heap, cpu).filter(|_| !sources.force) {
         Some(what) => {
-            bail!("{a} and {b} are not of one process: {what} (--force shows them all the same)")
+            bail!("{a} and {b} are not of one process: {what} (--force shows them anyway)")
         }
         None => Ok(()),
     }

@@ -147,7 +147,7 @@ pub fn label(value: i64, from: &str, to: &str) -> String {
     Style::Pprof.label(value, from, to)
 }
 
-/// A mean lifetime or age in our style. The agent's clock does not tell apart what is below its
+/// A mean lifetime or age in our style. The agent's clock does not resolve times below its
 /// tick.
 pub fn lifetime(ms: f64) -> String {
     const TICK_MS: f64 = 4.0;

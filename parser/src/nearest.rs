@@ -41,7 +41,7 @@ pub fn file(missing: &Path) -> Option<PathBuf> {
 }
 
 /// The shortest name that begins with a name of few letters: dumps have a pid and a number that
-/// nobody types.
+/// no user types.
 fn continued<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let stem = name.strip_suffix(".heap").unwrap_or(name);
     let longer = names.filter(|other| stem.chars().count() > 2 && other.starts_with(stem));

@@ -56,14 +56,14 @@ pub fn origin(profile: &Profile, location: &Location) -> Origin {
     if location.address == 0 || marker_at(location.address).is_some() {
         return Origin::Program;
     }
-    // Dumps of memory do not list mappings without a file. Formats that tell none have files
+    // Dumps of memory do not list mappings without a file. Formats without them have files
     // nevertheless.
     let Some(mapping) = profile.mappings.get(location.mapping as usize) else {
         let mut lines = profile.lines_of(location).iter();
         let is_one = |line: &Line| is_of_perf_map(&profile.functions[line.function as usize]);
         return match lines.any(is_one) {
             true => Origin::Python,
-            // It is in no file, where files are told.
+            // The format names files, and this address is in none.
             false if !profile.mappings.is_empty() => Origin::Jit,
             false => Origin::Program,
         };
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn generated_code_is_told_where_mappings_without_a_file_are_not() {
+    fn generated_code_is_recognised_without_mappings_that_have_no_file() {
         let origin_of = |system_name: &str, mappings: Vec<Mapping>| {
             let profile = Profile {
                 mappings,
@@ -358,7 +358,7 @@ mod tests {
         };
         let python = origin_of("py::work:/srv/app.py", Vec::new());
         assert_eq!(python, Origin::Python);
-        // Formats that tell no files: the program's own, for all that is known.
+        // Formats that name no files: it may be the program's own.
         assert_eq!(origin_of("py::work(int)", Vec::new()), Origin::Program);
         let of_a_file = || vec![Mapping::default()];
         let python = origin_of("py::work:/srv/app.py", of_a_file());

@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn dumps_that_do_not_tell_their_session_all_count() {
+    fn dumps_without_a_session_number_are_all_used() {
         let mut dumps = vec![dump(1, 1, Some(5)), dump(1, 1, Some(6))];
         for dump in &mut dumps {
             dump.facts.start_unix_ns = None;

@@ -86,7 +86,7 @@ pub enum Refusal {
     #[error("it is too large for a source")]
     TooLarge,
     /// It holds bytes that no text has.
-    #[error("it is no text")]
+    #[error("it is not text")]
     Binary,
 }
 

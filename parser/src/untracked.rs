@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_dumps_the_worst_is_told() {
+    fn of_several_dumps_the_worst_is_reported() {
         let dumps = [
             with(&[("samples", 10), ("untracked", 1)]),
             with(&[("samples", 10), ("untracked", 5)]),

@@ -104,7 +104,7 @@ fn reports_are_as_in_the_golden_files() {
 }
 
 #[test]
-fn where_nothing_is_short_lived_there_is_no_table() {
+fn without_short_lived_objects_there_is_no_table() {
     let text = report(&["--temporary", "--focus", "load_tables"]);
     assert!(text.contains("No short-lived objects"), "{text}");
     assert!(

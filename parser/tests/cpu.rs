@@ -42,7 +42,7 @@ fn check(name: &str, arguments: &[&str]) {
 }
 
 #[test]
-fn call_graphs_tell_how_often_time_was_sampled() {
+fn call_graphs_show_how_often_time_was_sampled() {
     for arguments in [&["-f", "shop.cpu", "-s"][..], &["-f", "shop.cpu", "--html"]] {
         let text = output(arguments);
         assert!(text.contains("Sampling: 99 samples per second of CPU time"));
@@ -104,7 +104,7 @@ fn own_part(svg: &str) -> &str {
 }
 
 #[test]
-fn the_flame_graph_tells_kernel_from_program() {
+fn the_flame_graph_distinguishes_kernel_and_program() {
     let svg = output(&["-f", "shop.cpu", "--flame"]);
     expected::compare("cpu_flame.svg", own_part(&svg));
     let class = |name: &str| {
@@ -311,7 +311,7 @@ fn probe(page: &str, script: &str) -> String {
 }
 
 #[test]
-fn the_cost_of_malloc_is_told_by_caller() {
+fn the_cost_of_malloc_is_shown_by_caller() {
     let state = probe(&page(&["shop.heap", "shop.cpu"]), COST_PROBE);
     let text = |key: &str, text: &str| browser::assert_state(&state, key, &format!("\"{text}\""));
     text(
@@ -351,7 +351,7 @@ document.documentElement.setAttribute("data-state", JSON.stringify(state));
 "##;
 
 #[test]
-fn the_engine_is_told_above_cpu_time_only() {
+fn the_engine_is_shown_above_cpu_time_only() {
     let state = probe(&page(&["shop.heap", "shop.cpu"]), NOTE_PROBE);
     for (key, told) in [
         ("bytes", "false"),

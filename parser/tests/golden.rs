@@ -84,7 +84,7 @@ fn governed() -> (tempfile::TempDir, String) {
 }
 
 #[test]
-fn an_interval_that_changed_is_told_with_its_history() {
+fn an_interval_that_changed_is_shown_with_its_history() {
     let (_directory, file) = governed();
     expected::compare("top_governed.txt", &output(&["-f", &file, "-t", "-n", "3"]));
     let page = output(&["-f", &file, "--html"]);

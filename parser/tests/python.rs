@@ -356,7 +356,7 @@ fn functions_without_a_name_have_their_file_and_line() {
 }
 
 #[test]
-fn stacks_that_are_cut_off_are_told_from_whole_ones() {
+fn truncated_stacks_are_distinguished_from_complete_ones() {
     let directory = tempfile::tempdir().unwrap();
     let whole: &[Frame] = &[Python("work", "/srv/app.py", 4), EVALUATION];
     let cut: &[Frame] = &[Python("work", "/srv/app.py", 4), EVALUATION, Truncated];
@@ -385,7 +385,7 @@ fn stacks_that_are_cut_off_are_told_from_whole_ones() {
 
 /// As `zipimport` names them.
 #[test]
-fn sources_within_a_zip_file_are_said_to_be_there() {
+fn sources_within_a_zip_file_are_reported() {
     let directory = tempfile::tempdir().unwrap();
     let archive = directory.path().join("app.egg");
     fs::write(&archive, "PK").unwrap();

@@ -76,7 +76,7 @@ fn the_table_is_as_in_the_golden_file() {
 }
 
 #[test]
-fn dumps_that_tell_less_are_shown_as_far_as_they_go() {
+fn dumps_with_less_information_are_still_shown() {
     let directory = tempfile::tempdir().unwrap();
     let told = |facts: Facts| {
         let dump = write(directory.path(), facts);
@@ -106,7 +106,7 @@ fn dumps_that_tell_less_are_shown_as_far_as_they_go() {
 }
 
 #[test]
-fn figures_of_another_moment_are_told_as_such() {
+fn figures_of_another_moment_are_marked() {
     let directory = tempfile::tempdir().unwrap();
     let told = |facts: Facts| {
         let dump = write(directory.path(), facts);
@@ -143,7 +143,7 @@ fn figures_of_another_moment_are_told_as_such() {
 }
 
 #[test]
-fn what_tells_nothing_is_refused() {
+fn dumps_without_the_information_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("x.folded");
     fs::write(&path, "main;work 3\n").unwrap();

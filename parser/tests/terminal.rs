@@ -171,7 +171,7 @@ fn no_output_and_no_warning_lets_them_through() {
 }
 
 #[test]
-fn nor_does_a_file_of_such_a_name() {
+fn a_hostile_file_name_does_not_reach_the_terminal_raw() {
     let directory = tempfile::tempdir().unwrap();
     let [dump, _] = files(directory.path());
     let named = directory.path().join(HOSTILE.replace('/', "_"));

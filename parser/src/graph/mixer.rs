@@ -3,7 +3,7 @@
 use std::hash::{BuildHasher, Hasher};
 
 /// Hashes a pair of numbers by one multiplication. The numbers are our own
-/// consecutive ones, so nobody can choose colliding keys.
+/// consecutive ones, so an attacker cannot choose colliding keys.
 #[derive(Clone, Default)]
 pub struct Mixer;
 

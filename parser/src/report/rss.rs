@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn mappings_are_told_apart() {
+    fn mappings_are_distinguished() {
         let mapping = |line: &str| Entry::parse(line.as_bytes()).and_then(|entry| mapping(&entry));
         let kind = |line| mapping(line).map(|(_, kind)| kind);
         assert_eq!(

@@ -1,4 +1,4 @@
-//! How a CPU profile was taken, and what it does not tell: by its engine, and by its stacks.
+//! How a CPU profile was taken, and what it lacks: by its engine, and by its stacks.
 
 use heap_format::cpu::Sampling;
 use heap_format::merge::BASE_LABEL;
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_told() {
+    fn missing_parts_are_reported() {
         let text = |lost| {
             let lines = facts(&profile(lost));
             let lines = lines.iter().map(|(name, text)| format!("{name}: {text}"));

@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_in_one_jump_is_told_from_steady_growth() {
+    fn growth_in_one_jump_is_distinguished_from_steady_growth() {
         for count in [6, 10, 20] {
             let at = |i: usize| if i < count / 2 { 1000.0 } else { 9000.0 };
             let make = |i: usize, random: &mut Random| at(i) + 200.0 * random.normal();
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn two_points_tell_growth_from_the_error_of_sampling_alone() {
+    fn two_points_distinguish_growth_from_sampling_error() {
         let point = |at: f64, bytes: f64| Point {
             at,
             bytes,
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn points_that_tell_nothing_are_refused() {
+    fn points_without_information_are_refused() {
         let at = |at: f64| Point {
             at,
             bytes: 1.0,

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn standard_libraries_are_nobodys_own() {
+    fn standard_libraries_are_not_user_code() {
         let own = Own::new(&Profile::default());
         assert!(own.has("open_session", "/home/you/server.cpp"));
         assert!(own.has("core::Engine::start", "/home/you/engine.cpp"));
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interpreter_is_nobodys_own_and_what_it_runs_is() {
+    fn an_interpreter_is_not_user_code_but_its_scripts_are() {
         let interpreter = "/build/reproducible-path/python3.11-3.11.2/Objects/obmalloc.c";
         let functions = vec![function("main", interpreter)];
         let own = own_of("/usr/bin/python3.11", functions.clone());

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_begin_with_anything_tells_nothing() {
+    fn patterns_without_a_fixed_beginning_exclude_nothing() {
         for pattern in [
             "",
             "a|",

@@ -94,7 +94,7 @@ class FlameModel {
     tree.variance = tree.variance || summed(own, tree.parent);
     return halfWidth(tree.sum[i], tree.variance[i]);
   }
-  // With the larger one as width, neither before nor now can be told from it.
+  // With the larger one as width, neither value, before or now, can be read off it.
   beforeAndAfter(i) {
     const { tree } = this;
     if (this.inverted) return `${share(tree.sum[i], tree.width[i])} changed`;

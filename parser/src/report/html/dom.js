@@ -9,7 +9,7 @@ function make(name, text, attributes, ...children) {
 const remark = (text, attributes) => make("p", text, { class: "say", ...attributes });
 function age(ms) {
   if (ms === null) return "–";
-  // The agent's clock does not tell apart what is below its tick.
+  // The agent's clock does not resolve times below its tick.
   if (ms < 4) return "< 4 ms";
   const units = [["ms", 1], ["s", 1e3], ["min", 6e4], ["h", 3.6e6], ["d", 8.64e7]];
   let [unit, factor] = units[0];

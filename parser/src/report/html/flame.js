@@ -7,7 +7,7 @@ function flameTab(page, panel) {
   svg.setAttribute("font-family", "Helvetica, Arial, 'Liberation Sans', sans-serif");
   panel.append(svg);
   const merged = data.flame.pruned;
-  // How CPU time was sampled is told above CPU time only.
+  // How CPU time was sampled is shown above CPU time only.
   const note = () => {
     const sampled = data.sampled[values.column] ? data.sampling : [];
     const lines = sampled.map(([name, text]) => `${name}: ${text}`);

@@ -40,7 +40,7 @@ struct TimelineData<'a> {
     tables: Vec<Table>,
     /// Bytes at the end of the stacks that are not in the list.
     rest: u64,
-    /// Whether a filter leaves out stacks, of which the points still tell.
+    /// Whether a filter leaves out stacks that the points still include.
     filtered: bool,
 }
 
