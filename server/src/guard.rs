@@ -29,7 +29,7 @@ pub struct Guard {
     pub loopback: bool,
 }
 
-/// Reads a token from a file that nobody else may read.
+/// Reads a token from a file that only its owner may read.
 pub fn token(path: &Path) -> anyhow::Result<String> {
     let shown = || text::path(path);
     let read = || -> io::Result<(u32, String)> {
@@ -42,7 +42,7 @@ pub fn token(path: &Path) -> anyhow::Result<String> {
     let (mode, token) = read().with_context(shown)?;
     ensure!(
         mode & 0o077 == 0,
-        "{}: others may read it: chmod 600",
+        "{}: other users can read it: chmod 600 it",
         shown()
     );
     ensure!(
@@ -67,12 +67,18 @@ impl Guard {
         }
         let site = header("sec-fetch-site").unwrap_or("none");
         if !["none", "same-origin"].contains(&site) {
-            return Err(Reply::refusal(403, "another web page asked for this"));
+            return Err(Reply::refusal(
+                403,
+                "cross-origin request: another web page made it",
+            ));
         }
         if let Some(origin) = header("origin") {
             let own = origin.split_once("://").map(|(_, name)| name);
             if own != Some(host) {
-                return Err(Reply::refusal(403, "another web page asked for this"));
+                return Err(Reply::refusal(
+                    403,
+                    "cross-origin request: another web page made it",
+                ));
             }
         }
         // No form can send it, and no script of another origin may.
@@ -113,7 +119,7 @@ fn credentials(value: &str) -> Option<String> {
         .map(|(_, password)| password.to_owned())
 }
 
-/// Whether two texts are equal, in a time that does not tell where they differ.
+/// Whether two texts are equal, in a time that does not reveal where they differ.
 fn same(a: &[u8], b: &[u8]) -> bool {
     let differences = a.iter().zip(b).fold(0, |all, (a, b)| all | (a ^ b));
     a.len() == b.len() && std::hint::black_box(differences) == 0

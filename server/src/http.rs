@@ -5,7 +5,7 @@
 //! - A connection that sends no whole request within `PATIENCE`, or takes nothing of an answer for
 //!   `STALL`, is closed. A head has at most `MOST_HEADERS` bytes, a body `MOST_BODY`.
 //! - There are at most `MOST_CONNECTIONS`; one more closes the one that has waited longest for its
-//!   next request, so that idle connections keep nobody out.
+//!   next request, so that idle connections keep no client out.
 //! - At most `MOST_WAITING` requests wait for a session, or for another program.
 //! - Work is done by a few threads; for a client that has gone, only the current step is completed.
 
@@ -202,7 +202,7 @@ impl Stream for UnixStream {
 #[derive(Clone, Copy)]
 struct Client {
     descriptor: RawFd,
-    /// The event that tells that it has left.
+    /// The event that signals that it has left.
     end: libc::c_short,
 }
 

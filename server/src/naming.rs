@@ -1,8 +1,8 @@
 //! A cache of names of code: an address of a file is looked up once, whichever processes run it.
 //!
 //! Files of targets may be crafted, and this program has threads, so that it cannot read them in a
-//! fork of itself: they are read by `mem_server names`, a child with limits, which gets a profile of
-//! the code that is new, and answers with its names. It is killed when it takes too long.
+//! fork of itself: they are read by `mem_server names`, a child with limits, which gets a profile
+//! of the code that is new, and answers with its names. It is killed when it takes too long.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -132,7 +132,7 @@ fn talk(child: &mut Child, question: Vec<u8>) -> anyhow::Result<Vec<u8>> {
             drop(to);
             from.take(MOST_ANSWER).read_to_end(&mut answer)
         });
-        // Nobody may be waiting any more.
+        // Perhaps no client is waiting any more.
         let _ = sender.send(done.map(|_| answer));
     };
     std::thread::Builder::new().spawn(talk)?;

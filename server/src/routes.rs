@@ -30,7 +30,7 @@ impl Server {
         let step = step.unwrap_or_else(|| {
             Err(Reply::refusal(
                 404,
-                "there is no such page; / shows what there is",
+                "there is no such page; / lists those that exist",
             ))
         });
         step.unwrap_or_else(Step::Done)

@@ -138,7 +138,7 @@ fn refused(address: SocketAddr, error: io::Error) -> anyhow::Error {
 
 /// A socket that only this user can connect to. One that a dead server left is replaced.
 fn bind(path: &Path) -> anyhow::Result<UnixListener> {
-    // From the beginning, nobody else can connect, or read what this program writes.
+    // From the beginning, no other user can connect, or read what this program writes.
     // SAFETY: a plain call, before other threads are there.
     unsafe { libc::umask(0o077) };
     let bound = UnixListener::bind(path);

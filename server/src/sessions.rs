@@ -64,11 +64,11 @@ impl Entry {
         self.leases == 0 && self.kept.is_none()
     }
 
-    /// Ends it. Nobody need recover what it counted: whoever wanted it has it.
+    /// Ends it. What it counted need not be recovered: the clients that wanted it have it.
     fn end(&mut self) {
         // Not switched off, it ends by its deadline, within a minute.
         let _ = self.target.stop();
-        // A process that has ended leaves its segment to whoever read it last.
+        // A process that has ended leaves its segment to the last reader.
         self.target.settle_life();
         let _ = self.target.release();
     }
@@ -176,7 +176,7 @@ impl Sessions {
         target::stop(agent, &session).map_err(|e| said(&e))
     }
 
-    /// Looks after all, and ends those that nobody wants any more.
+    /// Looks after all, and ends those that no client wants any more.
     pub fn tick(&self) {
         let now = Instant::now();
         self.entries().retain(|_, entry| {

@@ -63,7 +63,7 @@ fn code_is_named_once_for_all_and_what_is_nothing_stays() {
 }
 
 #[test]
-fn a_child_that_cannot_be_started_is_said_and_leaves_addresses() {
+fn a_child_that_cannot_be_started_is_reported_and_addresses_remain() {
     let naming = Naming::new("/no/such/program".into());
     let mut profile = profile();
     let why = naming.name(&mut profile).expect("a reason");

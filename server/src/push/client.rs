@@ -50,7 +50,7 @@ impl Client {
     ) -> anyhow::Result<Self> {
         let shown = printable(url);
         if gzip && receiver != Receiver::Otlp {
-            bail!("--gzip is for otlp: profiles for other receivers are compressed as they are");
+            bail!("--gzip is for otlp: profiles for other receivers are always compressed");
         }
         if url.starts_with("https://") {
             bail!(

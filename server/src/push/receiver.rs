@@ -107,7 +107,8 @@ pub struct Prepared {
     pub profile: Profile,
     /// Which session of which process it is of.
     pub process: u64,
-    /// What the process allocated from the start, by stack, where the profile tells less.
+    /// What the process allocated from the start, by stack, where the profile has only a part of
+    /// it.
     pub whole: HashMap<u64, Vec<i64>>,
     labels: Vec<(String, String)>,
 }
@@ -209,7 +210,7 @@ impl Prepared {
     }
 }
 
-/// The size that gzip's trailer tells.
+/// The size in gzip's trailer.
 fn unpacked_bytes(packed: &[u8]) -> anyhow::Result<usize> {
     let trailer = packed.last_chunk::<4>().context("gzip has a trailer")?;
     Ok(u32::from_le_bytes(*trailer) as usize)

@@ -54,7 +54,7 @@ impl Spool {
         self.dumps().into_iter().map(|(_, path, _)| path).collect()
     }
 
-    /// Removes the oldest while there is too much of them; tells which.
+    /// Removes the oldest while they are too large together; returns which.
     pub fn shrink(&self) -> Vec<PathBuf> {
         let dumps = self.dumps();
         let mut bytes: u64 = dumps.iter().map(|dump| dump.2).sum();
