@@ -114,7 +114,7 @@ pub fn of_process(pid: i32, thoroughly: bool) -> Option<Other> {
     of_program(&file, &name, thoroughly).or_else(|| preloaded_before(pid))
 }
 
-/// A library with a `malloc` that the loader was told to load before the agent.
+/// A library with a `malloc` that was preloaded before the agent.
 fn preloaded_before(pid: i32) -> Option<Other> {
     let environment = process::environment(pid)?;
     let mut variables = environment.split(|b| *b == 0);

@@ -95,7 +95,7 @@ fn start(agent: &Agent) -> anyhow::Result<Target> {
         bail!("an earlier session left a profile: mem_profiler dump writes it out");
     }
     target.prepare(Density::PROBE)?;
-    // Before it begins: however we end, its few samples are nobody's profile.
+    // Before it begins: however we end, its few samples must not be taken for a profile.
     let view = target.agent.segment.view();
     view.mark_collected(target.session.number)
         .map_err(io_error)?;
@@ -128,7 +128,8 @@ impl Request {
         match self {
             Self::Settled(reason) => return reason,
             Self::Awaited | Self::Due(_) => {}
-            // Not switched off, it ends by its deadline. When the session before it ended stays known.
+            // Not switched off, it ends by its deadline. When the session before it ended stays
+            // known.
             Self::Session(target) => drop(target.agent.segment.view().stop()),
         }
         Some(IDLE.to_owned())

@@ -17,11 +17,11 @@ pub struct Cleaned {
     pub removed_bytes: u64,
     /// One message for each that could not be removed.
     pub failures: Vec<String>,
-    /// Profiles that nobody wrote out, or that somebody is about to.
+    /// Profiles that have not been written out, or are just being written.
     pub kept: usize,
     /// Memory that they take.
     pub kept_bytes: u64,
-    /// Segments of another version that were not removed: nobody knows what they hold.
+    /// Segments of another version that were not removed: what they hold is unknown.
     pub outdated: usize,
     /// Memory that they take.
     pub outdated_bytes: u64,
@@ -97,7 +97,7 @@ impl Cleaned {
         }
     }
 
-    /// Removes a segment that nobody can read: its process was killed while it made it, or it is
+    /// Removes a segment that cannot be read: its process was killed while it made it, or it is
     /// of another version.
     fn remove_unread(&mut self, found: &Found) {
         let bytes = found.memory_bytes();

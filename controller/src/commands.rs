@@ -35,7 +35,7 @@ use dump::Then;
 use shm_protocol::segment::DIR_VARIABLE;
 
 /// Executes the command that was given, and reports its failure. Where nothing was, that is a
-/// session; users are told what is sampled, and which commands there are if there is nothing to
+/// session; users see what is sampled, and which commands there are if there is nothing to
 /// sample.
 pub fn execute(cli: Cli) -> ExitCode {
     let is_lost = Cli::is_bare() && terminal::is_watched() && !overview::announce();

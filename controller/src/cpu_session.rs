@@ -272,7 +272,7 @@ impl Run {
     }
 
     /// Waits for how the program ended, if it is ending: an engine may know that before its parent
-    /// is told, and what all of its children used is known only then.
+    /// is reported, and what all of its children used is known only then.
     fn await_end(&mut self) -> anyhow::Result<()> {
         let since = Instant::now();
         let is_due = |child: &Launched| child.status.is_none() && proc::is_ending(child.pid());

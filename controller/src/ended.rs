@@ -17,7 +17,7 @@ pub enum Ended {
     Exited(Option<u8>),
     /// The process died of a signal during the session.
     Died(i32),
-    /// The process is gone since: whether by a signal or by `_exit`, nobody saw.
+    /// The process has ended since, by a signal or by `_exit`; which one is unknown.
     Gone,
     /// The process executed another program during the session.
     Replaced,

@@ -2,7 +2,7 @@
 //!
 //! Only processes that were seen are known. One that came and went between two looks is treated as
 //! a descendant if another descendant of its user was seen: that user could as well have tampered
-//! with the other. Nobody else can.
+//! with the other. No other process can.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -23,12 +23,12 @@ pub struct Family {
     users: HashSet<u32>,
     us: Option<(i32, u64)>,
     next: Instant,
-    /// Segments that were not taken, as nobody saw their processes among ours.
+    /// Segments that were not taken, since their processes were not seen among ours.
     pub strangers: usize,
 }
 
 impl Family {
-    /// Nobody was seen yet.
+    /// No process was seen yet.
     pub fn new() -> Self {
         let pid = std::process::id() as i32;
         Self {

@@ -95,7 +95,7 @@ pub struct Plan<'a> {
     pub suppressions: &'a Suppressions,
     /// Whether each lost object is listed.
     pub identify: bool,
-    /// An earlier check: only what was lost since is told.
+    /// An earlier check: only what was lost since is reported.
     pub base: Option<Earlier<'a>>,
 }
 
@@ -180,8 +180,8 @@ pub fn check(
     }
 }
 
-/// gperftools' test of what leaks are from, in words: the check of a plan that has found some is made
-/// once more with pointers at any address.
+/// gperftools' test of what leaks are from, in words: the check of a plan that has found some is
+/// made once more with pointers at any address.
 pub fn test_alignment(
     agent: &Agent,
     header: &Header<'_>,

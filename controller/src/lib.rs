@@ -3,7 +3,8 @@
 //!
 //! Promises: [`discovery`] finds only processes whose segments this user may use; [`live`] makes a
 //! profile of a session as it is now; [`target`] starts and stops one exclusively: another
-//! controller that tries is told so. Nothing here stops, signals or waits for a process, except
+//! controller that tries gets an error that says so. Nothing here stops, signals or waits for a
+//! process, except
 //! [`cpu_session`] with the engine `ptrace`, leak checks, which stop it while they copy it, and
 //! `launch`, which forwards signals to the program that it has started.
 //!

@@ -46,7 +46,7 @@ pub fn session_by_birth(agent: &Agent, since_ns: u64) -> Option<Session> {
 }
 
 /// Ends the session of a target, which is over there, in all children that continued with it.
-/// Nobody wants what they counted.
+/// What they counted is not wanted.
 pub fn end_in_children(target: &Target) {
     let (discovery, mut lineage) = (Discovery::new(), Lineage::default());
     lineage.add(&target.agent);

@@ -42,8 +42,8 @@ pub struct Row {
     pub seconds_left: Option<f64>,
     /// Whether the session continues until it is stopped.
     pub open_end: bool,
-    /// Whether the controller that began the session is gone, so that nobody ends it or writes its
-    /// profile.
+    /// Whether the controller that began the session is gone, so that no process ends it or writes
+    /// its profile.
     pub unattended: bool,
     /// Samples of its last session.
     pub samples: u64,
@@ -83,7 +83,7 @@ pub fn row(agent: &Agent, head: &mut Head) -> Option<Row> {
         interval: session.map(|s| s.interval).filter(|bytes| *bytes != 0),
         seconds_left: match end {
             Some(Deadline::At(ns)) => Some(seconds_to(ns)),
-            // Nobody prolongs it.
+            // It is not prolonged.
             Some(Deadline::Rolling(ns)) if unattended => Some(seconds_to(ns)),
             _ => None,
         },
@@ -105,7 +105,7 @@ fn seconds_to(ns: u64) -> f64 {
     ns.saturating_sub(crate::clock::now_ns()) as f64 / 1e9
 }
 
-/// Whether nobody looks after a session that a controller has begun, or `run`.
+/// Whether a session that a controller, or `run`, has begun is unattended.
 pub fn is_unattended(agent: &Agent, session: &Session) -> bool {
     let is_orphan = match session.controller_pid {
         // Begun by the process itself: `run` has it do so.
@@ -127,7 +127,7 @@ impl Row {
         self.unattended.then(|| {
             format!(
                 "{name} ({pid}): the mem_profiler that began its session is gone, and the session \
-                 goes on {goes_on}: mem_profiler stop -p {pid} ends it and writes its profile"
+                 continues {goes_on}: mem_profiler stop -p {pid} ends it and writes its profile"
             )
         })
     }

@@ -45,8 +45,8 @@ fn line_ends(line: &[u8], name: &[u8]) -> bool {
         .is_some_and(|rest| rest.ends_with(b"/"))
 }
 
-/// The shared mappings of files through which they can be written to. A forked child that waits sees
-/// its parent's segment, but cannot change it.
+/// The shared mappings of files through which they can be written to. A forked child that waits
+/// sees its parent's segment, but cannot change it.
 pub fn written_files(maps: &[u8]) -> impl Iterator<Item = Entry<'_>> {
     Entry::all(maps)
         .filter(|m| m.permissions.ends_with(b"s") && m.permissions.contains(&b'w') && m.inode != 0)
@@ -56,7 +56,7 @@ pub fn written_files(maps: &[u8]) -> impl Iterator<Item = Entry<'_>> {
 /// Maps the file without access rights, so its contents cannot be touched.
 pub fn shown_device(file: &File) -> Option<(u32, u32)> {
     let (length, flags) = (4096, libc::MAP_SHARED);
-    // SAFETY: the kernel chooses a free range; nobody may read or write the new mapping.
+    // SAFETY: the kernel chooses a free range; the new mapping can be neither read nor written.
     let at = unsafe {
         let fd = file.as_raw_fd();
         libc::mmap(std::ptr::null_mut(), length, libc::PROT_NONE, flags, fd, 0)

@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_go_on_and_nothing_is_overwritten() {
+    fn numbering_continues_and_nothing_is_overwritten() {
         let dir = tempfile::tempdir().unwrap();
         let output = Output::open(&dir.path().join("p_")).unwrap();
         std::fs::write(dir.path().join("p_redis-server.4711.0041.heap"), "old").unwrap();
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_without_files_is_told_from_one_that_is_not_there() {
+    fn an_empty_directory_is_distinguished_from_a_missing_one() {
         let error = Output::open(Path::new("/proc/x_")).unwrap_err().to_string();
         assert!(
             error.starts_with("/proc/: no files can be created in this directory"),

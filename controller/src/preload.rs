@@ -72,7 +72,7 @@ pub fn mismatch(agent: &Path, program: &Path) -> Option<&'static str> {
         // It cannot be read: nothing is known of it.
         Err(_) if std::fs::File::open(agent).is_err() => return None,
         Err(_) => {
-            return Some("that file is no ELF library: the copy is damaged; install it again");
+            return Some("that file is not an ELF library: the copy is damaged; install it again");
         }
     };
     let program = Elf::open(program).ok()?;

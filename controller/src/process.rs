@@ -104,7 +104,7 @@ pub fn absence(pid: i32) -> Option<String> {
             "{pid} is a thread of process {process}: give that pid"
         )),
         _ if stat.is_dead() => Some(format!(
-            "{pid}: the process has ended, and waits for its parent ({}) to notice",
+            "{pid}: the process has ended (it is a zombie until its parent, {}, waits for it)",
             stat.parent
         )),
         _ => None,
@@ -292,8 +292,8 @@ pub fn own_mounts() -> Option<Vec<u8>> {
     std::fs::read("/proc/self/mountinfo").ok()
 }
 
-/// A file about the memory of a process, of which the kernel shows nothing where its first thread has
-/// ended: there, that of another thread, which has the same.
+/// A file about the memory of a process, of which the kernel shows nothing where its first thread
+/// has ended: there, that of another thread, which has the same.
 fn read_of_memory(pid: i32, file: &str, limit: u64) -> Option<Vec<u8>> {
     let text = read(pid, file, limit)?;
     if !text.is_empty() {

@@ -1,4 +1,4 @@
-//! How a process ended, as far as the kernel tells.
+//! How a process ended, as far as the kernel reports it.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 

@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_32_bit_program_is_told() {
+    fn a_32_bit_program_is_reported() {
         let file = tempfile::NamedTempFile::new().unwrap();
         // Class 1, and program headers of 32 bytes, of which there are none.
         let mut header = [0; 64];

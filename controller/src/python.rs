@@ -50,7 +50,7 @@ pub fn hides_objects(value: Option<&[u8]>) -> bool {
     !matches!(value, Some(b"malloc" | b"malloc_debug"))
 }
 
-/// Whether a command line tells CPython to leave its environment aside (`-I`, `-E`): with it, the value
+/// Whether a command line makes CPython ignore its environment (`-I`, `-E`): with it, the value
 /// of [`VARIABLE`].
 pub fn ignores_environment<T: AsRef<[u8]>>(command_line: &[T]) -> bool {
     let mut arguments = command_line.iter().map(AsRef::as_ref);

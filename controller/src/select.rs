@@ -104,7 +104,7 @@ impl Selection {
             .collect()
     }
 
-    /// Why nobody was chosen, where no name was given.
+    /// Why no process was chosen, where no name was given.
     fn explain_nobody(&self) -> String {
         let who = match nix::unistd::geteuid().is_root() {
             true => "no process",
@@ -230,7 +230,7 @@ pub fn processes_called(name: &str) -> BTreeSet<i32> {
         .collect()
 }
 
-/// Whether a refused segment concerns us when nobody was named.
+/// Whether a refused segment concerns us when no process was named.
 pub fn is_ours(refused: &Refused) -> bool {
     let making = refused.young && matches!(refused.reason, Refusal::Content(Invalid::NoMagic));
     !making && !matches!(refused.reason, Refusal::Foreign(_))

@@ -346,7 +346,7 @@ impl Merger {
     }
 }
 
-/// As many of the entries claimed as the segment has memory for: what nobody wrote need not
+/// As many of the entries claimed as the segment has memory for: what was never written need not
 /// be read, and a hollow file may claim any number.
 fn within(segment: &Segment, claimed: usize, size: usize) -> io::Result<usize> {
     let most = usize::try_from(segment.memory_bytes()? / size as u64).unwrap_or(usize::MAX);

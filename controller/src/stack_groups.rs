@@ -167,7 +167,8 @@ mod tests {
         ];
         let leaves = [(7, 1), (10, 1), (9, 1), (8, 1), (11, 1), (7, 2)];
         let (order, counts) = arranged(&nodes, &leaves);
-        // Whole and truncated ones differ, and those of a thread not told apart are like others'.
+        // Whole and truncated ones differ, and those of a thread that is not kept apart are like
+        // others'.
         assert_eq!(order, [7, 9, 7, 10, 8, 11]);
         assert_eq!(counts, [3, 1, 2]);
     }

@@ -99,7 +99,7 @@ impl Density {
     /// The thinning that is requested, if any.
     pub const THINNED: u64 = 3;
 
-    /// Every allocation, whose samples nobody wants.
+    /// Every allocation; the samples are not wanted.
     pub const PROBE: Self = Self {
         interval: 1,
         thinning: Session::PROBE,
@@ -218,7 +218,7 @@ impl Target {
         }
     }
 
-    /// What the session counted is safe: forgets it, and the segment where nobody uses it. Whether
+    /// What the session counted is safe: forgets it, and the segment if it is not in use. Whether
     /// that is not there any more.
     pub fn release(&self) -> io::Result<bool> {
         let segment = &self.agent.segment;

@@ -44,7 +44,7 @@ pub fn warning(line: &str) {
 /// Writes a report that is not a result, as the program's own output is: lines without our name.
 pub fn report(lines: &[String]) {
     for line in lines {
-        // Nobody is left to be told.
+        // There is no one left to tell.
         let _ = writeln!(std::io::stderr().lock(), "{}", text::line(line));
     }
 }

@@ -39,7 +39,7 @@ impl Looks {
 
 /// Writes down the names of the threads that are there: of `all`, or those that have none yet.
 ///
-/// A name that cannot be read or written is left as it is: the profile tells the thread's number.
+/// A name that cannot be read or written is left as it is: the profile has the thread's number.
 pub fn write_down(agent: &Agent, session: &Session, bank: &BankSummary<'_>, all: bool) {
     let entries = bank.thread_entries().enumerate();
     let wanted: Vec<(usize, ThreadView)> = entries

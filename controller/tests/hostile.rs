@@ -212,7 +212,7 @@ fn what_was_killed_while_it_made_its_segment_is_removed() {
 }
 
 #[test]
-fn the_profile_in_a_truncated_segment_is_not_said_to_be_kept() {
+fn the_profile_in_a_truncated_segment_is_not_reported_as_kept() {
     let place = Place::new();
     let live = place.fake(&[]);
     let session = place.spawn(&["-s", "60", "-o", &place.prefix()]);
@@ -228,7 +228,7 @@ fn the_profile_in_a_truncated_segment_is_not_said_to_be_kept() {
 }
 
 #[test]
-fn a_flood_of_names_hides_nobody_and_takes_one_line() {
+fn a_flood_of_names_hides_no_process_and_takes_one_line() {
     let place = Place::new();
     for image in 0..20_000 {
         let name = format!("mem_profiler.{}.{image}.0", 3_900_000 + image);

@@ -60,7 +60,7 @@ fn a_session_writes_what_was_counted() {
 }
 
 #[test]
-fn numbers_go_on_with_each_session() {
+fn numbering_continues_in_each_session() {
     let place = Place::new();
     let process = place.fake(&[]);
     let pid = process.pid().to_string();
@@ -208,7 +208,7 @@ fn a_second_controller_is_refused_with_pid_and_time() {
 }
 
 #[test]
-fn processes_without_the_agent_are_told_apart() {
+fn each_reason_for_a_missing_agent_is_reported() {
     let place = Place::new();
     let run = |who: &str| place.run(&["-s", "1", "-o", &place.prefix(), "-p", who]);
     place
@@ -228,7 +228,7 @@ fn processes_without_the_agent_are_told_apart() {
 }
 
 #[test]
-fn one_failure_does_not_spoil_the_others() {
+fn one_failure_does_not_affect_the_others() {
     let place = Place::new();
     let process = place.fake(&[]);
     let pid = process.pid().to_string();

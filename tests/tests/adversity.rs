@@ -112,7 +112,10 @@ fn a_zombie_is_dumped_once_and_then_not_there() {
     let outcome = run(scratch.profiler().args(["-s", "1", "-p", &pid]));
     outcome.refused(
         1,
-        &[&pid, "the process has ended, and waits for its parent"],
+        &[
+            &pid,
+            "the process has ended (it is a zombie until its parent",
+        ],
     );
 }
 

@@ -12,7 +12,7 @@ use mem_tests::{Outcome, Scratch, Session, Target, run, wait};
 fn what_cannot_be_sampled_is_explained() {
     let scratch = Scratch::new();
     let cpu = |args: &[&str]| run(scratch.profiler().arg("cpu").args(args));
-    cpu(&[]).refused(2, &["name processes with -p"]);
+    cpu(&[]).refused(2, &["no process was named"]);
     for bad in ["0", "1000000", "-5", "x"] {
         cpu(&["-p", "1", "-F", bad]).refused(2, &["--frequency"]);
     }
@@ -87,7 +87,7 @@ fn children_and_executed_programs_have_their_own_profiles() {
         .collect();
     assert_eq!(of_split.len(), 3, "{outcome:?}");
     for read in of_split {
-        // They are many without a sample where stacks are copied anew, which takes its time.
+        // They are many without a sample where stacks are copied again, which takes its time.
         let found = read.by_function(&program, "part_");
         let parts = found.iter().filter(|(name, _)| name.starts_with("part_"));
         let (parts, sampled): (f64, f64) = (parts.map(|(_, ns)| ns).sum(), read.sampled());

@@ -39,7 +39,7 @@ fn once() -> BTreeMap<String, f64> {
 }
 
 #[test]
-fn only_what_was_lost_since_is_told() {
+fn only_later_losses_are_reported() {
     let scratch = Scratch::new();
     let program = scratch.compile("hidden.cpp", &["-g", "-pthread"]);
     let (mut target, session) = planted(&scratch, &program);
@@ -125,7 +125,7 @@ fn what_is_no_earlier_check_is_refused() {
     refused(&missing, &["cannot be read", "leaks -o PREFIX"]);
     let text = scratch.file("text");
     fs::write(&text, "no profile").expect("a file");
-    refused(&text, &["is no dump", "leaks -o PREFIX"]);
+    refused(&text, &["is not a dump", "leaks -o PREFIX"]);
     let pid = target.pid().to_string();
     let prefix = scratch.file("plain_");
     let mut command = scratch.profiler();

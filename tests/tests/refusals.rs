@@ -170,7 +170,7 @@ fn a_process_of_another_user_is_named() {
 }
 
 #[test]
-fn a_second_controller_is_refused_and_the_first_goes_on() {
+fn a_second_controller_is_refused_and_the_first_continues() {
     let scratch = Scratch::new();
     let mut program = Steps::start(&scratch);
     let pid = program.pid().to_string();
@@ -268,7 +268,7 @@ fn a_directory_that_fills_up_in_the_session_costs_nothing_but_another_try() {
 }
 
 #[test]
-fn a_full_shared_directory_is_told_before_the_session() {
+fn a_full_shared_directory_is_reported_before_the_session() {
     let scratch = Scratch::new();
     let shared = scratch.file("shared");
     let tiny = TinyFilesystem::mount(&shared, "1m");
@@ -415,7 +415,7 @@ fn foreign_agent(scratch: &Scratch) -> PathBuf {
 }
 
 #[test]
-fn an_agent_that_the_loader_skips_is_told_with_the_reason() {
+fn an_agent_that_the_loader_skips_is_reported_with_the_reason() {
     let scratch = Scratch::new();
     let program = scratch.compile("steps.c", &[]);
     let foreign = foreign_agent(&scratch);
@@ -423,7 +423,7 @@ fn an_agent_that_the_loader_skips_is_told_with_the_reason() {
     fs::write(&damaged, "").expect("to be written");
     let cases = [
         (foreign.clone(), "another architecture"),
-        (damaged, "no ELF library"),
+        (damaged, "not an ELF library"),
         (scratch.file("none/libmem_agent.so"), "no such file"),
     ];
     for (agent, reason) in cases {
@@ -452,7 +452,7 @@ fn an_agent_that_the_loader_skips_is_told_with_the_reason() {
 }
 
 #[test]
-fn a_program_that_gives_rights_is_told_beforehand_and_while_it_runs() {
+fn a_setuid_program_is_reported_beforehand_and_while_it_runs() {
     let scratch = Scratch::new();
     let program = scratch.compile("steps.c", &[]);
     for path in [scratch.files(), scratch.shared()] {

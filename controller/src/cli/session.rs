@@ -50,7 +50,7 @@ pub struct OutputArgs {
 /// How densely to sample.
 #[derive(Clone, Debug, Args)]
 pub struct IntervalArgs {
-    /// Mean bytes between samples; 1 samples every allocation. K and M are understood
+    /// Mean bytes between samples; 1 samples every allocation; K and M are accepted as suffixes
     #[arg(short = 'c', long, value_name = "BYTES", allow_negative_numbers = true, default_value = "1024",
           default_value_if("leak_check", clap::builder::ArgPredicate::IsPresent, "1"), value_parser = values::interval)]
     pub interval: u64,

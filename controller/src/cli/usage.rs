@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn options_of_a_session_are_told_from_a_commands() {
+    fn options_of_a_session_are_distinguished_from_a_commands() {
         let before = said(&["-q", "list"]);
         assert!(before.contains("'mem_profiler list --help'"), "{before}");
         let behind = said(&["list", "-q"]);

@@ -17,7 +17,7 @@ const MOST_DOUBTS: usize = 8;
 const OUTDATED: &str =
     "only mem_profiler of that version can recover profiles; to remove: clean --all";
 
-/// Removes the segments of dead processes, except for profiles that nobody wrote out.
+/// Removes the segments of dead processes, except for profiles that have not been written.
 pub fn execute(args: CleanArgs) -> ExitCode {
     let selection = Selection::from(args.select);
     let cleaned = remove_unused(&Discovery::new(), &selection, args.all);

@@ -23,7 +23,7 @@ pub fn execute(args: CpuArgs) -> anyhow::Result<ExitCode> {
 fn attach(sampling: CpuSamplingArgs, names: &[String]) -> anyhow::Result<ExitCode> {
     if names.is_empty() {
         cli::refuse(
-            "what is to be sampled? name processes with -p PID|NAME|CGROUP, or start a program with \
+            "no process was named: use -p PID|NAME|CGROUP, or start a program with \
              mem_profiler cpu run -- COMMAND",
         );
     }

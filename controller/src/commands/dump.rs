@@ -85,7 +85,7 @@ pub fn execute(args: DumpArgs, then: Then) -> anyhow::Result<ExitCode> {
 struct Sessions {
     /// It sampled the heap; whether it runs.
     heap: Option<(Session, bool)>,
-    /// It sampled CPU time, and nobody has written that; whether it runs.
+    /// It sampled CPU time, which has not been written; whether it runs.
     time: Option<(Session, bool)>,
 }
 
@@ -118,7 +118,7 @@ impl Sessions {
     }
 }
 
-/// The dump of a session, and its CPU profile where nobody else writes that.
+/// The dump of a session, and its CPU profile if no other process writes that.
 fn one(
     (prefix, output): (&Path, &Output),
     agent: &Agent,

@@ -64,7 +64,7 @@ pub fn execute(args: ListArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Says which sessions nobody looks after any more, of many those of the first ones.
+/// Lists unattended sessions; if there are many, only the first ones.
 fn warn_of_unattended(rows: &[Row]) {
     let mut hints = rows.iter().filter_map(Row::hint);
     hints

@@ -31,7 +31,7 @@ pub fn execute(args: SelfCpuArgs) -> anyhow::Result<ExitCode> {
     let asked = Asked::open(args.pid, &args.file)?;
     let answer = format!("{} {}\n", process::id(), asked.name());
     let begun = Box::new(move || {
-        // Where nobody hears it, the process has ended, which ends the session.
+        // If there is no reader, the process has ended, which ends the session.
         let _ = question::answer(&mut socket, answer.as_bytes());
     });
     let targets = Targets {
@@ -70,7 +70,7 @@ fn tell(file: &Path, outcome: &Outcome) -> ExitCode {
 
 /// The program's terminal, its signals and its pipes are not ours.
 fn leave_the_program() -> anyhow::Result<()> {
-    // Fails for the leader of a group, which nobody's child is not.
+    // Fails for the leader of a process group, which a detached process is not.
     let _ = unistd::setsid();
     let null = File::options().read(true).write(true).open("/dev/null")?;
     for standard in [0, 1] {
@@ -81,8 +81,8 @@ fn leave_the_program() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What gperftools makes of its variable: the rate that it uses where there is none, or none that is
-/// a number above 0.
+/// What gperftools makes of its variable: the rate that it uses where there is none, or none that
+/// is a number above 0.
 fn rate(value: Option<&str>) -> u32 {
     let Some(value) = value else {
         return RATE;

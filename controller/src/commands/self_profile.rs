@@ -39,7 +39,7 @@ pub fn execute(args: SelfProfileArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A session without an end, which nobody outside has to care for.
+/// A session without an end, which needs no controller.
 fn start(agent: Agent) -> anyhow::Result<()> {
     let interval = match env::var("MEM_PROFILER_INTERVAL") {
         Ok(text) => values::interval(&text).map_err(anyhow::Error::msg)?,

@@ -217,7 +217,7 @@ impl<F: Feed> Top<F> {
                 if !self.view.paused && !self.refresh(false)? {
                     self.view.paused = true;
                     self.title.message =
-                        "the session is over: these are its last numbers".to_owned();
+                        "the session has ended: these are its final numbers".to_owned();
                 }
             }
             let rows = self.view.rows(&self.model);

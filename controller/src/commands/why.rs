@@ -41,7 +41,7 @@ struct Answer {
     allocator: Option<Heap>,
     /// Why there are no such statistics, if it is known.
     missing: Option<String>,
-    /// Whether the program keeps its own allocator, which nobody can ask.
+    /// Whether the program keeps its own allocator, which cannot be queried.
     system_allocator: bool,
     /// Bytes in use by the samples of the session that runs.
     sampled_live: Option<f64>,

@@ -38,7 +38,7 @@ pub(super) fn files(settings: &Settings) -> io::Result<Sink> {
 }
 
 impl Run {
-    /// Tells whoever requested the session that it has begun.
+    /// Tells the process that requested the session that it has begun.
     pub(super) fn begin(&mut self) -> io::Result<()> {
         if let Sink::Asked(asked, _) = &self.sink {
             asked.clear()?;

@@ -51,7 +51,7 @@ impl Asked {
     pub fn open(pid: i32, path: &Path) -> anyhow::Result<Self> {
         let mut options = OpenOptions::new();
         options.write(true).create(true).mode(0o666);
-        // A pipe that nobody reads is refused, rather than waited for.
+        // A pipe without a reader is refused, rather than waited for.
         options.custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);
         let file = options.open(path).map_err(|error| explain(path, &error))?;
         let is_regular = file.metadata()?.is_file();
@@ -110,7 +110,7 @@ impl Asked {
             false => Ok(()),
         });
         written.map_err(|error| {
-            // What failed is told.
+            // The failure is reported.
             let _ = self.clear();
             io::Error::other(format!("{}: {error}", text::path(&self.path)))
         })
@@ -140,7 +140,7 @@ impl Asked {
             "samples" => Question::Samples,
             "flush" => Question::Flush,
             "stop" => Question::Stop,
-            other => bail!("{other:?} is no question"),
+            other => bail!("{other:?} is not a known request"),
         })
     }
 }

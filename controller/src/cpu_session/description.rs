@@ -28,7 +28,7 @@ impl Description {
         let command_line = process::command_line(pid);
         let name = match &exe {
             Some(exe) => process::display_name(&stat.comm, exe, &command_line),
-            // A thread of the kernel, or nobody whom we may look at.
+            // A thread of the kernel, or a process that we may not look at.
             None => stat.comm,
         };
         Some(Self {
@@ -54,8 +54,8 @@ impl Description {
         }
     }
 
-    /// Its executable, if that has no build id by which its file would be known again, and is the file
-    /// of that name here.
+    /// Its executable, if that has no build id by which its file would be known again, and is the
+    /// file of that name here.
     pub fn nameless(&self, process: &Process) -> Option<PathBuf> {
         let exe = self.exe.as_ref()?;
         let ranges = process.space.ranges().iter();

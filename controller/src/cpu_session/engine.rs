@@ -34,7 +34,7 @@ pub struct Engine {
     late: HashMap<i32, String>,
     /// Why better ones are not used, and what that costs.
     pub fallbacks: Vec<String>,
-    /// How many of them were told.
+    /// How many of them were reported.
     told: usize,
     may_change: bool,
     /// Whether lines of Python are wanted, where there are any.
@@ -256,7 +256,7 @@ impl Engine {
                 .push(format!("process {pid}: {why}{NO_LINES}"));
             for pid in inside.timers.pids() {
                 inside.timers.release(pid, recording);
-                let late = "perf events took over in the middle".to_owned();
+                let late = "perf events took over during the session".to_owned();
                 self.late.insert(pid, late);
                 let begun = recording.process(pid).map(|process| process.begun());
                 if let Err(refusal) = perf.attach(pid, recording) {
@@ -448,8 +448,8 @@ fn small((bytes, wanted): (usize, usize)) -> String {
     )
 }
 
-/// Whether agents take samples of these processes at this rate rather than what is outside, as far as
-/// can be told before a process is attached.
+/// Whether agents take samples of these processes at this rate rather than what is outside, as far
+/// as can be told before a process is attached.
 pub fn samples_inside(engine: Option<EngineName>, rate: u32, pids: &[i32]) -> bool {
     let sampling = Sampling {
         rate,

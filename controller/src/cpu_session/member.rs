@@ -159,9 +159,7 @@ impl Member {
                 let errno = self.counted.errno.cast_signed();
                 let error = std::io::Error::from_raw_os_error(errno);
                 let why = match errno {
-                    libc::EAGAIN => {
-                        "its user has as many signals pending as ulimit -i lets it have"
-                    }
+                    libc::EAGAIN => "its user has as many pending signals as ulimit -i allows",
                     _ => &error.to_string(),
                 };
                 Trouble::Refused(format!("the kernel gives it no timers: {why}"))
@@ -219,7 +217,8 @@ impl<'a> ScriptFrames<'a> {
     }
 }
 
-/// Takes a process's stacks and modules out of its segment. `maps`: what it maps, while it is there.
+/// Takes a process's stacks and modules out of its segment. `maps`: what it maps, while it is
+/// there.
 pub fn fill(
     process: &mut Process,
     snapshot: &Snapshot,

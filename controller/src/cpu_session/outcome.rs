@@ -27,7 +27,7 @@ pub struct Outcome {
     pub waiting: Vec<UnixStream>,
 }
 
-/// Programs of which nothing was sampled, that nobody has named.
+/// Programs of which nothing was sampled, and which were not named.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Silent {
     /// How many.

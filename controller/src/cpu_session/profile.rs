@@ -23,7 +23,7 @@ const MUCH: f64 = 10.0;
 /// This many missing samples are no coincidence.
 const MANY: u64 = 10;
 /// What may have had no sample.
-const UNSEEN: &str = "threads that end soon are seldom seen";
+const UNSEEN: &str = "short-lived threads are rarely seen";
 /// Name of the time that threads spend in a processor's run queue.
 const QUEUE: &str = "[waits for a processor]";
 /// The engine that sees no stacks.
@@ -140,8 +140,8 @@ impl Session {
         }
     }
 
-    /// What should be known of a profile, in a line. `trouble`: why the process was not sampled all the
-    /// time, if that is known.
+    /// What should be known of a profile, in a line. `trouble`: why the process was not sampled all
+    /// the time, if that is known.
     pub fn remark(&self, process: &Process, trouble: Option<&str>) -> String {
         let counts = &process.counts;
         let mut parts = vec![self.sampling.engine.clone()];

@@ -20,7 +20,7 @@ use crate::terminal;
 
 /// Delay after the stop, in which samples in progress are still counted.
 const SETTLE: Duration = Duration::from_millis(5);
-/// How much longer than its length a session may continue if nobody ends it.
+/// How much longer than its length a session may continue if its controller does not end it.
 const GRACE: Duration = Duration::from_secs(1);
 /// Why a program that we started has no samples, if its agent never began.
 const NOT_LOADED: &str = "it has not loaded the agent: it is linked statically, or for another \
@@ -207,7 +207,8 @@ impl Timers {
                     terminal::warning(&format!("{title} {EXECUTED}"));
                     self.over(at, recording);
                 }
-                // Somebody has ended its session: what a program that we start counts is read at its end.
+                // Somebody has ended its session: what a program that we start counts is read at
+                // its end.
                 Ok(Look::Stopped) if self.family.is_none() && !self.beside => {
                     self.over(at, recording);
                 }
@@ -233,7 +234,8 @@ impl Timers {
         }
     }
 
-    /// A member's process is gone, or executes another program, which may have no agent, or none yet.
+    /// A member's process is gone, or executes another program, which may have no agent, or none
+    /// yet.
     fn over(&mut self, at: usize, recording: &mut Recording) {
         let mut member = self.members.swap_remove(at);
         let pid = member.pid;
@@ -285,7 +287,7 @@ impl Timers {
 
     fn adopted(&mut self, mut target: Target, recording: &mut Recording) {
         if target.agent.life == Life::Running {
-            // If nobody is there any more to end it, it ends by itself. If it cannot be told, its
+            // If no controller is left to end it, it ends by itself. If it cannot be told, its
             // process has ended.
             let _ = target.publish(Deadline::ns_after(None));
         }

@@ -19,12 +19,12 @@ const MOST_TEXT: u64 = 1 << 24;
 pub struct KernelData {
     /// Words, by what they are of, for display.
     pub words: Vec<(String, Vec<u64>)>,
-    /// Requests of io_uring that are under way: nobody can see what they point to.
+    /// Requests of io_uring that are under way: what they point to cannot be seen.
     pub under_way: u64,
 }
 
 impl KernelData {
-    /// What the descriptors of a process tell. It takes its time.
+    /// What the descriptors of a process show. Slow.
     pub fn of_descriptors(pid: i32) -> Self {
         let mut data = Self::default();
         // A first thread that has ended has no descriptors.
@@ -65,7 +65,7 @@ impl KernelData {
         self.words.push(("value of a timer".to_owned(), words));
     }
 
-    /// Adds what was told at another time.
+    /// Adds what was read at another time.
     pub fn join(&mut self, other: Self) {
         self.words.extend(other.words);
         self.under_way = self.under_way.max(other.under_way);
@@ -99,7 +99,7 @@ fn entries(text: impl Read, left: &mut u64) -> Vec<u64> {
     words
 }
 
-/// What the text of an io_uring descriptor tells (Linux, `io_uring/fdinfo.c`).
+/// What the text of an io_uring descriptor shows (Linux, `io_uring/fdinfo.c`).
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Ring {
     /// `user_data` and addresses of entries that wait, and of results.
@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn timers_tell_their_values() {
+    fn timers_have_their_values() {
         let text = "ID: 1\nsignal: 60/00007fff86e452a8\nnotify: signal/pid.2634\nClockID: 0\n";
         assert_eq!(timer_values(text).collect::<Vec<_>>(), [0x7fff_86e4_52a8]);
     }
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn epoll_entries_tell_their_data() {
+    fn epoll_entries_have_their_data() {
         // SAFETY: plain system calls on descriptors that are closed at the end.
         unsafe {
             let poll = libc::epoll_create1(0);
@@ -224,7 +224,7 @@ mod tests {
         \x20 op=22, task_works=0\nCqOverflowList:\n  user_data=140026, res=4, flags=0\nNAPI:\tdisabled\n";
 
     #[test]
-    fn a_ring_tells_what_waits_in_it() {
+    fn a_ring_shows_what_waits_in_it() {
         let ring = Ring::read(RING.as_bytes(), &mut { MOST_ENTRIES });
         assert_eq!(ring.words, [0x7f5a_d0a6_8010, 26214, 30583, 140_026]);
         assert_eq!((ring.taken, ring.given, ring.polls), (Some(3), Some(1), 2));
@@ -244,7 +244,7 @@ mod tests {
         // One that is answered again and again.
         assert_eq!(under_way(7, 9, 1), 1);
         assert_eq!(under_way(1, u32::MAX, 0), 2);
-        // Kernels that tell less.
+        // Kernels that show less.
         let ring = Ring::read(&b"SqThread:\t-1\nPollList:\n"[..], &mut { MOST_ENTRIES });
         assert_eq!((ring.under_way(), ring.words), (0, vec![]));
     }

@@ -13,7 +13,7 @@ pub struct LsanOptions {
     pub detect_leaks: bool,
     /// The file with suppressions.
     pub suppressions: Option<String>,
-    /// Whether the suppressions that were used are told.
+    /// Whether the suppressions that were used are listed.
     pub print_suppressions: bool,
     /// Stacks to show; 0: all.
     pub max_leaks: usize,

@@ -5,8 +5,8 @@ use capture::Refusal;
 
 use crate::{cgroup, process, text};
 
-/// Why a copy would cost the process its life: the kernel counts a copy's page tables to the control
-/// group, and if there is no room for them, it kills the largest process there.
+/// Why a copy would cost the process its life: the kernel counts a copy's page tables to the
+/// control group, and if there is no room for them, it kills the largest process there.
 pub fn no_room(pid: i32) -> Option<anyhow::Error> {
     /// For the rest that the kernel keeps of a process, and for what the process itself requests
     /// meanwhile.
@@ -37,7 +37,7 @@ pub fn without_copy(mut refusal: Refusal) -> anyhow::Error {
     }
 }
 
-/// The one of several limits for which `clone` gave this error number, where that can be told.
+/// The one of several limits for which `clone` gave this error number, where that can be known.
 fn cause(pid: i32, number: Option<i32>) -> Option<String> {
     match number? {
         libc::EAGAIN => {
@@ -79,8 +79,8 @@ fn most_threads(limits: &[u8]) -> Option<u64> {
     limit.split_ascii_whitespace().next()?.parse().ok()
 }
 
-/// What the kernel may not promise any more, if it promises no more than there is: a copy counts with all
-/// that the process may write to, whether it writes or not.
+/// What the kernel may not promise any more, if it promises no more than there is: a copy counts
+/// with all that the process may write to, whether it writes or not.
 fn overcommitted(policy: &str, meminfo: &str) -> Option<String> {
     let bytes = |name: &str| {
         let mut lines = meminfo.lines();

@@ -105,7 +105,7 @@ impl Pages {
 
     /// The parts of `range`, whole pages, with pages that are there, or swapped out. `private`:
     /// only those that the process has to itself, not those of a file that it has not changed. All
-    /// of the range where the kernel does not tell; `None` where it takes too long to ask.
+    /// of the range where the kernel does not say; `None` where it takes too long to ask.
     pub fn present(&mut self, range: Range<u64>, private: bool) -> Option<Vec<Range<u64>>> {
         if self.can_skip
             && let Some(pagemap) = &self.pagemap
@@ -213,7 +213,7 @@ mod tests {
         const LENGTH: usize = 10 << 40;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping, which nobody touches.
+        // SAFETY: a new mapping, which is not in use.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), LENGTH, access, flags, -1, 0) };
         assert_ne!(at, libc::MAP_FAILED);
         let range = at.addr() as u64..at.addr() as u64 + LENGTH as u64;

@@ -101,8 +101,9 @@ impl Search {
         found
     }
 
-    /// Takes the lost objects that `is_excused` names for kept: they are roots, too. Neither they nor
-    /// what they lead to is lost any more; what other lost objects lead to as well is kept, too.
+    /// Takes the lost objects that `is_excused` names for kept: they are roots, too. Neither they
+    /// nor what they lead to is lost any more; what other lost objects lead to as well is kept,
+    /// too.
     pub fn excuse(
         &mut self,
         memory: &MomentMemory,
@@ -132,15 +133,15 @@ impl Search {
     }
 }
 
-/// Whether an object was counted in a session; objects tell only the last 8 bits of its number.
+/// Whether an object was counted in a session; objects hold only the last 8 bits of its number.
 pub fn is_of(object: &Sampled, session: &Session) -> bool {
     let first = tick_of(session.start_ns);
     object.session == session.number as u8 && object.born.wrapping_sub(first) as i32 >= -1
 }
 
-/// Whether the records of a session, each with its stack and size class, have one in which an object
-/// was counted. Memory that the allocator has at hand for objects to come may hold anything, the
-/// likeness of a header among it.
+/// Whether the records of a session, each with its stack and size class, have one in which an
+/// object was counted. Memory that the allocator has at hand for objects to come may hold anything,
+/// the likeness of a header among it.
 pub fn is_counted(object: &Sampled, records: &[(NodeId, u32)]) -> bool {
     /// Larger objects may have been resized where they are, and stay with their record.
     const LARGEST_SMALL: u64 = 14 << 10;
@@ -153,8 +154,8 @@ pub fn is_counted(object: &Sampled, records: &[(NodeId, u32)]) -> bool {
     })
 }
 
-/// Large tables are made, copied into better ones, and dropped. With the threshold that glibc raises
-/// with each of them, their memory would stay in this process.
+/// Large tables are made, copied into better ones, and dropped. With the threshold that glibc
+/// raises with each of them, their memory would stay in this process.
 fn give_back_tables() {
     #[cfg(target_env = "gnu")]
     // SAFETY: takes numbers, and may be called at any time.

@@ -29,7 +29,7 @@ impl Suppressions {
             .map_err(|error| format!("{shown}: the suppressions cannot be read: {error}"))?;
         if bytes.len() as u64 > MOST_BYTES {
             return Err(format!(
-                "{shown}: more than {} are no suppressions: name another file",
+                "{shown}: larger than {}, which no file of suppressions is: name another",
                 text::bytes(MOST_BYTES as f64)
             ));
         }

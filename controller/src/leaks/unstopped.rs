@@ -1,4 +1,4 @@
-//! Threads of a process that nobody stops: what the kernel reports about those that wait, and for
+//! Threads of a process that is not stopped: what the kernel reports about those that wait, and for
 //! all others only where their stacks are.
 
 use std::fs;
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_that_wait_tell_their_stacks_and_arguments() {
+    fn waiting_threads_show_their_stacks_and_arguments() {
         let of = |text: &str| waiting(7, text).map(|t| (t.sp, t.pc, t.words));
         let call = "232 0x5 0x7ffc00001000 0x200 0x3e8 0x0 0x8 0x7ffc00000f90 0x7f0000012345\n";
         let words = vec![0x5, 0x7ffc_0000_1000, 0x200, 0x3e8, 0, 8];

@@ -240,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_relative_directory_is_meant_from_the_working_directory() {
+    fn a_relative_directory_is_below_the_working_directory() {
         let here = std::env::current_dir().unwrap();
         assert_eq!(
             directory_named(Some("run/prof".into())),

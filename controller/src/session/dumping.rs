@@ -92,8 +92,8 @@ impl Run {
     /// Stops all together, then writes one after the other.
     pub(super) fn end(&mut self) {
         self.stop();
-        // A child that makes its segment now finds the session over, or is found here: it looks after
-        // it has made the segment, and we after the session was turned off.
+        // A child that makes its segment now finds the session over, or is found here: it looks
+        // after it has made the segment, and we after the session was turned off.
         for _ in 0..LAST_LOOKS {
             if !self.join_last() {
                 break;
@@ -245,8 +245,8 @@ impl Run {
         }
     }
 
-    /// The dump is safe: forget the session, and the segment where nobody uses it. A segment of the next
-    /// program that the process executes may have its name and inode, once it is removed.
+    /// The dump is safe: forget the session, and the segment if it is not in use. A segment of the
+    /// next program that the process executes may have its name and inode, once it is removed.
     pub(super) fn release(&mut self, target: &Target) {
         match target.release() {
             Err(error) => {

@@ -49,7 +49,7 @@ impl Run {
                     self.save_leftover(&target);
                     taken.push(target);
                 }
-                // It came and went: nobody requested this one.
+                // It came and went: this one was not requested.
                 Err(_) if self.settings.selection.names.is_empty() && is_gone(process) => {}
                 Err(reason) => self.fail(&format!("{title}: {reason}")),
             }
@@ -192,7 +192,8 @@ impl Run {
         self.begin(taken);
     }
 
-    /// Takes in, at the session's end, the children that nobody has seen yet. Whether there were any.
+    /// Takes in, at the session's end, the children that have not been seen yet. Whether there were
+    /// any.
     pub(super) fn join_last(&mut self) -> bool {
         let known = self.known.len();
         let scan = self.discovery.scan_except(&self.known);

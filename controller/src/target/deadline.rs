@@ -11,7 +11,7 @@ const ROLLING: Duration = Duration::from_secs(60);
 pub const RENEWAL: Duration = Duration::from_secs(20);
 
 /// When a session ends. A rolling deadline is kept odd, a fixed one even, so that others can
-/// tell "42 s left" from "until it is stopped".
+/// distinguish "42 s left" from "until it is stopped".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deadline {
     /// Never: the agent started the session by itself.

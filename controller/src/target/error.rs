@@ -29,7 +29,7 @@ pub enum Error {
         left: String,
     },
     /// Another controller holds the lock.
-    #[error("another mem_profiler is just starting or ending a session")]
+    #[error("another mem_profiler is starting or ending a session at this moment")]
     Locked,
     /// The process is gone.
     #[error("it ended just now")]

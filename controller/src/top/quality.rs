@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_told() {
+    fn missing_parts_are_reported() {
         let quality = Quality {
             all: 1000,
             samples: 99,

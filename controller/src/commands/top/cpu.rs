@@ -35,7 +35,7 @@ pub struct CpuFeed {
     start: Instant,
     start_unix_ns: u64,
     refreshed: Instant,
-    /// Why it is not sampled, as told.
+    /// Why it is not sampled, as shown.
     trouble: Option<String>,
     /// Prefix of the profiles' names.
     output: PathBuf,
@@ -84,7 +84,7 @@ impl CpuFeed {
 
 fn only_one(names: &[String]) -> anyhow::Result<i32> {
     if names.is_empty() {
-        cli::refuse("what is to be sampled? name a process with -p PID or NAME");
+        cli::refuse("no process was named: use -p PID or -p NAME");
     }
     let found = find(names);
     if let Some(failure) = found.failures.first() {
@@ -93,7 +93,7 @@ fn only_one(names: &[String]) -> anyhow::Result<i32> {
     let [pid] = found.pids[..] else {
         let pids: Vec<String> = found.pids.iter().take(10).map(i32::to_string).collect();
         bail!(
-            "several processes are called so, choose one with -p: {}",
+            "several processes have this name, choose one with -p: {}",
             pids.join(", ")
         );
     };

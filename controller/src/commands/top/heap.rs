@@ -187,7 +187,7 @@ impl Drop for HeapFeed {
             diagnostic("the session could not be stopped: it ends by itself within a minute");
         }
         lineage::end_in_children(target);
-        // It was shown, which was its only purpose: nobody need recover it.
+        // It was shown, which was its only purpose: it need not be recovered.
         let _ = target
             .agent
             .segment
