@@ -135,7 +135,7 @@ fn a_child_that_waited_begins_no_session_once_its_parents_is_over() {
 }
 
 #[test]
-fn a_child_that_waited_goes_on_with_a_session_that_goes_on() {
+fn a_child_that_waited_joins_a_session_that_still_runs() {
     let scratch = Scratch::new();
     let mut brood = Brood::start(&scratch);
     let session = Session::of(&scratch, brood.pid(), "1024");
@@ -148,7 +148,7 @@ fn a_child_that_waited_goes_on_with_a_session_that_goes_on() {
 }
 
 #[test]
-fn nor_does_a_child_that_waited_begin_a_session_that_follows() {
+fn a_child_that_waited_does_not_begin_a_later_session() {
     let scratch = Scratch::new();
     let mut brood = Brood::start(&scratch);
     let first = Session::of(&scratch, brood.pid(), "1024");
@@ -194,7 +194,7 @@ fn a_session_ends_in_all_processes_that_it_reached_by_fork() {
 }
 
 #[test]
-fn children_that_come_while_a_session_ends_do_not_go_on_with_it() {
+fn children_forked_while_a_session_ends_do_not_continue_it() {
     let scratch = Scratch::new();
     let mut brood = Brood::start(&scratch);
     let session = Session::of(&scratch, brood.pid(), "1024");

@@ -57,7 +57,7 @@ fn sampled_run(scratch: &Scratch, program: &Path, options: &[&str], arguments: &
 /// Between samples at 999 Hz is a millisecond, at most two turns of 200 ms end in each
 /// function: a point, and two processors.
 #[test]
-fn perf_tells_known_shares() {
+fn perf_finds_known_shares() {
     let scratch = Scratch::new();
     let program = scratch.compile("split.cpp", &[]);
     for shape in ["two", "four", "deep", "threads"] {
@@ -77,7 +77,7 @@ fn perf_tells_known_shares() {
 /// Rounds may come late on a busy machine, by so much that a whole turn is misplaced: of two
 /// seconds, one turn of each function.
 #[test]
-fn ptrace_tells_known_shares() {
+fn ptrace_finds_known_shares() {
     let scratch = Scratch::new();
     let program = scratch.compile("split.cpp", &[]);
     let options = ["--engine", "ptrace", "-F", "250"];
@@ -255,7 +255,7 @@ fn no_system_call_is_interrupted() {
 /// Many threads need no more files than few where everything may be sampled; and as many events as
 /// threads, times processors, elsewhere. What is used instead, and why, is in the profile too.
 #[test]
-fn what_is_not_allowed_is_said_and_replaced() {
+fn an_unavailable_engine_is_reported_and_replaced() {
     let scratch = Scratch::new();
     let program = scratch.compile("split.cpp", &[]);
     let without_rights = ["--bounding-set=-all", "--inh-caps=-all"];

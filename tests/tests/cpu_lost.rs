@@ -126,7 +126,7 @@ fn a_signal_that_is_blocked_for_a_while_costs_no_time() {
 
 /// Threads whose samples never come are said, and why there are none.
 #[test]
-fn threads_that_block_the_signal_are_told_of() {
+fn threads_that_block_the_signal_are_reported() {
     let scratch = Scratch::new();
     let program = scratch.compile("timed.cpp", &[]);
     let outcome = timed_run(&scratch, &program, "deaf");

@@ -129,7 +129,7 @@ fn theirs(scratch: &Scratch, data: &Path) -> Counts {
 }
 
 #[test]
-fn perf_tells_the_same_shares_of_the_same_seconds() {
+fn perf_finds_the_same_shares_in_the_same_seconds() {
     let scratch = Scratch::new();
     let program = scratch.compile("mixture.c", &[]);
     let mut command = Command::new(&program);

@@ -41,7 +41,7 @@ fn what_cannot_be_sampled_is_explained() {
 /// Without rights, perf events show the process's own part only: the session's line says so, and
 /// whose part of the time that is, and so does the profile.
 #[test]
-fn a_kernel_that_is_hidden_is_said_to_be() {
+fn a_hidden_kernel_is_reported() {
     let scratch = Scratch::new();
     let program = scratch.compile("split.cpp", &[]);
     let mut command = Command::new("setpriv");
@@ -106,7 +106,7 @@ fn children_and_executed_programs_have_their_own_profiles() {
 
 /// What is executed, and what is born, has its own profile where only `/proc` tells of it.
 #[test]
-fn waiting_children_and_executed_programs_are_told_apart() {
+fn waiting_children_and_executed_programs_are_distinguished() {
     let scratch = Scratch::new();
     let script = "sleep 1 & wait; exec sleep 1.5";
     let mut command = scratch.profiler();
@@ -133,7 +133,7 @@ fn waiting_children_and_executed_programs_are_told_apart() {
 
 /// Sleepers beside a process that works: they are one line, and it has its profile.
 #[test]
-fn idle_processes_are_told_of_together() {
+fn idle_processes_are_reported_together() {
     let scratch = Scratch::new();
     let program = scratch.compile("split.cpp", &[]);
     let mut sleepers: Vec<_> = (0..12)
@@ -238,7 +238,7 @@ fn with_few_files(scratch: &Scratch, limit: &str, options: &[&str]) -> Outcome {
 
 /// Without descriptors there is a profile or a true reason; the process has not ended.
 #[test]
-fn few_descriptors_are_no_end_of_a_process() {
+fn few_descriptors_do_not_mean_that_a_process_ended() {
     let scratch = Scratch::new();
     for options in [&[][..], &["--engine", "ptrace"], &["--engine", "perf"]] {
         let outcome = with_few_files(&scratch, "64:64", options);
@@ -279,7 +279,7 @@ impl Drop for Group {
 /// Version 2 is mounted in one place or another, beside version 1 or alone; and a group is named
 /// by the path that its files have, by the one that the kernel has for it, or by its own name.
 #[test]
-fn a_control_group_is_meant_by_each_of_its_names() {
+fn a_control_group_is_found_by_each_of_its_names() {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("the mounts");
     let mounts = mounts.lines().filter(|line| line.contains(" - cgroup"));
     let mut tried = 0;

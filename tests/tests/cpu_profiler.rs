@@ -111,7 +111,7 @@ fn a_profile_outlives_the_process_that_is_killed() {
 }
 
 #[test]
-fn what_cannot_be_profiled_says_so_and_runs() {
+fn a_program_that_cannot_be_profiled_says_so_and_runs() {
     let scratch = Scratch::new();
     let program = scratch.compile("cpu_profiler.c", &[]);
     let mut command = scratch.preloaded(&program);
@@ -125,7 +125,7 @@ fn what_cannot_be_profiled_says_so_and_runs() {
 
 /// A full disk is said, and is nothing to the program.
 #[test]
-fn a_profile_without_room_is_said() {
+fn a_profile_without_room_is_reported() {
     let scratch = Scratch::new();
     let program = scratch.compile("cpu_profiler.c", &[]);
     let place = scratch.file("tiny");
@@ -139,7 +139,7 @@ fn a_profile_without_room_is_said() {
 
 /// gperftools takes less than was asked for without a word.
 #[test]
-fn a_rate_that_is_too_high_is_said() {
+fn a_rate_that_is_too_high_is_reported() {
     let scratch = Scratch::new();
     let program = scratch.compile("cpu_profiler.c", &[]);
     let mut command = scratch.preloaded(&program);

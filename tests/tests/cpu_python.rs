@@ -93,7 +93,7 @@ fn a_stack_is_right_wherever_the_interpreter_is_interrupted() {
 
 /// Words of the interpreter's data are spoiled meanwhile.
 #[test]
-fn an_interpreter_whose_data_are_spoiled_is_interrupted_and_goes_on() {
+fn an_interpreter_with_corrupted_data_survives_interruptions() {
     let tried = pythons::all().into_iter().map(|python| {
         std::thread::spawn(move || {
             let scratch = Scratch::new();

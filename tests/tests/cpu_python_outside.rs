@@ -134,7 +134,7 @@ fn each_stack_is_one_that_the_program_has() {
 /// Words of the interpreter's data are spoiled, and put back, by the thread that is looked at and by
 /// another one: the program goes on, and so does the session.
 #[test]
-fn what_is_spoiled_in_the_interpreter_harms_nobody() {
+fn corrupted_interpreter_data_do_no_harm() {
     with_each(|python| {
         let scratch = Scratch::new();
         let library = scratch.compile("python_garbage.c", &["-shared", "-fPIC"]);
@@ -153,7 +153,7 @@ fn what_is_spoiled_in_the_interpreter_harms_nobody() {
 
 /// Threads and children end, and the program executes itself, while they are looked at.
 #[test]
-fn programs_that_end_or_execute_others_go_on() {
+fn programs_that_end_or_execute_others_are_handled() {
     with_each(|python| {
         let scratch = Scratch::new();
         let script = artifacts::source("python_restless.py");

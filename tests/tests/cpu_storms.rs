@@ -18,7 +18,7 @@ fn is_near(one: f64, other: f64) -> bool {
 }
 
 #[test]
-fn threads_that_end_at_once_are_told_of_and_counted() {
+fn threads_that_end_at_once_are_reported_and_counted() {
     let scratch = Scratch::new();
     let program = scratch.compile("births.c", &["-O1", "-pthread"]);
     let line = scratch.file("line");
@@ -82,7 +82,7 @@ fn told(outcome: &Outcome) -> f64 {
 
 /// What was used by children that no engine saw is known from what their parents waited for.
 #[test]
-fn the_time_of_children_that_end_at_once_is_told() {
+fn the_time_of_children_that_end_at_once_is_reported() {
     let scratch = Scratch::new();
     let program = scratch.compile("litter.c", &["-O1"]);
     for engine in ["perf", "ptrace"] {

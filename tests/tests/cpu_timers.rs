@@ -35,7 +35,7 @@ fn check(read: &Read, cpu: f64, least_sampled: f64) {
 /// the time between two samples: of 1.5 s, 4 points are 60 ms. What a thread used after its last
 /// sample has none.
 #[test]
-fn timers_tell_known_shares() {
+fn timers_find_known_shares() {
     let scratch = Scratch::new();
     let program = scratch.compile("split.cpp", &[]);
     for shape in ["two", "deep", "threads"] {
@@ -274,7 +274,7 @@ fn burn(pid: u32, seconds: f64) {
 
 /// A process that was attached, and executes another program, takes no more samples: that is said.
 #[test]
-fn an_attached_process_that_executes_another_program_is_told_of() {
+fn an_attached_process_that_executes_another_program_is_reported() {
     let scratch = Scratch::new();
     let sign = scratch.file("sign");
     let mut command = scratch.preloaded("/bin/sh");
@@ -453,7 +453,7 @@ fn under_the_controller_s_own_filters_timers_are_tried_by_a_child_of_it() {
 /// A process that runs already is sampled under inherited filters if its environment says of as many
 /// that they let timers pass; a refusal tells of it.
 #[test]
-fn what_is_said_of_inherited_filters_is_believed_of_as_many() {
+fn declared_filters_are_trusted_up_to_their_number() {
     let scratch = Scratch::new();
     let program = scratch.compile("timed.cpp", &[]);
     let filter = scratch.compile("filtered.c", &[]);
@@ -565,7 +565,7 @@ fn the_profile_of_a_dead_process_is_recovered() {
 
 /// A program that does not load the agent has no samples, and that is said.
 #[test]
-fn a_static_program_is_said_to_have_no_agent() {
+fn a_static_program_is_reported_to_have_no_agent() {
     let scratch = Scratch::new();
     let program = scratch.compile("split.cpp", &["-static"]);
     let outcome = timed_run(&scratch, &program, &[], &["0.3", "two"]);
@@ -617,7 +617,7 @@ fn both_are_sampled_by_the_agent() {
 
 /// A process that never allocates does not notice: the reason is said, not an empty profile written.
 #[test]
-fn a_process_that_does_not_notice_is_said() {
+fn a_process_that_does_not_notice_the_session_is_reported() {
     let scratch = Scratch::new();
     let program = scratch.compile("burn.c", &["-O1"]);
     let mut command = scratch.preloaded(&program);

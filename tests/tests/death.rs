@@ -119,7 +119,7 @@ fn an_orderly_end_without_destructors_is_not_called_a_death() {
 }
 
 #[test]
-fn killed_for_want_of_memory_in_its_control_group_it_leaves_its_profile() {
+fn a_process_killed_by_its_memory_limit_leaves_its_profile() {
     let scratch = Scratch::new();
     let group = Cgroup::new(96 << 20);
     let mut crashing = CrashTarget::start(&scratch, 3, &["hog"], |command| {
@@ -244,7 +244,7 @@ fn until_bounded(scratch: &Scratch, shared: &Path, most: usize, most_bytes: u64)
 }
 
 #[test]
-fn profiles_that_nobody_collects_are_bounded_in_number() {
+fn uncollected_profiles_are_bounded_in_number() {
     let scratch = Scratch::new();
     many_deaths(&scratch, scratch.shared(), 320);
     // One of whoever has looked is there besides.
@@ -253,7 +253,7 @@ fn profiles_that_nobody_collects_are_bounded_in_number() {
 }
 
 #[test]
-fn profiles_that_nobody_collects_are_bounded_in_bytes() {
+fn uncollected_profiles_are_bounded_in_bytes() {
     let scratch = Scratch::new();
     let shared = scratch.file("tiny");
     let _tiny = TinyFilesystem::mount(&shared, "160m");
@@ -274,7 +274,7 @@ fn profiles_that_nobody_collects_are_bounded_in_bytes() {
 }
 
 #[test]
-fn a_directory_full_of_kept_profiles_is_said_to_be_and_moved_elsewhere() {
+fn a_directory_full_of_kept_profiles_is_reported() {
     let scratch = Scratch::new();
     let shared = scratch.file("tiny");
     let tiny = TinyFilesystem::mount(&shared, "40m");

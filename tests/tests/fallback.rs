@@ -91,7 +91,7 @@ fn threads_that_come_later_leave_the_modules_in_place() {
 }
 
 #[test]
-fn an_unloaded_library_is_noticed_and_told_from_the_next() {
+fn an_unloaded_library_is_noticed_and_distinguished_from_the_next() {
     let scratch = Scratch::new();
     let libraries = ["liba.so", "libb.so"]
         .map(|name| scratch.compile_as("plugin.c", name, &["-shared", "-fPIC"]));

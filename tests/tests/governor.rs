@@ -218,7 +218,7 @@ fn a_program_that_is_run_is_held_as_well_and_a_snapshot_knows_its_intervals() {
 }
 
 #[test]
-fn impossible_targets_are_told_in_words() {
+fn impossible_targets_are_explained() {
     let scratch = Scratch::new();
     for (target, said) in [
         ("0", "above zero"),

@@ -62,7 +62,7 @@ fn a_limit_of_memory_costs_no_life() {
 
 /// Where no object could be followed, there is nothing to be said of leaks: that is no success.
 #[test]
-fn a_check_that_knows_no_object_is_none() {
+fn a_check_that_knows_no_object_fails() {
     let scratch = Scratch::new();
     let program = scratch.compile("planted.cpp", &["-pthread"]);
     let why = ["no leak check", "has a place", "ulimit -v"];

@@ -7,7 +7,7 @@ use mem_tests::{Scratch, run};
 use serde_json::Value;
 
 #[test]
-fn what_waits_in_a_ring_is_kept_and_what_is_under_way_is_said() {
+fn entries_in_a_ring_keep_objects_and_running_requests_are_noted() {
     let scratch = Scratch::new();
     let program = scratch.compile("rings.c", &[]);
     let (mut target, session) = planted(&scratch, &program);

@@ -44,7 +44,7 @@ fn leaked_objects_are_listed_and_the_program_leaves_a_core() {
 }
 
 #[test]
-fn a_second_search_tells_whether_alignment_is_the_cause() {
+fn a_second_search_shows_whether_alignment_is_the_cause() {
     const TEST: (&str, &str) = ("HEAP_CHECK_TEST_POINTER_ALIGNMENT", "1");
     let scratch = Scratch::new();
     let said = |variables: &[(&str, &str)], what: &str| {

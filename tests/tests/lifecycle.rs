@@ -91,7 +91,7 @@ fn a_child_forked_in_a_session_never_counts_into_its_parent() {
 }
 
 #[test]
-fn nor_does_a_child_that_the_c_library_did_not_see() {
+fn a_child_unknown_to_the_c_library_never_counts_into_its_parent() {
     forked_in_a_session("bare_fork");
 }
 
@@ -228,7 +228,7 @@ fn an_unloaded_library_is_still_in_the_dump() {
 
 /// Two libraries of the same shape, which the loader puts at the same place in turn.
 #[test]
-fn libraries_at_one_address_in_turn_are_told_apart() {
+fn libraries_loaded_in_turn_at_one_address_are_distinguished() {
     let scratch = Scratch::new();
     let compile = |name: &str| {
         let library = scratch.compile_as("plugin.c", name, &["-shared", "-fPIC"]);
@@ -306,7 +306,7 @@ fn allocated(profile: &Profile, program: &Path) -> (f64, f64) {
 /// `pthread_exit` in `main` ends the first thread, whose place in `/proc` the kernel shows as a
 /// process's that has ended.
 #[test]
-fn a_process_whose_first_thread_has_ended_goes_on() {
+fn a_process_whose_first_thread_has_ended_continues() {
     let scratch = Scratch::new();
     let program = scratch.compile("first_thread.c", &["-pthread"]);
     let mut target = Target::start(&mut scratch.preloaded(&program));

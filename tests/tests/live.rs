@@ -63,7 +63,7 @@ fn compare(shown: &Table, written: &Table) {
 }
 
 #[test]
-fn top_and_the_parser_tell_the_same() {
+fn top_and_the_parser_agree() {
     let scratch = Scratch::new();
     let program = scratch.compile("truth.cpp", &[]);
     let mut target = Target::start(

@@ -158,7 +158,7 @@ fn a_process_that_is_killed_leaves_its_timeline() {
 }
 
 #[test]
-fn what_nobody_watched_has_no_moments() {
+fn an_unwatched_session_has_no_moments() {
     let scratch = Scratch::new();
     let program = scratch.compile("stairs.cpp", &[]);
     let mut command = scratch.preloaded(&program);

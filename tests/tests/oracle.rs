@@ -305,7 +305,7 @@ fn what_cannot_be_followed_is_truncated_where_others_stop() {
 
 /// The one known limit: a CFA in a register that no function has saved since.
 #[test]
-fn a_register_that_nobody_saved_is_all_that_truncates_before_others_stop() {
+fn stacks_are_truncated_early_only_by_an_unsaved_register() {
     let unsaved = Shapes::compile(&["-O2"]).compare("unsaved", 1);
     let outcomes = [SAME, &["truncated_early.Unsupported"]].concat();
     unsaved.assert_all(40, &outcomes);

@@ -249,7 +249,7 @@ fn lonely_agent(scratch: &Scratch) -> PathBuf {
 }
 
 #[test]
-fn a_controller_that_is_not_there_is_named_and_the_program_goes_on() {
+fn a_missing_controller_is_reported_and_the_program_continues() {
     let scratch = Scratch::new();
     let program = compile(&scratch, "heap_checker.cpp");
     let agent = lonely_agent(&scratch);

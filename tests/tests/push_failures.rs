@@ -6,7 +6,7 @@ use mem_tests::receiver::{Receiver, dump, push, push_dump};
 use mem_tests::{Scratch, run};
 
 #[test]
-fn what_fails_for_a_while_is_sent_again_and_what_is_refused_is_said() {
+fn temporary_failures_are_retried_and_refusals_reported() {
     let scratch = Scratch::new();
     let (_, dump, profile) = dump(&scratch);
     for answers in [

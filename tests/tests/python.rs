@@ -9,7 +9,7 @@ use mem_tests::{Scratch, Session, Target, artifacts, pythons, run};
 /// Words of the interpreter's data are spoiled before each allocation, or by another thread beside
 /// them, and put back behind it: for three seconds, or as many as `MEM_TESTS_GARBAGE_SECONDS` says.
 #[test]
-fn what_is_spoiled_in_the_interpreter_harms_nobody() {
+fn corrupted_interpreter_data_do_no_harm() {
     let tried = pythons::all().into_iter().map(|python| {
         std::thread::spawn(move || {
             let scratch = Scratch::new();
@@ -71,7 +71,7 @@ fn a_function_without_a_name_is_shown_with_its_file_and_line() {
 
 /// Said of the dump, and before the program starts; what it would not start with is refused.
 #[test]
-fn a_free_threaded_build_is_named_and_what_it_hides_is_said() {
+fn a_free_threaded_build_is_named_and_so_is_what_it_hides() {
     let of = |path: &PathBuf| path.to_string_lossy().ends_with('t');
     let pythons: Vec<PathBuf> = pythons::all().into_iter().filter(of).collect();
     for (version, python) in ["3.13.", "3.14."].into_iter().zip(&pythons) {

@@ -14,7 +14,7 @@ const UVLOOP: &str = "uvloop==0.23.0";
 /// The coroutines that await each other, and those of the event loop that runs the task. All tasks
 /// with the same ones are one stack, whatever their names.
 #[test]
-fn a_task_of_asyncio_is_told_by_its_coroutines() {
+fn a_task_of_asyncio_is_identified_by_its_coroutines() {
     for python in pythons::all() {
         let scratch = Scratch::new();
         let script = artifacts::source("python_tasks.py");
@@ -70,7 +70,7 @@ fn greenlets_of_gevent_have_their_own_frames() {
 
 /// Its loop, which is not Python, runs the coroutines.
 #[test]
-fn a_task_of_uvloop_is_told_by_its_coroutines() {
+fn a_task_of_uvloop_is_identified_by_its_coroutines() {
     let python = venv::python("uvloop-0.23.0", &[UVLOOP]);
     let scratch = Scratch::new();
     let [script, tasks] = ["python_uvloop.py", "python_tasks.py"].map(artifacts::source);

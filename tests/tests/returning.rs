@@ -90,7 +90,7 @@ fn the_smallest_objects_are_aligned_like_all_others() {
 }
 
 #[test]
-fn what_is_in_use_is_told_as_the_c_library_tells_it() {
+fn memory_in_use_is_reported_as_the_c_library_reports_it() {
     for (name, numbers) in numbers("reported") {
         let [in_use, from_system, as_int, left, adds_up] = numbers[..] else {
             panic!("{name}: {numbers:?}");

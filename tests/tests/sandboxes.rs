@@ -89,7 +89,7 @@ fn a_sandbox_that_allows_sysinfo_as_well_in_a_session() {
 /// A filter that comes between a session's start and its first sample: the agent may make no call
 /// any more, and whoever asks is told so, not that all is well.
 #[test]
-fn a_sandbox_that_closes_in_a_session_is_told() {
+fn a_sandbox_entered_during_a_session_is_reported() {
     for way in WAYS {
         let scratch = Scratch::new();
         let program = scratch.compile("sandboxed.c", &[]);

@@ -46,7 +46,7 @@ fn two_clients_share_the_session_that_their_waiting_needs() {
 }
 
 #[test]
-fn a_client_that_leaves_takes_its_session_along() {
+fn a_session_ends_when_its_client_leaves() {
     let scratch = Scratch::new();
     let server = Server::start(&scratch, &[]);
     let program = scratch.compile("truth.cpp", &[]);

@@ -13,7 +13,7 @@ use mem_tests::session::copy_program;
 use mem_tests::{Scratch, Server, Target, artifacts, run, wait};
 
 #[test]
-fn what_cannot_be_answered_is_said() {
+fn requests_that_cannot_be_answered_get_an_error() {
     let scratch = Scratch::new();
     let server = Server::start(&scratch, &[]);
     let missing = server.get("/debug/pprof/heap");

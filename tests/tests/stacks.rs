@@ -31,7 +31,7 @@ fn a_stack_of_16_kib_is_enough() {
 }
 
 #[test]
-fn five_thousand_frames_are_counted_and_truncated_in_the_open() {
+fn five_thousand_frames_are_counted_and_marked_truncated() {
     let profile = exact_and_whole("deep 5000");
     let deepest = profile.stacks.iter().map(<[u32]>::len).max();
     let whole = deepest > Some(5000);

@@ -61,7 +61,7 @@ fn crew() -> (Scratch, Target, Session) {
 }
 
 #[test]
-fn objects_are_told_apart_by_thread_size_and_life() {
+fn objects_are_counted_by_thread_size_and_lifetime() {
     let (scratch, mut target, session) = crew();
     let outcome = session.stop();
     check(&outcome.profile(), "crew");

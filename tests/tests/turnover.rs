@@ -76,7 +76,7 @@ fn frees_after_the_deadline_are_not_counted() {
 }
 
 #[test]
-fn a_dump_tells_of_the_stop_even_if_it_is_written_later() {
+fn a_dump_records_the_stop_even_if_it_is_written_later() {
     let scratch = Scratch::new();
     let mut target = start(&scratch);
     let pid = target.pid().to_string();

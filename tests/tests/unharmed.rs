@@ -545,7 +545,7 @@ fn a_program_has_the_signals_that_were_inherited() {
 
 /// What is beyond the limit of this program's files is an error that is told.
 #[test]
-fn a_limit_on_the_size_of_files_is_told() {
+fn a_limit_on_the_size_of_files_is_reported() {
     let scratch = Scratch::new();
     let mut program = frail(&scratch, |_| {});
     program.step("keep 100");
@@ -564,7 +564,7 @@ fn a_limit_on_the_size_of_files_is_told() {
 }
 
 #[test]
-fn a_directory_that_is_missing_is_told() {
+fn a_missing_directory_is_reported() {
     let scratch = Scratch::new();
     let missing = scratch.file("missing");
     let mut command = scratch.profiler();

@@ -45,7 +45,7 @@ fn under_run(scratch: &Scratch) -> String {
 }
 
 #[test]
-fn a_linked_allocator_is_told_whether_the_program_computes_or_not() {
+fn a_linked_allocator_is_reported_in_busy_and_idle_programs() {
     let cases: [(&[&str], &str); 5] = [
         (&["-DPREFIX="], "defines malloc itself"),
         (&["-DPREFIX=", "-s"], "defines malloc itself"),
