@@ -14,14 +14,15 @@ mod opening;
 #[cfg(all(test, target_arch = "x86_64"))]
 mod peer;
 mod processors;
+mod threads;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use crate::clocks::{At, Clocks, Share};
 use crate::continued::{Continued, Rest};
-use crate::event::{self, Attribute};
+use crate::event::Attribute;
 use crate::machine::Machine;
 use crate::memory::Copied;
 use crate::meter::Scale;
@@ -194,65 +195,6 @@ impl Perf {
         let opened = self.open_thread(own, own);
         self.attribute.from_exec = false;
         opened.map(drop)
-    }
-
-    /// Until no thread is new: one that was born of a thread without events has none.
-    fn open_threads(&mut self, pid: i32) -> Result<(), Refusal> {
-        proc::allow_files();
-        let mut tried: HashSet<i32> = HashSet::new();
-        let mut any = false;
-        loop {
-            let mut new = proc::threads(pid);
-            new.retain(|tid| !self.clocks.has_own(*tid) && tried.insert(*tid));
-            if new.is_empty() {
-                return if any {
-                    Ok(())
-                } else {
-                    Err(Refusal::Gone { pid })
-                };
-            }
-            for tid in new {
-                any |= self.open_thread(pid, tid)?;
-            }
-        }
-    }
-
-    /// Whether the thread was still there.
-    fn open_thread(&mut self, pid: i32, tid: i32) -> Result<bool, Refusal> {
-        let group = self.clocks.begin(pid, tid);
-        let before = self.events.len();
-        for processor in &self.processors {
-            let opened = self.attribute.open(tid, processor.number).and_then(|fd| {
-                event::redirect(&fd, &processor.owner)?;
-                Ok((event::id(&fd)?, fd))
-            });
-            match opened {
-                Ok((id, fd)) => {
-                    self.clocks.opened(id, group);
-                    self.events.push(Event { fd, pid, id });
-                }
-                Err(error) => match error.raw_os_error() {
-                    Some(libc::ESRCH) => {
-                        if self.events.len() == before {
-                            // What it inherited counts.
-                            self.clocks.cancel(tid);
-                        }
-                        return Ok(false);
-                    }
-                    Some(libc::ENODEV) => {}
-                    _ => return Err(Refusal::of_thread(pid, error, self.events.len())),
-                },
-            }
-        }
-        Ok(true)
-    }
-
-    /// Closes the events of a process.
-    fn close(&mut self, pid: i32) {
-        for event in self.events.extract_if(.., |event| event.pid == pid) {
-            self.clocks.closed(event.id);
-        }
-        self.clocks.forget(&[pid]);
     }
 
     /// What becomes readable when much was written.
@@ -515,89 +457,6 @@ impl Perf {
         let needed = u32::try_from(needed.next_multiple_of(8)).unwrap_or(MOST_STACK);
         self.attribute.stack_bytes = (before * 2).max(needed).min(MOST_STACK);
         self.reopen(before, recording);
-    }
-
-    /// Opens all events again, now that other sizes of stacks are copied than before. The time
-    /// between is not sampled, but it is counted.
-    fn reopen(&mut self, before: u32, recording: &mut Recording) {
-        self.drain(recording);
-        self.judged = Judged::default();
-        self.started = Instant::now();
-        if self.meters.is_some() {
-            return self.reopen_processors(before);
-        }
-        for pid in self.processes.clone() {
-            self.hide(pid, recording);
-            if let Some(process) = recording.process(pid) {
-                // Events that count the same thread cannot be distinguished while it runs.
-                self.counted.insert(pid, process.elapsed_ns());
-            }
-        }
-        self.events.clear();
-        self.clocks.clear();
-        let mut known: HashSet<i32> = HashSet::new();
-        loop {
-            // A child that was born meanwhile has no events, unless its parent had some by then.
-            let processes = match self.attribute.children {
-                true => recording.family(),
-                false => self.processes.clone(),
-            };
-            let new: Vec<i32> = processes
-                .into_iter()
-                .filter(|pid| known.insert(*pid))
-                .collect();
-            if new.is_empty() {
-                return;
-            }
-            for pid in new {
-                // One that is gone has nothing more to sample.
-                let _ = self.open_threads(pid);
-            }
-        }
-    }
-
-    /// Whether the events of a process count nothing of its children, nor of others.
-    fn counts_apart(&self) -> bool {
-        !self.attribute.children && self.attribute.threads_only && self.meters.is_none()
-    }
-
-    /// What the events of a process have counted, and what of it was hidden since its threads'
-    /// last samples.
-    fn conclude(&mut self, pid: i32) -> Share {
-        let mut sum = Share::default();
-        for event in self.events.iter().filter(|event| event.pid == pid) {
-            let value = event::value(&event.fd).unwrap_or(0);
-            let share = self.clocks.conclude(event.id, value);
-            sum.ns = sum.ns.saturating_add(share.ns);
-            sum.hidden = sum.hidden.saturating_add(share.hidden);
-        }
-        sum
-    }
-
-    /// Tells the recording what was hidden of a process that runs.
-    fn hide(&mut self, pid: i32, recording: &mut Recording) {
-        if self.attribute.kernel || !self.counts_apart() {
-            return;
-        }
-        let hidden = self.conclude(pid).hidden;
-        if let Some(process) = recording.process(pid) {
-            process.elapsed_ns();
-            process.hide(hidden);
-        }
-    }
-
-    /// Tells the recording what the kernel has counted of a process that ended.
-    fn settle(&mut self, pid: i32, recording: &mut Recording) {
-        if !self.counts_apart() {
-            return;
-        }
-        let sum = self.conclude(pid);
-        let before = self.counted.remove(&pid).unwrap_or(0);
-        if let Some(process) = recording.process(pid) {
-            process.counted(before.saturating_add(sum.ns));
-            process.hide(sum.hidden);
-        }
-        self.close(pid);
     }
 }
 
