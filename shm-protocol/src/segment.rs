@@ -5,22 +5,24 @@
 //! it reads with `pread` and writes with `pwrite`, so a target that shrinks or
 //! scribbles over its file cannot make it fault.
 
+mod creation;
+mod session;
 mod store;
 
+pub use creation::{Tables, create, whole};
+pub use session::{IntervalPeriod, Session};
 pub use store::{Descriptor, Errno, Store};
 
 use crate::bank::Geometry;
-use crate::cpu::{CpuParams, CpuSetting};
+use crate::cpu::CpuParams;
 use crate::layout::{
     AT_EXIT_CHECKED, AT_EXIT_SEEN, AT_EXIT_UNCHECKED, AT_EXIT_WAITS, BANK_HEADER_BYTES, BankHeader,
     CONTROL_BYTES, Control, HEADER_BYTES, INTERVALS_KEPT, IntervalEntry, IntervalLog,
     MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, MODULES_OFFSET, ModuleTable, Node, PAGE, Params,
     RESERVE_STEPS, Record, STATUS_OFFSET, Status, THREADS_KEPT, ThreadEntry, ThreadTable,
 };
-use core::ffi::CStr;
 use core::mem::{offset_of, size_of};
-use core::ptr::null_mut;
-use store::{check, last_error};
+use store::check;
 
 /// Default directory of the segments.
 pub const DEFAULT_DIR: &str = "/dev/shm";
@@ -29,175 +31,6 @@ pub const DIR_VARIABLE: &str = "MEM_PROFILER_DIR";
 /// Segment files are named `mem_profiler.<pid>.<start time>.<n>`; `n` distinguishes the
 /// images that one process executed one after another.
 pub const FILE_PREFIX: &str = "mem_profiler.";
-
-/// Tables that a segment has from the start, for a process that samples by itself.
-#[derive(Clone, Copy, Debug)]
-pub struct Tables {
-    /// Size of the whole segment.
-    pub bytes: usize,
-    /// The session whose bank is prepared.
-    pub session: u64,
-    /// Steps that are reserved, of [`RESERVE_STEPS`].
-    pub steps: u8,
-}
-
-/// Makes the file `path`, exclusively and readable by its owner only, and maps its first
-/// [`CONTROL_BYTES`] at `control`, in place of what is there. The file is closed again: the view
-/// alone stays, and [`whole`] maps the rest. All zero, so no session, no magic. All of the view and
-/// what `tables` requires is backed by memory. On failure no file is left, and the view at
-/// `control` is what it was.
-///
-/// Where [`whole`] cannot work (under Valgrind and some emulators) the `bytes` that the segment
-/// is to have with tables are mapped here, and their address is the result; otherwise null.
-///
-/// System calls: `open`, `pwrite`, `mmap`, `mremap`, `munmap`, `close`; with `tables` also
-/// `ftruncate` and `fallocate`; `unlink` after a failure.
-///
-/// # Safety
-/// The [`CONTROL_BYTES`] at `control`, rounded up to pages, are the caller's to replace.
-///
-/// # Errors
-/// `EEXIST` if the name is taken, `ENOSPC` if the directory's filesystem is full, `ENOMEM`
-/// if the address space is.
-pub unsafe fn create(
-    path: &CStr,
-    control: *mut u8,
-    bytes: usize,
-    tables: Option<Tables>,
-) -> Result<*mut u8, Errno> {
-    let flags = libc::O_CREAT | libc::O_EXCL | libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW;
-    // SAFETY: `path` is NUL-terminated.
-    let fd = check(unsafe { libc::open(path.as_ptr(), flags, 0o600) })?;
-    // SAFETY: the caller's.
-    let made = size(fd, tables).and_then(|()| unsafe { map(fd, control, bytes) });
-    // SAFETY: `fd` is ours, and `path` NUL-terminated.
-    unsafe {
-        libc::close(fd);
-        if made.is_err() {
-            libc::unlink(path.as_ptr());
-        }
-    }
-    made
-}
-
-/// Gives the new file its size, and memory.
-fn size(fd: libc::c_int, tables: Option<Tables>) -> Result<(), Errno> {
-    // Written, not truncated to size: writing puts memory behind every page, on any
-    // filesystem, with the plainest system call there is.
-    let file = SegmentFile {
-        file: Descriptor(fd),
-        bytes: 0,
-    };
-    file.clear(0, CONTROL_BYTES)?;
-    let Some(tables) = tables else {
-        return Ok(());
-    };
-    file.grown(tables.bytes)?
-        .prepare_bank(tables.session, tables.steps)
-}
-
-/// # Safety
-/// As [`create`].
-unsafe fn map(fd: libc::c_int, control: *mut u8, bytes: usize) -> Result<*mut u8, Errno> {
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    let view = |at: *mut u8, bytes: usize, flags| {
-        let flags = flags | libc::MAP_SHARED | libc::MAP_NORESERVE;
-        // SAFETY: in place of what is the caller's to replace, or where nothing is.
-        match unsafe { libc::mmap(at.cast(), bytes, protection, flags, fd, 0) } {
-            libc::MAP_FAILED => Err(last_error()),
-            base => Ok(base.cast::<u8>()),
-        }
-    };
-    // As the kernel rounds it; qemu does not, and refuses shared parts of pages.
-    // SAFETY: takes a number, and reads what the C library knows.
-    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    let pages = CONTROL_BYTES.next_multiple_of(usize::try_from(page).unwrap_or(1).max(1));
-    view(control, pages, libc::MAP_FIXED)?;
-    // SAFETY: the view just made.
-    match unsafe { whole(control, CONTROL_BYTES) } {
-        Ok(twice) => {
-            // SAFETY: the mapping just made, which nobody knows.
-            unsafe { libc::munmap(twice.cast(), CONTROL_BYTES) };
-            Ok(null_mut())
-        }
-        Err(_) => Ok(view(null_mut(), bytes, 0).unwrap_or(null_mut())),
-    }
-}
-
-/// Maps all `bytes` of a segment whose view at `control` [`create`] made. The address is anybody's
-/// choice but the caller's; the view stays. Needs neither path nor descriptor.
-///
-/// System call: `mremap`, whose old size of 0 requests a second mapping of the same file.
-///
-/// # Safety
-/// `control` is still that view.
-///
-/// # Errors
-/// `ENOMEM` if the address space has no room, `EAGAIN` if more would be locked than may be.
-pub unsafe fn whole(control: *mut u8, bytes: usize) -> Result<*mut u8, Errno> {
-    // SAFETY: the caller's view of a shared file. Nothing that is mapped changes.
-    let made = unsafe { libc::mremap(control.cast(), 0, bytes, libc::MREMAP_MAYMOVE) };
-    match made {
-        libc::MAP_FAILED => Err(last_error()),
-        base => Ok(base.cast()),
-    }
-}
-
-/// Settings of a session, from its starter to the segment's owner.
-#[derive(Clone, Copy, Debug)]
-pub struct Session {
-    /// Number, from 1, one more than the last.
-    pub number: u64,
-    /// Mean bytes between samples, at least 1; 0: none, CPU time alone is sampled.
-    pub interval: u64,
-    /// End, ns of [`crate::clock::now_ns`]; 0: none.
-    pub deadline_ns: u64,
-    /// Start, ns of [`crate::clock::now_ns`].
-    pub start_ns: u64,
-    /// Start, Unix ns.
-    pub start_unix_ns: u64,
-    /// Pid of the controller; 0: the agent itself.
-    pub controller_pid: u64,
-    /// Most address space to reserve for sampled objects; 0: no limit but the agent's own.
-    pub range_limit: u64,
-    /// For well-known call sites at least one due sample in 2^this is taken; 0: each one;
-    /// [`Session::PROBE`]: see there.
-    pub thinning: u64,
-    /// What is wanted of CPU time.
-    pub cpu: CpuSetting,
-}
-
-impl Session {
-    /// The thinning of a session that is only a query: for a moment, each allocation is
-    /// sampled (which leaves none out), and the samples are not wanted. It keeps the bank and the
-    /// parameters of the session before, and has those of the last probe instead.
-    pub const PROBE: u64 = u64::MAX;
-
-    /// Whether it is a probe.
-    #[must_use]
-    pub fn is_probe(&self) -> bool {
-        self.thinning == Self::PROBE
-    }
-
-    /// The number of the next session, by what that is.
-    #[must_use]
-    pub fn next_number(&self, is_probe: bool) -> u64 {
-        // Banks alternate.
-        let step = if is_probe && self.is_probe() { 2 } else { 1 };
-        self.number.checked_add(step).unwrap_or(1)
-    }
-}
-
-/// One interval of a session that had several.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct IntervalPeriod {
-    /// From when on, ns of [`crate::clock::now_ns`].
-    pub from_ns: u64,
-    /// Mean bytes between samples.
-    pub interval: u64,
-    /// Share of the process's CPU time that the agent took in that time, in millionths.
-    pub overhead: Option<u32>,
-}
 
 fn is_segment_size(bytes: usize) -> bool {
     (MIN_SEGMENT_BYTES..=MAX_SEGMENT_BYTES).contains(&bytes)
