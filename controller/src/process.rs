@@ -1,17 +1,22 @@
 //! Processes as `/proc` shows them. A process may vanish between two reads, so
 //! every query may return nothing.
 
+mod pidfd;
+mod stat;
+mod status;
+
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::Read;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use std::time::Duration;
 
 pub use cpu::proc::cpu_ns;
+pub use pidfd::{has_ended, pidfd, wait_for_end};
+pub use stat::Stat;
+pub use status::Status;
 
 use crate::text;
 
@@ -21,78 +26,6 @@ const MAPS_LIMIT: u64 = 128 << 20;
 const FILE_LIMIT: u64 = 1 << 20;
 /// Bytes that `stat` and `status` of a process have at most, mostly.
 const USUAL_SIZE: usize = 4096;
-
-/// The fields of `/proc/PID/stat` that are used here.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stat {
-    /// Name of the main thread, as the process chose it.
-    pub comm: Vec<u8>,
-    /// One letter: `R`, `S`, `T`, `Z`, …
-    pub state: u8,
-    /// Parent.
-    pub parent: i32,
-    /// CPU time used, in clock ticks.
-    pub cpu_ticks: u64,
-    /// Threads, the first one included as long as the process has a number.
-    pub threads: u64,
-    /// Start, in clock ticks since boot: together with the pid, it uniquely identifies the
-    /// process.
-    pub start_time: u64,
-    /// Resident pages.
-    pub rss_pages: u64,
-    /// Exit status, as from `wait`; meaningless while it runs.
-    pub wait_status: Option<i32>,
-}
-
-impl Stat {
-    /// Reads it; `None` if there is no such process.
-    pub fn of(pid: i32) -> Option<Self> {
-        let mut stat = Self::parse(&read(pid, "stat", FILE_LIMIT)?)?;
-        if stat.first_has_ended()
-            && let Some(other) = other_thread(pid)
-            && let Some(other) = read(pid, &format!("task/{other}/stat"), FILE_LIMIT)
-        {
-            stat.rss_pages = Self::parse(&other).map_or(0, |other| other.rss_pages);
-        }
-        Some(stat)
-    }
-
-    fn parse(text: &[u8]) -> Option<Self> {
-        // The name may contain anything, including parentheses and blanks.
-        let open = text.iter().position(|b| *b == b'(')?;
-        let close = text.iter().rposition(|b| *b == b')')?;
-        let rest = std::str::from_utf8(text.get(close + 1..)?).ok()?;
-        let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
-        let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
-        Some(Self {
-            comm: text.get(open + 1..close)?.to_vec(),
-            state: *fields.first()?.as_bytes().first()?,
-            parent: fields.get(1)?.parse().ok()?,
-            cpu_ticks: number(11)?.checked_add(number(12)?)?,
-            threads: number(17)?,
-            start_time: crate::clock::shift().start_time(number(19)?),
-            rss_pages: number(21).unwrap_or(0),
-            wait_status: number(49).map(|status| status as i32),
-        })
-    }
-
-    /// Resident memory.
-    pub fn rss_bytes(&self) -> Option<u64> {
-        let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok()??;
-        Some(self.rss_pages.saturating_mul(page.max(1) as u64))
-    }
-
-    /// Whether the process has ended and waits for its parent to reap it. Its first thread may have
-    /// ended before the others (`pthread_exit` in `main`), which looks the same except for those.
-    pub fn is_dead(&self) -> bool {
-        self.first_has_ended() && self.threads < 2
-    }
-
-    /// Whether its first thread has ended: the kernel shows nothing of the process's memory there.
-    pub fn first_has_ended(&self) -> bool {
-        matches!(self.state, b'Z' | b'X' | b'x')
-    }
-}
 
 /// Why there is nothing to see of a process of this number.
 pub fn absence(pid: i32) -> Option<String> {
@@ -124,68 +57,6 @@ pub fn is_traced(pid: i32) -> bool {
         .split(|b| *b == b'\n')
         .find_map(|line| line.strip_prefix(b"TracerPid:"));
     tracer.is_some_and(|tracer| tracer.trim_ascii() != b"0")
-}
-
-/// The fields of `/proc/PID/status` that are used here.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Status {
-    /// Process that this thread belongs to.
-    pub tgid: i32,
-    /// Real, effective, saved and filesystem user.
-    pub uids: [u32; 4],
-    /// Pids from our namespace to the process's own.
-    pub ns_pids: Vec<i32>,
-}
-
-impl Status {
-    /// Reads it; `None` if there is no such process.
-    pub fn of(pid: i32) -> Option<Self> {
-        Self::parse(&read(pid, "status", FILE_LIMIT)?)
-    }
-
-    /// Reads our own, by whatever pid `/proc` knows us.
-    pub fn of_self() -> Option<Self> {
-        let mut text = Vec::new();
-        let file = File::open("/proc/self/status").ok()?;
-        file.take(FILE_LIMIT).read_to_end(&mut text).ok()?;
-        Self::parse(&text)
-    }
-
-    fn parse(text: &[u8]) -> Option<Self> {
-        let mut status = Self::default();
-        let mut uids_seen = false;
-        for line in text.split(|b| *b == b'\n') {
-            let Some(colon) = line.iter().position(|b| *b == b':') else {
-                continue;
-            };
-            let Ok(value) = std::str::from_utf8(&line[colon + 1..]) else {
-                continue;
-            };
-            let mut words = value.split_ascii_whitespace();
-            match &line[..colon] {
-                b"Tgid" => status.tgid = words.next()?.parse().ok()?,
-                b"Uid" => {
-                    for uid in &mut status.uids {
-                        *uid = words.next()?.parse().ok()?;
-                    }
-                    uids_seen = true;
-                }
-                b"NSpid" => status.ns_pids = words.filter_map(|w| w.parse().ok()).collect(),
-                _ => {}
-            }
-        }
-        uids_seen.then_some(status)
-    }
-
-    /// Effective user.
-    pub fn uid(&self) -> u32 {
-        self.uids[1]
-    }
-
-    /// Pid as the process itself sees it.
-    pub fn own_pid(&self) -> i32 {
-        self.ns_pids.last().copied().unwrap_or(self.tgid)
-    }
 }
 
 /// How many threads of a process are examined.
@@ -443,36 +314,6 @@ pub fn proc_is_ours() -> bool {
     *OURS.get_or_init(|| Status::of_self().is_some_and(|status| status.ns_pids.len() <= 1))
 }
 
-/// A descriptor that becomes readable when the process ends; `None` on kernels
-/// before 5.3 or if the process is gone.
-pub fn pidfd(pid: i32) -> Option<OwnedFd> {
-    if !proc_is_ours() {
-        return None;
-    }
-    // SAFETY: a plain call; a descriptor that it returns is ours alone.
-    unsafe {
-        let fd = libc::syscall(libc::SYS_pidfd_open, pid, 0);
-        (fd >= 0).then(|| OwnedFd::from_raw_fd(fd as libc::c_int))
-    }
-}
-
-/// Whether the process behind a pidfd has ended.
-pub fn has_ended(pidfd: &OwnedFd) -> bool {
-    wait_for_end(pidfd, Duration::ZERO)
-}
-
-/// Waits for the process behind a pidfd to end. Returns whether it has ended.
-pub fn wait_for_end(pidfd: &OwnedFd, longest: Duration) -> bool {
-    let mut poll = libc::pollfd {
-        fd: pidfd.as_raw_fd(),
-        events: libc::POLLIN,
-        revents: 0,
-    };
-    let ms = i32::try_from(longest.as_millis()).unwrap_or(i32::MAX);
-    // SAFETY: `poll` is one initialised pollfd, and the count says so.
-    unsafe { libc::poll(&raw mut poll, 1, ms) > 0 }
-}
-
 /// Name of a user, or the number if it has none.
 pub fn user_name(uid: u32) -> String {
     match nix::unistd::User::from_uid(uid.into()) {
@@ -501,29 +342,6 @@ mod tests {
     }
 
     #[test]
-    fn hostile_names_do_not_shift_the_fields() {
-        let text = b"42 (a) R 1 (x) S 7 0 0 0 -1 0 1 2 3 4 50 60 0 0 20 0 1 0 9999 4096 77 1";
-        let stat = Stat::parse(text).unwrap();
-        assert_eq!(stat.comm, b"a) R 1 (x");
-        assert_eq!((stat.state, stat.parent), (b'S', 7));
-        assert_eq!(
-            (stat.cpu_ticks, stat.start_time, stat.rss_pages),
-            (110, 9999, 77)
-        );
-        assert_eq!(Stat::parse(b"42 (a"), None);
-    }
-
-    #[test]
-    fn a_process_whose_first_thread_has_ended_is_not_dead() {
-        let of = |threads: &str| {
-            let text = format!("42 (a) Z 1 1 1 0 -1 0 1 2 3 4 50 60 0 0 20 0 {threads} 0 9999 0 0");
-            Stat::parse(text.as_bytes()).unwrap()
-        };
-        assert!(of("2").first_has_ended() && !of("2").is_dead());
-        assert!(of("1").is_dead() && of("0").is_dead());
-    }
-
-    #[test]
     fn own_process_reads() {
         let pid = std::process::id() as i32;
         let stat = Stat::of(pid).unwrap();
@@ -533,14 +351,6 @@ mod tests {
         assert_eq!(status.uid(), nix::unistd::geteuid().as_raw());
         assert!(!has_ended(&pidfd(pid).unwrap()));
         assert!(Stat::of(i32::MAX).is_none());
-    }
-
-    #[test]
-    fn status_of_a_process_in_a_container() {
-        let text = b"Name:\tx\nTgid:\t400\nUid:\t1\t2\t3\t4\nNSpid:\t400\t7\n";
-        let status = Status::parse(text).unwrap();
-        assert_eq!((status.uid(), status.own_pid(), status.tgid), (2, 7, 400));
-        assert_eq!(Status::parse(b"Uid:\t1\t2\n"), None);
     }
 
     #[test]
