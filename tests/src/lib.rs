@@ -32,6 +32,7 @@ pub mod session;
 pub mod steps;
 pub mod table;
 pub mod target;
+pub mod timers;
 pub mod tiny_filesystem;
 pub mod tracing;
 pub mod truth;

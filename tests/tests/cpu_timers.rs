@@ -1,34 +1,14 @@
-//! `mem_profiler cpu` by the agent's own timers: shares and sums, programs that signals are hard on,
-//! and where nothing else is allowed.
+//! `mem_profiler cpu` by the agent's own timers: shares and sums, programs that signals are hard
+//! on, and where nothing else is allowed.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use mem_tests::cpu::{COMPLETE, Read, files, truth};
-use mem_tests::{Outcome, Scratch, Session, Target, artifacts, run, target, wait};
-
-/// The share of a program's CPU time that has samples at least, on a busy machine: what a thread used
-/// after the last tick that it met has none.
-const BUSY: f64 = 0.6;
-
-/// Runs a program under the engine from its first instruction on.
-fn timed_run(scratch: &Scratch, program: &Path, options: &[&str], arguments: &[&str]) -> Outcome {
-    let mut command = scratch.profiler();
-    command.args(["cpu", "run", "--engine", "timers", "-o"]);
-    command.arg(scratch.file("p_")).args(options);
-    run(command.arg("--").arg(program).args(arguments))
-}
-
-/// The sum is what the process used, and the stacks are whole.
-fn check(read: &Read, cpu: f64, least_sampled: f64) {
-    assert_eq!(read.sampling.engine, "timers");
-    assert!(read.sampling.kernel_hidden.is_some());
-    let total = read.total();
-    assert!((total - cpu).abs() <= 0.02 * cpu, "{total} of {cpu}");
-    let sampled = read.sampled();
-    assert!(sampled >= least_sampled * cpu, "{sampled} of {cpu}");
-    read.assert_complete(COMPLETE);
-}
+use mem_tests::timers::{
+    BUSY, attached, burn, check, staying, timed_run, wait_for_no_timers, wait_for_timers,
+};
+use mem_tests::{Scratch, Session, Target, artifacts, run};
 
 /// The kernel compares clocks at its tick, of the threads that run just then: on a busy machine
 /// samples are further apart. So each function has one turn, and the one end of a turn may misplace
@@ -57,8 +37,8 @@ fn timers_find_known_shares() {
     }
 }
 
-/// Programs that use signals themselves, fork, start threads by the thousand, serve requests, or run
-/// on small stacks do what they do without us.
+/// Programs that use signals themselves, fork, start threads by the thousand, serve requests, or
+/// run on small stacks do what they do without us.
 #[test]
 fn programs_are_undisturbed() {
     let scratch = Scratch::new();
@@ -90,212 +70,6 @@ fn programs_are_undisturbed() {
     }
 }
 
-/// A parent that only forks, children that work and never allocate, and theirs: the session goes on
-/// in each, from its first instruction on.
-#[test]
-fn children_that_never_allocate_carry_on_the_session() {
-    let scratch = Scratch::new();
-    let program = scratch.compile("timed.cpp", &[]);
-    let outcome = timed_run(&scratch, &program, &["-F", "250"], &["family"]);
-    assert_eq!(outcome.code, Some(0), "{outcome:?}");
-    let mut said = truth(&outcome.stdout);
-    said.retain(|name, _| name.parse::<u32>().is_ok());
-    assert_eq!(said.len(), 12, "{outcome:?}");
-    let (mut all, mut all_sampled, mut all_burnt) = (0.0, 0.0, 0.0);
-    for file in files(&outcome) {
-        let read = Read::of(&file);
-        let pid = read.profile.facts.pid.expect("a pid").to_string();
-        let Some(cpu) = said.remove(&pid) else {
-            continue;
-        };
-        // They end by `_exit`, and their parents reap them at once. Timers are looked at with the
-        // kernel's ticks, of which one process may meet few where there are more than processors (one
-        // in 500 had samples of a third of its time): what is sampled is asked of all together.
-        let (total, sampled) = (read.total(), read.sampled());
-        assert!((total - cpu).abs() <= 0.02 * cpu, "{pid}: {total} of {cpu}");
-        all += cpu;
-        all_sampled += sampled;
-        all_burnt += read.by_function(&program, "site_burn")["site_burn"];
-        read.assert_complete(COMPLETE);
-    }
-    assert!(all_sampled >= BUSY * all, "{all_sampled} of {all}");
-    assert!(all_burnt >= BUSY * all, "{all_burnt} of {all}");
-    assert!(said.is_empty(), "no profile of {said:?}: {outcome:?}");
-}
-
-/// What a child used that has its parent's memory, or a copy that it has not left, is not its parent's.
-#[test]
-fn children_that_no_handler_has_seen_have_their_own_clocks() {
-    let scratch = Scratch::new();
-    let program = scratch.compile("timed.cpp", &[]);
-    let outcome = timed_run(&scratch, &program, &["-F", "250"], &["strangers"]);
-    assert_eq!(outcome.code, Some(0), "{outcome:?}");
-    check(&Read::only(&outcome), truth(&outcome.stdout)["cpu"], 0.0);
-}
-
-/// A child that has its parent's memory until it executes a program: what it does to its own signals and
-/// filters ends nothing in the parent.
-#[test]
-fn children_in_their_parent_s_memory_leave_its_timers_alone() {
-    let scratch = Scratch::new();
-    let program = scratch.compile("timed.cpp", &[]);
-    let outcome = timed_run(&scratch, &program, &["-F", "250"], &["guests"]);
-    assert_eq!(outcome.code, Some(0), "{outcome:?}");
-    let said = truth(&outcome.stdout);
-    let files = files(&outcome);
-    let reads = files.iter().map(|file| Read::of(file));
-    let read = reads.max_by_key(Read::samples).expect("a profile");
-    // Of a session that ends with the first child, it is a twentieth.
-    check(&read, said["cpu"], 0.3);
-}
-
-/// Each program that a process executes has its own profile, be it that segments come back under the
-/// names of earlier ones and, on a disk, at their inodes.
-#[test]
-fn each_program_that_a_process_executes_has_a_profile() {
-    let scratch = Scratch::new();
-    let program = scratch.compile("timed.cpp", &[]);
-    let room = scratch.file("room");
-    std::fs::create_dir(&room).expect("a directory");
-    let mut command = scratch.profiler();
-    command.env("MEM_PROFILER_DIR", &room);
-    command.args(["cpu", "run", "--engine", "timers", "-F", "250", "-o"]);
-    command.arg(scratch.file("p_")).arg("--").arg(&program);
-    let outcome = run(command.arg("again8"));
-    assert_eq!(outcome.code, Some(0), "{outcome:?}");
-    let files = files(&outcome);
-    assert_eq!(files.len(), 8, "{outcome:?}");
-    let reads: Vec<Read> = files.iter().map(|file| Read::of(file)).collect();
-    assert!(reads.iter().all(|read| read.samples() > 0), "{outcome:?}");
-    // What one used after its last sample may count for the next.
-    let total: f64 = reads.iter().map(Read::total).sum();
-    assert!(total >= 0.95 * 8.0 * 0.15e9, "{total}: {outcome:?}");
-    let left = std::fs::read_dir(&room).expect("the directory").count();
-    assert_eq!(left, 0, "{outcome:?}");
-}
-
-/// A program that has no agent, executed by one that has: its process is waited for, and its time known.
-#[test]
-fn a_program_without_an_agent_ends_no_session() {
-    let scratch = Scratch::new();
-    let program = scratch.compile("split.cpp", &[]);
-    let command = format!("exec env -u LD_PRELOAD {} 0.5 two", program.display());
-    let outcome = timed_run(&scratch, Path::new("sh"), &[], &["-c", &command]);
-    assert_eq!(outcome.code, Some(1), "{outcome:?}");
-    let said = outcome.stderr.split_once(" without a sample (");
-    let ns = said.and_then(|(_, rest)| rest.split_once(" of CPU time"));
-    let (time, _) = ns.expect("a time");
-    let ms = match time.strip_suffix(" ms") {
-        Some(ms) => ms.parse::<f64>(),
-        None => time.trim_end_matches(" s").parse().map(|s: f64| 1000.0 * s),
-    };
-    assert!(ms.expect("a number") >= 480.0, "{outcome:?}");
-}
-
-/// A shell that executes the program at once has made its segment in the same tick of the clock:
-/// which of the two came first does not depend on that.
-#[test]
-fn a_program_that_a_shell_executes_at_once_is_sampled_to_its_end() {
-    let scratch = Scratch::new();
-    let program = scratch.compile("split.cpp", &[]);
-    let command = format!("exec {} 0.3 two", program.display());
-    // Half of them have a tick for both.
-    for _ in 0..10 {
-        let outcome = timed_run(&scratch, Path::new("sh"), &[], &["-c", &command]);
-        let read = Read::only(&outcome);
-        let cpu = truth(&outcome.stdout)["cpu"];
-        let total = read.total();
-        assert!(total >= 0.9 * cpu, "{total} of {cpu}: {outcome:?}");
-    }
-}
-
-/// A session of a process that runs already is its alone: its children have neither timers nor a
-/// handler, which they look for themselves.
-#[test]
-fn children_of_an_attached_process_are_as_they_would_be() {
-    let scratch = Scratch::new();
-    let program = scratch.compile("timed.cpp", &[]);
-    let mut command = scratch.preloaded(&program);
-    command.args(["forks", "wait"]);
-    let mut target = Target::start(&mut command);
-    assert_eq!(target.hear(), "ready");
-    let mut command = scratch.profiler();
-    command.args(["cpu", "--engine", "timers", "-F", "250"]);
-    command.args(["-p", &target.pid().to_string(), "-o"]);
-    let session = Session::start(command.arg(scratch.file("p_")));
-    wait::until("the session", || {
-        let listed = run(scratch.profiler().arg("list"));
-        listed.stdout.contains("sampling").then_some(())
-    });
-    target.say("go");
-    let said = target.finish_output();
-    assert!(said.starts_with("cpu "), "{said}");
-    assert!(Read::only(&session.wait()).samples() > 0);
-}
-
-/// Signals that a process handles, signal N being bit N - 1.
-fn handled(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
-        .unwrap_or(0)
-}
-
-const REAL_TIME: u64 = !((1 << 33) - 1);
-
-/// Starts a session, and waits until the process samples itself.
-fn attached(scratch: &Scratch, command: &mut Command, pid: u32) -> Session {
-    command
-        .args(["cpu", "-F", "250", "-p", &pid.to_string(), "-o"])
-        .arg(scratch.file("p_"));
-    let session = Session::start(command);
-    wait::until("the process to have timers", || {
-        (handled(pid) & REAL_TIME != 0).then_some(())
-    });
-    session
-}
-
-fn staying(scratch: &Scratch, program: &Path, shape: &str) -> Target {
-    let mut command = scratch.preloaded(program);
-    command.args([shape, "wait"]);
-    command.stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut target = Target::start(&mut command);
-    assert_eq!(target.hear(), "ready");
-    target.say("go");
-    target
-}
-
-fn burn(pid: u32, seconds: f64) {
-    let end = target::cpu_seconds(pid) + seconds;
-    wait::until("CPU time", || {
-        (target::cpu_seconds(pid) >= end).then_some(())
-    });
-}
-
-/// A process that was attached, and executes another program, takes no more samples: that is said.
-#[test]
-fn an_attached_process_that_executes_another_program_is_reported() {
-    let scratch = Scratch::new();
-    let sign = scratch.file("sign");
-    let mut command = scratch.preloaded("/bin/sh");
-    let script = "while [ ! -e \"$0\" ]; do i=$((i+1)); done; exec sleep 1000";
-    let mut target = Target::start(command.args(["-c", script]).arg(&sign));
-    let mut command = scratch.profiler();
-    command.args(["cpu", "--engine", "timers", "-p"]);
-    command.arg(target.pid().to_string());
-    let session = Session::start(command.arg("-o").arg(scratch.file("p_")));
-    wait::until("the process to have timers", || {
-        (handled(target.pid()) & REAL_TIME != 0).then_some(())
-    });
-    burn(target.pid(), 0.3);
-    std::fs::write(&sign, "").expect("a file");
-    let outcome = session.wait();
-    let said = "has executed another program, and its timers are gone";
-    assert!(outcome.stderr.contains(said), "{outcome:?}");
-    assert!(Read::only(&outcome).samples() > 0);
-    target.kill();
-}
-
 /// The controller where it may neither open perf events nor trace.
 fn unobserving(scratch: &Scratch, filter: &Path) -> Command {
     through(scratch, filter, &[])
@@ -312,8 +86,8 @@ fn through(scratch: &Scratch, program: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// Perf events and ptrace are refused: the agent is asked, and that is said. Afterwards the process
-/// has no handler any more.
+/// Perf events and ptrace are refused: the agent is asked, and a message says so. Afterwards the
+/// process has no handler any more.
 #[test]
 fn where_nothing_else_is_allowed_the_agent_samples() {
     let scratch = Scratch::new();
@@ -337,9 +111,7 @@ fn where_nothing_else_is_allowed_the_agent_samples() {
     assert!(total <= process as f64 * 1.001, "{total} of {process}");
     let sampled = read.sampled();
     assert!(sampled >= BUSY * total, "{sampled} of {total}");
-    wait::until("the handler to be gone", || {
-        (handled(target.pid()) & REAL_TIME == 0).then_some(())
-    });
+    wait_for_no_timers(target.pid());
     // Without an agent neither way is open.
     let mut command = Command::new(&program);
     command.args(["stays", "wait"]);
@@ -351,8 +123,8 @@ fn where_nothing_else_is_allowed_the_agent_samples() {
     run(command.arg(scratch.file("q_"))).refused(1, &["was not started with the agent"]);
 }
 
-/// The live table where nothing else is allowed, and where the agent is asked for: it shows what the
-/// agent counts as it comes. Afterwards the process is as it was.
+/// The live table where nothing else is allowed, and where the agent is asked for: it shows what
+/// the agent counts as it comes. Afterwards the process is as it was.
 #[test]
 fn top_shows_what_the_agent_counts() {
     let scratch = Scratch::new();
@@ -389,9 +161,7 @@ fn top_shows_what_the_agent_counts() {
             all > 0.0 && own > BUSY * all && own <= 1.001 * all,
             "{table}"
         );
-        wait::until("the handler to be gone", || {
-            (handled(target.pid()) & REAL_TIME == 0).then_some(())
-        });
+        wait_for_no_timers(target.pid());
         let listed = run(scratch.profiler().arg("list"));
         assert!(!listed.stdout.contains("kept"), "{listed:?}");
     }
@@ -399,17 +169,15 @@ fn top_shows_what_the_agent_counts() {
     let mut command = scratch.profiler();
     command.args(["cpu", "--engine", "timers", "-p", &pid, "-o"]);
     let session = Session::start(command.arg(scratch.file("p_")));
-    wait::until("the process to have timers", || {
-        (handled(target.pid()) & REAL_TIME != 0).then_some(())
-    });
+    wait_for_timers(target.pid());
     let mut command = scratch.profiler();
     run(command.args(["top", "--once", "-p", &pid])).refused(1, &["samples CPU time only"]);
     session.stop();
 }
 
-/// Under filters that came before the program, as in a container: the controller tries by a child of
-/// its own whether they let timers pass, and tells the program so. Nobody else is killed where they
-/// do not.
+/// Under filters that came before the program, as in a container: the controller tries by a child
+/// of its own whether they let timers pass, and tells the program so. Nobody else is killed where
+/// they do not.
 #[test]
 fn under_the_controller_s_own_filters_timers_are_tried_by_a_child_of_it() {
     let scratch = Scratch::new();
@@ -450,8 +218,8 @@ fn under_the_controller_s_own_filters_timers_are_tried_by_a_child_of_it() {
     assert!(outcome.stderr.contains(said), "{outcome:?}");
 }
 
-/// A process that runs already is sampled under inherited filters if its environment says of as many
-/// that they let timers pass; a refusal tells of it.
+/// A process that runs already is sampled under inherited filters if its environment says of as
+/// many that they let timers pass; a refusal tells of it.
 #[test]
 fn declared_filters_are_trusted_up_to_their_number() {
     let scratch = Scratch::new();
@@ -488,9 +256,7 @@ fn a_killed_process_has_its_profile() {
     command.args(["cpu", "--engine", "timers"]);
     command.args(["-F", "250", "-p", &target.pid().to_string(), "-o"]);
     let session = Session::start(command.arg(scratch.file("p_")));
-    wait::until("the process to have timers", || {
-        (handled(target.pid()) & REAL_TIME != 0).then_some(())
-    });
+    wait_for_timers(target.pid());
     burn(target.pid(), 0.5);
     target.kill();
     let read = Read::only(&session.wait());
@@ -509,14 +275,10 @@ fn a_killed_controller_leaves_nothing_behind() {
     command.args(["cpu", "--engine", "timers", "-s", "3"]);
     command.args(["-p", &target.pid().to_string(), "-o"]);
     let session = Session::start(command.arg(scratch.file("p_")));
-    wait::until("the process to have timers", || {
-        (handled(target.pid()) & REAL_TIME != 0).then_some(())
-    });
+    wait_for_timers(target.pid());
     session.signal(libc::SIGKILL);
     session.wait();
-    wait::until("the handler to be gone", || {
-        (handled(target.pid()) & REAL_TIME == 0).then_some(())
-    });
+    wait_for_no_timers(target.pid());
     let timers = std::fs::read_to_string(format!("/proc/{}/timers", target.pid()));
     assert_eq!(timers.unwrap_or_default(), "", "no timer is left");
 }
@@ -532,9 +294,7 @@ fn the_profile_of_a_dead_process_is_recovered() {
     let mut command = scratch.profiler();
     command.args(["cpu", "--engine", "timers", "-p", &pid, "-o"]);
     let session = Session::start(command.arg(scratch.file("p_")));
-    wait::until("the process to have timers", || {
-        (handled(target.pid()) & REAL_TIME != 0).then_some(())
-    });
+    wait_for_timers(target.pid());
     burn(target.pid(), 0.5);
     session.signal(libc::SIGKILL);
     target.kill();
@@ -563,7 +323,7 @@ fn the_profile_of_a_dead_process_is_recovered() {
     recover().refused(1, &["nothing to recover"]);
 }
 
-/// A program that does not load the agent has no samples, and that is said.
+/// A program that does not load the agent has no samples, and a message says so.
 #[test]
 fn a_static_program_is_reported_to_have_no_agent() {
     let scratch = Scratch::new();
@@ -577,7 +337,8 @@ fn a_static_program_is_reported_to_have_no_agent() {
     );
 }
 
-/// A program that begins to handle every signal gets ours no more, keeps its handlers, and goes on.
+/// A program that begins to handle every signal no longer gets ours, keeps its handlers, and
+/// continues.
 #[test]
 fn a_signal_that_the_program_takes_is_its_own() {
     let scratch = Scratch::new();
@@ -587,9 +348,7 @@ fn a_signal_that_the_program_takes_is_its_own() {
     command.args(["cpu", "--engine", "timers", "-F", "250"]);
     command.args(["-p", &target.pid().to_string(), "-o"]);
     let session = Session::start(command.arg(scratch.file("p_")));
-    wait::until("the process to have timers", || {
-        (handled(target.pid()) & REAL_TIME != 0).then_some(())
-    });
+    wait_for_timers(target.pid());
     target.say("take");
     assert_eq!(target.hear(), "taken");
     let said = target.finish_output();
@@ -615,7 +374,8 @@ fn both_are_sampled_by_the_agent() {
     assert!(allocated > 0, "{outcome:?}");
 }
 
-/// A process that never allocates does not notice: the reason is said, not an empty profile written.
+/// A process that never allocates does not notice: the reason is reported, and no empty profile is
+/// written.
 #[test]
 fn a_process_that_does_not_notice_the_session_is_reported() {
     let scratch = Scratch::new();

@@ -4,7 +4,8 @@
 use std::process::{Command, Stdio};
 
 use mem_tests::cpu::Read;
-use mem_tests::{Outcome, Scratch, Session, Steps, Target, artifacts, run, target, wait};
+use mem_tests::timers::{burn, staying};
+use mem_tests::{Outcome, Scratch, Session, Steps, Target, artifacts, run, wait};
 
 const SAID: &str = "the mem_profiler that began its session is gone";
 
@@ -45,18 +46,7 @@ fn paste(scratch: &Scratch, listed: &Outcome) -> Outcome {
 
 /// A process that burns CPU time until it is killed.
 fn burning(scratch: &Scratch) -> Target {
-    let program = scratch.compile("timed.cpp", &[]);
-    let mut target = Target::start(scratch.preloaded(&program).args(["stays", "wait"]));
-    assert_eq!(target.hear(), "ready");
-    target.say("go");
-    target
-}
-
-fn burn(pid: u32, seconds: f64) {
-    let end = target::cpu_seconds(pid) + seconds;
-    wait::until("CPU time", || {
-        (target::cpu_seconds(pid) >= end).then_some(())
-    });
+    staying(scratch, &scratch.compile("timed.cpp", &[]), "stays")
 }
 
 #[test]
@@ -84,7 +74,7 @@ fn sessions_of_the_heap() {
     }
 }
 
-/// A program that is run begins its session by itself, and would go on with it for ever.
+/// A program that is run begins its session by itself, and would continue it forever.
 #[test]
 fn sessions_of_run() {
     let scratch = Scratch::new();
