@@ -18,6 +18,7 @@ pub mod code;
 pub mod container;
 pub mod cpu;
 pub mod crash_target;
+pub mod frail;
 pub mod group;
 pub mod leaks;
 pub mod limits;

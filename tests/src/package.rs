@@ -58,7 +58,7 @@ impl Package {
         self.home.join("share/mem-profiler").join(name)
     }
 
-    /// A shell that sources `setup.bash` and goes on with a script.
+    /// A shell that sources `setup.bash` and continues with a script.
     pub fn shell(&self, scratch: &Scratch, shell: &[&str], script: &str) -> Command {
         let sourced = format!(". \"$MEM_PROFILER_HOME/setup.bash\"\n{script}");
         let mut command = shell_command(scratch, shell);

@@ -1,0 +1,27 @@
+//! The program `frail.c` under the agent, which needs little to go wrong.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::Command;
+
+use crate::{Scratch, Steps};
+
+/// How a child of `frail.c` ends that came to no harm.
+pub const WELL: &str = "ended 17 0";
+
+/// The program `frail.c`, started after `prepare` has seen the command.
+pub fn frail(scratch: &Scratch, prepare: impl FnOnce(&mut Command)) -> Steps {
+    let program = scratch.compile("frail.c", &[]);
+    let mut command = scratch.preloaded(&program);
+    prepare(&mut command);
+    Steps::run(program, &mut command)
+}
+
+/// The variable that preloads an agent, or that preloads nothing.
+pub fn preload(agent: &Path, with: bool) -> OsString {
+    let mut text = OsString::from("LD_PRELOAD=");
+    if with {
+        text.push(agent);
+    }
+    text
+}
