@@ -1,4 +1,4 @@
-// Uses half a second of CPU time in one function. With STAYS set it goes on until it is killed. With
+// Uses half a second of CPU time in one function. With STAYS set it continues until it is killed. With
 // INTERPRETER defined it looks as if an interpreter of Python were in it.
 #include <stdio.h>
 #include <stdlib.h>

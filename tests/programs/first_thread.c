@@ -1,6 +1,8 @@
-// The first thread ends, and another one goes on: it says `ready`, and for each line that it reads it
+// The first thread ends, and another one continues: it says `ready`, and for each line that it reads it
 // allocates 1000 blocks of 1000 bytes, of which it keeps every tenth, and says `ok`. With an argument
 // it calls `burn` and sleeps in turn instead, until its input ends.
+#include "first_thread.h"
+
 #include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -11,17 +13,6 @@
 
 static void *volatile kept[100000];
 static int count;
-
-static int first_has_ended(void) {
-    char path[64], text[512], *end;
-    snprintf(path, sizeof path, "/proc/self/task/%d/stat", (int)getpid());
-    FILE *file = fopen(path, "r");
-    size_t length = file ? fread(text, 1, sizeof text - 1, file) : 0;
-    if (file) fclose(file);
-    text[length] = 0;
-    end = strrchr(text, ')');
-    return end && end[2] == 'Z';
-}
 
 static __attribute__((noinline)) void allocate(void) {
     for (int i = 0; i < 1000; i++) {
@@ -45,8 +36,7 @@ static __attribute__((noinline)) void burn(void) {
 
 static void *go_on(void *burns) {
     char line[64];
-    while (!first_has_ended())
-        usleep(1000);
+    wait_for_first_thread();
     puts("ready"), fflush(stdout);
     struct pollfd input = {0, 0, 0};
     while (burns && !poll(&input, 1, 20))

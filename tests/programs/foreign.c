@@ -1,7 +1,7 @@
 // Allocates on stacks that are not its threads' own, and on memory where such a stack has
 // been; does what lines on its input say, as steps.c does, and counts what it allocates where.
 #define _GNU_SOURCE
-#include "expected.h"
+#include "steps.h"
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -35,11 +35,6 @@ ALLOCATES(supplied)
 ALLOCATES(deep)
 ALLOCATES(chained)
 ALLOCATES(tiny)
-
-static void fail(const char *what) {
-    fprintf(stderr, "%s: %s\n", what, strerror(errno));
-    abort();
-}
 
 static __thread volatile char *innermost[2];
 
@@ -323,7 +318,7 @@ static void chained(long rounds) { (void)rounds; }
 
 // ---- all of it
 
-static void step(const char *line) {
+static void step(char *line) {
     static const struct {
         const char *name;
         void (*run)(long);
@@ -350,14 +345,4 @@ static void step(const char *line) {
     fail(line);
 }
 
-int main(void) {
-    static char line[256];
-    setvbuf(stdout, NULL, _IOLBF, 4096);
-    say("ready");
-    while (fgets(line, sizeof line, stdin)) {
-        line[strcspn(line, "\n")] = 0;
-        step(line);
-        say("ok");
-    }
-    return 0;
-}
+int main(void) { return follow(step); }

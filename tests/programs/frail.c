@@ -1,7 +1,7 @@
 // Lives in unlucky surroundings, and tells how it and its children fare. Does what lines
 // on its input say, one after the other, and answers "ok" to each.
 #define _GNU_SOURCE
-#include "expected.h"
+#include "steps.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -46,11 +46,6 @@ SITE void *site_churn(void) {
 static void drop_one(void) {
     free(kept[--count]);
     died(&totals_main, OBJECT);
-}
-
-static void fail(const char *what) {
-    fprintf(stderr, "%s: %s\n", what, strerror(errno));
-    abort();
 }
 
 // ---- children
@@ -254,14 +249,6 @@ static void step(char *line) {
 }
 
 int main(void) {
-    static char line[256];
     signal(SIGPIPE, SIG_IGN);
-    setvbuf(stdout, NULL, _IOLBF, 4096);
-    say("ready");
-    while (fgets(line, sizeof line, stdin)) {
-        line[strcspn(line, "\n")] = 0;
-        step(line);
-        say("ok");
-    }
-    return 0;
+    return follow(step);
 }

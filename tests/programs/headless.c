@@ -1,6 +1,8 @@
-// The first thread ends, and another one goes on: it says `ready`, and when it is told to plant it loses
+// The first thread ends, and another one continues: it says `ready`, and when it is told to plant it loses
 // ten objects, keeps one in each of a static variable, its stack, and the kernel (an epoll entry and a
 // timer's value), and says `planted`. It ends with its input.
+#include "first_thread.h"
+
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -12,17 +14,6 @@
 #include <unistd.h>
 
 static void *volatile in_data;
-
-static int first_has_ended(void) {
-    char path[64], text[512], *end;
-    snprintf(path, sizeof path, "/proc/self/task/%d/stat", (int)getpid());
-    FILE *file = fopen(path, "r");
-    size_t length = file ? fread(text, 1, sizeof text - 1, file) : 0;
-    if (file) fclose(file);
-    text[length] = 0;
-    end = strrchr(text, ')');
-    return end && end[2] == 'Z';
-}
 
 static __attribute__((noinline)) void lost_plain(void) {
     for (int i = 0; i < 10; i++) {
@@ -57,8 +48,7 @@ static __attribute__((noinline)) void wipe(void) {
 
 static void *go_on(void *nothing) {
     char line[64];
-    while (!first_has_ended())
-        usleep(1000);
+    wait_for_first_thread();
     puts("ready"), fflush(stdout);
     if (!fgets(line, sizeof line, stdin)) return nothing;
     lost_plain();

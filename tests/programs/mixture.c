@@ -1,7 +1,7 @@
 // Calls eight functions that do the same work, each for so many of 100 calls, in an order by
 // chance, from two callers by turns of chance: "FUNCTION CALLS" and "CALLER CALLS" at the end.
 // A call is short against the time between samples, so that which function a sample meets is a
-// matter of chance, each time anew.
+// matter of chance, again each time.
 //
 // mixture SECONDS: after a line of input, for so much CPU time.
 

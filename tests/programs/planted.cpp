@@ -290,7 +290,7 @@ PLACE void *kept_unforked() { return made(100); }
 
 namespace {
 
-// Replaces the objects one after the other, for ever.
+// Replaces the objects one after the other, forever.
 void *churns(void *memory) {
     void *volatile *slots = static_cast<void *volatile *>(memory);
     for (size_t i = 0;; i = (i + 1) % 1000) {

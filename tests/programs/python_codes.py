@@ -1,5 +1,5 @@
 """Makes this many functions, one after the other, each with a name, a file, a line and a size of its
-own, calls each once, and forgets it. Says at how many addresses code objects were made anew."""
+own, calls each once, and forgets it. Says at how many addresses code objects were remade."""
 
 import sys
 

@@ -29,7 +29,7 @@ static uint64_t garbage(uint64_t was) {
     }
 }
 
-/* Each round spoils one to three of the words at `places`. */
+/* Each round corrupts one to three of the words at `places`. */
 void spoil(uint64_t **places, size_t count, size_t rounds) {
     for (size_t round = 0; round < rounds; round++) {
         uint64_t *at[3], was[3];

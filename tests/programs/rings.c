@@ -103,7 +103,7 @@ PLACE void plant(void) {
     add(IORING_OP_READ, kept_waiting(), kept_buffer());
 }
 
-// An eventfd that nobody writes to: reading it takes for ever.
+// An eventfd that nobody writes to: reading it takes forever.
 PLACE void give(void) {
     make();
     add(IORING_OP_READ, lost_under_way(), lost_buffer());

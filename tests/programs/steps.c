@@ -1,7 +1,7 @@
 // Does one thing after the other, as told by lines on its input, and answers "ok" to
 // each; "expected" prints what it allocated where.
 #define _GNU_SOURCE
-#include "expected.h"
+#include "steps.h"
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
@@ -47,11 +47,6 @@ KEEPER(coroutine)
 KEEPER(interrupted)
 KEEPER(handler)
 KEEPER(huge)
-
-static void fail(const char *what) {
-    fprintf(stderr, "%s: %s\n", what, strerror(errno));
-    abort();
-}
 
 // ---- processes
 
@@ -336,14 +331,4 @@ static void step(char *line) {
     }
 }
 
-int main(void) {
-    static char line[8192];
-    setvbuf(stdout, NULL, _IOLBF, 4096);
-    say("ready");
-    while (fgets(line, sizeof line, stdin)) {
-        line[strcspn(line, "\n")] = 0;
-        step(line);
-        say("ok");
-    }
-    return 0;
-}
+int main(void) { return follow(step); }

@@ -1,7 +1,7 @@
 // What is hard on a profiler, as told by lines on its input; answers "ok" to each, and
 // "expected" prints what it allocated where. See steps.c.
 #define _GNU_SOURCE
-#include "expected.h"
+#include "steps.h"
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
@@ -16,11 +16,6 @@ TOTALS(switched)
 TOTALS(handed)
 TOTALS(small)
 TOTALS(medium)
-
-static void fail(const char *what) {
-    fprintf(stderr, "%s: %s\n", what, strerror(errno));
-    abort();
-}
 
 #define KEEPER(place)                                \
     SITE void *site_##place(long bytes) {            \
@@ -205,7 +200,7 @@ static void local(const char *user, long n) {
     }
 }
 
-// ---- a load that goes on until it is told to rest
+// ---- a load that continues until it is told to rest
 
 enum { LOAD_THREADS = 2, RING = 4000 };
 
@@ -289,14 +284,4 @@ static void step(char *line) {
     }
 }
 
-int main(void) {
-    static char line[8192];
-    setvbuf(stdout, NULL, _IOLBF, 4096);
-    say("ready");
-    while (fgets(line, sizeof line, stdin)) {
-        line[strcspn(line, "\n")] = 0;
-        step(line);
-        say("ok");
-    }
-    return 0;
-}
+int main(void) { return follow(step); }

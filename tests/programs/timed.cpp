@@ -136,7 +136,7 @@ static void takes() {
             fail("its handlers");
 }
 
-// Whether a session that begins with the program goes on in its children: then one signal is its.
+// Whether a session that begins with the program continues in its children: then one signal is its.
 static int sessions_signals = 1;
 
 static void forks() {

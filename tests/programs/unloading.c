@@ -1,7 +1,7 @@
 // Loads and unloads a library, named as its argument, while stacks are misread that lead
 // into it; does what lines on its input say, and says "ok" to each.
 #define _GNU_SOURCE
-#include "expected.h"
+#include "steps.h"
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
@@ -14,11 +14,6 @@
 #include <unistd.h>
 
 static const char *path;
-
-static void fail(const char *what) {
-    fprintf(stderr, "%s: %s\n", what, strerror(errno));
-    abort();
-}
 
 static void *load(void) {
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
