@@ -100,6 +100,15 @@ fn assert_readers_agree(scratch: &Scratch, dump: &std::path::Path, profile: &Pro
     }
 }
 
+/// A session whose cost is limited, once it samples.
+fn limited(scratch: &Scratch, pid: u32, interval: &str, limit: &str) -> Session {
+    let mut command = scratch.profiler();
+    command.args(["-c", interval, "--max-overhead", limit, "-o"]);
+    let session = Session::start(command.arg(scratch.file("prof_")));
+    scratch.wait_for_sampling(pid);
+    session
+}
+
 #[test]
 fn the_interval_follows_the_load_and_the_sums_stay_unbiased() {
     const TARGET: f64 = 0.01;
@@ -107,14 +116,7 @@ fn the_interval_follows_the_load_and_the_sums_stay_unbiased() {
     let mut program = start(&scratch);
     let pid = program.pid();
     program.step("work 200");
-    let arguments = ["-c", "256", "--max-overhead", "1%", "-o"];
-    let session = Session::start(
-        scratch
-            .profiler()
-            .args(arguments)
-            .arg(scratch.file("prof_")),
-    );
-    scratch.wait_for_sampling(pid);
+    let session = limited(&scratch, pid, "256", "1%");
     program.step("load");
     let busy = wait_for_share(&scratch, pid, TARGET);
     assert!(busy.interval > 256, "{busy:?}");
@@ -149,14 +151,7 @@ fn what_was_sampled_at_any_interval_is_freed_to_nothing() {
     let mut program = start(&scratch);
     let pid = program.pid();
     program.step("work 200");
-    let arguments = ["-c", "64", "--max-overhead", "1%", "-o"];
-    let session = Session::start(
-        scratch
-            .profiler()
-            .args(arguments)
-            .arg(scratch.file("prof_")),
-    );
-    scratch.wait_for_sampling(pid);
+    let session = limited(&scratch, pid, "64", "1%");
     program.step("load");
     wait::until("three changes", || {
         (log(&scratch, pid).len() > 3).then_some(())
@@ -238,14 +233,7 @@ fn a_target_that_cannot_be_held_leaves_the_program_running() {
     let scratch = Scratch::new();
     let mut program = start(&scratch);
     let pid = program.pid();
-    let arguments = ["-c", "64", "--max-overhead", "0.01%", "-o"];
-    let session = Session::start(
-        scratch
-            .profiler()
-            .args(arguments)
-            .arg(scratch.file("prof_")),
-    );
-    scratch.wait_for_sampling(pid);
+    let session = limited(&scratch, pid, "64", "0.01%");
     program.step("load");
     wait::until("a much wider interval", || {
         let last = *log(&scratch, pid).last()?;
