@@ -30,8 +30,8 @@
 //!   that memory, so nothing in it is trusted. The target's memory and the copy's own are not
 //!   changed.
 //!
-//! While this process waits for a process's threads, a timer interrupts it. The timer uses the last
-//! but one of this process's signals, `SIGRTMAX - 1`.
+//! While this process waits for a process's threads, a timer interrupts it. The timer uses this
+//! process's second-to-last real-time signal, `SIGRTMAX - 1`.
 //!
 //! This process is not suspended from its terminal while a target is stopped: from the first stop
 //! on, those of `SIGTSTP`, `SIGTTIN` and `SIGTTOU` that had their default action are handled, and

@@ -1,4 +1,4 @@
-//! Threads go on where they were.
+//! Threads continue where they were.
 #![cfg(target_arch = "x86_64")]
 
 mod common;
@@ -38,7 +38,8 @@ fn nanosleep_sleeps_its_full_time() {
         let target = Target::start(&["nanosleep", threads]);
         let began = Instant::now();
         target.until_in(libc::SYS_clock_nanosleep);
-        // As often as there is time for, the last time late: what began anew would end as late again.
+        // As often as there is time for, the last time late: what began again would end as late
+        // again.
         for due in [0, 0, 0, 500, 2000] {
             std::thread::sleep(Duration::from_millis(due).saturating_sub(began.elapsed()));
             if began.elapsed() < Duration::from_secs(3) {

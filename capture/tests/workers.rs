@@ -33,7 +33,7 @@ fn place(pid: i32) -> u64 {
     u64::from_str_radix(start, 16).expect("a number")
 }
 
-/// Drops the copy; the target must go on undisturbed, and end well.
+/// Drops the copy; the target must continue undisturbed, and end well.
 fn let_go(target: Target, copy: Copy, worker: Worker) {
     drop((worker, copy));
     target.until_left_alone();

@@ -59,7 +59,7 @@ fn dump_leaves_the_session_running_and_stop_ends_it() {
             .len(),
         1
     );
-    assert_ne!(place.epoch(process.pid()), 0, "the session goes on");
+    assert_ne!(place.epoch(process.pid()), 0, "the session continues");
     assert_eq!(
         place
             .run(&["stop", "-o", &place.prefix(), "-p", "fake*"])

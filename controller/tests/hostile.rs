@@ -60,7 +60,7 @@ fn a_planted_file_costs_no_live_process_its_segment() {
         let ran = place.run(&["clean", "--all"]);
         assert_eq!(ran.code, Some(0), "{ran:?}");
         assert!(place.segments().contains(&own[0]), "{ran:?}");
-        assert_ne!(place.epoch(pid), 0, "its session goes on");
+        assert_ne!(place.epoch(pid), 0, "its session continues");
     }
     let states = states(&place);
     assert!(
@@ -288,7 +288,7 @@ fn dumps_are_their_owners_alone() {
 const HOSTILE: &[u8] = b"\x1b[2J\r\n\x07\xc2\x9b31m\x7f\xe2\x80\xae\xe2\x80\x8b\xff";
 
 #[test]
-fn nothing_that_a_stranger_named_reaches_the_terminal_raw() {
+fn hostile_names_do_not_reach_the_terminal_raw() {
     let parent = tempfile::tempdir_in("/dev/shm").unwrap();
     let hostile = std::ffi::OsStr::from_bytes(HOSTILE);
     let shm = parent.path().join(hostile);

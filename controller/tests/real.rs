@@ -297,7 +297,7 @@ fn a_process_that_started_by_itself_is_dumped_or_recovered() {
     place
         .run(&["dump", "-o", &place.prefix(), "-p", &pid])
         .succeeded();
-    assert_ne!(place.epoch(process.pid()), 0, "it goes on");
+    assert_ne!(place.epoch(process.pid()), 0, "it continues");
     assert!(megabytes(&profiles(&place)[0].1) >= 4.0);
     process.signal(Signal::SIGKILL);
     drop(process);

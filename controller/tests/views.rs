@@ -45,7 +45,7 @@ fn top_json_is_of_a_running_session_and_leaves_it_running() {
         rows[0]["numbers"]["alloc_per_second"].as_f64().unwrap() > 0.0,
         "{json}"
     );
-    assert_ne!(place.epoch(process.pid()), 0, "the session goes on");
+    assert_ne!(place.epoch(process.pid()), 0, "the session continues");
     session.signal(nix::sys::signal::Signal::SIGINT);
     session.end().succeeded();
 }

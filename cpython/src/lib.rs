@@ -1,6 +1,6 @@
-//! What is known of CPython 3.8 to 3.15, free-threaded builds included: where in its memory the
-//! data are that lead to the frames of a thread, and what its code objects say of lines. It is read
-//! by the agent, in the process itself, and by the CPU profiler, from outside.
+//! The data structures of CPython 3.8 to 3.15, free-threaded builds included: where those lie that
+//! lead to the frames of a thread, and how code objects encode line numbers. The
+//! agent uses it in the process itself, the CPU profiler from outside.
 //!
 //! # Promises
 //! - Nothing is read here: these are offsets in bytes ([`layout`]), and functions of bytes that the

@@ -1,4 +1,4 @@
-"""Trains for ever on batches that it parses; remembers more of each than it should."""
+"""Trains forever on batches that it parses; remembers more of each than it should."""
 import json
 import time
 

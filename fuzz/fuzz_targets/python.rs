@@ -112,7 +112,7 @@ fn epoch() -> Epoch {
     let geometry = Geometry::of_segment(BANK);
     Epoch {
         session: SESSION.fetch_add(1, Ordering::Relaxed),
-        // SAFETY: all of it is mapped, for ever.
+        // SAFETY: all of it is mapped, forever.
         bank: unsafe { Bank::at(at, geometry) },
     }
 }

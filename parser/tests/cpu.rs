@@ -418,7 +418,7 @@ const PERF: &str = "prog 7 [000] 12.5:   10101010 cpu-clock:uhpppH: \n\
     \t  55e0 main+0x1 (/usr/bin/prog)\n\n";
 
 #[test]
-fn what_perf_recorded_is_a_cpu_profile() {
+fn a_perf_script_is_a_cpu_profile() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("perf.txt");
     fs::write(&file, PERF).unwrap();

@@ -223,7 +223,7 @@ fn dumps_of_two_processes_are_refused() {
 }
 
 #[test]
-fn what_is_no_heap_profile_has_no_suspects() {
+fn suspects_need_a_heap_profile() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("x.folded");
     fs::write(&path, "main;work 3\n").unwrap();

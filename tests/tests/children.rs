@@ -1,4 +1,4 @@
-//! Children forked during a session: they go on with it, their profiles are written, and it ends in
+//! Children forked during a session: they continue it, their profiles are written, and it ends in
 //! them when it ends.
 
 use std::collections::BTreeMap;

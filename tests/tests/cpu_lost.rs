@@ -1,5 +1,6 @@
-//! CPU profiles in which samples are missing, since nobody reads them, the program blocks their signal,
-//! or it forks all the time: the sum is what the process used all the same, and what was lost is said.
+//! CPU profiles in which samples are missing, since nobody reads them, the program blocks their
+//! signal, or it forks all the time: the sum is what the process used anyway, and what was lost is
+//! reported.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -8,7 +9,7 @@ use std::process::{Command, Stdio};
 use mem_tests::cpu::{COMPLETE, Read, files, truth};
 use mem_tests::{Outcome, Scratch, Session, Target, artifacts, run, target, wait};
 
-/// CPU time for which the controller may go on, in seconds.
+/// CPU time for which the controller may continue, in seconds.
 const GOES_ON: f64 = 0.25;
 
 /// CPU time for which the controller is held up, in seconds: each processor has a ring of its own,
@@ -21,8 +22,8 @@ fn held_up() -> f64 {
 /// How often the controller is held up.
 const TIMES: f64 = 3.0;
 
-/// Lets a process that works for so many seconds be sampled by a controller that stands still most of
-/// the time. On a busy machine this one may come late, and the process may have ended before.
+/// Lets a process that works for so many seconds be sampled by a controller that stands still most
+/// of the time. On a busy machine this one may come late, and the process may have ended before.
 fn hold_up(session: &Session, pid: u32, seconds: f64) {
     let held_up = held_up();
     let reach = |used: f64| {
@@ -124,7 +125,7 @@ fn a_signal_that_is_blocked_for_a_while_costs_no_time() {
     read.assert_complete(COMPLETE);
 }
 
-/// Threads whose samples never come are said, and why there are none.
+/// Threads whose samples never come are reported, with the reason.
 #[test]
 fn threads_that_block_the_signal_are_reported() {
     let scratch = Scratch::new();

@@ -123,7 +123,7 @@ fn a_program_that_cannot_be_profiled_says_so_and_runs() {
     }
 }
 
-/// A full disk is said, and is nothing to the program.
+/// A full disk is reported, and does not affect the program.
 #[test]
 fn a_profile_without_room_is_reported() {
     let scratch = Scratch::new();

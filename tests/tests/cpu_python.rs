@@ -51,8 +51,8 @@ fn by_comment<'a>(read: &Read, script: &'a str) -> BTreeMap<&'a str, f64> {
     sums
 }
 
-/// Whatever instruction of the interpreter a signal meets: it goes on, and the stack is one that the
-/// program has. At a few of them there is no Python in it, since its data are being changed.
+/// Whatever instruction of the interpreter a signal meets: it continues, and the stack is one that
+/// the program has. At a few of them there is no Python in it, since its data are being changed.
 #[test]
 fn a_stack_is_right_wherever_the_interpreter_is_interrupted() {
     let tried = pythons::all().into_iter().map(|python| {
@@ -87,11 +87,11 @@ fn a_stack_is_right_wherever_the_interpreter_is_interrupted() {
         })
     });
     for tried in tried.collect::<Vec<_>>() {
-        tried.join().expect("an interpreter that goes on");
+        tried.join().expect("an interpreter that continues");
     }
 }
 
-/// Words of the interpreter's data are spoiled meanwhile.
+/// Words of the interpreter's data are corrupted meanwhile.
 #[test]
 fn an_interpreter_with_corrupted_data_survives_interruptions() {
     let tried = pythons::all().into_iter().map(|python| {
@@ -108,12 +108,12 @@ fn an_interpreter_with_corrupted_data_survives_interruptions() {
         })
     });
     for tried in tried.collect::<Vec<_>>() {
-        tried.join().expect("an interpreter that goes on");
+        tried.join().expect("an interpreter that continues");
     }
 }
 
-/// As of native functions (`cpu_timers`): of 1.5 s, 4 points are 60 ms, and what was used after the last
-/// sample has none.
+/// As of native functions (`cpu_timers`): of 1.5 s, 4 points are 60 ms, and what was used after the
+/// last sample has none.
 #[test]
 fn lines_have_known_shares() {
     let script = artifacts::source("python_split.py");
@@ -206,8 +206,8 @@ fn a_process_that_runs_python_is_sampled_with_its_lines() {
     }
 }
 
-/// An agent notices what it is asked for when its process allocates memory. One that only computes is
-/// traced, which shows its lines, too, and all that it used is known.
+/// An agent notices what it is asked for when its process allocates memory. One that only computes
+/// is traced, which shows its lines, too, and all that it used is known.
 #[test]
 fn a_process_that_does_not_notice_is_sampled_from_outside() {
     const SCRIPT: &str = "print('ready', flush=True)\nimport sys\nsys.stdin.readline()\n\
@@ -240,7 +240,8 @@ fn a_process_that_does_not_notice_is_sampled_from_outside() {
     target.kill();
 }
 
-/// An agent has one session at a time: beside one of the heap, there are two ways to get at the lines.
+/// An agent has one session at a time: beside one of the heap, there are two ways to get at the
+/// lines.
 #[test]
 fn beside_a_heap_session_both_ways_to_the_lines_are_named() {
     let scratch = Scratch::new();

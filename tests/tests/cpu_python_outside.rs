@@ -1,5 +1,5 @@
-//! Lines of Python in profiles of CPU time of processes that have nothing of ours in them: their threads
-//! are stopped, and their interpreter's data read from outside.
+//! Lines of Python in profiles of CPU time of processes that have nothing of ours in them: their
+//! threads are stopped, and their interpreter's data read from outside.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -29,7 +29,8 @@ fn path(path: &Path) -> &str {
     path.to_str().expect("a path of ours")
 }
 
-/// The lines of Python of a stack, outermost first: functions without what encloses them, and lines.
+/// The lines of Python of a stack, outermost first: functions without what encloses them, and
+/// lines.
 fn lines<'a>(profile: &'a Profile, stack: &[u32]) -> Vec<(&'a str, u32)> {
     let locations = stack
         .iter()
@@ -76,8 +77,8 @@ fn lead_on(script: &str, lines: &[(&str, u32)]) -> bool {
 }
 
 /// A look at a thread may meet any line. It is wrong only where it meets a call or a return in the
-/// middle: a matter of a microsecond in some tens of milliseconds. Where one in a hundred may be, and
-/// five of few, that is less than one in 1e9.
+/// middle: a matter of a microsecond in some tens of milliseconds. Where one in a hundred may be,
+/// and five of few, that is less than one in 1e9.
 #[test]
 fn each_stack_is_one_that_the_program_has() {
     with_each(|python| {
@@ -131,8 +132,8 @@ fn each_stack_is_one_that_the_program_has() {
     });
 }
 
-/// Words of the interpreter's data are spoiled, and put back, by the thread that is looked at and by
-/// another one: the program goes on, and so does the session.
+/// Words of the interpreter's data are corrupted, and put back, by the thread that is looked at and
+/// by another one: the program continues, and so does the session.
 #[test]
 fn corrupted_interpreter_data_do_no_harm() {
     with_each(|python| {
@@ -193,8 +194,8 @@ fn an_interpreter_that_is_loaded_later_is_named() {
     assert!(ns > 0.4e9, "{ns}: {outcome:?}");
 }
 
-/// Of a version whose data are not known there is no line, and that is said, whoever samples it: one
-/// that is known by its data, and older ones by their names.
+/// Of a version whose data are not known there is no line, and a message says so, whoever samples
+/// it: one that is known by its data, and older ones by their names.
 #[test]
 fn versions_that_are_not_known_are_named() {
     let scratch = Scratch::new();
@@ -244,7 +245,7 @@ fn a_function_without_a_name_is_shown_with_its_file_and_line() {
 
 /// Another user's interpreter is refused as any other program of theirs.
 #[test]
-fn what_may_not_be_traced_is_refused() {
+fn a_process_that_may_not_be_traced_is_refused() {
     let scratch = Scratch::new();
     let mut command = Command::new("/usr/bin/python3");
     command.args(["-c", "print('ready', flush=True)\nwhile True: pass"]);

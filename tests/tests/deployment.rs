@@ -223,7 +223,7 @@ fn the_service_keeps_the_newest_dumps_of_a_name() {
 }
 
 #[test]
-fn what_the_dockerfile_does_works() {
+fn the_dockerfiles_steps_work() {
     let scratch = Scratch::new();
     Package::unpack(&scratch, &format!("opt/{PACKAGE}"));
     let mut arguments = Vec::new();

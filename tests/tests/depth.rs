@@ -1,4 +1,4 @@
-//! How deep an allocation goes on its stack: on painted memory, case by case.
+//! How deep an allocation reaches into its stack: on painted memory, case by case.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -40,8 +40,8 @@ fn three() -> [BTreeMap<String, u32>; 3] {
 const IDLE: u32 = 3000;
 /// The sampler's own frames come on top of that.
 const SAMPLER: u32 = 768;
-/// A sample whose rules are known, from jemalloc's cache or our free list; and what is done once a second.
-/// With a little room: unrelated code moves the compiler's frames by some words.
+/// A sample whose rules are known, from jemalloc's cache or our free list; and what is done once a
+/// second. With a little room: unrelated code moves the compiler's frames by some words.
 const WARM: u32 = 1344;
 const REFRESH: u32 = 2400;
 

@@ -112,7 +112,7 @@ fn another_process_of_the_program_is_compared_by_places_in_files() {
 }
 
 #[test]
-fn what_is_no_earlier_check_is_refused() {
+fn a_base_that_is_not_a_leak_check_is_refused() {
     let scratch = Scratch::new();
     let program = scratch.compile("hidden.cpp", &["-g", "-pthread"]);
     let (target, session) = planted(&scratch, &program);

@@ -53,8 +53,8 @@ fn every_planted_leak_is_found_and_nothing_else() {
     }
 }
 
-/// A function that calls another one has nothing left in registers which that one need not keep: what
-/// copies of memory have left there keeps no object while a thread waits.
+/// A function that calls another one has nothing left in registers which that one need not keep:
+/// what copies of memory have left there keeps no object while a thread waits.
 #[test]
 fn what_copies_leave_in_vector_registers_is_no_pointer_in_a_call() {
     let scratch = Scratch::new();
@@ -96,7 +96,7 @@ fn a_large_heap_has_the_same_leaks() {
 
 /// The agent's tables are full of numbers, and so many large blocks are at the address of some.
 #[test]
-fn what_the_agent_remembers_holds_no_object() {
+fn the_agents_memos_hold_no_object() {
     let scratch = Scratch::new();
     let program = scratch.compile("vast.c", &[]);
     let mut command = scratch.preloaded(program);
@@ -235,7 +235,7 @@ fn empty_memory_is_neither_read_nor_made() {
     session.stop();
 }
 
-/// The process goes on while it is read elsewhere.
+/// The process continues while it is read elsewhere.
 #[test]
 fn memory_that_no_copy_has_is_read_as_it_was() {
     let scratch = Scratch::new();
@@ -248,7 +248,8 @@ fn memory_that_no_copy_has_is_read_as_it_was() {
     session.stop();
 }
 
-/// As is shared memory, which a copy does not keep as it was: a little of it, and what is more is said.
+/// As is shared memory, which a copy does not keep as it was: a little of it, and what is more is
+/// said.
 #[test]
 fn shared_memory_is_read_as_it_was() {
     let scratch = Scratch::new();
@@ -291,7 +292,7 @@ fn a_process_that_may_not_be_copied_is_searched_while_stopped() {
     tell(&mut target, "go 10", "gone");
 }
 
-/// The process goes on as before: no child, not stopped, not traced, all threads at work.
+/// The process runs as before: no child, not stopped, not traced, all threads at work.
 #[test]
 fn the_process_does_not_notice() {
     let scratch = Scratch::new();

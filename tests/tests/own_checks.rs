@@ -60,7 +60,7 @@ fn what_the_program_ignores_is_no_leak_nor_is_what_it_keeps() {
 /// A function that is called need not keep what is in these, so the program does not count on it.
 #[test]
 #[cfg(target_arch = "x86_64")]
-fn what_copies_leave_in_registers_hides_no_leak() {
+fn stale_registers_hide_no_leak() {
     let scratch = Scratch::new();
     let outcome = checker(&scratch, "local", "registers");
     let found = ["of 1: leaks 1\n", "of 2: leaks 2\n"];

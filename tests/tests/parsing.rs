@@ -16,7 +16,7 @@ fn small_dump(scratch: &Scratch) -> (PathBuf, PathBuf) {
 }
 
 #[test]
-fn what_is_no_dump_is_refused_by_name() {
+fn a_file_that_is_not_a_dump_is_refused_by_name() {
     let scratch = Scratch::new();
     let file = scratch.file("thing.heap");
     let nowhere = scratch.file("nowhere.heap");

@@ -42,7 +42,7 @@ fn temporary_failures_are_retried_and_refusals_reported() {
 }
 
 #[test]
-fn what_never_ends_is_given_up_in_time() {
+fn endless_work_is_given_up_in_time() {
     let scratch = Scratch::new();
     let (_, dump, _) = dump(&scratch);
     for answer in ["hang", "lie", "drip"] {

@@ -6,8 +6,9 @@ use std::process::Stdio;
 use mem_tests::pythons::{by_stack, profiled, the_dump};
 use mem_tests::{Scratch, Session, Target, artifacts, pythons, run};
 
-/// Words of the interpreter's data are spoiled before each allocation, or by another thread beside
-/// them, and put back behind it: for three seconds, or as many as `MEM_TESTS_GARBAGE_SECONDS` says.
+/// Words of the interpreter's data are corrupted before each allocation, or by another thread
+/// beside them, and put back behind it: for three seconds, or as many as
+/// `MEM_TESTS_GARBAGE_SECONDS` says.
 #[test]
 fn corrupted_interpreter_data_do_no_harm() {
     let tried = pythons::all().into_iter().map(|python| {
@@ -28,7 +29,7 @@ fn corrupted_interpreter_data_do_no_harm() {
         })
     });
     for tried in tried.collect::<Vec<_>>() {
-        tried.join().expect("an interpreter that goes on");
+        tried.join().expect("an interpreter that continues");
     }
 }
 

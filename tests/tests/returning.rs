@@ -1,9 +1,10 @@
-//! What a program may count on of its allocator at the end of threads, and of memory that is large or
-//! scarce: the same as of the C library's, idle or in a session.
+//! What a program may count on of its allocator at the end of threads, and of memory that is large
+//! or scarce: the same as of the C library's, idle or in a session.
 
 use mem_tests::{Scratch, run};
 
-/// What a program prints that is preloaded with the agent: idle, and in sessions, with either allocator.
+/// What a program prints that is preloaded with the agent: idle, and in sessions, with either
+/// allocator.
 fn outputs(program: &str, flags: &[&str], args: &[&str]) -> Vec<(String, String)> {
     let scratch = Scratch::new();
     let program = scratch.compile(program, flags);
@@ -67,7 +68,7 @@ fn malloc_trim_gives_freed_objects_back() {
     }
 }
 
-/// Where it is moved at each step, half of the final size is faulted in anew each time.
+/// Where it is moved at each step, half of the final size is faulted in again each time.
 #[test]
 fn a_large_object_that_grows_is_rarely_moved() {
     for (name, numbers) in numbers("grown") {

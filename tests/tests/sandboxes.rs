@@ -1,4 +1,4 @@
-//! A program under a filter of system calls goes on as it would without the agent.
+//! A program under a filter of system calls runs as it would without the agent.
 
 use mem_tests::{Scratch, Session, Target, run};
 

@@ -131,7 +131,7 @@ fn the_live_page_starts_shows_follows_and_stops_a_session() {
     browser.until(&format!("[...{frame}.querySelectorAll('#flame .frame')].some((g) => g.textContent.startsWith('site_'))"));
     browser.value(&format!("{frame}.querySelector('#to-functions').click()"));
     browser.value("document.querySelector('iframe.report').id = 'old'");
-    // Made anew beside the old one; the same tab is open.
+    // Remade beside the old one; the same tab is open.
     browser.until(&format!(
         "!document.getElementById('old') && !{frame}.getElementById('functions').hidden"
     ));

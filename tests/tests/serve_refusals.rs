@@ -284,7 +284,7 @@ fn nobodys(scratch: &Scratch, program: &str) -> Command {
 }
 
 #[test]
-fn what_its_user_may_not_see_is_not_served() {
+fn processes_that_the_user_may_not_see_are_not_served() {
     let scratch = Scratch::new();
     let mine = scratch.compile("truth.cpp", &[]);
     let everybodys = tempfile::tempdir().expect("a directory");

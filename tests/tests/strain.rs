@@ -1,5 +1,5 @@
 //! Load that is hard on a profiler: very many samples, stacks, threads; stacks that are
-//! switched; allocations that the loader makes. The program goes on, the totals are right.
+//! switched; allocations that the loader makes. The program continues, the totals are right.
 
 use heap_format::{Profile, marker_at};
 use mem_tests::truth::assert_exact;
@@ -76,8 +76,8 @@ fn a_million_stacks_in_a_table_of_one_mebibyte_lose_no_byte() {
     program.target.finish_well();
 }
 
-/// Most of a table of 64 MiB has no memory behind it while a program has few stacks; it comes, and all
-/// stacks of before are still known, when there are many, with a controller and without.
+/// Most of a table of 64 MiB has no memory behind it while a program has few stacks; it comes, and
+/// all stacks of before are still known, when there are many, with a controller and without.
 #[test]
 fn a_table_takes_as_much_memory_as_there_are_stacks() {
     for alone in [true, false] {

@@ -30,7 +30,7 @@ fn start(command: &mut Command) -> Session {
     Session::start(command.process_group(0))
 }
 
-/// Suspends a session, looks at the process that it samples, and lets the session go on.
+/// Suspends a session, looks at the process that it samples, and lets the session continue.
 fn suspend(session: &Session, sampled: u32) {
     session.signal(libc::SIGTSTP);
     wait::until("the session to be suspended", || {

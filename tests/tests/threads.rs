@@ -48,7 +48,7 @@ fn check(profile: &Profile, main: &str) {
     assert_eq!(objects(profile, WORKER, 333), [20.0, 0.0, 0.0]);
 }
 
-/// A program whose threads have allocated in a session that goes on.
+/// A program whose threads have allocated in a session that continues.
 fn crew() -> (Scratch, Target, Session) {
     let scratch = Scratch::new();
     let program = scratch.compile("crew.cpp", &["-pthread"]);
@@ -102,7 +102,7 @@ fn the_names_of_threads_outlive_them() {
     check(&session.wait().profile(), "crew");
 }
 
-/// A program that has the allocator make threads, by a call that holds its locks, goes on.
+/// A program that has the allocator make threads, by a call that holds its locks, continues.
 #[test]
 fn the_allocators_own_threads_begin_in_a_session() {
     let scratch = Scratch::new();
@@ -125,8 +125,8 @@ fn the_allocators_own_threads_begin_in_a_session() {
     }
 }
 
-/// Threads whose first samples fall due at the same moment, of which one makes the place where objects are
-/// followed.
+/// Threads whose first samples fall due at the same moment, of which one makes the place where
+/// objects are followed.
 #[test]
 fn threads_that_begin_at_once_are_followed() {
     let scratch = Scratch::new();

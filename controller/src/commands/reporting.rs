@@ -16,7 +16,7 @@ pub struct Printer {
     progress: Progress,
     /// Whether a program that we started writes to the same stdout, which is then its own.
     shares_stdout: bool,
-    /// Whether only what goes wrong is said.
+    /// Whether only what goes wrong is printed.
     is_quiet: bool,
     /// What is to be done when sampling begins.
     at_beginning: Option<Box<dyn FnOnce()>>,

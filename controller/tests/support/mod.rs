@@ -270,7 +270,7 @@ impl Ran {
 pub fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !holds() {
-        assert!(Instant::now() < end, "waited in vain: {what}");
+        assert!(Instant::now() < end, "waited without success: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

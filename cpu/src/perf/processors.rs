@@ -21,7 +21,7 @@ impl Clock for Kernel {
     }
 }
 
-/// Whether everything that runs may be sampled, by whoever it is (`perf_event_paranoid` of 0 or
+/// Whether everything that runs may be sampled, whoever its user is (`perf_event_paranoid` of 0 or
 /// less, or `CAP_PERFMON`).
 pub(super) fn may_sample_all(attribute: &Attribute, processors: &[u32]) -> bool {
     let first = processors.first().copied().unwrap_or(0);

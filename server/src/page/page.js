@@ -1,7 +1,7 @@
 // The live page: the list of processes, and one process with its charts and its report. All of it is
 // read as JSON; what comes from processes is set as text only. Needs dom.js before it.
 const PERIOD = 1500;
-// A report costs the server some CPU time: it is made anew while a session runs, but not often.
+// A report costs the server some CPU time: it is refreshed while a session runs, but not often.
 const REPORT_PERIOD = 10000;
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -223,7 +223,7 @@ class One {
     this.title = make("h1", String(pid));
     this.said = make("span", "", { class: "said", role: "alert" });
     this.controls = live.controls(pid, "60");
-    this.follow = make("button", "Following", { type: "button", "aria-pressed": "true", id: "follow", title: "make the report anew while the session runs" });
+    this.follow = make("button", "Following", { type: "button", "aria-pressed": "true", id: "follow", title: "refresh the report while the session runs" });
     this.follow.addEventListener("click", () => {
       const on = this.follow.getAttribute("aria-pressed") !== "true";
       this.follow.setAttribute("aria-pressed", String(on));
@@ -270,7 +270,7 @@ class One {
       this.main.replaceChildren(make("section", "", { class: "tab" }, remark(`Nothing was sampled yet: ${next}`)));
     }
   }
-  // Makes the report anew while there is something new to show and somebody follows.
+  // Refreshes the report while there is something new to show and somebody follows.
   renew() {
     const row = this.row();
     const follows = this.follow.getAttribute("aria-pressed") === "true";

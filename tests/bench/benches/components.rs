@@ -133,7 +133,7 @@ fn walks(c: &mut Criterion) {
         c.bench_function(&format!("walk, {frames} frames unchanged"), |b| {
             b.iter(|| black_box(walker.walk(registers(&memory), 0, &tree, code)));
         });
-        c.bench_function(&format!("walk, {frames} frames anew"), |b| {
+        c.bench_function(&format!("walk, {frames} frames from scratch"), |b| {
             b.iter(|| {
                 walker.forget();
                 black_box(walker.walk(registers(&memory), 0, &tree, code))

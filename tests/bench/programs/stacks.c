@@ -3,7 +3,7 @@
 //
 //   stacks COUNT [ROUND_MS]
 //
-// Once all stacks were met it says "ready" and waits; with ROUND_MS it goes on allocating
+// Once all stacks were met it says "ready" and waits; with ROUND_MS it keeps allocating
 // on all of them, a round in a given number of milliseconds.
 #include <stdint.h>
 #include <stdio.h>

@@ -3,7 +3,7 @@
 //! It stands in front of `malloc`, `calloc` and `realloc` as the agent does, and at
 //! randomly chosen calls unwinds the caller's stack four times: by a walker that
 //! remembers the thread's last stack, with cached rules, as the agent does; by one that
-//! remembers nothing and compiles every rule anew; by `framehop`, over sections that it
+//! remembers nothing and recompiles every rule; by `framehop`, over sections that it
 //! finds by its own reading of files; and by libgcc, which follows all registers. At the
 //! end of the process it writes what it counted, and stacks that differed.
 //!

@@ -59,7 +59,7 @@ pub fn generation() -> u16 {
 /// Rules as the agent gets them: kept once they are compiled.
 pub struct Cached;
 
-/// Rules compiled anew each time.
+/// Rules recompiled each time.
 pub struct Anew;
 
 impl Code for Cached {

@@ -29,7 +29,7 @@ pub enum Outcome {
     Truncated(Cause),
     /// Truncated by us where the others end.
     TruncatedAtEnd(Cause),
-    /// Truncated by us where libgcc goes on.
+    /// Truncated by us where libgcc continues.
     TruncatedEarly(Cause),
     /// The remembering walker differs from the forgetful one.
     MemoryDiffers,

@@ -1,4 +1,4 @@
-// The header: title, and the buttons that choose column and comparison. `refresh` draws anew.
+// The header: title, and the buttons that choose column and comparison. `refresh` redraws.
 const RULES = [
   ["change", "Change", "what is more or less than in the base"],
   ["larger", "Now, change coloured", "as wide as the larger of before and now, coloured by the change"],

@@ -111,7 +111,7 @@ impl Process {
             || {
                 assert_eq!(self.view.seen(), PRIVATE, "waits in its parent's view");
                 let remembered = self.remembered.load(Ordering::Relaxed);
-                assert_ne!(remembered, 1, "goes on with half of a session");
+                assert_ne!(remembered, 1, "continues with half of a session");
                 let known = self.sessions.of_object(1, 0);
                 assert_eq!(known, None, "knows its parent's session");
             },
