@@ -1,6 +1,5 @@
 //! The code of a process: what is mapped where, and the unwind rules found so far.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::File;
@@ -10,7 +9,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use heap_format::maps::Entry;
+use heap_format::maps::{Entry, with_newlines};
 use heap_format::opening;
 use unwind::arch::{Machine, Native, Target};
 use unwind::compile::{Scratch, compile, function};
@@ -141,25 +140,6 @@ impl Library {
         let tables = Rc::new(tables);
         self.files.insert(range.file, Rc::clone(&tables));
         tables
-    }
-}
-
-/// A path of a maps text as it is: there, and only there, a newline is `\012`.
-fn with_newlines(mut path: &[u8]) -> Cow<'_, [u8]> {
-    const NEWLINE: &[u8] = b"\\012";
-    let next = |path: &[u8]| path.windows(NEWLINE.len()).position(|part| part == NEWLINE);
-    let mut all = Vec::new();
-    while let Some(at) = next(path) {
-        all.extend_from_slice(&path[..at]);
-        all.push(b'\n');
-        path = &path[at + NEWLINE.len()..];
-    }
-    match all.is_empty() {
-        true => Cow::Borrowed(path),
-        false => {
-            all.extend_from_slice(path);
-            Cow::Owned(all)
-        }
     }
 }
 
@@ -474,6 +454,5 @@ mod tests {
         drop(input);
         child.wait().expect("a child");
         assert!(is_there);
-        assert_eq!(&*with_newlines(b"\\012a\\01\\012"), b"\na\\01\n");
     }
 }

@@ -1,9 +1,11 @@
 //! The text of `/proc/PID/maps`, and assigning addresses to its ranges.
 
+use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use crate::dump::write::plain;
 use crate::profile::{BuildId, Mapping, NO_MAPPING, Profile};
 
 /// A line of maps, as the kernel writes it.
@@ -136,7 +138,26 @@ fn split_field(text: &[u8]) -> (&[u8], &[u8]) {
 }
 
 fn path_of(bytes: &[u8]) -> PathBuf {
-    PathBuf::from(OsStr::from_bytes(bytes))
+    PathBuf::from(OsStr::from_bytes(&with_newlines(bytes)))
+}
+
+/// A path of a maps text as it is: there, and only there, a newline is `\012`.
+pub fn with_newlines(mut path: &[u8]) -> Cow<'_, [u8]> {
+    const NEWLINE: &[u8] = b"\\012";
+    let next = |path: &[u8]| path.windows(NEWLINE.len()).position(|part| part == NEWLINE);
+    let mut all = Vec::new();
+    while let Some(at) = next(path) {
+        all.extend_from_slice(&path[..at]);
+        all.push(b'\n');
+        path = &path[at + NEWLINE.len()..];
+    }
+    match all.is_empty() {
+        true => Cow::Borrowed(path),
+        false => {
+            all.extend_from_slice(path);
+            Cow::Owned(all)
+        }
+    }
 }
 
 /// A hex number of up to 16 digits, with or without `0x`.
@@ -172,7 +193,10 @@ pub(crate) fn with_modules(mut mappings: Vec<Mapping>, modules: Vec<Mapping>) ->
                 .iter_mut()
                 .take_while(|m| m.start < module.end)
             {
-                if strip_deleted(&mapping.path).0 == strip_deleted(&module.path).0 {
+                if is_of(mapping, &module) {
+                    if mapping.path.as_os_str().as_bytes().contains(&b'?') {
+                        mapping.path.clone_from(&module.path);
+                    }
                     mapping.build_id = module.build_id.clone();
                     known |= mapping.contains(module.start);
                 }
@@ -184,6 +208,18 @@ pub(crate) fn with_modules(mut mappings: Vec<Mapping>, modules: Vec<Mapping>) ->
     }
     mappings.extend(added);
     mappings
+}
+
+/// Whether a range of a maps text is of a module's file. The text of a dump shows characters that
+/// act on terminals as `?`; the module has the path as it is.
+fn is_of(mapping: &Mapping, module: &Mapping) -> bool {
+    let paths = [mapping, module].map(|of| strip_deleted(&of.path).0.as_os_str().as_bytes());
+    let shown = |path: &[u8]| {
+        let mut shown = Vec::new();
+        plain(&mut shown, path, b"");
+        shown
+    };
+    paths[0] == paths[1] || paths[0].contains(&b'?') && shown(paths[0]) == shown(paths[1])
 }
 
 /// Assigns each location that has none the mapping that holds its address.
@@ -249,6 +285,22 @@ mod tests {
             (0x55d0, 0x55e0, 0x1000)
         );
         assert_eq!(maps[1].path, Path::new("[vdso]"));
+    }
+
+    #[test]
+    fn a_path_is_as_the_file_is_called() {
+        assert_eq!(&*with_newlines(b"\\012a\\01\\012"), b"\na\\01\n");
+        let maps = parse(b"1000-2000 r-xp 0 0:0 1 /a\\012b?c (deleted)\n");
+        assert_eq!(maps[0].path, Path::new("/a\nb?c (deleted)"));
+        let module = Mapping {
+            start: 0x1000,
+            end: 0x2000,
+            path: "/a\nb\x1bc".into(),
+            build_id: BuildId(vec![1]),
+            ..Mapping::default()
+        };
+        let merged = with_modules(maps, vec![module.clone()]);
+        assert_eq!(merged, [module]);
     }
 
     #[test]

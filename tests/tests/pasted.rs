@@ -54,3 +54,19 @@ fn a_program_without_a_build_id_is_named() {
     assert_eq!(report.code, Some(0), "{outcome:?} {report:?}");
     assert!(report.stdout.contains("part_"), "{report:?}");
 }
+
+/// A dump has the path of the program in two places, one of which a terminal may show.
+#[test]
+fn a_program_whose_path_has_control_characters_is_found() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("split.cpp", &[]);
+    let strange = scratch.file("a\nb\x1b[31m \\c'?");
+    std::fs::copy(&program, &strange).expect("a program");
+    let mut command = scratch.profiler();
+    command.args(["run", "-c", "1", "-o"]).arg(scratch.file("p_"));
+    let outcome = run(command.arg("--").arg(&strange).args(["0.1", "two"]));
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    let report = paste(&outcome);
+    assert_eq!(report.code, Some(0), "{outcome:?} {report:?}");
+    assert!(report.stdout.contains(" main\n"), "{report:?}");
+}
