@@ -92,6 +92,8 @@ pub struct Run {
     start_unix_ns: u64,
     /// Whether it has the terminal for itself.
     is_alone: bool,
+    /// Whether a process that did nothing is a failure.
+    expects_samples: bool,
     /// What is to be done when sampling has begun.
     begun: Option<Box<dyn FnOnce()>>,
     /// As long as it samples.
@@ -114,10 +116,12 @@ impl Run {
     }
 
     /// A session in a thread beside another session, which shows the progress. It ends on request.
+    /// The other one has a result even of a process that does nothing.
     pub fn beside(settings: Settings, signals: Signals) -> anyhow::Result<Self> {
         let sink = files(&settings)?;
         let mut run = Self::by(signals, settings, sink, (false, Agents::Beside))?;
         run.is_alone = false;
+        run.expects_samples = false;
         Ok(run)
     }
 
@@ -163,6 +167,7 @@ impl Run {
             start: Instant::now(),
             start_unix_ns: shm_protocol::clock::unix_ns(),
             is_alone: true,
+            expects_samples: true,
             begun: None,
             raised: None,
             outcome: Outcome {

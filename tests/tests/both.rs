@@ -61,6 +61,30 @@ fn heap_and_cpu_time_are_sampled_side_by_side() {
     assert!(page.contains("Cost of malloc") && page.contains("site_turnover"));
 }
 
+/// A process that waits has a heap, but no CPU time: that is a result, with a page.
+#[test]
+fn an_idle_process_is_no_failure() {
+    let scratch = Scratch::new();
+    let (target, _) = turnover(&scratch);
+    let pid = target.pid().to_string();
+    for page in [&[][..], &["--html"]] {
+        let mut command = scratch.profiler();
+        command.args(["both", "-s", "0.2", "-p", &pid]).args(page);
+        let outcome = run(command.arg("-o").arg(scratch.file("p_")));
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        let said = ["no samples of its", "Sample for longer"];
+        assert!(said.iter().all(|part| outcome.stderr.contains(part)));
+        assert!(!outcome.stderr.contains("nothing was sampled"));
+        assert!(outcome.stdout.ends_with("memory data!\n"), "{outcome:?}");
+        let dumps = outcome.dumps();
+        assert_eq!(dumps.len(), 1, "{outcome:?}");
+        match page.is_empty() {
+            true => assert!(outcome.stderr.contains("next: mem_parser "), "{outcome:?}"),
+            false => assert!(dumps[0].with_extension("html").exists(), "{outcome:?}"),
+        }
+    }
+}
+
 /// Where there is no heap to sample, CPU time alone is offered.
 #[test]
 fn both_need_the_agent() {

@@ -82,9 +82,7 @@ fn ways(pid: &str) -> [Vec<&str>; 5] {
 /// Interrupts one of them.
 fn end(session: Session, args: &[&str]) -> Outcome {
     let outcome = session.stop();
-    // The process is idle, which `both` reports as a failure to sample CPU time.
-    let is_idle = args[0] == "both" && outcome.stderr.contains("no samples of its");
-    assert!(outcome.code == Some(0) || is_idle, "{args:?}: {outcome:?}");
+    assert_eq!(outcome.code, Some(0), "{args:?}: {outcome:?}");
     outcome
 }
 

@@ -63,7 +63,9 @@ fn a_program_whose_path_has_control_characters_is_found() {
     let strange = scratch.file("a\nb\x1b[31m \\c'?");
     std::fs::copy(&program, &strange).expect("a program");
     let mut command = scratch.profiler();
-    command.args(["run", "-c", "1", "-o"]).arg(scratch.file("p_"));
+    command
+        .args(["run", "-c", "1", "-o"])
+        .arg(scratch.file("p_"));
     let outcome = run(command.arg("--").arg(&strange).args(["0.1", "two"]));
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
     let report = paste(&outcome);

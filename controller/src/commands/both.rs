@@ -68,7 +68,9 @@ pub fn execute(args: BothArgs) -> anyhow::Result<ExitCode> {
     let (heap, cpu) = (heap?, cpu?);
     super::summary(&heap.written);
     let well = follow_up(&heap, &cpu, args.html);
-    let all = heap.failures == 0 && cpu.failures == 0 && !cpu.written.is_empty() && well;
+    // The heap of a process that used no CPU time to speak of is a result.
+    let is_sampled = !cpu.written.is_empty() || cpu.idle > 0;
+    let all = heap.failures == 0 && cpu.failures == 0 && is_sampled && well;
     Ok(match all {
         true => super::conclude(&heap),
         false => ExitCode::FAILURE,
@@ -135,11 +137,11 @@ fn follow_up(heap: &Outcome, cpu: &cpu_session::Outcome, wanted: bool) -> bool {
         return super::report_failure(made);
     }
     let largest = dumps.max_by(|a, b| a.live_bytes.total_cmp(&b.live_bytes));
-    if let Some((dump, cpu)) = largest.and_then(|dump| Some((dump, of_process(dump.pid)?))) {
-        let (dump, cpu) = (text::shell_word(&dump.path), text::shell_word(cpu));
-        diagnostic(&format!(
-            "next: mem_parser {dump} {cpu} --html -o both.html"
-        ));
+    if let Some(dump) = largest {
+        let files = [Some(&*dump.path), of_process(dump.pid)];
+        let files: Vec<String> = files.iter().flatten().map(text::shell_word).collect();
+        let files = files.join(" ");
+        diagnostic(&format!("next: mem_parser {files} --html -o both.html"));
     }
     true
 }

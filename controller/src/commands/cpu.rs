@@ -133,7 +133,7 @@ fn silence(outcome: &Outcome) -> Option<String> {
         let whose = "of CPU time went to processes that ended before they were seen";
         parts.push(format!("{} {whose}", short(unseen_ns)));
     }
-    let is_nothing = outcome.written.is_empty() && outcome.failures == 0;
+    let is_nothing = outcome.written.is_empty() && outcome.failures == 0 && outcome.idle == 0;
     if parts.is_empty() && !is_nothing {
         return None;
     }

@@ -15,6 +15,8 @@ pub struct Outcome {
     pub written: Vec<Written>,
     /// Processes or files that failed.
     pub failures: usize,
+    /// Processes that did too little to be sampled, where that is no failure.
+    pub idle: usize,
     /// What has no profile, as nothing of it was sampled.
     pub silent: Silent,
     /// Which time was sampled.
