@@ -17,12 +17,23 @@ pub fn maps(pid: i32) -> String {
 
 /// What it means that a file of `/proc` cannot be read.
 pub fn explain(path: &str, error: &io::Error) -> String {
+    explain_to(path, error, nix::unistd::geteuid().is_root())
+}
+
+/// The same, for root or for another user.
+fn explain_to(path: &str, error: &io::Error, is_root: bool) -> String {
     match error.kind() {
         // ESRCH is what a file gives whose process is gone.
         ErrorKind::NotFound => format!("{path} cannot be read: the process has ended"),
         _ if error.raw_os_error() == Some(libc::ESRCH) => {
             format!("{path} cannot be read: the process has ended")
         }
+        // A container's root, or a service's, does not have all that the machine's has.
+        ErrorKind::PermissionDenied if is_root => format!(
+            "{path} cannot be read: no permission, even as root: the process has privileges that \
+             root lacks here, or is outside of this container; run mem_profiler where the process \
+             was started, or with CAP_SYS_PTRACE"
+        ),
         ErrorKind::PermissionDenied => format!(
             "{path} cannot be read: no permission, since the process has other privileges than you \
              or protects its memory (PR_SET_DUMPABLE); run mem_profiler as root"
@@ -37,11 +48,15 @@ mod tests {
 
     #[test]
     fn each_cause_is_named() {
-        let of = |errno| explain("/proc/7/maps", &io::Error::from_raw_os_error(errno));
+        let of = |errno| explain_to("/proc/7/maps", &io::Error::from_raw_os_error(errno), false);
         for gone in [libc::ENOENT, libc::ESRCH] {
             assert!(of(gone).contains("has ended"), "{}", of(gone));
         }
         assert!(of(libc::EACCES).contains("as root"), "{}", of(libc::EACCES));
+        let error = io::Error::from_raw_os_error(libc::EACCES);
+        let of_root = explain_to("/proc/7/maps", &error, true);
+        assert!(of_root.contains("even as root"), "{of_root}");
+        assert!(!of_root.contains("run mem_profiler as root"), "{of_root}");
         assert!(of(libc::EIO).contains("os error 5"), "{}", of(libc::EIO));
         assert!(maps(i32::MAX).contains("has ended"));
     }

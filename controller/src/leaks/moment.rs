@@ -19,6 +19,7 @@ use super::regions::{self, Region};
 use super::{roots, unstopped};
 use crate::discovery::Agent;
 use crate::process;
+use crate::unreadable;
 
 /// Longest time to stop all threads.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -191,12 +192,7 @@ fn has_memory(tid: i32) -> bool {
 fn regions(agent: &Agent) -> anyhow::Result<Vec<Region>> {
     let pid = agent.pid;
     let maps = process::maps(pid).filter(|maps| !maps.is_empty());
-    let maps = maps.with_context(|| {
-        format!(
-            "/proc/{pid}/maps cannot be read: run as the same user or as root, and check that the \
-             process is still there"
-        )
-    })?;
+    let maps = maps.with_context(|| unreadable::maps(pid))?;
     let mut regions = regions::parse(&maps);
     let own = agent.segment.file().metadata().ok();
     let own = own.map(|file| ((major(file.dev()), minor(file.dev())), file.ino()));
