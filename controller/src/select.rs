@@ -110,6 +110,11 @@ impl Selection {
             true => "no process",
             false => "no process of yours",
         };
+        let cgroup = self.cgroup.as_deref();
+        if let Some(path) = cgroup.filter(|path| !cgroup::Group::at(path).exists()) {
+            let path = text::path(path);
+            return format!("{path}: there is no such control group: see /proc/PID/cgroup");
+        }
         let filtered = self.user.is_some() || self.cgroup.is_some();
         let among = if filtered { " among those chosen" } else { "" };
         format!("{who}{among} carries the agent: {HOW} PROGRAM, then try again")
@@ -174,6 +179,12 @@ fn explain_process(pid: i32, title: &str) -> String {
             unreadable::maps(pid)
         );
     };
+    if maps.is_empty() {
+        return format!(
+            "{title}: it has no memory of its own, as it is a thread of the kernel, or is just \
+             ending"
+        );
+    }
     let mut lines = maps.split(|b| *b == b'\n');
     let carries = lines.any(|line| line.ends_with(b"/libmem_agent.so"));
     if carries {

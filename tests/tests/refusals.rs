@@ -130,6 +130,22 @@ fn a_process_that_is_not_there_is_named() {
     outcome.refused(1, &["no-such-name", "no process has this name"]);
 }
 
+/// What cannot carry the agent, or does not exist, is not advised to be started with it.
+#[test]
+fn a_kernel_thread_and_a_missing_control_group_are_called_so() {
+    let scratch = Scratch::new();
+    let name = |text: &str| text.split(')').next().map(str::to_owned);
+    let is_kernels = fs::read_to_string("/proc/2/stat")
+        .is_ok_and(|stat| name(&stat).is_some_and(|name| name.ends_with("(kthreadd")));
+    // A container does not see the kernel's threads.
+    if is_kernels {
+        let outcome = run(scratch.profiler().args(["-s", "1", "-p", "2"]));
+        outcome.refused(1, &["2: it has no memory of its own"]);
+    }
+    let outcome = run(scratch.profiler().args(["-s", "1", "--cgroup", "/no/such"]));
+    outcome.refused(1, &["/no/such: there is no such control group"]);
+}
+
 #[test]
 fn a_process_of_another_user_is_named() {
     let scratch = Scratch::new();
