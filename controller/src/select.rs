@@ -138,10 +138,7 @@ impl Selection {
         } else {
             format!("{shown} ({pid})")
         };
-        let theirs = |r: &&Refused| {
-            let foreign = matches!(r.reason, Refusal::Foreign(_));
-            r.live_pid.is_some_and(|p| pids.contains(&p)) && !foreign
-        };
+        let theirs = |r: &&Refused| r.live_pid.is_some_and(|p| pids.contains(&p));
         if let Some(refusal) = refused.iter().find(theirs) {
             let path = text::path(&refusal.path);
             return format!("{title}: {path} cannot be used: {}", refusal.reason);
@@ -244,5 +241,5 @@ pub fn processes_called(name: &str) -> BTreeSet<i32> {
 /// Whether a refused segment concerns us when no process was named.
 pub fn is_ours(refused: &Refused) -> bool {
     let making = refused.young && matches!(refused.reason, Refusal::Content(Invalid::NoMagic));
-    !making && !matches!(refused.reason, Refusal::Foreign(_))
+    !making
 }

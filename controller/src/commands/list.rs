@@ -8,7 +8,7 @@ use crate::discovery::{Discovery, Life, Refused};
 use crate::listing::{Row, SAMPLES, STALE_NS, row};
 use crate::preload;
 use crate::python;
-use crate::segment::{Head, Refusal};
+use crate::segment::Head;
 use crate::select::Selection;
 use crate::terminal::{diagnostic, json, result, warning};
 use crate::text;
@@ -53,8 +53,7 @@ pub fn execute(args: ListArgs) -> anyhow::Result<ExitCode> {
     if selection.names.is_empty() {
         let missing = preload::warnings();
         missing.iter().for_each(|line| warning(line));
-        let concerns =
-            |refused: &Refused| !matches!(refused.reason, Refusal::Foreign(_)) && !refused.young;
+        let concerns = |refused: &Refused| !refused.young;
         let warnings = scan.refused.warnings(concerns, true);
         warnings.iter().for_each(|line| warning(line));
     }

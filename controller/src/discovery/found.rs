@@ -206,8 +206,11 @@ pub struct Refusals {
 }
 
 impl Refusals {
-    /// Takes one in.
+    /// Takes one in. Those of other users concern nobody here, however many there are.
     pub fn push(&mut self, refused: Refused) {
+        if matches!(refused.reason, Refusal::Foreign(_)) {
+            return;
+        }
         match self.first.len() < KEPT {
             true => self.first.push(refused),
             false => {
@@ -262,6 +265,24 @@ impl Refused {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn files_of_other_users_are_no_warning() {
+        let mut refusals = Refusals::default();
+        let refused = |reason| Refused {
+            path: "/dev/shm/a".into(),
+            live_pid: None,
+            is_own: false,
+            reason,
+            young: false,
+        };
+        (0..2 * KEPT).for_each(|_| refusals.push(refused(Refusal::Foreign(7))));
+        assert!(refusals.warnings(|_| true, true).is_empty());
+        refusals.push(refused(Refusal::NotAFile));
+        let warnings = refusals.warnings(|_| true, true);
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert!(warnings[0].contains("not a regular file"), "{warnings:?}");
+    }
 
     #[test]
     fn a_file_is_named_where_only_their_number_is_kept() {
