@@ -22,13 +22,13 @@ pub fn processes(server: &Server) -> Result<Reply, Reply> {
 /// Starts a session: `?pid=&interval=&seconds=`, without seconds until it is stopped.
 pub fn start(server: &Server, request: &Request) -> Result<Reply, Reply> {
     let bad = |name: &str, why: String| Reply::refusal(400, format!("{name}: {why}"));
-    let mut settings = server.sessions.settings();
+    let mut asked = None;
     if let Some(text) = request.value("interval") {
         let interval = values::interval(text).map_err(|why| bad("interval", why))?;
-        settings = Settings {
+        asked = Some(Settings {
             density: Density::uniform(interval),
             max_overhead: None,
-        };
+        });
     }
     let length: Option<Duration> = request
         .value("seconds")
@@ -37,7 +37,7 @@ pub fn start(server: &Server, request: &Request) -> Result<Reply, Reply> {
         .map_err(|why| bad("seconds", why))?;
     let agent = named(server, request)?;
     let title = agent.title();
-    let started = server.sessions.start(agent, settings, length);
+    let started = server.sessions.start(agent, asked, length);
     started.map_err(|why| Reply::refusal(409, why))?;
     Ok(Reply::json(&json!({ "started": title })))
 }

@@ -185,9 +185,8 @@ fn sample_all(server: &Server) {
                 .is_ok_and(|header| !is_running(&header))
         };
         if is_idle(&agent, &mut head) {
-            let settings = server.sessions.settings();
             // Another controller may have been faster, or the agent cannot sample: `list` says.
-            let _ = server.sessions.start(agent, settings, None);
+            let _ = server.sessions.start(agent, None, None);
         }
     }
 }

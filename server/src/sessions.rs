@@ -33,6 +33,8 @@ struct Entry {
     /// Clients that wait for its numbers.
     leases: usize,
     renewal: Instant,
+    /// How it began.
+    settings: Settings,
 }
 
 /// A session runs for as long as this is held.
@@ -136,21 +138,29 @@ impl Sessions {
     }
 
     /// Starts a session that lasts until it is stopped, or this long; one of ours that runs
-    /// continues for that time.
+    /// continues for that time, unless it does not sample as is `asked` for.
     pub fn start(
         &self,
         agent: Agent,
-        settings: Settings,
+        asked: Option<Settings>,
         length: Option<Duration>,
     ) -> Result<(), String> {
         let kept = Some(length.map(|length| Instant::now() + length));
         let pid = agent.pid;
         let mut entries = self.entries();
         if let Some(entry) = entries.get_mut(&pid).filter(|entry| entry.is_of(&agent)) {
+            let interval = entry.settings.density.interval;
+            if asked.is_some_and(|asked| asked.density.interval != interval) {
+                return Err(format!(
+                    "{}: a session of this server is running, with a sample every {interval} bytes \
+                     to begin with: stop it first, or name no other interval",
+                    agent.title()
+                ));
+            }
             entry.kept = kept;
             return Ok(());
         }
-        let mut entry = begin(agent, settings)?;
+        let mut entry = begin(agent, asked.unwrap_or(self.settings))?;
         entry.kept = kept;
         entries.insert(pid, entry);
         Ok(())
@@ -226,5 +236,6 @@ fn begin(agent: Agent, settings: Settings) -> Result<Entry, String> {
         kept: None,
         leases: 0,
         renewal: Instant::now() + RENEWAL,
+        settings,
     })
 }

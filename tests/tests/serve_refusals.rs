@@ -84,6 +84,15 @@ fn requests_that_cannot_be_answered_get_an_error() {
         .post(&format!("/api/start?pid={pid}&interval=0"))
         .expect(400);
     server.post(&format!("/api/stop?pid={pid}")).expect(409);
+    // What is answered is what happens: a session does not change its interval.
+    let start = format!("/api/start?pid={pid}");
+    server.post(&format!("{start}&interval=1024")).expect(200);
+    let other = server.post(&format!("{start}&interval=1")).expect(409);
+    assert!(other.contains("every 1024 bytes"), "{other}");
+    for same in [&start, &format!("{start}&interval=1K")] {
+        server.post(same).expect(200);
+    }
+    server.post(&format!("/api/stop?pid={pid}")).expect(200);
     // Gone between the index and the scrape.
     first.finish_well();
     server
