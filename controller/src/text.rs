@@ -6,6 +6,8 @@ use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
+use unicode_width::UnicodeWidthStr;
+
 /// Longest name part of a file that is made from a process's name.
 pub const NAME_BYTES: usize = 64;
 
@@ -188,7 +190,7 @@ pub fn table(head: &[&str], right: &[usize], rows: Vec<Vec<String>>) -> Vec<Stri
     let rows: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column));
-        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+        cells.map(|cell| cell.width()).max().unwrap_or(0)
     };
     let widths: Vec<usize> = (0..rows[0].len()).map(width).collect();
     let line = |row: &Vec<String>| {
@@ -197,10 +199,11 @@ pub fn table(head: &[&str], right: &[usize], rows: Vec<Vec<String>>) -> Vec<Stri
             .zip(&widths)
             .enumerate()
             .map(|(column, (cell, width))| {
-                if right.contains(&column) {
-                    format!("{cell:>width$}")
-                } else {
-                    format!("{cell:<width$}")
+                // Chinese characters take two columns each.
+                let space = " ".repeat(width - cell.width());
+                match right.contains(&column) {
+                    true => format!("{space}{cell}"),
+                    false => format!("{cell}{space}"),
                 }
             });
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
@@ -298,6 +301,11 @@ mod tests {
         assert_eq!(
             table(&["NAME", "N"], &[1], rows),
             ["NAME   N", "a      1", "long  22"]
+        );
+        let wide = ["服务器", "e\u{301}", "b"].map(|name| vec![name.to_owned(), "7".to_owned()]);
+        assert_eq!(
+            table(&["NAME", "N"], &[1], wide.to_vec()),
+            ["NAME    N", "服务器  7", "e\u{301}       7", "b       7"]
         );
     }
 

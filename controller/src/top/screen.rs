@@ -5,6 +5,7 @@ use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell, Paragraph, Row as Cells, Table, TableState};
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use crate::text;
 use crate::top::help;
@@ -152,12 +153,12 @@ fn innermost(name: &str) -> &str {
 /// A name that fits: without its outer namespaces where it is too long, then without its end.
 /// A stack that is too long loses those of all its functions, to show more of them.
 fn short(name: String, width: usize) -> String {
-    if name.chars().count() > width && name.contains(STACK) {
+    if name.width() > width && name.contains(STACK) {
         let names: Vec<&str> = name.split(STACK).map(innermost).collect();
         return cut(&names.join(STACK), width);
     }
     let mut rest = name.as_str();
-    while rest.chars().count() > width {
+    while rest.width() > width {
         let Some(shorter) = inner(rest) else {
             break;
         };
@@ -171,14 +172,16 @@ const STACK: &str = " < ";
 
 /// A text without its end where it is too long.
 fn cut(rest: &str, width: usize) -> String {
-    match rest.chars().count() > width {
-        true => rest
-            .chars()
-            .take(width.saturating_sub(1))
-            .chain(['…'])
-            .collect(),
-        false => rest.to_owned(),
+    if rest.width() <= width {
+        return rest.to_owned();
     }
+    let mut room = width.saturating_sub(1);
+    let fits = |c: &char| {
+        let left = room.checked_sub(c.width().unwrap_or(0));
+        room = left.unwrap_or(0);
+        left.is_some()
+    };
+    rest.chars().take_while(fits).chain(['…']).collect()
 }
 
 /// The heads of the columns shown, that which the rows are sorted by underlined.
@@ -258,6 +261,14 @@ fn fitting(parts: &[String], width: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_are_cut_by_the_columns_that_they_take() {
+        assert_eq!(cut("服务器", 6), "服务器");
+        assert_eq!(cut("服务器", 5), "服务…");
+        assert_eq!(cut("服务器", 4), "服…");
+        assert_eq!(short("空间::服务".to_owned(), 4), "服务");
+    }
     use crate::top::heap::Live;
     use crate::top::model::tests::example;
     use ratatui::Terminal;
