@@ -23,6 +23,11 @@ pub fn is_watched() -> bool {
     std::io::stdout().is_terminal()
 }
 
+/// Whether results may be written anywhere on a screen: a dumb terminal only has lines.
+pub fn is_screen() -> bool {
+    is_watched() && std::env::var_os("TERM").is_none_or(|kind| kind != "dumb")
+}
+
 /// Writes a line of results. Whatever it holds, the terminal only shows it.
 pub fn result(line: &str) {
     print(Line::Result(text::line(line).into_owned()));

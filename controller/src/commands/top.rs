@@ -3,7 +3,7 @@
 mod cpu;
 mod heap;
 
-use std::io::{self, IsTerminal};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -94,7 +94,7 @@ fn show<F: Feed>(
         });
     }
     let (feed, process) = opened?;
-    let interactive = !args.once && !args.json && io::stdout().is_terminal();
+    let interactive = !args.once && !args.json && terminal::is_screen();
     let mut top = Top {
         model: Model::new(feed.process().0),
         view: View {
