@@ -13,6 +13,7 @@ use clap::error::ErrorKind;
 use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 use heap_format::merge::Base;
+use heap_format::printable;
 use mem_parser::Options;
 use mem_parser::files::Sources;
 use mem_parser::filters::{Filters, TagFilter, pattern};
@@ -67,7 +68,7 @@ pub struct Cli {
     /// Write to this file; - is standard output
     ///
     /// Without an output option, the file name's extension chooses the output: .html, .svg,
-    /// .flame.svg, .pb.gz (--proto), .prof (--gperftools).
+    /// .flame.svg, .pb.gz (--proto), .prof (--gperftools), or an output's name (.json, .csv, .dot).
     ///
     /// Without -o, results go to standard output. If that is a terminal, pictures, the page,
     /// --proto and --gperftools go to a file named after the dump instead: x.html, x.svg,
@@ -378,6 +379,26 @@ impl Cli {
                 _ => Shown::Usual,
             },
         }
+    }
+
+    /// Makes sure that the output's file is called after what it will hold.
+    pub fn check_output(&self) -> Result<()> {
+        self.file().map_or(Ok(()), Report::check_name)
+    }
+
+    /// Warnings of directories to search that are not there: without them, a name that is mistyped
+    /// looks like symbols and sources that are missing.
+    pub fn missing_directories(&self) -> impl Iterator<Item = String> {
+        let symbols = self.symbols.symbol_path.iter();
+        let sources = self.view.source_path.iter();
+        let all = symbols
+            .map(|path| ("--symbol-path", path))
+            .chain(sources.map(|path| ("--source_path", path)));
+        let missing = all.filter(|(_, path)| !path.is_dir());
+        missing.map(|(option, path)| {
+            let path = printable::path(path);
+            format!("{option} {path}: there is no such directory")
+        })
     }
 
     /// The choices of what to show.

@@ -152,6 +152,9 @@ fn the_ending_of_a_file_chooses_the_output_that_no_option_chose() {
         ("x.svg", "", "<?xml"),
         ("x.flame.svg", "", "<?xml"),
         ("x.pb.gz", "", "\u{1f}"),
+        ("x.json", "", "{"),
+        ("x.csv", "", "function,"),
+        ("x.dot", "", "digraph"),
         ("x.txt", "", "File: shop"),
         ("html", "", "File: shop"),
         ("y.svg", " -t", "File: shop"),
@@ -166,6 +169,28 @@ fn the_ending_of_a_file_chooses_the_output_that_no_option_chose() {
     }
     let read = |name: &str| fs::read_to_string(scratch.path().join(name)).unwrap();
     assert!(read("x.svg") != read("x.flame.svg"));
+    for options in ["", " --svg"] {
+        let words = format!("{} -o @/x.PNG{options}", shop.display());
+        let output = run(scratch.path(), &words);
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains("written as SVG") && said.contains("/x.svg"));
+        assert!(!scratch.path().join("x.PNG").exists());
+    }
+}
+
+#[test]
+fn directories_that_are_not_there_are_named() {
+    let scratch = tempfile::tempdir().unwrap();
+    for option in ["--symbol-path", "--source_path"] {
+        for (directory, is_missing) in [("@/none", true), ("@", false)] {
+            let words = format!("{} {option} {directory}", data("shop.heap").display());
+            let output = run(scratch.path(), &words);
+            assert_eq!(output.status.code(), Some(0));
+            let said = stderr(&output).contains("/none: there is no such directory");
+            assert_eq!(said, is_missing, "{}", stderr(&output));
+        }
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::Result;
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+use heap_format::printable;
 use mem_parser::filters::pattern;
 use mem_parser::report::FORMATS;
 use mem_parser::{Format, Output};
@@ -35,9 +36,29 @@ impl Report {
         let fitting = FORMATS.iter().copied().filter(has_ending);
         // A flame graph's `.flame.svg` is a `.svg`, too.
         let longest = fitting.max_by_key(|format| format.ending.map_or(0, str::len));
-        if let Some(format) = longest.filter(|_| !self.given) {
+        let extension = Path::new(&name).extension();
+        // Others are called after what they hold: x.json, x.csv, x.dot.
+        let is_named = |format: &&Format| {
+            !format.takes_pattern && extension.is_some_and(|extension| extension == format.flag)
+        };
+        let named = || FORMATS.iter().copied().find(is_named);
+        if let Some(format) = longest.or_else(named).filter(|_| !self.given) {
             self.format = format;
         }
+    }
+
+    /// Makes sure that the file is not taken for a picture in a format that is not written.
+    pub fn check_name(file: &Path) -> Result<()> {
+        const PICTURES: [&str; 6] = ["png", "jpg", "jpeg", "gif", "webp", "pdf"];
+        let extension = file.extension().unwrap_or_default().to_string_lossy();
+        let is_other = PICTURES.contains(&&*extension.to_lowercase());
+        anyhow::ensure!(
+            !is_other,
+            "-o {}: pictures are written as SVG; call it {}, which rsvg-convert or a browser converts",
+            printable::path(file),
+            printable::path(&file.with_extension("svg"))
+        );
+        Ok(())
     }
 
     /// The output.
