@@ -245,7 +245,7 @@ pub struct TopArgs {
     #[command(flatten)]
     pub output: OutputArgs,
 
-    /// Print one table and exit; the default if stdout is not a terminal
+    /// Print one table and exit; the default if stdout is no terminal, or a dumb one
     #[arg(long)]
     pub once: bool,
 

@@ -126,6 +126,10 @@ fn the_live_page_starts_shows_follows_and_stops_a_session() {
         "document.querySelector('td.state').textContent.startsWith('sampling, every 512 B')",
     );
     browser.until("document.querySelectorAll('.spark .line').length === 1");
+    // Nothing is known of the time in which nobody asked: no line leads through it.
+    let gap = "spark([[0, 1, 1], [1000, 2, 1], [900000, 9, 1], [901000, 8, 1]])";
+    let lines = format!("{gap}.querySelectorAll('.line').length");
+    assert_eq!(browser.value(&lines), 2);
     browser.value("document.querySelector('#processes tbody a').click()");
     let frame = "document.querySelector('iframe.report:not(.next)').contentDocument";
     browser.until(&format!("[...{frame}.querySelectorAll('#flame .frame')].some((g) => g.textContent.startsWith('site_'))"));

@@ -24,14 +24,30 @@ function draw(name, attributes, ...children) {
   return el;
 }
 
-// The points of a column of the history that are known, in a box.
-function path(history, column, box) {
+// Longest time between two points of one line: a page that is in the background asks once a minute.
+// Nothing is known of a longer one, in which nobody asked.
+const GAP = 150000;
+// The points of a column of the history that are known, in a box: an array for each line.
+function paths(history, column, box) {
   const { from, to, most, width, height } = box;
   const known = history.filter((p) => p[column] !== null);
-  return known.map((p) => {
+  const lines = [];
+  known.forEach((p, at) => {
     const x = to > from ? ((p[0] - from) / (to - from)) * width : width;
     const y = height - (p[column] / (most || 1)) * height;
-    return `${x.toFixed(1)},${y.toFixed(1)}`;
+    if (!at || p[0] - known[at - 1][0] > GAP) lines.push([]);
+    lines[lines.length - 1].push(`${x.toFixed(1)},${y.toFixed(1)}`);
+  });
+  return lines.filter((points) => points.length > 1);
+}
+// The lines of live bytes, with the areas below them.
+function areas(history, box, bottom) {
+  return paths(history, 1, box).flatMap((points) => {
+    const ends = [points[0].split(",")[0], points[points.length - 1].split(",")[0]];
+    return [
+      draw("polygon", { class: "area", points: `${ends[0]},${bottom} ${points.join(" ")} ${ends[1]},${bottom}` }),
+      draw("polyline", { class: "line", points: points.join(" ") }),
+    ];
   });
 }
 function boxOf(history, columns, width, height) {
@@ -42,14 +58,8 @@ function boxOf(history, columns, width, height) {
 }
 function spark(history) {
   const box = boxOf(history, [1], 150, 30);
-  const points = path(history, 1, box);
   const svg = draw("svg", { class: "spark", viewBox: "0 0 150 30", preserveAspectRatio: "none", role: "img", "aria-label": "live heap of the last minutes" });
-  if (points.length > 1) {
-    const first = points[0].split(",")[0];
-    const last = points[points.length - 1].split(",")[0];
-    svg.append(draw("polygon", { class: "area", points: `${first},30 ${points.join(" ")} ${last},30` }));
-    svg.append(draw("polyline", { class: "line", points: points.join(" ") }));
-  }
+  svg.append(...areas(history, box, 30));
   return svg;
 }
 function chart(history, width) {
@@ -68,13 +78,8 @@ function chart(history, width) {
   ago.textContent = history.length > 1 ? `${Math.round((box.to - box.from) / 1000)} s ago` : "";
   const now = draw("text", { x: box.width, y: box.height + 16, "text-anchor": "end" });
   now.textContent = "now";
-  const live = path(history, 1, box);
-  if (live.length > 1) {
-    const ends = [live[0].split(",")[0], live[live.length - 1].split(",")[0]];
-    inner.append(draw("polygon", { class: "area", points: `${ends[0]},${box.height} ${live.join(" ")} ${ends[1]},${box.height}` }));
-    inner.append(draw("polyline", { class: "line", points: live.join(" ") }));
-  }
-  inner.append(draw("polyline", { class: "rss", points: path(history, 2, box).join(" ") }), ago, now);
+  const resident = paths(history, 2, box).map((points) => draw("polyline", { class: "rss", points: points.join(" ") }));
+  inner.append(...areas(history, box, box.height), ...resident, ago, now);
   svg.append(inner);
   return svg;
 }
