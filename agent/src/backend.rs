@@ -214,15 +214,10 @@ fn choose() {
 /// begins with.
 fn is_limited() -> bool {
     const LITTLE: u64 = 4 << 30;
-    let limit = |resource| {
-        // SAFETY: all zero is a valid rlimit.
-        let mut limit: libc::rlimit = unsafe { core::mem::zeroed() };
-        // SAFETY: the call fills the struct.
-        let known = unsafe { libc::getrlimit(resource, &mut limit) } == 0;
-        known && limit.rlim_cur < LITTLE
-    };
     let saved = crate::sys::errno();
-    let is_limited = limit(libc::RLIMIT_AS) || limit(libc::RLIMIT_DATA);
+    let is_limited = [libc::RLIMIT_AS, libc::RLIMIT_DATA]
+        .into_iter()
+        .any(|resource| crate::sys::limit(resource) < LITTLE);
     crate::sys::set_errno(saved);
     is_limited
 }

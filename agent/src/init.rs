@@ -35,7 +35,7 @@ extern "C" fn constructor(count: c_int, arguments: *const *const c_char) {
     fork::start();
     let samples_all = checks::start();
     let own = image::memory();
-    session::start((limits.file, limits.address_space), samples_all, own);
+    session::start(limits.address_space, samples_all, own);
     let line = python::CommandLine { count, arguments };
     python::start((!musl::is_here()).then_some(line));
     python::publish();
@@ -46,25 +46,14 @@ extern "C" fn constructor(count: c_int, arguments: *const *const c_char) {
 
 /// Limits of the process, in bytes; `u64::MAX`: none.
 struct Limits {
-    file: u64,
     address_space: u64,
     /// Private memory that may be written, mapped or not by `brk` (since Linux 4.7).
     data: u64,
 }
 
 fn limits() -> Limits {
-    let of = |resource| {
-        // SAFETY: all zero is a valid rlimit.
-        let mut limit: libc::rlimit = unsafe { core::mem::zeroed() };
-        // SAFETY: the call fills the struct.
-        match unsafe { libc::getrlimit(resource, &mut limit) } {
-            0 => limit.rlim_cur,
-            _ => libc::RLIM_INFINITY,
-        }
-    };
     Limits {
-        file: of(libc::RLIMIT_FSIZE),
-        address_space: of(libc::RLIMIT_AS),
-        data: of(libc::RLIMIT_DATA),
+        address_space: sys::limit(libc::RLIMIT_AS),
+        data: sys::limit(libc::RLIMIT_DATA),
     }
 }

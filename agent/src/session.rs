@@ -98,14 +98,12 @@ pub fn at<T>(offset: usize) -> Option<*mut T> {
 }
 
 /// Makes the segment, and begins the session if the environment requests one, or `samples_all`.
-/// Called at start-up; the limits are on file size and address space, in bytes; `memory` is the
-/// agent's own.
-pub fn start(limits: (u64, u64), samples_all: bool, memory: AgentMemory) {
-    let (file_limit, address_space) = limits;
+/// Called at start-up; `address_space` is the limit on it, in bytes; `memory` is the agent's own.
+pub fn start(address_space: u64, samples_all: bool, memory: AgentMemory) {
     identity::start(memory);
     mark::start();
     fork::start();
-    life::start(file_limit, address_space, samples_all);
+    life::start(address_space, samples_all);
 }
 
 /// Number of the current segment among those that this process has made.

@@ -47,6 +47,17 @@ pub fn pid() -> u32 {
     unsafe { libc::getpid() as u32 }
 }
 
+/// A limit of the process, in bytes; `u64::MAX`: none. Changes `errno`.
+pub fn limit(resource: libc::__rlimit_resource_t) -> u64 {
+    // SAFETY: all zero is a valid rlimit.
+    let mut limit: libc::rlimit = unsafe { zeroed() };
+    // SAFETY: the call fills the struct.
+    match unsafe { libc::getrlimit(resource, &mut limit) } {
+        0 => limit.rlim_cur,
+        _ => libc::RLIM_INFINITY,
+    }
+}
+
 /// Bytes of the machine's memory; `u64::MAX`: not known. Changes `errno`.
 pub fn memory() -> u64 {
     // SAFETY: integers only, so zero is a value.

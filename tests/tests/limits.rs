@@ -94,6 +94,20 @@ fn a_program_that_may_have_next_to_nothing_still_runs() {
 }
 
 #[test]
+fn children_that_may_write_no_file_live() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("confined.c", &[]);
+    for moment in ["before", "after"] {
+        for session in [&[][..], &[("MEM_PROFILER_START", "1")][..]] {
+            let mut command = scratch.preloaded(&program);
+            command.arg(moment).envs(session.iter().copied());
+            let outcome = run(&mut command);
+            assert_eq!(outcome.code, Some(0), "{moment} {session:?}: {outcome:?}");
+        }
+    }
+}
+
+#[test]
 fn a_program_runs_where_the_shared_directory_is_missing() {
     let scratch = Scratch::new();
     let nowhere = scratch.file("nowhere");

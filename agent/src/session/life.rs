@@ -34,9 +34,6 @@ struct OwnPath(UnsafeCell<Path>);
 unsafe impl Sync for OwnPath {}
 static PATH: OwnPath = OwnPath(UnsafeCell::new(Path::new()));
 
-/// Largest file that this process may write, read at start-up: the kernel kills it for more.
-static FILE_LIMIT: AtomicU64 = AtomicU64::new(0);
-
 #[used]
 #[cfg_attr(not(test), unsafe(link_section = ".fini_array"))]
 static DESTRUCTOR: extern "C" fn() = destructor;
@@ -49,8 +46,7 @@ static OWN_SESSION: AtomicU64 = AtomicU64::new(0);
 static CHECKER: AtomicU32 = AtomicU32::new(0);
 
 /// See [`super::start`].
-pub fn start(file_limit: u64, address_space: u64, samples_all: bool) {
-    FILE_LIMIT.store(file_limit, Ordering::Relaxed);
+pub fn start(address_space: u64, samples_all: bool) {
     name::start();
     let checker = number(c"MEM_PROFILER_LEAK_CHECK").and_then(|pid| u32::try_from(pid).ok());
     CHECKER.store(checker.unwrap_or(0), Ordering::Relaxed);
@@ -138,7 +134,10 @@ fn asked_bytes(bytes: u64) -> usize {
 /// requested. Without success nothing is shared, and `LIFE` is `NONE`. `at_start`: the process has
 /// one thread and has just been loaded.
 pub(super) fn make(start: Option<Start>, forked_from: u32, at_start: bool) {
-    if backend::is_left_out() || FILE_LIMIT.load(Ordering::Relaxed) < CONTROL_BYTES as u64 {
+    // The kernel kills a process that makes a larger file. The limit is the one of this moment: programs
+    // set it for children that they trust with nothing.
+    let file_limit = sys::limit(libc::RLIMIT_FSIZE);
+    if backend::is_left_out() || file_limit < CONTROL_BYTES as u64 {
         return hide();
     }
     time::settle();
@@ -157,9 +156,7 @@ pub(super) fn make(start: Option<Start>, forked_from: u32, at_start: bool) {
     });
     let mut refusal = None;
     let mut made = match tables {
-        Some(tables) if tables.bytes as u64 > FILE_LIMIT.load(Ordering::Relaxed) => {
-            Err(Errno(libc::EFBIG))
-        }
+        Some(tables) if tables.bytes as u64 > file_limit => Err(Errno(libc::EFBIG)),
         tables => name::create(start_time, tables, at_start),
     };
     if let (Err(error), Some(_)) = (&made, tables) {
