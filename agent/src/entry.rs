@@ -4,7 +4,7 @@
 //! cached) and jumps to the allocator through a pointer; `free` compares the address with
 //! the end of the range of sampled objects, which is at low addresses, and jumps: four
 //! instructions each. While sampling is on, `malloc` also compares the thread's epoch and counts
-//! its bytes down: five more instructions, in the thread's own cache line.
+//! its bytes down: seven more instructions, in the thread's own cache line.
 //!
 //! Every exit is a tail call and nothing is kept across it, so these functions have no
 //! frame; the assembly that a sampled exit jumps to sees the program's own registers.

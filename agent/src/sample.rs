@@ -129,13 +129,14 @@ fn sample_if_due(local: &mut Local, request: Request, registers: &Registers) -> 
         if thread.interval == 0.0 {
             return null_mut();
         }
-        local.left = thread.gaps.next(thread.interval) - request.bytes as i64;
+        let counted = match request.bytes < MAX_BYTES {
+            true => request.bytes as i64,
+            false => 0,
+        };
+        local.left = thread.gaps.next(thread.interval) - counted;
         if local.left >= 0 {
             return null_mut();
         }
-    }
-    if request.bytes >= MAX_BYTES {
-        return null_mut();
     }
     // SAFETY: enrolled, now or before.
     let thread = unsafe { &mut *thread::of(local) };
@@ -147,6 +148,9 @@ fn sample_if_due(local: &mut Local, request: Request, registers: &Registers) -> 
         return null_mut();
     }
     local.left = thread.gaps.next(thread.interval);
+    if request.bytes >= MAX_BYTES {
+        return null_mut();
+    }
     range::prepare(epoch.range_limit);
     let mut site = None;
     if epoch.thinning > 0 {

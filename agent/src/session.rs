@@ -58,11 +58,12 @@ pub fn control() -> &'static Control {
 }
 
 /// Whether an allocation of `size` bytes is not sampled, because sampling is off or the countdown
-/// has not expired; counts it down.
+/// has not expired; counts it down. A size that is negative as a signed number would wind it up.
 #[inline(always)]
 pub fn skips_sampling(size: usize) -> bool {
+    const MOST: usize = isize::MAX as usize;
     let epoch = control().epoch.load(Ordering::Relaxed);
-    epoch == 0 || crate::arch::counts_down(epoch, size)
+    epoch == 0 || size <= MOST && crate::arch::counts_down(epoch, size)
 }
 
 // Everything that a fork reads and writes is kept together (`mem_agent_state`), since each page

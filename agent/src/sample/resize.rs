@@ -58,7 +58,7 @@ unsafe fn resize(
             return p;
         }
         let mut new: *mut c_void = null_mut();
-        if !skips_sampling(bytes) && bytes < MAX_BYTES {
+        if bytes < MAX_BYTES && !skips_sampling(bytes) {
             if !stays(Weight::Drawn).is_null() {
                 return p;
             }

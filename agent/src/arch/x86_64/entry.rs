@@ -2,7 +2,7 @@
 
 /// Defines the entry point `$name` of one size: a jump to the allocator's `malloc` while
 /// sampling is off or the countdown has not expired, else one to `$due`. The same as
-/// `skips_sampling`, in the fewest instructions: three, or nine while sampling is on. Names that it
+/// `skips_sampling`, in the fewest instructions: three, or eleven while sampling is on. Names that it
 /// uses are those of `entry`.
 macro_rules! counting_entry {
     ($(#[$doc:meta])* $name:ident, else $due:path) => {
@@ -21,6 +21,8 @@ macro_rules! counting_entry {
                 "mov rcx, qword ptr [rip + mem_agent_local@GOTTPOFF]",
                 "cmp byte ptr fs:[rcx + 8], al",
                 "jne {due}",
+                "test rdi, rdi",
+                "js {due}",
                 "sub qword ptr fs:[rcx], rdi",
                 "jns 3b",
                 "jmp {due}",
