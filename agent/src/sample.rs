@@ -5,6 +5,7 @@
 
 mod calls;
 mod resize;
+mod untracked;
 
 pub use calls::*;
 pub use resize::*;
@@ -214,8 +215,7 @@ fn enroll(local: &mut Local, number: u8) -> Option<&'static mut Thread> {
     Some(thread)
 }
 
-/// Makes the object and counts it. Null if it cannot be in the range: the allocation is still counted,
-/// as one whose free cannot be tracked.
+/// Makes the object and counts it. Null if it cannot be in the range.
 #[inline]
 fn sample(
     thread: &mut Thread,
@@ -237,19 +237,19 @@ fn sample(
         weight,
         tick,
     };
+    let base = match place {
+        Ok(base) => base.as_ptr(),
+        Err(why) => {
+            untracked::postpone(thread, sample, why);
+            return null_mut();
+        }
+    };
     let record = count(thread, epoch, registers, &sample);
     if let Some((key, _)) = site {
         let known = epoch.bank.held(record);
         let learned = (sample.bytes, epoch.interval, epoch.thinning);
         thread.sites.learn(key, known, learned);
     }
-    let base = match place {
-        Ok(base) => base.as_ptr(),
-        Err(why) => {
-            count_untracked(thread, epoch, (record, why), &sample);
-            return null_mut();
-        }
-    };
     let object = Object {
         record,
         session: epoch.session as u8,
@@ -354,27 +354,6 @@ fn truncated(counters: &Counters, cause: Cause) -> &AtomicU64 {
         Cause::OutOfStack => &counters.truncated_out_of_stack,
         Cause::TooDeep => &counters.truncated_too_deep,
     }
-}
-
-#[cold]
-fn count_untracked(
-    thread: &Thread,
-    epoch: &Epoch,
-    (record, why): (RecordId, NoPlace),
-    born: &NewSample,
-) {
-    let counters = &epoch.bank.header.counters;
-    counters.untracked.fetch_add(1, Ordering::Relaxed);
-    if why == NoPlace::Elsewhere {
-        counters.untracked_elsewhere.fetch_add(1, Ordering::Relaxed);
-    }
-    let freed = FreeSample {
-        born: *born,
-        tick: born.tick,
-    };
-    epoch
-        .bank
-        .count_free(record, thread.shard, &freed, thread.is_exclusive());
 }
 
 /// Counts the free of a sampled object, if its session still counts.

@@ -7,7 +7,7 @@
 
 use crate::arch::Interrupted;
 use crate::local::Local;
-use crate::range::{self, FreeLists};
+use crate::range::{self, FreeLists, NoPlace};
 use crate::sampler::{Gaps, Weights};
 use crate::session::{self, Epoch};
 use crate::thinning::Sites;
@@ -17,7 +17,7 @@ use core::mem::{MaybeUninit, size_of};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use shm_protocol::layout::SHARED_SHARD;
-use shm_protocol::record::{CPU_CLASS, TABLE_FULL};
+use shm_protocol::record::{CPU_CLASS, NewSample, TABLE_FULL};
 use shm_protocol::tree::Place;
 use shm_protocol::{Bank, NodeId, RecordId, tree};
 use unwind::Registers;
@@ -48,6 +48,8 @@ pub struct Thread {
     pub free_lists: Option<FreeLists>,
     /// Weights of small objects at its interval.
     pub weights: Weights,
+    /// A sample whose object is being made outside the range, see `sample::untracked`.
+    pub untracked: (NewSample, NoPlace),
     /// Call sites that it has sampled.
     pub sites: Sites,
     until_timed: u32,
@@ -64,6 +66,9 @@ pub struct Thread {
     handler: HandlerStack,
     python: python::Frames,
 }
+
+/// No such sample.
+pub const NONE_UNTRACKED: (NewSample, NoPlace) = (NewSample::NONE, NoPlace::Exhausted);
 
 /// The stack that samples of CPU time are taken on: the one that a signal meets may have little
 /// room left. It takes memory when it is used first.
@@ -149,6 +154,7 @@ impl Thread {
     pub fn enter(&mut self, epoch: Epoch) {
         if self.session != epoch.session {
             self.session = epoch.session;
+            self.untracked = NONE_UNTRACKED;
             self.roots = epoch.bank.roots_of(tid::own());
             // At random: a forked child has a copy of what its parent has seen.
             self.salt = seed(self);
@@ -416,6 +422,7 @@ pub fn make(limit: u64) -> *mut Thread {
     // the lines below and `enter` set them.
     unsafe {
         (*thread).session = 0;
+        (*thread).untracked = NONE_UNTRACKED;
         (&raw mut (*thread).free_lists).write(None);
         (*thread).weights.forget();
         // At random, so that threads that end before their first timed sample count as well.

@@ -58,6 +58,15 @@ pub struct NewSample {
     pub tick: u32,
 }
 
+impl NewSample {
+    /// None: it stands for nothing.
+    pub const NONE: Self = Self {
+        bytes: 0,
+        weight: 0.0,
+        tick: 0,
+    };
+}
+
 /// The end of a sampled allocation.
 #[derive(Clone, Copy, Debug)]
 pub struct FreeSample {

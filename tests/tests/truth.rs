@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use mem_tests::limits::{Scarce, limit};
 use mem_tests::truth::{assert_close, assert_exact, estimates, expected};
 use mem_tests::{Scratch, Session, Target, sums};
 
@@ -118,4 +119,33 @@ fn a_second_session_starts_from_nothing() {
         }
     }
     target.finish_well();
+}
+
+#[test]
+fn requests_that_are_refused_neither_count_nor_change_what_is_sampled() {
+    for allocator in ["", "system"] {
+        for interval in ["1", "1024"] {
+            let scratch = Scratch::new();
+            let program = scratch.compile("refused.c", &[]);
+            let mut command = scratch.preloaded(&program);
+            command.env("MEM_PROFILER_ALLOCATOR", allocator);
+            limit(&mut command, Scarce::AddressSpace, 1 << 38);
+            let mut target = Target::start(&mut command);
+            assert_eq!(target.hear(), "ready");
+            let session = Session::of(&scratch, target.pid(), interval);
+            target.say("go");
+            let truth = expected(&target.hear_until("done"));
+            let profile = session.stop().profile();
+            let found = sums(&profile, &[&program], "site_");
+            assert_eq!(found.len(), 1, "{found:?}");
+            if interval == "1" {
+                assert_exact(&truth, &found);
+            } else {
+                // Within 12 standard errors.
+                let (bytes, real) = (estimates(&found["site_kept"])[1], 6400.0 * 64.0);
+                assert!((bytes / real - 1.0).abs() < 0.6, "{bytes}, {real} in truth");
+            }
+            target.finish_well();
+        }
+    }
 }

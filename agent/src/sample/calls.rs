@@ -1,6 +1,6 @@
 //! The C calls on the slow path, each with its caller's registers.
 
-use super::{Request, sampled};
+use super::{Request, sampled, untracked};
 use crate::backend::NEXT;
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
@@ -21,12 +21,18 @@ pub(super) unsafe fn ordinary(request: Request) -> *mut c_void {
 }
 
 /// A sampled object; where it is none, what the allocator gives.
-fn or_else<T>(object: *mut T, ordinary: impl FnOnce() -> *mut c_void) -> *mut c_void {
-    if object.is_null() {
-        ordinary()
-    } else {
-        object.cast()
+unsafe fn or_else<T>(
+    object: *mut T,
+    registers: &Registers,
+    ordinary: impl FnOnce() -> *mut c_void,
+) -> *mut c_void {
+    if !object.is_null() {
+        return object.cast();
     }
+    let object = ordinary();
+    // SAFETY: the caller's registers.
+    unsafe { untracked::settle(registers, !object.is_null()) };
+    object
 }
 
 /// `malloc(size)` on the slow path.
@@ -39,7 +45,7 @@ pub unsafe extern "C" fn malloc(
     // SAFETY: plain allocation calls.
     unsafe {
         let object = sampled(Request::plain(size), registers);
-        or_else(object, || NEXT.malloc(size))
+        or_else(object, registers, || NEXT.malloc(size))
     }
 }
 
@@ -53,7 +59,7 @@ pub unsafe extern "C" fn calloc(
     // SAFETY: plain allocation calls.
     unsafe {
         let object = sampled(Request::plain(bytes).zeroed(), registers);
-        or_else(object, || NEXT.calloc(n, size))
+        or_else(object, registers, || NEXT.calloc(n, size))
     }
 }
 
@@ -77,7 +83,7 @@ pub unsafe extern "C" fn memalign(
     // SAFETY: plain allocation calls.
     unsafe {
         let object = aligned(align, size, registers);
-        or_else(object, || NEXT.memalign(align, size))
+        or_else(object, registers, || NEXT.memalign(align, size))
     }
 }
 
@@ -102,7 +108,7 @@ pub unsafe extern "C" fn aligned_alloc(
     // SAFETY: plain allocation calls.
     unsafe {
         let object = aligned(align, size, registers);
-        or_else(object, || NEXT.aligned_alloc(align, size))
+        or_else(object, registers, || NEXT.aligned_alloc(align, size))
     }
 }
 
@@ -123,7 +129,9 @@ pub unsafe extern "C" fn posix_memalign(
             null_mut()
         };
         if object.is_null() {
-            return NEXT.posix_memalign(out, align, size);
+            let failure = NEXT.posix_memalign(out, align, size);
+            untracked::settle(registers, failure == 0);
+            return failure;
         }
         *out = object;
         0
@@ -158,6 +166,6 @@ pub unsafe extern "C" fn mallocx(
             Some(request) => sampled(request, registers),
             None => null_mut(),
         };
-        or_else(object, || NEXT.mallocx(size, flags as c_int))
+        or_else(object, registers, || NEXT.mallocx(size, flags as c_int))
     }
 }

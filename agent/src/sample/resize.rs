@@ -65,7 +65,9 @@ unsafe fn resize(
             new = sampled(request, registers).cast();
         }
         if new.is_null() {
-            return leave(p, elsewhere());
+            let new = leave(p, elsewhere());
+            untracked::settle(registers, !new.is_null());
+            return new;
         }
         let room = request.layout().usable;
         new.copy_from_nonoverlapping(p, object.layout().usable.min(room));
@@ -202,7 +204,9 @@ pub unsafe extern "C" fn realloc(
             sampled(Request::plain(size), registers)
         };
         if new.is_null() {
-            return NEXT.realloc(p, size);
+            let new = NEXT.realloc(p, size);
+            untracked::settle(registers, !new.is_null());
+            return new;
         }
         if p.is_null() {
             new.cast()
@@ -247,7 +251,9 @@ pub unsafe extern "C" fn rallocx(
             None => null_mut(),
         };
         if new.is_null() {
-            return NEXT.rallocx(p, size, flags as c_int);
+            let new = NEXT.rallocx(p, size, flags as c_int);
+            untracked::settle(registers, !new.is_null());
+            return new;
         }
         arrive(p, new)
     }
