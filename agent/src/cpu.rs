@@ -139,21 +139,46 @@ fn end(state: CpuState) {
 /// signal handler.
 #[inline]
 pub fn give_way(number: c_int) {
-    let has_timers = timers::session() != 0 || timers::awaits_session();
-    if has_timers && number == timers::number() && !session::is_guest() {
-        change_signal(number);
+    if timers::are_running() && number == timers::number() && !session::is_guest() {
+        change_signal(bit(number));
     }
 }
 
+/// The same for a program that will fetch these signals, of which ours is one.
 #[cold]
-fn change_signal(taken: c_int) {
+pub fn give_way_to(numbers: impl Iterator<Item = c_int>) {
+    if !session::is_guest() {
+        change_signal(numbers.fold(0, |bits, number| bits | bit(number)));
+    }
+}
+
+/// Whether a signal is one of our timers', for the calling thread.
+///
+/// # Safety
+/// `info` is a signal's.
+pub unsafe fn is_timers(info: &libc::siginfo_t) -> bool {
+    // SAFETY: the caller's: the kernel's word, within its 128 bytes.
+    let index = unsafe {
+        (&raw const *info)
+            .cast::<u8>()
+            .add(VALUE)
+            .cast::<usize>()
+            .read()
+    };
+    info.si_code == SI_TIMER
+        && info.si_signo == timers::number()
+        && (timers::slot_of(index).is_some() || timers::awaits_session())
+}
+
+#[cold]
+fn change_signal(taken: u64) {
     let saved = sys::errno();
     for _ in 0..100_000 {
         if let Some(turn) = Turn::take() {
             let session = timers::session();
             let epoch = session::current().filter(|epoch| epoch.session == session);
             if timers::end(&turn) {
-                let wanted = epoch.map(|epoch| (epoch.cpu.rate, epoch.cpu.avoid | bit(taken)));
+                let wanted = epoch.map(|epoch| (epoch.cpu.rate, epoch.cpu.avoid | taken));
                 let began = wanted.map(|wanted| timers::begin(&turn, session, wanted, handler));
                 match (began, cpu_totals::get()) {
                     (Some(Ok(_)), Some(totals)) => note_signal(totals),
@@ -179,15 +204,14 @@ fn bit(number: c_int) -> u64 {
 /// Safe in a signal handler.
 #[cold]
 pub fn end_for_filter() {
-    let has_timers = || timers::session() != 0 || timers::awaits_session();
-    if !has_timers() {
+    if !timers::are_running() {
         return;
     }
     let saved = sys::errno();
     // Whoever has the turn needs microseconds for it, unless this thread interrupts it.
     for _ in 0..100_000 {
         end(CpuState::Filtered);
-        if !has_timers() {
+        if !timers::are_running() {
             break;
         }
         core::hint::spin_loop();
@@ -266,8 +290,7 @@ const VALUE: usize = 24;
 unsafe extern "C" fn enter(info: *const libc::siginfo_t, _: *const libc::ucontext_t) -> *mut u8 {
     // SAFETY: the caller's.
     let is_timers = unsafe { (*info).si_code } == SI_TIMER;
-    let has_timers = timers::session() != 0 || timers::awaits_session();
-    if !is_timers || !has_timers || !arch::has_locals() {
+    if !is_timers || !timers::are_running() || !arch::has_locals() {
         return null_mut();
     }
     let local = arch::local();

@@ -33,6 +33,7 @@ mod signals;
 mod statistics;
 mod threads;
 mod trim;
+mod waits;
 
 /// Looks up the functions behind the entry points; at start-up, as later the loader is off limits.
 pub fn find_next() {
@@ -41,6 +42,7 @@ pub fn find_next() {
     exits::find_next();
     signals::find_next();
     threads::find_next();
+    waits::find_next();
 }
 
 mod to {

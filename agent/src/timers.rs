@@ -19,7 +19,7 @@ mod listing;
 mod signal;
 
 use signal::restore_in_child;
-pub use signal::{is_ours, number};
+pub use signal::{candidates, is_ours, number};
 
 use crate::{own, sys, tid};
 use core::ffi::c_int;
@@ -124,6 +124,12 @@ pub fn awaits_session() -> bool {
     CHILD.timer.load(Ordering::Relaxed) != 0
 }
 
+/// Whether there are timers.
+#[inline]
+pub fn are_running() -> bool {
+    session() != 0 || awaits_session()
+}
+
 fn slots() -> &'static [Slot] {
     let table = TABLE.load(Ordering::Acquire);
     if table.is_null() {
@@ -169,7 +175,7 @@ pub fn process_clock() -> u64 {
 }
 
 /// A clock's time, in ns. Changes `errno`.
-fn clock(id: libc::clockid_t) -> Option<u64> {
+pub fn clock(id: libc::clockid_t) -> Option<u64> {
     // SAFETY: all zero is a timespec.
     let mut time: libc::timespec = unsafe { zeroed() };
     // SAFETY: a timespec to fill.
@@ -372,6 +378,15 @@ fn timespec(ns: u64) -> libc::timespec {
         tv_sec: (ns / 1_000_000_000) as libc::time_t,
         tv_nsec: (ns % 1_000_000_000) as libc::c_long,
     }
+}
+
+/// What is left of a time when so many ns of it have passed.
+pub fn less(whole: &libc::timespec, passed: u64) -> libc::timespec {
+    let ns = (whole.tv_sec as u64).saturating_mul(1_000_000_000);
+    timespec(
+        ns.saturating_add(whole.tv_nsec as u64)
+            .saturating_sub(passed),
+    )
 }
 
 /// Sets a timer, with these flags; 0 stops it. What was left, in ns.
