@@ -149,3 +149,26 @@ fn requests_that_are_refused_neither_count_nor_change_what_is_sampled() {
         }
     }
 }
+
+/// Each resize is drawn anew, so the sums have the errors of independent draws: 1 % at most of what was
+/// allocated, 35 % of what is live.
+#[test]
+fn objects_that_are_resized_again_and_again_count_as_often_and_no_more() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("resized.c", &[]);
+    let mut target = ready(&scratch, &program);
+    let session = Session::of(&scratch, target.pid(), "65536");
+    target.say("go");
+    let truth = expected(&target.hear_until("done"));
+    let profile = session.stop().profile();
+    let found = sums(&profile, &[&program], "site_");
+    for (name, site) in &truth {
+        let found = estimates(&found[name]);
+        for (value, most) in [(0, 0.08), (1, 0.08), (2, 2.8), (3, 2.8)] {
+            let (found, real) = (found[value], site.values[value]);
+            let off = (found / real - 1.0).abs();
+            assert!(off < most, "{name}, {value}: {found}, {real} in truth");
+        }
+    }
+    target.finish_well();
+}

@@ -1,11 +1,9 @@
 //! Resizing of sampled and ordinary objects.
 //!
 //! A sampled object that is resized is counted as freed with its old size and allocated with its
-//! new one. If it stays at its address and its new size has the same weight, as for all
-//! large objects, it also keeps its weight: the draw that made it a sample did not depend on
-//! its new size, so the estimates stay unbiased. In all other
-//! cases the new size is drawn like any allocation: readers of dumps derive the weight from
-//! the average size of a stack's objects, and a weight for another size would mislead them.
+//! new one. If both are certain to be sampled, as those of all large objects are, it stays a sample
+//! where it is. In all other cases the new size is drawn like any allocation, as it is for an object
+//! that is no sample: if those that are remained samples, there would be more of them with each resize.
 //!
 //! All usable bytes are copied, not only the requested ones: if jemalloc would have left an
 //! object at its address, the program must not be able to notice that it moved.
@@ -25,17 +23,17 @@ pub unsafe fn usable_size(p: *const c_void) -> usize {
     unsafe { Object::read(p.cast()).layout().usable }
 }
 
-/// Weight of the new size.
+/// Why an object of the new size is a sample.
 #[derive(Clone, Copy, PartialEq)]
-enum Weight {
-    /// That of its old size, if the new one weighs as much.
-    Kept,
-    /// That of its new size, for which a sample is due.
+enum Why {
+    /// Any of its old size was, and any of its new one would be.
+    Certain,
+    /// A sample is due.
     Drawn,
 }
 
-/// Largest difference, relative to the larger weight, at which two weights count as equal.
-const ALIKE: f32 = 1e-3;
+/// The weight of an object that is certain to be sampled.
+const CERTAIN: f32 = 1.0;
 
 /// Resizes a sampled object for `request`; if its new size is not sampled, it moves out of the
 /// range to memory that `elsewhere` allocates. Null if there is no memory.
@@ -53,13 +51,13 @@ unsafe fn resize(
     unsafe {
         let object = Object::read(at);
         let bytes = request.bytes;
-        let stays = |weight| guarded(|local| stay(local, at, &object, request, weight, registers));
-        if !stays(Weight::Kept).is_null() {
+        let stays = |why| guarded(|local| stay(local, at, &object, request, why, registers));
+        if !stays(Why::Certain).is_null() {
             return p;
         }
         let mut new: *mut c_void = null_mut();
         if bytes < MAX_BYTES && !skips_sampling(bytes) {
-            if !stays(Weight::Drawn).is_null() {
+            if !stays(Why::Drawn).is_null() {
                 return p;
             }
             new = sampled(request, registers).cast();
@@ -109,7 +107,7 @@ fn stay(
     at: *mut u8,
     object: &Object,
     request: Request,
-    weight: Weight,
+    why: Why,
     registers: &Registers,
 ) -> *mut u8 {
     let number = session::control().epoch.load(Ordering::Relaxed);
@@ -138,14 +136,14 @@ fn stay(
         ..*object
     };
     let drawn = thread.weights.of(bytes as u64, thread.interval);
-    if weight == Weight::Kept && (drawn - object.weight).abs() > ALIKE * object.weight {
+    if why == Why::Certain && (drawn, object.weight) != (CERTAIN, CERTAIN) {
         return null_mut();
     }
     // SAFETY: a live object of the range.
     if !unsafe { has_room(at.sub(old.offset), old, new) } {
         return null_mut();
     }
-    if weight == Weight::Drawn {
+    if why == Why::Drawn {
         local.left = thread.gaps.next(thread.interval);
         reborn.weight = drawn;
     }
