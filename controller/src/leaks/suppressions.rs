@@ -29,7 +29,7 @@ impl Suppressions {
             .map_err(|error| format!("{shown}: the suppressions cannot be read: {error}"))?;
         if bytes.len() as u64 > MOST_BYTES {
             return Err(format!(
-                "{shown}: larger than {}, which no file of suppressions is: name another",
+                "{shown}: more than {}, too large for a file of suppressions: name another",
                 text::bytes(MOST_BYTES as f64)
             ));
         }

@@ -70,7 +70,7 @@ fn bad_lines_are_named() {
     let mut suppressions = Suppressions::default();
     let endless = suppressions.add_file(Path::new("/dev/zero")).unwrap_err();
     assert!(
-        endless.contains("/dev/zero: larger than 1.0 MiB"),
+        endless.contains("/dev/zero: more than 1.0 MiB"),
         "{endless}"
     );
 }
