@@ -13,7 +13,7 @@ pub struct Tables {
     pub bytes: usize,
     /// The session whose bank is prepared.
     pub session: u64,
-    /// Steps that are reserved, of [`RESERVE_STEPS`].
+    /// Steps that are reserved, of [`RESERVE_STEPS`](crate::layout::RESERVE_STEPS).
     pub steps: u8,
 }
 
