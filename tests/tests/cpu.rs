@@ -450,7 +450,7 @@ fn top_shows_what_works_now() {
         assert_eq!(line.contains("kernel hidden"), engine == "ptrace", "{line}");
     }
     for (options, said) in [
-        (&["top", "--cpu", "--once"][..], "name a process"),
+        (&["top", "--cpu", "--once"][..], "no process was named"),
         (
             &["top", "--cpu", "--sort", "live", "-p", &pid],
             "sorted by now",
