@@ -11,7 +11,7 @@ use std::path::Path;
 use heap_format::opening;
 use memchr::memmem::Finder;
 
-use super::elf::read_up_to;
+use super::elf::{read_existing, read_up_to};
 
 pub(crate) const SHT_SYMTAB: u32 = 2;
 pub(crate) const SHT_DYNSYM: u32 = 11;
@@ -108,9 +108,7 @@ pub(crate) fn header(file: &File) -> io::Result<Option<[u8; 64]>> {
 /// The sections of a file with this header.
 pub(crate) fn sections(file: &File, header: &[u8; 64]) -> io::Result<Vec<Section>> {
     let count = usize::from(u16::from_le_bytes([header[60], header[61]]));
-    let mut sections = vec![0; count * SECTION];
-    let got = read_up_to(file, &mut sections, word(header, 40))?;
-    sections.truncate(got);
+    let sections = read_existing(file, word(header, 40), (count * SECTION) as u64)?;
     Ok(sections.chunks_exact(SECTION).map(Section::new).collect())
 }
 

@@ -155,9 +155,7 @@ fn read(file: &File) -> Result<Elf> {
     if size < least || size > 4096 {
         bail!("its program headers have the size {size}");
     }
-    let mut headers = vec![0u8; (size * count) as usize];
-    let got = read_up_to(file, &mut headers, table)?;
-    headers.truncate(got);
+    let headers = read_existing(file, table, size * count)?;
     let mut elf = Elf {
         is_wide: layout.wide,
         machine: field(18, 2) as u16,
@@ -227,6 +225,23 @@ fn build_id(layout: Layout, mut notes: &[u8]) -> Option<BuildId> {
     None
 }
 
+/// As many of the `size` bytes at `offset` as the file has. Only for these is memory allocated, whatever the
+/// size is that a header claims.
+pub(super) fn read_existing(file: &File, offset: u64, size: u64) -> io::Result<Vec<u8>> {
+    const STEP: u64 = 64 << 10;
+    let mut bytes = Vec::new();
+    loop {
+        let had = bytes.len();
+        let step = STEP.min(size - had as u64) as usize;
+        bytes.resize(had + step, 0);
+        let got = read_up_to(file, &mut bytes[had..], offset.saturating_add(had as u64))?;
+        bytes.truncate(had + got);
+        if got < step || step == 0 {
+            return Ok(bytes);
+        }
+    }
+}
+
 /// Fills as much of `buffer` as the file has at `offset`.
 pub(super) fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
     // No file is that long, and the call would fail.
@@ -265,6 +280,24 @@ mod tests {
         let (page, size) = code.mapped(4096).unwrap();
         assert_eq!(elf.address_in_code(5, size), Some(page + 5));
         assert_eq!(elf.address_in_code(5, size + 1), None);
+    }
+
+    #[test]
+    fn memory_is_allocated_for_what_a_file_has_only() {
+        use std::io::Write;
+        let mut file = tempfile::tempfile().unwrap();
+        let content: Vec<u8> = (0..100_000u32).map(|n| n as u8).collect();
+        file.write_all(&content).unwrap();
+        let read = |offset, size| read_existing(&file, offset, size).unwrap();
+        for size in [0, 1, 65_535, 65_536, 65_537, 99_999, 100_000] {
+            assert_eq!(read(0, size), content[..size as usize]);
+        }
+        let all = read(0, u64::MAX);
+        assert_eq!(all, content);
+        assert!(all.capacity() < 300_000, "{}", all.capacity());
+        assert_eq!(read(99_990, 1 << 40), content[99_990..]);
+        assert_eq!(read(100_000, 1 << 40), []);
+        assert_eq!(read(u64::MAX, u64::MAX), []);
     }
 
     /// A file with segments of code at these addresses, of these sizes.

@@ -11,7 +11,7 @@ use heap_format::opening;
 use super::definitions::{
     MOST_SYMBOLS, SHT_DYNSYM, SHT_SYMTAB, SYMBOL, Section, header, pieces, sections, word,
 };
-use super::elf::read_up_to;
+use super::elf::{read_existing, read_up_to};
 
 const STT_OBJECT: u8 = 1;
 const PT_LOAD: u32 = 1;
@@ -63,9 +63,8 @@ pub fn variable(path: &Path, distance: u64) -> io::Result<Option<Variable>> {
 /// The address that the file's first segment is linked for, to its page.
 fn first_address(file: &File, header: &[u8; 64]) -> io::Result<Option<u64>> {
     let count = usize::from(u16::from_le_bytes([header[56], header[57]]));
-    let mut segments = vec![0; count * SEGMENT];
-    let got = read_up_to(file, &mut segments, word(header, 32))?;
-    let segments = segments[..got].chunks_exact(SEGMENT);
+    let segments = read_existing(file, word(header, 32), (count * SEGMENT) as u64)?;
+    let segments = segments.chunks_exact(SEGMENT);
     let loaded = segments.filter(|segment| word(segment, 0) as u32 == PT_LOAD);
     Ok(loaded.map(|segment| word(segment, 16) & !4095).min())
 }
