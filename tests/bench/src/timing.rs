@@ -196,7 +196,13 @@ fn one(
         .with_context(|| format!("{} under {}", workload.name(), config.name()))?;
     let counts = segment::collect(tools)?;
     if config.interval().is_some() {
-        let counts = counts.context("the agent left no profile")?;
+        let counts = counts.with_context(|| {
+            format!(
+                "the agent left no profile: {} under {}",
+                workload.name(),
+                config.name()
+            )
+        })?;
         anyhow::ensure!(counts.samples > 0, "the agent took no samples");
     }
     Ok(Run {
