@@ -20,6 +20,7 @@ pub mod cpu;
 pub mod crash_target;
 pub mod frail;
 pub mod group;
+pub mod harm;
 pub mod leaks;
 pub mod limits;
 pub mod load;

@@ -14,6 +14,8 @@ pub enum Scarce {
     FileSize,
     /// Locked memory, bytes.
     Locked,
+    /// Stack of the first thread, bytes.
+    Stack,
 }
 
 /// Has a command start with this limit, soft and hard.
@@ -23,6 +25,7 @@ pub fn limit(command: &mut Command, scarce: Scarce, most: u64) {
         Scarce::Data => libc::RLIMIT_DATA,
         Scarce::FileSize => libc::RLIMIT_FSIZE,
         Scarce::Locked => libc::RLIMIT_MEMLOCK,
+        Scarce::Stack => libc::RLIMIT_STACK,
     };
     let limit = libc::rlimit {
         rlim_cur: most,

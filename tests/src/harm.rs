@@ -1,0 +1,302 @@
+//! The programs of `tests/harm`: what each says about how it is built and run, in its first lines.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::artifacts;
+use crate::limits::{Scarce, limit};
+use crate::scratch::Scratch;
+
+/// Time that a program may take if it does not say another.
+const DEFAULT_DEADLINE: Duration = Duration::from_secs(20);
+
+/// What the agent does while a program runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// It is preloaded; no session.
+    Idle,
+    /// A session from the start, one sample every 1024 bytes.
+    Every1024,
+    /// A session from the start that samples every allocation.
+    EveryAllocation,
+    /// Short sessions one after the other.
+    Toggled,
+}
+
+impl Mode {
+    fn named(name: &str) -> Self {
+        match name {
+            "idle" => Self::Idle,
+            "1024" => Self::Every1024,
+            "1" => Self::EveryAllocation,
+            "toggled" => Self::Toggled,
+            _ => panic!("there is no mode {name:?}"),
+        }
+    }
+}
+
+/// Where a library stands among those that are preloaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    BeforeTheAgent,
+    AfterTheAgent,
+}
+
+/// A library that is preloaded beside the agent.
+#[derive(Clone, Debug)]
+struct Preload {
+    library: PathBuf,
+    place: Place,
+}
+
+/// One program, built.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// File name of its source.
+    pub name: String,
+    /// Modes that it is run in.
+    pub modes: Vec<Mode>,
+    /// Text for its standard input.
+    pub input: String,
+    /// Time that it may take.
+    pub deadline: Duration,
+    binary: PathBuf,
+    arguments: Vec<String>,
+    environment: Vec<(String, String)>,
+    limits: Vec<(Scarce, u64)>,
+    preloads: Vec<Preload>,
+}
+
+/// The directory of the programs.
+#[must_use]
+pub fn directory() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("harm")
+}
+
+/// Sources of all programs, sorted by name.
+#[must_use]
+pub fn sources() -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory()).expect("the directory of programs");
+    let is_source = |path: &PathBuf| {
+        let extension = path.extension().and_then(|e| e.to_str());
+        let stem = path.file_stem().and_then(|s| s.to_str()).unwrap_or("");
+        matches!(extension, Some("c" | "cpp")) && !stem.ends_with("_lib")
+    };
+    let mut sources: Vec<_> = entries
+        .flatten()
+        .map(|e| e.path())
+        .filter(is_source)
+        .collect();
+    sources.sort();
+    sources
+}
+
+/// A line of a source that says how it is built or run.
+struct Directive {
+    name: String,
+    value: String,
+}
+
+/// Directives of a source: its first lines, as far as they are comments of the form `// name: value`.
+fn directives(source: &Path) -> Vec<Directive> {
+    const NAMES: [&str; 10] = [
+        "guards",
+        "build",
+        "library",
+        "preload",
+        "arguments",
+        "input",
+        "limit",
+        "environment",
+        "seconds",
+        "modes",
+    ];
+    let text = fs::read_to_string(source).expect("a source");
+    let comments = text.lines().map_while(|line| line.strip_prefix("//"));
+    let directive = |line: &str| {
+        let (name, value) = line.trim().split_once(':')?;
+        let (name, value) = (name.to_owned(), value.trim().to_owned());
+        NAMES
+            .contains(&name.as_str())
+            .then_some(Directive { name, value })
+    };
+    comments.filter_map(directive).collect()
+}
+
+/// Compiles a source file; `flags` follow it.
+fn compile(source: &Path, out: &Path, flags: &[String]) {
+    let compiler = match source.extension().and_then(|e| e.to_str()) {
+        Some("cpp") => "g++",
+        _ => "gcc",
+    };
+    let mut command = Command::new(compiler);
+    command
+        .args(["-O1", "-g", "-w", "-pthread", "-fno-builtin-malloc", "-o"])
+        .arg(out)
+        .arg(source)
+        .args(flags);
+    let output = command.output().expect("a compiler");
+    assert!(
+        output.status.success(),
+        "{command:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+/// Words of a directive.
+fn words(value: &str) -> Vec<String> {
+    value.split_whitespace().map(str::to_owned).collect()
+}
+
+/// Compiles a library that a program names; `flags` follow its name.
+fn library(scratch: &Scratch, owner: &str, words: &[String]) -> PathBuf {
+    let (name, flags) = words.split_first().expect("a library's name");
+    let beside = directory().join(name);
+    let source = match beside.exists() {
+        true => beside,
+        false => directory().join("lib").join(name),
+    };
+    let stem = name.split('.').next().unwrap_or(name);
+    let out = scratch.file(&format!("lib{owner}_{stem}.so"));
+    let mut all = vec!["-shared".to_owned(), "-fPIC".to_owned()];
+    all.extend(flags.iter().cloned());
+    compile(&source, &out, &all);
+    out
+}
+
+/// A size with an optional K, M or G.
+fn size(text: &str) -> u64 {
+    let (digits, shift) = match text.as_bytes().last() {
+        Some(b'K') => (&text[..text.len() - 1], 10),
+        Some(b'M') => (&text[..text.len() - 1], 20),
+        Some(b'G') => (&text[..text.len() - 1], 30),
+        _ => (text, 0),
+    };
+    digits.parse::<u64>().expect("a number") << shift
+}
+
+/// Parses `name=size`.
+fn limited(text: &str) -> (Scarce, u64) {
+    let (name, value) = text.split_once('=').expect("NAME=SIZE");
+    let scarce = match name {
+        "stack" => Scarce::Stack,
+        "as" => Scarce::AddressSpace,
+        "data" => Scarce::Data,
+        "fsize" => Scarce::FileSize,
+        "memlock" => Scarce::Locked,
+        _ => panic!("there is no limit {name:?}"),
+    };
+    (scarce, size(value))
+}
+
+impl Program {
+    /// Builds a program and its libraries.
+    #[must_use]
+    pub fn build(scratch: &Scratch, source: &Path) -> Self {
+        let name = source.file_name().expect("a name").to_string_lossy();
+        let stem = source.file_stem().expect("a name").to_string_lossy();
+        let mut program = Self {
+            name: name.into_owned(),
+            modes: vec![
+                Mode::Idle,
+                Mode::Every1024,
+                Mode::EveryAllocation,
+                Mode::Toggled,
+            ],
+            input: String::new(),
+            deadline: DEFAULT_DEADLINE,
+            binary: scratch.file(&stem),
+            arguments: Vec::new(),
+            environment: Vec::new(),
+            limits: Vec::new(),
+            preloads: Vec::new(),
+        };
+        let mut flags = vec!["-I".to_owned(), directory().display().to_string()];
+        for Directive { name, value } in directives(source) {
+            match name.as_str() {
+                "build" => flags.extend(words(&value)),
+                "library" => {
+                    let path = library(scratch, &stem, &words(&value));
+                    flags.push(path.display().to_string());
+                    flags.push(format!("-Wl,-rpath,{}", scratch.files().display()));
+                }
+                "preload" => program.preloads.push(preload(scratch, &stem, &value)),
+                "arguments" => program.arguments = words(&value),
+                "input" => program.input = value.replace("\\n", "\n"),
+                "limit" => program.limits.push(limited(&value)),
+                "environment" => {
+                    let (name, value) = value.split_once('=').expect("NAME=VALUE");
+                    let pair = (name.to_owned(), value.to_owned());
+                    program.environment.push(pair);
+                }
+                "seconds" => {
+                    let seconds = value.parse().expect("a number of seconds");
+                    program.deadline = Duration::from_secs(seconds);
+                }
+                "modes" => {
+                    program.modes = value.split(',').map(|m| Mode::named(m.trim())).collect()
+                }
+                _ => {}
+            }
+        }
+        flags.push("-ldl".to_owned());
+        compile(source, &program.binary, &flags);
+        program
+    }
+
+    /// The command that runs it, without the agent or, in a mode, with it.
+    #[must_use]
+    pub fn command(&self, scratch: &Scratch, mode: Option<Mode>) -> Command {
+        let mut command = Command::new(&self.binary);
+        command
+            .args(&self.arguments)
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
+            .current_dir(scratch.files());
+        let at = |place| {
+            let there = self.preloads.iter().filter(move |p| p.place == place);
+            there.map(|p| p.library.clone())
+        };
+        let agent = mode.map(|_| artifacts::agent());
+        let preloaded: Vec<String> = at(Place::BeforeTheAgent)
+            .chain(agent)
+            .chain(at(Place::AfterTheAgent))
+            .map(|path| path.display().to_string())
+            .collect();
+        if !preloaded.is_empty() {
+            command.env("LD_PRELOAD", preloaded.join(":"));
+        }
+        if let Some(mode) = mode {
+            command.env("MEM_PROFILER_DIR", scratch.shared());
+            let interval = match mode {
+                Mode::Every1024 => "1024",
+                Mode::EveryAllocation => "1",
+                Mode::Idle | Mode::Toggled => "",
+            };
+            if !interval.is_empty() {
+                command
+                    .env("MEM_PROFILER_START", "1")
+                    .env("MEM_PROFILER_INTERVAL", interval);
+            }
+        }
+        for (scarce, most) in &self.limits {
+            limit(&mut command, *scarce, *most);
+        }
+        command
+    }
+}
+
+/// Compiles a library of which `value` says the source, the flags and, last, the place.
+fn preload(scratch: &Scratch, owner: &str, value: &str) -> Preload {
+    let mut words = words(value);
+    let place = match words.pop().as_deref() {
+        Some("before") => Place::BeforeTheAgent,
+        Some("after") => Place::AfterTheAgent,
+        _ => panic!("{value}: before the agent, or after it?"),
+    };
+    Preload {
+        library: library(scratch, owner, &words),
+        place,
+    }
+}
