@@ -1,21 +1,66 @@
 //! Options for the linker: to refuse what no library on its line defines, rather than leave that
 //! to the loader of a target; and libc, after the objects that need it. The `libc` crate asks for
 //! it only where nobody in the workspace wants its feature `std`, and too early for GNU ld. And to
-//! lead some of the C library's names to the agent's own functions.
+//! lead the C library's names to the agent's own functions, so that nobody else can define what the
+//! agent calls.
+
+use std::fmt::Write;
+use std::path::Path;
+use std::{env, fs};
+
+include!("src/c_library/names.rs");
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rerun-if-changed=src/c_library/names.rs");
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,defs");
     println!("cargo::rustc-cdylib-link-arg=-lc");
-    // See src/wrapped.rs.
-    for name in [
-        "mmap",
-        "munmap",
-        "madvise",
-        "clock_gettime",
-        "pthread_cond_init",
-        "pthread_key_create",
-    ] {
+    // The agent's own calls of what it exports stay within it.
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
+    for name in FORWARDED.iter().chain(REPLACED) {
         println!("cargo::rustc-cdylib-link-arg=-Wl,--wrap={name}");
     }
+    let out = env::var("OUT_DIR").expect("cargo sets OUT_DIR");
+    fs::write(Path::new(&out).join("c_library.rs"), table()).expect("a writable OUT_DIR");
+}
+
+/// Declarations of all functions, the table, and a jump through the table for each.
+fn table() -> String {
+    let stubs = FORWARDED.iter().map(|name| Stub {
+        name,
+        symbol: format!("__wrap_{name}"),
+    });
+    let next = REPLACED.iter().map(|name| Stub {
+        name,
+        symbol: format!("mem_agent_next_{name}"),
+    });
+    let stubs: Vec<Stub> = stubs.chain(next).collect();
+    let mut text = String::from("unsafe extern \"C\" {\n");
+    for Stub { name, .. } in &stubs {
+        writeln!(text, "    fn __real_{name}();").expect("a string");
+    }
+    let count = stubs.len();
+    write!(text, "}}\n\nstatic TABLE: [Function; {count}] = [\n").expect("a string");
+    for Stub { name, .. } in &stubs {
+        writeln!(text, "    Function::new(c\"{name}\", __real_{name}),").expect("a string");
+    }
+    text.push_str("];\n\n");
+    let count = LOOKED_UP.len();
+    writeln!(text, "static LOOKED_UP: [Optional; {count}] = [").expect("a string");
+    for name in LOOKED_UP {
+        writeln!(text, "    Optional::new(c\"{name}\"),").expect("a string");
+    }
+    text.push_str("];\n\n");
+    for (index, Stub { symbol, .. }) in stubs.iter().enumerate() {
+        writeln!(text, "jump_through_table!(\"{symbol}\", {index});").expect("a string");
+    }
+    text
+}
+
+/// A jump that stands for a function.
+struct Stub {
+    /// The C library's name.
+    name: &'static str,
+    /// The agent's.
+    symbol: String,
 }

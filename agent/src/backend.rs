@@ -192,6 +192,7 @@ pub fn is_system() -> bool {
 /// Runs at the first allocation, while the process has one thread.
 #[cold]
 fn choose() {
+    crate::c_library::resolve();
     // SAFETY: a word of jemalloc's, which it only reads; the process has one thread.
     unsafe { jemalloc::malloc_message = Some(say_nothing) };
     if is_limited() {

@@ -9,8 +9,9 @@
 //! Every exit is a tail call and nothing is kept across it, so these functions have no
 //! frame; the assembly that a sampled exit jumps to sees the program's own registers.
 
-use crate::arch::{counting_entry, freeing_entry, glibc_function, with_registers};
+use crate::arch::{counting_entry, freeing_entry, with_registers};
 use crate::backend::NEXT;
+use crate::c_library;
 use crate::session::skips_sampling;
 #[cfg(target_arch = "x86_64")]
 use crate::{backend::Next, session};
@@ -240,7 +241,7 @@ fn next_power_of_two(align: usize) -> Option<usize> {
 #[cold]
 fn as_the_c_library_takes(align: usize) -> usize {
     // glibc has both since 2.38.
-    let refuses = glibc_function!("strlcpy") != 0;
+    let refuses = !c_library::looked_up(c"strlcpy").is_null();
     match align.checked_next_power_of_two() {
         Some(next) if !refuses => next,
         _ => align,

@@ -6,6 +6,8 @@ use core::ffi::{CStr, c_char};
 use shm_protocol::pattern;
 
 unsafe extern "C" {
+    /// The name that is reserved for it: a program may define `environ` for itself.
+    #[link_name = "_environ"]
     static environ: *const *const c_char;
 }
 

@@ -32,7 +32,7 @@
 //! |---|---|
 //! | `sys` | system calls, memory, text |
 //! | `local`, `arch`, `probes` | a thread's initial state; assembly; tracepoints |
-//! | `symbol_table`, `musl` | functions in a library's own tables; what other C libraries lack |
+//! | `symbol_table`, `c_library`, `musl` | functions in a library's own tables; the C library's, by address; what other C libraries lack |
 //! | `seccomp`, `cycles`, `atfork`, `ends` | the process's filters; its cycle counter; fork handlers; ends of stacks |
 //! | `environment` | what the environment says before libc has started |
 //! | `library` | this library's file, and where it lies |
@@ -55,6 +55,8 @@ extern crate std;
 mod arch;
 mod atfork;
 mod backend;
+#[cfg_attr(test, path = "c_library/unresolved.rs")]
+mod c_library;
 mod checks;
 mod controller;
 mod cpu;

@@ -20,7 +20,7 @@ pub type RegisterAtfork =
 
 /// Whether this is the process's C library.
 pub fn is_here() -> bool {
-    dlvsym().is_none()
+    register_atfork().is_none()
 }
 
 /// `None` with musl.

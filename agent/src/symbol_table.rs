@@ -1,6 +1,10 @@
 //! Looks up functions of a loaded library in its own tables, without `dlsym`, which may allocate,
 //! and which is itself one of the functions looked for.
 
+mod library;
+
+pub use library::{Exported, Library};
+
 use core::ffi::{CStr, c_char, c_void};
 use core::ptr::null_mut;
 use core::slice::from_raw_parts;

@@ -74,7 +74,7 @@ unsafe extern "C" {
     /// Frees jemalloc's data of a thread that ends.
     #[link_name = "_rjem_je_tsd_cleanup"]
     fn tsd_cleanup(data: *mut c_void);
-    fn __real_pthread_key_create(
+    fn mem_agent_next_pthread_key_create(
         key: *mut libc::pthread_key_t,
         destructor: Option<Destructor>,
     ) -> c_int;
@@ -102,7 +102,7 @@ unsafe extern "C" fn __wrap_pthread_key_create(
     };
     // SAFETY: the caller's.
     unsafe {
-        let result = __real_pthread_key_create(key, destructor);
+        let result = mem_agent_next_pthread_key_create(key, destructor);
         if is_jemallocs && result == 0 {
             TSD.store(*key, Ordering::Relaxed);
         }

@@ -183,3 +183,31 @@ const _: () = assert!(
     core::mem::size_of::<Registers>() == 24,
     "as the assembly lays them"
 );
+
+/// Processor features, as resolvers of indirect functions take them (`sys/ifunc.h`).
+#[repr(C)]
+struct IfuncArgument {
+    bytes: u64,
+    hwcap: u64,
+    hwcap2: u64,
+}
+
+/// Calls the resolver of an indirect function (`STT_GNU_IFUNC`); returns the function's address.
+///
+/// # Safety
+/// `resolver` is one, of a library that has been relocated.
+pub unsafe fn ifunc_target(resolver: u64) -> *mut core::ffi::c_void {
+    /// Bit of the first argument that says that there is a second one (`_IFUNC_ARG_HWCAP`).
+    const HAS_ARGUMENT: u64 = 1 << 62;
+    // SAFETY: `getauxval` takes any number; the resolver is the caller's, and takes both arguments.
+    unsafe {
+        let argument = IfuncArgument {
+            bytes: core::mem::size_of::<IfuncArgument>() as u64,
+            hwcap: libc::getauxval(libc::AT_HWCAP),
+            hwcap2: libc::getauxval(libc::AT_HWCAP2),
+        };
+        let resolver: unsafe extern "C" fn(u64, *const IfuncArgument) -> *mut core::ffi::c_void =
+            core::mem::transmute(resolver as usize);
+        resolver(argument.hwcap | HAS_ARGUMENT, &argument)
+    }
+}

@@ -206,3 +206,16 @@ const _: () = assert!(
     core::mem::size_of::<Registers>() == 24,
     "as the assembly lays them"
 );
+
+/// Calls the resolver of an indirect function (`STT_GNU_IFUNC`); returns the function's address.
+///
+/// # Safety
+/// `resolver` is one, of a library that has been relocated.
+pub unsafe fn ifunc_target(resolver: u64) -> *mut core::ffi::c_void {
+    // SAFETY: the caller's; on this processor a resolver takes no arguments.
+    unsafe {
+        let resolver: unsafe extern "C" fn() -> *mut core::ffi::c_void =
+            core::mem::transmute(resolver as usize);
+        resolver()
+    }
+}

@@ -9,6 +9,7 @@
 
 use crate::arch::{answer_or_jump, find_and_jump, jump_without};
 use crate::backend;
+use crate::c_library;
 use crate::entry::{self, libc_names};
 use crate::musl;
 use crate::sys::next_symbol;
@@ -70,8 +71,12 @@ const DLSYM_VERSION: &CStr = if cfg!(target_arch = "aarch64") {
     c"GLIBC_2.2.5"
 };
 
-/// By `dlvsym`, which is not ours, or in the C library's own tables.
+/// In the C library's own tables; if they are not known by `dlvsym`, which is not ours.
 extern "C" fn find_dlsym() -> *mut c_void {
+    let found = c_library::looked_up(c"dlsym");
+    if !found.is_null() {
+        return keep(&DLSYM, found);
+    }
     let (name, version) = (c"dlsym", DLSYM_VERSION.as_ptr());
     let found = match musl::dlvsym() {
         // SAFETY: both names end in a zero byte, and `dlvsym` keeps neither.

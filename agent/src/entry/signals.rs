@@ -2,6 +2,7 @@
 //! and the session switches to another one. Otherwise, the calls are passed on unchanged.
 
 use crate::arch::glibc_function;
+use crate::c_library;
 use crate::cpu;
 use crate::sys::{next_symbol, set_errno};
 use core::ffi::{CStr, c_int, c_void};
@@ -57,7 +58,7 @@ pub unsafe extern "C" fn sigaction(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn signal(number: c_int, handler: usize) -> usize {
     cpu::give_way(number);
-    let real = real(&SIGNAL, glibc_function!("ssignal"), c"signal");
+    let real = real(&SIGNAL, c_library::looked_up(c"signal").addr(), c"signal");
     // SAFETY: null, or the C library's function of this type.
     match unsafe { transmute::<*mut c_void, Option<Simple>>(real) } {
         // SAFETY: the caller's arguments.

@@ -234,3 +234,24 @@ macro_rules! answer_or_jump {
     };
 }
 pub(crate) use answer_or_jump;
+
+/// Defines the function `$symbol`, hidden: a jump to where entry `$index` of `TABLE` points.
+macro_rules! jump_through_table {
+    ($symbol:literal, $index:literal) => {
+        core::arch::global_asm!(
+            concat!(".hidden ", $symbol),
+            concat!(".globl ", $symbol),
+            concat!(".type ", $symbol, ",%function"),
+            concat!($symbol, ":"),
+            ".cfi_startproc",
+            "adrp x16, {table} + {offset}",
+            "ldr x16, [x16, #:lo12:{table} + {offset}]",
+            "br x16",
+            ".cfi_endproc",
+            concat!(".size ", $symbol, ", . - ", $symbol),
+            table = sym TABLE,
+            offset = const $index * STRIDE,
+        );
+    };
+}
+pub(crate) use jump_through_table;
