@@ -7,16 +7,11 @@
 
 use crate::arch::glibc_function;
 use crate::symbol_table;
-use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ffi::{CStr, c_char, c_void};
 use core::mem::transmute;
 
 /// glibc's `dlvsym`.
 pub type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
-/// A fork handler.
-pub type Handler = unsafe extern "C" fn();
-/// What `pthread_atfork` is in glibc, for a library with this handle.
-pub type RegisterAtfork =
-    unsafe extern "C" fn(Option<Handler>, Option<Handler>, Option<Handler>, *mut c_void) -> c_int;
 
 /// Whether this is the process's C library.
 pub fn is_here() -> bool {
@@ -28,13 +23,6 @@ pub fn dlvsym() -> Option<Dlvsym> {
     let at = glibc_function!("dlvsym");
     // SAFETY: null, or the function of this name.
     unsafe { transmute::<usize, Option<Dlvsym>>(at) }
-}
-
-/// `None` with musl.
-pub fn register_atfork() -> Option<RegisterAtfork> {
-    let at = glibc_function!("__register_atfork");
-    // SAFETY: null, or the function of this name.
-    unsafe { transmute::<usize, Option<RegisterAtfork>>(at) }
 }
 
 /// Address of a function of the C library: looked up in its own tables, since `dlsym`, which
@@ -51,6 +39,5 @@ mod tests {
     #[test]
     fn with_glibc_its_functions_are_there() {
         assert!(!is_here());
-        assert!(register_atfork().is_some());
     }
 }

@@ -209,8 +209,9 @@ fn the_agent_exports_glibcs_whole_family_and_nothing_else() {
     let mut expected: BTreeSet<_> = own.map(|name| (*name).to_owned()).collect();
     expected.extend(operators());
     // Made as the C library makes them; the agent must know of seccomp filters, of threads, of
-    // signals that the program handles or fetches, and of its end.
+    // signals that the program handles or fetches, and of its end. Its fork handlers come first.
     let called_through = [
+        "__register_atfork",
         "prctl",
         "syscall",
         "pthread_create",

@@ -73,6 +73,8 @@ const DLSYM_VERSION: &CStr = if cfg!(target_arch = "aarch64") {
 
 /// In the C library's own tables; if they are not known by `dlvsym`, which is not ours.
 extern "C" fn find_dlsym() -> *mut c_void {
+    // It may be asked for a function that registers fork handlers without ours.
+    crate::atfork::register();
     let found = c_library::looked_up(c"dlsym");
     if !found.is_null() {
         return keep(&DLSYM, found);
