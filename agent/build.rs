@@ -2,7 +2,7 @@
 //! to the loader of a target; and libc, after the objects that need it. The `libc` crate asks for
 //! it only where nobody in the workspace wants its feature `std`, and too early for GNU ld. And to
 //! lead the C library's names to the agent's own functions, so that nobody else can define what the
-//! agent calls.
+//! agent calls; and some of jemalloc's.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -17,7 +17,7 @@ fn main() {
     println!("cargo::rustc-cdylib-link-arg=-lc");
     // The agent's own calls of what it exports stay within it.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-Bsymbolic");
-    for name in FORWARDED.iter().chain(REPLACED) {
+    for name in FORWARDED.iter().chain(REPLACED).chain(JEMALLOCS) {
         println!("cargo::rustc-cdylib-link-arg=-Wl,--wrap={name}");
     }
     let out = env::var("OUT_DIR").expect("cargo sets OUT_DIR");

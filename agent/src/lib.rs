@@ -45,6 +45,7 @@
 //! | `stats`, `thread` | work once a second; a thread's memory for sampling |
 //! | `fork`, `sample` | leaving the parent's session; the slow path |
 //! | `cpu` | samples of CPU time |
+//! | `exhaustion` | arenas of jemalloc when memory is exhausted |
 //! | `image` | where the agent's own memory is |
 //! | `entry`, `init` | entry points, the fast path; initialisation |
 #![cfg_attr(not(test), no_std)]
@@ -67,6 +68,8 @@ mod ends;
 mod entry;
 mod environment;
 mod exemptions;
+#[cfg(not(test))]
+mod exhaustion;
 mod fork;
 mod headers;
 mod hooks;

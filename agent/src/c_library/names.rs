@@ -101,3 +101,9 @@ const REPLACED: &[&str] = &[
 
 /// Functions that are only looked up: the agent exports them, or not every C library has them.
 const LOOKED_UP: &[&str] = &["dlsym", "signal", "strlcpy"];
+
+/// Functions of jemalloc that `exhaustion.rs` replaces.
+const JEMALLOCS: &[&str] = &[
+    "_rjem_je_arena_new",
+    "_rjem_je_arena_nthreads_inc",
+];
