@@ -48,8 +48,10 @@ fn no_memory_if_null(p: *mut c_void) -> *mut c_void {
 #[unsafe(export_name = "_rjem_malloc_conf")]
 static OPTIONS: AtomicPtr<c_char> = AtomicPtr::new(USUAL.as_ptr().cast_mut());
 const USUAL: &CStr = c"disable_large_size_classes:false,oversize_threshold:33554432";
-/// The same with one arena.
-const LIMITED: &CStr = c"disable_large_size_classes:false,oversize_threshold:33554432,narenas:1";
+/// The same with one arena. Addresses that are not needed are given back, and soon: the program may want
+/// them for a mapping of its own.
+const LIMITED: &CStr =
+    c"disable_large_size_classes:false,oversize_threshold:33554432,narenas:1,retain:false,dirty_decay_ms:100";
 core::arch::global_asm!(".hidden _rjem_malloc_conf");
 
 unsafe extern "C" {
@@ -210,11 +212,11 @@ fn choose() {
     }
 }
 
-/// Whether the process may map so little that arenas, of megabytes each, would take much of it. A
-/// thread that jemalloc has no memory for an arena for crashes, so there is only the one that it
-/// begins with.
+/// Limits below this are so low that memory is to be given back soon.
+pub const LITTLE: u64 = 4 << 30;
+
+/// Whether the process may map so little that arenas, of megabytes each, would take much of it.
 fn is_limited() -> bool {
-    const LITTLE: u64 = 4 << 30;
     let saved = crate::sys::errno();
     let is_limited = [libc::RLIMIT_AS, libc::RLIMIT_DATA]
         .into_iter()

@@ -13,7 +13,7 @@ use crate::{arch, sys};
 use core::arch::global_asm;
 use core::ffi::{c_uint, c_void};
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 // Ours alone: they are not exported.
 global_asm!(
@@ -34,6 +34,9 @@ unsafe extern "C" {
     static ASSIGNED: AtomicU32;
     #[link_name = "_rjem_je_arena_nthreads_get"]
     fn threads_of(arena: *mut Arena, internal: bool) -> c_uint;
+    /// Whether addresses are kept when their memory is returned, jemalloc's option `retain`.
+    #[link_name = "_rjem_je_opt_retain"]
+    static RETAIN: AtomicBool;
     fn __real__rjem_je_arena_new(
         thread: *mut c_void,
         index: c_uint,
@@ -47,6 +50,13 @@ unsafe extern "C" {
 static INDEX: AtomicU32 = AtomicU32::new(0);
 /// Thread pointer of the thread that is being assigned this arena; 0: none is.
 static THREAD: AtomicU64 = AtomicU64::new(0);
+
+/// From now on, addresses are given back with their memory. What is kept already stays, and is used.
+#[cold]
+pub fn give_back_addresses() {
+    // SAFETY: a `bool` of jemalloc's, which it reads each time that it decides what to do with an extent.
+    unsafe { &RETAIN }.store(false, Ordering::Relaxed);
+}
 
 /// Makes an arena. Called with jemalloc's lock on the arenas held.
 #[unsafe(no_mangle)]

@@ -8,6 +8,7 @@
 //! The table is the beginning of the range: 16 bytes for each kilobyte, of which only those in use
 //! take memory. An entry of no object is zero, or has the weight 0.
 
+use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
 /// Objects whose header is in the table begin at a multiple of this.
@@ -25,6 +26,14 @@ static BASE: AtomicUsize = AtomicUsize::new(0);
 /// Bytes at the start of a range of this size that the table takes.
 pub const fn bytes(range: usize) -> usize {
     (range / SHARE).next_multiple_of(MOST_PAGE)
+}
+
+/// Where in a table of so many bytes the entries for addresses behind it are, up to `used` bytes behind
+/// the range's start, in whole pages.
+#[cfg_attr(test, allow(dead_code))]
+pub fn in_use(table: usize, used: usize) -> Range<usize> {
+    let start = table / SHARE / MOST_PAGE * MOST_PAGE;
+    start..bytes(used).clamp(start, table)
 }
 
 /// The range begins there.
@@ -64,6 +73,15 @@ mod tests {
         for size in [16 << 20, 1 << 30, 256 << 30] {
             let (last, table) = (size / UNIT - 1, bytes(size));
             assert!((last + 1) * ENTRY <= table && table <= size / 32, "{size}");
+            for used in [table, table + UNIT, size / 3, size] {
+                let entries = in_use(table, used);
+                let of = |offset: usize| offset / UNIT * ENTRY;
+                assert!(entries.start <= of(table) && entries.end <= table, "{size}");
+                assert!(
+                    used == table || of(used - UNIT) + ENTRY <= entries.end,
+                    "{size}"
+                );
+            }
         }
     }
 }

@@ -27,15 +27,17 @@ extern "C" fn constructor(count: c_int, arguments: *const *const c_char) {
     thread::make_key();
     tid::find();
     entry::find_next();
+    #[cfg(not(test))]
+    crate::limits::find_next();
     seccomp::start();
     stats::start();
-    let limits = limits();
-    range::start(limits.address_space);
-    thread::start(limits.address_space.min(limits.data));
+    let most = most();
+    range::start(most.address_space, most.data);
+    thread::start(most.address_space.min(most.data));
     fork::start();
     let samples_all = checks::start();
     let own = image::memory();
-    session::start(limits.address_space, samples_all, own);
+    session::start(most.address_space, samples_all, own);
     let line = python::CommandLine { count, arguments };
     python::start((!musl::is_here()).then_some(line));
     python::publish();
@@ -51,7 +53,7 @@ struct Limits {
     data: u64,
 }
 
-fn limits() -> Limits {
+fn most() -> Limits {
     Limits {
         address_space: sys::limit(libc::RLIMIT_AS),
         data: sys::limit(libc::RLIMIT_DATA),

@@ -43,6 +43,7 @@
 //! | `module`, `range`, `sampler` | loaded code and its unwind rules; sampled objects; arithmetic |
 //! | `python` | the frames of a Python interpreter |
 //! | `stats`, `thread` | work once a second; a thread's memory for sampling |
+//! | `limits` | limits that the program sets itself |
 //! | `fork`, `sample` | leaving the parent's session; the slow path |
 //! | `cpu` | samples of CPU time |
 //! | `exhaustion` | arenas of jemalloc when memory is exhausted |
@@ -76,6 +77,8 @@ mod hooks;
 mod image;
 mod init;
 mod library;
+#[cfg(not(test))]
+mod limits;
 mod local;
 mod module;
 mod musl;

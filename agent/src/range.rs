@@ -57,8 +57,7 @@ const SIZES: [usize; 8] = [
 /// Part of a limited address space that the range may take: the program needs the rest.
 pub const SHARE: u64 = 16;
 
-/// The largest reservation allowed, as determined at start-up from the machine's memory and the
-/// process's limit.
+/// The largest reservation allowed, as determined from the machine's memory and the process's limit.
 static MOST: AtomicUsize = AtomicUsize::new(SIZES[1]);
 
 /// End of the range; 0 until there is one. The range lies below nearly everything else, so
@@ -170,9 +169,10 @@ fn arena_flag() -> c_int {
     (ARENA.load(Ordering::Relaxed) as c_int + 1) << 20
 }
 
-/// Determines how much may be reserved; `address_space` is the process's limit, `u64::MAX` for
-/// none. At start-up, because a sample may not make these system calls.
-pub fn start(address_space: u64) {
+/// Determines how much may be reserved and used; `address_space` and `data` are the process's limits,
+/// `u64::MAX` for none. At start-up, because a sample may not make these system calls.
+pub fn start(address_space: u64, data: u64) {
+    extents::limit_data(data);
     // SAFETY: all zero is a valid sysinfo, and the call fills it.
     let memory = unsafe {
         let mut info: libc::sysinfo = core::mem::zeroed();
@@ -186,6 +186,46 @@ pub fn start(address_space: u64) {
     };
     let by_limit = usize::try_from(address_space / SHARE).unwrap_or(usize::MAX);
     MOST.store(by_memory.min(by_limit), Ordering::Relaxed);
+}
+
+/// Gives up what is reserved and not in use, for an address space that will be limited to so many bytes:
+/// reserved addresses count as well. A range that is yet to be made takes a small part of the limit.
+#[cold]
+#[cfg_attr(test, allow(dead_code))]
+pub fn shrink(address_space: u64) {
+    let most = usize::try_from(address_space / SHARE).unwrap_or(usize::MAX);
+    MOST.fetch_min(most, Ordering::Relaxed);
+    let size = SIZE.load(Ordering::Relaxed);
+    if size as u64 <= address_space / SHARE || !is_ready() {
+        return;
+    }
+    let base = BASE.load(Ordering::Relaxed);
+    // All is in use from now on: no other thread carves from what is given up.
+    let used = USED
+        .swap(size, Ordering::Relaxed)
+        .next_multiple_of(sys::PAGE);
+    if used >= size {
+        return;
+    }
+    SIZE.store(used, Ordering::Release);
+    END.store(base + used, Ordering::Release);
+    let table = headers::bytes(size);
+    let entries = headers::in_use(table, used);
+    // SAFETY: parts of the range's own mapping: behind the last object, which nobody can reach any more,
+    // and the entries of the table for addresses that no object will have.
+    unsafe {
+        let at = |offset: usize| without_provenance_mut(base + offset);
+        libc::munmap(at(used), size - used);
+        libc::munmap(at(0), entries.start);
+        libc::munmap(at(entries.end), table - entries.end);
+    }
+}
+
+/// Leaves most of what the process may write to, so many bytes, to the program.
+#[cold]
+#[cfg_attr(test, allow(dead_code))]
+pub fn limit_data(bytes: u64) {
+    extents::limit_data(bytes);
 }
 
 /// Makes the range, once, or waits for the thread that is making it. `limit` is the most bytes to reserve,

@@ -373,16 +373,16 @@ pub fn spare() -> *const AtomicPtr<Thread> {
     SPARE.as_ptr()
 }
 
-/// Address space that the memory of all threads may take, by the limits at start-up.
+/// Address space that the memory of all threads may take, by the process's limits.
 static MOST: AtomicUsize = AtomicUsize::new(usize::MAX);
 /// Address space that it takes.
 static TAKEN: AtomicUsize = AtomicUsize::new(0);
 
 /// Determines how much threads may take; `limit` is what the process may map, `u64::MAX` for
-/// anything. At start-up.
+/// anything. At start-up, and when the program limits itself.
 pub fn start(limit: u64) {
     let most = usize::try_from(limit / range::SHARE).unwrap_or(usize::MAX);
-    MOST.store(most, Ordering::Relaxed);
+    MOST.fetch_min(most, Ordering::Relaxed);
 }
 
 /// New memory for a thread, unless that would leave too little of a limited address space to the

@@ -53,12 +53,6 @@ static void *start(void *argument)
         }
     }
     pthread_barrier_wait(&barrier);
-    // There is memory again.
-    pthread_barrier_wait(&barrier);
-    void *p = malloc(100);
-    if (!p)
-        fail("no memory though some was freed");
-    free(p);
     return NULL;
 }
 
@@ -92,10 +86,13 @@ static void wave(int threads)
         free(all);
         all = next;
     }
-    pthread_barrier_wait(&barrier);
     for (int i = 0; i < threads; i++)
         pthread_join(ids[i], NULL);
     pthread_barrier_destroy(&barrier);
+    void *p = malloc(100);
+    if (!p)
+        fail("no memory though all was freed");
+    free(p);
     pid_t child = fork();
     if (child == 0) {
         free(malloc(100));

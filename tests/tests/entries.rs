@@ -212,6 +212,11 @@ fn the_agent_exports_glibcs_whole_family_and_nothing_else() {
     // signals that the program handles or fetches, and of its end. Its fork handlers come first.
     let called_through = [
         "__register_atfork",
+        // A limit on address space is one on reserved addresses, too.
+        "prlimit",
+        "prlimit64",
+        "setrlimit",
+        "setrlimit64",
         "prctl",
         "syscall",
         "pthread_create",

@@ -1,6 +1,6 @@
 //! The range as jemalloc's arena sees it: extents are carved from it, and never given back.
 
-use super::{BASE, USED};
+use super::{BASE, SHARE, USED};
 use crate::headers;
 use core::ffi::{c_uint, c_void};
 use core::mem::size_of;
@@ -46,6 +46,16 @@ pub fn make_arena(size: usize) -> Option<c_uint> {
 /// Bytes that the hooks may carve from, before [`SIZE`] makes the range visible to `free`.
 static LIMIT: AtomicUsize = AtomicUsize::new(0);
 
+/// Bytes that objects may take: `RLIMIT_DATA` counts memory that may be written to, and what the arena has
+/// got it keeps, for sampled objects alone.
+static MOST: AtomicUsize = AtomicUsize::new(usize::MAX);
+
+/// Makes objects take only a small part of what the process may write to.
+pub fn limit_data(bytes: u64) {
+    let most = usize::try_from(bytes / SHARE).unwrap_or(usize::MAX);
+    MOST.fetch_min(most, Ordering::Relaxed);
+}
+
 /// Bytes from which on the kernel is asked whether it grants them. It does not ask itself, as there is
 /// `MAP_NORESERVE` on the range.
 const MUCH: usize = 1 << 30;
@@ -74,7 +84,9 @@ unsafe extern "C" fn carve(
     if !wanted.is_null() || size >= MUCH && !is_granted(size) {
         return null_mut();
     }
-    let (base, limit) = (BASE.load(Ordering::Relaxed), LIMIT.load(Ordering::Relaxed));
+    let (base, reserved) = (BASE.load(Ordering::Relaxed), LIMIT.load(Ordering::Relaxed));
+    let most = headers::bytes(reserved).saturating_add(MOST.load(Ordering::Relaxed));
+    let limit = reserved.min(most);
     let mut used = USED.load(Ordering::Relaxed);
     let at = loop {
         let Some(at) = (base + used).checked_next_multiple_of(alignment.max(4096)) else {

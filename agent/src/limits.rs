@@ -1,0 +1,126 @@
+//! `setrlimit` and `prlimit`, by which a program limits its own address space.
+//!
+//! The addresses reserved for sampled objects count towards that limit (`RLIMIT_AS`), and a session may
+//! have reserved far more of them than the program now wants to use in total. What is not in use is given
+//! up before the limit takes effect, so that the program has as much as without a session. And jemalloc,
+//! which keeps the addresses of memory that it returns, does not from then on where the limit is low.
+//! Limits that another process sets, or the program by a system call of its own, are not noticed.
+
+use crate::{backend, exhaustion, range, seccomp, session, sys, thread};
+use core::ffi::{CStr, c_int, c_long, c_void};
+use core::mem::transmute;
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, Ordering};
+
+/// An argument that names a resource.
+type Resource = libc::__rlimit_resource_t;
+type Setrlimit = unsafe extern "C" fn(Resource, *const libc::rlimit) -> c_int;
+type Prlimit =
+    unsafe extern "C" fn(libc::pid_t, Resource, *const libc::rlimit, *mut libc::rlimit) -> c_int;
+
+/// The next library's functions; null: the system call is made instead.
+static SETRLIMIT: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+static PRLIMIT: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+
+/// Finds them. At start-up.
+pub fn find_next() {
+    let find = |slot: &AtomicPtr<c_void>, name: &CStr| {
+        slot.store(sys::next_symbol(name), Ordering::Relaxed);
+    };
+    find(&SETRLIMIT, c"setrlimit");
+    find(&PRLIMIT, c"prlimit");
+}
+
+/// Called before the process's own limit is set.
+unsafe fn before(resource: Resource, limit: *const libc::rlimit) {
+    // SAFETY: null, or the caller's structure, which the C library reads as well.
+    let Some(limit) = (unsafe { limit.as_ref() }) else {
+        return;
+    };
+    let is_on_memory = resource == libc::RLIMIT_AS || resource == libc::RLIMIT_DATA;
+    if is_on_memory && limit.rlim_cur < backend::LITTLE {
+        exhaustion::give_back_addresses();
+    }
+    if resource == libc::RLIMIT_DATA {
+        range::limit_data(limit.rlim_cur);
+    }
+    if resource != libc::RLIMIT_AS || limit.rlim_cur == libc::RLIM_INFINITY {
+        return;
+    }
+    if seccomp::is_installed() || session::is_guest() {
+        return;
+    }
+    let saved = sys::errno();
+    range::shrink(limit.rlim_cur);
+    thread::start(limit.rlim_cur);
+    sys::set_errno(saved);
+}
+
+/// setrlimit(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn setrlimit(resource: Resource, limit: *const libc::rlimit) -> c_int {
+    // SAFETY: null, or the next library's function of this type.
+    let real = unsafe {
+        before(resource, limit);
+        transmute::<*mut c_void, Option<Setrlimit>>(SETRLIMIT.load(Ordering::Relaxed))
+    };
+    match real {
+        // SAFETY: the caller's arguments.
+        Some(real) => unsafe { real(resource, limit) },
+        // SAFETY: likewise.
+        None => unsafe { call(0, resource, limit, null_mut()) },
+    }
+}
+
+/// prlimit(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn prlimit(
+    pid: libc::pid_t,
+    resource: Resource,
+    new: *const libc::rlimit,
+    old: *mut libc::rlimit,
+) -> c_int {
+    if pid == 0 || pid.unsigned_abs() == sys::pid() {
+        // SAFETY: the caller's arguments.
+        unsafe { before(resource, new) };
+    }
+    // SAFETY: null, or the next library's function of this type.
+    let real =
+        unsafe { transmute::<*mut c_void, Option<Prlimit>>(PRLIMIT.load(Ordering::Relaxed)) };
+    match real {
+        // SAFETY: the caller's arguments.
+        Some(real) => unsafe { real(pid, resource, new, old) },
+        // SAFETY: likewise.
+        None => unsafe { call(pid, resource, new, old) },
+    }
+}
+
+/// The same by its name for large files, which on 64-bit machines differs in nothing else.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn setrlimit64(resource: Resource, limit: *const libc::rlimit) -> c_int {
+    // SAFETY: the caller's arguments.
+    unsafe { setrlimit(resource, limit) }
+}
+
+/// As [`setrlimit64`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn prlimit64(
+    pid: libc::pid_t,
+    resource: Resource,
+    new: *const libc::rlimit,
+    old: *mut libc::rlimit,
+) -> c_int {
+    // SAFETY: the caller's arguments.
+    unsafe { prlimit(pid, resource, new, old) }
+}
+
+unsafe fn call(
+    pid: libc::pid_t,
+    resource: Resource,
+    new: *const libc::rlimit,
+    old: *mut libc::rlimit,
+) -> c_int {
+    let [pid, resource] = [c_long::from(pid), c_long::from(resource)];
+    // SAFETY: the caller's arguments; the kernel checks its pointers.
+    unsafe { libc::syscall(libc::SYS_prlimit64, pid, resource, new, old) as c_int }
+}
