@@ -121,7 +121,7 @@ macro_rules! next {
         mod first {
             use super::*;
             $(pub unsafe extern "C" fn $name($($arg: $type),*) $(-> $out)? {
-                choose();
+                crate::roomy::call(choose);
                 // SAFETY: the caller's.
                 unsafe { NEXT.$name($($arg),*) }
             })*
@@ -193,8 +193,7 @@ pub fn is_system() -> bool {
 
 /// Runs at the first allocation, while the process has one thread.
 #[cold]
-fn choose() {
-    crate::c_library::resolve();
+extern "C" fn choose() {
     // SAFETY: a word of jemalloc's, which it only reads; the process has one thread.
     unsafe { jemalloc::malloc_message = Some(say_nothing) };
     if is_limited() {

@@ -6,8 +6,11 @@
 //! and do so as malloc(3) says. A thread that has no memory for its cache works without one.
 //!
 //! jemalloc looks up the new arena by its index after making it. So the existing arena is entered under
-//! that index until it is assigned. Entered twice for longer, it would be locked twice before a fork. The
-//! build script makes the linker lead jemalloc's calls here.
+//! that index until it is assigned. Entered twice for longer, it would be locked twice before a fork.
+//!
+//! Where the process's memory is limited, jemalloc gives addresses back, in large pieces.
+//!
+//! The build script makes the linker lead jemalloc's calls here.
 
 use crate::{arch, sys};
 use core::arch::global_asm;
@@ -19,6 +22,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 global_asm!(
     ".hidden __wrap__rjem_je_arena_new",
     ".hidden __wrap__rjem_je_arena_nthreads_inc",
+    ".hidden __wrap__rjem_je_extent_dalloc_mmap",
 );
 
 /// An `arena_t`.
@@ -42,6 +46,7 @@ unsafe extern "C" {
         index: c_uint,
         config: *const c_void,
     ) -> *mut Arena;
+    fn __real__rjem_je_extent_dalloc_mmap(at: *mut c_void, bytes: usize) -> bool;
     fn __real__rjem_je_arena_nthreads_inc(arena: *mut Arena, internal: bool);
 }
 
@@ -50,6 +55,17 @@ unsafe extern "C" {
 static INDEX: AtomicU32 = AtomicU32::new(0);
 /// Thread pointer of the thread that is being assigned this arena; 0: none is.
 static THREAD: AtomicU64 = AtomicU64::new(0);
+
+/// Smallest piece of memory whose addresses are given back: each one may divide a mapping into two, of
+/// which a process has a limited number (`vm.max_map_count`).
+const MIN_GIVEN_BACK: usize = 1 << 20;
+
+/// Unmaps memory that jemalloc does not need; returns true if its addresses are kept instead.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __wrap__rjem_je_extent_dalloc_mmap(at: *mut c_void, bytes: usize) -> bool {
+    // SAFETY: the caller's arguments.
+    bytes < MIN_GIVEN_BACK || unsafe { __real__rjem_je_extent_dalloc_mmap(at, bytes) }
+}
 
 /// From now on, addresses are given back with their memory. What is kept already stays, and is used.
 #[cold]

@@ -2,23 +2,38 @@
 //! has one thread and the loader may be called.
 
 use core::ffi::{c_char, c_int};
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
 use crate::{
     atfork, backend, checks, cpu, cpu_profile, ends, entry, fork, image, library, module, musl,
-    python, range, seccomp, session, stats, sys, thread, tid,
+    python, range, roomy, seccomp, session, stats, sys, thread, tid,
 };
 
 #[used]
 #[cfg_attr(not(test), unsafe(link_section = ".init_array"))]
 static CONSTRUCTOR: extern "C" fn(c_int, *const *const c_char) = constructor;
 
+/// The program's command line, for [`start`].
+static COUNT: AtomicI32 = AtomicI32::new(0);
+static ARGUMENTS: AtomicPtr<*const c_char> = AtomicPtr::new(null_mut());
+
 /// glibc's loader passes the program's command line; musl's does not.
 extern "C" fn constructor(count: c_int, arguments: *const *const c_char) {
     if cfg!(test) {
         return;
     }
+    COUNT.store(count, Ordering::Relaxed);
+    ARGUMENTS.store(arguments.cast_mut(), Ordering::Relaxed);
+    roomy::call(start);
+}
+
+extern "C" fn start() {
     let saved = sys::errno();
     backend::settle();
+    // SAFETY: a size that is not 0, for which jemalloc starts. Its own constructor, which runs after this
+    // one, would start it on the program's stack.
+    unsafe { tikv_jemalloc_sys::nallocx(1, 0) };
     backend::look_again();
     atfork::start();
     ends::find();
@@ -38,7 +53,10 @@ extern "C" fn constructor(count: c_int, arguments: *const *const c_char) {
     let samples_all = checks::start();
     let own = image::memory();
     session::start(most.address_space, samples_all, own);
-    let line = python::CommandLine { count, arguments };
+    let line = python::CommandLine {
+        count: COUNT.load(Ordering::Relaxed),
+        arguments: ARGUMENTS.load(Ordering::Relaxed),
+    };
     python::start((!musl::is_here()).then_some(line));
     python::publish();
     cpu::start();

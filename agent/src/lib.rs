@@ -32,6 +32,7 @@
 //! |---|---|
 //! | `sys` | system calls, memory, text |
 //! | `local`, `arch`, `probes` | a thread's initial state; assembly; tracepoints |
+//! | `roomy` | a stack for work at start-up |
 //! | `symbol_table`, `c_library`, `musl` | functions in a library's own tables; the C library's, by address; what other C libraries lack |
 //! | `seccomp`, `cycles`, `atfork`, `ends` | the process's filters; its cycle counter; fork handlers; ends of stacks |
 //! | `environment` | what the environment says before libc has started |
@@ -87,6 +88,7 @@ mod own;
 mod probes;
 mod python;
 mod range;
+mod roomy;
 mod sample;
 mod sampler;
 mod scratch;

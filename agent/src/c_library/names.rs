@@ -106,4 +106,5 @@ const LOOKED_UP: &[&str] = &["dlsym", "signal", "strlcpy"];
 const JEMALLOCS: &[&str] = &[
     "_rjem_je_arena_new",
     "_rjem_je_arena_nthreads_inc",
+    "_rjem_je_extent_dalloc_mmap",
 ];
