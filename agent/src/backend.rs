@@ -49,9 +49,10 @@ fn no_memory_if_null(p: *mut c_void) -> *mut c_void {
 static OPTIONS: AtomicPtr<c_char> = AtomicPtr::new(USUAL.as_ptr().cast_mut());
 const USUAL: &CStr = c"disable_large_size_classes:false,oversize_threshold:33554432";
 /// The same with one arena. Addresses that are not needed are given back, and soon: the program may want
-/// them for a mapping of its own.
-const LIMITED: &CStr =
-    c"disable_large_size_classes:false,oversize_threshold:33554432,narenas:1,retain:false,dirty_decay_ms:100";
+/// them for a mapping of its own. And unused memory of any size is divided for a request: with none to be
+/// had from the system, the request would fail.
+const LIMITED: &CStr = c"disable_large_size_classes:false,oversize_threshold:33554432,narenas:1,\
+retain:false,dirty_decay_ms:100,lg_extent_max_active_fit:64";
 core::arch::global_asm!(".hidden _rjem_malloc_conf");
 
 unsafe extern "C" {

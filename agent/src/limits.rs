@@ -39,7 +39,7 @@ unsafe fn before(resource: Resource, limit: *const libc::rlimit) {
     };
     let is_on_memory = resource == libc::RLIMIT_AS || resource == libc::RLIMIT_DATA;
     if is_on_memory && limit.rlim_cur < backend::LITTLE {
-        exhaustion::give_back_addresses();
+        exhaustion::save_memory();
     }
     if resource == libc::RLIMIT_DATA {
         range::limit_data(limit.rlim_cur);

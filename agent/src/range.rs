@@ -165,6 +165,13 @@ impl Flags {
     }
 }
 
+/// Index of jemalloc's arena of sampled objects, once there is a range.
+#[cfg_attr(test, allow(dead_code))]
+pub fn arena() -> Option<c_uint> {
+    let index = ARENA.load(Ordering::Relaxed);
+    (index != 0).then_some(index)
+}
+
 fn arena_flag() -> c_int {
     (ARENA.load(Ordering::Relaxed) as c_int + 1) << 20
 }

@@ -1,5 +1,5 @@
 // guards: threads whose first allocation is made when there is no memory left
-// seconds: 40
+// seconds: 90
 #include <errno.h>
 #include <malloc.h>
 #include <pthread.h>

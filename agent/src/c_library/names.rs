@@ -107,4 +107,5 @@ const JEMALLOCS: &[&str] = &[
     "_rjem_je_arena_new",
     "_rjem_je_arena_nthreads_inc",
     "_rjem_je_extent_dalloc_mmap",
+    "_rjem_je_pa_alloc",
 ];
