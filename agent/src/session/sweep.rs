@@ -6,8 +6,8 @@
 //! only the newest few hundred, within a share of the filesystem.
 //!
 //! A file counts as a dead process's only if its content agrees with its name, it belongs to
-//! this user, this boot and this pid namespace, and no process has the pid. All other files
-//! stay. Done at start-up only: later a seccomp filter may forbid it.
+//! this user, this boot and this pid namespace, and no process has the pid; or if the process has
+//! recorded there that it exits. All other files stay. Done at start-up only: later a seccomp filter may forbid it.
 
 use super::identity;
 use crate::sys::{self, Pages, Text, read_file};
@@ -75,10 +75,14 @@ impl Owner {
         Some(Self { pid, start_time })
     }
 
+    /// Whether a segment's content agrees with its name.
+    fn is_named_in(self, header: &Header<'_>) -> bool {
+        header.pid() == self.pid && header.start_time() == self.start_time
+    }
+
     /// Whether a segment's content agrees, and is of this boot and this pid namespace.
     fn is_of(self, header: &Header<'_>, namespace: u64) -> bool {
-        header.pid() == self.pid
-            && header.start_time() == self.start_time
+        self.is_named_in(header)
             && namespace != 0
             && header.pid_namespace() == namespace
             && header.boot_id() == identity::boot_id()
@@ -155,7 +159,10 @@ pub fn sweep(dir: &[u8]) {
         let Some((header, status)) = header(name, &mut buffer) else {
             continue;
         };
-        if !owner.is_of(&header, namespace) {
+        // What a process has said itself of its end holds in any namespace, and where none is known: without
+        // `/proc`, a process cannot tell whether it may remove its file at its end.
+        let has_said_so = owner.is_named_in(&header) && header.exited();
+        if !has_said_so && !owner.is_of(&header, namespace) {
             continue;
         }
         if is_unused(&header) {
