@@ -9,9 +9,9 @@
 mod extended;
 mod system;
 
-use crate::{arch, environment, musl};
+use crate::{arch, definitions, environment, musl};
 use core::ffi::{CStr, c_char, c_int, c_void};
-use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 use tikv_jemalloc_sys as jemalloc;
 
 unsafe extern "C" {
@@ -60,6 +60,31 @@ unsafe extern "C" {
     /// starts.
     #[link_name = "_rjem_je_sz_size2index_tab"]
     static mut CLASS_OF_REQUEST: [u8; 3];
+}
+
+unsafe extern "C" {
+    /// Whether jemalloc has been initialised.
+    #[link_name = "_rjem_je_malloc_init_state"]
+    static INIT_STATE: AtomicI32;
+}
+/// `malloc_init_initialized`.
+const INITIALISED: c_int = 0;
+
+/// Makes the choice before jemalloc's constructor runs: constructors with a priority come first.
+#[used]
+#[cfg_attr(not(test), unsafe(link_section = ".init_array.00100"))]
+static FIRST_CONSTRUCTOR: extern "C" fn() = settle_first;
+
+extern "C" fn settle_first() {
+    if !cfg!(test) && !stands_aside() {
+        settle();
+    }
+}
+
+/// Has jemalloc's constructor do nothing: it would map memory, and nobody calls jemalloc.
+fn keep_jemalloc_asleep() {
+    // SAFETY: jemalloc's word, of this type; the process has one thread.
+    unsafe { INIT_STATE.store(INITIALISED, Ordering::Relaxed) };
 }
 
 /// Gives requests of up to 8 bytes the class of 16, so that all that `malloc` returns is aligned to
@@ -169,6 +194,7 @@ next! {
 
 static CHOSEN_SYSTEM: AtomicBool = AtomicBool::new(false);
 static LEFT_OUT: AtomicBool = AtomicBool::new(false);
+static OTHERS_MALLOC: AtomicBool = AtomicBool::new(false);
 
 /// Whether the agent leaves everything alone: the process carries a sanitizer, whose
 /// allocator is how it finds its errors, or has a C library that the agent does not know.
@@ -179,6 +205,29 @@ pub fn stands_aside() -> bool {
 /// Whether others are to be profiled and not this process: it gets no segment.
 pub fn is_left_out() -> bool {
     LEFT_OUT.load(Ordering::Relaxed)
+}
+
+/// Whether calls of `malloc` or its counterparts go to functions of the executable, or of a library
+/// that is preloaded before this one: what would call those without us must call them, and what
+/// they call must get what it would get.
+pub fn is_behind_others() -> bool {
+    OTHERS_MALLOC.load(Ordering::Relaxed)
+}
+
+/// Looks whether they do. Objects that the C library itself hands out, which no other names are
+/// needed for, are not asked about.
+fn looks_behind_others() -> bool {
+    const CORE: [&CStr; 4] = [c"malloc", c"free", c"calloc", c"realloc"];
+    let mut is_behind = false;
+    if !musl::is_here() {
+        let saved = crate::sys::errno();
+        definitions::each_before(|module| {
+            is_behind |= CORE.iter().any(|name| module.defines(name));
+        });
+        crate::sys::set_errno(saved);
+    }
+    OTHERS_MALLOC.store(is_behind, Ordering::Relaxed);
+    is_behind
 }
 
 /// Makes the choice, if no allocation has required it yet.
@@ -201,11 +250,15 @@ extern "C" fn choose() {
         OPTIONS.store(LIMITED.as_ptr().cast_mut(), Ordering::Relaxed);
     }
     NEXT.use_jemalloc();
-    if stands_aside() || looks_left_out() || wants_system() {
+    let is_behind_others = looks_behind_others();
+    if stands_aside() || looks_left_out() || is_behind_others || wants_system() {
         CHOSEN_SYSTEM.store(true, Ordering::Relaxed);
         system::enter();
         NEXT.use_system();
         system::leave();
+    }
+    if is_left_out() && is_system() && !musl::is_here() {
+        keep_jemalloc_asleep();
     }
     if !is_system() {
         align_smallest();

@@ -9,8 +9,8 @@
 //! Every exit is a tail call and nothing is kept across it, so these functions have no
 //! frame; the assembly that a sampled exit jumps to sees the program's own registers.
 
-use crate::arch::{counting_entry, freeing_entry, with_registers};
-use crate::backend::NEXT;
+use crate::arch::{counting_entry, first_definition, freeing_entry, with_registers};
+use crate::backend::{self, NEXT};
 use crate::c_library;
 use crate::session::skips_sampling;
 #[cfg(target_arch = "x86_64")]
@@ -19,6 +19,7 @@ use crate::{object, range, sample};
 #[cfg(target_arch = "x86_64")]
 use core::arch::naked_asm;
 use core::ffi::{c_char, c_int, c_void};
+use core::mem::transmute;
 use core::ptr::null_mut;
 
 mod cpu_profiler;
@@ -153,6 +154,8 @@ unsafe fn realloc_inline(p: *mut c_void, size: usize) -> *mut c_void {
     }
 }
 
+type Realloc = unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void;
+
 /// POSIX.1-2024: `realloc` of a product, checked.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn reallocarray(p: *mut c_void, n: usize, size: usize) -> *mut c_void {
@@ -160,6 +163,12 @@ pub unsafe extern "C" fn reallocarray(p: *mut c_void, n: usize, size: usize) -> 
         crate::sys::set_errno(libc::ENOMEM);
         return null_mut();
     };
+    if backend::is_behind_others() {
+        let found = first_definition!(realloc);
+        // SAFETY: the executable's or another library's function of this name, as the C library's
+        // `reallocarray` calls it; the caller's object.
+        return unsafe { transmute::<usize, Realloc>(found)(p, bytes) };
+    }
     // SAFETY: `p` is null or an object of the caller's, and the product did not overflow.
     unsafe { realloc_inline(p, bytes) }
 }
@@ -302,14 +311,31 @@ pub unsafe extern "C" fn malloc_usable_size(p: *mut c_void) -> usize {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free_sized(p: *mut c_void, _: usize) {
     // SAFETY: `p` is as `free` wants it. A size that is wrong does no harm: it is not used.
-    unsafe { free_inline(p) }
+    unsafe { free_by_name(p) }
+}
+
+type Free = unsafe extern "C" fn(*mut c_void);
+
+/// What a function of the C library does that calls `free`.
+///
+/// # Safety
+/// That of `free`.
+#[inline(always)]
+unsafe fn free_by_name(p: *mut c_void) {
+    if !backend::is_behind_others() {
+        // SAFETY: the caller's.
+        return unsafe { free_inline(p) };
+    }
+    let found = first_definition!(free);
+    // SAFETY: the executable's or another library's function of this name; the caller's object.
+    unsafe { transmute::<usize, Free>(found)(p) }
 }
 
 /// C23 7.24.3.5.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn free_aligned_sized(p: *mut c_void, _: usize, _: usize) {
     // SAFETY: as `free_sized`: neither number is used.
-    unsafe { free_inline(p) }
+    unsafe { free_by_name(p) }
 }
 
 /// SunOS and old glibc.

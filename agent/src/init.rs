@@ -6,8 +6,8 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
 use crate::{
-    atfork, backend, checks, cpu, cpu_profile, ends, entry, fork, image, library, module, musl,
-    python, range, roomy, seccomp, session, stats, sys, thread, tid,
+    atfork, backend, checks, cpu, cpu_profile, definitions, ends, entry, fork, image, library,
+    module, musl, python, range, roomy, seccomp, session, stats, sys, thread, tid,
 };
 
 #[used]
@@ -31,10 +31,15 @@ extern "C" fn constructor(count: c_int, arguments: *const *const c_char) {
 extern "C" fn start() {
     let saved = sys::errno();
     backend::settle();
+    backend::look_again();
+    if backend::is_left_out() && !backend::stands_aside() {
+        entry::find_next();
+        definitions::hide(|_| true);
+        return sys::set_errno(saved);
+    }
     // SAFETY: a size that is not 0, for which jemalloc starts. Its own constructor, which runs after this
     // one, would start it on the program's stack.
     unsafe { tikv_jemalloc_sys::nallocx(1, 0) };
-    backend::look_again();
     atfork::start();
     ends::find();
     library::find();

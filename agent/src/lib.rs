@@ -37,6 +37,7 @@
 //! | `seccomp`, `cycles`, `atfork`, `ends` | the process's filters; its cycle counter; fork handlers; ends of stacks |
 //! | `environment` | what the environment says before libc has started |
 //! | `library` | this library's file, and where it lies |
+//! | `definitions` | which modules define a symbol; hiding ours |
 //! | `backend`, `object` | the underlying allocator; headers of sampled objects |
 //! | `exemptions`, `controller`, `checks` | what the program says is no leak; starting the controller; the program's own leak checks |
 //! | `timers` | timers on threads' CPU time |
@@ -66,6 +67,7 @@ mod cpu;
 mod cpu_profile;
 mod cpu_totals;
 mod cycles;
+mod definitions;
 mod ends;
 mod entry;
 mod environment;

@@ -2,25 +2,40 @@
 //!
 //! libstdc++'s own call `malloc` and would do; but an allocator library that the program
 //! is linked with (tcmalloc, a shared jemalloc) brings its own, and with them another heap.
-//! Where there is no memory, the next library's operator is called instead: it calls
+//! Where there is no memory, the C++ library's operator is called instead: it calls
 //! the new-handler and throws. It is reached by jumps, so an exception meets no frame of
 //! ours. Ours also spare each stack a frame.
 //!
-//! Allocations that are not sampled are served through a pointer for each operator. Where the
-//! agent stands aside it leads to a sanitizer's, which checks that each object goes back by
-//! the counterpart of the form that it came from.
+//! A program, or a library, may define some of the operators itself; then the C++ library's other
+//! forms lead to those (`delete(p, size)` calls `delete(p)`, `new[]` calls `new`), and objects may
+//! have headers that only they know. So ours serve only where each form would otherwise be a C++
+//! library's, or an allocator library's whose `malloc` is replaced by ours as well. Where anybody
+//! else defines a form, each of ours jumps to the next definition, which would be called without us:
+//! what that takes from `malloc` is sampled there.
+//!
+//! Forms that serve nobody are hidden from the loader ([`definitions::hide`]): a C program may load a
+//! library later that brings its own, or a C++ library of its own, which are not searched before ours.
+//!
+//! Allocations that are not sampled are served through a pointer for each operator.
 
-use super::{free_low, skips_sampling, to};
-use crate::arch::{jump_through, with_registers_or_fail};
+use super::{free_low, to};
+use crate::arch::{first_definition, jump_through, with_registers_or_fail};
 use crate::backend::{self, NEXT};
+use crate::definitions::{self, Module};
 use crate::sys::next_symbol;
-use crate::{range, sample};
+use crate::{musl, range, sample, session};
 use core::arch::naked_asm;
 use core::ffi::{CStr, c_void};
+use core::mem::transmute;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
-/// The next library's throwing operators; null where there is no C++ library.
+/// Whether each form leads to what would be called without us, and samples nothing itself.
+static PASSES_ON: AtomicBool = AtomicBool::new(false);
+/// Whether the slots are filled.
+static IS_SETTLED: AtomicBool = AtomicBool::new(false);
+
+/// The C++ library's throwing operators; null where there is none.
 static NEXT_NEW: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 static NEXT_ALIGNED_NEW: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
@@ -29,12 +44,89 @@ jump_through!(aligned_new_failed, NEXT_ALIGNED_NEW);
 with_registers_or_fail!(sampled_new, sample::malloc, new_failed);
 with_registers_or_fail!(sampled_aligned_new, sample::new_aligned, aligned_new_failed);
 
-/// Finds the operators that fail for us, and settles all. At start-up: later the loader may not
-/// be called.
+/// Settles all, and hides what serves nobody. At start-up: later the loader may not be called.
 pub fn find_next() {
     settle();
-    NEXT_NEW.store(next_symbol(c"_Znwm"), Ordering::Relaxed);
-    NEXT_ALIGNED_NEW.store(next_symbol(c"_ZnwmSt11align_val_t"), Ordering::Relaxed);
+    if musl::is_here() || backend::stands_aside() {
+        return;
+    }
+    let passes_on = PASSES_ON.load(Ordering::Relaxed);
+    let has_none = |name: &CStr| passes_on || next(name).is_null();
+    if NAMES.iter().any(|name| has_none(name)) {
+        definitions::hide(|name| NAMES.contains(&name) && has_none(name));
+    }
+}
+
+/// The next library's operator; null if there is none. Calls the loader.
+fn next(name: &CStr) -> *mut c_void {
+    let found = next_symbol(name);
+    if found.is_null() {
+        // SAFETY: takes nothing. The loader forgets that it has found nothing.
+        unsafe { libc::dlerror() };
+    }
+    found
+}
+
+/// Finds the operators that fail for us. An allocator library's would take memory from its own heap.
+fn find_failing() {
+    for (slot, name) in [
+        (&NEXT_NEW, c"_Znwm"),
+        (&NEXT_ALIGNED_NEW, c"_ZnwmSt11align_val_t"),
+    ] {
+        let mut found = null_mut();
+        if !musl::is_here() {
+            found = definitions::in_cxx_runtime(name);
+        }
+        if found.is_null() {
+            found = next(name);
+        }
+        slot.store(found, Ordering::Relaxed);
+    }
+}
+
+/// What each form leads to without us.
+struct Survey {
+    /// Whether somebody other than a C++ library, or an allocator library that ours replaces, defines
+    /// one.
+    has_others: bool,
+    /// The next definitions, in the order of `NAMES`; null: there is none, or the allocator library's,
+    /// and ours is to be used.
+    next: [*mut c_void; NAMES.len()],
+}
+
+/// Who has the first definitions of operators that are not ours.
+fn survey() -> Survey {
+    let mut survey = Survey {
+        has_others: false,
+        next: NAMES.map(next),
+    };
+    definitions::each_before(|module| {
+        let defines_some = || NAMES.iter().any(|name| module.defines(name));
+        survey.has_others |= !module.is_cxx_runtime() && defines_some();
+    });
+    let (malloc, free) = (next(c"malloc"), next(c"free"));
+    let is_replaced = |module: &Module| {
+        let ours_serve = !backend::is_left_out() && !backend::is_behind_others();
+        ours_serve && module.contains(malloc) && module.contains(free)
+    };
+    definitions::each(|module| {
+        if module.is_cxx_runtime() {
+            return true;
+        }
+        let is_replaced = is_replaced(module);
+        for place in &mut survey.next {
+            if place.is_null() || !module.contains(*place) {
+                continue;
+            }
+            if is_replaced {
+                *place = null_mut();
+            } else {
+                survey.has_others = true;
+            }
+        }
+        true
+    });
+    survey
 }
 
 /// Allocation on the fast path.
@@ -78,6 +170,56 @@ mod plain {
     }
 }
 
+/// Allocation and freeing by the C library's names, as a C++ library's operators do it: these may be
+/// functions of the executable.
+mod by_name {
+    use super::*;
+
+    type Malloc = unsafe extern "C" fn(usize) -> *mut c_void;
+    type Memalign = unsafe extern "C" fn(usize, usize) -> *mut c_void;
+
+    pub unsafe extern "C" fn new_nothrow(size: usize, _: usize, _: usize) -> *mut c_void {
+        let found = first_definition!(crate::entry::malloc);
+        // SAFETY: a function of this name takes any size.
+        unsafe { transmute::<usize, Malloc>(found)(size) }
+    }
+
+    pub unsafe extern "C" fn new(size: usize, b: usize, c: usize) -> *mut c_void {
+        // SAFETY: takes any size, as does the operator that `new_failed` jumps to.
+        unsafe {
+            let p = new_nothrow(size, b, c);
+            if p.is_null() { new_failed(size, 0) } else { p }
+        }
+    }
+
+    pub unsafe extern "C" fn new_aligned_nothrow(
+        size: usize,
+        align: usize,
+        _: usize,
+    ) -> *mut c_void {
+        let found = first_definition!(crate::entry::aligned_alloc);
+        let size = size.checked_next_multiple_of(align).unwrap_or(size);
+        // SAFETY: a function of this name takes any size and alignment.
+        unsafe { transmute::<usize, Memalign>(found)(align, size) }
+    }
+
+    pub unsafe extern "C" fn new_aligned(size: usize, align: usize, c: usize) -> *mut c_void {
+        // SAFETY: takes any size and alignment, as does what `aligned_new_failed` jumps to.
+        unsafe {
+            let p = new_aligned_nothrow(size, align, c);
+            if p.is_null() {
+                aligned_new_failed(size, align)
+            } else {
+                p
+            }
+        }
+    }
+
+    pub fn free() -> *mut c_void {
+        core::ptr::with_exposed_provenance_mut(first_definition!(crate::entry::free))
+    }
+}
+
 /// Allocation on the slow path.
 mod sampled {
     use super::*;
@@ -113,8 +255,8 @@ mod sampled {
 unsafe fn call(slot: &AtomicPtr<c_void>, a: usize, b: usize, c: usize) -> *mut c_void {
     let function = slot.load(Ordering::Relaxed);
     let function: unsafe extern "C" fn(usize, usize, usize) -> *mut c_void =
-        // SAFETY: slots hold functions of ours of this type, the allocator's `free`, or the
-        // next library's operator of the slot's name.
+        // SAFETY: slots hold functions of ours of this type, a `free`, or the next library's
+        // operator of the slot's name.
         unsafe { core::mem::transmute(function) };
     // SAFETY: the caller's.
     unsafe { function(a, b, c) }
@@ -123,6 +265,10 @@ unsafe fn call(slot: &AtomicPtr<c_void>, a: usize, b: usize, c: usize) -> *mut c
 macro_rules! operators {
     (new { $($new:ident $kind:ident $new_name:literal,)* }
      delete { $($delete:ident $delete_name:literal,)* }) => {
+        /// All operators.
+        const NAMES: [&CStr; [$($new_name,)* $($delete_name,)*].len()] =
+            [$($new_name,)* $($delete_name,)*];
+
         #[allow(non_upper_case_globals)]
         mod slot {
             use super::*;
@@ -154,7 +300,7 @@ macro_rules! operators {
                 // SAFETY: `b` and `c` are what the registers hold, perhaps nothing: only forms
                 // that have these arguments use them.
                 unsafe {
-                    if skips_sampling(size) {
+                    if is_unsampled(size) {
                         call(&slot::$new, size, b, c)
                     } else {
                         sampled::$kind(size, b, c)
@@ -170,7 +316,7 @@ macro_rules! operators {
                 // SAFETY: `p` is null or an object that the caller gives up; what is not a sampled
                 // object goes to the counterpart of the operator that it came from.
                 unsafe {
-                    if range::may_contain(p) {
+                    if range::may_contain(p) && !PASSES_ON.load(Ordering::Relaxed) {
                         free_low(p)
                     } else {
                         call(&slot::$delete, p as usize, b, c);
@@ -179,26 +325,85 @@ macro_rules! operators {
             }
         )*
 
-        /// Fills the slots according to the choice of the allocator. Each `operator delete` is the
-        /// allocator's `free`, which spares it a jump.
+        /// Fills the slots, once. Each `operator delete` of ours is the allocator's `free`, which
+        /// spares it a jump.
         #[cold]
         pub fn settle() {
             backend::settle();
+            if IS_SETTLED.swap(true, Ordering::Relaxed) {
+                return;
+            }
+            let saved = crate::sys::errno();
+            find_failing();
+            let targets = targets();
             // Each is stored once: another thread never meets a target that is to be replaced.
-            let free = NEXT.free.load(Ordering::Relaxed);
-            $(slot::$new.store(target($new_name, plain::$kind as *mut c_void), Ordering::Relaxed);)*
-            $(slot::$delete.store(target($delete_name, free), Ordering::Relaxed);)*
+            let free = targets.free;
+            let mut next = targets.next.iter();
+            let mut target = |ours: *mut c_void| match next.next() {
+                Some(next) if !next.is_null() => *next,
+                _ => ours,
+            };
+            let passes_on = PASSES_ON.load(Ordering::Relaxed);
+            $(
+                let (plain, by_name) = (plain::$kind as *mut c_void, by_name::$kind as *mut c_void);
+                let ours = if passes_on { by_name } else { plain };
+                slot::$new.store(target(ours), Ordering::Relaxed);
+            )*
+            $(slot::$delete.store(target(free), Ordering::Relaxed);)*
+            crate::sys::set_errno(saved);
         }
     };
 }
 
-/// Target of an operator: ours, or where the agent stands aside the next library's, if it has one.
-fn target(name: &CStr, ours: *mut c_void) -> *mut c_void {
-    if !backend::stands_aside() {
-        return ours;
+/// What the slots are filled with.
+struct Targets {
+    /// Others' definitions; null: ours.
+    next: [*mut c_void; NAMES.len()],
+    free: *mut c_void,
+}
+
+/// Decides whether ours serve.
+fn targets() -> Targets {
+    let nothing = [null_mut(); NAMES.len()];
+    let free = NEXT.free.load(Ordering::Relaxed);
+    if backend::stands_aside() {
+        PASSES_ON.store(true, Ordering::Relaxed);
+        return Targets {
+            next: NAMES.map(next),
+            free,
+        };
     }
-    let found = next_symbol(name);
-    if found.is_null() { ours } else { found }
+    let survey = survey();
+    let is_others = backend::is_left_out() || backend::is_behind_others() || others_align();
+    if !survey.has_others && !is_others {
+        return Targets {
+            next: nothing,
+            free,
+        };
+    }
+    PASSES_ON.store(true, Ordering::Relaxed);
+    Targets {
+        next: survey.next,
+        free: by_name::free(),
+    }
+}
+
+/// Whether others define a function from which C++'s aligned operators take memory.
+fn others_align() -> bool {
+    let mut is_others = false;
+    definitions::each_before(|module| {
+        let names = [c"aligned_alloc", c"posix_memalign", c"memalign"];
+        is_others |= names.iter().any(|name| module.defines(name));
+    });
+    is_others
+}
+
+/// Whether an operator takes no sample of an allocation of `size` bytes, see
+/// [`session::skips_sampling`]. One that passes it on does not count it: what it calls does.
+#[inline(always)]
+fn is_unsampled(size: usize) -> bool {
+    let is_off = session::control().epoch.load(Ordering::Relaxed) == 0;
+    is_off || PASSES_ON.load(Ordering::Relaxed) || session::skips_sampling(size)
 }
 
 operators! {

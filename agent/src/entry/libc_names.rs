@@ -2,17 +2,25 @@
 //! `free`, or the other way round.
 //!
 //! If the program keeps its allocator, they lead to the next library's functions of the same name,
-//! unsampled: a library that replaces `malloc` may call these for its memory.
+//! unsampled: a library that replaces `malloc` may call these for its memory. Behind the executable's
+//! own `malloc` they are sampled, for that often calls these and adds nothing but a count.
 
 use super::*;
-use crate::backend::is_system;
+use crate::backend;
+use core::sync::atomic::Ordering;
+
+/// Whether calls are passed on unsampled.
+fn is_unsampled() -> bool {
+    let [malloc, own] = [&NEXT.malloc, &NEXT.libc_malloc].map(|slot| slot.load(Ordering::Relaxed));
+    backend::is_system() && !(backend::is_behind_others() && malloc == own)
+}
 
 /// `malloc`
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __libc_malloc(size: usize) -> *mut c_void {
     // SAFETY: takes any size, and gives what `free` under both names knows.
     unsafe {
-        if is_system() {
+        if is_unsampled() {
             NEXT.libc_malloc(size)
         } else {
             malloc_inline(size)
@@ -26,7 +34,7 @@ pub unsafe extern "C" fn __libc_free(p: *mut c_void) {
     // SAFETY: `p` is null or an object that the caller gives up. Sampled ones may come from
     // `malloc`, whatever the allocator is, so the range is asked first.
     unsafe {
-        if is_system() && !range::contains(p) {
+        if is_unsampled() && !range::contains(p) {
             NEXT.libc_free(p)
         } else {
             free_inline(p)
@@ -39,7 +47,7 @@ pub unsafe extern "C" fn __libc_free(p: *mut c_void) {
 pub unsafe extern "C" fn __libc_calloc(n: usize, size: usize) -> *mut c_void {
     // SAFETY: takes any two numbers.
     unsafe {
-        if is_system() {
+        if is_unsampled() {
             NEXT.libc_calloc(n, size)
         } else {
             calloc_inline(n, size)
@@ -53,7 +61,7 @@ pub unsafe extern "C" fn __libc_realloc(p: *mut c_void, size: usize) -> *mut c_v
     // SAFETY: `p` is null or an object of the caller's; a sampled one is recognised by the range,
     // as in `__libc_free`.
     unsafe {
-        if is_system() && !range::contains(p) {
+        if is_unsampled() && !range::contains(p) {
             NEXT.libc_realloc(p, size)
         } else {
             realloc_inline(p, size)
@@ -66,7 +74,7 @@ pub unsafe extern "C" fn __libc_realloc(p: *mut c_void, size: usize) -> *mut c_v
 pub unsafe extern "C" fn __libc_memalign(align: usize, size: usize) -> *mut c_void {
     // SAFETY: takes any size and alignment.
     unsafe {
-        if is_system() {
+        if is_unsampled() {
             NEXT.libc_memalign(align, size)
         } else {
             memalign_inline(align, size)

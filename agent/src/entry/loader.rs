@@ -5,7 +5,7 @@
 //! to free the other's objects. So the flag is dropped, and a lookup of the C library's `free`
 //! returns ours: all then use one allocator.
 //!
-//! Where the agent stands aside, nothing is changed.
+//! Where the agent stands aside, and in programs that are not to be profiled, nothing is changed.
 
 use crate::arch::{answer_or_jump, find_and_jump, jump_without};
 use crate::backend;
@@ -48,7 +48,7 @@ find_and_jump!(first_dlsym, find_dlsym);
 
 /// Finds them all. At start-up, so that later nothing is looked up.
 pub fn find_next() {
-    if backend::stands_aside() {
+    if backend::stands_aside() || backend::is_left_out() {
         KEPT.store(!0, Ordering::Relaxed);
     }
     find_dlsym();
@@ -100,7 +100,8 @@ fn keep(slot: &AtomicPtr<c_void>, found: *mut c_void) -> *mut c_void {
 /// depend on who calls.
 unsafe extern "C" fn ours_for(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     let special = handle == libc::RTLD_DEFAULT || handle == libc::RTLD_NEXT;
-    if special || name.is_null() || backend::stands_aside() {
+    let is_passed_on = backend::stands_aside() || backend::is_left_out();
+    if special || name.is_null() || is_passed_on {
         return null_mut();
     }
     // SAFETY: the caller of `dlsym` gives a terminated string.

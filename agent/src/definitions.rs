@@ -1,0 +1,339 @@
+//! Which loaded modules define a symbol, by their own tables: the executable and the libraries that
+//! the loader searches before this one, whose definitions are used instead of ours; and those after
+//! it, whose definitions would be used without us.
+//!
+//! The tables are read in place. `dlsym` would not do: it takes an executable's entry for calls
+//! (a "canonical PLT entry") for a definition, and does not say whose its answer is.
+
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::mem::offset_of;
+use core::sync::atomic::{AtomicU64, Ordering};
+use libc::{Elf64_Phdr, Elf64_Sym};
+
+const DT_HASH: u64 = 4;
+const DT_STRTAB: u64 = 5;
+const DT_SYMTAB: u64 = 6;
+const DT_GNU_HASH: u64 = 0x6fff_fef5;
+
+/// File names of the libraries that have C++'s default operators.
+static CXX_RUNTIMES: [&[u8]; 4] = [
+    b"libstdc++.so",
+    b"libc++.so",
+    b"libc++abi.so",
+    b"libcxxrt.so",
+];
+
+/// A module as the loader describes it.
+pub struct Module {
+    bias: u64,
+    name: *const c_char,
+    headers: *const Elf64_Phdr,
+    header_count: usize,
+}
+
+/// A module's table of dynamic symbols, with what finds a name in it.
+struct Symbols {
+    symbols: *const Elf64_Sym,
+    strings: *const c_char,
+    /// Null if there is none.
+    gnu_hash: *const u32,
+    /// Null if there is none.
+    hash: *const u32,
+}
+
+/// Calls `visit` for each loaded module in the order in which they were loaded, at start-up the
+/// order of the search, until it returns false. Calls the loader.
+pub fn each(mut visit: impl FnMut(&Module) -> bool) {
+    /// # Safety
+    /// `visit` is the closure.
+    unsafe extern "C" fn one<F: FnMut(&Module) -> bool>(
+        info: *mut libc::dl_phdr_info,
+        _: usize,
+        visit: *mut c_void,
+    ) -> c_int {
+        // SAFETY: the loader's record of a module that stays meanwhile; the caller's closure.
+        let (info, visit) = unsafe { (&*info, &mut *visit.cast::<F>()) };
+        let module = Module {
+            bias: info.dlpi_addr,
+            name: info.dlpi_name,
+            headers: info.dlpi_phdr,
+            header_count: usize::from(info.dlpi_phnum),
+        };
+        c_int::from(!visit(&module))
+    }
+    fn callback<F: FnMut(&Module) -> bool>(
+        _: &F,
+    ) -> unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut c_void) -> c_int {
+        one::<F>
+    }
+    let function = callback(&visit);
+    // SAFETY: the function takes what it is given here, and keeps none of it.
+    unsafe { libc::dl_iterate_phdr(Some(function), (&raw mut visit).cast()) };
+}
+
+/// Calls `visit` for each module that the loader searches before this library.
+pub fn each_before(mut visit: impl FnMut(&Module)) {
+    each(|module| {
+        let is_before = !module.is_ours();
+        if is_before {
+            visit(module);
+        }
+        is_before
+    });
+}
+
+/// Address of a C++ library's own definition; null if none is loaded.
+pub fn in_cxx_runtime(name: &CStr) -> *mut c_void {
+    let mut found = 0;
+    each(|module| {
+        if module.is_cxx_runtime() {
+            found = module.address_of(name);
+        }
+        found == 0
+    });
+    core::ptr::with_exposed_provenance_mut(found as usize)
+}
+
+impl Module {
+    fn headers(&self) -> &[Elf64_Phdr] {
+        if self.headers.is_null() {
+            return &[];
+        }
+        // SAFETY: the module's program headers, which the loader keeps as long as it is loaded.
+        unsafe { core::slice::from_raw_parts(self.headers, self.header_count) }
+    }
+
+    /// The loaded segment with this address.
+    fn segment_of(&self, address: u64) -> Option<&Elf64_Phdr> {
+        let offset = address.wrapping_sub(self.bias);
+        let loaded = |h: &&Elf64_Phdr| h.p_type == libc::PT_LOAD;
+        let contains = |h: &&Elf64_Phdr| offset.wrapping_sub(h.p_vaddr) < h.p_memsz;
+        self.headers().iter().filter(loaded).find(contains)
+    }
+
+    /// Whether an address is in this module.
+    pub fn contains(&self, address: *const c_void) -> bool {
+        self.segment_of(address.addr() as u64).is_some()
+    }
+
+    fn is_ours(&self) -> bool {
+        // Not a function's address, which may be that of another one with its name.
+        self.contains((&raw const CXX_RUNTIMES).cast())
+    }
+
+    /// Whether this is a library whose operators are C++'s default ones, by its file's name.
+    pub fn is_cxx_runtime(&self) -> bool {
+        if self.name.is_null() {
+            return false;
+        }
+        // SAFETY: the loader's terminated string.
+        let path = unsafe { CStr::from_ptr(self.name) }.to_bytes();
+        let file = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
+        CXX_RUNTIMES.iter().any(|name| file.starts_with(name))
+    }
+
+    /// Whether it defines a symbol of this name.
+    pub fn defines(&self, name: &CStr) -> bool {
+        self.address_of(name) != 0
+    }
+
+    /// Address of what it defines by this name; 0: nothing.
+    fn address_of(&self, name: &CStr) -> u64 {
+        let found = self.symbols().and_then(|symbols| symbols.find(name));
+        // SAFETY: an entry of the module's table.
+        found.map_or(0, |at| unsafe { (*at).st_value.wrapping_add(self.bias) })
+    }
+
+    fn symbols(&self) -> Option<Symbols> {
+        let is_dynamic = |h: &&Elf64_Phdr| h.p_type == libc::PT_DYNAMIC;
+        let dynamic = self.headers().iter().find(is_dynamic)?;
+        let mut at = self.bias.wrapping_add(dynamic.p_vaddr) as *const [u64; 2];
+        let mut tables = [0; 4];
+        // SAFETY: the module's dynamic section, which an entry of tag 0 ends.
+        unsafe {
+            while (*at)[0] != 0 {
+                let [tag, value] = *at;
+                let tags = [DT_SYMTAB, DT_STRTAB, DT_GNU_HASH, DT_HASH];
+                if let Some(index) = tags.iter().position(|known| *known == tag) {
+                    // glibc makes addresses of these, but where the section is not writable.
+                    let is_offset = value < self.bias;
+                    tables[index] = value + if is_offset { self.bias } else { 0 };
+                }
+                at = at.add(1);
+            }
+        }
+        let [symbols, strings, gnu_hash, hash] = tables;
+        (symbols != 0 && strings != 0).then_some(Symbols {
+            symbols: symbols as *const Elf64_Sym,
+            strings: strings as *const c_char,
+            gnu_hash: gnu_hash as *const u32,
+            hash: hash as *const u32,
+        })
+    }
+}
+
+impl Symbols {
+    /// The symbol that is defined by this name.
+    fn find(&self, name: &CStr) -> Option<*const Elf64_Sym> {
+        // SAFETY: the loader searches these tables as well.
+        unsafe {
+            match (self.gnu_hash.is_null(), self.hash.is_null()) {
+                (false, _) => self.find_by_gnu_hash(name),
+                (true, false) => self.find_by_hash(name),
+                (true, true) => None,
+            }
+        }
+    }
+
+    /// # Safety
+    /// `index` is in the table.
+    unsafe fn defined(&self, index: u32, name: &CStr) -> Option<*const Elf64_Sym> {
+        // SAFETY: the caller's; names are in the table of strings.
+        unsafe {
+            let symbol = self.symbols.add(index as usize);
+            let own = CStr::from_ptr(self.strings.add((*symbol).st_name as usize));
+            let is_defined = (*symbol).st_shndx != 0 && (*symbol).st_value != 0;
+            (is_defined && own == name).then_some(symbol)
+        }
+    }
+
+    /// # Safety
+    /// There is a table `DT_GNU_HASH`.
+    unsafe fn find_by_gnu_hash(&self, name: &CStr) -> Option<*const Elf64_Sym> {
+        let add = |hash: u32, byte: &u8| hash.wrapping_mul(33).wrapping_add(u32::from(*byte));
+        let hash = name.to_bytes().iter().fold(5381, add);
+        let table = self.gnu_hash;
+        // SAFETY: bloom filter, buckets and chains lie where the table's first words say.
+        unsafe {
+            let [buckets, first, words, shift] = *table.cast::<[u32; 4]>();
+            let bloom = table.add(4).cast::<u64>();
+            let word = *bloom.add(((hash / 64) & words.wrapping_sub(1)) as usize);
+            let has = |bit: u32| word >> (bit % 64) & 1 == 1;
+            if buckets == 0 || !has(hash) || !has(hash.checked_shr(shift).unwrap_or(0)) {
+                return None;
+            }
+            let heads = table.add(4 + 2 * words as usize);
+            let chains = heads.add(buckets as usize);
+            let mut index = *heads.add((hash % buckets) as usize);
+            while index >= first {
+                let link = *chains.add((index - first) as usize);
+                if link | 1 == hash | 1
+                    && let Some(found) = self.defined(index, name)
+                {
+                    return Some(found);
+                }
+                if link & 1 == 1 {
+                    break;
+                }
+                index += 1;
+            }
+        }
+        None
+    }
+
+    /// Calls `visit` with each defined symbol and its name, where the table has its newer form, as
+    /// that of this library does.
+    fn each_defined(&self, mut visit: impl FnMut(&CStr, *const Elf64_Sym)) {
+        let table = self.gnu_hash;
+        if table.is_null() {
+            return;
+        }
+        // SAFETY: as in `find_by_gnu_hash`; names are in the table of strings.
+        unsafe {
+            let [buckets, first, words, _] = *table.cast::<[u32; 4]>();
+            let heads = table.add(4 + 2 * words as usize);
+            let chains = heads.add(buckets as usize);
+            for bucket in 0..buckets as usize {
+                let mut index = *heads.add(bucket);
+                while index >= first {
+                    let symbol = self.symbols.add(index as usize);
+                    visit(
+                        CStr::from_ptr(self.strings.add((*symbol).st_name as usize)),
+                        symbol,
+                    );
+                    if *chains.add((index - first) as usize) & 1 == 1 {
+                        break;
+                    }
+                    index += 1;
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// There is a table `DT_HASH`.
+    unsafe fn find_by_hash(&self, name: &CStr) -> Option<*const Elf64_Sym> {
+        let add = |hash: u32, byte: &u8| {
+            let hash = (hash << 4).wrapping_add(u32::from(*byte));
+            let high = hash & 0xf000_0000;
+            (hash ^ high >> 24) & !high
+        };
+        let hash = name.to_bytes().iter().fold(0, add);
+        // SAFETY: buckets and chains follow the table's first two words.
+        unsafe {
+            let [buckets, _] = *self.hash.cast::<[u32; 2]>();
+            let heads = self.hash.add(2);
+            let chains = heads.add(buckets as usize);
+            if buckets == 0 {
+                return None;
+            }
+            let mut index = *heads.add((hash % buckets) as usize);
+            while index != 0 {
+                if let Some(found) = self.defined(index, name) {
+                    return Some(found);
+                }
+                index = *chains.add(index as usize);
+            }
+        }
+        None
+    }
+}
+
+/// Takes symbols of this library out of the loader's sight: whatever is bound or looked up from now
+/// on gets the definition that it would have got without us. At start-up. Changes `errno`.
+///
+/// The loader ignores entries without a value. If the table shares its segment with code, which
+/// cannot be made writable, nothing is hidden.
+pub fn hide(is_hidden: impl Fn(&CStr) -> bool) {
+    each(|module| {
+        let is_ours = module.is_ours();
+        if is_ours && let Some(symbols) = module.symbols() {
+            hide_in(module, &symbols, &is_hidden);
+        }
+        !is_ours
+    });
+}
+
+fn hide_in(module: &Module, symbols: &Symbols, is_hidden: &impl Fn(&CStr) -> bool) {
+    let start = symbols.symbols as u64;
+    let mut end = start;
+    symbols.each_defined(|_, symbol| end = end.max(symbol as u64 + size_of::<Elf64_Sym>() as u64));
+    let segment = module.segment_of(start);
+    let is_data = |segment: &&Elf64_Phdr| segment.p_flags & libc::PF_X == 0;
+    let Some(segment) = segment.filter(is_data) else {
+        return;
+    };
+    if end > module.bias + segment.p_vaddr + segment.p_filesz {
+        return;
+    }
+    // SAFETY: it only looks into the vector that the kernel left above the stack.
+    let page = unsafe { libc::getauxval(libc::AT_PAGESZ) }.max(1);
+    let first = start & !(page - 1);
+    let bytes = (end.next_multiple_of(page) - first) as usize;
+    let allow = |access| {
+        // SAFETY: pages of our own that hold no code; they stay readable.
+        unsafe { libc::mprotect(first as *mut c_void, bytes, access) == 0 }
+    };
+    if !allow(libc::PROT_READ | libc::PROT_WRITE) {
+        return;
+    }
+    symbols.each_defined(|name, symbol| {
+        if is_hidden(name) {
+            let value = (symbol as u64 + offset_of!(Elf64_Sym, st_value) as u64) as *mut u64;
+            // SAFETY: the value of an entry of our own table, in pages that were made writable;
+            // written as a whole, for another thread's lookup may read it.
+            unsafe { AtomicU64::from_ptr(value).store(0, Ordering::Relaxed) };
+        }
+    });
+    allow(libc::PROT_READ);
+}

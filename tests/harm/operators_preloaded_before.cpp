@@ -1,0 +1,10 @@
+// guards: operators of a library that is preloaded before the agent
+// build: -std=c++17
+// preload: operators_header_lib.cpp before
+#include "operators.h"
+#include <dlfcn.h>
+int main() {
+    exercise();
+    void (*report)() = reinterpret_cast<void (*)()>(dlsym(RTLD_DEFAULT, "report"));
+    if (report) report();
+}

@@ -1,0 +1,14 @@
+// guards: in a program in C, a plugin with operators of its own, loaded so that it prefers them
+// build: -Wl,--as-needed
+// library: operators_plugin_lib.cpp -std=c++17
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+int main(void) {
+    void *plugin = dlopen("libplugin_deep_operators_plugin_lib.so", RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);
+    if (!plugin) return puts(dlerror()), 1;
+    void (*run)(void) = (void (*)(void))dlsym(plugin, "run_plugin");
+    if (!run) return puts(dlerror()), 1;
+    run();
+    return 0;
+}
