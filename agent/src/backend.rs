@@ -16,7 +16,6 @@ use tikv_jemalloc_sys as jemalloc;
 
 unsafe extern "C" {
     fn _rjem_memalign(align: usize, size: usize) -> *mut c_void;
-    fn _rjem_valloc(size: usize) -> *mut c_void;
 }
 
 /// jemalloc's `memalign`, which leaves `errno` as it is where it has no memory.
@@ -25,10 +24,12 @@ unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
     no_memory_if_null(unsafe { _rjem_memalign(align, size) })
 }
 
-/// The same of its `valloc`.
+/// `valloc` over that: jemalloc's own does not align an object of no bytes.
 unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
-    // SAFETY: takes any size.
-    no_memory_if_null(unsafe { _rjem_valloc(size) })
+    // SAFETY: it only looks into the vector that the kernel left above the stack.
+    let page = unsafe { libc::getauxval(libc::AT_PAGESZ) } as usize;
+    // SAFETY: takes any size and alignment.
+    unsafe { memalign(page, size) }
 }
 
 fn no_memory_if_null(p: *mut c_void) -> *mut c_void {

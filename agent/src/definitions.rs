@@ -82,6 +82,16 @@ pub fn each_before(mut visit: impl FnMut(&Module)) {
     });
 }
 
+/// Whether a module other than this library defines a symbol of this name.
+pub fn is_defined_by_others(name: &CStr) -> bool {
+    let mut is_defined = false;
+    each(|module| {
+        is_defined = !module.is_ours() && module.defines(name);
+        !is_defined
+    });
+    is_defined
+}
+
 /// Address of a C++ library's own definition; null if none is loaded.
 pub fn in_cxx_runtime(name: &CStr) -> *mut c_void {
     let mut found = 0;

@@ -56,7 +56,9 @@ static void zero_sizes(void) {
     void *(*operator_new)(size_t) = NULL;
     hidden = dlopen("libstdc++.so.6", RTLD_NOW);
     CHECK(hidden);
-    find(&operator_new, "_Znwm");
+    void *found = dlsym(hidden, "_Znwm");
+    CHECK(found);
+    memcpy(&operator_new, &found, sizeof found);
     for (int i = 0; i < EACH; i++) {
         objects[count++] = malloc(0);
         objects[count++] = calloc(0, 7);

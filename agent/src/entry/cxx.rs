@@ -28,10 +28,12 @@ use core::arch::naked_asm;
 use core::ffi::{CStr, c_void};
 use core::mem::transmute;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 /// Whether each form leads to what would be called without us, and samples nothing itself.
 static PASSES_ON: AtomicBool = AtomicBool::new(false);
+/// Forms that nobody else defines: bits in the order of `NAMES`.
+static MISSING: AtomicU32 = AtomicU32::new(0);
 /// Whether the slots are filled.
 static IS_SETTLED: AtomicBool = AtomicBool::new(false);
 
@@ -47,18 +49,26 @@ with_registers_or_fail!(sampled_aligned_new, sample::new_aligned, aligned_new_fa
 /// Settles all, and hides what serves nobody. At start-up: later the loader may not be called.
 pub fn find_next() {
     settle();
-    if musl::is_here() || backend::stands_aside() {
+    // In a program that is not to be profiled all symbols are hidden later.
+    if musl::is_here() || backend::stands_aside() || backend::is_left_out() {
         return;
     }
     let passes_on = PASSES_ON.load(Ordering::Relaxed);
-    let has_none = |name: &CStr| passes_on || next(name).is_null();
-    if NAMES.iter().any(|name| has_none(name)) {
-        definitions::hide(|name| NAMES.contains(&name) && has_none(name));
+    let missing = MISSING.load(Ordering::Relaxed);
+    if passes_on || missing != 0 {
+        definitions::hide(|name| {
+            let form = NAMES.iter().position(|known| *known == name);
+            form.is_some_and(|form| passes_on || missing >> form & 1 == 1)
+        });
     }
 }
 
-/// The next library's operator; null if there is none. Calls the loader.
+/// The next library's function; null if there is none. Calls the loader. A lookup in vain allocates
+/// the loader's message, so a name that no module defines is not looked up.
 fn next(name: &CStr) -> *mut c_void {
+    if !musl::is_here() && !definitions::is_defined_by_others(name) {
+        return null_mut();
+    }
     let found = next_symbol(name);
     if found.is_null() {
         // SAFETY: takes nothing. The loader forgets that it has found nothing.
@@ -100,6 +110,9 @@ fn survey() -> Survey {
         has_others: false,
         next: NAMES.map(next),
     };
+    let missing = (0..NAMES.len()).filter(|form| survey.next[*form].is_null());
+    let missing = missing.fold(0, |bits, form| bits | 1 << form);
+    MISSING.store(missing, Ordering::Relaxed);
     definitions::each_before(|module| {
         let defines_some = || NAMES.iter().any(|name| module.defines(name));
         survey.has_others |= !module.is_cxx_runtime() && defines_some();
