@@ -10,7 +10,7 @@ mod switch;
 
 use crate::controller::{self, Answer};
 use crate::sys::{self, Text, variable};
-use crate::{cpu, timers};
+use crate::{backend, cpu, timers};
 use core::ffi::{CStr, c_char, c_int};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicI32, AtomicI64, AtomicU8, AtomicU32, Ordering};
@@ -56,16 +56,31 @@ pub fn running() -> Option<Running> {
 
 /// Reads the environment, at start-up, and has the whole run sampled if that was requested.
 pub fn start() {
-    let Some(path) = variable(c"CPUPROFILE").filter(|path| !path.is_empty()) else {
-        return;
-    };
-    // gperftools' own profiler has read the variable as well.
-    if !sys::next_symbol(c"ProfilerStart").is_null() {
+    let set = |name| variable(name).filter(|value| !value.is_empty());
+    let (path, signal) = (set(c"CPUPROFILE"), set(c"CPUPROFILESIGNAL"));
+    // gperftools' own profiler has read the variables as well.
+    let is_wanted = path.is_some() || signal.is_some();
+    if !is_wanted || !sys::next_symbol(c"ProfilerStart").is_null() {
         return;
     }
-    // As gperftools does: the first byte shows children that the name is taken.
-    let (first, rest) = (path[0], &path[1..]);
-    let mut name = Text::<NAME>::new();
+    let Some(path) = path else {
+        return switch::install(c"", signal.unwrap_or_default());
+    };
+    let name = unique(path);
+    let Some(name) = name.as_c_str() else { return };
+    match signal {
+        Some(number) => switch::install(name, number),
+        None => drop(begin(name, None)),
+    }
+}
+
+/// The name of a profile that a variable gives, with the pid if a program that started this one has
+/// taken that name: as gperftools does, the first byte shows that to children.
+pub fn unique(path: &'static [u8]) -> Text<NAME> {
+    let mut name = Text::new();
+    let [first, rest @ ..] = path else {
+        return name;
+    };
     name.push(&[first & 0x7f]);
     name.push(rest);
     match first & 0x80 {
@@ -75,11 +90,7 @@ pub fn start() {
             name.push_number(u64::from(sys::pid()));
         }
     }
-    let Some(name) = name.as_c_str() else { return };
-    match variable(c"CPUPROFILESIGNAL").filter(|number| !number.is_empty()) {
-        Some(number) => switch::install(name, number),
-        None => drop(begin(name, None)),
-    }
+    name
 }
 
 /// Marks the variable's value for the programs that this one starts.
@@ -97,6 +108,9 @@ fn mark_taken(path: &'static [u8]) {
 pub fn begin(path: &CStr, filter: Option<Filter>) -> bool {
     let bytes = path.to_bytes_with_nul();
     let own = sys::pid();
+    if backend::is_left_out() {
+        return false;
+    }
     if bytes.len() < 2 || bytes.len() > NAME || !enter(own) {
         return false;
     }

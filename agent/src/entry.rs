@@ -27,6 +27,7 @@ mod cxx;
 mod exits;
 mod gperftools;
 mod heap_profiler;
+mod heap_signal;
 mod libc_names;
 mod loader;
 mod sanitizer;
@@ -45,6 +46,12 @@ pub fn find_next() {
     signals::find_next();
     threads::find_next();
     waits::find_next();
+}
+
+/// Reads what the environment requests of the heap profiler, at start-up. Returns whether every
+/// allocation is to be sampled from now on.
+pub fn start_heap_profile() -> bool {
+    heap_signal::start() | heap_profiler::begin_sessions()
 }
 
 mod to {

@@ -55,7 +55,7 @@ extern "C" fn start() {
     range::start(most.address_space, most.data);
     thread::start(most.address_space.min(most.data));
     fork::start();
-    let samples_all = checks::start();
+    let samples_all = checks::start() | entry::start_heap_profile();
     let own = image::memory();
     session::start(most.address_space, samples_all, own);
     let line = python::CommandLine {

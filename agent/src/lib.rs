@@ -14,7 +14,8 @@
 //!   request meanwhile wait too. One line is printed if that fails.
 //! - Only a session that requests CPU time installs a signal handler, and timers that trigger it;
 //!   both are removed once the session is over, or when the program wants a seccomp filter, and use
-//!   another signal when it wants theirs. `CPUPROFILESIGNAL` requests a handler of its own.
+//!   another signal when it wants theirs. `CPUPROFILESIGNAL` and
+//!   `HEAPPROFILESIGNAL` request handlers of their own.
 //! - Failing to profile is acceptable: without a segment, without address space or
 //!   without a rule for a frame it counts less, says so in the segment's counters, and
 //!   the program continues.
@@ -40,6 +41,7 @@
 //! | `definitions` | which modules define a symbol; hiding ours |
 //! | `backend`, `object` | the underlying allocator; headers of sampled objects |
 //! | `exemptions`, `controller`, `checks` | what the program says is no leak; starting the controller; the program's own leak checks |
+//! | `on_signal` | handlers of signals by which a user requests a profile |
 //! | `timers` | timers on threads' CPU time |
 //! | `session` | the segment and its life cycle, epochs |
 //! | `module`, `range`, `sampler` | loaded code and its unwind rules; sampled objects; arithmetic |
@@ -86,6 +88,7 @@ mod local;
 mod module;
 mod musl;
 mod object;
+mod on_signal;
 mod own;
 mod probes;
 mod python;

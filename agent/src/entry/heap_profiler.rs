@@ -10,13 +10,17 @@ use crate::controller::{self, Answer};
 use crate::{session, sys};
 use core::ffi::{CStr, c_char, c_int};
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
 /// Longest prefix of dumps' names, with its terminator.
 const PREFIX: usize = 1024;
 static PREFIX_BYTES: [AtomicU8; PREFIX] = [const { AtomicU8::new(0) }; PREFIX];
 /// Dumps since the start.
 static DUMPS: AtomicU32 = AtomicU32::new(0);
+/// Whether the agent is initialised, so that the controller finds it.
+static HAS_BEGUN: AtomicBool = AtomicBool::new(false);
+/// Whether a session was requested before.
+static IS_WANTED: AtomicBool = AtomicBool::new(false);
 
 exports! {
     /// Begins a session, whose dumps are called PREFIX.0001.heap and so on.
@@ -36,7 +40,8 @@ exports! {
     "HeapProfilerDump"
     fn dump(reason: *const c_char) -> () {
         // SAFETY: the caller's terminated text, or null.
-        unsafe { write(reason) }
+        let reason = (!reason.is_null()).then(|| unsafe { CStr::from_ptr(reason) });
+        write(reason.unwrap_or_default());
     } else {}
     /// Whether a session runs.
     "IsHeapProfilerRunning"
@@ -46,7 +51,7 @@ exports! {
     fn profile() -> *mut c_char { text() } else { null_mut() }
 }
 
-fn runs() -> bool {
+pub(super) fn runs() -> bool {
     session::control().epoch.load(Ordering::Relaxed) != 0
 }
 
@@ -57,29 +62,63 @@ unsafe fn begin(prefix: *const c_char) {
         return;
     }
     // SAFETY: the caller's.
-    let prefix = unsafe { CStr::from_ptr(prefix) }.to_bytes_with_nul();
-    if prefix.len() > PREFIX {
+    if !set_prefix(unsafe { CStr::from_ptr(prefix) }) || runs() {
         return;
+    }
+    if HAS_BEGUN.load(Ordering::Relaxed) {
+        sample();
+    } else {
+        IS_WANTED.store(true, Ordering::Relaxed);
+    }
+}
+
+/// From now on sessions can be started. Returns whether one was requested before, as tcmalloc's
+/// constructor does for `HEAPPROFILE`.
+pub(super) fn begin_sessions() -> bool {
+    HAS_BEGUN.store(true, Ordering::Relaxed);
+    IS_WANTED.load(Ordering::Relaxed)
+}
+
+/// Makes this the prefix of dumps' names. Returns false if it is too long.
+pub(super) fn set_prefix(prefix: &CStr) -> bool {
+    let prefix = prefix.to_bytes_with_nul();
+    if prefix.len() > PREFIX {
+        return false;
     }
     for (place, byte) in PREFIX_BYTES.iter().zip(prefix) {
         place.store(*byte, Ordering::Relaxed);
     }
     DUMPS.store(0, Ordering::Relaxed);
-    if !runs() && ask(&[c"start"]).is_some() {
+    true
+}
+
+/// The prefix of dumps' names; empty: there is none.
+pub(super) fn prefix() -> sys::Text<{ PREFIX + 32 }> {
+    let mut prefix = sys::Text::new();
+    for place in &PREFIX_BYTES {
+        match place.load(Ordering::Relaxed) {
+            0 => break,
+            byte => prefix.push(&[byte]),
+        }
+    }
+    prefix
+}
+
+/// Whether dumps have a name.
+pub(super) fn has_prefix() -> bool {
+    PREFIX_BYTES[0].load(Ordering::Relaxed) != 0
+}
+
+/// Begins a session. Keeps `errno`.
+pub(super) fn sample() {
+    if ask(&[c"start"]).is_some() {
         session::take_for_own();
     }
 }
 
-/// # Safety
-/// Terminated text, or null.
-unsafe fn write(reason: *const c_char) {
-    let mut name = sys::Text::<{ PREFIX + 32 }>::new();
-    for place in &PREFIX_BYTES {
-        match place.load(Ordering::Relaxed) {
-            0 => break,
-            byte => name.push(&[byte]),
-        }
-    }
+/// Writes a dump if a session runs, and dumps have a name. Keeps `errno`.
+pub(super) fn write(reason: &CStr) {
+    let mut name = prefix();
     if !runs() || name.as_c_str().unwrap_or_default().is_empty() {
         return;
     }
@@ -90,10 +129,7 @@ unsafe fn write(reason: *const c_char) {
     name.push_number(u64::from(number));
     name.push(b".heap");
     let mut why = sys::Text::<256>::new();
-    if !reason.is_null() {
-        // SAFETY: the caller's.
-        why.push(unsafe { CStr::from_ptr(reason) }.to_bytes());
-    }
+    why.push(reason.to_bytes());
     let name = name.as_c_str().unwrap_or_default();
     let why = why.as_c_str().unwrap_or_default();
     let _ = ask(&[c"dump", c"--file", name, c"--reason", why]);

@@ -3,8 +3,8 @@
 
 use crate::arch::glibc_function;
 use crate::c_library;
-use crate::cpu;
 use crate::sys::{next_symbol, set_errno};
+use crate::{cpu, on_signal};
 use core::ffi::{CStr, c_int, c_void};
 use core::mem::transmute;
 use core::ptr::null_mut;
@@ -46,11 +46,34 @@ pub unsafe extern "C" fn sigaction(
     // SAFETY: null, or the C library's function of this type.
     match unsafe { transmute::<*mut c_void, Option<Action>>(real) } {
         // SAFETY: the caller's arguments.
-        Some(real) => unsafe { real(number, action, old) },
+        Some(real) => unsafe {
+            let result = real(number, action, old);
+            if result == 0 {
+                hide_own(old.cast());
+            }
+            result
+        },
         None => {
             set_errno(libc::ENOSYS);
             -1
         }
+    }
+}
+
+/// Tells the program that a signal has no handler where it is one that the user requested of us: some
+/// refuse to run if a signal is in use that they want.
+///
+/// # Safety
+/// Null, or an action that the C library has filled.
+unsafe fn hide_own(old: *mut libc::sigaction) {
+    // SAFETY: the caller's.
+    if let Some(old) = unsafe { old.as_mut() }
+        && on_signal::is_ours(old.sa_sigaction)
+    {
+        old.sa_sigaction = libc::SIG_DFL;
+        old.sa_flags = 0;
+        // SAFETY: a set to fill.
+        unsafe { libc::sigemptyset(&mut old.sa_mask) };
     }
 }
 
@@ -62,7 +85,10 @@ pub unsafe extern "C" fn signal(number: c_int, handler: usize) -> usize {
     // SAFETY: null, or the C library's function of this type.
     match unsafe { transmute::<*mut c_void, Option<Simple>>(real) } {
         // SAFETY: the caller's arguments.
-        Some(real) => unsafe { real(number, handler) },
+        Some(real) => match unsafe { real(number, handler) } {
+            old if on_signal::is_ours(old) => libc::SIG_DFL,
+            old => old,
+        },
         None => {
             set_errno(libc::ENOSYS);
             libc::SIG_ERR

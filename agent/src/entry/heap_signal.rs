@@ -1,0 +1,79 @@
+//! gperftools' `HEAPPROFILESIGNAL`: a signal that writes a dump, named by `HEAPPROFILE`.
+//!
+//! As there, the two together have every allocation sampled from the start, unless
+//! `MEM_PROFILER_INTERVAL` says otherwise. A forked child whose session its parent has not handed on
+//! begins one at the signal.
+
+use super::heap_profiler;
+use crate::arch::on_own_stack;
+use crate::sys::{self, variable};
+use crate::{cpu_profile, definitions, musl, on_signal};
+use core::arch::naked_asm;
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicU32, Ordering};
+
+/// The process whose dumps have the prefix.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+
+/// Reads the environment, at start-up, and installs the handler. Returns whether every allocation is
+/// to be sampled. Changes `errno`.
+pub fn start() -> bool {
+    let set = |name| variable(name).filter(|value| !value.is_empty());
+    let Some(number) = set(c"HEAPPROFILESIGNAL") else {
+        return false;
+    };
+    // gperftools' own profiler reads the variables as well.
+    if musl::is_here() || definitions::is_defined_by_others(c"HeapProfilerStart") {
+        return false;
+    }
+    if let Err(why) = on_signal::install(number, handler) {
+        complain(why);
+        return false;
+    }
+    let Some(path) = set(c"HEAPPROFILE") else {
+        return false;
+    };
+    OWNER.store(sys::pid(), Ordering::Relaxed);
+    let prefix = cpu_profile::unique(path);
+    prefix.as_c_str().is_some_and(heap_profiler::set_prefix)
+}
+
+/// Gives a forked child's dumps names of their own.
+fn distinguish_child() {
+    let own = sys::pid();
+    if OWNER.swap(own, Ordering::Relaxed) == own {
+        return;
+    }
+    let mut prefix = heap_profiler::prefix();
+    prefix.push(b"_");
+    prefix.push_number(u64::from(own));
+    prefix.as_c_str().map(heap_profiler::set_prefix);
+}
+
+fn complain(why: &[u8]) {
+    on_signal::complain(b"no heap profile", b"HEAPPROFILESIGNAL", why);
+}
+
+on_own_stack! {
+    /// The signal's handler.
+    handler, on_signal::enter, work
+}
+
+/// Writes a dump. Keeps `errno`.
+///
+/// # Safety
+/// [`on_signal::enter`] has claimed the stack.
+unsafe extern "C" fn work(_: *const libc::siginfo_t, _: *const libc::ucontext_t) {
+    let saved = sys::errno();
+    if !heap_profiler::has_prefix() {
+        complain(b"names no file: set HEAPPROFILE as well");
+    } else if heap_profiler::runs() {
+        distinguish_child();
+        heap_profiler::write(c"signal");
+    } else {
+        heap_profiler::sample();
+        complain(b"came while nothing was sampled: sampling has begun, the next one writes a dump");
+    }
+    sys::set_errno(saved);
+    on_signal::leave();
+}
