@@ -15,7 +15,7 @@ pub type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char
 
 /// Whether this is the process's C library.
 pub fn is_here() -> bool {
-    register_atfork().is_none()
+    dlvsym().is_none()
 }
 
 /// `None` with musl.
