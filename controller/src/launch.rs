@@ -4,8 +4,9 @@ pub mod inherited;
 
 use std::ffi::OsString;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus};
@@ -17,7 +18,7 @@ use shm_protocol::segment::DIR_VARIABLE;
 use crate::discovery::{HIDDEN_PREFIX, RUN_PREFIX};
 use crate::python;
 use crate::segment::Directory;
-use crate::target::Density;
+use crate::target::{Density, ROLLING};
 use crate::text;
 use crate::waiting::{Received, unblock_all};
 
@@ -68,6 +69,7 @@ impl Launched {
         command
             .env("LD_PRELOAD", preload(agent))
             .env("MEM_PROFILER_START", "1")
+            .env("MEM_PROFILER_LEASE", lease_seconds())
             .env("MEM_PROFILER_INTERVAL", density.interval.to_string())
             .env("MEM_PROFILER_THIN", density.thinning.to_string())
             .env(DIR_VARIABLE, directory);
@@ -93,6 +95,7 @@ impl Launched {
         command
             .env("LD_PRELOAD", preload(agent))
             .env("MEM_PROFILER_CPU", rate.to_string())
+            .env("MEM_PROFILER_LEASE", lease_seconds())
             .env(DIR_VARIABLE, directory);
         if let Some(filters) = filters {
             command.env(FILTERS_VARIABLE, filters.to_string());
@@ -172,6 +175,12 @@ fn program(command: &[OsString]) -> io::Result<Command> {
     Ok(command)
 }
 
+/// How long the sessions that agents begin by themselves last unless they are extended: they must
+/// not outlive this program by more, and their environment does.
+fn lease_seconds() -> String {
+    ROLLING.as_secs().to_string()
+}
+
 /// Our agent before what is preloaded anyway.
 fn preload(agent: &Path) -> OsString {
     let mut value = agent.as_os_str().to_owned();
@@ -225,12 +234,15 @@ pub fn make_directory(shared: &Path) -> anyhow::Result<PathBuf> {
     // A program that root starts may become any user, and its children make segments too.
     // So others may write there, but only those who are given its name can find it: our
     // program, its children, and those who may inspect them.
-    make_one(&path, 0o711)?;
+    let outer = make_one(&path, 0o711)?;
     let mut name = [0; 16];
     let mut random = std::fs::File::open("/dev/urandom").context("/dev/urandom")?;
     io::Read::read_exact(&mut random, &mut name).context("/dev/urandom")?;
-    let hidden = path.join(format!("{HIDDEN_PREFIX}{:032x}", u128::from_ne_bytes(name)));
-    make_one(&hidden, 0o1733)?;
+    let name = format!("{HIDDEN_PREFIX}{:032x}", u128::from_ne_bytes(name));
+    // In the very directory that was just made.
+    let outer = PathBuf::from(format!("/proc/self/fd/{}", outer.as_raw_fd()));
+    make_one(&outer.join(&name), 0o1733)?;
+    let hidden = path.join(name);
     attend(&hidden)?;
     Ok(hidden)
 }
@@ -240,12 +252,24 @@ fn attend(path: &Path) -> anyhow::Result<()> {
     Directory::attend(path).with_context(|| text::path(path))
 }
 
-/// Makes a directory with these permissions, whatever the mask is.
-fn make_one(path: &Path, mode: u32) -> anyhow::Result<()> {
-    let made = std::fs::DirBuilder::new().mode(0o700).create(path);
-    let permissions = std::os::unix::fs::PermissionsExt::from_mode(mode);
-    made.and_then(|()| std::fs::set_permissions(path, permissions))
-        .with_context(|| text::path(path))
+/// Makes a directory with these permissions, whatever the mask is. They are those of the directory
+/// that was made, whatever others put at its path meanwhile.
+fn make_one(path: &Path, mode: u32) -> anyhow::Result<std::fs::File> {
+    let make = || {
+        std::fs::DirBuilder::new().mode(0o700).create(path)?;
+        let directory = std::fs::File::options()
+            .read(true)
+            .custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW)
+            .open(path)?;
+        let found = directory.metadata()?;
+        let is_ours = found.uid() == nix::unistd::geteuid().as_raw() && found.mode() & 0o077 == 0;
+        if !is_ours {
+            return Err(io::Error::other("another user has replaced it"));
+        }
+        directory.set_permissions(PermissionsExt::from_mode(mode))?;
+        Ok(directory)
+    };
+    make().with_context(|| text::path(path))
 }
 
 /// Removes what [`make_directory`] made, where it is empty.

@@ -38,6 +38,7 @@ pub mod listing;
 pub mod live;
 mod mappings;
 mod names;
+pub mod offspring;
 pub mod output;
 mod page;
 mod parallel_writer;

@@ -5,9 +5,8 @@ use std::collections::HashSet;
 
 use shm_protocol::segment::Session;
 
-use crate::discovery::{Agent, Discovery, Found, Life};
+use crate::discovery::{Agent, Found};
 use crate::segment::Head;
-use crate::target::Target;
 
 /// How often children are looked for that come while a session ends: what they fork meanwhile does
 /// not continue with it, but may have made its segment before.
@@ -43,46 +42,4 @@ pub fn session_by_birth(agent: &Agent, since_ns: u64) -> Option<Session> {
     let mut head = Head::new();
     let session = agent.segment.head(&mut head).ok()?.session()?;
     (session.controller_pid == 0 && session.start_ns >= since_ns).then_some(session)
-}
-
-/// Ends the session of a target, which is over there, in all children that continued with it.
-/// What they counted is not wanted.
-pub fn end_in_children(target: &Target) {
-    let (discovery, mut lineage) = (Discovery::new(), Lineage::default());
-    lineage.add(&target.agent);
-    let mut known = HashSet::from([target.agent.entry]);
-    for _ in 0..LAST_LOOKS {
-        let mut rest = discovery.scan_except(&known).found;
-        known.extend(rest.iter().map(|found| found.entry));
-        let mut has_new = false;
-        // Children of children, too.
-        loop {
-            let (children, strangers) = lineage.split(rest);
-            if children.is_empty() {
-                break;
-            }
-            for agent in children.into_iter().filter_map(|found| found.open().ok()) {
-                let is_ours = session_by_birth(&agent, target.session.start_ns).is_some()
-                    && (agent.life != Life::Running || agent.confirm().is_ok());
-                if is_ours {
-                    lineage.add(&agent);
-                    has_new = true;
-                    end_child(agent);
-                }
-            }
-            rest = strangers;
-        }
-        if !has_new {
-            return;
-        }
-    }
-}
-
-fn end_child(agent: Agent) {
-    // Where another controller has it, that looks after it.
-    if let Ok(Some(child)) = Target::adopt(agent) {
-        // Where that fails, it ends by itself within a minute.
-        let _ = child.stop();
-        let _ = child.release();
-    }
 }

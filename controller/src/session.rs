@@ -261,7 +261,9 @@ impl Run {
             self.look();
             let now = Instant::now();
             self.search(now);
-            if self.settings.length.is_none() && self.child.is_none() && now >= renewal {
+            // What a program that we started begins by itself ends unless it is extended.
+            let is_rolling = self.settings.length.is_none() || self.child.is_some();
+            if is_rolling && now >= renewal {
                 renewal = now + RENEWAL;
                 self.prolong();
             }

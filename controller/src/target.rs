@@ -25,7 +25,7 @@ use crate::process_end::ProcessEnd;
 use crate::segment::{Head, Refusal, io_error};
 use crate::text;
 use crate::threads;
-pub use deadline::{Deadline, RENEWAL};
+pub use deadline::{Deadline, RENEWAL, ROLLING};
 pub use error::{Error, NoRoom};
 use table::segment_bytes;
 

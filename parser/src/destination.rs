@@ -123,20 +123,21 @@ fn to_file(path: &Path, content: &[u8]) -> Result<()> {
             .with_context(|| format!("{} cannot be written", printable::path(path)));
     }
     let temporary = temporary_name(path)?;
-    let written = write_whole(&temporary, content).and_then(|()| fs::rename(&temporary, path));
+    let failure = || format!("{} cannot be written", printable::path(path));
+    let mut options = File::options();
+    // As dumps are: it shows where code lies in memory, and may hold sources.
+    options.write(true).create_new(true).mode(0o600);
+    let file = options.open(&temporary).with_context(failure)?;
+    let written = write_whole(file, content).and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
         // The message is about the write; a left-over temporary file is not
         // worth a second one.
         let _ = fs::remove_file(&temporary);
     }
-    written.with_context(|| format!("{} cannot be written", printable::path(path)))
+    written.with_context(failure)
 }
 
-fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
-    let mut options = File::options();
-    // As dumps are: it shows where code lies in memory, and may hold sources.
-    options.write(true).create_new(true).mode(0o600);
-    let mut file = options.open(path)?;
+fn write_whole(mut file: File, content: &[u8]) -> io::Result<()> {
     file.write_all(content)?;
     file.sync_all()
 }

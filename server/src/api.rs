@@ -1,15 +1,12 @@
 //! `/api/…`: for the live page and for scripts.
 
-use std::time::Duration;
-
-use mem_controller::target::Density;
 use mem_controller::values;
 use serde_json::json;
 
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::server::Server;
-use crate::sessions::Settings;
+use crate::sessions::{Asked, Started};
 
 /// Every process as in `mem_profiler list --json`, with its rates and its last minutes.
 pub fn processes(server: &Server) -> Result<Reply, Reply> {
@@ -19,27 +16,36 @@ pub fn processes(server: &Server) -> Result<Reply, Reply> {
     )
 }
 
-/// Starts a session: `?pid=&interval=&seconds=`, without seconds until it is stopped.
+/// Starts a session: `?pid=&interval=&max_overhead=&thin=1&seconds=`, without seconds until it is
+/// stopped. Answers what applies: the server's limits hold for each session.
 pub fn start(server: &Server, request: &Request) -> Result<Reply, Reply> {
-    let bad = |name: &str, why: String| Reply::refusal(400, format!("{name}: {why}"));
-    let mut asked = None;
-    if let Some(text) = request.value("interval") {
-        let interval = values::interval(text).map_err(|why| bad("interval", why))?;
-        asked = Some(Settings {
-            density: Density::uniform(interval),
-            max_overhead: None,
-        });
-    }
-    let length: Option<Duration> = request
-        .value("seconds")
-        .map(values::seconds)
-        .transpose()
-        .map_err(|why| bad("seconds", why))?;
+    let asked = Asked {
+        interval: value(request, "interval", values::interval)?,
+        max_overhead: value(request, "max_overhead", values::overhead)?,
+        thin: request.is_on("thin"),
+    };
+    let length = value(request, "seconds", values::seconds)?;
     let agent = named(server, request)?;
     let title = agent.title();
     let started = server.sessions.start(agent, asked, length);
-    started.map_err(|why| Reply::refusal(409, why))?;
-    Ok(Reply::json(&json!({ "started": title })))
+    let Started { settings, left } = started.map_err(|why| Reply::refusal(409, why))?;
+    Ok(Reply::json(&json!({
+        "started": title,
+        "interval": settings.density.interval,
+        "max_overhead": settings.max_overhead,
+        "thin": settings.is_thin(),
+        "seconds_left": left.map(|left| left.as_secs_f64()),
+    })))
+}
+
+/// A parameter of a request, if it has one.
+fn value<T>(
+    request: &Request,
+    name: &str,
+    parse: impl FnOnce(&str) -> Result<T, String>,
+) -> Result<Option<T>, Reply> {
+    let parsed = request.value(name).map(parse).transpose();
+    parsed.map_err(|why| Reply::refusal(400, format!("{name}: {why}")))
 }
 
 /// Stops a session: `?pid=`.

@@ -53,7 +53,13 @@ impl Board {
             state.update(agents, sessions);
             state.read = Some(Instant::now());
         }
-        json!({ "processes": state.rows, "interval": sessions.settings().density.interval })
+        let settings = sessions.settings();
+        json!({
+            "processes": state.rows,
+            "interval": settings.density.interval,
+            "max_overhead": settings.max_overhead,
+            "thin": settings.is_thin(),
+        })
     }
 }
 
@@ -125,6 +131,9 @@ fn shown(row: &Row, history: &VecDeque<Point>, sessions: &Sessions) -> Value {
     value["growth_per_second"] = json!(growth);
     value["alloc_per_second"] = json!(rate);
     value["ours"] = json!(sessions.has(row.pid));
+    let settings = sessions.settings_of(row.pid);
+    value["max_overhead"] = json!(settings.and_then(|settings| settings.max_overhead));
+    value["thin"] = json!(settings.map(|settings| settings.is_thin()));
     value["history"] = json!(points);
     value
 }

@@ -30,6 +30,7 @@ mod routes;
 pub mod serve;
 pub mod server;
 pub mod sessions;
+mod socket;
 
 use std::io::Write;
 use std::path::Path;

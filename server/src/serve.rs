@@ -1,15 +1,11 @@
 //! `serve`: listens, and maintains the sessions.
 
-use std::fs;
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpListener};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use mem_controller::segment::Head;
 use mem_controller::select::Selection;
 use mem_controller::target::is_running;
@@ -23,7 +19,8 @@ use crate::guard::{self, Guard};
 use crate::http::{self, Listener, TICK};
 use crate::naming::Naming;
 use crate::server::Server;
-use crate::sessions::{Sessions, Settings};
+use crate::sessions::{Asked, Sessions, Settings};
+use crate::socket::{self, Socket};
 
 /// Time between searches for new processes to be sampled.
 const SEARCH: Duration = Duration::from_secs(5);
@@ -55,19 +52,18 @@ pub fn execute(args: ServeArgs) -> anyhow::Result<()> {
         token,
         loopback: matches!(args.listen, Address::Tcp(_)) && loopback,
     };
-    let settings = Settings {
-        density: args.interval.first(),
-        max_overhead: args.interval.max_overhead,
-    };
+    let interval = &args.interval;
+    let settings = Settings::new(interval.interval, interval.max_overhead, interval.thin);
     let sessions = Sessions::new(settings);
     let agents = Agents::new(Selection::from(args.select));
     // This very program, also after its file was replaced.
     let naming = Naming::new("/proc/self/exe".into());
     let server = Server::new(agents, Arc::clone(&sessions), naming);
     let _entered = runtime.enter();
-    let (listener, address) = open(&args.listen)?;
-    // Before anybody knows of the socket, and may put another in its place.
-    let own = place(&args.listen);
+    // No other user can read what this program writes.
+    // SAFETY: a plain call, before other threads are there.
+    unsafe { libc::umask(0o077) };
+    let (listener, address, own) = open(&args.listen)?;
     // Without a reader, it serves nevertheless.
     let _ = writeln!(io::stdout().lock(), "serving at {address}");
     let keeper = (server.clone(), args.sample);
@@ -80,25 +76,12 @@ pub fn execute(args: ServeArgs) -> anyhow::Result<()> {
         http::serve(listener, server, guard, end).await;
     });
     sessions.end();
-    if let Address::Unix(path) = &args.listen
-        && own.is_some()
-        && place(&args.listen) == own
-    {
-        // It need not be there any more.
-        let _ = fs::remove_file(path);
+    if let Some(own) = own {
+        own.remove();
     }
     // Clients that wait for their profile are not waited for.
     runtime.shutdown_background();
     Ok(())
-}
-
-/// Which socket is at a path now: another server may have taken its place.
-fn place(address: &Address) -> Option<(u64, u64)> {
-    let Address::Unix(path) = address else {
-        return None;
-    };
-    let socket = fs::symlink_metadata(path).ok()?;
-    Some((socket.dev(), socket.ino()))
 }
 
 fn shown(address: &Address) -> String {
@@ -109,20 +92,20 @@ fn shown(address: &Address) -> String {
 }
 
 /// Listens, and says where.
-fn open(address: &Address) -> anyhow::Result<(Listener, String)> {
+fn open(address: &Address) -> anyhow::Result<(Listener, String, Option<Socket>)> {
     match address {
         Address::Tcp(asked) => {
             let listener = TcpListener::bind(asked).map_err(|error| refused(*asked, error))?;
             listener.set_nonblocking(true)?;
             let own = listener.local_addr()?;
             let listener = tokio::net::TcpListener::from_std(listener)?;
-            Ok((Listener::Tcp(listener), format!("http://{own}/")))
+            Ok((Listener::Tcp(listener), format!("http://{own}/"), None))
         }
         Address::Unix(path) => {
-            let listener = bind(path).with_context(|| text::path(path))?;
+            let (listener, own) = socket::bind(path).with_context(|| text::path(path))?;
             listener.set_nonblocking(true)?;
             let listener = tokio::net::UnixListener::from_std(listener)?;
-            Ok((Listener::Unix(listener), shown(address)))
+            Ok((Listener::Unix(listener), shown(address), Some(own)))
         }
     }
 }
@@ -134,27 +117,6 @@ fn refused(address: SocketAddr, error: io::Error) -> anyhow::Error {
         ),
         _ => anyhow::anyhow!("{address}: {error}"),
     }
-}
-
-/// A socket that only this user can connect to. One that a dead server left is replaced.
-fn bind(path: &Path) -> anyhow::Result<UnixListener> {
-    // From the beginning, no other user can connect, or read what this program writes.
-    // SAFETY: a plain call, before other threads are there.
-    unsafe { libc::umask(0o077) };
-    let bound = UnixListener::bind(path);
-    let listener = match bound {
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            let is_socket = fs::symlink_metadata(path)?.file_type().is_socket();
-            if !is_socket || UnixStream::connect(path).is_ok() {
-                bail!("it is in use: another server listens there, or it is not a socket");
-            }
-            fs::remove_file(path)?;
-            UnixListener::bind(path)?
-        }
-        bound => bound?,
-    };
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
-    Ok(listener)
 }
 
 /// Looks after the sessions until a signal comes; with `all` has each process sampled.
@@ -186,7 +148,7 @@ fn sample_all(server: &Server) {
         };
         if is_idle(&agent, &mut head) {
             // Another controller may have been faster, or the agent cannot sample: `list` says.
-            let _ = server.sessions.start(agent, None, None);
+            let _ = server.sessions.start(agent, Asked::default(), None);
         }
     }
 }

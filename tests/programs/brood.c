@@ -4,6 +4,11 @@
 //                waits: "child PID"
 //   more K N     child K allocates N more
 //   grand K N    child K forks a child that allocates N and waits: "child PID"
+//   daemon N     forks a child that forks another in a session of its own and ends; that one
+//                allocates N and waits: "child PID"
+//   exec N       forks a child that executes this program again, which allocates N and waits:
+//                "child PID"
+//   vfork        has /bin/true executed in a child that shares the memory
 //   end K        child K ends by _exit
 //   storm N      forks N children, each of which allocates 200 objects and waits
 //   leave        the process ends in order, its children stay: they end with its standard input
@@ -109,8 +114,52 @@ static void storm(long n) {
     }
 }
 
-int main(void) {
+// Forks a child that allocates and waits, in one way or another, and says its pid.
+static pid_t fork_apart(long n, int executes) {
+    int answers[2];
+    pid_t pid;
+    if (pipe(answers)) fail("a pipe");
+    fflush(stdout);
+    pid_t first = fork();
+    if (first < 0) fail("fork");
+    if (first == 0) {
+        if (executes) {
+            char objects[32], to[32];
+            snprintf(objects, sizeof objects, "%ld", n);
+            snprintf(to, sizeof to, "%d", answers[1]);
+            execl("/proc/self/exe", "brood", objects, to, (char *)NULL);
+            fail("exec");
+        }
+        setsid();
+        if (fork() != 0) _exit(0);
+        site_child(n);
+        answer(answers[1], getpid());
+        stay();
+    }
+    close(answers[1]);
+    if (!executes && waitpid(first, NULL, 0) < 0) fail("waitpid");
+    if (read(answers[0], &pid, sizeof pid) != sizeof pid) fail("read");
+    close(answers[0]);
+    return pid;
+}
+
+static void vfork_one(void) {
+    pid_t pid = vfork();
+    if (pid < 0) fail("vfork");
+    if (pid == 0) {
+        execl("/bin/true", "true", (char *)NULL);
+        _exit(1);
+    }
+    if (waitpid(pid, NULL, 0) < 0) fail("waitpid");
+}
+
+int main(int argc, char **argv) {
     char line[256];
+    if (argc == 3) {
+        site_child(atol(argv[1]));
+        answer(atoi(argv[2]), getpid());
+        stay();
+    }
     puts("ready");
     fflush(stdout);
     while (fgets(line, sizeof line, stdin)) {
@@ -122,6 +171,12 @@ int main(void) {
             ask(child, 'm', n);
         else if (sscanf(line, "grand %d %ld", &child, &n) == 2)
             printf("child %d\n", (int)ask(child, 'g', n));
+        else if (sscanf(line, "daemon %ld", &n) == 1)
+            printf("child %d\n", (int)fork_apart(n, 0));
+        else if (sscanf(line, "exec %ld", &n) == 1)
+            printf("child %d\n", (int)fork_apart(n, 1));
+        else if (!strcmp(line, "vfork\n"))
+            vfork_one();
         else if (sscanf(line, "end %d", &child) == 1) {
             struct command command = {'e', 0};
             if (write(children[child].commands, &command, sizeof command) != sizeof command)

@@ -74,7 +74,7 @@ fn sessions_of_the_heap() {
     }
 }
 
-/// A program that is run begins its session by itself, and would continue it forever.
+/// A program that is run begins its session by itself, for a minute unless it is extended.
 #[test]
 fn sessions_of_run() {
     let scratch = Scratch::new();
@@ -89,7 +89,7 @@ fn sessions_of_run() {
     is_attended(&scratch);
     profiler.kill();
     let listed = listed(&scratch);
-    assert!(listed.stderr.contains("until it is stopped"), "{listed:?}");
+    assert!(listed.stderr.contains("the session continues for"), "{listed:?}");
     let stopped = paste(&scratch, &listed);
     assert_eq!(stopped.code, Some(0), "{stopped:?}");
     let pid = listed.stderr.split_once("-p ").expect("a pid").1;

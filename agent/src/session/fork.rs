@@ -148,17 +148,17 @@ fn remembered() -> Option<Start> {
 }
 
 fn is_late(start: &Start) -> bool {
-    start.deadline_ns != 0 && super::time::now_ns() >= start.deadline_ns
+    has_end(start.deadline_ns) && super::time::now_ns() >= start.deadline_ns
 }
 
 /// The session that a child is to continue with, unless it is over. For the thread that makes the
 /// segment.
 fn pending() -> Option<Start> {
     let session = PENDING.session.load(Ordering::Relaxed);
-    let has_end = PENDING.deadline_ns.load(Ordering::Relaxed) != 0;
     if session == 0 {
         return None;
     }
+    let has_end = has_end(PENDING.deadline_ns.load(Ordering::Relaxed));
     match parent::standing(parents(session), has_end) {
         Standing::Current(setting) => {
             // It may have been extended since, or its interval changed.
@@ -168,7 +168,22 @@ fn pending() -> Option<Start> {
         Standing::Unknown => {}
         Standing::Over => return None,
     }
+    if is_lease(PENDING.deadline_ns.load(Ordering::Relaxed)) {
+        // The child begins a lease of its own: the parent may not have been there to have its
+        // extended.
+        put(&PENDING.deadline_ns, 0);
+    }
     remembered()
+}
+
+/// Whether this is the deadline of a session that the environment requested, which `run` extends.
+fn is_lease(deadline_ns: u64) -> bool {
+    life::is_leased() && deadline_ns % 2 == 1
+}
+
+/// Whether a controller has begun a session with this deadline.
+fn has_end(deadline_ns: u64) -> bool {
+    deadline_ns != 0 && !is_lease(deadline_ns)
 }
 
 /// The parent's number of a session that continues in its child.
@@ -257,10 +272,11 @@ fn wait(local: &mut Local) -> bool {
 /// Creates the child's segment, and continues its parent's session there if that is still running.
 fn make() {
     let start = pending();
+    // A lease has none.
+    let has_end = start.is_some_and(|start| has_end(start.deadline_ns));
     let parent = PENDING.parent.load(Ordering::Relaxed) as u32;
     life::make(start, parent, false);
     if let Some(start) = start.filter(|_| LIFE.is_own()) {
-        let has_end = start.deadline_ns != 0;
         let since = parent::standing_since(parents(start.session), has_end);
         if matches!(since, Standing::Over) {
             parent::take_back(start.session);

@@ -23,6 +23,9 @@ use shm_protocol::segment::{Errno, Session, Tables};
 /// Interval if the environment starts sampling without naming one.
 const DEFAULT_INTERVAL: u64 = 1024;
 
+/// Maximum length of a lease, in seconds.
+const MAX_LEASE_S: u64 = 3600;
+
 /// Maximum number of samples in a second of CPU time.
 const MOST_RATE: u64 = 10_000;
 
@@ -45,6 +48,24 @@ static OWN_SESSION: AtomicU64 = AtomicU64::new(0);
 /// Pid of the controller that checks the process for leaks at its exit; 0: none does.
 static CHECKER: AtomicU32 = AtomicU32::new(0);
 
+/// Length of the lease of sessions that the environment requests: they end unless a controller
+/// extends them in time. 0: they last for the life of the process.
+static LEASE_NS: AtomicU64 = AtomicU64::new(0);
+
+/// Whether sessions that the environment requests have to be extended by a controller.
+pub fn is_leased() -> bool {
+    LEASE_NS.load(Ordering::Relaxed) != 0
+}
+
+/// Deadline of a session that begins now without one, odd as that of a session that is to be
+/// extended; 0: none.
+fn lease_end() -> u64 {
+    match LEASE_NS.load(Ordering::Relaxed) {
+        0 => 0,
+        lease_ns => time::now_ns().saturating_add(lease_ns) | 1,
+    }
+}
+
 /// See [`super::start`].
 pub fn start(address_space: u64, samples_all: bool) {
     name::start();
@@ -56,6 +77,8 @@ pub fn start(address_space: u64, samples_all: bool) {
     if samples_all && !is_asked_for {
         OWN_SESSION.store(1, Ordering::Relaxed);
     }
+    let lease_s = number(c"MEM_PROFILER_LEASE").unwrap_or(0).min(MAX_LEASE_S);
+    LEASE_NS.store(lease_s * 1_000_000_000, Ordering::Relaxed);
     let cpu_rate = number(c"MEM_PROFILER_CPU").unwrap_or(0).min(MOST_RATE);
     let samples_heap = is_asked_for || samples_all;
     let start = (samples_heap || cpu_rate != 0).then(|| Start {
@@ -221,7 +244,10 @@ fn first_session(start: Start) -> Result<Session, Errno> {
     Ok(Session {
         number: start.session,
         interval: start.interval,
-        deadline_ns: start.deadline_ns,
+        deadline_ns: match start.deadline_ns {
+            0 => lease_end(),
+            deadline_ns => deadline_ns,
+        },
         start_ns: time::now_ns(),
         start_unix_ns: clock::unix_ns(),
         controller_pid: 0,

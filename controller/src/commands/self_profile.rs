@@ -79,12 +79,12 @@ fn write(agent: &Agent, path: &Path, reason: &str) -> anyhow::Result<()> {
     hidden.push(format!(".{}", std::process::id()));
     let hidden = path.with_file_name(hidden);
     let shown = || text::path(path);
-    let written = File::create_new(&hidden).and_then(|file| {
-        parallel_writer::write(&Text::new(profile)?, &file)?;
-        fs::rename(&hidden, path)
-    });
+    let file = File::create_new(&hidden).with_context(shown)?;
+    let written = Text::new(profile)
+        .and_then(|text| parallel_writer::write(&text, &file))
+        .and_then(|()| fs::rename(&hidden, path));
     if written.is_err() {
-        // It may not be there.
+        // It may not be there any more.
         let _ = fs::remove_file(&hidden);
     }
     written.with_context(shown)

@@ -6,7 +6,7 @@ use crate::clock::now_ns;
 use crate::text;
 
 /// How long a session without an end outlives its controller.
-const ROLLING: Duration = Duration::from_secs(60);
+pub const ROLLING: Duration = Duration::from_secs(60);
 /// How often such a session is prolonged.
 pub const RENEWAL: Duration = Duration::from_secs(20);
 

@@ -84,17 +84,23 @@ function chart(history, width) {
   return svg;
 }
 
+// A share of the CPU time as the server reads it; nothing without a limit.
+const share = (part) => (part ? `${Number((part * 100).toPrecision(6))}%` : "");
 const isSampled = (row) => row.interval !== null;
 function stateOf(row) {
   if (!isSampled(row)) return [row.state, ""];
   const left = row.open_end || row.seconds_left === null ? "until it is stopped" : `${Math.ceil(row.seconds_left)} s left`;
-  return [`${row.state}, every ${row.interval} B`, row.ours ? "by this server" : left];
+  const limits = [row.max_overhead && `at most ${share(row.max_overhead)} of CPU time`, row.thin && "thinned"];
+  const more = row.ours ? ["by this server", ...limits] : [left];
+  return [`${row.state}, every ${row.interval} B`, more.filter(Boolean).join(", ")];
 }
 
 class Live {
   constructor() {
     this.rows = [];
     this.interval = 1024;
+    this.limit = null;
+    this.thin = false;
     this.message = "";
     this.sort = "live_bytes";
     this.view = null;
@@ -107,9 +113,11 @@ class Live {
     try {
       const answer = await fetch("/api/processes");
       if (!answer.ok) throw new Error(await answer.text());
-      const { processes, interval } = await answer.json();
+      const { processes, interval, max_overhead: limit, thin } = await answer.json();
       this.rows = processes;
       this.interval = interval;
+      this.limit = limit;
+      this.thin = thin;
       this.lost = "";
     } catch (error) {
       this.lost = `no answer: ${error.message}`;
@@ -141,18 +149,24 @@ class Live {
   controls(pid, seconds) {
     const interval = make("input", "", { name: "interval", value: String(this.interval), "aria-label": "bytes between samples", inputmode: "numeric" });
     const length = make("input", "", { name: "seconds", value: seconds, placeholder: "no end", "aria-label": "seconds" });
-    const form = make("form", "", {}, make("label", "every ", {}, interval, "bytes"), make("label", "for ", {}, length, "s"));
+    const limit = make("input", "", { name: "max_overhead", value: share(this.limit), placeholder: "no limit", "aria-label": "limit on the share of CPU time" });
+    if (this.limit) limit.title = `this server's limit is ${share(this.limit)}: only a lower one changes anything`;
+    const thin = make("input", "", { name: "thin", type: "checkbox" });
+    thin.checked = thin.disabled = this.thin;
+    const form = make("form", "", {}, make("label", "every ", {}, interval, "bytes"), make("label", "for ", {}, length, "s"), make("label", "at most ", {}, limit, "of CPU"), make("label", "thinned ", {}, thin));
     const start = make("button", "Start", { type: "submit", class: "start" });
     const stop = make("button", "Stop", { type: "button", class: "stop" });
     form.append(start, stop);
     form.addEventListener("submit", (e) => {
       e.preventDefault();
       const values = { interval: interval.value };
+      if (limit.value.trim()) values.max_overhead = limit.value.trim();
+      if (thin.checked) values.thin = "1";
       if (length.value.trim()) values.seconds = length.value.trim();
       this.act("start", pid, values);
     });
     stop.addEventListener("click", () => this.act("stop", pid, {}));
-    return { form, start, stop, interval, length };
+    return { form, start, stop, fields: [interval, length, limit, thin].map((field) => field.parentNode) };
   }
 }
 
@@ -259,7 +273,7 @@ class One {
     document.title = title;
     this.said.textContent = this.live.lost || this.live.message;
     const sampled = isSampled(row);
-    this.controls.start.hidden = this.controls.interval.parentNode.hidden = this.controls.length.parentNode.hidden = sampled;
+    for (const el of [this.controls.start, ...this.controls.fields]) el.hidden = sampled;
     this.controls.stop.hidden = this.follow.hidden = !sampled;
     const [state, more] = stateOf(row);
     const growth = row.growth_per_second === null ? "" : `, ${rate(row.growth_per_second)}`;

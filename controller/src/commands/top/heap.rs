@@ -11,7 +11,7 @@ use crate::cli::{IntervalArgs, TopArgs};
 use crate::discovery::{Agent, Discovery};
 use crate::dump;
 use crate::ended::Ended;
-use crate::lineage;
+use crate::offspring::Offspring;
 use crate::output::Output;
 use crate::segment::Head;
 use crate::select::Selection;
@@ -45,6 +45,8 @@ pub struct HeapFeed {
     source: Source,
     heap: Heap,
     renewal: Instant,
+    /// Children that continue with a session of ours.
+    offspring: Offspring,
     /// Prefix of the dumps' names.
     output: PathBuf,
 }
@@ -54,8 +56,14 @@ impl HeapFeed {
     pub fn open(args: &TopArgs) -> anyhow::Result<(Self, String)> {
         let agent = only_one(&Selection::from(args.select.clone()))?;
         let title = agent.title();
+        let source = look_at(agent, &args.interval)?;
+        let mut offspring = Offspring::default();
+        if let Source::Own(target) = &source {
+            offspring.begin(target, args.interval.max_overhead);
+        }
         let feed = Self {
-            source: look_at(agent, &args.interval)?,
+            source,
+            offspring,
             heap: Heap::default(),
             renewal: Instant::now() + RENEWAL,
             output: args.output.output.clone(),
@@ -132,6 +140,8 @@ impl Feed for HeapFeed {
         if let Source::Own(target) = &mut self.source {
             let looked = target.look();
             target.take_warnings().iter().for_each(|line| warning(line));
+            let of_children = self.offspring.tick(Instant::now());
+            of_children.iter().for_each(|line| warning(line));
             looked?;
             if Instant::now() >= self.renewal {
                 self.renewal = Instant::now() + RENEWAL;
@@ -186,7 +196,7 @@ impl Drop for HeapFeed {
         if target.stop().is_err() {
             diagnostic("the session could not be stopped: it ends by itself within a minute");
         }
-        lineage::end_in_children(target);
+        self.offspring.end(target.agent.file);
         // It was shown, which was its only purpose: it need not be recovered.
         let _ = target
             .agent

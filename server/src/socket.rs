@@ -1,0 +1,211 @@
+//! The socket that only this user can connect to, in a directory that others may be able to write.
+//!
+//! It is bound in a fresh directory of this user alone, and then linked to its name: at no time can
+//! another user connect to it, and no mode is changed by a path, which somebody could redirect.
+//! Nothing that is there already is replaced, except for a socket of this user on which nobody
+//! listens.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail, ensure};
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, openat, renameat};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat, umask};
+use nix::unistd::{UnlinkatFlags, geteuid, linkat, unlinkat};
+
+/// Name of the socket in the directory in which it is bound.
+const BOUND: &str = "socket";
+/// And of an earlier one that is being removed.
+const EARLIER: &str = "earlier";
+
+/// A socket at its path.
+pub struct Socket {
+    directory: OwnedFd,
+    name: OsString,
+    file: (u64, u64),
+}
+
+/// Listens at a path. Before other threads are there: the mask of new files is changed for a moment.
+pub fn bind(path: &Path) -> anyhow::Result<(UnixListener, Socket)> {
+    let name = path.file_name().context("it names no file")?.to_owned();
+    let parent = path.parent().filter(|parent| *parent != Path::new(""));
+    let parent = parent.unwrap_or(Path::new("."));
+    let directory: OwnedFd = File::open(parent)?.into();
+    let private = Private::make(&directory)?;
+    let mask = umask(Mode::from_bits_truncate(0o177));
+    let listener = UnixListener::bind(private.path().join(BOUND));
+    umask(mask);
+    let listener = listener?;
+    let mut linked = private.link(&name);
+    if linked == Err(Errno::EEXIST) {
+        private.replace(&name)?;
+        linked = private.link(&name);
+    }
+    match linked {
+        Err(Errno::EEXIST) => bail!(IN_USE),
+        linked => linked?,
+    }
+    let file = identity(&private.look(BOUND)?);
+    drop(private);
+    Ok((
+        listener,
+        Socket {
+            directory,
+            name,
+            file,
+        },
+    ))
+}
+
+const IN_USE: &str =
+    "it is in use: another server listens there, or it is not a socket of this user";
+
+impl Socket {
+    /// Removes it, unless another is in its place.
+    pub fn remove(self) {
+        let found = look(&self.directory, &self.name);
+        if found.is_ok_and(|found| identity(&found) == self.file) {
+            // It need not be there any more.
+            let _ = unlinkat(&self.directory, &*self.name, UnlinkatFlags::NoRemoveDir);
+        }
+    }
+}
+
+/// A directory of this user alone inside another; it goes with this value.
+struct Private<'a> {
+    outer: &'a OwnedFd,
+    name: String,
+    inner: OwnedFd,
+}
+
+impl<'a> Private<'a> {
+    fn make(outer: &'a OwnedFd) -> anyhow::Result<Self> {
+        let mut random = [0; 8];
+        io::Read::read_exact(&mut File::open("/dev/urandom")?, &mut random)?;
+        let name = format!(".mem_server.{:016x}", u64::from_ne_bytes(random));
+        mkdirat(outer, name.as_str(), Mode::S_IRWXU)?;
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let inner = openat(outer, name.as_str(), flags, Mode::empty())?;
+        let private = Self { outer, name, inner };
+        let made = fstat(&private.inner)?;
+        ensure!(
+            made.st_uid == geteuid().as_raw() && made.st_mode & 0o077 == 0,
+            "another user has replaced a directory there"
+        );
+        Ok(private)
+    }
+
+    /// A path to it that nobody can redirect, and short enough for a socket's address.
+    fn path(&self) -> PathBuf {
+        of(&self.inner)
+    }
+
+    fn look(&self, name: &str) -> nix::Result<FileStat> {
+        look(&self.inner, name.as_ref())
+    }
+
+    /// Gives the socket its name, if that is free.
+    fn link(&self, name: &OsStr) -> nix::Result<()> {
+        linkat(&self.inner, BOUND, self.outer, name, AtFlags::empty())
+    }
+
+    /// Removes what has the name, if it is a socket of this user's that a dead server left.
+    fn replace(&self, name: &OsStr) -> anyhow::Result<()> {
+        let found = match look(self.outer, name) {
+            Err(Errno::ENOENT) => return Ok(()),
+            found => found?,
+        };
+        ensure!(is_own_socket(&found), IN_USE);
+        let connected = UnixStream::connect(of(self.outer).join(name));
+        let is_refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+        ensure!(connected.is_err_and(is_refused), IN_USE);
+        // What is moved here nobody else can exchange any more.
+        match renameat(self.outer, name, &self.inner, EARLIER) {
+            Err(Errno::ENOENT) => return Ok(()),
+            moved => moved?,
+        }
+        if identity(&self.look(EARLIER)?) != identity(&found) {
+            // Where the name is taken again, it stays in the directory here.
+            let _ = linkat(&self.inner, EARLIER, self.outer, name, AtFlags::empty());
+            bail!(IN_USE);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Private<'_> {
+    fn drop(&mut self) {
+        for name in [BOUND, EARLIER] {
+            // It need not be there.
+            let found = self.look(name);
+            if found.is_ok_and(|found| is_own_socket(&found)) {
+                let _ = unlinkat(&self.inner, name, UnlinkatFlags::NoRemoveDir);
+            }
+        }
+        let _ = unlinkat(self.outer, self.name.as_str(), UnlinkatFlags::RemoveDir);
+    }
+}
+
+fn of(directory: &OwnedFd) -> PathBuf {
+    format!("/proc/self/fd/{}", directory.as_raw_fd()).into()
+}
+
+fn look(directory: &OwnedFd, name: &OsStr) -> nix::Result<FileStat> {
+    fstatat(directory, name, AtFlags::AT_SYMLINK_NOFOLLOW)
+}
+
+fn identity(file: &FileStat) -> (u64, u64) {
+    (file.st_dev, file.st_ino)
+}
+
+fn is_own_socket(file: &FileStat) -> bool {
+    let kind = SFlag::from_bits_truncate(file.st_mode & SFlag::S_IFMT.bits());
+    kind == SFlag::S_IFSOCK && file.st_uid == geteuid().as_raw()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    #[test]
+    fn only_a_dead_servers_socket_is_replaced() {
+        let scratch = tempfile::tempdir().unwrap();
+        let at = |name: &str| scratch.path().join(name);
+        let path = at("socket");
+        let (listener, _) = bind(&path).unwrap();
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert!(bind(&path).is_err(), "somebody listens");
+        drop(listener);
+        let (_listener, own) = bind(&path).expect("nobody listens");
+        own.remove();
+        assert!(!path.exists());
+
+        fs::write(at("file"), "content").unwrap();
+        fs::set_permissions(at("file"), fs::Permissions::from_mode(0o644)).unwrap();
+        drop(UnixListener::bind(at("dead")).unwrap());
+        for (link, to) in [
+            ("to_file", "file"),
+            ("to_dead", "dead"),
+            ("to_none", "none"),
+        ] {
+            symlink(at(to), at(link)).unwrap();
+            assert!(bind(&at(link)).is_err(), "{link}");
+            assert_eq!(fs::read_link(at(link)).unwrap(), at(to));
+        }
+        assert!(bind(&at("file")).is_err());
+        assert_eq!(fs::read(at("file")).unwrap(), b"content");
+        let mode = fs::metadata(at("file")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o644);
+        assert!(!at("none").exists());
+        let left = fs::read_dir(scratch.path()).unwrap().count();
+        assert_eq!(left, 5, "the private directories are gone");
+    }
+}
