@@ -77,6 +77,7 @@ pub use value_type::{ValueType, heap_sample_types};
 
 use error::Fault;
 use lines::Lines;
+use packed::Unpacking;
 
 /// Reads the profile in a file.
 pub fn open(path: &Path) -> Result<Profile, ReadError> {
@@ -128,15 +129,11 @@ fn recognise<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
         return Err(Fault::whole("is empty"));
     }
     if packed::looks_like(start) {
-        let content = packed::unpack(&lines.rest()?)?;
-        let mut lines = Lines::new(&content[..]);
-        let is_pprof = {
-            let start = lines.peek(START)?;
-            !is_text(start) || packed::looks_like(start)
-        };
-        return match is_pprof {
-            true => pprof::read(&content),
-            false => plain(&mut lines),
+        let packed = lines.rest()?;
+        let mut lines = Lines::new(Unpacking::new(&packed, packed::TEXT));
+        return match is_text(lines.peek(START)?) {
+            true => plain(&mut lines),
+            false => pprof::read(&packed::unpack(&packed)?, packed.len()),
         };
     }
     plain(lines)
@@ -160,7 +157,8 @@ fn plain<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
     } else if cpu::gperftools::looks_like(start) {
         cpu::gperftools::read(&lines.rest()?)
     } else if pprof::looks_like(start) {
-        pprof::read(&lines.rest()?)
+        let content = lines.rest()?;
+        pprof::read(&content, content.len())
     } else if perf::looks_like(start) {
         perf::read(lines)
     } else if folded::looks_like(start) {

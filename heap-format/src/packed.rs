@@ -1,53 +1,102 @@
 //! Files that are compressed by gzip: a pprof profile, or the text of any other format.
+//!
+//! Compression shrinks some content a thousandfold, so a small file may be of any size when it is
+//! unpacked. How much is unpacked is bounded by what was read for it so far, not by the file's size:
+//! one that unpacks without end is refused early, however large it is itself.
 
 use std::io::{self, Read, Write};
 
 use flate2::Compression;
-use flate2::read::MultiGzDecoder;
+use flate2::bufread::MultiGzDecoder;
 use flate2::write::GzEncoder;
 
 use crate::error::Fault;
 
 const GZIP: &[u8] = &[0x1f, 0x8b];
 
-/// Largest ratio of unpacked content to file: far more than
-/// real profiles shrink, and little enough to be harmless.
-const MOST_EXPANSION: u64 = 200;
+/// How far content may expand.
+#[derive(Clone, Copy)]
+pub(crate) struct Expansion {
+    /// Unpacked bytes that are always allowed.
+    base: u64,
+    /// Unpacked bytes that are allowed besides for each byte of the file that was read.
+    ratio: u64,
+}
 
-/// Room for small files beyond their expansion.
-const SMALL: u64 = 1 << 20;
+/// Of text, which is read as a stream: stacks that differ little shrink much.
+pub(crate) const TEXT: Expansion = Expansion {
+    base: 16 << 20,
+    ratio: 100,
+};
+
+/// Of what is held as a whole.
+pub(crate) const WHOLE: Expansion = Expansion {
+    base: 32 << 20,
+    ratio: 24,
+};
 
 /// Whether a file that starts like this is compressed.
 pub(crate) fn looks_like(start: &[u8]) -> bool {
     start.starts_with(GZIP)
 }
 
-/// The content of a file that is compressed.
-pub(crate) fn unpack(packed: &[u8]) -> Result<Vec<u8>, Fault> {
-    let most = most(packed);
-    let mut out = Vec::new();
-    MultiGzDecoder::new(packed)
-        .take(most + 1)
-        .read_to_end(&mut out)
-        .map_err(|e| Fault::whole(format!("cannot be unpacked: {e}; cut off or damaged")))?;
-    if out.len() as u64 > most {
-        return Err(Fault::whole(format!(
-            "unpacks to more than {MOST_EXPANSION} times its size"
-        )));
+/// The content of a file that is compressed, as it is unpacked.
+pub(crate) struct Unpacking<'a> {
+    decoder: MultiGzDecoder<&'a [u8]>,
+    packed: u64,
+    unpacked: u64,
+    expansion: Expansion,
+}
+
+impl<'a> Unpacking<'a> {
+    pub(crate) fn new(packed: &'a [u8], expansion: Expansion) -> Self {
+        Self {
+            decoder: MultiGzDecoder::new(packed),
+            packed: packed.len() as u64,
+            unpacked: 0,
+            expansion,
+        }
     }
+}
+
+impl Read for Unpacking<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let invalid = |what| io::Error::new(io::ErrorKind::InvalidData, what);
+        let read = self
+            .decoder
+            .read(out)
+            .map_err(|error| invalid(format!("cannot be unpacked: {error}; cut off or damaged")))?;
+        self.unpacked += read as u64;
+        let consumed = self.packed - self.decoder.get_ref().len() as u64;
+        let Expansion { base, ratio } = self.expansion;
+        if self.unpacked > base + ratio * consumed {
+            let size = base >> 20;
+            return Err(invalid(format!(
+                "unpacks to more than {ratio} times its size, and more than {size} MiB"
+            )));
+        }
+        Ok(read)
+    }
+}
+
+/// All content of a file that is compressed.
+pub(crate) fn unpack(packed: &[u8]) -> Result<Vec<u8>, Fault> {
+    let mut out = Vec::new();
+    Unpacking::new(packed, WHOLE).read_to_end(&mut out)?;
     Ok(out)
 }
 
-fn most(packed: &[u8]) -> u64 {
-    packed.len() as u64 * MOST_EXPANSION + SMALL
-}
-
-/// Compresses a file's content, unless it shrinks so far that [`unpack`] would refuse it.
+/// Compresses text, unless it shrinks so far that it would not be unpacked.
 pub(crate) fn pack(content: &[u8]) -> io::Result<Option<Vec<u8>>> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
     encoder.write_all(content)?;
     let packed = encoder.finish()?;
-    Ok((content.len() as u64 <= most(&packed)).then_some(packed))
+    let is_small = content.len() as u64 <= TEXT.base;
+    let is_accepted = is_small || {
+        let mut unpacking = Unpacking::new(&packed, TEXT);
+        io::copy(&mut unpacking, &mut io::sink()).is_ok()
+    };
+    Ok(is_accepted.then_some(packed))
 }
 
 #[cfg(test)]

@@ -10,8 +10,12 @@ use crate::profile::{
 };
 use crate::value_type::ValueType;
 
-/// Room for the copies of small files.
-const SMALL: u64 = 1 << 20;
+/// Memory that any file may take.
+const BASE: usize = 64 << 20;
+/// Memory that a file may take besides, as a multiple of its size as it is stored.
+const MAX_EXPANSION: usize = 24;
+/// Memory that a hash table's entry takes.
+const ENTRY: usize = 32;
 
 /// Whether a file that starts like this may be a pprof profile: a first field that this
 /// message has.
@@ -21,9 +25,37 @@ pub(crate) fn looks_like(start: &[u8]) -> bool {
         if *length > 0 && *tag != 0 && (*tag >> 3) <= 10 && matches!(tag & 7, 0 | 2))
 }
 
-/// Reads a whole file.
-pub(crate) fn read(bytes: &[u8]) -> Result<Profile, Fault> {
-    parse(bytes)
+/// Reads a whole file, which is stored in this many bytes.
+pub(crate) fn read(bytes: &[u8], stored: usize) -> Result<Profile, Fault> {
+    let mut memory = Memory {
+        left: stored.saturating_mul(MAX_EXPANSION).saturating_add(BASE),
+        is_spent: false,
+    };
+    parse(bytes, &mut memory).map_err(|fault| match memory.is_spent {
+        true => Fault::whole(format!(
+            "needs more than {MAX_EXPANSION} times its size in memory, and more than {} MiB",
+            BASE >> 20
+        )),
+        false => fault,
+    })
+}
+
+/// The memory that a profile may still take: a few bytes of a message stand for much, and the string
+/// table may be referred to any number of times.
+struct Memory {
+    left: usize,
+    is_spent: bool,
+}
+
+impl Memory {
+    /// Takes as much. `None` if there is not enough left.
+    fn take(&mut self, bytes: usize) -> Option<()> {
+        match self.left.checked_sub(bytes) {
+            Some(left) => self.left = left,
+            None => self.is_spent = true,
+        }
+        (!self.is_spent).then_some(())
+    }
 }
 
 fn damaged(what: &str) -> Fault {
@@ -46,10 +78,11 @@ struct Message<'a> {
 }
 
 impl<'a> Message<'a> {
-    fn parse(bytes: &'a [u8]) -> Option<Self> {
+    fn parse(bytes: &'a [u8], memory: &mut Memory) -> Option<Self> {
         let mut message = Self::default();
         for field in Fields(bytes) {
             let Field { number, value } = field?;
+            memory.take(size_of::<&[u8]>())?;
             match number {
                 1 => message.sample_types.push(value.bytes()?),
                 2 => message.samples.push(value.bytes()?),
@@ -58,7 +91,10 @@ impl<'a> Message<'a> {
                 5 => message.functions.push(value.bytes()?),
                 6 => message.strings.push(value.bytes()?),
                 11 => message.period_type = Some(value.bytes()?),
-                13 => value.numbers(&mut message.comments)?,
+                13 => {
+                    memory.take(value.most_numbers() * size_of::<(u64, String)>())?;
+                    value.numbers(&mut message.comments)?;
+                }
                 7..=10 | 12 | 14 => message.numbers[number as usize] = value.number()?,
                 _ => {}
             }
@@ -67,15 +103,14 @@ impl<'a> Message<'a> {
     }
 }
 
-fn parse(bytes: &[u8]) -> Result<Profile, Fault> {
-    let message = Message::parse(bytes).ok_or_else(|| damaged("a field is malformed"))?;
+fn parse(bytes: &[u8], memory: &mut Memory) -> Result<Profile, Fault> {
+    let message = Message::parse(bytes, memory).ok_or_else(|| damaged("a field is malformed"))?;
     if message.strings.first().is_none_or(|s| !s.is_empty()) {
         return Err(damaged("it has no string table"));
     }
     let mut reader = Reader {
         strings: &message.strings,
-        copied: 0,
-        most_copied: bytes.len() as u64 * 16 + SMALL,
+        memory,
         profile: Profile {
             format: Format::Pprof,
             ..Profile::default()
@@ -103,10 +138,7 @@ fn parse(bytes: &[u8]) -> Result<Profile, Fault> {
 
 struct Reader<'a> {
     strings: &'a [&'a [u8]],
-    /// Bytes copied out of the string table, and how many may be: a table may
-    /// be referred to any number of times.
-    copied: u64,
-    most_copied: u64,
+    memory: &'a mut Memory,
     profile: Profile,
     mappings: HashMap<u64, u32>,
     functions: HashMap<u64, u32>,
@@ -116,8 +148,8 @@ struct Reader<'a> {
 impl Reader<'_> {
     fn string(&mut self, value: Value) -> Option<String> {
         let text = self.strings.get(usize::try_from(value.number()?).ok()?)?;
-        self.copied += text.len() as u64;
-        (self.copied <= self.most_copied).then(|| String::from_utf8_lossy(text).into_owned())
+        self.memory.take(text.len())?;
+        Some(String::from_utf8_lossy(text).into_owned())
     }
 
     fn header(&mut self, message: &Message) -> Result<(), Fault> {
@@ -153,6 +185,7 @@ impl Reader<'_> {
     }
 
     fn value_type(&mut self, part: &[u8]) -> Option<ValueType> {
+        self.memory.take(size_of::<ValueType>())?;
         let mut value_type = ValueType::new("", "");
         for field in Fields(part) {
             let Field { number, value } = field?;
@@ -167,6 +200,7 @@ impl Reader<'_> {
 
     fn mapping(&mut self, part: &[u8]) -> Option<()> {
         let mut id = 0;
+        self.memory.take(size_of::<Mapping>() + ENTRY)?;
         let mut mapping = Mapping::default();
         for field in Fields(part) {
             let Field { number, value } = field?;
@@ -187,6 +221,7 @@ impl Reader<'_> {
 
     fn function(&mut self, part: &[u8]) -> Option<()> {
         let mut id = 0;
+        self.memory.take(size_of::<Function>() + ENTRY)?;
         let mut function = Function::default();
         for field in Fields(part) {
             let Field { number, value } = field?;
@@ -209,6 +244,7 @@ impl Reader<'_> {
     }
 
     fn location(&mut self, part: &[u8]) -> Option<()> {
+        self.memory.take(size_of::<Location>() + ENTRY)?;
         let first_line = self.profile.lines.len() as u32;
         let mut id = 0;
         let mut location = Location {
@@ -241,6 +277,7 @@ impl Reader<'_> {
 
     /// A line; `None` inside for one that names no function.
     fn line(&mut self, part: &[u8]) -> Option<Option<Line>> {
+        self.memory.take(size_of::<Line>())?;
         let mut line = Line::default();
         let mut function = 0;
         for field in Fields(part) {
@@ -265,8 +302,10 @@ impl Reader<'_> {
         for field in Fields(part) {
             let Field { number, value } = field?;
             match number {
-                1 => value.numbers(&mut ids)?,
-                2 => value.numbers(&mut values)?,
+                1 | 2 => {
+                    self.memory.take(value.most_numbers() * size_of::<u64>())?;
+                    value.numbers(if number == 1 { &mut ids } else { &mut values })?;
+                }
                 3 => {
                     let label = self.label(stack, value.bytes()?)?;
                     self.profile.labels.extend(label);
@@ -287,6 +326,7 @@ impl Reader<'_> {
 
     /// A label; `None` inside for one without a value.
     fn label(&mut self, stack: u32, part: &[u8]) -> Option<Option<Label>> {
+        self.memory.take(size_of::<Label>())?;
         let (mut key, mut text, mut unit) = (String::new(), None, String::new());
         let mut number_value = 0;
         for field in Fields(part) {

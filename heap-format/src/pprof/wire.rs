@@ -32,6 +32,14 @@ impl<'a> Value<'a> {
         }
     }
 
+    /// How many numbers it holds at most.
+    pub(super) fn most_numbers(self) -> usize {
+        match self {
+            Value::Number(_) => 1,
+            Value::Bytes(bytes) => bytes.len(),
+        }
+    }
+
     /// Appends one number, or a packed list of them.
     pub(super) fn numbers(self, out: &mut Vec<u64>) -> Option<()> {
         match self {
