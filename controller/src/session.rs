@@ -18,9 +18,10 @@ use crate::launch::{FORWARDED, Launched};
 use crate::lineage::Lineage;
 use crate::output::Output;
 use crate::python;
-use crate::segment::Entry;
+use crate::segment::{Entry, Head};
 use crate::select::Selection;
 use crate::target::{Deadline, Density, Look, RENEWAL};
+use crate::text;
 use crate::triggers::Triggers;
 use crate::waiting::{Received, Signals};
 
@@ -44,6 +45,8 @@ const GLANCE: Duration = Duration::from_secs(1);
 const SEARCH: Duration = Duration::from_secs(10);
 /// How long a session without processes waits for a new one.
 const ALONE: Duration = Duration::from_secs(2);
+/// How long before its time a session must end for that to be worth a warning.
+const EARLY: Duration = Duration::from_secs(1);
 /// Delay after the stop, in which samples in progress are still counted.
 const SETTLE: Duration = Duration::from_millis(5);
 
@@ -346,10 +349,30 @@ impl Run {
             };
             if ended {
                 let member = self.members.swap_remove(at);
+                if matches!(looked, Ok(Look::Stopped)) {
+                    self.warn_of_early_end(&member);
+                }
                 self.finish(member);
             } else {
                 at += 1;
             }
+        }
+    }
+
+    /// Says that the profile is of a shorter time than was asked for, because somebody has ended the
+    /// session.
+    fn warn_of_early_end(&mut self, member: &Member) {
+        let mut head = Head::new();
+        let header = member.target.agent.segment.head(&mut head);
+        let Some(left) = self.time_left().filter(|left| *left > EARLY) else {
+            return;
+        };
+        if header.is_ok_and(|header| !header.exited()) && member.target.is_alive() {
+            self.reporter.warning(&format!(
+                "{}: another program has ended its session, {} before its time",
+                member.title(),
+                text::duration(left)
+            ));
         }
     }
 

@@ -89,7 +89,10 @@ fn sessions_of_run() {
     is_attended(&scratch);
     profiler.kill();
     let listed = listed(&scratch);
-    assert!(listed.stderr.contains("the session continues for"), "{listed:?}");
+    assert!(
+        listed.stderr.contains("the session continues for"),
+        "{listed:?}"
+    );
     let stopped = paste(&scratch, &listed);
     assert_eq!(stopped.code, Some(0), "{stopped:?}");
     let pid = listed.stderr.split_once("-p ").expect("a pid").1;
