@@ -434,6 +434,9 @@ fn count(thread: &mut Thread, epoch: &Epoch, place: Place<'_>, ns: u64) {
     while record == TABLE_FULL && session::grow(epoch, &mut tries) {
         (walk, record) = intern(thread, epoch, place);
     }
+    if record == TABLE_FULL {
+        record = thread.merged_record(walk.leaf, CPU_CLASS, epoch);
+    }
     if let Some(cause) = walk.truncated {
         let causes = &epoch.bank.header.cpu.truncated;
         causes[cause as usize].fetch_add(1, Ordering::Relaxed);

@@ -6,6 +6,7 @@
 
 use crate::sys;
 use core::ffi::c_void;
+use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU64, Ordering};
 use shm_protocol::layout::OwnMapping;
 
@@ -24,9 +25,10 @@ pub fn place() -> *const OwnMapping {
     LIST.as_ptr()
 }
 
-/// New private memory as of [`sys::map_private`], listed.
+/// New private memory as of [`sys::map_unlocked`], listed.
 pub fn map(bytes: usize) -> *mut c_void {
-    let at = sys::map_private(bytes);
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let at = sys::map_unlocked(null_mut(), bytes, access);
     if at.is_null() {
         return at;
     }

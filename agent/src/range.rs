@@ -333,7 +333,6 @@ fn make(limit: u64) {
 }
 
 fn reserve(limit: u64) -> Option<(usize, usize)> {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let most = match limit {
         0 => MOST.load(Ordering::Relaxed),
         limit => MOST
@@ -345,9 +344,8 @@ fn reserve(limit: u64) -> Option<(usize, usize)> {
         .filter(|size| *size <= most)
         .find_map(|size| {
             let hint = without_provenance_mut(low_address());
-            // SAFETY: a new mapping where nothing is.
-            let at = unsafe { libc::mmap(hint, size, libc::PROT_NONE, flags, -1, 0) };
-            (at != libc::MAP_FAILED).then_some((at as usize, size))
+            let at = sys::map_unlocked(hint, size, libc::PROT_NONE);
+            (!at.is_null()).then_some((at as usize, size))
         })
 }
 

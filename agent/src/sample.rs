@@ -319,6 +319,9 @@ fn count(
     while record == TABLE_FULL && session::grow(epoch, &mut tries) {
         (walk, record) = intern(thread, epoch, registers, sample);
     }
+    if record == TABLE_FULL {
+        record = thread.merged_record(walk.leaf, size_class(sample.bytes), epoch);
+    }
     if let Some(cause) = walk.truncated {
         let counters = &epoch.bank.header.counters;
         truncated(counters, cause).fetch_add(1, Ordering::Relaxed);
@@ -438,7 +441,7 @@ fn take_part(local: &mut Local) {
 fn shared_record(bank: &Bank<'_>, record: RecordId) -> RecordId {
     match record {
         TABLE_FULL => TABLE_FULL,
-        _ => bank.record_of(bank.stack_of(record), SHARED_SHARD),
+        _ => bank.record_of_known(bank.stack_of(record), SHARED_SHARD),
     }
 }
 

@@ -28,8 +28,8 @@ use core::mem::size_of;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use shm_protocol::cpu::CpuSetting;
 use shm_protocol::layout::{
-    AgentMemory, BankHeader, CONTROL_BYTES, Control, MODULES_OFFSET, ModuleTable, Node,
-    REFUSES_MEMORY, REFUSES_SECCOMP, RESERVE_STEPS, Record, STATUS_OFFSET, Status,
+    AgentMemory, BANK_HEADER_BYTES, CONTROL_BYTES, Control, MODULES_OFFSET, ModuleTable, Node,
+    REFUSES_MEMORY, REFUSES_SECCOMP, Record, STATUS_OFFSET, Status,
 };
 use shm_protocol::owner::{self, Life, Mapping, Met, Sessions, Setting};
 use shm_protocol::record::FIRST_RECORD;
@@ -167,8 +167,7 @@ fn map_whole() -> Result<*mut u8, segment::Errno> {
         return Ok(base);
     }
     let bytes = BYTES.load(Ordering::Relaxed);
-    // SAFETY: the caller's view.
-    let made = unsafe { segment::whole(CONTROL.0.get().cast(), bytes) }?;
+    let made = map_unlocked(bytes)?;
     match BASE.offer(made) {
         Ok(()) => Ok(made),
         Err(first) => {
@@ -176,6 +175,39 @@ fn map_whole() -> Result<*mut u8, segment::Errno> {
             unsafe { libc::munmap(made.cast(), bytes) };
             Ok(first)
         }
+    }
+}
+
+/// Maps the whole segment, and leaves it to [`populate`] to back parts of it with memory: a second
+/// mapping of locked memory would be locked, too, and backed at once as far as the file reaches.
+fn map_unlocked(bytes: usize) -> Result<*mut u8, segment::Errno> {
+    let view = CONTROL.0.get().cast::<c_void>();
+    // SAFETY: the view of this process's segment: a shared file, whose bytes stay. Others may read
+    // and write it meanwhile.
+    unsafe {
+        let is_locked = sys::is_locked(view);
+        if is_locked {
+            libc::munlock(view, VIEW);
+        }
+        let made = segment::whole(view.cast(), bytes);
+        if is_locked {
+            libc::mlock(view, VIEW);
+        }
+        made.inspect(|base| close_banks(*base))
+    }
+}
+
+/// Makes all of the banks but their headers inaccessible in a new mapping, until their units are
+/// [opened](open_units). Where that fails nothing is lost.
+fn close_banks(base: *mut u8) {
+    let geometry = Geometry::of_segment(BYTES.load(Ordering::Relaxed));
+    const HEADER: usize = BANK_HEADER_BYTES.next_multiple_of(PAGE);
+    for (bank, open) in (0..).zip(&OPEN) {
+        open.store(0, Ordering::Release);
+        let at = geometry.bank_offset(bank) + HEADER;
+        let bytes = geometry.bank_bytes.saturating_sub(HEADER);
+        // SAFETY: a part of the mapping just made, which no other thread knows.
+        unsafe { libc::mprotect(base.add(at).cast(), bytes, libc::PROT_NONE) };
     }
 }
 
@@ -218,7 +250,7 @@ pub fn current() -> Option<Epoch> {
     } = owner::meet(
         control(),
         &SESSIONS,
-        |session| Some(bank(attach()?, session)),
+        |session| Some(opened(attach()?, session)),
         |start_ns| clock::tick_of(shift.to_own(start_ns)),
     )?;
     let deadline_ns = match setting.deadline_ns {
@@ -271,7 +303,65 @@ fn bank(base: *mut u8, session: u64) -> Bank<'static> {
     // its sessions before it gives the mapping up). Whoever publishes a session has backed its bank
     // with memory, as far as the bank's header says, and nobody takes that memory away while this
     // process lives.
-    unsafe { Bank::at(base.add(geometry.bank_offset(session)), geometry) }
+    let bank = unsafe { Bank::at(base.add(geometry.bank_offset(session)), geometry) };
+    bank.within(&OPEN[session as usize & 1])
+}
+
+/// The units of both banks that are accessible in the mapping of the segment. All others are not:
+/// `mlockall` backs all that is accessible with memory, which is for the whole segment far more than
+/// a session needs.
+#[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
+static OPEN: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
+
+/// The bank of a session that the calling thread meets, whose units are made accessible.
+fn opened(base: *mut u8, session: u64) -> Bank<'static> {
+    let bank = bank(base, session);
+    open_units(base, &bank, session, bank.header.units());
+    bank
+}
+
+/// Makes units of a bank accessible, which whoever reserved them has backed with memory. Whether
+/// they are.
+fn open_units(base: *mut u8, bank: &Bank<'_>, session: u64, units: u32) -> bool {
+    let open = &OPEN[session as usize & 1];
+    if open.load(Ordering::Relaxed) >= units {
+        return true;
+    }
+    let at = bank.geometry().bank_offset(session);
+    let are_open =
+        parts(bank.geometry(), (0, units)).all(|(from, to)| access(base, at + from, at + to));
+    if are_open {
+        open.fetch_max(units, Ordering::Release);
+    }
+    are_open
+}
+
+/// Where in a bank the slots, nodes and records of some units are.
+fn parts(geometry: &Geometry, (from, to): (u32, u32)) -> impl Iterator<Item = (usize, usize)> {
+    let slots = |units| match units {
+        0 => geometry.slots_offset(),
+        _ => geometry.slots_offset() + geometry.slot_bytes_in(units),
+    };
+    let nodes =
+        |units| geometry.nodes_offset() + geometry.nodes_in(units) as usize * size_of::<Node>();
+    let records = |units| {
+        geometry.records_offset() + geometry.records_in(units) as usize * size_of::<Record>()
+    };
+    let parts = [
+        (slots(from), slots(to)),
+        (nodes(from), nodes(to)),
+        (records(from), records(to)),
+    ];
+    parts.into_iter().filter(|(from, to)| from < to)
+}
+
+/// Makes a part of the segment accessible.
+fn access(base: *mut u8, from: usize, to: usize) -> bool {
+    let from = from & !(PAGE - 1);
+    let len = to.next_multiple_of(PAGE) - from;
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: inside the mapped segment; takes no access away.
+    unsafe { libc::mprotect(base.add(from).cast(), len, access) == 0 }
 }
 
 /// Session in which the system refused memory for more of the bank; 0: none.
@@ -314,35 +404,47 @@ enum Growth {
     Impossible,
 }
 
-/// Whether less than one `part`th of the nodes and of the records that have memory are used.
+/// Whether less than one `part`th of the nodes and of the records are used that have memory and are
+/// not kept for stacks without room.
 fn uses_less_than(epoch: &Epoch, part: u32) -> bool {
     let header = epoch.bank.header;
     let geometry = Geometry::of_segment(BYTES.load(Ordering::Relaxed));
-    let steps = header.steps();
+    let units = header.units();
     let nodes = header.node_count.load(Ordering::Relaxed) + FIRST_NODE;
     let records = header.record_count.load(Ordering::Relaxed) + FIRST_RECORD;
-    nodes < geometry.nodes_in(steps) / part && records < geometry.records_in(steps) / part
+    let (some, limit) = (
+        epoch.bank.node_limit() / part,
+        geometry.records_in(units) / part,
+    );
+    nodes < some && records < limit - limit / 8
 }
 
-/// Reserves more of the bank if one `part`th of what is reserved is used: as much again, or, where
-/// a controller will do more, a small part. On kernels that cannot do this (before 5.14), nothing:
-/// without a controller, the whole bank was reserved at the start there.
+/// Reserves one more unit of the bank if one `part`th of what is reserved is used: the thread that
+/// does it waits for no more than that takes, some 0.2 ms. On kernels that cannot do this (before
+/// 5.14), nothing: without a controller, all that there will be was reserved at the start there.
 fn extend(epoch: &Epoch, part: u32) -> Growth {
     let header = epoch.bank.header;
-    let steps = header.steps();
+    let units = header.units();
+    if OPEN[epoch.session as usize & 1].load(Ordering::Relaxed) < units {
+        let base = BASE.get();
+        let are_open = base.is_some_and(|base| open_units(base, &epoch.bank, epoch.session, units));
+        return match are_open {
+            true => Growth::Done,
+            false => Growth::Impossible,
+        };
+    }
+    if units >= epoch.bank.most_units() {
+        return Growth::Impossible;
+    }
     if uses_less_than(epoch, part) {
         return Growth::Unneeded;
     }
     let refused = REFUSED_GROWTH.load(Ordering::Relaxed) == epoch.session;
     // A filter that the program has installed may not allow this call.
-    if steps >= RESERVE_STEPS || refused || crate::seccomp::is_installed() {
+    if refused || crate::seccomp::is_installed() {
         return Growth::Impossible;
     }
-    let more = match is_alone(epoch) {
-        true => steps.saturating_mul(2).min(RESERVE_STEPS),
-        false => steps + 1,
-    };
-    match populate_steps(header, epoch.session, more) {
+    match populate_units(&epoch.bank, epoch.session, units + 1) {
         true => Growth::Done,
         false => {
             REFUSED_GROWTH.store(epoch.session, Ordering::Relaxed);
@@ -364,36 +466,34 @@ pub fn grow_before_filter() {
     }
     let session = params.session.load(Ordering::Relaxed);
     let saved = sys::errno();
-    let _ = populate_steps(bank(base, session).header, session, UNDER_FILTERS);
+    let bank = bank(base, session);
+    let units = bank
+        .geometry()
+        .units_within(UNDER_FILTERS)
+        .min(bank.most_units());
+    let _ = populate_units(&bank, session, units);
     sys::set_errno(saved);
 }
 
-/// Steps of the bank of a session that runs when the program puts itself under a filter.
-const UNDER_FILTERS: u8 = RESERVE_STEPS / 8;
+/// Maximum number of bytes of the bank of a session that runs when the program puts itself under a
+/// filter.
+const UNDER_FILTERS: u64 = 6 << 20;
 
-/// Backs more of a session's bank with memory, up to `more` steps. Whether it is.
-fn populate_steps(header: &BankHeader, session: u64, more: u8) -> bool {
-    let steps = header.steps();
-    if steps >= more {
-        return true;
-    }
+/// Backs more of a session's bank with memory, up to `more` units. Whether it is.
+fn populate_units(bank: &Bank<'_>, session: u64, more: u32) -> bool {
+    let units = bank.header.units();
     let Some(base) = BASE.get() else { return false };
-    let geometry = Geometry::of_segment(BYTES.load(Ordering::Relaxed));
-    let bank = geometry.bank_offset(session);
-    let nodes = |steps| {
-        bank + geometry.nodes_offset() + geometry.nodes_in(steps) as usize * size_of::<Node>()
-    };
-    let records = |steps| {
-        bank + geometry.records_offset() + geometry.records_in(steps) as usize * size_of::<Record>()
-    };
-    let slots = |steps| bank + geometry.early_slots_offset() + geometry.slot_bytes_in(steps);
-    let populated = (slots(steps) == slots(more) || populate(base, slots(steps), slots(more)))
-        && populate(base, nodes(steps), nodes(more))
-        && populate(base, records(steps), records(more));
-    if populated {
-        header.grown_steps.fetch_max(more, Ordering::Release);
+    if units >= more {
+        return open_units(base, bank, session, more);
     }
-    populated
+    let at = bank.geometry().bank_offset(session);
+    let populated = parts(bank.geometry(), (units, more))
+        .all(|(from, to)| access(base, at + from, at + to) && populate(base, at + from, at + to));
+    if populated {
+        bank.header.grown_units.fetch_max(more, Ordering::Release);
+        return open_units(base, bank, session, more);
+    }
+    false
 }
 
 /// Backs this many bytes of a session's code objects with memory. Whether there is.
@@ -409,7 +509,9 @@ pub fn reserve_codes(epoch: &Epoch, bytes: usize) -> bool {
     }
     // A filter that the program has installed may not allow this call.
     let from = geometry.bank_offset(epoch.session) + geometry.codes_offset();
-    let populated = !crate::seccomp::is_installed() && populate(base, from + has, from + bytes);
+    let populated = !crate::seccomp::is_installed()
+        && access(base, from + has, from + bytes)
+        && populate(base, from + has, from + bytes);
     if populated {
         epoch.bank.codes.reserve(bytes);
     }

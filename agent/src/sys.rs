@@ -212,6 +212,43 @@ pub fn map_private(bytes: usize) -> *mut c_void {
     }
 }
 
+/// Like [`map_private`], for much memory with `access`, near `hint` if possible, where the process
+/// may have all that it maps locked (`mlockall` with `MCL_FUTURE`): then the kernel would back the
+/// whole mapping with memory at once, which takes milliseconds, or refuse it. What a mapping grows
+/// by is as its first page is, so one page is mapped, unlocked if need be, and enlarged. Works from
+/// Linux 2.6 on.
+pub fn map_unlocked(hint: *mut c_void, bytes: usize, access: c_int) -> *mut c_void {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a new mapping where nothing is, which no other thread knows.
+    unsafe {
+        let first = libc::mmap(hint, PAGE, access, flags, -1, 0);
+        if first == libc::MAP_FAILED {
+            return null_mut();
+        }
+        if is_locked(first) {
+            libc::munlock(first, PAGE);
+        }
+        let whole = libc::mremap(first, PAGE, bytes, libc::MREMAP_MAYMOVE);
+        if whole != libc::MAP_FAILED {
+            return whole;
+        }
+        let why = errno();
+        libc::munmap(first, PAGE);
+        set_errno(why);
+        null_mut()
+    }
+}
+
+/// Whether a page is locked in memory: then the kernel does not give it up. Changes `errno`.
+///
+/// # Safety
+/// The page is the caller's, and nothing is in it but zeros or what its file has.
+pub unsafe fn is_locked(page: *mut c_void) -> bool {
+    // SAFETY: the caller's: it comes back as it was.
+    let failed = unsafe { libc::madvise(page, PAGE, libc::MADV_DONTNEED) } != 0;
+    failed && errno() == libc::EINVAL
+}
+
 /// Puts new private memory in the place of a mapping; whether it could.
 ///
 /// # Safety

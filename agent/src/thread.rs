@@ -12,6 +12,7 @@ use crate::sampler::{Gaps, Weights};
 use crate::session::{self, Epoch};
 use crate::thinning::Sites;
 use crate::{arch, cpu_totals, cycles, module, python, stats, tid, timers};
+use core::cell::Cell;
 use core::ffi::c_void;
 use core::mem::{MaybeUninit, size_of};
 use core::ptr::null_mut;
@@ -62,6 +63,8 @@ pub struct Thread {
     records: [(u32, RecordId); CACHED],
     /// Records of other threads, and its own of the same stacks and size classes.
     foreign: [(RecordId, RecordId); FOREIGN],
+    /// Of the last stack that found no room in the tree, the innermost frame that did.
+    cut: Place,
     walker: Walker,
     handler: HandlerStack,
     python: python::Frames,
@@ -81,6 +84,8 @@ struct Interned<'a> {
     roots: &'a [Place; 2],
     seen: Option<&'static Seen>,
     salt: u64,
+    /// Of the last frame that found no room, its caller.
+    cut: Cell<Place>,
 }
 
 #[inline]
@@ -100,6 +105,7 @@ impl<'a> Interned<'a> {
             roots,
             seen: module::seen(),
             salt,
+            cut: Cell::new(roots[0]),
         }
     }
 }
@@ -120,7 +126,11 @@ impl walk::Tree for Interned<'_> {
             path: parent.path,
         };
         let limit = self.bank.node_limit();
-        self.bank.tree.child(parent, address, limit).map(node)
+        let child = self.bank.tree.child(parent, address, limit);
+        if child.is_none() {
+            self.cut.set(parent);
+        }
+        child.map(node)
     }
     #[inline]
     fn expect(&self, path: u64, address: u64) -> u64 {
@@ -199,10 +209,13 @@ impl Thread {
         let (thread, code) = (arch::thread_pointer(), module::Modules::now());
         let python = &mut self.python;
         let by_stack = python::is_found_by_stack();
-        self.walker
+        let walk = self
+            .walker
             .walk_with(*registers, thread, &tree, code, by_stack, |trail| {
                 python.read(trail, epoch)
-            })
+            });
+        self.cut = tree.cut.get();
+        walk
     }
 
     /// Walks a stack that is not the last one once more.
@@ -210,7 +223,9 @@ impl Thread {
     fn walk_anew(&mut self, registers: &Registers, epoch: &Epoch) -> Walk {
         let tree = Interned::new(epoch, &self.roots, self.salt);
         let (thread, code) = (arch::thread_pointer(), module::Modules::now());
-        self.walker.walk(*registers, thread, &tree, code)
+        let walk = self.walker.walk(*registers, thread, &tree, code);
+        self.cut = tree.cut.get();
+        walk
     }
 
     /// Meets the epoch, outside of the slow path.
@@ -244,6 +259,7 @@ impl Thread {
             .walk_interrupted(from, thread, &tree, code, |trail| {
                 python.read_interrupted(trail, epoch)
             });
+        self.cut = tree.cut.get();
         self.python.forget_interrupted();
         walk
     }
@@ -274,6 +290,20 @@ impl Thread {
         record
     }
 
+    /// The record for objects of a size class from a stack that found no room, whose leaf is known if
+    /// only its record did not.
+    #[cold]
+    pub fn merged_record(&self, leaf: Option<NodeId>, class: u32, epoch: &Epoch) -> RecordId {
+        let bank = &epoch.bank;
+        let place = leaf.map_or(self.cut, |leaf| bank.caller_of(leaf));
+        let record = bank.merged(place, class, self.shard);
+        if record != TABLE_FULL {
+            let counters = &bank.header.counters;
+            counters.table_merged.fetch_add(1, Ordering::Relaxed);
+        }
+        record
+    }
+
     /// The record of this thread's shard that corresponds to an object's record. That of another
     /// thread is read as seldom as possible, since that thread writes to its cache line.
     #[inline]
@@ -295,7 +325,7 @@ impl Thread {
             return record;
         }
         let (leaf, class) = epoch.bank.stack_of(record);
-        let own = self.record_of(leaf, class, epoch);
+        let own = epoch.bank.record_of_known((leaf, class), self.shard);
         if own != TABLE_FULL {
             self.foreign[record as usize % FOREIGN] = (record, own);
         }
@@ -400,7 +430,8 @@ fn map(limit: u64) -> *mut Thread {
     if taken.is_err() {
         return null_mut();
     }
-    let thread: *mut Thread = crate::sys::map_private(bytes).cast();
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let thread: *mut Thread = crate::sys::map_unlocked(null_mut(), bytes, access).cast();
     if thread.is_null() {
         TAKEN.fetch_sub(bytes, Ordering::Relaxed);
     }
@@ -430,6 +461,7 @@ pub fn make(limit: u64) -> *mut Thread {
         (*thread).shard = session::take_shard();
         (*thread).gaps = Gaps::new(seed(thread));
         (*thread).roots = [tree::ROOT, tree::TRUNCATED].map(Place::root);
+        (*thread).cut = Place::root(tree::ROOT);
         (*thread).walker.init(crate::ends::known());
         (*thread).python.forget();
     }

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 
 use heap_format::dump::{PART, Part};
 use heap_format::{
-    BuildId, Detail, Facts, Lost, Mapping, Profile, ProfileBuilder, TABLE_FULL_ADDRESS,
-    TRUNCATED_ADDRESS,
+    BuildId, Detail, Facts, Lost, MERGED_ADDRESS, Mapping, Profile, ProfileBuilder,
+    TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS,
 };
 use shm_protocol::clock::TICK_NS;
 use shm_protocol::layout::ADDRESS_BITS;
@@ -22,7 +22,7 @@ use crate::resolved_tree::ResolvedTree;
 use crate::snapshot::Snapshot;
 
 /// Maximum number of frames in one profile.
-const MAX_FRAMES: usize = 1 << 26;
+pub const MAX_FRAMES: usize = 1 << 26;
 /// Maximum number of frames for each byte that the segment takes. Stacks share nodes, so that a
 /// damaged or forged tree of a few pages could claim any number; a real one that recurses a
 /// thousand deep on ten thousand stacks stays below, as a session takes megabytes.
@@ -252,7 +252,10 @@ struct Relocated {
 impl Relocations {
     /// The address to show for a node's: its own, or the one in its relocated module.
     pub fn shown(&self, address: u64) -> u64 {
-        if matches!(address, TRUNCATED_ADDRESS | TABLE_FULL_ADDRESS) {
+        if matches!(
+            address,
+            TRUNCATED_ADDRESS | TABLE_FULL_ADDRESS | MERGED_ADDRESS
+        ) {
             return address;
         }
         let (plain, instance) = (address & ADDRESS_MASK, address >> ADDRESS_BITS);

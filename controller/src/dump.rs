@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use heap_format::crowding;
 use heap_format::dump::Text;
 use shm_protocol::clock::unix_ns;
 use shm_protocol::layout::BANK_HEADER_BYTES;
@@ -185,6 +186,7 @@ pub fn write_snapshot(
         (elsewhere > samples / 100).then(|| of_ending_threads(agent, elsewhere, samples)),
         (truncated > 0).then(|| truncation(agent, truncated)),
         (unnamed > 0).then(|| unnamed_lines(agent, unnamed)),
+        crowding::remark(&profile).map(|remark| format!("{}: {remark}", agent.title())),
     ];
     let path = output.write(&agent.name, agent.pid, |number, file| {
         profile.facts.sequence = Some(number);
@@ -233,9 +235,11 @@ fn without_memory(agent: &Agent, threads: u64) -> String {
 
 fn truncation(agent: &Agent, stacks: usize) -> String {
     format!(
-        "{}: {stacks} stacks are truncated: the segment is too small for the number of frames that \
-         it claims (it is damaged, or forged); their bytes are counted under [truncated]",
-        agent.title()
+        "{}: {stacks} stacks are truncated: together they have more frames than a profile may have \
+         ({}), or than a segment of that size can have unless it is damaged; their bytes are counted \
+         under [truncated]",
+        agent.title(),
+        collect::MAX_FRAMES
     )
 }
 

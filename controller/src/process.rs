@@ -207,6 +207,18 @@ pub fn maps(pid: i32) -> Option<Vec<u8>> {
     Some(text)
 }
 
+/// Bytes of memory that the machine can give to programs without swapping, as the kernel estimates
+/// it; before Linux 3.14, what is free.
+pub fn available_memory() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let value = |field: &str| {
+        let rest = text.lines().find_map(|line| line.strip_prefix(field))?;
+        let kilobytes: u64 = rest.trim().strip_suffix(" kB")?.parse().ok()?;
+        Some(kilobytes.saturating_mul(1024))
+    };
+    value("MemAvailable:").or_else(|| value("MemFree:"))
+}
+
 /// The kernel's counters of a process's memory, in bytes by name. The kernel keeps these
 /// counters anyway: reading them neither walks nor locks the process's memory.
 pub fn memory(pid: i32) -> Vec<(&'static str, u64)> {

@@ -10,9 +10,7 @@ use std::time::Duration;
 
 use shm_protocol::clock::unix_ns;
 use shm_protocol::cpu::CpuSetting;
-use shm_protocol::layout::{
-    BANK_HEADER_BYTES, REFUSES_MUSL, REFUSES_SANITIZER, REFUSES_SECCOMP, RESERVE_STEPS,
-};
+use shm_protocol::layout::{BANK_HEADER_BYTES, REFUSES_MUSL, REFUSES_SANITIZER, REFUSES_SECCOMP};
 use shm_protocol::segment::Session;
 use shm_protocol::snapshot::{Header, Totals};
 
@@ -139,7 +137,7 @@ pub struct Target {
     warnings: Vec<String>,
     pidfd: Option<OwnedFd>,
     thread_names: threads::Looks,
-    steps: u8,
+    units: u32,
     full: bool,
     /// Size of the segment with tables.
     segment_bytes: usize,
@@ -195,7 +193,7 @@ impl Target {
         let segment_bytes = agent.segment.view().bytes();
         Ok(Some(Self {
             totals: bank.totals(),
-            steps: bank.reserved_steps(),
+            units: bank.units(),
             ..Self::new(agent, session, pidfd, segment_bytes)
         }))
     }
@@ -241,7 +239,7 @@ impl Target {
             warned_helpless: false,
             warnings: Vec::new(),
             pidfd,
-            steps: 0,
+            units: 0,
             full: false,
             thread_names: threads::Looks::default(),
             segment_bytes,
@@ -346,9 +344,11 @@ impl Target {
         self.thread_names.look(&self.agent, &self.session, &bank);
         let g = self.agent.segment.view().geometry();
         let half = |used: usize, limit: u32| used as u64 * 2 > u64::from(limit);
-        let crowded = half(bank.nodes(), g.nodes_in(self.steps))
-            || half(bank.records(), g.records_in(self.steps));
-        self.growing = crowded && !self.full && self.steps < RESERVE_STEPS;
+        // What the agent has added itself counts, too.
+        self.units = self.units.max(bank.units());
+        let crowded = half(bank.nodes(), g.nodes_in(self.units))
+            || half(bank.records(), g.records_in(self.units));
+        self.growing = crowded && !self.full && self.units < g.units;
         if self.growing {
             self.grow();
         }

@@ -20,6 +20,7 @@
 pub mod beside;
 mod builder;
 pub mod cpu;
+pub mod crowding;
 mod detail;
 pub mod dump;
 mod error;
@@ -63,7 +64,8 @@ pub use detail::Detail;
 pub use error::ReadError;
 pub use leaks::{LEAK_LABEL, LeakCheck, Loss, Lost, Suppressed};
 pub use marker::{
-    MARKERS, Marker, NOT_SAMPLED_ADDRESS, TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS, marker_at,
+    MARKERS, MERGED_ADDRESS, Marker, NOT_SAMPLED_ADDRESS, TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS,
+    marker_at,
 };
 pub use moment::{Held, Moment};
 pub use profile::{

@@ -15,13 +15,17 @@ pub const NOT_SAMPLED_ADDRESS: u64 = 0x301;
 /// Address, as gperftools' format has it, of the pseudo-frame for all functions of the kernel.
 pub(crate) const KERNEL_ADDRESS: u64 = 0x401;
 
+/// Address, as written in a dump, of the innermost frame of stacks whose further frames found no
+/// room in the target's table.
+pub const MERGED_ADDRESS: u64 = 0x501;
+
 /// The pseudo-frames: lookup address, length of the range that represents it
 /// in the dump's maps, and the displayed name. The kernel keeps the first
 /// page of an address space unmapped, so no module can have these addresses.
-pub const MARKERS: [Marker; 4] = [TRUNCATED, TABLE_FULL, NOT_SAMPLED, IN_KERNEL];
+pub const MARKERS: [Marker; 5] = [TRUNCATED, TABLE_FULL, NOT_SAMPLED, IN_KERNEL, MERGED];
 
 /// The pseudo-frames of heap profiles.
-pub(crate) const HEAP_MARKERS: [Marker; 2] = [TRUNCATED, TABLE_FULL];
+pub(crate) const HEAP_MARKERS: [Marker; 3] = [TRUNCATED, TABLE_FULL, MERGED];
 
 const TRUNCATED: Marker = Marker {
     address: TRUNCATED_ADDRESS - 1,
@@ -33,6 +37,12 @@ const TABLE_FULL: Marker = Marker {
     address: TABLE_FULL_ADDRESS - 1,
     len: 0x100,
     name: "[table full]",
+};
+
+const MERGED: Marker = Marker {
+    address: MERGED_ADDRESS - 1,
+    len: 0x100,
+    name: "[deeper frames merged]",
 };
 
 const NOT_SAMPLED: Marker = Marker {
@@ -48,7 +58,7 @@ const IN_KERNEL: Marker = Marker {
 };
 
 /// The pseudo-frames that this project's CPU profiles have.
-pub(crate) const CPU_MARKERS: [Marker; 3] = [TRUNCATED, TABLE_FULL, NOT_SAMPLED];
+pub(crate) const CPU_MARKERS: [Marker; 4] = [TRUNCATED, TABLE_FULL, NOT_SAMPLED, MERGED];
 
 /// A pseudo-frame with a reserved address; see [`MARKERS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

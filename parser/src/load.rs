@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow, bail};
-use heap_format::{Profile, ReadError, beside, maps, opening, printable};
+use heap_format::{Profile, ReadError, beside, crowding, maps, opening, printable};
 
 use crate::combine::{self, Combined};
 use crate::files::Sources;
@@ -262,6 +262,13 @@ fn of_one_kind(
 ) -> Result<Combined> {
     let mut bases = open_all(&sources.base, sources, needs)?;
     untracked::remark_of_all(dumps.iter().chain(&bases))
+        .into_iter()
+        .for_each(&mut *warn);
+    let of_all = dumps.iter().chain(&bases);
+    let crowded = of_all.map(|dump| (crowding::without_room(dump), dump));
+    let worst = crowded.max_by(|a, b| a.0.total_cmp(&b.0));
+    worst
+        .and_then(|(_, dump)| crowding::remark(dump))
         .into_iter()
         .for_each(&mut *warn);
     match needs.dumps {

@@ -83,6 +83,10 @@ const FAMILIES: &[Family] = &[
         "Samples without room for their stack in the table.",
     ),
     counter(
+        "mem_profiler_table_merged_samples",
+        "Samples with room for the outer frames of their stack alone.",
+    ),
+    counter(
         "mem_profiler_sampling_seconds",
         "Time that sampling took in the process, estimated.",
     ),
@@ -355,13 +359,13 @@ fn of_session(
         .count();
     process.add("mem_profiler_stacks", stacks as f64);
     process.add("mem_profiler_samples", totals.samples as f64);
-    let full = bank
-        .counters()
-        .find(|(counter, _)| counter.name == "table_full");
-    process.add(
-        "mem_profiler_table_full_samples",
-        full.map_or(0, |(_, count)| count) as f64,
-    );
+    for (name, metric) in [
+        ("table_full", "mem_profiler_table_full_samples"),
+        ("table_merged", "mem_profiler_table_merged_samples"),
+    ] {
+        let counted = bank.counters().find(|(counter, _)| counter.name == name);
+        process.add(metric, counted.map_or(0, |(_, count)| count) as f64);
+    }
     if totals.timed > 0 {
         process.add(
             "mem_profiler_sampling_seconds",

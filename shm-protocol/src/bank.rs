@@ -2,55 +2,68 @@
 
 use crate::codes::{CODE_STEP, Codes, MAX_CODE_BYTES};
 use crate::layout::{
-    BANK_HEADER_BYTES, BankHeader, EARLY_STEPS, HEADER_BYTES, Node, RESERVE_STEPS, Record,
-    ShardTotals, THREAD_ADDRESS, THREADS_KEPT,
+    BANK_HEADER_BYTES, BankHeader, HEADER_BYTES, MERGED_ADDRESS, Node, Record, ShardTotals,
+    THREAD_ADDRESS, THREADS_KEPT,
 };
-use crate::record::{FreeSample, MAX_RECORDS, NewSample, RecordId, Records, TABLE_FULL, add};
+use crate::record::{FreeSample, NewSample, RecordId, Records, Room, TABLE_FULL, add};
 use crate::sync::{AtomicU32, Ordering};
-use crate::tree::{MAX_NODES, Place, ROOT, TRUNCATED, Tree};
+use crate::tree::{Levels, MAX_NODES, Place, ROOT, TRUNCATED, Tree};
 use core::mem::size_of;
 
-/// Division of a bank of a given size: an eighth or so for slots, two slots a
-/// node, an eighth for code objects, the rest for records. Before the slots lie the early ones.
+/// Division of a bank of a given size: an eighth for code objects, the rest for units of nodes,
+/// records and slots, in which memory is reserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Bytes of the whole bank.
     pub bank_bytes: usize,
-    /// Early slots of the tree, a power of two: two for each node of [`EARLY_STEPS`].
-    pub early_slots: usize,
-    /// Slots of the tree, a power of two.
-    pub slots: usize,
+    /// Units.
+    pub units: u32,
+    /// Nodes of a unit, a power of two.
+    pub unit_nodes: u32,
     /// Nodes of the tree.
     pub nodes: usize,
     /// Records.
     pub records: usize,
     /// Bytes for code objects.
     pub codes: usize,
+    /// The tree's slots.
+    pub levels: Levels,
 }
 
 impl Geometry {
+    /// Nodes for each record. Programs have four to seven.
+    const NODES_PER_RECORD: u32 = 4;
+    /// Maximum and minimum number of nodes of a unit.
+    const UNIT_NODES: (u32, u32) = (8192, 64);
+    /// Minimum number of units, where these are not small already.
+    const MIN_UNITS: usize = 64;
+
     /// The geometry of the banks of a segment of `segment_bytes`.
     #[must_use]
     pub fn of_segment(segment_bytes: usize) -> Self {
         let banks = segment_bytes.saturating_sub(HEADER_BYTES);
         let bank_bytes = (banks / 2) & !0xffff;
-        let slots = (bank_bytes / 48)
-            .next_power_of_two()
-            .min(2 * MAX_NODES as usize + 2);
-        let early_slots = slots / usize::from(RESERVE_STEPS) * usize::from(EARLY_STEPS);
-        let nodes = (slots / 2).min((MAX_NODES & !63) as usize);
         let codes = (bank_bytes / 8).clamp(CODE_STEP, MAX_CODE_BYTES) & !(CODE_STEP - 1);
         let codes = codes.min(bank_bytes);
-        let index = (early_slots + slots) * size_of::<u32>();
-        let used = BANK_HEADER_BYTES + index + nodes * size_of::<Node>() + codes;
-        let records = bank_bytes.saturating_sub(used) / size_of::<Record>();
+        let room = bank_bytes.saturating_sub(BANK_HEADER_BYTES + codes);
+        // Four nodes with their record and two slots each; of slots there are less than
+        // ten thirds as many, as the last table has up to twice as many as are needed, and those
+        // before it together less than two thirds of that.
+        let four = 4 * size_of::<Node>() + size_of::<Record>() + 8 * size_of::<u32>() * 10 / 3;
+        let nodes = (room / four * 4).min(MAX_NODES as usize);
+        let (most, least) = Self::UNIT_NODES;
+        let unit_nodes = (nodes / Self::MIN_UNITS).max(1).ilog2();
+        let unit_nodes = (1 << unit_nodes).clamp(least, most);
+        let units = nodes as u32 / unit_nodes;
+        let records = units * (unit_nodes / Self::NODES_PER_RECORD);
         Self {
             bank_bytes,
-            early_slots,
-            slots,
-            nodes,
-            records: records.min(MAX_RECORDS as usize),
+            units,
+            unit_nodes,
+            nodes: (units * unit_nodes) as usize,
+            records: records as usize,
             codes,
+            levels: Levels::new(unit_nodes.ilog2(), units),
         }
     }
 
@@ -60,22 +73,16 @@ impl Geometry {
         HEADER_BYTES + (bank & 1) as usize * self.bank_bytes
     }
 
-    /// Offset of the early slots in the bank.
-    #[must_use]
-    pub fn early_slots_offset(&self) -> usize {
-        BANK_HEADER_BYTES
-    }
-
     /// Offset of the slots in the bank.
     #[must_use]
     pub fn slots_offset(&self) -> usize {
-        self.early_slots_offset() + self.early_slots * size_of::<u32>()
+        BANK_HEADER_BYTES
     }
 
     /// Offset of the nodes in the bank.
     #[must_use]
     pub fn nodes_offset(&self) -> usize {
-        self.slots_offset() + self.slots * size_of::<u32>()
+        self.slots_offset() + self.levels.all() * size_of::<u32>()
     }
 
     /// Offset of the records in the bank.
@@ -90,33 +97,55 @@ impl Geometry {
         self.bank_bytes - self.codes
     }
 
-    /// Bytes of the tree's slots that must are backed by memory when `steps` are reserved, from
-    /// [`early_slots_offset`](Self::early_slots_offset).
+    /// Bytes of the tree's slots that must be backed by memory when `units` are reserved.
     #[must_use]
-    pub fn slot_bytes_in(&self, steps: u8) -> usize {
-        let later = if steps > EARLY_STEPS { self.slots } else { 0 };
-        (self.early_slots + later) * size_of::<u32>()
+    pub fn slot_bytes_in(&self, units: u32) -> usize {
+        self.levels.backed(units.min(self.units)) * size_of::<u32>()
     }
 
-    /// Nodes usable when `steps` of [`RESERVE_STEPS`] are reserved.
+    /// Nodes usable when `units` are reserved.
     #[inline]
     #[must_use]
-    pub fn nodes_in(&self, steps: u8) -> u32 {
-        portion(self.nodes, steps)
+    pub fn nodes_in(&self, units: u32) -> u32 {
+        units.min(self.units) * self.unit_nodes
     }
 
-    /// Records usable when `steps` of [`RESERVE_STEPS`] are reserved.
+    /// Records usable when `units` are reserved.
     #[inline]
     #[must_use]
-    pub fn records_in(&self, steps: u8) -> u32 {
-        portion(self.records, steps)
+    pub fn records_in(&self, units: u32) -> u32 {
+        self.nodes_in(units) / Self::NODES_PER_RECORD
+    }
+
+    /// Bytes of the slots, nodes and records of `units`.
+    #[must_use]
+    pub fn bytes_in(&self, units: u32) -> usize {
+        let nodes = self.nodes_in(units) as usize * size_of::<Node>();
+        let records = self.records_in(units) as usize * size_of::<Record>();
+        self.slot_bytes_in(units) + nodes + records
+    }
+
+    /// As many units as do not take more than `bytes`, but one at least.
+    #[must_use]
+    pub fn units_within(&self, bytes: u64) -> u32 {
+        let (mut fits, mut too_many) = (1, self.units + 1);
+        while fits + 1 < too_many {
+            let middle = fits.midpoint(too_many);
+            match self.bytes_in(middle) as u64 <= bytes {
+                true => fits = middle,
+                false => too_many = middle,
+            }
+        }
+        fits
     }
 }
 
-#[inline]
-fn portion(all: usize, steps: u8) -> u32 {
-    (all / usize::from(RESERVE_STEPS) * usize::from(steps.min(RESERVE_STEPS))) as u32
-}
+/// One node in this many is kept for stacks that find no room.
+const NODES_KEPT: u32 = 16;
+/// One record in this many is kept for them, and for what other threads free of all stacks.
+const RECORDS_KEPT: u32 = 8;
+/// Maximum number of frames that are followed.
+const MAX_DEPTH: usize = 8192;
 
 /// The writer's view of a bank.
 #[derive(Clone, Copy)]
@@ -130,6 +159,8 @@ pub struct Bank<'a> {
     /// The code objects of an interpreter.
     pub codes: Codes<'a>,
     geometry: Geometry,
+    /// Units that this process can access; `None`: all.
+    open: Option<&'a AtomicU32>,
 }
 
 impl<'a> Bank<'a> {
@@ -144,13 +175,9 @@ impl<'a> Bank<'a> {
         // it and aligned; all types are atomics for which any bytes are valid.
         unsafe {
             let header = &*base.cast::<BankHeader>();
-            let early = core::slice::from_raw_parts(
-                base.add(geometry.early_slots_offset()).cast::<AtomicU32>(),
-                geometry.early_slots,
-            );
             let slots = core::slice::from_raw_parts(
                 base.add(geometry.slots_offset()).cast::<AtomicU32>(),
-                geometry.slots,
+                geometry.levels.all(),
             );
             let nodes = core::slice::from_raw_parts(
                 base.add(geometry.nodes_offset()).cast::<Node>(),
@@ -166,30 +193,53 @@ impl<'a> Bank<'a> {
             );
             Self {
                 header,
-                tree: Tree::new([early, slots], nodes, &header.node_count),
+                tree: Tree::new(slots, geometry.levels, nodes, &header.node_count),
                 records: Records::new(records, &header.record_count),
                 codes: Codes::new(codes, &header.code_words, &header.code_bytes),
                 geometry,
+                open: None,
             }
         }
+    }
+
+    /// Uses no more units than `open` says, which this process can access.
+    #[must_use]
+    pub fn within(self, open: &'a AtomicU32) -> Self {
+        let open = Some(open);
+        Self { open, ..self }
+    }
+
+    /// Units that can be used.
+    #[inline]
+    fn units(&self) -> u32 {
+        let units = self.header.units();
+        self.open
+            .map_or(units, |open| units.min(open.load(Ordering::Acquire)))
     }
 
     /// A bank of the model checker's.
     #[cfg(all(test, loom))]
     pub(crate) fn of_parts(
         header: &'a BankHeader,
-        [early, slots]: [&'a [AtomicU32]; 2],
+        slots: &'a [AtomicU32],
         nodes: &'a [Node],
         records: &'a [Record],
         geometry: Geometry,
     ) -> Self {
         Self {
             header,
-            tree: Tree::new([early, slots], nodes, &header.node_count),
+            tree: Tree::new(slots, geometry.levels, nodes, &header.node_count),
             records: Records::new(records, &header.record_count),
             codes: Codes::new(&[], &header.code_words, &header.code_bytes),
             geometry,
+            open: None,
         }
+    }
+
+    /// Its division.
+    #[must_use]
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
     }
 
     /// Whether it is a session's.
@@ -199,25 +249,94 @@ impl<'a> Bank<'a> {
         self.header.session.load(Ordering::Relaxed) == session
     }
 
-    /// Nodes with memory behind them.
+    /// Nodes that frames may take: of those with memory behind them, all but a few for stacks that
+    /// find no room, see [`merged`](Self::merged).
     #[inline]
     #[must_use]
     pub fn node_limit(&self) -> u32 {
-        self.geometry.nodes_in(self.header.steps())
+        let limit = self.geometry.nodes_in(self.units());
+        limit - limit / NODES_KEPT
+    }
+
+    /// Maximum number of units that the agent may put memory behind.
+    #[inline]
+    #[must_use]
+    pub fn most_units(&self) -> u32 {
+        match self.header.most_units.load(Ordering::Relaxed) {
+            0 => self.geometry.units,
+            most => most.min(self.geometry.units),
+        }
     }
 
     /// The record of `shard` for objects of a size class from the stack ending in `leaf`;
     /// [`TABLE_FULL`] if there is no room.
     #[must_use]
     pub fn record_of(&self, (leaf, class): (u32, u32), shard: u32) -> RecordId {
-        let steps = self.header.steps();
+        let room = self.room();
+        let kept = room.limit / RECORDS_KEPT;
+        let room = Room {
+            limit: room.limit - kept,
+            ..room
+        };
+        self.record_in(room, (leaf, class), shard)
+    }
+
+    /// Like [`record_of`](Self::record_of), for a stack that was counted by another shard.
+    #[must_use]
+    pub fn record_of_known(&self, (leaf, class): (u32, u32), shard: u32) -> RecordId {
+        self.record_in(self.room(), (leaf, class), shard)
+    }
+
+    fn record_in(&self, room: Room, (leaf, class): (u32, u32), shard: u32) -> RecordId {
         self.tree
             .node(leaf)
-            .and_then(|node| {
-                let limit = self.geometry.records_in(steps);
-                self.records.of_shard(node, (leaf, class), shard, limit)
-            })
+            .and_then(|node| self.records.of_shard(node, (leaf, class), shard, room))
             .unwrap_or(TABLE_FULL)
+    }
+
+    /// All records with memory behind them.
+    fn room(&self) -> Room {
+        Room {
+            limit: self.geometry.records_in(self.units()),
+            crowded: self.geometry.records_in(self.most_units()) / 2,
+        }
+    }
+
+    /// The record of `shard` for objects of a size class from stacks that found no room: at `place`
+    /// or the nearest caller that has one already if there is no room for more, below a node of
+    /// [`MERGED_ADDRESS`]. [`TABLE_FULL`] if there is none at all.
+    #[cold]
+    #[must_use]
+    pub fn merged(&self, place: Place, class: u32, shard: u32) -> RecordId {
+        let nodes = self.geometry.nodes_in(self.units());
+        let room = self.room();
+        let mut at = place;
+        for _ in 0..MAX_DEPTH {
+            let marker = match self.records.has_room(room) {
+                true => self.tree.child(at, MERGED_ADDRESS, nodes),
+                false => self.tree.find(at, MERGED_ADDRESS, nodes),
+            };
+            if let Some(Place { node, .. }) = marker {
+                let record = self.record_in(room, (node, class), shard);
+                if record != TABLE_FULL {
+                    return record;
+                }
+            }
+            match self.tree.caller(at) {
+                Some(caller) => at = caller,
+                None => break,
+            }
+        }
+        TABLE_FULL
+    }
+
+    /// The place of the frame that called the innermost one of a stack.
+    #[cold]
+    #[must_use]
+    pub fn caller_of(&self, leaf: u32) -> Place {
+        let place = self.tree.place_of(leaf, MAX_DEPTH);
+        let caller = place.and_then(|place| self.tree.caller(place));
+        caller.unwrap_or(Place::root(ROOT))
     }
 
     /// The stack and the size class whose record it is.
@@ -330,14 +449,17 @@ impl<'a> Bank<'a> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::layout::{DEFAULT_SEGMENT_BYTES, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES};
+    use crate::layout::{
+        DEFAULT_SEGMENT_BYTES, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, reserved_units, step_of,
+    };
+    use crate::record::MAX_RECORDS;
 
     #[test]
     fn geometry_fits_every_size() {
         let mut bytes = MIN_SEGMENT_BYTES;
         while bytes <= MAX_SEGMENT_BYTES {
-            for odd in [0, 4096, 65536 + 5] {
-                let g = Geometry::of_segment(bytes + odd);
+            for odd in [0, 4096, 65536 + 5, bytes / 3] {
+                let g = Geometry::of_segment((bytes + odd).min(MAX_SEGMENT_BYTES));
                 let end = g.records_offset() + g.records * size_of::<Record>();
                 assert!(
                     end <= g.codes_offset() && g.codes >= CODE_STEP,
@@ -347,19 +469,80 @@ mod tests {
                 assert!(end <= g.bank_bytes, "{bytes}: {g:?}");
                 assert!(g.bank_offset(1) + g.bank_bytes <= bytes + odd);
                 assert!(g.records >= 128 && g.nodes >= 1024, "{bytes}: {g:?}");
-                assert!(g.slots.is_power_of_two() && g.slots >= 2 * g.nodes);
-                let early = g.nodes_in(EARLY_STEPS) as usize;
-                assert!(g.early_slots.is_power_of_two() && g.early_slots >= 2 * early);
+                assert!(g.nodes <= MAX_NODES as usize && g.records < MAX_RECORDS as usize);
+                assert!(reserved_units(step_of(g.units)) >= g.units, "{g:?}");
+                assert_eq!(g.nodes_in(g.units) as usize, g.nodes);
+                assert_eq!(g.records_in(g.units) as usize, g.records);
+                assert_eq!(g.slot_bytes_in(g.units), g.levels.all() * 4);
                 assert_eq!(g.slots_offset() % 64, 0);
                 assert_eq!(g.records_offset() % 64, 0);
+                let steps = (1..g.units).map(|units| g.bytes_in(units + 1) - g.bytes_in(units));
+                let most = steps.max().unwrap();
+                assert!(most <= 1 << 20, "{bytes}: a step of {most} bytes, {g:?}");
+                for units in [1, 2, g.units / 2, g.units] {
+                    assert_eq!(g.units_within(g.bytes_in(units) as u64), units);
+                }
+                assert_eq!((g.units_within(0), g.units_within(u64::MAX)), (1, g.units));
             }
             bytes *= 2;
         }
     }
 
+    /// A bank in which one more stack than has room is counted at its nearest callers, and only
+    /// what finds none of them at `[table full]`.
     #[test]
-    fn default_segment_holds_a_hundred_thousand_stacks() {
+    fn stacks_without_room_are_merged_at_their_callers() {
+        let geometry = Geometry::of_segment(MIN_SEGMENT_BYTES);
+        let mut words = std::vec![0u64; geometry.bank_bytes / 8 + 8];
+        let skip = words.as_ptr().align_offset(64);
+        // SAFETY: aligned to a cache line and large enough; single-threaded here.
+        let bank = unsafe { Bank::at(words[skip..].as_mut_ptr().cast(), geometry) };
+        bank.header.grown_units.store(4, Ordering::Relaxed);
+        let child = |place, address| bank.tree.child(place, address, bank.node_limit());
+        let outer = child(Place::root(ROOT), 0x1000).unwrap();
+        let mut leaves = std::vec::Vec::new();
+        while let Some(leaf) = child(outer, 0x2000 + leaves.len() as u64) {
+            leaves.push(leaf);
+        }
+        let address = |node: u32| {
+            bank.tree
+                .node(node)
+                .unwrap()
+                .address
+                .load(Ordering::Relaxed)
+        };
+        let kept = bank.merged(outer, 3, 0);
+        let (marker, class) = bank.stack_of(kept);
+        assert_eq!((address(marker), class), (MERGED_ADDRESS, 3));
+        assert_eq!(
+            bank.tree
+                .place_of(marker, 9)
+                .and_then(|at| bank.tree.caller(at)),
+            Some(outer)
+        );
+        assert_eq!(bank.merged(outer, 3, 0), kept);
+
+        let mut full = leaves.iter().map(|leaf| bank.record_of((leaf.node, 3), 0));
+        assert!(full.any(|record| record == TABLE_FULL));
+        let last = leaves[leaves.len() - 1].node;
+        assert_eq!(bank.caller_of(last), outer);
+        assert_ne!(bank.record_of_known((last, 3), 0), TABLE_FULL);
+        for class in 0..40 {
+            for leaf in &leaves {
+                let _ = bank.record_of_known((leaf.node, class), 0);
+            }
+        }
+        // What has no room at all is counted where something was before.
+        assert_eq!(bank.merged(leaves[5], 3, 0), kept);
+        assert_eq!(bank.merged(leaves[5], 50, 0), TABLE_FULL);
+    }
+
+    #[test]
+    fn default_segment_holds_a_million_stacks_and_begins_small() {
         let g = Geometry::of_segment(DEFAULT_SEGMENT_BYTES);
-        assert!(g.records > 100_000 && g.nodes > 500_000, "{g:?}");
+        assert!(g.records > 1_000_000 && g.nodes > 5_000_000, "{g:?}");
+        assert!(g.bytes_in(1) < 512 << 10, "{g:?}");
+        let g = Geometry::of_segment(64 << 20);
+        assert!(g.records > 90_000 && g.nodes > 350_000, "{g:?}");
     }
 }

@@ -62,6 +62,8 @@ counters! {
     /// Those of `untracked` whose objects jemalloc allocates elsewhere, whatever is requested: those of
     /// threads that are ending, and its own.
     untracked_elsewhere, false;
+    /// Samples whose innermost frames found no room in the table: counted at the nearest caller that did.
+    table_merged, false;
 }
 
 #[cfg(test)]

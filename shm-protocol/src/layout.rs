@@ -21,15 +21,15 @@ use crate::sync::{AtomicU8, AtomicU32, AtomicU64};
 mod bank;
 
 pub use bank::{
-    BANK_HEADER_BYTES, BankHeader, EARLY_STEPS, EXCLUSIVE_SHARDS, INTERVALS_KEPT, IntervalEntry,
-    IntervalLog, Node, RESERVE_STEPS, Record, SHARED_SHARD, ShardTotals, THREAD_ADDRESS,
-    THREADS_KEPT, ThreadEntry, ThreadTable,
+    BANK_HEADER_BYTES, BankHeader, EXCLUSIVE_SHARDS, INTERVALS_KEPT, IntervalEntry, IntervalLog,
+    MERGED_ADDRESS, Node, Record, SHARED_SHARD, ShardTotals, THREAD_ADDRESS, THREADS_KEPT,
+    ThreadEntry, ThreadTable, reserved_units, step_of,
 };
 
 /// "MEMPROF\n", little-endian, at the start of [`Identity`].
 pub const MAGIC: u64 = u64::from_le_bytes(*b"MEMPROF\n");
 /// Version of this layout. Readers refuse any other.
-pub const ABI_VERSION: u32 = 14;
+pub const ABI_VERSION: u32 = 15;
 /// Bytes of a control page's view, whatever the machine's page size.
 pub const PAGE: usize = 4096;
 /// Offset of the first bank. A multiple of the largest page size (64 KiB).
@@ -43,8 +43,9 @@ pub const MODULES_OFFSET: usize = 3 * PAGE;
 /// Size of a segment that never had a session: control, identity and status. All of it is backed by
 /// memory from the start.
 pub const CONTROL_BYTES: usize = MODULES_OFFSET;
-/// Default size of a segment, sparse: only what a session uses takes memory.
-pub const DEFAULT_SEGMENT_BYTES: usize = 64 << 20;
+/// Default size of a segment on a machine with much memory. Sparse: only what a session uses takes
+/// memory.
+pub const DEFAULT_SEGMENT_BYTES: usize = 2 << 30;
 /// Smallest usable segment.
 pub const MIN_SEGMENT_BYTES: usize = 1 << 20;
 /// Largest accepted segment.
@@ -381,6 +382,17 @@ mod tests {
     use core::mem::{offset_of, size_of};
 
     #[test]
+    fn steps_reach_every_number_of_units() {
+        assert_eq!((reserved_units(0), reserved_units(1)), (0, 1));
+        assert!(reserved_units(u8::MAX) >= crate::tree::MAX_NODES / 8192);
+        for units in 0..4096 {
+            let step = step_of(units);
+            assert!(reserved_units(step) >= units);
+            assert!(step == 0 || reserved_units(step - 1) < units);
+        }
+    }
+
+    #[test]
     fn layout_is_pinned() {
         assert_eq!(size_of::<Params>(), 64);
         assert_eq!(size_of::<Control>(), 224);
@@ -397,6 +409,10 @@ mod tests {
         assert_eq!(size_of::<ModuleTable>(), HEADER_BYTES - MODULES_OFFSET);
         assert_eq!(size_of::<Counters>(), 128);
         assert_eq!(size_of::<ShardTotals>(), 64);
+        assert_eq!(offset_of!(BankHeader, reserved_step), 8);
+        assert_eq!(offset_of!(BankHeader, grown_units), 12);
+        assert_eq!(offset_of!(BankHeader, node_count), 16);
+        assert_eq!(offset_of!(BankHeader, most_units), 32);
         assert_eq!(offset_of!(BankHeader, totals), 192);
         assert_eq!(offset_of!(BankHeader, intervals), 2304);
         assert_eq!(size_of::<IntervalLog>(), 3136);

@@ -135,6 +135,15 @@ impl Record {
     }
 }
 
+/// Records that may be used.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    /// Maximum number of records, all with memory behind them.
+    pub limit: u32,
+    /// Number of records from which on shards get none of their own any more.
+    pub crowded: u32,
+}
+
 /// The records of one bank.
 #[derive(Clone, Copy)]
 pub struct Records<'a> {
@@ -152,18 +161,16 @@ impl<'a> Records<'a> {
     /// The record of `shard` for objects of `class` from the stack that ends in `leaf`, made if
     /// it is new.
     ///
-    /// `limit` is the number of records with memory behind them. When less than half
-    /// of the room is left, shards no longer get records of their own. `None` when
-    /// there is no room at all.
+    /// `None` when there is no room.
     pub fn of_shard(
         &self,
         node: &Node,
         (leaf, class): (u32, u32),
         shard: u32,
-        limit: u32,
+        room: Room,
     ) -> Option<RecordId> {
-        let limit = limit.min(self.records.len() as u32).min(MAX_RECORDS);
-        let crowded = self.count.load(Ordering::Relaxed) >= limit / 2;
+        let limit = self.limit(room);
+        let crowded = self.count.load(Ordering::Relaxed) >= room.crowded.min(limit);
         if let Some(found) = self.find(node, class, shard) {
             return Some(found);
         }
@@ -240,6 +247,17 @@ impl<'a> Records<'a> {
     #[must_use]
     pub fn record(&self, id: RecordId) -> Option<&'a Record> {
         self.records.get(id as usize)
+    }
+
+    fn limit(&self, room: Room) -> u32 {
+        room.limit.min(self.records.len() as u32).min(MAX_RECORDS)
+    }
+
+    /// Whether there are records that are not used.
+    #[must_use]
+    pub fn has_room(&self, room: Room) -> bool {
+        let used = self.count.load(Ordering::Relaxed);
+        used.saturating_add(FIRST_RECORD) < self.limit(room)
     }
 
     fn find(&self, node: &Node, class: u32, shard: u32) -> Option<RecordId> {
@@ -346,15 +364,22 @@ mod tests {
         )
     }
 
+    fn room(limit: u32) -> Room {
+        Room {
+            limit,
+            crowded: limit / 2,
+        }
+    }
+
     #[test]
     fn each_shard_has_a_record_and_keeps_it() {
         let (records, count, node) = memory(64);
         let records = Records::new(&records, &count);
-        let a = records.of_shard(&node, (5, 0), 0, 64).unwrap();
-        let b = records.of_shard(&node, (5, 0), 1, 64).unwrap();
+        let a = records.of_shard(&node, (5, 0), 0, room(64)).unwrap();
+        let b = records.of_shard(&node, (5, 0), 1, room(64)).unwrap();
         assert_ne!(a, b);
-        assert_eq!(records.of_shard(&node, (5, 0), 0, 64), Some(a));
-        assert_eq!(records.of_shard(&node, (5, 0), 1, 64), Some(b));
+        assert_eq!(records.of_shard(&node, (5, 0), 0, room(64)), Some(a));
+        assert_eq!(records.of_shard(&node, (5, 0), 1, room(64)), Some(b));
         assert_eq!(records.record(b).unwrap().node.load(Ordering::Relaxed), 5);
     }
 
@@ -364,12 +389,12 @@ mod tests {
         assert_eq!(classes, [0, 0, 1, 1, 2, 9, 10, 40]);
         let (records, count, node) = memory(64);
         let records = Records::new(&records, &count);
-        let small = records.of_shard(&node, (5, 3), 0, 64).unwrap();
-        let large = records.of_shard(&node, (5, 20), 0, 64).unwrap();
-        let others = records.of_shard(&node, (5, 20), 1, 64).unwrap();
+        let small = records.of_shard(&node, (5, 3), 0, room(64)).unwrap();
+        let large = records.of_shard(&node, (5, 20), 0, room(64)).unwrap();
+        let others = records.of_shard(&node, (5, 20), 1, room(64)).unwrap();
         assert!(small != large && large != others && small != others);
-        assert_eq!(records.of_shard(&node, (5, 3), 0, 64), Some(small));
-        assert_eq!(records.of_shard(&node, (5, 20), 0, 64), Some(large));
+        assert_eq!(records.of_shard(&node, (5, 3), 0, room(64)), Some(small));
+        assert_eq!(records.of_shard(&node, (5, 20), 0, room(64)), Some(large));
         let class = &records.record(others).unwrap().size_class;
         assert_eq!(class.load(Ordering::Relaxed), 20);
     }
@@ -378,8 +403,8 @@ mod tests {
     fn cpu_time_of_a_stack_is_apart_from_its_objects() {
         let (records, count, node) = memory(8);
         let records = Records::new(&records, &count);
-        let objects = records.of_shard(&node, (5, 4), 0, 8).unwrap();
-        let time = records.of_shard(&node, (5, CPU_CLASS), 0, 8).unwrap();
+        let objects = records.of_shard(&node, (5, 4), 0, room(8)).unwrap();
+        let time = records.of_shard(&node, (5, CPU_CLASS), 0, room(8)).unwrap();
         assert_ne!(objects, time);
         for (ns, exclusive) in [(3, true), (5, false)] {
             records.count_cpu(time, ns, exclusive);
@@ -399,7 +424,7 @@ mod tests {
     fn what_is_freed_at_once_counts_as_short_lived() {
         let (records, count, node) = memory(8);
         let records = Records::new(&records, &count);
-        let id = records.of_shard(&node, (1, 4), 0, 8).unwrap();
+        let id = records.of_shard(&node, (1, 4), 0, room(8)).unwrap();
         for (born, died) in [(7, 7), (7, 8), (7, 9), (u32::MAX, 0), (9, 200)] {
             let born = NewSample {
                 bytes: 16,
@@ -419,9 +444,9 @@ mod tests {
         let records = Records::new(&records, &count);
         let nodes: Vec<Node> = (0..8).map(|_| zeroed()).collect();
         for (i, other) in nodes.iter().enumerate().take(4) {
-            records.of_shard(other, (i as u32, 0), 0, 8).unwrap();
+            records.of_shard(other, (i as u32, 0), 0, room(8)).unwrap();
         }
-        let shared = records.of_shard(&node, (9, 0), 3, 8).unwrap();
+        let shared = records.of_shard(&node, (9, 0), 3, room(8)).unwrap();
         assert_eq!(
             records
                 .record(shared)
@@ -430,16 +455,16 @@ mod tests {
                 .load(Ordering::Relaxed),
             SHARED_SHARD
         );
-        assert_eq!(records.of_shard(&node, (9, 0), 4, 8), Some(shared));
+        assert_eq!(records.of_shard(&node, (9, 0), 4, room(8)), Some(shared));
         while records.claim((0, 0), 0, 8).is_some() {}
-        assert_eq!(records.of_shard(&nodes[7], (7, 0), 0, 8), None);
+        assert_eq!(records.of_shard(&nodes[7], (7, 0), 0, room(8)), None);
     }
 
     #[test]
     fn what_is_freed_is_what_was_added() {
         let (records, count, node) = memory(8);
         let records = Records::new(&records, &count);
-        let id = records.of_shard(&node, (1, 0), 0, 8).unwrap();
+        let id = records.of_shard(&node, (1, 0), 0, room(8)).unwrap();
         for bytes in [0u64, 1, 16, 1000, 1 << 20, 1 << 40] {
             let born = NewSample {
                 bytes,
@@ -464,7 +489,7 @@ mod tests {
     fn object_variances_of_all_sizes_add_up() {
         let (records, count, node) = memory(8);
         let records = Records::new(&records, &count);
-        let id = records.of_shard(&node, (1, 0), 0, 8).unwrap();
+        let id = records.of_shard(&node, (1, 0), 0, room(8)).unwrap();
         let mut expected = 0.0;
         for weight in [1.0f32, 1.000_01, 1.5, 64.5, 4096.25, 1_048_576.5] {
             for exclusive in [true, false] {
@@ -486,7 +511,7 @@ mod tests {
     fn exact_sampling_counts_exactly() {
         let (records, count, node) = memory(8);
         let records = Records::new(&records, &count);
-        let id = records.of_shard(&node, (1, 0), 0, 8).unwrap();
+        let id = records.of_shard(&node, (1, 0), 0, room(8)).unwrap();
         for bytes in 0..1000u64 {
             records.count_new(
                 id,

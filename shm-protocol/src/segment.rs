@@ -18,8 +18,8 @@ use crate::cpu::CpuParams;
 use crate::layout::{
     AT_EXIT_CHECKED, AT_EXIT_SEEN, AT_EXIT_UNCHECKED, AT_EXIT_WAITS, BANK_HEADER_BYTES, BankHeader,
     CONTROL_BYTES, Control, HEADER_BYTES, INTERVALS_KEPT, IntervalEntry, IntervalLog,
-    MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, MODULES_OFFSET, ModuleTable, Node, PAGE, Params,
-    RESERVE_STEPS, Record, STATUS_OFFSET, Status, THREADS_KEPT, ThreadEntry, ThreadTable,
+    MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, MODULES_OFFSET, ModuleTable, Node, PAGE, Params, Record,
+    STATUS_OFFSET, Status, THREADS_KEPT, ThreadEntry, ThreadTable, reserved_units, step_of,
 };
 use core::mem::{offset_of, size_of};
 use store::check;
@@ -93,7 +93,7 @@ impl SegmentFile {
             };
             let node_bytes = used(offset_of!(BankHeader, node_count), 2, size_of::<Node>())?;
             let record_bytes = used(offset_of!(BankHeader, record_count), 1, size_of::<Record>())?;
-            self.free_between(at + geometry.early_slots_offset(), nodes)?;
+            self.free_between(at + geometry.slots_offset(), nodes)?;
             self.free_between(nodes.saturating_add(node_bytes), records)?;
             let codes = at + geometry.codes_offset();
             let code_bytes = used(offset_of!(BankHeader, code_words), 2, 4)?;
@@ -171,8 +171,8 @@ impl<F: Store> SegmentFile<F> {
         self.write_at(offset, &value.to_le_bytes())
     }
 
-    /// Empties the session's bank and puts memory behind the module table and `steps` of
-    /// [`RESERVE_STEPS`] of nodes and records, with their slots.
+    /// Empties the session's bank and puts memory behind the module table and `units` of
+    /// nodes and records, with their slots. The agent adds no more than to `most` of them.
     ///
     /// Memory that an earlier session used is overwritten with zeros, never given back: a thread
     /// that was stopped in the middle of a sample may still write there, and a page not backed by
@@ -180,38 +180,44 @@ impl<F: Store> SegmentFile<F> {
     ///
     /// # Errors
     /// `ENOSPC` when the filesystem is full: nothing was started.
-    pub fn prepare_bank(&self, session: u64, steps: u8) -> Result<(), Errno> {
+    pub fn prepare_bank(&self, session: u64, units: u32, most: u32) -> Result<(), Errno> {
         let geometry = self.geometry();
         let base = geometry.bank_offset(session);
         self.file.reserve(0, HEADER_BYTES)?;
         self.empty_bank(base)?;
         self.file.reserve(base, BANK_HEADER_BYTES)?;
-        self.reserve_steps(session, steps)?;
+        self.reserve_units(session, units)?;
+        self.limit_units(session, most)?;
         self.write_word(base + offset_of!(BankHeader, session), session)
+    }
+
+    /// Limits the units of a bank that the agent puts memory behind.
+    ///
+    /// # Errors
+    /// Those of `pwrite`.
+    pub fn limit_units(&self, session: u64, most: u32) -> Result<(), Errno> {
+        let at = self.geometry().bank_offset(session) + offset_of!(BankHeader, most_units);
+        self.write_at(at, &most.to_le_bytes())
     }
 
     /// Writes zeros over what a bank holds.
     fn empty_bank(&self, base: usize) -> Result<(), Errno> {
         let geometry = self.geometry();
-        let mut counts = [[0]; 2];
-        self.read_at(
-            base + offset_of!(BankHeader, reserved_steps),
-            &mut counts[0],
-        )?;
-        self.read_at(base + offset_of!(BankHeader, grown_steps), &mut counts[1])?;
-        let [[reserved], [grown]] = counts;
-        let steps = reserved.max(grown);
-        if steps == 0 {
+        let mut reserved = [0];
+        self.read_at(base + offset_of!(BankHeader, reserved_step), &mut reserved)?;
+        let grown = self.read_half(base + offset_of!(BankHeader, grown_units))?;
+        let units = reserved_units(reserved[0]).max(grown);
+        if units == 0 {
             // Never used: all holes, which read as zeros.
             return Ok(());
         }
         let nodes = self.used(
             base,
             offset_of!(BankHeader, node_count),
-            geometry.nodes_in(steps),
+            geometry.nodes_in(units),
         )?;
         let records = offset_of!(BankHeader, record_count);
-        let records = self.used(base, records, geometry.records_in(steps))?;
+        let records = self.used(base, records, geometry.records_in(units))?;
         let codes = self.used(
             base,
             offset_of!(BankHeader, code_words),
@@ -220,8 +226,8 @@ impl<F: Store> SegmentFile<F> {
         self.clear(base, BANK_HEADER_BYTES)?;
         self.clear(base + geometry.codes_offset(), codes * 4)?;
         self.clear(
-            base + geometry.early_slots_offset(),
-            geometry.slot_bytes_in(steps),
+            base + geometry.slots_offset(),
+            geometry.slot_bytes_in(units),
         )?;
         self.clear(base + geometry.nodes_offset(), nodes * size_of::<Node>())?;
         self.clear(
@@ -253,25 +259,25 @@ impl<F: Store> SegmentFile<F> {
         Ok(())
     }
 
-    /// Puts memory behind `steps` of [`RESERVE_STEPS`] of nodes and records and behind their slots,
-    /// then lets the agent use them.
+    /// Puts memory behind `units` of nodes and records, or some more, and behind their slots, then
+    /// lets the agent use them.
     ///
     /// # Errors
     /// `ENOSPC` when the directory is full: the agent continues with what it had.
-    pub fn reserve_steps(&self, session: u64, steps: u8) -> Result<(), Errno> {
+    pub fn reserve_units(&self, session: u64, units: u32) -> Result<(), Errno> {
         let geometry = self.geometry();
         let base = geometry.bank_offset(session);
-        let steps = steps.min(RESERVE_STEPS);
-        let nodes = geometry.nodes_in(steps) as usize * size_of::<Node>();
-        let records = geometry.records_in(steps) as usize * size_of::<Record>();
-        let slots = geometry.slot_bytes_in(steps);
-        self.file
-            .reserve(base + geometry.early_slots_offset(), slots)?;
+        let step = step_of(units.min(geometry.units));
+        let units = reserved_units(step);
+        let nodes = geometry.nodes_in(units) as usize * size_of::<Node>();
+        let records = geometry.records_in(units) as usize * size_of::<Record>();
+        let slots = geometry.slot_bytes_in(units);
+        self.file.reserve(base + geometry.slots_offset(), slots)?;
         self.file
             .reserve(base + geometry.nodes_offset(), nodes.max(PAGE))?;
         self.file
             .reserve(base + geometry.records_offset(), records.max(PAGE))?;
-        self.write_at(base + offset_of!(BankHeader, reserved_steps), &[steps])
+        self.write_at(base + offset_of!(BankHeader, reserved_step), &[step])
     }
 
     fn read_half(&self, offset: usize) -> Result<u32, Errno> {

@@ -13,11 +13,11 @@
 //! slots of a stack's frames can be read before any of its nodes is known.
 //!
 //! A hash leads anywhere in a table, so all of a table takes memory, however few nodes there are.
-//! There are two: the early one is small, and serves until more nodes are backed by memory than it
-//! has room for. From then on a node that is missing in the late one is looked for in the early
-//! one, and entered in the late one, too. A thread that has not heard of this yet may enter a node
-//! in the early one that another has just not found there: then one stack has two nodes, which
-//! readers add up.
+//! So there are several ([`Levels`]), each four times as large as the one before, which serves until
+//! more nodes are backed by memory than it has room for. From then on a node that is missing in the
+//! new one is looked for in those before, and entered in the new one, too. A thread that has not
+//! heard of this yet may enter a node in an earlier one that another has just not found there: then
+//! one stack has two nodes, which readers add up.
 //!
 //! Cost: a lookup is one hash, one slot and one node (two cache lines), 30 instructions.
 
@@ -58,6 +58,21 @@ pub fn path_to(parent: u64, address: u64) -> u64 {
 
 const A: u64 = 0x9E37_79B9_7F4A_7C15;
 const B: u64 = 0xBF58_476D_1CE4_E5B9;
+/// Inverse of `B` modulo 2^64: each step of Newton's doubles the number of right bits.
+const B_INVERSE: u64 = {
+    let (mut inverse, mut step) = (B, 0);
+    while step < 5 {
+        inverse = inverse.wrapping_mul(2u64.wrapping_sub(B.wrapping_mul(inverse)));
+        step += 1;
+    }
+    inverse
+};
+
+/// The path of the parent, whose child of `address` has this one: the inverse of [`path_to`].
+fn path_from(path: u64, address: u64) -> u64 {
+    path.wrapping_sub((address ^ B).wrapping_mul(A))
+        .wrapping_mul(B_INVERSE)
+}
 
 /// Above every complete stack.
 pub const ROOT: NodeId = 0;
@@ -73,30 +88,117 @@ pub const MAX_NODES: u32 = INDEX_MASK;
 /// Probes after which the table counts as full; at half load a miss takes two or three.
 const MAX_PROBES: u32 = 256;
 
+/// Division of a tree's slots into tables, each four times as large as the one before and behind
+/// it. The first has room for a unit of nodes, which is what memory is reserved in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Levels {
+    unit_nodes_log2: u32,
+    first_slots_log2: u32,
+    /// The last table need not be larger than for all units.
+    most_log2: u32,
+}
+
+impl Levels {
+    /// Tables for `units` times 2^`unit_nodes_log2` nodes, with two slots for each node.
+    #[must_use]
+    pub const fn new(unit_nodes_log2: u32, units: u32) -> Self {
+        Self {
+            unit_nodes_log2,
+            first_slots_log2: unit_nodes_log2 + 1,
+            most_log2: units.next_power_of_two().ilog2(),
+        }
+    }
+
+    /// Tables with fewer slots, for the model checker.
+    #[cfg(all(test, loom))]
+    pub(crate) fn with_first_slots(self, log2: u32) -> Self {
+        Self {
+            first_slots_log2: log2,
+            ..self
+        }
+    }
+
+    /// Index of the table that serves while this many units are backed by memory.
+    #[inline(always)]
+    #[must_use]
+    pub const fn serving(units: u32) -> u32 {
+        match units {
+            0 | 1 => 0,
+            _ => (units - 1).ilog2() / 2 + 1,
+        }
+    }
+
+    /// First slot of a table.
+    #[inline(always)]
+    #[must_use]
+    pub const fn start(&self, level: u32) -> usize {
+        (((1 << (2 * level)) - 1) / 3) << self.first_slots_log2
+    }
+
+    /// Slots of a table, a power of two.
+    #[inline(always)]
+    #[must_use]
+    pub const fn slots(&self, level: u32) -> usize {
+        let log2 = if 2 * level < self.most_log2 {
+            2 * level
+        } else {
+            self.most_log2
+        };
+        1 << (log2 + self.first_slots_log2)
+    }
+
+    /// Slots of all tables.
+    #[must_use]
+    pub const fn all(&self) -> usize {
+        let last = Self::serving(1 << self.most_log2);
+        self.start(last) + self.slots(last)
+    }
+
+    /// Slots to be backed by memory together with this many units: those of the tables that serve,
+    /// and of the next one in proportion, so that no step is a large one.
+    #[must_use]
+    pub const fn backed(&self, units: u32) -> usize {
+        let level = Self::serving(units);
+        let served = self.start(level) + self.slots(level);
+        if level == 0 || served >= self.all() {
+            return served;
+        }
+        let before = 1 << (2 * (level - 1));
+        let next = self.slots(level + 1);
+        served + next / (3 * before) * (units as usize - before) + next % (3 * before)
+    }
+
+    #[inline(always)]
+    const fn level_of(&self, nodes: u32) -> u32 {
+        Self::serving((nodes.saturating_sub(1) >> self.unit_nodes_log2) + 1)
+    }
+}
+
 /// The tree of one bank.
 #[derive(Clone, Copy)]
 pub struct Tree<'a> {
-    early: &'a [AtomicU32],
-    late: &'a [AtomicU32],
+    slots: &'a [AtomicU32],
+    levels: Levels,
     nodes: &'a [Node],
     count: &'a AtomicU32,
 }
 
 impl<'a> Tree<'a> {
-    /// A tree over zeroed or already used memory, with its early and its late slots.
+    /// A tree over zeroed or already used memory.
     ///
-    /// The number of late slots must be a power of two, that of the early ones, too, if there are
-    /// any, and `nodes.len()` at most [`MAX_NODES`]; otherwise [`child`](Self::child) finds no
-    /// room.
+    /// There must be as many slots as `levels` says, and at most [`MAX_NODES`] nodes; otherwise
+    /// [`child`](Self::child) finds no room.
     #[must_use]
-    pub fn new(slots: [&'a [AtomicU32]; 2], nodes: &'a [Node], count: &'a AtomicU32) -> Self {
-        let [early, late] = slots.map(|slots| {
-            let usable = slots.len().is_power_of_two() && nodes.len() <= MAX_NODES as usize;
-            if usable { slots } else { &[] }
-        });
+    pub fn new(
+        slots: &'a [AtomicU32],
+        levels: Levels,
+        nodes: &'a [Node],
+        count: &'a AtomicU32,
+    ) -> Self {
+        let usable = slots.len() >= levels.all() && nodes.len() <= MAX_NODES as usize;
         Self {
-            early,
-            late,
+            slots: if usable { slots } else { &[] },
+            levels,
             nodes,
             count,
         }
@@ -104,14 +206,50 @@ impl<'a> Tree<'a> {
 
     /// The node of `address` called from `parent`, made if it is new.
     ///
-    /// `limit` is the number of nodes with memory behind them; the late slots have some if it is
-    /// more than half the number of early ones. `None` when there is no room: the caller counts the
-    /// sample under `[table full]`.
+    /// `limit` is the number of nodes with memory behind them; the slots have some, too, as
+    /// [`Levels::backed`] says. `None` when there is no room.
     #[inline]
     pub fn child(&self, parent: Place, address: u64, limit: u32) -> Option<Place> {
         let path = path_to(parent.path, address);
         let node = self.child_at(path, parent.node, address, limit)?;
         Some(Place { node, path })
+    }
+
+    /// The node of `address` called from `parent`, if there is one.
+    #[must_use]
+    pub fn find(&self, parent: Place, address: u64, limit: u32) -> Option<Place> {
+        let path = path_to(parent.path, address);
+        let level = self.levels.level_of(limit);
+        let node = self.earlier(level + 1, path, parent.node, address)?;
+        Some(Place { node, path })
+    }
+
+    /// The place of a node, at most `depth` below the root.
+    #[must_use]
+    pub fn place_of(&self, node: NodeId, depth: usize) -> Option<Place> {
+        let (mut at, mut path, mut factor) = (node, 0u64, 1u64);
+        for _ in 0..=depth {
+            if at < FIRST_NODE {
+                let path = path.wrapping_add(Place::root(at).path.wrapping_mul(factor));
+                return Some(Place { node, path });
+            }
+            let frame = self.node(at)?;
+            let own = (frame.address.load(Ordering::Relaxed) ^ B).wrapping_mul(A);
+            path = path.wrapping_add(own.wrapping_mul(factor));
+            factor = factor.wrapping_mul(B);
+            at = frame.parent.load(Ordering::Relaxed);
+        }
+        None
+    }
+
+    /// The place of the caller; `None` above the root.
+    #[must_use]
+    pub fn caller(&self, place: Place) -> Option<Place> {
+        let frame = self.node(place.node).filter(|_| place.node >= FIRST_NODE)?;
+        Some(Place {
+            node: frame.parent.load(Ordering::Relaxed),
+            path: path_from(place.path, frame.address.load(Ordering::Relaxed)),
+        })
     }
 
     #[inline]
@@ -127,18 +265,15 @@ impl<'a> Tree<'a> {
     /// [`child`](Self::child) where the first slot is not its.
     #[inline(never)]
     fn probe(&self, hash: u64, parent: NodeId, address: u64, limit: u32) -> Option<NodeId> {
-        let slots = self.slots(limit);
+        let level = self.levels.level_of(limit);
         let tag = tag(hash);
         let mut node = 0;
-        for slot in probed(slots, hash) {
+        for slot in probed(self.table(level), hash) {
             let mut seen = slot.load(Ordering::Acquire);
             if seen == 0 {
                 if node == 0 {
-                    let early = self
-                        .is_late(limit)
-                        .then(|| self.early(hash, parent, address));
-                    node = match early.flatten() {
-                        Some(early) => early,
+                    node = match self.earlier(level, hash, parent, address) {
+                        Some(earlier) => earlier,
                         None => self.claim(parent, address, limit)?,
                     };
                 }
@@ -155,36 +290,32 @@ impl<'a> Tree<'a> {
         None
     }
 
-    /// A node that was entered in the early slots.
+    /// A node that was entered in a table before this one.
     #[cold]
-    fn early(&self, hash: u64, parent: NodeId, address: u64) -> Option<NodeId> {
-        let slots = probed(self.early, hash).map(|slot| slot.load(Ordering::Acquire));
-        let mut taken = slots.take_while(|slot| *slot != 0);
-        let found = taken.find(|slot| {
-            slot >> INDEX_BITS == tag(hash) && self.is(slot & INDEX_MASK, parent, address)
-        });
-        found.map(|slot| slot & INDEX_MASK)
+    fn earlier(&self, level: u32, hash: u64, parent: NodeId, address: u64) -> Option<NodeId> {
+        (0..level).rev().find_map(|level| {
+            let slots = probed(self.table(level), hash).map(|slot| slot.load(Ordering::Acquire));
+            let mut taken = slots.take_while(|slot| *slot != 0);
+            let found = taken.find(|slot| {
+                slot >> INDEX_BITS == tag(hash) && self.is(slot & INDEX_MASK, parent, address)
+            });
+            found.map(|slot| slot & INDEX_MASK)
+        })
     }
 
-    /// The slots in which new nodes are entered while this many nodes are backed by memory.
+    /// The slots of a table.
     #[inline(always)]
-    fn slots(&self, limit: u32) -> &'a [AtomicU32] {
-        match self.is_late(limit) {
-            true => self.late,
-            false => self.early,
-        }
-    }
-
-    #[inline(always)]
-    fn is_late(&self, limit: u32) -> bool {
-        limit as usize > self.early.len() / 2
+    fn table(&self, level: u32) -> &'a [AtomicU32] {
+        let start = self.levels.start(level);
+        let table = self.slots.get(start..start + self.levels.slots(level));
+        table.unwrap_or_default()
     }
 
     /// The slot in which the node with this path is looked up first.
     #[inline]
     #[must_use]
     pub fn slot(&self, path: u64, limit: u32) -> Option<&'a AtomicU32> {
-        let slots = self.slots(limit);
+        let slots = self.table(self.levels.level_of(limit));
         slots.get(first_slot(slots, path))
     }
 
@@ -267,10 +398,38 @@ mod tests {
         )
     }
 
+    /// One table for all nodes.
+    fn whole(nodes: &[Node]) -> Levels {
+        Levels::new(nodes.len().ilog2(), 1)
+    }
+
+    #[test]
+    fn tables_lie_behind_each_other_and_have_room_for_what_is_backed() {
+        for units in [1, 2, 3, 4, 5, 16, 17, 63, 64, 100, 1024, 2047] {
+            let levels = Levels::new(6, units);
+            let (mut end, mut backed) = (0, 0);
+            for level in 0..=Levels::serving(units) {
+                assert_eq!(levels.start(level), end);
+                end += levels.slots(level);
+            }
+            assert!(end <= levels.all(), "{units}");
+            for some in 1..=units {
+                let level = Levels::serving(some);
+                assert!(levels.slots(level) >= 2 * some as usize * 64, "{some}");
+                let now = levels.backed(some);
+                assert!(now >= levels.start(level) + levels.slots(level), "{some}");
+                assert!((backed..=levels.all()).contains(&now), "{some} of {units}");
+                let step = now - backed;
+                assert!(some <= 2 || step <= 12 * 128, "{some} of {units}: {step}");
+                backed = now;
+            }
+        }
+    }
+
     #[test]
     fn same_path_same_node_other_path_other_node() {
         let (slots, nodes, count) = memory(64, 32);
-        let tree = Tree::new([&[], &slots], &nodes, &count);
+        let tree = Tree::new(&slots, whole(&nodes), &nodes, &count);
         let a = tree.child(Place::root(ROOT), 0x1000, 32).unwrap();
         let b = tree.child(a, 0x2000, 32).unwrap();
         assert_eq!(tree.child(Place::root(ROOT), 0x1000, 32), Some(a));
@@ -281,9 +440,30 @@ mod tests {
     }
 
     #[test]
+    fn a_place_is_found_from_its_node_and_so_are_its_callers() {
+        let (slots, nodes, count) = memory(64, 32);
+        let tree = Tree::new(&slots, whole(&nodes), &nodes, &count);
+        for root in [ROOT, TRUNCATED].map(Place::root) {
+            let mut places = std::vec![root];
+            for address in [0x1000, 0x501, u64::MAX] {
+                let caller = places[places.len() - 1];
+                assert_eq!(tree.find(caller, address, 32), None);
+                places.push(tree.child(caller, address, 32).unwrap());
+                assert_eq!(tree.find(caller, address, 32), places.last().copied());
+            }
+            for (depth, place) in places.iter().enumerate() {
+                assert_eq!(tree.place_of(place.node, depth), Some(*place));
+                let caller = depth.checked_sub(1).map(|above| places[above]);
+                assert_eq!(tree.caller(*place), caller);
+            }
+            assert_eq!(tree.place_of(places[3].node, 2), None);
+        }
+    }
+
+    #[test]
     fn full_tree_says_so_and_keeps_what_it_has() {
         let (slots, nodes, count) = memory(64, 8);
-        let tree = Tree::new([&[], &slots], &nodes, &count);
+        let tree = Tree::new(&slots, whole(&nodes), &nodes, &count);
         let made: Vec<_> = (1..=6)
             .map(|i| tree.child(Place::root(ROOT), i, 8).unwrap())
             .collect();
@@ -296,30 +476,30 @@ mod tests {
     #[test]
     fn unreserved_nodes_are_not_touched() {
         let (slots, nodes, count) = memory(64, 32);
-        let tree = Tree::new([&[], &slots], &nodes, &count);
+        let tree = Tree::new(&slots, whole(&nodes), &nodes, &count);
         assert!(tree.child(Place::root(ROOT), 1, 3).is_some());
         assert_eq!(tree.child(Place::root(ROOT), 2, 3), None);
         assert!(tree.child(Place::root(ROOT), 2, 4).is_some());
     }
 
     #[test]
-    fn early_nodes_are_found_when_the_late_slots_serve() {
-        let (early, nodes, count) = memory(16, 64);
-        let (late, _, _) = memory(128, 0);
-        let tree = Tree::new([&early, &late], &nodes, &count);
+    fn nodes_of_earlier_tables_are_found_when_later_ones_serve() {
+        const UNIT: u32 = 8;
+        let levels = Levels::new(3, 8);
+        let (slots, nodes, count) = memory(levels.all(), 64);
+        let tree = Tree::new(&slots, levels, &nodes, &count);
         let child = |address, limit| tree.child(Place::root(ROOT), address, limit);
-        let first: Vec<_> = (1..=6).map(|i| child(i, 8).unwrap()).collect();
-        assert_eq!(child(7, 8), None);
-        assert!(late.iter().all(|slot| slot.load(Ordering::Relaxed) == 0));
+        let mut made: Vec<_> = (1..=6).map(|i| child(i, UNIT).unwrap()).collect();
+        assert_eq!(child(7, UNIT), None);
+        let later = &slots[levels.start(1)..];
+        assert!(later.iter().all(|slot| slot.load(Ordering::Relaxed) == 0));
 
-        let later: Vec<_> = (7..=40).map(|i| child(i, 64).unwrap()).collect();
+        made.extend((7..=20).map(|i| child(i, 4 * UNIT).unwrap()));
+        made.extend((21..=40).map(|i| child(i, 8 * UNIT).unwrap()));
         for round in 0..2 {
-            for (i, place) in first.iter().chain(&later).enumerate() {
-                assert_eq!(
-                    child(i as u64 + 1, 64),
-                    Some(*place),
-                    "{i} in round {round}"
-                );
+            for (i, place) in made.iter().enumerate() {
+                let found = child(i as u64 + 1, 8 * UNIT);
+                assert_eq!(found, Some(*place), "{i} in round {round}");
             }
         }
         assert_eq!(count.load(Ordering::Relaxed), 40);
@@ -328,7 +508,7 @@ mod tests {
     #[test]
     fn four_threads_agree_on_every_node() {
         let (slots, nodes, count) = memory(1 << 14, 1 << 13);
-        let tree = Tree::new([&[], &slots], &nodes, &count);
+        let tree = Tree::new(&slots, whole(&nodes), &nodes, &count);
         let ids: Vec<Vec<Place>> = std::thread::scope(|scope| {
             let walk = || {
                 let path = |i: u64| {
@@ -351,25 +531,23 @@ mod model {
     use loom::sync::Arc;
     use std::vec::Vec;
 
-    /// One thread enters a path in the early slots, another, for which more nodes are backed by
-    /// memory already, in the late ones: what either has entered is found by all later on, and
+    /// One thread enters a path in an early table, another, for which more nodes are backed by
+    /// memory already, in a later one: what either has entered is found by all later on, and
     /// every node that is found is the right one.
     #[test]
-    fn late_slots_serve_while_a_thread_still_uses_the_early_ones() {
+    fn a_later_table_serves_while_a_thread_still_uses_an_earlier_one() {
         loom::model(|| {
             let node = |_| Node {
                 address: AtomicU64::new(0),
                 parent: AtomicU32::new(0),
                 records: AtomicU32::new(0),
             };
-            let slots = |count: usize| (0..count).map(|_| AtomicU32::new(0)).collect();
-            let slots: [Vec<AtomicU32>; 2] = [slots(8), slots(8)];
+            let levels = Levels::new(2, 2);
+            let slots: Vec<AtomicU32> = (0..levels.all()).map(|_| AtomicU32::new(0)).collect();
             let nodes: Vec<Node> = (0..8).map(node).collect();
             let memory = Arc::new((slots, nodes, AtomicU32::new(0)));
-            let run = |memory: &(_, Vec<Node>, _), limit: u32| {
-                let ([early, late], nodes, count): (&[Vec<AtomicU32>; 2], _, _) =
-                    (&memory.0, &memory.1, &memory.2);
-                let tree = Tree::new([early, late], nodes, count);
+            let run = |memory: &(Vec<AtomicU32>, Vec<Node>, AtomicU32), limit: u32| {
+                let tree = Tree::new(&memory.0, levels, &memory.1, &memory.2);
                 let place = tree.child(Place::root(ROOT), 7, limit).unwrap();
                 assert!(tree.is(place.node, ROOT, 7));
                 place
@@ -394,10 +572,11 @@ mod model {
                 records: AtomicU32::new(0),
             };
             let slots: Vec<AtomicU32> = (0..4).map(|_| AtomicU32::new(0)).collect();
+            let levels = Levels::new(3, 1).with_first_slots(2);
             let nodes: Vec<Node> = (0..8).map(node).collect();
             let memory = Arc::new((slots, nodes, AtomicU32::new(0)));
             let run = |memory: Arc<(Vec<AtomicU32>, Vec<Node>, AtomicU32)>, own: u64| {
-                let tree = Tree::new([&[], &memory.0], &memory.1, &memory.2);
+                let tree = Tree::new(&memory.0, levels, &memory.1, &memory.2);
                 let shared = tree.child(Place::root(ROOT), 7, 8).unwrap();
                 let mine = tree.child(shared, own, 8).unwrap();
                 assert!(tree.is(mine.node, shared.node, own));

@@ -288,6 +288,8 @@ static void step(char *line) {
     char word[4096];
     if (sscanf(line, "keep %ld", &n) == 1)
         for (long i = 0; i < n; i++) site_main(1000);
+    else if (!strcmp(line, "lock"))
+        say(mlockall(MCL_CURRENT | MCL_FUTURE) ? "refused" : "locked");
     else if (sscanf(line, "huge %ld", &n) == 1)
         site_huge(n);
     else if (sscanf(line, "fork_many %ld", &n) == 1)

@@ -6,15 +6,16 @@ use std::os::unix::fs::FileExt;
 use heap_format::{IntervalPeriod, Profile};
 use mem_tests::{Scratch, Session, Steps, run, sums, wait};
 use shm_protocol::Geometry;
-use shm_protocol::layout::{BANK_HEADER_BYTES, DEFAULT_SEGMENT_BYTES};
+use shm_protocol::layout::BANK_HEADER_BYTES;
 use shm_protocol::segment::IntervalPeriod as Logged;
 use shm_protocol::snapshot::BankSummary;
 
 /// Interval history of the first session of a process so far.
 fn log(scratch: &Scratch, pid: u32) -> Vec<Logged> {
-    let geometry = Geometry::of_segment(DEFAULT_SEGMENT_BYTES);
     let mut bytes = vec![0; BANK_HEADER_BYTES];
     let segment = File::open(scratch.segment(pid).expect("a segment")).expect("readable");
+    let size = segment.metadata().expect("its size").len();
+    let geometry = Geometry::of_segment(size as usize);
     let at = geometry.bank_offset(1) as u64;
     segment.read_exact_at(&mut bytes, at).expect("a bank");
     let bank = BankSummary::new(&bytes, geometry).expect("a bank");

@@ -10,15 +10,14 @@ use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use shm_protocol::clock;
 use shm_protocol::cpu::CpuSetting;
 use shm_protocol::layout::{
     AT_EXIT_CHECKED, AT_EXIT_UNCHECKED, AT_EXIT_WAITS, CONTROL_BYTES, DEFAULT_SEGMENT_BYTES,
-    EARLY_STEPS, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, REFUSES_MEMORY, REFUSES_MUSL,
-    REFUSES_SANITIZER, RESERVE_STEPS, Status,
+    MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, REFUSES_MEMORY, REFUSES_MUSL, REFUSES_SANITIZER, Status,
 };
 use shm_protocol::owner;
 use shm_protocol::segment::{Errno, Session, Tables};
+use shm_protocol::{Geometry, clock};
 
 /// Interval if the environment starts sampling without naming one.
 const DEFAULT_INTERVAL: u64 = 1024;
@@ -132,16 +131,24 @@ fn is_set(name: &CStr) -> bool {
     variable(name).is_some_and(|v| !v.is_empty() && v != b"0")
 }
 
-/// Size of the segment with tables: as requested, and a small part of a limited address space and
-/// of the machine's memory.
+/// Size of the segment with tables, of which only what is used takes memory: as requested, or a
+/// small part of a limited address space and of the machine's memory, in a file of a size that the
+/// process may have.
 fn segment_bytes(address_space: u64) -> usize {
     let asked = number(c"MEM_PROFILER_TABLE");
-    asked.map_or_else(|| default_bytes(address_space, sys::memory()), asked_bytes) & !0xffff
+    let default = || {
+        let bytes = default_bytes(address_space, sys::memory());
+        let most = usize::try_from(sys::limit(libc::RLIMIT_FSIZE)).unwrap_or(usize::MAX);
+        bytes.min(most).max(MIN_SEGMENT_BYTES)
+    };
+    asked.map_or_else(default, asked_bytes) & !0xffff
 }
 
-/// Of a session's processes each may fill its table, on a machine of 256 MiB too.
+/// A 16th of the memory, of which a session may use half; on a machine of less than 4 GiB a 64th,
+/// so that each of a session's processes may fill its table.
 fn default_bytes(address_space: u64, memory: u64) -> usize {
-    let most = (address_space / 32).min(memory / 64);
+    let share = if memory < 4 << 30 { 64 } else { 16 };
+    let most = (address_space / 32).min(memory / share);
     let most = usize::try_from(most).unwrap_or(usize::MAX);
     DEFAULT_SEGMENT_BYTES.min(most).max(MIN_SEGMENT_BYTES)
 }
@@ -172,10 +179,15 @@ pub(super) fn make(start: Option<Start>, forked_from: u32, at_start: bool) {
         let next = (Ordering::Relaxed, Ordering::Relaxed);
         let _ = OWN_SESSION.compare_exchange(parents, start.session, next.0, next.1);
     }
-    let tables = start.map(|start| Tables {
-        bytes: BYTES.load(Ordering::Relaxed),
-        session: start.session,
-        steps: first_steps(),
+    let tables = start.map(|start| {
+        let bytes = BYTES.load(Ordering::Relaxed);
+        let (units, most) = units_alone(&Geometry::of_segment(bytes));
+        Tables {
+            bytes,
+            session: start.session,
+            units,
+            most,
+        }
     });
     let mut refusal = None;
     let mut made = match tables {
@@ -260,12 +272,20 @@ fn first_session(start: Start) -> Result<Session, Errno> {
     })
 }
 
-/// Steps of a bank that a session of our own making begins with: few where more can be added later,
-/// all where not.
-fn first_steps() -> u8 {
+/// Maximum number of bytes of a bank that is filled while no controller looks after it, which
+/// knows how much memory there is, unless the program's environment says how large it may be.
+const ALONE_BYTES: u64 = 32 << 20;
+
+/// Units of a bank that a session of our own making begins with, and that it may have without a
+/// controller: few at first where more can be added later, all where not.
+fn units_alone(geometry: &Geometry) -> (u32, u32) {
+    let most = match variable(c"MEM_PROFILER_TABLE") {
+        Some(_) => geometry.units,
+        None => geometry.units_within(ALONE_BYTES),
+    };
     match mark::page().is_some_and(super::can_populate) {
-        true => EARLY_STEPS,
-        false => RESERVE_STEPS,
+        true => (1, most),
+        false => (geometry.units_within(ALONE_BYTES).min(most), most),
     }
 }
 
@@ -378,12 +398,15 @@ mod tests {
     fn the_table_is_a_small_part_of_what_there_is() {
         const MIB: u64 = 1 << 20;
         let bytes = |space: u64, memory: u64| default_bytes(space, memory) as u64;
-        assert_eq!(bytes(u64::MAX, u64::MAX), 64 * MIB);
-        assert_eq!(bytes(u64::MAX, 16 << 30), 64 * MIB);
+        assert_eq!(bytes(u64::MAX, u64::MAX), 2048 * MIB);
+        assert_eq!(bytes(u64::MAX, 16 << 30), 1024 * MIB);
+        assert_eq!(bytes(u64::MAX, 4000 * MIB), 62 * MIB + MIB / 2);
         assert_eq!(bytes(u64::MAX, 256 * MIB), 4 * MIB);
         assert_eq!(bytes(320 * MIB, 16 << 30), 10 * MIB);
         assert_eq!(bytes(1, 1) as usize, MIN_SEGMENT_BYTES);
         assert_eq!(asked_bytes(64) as u64, 64 * MIB);
+        let geometry = Geometry::of_segment(2 << 30);
+        assert!(geometry.bytes_in(geometry.units_within(ALONE_BYTES)) as u64 <= ALONE_BYTES);
         assert_eq!(asked_bytes(5 << 20) as u64, 5 * MIB);
         assert_eq!(asked_bytes(u64::MAX), MAX_SEGMENT_BYTES);
     }

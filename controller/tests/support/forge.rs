@@ -135,7 +135,7 @@ impl Forged {
         let base = geometry.bank_offset(1) as u64;
         let put = |at: usize, bytes: &[u8]| file.write_all_at(bytes, base + at as u64).unwrap();
         put(offset_of!(BankHeader, session), &1u64.to_le_bytes());
-        put(offset_of!(BankHeader, reserved_steps), &[64]);
+        put(offset_of!(BankHeader, reserved_step), &[u8::MAX]);
         put(offset_of!(BankHeader, node_count), &depth.to_le_bytes());
         put(offset_of!(BankHeader, record_count), &stacks.to_le_bytes());
         // Samples of the first shard: without any nobody would look further.

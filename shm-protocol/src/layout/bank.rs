@@ -15,24 +15,46 @@ pub const EXCLUSIVE_SHARDS: u32 = 2;
 /// The shard of all other threads, written with locked instructions.
 pub const SHARED_SHARD: u32 = EXCLUSIVE_SHARDS;
 
-/// Steps in which a bank's nodes and records are reserved.
-pub const RESERVE_STEPS: u8 = 64;
-/// As long as no more steps are reserved, the tree's early slots serve, which are few; with more,
-/// all of its slots are backed by memory.
-pub const EARLY_STEPS: u8 = 1;
+/// Units of each step of [`BankHeader::reserved_step`]: every step adds one unit, or a sixteenth.
+static STEP_UNITS: [u16; 256] = {
+    let mut units = [0u16; 256];
+    let mut step = 1;
+    while step < units.len() {
+        let before = units[step - 1];
+        let more = if before < 32 { 1 } else { before / 16 };
+        units[step] = before.saturating_add(more);
+        step += 1;
+    }
+    units
+};
+
+/// Units that a step of [`BankHeader::reserved_step`] stands for.
+#[inline]
+#[must_use]
+pub fn reserved_units(step: u8) -> u32 {
+    u32::from(STEP_UNITS[usize::from(step)])
+}
+
+/// The first step that stands for at least this many units.
+#[must_use]
+pub fn step_of(units: u32) -> u8 {
+    let less = STEP_UNITS.partition_point(|of_step| u32::from(*of_step) < units);
+    less.min(STEP_UNITS.len() - 1) as u8
+}
 
 /// Start of a bank. All zero is a valid empty bank whose session is 0.
 #[repr(C)]
 pub struct BankHeader {
     /// Session whose data this bank holds.
     pub session: AtomicU64,
-    /// Parts, of [`RESERVE_STEPS`], of the nodes and records that whoever started the session
-    /// has put memory behind.
-    pub reserved_steps: AtomicU8,
-    /// The same as far as the agent itself has put memory behind them; see [`Self::steps`].
-    pub grown_steps: AtomicU8,
+    /// Units of nodes and records that a controller has put memory behind, as a step of
+    /// [`reserved_units`](crate::bank::reserved_units): one byte, so that no write to it can be
+    /// seen half done.
+    pub reserved_step: AtomicU8,
     /// Zero.
-    pub reserved: [u8; 6],
+    pub reserved: [u8; 3],
+    /// Units that the agent itself has put memory behind; see [`Self::units`].
+    pub grown_units: AtomicU32,
     /// Nodes claimed after the fixed ones.
     pub node_count: AtomicU32,
     /// Records claimed after the fixed one.
@@ -41,8 +63,12 @@ pub struct BankHeader {
     pub code_words: AtomicU32,
     /// Bytes for code objects that are backed by memory.
     pub code_bytes: AtomicU32,
+    /// Maximum number of units that the agent may put memory behind; 0: all that there are.
+    pub most_units: AtomicU32,
     /// Zero.
-    pub reserved2: [u64; 4],
+    pub reserved2: u32,
+    /// Zero.
+    pub reserved3: [u64; 3],
     /// Counters, apart from the stacks.
     pub counters: Counters,
     /// Running totals per shard; the last is the shared one.
@@ -56,12 +82,13 @@ pub struct BankHeader {
 }
 
 impl BankHeader {
-    /// Parts of the nodes and records that are backed by memory. Controller and agent each write a
+    /// Units of nodes and records that are backed by memory. Controller and agent each write a
     /// count of their own, so that neither can take back what the other has added.
+    #[inline]
     #[must_use]
-    pub fn steps(&self) -> u8 {
-        let reserved = self.reserved_steps.load(Ordering::Acquire);
-        reserved.max(self.grown_steps.load(Ordering::Acquire))
+    pub fn units(&self) -> u32 {
+        let reserved = reserved_units(self.reserved_step.load(Ordering::Acquire));
+        reserved.max(self.grown_units.load(Ordering::Acquire))
     }
 }
 
@@ -75,6 +102,10 @@ pub const THREADS_KEPT: usize = 1;
 /// Address of the node above the stacks of thread 0 of the [`ThreadTable`], of thread 1 behind
 /// it, and so on: in the first page, where no code is.
 pub const THREAD_ADDRESS: u64 = 0x400;
+
+/// Address of the node below a frame that stands for all further frames of stacks which found no
+/// room in the table.
+pub const MERGED_ADDRESS: u64 = 0x501;
 
 /// The threads of a session, in the order in which they met it.
 #[repr(C)]

@@ -13,8 +13,10 @@ pub struct Tables {
     pub bytes: usize,
     /// The session whose bank is prepared.
     pub session: u64,
-    /// Steps that are reserved, of [`RESERVE_STEPS`](crate::layout::RESERVE_STEPS).
-    pub steps: u8,
+    /// Units of the bank that are reserved.
+    pub units: u32,
+    /// Units that may be added to, see [`SegmentFile::prepare_bank`].
+    pub most: u32,
 }
 
 /// Makes the file `path`, exclusively and readable by its owner only, and maps its first
@@ -69,7 +71,7 @@ fn size(fd: libc::c_int, tables: Option<Tables>) -> Result<(), Errno> {
         return Ok(());
     };
     file.grown(tables.bytes)?
-        .prepare_bank(tables.session, tables.steps)
+        .prepare_bank(tables.session, tables.units, tables.most)
 }
 
 /// # Safety

@@ -5,8 +5,8 @@ use crate::bank::Geometry;
 use crate::counters::{self, Counter, Counters};
 use crate::cpu::{CPU_CAUSES, CpuState, CpuTotals};
 use crate::layout::{
-    BANK_HEADER_BYTES, BankHeader, INTERVALS_KEPT, IntervalEntry, IntervalLog, RESERVE_STEPS,
-    ShardTotals, THREADS_KEPT, ThreadEntry, ThreadTable,
+    BANK_HEADER_BYTES, BankHeader, INTERVALS_KEPT, IntervalEntry, IntervalLog, ShardTotals,
+    THREADS_KEPT, ThreadEntry, ThreadTable, reserved_units,
 };
 use crate::record::{BYTE_ONE, FIRST_RECORD};
 use crate::segment::IntervalPeriod;
@@ -38,19 +38,28 @@ impl<'a> BankSummary<'a> {
         u64_at(self.bytes, offset_of!(BankHeader, session))
     }
 
-    /// Steps reserved, of [`crate::layout::RESERVE_STEPS`].
+    /// Units of nodes and records that are backed by memory.
     #[must_use]
-    pub fn reserved_steps(&self) -> u8 {
-        let reserved = self.bytes[offset_of!(BankHeader, reserved_steps)];
-        let grown = self.bytes[offset_of!(BankHeader, grown_steps)];
-        reserved.max(grown).min(RESERVE_STEPS)
+    pub fn units(&self) -> u32 {
+        let reserved = reserved_units(self.bytes[offset_of!(BankHeader, reserved_step)]);
+        let grown = u32_at(self.bytes, offset_of!(BankHeader, grown_units));
+        reserved.max(grown).min(self.geometry.units)
+    }
+
+    /// Maximum number of units that the agent may add to.
+    #[must_use]
+    pub fn most_units(&self) -> u32 {
+        match u32_at(self.bytes, offset_of!(BankHeader, most_units)) {
+            0 => self.geometry.units,
+            most => most.min(self.geometry.units),
+        }
     }
 
     /// Nodes to read, fixed ones included.
     #[must_use]
     pub fn nodes(&self) -> usize {
         let made = u32_at(self.bytes, offset_of!(BankHeader, node_count)) as usize;
-        let limit = self.geometry.nodes_in(self.reserved_steps()) as usize;
+        let limit = self.geometry.nodes_in(self.units()) as usize;
         (made + FIRST_NODE as usize).min(limit)
     }
 
@@ -58,7 +67,7 @@ impl<'a> BankSummary<'a> {
     #[must_use]
     pub fn records(&self) -> usize {
         let made = u32_at(self.bytes, offset_of!(BankHeader, record_count)) as usize;
-        let limit = self.geometry.records_in(self.reserved_steps()) as usize;
+        let limit = self.geometry.records_in(self.units()) as usize;
         (made + FIRST_RECORD as usize).min(limit)
     }
 

@@ -1,7 +1,7 @@
 use super::*;
 use crate::bank::{Bank, Geometry};
 use crate::layout::{ABI_VERSION, HEADER_BYTES, IDENTITY_OFFSET, MAGIC};
-use crate::layout::{BANK_HEADER_BYTES, RESERVE_STEPS, Record, THREADS_KEPT};
+use crate::layout::{BANK_HEADER_BYTES, Record, THREADS_KEPT};
 use crate::record::{CPU_CLASS, FreeSample, NewSample, TABLE_FULL, VARIANCE_ONE};
 use crate::sync::Ordering;
 use crate::tree::{Place, ROOT, TRUNCATED};
@@ -33,8 +33,8 @@ fn cpu_time_is_read_apart_from_objects() {
     // SAFETY: aligned to a cache line and large enough; single-threaded here.
     let bank = unsafe { Bank::at(words[skip..].as_mut_ptr().cast(), geometry) };
     bank.header
-        .reserved_steps
-        .store(RESERVE_STEPS, core::sync::atomic::Ordering::Relaxed);
+        .grown_units
+        .store(geometry.units, core::sync::atomic::Ordering::Relaxed);
     let limit = bank.node_limit();
     let leaf = bank.tree.child(Place::root(ROOT), 0x10, limit).unwrap();
     let record = bank.record_of((leaf.node, CPU_CLASS), 0);
@@ -61,8 +61,8 @@ fn what_the_writer_counts_the_reader_reads() {
     // SAFETY: aligned to a cache line and large enough; single-threaded here.
     let bank = unsafe { Bank::at(words[skip..].as_mut_ptr().cast(), geometry) };
     bank.header
-        .reserved_steps
-        .store(RESERVE_STEPS, core::sync::atomic::Ordering::Relaxed);
+        .grown_units
+        .store(geometry.units, core::sync::atomic::Ordering::Relaxed);
     bank.header.session.store(3, Ordering::Relaxed);
     let outer = bank
         .tree
@@ -138,8 +138,8 @@ fn the_stacks_of_threads_are_kept_apart() {
     let skip = aligned(&mut words);
     // SAFETY: aligned to a cache line and large enough; single-threaded here.
     let bank = unsafe { Bank::at(words[skip..].as_mut_ptr().cast(), geometry) };
-    let steps = &bank.header.reserved_steps;
-    steps.store(RESERVE_STEPS, core::sync::atomic::Ordering::Relaxed);
+    let units = &bank.header.grown_units;
+    units.store(geometry.units, core::sync::atomic::Ordering::Relaxed);
     let shared = [ROOT, TRUNCATED].map(Place::root);
     assert_eq!(bank.roots_of(0), shared);
     let [root, cut] = bank.roots_of(4711);

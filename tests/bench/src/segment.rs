@@ -7,9 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use shm_protocol::clock;
-use shm_protocol::layout::{
-    BANK_HEADER_BYTES, CONTROL_BYTES, HEADER_BYTES, Node, RESERVE_STEPS, Record,
-};
+use shm_protocol::layout::{BANK_HEADER_BYTES, CONTROL_BYTES, HEADER_BYTES, Node, Record};
 use shm_protocol::segment::{FILE_PREFIX, SegmentFile, Session};
 use shm_protocol::snapshot::{BankSummary, Header, StackSums, Table};
 
@@ -89,15 +87,15 @@ impl Segment {
         Ok(header.session())
     }
 
-    /// Starts the next session, with memory behind `steps` of the table's 64 parts; gives
+    /// Starts the next session, with memory behind `units` of the table's nodes and records; gives
     /// its number.
-    pub fn start(&self, interval: u64, steps: u8) -> Result<u64> {
+    pub fn start(&self, interval: u64, units: u32) -> Result<u64> {
         let number = self.session()?.map_or(0, |session| session.number) + 1;
         let head = self.head()?;
         let file = self.file()?;
         let bytes = Header::new(&head, file.bytes())?.segment_bytes();
         let file = file.grown(usize::try_from(bytes)?)?;
-        file.prepare_bank(number, steps)?;
+        file.prepare_bank(number, units, 0)?;
         file.publish(&Session {
             number,
             interval,
@@ -175,7 +173,7 @@ pub fn start(tools: &Tools, pid: u32, interval: u64) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         if let Some(segment) = Segment::of(tools, pid)? {
-            return segment.start(interval, RESERVE_STEPS).map(|_| ());
+            return segment.start(interval, u32::MAX).map(|_| ());
         }
         ensure!(Instant::now() < deadline, "{pid} has no agent that works");
         std::thread::sleep(Duration::from_micros(200));

@@ -1,7 +1,7 @@
 //! Facts of the dump itself.
 
 use heap_format::printable::printable;
-use heap_format::{Format, Profile};
+use heap_format::{Format, Profile, crowding};
 
 use super::tab::{Data, Of, PageContext, Tab};
 use crate::json;
@@ -48,6 +48,7 @@ fn facts(page: &PageContext) -> String {
     }
     add("Interval", interval(profile));
     add("Not followed", untracked::remark(profile));
+    add("Without room", crowding::remark(profile));
     add("Intervals", history(facts));
     add(
         "Session",

@@ -9,12 +9,14 @@ use crate::layout::{
 use crate::record::NewSample;
 use crate::segment::{Errno, SegmentFile, Session, Store};
 use crate::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering};
-use crate::tree::{Place, ROOT};
+use crate::tree::{Levels, Place, ROOT};
 use core::mem::{offset_of, size_of};
 use std::vec::Vec;
 
-/// Steps of a bank that are reserved.
-const STEPS: u8 = 8;
+/// Units of a bank that are reserved: its first table serves.
+const UNITS: u32 = 1;
+/// Binary logarithm of the slots of that table.
+const SLOTS_LOG2: u32 = 1;
 /// Enough for one stack, including what racing threads claim and do not use, and for a record per
 /// shard.
 const NODES: usize = 5;
@@ -24,7 +26,6 @@ pub const SHARDS: u32 = 2;
 
 pub struct BankWords {
     header: BankHeader,
-    early: Vec<AtomicU32>,
     slots: Vec<AtomicU32>,
     nodes: Vec<Node>,
     records: Vec<Record>,
@@ -82,14 +83,16 @@ fn header() -> BankHeader {
     };
     BankHeader {
         session: word(),
-        reserved_steps: AtomicU8::new(0),
-        grown_steps: AtomicU8::new(0),
-        reserved: [0; 6],
+        reserved_step: AtomicU8::new(0),
+        reserved: [0; 3],
+        grown_units: half(),
         node_count: half(),
         record_count: half(),
         code_words: half(),
         code_bytes: half(),
-        reserved2: [0; 4],
+        most_units: half(),
+        reserved2: 0,
+        reserved3: [0; 3],
         // SAFETY: core's atomics and integers, for which all zero is valid.
         counters: unsafe { core::mem::zeroed() },
         totals: core::array::from_fn(|_| totals()),
@@ -144,8 +147,7 @@ fn bank_words() -> BankWords {
     };
     BankWords {
         header: header(),
-        early: (0..2).map(|_| half()).collect(),
-        slots: (0..2).map(|_| half()).collect(),
+        slots: (0..geometry().levels.all()).map(|_| half()).collect(),
         nodes: (0..NODES).map(node).collect(),
         records: (0..RECORDS).map(|_| record()).collect(),
     }
@@ -155,7 +157,7 @@ impl BankWords {
     fn bank(&self) -> Bank<'_> {
         Bank::of_parts(
             &self.header,
-            [&self.early, &self.slots],
+            &self.slots,
             &self.nodes,
             &self.records,
             geometry(),
@@ -177,7 +179,11 @@ impl BankWords {
 }
 
 fn geometry() -> Geometry {
-    Geometry::of_segment(MIN_SEGMENT_BYTES)
+    let geometry = Geometry::of_segment(MIN_SEGMENT_BYTES);
+    Geometry {
+        levels: Levels::new(geometry.unit_nodes.ilog2(), UNITS).with_first_slots(SLOTS_LOG2),
+        ..geometry
+    }
 }
 
 /// Counts an allocation of `shard` in a bank, on the one stack that there is.
@@ -238,7 +244,7 @@ impl Segment {
     }
 
     pub fn prepare(&self, number: u64) {
-        self.file().prepare_bank(number, STEPS).unwrap();
+        self.file().prepare_bank(number, UNITS, 0).unwrap();
     }
 
     /// Whether there is or was a session, as the controller finds out.
@@ -310,14 +316,23 @@ impl Segment {
 impl BankWords {
     fn words<'a>(&'a self, at: usize, words: &mut Vec<(usize, Word<'a>)>) {
         let header = &self.header;
-        let steps = at + offset_of!(BankHeader, reserved_steps);
         words.extend([
             (
                 at + offset_of!(BankHeader, session),
                 Word::Whole(&header.session),
             ),
-            (steps, Word::Byte(&header.reserved_steps)),
-            (steps + 1, Word::Byte(&header.grown_steps)),
+            (
+                at + offset_of!(BankHeader, reserved_step),
+                Word::Byte(&header.reserved_step),
+            ),
+            (
+                at + offset_of!(BankHeader, grown_units),
+                Word::Half(&header.grown_units),
+            ),
+            (
+                at + offset_of!(BankHeader, most_units),
+                Word::Half(&header.most_units),
+            ),
             (
                 at + offset_of!(BankHeader, node_count),
                 Word::Half(&header.node_count),
@@ -332,11 +347,9 @@ impl BankWords {
             let at = totals + index * size_of::<ShardTotals>();
             words.push((at, Word::Whole(&shard.samples)));
         }
-        let [early, slots] = [geometry().early_slots_offset(), geometry().slots_offset()];
-        for (offset, slots) in [(early, &self.early), (slots, &self.slots)] {
-            for (index, slot) in slots.iter().enumerate() {
-                words.push((at + offset + index * 4, Word::Half(slot)));
-            }
+        let slots = at + geometry().slots_offset();
+        for (index, slot) in self.slots.iter().enumerate() {
+            words.push((slots + index * 4, Word::Half(slot)));
         }
         for (index, node) in self.nodes.iter().enumerate() {
             let at = at + geometry().nodes_offset() + index * size_of::<Node>();

@@ -1,0 +1,73 @@
+//! What a target's table had no room for.
+
+use crate::marker::{MERGED_ADDRESS, TABLE_FULL_ADDRESS};
+use crate::profile::Profile;
+
+/// Share of a profile, from 0 to 1, in stacks that found no room in the target's table: of the
+/// values of which it is largest. 0 where no stack ends in a pseudo-frame for that.
+pub fn without_room(profile: &Profile) -> f64 {
+    let is_marker = |frame: &u32| {
+        let address = profile.locations[*frame as usize].address;
+        [TABLE_FULL_ADDRESS - 1, MERGED_ADDRESS - 1].contains(&address)
+    };
+    let columns = profile.sample_types.len();
+    let (mut all, mut part) = (vec![0u128; columns], vec![0u128; columns]);
+    for (stack, frames) in profile.stacks.iter().enumerate() {
+        let is_part = frames.first().is_some_and(is_marker);
+        for (column, value) in profile.values_of(stack).iter().take(columns).enumerate() {
+            let value = u128::from(value.unsigned_abs());
+            all[column] += value;
+            part[column] += if is_part { value } else { 0 };
+        }
+    }
+    let shares = part
+        .iter()
+        .zip(&all)
+        .map(|(part, all)| *part as f64 / (*all).max(1) as f64);
+    shares.fold(0.0, f64::max)
+}
+
+/// What there is to say of a profile of which at least one in a hundred bytes, objects or seconds
+/// is in such stacks.
+pub fn remark(profile: &Profile) -> Option<String> {
+    let share = without_room(profile);
+    (share >= 0.01).then(|| {
+        format!(
+            "up to {:.0}% of the values are of stacks that found no room in the process's table, and \
+             are shown with their outer frames alone ([deeper frames merged]) or with none ([table \
+             full]): use a larger -c, or start the program with a larger MEM_PROFILER_TABLE",
+            (share * 100.0).floor()
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Detail, ProfileBuilder};
+
+    fn detail(objects: f64) -> Detail {
+        Detail {
+            alloc_samples: objects as u64,
+            alloc_objects: objects,
+            alloc_bytes: 8.0 * objects,
+            ..Detail::default()
+        }
+    }
+
+    #[test]
+    fn stacks_without_room_are_reported_from_one_in_a_hundred_on() {
+        let mut builder = ProfileBuilder::new(1);
+        builder.stack([0x1001, 0x2001], &detail(993.0));
+        builder.stack([MERGED_ADDRESS, 0x2001], &detail(4.0));
+        builder.stack([TABLE_FULL_ADDRESS], &detail(3.0));
+        let profile = builder.finish();
+        assert!((without_room(&profile) - 0.007).abs() < 1e-9);
+        assert_eq!(remark(&profile), None);
+        let mut builder = ProfileBuilder::new(1);
+        builder.stack([0x1001, MERGED_ADDRESS], &detail(10.0));
+        builder.stack([MERGED_ADDRESS, 0x2001], &detail(30.0));
+        let said = remark(&builder.finish()).expect("there is something to say");
+        assert!(said.starts_with("up to 75% of the values"), "{said}");
+    }
+}

@@ -1,0 +1,100 @@
+//! Room in the table: it is enough for programs with very many stacks, and where it is not, every
+//! view says so.
+
+use std::fs;
+
+use mem_tests::truth::assert_exact;
+use mem_tests::{Scratch, Session, Steps, run, sums};
+
+/// Compilers, and Python programs that import much, have a few hundred thousand stacks.
+#[test]
+fn a_table_has_room_for_hundreds_of_thousands_of_stacks_by_default() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("strain.c", &[]);
+    let mut program = Steps::run(program.clone(), &mut scratch.preloaded(&program));
+    program.step("expected");
+    let session = Session::of(&scratch, program.pid(), "1");
+    program.step("paths 250000");
+    let expected = program.expected();
+    let outcome = session.stop();
+    assert!(!outcome.stderr.contains("no room"), "{outcome:?}");
+    let profile = outcome.profile();
+    assert_eq!(profile.facts.counters["table_full"], 0);
+    assert_eq!(profile.facts.counters.get("table_merged"), None);
+    assert_exact(&expected, &sums(&profile, &[&program.program], "site_"));
+    program.target.finish_well();
+}
+
+#[test]
+fn what_found_no_room_is_reported_with_its_share_and_the_remedy() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("strain.c", &[]);
+    let mut command = scratch.preloaded(&program);
+    command.env("MEM_PROFILER_TABLE", "1M");
+    let mut program = Steps::run(program, &mut command);
+    let session = Session::of(&scratch, program.pid(), "1");
+    program.step("paths 100000");
+    let outcome = session.stop();
+    let says = [
+        "% of the values are of stacks that found no room",
+        "-c",
+        "MEM_PROFILER_TABLE",
+    ];
+    assert!(
+        says.iter().all(|part| outcome.stderr.contains(part)),
+        "{outcome:?}"
+    );
+    let dump = outcome.dump();
+    for view in ["-t", "-s", "--json", "--html"] {
+        let mut parser = scratch.parser();
+        parser
+            .arg(view)
+            .arg("-f")
+            .arg(&dump)
+            .arg("-o")
+            .arg(scratch.file("view"));
+        let outcome = run(&mut parser);
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        assert!(
+            says.iter().all(|part| outcome.stderr.contains(part)),
+            "{view}: {outcome:?}"
+        );
+    }
+    program.target.finish_well();
+}
+
+/// Bytes that a process has locked in memory.
+fn locked(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("its status");
+    let mut lines = status.lines();
+    let kilobytes = lines.find_map(|line| line.strip_prefix("VmLck:"));
+    let kilobytes = kilobytes.and_then(|rest| rest.trim().strip_suffix(" kB"));
+    kilobytes
+        .and_then(|number| number.parse::<u64>().ok())
+        .expect("a number")
+        << 10
+}
+
+/// A program that locks all its memory, also what it maps later, does not wait until all of a table
+/// that may become large has memory.
+#[test]
+fn a_session_locks_no_memory() {
+    const MIB: u64 = 1 << 20;
+    let scratch = Scratch::new();
+    let mut program = Steps::start_with(&scratch, &[], |_| {});
+    if program.step("lock").iter().any(|line| line == "refused") {
+        eprintln!("not tested: this user may not lock memory (ulimit -l)");
+        return program.target.finish_well();
+    }
+    program.step("keep 1000");
+    let before = locked(program.pid());
+    assert!(before > 0, "something is locked");
+    let session = Session::of(&scratch, program.pid(), "1");
+    program.step("keep 1000");
+    let profile_is_there = session.stop();
+    let more = locked(program.pid()) - before;
+    // What jemalloc maps for these objects, and for its own.
+    assert!(more < 20 * MIB, "{more} bytes");
+    assert_eq!(profile_is_there.profile().facts.counters["untracked"], 0);
+    program.target.finish_well();
+}
