@@ -233,8 +233,11 @@ fn looks_behind_others() -> bool {
 
 /// Makes the choice, if no allocation has required it yet.
 pub fn settle() {
-    // SAFETY: freeing null does nothing else.
-    unsafe { NEXT.free(core::ptr::null_mut()) }
+    // Not by freeing null: before the loader has written the thread's variables, which it does after
+    // it has called the resolvers of indirect functions, jemalloc takes null for a pointer of its own.
+    if NEXT.free.load(Ordering::Relaxed) == first::free as *mut c_void {
+        choose();
+    }
 }
 
 /// Whether the program keeps its own allocator.

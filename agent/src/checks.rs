@@ -6,8 +6,9 @@
 
 use crate::backend;
 use crate::controller::{self, Answer, Failure};
+use crate::environment::variable;
 use crate::hooks;
-use crate::sys::{self, Text, variable};
+use crate::sys::{self, Text};
 use core::ffi::{CStr, c_int, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering};

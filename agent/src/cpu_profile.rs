@@ -9,7 +9,8 @@ mod filter;
 mod switch;
 
 use crate::controller::{self, Answer};
-use crate::sys::{self, Text, variable};
+use crate::environment::variable;
+use crate::sys::{self, Text};
 use crate::{backend, cpu, timers};
 use core::ffi::{CStr, c_char, c_int};
 use core::ptr::null_mut;

@@ -1,8 +1,10 @@
-//! The environment for allocations made before libc has started, when `secure_getenv` does not have
-//! it yet.
+//! The environment, also for allocations made before libc has started, when it is only on the stack.
 
+use crate::arch::glibc_function;
 use crate::sys::{self, Pages};
-use core::ffi::{CStr, c_char};
+use core::ffi::{CStr, c_char, c_int};
+use core::ptr::null;
+use core::sync::atomic::{AtomicBool, Ordering};
 use shm_protocol::pattern;
 
 unsafe extern "C" {
@@ -11,29 +13,70 @@ unsafe extern "C" {
     static environ: *const *const c_char;
 }
 
-/// Largest `/proc/self/environ` that is searched when `environ` is not set up yet. On the stack of
-/// the process's first thread, at its start.
-const ENVIRON_BYTES: usize = 32 << 10;
 /// Longest path of an executable; the name is its last part.
 const PATH_BYTES: usize = 4096;
 const ONLY: &[u8] = b"MEM_PROFILER_ONLY=";
 
+/// Whether a null `environ` is an empty environment: the program has cleared it.
+static LIBC_HAS_STARTED: AtomicBool = AtomicBool::new(false);
+
+/// Notes that libc has started. In the constructor.
+pub fn libc_has_started() {
+    LIBC_HAS_STARTED.store(true, Ordering::Relaxed);
+}
+
 /// Whether an entry `NAME=value` passes the test.
 pub fn any(test: impl Fn(&[u8]) -> bool) -> bool {
-    // SAFETY: the loader keeps `environ` null or a null-terminated list of strings.
-    unsafe {
-        let mut entry = environ;
-        if entry.is_null() {
-            return file_has(test);
-        }
-        while !(*entry).is_null() {
-            if test(CStr::from_ptr(*entry).to_bytes()) {
-                return true;
-            }
-            entry = entry.add(1);
-        }
+    entries().any(test)
+}
+
+/// Value of a variable, where the process may trust its environment.
+pub fn variable(name: &CStr) -> Option<&'static [u8]> {
+    // SAFETY: it only looks into the vector that the kernel left above the stack.
+    if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
+        return None;
     }
-    false
+    entries().find_map(|entry| entry.strip_prefix(name.to_bytes())?.strip_prefix(b"="))
+}
+
+/// Whether a variable says neither nothing nor 0.
+pub fn is_set(name: &CStr) -> bool {
+    variable(name).is_some_and(|value| !value.is_empty() && value != b"0")
+}
+
+/// All entries. The loader's functions are not called, nor the C library's.
+fn entries() -> impl Iterator<Item = &'static [u8]> {
+    // SAFETY: libc keeps `environ` null or a null-terminated list of strings.
+    let mut entry = match unsafe { environ } {
+        set if !set.is_null() || LIBC_HAS_STARTED.load(Ordering::Relaxed) => set,
+        _ => command_line().map_or(null(), |(count, arguments)| {
+            // SAFETY: the environment follows the arguments and the null pointer after them.
+            unsafe { arguments.add(count as usize + 1) }
+        }),
+    };
+    core::iter::from_fn(move || {
+        // SAFETY: null, or an entry of the list that is not past its end.
+        unsafe {
+            if entry.is_null() || (*entry).is_null() {
+                return None;
+            }
+            let text = CStr::from_ptr(*entry).to_bytes();
+            entry = entry.add(1);
+            Some(text)
+        }
+    })
+}
+
+/// The program's arguments as the kernel put them on the stack of the first thread, the environment
+/// behind them. `None` with a C library other than glibc, which has no name for that place. Only
+/// before libc has started: programs write over them later.
+pub fn command_line() -> Option<(c_int, *const *const c_char)> {
+    let end = glibc_function!("__libc_stack_end") as *const *const usize;
+    // SAFETY: null, or `void *__libc_stack_end` of the loader, which sets it before it loads us.
+    let start = unsafe { *end.as_ref()? };
+    // SAFETY: the loader stores where the kernel put the number of arguments; they follow it (System
+    // V ABI, "Process Initialization").
+    (!start.is_null()).then(|| unsafe { (*start as c_int, start.add(1).cast()) })
 }
 
 /// Variables that make the agent what it is in this process.
@@ -68,14 +111,6 @@ pub fn without_ours() -> Option<Pages> {
         }
         Some(pages)
     }
-}
-
-#[cold]
-#[inline(never)]
-fn file_has(test: impl Fn(&[u8]) -> bool) -> bool {
-    let mut buffer = [0u8; ENVIRON_BYTES];
-    let text = sys::read_file(c"/proc/self/environ", &mut buffer);
-    text.split(|byte| *byte == 0).any(test)
 }
 
 /// Whether `MEM_PROFILER_ONLY` names other programs and not this one.

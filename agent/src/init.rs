@@ -1,22 +1,33 @@
-//! Initialisation when the library is loaded: each module looks up what it needs, while the process
-//! has one thread and the loader may be called.
+//! Initialisation: each module looks up what it needs, while the process has one thread and the
+//! loader may be called.
+//!
+//! As a rule this happens in the library's constructor, which runs after those of most other
+//! libraries. Where the environment requests that allocations are sampled from the start, it happens
+//! at the process's first allocation: in a library's constructor, in the program's `.preinit_array`,
+//! in the resolver of an indirect function, or in the loader once it has found `malloc`. By then this
+//! library is relocated and its thread-local storage exists. libc may not have started: of its
+//! functions only those are called that need no state but `errno`.
 
 use core::ffi::{c_char, c_int};
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 
 use crate::{
-    atfork, backend, checks, cpu, cpu_profile, definitions, ends, entry, fork, image, library,
-    module, musl, python, range, roomy, seccomp, session, stats, sys, thread, tid,
+    atfork, backend, checks, cpu, cpu_profile, definitions, ends, entry, environment, fork, image,
+    library, module, musl, python, range, roomy, seccomp, session, stats, sys, thread, tid,
 };
 
 #[used]
 #[cfg_attr(not(test), unsafe(link_section = ".init_array"))]
 static CONSTRUCTOR: extern "C" fn(c_int, *const *const c_char) = constructor;
 
-/// The program's command line, for [`start`].
-static COUNT: AtomicI32 = AtomicI32::new(0);
+/// Whether [`begin`] has been called.
+static HAS_BEGUN: AtomicBool = AtomicBool::new(false);
+
+/// The program's command line, for [`begin`]; null: not known.
 static ARGUMENTS: AtomicPtr<*const c_char> = AtomicPtr::new(null_mut());
+/// Number of the arguments.
+static COUNT: AtomicI32 = AtomicI32::new(0);
 
 /// glibc's loader passes the program's command line; musl's does not.
 extern "C" fn constructor(count: c_int, arguments: *const *const c_char) {
@@ -30,13 +41,57 @@ extern "C" fn constructor(count: c_int, arguments: *const *const c_char) {
 
 extern "C" fn start() {
     let saved = sys::errno();
-    backend::settle();
-    backend::look_again();
-    if backend::is_left_out() && !backend::stands_aside() {
-        entry::find_next();
-        definitions::hide(|_| true);
-        return sys::set_errno(saved);
+    environment::libc_has_started();
+    match HAS_BEGUN.swap(true, Ordering::Relaxed) {
+        // The C library may have set it since.
+        true => tid::find(),
+        false => {
+            backend::settle();
+            backend::look_again();
+            if backend::is_left_out() && !backend::stands_aside() {
+                entry::find_next();
+                definitions::hide(|_| true);
+                return sys::set_errno(saved);
+            }
+            if musl::is_here() {
+                ARGUMENTS.store(null_mut(), Ordering::Relaxed);
+            }
+            begin();
+        }
     }
+    cpu::start();
+    cpu_profile::start();
+    sys::set_errno(saved);
+}
+
+/// Begins at the first allocation if the environment requests that it is sampled. Called on the slow
+/// path, with the thread marked busy, as long as no segment has been made. Returns whether one may
+/// have been made now.
+#[unsafe(no_mangle)]
+extern "C" fn mem_agent_begin_early() -> bool {
+    // Later allocations do not come here.
+    session::await_start();
+    if cfg!(test) || HAS_BEGUN.load(Ordering::Relaxed) {
+        return false;
+    }
+    backend::settle();
+    let is_wanted = [c"MEM_PROFILER_START", c"HEAPCHECK"].map(environment::is_set);
+    if is_wanted == [false; 2] || backend::is_left_out() || backend::stands_aside() {
+        return false;
+    }
+    HAS_BEGUN.store(true, Ordering::Relaxed);
+    if let Some((count, arguments)) = environment::command_line() {
+        COUNT.store(count, Ordering::Relaxed);
+        ARGUMENTS.store(arguments.cast_mut(), Ordering::Relaxed);
+    }
+    roomy::call(begin);
+    true
+}
+#[cfg(not(test))]
+core::arch::global_asm!(".hidden mem_agent_begin_early");
+
+/// Initialises everything that a sample needs.
+extern "C" fn begin() {
     // SAFETY: a size that is not 0, for which jemalloc starts. Its own constructor, which runs after this
     // one, would start it on the program's stack.
     unsafe { tikv_jemalloc_sys::nallocx(1, 0) };
@@ -58,15 +113,12 @@ extern "C" fn start() {
     let samples_all = checks::start() | entry::start_heap_profile();
     let own = image::memory();
     session::start(most.address_space, samples_all, own);
-    let line = python::CommandLine {
+    let arguments = ARGUMENTS.load(Ordering::Relaxed);
+    python::start((!arguments.is_null()).then_some(python::CommandLine {
         count: COUNT.load(Ordering::Relaxed),
-        arguments: ARGUMENTS.load(Ordering::Relaxed),
-    };
-    python::start((!musl::is_here()).then_some(line));
+        arguments,
+    }));
     python::publish();
-    cpu::start();
-    cpu_profile::start();
-    sys::set_errno(saved);
 }
 
 /// Limits of the process, in bytes; `u64::MAX`: none.

@@ -113,7 +113,7 @@ unsafe fn sampled(request: Request, registers: &Registers) -> *mut u8 {
 
 /// Draws the gap if the thread has not noticed the epoch yet, then samples if the gap is over.
 fn sample_if_due(local: &mut Local, request: Request, registers: &Registers) -> *mut u8 {
-    if !fork::leave_if_unseen(local) || !session::wait_as_child(local) {
+    if !may_sample(local) && !begins_early(local) {
         return null_mut();
     }
     let number = session::control()
@@ -175,6 +175,28 @@ fn sample_if_due(local: &mut Local, request: Request, registers: &Registers) -> 
     let object = sample(thread, epoch, (request, site, ignored), registers, now);
     thread.stop_timer(timer, &epoch.bank);
     object
+}
+
+/// Whether the process has a segment of its own, by now.
+#[inline]
+fn may_sample(local: &mut Local) -> bool {
+    fork::leave_if_unseen(local) && session::wait_as_child(local)
+}
+
+unsafe extern "C" {
+    /// That of `init`, which uses this module.
+    safe fn mem_agent_begin_early() -> bool;
+}
+
+/// At the process's first allocation: whether sampling begins with it.
+#[cold]
+fn begins_early(local: &mut Local) -> bool {
+    if !session::is_first_epoch() {
+        return false;
+    }
+    let begins = mem_agent_begin_early();
+    local.epoch = 0;
+    begins && may_sample(local)
 }
 
 /// Makes the thread notice the epoch. `None`: there is no session to sample for, and the thread

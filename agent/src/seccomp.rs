@@ -8,7 +8,8 @@
 //! Limit: a filter that is installed with a system call instruction of the program's own is not
 //! seen. The controller also compares `/proc/PID/status` before it starts a session.
 
-use crate::sys::{read_file, variable};
+use crate::environment::variable;
+use crate::sys::read_file;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 

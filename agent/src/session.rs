@@ -47,10 +47,28 @@ pub struct ControlView(UnsafeCell<[u8; VIEW]>);
 // written only while no other process knows of the segment.
 unsafe impl Sync for ControlView {}
 
-/// View of the commands, see [`control`]. The first byte is the epoch.
-pub static CONTROL: ControlView = ControlView(UnsafeCell::new([0; VIEW]));
+/// View of the commands, see [`control`]. The first byte is the epoch: at first [`FIRST_EPOCH`].
+pub static CONTROL: ControlView = ControlView(UnsafeCell::new({
+    let mut view = [0; VIEW];
+    view[0] = FIRST_EPOCH;
+    view
+}));
 
-/// The commands. All zero (off) until a segment is mapped here.
+/// Epoch until the first allocation, which so takes the slow path, where the environment is read.
+/// No thread has met it.
+const FIRST_EPOCH: u8 = if cfg!(test) { 0 } else { 254 };
+
+/// Whether it is still that.
+pub fn is_first_epoch() -> bool {
+    FIRST_EPOCH != 0 && control().epoch.load(Ordering::Relaxed) == FIRST_EPOCH
+}
+
+/// Ends [`FIRST_EPOCH`]: sampling is off until there is a segment. At the first allocation.
+pub fn await_start() {
+    control().epoch.store(0, Ordering::Relaxed);
+}
+
+/// The commands. All zero (off) from the first allocation until a segment is mapped here.
 #[inline(always)]
 pub fn control() -> &'static Control {
     // SAFETY: static, aligned, large enough; any bytes are a valid Control.

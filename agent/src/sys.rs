@@ -15,20 +15,6 @@ pub const PAGE: usize = if cfg!(target_arch = "aarch64") {
     4096
 };
 
-unsafe extern "C" {
-    /// glibc: null where the process runs with more rights than its caller.
-    fn secure_getenv(name: *const core::ffi::c_char) -> *const core::ffi::c_char;
-}
-
-/// An environment variable, where the process may trust its environment.
-pub fn variable(name: &CStr) -> Option<&'static [u8]> {
-    // SAFETY: glibc returns null or a terminated string.
-    unsafe {
-        let value = secure_getenv(name.as_ptr());
-        (!value.is_null()).then(|| CStr::from_ptr(value).to_bytes())
-    }
-}
-
 /// The calling thread's `errno`.
 pub fn errno() -> c_int {
     // SAFETY: glibc's `errno` is a word of the calling thread, there as long as it runs.

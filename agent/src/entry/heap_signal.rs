@@ -6,7 +6,7 @@
 
 use super::heap_profiler;
 use crate::arch::on_own_stack;
-use crate::sys::{self, variable};
+use crate::sys::{self};
 use crate::{cpu_profile, definitions, musl, on_signal};
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_void};

@@ -3,9 +3,9 @@
 use super::layout::{self, Layout, WORDS};
 use super::options::CommandLine;
 use crate::arch::glibc_function;
+use crate::environment;
 use crate::session;
 use crate::symbol_table;
-use crate::sys;
 use core::cell::UnsafeCell;
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
@@ -49,10 +49,10 @@ pub struct Runtime {
 /// references of this library, which the loader has bound: a failing `dlsym` would allocate its
 /// message from the program's heap, where a session may already record every allocation.
 pub fn start(line: Option<CommandLine>) {
-    if sys::variable(c"MEM_PROFILER_PYTHON") == Some(b"0") {
+    if environment::variable(c"MEM_PROFILER_PYTHON") == Some(b"0") {
         return;
     }
-    let allocator = sys::variable(c"PYTHONMALLOC");
+    let allocator = environment::variable(c"PYTHONMALLOC");
     let is_asked = matches!(allocator, Some(b"malloc" | b"malloc_debug"));
     if !is_asked || line.is_some_and(CommandLine::ignores_environment) {
         FLAGS.store(PYTHON_HIDES, Ordering::Relaxed);

@@ -4,7 +4,8 @@ use super::identity;
 use super::mark;
 use super::name::{self, Path};
 use super::{BASE, BYTES, CONTROL, LIFE, SEGMENTS, SESSIONS, control, refuse, status, time};
-use crate::sys::{self, Uncancelled, variable};
+use crate::environment::{is_set, variable};
+use crate::sys::{self, Uncancelled};
 use crate::{backend, checks, cpu_profile, cpu_totals, hooks, musl, scratch, seccomp, thinning};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
@@ -124,11 +125,6 @@ fn number(name: &CStr) -> Option<u64> {
     (!digits.is_empty())
         .then_some(value.checked_mul(1 << shift)?)
         .filter(|v| *v > 0)
-}
-
-/// Whether a variable says neither nothing nor 0.
-fn is_set(name: &CStr) -> bool {
-    variable(name).is_some_and(|v| !v.is_empty() && v != b"0")
 }
 
 /// Size of the segment with tables, of which only what is used takes memory: as requested, or a

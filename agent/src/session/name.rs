@@ -1,7 +1,8 @@
 //! The segment's name.
 
 use super::{BYTES, CONTROL, sweep};
-use crate::sys::{self, Text, variable};
+use crate::environment::variable;
+use crate::sys::{self, Text};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
 use core::sync::atomic::Ordering;
