@@ -11,6 +11,10 @@
 //!   thread has left it. Nothing is kept from one walk to the next: each page is probed
 //!   in the walk that reads it, before it is read.
 //!
+//! The number of system calls is limited (`Budget`): a walk whose stack has more pages than it may
+//! probe is truncated, and a wide gap between two frames (a large array, or the way from one piece of
+//! a split stack to the next) is left out.
+//!
 //! Whose stack it is cannot be queried either. It is treated as the thread's own if the memory is
 //! readable without a gap up to the thread's end ([`Ends`]) and
 //! - in threads other than the first: a complete walk ended so close below that end that no
@@ -121,6 +125,51 @@ impl<M: Memory> Memory for Interrupted<'_, M> {
 /// megabytes exist, but wild pointers point further away.
 const REACH: u64 = 16 << 20;
 
+/// Pages between two reads that are probed as well, so that the known part has no gap.
+const SMALL_GAP: u64 = 8;
+
+/// System calls that walks may make. What is read has the larger share: without it a stack is
+/// truncated. What is only passed over, so that the known part has no gap, has the smaller one: without it
+/// the known part begins anew behind the gap, and the next walk begins without a memo. Both begin
+/// with enough for a stack of 32 MiB, which is probed once if it turns out to be the thread's own.
+#[derive(Clone, Copy, Debug)]
+struct Budget {
+    read: u16,
+    passed: u16,
+}
+
+impl Budget {
+    const MOST: u16 = 8192;
+    /// What each walk adds: so many pages of a foreign stack are read in every walk.
+    const READ_PER_WALK: u16 = 32;
+    const PASSED_PER_WALK: u16 = 1;
+    const FULL: Self = Self {
+        read: Self::MOST,
+        passed: Self::MOST,
+    };
+    const FEW: Self = Self {
+        read: Self::READ_PER_WALK,
+        passed: 0,
+    };
+
+    fn refill(&mut self) {
+        self.read = (self.read + Self::READ_PER_WALK).min(Self::MOST);
+        self.passed = (self.passed + Self::PASSED_PER_WALK).min(Self::MOST);
+    }
+
+    /// Takes as many calls as a gap of this many pages requires. Whether there were enough.
+    fn take_gap(&mut self, pages: u64) -> bool {
+        let left = u64::from(self.passed).checked_sub(pages);
+        left.inspect(|left| self.passed = *left as u16).is_some()
+    }
+
+    /// Takes one call for a page that is read. Whether there was one.
+    fn take_read(&mut self) -> bool {
+        let left = self.read.checked_sub(1);
+        left.inspect(|left| self.read = *left).is_some()
+    }
+}
+
 /// Bytes that a function may use below its stack pointer (x86-64 psABI 3.2.2).
 const RED_ZONE: u64 = 128;
 
@@ -178,6 +227,7 @@ pub struct Stack {
     on_own: bool,
     /// Whether the walk came from another stack.
     moved: bool,
+    budget: Budget,
 }
 
 impl Stack {
@@ -193,6 +243,7 @@ impl Stack {
             thread: 0,
             on_own: false,
             moved: false,
+            budget: Budget::FULL,
         }
     }
 
@@ -200,6 +251,7 @@ impl Stack {
     #[must_use]
     pub fn at(sp: u64) -> Self {
         let mut stack = Self::new(Ends::default());
+        stack.budget = Budget::FEW;
         stack.restart(sp);
         stack
     }
@@ -223,6 +275,7 @@ impl Stack {
     /// (0: unknown). Returns whether `sp` is on the known part of the thread's own stack.
     pub fn enter(&mut self, sp: u64, thread: u64) -> bool {
         self.moved = false;
+        self.budget.refill();
         self.thread = if thread == self.ends.first_thread {
             0
         } else {
@@ -299,22 +352,80 @@ impl Stack {
         low >= self.low && (high <= self.high || self.extend(high - 8).is_ok())
     }
 
+    /// Whether a read at `address` is taken for one of this stack, or of one that it leads to.
+    fn is_near(&self, address: u64) -> bool {
+        let beyond = self.ceiling != 0 && address >= self.ceiling;
+        address >= self.low && !beyond && address - self.high.min(address) <= REACH
+    }
+
+    /// Extends the known part up to `address`, without a gap.
     #[cold]
     fn extend(&mut self, address: u64) -> Result<(), Cause> {
-        let beyond = self.ceiling != 0 && address >= self.ceiling;
-        if address < self.low || beyond || address - self.high.min(address) > REACH {
+        if !self.is_near(address) {
+            return Err(Cause::OutOfStack);
+        }
+        let gap = self.gap_to(address);
+        if gap > SMALL_GAP && !self.budget.take_gap(gap) {
             return Err(Cause::OutOfStack);
         }
         while self.high <= address {
             if self.high == self.own.low && self.high < self.own.high {
                 self.high = self.own.high;
-            } else if self.high & (PAGE - 1) == 0 && probe::is_readable(self.high) {
-                self.high = self.high.checked_add(PAGE).ok_or(Cause::OutOfStack)?;
             } else {
-                return Err(Cause::OutOfStack);
+                let is_read = gap <= SMALL_GAP || address - self.high < PAGE;
+                self.probe_next(is_read)?;
             }
         }
         Ok(())
+    }
+
+    /// Pages to be probed between the known part and the one at `address`.
+    fn gap_to(&self, address: u64) -> u64 {
+        let end = match self.is_own(address) && self.high <= self.own.low {
+            true => self.own.low,
+            false => address,
+        };
+        (end - self.high.min(end)) / PAGE
+    }
+
+    /// Adds the next page to the known part.
+    fn probe_next(&mut self, is_read: bool) -> Result<(), Cause> {
+        let may = self.high & (PAGE - 1) == 0 && (!is_read || self.budget.take_read());
+        if !may || !probe::is_readable(self.high) {
+            return Err(Cause::OutOfStack);
+        }
+        self.high = self.high.checked_add(PAGE).ok_or(Cause::OutOfStack)?;
+        Ok(())
+    }
+
+    /// Makes the word at `address` known, with the pages before it if they are there and not too
+    /// many, else without them: the frame may have been called from another stack.
+    #[cold]
+    fn fetch(&mut self, address: u64) -> Result<(), Cause> {
+        let near = self.is_near(address);
+        match self.extend(address) {
+            Err(_) if near && self.gap_to(address) > 0 => self.leap(address),
+            done => done,
+        }
+    }
+
+    /// Continues at `address`, behind a gap in the known part.
+    fn leap(&mut self, address: u64) -> Result<(), Cause> {
+        let before = *self;
+        self.moved = true;
+        if self.is_own(address) {
+            self.enter_own();
+            // The memo may refer to the stack on which the walk began.
+            self.on_own = false;
+            return Ok(());
+        }
+        self.restart(address);
+        let is_there = self.probe_next(true);
+        if is_there.is_err() {
+            let budget = self.budget;
+            *self = Self { budget, ..before };
+        }
+        is_there
     }
 
     /// After a walk that did not begin on the known part of the thread's own stack, returns
@@ -346,7 +457,7 @@ impl Memory for Stack {
     #[inline]
     fn read(&mut self, address: u64) -> Result<u64, Cause> {
         if address < self.low || address >= self.high {
-            self.extend(address)?;
+            self.fetch(address)?;
         }
         if address & 7 != 0 {
             return Err(Cause::OutOfStack);
@@ -373,10 +484,7 @@ impl Memory for Stack {
         }
         self.moved = true;
         if self.is_own(red) && self.is_own(sp) {
-            self.enter_own();
-            // The memo may refer to the stack on which the walk began.
-            self.on_own = false;
-            return Ok(());
+            return self.leap(sp);
         }
         let below = probe::is_readable(red);
         self.restart(if below { red } else { sp });

@@ -112,3 +112,65 @@ fn what_lies_below_the_first_thread_s_pointer_is_no_stack_of_its_own() {
     stack.settle(Some(end - 500), || end - 9000);
     assert!(!stack.enter(end - 9000, end));
 }
+
+/// Reads a word of each page of a stack in its order, and returns how many could be read.
+fn read_through(stack: &mut Stack, words: &[u64]) -> usize {
+    const WORDS: usize = PAGE as usize / 8;
+    stack.enter(words.as_ptr() as u64, 0);
+    let pages = words.chunks(WORDS).map(|page| page.as_ptr() as u64);
+    pages.take_while(|at| stack.read(*at).is_ok()).count()
+}
+
+#[test]
+fn a_deep_foreign_stack_is_read_to_its_end_at_first_and_in_part_for_ever() {
+    let words = vec![7u64; 200 * 512];
+    let mut stack = Stack::new(Ends::default());
+    let walks: vec::Vec<_> = (0..500).map(|_| read_through(&mut stack, &words)).collect();
+    assert!(walks[..40].iter().all(|pages| *pages == 200), "{walks:?}");
+    let least = usize::from(Budget::READ_PER_WALK);
+    let late = &walks[100..];
+    assert!(late.iter().all(|pages| *pages >= least), "{walks:?}");
+    let average = late.iter().sum::<usize>() / late.len();
+    assert!(average <= least + 1, "{average}");
+    // A shallow one has what it needs.
+    assert_eq!(read_through(&mut stack, &words[..20 * 512]), 20);
+}
+
+#[test]
+fn wide_gaps_are_probed_for_a_while_and_then_left_out() {
+    let words = vec![7u64; 1000 * 512];
+    let (low, high) = (words.as_ptr() as u64, words.as_ptr() as u64 + 990 * PAGE);
+    let mut stack = Stack::new(Ends::default());
+    let walk = |stack: &mut Stack| {
+        stack.enter(low, 0);
+        assert_eq!((stack.read(low), stack.read(high)), (Ok(7), Ok(7)));
+        (stack.moved(), stack.span().0)
+    };
+    assert_eq!(walk(&mut stack), (false, low & !(PAGE - 1)));
+    let all: vec::Vec<_> = (0..100).map(|_| walk(&mut stack)).collect();
+    let left_out = (true, high & !(PAGE - 1));
+    let count = all.iter().filter(|walk| **walk == left_out).count();
+    assert!(count >= 90, "{all:?}");
+    assert_eq!(stack.read(low), Err(Cause::OutOfStack), "no way back");
+}
+
+#[test]
+fn what_lies_behind_a_hole_is_read_and_the_hole_is_not() {
+    let words = vec![7u64; 64 * 512];
+    let low = (words.as_ptr() as u64 + PAGE) & !(PAGE - 1);
+    let (hole, beyond) = (low + 20 * PAGE, low + 21 * PAGE);
+    unsafe extern "C" {
+        fn mprotect(at: u64, len: usize, access: i32) -> i32;
+    }
+    // SAFETY: a page of the vector's, which nobody reads meanwhile.
+    assert_eq!(unsafe { mprotect(hole, PAGE as usize, 0) }, 0);
+    let mut stack = Stack::new(Ends::default());
+    stack.enter(low, 0);
+    assert_eq!(stack.read(low), Ok(7));
+    assert_eq!(stack.read(hole + 8), Err(Cause::OutOfStack));
+    assert_eq!(stack.read(low + 8), Ok(7), "what was known still is");
+    assert_eq!(stack.read(beyond), Ok(7));
+    assert!(stack.moved());
+    // SAFETY: the same page, as it was.
+    assert_eq!(unsafe { mprotect(hole, PAGE as usize, 3) }, 0);
+}
