@@ -101,7 +101,7 @@ fn begin(epoch: &Epoch) {
 /// Begins the session that there is, if it wants CPU time: at start-up the one that the environment
 /// requests. Changes `errno`.
 pub fn start() {
-    if session::control().epoch.load(Ordering::Relaxed) == 0 {
+    if session::control().epoch(Ordering::Relaxed) == 0 {
         return;
     }
     let local = arch::local();
@@ -396,7 +396,7 @@ fn sample(local: &mut Local, index: usize, overrun: c_int, context: &libc::ucont
 
 /// The epoch to count in. `None`: the session is over, or its setting changes just now.
 fn epoch_of(thread: &mut Thread) -> Option<&'static Epoch> {
-    let number = session::control().epoch.load(Ordering::Relaxed);
+    let number = session::control().epoch(Ordering::Relaxed);
     let known = thread.session != 0 && {
         // SAFETY: a thread with a session has entered an epoch.
         let epoch = unsafe { thread.epoch() };

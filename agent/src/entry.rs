@@ -1,6 +1,6 @@
 //! The entry points that replace the program's allocation functions: the hot path.
 //!
-//! Cost while sampling is off: `malloc` tests the epoch (one byte of a page that is always
+//! Cost while sampling is off: `malloc` tests the epoch (the lowest byte of a word of a page that is always
 //! cached) and jumps to the allocator through a pointer; `free` compares the address with
 //! the end of the range of sampled objects, which is at low addresses, and jumps: four
 //! instructions each. While sampling is on, `malloc` also compares the thread's epoch and counts

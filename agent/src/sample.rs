@@ -116,9 +116,7 @@ fn sample_if_due(local: &mut Local, request: Request, registers: &Registers) -> 
     if !may_sample(local) && !begins_early(local) {
         return null_mut();
     }
-    let number = session::control()
-        .epoch
-        .load(core::sync::atomic::Ordering::Relaxed);
+    let number = session::control().epoch(Ordering::Relaxed);
     // SAFETY: null, or the thread's own, which has entered an epoch.
     let known = unsafe { thread::of(local).as_ref() };
     // SAFETY: as above; it is not used beyond this line.
@@ -202,7 +200,7 @@ fn begins_early(local: &mut Local) -> bool {
 /// Makes the thread notice the epoch. `None`: there is no session to sample for, and the thread
 /// will not ask again before the next epoch.
 #[cold]
-fn enroll(local: &mut Local, number: u8) -> Option<&'static mut Thread> {
+fn enroll(local: &mut Local, number: u32) -> Option<&'static mut Thread> {
     if number == 0 {
         return None;
     }
@@ -390,7 +388,8 @@ fn count_free(local: &mut Local, object: &Object) {
     }
     // SAFETY: null or the thread's own memory.
     let thread = unsafe { thread::of(local).as_mut() };
-    let Some((thread, epoch)) = thread.and_then(|thread| of_own_session(thread, object)) else {
+    let Some((thread, epoch)) = thread.and_then(|thread| of_own_session(thread, object, now))
+    else {
         return count_free_shared(local, object, now);
     };
     let timer = thread.start_timer();
@@ -409,6 +408,7 @@ fn count_free(local: &mut Local, object: &Object) {
 fn of_own_session<'a>(
     thread: &'a mut Thread,
     object: &Object,
+    now_ns: u64,
 ) -> Option<(&'a mut Thread, &'static Epoch)> {
     if thread.session == 0 || thread.session as u8 != object.session {
         return None;
@@ -417,14 +417,15 @@ fn of_own_session<'a>(
     let epoch = unsafe { thread.epoch() };
     let holds = epoch.bank.holds(thread.session);
     // An object born before this session is from the session 256 earlier.
-    let born_in = (object.born.wrapping_sub(epoch.start_tick) as i32) >= 0;
+    let born_in = clock::is_since(object.born, epoch.start_tick, clock::tick_of(now_ns));
     (holds && born_in).then_some((thread, epoch))
 }
 
 /// Counts the free of an object by a thread that does not sample in its session.
 #[cold]
 fn count_free_shared(local: &mut Local, object: &Object, now: u64) {
-    let Some((bank, start)) = session::of_object(object.session, object.born) else {
+    let Some((bank, start)) = session::of_object(object.session, object.born, clock::tick_of(now))
+    else {
         return;
     };
     let freed = FreeSample {
@@ -440,7 +441,7 @@ fn count_free_shared(local: &mut Local, object: &Object, now: u64) {
 /// then it has counters of its own, which need no locked instructions.
 fn take_part(local: &mut Local) {
     const FREES: u8 = 64;
-    let number = session::control().epoch.load(Ordering::Relaxed);
+    let number = session::control().epoch(Ordering::Relaxed);
     // A filter of the program's may forbid a thread that only frees to map memory.
     let may_map = !seccomp::is_installed();
     if local.freed == FREES || local.epoch == number || !may_map {

@@ -47,20 +47,20 @@ pub struct ControlView(UnsafeCell<[u8; VIEW]>);
 // written only while no other process knows of the segment.
 unsafe impl Sync for ControlView {}
 
-/// View of the commands, see [`control`]. The first byte is the epoch: at first [`FIRST_EPOCH`].
+/// View of the commands, see [`control`]. The first word is the epoch: at first [`FIRST_EPOCH`].
 pub static CONTROL: ControlView = ControlView(UnsafeCell::new({
     let mut view = [0; VIEW];
-    view[0] = FIRST_EPOCH;
+    *view.first_chunk_mut().unwrap() = FIRST_EPOCH.to_le_bytes();
     view
 }));
 
 /// Epoch until the first allocation, which so takes the slow path, where the environment is read.
 /// No thread has met it.
-const FIRST_EPOCH: u8 = if cfg!(test) { 0 } else { 254 };
+const FIRST_EPOCH: u32 = if cfg!(test) { 0 } else { u32::MAX - 1 };
 
 /// Whether it is still that.
 pub fn is_first_epoch() -> bool {
-    FIRST_EPOCH != 0 && control().epoch.load(Ordering::Relaxed) == FIRST_EPOCH
+    FIRST_EPOCH != 0 && control().epoch(Ordering::Relaxed) == FIRST_EPOCH
 }
 
 /// Ends [`FIRST_EPOCH`]: sampling is off until there is a segment. At the first allocation.
@@ -80,7 +80,7 @@ pub fn control() -> &'static Control {
 #[inline(always)]
 pub fn skips_sampling(size: usize) -> bool {
     const MOST: usize = isize::MAX as usize;
-    let epoch = control().epoch.load(Ordering::Relaxed);
+    let epoch = control().epoch(Ordering::Relaxed);
     epoch == 0 || size <= MOST && crate::arch::counts_down(epoch, size)
 }
 
@@ -233,7 +233,7 @@ fn close_banks(base: *mut u8) {
 #[derive(Clone, Copy)]
 pub struct Epoch {
     /// Number of the epoch.
-    pub number: u8,
+    pub number: u32,
     /// The session's number.
     pub session: u64,
     /// Mean bytes between samples; 0: none, CPU time alone is sampled.
@@ -296,8 +296,8 @@ pub fn current() -> Option<Epoch> {
 /// was alive then, and its profile is of that moment.
 #[inline]
 pub fn is_counting(session: u8, now_ns: u64) -> bool {
-    let epoch = control().epoch.load(Ordering::Relaxed);
-    let params = &control().params[usize::from(epoch & 1)];
+    let epoch = control().epoch(Ordering::Relaxed);
+    let params = control().params_of(epoch);
     let deadline_ns = params.deadline_ns.load(Ordering::Relaxed);
     epoch != 0
         && params.session.load(Ordering::Relaxed) as u8 == session
@@ -308,8 +308,8 @@ pub fn is_counting(session: u8, now_ns: u64) -> bool {
 /// given the last 8 bits of its number and the object's birth. `None`: another session
 /// has the bank now.
 #[inline]
-pub fn of_object(session: u8, born: u32) -> Option<(Bank<'static>, u32)> {
-    let (number, start) = SESSIONS.of_object(session, born)?;
+pub fn of_object(session: u8, born: u32, now: u32) -> Option<(Bank<'static>, u32)> {
+    let (number, start) = SESSIONS.of_object(session, born, now)?;
     let bank = bank(BASE.get()?, u64::from(number));
     let holds = bank.header.session.load(Ordering::Relaxed) as u32 == number;
     holds.then_some((bank, start))
@@ -475,8 +475,8 @@ fn extend(epoch: &Epoch, part: u32) -> Growth {
 /// a controller can. Safe in a signal handler that interrupted an allocation.
 #[cold]
 pub fn grow_before_filter() {
-    let epoch = control().epoch.load(Ordering::Relaxed);
-    let params = &control().params[usize::from(epoch & 1)];
+    let epoch = control().epoch(Ordering::Relaxed);
+    let params = control().params_of(epoch);
     let Some(base) = BASE.get() else { return };
     // It may be under one already that forbids this.
     if epoch == 0 || !LIFE.is_own() || crate::seccomp::is_installed() {
@@ -538,7 +538,7 @@ pub fn reserve_codes(epoch: &Epoch, bytes: usize) -> bool {
 
 /// Whether the session was started by this process itself.
 fn is_alone(epoch: &Epoch) -> bool {
-    let params = &control().params[usize::from(epoch.number & 1)];
+    let params = control().params_of(epoch.number);
     params.controller_pid.load(Ordering::Relaxed) == 0
 }
 

@@ -29,6 +29,17 @@ pub fn tick_of(ns: u64) -> u32 {
     (ns / TICK_NS) as u32
 }
 
+/// Whether an event was at or after a start, both in ticks and at most 208 days ago at the tick `now`.
+/// A plain difference of the two would be ambiguous after 104 days.
+#[inline]
+#[must_use]
+pub fn is_since(event: u32, start: u32, now: u32) -> bool {
+    // Another thread may have read a clock that is a little ahead.
+    const AHEAD: u32 = 1 << 16;
+    let now = now.wrapping_add(AHEAD);
+    now.wrapping_sub(event) <= now.wrapping_sub(start)
+}
+
 /// Nanoseconds in a tick of `/proc/PID/stat`, whose rate is part of the kernel's interface.
 const STAT_TICK_NS: i64 = 10_000_000;
 
@@ -122,6 +133,20 @@ fn read(clock: libc::clockid_t) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_began_in_a_session_of_half_a_year_is_known() {
+        const DAY: u32 = (86_400 * 1_000_000_000_u64 / TICK_NS) as u32;
+        for start in [0, 5 * DAY, u32::MAX - 30 * DAY] {
+            for days in [0, 1, 103, 105, 180, 200] {
+                let now = start.wrapping_add(days * DAY);
+                assert!(is_since(start, start, now) && is_since(now, start, now));
+                assert!(is_since(now.wrapping_add(1), start, now), "a clock ahead");
+                assert!(!is_since(start.wrapping_sub(1), start, now), "{days}");
+                assert!(!is_since(start.wrapping_sub(5 * DAY), start, now), "{days}");
+            }
+        }
+    }
 
     #[test]
     fn a_boot_id_has_sixteen_bytes() {

@@ -16,7 +16,7 @@
 //! wipes, what a slow thread is still adding to the one before.
 
 use crate::cpu::CpuParams;
-use crate::sync::{AtomicU8, AtomicU32, AtomicU64};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 mod bank;
 
@@ -54,18 +54,53 @@ pub const MAX_SEGMENT_BYTES: usize = 4 << 30;
 /// The first page: commands from the controller to the agent.
 #[repr(C)]
 pub struct Control {
-    /// 0: sampling is off. Otherwise the epoch, 1 to 255: each start and each change
-    /// of parameters takes the next one, and `params[epoch & 1]` are in force.
-    /// One byte, so that no write to it can be seen half done.
-    pub epoch: AtomicU8,
+    /// The epoch in force. Each start and each change of parameters takes the next number
+    /// ([`Control::after`]), of which no two are the same in a process's life: a thread compares its own
+    /// with it, and may sleep through any number of them. `params[epoch & 1]` are in force. Sampling is
+    /// off where the lowest byte is 0.
+    ///
+    /// The other bytes are written first, which changes nothing as long as the lowest one stays. That is
+    /// written by itself, so no write to it can be seen half done.
+    pub epoch: AtomicU32,
     /// The last epoch that was published, so that the next one differs from it.
-    pub last_epoch: AtomicU8,
+    pub last_epoch: AtomicU32,
     /// Zero.
-    pub reserved: [u8; 62],
+    pub reserved: [u8; 56],
     /// The parameters of even and odd epochs.
     pub params: [Params; 2],
     /// The same for CPU time.
     pub cpu: [CpuParams; 2],
+}
+
+impl Control {
+    /// The epoch in force; 0: sampling is off.
+    #[inline(always)]
+    #[must_use]
+    pub fn epoch(&self, order: Ordering) -> u32 {
+        match self.epoch.load(order) {
+            epoch if epoch as u8 == 0 => 0,
+            epoch => epoch,
+        }
+    }
+
+    /// The parameters that were published with an epoch.
+    #[inline(always)]
+    #[must_use]
+    pub fn params_of(&self, epoch: u32) -> &Params {
+        &self.params[epoch as usize & 1]
+    }
+
+    /// The epoch that follows. Parities alternate, so that the parameters in force are never the ones
+    /// rewritten, and the lowest byte is never 0. Some four billion follow before one comes again:
+    /// 136 years of one a second.
+    #[must_use]
+    pub fn after(epoch: u32) -> u32 {
+        let next = epoch.wrapping_add(1);
+        match next as u8 {
+            0 => next.wrapping_add(2),
+            _ => next,
+        }
+    }
 }
 
 /// The parameters of an epoch. Written while no epoch that uses them is published.
@@ -393,11 +428,25 @@ mod tests {
     }
 
     #[test]
+    fn epochs_alternate_in_parity_and_never_look_like_none() {
+        let mut epoch = 0;
+        for _ in 0..100_000 {
+            let next = Control::after(epoch);
+            assert!(next > epoch && next as u8 != 0);
+            assert_ne!(next & 1, epoch & 1, "{epoch:x} {next:x}");
+            epoch = next;
+        }
+        assert_eq!(Control::after(255), 0x102);
+        assert_eq!(Control::after(u32::MAX), 2, "after four billion");
+    }
+
+    #[test]
     fn layout_is_pinned() {
         assert_eq!(size_of::<Params>(), 64);
         assert_eq!(size_of::<Control>(), 224);
         assert_eq!(offset_of!(Control, cpu), 192);
         assert_eq!(offset_of!(Control, epoch), 0);
+        assert_eq!(offset_of!(Control, last_epoch), 4);
         assert_eq!(size_of::<Identity>(), 1336);
         assert_eq!(size_of::<AgentMemory>(), 88);
         assert_eq!(size_of::<OwnMapping>(), 16);

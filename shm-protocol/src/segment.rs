@@ -294,9 +294,9 @@ impl<F: Store> SegmentFile<F> {
     ///
     /// # Errors
     /// Those of `pwrite`.
-    pub fn publish(&self, session: &Session) -> Result<u8, Errno> {
+    pub fn publish(&self, session: &Session) -> Result<u32, Errno> {
         let epoch = self.next_epoch(session.is_probe())?;
-        let at = offset_of!(Control, params) + usize::from(epoch & 1) * size_of::<Params>();
+        let at = offset_of!(Control, params) + (epoch as usize & 1) * size_of::<Params>();
         for (field, value) in [
             (offset_of!(Params, session), session.number),
             (offset_of!(Params, interval), session.interval),
@@ -309,11 +309,13 @@ impl<F: Store> SegmentFile<F> {
         ] {
             self.write_word(at + field, value)?;
         }
-        let cpu = offset_of!(Control, cpu) + usize::from(epoch & 1) * size_of::<CpuParams>();
+        let cpu = offset_of!(Control, cpu) + (epoch as usize & 1) * size_of::<CpuParams>();
         self.write_word(cpu + offset_of!(CpuParams, rate), session.cpu.rate)?;
         self.write_word(cpu + offset_of!(CpuParams, avoid), session.cpu.avoid)?;
-        self.write_at(offset_of!(Control, last_epoch), &[epoch])?;
-        self.write_at(offset_of!(Control, epoch), &[epoch])?;
+        let [lowest, others @ ..] = epoch.to_le_bytes();
+        self.write_at(offset_of!(Control, last_epoch), &epoch.to_le_bytes())?;
+        self.write_at(offset_of!(Control, epoch) + 1, &others)?;
+        self.write_at(offset_of!(Control, epoch), &[lowest])?;
         Ok(epoch)
     }
 
@@ -420,17 +422,16 @@ impl<F: Store> SegmentFile<F> {
         self.write_word(STATUS_OFFSET + offset_of!(Status, at_exit), AT_EXIT_CHECKED)
     }
 
-    fn next_epoch(&self, is_probe: bool) -> Result<u8, Errno> {
-        let (mut last, mut thinning) = ([0], [0; 8]);
-        self.read_at(offset_of!(Control, last_epoch), &mut last)?;
-        let at = offset_of!(Control, params) + usize::from(last[0] & 1) * size_of::<Params>();
+    fn next_epoch(&self, is_probe: bool) -> Result<u32, Errno> {
+        let last = self.read_half(offset_of!(Control, last_epoch))?;
+        let at = offset_of!(Control, params) + (last as usize & 1) * size_of::<Params>();
+        let mut thinning = [0; 8];
         self.read_at(at + offset_of!(Params, thinning), &mut thinning)?;
-        // Parities alternate, so that the parameters in force are never the ones rewritten.
-        let next = |epoch| if epoch == u8::MAX { 2 } else { epoch + 1 };
+        let next = Control::after(last);
         Ok(
             match is_probe && u64::from_le_bytes(thinning) == Session::PROBE {
-                true => next(next(last[0])),
-                false => next(last[0]),
+                true => Control::after(next),
+                false => next,
             },
         )
     }

@@ -18,9 +18,9 @@ global_asm!(
     ".hidden mem_agent_local",
     ".globl mem_agent_local",
     ".type mem_agent_local,%object",
-    ".size mem_agent_local,32",
+    ".size mem_agent_local,40",
     "mem_agent_local:",
-    ".zero 32",
+    ".zero 40",
     ".popsection",
 );
 
@@ -29,7 +29,7 @@ global_asm!(
 pub fn local() -> *mut Local {
     let at: *mut Local;
     // SAFETY: reads the thread pointer and a constant offset from it; the symbol above is
-    // 32 zeroed bytes in this module's initial-exec block.
+    // 40 zeroed bytes in this module's initial-exec block.
     unsafe {
         asm!(
             "mrs {at}, tpidr_el0",
@@ -47,7 +47,7 @@ pub fn local() -> *mut Local {
 /// Whether the calling thread has met `epoch` and `bytes` more may pass unsampled; then they
 /// are counted.
 #[inline(always)]
-pub fn counts_down(epoch: u8, bytes: usize) -> bool {
+pub fn counts_down(epoch: u32, bytes: usize) -> bool {
     let local = local();
     // SAFETY: the symbol above is in this module's initial-exec block, and the thread's own.
     unsafe {

@@ -52,7 +52,7 @@ exports! {
 }
 
 pub(super) fn runs() -> bool {
-    session::control().epoch.load(Ordering::Relaxed) != 0
+    session::control().epoch(Ordering::Relaxed) != 0
 }
 
 /// # Safety

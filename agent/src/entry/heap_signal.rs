@@ -6,7 +6,8 @@
 
 use super::heap_profiler;
 use crate::arch::on_own_stack;
-use crate::sys::{self};
+use crate::environment::variable;
+use crate::sys;
 use crate::{cpu_profile, definitions, musl, on_signal};
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_void};

@@ -100,7 +100,7 @@ fn theirs(known: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
 
 /// If there are leaks, as far as is known, the code to end the program with.
 fn check() -> Option<c_int> {
-    let is_off = is_others() || session::control().epoch.load(Ordering::Relaxed) == 0;
+    let is_off = is_others() || session::control().epoch(Ordering::Relaxed) == 0;
     if is_off || hooks::is_turned_off() {
         return None;
     }

@@ -110,7 +110,7 @@ fn stay(
     why: Why,
     registers: &Registers,
 ) -> *mut u8 {
-    let number = session::control().epoch.load(Ordering::Relaxed);
+    let number = session::control().epoch(Ordering::Relaxed);
     let (old, new) = (object.layout(), request.layout());
     let Request {
         bytes,
@@ -121,7 +121,8 @@ fn stay(
     let fits_address = old.offset == new.offset && (at as usize).is_multiple_of(align);
     // SAFETY: null or the thread's own memory.
     let thread = unsafe { thread::of(local).as_mut() };
-    let own = thread.and_then(|thread| of_own_session(thread, object));
+    let now = clock::now_ns();
+    let own = thread.and_then(|thread| of_own_session(thread, object, now));
     let Some((thread, epoch)) = own else {
         return null_mut();
     };
@@ -131,7 +132,7 @@ fn stay(
     let mut reborn = Object {
         bytes: bytes as u64,
         align,
-        born: clock::tick_of(clock::now_ns()),
+        born: clock::tick_of(now),
         exact,
         ..*object
     };
@@ -372,7 +373,7 @@ fn recount(local: &mut Local, old: &Object, reborn: Object) -> Object {
     }
     // SAFETY: null or the thread's own memory.
     let thread = unsafe { thread::of(local).as_mut() };
-    if let Some((thread, epoch)) = thread.and_then(|thread| of_own_session(thread, old)) {
+    if let Some((thread, epoch)) = thread.and_then(|thread| of_own_session(thread, old, now)) {
         let record = thread.own_record(old.record, epoch);
         let sample = reborn.sample(epoch.start_tick);
         epoch
@@ -380,7 +381,7 @@ fn recount(local: &mut Local, old: &Object, reborn: Object) -> Object {
             .count_new(record, thread.shard, &sample, thread.is_exclusive());
         return Object { record, ..reborn };
     }
-    let Some((bank, start)) = session::of_object(old.session, old.born) else {
+    let Some((bank, start)) = session::of_object(old.session, old.born, clock::tick_of(now)) else {
         return reborn;
     };
     let record = shared_record(&bank, old.record);

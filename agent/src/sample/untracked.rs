@@ -29,7 +29,7 @@ fn count_postponed(local: &mut Local, registers: &Registers, is_there: bool) -> 
     if !fork::leave_if_unseen(local) {
         return null_mut();
     }
-    let number = session::control().epoch.load(Ordering::Relaxed);
+    let number = session::control().epoch(Ordering::Relaxed);
     // SAFETY: the thread's own memory, which it has.
     let thread = unsafe { &mut *thread::of(local) };
     let (sample, why) = core::mem::replace(&mut thread.untracked, thread::NONE_UNTRACKED);

@@ -19,9 +19,8 @@ use shm_protocol::owner::{LEAVING, MAKING, OWN, WAITING};
 /// Bytes that a child may allocate before it gets a segment of its own. None where every
 /// allocation is sampled.
 const WORTH_IT: i64 = 64 << 10;
-/// Epoch in the private page of a waiting child. No session of its own has this epoch for
-/// its first two hundred changes.
-const WAITING_EPOCH: u8 = 255;
+/// Epoch in the private page of a waiting child. No session of its own has it.
+const WAITING_EPOCH: u32 = u32::MAX;
 
 /// The session that continues in a child: what its parent was in when it forked.
 struct Pending {
@@ -105,14 +104,12 @@ pub fn leave(local: &mut Local, shard: Option<u32>, known: bool) {
 /// Keeps what the parent was in.
 fn remember(control: &Control) {
     put(&PENDING.parent, u64::from(OWNER.load(Ordering::Relaxed)));
-    let epoch = control.epoch.load(Ordering::Acquire);
-    let params = &control.params[usize::from(epoch & 1)];
+    let epoch = control.epoch(Ordering::Acquire);
+    let params = control.params_of(epoch);
     // A session of CPU time that a controller has begun is one of this process alone.
     let is_own = params.controller_pid.load(Ordering::Relaxed) == 0;
     let cpu_rate = match is_own {
-        true => control.cpu[usize::from(epoch & 1)]
-            .rate
-            .load(Ordering::Relaxed),
+        true => control.cpu[epoch as usize & 1].rate.load(Ordering::Relaxed),
         false => 0,
     };
     let interval = params.interval.load(Ordering::Relaxed);
@@ -245,7 +242,7 @@ fn wait(local: &mut Local) -> bool {
         MAKING | LEAVING => return false,
         _ => {
             // No segment, no session: not to be asked again.
-            local.epoch = control().epoch.load(Ordering::Relaxed);
+            local.epoch = control().epoch(Ordering::Relaxed);
             local.left = i64::MAX / 2;
             return false;
         }

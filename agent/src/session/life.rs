@@ -292,8 +292,7 @@ pub fn take_for_own() {
 
 /// Number of the last session.
 fn last_session() -> u64 {
-    let last = control().last_epoch.load(Ordering::Relaxed);
-    let params = &control().params[usize::from(last & 1)];
+    let params = control().params_of(control().last_epoch.load(Ordering::Relaxed));
     params.session.load(Ordering::Relaxed)
 }
 
@@ -307,7 +306,7 @@ pub fn let_exit_unchecked() {
 
 /// The leak check that a variable requests; the exit code to end with, if not the program's own.
 fn check() -> Option<libc::c_int> {
-    let runs = control().epoch.load(Ordering::Relaxed) != 0;
+    let runs = control().epoch(Ordering::Relaxed) != 0;
     runs.then(checks::at_exit).flatten()
 }
 
@@ -319,7 +318,7 @@ fn wait_for_check(status: &Status) {
     const MOST_UNSEEN: u32 = 30_000;
     const MOST: u32 = 600_000;
     let checker = CHECKER.load(Ordering::Relaxed) as libc::pid_t;
-    let runs = control().epoch.load(Ordering::Relaxed) != 0;
+    let runs = control().epoch(Ordering::Relaxed) != 0;
     if checker <= 0 || !runs || !seccomp::is_absent() {
         return;
     }

@@ -104,7 +104,7 @@ pub fn standing_since(session: u64, has_end: bool) -> Standing {
 /// already.
 pub fn take_back(session: u64) {
     /// Epoch of a segment's first session.
-    const FIRST: u8 = 1;
+    const FIRST: u32 = 1;
     if let (true, Some(status)) = (Setting::end(control(), FIRST), super::status()) {
         status
             .ended_ns

@@ -1,5 +1,6 @@
 //! The sessions whose banks are in use.
 
+use crate::clock::is_since;
 use crate::sync::{AtomicU64, Ordering};
 
 /// For each bank, the number and first tick of the last session that a thread has met. Needed for
@@ -44,13 +45,13 @@ impl Sessions {
     }
 
     /// The session that an object was sampled in, by the last bits of its number, and its first
-    /// tick; the number's lower half. `None`: another session uses the bank now.
+    /// tick; the number's lower half. `None`: another session uses the bank at the tick `now`.
     #[inline]
     #[must_use]
-    pub fn of_object(&self, session: u8, born: u32) -> Option<(u32, u32)> {
+    pub fn of_object(&self, session: u8, born: u32, now: u32) -> Option<(u32, u32)> {
         let known = self.0[usize::from(session & 1)].load(Ordering::Acquire);
         let (number, start) = ((known >> 32) as u32, known as u32);
-        let same = number as u8 == session && (born.wrapping_sub(start) as i32) >= 0;
+        let same = number as u8 == session && is_since(born, start, now);
         same.then_some((number, start))
     }
 

@@ -11,7 +11,7 @@ use crate::sync::{AtomicU64, Ordering, fence};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setting {
     /// Number of the epoch.
-    pub epoch: u8,
+    pub epoch: u32,
     /// The session's number.
     pub session: u64,
     /// Mean bytes between samples; 0: none, CPU time alone is sampled.
@@ -32,13 +32,13 @@ impl Setting {
     /// The setting in force. `None` if there is none, or if it changed meanwhile.
     #[must_use]
     pub fn in_force(control: &Control) -> Option<Self> {
-        let epoch = control.epoch.load(Ordering::Acquire);
+        let epoch = control.epoch(Ordering::Acquire);
         if epoch == 0 {
             return None;
         }
-        let params = &control.params[usize::from(epoch & 1)];
+        let params = control.params_of(epoch);
         let read = |word: &AtomicU64| word.load(Ordering::Relaxed);
-        let cpu = control.cpu[usize::from(epoch & 1)].read();
+        let cpu = control.cpu[epoch as usize & 1].read();
         let least = u64::from(cpu.rate == 0);
         let setting = Self {
             epoch,
@@ -53,22 +53,22 @@ impl Setting {
         // A thread may sleep for two sessions between any two of these. Parameters are rewritten
         // only after their epoch is over. It is not over, so they belong to it.
         fence(Ordering::Acquire);
-        let stays = control.epoch.load(Ordering::Relaxed) == epoch;
+        let stays = control.epoch(Ordering::Relaxed) == epoch;
         (stays && setting.session != 0).then_some(setting)
     }
 
-    /// Whether the epoch that was entered is still the one with its number: numbers are reused
-    /// after some two hundred changes, and a thread may sleep through all of them.
+    /// Whether the epoch that was entered is still the one with its number: a program that takes another
+    /// one's place in this memory begins to count anew.
     #[inline]
     #[must_use]
-    pub fn is_current(control: &Control, epoch: u8, session: u64, deadline_ns: u64) -> bool {
-        let params = &control.params[usize::from(epoch & 1)];
+    pub fn is_current(control: &Control, epoch: u32, session: u64, deadline_ns: u64) -> bool {
+        let params = control.params_of(epoch);
         params.session.load(Ordering::Relaxed) == session
             && params.deadline_ns.load(Ordering::Relaxed) == deadline_ns
     }
 
     /// Ends an epoch if it is in force. Returns whether it was.
-    pub fn end(control: &Control, epoch: u8) -> bool {
+    pub fn end(control: &Control, epoch: u32) -> bool {
         let ended = control
             .epoch
             .compare_exchange(epoch, 0, Ordering::AcqRel, Ordering::Relaxed);
@@ -88,8 +88,8 @@ pub fn appear(control: &Control, magic: &AtomicU64, first: Option<&Session>) {
 
 /// Publishes the first session of a segment that no controller commands yet.
 fn begin(control: &Control, session: &Session) {
-    const FIRST: u8 = 1;
-    let params = &control.params[usize::from(FIRST & 1)];
+    const FIRST: u32 = 1;
+    let params = control.params_of(FIRST);
     for (word, value) in [
         (&params.session, session.number),
         (&params.interval, session.interval),
@@ -102,7 +102,7 @@ fn begin(control: &Control, session: &Session) {
     ] {
         word.store(value, Ordering::Relaxed);
     }
-    control.cpu[usize::from(FIRST & 1)].write(session.cpu);
+    control.cpu[FIRST as usize & 1].write(session.cpu);
     control.last_epoch.store(FIRST, Ordering::Relaxed);
     control.epoch.store(FIRST, Ordering::Release);
 }

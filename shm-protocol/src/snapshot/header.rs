@@ -200,7 +200,7 @@ impl<'a> Header<'a> {
         }
     }
 
-    /// The epoch in force; 0: sampling is off.
+    /// Lowest byte of the epoch in force; 0: sampling is off.
     #[must_use]
     pub fn epoch(&self) -> u8 {
         self.bytes[offset_of!(Control, epoch)]
@@ -225,7 +225,7 @@ impl<'a> Header<'a> {
         (!other.is_probe() && other.number < last.number).then_some(other)
     }
 
-    /// The session of an epoch of this parity.
+    /// The session of an epoch of this parity, given the epoch's lowest byte. 0: there is none.
     fn session_of(&self, last: u8) -> Option<Session> {
         let at = offset_of!(Control, params) + usize::from(last & 1) * size_of::<Params>();
         let field = |field: usize| u64_at(self.bytes, at + field);

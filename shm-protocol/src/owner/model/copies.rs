@@ -112,7 +112,7 @@ impl Process {
                 assert_eq!(self.view.seen(), PRIVATE, "waits in its parent's view");
                 let remembered = self.remembered.load(Ordering::Relaxed);
                 assert_ne!(remembered, 1, "continues with half of a session");
-                let known = self.sessions.of_object(1, 0);
+                let known = self.sessions.of_object(1, 0, 0);
                 assert_eq!(known, None, "knows its parent's session");
             },
         );
@@ -153,7 +153,7 @@ impl Process {
             return false;
         }
         // The thread's own session, or the one that it finds.
-        if thread == Thread::IsNew && self.sessions.of_object(1, 0).is_none() {
+        if thread == Thread::IsNew && self.sessions.of_object(1, 0, 0).is_none() {
             return false;
         }
         let tables = self.tables.seen();
@@ -168,7 +168,7 @@ impl Process {
         let [made, left, life] = [&self.made, &self.left, &self.life.0].map(see);
         // Each may be seen as it was before those that changed before it.
         let [tables, view] = [&self.tables.what, &self.view.what].map(see);
-        let knows = self.sessions.of_object(1, 0).is_some();
+        let knows = self.sessions.of_object(1, 0, 0).is_some();
         let remembered = see(&self.remembered);
         let same = [life, left, made] == [&self.life.0, &self.left, &self.made].map(see);
         let copied = |what| if what == PRIVATE { PRIVATE } else { FOREIGN };

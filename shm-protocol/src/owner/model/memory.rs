@@ -220,9 +220,9 @@ impl Segment {
     pub fn new() -> Self {
         Self {
             control: Control {
-                epoch: AtomicU8::new(0),
-                last_epoch: AtomicU8::new(0),
-                reserved: [0; 62],
+                epoch: AtomicU32::new(0),
+                last_epoch: AtomicU32::new(0),
+                reserved: [0; 56],
                 params: [params(), params()],
                 cpu: [cpu_params(), cpu_params()],
             },
@@ -249,10 +249,10 @@ impl Segment {
 
     /// Whether there is or was a session, as the controller finds out.
     pub fn had_session(&self) -> bool {
-        let mut last = [0];
+        let mut last = [0; 4];
         let at = offset_of!(Control, last_epoch);
         self.file().read_at(at, &mut last).unwrap();
-        last != [0]
+        last != [0; 4]
     }
 
     /// As the controller starts a session.
@@ -270,10 +270,10 @@ impl Segment {
     fn words(&self) -> Vec<(usize, Word<'_>)> {
         let control = &self.control;
         let mut words = Vec::from([
-            (offset_of!(Control, epoch), Word::Byte(&control.epoch)),
+            (offset_of!(Control, epoch), Word::Lowest(&control.epoch)),
             (
                 offset_of!(Control, last_epoch),
-                Word::Byte(&control.last_epoch),
+                Word::Half(&control.last_epoch),
             ),
         ]);
         for (index, params) in control.params.iter().enumerate() {
@@ -364,6 +364,8 @@ impl BankWords {
 }
 
 enum Word<'a> {
+    /// The lowest byte of a word whose others are 0 in all models, which are short.
+    Lowest(&'a AtomicU32),
     Byte(&'a AtomicU8),
     Half(&'a AtomicU32),
     Whole(&'a AtomicU64),
@@ -372,7 +374,7 @@ enum Word<'a> {
 impl Word<'_> {
     fn bytes(&self) -> usize {
         match self {
-            Word::Byte(_) => 1,
+            Word::Lowest(_) | Word::Byte(_) => 1,
             Word::Half(_) => 4,
             Word::Whole(_) => 8,
         }
@@ -390,6 +392,7 @@ impl Store for &Segment {
                 continue;
             }
             let now = match word {
+                Word::Lowest(word) => u64::from(word.load(Ordering::Acquire)),
                 Word::Byte(byte) => u64::from(byte.load(Ordering::Acquire)),
                 Word::Half(half) => u64::from(half.load(Ordering::Acquire)),
                 Word::Whole(word) => word.load(Ordering::Acquire),
@@ -413,6 +416,9 @@ impl Store for &Segment {
             match word {
                 // An exchange, for loom does not order stores with the exchange by which
                 // a thread ends an epoch.
+                Word::Lowest(word) => {
+                    word.swap(now as u32, Ordering::Release);
+                }
                 Word::Byte(byte) => {
                     byte.swap(now as u8, Ordering::Release);
                 }

@@ -101,7 +101,7 @@ fn run(process: &Process, shard: u32, samples: u32) -> Vec<u64> {
     let mut known: Option<Met<'_>> = None;
     for _ in 0..samples {
         let current = known.as_ref().is_some_and(|met| {
-            let number = control.epoch.load(Ordering::Relaxed);
+            let number = control.epoch(Ordering::Relaxed);
             let Setting {
                 epoch,
                 session,
@@ -194,7 +194,7 @@ fn thread_sleeps_through_two_sessions() {
         let born = met.start_tick;
         thread.join().unwrap();
         assert_eq!(
-            process.sessions.of_object(3, born),
+            process.sessions.of_object(3, born, born),
             Some((3, born)),
             "frees are lost"
         );
@@ -260,7 +260,7 @@ fn first_session_begins_before_anybody_else() {
             other.meet(1).map(|met| met.setting.session)
         });
         let (magic, life) = &*words;
-        if process.segment.control.epoch.load(Ordering::Relaxed) != 0 {
+        if process.segment.control.epoch(Ordering::Relaxed) != 0 {
             assert_ne!(life.since_epoch(), NONE, "will not ask again");
         }
         if magic.load(Ordering::Acquire) == MAGIC && !process.segment.had_session() {
