@@ -75,8 +75,7 @@ extern "C" fn mem_agent_begin_early() -> bool {
         return false;
     }
     backend::settle();
-    let is_wanted = [c"MEM_PROFILER_START", c"HEAPCHECK"].map(environment::is_set);
-    if is_wanted == [false; 2] || backend::is_left_out() || backend::stands_aside() {
+    if !is_requested() || backend::is_left_out() || backend::stands_aside() {
         return false;
     }
     HAS_BEGUN.store(true, Ordering::Relaxed);
@@ -89,6 +88,18 @@ extern "C" fn mem_agent_begin_early() -> bool {
 }
 #[cfg(not(test))]
 core::arch::global_asm!(".hidden mem_agent_begin_early");
+
+/// Whether the environment requests that allocations are sampled from the start.
+fn is_requested() -> bool {
+    let [start, check, dump, signal] = [
+        c"MEM_PROFILER_START",
+        c"HEAPCHECK",
+        c"HEAPPROFILE",
+        c"HEAPPROFILESIGNAL",
+    ]
+    .map(environment::is_set);
+    start || check || dump && signal
+}
 
 /// Initialises everything that a sample needs.
 extern "C" fn begin() {
