@@ -304,15 +304,21 @@ impl<'a> Bank<'a> {
 
     /// The record of `shard` for objects of a size class from stacks that found no room: at `place`
     /// or the nearest caller that has one already if there is no room for more, below a node of
-    /// [`MERGED_ADDRESS`]. [`TABLE_FULL`] if there is none at all.
+    /// [`MERGED_ADDRESS`]. Each time that half of what is left of the records kept for this is used,
+    /// only callers half as deep get one, so that some are left for the outermost ones, which all
+    /// stacks have. [`TABLE_FULL`] if there is none at all.
     #[cold]
     #[must_use]
     pub fn merged(&self, place: Place, class: u32, shard: u32) -> RecordId {
         let nodes = self.geometry.nodes_in(self.units());
         let room = self.room();
-        let mut at = place;
-        for _ in 0..MAX_DEPTH {
-            let marker = match self.records.has_room(room) {
+        let depth = self.callers(place).count();
+        let deepest = self.records.free(room).map(|free| {
+            let kept = (room.limit / RECORDS_KEPT).max(1);
+            depth >> (kept / free.min(kept)).ilog2()
+        });
+        for (at, depth) in self.callers(place).zip((0..depth).rev()) {
+            let marker = match deepest.is_some_and(|deepest| depth <= deepest) {
                 true => self.tree.child(at, MERGED_ADDRESS, nodes),
                 false => self.tree.find(at, MERGED_ADDRESS, nodes),
             };
@@ -322,12 +328,13 @@ impl<'a> Bank<'a> {
                     return record;
                 }
             }
-            match self.tree.caller(at) {
-                Some(caller) => at = caller,
-                None => break,
-            }
         }
         TABLE_FULL
+    }
+
+    /// A place and all of its callers up to the root.
+    fn callers(&self, place: Place) -> impl Iterator<Item = Place> {
+        core::iter::successors(Some(place), |at| self.tree.caller(*at)).take(MAX_DEPTH)
     }
 
     /// The place of the frame that called the innermost one of a stack.

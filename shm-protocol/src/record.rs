@@ -253,11 +253,12 @@ impl<'a> Records<'a> {
         room.limit.min(self.records.len() as u32).min(MAX_RECORDS)
     }
 
-    /// Whether there are records that are not used.
+    /// Number of records that are not used; `None`: none.
     #[must_use]
-    pub fn has_room(&self, room: Room) -> bool {
+    pub fn free(&self, room: Room) -> Option<u32> {
         let used = self.count.load(Ordering::Relaxed);
-        used.saturating_add(FIRST_RECORD) < self.limit(room)
+        let used = used.saturating_add(FIRST_RECORD);
+        self.limit(room).checked_sub(used).filter(|free| *free > 0)
     }
 
     fn find(&self, node: &Node, class: u32, shard: u32) -> Option<RecordId> {

@@ -546,7 +546,7 @@ mod model {
             let slots: Vec<AtomicU32> = (0..levels.all()).map(|_| AtomicU32::new(0)).collect();
             let nodes: Vec<Node> = (0..8).map(node).collect();
             let memory = Arc::new((slots, nodes, AtomicU32::new(0)));
-            let run = |memory: &(Vec<AtomicU32>, Vec<Node>, AtomicU32), limit: u32| {
+            let run = move |memory: &(Vec<AtomicU32>, Vec<Node>, AtomicU32), limit: u32| {
                 let tree = Tree::new(&memory.0, levels, &memory.1, &memory.2);
                 let place = tree.child(Place::root(ROOT), 7, limit).unwrap();
                 assert!(tree.is(place.node, ROOT, 7));
@@ -575,7 +575,7 @@ mod model {
             let levels = Levels::new(3, 1).with_first_slots(2);
             let nodes: Vec<Node> = (0..8).map(node).collect();
             let memory = Arc::new((slots, nodes, AtomicU32::new(0)));
-            let run = |memory: Arc<(Vec<AtomicU32>, Vec<Node>, AtomicU32)>, own: u64| {
+            let run = move |memory: Arc<(Vec<AtomicU32>, Vec<Node>, AtomicU32)>, own: u64| {
                 let tree = Tree::new(&memory.0, levels, &memory.1, &memory.2);
                 let shared = tree.child(Place::root(ROOT), 7, 8).unwrap();
                 let mine = tree.child(shared, own, 8).unwrap();

@@ -147,7 +147,7 @@ fn bank_words() -> BankWords {
     };
     BankWords {
         header: header(),
-        slots: (0..geometry().levels.all()).map(|_| half()).collect(),
+        slots: (0..levels().all()).map(|_| half()).collect(),
         nodes: (0..NODES).map(node).collect(),
         records: (0..RECORDS).map(|_| record()).collect(),
     }
@@ -160,7 +160,10 @@ impl BankWords {
             &self.slots,
             &self.nodes,
             &self.records,
-            geometry(),
+            Geometry {
+                levels: levels(),
+                ..geometry()
+            },
         )
     }
 
@@ -179,11 +182,12 @@ impl BankWords {
 }
 
 fn geometry() -> Geometry {
-    let geometry = Geometry::of_segment(MIN_SEGMENT_BYTES);
-    Geometry {
-        levels: Levels::new(geometry.unit_nodes.ilog2(), UNITS).with_first_slots(SLOTS_LOG2),
-        ..geometry
-    }
+    Geometry::of_segment(MIN_SEGMENT_BYTES)
+}
+
+/// Its first table, with fewer slots. What is where in the segment stays.
+fn levels() -> Levels {
+    Levels::new(geometry().unit_nodes.ilog2(), UNITS).with_first_slots(SLOTS_LOG2)
 }
 
 /// Counts an allocation of `shard` in a bank, on the one stack that there is.
