@@ -304,7 +304,7 @@ impl<'a> Bank<'a> {
 
     /// The record of `shard` for objects of a size class from stacks that found no room: at `place`
     /// or the nearest caller that has one already if there is no room for more, below a node of
-    /// [`MERGED_ADDRESS`]. Each time that half of what is left of the records kept for this is used,
+    /// [`MERGED_ADDRESS`]. Each time that half of what is left of the records or nodes kept for this is used,
     /// only callers half as deep get one, so that some are left for the outermost ones, which all
     /// stacks have. [`TABLE_FULL`] if there is none at all.
     #[cold]
@@ -313,9 +313,11 @@ impl<'a> Bank<'a> {
         let nodes = self.geometry.nodes_in(self.units());
         let room = self.room();
         let depth = self.callers(place).count();
-        let deepest = self.records.free(room).map(|free| {
-            let kept = (room.limit / RECORDS_KEPT).max(1);
-            depth >> (kept / free.min(kept)).ilog2()
+        let halvings = |free: u32, kept: u32| (kept.max(1) / free.clamp(1, kept.max(1))).ilog2();
+        let free = self.records.free(room).zip(self.tree.free(nodes));
+        let deepest = free.map(|(records_free, nodes_free)| {
+            let records = halvings(records_free, room.limit / RECORDS_KEPT);
+            depth >> records.max(halvings(nodes_free, nodes / NODES_KEPT))
         });
         for (at, depth) in self.callers(place).zip((0..depth).rev()) {
             let marker = match deepest.is_some_and(|deepest| depth <= deepest) {

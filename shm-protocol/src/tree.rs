@@ -224,6 +224,15 @@ impl<'a> Tree<'a> {
         Some(Place { node, path })
     }
 
+    /// Number of nodes that are not used; `None`: none.
+    #[must_use]
+    pub fn free(&self, limit: u32) -> Option<u32> {
+        let used = self.count.load(Ordering::Relaxed);
+        let limit = limit.min(self.nodes.len() as u32);
+        let free = limit.checked_sub(used.saturating_add(FIRST_NODE));
+        free.filter(|free| *free > 0)
+    }
+
     /// The place of a node, at most `depth` below the root.
     #[must_use]
     pub fn place_of(&self, node: NodeId, depth: usize) -> Option<Place> {
