@@ -308,6 +308,24 @@ fn a_server_leaves_anothers_session_alone() {
     target.kill();
 }
 
+/// A profile of a shorter time than was asked for does not pass for the whole.
+#[test]
+fn a_controller_says_that_another_program_has_ended_its_session() {
+    let scratch = Scratch::new();
+    let mut target = brood(&scratch);
+    let pid = target.pid().to_string();
+    let mut command = scratch.profiler();
+    let session = Session::start(command.args(["-s", "300", "-o", "p_", "-p", &pid]));
+    scratch.wait_for_sampling(target.pid());
+    let stopped = run(scratch.profiler().args(["stop", "-o", "s_", "-p", &pid]));
+    assert_eq!(stopped.code, Some(0), "{stopped:?}");
+    // No process is left to it.
+    let outcome = session.wait();
+    let said = "another program has ended its session";
+    assert!(outcome.stderr.contains(said), "{outcome:?}");
+    target.kill();
+}
+
 /// A second request does not cut the first one short.
 #[test]
 fn a_second_start_extends_a_session() {
