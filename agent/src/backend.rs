@@ -215,18 +215,15 @@ pub fn is_behind_others() -> bool {
     OTHERS_MALLOC.load(Ordering::Relaxed)
 }
 
-/// Looks whether they do. Objects that the C library itself hands out, which no other names are
-/// needed for, are not asked about.
+/// Looks whether they do.
 fn looks_behind_others() -> bool {
     const CORE: [&CStr; 4] = [c"malloc", c"free", c"calloc", c"realloc"];
     let mut is_behind = false;
-    if !musl::is_here() {
-        let saved = crate::sys::errno();
-        definitions::each_before(|module| {
-            is_behind |= CORE.iter().any(|name| module.defines(name));
-        });
-        crate::sys::set_errno(saved);
-    }
+    let saved = crate::sys::errno();
+    definitions::each_before(|module| {
+        is_behind |= CORE.iter().any(|name| module.defines(name));
+    });
+    crate::sys::set_errno(saved);
     OTHERS_MALLOC.store(is_behind, Ordering::Relaxed);
     is_behind
 }
@@ -236,7 +233,7 @@ pub fn settle() {
     // Not by freeing null: before the loader has written the thread's variables, which it does after
     // it has called the resolvers of indirect functions, jemalloc takes null for a pointer of its own.
     if NEXT.free.load(Ordering::Relaxed) == first::free as *mut c_void {
-        choose();
+        crate::roomy::call(choose);
     }
 }
 

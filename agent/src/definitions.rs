@@ -5,6 +5,7 @@
 //! The tables are read in place. `dlsym` would not do: it takes an executable's entry for calls
 //! (a "canonical PLT entry") for a definition, and does not say whose its answer is.
 
+use crate::{arch, musl};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -41,8 +42,15 @@ struct Symbols {
     hash: *const u32,
 }
 
+/// Whether modules can be asked: not in a process with a sanitizer, whose functions are called in
+/// place of the loader's and may not have begun, nor with musl.
+pub fn can_tell() -> bool {
+    !arch::has_sanitizer() && !musl::is_here()
+}
+
 /// Calls `visit` for each loaded module in the order in which they were loaded, at start-up the
-/// order of the search, until it returns false. Calls the loader.
+/// order of the search, until it returns false. Calls the loader. No module is visited where
+/// [`can_tell`] returns false.
 pub fn each(mut visit: impl FnMut(&Module) -> bool) {
     /// # Safety
     /// `visit` is the closure.
@@ -65,6 +73,9 @@ pub fn each(mut visit: impl FnMut(&Module) -> bool) {
         _: &F,
     ) -> unsafe extern "C" fn(*mut libc::dl_phdr_info, usize, *mut c_void) -> c_int {
         one::<F>
+    }
+    if !can_tell() {
+        return;
     }
     let function = callback(&visit);
     // SAFETY: the function takes what it is given here, and keeps none of it.

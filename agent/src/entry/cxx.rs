@@ -23,7 +23,7 @@ use crate::arch::{first_definition, jump_through, with_registers_or_fail};
 use crate::backend::{self, NEXT};
 use crate::definitions::{self, Module};
 use crate::sys::next_symbol;
-use crate::{musl, range, sample, session};
+use crate::{range, sample, session};
 use core::arch::naked_asm;
 use core::ffi::{CStr, c_void};
 use core::mem::transmute;
@@ -50,7 +50,7 @@ with_registers_or_fail!(sampled_aligned_new, sample::new_aligned, aligned_new_fa
 pub fn find_next() {
     settle();
     // In a program that is not to be profiled all symbols are hidden later.
-    if musl::is_here() || backend::stands_aside() || backend::is_left_out() {
+    if backend::stands_aside() || backend::is_left_out() {
         return;
     }
     let passes_on = PASSES_ON.load(Ordering::Relaxed);
@@ -66,7 +66,7 @@ pub fn find_next() {
 /// The next library's function; null if there is none. Calls the loader. A lookup in vain allocates
 /// the loader's message, so a name that no module defines is not looked up.
 fn next(name: &CStr) -> *mut c_void {
-    if !musl::is_here() && !definitions::is_defined_by_others(name) {
+    if definitions::can_tell() && !definitions::is_defined_by_others(name) {
         return null_mut();
     }
     let found = next_symbol(name);
@@ -83,10 +83,7 @@ fn find_failing() {
         (&NEXT_NEW, c"_Znwm"),
         (&NEXT_ALIGNED_NEW, c"_ZnwmSt11align_val_t"),
     ] {
-        let mut found = null_mut();
-        if !musl::is_here() {
-            found = definitions::in_cxx_runtime(name);
-        }
+        let mut found = definitions::in_cxx_runtime(name);
         if found.is_null() {
             found = next(name);
         }

@@ -8,7 +8,7 @@ use super::heap_profiler;
 use crate::arch::on_own_stack;
 use crate::environment::variable;
 use crate::sys;
-use crate::{cpu_profile, definitions, musl, on_signal};
+use crate::{cpu_profile, definitions, on_signal};
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -24,7 +24,7 @@ pub fn start() -> bool {
         return false;
     };
     // gperftools' own profiler reads the variables as well.
-    if musl::is_here() || definitions::is_defined_by_others(c"HeapProfilerStart") {
+    if !definitions::can_tell() || definitions::is_defined_by_others(c"HeapProfilerStart") {
         return false;
     }
     if let Err(why) = on_signal::install(number, handler) {
