@@ -108,11 +108,16 @@ pub fn without<R>(work: impl FnOnce() -> R) -> R {
 #[inline]
 unsafe fn sampled(request: Request, registers: &Registers) -> *mut u8 {
     // SAFETY: the closure's own.
-    unsafe { guarded(|local| sample_if_due(local, request, registers)) }
+    unsafe { guarded(|local| sample_if_due(local, (request, None), registers)) }
 }
 
-/// Draws the gap if the thread has not noticed the epoch yet, then samples if the gap is over.
-fn sample_if_due(local: &mut Local, request: Request, registers: &Registers) -> *mut u8 {
+/// Draws the gap if the thread has not noticed the epoch yet, then samples if the gap is over. A
+/// sampled object that the new one replaces is counted as freed if the result is not null.
+fn sample_if_due(
+    local: &mut Local,
+    (request, replaced): (Request, Option<&Object>),
+    registers: &Registers,
+) -> *mut u8 {
     if !may_sample(local) && !begins_early(local) {
         return null_mut();
     }
@@ -170,7 +175,8 @@ fn sample_if_due(local: &mut Local, request: Request, registers: &Registers) -> 
     }
     let timer = thread.start_timer();
     let ignored = local.ignoring != 0;
-    let object = sample(thread, epoch, (request, site, ignored), registers, now);
+    let drawn = (request, site, ignored);
+    let object = sample(thread, epoch, (drawn, replaced), registers, now);
     thread.stop_timer(timer, &epoch.bank);
     object
 }
@@ -235,12 +241,16 @@ fn enroll(local: &mut Local, number: u32) -> Option<&'static mut Thread> {
     Some(thread)
 }
 
+/// A request that is sampled, its call site with the thinning there, and whether a leak check leaves
+/// the object out.
+type Drawn = (Request, Option<(Key, u32)>, bool);
+
 /// Makes the object and counts it. Null if it cannot be in the range.
 #[inline]
 fn sample(
     thread: &mut Thread,
     epoch: &Epoch,
-    (request, site, ignored): (Request, Option<(Key, u32)>, bool),
+    ((request, site, ignored), replaced): (Drawn, Option<&Object>),
     registers: &Registers,
     now_ns: u64,
 ) -> *mut u8 {
@@ -264,7 +274,11 @@ fn sample(
             return null_mut();
         }
     };
-    let record = count(thread, epoch, registers, &sample);
+    let record = find_record(thread, epoch, registers, &sample);
+    if let Some(old) = replaced {
+        count_replaced(thread, epoch, old, now_ns);
+    }
+    count_new(thread, epoch, record, &sample);
     if let Some((key, _)) = site {
         let known = epoch.bank.held(record);
         let learned = (sample.bytes, epoch.interval, epoch.thinning);
@@ -334,6 +348,26 @@ fn count(
     registers: &Registers,
     sample: &NewSample,
 ) -> RecordId {
+    let record = find_record(thread, epoch, registers, sample);
+    count_new(thread, epoch, record, sample);
+    record
+}
+
+/// Counts the sample in a record.
+#[inline]
+fn count_new(thread: &Thread, epoch: &Epoch, record: RecordId, sample: &NewSample) {
+    let (shard, exclusive) = (thread.shard, thread.is_exclusive());
+    epoch.bank.count_new(record, shard, sample, exclusive);
+}
+
+/// Walks the stack and finds its record, for which the table may have to grow.
+#[inline]
+fn find_record(
+    thread: &mut Thread,
+    epoch: &Epoch,
+    registers: &Registers,
+    sample: &NewSample,
+) -> RecordId {
     let (mut walk, mut record) = intern(thread, epoch, registers, sample);
     let mut tries = 0;
     while record == TABLE_FULL && session::grow(epoch, &mut tries) {
@@ -346,9 +380,6 @@ fn count(
         let counters = &epoch.bank.header.counters;
         truncated(counters, cause).fetch_add(1, Ordering::Relaxed);
     }
-    epoch
-        .bank
-        .count_new(record, thread.shard, sample, thread.is_exclusive());
     record
 }
 
@@ -393,14 +424,29 @@ fn count_free(local: &mut Local, object: &Object) {
         return count_free_shared(local, object, now);
     };
     let timer = thread.start_timer();
-    let bank = &epoch.bank;
+    count_own_free(thread, epoch, object, now);
+    thread.stop_timer(timer, &epoch.bank);
+}
+
+/// Counts the free of a sampled object of the thread's session.
+#[inline]
+fn count_own_free(thread: &mut Thread, epoch: &Epoch, object: &Object, now_ns: u64) {
     let freed = FreeSample {
         born: object.sample(epoch.start_tick),
-        tick: clock::tick_of(now).wrapping_sub(epoch.start_tick),
+        tick: clock::tick_of(now_ns).wrapping_sub(epoch.start_tick),
     };
     let record = thread.own_record(object.record, epoch);
-    bank.count_free(record, thread.shard, &freed, thread.is_exclusive());
-    thread.stop_timer(timer, bank);
+    let (shard, exclusive) = (thread.shard, thread.is_exclusive());
+    epoch.bank.count_free(record, shard, &freed, exclusive);
+}
+
+/// Counts the free of an object that moves, right before the sample of its new place: in between,
+/// the heap is not higher than it is with one of them.
+#[cold]
+fn count_replaced(thread: &mut Thread, epoch: &Epoch, object: &Object, now_ns: u64) {
+    if session::is_counting(object.session, now_ns) && of_own_session(thread, object).is_some() {
+        count_own_free(thread, epoch, object, now_ns);
+    }
 }
 
 /// The thread's epoch, if it belongs to the object's session and that still has its bank.
@@ -473,15 +519,24 @@ fn shared_record(bank: &Bank<'_>, record: RecordId) -> RecordId {
 /// # Safety
 /// `p` is a live object in the range.
 pub unsafe fn free(p: *mut c_void) {
+    // SAFETY: the caller's: a live object with its header.
+    unsafe { free_after(p, &Object::read(p.cast()), count_free) }
+}
+
+/// Frees a sampled object, whose header was read, after it has been counted by `counting`.
+///
+/// # Safety
+/// As [`free`].
+#[inline]
+unsafe fn free_after(p: *mut c_void, object: &Object, counting: impl FnOnce(&mut Local, &Object)) {
     let at: *mut u8 = p.cast();
     // SAFETY: the caller's: a live object with its header.
     unsafe {
-        let object = Object::read(at);
         probes::free(p);
         Object::retire(at);
         let done = guarded(|local| {
-            count_free(local, &object);
-            give_back(local, at, &object);
+            counting(local, object);
+            give_back(local, at, object);
             at
         });
         if done.is_null() {

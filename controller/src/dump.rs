@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use heap_format::crowding;
 use heap_format::dump::Text;
+use heap_format::moment::Moment;
 use shm_protocol::clock::unix_ns;
 use shm_protocol::layout::BANK_HEADER_BYTES;
 use shm_protocol::segment::Session;
@@ -22,7 +23,7 @@ use crate::segment::{Head, Refusal};
 use crate::snapshot::{Gone, Snapshot};
 use crate::text;
 use crate::threads;
-use crate::timeline::Timeline;
+use crate::timeline::{self, Timeline};
 
 /// Why there is no dump.
 #[derive(Debug, thiserror::Error)]
@@ -106,14 +107,46 @@ pub fn write_dead(
 ) -> Result<Written, Error> {
     let mut head = Head::new();
     let header = agent.segment.full_head(&mut head)?;
+    let end = end_of_dead(session, &header);
+    let snapshot = Snapshot::read(&agent.segment, session, end)?;
+    write_snapshot(output, agent, &header, (&snapshot, &[]), cause)
+}
+
+/// The moment a dead process's session ended, as [`end_of`].
+fn end_of_dead(session: &Session, header: &Header<'_>) -> (u64, u64) {
     let same_boot = process::boot_id().is_some_and(|(id, _)| header.boot_id() == id);
-    let end = match same_boot {
-        true => last_sign_of_life(end_of(session, &header), session, &header),
+    match same_boot {
+        true => last_sign_of_life(end_of(session, header), session, header),
         // The clock of another boot says nothing today.
         false => (session.start_ns, session.start_unix_ns),
+    }
+}
+
+/// Writes the profile of the maximum of the live heap in a session. That is the present one if the
+/// heap has only grown.
+pub fn write_peak(
+    output: &Output,
+    agent: &Agent,
+    (session, timeline): (&Session, Option<&Timeline>),
+    ended: Ended,
+) -> Result<Written, Error> {
+    let mut head = Head::new();
+    let header = agent.segment.full_head(&mut head)?;
+    let end = match agent.life {
+        Life::Running => end_of(session, &header),
+        _ => end_of_dead(session, &header),
     };
-    let snapshot = Snapshot::read(&agent.segment, session, end)?;
-    write_snapshot(output, agent, &header, (&snapshot, None), cause)
+    let peak = Snapshot::read_peak(&agent.segment, session, end)?;
+    let snapshot = peak.map_or_else(|| Snapshot::read(&agent.segment, session, end), Ok)?;
+    let reason = format!(
+        "high-water mark, {} live",
+        text::bytes(snapshot.totals.live_bytes)
+    );
+    let moments = timeline.map_or(Vec::new(), |timeline| timeline.until(&snapshot));
+    let cause = (reason.as_str(), ended);
+    let mut written = write_snapshot(output, agent, &header, (&snapshot, &moments), cause)?;
+    written.remark = Some(reason);
+    Ok(written)
 }
 
 /// Moves the end of a dead process's session to when it was last seen alive.
@@ -146,16 +179,25 @@ pub fn write(
         let bank = agent.segment.bank(session.number, &mut buffer)?;
         threads::write_down(agent, session, &bank, true);
     }
+    let peak = Snapshot::read_peak_sums(&agent.segment, session)?;
     let snapshot = snapshot(agent, session, &header)?;
-    write_snapshot(output, agent, &header, (&snapshot, timeline), cause)
+    let moments = timeline.map_or(Vec::new(), |timeline| {
+        let mut moments = timeline.until(&snapshot);
+        if let Some((at_ns, sums)) = peak {
+            timeline::insert_peak(&mut moments, at_ns, &sums);
+        }
+        moments
+    });
+    write_snapshot(output, agent, &header, (&snapshot, &moments), cause)
 }
 
-/// Writes a snapshot that was taken before.
-pub fn write_snapshot(
+/// Writes a snapshot, with the moments before it where somebody kept them: those of stacks name
+/// them by their leaves.
+fn write_snapshot(
     output: &Output,
     agent: &Agent,
     header: &Header<'_>,
-    (snapshot, timeline): (&Snapshot, Option<&Timeline>),
+    (snapshot, moments): (&Snapshot, &[Moment]),
     (trigger, ended): (&str, Ended),
 ) -> Result<Written, Error> {
     let mut metadata = match ended {
@@ -166,13 +208,17 @@ pub fn write_snapshot(
             ..Metadata::default()
         },
     };
+    if snapshot.is_past {
+        // Nobody knows what there was then.
+        metadata.memory.clear();
+    }
     metadata.trigger = trigger.to_owned();
     metadata.ended = ended.fact();
     metadata.boot_id = process::boot_id().map(|(_, text)| text);
     let (mut profile, truncated, records) =
         collect::profile_with_records(snapshot, header, &metadata);
-    if let Some(timeline) = timeline {
-        profile.moments = timeline.moments(snapshot, &profile);
+    if !moments.is_empty() {
+        profile.moments = timeline::numbered(moments, snapshot, &profile);
     }
     let unnamed = interpreted::without_room(&profile);
     let samples = snapshot.totals.samples;

@@ -382,9 +382,6 @@ impl Run {
         } = &mut self.members[at];
         let triggers = &self.settings.triggers;
         let due = watcher.due(triggers, target.agent.pid, &target.totals);
-        if watcher.is_new_peak(triggers, target.totals.live_bytes) {
-            self.keep_peak(at);
-        }
         if let Some(reason) = due {
             self.dump(at, &reason);
         }

@@ -8,11 +8,12 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry as MapEntry;
 use std::io;
 
+use shm_protocol::clock::TICK_NS;
 use shm_protocol::codes::frame_of;
 use shm_protocol::layout::{BANK_HEADER_BYTES, Node, Record};
 use shm_protocol::segment::{IntervalPeriod, Session};
 use shm_protocol::snapshot::{
-    BankSummary, CpuView, RecordView, Table, ThreadView, Totals, thread_of,
+    BankSummary, CpuView, PeakView, RecordView, Table, ThreadView, Totals, thread_of,
 };
 use shm_protocol::tree::{FIRST_NODE, NodeId, ROOT};
 
@@ -21,7 +22,7 @@ use crate::segment::{Refusal, Segment, io_error};
 use crate::stack_groups;
 
 /// Records read at a time, so that the empty rest of a table takes no memory.
-const CHUNK: usize = 8192;
+const CHUNK: usize = 4096;
 /// Frames of one stack that are followed. The agent keeps fewer; damage may claim more.
 pub const MAX_DEPTH: usize = 8192;
 const RECORD: usize = size_of::<Record>();
@@ -68,6 +69,8 @@ pub struct Snapshot {
     pub end_ns: u64,
     /// The same in Unix time.
     pub end_unix_ns: u64,
+    /// Whether it is of an earlier moment than the one at which it was read.
+    pub is_past: bool,
     /// The intervals in order, where they changed in the session.
     pub intervals: Vec<IntervalPeriod>,
     /// The smallest interval of the session. Every sample stands for as many bytes at
@@ -111,29 +114,37 @@ impl Snapshot {
     }
 
     /// Copies the table of `session`, whose counting ended at `end_ns` (Unix: `end_unix_ns`).
-    pub fn read(
+    pub fn read(segment: &Segment, session: &Session, end: (u64, u64)) -> Result<Self, Gone> {
+        Self::read_at(segment, session, end, NOW)
+    }
+
+    /// Copies the table as it is [now](NOW), or as it was at a peak.
+    fn read_at(
         segment: &Segment,
         session: &Session,
         (end_ns, end_unix_ns): (u64, u64),
+        peak: u32,
     ) -> Result<Self, Gone> {
         let mut buffer = [0; BANK_HEADER_BYTES];
-        let bank = current(segment, session, &mut buffer)?;
-        let records = within(segment, bank.records(), RECORD)?;
-        let mut merger = Merger::default();
-        read_records(segment, session, records, &mut merger)?;
+        let mut merger = read_merged(segment, session, peak)?;
         let bank = current(segment, session, &mut buffer)?;
         let nodes = read_nodes(segment, session, within(segment, bank.nodes(), NODE)?)?;
         let bank = current(segment, session, &mut buffer)?;
         let codes = read_codes(segment, session, &bank)?;
         let groups = stack_groups::arrange(&Table::new(&nodes, &[]), &mut merger.stacks);
+        let totals = match peak {
+            NOW => bank.totals(),
+            _ => merger.totals(&bank.totals()),
+        };
         let snapshot = Self {
             session: *session,
-            totals: bank.totals(),
-            counters: counters(&bank),
+            totals,
+            counters: counters(&bank, &totals),
             threads: bank.threads(),
             thread_entries: bank.thread_entries().collect(),
             end_ns,
             end_unix_ns,
+            is_past: false,
             intervals: bank.intervals().collect(),
             least_interval: least_interval(session, &bank),
             segment_bytes: segment.memory_bytes()?,
@@ -147,6 +158,36 @@ impl Snapshot {
         };
         current(segment, session, &mut buffer)?;
         Ok(snapshot)
+    }
+
+    /// Copies the table as it was at the maximum of the live heap in `session`. `None`: that is the
+    /// present state, or, where the session is still running, about the present state.
+    pub fn read_peak(
+        segment: &Segment,
+        session: &Session,
+        end: (u64, u64),
+    ) -> Result<Option<Self>, Gone> {
+        at_peak(segment, session, |peak| {
+            let at = peak_time(session, peak.tick, end);
+            let mut snapshot = Self::read_at(segment, session, at, peak.epoch)?;
+            snapshot.is_past = true;
+            let live = snapshot.totals.live_bytes;
+            Ok((snapshot, live))
+        })
+    }
+
+    /// Like [`read_peak`](Self::read_peak), of the sums that [`read_sums`](Self::read_sums) returns;
+    /// with their time since the session's start, in nanoseconds.
+    pub fn read_peak_sums(
+        segment: &Segment,
+        session: &Session,
+    ) -> Result<Option<(u64, Vec<RecordView>)>, Gone> {
+        at_peak(segment, session, |peak| {
+            let merger = read_merged(segment, session, peak.epoch)?;
+            let live = merger.totals(&Totals::default()).live_bytes;
+            let at = u64::from(peak.tick).saturating_mul(TICK_NS);
+            Ok(((at, merger.over_sizes()), live))
+        })
     }
 
     /// The sums of each stack, thread and size class, those of one stack next to each other;
@@ -168,15 +209,7 @@ impl Snapshot {
     /// Reads what [`Snapshot::stacks`] gives alone, which takes less than a snapshot; the first
     /// are the sums of `[table full]`, which has the leaf 0.
     pub fn read_sums(segment: &Segment, session: &Session) -> Result<Vec<RecordView>, Gone> {
-        let mut buffer = [0; BANK_HEADER_BYTES];
-        let bank = current(segment, session, &mut buffer)?;
-        let records = within(segment, bank.records(), RECORD)?;
-        let mut merger = Merger::default();
-        read_records(segment, session, records, &mut merger)?;
-        current(segment, session, &mut buffer)?;
-        let mut sums = over_sizes(&merger.stacks);
-        sums.insert(0, merger.table_full);
-        Ok(sums)
+        Ok(read_merged(segment, session, NOW)?.over_sizes())
     }
 
     /// The stack and the size class of each record, by its number; the class is [`NO_CLASS`] where
@@ -186,7 +219,7 @@ impl Snapshot {
         let bank = current(segment, session, &mut buffer)?;
         let records = within(segment, bank.records(), RECORD)?;
         let mut stacks = Vec::with_capacity(records);
-        each_record(segment, session, records, |record| {
+        each_record(segment, session, (records, NOW), |record| {
             let class = match record.is_empty() {
                 true => NO_CLASS,
                 false => record.size_class,
@@ -271,6 +304,17 @@ impl Snapshot {
     }
 }
 
+/// The records of a session, merged, as they are [now](NOW) or were at a peak.
+fn read_merged(segment: &Segment, session: &Session, peak: u32) -> Result<Merger, Gone> {
+    let mut buffer = [0; BANK_HEADER_BYTES];
+    let bank = current(segment, session, &mut buffer)?;
+    let records = within(segment, bank.records(), RECORD)?;
+    let mut merger = Merger::default();
+    read_records(segment, session, (records, peak), &mut merger)?;
+    current(segment, session, &mut buffer)?;
+    Ok(merger)
+}
+
 fn over_sizes(records: &[RecordView]) -> Vec<RecordView> {
     let mut merger = Merger::default();
     for record in records {
@@ -299,6 +343,40 @@ fn least_interval(session: &Session, bank: &BankSummary<'_>) -> u64 {
     logged.map_or(session.interval, |least| least.min(session.interval))
 }
 
+/// In the place of a peak's number: the present state.
+const NOW: u32 = 0;
+/// Attempts to read a peak of a heap that grows meanwhile.
+const PEAK_READINGS: usize = 4;
+
+/// Returns what `read` makes of the records at the last peak, with their live bytes; `None` if the
+/// heap is as high now, or if a new peak came during each of some readings.
+fn at_peak<T>(
+    segment: &Segment,
+    session: &Session,
+    read: impl Fn(PeakView) -> Result<(T, f64), Gone>,
+) -> Result<Option<T>, Gone> {
+    let mut buffer = [0; BANK_HEADER_BYTES];
+    for _ in 0..PEAK_READINGS {
+        let peak = current(segment, session, &mut buffer)?.peak();
+        if peak.epoch == 0 {
+            return Ok(None);
+        }
+        let (result, live) = read(peak)?;
+        let bank = current(segment, session, &mut buffer)?;
+        if bank.peak() == peak {
+            return Ok((bank.totals().live_bytes < live).then_some(result));
+        }
+    }
+    Ok(None)
+}
+
+/// Time of a peak, in the segment's clock and Unix time.
+fn peak_time(session: &Session, tick: u32, (end_ns, end_unix_ns): (u64, u64)) -> (u64, u64) {
+    let since_start = u64::from(tick).saturating_mul(TICK_NS);
+    let at = session.start_ns.saturating_add(since_start).min(end_ns);
+    (at, end_unix_ns.saturating_sub(end_ns - at))
+}
+
 /// No size class.
 pub const NO_CLASS: u32 = u32::MAX;
 
@@ -317,6 +395,30 @@ struct Merger {
 }
 
 impl Merger {
+    /// The sums of each stack over all sizes, after those of `[table full]`.
+    fn over_sizes(&self) -> Vec<RecordView> {
+        let mut sums = over_sizes(&self.stacks);
+        sums.insert(0, self.table_full);
+        sums
+    }
+
+    /// Sums over all records; the time spent is that of `whole`.
+    fn totals(&self, whole: &Totals) -> Totals {
+        let mut totals = Totals {
+            samples: 0,
+            alloc_bytes: 0.0,
+            live_bytes: 0.0,
+            ..*whole
+        };
+        for record in self.stacks.iter().chain([&self.table_full]) {
+            let sums = record.sums(0);
+            totals.samples = totals.samples.saturating_add(sums.alloc_samples);
+            totals.alloc_bytes += sums.alloc_bytes;
+            totals.live_bytes += sums.alloc_bytes - sums.free_bytes;
+        }
+        totals
+    }
+
     fn add_cpu(&mut self, record: &RecordView) {
         match self.cpu_indexes.entry(record.node) {
             MapEntry::Occupied(at) => self.cpu[*at.get()].merge(record),
@@ -356,17 +458,20 @@ fn within(segment: &Segment, claimed: usize, size: usize) -> io::Result<usize> {
 fn read_records(
     segment: &Segment,
     session: &Session,
-    count: usize,
+    (count, peak): (usize, u32),
     merger: &mut Merger,
 ) -> io::Result<()> {
     let nodes = within(segment, segment.view().geometry().nodes, NODE)?;
     let mut number = 0;
-    each_record(segment, session, count, |record| {
+    each_record(segment, session, (count, peak), |record| {
         if !record.is_empty() {
             if number == 0 {
                 merger.table_full = *record;
             } else if record.cpu().is_some() {
-                merger.add_cpu(record);
+                // Of CPU time, no state of the peak is kept.
+                if peak == NOW {
+                    merger.add_cpu(record);
+                }
             } else if (record.node as usize) < nodes {
                 merger.add(record);
             }
@@ -375,11 +480,11 @@ fn read_records(
     })
 }
 
-/// Hands on the first `count` records in their order.
+/// Hands on the first `count` records in their order, as they are [now](NOW) or were at a peak.
 fn each_record(
     segment: &Segment,
     session: &Session,
-    count: usize,
+    (count, peak): (usize, u32),
     mut each: impl FnMut(&RecordView),
 ) -> io::Result<()> {
     let geometry = segment.view().geometry();
@@ -392,7 +497,7 @@ fn each_record(
             .read_at(base + first * RECORD, part)
             .map_err(io_error)?;
         let table = Table::new(&[], &part[..got]);
-        table.records().for_each(|record| each(&record));
+        table.records_at_peak(peak).for_each(|record| each(&record));
     }
     Ok(())
 }
@@ -416,8 +521,7 @@ fn read_codes(segment: &Segment, session: &Session, bank: &BankSummary<'_>) -> i
     Ok(codes)
 }
 
-fn counters(bank: &BankSummary<'_>) -> Vec<(String, u64)> {
-    let totals = bank.totals();
+fn counters(bank: &BankSummary<'_>, totals: &Totals) -> Vec<(String, u64)> {
     let counted = bank
         .counters()
         .filter(|(counter, count)| counter.always || *count > 0)

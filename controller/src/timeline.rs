@@ -119,23 +119,7 @@ impl Timeline {
 
     /// Adds a moment with the sums of all stacks, of which the heaviest are kept.
     pub fn add_stacks(&mut self, at_ns: u64, sums: &[RecordView], resident: Option<u64>) {
-        let mut moment = Moment {
-            at_ns,
-            resident,
-            ..Moment::default()
-        };
-        let stacks = sums.iter().map(|record| {
-            let detail = collect::detail(record, 0);
-            let bytes = live_bytes(&detail);
-            moment.live = moment.live.saturating_add(bytes);
-            let allocated = detail.alloc_bytes.round() as u64;
-            moment.allocated = moment.allocated.saturating_add(allocated);
-            let stack = record.node;
-            Held { stack, bytes }
-        });
-        let stacks: Vec<Held> = stacks.collect();
-        moment.stacks = Some(moment::heaviest(stacks.into_iter()));
-        self.push_table(moment);
+        self.push_table(of_sums(at_ns, sums, resident));
     }
 
     fn push_table(&mut self, moment: Moment) {
@@ -198,39 +182,88 @@ impl Timeline {
         }
     }
 
-    /// The moments until a snapshot was taken, and as the last one the snapshot, which `profile`
-    /// was made of.
-    pub fn moments(&self, snapshot: &Snapshot, profile: &Profile) -> Vec<Moment> {
+    /// The moments until a snapshot was taken, and the snapshot as the last one, without its sums.
+    pub fn until(&self, snapshot: &Snapshot) -> Vec<Moment> {
         let end_ns = snapshot.end_ns.saturating_sub(snapshot.session.start_ns);
-        let mut numbers: Vec<Option<u32>> = vec![None];
-        // Of the sizes of a stack, the first one stands for all.
-        for (number, record) in (0..).zip(snapshot.records()) {
-            let leaf = record.node as usize;
-            numbers.resize(numbers.len().max(leaf + 1), None);
-            numbers[leaf].get_or_insert(number);
-        }
-        if !snapshot.table_full.is_empty() {
-            numbers[0] = Some(snapshot.records().len() as u32);
-        }
-        let number = |leaf: u32| numbers.get(leaf as usize).copied().flatten();
         let all: Vec<&Moment> = self.all().collect();
         let before = all.partition_point(|m| m.at_ns < end_ns);
         let (moments, later) = all.split_at(before);
-        let mut moments: Vec<Moment> = moments.iter().map(|m| m.renumbered(number)).collect();
-        let total = |kind: &str| {
-            let column = profile.type_index(kind);
-            column.map_or(0, |c| u64::try_from(profile.total(c)).unwrap_or(0))
-        };
+        let mut moments: Vec<Moment> = moments.iter().map(|m| (*m).clone()).collect();
         moments.push(Moment {
             at_ns: end_ns,
-            live: total("inuse_space"),
-            allocated: total("alloc_space"),
-            // For a snapshot that was kept, what is known of the time right after it.
-            resident: later.first().map_or(resident(profile), |m| m.resident),
-            stacks: None,
+            // For a snapshot of an earlier time, what is known of the time right after it.
+            resident: later.first().and_then(|m| m.resident),
+            ..of_totals(end_ns, &snapshot.totals, None)
         });
         moments
     }
+}
+
+/// Adds the maximum of the live heap to the moments of a dump, the last of which is the dump itself.
+/// Its time is known to a tick of the clock: what was allocated until then says which moments were
+/// before it.
+pub fn insert_peak(moments: &mut Vec<Moment>, at_ns: u64, sums: &[RecordView]) {
+    let mut peak = of_sums(at_ns, sums, None);
+    let before = moments.len().saturating_sub(1);
+    let place = moments[..before].partition_point(|m| m.allocated < peak.allocated);
+    let earlier = place.checked_sub(1).map(|at| moments[at].at_ns);
+    let (least, next) = (earlier.map_or(0, |at| at + 1), moments[place].at_ns);
+    if least < next {
+        peak.at_ns = at_ns.clamp(least, next - 1);
+        moments.insert(place, peak);
+    } else if place < before {
+        // As another one at the same time.
+        (peak.at_ns, peak.resident) = (next, moments[place].resident);
+        moments[place] = peak;
+    }
+}
+
+/// The moments of a dump whose stacks are named by their leaves, with the stacks' numbers in the
+/// profile that was made of the snapshot; the last one has the sums of the profile.
+pub fn numbered(moments: &[Moment], snapshot: &Snapshot, profile: &Profile) -> Vec<Moment> {
+    let mut numbers: Vec<Option<u32>> = vec![None];
+    // Of the sizes of a stack, the first one stands for all.
+    for (number, record) in (0..).zip(snapshot.records()) {
+        let leaf = record.node as usize;
+        numbers.resize(numbers.len().max(leaf + 1), None);
+        numbers[leaf].get_or_insert(number);
+    }
+    if !snapshot.table_full.is_empty() {
+        numbers[0] = Some(snapshot.records().len() as u32);
+    }
+    let number = |leaf: u32| numbers.get(leaf as usize).copied().flatten();
+    let mut moments: Vec<Moment> = moments.iter().map(|m| m.renumbered(number)).collect();
+    let total = |kind: &str| {
+        let column = profile.type_index(kind);
+        column.map_or(0, |c| u64::try_from(profile.total(c)).unwrap_or(0))
+    };
+    if let Some(last) = moments.last_mut() {
+        last.live = total("inuse_space");
+        last.allocated = total("alloc_space");
+        last.resident = last.resident.or_else(|| resident(profile));
+    }
+    moments
+}
+
+/// The moment at which the stacks had these sums, the heaviest of which are kept.
+fn of_sums(at_ns: u64, sums: &[RecordView], resident: Option<u64>) -> Moment {
+    let mut moment = Moment {
+        at_ns,
+        resident,
+        ..Moment::default()
+    };
+    let stacks = sums.iter().map(|record| {
+        let detail = collect::detail(record, 0);
+        let bytes = live_bytes(&detail);
+        moment.live = moment.live.saturating_add(bytes);
+        let allocated = detail.alloc_bytes.round() as u64;
+        moment.allocated = moment.allocated.saturating_add(allocated);
+        let stack = record.node;
+        Held { stack, bytes }
+    });
+    let stacks: Vec<Held> = stacks.collect();
+    moment.stacks = Some(moment::heaviest(stacks.into_iter()));
+    moment
 }
 
 fn of_totals(at_ns: u64, totals: &Totals, resident: Option<u64>) -> Moment {

@@ -10,16 +10,10 @@ use shm_protocol::snapshot::Totals;
 
 use crate::cgroup;
 use crate::process::Stat;
-use crate::snapshot::Snapshot;
 use crate::text;
 
 /// A threshold fires again once the value has fallen below this share of it.
 const REARM: f64 = 0.9;
-/// How much the live heap must grow past the high-water mark to be worth another copy.
-const PEAK_STEP: f64 = 1.01;
-/// Pause between two copies of the high-water mark, as a multiple of the time that the last one
-/// took.
-const PEAK_PAUSE: u32 = 20;
 /// How long to wait before retrying a failed dump.
 const RETRY: Duration = Duration::from_secs(5);
 
@@ -58,7 +52,6 @@ impl Triggers {
     pub fn is_watchful(&self) -> bool {
         self.every_alloc.is_some()
             || self.every_growth.is_some()
-            || self.peak
             || self.on_rss.is_some()
             || self.on_cgroup.is_some()
     }
@@ -73,10 +66,6 @@ pub struct Watcher {
     cgroup_fired: bool,
     retry: Option<(Instant, String)>,
     files: VecDeque<PathBuf>,
-    /// The high-water mark so far.
-    pub peak: Option<Snapshot>,
-    peak_live: f64,
-    next_peak: Instant,
 }
 
 impl Watcher {
@@ -92,9 +81,6 @@ impl Watcher {
             cgroup_fired: false,
             retry: None,
             files: VecDeque::new(),
-            peak: None,
-            peak_live: 0.0,
-            next_peak: now,
         }
     }
 
@@ -159,18 +145,6 @@ impl Watcher {
         let current = memory.current as f64;
         let fires = crosses(&mut self.cgroup_fired, current, limit);
         fires.then(|| format!("memory of the control group at {}", text::bytes(current)))
-    }
-
-    /// Whether the live heap is higher than in the copy that we keep, and a new copy is due.
-    pub fn is_new_peak(&self, triggers: &Triggers, live: f64) -> bool {
-        triggers.peak && live > self.peak_live * PEAK_STEP && Instant::now() >= self.next_peak
-    }
-
-    /// Keeps a copy of the high-water mark, which took `cost` to make.
-    pub fn keep_peak(&mut self, snapshot: Snapshot, cost: Duration) {
-        self.peak_live = snapshot.totals.live_bytes;
-        self.peak = Some(snapshot);
-        self.next_peak = Instant::now() + cost * PEAK_PAUSE;
     }
 
     /// Records a dump that was written; returns the one to remove for it. It makes up for

@@ -22,7 +22,7 @@ mod bank;
 
 pub use bank::{
     BANK_HEADER_BYTES, BankHeader, EXCLUSIVE_SHARDS, INTERVALS_KEPT, IntervalEntry, IntervalLog,
-    MERGED_ADDRESS, Node, Record, SHARED_SHARD, ShardTotals, THREAD_ADDRESS, THREADS_KEPT,
+    KEPT_SUMS, MERGED_ADDRESS, Node, PeakState, Record, SHARED_SHARD, ShardTotals, THREAD_ADDRESS, THREADS_KEPT,
     ThreadEntry, ThreadTable, reserved_units, step_of,
 };
 
@@ -471,11 +471,16 @@ mod tests {
         assert_eq!(offset_of!(BankHeader, cpu), 6984);
         assert!(size_of::<BankHeader>() <= BANK_HEADER_BYTES);
         assert_eq!(size_of::<Node>(), 16);
-        assert_eq!(size_of::<Record>(), 128);
+        assert_eq!(offset_of!(BankHeader, peak), 7168);
+        assert_eq!(size_of::<PeakState>(), 64);
+        assert_eq!(size_of::<Record>(), 256);
         assert_eq!(offset_of!(Record, alloc_object_variance), 56);
         assert_eq!(offset_of!(Record, free_samples), 64);
         assert_eq!(offset_of!(Record, free_object_variance), 112);
-        assert_eq!(offset_of!(Record, size_class), 12);
+        assert_eq!(offset_of!(Record, size_class), 10);
+        assert_eq!(offset_of!(Record, peak_epoch), 12);
         assert_eq!(offset_of!(Record, free_short), 120);
+        assert_eq!(offset_of!(Record, kept_epoch), 128);
+        assert_eq!(offset_of!(Record, kept), 144);
     }
 }

@@ -42,6 +42,7 @@ pub mod layout;
 pub mod options;
 pub mod owner;
 pub mod pattern;
+mod peak;
 pub mod record;
 pub mod segment;
 pub mod snapshot;

@@ -10,7 +10,7 @@
 //! variances in units of 256 bytes². Sums wrap modulo 2^64; differences
 //! (allocated - freed) stay right. The objects' variances are floats.
 
-use crate::layout::{Node, Record, SHARED_SHARD};
+use crate::layout::{KEPT_SUMS, Node, Record, SHARED_SHARD};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// Index of a record.
@@ -124,6 +124,56 @@ fn rounded_down(value: f64) -> i64 {
 }
 
 impl Record {
+    /// The sums, in the order of `kept`.
+    fn sums(&self) -> [&AtomicU64; KEPT_SUMS] {
+        [
+            &self.alloc_samples,
+            &self.alloc_objects,
+            &self.alloc_bytes,
+            &self.alloc_birth,
+            &self.alloc_variance,
+            &self.alloc_object_variance,
+            &self.free_samples,
+            &self.free_objects,
+            &self.free_bytes,
+            &self.free_birth,
+            &self.free_death,
+            &self.free_variance,
+            &self.free_object_variance,
+            &self.free_short,
+        ]
+    }
+
+    /// Copies the sums, which are about to change for the first time since peak `epoch`.
+    ///
+    /// Of several threads, one copies what it has read before it was known to be that one: nobody
+    /// who knows of the peak has changed the sums by then, so a thread may sleep here for long.
+    /// Until the copy is complete, readers take the sums.
+    #[cold]
+    #[inline(never)]
+    fn keep(&self, epoch: u32, exclusive: bool) {
+        let sums = self.sums().map(|sum| sum.load(Ordering::Relaxed));
+        if !exclusive {
+            let known = self.peak_epoch.load(Ordering::Acquire);
+            let (won, relaxed) = (Ordering::AcqRel, Ordering::Relaxed);
+            if known >= epoch
+                || self
+                    .peak_epoch
+                    .compare_exchange(known, epoch, won, relaxed)
+                    .is_err()
+            {
+                return;
+            }
+        }
+        for (kept, sum) in self.kept.iter().zip(sums) {
+            kept.store(sum, Ordering::Relaxed);
+        }
+        self.kept_epoch.store(epoch, Ordering::Release);
+        if exclusive {
+            self.peak_epoch.store(epoch, Ordering::Release);
+        }
+    }
+
     /// Samples counted here, and the estimate of the bytes that are live of them.
     #[inline]
     pub(crate) fn held(&self) -> (u64, u64) {
@@ -181,6 +231,17 @@ impl<'a> Records<'a> {
         let id = self.claim((leaf, class), shard, limit)?;
         self.link(node, id);
         Some(id)
+    }
+
+    /// Copies the sums of a record that are about to change, if they have not been since peak
+    /// `epoch`. `exclusive`: the calling thread owns the record's shard.
+    #[inline]
+    pub fn keep(&self, id: RecordId, epoch: u32, exclusive: bool) {
+        if let Some(record) = self.records.get(id as usize)
+            && record.peak_epoch.load(Ordering::Relaxed) < epoch
+        {
+            record.keep(epoch, exclusive);
+        }
     }
 
     /// Counts an allocation. `exclusive`: the calling thread owns the record's shard.
@@ -266,8 +327,8 @@ impl<'a> Records<'a> {
         // A list longer than one record a shard and class can only be damage: stop.
         for _ in 0..=SHARED_SHARD * (SIZE_CLASSES + 1) {
             let record = self.records.get(id as usize).filter(|_| id != 0)?;
-            if record.shard.load(Ordering::Relaxed) == shard
-                && record.size_class.load(Ordering::Relaxed) == class
+            if u32::from(record.shard.load(Ordering::Relaxed)) == shard
+                && u32::from(record.size_class.load(Ordering::Relaxed)) == class
             {
                 return Some(id);
             }
@@ -291,8 +352,8 @@ impl<'a> Records<'a> {
             .saturating_add(FIRST_RECORD);
         let record = self.records.get(id as usize).filter(|_| id < limit)?;
         record.node.store(leaf, Ordering::Relaxed);
-        record.shard.store(shard, Ordering::Relaxed);
-        record.size_class.store(class, Ordering::Relaxed);
+        record.shard.store(shard as u16, Ordering::Relaxed);
+        record.size_class.store(class as u16, Ordering::Relaxed);
         Some(id)
     }
 
@@ -454,7 +515,7 @@ mod tests {
                 .unwrap()
                 .shard
                 .load(Ordering::Relaxed),
-            SHARED_SHARD
+            SHARED_SHARD as u16
         );
         assert_eq!(records.of_shard(&node, (9, 0), 4, room(8)), Some(shared));
         while records.claim((0, 0), 0, 8).is_some() {}

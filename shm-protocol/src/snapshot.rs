@@ -10,7 +10,7 @@ mod table;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-pub use bank::{BankSummary, CpuView, ThreadView, Totals};
+pub use bank::{BankSummary, CpuView, PeakView, ThreadView, Totals};
 pub use header::{Header, ModuleView};
 pub use table::{RecordView, StackEnd, StackSums, Table, thread_of};
 
@@ -56,6 +56,14 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
         word.copy_from_slice(part);
     }
     u64::from_le_bytes(word)
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    let mut word = [0; 2];
+    if let Some(part) = at.checked_add(2).and_then(|end| bytes.get(at..end)) {
+        word.copy_from_slice(part);
+    }
+    u16::from_le_bytes(word)
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {

@@ -60,7 +60,9 @@ unsafe fn resize(
             if !stays(Why::Drawn).is_null() {
                 return p;
             }
-            new = sampled(request, registers).cast();
+            let draw =
+                |local: &mut Local| sample_if_due(local, (request, Some(&object)), registers);
+            new = guarded(draw).cast();
         }
         if new.is_null() {
             let new = leave(p, elsewhere());
@@ -69,7 +71,7 @@ unsafe fn resize(
         }
         let room = request.layout().usable;
         new.copy_from_nonoverlapping(p, object.layout().usable.min(room));
-        free(p);
+        free_after(p, &object, |_, _| ());
         new
     }
 }
@@ -148,8 +150,11 @@ fn stay(
         local.left = thread.gaps.next(thread.interval);
         reborn.weight = drawn;
     }
-    reborn.record = count(thread, epoch, registers, &reborn.sample(epoch.start_tick));
+    // The old size first: the heap is not higher in between.
     count_free(local, object);
+    // SAFETY: the thread's own memory, as above.
+    let thread = unsafe { &mut *thread::of(local) };
+    reborn.record = count(thread, epoch, registers, &reborn.sample(epoch.start_tick));
     // SAFETY: the header did not move, and the memory behind is there.
     unsafe {
         if zero && new.usable > old.usable {

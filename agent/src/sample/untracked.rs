@@ -39,28 +39,18 @@ fn count_postponed(local: &mut Local, registers: &Registers, is_there: bool) -> 
     // SAFETY: a thread with a session has entered an epoch.
     let epoch = unsafe { thread.epoch() };
     if session::is_current(epoch) {
-        let record = count(thread, epoch, registers, &sample);
-        count_untracked(thread, epoch, (record, why), &sample);
+        let record = find_record(thread, epoch, registers, &sample);
+        let (shard, exclusive) = (thread.shard, thread.is_exclusive());
+        epoch.bank.count_unseen(record, shard, &sample, exclusive);
+        count_untracked(epoch, why);
     }
     null_mut()
 }
 
-fn count_untracked(
-    thread: &Thread,
-    epoch: &Epoch,
-    (record, why): (RecordId, NoPlace),
-    born: &NewSample,
-) {
+fn count_untracked(epoch: &Epoch, why: NoPlace) {
     let counters = &epoch.bank.header.counters;
     counters.untracked.fetch_add(1, Ordering::Relaxed);
     if why == NoPlace::Elsewhere {
         counters.untracked_elsewhere.fetch_add(1, Ordering::Relaxed);
     }
-    let freed = FreeSample {
-        born: *born,
-        tick: born.tick,
-    };
-    epoch
-        .bank
-        .count_free(record, thread.shard, &freed, thread.is_exclusive());
 }

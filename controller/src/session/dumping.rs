@@ -1,7 +1,6 @@
 //! Writing dumps: in the middle of a session, and at its end.
 
 use std::os::unix::process::ExitStatusExt;
-use std::time::Instant;
 
 use super::{Run, SETTLE};
 use crate::allocator;
@@ -14,7 +13,6 @@ use crate::process_end::ProcessEnd;
 use crate::segment::Head;
 use crate::select;
 use crate::session::member::Member;
-use crate::snapshot::Gone;
 use crate::target::{Target, obstacle, uncollected};
 use crate::text;
 use shm_protocol::layout::BANK_HEADER_BYTES;
@@ -69,26 +67,6 @@ impl Run {
         }
     }
 
-    /// Copies a member's table at a new high-water mark.
-    pub(super) fn keep_peak(&mut self, at: usize) {
-        let Member {
-            target, watcher, ..
-        } = &mut self.members[at];
-        let start = Instant::now();
-        let mut head = Head::new();
-        let header = target.agent.segment.head(&mut head);
-        let snapshot = header
-            .map_err(Gone::from)
-            .and_then(|header| dump::snapshot(&target.agent, &target.session, &header));
-        match snapshot {
-            Ok(snapshot) => watcher.keep_peak(snapshot, start.elapsed()),
-            Err(error) => {
-                let title = target.agent.title();
-                self.reporter.warning(&format!("{title}: {error}"));
-            }
-        }
-    }
-
     /// Stops all together, then writes one after the other.
     pub(super) fn end(&mut self) {
         self.stop();
@@ -129,7 +107,7 @@ impl Run {
             self.outcome.left_out += 1;
             return self.release(&member.target);
         }
-        self.write_peak(&mut member);
+        self.write_peak(&member);
         let Member {
             target,
             mut watcher,
@@ -213,35 +191,26 @@ impl Run {
             || bank.map_or(true, |bank| enough(bank.totals().alloc_bytes))
     }
 
-    /// Writes the copy of the high-water mark.
-    fn write_peak(&mut self, member: &mut Member) {
-        let Some(snapshot) = member.watcher.peak.take() else {
+    /// Writes the profile of the high-water mark, if it is wanted.
+    fn write_peak(&mut self, member: &Member) {
+        if !self.settings.triggers.peak {
             return;
-        };
-        let agent = &member.target.agent;
+        }
+        let target = &member.target;
         let mut head = Head::new();
-        let reason = format!(
-            "high-water mark, {} live",
-            text::bytes(snapshot.totals.live_bytes)
-        );
-        let written = agent
-            .segment
-            .full_head(&mut head)
-            .map_err(dump::Error::from)
-            .and_then(|header| {
-                let ended = match agent.life {
-                    Life::Running => Ended::Not,
-                    _ => Ended::of(agent, &header),
-                };
-                let session = (&snapshot, Some(&member.timeline));
-                dump::write_snapshot(&self.output, agent, &header, session, (&reason, ended))
-            });
-        match written {
-            Ok(mut written) => {
-                written.remark = Some(reason);
-                self.report(written);
+        let header = target.agent.segment.head(&mut head);
+        let ended = match (target.agent.life, header) {
+            (Life::Running, _) => Ended::Not,
+            (_, Ok(header)) => Ended::of(&target.agent, &header),
+            (_, Err(_)) => Ended::Gone,
+        };
+        let session = (&target.session, Some(&member.timeline));
+        match dump::write_peak(&self.output, &target.agent, session, ended) {
+            Ok(written) => self.report(written),
+            Err(error) => {
+                let title = target.agent.title();
+                self.fail(&format!("{title}: high-water mark: {error}"));
             }
-            Err(error) => self.fail(&format!("{}: high-water mark: {error}", agent.title())),
         }
     }
 

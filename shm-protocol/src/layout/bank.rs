@@ -2,7 +2,7 @@
 
 use crate::counters::Counters;
 use crate::cpu::CpuTotals;
-use crate::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 /// Size of a bank's header.
 pub const BANK_HEADER_BYTES: usize = 8192;
@@ -79,6 +79,23 @@ pub struct BankHeader {
     pub threads: ThreadTable,
     /// CPU time.
     pub cpu: CpuTotals,
+    /// Maximum of the live heap.
+    pub peak: PeakState,
+}
+
+/// Maximum of the session's live bytes, see [`crate::peak`].
+#[repr(C, align(64))]
+pub struct PeakState {
+    /// Number of the last peak; 0 before the first. Records keep their sums of that moment.
+    pub epoch: AtomicU32,
+    /// Tick of that peak, since the session's start.
+    pub tick: AtomicU32,
+    /// Estimated live bytes at that peak, fixed point.
+    pub level: AtomicU64,
+    /// Estimated live bytes now, fixed point, without what shards have not settled yet.
+    pub settled: AtomicU64,
+    /// Zero.
+    pub reserved: [u64; 5],
 }
 
 impl BankHeader {
@@ -175,8 +192,10 @@ pub struct ShardTotals {
     pub agent_ns: AtomicU64,
     /// Samples timed.
     pub timed: AtomicU64,
+    /// Change of the live bytes that is not in [`PeakState::settled`] yet, fixed point, modulo 2^64.
+    pub unsettled: AtomicU64,
     /// Zero.
-    pub reserved: [u64; 3],
+    pub reserved: [u64; 2],
 }
 
 /// A node of the calling-context tree.
@@ -192,7 +211,7 @@ pub struct Node {
 }
 
 /// The counters of one stack and size class, as one shard saw them. Two cache lines: what
-/// allocation touches, what free touches.
+/// allocation touches, what free touches. Behind them, their values at the last peak.
 #[repr(C, align(64))]
 pub struct Record {
     /// Leaf of the stack.
@@ -200,9 +219,11 @@ pub struct Record {
     /// Next record of the same stack, of any size class and shard, or 0.
     pub next: AtomicU32,
     /// Shard that owns it.
-    pub shard: AtomicU32,
+    pub shard: AtomicU16,
     /// Its objects' size: [`crate::record::size_class`].
-    pub size_class: AtomicU32,
+    pub size_class: AtomicU16,
+    /// Last peak since which the sums have changed: `kept` has their values at that peak.
+    pub peak_epoch: AtomicU32,
     /// Samples.
     pub alloc_samples: AtomicU64,
     /// Estimated objects allocated, fixed point.
@@ -231,4 +252,13 @@ pub struct Record {
     pub free_object_variance: AtomicU64,
     /// Estimated objects freed within [`crate::record::SHORT_TICKS`] of their birth, fixed point.
     pub free_short: AtomicU64,
+    /// Peak that `kept` is complete for.
+    pub kept_epoch: AtomicU32,
+    /// Zero.
+    pub reserved: [u32; 3],
+    /// The sums, from `alloc_samples` to `free_short`, at peak `kept_epoch`.
+    pub kept: [AtomicU64; KEPT_SUMS],
 }
+
+/// Sums of a record.
+pub const KEPT_SUMS: usize = 14;

@@ -30,4 +30,5 @@
 
 mod copies;
 mod memory;
+mod peak;
 mod sessions;

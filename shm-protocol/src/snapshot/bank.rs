@@ -5,7 +5,7 @@ use crate::bank::Geometry;
 use crate::counters::{self, Counter, Counters};
 use crate::cpu::{CPU_CAUSES, CpuState, CpuTotals};
 use crate::layout::{
-    BANK_HEADER_BYTES, BankHeader, INTERVALS_KEPT, IntervalEntry, IntervalLog, ShardTotals,
+    BANK_HEADER_BYTES, BankHeader, INTERVALS_KEPT, IntervalEntry, IntervalLog, PeakState, ShardTotals,
     THREADS_KEPT, ThreadEntry, ThreadTable, reserved_units,
 };
 use crate::record::{BYTE_ONE, FIRST_RECORD};
@@ -135,6 +135,16 @@ impl<'a> BankSummary<'a> {
         }
     }
 
+    /// Returns the last maximum of the live heap after which memory was freed.
+    #[must_use]
+    pub fn peak(&self) -> PeakView {
+        let half = |field: usize| u32_at(self.bytes, offset_of!(BankHeader, peak) + field);
+        PeakView {
+            epoch: half(offset_of!(PeakState, epoch)),
+            tick: half(offset_of!(PeakState, tick)),
+        }
+    }
+
     /// The threads whose stacks are kept apart, in the order of their indexes.
     pub fn thread_entries(&self) -> impl Iterator<Item = ThreadView> + use<'a> {
         let table = offset_of!(BankHeader, threads);
@@ -225,6 +235,16 @@ pub struct CpuView {
     pub full_ns: u64,
     pub truncated: [u64; CPU_CAUSES],
     pub process_ns: u64,
+}
+
+/// A maximum of the live heap.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PeakView {
+    /// Its number, see [`Table::records_at_peak`](super::Table::records_at_peak); 0: none, the heap
+    /// has only grown.
+    pub epoch: u32,
+    /// Its time, in ticks since the session's start.
+    pub tick: u32,
 }
 
 /// A thread of a session.

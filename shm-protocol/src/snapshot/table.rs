@@ -1,6 +1,6 @@
 //! The stacks of a bank and what was counted for each.
 
-use super::{Invalid, u32_at, u64_at};
+use super::{Invalid, u16_at, u32_at, u64_at};
 use crate::layout::{Node, Record, THREAD_ADDRESS, THREADS_KEPT};
 use crate::record::{BYTE_ONE, CPU_CLASS, OBJECT_ONE, SIZE_CLASSES, TIME_ONE, VARIANCE_ONE};
 use crate::tree::{FIRST_NODE, NodeId, TRUNCATED};
@@ -68,7 +68,21 @@ impl<'a> Table<'a> {
     /// several.
     pub fn records(&self) -> impl Iterator<Item = RecordView> + use<'a> {
         let bytes = self.records;
-        (0..bytes.len() / size_of::<Record>()).map(move |i| RecordView::at(bytes, i))
+        (0..bytes.len() / size_of::<Record>()).map(move |i| RecordView::at(bytes, i, 0))
+    }
+
+    /// Like [`records`](Self::records), with the sums as they were at peak `epoch`, the last one of
+    /// the bank.
+    pub fn records_at_peak(&self, epoch: u32) -> impl Iterator<Item = RecordView> + use<'a> {
+        let bytes = self.records;
+        (0..bytes.len() / size_of::<Record>()).map(move |i| {
+            let base = i * size_of::<Record>();
+            let word = |field: usize| u32_at(bytes, base + field);
+            let has_changed = epoch != 0
+                && word(offset_of!(Record, peak_epoch)) == epoch
+                && word(offset_of!(Record, kept_epoch)) == epoch;
+            RecordView::at(bytes, i, if has_changed { KEPT } else { 0 })
+        })
     }
 }
 
@@ -102,6 +116,9 @@ pub struct RecordView {
     /// Variance of the objects allocated, and the part that left with freed ones.
     object_variances: [f64; 2],
 }
+
+/// Distance of the kept sums from the present ones.
+const KEPT: usize = offset_of!(Record, kept) - offset_of!(Record, alloc_samples);
 
 const FIELDS: [usize; 12] = [
     offset_of!(Record, alloc_samples),
@@ -155,13 +172,15 @@ pub struct StackSums {
 }
 
 impl RecordView {
-    fn at(bytes: &[u8], index: usize) -> Self {
+    /// Record `index`, whose sums are `shift` bytes behind the present ones.
+    fn at(bytes: &[u8], index: usize, shift: usize) -> Self {
         let base = index * size_of::<Record>();
         Self {
             node: u32_at(bytes, base + offset_of!(Record, node)),
-            size_class: u32_at(bytes, base + offset_of!(Record, size_class)) % (SIZE_CLASSES + 1),
-            sums: FIELDS.map(|field| u64_at(bytes, base + field)),
-            object_variances: FLOATS.map(|field| variance(u64_at(bytes, base + field))),
+            size_class: u32::from(u16_at(bytes, base + offset_of!(Record, size_class)))
+                % (SIZE_CLASSES + 1),
+            sums: FIELDS.map(|field| u64_at(bytes, base + shift + field)),
+            object_variances: FLOATS.map(|field| variance(u64_at(bytes, base + shift + field))),
         }
     }
 

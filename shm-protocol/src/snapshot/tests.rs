@@ -1,7 +1,7 @@
 use super::*;
 use crate::bank::{Bank, Geometry};
 use crate::layout::{ABI_VERSION, HEADER_BYTES, IDENTITY_OFFSET, MAGIC};
-use crate::layout::{BANK_HEADER_BYTES, Record, THREADS_KEPT};
+use crate::layout::{BANK_HEADER_BYTES, Record, SHARED_SHARD, THREADS_KEPT};
 use crate::record::{CPU_CLASS, FreeSample, NewSample, TABLE_FULL, VARIANCE_ONE};
 use crate::sync::Ordering;
 use crate::tree::{Place, ROOT, TRUNCATED};
@@ -103,7 +103,7 @@ fn what_the_writer_counts_the_reader_reads() {
     assert_eq!(summary.totals().alloc_bytes, 750.0);
     assert_eq!(summary.totals().live_bytes, 500.0);
     let nodes = &bytes[geometry.nodes_offset()..][..summary.nodes() * 16];
-    let records = &bytes[geometry.records_offset()..][..summary.records() * 128];
+    let records = &bytes[geometry.records_offset()..][..summary.records() * size_of::<Record>()];
     let table = Table::new(nodes, records);
     let mut addresses = Vec::new();
     let end = |truncated| {
@@ -271,4 +271,115 @@ fn intervals_are_read_as_they_were_written_and_no_further() {
         assert_eq!(summary.least_interval(), Some(64));
         assert!(summary.intervals().eq(periods[72..].iter().copied()));
     }
+}
+
+/// What each stack held at the peak, and its tick, by the bytes of a bank.
+fn at_peak(bytes: &[u8], geometry: Geometry) -> (u32, u32, Vec<f64>) {
+    let summary = BankSummary::new(bytes, geometry).unwrap();
+    let records = &bytes[geometry.records_offset()..][..summary.records() * size_of::<Record>()];
+    let peak = summary.peak();
+    let records = Table::new(&[], records).records_at_peak(peak.epoch);
+    let live = records.skip(1).map(|record| {
+        let sums = record.sums(0);
+        sums.alloc_bytes - sums.free_bytes
+    });
+    (peak.epoch, peak.tick, live.collect())
+}
+
+#[test]
+fn the_peak_is_the_state_before_the_first_free_after_a_maximum() {
+    let geometry = Geometry::of_segment(SEGMENT);
+    let mut words = bank_memory(geometry);
+    let skip = aligned(&mut words);
+    // SAFETY: aligned to a cache line and large enough; single-threaded here.
+    let bank = unsafe { Bank::at(words[skip..].as_mut_ptr().cast(), geometry) };
+    bank.header
+        .grown_units
+        .store(geometry.units, Ordering::Relaxed);
+    let node = |address| {
+        let place = bank.tree.child(Place::root(ROOT), address, 100);
+        place.unwrap().node
+    };
+    let (held, spike) = (node(0x10), node(0x20));
+    let sample = |bytes| NewSample {
+        bytes,
+        weight: 1.0,
+        tick: 0,
+    };
+    let record = |leaf, shard| bank.record_of((leaf, 6), shard);
+    let new = |leaf, bytes, shard, exclusive| {
+        bank.count_new(record(leaf, shard), shard, &sample(bytes), exclusive);
+    };
+    let free = |leaf, bytes, shard, tick, exclusive| {
+        let freed = FreeSample {
+            born: sample(bytes),
+            tick,
+        };
+        bank.count_free(record(leaf, shard), shard, &freed, exclusive);
+    };
+    let look = |words: &Vec<u64>| at_peak(&as_bytes(words)[skip * 8..], geometry);
+    new(held, 1000, 0, true);
+    assert_eq!(look(&words), (0, 0, std::vec![1000.0]));
+    for _ in 0..700 {
+        new(spike, 100 << 10, 0, true);
+    }
+    for _ in 0..700 {
+        free(spike, 100 << 10, 0, 7, true);
+    }
+    let peak = (700 * 100 << 10) as f64;
+    assert_eq!(look(&words), (1, 7, std::vec![1000.0, peak]));
+    // A lower one changes nothing, nor does one that is higher by less than a step.
+    for tick in [20, 21] {
+        new(held, 700 * 100 << 10, 0, true);
+        new(held, 3000, 0, true);
+        free(held, 700 * 100 << 10, 0, tick, true);
+        free(held, 3000, 0, tick, true);
+    }
+    assert_eq!(look(&words), (1, 7, std::vec![1000.0, peak]));
+    // A higher one of another shard, and of what all others share, does; records made since
+    // then held nothing.
+    for (shard, exclusive, factor) in [(1, true, 2), (SHARED_SHARD, false, 4)] {
+        new(held, (700 * 100 << 10) * factor, shard, exclusive);
+        free(
+            held,
+            (700 * 100 << 10) * factor,
+            shard,
+            30 + shard,
+            exclusive,
+        );
+        new(node(0x30 + u64::from(shard)), 5, 0, true);
+        let (epoch, tick, live) = look(&words);
+        assert_eq!((epoch, tick), (1 + factor as u32 / 2, 30 + shard));
+        assert_eq!(
+            live.iter().sum::<f64>() as u64 / 1000,
+            (1000 + peak as u64 * factor) / 1000
+        );
+        assert_eq!(live[1], 0.0);
+    }
+}
+
+#[test]
+fn what_is_freed_unseen_is_no_peak() {
+    let geometry = Geometry::of_segment(SEGMENT);
+    let mut words = bank_memory(geometry);
+    let skip = aligned(&mut words);
+    // SAFETY: aligned to a cache line and large enough; single-threaded here.
+    let bank = unsafe { Bank::at(words[skip..].as_mut_ptr().cast(), geometry) };
+    bank.header
+        .grown_units
+        .store(geometry.units, Ordering::Relaxed);
+    let leaf = bank.tree.child(Place::root(ROOT), 0x10, 100).unwrap().node;
+    let sample = |bytes| NewSample {
+        bytes,
+        weight: 1.0,
+        tick: 1,
+    };
+    let id = bank.record_of((leaf, 6), 0);
+    bank.count_new(id, 0, &sample(1000), true);
+    bank.count_unseen(id, 0, &sample(1 << 30), true);
+    let bytes = &as_bytes(&words)[skip * 8..];
+    assert_eq!(at_peak(bytes, geometry).2, std::vec![1000.0]);
+    let summary = BankSummary::new(bytes, geometry).unwrap();
+    assert_eq!(summary.totals().live_bytes, 1000.0);
+    assert_eq!(summary.totals().alloc_bytes, 1000.0 + (1u64 << 30) as f64);
 }

@@ -3,12 +3,12 @@
 use crate::bank::{Bank, Geometry};
 use crate::cpu::{CpuParams, CpuSetting};
 use crate::layout::{
-    BankHeader, Control, IntervalEntry, IntervalLog, MIN_SEGMENT_BYTES, Node, Params, Record,
-    ShardTotals, ThreadEntry, ThreadTable,
+    BankHeader, Control, IntervalEntry, IntervalLog, MIN_SEGMENT_BYTES, Node, Params, PeakState,
+    Record, ShardTotals, ThreadEntry, ThreadTable,
 };
 use crate::record::NewSample;
 use crate::segment::{Errno, SegmentFile, Session, Store};
-use crate::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use crate::tree::{Levels, Place, ROOT};
 use core::mem::{offset_of, size_of};
 use std::vec::Vec;
@@ -64,7 +64,8 @@ fn totals() -> ShardTotals {
         freed_bytes: word(),
         agent_ns: word(),
         timed: word(),
-        reserved: [0; 3],
+        unsettled: word(),
+        reserved: [0; 2],
     }
 }
 
@@ -113,15 +114,23 @@ fn header() -> BankHeader {
         },
         // SAFETY: as for the counters.
         cpu: unsafe { core::mem::zeroed() },
+        peak: PeakState {
+            epoch: half(),
+            tick: half(),
+            level: word(),
+            settled: word(),
+            reserved: [0; 5],
+        },
     }
 }
 
-fn record() -> Record {
+pub fn record() -> Record {
     Record {
         node: half(),
         next: half(),
-        shard: half(),
-        size_class: half(),
+        shard: AtomicU16::new(0),
+        size_class: AtomicU16::new(0),
+        peak_epoch: half(),
         alloc_samples: word(),
         alloc_objects: word(),
         alloc_bytes: word(),
@@ -136,6 +145,9 @@ fn record() -> Record {
         free_variance: word(),
         free_object_variance: word(),
         free_short: word(),
+        kept_epoch: half(),
+        reserved: [0; 3],
+        kept: core::array::from_fn(|_| word()),
     }
 }
 

@@ -1,0 +1,127 @@
+//! Keeping what a record held at a peak, while threads change it.
+
+use super::memory::record;
+use crate::layout::{PeakState, Record};
+use crate::record::{FIRST_RECORD, NewSample, Records};
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use loom::sync::Arc;
+use loom::thread;
+use std::vec::Vec;
+
+const BEFORE: u64 = 5;
+
+struct Memory {
+    records: Vec<Record>,
+    count: AtomicU32,
+    peak: PeakState,
+}
+
+impl Memory {
+    /// A record of [`BEFORE`] samples.
+    fn new() -> Arc<Self> {
+        let half = || AtomicU32::new(0);
+        let word = || AtomicU64::new(0);
+        let memory = Self {
+            records: (0..2).map(|_| record()).collect(),
+            count: half(),
+            peak: PeakState {
+                epoch: half(),
+                tick: half(),
+                level: word(),
+                settled: word(),
+                reserved: [0; 5],
+            },
+        };
+        memory.records[1]
+            .alloc_samples
+            .store(BEFORE, Ordering::Relaxed);
+        Arc::new(memory)
+    }
+
+    /// As `Bank::count_new`, for the record.
+    fn count(&self, exclusive: bool) {
+        let records = Records::new(&self.records, &self.count);
+        let epoch = self.peak.epoch.load(Ordering::Acquire);
+        records.keep(FIRST_RECORD, epoch, exclusive);
+        records.count_new(FIRST_RECORD, &NewSample::NONE, exclusive);
+    }
+
+    /// As the free that finds the heap at a maximum.
+    fn mark(&self) {
+        self.peak.epoch.fetch_add(1, Ordering::Release);
+    }
+
+    /// Samples at the last peak as a reader sees them: what it reads later is newer. `None`: the
+    /// copy is not complete.
+    fn read(&self) -> Option<u64> {
+        let record = &self.records[1];
+        let epoch = self.peak.epoch.load(Ordering::Acquire);
+        let kept = [&record.peak_epoch, &record.kept_epoch].map(|e| e.load(Ordering::Acquire));
+        (epoch != 0 && kept == [epoch; 2]).then(|| record.kept[0].load(Ordering::Relaxed))
+    }
+}
+
+/// Two threads of the shared shard know of the peak, and change the record: the copy has the sums
+/// before both, whichever makes it, and as soon as a reader takes it.
+#[test]
+fn threads_that_share_a_record_keep_it_as_it_was() {
+    loom::model(|| {
+        let memory = Memory::new();
+        memory.mark();
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                let memory = memory.clone();
+                thread::spawn(move || memory.count(false))
+            })
+            .collect();
+        if let Some(kept) = memory.read() {
+            assert_eq!(kept, BEFORE);
+        }
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        assert_eq!(memory.read(), Some(BEFORE));
+    });
+}
+
+/// A thread changes its own record while another marks a peak: the copy lacks at most the event in
+/// flight, and is never of another moment.
+#[test]
+fn an_event_in_flight_is_before_or_after_the_peak() {
+    loom::model(|| {
+        let memory = Memory::new();
+        let owner = memory.clone();
+        let owner = thread::spawn(move || {
+            owner.count(true);
+            owner.count(true);
+        });
+        memory.mark();
+        let read = memory.read();
+        owner.join().unwrap();
+        let counted = [BEFORE, BEFORE + 1, BEFORE + 2];
+        if let Some(kept) = memory.read() {
+            assert!(counted[..2].contains(&kept), "{kept}");
+            assert!(read.is_none_or(|earlier| earlier == kept));
+        } else {
+            // Both events were before the peak, or in flight.
+            let now = memory.records[1].alloc_samples.load(Ordering::Relaxed);
+            assert_eq!(now, BEFORE + 2);
+        }
+    });
+}
+
+/// Two threads find the same maximum: there is one new epoch, and its level is theirs.
+#[test]
+fn one_maximum_is_one_peak() {
+    loom::model(|| {
+        let memory = Memory::new();
+        memory.peak.settled.store(1 << 20, Ordering::Relaxed);
+        let other = memory.clone();
+        let other = thread::spawn(move || other.peak.before_free(0, 3));
+        memory.peak.before_free(0, 3);
+        other.join().unwrap();
+        assert_eq!(memory.peak.epoch.load(Ordering::Relaxed), 1);
+        assert_eq!(memory.peak.level.load(Ordering::Relaxed), 1 << 20);
+        assert_eq!(memory.peak.tick.load(Ordering::Relaxed), 3);
+    });
+}
