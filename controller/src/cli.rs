@@ -338,6 +338,10 @@ pub struct DumpArgs {
     #[command(flatten)]
     pub output: OutputArgs,
 
+    /// Also write the profile of the live heap's high-water mark
+    #[arg(long)]
+    pub peak: bool,
+
     #[command(flatten)]
     pub select: SelectArgs,
 }

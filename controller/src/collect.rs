@@ -39,6 +39,8 @@ pub struct Metadata {
     pub trigger: String,
     /// How the session ended, if it did.
     pub ended: String,
+    /// Whether it is of the live heap's maximum.
+    pub is_peak: bool,
     /// The command line, while the process lives.
     pub command_line: Vec<Vec<u8>>,
     /// The text of its maps, while the process lives.
@@ -352,6 +354,9 @@ fn facts(snapshot: &Snapshot, header: &Header<'_>, metadata: &Metadata) -> Facts
         start_unix_ns: Some(session.start_unix_ns),
         end_unix_ns: Some(snapshot.end_unix_ns),
         duration_ns: Some(snapshot.end_ns.saturating_sub(session.start_ns)),
+        peak_ns: metadata
+            .is_peak
+            .then(|| snapshot.end_ns.saturating_sub(session.start_ns)),
         intervals: snapshot.intervals.iter().map(interval).collect(),
         thinning: Some(session.thinning)
             .filter(|&log2| log2 > 0 && session.interval > 1)

@@ -103,13 +103,19 @@ pub fn write_dead(
     output: &Output,
     agent: &Agent,
     session: &Session,
-    cause: (&str, Ended),
+    (trigger, ended): (&str, Ended),
 ) -> Result<Written, Error> {
     let mut head = Head::new();
     let header = agent.segment.full_head(&mut head)?;
     let end = end_of_dead(session, &header);
     let snapshot = Snapshot::read(&agent.segment, session, end)?;
-    write_snapshot(output, agent, &header, (&snapshot, &[]), cause)
+    write_snapshot(
+        output,
+        agent,
+        &header,
+        (&snapshot, &[]),
+        (trigger, ended, false),
+    )
 }
 
 /// The moment a dead process's session ended, as [`end_of`].
@@ -132,6 +138,7 @@ pub fn write_peak(
 ) -> Result<Written, Error> {
     let mut head = Head::new();
     let header = agent.segment.full_head(&mut head)?;
+    name_threads(agent, session)?;
     let end = match agent.life {
         Life::Running => end_of(session, &header),
         _ => end_of_dead(session, &header),
@@ -143,7 +150,7 @@ pub fn write_peak(
         text::bytes(snapshot.totals.live_bytes)
     );
     let moments = timeline.map_or(Vec::new(), |timeline| timeline.until(&snapshot));
-    let cause = (reason.as_str(), ended);
+    let cause = (reason.as_str(), ended, true);
     let mut written = write_snapshot(output, agent, &header, (&snapshot, &moments), cause)?;
     written.remark = Some(reason);
     Ok(written)
@@ -165,20 +172,26 @@ fn last_sign_of_life(
     }
 }
 
-/// Takes a snapshot and writes it, with the session's timeline where somebody kept one.
-pub fn write(
-    output: &Output,
-    agent: &Agent,
-    (session, timeline): (&Session, Option<&Timeline>),
-    cause: (&str, Ended),
-) -> Result<Written, Error> {
-    let mut head = Head::new();
-    let header = agent.segment.full_head(&mut head)?;
+/// Writes the names of a running process's threads into its segment.
+fn name_threads(agent: &Agent, session: &Session) -> Result<(), Error> {
     if agent.life == Life::Running {
         let mut buffer = [0; BANK_HEADER_BYTES];
         let bank = agent.segment.bank(session.number, &mut buffer)?;
         threads::write_down(agent, session, &bank, true);
     }
+    Ok(())
+}
+
+/// Takes a snapshot and writes it, with the session's timeline where somebody kept one.
+pub fn write(
+    output: &Output,
+    agent: &Agent,
+    (session, timeline): (&Session, Option<&Timeline>),
+    (trigger, ended): (&str, Ended),
+) -> Result<Written, Error> {
+    let mut head = Head::new();
+    let header = agent.segment.full_head(&mut head)?;
+    name_threads(agent, session)?;
     let peak = Snapshot::read_peak_sums(&agent.segment, session)?;
     let snapshot = snapshot(agent, session, &header)?;
     let moments = timeline.map_or(Vec::new(), |timeline| {
@@ -188,7 +201,13 @@ pub fn write(
         }
         moments
     });
-    write_snapshot(output, agent, &header, (&snapshot, &moments), cause)
+    write_snapshot(
+        output,
+        agent,
+        &header,
+        (&snapshot, &moments),
+        (trigger, ended, false),
+    )
 }
 
 /// Writes a snapshot, with the moments before it where somebody kept them: those of stacks name
@@ -198,7 +217,7 @@ fn write_snapshot(
     agent: &Agent,
     header: &Header<'_>,
     (snapshot, moments): (&Snapshot, &[Moment]),
-    (trigger, ended): (&str, Ended),
+    (trigger, ended, is_peak): (&str, Ended, bool),
 ) -> Result<Written, Error> {
     let mut metadata = match ended {
         Ended::Not | Ended::InOrder => Metadata::of_live(agent.pid, &agent.name),
@@ -212,6 +231,7 @@ fn write_snapshot(
         // Nobody knows what there was then.
         metadata.memory.clear();
     }
+    metadata.is_peak = is_peak;
     metadata.trigger = trigger.to_owned();
     metadata.ended = ended.fact();
     metadata.boot_id = process::boot_id().map(|(_, text)| text);

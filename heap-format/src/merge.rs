@@ -269,6 +269,9 @@ impl Merger {
         } else if new.end_unix_ns > out.end_unix_ns {
             out.intervals.clone_from(&new.intervals);
         }
+        if out.peak_ns != new.peak_ns {
+            out.peak_ns = None;
+        }
         out.thinning = out.thinning.max(new.thinning);
         out.python_hides = out.python_hides.max(new.python_hides);
         let start = out.start_unix_ns.into_iter().chain(new.start_unix_ns);

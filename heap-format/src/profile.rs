@@ -235,6 +235,8 @@ pub struct Facts {
     pub end_unix_ns: Option<u64>,
     /// Length of the session.
     pub duration_ns: Option<u64>,
+    /// Time of the live heap's maximum, from the session's start, if the profile is of that moment.
+    pub peak_ns: Option<u64>,
     /// The intervals in chronological order, if the interval changed; the
     /// profile's period is then the smallest.
     pub intervals: Vec<IntervalPeriod>,

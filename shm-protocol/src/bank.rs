@@ -194,7 +194,7 @@ impl<'a> Bank<'a> {
             Self {
                 header,
                 tree: Tree::new(slots, geometry.levels, nodes, &header.node_count),
-                records: Records::new(records, &header.record_count),
+                records: Records::new(records, &header.record_count, &header.peak.epoch),
                 codes: Codes::new(codes, &header.code_words, &header.code_bytes),
                 geometry,
                 open: None,
@@ -229,7 +229,7 @@ impl<'a> Bank<'a> {
         Self {
             header,
             tree: Tree::new(slots, geometry.levels, nodes, &header.node_count),
-            records: Records::new(records, &header.record_count),
+            records: Records::new(records, &header.record_count, &header.peak.epoch),
             codes: Codes::new(&[], &header.code_words, &header.code_bytes),
             geometry,
             open: None,
@@ -388,13 +388,11 @@ impl<'a> Bank<'a> {
     #[inline]
     pub fn count_new(&self, id: RecordId, shard: u32, sample: &NewSample, exclusive: bool) {
         let owned = exclusive && self.owns(id, shard);
-        let epoch = self.header.peak.epoch.load(Ordering::Acquire);
-        self.records.keep(id, epoch, owned);
         let bytes = self.records.count_new(id, sample, owned);
         let totals = self.totals(shard);
         add(&totals.samples, 1, exclusive);
         add(&totals.alloc_bytes, bytes, exclusive);
-        self.settle(totals, bytes, bytes, exclusive);
+        self.header.peak.count(totals, bytes, bytes, exclusive);
         if id == TABLE_FULL {
             self.header
                 .counters
@@ -425,11 +423,9 @@ impl<'a> Bank<'a> {
         let owned = exclusive && self.owns(id, shard);
         let (totals, peak) = (self.totals(shard), &self.header.peak);
         peak.before_free(totals.unsettled.load(Ordering::Relaxed), sample.tick);
-        let epoch = peak.epoch.load(Ordering::Acquire);
-        self.records.keep(id, epoch, owned);
         let bytes = self.records.count_free(id, sample, owned);
         add(&totals.freed_bytes, bytes, exclusive);
-        self.settle(totals, bytes.wrapping_neg(), bytes, exclusive);
+        peak.count(totals, bytes.wrapping_neg(), bytes, exclusive);
     }
 
     /// Counts a sampled allocation whose free cannot be seen, as freed at once: it is in no live
@@ -442,29 +438,6 @@ impl<'a> Bank<'a> {
         // The free comes first: the heap is not higher in between.
         self.count_free(id, shard, &freed, exclusive);
         self.count_new(id, shard, sample, exclusive);
-    }
-
-    /// Counts a change of the live bytes for the peak; `amount` is how large it is.
-    #[inline]
-    fn settle(&self, totals: &ShardTotals, change: u64, amount: u64, exclusive: bool) {
-        let peak = &self.header.peak;
-        let limit = peak.unsettled_limit(amount);
-        let is_much = |unsettled: u64| (unsettled as i64).unsigned_abs() > limit;
-        if exclusive {
-            let unsettled = totals.unsettled.load(Ordering::Relaxed);
-            let mut unsettled = unsettled.wrapping_add(change);
-            if is_much(unsettled) {
-                peak.settled.fetch_add(unsettled, Ordering::Relaxed);
-                unsettled = 0;
-            }
-            totals.unsettled.store(unsettled, Ordering::Relaxed);
-        } else {
-            let unsettled = totals.unsettled.fetch_add(change, Ordering::Relaxed);
-            if is_much(unsettled.wrapping_add(change)) {
-                let all = totals.unsettled.swap(0, Ordering::Relaxed);
-                peak.settled.fetch_add(all, Ordering::Relaxed);
-            }
-        }
     }
 
     /// Samples counted in a record, and the estimate of the bytes that are live of them, as far as

@@ -22,8 +22,8 @@ mod bank;
 
 pub use bank::{
     BANK_HEADER_BYTES, BankHeader, EXCLUSIVE_SHARDS, INTERVALS_KEPT, IntervalEntry, IntervalLog,
-    KEPT_SUMS, MERGED_ADDRESS, Node, PeakState, Record, SHARED_SHARD, ShardTotals, THREAD_ADDRESS, THREADS_KEPT,
-    ThreadEntry, ThreadTable, reserved_units, step_of,
+    KEPT_SUMS, MERGED_ADDRESS, Node, PeakState, Record, SHARED_SHARD, ShardTotals, THREAD_ADDRESS,
+    THREADS_KEPT, ThreadEntry, ThreadTable, reserved_units, step_of,
 };
 
 /// "MEMPROF\n", little-endian, at the start of [`Identity`].

@@ -8,7 +8,7 @@
 //! present state is the peak: readers compare the two.
 //!
 //! Each shard sums up the changes of its live bytes, and adds them to the common count when they
-//! exceed [`Self::unsettled_limit`](PeakState::unsettled_limit). A thread's view is the common count
+//! exceed a limit ([`ShardTotals::unsettled_limit`]). A thread's view is the common count
 //! and its own rest, so one thread's view is exact.
 //!
 //! Limits: a new epoch begins only if the heap is higher than at the last one by more than one
@@ -16,7 +16,8 @@
 //! settled: together one part in a thousand of the heap or 132 KiB, whichever is more. Events that
 //! other threads are counting while an epoch begins may be before or after it: one for each thread.
 
-use crate::layout::PeakState;
+use crate::layout::{PeakState, ShardTotals};
+use crate::record::add;
 use crate::sync::Ordering;
 
 /// The maximum grows by steps of this part of it, so that there are at most some 40,000 epochs in a
@@ -32,28 +33,28 @@ const UNSETTLED_BYTES: u64 = 4096;
 const BYTE_BITS: u32 = 8;
 
 impl PeakState {
-    /// Returns the estimated live bytes as the shard sees them that has not settled `unsettled`.
-    #[inline]
-    fn view(&self, unsettled: u64) -> i64 {
-        self.settled.load(Ordering::Relaxed).wrapping_add(unsettled) as i64
-    }
-
     /// Begins a new epoch if the live bytes, which are about to fall, are a new maximum.
+    /// `unsettled` is that of the thread's shard.
     #[inline]
     pub(crate) fn before_free(&self, unsettled: u64, tick: u32) {
-        let (view, level) = (self.view(unsettled), self.level.load(Ordering::Relaxed));
-        if view > level.saturating_add(level / STEP) as i64 {
-            self.mark(view as u64, level, tick);
+        let settled = self.settled.load(Ordering::Relaxed);
+        let (view, next) = (
+            settled.wrapping_add(unsettled) as i64,
+            self.next_level.load(Ordering::Relaxed),
+        );
+        if view > next as i64 {
+            self.mark(view as u64, next, tick);
         }
     }
 
     /// Begins a new epoch, unless another thread has just done it.
     #[cold]
-    fn mark(&self, view: u64, level: u64, tick: u32) {
-        let relaxed = Ordering::Relaxed;
+    #[inline(never)]
+    fn mark(&self, view: u64, known: u64, tick: u32) {
+        let (relaxed, next) = (Ordering::Relaxed, view.saturating_add(view / STEP));
         if self
-            .level
-            .compare_exchange(level, view, relaxed, relaxed)
+            .next_level
+            .compare_exchange(known, next, relaxed, relaxed)
             .is_ok()
         {
             self.tick.store(tick, relaxed);
@@ -61,12 +62,35 @@ impl PeakState {
         }
     }
 
-    /// Returns the change of live bytes up to which a shard keeps it to itself, after a change by
-    /// `last`.
+    /// Counts a change of the live bytes in a shard; `amount` is how large it is.
     #[inline]
-    pub(crate) fn unsettled_limit(&self, last: u64) -> u64 {
-        let most = UNSETTLED_BYTES << BYTE_BITS;
-        let few = last.saturating_mul(UNSETTLED_SAMPLES).min(most);
-        few.max(self.settled.load(Ordering::Relaxed) / UNSETTLED_SHARE)
+    pub(crate) fn count(&self, shard: &ShardTotals, change: u64, amount: u64, exclusive: bool) {
+        add(&shard.unsettled, change, exclusive);
+        let unsettled = shard.unsettled.load(Ordering::Relaxed) as i64;
+        let limit = shard.unsettled_limit.load(Ordering::Relaxed);
+        if unsettled.unsigned_abs() > limit {
+            self.settle(shard, amount, exclusive);
+        }
+    }
+
+    /// Adds what a shard has not settled to the common count.
+    #[cold]
+    #[inline(never)]
+    fn settle(&self, shard: &ShardTotals, amount: u64, exclusive: bool) {
+        let (all, relaxed) = (&shard.unsettled, Ordering::Relaxed);
+        let unsettled = match exclusive {
+            true => all.load(relaxed),
+            false => all.swap(0, relaxed),
+        };
+        let settled = self.settled.fetch_add(unsettled, relaxed);
+        if exclusive {
+            all.store(0, relaxed);
+        }
+        let heap = settled.wrapping_add(unsettled) as i64;
+        let few = amount.saturating_mul(UNSETTLED_SAMPLES);
+        let limit = few
+            .min(UNSETTLED_BYTES << BYTE_BITS)
+            .max(heap.max(0) as u64 / UNSETTLED_SHARE);
+        shard.unsettled_limit.store(limit, relaxed);
     }
 }

@@ -199,13 +199,19 @@ pub struct Room {
 pub struct Records<'a> {
     records: &'a [Record],
     count: &'a AtomicU32,
+    peak_epoch: &'a AtomicU32,
 }
 
 impl<'a> Records<'a> {
-    /// Records over zeroed or already used memory.
+    /// Records over zeroed or already used memory; with the number of the last peak, for which each
+    /// keeps its sums before they change.
     #[must_use]
-    pub fn new(records: &'a [Record], count: &'a AtomicU32) -> Self {
-        Self { records, count }
+    pub fn new(records: &'a [Record], count: &'a AtomicU32, peak_epoch: &'a AtomicU32) -> Self {
+        Self {
+            records,
+            count,
+            peak_epoch,
+        }
     }
 
     /// The record of `shard` for objects of `class` from the stack that ends in `leaf`, made if
@@ -233,13 +239,12 @@ impl<'a> Records<'a> {
         Some(id)
     }
 
-    /// Copies the sums of a record that are about to change, if they have not been since peak
-    /// `epoch`. `exclusive`: the calling thread owns the record's shard.
+    /// Copies the sums of a record that are about to change, if they have not changed since the
+    /// last peak.
     #[inline]
-    pub fn keep(&self, id: RecordId, epoch: u32, exclusive: bool) {
-        if let Some(record) = self.records.get(id as usize)
-            && record.peak_epoch.load(Ordering::Relaxed) < epoch
-        {
+    fn keep(&self, record: &Record, exclusive: bool) {
+        let epoch = self.peak_epoch.load(Ordering::Acquire);
+        if record.peak_epoch.load(Ordering::Relaxed) < epoch {
             record.keep(epoch, exclusive);
         }
     }
@@ -251,6 +256,7 @@ impl<'a> Records<'a> {
         let Some(record) = self.records.get(id as usize) else {
             return 0;
         };
+        self.keep(record, exclusive);
         let amounts = Amounts::of(sample);
         let births = amounts.time_weight.wrapping_mul(u64::from(sample.tick));
         add(&record.alloc_samples, 1, exclusive);
@@ -272,6 +278,7 @@ impl<'a> Records<'a> {
         let Some(record) = self.records.get(id as usize) else {
             return 0;
         };
+        self.keep(record, exclusive);
         let amounts = Amounts::of(&sample.born);
         let births = amounts
             .time_weight
@@ -413,6 +420,8 @@ mod tests {
     use crate::layout::Node;
     use std::vec::Vec;
 
+    static NO_PEAK: AtomicU32 = AtomicU32::new(0);
+
     fn zeroed<T>() -> T {
         // SAFETY: used for Record and Node only, for which all zero is valid.
         unsafe { core::mem::zeroed() }
@@ -436,7 +445,7 @@ mod tests {
     #[test]
     fn each_shard_has_a_record_and_keeps_it() {
         let (records, count, node) = memory(64);
-        let records = Records::new(&records, &count);
+        let records = Records::new(&records, &count, &NO_PEAK);
         let a = records.of_shard(&node, (5, 0), 0, room(64)).unwrap();
         let b = records.of_shard(&node, (5, 0), 1, room(64)).unwrap();
         assert_ne!(a, b);
@@ -450,7 +459,7 @@ mod tests {
         let classes = [0, 1, 2, 3, 4, 1023, 1024, 1 << 40].map(size_class);
         assert_eq!(classes, [0, 0, 1, 1, 2, 9, 10, 40]);
         let (records, count, node) = memory(64);
-        let records = Records::new(&records, &count);
+        let records = Records::new(&records, &count, &NO_PEAK);
         let small = records.of_shard(&node, (5, 3), 0, room(64)).unwrap();
         let large = records.of_shard(&node, (5, 20), 0, room(64)).unwrap();
         let others = records.of_shard(&node, (5, 20), 1, room(64)).unwrap();
@@ -464,7 +473,7 @@ mod tests {
     #[test]
     fn cpu_time_of_a_stack_is_apart_from_its_objects() {
         let (records, count, node) = memory(8);
-        let records = Records::new(&records, &count);
+        let records = Records::new(&records, &count, &NO_PEAK);
         let objects = records.of_shard(&node, (5, 4), 0, room(8)).unwrap();
         let time = records.of_shard(&node, (5, CPU_CLASS), 0, room(8)).unwrap();
         assert_ne!(objects, time);
@@ -485,7 +494,7 @@ mod tests {
     #[test]
     fn what_is_freed_at_once_counts_as_short_lived() {
         let (records, count, node) = memory(8);
-        let records = Records::new(&records, &count);
+        let records = Records::new(&records, &count, &NO_PEAK);
         let id = records.of_shard(&node, (1, 4), 0, room(8)).unwrap();
         for (born, died) in [(7, 7), (7, 8), (7, 9), (u32::MAX, 0), (9, 200)] {
             let born = NewSample {
@@ -503,7 +512,7 @@ mod tests {
     #[test]
     fn crowded_bank_shares_and_full_bank_refuses() {
         let (records, count, node) = memory(8);
-        let records = Records::new(&records, &count);
+        let records = Records::new(&records, &count, &NO_PEAK);
         let nodes: Vec<Node> = (0..8).map(|_| zeroed()).collect();
         for (i, other) in nodes.iter().enumerate().take(4) {
             records.of_shard(other, (i as u32, 0), 0, room(8)).unwrap();
@@ -525,7 +534,7 @@ mod tests {
     #[test]
     fn what_is_freed_is_what_was_added() {
         let (records, count, node) = memory(8);
-        let records = Records::new(&records, &count);
+        let records = Records::new(&records, &count, &NO_PEAK);
         let id = records.of_shard(&node, (1, 0), 0, room(8)).unwrap();
         for bytes in [0u64, 1, 16, 1000, 1 << 20, 1 << 40] {
             let born = NewSample {
@@ -550,7 +559,7 @@ mod tests {
     #[test]
     fn object_variances_of_all_sizes_add_up() {
         let (records, count, node) = memory(8);
-        let records = Records::new(&records, &count);
+        let records = Records::new(&records, &count, &NO_PEAK);
         let id = records.of_shard(&node, (1, 0), 0, room(8)).unwrap();
         let mut expected = 0.0;
         for weight in [1.0f32, 1.000_01, 1.5, 64.5, 4096.25, 1_048_576.5] {
@@ -572,7 +581,7 @@ mod tests {
     #[test]
     fn exact_sampling_counts_exactly() {
         let (records, count, node) = memory(8);
-        let records = Records::new(&records, &count);
+        let records = Records::new(&records, &count, &NO_PEAK);
         let id = records.of_shard(&node, (1, 0), 0, room(8)).unwrap();
         for bytes in 0..1000u64 {
             records.count_new(

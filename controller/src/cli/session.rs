@@ -99,7 +99,7 @@ pub struct TriggerArgs {
     #[arg(help_heading = DUMPS, long, value_name = "BYTES", value_parser = values::amount)]
     pub every_growth: Option<u64>,
 
-    /// Keep the profile of the live heap's high-water mark, and write it at the end
+    /// Write the profile of the live heap's high-water mark, too, at the end
     #[arg(help_heading = DUMPS, long)]
     pub peak: bool,
 

@@ -55,7 +55,12 @@ pub fn execute(args: DumpArgs, then: Then) -> anyhow::Result<ExitCode> {
             _ => "",
         };
         let written = match refusal {
-            "" => one((&prefix, &output), agent, sessions, then),
+            "" => {
+                if let Some(session) = sessions.heap.filter(|_| args.peak) {
+                    write_peak(&output, agent, session, &mut outcome);
+                }
+                one((&prefix, &output), agent, sessions, then)
+            }
             refusal => Err(anyhow::anyhow!(refusal)),
         };
         match written {
@@ -115,6 +120,26 @@ impl Sessions {
 
     fn is_none(&self) -> bool {
         self.heap.is_none() && self.time.is_none()
+    }
+}
+
+/// Writes the high-water mark of a session, which may be running.
+fn write_peak(
+    output: &Output,
+    agent: &Agent,
+    (session, running): (Session, bool),
+    outcome: &mut Outcome,
+) {
+    let ended = match running {
+        true => Ended::Not,
+        false => Ended::InOrder,
+    };
+    match dump::write_peak(output, agent, (&session, None), ended) {
+        Ok(written) => super::report(written, outcome),
+        Err(error) => {
+            diagnostic(&format!("{}: high-water mark: {error}", agent.title()));
+            outcome.failures += 1;
+        }
     }
 }
 

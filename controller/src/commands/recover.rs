@@ -35,9 +35,9 @@ pub fn execute(args: DumpArgs) -> anyhow::Result<ExitCode> {
     let mut timed = cpu_session::Outcome::default();
     for found in gone {
         let title = found.title();
-        match one((&prefix, &output), found, &mut claims) {
-            Ok(Left { heap, time }) => {
-                if let Some(written) = heap {
+        match one((&prefix, &output, args.peak), found, &mut claims) {
+            Ok(Left { peak, heap, time }) => {
+                for written in peak.into_iter().chain(heap) {
                     super::report(written, &mut outcome);
                 }
                 timed.written.extend(time);
@@ -69,12 +69,13 @@ pub fn execute(args: DumpArgs) -> anyhow::Result<ExitCode> {
 /// What a process has left, and was written.
 #[derive(Default)]
 struct Left {
+    peak: Option<Written>,
     heap: Option<Written>,
     time: Option<cpu_session::Written>,
 }
 
 fn one(
-    (prefix, output): (&Path, &Output),
+    (prefix, output, with_peak): (&Path, &Output, bool),
     found: Found,
     claims: &mut Claims,
 ) -> anyhow::Result<Left> {
@@ -108,6 +109,8 @@ fn one(
         ended => ended,
     };
     let write = |session| dump::write_dead(output, agent, session, ("recovered", ended));
+    let peak = |session| dump::write_peak(output, agent, (session, None), ended);
+    let peak = heap.as_ref().filter(|_| with_peak).map(peak).transpose()?;
     let heap = heap.as_ref().map(write).transpose()?;
     let mut full = Head::new();
     let time = remains::write(prefix, agent, &session, &segment.full_head(&mut full)?)?;
@@ -116,5 +119,5 @@ fn one(
         .mark_collected(session.number)
         .map_err(io_error)?;
     segment.remove()?;
-    Ok(Left { heap, time })
+    Ok(Left { peak, heap, time })
 }

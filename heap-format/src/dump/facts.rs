@@ -87,6 +87,7 @@ impl Writer<'_> {
         self.number("start_unix_ns", facts.start_unix_ns);
         self.number("end_unix_ns", facts.end_unix_ns);
         self.number("duration_ns", facts.duration_ns);
+        self.number("peak_ns", facts.peak_ns);
         for period in &facts.intervals {
             self.fact("interval", interval_text(period).as_bytes());
         }
@@ -375,6 +376,7 @@ fn fact(facts: &mut crate::profile::Facts, name: &[u8], value: &[u8]) -> Option<
         b"start_unix_ns" => facts.start_unix_ns = Some(number()?),
         b"end_unix_ns" => facts.end_unix_ns = Some(number()?),
         b"duration_ns" => facts.duration_ns = Some(number()?),
+        b"peak_ns" => facts.peak_ns = Some(number()?),
         b"interval" => facts
             .intervals
             .push(interval(std::str::from_utf8(value).ok()?)?),

@@ -218,6 +218,11 @@ impl Context<'_> {
                 "Duration: {length}, Total samples = {total} {share}"
             ));
         }
+        lines.extend(facts.peak_ns.map(|at| {
+            let at = i64::try_from(at).unwrap_or(i64::MAX);
+            let at = self.style.label(at, "nanoseconds", "auto");
+            format!("Peak: the live heap's high-water mark, {at} after the start")
+        }));
         lines.extend(self.sampling());
         lines.extend(history(facts).map(|text| format!("Interval: {text}")));
         lines

@@ -301,6 +301,8 @@ struct Facts<'a> {
     sequence: Option<u64>,
     exe_build_id: String,
     command_line: &'a [String],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    peak_ns: Option<u64>,
     intervals: Vec<Interval>,
     #[serde(skip_serializing_if = "Option::is_none")]
     thinning: Option<u64>,
@@ -378,6 +380,7 @@ fn facts(profile: &Profile) -> Facts<'_> {
         exe_build_id: facts.exe_build_id.to_string(),
         command_line: &facts.command_line,
         intervals: facts.intervals.iter().map(interval).collect(),
+        peak_ns: facts.peak_ns,
         thinning: facts.thinning,
         python: facts.python.as_deref(),
         python_hides: facts.python_hides,

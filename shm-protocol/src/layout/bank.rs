@@ -90,8 +90,8 @@ pub struct PeakState {
     pub epoch: AtomicU32,
     /// Tick of that peak, since the session's start.
     pub tick: AtomicU32,
-    /// Estimated live bytes at that peak, fixed point.
-    pub level: AtomicU64,
+    /// Estimated live bytes that would be a new peak, fixed point: a step above the last one's.
+    pub next_level: AtomicU64,
     /// Estimated live bytes now, fixed point, without what shards have not settled yet.
     pub settled: AtomicU64,
     /// Zero.
@@ -194,8 +194,10 @@ pub struct ShardTotals {
     pub timed: AtomicU64,
     /// Change of the live bytes that is not in [`PeakState::settled`] yet, fixed point, modulo 2^64.
     pub unsettled: AtomicU64,
+    /// Change up to which it is kept there; 0: not known yet.
+    pub unsettled_limit: AtomicU64,
     /// Zero.
-    pub reserved: [u64; 2],
+    pub reserved: u64,
 }
 
 /// A node of the calling-context tree.

@@ -5,8 +5,8 @@ use crate::bank::Geometry;
 use crate::counters::{self, Counter, Counters};
 use crate::cpu::{CPU_CAUSES, CpuState, CpuTotals};
 use crate::layout::{
-    BANK_HEADER_BYTES, BankHeader, INTERVALS_KEPT, IntervalEntry, IntervalLog, PeakState, ShardTotals,
-    THREADS_KEPT, ThreadEntry, ThreadTable, reserved_units,
+    BANK_HEADER_BYTES, BankHeader, INTERVALS_KEPT, IntervalEntry, IntervalLog, PeakState,
+    ShardTotals, THREADS_KEPT, ThreadEntry, ThreadTable, reserved_units,
 };
 use crate::record::{BYTE_ONE, FIRST_RECORD};
 use crate::segment::IntervalPeriod;

@@ -65,7 +65,8 @@ fn totals() -> ShardTotals {
         agent_ns: word(),
         timed: word(),
         unsettled: word(),
-        reserved: [0; 2],
+        unsettled_limit: word(),
+        reserved: 0,
     }
 }
 
@@ -117,7 +118,7 @@ fn header() -> BankHeader {
         peak: PeakState {
             epoch: half(),
             tick: half(),
-            level: word(),
+            next_level: word(),
             settled: word(),
             reserved: [0; 5],
         },

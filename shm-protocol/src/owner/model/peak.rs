@@ -27,7 +27,7 @@ impl Memory {
             peak: PeakState {
                 epoch: half(),
                 tick: half(),
-                level: word(),
+                next_level: word(),
                 settled: word(),
                 reserved: [0; 5],
             },
@@ -40,9 +40,7 @@ impl Memory {
 
     /// As `Bank::count_new`, for the record.
     fn count(&self, exclusive: bool) {
-        let records = Records::new(&self.records, &self.count);
-        let epoch = self.peak.epoch.load(Ordering::Acquire);
-        records.keep(FIRST_RECORD, epoch, exclusive);
+        let records = Records::new(&self.records, &self.count, &self.peak.epoch);
         records.count_new(FIRST_RECORD, &NewSample::NONE, exclusive);
     }
 
@@ -121,7 +119,8 @@ fn one_maximum_is_one_peak() {
         memory.peak.before_free(0, 3);
         other.join().unwrap();
         assert_eq!(memory.peak.epoch.load(Ordering::Relaxed), 1);
-        assert_eq!(memory.peak.level.load(Ordering::Relaxed), 1 << 20);
+        let next = memory.peak.next_level.load(Ordering::Relaxed);
+        assert_eq!(next, (1 << 20) + (1 << 10));
         assert_eq!(memory.peak.tick.load(Ordering::Relaxed), 3);
     });
 }
