@@ -444,7 +444,9 @@ fn count_own_free(thread: &mut Thread, epoch: &Epoch, object: &Object, now_ns: u
 /// the heap is not higher than it is with one of them.
 #[cold]
 fn count_replaced(thread: &mut Thread, epoch: &Epoch, object: &Object, now_ns: u64) {
-    if session::is_counting(object.session, now_ns) && of_own_session(thread, object).is_some() {
+    if session::is_counting(object.session, now_ns)
+        && of_own_session(thread, object, now_ns).is_some()
+    {
         count_own_free(thread, epoch, object, now_ns);
     }
 }

@@ -192,7 +192,10 @@ pub fn write(
     let mut head = Head::new();
     let header = agent.segment.full_head(&mut head)?;
     name_threads(agent, session)?;
-    let peak = Snapshot::read_peak_sums(&agent.segment, session)?;
+    let peak = match timeline {
+        Some(_) => Snapshot::read_peak_sums(&agent.segment, session)?,
+        None => None,
+    };
     let snapshot = snapshot(agent, session, &header)?;
     let moments = timeline.map_or(Vec::new(), |timeline| {
         let mut moments = timeline.until(&snapshot);

@@ -34,7 +34,7 @@ impl Geometry {
     /// Nodes for each record. Programs have four to seven.
     const NODES_PER_RECORD: u32 = 4;
     /// Maximum and minimum number of nodes of a unit.
-    const UNIT_NODES: (u32, u32) = (8192, 64);
+    const UNIT_NODES: (u32, u32) = (4096, 64);
     /// Minimum number of units, where these are not small already.
     const MIN_UNITS: usize = 64;
 
@@ -568,6 +568,6 @@ mod tests {
         assert!(g.records > 1_000_000 && g.nodes > 5_000_000, "{g:?}");
         assert!(g.bytes_in(1) < 512 << 10, "{g:?}");
         let g = Geometry::of_segment(64 << 20);
-        assert!(g.records > 90_000 && g.nodes > 350_000, "{g:?}");
+        assert!(g.records > 60_000 && g.nodes > 250_000, "{g:?}");
     }
 }

@@ -4,6 +4,7 @@ use super::memory::record;
 use crate::layout::{PeakState, Record};
 use crate::record::{FIRST_RECORD, NewSample, Records};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use loom::model::Builder;
 use loom::sync::Arc;
 use loom::thread;
 use std::vec::Vec;
@@ -59,11 +60,17 @@ impl Memory {
     }
 }
 
+fn explore(model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(2);
+    builder.check(model);
+}
+
 /// Two threads of the shared shard know of the peak, and change the record: the copy has the sums
 /// before both, whichever makes it, and as soon as a reader takes it.
 #[test]
 fn threads_that_share_a_record_keep_it_as_it_was() {
-    loom::model(|| {
+    explore(|| {
         let memory = Memory::new();
         memory.mark();
         let threads: Vec<_> = (0..2)
@@ -86,7 +93,7 @@ fn threads_that_share_a_record_keep_it_as_it_was() {
 /// flight, and is never of another moment.
 #[test]
 fn an_event_in_flight_is_before_or_after_the_peak() {
-    loom::model(|| {
+    explore(|| {
         let memory = Memory::new();
         let owner = memory.clone();
         let owner = thread::spawn(move || {
@@ -111,7 +118,7 @@ fn an_event_in_flight_is_before_or_after_the_peak() {
 /// Two threads find the same maximum: there is one new epoch, and its level is theirs.
 #[test]
 fn one_maximum_is_one_peak() {
-    loom::model(|| {
+    explore(|| {
         let memory = Memory::new();
         memory.peak.settled.store(1 << 20, Ordering::Relaxed);
         let other = memory.clone();
