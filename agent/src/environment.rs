@@ -8,8 +8,9 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use shm_protocol::pattern;
 
 unsafe extern "C" {
-    /// The name that is reserved for it: a program may define `environ` for itself.
-    #[link_name = "_environ"]
+    /// The name that is reserved for it: a program may define `environ` for itself. libc uses the
+    /// copy that an executable has of this variable, under both names, but not of `_environ`.
+    #[link_name = "__environ"]
     static environ: *const *const c_char;
 }
 
