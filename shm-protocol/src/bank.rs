@@ -49,7 +49,7 @@ impl Geometry {
         // Four nodes with their record and two slots each; of slots there are less than
         // ten thirds as many, as the last table has up to twice as many as are needed, and those
         // before it together less than two thirds of that.
-        let four = 4 * size_of::<Node>() + size_of::<Record>() + 8 * size_of::<u32>() * 10 / 3;
+        let four = 4 * size_of::<Node>() + size_of::<Record>() + size_of::<[u32; 8]>() * 10 / 3;
         let nodes = (room / four * 4).min(MAX_NODES as usize);
         let (most, least) = Self::UNIT_NODES;
         let unit_nodes = (nodes / Self::MIN_UNITS).max(1).ilog2();
