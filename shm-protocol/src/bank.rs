@@ -392,7 +392,7 @@ impl<'a> Bank<'a> {
         let totals = self.totals(shard);
         add(&totals.samples, 1, exclusive);
         add(&totals.alloc_bytes, bytes, exclusive);
-        self.header.peak.count(totals, bytes, bytes, exclusive);
+        self.header.peak.count_new(totals, bytes, exclusive);
         if id == TABLE_FULL {
             self.header
                 .counters
@@ -425,7 +425,7 @@ impl<'a> Bank<'a> {
         peak.before_free(totals.unsettled.load(Ordering::Relaxed), sample.tick);
         let bytes = self.records.count_free(id, sample, owned);
         add(&totals.freed_bytes, bytes, exclusive);
-        peak.count(totals, bytes.wrapping_neg(), bytes, exclusive);
+        peak.count_free(totals, bytes, exclusive);
     }
 
     /// Counts a sampled allocation whose free cannot be seen, as freed at once: it is in no live

@@ -26,7 +26,7 @@ const STEP: u64 = 1024;
 /// Share of the heap that a shard need not settle: together, one part in a thousand.
 const UNSETTLED_SHARE: u64 = 32 * 1024;
 /// Samples like the present one that a shard need not settle, up to [`UNSETTLED_BYTES`].
-const UNSETTLED_SAMPLES: u64 = 4;
+const UNSETTLED_SAMPLES: u64 = 16;
 /// Maximum that a shard need not settle if the heap is small, in bytes.
 const UNSETTLED_BYTES: u64 = 4096;
 /// Fractional bits of bytes.
@@ -62,13 +62,21 @@ impl PeakState {
         }
     }
 
-    /// Counts a change of the live bytes in a shard; `amount` is how large it is.
+    /// Counts an increase of the live bytes in a shard.
     #[inline]
-    pub(crate) fn count(&self, shard: &ShardTotals, change: u64, amount: u64, exclusive: bool) {
-        add(&shard.unsettled, change, exclusive);
-        let unsettled = shard.unsettled.load(Ordering::Relaxed) as i64;
+    pub(crate) fn count_new(&self, shard: &ShardTotals, amount: u64, exclusive: bool) {
+        let unsettled = add(&shard.unsettled, amount, exclusive) as i64;
+        if unsettled > shard.unsettled_limit.load(Ordering::Relaxed) as i64 {
+            self.settle(shard, amount, exclusive);
+        }
+    }
+
+    /// Counts a decrease.
+    #[inline]
+    pub(crate) fn count_free(&self, shard: &ShardTotals, amount: u64, exclusive: bool) {
+        let unsettled = add(&shard.unsettled, amount.wrapping_neg(), exclusive);
         let limit = shard.unsettled_limit.load(Ordering::Relaxed);
-        if unsettled.unsigned_abs() > limit {
+        if (unsettled.wrapping_add(limit) as i64) < 0 {
             self.settle(shard, amount, exclusive);
         }
     }

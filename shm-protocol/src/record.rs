@@ -384,16 +384,16 @@ impl<'a> Records<'a> {
     }
 }
 
-/// Adds to a counter: plain for the only writer, locked for one of many.
+/// Adds to a counter: plain for the only writer, locked for one of many. Returns the sum.
 #[inline]
-pub(crate) fn add(counter: &AtomicU64, amount: u64, exclusive: bool) {
+pub(crate) fn add(counter: &AtomicU64, amount: u64, exclusive: bool) -> u64 {
     if exclusive {
-        counter.store(
-            counter.load(Ordering::Relaxed).wrapping_add(amount),
-            Ordering::Relaxed,
-        );
+        let sum = counter.load(Ordering::Relaxed).wrapping_add(amount);
+        counter.store(sum, Ordering::Relaxed);
+        sum
     } else {
-        counter.fetch_add(amount, Ordering::Relaxed);
+        let before = counter.fetch_add(amount, Ordering::Relaxed);
+        before.wrapping_add(amount)
     }
 }
 
