@@ -422,7 +422,7 @@ impl<'a> Bank<'a> {
     pub fn count_free(&self, id: RecordId, shard: u32, sample: &FreeSample, exclusive: bool) {
         let owned = exclusive && self.owns(id, shard);
         let (totals, peak) = (self.totals(shard), &self.header.peak);
-        peak.before_free(totals.unsettled.load(Ordering::Relaxed), sample.tick);
+        peak.before_free(totals, sample.tick);
         let bytes = self.records.count_free(id, sample, owned);
         add(&totals.freed_bytes, bytes, exclusive);
         peak.count_free(totals, bytes, exclusive);

@@ -25,7 +25,7 @@ use crate::sync::Ordering;
 const STEP: u64 = 1024;
 /// Share of the heap that a shard need not settle: together, one part in a thousand.
 const UNSETTLED_SHARE: u64 = 32 * 1024;
-/// Samples like the present one that a shard need not settle, up to [`UNSETTLED_BYTES`].
+/// Samples of the shard's mean size that it need not settle, up to [`UNSETTLED_BYTES`].
 const UNSETTLED_SAMPLES: u64 = 16;
 /// Maximum that a shard need not settle if the heap is small, in bytes.
 const UNSETTLED_BYTES: u64 = 4096;
@@ -33,28 +33,35 @@ const UNSETTLED_BYTES: u64 = 4096;
 const BYTE_BITS: u32 = 8;
 
 impl PeakState {
-    /// Begins a new epoch if the live bytes, which are about to fall, are a new maximum.
-    /// `unsettled` is that of the thread's shard.
+    /// Begins a new epoch if the live bytes, which a thread of this shard is about to decrease, are a
+    /// new maximum.
     #[inline]
-    pub(crate) fn before_free(&self, unsettled: u64, tick: u32) {
-        let settled = self.settled.load(Ordering::Relaxed);
-        let (view, next) = (
-            settled.wrapping_add(unsettled) as i64,
-            self.next_level.load(Ordering::Relaxed),
-        );
-        if view > next as i64 {
-            self.mark(view as u64, next, tick);
+    pub(crate) fn before_free(&self, shard: &ShardTotals, tick: u32) {
+        if self.view(shard) > self.next_level.load(Ordering::Relaxed) as i64 {
+            self.mark(shard, tick);
         }
+    }
+
+    /// Returns the live bytes, as a shard sees them.
+    #[inline]
+    fn view(&self, shard: &ShardTotals) -> i64 {
+        let unsettled = shard.unsettled.load(Ordering::Relaxed);
+        self.settled.load(Ordering::Relaxed).wrapping_add(unsettled) as i64
     }
 
     /// Begins a new epoch, unless another thread has just done it.
     #[cold]
     #[inline(never)]
-    fn mark(&self, view: u64, known: u64, tick: u32) {
-        let (relaxed, next) = (Ordering::Relaxed, view.saturating_add(view / STEP));
+    fn mark(&self, shard: &ShardTotals, tick: u32) {
+        let (relaxed, known) = (Ordering::Relaxed, self.next_level.load(Ordering::Relaxed));
+        let view = self.view(shard);
+        if view <= known as i64 {
+            return;
+        }
+        let (view, step) = (view as u64, view as u64 / STEP);
         if self
             .next_level
-            .compare_exchange(known, next, relaxed, relaxed)
+            .compare_exchange(known, view.saturating_add(step), relaxed, relaxed)
             .is_ok()
         {
             self.tick.store(tick, relaxed);
@@ -67,7 +74,7 @@ impl PeakState {
     pub(crate) fn count_new(&self, shard: &ShardTotals, amount: u64, exclusive: bool) {
         let unsettled = add(&shard.unsettled, amount, exclusive) as i64;
         if unsettled > shard.unsettled_limit.load(Ordering::Relaxed) as i64 {
-            self.settle(shard, amount, exclusive);
+            self.settle(shard, exclusive);
         }
     }
 
@@ -77,14 +84,14 @@ impl PeakState {
         let unsettled = add(&shard.unsettled, amount.wrapping_neg(), exclusive);
         let limit = shard.unsettled_limit.load(Ordering::Relaxed);
         if (unsettled.wrapping_add(limit) as i64) < 0 {
-            self.settle(shard, amount, exclusive);
+            self.settle(shard, exclusive);
         }
     }
 
     /// Adds what a shard has not settled to the common count.
     #[cold]
     #[inline(never)]
-    fn settle(&self, shard: &ShardTotals, amount: u64, exclusive: bool) {
+    fn settle(&self, shard: &ShardTotals, exclusive: bool) {
         let (all, relaxed) = (&shard.unsettled, Ordering::Relaxed);
         let unsettled = match exclusive {
             true => all.load(relaxed),
@@ -95,8 +102,9 @@ impl PeakState {
             all.store(0, relaxed);
         }
         let heap = settled.wrapping_add(unsettled) as i64;
-        let few = amount.saturating_mul(UNSETTLED_SAMPLES);
-        let limit = few
+        let bytes = shard.alloc_bytes.load(relaxed) / shard.samples.load(relaxed).max(1);
+        let limit = bytes
+            .saturating_mul(UNSETTLED_SAMPLES)
             .min(UNSETTLED_BYTES << BYTE_BITS)
             .max(heap.max(0) as u64 / UNSETTLED_SHARE);
         shard.unsettled_limit.store(limit, relaxed);

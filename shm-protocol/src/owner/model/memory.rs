@@ -57,7 +57,7 @@ fn params() -> Params {
     }
 }
 
-fn totals() -> ShardTotals {
+pub fn totals() -> ShardTotals {
     ShardTotals {
         samples: word(),
         alloc_bytes: word(),

@@ -1,6 +1,6 @@
 //! Keeping what a record held at a peak, while threads change it.
 
-use super::memory::record;
+use super::memory::{record, totals};
 use crate::layout::{PeakState, Record};
 use crate::record::{FIRST_RECORD, NewSample, Records};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
@@ -122,8 +122,8 @@ fn one_maximum_is_one_peak() {
         let memory = Memory::new();
         memory.peak.settled.store(1 << 20, Ordering::Relaxed);
         let other = memory.clone();
-        let other = thread::spawn(move || other.peak.before_free(0, 3));
-        memory.peak.before_free(0, 3);
+        let other = thread::spawn(move || other.peak.before_free(&totals(), 3));
+        memory.peak.before_free(&totals(), 3);
         other.join().unwrap();
         assert_eq!(memory.peak.epoch.load(Ordering::Relaxed), 1);
         let next = memory.peak.next_level.load(Ordering::Relaxed);
