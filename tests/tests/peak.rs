@@ -118,7 +118,10 @@ fn the_highest_tooth_is_found() {
 fn an_object_that_moves_counts_once() {
     let (_scratch, program, peak, _) = peak_of("moved", "1");
     assert_eq!(live(&peak, &program, "site_moved"), (64 << 20) as f64);
-    assert_eq!(live(&peak, &program, "site_spike"), (8 * 100 << 10) as f64);
+    assert_eq!(
+        live(&peak, &program, "site_spike"),
+        (8 * (100 << 10)) as f64
+    );
 }
 
 #[test]
@@ -169,6 +172,12 @@ fn a_peak_is_kept_unasked_in_a_session_without_a_controller() {
     target.ended();
     let outcome = run(scratch.profiler().args(["recover", "--peak", "-o", "r_"]));
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    let first = scratch.files().join(&outcome.dumps()[0]);
+    let shown = run(scratch.parser().arg(first)).stdout;
+    assert!(
+        shown.contains("\nPeak: the live heap's high-water mark, "),
+        "{shown}"
+    );
     let (peak, _) = both(&scratch, &outcome);
     assert_eq!(live(&peak, &program, "site_spike"), SPIKE);
     assert_eq!(live(&peak, &program, "site_kept"), KEPT);

@@ -80,14 +80,14 @@ fn a_million_stacks_in_a_table_of_one_mebibyte_lose_no_byte() {
     program.target.finish_well();
 }
 
-/// Most of a table of 64 MiB has no memory behind it while a program has few stacks; it comes, and
+/// Most of a table of 96 MiB has no memory behind it while a program has few stacks; it comes, and
 /// all stacks of before are still known, when there are many, with a controller and without.
 #[test]
 fn a_table_takes_as_much_memory_as_there_are_stacks() {
     for alone in [true, false] {
         let scratch = Scratch::new();
         let mut program = strain(&scratch, |command| {
-            command.env("MEM_PROFILER_TABLE", "64M");
+            command.env("MEM_PROFILER_TABLE", "96M");
             if alone {
                 command.env("MEM_PROFILER_START", "1");
                 command.env("MEM_PROFILER_INTERVAL", "1");

@@ -286,6 +286,9 @@ fn at_peak(bytes: &[u8], geometry: Geometry) -> (u32, u32, Vec<f64>) {
     (peak.epoch, peak.tick, live.collect())
 }
 
+/// Bytes of 700 objects.
+const SPIKE: u64 = 700 * (100 << 10);
+
 #[test]
 fn the_peak_is_the_state_before_the_first_free_after_a_maximum() {
     let geometry = Geometry::of_segment(SEGMENT);
@@ -326,27 +329,21 @@ fn the_peak_is_the_state_before_the_first_free_after_a_maximum() {
     for _ in 0..700 {
         free(spike, 100 << 10, 0, 7, true);
     }
-    let peak = (700 * 100 << 10) as f64;
+    let peak = SPIKE as f64;
     assert_eq!(look(&words), (1, 7, std::vec![1000.0, peak]));
     // A lower one changes nothing, nor does one that is higher by less than a step.
     for tick in [20, 21] {
-        new(held, 700 * 100 << 10, 0, true);
+        new(held, SPIKE, 0, true);
         new(held, 3000, 0, true);
-        free(held, 700 * 100 << 10, 0, tick, true);
+        free(held, SPIKE, 0, tick, true);
         free(held, 3000, 0, tick, true);
     }
     assert_eq!(look(&words), (1, 7, std::vec![1000.0, peak]));
     // A higher one of another shard, and of what all others share, does; records made since
     // then held nothing.
     for (shard, exclusive, factor) in [(1, true, 2), (SHARED_SHARD, false, 4)] {
-        new(held, (700 * 100 << 10) * factor, shard, exclusive);
-        free(
-            held,
-            (700 * 100 << 10) * factor,
-            shard,
-            30 + shard,
-            exclusive,
-        );
+        new(held, SPIKE * factor, shard, exclusive);
+        free(held, SPIKE * factor, shard, 30 + shard, exclusive);
         new(node(0x30 + u64::from(shard)), 5, 0, true);
         let (epoch, tick, live) = look(&words);
         assert_eq!((epoch, tick), (1 + factor as u32 / 2, 30 + shard));
