@@ -4,7 +4,8 @@
 //!   base                                             object
 //!   | … padding for alignment … | extension (16) | header (16) | bytes …
 //! ```
-//! The extension is present if the object is aligned to more than 16 bytes, or has 512 MiB or more.
+//! The extension is present if the object is aligned to more than 16 bytes, or has 128 KiB or more.
+//! Contents and checks: [`shm_protocol::header`].
 //!
 //! An object that fills a size class of 1 to 14 KiB, a multiple of 1 KiB, has its header in a table instead
 //! ([`crate::headers`]), and begins where its allocation does.
@@ -19,17 +20,9 @@
 use crate::headers::{self, UNIT};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering};
+use shm_protocol::header::{self, Counted, Drawn, HEADER, LONG};
 use shm_protocol::record::{NewSample, RecordId};
 
-/// Bytes of a header.
-pub const HEADER: usize = 16;
-const EXTENDED: u32 = 1 << 31;
-/// In the size: the program said that the object is not a leak.
-const IGNORED: u32 = 1 << 30;
-/// In the size: the object has all of its size class.
-const EXACT: u32 = 1 << 29;
-/// Sizes from here on are in the extension.
-const LONG: usize = 1 << 29;
 /// Bytes from one entry of the tables of size classes to the next; each class is a multiple of it.
 const STEP: usize = 8;
 /// Size classes up to here are known; those of large objects are jemalloc's affair.
@@ -46,7 +39,7 @@ pub struct Object {
     pub record: RecordId,
     /// Lowest 8 bits of the session's number.
     pub session: u8,
-    /// Objects it stands for.
+    /// Objects it stands for; a number that a header can hold ([`header::storable`]).
     pub weight: f32,
     /// Birth: the clock's tick, not relative to anything.
     pub born: u32,
@@ -58,6 +51,26 @@ pub struct Object {
     pub ignored: bool,
     /// Whether it has all of its size class.
     pub exact: bool,
+}
+
+/// What the header of an object says.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Met {
+    /// The object, which is live.
+    Live(Object),
+    /// The object has been freed.
+    Freed,
+    /// The program has overwritten the header.
+    Overwritten(Remains),
+}
+
+/// What can still be read of an overwritten header.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Remains {
+    /// The first word, if it is intact; of an object with an extension, with the bytes that this says.
+    pub counted: Option<Counted>,
+    /// Whether the second word, the nearer one to the object, is intact.
+    pub is_near_intact: bool,
 }
 
 /// Whether the program has queried the size of a class.
@@ -75,20 +88,6 @@ pub fn expect_classes() {
 #[must_use]
 pub fn is_exact() -> bool {
     KNOWS_CLASSES.load(Ordering::Relaxed)
-}
-
-#[repr(C)]
-struct Header {
-    size: u32,
-    counted: u32,
-    born: u32,
-    weight: f32,
-}
-
-#[repr(C)]
-struct Extension {
-    bytes: u64,
-    align: u64,
 }
 
 /// Position of an object in its allocation.
@@ -126,7 +125,7 @@ fn uncommon_layout(bytes: usize, align: usize, exact: bool) -> Layout {
     }
     let flags = align.trailing_zeros() as c_int;
     let bytes = bytes.max(1);
-    let offset = if aligned && bytes < LONG {
+    let offset = if aligned && (bytes as u64) < LONG {
         HEADER
     } else {
         align.max(2 * HEADER)
@@ -188,21 +187,41 @@ const fn class_of(bytes: usize) -> usize {
     bytes.next_multiple_of(step)
 }
 
+/// Words of a header.
+type Words = [u64; 2];
+
 /// The header of the object at `at`.
 ///
 /// # Safety
-/// An object is there, or was until it was [retired](Object::retire).
+/// `at` is in the range, in memory of the arena, all of which has entries in the table.
 #[inline(always)]
-unsafe fn header(at: *const u8) -> *mut Header {
-    // SAFETY: the caller's: in the range, all of which has entries.
+unsafe fn place(at: *const u8) -> *mut Words {
+    // SAFETY: the caller's.
     unsafe {
         if at.addr().is_multiple_of(UNIT) {
-            let entry: *mut Header = headers::entry(at).cast();
-            if (*entry).weight != 0.0 {
+            let entry: *mut Words = headers::entry(at).cast();
+            // One of no object, live or freed, is zero.
+            if (*entry)[1] != 0 {
                 return entry;
             }
         }
-        at.sub(HEADER).cast_mut().cast()
+        at.wrapping_sub(HEADER).cast_mut().cast()
+    }
+}
+
+/// Clears the table's entry for an object with its header before it: an earlier object there may have
+/// left its mark.
+///
+/// # Safety
+/// `at` is a multiple of [`UNIT`], in memory of the arena.
+#[cold]
+unsafe fn forget_entry(at: *const u8) {
+    let entry: *mut Words = headers::entry(at).cast();
+    // SAFETY: the caller's. Not written unless need be: the page may be none yet.
+    unsafe {
+        if (*entry)[1] != 0 {
+            (*entry)[1] = 0;
+        }
     }
 }
 
@@ -215,33 +234,37 @@ impl Object {
     /// multiple of [`UNIT`], in the range.
     #[inline]
     pub unsafe fn write(&self, offset: usize, at: *mut u8) {
+        let address = at.addr() as u64;
         let extended = offset > HEADER;
-        let size = if extended {
-            EXTENDED
-        } else {
-            self.bytes as u32
+        let counted = Counted {
+            record: self.record,
+            session: self.session,
+            bytes: if extended { 0 } else { self.bytes },
+            ignored: self.ignored,
+            exact: self.exact,
+            extended,
         };
-        let size = size | if self.ignored { IGNORED } else { 0 };
-        let size = size | if self.exact { EXACT } else { 0 };
-        let counted = self.record << 8 | u32::from(self.session);
+        let drawn = Drawn {
+            weight: self.weight,
+            born: self.born,
+        };
+        let words = [
+            header::first(&counted, address),
+            header::second(drawn, address),
+        ];
         // SAFETY: the caller vouches for the bytes before `at`, or for its entry.
         unsafe {
-            let header: *mut Header = match offset {
-                0 => headers::entry(at).cast(),
-                _ => at.sub(HEADER).cast(),
-            };
-            header.write(Header {
-                size,
-                counted,
-                born: self.born,
-                weight: self.weight,
-            });
+            if offset == 0 {
+                headers::entry(at).cast::<Words>().write(words);
+                return;
+            }
+            if at.addr().is_multiple_of(UNIT) {
+                forget_entry(at);
+            }
+            at.sub(HEADER).cast::<Words>().write(words);
             if extended {
-                let extension = at.sub(2 * HEADER).cast::<Extension>();
-                extension.write(Extension {
-                    bytes: self.bytes,
-                    align: self.align as u64,
-                });
+                let words = header::extension(self.bytes, self.align as u64, address);
+                at.sub(2 * HEADER).cast::<Words>().write(words);
             }
         }
     }
@@ -249,40 +272,76 @@ impl Object {
     /// Reads the header of the object at `at`.
     ///
     /// # Safety
-    /// [`write`](Self::write) wrote it and the object is still allocated.
+    /// `at` is in the range, in memory of the arena.
     #[inline]
     #[must_use]
-    pub unsafe fn read(at: *const u8) -> Self {
-        // SAFETY: the caller vouches that a header is there.
-        let header = unsafe { header(at).read() };
-        let (bytes, align) = if header.size & EXTENDED == 0 {
-            (u64::from(header.size & !(IGNORED | EXACT)), 1)
-        } else {
-            // SAFETY: `write` put an extension there with this flag.
-            let extension = unsafe { at.sub(2 * HEADER).cast::<Extension>().read() };
-            (extension.bytes, extension.align as usize)
-        };
-        Self {
-            record: header.counted >> 8,
-            session: header.counted as u8,
-            weight: header.weight,
-            born: header.born,
-            bytes,
-            align,
-            ignored: header.size & IGNORED != 0,
-            exact: header.size & EXACT != 0,
+    pub unsafe fn read(at: *const u8) -> Met {
+        let address = at.addr() as u64;
+        // SAFETY: the caller's. A pointer that the program has made up may be unaligned.
+        let words = unsafe { place(at).read_unaligned() };
+        let first = header::read_first(words[0], address);
+        let second = header::read_second(words[1], address);
+        match (first, second) {
+            (Some(counted), Some(drawn)) if !counted.extended => {
+                Met::Live(Self::of(&counted, drawn, counted.bytes, 1))
+            }
+            // SAFETY: the caller's.
+            _ => unsafe { Self::read_uncommon(at, words) },
         }
     }
 
-    /// Marks the header as one of no object, for who looks for objects from outside. jemalloc
-    /// writes nothing to free memory; at most it gives the page back, which leaves zeros.
+    /// Reads the header of an object with an extension, or one that is not intact.
+    ///
+    /// # Safety
+    /// As [`read`](Self::read).
+    #[cold]
+    #[inline(never)]
+    unsafe fn read_uncommon(at: *const u8, words: Words) -> Met {
+        let address = at.addr() as u64;
+        let second = header::read_second(words[1], address);
+        let mut first = header::read_first(words[0], address);
+        if second.is_none() && header::is_freed(words[1], address) {
+            return Met::Freed;
+        }
+        if let Some(counted) = first.filter(|counted| counted.extended) {
+            // SAFETY: `write` put an extension there with this flag, or its check fails.
+            let words = unsafe { at.sub(2 * HEADER).cast::<Words>().read_unaligned() };
+            let extension = header::read_extension(words, address);
+            if let (Some((bytes, align)), Some(drawn)) = (extension, second) {
+                return Met::Live(Self::of(&counted, drawn, bytes, align as usize));
+            }
+            first = extension.map(|(bytes, _)| Counted { bytes, ..counted });
+        }
+        Met::Overwritten(Remains {
+            counted: first,
+            is_near_intact: second.is_some(),
+        })
+    }
+
+    #[inline(always)]
+    fn of(counted: &Counted, drawn: Drawn, bytes: u64, align: usize) -> Self {
+        Self {
+            record: counted.record,
+            session: counted.session,
+            weight: drawn.weight,
+            born: drawn.born,
+            bytes,
+            align,
+            ignored: counted.ignored,
+            exact: counted.exact,
+        }
+    }
+
+    /// Marks the object at `at` as freed, for whoever frees it once more, and for whoever looks for
+    /// objects from outside. jemalloc writes nothing to free memory; at most it gives the page back,
+    /// which leaves zeros.
     ///
     /// # Safety
     /// [`write`](Self::write) wrote a header there, and the memory is still allocated.
     #[inline]
     pub unsafe fn retire(at: *mut u8) {
         // SAFETY: the caller vouches that a header is there.
-        unsafe { (*header(at)).weight = 0.0 }
+        unsafe { (*place(at))[1] = header::freed(at.addr() as u64) }
     }
 
     /// Position in its allocation.
@@ -292,18 +351,11 @@ impl Object {
         layout(self.bytes as usize, self.align, self.exact)
     }
 
-    /// Bytes that it stands for; 0 if its header was overwritten.
+    /// Bytes that it stands for.
     #[inline]
     #[must_use]
     pub fn weighted_bytes(&self) -> u64 {
-        const MOST: f64 = (1u64 << 62) as f64;
-        let weighted = self.bytes as i64 as f64 * f64::from(self.weight);
-        if weighted.abs() < MOST {
-            // SAFETY: a number below 2^62, just compared. It saves a third of the instructions.
-            unsafe { weighted.to_int_unchecked::<i64>() as u64 }
-        } else {
-            0
-        }
+        (self.bytes as i64 as f64 * f64::from(self.weight)) as u64
     }
 
     /// As it was counted at birth, `start` being the session's first tick.
@@ -346,7 +398,7 @@ mod tests {
             let object = Object {
                 record: 0xab_cdef,
                 session: 200,
-                weight: 64.5,
+                weight: header::storable(64.3),
                 born: 0xdead_beef,
                 bytes: bytes as u64,
                 align,
@@ -359,13 +411,68 @@ mod tests {
             unsafe {
                 let at = pages.add(offset);
                 object.write(offset, at);
-                let back = Object::read(at);
+                let Met::Live(back) = Object::read(at) else {
+                    panic!("{bytes} {align}");
+                };
                 assert_eq!(Object { align, ..back }, object);
                 assert_eq!(back.layout(), object.layout());
                 Object::retire(at);
+                assert_eq!(Object::read(at), Met::Freed);
                 // Another one there has its header before it again.
-                assert_eq!((*header(at)).weight, 0.0);
-                assert_eq!(header(at), at.sub(HEADER).cast());
+                let plain = Object {
+                    bytes: 17,
+                    align: 1,
+                    ..object
+                };
+                plain.write(HEADER, at);
+                assert_eq!(place(at), at.sub(HEADER).cast());
+                assert_eq!(Object::read(at), Met::Live(plain));
+                Object::retire(at);
+            }
+        }
+    }
+
+    /// Every number of bytes before an object, and behind the one before it.
+    #[test]
+    fn overwritten_headers_are_noticed() {
+        let object = Object {
+            record: 77,
+            session: 3,
+            weight: header::storable(43.2),
+            born: 1234,
+            bytes: 24,
+            align: 1,
+            ignored: false,
+            exact: false,
+        };
+        let long = Object {
+            bytes: 1 << 20,
+            ..object
+        };
+        let met = |object: &Object, offset: usize, from: usize, count: usize| {
+            // SAFETY: two pages of the range.
+            let met = unsafe {
+                let at = range().add(2 * HEADER);
+                object.write(offset, at);
+                at.sub(from).write_bytes(b'z', count);
+                Object::read(at)
+            };
+            match met {
+                Met::Overwritten(remains) => remains,
+                _ => panic!("{count} from {from}: {met:?}"),
+            }
+        };
+        for (object, offset) in [(object, HEADER), (long, 2 * HEADER)] {
+            for count in 1..=offset {
+                let before = met(&object, offset, count, count);
+                assert!(!before.is_near_intact, "{count}");
+                let known = before
+                    .counted
+                    .map(|counted| (counted.record, counted.bytes));
+                assert_eq!(known, (count <= 8).then_some((77, object.bytes)), "{count}");
+                let behind = met(&object, offset, offset, count);
+                assert_eq!(behind.counted, None, "{count}");
+                assert_eq!(behind.is_near_intact, count <= offset - 8, "{count}");
             }
         }
     }
@@ -428,9 +535,6 @@ mod tests {
         assert_eq!(weighted(1000, 1.5), 1500);
         assert_eq!(weighted(0, 1.0), 0);
         assert_eq!(weighted(1 << 40, 1.0), 1 << 40);
-        for weight in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e38] {
-            assert_eq!(weighted(1 << 39, weight), 0);
-        }
     }
 
     #[test]

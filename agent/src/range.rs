@@ -10,6 +10,7 @@
 
 mod extents;
 mod free_lists;
+pub mod region;
 mod transfer;
 
 pub use free_lists::FreeLists;

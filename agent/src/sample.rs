@@ -4,6 +4,7 @@
 //! handler that interrupts it goes straight to the allocator.
 
 mod calls;
+mod overwritten;
 mod resize;
 mod untracked;
 
@@ -15,7 +16,7 @@ use crate::backend;
 use crate::cpu;
 use crate::fork;
 use crate::local::Local;
-use crate::object::{self, Layout, Object};
+use crate::object::{self, Layout, Met, Object};
 use crate::probes;
 use crate::range::{self, Flags, FreeLists, NoPlace};
 use crate::seccomp;
@@ -234,6 +235,7 @@ fn enroll(local: &mut Local, number: u32) -> Option<&'static mut Thread> {
         counters.unsampled_threads.fetch_add(1, Ordering::Relaxed);
         return None;
     };
+    overwritten::expect_interval(epoch.interval);
     thread.meet(epoch);
     if epoch.cpu.rate != 0 || timers::session() != 0 {
         cpu::pass(&epoch);
@@ -521,8 +523,16 @@ fn shared_record(bank: &Bank<'_>, record: RecordId) -> RecordId {
 /// # Safety
 /// `p` is a live object in the range.
 pub unsafe fn free(p: *mut c_void) {
-    // SAFETY: the caller's: a live object with its header.
-    unsafe { free_after(p, &Object::read(p.cast()), count_free) }
+    let at: *mut u8 = p.cast();
+    // SAFETY: the caller's: an object of the range, whose header may have been overwritten.
+    unsafe {
+        match Object::read(at) {
+            Met::Live(object) if overwritten::is_plausible(&object) => {
+                free_after(p, &object, count_free);
+            }
+            met => overwritten::free(at, met),
+        }
+    }
 }
 
 /// Frees a sampled object, whose header was read, after it has been counted by `counting`.
@@ -554,12 +564,21 @@ unsafe fn free_after(p: *mut c_void, object: &Object, counting: impl FnOnce(&mut
 /// As [`free`].
 #[inline]
 unsafe fn give_back(local: &mut Local, at: *mut u8, object: &Object) {
+    let layout = object.layout();
+    // SAFETY: the caller's, and what the header says.
+    unsafe { give_back_memory(local, at.sub(layout.offset), layout) }
+}
+
+/// Frees the memory at `base` of an object of this layout.
+///
+/// # Safety
+/// As [`free`].
+#[inline]
+unsafe fn give_back_memory(local: &mut Local, base: *mut u8, layout: Layout) {
     // SAFETY: null or the thread's own memory.
     let thread = unsafe { thread::of(local).as_mut() };
-    // SAFETY: the caller's, and what the header says.
+    // SAFETY: the caller's.
     unsafe {
-        let layout = object.layout();
-        let base = at.sub(layout.offset);
         match thread.and_then(|thread| thread.free_lists.as_mut()) {
             Some(free_lists) => free_lists.free(base, layout),
             None => range::free(base, Flags::uncached()),

@@ -5,6 +5,8 @@
 //! bytes is sampled with probability p = 1 - exp(-n / interval) and then stands for 1 / p objects,
 //! so that sums are unbiased (Horvitz and Thompson 1952). Neither needs libm: about 3 ns each.
 
+use shm_protocol::header;
+
 /// A thread's generator of gaps: xorshift64* (Vigna 2016).
 #[derive(Clone, Copy, Debug)]
 pub struct Gaps {
@@ -115,14 +117,14 @@ impl Weights {
         self.known = [0.0; Self::SIZES];
     }
 
-    /// [`weight`], which it is always asked with the same `interval`.
+    /// [`weight`] as a header holds it, which it is always asked with the same `interval`.
     #[inline]
     pub fn of(&mut self, bytes: u64, interval: f64) -> f32 {
         let Some(known) = self.known.get_mut(bytes as usize) else {
-            return weight(bytes, interval);
+            return header::storable(weight(bytes, interval));
         };
         if *known == 0.0 {
-            *known = weight(bytes, interval);
+            *known = header::storable(weight(bytes, interval));
         }
         *known
     }
@@ -209,7 +211,8 @@ mod tests {
         for interval in [1024.0, 1.0, 4096.0] {
             weights.forget();
             for bytes in (0..600).chain(0..600) {
-                assert_eq!(weights.of(bytes, interval), weight(bytes, interval));
+                let exact = weight(bytes, interval);
+                assert_eq!(weights.of(bytes, interval), header::storable(exact));
             }
         }
     }

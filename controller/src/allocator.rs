@@ -114,6 +114,9 @@ pub fn of_process(pid: i32, thoroughly: bool) -> Option<Other> {
     of_program(&file, &name, thoroughly).or_else(|| preloaded_before(pid))
 }
 
+/// Functions that only agents define together; the first one is that of any allocator.
+const AGENTS: [&str; 3] = ["malloc", "mallocx", "__lsan_do_leak_check"];
+
 /// A library with a `malloc` that was preloaded before the agent.
 fn preloaded_before(pid: i32) -> Option<Other> {
     let environment = process::environment(pid)?;
@@ -132,9 +135,11 @@ fn preloaded_before(pid: i32) -> Option<Other> {
         let path = strip_deleted(Path::new(OsStr::from_bytes(mapped.path))).0;
         let inside = path.strip_prefix("/").ok()?;
         let file = process::directory(pid).join("root").join(inside);
-        let found = symbols::definitions(&file, &FUNCTIONS[..1]).ok()?;
-        let exports = found.found.iter().any(|f| f.is_exported);
-        exports.then(|| Other::Before(path.to_owned()))
+        let found = symbols::definitions(&file, &AGENTS).ok()?.found;
+        let has = |name: &str| found.iter().any(|f| f.is_exported && f.name == name);
+        // The agent itself by another name, as that of a file that an upgrade has replaced.
+        let is_agent = AGENTS.iter().all(|name| has(name));
+        (has(AGENTS[0]) && !is_agent).then(|| Other::Before(path.to_owned()))
     })
 }
 

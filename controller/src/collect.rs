@@ -319,6 +319,20 @@ fn mapping(module: &ModuleView<'_>) -> Mapping {
     }
 }
 
+/// Stacks of overwritten objects: the addresses by which functions are looked up, those of the calls.
+fn overwritten(snapshot: &Snapshot) -> Vec<Vec<u64>> {
+    let stack = |leaf: &shm_protocol::NodeId| {
+        let mut addresses = Vec::new();
+        snapshot.addresses(*leaf, &mut addresses);
+        let calls = addresses.iter().map(|address| address.wrapping_sub(1));
+        calls.take(heap_format::overwritten::MAX_FRAMES).collect()
+    };
+    let stacks = snapshot.overwritten.iter().map(stack);
+    stacks
+        .filter(|stack: &Vec<u64>| !stack.is_empty())
+        .collect()
+}
+
 fn path(bytes: &[u8]) -> PathBuf {
     PathBuf::from(OsStr::from_bytes(bytes))
 }
@@ -367,6 +381,7 @@ fn facts(snapshot: &Snapshot, header: &Header<'_>, metadata: &Metadata) -> Facts
         trigger: Some(metadata.trigger.clone()).filter(|t| !t.is_empty()),
         ended: Some(metadata.ended.clone()).filter(|t| !t.is_empty()),
         counters,
+        overwritten: overwritten(snapshot),
         allocator: allocator
             .into_iter()
             .flatten()

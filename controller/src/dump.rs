@@ -253,6 +253,7 @@ fn write_snapshot(
         (untracked > 0).then(|| without_place(agent, untracked, samples)),
         // A few are nothing to worry about.
         (elsewhere > samples / 100).then(|| of_ending_threads(agent, elsewhere, samples)),
+        overwritten(agent, snapshot),
         (truncated > 0).then(|| truncation(agent, truncated)),
         (unnamed > 0).then(|| unnamed_lines(agent, unnamed)),
         crowding::remark(&profile).map(|remark| format!("{}: {remark}", agent.title())),
@@ -300,6 +301,16 @@ fn without_memory(agent: &Agent, threads: u64) -> String {
          ulimit -d): what they allocated is missing",
         agent.title()
     )
+}
+
+/// What the program writes outside its objects; their stacks are in the dump.
+fn overwritten(agent: &Agent, snapshot: &Snapshot) -> Option<String> {
+    let remark = snapshot.overwritten().remark(&[])?;
+    let hint = match snapshot.overwritten.is_empty() {
+        true => "",
+        false => "; mem_parser -t names the functions that allocated them",
+    };
+    Some(format!("{}: {remark}{hint}", agent.title()))
 }
 
 fn truncation(agent: &Agent, stacks: usize) -> String {

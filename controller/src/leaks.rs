@@ -143,6 +143,10 @@ pub struct Check {
     pub too_many: bool,
     /// The suppressions that were used, in their order.
     pub used: Vec<Used>,
+    /// Leaves of the stacks whose lost objects the program has written before, with their number.
+    pub overwritten: BTreeMap<NodeId, u64>,
+    /// Regions of sampled objects that were not reached, and whose headers say nothing.
+    pub unclear: u64,
     /// What went wrong with them.
     pub trouble: Option<String>,
 }
@@ -281,6 +285,7 @@ fn attempt(
     let snapshot = Snapshot::read(&agent.segment, session, end)?;
     known_at_all(&snapshot)?;
     let stacks = Snapshot::read_stacks(&agent.segment, session)?;
+    let overwritten = stacks::settle_weights(&mut found.lost, &stacks, &snapshot);
     let amounts = stacks::amounts(&found.lost, &stacks);
     let since = plan.base.map(|base| match base {
         Earlier::Dump(base) => base.since(&amounts, &snapshot, (header, agent.pid)),
@@ -308,6 +313,8 @@ fn attempt(
         by_copy: moment.memory.searched(),
         too_many: how.is_none() && plan.scope == Scope::Unreachable,
         used: suppressed.used(plan.suppressions),
+        overwritten,
+        unclear: found.unclear,
         trouble: None,
     };
     Ok((check, suppressed.is_new))

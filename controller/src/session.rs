@@ -98,6 +98,8 @@ pub struct Outcome {
     pub checked: usize,
     /// How many wanted no check.
     pub unchecked: usize,
+    /// Processes that were not checked at their exit since LeakSanitizer's options say so.
+    pub excused: usize,
     /// See `checked`.
     pub leaks: usize,
     /// How the program that we started ended.

@@ -84,6 +84,8 @@ pub struct Snapshot {
     pub cpu: Vec<RecordView>,
     /// What was counted of CPU time besides.
     pub cpu_totals: CpuView,
+    /// Leaves of the stacks that allocated objects before which the program has written.
+    pub overwritten: Vec<NodeId>,
     nodes: Vec<u8>,
     codes: Vec<u8>,
     stacks: Vec<RecordView>,
@@ -105,6 +107,19 @@ impl Snapshot {
     /// Threads that were not sampled: what they allocated is in no value.
     pub fn unsampled_threads(&self) -> u64 {
         self.counter("unsampled_threads")
+    }
+
+    /// Largest interval of the session.
+    pub fn largest_interval(&self) -> u64 {
+        let changed = self.intervals.iter().map(|period| period.interval);
+        changed
+            .fold(self.session.interval, u64::max)
+            .max(self.least_interval)
+    }
+
+    /// What the program has written outside its objects, as the agent has noticed.
+    pub fn overwritten(&self) -> heap_format::overwritten::Overwritten {
+        heap_format::overwritten::Overwritten::of(&self.counters.iter().cloned().collect())
     }
 
     fn counter(&self, name: &str) -> u64 {
@@ -151,6 +166,7 @@ impl Snapshot {
             table_full: merger.table_full,
             cpu: merger.cpu,
             cpu_totals: bank.cpu(),
+            overwritten: bank.overwritten().collect(),
             nodes,
             codes,
             stacks: merger.stacks,

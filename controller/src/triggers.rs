@@ -57,9 +57,14 @@ impl Triggers {
     }
 }
 
+/// A dump by time that is due less than this before the session's end is that of its end.
+const AT_END: Duration = Duration::from_secs(1);
+
 /// State of the triggers of one process.
 pub struct Watcher {
     next_time: Option<Instant>,
+    /// When the session ends, if that is known: then there is a dump in any case.
+    end: Option<Instant>,
     next_alloc: f64,
     next_live: f64,
     rss_fired: bool,
@@ -69,12 +74,13 @@ pub struct Watcher {
 }
 
 impl Watcher {
-    /// The state for a process whose session starts now.
-    pub fn new(triggers: &Triggers) -> Self {
+    /// The state for a process whose session starts now, and ends after this time.
+    pub fn new(triggers: &Triggers, left: Option<Duration>) -> Self {
         let now = Instant::now();
         let first = |step: Option<u64>| step.map_or(f64::INFINITY, |step| step as f64);
         Self {
             next_time: triggers.every.map(|every| now + every),
+            end: left.and_then(|left| now.checked_add(left)),
             next_alloc: first(triggers.every_alloc),
             next_live: first(triggers.every_growth),
             rss_fired: false,
@@ -101,7 +107,8 @@ impl Watcher {
 
     fn time(&mut self, triggers: &Triggers, now: Instant) -> Option<String> {
         let (every, next) = (triggers.every?, self.next_time?);
-        if now < next {
+        let is_last = |end: Instant| next + (every / 8).min(AT_END) >= end;
+        if now < next || self.end.is_some_and(is_last) {
             return None;
         }
         // Missed dumps, for example after a suspend, are not made up for.
@@ -188,13 +195,28 @@ mod tests {
     }
 
     #[test]
+    fn the_last_dump_by_time_is_that_of_the_end() {
+        let triggers = Triggers {
+            every: Some(Duration::from_millis(1)),
+            ..Triggers::default()
+        };
+        let due = |left: Option<Duration>| {
+            let mut watcher = Watcher::new(&triggers, left);
+            watcher.time(&triggers, Instant::now() + Duration::from_millis(2))
+        };
+        assert!(due(None).is_some());
+        assert!(due(Some(Duration::from_secs(1))).is_some());
+        assert_eq!(due(Some(Duration::from_millis(1))), None);
+    }
+
+    #[test]
     fn allocation_and_growth_fire_at_their_steps() {
         let triggers = Triggers {
             every_alloc: Some(100),
             every_growth: Some(50),
             ..Triggers::default()
         };
-        let mut watcher = Watcher::new(&triggers);
+        let mut watcher = Watcher::new(&triggers, None);
         let mut due = |alloc, live| watcher.due(&triggers, 1, &totals(alloc, live));
         assert_eq!(due(99.0, 49.0), None);
         assert_eq!(due(350.0, 0.0).as_deref(), Some("350 B allocated"));
@@ -226,7 +248,7 @@ mod tests {
             every: Some(Duration::from_secs(3600)),
             ..Triggers::default()
         };
-        let mut watcher = Watcher::new(&triggers);
+        let mut watcher = Watcher::new(&triggers, None);
         let start = watcher.next_time.unwrap();
         assert_eq!(
             watcher.time(&triggers, start - Duration::from_secs(1)),
@@ -250,7 +272,7 @@ mod tests {
 
     #[test]
     fn failed_dumps_are_owed_and_old_ones_rotate() {
-        let mut watcher = Watcher::new(&Triggers::default());
+        let mut watcher = Watcher::new(&Triggers::default(), None);
         watcher.failed("every 1s");
         watcher.failed("every 1s (late)");
         assert_eq!(watcher.retry.as_ref().unwrap().1, "every 1s (late)");

@@ -41,6 +41,7 @@ pub mod moment;
 mod named;
 pub mod opening;
 pub mod otlp;
+pub mod overwritten;
 mod packed;
 mod perf;
 pub mod pprof;

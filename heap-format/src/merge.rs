@@ -259,7 +259,8 @@ impl Merger {
     }
 
     /// The sum spans from the earliest start to the latest end, and its duration is the sum
-    /// of all sessions', including the bases', as in pprof. The intervals are those
+    /// of all sessions', including the bases', as in pprof, but no more than that span: sessions of processes
+    /// that ran at once overlap. The intervals are those
     /// of the latest dump, if all are of one session.
     fn session(&mut self, profile: &Profile) {
         let (out, new) = (&mut self.out.facts, &profile.facts);
@@ -278,7 +279,11 @@ impl Merger {
         out.start_unix_ns = start.min();
         out.end_unix_ns = out.end_unix_ns.max(new.end_unix_ns);
         let lengths = out.duration_ns.into_iter().chain(new.duration_ns);
-        out.duration_ns = lengths.reduce(u64::saturating_add);
+        let span = out.start_unix_ns.zip(out.end_unix_ns);
+        let span = span.map_or(u64::MAX, |(start, end)| end.saturating_sub(start));
+        let is_timed = new.start_unix_ns.is_some() && new.end_unix_ns.is_some();
+        let sum = lengths.reduce(u64::saturating_add);
+        out.duration_ns = sum.map(|sum| if is_timed { sum.min(span) } else { sum });
     }
 
     fn renumbering(&mut self, profile: &Profile) -> Renumbering {

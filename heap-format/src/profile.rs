@@ -249,6 +249,9 @@ pub struct Facts {
     pub python_hides: Option<bool>,
     /// The threads whose stacks are kept apart.
     pub threads: Vec<Thread>,
+    /// Stacks that allocated objects before which the program has written: lookup addresses, innermost
+    /// first; at most [`MAX_OVERWRITTEN`](crate::overwritten::MAX_OVERWRITTEN).
+    pub overwritten: Vec<Vec<u64>>,
     /// Number of this dump among those of its process.
     pub sequence: Option<u64>,
     /// Cause of the dump.

@@ -54,7 +54,8 @@ impl Heap {
 
     /// The resident parts of a process with this much anonymous memory, and how much of that
     /// is none of them. jemalloc counts pages as resident that it never touched, bookkeeping
-    /// above all, so no part is taken to be larger than what the kernel says is left.
+    /// above all, so no part is taken to be larger than what the kernel says is left. Objects in use are counted
+    /// whole, also what of them was never touched: the rest is what is certainly none of them.
     pub fn within(&self, anonymous: u64) -> ([Part; 4], u64) {
         let mut rest = anonymous;
         let mut part = |name, counted: u64, remark| {
@@ -68,7 +69,7 @@ impl Heap {
             }
         };
         let parts = [
-            part("live heap", self.live, "objects in use"),
+            part("live heap", self.live, "objects in use, touched or not"),
             part(
                 "fragmentation",
                 self.fragmentation,

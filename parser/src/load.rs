@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, anyhow, bail};
-use heap_format::{Profile, ReadError, beside, crowding, maps, opening, printable};
+use heap_format::{Profile, ReadError, beside, crowding, maps, opening, overwritten, printable};
 
 use crate::combine::{self, Combined};
 use crate::files::Sources;
@@ -23,7 +23,9 @@ const ELF: [u8; 4] = *b"\x7fELF";
 /// [`NoProgram`](program::NoProgram) or [`Missing`].
 pub fn load(sources: &Sources, needs: &Needs, warn: &mut dyn FnMut(String)) -> Result<Combined> {
     let dumps = open_all(&sources.dumps, sources, needs)?;
+    let unnamed = dumps.iter().find_map(overwritten::remark);
     if needs.symbols == Symbols::Unused {
+        unnamed.into_iter().for_each(&mut *warn);
         return combined(sources, needs, dumps, warn);
     }
     let mut sources = Cow::Borrowed(sources);
@@ -66,6 +68,7 @@ pub fn load(sources: &Sources, needs: &Needs, warn: &mut dyn FnMut(String)) -> R
         .chain(hint)
         .chain(python)
         .chain(python::hidden_objects(&combined.profile))
+        .chain(overwritten::remark(&combined.profile).or(unnamed))
         .for_each(warn);
     Ok(combined)
 }

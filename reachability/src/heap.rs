@@ -204,18 +204,37 @@ impl Heap {
 
     /// The sampled object in a region, whose header is read.
     pub(crate) fn sampled_at(&self, memory: &dyn Memory, region: u32) -> Option<Sampled> {
-        let extent = self.extent_of(region).filter(|e| self.is_sampled(e))?;
-        let base = extent.begin_of(region);
-        let read = |at: u64| {
-            let mut bytes = [0; 16];
-            (memory.read(at, &mut bytes) == 16).then_some(bytes)
+        self.look_at(memory, region).object()
+    }
+
+    /// What is in a region of sampled objects.
+    pub(crate) fn look_at(&self, memory: &dyn Memory, region: u32) -> object::Content {
+        let Some(extent) = self.extent_of(region).filter(|e| self.is_sampled(e)) else {
+            return object::Content::Nothing;
         };
+        let base = extent.begin_of(region);
         let in_table = self.uses_table(extent).then(|| {
-            let entry = read(object::entry(&self.sampled, base))?;
-            object::in_table(base, extent.size, entry)
+            let mut entry = [0; 16];
+            let at = object::entry(&self.sampled, base);
+            let is_read = memory.read(at, &mut entry) == 16;
+            is_read.then(|| object::in_table(base, extent.size, entry))?
         });
-        let before = || object::find(base, extent.size, |offset| read(base + offset));
-        in_table.flatten().or_else(before)
+        match in_table.flatten() {
+            Some(object) => object::Content::Object(object),
+            None => self.content_at(memory, region),
+        }
+    }
+
+    /// What is in a region whose objects have their headers before them.
+    pub(crate) fn content_at(&self, memory: &dyn Memory, region: u32) -> object::Content {
+        let Some(extent) = self.extent_of(region).filter(|e| self.is_sampled(e)) else {
+            return object::Content::Nothing;
+        };
+        let base = extent.begin_of(region);
+        object::look(base, extent.size, |offset| {
+            let mut bytes = [0; 16];
+            (memory.read(base + offset, &mut bytes) == 16).then_some(bytes)
+        })
     }
 
     /// Number of regions.

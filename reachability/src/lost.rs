@@ -1,9 +1,9 @@
 //! The sampled objects that were not reached from the roots.
 
 use crate::heap::{Extent, Heap};
-use crate::mark::{self, Marks, sampled_in};
+use crate::mark::{self, Marks, content_of};
 use crate::memory::Memory;
-use crate::object::{self, HEADER, Sampled};
+use crate::object::{self, Content, HEADER, Sampled};
 use crate::pointers::Pointers;
 
 /// Bytes up to which a slab is read at once.
@@ -31,6 +31,8 @@ pub struct Found {
     pub unknown: Vec<u32>,
     /// Those that are in neither list, since there are too many.
     pub left_out: u64,
+    /// Regions of sampled objects that were not reached, and have no header that makes sense.
+    pub unclear: u64,
 }
 
 impl Found {
@@ -87,14 +89,15 @@ pub fn find_if(
             found.unknown.extend(&unreached);
             continue;
         }
-        let mut add = |region: u32, object: Option<Sampled>| {
-            if let Some(object) = object.filter(|object| wanted(object)) {
-                found.lost.push(Lost { region, object });
-            }
+        let Found { lost, unclear, .. } = &mut found;
+        let mut add = |region: u32, content: Content| match content {
+            Content::Object(object) if wanted(&object) => lost.push(Lost { region, object }),
+            Content::Unknown => *unclear += 1,
+            Content::Object(_) | Content::Nothing => {}
         };
         let Some(bytes) = slab(memory, extent) else {
             for &region in &unreached {
-                add(region, heap.sampled_at(memory, region));
+                add(region, heap.look_at(memory, region));
             }
             continue;
         };
@@ -106,8 +109,11 @@ pub fn find_if(
             let entry = entries.get(index);
             let full = entry.and_then(|entry| object::in_table(base, extent.size, *entry));
             let part = bytes.get(offset..offset + extent.size as usize);
-            let before = || sampled_in(base, part?);
-            add(region, full.or_else(before));
+            let before = || match part {
+                Some(part) => content_of(base, part),
+                None => Content::Nothing,
+            };
+            add(region, full.map_or_else(before, Content::Object));
         }
     }
     found

@@ -7,7 +7,7 @@ use crate::bits::Bits;
 use crate::heap::{Extent, Heap};
 use crate::inside::Tables;
 use crate::memory::{self, Memory};
-use crate::object;
+use crate::object::{self, Content};
 use crate::pointers::Pointers;
 
 mod batch;
@@ -365,7 +365,8 @@ impl<'a> Flood<'a> {
     fn read_large(&mut self, extent: &Extent, buffer: &mut [u8]) {
         self.pending.clear(extent.first as usize);
         let (start, end) = (extent.start, extent.start + extent.size);
-        let is_alive = || self.heap.sampled_at(self.memory, extent.first).is_some();
+        // Reached, and without a header that makes sense: the program has overwritten it.
+        let is_alive = || self.heap.content_at(self.memory, extent.first) != Content::Nothing;
         if self.heap.has_headers(extent) && !is_alive() {
             return;
         }
@@ -416,16 +417,16 @@ impl<'a> Flood<'a> {
             let begin = extent.begin_of(region);
             let offset = (begin - at) as usize;
             let own = &bytes[offset..offset + extent.size as usize];
-            if !has_headers || sampled_in(begin, own).is_some() {
+            if !has_headers || content_of(begin, own) != Content::Nothing {
                 self.meet_all(own, region);
             }
         }
     }
 }
 
-/// The sampled object in memory that has been read.
-pub(crate) fn sampled_in(base: u64, bytes: &[u8]) -> Option<object::Sampled> {
-    object::find(base, bytes.len() as u64, |offset| {
+/// What is in memory that has been read.
+pub(crate) fn content_of(base: u64, bytes: &[u8]) -> Content {
+    object::look(base, bytes.len() as u64, |offset| {
         let offset = usize::try_from(offset).ok()?;
         bytes.get(offset..offset.checked_add(16)?)?.try_into().ok()
     })

@@ -3,17 +3,14 @@
 
 use std::ops::Range;
 
+use shm_protocol::header;
+
 use crate::memory::word_of;
 
 /// Bytes of a header.
-pub const HEADER: u64 = 16;
+pub const HEADER: u64 = header::HEADER as u64;
 /// Bytes of the header's extension, which lies before it.
-const EXTENSION: u64 = 16;
-const EXTENDED: u32 = 1 << 31;
-const IGNORED: u32 = 1 << 30;
-const EXACT: u32 = 1 << 29;
-/// What is in the size besides it.
-const FLAGS: u32 = IGNORED | EXACT;
+const EXTENSION: u64 = HEADER;
 /// The farthest that an object begins behind its memory's start.
 const MOST_OFFSET: u64 = 1 << 30;
 
@@ -46,10 +43,8 @@ pub fn table(range: &Range<u64>) -> Range<u64> {
 /// there is none, or it has been freed.
 #[must_use]
 pub fn in_table(base: u64, room: u64, entry: [u8; 16]) -> Option<Sampled> {
-    let header = Header::of([word_of(&entry[..8]), word_of(&entry[8..])]);
-    let bytes = u64::from(header.size & !FLAGS);
-    let is_here = header.size & EXTENDED == 0 && header.fits(bytes, 0, room);
-    is_here.then(|| header.object(base, bytes))?
+    let words = [word_of(&entry[..8]), word_of(&entry[8..])];
+    whole(words, base, 0, room)
 }
 
 /// A sampled object.
@@ -63,9 +58,9 @@ pub struct Sampled {
     pub record: u32,
     /// Lowest 8 bits of its session's number.
     pub session: u8,
-    /// Objects that it stands for.
+    /// Objects that it stands for; 0: not known, since its header was overwritten.
     pub weight: f32,
-    /// Birth: the clock's tick.
+    /// Birth: the clock's tick; 0 with the weight.
     pub born: u32,
     /// Whether the program said that it is not a leak.
     pub ignored: bool,
@@ -83,81 +78,138 @@ pub fn find(
         let bytes = peek(offset)?;
         Some([word_of(&bytes[..8]), word_of(&bytes[8..])])
     })
+    .object()
 }
 
-/// The same, where `peek` gives two words. It is part of what runs in a copy of the process, where
+/// What is in memory of `room` bytes at `base`; `peek` gives 16 bytes at an offset in it.
+#[must_use]
+pub fn look(base: u64, room: u64, mut peek: impl FnMut(u64) -> Option<[u8; 16]>) -> Content {
+    find_by_words(base, room, |offset| {
+        let bytes = peek(offset)?;
+        Some([word_of(&bytes[..8]), word_of(&bytes[8..])])
+    })
+}
+
+/// What is in memory that may have a sampled object.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Content {
+    /// An object, whose header may have been overwritten in part.
+    Object(Sampled),
+    /// None: it has been freed, or there never was one.
+    Nothing,
+    /// No header that makes sense: it was overwritten, or there was no object yet, and the memory has what
+    /// was there before.
+    Unknown,
+}
+
+impl Content {
+    /// The object.
+    #[must_use]
+    pub fn object(self) -> Option<Sampled> {
+        match self {
+            Self::Object(object) => Some(object),
+            Self::Nothing | Self::Unknown => None,
+        }
+    }
+}
+
+/// [`look`], where `peek` gives two words. It is part of what runs in a copy of the process, where
 /// nothing but its own code is: it has no slices, which know how to panic, and calls nothing.
 #[inline(always)]
 pub(crate) fn find_by_words(
     base: u64,
     room: u64,
     mut peek: impl FnMut(u64) -> Option<[u64; 2]>,
-) -> Option<Sampled> {
-    let plain = Header::of(peek(0)?);
-    let bytes = u64::from(plain.size & !FLAGS);
-    if plain.size & EXTENDED == 0 && plain.fits(bytes, HEADER, room) {
-        return plain.object(base.wrapping_add(HEADER), bytes);
+) -> Content {
+    let Some(words) = peek(0) else {
+        return Content::Nothing;
+    };
+    let at = base.wrapping_add(HEADER);
+    if let Some(object) = whole(words, at, HEADER, room) {
+        return Content::Object(object);
     }
+    let is_nothing = words[1] == 0 || header::is_freed(words[1], at);
     // Behind an extension: 32 bytes from the start, or as far as it is aligned.
     let mut offset = HEADER + EXTENSION;
     while offset < room && offset <= MOST_OFFSET {
-        let [bytes, align] = peek(offset.wrapping_sub(HEADER + EXTENSION))?;
-        let header = Header::of(peek(offset.wrapping_sub(HEADER))?);
-        let is_here = header.size & !FLAGS == EXTENDED
-            && align.is_power_of_two()
+        let at = base.wrapping_add(offset);
+        let (extension, own) = (offset.wrapping_sub(2 * HEADER), offset.wrapping_sub(HEADER));
+        let (Some(extension), Some(own)) = (peek(extension), peek(own)) else {
+            break;
+        };
+        if header::is_freed(own[1], at) {
+            return Content::Nothing;
+        }
+        if let Some((bytes, align)) = header::read_extension(extension, at)
             && offset == align.max(HEADER + EXTENSION)
-            && header.fits(bytes, offset, room);
-        if is_here {
-            return header.object(base.wrapping_add(offset), bytes);
+        {
+            if let Some(object) = extended(own, bytes, at, offset, room) {
+                return Content::Object(object);
+            }
         }
         offset = offset.wrapping_mul(2);
     }
-    None
+    if is_nothing {
+        return Content::Nothing;
+    }
+    match partly(words, at, room) {
+        Some(object) => Content::Object(object),
+        None => Content::Unknown,
+    }
 }
 
-struct Header {
-    size: u32,
-    counted: u32,
-    born: u32,
-    weight: f32,
+/// The object at `at`, `offset` bytes behind the start of its memory, whose header is intact and has no
+/// extension.
+#[inline(always)]
+fn whole(words: [u64; 2], at: u64, offset: u64, room: u64) -> Option<Sampled> {
+    let counted = header::read_first(words[0], at)?;
+    let drawn = header::read_second(words[1], at)?;
+    let is_here = !counted.extended && has_room(counted.bytes, offset, room);
+    is_here.then_some(sampled(&counted, counted.bytes, drawn, at))
 }
 
-impl Header {
-    #[inline(always)]
-    fn of([first, second]: [u64; 2]) -> Self {
-        Self {
-            size: first as u32,
-            counted: (first >> 32) as u32,
-            born: second as u32,
-            weight: f32::from_bits((second >> 32) as u32),
-        }
-    }
+/// The object at `at` of which the extension is intact.
+#[inline(always)]
+fn extended(own: [u64; 2], bytes: u64, at: u64, offset: u64, room: u64) -> Option<Sampled> {
+    let counted = header::read_first(own[0], at)?;
+    let drawn = header::read_second(own[1], at).unwrap_or(UNKNOWN);
+    let is_here = counted.extended && has_room(bytes, offset, room);
+    is_here.then_some(sampled(&counted, bytes, drawn, at))
+}
 
-    /// Whether an object of this many bytes at this offset has memory of this size.
-    #[inline(always)]
-    fn fits(&self, bytes: u64, offset: u64, room: u64) -> bool {
-        // Finite, and 1 or more: no arithmetic, since the processor may be set to trap on a NaN
-        // where this runs.
-        if !(1.0_f32.to_bits()..f32::INFINITY.to_bits()).contains(&self.weight.to_bits()) {
-            return false;
-        }
-        // Much of it may be left: objects shrink in place.
-        bytes
-            .checked_add(offset)
-            .is_some_and(|needed| needed <= room)
-    }
+/// The object at `at` of whose header the first word is intact alone.
+#[inline(always)]
+fn partly(words: [u64; 2], at: u64, room: u64) -> Option<Sampled> {
+    let counted = header::read_first(words[0], at)?;
+    let is_here = !counted.extended && has_room(counted.bytes, HEADER, room);
+    is_here.then_some(sampled(&counted, counted.bytes, UNKNOWN, at))
+}
 
-    #[inline(always)]
-    fn object(&self, at: u64, bytes: u64) -> Option<Sampled> {
-        Some(Sampled {
-            at,
-            bytes,
-            record: self.counted >> 8,
-            session: self.counted as u8,
-            weight: self.weight,
-            born: self.born,
-            ignored: self.size & IGNORED != 0,
-        })
+/// Of an object whose header was overwritten.
+const UNKNOWN: header::Drawn = header::Drawn {
+    weight: 0.0,
+    born: 0,
+};
+
+/// Whether an object of this many bytes at this offset has memory of this size. Much of it may be left:
+/// objects shrink in place.
+#[inline(always)]
+fn has_room(bytes: u64, offset: u64, room: u64) -> bool {
+    bytes
+        .checked_add(offset)
+        .is_some_and(|needed| needed <= room)
+}
+
+#[inline(always)]
+fn sampled(counted: &header::Counted, bytes: u64, drawn: header::Drawn, at: u64) -> Sampled {
+    Sampled {
+        at,
+        bytes,
+        record: counted.record,
+        session: counted.session,
+        weight: drawn.weight,
+        born: drawn.born,
+        ignored: counted.ignored,
     }
 }
 

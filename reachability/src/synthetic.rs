@@ -1,7 +1,19 @@
 //! Synthetic memory for tests.
 
+use shm_protocol::header::{self, Counted, Drawn};
+
 use crate::jemalloc::{Content, Extent, Map};
 use crate::memory::Memory;
+
+/// In the place of a weight.
+pub const OVERWRITTEN: f32 = -1.0;
+
+/// The words of the header of the object at `object`, see [`Bytes::put_header_of`].
+pub fn header_words(object: u64, bytes: u32, weight: f32) -> [u64; 2] {
+    let mut words = Bytes(0, vec![0; 16]);
+    words.put_header_of(0, object, bytes, weight);
+    [0, 8].map(|at| words.word(at).unwrap_or(0))
+}
 
 /// Bytes from an address on.
 pub struct Bytes(pub u64, pub Vec<u8>);
@@ -15,8 +27,30 @@ impl Bytes {
 
     /// Writes the header of a sampled object of this many bytes whose memory begins at an address.
     pub fn put_header(&mut self, at: u64, bytes: u32, weight: f32) {
-        self.put(at, u64::from(bytes) | (7 << 8 | 1) << 32);
-        self.put(at + 8, 99 | u64::from(weight.to_bits()) << 32);
+        self.put_header_of(at, at + 16, bytes, weight);
+    }
+
+    /// Writes the header of the object at `object`; the weight 0: of one that has been freed;
+    /// [`OVERWRITTEN`]: one that makes no sense.
+    pub fn put_header_of(&mut self, at: u64, object: u64, bytes: u32, weight: f32) {
+        let counted = Counted {
+            record: 7,
+            session: 1,
+            bytes: u64::from(bytes),
+            ignored: false,
+            exact: false,
+            extended: false,
+        };
+        self.put(at, header::first(&counted, object));
+        let second = match weight {
+            0.0 => header::freed(object),
+            OVERWRITTEN => {
+                self.put(at, 0x7a7a_7a7a_7a7a_7a7a);
+                0x7a7a_7a7a_7a7a_7a7a
+            }
+            _ => header::second(Drawn { weight, born: 99 }, object),
+        };
+        self.put(at + 8, second);
     }
 }
 

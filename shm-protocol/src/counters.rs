@@ -64,6 +64,15 @@ counters! {
     untracked_elsewhere, false;
     /// Samples whose innermost frames found no room in the table: counted at the nearest caller that did.
     table_merged, false;
+    /// Sampled objects that were freed, or resized, with a header that the program had overwritten by writing
+    /// before the object.
+    overwritten_before, false;
+    /// The same, by writing behind the object before it.
+    overwritten_behind, false;
+    /// Those of the two above that are not counted as freed, since their record is not known.
+    overwritten_uncounted, false;
+    /// Frees of sampled objects that had been freed already, or of addresses inside of them.
+    freed_twice, false;
 }
 
 #[cfg(test)]

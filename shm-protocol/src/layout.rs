@@ -22,8 +22,8 @@ mod bank;
 
 pub use bank::{
     BANK_HEADER_BYTES, BankHeader, EXCLUSIVE_SHARDS, INTERVALS_KEPT, IntervalEntry, IntervalLog,
-    KEPT_SUMS, MERGED_ADDRESS, Node, PeakState, Record, SHARED_SHARD, ShardTotals, THREAD_ADDRESS,
-    THREADS_KEPT, ThreadEntry, ThreadTable, reserved_units, step_of,
+    KEPT_SUMS, MERGED_ADDRESS, Node, OVERWRITTEN_KEPT, PeakState, Record, SHARED_SHARD,
+    ShardTotals, THREAD_ADDRESS, THREADS_KEPT, ThreadEntry, ThreadTable, reserved_units, step_of,
 };
 
 /// "MEMPROF\n", little-endian, at the start of [`Identity`].
@@ -469,6 +469,7 @@ mod tests {
         assert_eq!(size_of::<ThreadEntry>(), 24);
         assert_eq!(size_of::<ThreadTable>(), 1544);
         assert_eq!(offset_of!(BankHeader, cpu), 6984);
+        assert!(offset_of!(BankHeader, overwritten) + 16 <= BANK_HEADER_BYTES);
         assert!(size_of::<BankHeader>() <= BANK_HEADER_BYTES);
         assert_eq!(size_of::<Node>(), 16);
         assert_eq!(offset_of!(BankHeader, peak), 7168);

@@ -38,6 +38,7 @@ pub mod clock;
 pub mod codes;
 pub mod counters;
 pub mod cpu;
+pub mod header;
 pub mod layout;
 pub mod options;
 pub mod owner;

@@ -6,7 +6,7 @@
 //! another thread than the allocating one counts in a record of the freeing
 //! thread; only sums over a stack's records mean something.
 //!
-//! Fixed point: objects 12 fractional bits, bytes 8, weights in time sums 4,
+//! Fixed point: objects 12 fractional bits, bytes 8, weights in time sums 9,
 //! variances in units of 256 bytes². Sums wrap modulo 2^64; differences
 //! (allocated - freed) stay right. The objects' variances are floats.
 
@@ -28,7 +28,7 @@ pub const OBJECT_ONE: f64 = 4096.0;
 /// One byte in the bytes' sums.
 pub const BYTE_ONE: f64 = 256.0;
 /// One object in the time sums.
-pub const TIME_ONE: f64 = 16.0;
+pub const TIME_ONE: f64 = 512.0;
 /// One byte² in the variances.
 pub const VARIANCE_ONE: f64 = 1.0 / 256.0;
 
@@ -92,14 +92,25 @@ impl Amounts {
         // Signed: no object has 2^63 bytes, and the conversion is one instruction.
         let own = sample.bytes as i64 as f64;
         let estimate = own * weight;
+        let objects = fixed(weight * OBJECT_ONE);
         Self {
-            objects: fixed(weight * OBJECT_ONE),
+            objects,
             bytes: fixed(estimate * BYTE_ONE),
-            time_weight: fixed(weight * TIME_ONE),
+            time_weight: time_weight(objects, sample.tick),
             variance: fixed(estimate * (estimate - own) * VARIANCE_ONE),
             object_variance: weight * (weight - 1.0),
         }
     }
+}
+
+/// A weight in the time sums, from that in the objects' sums, which has more bits: rounded up or down by a
+/// number that is evenly distributed over the ticks, so that mean ages are not biased, and the same for
+/// birth and death.
+#[inline]
+fn time_weight(objects: u64, tick: u32) -> u64 {
+    // TIME_ONE has 3 bits less than OBJECT_ONE.
+    let dither = tick.wrapping_mul(0x9e37_79b1) >> 29;
+    objects.wrapping_add(u64::from(dither)) >> 3
 }
 
 /// Rounds a value that is never negative; saturates near 2^63.
@@ -308,6 +319,22 @@ impl<'a> Records<'a> {
             add(&record.alloc_samples, 1, exclusive);
             add(&record.alloc_bytes, ns, exclusive);
         }
+    }
+
+    /// Mean weight and mean birth, in ticks since the session's start, of the samples counted in a record;
+    /// `None` if it has none.
+    #[cold]
+    #[must_use]
+    pub fn mean(&self, id: RecordId) -> Option<(f32, u32)> {
+        let record = self.records.get(id as usize)?;
+        let read = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        let samples = read(&record.alloc_samples);
+        let objects = read(&record.alloc_objects) as f64 / OBJECT_ONE;
+        if samples == 0 || objects <= 0.0 {
+            return None;
+        }
+        let births = read(&record.alloc_birth) as f64 / TIME_ONE;
+        Some(((objects / samples as f64) as f32, (births / objects) as u32))
     }
 
     /// The record behind an index.

@@ -20,7 +20,11 @@ use crate::session::skips_sampling;
 /// `p` is a live object in the range.
 pub unsafe fn usable_size(p: *const c_void) -> usize {
     // SAFETY: the caller's.
-    unsafe { Object::read(p.cast()).layout().usable }
+    match unsafe { Object::read(p.cast()) } {
+        Met::Live(object) => object.layout().usable,
+        // SAFETY: the caller's.
+        met => unsafe { overwritten::usable_size(p.cast(), met) },
+    }
 }
 
 /// Why an object of the new size is a sample.
@@ -49,7 +53,11 @@ unsafe fn resize(
     let at: *mut u8 = p.cast();
     // SAFETY: the caller's; what is copied is within both objects.
     unsafe {
-        let object = Object::read(at);
+        let Met::Live(object) = Object::read(at) else {
+            let new = leave(p, elsewhere());
+            untracked::settle(registers, !new.is_null());
+            return new;
+        };
         let bytes = request.bytes;
         let stays = |why| guarded(|local| stay(local, at, &object, request, why, registers));
         if !stays(Why::Certain).is_null() {
@@ -295,7 +303,10 @@ const LARGEST: usize = 7 << 60;
 pub unsafe fn xallocx(p: *mut c_void, size: usize, extra: usize, flags: c_int) -> usize {
     let at: *mut u8 = p.cast();
     // SAFETY: the caller's.
-    let object = unsafe { Object::read(at) };
+    let Met::Live(object) = (unsafe { Object::read(at) }) else {
+        // SAFETY: the caller's.
+        return unsafe { usable_size(p) };
+    };
     let Layout {
         offset,
         usable: old,

@@ -128,7 +128,8 @@ impl SearchArgs {
         options.most_offset = self.max_pointer_offset.or(options.most_offset);
         options.tag_bits = self.tag_bits;
         options.globals &= !self.no_globals;
-        options.threads &= !self.no_threads;
+        options.stacks &= !self.no_threads;
+        options.registers &= !self.no_threads;
         options
     }
 }

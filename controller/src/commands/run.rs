@@ -79,6 +79,7 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
     match followed? {
         Ok(mut outcome) => {
             outcome.failures += usize::from(!push.is_none_or(Push::finish));
+            let can_sample = can_sample.then_some(&args.command[0]);
             let code = conclude(&outcome, args.min, args.page, can_sample);
             Ok(match is_checked && !is_clean(&outcome) {
                 true => ExitCode::FAILURE,
@@ -99,19 +100,30 @@ fn exit_check(mode: LeakMode, args: &RunArgs) -> ExitCheck {
         scope: mode.scope(),
         options: args.search.over(variables.options.clone()),
         suppressions: args.known.read(),
+        lsan: get("LSAN_OPTIONS").unwrap_or_default(),
         variables,
     }
 }
 
 /// Whether a leak check was made and found nothing; says so if none was made.
 fn is_clean(outcome: &Outcome) -> bool {
-    if outcome.checked + outcome.unchecked == 0 && outcome.failures == 0 {
+    if outcome.unchecked > 0 {
+        let who = match outcome.unchecked {
+            1 => "1 process was not checked at its exit: it".to_owned(),
+            count => format!("{count} processes were not checked at their exit: each"),
+        };
+        diagnostic(&format!(
+            "{who} had made its check itself (__lsan_do_leak_check, HeapLeakChecker), or wanted none"
+        ));
+    }
+    let excused = outcome.unchecked + outcome.excused;
+    if outcome.checked + excused == 0 && outcome.failures == 0 {
         warning(
             "no leak check: the program did not end by exit() or a return from main, or its agent \
              did not sample",
         );
     }
-    outcome.checked + outcome.unchecked > 0 && outcome.leaks == 0
+    outcome.checked + excused > 0 && outcome.leaks == 0
 }
 
 /// Says what will be missing, before the program prints anything. Whether it can be sampled.
@@ -189,12 +201,54 @@ fn tell_of_python(line: &[OsString], python_malloc: bool) {
     }
 }
 
+/// Programs that run others on a processor, or with an allocator, of their own.
+const TRANSLATORS: [&str; 3] = ["valgrind", "valgrind.bin", "drrun"];
+
+/// Why no agent can have made its segment, if that is known; `command`: the program that was started.
+fn obstacle(command: &OsString) -> Option<String> {
+    let name = Path::new(command).file_name();
+    if let Some(name) = TRANSLATORS
+        .iter()
+        .find(|known| name == Some(known.as_ref()))
+    {
+        return Some(format!(
+            "{name} runs the program with an allocator of its own: start it without {name}"
+        ));
+    }
+    if !Path::new("/proc/self/maps").exists() {
+        return Some(
+            "/proc is not mounted, without which agents cannot start: mount it".to_owned(),
+        );
+    }
+    if !Path::new("/proc/sys/kernel/random/boot_id").exists() {
+        return Some(
+            "/proc is mounted with subset=pid, or has no /proc/sys: agents need \
+             /proc/sys/kernel/random/boot_id; mount all of it"
+                .to_owned(),
+        );
+    }
+    no_room()
+}
+
+/// The type of a ramfs, which reserves no memory.
+const RAMFS: u64 = 0x8584_58f6;
+
 /// Why agents can hardly have made their segments, if there is little room for them.
 fn no_room() -> Option<String> {
     use nix::sys::resource::{Resource, getrlimit};
     let directory = default_directory();
     let limit = getrlimit(Resource::RLIMIT_FSIZE).map_or(u64::MAX, |(soft, _)| soft);
+    let kind = nix::sys::statfs::statfs(&directory).ok();
+    if kind.is_some_and(|space| space.filesystem_type().0 as u64 == RAMFS) {
+        let place = text::path(&directory);
+        return Some(format!(
+            "{place} is on a ramfs, where memory cannot be reserved for its segment: use a tmpfs, or \
+             MEM_PROFILER_DIR"
+        ));
+    }
     let free = nix::sys::statvfs::statvfs(&directory).ok();
+    // Some filesystems do not know.
+    let free = free.filter(|space| space.blocks() > 0);
     let free = free.map_or(u64::MAX, |space| {
         space
             .blocks_available()
@@ -217,7 +271,8 @@ fn no_room() -> Option<String> {
 }
 
 /// The exit code is the program's; ours only if it succeeded and a dump could not be written.
-fn conclude(outcome: &Outcome, min: u64, page: PageArgs, can_sample: bool) -> ExitCode {
+/// `command`: the program that was started, if it can be sampled.
+fn conclude(outcome: &Outcome, min: u64, page: PageArgs, command: Option<&OsString>) -> ExitCode {
     let left_out = outcome.left_out;
     if left_out > 0 {
         let who = match left_out {
@@ -231,8 +286,8 @@ fn conclude(outcome: &Outcome, min: u64, page: PageArgs, can_sample: bool) -> Ex
     }
     if !outcome.written.is_empty() {
         super::table(&outcome.written);
-    } else if outcome.failures == 0 && left_out == 0 && can_sample {
-        warning(&match no_room() {
+    } else if let Some(command) = command.filter(|_| outcome.failures == 0 && left_out == 0) {
+        warning(&match obstacle(command) {
             Some(why) => format!("no process was sampled: {why}"),
             None => {
                 "no process was sampled: the program allocates too little or by an allocator of \

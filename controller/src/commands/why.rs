@@ -201,7 +201,7 @@ fn parts(resident: &Resident, allocator: Option<&Heap>) -> Vec<Part> {
         anonymous = rest;
     }
     let (other, remark) = match allocator {
-        Some(_) => ("other anonymous", "the program's own mappings"),
+        Some(_) => ("other anonymous", "own mappings, at least"),
         None => ("anonymous", "heap and own mappings"),
     };
     let outside = [

@@ -174,6 +174,7 @@ impl Session {
             parts.push("threads without a timer, since the kernel had no more of them".to_owned());
         }
         let short = counts.rest_ns.min(times.unsampled);
+        let period = 1_000_000_000 / u64::from(self.sampling.rate.max(1));
         let is_much = |ns| share(ns, times.all) >= MUCH;
         let can_help = trouble.is_none()
             && self.sampling.mode != Mode::OffCpu
@@ -182,13 +183,14 @@ impl Session {
         if is_traced && self.sampling.mode == Mode::Cpu && is_much(times.unsampled) {
             parts.push(SHORT.to_owned());
         } else if can_help && is_much(short) {
-            parts.push(more_often(
-                "many threads end before a sample is due",
-                self.sampling.rate,
-            ));
+            // Each thread that ended has less than one period of it.
+            let why = match short >= period.saturating_mul(MANY) {
+                true => "many threads end before a sample is due",
+                false => "it ran only briefly",
+            };
+            parts.push(more_often(why, self.sampling.rate));
         } else if can_help && counts.blocked == 0 && !self.is_filtered && is_much(times.unsampled) {
             // What other engines than perf events do not see, they do not know of.
-            let period = 1_000_000_000 / u64::from(self.sampling.rate.max(1));
             if times.unsampled >= period.saturating_mul(MANY) {
                 parts.push(more_often(UNSEEN, self.sampling.rate));
             }

@@ -11,6 +11,8 @@ const EXIT_CODE: i32 = 23;
 pub struct LsanOptions {
     /// Whether leaks are looked for.
     pub detect_leaks: bool,
+    /// Whether they are looked for when the program exits.
+    pub at_exit: bool,
     /// The file with suppressions.
     pub suppressions: Option<String>,
     /// Whether the suppressions that were used are listed.
@@ -29,6 +31,7 @@ impl Default for LsanOptions {
     fn default() -> Self {
         Self {
             detect_leaks: true,
+            at_exit: true,
             suppressions: None,
             print_suppressions: true,
             max_leaks: 0,
@@ -64,6 +67,7 @@ impl LsanOptions {
         };
         match name {
             "detect_leaks" => flag(&mut self.detect_leaks),
+            "leak_check_at_exit" => flag(&mut self.at_exit),
             "print_suppressions" => flag(&mut self.print_suppressions),
             "use_globals" => flag(&mut self.globals),
             "use_stacks" => flag(&mut self.stacks),
@@ -78,6 +82,15 @@ impl LsanOptions {
         }
     }
 
+    /// The option by which there is no check at exit, if there is one.
+    pub fn unwanted_at_exit(&self) -> Option<&'static str> {
+        match (self.detect_leaks, self.at_exit) {
+            (false, _) => Some("detect_leaks"),
+            (true, false) => Some("leak_check_at_exit"),
+            (true, true) => None,
+        }
+    }
+
     /// Stacks to show.
     pub fn shown(&self) -> usize {
         match self.max_leaks {
@@ -86,10 +99,11 @@ impl LsanOptions {
         }
     }
 
-    /// The options of a search. Registers and stacks go together here.
+    /// The options of a search.
     pub fn search(&self) -> Options {
         Options {
-            threads: self.stacks || self.registers,
+            stacks: self.stacks,
+            registers: self.registers,
             globals: self.globals,
             alignment: if self.unaligned { 1 } else { 8 },
             ..Options::default()
@@ -122,12 +136,18 @@ mod tests {
         assert_eq!((options.exit_code, options.shown()), (0, 3));
         let search = options.search();
         assert_eq!(
-            (search.globals, search.threads, search.alignment),
+            (search.globals, search.stacks, search.alignment),
             (false, true, 1)
         );
         let neither = LsanOptions::read(["use_stacks=false:use_registers=no"]);
-        assert!(!neither.search().threads);
-        assert!(LsanOptions::read(["use_stacks=0"]).search().threads);
+        assert!(!neither.search().stacks && !neither.search().registers);
+        let search = LsanOptions::read(["use_stacks=0"]).search();
+        assert!(!search.stacks && search.registers);
+        assert!(LsanOptions::read([]).unwanted_at_exit().is_none());
+        for text in ["leak_check_at_exit=0", "detect_leaks=false"] {
+            let unwanted = LsanOptions::read([text]).unwanted_at_exit();
+            assert!(text.starts_with(unwanted.expect("a reason")));
+        }
         assert!(!LsanOptions::read(["detect_leaks=0"]).detect_leaks);
         assert!(!LsanOptions::read(["print_suppressions=0"]).print_suppressions);
     }

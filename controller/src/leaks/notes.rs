@@ -1,10 +1,18 @@
 //! What a check could not see, for display.
 
+use std::collections::{BTreeSet, HashMap};
+
+use shm_protocol::NodeId;
+
 use super::Check;
 use crate::text;
 
+/// Stacks of overwritten objects that are named, and frames of each.
+const STACKS: usize = 4;
+const FRAMES: usize = 4;
+
 /// What is to be known of a check besides what it found.
-pub fn notes(check: &Check) -> Vec<String> {
+pub fn notes(check: &Check, names: &HashMap<NodeId, Vec<String>>) -> Vec<String> {
     let mut notes = Vec::new();
     let mut add = |is_so: bool, note: String| notes.extend(is_so.then_some(note));
     add(
@@ -54,6 +62,8 @@ pub fn notes(check: &Check) -> Vec<String> {
              space is limited or used up: whether their objects are lost is not known"
         ),
     );
+    let overwritten = overwritten(check, names);
+    add(overwritten.is_some(), overwritten.unwrap_or_default());
     let trouble = check.trouble.as_deref();
     add(
         trouble.is_some(),
@@ -83,4 +93,31 @@ pub fn notes(check: &Check) -> Vec<String> {
         ),
     );
     notes
+}
+
+/// What the program has written outside its objects: as the agent has noticed when they were freed, and as
+/// the search has found.
+fn overwritten(check: &Check, names: &HashMap<NodeId, Vec<String>>) -> Option<String> {
+    let mut all = check.snapshot.overwritten();
+    all.before += check.overwritten.values().sum::<u64>();
+    let leaves: BTreeSet<NodeId> = check.snapshot.overwritten.iter().copied().collect();
+    let leaves = leaves.into_iter().chain(check.overwritten.keys().copied());
+    let leaves: BTreeSet<NodeId> = leaves.collect();
+    let stacks = leaves
+        .iter()
+        .filter_map(|leaf| names.get(leaf))
+        .take(STACKS);
+    let stacks: Vec<Vec<String>> = stacks
+        .map(|stack| stack.iter().take(FRAMES).cloned().collect())
+        .collect();
+    let found = all.remark(&stacks);
+    let unclear = (check.unclear > 0).then(|| {
+        format!(
+            "{} objects that nothing points to have nothing legible before them: memory that was not used yet, \
+             or lost objects before or behind which the program has written, which are missing above then",
+            check.unclear
+        )
+    });
+    let parts: Vec<String> = found.into_iter().chain(unclear).collect();
+    (!parts.is_empty()).then(|| parts.join("; "))
 }

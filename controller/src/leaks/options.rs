@@ -5,8 +5,10 @@ use reachability::{Heap, Memory, Pointers, lost};
 /// Options of a search.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Whether registers and stacks of threads are roots.
-    pub threads: bool,
+    /// Whether stacks of threads are roots; their thread-local variables are in any case.
+    pub stacks: bool,
+    /// Whether registers of threads are roots.
+    pub registers: bool,
     /// Whether all other roots are: variables, mappings, what the kernel keeps.
     pub globals: bool,
     /// Multiples of bytes at which pointers lie: 1, 2, 4 or 8.
@@ -20,7 +22,8 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            threads: true,
+            stacks: true,
+            registers: true,
             globals: true,
             alignment: 8,
             most_offset: None,

@@ -97,7 +97,8 @@ struct Entry {
     bytes: f64,
     margin: f64,
     objects: f64,
-    /// Lost only with these.
+    /// Lost only with these, as far as these were sampled: all of it where every allocation is known, else
+    /// less than what is.
     kept_bytes: f64,
     kept_objects: f64,
     /// Address of one of the objects.
@@ -116,7 +117,9 @@ pub fn report(
 ) -> Report {
     let total = check.leaks.total;
     let shown = check.leaks.leaks.iter().take(most.max(1));
-    let leaves = shown.clone().map(|leak| leak.node);
+    let overwritten = check.snapshot.overwritten.iter();
+    let overwritten = overwritten.chain(check.overwritten.keys()).copied();
+    let leaves = shown.clone().map(|leak| leak.node).chain(overwritten);
     let (names, trouble) = names(agent, header, &check.snapshot, leaves);
     let (now, (end, _)) = (now_ns(), end_of(session, header));
     let seconds = |ns: u64| ns as f64 / 1e9;
@@ -147,7 +150,7 @@ pub fn report(
         running_searches: check.looks,
         dump: None,
         objects: check.objects.clone(),
-        notes: notes(check),
+        notes: notes(check, &names),
         trouble,
     }
 }
@@ -349,7 +352,8 @@ impl Report {
 impl Entry {
     /// Adds what the stack lost, and the stack.
     fn add_to(&self, lines: &mut Vec<String>, is_exact: bool) {
-        let kept = match self.kept_objects > 0.0 {
+        // Of objects that are not sampled it is not known what they keep: an estimate would be too small.
+        let kept = match self.kept_objects > 0.0 && is_exact {
             true => format!(
                 ", and with {} {} in {}",
                 if self.objects > 1.0 { "them" } else { "it" },

@@ -79,7 +79,7 @@ impl Roots {
         let mut stacks = Vec::with_capacity(process.threads.len());
         for thread in process.threads {
             stacks.extend((thread.sp != 0).then_some((thread.sp, thread.tid)));
-            if options.threads {
+            if options.registers {
                 roots.add_thread(process, thread);
             }
         }
@@ -131,13 +131,15 @@ impl Roots {
         (stacks, options): (&[(u64, i32)], &Options),
     ) {
         let (kind, range, name) = alive(process, region, stacks);
-        let is_wanted = match kind {
-            Kind::Stack => options.threads,
-            Kind::Data => options.globals,
+        let range = match kind {
+            Kind::Stack if options.stacks => range,
+            Kind::Stack => match thread_local(process, &range) {
+                Some(variables) => variables,
+                None => return,
+            },
+            Kind::Data if options.globals => range,
+            Kind::Data => return,
         };
-        if !is_wanted {
-            return;
-        }
         let number = self.name(name);
         let module = region.module.and_then(|module| process.regions.get(module));
         let module = module.map(|first| (first.name.clone(), first.range.start));
@@ -233,6 +235,18 @@ fn alive(
         Some(end) => (Kind::Data, end..range.end, name),
         None => (Kind::Data, range, name),
     }
+}
+
+/// Bytes below a thread control block in which thread-local variables of the program's and of libraries that
+/// it has from its start are sought: what is there of the stack's beginning is treated like them.
+const STATIC_VARIABLES: u64 = 4096;
+
+/// Of the stack of a thread that the C library has started, the upper end: thread-local variables and the
+/// control block, which names those of libraries that were loaded later.
+fn thread_local(process: &Process<'_>, stack: &Range<u64>) -> Option<Range<u64>> {
+    let mut pointers = process.threads.iter().map(|thread| thread.thread_pointer);
+    let block = pointers.find(|at| stack.contains(at))?;
+    Some(stack.start.max(block.saturating_sub(STATIC_VARIABLES))..stack.end)
 }
 
 /// The end of the stack of a thread that has ended, which the C library keeps for a later one: its

@@ -135,6 +135,10 @@ impl Search {
 
 /// Whether an object was counted in a session; objects hold only the last 8 bits of its number.
 pub fn is_of(object: &Sampled, session: &Session) -> bool {
+    if object.weight == 0.0 {
+        // Its header was overwritten: when it was born is not known.
+        return object.session == session.number as u8;
+    }
     let first = tick_of(session.start_ns);
     object.session == session.number as u8 && object.born.wrapping_sub(first) as i32 >= -1
 }

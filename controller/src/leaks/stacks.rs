@@ -6,9 +6,11 @@ use heap_format::{Detail, Loss, Lost as Label};
 use reachability::causes::How;
 use reachability::lost::Lost;
 use shm_protocol::NodeId;
-use shm_protocol::clock::TICK_NS;
+use shm_protocol::clock::{TICK_NS, tick_of};
+use shm_protocol::header;
 
 use super::base::{Amount, NOTHING, Share, Since};
+use crate::snapshot::Snapshot;
 
 /// What is lost of one stack, in one way.
 #[derive(Clone, Debug)]
@@ -40,6 +42,41 @@ impl Leak {
         self.lost.settle();
         self.kept.settle();
     }
+}
+
+/// Gives objects whose headers were overwritten the weight that others of their stack and size class have,
+/// and bounds that of the others, since whatever is read from outside may be forged. Returns how many
+/// objects of each stack, by its leaf, were overwritten.
+pub fn settle_weights(
+    lost: &mut [Lost],
+    stacks: &[(NodeId, u32)],
+    snapshot: &Snapshot,
+) -> BTreeMap<NodeId, u64> {
+    let interval = snapshot.largest_interval();
+    let now = tick_of(snapshot.end_ns);
+    let mut means: HashMap<(NodeId, u32), f32> = HashMap::new();
+    if lost.iter().any(|lost| lost.object.weight == 0.0) {
+        for record in snapshot.records() {
+            let sums = record.sums(snapshot.end_tick());
+            let mean = sums.alloc_objects / sums.alloc_samples.max(1) as f64;
+            means.insert((record.node, record.size_class), mean as f32);
+        }
+    }
+    let mut overwritten = BTreeMap::new();
+    for Lost { object, .. } in lost {
+        let largest = header::largest_weight(object.bytes, interval);
+        if object.weight == 0.0 {
+            let stack = stacks.get(object.record as usize);
+            let mean = stack.and_then(|stack| means.get(stack));
+            object.weight = mean.copied().unwrap_or(1.0).max(1.0);
+            object.born = now;
+            *overwritten
+                .entry(stack.map_or(0, |(node, _)| *node))
+                .or_default() += 1;
+        }
+        object.weight = object.weight.min(largest);
+    }
+    overwritten
 }
 
 /// What is lost of each stack.

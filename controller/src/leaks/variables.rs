@@ -42,7 +42,8 @@ impl Variables {
         let mut options = Options::default();
         if as_is {
             options.globals = get(GLOBALS).is_none_or(|text| is_true(&text));
-            options.threads = get(THREADS).is_none_or(|text| is_true(&text));
+            options.stacks = get(THREADS).is_none_or(|text| is_true(&text));
+            options.registers = options.stacks;
         }
         let number = |name: &str| get(name).map(|text| number(name, &text)).transpose();
         options.alignment = match number(ALIGNMENT)? {
@@ -113,7 +114,7 @@ mod tests {
         for (value, is_root) in [("0", false), ("false", false), ("1", true), ("", true)] {
             let set = [(GLOBALS, value), (THREADS, "no")];
             let variables = read(&set, true).unwrap().options;
-            assert_eq!((variables.globals, variables.threads), (is_root, false));
+            assert_eq!((variables.globals, variables.stacks), (is_root, false));
             assert_eq!(read(&set, false).unwrap().options, Options::default());
         }
     }

@@ -5,7 +5,9 @@ use std::time::Instant;
 use shm_protocol::snapshot::Header;
 
 use super::{Member, Run};
-use crate::leaks::{self, Means, Options, Plan, Report, Scope, Suppressions, Variables};
+use crate::leaks::{
+    self, LsanOptions, Means, Options, Plan, Report, Scope, Suppressions, Variables,
+};
 use crate::segment::{Head, io_error};
 use crate::target::Target;
 
@@ -20,6 +22,8 @@ pub struct ExitCheck {
     pub suppressions: Suppressions,
     /// What gperftools' variables say besides.
     pub variables: Variables,
+    /// LeakSanitizer's options of the environment.
+    pub lsan: String,
 }
 
 impl Run {
@@ -56,6 +60,13 @@ impl Run {
         };
         let target = &self.members[at].target;
         let title = target.agent.title();
+        if let Some(option) = unwanted(target, wanted) {
+            self.outcome.excused += 1;
+            self.reporter.warning(&format!(
+                "{title}: no leak check at exit: LeakSanitizer's option {option}=0 says so"
+            ));
+            return self.let_exit(at);
+        }
         match check(target, wanted) {
             Ok((report, test)) => {
                 self.outcome.leaks += usize::from(report.lost_samples > 0);
@@ -67,11 +78,25 @@ impl Run {
             }
             Err(error) => self.fail(&format!("{title}: no leak check: {error:#}")),
         }
-        let view = self.members[at].target.agent.segment.view();
+        self.let_exit(at);
+    }
+
+    /// Lets a member go that waits at its exit.
+    fn let_exit(&mut self, at: usize) {
+        let target = &self.members[at].target;
+        let (title, view) = (target.agent.title(), target.agent.segment.view());
         if let Err(error) = view.let_exit() {
             self.fail(&format!("{title}: {}", io_error(error)));
         }
     }
+}
+
+/// LeakSanitizer's option, of the environment or of the program itself, by which no check is wanted.
+fn unwanted(target: &Target, wanted: &ExitCheck) -> Option<&'static str> {
+    let mut head = Head::new();
+    let header = target.agent.segment.full_head(&mut head).ok()?;
+    let stated = leaks::stated_options(target.agent.pid, &header);
+    LsanOptions::read([&*stated, &*wanted.lsan]).unwanted_at_exit()
 }
 
 /// The process is stopped anyway: it is read as it is, without a copy.

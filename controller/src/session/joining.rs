@@ -141,12 +141,13 @@ impl Run {
             self.start = Instant::now();
             self.start_ns = Some(now_ns());
         }
-        let deadline = Deadline::ns_after(self.time_left());
+        let left = self.time_left();
+        let deadline = Deadline::ns_after(left);
         for mut target in ready {
             match target.publish(deadline) {
                 Ok(()) => {
                     self.lineage.add(&target.agent);
-                    let member = Member::new(target, &self.settings.triggers);
+                    let member = Member::new(target, &self.settings.triggers, left);
                     self.members.push(member);
                 }
                 Err(reason) => self.fail(&format!("{}: {reason}", target.agent.title())),
@@ -253,7 +254,7 @@ impl Run {
     fn adopted(&mut self, target: Target) {
         self.retire_earlier_image(&target.agent);
         self.lineage.add(&target.agent);
-        let member = Member::new(target, &self.settings.triggers);
+        let member = Member::new(target, &self.settings.triggers, self.time_left());
         match member.target.agent.life {
             Life::Running => self.members.push(member),
             _ if self.child.is_none() && self.is_empty(&member.target) => {

@@ -1,6 +1,6 @@
 //! A process in a session, with the state of its triggers.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::clock::now_ns;
 use crate::snapshot::Snapshot;
@@ -19,11 +19,11 @@ pub struct Member {
 }
 
 impl Member {
-    /// A process whose session starts now.
-    pub fn new(target: Target, triggers: &Triggers) -> Self {
+    /// A process whose session starts now, and ends after this time.
+    pub fn new(target: Target, triggers: &Triggers, left: Option<Duration>) -> Self {
         Self {
             target,
-            watcher: Watcher::new(triggers),
+            watcher: Watcher::new(triggers, left),
             timeline: Timeline::new(),
         }
     }

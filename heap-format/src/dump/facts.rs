@@ -8,6 +8,7 @@ use crate::leaks::LeakCheck;
 use crate::maps::hex;
 use crate::marker::{HEAP_MARKERS, Marker};
 use crate::moment;
+use crate::overwritten;
 use crate::printable::is_hidden;
 use crate::profile::{BuildId, Function, IntervalPeriod, Line, Location, Mapping, Profile, Thread};
 use crate::sampling;
@@ -103,6 +104,10 @@ impl Writer<'_> {
                 "thread",
                 format!("{} {}", thread.tid, thread.name).as_bytes(),
             );
+        }
+        for stack in &facts.overwritten {
+            let addresses: Vec<String> = stack.iter().map(|at| format!("{at:#x}")).collect();
+            self.fact("overwritten", addresses.join(" ").as_bytes());
         }
         self.number("sequence", facts.sequence);
         self.text("trigger", facts.trigger.as_deref());
@@ -395,6 +400,15 @@ fn fact(facts: &mut crate::profile::Facts, name: &[u8], value: &[u8]) -> Option<
                 tid: tid.try_into().ok()?,
                 name,
             });
+        }
+        b"overwritten" => {
+            let text = std::str::from_utf8(value).ok()?;
+            let addresses = text.split(' ').take(overwritten::MAX_FRAMES);
+            let address = |word: &str| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok();
+            let stack: Option<Vec<u64>> = addresses.map(address).collect();
+            if facts.overwritten.len() < overwritten::MAX_OVERWRITTEN {
+                facts.overwritten.push(stack?);
+            }
         }
         b"sequence" => facts.sequence = Some(number()?),
         b"trigger" => facts.trigger = Some(string(value)),

@@ -95,6 +95,8 @@ impl<'a> Printer<'a> {
         }
         let untracked = untracked::remark(profile);
         lines.extend(untracked.map(|text| format!("Not followed: {text}")));
+        let overwritten = heap_format::overwritten::remark(profile);
+        lines.extend(overwritten.map(|text| format!("Overwritten: {text}")));
         let live: f64 = found.iter().map(|s| s.bytes).sum();
         let shown: f64 = found.iter().take(most).map(|s| s.bytes).sum();
         lines.push(format!(

@@ -116,7 +116,7 @@ fn parts(allocator: &BTreeMap<String, u64>, memory: &BTreeMap<String, u64>) -> V
     let rest = if allocator.is_empty() {
         "heap, stacks, and what the program maps: the dump has no figures of the allocator"
     } else {
-        "stacks of threads, and what the program maps by itself"
+        "stacks of threads, and what the program maps by itself: at least so much"
     };
     let outside = [
         (anonymous, "other anonymous", rest),

@@ -20,6 +20,8 @@ pub enum Verdict {
     Once,
     /// Becomes less.
     Shrinks,
+    /// Stays the same, within a hundredth of what is live.
+    Level,
     /// No growth that could not be chance.
     Unclear,
 }
@@ -32,6 +34,7 @@ impl Verdict {
             Self::Grew => "grew",
             Self::Once => "once",
             Self::Shrinks => "shrinks",
+            Self::Level => "level",
             Self::Unclear => "unclear",
         }
     }
@@ -56,7 +59,7 @@ impl Growth {
     pub fn proven(&self) -> f64 {
         match self.verdict {
             Verdict::Steady | Verdict::Grew => ((self.rate - self.error) * self.span).max(0.0),
-            Verdict::Once | Verdict::Shrinks | Verdict::Unclear => 0.0,
+            Verdict::Once | Verdict::Shrinks | Verdict::Level | Verdict::Unclear => 0.0,
         }
     }
 }
@@ -70,6 +73,25 @@ pub struct Point {
     pub bytes: f64,
     /// Their variance by sampling.
     pub variance: f64,
+    /// Variance, by sampling, of all bytes that were allocated so far; `None` if that is not known.
+    pub allocated: Option<f64>,
+}
+
+/// The variance, by sampling, of the change between two points of one session. Objects that are live at both
+/// are in it with the same weights, and cancel: what varies is what was allocated in between, and what
+/// was freed. Objects that were both count twice, though they cancel too, so it is never more than that of two
+/// points that have nothing in common.
+fn change_variance(earlier: &Point, later: &Point) -> f64 {
+    let apart = (earlier.variance + later.variance).max(0.0);
+    let (Some(before), Some(after)) = (earlier.allocated, later.allocated) else {
+        return apart;
+    };
+    let allocated = after - before;
+    let freed = (after - later.variance) - (before - earlier.variance);
+    match allocated >= 0.0 && freed.is_finite() {
+        true => (allocated + freed.max(0.0)).min(apart),
+        false => apart,
+    }
 }
 
 /// Fits points, in ascending order of time. `None` for fewer than two, or
@@ -81,7 +103,7 @@ pub fn fit(points: &[Point]) -> Option<Growth> {
         return None;
     }
     let line = Line::through(&[points])?;
-    let sampling = QUANTILE * (first.variance + last.variance).max(0.0).sqrt() / span;
+    let sampling = QUANTILE * change_variance(first, last).sqrt() / span;
     let error = line.error.max(sampling);
     let verdict = if is_one_jump(points) {
         Verdict::Once
@@ -92,6 +114,8 @@ pub fn fit(points: &[Point]) -> Option<Growth> {
         }
     } else if line.slope + error < 0.0 {
         Verdict::Shrinks
+    } else if (line.slope.abs() + error) * span <= LEVEL * last.bytes {
+        Verdict::Level
     } else {
         Verdict::Unclear
     };
@@ -102,6 +126,9 @@ pub fn fit(points: &[Point]) -> Option<Growth> {
         span,
     })
 }
+
+/// Change over the whole time, as a share of what is live, that counts as none.
+const LEVEL: f64 = 0.01;
 
 /// Whether the points are two levels, the second higher than the first, with
 /// no growth on either.
@@ -122,9 +149,7 @@ fn is_one_jump(points: &[Point]) -> bool {
     let bytes = |p: &Point| p.bytes;
     let highest = points.iter().map(bytes).fold(f64::MIN, f64::max);
     let lowest = points.iter().map(bytes).fold(f64::MAX, f64::min);
-    let sampling = (points[at].variance + points[at + 1].variance)
-        .max(0.0)
-        .sqrt();
+    let sampling = change_variance(&points[at], &points[at + 1]).sqrt();
     let level = levels.slope - levels.error <= 0.0;
     let step = mean(after, bytes) - mean(before, bytes);
     level
@@ -249,6 +274,7 @@ mod tests {
                     at: i as f64,
                     bytes: make(i, &mut random),
                     variance: 0.0,
+                    allocated: None,
                 })
                 .collect();
             hits += usize::from(fit(&points).unwrap().verdict == verdict);

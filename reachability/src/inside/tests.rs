@@ -6,8 +6,9 @@ use super::*;
 use crate::jemalloc;
 use crate::mark::{Marks, Origin, Roots, mark};
 use crate::memory::Work;
+use crate::object::Content;
 use crate::pointers::Pointers;
-use crate::synthetic::{map, slab};
+use crate::synthetic::{OVERWRITTEN, header_words, map, slab};
 
 /// Where made-up memory begins, and its length: parts of two leaves.
 const BASE: u64 = 0x1_1000_0000 - 0x60_0000;
@@ -80,8 +81,9 @@ impl Local {
     }
 
     fn put_header(&mut self, at: u64, bytes: u32, weight: f32) {
-        self.put(at, u64::from(bytes) | (7 << 8 | 1) << 32);
-        self.put(at + 8, 99 | u64::from(weight.to_bits()) << 32);
+        let [first, second] = header_words(at + 16, bytes, weight);
+        self.put(at, first);
+        self.put(at + 8, second);
     }
 
     fn word_at(&self, at: u64) -> u64 {
@@ -228,7 +230,7 @@ fn heap_of(numbers: &mut Numbers, memory: &mut Local) -> Heap {
     let heap = Heap::of(&all, BASE..middle);
     for extent in heap.extents().iter().filter(|e| heap.is_sampled(e)) {
         for index in 0..u64::from(extent.count) {
-            let weight = [0.0, 1.0, 2.5, f32::NAN][numbers.below(4) as usize];
+            let weight = [0.0, 1.0, 2.5, OVERWRITTEN][numbers.below(4) as usize];
             if extent.size >= 32 {
                 let base = extent.start + index * extent.size;
                 memory.put_header(base, extent.size as u32 - 16, weight);
@@ -262,7 +264,7 @@ fn reference(memory: &Local, heap: &Heap, words: &[u64], ranges: &[Range<u64>]) 
         }
         let (base, size) = heap.region(region).expect("a region");
         let has_headers = heap.has_headers(&heap.extents()[extent as usize]);
-        if !has_headers || heap.sampled_at(memory, region).is_some() {
+        if !has_headers || heap.content_at(memory, region) != Content::Nothing {
             next.extend((base..base + size).step_by(8).map(|at| memory.word_at(at)));
         }
     }

@@ -9,7 +9,7 @@ use std::ptr;
 
 use super::layout::{HEADERS, Header, Kind, LEAF, LEAF_BITS, ONE, PAGE, PAGE_BITS, Page};
 use crate::heap::INVERSE_BITS;
-use crate::object::find_by_words;
+use crate::object::{Content, find_by_words};
 
 /// Bytes of a word.
 const WORD: u64 = 8;
@@ -504,7 +504,8 @@ fn is_alive_in(at: u64, size: u64, word: impl Fn(u64) -> u64) -> bool {
         let is_inside = offset.wrapping_add(2 * WORD) <= size;
         is_inside.then(|| [word(start), word(start.wrapping_add(WORD))])
     };
-    find_by_words(at, size, peek).is_some()
+    // What is reached and has no header that makes sense is an object whose header was overwritten.
+    !matches!(find_by_words(at, size, peek), Content::Nothing)
 }
 
 /// Asks the processor to fetch memory, which need not be there.

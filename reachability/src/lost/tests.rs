@@ -74,14 +74,14 @@ fn headers_are_found_in_the_table_and_before_the_object() {
     let at = |index: u64| small + index * 1024;
     let full = [(at(0), 1024), (at(3), 1010), (large, 8192)];
     for (object, bytes) in full {
-        memory.put_header(object::entry(&range, object), bytes, 1.0);
+        memory.put_header_of(object::entry(&range, object), object, bytes, 1.0);
     }
     memory.put_header(at(1), 1000, 1.0);
     memory.put(at(1) + 16, large + 5000);
     // Freed: what is in it says nothing.
-    memory.put_header(object::entry(&range, at(2)), 1024, 0.0);
+    memory.put_header_of(object::entry(&range, at(2)), at(2), 1024, 0.0);
     memory.put(at(2), at(3));
-    memory.put_header(object::entry(&range, large + 8192), 8192, 0.0);
+    memory.put_header_of(object::entry(&range, large + 8192), large + 8192, 8192, 0.0);
     memory.put(large + 8192, at(0));
 
     let mut heap = Heap::of(&map(vec![slab(small, 1024), slab(large, 8192)]), range);

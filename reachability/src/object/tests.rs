@@ -2,40 +2,55 @@
 
 use super::*;
 
-/// Memory of `room` bytes with an object of `bytes` at an offset, its header and, if it has one,
-/// its extension before it.
+use shm_protocol::header::{Counted, Drawn, extension, first, freed, second};
+
+/// Memory of `room` bytes at 0x1000 with an object of `bytes` at an offset, its header and, if it has one,
+/// its extension before it; the weight 0: it has been freed.
 fn memory(room: usize, offset: usize, bytes: u64, align: Option<u64>, weight: f32) -> Vec<u8> {
     let mut memory = vec![0xaa; room];
-    let mut put = |at: usize, value: &[u8]| memory[at..at + value.len()].copy_from_slice(value);
-    let size = match align {
-        None => bytes as u32,
+    let mut put = |at: usize, word: u64| memory[at..at + 8].copy_from_slice(&word.to_le_bytes());
+    let at = 0x1000 + offset as u64;
+    let mut counted = COUNTED;
+    match align {
+        None => counted.bytes = bytes,
         Some(align) => {
-            put(offset - 32, &bytes.to_le_bytes());
-            put(offset - 24, &align.to_le_bytes());
-            EXTENDED
+            let [own, check] = extension(bytes, align, at);
+            put(offset - 32, own);
+            put(offset - 24, check);
+            counted.extended = true;
         }
+    }
+    put(offset - 16, first(&counted, at));
+    let second = match weight {
+        0.0 => freed(at),
+        _ => second(Drawn { weight, born: 77 }, at),
     };
-    put(offset - 16, &size.to_le_bytes());
-    put(offset - 12, &(0xabcdef_u32 << 8 | 200).to_le_bytes());
-    put(offset - 8, &77_u32.to_le_bytes());
-    put(offset - 4, &weight.to_le_bytes());
+    put(offset - 8, second);
     memory
 }
 
-/// The flag of an object that has all of its size class.
+const COUNTED: Counted = Counted {
+    record: 0xabcdef,
+    session: 200,
+    bytes: 0,
+    ignored: false,
+    exact: false,
+    extended: false,
+};
+
 #[test]
-fn exact_objects_are_found() {
-    for (room, offset, bytes, align) in [
-        (1 << 20, 16, 1_000_000, None),
-        (16384, 4096, 9000, Some(4096)),
-    ] {
-        let mut memory = memory(room, offset, bytes, align, 2.5);
-        memory[offset - 13] |= (EXACT >> 24) as u8;
+fn flags_are_read() {
+    for ignored in [false, true] {
+        let mut memory = memory(1 << 20, 16, 0, None, 2.5);
+        let counted = Counted {
+            bytes: 100_000,
+            ignored,
+            exact: true,
+            ..COUNTED
+        };
+        memory[..8].copy_from_slice(&first(&counted, 0x1010).to_le_bytes());
         let found = found(&memory).expect("an object");
-        assert_eq!((found.bytes, found.ignored), (bytes, false));
-        memory[offset - 13] |= (IGNORED >> 24) as u8;
-        let found = self::found(&memory).expect("an object");
-        assert_eq!((found.bytes, found.ignored), (bytes, true));
+        assert_eq!((found.bytes, found.ignored), (100_000, ignored));
     }
 }
 
@@ -50,13 +65,14 @@ fn found(memory: &[u8]) -> Option<Sampled> {
 
 #[test]
 fn every_shape_is_found() {
-    let shapes: [(usize, usize, u64, Option<u64>); 11] = [
+    let shapes: [(usize, usize, u64, Option<u64>); 12] = [
         (32, 16, 0, None),
         (32, 16, 8, None),
         (32, 16, 16, None),
         (48, 16, 17, None),
         (128, 16, 100, None),
-        (1 << 20, 16, 1_000_000, None),
+        (1 << 20, 16, 130_000, None),
+        (1 << 20, 32, 1_000_000, Some(1)),
         // Shrunk in place, once or more often.
         (224, 16, 104, None),
         (192, 16, 0, None),
@@ -80,31 +96,61 @@ fn every_shape_is_found() {
     }
 }
 
+/// What remains of a header that a program has overwritten by writing before or behind its objects.
+#[test]
+fn overwritten_objects_are_known_as_far_as_possible() {
+    let content = |memory: &[u8]| {
+        look(0x1000, memory.len() as u64, |offset| {
+            let offset = offset as usize;
+            memory.get(offset..offset + 16)?.try_into().ok()
+        })
+    };
+    for (offset, bytes, align) in [(16, 100, None), (64, 60, Some(64)), (32, 90, Some(1))] {
+        for count in 1..=16 {
+            let mut memory = memory(128, offset, bytes, align, 2.5);
+            memory[offset - count..offset].fill(b'z');
+            let object = content(&memory);
+            if count > 8 {
+                assert_eq!(object, Content::Unknown, "{offset} {count}");
+                continue;
+            }
+            let object = object.object().expect("an object");
+            let known = (object.at, object.bytes, object.record, object.session);
+            assert_eq!(known, (0x1000 + offset as u64, bytes, 0xabcdef, 200));
+            assert_eq!((object.weight, object.born), (0.0, 0));
+        }
+        let freed = memory(128, offset, bytes, align, 0.0);
+        assert_eq!(found(&freed), None);
+        if offset == 16 {
+            assert_eq!(content(&freed), Content::Nothing);
+        }
+    }
+    assert_eq!(content(&[0; 128]), Content::Nothing);
+}
+
 #[test]
 fn other_bytes_are_no_object() {
-    for weight in [0.0, -1.0, 0.99, f32::NAN, f32::INFINITY] {
-        assert_eq!(found(&memory(128, 16, 100, None, weight)), None, "{weight}");
-        assert_eq!(
-            found(&memory(128, 64, 64, Some(64), weight)),
-            None,
-            "{weight}"
-        );
-    }
+    assert_eq!(found(&memory(128, 16, 100, None, 0.0)), None);
+    assert_eq!(found(&memory(128, 64, 64, Some(64), 0.0)), None);
     // Sizes that do not fit their memory.
-    for (room, bytes) in [(128, 113), (32, 17), (1 << 20, 1 << 20)] {
+    for (room, bytes) in [(128, 113), (32, 17), (1 << 16, 1 << 16)] {
         assert_eq!(
             found(&memory(room, 16, bytes, None, 1.0)),
             None,
             "{room} {bytes}"
         );
     }
-    for (bytes, align) in [(65, 64), (u64::MAX, 64), (64, 63), (64, 128), (64, 0)] {
+    for (bytes, align) in [(65, 64), ((1 << 50) - 1, 64), (64, 128), (64, 32)] {
         assert_eq!(
             found(&memory(128, 64, bytes, Some(align), 1.0)),
             None,
             "{bytes} {align}"
         );
     }
+    // That of an object elsewhere.
+    let mut copy = memory(128, 16, 100, None, 1.0);
+    copy.rotate_right(48);
+    assert_eq!(found(&copy[32..]), None);
     for length in [0, 8, 15, 16, 31, 48] {
         assert_eq!(found(&vec![0; length]), None);
         assert_eq!(found(&vec![0xff; length]), None);

@@ -1,3 +1,5 @@
+use shm_protocol::header::{self, Counted, Drawn};
+
 use super::*;
 use crate::lost;
 use crate::mark::{Roots, mark};
@@ -89,10 +91,24 @@ fn the_distance_in_a_sampled_object_counts_from_its_start() {
             // An extension of 16 bytes before the header of 16: the bytes, and the alignment.
             true => {
                 let header = LARGE + 4096 - 16;
-                memory.put(header - 16, 9000);
-                memory.put(header - 8, 4096);
-                memory.put(header, 1 << 31 | (7 << 8 | 1) << 32);
-                memory.put(header + 8, 99 | u64::from(1f32.to_bits()) << 32);
+                let at = LARGE + 4096;
+                let [bytes, check] = header::extension(9000, 4096, at);
+                memory.put(header - 16, bytes);
+                memory.put(header - 8, check);
+                let counted = Counted {
+                    record: 7,
+                    session: 1,
+                    bytes: 0,
+                    ignored: false,
+                    exact: false,
+                    extended: true,
+                };
+                let drawn = Drawn {
+                    weight: 1.0,
+                    born: 99,
+                };
+                memory.put(header, header::first(&counted, at));
+                memory.put(header + 8, header::second(drawn, at));
             }
             false => memory.put_header(LARGE, 99_000, 1.0),
         }

@@ -79,6 +79,9 @@ pub struct BankHeader {
     pub threads: ThreadTable,
     /// CPU time.
     pub cpu: CpuTotals,
+    /// Stacks that allocated objects before which the program has written, by their leaves: the first ones.
+    /// 0: none.
+    pub overwritten: [AtomicU32; OVERWRITTEN_KEPT],
     /// Maximum of the live heap.
     pub peak: PeakState,
 }
@@ -97,6 +100,9 @@ pub struct PeakState {
     /// Zero.
     pub reserved: [u64; 5],
 }
+
+/// Stacks of overwritten objects that are kept.
+pub const OVERWRITTEN_KEPT: usize = 4;
 
 impl BankHeader {
     /// Units of nodes and records that are backed by memory. Controller and agent each write a

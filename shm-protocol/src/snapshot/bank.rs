@@ -5,8 +5,8 @@ use crate::bank::Geometry;
 use crate::counters::{self, Counter, Counters};
 use crate::cpu::{CPU_CAUSES, CpuState, CpuTotals};
 use crate::layout::{
-    BANK_HEADER_BYTES, BankHeader, INTERVALS_KEPT, IntervalEntry, IntervalLog, PeakState,
-    ShardTotals, THREADS_KEPT, ThreadEntry, ThreadTable, reserved_units,
+    BANK_HEADER_BYTES, BankHeader, INTERVALS_KEPT, IntervalEntry, IntervalLog, OVERWRITTEN_KEPT,
+    PeakState, ShardTotals, THREADS_KEPT, ThreadEntry, ThreadTable, reserved_units,
 };
 use crate::record::{BYTE_ONE, FIRST_RECORD};
 use crate::segment::IntervalPeriod;
@@ -143,6 +143,15 @@ impl<'a> BankSummary<'a> {
             epoch: half(offset_of!(PeakState, epoch)),
             tick: half(offset_of!(PeakState, tick)),
         }
+    }
+
+    /// Leaves of the stacks that allocated objects before which the program has written, as far as they are
+    /// kept.
+    pub fn overwritten(&self) -> impl Iterator<Item = u32> + use<'a> {
+        let bytes = self.bytes;
+        let leaf =
+            move |index: usize| u32_at(bytes, offset_of!(BankHeader, overwritten) + 4 * index);
+        (0..OVERWRITTEN_KEPT).map(leaf).filter(|leaf| *leaf != 0)
     }
 
     /// The threads whose stacks are kept apart, in the order of their indexes.

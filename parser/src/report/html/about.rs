@@ -49,6 +49,7 @@ fn facts(page: &PageContext) -> String {
     add("Interval", interval(profile));
     add("Not followed", untracked::remark(profile));
     add("Without room", crowding::remark(profile));
+    add("Overwritten", heap_format::overwritten::remark(profile));
     add("Intervals", history(facts));
     add(
         "Session",

@@ -11,10 +11,12 @@ function allocatorTab(page, panel) {
   const [metadata, retained] = ["metadata", "retained"].map(get);
   const sampled = Math.max(0, Math.min(data.allocator.sampled || 0, allocated || Infinity));
   const less = (a, b) => Math.max(0, a - b);
+  const rounding = Math.max(0, Math.min(data.allocator.rounding || 0, allocated - sampled));
   const parts = [
     ["Live, seen in this session", sampled, "what the samples say was allocated since profiling began and is in use"],
-    ["Live, older or not seen", less(allocated, sampled), "allocated before the session, or by what is not profiled"],
-    ["Fragmentation", less(active, allocated), "free space in pages that hold live objects, and rounding to size classes"],
+    ["Live, rounding up", rounding, "of what was seen, to the allocator's size classes, by its mean sizes"],
+    ["Live, older or not seen", less(allocated, sampled + rounding), "allocated before the session, or by what is not profiled; and what the two above are too small by"],
+    ["Fragmentation", less(active, allocated), "free space in pages that hold live objects"],
     ["Metadata", metadata, "the allocator's own"],
     ["Dirty pages", less(resident, active + metadata), "free, but not yet given back to the system"],
     ["Retained", retained, "given back to the system, addresses kept: not resident"],

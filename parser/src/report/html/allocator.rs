@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use heap_format::Profile;
 use heap_format::printable::printable;
 use serde::Serialize;
 
@@ -18,10 +19,39 @@ pub const TAB: Tab = Tab {
     }),
 };
 
+/// Bytes that the objects in use take in jemalloc's size classes beyond their own size, by the mean size of
+/// each stack's objects, whose sizes lie within one doubling where the profile keeps sizes apart.
+fn rounding(profile: &Profile) -> i64 {
+    let columns = profile
+        .type_index("inuse_objects")
+        .zip(profile.type_index("inuse_space"));
+    let Some((objects, bytes)) = columns else {
+        return 0;
+    };
+    let of_stack = |stack: usize| {
+        let values = profile.values_of(stack);
+        let (objects, bytes) = (values[objects].max(0) as f64, values[bytes].max(0) as f64);
+        let mean = bytes / objects.max(1.0);
+        (size_class(mean) - mean) * objects
+    };
+    (0..profile.stacks.len()).map(of_stack).sum::<f64>() as i64
+}
+
+/// jemalloc's size class of a size: multiples of 16, and from 128 on four to each doubling.
+fn size_class(bytes: f64) -> f64 {
+    let step = match bytes {
+        ..=128.0 => 16.0,
+        _ => (2.0_f64).powi((bytes - 1.0).log2() as i32 - 2),
+    };
+    (bytes / step).ceil().max(1.0) * step
+}
+
 /// The figures in bytes, by name, and the bytes in use by the samples.
 #[derive(Serialize)]
 struct Allocator<'a> {
     sampled: Option<i64>,
+    /// What rounding these to size classes takes, if all objects of a stack and size are of their mean size.
+    rounding: i64,
     figures: Vec<(Cow<'a, str>, u64)>,
 }
 
@@ -30,7 +60,30 @@ fn figures(page: &PageContext) -> String {
     let figures = &profile.facts.allocator;
     let allocator = (!figures.is_empty()).then(|| Allocator {
         sampled: profile.type_index("inuse_space").map(|c| profile.total(c)),
+        rounding: rounding(profile),
         figures: figures.iter().map(|(k, &v)| (printable(k), v)).collect(),
     });
     json::embedded(&allocator)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_rounded_as_jemalloc_does() {
+        let sizes = [0.5, 16.0, 17.0, 128.0, 129.0, 1000.0, 1025.0, 4097.0, 5e6];
+        let classes = [
+            16.0,
+            16.0,
+            32.0,
+            128.0,
+            160.0,
+            1024.0,
+            1280.0,
+            5120.0,
+            5.0 * 1048576.0,
+        ];
+        assert_eq!(sizes.map(size_class), classes);
+    }
 }

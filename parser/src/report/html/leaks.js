@@ -1,7 +1,7 @@
 // Leak suspects, worst first.
 function leaksTab(page, panel) {
   const { data } = page;
-  const { rows, duration, untracked } = data.suspects;
+  const { rows, untracked } = data.suspects;
   if (!rows) {
     panel.append(remark("This profile holds no values in use: only heap profiles have suspects."));
     return () => {};
@@ -27,8 +27,6 @@ function leaksTab(page, panel) {
   if (grown) {
     const rate = (r) => (r.growth ? r.growth.rate : 0);
     heads.push({ key: "growth", label: "Growth/min", title: "since the base, ± at 95 %", value: rate, text: (r) => (r.growth ? `${bytes(r.growth.rate * 60)} ± ${bytes(r.growth.error * 60)}` : "–") });
-  } else if (duration) {
-    heads.push({ key: "growth", label: "Growth/min", title: "live bytes by the length of the session", value: (r) => r.bytes, text: (r) => bytes((r.bytes / duration) * 60) });
   }
   if (rows.some((r) => r.site)) {
     heads.push(siteColumn(page));

@@ -122,6 +122,7 @@ fn header() -> BankHeader {
             settled: word(),
             reserved: [0; 5],
         },
+        overwritten: core::array::from_fn(|_| half()),
     }
 }
 

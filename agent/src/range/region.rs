@@ -1,0 +1,135 @@
+//! The allocation that an address of the range lies in, from jemalloc's own data: for objects whose
+//! headers a program has overwritten. Rare, and slower than a header by far.
+//!
+//! Source: jemalloc 5.3.1, `rtree.h`, `edata.h`, `emap.h`; `reachability/src/jemalloc.rs` reads the
+//! same from outside. A test compares it with what jemalloc has allocated.
+
+use super::{CLASSES, EMAP, room};
+use core::ptr;
+
+/// An allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// First address.
+    pub base: *mut u8,
+    /// Bytes from there.
+    pub bytes: usize,
+}
+
+/// Bytes of `rtree_t` before its root: a pointer and a mutex.
+const ROOT_OFFSET: usize = if cfg!(target_arch = "aarch64") {
+    128
+} else {
+    120
+};
+/// Bytes of an `edata_t`, which is aligned to as many.
+const EDATA_BYTES: u64 = 128;
+/// In words of an `edata_t`: the bitmap of a slab, with zeros for what is allocated.
+const BITMAP: usize = 8;
+const ADDRESS_BITS: u32 = 48;
+/// Entries at the start of the root of a tree of two levels for addresses where nothing is; of one of
+/// three levels, these are all that programs use.
+const LOWEST_ENTRIES: usize = 32;
+
+/// The allocation that `at` lies in. `None`: that memory is not allocated, or it is far behind the
+/// start of a large object.
+///
+/// # Safety
+/// `at` is in the range, and there is memory of the arena.
+#[cold]
+pub unsafe fn of(at: *const u8) -> Option<Region> {
+    // SAFETY: the caller's. jemalloc never gives up the memory of its tree and descriptors, and
+    // changes them by single words.
+    unsafe {
+        let edata = descriptor(at)?;
+        let word = |index: usize| edata.add(index).read_volatile();
+        let (bits, start) = (word(0), word(1) as usize);
+        let is_active = bits >> 17 & 7 == 0;
+        let offset = at.addr().checked_sub(start)?;
+        if !is_active || word(2) as usize <= offset {
+            return None;
+        }
+        if bits >> 12 & 1 == 0 {
+            let base = at.cast_mut().with_addr(start);
+            return Some(Region {
+                base,
+                bytes: room(base),
+            });
+        }
+        // Of a slab, every address has the size of its class.
+        let bytes = room(at);
+        let index = offset.checked_div(bytes)?;
+        let group = word(BITMAP + (index / 64).min(7));
+        let is_allocated = group >> (index % 64) & 1 == 0;
+        let base = at.cast_mut().with_addr(start + index * bytes);
+        is_allocated.then_some(Region { base, bytes })
+    }
+}
+
+/// The descriptor (`edata_t`) of the page at `at`.
+///
+/// # Safety
+/// As [`of`].
+unsafe fn descriptor(at: *const u8) -> Option<*const u64> {
+    // SAFETY: statics of jemalloc's, which the caller says it has filled; its tables, whose number of
+    // entries the bits of the indexes are; a descriptor's address.
+    unsafe {
+        let page_bits = (&raw const CLASSES.slab).read_volatile().trailing_zeros();
+        let root: *const u64 = (&raw const EMAP).byte_add(ROOT_OFFSET).cast();
+        let number = at.addr() >> page_bits;
+        let part = |shift: u32, bits: u32| number >> shift & ((1 << bits) - 1);
+        let is_deep = page_bits == 12
+            && (0..LOWEST_ENTRIES).any(|index| root.add(index).read_volatile() != 0);
+        let (upper, lower, words): (&[u32], _, _) = match (page_bits, is_deep) {
+            (12, true) => (&[15, 15], 15, 2),
+            (12, false) => (&[18], 18, 1),
+            (16, _) => (&[16], 16, 1),
+            _ => return None,
+        };
+        let mut table = root;
+        let mut shift = lower + upper.iter().sum::<u32>();
+        for bits in upper {
+            shift -= bits;
+            let next = table.add(part(shift, *bits)).read_volatile();
+            if next == 0 {
+                return None;
+            }
+            table = ptr::with_exposed_provenance(next as usize);
+        }
+        let entry = table.add(part(0, lower) * words).read_volatile();
+        let address = entry & ((1 << ADDRESS_BITS) - 1) & !(EDATA_BYTES - 1);
+        (address != 0).then(|| ptr::with_exposed_provenance(address as usize))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tikv_jemalloc_sys as jemalloc;
+
+    #[test]
+    fn regions_are_those_that_jemalloc_has_allocated() {
+        for bytes in [16, 48, 160, 1024, 5120, 14 << 10, 20 << 10, 1 << 20] {
+            // SAFETY: plain allocation calls, without a cache.
+            unsafe {
+                let objects: std::vec::Vec<*mut u8> = (0..50)
+                    .map(|_| jemalloc::mallocx(bytes, 1 << 8).cast())
+                    .collect();
+                for object in &objects {
+                    let expected = Region {
+                        base: *object,
+                        bytes: room(*object),
+                    };
+                    for inside in [0, 1, 16, 4000.min(bytes - 1)] {
+                        assert_eq!(of(object.add(inside)), Some(expected), "{bytes} {inside}");
+                    }
+                }
+                for object in &objects[1..] {
+                    jemalloc::dallocx(object.cast(), 1 << 8);
+                    assert_eq!(of(*object), None, "{bytes}");
+                }
+                jemalloc::dallocx(objects[0].cast(), 1 << 8);
+            }
+        }
+    }
+}

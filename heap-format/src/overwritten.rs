@@ -1,0 +1,148 @@
+//! What a dump says of a program that writes outside its objects.
+
+use std::collections::BTreeMap;
+
+use crate::profile::Profile;
+
+/// Sampled objects whose headers the program had overwritten, as the counters of a dump say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Overwritten {
+    /// By writing before them.
+    pub before: u64,
+    /// By writing behind the object before them.
+    pub behind: u64,
+    /// Of both, those that are not counted as freed.
+    pub uncounted: u64,
+    /// Frees of objects that had been freed.
+    pub freed_twice: u64,
+}
+
+impl Overwritten {
+    /// Those of the counters.
+    #[must_use]
+    pub fn of(counters: &BTreeMap<String, u64>) -> Self {
+        let count = |name| counters.get(name).copied().unwrap_or(0);
+        Self {
+            before: count("overwritten_before"),
+            behind: count("overwritten_behind"),
+            uncounted: count("overwritten_uncounted"),
+            freed_twice: count("freed_twice"),
+        }
+    }
+
+    /// What there is to say; `stacks`: the functions that allocated some of the objects, innermost first.
+    /// `None`: nothing.
+    #[must_use]
+    pub fn remark(self, stacks: &[Vec<String>]) -> Option<String> {
+        let mut parts = Vec::new();
+        let objects = |count: u64| match count {
+            1 => "1 sampled object".to_owned(),
+            count => format!("{count} sampled objects"),
+        };
+        if self.before > 0 {
+            let mut text = format!(
+                "the program writes before its objects: the bytes before {} were overwritten",
+                objects(self.before)
+            );
+            if !stacks.is_empty() {
+                let stacks: Vec<String> = stacks.iter().map(|stack| stack.join(" < ")).collect();
+                text += &format!(", allocated in {}", stacks.join("; in "));
+            }
+            parts.push(text);
+        }
+        if self.behind > 0 {
+            parts.push(format!(
+                "the program writes outside its objects, probably behind some: the header of {} was overwritten from \
+                 its far end",
+                objects(self.behind)
+            ));
+        }
+        if self.uncounted > 0 {
+            parts.push(format!(
+                "{} of them are counted as in use, though they were freed",
+                self.uncounted
+            ));
+        }
+        if self.freed_twice > 0 {
+            parts.push(format!(
+                "the program frees what is no object, or no longer one: {} such frees of sampled memory had no effect",
+                self.freed_twice
+            ));
+        }
+        (!parts.is_empty()).then(|| parts.join("; "))
+    }
+}
+
+/// Stacks that a dump names.
+pub const MAX_OVERWRITTEN: usize = 16;
+/// Frames of a stack that a dump has.
+pub const MAX_FRAMES: usize = 64;
+/// Frames of a stack that a remark names.
+const FRAMES: usize = 4;
+
+/// What there is to say of a dump, with the functions as far as it has their names.
+#[must_use]
+pub fn remark(profile: &Profile) -> Option<String> {
+    let stacks = profile.facts.overwritten.iter();
+    let stacks: Vec<Vec<String>> = stacks.map(|stack| functions(profile, stack)).collect();
+    Overwritten::of(&profile.facts.counters).remark(&stacks)
+}
+
+/// The innermost functions of a stack, or its addresses.
+fn functions(profile: &Profile, stack: &[u64]) -> Vec<String> {
+    let mut names = Vec::new();
+    for address in stack {
+        let known = profile
+            .locations
+            .iter()
+            .find(|location| location.address == *address);
+        let lines = known.map_or(0..0, |known| {
+            let first = known.first_line as usize;
+            first..first.saturating_add(known.line_count as usize)
+        });
+        let before = names.len();
+        for line in profile.lines.get(lines).unwrap_or_default() {
+            let function = profile.functions.get(line.function as usize);
+            names.extend(function.map(|function| function.name.clone()));
+        }
+        if names.len() == before {
+            names.push(format!("{address:#x}"));
+        }
+        if names.len() >= FRAMES {
+            break;
+        }
+    }
+    names.truncate(FRAMES);
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_is_told() {
+        let of = |counters: &[(&str, u64)]| {
+            let counters = counters
+                .iter()
+                .map(|(name, count)| ((*name).to_owned(), *count));
+            Overwritten::of(&counters.collect()).remark(&[vec!["f".into(), "main".into()]])
+        };
+        assert_eq!(of(&[("samples", 9), ("overwritten_before", 0)]), None);
+        let text = of(&[("overwritten_before", 3)]).unwrap();
+        assert!(
+            text.starts_with("the program writes before its objects"),
+            "{text}"
+        );
+        assert!(
+            text.contains("3 sampled objects") && text.contains("in f < main"),
+            "{text}"
+        );
+        let text = of(&[("overwritten_behind", 1), ("freed_twice", 2)]).unwrap();
+        assert!(
+            text.contains("probably behind") && text.contains("2 such frees"),
+            "{text}"
+        );
+        assert!(!text.contains("main"), "{text}");
+    }
+}

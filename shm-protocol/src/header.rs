@@ -1,0 +1,331 @@
+//! The header of a sampled object: two words, before the object or in a table, which the agent
+//! writes and a leak check reads from outside.
+//!
+//! A header before an object is the first thing that a program overwrites when it writes before its
+//! objects, so each word carries a check that depends on its contents and the object's address.
+//! A word whose check fails is not used.
+//!
+//! ```text
+//! first    bits 0-16 size, 17-19 flags, 20-31 check, 32-39 session, 40-63 record
+//! second   bits 0-31 birth tick, 32-55 weight, 56-63 check
+//! ```
+//! A freed object keeps a mark in the second word that no live object has. Free lists of the agent
+//! use the first.
+//!
+//! Objects with more bytes than the first word holds, or with an alignment above 16, have an
+//! *extension* of two words before the header: bytes and alignment, and a check.
+//!
+//! Everything here is inlined: part of it runs in a copy of the process where no other code is.
+
+/// Bytes of a header, and of an extension.
+pub const HEADER: usize = 16;
+/// Objects of at least this many bytes have an extension.
+pub const LONG: u64 = 1 << 17;
+
+const SIZE_MASK: u64 = LONG - 1;
+const IGNORED: u64 = 1 << 17;
+const EXACT: u64 = 1 << 18;
+const EXTENDED: u64 = 1 << 19;
+const FIRST_CHECK: u64 = 0xfff << 20;
+const WEIGHT_SHIFT: u32 = 32;
+const WEIGHT_MASK: u64 = 0xff_ffff;
+const SECOND_CHECK: u64 = 0xff << 56;
+/// Bits of an `f32` that a weight is stored without.
+const WEIGHT_CUT: u32 = 5;
+/// The bits of the weight 1, the smallest.
+const WEIGHT_ONE: u32 = 1.0_f32.to_bits();
+/// In an extension's first word, the alignment's logarithm is above the size.
+const ALIGN_SHIFT: u32 = 56;
+/// Multipliers of the checks. With the first, a change of any single byte of a word changes its check
+/// (tested).
+const MIX: u64 = 0x7969_0975_fbde_15b1;
+const MIX_SECOND: u64 = 0x9e37_79b9_7f4a_7c15;
+const MIX_FREED: u64 = 0xd6e8_feb8_6659_fd93;
+const MIX_EXTENSION: u64 = 0xbf58_476d_1ce4_e5b9;
+
+/// Contents of a first word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counted {
+    /// Record in which the object was counted.
+    pub record: u32,
+    /// Lowest 8 bits of the session's number.
+    pub session: u8,
+    /// Requested bytes; with an extension, 0.
+    pub bytes: u64,
+    /// Whether leak checks ignore it.
+    pub ignored: bool,
+    /// Whether it has all of its size class.
+    pub exact: bool,
+    /// Whether it has an extension.
+    pub extended: bool,
+}
+
+/// Contents of a second word.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Drawn {
+    /// Objects it stands for.
+    pub weight: f32,
+    /// Birth: the clock's tick.
+    pub born: u32,
+}
+
+/// The first word of the header of the object at `at`.
+#[inline(always)]
+#[must_use]
+pub fn first(counted: &Counted, at: u64) -> u64 {
+    let flag = |is_set: bool, flag: u64| if is_set { flag } else { 0 };
+    let word = counted.bytes & SIZE_MASK
+        | flag(counted.ignored, IGNORED)
+        | flag(counted.exact, EXACT)
+        | flag(counted.extended, EXTENDED)
+        | u64::from(counted.session) << 32
+        | u64::from(counted.record) << 40;
+    word | first_check(word, at)
+}
+
+/// Reads a first word. `None`: it was overwritten.
+#[inline(always)]
+#[must_use]
+pub fn read_first(word: u64, at: u64) -> Option<Counted> {
+    if word & FIRST_CHECK != first_check(word, at) {
+        return None;
+    }
+    Some(Counted {
+        record: (word >> 40) as u32,
+        session: (word >> 32) as u8,
+        bytes: word & SIZE_MASK,
+        ignored: word & IGNORED != 0,
+        exact: word & EXACT != 0,
+        extended: word & EXTENDED != 0,
+    })
+}
+
+#[inline(always)]
+fn first_check(word: u64, at: u64) -> u64 {
+    ((word & !FIRST_CHECK) ^ at).wrapping_mul(MIX) >> 52 << 20
+}
+
+/// The second word of the header of the object at `at`; the weight is one that
+/// [`storable`] has returned.
+#[inline(always)]
+#[must_use]
+pub fn second(drawn: Drawn, at: u64) -> u64 {
+    let code = weight_code(drawn.weight);
+    let word = u64::from(drawn.born) | u64::from(code) << WEIGHT_SHIFT;
+    word | second_check(word, at)
+}
+
+/// Reads a second word. `None`: it was overwritten, or is that of a freed object.
+#[inline(always)]
+#[must_use]
+pub fn read_second(word: u64, at: u64) -> Option<Drawn> {
+    let code = (word >> WEIGHT_SHIFT & WEIGHT_MASK) as u32;
+    if code == 0 || word & SECOND_CHECK != second_check(word, at) {
+        return None;
+    }
+    Some(Drawn {
+        weight: f32::from_bits(((code - 1) << WEIGHT_CUT) + WEIGHT_ONE),
+        born: word as u32,
+    })
+}
+
+#[inline(always)]
+fn second_check(word: u64, at: u64) -> u64 {
+    ((word & !SECOND_CHECK) ^ at).wrapping_mul(MIX_SECOND) & SECOND_CHECK
+}
+
+/// The second word of a freed object.
+#[inline(always)]
+#[must_use]
+pub fn freed(at: u64) -> u64 {
+    at.wrapping_mul(MIX_FREED) & !(WEIGHT_MASK << WEIGHT_SHIFT)
+}
+
+/// Whether a second word says that the object was freed.
+#[inline(always)]
+#[must_use]
+pub fn is_freed(word: u64, at: u64) -> bool {
+    word == freed(at)
+}
+
+/// The nearest weight that a header can hold: within 2 in a million.
+#[inline(always)]
+#[must_use]
+pub fn storable(weight: f32) -> f32 {
+    f32::from_bits(((weight_code(weight) - 1) << WEIGHT_CUT) + WEIGHT_ONE)
+}
+
+/// 1 for the weight 1, more for more; never 0, never more than 24 bits.
+#[inline(always)]
+fn weight_code(weight: f32) -> u32 {
+    let bits = weight.to_bits().wrapping_sub(WEIGHT_ONE);
+    let rounded = bits.wrapping_add(1 << (WEIGHT_CUT - 1)) >> WEIGHT_CUT;
+    // A sign, as of anything below 1, is above the bits that are kept.
+    rounded.min(WEIGHT_MASK as u32 - 1) + 1
+}
+
+/// The extension of the object at `at`; `align` is a power of two.
+#[inline(always)]
+#[must_use]
+pub fn extension(bytes: u64, align: u64, at: u64) -> [u64; 2] {
+    let word = bytes | u64::from(align.trailing_zeros()) << ALIGN_SHIFT;
+    [word, extension_check(word, at)]
+}
+
+/// Bytes and alignment of an extension. `None`: there is none, or it was overwritten.
+#[inline(always)]
+#[must_use]
+pub fn read_extension(words: [u64; 2], at: u64) -> Option<(u64, u64)> {
+    let [word, check] = words;
+    let align = word >> ALIGN_SHIFT;
+    if check != extension_check(word, at) || align >= 48 {
+        return None;
+    }
+    Some((word & ((1 << ALIGN_SHIFT) - 1), 1 << align))
+}
+
+#[inline(always)]
+fn extension_check(word: u64, at: u64) -> u64 {
+    let mixed = (word ^ at.rotate_left(32)).wrapping_mul(MIX_EXTENSION);
+    // Never 0, which is what is left of a page that was given back.
+    (mixed ^ mixed >> 29).wrapping_mul(MIX) | 1
+}
+
+/// Times that a weight may be what size and interval give: at well-known call sites, one in 8 of the due
+/// samples is taken; and what is rounded for a header may be a little more.
+pub const LARGEST_FACTOR: f32 = 8.001;
+
+/// The largest weight that a sampled object of this many bytes can have, if no interval of its session
+/// was larger than `interval`.
+#[must_use]
+pub fn largest_weight(bytes: u64, interval: u64) -> f32 {
+    // 1 / (1 - exp(-x)) is less than 1 + 1 / x.
+    let plain = 1.0 + interval as f64 / bytes.max(1) as f64;
+    plain as f32 * LARGEST_FACTOR
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AT: u64 = 0x2000_1234_5670;
+
+    fn counted(seed: u64) -> Counted {
+        Counted {
+            record: (seed.wrapping_mul(MIX_SECOND) >> 40) as u32,
+            session: seed as u8,
+            bytes: seed.wrapping_mul(MIX_FREED) >> 47,
+            ignored: seed & 1 != 0,
+            exact: seed & 2 != 0,
+            extended: seed & 4 != 0,
+        }
+    }
+
+    #[test]
+    fn words_are_read_as_they_were_written() {
+        for seed in 0..10_000 {
+            let counted = counted(seed);
+            assert_eq!(read_first(first(&counted, AT), AT), Some(counted));
+            let weight = storable(1.0 + (seed * seed) as f32 / 77.0);
+            let born = (seed as u32).wrapping_mul(0x9e37_79b9);
+            let drawn = Drawn { weight, born };
+            let word = second(drawn, AT);
+            assert_eq!(read_second(word, AT), Some(drawn));
+            assert!(!is_freed(word, AT));
+        }
+        assert_eq!(read_second(freed(AT), AT), None);
+        assert!(is_freed(freed(AT), AT) && !is_freed(0, AT));
+    }
+
+    #[test]
+    fn weights_are_stored_within_two_in_a_million() {
+        for step in 0..100_000 {
+            let weight = (f64::from(step) / 2800.0).exp() as f32;
+            let near = storable(weight);
+            assert!((near / weight - 1.0).abs() < 2.1e-6, "{weight}: {near}");
+            assert_eq!(storable(near), near);
+            // As samples are thinned out.
+            assert_eq!(storable(near * 1024.0), near * 1024.0);
+        }
+        assert_eq!(storable(1.0), 1.0);
+        for odd in [0.0, -1.0, 0.5, f32::NAN, f32::INFINITY, f32::MIN_POSITIVE] {
+            assert!(storable(odd).is_finite() && storable(odd) >= 1.0, "{odd}");
+        }
+    }
+
+    #[test]
+    fn any_single_byte_that_changes_in_the_first_word_is_noticed() {
+        for seed in 0..300 {
+            let word = first(&counted(seed), AT);
+            for byte in 0..8 {
+                for change in 1..=255_u64 {
+                    assert_eq!(read_first(word ^ change << (8 * byte), AT), None);
+                }
+            }
+        }
+    }
+
+    /// Chance: one word in 256 passes, one header in a million.
+    #[test]
+    fn what_programs_write_before_their_objects_is_noticed() {
+        let drawn = Drawn {
+            weight: storable(43.2),
+            born: 123_456,
+        };
+        let mut missed = 0;
+        for seed in 0..1000 {
+            let at = AT + 48 * seed;
+            let words = [first(&counted(seed), at), second(drawn, at)];
+            for len in 1..=16 {
+                for value in [0_u8, b'z', 0xff] {
+                    let mut bytes = [0; 16];
+                    bytes[..8].copy_from_slice(&words[0].to_le_bytes());
+                    bytes[8..].copy_from_slice(&words[1].to_le_bytes());
+                    let before = bytes;
+                    bytes[16 - len..].fill(value);
+                    let word = |at: usize| {
+                        u64::from_le_bytes(core::array::from_fn(|index| bytes[at + index]))
+                    };
+                    let is_same = bytes == before;
+                    let is_read = read_first(word(0), at).is_some()
+                        && read_second(word(8), at).is_some_and(|d| d.weight < 1e6);
+                    missed += u32::from(is_read && !is_same);
+                }
+            }
+        }
+        assert!(missed <= 480, "{missed} of 48000");
+    }
+
+    #[test]
+    fn extensions_are_read_and_checked() {
+        for (bytes, align) in [(0, 32), (LONG, 1), (1 << 40, 1 << 21), (100, 4096)] {
+            let words = extension(bytes, align, AT);
+            assert_eq!(read_extension(words, AT), Some((bytes, align)));
+            assert_eq!(read_extension(words, AT + 16), None);
+            for byte in 0..16 {
+                let mut other = words;
+                other[byte / 8] ^= 1 << (byte % 8 * 8);
+                assert_eq!(read_extension(other, AT), None);
+            }
+        }
+        assert_eq!(read_extension([0; 2], AT), None);
+        assert_eq!(read_extension([u64::MAX; 2], AT), None);
+    }
+
+    #[test]
+    fn weights_are_bounded_by_size_and_interval() {
+        for bytes in [0, 1, 24, 1000, 1 << 30] {
+            for interval in [1, 1024, 512 << 10] {
+                let exact = match interval {
+                    1 => 1.0,
+                    _ => 1.0 / -(-(bytes.max(1) as f64) / interval as f64).exp_m1(),
+                };
+                let bound = f64::from(largest_weight(bytes, interval));
+                assert!(
+                    bound >= 8.0 * exact && bound <= 17.0 * exact,
+                    "{bytes} {interval}"
+                );
+            }
+        }
+    }
+}
