@@ -69,8 +69,8 @@ pub enum Met {
 pub struct Remains {
     /// The first word, if it is intact; of an object with an extension, with the bytes that this says.
     pub counted: Option<Counted>,
-    /// Whether the second word, the nearer one to the object, is intact.
-    pub is_near_intact: bool,
+    /// The second word, the nearer one to the object, if it is intact.
+    pub drawn: Option<Drawn>,
 }
 
 /// Whether the program has queried the size of a class.
@@ -314,7 +314,7 @@ impl Object {
         }
         Met::Overwritten(Remains {
             counted: first,
-            is_near_intact: second.is_some(),
+            drawn: second,
         })
     }
 
@@ -465,14 +465,14 @@ mod tests {
         for (object, offset) in [(object, HEADER), (long, 2 * HEADER)] {
             for count in 1..=offset {
                 let before = met(&object, offset, count, count);
-                assert!(!before.is_near_intact, "{count}");
+                assert_eq!(before.drawn, None, "{count}");
                 let known = before
                     .counted
                     .map(|counted| (counted.record, counted.bytes));
                 assert_eq!(known, (count <= 8).then_some((77, object.bytes)), "{count}");
                 let behind = met(&object, offset, offset, count);
                 assert_eq!(behind.counted, None, "{count}");
-                assert_eq!(behind.is_near_intact, count <= offset - 8, "{count}");
+                assert_eq!(behind.drawn.is_some(), count <= offset - 8, "{count}");
             }
         }
     }

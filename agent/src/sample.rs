@@ -433,10 +433,7 @@ fn count_free(local: &mut Local, object: &Object) {
 /// Counts the free of a sampled object of the thread's session.
 #[inline]
 fn count_own_free(thread: &mut Thread, epoch: &Epoch, object: &Object, now_ns: u64) {
-    let freed = FreeSample {
-        born: object.sample(epoch.start_tick),
-        tick: clock::tick_of(now_ns).wrapping_sub(epoch.start_tick),
-    };
+    let freed = freed(object, epoch.start_tick, now_ns);
     let record = thread.own_record(object.record, epoch);
     let (shard, exclusive) = (thread.shard, thread.is_exclusive());
     epoch.bank.count_free(record, shard, &freed, exclusive);
@@ -451,6 +448,17 @@ fn count_replaced(thread: &mut Thread, epoch: &Epoch, object: &Object, now_ns: u
     {
         count_own_free(thread, epoch, object, now_ns);
     }
+}
+
+/// The free of an object now, in a session with this first tick. A birth that is yet to come was overwritten.
+#[inline]
+fn freed(object: &Object, start: u32, now: u64) -> FreeSample {
+    let mut born = object.sample(start);
+    let tick = clock::tick_of(now).wrapping_sub(start);
+    if tick < born.tick {
+        born.tick = tick;
+    }
+    FreeSample { born, tick }
 }
 
 /// The thread's epoch, if it belongs to the object's session and that still has its bank.
@@ -478,10 +486,7 @@ fn count_free_shared(local: &mut Local, object: &Object, now: u64) {
     else {
         return;
     };
-    let freed = FreeSample {
-        born: object.sample(start),
-        tick: clock::tick_of(now).wrapping_sub(start),
-    };
+    let freed = freed(object, start, now);
     let record = shared_record(&bank, object.record);
     bank.count_free(record, SHARED_SHARD, &freed, false);
     take_part(local);

@@ -199,6 +199,9 @@ pub const LARGEST_FACTOR: f32 = 8.001;
 /// was larger than `interval`.
 #[must_use]
 pub fn largest_weight(bytes: u64, interval: u64) -> f32 {
+    if interval <= 1 {
+        return 1.0;
+    }
     // 1 / (1 - exp(-x)) is less than 1 + 1 / x.
     let plain = 1.0 + interval as f64 / bytes.max(1) as f64;
     plain as f32 * LARGEST_FACTOR
@@ -322,7 +325,8 @@ mod tests {
                 };
                 let bound = f64::from(largest_weight(bytes, interval));
                 assert!(
-                    bound >= 8.0 * exact && bound <= 17.0 * exact,
+                    interval == 1 && bound == exact
+                        || bound >= 8.0 * exact && bound <= 17.0 * exact,
                     "{bytes} {interval}"
                 );
             }

@@ -60,11 +60,6 @@ fn objects_that_are_freed_count_as_freed() {
             told.errors
         );
         assert!(
-            told.errors.contains("500 sampled objects"),
-            "{}",
-            told.errors
-        );
-        assert!(
             told.table.contains("allocated in make < main"),
             "{}",
             told.table
@@ -92,11 +87,6 @@ fn memory_goes_back_whatever_was_written() {
             for how in ["free", "resize"] {
                 let arguments = format!("200 {size} -16 16 {value} {how}");
                 let told = told(&scratch, &program, &arguments);
-                assert!(
-                    told.errors.contains("200 sampled objects"),
-                    "{arguments}: {}",
-                    told.errors
-                );
                 assert!(
                     told.errors.contains("200 of them are counted as in use"),
                     "{}",

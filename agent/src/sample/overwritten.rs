@@ -25,7 +25,9 @@ pub(super) fn expect_interval(interval: u64) {
 pub(super) fn is_plausible(object: &Object) -> bool {
     let bytes = object.bytes.max(1) as f32;
     let largest = LARGEST_INTERVAL.load(Ordering::Relaxed) as f32;
-    object.weight * bytes <= (bytes + largest) * header::LARGEST_FACTOR
+    // Where every allocation is sampled, each stands for itself.
+    object.weight == 1.0
+        || largest > 1.0 && object.weight * bytes <= (bytes + largest) * header::LARGEST_FACTOR
 }
 
 /// The memory of a live object, and how far behind its start the object is. `None`: no object is there.
@@ -71,7 +73,7 @@ pub(super) unsafe fn free(at: *mut u8, met: Met) {
             // By its weight.
             (Met::Live(_), Some(_)) => Some(Remains {
                 counted: None,
-                is_near_intact: false,
+                drawn: None,
             }),
             _ => None,
         };
@@ -115,7 +117,10 @@ fn count(local: &mut Local, remains: Option<Remains>) {
     let counters = &bank.header.counters;
     let counter = match remains {
         None => &counters.freed_twice,
-        Some(remains) if remains.is_near_intact => &counters.overwritten_behind,
+        // Passed its check by chance where its birth is yet to come.
+        Some(Remains {
+            drawn: Some(drawn), ..
+        }) if tick.wrapping_sub(drawn.born) as i32 >= 0 => &counters.overwritten_behind,
         Some(_) => &counters.overwritten_before,
     };
     counter.fetch_add(1, Ordering::Relaxed);

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use heap_format::{Detail, Loss, Lost as Label};
 use reachability::causes::How;
 use reachability::lost::Lost;
+use reachability::object::Sampled;
 use shm_protocol::NodeId;
 use shm_protocol::clock::{TICK_NS, tick_of};
 use shm_protocol::header;
@@ -44,8 +45,8 @@ impl Leak {
     }
 }
 
-/// Gives objects whose headers were overwritten the weight that others of their stack and size class have,
-/// and bounds that of the others, since whatever is read from outside may be forged. Returns how many
+/// Gives objects whose headers were overwritten, or forged, the weight that others of their stack and size
+/// class have. Returns how many
 /// objects of each stack, by its leaf, were overwritten.
 pub fn settle_weights(
     lost: &mut [Lost],
@@ -55,7 +56,12 @@ pub fn settle_weights(
     let interval = snapshot.largest_interval();
     let now = tick_of(snapshot.end_ns);
     let mut means: HashMap<(NodeId, u32), f32> = HashMap::new();
-    if lost.iter().any(|lost| lost.object.weight == 0.0) {
+    let is_overwritten = |object: &Sampled| {
+        let largest = header::largest_weight(object.bytes, interval);
+        let age = now.wrapping_sub(object.born) as i32;
+        object.weight == 0.0 || object.weight > largest || age < -1
+    };
+    if lost.iter().any(|lost| is_overwritten(&lost.object)) {
         for record in snapshot.records() {
             let sums = record.sums(snapshot.end_tick());
             let mean = sums.alloc_objects / sums.alloc_samples.max(1) as f64;
@@ -64,8 +70,7 @@ pub fn settle_weights(
     }
     let mut overwritten = BTreeMap::new();
     for Lost { object, .. } in lost {
-        let largest = header::largest_weight(object.bytes, interval);
-        if object.weight == 0.0 {
+        if is_overwritten(object) {
             let stack = stacks.get(object.record as usize);
             let mean = stack.and_then(|stack| means.get(stack));
             object.weight = mean.copied().unwrap_or(1.0).max(1.0);
@@ -74,7 +79,6 @@ pub fn settle_weights(
                 .entry(stack.map_or(0, |(node, _)| *node))
                 .or_default() += 1;
         }
-        object.weight = object.weight.min(largest);
     }
     overwritten
 }

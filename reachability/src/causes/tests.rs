@@ -62,6 +62,7 @@ fn classified(pointers: &[&[u64]], unknown: &[u32]) -> Vec<How> {
             .collect(),
         unknown: unknown.to_vec(),
         left_out: 0,
+        unclear: 0,
     };
     order(&Slab(bytes), &heap, &Pointers::default(), &found).expect("few")
 }
