@@ -336,6 +336,7 @@ mod tests {
                 at: i as f64 * 10.0,
                 bytes: 5e5 + 300.0 * i as f64 + 400.0 * random.normal(),
                 variance: 0.0,
+                allocated: None,
             };
             let points: Vec<Point> = (0..12).map(point).collect();
             let growth = fit(&points).unwrap();
@@ -345,12 +346,44 @@ mod tests {
         assert!((0.92..=1.0).contains(&share), "{share}");
     }
 
+    /// Dumps of one session have the same samples: what has not changed in between is no error.
+    #[test]
+    fn what_is_live_at_both_points_is_no_error_of_the_change() {
+        let point = |at, bytes, variance, allocated| Point {
+            at,
+            bytes,
+            variance,
+            allocated: Some(allocated),
+        };
+        let (huge, small) = (1e12, 1e4);
+        let level = [point(0.0, 1e7, huge, huge), point(10.0, 1e7, huge, huge)];
+        let growth = fit(&level).unwrap();
+        assert_eq!((growth.rate, growth.error), (0.0, 0.0));
+        assert_eq!(growth.verdict, Verdict::Level);
+        let grown = huge + small;
+        let step = [
+            point(0.0, 1e7, huge, huge),
+            point(10.0, 1.1e7, grown, grown),
+        ];
+        let growth = fit(&step).unwrap();
+        assert!((growth.error - QUANTILE * 10.0).abs() < 0.1, "{growth:?}");
+        assert_eq!(growth.verdict, Verdict::Grew);
+        // Freed and allocated again.
+        let turned = [
+            point(0.0, 1e7, huge, huge),
+            point(10.0, 1e7, huge, 3.0 * huge),
+        ];
+        let error = fit(&turned).unwrap().error;
+        assert!((error - QUANTILE * (2.0 * huge).sqrt() / 10.0).abs() < 1.0);
+    }
+
     #[test]
     fn two_points_distinguish_growth_from_sampling_error() {
         let point = |at: f64, bytes: f64| Point {
             at,
             bytes,
             variance: 100.0 * 100.0,
+            allocated: None,
         };
         let growth = |bytes| fit(&[point(0.0, 1000.0), point(10.0, bytes)]).unwrap();
         assert_eq!(growth(1200.0).verdict, Verdict::Unclear);
