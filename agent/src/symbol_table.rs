@@ -3,6 +3,7 @@
 
 mod library;
 
+#[cfg(not(test))]
 pub use library::{Exported, Library};
 
 use core::ffi::{CStr, c_char, c_void};

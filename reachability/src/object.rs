@@ -142,10 +142,9 @@ pub(crate) fn find_by_words(
         }
         if let Some((bytes, align)) = header::read_extension(extension, at)
             && offset == align.max(HEADER + EXTENSION)
+            && let Some(object) = extended(own, bytes, at, offset, room)
         {
-            if let Some(object) = extended(own, bytes, at, offset, room) {
-                return Content::Object(object);
-            }
+            return Content::Object(object);
         }
         offset = offset.wrapping_mul(2);
     }

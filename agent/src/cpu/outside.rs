@@ -45,7 +45,7 @@ mod tests {
     use super::*;
     use core::sync::atomic::{AtomicU32, AtomicU64};
     use shm_protocol::layout::Node;
-    use shm_protocol::tree::{Place, ROOT};
+    use shm_protocol::tree::{Levels, Place, ROOT};
     use std::vec::Vec;
 
     #[test]
@@ -59,7 +59,7 @@ mod tests {
             })
             .collect();
         let count = FIRST_NODE.into();
-        let tree = Tree::new([&[], &slots], &nodes, &count);
+        let tree = Tree::new(&slots, Levels::new(5, 1), &nodes, &count);
         let mut at = Place::root(ROOT);
         // main, fork, two frames of ours, the C library's `syscall`.
         let places = [1, 2, 103, 104, 5].map(|address| {

@@ -105,13 +105,13 @@ fn count(local: &mut Local, remains: Option<Remains>) {
         return;
     }
     let epoch = session::control().epoch(Ordering::Relaxed);
-    let params = &session::control().params[usize::from(epoch & 1)];
+    let params = session::control().params_of(epoch);
     let session = params.session.load(Ordering::Relaxed) as u8;
     let tick = clock::tick_of(now);
     if !session::is_counting(session, now) {
         return;
     }
-    let Some((bank, start)) = session::of_object(session, tick) else {
+    let Some((bank, start)) = session::of_object(session, tick, tick) else {
         return;
     };
     let counters = &bank.header.counters;
@@ -148,7 +148,7 @@ fn count_by_record(bank: &Bank<'_>, counted: &Counted, tick: u32) -> bool {
     }
     for slot in &bank.header.overwritten {
         let known = slot.compare_exchange(0, leaf, Ordering::Relaxed, Ordering::Relaxed);
-        if matches!(known, Ok(_)) || known == Err(leaf) {
+        if known.is_ok() || known == Err(leaf) {
             break;
         }
     }

@@ -115,11 +115,11 @@ impl Library {
             }
             let heads = self.hash.add(4 + 2 * bloom);
             let chains = heads.add(buckets as usize);
-            let mut index = *heads.add((wanted % buckets) as usize) as usize;
-            if index < first {
+            let head = *heads.add((wanted % buckets) as usize) as usize;
+            if head < first {
                 return None;
             }
-            for _ in 0..MAX_CHAIN {
+            for index in head..head + MAX_CHAIN {
                 let hash = *chains.add(index - first);
                 if hash | 1 == wanted | 1
                     && let Some(symbol) = self.exported(index, name)
@@ -129,7 +129,6 @@ impl Library {
                 if hash & 1 != 0 {
                     break;
                 }
-                index += 1;
             }
         }
         None

@@ -190,15 +190,15 @@ fn status(mapping: &Mapping) -> &Status {
 }
 
 /// One thousand-byte object allocated on each of two stacks, and one of them freed.
-fn count(mapping: &Mapping, epoch_seen: &mut u8) {
+fn count(mapping: &Mapping, epoch_seen: &mut u32) {
     std::thread::sleep(Duration::from_millis(1));
     let control = control(mapping);
-    let epoch = control.epoch.load(Acquire);
+    let epoch = control.epoch(Acquire);
     if epoch == 0 {
         *epoch_seen = 0;
         return;
     }
-    let params = &control.params[usize::from(epoch & 1)];
+    let params = control.params_of(epoch);
     let session = params.session.load(Relaxed);
     let deadline = params.deadline_ns.load(Relaxed);
     if deadline != 0 && now_ns() >= deadline {
@@ -240,8 +240,8 @@ fn count(mapping: &Mapping, epoch_seen: &mut u8) {
 fn many(mapping: &Mapping, stacks: u64) {
     std::thread::sleep(Duration::from_millis(20));
     let control = control(mapping);
-    let epoch = control.epoch.load(Acquire);
-    let params = &control.params[usize::from(epoch & 1)];
+    let epoch = control.epoch(Acquire);
+    let params = control.params_of(epoch);
     let session = params.session.load(Relaxed);
     if epoch == 0 || session == 0 {
         return;

@@ -403,6 +403,7 @@ mod tests {
             at,
             bytes: 1.0,
             variance: 0.0,
+            allocated: None,
         };
         assert_eq!(fit(&[]), None);
         assert_eq!(fit(&[at(1.0)]), None);

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use criterion::Criterion;
 use shm_protocol::layout::{Node, Record};
-use shm_protocol::tree::Place;
+use shm_protocol::record::Room;
+use shm_protocol::tree::{Levels, Place};
 use shm_protocol::{NewSample, Records, Tree};
 use unwind::Registers;
 use unwind::cache::RuleCache;
@@ -56,7 +57,12 @@ impl Forest {
     }
 
     fn tree(&self) -> Tree<'_> {
-        Tree::new([&[], &self.slots], &self.nodes, &self.count)
+        Tree::new(
+            &self.slots,
+            Levels::new(NODES.ilog2(), 1),
+            &self.nodes,
+            &self.count,
+        )
     }
 }
 
@@ -155,12 +161,19 @@ fn table(c: &mut Criterion) {
         });
     });
     let (memory, count) = (zeroed::<Record>(64), AtomicU32::new(0));
-    let records = Records::new(&memory, &count);
+    let peak = AtomicU32::new(0);
+    let records = Records::new(&memory, &count, &peak);
     let leaf = tree
         .child(Place::root(shm_protocol::tree::ROOT), 4711, NODES as u32)
         .expect("room");
     let node = tree.node(leaf.node).expect("a node");
-    let record = records.of_shard(node, (leaf.node, 6), 0, 64).expect("room");
+    let room = Room {
+        limit: 64,
+        crowded: 64,
+    };
+    let record = records
+        .of_shard(node, (leaf.node, 6), 0, room)
+        .expect("room");
     let sample = NewSample {
         bytes: 100,
         weight: 10.7,

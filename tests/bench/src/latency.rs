@@ -13,7 +13,7 @@ use crate::table::{Table, duration};
 use crate::tools::Tools;
 
 /// What the controller gives a table at first; it adds to it as it fills.
-const FIRST_STEPS: u8 = 4;
+const FIRST_UNITS: u32 = 1;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What was measured, seconds.
@@ -96,7 +96,7 @@ impl Drop for Target {
 
 fn by_calls(segment: &Segment) -> Result<f64> {
     let start = Instant::now();
-    let number = segment.start(1024, FIRST_STEPS)?;
+    let number = segment.start(1024, FIRST_UNITS)?;
     wait("a first sample", || Ok(segment.counts(number)?.samples > 0))?;
     let latency = start.elapsed().as_secs_f64();
     let file = segment.file()?;
