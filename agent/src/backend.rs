@@ -223,6 +223,9 @@ fn looks_behind_others() -> bool {
     definitions::each_before(|module| {
         is_behind |= CORE.iter().any(|name| module.defines(name));
     });
+    if is_behind {
+        definitions::find_first();
+    }
     crate::sys::set_errno(saved);
     OTHERS_MALLOC.store(is_behind, Ordering::Relaxed);
     is_behind

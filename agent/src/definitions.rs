@@ -8,7 +8,8 @@
 use crate::{arch, musl};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::offset_of;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use libc::{Elf64_Phdr, Elf64_Sym};
 
 const DT_HASH: u64 = 4;
@@ -101,6 +102,45 @@ pub fn is_defined_by_others(name: &CStr) -> bool {
         !is_defined
     });
     is_defined
+}
+
+/// Functions of the allocation family that the loader finds first, by the names that the C library's
+/// and C++'s functions call. Null until [`find_first`] has run.
+pub struct First {
+    /// `malloc`
+    pub malloc: AtomicPtr<c_void>,
+    /// `free`
+    pub free: AtomicPtr<c_void>,
+    /// `realloc`
+    pub realloc: AtomicPtr<c_void>,
+    /// `aligned_alloc`
+    pub aligned_alloc: AtomicPtr<c_void>,
+}
+
+/// The functions that are found first: others', or ours.
+pub static FIRST: First = First {
+    malloc: AtomicPtr::new(null_mut()),
+    free: AtomicPtr::new(null_mut()),
+    realloc: AtomicPtr::new(null_mut()),
+    aligned_alloc: AtomicPtr::new(null_mut()),
+};
+
+/// Fills [`FIRST`]. At the first allocation of the process. Calls the loader.
+pub fn find_first() {
+    for (slot, name) in [
+        (&FIRST.malloc, c"malloc"),
+        (&FIRST.free, c"free"),
+        (&FIRST.realloc, c"realloc"),
+        (&FIRST.aligned_alloc, c"aligned_alloc"),
+    ] {
+        let mut found = 0;
+        each(|module| {
+            found = module.address_of(name);
+            found == 0
+        });
+        let found = core::ptr::with_exposed_provenance_mut(found as usize);
+        slot.store(found, Ordering::Relaxed);
+    }
 }
 
 /// Address of a C++ library's own definition; null if none is loaded.

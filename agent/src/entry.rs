@@ -9,9 +9,10 @@
 //! Every exit is a tail call and nothing is kept across it, so these functions have no
 //! frame; the assembly that a sampled exit jumps to sees the program's own registers.
 
-use crate::arch::{counting_entry, first_definition, freeing_entry, with_registers};
+use crate::arch::{counting_entry, freeing_entry, with_registers};
 use crate::backend::{self, NEXT};
 use crate::c_library;
+use crate::definitions::FIRST;
 use crate::session::skips_sampling;
 #[cfg(target_arch = "x86_64")]
 use crate::{backend::Next, session};
@@ -21,6 +22,7 @@ use core::arch::naked_asm;
 use core::ffi::{c_char, c_int, c_void};
 use core::mem::transmute;
 use core::ptr::null_mut;
+use core::sync::atomic::Ordering;
 
 mod cpu_profiler;
 mod cxx;
@@ -171,10 +173,10 @@ pub unsafe extern "C" fn reallocarray(p: *mut c_void, n: usize, size: usize) -> 
         return null_mut();
     };
     if backend::is_behind_others() {
-        let found = first_definition!(realloc);
+        let found = FIRST.realloc.load(Ordering::Relaxed);
         // SAFETY: the executable's or another library's function of this name, as the C library's
         // `reallocarray` calls it; the caller's object.
-        return unsafe { transmute::<usize, Realloc>(found)(p, bytes) };
+        return unsafe { transmute::<*mut c_void, Realloc>(found)(p, bytes) };
     }
     // SAFETY: `p` is null or an object of the caller's, and the product did not overflow.
     unsafe { realloc_inline(p, bytes) }
@@ -333,9 +335,9 @@ unsafe fn free_by_name(p: *mut c_void) {
         // SAFETY: the caller's.
         return unsafe { free_inline(p) };
     }
-    let found = first_definition!(free);
+    let found = FIRST.free.load(Ordering::Relaxed);
     // SAFETY: the executable's or another library's function of this name; the caller's object.
-    unsafe { transmute::<usize, Free>(found)(p) }
+    unsafe { transmute::<*mut c_void, Free>(found)(p) }
 }
 
 /// C23 7.24.3.5.

@@ -202,25 +202,6 @@ macro_rules! glibc_function {
 }
 pub(crate) use glibc_function;
 
-/// Address of the first definition, in the loader's search order, of the name of an exported function
-/// of ours: that of others, if they define it and are searched before us.
-macro_rules! first_definition {
-    ($name:path) => {{
-        let found: usize;
-        // SAFETY: reads a word of our own offset table, which the loader has filled.
-        unsafe {
-            core::arch::asm!(
-                "mov {found}, qword ptr [rip + {name}@GOTPCREL]",
-                found = out(reg) found,
-                name = sym $name,
-                options(nostack),
-            );
-        }
-        found
-    }};
-}
-pub(crate) use first_definition;
-
 const _: () = assert!(
     core::mem::size_of::<Registers>() == 24,
     "as the assembly lays them"

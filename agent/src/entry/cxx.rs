@@ -19,9 +19,9 @@
 //! Allocations that are not sampled are served through a pointer for each operator.
 
 use super::{free_low, to};
-use crate::arch::{first_definition, jump_through, with_registers_or_fail};
+use crate::arch::{jump_through, with_registers_or_fail};
 use crate::backend::{self, NEXT};
-use crate::definitions::{self, Module};
+use crate::definitions::{self, FIRST, Module};
 use crate::sys::next_symbol;
 use crate::{range, sample, session};
 use core::arch::naked_asm;
@@ -189,9 +189,9 @@ mod by_name {
     type Memalign = unsafe extern "C" fn(usize, usize) -> *mut c_void;
 
     pub unsafe extern "C" fn new_nothrow(size: usize, _: usize, _: usize) -> *mut c_void {
-        let found = first_definition!(crate::entry::malloc);
+        let found = FIRST.malloc.load(Ordering::Relaxed);
         // SAFETY: a function of this name takes any size.
-        unsafe { transmute::<usize, Malloc>(found)(size) }
+        unsafe { transmute::<*mut c_void, Malloc>(found)(size) }
     }
 
     pub unsafe extern "C" fn new(size: usize, b: usize, c: usize) -> *mut c_void {
@@ -207,10 +207,10 @@ mod by_name {
         align: usize,
         _: usize,
     ) -> *mut c_void {
-        let found = first_definition!(crate::entry::aligned_alloc);
+        let found = FIRST.aligned_alloc.load(Ordering::Relaxed);
         let size = size.checked_next_multiple_of(align).unwrap_or(size);
         // SAFETY: a function of this name takes any size and alignment.
-        unsafe { transmute::<usize, Memalign>(found)(align, size) }
+        unsafe { transmute::<*mut c_void, Memalign>(found)(align, size) }
     }
 
     pub unsafe extern "C" fn new_aligned(size: usize, align: usize, c: usize) -> *mut c_void {
@@ -226,7 +226,7 @@ mod by_name {
     }
 
     pub fn free() -> *mut c_void {
-        core::ptr::with_exposed_provenance_mut(first_definition!(crate::entry::free))
+        FIRST.free.load(Ordering::Relaxed)
     }
 }
 
@@ -392,6 +392,7 @@ fn targets() -> Targets {
         };
     }
     PASSES_ON.store(true, Ordering::Relaxed);
+    definitions::find_first();
     Targets {
         next: survey.next,
         free: by_name::free(),
