@@ -48,7 +48,7 @@ pub struct BankHeader {
     /// Session whose data this bank holds.
     pub session: AtomicU64,
     /// Units of nodes and records that a controller has put memory behind, as a step of
-    /// [`reserved_units`](crate::bank::reserved_units): one byte, so that no write to it can be
+    /// [`reserved_units`]: one byte, so that no write to it can be
     /// seen half done.
     pub reserved_step: AtomicU8,
     /// Zero.
@@ -86,7 +86,7 @@ pub struct BankHeader {
     pub peak: PeakState,
 }
 
-/// Maximum of the session's live bytes, see [`crate::peak`].
+/// Maximum of the session's live bytes, found by the first free after it.
 #[repr(C, align(64))]
 pub struct PeakState {
     /// Number of the last peak; 0 before the first. Records keep their sums of that moment.
