@@ -9,7 +9,7 @@ mod filter;
 mod switch;
 
 use crate::controller::{self, Answer};
-use crate::environment::variable;
+use crate::environment;
 use crate::sys::{self, Text};
 use crate::{backend, cpu, timers};
 use core::ffi::{CStr, c_char, c_int};
@@ -57,17 +57,17 @@ pub fn running() -> Option<Running> {
 
 /// Reads the environment, at start-up, and has the whole run sampled if that was requested.
 pub fn start() {
-    let set = |name| variable(name).filter(|value| !value.is_empty());
+    let set = |name| environment::variable(name).filter(|value| !value.is_empty());
     let (path, signal) = (set(c"CPUPROFILE"), set(c"CPUPROFILESIGNAL"));
     // gperftools' own profiler has read the variables as well.
     let is_wanted = path.is_some() || signal.is_some();
     if !is_wanted || !sys::next_symbol(c"ProfilerStart").is_null() {
         return;
     }
-    let Some(path) = path else {
+    if path.is_none() {
         return switch::install(c"", signal.unwrap_or_default());
-    };
-    let name = unique(path);
+    }
+    let name = unique(c"CPUPROFILE");
     let Some(name) = name.as_c_str() else { return };
     match signal {
         Some(number) => switch::install(name, number),
@@ -77,31 +77,21 @@ pub fn start() {
 
 /// The name of a profile that a variable gives, with the pid if a program that started this one has
 /// taken that name: as gperftools does, the first byte shows that to children.
-pub fn unique(path: &'static [u8]) -> Text<NAME> {
+pub fn unique(variable: &CStr) -> Text<NAME> {
     let mut name = Text::new();
-    let [first, rest @ ..] = path else {
+    let Some([first, rest @ ..]) = environment::variable(variable) else {
         return name;
     };
+    let is_taken = first & 0x80 != 0;
     name.push(&[first & 0x7f]);
     name.push(rest);
-    match first & 0x80 {
-        0 => mark_taken(path),
-        _ => {
-            name.push(b"_");
-            name.push_number(u64::from(sys::pid()));
-        }
+    if is_taken {
+        name.push(b"_");
+        name.push_number(u64::from(sys::pid()));
+    } else {
+        environment::mark(variable);
     }
     name
-}
-
-/// Marks the variable's value for the programs that this one starts.
-fn mark_taken(path: &'static [u8]) {
-    // SAFETY: a byte of the environment, which is the process's own writable memory. Start-up:
-    // there is one thread, and nobody has a reference to it.
-    unsafe {
-        let first = path.as_ptr().cast_mut();
-        first.write(first.read() | 0x80);
-    }
 }
 
 /// Has this process sampled into a file, except for what the filter leaves out. Whether it is now,

@@ -45,8 +45,33 @@ pub fn is_set(name: &CStr) -> bool {
     variable(name).is_some_and(|value| !value.is_empty() && value != b"0")
 }
 
-/// All entries. The loader's functions are not called, nor the C library's.
+/// Sets the highest bit of a variable's first byte, for the programs that this one starts.
+pub fn mark(name: &CStr) {
+    let prefix = name.to_bytes();
+    let is_it = |entry: &*const c_char| {
+        // SAFETY: an entry, which is a string.
+        let text = unsafe { CStr::from_ptr(*entry) }.to_bytes();
+        text.strip_prefix(prefix)
+            .is_some_and(|rest| rest.starts_with(b"="))
+    };
+    let Some(entry) = pointers().find(is_it) else {
+        return;
+    };
+    // SAFETY: the byte behind the `=`, which is the terminator at the latest. The process's own memory
+    // may be written; the pointer is the environment's, no reference's.
+    unsafe {
+        let first = entry.cast_mut().cast::<u8>().add(prefix.len() + 1);
+        first.write(first.read() | 0x80);
+    }
+}
+
 fn entries() -> impl Iterator<Item = &'static [u8]> {
+    // SAFETY: an entry, which is a string that stays.
+    pointers().map(|entry| unsafe { CStr::from_ptr(entry) }.to_bytes())
+}
+
+/// All entries. The loader's functions are not called, nor the C library's.
+fn pointers() -> impl Iterator<Item = *const c_char> {
     // SAFETY: libc keeps `environ` null or a null-terminated list of strings.
     let mut entry = match unsafe { environ } {
         set if !set.is_null() || LIBC_HAS_STARTED.load(Ordering::Relaxed) => set,
@@ -61,9 +86,9 @@ fn entries() -> impl Iterator<Item = &'static [u8]> {
             if entry.is_null() || (*entry).is_null() {
                 return None;
             }
-            let text = CStr::from_ptr(*entry).to_bytes();
+            let found = *entry;
             entry = entry.add(1);
-            Some(text)
+            Some(found)
         }
     })
 }

@@ -31,11 +31,11 @@ pub fn start() -> bool {
         complain(why);
         return false;
     }
-    let Some(path) = set(c"HEAPPROFILE") else {
+    if set(c"HEAPPROFILE").is_none() {
         return false;
-    };
+    }
     OWNER.store(sys::pid(), Ordering::Relaxed);
-    let prefix = cpu_profile::unique(path);
+    let prefix = cpu_profile::unique(c"HEAPPROFILE");
     prefix.as_c_str().is_some_and(heap_profiler::set_prefix)
 }
 
