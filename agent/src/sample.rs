@@ -517,9 +517,9 @@ fn take_part(local: &mut Local) {
 /// The record in the shared shard that corresponds to an object's record.
 #[cold]
 fn shared_record(bank: &Bank<'_>, record: RecordId) -> RecordId {
-    match record {
+    match bank.checked(record) {
         TABLE_FULL => TABLE_FULL,
-        _ => bank.record_of_known(bank.stack_of(record), SHARED_SHARD),
+        record => bank.record_of_known(bank.stack_of(record), SHARED_SHARD),
     }
 }
 

@@ -462,6 +462,17 @@ impl<'a> Bank<'a> {
         id != TABLE_FULL && owner == Some(shard)
     }
 
+    /// A record that an object's header names, [`TABLE_FULL`] if there is no memory behind it: the program
+    /// has overwritten the header, such that it passes its check by chance.
+    #[inline]
+    #[must_use]
+    pub fn checked(&self, id: RecordId) -> RecordId {
+        match id < self.geometry.records_in(self.units()) {
+            true => id,
+            false => TABLE_FULL,
+        }
+    }
+
     /// The running totals of a shard.
     #[inline]
     #[must_use]

@@ -1,6 +1,6 @@
 // Writes outside its objects: overwritten COUNT SIZE FROM BYTES VALUE HOW
-// Each object of SIZE bytes has BYTES bytes from FROM on (below 0: before it) set to VALUE, then it is
-// lost (HOW is "lose"), freed ("free"), freed twice ("twice") or resized ("resize").
+// Each object of SIZE bytes has BYTES bytes from FROM on (below 0: before it) set to VALUE (below 0:
+// to its number), then it is lost (HOW is "lose"), freed ("free"), freed twice ("twice") or resized ("resize").
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +20,7 @@ int main(int argc, char **argv) {
     for (int i = 0; i < count; i++) {
         char *object = make(size);
         char *volatile at = object + from;
-        memset(at, value, bytes);
+        memset(at, value < 0 ? i : value, bytes);
         memset(object, 1, size);
         if (!strcmp(argv[6], "resize")) {
             object = realloc(object, 2 * size);

@@ -105,6 +105,18 @@ fn memory_goes_back_whatever_was_written() {
     }
 }
 
+/// One in 256 headers passes its check by chance, with a record that does not exist.
+#[test]
+fn what_is_written_over_headers_names_no_memory() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("overwritten.c", &["-O0", "-g", "-fno-builtin"]);
+    for (how, bytes) in [("free", 8), ("free", 16), ("resize", 16)] {
+        let arguments = format!("20000 24 -{bytes} {bytes} -1 {how}");
+        let told = told(&scratch, &program, &arguments);
+        assert!(told.errors.contains(BEFORE), "{}", told.errors);
+    }
+}
+
 #[test]
 fn lost_objects_are_found_and_weigh_what_they_can() {
     let scratch = Scratch::new();

@@ -10,6 +10,9 @@ use crate::object::{Met, Remains};
 use crate::range::region::{self, Region};
 use shm_protocol::header::{self, Counted, HEADER};
 
+/// Bits of an offset in the smallest pages that jemalloc is built for.
+const SMALLEST_PAGE_BITS: u32 = 12;
+
 /// Largest mean bytes between samples of any session so far.
 static LARGEST_INTERVAL: AtomicU64 = AtomicU64::new(1);
 
@@ -36,10 +39,21 @@ pub(super) fn is_plausible(object: &Object) -> bool {
 /// `at` is in the range, in memory of the arena.
 unsafe fn memory(at: *const u8) -> Option<(Region, usize)> {
     // SAFETY: the caller's.
-    let region = unsafe { region::of(at) }?;
-    let offset = at.addr() - region.base.addr();
-    let is_start = matches!(offset, 0 | HEADER) || offset > HEADER && offset.is_power_of_two();
-    is_start.then_some((region, offset))
+    if let Some(region) = unsafe { region::of(at) } {
+        let offset = at.addr() - region.base.addr();
+        let is_start = matches!(offset, 0 | HEADER) || offset > HEADER && offset.is_power_of_two();
+        return is_start.then_some((region, offset));
+    }
+    // A large object's alignment may be larger than a page, of which only the first leads to it.
+    let offset_of = |bits: u32| (1_usize << bits <= at.addr()).then_some(1_usize << bits);
+    (SMALLEST_PAGE_BITS..at.addr().trailing_zeros() + 1)
+        .filter_map(offset_of)
+        .find_map(|offset| {
+            // SAFETY: the tree has no memory at an address outside the range, which it is only asked about.
+            let region = unsafe { region::of(at.wrapping_sub(offset)) }?;
+            let is_its = region.base.addr() + offset == at.addr() && offset < region.bytes;
+            is_its.then_some((region, offset))
+        })
 }
 
 /// Usable size of such an object; 0 if it is none.
@@ -138,7 +152,7 @@ fn count(local: &mut Local, remains: Option<Remains>) {
 /// Counts an object as freed whose weight and birth are not known. Returns false if its record is not known
 /// either.
 fn count_by_record(bank: &Bank<'_>, counted: &Counted, tick: u32) -> bool {
-    let record = counted.record;
+    let record = bank.checked(counted.record);
     let (leaf, class) = bank.stack_of(record);
     let Some((weight, birth)) = bank.records.mean(record).filter(|_| record != TABLE_FULL) else {
         return false;
