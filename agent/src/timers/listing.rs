@@ -4,7 +4,8 @@ use core::cell::UnsafeCell;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-const BYTES: usize = 8192;
+/// Bytes that the kernel is asked for at once: over a hundred threads.
+const BYTES: usize = 4096;
 
 /// What the kernel writes a part of the list to: not on the stack, which may be a small one.
 #[repr(C, align(8))]
