@@ -130,6 +130,7 @@ impl SearchArgs {
         options.globals &= !self.no_globals;
         options.stacks &= !self.no_threads;
         options.registers &= !self.no_threads;
+        options.thread_variables &= !self.no_threads;
         options
     }
 }

@@ -24,6 +24,7 @@ pub struct LsanOptions {
     globals: bool,
     stacks: bool,
     registers: bool,
+    thread_variables: bool,
     unaligned: bool,
 }
 
@@ -39,6 +40,7 @@ impl Default for LsanOptions {
             globals: true,
             stacks: true,
             registers: true,
+            thread_variables: true,
             unaligned: false,
         }
     }
@@ -71,6 +73,7 @@ impl LsanOptions {
             "print_suppressions" => flag(&mut self.print_suppressions),
             "use_globals" => flag(&mut self.globals),
             "use_stacks" => flag(&mut self.stacks),
+            "use_tls" => flag(&mut self.thread_variables),
             "use_registers" => flag(&mut self.registers),
             "use_unaligned" => flag(&mut self.unaligned),
             "max_leaks" => self.max_leaks = value.parse().unwrap_or(self.max_leaks),
@@ -104,6 +107,7 @@ impl LsanOptions {
         Options {
             stacks: self.stacks,
             registers: self.registers,
+            thread_variables: self.thread_variables,
             globals: self.globals,
             alignment: if self.unaligned { 1 } else { 8 },
             ..Options::default()
@@ -142,7 +146,8 @@ mod tests {
         let neither = LsanOptions::read(["use_stacks=false:use_registers=no"]);
         assert!(!neither.search().stacks && !neither.search().registers);
         let search = LsanOptions::read(["use_stacks=0"]).search();
-        assert!(!search.stacks && search.registers);
+        assert!(!search.stacks && search.registers && search.thread_variables);
+        assert!(!LsanOptions::read(["use_tls=0"]).search().thread_variables);
         assert!(LsanOptions::read([]).unwanted_at_exit().is_none());
         for text in ["leak_check_at_exit=0", "detect_leaks=false"] {
             let unwanted = LsanOptions::read([text]).unwanted_at_exit();

@@ -5,8 +5,10 @@ use reachability::{Heap, Memory, Pointers, lost};
 /// Options of a search.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Whether stacks of threads are roots; their thread-local variables are in any case.
+    /// Whether stacks of threads are roots.
     pub stacks: bool,
+    /// Whether thread-local variables are roots.
+    pub thread_variables: bool,
     /// Whether registers of threads are roots.
     pub registers: bool,
     /// Whether all other roots are: variables, mappings, what the kernel keeps.
@@ -23,6 +25,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             stacks: true,
+            thread_variables: true,
             registers: true,
             globals: true,
             alignment: 8,

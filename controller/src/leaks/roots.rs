@@ -132,10 +132,14 @@ impl Roots {
     ) {
         let (kind, range, name) = alive(process, region, stacks);
         let range = match kind {
-            Kind::Stack if options.stacks => range,
             Kind::Stack => match thread_local(process, &range) {
-                Some(variables) => variables,
-                None => return,
+                Some(variables) if options.stacks && options.thread_variables => {
+                    range.start..variables.end
+                }
+                Some(variables) if options.stacks => range.start..variables.start,
+                Some(variables) if options.thread_variables => variables,
+                None if options.stacks => range,
+                _ => return,
             },
             Kind::Data if options.globals => range,
             Kind::Data => return,

@@ -44,6 +44,7 @@ impl Variables {
             options.globals = get(GLOBALS).is_none_or(|text| is_true(&text));
             options.stacks = get(THREADS).is_none_or(|text| is_true(&text));
             options.registers = options.stacks;
+            options.thread_variables = options.stacks;
         }
         let number = |name: &str| get(name).map(|text| number(name, &text)).transpose();
         options.alignment = match number(ALIGNMENT)? {
