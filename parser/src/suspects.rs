@@ -357,7 +357,7 @@ mod tests {
         assert_eq!((found[0].0, verdict(0)), (0x1100, growth::Verdict::Steady));
         assert!((found[0].1.growth.unwrap().rate - 20_000.0).abs() < 1.0);
         // What was there, and what came at once, follow by their size.
-        assert_eq!((found[1].0, verdict(1)), (0x1000, growth::Verdict::Unclear));
+        assert_eq!((found[1].0, verdict(1)), (0x1000, growth::Verdict::Level));
         assert_eq!((found[2].0, verdict(2)), (0x1200, growth::Verdict::Once));
         assert_eq!((found[1].1.score, found[2].1.score), (0.0, 0.0));
     }

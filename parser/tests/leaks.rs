@@ -172,7 +172,7 @@ fn what_grows_steadily_comes_first_however_much_the_others_hold() {
     };
     assert_eq!(verdict("open_session"), "steady");
     assert_eq!(verdict("fill_cache"), "once");
-    assert_eq!(verdict("load_tables"), "unclear");
+    assert_eq!(verdict("load_tables"), "level");
     assert_eq!(verdict("render_page"), "unclear");
     // One dump knows ages alone.
     let one = good(&["--leaks", "-n", "1"], &files[..1]);
