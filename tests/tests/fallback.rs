@@ -1,9 +1,9 @@
 //! A C library without `_dl_find_object`: modules are found in the maps.
 
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::PathBuf;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use heap_format::Profile;
@@ -18,20 +18,10 @@ fn hider(scratch: &Scratch) -> PathBuf {
 
 /// Starts `steps.c` with the symbol hidden from the agent.
 fn start(scratch: &Scratch) -> Steps {
-    start_after(scratch, &[], |_| {})
-}
-
-/// The same, with libraries preloaded before the agent.
-fn start_after(
-    scratch: &Scratch,
-    libraries: &[PathBuf],
-    prepare: impl FnOnce(&mut Command),
-) -> Steps {
-    let preloaded = [&[hider(scratch)], libraries, &[artifacts::agent()]].concat();
-    let preloaded: Vec<&OsStr> = preloaded.iter().map(|path| path.as_os_str()).collect();
+    let preloaded = [hider(scratch), artifacts::agent().to_owned()];
+    let preloaded = preloaded.each_ref().map(|path| path.as_os_str());
     Steps::start_with(scratch, &[], |command| {
         command.env("LD_PRELOAD", preloaded.join(OsStr::new(":")));
-        prepare(command);
     })
 }
 
@@ -137,26 +127,62 @@ fn code_in_the_page_of_the_header_is_unwound_and_named() {
 /// Mappings of a process that has many: the kernel's usual limit is 65,530.
 const MANY: usize = 60_000;
 
-/// A program with many mappings, and where the time is counted that reading them takes.
+/// A program with many mappings, and the file where strace notes when it opens and closes files.
 fn start_with_many(scratch: &Scratch) -> (Steps, PathBuf) {
-    let flags = ["-shared", "-fPIC"];
-    let clock = scratch.compile_as("maps_clock.c", "libmaps_clock.so", &flags);
-    let totals = scratch.file("totals");
-    fs::write(&totals, [0; 16]).expect("a file");
-    let mut program = start_after(scratch, &[clock], |command| {
-        command.env("MAPS_CLOCK", &totals);
-    });
+    let trace = scratch.file("trace");
+    let steps = scratch.compile("steps.c", &[]);
+    let preloaded = format!(
+        "LD_PRELOAD={}:{}",
+        hider(scratch).display(),
+        artifacts::agent().display()
+    );
+    let mut command = scratch.preloaded("strace");
+    // The program is the child, and strace its child: the other way round, its pid is not known.
+    command
+        .env_remove("LD_PRELOAD")
+        .args([
+            "-D",
+            "-f",
+            "--seccomp-bpf",
+            "-ttt",
+            "-e",
+            "trace=openat,close",
+        ])
+        .args(["-e", "signal=none", "-E", &preloaded, "-o"])
+        .args([&trace, &steps]);
+    let mut program = Steps::run(steps, &mut command);
     program.step(&format!("map {}", MANY / 2));
     let maps = fs::read_to_string(format!("/proc/{}/maps", program.pid())).expect("its maps");
     assert!(maps.lines().count() >= MANY);
-    (program, totals)
+    (program, trace)
 }
 
 /// How often the maps were read, and how long.
-fn readings(totals: &PathBuf) -> (u64, Duration) {
-    let bytes = fs::read(totals).expect("the totals");
-    let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
-    (word(0), Duration::from_nanos(word(8)))
+fn readings(trace: &PathBuf) -> (u64, Duration) {
+    let text = fs::read_to_string(trace).expect("the trace");
+    let (mut count, mut spent) = (0, 0.0);
+    // By thread, the descriptor and since when it is open.
+    let mut open: HashMap<&str, (&str, f64)> = HashMap::new();
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        let (Some(thread), Some(time)) = (words.next(), words.next()) else {
+            continue;
+        };
+        let time: f64 = time.parse().expect("a time");
+        if let Some((_, result)) = line.split_once("\"/proc/self/maps\"") {
+            let descriptor = result.rsplit(" = ").next().expect("a descriptor");
+            open.insert(thread, (descriptor, time));
+        }
+        let Some((descriptor, since)) = open.get(thread) else {
+            continue;
+        };
+        if line.contains(&format!(" close({descriptor}")) {
+            count += 1;
+            spent += time - since;
+            open.remove(thread);
+        }
+    }
+    (count, Duration::from_secs_f64(spent))
 }
 
 #[test]

@@ -81,5 +81,5 @@ fn the_leak_is_ranked_first_however_much_others_hold() {
     assert!(at.ends_with(" in open_session"), "{at}");
     assert_eq!(verdict("open_session"), "steady", "{}", outcome.stdout);
     assert_eq!(verdict("fill_cache"), "once", "{}", outcome.stdout);
-    assert_eq!(verdict("load_tables"), "unclear", "{}", outcome.stdout);
+    assert_eq!(verdict("load_tables"), "level", "{}", outcome.stdout);
 }
