@@ -5,6 +5,7 @@
 //! nothing else is mapped. The first thread that notices a session maps the tables, which needs
 //! neither path nor descriptor.
 
+mod cgroup;
 mod fork;
 mod identity;
 mod life;
@@ -16,7 +17,7 @@ mod sweep;
 pub mod time;
 
 pub use fork::{is_guest, is_owners, is_waiting, leave, pending_cpu_rate, wait_as_child};
-pub use life::{let_exit_unchecked, take_for_own};
+pub use life::{leave_at_once, let_exit_unchecked, take_for_own};
 pub use mark::{claim_leaving, is_copy};
 pub use shards::{release_shard, take_shard};
 

@@ -5,7 +5,7 @@
 //! itself, before `main`. glibc's `malloc` calls neither through a name that others can define. The
 //! build script makes the linker resolve the names to these.
 
-use crate::{arch, symbol_table};
+use crate::{arch, symbol_table, sys};
 use core::arch::global_asm;
 use core::ffi::{c_int, c_long, c_void};
 use core::mem::transmute;
@@ -22,9 +22,15 @@ global_asm!(
     ".hidden __wrap_pthread_key_create",
 );
 
+/// Bytes from which on jemalloc's data of sampled objects are mapped unlocked: less is backed at once.
+const LARGE: usize = 256 << 10;
+
 /// Memory that is to be written to is mapped without `MAP_NORESERVE`, which jemalloc adds where the
 /// kernel overcommits: a request for more than the machine has is refused then, as with glibc, not
 /// granted until the program touches it and is killed.
+///
+/// What a sample needs for jemalloc's own data, 4 MiB at its first, is not locked, whatever the program has
+/// requested for its memory with `mlockall`: backing it at once would take milliseconds.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap_mmap(
     at: *mut c_void,
@@ -34,6 +40,13 @@ unsafe extern "C" fn __wrap_mmap(
     file: c_int,
     offset: i64,
 ) -> *mut c_void {
+    // SAFETY: the thread's own word.
+    let is_sampling = unsafe { (*arch::local()).busy != 0 };
+    let is_anywhere = at.is_null() && flags & libc::MAP_ANONYMOUS != 0;
+    if is_sampling && is_anywhere && bytes >= LARGE && access & libc::PROT_WRITE != 0 {
+        let new = sys::map_unlocked(at, bytes, access);
+        return if new.is_null() { libc::MAP_FAILED } else { new };
+    }
     let flags = match access & libc::PROT_WRITE {
         0 => flags,
         _ => flags & !libc::MAP_NORESERVE,

@@ -93,8 +93,8 @@ fn a_session_locks_no_memory() {
     program.step("keep 1000");
     let profile_is_there = session.stop();
     let more = locked(program.pid()) - before;
-    // What jemalloc maps for these objects, and for its own.
-    assert!(more < 20 * MIB, "{more} bytes");
+    // Little memory is small mappings of jemalloc's; neither objects nor tables are in it.
+    assert!(more < 2 * MIB, "{more} bytes");
     assert_eq!(profile_is_there.profile().facts.counters["untracked"], 0);
     program.target.finish_well();
 }

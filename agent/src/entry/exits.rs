@@ -1,9 +1,8 @@
 //! `_exit` and its C99 name, by which most forked children end: they run no destructor, and their
-//! parent may reap them before a controller has read their clock.
-//!
-//! Outside a session of CPU time, the call is passed on unchanged.
+//! parent may reap them before a controller has read their clock. A server that forks for each request
+//! would fill the directory with segments that nobody has used.
 
-use crate::{cpu_totals, sys};
+use crate::{cpu_totals, session, sys};
 use core::ffi::{c_int, c_void};
 use core::mem::transmute;
 use core::ptr::null_mut;
@@ -23,6 +22,7 @@ pub fn find_next() {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn _exit(code: c_int) -> ! {
     cpu_totals::note_clock();
+    session::leave_at_once();
     // SAFETY: null, or the next library's function of this type.
     let real = unsafe { transmute::<*mut c_void, Option<Exit>>(REAL.load(Ordering::Relaxed)) };
     if let Some(real) = real {

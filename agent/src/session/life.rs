@@ -185,15 +185,17 @@ pub(super) fn make(start: Option<Start>, forked_from: u32, at_start: bool) {
             most,
         }
     });
+    // A server may fork for ever without another program being started.
+    let may_sweep = at_start || forked_from != 0 && seccomp::is_absent();
     let mut refusal = None;
     let mut made = match tables {
         Some(tables) if tables.bytes as u64 > file_limit => Err(Errno(libc::EFBIG)),
-        tables => name::create(start_time, tables, at_start),
+        tables => name::create(start_time, tables, may_sweep),
     };
     if let (Err(error), Some(_)) = (&made, tables) {
         // No room for a session: at least be there for a controller to start one.
         refusal = Some(*error);
-        made = name::create(start_time, None, at_start);
+        made = name::create(start_time, None, may_sweep);
     }
     let Ok((whole, path)) = made else {
         return hide();
@@ -370,18 +372,35 @@ extern "C" fn destructor() {
     status.exited.store(1, Ordering::Relaxed);
     control().epoch.store(0, Ordering::Release);
     let is_unwanted = OWN_SESSION.load(Ordering::Relaxed) == session;
-    if seccomp::is_absent() && (last == 0 || collected >= session || is_unwanted) {
-        let saved = sys::errno();
-        // SAFETY: written before `LIFE` became `OWN`, and not since.
-        if let Some(path) = unsafe { (*PATH.0.get()).as_c_str() } {
-            sys::unlink(path);
-        }
-        sys::set_errno(saved);
+    if last == 0 || collected >= session || is_unwanted {
+        remove();
     }
     if let Some(code) = code {
         // Again from within: the C library writes out its buffers, and ends with this code.
         // SAFETY: takes a number; the library's handlers that have run are not run again.
         unsafe { libc::exit(code) }
+    }
+}
+
+/// Removes the segment's file, unless a filter may forbid that.
+fn remove() {
+    if !seccomp::is_absent() {
+        return;
+    }
+    let saved = sys::errno();
+    // SAFETY: written before `LIFE` became `OWN`, and not since.
+    if let Some(path) = unsafe { (*PATH.0.get()).as_c_str() } {
+        sys::unlink(path);
+    }
+    sys::set_errno(saved);
+}
+
+/// Removes the segment's file at an end without destructors, if no session has run. A child of `vfork`
+/// has its parent's segment in view, and leaves it alone. Safe in a signal handler.
+pub fn leave_at_once() {
+    let has_own = !cfg!(test) && !mark::is_copy() && LIFE.is_own();
+    if has_own && control().last_epoch.load(Ordering::Relaxed) == 0 && super::is_owners() {
+        remove();
     }
 }
 

@@ -17,20 +17,21 @@ pub type Path = Text<512>;
 const IN_ORDER: u64 = 16;
 /// Names that are tried at random after them: others may have taken those in order.
 const AT_RANDOM: u64 = 48;
-/// One start in 2 to this power looks for files that ended processes left.
+/// One start or fork in 2 to this power looks for files that ended processes left.
 const SWEEP_BITS: u32 = 4;
 
 /// Makes the segment under the first free name, as [`segment::create`] does. A name that this very
 /// process left before it
-/// executed another image is used again if its contents are not needed.
+/// executed another image is used again if its contents are not needed. `may_sweep`: whether files that
+/// ended processes left may be looked for and removed.
 pub fn create(
     start_time: u64,
     tables: Option<Tables>,
-    at_start: bool,
+    may_sweep: bool,
 ) -> Result<(*mut u8, Path), Errno> {
     // By chance: the pids of a server's children may all be odd.
     let chance = (clock::unix_ns() ^ u64::from(sys::pid())).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    if at_start && chance >> (64 - SWEEP_BITS) == 0 {
+    if may_sweep && chance >> (64 - SWEEP_BITS) == 0 {
         sweep::sweep(dir());
     }
     let bytes = BYTES.load(Ordering::Relaxed);
@@ -49,7 +50,7 @@ pub fn create(
             sys::unlink(name);
             made = make(name);
         }
-        if matches!(made, Err(Errno(libc::ENOSPC))) && at_start && attempt == 0 {
+        if matches!(made, Err(Errno(libc::ENOSPC))) && may_sweep && attempt == 0 {
             // Perhaps leftovers that are not needed take up the space.
             sweep::sweep(dir());
             made = make(name);

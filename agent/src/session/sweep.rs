@@ -2,14 +2,15 @@
 //!
 //! A process that ends by `_exit` or by a signal cannot remove its segment. In case that
 //! happens thousands of times and no controller runs, processes of the same user that
-//! start later clean up: they remove segments without a profile, and of those with one keep
+//! start or are forked later clean up: they remove segments without a profile, and of those with one keep
 //! only the newest few hundred, within a share of the filesystem.
 //!
 //! A file counts as a dead process's only if its content agrees with its name, it belongs to
 //! this user, this boot and this pid namespace, and no process has the pid; or if the process has
-//! recorded there that it exits. All other files stay. Done at start-up only: later a seccomp filter may forbid it.
+//! recorded there that it exits. All other files stay. Done at start-up, and in forked
+//! children while no seccomp filter may forbid it.
 
-use super::identity;
+use super::{cgroup, identity};
 use crate::sys::{self, Pages, Text, read_file};
 use core::ffi::CStr;
 use core::mem::size_of;
@@ -22,9 +23,12 @@ const MAX_FILES: usize = 1024;
 /// How many profiles of ended processes are kept to be collected; beyond that, the oldest
 /// are removed first.
 const KEPT: usize = 256;
+/// How many of them, the newest ones, keep the unused parts of their tables.
+const UNTRIMMED: usize = 8;
 /// Bytes that they may take in total.
 const KEPT_BYTES: u64 = 1 << 30;
-/// Share of the directory's size that they may take, if that is less.
+/// Share of the directory's size, and of half of what the process's control group may have, that they may
+/// take, if that is less.
 const KEPT_SHARE: u64 = 4;
 const LISTING_BYTES: usize = 64 << 10;
 /// Offset of the name in `struct linux_dirent64`.
@@ -220,11 +224,9 @@ fn list<'a>(dir: &CStr, listing: &'a mut [u8]) -> Option<(&'a [u8], u64)> {
     };
     // An unknown size limits nothing.
     let size = (room.f_blocks).saturating_mul(room.f_bsize as u64);
-    let most = match known && size > 0 {
-        true => KEPT_BYTES.min(size / KEPT_SHARE),
-        false => KEPT_BYTES,
-    };
-    Some((&listing[..len], most))
+    let size = if known && size > 0 { size } else { u64::MAX };
+    let size = size.min(cgroup::memory_limit() / 2);
+    Some((&listing[..len], KEPT_BYTES.min(size / KEPT_SHARE)))
 }
 
 /// Removes the oldest profiles until the rest is within the limits of number and bytes. First
@@ -238,7 +240,8 @@ fn keep_newest(dir: &[u8], listing: &[u8], kept: &mut [Left], most: u64) {
             continue;
         };
         let mut size = left.bytes;
-        if number < KEPT && bytes.saturating_add(size) > most / 2 {
+        let is_much = number >= UNTRIMMED || bytes.saturating_add(size) > most / 2;
+        if number < KEPT && is_much {
             trim(name);
             size = bytes_of(name).unwrap_or(size);
         }
