@@ -385,8 +385,8 @@ fn find_record(
     record
 }
 
-/// Walks the stack and finds its record.
-#[inline]
+/// Walks the stack and finds its record. Not `inline`, which makes a copy of these 10 KiB in each unit of
+/// code generation.
 fn intern(
     thread: &mut Thread,
     epoch: &Epoch,

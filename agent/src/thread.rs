@@ -197,9 +197,8 @@ impl Thread {
         self.shard < SHARED_SHARD
     }
 
-    /// Walks the stack above `registers` and interns it. Not inlined: allocations and CPU time share
-    /// these 10 KiB of code.
-    #[inline(never)]
+    /// Walks the stack above `registers` and interns it.
+    #[inline]
     pub fn walk(&mut self, registers: &Registers, epoch: &Epoch) -> Walk {
         self.drop_old_rules();
         if !python::is_known() {

@@ -30,7 +30,11 @@ pub fn without_room(profile: &Profile) -> f64 {
 /// What there is to say of a profile of which at least one in a hundred bytes, objects or seconds
 /// is in such stacks.
 pub fn remark(profile: &Profile) -> Option<String> {
-    let share = without_room(profile);
+    remark_of(without_room(profile))
+}
+
+/// The same of a share from 0 to 1.
+pub fn remark_of(share: f64) -> Option<String> {
     (share >= 0.01).then(|| {
         format!(
             "up to {:.0}% of the values are of stacks that found no room in the process's table, and \

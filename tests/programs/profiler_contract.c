@@ -90,7 +90,7 @@ static void show(const char *when) {
     printf("%s: enabled %d %d, name '%s', start %s, samples: %s\n", when, state.enabled,
            ProfilingIsEnabledForAllThreads(), name,
            is_recent ? "recent" : state.start_time ? "wrong" : "none",
-           !state.samples_gathered ? "none" : state.samples_gathered > 10 ? "many" : "few");
+           !state.enabled && !state.samples_gathered ? "none" : state.samples_gathered > 10 ? "many" : "few");
 }
 
 static int starts(const char *name) {

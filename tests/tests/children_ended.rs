@@ -21,13 +21,15 @@ fn children_that_end_by_exit_leave_nothing() {
     assert_eq!(left(50, "exit"), 0);
 }
 
-/// One in 16 looks for such files.
+/// One in 16 looks for such files: that none of 500 does happens once in 10^14 times.
 #[test]
 fn what_killed_children_leave_is_removed_by_later_ones() {
     let left = left(1000, "kill");
     assert!(left < 500, "{left}");
 }
 
+/// One in four removes what is too much: that none of 60, which fill the group, does happens once in 10^7
+/// times.
 #[test]
 fn profiles_of_children_leave_a_control_group_its_memory() {
     for how in ["exit", "kill"] {

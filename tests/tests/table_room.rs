@@ -34,6 +34,12 @@ fn what_found_no_room_is_reported_with_its_share_and_the_remedy() {
     let mut program = Steps::run(program, &mut command);
     let session = Session::of(&scratch, program.pid(), "1");
     program.step("paths 100000");
+    let pid = program.pid().to_string();
+    for view in ["--once", "--json"] {
+        let outcome = run(scratch.profiler().args(["top", "-p", &pid, view]));
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        assert!(outcome.stdout.contains("found no room"), "{outcome:?}");
+    }
     let outcome = session.stop();
     let says = [
         "% of the values are of stacks that found no room",
@@ -59,6 +65,10 @@ fn what_found_no_room_is_reported_with_its_share_and_the_remedy() {
             says.iter().all(|part| outcome.stderr.contains(part)),
             "{view}: {outcome:?}"
         );
+        if matches!(view, "--json" | "--html") {
+            let body = fs::read_to_string(scratch.file("view")).expect("the view");
+            assert!(body.contains("found no room"), "{view}");
+        }
     }
     program.target.finish_well();
 }

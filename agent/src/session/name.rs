@@ -19,6 +19,8 @@ const IN_ORDER: u64 = 16;
 const AT_RANDOM: u64 = 48;
 /// One start or fork in 2 to this power looks for files that ended processes left.
 const SWEEP_BITS: u32 = 4;
+/// The same where a session begins with the segment, whose profile takes fifty times as much memory.
+const SWEEP_BITS_SAMPLED: u32 = 2;
 
 /// Makes the segment under the first free name, as [`segment::create`] does. A name that this very
 /// process left before it
@@ -31,7 +33,12 @@ pub fn create(
 ) -> Result<(*mut u8, Path), Errno> {
     // By chance: the pids of a server's children may all be odd.
     let chance = (clock::unix_ns() ^ u64::from(sys::pid())).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    if may_sweep && chance >> (64 - SWEEP_BITS) == 0 {
+    let sweep_bits = if tables.is_some() {
+        SWEEP_BITS_SAMPLED
+    } else {
+        SWEEP_BITS
+    };
+    if may_sweep && chance >> (64 - sweep_bits) == 0 {
         sweep::sweep(dir());
     }
     let bytes = BYTES.load(Ordering::Relaxed);

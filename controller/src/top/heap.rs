@@ -1,9 +1,10 @@
 //! The heap: from one snapshot to the next, rows of functions and of stacks, and how fast they grow.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 use std::time::Duration;
 
+use heap_format::{MERGED_ADDRESS, crowding};
 use serde::Serialize;
 use shm_protocol::clock::TICK_NS;
 use shm_protocol::snapshot::{Header, RecordView};
@@ -43,9 +44,14 @@ pub struct Live {
 #[derive(Default)]
 pub struct Heap {
     frames: HashMap<NodeId, Rc<[FunctionId]>>,
+    /// Stacks that are cut off because the table had no room for their inner frames.
+    merged: HashSet<NodeId>,
     before: HashMap<NodeId, (f64, f64)>,
     session: u64,
     taken_ns: u64,
+    /// Share, from 0 to 1, of the live bytes or of those allocated, if that is more, in stacks that found no
+    /// room in the table.
+    without_room: f64,
 }
 
 impl Heap {
@@ -59,6 +65,7 @@ impl Heap {
         if self.session != snapshot.session.number {
             self.session = snapshot.session.number;
             self.frames.clear();
+            self.merged.clear();
             self.before.clear();
             self.taken_ns = snapshot.session.start_ns;
         }
@@ -69,6 +76,11 @@ impl Heap {
         self.name_stacks(model, &stacks, (snapshot, header), at_once);
         self.fill_stacks(model, &stacks, snapshot, seconds.max(0.001));
         model.fill_functions();
+    }
+
+    /// What there is to say of stacks that found no room in the process's table, if there are many.
+    pub fn remark(&self) -> Option<String> {
+        crowding::remark_of(self.without_room)
     }
 
     /// Resolves the functions of stacks that are new.
@@ -98,6 +110,9 @@ impl Heap {
             let Some(mut frames) = model.symbols.frames(&addresses) else {
                 continue;
             };
+            if addresses.first() == Some(&MERGED_ADDRESS) {
+                self.merged.insert(leaf);
+            }
             if !whole {
                 frames.push(model.symbols.intern("[truncated]"));
             }
@@ -116,6 +131,7 @@ impl Heap {
         let unknown: Rc<[FunctionId]> = Rc::new([model.symbols.intern("[not named yet]")]);
         let full: Rc<[FunctionId]> = Rc::new([model.symbols.intern("[table full]")]);
         let mut before = std::mem::take(&mut self.before);
+        let mut without_room = Live::default();
         model.stacks.clear();
         model.total = Live::default();
         let rest = (!snapshot.table_full.is_empty()).then_some(&snapshot.table_full);
@@ -133,11 +149,15 @@ impl Heap {
                 alloc_bytes: sums.alloc_bytes,
                 age_sum: sums.live_age_ticks * TICK_NS as f64 / 1e9,
             };
+            let is_full = std::ptr::eq(record, &raw const snapshot.table_full);
             let frames = match self.frames.get(&record.node) {
-                _ if std::ptr::eq(record, &raw const snapshot.table_full) => full.clone(),
+                _ if is_full => full.clone(),
                 Some(frames) => frames.clone(),
                 None => unknown.clone(),
             };
+            if is_full || self.merged.contains(&record.node) {
+                without_room.add(&numbers, true);
+            }
             model.total.add(&numbers, true);
             self.before.insert(record.node, (live, sums.alloc_bytes));
             model.stacks.push(StackRow {
@@ -146,6 +166,10 @@ impl Heap {
                 numbers: numbers.finished(),
             });
         }
+        let total = &model.total;
+        let of_live = without_room.live_bytes / total.live_bytes.max(1.0);
+        let of_all = without_room.alloc_bytes / total.alloc_bytes.max(1.0);
+        self.without_room = of_live.max(of_all);
         model.total = model.total.finished();
     }
 }

@@ -16,6 +16,7 @@
 //! - `moments`: `[{at_ns, live, allocated, resident?, stacks?: [{stack, bytes}]}]`, the
 //!   timeline of the session, `at_ns` since its start; `stack` is an index in `stacks`
 //! - `mappings`: `[{start, end, offset, build_id, path, past}]`, numbers in hex
+//! - `remarks`: what makes values less certain than they look, in sentences; missing if nothing does
 //! - `facts`: what the dump says about itself; `intervals`, where the interval
 //!   changed: `[{from_unix_ns, interval, overhead?}]` in order of time, the
 //!   overhead as a share of the CPU time; `cpu`, of CPU profiles: engine, mode, samples per second,
@@ -26,7 +27,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use anyhow::Result;
 use heap_format::variance::half_width;
-use heap_format::{Detail, Held, Moment, Profile};
+use heap_format::{Detail, Held, Moment, Profile, crowding, overwritten};
 use serde::Serialize;
 
 use super::context::Context;
@@ -61,6 +62,10 @@ fn render(context: &Context) -> Result<String> {
         stacks: stacks(context),
         moments: moments(context),
         mappings: mappings(profile),
+        remarks: [crowding::remark(profile), overwritten::remark(profile)]
+            .into_iter()
+            .flatten()
+            .collect(),
         facts: facts(profile),
     };
     Ok(json::document(&document) + "\n")
@@ -82,6 +87,8 @@ struct Document<'a> {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     moments: Vec<MomentEntry>,
     mappings: Vec<Mapping<'a>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    remarks: Vec<String>,
     facts: Facts<'a>,
 }
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
+use serde_json::{Value, json};
 
 use super::Feed;
 use crate::cli::{IntervalArgs, TopArgs};
@@ -165,7 +166,12 @@ impl Feed for HeapFeed {
         title.rss_bytes = rss_bytes(agent.pid);
         let snapshot = dump::snapshot(agent, &session, &header)?;
         self.heap.update(model, (&snapshot, &header), at_once);
+        title.quality = self.heap.remark().unwrap_or_default();
         Ok(running && title.rss_bytes.is_some())
+    }
+
+    fn facts(&self) -> Option<(&'static str, Value)> {
+        self.heap.remark().map(|text| ("remarks", json!([text])))
     }
 
     fn write(&mut self) -> String {
