@@ -3,7 +3,8 @@
 
 use crate::backend::{is_system, stands_aside};
 use crate::stats::Usage;
-use crate::{range, sample, stats, sys};
+use crate::sys::{self, Uncancelled};
+use crate::{range, sample, stats};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::transmute;
 
@@ -108,6 +109,8 @@ pub extern "C" fn malloc_stats() {
         return unsafe { transmute::<*mut c_void, extern "C" fn()>(found)() };
     }
     let own = own();
+    // As with glibc, this is no point at which a thread is cancelled.
+    let _uncancelled = Uncancelled::begin();
     // SAFETY: the C library's stream, and arguments of the types that the text names.
     unsafe {
         fprintf(
