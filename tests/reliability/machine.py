@@ -71,7 +71,8 @@ class Sources:
     def unpack(self, package, into):
         """Unpacks the source of a package as its authors published it; gives where."""
         self._apt("--download-only", "source", package)
-        archives = sorted(self.directory.glob(f"{package}_*.orig.tar.*z"))
+        archives = sorted(self.directory.glob(f"{package}_*.orig.tar.*"))
+        archives = [path for path in archives if path.suffix != ".asc"]
         if len(archives) != 1:
             fail(f"source of {package}: one archive expected, found {archives}")
         into.mkdir()

@@ -49,8 +49,12 @@ redis = _by_line(
 php = _by_line(r"^([A-Z&]+)\t.*?/(\w+/tests/.*)$", lambda m: (m[2], m[1]))
 # `--- PASS: TestThreads (0.00s)`
 go = _by_line(r"^\s*--- (PASS|FAIL|SKIP): (\S+)", lambda m: (m[2], m[1]))
+# `     boolean                      ... ok           48 ms`, `test boolean ... FAILED`
+postgres = _by_line(r"^(?:test |\s+)(\S+)\s+\.\.\. (ok|FAILED|failed \(ignored\))", lambda m: (m[1], m[2]))
 # `name: what came out`
 lines = _by_line(r"^([^:]+): (.*)$", lambda m: (m[1], m[2]))
+# `result: 77`; what else a program says of itself differs from run to run.
+exit_code = _by_line(r"^(result): (\d+)$", lambda m: (m[1], m[2]))
 # `stress-ng: fail: …`; metrics and times are not results.
 stress = _by_line(r"stress-ng: (fail|error): +\[\d+\] (.*)$", lambda m: (m[1], m[2]))
 

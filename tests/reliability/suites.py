@@ -337,6 +337,86 @@ def cgo(place, _):
     return [Piece("misc/cgo/test", ["./cgo.test", "-test.v", "-test.short"], place, results.go)]
 
 
+# ---- PostgreSQL's regression tests
+
+POSTGRES = Path("/usr/lib/postgresql/15")
+
+
+def prepare_postgres(sources, place):
+    source = sources.unpack("postgresql-15", place)
+    tests = source / "src/test/regress"
+    headers = subprocess.run([POSTGRES / "bin/pg_config", "--includedir-server"], text=True, check=True,
+                             stdout=subprocess.PIPE).stdout.strip()
+    run("gcc", "-O2", "-w", "-shared", "-fPIC", "-I", headers, "-I", str(tests), "-o", str(tests / "regress.so"),
+        str(tests / "regress.c"))
+    return source
+
+
+def postgres(place, _):
+    # A server of its own, which listens on a socket in a directory of its own.
+    tests, out = place / "src/test/regress", place.parent / "instance"
+    command = ["sh", "-c", 'rm -rf "$1"; mkdir "$1"; shift; exec "$@"', "sh", str(out),
+               str(POSTGRES / "lib/pgxs/src/test/regress/pg_regress"), f"--inputdir={tests}", f"--outputdir={out}",
+               f"--bindir={POSTGRES}/bin", f"--dlpath={tests}", f"--temp-instance={out}/data",
+               "--max-connections=5", f"--schedule={tests}/parallel_schedule"]
+    return [Piece("parallel_schedule", command, place, results.postgres, seconds=600)]
+
+
+# ---- glibc's tests of malloc
+
+# What its support library is compiled with, in the place of the build's own headers.
+GLIBC_DEFINES = {"TIMEOUTFACTOR": "2", "MODULE_NAME": "testsuite"} | {
+    name: '"/nonexistent"' for name in (
+        "SRCDIR_PATH OBJDIR_PATH OBJDIR_ELF_LDSO_PATH INSTDIR_PATH LIBDIR_PATH SLIBDIR_PATH BINDIR_PATH SBINDIR_PATH "
+        "ROOTSBINDIR_PATH COMPLOCALEDIR_PATH SYSCONFDIR_PATH").split()}
+# Of these, glibc's build makes programs of several sources; they define `malloc` themselves.
+GLIBC_PARTS = "tst-interpose"
+
+
+def prepare_glibc(sources, place):
+    source = sources.unpack("glibc", place)
+    headers, programs, objects = (place / part for part in ("headers", "programs", "objects"))
+    for part in (headers, programs, objects):
+        part.mkdir()
+    for directory in ("support", "malloc"):
+        (headers / directory).symlink_to(source / directory)
+    for header in ("include/libc-diag.h", "include/array_length.h", "sysdeps/generic/malloc-size.h",
+                   "sysdeps/generic/malloc-alignment.h"):
+        if (source / header).exists():
+            shutil.copy(source / header, headers)
+    flags = ["-O2", "-w", "-D_GNU_SOURCE", "-I", str(headers), "-I", str(source / "support"), "-include", "stddef.h",
+             "-include", "limits.h", *[f"-D{name}={value}" for name, value in GLIBC_DEFINES.items()]]
+    # What needs more of the library's own headers is not needed by these tests.
+    compiled = [file for file in sorted((source / "support").glob("*.c"))
+                if not file.name.startswith(("tst-", "test-", "README"))
+                and subprocess.run(["gcc", *flags, "-c", str(file), "-o", str(objects / f"{file.stem}.o")],
+                                   stderr=subprocess.DEVNULL).returncode == 0
+                and b"main" not in defined(objects / f"{file.stem}.o")]
+    run("ar", "rc", str(place / "support.a"), *[str(objects / f"{file.stem}.o") for file in compiled])
+    for file in sorted((source / "malloc").glob("tst-*.c")):
+        subprocess.run(["gcc", *flags, "-fno-builtin", "-o", str(programs / file.stem), str(file),
+                        str(place / "support.a"), "-lpthread", "-ldl"], stderr=subprocess.DEVNULL, check=False)
+    tests = {file.stem for file in (source / "malloc").glob("tst-*.c") if not file.name.startswith(GLIBC_PARTS)}
+    missing = sorted(tests - {program.name for program in programs.iterdir()})
+    print(f"glibc: {len(tests) - len(missing)} of {len(tests)} tests; these need the library's own build: "
+          f"{' '.join(missing)}", flush=True)
+    if len(tests) - len(missing) < 30:
+        machine.fail("too few of glibc's tests could be compiled")
+    return programs
+
+
+def defined(file):
+    """Names of the functions that an object file defines."""
+    listing = subprocess.run(["nm", "--defined-only", str(file)], stdout=subprocess.PIPE, check=True).stdout
+    return {line.split()[-1] for line in listing.splitlines() if line.split()}
+
+
+def glibc(place, _):
+    return [Piece(file.name, ["sh", "-c", 'timeout 200 "$0"; echo "result: $?"', str(file)], place, results.exit_code,
+                  seconds=220)
+            for file in sorted(place.iterdir()) if not file.name.startswith(GLIBC_PARTS)]
+
+
 # ---- whatever else is in foreign.d
 
 def prepare_others(_, place):
@@ -369,6 +449,9 @@ ALL = [
     Suite("programs", "Node.js, Java, Go, PHP, Ruby programs",
           ["nodejs", "openjdk-17-jdk-headless", "golang-go", "gcc", "libc6-dev", "php-cli", "ruby"],
           prepare_programs, programs),
+    Suite("postgres", "PostgreSQL 15", ["postgresql-15", "postgresql-server-dev-15", "gcc", "libc6-dev", "bzip2"],
+          prepare_postgres, postgres, quick=False),
+    Suite("glibc", "glibc 2.36's tests of malloc", ["gcc", "libc6-dev", "binutils"], prepare_glibc, glibc, quick=False),
     Suite("cgo", "Go's cgo tests", ["golang-go", "golang-src", "gcc", "libc6-dev"], prepare_cgo, cgo),
 ]
 if others_present():
