@@ -5,6 +5,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -98,15 +99,27 @@ class Work:
     def __enter__(self):
         return self
 
+    def start(self, command, **options):
+        """Starts a program that lives as long as the run at most. Ctrl-C is not for it."""
+        process = subprocess.Popen(list(map(str, command)), start_new_session=True, **options)
+        self.running.add(process.pid)
+        return process
+
+    def ended(self, process, seconds=60):
+        """Waits for a program that `start` started; gives its exit code."""
+        code = process.wait(seconds)
+        self.running.discard(process.pid)
+        return code
+
     def _interrupted(self, number, _):
         """Ended by a signal, what it started and made goes all the same, at once."""
-        for leader in list(self.running):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(leader, signal.SIGKILL)
         self.__exit__()
         os._exit(128 + number)
 
     def __exit__(self, *_):
+        for leader in list(self.running):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(leader, signal.SIGKILL)
         shutil.rmtree(self.path, ignore_errors=True)
         shutil.rmtree(self.shared, ignore_errors=True)
 
@@ -145,6 +158,13 @@ def resident(pid, field="VmRSS"):
 def descriptors(pid):
     """How many a process has open."""
     return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def free_port():
+    """A port of the loopback interface that nobody uses."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def blocks(directory):

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import subprocess
 import threading
 import time
@@ -90,16 +91,35 @@ def dumps(output):
     return [line[:line.index(".heap") + 5] for line in output.splitlines() if ".heap" in line]
 
 
+# What the controller says besides that something is wrong. The second line is of the allocator's
+# own background thread, which allocates once, when it begins: nothing of the program's is missing.
+# The third is of profiles that running sessions are about to write.
+HARMLESS = re.compile("mem_profiler: (" + "|".join((
+    r"(hint|next): .*",
+    r"warning: .*: [1-4] of \d+ samples were taken in threads that were ending.*",
+    r"\d+ hold profiles that have not been written: .*")) + ")")
+
+
+def wrong_lines(said):
+    """Lines of the controller's standard error that say that something is wrong."""
+    return [line for line in said.splitlines() if not HARMLESS.fullmatch(line)]
+
+
+def stacks(dump, program=None):
+    """The stacks of a dump: the functions' names, and what the dump says of objects and bytes."""
+    named = ["-p", program] if program else []
+    parser = [machine.release("mem_parser"), *named, "-f", dump, "--json"]
+    parsed = json.loads(subprocess.run(parser, check=True, capture_output=True).stdout)
+    for stack in parsed["stacks"]:
+        yield [parsed["frames"][frame]["name"] for frame in stack["frames"]], stack["detail"]
+
+
 def sites(program, dump):
     """What a dump says of each `site_…`: objects, bytes, live objects, live bytes."""
-    parser = [machine.release("mem_parser"), "-p", program, "-f", dump, "--json"]
-    parsed = json.loads(subprocess.run(parser, check=True, capture_output=True).stdout)
     found = {}
-    for stack in parsed["stacks"]:
-        names = [parsed["frames"][frame]["name"] for frame in stack["frames"]]
+    for names, d in stacks(dump, program):
         name = next((name for name in names if name.startswith("site_")), None)
         if name:
-            d = stack["detail"]
             values = [d["alloc_objects"], d["alloc_bytes"], d["alloc_objects"] - d["freed_objects"],
                       d["alloc_bytes"] - d["freed_bytes"]]
             found[name] = [a + b for a, b in zip(found.get(name, [0] * 4), values)]
