@@ -100,7 +100,7 @@ fn each_code_object_has_its_name_where_others_were_before() {
 
 #[test]
 fn code_objects_without_end_take_bounded_memory_and_leave_a_warning() {
-    const COUNT: usize = 1_000_000;
+    const COUNT: usize = 300_000;
     let made = make(COUNT, "16M");
     let named = checked(&made.profile);
     let full = by_line(&made.profile)[TABLE_FULL];
