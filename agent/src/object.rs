@@ -450,17 +450,23 @@ mod tests {
             ..object
         };
         let met = |object: &Object, offset: usize, from: usize, count: usize| {
-            // SAFETY: two pages of the range.
-            let met = unsafe {
-                let at = range().add(2 * HEADER);
-                object.write(offset, at);
-                at.sub(from).write_bytes(b'z', count);
-                Object::read(at)
+            // One value in 256 passes a check by chance: what most of these values give is taken.
+            let met = |value: u8| {
+                // SAFETY: two pages of the range.
+                let met = unsafe {
+                    let at = range().add(2 * HEADER);
+                    object.write(offset, at);
+                    at.sub(from).write_bytes(value, count);
+                    Object::read(at)
+                };
+                match met {
+                    Met::Overwritten(remains) => Some(remains),
+                    _ => None,
+                }
             };
-            match met {
-                Met::Overwritten(remains) => remains,
-                _ => panic!("{count} from {from}: {met:?}"),
-            }
+            let all: std::vec::Vec<_> = (b'a'..=b'e').filter_map(met).collect();
+            let alike = |one: &&Remains| all.iter().filter(|other| other == one).count();
+            *all.iter().max_by_key(alike).expect("damage is noticed")
         };
         for (object, offset) in [(object, HEADER), (long, 2 * HEADER)] {
             for count in 1..=offset {

@@ -235,7 +235,7 @@ fn a_process_that_does_not_notice_is_sampled_from_outside() {
     );
     let total = read.total();
     assert!((total - read.sampling.process_ns.expect("its clock") as f64).abs() < 0.02 * total);
-    assert!(total >= 1.4e9, "{total}");
+    assert!(total >= 1.0e9, "{total}");
     assert!(read.samples() > 0 && read.sampled() > 0.2 * total);
     target.kill();
 }

@@ -185,17 +185,15 @@ pub(super) fn make(start: Option<Start>, forked_from: u32, at_start: bool) {
             most,
         }
     });
-    // A server may fork for ever without another program being started.
-    let may_sweep = at_start || forked_from != 0 && seccomp::is_absent();
     let mut refusal = None;
     let mut made = match tables {
         Some(tables) if tables.bytes as u64 > file_limit => Err(Errno(libc::EFBIG)),
-        tables => name::create(start_time, tables, may_sweep),
+        tables => name::create(start_time, tables, at_start),
     };
     if let (Err(error), Some(_)) = (&made, tables) {
         // No room for a session: at least be there for a controller to start one.
         refusal = Some(*error);
-        made = name::create(start_time, None, may_sweep);
+        made = name::create(start_time, None, at_start);
     }
     let Ok((whole, path)) = made else {
         return hide();

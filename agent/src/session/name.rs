@@ -17,7 +17,7 @@ pub type Path = Text<512>;
 const IN_ORDER: u64 = 16;
 /// Names that are tried at random after them: others may have taken those in order.
 const AT_RANDOM: u64 = 48;
-/// One start or fork in 2 to this power looks for files that ended processes left.
+/// One start in 2 to this power looks for files that ended processes left.
 const SWEEP_BITS: u32 = 4;
 /// The same where a session begins with the segment, whose profile takes fifty times as much memory.
 const SWEEP_BITS_SAMPLED: u32 = 2;

@@ -2,13 +2,13 @@
 //!
 //! A process that ends by `_exit` or by a signal cannot remove its segment. In case that
 //! happens thousands of times and no controller runs, processes of the same user that
-//! start or are forked later clean up: they remove segments without a profile, and of those with one keep
+//! start later clean up: they remove segments without a profile, and of those with one keep
 //! only the newest few hundred, within a share of the filesystem.
 //!
 //! A file counts as a dead process's only if its content agrees with its name, it belongs to
 //! this user, this boot and this pid namespace, and no process has the pid; or if the process has
-//! recorded there that it exits. All other files stay. Done at start-up, and in forked
-//! children while no seccomp filter may forbid it.
+//! recorded there that it exits. All other files stay. Done at start-up only: later a
+//! seccomp filter may forbid it, or the stack may be small.
 
 use super::{cgroup, identity};
 use crate::sys::{self, Pages, Text, read_file};
