@@ -29,7 +29,7 @@ const LARGE: usize = 256 << 10;
 /// kernel overcommits: a request for more than the machine has is refused then, as with glibc, not
 /// granted until the program touches it and is killed.
 ///
-/// What a sample needs for jemalloc's own data, 4 MiB at its first, is not locked, whatever the program has
+/// Memory for jemalloc's own data of sampled objects, 4 MiB at the first one, is not locked, whatever the program has
 /// requested for its memory with `mlockall`: backing it at once would take milliseconds.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap_mmap(

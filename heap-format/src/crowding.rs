@@ -33,7 +33,7 @@ pub fn remark(profile: &Profile) -> Option<String> {
     remark_of(without_room(profile))
 }
 
-/// The same of a share from 0 to 1.
+/// A sentence about such stacks, by their share from 0 to 1; `None` below one in a hundred.
 pub fn remark_of(share: f64) -> Option<String> {
     (share >= 0.01).then(|| {
         format!(

@@ -467,9 +467,10 @@ impl<'a> Bank<'a> {
     #[inline]
     #[must_use]
     pub fn checked(&self, id: RecordId) -> RecordId {
-        match id < self.geometry.records_in(self.units()) {
-            true => id,
-            false => TABLE_FULL,
+        if id < self.geometry.records_in(self.units()) {
+            id
+        } else {
+            TABLE_FULL
         }
     }
 

@@ -19,7 +19,8 @@ const IN_ORDER: u64 = 16;
 const AT_RANDOM: u64 = 48;
 /// One start in 2 to this power looks for files that ended processes left.
 const SWEEP_BITS: u32 = 4;
-/// The same where a session begins with the segment, whose profile takes fifty times as much memory.
+/// One start in 2 to this power does so where a session begins with the segment: its profile takes hundreds
+/// of KiB, not 12.
 const SWEEP_BITS_SAMPLED: u32 = 2;
 
 /// Makes the segment under the first free name, as [`segment::create`] does. A name that this very

@@ -78,7 +78,7 @@ impl Heap {
         model.fill_functions();
     }
 
-    /// What there is to say of stacks that found no room in the process's table, if there are many.
+    /// A sentence about stacks that found no room in the process's table; `None` if they are few.
     pub fn remark(&self) -> Option<String> {
         crowding::remark_of(self.without_room)
     }
