@@ -89,9 +89,12 @@ def train_on(log, stop):
 
 
 def hold_known_bytes(held, size):
-    """Allocates nothing that stays but these objects."""
+    """Allocates nothing that stays but these objects.
+
+    Not by `bytes(size)`: a call makes a tuple of its arguments, which the interpreter keeps for the
+    next one."""
     for at in range(len(held)):
-        held[at] = bytes(size)
+        held[at] = b"x" * size
 
 
 def obey(lines):
