@@ -1,19 +1,21 @@
 # shellcheck shell=sh
-# Sets up mem-profiler in a shell or a start script. To be sourced, not run:
+# Sets up mem-profiler in a shell or a start script. To be sourced, not run; in a start script by a
+# line that cannot end it, whatever has become of this file:
 #
-#   . /opt/mem-profiler/setup.bash
+#   (. /opt/mem-profiler/setup.bash) && . /opt/mem-profiler/setup.bash && use_mem_agent NAME... || :
 #
 # Adds the tools to PATH, the man pages to MANPATH, in an interactive bash the completions, and
-# defines use_mem_agent (below). Changes nothing else, and needs bash 4.3 or any POSIX shell; one
-# other than bash cannot tell where this file is, so set MEM_PROFILER_HOME first.
+# defines use_mem_agent (below). Changes nothing else, and needs bash 4.3 or any POSIX shell, with or
+# without `set -eu`. A shell other than bash cannot tell where this file is: it takes
+# MEM_PROFILER_HOME, else /opt/mem-profiler.
 
 # use_mem_agent [NAME...]: the programs that are started from here on carry the agent; with names,
-# only those. A name is an executable's or a script's, as `mem_profiler list` shows it, and may
-# have * and ?. The agent does nothing until mem_profiler starts a session.
+# only those, and those of earlier calls. A name is an executable's or a script's, as `mem_profiler
+# list` shows it, and may have * and ?. The agent does nothing until mem_profiler starts a session.
 #
 # What is in LD_PRELOAD already stays in it. Prints one line on standard error. Off without a change
-# of the script: USE_MEM_AGENT=0. If the agent cannot be loaded on this machine, says why and changes
-# nothing; that is no failure, since it must not end a start script with `set -e`.
+# of the script: USE_MEM_AGENT=0. Always returns 0, since it must not end a start script: if the agent
+# cannot be loaded on this machine, says why and changes nothing.
 use_mem_agent() {
     case ${USE_MEM_AGENT:-1} in
     0 | no | off | false)
@@ -25,27 +27,51 @@ use_mem_agent() {
     for _mem_name in "$@"; do
         case $_mem_name in
         '' | */* | *:*)
-            echo "use_mem_agent: '$_mem_name' is no name of a program: names have no / and no :" >&2
-            return 2
+            echo "use_mem_agent: '$_mem_name' is left out, it is no name of a program: names have no / and no :" >&2
             ;;
+        *) _mem_names=${_mem_names:+$_mem_names:}$_mem_name ;;
         esac
-        _mem_names=${_mem_names:+$_mem_names:}$_mem_name
     done
+    [ $# = 0 ] || [ -n "$_mem_names" ] || return 0
     _mem_agent=$(_mem_find_agent) || return 0
     _mem_said=$(_mem_try "$_mem_agent") || {
         echo "use_mem_agent: the agent does not load here, the programs start without it: $_mem_said" >&2
         return 0
     }
+    _mem_add_names "$_mem_agent"
     _mem_preload "$_mem_agent"
-    export MEM_PROFILER_ONLY="$_mem_names"
-    [ -n "$_mem_names" ] || unset MEM_PROFILER_ONLY
-    echo "use_mem_agent: ${_mem_names:-every program} will carry $_mem_agent (USE_MEM_AGENT=0 switches it off)" >&2
+    echo "use_mem_agent: ${MEM_PROFILER_ONLY:-every program} will carry $_mem_agent (USE_MEM_AGENT=0 switches it off)" >&2
 }
 
-# Prints the agent's path: MEM_AGENT_LIB, or where the packages have it.
+# Adds $_mem_names to those of earlier calls. If every program carries the agent already, or is to,
+# that is how it is.
+_mem_add_names() {
+    if [ -z "$_mem_names" ]; then
+        unset MEM_PROFILER_ONLY
+        return 0
+    fi
+    if _mem_is_preloaded "$1"; then
+        [ -n "${MEM_PROFILER_ONLY:-}" ] || return 0
+        _mem_all=$MEM_PROFILER_ONLY
+    else
+        _mem_all=
+    fi
+    while [ -n "$_mem_names" ]; do
+        _mem_name=${_mem_names%%:*}
+        case :$_mem_all: in
+        *:"$_mem_name":*) ;;
+        *) _mem_all=${_mem_all:+$_mem_all:}$_mem_name ;;
+        esac
+        [ "$_mem_name" != "$_mem_names" ] || break
+        _mem_names=${_mem_names#*:}
+    done
+    export MEM_PROFILER_ONLY="$_mem_all"
+}
+
+# Prints the agent's path: MEM_AGENT_LIB, or where the packages have it, or beside this file.
 _mem_find_agent() {
     for _mem_file in "${MEM_AGENT_LIB:-$MEM_PROFILER_HOME/lib/libmem_agent.so}" \
-        "$MEM_PROFILER_HOME/lib/mem-profiler/libmem_agent.so"; do
+        "$MEM_PROFILER_HOME/lib/mem-profiler/libmem_agent.so" "$MEM_PROFILER_HOME/libmem_agent.so"; do
         [ -r "$_mem_file" ] || continue
         case $_mem_file in
         *:* | *'
@@ -59,34 +85,61 @@ _mem_find_agent() {
     return 1
 }
 
-# Whether the loader takes the agent, in a program of the same package: it says nothing then. What it
-# says is printed by the shell itself, since other programs would have it said once more.
+# Whether the loader takes the agent; if not, prints why. Tries it in a program of the same package,
+# or in any other. Only lines that name the agent count: other libraries that are preloaded have
+# messages of their own. What the loader says is printed by the shell itself, since other programs
+# would have it said once more.
 _mem_try() (
+    set +e
+    _mem_program=$(command -v mem_profiler || command -v env) || exit 0
+    _mem_before=${LD_PRELOAD:-}
     _mem_preload "$1"
-    _mem_text=$(mem_profiler --version 2>&1) || { echo "$_mem_text" && exit 1; }
+    # A shell says itself which signal ended a program.
+    { _mem_text=$("$_mem_program" --version 2>&1); } 2>/dev/null
+    _mem_code=$?
     case $_mem_text in
-    *'
-'*) echo "${_mem_text%%
-*}" && exit 1 ;;
-    esac
-)
-
-# Puts the agent before what is preloaded anyway, once. The loader takes blanks in LD_PRELOAD for the
-# ends of paths; those of LD_LIBRARY_PATH may have some.
-_mem_preload() {
-    _mem_entry=$1
-    case $1 in
-    *[[:space:]]*)
-        _mem_entry=${1##*/}
-        case :${LD_LIBRARY_PATH:-}: in
-        *:"${1%/*}":*) ;;
-        *) export LD_LIBRARY_PATH="${1%/*}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" ;;
-        esac
+    *"$_mem_entry"*)
+        # The line that names it.
+        _mem_head=${_mem_text%%"$_mem_entry"*}
+        _mem_tail=${_mem_text#"$_mem_head"}
+        echo "${_mem_head##*'
+'}${_mem_tail%%'
+'*}"
+        exit 1
         ;;
     esac
+    [ "$_mem_code" -ge 126 ] || exit 0
+    # With what is preloaded anyway, and without the agent: does it end like that, too?
+    LD_PRELOAD=$_mem_before "$_mem_program" --version >/dev/null 2>&1
+    [ $? != "$_mem_code" ] || exit 0
+    echo "with it, $_mem_program ended with exit code $_mem_code; is $1 damaged?"
+    exit 1
+)
+
+# Sets _mem_entry: how an agent stands in LD_PRELOAD, whose paths end at blanks.
+_mem_set_entry() {
+    case $1 in
+    *[[:space:]]*) _mem_entry=${1##*/} ;;
+    *) _mem_entry=$1 ;;
+    esac
+}
+
+_mem_is_preloaded() {
+    _mem_set_entry "$1"
     case :${LD_PRELOAD:-}: in
-    *[:\ ]"$_mem_entry"[:\ ]*) ;;
-    *) export LD_PRELOAD="$_mem_entry${LD_PRELOAD:+:$LD_PRELOAD}" ;;
+    *[:\ ]"$_mem_entry"[:\ ]*) return 0 ;;
+    esac
+    return 1
+}
+
+# Puts the agent before what is preloaded anyway, once. Directories of LD_LIBRARY_PATH may have blanks
+# in their names.
+_mem_preload() {
+    _mem_is_preloaded "$1" || export LD_PRELOAD="$_mem_entry${LD_PRELOAD:+:$LD_PRELOAD}"
+    [ "$_mem_entry" != "$1" ] || return 0
+    case :${LD_LIBRARY_PATH:-}: in
+    *:"${1%/*}":*) ;;
+    *) export LD_LIBRARY_PATH="${1%/*}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" ;;
     esac
 }
 
@@ -97,8 +150,8 @@ if [ -n "${BASH_SOURCE:-}" ]; then
         MEM_PROFILER_HOME=${MEM_PROFILER_HOME%/share/mem-profiler}
 fi
 if [ -z "${MEM_PROFILER_HOME:-}" ]; then
-    echo "setup.bash: set MEM_PROFILER_HOME to the directory that has mem-profiler's bin, and source this again" >&2
-    return 1
+    MEM_PROFILER_HOME=/opt/mem-profiler
+    [ -d "$MEM_PROFILER_HOME" ] || [ ! -d /usr/lib/mem-profiler ] || MEM_PROFILER_HOME=/usr
 fi
 export MEM_PROFILER_HOME
 

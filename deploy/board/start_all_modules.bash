@@ -10,9 +10,9 @@ here=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" && pwd)
 run=${1:-./run}
 mkdir -p "$run" && run=$(cd "$run" && pwd) || exit 1
 
-# All that profiling needs: two lines, before the modules. Without the agent they start as well.
-. "$here/setup.bash"
-use_mem_agent redis-server 'python3*'
+# All that profiling needs: one line, before the modules. Without the agent they start as well.
+# shellcheck disable=SC2015  # the script goes on in any case
+(. "$here/setup.bash") && . "$here/setup.bash" && use_mem_agent redis-server 'python3*' || :
 
 pids=()
 # start NAME COMMAND...

@@ -206,13 +206,124 @@ fn an_agent_that_does_not_load_leaves_the_environment_alone() {
             assert!(outcome.stderr.contains("start without it"), "{outcome:?}");
         }
     }
+}
+
+/// Shells with the options that end a script most easily.
+const STRICT_SHELLS: [&[&str]; 5] = [
+    &["bash"],
+    &["bash", "-eu"],
+    &["bash", "--posix", "-eu"],
+    &["dash", "-eu"],
+    &["busybox", "sh", "-eu"],
+];
+
+#[test]
+fn nothing_of_the_package_ends_a_start_script() {
+    let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/guide.md");
+    let guide = fs::read_to_string(guide).expect("the guide");
+    let is_line = |line: &&str| line.contains("use_mem_agent planner") && line.starts_with('(');
+    let line = guide.lines().find(is_line).expect("a start script's line");
+    let no_library = |package: &Package| fs::remove_file(package.agent()).expect("ours");
+    let no_tools =
+        |package: &Package| fs::remove_dir_all(package.home().join("bin")).expect("ours");
+    let cut_script = |package: &Package| {
+        let script = package.script("setup.bash");
+        let text = fs::read_to_string(&script).expect("a text");
+        // In the middle of a function.
+        let end = text.find("_mem_names=").expect("a function");
+        fs::write(script, &text[..end]).expect("ours");
+    };
+    let cut_agent = |package: &Package| {
+        let file = fs::File::options().write(true).open(package.agent());
+        file.and_then(|file| file.set_len(100_000)).expect("ours");
+    };
+    let nothing = |package: &Package| fs::remove_dir_all(package.home()).expect("ours");
+    let cases: [(&str, &dyn Fn(&Package), &str); 5] = [
+        ("no agent", &no_library, "there is no agent"),
+        ("no tools", &no_tools, "planner:lidar* will carry"),
+        ("a script that broke off", &cut_script, "setup.bash"),
+        ("an agent that broke off", &cut_agent, "damaged"),
+        ("nothing", &nothing, "setup.bash"),
+    ];
+    for shell in STRICT_SHELLS {
+        for (case, break_it, said) in cases {
+            let scratch = Scratch::new();
+            let package = Package::unpack(&scratch, "package");
+            break_it(&package);
+            let home = package.home().to_str().expect("a path of ours");
+            let script = format!("{}\necho started", line.replace("/opt/mem-profiler", home));
+            let outcome = run(shell_command(&scratch, shell)
+                .args(["-c", &script])
+                .env("MEM_PROFILER_HOME", home));
+            assert_eq!(outcome.code, Some(0), "{shell:?}: {case}: {outcome:?}");
+            assert_eq!(
+                outcome.stdout, "started\n",
+                "{shell:?}: {case}: {outcome:?}"
+            );
+            assert!(
+                outcome.stderr.contains(said),
+                "{shell:?}: {case}: {outcome:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_second_call_adds_its_names() {
+    for shell in STRICT_SHELLS {
+        for (calls, programs) in [
+            ("use_mem_agent a b; use_mem_agent 'b' 'c*'", "a:b:c*"),
+            (
+                "use_mem_agent a; use_mem_agent ./x; use_mem_agent x:y z",
+                "a:z",
+            ),
+            ("use_mem_agent a; use_mem_agent", ""),
+            ("use_mem_agent; use_mem_agent a", ""),
+            ("MEM_PROFILER_ONLY=other; use_mem_agent a", "a"),
+        ] {
+            let scratch = Scratch::new();
+            let package = Package::unpack(&scratch, AWKWARD);
+            let script = format!("{calls}; echo \"$? <${{MEM_PROFILER_ONLY-}}> $LD_PRELOAD\"");
+            let outcome = run(&mut package.shell(&scratch, shell, &script));
+            // By its directory: a path in LD_PRELOAD ends at a blank.
+            let expected = format!("0 <{programs}> libmem_agent.so\n");
+            assert_eq!(outcome.stdout, expected, "{shell:?}: {calls}: {outcome:?}");
+        }
+    }
     let outcome = preloads(
-        &scratch,
+        &Scratch::new(),
         &["bash"],
         ("X", ""),
         "use_mem_agent ./bin/planner",
     );
-    assert_eq!(outcome.stdout, "2\n<>\n", "{outcome:?}");
+    assert_eq!(outcome.stdout, "0\n<>\n", "{outcome:?}");
+    assert!(
+        outcome.stderr.contains("'./bin/planner' is left out"),
+        "{outcome:?}"
+    );
+}
+
+#[test]
+fn what_is_preloaded_besides_is_not_taken_for_the_agent() {
+    let scratch = Scratch::new();
+    let source = scratch.file("loud.c");
+    let text = "#include <unistd.h>\n\
+        __attribute__((constructor)) static void say(void) { (void)!write(2, \"loud\\n\", 5); }\n";
+    fs::write(&source, text).expect("a file");
+    let loud = scratch.file("libloud.so");
+    let [source, loud] = [&source, &loud].map(|path| path.to_str().expect("a path of ours"));
+    tool("gcc", ["-shared", "-fPIC", "-o", loud, source]);
+    for shell in SHELLS {
+        for other in [loud, "/nowhere/other.so"] {
+            let scratch = Scratch::new();
+            let variable = ("LD_PRELOAD", other);
+            let outcome = preloads(&scratch, shell, variable, "use_mem_agent planner");
+            // In a directory with a blank in its name.
+            let expected = format!("0\n<libmem_agent.so:{other}>\n");
+            assert_eq!(outcome.stdout, expected, "{outcome:?}");
+            assert!(outcome.stderr.contains("planner will carry"), "{outcome:?}");
+        }
+    }
 }
 
 #[test]
@@ -240,11 +351,11 @@ fn the_tools_and_the_manual_are_found_after_sourcing() {
         );
         assert_eq!(lines[2].matches(AWKWARD).count(), 1, "{outcome:?}");
     }
+    // Another shell cannot tell where the file is, and takes the place that the guide names.
     let outcome = run(shell_command(&scratch, &["dash"])
-        .args(["-c", ". \"$0\" || echo refused"])
+        .args(["-euc", ". \"$0\"; echo \"$MEM_PROFILER_HOME\""])
         .arg(package.script("setup.bash")));
-    assert_eq!(outcome.stdout, "refused\n", "{outcome:?}");
-    assert!(outcome.stderr.contains("MEM_PROFILER_HOME"), "{outcome:?}");
+    assert_eq!(outcome.stdout, "/opt/mem-profiler\n", "{outcome:?}");
 }
 
 /// Ports that nobody listens on.

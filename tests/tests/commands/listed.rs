@@ -230,7 +230,7 @@ pub const UNPACKING: Performed = &[
         "mem_profiler 0",
     ),
     (
-        ". /opt/mem-profiler/setup.bash && use_mem_agent planner 'lidar*'",
+        "(. /opt/mem-profiler/setup.bash) && . /opt/mem-profiler/setup.bash && use_mem_agent planner 'lidar*' || :",
         "planner:lidar* will carry",
     ),
 ];
