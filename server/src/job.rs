@@ -3,8 +3,9 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use mem_controller::beside;
@@ -89,8 +90,8 @@ impl Job {
                 Ok(Some(status)) if status.success() => finish(&self).into(),
                 Ok(None) if Instant::now() < self.deadline => self.then_or(LOOK, finish, otherwise),
                 Ok(None) => Reply::refusal(503, format!("{} takes too long", self.program)).into(),
-                _ => {
-                    let said = self.said();
+                ended => {
+                    let said = self.said(ended.ok().flatten());
                     let other = otherwise(&said);
                     other
                         .unwrap_or_else(|| Err(Reply::refusal(500, said)))
@@ -100,14 +101,21 @@ impl Job {
         )
     }
 
-    /// What it said of its failure.
-    fn said(&self) -> String {
+    /// What it said of its failure, or how it ended.
+    fn said(&self, status: Option<ExitStatus>) -> String {
         let mut said = Vec::new();
         let file = File::open(self.directory.path().join("said"));
         // If it cannot be read, nothing was said.
         let _ = file.and_then(|file| file.take(MOST_SAID).read_to_end(&mut said));
         match String::from_utf8_lossy(&said).trim() {
-            "" => format!("{} failed", self.program),
+            "" => match status.and_then(|status| status.signal()) {
+                Some(libc::SIGSYS) => format!(
+                    "{} made a system call that this server's service does not permit: its unit's SystemCallFilter=, or the container's seccomp profile",
+                    self.program
+                ),
+                Some(signal) => format!("{} was ended by signal {signal}", self.program),
+                None => format!("{} failed", self.program),
+            },
             said => said.to_owned(),
         }
     }

@@ -38,6 +38,7 @@ pub mod timers;
 pub mod tiny_filesystem;
 pub mod tracing;
 pub mod truth;
+pub mod units;
 pub mod venv;
 pub mod wait;
 

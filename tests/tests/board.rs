@@ -217,53 +217,70 @@ const STRICT_SHELLS: [&[&str]; 5] = [
     &["busybox", "sh", "-eu"],
 ];
 
+/// What may have become of a package.
+struct Damage {
+    what: &'static str,
+    inflict: fn(&Package),
+    /// What `use_mem_agent` or the shell says then.
+    said: &'static str,
+}
+
+const DAMAGES: [Damage; 5] = [
+    Damage {
+        what: "no agent",
+        inflict: |package| fs::remove_file(package.agent()).expect("ours"),
+        said: "there is no agent",
+    },
+    Damage {
+        what: "no tools",
+        inflict: |package| fs::remove_dir_all(package.home().join("bin")).expect("ours"),
+        said: "planner:lidar* will carry",
+    },
+    Damage {
+        what: "a script that ends inside a function",
+        inflict: |package| {
+            let script = package.script("setup.bash");
+            let text = fs::read_to_string(&script).expect("a text");
+            let end = text.find("_mem_names=").expect("a function");
+            fs::write(script, &text[..end]).expect("ours");
+        },
+        said: "setup.bash",
+    },
+    Damage {
+        what: "an agent of which the most is missing",
+        inflict: |package| {
+            let file = fs::File::options().write(true).open(package.agent());
+            file.and_then(|file| file.set_len(100_000)).expect("ours");
+        },
+        said: "damaged",
+    },
+    Damage {
+        what: "nothing",
+        inflict: |package| fs::remove_dir_all(package.home()).expect("ours"),
+        said: "setup.bash",
+    },
+];
+
 #[test]
 fn nothing_of_the_package_ends_a_start_script() {
     let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/guide.md");
     let guide = fs::read_to_string(guide).expect("the guide");
     let is_line = |line: &&str| line.contains("use_mem_agent planner") && line.starts_with('(');
     let line = guide.lines().find(is_line).expect("a start script's line");
-    let no_library = |package: &Package| fs::remove_file(package.agent()).expect("ours");
-    let no_tools =
-        |package: &Package| fs::remove_dir_all(package.home().join("bin")).expect("ours");
-    let cut_script = |package: &Package| {
-        let script = package.script("setup.bash");
-        let text = fs::read_to_string(&script).expect("a text");
-        // In the middle of a function.
-        let end = text.find("_mem_names=").expect("a function");
-        fs::write(script, &text[..end]).expect("ours");
-    };
-    let cut_agent = |package: &Package| {
-        let file = fs::File::options().write(true).open(package.agent());
-        file.and_then(|file| file.set_len(100_000)).expect("ours");
-    };
-    let nothing = |package: &Package| fs::remove_dir_all(package.home()).expect("ours");
-    let cases: [(&str, &dyn Fn(&Package), &str); 5] = [
-        ("no agent", &no_library, "there is no agent"),
-        ("no tools", &no_tools, "planner:lidar* will carry"),
-        ("a script that broke off", &cut_script, "setup.bash"),
-        ("an agent that broke off", &cut_agent, "damaged"),
-        ("nothing", &nothing, "setup.bash"),
-    ];
     for shell in STRICT_SHELLS {
-        for (case, break_it, said) in cases {
+        for damage in DAMAGES {
             let scratch = Scratch::new();
             let package = Package::unpack(&scratch, "package");
-            break_it(&package);
+            (damage.inflict)(&package);
             let home = package.home().to_str().expect("a path of ours");
             let script = format!("{}\necho started", line.replace("/opt/mem-profiler", home));
             let outcome = run(shell_command(&scratch, shell)
                 .args(["-c", &script])
                 .env("MEM_PROFILER_HOME", home));
-            assert_eq!(outcome.code, Some(0), "{shell:?}: {case}: {outcome:?}");
-            assert_eq!(
-                outcome.stdout, "started\n",
-                "{shell:?}: {case}: {outcome:?}"
-            );
-            assert!(
-                outcome.stderr.contains(said),
-                "{shell:?}: {case}: {outcome:?}"
-            );
+            let context = format!("{shell:?}: {}: {outcome:?}", damage.what);
+            assert_eq!(outcome.code, Some(0), "{context}");
+            assert_eq!(outcome.stdout, "started\n", "{context}");
+            assert!(outcome.stderr.contains(damage.said), "{context}");
         }
     }
 }

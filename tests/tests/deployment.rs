@@ -5,7 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use mem_tests::session::{copy_program, tool};
+use mem_tests::session::tool;
+use mem_tests::units::{another_users, calls_of, capabilities};
 use mem_tests::{Group, Package, Scratch, run, wait};
 
 /// The package that the files are about.
@@ -88,23 +89,6 @@ fn systemd_takes_the_units_and_their_sandbox() {
     }
 }
 
-/// The calls in a set of systemd's, with those of the sets in it.
-fn allowed(set: &str) -> Vec<String> {
-    let listed = tool("systemd-analyze", ["syscall-filter", set]);
-    let names = listed
-        .lines()
-        .map(str::trim)
-        .filter(|line| !line.starts_with('#'));
-    let mut calls = Vec::new();
-    for name in names.skip(1).filter(|name| !name.is_empty()) {
-        match name.starts_with('@') {
-            true => calls.extend(allowed(name)),
-            false => calls.push(name.to_owned()),
-        }
-    }
-    calls
-}
-
 /// What the service runs, as systemd would expand it.
 fn commands(scratch: &Scratch, key: &str) -> String {
     let unit = fs::read_to_string(scratch.file("mem-profiler@sleeper.service")).expect("a unit");
@@ -119,18 +103,8 @@ fn commands(scratch: &Scratch, key: &str) -> String {
 
 /// A process of another user, with the agent.
 fn sleeper(scratch: &Scratch, package: &Package) -> Group {
-    let program = scratch.file("sleeper");
-    copy_program("/bin/sleep", &program);
-    tool(
-        "chmod",
-        ["-R", "a+rx", &scratch.files().display().to_string()],
-    );
-    tool("chmod", ["1777", &scratch.shared().display().to_string()]);
-    let mut command = Command::new("setpriv");
-    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "env"]);
-    command.arg(format!("LD_PRELOAD={}", package.agent().display()));
-    command.env("MEM_PROFILER_DIR", scratch.shared());
-    let group = Group::start(command.arg(program).arg("1000"));
+    let mut command = another_users(scratch, package, "/bin/sleep", "sleeper");
+    let group = Group::start(command.arg("1000"));
     wait::until("the agent", || {
         let list = run(scratch.profiler().arg("list")).stdout;
         list.contains("sleeper").then_some(())
@@ -147,21 +121,13 @@ fn the_service_works_with_the_rights_and_calls_that_it_has() {
     let dumps = scratch.file("var/lib/mem-profiler");
     fs::create_dir_all(&dumps).expect("a new directory");
     let unit = read("systemd/mem-profiler@.service");
-    let capabilities = unit
-        .lines()
-        .find_map(|line| line.strip_prefix("CapabilityBoundingSet="));
-    let capabilities = capabilities
-        .expect("a set")
-        .to_lowercase()
-        .replace("cap_", "+")
-        .replace(' ', ",");
     let trace = scratch.file("trace");
     let mut command = Command::new("strace");
     command
         .args(["-f", "-o"])
         .arg(&trace)
         .args(["setpriv", "--no-new-privs"]);
-    command.arg(format!("--bounding-set=-all,{capabilities}"));
+    command.arg(capabilities(&unit));
     let line = commands(&scratch, "ExecStart=").replace("-s 60", "-s 1");
     command.args(line.split(' '));
     command
@@ -171,7 +137,7 @@ fn the_service_works_with_the_rights_and_calls_that_it_has() {
     assert_eq!(outcome.code, Some(0), "{outcome:?}");
     assert!(outcome.stdout.contains("/sleeper_sleeper."), "{outcome:?}");
 
-    let allowed = allowed("@system-service");
+    let allowed = calls_of("@system-service");
     let trace = fs::read_to_string(trace).expect("a trace");
     // From where setpriv has made way.
     let (_, own) = trace.split_once("/bin/mem_profiler\"").expect("its start");
