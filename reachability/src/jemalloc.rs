@@ -1,14 +1,18 @@
 //! jemalloc's own data, read from outside: all extents, and the blocks that hold its metadata.
 //!
 //! Source: jemalloc 5.3.1, `rtree.h`, `edata.h`, `base.h`, `emap.h`. The tests compare this with
-//! what jemalloc itself says about its objects.
+//! what jemalloc itself says about its objects, in builds for pages of 4, 16 and 64 KiB.
 
 mod caches;
+mod layout;
 
 use std::ops::Range;
 
 use crate::memory::{self, Memory, word_of};
 use crate::size;
+use layout::{
+    ADDRESS_BITS, BITMAP_OFFSET, BLOCKS_OFFSET, EDATA_ALIGNMENT, Layout, ROOT_OFFSET, Shape,
+};
 
 /// Where it all begins, as the agent publishes it.
 #[derive(Clone, Copy, Debug)]
@@ -72,31 +76,14 @@ pub enum Unreadable {
     Size,
 }
 
-const ADDRESS_BITS: u32 = 48;
-/// Bytes of `rtree_t` before its root: a pointer and a mutex.
-const ROOT_OFFSET: u64 = if cfg!(target_arch = "aarch64") {
-    128
-} else {
-    120
-};
-const EDATA_BYTES: usize = 128;
-const BITMAP_OFFSET: usize = 64;
-/// Pages of a slab, at most; real ones have up to 16.
+/// Bytes of a slab, at most; real ones have up to 16 pages.
 const MOST_SLAB_BYTES: u64 = 1 << 20;
 /// Bytes read at once.
 const CHUNK: usize = 1 << 20;
+/// Descriptors read at once.
+const GROUP: usize = 8192;
 /// `arenas` has an entry for each number that a call can name.
 const ARENAS: usize = 4095;
-/// All blocks of metadata begin at a multiple of this.
-const BLOCK: u64 = 2 << 20;
-/// Size of the `base_block_t` at the start of each block, up to a cache line.
-const BLOCK_HEADER: u64 = 192;
-/// In `base_t`, the pointer to its newest block.
-const BLOCKS_OFFSET: u64 = if cfg!(target_arch = "aarch64") {
-    168
-} else {
-    160
-};
 /// Blocks of one arena, at most: each fourth one is twice as large as the one before.
 const MOST_BLOCKS: usize = 256;
 /// Blocks of all arenas, at most.
@@ -113,12 +100,10 @@ const MOST_DAMAGED: usize = 1 << 16;
 /// # Errors
 /// If nothing can be read, or what there is is not jemalloc's.
 pub fn read(memory: &dyn Memory, globals: &Globals) -> Result<Map, Unreadable> {
-    if !(12..=16).contains(&globals.page.trailing_zeros()) || !globals.page.is_power_of_two() {
-        return Err(Unreadable::Layout);
-    }
-    let arenas = arenas(memory, globals);
+    let layout = Layout::of_pages(globals.page).ok_or(Unreadable::Layout)?;
+    let arenas = arenas(memory, globals, &layout);
     let mut map = Map {
-        metadata: metadata(memory, &arenas),
+        metadata: metadata(memory, &arenas, &layout),
         caches: caches::find(memory, globals, &arenas),
         ..Map::default()
     };
@@ -127,7 +112,7 @@ pub fn read(memory: &dyn Memory, globals: &Globals) -> Result<Map, Unreadable> {
     }
     let mut reader = Reader {
         memory,
-        page: globals.page,
+        layout,
         map: &mut map,
         group: Vec::new(),
         last: 0,
@@ -140,7 +125,7 @@ pub fn read(memory: &dyn Memory, globals: &Globals) -> Result<Map, Unreadable> {
 /// Reads the extents in the order of their addresses.
 struct Reader<'a> {
     memory: &'a dyn Memory,
-    page: u64,
+    layout: Layout,
     map: &'a mut Map,
     /// Extents to read: the first page of each, and its descriptor (`edata_t`).
     group: Vec<(u64, u64)>,
@@ -153,8 +138,8 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn read_tree(&mut self, globals: &Globals) -> Result<(), Unreadable> {
-        let page_bits = globals.page.trailing_zeros();
-        let shape = shape(self.memory, globals)?;
+        let page_bits = self.layout.page.trailing_zeros();
+        let shape = shape(self.memory, globals, &self.layout);
         let leaves = leaves(self.memory, globals, &shape)?;
         let mut buffer = vec![0; CHUNK];
         for (index, leaf) in leaves {
@@ -169,12 +154,12 @@ impl Reader<'_> {
                         return;
                     }
                     let number = number / shape.words;
-                    let descriptor = word & ((1 << ADDRESS_BITS) - 1) & !(EDATA_BYTES as u64 - 1);
+                    let descriptor = word & ((1 << ADDRESS_BITS) - 1) & !(EDATA_ALIGNMENT - 1);
                     if descriptor != 0 && descriptor != self.last && result.is_ok() {
                         self.last = descriptor;
                         let page = ((index as u64) << shape.lower | number as u64) << page_bits;
                         self.group.push((page, descriptor));
-                        if self.group.len() == CHUNK / EDATA_BYTES {
+                        if self.group.len() == GROUP {
                             result = self.read_group();
                         }
                     }
@@ -190,21 +175,20 @@ impl Reader<'_> {
         // By their addresses, since many lie side by side.
         let mut order: Vec<usize> = (0..self.group.len()).collect();
         order.sort_unstable_by_key(|&index| self.group[index].1);
-        let pieces = order
-            .iter()
-            .map(|&index| (self.group[index].1, EDATA_BYTES));
+        let size = self.layout.edata_bytes;
+        let pieces = order.iter().map(|&index| (self.group[index].1, size));
         let pieces: Vec<(u64, usize)> = pieces.collect();
-        let mut bytes = vec![0; pieces.len() * EDATA_BYTES];
+        let mut bytes = vec![0; pieces.len() * size];
         self.memory.gather(&pieces, &mut bytes);
         let mut places = vec![0; order.len()];
         for (place, index) in order.into_iter().enumerate() {
-            places[index] = place * EDATA_BYTES;
+            places[index] = place * size;
         }
         for (&(page, _), place) in self.group.iter().zip(places) {
-            let descriptor = &bytes[place..place + EDATA_BYTES];
+            let descriptor = &bytes[place..place + size];
             // An extent of another place, or inside of another one, is none.
             let before = self.map.free.len();
-            let found = extent(descriptor, self.page, &mut self.map.free)
+            let found = extent(descriptor, self.layout.page, &mut self.map.free)
                 .filter(|extent| extent.pages.start == page && page >= self.end);
             match found {
                 Some(extent) => {
@@ -226,49 +210,22 @@ impl Reader<'_> {
     }
 }
 
-/// How the radix tree is laid out (`rtree.h`), which depends on the addresses that jemalloc was
-/// configured for: of 48 bits, two levels, and one word for a page; of 57 bits, three, and two
-/// words, the first of which is the descriptor's address.
-#[derive(Clone, Copy, Debug)]
-struct Shape {
-    /// Bits of an address that each level above the leaves stands for.
-    upper: &'static [u32],
-    /// Bits that a leaf stands for.
-    lower: u32,
-    /// Words of a leaf's entry.
-    words: usize,
-}
-
 /// Entries at the start of the root by which the shapes differ: with 57 bits all of a program's
 /// addresses, with 48 those below 32 GiB, where jemalloc has none.
 const TELLING: usize = 32;
 
-fn shape(memory: &dyn Memory, globals: &Globals) -> Result<Shape, Unreadable> {
-    let page_bits = globals.page.trailing_zeros();
-    let mut is_deep = false;
+/// Which of its shapes the radix tree has.
+fn shape(memory: &dyn Memory, globals: &Globals, layout: &Layout) -> Shape {
+    let Some(deep) = layout.deep else {
+        return layout.flat;
+    };
     let root = globals.emap.wrapping_add(ROOT_OFFSET);
+    let mut is_deep = false;
     let mut buffer = vec![0; TELLING * 8];
     words(memory, root, TELLING, &mut buffer, |_, word| {
         is_deep |= word != 0;
     });
-    match (page_bits, is_deep) {
-        (12, true) => Ok(Shape {
-            upper: &[15, 15],
-            lower: 15,
-            words: 2,
-        }),
-        (12, false) => Ok(Shape {
-            upper: &[18],
-            lower: 18,
-            words: 1,
-        }),
-        (16, false) => Ok(Shape {
-            upper: &[16],
-            lower: 16,
-            words: 1,
-        }),
-        _ => Err(Unreadable::Layout),
-    }
+    if is_deep { deep } else { layout.flat }
 }
 
 /// The radix tree's leaves: the index of each, which is that of the addresses that it stands for,
@@ -375,7 +332,7 @@ fn slab(descriptor: &[u8], (bytes, usable): (u64, u64), free: &mut Vec<u64>) -> 
 }
 
 /// The arenas' addresses.
-fn arenas(memory: &dyn Memory, globals: &Globals) -> Vec<u64> {
+fn arenas(memory: &dyn Memory, globals: &Globals, layout: &Layout) -> Vec<u64> {
     let mut arenas = Vec::new();
     let mut buffer = vec![0; ARENAS * 8];
     words(
@@ -391,21 +348,16 @@ fn arenas(memory: &dyn Memory, globals: &Globals) -> Vec<u64> {
     );
     // An arena lies in the first block of its own base allocator, behind that.
     arenas.retain(|(index, arena)| {
-        let number = memory.word(base_of(*arena));
+        let number = memory.word(layout.base_of(*arena));
         number.is_some_and(|word| word as u32 as usize == *index)
     });
     arenas.into_iter().map(|(_, arena)| arena).collect()
 }
 
-/// The base allocator of an arena.
-fn base_of(arena: u64) -> u64 {
-    (arena & !(BLOCK - 1)) + BLOCK_HEADER
-}
-
 /// The blocks of memory in which arenas keep their metadata.
-fn metadata(memory: &dyn Memory, arenas: &[u64]) -> Vec<Range<u64>> {
+fn metadata(memory: &dyn Memory, arenas: &[u64], layout: &Layout) -> Vec<Range<u64>> {
     let mut blocks = Vec::new();
-    for base in arenas.iter().map(|arena| base_of(*arena)) {
+    for base in arenas.iter().map(|arena| layout.base_of(*arena)) {
         let mut block = memory.word(base + BLOCKS_OFFSET).unwrap_or(0);
         for _ in 0..MOST_BLOCKS.min(MOST_BLOCKS_OF_ALL - blocks.len()) {
             let mut header = [0; 16];

@@ -22,8 +22,8 @@ const ROOT_OFFSET: usize = if cfg!(target_arch = "aarch64") {
 } else {
     120
 };
-/// Bytes of an `edata_t`, which is aligned to as many.
-const EDATA_BYTES: u64 = 128;
+/// Alignment of an `edata_t`, in bytes.
+const EDATA_ALIGNMENT: u64 = 128;
 /// In words of an `edata_t`: the bitmap of a slab, with zeros for what is allocated.
 const BITMAP: usize = 8;
 const ADDRESS_BITS: u32 = 48;
@@ -59,7 +59,9 @@ pub unsafe fn of(at: *const u8) -> Option<Region> {
         // Of a slab, every address has the size of its class.
         let bytes = room(at);
         let index = offset.checked_div(bytes)?;
-        let group = word(BITMAP + (index / 64).min(7));
+        // A slab of one page has the most objects, of 8 bytes each.
+        let last_group = (&raw const CLASSES.slab).read_volatile() / (8 * 64) - 1;
+        let group = word(BITMAP + (index / 64).min(last_group));
         let is_allocated = group >> (index % 64) & 1 == 0;
         let base = at.cast_mut().with_addr(start + index * bytes);
         is_allocated.then_some(Region { base, bytes })
@@ -83,6 +85,7 @@ unsafe fn descriptor(at: *const u8) -> Option<*const u64> {
         let (upper, lower, words): (&[u32], _, _) = match (page_bits, is_deep) {
             (12, true) => (&[15, 15], 15, 2),
             (12, false) => (&[18], 18, 1),
+            (14, _) => (&[17], 17, 1),
             (16, _) => (&[16], 16, 1),
             _ => return None,
         };
@@ -97,7 +100,7 @@ unsafe fn descriptor(at: *const u8) -> Option<*const u64> {
             table = ptr::with_exposed_provenance(next as usize);
         }
         let entry = table.add(part(0, lower) * words).read_volatile();
-        let address = entry & ((1 << ADDRESS_BITS) - 1) & !(EDATA_BYTES - 1);
+        let address = entry & ((1 << ADDRESS_BITS) - 1) & !(EDATA_ALIGNMENT - 1);
         (address != 0).then(|| ptr::with_exposed_provenance(address as usize))
     }
 }

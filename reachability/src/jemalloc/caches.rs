@@ -4,7 +4,8 @@
 //! A slot of such a cache keeps the address of what was taken from it last. Stale words on a stack
 //! lead to caches, so what they hold would be reached, lost or not.
 
-use super::{ADDRESS_BITS, Globals};
+use super::Globals;
+use super::layout::ADDRESS_BITS;
 use crate::memory::{Memory, word_of};
 
 /// An arena's list of caches lies in these first bytes of it, after figures for all size classes.

@@ -1,5 +1,6 @@
 //! Maps that no jemalloc makes.
 
+use super::super::layout::BLOCK;
 use super::super::*;
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -36,11 +37,16 @@ const LEAF_BYTES: u64 = 2 << 20;
 const DESCRIPTOR: u64 = 0x8000_0000;
 const ARENA: u64 = 0x3000_0000;
 
+fn layout() -> Layout {
+    Layout::of_pages(GLOBALS.page).expect("a layout")
+}
+
 /// One arena with one block, and one leaf.
 fn sound() -> Words {
     let mut words = Words::default();
     words.0.insert(GLOBALS.arenas, ARENA + 4096);
-    words.0.insert(ARENA + BLOCK_HEADER + BLOCKS_OFFSET, ARENA);
+    let base = layout().base_of(ARENA);
+    words.0.insert(base + BLOCKS_OFFSET, ARENA);
     words.0.insert(ARENA, BLOCK);
     words.0.insert(ROOT, LEAF);
     words
@@ -48,7 +54,7 @@ fn sound() -> Words {
 
 /// Describes a large object of some pages; its leaf's word is at `page`.
 fn describe(words: &mut Words, number: u64, page: u64, pages: Range<u64>) {
-    let descriptor = DESCRIPTOR + number * EDATA_BYTES as u64;
+    let descriptor = DESCRIPTOR + number * EDATA_ALIGNMENT;
     words.0.insert(LEAF + page * 8, descriptor);
     words.0.insert(descriptor + 8, (FIRST + pages.start) * 4096);
     words
@@ -113,12 +119,13 @@ fn lists_of_blocks_that_loop_end() {
     for arena in 0..ARENAS as u64 {
         let at = ARENA + arena * BLOCK;
         words.0.insert(GLOBALS.arenas + arena * 8, at);
-        words.0.insert(at + BLOCK_HEADER, arena);
-        words.0.insert(at + BLOCK_HEADER + BLOCKS_OFFSET, at);
+        let base = layout().base_of(at);
+        words.0.insert(base, arena);
+        words.0.insert(base + BLOCKS_OFFSET, at);
         words.0.insert(at, BLOCK);
         words.0.insert(at + 8, at);
     }
-    let blocks = metadata(&words, &arenas(&words, &GLOBALS));
+    let blocks = metadata(&words, &arenas(&words, &GLOBALS, &layout()), &layout());
     assert_eq!(blocks.len(), MOST_BLOCKS_OF_ALL);
 }
 

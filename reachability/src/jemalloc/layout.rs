@@ -1,0 +1,131 @@
+//! Sizes and offsets of jemalloc's structures, as far as they depend on how it was configured: on the
+//! page size, which the agent publishes, and on the architecture.
+
+/// Bits of an address that a descriptor or the radix tree may hold.
+pub const ADDRESS_BITS: u32 = 48;
+/// Offset of the root in `rtree_t`: behind a pointer and a mutex.
+pub const ROOT_OFFSET: u64 = if cfg!(target_arch = "aarch64") {
+    128
+} else {
+    120
+};
+/// Alignment of descriptors (`EDATA_ALIGNMENT`), in bytes.
+pub const EDATA_ALIGNMENT: u64 = 128;
+/// Offset of a slab's bitmap in a descriptor (`edata_t`).
+pub const BITMAP_OFFSET: usize = 64;
+/// Alignment of blocks of metadata, in bytes.
+pub const BLOCK: u64 = 2 << 20;
+/// Offset of the pointer to the newest block in `base_t`.
+pub const BLOCKS_OFFSET: u64 = if cfg!(target_arch = "aarch64") {
+    168
+} else {
+    160
+};
+/// Bits of an address in jemalloc for x86-64 processors that have so many.
+const DEEP_ADDRESS_BITS: u32 = 57;
+const CACHE_LINE: u64 = 64;
+/// Bits of a word of a bitmap.
+const WORD_BITS: u32 = 64;
+/// Levels of words from which on jemalloc keeps a bitmap as a tree (`BITMAP_USE_TREE`): below it, as
+/// many words as eight are searched one after the other.
+const FLAT_WORDS: u32 = 8;
+
+/// How the radix tree is laid out (`rtree.h`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Bits of an address that each level above the leaves stands for.
+    pub upper: &'static [u32],
+    /// Bits that a leaf stands for.
+    pub lower: u32,
+    /// Words of a leaf's entry, the first of which is, or contains, the descriptor's address.
+    pub words: usize,
+}
+
+impl Shape {
+    /// The tree over page numbers of `bits` bits with these levels above its leaves.
+    fn below(upper: &'static [u32], bits: u32, words: usize) -> Self {
+        let lower = bits - upper.iter().sum::<u32>();
+        Self {
+            upper,
+            lower,
+            words,
+        }
+    }
+}
+
+/// What depends on the page size.
+#[derive(Clone, Copy, Debug)]
+pub struct Layout {
+    /// Bytes of a page.
+    pub page: u64,
+    /// Size of a descriptor (`edata_t`), whose last field is a slab's bitmap.
+    pub edata_bytes: usize,
+    /// Size of the `base_block_t` at the start of each block of metadata, up to a cache line.
+    pub block_header: u64,
+    /// The tree for addresses of 48 bits.
+    pub flat: Shape,
+    /// The tree for addresses of 57 bits, which jemalloc has on x86-64 only.
+    pub deep: Option<Shape>,
+}
+
+impl Layout {
+    /// The layout for pages of this size; `None`: not one of 4, 16 or 64 KiB.
+    pub fn of_pages(page: u64) -> Option<Self> {
+        let (flat, deep): (&'static [u32], &'static [u32]) = match page {
+            0x1000 => (&[18], &[15, 15]),
+            0x4000 => (&[17], &[14, 14]),
+            0x1_0000 => (&[16], &[13, 14]),
+            _ => return None,
+        };
+        let page_bits = page.trailing_zeros();
+        let flat = Shape::below(flat, ADDRESS_BITS - page_bits, 1);
+        let deep = Shape::below(deep, DEEP_ADDRESS_BITS - page_bits, 2);
+        let edata_bytes = BITMAP_OFFSET + 8 * bitmap_words(page) as usize;
+        Some(Self {
+            page,
+            edata_bytes,
+            // Two words and the descriptor of the block itself.
+            block_header: (16 + edata_bytes as u64).next_multiple_of(CACHE_LINE),
+            flat,
+            deep: cfg!(target_arch = "x86_64").then_some(deep),
+        })
+    }
+
+    /// The base allocator of an arena, which lies at the start of the arena's first block.
+    pub fn base_of(&self, arena: u64) -> u64 {
+        (arena & !(BLOCK - 1)) + self.block_header
+    }
+}
+
+/// Words of the bitmap of a slab with the most objects: a page of the smallest, 8 bytes each. A tree
+/// has its higher levels behind its leaves.
+fn bitmap_words(page: u64) -> u32 {
+    let objects = (page / 8) as u32;
+    let leaves = objects.div_ceil(WORD_BITS);
+    if leaves <= FLAT_WORDS {
+        return leaves;
+    }
+    let (mut all, mut level) = (leaves, leaves);
+    while level > 1 {
+        level = level.div_ceil(WORD_BITS);
+        all += level;
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_those_of_jemallocs_headers() {
+        // `sizeof(edata_t)` in builds with JEMALLOC_SYS_WITH_LG_PAGE of 12, 14 and 16.
+        for (page, edata_bytes) in [(0x1000, 128), (0x4000, 328), (0x1_0000, 1112)] {
+            let layout = Layout::of_pages(page).expect("a page size");
+            assert_eq!(layout.edata_bytes, edata_bytes);
+        }
+        for page in [0, 3, 0x2000, 0x3000, 0x8000, 1 << 63] {
+            assert!(Layout::of_pages(page).is_none(), "{page}");
+        }
+    }
+}
