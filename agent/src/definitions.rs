@@ -5,10 +5,12 @@
 //! The tables are read in place. `dlsym` would not do: it takes an executable's entry for calls
 //! (a "canonical PLT entry") for a definition, and does not say whose its answer is.
 
+mod lazy;
+
 use crate::{arch, musl};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::offset_of;
-use core::ptr::null_mut;
+use core::ptr::{null_mut, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use libc::{Elf64_Phdr, Elf64_Sym};
 
@@ -17,6 +19,10 @@ const DT_STRTAB: u64 = 5;
 const DT_SYMTAB: u64 = 6;
 const DT_GNU_HASH: u64 = 0x6fff_fef5;
 
+const STT_NOTYPE: u8 = 0;
+const STT_FUNC: u8 = 2;
+const STT_GNU_IFUNC: u8 = 10;
+
 /// File names of the libraries that have C++'s default operators.
 static CXX_RUNTIMES: [&[u8]; 4] = [
     b"libstdc++.so",
@@ -24,6 +30,9 @@ static CXX_RUNTIMES: [&[u8]; 4] = [
     b"libc++abi.so",
     b"libcxxrt.so",
 ];
+
+/// File names of glibc and its parts before 2.34.
+static C_LIBRARY: [&[u8]; 3] = [b"libc.so.6", b"libpthread.so.0", b"libdl.so.2"];
 
 /// A module as the loader describes it.
 pub struct Module {
@@ -138,7 +147,7 @@ pub fn find_first() {
             found = module.address_of(name);
             found == 0
         });
-        let found = core::ptr::with_exposed_provenance_mut(found as usize);
+        let found = with_exposed_provenance_mut(found as usize);
         slot.store(found, Ordering::Relaxed);
     }
 }
@@ -152,7 +161,7 @@ pub fn in_cxx_runtime(name: &CStr) -> *mut c_void {
         }
         found == 0
     });
-    core::ptr::with_exposed_provenance_mut(found as usize)
+    with_exposed_provenance_mut(found as usize)
 }
 
 impl Module {
@@ -177,20 +186,26 @@ impl Module {
         self.segment_of(address.addr() as u64).is_some()
     }
 
-    fn is_ours(&self) -> bool {
+    /// Whether this is the agent's library.
+    pub fn is_ours(&self) -> bool {
         // Not a function's address, which may be that of another one with its name.
         self.contains((&raw const CXX_RUNTIMES).cast())
     }
 
     /// Whether this is a library whose operators are C++'s default ones, by its file's name.
     pub fn is_cxx_runtime(&self) -> bool {
+        self.is_called_one_of(&CXX_RUNTIMES)
+    }
+
+    /// Whether its file's name begins with one of these.
+    fn is_called_one_of(&self, names: &[&[u8]]) -> bool {
         if self.name.is_null() {
             return false;
         }
         // SAFETY: the loader's terminated string.
         let path = unsafe { CStr::from_ptr(self.name) }.to_bytes();
         let file = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
-        CXX_RUNTIMES.iter().any(|name| file.starts_with(name))
+        names.iter().any(|name| file.starts_with(name))
     }
 
     /// Whether it defines a symbol of this name.
@@ -205,31 +220,74 @@ impl Module {
         found.map_or(0, |at| unsafe { (*at).st_value.wrapping_add(self.bias) })
     }
 
-    fn symbols(&self) -> Option<Symbols> {
-        let is_dynamic = |h: &&Elf64_Phdr| h.p_type == libc::PT_DYNAMIC;
-        let dynamic = self.headers().iter().find(is_dynamic)?;
-        let mut at = self.bias.wrapping_add(dynamic.p_vaddr) as *const [u64; 2];
-        let mut tables = [0; 4];
-        // SAFETY: the module's dynamic section, which an entry of tag 0 ends.
-        unsafe {
-            while (*at)[0] != 0 {
-                let [tag, value] = *at;
-                let tags = [DT_SYMTAB, DT_STRTAB, DT_GNU_HASH, DT_HASH];
-                if let Some(index) = tags.iter().position(|known| *known == tag) {
-                    // glibc makes addresses of these, but where the section is not writable.
-                    let is_offset = value < self.bias;
-                    tables[index] = value + if is_offset { self.bias } else { 0 };
+    /// Calls `visit` for each of the names by which it defines a function, with the name's index and the
+    /// function's address. At start-up, after the module has been relocated.
+    pub fn each_defined<'a>(
+        &self,
+        names: impl Iterator<Item = &'a CStr>,
+        mut visit: impl FnMut(usize, *mut c_void),
+    ) {
+        let Some(symbols) = self.symbols() else {
+            return;
+        };
+        for (index, name) in names.enumerate() {
+            let Some(symbol) = symbols.find(name) else {
+                continue;
+            };
+            // SAFETY: an entry of the module's table.
+            let symbol = unsafe { &*symbol };
+            let address = symbol.st_value.wrapping_add(self.bias);
+            match symbol.st_info & 0xf {
+                STT_NOTYPE | STT_FUNC => {
+                    visit(index, with_exposed_provenance_mut(address as usize))
                 }
-                at = at.add(1);
+                // SAFETY: the resolver of a module that has been relocated.
+                STT_GNU_IFUNC => visit(index, unsafe { arch::ifunc_target(address) }),
+                _ => {}
             }
         }
-        let [symbols, strings, gnu_hash, hash] = tables;
+    }
+
+    /// Whether this is a part of the C library, by its file's name.
+    pub fn is_c_library(&self) -> bool {
+        self.is_called_one_of(&C_LIBRARY)
+    }
+
+    fn symbols(&self) -> Option<Symbols> {
+        let values = self.dynamic([DT_SYMTAB, DT_STRTAB, DT_GNU_HASH, DT_HASH])?;
+        let [symbols, strings, gnu_hash, hash] = values.map(|value| self.address_in(value));
         (symbols != 0 && strings != 0).then_some(Symbols {
             symbols: symbols as *const Elf64_Sym,
             strings: strings as *const c_char,
             gnu_hash: gnu_hash as *const u32,
             hash: hash as *const u32,
         })
+    }
+
+    /// Values in its dynamic section, by their tags; 0: it has none.
+    fn dynamic<const N: usize>(&self, tags: [u64; N]) -> Option<[u64; N]> {
+        let is_dynamic = |h: &&Elf64_Phdr| h.p_type == libc::PT_DYNAMIC;
+        let dynamic = self.headers().iter().find(is_dynamic)?;
+        let mut at = self.bias.wrapping_add(dynamic.p_vaddr) as *const [u64; 2];
+        let mut values = [0; N];
+        // SAFETY: the module's dynamic section, which an entry of tag 0 ends.
+        unsafe {
+            while (*at)[0] != 0 {
+                let [tag, value] = *at;
+                if let Some(index) = tags.iter().position(|known| *known == tag) {
+                    values[index] = value;
+                }
+                at = at.add(1);
+            }
+        }
+        Some(values)
+    }
+
+    /// The address that a value of the dynamic section stands for. glibc makes addresses of them, but
+    /// where the section is not writable.
+    fn address_in(&self, value: u64) -> u64 {
+        let is_offset = value != 0 && value < self.bias;
+        value + if is_offset { self.bias } else { 0 }
     }
 }
 

@@ -12,7 +12,7 @@
 use crate::arch::{counting_entry, freeing_entry, with_registers};
 use crate::backend::{self, NEXT};
 use crate::c_library;
-use crate::definitions::FIRST;
+use crate::definitions::{self, FIRST};
 use crate::session::skips_sampling;
 #[cfg(target_arch = "x86_64")]
 use crate::{backend::Next, session};
@@ -32,6 +32,7 @@ mod heap_profiler;
 mod heap_signal;
 mod libc_names;
 mod loader;
+mod offered;
 mod sanitizer;
 mod seccomp;
 mod signals;
@@ -44,10 +45,20 @@ mod waits;
 pub fn find_next() {
     loader::find_next();
     cxx::find_next();
+    offered::find_next();
     exits::find_next();
     signals::find_next();
     threads::find_next();
     waits::find_next();
+}
+
+/// Takes names out of the loader's sight that it is to find elsewhere, or not at all, from now on. In
+/// the constructor, when the loader has relocated what the program is linked with.
+pub fn hide() {
+    offered::bind_calls();
+    definitions::hide(|name| {
+        backend::is_left_out() || cxx::is_hidden(name) || offered::is_hidden(name)
+    });
 }
 
 /// Reads what the environment requests of the heap profiler, at start-up. Returns whether every
@@ -166,7 +177,6 @@ unsafe fn realloc_inline(p: *mut c_void, size: usize) -> *mut c_void {
 type Realloc = unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void;
 
 /// POSIX.1-2024: `realloc` of a product, checked.
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn reallocarray(p: *mut c_void, n: usize, size: usize) -> *mut c_void {
     let Some(bytes) = n.checked_mul(size) else {
         crate::sys::set_errno(libc::ENOMEM);
@@ -317,7 +327,6 @@ pub unsafe extern "C" fn malloc_usable_size(p: *mut c_void) -> usize {
 }
 
 /// C23 7.24.3.4. The size is the caller's word; the allocator knows better.
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn free_sized(p: *mut c_void, _: usize) {
     // SAFETY: `p` is as `free` wants it. A size that is wrong does no harm: it is not used.
     unsafe { free_by_name(p) }
@@ -341,7 +350,6 @@ unsafe fn free_by_name(p: *mut c_void) {
 }
 
 /// C23 7.24.3.5.
-#[unsafe(no_mangle)]
 pub unsafe extern "C" fn free_aligned_sized(p: *mut c_void, _: usize, _: usize) {
     // SAFETY: as `free_sized`: neither number is used.
     unsafe { free_by_name(p) }
@@ -367,7 +375,6 @@ mod jemalloc_api {
     use super::*;
 
     /// jemalloc(3).
-    #[unsafe(no_mangle)]
     pub unsafe extern "C" fn mallocx(size: usize, flags: c_int) -> *mut c_void {
         // SAFETY: `size` is not 0, as the caller has to see to; flags that the sampler does not
         // know send the call to jemalloc.
@@ -381,7 +388,6 @@ mod jemalloc_api {
     }
 
     /// jemalloc(3).
-    #[unsafe(no_mangle)]
     pub unsafe extern "C" fn rallocx(p: *mut c_void, size: usize, flags: c_int) -> *mut c_void {
         // SAFETY: `p` is an object of the caller's and `size` is not 0. In the range it is a
         // sampled one, elsewhere the allocator's.
@@ -397,7 +403,6 @@ mod jemalloc_api {
     }
 
     /// jemalloc(3).
-    #[unsafe(no_mangle)]
     pub unsafe extern "C" fn xallocx(
         p: *mut c_void,
         size: usize,
@@ -416,7 +421,6 @@ mod jemalloc_api {
     }
 
     /// jemalloc(3).
-    #[unsafe(no_mangle)]
     pub unsafe extern "C" fn sallocx(p: *const c_void, flags: c_int) -> usize {
         // SAFETY: as `xallocx`; nothing is written.
         unsafe {
@@ -429,7 +433,6 @@ mod jemalloc_api {
     }
 
     /// jemalloc(3).
-    #[unsafe(no_mangle)]
     pub unsafe extern "C" fn dallocx(p: *mut c_void, flags: c_int) {
         // SAFETY: the caller gives `p` up. In the range it is a sampled object, which goes
         // into no thread cache, whichever the flags name.
@@ -443,7 +446,6 @@ mod jemalloc_api {
     }
 
     /// jemalloc(3).
-    #[unsafe(no_mangle)]
     pub unsafe extern "C" fn sdallocx(p: *mut c_void, size: usize, flags: c_int) {
         // SAFETY: as `dallocx`; of a sampled object the header knows the size.
         unsafe {
@@ -456,7 +458,6 @@ mod jemalloc_api {
     }
 
     /// jemalloc(3).
-    #[unsafe(no_mangle)]
     pub unsafe extern "C" fn nallocx(size: usize, flags: c_int) -> usize {
         // The caller relies on it.
         object::expect_classes();
@@ -465,7 +466,6 @@ mod jemalloc_api {
     }
 
     /// jemalloc(3).
-    #[unsafe(no_mangle)]
     pub unsafe extern "C" fn mallctl(
         name: *const c_char,
         old: *mut c_void,
@@ -479,7 +479,6 @@ mod jemalloc_api {
     }
 
     /// jemalloc(3).
-    #[unsafe(no_mangle)]
     pub unsafe extern "C" fn mallctlnametomib(
         name: *const c_char,
         mib: *mut usize,
@@ -491,7 +490,6 @@ mod jemalloc_api {
     }
 
     /// jemalloc(3).
-    #[unsafe(no_mangle)]
     pub unsafe extern "C" fn mallctlbymib(
         mib: *const usize,
         len: usize,
@@ -506,7 +504,6 @@ mod jemalloc_api {
     }
 
     /// jemalloc(3).
-    #[unsafe(no_mangle)]
     pub unsafe extern "C" fn malloc_stats_print(
         write: Option<unsafe extern "C" fn(*mut c_void, *const c_char)>,
         context: *mut c_void,

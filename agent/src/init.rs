@@ -13,8 +13,8 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 
 use crate::{
-    atfork, backend, checks, cpu, cpu_profile, definitions, ends, entry, environment, fork, image,
-    library, module, musl, python, range, roomy, seccomp, session, stats, sys, thread, tid,
+    atfork, backend, checks, cpu, cpu_profile, ends, entry, environment, fork, image, library,
+    module, musl, python, range, roomy, seccomp, session, stats, sys, thread, tid,
 };
 
 #[used]
@@ -50,7 +50,7 @@ extern "C" fn start() {
             backend::look_again();
             if backend::is_left_out() && !backend::stands_aside() {
                 entry::find_next();
-                definitions::hide(|_| true);
+                entry::hide();
                 return sys::set_errno(saved);
             }
             if musl::is_here() {
@@ -59,6 +59,7 @@ extern "C" fn start() {
             begin();
         }
     }
+    entry::hide();
     cpu::start();
     cpu_profile::start();
     sys::set_errno(saved);

@@ -25,7 +25,7 @@ pub struct Options {
     filter_in_thread_arg: *mut c_void,
 }
 
-/// Exports a function, which calls the next library's of the same name if there is one.
+/// Defines a function, which calls the next library's of the same name if there is one.
 macro_rules! exports {
     ($($(#[$doc:meta])* $symbol:literal
         fn $name:ident($($arg:ident: $type:ty),*) -> $out:ty $body:block)*) => {$(
@@ -33,7 +33,6 @@ macro_rules! exports {
         ///
         /// # Safety
         /// That of the function of gperftools.
-        #[unsafe(export_name = $symbol)]
         pub unsafe extern "C" fn $name($($arg: $type),*) -> $out {
             static NEXT: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
             if let Some(function) = next(&NEXT, $symbol) {

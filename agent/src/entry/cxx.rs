@@ -46,21 +46,21 @@ jump_through!(aligned_new_failed, NEXT_ALIGNED_NEW);
 with_registers_or_fail!(sampled_new, sample::malloc, new_failed);
 with_registers_or_fail!(sampled_aligned_new, sample::new_aligned, aligned_new_failed);
 
-/// Settles all, and hides what serves nobody. At start-up: later the loader may not be called.
+/// Settles all. At start-up: later the loader may not be called.
 pub fn find_next() {
     settle();
-    // In a program that is not to be profiled all symbols are hidden later.
+}
+
+/// Whether this is a form that serves nobody.
+pub fn is_hidden(name: &CStr) -> bool {
+    // In a program that is not to be profiled all symbols are hidden.
     if backend::stands_aside() || backend::is_left_out() {
-        return;
+        return false;
     }
     let passes_on = PASSES_ON.load(Ordering::Relaxed);
     let missing = MISSING.load(Ordering::Relaxed);
-    if passes_on || missing != 0 {
-        definitions::hide(|name| {
-            let form = NAMES.iter().position(|known| *known == name);
-            form.is_some_and(|form| passes_on || missing >> form & 1 == 1)
-        });
-    }
+    let form = NAMES.iter().position(|known| *known == name);
+    form.is_some_and(|form| passes_on || missing >> form & 1 == 1)
 }
 
 /// The next library's function; null if there is none. Calls the loader. A lookup in vain allocates

@@ -69,7 +69,7 @@ pub fn is_others() -> bool {
     backend::is_system() || backend::stands_aside()
 }
 
-/// Exports a function, with what it does where it is not another library's. `silent` is its result
+/// Defines a function, with what it does where it is not another library's. `silent` is its result
 /// where nobody else has it.
 macro_rules! exports {
     ($($(#[$doc:meta])* $symbol:literal
@@ -79,7 +79,6 @@ macro_rules! exports {
         ///
         /// # Safety
         /// That of the C++ function.
-        #[unsafe(export_name = $symbol)]
         pub unsafe extern "C" fn $name($($arg: $type),*) -> $out {
             if $crate::entry::gperftools::is_others() {
                 static NEXT: core::sync::atomic::AtomicPtr<core::ffi::c_void> =
@@ -206,14 +205,13 @@ exports! {
     } else {}
 }
 
-/// Exports a constructor or destructor once more, for objects that are part of others.
+/// Defines a constructor or destructor once more, for objects that are part of others.
 macro_rules! for_parts {
-    ($($symbol:literal fn $other:ident($($arg:ident: $type:ty),*) is $name:ident;)*) => {$(
+    ($(fn $other:ident($($arg:ident: $type:ty),*) is $name:ident;)*) => {$(
         /// The same for a part of an object.
         ///
         /// # Safety
         /// That of the C++ function.
-        #[unsafe(export_name = $symbol)]
         pub unsafe extern "C" fn $other($($arg: $type),*) {
             // SAFETY: the caller's.
             unsafe { $name($($arg),*) }
@@ -222,13 +220,11 @@ macro_rules! for_parts {
 }
 
 for_parts! {
-    "_ZN15HeapLeakCheckerC2EPKc"
-        fn create_part(this: *mut Checker, name: *const c_char) is create;
-    "_ZN15HeapLeakCheckerD2Ev" fn destroy_part(this: *mut Checker) is destroy;
-    "_ZN15HeapLeakChecker8DisablerC2Ev" fn disable_part(this: *mut c_void) is disable;
-    "_ZN15HeapLeakChecker8DisablerD2Ev" fn enable_part(this: *mut c_void) is enable;
-    "_ZN11HeapCleanerC2EPFvvE"
-        fn add_cleaner_part(this: *mut c_void, function: extern "C" fn()) is add_cleaner;
+    fn create_part(this: *mut Checker, name: *const c_char) is create;
+    fn destroy_part(this: *mut Checker) is destroy;
+    fn disable_part(this: *mut c_void) is disable;
+    fn enable_part(this: *mut c_void) is enable;
+    fn add_cleaner_part(this: *mut c_void, function: extern "C" fn()) is add_cleaner;
 }
 
 /// The next library's function of this name, looked up once.

@@ -10,7 +10,7 @@
 use crate::arch::{answer_or_jump, find_and_jump, jump_without};
 use crate::backend;
 use crate::c_library;
-use crate::entry::{self, libc_names};
+use crate::entry::{self, libc_names, offered};
 use crate::musl;
 use crate::sys::next_symbol;
 use core::arch::naked_asm;
@@ -96,31 +96,45 @@ fn keep(slot: &AtomicPtr<c_void>, found: *mut c_void) -> *mut c_void {
 }
 
 /// The answer of `dlsym`, or null: the loader's own. Ours only where that would be
-/// the function that ours stands before, and only for a library's handle: the other two
-/// depend on who calls.
+/// the function that ours stands before, and only for a library's handle, since the other two
+/// depend on who calls; or where nobody has a function that the agent offers.
 unsafe extern "C" fn ours_for(handle: *mut c_void, name: *const c_char) -> *mut c_void {
-    let special = handle == libc::RTLD_DEFAULT || handle == libc::RTLD_NEXT;
     let is_passed_on = backend::stands_aside() || backend::is_left_out();
-    if special || name.is_null() || is_passed_on {
+    if handle == libc::RTLD_NEXT || name.is_null() || is_passed_on {
         return null_mut();
     }
     // SAFETY: the caller of `dlsym` gives a terminated string.
     let name = unsafe { CStr::from_ptr(name) };
+    let is_default = handle == libc::RTLD_DEFAULT;
+    if let Some(hidden) = offered::looked_up(name) {
+        let own = dlsym as *mut c_void;
+        // The search finds the agent's functions: it is the program's.
+        let has_ours = is_default || in_loader(handle, c"dlsym") == own;
+        return if has_ours { hidden } else { null_mut() };
+    }
     let mut family = family().into_iter();
     let Some((_, own)) = family.find(|(known, _)| *known == name) else {
         return null_mut();
     };
-    let real = DLSYM.load(Ordering::Relaxed);
-    // SAFETY: the loader's function of this type, or one that finds and calls it.
-    let real: unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void =
-        unsafe { core::mem::transmute(real) };
-    // SAFETY: the caller's handle and name; that we are who calls matters to neither.
-    let found = unsafe { real(handle, name.as_ptr()) };
+    let found = match is_default {
+        true => null_mut(),
+        false => in_loader(handle, name),
+    };
     if !found.is_null() && found == next_symbol(name) {
         own
     } else {
         null_mut()
     }
+}
+
+/// What the loader's `dlsym` returns for a library's handle.
+fn in_loader(handle: *mut c_void, name: &CStr) -> *mut c_void {
+    let real = DLSYM.load(Ordering::Relaxed);
+    // SAFETY: the loader's function of this type, or one that finds and calls it.
+    let real: unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void =
+        unsafe { core::mem::transmute(real) };
+    // SAFETY: the handle of the caller of `dlsym`; that we are who calls does not matter.
+    unsafe { real(handle, name.as_ptr()) }
 }
 
 /// The C library's names that hand out objects or take them.

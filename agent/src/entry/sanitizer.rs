@@ -12,7 +12,7 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-/// Exports a function, which calls the next library's of the same name where the program keeps its
+/// Defines a function, which calls the next library's of the same name where the program keeps its
 /// allocator and somebody has it.
 macro_rules! exports {
     ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) $(-> $out:ty)? $body:block)*) => {$(
@@ -20,7 +20,6 @@ macro_rules! exports {
         ///
         /// # Safety
         /// That of LeakSanitizer's function.
-        #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($arg: $type),*) $(-> $out)? {
             const NAME: &CStr = match CStr::from_bytes_with_nul(
                 concat!(stringify!($name), "\0").as_bytes(),

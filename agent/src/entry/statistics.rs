@@ -28,7 +28,6 @@ pub struct Info<T> {
 /// glibc: malloc.h. What jemalloc has of the system is in `arena`, what of that is in use in
 /// `uordblks`, the rest in `fordblks`, and in `keepcost` what `malloc_trim` would give back. Large
 /// blocks are not counted separately.
-#[unsafe(no_mangle)]
 pub extern "C" fn mallinfo2() -> Info<usize> {
     let next = next(c"mallinfo2").map_or_else(Info::default, |found| {
         // SAFETY: the C library's function of this type, by malloc.h.

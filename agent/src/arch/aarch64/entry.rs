@@ -257,3 +257,68 @@ macro_rules! jump_through_table {
 }
 #[cfg(not(test))]
 pub(crate) use jump_through_table;
+
+/// Defines the entry point `$name`: a jump to where `$target`, whose first word is an address, points,
+/// with all arguments as they are. The address of `$target` is in x16.
+macro_rules! jump_by_target {
+    ($name:ident, $target:path) => {
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name() {
+            naked_asm!(
+                ".cfi_startproc",
+                "adrp x16, {target}",
+                "add x16, x16, :lo12:{target}",
+                "ldr x17, [x16]",
+                "br x17",
+                ".cfi_endproc",
+                target = sym $target,
+            )
+        }
+    };
+}
+pub(crate) use jump_by_target;
+
+/// Defines a function to which entry points of [`jump_by_target`] lead before their targets are known:
+/// it has `$settle` store them, and jumps again, with all arguments as they are.
+macro_rules! settle_and_jump {
+    ($name:ident, $settle:path) => {
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name() {
+            naked_asm!(
+                ".cfi_startproc",
+                "stp x29, x30, [sp, #-224]!",
+                ".cfi_def_cfa_offset 224",
+                ".cfi_offset x29, -224",
+                ".cfi_offset x30, -216",
+                "mov x29, sp",
+                "stp x0, x1, [sp, #16]",
+                "stp x2, x3, [sp, #32]",
+                "stp x4, x5, [sp, #48]",
+                "stp x6, x7, [sp, #64]",
+                "stp x8, x16, [sp, #80]",
+                "stp q0, q1, [sp, #96]",
+                "stp q2, q3, [sp, #128]",
+                "stp q4, q5, [sp, #160]",
+                "stp q6, q7, [sp, #192]",
+                "bl {settle}",
+                "ldp x0, x1, [sp, #16]",
+                "ldp x2, x3, [sp, #32]",
+                "ldp x4, x5, [sp, #48]",
+                "ldp x6, x7, [sp, #64]",
+                "ldp x8, x16, [sp, #80]",
+                "ldp q0, q1, [sp, #96]",
+                "ldp q2, q3, [sp, #128]",
+                "ldp q4, q5, [sp, #160]",
+                "ldp q6, q7, [sp, #192]",
+                "ldp x29, x30, [sp], #224",
+                ".cfi_def_cfa_offset 0",
+                "ldr x17, [x16]",
+                "br x17",
+                ".cfi_endproc",
+                settle = sym $settle,
+            )
+        }
+    };
+}
+pub(crate) use settle_and_jump;

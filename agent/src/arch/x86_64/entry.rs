@@ -272,3 +272,96 @@ macro_rules! jump_through_table {
 }
 #[cfg(not(test))]
 pub(crate) use jump_through_table;
+
+/// Defines the entry point `$name`: a jump to where `$target`, whose first word is an address, points,
+/// with all arguments as they are. The address of `$target` is in r11.
+macro_rules! jump_by_target {
+    ($name:ident, $target:path) => {
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name() {
+            naked_asm!(
+                ".cfi_startproc",
+                "lea r11, [rip + {target}]",
+                "jmp qword ptr [r11]",
+                ".cfi_endproc",
+                target = sym $target,
+            )
+        }
+    };
+}
+pub(crate) use jump_by_target;
+
+/// Defines a function to which entry points of [`jump_by_target`] lead before their targets are known:
+/// it has `$settle` store them, and jumps again, with all arguments as they are.
+macro_rules! settle_and_jump {
+    ($name:ident, $settle:path) => {
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name() {
+            naked_asm!(
+                ".cfi_startproc",
+                "push rax",
+                ".cfi_adjust_cfa_offset 8",
+                "push rdi",
+                ".cfi_adjust_cfa_offset 8",
+                "push rsi",
+                ".cfi_adjust_cfa_offset 8",
+                "push rdx",
+                ".cfi_adjust_cfa_offset 8",
+                "push rcx",
+                ".cfi_adjust_cfa_offset 8",
+                "push r8",
+                ".cfi_adjust_cfa_offset 8",
+                "push r9",
+                ".cfi_adjust_cfa_offset 8",
+                "push r10",
+                ".cfi_adjust_cfa_offset 8",
+                "push r11",
+                ".cfi_adjust_cfa_offset 8",
+                "sub rsp, 128",
+                ".cfi_adjust_cfa_offset 128",
+                "movups xmmword ptr [rsp], xmm0",
+                "movups xmmword ptr [rsp + 16], xmm1",
+                "movups xmmword ptr [rsp + 32], xmm2",
+                "movups xmmword ptr [rsp + 48], xmm3",
+                "movups xmmword ptr [rsp + 64], xmm4",
+                "movups xmmword ptr [rsp + 80], xmm5",
+                "movups xmmword ptr [rsp + 96], xmm6",
+                "movups xmmword ptr [rsp + 112], xmm7",
+                "call {settle}",
+                "movups xmm0, xmmword ptr [rsp]",
+                "movups xmm1, xmmword ptr [rsp + 16]",
+                "movups xmm2, xmmword ptr [rsp + 32]",
+                "movups xmm3, xmmword ptr [rsp + 48]",
+                "movups xmm4, xmmword ptr [rsp + 64]",
+                "movups xmm5, xmmword ptr [rsp + 80]",
+                "movups xmm6, xmmword ptr [rsp + 96]",
+                "movups xmm7, xmmword ptr [rsp + 112]",
+                "add rsp, 128",
+                ".cfi_adjust_cfa_offset -128",
+                "pop r11",
+                ".cfi_adjust_cfa_offset -8",
+                "pop r10",
+                ".cfi_adjust_cfa_offset -8",
+                "pop r9",
+                ".cfi_adjust_cfa_offset -8",
+                "pop r8",
+                ".cfi_adjust_cfa_offset -8",
+                "pop rcx",
+                ".cfi_adjust_cfa_offset -8",
+                "pop rdx",
+                ".cfi_adjust_cfa_offset -8",
+                "pop rsi",
+                ".cfi_adjust_cfa_offset -8",
+                "pop rdi",
+                ".cfi_adjust_cfa_offset -8",
+                "pop rax",
+                ".cfi_adjust_cfa_offset -8",
+                "jmp qword ptr [r11]",
+                ".cfi_endproc",
+                settle = sym $settle,
+            )
+        }
+    };
+}
+pub(crate) use settle_and_jump;

@@ -1,0 +1,80 @@
+//! Calls that modules have not bound yet: entries of a procedure linkage table whose function the loader
+//! looks up at the first call.
+
+use super::Module;
+use core::ffi::{CStr, c_void};
+use core::mem::size_of;
+use core::ptr::with_exposed_provenance;
+use core::sync::atomic::{AtomicPtr, Ordering};
+use libc::{Elf64_Phdr, Elf64_Sym};
+
+/// A relocation (ELF-64 gABI).
+#[repr(C)]
+struct Relocation {
+    offset: u64,
+    info: u64,
+    addend: i64,
+}
+
+const DT_PLTRELSZ: u64 = 2;
+const DT_STRTAB: u64 = 5;
+const DT_SYMTAB: u64 = 6;
+const DT_JMPREL: u64 = 23;
+/// Type of a relocation for a function's address, which may be looked up later.
+const JUMP_SLOT: u64 = if cfg!(target_arch = "aarch64") {
+    1026 // R_AARCH64_JUMP_SLOT
+} else {
+    7 // R_X86_64_JUMP_SLOT
+};
+
+impl Module {
+    /// Binds calls of functions of other modules that the loader has not bound yet, and for which
+    /// `target` returns an address. A call that was bound stays.
+    pub fn bind_lazy_calls(&self, target: impl Fn(&CStr) -> Option<*mut c_void>) {
+        let tags = [DT_JMPREL, DT_PLTRELSZ, DT_SYMTAB, DT_STRTAB];
+        let Some([calls, bytes, symbols, strings]) = self.dynamic(tags) else {
+            return;
+        };
+        if calls == 0 || symbols == 0 || strings == 0 {
+            return;
+        }
+        let [calls, symbols, strings] = [calls, symbols, strings].map(|at| self.address_in(at));
+        let (calls, symbols) = (calls as *const Relocation, symbols as *const Elf64_Sym);
+        for index in 0..bytes as usize / size_of::<Relocation>() {
+            // SAFETY: an entry of the module's table, which the loader reads as well.
+            let call = unsafe { &*calls.add(index) };
+            let place = self.bias.wrapping_add(call.offset);
+            if call.info & 0xffff_ffff != JUMP_SLOT || !self.may_change(place) {
+                continue;
+            }
+            // SAFETY: a word of the module's data, which the loader changes while others read it.
+            let place = unsafe { AtomicPtr::<c_void>::from_ptr(place as *mut *mut c_void) };
+            // One that is not bound leads to the module's own code, which calls the loader.
+            if !self.contains(place.load(Ordering::Relaxed)) {
+                continue;
+            }
+            // SAFETY: the symbol that the entry names, and its name among the strings.
+            let name = unsafe {
+                let symbol = &*symbols.add((call.info >> 32) as usize);
+                if symbol.st_shndx != 0 {
+                    continue;
+                }
+                let at = strings + u64::from(symbol.st_name);
+                CStr::from_ptr(with_exposed_provenance(at as usize))
+            };
+            if let Some(target) = target(name) {
+                place.store(target, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Whether a word is in data that the loader has left writable.
+    fn may_change(&self, address: u64) -> bool {
+        let offset = address.wrapping_sub(self.bias);
+        let is_in = |h: &Elf64_Phdr| offset.wrapping_sub(h.p_vaddr) < h.p_memsz;
+        let is_protected = |h: &Elf64_Phdr| h.p_type == libc::PT_GNU_RELRO && is_in(h);
+        let segment = self.segment_of(address);
+        segment.is_some_and(|h| h.p_flags & libc::PF_W != 0)
+            && !self.headers().iter().any(is_protected)
+    }
+}

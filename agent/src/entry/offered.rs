@@ -1,0 +1,235 @@
+//! Functions that the C library lacks and that the agent offers: of jemalloc, gperftools, LeakSanitizer
+//! and of C libraries newer than the process's.
+//!
+//! Nothing reserves their names: a program's libraries may have functions of their own that are called
+//! so, and do something else. The loader would find those of a preloaded library first. So:
+//!
+//! - A function that a library has which the program is linked with is that library's: the entry
+//!   jumps there, with all arguments as they are. An allocator library, which defines `malloc` and
+//!   `free`, is replaced as a whole, its own functions included.
+//! - What the program and these libraries call has been bound when the agent's constructor runs, or is
+//!   bound there. Then the names are hidden ([`definitions::hide`]), except for those of an allocator
+//!   library that is replaced: a library that is loaded later gets what it would get without the agent,
+//!   its own function, another's, or none.
+//! - `dlsym` still finds those that no module has.
+
+use super::{cpu_profiler, gperftools, heap_profiler, jemalloc_api, sanitizer, statistics};
+use crate::arch::{jump_by_target, settle_and_jump};
+use crate::{definitions, entry, sys};
+use core::arch::naked_asm;
+use core::ffi::{CStr, c_void};
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+
+/// A function that is offered.
+#[repr(C)]
+struct Offered {
+    /// Where the entry jumps; read by the entry, so this comes first.
+    target: AtomicPtr<c_void>,
+    /// The agent's function.
+    own: *mut c_void,
+    /// Address of the exported symbol.
+    entry: *mut c_void,
+    name: &'static CStr,
+    /// Whether the loader is not to find it once the program has started.
+    is_hidden: AtomicBool,
+}
+
+// SAFETY: the pointers are addresses of functions.
+unsafe impl Sync for Offered {}
+
+settle_and_jump!(first, settle);
+
+macro_rules! offered {
+    ($($symbol:ident = $own:path,)*) => {
+        /// Where each entry leads.
+        #[allow(non_upper_case_globals)]
+        mod to {
+            use super::*;
+            $(pub static $symbol: Offered = Offered {
+                target: AtomicPtr::new(first as *mut c_void),
+                own: $own as *mut c_void,
+                entry: exported::$symbol as *mut c_void,
+                name: match CStr::from_bytes_with_nul(concat!(stringify!($symbol), "\0").as_bytes()) {
+                    Ok(name) => name,
+                    Err(_) => panic!("a name"),
+                },
+                is_hidden: AtomicBool::new(false),
+            };)*
+        }
+
+        /// The entries.
+        #[allow(non_snake_case)]
+        mod exported {
+            use super::*;
+            $(jump_by_target!($symbol, to::$symbol);)*
+        }
+
+        static ALL: [&Offered; [$(stringify!($symbol)),*].len()] = [$(&to::$symbol),*];
+    };
+}
+
+// Of newer C libraries, jemalloc, gperftools and LeakSanitizer.
+offered! {
+    free_sized = entry::free_sized,
+    free_aligned_sized = entry::free_aligned_sized,
+    reallocarray = entry::reallocarray,
+    mallinfo2 = statistics::mallinfo2,
+    mallocx = jemalloc_api::mallocx,
+    rallocx = jemalloc_api::rallocx,
+    xallocx = jemalloc_api::xallocx,
+    sallocx = jemalloc_api::sallocx,
+    dallocx = jemalloc_api::dallocx,
+    sdallocx = jemalloc_api::sdallocx,
+    nallocx = jemalloc_api::nallocx,
+    mallctl = jemalloc_api::mallctl,
+    mallctlnametomib = jemalloc_api::mallctlnametomib,
+    mallctlbymib = jemalloc_api::mallctlbymib,
+    malloc_stats_print = jemalloc_api::malloc_stats_print,
+    _ZN15HeapLeakCheckerC1EPKc = gperftools::create,
+    _ZN15HeapLeakCheckerD1Ev = gperftools::destroy,
+    _ZN15HeapLeakChecker9DoNoLeaksENS_15ShouldSymbolizeE = gperftools::has_no_leaks,
+    _ZNK15HeapLeakChecker11BytesLeakedEv = gperftools::bytes_leaked,
+    _ZNK15HeapLeakChecker13ObjectsLeakedEv = gperftools::objects_leaked,
+    _ZN15HeapLeakChecker8IsActiveEv = gperftools::is_active,
+    _ZN15HeapLeakChecker13GlobalCheckerEv = gperftools::global_checker,
+    _ZN15HeapLeakChecker13NoGlobalLeaksEv = gperftools::has_no_global_leaks,
+    _ZN15HeapLeakChecker17CancelGlobalCheckEv = gperftools::cancel_global_check,
+    _ZN15HeapLeakChecker14DoIgnoreObjectEPKv = gperftools::ignore_object,
+    _ZN15HeapLeakChecker14UnIgnoreObjectEPKv = gperftools::stop_ignoring_object,
+    _ZN15HeapLeakChecker8DisablerC1Ev = gperftools::disable,
+    _ZN15HeapLeakChecker8DisablerD1Ev = gperftools::enable,
+    _ZN11HeapCleanerC1EPFvvE = gperftools::add_cleaner,
+    _Z33HeapLeakChecker_InternalInitStartv = gperftools::start_of_tcmallocs,
+    _Z34HeapLeakChecker_BeforeConstructorsv = gperftools::before_constructors_of_tcmallocs,
+    _Z32HeapLeakChecker_AfterDestructorsv = gperftools::after_destructors_of_tcmallocs,
+    _ZN11HeapCleaner15RunHeapCleanupsEv = gperftools::run_cleaners,
+    _ZN15HeapLeakCheckerC2EPKc = gperftools::create_part,
+    _ZN15HeapLeakCheckerD2Ev = gperftools::destroy_part,
+    _ZN15HeapLeakChecker8DisablerC2Ev = gperftools::disable_part,
+    _ZN15HeapLeakChecker8DisablerD2Ev = gperftools::enable_part,
+    _ZN11HeapCleanerC2EPFvvE = gperftools::add_cleaner_part,
+    HeapProfilerStart = heap_profiler::start,
+    HeapProfilerStop = heap_profiler::stop,
+    HeapProfilerDump = heap_profiler::dump,
+    IsHeapProfilerRunning = heap_profiler::is_running,
+    GetHeapProfile = heap_profiler::profile,
+    ProfilerStart = cpu_profiler::start,
+    ProfilerStartWithOptions = cpu_profiler::start_with_options,
+    ProfilerStop = cpu_profiler::stop,
+    ProfilerFlush = cpu_profiler::flush,
+    ProfilerEnable = cpu_profiler::enable,
+    ProfilerDisable = cpu_profiler::disable,
+    ProfilingIsEnabledForAllThreads = cpu_profiler::is_enabled,
+    ProfilerRegisterThread = cpu_profiler::register_thread,
+    ProfilerGetCurrentState = cpu_profiler::current_state,
+    __lsan_disable = sanitizer::__lsan_disable,
+    __lsan_enable = sanitizer::__lsan_enable,
+    __lsan_ignore_object = sanitizer::__lsan_ignore_object,
+    __lsan_register_root_region = sanitizer::__lsan_register_root_region,
+    __lsan_unregister_root_region = sanitizer::__lsan_unregister_root_region,
+    __lsan_do_leak_check = sanitizer::__lsan_do_leak_check,
+    __lsan_do_recoverable_leak_check = sanitizer::__lsan_do_recoverable_leak_check,
+}
+
+/// Who has a function besides the agent.
+#[derive(Clone, Copy)]
+struct Others {
+    is_in_c_library: bool,
+    /// Whether an allocator library has it, which the agent replaces.
+    is_in_allocator: bool,
+    /// That of another module; null: none has it.
+    function: *mut c_void,
+}
+
+const NOBODY: Others = Others {
+    is_in_c_library: false,
+    is_in_allocator: false,
+    function: null_mut(),
+};
+
+/// Stores the target of each entry, once. At the first call of one, or at start-up. Keeps `errno`.
+extern "C" fn settle() {
+    let saved = sys::errno();
+    let others = find_others();
+    for (offered, others) in ALL.iter().zip(others) {
+        let is_others = !others.is_in_c_library && !others.function.is_null();
+        let target = match is_others {
+            true => others.function,
+            false => offered.own,
+        };
+        let is_left = others.is_in_c_library || others.is_in_allocator && !is_others;
+        let _ = offered.target.compare_exchange(
+            first as *mut c_void,
+            target,
+            Ordering::Relaxed,
+            Ordering::Relaxed,
+        );
+        offered.is_hidden.store(!is_left, Ordering::Relaxed);
+    }
+    sys::set_errno(saved);
+}
+
+/// Who has each function, in the order of [`ALL`]. Calls the loader.
+fn find_others() -> [Others; ALL.len()] {
+    let mut others = [NOBODY; ALL.len()];
+    let mut is_before = true;
+    definitions::each(|module| {
+        if module.is_ours() {
+            is_before = false;
+            return true;
+        }
+        let is_replaced = !is_before && module.defines(c"malloc") && module.defines(c"free");
+        module.each_defined(ALL.iter().map(|offered| offered.name), |index, function| {
+            let others = &mut others[index];
+            if module.is_c_library() {
+                others.is_in_c_library = true;
+            } else if is_replaced {
+                others.is_in_allocator = true;
+            } else if others.function.is_null() {
+                others.function = function;
+            }
+        });
+        true
+    });
+    others
+}
+
+/// Finds where the entries lead. At start-up.
+pub fn find_next() {
+    settle();
+}
+
+/// Binds calls of the agent's functions that the loader would look up later, when it cannot see them.
+/// In the constructor: by then the loader has relocated what the program is linked with.
+pub fn bind_calls() {
+    definitions::each(|module| {
+        if !module.is_ours() {
+            module.bind_lazy_calls(|name| Some(hidden(name)?.entry));
+        }
+        true
+    });
+}
+
+/// Whether the loader is not to find this name of the agent's any more.
+pub fn is_hidden(name: &CStr) -> bool {
+    // Only a sanitizer calls it, and there is none.
+    let is_sanitizers = name == c"__asan_default_options";
+    let mut all = ALL.iter();
+    is_sanitizers || all.any(|o| o.name == name && o.is_hidden.load(Ordering::Relaxed))
+}
+
+/// A function of the agent's that the loader does not find.
+fn hidden(name: &CStr) -> Option<&'static Offered> {
+    let mut all = ALL.into_iter();
+    let found = all.find(|offered| offered.name == name)?;
+    let is_own = found.target.load(Ordering::Relaxed) == found.own;
+    (is_own && found.is_hidden.load(Ordering::Relaxed)).then_some(found)
+}
+
+/// The address that `dlsym` is to return for a hidden name, where no module has a function that is called
+/// so. Calls the loader.
+pub fn looked_up(name: &CStr) -> Option<*mut c_void> {
+    let found = hidden(name)?;
+    (!definitions::is_defined_by_others(name)).then_some(found.entry)
+}
