@@ -27,9 +27,13 @@ pub struct Local {
     /// At its end, how often the destructors of its thread-specific data have been run, see
     /// [`crate::wrapped`].
     pub rounds: u8,
+    /// First address of its alternate stack for signals, and the end; both 0: it has set none.
+    pub signal_stack: u64,
+    /// End of that stack.
+    pub signal_stack_end: u64,
 }
 
-const _: () = assert!(size_of::<Local>() == 40, "the assembly reserves 40 bytes");
+const _: () = assert!(size_of::<Local>() == 56, "the assembly reserves 56 bytes");
 const _: () = assert!(
     offset_of!(Local, left) == 0 && offset_of!(Local, epoch) == 8,
     "as the assembly reads them"

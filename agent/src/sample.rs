@@ -73,7 +73,7 @@ impl Request {
 }
 
 /// Runs `work` with the thread marked busy, and preserves `errno`; null if it was busy already.
-#[inline]
+#[inline(always)]
 unsafe fn guarded(work: impl FnOnce(&mut Local) -> *mut u8) -> *mut u8 {
     let local = arch::local();
     // SAFETY: the thread's own state; `busy` keeps signal handlers from borrowing it as well.
@@ -105,15 +105,57 @@ pub fn without<R>(work: impl FnOnce() -> R) -> R {
     result
 }
 
+/// Ends sampling in the calling thread, which is about to enter seccomp's strict mode: of a sample's
+/// system calls, that allows none. The thread counts as one without samples.
+#[cold]
+pub fn end_in_thread() {
+    // SAFETY: the thread's own word. It stays busy.
+    unsafe { (*arch::local()).busy = 1 };
+    if let Some(epoch) = session::current() {
+        let counters = &epoch.bank.header.counters;
+        counters.unsampled_threads.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Stack that a sample needs, with a reserve.
+const ROOM: u64 = 4608;
+
+/// Whether there is too little room for a sample on the alternate stack for signals, if the thread is on
+/// it. A sample that is due is then taken at the thread's next allocation elsewhere, and stands for as many
+/// bytes.
+#[inline(always)]
+fn is_cramped(registers: &Registers) -> bool {
+    let local = arch::local();
+    // SAFETY: the thread's own words.
+    let (start, end) = unsafe { ((*local).signal_stack, (*local).signal_stack_end) };
+    registers.sp < end && registers.sp.wrapping_sub(start) < ROOM
+}
+
 /// Returns a sampled object for a request on the slow path; null if no sample is due.
-#[inline]
+#[inline(always)]
 unsafe fn sampled(request: Request, registers: &Registers) -> *mut u8 {
+    // SAFETY: the caller's.
+    unsafe { sampled_for(request, None, registers) }
+}
+
+/// Returns a sampled object that may replace another one; null if no sample is due, or there is no room for
+/// it. A function of its own: where there is none, the allocator is called with none of its frame.
+#[inline(never)]
+unsafe fn sampled_for(
+    request: Request,
+    replaced: Option<&Object>,
+    registers: &Registers,
+) -> *mut u8 {
+    if is_cramped(registers) {
+        return null_mut();
+    }
     // SAFETY: the closure's own.
-    unsafe { guarded(|local| sample_if_due(local, (request, None), registers)) }
+    unsafe { guarded(|local| sample_if_due(local, (request, replaced), registers)) }
 }
 
 /// Draws the gap if the thread has not noticed the epoch yet, then samples if the gap is over. A
 /// sampled object that the new one replaces is counted as freed if the result is not null.
+#[inline(always)]
 fn sample_if_due(
     local: &mut Local,
     (request, replaced): (Request, Option<&Object>),
@@ -497,8 +539,9 @@ fn count_free_shared(local: &mut Local, object: &Object, now: u64) {
 fn take_part(local: &mut Local) {
     const FREES: u8 = 64;
     let number = session::control().epoch(Ordering::Relaxed);
-    // A filter of the program's may forbid a thread that only frees to map memory.
-    let may_map = !seccomp::is_installed();
+    // A filter of the program's may forbid a thread that only frees to map memory; and if the thread has
+    // an alternate stack for signals, it may be on it, with little room.
+    let may_map = !seccomp::is_installed() && local.signal_stack == local.signal_stack_end;
     if local.freed == FREES || local.epoch == number || !may_map {
         return;
     }

@@ -1,9 +1,11 @@
 //! A thread's memory for sampling.
 //!
-//! Made at the thread's first sample, in memory of its own (almost 2 MiB of address space, of which
+//! Made at the thread's first sample, in a slot of its own ([`slots`]: 2 MiB of address space, of which
 //! a stack of ordinary depth touches a few pages), given back when the thread ends, and reused by
 //! the next one. Where the address space is limited, only as many threads have it as leave most of
 //! that to the program; the others are not sampled, and counted.
+
+mod slots;
 
 use crate::arch::Interrupted;
 use crate::local::Local;
@@ -65,6 +67,8 @@ pub struct Thread {
     foreign: [(RecordId, RecordId); FOREIGN],
     /// Of the last stack that found no room in the tree, the innermost frame that did.
     cut: Place,
+    /// Where it is.
+    slot: slots::Slot,
     walker: Walker,
     handler: HandlerStack,
     python: python::Frames,
@@ -406,8 +410,6 @@ pub fn spare() -> *const AtomicPtr<Thread> {
 
 /// Address space that the memory of all threads may take, by the process's limits.
 static MOST: AtomicUsize = AtomicUsize::new(usize::MAX);
-/// Address space that it takes.
-static TAKEN: AtomicUsize = AtomicUsize::new(0);
 
 /// Determines how much threads may take; `limit` is what the process may map, `u64::MAX` for
 /// anything. At start-up, and when the program limits itself.
@@ -421,21 +423,16 @@ pub fn start(limit: u64) {
 /// the session's starter derived from what is left; 0: none. The first thread always has its
 /// memory.
 fn map(limit: u64) -> *mut Thread {
-    let bytes = size_of::<Thread>();
     let most = match usize::try_from(limit) {
         Ok(limit) if limit != 0 => limit.min(MOST.load(Ordering::Relaxed)),
         _ => MOST.load(Ordering::Relaxed),
     };
-    let more = |taken: usize| Some(taken + bytes).filter(|sum| taken == 0 || *sum <= most);
-    let taken = TAKEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
-    if taken.is_err() {
+    let Some((slot, at)) = slots::take(size_of::<Thread>(), most) else {
         return null_mut();
-    }
-    let access = libc::PROT_READ | libc::PROT_WRITE;
-    let thread: *mut Thread = crate::sys::map_unlocked(null_mut(), bytes, access).cast();
-    if thread.is_null() {
-        TAKEN.fetch_sub(bytes, Ordering::Relaxed);
-    }
+    };
+    let thread: *mut Thread = at.cast();
+    // SAFETY: memory of this size, the caller's alone.
+    unsafe { (*thread).slot = slot };
     thread
 }
 
@@ -520,9 +517,8 @@ unsafe extern "C" fn ended(value: *mut c_void) {
             .is_ok()
     };
     if !SPARE.iter().any(put) {
-        // SAFETY: our own mapping, used by nobody.
-        unsafe { libc::munmap(thread.cast(), size_of::<Thread>()) };
-        TAKEN.fetch_sub(size_of::<Thread>(), Ordering::Relaxed);
+        // SAFETY: the slot that the memory is in, used by nobody.
+        unsafe { slots::give_back((*thread).slot, thread.cast(), size_of::<Thread>()) };
     }
     crate::sys::set_errno(saved);
 }

@@ -298,7 +298,7 @@ fn of_ending_threads(agent: &Agent, elsewhere: u64, samples: u64) -> String {
 fn without_memory(agent: &Agent, threads: u64) -> String {
     format!(
         "{}: {threads} threads were not sampled, to leave the program its limited address space (ulimit -v, \
-         ulimit -d): what they allocated is missing",
+         ulimit -d), or in seccomp's strict mode: what they allocated is missing",
         agent.title()
     )
 }

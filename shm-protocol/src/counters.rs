@@ -45,7 +45,7 @@ counters! {
     table_full, true;
     /// Samples whose free could not be tracked: their objects are not in the range of sampled objects.
     untracked, true;
-    /// Threads that were not sampled: no memory for what that takes.
+    /// Threads that were not sampled: no memory for what that takes, or seccomp's strict mode.
     unsampled_threads, false;
     /// Stacks truncated at code outside every module: JIT, generated.
     truncated_no_module, false;

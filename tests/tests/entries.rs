@@ -221,6 +221,7 @@ fn the_agent_exports_glibcs_whole_family_and_nothing_else() {
         "syscall",
         "pthread_create",
         "sigaction",
+        "sigaltstack",
         "signal",
         "sigwait",
         "sigwaitinfo",

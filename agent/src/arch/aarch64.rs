@@ -18,9 +18,9 @@ global_asm!(
     ".hidden mem_agent_local",
     ".globl mem_agent_local",
     ".type mem_agent_local,%object",
-    ".size mem_agent_local,40",
+    ".size mem_agent_local,56",
     "mem_agent_local:",
-    ".zero 40",
+    ".zero 56",
     ".popsection",
 );
 
@@ -29,7 +29,7 @@ global_asm!(
 pub fn local() -> *mut Local {
     let at: *mut Local;
     // SAFETY: reads the thread pointer and a constant offset from it; the symbol above is
-    // 40 zeroed bytes in this module's initial-exec block.
+    // 56 zeroed bytes in this module's initial-exec block.
     unsafe {
         asm!(
             "mrs {at}, tpidr_el0",

@@ -6,43 +6,51 @@
 //! constructor has run, so they need nothing of the C library but `errno`.
 
 use crate::arch::{noting_prctl, noting_syscall};
-use crate::{cpu, cycles, seccomp, session};
+use crate::{cpu, cycles, sample, seccomp, session};
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_long};
 
 /// `PR_SET_SECCOMP` of linux/prctl.h.
 const PR_SET_SECCOMP: usize = 22;
+/// `SECCOMP_MODE_STRICT` of linux/seccomp.h, for prctl(2).
+const MODE_STRICT: usize = 1;
+/// `SECCOMP_SET_MODE_STRICT` of linux/seccomp.h, for seccomp(2).
+const SET_MODE_STRICT: usize = 0;
 /// `PR_SET_TSC` of linux/prctl.h.
 const PR_SET_TSC: usize = 26;
 
-/// Notes what is about to be called. Safe in a signal handler that interrupted an allocation.
-fn note(option: usize) {
+/// Notes a call of prctl(2) that is about to be made. Safe in a signal handler that interrupted an
+/// allocation.
+fn note(option: usize, mode: usize) {
     if session::is_guest() {
         return;
     }
     match option {
         PR_SET_TSC => cycles::forbid(),
-        _ => note_installation(),
+        _ => note_installation(mode == MODE_STRICT),
     }
 }
 
-fn note_installation() {
+fn note_installation(is_strict: bool) {
     session::grow_before_filter();
     seccomp::note_installation();
     cpu::end_for_filter();
+    if is_strict {
+        sample::end_in_thread();
+    }
 }
 
 /// Notes a call of prctl(2) with these first arguments.
-extern "C" fn note_prctl(option: c_int) {
-    note(option as usize);
+extern "C" fn note_prctl(option: c_int, mode: usize) {
+    note(option as usize, mode);
 }
 
-/// Notes a call of prctl(2) or seccomp(2), by its number and first argument.
-extern "C" fn note_syscall(number: c_long, option: c_int) {
+/// Notes a call of prctl(2) or seccomp(2), by its number and first arguments.
+extern "C" fn note_syscall(number: c_long, option: c_int, mode: usize) {
     match number {
-        libc::SYS_prctl => note(option as usize),
+        libc::SYS_prctl => note(option as usize, mode),
         _ if session::is_guest() => {}
-        _ => note_installation(),
+        _ => note_installation(option as usize == SET_MODE_STRICT),
     }
 }
 

@@ -1,26 +1,31 @@
 //! `sigaction` and `signal`: a program that wants the signal used by a session of CPU time gets it,
 //! and the session switches to another one. Otherwise, the calls are passed on unchanged.
+//!
+//! `sigaltstack`: where the thread's alternate stack is, on which there may be too little room for a sample.
 
 use crate::arch::glibc_function;
 use crate::c_library;
 use crate::sys::{next_symbol, set_errno};
-use crate::{cpu, on_signal};
+use crate::{arch, cpu, on_signal};
 use core::ffi::{CStr, c_int, c_void};
 use core::mem::transmute;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
 type Action = unsafe extern "C" fn(c_int, *const c_void, *mut c_void) -> c_int;
+type Alternate = unsafe extern "C" fn(*const libc::stack_t, *mut libc::stack_t) -> c_int;
 type Simple = unsafe extern "C" fn(c_int, usize) -> usize;
 
 /// The functions behind these; null before they are looked up.
 static SIGACTION: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 static SIGNAL: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+static SIGALTSTACK: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
 /// Finds them. At start-up.
 pub fn find_next() {
     SIGACTION.store(next_symbol(c"sigaction"), Ordering::Relaxed);
     SIGNAL.store(next_symbol(c"signal"), Ordering::Relaxed);
+    SIGALTSTACK.store(next_symbol(c"sigaltstack"), Ordering::Relaxed);
 }
 
 /// What is behind a function: before start-up by its other name in glibc, else in another library.
@@ -94,4 +99,35 @@ pub unsafe extern "C" fn signal(number: c_int, handler: usize) -> usize {
             libc::SIG_ERR
         }
     }
+}
+
+/// sigaltstack(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sigaltstack(new: *const libc::stack_t, old: *mut libc::stack_t) -> c_int {
+    // Both may be the same.
+    // SAFETY: null, or the caller's.
+    let stack = unsafe { new.as_ref() }.copied();
+    let real = SIGALTSTACK.load(Ordering::Relaxed);
+    // SAFETY: null, or the C library's function of this type.
+    let result = match unsafe { transmute::<*mut c_void, Option<Alternate>>(real) } {
+        // SAFETY: the caller's arguments.
+        Some(real) => unsafe { real(new, old) },
+        // SAFETY: likewise; the kernel checks its pointers.
+        None => unsafe { libc::syscall(libc::SYS_sigaltstack, new, old) as c_int },
+    };
+    if let Some(stack) = stack.filter(|_| result == 0) {
+        let start = stack.ss_sp.addr() as u64;
+        let (start, end) = match stack.ss_flags & libc::SS_DISABLE {
+            0 => (start, start.saturating_add(stack.ss_size as u64)),
+            _ => (0, 0),
+        };
+        // SAFETY: the calling thread's own words. A handler in between is not on the new stack yet,
+        // or already on it and leaves it before it returns.
+        unsafe {
+            let local = arch::local();
+            (*local).signal_stack = start;
+            (*local).signal_stack_end = end;
+        }
+    }
+    result
 }

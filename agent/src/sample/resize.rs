@@ -60,17 +60,16 @@ unsafe fn resize(
         };
         let bytes = request.bytes;
         let stays = |why| guarded(|local| stay(local, at, &object, request, why, registers));
-        if !stays(Why::Certain).is_null() {
+        let has_room = !is_cramped(registers);
+        if has_room && !stays(Why::Certain).is_null() {
             return p;
         }
         let mut new: *mut c_void = null_mut();
-        if bytes < MAX_BYTES && !skips_sampling(bytes) {
+        if bytes < MAX_BYTES && !skips_sampling(bytes) && has_room {
             if !stays(Why::Drawn).is_null() {
                 return p;
             }
-            let draw =
-                |local: &mut Local| sample_if_due(local, (request, Some(&object)), registers);
-            new = guarded(draw).cast();
+            new = sampled_for(request, Some(&object), registers).cast();
         }
         if new.is_null() {
             let new = leave(p, elsewhere());

@@ -18,9 +18,17 @@ pub(super) unsafe fn settle(registers: &Registers, is_there: bool) {
         !thread.is_null() && (*thread).untracked.0.weight != 0.0
     };
     if postpones {
-        // SAFETY: the closure's own.
-        unsafe { guarded(|local| count_postponed(local, registers, is_there)) };
+        // SAFETY: the thread's own memory is there.
+        unsafe { count_guarded(registers, is_there) };
     }
+}
+
+/// Has a frame of its own, which the callers of [`settle`] seldom need.
+#[cold]
+#[inline(never)]
+unsafe fn count_guarded(registers: &Registers, is_there: bool) {
+    // SAFETY: the closure's own.
+    unsafe { guarded(|local| count_postponed(local, registers, is_there)) };
 }
 
 #[cold]
