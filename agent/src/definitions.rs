@@ -104,6 +104,7 @@ pub fn each_before(mut visit: impl FnMut(&Module)) {
 }
 
 /// Whether a module other than this library defines a symbol of this name.
+#[inline(never)]
 pub fn is_defined_by_others(name: &CStr) -> bool {
     let mut is_defined = false;
     each(|module| {
@@ -209,11 +210,13 @@ impl Module {
     }
 
     /// Whether it defines a symbol of this name.
+    #[inline(never)]
     pub fn defines(&self, name: &CStr) -> bool {
         self.address_of(name) != 0
     }
 
     /// Address of what it defines by this name; 0: nothing.
+    #[inline(never)]
     fn address_of(&self, name: &CStr) -> u64 {
         let found = self.symbols().and_then(|symbols| symbols.find(name));
         // SAFETY: an entry of the module's table.
@@ -253,6 +256,7 @@ impl Module {
         self.is_called_one_of(&C_LIBRARY)
     }
 
+    #[inline(never)]
     fn symbols(&self) -> Option<Symbols> {
         let values = self.dynamic([DT_SYMTAB, DT_STRTAB, DT_GNU_HASH, DT_HASH])?;
         let [symbols, strings, gnu_hash, hash] = values.map(|value| self.address_in(value));
@@ -293,6 +297,7 @@ impl Module {
 
 impl Symbols {
     /// The symbol that is defined by this name.
+    #[inline(never)]
     fn find(&self, name: &CStr) -> Option<*const Elf64_Sym> {
         // SAFETY: the loader searches these tables as well.
         unsafe {

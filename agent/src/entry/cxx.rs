@@ -65,6 +65,7 @@ pub fn is_hidden(name: &CStr) -> bool {
 
 /// The next library's function; null if there is none. Calls the loader. A lookup in vain allocates
 /// the loader's message, so a name that no module defines is not looked up.
+#[inline(never)]
 fn next(name: &CStr) -> *mut c_void {
     if definitions::can_tell() && !definitions::is_defined_by_others(name) {
         return null_mut();

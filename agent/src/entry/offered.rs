@@ -19,20 +19,17 @@ use crate::{definitions, entry, sys};
 use core::arch::naked_asm;
 use core::ffi::{CStr, c_void};
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 /// A function that is offered.
 #[repr(C)]
 struct Offered {
-    /// Where the entry jumps; read by the entry, so this comes first.
+    /// Where the entry jumps; read by the entry, so this comes first. Null until [`settle`] has run.
     target: AtomicPtr<c_void>,
     /// The agent's function.
     own: *mut c_void,
     /// Address of the exported symbol.
     entry: *mut c_void,
-    name: &'static CStr,
-    /// Whether the loader is not to find it once the program has started.
-    is_hidden: AtomicBool,
 }
 
 // SAFETY: the pointers are addresses of functions.
@@ -47,14 +44,9 @@ macro_rules! offered {
         mod to {
             use super::*;
             $(pub static $symbol: Offered = Offered {
-                target: AtomicPtr::new(first as *mut c_void),
+                target: AtomicPtr::new(null_mut()),
                 own: $own as *mut c_void,
                 entry: exported::$symbol as *mut c_void,
-                name: match CStr::from_bytes_with_nul(concat!(stringify!($symbol), "\0").as_bytes()) {
-                    Ok(name) => name,
-                    Err(_) => panic!("a name"),
-                },
-                is_hidden: AtomicBool::new(false),
             };)*
         }
 
@@ -62,10 +54,12 @@ macro_rules! offered {
         #[allow(non_snake_case)]
         mod exported {
             use super::*;
-            $(jump_by_target!($symbol, to::$symbol);)*
+            $(jump_by_target!($symbol, to::$symbol, else first);)*
         }
 
         static ALL: [&Offered; [$(stringify!($symbol)),*].len()] = [$(&to::$symbol),*];
+        /// Their names, each with its terminator: pointers would be relocated at each start.
+        const NAMES: &str = concat!($(stringify!($symbol), "\0",)*);
     };
 }
 
@@ -132,6 +126,16 @@ offered! {
     __lsan_do_recoverable_leak_check = sanitizer::__lsan_do_recoverable_leak_check,
 }
 
+/// Bits of those that the loader is not to find once the program has started, in the order of [`ALL`].
+static HIDDEN: AtomicU64 = AtomicU64::new(0);
+const _: () = assert!(ALL.len() <= u64::BITS as usize);
+
+/// Names in the order of [`ALL`].
+fn names() -> impl Iterator<Item = &'static CStr> {
+    let names = NAMES.as_bytes().split_inclusive(|byte| *byte == 0);
+    names.map(|name| CStr::from_bytes_with_nul(name).unwrap_or_default())
+}
+
 /// Who has a function besides the agent.
 #[derive(Clone, Copy)]
 struct Others {
@@ -152,7 +156,8 @@ const NOBODY: Others = Others {
 extern "C" fn settle() {
     let saved = sys::errno();
     let others = find_others();
-    for (offered, others) in ALL.iter().zip(others) {
+    let mut hidden = 0;
+    for (index, (offered, others)) in ALL.iter().zip(others).enumerate() {
         let is_others = !others.is_in_c_library && !others.function.is_null();
         let target = match is_others {
             true => others.function,
@@ -160,13 +165,14 @@ extern "C" fn settle() {
         };
         let is_left = others.is_in_c_library || others.is_in_allocator && !is_others;
         let _ = offered.target.compare_exchange(
-            first as *mut c_void,
+            null_mut(),
             target,
             Ordering::Relaxed,
             Ordering::Relaxed,
         );
-        offered.is_hidden.store(!is_left, Ordering::Relaxed);
+        hidden |= u64::from(!is_left) << index;
     }
+    HIDDEN.store(hidden, Ordering::Relaxed);
     sys::set_errno(saved);
 }
 
@@ -180,7 +186,7 @@ fn find_others() -> [Others; ALL.len()] {
             return true;
         }
         let is_replaced = !is_before && module.defines(c"malloc") && module.defines(c"free");
-        module.each_defined(ALL.iter().map(|offered| offered.name), |index, function| {
+        module.each_defined(names(), |index, function| {
             let others = &mut others[index];
             if module.is_c_library() {
                 others.is_in_c_library = true;
@@ -214,17 +220,18 @@ pub fn bind_calls() {
 /// Whether the loader is not to find this name of the agent's any more.
 pub fn is_hidden(name: &CStr) -> bool {
     // Only a sanitizer calls it, and there is none.
-    let is_sanitizers = name == c"__asan_default_options";
-    let mut all = ALL.iter();
-    is_sanitizers || all.any(|o| o.name == name && o.is_hidden.load(Ordering::Relaxed))
+    name == c"__asan_default_options" || index_of_hidden(name).is_some()
+}
+
+fn index_of_hidden(name: &CStr) -> Option<usize> {
+    let index = names().position(|known| known == name)?;
+    (HIDDEN.load(Ordering::Relaxed) >> index & 1 == 1).then_some(index)
 }
 
 /// A function of the agent's that the loader does not find.
 fn hidden(name: &CStr) -> Option<&'static Offered> {
-    let mut all = ALL.into_iter();
-    let found = all.find(|offered| offered.name == name)?;
-    let is_own = found.target.load(Ordering::Relaxed) == found.own;
-    (is_own && found.is_hidden.load(Ordering::Relaxed)).then_some(found)
+    let found = ALL[index_of_hidden(name)?];
+    (found.target.load(Ordering::Relaxed) == found.own).then_some(found)
 }
 
 /// The address that `dlsym` is to return for a hidden name, where no module has a function that is called

@@ -17,31 +17,21 @@ const LARGE_LOG: usize = 6;
 /// Granularity of slots: no machine has larger pages.
 const PAGE: usize = 64 << 10;
 
-/// Address space for a number of slots.
+/// What a reservation begins with, in a page before its slots. It is never given up.
 struct Reservation {
-    /// Null: none yet.
-    start: AtomicPtr<u8>,
+    next: AtomicPtr<Reservation>,
     /// Bits of slots that nobody uses.
     free: AtomicU64,
-    /// Bits of slots that may be written.
-    open: AtomicU64,
 }
 
-static ALL: [Reservation; RESERVATIONS] = [const {
-    Reservation {
-        start: AtomicPtr::new(null_mut()),
-        free: AtomicU64::new(0),
-        open: AtomicU64::new(0),
-    }
-}; RESERVATIONS];
-
+static FIRST: AtomicPtr<Reservation> = AtomicPtr::new(null_mut());
 /// Bytes that are reserved.
 static TAKEN: AtomicUsize = AtomicUsize::new(0);
 
 /// A slot that the caller has taken.
 #[derive(Clone, Copy)]
 pub struct Slot {
-    reservation: u16,
+    reservation: &'static Reservation,
     index: u8,
 }
 
@@ -50,22 +40,26 @@ pub struct Slot {
 /// Changes `errno`.
 pub fn take(bytes: usize, most: usize) -> Option<(Slot, *mut c_void)> {
     let bytes = bytes.next_multiple_of(PAGE);
-    for (number, reservation) in ALL.iter().enumerate() {
-        let is_new = reservation.start.load(Ordering::Acquire).is_null();
-        if is_new && !reserve(number, bytes, most) {
-            return None;
-        }
+    let mut place = &FIRST;
+    for number in 0..RESERVATIONS {
+        // SAFETY: null, or the start of a reservation, which stays.
+        let known = unsafe { place.load(Ordering::Acquire).as_ref() };
+        let reservation = match known {
+            Some(known) => known,
+            None => reserve(place, (number, bytes), most)?,
+        };
         if let Some(index) = reservation.claim() {
-            let slot = Slot {
-                reservation: number as u16,
-                index,
-            };
-            let Some(at) = reservation.open(index, bytes) else {
+            let slot = Slot { reservation, index };
+            let offset = PAGE + usize::from(index) * bytes;
+            let start = (&raw const *reservation).cast::<u8>().cast_mut();
+            let at = start.wrapping_add(offset).cast();
+            if !allow_writing(at, bytes) {
                 slot.release();
                 return None;
-            };
+            }
             return Some((slot, at));
         }
+        place = &reservation.next;
     }
     None
 }
@@ -83,17 +77,22 @@ pub unsafe fn give_back(slot: Slot, at: *mut c_void, bytes: usize) {
     slot.release();
 }
 
+/// Makes pages of a reservation writable, if they are not yet.
+fn allow_writing(at: *mut c_void, bytes: usize) -> bool {
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: the callers': pages of ours that nobody else uses.
+    unsafe { libc::mprotect(at, bytes, access) == 0 }
+}
+
 impl Slot {
     fn release(self) {
-        let reservation = &ALL[usize::from(self.reservation)];
-        reservation
-            .free
-            .fetch_or(1 << self.index, Ordering::Release);
+        let free = &self.reservation.free;
+        free.fetch_or(1 << self.index, Ordering::Release);
     }
 }
 
 impl Reservation {
-    /// The first free slot.
+    /// Takes the first free slot.
     fn claim(&self) -> Option<u8> {
         let mut free = self.free.load(Ordering::Relaxed);
         while free != 0 {
@@ -106,25 +105,6 @@ impl Reservation {
         }
         None
     }
-
-    /// Makes a slot's memory writable; its address.
-    fn open(&self, index: u8, bytes: usize) -> Option<*mut c_void> {
-        let offset = usize::from(index) * bytes;
-        let at = self
-            .start
-            .load(Ordering::Acquire)
-            .wrapping_add(offset)
-            .cast();
-        if self.open.load(Ordering::Relaxed) >> index & 1 == 0 {
-            let access = libc::PROT_READ | libc::PROT_WRITE;
-            // SAFETY: a slot of ours, which the caller has claimed.
-            if unsafe { libc::mprotect(at, bytes, access) } != 0 {
-                return None;
-            }
-            self.open.fetch_or(1 << index, Ordering::Relaxed);
-        }
-        Some(at)
-    }
 }
 
 /// Number of slots of a reservation: of each of the first ones as many as all before have, and one at least.
@@ -132,43 +112,56 @@ fn count(number: usize) -> usize {
     1 << number.saturating_sub(1).min(LARGE_LOG)
 }
 
-/// Makes a reservation, unless another thread makes it. Whether there is one now.
+/// Makes the reservation of this number, unless another thread makes it. `None`: there is no memory.
 #[cold]
-fn reserve(number: usize, bytes: usize, most: usize) -> bool {
+fn reserve(
+    place: &AtomicPtr<Reservation>,
+    (number, bytes): (usize, usize),
+    most: usize,
+) -> Option<&'static Reservation> {
     let mut slots = 0;
     let more = |taken: usize| {
-        let left = most.saturating_sub(taken) / bytes;
+        let left = most.saturating_sub(taken + PAGE) / bytes;
         slots = count(number).min(left.max(usize::from(taken == 0)));
-        (slots != 0).then_some(taken + slots * bytes)
+        (slots != 0).then_some(taken + PAGE + slots * bytes)
     };
-    let taken = TAKEN.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
-    if taken.is_err() {
-        return false;
-    }
-    let start = sys::map_unlocked(null_mut(), slots * bytes, libc::PROT_NONE);
-    let reservation = &ALL[number];
-    let place = &reservation.start;
-    let (order, failed) = (Ordering::AcqRel, Ordering::Relaxed);
-    let is_made = !start.is_null()
-        && place
-            .compare_exchange(null_mut(), start.cast(), order, failed)
-            .is_ok();
-    if is_made {
-        // A thread touches a few pages of its slot: no huge ones.
-        if !seccomp::is_installed() {
-            // SAFETY: a mapping of ours, of which only the kind of pages changes.
-            unsafe { libc::madvise(start, slots * bytes, libc::MADV_NOHUGEPAGE) };
+    let (order, failed) = (Ordering::AcqRel, Ordering::Acquire);
+    TAKEN.fetch_update(order, failed, more).ok()?;
+    let size = PAGE + slots * bytes;
+    let start = sys::map_unlocked(null_mut(), size, libc::PROT_NONE);
+    let give_up = || {
+        TAKEN.fetch_sub(size, Ordering::Relaxed);
+        if !start.is_null() {
+            // SAFETY: the mapping made above, which nobody knows.
+            unsafe { libc::munmap(start, size) };
         }
-        let all = u64::MAX >> (u64::BITS as usize - slots);
-        reservation.free.fetch_or(all, Ordering::Release);
-        return true;
+    };
+    if start.is_null() || !allow_writing(start, PAGE) {
+        give_up();
+        return None;
     }
-    TAKEN.fetch_sub(slots * bytes, Ordering::Relaxed);
-    if !start.is_null() {
-        // SAFETY: the mapping made above, which nobody knows.
-        unsafe { libc::munmap(start, slots * bytes) };
+    if !seccomp::is_installed() {
+        // A thread touches a few pages of its slot: no huge ones.
+        // SAFETY: the mapping made above, of which only the kind of pages changes.
+        unsafe { libc::madvise(start, size, libc::MADV_NOHUGEPAGE) };
     }
-    !start.is_null()
+    let new: *mut Reservation = start.cast();
+    // SAFETY: a writable page, nobody else's yet.
+    unsafe {
+        new.write(Reservation {
+            next: AtomicPtr::new(null_mut()),
+            free: AtomicU64::new(u64::MAX >> (u64::BITS as usize - slots)),
+        });
+    }
+    let found = match place.compare_exchange(null_mut(), new, order, failed) {
+        Ok(_) => new,
+        Err(others) => {
+            give_up();
+            others
+        }
+    };
+    // SAFETY: the start of a reservation, which stays.
+    unsafe { found.as_ref() }
 }
 
 #[cfg(test)]

@@ -259,9 +259,9 @@ macro_rules! jump_through_table {
 pub(crate) use jump_through_table;
 
 /// Defines the entry point `$name`: a jump to where `$target`, whose first word is an address, points,
-/// with all arguments as they are. The address of `$target` is in x16.
+/// with all arguments as they are; to `$first` while that is null. The address of `$target` is in x16.
 macro_rules! jump_by_target {
-    ($name:ident, $target:path) => {
+    ($name:ident, $target:path, else $first:path) => {
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         pub unsafe extern "C" fn $name() {
@@ -270,9 +270,13 @@ macro_rules! jump_by_target {
                 "adrp x16, {target}",
                 "add x16, x16, :lo12:{target}",
                 "ldr x17, [x16]",
+                "cbz x17, 2f",
                 "br x17",
+                "2:",
+                "b {first}",
                 ".cfi_endproc",
                 target = sym $target,
+                first = sym $first,
             )
         }
     };

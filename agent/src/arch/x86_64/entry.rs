@@ -274,18 +274,21 @@ macro_rules! jump_through_table {
 pub(crate) use jump_through_table;
 
 /// Defines the entry point `$name`: a jump to where `$target`, whose first word is an address, points,
-/// with all arguments as they are. The address of `$target` is in r11.
+/// with all arguments as they are; to `$first` while that is null. The address of `$target` is in r11.
 macro_rules! jump_by_target {
-    ($name:ident, $target:path) => {
+    ($name:ident, $target:path, else $first:path) => {
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         pub unsafe extern "C" fn $name() {
             naked_asm!(
                 ".cfi_startproc",
                 "lea r11, [rip + {target}]",
+                "cmp qword ptr [r11], 0",
+                "je {first}",
                 "jmp qword ptr [r11]",
                 ".cfi_endproc",
                 target = sym $target,
+                first = sym $first,
             )
         }
     };
