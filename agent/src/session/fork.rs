@@ -6,6 +6,7 @@
 //! another program before.
 
 use super::life::{self, Start};
+use super::name;
 use super::parent::{self, Standing};
 use super::shards;
 use super::{BASE, BYTES, LIFE, SESSIONS, control};
@@ -268,7 +269,9 @@ fn wait(local: &mut Local) -> bool {
 
 /// Creates the child's segment, and continues its parent's session there if that is still running.
 fn make() {
-    let start = pending();
+    name::settle();
+    // A session that `run` requested is over with it.
+    let start = pending().filter(|_| !name::is_moved());
     // A lease has none.
     let has_end = start.is_some_and(|start| has_end(start.deadline_ns));
     let parent = PENDING.parent.load(Ordering::Relaxed) as u32;

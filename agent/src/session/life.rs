@@ -166,9 +166,11 @@ pub(super) fn make(start: Option<Start>, forked_from: u32, at_start: bool) {
     if backend::is_left_out() || file_limit < CONTROL_BYTES as u64 {
         return hide();
     }
+    name::settle();
     time::settle();
     let start_time = time::shift().start_time(identity::start_time());
-    let start = start.filter(|_| !backend::stands_aside());
+    // A session that `run` requested is over with it.
+    let start = start.filter(|_| !backend::stands_aside() && !name::is_moved());
     if let Some(start) = start.filter(|_| forked_from != 0) {
         // What belonged to its parent now belongs to it.
         let parents = start.session.wrapping_sub(1);
@@ -351,10 +353,12 @@ fn wait_for_check(status: &Status) {
 /// may forbid to remove it. What stays is removed by programs that start later, or by the
 /// controller.
 extern "C" fn destructor() {
-    if !cfg!(test) {
-        cpu_profile::at_exit();
+    // A child of `vfork` that calls `exit` runs this in its parent's memory.
+    if cfg!(test) || super::is_guest() {
+        return;
     }
-    if cfg!(test) || mark::is_copy() || !LIFE.is_own() {
+    cpu_profile::at_exit();
+    if mark::is_copy() || !LIFE.is_own() || !super::is_owners() {
         return;
     }
     let last = control().last_epoch.load(Ordering::Relaxed);

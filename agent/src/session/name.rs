@@ -5,7 +5,7 @@ use crate::environment::variable;
 use crate::sys::{self, Text};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicBool, Ordering};
 use shm_protocol::clock;
 use shm_protocol::segment::{self, DEFAULT_DIR, Errno, FILE_PREFIX, Tables};
 
@@ -87,10 +87,56 @@ pub fn start() {
     directory.push(chosen.unwrap_or(DEFAULT_DIR.as_bytes()));
 }
 
-fn dir() -> &'static [u8] {
+/// The directory that was named.
+fn named() -> &'static CStr {
     // SAFETY: see `Directory`. What did not fit is not a directory.
     let directory = unsafe { &*DIRECTORY.0.get() };
-    directory.as_c_str().map_or(b"", CStr::to_bytes)
+    directory.as_c_str().unwrap_or(c"")
+}
+
+/// Prefixes of the directories that `run` makes for itself, the inner one first.
+const OF_RUN: [&[u8]; 2] = [b"segments.", b"mem_profiler.run."];
+
+/// Whether segments are made in the directory around the one that was named.
+static IS_MOVED: AtomicBool = AtomicBool::new(false);
+
+/// Finds out whether the directory that was named was one of a `run` that has ended and removed it.
+/// Its children, and the programs that they execute, may live longer, as daemons do. By the thread
+/// that makes the segment, before it does.
+pub fn settle() {
+    let named = named();
+    if around(named.to_bytes()) == named.to_bytes() || is_moved() {
+        return;
+    }
+    let saved = sys::errno();
+    if sys::link_status(named).is_none() && sys::errno() == libc::ENOENT {
+        IS_MOVED.store(true, Ordering::Relaxed);
+    }
+    sys::set_errno(saved);
+}
+
+/// Whether the `run` that this process belonged to has ended and removed its directory.
+pub fn is_moved() -> bool {
+    IS_MOVED.load(Ordering::Relaxed)
+}
+
+/// The directory around those that `run` makes; any other is its own.
+fn around(directory: &[u8]) -> &[u8] {
+    OF_RUN.iter().fold(directory, |directory, prefix| {
+        let slash = directory.iter().rposition(|byte| *byte == b'/');
+        let Some(slash) = slash.filter(|at| *at > 0) else {
+            return directory;
+        };
+        match directory[slash + 1..].starts_with(prefix) {
+            true => &directory[..slash],
+            false => directory,
+        }
+    })
+}
+
+fn dir() -> &'static [u8] {
+    let named = named().to_bytes();
+    if is_moved() { around(named) } else { named }
 }
 
 fn path_of(start_time: u64, image: u64) -> Path {
@@ -104,4 +150,23 @@ fn path_of(start_time: u64, image: u64) -> Path {
     path.push(b".");
     path.push_number(image);
     path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_directories_of_run_lie_in_the_shared_one() {
+        for (named, shared) in [
+            ("/dev/shm/mem_profiler.run.7.123", "/dev/shm"),
+            ("/dev/shm/mem_profiler.run.7.123/segments.0af", "/dev/shm"),
+            ("/dev/shm", "/dev/shm"),
+            ("/a/segments.b/c", "/a/segments.b/c"),
+            ("/mem_profiler.run.7.123", "/mem_profiler.run.7.123"),
+            ("", ""),
+        ] {
+            assert_eq!(around(named.as_bytes()), shared.as_bytes(), "{named}");
+        }
+    }
 }
