@@ -5,7 +5,7 @@ use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-const EARLY_BYTES: usize = 32 << 10;
+const EARLY_BYTES: usize = 16 << 10;
 
 /// Serves the allocations that happen while the real functions are looked up.
 #[repr(C, align(16))]
