@@ -17,10 +17,12 @@ pub struct Cleaned {
     pub removed_bytes: u64,
     /// One message for each that could not be removed.
     pub failures: Vec<String>,
-    /// Profiles that have not been written out, or are just being written.
+    /// Profiles that have not been written out.
     pub kept: usize,
     /// Memory that they take.
     pub kept_bytes: u64,
+    /// Profiles that another controller is writing out.
+    pub in_use: usize,
     /// Segments of another version that were not removed: what they hold is unknown.
     pub outdated: usize,
     /// Memory that they take.
@@ -81,7 +83,11 @@ impl Cleaned {
         });
         let size = agent.segment.memory_bytes().unwrap_or(0);
         // A controller that holds the lock is about to write the dump.
-        if wanted && !all || !agent.segment.lock().unwrap_or(false) {
+        if !agent.segment.lock().unwrap_or(false) {
+            self.in_use += 1;
+            return;
+        }
+        if wanted && !all {
             self.kept += 1;
             self.kept_bytes = self.kept_bytes.saturating_add(size);
             return;

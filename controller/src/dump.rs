@@ -252,7 +252,7 @@ fn write_snapshot(
         (unsampled > 0).then(|| without_memory(agent, unsampled)),
         (untracked > 0).then(|| without_place(agent, untracked, samples)),
         // A few are nothing to worry about.
-        (elsewhere > samples / 100).then(|| of_ending_threads(agent, elsewhere, samples)),
+        (elsewhere > samples / 100).then(|| placed_elsewhere(agent, elsewhere, samples)),
         overwritten(agent, snapshot),
         (truncated > 0).then(|| truncation(agent, truncated)),
         (unnamed > 0).then(|| unnamed_lines(agent, unnamed)),
@@ -287,10 +287,10 @@ fn without_place(agent: &Agent, untracked: u64, samples: u64) -> String {
     )
 }
 
-fn of_ending_threads(agent: &Agent, elsewhere: u64, samples: u64) -> String {
+fn placed_elsewhere(agent: &Agent, elsewhere: u64, samples: u64) -> String {
     format!(
-        "{}: {elsewhere} of {samples} samples were taken in threads that were ending, whose objects cannot be \
-         tracked: they are missing from the live values, which are too small; the allocated values are right",
+        "{}: {elsewhere} of {samples} samples were taken in threads that were ending, or are of the allocator \
+         itself; such objects cannot be tracked: they are missing from the live values, which are too small; the allocated values are right",
         agent.title()
     )
 }

@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::fs::File;
 use std::path::Path;
 use std::time::Duration;
 
@@ -100,7 +101,10 @@ fn what_a_dead_process_left_is_listed_recovered_and_cleaned() {
     assert_eq!(rows[0]["state"], "dead, profile kept");
     let cleaned = place.run(&["clean"]);
     assert!(cleaned.out.contains("removed 0 segments"), "{cleaned:?}");
-    assert!(cleaned.err.contains("1 hold profiles"), "{cleaned:?}");
+    assert!(
+        cleaned.err.contains("1 segment holds a profile"),
+        "{cleaned:?}"
+    );
     let ran = place.run(&["recover", "-o", &place.prefix()]);
     assert!(
         ran.succeeded()[0].contains("ended during the session"),
@@ -111,6 +115,34 @@ fn what_a_dead_process_left_is_listed_recovered_and_cleaned() {
     place
         .run(&["recover", "-o", &place.prefix()])
         .failed_saying(&["nothing to recover"]);
+}
+
+#[test]
+fn a_profile_that_is_being_written_is_kept_whatever_is_to_be_cleaned() {
+    let place = Place::new();
+    let process = place.fake(&[]);
+    let pid = process.pid();
+    let session = place.spawn(&["-s", "60", "-o", &place.prefix()]);
+    wait_for("sampling", || place.epoch(pid) != 0);
+    session.signal(Signal::SIGKILL);
+    process.signal(Signal::SIGKILL);
+    drop((session, process));
+    let segments = place.segments();
+    let file = File::open(place.shm().join(&segments[0])).unwrap();
+    // As a controller does that writes the dump.
+    file.lock().unwrap();
+    for arguments in [&["clean"][..], &["clean", "--all"]] {
+        let cleaned = place.run(arguments);
+        assert!(cleaned.out.contains("removed 0 segments"), "{cleaned:?}");
+        assert!(
+            cleaned.err.contains("writes out its profile"),
+            "{cleaned:?}"
+        );
+        assert!(!cleaned.err.contains("clean --all"), "{cleaned:?}");
+    }
+    drop(file);
+    let cleaned = place.run(&["clean", "--all"]);
+    assert!(cleaned.out.contains("removed 1 segment,"), "{cleaned:?}");
 }
 
 #[test]

@@ -77,7 +77,8 @@ fn text(shares: Shares) -> String {
     }
     if shares.elsewhere >= FEW {
         causes.push(format!(
-            "{} of the samples were taken in threads that were ending, whose objects cannot be tracked",
+            "{} of the samples were taken in threads that were ending, or are of the allocator itself; such objects \
+             cannot be tracked",
             percent(shares.elsewhere)
         ));
     }

@@ -17,6 +17,9 @@ const MOST_DOUBTS: usize = 8;
 const OUTDATED: &str =
     "only mem_profiler of that version can recover profiles; to remove: clean --all";
 
+/// What to do about profiles.
+const UNWRITTEN: &str = "without a dump: mem_profiler recover, or clean --all";
+
 /// Removes the segments of dead processes, except for profiles that have not been written.
 pub fn execute(args: CleanArgs) -> ExitCode {
     let selection = Selection::from(args.select);
@@ -36,11 +39,17 @@ pub fn execute(args: CleanArgs) -> ExitCode {
         },
         text::bytes(cleaned.removed_bytes as f64)
     ));
-    if cleaned.kept > 0 {
-        diagnostic(&format!(
-            "{} hold profiles that have not been written: mem_profiler recover, or clean --all",
-            cleaned.kept
-        ));
+    match cleaned.kept {
+        0 => {}
+        1 => diagnostic(&format!("1 segment holds a profile {UNWRITTEN}")),
+        n => diagnostic(&format!("{n} segments hold profiles {UNWRITTEN}")),
+    }
+    match cleaned.in_use {
+        0 => {}
+        1 => diagnostic("1 segment is kept: another mem_profiler writes out its profile"),
+        n => diagnostic(&format!(
+            "{n} segments are kept: other mem_profilers write out their profiles"
+        )),
     }
     if cleaned.outdated > 0 {
         let size = text::bytes(cleaned.outdated_bytes as f64);
