@@ -20,7 +20,7 @@ const BYTES: usize = 128 << 10;
 static STACK: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
 /// Calls a function, on a stack of its own if the thread's may be small. By the first thread, before
-/// there is another one.
+/// there is another one. Keeps `errno`.
 pub fn call(function: extern "C" fn()) {
     // Nothing else of the C library is called before.
     crate::c_library::resolve();
@@ -32,15 +32,14 @@ pub fn call(function: extern "C" fn()) {
     } else {
         null_mut()
     };
-    sys::set_errno(saved);
     if stack.is_null() {
-        return function();
+        function();
+        return sys::set_errno(saved);
     }
     STACK.store(stack, Ordering::Relaxed);
     // SAFETY: the function as `work` takes it; the handler uses its arguments for nothing else.
     unsafe { on_stack(0, (function as *mut c_void).cast(), null_mut()) };
     STACK.store(null_mut(), Ordering::Relaxed);
-    let saved = sys::errno();
     // SAFETY: the mapping made above, which nobody uses any more.
     unsafe { libc::munmap(stack, BYTES) };
     sys::set_errno(saved);

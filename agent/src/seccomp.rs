@@ -10,7 +10,6 @@
 
 use crate::environment::variable;
 use crate::sys::read_file;
-use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
 /// Nothing is known: treated as a filter.
@@ -95,34 +94,4 @@ pub fn is_installed() -> bool {
 #[cold]
 pub fn note_installation() {
     STATE.store(INSTALLED, Ordering::Relaxed);
-}
-
-// The `madvise` that jemalloc is linked with, and this library.
-#[cfg(all(not(test), target_arch = "x86_64"))]
-core::arch::global_asm!(
-    ".hidden madvise",
-    ".globl madvise",
-    ".type madvise,@function",
-    "madvise: jmp {advise}",
-    advise = sym advise,
-);
-#[cfg(all(not(test), target_arch = "aarch64"))]
-core::arch::global_asm!(
-    ".hidden madvise",
-    ".globl madvise",
-    ".type madvise,%function",
-    "madvise: b {advise}",
-    advise = sym advise,
-);
-
-/// madvise(2), except for a program that has installed a filter: it may have been tried with the C
-/// library's allocator alone, which seldom makes this call. jemalloc keeps freed pages that it
-/// cannot give back. A call that is not made leaves `errno` alone, for `free` must.
-#[cfg_attr(test, allow(dead_code))]
-unsafe extern "C" fn advise(at: *mut c_void, bytes: usize, advice: c_int) -> c_int {
-    if is_installed() {
-        return -1;
-    }
-    // SAFETY: the caller's.
-    unsafe { libc::syscall(libc::SYS_madvise, at, bytes, advice) as c_int }
 }

@@ -4,9 +4,9 @@ mod text;
 
 pub use text::Text;
 
-use core::ffi::{CStr, c_int, c_void};
+use core::ffi::{CStr, c_int, c_long, c_void};
 use core::mem::zeroed;
-use core::ptr::null_mut;
+use core::ptr::{null_mut, without_provenance_mut};
 
 /// Largest page of the machines that we run on.
 pub const PAGE: usize = if cfg!(target_arch = "aarch64") {
@@ -184,13 +184,39 @@ pub fn end(code: c_int) -> ! {
     }
 }
 
+/// mmap(2). Sets `errno`, unlike `libc::mmap`, which `wrapped.rs` replaces.
+///
+/// Memory that is to be written to is mapped without `MAP_NORESERVE`, which jemalloc adds where the
+/// kernel overcommits: a request for more than the machine has is refused then, as with glibc, not
+/// granted until the program touches it and is killed.
+///
+/// # Safety
+/// That of mmap(2): with `MAP_FIXED`, what is mapped there is the caller's.
+pub unsafe fn map(
+    at: *mut c_void,
+    bytes: usize,
+    access: c_int,
+    flags: c_int,
+    file: c_int,
+    offset: i64,
+) -> *mut c_void {
+    let flags = match access & libc::PROT_WRITE {
+        0 => flags,
+        _ => flags & !libc::MAP_NORESERVE,
+    };
+    let [access, flags, file] = [access, flags, file].map(c_long::from);
+    // SAFETY: the caller's.
+    let result = unsafe { libc::syscall(libc::SYS_mmap, at, bytes, access, flags, file, offset) };
+    without_provenance_mut(result as usize)
+}
+
 /// New private memory, all zero and not backed by memory until it is touched; null if none is
 /// available, and `errno` says why.
 pub fn map_private(bytes: usize) -> *mut c_void {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let access = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: no address is requested, so nothing that is mapped is replaced.
-    let at = unsafe { libc::mmap(null_mut(), bytes, access, flags, -1, 0) };
+    let at = unsafe { map(null_mut(), bytes, access, flags, -1, 0) };
     if at == libc::MAP_FAILED {
         null_mut()
     } else {
@@ -207,7 +233,7 @@ pub fn map_unlocked(hint: *mut c_void, bytes: usize, access: c_int) -> *mut c_vo
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: a new mapping where nothing is, which no other thread knows.
     unsafe {
-        let first = libc::mmap(hint, PAGE, access, flags, -1, 0);
+        let first = map(hint, PAGE, access, flags, -1, 0);
         if first == libc::MAP_FAILED {
             return null_mut();
         }
@@ -231,8 +257,8 @@ pub fn map_unlocked(hint: *mut c_void, bytes: usize, access: c_int) -> *mut c_vo
 /// The page is the caller's, and nothing is in it but zeros or what its file has.
 pub unsafe fn is_locked(page: *mut c_void) -> bool {
     // SAFETY: the caller's: it comes back as it was.
-    let failed = unsafe { libc::madvise(page, PAGE, libc::MADV_DONTNEED) } != 0;
-    failed && errno() == libc::EINVAL
+    let result = unsafe { libc::syscall(libc::SYS_madvise, page, PAGE, libc::MADV_DONTNEED) };
+    result != 0 && errno() == libc::EINVAL
 }
 
 /// Puts new private memory in the place of a mapping; whether it could.

@@ -5,11 +5,10 @@
 //! itself, before `main`. glibc's `malloc` calls neither through a name that others can define. The
 //! build script makes the linker resolve the names to these.
 
-use crate::{arch, symbol_table, sys};
+use crate::{arch, seccomp, symbol_table, sys};
 use core::arch::global_asm;
 use core::ffi::{c_int, c_long, c_void};
 use core::mem::transmute;
-use core::ptr::without_provenance_mut;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 // Ours alone: they are not exported.
@@ -25,9 +24,7 @@ global_asm!(
 /// Bytes from which on jemalloc's data of sampled objects are mapped unlocked: less is backed at once.
 const LARGE: usize = 256 << 10;
 
-/// Memory that is to be written to is mapped without `MAP_NORESERVE`, which jemalloc adds where the
-/// kernel overcommits: a request for more than the machine has is refused then, as with glibc, not
-/// granted until the program touches it and is killed.
+/// Keeps `errno` where anonymous memory is mapped, which is all that jemalloc maps; [`sys::map`] sets it.
 ///
 /// Memory for jemalloc's own data of sampled objects, 4 MiB at the first one, is not locked, whatever the program has
 /// requested for its memory with `mlockall`: backing it at once would take milliseconds.
@@ -40,33 +37,49 @@ unsafe extern "C" fn __wrap_mmap(
     file: c_int,
     offset: i64,
 ) -> *mut c_void {
-    // SAFETY: the thread's own word.
-    let is_sampling = unsafe { (*arch::local()).busy != 0 };
-    let is_anywhere = at.is_null() && flags & libc::MAP_ANONYMOUS != 0;
-    if is_sampling && is_anywhere && bytes >= LARGE && access & libc::PROT_WRITE != 0 {
-        let new = sys::map_unlocked(at, bytes, access);
-        return if new.is_null() { libc::MAP_FAILED } else { new };
+    if flags & libc::MAP_ANONYMOUS == 0 {
+        // SAFETY: the caller's, who has the same function of the C library in mind.
+        return unsafe { sys::map(at, bytes, access, flags, file, offset) };
     }
-    let flags = match access & libc::PROT_WRITE {
-        0 => flags,
-        _ => flags & !libc::MAP_NORESERVE,
-    };
-    let [access, flags, file] = [access, flags, file].map(c_long::from);
-    // SAFETY: the caller's, who has the same function of the C library in mind.
-    let result = unsafe { libc::syscall(libc::SYS_mmap, at, bytes, access, flags, file, offset) };
-    without_provenance_mut(result as usize)
+    // SAFETY: the thread's own word.
+    let is_sampling = unsafe { (*arch::local()).busy != 0 } && !seccomp::is_installed();
+    let is_large = bytes >= LARGE && access & libc::PROT_WRITE != 0;
+    keeping_errno(|| {
+        if is_sampling && is_large && at.is_null() {
+            let new = sys::map_unlocked(at, bytes, access);
+            return if new.is_null() { libc::MAP_FAILED } else { new };
+        }
+        // SAFETY: as above.
+        unsafe { sys::map(at, bytes, access, flags, file, offset) }
+    })
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap_munmap(at: *mut c_void, bytes: usize) -> c_int {
-    // SAFETY: as above.
-    unsafe { libc::syscall(libc::SYS_munmap, at, bytes) as c_int }
+    // SAFETY: the caller's.
+    keeping_errno(|| unsafe { libc::syscall(libc::SYS_munmap, at, bytes) as c_int })
 }
 
+/// Makes no call for a program that has installed a seccomp filter: it may have been tried with the C
+/// library's allocator alone, which seldom makes this call. jemalloc keeps freed pages that it cannot give
+/// back.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap_madvise(at: *mut c_void, bytes: usize, advice: c_int) -> c_int {
-    // SAFETY: as above.
-    unsafe { libc::syscall(libc::SYS_madvise, at, bytes, c_long::from(advice)) as c_int }
+    if seccomp::is_installed() {
+        return -1;
+    }
+    let advice = c_long::from(advice);
+    // SAFETY: the caller's.
+    keeping_errno(|| unsafe { libc::syscall(libc::SYS_madvise, at, bytes, advice) as c_int })
+}
+
+/// Makes system calls that may fail without the program's noticing it: `free` leaves `errno` as it is, and
+/// so does a request that succeeds after all. jemalloc sets `errno` itself where a request fails.
+fn keeping_errno<T>(calls: impl FnOnce() -> T) -> T {
+    let saved = sys::errno();
+    let result = calls();
+    sys::set_errno(saved);
+    result
 }
 
 /// With default attributes, which are all that jemalloc uses: `PTHREAD_COND_INITIALIZER`, which glibc and
