@@ -44,15 +44,16 @@ fn no_memory_if_null(p: *mut c_void) -> *mut c_void {
 /// - Large objects have size classes, four to each doubling, as before 5.3.1. Without them, an
 ///   object that grows in steps is moved and copied at every second one, as what is left behind it
 ///   is in another state.
-/// - Freed objects are kept for reuse, for up to ten seconds, up to the size that glibc keeps, not
-///   up to 8 MiB only: otherwise each use of a larger buffer faults in all of its pages.
+/// - Neighbouring free pages are returned when they amount to 8 MiB (`keeping.rs`), whatever the sizes of the
+///   objects that were in them: with the default, 5.3.1 joins free pages to at most 64 times what is freed, so
+///   that those of small objects would never amount to that.
 #[unsafe(export_name = "_rjem_malloc_conf")]
 static OPTIONS: AtomicPtr<c_char> = AtomicPtr::new(USUAL.as_ptr().cast_mut());
-const USUAL: &CStr = c"disable_large_size_classes:false,oversize_threshold:33554432";
+const USUAL: &CStr = c"disable_large_size_classes:false,lg_extent_max_active_fit:9";
 /// The same with one arena. Addresses that are not needed are given back, and soon: the program may want
 /// them for a mapping of its own. And unused memory of any size is divided for a request: with none to be
 /// had from the system, the request would fail.
-const LIMITED: &CStr = c"disable_large_size_classes:false,oversize_threshold:33554432,narenas:1,\
+const LIMITED: &CStr = c"disable_large_size_classes:false,narenas:1,\
 retain:false,dirty_decay_ms:100,lg_extent_max_active_fit:64";
 core::arch::global_asm!(".hidden _rjem_malloc_conf");
 

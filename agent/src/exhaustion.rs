@@ -14,7 +14,7 @@
 //!
 //! The build script makes the linker lead jemalloc's calls here.
 
-use crate::{arch, range, sys};
+use crate::{arch, keeping, range, sys};
 use core::arch::global_asm;
 use core::ffi::{c_uint, c_void};
 use core::ptr::null_mut;
@@ -55,7 +55,7 @@ unsafe extern "C" {
     static MAX_FIT: AtomicUsize;
     /// Returns what an arena does not use to the system: everything, if the last argument is true.
     #[link_name = "_rjem_je_arena_decay"]
-    fn decay(thread: *mut c_void, arena: *mut Arena, is_background: bool, all: bool);
+    pub fn decay(thread: *mut c_void, arena: *mut Arena, is_background: bool, all: bool);
     fn __real__rjem_je_pa_alloc(
         thread: *mut c_void,
         part: *mut c_void,
@@ -102,6 +102,7 @@ unsafe extern "C" fn __wrap__rjem_je_pa_alloc(
             )
         }
     };
+    keeping::note_request(thread, bytes);
     let taken = take();
     if !taken.is_null() || bytes > MAX_RETRIED || is_in_range(part) {
         return taken;
@@ -131,7 +132,7 @@ fn return_unused(thread: *mut c_void) {
 }
 
 /// The arena of an index, if it is made.
-fn arena_of(index: c_uint) -> Option<*mut Arena> {
+pub fn arena_of(index: c_uint) -> Option<*mut Arena> {
     // SAFETY: jemalloc's table of arenas, which it reads and writes as such words.
     let arena = unsafe { ARENAS.get(index as usize) }?.load(Ordering::Acquire);
     (!arena.is_null()).then_some(arena)
@@ -167,7 +168,8 @@ unsafe extern "C" fn __wrap__rjem_je_arena_new(
 ) -> *mut Arena {
     let saved = sys::errno();
     // SAFETY: the caller's arguments.
-    let made = unsafe { __real__rjem_je_arena_new(thread, index, config) };
+    let make = || unsafe { __real__rjem_je_arena_new(thread, index, config) };
+    let made = keeping::with_limit(index, make);
     // SAFETY: an `unsigned` of jemalloc's, written before there are threads.
     let assigned = unsafe { ASSIGNED.load(Ordering::Relaxed) };
     if !made.is_null() || index == 0 {
@@ -176,8 +178,7 @@ unsafe extern "C" fn __wrap__rjem_je_arena_new(
     if index >= assigned {
         // The one of the largest objects, or one that was requested by itself.
         return_unused(thread);
-        // SAFETY: the caller's arguments.
-        return unsafe { __real__rjem_je_arena_new(thread, index, config) };
+        return keeping::with_limit(index, make);
     }
     sys::set_errno(saved);
     take_back();

@@ -81,6 +81,8 @@ mod headers;
 mod hooks;
 mod image;
 mod init;
+#[cfg(not(test))]
+mod keeping;
 mod library;
 #[cfg(not(test))]
 mod limits;

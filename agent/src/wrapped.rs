@@ -5,7 +5,7 @@
 //! itself, before `main`. glibc's `malloc` calls neither through a name that others can define. The
 //! build script makes the linker resolve the names to these.
 
-use crate::{arch, seccomp, symbol_table, sys};
+use crate::{arch, keeping, seccomp, symbol_table, sys};
 use core::arch::global_asm;
 use core::ffi::{c_int, c_long, c_void};
 use core::mem::transmute;
@@ -56,6 +56,7 @@ unsafe extern "C" fn __wrap_mmap(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap_munmap(at: *mut c_void, bytes: usize) -> c_int {
+    keeping::note_return(bytes);
     // SAFETY: the caller's.
     keeping_errno(|| unsafe { libc::syscall(libc::SYS_munmap, at, bytes) as c_int })
 }
@@ -67,6 +68,9 @@ unsafe extern "C" fn __wrap_munmap(at: *mut c_void, bytes: usize) -> c_int {
 unsafe extern "C" fn __wrap_madvise(at: *mut c_void, bytes: usize, advice: c_int) -> c_int {
     if seccomp::is_installed() {
         return -1;
+    }
+    if advice == libc::MADV_DONTNEED {
+        keeping::note_return(bytes);
     }
     let advice = c_long::from(advice);
     // SAFETY: the caller's.
