@@ -346,7 +346,13 @@ fn reserve(limit: u64) -> Option<(usize, usize)> {
         .find_map(|size| {
             let hint = without_provenance_mut(low_address());
             let at = sys::map_unlocked(hint, size, libc::PROT_NONE);
-            (!at.is_null()).then_some((at as usize, size))
+            if at.is_null() {
+                return None;
+            }
+            // Headers and objects are far apart.
+            #[cfg(not(test))]
+            crate::wrapped::without_huge_pages(at, size);
+            Some((at as usize, size))
         })
 }
 

@@ -24,6 +24,28 @@ global_asm!(
 /// Bytes from which on jemalloc's data of sampled objects are mapped unlocked: less is backed at once.
 const LARGE: usize = 256 << 10;
 
+/// jemalloc's `system_thp_mode_always`.
+const ALWAYS: u32 = 1;
+/// Smallest mapping that may get huge pages where the system gives them to every mapping. jemalloc's mappings
+/// grow with what it has mapped, to 16 MiB at some 80 MiB: a huge page that is used in part is little of that.
+const HUGE_PAGES_FROM: usize = 16 << 20;
+
+unsafe extern "C" {
+    /// What the system does about transparent huge pages, which jemalloc reads before it maps memory.
+    #[link_name = "_rjem_je_init_system_thp_mode"]
+    static HUGE_PAGES: AtomicU32;
+}
+
+/// Excludes memory from huge pages where the system gives them to every mapping: the first byte written would
+/// make 2 MiB resident. In other modes, nothing is to be done. A mapping that is refused stays as it is.
+pub fn without_huge_pages(at: *mut c_void, bytes: usize) {
+    // SAFETY: jemalloc's, an `int` written while the process has one thread.
+    if unsafe { &HUGE_PAGES }.load(Ordering::Relaxed) == ALWAYS {
+        // SAFETY: the caller's mapping, of which only the kind of pages changes.
+        unsafe { __wrap_madvise(at, bytes, libc::MADV_NOHUGEPAGE) };
+    }
+}
+
 /// Keeps `errno` where anonymous memory is mapped, which is all that jemalloc maps; [`sys::map`] sets it.
 ///
 /// Memory for jemalloc's own data of sampled objects, 4 MiB at the first one, is not locked, whatever the program has
@@ -44,14 +66,19 @@ unsafe extern "C" fn __wrap_mmap(
     // SAFETY: the thread's own word.
     let is_sampling = unsafe { (*arch::local()).busy != 0 } && !seccomp::is_installed();
     let is_large = bytes >= LARGE && access & libc::PROT_WRITE != 0;
-    keeping_errno(|| {
+    let new = keeping_errno(|| {
         if is_sampling && is_large && at.is_null() {
             let new = sys::map_unlocked(at, bytes, access);
             return if new.is_null() { libc::MAP_FAILED } else { new };
         }
         // SAFETY: as above.
         unsafe { sys::map(at, bytes, access, flags, file, offset) }
-    })
+    });
+    let is_for_use = new != libc::MAP_FAILED && access & libc::PROT_WRITE != 0;
+    if is_for_use && bytes < HUGE_PAGES_FROM {
+        without_huge_pages(new, bytes);
+    }
+    new
 }
 
 #[unsafe(no_mangle)]
