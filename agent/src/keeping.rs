@@ -15,7 +15,8 @@ use core::sync::atomic::{AtomicBool, AtomicIsize, AtomicU32, AtomicUsize, Orderi
 
 /// Bytes of free neighbouring pages that are returned at once, jemalloc's option `oversize_threshold`.
 pub const USUAL_LIMIT: usize = 8 << 20;
-/// The same in the arena of large objects. Larger than an object of 32 MiB with its padding.
+/// The same in the arena of large objects and that of sampled ones. Larger than an object of 32 MiB with its
+/// padding.
 const LARGE_LIMIT: usize = 40 << 20;
 /// Requests of pages between two looks at what the arena of large objects keeps.
 const LOOK_EVERY: u32 = 64;
@@ -46,8 +47,9 @@ pub fn with_limit<T>(index: c_uint, make: impl FnOnce() -> T) -> T {
     // SAFETY: jemalloc's, of these types; nobody else reads the limit while the lock is held.
     let (large_arena, limit) = unsafe { (&LARGE_ARENA, &LIMIT) };
     let usual = limit.load(Ordering::Relaxed);
-    // Not where the user has set another limit.
-    if index == 0 || index != large_arena.load(Ordering::Relaxed) || usual != USUAL_LIMIT {
+    let first = large_arena.load(Ordering::Relaxed);
+    // Those before it are for all sizes. Not where the user has set another limit.
+    if first == 0 || index < first || usual != USUAL_LIMIT {
         return make();
     }
     limit.store(LARGE_LIMIT, Ordering::Relaxed);
