@@ -353,12 +353,11 @@ fn wait_for_check(status: &Status) {
 /// may forbid to remove it. What stays is removed by programs that start later, or by the
 /// controller.
 extern "C" fn destructor() {
-    // A child of `vfork` that calls `exit` runs this in its parent's memory.
-    if cfg!(test) || super::is_guest() {
+    if cfg!(test) || is_in_anothers_memory() {
         return;
     }
     cpu_profile::at_exit();
-    if mark::is_copy() || !LIFE.is_own() || !super::is_owners() {
+    if mark::is_copy() || !LIFE.is_own() {
         return;
     }
     let last = control().last_epoch.load(Ordering::Relaxed);
@@ -384,6 +383,13 @@ extern "C" fn destructor() {
     }
 }
 
+/// Whether a child of `vfork` that calls `exit` runs this in its parent's memory. Unknown where a filter may
+/// forbid the system call that tells.
+fn is_in_anothers_memory() -> bool {
+    let owns = LIFE.is_own() && !mark::is_copy();
+    seccomp::is_absent() && (super::is_guest() || owns && !super::is_owners())
+}
+
 /// Removes the segment's file, unless a filter may forbid that.
 fn remove() {
     if !seccomp::is_absent() {
@@ -401,7 +407,8 @@ fn remove() {
 /// has its parent's segment in view, and leaves it alone. Safe in a signal handler.
 pub fn leave_at_once() {
     let has_own = !cfg!(test) && !mark::is_copy() && LIFE.is_own();
-    if has_own && control().last_epoch.load(Ordering::Relaxed) == 0 && super::is_owners() {
+    let is_unused = has_own && control().last_epoch.load(Ordering::Relaxed) == 0;
+    if is_unused && seccomp::is_absent() && super::is_owners() {
         remove();
     }
 }
