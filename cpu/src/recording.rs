@@ -326,8 +326,8 @@ impl Recording {
         let mut new = Process::new(pid, Space::empty(pid), old.clock.1);
         new.origin = old.origin;
         // What is said of one of its programs is enough.
-        new.was_kept = old.was_kept || old.counts.samples > 0;
-        new.is_named = old.is_named && old.counts.samples == 0;
+        new.was_kept = old.was_kept || old.is_sampled();
+        new.is_named = old.is_named && !old.is_sampled();
         old.is_named &= !new.is_named;
         old.is_over = true;
         self.put_away(old);

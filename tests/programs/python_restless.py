@@ -4,9 +4,15 @@ children that end at once, and executes itself again and again.
     python_restless.py ROUNDS     how often it executes itself
 """
 
+import contextlib
 import os
 import sys
 import threading
+
+# Without the GIL, a child that is forked while a thread makes code may wait for ever for a lock that
+# the thread held (CPython 3.13).
+has_gil = getattr(sys, "_is_gil_enabled", lambda: True)()
+making = contextlib.nullcontext() if has_gil else threading.Lock()
 
 
 def deeper(depth):
@@ -21,13 +27,15 @@ def compiled(count):
 def burn():
     for count in range(200):
         deeper(count % 60)
-        compiled(count)
+        with making:
+            compiled(count)
 
 
 threads = [threading.Thread(target=burn) for _ in range(3)]
 for thread in threads:
     thread.start()
-child = os.fork()
+with making:
+    child = os.fork()
 if child == 0:
     burn()
     os._exit(3)

@@ -42,13 +42,13 @@ impl Run {
             let known = self.descriptions.remove(&process.serial);
             let description = known.unwrap_or_else(|| Description::by_code(process));
             // A program that requested a file gets one, even without a sample.
-            if process.counts.samples > 0 || matches!(self.sink, Sink::Asked(..)) {
+            if process.is_sampled() || matches!(self.sink, Sink::Asked(..)) {
                 self.write((process, &description), &session, &symbols);
                 told.insert(process.pid);
             }
         }
         let mut idle = Vec::new();
-        for process in processes.iter().filter(|p| p.counts.samples == 0) {
+        for process in processes.iter().filter(|p| !p.is_sampled()) {
             let is_named = self.named.iter().any(|(pid, _)| *pid == process.pid);
             if !is_named {
                 self.outcome.silent.processes += 1;

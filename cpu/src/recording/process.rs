@@ -94,6 +94,8 @@ pub struct Process {
     compared: (u64, u64),
     /// The machine that its program is for, if that is another one, once it was examined.
     machine: Option<Option<Machine>>,
+    /// Whether a sample had that machine's registers.
+    runs_there: bool,
     /// Whether it was requested by its number.
     pub(super) is_named: bool,
     /// Whether an earlier program of the process is kept.
@@ -119,16 +121,24 @@ impl Process {
             counted_ns: None,
             compared: (0, 0),
             machine: None,
+            runs_there: false,
             is_named: false,
             was_kept: false,
         }
     }
 
-    /// The machine that its program is for, if that is another one: it has no samples then.
+    /// Whether it has samples. Those of a program for another machine are of the kernel's work for its
+    /// `exec`, before the registers are the other machine's, and do not count.
+    #[must_use]
+    pub fn is_sampled(&self) -> bool {
+        self.counts.samples > 0 && !self.runs_there
+    }
+
+    /// The machine that its program is for, if that is another one. A program with samples may have
+    /// executed another one before the machine was determined.
     #[must_use]
     pub fn foreign(&self) -> Option<Machine> {
-        let machine = self.machine.flatten();
-        machine.filter(|_| self.counts.samples == 0)
+        self.machine.flatten().filter(|_| !self.is_sampled())
     }
 
     /// Finds out which machine its program is for, once.
@@ -144,12 +154,15 @@ impl Process {
         self.foreign().is_some()
     }
 
-    /// The same if its registers are this machine's, and nothing else can be found out.
+    /// Whether its program is another machine's, of one of whose samples the registers are those of
+    /// `machine`, which it is if nothing else can be found out.
     pub(crate) fn is_foreign_by(&mut self, machine: Machine) -> bool {
         if self.machine.is_none() && proc::is_over(self.pid) {
             self.machine = Some(Some(machine));
         }
-        self.is_foreign()
+        self.judge();
+        self.runs_there = self.machine.flatten().is_some();
+        self.runs_there
     }
 
     /// The CPU time that it used meanwhile, in nanoseconds.
@@ -195,7 +208,7 @@ impl Process {
     }
 
     pub(super) fn is_kept(&self) -> bool {
-        self.is_named || self.counts.samples > 0
+        self.is_named || self.is_sampled()
     }
 
     /// Whether nothing was recorded of it, nor requested.
