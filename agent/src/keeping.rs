@@ -15,8 +15,8 @@ use core::sync::atomic::{AtomicBool, AtomicIsize, AtomicU32, AtomicUsize, Orderi
 
 /// Bytes of free neighbouring pages that are returned at once, jemalloc's option `oversize_threshold`.
 pub const USUAL_LIMIT: usize = 8 << 20;
-/// The same in the arena of large objects and that of sampled ones. Larger than an object of 32 MiB with its
-/// padding.
+/// Bytes of free neighbouring pages that are returned at once in the arena of large objects and in that of
+/// sampled ones. Larger than an object of 32 MiB with its padding.
 const LARGE_LIMIT: usize = 40 << 20;
 /// Requests of pages between two looks at what the arena of large objects keeps.
 const LOOK_EVERY: u32 = 64;

@@ -191,7 +191,7 @@ pub fn end(code: c_int) -> ! {
 /// granted until the program touches it and is killed.
 ///
 /// # Safety
-/// That of mmap(2): with `MAP_FIXED`, what is mapped there is the caller's.
+/// With `MAP_FIXED`, the memory that is mapped there is the caller's.
 pub unsafe fn map(
     at: *mut c_void,
     bytes: usize,

@@ -67,7 +67,7 @@ pub struct Thread {
     foreign: [(RecordId, RecordId); FOREIGN],
     /// Of the last stack that found no room in the tree, the innermost frame that did.
     cut: Place,
-    /// Where it is.
+    /// Slot that this memory is in.
     slot: slots::Slot,
     walker: Walker,
     handler: HandlerStack,

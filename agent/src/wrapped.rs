@@ -31,7 +31,7 @@ const ALWAYS: u32 = 1;
 const HUGE_PAGES_FROM: usize = 16 << 20;
 
 unsafe extern "C" {
-    /// What the system does about transparent huge pages, which jemalloc reads before it maps memory.
+    /// Mode of transparent huge pages, which jemalloc reads from the system before it maps memory.
     #[link_name = "_rjem_je_init_system_thp_mode"]
     static HUGE_PAGES: AtomicU32;
 }

@@ -7,7 +7,7 @@
 # Adds the tools to PATH, the man pages to MANPATH, in an interactive bash the completions, and
 # defines use_mem_agent (below). Changes nothing else, and needs bash 4.3 or any POSIX shell, with or
 # without `set -eu`. A shell other than bash cannot tell where this file is: it takes
-# MEM_PROFILER_HOME, else /opt/mem-profiler.
+# MEM_PROFILER_HOME, else /opt/mem-profiler, else /usr.
 
 # use_mem_agent [NAME...]: the programs that are started from here on carry the agent; with names,
 # only those, and those of earlier calls. A name is an executable's or a script's, as `mem_profiler

@@ -214,7 +214,7 @@ impl Reader<'_> {
 /// addresses, with 48 those below 32 GiB, where jemalloc has none.
 const TELLING: usize = 32;
 
-/// Which of its shapes the radix tree has.
+/// Returns the shape that the radix tree has.
 fn shape(memory: &dyn Memory, globals: &Globals, layout: &Layout) -> Shape {
     let Some(deep) = layout.deep else {
         return layout.flat;

@@ -101,7 +101,7 @@ impl Job {
         )
     }
 
-    /// What it said of its failure, or how it ended.
+    /// Returns its message about its failure, or how it ended.
     fn said(&self, status: Option<ExitStatus>) -> String {
         let mut said = Vec::new();
         let file = File::open(self.directory.path().join("said"));

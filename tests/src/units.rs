@@ -1,5 +1,5 @@
-//! What a unit of systemd permits a service: a command that runs another one with its system calls
-//! and capabilities alone.
+//! Rights that a unit of systemd leaves a service, and a command that runs another one with its system
+//! calls and capabilities alone.
 
 use std::fmt::Write;
 use std::fs;
@@ -27,9 +27,10 @@ pub fn calls_of(set: &str) -> Vec<String> {
         .filter(|line| !line.starts_with('#'));
     let mut calls = Vec::new();
     for name in names.skip(1).filter(|name| !name.is_empty()) {
-        match name.starts_with('@') {
-            true => calls.extend(calls_of(name)),
-            false => calls.push(name.to_owned()),
+        if name.starts_with('@') {
+            calls.extend(calls_of(name));
+        } else {
+            calls.push(name.to_owned());
         }
     }
     calls
@@ -52,9 +53,10 @@ pub fn confined(scratch: &Scratch, unit: &str) -> Command {
     assert!(!permitted.is_empty(), "the unit has no filter");
     let mut source = String::from(FILTER_BEGIN);
     for name in permitted {
-        let calls = match name.starts_with('@') {
-            true => calls_of(name),
-            false => vec![name.to_owned()],
+        let calls = if name.starts_with('@') {
+            calls_of(name)
+        } else {
+            vec![name.to_owned()]
         };
         for call in calls {
             // Not every architecture has every call.

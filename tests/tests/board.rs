@@ -217,11 +217,11 @@ const STRICT_SHELLS: [&[&str]; 5] = [
     &["busybox", "sh", "-eu"],
 ];
 
-/// What may have become of a package.
+/// Damage that a package may have.
 struct Damage {
     what: &'static str,
     inflict: fn(&Package),
-    /// What `use_mem_agent` or the shell says then.
+    /// Part of the message of `use_mem_agent` or the shell.
     said: &'static str,
 }
 

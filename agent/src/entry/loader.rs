@@ -109,16 +109,19 @@ unsafe extern "C" fn ours_for(handle: *mut c_void, name: *const c_char) -> *mut 
     if let Some(hidden) = offered::looked_up(name) {
         let own = dlsym as *mut c_void;
         // The search finds the agent's functions: it is the program's.
-        let has_ours = is_default || in_loader(handle, c"dlsym") == own;
+        // SAFETY: the caller's handle.
+        let has_ours = is_default || unsafe { in_loader(handle, c"dlsym") } == own;
         return if has_ours { hidden } else { null_mut() };
     }
     let mut family = family().into_iter();
     let Some((_, own)) = family.find(|(known, _)| *known == name) else {
         return null_mut();
     };
-    let found = match is_default {
-        true => null_mut(),
-        false => in_loader(handle, name),
+    let found = if is_default {
+        null_mut()
+    } else {
+        // SAFETY: the caller's handle.
+        unsafe { in_loader(handle, name) }
     };
     if !found.is_null() && found == next_symbol(name) {
         own
@@ -127,13 +130,16 @@ unsafe extern "C" fn ours_for(handle: *mut c_void, name: *const c_char) -> *mut 
     }
 }
 
-/// What the loader's `dlsym` returns for a library's handle.
-fn in_loader(handle: *mut c_void, name: &CStr) -> *mut c_void {
+/// Calls the loader's `dlsym`.
+///
+/// # Safety
+/// The handle is one of a library that is loaded.
+unsafe fn in_loader(handle: *mut c_void, name: &CStr) -> *mut c_void {
     let real = DLSYM.load(Ordering::Relaxed);
     // SAFETY: the loader's function of this type, or one that finds and calls it.
     let real: unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void =
         unsafe { core::mem::transmute(real) };
-    // SAFETY: the handle of the caller of `dlsym`; that we are who calls does not matter.
+    // SAFETY: the caller's handle; that we are who calls does not matter.
     unsafe { real(handle, name.as_ptr()) }
 }
 

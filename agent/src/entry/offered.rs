@@ -24,7 +24,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 /// A function that is offered.
 #[repr(C)]
 struct Offered {
-    /// Where the entry jumps; read by the entry, so this comes first. Null until [`settle`] has run.
+    /// Function to which the entry jumps, which reads this as the first word. Null until [`settle`] has run.
     target: AtomicPtr<c_void>,
     /// The agent's function.
     own: *mut c_void,
@@ -39,7 +39,7 @@ settle_and_jump!(first, settle);
 
 macro_rules! offered {
     ($($symbol:ident = $own:path,)*) => {
-        /// Where each entry leads.
+        /// Targets of the entries.
         #[allow(non_upper_case_globals)]
         mod to {
             use super::*;
@@ -142,7 +142,7 @@ struct Others {
     is_in_c_library: bool,
     /// Whether an allocator library has it, which the agent replaces.
     is_in_allocator: bool,
-    /// That of another module; null: none has it.
+    /// Address of another module's function; null: none has it.
     function: *mut c_void,
 }
 
@@ -159,9 +159,10 @@ extern "C" fn settle() {
     let mut hidden = 0;
     for (index, (offered, others)) in ALL.iter().zip(others).enumerate() {
         let is_others = !others.is_in_c_library && !others.function.is_null();
-        let target = match is_others {
-            true => others.function,
-            false => offered.own,
+        let target = if is_others {
+            others.function
+        } else {
+            offered.own
         };
         let is_left = others.is_in_c_library || others.is_in_allocator && !is_others;
         let _ = offered.target.compare_exchange(

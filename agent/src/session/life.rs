@@ -383,11 +383,11 @@ extern "C" fn destructor() {
     }
 }
 
-/// Whether a child of `vfork` that calls `exit` runs this in its parent's memory. Unknown where a filter may
-/// forbid the system call that tells.
+/// Whether a child of `vfork` that calls `exit` runs this in its parent's memory. Unknown where the program has
+/// installed a filter, which may forbid `getpid`; those before it have let it pass at start-up.
 fn is_in_anothers_memory() -> bool {
     let owns = LIFE.is_own() && !mark::is_copy();
-    seccomp::is_absent() && (super::is_guest() || owns && !super::is_owners())
+    !seccomp::is_installed() && (super::is_guest() || owns && !super::is_owners())
 }
 
 /// Removes the segment's file, unless a filter may forbid that.

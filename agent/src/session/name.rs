@@ -94,8 +94,10 @@ fn named() -> &'static CStr {
     directory.as_c_str().unwrap_or(c"")
 }
 
-/// Prefixes of the directories that `run` makes for itself, the inner one first.
-const OF_RUN: [&[u8]; 2] = [b"segments.", b"mem_profiler.run."];
+/// Prefix of the directory that `run` makes for itself.
+const RUN_PREFIX: &[u8] = b"mem_profiler.run.";
+/// Prefix of the directory for segments in that of `run`.
+const SEGMENTS_PREFIX: &[u8] = b"segments.";
 
 /// Whether segments are made in the directory around the one that was named.
 static IS_MOVED: AtomicBool = AtomicBool::new(false);
@@ -120,18 +122,17 @@ pub fn is_moved() -> bool {
     IS_MOVED.load(Ordering::Relaxed)
 }
 
-/// The directory around those that `run` makes; any other is its own.
+/// Returns the directory that the one of a `run` is in; any other directory itself.
 fn around(directory: &[u8]) -> &[u8] {
-    OF_RUN.iter().fold(directory, |directory, prefix| {
-        let slash = directory.iter().rposition(|byte| *byte == b'/');
-        let Some(slash) = slash.filter(|at| *at > 0) else {
-            return directory;
-        };
-        match directory[slash + 1..].starts_with(prefix) {
-            true => &directory[..slash],
-            false => directory,
-        }
-    })
+    let of_run = out_of(directory, SEGMENTS_PREFIX).unwrap_or(directory);
+    out_of(of_run, RUN_PREFIX).unwrap_or(directory)
+}
+
+/// Returns the parent of a directory whose name has a prefix. `None`: it has not, or its parent is the root.
+fn out_of<'a>(directory: &'a [u8], prefix: &[u8]) -> Option<&'a [u8]> {
+    let slash = directory.iter().rposition(|byte| *byte == b'/')?;
+    let is_it = slash > 0 && directory[slash + 1..].starts_with(prefix);
+    is_it.then(|| &directory[..slash])
 }
 
 fn dir() -> &'static [u8] {
@@ -162,6 +163,7 @@ mod tests {
             ("/dev/shm/mem_profiler.run.7.123", "/dev/shm"),
             ("/dev/shm/mem_profiler.run.7.123/segments.0af", "/dev/shm"),
             ("/dev/shm", "/dev/shm"),
+            ("/dev/shm/segments.0af", "/dev/shm/segments.0af"),
             ("/a/segments.b/c", "/a/segments.b/c"),
             ("/mem_profiler.run.7.123", "/mem_profiler.run.7.123"),
             ("", ""),

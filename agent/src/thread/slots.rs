@@ -17,7 +17,7 @@ const LARGE_LOG: usize = 6;
 /// Granularity of slots: no machine has larger pages.
 const PAGE: usize = 64 << 10;
 
-/// What a reservation begins with, in a page before its slots. It is never given up.
+/// Header of a reservation, in a page before its slots. Never given up.
 struct Reservation {
     next: AtomicPtr<Reservation>,
     /// Bits of slots that nobody uses.
@@ -46,7 +46,7 @@ pub fn take(bytes: usize, most: usize) -> Option<(Slot, *mut c_void)> {
         let known = unsafe { place.load(Ordering::Acquire).as_ref() };
         let reservation = match known {
             Some(known) => known,
-            None => reserve(place, (number, bytes), most)?,
+            None => reserve(place, number, bytes, most)?,
         };
         if let Some(index) = reservation.claim() {
             let slot = Slot { reservation, index };
@@ -116,7 +116,8 @@ fn count(number: usize) -> usize {
 #[cold]
 fn reserve(
     place: &AtomicPtr<Reservation>,
-    (number, bytes): (usize, usize),
+    number: usize,
+    bytes: usize,
     most: usize,
 ) -> Option<&'static Reservation> {
     let mut slots = 0;

@@ -17,7 +17,7 @@ const MOST_DOUBTS: usize = 8;
 const OUTDATED: &str =
     "only mem_profiler of that version can recover profiles; to remove: clean --all";
 
-/// What to do about profiles.
+/// State of a profile that was not collected, and the commands for it.
 const UNWRITTEN: &str = "without a dump: mem_profiler recover, or clean --all";
 
 /// Removes the segments of dead processes, except for profiles that have not been written.

@@ -26,9 +26,9 @@ const DEEP_ADDRESS_BITS: u32 = 57;
 const CACHE_LINE: u64 = 64;
 /// Bits of a word of a bitmap.
 const WORD_BITS: u32 = 64;
-/// Levels of words from which on jemalloc keeps a bitmap as a tree (`BITMAP_USE_TREE`): below it, as
-/// many words as eight are searched one after the other.
-const FLAT_WORDS: u32 = 8;
+/// Maximum number of words of a bitmap that jemalloc searches one after the other; larger ones are trees
+/// (`BITMAP_USE_TREE`).
+const MAX_FLAT_WORDS: u32 = 8;
 
 /// How the radix tree is laid out (`rtree.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +53,7 @@ impl Shape {
     }
 }
 
-/// What depends on the page size.
+/// Sizes and shapes that depend on the page size.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
     /// Bytes of a page.
@@ -102,7 +102,7 @@ impl Layout {
 fn bitmap_words(page: u64) -> u32 {
     let objects = (page / 8) as u32;
     let leaves = objects.div_ceil(WORD_BITS);
-    if leaves <= FLAT_WORDS {
+    if leaves <= MAX_FLAT_WORDS {
         return leaves;
     }
     let (mut all, mut level) = (leaves, leaves);

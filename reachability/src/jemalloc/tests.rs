@@ -53,7 +53,7 @@ fn page() -> u64 {
     page as u64
 }
 
-/// This process's own memory, by its file: emulators know it, but not every call for other processes.
+/// Memory of this process, read through its file: emulators know it, but not every call for other processes.
 struct OwnMemory(File);
 
 impl Memory for OwnMemory {
