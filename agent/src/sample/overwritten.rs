@@ -84,11 +84,7 @@ pub(super) unsafe fn free(at: *mut u8, met: Met) {
         };
         let remains = match (met, memory) {
             (Met::Overwritten(remains), Some(_)) => Some(remains),
-            // By its weight.
-            (Met::Live(_), Some(_)) => Some(Remains {
-                counted: None,
-                drawn: None,
-            }),
+            (Met::Live(object), Some((_, offset))) => Some(without_weight(&object, offset)),
             _ => None,
         };
         if let Some((_, offset)) = memory {
@@ -108,6 +104,23 @@ pub(super) unsafe fn free(at: *mut u8, met: Met) {
         if let Some((region, _)) = memory.filter(|_| done.is_null()) {
             range::free(region.base, Flags::uncached());
         }
+    }
+}
+
+/// What is left of an object's header with an implausible weight: the second word passed its check by
+/// chance. The first has the longer check and tells its record.
+fn without_weight(object: &Object, offset: usize) -> Remains {
+    let counted = Counted {
+        record: object.record,
+        session: object.session,
+        bytes: object.bytes,
+        ignored: object.ignored,
+        exact: object.exact,
+        extended: offset > HEADER,
+    };
+    Remains {
+        counted: Some(counted),
+        drawn: None,
     }
 }
 
