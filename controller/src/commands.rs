@@ -173,10 +173,20 @@ fn report(written: Written, outcome: &mut Outcome) {
     outcome.written.push(written);
 }
 
+/// Last line of a command whose dumps were written.
+fn success(outcome: &Outcome) -> &'static str {
+    match outcome.cut_short {
+        0 => "succeeded in collecting memory data!",
+        _ => {
+            "memory data was collected, but not of the whole session: another program has ended it"
+        }
+    }
+}
+
 /// Closes a command that writes dumps.
 fn conclude(outcome: &Outcome) -> ExitCode {
     if outcome.failures == 0 && !outcome.written.is_empty() {
-        terminal::result("succeeded in collecting memory data!");
+        terminal::result(success(outcome));
         return ExitCode::SUCCESS;
     }
     if !outcome.written.is_empty() {

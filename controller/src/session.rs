@@ -18,7 +18,7 @@ use crate::launch::{FORWARDED, Launched};
 use crate::lineage::Lineage;
 use crate::output::Output;
 use crate::python;
-use crate::segment::{Entry, Head};
+use crate::segment::Entry;
 use crate::select::Selection;
 use crate::target::{Deadline, Density, Look, RENEWAL};
 use crate::text;
@@ -92,6 +92,8 @@ pub struct Outcome {
     pub written: Vec<Written>,
     /// How many processes or dumps failed.
     pub failures: usize,
+    /// How many processes' sessions another program has ended before their time.
+    pub cut_short: usize,
     /// How many processes were not worth a dump.
     pub left_out: usize,
     /// How many processes were checked for leaks at their exit, and how many of them have any.
@@ -351,31 +353,37 @@ impl Run {
             };
             if ended {
                 let member = self.members.swap_remove(at);
-                if matches!(looked, Ok(Look::Stopped)) {
-                    self.warn_of_early_end(&member);
-                }
+                let early = match looked {
+                    Ok(Look::Stopped) => self.early_end(&member),
+                    _ => None,
+                };
                 self.finish(member);
+                if let Some(warning) = early {
+                    self.outcome.cut_short += 1;
+                    self.reporter.warning(&warning);
+                }
             } else {
                 at += 1;
             }
         }
     }
 
-    /// Says that the profile is of a shorter time than was asked for, because somebody has ended the
-    /// session.
-    fn warn_of_early_end(&mut self, member: &Member) {
-        let mut head = Head::new();
-        let header = member.target.agent.segment.head(&mut head);
-        let Some(left) = self.time_left().filter(|left| *left > EARLY) else {
-            return;
-        };
-        if header.is_ok_and(|header| !header.exited()) && member.target.is_alive() {
-            self.reporter.warning(&format!(
-                "{}: another program has ended its session, {} before its time",
-                member.title(),
-                text::duration(left)
-            ));
+    /// What to say of a profile that is of a shorter time than was asked for, because another program has
+    /// ended its session. `None`: the session lasted, or its process has ended.
+    fn early_end(&self, member: &Member) -> Option<String> {
+        let left = self.time_left();
+        let is_early = left.is_none_or(|left| left > EARLY);
+        if !is_early || !member.target.is_cut_short() {
+            return None;
         }
+        let before = left.map_or_else(String::new, |left| {
+            format!(", {} before its time", text::duration(left))
+        });
+        Some(format!(
+            "{}: another program has ended its session after {}{before}: its profile is of that time only",
+            member.title(),
+            text::short_time(member.target.lasted()),
+        ))
     }
 
     fn check_triggers(&mut self, at: usize) {

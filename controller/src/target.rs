@@ -17,6 +17,7 @@ use shm_protocol::snapshot::{Header, Totals};
 use crate::claims::Claims;
 use crate::clock::now_ns;
 use crate::discovery::{Agent, Life};
+use crate::dump;
 use crate::governor::{self, Governor, Reading, Step};
 use crate::process::{self, Stat};
 use crate::process_end::ProcessEnd;
@@ -301,6 +302,23 @@ impl Target {
                 Claims::since(start).check(&self.agent).is_ok()
             }
         }
+    }
+
+    /// Whether another program has ended the session, if it was found stopped: the process continues.
+    pub fn is_cut_short(&self) -> bool {
+        let mut head = Head::new();
+        let header = self.agent.segment.head(&mut head);
+        header.is_ok_and(|header| !header.exited()) && self.is_alive()
+    }
+
+    /// How long the session has lasted until now, or until it was ended.
+    pub fn lasted(&self) -> Duration {
+        let mut head = Head::new();
+        let ended = match self.agent.segment.head(&mut head) {
+            Ok(header) => dump::end_of(&self.session, &header).0,
+            Err(_) => now_ns(),
+        };
+        Duration::from_nanos(ended.saturating_sub(self.session.start_ns))
     }
 
     /// Becomes readable when the process ends.

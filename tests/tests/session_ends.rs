@@ -308,21 +308,59 @@ fn a_server_leaves_anothers_session_alone() {
     target.kill();
 }
 
-/// A profile of a shorter time than was asked for does not pass for the whole.
+/// A profile of a shorter time than was asked for does not pass for the whole. As after Ctrl-C, it is
+/// no failure.
 #[test]
 fn a_controller_says_that_another_program_has_ended_its_session() {
+    let cut_short = "another program has ended its session after ";
+    for (args, warning, is_heap) in [
+        (&["-s", "300", "-o", "p_"][..], cut_short, true),
+        (&["-o", "p_"], cut_short, true),
+        (&["both", "-s", "300", "-o", "p_"], cut_short, true),
+        (
+            &["cpu", "--engine", "timers", "-s", "300", "-o", "p_"],
+            cut_short,
+            false,
+        ),
+        (
+            &["top", "--json", "--delay", "5s"],
+            "the session has ended",
+            false,
+        ),
+    ] {
+        let scratch = Scratch::new();
+        let mut target = brood(&scratch);
+        let pid = target.pid().to_string();
+        let mut command = scratch.profiler();
+        let session = Session::start(command.args(args).args(["-p", &pid]));
+        scratch.wait_for_sampling(target.pid());
+        run(scratch.profiler().args(["stop", "-o", "s_", "-p", &pid]));
+        let outcome = session.wait();
+        assert!(outcome.stderr.contains(warning), "{args:?}: {outcome:?}");
+        assert!(
+            !outcome.stdout.contains("succeeded"),
+            "{args:?}: {outcome:?}"
+        );
+        let said = outcome.stdout.contains("not of the whole session");
+        assert_eq!(said, is_heap, "{args:?}: {outcome:?}");
+        if is_heap {
+            assert_eq!(outcome.code, Some(0), "{args:?}: {outcome:?}");
+            assert_eq!(outcome.dumps().len(), 1, "{args:?}: {outcome:?}");
+        }
+        target.kill();
+    }
+}
+
+/// One that lasted as long as was asked for is said to be whole.
+#[test]
+fn a_session_that_lasts_is_not_said_to_be_cut_short() {
     let scratch = Scratch::new();
     let mut target = brood(&scratch);
     let pid = target.pid().to_string();
-    let mut command = scratch.profiler();
-    let session = Session::start(command.args(["-s", "300", "-o", "p_", "-p", &pid]));
-    scratch.wait_for_sampling(target.pid());
-    let stopped = run(scratch.profiler().args(["stop", "-o", "s_", "-p", &pid]));
-    assert_eq!(stopped.code, Some(0), "{stopped:?}");
-    // No process is left to it.
-    let outcome = session.wait();
-    let said = "another program has ended its session";
-    assert!(outcome.stderr.contains(said), "{outcome:?}");
+    let outcome = run(scratch.profiler().args(["-s", "1", "-o", "p_", "-p", &pid]));
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    assert!(outcome.stdout.contains("succeeded"), "{outcome:?}");
+    assert!(!outcome.stderr.contains("another program"), "{outcome:?}");
     target.kill();
 }
 

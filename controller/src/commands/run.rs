@@ -304,7 +304,7 @@ fn conclude(outcome: &Outcome, min: u64, page: PageArgs, command: Option<&OsStri
         // A program that allocates nothing worth a sample has done nothing wrong.
         _ if outcome.written.is_empty() => ExitCode::SUCCESS,
         _ => {
-            diagnostic("succeeded in collecting memory data!");
+            diagnostic(super::success(outcome));
             ExitCode::SUCCESS
         }
     }

@@ -24,6 +24,8 @@ use heap::HeapFeed;
 
 /// Time between refreshes.
 const REFRESH: Duration = Duration::from_secs(1);
+/// Message where somebody has ended the session.
+const OVER: &str = "the session has ended: these are its final numbers";
 /// Rows that `--once` and `--json` print.
 const ROWS: usize = 40;
 
@@ -139,7 +141,9 @@ impl<F: Feed> Top<F> {
         self.refresh(false)?;
         let until = Instant::now() + self.args.delay.unwrap_or(REFRESH);
         self.feed.wait(signals, &[], until)?;
-        self.refresh(true)?;
+        if !self.refresh(true)? && self.title.message.is_empty() {
+            self.title.message = OVER.to_owned();
+        }
         if !self.title.message.is_empty() {
             warning(&format!("{}: {}", self.title.process, self.title.message));
         }
@@ -216,8 +220,7 @@ impl<F: Feed> Top<F> {
                 next = Instant::now() + self.args.delay.unwrap_or(REFRESH);
                 if !self.view.paused && !self.refresh(false)? {
                     self.view.paused = true;
-                    self.title.message =
-                        "the session has ended: these are its final numbers".to_owned();
+                    self.title.message = OVER.to_owned();
                 }
             }
             let rows = self.view.rows(&self.model);

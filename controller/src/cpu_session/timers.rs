@@ -17,6 +17,7 @@ use crate::family::Family;
 use crate::segment::{Entry, Head};
 use crate::target::{Deadline, Density, Look, RENEWAL, Target, is_running, uncollected};
 use crate::terminal;
+use crate::text;
 
 /// Delay after the stop, in which samples in progress are still counted.
 const SETTLE: Duration = Duration::from_millis(5);
@@ -210,6 +211,13 @@ impl Timers {
                 // Somebody has ended its session: what a program that we start counts is read at
                 // its end.
                 Ok(Look::Stopped) if self.family.is_none() && !self.beside => {
+                    if member.target.is_cut_short() {
+                        terminal::warning(&format!(
+                            "{}: another program has ended its session after {}: its profile is of that time only",
+                            member.target.agent.title(),
+                            text::short_time(member.target.lasted()),
+                        ));
+                    }
                     self.over(at, recording);
                 }
                 Ok(Look::Counting | Look::Stopped) => {
