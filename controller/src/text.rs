@@ -163,9 +163,14 @@ pub fn percent(share: f64) -> String {
     format!("{} %", (share * 1e6).round() / 1e4)
 }
 
-/// A length of time, to the second.
+/// A length of time, rounded to the second; from an hour on, to the minute.
 pub fn duration(time: Duration) -> String {
-    let s = time.as_secs();
+    const NEARLY_AN_HOUR: f64 = 3599.5;
+    let s = time.as_secs_f64();
+    let s = match s < NEARLY_AN_HOUR {
+        true => s.round() as u64,
+        false => (s / 60.0).round() as u64 * 60,
+    };
     match s {
         0..60 => format!("{s} s"),
         60..3600 => format!("{} min {:02} s", s / 60, s % 60),
@@ -314,6 +319,23 @@ mod tests {
         assert_eq!(bytes(1023.0), "1023 B");
         assert_eq!(bytes(1536.0), "1.5 KiB");
         assert_eq!(bytes(-4.0), "0 B");
-        assert_eq!(duration(Duration::from_secs(3725)), "1 h 02 min");
+    }
+
+    #[test]
+    fn durations_are_rounded_to_the_nearest() {
+        for (seconds, text) in [
+            (0.4, "0 s"),
+            (4.995, "5 s"),
+            (59.4, "59 s"),
+            (59.6, "1 min 00 s"),
+            (119.7, "2 min 00 s"),
+            (3599.4, "59 min 59 s"),
+            (3599.6, "1 h 00 min"),
+            (3725.0, "1 h 02 min"),
+            (3751.0, "1 h 03 min"),
+            (7199.0, "2 h 00 min"),
+        ] {
+            assert_eq!(duration(Duration::from_secs_f64(seconds)), text);
+        }
     }
 }

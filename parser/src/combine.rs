@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use heap_format::merge::{self, Base};
-use heap_format::{LabelValue, Profile, printable, variance};
+use heap_format::{Facts, Format, LabelValue, Profile, printable, variance};
 
 use crate::report::format::{Dumps, Needs};
 use crate::series::Series;
@@ -69,6 +69,9 @@ pub fn sum(
     let keeps_base = needs.dumps == Dumps::BaseApart;
     let subtracted = if keeps_base { Base::Comparison } else { rule };
     let mut profile = merge::subtract(&dumps, bases, subtracted)?;
+    if !bases.is_empty() {
+        set_time(&mut profile.facts, (&dumps, bases), keeps_base);
+    }
     let series = match (bases, dumps.as_slice()) {
         ([early], [late]) => Series::of_two(early, late),
         _ => Series::default(),
@@ -82,6 +85,28 @@ pub fn sum(
         series,
         base_rule: rule,
     })
+}
+
+/// Sets when the combination of heap dumps with bases begins, and how long it is: a difference is of the time
+/// between the ends of both; where the base is kept apart, the values are the dumps' own. CPU profiles and
+/// those of other profilers keep the sum of all durations, as in pprof.
+fn set_time(facts: &mut Facts, (dumps, bases): (&[Profile], &[Profile]), keeps_base: bool) {
+    let is_dump = |profile: &Profile| profile.format == Format::Dump;
+    if !dumps.iter().chain(bases).all(is_dump) {
+        return;
+    }
+    let last = |all: &[Profile]| all.iter().filter_map(|p| p.facts.end_unix_ns).max();
+    if keeps_base {
+        if let [dump] = dumps {
+            facts.start_unix_ns = dump.facts.start_unix_ns;
+            facts.end_unix_ns = dump.facts.end_unix_ns;
+            facts.duration_ns = dump.facts.duration_ns;
+        }
+    } else if let (Some(early), Some(late)) = (last(bases), last(dumps)) {
+        facts.start_unix_ns = Some(early.min(late));
+        facts.end_unix_ns = Some(early.max(late));
+        facts.duration_ns = Some(early.abs_diff(late));
+    }
 }
 
 /// Keeps the dumps of one process apart, earliest first. `files` name them in messages;
@@ -104,4 +129,39 @@ pub fn in_order(
         series,
         base_rule: Base::Difference,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dump(start: u64, end: u64) -> Profile {
+        let mut profile = Profile {
+            format: Format::Dump,
+            ..Profile::default()
+        };
+        profile.facts.start_unix_ns = Some(start);
+        profile.facts.end_unix_ns = Some(end);
+        profile.facts.duration_ns = Some(end - start);
+        profile
+    }
+
+    fn time(dumps: &[Profile], bases: &[Profile], keeps_base: bool) -> Option<(u64, u64)> {
+        let mut facts = Facts::default();
+        set_time(&mut facts, (dumps, bases), keeps_base);
+        facts.start_unix_ns.zip(facts.duration_ns)
+    }
+
+    #[test]
+    fn a_difference_is_of_the_time_between_the_dumps() {
+        let (early, late) = (dump(10, 16), dump(10, 22));
+        let (early, late) = (&[early][..], &[late][..]);
+        assert_eq!(time(late, early, false), Some((16, 6)));
+        assert_eq!(time(early, late, false), Some((16, 6)), "the other way");
+        assert_eq!(time(late, early, true), Some((10, 12)), "kept apart");
+        // Of two sessions with a pause between them.
+        assert_eq!(time(&[dump(90, 99)], early, false), Some((16, 83)));
+        // As pprof has it.
+        assert_eq!(time(&[Profile::default()], early, false), None);
+    }
 }

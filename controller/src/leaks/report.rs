@@ -291,7 +291,7 @@ impl Report {
     fn summary(&self) -> String {
         let title = format!("{} ({})", self.name, self.pid);
         let time = |seconds: f64| match Duration::from_secs_f64(seconds) {
-            short if short.as_secs() == 0 => text::short_time(short),
+            short if short < Duration::from_secs(1) => text::short_time(short),
             long => text::duration(long),
         };
         let since = match &self.base {
