@@ -67,8 +67,35 @@ fn knows_sizes(profile: &Profile) -> bool {
     profile.sizes_apart && profile.block_sizes.len() == profile.stacks.len()
 }
 
+/// Size class of a stack's objects, which are of one class.
 fn size_class(profile: &Profile, stack: usize) -> u32 {
-    (profile.block_sizes[stack].max(1) as u64).ilog2()
+    match profile.details.get(stack) {
+        Some(detail) if detail.alloc_objects > 0.0 => class_of_mean(
+            detail.alloc_samples,
+            detail.alloc_objects,
+            detail.alloc_bytes,
+        ),
+        _ => (profile.block_sizes[stack].max(1) as u64).ilog2(),
+    }
+}
+
+/// How far a mean size may be off: a dump has three decimals of objects and bytes, and the agent adds up each
+/// sample's weight in 4096ths of an object and 256ths of a byte.
+pub fn rounding_of_mean(samples: u64, objects: f64, bytes: f64) -> f64 {
+    const DECIMALS: f64 = 0.001;
+    let of_objects = DECIMALS + samples as f64 / 4096.0;
+    let of_bytes = DECIMALS + samples as f64 / 256.0;
+    (bytes / objects * of_objects + of_bytes) / objects
+}
+
+/// Size class of objects that are all of one class. Sizes are whole numbers: a mean that rounding may have
+/// moved below a power of two is that power.
+fn class_of_mean(samples: u64, objects: f64, bytes: f64) -> u32 {
+    let mean = bytes / objects;
+    let class = (mean as u64).max(1).ilog2();
+    let next = 2.0_f64.powi(class as i32 + 1);
+    let is_next = mean + rounding_of_mean(samples, objects, bytes) >= next;
+    class + u32::from(class < 63 && is_next)
 }
 
 /// The sizes of a class, for display: `64-127 B`, `1-2 KiB`.
@@ -179,6 +206,32 @@ mod tests {
             "8-16 EiB",
         ];
         assert_eq!(names, expected);
+    }
+
+    /// As a dump has the sums of objects of one size, for any number of samples and interval.
+    #[test]
+    fn objects_of_exactly_a_power_of_two_are_in_its_class() {
+        let sum = |samples: f64, value: f64, one: f64| {
+            let counted = samples * (value * one).round() / one;
+            (counted * 1000.0).round() / 1000.0
+        };
+        for (interval, samples, power) in (1..1000).flat_map(|n| {
+            [1.0, 64.0, 1000.0, 1024.0, 65536.0].map(|interval| (interval, f64::from(n), n % 30))
+        }) {
+            let size = f64::from(1u32 << power);
+            let of = |size: f64| {
+                let weight = 1.0 / (1.0 - (-size / interval).exp());
+                let objects = sum(samples, weight, 4096.0);
+                class_of_mean(samples as u64, objects, sum(samples, weight * size, 256.0))
+            };
+            assert_eq!(of(size), power, "{samples} samples of {size} at {interval}");
+            // The next smaller size is told apart, unless a dump's decimals are too few.
+            if (2.0..300.0).contains(&size) {
+                assert_eq!(of(size - 1.0), power - 1, "{size} - 1 at {interval}");
+            }
+        }
+        assert_eq!(class_of_mean(1, 1e-9, f64::MAX), 63);
+        assert_eq!(class_of_mean(1, 1.0, f64::NAN), 0);
     }
 
     #[test]

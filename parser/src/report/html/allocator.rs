@@ -7,6 +7,7 @@ use heap_format::printable::printable;
 use serde::Serialize;
 
 use super::tab::{Data, Of, PageContext, Tab};
+use crate::breakdown::rounding_of_mean;
 use crate::json;
 
 /// The tab of the allocator.
@@ -30,9 +31,22 @@ fn rounding(profile: &Profile) -> i64 {
     };
     let of_stack = |stack: usize| {
         let values = profile.values_of(stack);
-        let (objects, bytes) = (values[objects].max(0) as f64, values[bytes].max(0) as f64);
-        let mean = bytes / objects.max(1.0);
-        (size_class(mean) - mean) * objects
+        let (samples, objects, bytes) = match profile.details.get(stack) {
+            // Values of a base are negative, and its details are not.
+            Some(d) if values[objects] > 0 => (d.alloc_samples, d.live_objects(), d.live_bytes()),
+            _ => (
+                0,
+                values[objects].max(0) as f64,
+                values[bytes].max(0) as f64,
+            ),
+        };
+        if objects <= 0.0 {
+            return 0.0;
+        }
+        let mean = bytes / objects;
+        // Rounded numbers do not take an object of just a class's size into the next one.
+        let size = mean - rounding_of_mean(samples, objects, bytes);
+        (size_class(size) - mean).max(0.0) * objects
     };
     (0..profile.stacks.len()).map(of_stack).sum::<f64>() as i64
 }
