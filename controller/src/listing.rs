@@ -148,7 +148,8 @@ struct Live {
 impl Live {
     /// The allocator's own figure is refreshed once a second by whoever samples then, and shown
     /// with its age when it is older. In a session its sums are better then if they cover the
-    /// whole heap, or more than the allocator knew of. Where there is none, they are all there is.
+    /// whole heap, or more than the allocator knew of. Where there is none, they are shown if they cover the
+    /// whole heap, or if there never will be one.
     fn of(header: &Header<'_>, live: bool, sampled: Option<u64>) -> Option<Self> {
         let now = crate::clock::now_ns();
         let allocator = header.allocator_stats().filter(|_| live);
@@ -168,7 +169,12 @@ impl Live {
             (Some(a), Some(s)) if a.age_ns > STALE_NS && is_running(header) => {
                 Some(if whole || s.bytes > a.bytes { s } else { a })
             }
-            (allocator, sampled) => allocator.or(sampled),
+            (Some(a), _) => Some(a),
+            // What is older than the session is in no sample: a part is no figure of the whole.
+            (None, Some(s)) if live && !whole && !(header.system_allocator() && s.bytes > 0) => {
+                None
+            }
+            (None, sampled) => sampled,
         }
     }
 }

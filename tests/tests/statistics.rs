@@ -1,6 +1,8 @@
 //! Statistics of a heap in `list` and `why`: the allocator's own or the samples', marked as
 //! the one or the other.
 
+use std::time::{Duration, Instant};
+
 use mem_tests::{Scratch, Session, Steps, Target, run, wait};
 
 /// The value of a key in the only object of `list --json`.
@@ -71,6 +73,30 @@ fn the_allocators_figure_is_not_taken_for_the_present_one_when_it_is_old() {
         table.contains(" s ago").then_some(())
     });
     program.target.finish_well();
+}
+
+/// What is older than the session is in no sample: that nothing is in use would be untrue.
+#[test]
+fn a_heap_older_than_the_session_is_not_listed_as_empty() {
+    for allocator in ["", "system"] {
+        let scratch = Scratch::new();
+        let mut program = Steps::start_with(&scratch, &[], |command| {
+            command.env("MEM_PROFILER_ALLOCATOR", allocator);
+        });
+        program.step("keep 20000");
+        let kept = Instant::now();
+        wait::until(
+            "the process to be older than a session that sees all",
+            || (kept.elapsed() > Duration::from_secs(4)).then_some(()),
+        );
+        let session = Session::of(&scratch, program.pid(), "1");
+        assert_eq!(listed(&scratch, "state").as_deref(), Some("sampling"));
+        assert_eq!(listed(&scratch, "live_bytes").as_deref(), Some("null"));
+        let table = run(scratch.profiler().arg("list")).stdout;
+        assert!(!table.contains('~'), "{table}");
+        session.stop();
+        program.target.finish_well();
+    }
 }
 
 /// A program that executes the lines that it is given.
