@@ -361,6 +361,37 @@ fn the_path_to_an_object_begins_at_what_keeps_it() {
     session.stop();
 }
 
+/// What samples do not show is not denied, and what they stand for is an estimate.
+#[test]
+fn a_sampled_session_states_no_more_than_its_samples_show() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("planted.cpp", &["-g", "-pthread"]);
+    for (interval, is_exact) in [("1024", false), ("1", true)] {
+        let mut target = start(&scratch, &program);
+        let session = Session::of(&scratch, target.pid(), interval);
+        let none = check(&scratch, target.pid(), &["--exit-code"]);
+        assert_eq!(none.code, Some(0), "{none:?}");
+        let says = |outcome: &Outcome, part: &str| outcome.stdout.contains(part);
+        assert_eq!(says(&none, ": no leaks, of what"), is_exact, "{none:?}");
+        for part in [
+            ": no sign of a leak in ",
+            "less than 3.0 KiB may have no sample",
+        ] {
+            assert_eq!(says(&none, part), !is_exact, "{part}: {none:?}");
+        }
+        tell(&mut target, "plant", "planted");
+        // That none of 48,000 bytes is sampled happens once in 10^20.
+        let path = check(&scratch, target.pid(), &["--path", "kept_list"]);
+        let exactly = "Without it, 46.9 KiB in 1000 objects would be lost.";
+        assert_eq!(says(&path, exactly), is_exact, "{path:?}");
+        for part in ["Without it, about ", " objects would be lost, as "] {
+            assert_eq!(says(&path, part), !is_exact, "{part}: {path:?}");
+        }
+        session.stop();
+        target.kill();
+    }
+}
+
 /// Runs `exits.cpp` with a check at its exit.
 fn run_checked(scratch: &Scratch, options: &[&str], arguments: &[&str]) -> Outcome {
     let program = scratch.compile("exits.cpp", &[]);

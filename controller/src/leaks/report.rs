@@ -37,6 +37,10 @@ pub struct Report {
     session_seconds: f64,
     /// How long ago it ended; null: it still counts, or did just now.
     ended_seconds_ago: Option<f64>,
+    /// Samples of the session.
+    samples: u64,
+    /// Bytes of a leak of small objects that has a sample in 95 % of all cases.
+    least_seen_bytes: f64,
     lost_bytes: f64,
     /// Half the width of the 95 % interval of `lost_bytes`; 0 where every allocation is known.
     lost_bytes_margin: f64,
@@ -130,6 +134,8 @@ pub fn report(
         session_seconds: seconds(end.saturating_sub(session.start_ns)),
         ended_seconds_ago: Some(seconds(now.saturating_sub(end)))
             .filter(|ago| *ago >= 1.0 && !is_counting(header, session)),
+        samples: check.snapshot.totals.samples,
+        least_seen_bytes: least_seen(session.interval.max(check.snapshot.least_interval)),
         lost_bytes: total.bytes,
         lost_bytes_margin: total.margin(),
         lost_objects: total.objects,
@@ -152,6 +158,14 @@ pub fn report(
         objects: check.objects.clone(),
         notes: notes(check, &names),
         trouble,
+    }
+}
+
+/// Bytes of a leak of small objects that has a sample in 95 % of all cases: exp(-3) is 5 %.
+fn least_seen(interval: u64) -> f64 {
+    match interval {
+        0 | 1 => 1.0,
+        _ => 3.0 * interval as f64,
     }
 }
 
@@ -316,7 +330,12 @@ impl Report {
             ),
         };
         match self.lost_samples {
-            0 => format!("{title}: no leaks, {since}"),
+            0 if self.interval == 1 => format!("{title}: no leaks, {since}"),
+            0 => format!(
+                "{title}: no sign of a leak in {}, {since}; one of less than {} may have no sample",
+                text::count(self.samples, "sample", "samples"),
+                text::bytes(self.least_seen_bytes),
+            ),
             _ => format!(
                 "{title}: {}{} lost in {} {}, {since}; {} is live",
                 text::bytes(self.lost_bytes),

@@ -65,6 +65,7 @@ struct Kept {
     /// What the sampled objects hold that nothing but the root's pointer leads to.
     root_alone_bytes: f64,
     root_alone_objects: f64,
+    root_alone_samples: u64,
     /// From the root to the object.
     chain: Vec<Step>,
 }
@@ -164,6 +165,7 @@ fn kept(holder: &Holder, names: &HashMap<NodeId, Vec<String>>) -> Kept {
         root: chain.map(|chain: &Chain| chain.root.clone()),
         root_alone_bytes: alone.bytes,
         root_alone_objects: alone.objects,
+        root_alone_samples: alone.samples,
         chain: chain.map_or(Vec::new(), |chain| chain.links.iter().map(step).collect()),
     }
 }
@@ -197,15 +199,30 @@ fn print(answer: &Answer) {
                 origin(&step.stack)
             ));
         }
-        let (bytes, objects) = (kept.root_alone_bytes, kept.root_alone_objects);
-        result(&match objects > 0.0 {
-            true => format!(
-                "  Without it, {} in {} would be lost.",
-                text::bytes(bytes),
-                text::count(objects.round() as u64, "sampled object", "sampled objects")
-            ),
-            false => "  Other pointers lead there, too.".to_owned(),
-        });
+        result(&alone(kept));
+    }
+}
+
+/// What only the variable keeps.
+fn alone(kept: &Kept) -> String {
+    let (bytes, objects) = (kept.root_alone_bytes, kept.root_alone_objects);
+    let samples = kept.root_alone_samples;
+    let all = text::count(objects.round() as u64, "object", "objects");
+    match samples {
+        0 => "  Other pointers lead there, too.".to_owned(),
+        // Each stands for itself alone: every allocation is sampled.
+        _ if samples as f64 == objects => {
+            format!(
+                "  Without it, {} in {all} would be lost.",
+                text::bytes(bytes)
+            )
+        }
+        _ => format!(
+            "  Without it, about {} in about {all} would be lost, as {} show{}.",
+            text::bytes(bytes),
+            text::count(samples, "sample", "samples"),
+            if samples == 1 { "s" } else { "" }
+        ),
     }
 }
 
