@@ -353,6 +353,17 @@ mod tests {
     }
 
     #[test]
+    fn numbers_grow_beyond_four_digits() {
+        let dir = tempfile::tempdir().unwrap();
+        let output = Output::open(&dir.path().join("p_")).unwrap();
+        std::fs::write(dir.path().join("p_redis-server.4711.9999.heap"), "old").unwrap();
+        for number in [10_000, 10_001] {
+            let name = format!("p_redis-server.4711.{number}.heap");
+            assert_eq!(put(&output, "new"), dir.path().join(name));
+        }
+    }
+
+    #[test]
     fn a_failed_write_leaves_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let mut output = Output::open(&dir.path().join("p_")).unwrap();

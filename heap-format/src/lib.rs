@@ -39,6 +39,7 @@ mod marker;
 pub mod merge;
 pub mod moment;
 mod named;
+pub mod numbering;
 pub mod opening;
 pub mod otlp;
 pub mod overwritten;

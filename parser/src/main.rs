@@ -7,10 +7,11 @@ mod cli;
 mod destination;
 
 use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Result, anyhow};
-use heap_format::printable;
+use heap_format::{numbering, printable};
 use mem_parser::load::{self, Missing};
 use mem_parser::program::NoProgram;
 
@@ -78,13 +79,23 @@ fn run(cli: &Cli) -> Result<()> {
 }
 
 fn destination(cli: &Cli) -> Destination {
-    match (cli.file(), cli.report.ending(), cli.dumps().last()) {
+    match (cli.file(), cli.report.ending(), last(&cli.dumps()).cloned()) {
         (Some(file), _, _) => Destination::File(file.to_path_buf()),
         (None, Some(ending), Some(dump)) if cli.output.is_none() && io::stdout().is_terminal() => {
-            Destination::Named(destination::name_for(dump, ending))
+            Destination::Named(destination::name_for(&dump, ending))
         }
         _ => Destination::Stdout,
     }
+}
+
+/// The dump after which a file is named: the last one, or the one of the highest number if their names differ
+/// only in numbers, since a shell has 10000 before 9999.
+fn last(dumps: &[PathBuf]) -> Option<&PathBuf> {
+    let last = dumps.last()?;
+    let key = numbering::key(last);
+    let alike = dumps.iter().map(|dump| (numbering::key(dump), dump));
+    let alike = alike.filter(|(other, _)| other.is_like(&key));
+    alike.max_by(|a, b| a.0.cmp(&b.0)).map(|(_, dump)| dump)
 }
 
 /// A word that was meant as an option or a command is treated as a dump, which does not exist.

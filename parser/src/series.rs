@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use heap_format::{Profile, history, maps, printable};
+use heap_format::{Facts, Profile, history, maps, numbering, printable};
 
 /// When the dumps were taken.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -35,6 +35,7 @@ impl Series {
         }
         let ends: Option<Vec<u64>> = profiles.iter().map(|p| p.facts.end_unix_ns).collect();
         let Some(ends) = ends else {
+            sort_by_numbers(profiles, files);
             let numbers = (0..profiles.len()).map(|i| i as f64);
             return Ok(Self {
                 moments: numbers.collect(),
@@ -42,7 +43,8 @@ impl Series {
             });
         };
         let mut order: Vec<usize> = (0..ends.len()).collect();
-        order.sort_by_key(|&i| (ends[i], i));
+        // A dump of a session that is over can be written again.
+        order.sort_by_key(|&i| (ends[i], profiles[i].facts.sequence, i));
         permute(profiles, &order);
         permute(files, &order);
         let first = ends[order[0]];
@@ -67,6 +69,18 @@ impl Series {
     }
 }
 
+/// Sorts dumps without times whose names differ only in numbers, as those of gperftools and jemalloc do: a shell
+/// has 10000 before 9999. Others keep the order in which they were given.
+fn sort_by_numbers(profiles: &mut [Profile], files: &mut [PathBuf]) {
+    let keys: Vec<_> = files.iter().map(|file| numbering::key(file)).collect();
+    if keys.iter().all(|key| key.is_like(&keys[0])) {
+        let mut order: Vec<usize> = (0..files.len()).collect();
+        order.sort_by_key(|&i| (&keys[i], i));
+        permute(profiles, &order);
+        permute(files, &order);
+    }
+}
+
 /// Of the dumps of one session the last, which counts all that the earlier ones do and has their
 /// moments too, and every dump that belongs to no session; in their order. `files` name them in
 /// `warn`'s messages.
@@ -77,12 +91,13 @@ pub fn last_of_each(
 ) -> Vec<Profile> {
     let mut last: BTreeMap<Session, (usize, Vec<usize>)> = BTreeMap::new();
     for (at, profile) in profiles.iter().enumerate() {
-        let Some((session, end)) = session(profile) else {
+        let Some(session) = session(profile) else {
             continue;
         };
         let (newest, members) = last.entry(session).or_insert((at, Vec::new()));
         members.push(at);
-        if Some(end) >= profiles[*newest].facts.end_unix_ns {
+        let rank = |facts: &Facts| (facts.end_unix_ns, facts.sequence);
+        if rank(&profile.facts) >= rank(&profiles[*newest].facts) {
             *newest = at;
         }
     }
@@ -117,11 +132,11 @@ fn join_moments(profiles: &mut [Profile], newest: usize, members: &[usize]) {
 /// Identity of a session: pid, start, boot.
 type Session = (u32, u64, Option<String>);
 
-/// The session that a dump is of, and when it was taken, where the dump says.
-fn session(profile: &Profile) -> Option<(Session, u64)> {
+/// The session that a dump is of, if it says that and when it was taken.
+fn session(profile: &Profile) -> Option<Session> {
     let facts = Some(&profile.facts).filter(|facts| facts.cpu.is_none())?;
     let session = (facts.pid?, facts.start_unix_ns?, facts.boot_id.clone());
-    Some((session, facts.end_unix_ns?))
+    facts.end_unix_ns.map(|_| session)
 }
 
 /// Refuses a base that is not of the session, or at least the program, of any of the dumps:
@@ -219,7 +234,6 @@ fn permute<T>(items: &mut [T], order: &[usize]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use heap_format::Facts;
 
     fn dump(pid: u32, start: u64, end: Option<u64>) -> Profile {
         Profile {
@@ -283,6 +297,35 @@ mod tests {
         assert_eq!(Series::of_two(&late, &early), Series::default());
         let other = dump(2, 1, Some(4_500_000_000));
         assert_eq!(Series::of_two(&early, &other), Series::default());
+    }
+
+    #[test]
+    fn ten_thousand_is_after_9999() {
+        // As a shell names them.
+        let names = ["app.1.10000.heap", "app.1.9998.heap", "app.1.9999.heap"];
+        let ordered = ["app.1.9998.heap", "app.1.9999.heap", "app.1.10000.heap"];
+        // Of a session that is over: the end of all is the same. And without times.
+        for end in [Some(5), None] {
+            let mut dumps = [10_000, 9998, 9999].map(|number| {
+                let mut dump = dump(1, 1, end);
+                dump.facts.sequence = Some(number);
+                dump
+            });
+            let mut files = names.map(PathBuf::from);
+            Series::sort(&mut dumps, &mut files, false).unwrap();
+            assert_eq!(files, ordered.map(PathBuf::from), "{end:?}");
+            dumps.swap(0, 2);
+            let kept = last_of_each(dumps.to_vec(), &files, &mut |_| {});
+            if end.is_some() {
+                assert_eq!(kept.len(), 1);
+                assert_eq!(kept[0].facts.sequence, Some(10_000));
+            }
+        }
+        // Names that say nothing of an order.
+        let mut files = ["late.heap", "early.heap"].map(PathBuf::from);
+        let given = files.clone();
+        Series::sort(&mut [dump(1, 1, None), dump(1, 1, None)], &mut files, false).unwrap();
+        assert_eq!(files, given);
     }
 
     fn last(dumps: Vec<Profile>) -> (Vec<Option<u64>>, Vec<String>) {

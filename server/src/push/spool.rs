@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use anyhow::{Context, bail};
-use heap_format::printable;
+use heap_format::{numbering, printable};
 
 /// How names of dumps begin.
 pub const PREFIX: &str = "push_";
@@ -98,7 +98,8 @@ impl Spool {
             is_one.then_some((data.modified().ok()?, entry.path(), data.len()))
         };
         let mut dumps: Vec<_> = entries.filter_map(dump).collect();
-        dumps.sort();
+        // Times of files are of a clock tick: several dumps may have the same.
+        dumps.sort_by_cached_key(|(time, path, _)| (*time, numbering::key(path)));
         dumps
     }
 }
@@ -106,6 +107,20 @@ impl Spool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ten_thousand_is_after_9999() {
+        let directory = tempfile::tempdir().unwrap();
+        let spool = Spool::open(Some(directory.path().to_owned()), 25).unwrap();
+        let names = ["push_a.1.9999.heap", "push_a.1.10000.heap"];
+        let paths = names.map(|name| directory.path().join(name));
+        for path in &paths {
+            fs::write(path, [0; 10]).unwrap();
+            let file = fs::File::options().write(true).open(path).unwrap();
+            file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        }
+        assert_eq!(spool.waiting(), paths);
+    }
 
     #[test]
     fn the_oldest_go_when_it_is_full() {
