@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use mem_tests::{Scratch, Session, Target, run};
+use mem_tests::{Scratch, Server, Session, Steps, Target, run};
 
 /// Flat and cumulative bytes in use, by function.
 type Table = BTreeMap<String, (f64, f64)>;
@@ -79,6 +79,67 @@ fn top_and_the_parser_agree() {
     let outcome = session.stop();
     compare(&shown, &dumped(&scratch, &program, &outcome.dump()));
     drop(target);
+}
+
+/// One table of a process that nobody samples says what it is of, and leaves the last session's profile.
+#[test]
+fn a_look_at_a_process_keeps_the_profile_of_its_last_session() {
+    let scratch = Scratch::new();
+    let mut program = Steps::start_with(&scratch, &[], |_| {});
+    let pid = program.pid().to_string();
+    let session = Session::of(&scratch, program.pid(), "1");
+    program.step("keep 300");
+    let counts = |profile: &heap_format::Profile| {
+        let counts = profile.details.iter().map(|detail| detail.alloc_samples);
+        (
+            profile.facts.start_unix_ns,
+            profile.facts.duration_ns,
+            counts.sum::<u64>(),
+        )
+    };
+    let last = counts(&session.stop().profile());
+    for option in ["--once", "--json", "--once"] {
+        let shown = run(scratch.profiler().args(["top", option, "-p", &pid]));
+        assert_eq!(shown.code, Some(0), "{shown:?}");
+        let said = "s only: older objects are not in it";
+        assert!(shown.stdout.contains(said), "{shown:?}");
+        assert!(!scratch.is_sampling(program.pid()));
+        let mut dump = scratch.profiler();
+        let again = run(dump
+            .args(["dump", "-p", &pid, "-o"])
+            .arg(scratch.file("again_")));
+        assert_eq!(counts(&again.profile()), last, "{option}");
+    }
+    // In a session, it shows that session.
+    let session = Session::of(&scratch, program.pid(), "1");
+    let shown = run(scratch.profiler().args(["top", "--once", "-p", &pid]));
+    assert!(!shown.stdout.contains("older objects"), "{shown:?}");
+    session.stop();
+    program.target.finish_well();
+}
+
+/// A profile that nobody has written is not replaced by a look.
+#[test]
+fn a_look_refuses_to_replace_an_unwritten_profile() {
+    let scratch = Scratch::new();
+    let mut program = Steps::start_with(&scratch, &[], |_| {});
+    let pid = program.pid().to_string();
+    let session = Session::of(&scratch, program.pid(), "1");
+    program.step("keep 300");
+    session.signal(libc::SIGKILL);
+    session.wait();
+    let server = Server::start(&scratch, &[]);
+    server.post(&format!("/api/stop?pid={pid}")).expect(200);
+    let refused = run(scratch.profiler().args(["top", "--once", "-p", &pid]));
+    refused.refused(1, &["a session has left a profile", "mem_profiler dump -p"]);
+    run(scratch
+        .profiler()
+        .args(["dump", "-p", &pid, "-o"])
+        .arg(scratch.file("p_")))
+    .dump();
+    let shown = run(scratch.profiler().args(["top", "--once", "-p", &pid]));
+    assert_eq!(shown.code, Some(0), "{shown:?}");
+    program.target.finish_well();
 }
 
 /// Lines of Python, and what they called; not the interpreter between them.

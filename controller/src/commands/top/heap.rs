@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
+use shm_protocol::segment::Session;
 
 use super::Feed;
 use crate::cli::{IntervalArgs, TopArgs};
@@ -14,10 +15,10 @@ use crate::dump;
 use crate::ended::Ended;
 use crate::offspring::Offspring;
 use crate::output::Output;
-use crate::segment::Head;
+use crate::segment::{Head, io_error};
 use crate::select::Selection;
-use crate::target::{Deadline, RENEWAL, Target, is_running};
-use crate::terminal::{diagnostic, warning};
+use crate::target::{self, Deadline, RENEWAL, Target, is_running, uncollected};
+use crate::terminal::{self, diagnostic, warning};
 use crate::text;
 use crate::top::heap::{Heap, Live};
 use crate::top::model::Model;
@@ -45,6 +46,9 @@ impl Source {
 pub struct HeapFeed {
     source: Source,
     heap: Heap,
+    /// Whether one table is printed. A session of our own for that is a probe, which leaves the profile of the
+    /// session before.
+    is_brief: bool,
     renewal: Instant,
     /// Children that continue with a session of ours.
     offspring: Offspring,
@@ -57,7 +61,8 @@ impl HeapFeed {
     pub fn open(args: &TopArgs) -> anyhow::Result<(Self, String)> {
         let agent = only_one(&Selection::from(args.select.clone()))?;
         let title = agent.title();
-        let source = look_at(agent, &args.interval)?;
+        let is_brief = args.once || args.json || !terminal::is_screen();
+        let source = look_at(agent, &args.interval, is_brief)?;
         let mut offspring = Offspring::default();
         if let Source::Own(target) = &source {
             offspring.begin(target, args.interval.max_overhead);
@@ -66,6 +71,7 @@ impl HeapFeed {
             source,
             offspring,
             heap: Heap::default(),
+            is_brief,
             renewal: Instant::now() + RENEWAL,
             output: args.output.output.clone(),
         };
@@ -97,8 +103,8 @@ fn only_one(selection: &Selection) -> anyhow::Result<Agent> {
     Ok(agent)
 }
 
-/// Looks at the running session, or starts one.
-fn look_at(agent: Agent, interval: &IntervalArgs) -> anyhow::Result<Source> {
+/// Looks at the running session, or starts one, which is a probe if it `is_brief`.
+fn look_at(agent: Agent, interval: &IntervalArgs, is_brief: bool) -> anyhow::Result<Source> {
     let mut head = Head::new();
     let header = agent.segment.head(&mut head)?;
     if is_running(&header) {
@@ -114,14 +120,44 @@ fn look_at(agent: Agent, interval: &IntervalArgs) -> anyhow::Result<Source> {
         }
         return Ok(Source::Theirs(Box::new(agent)));
     }
-    let title = agent.title();
-    let target = Target::take(agent).map_err(|e| anyhow::anyhow!("{title}: {e}"))?;
+    let (title, pid) = (agent.title(), agent.pid);
+    if uncollected(&agent, &header).is_some() {
+        bail!(
+            "{title}: a session has left a profile, which another one would replace: mem_profiler dump -p {pid} \
+             writes it"
+        );
+    }
+    let failed = |e: target::Error| anyhow::anyhow!("{title}: {e}");
+    let target = Target::take(agent).map_err(failed)?;
     let mut target = target.limited(interval.max_overhead);
-    let started = target
-        .prepare(interval.first())
-        .and_then(|()| target.publish(Deadline::ns_after(None)));
-    started.map_err(|e| anyhow::anyhow!("{title}: {e}"))?;
+    let mut density = interval.first();
+    if is_brief {
+        density.thinning = Session::PROBE;
+    }
+    target.prepare(density).map_err(failed)?;
+    if is_brief {
+        // Before it begins: however we end, its samples must not be taken for a profile.
+        let view = target.agent.segment.view();
+        view.mark_collected(target.session.number)
+            .map_err(io_error)?;
+    }
+    target.publish(Deadline::ns_after(None)).map_err(failed)?;
     Ok(Source::Own(Box::new(target)))
+}
+
+impl HeapFeed {
+    /// What is to be known of the numbers.
+    fn remarks(&self) -> Vec<String> {
+        let brief = match &self.source {
+            Source::Own(target) if self.is_brief => Some(format!(
+                "of the last {} only: older objects are not in it, and growth is what was allocated in that \
+                 time and kept, whatever of the older was freed",
+                text::short_time(target.lasted())
+            )),
+            _ => None,
+        };
+        brief.into_iter().chain(self.heap.remark()).collect()
+    }
 }
 
 impl Feed for HeapFeed {
@@ -166,12 +202,13 @@ impl Feed for HeapFeed {
         title.rss_bytes = rss_bytes(agent.pid);
         let snapshot = dump::snapshot(agent, &session, &header)?;
         self.heap.update(model, (&snapshot, &header), at_once);
-        title.quality = self.heap.remark().unwrap_or_default();
+        title.quality = self.remarks().join("; ");
         Ok(running && title.rss_bytes.is_some())
     }
 
     fn facts(&self) -> Option<(&'static str, Value)> {
-        self.heap.remark().map(|text| ("remarks", json!([text])))
+        let remarks = self.remarks();
+        (!remarks.is_empty()).then(|| ("remarks", json!(remarks)))
     }
 
     fn write(&mut self) -> String {
@@ -199,10 +236,18 @@ impl Drop for HeapFeed {
         let Source::Own(target) = &self.source else {
             return;
         };
-        if target.stop().is_err() {
+        let stopped = match self.is_brief {
+            // When the session before it ended stays known.
+            true => target.agent.segment.view().stop().is_ok(),
+            false => target.stop().is_ok(),
+        };
+        if !stopped {
             diagnostic("the session could not be stopped: it ends by itself within a minute");
         }
         self.offspring.end(target.agent.file);
+        if self.is_brief {
+            return;
+        }
         // It was shown, which was its only purpose: it need not be recovered.
         let _ = target
             .agent
