@@ -49,6 +49,18 @@ pub struct Scan {
     pub outdated: Vec<Found>,
     /// Refused segments that need no second look.
     pub settled: Vec<Entry>,
+    /// Segments that were left out as known, and are still there.
+    pub still_known: HashSet<Entry>,
+}
+
+impl Scan {
+    /// Forgets known segments that are gone, once there are more than `most`: what watches for days meets ever
+    /// new ones.
+    pub fn forget_gone(&self, known: &mut HashSet<Entry>, most: usize) {
+        if known.len() > most {
+            known.retain(|entry| self.still_known.contains(entry));
+        }
+    }
 }
 
 /// Searches for agents.
@@ -101,11 +113,14 @@ impl Discovery {
 
     /// `before`: the processes that there were when it began.
     fn scan_among(&self, before: Spaces, known: &HashSet<Entry>) -> Scan {
-        let mut entries = Vec::new();
+        let (mut entries, mut still_known) = (Vec::new(), HashSet::new());
         for directory in self.directories(&before) {
-            let all = directory.segments().unwrap_or_default().into_iter();
-            let unknown = all.filter(|entry| !known.contains(entry));
-            entries.extend(unknown.map(|entry| (directory.clone(), entry)));
+            for entry in directory.segments().unwrap_or_default() {
+                match known.contains(&entry) {
+                    true => drop(still_known.insert(entry)),
+                    false => entries.push((directory.clone(), entry)),
+                }
+            }
         }
         // A process that was born meanwhile may have made its segment by now. Only a process that is
         // missing after the segments were listed has ended.
@@ -119,7 +134,10 @@ impl Discovery {
             files: HashSet::new(),
             images: HashMap::new(),
             left: HashMap::new(),
-            scan: Scan::default(),
+            scan: Scan {
+                still_known,
+                ..Scan::default()
+            },
         };
         let (live, left): (Vec<_>, Vec<_>) = entries
             .into_iter()
@@ -417,6 +435,28 @@ mod forge;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What watches for days meets ever new segments.
+    #[test]
+    fn known_segments_that_are_gone_are_forgotten() {
+        let directory = tempfile::tempdir().unwrap();
+        let name = |number: u32| format!("mem_profiler.{}.{number}.0", i32::MAX - 7);
+        for number in 0..100 {
+            std::fs::write(directory.path().join(name(number)), [0; 10]).unwrap();
+        }
+        let opened = Directory::open(directory.path()).unwrap();
+        let mut known: HashSet<Entry> = opened.segments().unwrap().into_iter().collect();
+        assert_eq!(known.len(), 100);
+        for number in 3..100 {
+            std::fs::remove_file(directory.path().join(name(number))).unwrap();
+        }
+        let scan = Discovery::in_directory(directory.path().into()).scan_except(&known);
+        scan.forget_gone(&mut known, 100);
+        assert_eq!(known.len(), 100, "few are kept");
+        scan.forget_gone(&mut known, 99);
+        let left: HashSet<Entry> = opened.segments().unwrap().into_iter().collect();
+        assert_eq!((known.len(), &known), (3, &left));
+    }
 
     /// A process that is born while we search is not over because it was not there when we began.
     #[test]

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use shm_protocol::layout::BANK_HEADER_BYTES;
 
 use crate::discovery::{Discovery, Found, Life};
-use crate::lineage::{LAST_LOOKS, session_by_birth};
+use crate::lineage::{LAST_LOOKS, MAX_REACHED, is_alive, session_by_birth};
 use crate::segment::Entry;
 use crate::target::{Deadline, Look, RENEWAL, Target};
 
@@ -23,8 +23,8 @@ const SEARCH: Duration = Duration::from_secs(10);
 const MAX_KEPT: usize = 8;
 /// Least bytes that a child allocated if its profile is kept.
 const MIN_KEPT_BYTES: f64 = (1 << 20) as f64;
-/// Maximum number of segments that are remembered as seen.
-const MAX_KNOWN: usize = 1 << 16;
+/// Number of segments that are remembered as seen before those that are gone are forgotten.
+const MAX_KNOWN: usize = 1 << 10;
 
 /// Identity of a session that is kept going: the segment's device and inode.
 pub type Root = (u64, u64);
@@ -35,7 +35,7 @@ pub struct Offspring {
     discovery: Discovery,
     families: HashMap<Root, Family>,
     /// Processes that the sessions have reached, by their own pids and the namespaces of those.
-    reached: HashMap<(u32, u64), Root>,
+    reached: HashMap<(u32, u64), Reached>,
     known: HashSet<Entry>,
     last_glance: Option<Instant>,
     last_search: Option<Instant>,
@@ -51,6 +51,12 @@ struct Family {
     children: Vec<Child>,
     /// Ended children whose profiles are kept, oldest first.
     kept: VecDeque<Found>,
+}
+
+/// A process that a session has reached.
+struct Reached {
+    root: Root,
+    pid: i32,
 }
 
 struct Child {
@@ -82,7 +88,9 @@ impl Offspring {
             kept: VecDeque::new(),
         };
         self.families.insert(root, family);
-        self.reached.insert(key(&target.agent), root);
+        let pid = target.agent.pid;
+        self.reached
+            .insert(key(&target.agent), Reached { root, pid });
         root
     }
 
@@ -168,7 +176,7 @@ impl Offspring {
             }
         }
         self.families.remove(&root);
-        self.reached.retain(|_, of| *of != root);
+        self.reached.retain(|_, reached| reached.root != root);
     }
 
     /// Ends all.
@@ -179,11 +187,9 @@ impl Offspring {
 
     /// Looks for children that are new.
     fn search(&mut self, now: Instant) {
-        if self.known.len() > MAX_KNOWN {
-            // Those that are looked after are found again, and not taken twice.
-            self.known.clear();
-        }
         let scan = self.discovery.scan_except(&self.known);
+        // Should one that is looked after be missing for once, it is found again, and not taken twice.
+        scan.forget_gone(&mut self.known, MAX_KNOWN);
         self.known.extend(&scan.settled);
         let mut rest = scan.found;
         // Children of children, too.
@@ -195,13 +201,20 @@ impl Offspring {
             let (children, strangers): (Vec<_>, Vec<_>) = rest.into_iter().partition(is_child);
             if children.is_empty() {
                 self.known.extend(strangers.iter().map(|found| found.entry));
-                return;
+                return self.forget_ended();
             }
             for found in children {
-                let root = self.reached[&parent(&found)];
+                let root = self.reached[&parent(&found)].root;
                 self.take(root, found, now);
             }
             rest = strangers;
+        }
+    }
+
+    /// Forgets reached processes that have ended, whose children have been found by now.
+    fn forget_ended(&mut self) {
+        if self.reached.len() > MAX_REACHED {
+            self.reached.retain(|_, reached| is_alive(reached.pid));
         }
     }
 
@@ -222,7 +235,8 @@ impl Offspring {
         if is_taken || !is_ours {
             return;
         }
-        self.reached.insert(key(&agent), root);
+        let pid = agent.pid;
+        self.reached.insert(key(&agent), Reached { root, pid });
         match Target::adopt(agent) {
             Ok(Some(target)) => {
                 let target = target.limited(family.max_overhead);
@@ -307,4 +321,26 @@ fn end(target: &mut Target) {
 
 fn key(found: &Found) -> (u32, u64) {
     (found.entry.name.pid as u32, found.namespace)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_ended_processes_are_forgotten() {
+        let own = std::process::id();
+        let mut offspring = Offspring::default();
+        let mut put = |key: u32, pid: i32| {
+            let reached = Reached { root: (1, 1), pid };
+            offspring.reached.insert((key, 1), reached);
+        };
+        put(own, own.cast_signed());
+        // Numbers that no process has.
+        for number in 0..MAX_REACHED as u32 {
+            put(number + (1 << 23), i32::MAX - number.cast_signed());
+        }
+        offspring.forget_ended();
+        assert!(offspring.reached.len() == 1 && offspring.reached.contains_key(&(own, 1)));
+    }
 }

@@ -241,6 +241,7 @@ impl Known {
 
     /// Keeps what a child has found.
     fn learn(&mut self, profile: &Profile, missing: &[usize], named: &Profile) {
+        self.forget_old(Instant::now());
         if self.frames.len() + missing.len() > MOST {
             *self = Self::default();
         }
@@ -268,6 +269,17 @@ impl Known {
             let frames = frames.collect();
             let until = matches!(key, Key::Jit(..)).then(|| Instant::now() + JIT_LIFE);
             self.frames.insert(key, Named { frames, until });
+        }
+    }
+
+    /// Forgets names of code without a file whose time is over: a process that compiles code has ever new ones.
+    fn forget_old(&mut self, now: Instant) {
+        let before = self.frames.len();
+        let lasts = |named: &Named| named.until.is_none_or(|until| now < until);
+        self.frames.retain(|_, named| lasts(named));
+        if self.frames.len() < before {
+            self.functions
+                .retain(|_, function| Arc::strong_count(function) > 1);
         }
     }
 
@@ -320,4 +332,32 @@ fn is_file(mapping: &Mapping) -> bool {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // What is kept is whole between any two statements.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_compiled_code_do_not_pile_up() {
+        let now = Instant::now();
+        let mut known = Known::default();
+        let mut put = |key: Key, name: &str, until: Option<Instant>| {
+            let function = Function {
+                name: name.into(),
+                ..Function::default()
+            };
+            let shared = Arc::new(function.clone());
+            known.functions.insert(function, Arc::clone(&shared));
+            let frames = [(shared, 0, 0)].into();
+            known.frames.insert(key, Named { frames, until });
+        };
+        put(Key::File(0, 1), "of a file", None);
+        put(Key::Jit(1, 1), "new", Some(now + JIT_LIFE));
+        for address in 2..1000 {
+            put(Key::Jit(1, address), &format!("old {address}"), Some(now));
+        }
+        known.forget_old(now);
+        assert_eq!((known.frames.len(), known.functions.len()), (2, 2));
+    }
 }

@@ -17,6 +17,9 @@ use crate::session::member::Member;
 use crate::target::{self, Deadline, NoRoom, Target, uncollected};
 use crate::text;
 
+/// Number of segments that are remembered as seen before those that are gone are forgotten.
+const MAX_KNOWN: usize = 1 << 12;
+
 /// Whether a process has ended, by its pid and start time.
 fn is_gone((pid, start_time): (i32, u64)) -> bool {
     Stat::of(pid).is_none_or(|stat| stat.start_time != start_time || stat.is_dead())
@@ -174,6 +177,7 @@ impl Run {
     /// Takes new processes into the session.
     pub(super) fn join_new(&mut self) {
         let scan = self.discovery.scan_except(&self.known);
+        scan.forget_gone(&mut self.known, MAX_KNOWN);
         self.known.extend(&scan.settled);
         if self.child.is_some() {
             return scan.found.into_iter().for_each(|found| self.adopt(found));
@@ -220,6 +224,7 @@ impl Run {
         loop {
             let (children, strangers) = self.lineage.split(rest);
             if children.is_empty() {
+                self.lineage.forget_ended();
                 return others;
             }
             for found in children {
