@@ -93,6 +93,8 @@ fn a_killed_controller_leaves_no_session_without_an_end() {
             match args[0] {
                 // It is of the processes that it was begun in.
                 "cpu" => assert_eq!(deadline(&scratch, child), None),
+                // It may have too few samples for a segment.
+                "top" if deadline(&scratch, child).is_none() => {}
                 _ => assert!(left(&scratch, child) <= most, "{args:?}: {child}"),
             }
         }
@@ -312,19 +314,13 @@ fn a_server_leaves_anothers_session_alone() {
 /// no failure.
 #[test]
 fn a_controller_says_that_another_program_has_ended_its_session() {
-    let cut_short = "another program has ended its session after ";
-    for (args, warning, is_heap) in [
-        (&["-s", "300", "-o", "p_"][..], cut_short, true),
-        (&["-o", "p_"], cut_short, true),
-        (&["both", "-s", "300", "-o", "p_"], cut_short, true),
+    let warning = "another program has ended its session after ";
+    for (args, is_heap) in [
+        (&["-s", "300", "-o", "p_"][..], true),
+        (&["-o", "p_"], true),
+        (&["both", "-s", "300", "-o", "p_"], true),
         (
             &["cpu", "--engine", "timers", "-s", "300", "-o", "p_"],
-            cut_short,
-            false,
-        ),
-        (
-            &["top", "--json", "--delay", "5s"],
-            "the session has ended",
             false,
         ),
     ] {
