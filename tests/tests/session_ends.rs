@@ -91,10 +91,8 @@ fn a_killed_controller_leaves_no_session_without_an_end() {
         assert!(left(&scratch, pid) <= most, "{args:?}");
         for child in children {
             match args[0] {
-                // It is of the processes that it was begun in.
-                "cpu" => assert_eq!(deadline(&scratch, child), None),
-                // It may have too few samples for a segment.
-                "top" if deadline(&scratch, child).is_none() => {}
+                // They are of the processes that they were begun in.
+                "cpu" | "top" => assert_eq!(deadline(&scratch, child), None),
                 _ => assert!(left(&scratch, child) <= most, "{args:?}: {child}"),
             }
         }
