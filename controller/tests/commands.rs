@@ -69,8 +69,10 @@ fn dump_leaves_the_session_running_and_stop_ends_it() {
         1
     );
     assert_eq!(place.epoch(process.pid()), 0);
-    // The controller that started it sees that and ends with its own dump.
-    session.end().succeeded();
+    // The controller that started it sees that, says so, and ends with its own dump.
+    let ended = session.end();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.out.contains("not of the whole session"), "{ended:?}");
     assert_eq!(place.dumps().len(), 3);
     let triggers: Vec<Option<String>> = place
         .dumps()
