@@ -167,9 +167,10 @@ pub fn percent(share: f64) -> String {
 pub fn duration(time: Duration) -> String {
     const NEARLY_AN_HOUR: f64 = 3599.5;
     let s = time.as_secs_f64();
-    let s = match s < NEARLY_AN_HOUR {
-        true => s.round() as u64,
-        false => (s / 60.0).round() as u64 * 60,
+    let s = if s < NEARLY_AN_HOUR {
+        s.round() as u64
+    } else {
+        (s / 60.0).round() as u64 * 60
     };
     match s {
         0..60 => format!("{s} s"),

@@ -70,7 +70,7 @@ pub fn sum(
     let subtracted = if keeps_base { Base::Comparison } else { rule };
     let mut profile = merge::subtract(&dumps, bases, subtracted)?;
     if !bases.is_empty() {
-        set_time(&mut profile.facts, (&dumps, bases), keeps_base);
+        set_time(&mut profile.facts, &dumps, bases, keeps_base);
     }
     let series = match (bases, dumps.as_slice()) {
         ([early], [late]) => Series::of_two(early, late),
@@ -90,7 +90,7 @@ pub fn sum(
 /// Sets when the combination of heap dumps with bases begins, and how long it is: a difference is of the time
 /// between the ends of both; where the base is kept apart, the values are the dumps' own. CPU profiles and
 /// those of other profilers keep the sum of all durations, as in pprof.
-fn set_time(facts: &mut Facts, (dumps, bases): (&[Profile], &[Profile]), keeps_base: bool) {
+fn set_time(facts: &mut Facts, dumps: &[Profile], bases: &[Profile], keeps_base: bool) {
     let is_dump = |profile: &Profile| profile.format == Format::Dump;
     if !dumps.iter().chain(bases).all(is_dump) {
         return;
@@ -148,7 +148,7 @@ mod tests {
 
     fn time(dumps: &[Profile], bases: &[Profile], keeps_base: bool) -> Option<(u64, u64)> {
         let mut facts = Facts::default();
-        set_time(&mut facts, (dumps, bases), keeps_base);
+        set_time(&mut facts, dumps, bases, keeps_base);
         facts.start_unix_ns.zip(facts.duration_ns)
     }
 

@@ -236,10 +236,11 @@ impl Drop for HeapFeed {
         let Source::Own(target) = &self.source else {
             return;
         };
-        let stopped = match self.is_brief {
+        let stopped = if self.is_brief {
             // When the session before it ended stays known.
-            true => target.agent.segment.view().stop().is_ok(),
-            false => target.stop().is_ok(),
+            target.agent.segment.view().stop().is_ok()
+        } else {
+            target.stop().is_ok()
         };
         if !stopped {
             diagnostic("the session could not be stopped: it ends by itself within a minute");
