@@ -51,7 +51,10 @@ pub unsafe fn open(at: *const u8, bytes: usize) -> bool {
     let start = first.wrapping_sub(skew);
     let len = (last.addr() - start.addr()).next_multiple_of(MOST_PAGE);
     // SAFETY: the caller's: these are pages of the table, which is the range's own.
-    unsafe { libc::mprotect(start.cast(), len, libc::PROT_READ | libc::PROT_WRITE) == 0 }
+    unsafe {
+        libc::madvise(start.cast(), len, libc::MADV_DODUMP);
+        libc::mprotect(start.cast(), len, libc::PROT_READ | libc::PROT_WRITE) == 0
+    }
 }
 
 /// The entry for an address in the range.

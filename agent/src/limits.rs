@@ -38,16 +38,18 @@ unsafe fn before(resource: Resource, limit: *const libc::rlimit) {
         return;
     };
     let is_on_memory = resource == libc::RLIMIT_AS || resource == libc::RLIMIT_DATA;
-    if is_on_memory && limit.rlim_cur < backend::LITTLE {
+    let is_filtered = seccomp::is_installed();
+    // The limit is the child's of a `vfork`, the allocator its parent's.
+    if !is_on_memory || !is_filtered && session::is_guest() {
+        return;
+    }
+    if limit.rlim_cur < backend::LITTLE {
         exhaustion::save_memory();
     }
     if resource == libc::RLIMIT_DATA {
         range::limit_data(limit.rlim_cur);
     }
-    if resource != libc::RLIMIT_AS || limit.rlim_cur == libc::RLIM_INFINITY {
-        return;
-    }
-    if seccomp::is_installed() || session::is_guest() {
+    if resource != libc::RLIMIT_AS || limit.rlim_cur == libc::RLIM_INFINITY || is_filtered {
         return;
     }
     let saved = sys::errno();

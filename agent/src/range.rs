@@ -352,8 +352,32 @@ fn reserve(limit: u64) -> Option<(usize, usize)> {
             // Headers and objects are far apart.
             #[cfg(not(test))]
             crate::wrapped::without_huge_pages(at, size);
+            // gdb's gcore writes memory that nobody can access as zeros: all of the reservation. What is in
+            // use is dumped, see `include_in_dumps`. If the call is refused, such a dump is large.
+            // SAFETY: the reservation just made; only what core dumps have of it changes.
+            unsafe { libc::madvise(at, size, libc::MADV_DONTDUMP) };
             Some((at as usize, size))
         })
+}
+
+/// Has core dumps contain memory of the range that is in use now. No call is made once a filter is installed,
+/// see [`include_all_in_dumps`].
+///
+/// # Safety
+/// Whole pages of the range.
+unsafe fn include_in_dumps(at: *mut c_void, bytes: usize) {
+    // SAFETY: the caller's; only what core dumps have of it changes.
+    unsafe { libc::madvise(at, bytes, libc::MADV_DODUMP) };
+}
+
+/// Has core dumps contain whatever will be used of the range: before a filter is installed, after which no
+/// call is made for each part.
+pub fn include_all_in_dumps() {
+    if is_ready() {
+        let base = without_provenance_mut(BASE.load(Ordering::Relaxed));
+        // SAFETY: the whole range.
+        unsafe { include_in_dumps(base, SIZE.load(Ordering::Relaxed)) };
+    }
 }
 
 /// A random address below the libraries, the stacks and position-independent programs. Only a

@@ -1,4 +1,4 @@
-//! A stack of its own for work at start-up, where the program's is small.
+//! A stack of its own for work at start-up, where the program's is small, and in forked children.
 //!
 //! A program may run with little stack (`ulimit -s 16`), of which its arguments and environment take a part.
 //! jemalloc's initialisation alone needs 11 KiB of stack, once; reading files at start-up needs up to 7.
@@ -25,16 +25,21 @@ pub fn call(function: extern "C" fn()) {
     // Nothing else of the C library is called before.
     crate::c_library::resolve();
     let saved = sys::errno();
-    let is_small =
-        sys::limit(libc::RLIMIT_STACK) < ENOUGH && STACK.load(Ordering::Relaxed).is_null();
-    let stack = if is_small {
-        sys::map_private(BYTES)
-    } else {
-        null_mut()
-    };
-    if stack.is_null() {
+    if sys::limit(libc::RLIMIT_STACK) >= ENOUGH || !call_apart(function) {
         function();
-        return sys::set_errno(saved);
+    }
+    sys::set_errno(saved);
+}
+
+/// Calls a function on a stack of its own. By one thread at a time. Returns false, and has not called it, if
+/// there is no memory for the stack, or the calling thread is on it.
+pub fn call_apart(function: extern "C" fn()) -> bool {
+    if !STACK.load(Ordering::Relaxed).is_null() {
+        return false;
+    }
+    let stack = sys::map_private(BYTES);
+    if stack.is_null() {
+        return false;
     }
     STACK.store(stack, Ordering::Relaxed);
     // SAFETY: the function as `work` takes it; the handler uses its arguments for nothing else.
@@ -42,7 +47,7 @@ pub fn call(function: extern "C" fn()) {
     STACK.store(null_mut(), Ordering::Relaxed);
     // SAFETY: the mapping made above, which nobody uses any more.
     unsafe { libc::munmap(stack, BYTES) };
-    sys::set_errno(saved);
+    true
 }
 
 on_own_stack! {

@@ -9,8 +9,11 @@
 //! seen. The controller also compares `/proc/PID/status` before it starts a session.
 
 use crate::environment::variable;
-use crate::sys::read_file;
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use crate::sys::{self, read_file};
+use core::ffi::c_void;
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering};
+use unwind::probe;
 
 /// Nothing is known: treated as a filter.
 const UNKNOWN: u8 = 0;
@@ -29,8 +32,16 @@ static FILTERS: AtomicU32 = AtomicU32::new(0);
 /// Whether those filters are known to let pass what timers need, see [`lets_timers_pass`].
 static LETS_TIMERS_PASS: AtomicBool = AtomicBool::new(false);
 
+/// glibc's `__libc_single_threaded`, which is 0 from the first `pthread_create` on; null: there is none
+/// (before 2.32).
+static SINGLE_THREADED: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+
 /// Reads the state at start-up.
 pub fn start() {
+    SINGLE_THREADED.store(
+        sys::next_symbol(c"__libc_single_threaded"),
+        Ordering::Relaxed,
+    );
     let mut buffer = [0u8; 4096];
     let text = read_file(c"/proc/self/status", &mut buffer);
     let field = |name: &[u8]| {
@@ -94,4 +105,16 @@ pub fn is_installed() -> bool {
 #[cold]
 pub fn note_installation() {
     STATE.store(INSTALLED, Ordering::Relaxed);
+    sys::note_filter();
+    if is_single_threaded() {
+        // The C library's `malloc` makes no `futex` call either.
+        probe::forbid();
+    }
+}
+
+/// Whether the process is known to have had one thread only.
+fn is_single_threaded() -> bool {
+    let flag: *const AtomicU8 = SINGLE_THREADED.load(Ordering::Relaxed).cast();
+    // SAFETY: null, or the C library's variable of one byte, which is there as long as the process.
+    unsafe { flag.as_ref() }.is_some_and(|flag| flag.load(Ordering::Relaxed) != 0)
 }

@@ -7,6 +7,7 @@ pub use text::Text;
 use core::ffi::{CStr, c_int, c_long, c_void};
 use core::mem::zeroed;
 use core::ptr::{null_mut, without_provenance_mut};
+use core::sync::atomic::{AtomicBool, Ordering};
 
 /// Largest page of the machines that we run on.
 pub const PAGE: usize = if cfg!(target_arch = "aarch64") {
@@ -224,6 +225,15 @@ pub fn map_private(bytes: usize) -> *mut c_void {
     }
 }
 
+/// Whether the process may be ended for `madvise` or `mremap`: it has installed a filter.
+static IS_FILTERED: AtomicBool = AtomicBool::new(false);
+
+/// From now on, memory may be mapped locked, and no page is known to be locked: finding out takes calls of
+/// `madvise`, and avoiding it of `mremap`.
+pub fn note_filter() {
+    IS_FILTERED.store(true, Ordering::Relaxed);
+}
+
 /// Like [`map_private`], for much memory with `access`, near `hint` if possible, where the process
 /// may have all that it maps locked (`mlockall` with `MCL_FUTURE`): then the kernel would back the
 /// whole mapping with memory at once, which takes milliseconds, or refuse it. What a mapping grows
@@ -231,6 +241,15 @@ pub fn map_private(bytes: usize) -> *mut c_void {
 /// Linux 2.6 on.
 pub fn map_unlocked(hint: *mut c_void, bytes: usize, access: c_int) -> *mut c_void {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    if IS_FILTERED.load(Ordering::Relaxed) {
+        // SAFETY: a new mapping where nothing is.
+        let whole = unsafe { map(hint, bytes, access, flags, -1, 0) };
+        return if whole == libc::MAP_FAILED {
+            null_mut()
+        } else {
+            whole
+        };
+    }
     // SAFETY: a new mapping where nothing is, which no other thread knows.
     unsafe {
         let first = map(hint, PAGE, access, flags, -1, 0);
@@ -251,11 +270,14 @@ pub fn map_unlocked(hint: *mut c_void, bytes: usize, access: c_int) -> *mut c_vo
     }
 }
 
-/// Whether a page is locked in memory: then the kernel does not give it up. Changes `errno`.
+/// Whether a page is known to be locked in memory: then the kernel does not give it up. Changes `errno`.
 ///
 /// # Safety
 /// The page is the caller's, and nothing is in it but zeros or what its file has.
 pub unsafe fn is_locked(page: *mut c_void) -> bool {
+    if IS_FILTERED.load(Ordering::Relaxed) {
+        return false;
+    }
     // SAFETY: the caller's: it comes back as it was.
     let result = unsafe { libc::syscall(libc::SYS_madvise, page, PAGE, libc::MADV_DONTNEED) };
     result != 0 && errno() == libc::EINVAL

@@ -104,8 +104,17 @@ pub struct Outcome {
     pub excused: usize,
     /// See `checked`.
     pub leaks: usize,
+    /// Processes that outlive the session.
+    pub survivors: Vec<Survivor>,
     /// How the program that we started ended.
     pub status: Option<std::process::ExitStatus>,
+}
+
+/// A process that continues after the session.
+pub struct Survivor {
+    pub pid: i32,
+    /// Its name and pid, for display.
+    pub title: String,
 }
 
 impl Outcome {

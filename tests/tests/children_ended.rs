@@ -3,6 +3,7 @@
 
 use std::fs;
 
+use mem_tests::cgroup::Cgroup;
 use mem_tests::{Scratch, run};
 
 /// Files of segments that are left once so many children have ended, `how`, and their parent.
@@ -18,4 +19,26 @@ fn left(count: u32, how: &str) -> usize {
 #[test]
 fn children_that_end_by_exit_leave_nothing() {
     assert_eq!(left(50, "exit"), 0);
+}
+
+/// Each child leaves a profile, and what is in the directory of the segments counts for the group.
+#[test]
+fn profiles_of_children_do_not_fill_their_control_group() {
+    for (interval, thread) in [("1", ""), ("1024", ""), ("1", "thread")] {
+        let scratch = Scratch::new();
+        let program = scratch.compile("short_children.c", &["-pthread"]);
+        let group = Cgroup::new(64 << 20);
+        let mut command = scratch.preloaded(&program);
+        command
+            .env("MEM_PROFILER_START", "1")
+            .env("MEM_PROFILER_INTERVAL", interval);
+        group.put(&mut command);
+        let outcome = run(command.args(["300", thread]));
+        assert_eq!(outcome.stdout, "0 failed\n", "{outcome:?}");
+        assert_eq!(group.kills(), 0);
+        // The newest are there to be collected.
+        let left = fs::read_dir(scratch.shared()).expect("our own").count();
+        assert!((2..200).contains(&left), "{left}");
+        drop(scratch);
+    }
 }

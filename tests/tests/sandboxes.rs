@@ -52,6 +52,27 @@ fn sampled_in_a_sandbox(list: u32) {
     }
 }
 
+/// A process that has never had a second thread needs no futex, nor does the C library's allocator.
+#[test]
+fn a_sandbox_that_forbids_futex_in_a_session() {
+    for way in WAYS {
+        for interval in ["1", "1024"] {
+            let scratch = Scratch::new();
+            let program = scratch.compile("sandboxed.c", &["-O0"]);
+            let mut command = scratch.preloaded(&program);
+            command
+                .args(["-", way])
+                .env("MEM_PROFILER_START", "1")
+                .env("MEM_PROFILER_INTERVAL", interval);
+            let mut target = Target::start(&mut command);
+            assert_eq!(target.hear(), "ready", "{way}, {interval}");
+            work(&mut target);
+            let status = target.finish();
+            assert!(status.success(), "{way}, {interval}: {status}");
+        }
+    }
+}
+
 /// How a program comes by its filter. One that is there before the program starts has to
 /// allow what jemalloc does when it is loaded: see the guide.
 const WAYS: [&str; 2] = ["prctl", "syscall"];

@@ -6,7 +6,7 @@
 //! constructor has run, so they need nothing of the C library but `errno`.
 
 use crate::arch::{noting_prctl, noting_syscall};
-use crate::{cpu, cycles, sample, seccomp, session};
+use crate::{cpu, cycles, range, sample, seccomp, session};
 use core::arch::naked_asm;
 use core::ffi::{c_int, c_long};
 
@@ -33,6 +33,7 @@ fn note(option: usize, mode: usize) {
 
 fn note_installation(is_strict: bool) {
     session::grow_before_filter();
+    range::include_all_in_dumps();
     seccomp::note_installation();
     cpu::end_for_filter();
     if is_strict {

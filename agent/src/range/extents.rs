@@ -108,6 +108,7 @@ unsafe extern "C" fn carve(
         {
             return null_mut();
         }
+        super::include_in_dumps(at, size);
         *zero = true;
         *commit = true;
     }

@@ -2,6 +2,7 @@
 
 use super::{BYTES, CONTROL, sweep};
 use crate::environment::variable;
+use crate::roomy;
 use crate::sys::{self, Text};
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
@@ -25,12 +26,12 @@ const SWEEP_BITS_SAMPLED: u32 = 2;
 
 /// Makes the segment under the first free name, as [`segment::create`] does. A name that this very
 /// process left before it
-/// executed another image is used again if its contents are not needed. `may_sweep`: whether files that
-/// ended processes left may be looked for and removed.
+/// executed another image is used again if its contents are not needed. `at_start`: by the constructor; else
+/// the calling thread's stack may be small. By one thread at a time.
 pub fn create(
     start_time: u64,
     tables: Option<Tables>,
-    may_sweep: bool,
+    at_start: bool,
 ) -> Result<(*mut u8, Path), Errno> {
     // By chance: the pids of a server's children may all be odd.
     let chance = (clock::unix_ns() ^ u64::from(sys::pid())).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -39,8 +40,10 @@ pub fn create(
     } else {
         SWEEP_BITS
     };
+    // Children that are to have no tables are left alone: they are many, and what they leave is small.
+    let may_sweep = at_start || tables.is_some();
     if may_sweep && chance >> (64 - sweep_bits) == 0 {
-        sweep::sweep(dir());
+        sweep_dir(at_start);
     }
     let bytes = BYTES.load(Ordering::Relaxed);
     // SAFETY: the view is this library's static, or what an earlier call put over it.
@@ -60,7 +63,7 @@ pub fn create(
         }
         if matches!(made, Err(Errno(libc::ENOSPC))) && may_sweep && attempt == 0 {
             // Perhaps leftovers that are not needed take up the space.
-            sweep::sweep(dir());
+            sweep_dir(at_start);
             made = make(name);
         }
         match made {
@@ -70,6 +73,19 @@ pub fn create(
         }
     }
     Err(Errno(libc::EEXIST))
+}
+
+/// Removes files that ended processes left.
+fn sweep_dir(at_start: bool) {
+    extern "C" fn sweep() {
+        sweep::sweep(dir());
+    }
+    if at_start {
+        sweep();
+    } else {
+        // Without memory for a stack, none are removed.
+        roomy::call_apart(sweep);
+    }
 }
 
 /// The directory of the segments, as it was named when the program started: programs write

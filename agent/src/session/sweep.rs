@@ -7,8 +7,8 @@
 //!
 //! A file counts as a dead process's only if its content agrees with its name, it belongs to
 //! this user, this boot and this pid namespace, and no process has the pid; or if the process has
-//! recorded there that it exits. All other files stay. Done at start-up only: later a
-//! seccomp filter may forbid it, or the stack may be small.
+//! recorded there that it exits. All other files stay. Done before a process makes its segment: at
+//! start-up, and in a forked child that continues a session, unless it has a seccomp filter.
 
 use super::{cgroup, identity};
 use crate::sys::{self, Pages, Text, read_file};

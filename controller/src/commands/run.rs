@@ -19,7 +19,7 @@ use crate::program;
 use crate::python;
 use crate::segment::default_directory;
 use crate::select::Selection;
-use crate::session::{ExitCheck, Outcome, Run, Settings, Worth};
+use crate::session::{ExitCheck, Outcome, Run, Settings, Survivor, Worth};
 use crate::terminal::{diagnostic, warning};
 use crate::text;
 
@@ -270,6 +270,22 @@ fn no_room() -> Option<String> {
     }
 }
 
+/// Says which processes outlive the program, such as daemons.
+fn tell_of_survivors(survivors: &[Survivor]) {
+    const MAX_NAMED: usize = 3;
+    for Survivor { pid, title } in survivors.iter().take(MAX_NAMED) {
+        diagnostic(&format!(
+            "{title} continues, and is no longer sampled: mem_profiler -p {pid} samples it again"
+        ));
+    }
+    if survivors.len() > MAX_NAMED {
+        let more = survivors.len() - MAX_NAMED;
+        diagnostic(&format!(
+            "{more} more continue: mem_profiler list shows them"
+        ));
+    }
+}
+
 /// The exit code is the program's; ours only if it succeeded and a dump could not be written.
 /// `command`: the program that was started, if it can be sampled.
 fn conclude(outcome: &Outcome, min: u64, page: PageArgs, command: Option<&OsString>) -> ExitCode {
@@ -284,6 +300,7 @@ fn conclude(outcome: &Outcome, min: u64, page: PageArgs, command: Option<&OsStri
             "{who} allocated less than {least} or has another name (--min, --only)"
         ));
     }
+    tell_of_survivors(&outcome.survivors);
     if !outcome.written.is_empty() {
         super::table(&outcome.written);
     } else if let Some(command) = command.filter(|_| outcome.failures == 0 && left_out == 0) {

@@ -2,7 +2,7 @@
 
 use std::os::unix::process::ExitStatusExt;
 
-use super::{Run, SETTLE};
+use super::{Run, SETTLE, Survivor};
 use crate::allocator;
 use crate::discovery::Life;
 use crate::dump::{self, Written};
@@ -80,6 +80,10 @@ impl Run {
         }
         std::thread::sleep(SETTLE);
         for member in std::mem::take(&mut self.members) {
+            let (pid, title) = (member.target.agent.pid, member.title());
+            if member.target.is_alive() {
+                self.outcome.survivors.push(Survivor { pid, title });
+            }
             self.finish(member);
         }
         self.reporter.end();
