@@ -366,7 +366,8 @@ fn facts(snapshot: &Snapshot, header: &Header<'_>, metadata: &Metadata) -> Facts
         command_line: metadata.command_line.iter().map(|a| text(a)).collect(),
         boot_id: metadata.boot_id.clone(),
         start_unix_ns: Some(session.start_unix_ns),
-        end_unix_ns: Some(snapshot.end_unix_ns),
+        end_unix_ns: Some(snapshot.end.unix_ns),
+        end_boot_ns: snapshot.end.boot_ns,
         duration_ns: Some(snapshot.end_ns.saturating_sub(session.start_ns)),
         peak_ns: metadata
             .is_peak

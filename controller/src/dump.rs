@@ -6,12 +6,11 @@ use std::path::PathBuf;
 use heap_format::crowding;
 use heap_format::dump::Text;
 use heap_format::moment::Moment;
-use shm_protocol::clock::unix_ns;
 use shm_protocol::layout::BANK_HEADER_BYTES;
 use shm_protocol::segment::Session;
 use shm_protocol::snapshot::Header;
 
-use crate::clock::now_ns;
+use crate::clock::Time;
 use crate::collect::{self, Metadata};
 use crate::discovery::{Agent, Life};
 use crate::ended::Ended;
@@ -78,17 +77,16 @@ impl Written {
     }
 }
 
-/// The moment a session's counting ended, or now: ns of the segment's clock, Unix ns.
-pub fn end_of(session: &Session, header: &Header<'_>) -> (u64, u64) {
-    let (now, unix) = (now_ns(), unix_ns());
+/// Returns when a session's counting ended, or the present time.
+pub fn end_of(session: &Session, header: &Header<'_>) -> Time {
+    let now = Time::now();
     let (ended, at) = header.ended();
     let end = match (ended == session.number, session.deadline_ns) {
         (true, _) => at,
-        (false, 0) => now,
-        (false, deadline) => deadline.min(now),
+        (false, 0) => now.ns,
+        (false, deadline) => deadline.min(now.ns),
     };
-    let end = end.clamp(session.start_ns.min(now), now);
-    (end, unix.saturating_sub(now - end))
+    now.at(end.clamp(session.start_ns.min(now.ns), now.ns))
 }
 
 /// Copies the table of an agent's session.
@@ -118,13 +116,17 @@ pub fn write_dead(
     )
 }
 
-/// The moment a dead process's session ended, as [`end_of`].
-fn end_of_dead(session: &Session, header: &Header<'_>) -> (u64, u64) {
+/// Returns when a dead process's session ended, as [`end_of`].
+fn end_of_dead(session: &Session, header: &Header<'_>) -> Time {
     let same_boot = process::boot_id().is_some_and(|(id, _)| header.boot_id() == id);
-    match same_boot {
-        true => last_sign_of_life(end_of(session, header), session, header),
-        // The clock of another boot says nothing today.
-        false => (session.start_ns, session.start_unix_ns),
+    if same_boot {
+        return last_sign_of_life(end_of(session, header), session, header);
+    }
+    // The clock of another boot says nothing today.
+    Time {
+        ns: session.start_ns,
+        unix_ns: session.start_unix_ns,
+        boot_ns: None,
     }
 }
 
@@ -157,18 +159,14 @@ pub fn write_peak(
 }
 
 /// Moves the end of a dead process's session to when it was last seen alive.
-fn last_sign_of_life(
-    (end, end_unix): (u64, u64),
-    session: &Session,
-    header: &Header<'_>,
-) -> (u64, u64) {
+fn last_sign_of_life(end: Time, session: &Session, header: &Header<'_>) -> Time {
     const PERIOD_NS: u64 = 1_000_000_000;
     let seen = header
         .last_sign_of_life()
         .map(|seen| seen.saturating_add(PERIOD_NS));
     match seen {
-        Some(seen) if (session.start_ns..end).contains(&seen) => (seen, end_unix - (end - seen)),
-        _ => (end, end_unix),
+        Some(seen) if (session.start_ns..end.ns).contains(&seen) => end.at(seen),
+        _ => end,
     }
 }
 
@@ -237,7 +235,7 @@ fn write_snapshot(
     metadata.is_peak = is_peak;
     metadata.trigger = trigger.to_owned();
     metadata.ended = ended.fact();
-    metadata.boot_id = process::boot_id().map(|(_, text)| text);
+    metadata.boot_id = process::boot_id_of(header);
     let (mut profile, truncated, records) =
         collect::profile_with_records(snapshot, header, &metadata);
     if !moments.is_empty() {

@@ -291,7 +291,7 @@ fn attempt(
         Earlier::Dump(base) => base.since(&amounts, &snapshot, (header, agent.pid)),
         Earlier::Own(before) => Since::of(&amounts, before),
     });
-    let when = (tick_of(end.0), since.as_ref());
+    let when = (tick_of(end.ns), since.as_ref());
     let identified = found.lost.iter().filter(|_| plan.identify);
     let objects = identified.map(|lost| (lost.object.at, lost.object.bytes));
     let objects = objects.collect();

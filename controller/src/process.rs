@@ -13,6 +13,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use shm_protocol::snapshot::Header;
+
 pub use cpu::proc::cpu_ns;
 pub use pidfd::{has_ended, pidfd, wait_for_end};
 pub use stat::Stat;
@@ -311,6 +313,23 @@ pub fn boot_id() -> Option<([u8; 16], String)> {
     let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let id = shm_protocol::clock::parse_boot_id(text.as_bytes())?;
     Some((id, text.trim().to_owned()))
+}
+
+/// The id of the boot that a segment is of, as text; this one's if the segment does not say.
+pub fn boot_id_of(header: &Header<'_>) -> Option<String> {
+    let own = boot_id();
+    let id = header.boot_id();
+    let is_other = id.iter().any(|byte| *byte != 0);
+    let is_other = is_other && own.as_ref().is_none_or(|(own, _)| own != id);
+    if !is_other {
+        return own.map(|(_, text)| text);
+    }
+    let digits = id.iter().map(|byte| format!("{byte:02x}"));
+    let mut text: String = digits.collect();
+    for dash in [20, 16, 12, 8] {
+        text.insert(dash.min(text.len()), '-');
+    }
+    Some(text)
 }
 
 /// Whether `/proc` is what it should be.

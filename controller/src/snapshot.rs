@@ -17,6 +17,7 @@ use shm_protocol::snapshot::{
 };
 use shm_protocol::tree::{FIRST_NODE, NodeId, ROOT};
 
+use crate::clock::Time;
 use crate::interpreted;
 use crate::segment::{Refusal, Segment, io_error};
 use crate::stack_groups;
@@ -67,8 +68,8 @@ pub struct Snapshot {
     pub thread_entries: Vec<ThreadView>,
     /// When it was taken, or when the session ended: ns of the segment's clock.
     pub end_ns: u64,
-    /// The same in Unix time.
-    pub end_unix_ns: u64,
+    /// The same time by all clocks.
+    pub end: Time,
     /// Whether it is of an earlier moment than the one at which it was read.
     pub is_past: bool,
     /// The intervals in order, where they changed in the session.
@@ -128,18 +129,13 @@ impl Snapshot {
         named.map(|(_, count)| count).sum()
     }
 
-    /// Copies the table of `session`, whose counting ended at `end_ns` (Unix: `end_unix_ns`).
-    pub fn read(segment: &Segment, session: &Session, end: (u64, u64)) -> Result<Self, Gone> {
+    /// Copies the table of `session`, whose counting ended at `end`.
+    pub fn read(segment: &Segment, session: &Session, end: Time) -> Result<Self, Gone> {
         Self::read_at(segment, session, end, NOW)
     }
 
     /// Copies the table as it is [now](NOW), or as it was at a peak.
-    fn read_at(
-        segment: &Segment,
-        session: &Session,
-        (end_ns, end_unix_ns): (u64, u64),
-        peak: u32,
-    ) -> Result<Self, Gone> {
+    fn read_at(segment: &Segment, session: &Session, end: Time, peak: u32) -> Result<Self, Gone> {
         let mut buffer = [0; BANK_HEADER_BYTES];
         let mut merger = read_merged(segment, session, peak)?;
         let bank = current(segment, session, &mut buffer)?;
@@ -157,8 +153,8 @@ impl Snapshot {
             counters: counters(&bank, &totals),
             threads: bank.threads(),
             thread_entries: bank.thread_entries().collect(),
-            end_ns,
-            end_unix_ns,
+            end_ns: end.ns,
+            end,
             is_past: false,
             intervals: bank.intervals().collect(),
             least_interval: least_interval(session, &bank),
@@ -181,7 +177,7 @@ impl Snapshot {
     pub fn read_peak(
         segment: &Segment,
         session: &Session,
-        end: (u64, u64),
+        end: Time,
     ) -> Result<Option<Self>, Gone> {
         at_peak(segment, session, |peak| {
             let at = peak_time(session, peak.tick, end);
@@ -386,11 +382,10 @@ fn at_peak<T>(
     Ok(None)
 }
 
-/// Time of a peak, in the segment's clock and Unix time.
-fn peak_time(session: &Session, tick: u32, (end_ns, end_unix_ns): (u64, u64)) -> (u64, u64) {
+/// Time of a peak, in a session that ended at `end`.
+fn peak_time(session: &Session, tick: u32, end: Time) -> Time {
     let since_start = u64::from(tick).saturating_mul(TICK_NS);
-    let at = session.start_ns.saturating_add(since_start).min(end_ns);
-    (at, end_unix_ns.saturating_sub(end_ns - at))
+    end.at(session.start_ns.saturating_add(since_start))
 }
 
 /// No size class.

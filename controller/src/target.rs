@@ -315,7 +315,7 @@ impl Target {
     pub fn lasted(&self) -> Duration {
         let mut head = Head::new();
         let ended = match self.agent.segment.head(&mut head) {
-            Ok(header) => dump::end_of(&self.session, &header).0,
+            Ok(header) => dump::end_of(&self.session, &header).ns,
             Err(_) => now_ns(),
         };
         Duration::from_nanos(ended.saturating_sub(self.session.start_ns))

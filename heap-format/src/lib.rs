@@ -23,6 +23,7 @@ pub mod cpu;
 pub mod crowding;
 mod detail;
 pub mod dump;
+pub mod elapsed;
 mod error;
 pub mod fold;
 mod folded;

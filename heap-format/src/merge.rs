@@ -2,9 +2,11 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::ops::Range;
 use std::path::PathBuf;
 
 use crate::detail::Detail;
+use crate::elapsed::Clock;
 use crate::profile::{
     BuildId, Facts, Format, Function, Label, LabelValue, Line, Location, Mapping, NO_MAPPING,
     Profile,
@@ -159,6 +161,10 @@ struct Merger {
     stacks: HashMap<StackKey, u32>,
     /// How many of the locations are lines of Python.
     python: u64,
+    /// The clock that the span is of.
+    clock: Clock,
+    /// The time from the first start of a session so far to the last end, in ns of the clock.
+    span: Option<Range<u64>>,
 }
 
 /// For the parts of another profile, their indices in the merged profile.
@@ -186,6 +192,7 @@ impl Merger {
             facts: Facts {
                 start_unix_ns: None,
                 end_unix_ns: None,
+                end_boot_ns: None,
                 duration_ns: None,
                 cpu: sampling::sum(profiles.iter().map(|profile| profile.facts.cpu.as_ref())),
                 ..first.facts.clone()
@@ -194,6 +201,7 @@ impl Merger {
         };
         let exact = |p: &Profile| p.details.len() == p.stacks.len();
         let varied = |p: &Profile| p.variances.len() == p.values.len();
+        let clock = Clock::of(all().map(|profile| &profile.facts));
         Ok(Self {
             out,
             exact: (bases.is_empty() || base == Base::Comparison) && all().all(exact),
@@ -203,6 +211,8 @@ impl Merger {
             locations: HashMap::new(),
             stacks: HashMap::new(),
             python: 0,
+            clock: clock.unwrap_or(Clock::System),
+            span: None,
         })
     }
 
@@ -264,10 +274,12 @@ impl Merger {
     /// of the latest dump, if all are of one session.
     fn session(&mut self, profile: &Profile) {
         let (out, new) = (&mut self.out.facts, &profile.facts);
+        let end = self.clock.end_ns(new);
+        let is_later = end > self.span.as_ref().map(|span| span.end);
         let start = |facts: &Facts| facts.intervals.first().map(|p| p.from_unix_ns);
         if start(out) != start(new) {
             out.intervals.clear();
-        } else if new.end_unix_ns > out.end_unix_ns {
+        } else if is_later {
             out.intervals.clone_from(&new.intervals);
         }
         if out.peak_ns != new.peak_ns {
@@ -278,12 +290,22 @@ impl Merger {
         let start = out.start_unix_ns.into_iter().chain(new.start_unix_ns);
         out.start_unix_ns = start.min();
         out.end_unix_ns = out.end_unix_ns.max(new.end_unix_ns);
+        if self.clock == Clock::Boot {
+            out.end_boot_ns = out.end_boot_ns.max(new.end_boot_ns);
+        }
         let lengths = out.duration_ns.into_iter().chain(new.duration_ns);
-        let span = out.start_unix_ns.zip(out.end_unix_ns);
-        let span = span.map_or(u64::MAX, |(start, end)| end.saturating_sub(start));
-        let is_timed = new.start_unix_ns.is_some() && new.end_unix_ns.is_some();
         let sum = lengths.reduce(u64::saturating_add);
-        out.duration_ns = sum.map(|sum| if is_timed { sum.min(span) } else { sum });
+        // By the system clock, which may have been set, a session may end before it starts.
+        let own = end.filter(|_| new.start_unix_ns.is_some());
+        let own = own.map(|end| end.saturating_sub(new.duration_ns.unwrap_or(0))..end);
+        let joined = |own: &Range<u64>| match &self.span {
+            Some(span) => span.start.min(own.start)..span.end.max(own.end),
+            None => own.clone(),
+        };
+        let span = own.as_ref().map(joined);
+        let most = span.as_ref().map_or(u64::MAX, |span| span.end - span.start);
+        out.duration_ns = sum.map(|sum| sum.min(most));
+        self.span = span.or(self.span.take());
     }
 
     fn renumbering(&mut self, profile: &Profile) -> Renumbering {

@@ -233,6 +233,9 @@ pub struct Facts {
     pub start_unix_ns: Option<u64>,
     /// End of the session, Unix time in nanoseconds.
     pub end_unix_ns: Option<u64>,
+    /// End of the session, in nanoseconds since the boot that [`boot_id`](Self::boot_id) names,
+    /// including the time for which the machine was suspended.
+    pub end_boot_ns: Option<u64>,
     /// Length of the session.
     pub duration_ns: Option<u64>,
     /// Time of the live heap's maximum, from the session's start, if the profile is of that moment.

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
+use heap_format::elapsed::{self, Clock};
 use heap_format::merge::{self, Base};
 use heap_format::{Facts, Format, LabelValue, Profile, printable, variance};
 
@@ -69,6 +70,8 @@ pub fn sum(
     let keeps_base = needs.dumps == Dumps::BaseApart;
     let subtracted = if keeps_base { Base::Comparison } else { rule };
     let mut profile = merge::subtract(&dumps, bases, subtracted)?;
+    let remark = elapsed::remark(facts_of(bases, &dumps));
+    profile.comments.extend(remark);
     if !bases.is_empty() {
         set_time(&mut profile.facts, &dumps, bases, keeps_base);
     }
@@ -87,6 +90,14 @@ pub fn sum(
     })
 }
 
+/// The facts of all dumps.
+fn facts_of<'a>(
+    bases: &'a [Profile],
+    dumps: &'a [Profile],
+) -> impl Iterator<Item = &'a Facts> + Clone {
+    bases.iter().chain(dumps).map(|profile| &profile.facts)
+}
+
 /// Sets when the combination of heap dumps with bases begins, and how long it is: a difference is of the time
 /// between the ends of both; where the base is kept apart, the values are the dumps' own. CPU profiles and
 /// those of other profilers keep the sum of all durations, as in pprof.
@@ -95,17 +106,26 @@ fn set_time(facts: &mut Facts, dumps: &[Profile], bases: &[Profile], keeps_base:
     if !dumps.iter().chain(bases).all(is_dump) {
         return;
     }
-    let last = |all: &[Profile]| all.iter().filter_map(|p| p.facts.end_unix_ns).max();
+    let clock = Clock::of(facts_of(bases, dumps)).unwrap_or(Clock::System);
+    let last = |all: &[Profile]| {
+        let ends = all.iter().filter_map(|profile| {
+            let facts = &profile.facts;
+            Some((clock.end_ns(facts)?, facts.end_unix_ns?))
+        });
+        ends.max()
+    };
     if keeps_base {
         if let [dump] = dumps {
             facts.start_unix_ns = dump.facts.start_unix_ns;
             facts.end_unix_ns = dump.facts.end_unix_ns;
+            facts.end_boot_ns = dump.facts.end_boot_ns;
             facts.duration_ns = dump.facts.duration_ns;
         }
     } else if let (Some(early), Some(late)) = (last(bases), last(dumps)) {
-        facts.start_unix_ns = Some(early.min(late));
-        facts.end_unix_ns = Some(early.max(late));
-        facts.duration_ns = Some(early.abs_diff(late));
+        let ((from, _), (to, end_unix)) = (early.min(late), early.max(late));
+        facts.start_unix_ns = Some(end_unix.saturating_sub(to - from));
+        facts.end_unix_ns = Some(end_unix);
+        facts.duration_ns = Some(to - from);
     }
 }
 
@@ -121,6 +141,8 @@ pub fn in_order(
     }
     let series = Series::sort(&mut profiles, &mut files, force)?;
     let mut profile = merge::side_by_side(&profiles)?;
+    let remark = elapsed::remark(facts_of(&profiles, &[]));
+    profile.comments.extend(remark);
     if let Some(last) = profiles.pop() {
         profile.facts = last.facts;
     }

@@ -5,7 +5,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use heap_format::{Facts, Profile, history, maps, numbering, printable};
+use heap_format::elapsed::Clock;
+use heap_format::{Profile, history, maps, numbering, printable};
 
 /// When the dumps were taken.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -33,8 +34,7 @@ impl Series {
                 }
             }
         }
-        let ends: Option<Vec<u64>> = profiles.iter().map(|p| p.facts.end_unix_ns).collect();
-        let Some(ends) = ends else {
+        let Some(ends) = ends(profiles) else {
             sort_by_numbers(profiles, files);
             let numbers = (0..profiles.len()).map(|i| i as f64);
             return Ok(Self {
@@ -58,8 +58,9 @@ impl Series {
     /// An early and a late dump; empty if they are not of one session, or the
     /// other way around.
     pub fn of_two(early: &Profile, late: &Profile) -> Self {
-        let ends = early.facts.end_unix_ns.zip(late.facts.end_unix_ns);
-        match ends {
+        let clock = Clock::of([&early.facts, &late.facts].into_iter());
+        let end = |profile: &Profile| clock?.end_ns(&profile.facts);
+        match end(early).zip(end(late)) {
             Some((from, to)) if from < to && difference(early, late).is_none() => Self {
                 moments: vec![0.0, (to - from) as f64 / 1e9],
                 timed: true,
@@ -67,6 +68,13 @@ impl Series {
             _ => Self::default(),
         }
     }
+}
+
+/// When each dump was taken, in ns of the best clock that all have; `None` if one has no time.
+fn ends(profiles: &[Profile]) -> Option<Vec<u64>> {
+    let facts = profiles.iter().map(|profile| &profile.facts);
+    let clock = Clock::of(facts.clone())?;
+    facts.map(|facts| clock.end_ns(facts)).collect()
 }
 
 /// Sorts dumps without times whose names differ only in numbers, as those of gperftools and jemalloc do: a shell
@@ -89,33 +97,37 @@ pub fn last_of_each(
     files: &[PathBuf],
     warn: &mut dyn FnMut(String),
 ) -> Vec<Profile> {
-    let mut last: BTreeMap<Session, (usize, Vec<usize>)> = BTreeMap::new();
+    let mut sessions: BTreeMap<Session, Vec<usize>> = BTreeMap::new();
     for (at, profile) in profiles.iter().enumerate() {
-        let Some(session) = session(profile) else {
-            continue;
-        };
-        let (newest, members) = last.entry(session).or_insert((at, Vec::new()));
-        members.push(at);
-        let rank = |facts: &Facts| (facts.end_unix_ns, facts.sequence);
-        if rank(&profile.facts) >= rank(&profiles[*newest].facts) {
-            *newest = at;
+        if let Some(session) = session(profile) {
+            sessions.entry(session).or_default().push(at);
         }
     }
     let mut kept = vec![true; profiles.len()];
-    for (&(pid, ..), (newest, members)) in last.iter().filter(|(_, (_, all))| all.len() > 1) {
-        members.iter().for_each(|&at| kept[at] = at == *newest);
-        join_moments(&mut profiles, *newest, members);
+    for ((pid, ..), members) in sessions.iter().filter(|(_, all)| all.len() > 1) {
+        let newest = newest(&profiles, members);
+        members.iter().for_each(|&at| kept[at] = at == newest);
+        join_moments(&mut profiles, newest, members);
         warn(format!(
             "{} dumps are of one session of process {pid}: the last, {}, counts \
              (--force adds them up)",
             members.len(),
-            printable::path(&files[*newest])
+            printable::path(&files[newest])
         ));
     }
     let all = profiles.into_iter().zip(kept);
     all.filter(|(_, kept)| *kept)
         .map(|(profile, _)| profile)
         .collect()
+}
+
+/// The last of a session's dumps.
+fn newest(profiles: &[Profile], members: &[usize]) -> usize {
+    let facts = |&at: &usize| &profiles[at].facts;
+    let clock = Clock::of(members.iter().map(facts)).unwrap_or(Clock::System);
+    let rank = |at: &usize| (clock.end_ns(facts(at)), facts(at).sequence, *at);
+    let newest = members.iter().copied().max_by_key(rank);
+    newest.unwrap_or_default()
 }
 
 /// Gives the last dump of a session the moments of the others.
@@ -234,6 +246,7 @@ fn permute<T>(items: &mut [T], order: &[usize]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use heap_format::Facts;
 
     fn dump(pid: u32, start: u64, end: Option<u64>) -> Profile {
         Profile {

@@ -88,7 +88,7 @@ fn an_interval_that_changed_is_shown_with_its_history() {
     let (_directory, file) = governed();
     expected::compare("top_governed.txt", &output(&["-f", &file, "-t", "-n", "3"]));
     let page = output(&["-f", &file, "--html"]);
-    let line = "512 bytes (14.64% of CPU time) for 1ms, 2048 (4.22%) for 500us, 9253 for 2.50ms";
+    let line = "512 bytes (14.64% of CPU time) for 1ms, 2048 (4.22%) for 500us, 9253 for 2.69ms";
     assert!(page.contains(&format!("[\"Intervals\",\"{line}\"]")));
     let json = output(&["-f", &file, "--json"]);
     let first = "\"intervals\":[{\"from_unix_ns\":1795239949569587031,\"interval\":512,\

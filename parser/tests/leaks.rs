@@ -232,3 +232,120 @@ fn suspects_need_a_heap_profile() {
     assert_eq!(output.status.code(), Some(1), "{message}");
     assert!(message.contains("needs a heap profile"), "{message}");
 }
+
+/// What the system clock shows after some minutes, in ns of Unix time, if it is set in between.
+struct Set {
+    what: &'static str,
+    shown: fn(u64) -> u64,
+}
+
+const SETS: [Set; 2] = [
+    Set {
+        what: "from 1970",
+        shown: |minute| match minute {
+            1..=3 => minute * 60 * SECOND,
+            _ => START + minute * 60 * SECOND,
+        },
+    },
+    Set {
+        what: "three days back",
+        shown: |minute| {
+            let back = if minute > 3 { 3 * 86_400 } else { 0 };
+            START + minute * 60 * SECOND - back * SECOND
+        },
+    },
+];
+
+/// The dump after some minutes under a clock that was set, in a session that began `boot` ns after the boot.
+fn under_set_clock(minute: u64, set: &Set, boot: Option<u64>) -> Profile {
+    let mut profile = server(minute as f64, 7);
+    let facts = &mut profile.facts;
+    facts.boot_id = Some("4f2ad9c4-7d4a-4d6b-8a63-4f0a6d9d3c11".to_owned());
+    facts.start_unix_ns = Some((set.shown)(1) - 60 * SECOND);
+    facts.end_unix_ns = Some((set.shown)(minute));
+    facts.end_boot_ns = boot.map(|boot| boot + minute * 60 * SECOND);
+    profile
+}
+
+/// Writes the series of a clock that was set, in the order of the shell.
+fn set_series(directory: &Path, set: &Set, boot: Option<u64>) -> Vec<PathBuf> {
+    let one = |minute| {
+        let name = format!("server.{minute}.heap");
+        write(directory, &name, &under_set_clock(minute, set, boot))
+    };
+    (1..=6).map(one).collect()
+}
+
+#[test]
+fn growth_is_right_where_the_system_clock_is_set_in_a_series() {
+    let directory = tempfile::tempdir().unwrap();
+    let steady = good(&["--leaks"], &series(directory.path()));
+    let rows = |text: &str| text[text.find("      score").unwrap()..].to_owned();
+    for set in &SETS {
+        for boot in [None, Some(20 * SECOND)] {
+            let files = set_series(directory.path(), set, boot);
+            let text = good(&["--leaks"], &files);
+            let what = set.what;
+            assert_eq!(rows(&text), rows(&steady), "{what}");
+            assert!(
+                text.contains("Leak suspects of 6 dumps in 300 s"),
+                "{what}: {text}"
+            );
+            assert_eq!(
+                text.matches("The system clock was set").count(),
+                1,
+                "{what}: {text}"
+            );
+        }
+    }
+    assert!(!steady.contains("clock"), "{steady}");
+}
+
+#[test]
+fn differences_are_of_the_true_time_where_the_system_clock_is_set() {
+    let directory = tempfile::tempdir().unwrap();
+    for set in &SETS {
+        for boot in [None, Some(20 * SECOND)] {
+            let files = set_series(directory.path(), set, boot);
+            let base = files[1].to_str().unwrap();
+            let text = good(&["-t", "--base", base], &files[5..]);
+            let what = set.what;
+            assert!(text.contains("Duration: 240s"), "{what}: {text}");
+            assert_eq!(
+                text.matches("The system clock was set").count(),
+                1,
+                "{what}: {text}"
+            );
+            let json = good(&["--json", "--base", base], &files[5..]);
+            assert!(json.contains("The system clock was set"), "{what}");
+            assert!(
+                json.contains("\"duration_ns\":240000000000"),
+                "{what}: {json}"
+            );
+            let page = good(&["--html", "--base", base], &files[5..]);
+            assert!(page.contains("The system clock was set"), "{what}");
+            // The last dump counts, and sums are no shorter than what is sampled.
+            let text = good(&["-t"], &files);
+            assert!(text.contains("Duration: 360s"), "{what}: {text}");
+            let text = good(&["-t", "--force"], &files);
+            assert!(!text.contains("Duration: 0"), "{what}: {text}");
+            assert!(text.contains("The system clock was set"), "{what}: {text}");
+        }
+    }
+}
+
+#[test]
+fn dumps_of_two_boots_are_not_compared_by_the_time_since_the_boot() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut early = server(1.0, 7);
+    let mut late = server(6.0, 7);
+    late.facts.end_boot_ns = Some(SECOND);
+    late.facts.boot_id = Some("b".to_owned());
+    early.facts.end_boot_ns = Some(900 * SECOND);
+    early.facts.boot_id = Some("a".to_owned());
+    let files = [("early.heap", early), ("late.heap", late)];
+    let files = files.map(|(name, profile)| write(directory.path(), name, &profile));
+    let text = good(&["--leaks", "--force"], &files);
+    assert!(text.contains("Leak suspects of 2 dumps in 300 s"), "{text}");
+    assert!(!text.contains("The system clock"), "{text}");
+}

@@ -5,6 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use mem_controller::clock::{Time, now_ns};
 use mem_controller::discovery::Agent;
 use mem_controller::listing::{self, Row};
 use mem_controller::live;
@@ -38,7 +39,7 @@ struct State {
 /// A process at a time.
 #[derive(Clone, Copy)]
 struct Point {
-    unix_ms: u64,
+    at_ms: u64,
     live: Option<u64>,
     allocated: Option<f64>,
     rss: Option<u64>,
@@ -95,7 +96,7 @@ fn point(agent: &Agent, row: &Row, head: &mut Head) -> Point {
         Some((session.number, bank.totals().alloc_bytes))
     });
     Point {
-        unix_ms: shm_protocol::clock::unix_ns() / 1_000_000,
+        at_ms: now_ns() / 1_000_000,
         live: row.live_bytes,
         allocated: totals.map(|(_, bytes)| bytes),
         rss: row.rss_bytes,
@@ -106,14 +107,17 @@ fn point(agent: &Agent, row: &Row, head: &mut Head) -> Point {
 /// A row with its history; rates are over the last points.
 fn shown(row: &Row, history: &VecDeque<Point>, sessions: &Sessions) -> Value {
     let mut value = json!(row);
+    // By what the system clock shows now: it may have been set since the first point.
+    let now = Time::now();
+    let unix_ms = |p: &Point| now.at(p.at_ms * 1_000_000).unix_ns / 1_000_000;
     let points: Vec<Value> = history
         .iter()
-        .map(|p| json!([p.unix_ms, p.live, p.rss]))
+        .map(|p| json!([unix_ms(p), p.live, p.rss]))
         .collect();
     let last = history.back();
     let first = history.iter().rev().take(6).next_back();
     let rates = last.zip(first).and_then(|(last, first)| {
-        let seconds = last.unix_ms.saturating_sub(first.unix_ms) as f64 / 1000.0;
+        let seconds = last.at_ms.saturating_sub(first.at_ms) as f64 / 1000.0;
         let same = last.session == first.session && last.session != 0;
         (same && seconds > 0.0).then(|| {
             let growth = last

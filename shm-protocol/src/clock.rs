@@ -17,7 +17,13 @@ pub fn now_ns() -> u64 {
     read(libc::CLOCK_MONOTONIC_COARSE)
 }
 
-/// Nanoseconds since the Unix epoch.
+/// Nanoseconds since the boot, including the time for which the machine was suspended.
+#[must_use]
+pub fn boot_ns() -> u64 {
+    read(libc::CLOCK_BOOTTIME)
+}
+
+/// Nanoseconds since the Unix epoch. The clock can be set: it orders nothing, and measures no time.
 #[must_use]
 pub fn unix_ns() -> u64 {
     read(libc::CLOCK_REALTIME)

@@ -3,6 +3,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
@@ -147,4 +148,60 @@ fn a_controller_in_a_time_namespace_sees_the_machines_processes() {
     assert!(listed.contains("idle"), "{listed}");
     session_counts(&scratch, &mut target, pid, inside());
     target.finish_well();
+}
+
+#[test]
+fn dumps_of_a_clock_that_is_set_back_are_in_order_and_of_the_true_time() {
+    let scratch = Scratch::new();
+    let clock = scratch.compile_as("set_clock.c", "set_clock.so", &["-shared", "-fPIC"]);
+    let program = scratch.compile_as("steps.c", "set", &[]);
+    let begun = Instant::now();
+    let mut target = Target::start(&mut scratch.preloaded(&program));
+    assert_eq!(target.hear(), "ready");
+    let session = Session::of(&scratch, target.pid(), "1");
+    let pid = target.pid().to_string();
+    let mut dumps = Vec::new();
+    for is_set in [false, false, true, true] {
+        target.say("keep 100");
+        assert_eq!(target.hear(), "ok");
+        let mut profiler = scratch.profiler();
+        if is_set {
+            profiler.env("LD_PRELOAD", &clock);
+        }
+        dumps.extend(run(profiler.args(["dump", "-p", &pid, "-o", "s_"])).dumps());
+    }
+    session.stop();
+    target.finish_well();
+    let most_ns = begun.elapsed().as_nanos() as u64;
+    let facts = |dump: &PathBuf| heap_format::open(dump).expect("a dump").facts;
+    let dumps: Vec<PathBuf> = dumps
+        .iter()
+        .map(|dump| scratch.files().join(dump))
+        .collect();
+    assert!(facts(&dumps[3]).end_unix_ns < facts(&dumps[0]).end_unix_ns);
+    let ends = dumps
+        .iter()
+        .map(|dump| facts(dump).end_boot_ns.expect("a time"));
+    let ends: Vec<u64> = ends.collect();
+    assert!(ends.is_sorted() && ends[3] - ends[0] <= most_ns, "{ends:?}");
+    let leaks = run(scratch.parser().args(["--leaks", "-f"]).args(&dumps));
+    let text = &leaks.stdout;
+    assert_eq!(
+        text.matches("The system clock was set").count(),
+        1,
+        "{leaks:?}"
+    );
+    let live = heap_format::open(&dumps[3]).expect("a dump");
+    let live = mem_tests::sums(&live, &[&program], "site_")["site_main"].detail;
+    assert_eq!(live.live_objects(), 400.0, "the last dump has all");
+    assert!(text.contains("Leak suspects of 4 dumps in "), "{leaks:?}");
+    assert!(!text.contains("hrs"), "{leaks:?}");
+    let base = dumps[0].to_str().expect("a path of ours");
+    let change = run(scratch
+        .parser()
+        .args(["--json", "--base", base, "-f"])
+        .arg(&dumps[3]));
+    let change: serde_json::Value = serde_json::from_str(&change.stdout).expect("JSON");
+    let length = change["facts"]["duration_ns"].as_u64().expect("a duration");
+    assert_eq!(length, ends[3] - ends[0]);
 }

@@ -35,7 +35,7 @@ pub fn write(
     };
     // Another process may have its number by now, and maps of its own.
     member::fill(process, &snapshot, header, &[]);
-    let (end, _) = dump::end_of(session, header);
+    let end = dump::end_of(session, header).ns;
     let written = Session {
         sampling: Sampling {
             engine: "timers".to_owned(),

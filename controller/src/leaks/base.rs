@@ -14,6 +14,7 @@ use shm_protocol::NodeId;
 use shm_protocol::segment::Session;
 use shm_protocol::snapshot::Header;
 
+use crate::clock::Time;
 use crate::collect;
 use crate::discovery::Agent;
 use crate::process;
@@ -142,9 +143,17 @@ impl Base {
         })
     }
 
-    /// When it was made, ns of Unix time.
-    pub fn unix_ns(&self) -> Option<u64> {
-        self.profile.facts.end_unix_ns
+    /// How long ago it was made, in nanoseconds: by the time since the boot if it was made since,
+    /// as the system clock may have been set.
+    pub fn age_ns(&self, now: &Time) -> Option<u64> {
+        let facts = &self.profile.facts;
+        let boot = process::boot_id().map(|(_, text)| text);
+        let is_of_boot = facts.boot_id.is_some() && facts.boot_id == boot;
+        let then = facts.end_boot_ns.filter(|_| is_of_boot);
+        let by_boot = now.boot_ns.zip(then);
+        let by_system = facts.end_unix_ns.map(|then| (now.unix_ns, then));
+        let (now, then) = by_boot.or(by_system)?;
+        Some(now.saturating_sub(then))
     }
 
     /// Refuses another program, and another session of the same process: neither knows the

@@ -6,13 +6,12 @@ use std::time::Duration;
 use heap_format::LeakCheck;
 use serde::Serialize;
 use shm_protocol::NodeId;
-use shm_protocol::clock::unix_ns;
 use shm_protocol::segment::Session;
 use shm_protocol::snapshot::Header;
 
 use super::notes::notes;
 use super::{Base, Check, Earlier, Leak, Used};
-use crate::clock::now_ns;
+use crate::clock::{Time, now_ns};
 use crate::collect;
 use crate::discovery::Agent;
 use crate::dump::end_of;
@@ -125,7 +124,7 @@ pub fn report(
     let overwritten = overwritten.chain(check.overwritten.keys()).copied();
     let leaves = shown.clone().map(|leak| leak.node).chain(overwritten);
     let (names, trouble) = names(agent, header, &check.snapshot, leaves);
-    let (now, (end, _)) = (now_ns(), end_of(session, header));
+    let (now, end) = (now_ns(), end_of(session, header).ns);
     let seconds = |ns: u64| ns as f64 / 1e9;
     Report {
         pid: agent.pid,
@@ -170,7 +169,7 @@ fn least_seen(interval: u64) -> f64 {
 }
 
 fn before(base: &Base) -> Before {
-    let age = base.unix_ns().map(|then| unix_ns().saturating_sub(then));
+    let age = base.age_ns(&Time::now());
     Before {
         dump: base.name.clone(),
         seconds: age.map(|age| age as f64 / 1e9),

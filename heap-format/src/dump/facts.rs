@@ -87,6 +87,7 @@ impl Writer<'_> {
         let facts = &profile.facts;
         self.number("start_unix_ns", facts.start_unix_ns);
         self.number("end_unix_ns", facts.end_unix_ns);
+        self.number("end_boot_ns", facts.end_boot_ns);
         self.number("duration_ns", facts.duration_ns);
         self.number("peak_ns", facts.peak_ns);
         for period in &facts.intervals {
@@ -380,6 +381,7 @@ fn fact(facts: &mut crate::profile::Facts, name: &[u8], value: &[u8]) -> Option<
         b"boot_id" => facts.boot_id = Some(string(value)),
         b"start_unix_ns" => facts.start_unix_ns = Some(number()?),
         b"end_unix_ns" => facts.end_unix_ns = Some(number()?),
+        b"end_boot_ns" => facts.end_boot_ns = Some(number()?),
         b"duration_ns" => facts.duration_ns = Some(number()?),
         b"peak_ns" => facts.peak_ns = Some(number()?),
         b"interval" => facts

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use heap_format::{Facts, IntervalPeriod};
+use heap_format::{Facts, IntervalPeriod, elapsed};
 
 use crate::measure::{self, percentage};
 
@@ -47,7 +47,7 @@ fn period(facts: &Facts, index: usize) -> String {
         let _ = write!(text, " ({}{of})", share.trim());
     }
     let next = facts.intervals.get(index + 1).map(|p| p.from_unix_ns);
-    if let Some(until) = next.or(facts.end_unix_ns) {
+    if let Some(until) = next.or(elapsed::end_by_length(facts)) {
         let length = i64::try_from(until.saturating_sub(from_unix_ns)).unwrap_or(i64::MAX);
         let _ = write!(
             text,

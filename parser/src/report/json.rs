@@ -303,11 +303,15 @@ struct Facts<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     end_unix_ns: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    end_boot_ns: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     duration_ns: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     sequence: Option<u64>,
     exe_build_id: String,
     command_line: &'a [String],
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    comments: &'a [String],
     #[serde(skip_serializing_if = "Option::is_none")]
     peak_ns: Option<u64>,
     intervals: Vec<Interval>,
@@ -382,10 +386,12 @@ fn facts(profile: &Profile) -> Facts<'_> {
         pid: facts.pid,
         start_unix_ns: facts.start_unix_ns,
         end_unix_ns: facts.end_unix_ns,
+        end_boot_ns: facts.end_boot_ns,
         duration_ns: facts.duration_ns,
         sequence: facts.sequence,
         exe_build_id: facts.exe_build_id.to_string(),
         command_line: &facts.command_line,
+        comments: &profile.comments,
         intervals: facts.intervals.iter().map(interval).collect(),
         peak_ns: facts.peak_ns,
         thinning: facts.thinning,

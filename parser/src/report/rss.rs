@@ -7,6 +7,7 @@ use std::fmt::Write;
 
 use anyhow::{Result, bail};
 use heap_format::Facts;
+use heap_format::elapsed;
 use heap_format::maps::Entry;
 use heap_format::resident::{Heap, Part};
 
@@ -197,7 +198,7 @@ const STALE_NS: u64 = 2_000_000_000;
 /// When the allocator's figures were taken, where that was long before or after the samples'
 /// moment, or long for the time sampled.
 fn age(facts: &Facts) -> Option<String> {
-    let (taken, end) = (facts.allocator_unix_ns?, facts.end_unix_ns?);
+    let (taken, end) = (facts.allocator_unix_ns?, elapsed::end_by_length(facts)?);
     let apart = taken.abs_diff(end);
     let ignored = STALE_NS.min(facts.duration_ns.unwrap_or(0) / 4);
     let when = if taken < end { "before" } else { "after" };

@@ -7,7 +7,9 @@ use anyhow::Context;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use clap::ValueEnum;
-use heap_format::{Profile, ValueType, fold, merge, otlp, pprof};
+use heap_format::{Facts, Profile, ValueType, fold, merge, otlp, pprof};
+use mem_controller::clock::Time;
+use mem_controller::process;
 use serde_json::json;
 
 use crate::naming::Naming;
@@ -101,6 +103,27 @@ fn host() -> Option<String> {
     Some(name.trim().to_owned()).filter(|name| !name.is_empty())
 }
 
+/// Largest difference between the system clock of a dump and the present one that is let stand, in ns.
+const MAX_SKEW_NS: u64 = 2_000_000_000;
+
+/// When a dump was taken, in ns of Unix time: by the present system clock if that was set since, on a machine
+/// that is still running.
+fn taken_ns(facts: &Facts, now: &Time) -> u64 {
+    let boot = process::boot_id().map(|(_, text)| text);
+    let is_of_boot = facts.boot_id.is_some() && facts.boot_id == boot;
+    let then = facts.end_boot_ns.filter(|_| is_of_boot);
+    let ago = now
+        .boot_ns
+        .zip(then)
+        .map(|(now, then)| now.saturating_sub(then));
+    let by_boot = ago.map(|ago| now.unix_ns.saturating_sub(ago));
+    match (facts.end_unix_ns, by_boot) {
+        (Some(shown), Some(by_boot)) if shown.abs_diff(by_boot) > MAX_SKEW_NS => by_boot,
+        (Some(shown), _) => shown,
+        (None, by_boot) => by_boot.unwrap_or(now.unix_ns),
+    }
+}
+
 /// A profile that is to be sent.
 pub struct Prepared {
     /// Equal stacks merged, with names.
@@ -133,7 +156,7 @@ impl Prepared {
         profile.threads.clear();
         let mut profile = merge::merge(&[profile])?;
         // The numbers are true at the end; receivers take the start for their time.
-        let end = facts.end_unix_ns.unwrap_or_else(super::now_ns);
+        let end = taken_ns(&facts, &Time::now());
         profile.facts.start_unix_ns = Some(end);
         profile.facts.duration_ns = facts.duration_ns;
         if receiver == Receiver::Otlp {

@@ -1,5 +1,6 @@
 //! The directory with profiles waiting to be sent.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -100,8 +101,28 @@ impl Spool {
         let mut dumps: Vec<_> = entries.filter_map(dump).collect();
         // Times of files are of a clock tick: several dumps may have the same.
         dumps.sort_by_cached_key(|(time, path, _)| (*time, numbering::key(path)));
-        dumps
+        in_order_of_each(dumps)
     }
+}
+
+/// Puts the dumps of each process in the order of their numbers, in the places that the process has by the
+/// times of its files: these go back where the system clock was set back.
+fn in_order_of_each(dumps: Vec<(SystemTime, PathBuf, u64)>) -> Vec<(SystemTime, PathBuf, u64)> {
+    let mut processes: BTreeMap<PathBuf, Vec<usize>> = BTreeMap::new();
+    for (at, (_, path, _)) in dumps.iter().enumerate() {
+        // Without the number and the suffix.
+        let process = path.with_extension("").with_extension("");
+        processes.entry(process).or_default().push(at);
+    }
+    let mut order: Vec<usize> = (0..dumps.len()).collect();
+    for places in processes.values() {
+        let mut numbered = places.clone();
+        numbered.sort_by_cached_key(|&at| numbering::key(&dumps[at].1));
+        for (place, at) in places.iter().zip(numbered) {
+            order[*place] = at;
+        }
+    }
+    order.into_iter().map(|at| dumps[at].clone()).collect()
 }
 
 #[cfg(test)]
@@ -119,6 +140,27 @@ mod tests {
             let file = fs::File::options().write(true).open(path).unwrap();
             file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
         }
+        assert_eq!(spool.waiting(), paths);
+    }
+
+    #[test]
+    fn dumps_of_a_process_are_sent_in_order_where_the_clock_is_set_back() {
+        let directory = tempfile::tempdir().unwrap();
+        let spool = Spool::open(Some(directory.path().to_owned()), 1000).unwrap();
+        let written = [
+            (300, "push_a.1.0009.heap"),
+            (301, "push_b.2.0001.heap"),
+            (302, "push_a.1.0010.heap"),
+            (3, "push_a.1.0011.heap"),
+            (4, "push_b.2.0002.heap"),
+        ];
+        for (seconds, name) in written {
+            let file = fs::File::create(directory.path().join(name)).unwrap();
+            let at = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(seconds);
+            file.set_modified(at).unwrap();
+        }
+        let names = ["a.1.0009", "b.2.0001", "a.1.0010", "b.2.0002", "a.1.0011"];
+        let paths = names.map(|name| directory.path().join(format!("push_{name}.heap")));
         assert_eq!(spool.waiting(), paths);
     }
 

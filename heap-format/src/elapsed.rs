@@ -1,0 +1,162 @@
+//! Time between dumps, where the system clock may have been set between them.
+//!
+//! A machine without a battery-backed clock starts in 1970 and jumps when it learns the time. So dumps are ordered, and
+//! the time between them is measured, by the best clock that all of them have: the time since the boot, else the time
+//! since the start of the session, which does not count while the machine is suspended, else the system clock.
+
+use std::collections::BTreeSet;
+
+use crate::profile::Facts;
+
+/// Difference between two clocks that is put down to their resolution and to slewing, in ns.
+const TOLERANCE_NS: u64 = 2_000_000_000;
+/// Rate of slewing that is tolerated in addition: one part in so many.
+const TOLERATED_PARTS: u64 = 1000;
+
+/// A clock that several dumps have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clock {
+    /// Time since the boot, also while the machine is suspended. All dumps are of one boot.
+    Boot,
+    /// Time since the start of the session that all dumps are of.
+    Session,
+    /// Time of day, which can be set.
+    System,
+}
+
+impl Clock {
+    /// Returns the best clock of the dumps; `None` if one of them has no time.
+    pub fn of<'a>(dumps: impl Iterator<Item = &'a Facts> + Clone) -> Option<Self> {
+        if dumps.clone().any(|facts| facts.end_unix_ns.is_none()) {
+            return None;
+        }
+        let is_one = |count: usize| count == 1;
+        let boots: Option<BTreeSet<_>> = dumps
+            .clone()
+            .map(|facts| facts.end_boot_ns.and(facts.boot_id.as_deref()))
+            .collect();
+        if boots.is_some_and(|boots| is_one(boots.len())) {
+            return Some(Self::Boot);
+        }
+        let sessions: Option<BTreeSet<_>> = dumps
+            .map(|facts| {
+                facts.duration_ns?;
+                Some((facts.pid?, facts.start_unix_ns?, facts.boot_id.as_deref()))
+            })
+            .collect();
+        if sessions.is_some_and(|sessions| is_one(sessions.len())) {
+            return Some(Self::Session);
+        }
+        Some(Self::System)
+    }
+
+    /// Returns when a dump was taken, or its session ended, in ns of this clock.
+    #[must_use]
+    pub fn end_ns(self, facts: &Facts) -> Option<u64> {
+        match self {
+            Self::Boot => facts.end_boot_ns,
+            Self::Session => facts.duration_ns,
+            Self::System => facts.end_unix_ns,
+        }
+    }
+}
+
+/// Returns the end of a session by its start and its length: on the time line of its intervals and of the
+/// allocator's statistics. `end_unix_ns` is not, if the system clock was set in the session.
+#[must_use]
+pub fn end_by_length(facts: &Facts) -> Option<u64> {
+    let known = facts.start_unix_ns.zip(facts.duration_ns);
+    let end = known.map(|(start, length)| start.saturating_add(length));
+    end.or(facts.end_unix_ns)
+}
+
+/// Says that the system clock was set between dumps, if it was.
+pub fn remark<'a>(dumps: impl Iterator<Item = &'a Facts> + Clone) -> Option<String> {
+    let clock = Clock::of(dumps.clone()).filter(|clock| *clock != Clock::System)?;
+    let times = dumps.map(|facts| Some((clock.end_ns(facts)?, facts.end_unix_ns?)));
+    let mut times: Vec<(u64, u64)> = times.collect::<Option<_>>()?;
+    times.sort_unstable();
+    let was_set = times.windows(2).any(|pair| {
+        let [(from, from_unix), (to, to_unix)] = [pair[0], pair[1]];
+        let elapsed = to - from;
+        let shown = i128::from(to_unix) - i128::from(from_unix);
+        let apart = (shown - i128::from(elapsed)).unsigned_abs();
+        apart > u128::from(TOLERANCE_NS + elapsed / TOLERATED_PARTS)
+    });
+    let was_ahead = times.windows(2).all(|pair| {
+        let shown = i128::from(pair[1].1) - i128::from(pair[0].1);
+        shown + i128::from(TOLERANCE_NS) >= i128::from(pair[1].0 - pair[0].0)
+    });
+    let what = if clock == Clock::Session && was_ahead {
+        "The system clock was set, or the machine was suspended,"
+    } else {
+        "The system clock was set"
+    };
+    was_set.then(|| {
+        format!("{what} between the dumps: the time between them is by a clock that does not jump")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    /// A dump of a session that began at the Unix time 100 s, and 10 s after the boot.
+    fn dump(seconds: u64, unix: u64, boot: Option<u64>) -> Facts {
+        Facts {
+            pid: Some(1),
+            boot_id: Some("a".into()),
+            start_unix_ns: Some(100 * SECOND),
+            duration_ns: Some(seconds * SECOND),
+            end_unix_ns: Some(unix * SECOND),
+            end_boot_ns: boot.map(|boot| boot * SECOND),
+            ..Facts::default()
+        }
+    }
+
+    #[test]
+    fn the_best_clock_in_common_is_used() {
+        let of = |dumps: &[Facts]| Clock::of(dumps.iter());
+        let boot = [dump(1, 101, Some(11)), dump(2, 102, Some(12))];
+        assert_eq!(of(&boot), Some(Clock::Boot));
+        let mut other = boot.clone();
+        other[1].boot_id = Some("b".into());
+        assert_eq!(of(&other), Some(Clock::System), "of another boot");
+        let mut later = boot.clone();
+        later[1].start_unix_ns = Some(7);
+        assert_eq!(of(&later), Some(Clock::Boot), "another session of it");
+        later[1].end_boot_ns = None;
+        assert_eq!(of(&later), Some(Clock::System), "an old dump of it");
+        let old = [dump(1, 101, None), dump(2, 102, Some(12))];
+        assert_eq!(of(&old), Some(Clock::Session));
+        let mut untimed = boot;
+        untimed[0].end_unix_ns = None;
+        assert_eq!(of(&untimed), None);
+    }
+
+    #[test]
+    fn a_clock_that_was_set_is_named_and_one_that_was_slewed_is_not() {
+        let set = |dumps: &[Facts]| remark(dumps.iter());
+        let said = |dumps: &[Facts]| set(dumps).unwrap_or_default();
+        assert_eq!(
+            set(&[dump(1, 101, Some(11)), dump(61, 162, Some(71))]),
+            None
+        );
+        // Suspended for an hour.
+        let slept = [dump(1, 101, Some(11)), dump(61, 3761, Some(3671))];
+        assert_eq!(set(&slept), None);
+        let unknown = slept.map(|mut facts| {
+            facts.end_boot_ns = None;
+            facts
+        });
+        assert!(said(&unknown).contains("was set, or the machine was suspended,"));
+        for unix in [20, 1_700_000_000] {
+            let boot = [dump(1, 101, Some(11)), dump(61, unix, Some(71))];
+            assert!(said(&boot).starts_with("The system clock was set between"));
+        }
+        let back = [dump(1, 101, None), dump(61, 20, None)];
+        assert!(said(&back).starts_with("The system clock was set between"));
+    }
+}
