@@ -273,6 +273,33 @@ fn uncollected_profiles_are_bounded_in_bytes() {
     program.step("keep 1");
 }
 
+/// The only file in the directory that was not there before.
+fn new_file(shared: &Path, before: &[PathBuf]) -> PathBuf {
+    let entries = fs::read_dir(shared).expect("the directory").flatten();
+    let mut files = entries.map(|entry| entry.path());
+    let file = files.find(|file| !before.contains(file));
+    file.expect("the profile of the process that died")
+}
+
+/// The oldest go first, but not the one that shows how the crash loop began.
+#[test]
+fn of_a_crash_loop_the_first_and_the_latest_profile_are_kept() {
+    let scratch = Scratch::new();
+    let shared = scratch.file("tiny");
+    let _tiny = TinyFilesystem::mount(&shared, "40m");
+    many_deaths(&scratch, &shared, 1);
+    let first = new_file(&shared, &[]);
+    many_deaths(&scratch, &shared, 60);
+    // A quarter of the filesystem, and one of whoever has looked.
+    until_bounded(&scratch, &shared, usize::MAX, 11 << 20);
+    let entries = fs::read_dir(&shared).expect("the directory").flatten();
+    let before: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    assert!(first.exists(), "the first is gone: {before:?}");
+    many_deaths(&scratch, &shared, 1);
+    assert!(new_file(&shared, &before).exists(), "the latest is gone");
+    assert!(first.exists(), "the first is gone");
+}
+
 #[test]
 fn a_directory_full_of_kept_profiles_is_reported() {
     let scratch = Scratch::new();

@@ -3,7 +3,8 @@
 //! A process that ends by `_exit` or by a signal cannot remove its segment. In case that
 //! happens thousands of times and no controller runs, processes of the same user that
 //! start later clean up: they remove segments without a profile, and of those with one keep
-//! only the newest few hundred, within a share of the filesystem.
+//! only a few hundred, within a share of the filesystem: the first and the latest of each name, then the
+//! newest.
 //!
 //! A file counts as a dead process's only if its content agrees with its name, it belongs to
 //! this user, this boot and this pid namespace, and no process has the pid; or if the process has
@@ -23,7 +24,7 @@ const MAX_FILES: usize = 1024;
 /// How many profiles of ended processes are kept to be collected; beyond that, the oldest
 /// are removed first.
 const KEPT: usize = 256;
-/// How many of them, the newest ones, keep the unused parts of their tables.
+/// How many of them, the first in order, keep the unused parts of their tables.
 const UNTRIMMED: usize = 8;
 /// Bytes that they may take in total.
 const KEPT_BYTES: u64 = 1 << 30;
@@ -172,7 +173,7 @@ pub fn sweep(dir: &[u8]) {
         if is_unused(&header) {
             sys::unlink(name);
         } else {
-            kept[count] = Left::new(&status, at);
+            kept[count] = Left::new(&header, &status, at);
             count += 1;
         }
     }
@@ -183,21 +184,54 @@ pub fn sweep(dir: &[u8]) {
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Left {
-    made_ns: u64,
+    /// Bytes of the process's name, the first one the most significant.
+    process: u128,
+    seen_ns: u64,
     bytes: u64,
-    /// Offset of its name in the listing.
+    /// Offset of the file's name in the listing.
     at: usize,
+    /// 1 if it is the first or the latest of a process name: the beginning and the end of a crash loop.
+    rank: u32,
 }
 
 impl Left {
-    fn new(status: &libc::stat, at: usize) -> Self {
-        let seconds = (status.st_mtime as u64).saturating_mul(1_000_000_000);
+    fn new(header: &Header<'_>, status: &libc::stat, at: usize) -> Self {
+        let bytes = header.comm().iter().take(size_of::<u128>());
         Self {
-            made_ns: seconds.saturating_add(status.st_mtime_nsec as u64),
+            process: bytes.fold(0, |name, byte| name << 8 | u128::from(*byte)),
+            seen_ns: last_seen_ns(header),
             bytes: (status.st_blocks as u64).saturating_mul(512),
             at,
+            rank: 0,
         }
     }
+}
+
+/// When a process is last known to have lived, in ns of the segment's clock; 0 if that was before the last boot.
+/// The file has a time of its own, but by the system clock, which may have been set since.
+fn last_seen_ns(header: &Header<'_>) -> u64 {
+    if header.boot_id() != identity::boot_id() {
+        return 0;
+    }
+    let begun = header.session().map_or(0, |session| session.start_ns);
+    let alive = header.last_sign_of_life().unwrap_or(0);
+    let (_, ended) = header.ended();
+    header.created_ns().max(begun).max(alive).max(ended)
+}
+
+/// Sorts profiles in the order in which they are kept: the first and the latest of each name, then all others;
+/// the newest first.
+fn sort_by_worth(kept: &mut [Left]) {
+    kept.sort_unstable_by_key(|left| (left.process, left.seen_ns));
+    for same in kept.chunk_by_mut(|a, b| a.process == b.process) {
+        if let [first, ..] = same {
+            first.rank = 1;
+        }
+        if let [.., latest] = same {
+            latest.rank = 1;
+        }
+    }
+    kept.sort_unstable_by_key(|left| core::cmp::Reverse((left.rank, left.seen_ns)));
 }
 
 /// The names in a directory, as many as fit, and the bytes that profiles may take in it.
@@ -229,10 +263,10 @@ fn list<'a>(dir: &CStr, listing: &'a mut [u8]) -> Option<(&'a [u8], u64)> {
     Some((&listing[..len], KEPT_BYTES.min(size / KEPT_SHARE)))
 }
 
-/// Removes the oldest profiles until the rest is within the limits of number and bytes. First
+/// Removes profiles, the oldest first, until the rest is within the limits of number and bytes. First
 /// releases the unused parts of tables, which a killed process could not release itself.
 fn keep_newest(dir: &[u8], listing: &[u8], kept: &mut [Left], most: u64) {
-    kept.sort_unstable_by_key(|left| core::cmp::Reverse(left.made_ns));
+    sort_by_worth(kept);
     let mut bytes = 0u64;
     for (number, left) in kept.iter().enumerate() {
         let path = path_at(dir, listing, left.at);
@@ -293,4 +327,27 @@ fn entries(listing: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
         at += length;
         Some((name, entry[NAME_AT..].split(|byte| *byte == 0).next()?))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_and_the_latest_of_each_name_are_kept_before_newer_ones_of_others() {
+        let left = |process, seen_ns| Left {
+            process,
+            seen_ns,
+            bytes: 0,
+            at: 0,
+            rank: 0,
+        };
+        let loops = (10..20).map(|at| left(7, at));
+        let mut kept: Vec<Left> = loops.chain([left(8, 3), left(9, 1), left(9, 2)]).collect();
+        sort_by_worth(&mut kept);
+        let order = kept.iter().map(|left| (left.process, left.seen_ns));
+        let ends = [(7, 19), (7, 10), (8, 3), (9, 2), (9, 1)];
+        let others = (11..19).rev().map(|at| (7, at));
+        assert!(order.eq(ends.into_iter().chain(others)));
+    }
 }
