@@ -2,13 +2,10 @@
 //! preloaded before the agent. Calls to them are not seen.
 
 use std::collections::HashMap;
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use heap_format::maps::{Entry, strip_deleted};
-
+use crate::agent_file::{self, Role};
 use crate::process;
 use crate::python;
 use crate::text;
@@ -50,27 +47,26 @@ impl Other {
 
 impl std::fmt::Display for Other {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        const ADVICE: &str = "build it with the C library's malloc to see them";
         match self {
             Self::Exported => write!(
                 f,
                 "the executable defines malloc itself (a statically linked allocator): calls go \
-                 there, not to the agent; {ADVICE}"
+                 there, not to the agent"
             ),
             Self::Hidden => write!(
                 f,
-                "the executable has a malloc of its own (a statically linked allocator): the agent \
-                 sees only what shared libraries allocate, not its own calls; {ADVICE}"
+                "the executable has a malloc of its own (a statically linked allocator): its own \
+                 calls are not seen"
             ),
             Self::Named(function) => write!(
                 f,
-                "the executable has an allocator of its own ({function}): the agent does not see \
-                 what it allocates there; {ADVICE}"
+                "the executable has an allocator of its own ({function}): what it allocates there \
+                 is not seen"
             ),
             Self::Messages(message) => write!(
                 f,
-                "the executable seems to have a statically linked allocator (it contains \
-                 {message:?}): the agent does not see what it allocates there; {ADVICE}"
+                "the executable seems to have an allocator linked in ({message:?}), which is not \
+                 seen"
             ),
             Self::Before(library) => write!(
                 f,
@@ -114,33 +110,18 @@ pub fn of_process(pid: i32, thoroughly: bool) -> Option<Other> {
     of_program(&file, &name, thoroughly).or_else(|| preloaded_before(pid))
 }
 
-/// Functions that only agents define together; the first one is that of any allocator.
-const AGENTS: [&str; 3] = ["malloc", "mallocx", "__lsan_do_leak_check"];
-
 /// A library with a `malloc` that was preloaded before the agent.
 fn preloaded_before(pid: i32) -> Option<Other> {
     let environment = process::environment(pid)?;
-    let mut variables = environment.split(|b| *b == 0);
-    let preloaded = variables.find_map(|one| one.strip_prefix(b"LD_PRELOAD="))?;
-    let entries = preloaded.split(|b| b" :".contains(b));
-    let mut before = entries
-        .map(text::base_name)
-        .take_while(|name| !name.starts_with(b"libmem_agent"))
-        .filter(|name| !name.is_empty())
-        .peekable();
-    before.peek()?;
+    // The agent alone is the usual case, and needs no maps.
+    let first = agent_file::preloads(&environment).next()?;
+    if agent_file::has_usual_name(first) {
+        return None;
+    }
     let maps = process::maps(pid)?;
-    before.find_map(|name| {
-        let mapped = Entry::all(&maps).find(|entry| text::base_name(entry.path) == name)?;
-        let path = strip_deleted(Path::new(OsStr::from_bytes(mapped.path))).0;
-        let inside = path.strip_prefix("/").ok()?;
-        let file = process::directory(pid).join("root").join(inside);
-        let found = symbols::definitions(&file, &AGENTS).ok()?.found;
-        let has = |name: &str| found.iter().any(|f| f.is_exported && f.name == name);
-        // The agent itself by another name, as that of a file that an upgrade has replaced.
-        let is_agent = AGENTS.iter().all(|name| has(name));
-        (has(AGENTS[0]) && !is_agent).then(|| Other::Before(path.to_owned()))
-    })
+    let before = agent_file::preloaded(pid, &environment, &maps)
+        .find(|library| library.role != Role::Other)?;
+    (before.role == Role::Allocator).then_some(Other::Before(before.path))
 }
 
 /// What to say of processes with other allocators: one line for all with the same.

@@ -277,26 +277,24 @@ fn write_snapshot(
 
 fn without_place(agent: &Agent, untracked: u64, samples: u64) -> String {
     format!(
-        "{}: {untracked} of {samples} samples have no place in the range of sampled objects, since \
-         the address space is limited (ulimit -v) or used up, or several threads took their first \
-         ones at once: their objects are missing from the live values, which are too small; the \
-         allocated values are right",
+        "{}: {untracked} of {samples} samples have no place in the range of sampled objects: live \
+         values are too small; raise ulimit -v",
         agent.title()
     )
 }
 
 fn placed_elsewhere(agent: &Agent, elsewhere: u64, samples: u64) -> String {
     format!(
-        "{}: {elsewhere} of {samples} samples were taken in threads that were ending, or are of the allocator \
-         itself; such objects cannot be tracked: they are missing from the live values, which are too small; the allocated values are right",
+        "{}: {elsewhere} of {samples} samples were taken in threads that were ending, or are of \
+         the allocator itself: live values are too small",
         agent.title()
     )
 }
 
 fn without_memory(agent: &Agent, threads: u64) -> String {
     format!(
-        "{}: {threads} threads were not sampled, to leave the program its limited address space (ulimit -v, \
-         ulimit -d), or in seccomp's strict mode: what they allocated is missing",
+        "{}: {threads} threads were not sampled (ulimit -v or -d, or seccomp's strict mode): what \
+         they allocated is missing",
         agent.title()
     )
 }
@@ -313,9 +311,8 @@ fn overwritten(agent: &Agent, snapshot: &Snapshot) -> Option<String> {
 
 fn truncation(agent: &Agent, stacks: usize) -> String {
     format!(
-        "{}: {stacks} stacks are truncated: together they have more frames than a profile may have \
-         ({}), or than a segment of that size can have unless it is damaged; their bytes are counted \
-         under [truncated]",
+        "{}: {stacks} stacks are truncated (more than {} frames in all, or a damaged segment): \
+         their bytes are under [truncated]",
         agent.title(),
         collect::MAX_FRAMES
     )
@@ -323,8 +320,7 @@ fn truncation(agent: &Agent, stacks: usize) -> String {
 
 fn unnamed_lines(agent: &Agent, samples: u64) -> String {
     format!(
-        "{}: lines of Python have no name in {samples} samples, and are shown as {}: the program \
-         has created more functions than the table has room for; start it with a larger \
+        "{}: lines of Python have no name in {samples} samples ({}): start it with a larger \
          MEM_PROFILER_TABLE",
         agent.title(),
         cpython::TABLE_FULL

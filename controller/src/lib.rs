@@ -13,6 +13,7 @@
 //!
 //! Limits: Linux. Commands print their errors and warnings; the public modules return them.
 
+mod agent_file;
 mod allocator;
 mod allocator_stats;
 pub mod beside;
@@ -49,6 +50,7 @@ mod program;
 mod python;
 mod question;
 mod resolved_tree;
+mod room;
 pub mod segment;
 pub mod select;
 mod session;

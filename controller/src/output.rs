@@ -18,10 +18,11 @@ use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, open, openat};
 use nix::sys::stat::Mode;
 use nix::unistd::{UnlinkatFlags, linkat, unlinkat};
 
+use crate::room;
 use crate::text;
 
-/// Space that the output directory must have before a session starts.
-const MIN_FREE: u64 = 1 << 20;
+/// Bytes that every dump needs: its facts and the mappings of the C library alone take as much.
+const MIN_DUMP_BYTES: u64 = 4096;
 /// Bytes of `.PID.NUMBER` in a file's name.
 const MOST_NUMBERS: usize = ".4194304.123456".len();
 /// Suffix of a heap dump's name.
@@ -89,7 +90,7 @@ impl Output {
                 "{}: no files can be created in this directory: choose another with -o",
                 text::path(&output.path)
             )),
-            _ => explain(&output.path, e),
+            _ => output.explain(e),
         })?;
         output.check_length()?;
         Ok(output)
@@ -99,9 +100,8 @@ impl Output {
         let free = nix::sys::statvfs::fstatvfs(&self.directory)?;
         let bytes = free.blocks_available().saturating_mul(free.fragment_size());
         // Some filesystems (overlays on network filesystems) report no blocks at all.
-        if free.blocks() > 0 && bytes < MIN_FREE {
-            let room = text::bytes(bytes as f64);
-            return Err(io::Error::other(format!("only {room} are free there")));
+        if free.blocks() > 0 && bytes < MIN_DUMP_BYTES {
+            return Err(room::short_of(MIN_DUMP_BYTES));
         }
         match self.create()? {
             Pending::Unnamed(_) => Ok(()),
@@ -142,11 +142,11 @@ impl Output {
     ) -> io::Result<PathBuf> {
         let base = self.base(name, pid);
         let mut number = self.next_number(&base)?;
-        let mut pending = self.create().map_err(|e| explain(&self.path, e))?;
-        let filled = fill(number, pending.file()).and_then(|()| pending.file().sync_all());
+        let mut pending = self.create().map_err(|e| self.explain(e))?;
+        let filled = fill(number, pending.file()).and_then(|()| synced(pending.file()));
         if let Err(error) = filled {
-            self.discard(&pending);
-            return Err(explain(&self.path, error));
+            self.discard(pending);
+            return Err(self.explain(error));
         }
         loop {
             let target = numbered(&base, number, self.suffix);
@@ -157,8 +157,8 @@ impl Output {
                 }
                 Err(Errno::EEXIST) => number += 1,
                 Err(error) => {
-                    self.discard(&pending);
-                    return Err(explain(&self.path, error.into()));
+                    self.discard(pending);
+                    return Err(self.explain(error.into()));
                 }
             }
         }
@@ -191,6 +191,27 @@ impl Output {
             .filter_map(|e| number(e.file_name()))
             .max();
         Ok(highest.unwrap_or(0) + 1)
+    }
+
+    /// An error with the directory's name and, if that is full, with what is needed and what is free.
+    fn explain(&self, error: io::Error) -> io::Error {
+        if !room::is_short(&error) {
+            return explain(&self.path, error);
+        }
+        let free = nix::sys::statvfs::fstatvfs(&self.directory).ok();
+        // Some filesystems do not know.
+        let free = free.filter(|space| space.blocks() > 0);
+        let free = free.map(|space| {
+            space
+                .blocks_available()
+                .saturating_mul(space.fragment_size())
+        });
+        io::Error::other(format!(
+            "{}: the output directory has too little space: the file {}; make room, or choose \
+             another with -o",
+            text::path(&self.path),
+            room::comparison(room::needed(&error), free)
+        ))
     }
 
     fn create(&self) -> io::Result<Pending> {
@@ -247,8 +268,9 @@ impl Output {
         }
     }
 
-    fn discard(&self, pending: &Pending) {
-        if let Pending::Hidden(_, name) = pending {
+    /// Closes and removes a dump that is not named yet, which frees its space.
+    fn discard(&self, pending: Pending) {
+        if let Pending::Hidden(_, name) = &pending {
             // Nothing better to do if that fails too: the error that led here is reported.
             let _ = unlinkat(
                 &self.directory,
@@ -257,6 +279,14 @@ impl Output {
             );
         }
     }
+}
+
+/// Syncs a file that is written; where there turns out to be no space for it, says how much it needs.
+fn synced(file: &File) -> io::Result<()> {
+    file.sync_all().map_err(|error| match file.metadata() {
+        Ok(metadata) if room::is_short(&error) => room::short_of(metadata.len()),
+        _ => error,
+    })
 }
 
 impl Pending {
@@ -298,9 +328,6 @@ fn explain(directory: &Path, error: io::Error) -> io::Error {
             "the output directory is not writable: choose another with -o"
         }
         Some(Errno::EROFS) => "the output directory is read-only: choose another with -o",
-        Some(Errno::ENOSPC | Errno::EDQUOT) => {
-            "the output directory is full: make room, or choose another with -o"
-        }
         _ => return io::Error::other(format!("{}: {error}", text::path(directory))),
     };
     io::Error::new(error.kind(), format!("{}: {what}", text::path(directory)))
@@ -375,7 +402,9 @@ mod tests {
             });
             let message = failed.unwrap_err().to_string();
             assert!(
-                message.contains("is full") && message.contains(&*dir.path().to_string_lossy())
+                message.contains("too little space")
+                    && message.contains("are free")
+                    && message.contains(&*dir.path().to_string_lossy())
             );
             assert_eq!(names(dir.path()), Vec::<String>::new());
         }

@@ -14,6 +14,7 @@ use heap_format::Profile;
 use heap_format::dump::Text;
 
 use crate::helper;
+use crate::room;
 
 /// Writes the text to the beginning of an empty file.
 pub fn write(text: &Text<Profile>, file: &File) -> io::Result<()> {
@@ -26,7 +27,23 @@ pub fn write(text: &Text<Profile>, file: &File) -> io::Result<()> {
         failed: OnceLock::new(),
     };
     helper::share(text.pieces() > 1, || writer.work(), || writer.work());
-    writer.failed.into_inner().map_or(Ok(()), Err)
+    match writer.failed.into_inner() {
+        None => Ok(()),
+        Some(error) if room::is_short(&error) => Err(room::short_of(bytes_of(text))),
+        Some(error) => Err(error),
+    }
+}
+
+/// Bytes of the whole text, which is made once more to count them.
+fn bytes_of(text: &Text<Profile>) -> u64 {
+    let mut piece = Vec::new();
+    let mut bytes = 0;
+    for number in 0..text.pieces() {
+        piece.clear();
+        text.piece(number, &mut piece);
+        bytes += piece.len() as u64;
+    }
+    bytes
 }
 
 struct Writer<'a> {
@@ -114,6 +131,9 @@ mod tests {
     fn a_full_disk_is_an_error() {
         let full = File::options().write(true).open("/dev/full").unwrap();
         let failed = write(&Text::new(profile(5000)).unwrap(), &full);
-        assert_eq!(failed.unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+        let mut whole = Vec::new();
+        dump::write(&profile(5000), &mut whole).unwrap();
+        let needed = room::needed(&failed.unwrap_err());
+        assert_eq!(needed, Some(whole.len() as u64));
     }
 }

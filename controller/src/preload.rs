@@ -9,20 +9,18 @@ use std::path::Path;
 
 use symbols::Elf;
 
+use crate::agent_file::{self, Role};
 use crate::process::{self, Status};
 use crate::program;
 use crate::text;
-
-/// The agent's name, as far as copies of it share it.
-const AGENT: &[u8] = b"libmem_agent";
 
 /// Why the agent that a process's `LD_PRELOAD` names is not there; `None` if it names none, or it
 /// is there, or that cannot be known.
 pub fn failure(pid: i32) -> Option<String> {
     let environment = process::environment(pid)?;
-    let agent = named(&environment)?;
+    let agent = named(pid, &environment)?;
     let maps = process::maps(pid)?;
-    if maps.windows(AGENT.len()).any(|part| part == AGENT) {
+    if agent_file::mapped(pid, &maps).is_some() {
         return None;
     }
     let shown = text::path(agent);
@@ -35,12 +33,14 @@ pub fn failure(pid: i32) -> Option<String> {
     })
 }
 
-/// The agent among what an environment preloads.
-fn named(environment: &[u8]) -> Option<&Path> {
-    let mut variables = environment.split(|b| *b == 0);
-    let preloaded = variables.find_map(|one| one.strip_prefix(b"LD_PRELOAD="))?;
-    let mut entries = preloaded.split(|b| b" :".contains(b));
-    let agent = entries.find(|entry| text::base_name(entry).starts_with(AGENT))?;
+/// The agent among what a process's environment preloads.
+fn named(pid: i32, environment: &[u8]) -> Option<&Path> {
+    let is_agent = |entry: &&[u8]| {
+        agent_file::has_usual_name(entry)
+            || agent_file::path_in(pid, entry)
+                .is_some_and(|file| agent_file::role(&file) == Role::Agent)
+    };
+    let agent = agent_file::preloads(environment).find(is_agent)?;
     Some(Path::new(OsStr::from_bytes(agent)))
 }
 
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn the_agent_is_found_among_what_is_preloaded() {
-        let named = |environment: &[u8]| named(environment).map(|path| path.to_owned());
+        let named = |environment: &[u8]| named(i32::MAX, environment).map(|path| path.to_owned());
         for (environment, agent) in [
             (
                 &b"A=1\0LD_PRELOAD=/x/libmem_agent.so\0"[..],

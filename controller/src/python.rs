@@ -71,7 +71,7 @@ pub fn hint<'a>(processes: impl Iterator<Item = (i32, &'a [u8])>) -> Option<Stri
     let name = text::escape(name);
     Some(format!(
         "hint: {name} ({pid}) {who} small objects in CPython's own allocator: start it with \
-         {VARIABLE}=malloc in the environment (run --python-malloc) to see each of them"
+         {VARIABLE}=malloc (run --python-malloc)"
     ))
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+use crate::agent_file;
 use crate::cgroup;
 use crate::discovery::{Agent, Found, Life, Refused, Scan};
 use crate::preload;
@@ -182,9 +183,7 @@ fn explain_process(pid: i32, title: &str) -> String {
              ending"
         );
     }
-    let mut lines = maps.split(|b| *b == b'\n');
-    let carries = lines.any(|line| line.ends_with(b"/libmem_agent.so"));
-    if carries {
+    if agent_file::mapped(pid, &maps).is_some() {
         let directory = crate::segment::default_directory();
         if let Some(root) = process::other_root(pid) {
             return format!(

@@ -1,11 +1,15 @@
 //! `/proc/PID/smaps`: resident memory by its purpose.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
-use heap_format::maps::Entry;
+use heap_format::maps::{Entry, strip_deleted};
 use serde::Serialize;
 
+use crate::agent_file;
 use crate::process;
 use crate::text;
 
@@ -36,7 +40,9 @@ impl Resident {
 /// Reads the smaps of a process; `stacks` are addresses inside threads' stacks.
 pub fn read(pid: i32, stacks: &[u64]) -> std::io::Result<Resident> {
     let file = File::open(process::path_of_memory(pid, "smaps"))?;
-    parse(BufReader::new(file), stacks)
+    let maps = process::maps(pid).unwrap_or_default();
+    let agent = agent_file::mapped(pid, &maps);
+    parse(BufReader::new(file), stacks, agent.as_deref())
 }
 
 /// Purpose of a mapping.
@@ -49,14 +55,15 @@ enum Kind {
     Agent,
 }
 
-fn parse(reader: impl BufRead, stacks: &[u64]) -> std::io::Result<Resident> {
+/// Sums up a smaps text; `agent` is the path of the agent's file.
+fn parse(reader: impl BufRead, stacks: &[u64], agent: Option<&Path>) -> std::io::Result<Resident> {
     let mut sums = Resident::default();
     let mut kind = Kind::Anonymous;
     // Paths may hold any byte.
     for line in reader.split(b'\n') {
         let line = line?;
         if let Some(entry) = Entry::parse(&line) {
-            kind = Kind::of(&entry, stacks);
+            kind = Kind::of(&entry, stacks, agent);
             continue;
         }
         match figure(&line) {
@@ -88,9 +95,10 @@ impl Resident {
 }
 
 impl Kind {
-    fn of(entry: &Entry<'_>, stacks: &[u64]) -> Self {
+    fn of(entry: &Entry<'_>, stacks: &[u64], agent: Option<&Path>) -> Self {
         let (path, name) = (entry.path, text::base_name(entry.path));
-        let ours = name == b"libmem_agent.so" || name.starts_with(b"mem_profiler.");
+        let shown = strip_deleted(Path::new(OsStr::from_bytes(path))).0;
+        let ours = agent == Some(shown) || name.starts_with(b"mem_profiler.");
         let is_file = path.starts_with(b"/");
         match path {
             _ if ours && is_file => Self::Agent,
@@ -139,8 +147,8 @@ mod tests {
             5000-6000 rw-p 0 00:00 0 \nRss: 32 kB\n\
             7000-8000 rw-p 0 00:00 0          [stack]\nRss: 64 kB\n\
             8000-9000 rw-s 0 00:1a 7 /dev/shm/mem_profiler.1.2.0\nRss: 128 kB\n\
-            9000-a000 r-xp 0 08:01 9 /opt/libmem_agent.so\nRss: 256 kB\nVmFlags: rd ex\n";
-        let resident = parse(text.as_bytes(), &[0x5800]).unwrap();
+            9000-a000 r-xp 0 08:01 9 /opt/libmp.so\nRss: 256 kB\nVmFlags: rd ex\n";
+        let resident = parse(text.as_bytes(), &[0x5800], Some(Path::new("/opt/libmp.so"))).unwrap();
         let kb = |n: u64| n * 1024;
         let expected = Resident {
             code: kb(4),

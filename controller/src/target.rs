@@ -405,8 +405,8 @@ impl Target {
         if governor.is_helpless() && !self.warned_helpless {
             self.warned_helpless = true;
             self.warnings.push(format!(
-                "{}: sampling takes more than {} of its CPU time even at an interval of {} bytes, \
-                 the widest there is: its objects are large, and large ones are always sampled",
+                "{}: sampling takes more than {} of its CPU time even at the widest interval, {} \
+                 bytes: its objects are large",
                 self.agent.title(),
                 text::percent(share),
                 governor::CEILING

@@ -6,6 +6,7 @@
 //! delay a session either: while one runs, a thread of its own does all the writing, and only
 //! [`Progress::finish`] waits for it.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::io::{Error, ErrorKind, IsTerminal, Write};
 use std::os::fd::AsFd;
@@ -14,6 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use heap_format::locale;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::text;
@@ -30,15 +32,15 @@ pub fn is_screen() -> bool {
 
 /// Writes a line of results. Whatever it holds, the terminal only shows it.
 pub fn result(line: &str) {
-    print(Line::Result(text::line(line).into_owned()));
+    let line = text::line(line);
+    print(Line::Result(shown(&line, &std::io::stdout()).into_owned()));
 }
 
 /// Writes a diagnostic, likewise.
 pub fn diagnostic(line: &str) {
-    print(Line::Diagnostic(format!(
-        "mem_profiler: {}",
-        text::line(line)
-    )));
+    let line = text::line(line);
+    let line = shown(&line, &std::io::stderr());
+    print(Line::Diagnostic(format!("mem_profiler: {line}")));
 }
 
 /// Writes a diagnostic of something that did not stop the work.
@@ -50,7 +52,18 @@ pub fn warning(line: &str) {
 pub fn report(lines: &[String]) {
     for line in lines {
         // There is no one left to tell.
-        let _ = writeln!(std::io::stderr().lock(), "{}", text::line(line));
+        let line = text::line(line);
+        let line = shown(&line, &std::io::stderr());
+        let _ = writeln!(std::io::stderr().lock(), "{line}");
+    }
+}
+
+/// A line as a stream can show it: without signs beyond ASCII on a terminal without UTF-8.
+fn shown<'a>(line: &'a str, stream: &impl IsTerminal) -> Cow<'a, str> {
+    if locale::is_ascii_terminal(stream) {
+        locale::in_ascii(line)
+    } else {
+        line.into()
     }
 }
 
@@ -272,6 +285,11 @@ impl Bar {
         };
         let style =
             ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+        let style = if locale::is_utf8() {
+            style
+        } else {
+            style.progress_chars("#>-").tick_chars("|/-\\ ")
+        };
         let length = total.map(|t| t.as_millis() as u64);
         let bar = ProgressBar::with_draw_target(length, ProgressDrawTarget::stderr_with_hz(4))
             .with_style(style);

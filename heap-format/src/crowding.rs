@@ -37,9 +37,8 @@ pub fn remark(profile: &Profile) -> Option<String> {
 pub fn remark_of(share: f64) -> Option<String> {
     (share >= 0.01).then(|| {
         format!(
-            "up to {:.0}% of the values are of stacks that found no room in the process's table, and \
-             are shown with their outer frames alone ([deeper frames merged]) or with none ([table \
-             full]): use a larger -c, or start the program with a larger MEM_PROFILER_TABLE",
+            "up to {:.0}% of the values are of stacks that found no room in the table: use a larger \
+             -c or MEM_PROFILER_TABLE",
             (share * 100.0).floor()
         )
     })

@@ -35,6 +35,7 @@ mod jemalloc;
 mod labels;
 pub mod leaks;
 mod lines;
+pub mod locale;
 pub mod maps;
 mod marker;
 pub mod merge;

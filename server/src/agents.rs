@@ -49,7 +49,7 @@ impl Agents {
             return Err(Reply::refusal(
                 400,
                 format!(
-                    "{} processes match: choose one with ?pid= or ?name=, or by the path /p/PID/…: \
+                    "{} processes match: choose one with ?pid= or ?name=, or by the path /p/PID/...: \
                      {}",
                     chosen.agents.len(),
                     titles.join(", ")

@@ -17,6 +17,7 @@ use crate::leaks::Variables;
 use crate::preload;
 use crate::program;
 use crate::python;
+use crate::room;
 use crate::segment::default_directory;
 use crate::select::Selection;
 use crate::session::{ExitCheck, Outcome, Run, Settings, Survivor, Worth};
@@ -169,8 +170,8 @@ fn tell_of_free_threads(shown: &str, python_malloc: bool) -> anyhow::Result<()> 
         );
     }
     diagnostic(&format!(
-        "hint: {shown} is a free-threaded build of Python, which takes all objects from its own \
-         allocator: only what extensions take from malloc is seen, with its line of Python"
+        "hint: {shown} is a free-threaded build of Python: only what extensions take from malloc \
+         is seen"
     ));
     Ok(())
 }
@@ -260,10 +261,11 @@ fn no_room() -> Option<String> {
                 .to_owned(),
         )
     } else if free < LEAST_FREE {
-        let (place, free) = (text::path(&directory), text::bytes(free as f64));
+        let sizes = room::comparison(Some(LEAST_FREE), Some(free));
         Some(format!(
-            "{place} has no room for its segment: {free} are free; make room there, or use \
-             MEM_PROFILER_DIR"
+            "{} has no room for its segment, which {sizes}; make room there, or use \
+             MEM_PROFILER_DIR",
+            text::path(&directory)
         ))
     } else {
         None
@@ -307,9 +309,8 @@ fn conclude(outcome: &Outcome, min: u64, page: PageArgs, command: Option<&OsStri
         warning(&match obstacle(command) {
             Some(why) => format!("no process was sampled: {why}"),
             None => {
-                "no process was sampled: the program allocates too little or by an allocator of \
-                     its own, or it is static, setuid or of another architecture, or clears \
-                     LD_PRELOAD"
+                "no process was sampled: it allocates too little or by an allocator of its own, \
+                     is static or setuid, or clears LD_PRELOAD"
                     .to_owned()
             }
         });

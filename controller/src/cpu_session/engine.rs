@@ -440,9 +440,8 @@ impl Engine {
 /// What small buffers cost.
 fn small((bytes, wanted): (usize, usize)) -> String {
     format!(
-        "only {} of {} KiB may be locked for perf's buffer of each processor: raise \
-         kernel.perf_event_mlock_kb or ulimit -l; on a busy machine, more samples are lost, and \
-         the next ones stand for their time",
+        "only {} of {} KiB may be locked for perf's buffers, so samples may be lost: raise \
+         kernel.perf_event_mlock_kb or ulimit -l",
         bytes >> 10,
         wanted >> 10
     )

@@ -16,6 +16,7 @@ use super::Description;
 use crate::cli::CpuFormat;
 use crate::process;
 use crate::python;
+use crate::room;
 use crate::text;
 
 /// Share of the time without samples, in percent, from which on there is advice.
@@ -86,7 +87,8 @@ pub struct Session {
 }
 
 impl Session {
-    /// Writes the profile of a process, the `number`th file of it.
+    /// Writes the profile of a process, the `number`th file of it. Where the disk is too small, the
+    /// error says how much the profile needs.
     pub fn write(
         &self,
         (process, description): (&Process, &Description),
@@ -101,11 +103,21 @@ impl Session {
         if !self.is_filtered {
             rest(process, self.sampling.mode, &mut builder);
         }
-        let mut out = BufWriter::new(file);
         let profile = builder.finish();
+        match self.encode(&profile, file) {
+            Err(error) if room::is_short(&error) => {
+                let needed = room::measure(|mut out| self.encode(&profile, &mut out))?;
+                Err(room::short_of(needed))
+            }
+            written => written,
+        }
+    }
+
+    fn encode(&self, profile: &heap_format::Profile, file: &mut impl Write) -> io::Result<()> {
+        let mut out = BufWriter::new(file);
         match self.format {
-            CpuFormat::Cpu => heap_format::cpu::write_packed(&profile, &mut out)?,
-            CpuFormat::Gperftools => heap_format::cpu::gperftools::write(&profile, &mut out)?,
+            CpuFormat::Cpu => heap_format::cpu::write_packed(profile, &mut out)?,
+            CpuFormat::Gperftools => heap_format::cpu::gperftools::write(profile, &mut out)?,
         }
         out.flush()
     }

@@ -24,14 +24,12 @@ const SETTLE: Duration = Duration::from_millis(5);
 /// How much longer than its length a session may continue if its controller does not end it.
 const GRACE: Duration = Duration::from_secs(1);
 /// Why a program that we started has no samples, if its agent never began.
-const NOT_LOADED: &str = "it has not loaded the agent: it is linked statically, or for another \
-                          machine or C library, or it has other privileges than whoever starts it. \
-                          Without --engine timers, it is sampled from outside";
+const NOT_LOADED: &str = "it has not loaded the agent (static, another C library or machine, \
+                          privileges): leave out --engine timers";
 
 /// What becomes of a process that was attached and executes another program.
-const EXECUTED: &str = "has executed another program, and its timers are gone: what it does from \
-                        now on is not sampled. Start another session, or start the program with \
-                        mem_profiler cpu run --engine timers, which continues with such programs";
+const EXECUTED: &str = "has executed another program, and its timers are gone: start another \
+                        session, or it with cpu run --engine timers";
 
 /// The engine.
 pub struct Timers {

@@ -257,8 +257,8 @@ impl Run {
             Some(other) if none => format!("0 calls seen: {other}"),
             Some(other) => other.to_string(),
             None if none && cpu > IDLE_CPU_SECONDS => format!(
-                "0 calls seen in {cpu:.1} s of CPU time: the agent is loaded, but the program \
-                 allocates nothing, or uses an allocator of its own or one linked into it"
+                "0 calls seen in {cpu:.1} s of CPU time: the program allocates nothing, or by an \
+                 allocator of its own or linked into it"
             ),
             None => return,
         };

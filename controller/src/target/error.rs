@@ -5,6 +5,7 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::discovery::Unconfirmed;
+use crate::room;
 use crate::segment::Refusal;
 use crate::text;
 
@@ -88,14 +89,12 @@ impl std::error::Error for NoRoom {}
 
 impl fmt::Display for NoRoom {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
         write!(
             f,
-            "no room in {}: the session needs {}, {} are free; make room there, or move the \
-             segments with MEM_PROFILER_DIR (for the program and for mem_profiler)",
+            "no room in {}: the session {}; make room there, or move the segments with \
+             MEM_PROFILER_DIR (for the program and for mem_profiler)",
             text::path(&self.directory),
-            mib(self.needs),
-            self.free.map_or("unknown".to_owned(), mib),
+            room::comparison(Some(self.needs), self.free),
         )
     }
 }

@@ -140,9 +140,7 @@ impl Target {
         self.full = true;
         let directory = text::path(&self.agent.segment.directory.path);
         self.warnings.push(format!(
-            "{}: its table cannot grow in {directory} ({why}): of further new stacks only the outer \
-             frames are kept, or they are counted together as [table full]; make room there, move \
-             it with MEM_PROFILER_DIR, or use a larger -c",
+            "{}: its table cannot grow in {directory} ({why}): make room there, or use a larger -c",
             self.agent.title(),
         ));
     }

@@ -1,5 +1,6 @@
 //! Drawing the view with ratatui.
 
+use heap_format::locale;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
@@ -170,18 +171,28 @@ fn short(name: String, width: usize) -> String {
 /// What stands between the functions of a stack.
 const STACK: &str = " < ";
 
-/// A text without its end where it is too long.
+/// A text without its end where it is too long, as the terminal can show it.
 fn cut(rest: &str, width: usize) -> String {
+    // In tests, the same whatever they run in.
+    let is_ascii = !cfg!(test) && locale::is_ascii_terminal(&std::io::stdout());
+    cut_with(rest, width, if is_ascii { "..." } else { "…" })
+}
+
+/// A text without its end where it is too long; `end`, or as much of it as fits, shows that.
+fn cut_with(rest: &str, width: usize, end: &str) -> String {
     if rest.width() <= width {
         return rest.to_owned();
     }
-    let mut room = width.saturating_sub(1);
+    let mut room = width.saturating_sub(end.width());
     let fits = |c: &char| {
         let left = room.checked_sub(c.width().unwrap_or(0));
         room = left.unwrap_or(0);
         left.is_some()
     };
-    rest.chars().take_while(fits).chain(['…']).collect()
+    let kept: String = rest.chars().take_while(fits).collect();
+    let left = width.saturating_sub(kept.width()).max(1);
+    let end: String = end.chars().take(left).collect();
+    kept + &end
 }
 
 /// The heads of the columns shown, that which the rows are sorted by underlined.
@@ -385,6 +396,13 @@ q quit  ? keys  Enter open  Esc back  Tab stacks  s sort  / filter  p pause  w w
         );
         assert_eq!(of("größe::länge", 5), "länge");
         assert_eq!(of("main", 0), "…");
+    }
+
+    #[test]
+    fn ends_in_ascii_fit_as_well() {
+        assert_eq!(cut_with("allocate", 7, "..."), "allo...");
+        assert_eq!(cut_with("服务器", 5, "..."), "服...");
+        assert_eq!(cut_with("allocate", 2, "..."), "..");
     }
 
     #[test]

@@ -55,7 +55,7 @@ impl Client {
         if url.starts_with("https://") {
             bail!(
                 "{shown}: TLS is not built in; send to a proxy or collector on this machine \
-                 that speaks it (http://127.0.0.1:…)"
+                 that speaks it (http://127.0.0.1:PORT)"
             );
         }
         let rest = url.strip_prefix("http://");
