@@ -16,8 +16,8 @@
 # line says so; where it is too short for the dumps, nothing is started. What is unpacked meanwhile is
 # removed at the end, also after Ctrl-C. Needs bash 4.3 or any POSIX shell, tar and gzip.
 #
-# Exits with 0 if all went well, 1 if something failed or was left out (the archive holds the rest,
-# and its file summary.txt says what), 2 after a usage error.
+# Exits with 0 if all went well, 1 if something failed or was left out, or no dump has a sample (the
+# archive holds the rest, and its file summary.txt says what), 2 after a usage error.
 set -u
 umask 077
 unset CDPATH
@@ -166,7 +166,17 @@ used_kib() {
     du -sk "$work" | cut -f 1
 }
 
-count=$(mem_profiler list --json "$@" | tr ',' '\n' | grep -c '"pid":')
+# size KIB: in the unit that suits it.
+size() {
+    if [ "$1" -lt 1024 ]; then
+        echo "$1 KiB"
+    else
+        echo "$(($1 / 1024)).$(($1 % 1024 * 10 / 1024)) MiB"
+    fi
+}
+
+pids=$(mem_profiler list --json "$@" | tr ',' '\n' | sed -n 's/^.*"pid": *\([0-9]*\).*$/\1/p')
+count=$(echo "$pids" | grep -c .)
 [ "$count" -gt 0 ] || {
     say "no process carries the agent, or none of these names: mem_profiler list shows them; start them after use_mem_agent"
     exit 1
@@ -175,15 +185,19 @@ free_kib=$(df -Pk "$output" | awk 'NR == 2 { print $4 }')
 budget=$((limit_mib * 1024))
 [ "$budget" -le $((free_kib / 2)) ] || budget=$((free_kib / 2))
 
-# Measured: a dump of a busy program with its tables has a few hundred KiB, a page and pictures
-# one or two MiB.
-[ "$budget" -ge $((count * 512)) ] || {
-    say "$count processes need about $((count * 512)) KiB, and there are $free_kib KiB free in $output, of which half, at most $limit_mib MiB (-m), may be used: choose another directory with -o, or fewer processes with -p"
-    exit 1
-}
 complete=0
 processes="$count processes"
 [ "$count" != 1 ] || processes='1 process'
+# What dumps take at least: the mappings of their processes, and 4 KiB of facts; packed once more in
+# the end. What samples add is not known before. Where it does not fit, that is said then.
+needed_kib=$(for pid in $pids; do
+    cat "/proc/$pid/maps" 2>/dev/null
+done | wc -c)
+needed_kib=$(((needed_kib / 1024 + count * 4 + 64) * 3 / 2))
+[ "$budget" -ge "$needed_kib" ] || {
+    say "too little space in $output: the dumps of $processes need $(size "$needed_kib") at least, $(size "$free_kib") are free, of which $(size "$budget") may be used (half of it, at most -m $limit_mib MiB): choose another directory with -o"
+    exit 1
+}
 name=mem-profiler-$(uname -n)-$(date +%Y%m%d-%H%M%S)
 work=$(mktemp -d "$output/.mem-profiler.XXXXXX") || exit 1
 echo $$ >"$work/pid"
@@ -203,12 +217,19 @@ fits() {
     [ $((($(used_kib) + $1) * 3 / 2)) -le "$budget" ]
 }
 
+# KiB that may still be used.
+left_kib() {
+    left_kib=$((budget - $(used_kib) * 3 / 2))
+    [ "$left_kib" -gt 0 ] || left_kib=0
+    echo "$left_kib"
+}
+
 # report FILE KIB ARGUMENTS...: an output of mem_parser, if there is space.
 report() {
     file=$1 kib=$2
     shift 2
     fits "$kib" || {
-        leave_out "${file##*/} (space)"
+        leave_out "${file##*/} (space: needs about $(size $((kib * 3 / 2))), $(size "$(left_kib)") may be used)"
         return 0
     }
     low mem_parser "$@" >"$file" 2>>"$summary" || {
@@ -268,10 +289,17 @@ cat "$work/said" >>"$summary"
 [ "$code" = 0 ] || leave_out "a part of the session: mem_profiler ended with $code"
 
 found=0
+sampled=0
 last=
 for dump in dumps/*.heap; do
     [ -e "$dump" ] || break
     found=$((found + 1))
+    # The sums of all samples.
+    read -r head <"$dump"
+    case $head in
+    'heap profile: 0: 0 [0: 0] '*) ;;
+    *) sampled=$((sampled + 1)) ;;
+    esac
     # The last dump of a process has all that its others have.
     [ "${last%.*.heap}" = "${dump%.*.heap}" ] || parse "$last"
     last=$dump
@@ -282,12 +310,21 @@ parse "$last"
     exit 1
 }
 echo "$found dumps" >>"$summary"
+[ "$sampled" -gt 0 ] || {
+    complete=1
+    empty="no dump has a sample: nothing was allocated in $seconds s, or less than $interval bytes; sample for longer (-s) while the programs work, or each byte (-c 1)"
+    say "$empty"
+    echo "$empty" >>"$summary"
+}
 
 archive=$output/$name.tar.gz
 # shellcheck disable=SC2086  # words
 { tar -cf - -C "$work" "$name" || echo tar >"$work/failed"; } | $lowest gzip >"$work/archive" || echo gzip >"$work/failed"
 if [ -e "$work/failed" ] || ! gzip -t "$work/archive" || ! mv "$work/archive" "$archive"; then
-    say "the archive could not be written to $output: is the disk full?"
+    rm -f "$work/archive"
+    needed_kib=$(used_kib)
+    free_kib=$(df -Pk "$output" | awk 'NR == 2 { print $4 }')
+    say "the archive could not be written to $output: it needs at most $(size "$needed_kib"), $(size "$free_kib") are free: choose another directory with -o"
     exit 1
 fi
 echo "$archive"

@@ -15,7 +15,9 @@
 #
 # What is in LD_PRELOAD already stays in it. Prints one line on standard error. Off without a change
 # of the script: USE_MEM_AGENT=0. Always returns 0, since it must not end a start script: if the agent
-# cannot be loaded on this machine, says why and changes nothing.
+# cannot be loaded on this machine, says why and changes nothing. So it is for root where other users,
+# as whom a start script may start programs, cannot read the agent: USE_MEM_AGENT=own says that all
+# programs stay with root.
 use_mem_agent() {
     case ${USE_MEM_AGENT:-1} in
     0 | no | off | false)
@@ -34,6 +36,10 @@ use_mem_agent() {
     done
     [ $# = 0 ] || [ -n "$_mem_names" ] || return 0
     _mem_agent=$(_mem_find_agent) || return 0
+    _mem_said=$(_mem_check_readers "$_mem_agent") || {
+        echo "use_mem_agent: the programs start without the agent: $_mem_said" >&2
+        return 0
+    }
     _mem_said=$(_mem_try "$_mem_agent") || {
         echo "use_mem_agent: the agent does not load here, the programs start without it: $_mem_said" >&2
         return 0
@@ -82,6 +88,28 @@ _mem_find_agent() {
         return 0
     done
     echo "use_mem_agent: there is no agent that can be preloaded at ${MEM_AGENT_LIB:-$MEM_PROFILER_HOME/lib}; the programs start without it" >&2
+    return 1
+}
+
+# Whether programs can read the agent that root starts as other users; if not, prints why. Where there
+# are access lists, or no ls, that is not known.
+_mem_check_readers() {
+    [ "${USE_MEM_AGENT:-1}" != own ] && [ "$(id -u 2>/dev/null)" = 0 ] || return 0
+    _mem_file=$(readlink -f "$1" 2>/dev/null) || _mem_file=$1
+    _mem_mode=$(LC_ALL=C ls -ldL "$_mem_file" 2>/dev/null) || return 0
+    case $_mem_mode in
+    ??????????+* | ???????r*) _mem_file=${_mem_file%/*} ;;
+    esac
+    while [ -d "$_mem_file/" ]; do
+        _mem_mode=$(LC_ALL=C ls -ldL "$_mem_file/" 2>/dev/null) || return 0
+        case $_mem_mode in
+        ??????????+* | ?????????[xt]*) ;;
+        *) break ;;
+        esac
+        [ -n "$_mem_file" ] || return 0
+        _mem_file=${_mem_file%/*}
+    done
+    echo "other users' programs cannot read $1, since ${_mem_file:-/} has the mode ${_mem_mode%%[ .]*}: move the package to /opt, or set USE_MEM_AGENT=own if all of them run as root"
     return 1
 }
 

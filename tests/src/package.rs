@@ -21,6 +21,9 @@ impl Package {
     /// Lays it out below a test's directory, under this name.
     pub fn unpack(scratch: &Scratch, name: &str) -> Self {
         let home = scratch.file(name);
+        // Root's programs are refused an agent that other users cannot read.
+        let everybody = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(scratch.files(), everybody).expect("a directory of ours");
         for directory in ["bin", "lib", "share/mem-profiler"] {
             fs::create_dir_all(home.join(directory)).expect("a new directory");
         }

@@ -1,9 +1,16 @@
 //! The scripts for boards: which programs get the agent, what is collected, and what is left.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 use mem_tests::package::{applets, shell_command};
 use mem_tests::session::{copy_program, tool, write_program};
@@ -381,9 +388,47 @@ fn free_ports() -> [String; 2] {
     listeners.map(|one| one.local_addr().expect("an address").port().to_string())
 }
 
-/// The example's modules, running.
-fn start_modules(scratch: &Scratch, package: &Package) -> Group {
+/// The example's modules, running, one of which is given work.
+struct Modules {
+    _group: Group,
+    is_over: Arc<AtomicBool>,
+    client: Option<JoinHandle<()>>,
+}
+
+impl Drop for Modules {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        if let Some(client) = self.client.take() {
+            // It ends by itself when the module does.
+            let _ = client.join();
+        }
+    }
+}
+
+/// Stores values in redis until it is over, so that sessions have samples.
+fn store(port: &str, is_over: &AtomicBool) {
+    let port: u16 = port.parse().expect("a port");
+    let connected = wait::until("redis to listen", || {
+        TcpStream::connect(("127.0.0.1", port)).ok()
+    });
+    let (mut stream, mut answer) = (connected, [0; 64]);
+    let value = "x".repeat(1000);
+    for number in 0.. {
+        let line = format!("SET key{} {value}\r\n", number % 1000);
+        let stored = stream.write_all(line.as_bytes());
+        if stored.is_err() || !matches!(stream.read(&mut answer), Ok(1..)) {
+            return;
+        }
+        if is_over.load(Ordering::Relaxed) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn start_modules(scratch: &Scratch, package: &Package) -> Modules {
     let [bus, maps] = free_ports();
+    let port = bus.clone();
     let mut command = shell_command(scratch, &["bash"]);
     command
         .arg(package.script("start_all_modules.bash"))
@@ -397,7 +442,13 @@ fn start_modules(scratch: &Scratch, package: &Package) -> Group {
     });
     let list = listed(scratch);
     assert!(!list.contains("bash") && !list.contains("nice"), "{list}");
-    group
+    let is_over = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&is_over);
+    Modules {
+        _group: group,
+        is_over,
+        client: Some(std::thread::spawn(move || store(&port, &seen))),
+    }
 }
 
 fn collect(scratch: &Scratch, package: &Package, shell: &[&str], arguments: &[&str]) -> Command {
@@ -574,7 +625,7 @@ fn where_there_is_no_room_nothing_is_started_or_pages_are_left_out() {
     let scratch = Scratch::new();
     let package = Package::unpack(&scratch, "package");
     let _modules = start_modules(&scratch, &package);
-    for (size, code) in [("1m", 1), ("4m", 1), ("64m", 0)] {
+    for (size, code) in [("128k", 1), ("4m", 1), ("64m", 0)] {
         let disk = scratch.file(&format!("disk of {size}"));
         let _mounted = TinyFilesystem::mount(&disk, size);
         for shell in SHELLS {
@@ -582,14 +633,27 @@ fn where_there_is_no_room_nothing_is_started_or_pages_are_left_out() {
             let outcome = run(&mut collect(&scratch, &package, shell, &arguments));
             assert_eq!(outcome.code, Some(code), "{size}, {shell:?}: {outcome:?}");
             match size {
-                "1m" => {
+                "128k" => {
+                    let said = [
+                        "the dumps of ",
+                        " KiB at least, 128 KiB are free, of which 64 KiB may be used",
+                    ];
+                    assert!(
+                        said.iter().all(|part| outcome.stderr.contains(part)),
+                        "{outcome:?}"
+                    );
                     assert!(
                         outcome.stderr.contains("choose another directory"),
                         "{outcome:?}"
                     );
                     assert!(names(&disk).is_empty(), "{:?}", names(&disk));
                 }
-                "4m" => assert!(outcome.stderr.contains(".html (space)"), "{outcome:?}"),
+                "4m" => assert!(
+                    outcome
+                        .stderr
+                        .contains(".html (space: needs about 3.0 MiB, "),
+                    "{outcome:?}"
+                ),
                 _ => assert!(!outcome.stderr.contains("left out"), "{outcome:?}"),
             }
             for name in names(&disk) {
@@ -597,6 +661,67 @@ fn where_there_is_no_room_nothing_is_started_or_pages_are_left_out() {
                 fs::remove_file(disk.join(name)).expect("ours");
             }
         }
+    }
+}
+
+#[test]
+fn a_collection_without_a_sample_says_so() {
+    let scratch = Scratch::new();
+    let package = Package::unpack(&scratch, "package");
+    let planner = module(&scratch, "planner");
+    let mut command = package.shell(
+        &scratch,
+        &["bash"],
+        "use_mem_agent planner\n./planner 1000 & wait",
+    );
+    let _group = Group::start(&mut command);
+    pid_of(&planner);
+    for shell in SHELLS {
+        let outcome = run(&mut collect(&scratch, &package, shell, &["-s", "1"]));
+        assert_eq!(outcome.code, Some(1), "{shell:?}: {outcome:?}");
+        assert!(
+            outcome.stderr.contains("no dump has a sample"),
+            "{outcome:?}"
+        );
+        // What is known of the machine is kept, and says it, too.
+        let archive = outcome.stdout.trim_end();
+        let tree = Path::new(archive).with_extension("").with_extension("");
+        let summary = format!(
+            "{}/summary.txt",
+            tree.file_name().expect("a name").display()
+        );
+        let summary = tool("tar", ["-xzOf", archive, &summary]);
+        assert!(summary.contains("no dump has a sample"), "{summary}");
+    }
+}
+
+#[test]
+fn an_agent_that_other_users_cannot_read_is_refused_to_root() {
+    for shell in STRICT_SHELLS {
+        let scratch = Scratch::new();
+        let package = Package::unpack(&scratch, "package");
+        let closed = |path: &Path, mode| {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("ours");
+        };
+        let call = "use_mem_agent planner; echo \"$? <${LD_PRELOAD-}>\"";
+        for (path, mode, usual) in [
+            (package.home().to_owned(), 0o700, 0o755),
+            (scratch.files().to_owned(), 0o750, 0o755),
+            (package.agent(), 0o600, 0o755),
+        ] {
+            closed(&path, mode);
+            let outcome = run(&mut package.shell(&scratch, shell, call));
+            assert_eq!(outcome.stdout, "0 <>\n", "{shell:?}: {outcome:?}");
+            let said = format!("since {} has the mode ", path.display());
+            assert!(outcome.stderr.contains(&said), "{shell:?}: {outcome:?}");
+            assert!(!outcome.stderr.contains("will carry"), "{outcome:?}");
+            let mut own = package.shell(&scratch, shell, call);
+            let outcome = run(own.env("USE_MEM_AGENT", "own"));
+            assert!(outcome.stderr.contains("planner will carry"), "{outcome:?}");
+            closed(&path, usual);
+        }
+        let outcome = run(&mut package.shell(&scratch, shell, call));
+        assert!(outcome.stderr.contains("planner will carry"), "{outcome:?}");
     }
 }
 
