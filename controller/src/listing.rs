@@ -126,8 +126,8 @@ impl Row {
         let (name, pid) = (&self.name, self.pid);
         self.unattended.then(|| {
             format!(
-                "{name} ({pid}): the mem_profiler that began its session is gone; it continues \
-                 {goes_on}: mem_profiler stop -p {pid} writes its profile"
+                "{name} ({pid}): the mem_profiler that began its session is gone; the session \
+                 continues {goes_on}: mem_profiler stop -p {pid} writes it"
             )
         })
     }
