@@ -240,7 +240,7 @@ pub struct ViewOptions {
     #[arg(long, value_parser = styles(), default_value = "simple")]
     pub demangle: Style,
 
-    /// Unit to print: B, KiB, MiB, … (kB, MB, … are the same, as in pprof), or the best one
+    /// Unit to print: B, KiB, MiB and so on (kB, MB are the same, as in pprof), or the best one
     #[arg(long, default_value = "minimum", value_parser = unit)]
     pub unit: String,
 

@@ -1,11 +1,14 @@
 //! Where results go: standard output, or a file that appears whole or not at all.
 
+use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use heap_format::{opening, printable};
 
 /// Where a result goes.
@@ -123,18 +126,59 @@ fn to_file(path: &Path, content: &[u8]) -> Result<()> {
             .with_context(|| format!("{} cannot be written", printable::path(path)));
     }
     let temporary = temporary_name(path)?;
-    let failure = || format!("{} cannot be written", printable::path(path));
     let mut options = File::options();
     // As dumps are: it shows where code lies in memory, and may hold sources.
     options.write(true).create_new(true).mode(0o600);
-    let file = options.open(&temporary).with_context(failure)?;
+    let file = options
+        .open(&temporary)
+        .map_err(|error| failure(path, error, content))?;
     let written = write_whole(file, content).and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
         // The message is about the write; a left-over temporary file is not
         // worth a second one.
         let _ = fs::remove_file(&temporary);
     }
-    written.with_context(failure)
+    written.map_err(|error| failure(path, error, content))
+}
+
+/// Why a file was not written; where its disk is too small, with what is needed and what is free.
+fn failure(path: &Path, error: io::Error, content: &[u8]) -> anyhow::Error {
+    let shown = printable::path(path);
+    let is_short = matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT));
+    match free_bytes(directory(path)).filter(|_| is_short) {
+        Some(free) => {
+            let sizes = [content.len() as u64, free].map(shown_bytes);
+            let [needed, free] = sizes;
+            anyhow!("{shown} needs {needed}, {free} are free: make room, or name another with -o")
+        }
+        None => anyhow::Error::from(error).context(format!("{shown} cannot be written")),
+    }
+}
+
+/// Bytes in the unit that suits them.
+fn shown_bytes(n: u64) -> String {
+    match n {
+        0..1024 => format!("{n} B"),
+        1024..0x10_0000 => format!("{:.1} KiB", n as f64 / 1024.0),
+        _ => format!("{:.1} MiB", n as f64 / f64::from(1 << 20)),
+    }
+}
+
+/// Bytes that are free for us where a directory is; `None` if that is not known.
+fn free_bytes(directory: &Path) -> Option<u64> {
+    let path = CString::new(directory.as_os_str().as_bytes()).ok()?;
+    let mut space = MaybeUninit::<libc::statvfs>::uninit();
+    // SAFETY: the path ends in a NUL, and the structure is ours to write.
+    if unsafe { libc::statvfs(path.as_ptr(), space.as_mut_ptr()) } != 0 {
+        return None;
+    }
+    // SAFETY: the call succeeded, so it has filled the structure in.
+    let space = unsafe { space.assume_init() };
+    // Some filesystems do not know.
+    let known = (space.f_blocks > 0).then_some(space)?;
+    // 32 bits wide on some machines.
+    #[allow(clippy::useless_conversion)]
+    Some(u64::from(known.f_bavail).saturating_mul(u64::from(known.f_frsize)))
 }
 
 fn write_whole(mut file: File, content: &[u8]) -> io::Result<()> {

@@ -96,19 +96,30 @@ fn help(profile: &Profile, file: &Path, sources: &Sources) -> String {
     let main = program::main(profile).map(|main| maps::strip_deleted(&main.path).0);
     let is_main = main == Some(file);
     let here = sources.binary.as_deref().filter(|_| is_main);
-    let first = match package(here.unwrap_or(file)) {
-        Some(package) => format!("install {package}-dbgsym"),
-        None => "keep symbols when you build it (no strip, -g for lines)".to_owned(),
-    };
-    let servers = match sources.debuginfod {
-        true => "",
-        false => ", add --debuginfod to ask symbol servers",
-    };
-    let copy = match is_main {
-        true => "or name a copy that has them with -p",
-        false => "or a directory with its debug file with --symbol-path",
-    };
-    format!("{first}{servers}, {copy}")
+    let mut advice = Vec::new();
+    // A machine without symbol servers, such as a board, is taken for one where nothing is built.
+    let has_servers = has_symbol_servers();
+    match package(here.unwrap_or(file)) {
+        Some(package) => advice.push(format!("install {package}-dbgsym")),
+        None if has_servers => advice.push("keep symbols when you build it".to_owned()),
+        None => {}
+    }
+    if has_servers && !sources.debuginfod {
+        advice.push("add --debuginfod".to_owned());
+    }
+    advice.push(match is_main {
+        true => "name a copy that has them with -p".to_owned(),
+        false => "name the directory of its debug file with --symbol-path".to_owned(),
+    });
+    advice.join(" or ")
+}
+
+/// Returns whether this machine is set up to ask symbol servers: it names some, and has the client.
+pub fn has_symbol_servers() -> bool {
+    let is_named = std::env::var_os("DEBUGINFOD_URLS").is_some_and(|urls| !urls.is_empty());
+    let has_client = |directory: PathBuf| directory.join("debuginfod-find").is_file();
+    let path = || std::env::var_os("PATH").unwrap_or_default();
+    is_named && std::env::split_paths(&path()).any(has_client)
 }
 
 impl Unnamed {
@@ -272,11 +283,11 @@ mod tests {
         let named = [LIBRARY, LIBC];
         let own = said(&[&[PROGRAM, LIBC]], &named).unwrap();
         let expected =
-            "100% of the bytes were allocated by code without names (/opt/none/program 100%); keep";
+            "100% of the bytes were allocated by code without names (/opt/none/program 100%); ";
         assert!(own.starts_with(expected), "{own}");
         let called = said(&[&[LIBRARY, PROGRAM, LIBC]], &named).unwrap();
         let expected = "100% of the bytes were allocated by functions called by code without names \
-                        (/opt/none/program 100%); keep";
+                        (/opt/none/program 100%); ";
         assert!(called.starts_with(expected), "{called}");
         let stacks: [&[u64]; 4] = [
             &[PROGRAM, LIBC],

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Result, anyhow};
-use heap_format::{numbering, printable};
+use heap_format::{locale, numbering, printable};
 use mem_parser::load::{self, Missing};
 use mem_parser::program::NoProgram;
 
@@ -68,7 +68,10 @@ fn run(cli: &Cli) -> Result<()> {
     let combined = loaded.map_err(|error| with_meaning(cli, error))?;
     let selection = mem_parser::select(combined, &options)?;
     selection.warnings().iter().cloned().for_each(warn);
-    let content = mem_parser::render(&selection, &output, &options)?;
+    let mut content = mem_parser::render(&selection, &output, &options)?;
+    if matches!(destination, Destination::Stdout) && locale::is_ascii_terminal(&io::stdout()) {
+        content = mem_parser::report::in_ascii(output.format(), content);
+    }
     destination.write(&content)?;
     if let Destination::Named(file) = &destination {
         say(&format!("{}: written", printable::path(file)));

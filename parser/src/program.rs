@@ -6,12 +6,15 @@ use std::path::{Path, PathBuf};
 use heap_format::{BuildId, Mapping, Profile, maps, printable};
 use symbols::WrongBinary;
 
+use crate::hint;
+
 /// Why there is nothing to find the names of a program's functions in.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{dump} {reason}.\n\
-     Name the program with -p BINARY, or where to look for it with --symbol-path DIRECTORY, \
-     or ask symbol servers with --debuginfod; --force {}.",
+     Name the program with -p BINARY, or where to look for it with --symbol-path DIRECTORY{}; \
+     --force {}.",
+    if hint::has_symbol_servers() { ", or ask symbol servers with --debuginfod" } else { "" },
     reason.forced()
 )]
 pub struct NoProgram {

@@ -59,15 +59,14 @@ pub fn hidden_objects(profile: &Profile) -> Option<String> {
     let is_unlocked = |python: &String| python.contains(FREE_THREADED);
     if hides && profile.facts.python.as_ref().is_some_and(is_unlocked) {
         return Some(
-            "Python objects are missing here: a free-threaded build takes all of them, small and \
-             large, from its own allocator; what extensions take from malloc is included"
+            "Python objects are missing here: a free-threaded build takes all from its own \
+             allocator; what extensions take from malloc is included"
                 .to_owned(),
         );
     }
     hides.then(|| {
-        "small Python objects are missing here: the interpreter takes them from its own allocator; \
-         start it with PYTHONMALLOC=malloc in the environment (run --python-malloc) to see each of \
-         them"
+        "small Python objects are missing here: start it with PYTHONMALLOC=malloc (run \
+         --python-malloc) to see them"
             .to_owned()
     })
 }

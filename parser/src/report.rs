@@ -32,6 +32,15 @@ mod tree;
 
 use format::Format;
 
+/// A report as a terminal shows it that has ASCII alone.
+pub fn in_ascii(format: &Format, content: Vec<u8>) -> Vec<u8> {
+    match String::from_utf8(content) {
+        Ok(text) if format.flag == timeline::FORMAT.flag => timeline::in_ascii(&text).into_bytes(),
+        Ok(text) => text.into_bytes(),
+        Err(error) => error.into_bytes(),
+    }
+}
+
 /// Every format, in the order of `--help`.
 pub static FORMATS: &[&Format] = &[
     &top::FORMAT,

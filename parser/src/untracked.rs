@@ -70,22 +70,17 @@ fn text(shares: Shares) -> String {
     let mut causes = Vec::new();
     if shares.exhausted > 0.0 {
         causes.push(format!(
-            "{} of the samples have no place in the range of sampled objects (the address space is limited, as \
-             by ulimit -v, or used up, or several threads took their first samples at once)",
+            "{} of the samples have no place in the range of sampled objects (ulimit -v?)",
             percent(shares.exhausted)
         ));
     }
     if shares.elsewhere >= FEW {
         causes.push(format!(
-            "{} of the samples were taken in threads that were ending, or are of the allocator itself; such objects \
-             cannot be tracked",
+            "{} of the samples were taken in threads that were ending, or are of the allocator itself",
             percent(shares.elsewhere)
         ));
     }
-    format!(
-        "{}: they count as freed at once, so the in-use values are too small; the allocated values are right",
-        causes.join("; ")
-    )
+    format!("{}: in-use values are too small", causes.join("; "))
 }
 
 #[cfg(test)]

@@ -129,7 +129,7 @@ fn another_build_in_its_place_is_refused_with_both_build_ids() {
     assert_eq!(refused.status.code(), Some(2));
     let said = stderr(&refused);
     let (recorded, found) = (built.build_id.to_string(), other.build_id.to_string());
-    let options = ["-p BINARY", "--symbol-path", "--debuginfod"];
+    let options = ["-p BINARY", "--symbol-path"];
     let parts = [&dump[..], text(&built.path), &recorded, &found];
     for part in parts.iter().chain(&options) {
         assert!(said.contains(part), "{part}: {said}");
@@ -310,10 +310,28 @@ fn a_program_without_symbols_gets_a_hint_once() {
         "100% of the bytes were allocated by code without names ({} 100%)",
         text(&built.path)
     );
-    for part in [share.as_str(), "--debuginfod", "-p"] {
+    for part in [share.as_str(), "-p"] {
         assert!(said.contains(part), "{part}: {said}");
     }
     assert_eq!(said.lines().count(), 1, "{said}");
+    // Symbol servers, and another build, only where there is a client and a server is named.
+    fs::write(directory.path().join("debuginfod-find"), "").unwrap();
+    let path = format!(
+        "{}:{}",
+        text(directory.path()),
+        std::env::var("PATH").unwrap()
+    );
+    for (urls, is_advised) in [("", false), ("http://127.0.0.1:1/", true)] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_mem_parser"));
+        let command = command
+            .arg(&dump)
+            .env("PATH", &path)
+            .env("DEBUGINFOD_URLS", urls);
+        let said = stderr(&command.output().unwrap());
+        for advice in ["--debuginfod", "keep symbols when you build it"] {
+            assert_eq!(said.contains(advice), is_advised, "{urls}: {said}");
+        }
+    }
     // What went up and what went down are parts of all that changed.
     let apart = tempfile::tempdir().unwrap();
     let module = mapping(&built, text(&built.path));

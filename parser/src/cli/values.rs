@@ -48,7 +48,7 @@ pub fn unit(text: &str) -> Result<String, String> {
     match mem_parser::is_unit(text) {
         true => Ok(text.to_owned()),
         false => {
-            let expected = "expected B, KiB, MiB, GiB, TiB, PiB (kB, MB, … are the same, as in \
+            let expected = "expected B, KiB, MiB, GiB, TiB, PiB (kB, MB and so on are the same, as in \
                             pprof), ns, us, ms, s, hrs, count or auto";
             Err(expected.to_owned())
         }

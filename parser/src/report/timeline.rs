@@ -43,6 +43,9 @@ const MOST: usize = 10;
 const PEAK: f64 = 1.05;
 /// Blocks of no eighth to eight of a row.
 const BLOCKS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+/// Signs of the charts, and what stands for them in ASCII.
+const SIGNS: &str = "▁▂▃▄▅▆▇█│┤─┬└";
+const ASCII_SIGNS: &str = "...::###||-++";
 /// Steps of the axis of time in seconds: from a millisecond to a year.
 const STEPS: [f64; 32] = [
     0.001,
@@ -134,6 +137,26 @@ fn header(context: &Context, timeline: &Timeline, out: &mut String) {
         *out += &line;
         out.push('\n');
     }
+}
+
+/// A text of this format with its charts in ASCII. Lines that are not of a chart stay as they are.
+pub fn in_ascii(text: &str) -> String {
+    let is_of_chart = |line: &str| line.contains(['│', '┤', '└']);
+    let sign = |c: char| {
+        let at = SIGNS.chars().position(|sign| sign == c);
+        at.and_then(|at| ASCII_SIGNS.chars().nth(at)).unwrap_or(c)
+    };
+    let line = |line: &str| {
+        if is_of_chart(line) {
+            line.chars().map(sign).collect()
+        } else {
+            line.to_owned()
+        }
+    };
+    text.split('\n')
+        .map(line)
+        .collect::<Vec<String>>()
+        .join("\n")
 }
 
 /// The first of the highest moments.
@@ -351,6 +374,18 @@ mod tests {
             assert!(widest <= Some(LABEL + 2 + WIDTH + LABEL), "{out}");
             assert!(out.contains('┬'), "{out}");
         }
+    }
+
+    #[test]
+    fn charts_have_an_ascii_form() {
+        assert_eq!(SIGNS.chars().count(), ASCII_SIGNS.chars().count());
+        let mut out = String::new();
+        axis(1_000_000_000, &mut out);
+        out += "      1 MiB ┤ ▁▄█\n/tmp/█";
+        let ascii = in_ascii(&out);
+        assert_eq!(ascii.lines().count(), out.lines().count());
+        assert!(ascii.ends_with("      1 MiB | .:#\n/tmp/█"), "{ascii}");
+        assert!(ascii.starts_with("          0 ++---"), "{ascii}");
     }
 
     #[test]
