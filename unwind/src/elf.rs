@@ -139,7 +139,11 @@ pub struct Segment {
 /// It stays mapped for as long as the bytes are used.
 #[must_use]
 pub unsafe fn first_page(start: u64, end: u64) -> Option<&'static [u8]> {
-    if end.checked_sub(start)? < 4096 || start == 0 {
+    // Memory is mapped in whole pages: one can be read whole though the module ends within it, as
+    // aarch64's vdso does.
+    let length = end.checked_sub(start)?;
+    let is_whole = length >= 4096 || length > 0 && start.is_multiple_of(4096);
+    if !is_whole || start == 0 {
         return None;
     }
     // Programs hide it (some packers and sandboxes do).
@@ -453,5 +457,29 @@ mod tests {
         assert_eq!(extent(&std::vec![0; 4096], 0x21_0700, 0x700), None);
         let huge = page(&[(4 | PF_X, u64::MAX, u64::MAX, u64::MAX - 0x100)]);
         assert_eq!(extent(&huge, 1, 0x700), None);
+    }
+
+    /// The vdso of aarch64 has no more than half a page, and signals' handlers return to it.
+    #[test]
+    fn a_module_may_end_within_its_first_page() {
+        const PAGE: u64 = 4096;
+        const END: u64 = 0x928;
+        let header = page(&[(PF_R | PF_X, 0, 0, END)]);
+        let mut memory = std::vec![0u8; 2 * PAGE as usize];
+        let start = (memory.as_ptr() as u64).next_multiple_of(PAGE);
+        let at = (start - memory.as_ptr() as u64) as usize;
+        memory[at..at + header.len()].copy_from_slice(&header);
+        memory[at + 0x7bc..][..4].copy_from_slice(&0xd280_1168_u32.to_le_bytes());
+        // SAFETY: `memory` outlives both images, and holds all that is read of them.
+        let (whole, elsewhere) = unsafe {
+            (
+                Image::at(start, start + END),
+                Image::at(start + 8, start + 8 + END),
+            )
+        };
+        let whole = whole.expect("a page that is mapped");
+        assert_eq!(whole.instruction(start + 0x7bc), Some(0xd280_1168));
+        assert_eq!(whole.instruction(start + END), None);
+        assert!(elsewhere.is_none(), "no page begins there");
     }
 }
