@@ -40,7 +40,7 @@ pub fn role(file: &Path) -> Role {
         let mut found = definitions.found.iter();
         found.any(|function| function.is_exported && function.name == *name)
     };
-    if FUNCTIONS.iter().all(|name| exports(name)) {
+    if FUNCTIONS.iter().all(exports) {
         Role::Agent
     } else if exports(&MALLOC) {
         Role::Allocator

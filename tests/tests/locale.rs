@@ -4,11 +4,6 @@ use std::process::Command;
 
 use mem_tests::{Outcome, Scratch, Session, Steps, artifacts, run};
 
-const DUMP: &str = concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/../parser/tests/data/shop.heap"
-);
-
 /// A locale, and whether a terminal is plain ASCII in it.
 const LOCALES: [(&[(&str, &str)], bool); 4] = [
     (&[("LC_ALL", "C")], true),
