@@ -1,7 +1,7 @@
 //! `setrlimit` and `prlimit`, by which a program limits its own address space.
 //!
-//! The addresses reserved for sampled objects count towards that limit (`RLIMIT_AS`), and a session may
-//! have reserved far more of them than the program now wants to use in total. What is not in use is given
+//! The addresses reserved for sampled objects and for tables count towards that limit (`RLIMIT_AS`), and a session
+//! may have reserved far more of them than the program now wants to use in total. What is not in use is given
 //! up before the limit takes effect, so that the program has as much as without a session. And jemalloc,
 //! which keeps the addresses of memory that it returns, does not from then on where the limit is low.
 //! Limits that another process sets, or the program by a system call of its own, are not noticed.
@@ -54,6 +54,7 @@ unsafe fn before(resource: Resource, limit: *const libc::rlimit) {
     }
     let saved = sys::errno();
     range::shrink(limit.rlim_cur);
+    session::shrink(limit.rlim_cur);
     thread::start(limit.rlim_cur);
     sys::set_errno(saved);
 }

@@ -14,12 +14,15 @@ mod name;
 mod parent;
 mod shards;
 mod sweep;
+mod tables;
 pub mod time;
 
 pub use fork::{is_guest, is_owners, is_waiting, leave, pending_cpu_rate, wait_as_child};
 pub use life::{leave_at_once, let_exit_unchecked, take_for_own};
 pub use mark::{claim_leaving, is_copy};
 pub use shards::{release_shard, take_shard};
+#[cfg(not(test))]
+pub use tables::shrink;
 
 use crate::sys::{self, PAGE};
 use crate::thinning;
@@ -29,8 +32,8 @@ use core::mem::size_of;
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use shm_protocol::cpu::CpuSetting;
 use shm_protocol::layout::{
-    AgentMemory, BANK_HEADER_BYTES, CONTROL_BYTES, Control, MODULES_OFFSET, ModuleTable, Node,
-    REFUSES_MEMORY, REFUSES_SECCOMP, Record, STATUS_OFFSET, Status,
+    AgentMemory, CONTROL_BYTES, Control, MODULES_OFFSET, ModuleTable, REFUSES_MEMORY,
+    REFUSES_SECCOMP, STATUS_OFFSET, Status,
 };
 use shm_protocol::owner::{self, Life, Mapping, Met, Sessions, Setting};
 use shm_protocol::record::FIRST_RECORD;
@@ -197,7 +200,7 @@ fn map_whole() -> Result<*mut u8, segment::Errno> {
     }
 }
 
-/// Maps the whole segment, and leaves it to [`populate`] to back parts of it with memory: a second
+/// Maps the whole segment, and leaves it to [`tables`] to back parts of it with memory: a second
 /// mapping of locked memory would be locked, too, and backed at once as far as the file reaches.
 fn map_unlocked(bytes: usize) -> Result<*mut u8, segment::Errno> {
     let view = CONTROL.0.get().cast::<c_void>();
@@ -212,21 +215,7 @@ fn map_unlocked(bytes: usize) -> Result<*mut u8, segment::Errno> {
         if is_locked {
             libc::mlock(view, VIEW);
         }
-        made.inspect(|base| close_banks(*base))
-    }
-}
-
-/// Makes all of the banks but their headers inaccessible in a new mapping, until their units are
-/// [opened](open_units). Where that fails nothing is lost.
-fn close_banks(base: *mut u8) {
-    let geometry = Geometry::of_segment(BYTES.load(Ordering::Relaxed));
-    const HEADER: usize = BANK_HEADER_BYTES.next_multiple_of(PAGE);
-    for (bank, open) in (0..).zip(&OPEN) {
-        open.store(0, Ordering::Release);
-        let at = geometry.bank_offset(bank) + HEADER;
-        let bytes = geometry.bank_bytes.saturating_sub(HEADER);
-        // SAFETY: a part of the mapping just made, which no other thread knows.
-        unsafe { libc::mprotect(base.add(at).cast(), bytes, libc::PROT_NONE) };
+        made.inspect(|base| tables::close_banks(*base))
     }
 }
 
@@ -323,64 +312,14 @@ fn bank(base: *mut u8, session: u64) -> Bank<'static> {
     // with memory, as far as the bank's header says, and nobody takes that memory away while this
     // process lives.
     let bank = unsafe { Bank::at(base.add(geometry.bank_offset(session)), geometry) };
-    bank.within(&OPEN[session as usize & 1])
+    bank.within(tables::open(session))
 }
-
-/// The units of both banks that are accessible in the mapping of the segment. All others are not:
-/// `mlockall` backs all that is accessible with memory, which is for the whole segment far more than
-/// a session needs.
-#[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
-static OPEN: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
 
 /// The bank of a session that the calling thread meets, whose units are made accessible.
 fn opened(base: *mut u8, session: u64) -> Bank<'static> {
     let bank = bank(base, session);
-    open_units(base, &bank, session, bank.header.units());
+    tables::open_units(base, &bank, session, bank.header.units());
     bank
-}
-
-/// Makes units of a bank accessible, which whoever reserved them has backed with memory. Whether
-/// they are.
-fn open_units(base: *mut u8, bank: &Bank<'_>, session: u64, units: u32) -> bool {
-    let open = &OPEN[session as usize & 1];
-    if open.load(Ordering::Relaxed) >= units {
-        return true;
-    }
-    let at = bank.geometry().bank_offset(session);
-    let are_open =
-        parts(bank.geometry(), (0, units)).all(|(from, to)| access(base, at + from, at + to));
-    if are_open {
-        open.fetch_max(units, Ordering::Release);
-    }
-    are_open
-}
-
-/// Where in a bank the slots, nodes and records of some units are.
-fn parts(geometry: &Geometry, (from, to): (u32, u32)) -> impl Iterator<Item = (usize, usize)> {
-    let slots = |units| match units {
-        0 => geometry.slots_offset(),
-        _ => geometry.slots_offset() + geometry.slot_bytes_in(units),
-    };
-    let nodes =
-        |units| geometry.nodes_offset() + geometry.nodes_in(units) as usize * size_of::<Node>();
-    let records = |units| {
-        geometry.records_offset() + geometry.records_in(units) as usize * size_of::<Record>()
-    };
-    let parts = [
-        (slots(from), slots(to)),
-        (nodes(from), nodes(to)),
-        (records(from), records(to)),
-    ];
-    parts.into_iter().filter(|(from, to)| from < to)
-}
-
-/// Makes a part of the segment accessible.
-fn access(base: *mut u8, from: usize, to: usize) -> bool {
-    let from = from & !(PAGE - 1);
-    let len = to.next_multiple_of(PAGE) - from;
-    let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: inside the mapped segment; takes no access away.
-    unsafe { libc::mprotect(base.add(from).cast(), len, access) == 0 }
 }
 
 /// Session in which the system refused memory for more of the bank; 0: none.
@@ -444,9 +383,10 @@ fn uses_less_than(epoch: &Epoch, part: u32) -> bool {
 fn extend(epoch: &Epoch, part: u32) -> Growth {
     let header = epoch.bank.header;
     let units = header.units();
-    if OPEN[epoch.session as usize & 1].load(Ordering::Relaxed) < units {
+    if tables::open(epoch.session).load(Ordering::Relaxed) < units {
         let base = BASE.get();
-        let are_open = base.is_some_and(|base| open_units(base, &epoch.bank, epoch.session, units));
+        let are_open =
+            base.is_some_and(|base| tables::open_units(base, &epoch.bank, epoch.session, units));
         return match are_open {
             true => Growth::Done,
             false => Growth::Impossible,
@@ -463,7 +403,7 @@ fn extend(epoch: &Epoch, part: u32) -> Growth {
     if refused || crate::seccomp::is_installed() {
         return Growth::Impossible;
     }
-    match populate_units(&epoch.bank, epoch.session, units + 1) {
+    match tables::populate_units(&epoch.bank, epoch.session, units + 1) {
         true => Growth::Done,
         false => {
             REFUSED_GROWTH.store(epoch.session, Ordering::Relaxed);
@@ -490,7 +430,7 @@ pub fn grow_before_filter() {
         .geometry()
         .units_within(UNDER_FILTERS)
         .min(bank.most_units());
-    let _ = populate_units(&bank, session, units);
+    let _ = tables::populate_units(&bank, session, units);
     sys::set_errno(saved);
 }
 
@@ -498,43 +438,10 @@ pub fn grow_before_filter() {
 /// filter.
 const UNDER_FILTERS: u64 = 6 << 20;
 
-/// Backs more of a session's bank with memory, up to `more` units. Whether it is.
-fn populate_units(bank: &Bank<'_>, session: u64, more: u32) -> bool {
-    let units = bank.header.units();
-    let Some(base) = BASE.get() else { return false };
-    if units >= more {
-        return open_units(base, bank, session, more);
-    }
-    let at = bank.geometry().bank_offset(session);
-    let populated = parts(bank.geometry(), (units, more))
-        .all(|(from, to)| access(base, at + from, at + to) && populate(base, at + from, at + to));
-    if populated {
-        bank.header.grown_units.fetch_max(more, Ordering::Release);
-        return open_units(base, bank, session, more);
-    }
-    false
-}
-
 /// Backs this many bytes of a session's code objects with memory. Whether there is.
 #[cold]
 pub fn reserve_codes(epoch: &Epoch, bytes: usize) -> bool {
-    let geometry = Geometry::of_segment(BYTES.load(Ordering::Relaxed));
-    let Some(base) = BASE.get().filter(|_| bytes <= geometry.codes) else {
-        return false;
-    };
-    let has = epoch.bank.codes.reserved();
-    if has >= bytes {
-        return true;
-    }
-    // A filter that the program has installed may not allow this call.
-    let from = geometry.bank_offset(epoch.session) + geometry.codes_offset();
-    let populated = !crate::seccomp::is_installed()
-        && access(base, from + has, from + bytes)
-        && populate(base, from + has, from + bytes);
-    if populated {
-        epoch.bank.codes.reserve(bytes);
-    }
-    populated
+    tables::populate_codes(&epoch.bank, epoch.session, bytes)
 }
 
 /// Whether the session was started by this process itself.
@@ -542,23 +449,6 @@ fn is_alone(epoch: &Epoch) -> bool {
     let params = control().params_of(epoch.number);
     params.controller_pid.load(Ordering::Relaxed) == 0
 }
-
-/// Backs a part of the segment with memory. Returns whether it succeeded.
-fn populate(base: *mut u8, from: usize, to: usize) -> bool {
-    let from = from & !(PAGE - 1);
-    let len = to.next_multiple_of(PAGE) - from;
-    // SAFETY: inside the mapped segment; writing the pages in changes none of their bytes.
-    unsafe { libc::madvise(base.add(from).cast(), len, MADV_POPULATE_WRITE) == 0 }
-}
-
-/// Whether the kernel supports [`populate`]: tries it on a page of our own.
-fn can_populate(page: *mut c_void) -> bool {
-    // SAFETY: a mapped, writable page.
-    unsafe { libc::madvise(page, PAGE, MADV_POPULATE_WRITE) == 0 }
-}
-
-/// Linux 5.14.
-const MADV_POPULATE_WRITE: libc::c_int = 23;
 
 /// Whether an epoch that was entered is still the one that its number stands for.
 #[inline]

@@ -9,7 +9,8 @@ use super::life::{self, Start};
 use super::name;
 use super::parent::{self, Standing};
 use super::shards;
-use super::{BASE, BYTES, LIFE, SESSIONS, control};
+use super::tables;
+use super::{BASE, LIFE, SESSIONS, control};
 use crate::local::Local;
 use crate::seccomp;
 use crate::sys::{self, Uncancelled};
@@ -202,19 +203,12 @@ pub fn is_waiting() -> bool {
     matches!(LIFE.get(), WAITING | MAKING)
 }
 
-/// Gives up the parent's tables.
-/// Where they may still be used they are replaced by private memory instead.
+/// Gives up the parent's tables, see [`tables::give_up`].
 fn drop_tables(known: bool) -> bool {
-    let whole = BYTES.load(Ordering::Relaxed);
     let Some(base) = BASE.take() else { return true };
-    if known {
-        // SAFETY: our own mapping of this size. What continues to run there counts for no process.
-        return unsafe { sys::cover(base.cast(), whole) };
-    }
-    // SAFETY: our own mapping of this size. No other thread exists that could know of it,
-    // this one is not in a sample, and sessions and epoch were forgotten above.
-    unsafe { libc::munmap(base.cast(), whole) };
-    true
+    // SAFETY: our own mapping. No other thread exists that could know of it, and sessions and epoch were forgotten
+    // above.
+    unsafe { tables::give_up(base, known) }
 }
 
 fn begin_countdown(local: &mut Local) {

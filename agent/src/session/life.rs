@@ -281,7 +281,7 @@ fn units_alone(geometry: &Geometry) -> (u32, u32) {
         Some(_) => geometry.units,
         None => geometry.units_within(ALONE_BYTES),
     };
-    match mark::page().is_some_and(super::can_populate) {
+    match mark::page().is_some_and(super::tables::can_populate) {
         true => (1, most),
         false => (geometry.units_within(ALONE_BYTES).min(most), most),
     }

@@ -1,0 +1,284 @@
+//! The mapping of the segment's tables: which of its addresses are accessible, and which are kept.
+//!
+//! The segment is mapped whole, of which most is neither backed with memory nor accessible. Units of a bank become
+//! accessible once they are backed. Where the program limits its address space, towards which all of the
+//! mapping counts, the addresses of the other units are given up; then tables grow no more.
+
+use super::{BASE, BYTES, LIFE};
+use crate::sys::{self, PAGE};
+use core::ffi::c_void;
+use core::mem::size_of;
+use core::ops::Range;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use shm_protocol::layout::{BANK_HEADER_BYTES, Node, Record};
+use shm_protocol::{Bank, Geometry};
+
+/// Linux 5.14.
+const MADV_POPULATE_WRITE: libc::c_int = 23;
+/// Part of a limited address space that the mapping may take without giving up addresses.
+const LIMIT_SHARE: u64 = 16;
+/// Part of a limited address space that each bank keeps at least, for later sessions.
+const KEPT_SHARE: u64 = 64;
+/// Most bytes that each bank keeps for later sessions.
+const MAX_KEPT_BYTES: u64 = 4 << 20;
+
+/// The units of both banks that are accessible in the mapping of the segment. All others are not:
+/// `mlockall` backs all that is accessible with memory, which is for the whole segment far more than
+/// a session needs.
+#[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
+static OPEN: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
+/// The most bytes of a bank's code objects that have been made accessible.
+#[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
+static OPEN_CODES: AtomicUsize = AtomicUsize::new(0);
+/// Whether the addresses of what was not accessible have been given up: others may have them now.
+#[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
+static IS_SHRUNK: AtomicBool = AtomicBool::new(false);
+/// Threads that are making a part accessible.
+#[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
+static OPENING: AtomicU32 = AtomicU32::new(0);
+
+/// The right to make parts of the mapping accessible, which [`shrink`] respects.
+struct Opening;
+
+impl Opening {
+    /// `None`: the addresses have been given up.
+    fn begin() -> Option<Self> {
+        OPENING.fetch_add(1, Ordering::SeqCst);
+        let opening = Self;
+        (!IS_SHRUNK.load(Ordering::SeqCst)).then_some(opening)
+    }
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        OPENING.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn geometry() -> Geometry {
+    Geometry::of_segment(BYTES.load(Ordering::Relaxed))
+}
+
+/// The accessible units of a session's bank.
+pub(super) fn open(session: u64) -> &'static AtomicU32 {
+    &OPEN[session as usize & 1]
+}
+
+/// Makes all of the banks but their headers inaccessible in a new mapping, until their units are
+/// [opened](open_units). Where that fails nothing is lost.
+pub(super) fn close_banks(base: *mut u8) {
+    let geometry = geometry();
+    const HEADER: usize = BANK_HEADER_BYTES.next_multiple_of(PAGE);
+    for (bank, open) in (0..).zip(&OPEN) {
+        open.store(0, Ordering::Release);
+        let at = geometry.bank_offset(bank) + HEADER;
+        let bytes = geometry.bank_bytes.saturating_sub(HEADER);
+        // SAFETY: a part of the mapping just made, which no other thread knows.
+        unsafe { libc::mprotect(base.add(at).cast(), bytes, libc::PROT_NONE) };
+    }
+}
+
+/// Makes units of a bank accessible, which whoever reserved them has backed with memory. Whether
+/// they are.
+pub(super) fn open_units(base: *mut u8, bank: &Bank<'_>, session: u64, units: u32) -> bool {
+    let open = open(session);
+    if open.load(Ordering::Relaxed) >= units {
+        return true;
+    }
+    let Some(_opening) = Opening::begin() else {
+        return false;
+    };
+    let at = bank.geometry().bank_offset(session);
+    let are_open =
+        parts(bank.geometry(), 0..units).all(|part| access(base, at + part.start, at + part.end));
+    if are_open {
+        open.fetch_max(units, Ordering::Release);
+    }
+    are_open
+}
+
+/// Backs more of a session's bank with memory, up to `more` units. Whether it is.
+pub(super) fn populate_units(bank: &Bank<'_>, session: u64, more: u32) -> bool {
+    let units = bank.header.units();
+    let Some(base) = BASE.get() else { return false };
+    if units >= more {
+        return open_units(base, bank, session, more);
+    }
+    let Some(opening) = Opening::begin() else {
+        return false;
+    };
+    let at = bank.geometry().bank_offset(session);
+    let populated = parts(bank.geometry(), units..more).all(|part| {
+        let (from, to) = (at + part.start, at + part.end);
+        access(base, from, to) && populate(base, from, to)
+    });
+    drop(opening);
+    if populated {
+        bank.header.grown_units.fetch_max(more, Ordering::Release);
+        return open_units(base, bank, session, more);
+    }
+    false
+}
+
+/// Backs this many bytes of a session's code objects with memory. Whether there is.
+#[cold]
+pub(super) fn populate_codes(bank: &Bank<'_>, session: u64, bytes: usize) -> bool {
+    let geometry = bank.geometry();
+    let Some(base) = BASE.get().filter(|_| bytes <= geometry.codes) else {
+        return false;
+    };
+    let has = bank.codes.reserved();
+    if has >= bytes {
+        return true;
+    }
+    let opening = Opening::begin();
+    let is_kept = opening.is_some() || bytes <= OPEN_CODES.load(Ordering::Relaxed);
+    let from = geometry.bank_offset(session) + geometry.codes_offset();
+    // A filter that the program has installed may not allow this call.
+    let populated = is_kept
+        && !crate::seccomp::is_installed()
+        && access(base, from + has, from + bytes)
+        && populate(base, from + has, from + bytes);
+    if populated {
+        OPEN_CODES.fetch_max(bytes, Ordering::Relaxed);
+        bank.codes.reserve(bytes);
+    }
+    populated
+}
+
+/// Where in a bank the slots, nodes and records of some units are.
+fn parts(geometry: &Geometry, units: Range<u32>) -> impl Iterator<Item = Range<usize>> {
+    let slots = |units| match units {
+        0 => geometry.slots_offset(),
+        _ => geometry.slots_offset() + geometry.slot_bytes_in(units),
+    };
+    let nodes =
+        |units| geometry.nodes_offset() + geometry.nodes_in(units) as usize * size_of::<Node>();
+    let records = |units| {
+        geometry.records_offset() + geometry.records_in(units) as usize * size_of::<Record>()
+    };
+    let Range { start, end } = units;
+    let parts = [
+        slots(start)..slots(end),
+        nodes(start)..nodes(end),
+        records(start)..records(end),
+    ];
+    parts.into_iter().filter(|part| !part.is_empty())
+}
+
+/// Whole pages that hold what both banks have accessible, from the segment's start on, in order.
+fn open_pages(geometry: &Geometry) -> impl Iterator<Item = Range<usize>> {
+    let codes = OPEN_CODES.load(Ordering::Relaxed);
+    let in_bank = move |bank: u64| {
+        let at = geometry.bank_offset(bank);
+        let header = if bank == 0 { 0 } else { at }..at + BANK_HEADER_BYTES;
+        let units = open(bank).load(Ordering::Relaxed);
+        let tables = parts(geometry, 0..units).map(move |part| at + part.start..at + part.end);
+        let codes_at = at + geometry.codes_offset();
+        let codes = codes_at..codes_at + codes;
+        core::iter::once(header).chain(tables).chain([codes])
+    };
+    let pages = |part: Range<usize>| part.start & !(PAGE - 1)..part.end.next_multiple_of(PAGE);
+    (0..2).flat_map(in_bank).map(pages)
+}
+
+/// Unmaps all of a mapping but the accessible parts.
+///
+/// # Safety
+/// `base` is the whole segment's mapping, and nobody makes parts of it accessible.
+unsafe fn unmap_closed(base: *mut u8, geometry: &Geometry) {
+    let bytes = BYTES.load(Ordering::Relaxed);
+    let mut end = 0;
+    let behind = core::iter::once(bytes..bytes);
+    for open in open_pages(geometry).chain(behind) {
+        if open.start > end {
+            // SAFETY: the caller's: addresses that nobody reads or writes.
+            unsafe { libc::munmap(base.add(end).cast(), open.start - end) };
+        }
+        end = end.max(open.end);
+    }
+}
+
+/// Gives up the addresses of what is not accessible, for an address space that will be limited to so many bytes.
+/// Each bank keeps a few units for later sessions.
+#[cold]
+#[cfg_attr(test, allow(dead_code))]
+pub fn shrink(address_space: u64) {
+    let Some(base) = BASE.get().filter(|_| LIFE.is_own()) else {
+        return;
+    };
+    let bytes = BYTES.load(Ordering::Relaxed) as u64;
+    if bytes <= address_space / LIMIT_SHARE || IS_SHRUNK.load(Ordering::Relaxed) {
+        return;
+    }
+    let geometry = geometry();
+    let kept = geometry.units_within(MAX_KEPT_BYTES.min(address_space / KEPT_SHARE));
+    for session in 0..2 {
+        open_units(base, &super::bank(base, session), session, kept);
+    }
+    IS_SHRUNK.store(true, Ordering::SeqCst);
+    if OPENING.load(Ordering::SeqCst) != 0 {
+        // Another thread is making a part accessible: all stays.
+        IS_SHRUNK.store(false, Ordering::SeqCst);
+        return;
+    }
+    // SAFETY: the mapping of the segment, of which from now on nobody makes more accessible.
+    unsafe { unmap_closed(base, &geometry) };
+}
+
+/// Gives up the mapping in a forked child. `is_in_use`: what is accessible is replaced by private memory instead, as
+/// a sample that was interrupted may continue there. Whether it could.
+///
+/// # Safety
+/// `base` is the whole segment's mapping, which `BASE` no longer names, in a process of one thread.
+#[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
+pub(super) unsafe fn give_up(base: *mut u8, is_in_use: bool) -> bool {
+    let geometry = geometry();
+    let is_shrunk = IS_SHRUNK.load(Ordering::Relaxed);
+    if !is_in_use && !is_shrunk {
+        // SAFETY: the caller's.
+        unsafe { libc::munmap(base.cast(), BYTES.load(Ordering::Relaxed)) };
+        return true;
+    }
+    // SAFETY: the caller's. What others may have mapped between the parts is left alone.
+    unsafe {
+        if !is_shrunk {
+            unmap_closed(base, &geometry);
+        }
+        let is_given_up = open_pages(&geometry).all(|part| {
+            let at: *mut c_void = base.add(part.start).cast();
+            if is_in_use {
+                sys::cover(at, part.len())
+            } else {
+                libc::munmap(at, part.len()) == 0
+            }
+        });
+        if is_shrunk {
+            IS_SHRUNK.store(false, Ordering::Relaxed);
+        }
+        is_given_up
+    }
+}
+
+/// Makes a part of the segment accessible.
+fn access(base: *mut u8, from: usize, to: usize) -> bool {
+    let from = from & !(PAGE - 1);
+    let len = to.next_multiple_of(PAGE) - from;
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: inside the mapped segment; takes no access away.
+    unsafe { libc::mprotect(base.add(from).cast(), len, access) == 0 }
+}
+
+/// Backs a part of the segment with memory. Returns whether it succeeded.
+fn populate(base: *mut u8, from: usize, to: usize) -> bool {
+    let from = from & !(PAGE - 1);
+    let len = to.next_multiple_of(PAGE) - from;
+    // SAFETY: inside the mapped segment; writing the pages in changes none of their bytes.
+    unsafe { libc::madvise(base.add(from).cast(), len, MADV_POPULATE_WRITE) == 0 }
+}
+
+/// Whether the kernel supports [`populate`]: tries it on a page of our own.
+pub(super) fn can_populate(page: *mut c_void) -> bool {
+    // SAFETY: a mapped, writable page.
+    unsafe { libc::madvise(page, PAGE, MADV_POPULATE_WRITE) == 0 }
+}
