@@ -366,15 +366,43 @@ fn noise(state: &mut u64) -> u64 {
     *state
 }
 
-/// Writes a file of which most is holes.
-fn write_sparsely(path: &Path, bytes: &[u8]) {
-    const PAGE: usize = 4096;
-    let file = File::create(path).expect("our own");
-    file.set_len(bytes.len() as u64).expect("a length");
-    for (number, page) in bytes.chunks(PAGE).enumerate() {
-        if page.iter().any(|byte| *byte != 0) {
-            file.write_all_at(page, (number * PAGE) as u64)
-                .expect("to be written");
+/// A file of which most is holes: its length, and its other pages.
+#[derive(Clone)]
+struct Sparse {
+    bytes: u64,
+    pages: Vec<(u64, Vec<u8>)>,
+}
+
+impl Sparse {
+    fn read(path: &Path) -> Self {
+        const PAGE: usize = 4096;
+        let whole = fs::read(path).expect("a segment of a dead process");
+        let is_used = |page: &[u8]| page.iter().any(|byte| *byte != 0);
+        let pages = whole.chunks(PAGE).enumerate();
+        let pages = pages.filter(|(_, page)| is_used(page));
+        Self {
+            bytes: whole.len() as u64,
+            pages: pages
+                .map(|(number, page)| ((number * PAGE) as u64, page.to_vec()))
+                .collect(),
+        }
+    }
+
+    /// Where something is, by page and offset in it: nothing else is worth damaging.
+    fn used(&self) -> Vec<(usize, usize)> {
+        let words = |(page, (_, bytes)): (usize, &(u64, Vec<u8>))| {
+            let used = bytes.chunks(8).enumerate();
+            let used = used.filter(|(_, word)| word.iter().any(|byte| *byte != 0));
+            used.map(|(at, _)| (page, at * 8)).collect::<Vec<_>>()
+        };
+        self.pages.iter().enumerate().flat_map(words).collect()
+    }
+
+    fn write(&self, path: &Path) {
+        let file = File::create(path).expect("our own");
+        file.set_len(self.bytes).expect("a length");
+        for (at, page) in &self.pages {
+            file.write_all_at(page, *at).expect("to be written");
         }
     }
 }
@@ -390,26 +418,21 @@ fn no_bytes_in_a_segment_crash_or_hang_the_controller() {
     session.signal(libc::SIGKILL);
     assert_eq!(session.wait().code, None);
     program.target.kill();
-    let whole = fs::read(&segment).expect("a segment of a dead process");
-    // Where something is: nothing else is worth damaging.
-    let used: Vec<usize> = whole
-        .chunks(8)
-        .enumerate()
-        .filter(|(_, word)| word.iter().any(|b| *b != 0))
-        .map(|(at, _)| at * 8)
-        .collect();
+    let whole = Sparse::read(&segment);
+    let used = whole.used();
     let mut state = 0x1234_5678_9abc_def1;
     for round in 0..60 {
-        let mut bytes = whole.clone();
+        let mut damaged = whole.clone();
         for _ in 0..=round % 8 {
-            let at = used[noise(&mut state) as usize % used.len()] + noise(&mut state) as usize % 8;
-            bytes[at] = match noise(&mut state) % 3 {
+            let (page, word) = used[noise(&mut state) as usize % used.len()];
+            let byte = &mut damaged.pages[page].1[word + noise(&mut state) as usize % 8];
+            *byte = match noise(&mut state) % 3 {
                 0 => 0xff,
                 1 => 0x7f,
                 _ => noise(&mut state) as u8,
             };
         }
-        write_sparsely(&segment, &bytes);
+        damaged.write(&segment);
         let outcome = run(scratch.profiler().args(["recover", "-o", "prof_"]));
         assert!(
             matches!(outcome.code, Some(0 | 1)),

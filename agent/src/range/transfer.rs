@@ -12,8 +12,8 @@ use core::cell::UnsafeCell;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-/// Maximum number of blocks of a batch.
-const MOST: usize = 64;
+/// Maximum number of blocks of a batch. All places together are mapped in an idle process, too.
+const MOST: usize = 48;
 /// Maximum number of bytes of a batch.
 const BYTES: usize = 4 << 10;
 /// Batches of each size.
