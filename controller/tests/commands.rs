@@ -276,7 +276,7 @@ fn a_directory_full_in_the_middle_keeps_older_dumps_and_the_session() {
         "$@" & session=$!
         until ls "$OUT" | grep -q heap; do sleep 0.02; done
         cat /dev/zero > "$OUT/filler" 2>/dev/null || true
-        until grep -q "is full" "$ERR"; do sleep 0.02; done
+        until grep -q "too little space" "$ERR"; do sleep 0.02; done
         rm "$OUT/filler"
         before=$(ls "$OUT" | wc -l)
         until [ "$(ls "$OUT" | wc -l)" -gt "$before" ]; do sleep 0.02; done
@@ -314,7 +314,8 @@ fn a_directory_full_in_the_middle_keeps_older_dumps_and_the_session() {
     std::fs::remove_file(&err).unwrap();
     assert!(output.status.success(), "{output:?} {said}");
     assert!(
-        said.contains("the output directory is full") && said.contains("sampling continues"),
+        said.contains("the output directory has too little space")
+            && said.contains("sampling continues"),
         "{said}"
     );
     let dumps = support::names(saved.path());

@@ -179,7 +179,8 @@ fn open_pages(geometry: &Geometry) -> impl Iterator<Item = Range<usize>> {
         core::iter::once(header).chain(tables).chain([codes])
     };
     let pages = |part: Range<usize>| part.start & !(PAGE - 1)..part.end.next_multiple_of(PAGE);
-    (0..2).flat_map(in_bank).map(pages)
+    let parts = (0..2).flat_map(in_bank);
+    parts.filter(|part| !part.is_empty()).map(pages)
 }
 
 /// Unmaps all of a mapping but the accessible parts.
