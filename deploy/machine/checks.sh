@@ -227,12 +227,16 @@ check_estimate() {
     awk '
         # By Newton: busybox has no sqrt. 80 steps are enough for any variance here.
         function root(x, r, i) { r = x > 1 ? x : 1; for (i = 0; i < 80; i++) r = (r + x / r) / 2; return r }
-        # Folded stacks are rounded: by less than four of them per place.
-        function off(found, true, variance) { return (found - true) / (6 * (variance > 0 ? root(variance) : 0) + 4) }
+        # Folded stacks are rounded: by less than four of them per place. An object of one byte that is sampled
+        # stands for 1024, which happens once in 300 runs.
+        function off(found, true, variance, rare) {
+            return (found - true) / (6 * (variance > 0 ? root(variance) : 0) + 4 + rare)
+        }
         FNR == NR { for (i = 0; i < 4; i++) found[$2, i] = $(3 + i); next }
         /^site / && $3 > 0 {
             for (i = 0; i < 4; i++) {
-                share = off(found[$2, i], $(3 + i), $(7 + i))
+                rare = $2 == "site_new_array" && i % 2 == 0 ? 1024 : 0
+                share = off(found[$2, i], $(3 + i), $(7 + i), rare)
                 if (share < 0) share = -share
                 if (share > worst) worst = share
                 if (share > 1) { print $2, "column", i, "found", found[$2, i], "true", $(3 + i), "variance", $(7 + i); bad = 1 }
