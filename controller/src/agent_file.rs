@@ -20,7 +20,7 @@ const MALLOC: &str = "malloc";
 /// Functions that only agents define together.
 const FUNCTIONS: [&str; 3] = [MALLOC, "mallocx", "__lsan_do_leak_check"];
 
-/// What a library that is preloaded defines.
+/// Kind of a preloaded library, by the functions that it defines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// The agent's functions.
@@ -78,7 +78,7 @@ pub fn path_in(pid: i32, name: &[u8]) -> Option<PathBuf> {
 pub struct Library {
     /// Its file, as the process's maps show it.
     pub path: PathBuf,
-    /// What it defines.
+    /// Its kind.
     pub role: Role,
 }
 

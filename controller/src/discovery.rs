@@ -116,9 +116,10 @@ impl Discovery {
         let (mut entries, mut still_known) = (Vec::new(), HashSet::new());
         for directory in self.directories(&before) {
             for entry in directory.segments().unwrap_or_default() {
-                match known.contains(&entry) {
-                    true => drop(still_known.insert(entry)),
-                    false => entries.push((directory.clone(), entry)),
+                if known.contains(&entry) {
+                    still_known.insert(entry);
+                } else {
+                    entries.push((directory.clone(), entry));
                 }
             }
         }
@@ -436,7 +437,7 @@ mod forge;
 mod tests {
     use super::*;
 
-    /// What watches for days meets ever new segments.
+    /// A program that watches for days meets ever new segments.
     #[test]
     fn known_segments_that_are_gone_are_forgotten() {
         let directory = tempfile::tempdir().unwrap();

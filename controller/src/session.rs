@@ -377,7 +377,7 @@ impl Run {
         }
     }
 
-    /// What to say of a profile that is of a shorter time than was asked for, because another program has
+    /// Warning about a profile that is of a shorter time than was asked for, because another program has
     /// ended its session. `None`: the session lasted, or its process has ended.
     fn early_end(&self, member: &Member) -> Option<String> {
         let left = self.time_left();

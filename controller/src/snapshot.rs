@@ -68,7 +68,7 @@ pub struct Snapshot {
     pub thread_entries: Vec<ThreadView>,
     /// When it was taken, or when the session ended: ns of the segment's clock.
     pub end_ns: u64,
-    /// The same time by all clocks.
+    /// A time by all clocks.
     pub end: Time,
     /// Whether it is of an earlier moment than the one at which it was read.
     pub is_past: bool,

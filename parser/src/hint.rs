@@ -107,10 +107,12 @@ fn help(profile: &Profile, file: &Path, sources: &Sources) -> String {
     if has_servers && !sources.debuginfod {
         advice.push("add --debuginfod".to_owned());
     }
-    advice.push(match is_main {
-        true => "name a copy that has them with -p".to_owned(),
-        false => "name the directory of its debug file with --symbol-path".to_owned(),
-    });
+    let where_else = if is_main {
+        "name a copy that has them with -p"
+    } else {
+        "name the directory of its debug file with --symbol-path"
+    };
+    advice.push(where_else.to_owned());
     advice.join(" or ")
 }
 

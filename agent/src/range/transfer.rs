@@ -13,7 +13,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, Ordering};
 
 /// Maximum number of blocks of a batch. All places together are mapped in an idle process, too.
-const MOST: usize = 48;
+const MAX_BLOCKS: usize = 48;
 /// Maximum number of bytes of a batch.
 const BYTES: usize = 4 << 10;
 /// Batches of each size.
@@ -24,7 +24,7 @@ const EMPTY: u32 = 0;
 const BUSY: u32 = u32::MAX;
 
 /// Room for a batch.
-type Place = UnsafeCell<[*mut u8; MOST]>;
+type Place = UnsafeCell<[*mut u8; MAX_BLOCKS]>;
 
 /// The batches on their way, for blocks of one size.
 #[repr(C, align(64))]
@@ -42,7 +42,7 @@ impl Transfer {
     pub const fn none() -> Self {
         Self {
             states: [const { AtomicU32::new(EMPTY) }; PLACES],
-            places: [const { UnsafeCell::new([null_mut(); MOST]) }; PLACES],
+            places: [const { UnsafeCell::new([null_mut(); MAX_BLOCKS]) }; PLACES],
         }
     }
 
@@ -57,7 +57,7 @@ impl Transfer {
         for block in blocks.iter_mut().take(count) {
             *block = next();
         }
-        self.states[index].store(count.min(MOST) as u32, Ordering::Release);
+        self.states[index].store(count.min(MAX_BLOCKS) as u32, Ordering::Release);
         true
     }
 
@@ -72,7 +72,7 @@ impl Transfer {
             each(*block);
         }
         self.states[index].store(EMPTY, Ordering::Release);
-        count.min(MOST)
+        count.min(MAX_BLOCKS)
     }
 
     /// Makes a place the caller's whose state is as wanted; its index and number of blocks.
@@ -92,7 +92,11 @@ impl Transfer {
 /// Blocks of `size` bytes in a batch.
 pub const fn batch(size: usize) -> usize {
     let count = BYTES / size;
-    if count < MOST { count } else { MOST }
+    if count < MAX_BLOCKS {
+        count
+    } else {
+        MAX_BLOCKS
+    }
 }
 
 #[cfg(test)]
@@ -103,7 +107,7 @@ mod tests {
 
     #[test]
     fn batches_have_a_bounded_size() {
-        assert_eq!((batch(16), batch(512)), (MOST, 8));
+        assert_eq!((batch(16), batch(512)), (MAX_BLOCKS, 8));
     }
 
     #[test]

@@ -107,7 +107,7 @@ pub(super) unsafe fn free(at: *mut u8, met: Met) {
     }
 }
 
-/// What is left of an object's header with an implausible weight: the second word passed its check by
+/// Remains of an object's header with an implausible weight: the second word passed its check by
 /// chance. The first has the longer check and tells its record.
 fn without_weight(object: &Object, offset: usize) -> Remains {
     let counted = Counted {

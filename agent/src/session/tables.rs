@@ -146,7 +146,7 @@ pub(super) fn populate_codes(bank: &Bank<'_>, session: u64, bytes: usize) -> boo
     populated
 }
 
-/// Where in a bank the slots, nodes and records of some units are.
+/// Offsets in a bank of the slots, nodes and records of some units.
 fn parts(geometry: &Geometry, units: Range<u32>) -> impl Iterator<Item = Range<usize>> {
     let slots = |units| match units {
         0 => geometry.slots_offset(),

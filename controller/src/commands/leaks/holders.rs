@@ -203,7 +203,7 @@ fn print(answer: &Answer) {
     }
 }
 
-/// What only the variable keeps.
+/// Sentence about the objects that only the variable keeps.
 fn alone(kept: &Kept) -> String {
     let (bytes, objects) = (kept.root_alone_bytes, kept.root_alone_objects);
     let samples = kept.root_alone_samples;

@@ -146,7 +146,7 @@ fn look_at(agent: Agent, interval: &IntervalArgs, is_brief: bool) -> anyhow::Res
 }
 
 impl HeapFeed {
-    /// What is to be known of the numbers.
+    /// Remarks on what the numbers are of.
     fn remarks(&self) -> Vec<String> {
         let brief = match &self.source {
             Source::Own(target) if self.is_brief => Some(format!(
