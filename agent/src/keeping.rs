@@ -8,8 +8,12 @@
 //! keeps such a buffer from the second use on, up to 32 MiB. So does this module: when memory of that size is
 //! requested after as much has been returned, the arena of large objects begins to keep what is freed, and to
 //! return it by decay as other arenas do.
+//!
+//! An arena decays as it is used. The arena of sampled objects is not used between sessions, so its decay
+//! advances with requests to the other arenas.
 
 use crate::exhaustion::{arena_of, decay};
+use crate::range;
 use core::ffi::{c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicBool, AtomicIsize, AtomicU32, AtomicUsize, Ordering};
 
@@ -18,8 +22,8 @@ pub const USUAL_LIMIT: usize = 8 << 20;
 /// Bytes of free neighbouring pages that are returned at once in the arena of large objects and in that of
 /// sampled ones. Larger than an object of 32 MiB with its padding.
 const LARGE_LIMIT: usize = 40 << 20;
-/// Requests of pages between two looks at what the arena of large objects keeps.
-const LOOK_EVERY: u32 = 64;
+/// Requests for pages, from any arena, between two steps of decay in the arenas of large and of sampled objects.
+const DECAY_EVERY: u32 = 64;
 /// jemalloc's `extent_state_dirty`.
 const DIRTY: c_int = 1;
 
@@ -67,17 +71,23 @@ pub fn note_return(bytes: usize) {
 
 /// Notes a request for pages from any arena. The calling thread holds none of jemalloc's locks.
 pub fn note_request(thread: *mut c_void, bytes: usize) {
-    if KEEPS.load(Ordering::Relaxed) {
-        let count = REQUESTS.fetch_add(1, Ordering::Relaxed);
-        if count.is_multiple_of(LOOK_EVERY)
-            && let Some(arena) = large_arena()
-        {
+    let keeps = KEEPS.load(Ordering::Relaxed);
+    let sampled = range::arena();
+    if (keeps || sampled.is_some())
+        && REQUESTS
+            .fetch_add(1, Ordering::Relaxed)
+            .is_multiple_of(DECAY_EVERY)
+    {
+        let large = if keeps { large_arena() } else { None };
+        for arena in [large, sampled.and_then(arena_of)].into_iter().flatten() {
             // SAFETY: an arena, none of whose locks this thread holds.
             unsafe { decay(thread, arena, false, false) };
         }
-    } else if (USUAL_LIMIT..LARGE_LIMIT).contains(&bytes)
-        && bytes <= RETURNED.load(Ordering::Relaxed)
-    {
+    }
+    if keeps {
+        return;
+    }
+    if (USUAL_LIMIT..LARGE_LIMIT).contains(&bytes) && bytes <= RETURNED.load(Ordering::Relaxed) {
         begin_to_keep(thread);
     }
 }

@@ -15,8 +15,9 @@ mod transfer;
 
 pub use free_lists::FreeLists;
 
-use crate::{headers, sys};
-use core::ffi::{c_int, c_uint, c_void};
+use crate::object::Layout;
+use crate::{headers, seccomp, sys};
+use core::ffi::{CStr, c_int, c_uint, c_void};
 use core::mem::size_of;
 use core::ptr::{NonNull, null_mut, without_provenance_mut};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -152,16 +153,31 @@ impl Flags {
 
     /// Returns the thread cache and its contents.
     pub fn destroy_cache(self) {
+        self.control_cache(c"tcache.destroy");
+    }
+
+    /// Returns the contents of the thread cache to the arena.
+    pub fn flush_cache(self) {
+        self.control_cache(c"tcache.flush");
+    }
+
+    /// Passes the index of the thread cache, if there is one, to a control of jemalloc's.
+    fn control_cache(self, name: &CStr) {
         let index = (self.0 >> 8) & 0xfff;
         if index < 2 {
             return;
         }
         let mut index = index as c_uint - 2;
-        // SAFETY: jemalloc reads a c_uint; the cache is ours and no longer used.
+        // SAFETY: jemalloc reads a c_uint; the cache is the calling thread's own.
         unsafe {
-            let name = c"tcache.destroy".as_ptr();
             let len = size_of::<c_uint>();
-            jemalloc::mallctl(name, null_mut(), null_mut(), (&raw mut index).cast(), len);
+            jemalloc::mallctl(
+                name.as_ptr(),
+                null_mut(),
+                null_mut(),
+                (&raw mut index).cast(),
+                len,
+            );
         }
     }
 }
@@ -464,6 +480,48 @@ pub unsafe fn free(base: *mut u8, flags: Flags) {
     // SAFETY: the caller's. The flags carry a cache of this arena or none: the automatic
     // cache would hand the memory to plain allocations.
     unsafe { jemalloc::dallocx(base.cast(), flags.0) }
+}
+
+/// Bytes freed after a session between two purges of the arena. A purge returns whole pages in runs, so this
+/// also bounds its system calls.
+const PURGE_BYTES: usize = 1 << 20;
+/// Bytes freed since the last purge.
+static UNPURGED: AtomicUsize = AtomicUsize::new(0);
+
+/// Frees memory of the range while no session runs, and returns it to the system: without sampled allocations
+/// nothing reuses it, and jemalloc's decay advances only with calls into this arena.
+///
+/// # Safety
+/// That of [`free`], with the memory's `layout`; `free_lists` are the calling thread's, if it has any.
+#[cold]
+pub unsafe fn return_memory(base: *mut u8, layout: Layout, free_lists: Option<&mut FreeLists>) {
+    let bytes = layout.offset + layout.usable;
+    // SAFETY: this function's contract.
+    unsafe {
+        match free_lists {
+            Some(free_lists) => free_lists.free_unkept(base, layout),
+            None => free(base, Flags::uncached()),
+        }
+    }
+    let is_due = UNPURGED.fetch_add(bytes, Ordering::Relaxed) >= PURGE_BYTES;
+    // The program's filter may forbid the system call.
+    if is_due && !seccomp::is_installed() {
+        UNPURGED.store(0, Ordering::Relaxed);
+        purge();
+    }
+}
+
+/// Returns all unused pages of the arena to the system.
+#[cold]
+fn purge() {
+    let mut name = sys::Text::<32>::new();
+    name.push(b"arena.");
+    name.push_number(u64::from(ARENA.load(Ordering::Relaxed)));
+    name.push(b".purge");
+    if let Some(name) = name.as_c_str() {
+        // SAFETY: a control that takes and gives nothing.
+        unsafe { jemalloc::mallctl(name.as_ptr(), null_mut(), null_mut(), null_mut(), 0) };
+    }
 }
 
 #[cfg(test)]

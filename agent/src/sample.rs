@@ -625,11 +625,15 @@ unsafe fn give_back(local: &mut Local, at: *mut u8, object: &Object) {
 unsafe fn give_back_memory(local: &mut Local, base: *mut u8, layout: Layout) {
     // SAFETY: null or the thread's own memory.
     let thread = unsafe { thread::of(local).as_mut() };
-    // SAFETY: the caller's.
+    let free_lists = thread.and_then(|thread| thread.free_lists.as_mut());
+    // SAFETY: `base` is memory of the range with this layout, and nobody's after this call.
     unsafe {
-        match thread.and_then(|thread| thread.free_lists.as_mut()) {
-            Some(free_lists) => free_lists.free(base, layout),
-            None => range::free(base, Flags::uncached()),
+        if session::control().epoch(Ordering::Relaxed) == 0 {
+            range::return_memory(base, layout, free_lists);
+        } else if let Some(free_lists) = free_lists {
+            free_lists.free(base, layout);
+        } else {
+            range::free(base, Flags::uncached());
         }
     }
 }

@@ -8,9 +8,10 @@
 //! Limit: a filter that is installed with a system call instruction of the program's own is not
 //! seen. The controller also compares `/proc/PID/status` before it starts a session.
 
+use crate::definitions;
 use crate::environment::variable;
 use crate::sys::{self, read_file};
-use core::ffi::c_void;
+use core::ffi::{CStr, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering};
 use unwind::probe;
@@ -38,10 +39,7 @@ static SINGLE_THREADED: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
 /// Reads the state at start-up.
 pub fn start() {
-    SINGLE_THREADED.store(
-        sys::next_symbol(c"__libc_single_threaded"),
-        Ordering::Relaxed,
-    );
+    SINGLE_THREADED.store(find_single_threaded(), Ordering::Relaxed);
     let mut buffer = [0u8; 4096];
     let text = read_file(c"/proc/self/status", &mut buffer);
     let field = |name: &[u8]| {
@@ -66,6 +64,17 @@ pub fn start() {
         _ => INHERITED,
     };
     let _ = STATE.compare_exchange(UNKNOWN, state, Ordering::Relaxed, Ordering::Relaxed);
+}
+
+/// Looks up glibc's `__libc_single_threaded`. A look-up that fails would leave a message for the program's
+/// first `dlerror`, so the loader is asked only for what the symbol tables have.
+fn find_single_threaded() -> *mut c_void {
+    const NAME: &CStr = c"__libc_single_threaded";
+    if definitions::can_tell() && definitions::is_defined_by_others(NAME) {
+        sys::next_symbol(NAME)
+    } else {
+        null_mut()
+    }
 }
 
 /// Mode and number of filters at start-up, as `/proc/PID/status` has them.

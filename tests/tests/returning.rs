@@ -1,7 +1,7 @@
 //! What a program may count on of its allocator at the end of threads, and of memory that is large
 //! or scarce: the same as of the C library's, idle or in a session.
 
-use mem_tests::{Scratch, run};
+use mem_tests::{Scratch, Session, Target, run};
 
 /// What a program prints that is preloaded with the agent: idle, and in sessions, with either
 /// allocator.
@@ -65,6 +65,31 @@ fn malloc_trim_gives_freed_objects_back() {
     for (name, numbers) in numbers("trimmed") {
         assert_eq!(numbers[0], 1, "{name}: whether there was anything");
         assert!(numbers[1] < 20, "{name}: {} % are left", numbers[1]);
+    }
+}
+
+/// No sampled allocation follows that could reuse it.
+#[test]
+fn sampled_objects_freed_after_the_session_leave_nothing_resident() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("kept_after.c", &["-O0"]);
+    for allocator in ["jemalloc", "system"] {
+        let mut command = scratch.preloaded(&program);
+        let mut target = Target::start(command.env("MEM_PROFILER_ALLOCATOR", allocator));
+        assert_eq!(target.hear(), "ready");
+        let pid = target.pid();
+        let mut resident_mib = |line: &str| -> u64 {
+            target.say(line);
+            target.hear().parse().expect("a number")
+        };
+        let session = Session::of(&scratch, pid, "1");
+        let full = resident_mib("allocate");
+        let outcome = session.stop();
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        let freed = resident_mib("free");
+        assert!(full > 200, "{allocator}: {full} MiB");
+        assert!(freed < 20, "{allocator}: {freed} of {full} MiB are left");
+        target.finish_well();
     }
 }
 

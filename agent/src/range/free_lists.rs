@@ -91,6 +91,8 @@ pub struct FreeLists {
     flags: Flags,
     /// Bytes that the lists may still take; below 0 after batches of other threads.
     room: isize,
+    /// Whether jemalloc's cache has been flushed since it was last used.
+    is_flushed: bool,
     allocated: Count,
     deallocated: Count,
     /// For each size, the block that was freed last.
@@ -107,6 +109,7 @@ impl FreeLists {
         Self {
             flags: Flags::with_new_cache(),
             room: ROOM as isize,
+            is_flushed: false,
             allocated: Count::new(c"thread.allocatedp"),
             deallocated: Count::new(c"thread.deallocatedp"),
             heads: [null_mut(); BINS],
@@ -183,6 +186,7 @@ impl FreeLists {
             self.room += size as isize;
             return Ok(first.cast());
         }
+        self.is_flushed = false;
         self.allocated.instead(usable, || {
             // SAFETY: the caller's.
             unsafe { super::alloc(size, align, false, self.flags) }
@@ -212,15 +216,32 @@ impl FreeLists {
             }
             return;
         }
+        self.is_flushed = false;
         self.deallocated.instead(usable, || {
             // SAFETY: the caller's.
             unsafe { super::free(base, self.flags) }
         });
     }
 
-    /// Gives everything back: what the program freed before.
+    /// Frees an object's memory without keeping any of it, nor what the lists and the cache of jemalloc's hold.
+    ///
+    /// # Safety
+    /// That of [`free`](Self::free).
     #[cold]
-    pub fn clear(&mut self) {
+    pub unsafe fn free_unkept(&mut self, base: *mut u8, layout: Layout) {
+        if self.room != ROOM as isize || !self.is_flushed {
+            self.empty();
+            self.flags.flush_cache();
+            self.is_flushed = true;
+        }
+        // SAFETY: this function's contract.
+        self.deallocated.instead(layout.usable, || unsafe {
+            super::free(base, Flags::uncached());
+        });
+    }
+
+    /// Frees the blocks of all lists.
+    fn empty(&mut self) {
         let Self {
             flags,
             heads,
@@ -241,6 +262,12 @@ impl FreeLists {
         });
         self.room = ROOM as isize;
         self.counts = [0; BINS];
+    }
+
+    /// Gives everything back: what the program freed before.
+    #[cold]
+    pub fn clear(&mut self) {
+        self.empty();
         self.flags.destroy_cache();
     }
 }
