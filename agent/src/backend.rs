@@ -7,6 +7,7 @@
 //! [`NEXT`] points to a function that decides and then jumps to the chosen one.
 
 mod extended;
+pub mod growth;
 mod system;
 
 use crate::{arch, definitions, environment, musl};
@@ -161,7 +162,7 @@ next! {
     malloc(size: usize) -> *mut c_void, c"malloc", jemalloc::malloc;
     free(p: *mut c_void), c"free", jemalloc::free;
     calloc(n: usize, size: usize) -> *mut c_void, c"calloc", jemalloc::calloc;
-    realloc(p: *mut c_void, size: usize) -> *mut c_void, c"realloc", jemalloc::realloc;
+    realloc(p: *mut c_void, size: usize) -> *mut c_void, c"realloc", growth::realloc;
     posix_memalign(out: *mut *mut c_void, align: usize, size: usize) -> c_int,
         c"posix_memalign", jemalloc::posix_memalign;
     aligned_alloc(align: usize, size: usize) -> *mut c_void,
@@ -190,7 +191,7 @@ next! {
     libc_malloc(size: usize) -> *mut c_void, c"__libc_malloc", jemalloc::malloc;
     libc_free(p: *mut c_void), c"__libc_free", jemalloc::free;
     libc_calloc(n: usize, size: usize) -> *mut c_void, c"__libc_calloc", jemalloc::calloc;
-    libc_realloc(p: *mut c_void, size: usize) -> *mut c_void, c"__libc_realloc", jemalloc::realloc;
+    libc_realloc(p: *mut c_void, size: usize) -> *mut c_void, c"__libc_realloc", growth::realloc;
     libc_memalign(align: usize, size: usize) -> *mut c_void, c"__libc_memalign", memalign;
 }
 

@@ -15,6 +15,7 @@ mod transfer;
 
 pub use free_lists::FreeLists;
 
+use crate::backend::growth;
 use crate::object::Layout;
 use crate::{headers, seccomp, sys};
 use core::ffi::{CStr, c_int, c_uint, c_void};
@@ -438,17 +439,34 @@ pub unsafe fn alloc(
     } else {
         0
     };
-    // SAFETY: the flags name an arena and a cache that exist; what is freed was just allocated, and is
-    // nobody's.
-    unsafe {
-        let at = jemalloc::mallocx(size, flags.0 | zero | align);
-        let block = NonNull::new(at.cast()).ok_or(NoPlace::Exhausted)?;
-        if contains(at) {
-            return Ok(block);
-        }
-        jemalloc::dallocx(at, TCACHE_NONE);
-        Err(NoPlace::Elsewhere)
+    // SAFETY: the flags name an arena and a cache that exist; the object is nobody's yet.
+    unsafe { in_range(jemalloc::mallocx(size, flags.0 | zero | align)) }
+}
+
+/// Like [`alloc`], for a large object that has grown and may grow again.
+///
+/// # Safety
+/// That of [`alloc`]; `size` is at least [`growth::MIN_BYTES`].
+#[cold]
+unsafe fn alloc_with_room(size: usize, align: usize, flags: Flags) -> Result<NonNull<u8>, NoPlace> {
+    let align = align.max(16).trailing_zeros() as c_int;
+    // SAFETY: the flags name an arena and a cache that exist; the object is nobody's yet.
+    unsafe { in_range(growth::allocate_with_room(size, flags.0 | align)) }
+}
+
+/// Returns a new object if it is in the range. If it is elsewhere, frees it.
+///
+/// # Safety
+/// `at` is null or an object of jemalloc's that nobody uses.
+#[inline]
+unsafe fn in_range(at: *mut c_void) -> Result<NonNull<u8>, NoPlace> {
+    let block = NonNull::new(at.cast()).ok_or(NoPlace::Exhausted)?;
+    if contains(at) {
+        return Ok(block);
     }
+    // SAFETY: this function's contract.
+    unsafe { jemalloc::dallocx(at, TCACHE_NONE) };
+    Err(NoPlace::Elsewhere)
 }
 
 /// Resizes in place only. Returns whether it succeeded, without leaving the object much larger

@@ -13,6 +13,7 @@ pub use resize::*;
 
 use crate::arch;
 use crate::backend;
+use crate::backend::growth::MIN_BYTES;
 use crate::cpu;
 use crate::fork;
 use crate::local::Local;
@@ -299,7 +300,11 @@ fn sample(
     now_ns: u64,
 ) -> *mut u8 {
     let layout = request.layout();
-    let place = allocate(thread, request.align, layout);
+    let place = if replaced.is_some() && layout.usable >= MIN_BYTES {
+        allocate_with_room(thread, request.align, layout)
+    } else {
+        allocate(thread, request.align, layout)
+    };
     let born = clock::tick_of(now_ns);
     let mut weight = thread.weights.of(request.bytes as u64, thread.interval);
     if let Some((_, step)) = site {
@@ -382,6 +387,21 @@ fn allocate(thread: &mut Thread, align: usize, layout: Layout) -> Result<NonNull
     let free_lists = thread.free_lists.get_or_insert_with(FreeLists::new);
     // SAFETY: the range is ready; there are usable bytes.
     unsafe { free_lists.alloc(layout, align) }
+}
+
+/// Like [`allocate`], for a large object that has grown and may grow again.
+#[cold]
+fn allocate_with_room(
+    thread: &mut Thread,
+    align: usize,
+    layout: Layout,
+) -> Result<NonNull<u8>, NoPlace> {
+    if !range::is_ready() {
+        return Err(NoPlace::Exhausted);
+    }
+    let free_lists = thread.free_lists.get_or_insert_with(FreeLists::new);
+    // SAFETY: the range is ready; the layout has at least `MIN_BYTES`.
+    unsafe { free_lists.alloc_with_room(layout, align) }
 }
 
 /// Walks the stack and counts the sample; returns its record.

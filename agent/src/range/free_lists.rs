@@ -193,6 +193,26 @@ impl FreeLists {
         })
     }
 
+    /// Like [`alloc`](Self::alloc), for a large object that has grown and may grow again.
+    ///
+    /// # Safety
+    /// That of [`alloc`](Self::alloc); the layout has at least [`MIN_BYTES`] usable bytes.
+    ///
+    /// [`MIN_BYTES`]: crate::backend::growth::MIN_BYTES
+    #[cold]
+    pub unsafe fn alloc_with_room(
+        &mut self,
+        layout: Layout,
+        align: usize,
+    ) -> Result<NonNull<u8>, NoPlace> {
+        let Layout { offset, usable } = layout;
+        self.is_flushed = false;
+        self.allocated.instead(usable, || {
+            // SAFETY: this function's contract.
+            unsafe { super::alloc_with_room(usable + offset, align, self.flags) }
+        })
+    }
+
     /// Takes memory back that was allocated, or last resized, for an object of this layout,
     /// in whatever thread.
     ///

@@ -11,6 +11,7 @@
 use super::calls::{ordinary, request};
 use super::*;
 use crate::backend::NEXT;
+use crate::backend::growth::move_bytes;
 use crate::probes;
 use crate::session::skips_sampling;
 
@@ -77,7 +78,7 @@ unsafe fn resize(
             return new;
         }
         let room = request.layout().usable;
-        new.copy_from_nonoverlapping(p, object.layout().usable.min(room));
+        move_bytes(at, new.cast(), object.layout().usable.min(room));
         free_after(p, &object, |_, _| ());
         new
     }
@@ -90,7 +91,7 @@ unsafe fn leave(p: *mut c_void, new: *mut c_void) -> *mut c_void {
         // within both.
         unsafe {
             let room = NEXT.usable_size(new);
-            new.copy_from_nonoverlapping(p, usable_size(p).min(room));
+            move_bytes(p.cast(), new.cast(), usable_size(p).min(room));
             free(p);
         }
     }
@@ -103,7 +104,7 @@ unsafe fn arrive(p: *mut c_void, new: *mut u8) -> *mut c_void {
     // SAFETY: as above, the other way round.
     unsafe {
         let room = NEXT.usable_size(p);
-        new.copy_from_nonoverlapping(p, usable_size(new).min(room));
+        move_bytes(p.cast(), new.cast(), usable_size(new).min(room));
         NEXT.free(p);
     }
     new

@@ -1,0 +1,210 @@
+//! Large objects that grow and have to move.
+//!
+//! glibc moves the pages of a large object by `mremap`: no byte is copied, and the process never needs the
+//! memory of both. jemalloc's pages lie among others in its extents and cannot be moved that way (each move
+//! would leave further mappings behind, of which a process may have a limited number), so jemalloc copies, and
+//! both copies are resident until it has. A process in a control group that has room for one of them would be
+//! killed.
+//!
+//! Here the object is copied in steps, and the pages of each step are returned before the next one begins:
+//! no more than [`STEP_BYTES`] are resident twice. A page that has never been written to is not copied, so
+//! that a sparse object remains sparse.
+//!
+//! Limit: copying takes time that `mremap` does not, as with every jemalloc, but it is done less often.
+
+use crate::{seccomp, sys};
+use core::ffi::{c_int, c_void};
+use core::slice;
+use tikv_jemalloc_sys as jemalloc;
+
+/// Usable size of the smallest object that is moved in steps, in bytes.
+pub const MIN_BYTES: usize = 4 << 20;
+/// Bytes that are copied before their pages are returned.
+const STEP_BYTES: usize = 2 << 20;
+/// Maximum number of bytes that are left free behind an object that was moved.
+const MAX_ROOM_BYTES: usize = 256 << 20;
+/// Requests of more bytes than the address space has are jemalloc's to refuse.
+const MAX_BYTES: usize = 1 << 47;
+
+/// jemalloc's `realloc`, but an object of [`MIN_BYTES`] that has to move is moved in steps.
+pub unsafe extern "C" fn realloc(p: *mut c_void, size: usize) -> *mut c_void {
+    if size > MIN_BYTES && !p.is_null() {
+        // SAFETY: the caller of `realloc` owns `p`.
+        unsafe { grow(p, size) }
+    } else {
+        // SAFETY: `p` is null or the caller's.
+        unsafe { jemalloc::realloc(p, size) }
+    }
+}
+
+/// # Safety
+/// `p` is an object of jemalloc's that is the caller's.
+#[cold]
+unsafe fn grow(p: *mut c_void, size: usize) -> *mut c_void {
+    // SAFETY: this function's contract; the new object has `size` bytes, which are more than `usable`.
+    unsafe {
+        let usable = jemalloc::sallocx(p, 0);
+        let moves = usable >= MIN_BYTES && usable < size && size < MAX_BYTES;
+        if !moves || jemalloc::xallocx(p, size, 0, 0) >= size {
+            // An object that was enlarged in place is large enough for `realloc` to leave it there.
+            return jemalloc::realloc(p, size);
+        }
+        let new = allocate_with_room(size, 0);
+        if new.is_null() {
+            return jemalloc::realloc(p, size);
+        }
+        move_bytes(p.cast(), new.cast(), usable);
+        jemalloc::dallocx(p, 0);
+        new
+    }
+}
+
+/// Allocates a large object with free addresses behind it, so that it can grow there: an object that grows in
+/// steps is then moved once for each doubling. Nothing reserves these addresses.
+///
+/// # Safety
+/// `size` is at least [`MIN_BYTES`] and less than [`MAX_BYTES`]; `flags` are those of `mallocx`.
+#[cold]
+pub unsafe fn allocate_with_room(size: usize, flags: c_int) -> *mut c_void {
+    // SAFETY: this function's contract; the object is made smaller before anybody else knows it.
+    unsafe {
+        let roomy = jemalloc::mallocx(size + size.min(MAX_ROOM_BYTES), flags);
+        if roomy.is_null() {
+            return jemalloc::mallocx(size, flags);
+        }
+        jemalloc::xallocx(roomy, size, 0, flags);
+        roomy
+    }
+}
+
+/// Moves the contents of a large object to another one. The old object's contents are undefined afterwards.
+///
+/// # Safety
+/// `from` and `to` are different objects of at least `bytes` bytes, in anonymous private memory, that only the
+/// calling thread uses.
+pub unsafe fn move_bytes(from: *mut u8, to: *mut u8, bytes: usize) {
+    if bytes < MIN_BYTES || seccomp::is_installed() {
+        // SAFETY: this function's contract.
+        unsafe { to.copy_from_nonoverlapping(from, bytes) };
+        return;
+    }
+    let mut done = 0;
+    while done < bytes {
+        let step = STEP_BYTES.min(bytes - done);
+        // SAFETY: this function's contract; the pages returned lie within what has been copied.
+        unsafe {
+            let from = from.add(done);
+            copy_written(from, to.add(done), step);
+            return_pages(from, step);
+        }
+        done += step;
+    }
+}
+
+/// Bytes that are compared with zero at a time.
+const PIECE_BYTES: usize = 4096;
+
+/// Copies memory, except for pieces that are zero in both places: reading memory that has never been written
+/// to maps the kernel's page of zeros, writing to it takes a page.
+///
+/// # Safety
+/// That of [`move_bytes`].
+unsafe fn copy_written(from: *const u8, to: *mut u8, bytes: usize) {
+    let mut done = 0;
+    while done < bytes {
+        // Pieces end where pages of the destination end.
+        let to_next = PIECE_BYTES - (to.addr() + done) % PIECE_BYTES;
+        let piece = to_next.min(bytes - done);
+        // SAFETY: within both objects.
+        unsafe {
+            let (from, to) = (from.add(done), to.add(done));
+            if !(is_zero(from, piece) && is_zero(to, piece)) {
+                to.copy_from_nonoverlapping(from, piece);
+            }
+        }
+        done += piece;
+    }
+}
+
+/// # Safety
+/// `bytes` bytes at `at` may be read.
+unsafe fn is_zero(at: *const u8, bytes: usize) -> bool {
+    // SAFETY: this function's contract. Memory that was never written to is zero, as the kernel provides it.
+    let bytes = unsafe { slice::from_raw_parts(at, bytes) };
+    let (lines, rest) = bytes.as_chunks::<64>();
+    lines.iter().all(|line| line_is_zero(line)) && rest.iter().all(|byte| *byte == 0)
+}
+
+/// Without a branch for each word, so that it becomes a few vector instructions.
+fn line_is_zero(line: &[u8; 64]) -> bool {
+    let (words, _) = line.as_chunks::<8>();
+    let word = |bytes: &[u8; 8]| u64::from_ne_bytes(*bytes);
+    words.iter().map(word).fold(0, |all, word| all | word) == 0
+}
+
+/// Returns the whole pages within a part of an object to the system. Locked pages stay.
+///
+/// # Safety
+/// The part is anonymous private memory whose contents are not needed any more.
+unsafe fn return_pages(at: *mut u8, bytes: usize) {
+    let start = at.addr().next_multiple_of(sys::PAGE);
+    let end = (at.addr() + bytes) / sys::PAGE * sys::PAGE;
+    if start < end {
+        // SAFETY: this function's contract.
+        unsafe { libc::madvise(at.with_addr(start).cast(), end - start, libc::MADV_DONTNEED) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    /// Bytes of the object, in which every third piece is zero.
+    fn contents(bytes: usize) -> Vec<u8> {
+        let byte = |at: usize| ((at / PIECE_BYTES % 3) * (at % 251 + 1)) as u8;
+        (0..bytes).map(byte).collect()
+    }
+
+    #[test]
+    fn a_large_object_keeps_its_contents_when_it_grows() {
+        let bytes = MIN_BYTES + 5 * PIECE_BYTES + 17;
+        let expected = contents(bytes);
+        // SAFETY: objects of jemalloc's, used within their sizes.
+        unsafe {
+            let mut p: *mut u8 = jemalloc::mallocx(bytes, 0).cast();
+            p.copy_from_nonoverlapping(expected.as_ptr(), bytes);
+            for factor in 2..5 {
+                // Leaves it no room to grow in place.
+                let next = jemalloc::mallocx(MIN_BYTES, 0);
+                p = realloc(p.cast(), factor * bytes).cast();
+                assert_eq!(slice::from_raw_parts(p, bytes), expected);
+                jemalloc::dallocx(next, 0);
+            }
+            jemalloc::dallocx(p.cast(), 0);
+        }
+    }
+
+    /// What the destination held before is overwritten, also by zeros.
+    #[test]
+    fn zeros_are_copied_over_other_contents() {
+        let bytes = MIN_BYTES + 100;
+        let expected = contents(bytes);
+        // SAFETY: objects of jemalloc's, used within their sizes.
+        unsafe {
+            for (from_offset, to_offset) in [(0, 0), (64, 1000), (4095, 1)] {
+                let from: *mut u8 = jemalloc::mallocx(2 * bytes, 0).cast();
+                let to: *mut u8 = jemalloc::mallocx(2 * bytes, 0).cast();
+                to.write_bytes(0xa5, 2 * bytes);
+                from.add(from_offset)
+                    .copy_from_nonoverlapping(expected.as_ptr(), bytes);
+                move_bytes(from.add(from_offset), to.add(to_offset), bytes);
+                let moved = slice::from_raw_parts(to.add(to_offset), bytes);
+                assert!(moved == expected, "{from_offset} {to_offset}");
+                assert_eq!(*to.add(to_offset + bytes), 0xa5);
+                jemalloc::dallocx(from.cast(), 0);
+                jemalloc::dallocx(to.cast(), 0);
+            }
+        }
+    }
+}
