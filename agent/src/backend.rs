@@ -276,21 +276,28 @@ pub const LITTLE: u64 = 4 << 30;
 
 /// Whether the process may map so little that arenas, of megabytes each, would take much of it.
 fn is_limited() -> bool {
+    least_limit() < LITTLE
+}
+
+/// Bytes that the process may map or may write to, whichever are less.
+fn least_limit() -> u64 {
     let saved = crate::sys::errno();
-    let is_limited = [libc::RLIMIT_AS, libc::RLIMIT_DATA]
-        .into_iter()
-        .any(|resource| crate::sys::limit(resource) < LITTLE);
+    let limit = crate::sys::limit(libc::RLIMIT_AS).min(crate::sys::limit(libc::RLIMIT_DATA));
     crate::sys::set_errno(saved);
-    is_limited
+    limit
 }
 
 /// What jemalloc has to say without being asked, as where there is no memory for a thread's cache.
 /// It would write it to descriptor 2, which may be any file of the program's.
 unsafe extern "C" fn say_nothing(_: *mut c_void, _: *const c_char) {}
 
-/// Reads whether it is, and remembers it.
+/// Least `RLIMIT_AS` and `RLIMIT_DATA`, in bytes, of a process that is not left alone. jemalloc maps its memory
+/// by megabytes; glibc's heap grows by as much as is needed, and such a process may need all that it may have.
+const MIN_LIMIT: u64 = 32 << 20;
+
+/// Reads whether the process is left alone, because it is not named or has too little memory, and remembers it.
 fn looks_left_out() -> bool {
-    let left_out = environment::leaves_us_out();
+    let left_out = environment::leaves_us_out() || least_limit() < MIN_LIMIT;
     LEFT_OUT.store(left_out, Ordering::Relaxed);
     left_out
 }
