@@ -162,11 +162,11 @@ fn plain<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
         cpu::read(lines)
     } else if cpu::gperftools::looks_like(start) {
         cpu::gperftools::read(&lines.rest()?)
+    } else if perf::looks_like(start) {
+        perf::read(lines)
     } else if pprof::looks_like(start) {
         let content = lines.rest()?;
         pprof::read(&content, content.len())
-    } else if perf::looks_like(start) {
-        perf::read(lines)
     } else if folded::looks_like(start) {
         folded::read(lines)
     } else {

@@ -3,127 +3,53 @@
 //! Each event is a column of its own: what one counts is no part of what another does. Events of
 //! clocks, whose periods are nanoseconds, are one column of CPU time.
 
+mod frame;
+mod head;
+
 use std::collections::HashMap;
 use std::io::Read;
 
+use self::frame::FrameText;
+use self::head::Head;
 use crate::error::Fault;
 use crate::lines::Lines;
 use crate::named::NamedBuilder;
 use crate::profile::{Format, Profile};
-use crate::scan::Scan;
 use crate::value_type::ValueType;
 
-/// Whether a file that starts like this holds an event followed by a frame.
+/// Whether a file that starts like this is the output of `perf script`.
 pub(crate) fn looks_like(start: &[u8]) -> bool {
+    if start.starts_with(HEADER) {
+        return true;
+    }
     let mut lines = start.split(|&c| c == b'\n');
     let is_comment = |line: &&[u8]| line.starts_with(b"#") || line.trim_ascii().is_empty();
     let Some(first) = lines.by_ref().find(|line| !is_comment(line)) else {
         return false;
     };
-    event(first).is_some_and(|e| e.frame.is_some())
-        || event(first).is_some() && lines.next().is_some_and(|line| frame(line).is_some())
-}
-
-/// The head of a sample.
-struct Event<'a> {
-    command: &'a [u8],
-    /// With its modifiers: `cycles:u`.
-    name: &'a [u8],
-    period: Option<i64>,
-    /// The only frame, when it stands on the same line.
-    frame: Option<&'a [u8]>,
-}
-
-/// `comm pid[/tid] [cpu] time: [period] event: [frame]`; the command may hold
-/// blanks, so the first word of digits is the process.
-fn event(line: &[u8]) -> Option<Event<'_>> {
-    if line.first().is_none_or(u8::is_ascii_whitespace) {
-        return None;
+    let begins_chain = |line: &[u8]| line.starts_with(b"\t") && frame::parse(line).is_some();
+    if begins_chain(first) {
+        return true;
     }
-    let (command, mut rest) = split_at_process(line)?;
-    // The time ends in a colon; before it stands perhaps the processor.
-    loop {
-        rest = rest.trim_ascii_start();
-        let word = rest
-            .split(u8::is_ascii_whitespace)
-            .next()
-            .filter(|w| !w.is_empty())?;
-        rest = &rest[word.len()..];
-        if word.ends_with(b":") {
-            break;
-        }
-    }
-    let mut scan = Scan::new(rest.trim_ascii_start());
-    let period = scan.int().filter(|_| scan.rest().starts_with(b" "));
-    let rest = if period.is_some() { scan.rest() } else { rest }.trim_ascii_start();
-    let name = rest
-        .split(u8::is_ascii_whitespace)
-        .next()
-        .filter(|w| w.ends_with(b":"))?;
-    let tail = rest[name.len()..].trim_ascii();
-    let frame = (!tail.is_empty())
-        .then_some(tail)
-        .filter(|tail| frame(tail).is_some());
-    Some(Event {
-        command,
-        name: &name[..name.len() - 1],
-        period,
-        frame,
-    })
-}
-
-/// What comes before the first word that is a process, and what comes behind it.
-fn split_at_process(line: &[u8]) -> Option<(&[u8], &[u8])> {
-    let mut at = 0;
-    loop {
-        at += line[at..].iter().position(u8::is_ascii_whitespace)?;
-        let tail = line[at..].trim_ascii_start();
-        let word = tail.split(u8::is_ascii_whitespace).next()?;
-        let digits = word
-            .split(|&c| c == b'/')
-            .all(|part| !part.is_empty() && part.iter().all(u8::is_ascii_digit));
-        if digits {
-            return Some((line[..at].trim_ascii_end(), &tail[word.len()..]));
-        }
-        at = line.len() - tail.len();
+    match head::parse(first) {
+        Some(head) if head.is_certain || head.is_record => true,
+        Some(head) => lines.next().is_some_and(begins_chain) || is_flat(first, &head),
+        None => false,
     }
 }
 
-/// A frame `HEX symbol+0xOFFSET (module)`.
-#[derive(Clone, Copy)]
-struct FrameText<'a> {
-    name: &'a [u8],
-    /// Whether it is the kernel's.
-    kernel: bool,
+/// How the output of `perf script --header` begins.
+const HEADER: &[u8] = b"# ========\n# captured on";
+
+/// Whether a sample without time and event is one of those that perf aligns in columns.
+fn is_flat(line: &[u8], head: &Head<'_>) -> bool {
+    line.starts_with(b" ") && head.frame.is_some()
 }
 
-fn frame(line: &[u8]) -> Option<FrameText<'_>> {
-    let line = line.trim_ascii();
-    let mut scan = Scan::new(line);
-    let address = scan.hex()?;
-    let rest = scan.rest();
-    if !rest.starts_with(b" ") {
-        return None;
-    }
-    let rest = rest.trim_ascii();
-    let (symbol, module) = match rest.windows(2).rposition(|w| w == b" (") {
-        Some(at) if rest.ends_with(b")") => (&rest[..at], &rest[at + 2..rest.len() - 1]),
-        _ if rest.starts_with(b"(") && rest.ends_with(b")") => (&b""[..], &rest[1..rest.len() - 1]),
-        _ => return None,
-    };
-    let symbol = match symbol.windows(3).rposition(|w| w == b"+0x") {
-        Some(at) => &symbol[..at],
-        None => symbol,
-    };
-    let unknown = symbol.is_empty() || symbol == b"[unknown]";
-    Some(FrameText {
-        name: match unknown {
-            true => module.rsplit(|&c| c == b'/').next().unwrap_or(module),
-            false => symbol,
-        },
-        // The upper half of the addresses, except for a page that programs see.
-        kernel: address >> 63 == 1 && module != b"[vsyscall]",
-    })
+/// Whether a line without time and event begins a sample: the command of one with a chain stands at the line's
+/// start. An indented line is a sample's if it has a frame, or numbers only.
+fn is_plausible(line: &[u8], head: &Head<'_>) -> bool {
+    head.is_record || !line.starts_with(b" ") || head.frame.is_some() || head.command.is_empty()
 }
 
 /// Reads all samples.
@@ -143,15 +69,29 @@ pub(crate) fn read<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
     Ok(reader.finish())
 }
 
-/// More events than anybody records at once: each has a column.
-const MOST_EVENTS: usize = 16;
+/// Maximum number of events, each of which has a column: more than anybody records at once.
+const MAX_EVENTS: usize = 16;
 
 /// A sample whose frames are being read.
 struct Open {
     command: Vec<u8>,
     event: usize,
     period: Option<i64>,
-    frames: Vec<(Vec<u8>, bool)>,
+    frames: Vec<OwnedFrame>,
+}
+
+struct OwnedFrame {
+    name: Vec<u8>,
+    is_kernels: bool,
+}
+
+impl From<FrameText<'_>> for OwnedFrame {
+    fn from(frame: FrameText<'_>) -> Self {
+        Self {
+            name: frame.name.to_vec(),
+            is_kernels: frame.is_kernels,
+        }
+    }
 }
 
 struct Reader {
@@ -171,39 +111,70 @@ impl Reader {
         }
         if text.trim_ascii().is_empty() {
             self.close();
-        } else if let Some(event) = event(text) {
+            return Ok(());
+        }
+        if text.starts_with(b"|") || text.starts_with(b" insn:") {
+            return self.annotate();
+        }
+        // A frame of the sample that is open: those of a chain begin with a tab, or with blanks where tabs
+        // have been replaced.
+        let is_chained = text.starts_with(b"\t") || text.starts_with(b" ") && self.open.is_some();
+        let found = if is_chained { frame::parse(text) } else { None };
+        if let Some(head) = head::parse(text)
+            .filter(|head| found.is_none() && is_plausible(text, head) || head.is_certain)
+        {
             self.close();
-            let frames = event.frame.and_then(frame);
-            self.open = Some(Open {
-                command: event.command.to_vec(),
-                event: self.event(event.name)?,
-                period: event.period,
-                frames: frames.iter().map(|f| (f.name.to_vec(), f.kernel)).collect(),
-            });
+            if !head.is_record {
+                self.begin(&head)?;
+            }
+            if head.frame.is_some() {
+                // Has no chain.
+                self.close();
+            }
+        } else if let Some(frame) = found {
+            if self.open.is_none() {
+                self.begin(&Head::default())?;
+            }
+            if let Some(sample) = &mut self.open {
+                sample.frames.push(frame.into());
+            }
+        } else if text.starts_with(b"  ") {
+            return self.annotate();
         } else {
-            let frame =
-                frame(text).ok_or_else(|| Fault::here("is neither an event nor a frame"))?;
-            let sample = self
-                .open
-                .as_mut()
-                .ok_or_else(|| Fault::here("is a frame without an event"))?;
-            sample.frames.push((frame.name.to_vec(), frame.kernel));
+            return Err(Fault::here("is neither an event nor a frame"));
         }
         Ok(())
     }
 
-    /// The number of an event: of `cycles:u` and `cpu/cycles/P` that of `cycles`.
+    /// Skips a line that belongs to the frame before it: its line in the source (`+srcline`), that line's text
+    /// (`+srccode`), or an instruction (`+insn`).
+    fn annotate(&self) -> Result<(), Fault> {
+        if self.open.is_none() && self.samples.is_empty() {
+            return Err(Fault::here("is neither an event nor a frame"));
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, head: &Head<'_>) -> Result<(), Fault> {
+        self.open = Some(Open {
+            command: head.command.to_vec(),
+            event: self.event(head.event)?,
+            period: head.period,
+            frames: head.frame.into_iter().map(OwnedFrame::from).collect(),
+        });
+        Ok(())
+    }
+
+    /// Returns the index of an event, by its name without modifiers.
     fn event(&mut self, name: &[u8]) -> Result<usize, Fault> {
         if let Some(&number) = self.numbers.get(name) {
             return Ok(number);
         }
-        let plain = name.strip_prefix(b"cpu/").unwrap_or(name);
-        let end = plain.iter().position(|&c| c == b'/').unwrap_or(plain.len());
-        let plain = String::from_utf8_lossy(without_modifiers(&plain[..end])).into_owned();
+        let plain = String::from_utf8_lossy(plain_name(name)).into_owned();
         let known = self.events.iter().position(|event| *event == plain);
         let number = known.unwrap_or(self.events.len());
-        if number == MOST_EVENTS {
-            let what = format!("has one more event than the {MOST_EVENTS} that can be told apart");
+        if number == MAX_EVENTS {
+            let what = format!("has one more event than the {MAX_EVENTS} that can be told apart");
             return Err(Fault::here(what));
         }
         if known.is_none() {
@@ -217,12 +188,12 @@ impl Reader {
         let Some(sample) = self.open.take() else {
             return;
         };
-        let command = (sample.command.as_slice(), false);
         let frames = sample
             .frames
             .iter()
-            .map(|(name, kernel)| (name.as_slice(), *kernel));
-        self.builder.stack_of(frames.chain([command]));
+            .map(|frame| (frame.name.as_slice(), frame.is_kernels));
+        let command = (!sample.command.is_empty()).then_some((sample.command.as_slice(), false));
+        self.builder.stack_of(frames.chain(command));
         self.samples.push((sample.event, sample.period));
     }
 
@@ -253,6 +224,28 @@ impl Reader {
         profile.sample_types.extend(columns);
         profile
     }
+}
+
+/// Returns an event's name without what does not change what it counts: modifiers (`:u`), the default PMU
+/// (`cpu/cycles/`) and the terms of a software event (`cpu-clock/call-graph=fp/`). Events of different PMUs
+/// (`cpu_core/cycles/`, `cpu_atom/cycles/`) remain different.
+fn plain_name(name: &[u8]) -> &[u8] {
+    let mut parts = name.splitn(3, |&c| c == b'/');
+    let (pmu, terms) = (parts.next().unwrap_or(name), parts.next());
+    match terms {
+        None => without_modifiers(name),
+        Some(b"") => pmu,
+        Some(terms) if pmu == b"cpu" => terms,
+        Some(terms) if terms.contains(&b'=') && !is_raw(terms) => pmu,
+        Some(terms) => &name[..pmu.len() + 1 + terms.len()],
+    }
+}
+
+/// Whether the terms of an event say themselves what it counts.
+fn is_raw(terms: &[u8]) -> bool {
+    [&b"event="[..], b"config", b"umask="]
+        .iter()
+        .any(|term| terms.windows(term.len()).any(|window| window == *term))
 }
 
 /// A name without `:u`, `:ppp` and the like behind it; a tracepoint's `:` stays.

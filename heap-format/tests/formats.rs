@@ -209,6 +209,143 @@ fn events_that_count_other_things_are_kept_apart() {
     assert_eq!(columns(&switches)[1], ("sched:sched_switch", "count"));
 }
 
+/// Names of each sample's frames, leaf first, the command last; `_k` marks the kernel's.
+fn samples(text: &str) -> Vec<Vec<String>> {
+    let profile = read(text.as_bytes(), "perf.txt").unwrap();
+    assert_eq!(profile.format, Format::PerfScript, "{text}");
+    let name = |&frame: &u32| {
+        let location = &profile.locations[frame as usize];
+        let function = profile.functions[profile.lines[location.first_line as usize].function as usize]
+            .name
+            .as_str();
+        let suffix = if profile.is_kernels(location) {
+            "_k"
+        } else {
+            ""
+        };
+        format!("{function}{suffix}")
+    };
+    let stacks = profile.values.chunks(profile.sample_types.len());
+    (0..stacks.len())
+        .map(|index| profile.stacks.get(index).iter().map(name).collect())
+        .collect()
+}
+
+#[test]
+fn every_form_of_a_sample_is_read() {
+    let chained = "\t    1163 work+0x1a (/opt/spin)\n\t    11cb main+0x43 (/opt/spin)\n\n";
+    for head in [
+        "spin  5265 66586.647348:   10000000 cpu-clock: ",
+        "spin  5265 66586.647348:   10000000 ",
+        "spin  5265 66586.647348: cpu-clock: ",
+        "spin  5265/5266 [003] 66586.647348: cpu-clock: ",
+        "spin  5265 10000000 cpu-clock: ",
+        "spin  5265 cpu-clock: ",
+        "spin  5265 ",
+        "spin 66586.647348: cpu-clock: ",
+        "spin [003] 66586.647348: cpu-clock: ",
+        "spin cpu-clock: ",
+        "spin ",
+    ] {
+        let text = format!("{head}\n{chained}{head}\n{chained}");
+        assert_eq!(samples(&text), [["work", "main", "spin"]; 2], "{text}");
+    }
+    for head in ["", " 5265 ", "66586.647348: ", "  10000000 ", "cpu-clock: "] {
+        let text = format!("{head}\n{chained}{head}\n{chained}");
+        assert_eq!(samples(&text), [["work", "main"]; 2], "{text}");
+    }
+    for line in [
+        "            spin  9779   893.580611:    5025125 cpu-clock:      55f0ebe7a151 work+0x18 (/opt/spin)",
+        "            spin  9779   893.580611:    5025125 cpu-clock:      55f0ebe7a151 work+0x18",
+        "            spin  9779   893.580611:    5025125      55f0ebe7a151 work (/opt/spin)",
+        "            spin  9779   893.580611:      401136 work (/opt/spin)",
+        "            spin  9779      55f0ebe7a151 work",
+        "            spin      55f0ebe7a151 work",
+        "            spin      401136 work+0x10 (/opt/spin)",
+        "              dd  9779   893.580611:    5025125 cpu-clock:      55f0ebe7a151 work (/bin/dd)",
+    ] {
+        let command = line.split_whitespace().next().unwrap();
+        let text = format!("{line}\n{line}\n");
+        assert_eq!(samples(&text), [["work", command]; 2], "{text}");
+    }
+    for line in [
+        "     55f0ebe7a151 work (/opt/spin)",
+        "     401136 work (/opt/spin)",
+        " 9779      55f0ebe7a151 work",
+    ] {
+        let text = format!("{line}\n{line}\n");
+        assert_eq!(samples(&text), [["work"]; 2], "{text}");
+    }
+}
+
+#[test]
+fn what_perf_prints_beside_frames_is_skipped() {
+    let annotated = "swapper 0 0.0: PERF_RECORD_MMAP -1/0: [0xff(0x12) @ 0xff]: x [kernel.kallsyms]_text\n\
+        spin 7 1.5: PERF_RECORD_COMM exec: spin:7/7\n\
+        spin 7 2.5: 5025125 cpu-clock: \n\
+        \t    1151 work+0x18 (/opt/spin)\n  spin.c:2\n\
+        \t    1160 main+0x10 (/opt/spin)\n  libc.so.6[2724a]\n\n\
+        |2        long work(long n) { return n; }\n\
+        spin 7 3.5: 5025125 cpu-clock: \n\
+        \t    1151 work+0x18 (/opt/spin)\n\
+        \t    1160 main+0x10 (/opt/spin)\n insn: 48 01 c2\n\
+        spin 7 4.5: PERF_RECORD_EXIT(7:7):(5:5)\n";
+    assert_eq!(samples(annotated), [["work", "main", "spin"]; 2]);
+    let flat = "   spin 7 3.5: 10 cpu-clock:  55f0ebe7a151 work+0x18 (/opt/spin) insn: 48 01 c2\n";
+    assert_eq!(samples(flat), [["work", "spin"]]);
+    let tracepoints = "   zonesvr 16273 [004] 42055630.368972: syscalls:sys_enter_brk: brk: 0x00000000\n\
+        spin 7 [000] 6.3: syscalls:sys_enter_write: fd: 0x1, buf: 0x56, count: 0x0\n\
+        \t  f8350 write+0x10 (/usr/lib/libc.so.6)\n";
+    assert_eq!(
+        samples(tracepoints),
+        [vec!["zonesvr"], vec!["write", "spin"]]
+    );
+}
+
+#[test]
+fn modules_of_frames_are_told_from_names() {
+    let text = "app 100 100.5: 1000 cpu-clock:u: \n\
+        \t7f1200001000 [unknown] (/memfd:doublemapper (deleted))\n\
+        \t7f1200002000 work(int) (/opt/app (deleted))\n\
+        \t7f1200003000\tsimple::perf() (/data/app.so)\n\
+        \tc0012345 schedule ([kernel.kallsyms])\n\
+        \tbf012345 [unknown] (/lib/modules/5.4/ext4.ko)\n\
+        \t7f1200004000 operator()(long)\n\
+        \t7f1200005000\n";
+    let expected = [
+        "memfd:doublemapper",
+        "work(int)",
+        "simple::perf()",
+        "schedule_k",
+        "ext4.ko_k",
+        "operator()(long)",
+        "7f1200005000",
+        "app",
+    ];
+    assert_eq!(samples(text), [expected]);
+}
+
+#[test]
+fn events_of_different_units_are_kept_apart() {
+    let profile = perf_script(&[
+        ("cpu_core/cycles/u", 700),
+        ("cpu_atom/cycles/", 30),
+        ("cpu_core/instructions/", 5),
+        ("cpu/event=0x3c,umask=0x1/", 2),
+    ]);
+    let names: Vec<&str> = columns(&profile).iter().map(|column| column.0).collect();
+    let expected = [
+        "samples",
+        "cpu_core/cycles",
+        "cpu_atom/cycles",
+        "cpu_core/instructions",
+        "event=0x3c,umask=0x1",
+    ];
+    assert_eq!(names, expected);
+    let clock = perf_script(&[("cpu-clock/call-graph=fp/", 7), ("cpu-clock", 1)]);
+    assert_eq!(columns(&clock)[1], ("cpu", "nanoseconds"));
+}
+
 #[test]
 fn frames_of_the_kernel_are_known_by_their_addresses() {
     let profile = perf_script(&[("cpu-clock", 1)]);

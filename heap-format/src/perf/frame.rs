@@ -1,0 +1,101 @@
+//! A frame as `perf script` prints it: `ADDRESS symbol+0xOFFSET (module)`.
+
+use crate::scan::Scan;
+
+/// A frame.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct FrameText<'a> {
+    /// Name of the function; of one that perf does not know, that of the module's file or the address.
+    pub(super) name: &'a [u8],
+    /// Whether it is the kernel's.
+    pub(super) is_kernels: bool,
+}
+
+/// Least number of digits of an address that stands where a process id could.
+const MIN_ADDRESS_DIGITS: usize = 4;
+
+/// Whether a word is an address of at least [`MIN_ADDRESS_DIGITS`] digits.
+pub(super) fn is_address(word: &[u8]) -> bool {
+    let digits = word.strip_prefix(b"0x").unwrap_or(word);
+    (MIN_ADDRESS_DIGITS..=16).contains(&digits.len()) && digits.iter().all(u8::is_ascii_hexdigit)
+}
+
+/// Parses a frame. Symbol, offset and module may be missing, as `-F` selects them; simpleperf separates the
+/// address by a tab.
+pub(super) fn parse(text: &[u8]) -> Option<FrameText<'_>> {
+    let text = without_instruction(text).trim_ascii();
+    let word = text.split(u8::is_ascii_whitespace).next()?;
+    let mut scan = Scan::new(word);
+    let address = scan.hex().filter(|_| scan.rest().is_empty())?;
+    let rest = text[word.len()..].trim_ascii();
+    let (symbol, module) = split_module(rest);
+    let symbol = without_offset(symbol);
+    let is_unknown = symbol.is_empty() || symbol == b"[unknown]";
+    let name = if !is_unknown {
+        symbol
+    } else if !module.is_empty() {
+        let path = module.strip_suffix(b" (deleted)").unwrap_or(module);
+        path.rsplit(|&c| c == b'/').next().unwrap_or(path)
+    } else if !symbol.is_empty() {
+        symbol
+    } else {
+        word
+    };
+    Some(FrameText {
+        name,
+        is_kernels: is_kernels(address, module),
+    })
+}
+
+/// Cuts off the instruction's bytes that `-F +insn` prints behind a frame.
+fn without_instruction(text: &[u8]) -> &[u8] {
+    const INSTRUCTION: &[u8] = b") insn: ";
+    let at = text
+        .windows(INSTRUCTION.len())
+        .rposition(|window| window == INSTRUCTION);
+    at.map_or(text, |at| &text[..=at])
+}
+
+/// Splits `symbol (module)`. The module may contain parentheses: `(/opt/app (deleted))`.
+fn split_module(text: &[u8]) -> (&[u8], &[u8]) {
+    if !text.ends_with(b")") {
+        return (text, b"");
+    }
+    let mut depth = 0;
+    for (at, &c) in text.iter().enumerate().rev() {
+        match c {
+            b')' => depth += 1,
+            b'(' => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            let before = &text[..at];
+            // `operator()(int)` alone: its parameters are no module.
+            let is_module = before.is_empty() || before.ends_with(b" ");
+            return if is_module {
+                (before.trim_ascii(), &text[at + 1..text.len() - 1])
+            } else {
+                (text, b"")
+            };
+        }
+    }
+    (text, b"")
+}
+
+fn without_offset(symbol: &[u8]) -> &[u8] {
+    match symbol.windows(3).rposition(|w| w == b"+0x") {
+        Some(at) if symbol[at + 3..].iter().all(u8::is_ascii_hexdigit) => &symbol[..at],
+        _ => symbol,
+    }
+}
+
+/// Whether a frame is the kernel's: by its module, where 32-bit kernels have addresses like programs; else by
+/// the upper half of the addresses, except for a page that programs see.
+fn is_kernels(address: u64, module: &[u8]) -> bool {
+    let file = module.rsplit(|&c| c == b'/').next().unwrap_or(module);
+    let is_image = [&b"[kernel"[..], b"[guest.kernel", b"vmlinux", b"[vmlinux"]
+        .iter()
+        .any(|start| file.starts_with(start));
+    let is_module = file.ends_with(b".ko") || file.windows(4).any(|w| w == b".ko.");
+    is_image || is_module || address >> 63 == 1 && module != b"[vsyscall]"
+}

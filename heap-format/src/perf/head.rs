@@ -1,0 +1,204 @@
+//! The line that begins a sample, in the forms that `perf script` prints it.
+//!
+//! The full form is `comm pid/tid [cpu] time: period event: address symbol+0xOFFSET (module)`. Each part may be
+//! missing: `-F` selects them, samples with a call chain have their frames on the following lines, and
+//! tracepoints have their arguments instead of a frame. Commands may contain blanks and digits, so the line is
+//! read from the first word that can only be another part.
+
+use super::frame::{self, FrameText};
+
+/// The parts of a sample's first line that matter here.
+#[derive(Debug, Default)]
+pub(super) struct Head<'a> {
+    /// Empty: not printed.
+    pub(super) command: &'a [u8],
+    /// Event with its modifiers, without the colon: `cycles:u`. Empty: not printed.
+    pub(super) event: &'a [u8],
+    /// Number of events that the sample stands for.
+    pub(super) period: Option<i64>,
+    /// Frame of a sample without a call chain.
+    pub(super) frame: Option<FrameText<'a>>,
+    /// Whether the line is a side-band record (`PERF_RECORD_MMAP2`, ...) instead of a sample.
+    pub(super) is_record: bool,
+    /// Whether a time or an event is printed, which no other kind of text has.
+    pub(super) is_certain: bool,
+}
+
+/// Words of a line, each with the offset of its end.
+struct Words<'a> {
+    line: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Words<'a> {
+    fn next(&mut self) -> Option<&'a [u8]> {
+        let rest = &self.line[self.at..];
+        let start = self.at + (rest.len() - rest.trim_ascii_start().len());
+        let rest = &self.line[start..];
+        let length = rest
+            .iter()
+            .position(u8::is_ascii_whitespace)
+            .unwrap_or(rest.len());
+        self.at = start + length;
+        (length > 0).then(|| &rest[..length])
+    }
+
+    fn peek(&self) -> Option<&'a [u8]> {
+        let mut ahead = Words { ..*self };
+        ahead.next()
+    }
+
+    fn rest(&self) -> &'a [u8] {
+        self.line[self.at..].trim_ascii()
+    }
+}
+
+/// Parses the first line of a sample. `None`: it is none.
+pub(super) fn parse(line: &[u8]) -> Option<Head<'_>> {
+    if line.starts_with(b"\t") {
+        return None;
+    }
+    let command_end = command_end(line)?;
+    let mut head = Head {
+        command: line[..command_end].trim_ascii(),
+        ..Head::default()
+    };
+    let mut words = Words {
+        line,
+        at: command_end,
+    };
+    let mut follows_process = false;
+    while let Some(word) = words.next() {
+        if word.starts_with(b"PERF_RECORD_") {
+            head.is_record = true;
+            return Some(head);
+        }
+        if is_event(word) {
+            head.event = &word[..word.len() - 1];
+            head.is_certain = true;
+            break;
+        }
+        if is_time(word) {
+            head.is_certain = true;
+        } else if is_number(word)
+            && (head.is_certain || follows_process)
+            && is_period_before(&words, head.is_certain)
+        {
+            head.period = parse_number(word);
+        } else if !follows_process && is_process_before(word, &words) {
+            follows_process = true;
+        } else if !is_processor(word) {
+            words.at -= word.len();
+            break;
+        }
+    }
+    head.frame = frame::parse(words.rest());
+    let is_whole = head.frame.is_some() || words.rest().is_empty() || !head.event.is_empty();
+    is_whole.then_some(head)
+}
+
+/// Offset at which the command ends: before the first word from which on the line can be read as parts of a
+/// head. `None`: there is no such word.
+fn command_end(line: &[u8]) -> Option<usize> {
+    let mut words = Words { line, at: 0 };
+    let mut end = 0;
+    loop {
+        let before = words.at;
+        let Some(word) = words.next() else {
+            // The command alone, as with `-F comm,ip,sym`.
+            return (end > 0).then_some(before);
+        };
+        if begins_parts(word, &words) {
+            return Some(before);
+        }
+        end = words.at;
+    }
+}
+
+/// Whether a word that `words` has just passed is the first one behind the command.
+fn begins_parts(word: &[u8], words: &Words<'_>) -> bool {
+    is_time(word)
+        || is_event(word)
+        || is_processor(word) && words.peek().is_some_and(is_time)
+        || word.starts_with(b"PERF_RECORD_")
+        || is_process_before(word, words)
+        // With `-F comm,ip,sym`, the frame follows the command.
+        || frame::is_address(word) && frame::parse(words.from(word)).is_some()
+}
+
+/// Whether a word that `words` has just passed is a process or thread, by what follows it: a command may end in
+/// a number, and an address may have decimal digits only.
+fn is_process_before(word: &[u8], words: &Words<'_>) -> bool {
+    if !is_process(word) {
+        return false;
+    }
+    let mut ahead = Words { ..*words };
+    let (second, third) = (ahead.next(), ahead.next());
+    let Some(second) = second else {
+        return true;
+    };
+    is_processor(second)
+        || is_time(second)
+        || is_event(second)
+        || second.starts_with(b"PERF_RECORD_")
+        || is_number(second) && third.is_some_and(is_event)
+        || frame::is_address(second) && third.is_some()
+}
+
+impl<'a> Words<'a> {
+    /// The line from `word` on, which is the last one passed.
+    fn from(&self, word: &[u8]) -> &'a [u8] {
+        &self.line[self.at - word.len()..]
+    }
+}
+
+/// Whether a number is the period, by what follows it: the event, or behind the time what may follow an event.
+fn is_period_before(words: &Words<'_>, follows_time: bool) -> bool {
+    let mut ahead = Words { ..*words };
+    match ahead.next() {
+        None => follows_time,
+        Some(next) if is_event(next) => true,
+        Some(next) => follows_time && frame::is_address(next) && ahead.next().is_some(),
+    }
+}
+
+fn is_number(word: &[u8]) -> bool {
+    word.iter().all(u8::is_ascii_digit)
+}
+
+fn parse_number(word: &[u8]) -> Option<i64> {
+    std::str::from_utf8(word).ok()?.parse().ok()
+}
+
+/// `pid`, `tid` or `pid/tid`, in which perf prints -1 for a thread that it does not know.
+fn is_process(word: &[u8]) -> bool {
+    word.split(|&c| c == b'/').all(|part| {
+        let digits = part.strip_prefix(b"-").unwrap_or(part);
+        !digits.is_empty() && is_number(digits)
+    })
+}
+
+/// `[003]`
+fn is_processor(word: &[u8]) -> bool {
+    let inner = word.strip_prefix(b"[").and_then(|w| w.strip_suffix(b"]"));
+    inner.is_some_and(|digits| !digits.is_empty() && is_number(digits))
+}
+
+/// `12345.678901:`
+fn is_time(word: &[u8]) -> bool {
+    let Some(number) = word.strip_suffix(b":") else {
+        return false;
+    };
+    let mut parts = number.split(|&c| c == b'.');
+    let is_part = |part: Option<&[u8]>| part.is_some_and(|p| !p.is_empty() && is_number(p));
+    is_part(parts.next()) && is_part(parts.next()) && parts.next().is_none()
+}
+
+/// `cycles:`, `cpu_core/cycles/u:`, `sched:sched_switch:`
+fn is_event(word: &[u8]) -> bool {
+    word.ends_with(b":")
+        && word.first().is_some_and(u8::is_ascii_alphanumeric)
+        && !is_time(word)
+        && !word.starts_with(b"PERF_RECORD_")
+        && !is_number(&word[..word.len() - 1])
+}
