@@ -41,9 +41,13 @@ pub(crate) fn looks_like(start: &[u8]) -> bool {
 /// How the output of `perf script --header` begins.
 const HEADER: &[u8] = b"# ========\n# captured on";
 
-/// Whether a sample without time and event is one of those that perf aligns in columns.
+/// Whether a sample without time and event is one of those that perf aligns in columns. A folded stack ends in a
+/// number.
 fn is_flat(line: &[u8], head: &Head<'_>) -> bool {
-    line.starts_with(b" ") && head.frame.is_some()
+    let is_aligned = line.windows(2).any(|blanks| blanks == b"  ");
+    let last = line.trim_ascii_end().rsplit(u8::is_ascii_whitespace).next();
+    let ends_in_number = last.is_some_and(|word| word.iter().all(u8::is_ascii_digit));
+    head.frame.is_some() && is_aligned && !ends_in_number
 }
 
 /// Whether a line without time and event begins a sample: the command of one with a chain stands at the line's

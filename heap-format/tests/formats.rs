@@ -215,7 +215,8 @@ fn samples(text: &str) -> Vec<Vec<String>> {
     assert_eq!(profile.format, Format::PerfScript, "{text}");
     let name = |&frame: &u32| {
         let location = &profile.locations[frame as usize];
-        let function = profile.functions[profile.lines[location.first_line as usize].function as usize]
+        let function = profile.functions
+            [profile.lines[location.first_line as usize].function as usize]
             .name
             .as_str();
         let suffix = if profile.is_kernels(location) {

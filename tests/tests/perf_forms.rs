@@ -1,0 +1,100 @@
+//! Every form in which `perf script` prints the samples of one recording is read as the same samples.
+
+use std::path::Path;
+use std::process::Command;
+
+use heap_format::{Format, Profile, open};
+use mem_tests::{Scratch, run};
+
+/// Options of `perf script`; each form shows the functions' names.
+const FORMS: [&str; 24] = [
+    "",
+    "-F +srcline",
+    "-F +insn",
+    "-F +srccode",
+    "-F -dso",
+    "-F -time",
+    "-F -event",
+    "-F -period",
+    "-F -tid",
+    "-F +pid",
+    "-F -comm",
+    "-F comm,ip,sym",
+    "-F ip,sym",
+    "-F ip,sym,dso",
+    "-F pid,ip,sym",
+    "-F time,ip,sym,dso",
+    "-F event,ip,sym",
+    "-F comm,tid,ip,sym,symoff,dso",
+    "--show-mmap-events",
+    "--show-task-events",
+    "--header",
+    "--ns",
+    "--deltatime",
+    "--no-demangle",
+];
+
+fn record(scratch: &Scratch, program: &Path, options: &[&str], name: &str) -> std::path::PathBuf {
+    let data = scratch.file(name);
+    let outcome = run(Command::new("perf")
+        .args(["record", "-q", "-F", "200", "-e", "cpu-clock:u"])
+        .args(options)
+        .arg("-o")
+        .arg(&data)
+        .arg(program));
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    data
+}
+
+/// What `perf script` prints in a form, as the reader reads it. Fields that the recording lacks are left out by
+/// perf.
+fn script(scratch: &Scratch, data: &Path, form: &str) -> Profile {
+    let outcome = run(Command::new("perf")
+        .args(["script", "-i"])
+        .arg(data)
+        .args(form.split_whitespace()));
+    assert_eq!(outcome.code, Some(0), "{form}: {outcome:?}");
+    let file = scratch.file("script.txt");
+    std::fs::write(&file, &outcome.stdout).expect("a writable directory");
+    open(&file).unwrap_or_else(|error| panic!("{form}: {error}\n{}", outcome.stdout))
+}
+
+/// Names of the functions of each sample, leaf first, as far as the program's own are concerned.
+fn own_functions(profile: &Profile) -> Vec<Vec<String>> {
+    assert_eq!(profile.format, Format::PerfScript);
+    let names_of = |stack: usize| {
+        let frames = profile.stacks.get(stack).iter();
+        let lines = frames.flat_map(|&frame| profile.lines_of(&profile.locations[frame as usize]));
+        let names = lines.map(|line| profile.functions[line.function as usize].name.clone());
+        names
+            .filter(|name| ["spin", "outer", "main"].contains(&name.as_str()))
+            .collect()
+    };
+    (0..profile.stacks.len()).map(names_of).collect()
+}
+
+#[test]
+fn every_form_holds_the_same_samples() {
+    let scratch = Scratch::new();
+    let program = scratch.compile_as(
+        "perf_forms.c",
+        "forms",
+        &["-g", "-O1", "-fno-omit-frame-pointer"],
+    );
+    for (options, name) in [(&["-g"][..], "chains"), (&[], "flat")] {
+        let data = record(&scratch, &program, options, name);
+        let expected = own_functions(&script(&scratch, &data, ""));
+        assert!(expected.len() > 20, "{name}: {} samples", expected.len());
+        let in_spin = expected
+            .iter()
+            .filter(|names| names.first().is_some_and(|n| n == "spin"));
+        assert!(
+            in_spin.count() * 10 > expected.len() * 8,
+            "{name}: {expected:?}"
+        );
+        for form in FORMS {
+            let found = own_functions(&script(&scratch, &data, form));
+            assert_eq!(found, expected, "{name}, {form}");
+        }
+    }
+}
