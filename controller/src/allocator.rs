@@ -5,10 +5,11 @@ use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::agent_file::{self, Role};
-use crate::process;
+use mem_agents::agent_file::{self, Role};
+use mem_agents::process;
+use mem_agents::text;
+
 use crate::python;
-use crate::text;
 
 /// The functions by which allocators are known. The first is called by everybody.
 const FUNCTIONS: [&str; 7] = [

@@ -7,8 +7,8 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use crate::discovery::{Found, Life};
-use crate::process::{self, Stat, Status};
+use mem_agents::discovery::{Found, Life};
+use mem_agents::process::{self, Stat, Status};
 
 /// Pause between two looks, as a multiple of the time that the last took.
 const PAUSE: u32 = 10;

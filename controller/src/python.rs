@@ -2,10 +2,9 @@
 //! of that allocator, unless `PYTHONMALLOC=malloc` is in the environment.
 
 use heap_format::maps::Entry;
+use mem_agents::process;
+use mem_agents::text;
 use shm_protocol::options::ignore_environment;
-
-use crate::process;
-use crate::text;
 
 /// The variable that chooses CPython's allocator.
 pub const VARIABLE: &str = "PYTHONMALLOC";

@@ -7,11 +7,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use heap_format::maps::{Entry, strip_deleted};
+use mem_agents::agent_file;
+use mem_agents::process;
+use mem_agents::text;
 use serde::Serialize;
-
-use crate::agent_file;
-use crate::process;
-use crate::text;
 
 /// Bytes resident, by kind of mapping.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]

@@ -5,10 +5,10 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use heap_format::{Facts, Profile, ValueType, merge};
-use mem_controller::discovery::Agent;
-use mem_controller::live::{self, Live};
-use mem_controller::segment::Head;
-use mem_controller::{collect, process};
+use mem_agents::discovery::Agent;
+use mem_agents::live::{self, Live};
+use mem_agents::segment::Head;
+use mem_agents::{collect, process};
 
 use crate::encoding;
 use crate::job::Job;

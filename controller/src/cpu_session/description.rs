@@ -5,9 +5,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use cpu::Process;
-
-use crate::process::{self, Stat};
-use crate::text;
+use mem_agents::process::{self, Stat};
+use mem_agents::text;
 
 /// A process as users know it.
 #[derive(Clone, Debug, Default)]

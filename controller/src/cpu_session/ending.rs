@@ -9,6 +9,7 @@ use cpu::proc;
 use cpu::recording::Ended;
 use cpu::{Machine, Process};
 use heap_format::cpu::Mode;
+use mem_agents::text;
 use nix::sys::resource::{Usage, UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 
@@ -16,7 +17,6 @@ use super::answers::Sink;
 use super::{Description, Run, Session, Times, Written};
 use crate::launch::Launched;
 use crate::terminal;
-use crate::text;
 
 impl Run {
     /// Writes what was sampled.

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use cpu::{Perf, Ptrace, Recording, Refusal, Sampling, Waiting};
 use heap_format::cpu::{self as format, Mode};
+use mem_agents::discovery::Discovery;
 
 use super::inside::{Inside, STOPPED};
 use super::member::Trouble;
 use super::timers::name_lines;
 use crate::cli::EngineName;
-use crate::discovery::Discovery;
 
 /// What part the agents have that processes carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

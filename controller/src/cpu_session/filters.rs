@@ -8,7 +8,7 @@ use std::mem::zeroed;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::process;
+use mem_agents::process;
 
 /// A filter of ours decides about system calls (`Seccomp` in `/proc/PID/status`).
 const FILTERED: u32 = 2;

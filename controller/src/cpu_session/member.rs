@@ -6,19 +6,19 @@ use cpu::script::{Script, ScriptLine};
 use cpu::space::Range;
 use cpu::stacks::{Count, Stacks};
 use cpu::{Process, Recording};
+use mem_agents::collect;
+use mem_agents::dump;
+use mem_agents::interpreted::{self, Interpreted};
+use mem_agents::process;
+use mem_agents::segment::Head;
+use mem_agents::snapshot::Snapshot;
+use mem_agents::target::Target;
 use shm_protocol::cpu::CpuState;
 use shm_protocol::layout::BANK_HEADER_BYTES;
 use shm_protocol::snapshot::CpuView;
 
 use super::signals::Blocked;
-use crate::collect;
-use crate::dump;
-use crate::interpreted::{self, Interpreted};
 use crate::launch::FILTERS_VARIABLE;
-use crate::process;
-use crate::segment::Head;
-use crate::snapshot::Snapshot;
-use crate::target::Target;
 
 /// CPU time that a process may use without noticing that it is to sample itself.
 const UNNOTICED: u64 = 100_000_000;

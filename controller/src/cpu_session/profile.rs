@@ -11,13 +11,13 @@ use cpu::{Process, Waiting};
 use cpython::State;
 use heap_format::cpu::{CpuBuilder, Frame, Mode, Sampling};
 use heap_format::{BuildId, Facts, Function, LocationId, Mapping, Thread};
+use mem_agents::process;
+use mem_agents::room;
+use mem_agents::text;
 
 use super::Description;
 use crate::cli::CpuFormat;
-use crate::process;
 use crate::python;
-use crate::room;
-use crate::text;
 
 /// Share of the time without samples, in percent, from which on there is advice.
 const MUCH: f64 = 10.0;

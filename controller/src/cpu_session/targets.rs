@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use crate::cgroup;
-use crate::process;
-use crate::select;
-use crate::text;
+use mem_agents::cgroup;
+use mem_agents::process;
+use mem_agents::select;
+use mem_agents::text;
 
 /// Where control groups are mounted.
 const GROUPS: &str = "/sys/fs/cgroup";

@@ -9,12 +9,12 @@ use cpu::kernel;
 use cpu::recording::{FIRST_OF_KERNEL, TRUNCATED};
 use heap_format::cpu::{CpuBuilder, Sampling};
 use heap_format::{Facts, Profile};
+use mem_agents::names::{FunctionId, Symbols};
+use mem_agents::process;
+use mem_agents::text;
 use serde::Serialize;
 
 use crate::cpu_session::{modules, user_location};
-use crate::names::{FunctionId, Symbols};
-use crate::process;
-use crate::text;
 use crate::top::model::{Model, StackRow};
 use crate::top::numbers::Numbers;
 use crate::top::quality::Quality;

@@ -2,7 +2,8 @@
 
 use std::rc::Rc;
 
-use crate::names::{FunctionId, Symbols};
+use mem_agents::names::{FunctionId, Symbols};
+
 use crate::top::numbers::Numbers;
 
 /// A stack: its functions and numbers.

@@ -1,6 +1,7 @@
 //! The user's choices, and the rows to show for them. No terminal here.
 
-use crate::names::FunctionId;
+use mem_agents::names::FunctionId;
+
 use crate::top::model::Model;
 use crate::top::numbers::Numbers;
 use crate::top::sort::Sort;

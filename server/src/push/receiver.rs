@@ -8,8 +8,8 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use clap::ValueEnum;
 use heap_format::{Facts, Profile, ValueType, fold, merge, otlp, pprof};
-use mem_controller::clock::Time;
-use mem_controller::process;
+use mem_agents::clock::Time;
+use mem_agents::process;
 use serde_json::json;
 
 use crate::naming::Naming;

@@ -429,11 +429,6 @@ pub fn run_directories(directory: &Directory) -> Vec<Arc<Directory>> {
 }
 
 #[cfg(test)]
-#[path = "../tests/support/forge.rs"]
-#[allow(dead_code, reason = "other tests use the rest")]
-mod forge;
-
-#[cfg(test)]
 mod tests {
     use super::*;
 

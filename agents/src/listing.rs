@@ -15,7 +15,6 @@ use crate::process;
 use crate::segment::Head;
 use crate::target::{Deadline, Error, is_running, obstacle, uncollected, uncollected_time};
 use crate::text;
-use crate::triggers::rss_bytes;
 
 /// One line of the list.
 #[derive(Debug, Serialize)]
@@ -96,7 +95,7 @@ pub fn row(agent: &Agent, head: &mut Head) -> Option<Row> {
         live_bytes: heap.as_ref().map(|heap| heap.bytes),
         live_source: heap.as_ref().map(|heap| heap.source),
         live_age_seconds: heap.as_ref().map(|heap| heap.age_ns as f64 / 1e9),
-        rss_bytes: live.then(|| rss_bytes(agent.pid)).flatten(),
+        rss_bytes: live.then(|| process::rss_bytes(agent.pid)).flatten(),
         segment: text::path(agent.segment.path()),
     })
 }

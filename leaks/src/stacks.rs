@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use heap_format::{Detail, Loss, Lost as Label};
+use mem_agents::snapshot::Snapshot;
 use reachability::causes::How;
 use reachability::lost::Lost;
 use reachability::object::Sampled;
@@ -11,7 +12,6 @@ use shm_protocol::clock::{TICK_NS, tick_of};
 use shm_protocol::header;
 
 use super::base::{Amount, NOTHING, Share, Since};
-use crate::snapshot::Snapshot;
 
 /// What is lost of one stack, in one way.
 #[derive(Clone, Debug)]

@@ -9,15 +9,15 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use heap_format::{Location, Profile};
+use mem_agents::collect;
+use mem_agents::snapshot::Snapshot;
+use mem_agents::waiting;
 use shm_protocol::NodeId;
 use shm_protocol::snapshot::Header;
 use symbols::apart::{self, Code};
 use symbols::demangle::{Style, demangle};
 
 use super::suppressions::Suppressions;
-use crate::collect;
-use crate::snapshot::Snapshot;
-use crate::waiting;
 
 /// Addresses that are named at a time.
 const BATCH: usize = 200_000;

@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use capture::Thread;
 use heap_format::maps::Entry;
+use mem_agents::text;
 use reachability::{Heap, Memory, Pointers, mark};
 use shm_protocol::layout::{AgentMemory, OwnMapping};
 
@@ -18,7 +19,6 @@ use super::intervals::joined;
 use super::kernel::KernelData;
 use super::options::Options;
 use super::regions::Region;
-use crate::text;
 
 /// Bytes below the stack pointer that a function may use (System V ABI for x86-64).
 const RED_ZONE: u64 = if cfg!(target_arch = "x86_64") { 128 } else { 0 };

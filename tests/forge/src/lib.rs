@@ -1,4 +1,4 @@
-//! Segments that nobody's agent made.
+//! Segments that nobody's agent made, for the tests of what reads them.
 
 use std::fs::File;
 use std::mem::offset_of;
@@ -19,10 +19,15 @@ pub struct Forged {
     pub inside: (u32, u64),
     /// Inode of the pid namespace.
     pub namespace: u64,
+    /// When it was created.
     pub created_ns: u64,
+    /// Name of the process.
     pub comm: Vec<u8>,
+    /// Path of its program.
     pub exe: Vec<u8>,
+    /// Number of the program, of those that the process has executed.
     pub image: u32,
+    /// Size of the segment.
     pub bytes: usize,
 }
 

@@ -10,16 +10,15 @@ use std::path::Path;
 
 use anyhow::ensure;
 use heap_format::{Location, Mapping, Profile};
+use mem_agents::clock::Time;
+use mem_agents::collect;
+use mem_agents::discovery::Agent;
+use mem_agents::process;
+use mem_agents::snapshot::Snapshot;
+use mem_agents::text;
 use shm_protocol::NodeId;
 use shm_protocol::segment::Session;
 use shm_protocol::snapshot::Header;
-
-use crate::clock::Time;
-use crate::collect;
-use crate::discovery::Agent;
-use crate::process;
-use crate::snapshot::Snapshot;
-use crate::text;
 
 /// What dumps of checks name as their cause.
 pub const TRIGGER: &str = "leak check";

@@ -1,5 +1,6 @@
 //! The search of a process's memory for pointers, and what it did not come to.
 
+use mem_agents::snapshot::NO_CLASS;
 use reachability::jemalloc::{self, Globals};
 use reachability::lost::{self, Found, Lost};
 use reachability::mark::{self, Marks};
@@ -17,7 +18,6 @@ use super::moment::{Hold, Moment};
 use super::options::Options;
 use super::roots::{self, Roots};
 use super::{Scope, unstopped};
-use crate::snapshot::NO_CLASS;
 
 /// The heap and what was reached in it.
 pub struct Search {

@@ -1,8 +1,9 @@
 //! gperftools' variables for its heap checker, read as it reads them.
 
+use mem_agents::process::is_traced;
+
 use super::Means;
 use super::options::Options;
-use crate::process::is_traced;
 
 const GLOBALS: &str = "HEAP_CHECK_IGNORE_GLOBAL_LIVE";
 const THREADS: &str = "HEAP_CHECK_IGNORE_THREAD_LIVE";

@@ -4,6 +4,14 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use heap_format::LeakCheck;
+use mem_agents::clock::{Time, now_ns};
+use mem_agents::collect;
+use mem_agents::discovery::Agent;
+use mem_agents::dump::end_of;
+use mem_agents::live::is_counting;
+use mem_agents::names::Symbols;
+use mem_agents::snapshot::Snapshot;
+use mem_agents::text;
 use serde::Serialize;
 use shm_protocol::NodeId;
 use shm_protocol::segment::Session;
@@ -11,14 +19,6 @@ use shm_protocol::snapshot::Header;
 
 use super::notes::notes;
 use super::{Base, Check, Earlier, Leak, Used};
-use crate::clock::{Time, now_ns};
-use crate::collect;
-use crate::discovery::Agent;
-use crate::dump::end_of;
-use crate::live::is_counting;
-use crate::names::Symbols;
-use crate::snapshot::Snapshot;
-use crate::text;
 
 /// Frames of a stack that are shown.
 const FRAMES: usize = 32;
@@ -44,7 +44,9 @@ pub struct Report {
     /// Half the width of the 95 % interval of `lost_bytes`; 0 where every allocation is known.
     lost_bytes_margin: f64,
     lost_objects: f64,
+    /// Samples of the objects that are lost.
     pub lost_samples: u64,
+    /// Bytes of the live heap, from the same samples.
     pub live_bytes: f64,
     /// The earlier check, of which nothing is in `lost_…` and `leaks`.
     base: Option<Before>,

@@ -1,18 +1,11 @@
-//! Values on the command line: times, sizes, processes, thresholds.
+//! Values on the command line: times, sizes, rates, processes, users.
 
 use std::time::Duration;
-
-use nix::sys::signal::Signal;
-
-use crate::triggers::Threshold;
 
 /// Longest session: births and deaths of objects are kept in 31 bits of 4.19 ms.
 const LONGEST: Duration = Duration::from_secs(100 * 24 * 3600);
 
 const EXPECTED_TIME: &str = "expected a number of seconds above zero, such as 60, 1.5, 5m or 2h";
-
-/// Least memory of a control group that can be a threshold: any process has more.
-const LEAST_THRESHOLD: u64 = 4096;
 
 /// A length of time above zero.
 pub fn seconds(text: &str) -> Result<Duration, String> {
@@ -137,47 +130,6 @@ pub fn amount(text: &str) -> Result<u64, String> {
     }
 }
 
-/// `90%`, or an amount of memory.
-pub fn threshold(text: &str) -> Result<Threshold, String> {
-    let Some(percent) = text.strip_suffix('%') else {
-        return match amount(text)? {
-            n if n < LEAST_THRESHOLD => Err(format!(
-                "less than a page: a share is written {text}%, an amount such as 2G"
-            )),
-            n => Ok(Threshold::Bytes(n)),
-        };
-    };
-    match percent.parse::<f64>() {
-        Ok(p) if p > 0.0 && p <= 100.0 => Ok(Threshold::Share(p / 100.0)),
-        _ => Err("expected a share such as 90%".to_owned()),
-    }
-}
-
-/// A signal that requests a dump.
-pub fn dump_signal(text: &str) -> Result<Signal, String> {
-    let name = text.to_ascii_uppercase();
-    let name = if name.starts_with("SIG") {
-        name
-    } else {
-        format!("SIG{name}")
-    };
-    match name.as_str() {
-        "SIGUSR1" => Ok(Signal::SIGUSR1),
-        "SIGUSR2" => Ok(Signal::SIGUSR2),
-        "SIGQUIT" => Ok(Signal::SIGQUIT),
-        "SIGALRM" => Ok(Signal::SIGALRM),
-        _ => Err("expected SIGUSR1, SIGUSR2, SIGQUIT or SIGALRM".to_owned()),
-    }
-}
-
-/// How many dumps to keep.
-pub fn count(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(0) | Err(_) => Err("expected a number of dumps, at least 1".to_owned()),
-        Ok(n) => Ok(n),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -206,15 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn thresholds_and_signals() {
-        assert_eq!(threshold("90%"), Ok(Threshold::Share(0.9)));
-        assert_eq!(threshold("1G"), Ok(Threshold::Bytes(1 << 30)));
-        for bad in ["0%", "101%", "%", "x%", "0", "nan%"] {
-            assert!(threshold(bad).is_err(), "{bad}");
-        }
-        assert_eq!(dump_signal("usr2"), Ok(Signal::SIGUSR2));
-        assert!(dump_signal("SIGKILL").is_err());
+    fn users() {
         assert!(user("root") == Ok(0) && user("no-such-user-here").is_err());
-        assert!(count("0").is_err());
     }
 }

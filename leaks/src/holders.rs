@@ -5,6 +5,10 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 
+use mem_agents::discovery::Agent;
+use mem_agents::process;
+use mem_agents::snapshot::Snapshot;
+use mem_agents::text;
 use reachability::Pointers;
 use reachability::lost;
 use reachability::mark;
@@ -18,10 +22,6 @@ use super::memory::MomentMemory;
 use super::search::{is_counted, is_of};
 use super::stacks::Sum;
 use super::{Means, Moment, Options, Search, globals};
-use crate::discovery::Agent;
-use crate::process;
-use crate::snapshot::Snapshot;
-use crate::text;
 
 /// Maximum number of stacks of which an object is shown.
 const MOST: usize = 3;

@@ -9,6 +9,9 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, ensure};
 use capture::{Copy, Pause, RaisedPriority, Refusal, Stopped, Thread};
 use libc::{major, minor};
+use mem_agents::discovery::Agent;
+use mem_agents::process;
+use mem_agents::unreadable;
 
 use super::Means;
 use super::held::Held;
@@ -17,9 +20,6 @@ use super::memory::MomentMemory;
 use super::refusal::{no_room, without_copy};
 use super::regions::{self, Region};
 use super::{roots, unstopped};
-use crate::discovery::Agent;
-use crate::process;
-use crate::unreadable;
 
 /// Longest time to stop all threads.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -1,8 +1,10 @@
 //! Removal of the segments that dead processes left.
 
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
 use crate::claims::{Claims, Doubt};
-use crate::discovery::{Agent, Discovery, Found, Life, Scan, run_directories};
-use crate::launch;
+use crate::discovery::{Agent, Discovery, Found, HIDDEN_PREFIX, Life, Scan, run_directories};
 use crate::segment::{Directory, Head, Refusal, default_directory};
 use crate::select::Selection;
 use crate::target::{uncollected, uncollected_time};
@@ -129,8 +131,22 @@ pub fn remove_run_directories() {
     if let Ok(directory) = Directory::open(&shared) {
         for inner in run_directories(&directory) {
             // Fails where it is not empty, as it should.
-            launch::remove_directory(&inner.path);
+            remove_directory(&inner.path);
         }
+    }
+}
+
+/// Removes a directory that `run` made for a program's segments, and the one around it, where they
+/// are empty.
+pub fn remove_directory(path: &Path) {
+    // Live processes may still use it; `clean` removes it after them.
+    let _ = std::fs::remove_dir(path);
+    let name = path.file_name().unwrap_or_default().as_bytes();
+    if let Some(outer) = path
+        .parent()
+        .filter(|_| name.starts_with(HIDDEN_PREFIX.as_bytes()))
+    {
+        let _ = std::fs::remove_dir(outer);
     }
 }
 

@@ -1,8 +1,27 @@
 //! A check for leaks: which sampled objects no pointer of the process leads to any more.
 //!
-//! The process is stopped for as long as it takes to copy its page tables, and continues; the copy
-//! is read afterwards. If no copy can be made, the process itself is read while it is stopped, on
-//! request; or repeatedly while it runs.
+//! [`check`] finds them, [`report()`] names their stacks, [`holders()`] says what keeps an object alive,
+//! and [`test_alignment`] checks an assumption of the search on the process itself. The process is
+//! stopped for as long as it takes to copy its page tables, and continues; the copy is read
+//! afterwards. If no copy can be made, the process itself is read while it is stopped, on request;
+//! or repeatedly while it runs ([`Means`]).
+//!
+//! # Promises
+//! - The process is stopped only while it is copied or, with [`Means::Stopped`], while it is
+//!   searched; with [`Means::Running`] never.
+//! - Everything read from it is treated as hostile: counts, sizes, addresses and lists are bounded
+//!   and checked.
+//! - An object to which a root or a reached object points, even into its middle, is not reported.
+//! - Nothing is printed.
+//!
+//! # Caller's duties
+//! - The segment and the session belong to the process that is checked, and the session samples
+//!   its heap. Objects from before the session are unknown.
+//!
+//! # Limits
+//! - What limits `reachability` has: jemalloc as built into the agent, 48-bit addresses, no
+//!   disguised pointers.
+//! - A process that may not be traced, or that another tracer has stopped, is refused.
 
 mod base;
 mod control_blocks;
@@ -33,6 +52,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use capture::{Failure, Pause};
+use mem_agents::discovery::Agent;
+use mem_agents::dump;
+use mem_agents::snapshot::Snapshot;
 use reachability::ProcessMemory;
 use reachability::lost::Lost;
 use shm_protocol::NodeId;
@@ -41,9 +63,6 @@ use shm_protocol::layout::{HeapGlobals, STATED_OPTIONS, STATED_SUPPRESSIONS};
 use shm_protocol::segment::Session;
 use shm_protocol::snapshot::Header;
 
-use crate::discovery::Agent;
-use crate::dump;
-use crate::snapshot::Snapshot;
 use base::Since;
 use gentle::Look;
 use known::Known;

@@ -2,8 +2,7 @@
 
 use anyhow::anyhow;
 use capture::Refusal;
-
-use crate::{cgroup, process, text};
+use mem_agents::{cgroup, process, text};
 
 /// Why a copy would cost the process its life: the kernel counts a copy's page tables to the
 /// control group, and if there is no room for them, it kills the largest process there.

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use crate::text;
+use mem_agents::text;
 
 /// Maximum number of bytes of a file, and of templates of all files.
 const MOST_BYTES: u64 = 1 << 20;

@@ -74,6 +74,11 @@ impl Stat {
     }
 }
 
+/// Resident memory of a process.
+pub fn rss_bytes(pid: i32) -> Option<u64> {
+    Stat::of(pid)?.rss_bytes()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

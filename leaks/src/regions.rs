@@ -5,8 +5,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use heap_format::maps::Entry;
-
-use crate::process;
+use mem_agents::process;
 
 mod pagemap_scan;
 

@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use mem_agents::text;
 use shm_protocol::NodeId;
 
 use super::Check;
-use crate::text;
 
 /// Stacks of overwritten objects that are named, and frames of each.
 const STACKS: usize = 4;

@@ -17,7 +17,7 @@ use shm_protocol::snapshot::Header;
 
 pub use cpu::proc::cpu_ns;
 pub use pidfd::{has_ended, pidfd, wait_for_end};
-pub use stat::Stat;
+pub use stat::{Stat, rss_bytes};
 pub use status::Status;
 
 use crate::text;
