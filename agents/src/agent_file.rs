@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 
 use heap_format::maps::{Entry, strip_deleted};
 
-use crate::process;
 use crate::text;
 
 /// Prefix of the agent's usual name. A file of that name is taken for the agent without being read.
@@ -56,7 +55,7 @@ pub fn has_usual_name(path: &[u8]) -> bool {
 
 /// The entries of `LD_PRELOAD` in an environment.
 pub fn preloads(environment: &[u8]) -> impl Iterator<Item = &[u8]> {
-    let preloaded = process::value(environment, "LD_PRELOAD").unwrap_or_default();
+    let preloaded = proc::value(environment, "LD_PRELOAD").unwrap_or_default();
     let entries = preloaded.split(|b| b" :".contains(b));
     entries.filter(|entry| !entry.is_empty())
 }
@@ -64,7 +63,7 @@ pub fn preloads(environment: &[u8]) -> impl Iterator<Item = &[u8]> {
 /// The path by which we reach a file that a process names; `None` for a name without a slash, which
 /// the loader searches for.
 pub fn path_in(pid: i32, name: &[u8]) -> Option<PathBuf> {
-    let directory = process::directory(pid);
+    let directory = proc::directory(pid);
     let path = Path::new(OsStr::from_bytes(name));
     if let Ok(inside) = path.strip_prefix("/") {
         return Some(directory.join("root").join(inside));
@@ -120,7 +119,7 @@ pub fn mapped(pid: i32, maps: &[u8]) -> Option<PathBuf> {
         let shown = Path::new(OsStr::from_bytes(usual.path));
         return Some(strip_deleted(shown).0.to_owned());
     }
-    let environment = process::environment(pid)?;
+    let environment = proc::environment(pid)?;
     let mut libraries = preloaded(pid, &environment, maps);
     let agent = libraries.find(|library| library.role == Role::Agent)?;
     Some(agent.path)
@@ -143,14 +142,14 @@ mod tests {
     #[test]
     fn only_names_with_a_slash_have_a_path() {
         assert_eq!(path_in(7, b"x.so"), None);
-        let root = process::directory(7).join("root/lib/x.so");
+        let root = proc::directory(7).join("root/lib/x.so");
         assert_eq!(path_in(7, b"/lib/x.so"), Some(root));
     }
 
     #[test]
     fn programs_without_the_agent_have_none() {
         let own = std::process::id() as i32;
-        assert_eq!(mapped(own, &process::maps(own).unwrap()), None);
+        assert_eq!(mapped(own, &proc::maps(own).unwrap()), None);
         assert_eq!(role(Path::new("/nowhere.so")), Role::Other);
     }
 }

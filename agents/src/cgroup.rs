@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::{process, text};
+use crate::text;
 
 /// Where control groups are mounted.
 const MOUNT: &str = "/sys/fs/cgroup";
@@ -19,7 +19,7 @@ pub struct Memory {
 
 /// The control groups of a process: controllers (empty for version 2), and the path.
 fn groups(pid: i32) -> Vec<(String, String)> {
-    let text = process::file(pid, "cgroup").unwrap_or_default();
+    let text = proc::file(pid, "cgroup").unwrap_or_default();
     parse(&String::from_utf8_lossy(&text))
 }
 
@@ -44,7 +44,7 @@ struct Mount {
 impl Mount {
     /// All, version 1 and 2: on many machines there are both.
     fn all() -> Vec<Self> {
-        let text = process::own_mounts().unwrap_or_default();
+        let text = proc::own_mounts().unwrap_or_default();
         String::from_utf8_lossy(&text)
             .lines()
             .filter_map(Self::parse)

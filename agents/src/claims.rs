@@ -8,10 +8,11 @@
 
 use std::collections::HashMap;
 
+use proc::{Stat, Status};
+
 use crate::discovery::spaces::namespace;
 use crate::discovery::{Found, Life};
 use crate::mappings;
-use crate::process::{self, Stat, Status};
 use crate::text;
 
 /// Inode of the initial pid namespace, a constant of the kernel's (`PROC_PID_INIT_INO`).
@@ -69,7 +70,7 @@ impl Claims {
     pub fn since(since: u64) -> Self {
         Self {
             own: namespace("self", "pid"),
-            proc_is_ours: process::proc_is_ours(),
+            proc_is_ours: proc::is_ours(),
             seen: None,
             since,
             #[cfg(test)]
@@ -119,11 +120,11 @@ impl Claims {
 impl Seen {
     fn look(since: u64) -> Self {
         let mut seen = Self::default();
-        for pid in process::all() {
+        for pid in proc::all() {
             let Some(stat) = Stat::of(pid).filter(|stat| stat.start_time >= since) else {
                 continue;
             };
-            let maps = process::maps(pid);
+            let maps = proc::maps(pid);
             match (maps, Status::of(pid)) {
                 (Some(maps), _) => seen.add(pid, &maps),
                 (None, Some(status)) => {

@@ -17,7 +17,6 @@ use shm_protocol::snapshot::{Header, ModuleView, RecordView, ThreadView};
 
 use crate::helper;
 use crate::interpreted::{self, Interpreted};
-use crate::process;
 use crate::resolved_tree::ResolvedTree;
 use crate::snapshot::Snapshot;
 
@@ -57,10 +56,10 @@ impl Metadata {
         Self {
             pid,
             name: name.to_vec(),
-            command_line: process::command_line(pid),
-            maps: process::maps(pid).unwrap_or_default(),
-            memory: process::memory(pid),
-            boot_id: process::boot_id().map(|(_, text)| text),
+            command_line: proc::command_line(pid),
+            maps: proc::maps(pid).unwrap_or_default(),
+            memory: proc::memory_counters(pid),
+            boot_id: proc::boot_id().map(|(_, text)| text),
             ..Self::default()
         }
     }
@@ -151,7 +150,7 @@ fn add_loss(builder: &mut ProfileBuilder, lost: Lost) {
 /// A profile of code alone: for each return address, or frame of an interpreter with these code
 /// objects, a stack of one frame, so that it is named as a dump's is.
 pub fn code(header: &Header<'_>, pid: i32, addresses: &[u64], codes: &[u8]) -> Profile {
-    let maps_text = process::maps(pid).unwrap_or_default();
+    let maps_text = proc::maps(pid).unwrap_or_default();
     let mut builder = ProfileBuilder::new(1);
     let (modules, relocations) = modules(header, &maps_text);
     modules
@@ -161,7 +160,7 @@ pub fn code(header: &Header<'_>, pid: i32, addresses: &[u64], codes: &[u8]) -> P
         pid: Some(pid as u32),
         exe: Some(path(header.exe())),
         exe_build_id: BuildId(header.exe_build_id().to_vec()),
-        boot_id: process::boot_id().map(|(_, text)| text),
+        boot_id: proc::boot_id().map(|(_, text)| text),
         maps_text,
         ..Facts::default()
     });

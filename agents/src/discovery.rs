@@ -97,7 +97,7 @@ impl Discovery {
     pub fn in_directory(path: PathBuf) -> Self {
         Self {
             path,
-            boot_id: process::boot_id().map(|(id, _)| id),
+            boot_id: proc::boot_id().map(|(id, _)| id),
         }
     }
 
@@ -360,12 +360,12 @@ fn live(found: &mut Found, process: Process, exe: &[u8]) -> Result<(), Refusal> 
     if found.owner != 0 && !status.uids.contains(&found.owner) {
         return Err(Refusal::Planted(found.owner));
     }
-    let now = process::exe(pid);
+    let now = proc::exe(pid);
     let same = now.is_none_or(|now| text::base_name(&now) == text::base_name(exe));
     (found.life, found.name) = match same {
         true => (
             Life::Running,
-            process::display_name(&stat.comm, exe, &process::command_line(pid)),
+            process::display_name(&stat.comm, exe, &proc::command_line(pid)),
         ),
         false => (Life::Replaced, text::base_name(exe).to_vec()),
     };

@@ -118,7 +118,7 @@ pub fn write_dead(
 
 /// Returns when a dead process's session ended, as [`end_of`].
 fn end_of_dead(session: &Session, header: &Header<'_>) -> Time {
-    let same_boot = process::boot_id().is_some_and(|(id, _)| header.boot_id() == id);
+    let same_boot = proc::boot_id().is_some_and(|(id, _)| header.boot_id() == id);
     if same_boot {
         return last_sign_of_life(end_of(session, header), session, header);
     }

@@ -3,10 +3,10 @@
 
 use std::collections::HashMap;
 
+use proc::Stat;
 use shm_protocol::segment::Session;
 
 use crate::discovery::{Agent, Found};
-use crate::process::Stat;
 use crate::segment::Head;
 
 /// Number of processes that are remembered as reached before those that have ended are forgotten.

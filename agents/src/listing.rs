@@ -95,7 +95,7 @@ pub fn row(agent: &Agent, head: &mut Head) -> Option<Row> {
         live_bytes: heap.as_ref().map(|heap| heap.bytes),
         live_source: heap.as_ref().map(|heap| heap.source),
         live_age_seconds: heap.as_ref().map(|heap| heap.age_ns as f64 / 1e9),
-        rss_bytes: live.then(|| process::rss_bytes(agent.pid)).flatten(),
+        rss_bytes: live.then(|| proc::rss_bytes(agent.pid)).flatten(),
         segment: text::path(agent.segment.path()),
     })
 }

@@ -5,8 +5,6 @@ use std::os::fd::AsRawFd;
 
 use heap_format::maps::Entry;
 
-use crate::process;
-
 /// A device as the kernel writes it in maps.
 pub fn device(number: u64) -> (u32, u32) {
     (libc::major(number), libc::minor(number))
@@ -64,7 +62,7 @@ pub fn shown_device(file: &File) -> Option<(u32, u32)> {
     if at == libc::MAP_FAILED {
         return None;
     }
-    let text = process::maps(std::process::id() as i32);
+    let text = proc::maps(std::process::id() as i32);
     // SAFETY: the mapping was made above, and no pointer to it was handed out.
     unsafe { libc::munmap(at, length) };
     let text = text?;

@@ -143,7 +143,7 @@ impl Symbols {
     }
 
     /// The number of functions.
-    pub fn len(&self) -> usize {
+    pub fn function_count(&self) -> usize {
         self.names.len()
     }
 

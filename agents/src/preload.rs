@@ -7,19 +7,19 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
+use proc::Status;
 use symbols::Elf;
 
 use crate::agent_file::{self, Role};
-use crate::process::{self, Status};
 use crate::program;
 use crate::text;
 
 /// Why the agent that a process's `LD_PRELOAD` names is not there; `None` if it names none, or it
 /// is there, or that cannot be known.
 pub fn failure(pid: i32) -> Option<String> {
-    let environment = process::environment(pid)?;
+    let environment = proc::environment(pid)?;
     let agent = named(pid, &environment)?;
-    let maps = process::maps(pid)?;
+    let maps = proc::maps(pid)?;
     if agent_file::mapped(pid, &maps).is_some() {
         return None;
     }
@@ -45,7 +45,7 @@ fn named(pid: i32, environment: &[u8]) -> Option<&Path> {
 }
 
 fn reason(pid: i32, agent: &Path) -> Option<String> {
-    let directory = process::directory(pid);
+    let directory = proc::directory(pid);
     let exe = directory.join("exe");
     if let Some(obstacle) = program::obstacle(&exe) {
         return Some(obstacle.to_owned());
@@ -106,11 +106,11 @@ pub fn gives_rights_to(file: &Metadata, uid: u32) -> bool {
 pub fn warnings() -> Vec<String> {
     const MOST: usize = 5;
     let us = std::process::id() as i32;
-    let pids = process::all().into_iter().filter(|pid| *pid != us);
+    let pids = proc::all().into_iter().filter(|pid| *pid != us);
     let mut lines: Vec<String> = pids
         .filter_map(|pid| {
             let failure = failure(pid)?;
-            let exe = process::exe(pid).unwrap_or_default();
+            let exe = proc::exe(pid).unwrap_or_default();
             let name = text::escape(text::base_name(&exe));
             Some(format!("{name} ({pid}) runs without the agent: {failure}"))
         })

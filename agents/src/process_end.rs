@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use crate::process::Stat;
+use proc::Stat;
 
 /// How a process ended, by the kernel's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +63,7 @@ fn status_behind(pidfd: BorrowedFd<'_>) -> Option<i32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::{has_ended, pidfd};
+    use proc::{has_ended, pidfd};
     use std::os::fd::AsFd;
     use std::process::Command;
 

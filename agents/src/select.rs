@@ -3,11 +3,13 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+use proc::{Stat, Status};
+
 use crate::agent_file;
 use crate::cgroup;
 use crate::discovery::{Agent, Found, Life, Refused, Scan};
 use crate::preload;
-use crate::process::{self, Stat, Status};
+use crate::process;
 use crate::program;
 use crate::segment::Refusal;
 use crate::text;
@@ -171,7 +173,7 @@ fn explain_process(pid: i32, title: &str) -> String {
             "{title}: the process belongs to user {user}: run mem_profiler as {allowed}"
         );
     }
-    let Some(maps) = process::maps(pid) else {
+    let Some(maps) = proc::maps(pid) else {
         return format!(
             "{title}: {}; whether the process carries the agent is not known",
             unreadable::maps(pid)
@@ -185,7 +187,7 @@ fn explain_process(pid: i32, title: &str) -> String {
     }
     if agent_file::mapped(pid, &maps).is_some() {
         let directory = crate::segment::default_directory();
-        if let Some(root) = process::other_root(pid) {
+        if let Some(root) = proc::other_root(pid) {
             return format!(
                 "{title}: the process carries the agent, but its root directory is {}, and there \
                  is no segment in {} below that: the directory is missing there or was not \
@@ -195,8 +197,8 @@ fn explain_process(pid: i32, title: &str) -> String {
                 text::path(directory)
             );
         }
-        let environment = process::environment(pid).unwrap_or_default();
-        if process::value(&environment, "MEM_PROFILER_ONLY").is_some_and(|only| !only.is_empty()) {
+        let environment = proc::environment(pid).unwrap_or_default();
+        if proc::value(&environment, "MEM_PROFILER_ONLY").is_some_and(|only| !only.is_empty()) {
             return format!(
                 "{title}: the process carries the agent, but its environment leaves it out: add its \
                  name to MEM_PROFILER_ONLY, and restart it"
@@ -212,7 +214,7 @@ fn explain_process(pid: i32, title: &str) -> String {
     if let Some(failure) = preload::failure(pid) {
         return format!("{title}: the process runs without the agent: {failure}");
     }
-    let exe = process::directory(pid).join("exe");
+    let exe = proc::directory(pid).join("exe");
     if let Some(obstacle) = program::obstacle(&exe) {
         return format!("{title}: the process runs without the agent: {obstacle}");
     }
@@ -225,12 +227,12 @@ pub fn processes_called(name: &str) -> BTreeSet<i32> {
         let Some(stat) = Stat::of(*pid).filter(|s| !s.is_dead()) else {
             return false;
         };
-        let exe = || process::exe(*pid).unwrap_or_default();
+        let exe = || proc::exe(*pid).unwrap_or_default();
         pattern::covers(name.as_bytes(), &stat.comm)
             || pattern::covers(name.as_bytes(), text::base_name(&exe()))
     };
     let us = std::process::id() as i32;
-    process::all()
+    proc::all()
         .into_iter()
         .filter(|pid| *pid != us)
         .filter(is)

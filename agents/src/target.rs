@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use proc::Stat;
 use shm_protocol::clock::unix_ns;
 use shm_protocol::cpu::CpuSetting;
 use shm_protocol::layout::{BANK_HEADER_BYTES, REFUSES_MUSL, REFUSES_SANITIZER, REFUSES_SECCOMP};
@@ -19,7 +20,6 @@ use crate::clock::now_ns;
 use crate::discovery::{Agent, Life};
 use crate::dump;
 use crate::governor::{self, Governor, Reading, Step};
-use crate::process::{self, Stat};
 use crate::process_end::ProcessEnd;
 use crate::segment::{Head, Refusal, io_error};
 use crate::text;
@@ -149,7 +149,7 @@ impl Target {
     /// samples it.
     pub fn take(agent: Agent) -> Result<Self, Error> {
         agent.confirm()?;
-        let pidfd = process::pidfd(agent.pid);
+        let pidfd = proc::pidfd(agent.pid);
         if !agent.segment.lock().map_err(Error::Lock)? {
             return Err(conflict(&agent));
         }
@@ -189,7 +189,7 @@ impl Target {
             return Err(conflict(&agent));
         }
         let pidfd = (agent.life == Life::Running)
-            .then(|| process::pidfd(agent.pid))
+            .then(|| proc::pidfd(agent.pid))
             .flatten();
         let segment_bytes = agent.segment.view().bytes();
         Ok(Some(Self {
@@ -201,7 +201,7 @@ impl Target {
 
     /// Looks at a session that another part of this program has begun and maintains.
     pub fn share(agent: Agent, session: Session) -> Result<Self, Error> {
-        let pidfd = process::pidfd(agent.pid);
+        let pidfd = proc::pidfd(agent.pid);
         let segment_bytes = segment_bytes(&agent)?;
         let mut target = Self::new(agent, session, pidfd, segment_bytes);
         // Its table is the other's to enlarge.
@@ -273,7 +273,7 @@ impl Target {
             return None;
         }
         match &self.pidfd {
-            Some(fd) if process::has_ended(fd) => None,
+            Some(fd) if proc::has_ended(fd) => None,
             // The pidfd may be of a later process with the same pid, so check again.
             _ => Stat::of(self.agent.pid)
                 .filter(|s| s.start_time == self.agent.segment.name.start_time && !s.is_dead()),
@@ -285,7 +285,7 @@ impl Target {
         if self.agent.life == Life::Replaced {
             return None;
         }
-        let ns = process::cpu_ns(self.agent.pid)?;
+        let ns = proc::cpu_ns(self.agent.pid)?;
         // Unless it was a later process's with the same pid.
         let stat = Stat::of(self.agent.pid)?;
         (stat.start_time == self.agent.segment.name.start_time).then_some(ns)
@@ -296,7 +296,7 @@ impl Target {
     pub fn is_gone(&self) -> bool {
         match (self.agent.life, &self.pidfd) {
             (Life::Running, _) => false,
-            (Life::Dead, Some(fd)) if process::has_ended(fd) => true,
+            (Life::Dead, Some(fd)) if proc::has_ended(fd) => true,
             _ => {
                 let start = self.agent.entry.name.start_time;
                 Claims::since(start).check(&self.agent).is_ok()
@@ -379,8 +379,7 @@ impl Target {
 
     /// Widens or narrows the interval if sampling takes more or less than its share.
     fn govern(&mut self) -> Result<(), shm_protocol::segment::Errno> {
-        let (Some(share), Some(cpu_ns)) = (self.max_overhead, process::cpu_ns(self.agent.pid))
-        else {
+        let (Some(share), Some(cpu_ns)) = (self.max_overhead, proc::cpu_ns(self.agent.pid)) else {
             return Ok(());
         };
         let (interval, start_ns) = (self.session.interval, self.session.start_ns);
@@ -436,7 +435,7 @@ impl Target {
         if header.is_ok_and(|header| header.exited())
             && let Some(fd) = &self.pidfd
         {
-            process::wait_for_end(fd, LAST_MOMENTS);
+            proc::wait_for_end(fd, LAST_MOMENTS);
         }
     }
 
@@ -451,7 +450,7 @@ impl Target {
             let start = self.agent.segment.name.start_time;
             let end = ProcessEnd::of(self.agent.pid, start, self.pidfd());
             self.agent.end = self.agent.end.or(end);
-        } else if process::maps(self.agent.pid).is_some() && self.agent.confirm().is_err() {
+        } else if proc::maps(self.agent.pid).is_some() && self.agent.confirm().is_err() {
             self.agent.life = Life::Replaced;
         }
     }
@@ -469,9 +468,7 @@ pub fn obstacle(agent: &Agent, header: &Header<'_>) -> Option<Error> {
         (REFUSES_MUSL, _) => Some(Error::Musl),
         (REFUSES_SECCOMP, _) => Some(Error::Sandboxed),
         // A filter that was installed in a way that the agent does not see, or has not noticed yet.
-        _ if process::seccomp(agent.pid) > header.seccomp() && !has_tables() => {
-            Some(Error::Sandboxed)
-        }
+        _ if proc::seccomp(agent.pid) > header.seccomp() && !has_tables() => Some(Error::Sandboxed),
         _ => None,
     }
 }

@@ -6,6 +6,7 @@ use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
+use heap_format::printable::is_hidden;
 use unicode_width::UnicodeWidthStr;
 
 /// Longest name part of a file that is made from a process's name.
@@ -17,7 +18,7 @@ pub fn escape(bytes: &[u8]) -> String {
     let mut out = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
         for c in chunk.valid().chars() {
-            if is_unsafe(c) {
+            if is_hidden(c) {
                 let mut utf8 = [0; 4];
                 c.encode_utf8(&mut utf8)
                     .bytes()
@@ -38,7 +39,7 @@ pub fn path(path: impl AsRef<OsStr>) -> String {
 
 /// A line that is safe on a terminal, whatever it was put together from.
 pub fn line(text: &str) -> Cow<'_, str> {
-    match text.chars().any(is_unsafe) {
+    match text.chars().any(is_hidden) {
         true => Cow::Owned(escape(text.as_bytes())),
         false => Cow::Borrowed(text),
     }
@@ -49,7 +50,7 @@ pub fn line(text: &str) -> Cow<'_, str> {
 pub fn json(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
-        if c != '\n' && is_unsafe(c) {
+        if c != '\n' && is_hidden(c) {
             let mut units = [0; 2];
             for unit in c.encode_utf16(&mut units) {
                 // Writing to a String cannot fail.
@@ -60,15 +61,6 @@ pub fn json(text: &str) -> String {
         }
     }
     out
-}
-
-/// Characters that control a terminal, or that reorder or hide what stands around them.
-fn is_unsafe(c: char) -> bool {
-    c.is_control()
-        || matches!(c,
-            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
-            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}'
-            | '\u{e0000}'..='\u{e007f}')
 }
 
 fn hex(out: &mut String, byte: u8) {
@@ -103,7 +95,7 @@ pub fn shell_word(path: impl AsRef<OsStr>) -> String {
     let bytes = path.as_ref().as_bytes();
     let plain = |c: char| c.is_alphanumeric() || "/._-+,:@%=".contains(c);
     match std::str::from_utf8(bytes) {
-        Ok(text) if text.chars().any(is_unsafe) => dollar_quoted(bytes),
+        Ok(text) if text.chars().any(is_hidden) => dollar_quoted(bytes),
         Ok(text) if !text.is_empty() && text.chars().all(plain) => text.to_owned(),
         Ok(text) => format!("'{}'", text.replace('\'', r"'\''")),
         Err(_) => dollar_quoted(bytes),
@@ -122,7 +114,7 @@ fn dollar_quoted(bytes: &[u8]) -> String {
             let mut utf8 = [0; 4];
             match c {
                 '\'' | '\\' => out.extend(['\\', c]),
-                _ if is_unsafe(c) => c
+                _ if is_hidden(c) => c
                     .encode_utf8(&mut utf8)
                     .bytes()
                     .for_each(|byte| octal(&mut out, byte)),
@@ -239,7 +231,7 @@ mod tests {
     fn json_stays_json() {
         let value = serde_json::json!({ "name": "\u{1b}[2J\u{9b}\u{202e}\u{e0041}\u{7f}é" });
         let text = json(&serde_json::to_string_pretty(&value).unwrap());
-        assert!(text.chars().all(|c| c == '\n' || !is_unsafe(c)), "{text:?}");
+        assert!(text.chars().all(|c| c == '\n' || !is_hidden(c)), "{text:?}");
         assert_eq!(
             serde_json::from_str::<serde_json::Value>(&text).unwrap(),
             value
@@ -284,7 +276,7 @@ mod tests {
         ];
         for bytes in words {
             let word = shell_word(OsStr::from_bytes(bytes));
-            assert!(!word.chars().any(is_unsafe), "{word}");
+            assert!(!word.chars().any(is_hidden), "{word}");
             let mut bash = std::process::Command::new("bash");
             let said = bash.args(["-c", &format!("printf %s {word}")]).output();
             assert_eq!(said.unwrap().stdout, bytes, "{word}");

@@ -8,7 +8,6 @@ use shm_protocol::segment::Session;
 use shm_protocol::snapshot::{BankSummary, ThreadView};
 
 use crate::discovery::Agent;
-use crate::process;
 
 /// Least time between two looks at the names that are known already. A thread may change its
 /// name, and most do when they begin.
@@ -37,6 +36,16 @@ impl Looks {
     }
 }
 
+/// A thread's name as segments keep it, zero-padded.
+fn padded(name: Vec<u8>) -> [u8; 16] {
+    let mut padded = [0; 16];
+    padded
+        .iter_mut()
+        .zip(name)
+        .for_each(|(byte, own)| *byte = own);
+    padded
+}
+
 /// Writes down the names of the threads that are there: of `all`, or those that have none yet.
 ///
 /// A name that cannot be read or written is left as it is: the profile has the thread's number.
@@ -51,7 +60,9 @@ pub fn write_down(agent: &Agent, session: &Session, bank: &BankSummary<'_>, all:
     let numbers = Numbers::of(agent);
     for (index, thread) in wanted {
         let name = numbers.outside(thread.tid);
-        let name = name.and_then(|tid| process::thread_name(agent.pid, tid));
+        let name = name
+            .and_then(|tid| proc::thread_name(agent.pid, tid))
+            .map(padded);
         if let Some(name) = name.filter(|name| *name != thread.name) {
             let _ = agent
                 .segment
@@ -74,10 +85,10 @@ impl Numbers {
         if agent.entry.name.pid == agent.pid {
             return Self::Equal;
         }
-        let threads = process::threads(agent.pid).into_iter();
+        let threads = proc::threads(agent.pid).into_iter();
         Self::Translated(
             threads
-                .filter_map(|tid| Some((process::innermost_tid(agent.pid, tid)?, tid)))
+                .filter_map(|tid| Some((proc::innermost_tid(agent.pid, tid)?, tid)))
                 .collect(),
         )
     }

@@ -60,9 +60,9 @@ pub struct Timeline {
     cost: Duration,
 }
 
-impl Timeline {
+impl Default for Timeline {
     /// Of a session, which begins with nothing.
-    pub fn new() -> Self {
+    fn default() -> Self {
         Self {
             moments: vec![Moment::default()],
             period_ns: PERIOD_NS,
@@ -74,7 +74,9 @@ impl Timeline {
             cost: GUESS,
         }
     }
+}
 
+impl Timeline {
     /// Time between two moments at present.
     pub fn period(&self) -> Duration {
         Duration::from_nanos(self.period_ns)
@@ -299,7 +301,7 @@ mod tests {
 
     #[test]
     fn polls_at_one_time_are_one_moment() {
-        let mut timeline = Timeline::new();
+        let mut timeline = Timeline::default();
         timeline.see(0, &totals(5), None);
         timeline.add(4 * MS, &totals(10), None);
         timeline.see(4 * MS, &totals(20), None);
@@ -350,7 +352,7 @@ mod tests {
 
     #[test]
     fn a_session_of_a_week_is_bounded_and_keeps_its_outline() {
-        let mut timeline = Timeline::new();
+        let mut timeline = Timeline::default();
         let week = 7 * 86_400 * 10;
         let peak = week / 3;
         let live = |look| {
@@ -375,7 +377,7 @@ mod tests {
 
     #[test]
     fn a_short_session_has_a_curve_with_stacks() {
-        let mut timeline = Timeline::new();
+        let mut timeline = Timeline::default();
         let tables = watch(&mut timeline, 50, Duration::from_millis(1), |look| look);
         assert!(timeline.moments.len() >= 51);
         assert!((20..=50).contains(&tables), "{tables}");
@@ -384,14 +386,14 @@ mod tests {
     #[test]
     fn reading_tables_takes_no_more_than_its_share() {
         for cost_ms in [1, 5, 50, 300] {
-            let mut timeline = Timeline::new();
+            let mut timeline = Timeline::default();
             let cost = Duration::from_millis(cost_ms);
             let tables = watch(&mut timeline, 6000, cost, |look| look * look);
             let share = (tables * cost_ms) as f64 / 600_000.0;
             assert!(share <= 0.0101, "{cost_ms} ms: {share}");
         }
         // Of sixty members each has a sixtieth.
-        let timeline = Timeline::new();
+        let timeline = Timeline::default();
         assert_eq!(timeline.due(6000 * MS, &totals(1), 60), Due::Stacks);
         assert_eq!(timeline.due(5999 * MS, &totals(1), 60), Due::Totals);
     }

@@ -3,11 +3,9 @@
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
 
-use crate::process;
-
 /// Why `/proc/PID/maps` cannot be read.
 pub fn maps(pid: i32) -> String {
-    let path = process::path_of_memory(pid, "maps");
+    let path = proc::path_of_memory(pid, "maps");
     let read = File::open(&path).and_then(|mut file| file.read(&mut [0]));
     match read {
         Err(error) => explain(&path, &error),

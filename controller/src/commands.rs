@@ -82,7 +82,7 @@ fn command(cli: Cli) -> anyhow::Result<ExitCode> {
     );
     // Without it, live processes would be mistaken for dead ones.
     anyhow::ensure!(
-        !is_about_processes || process::is_proc_mounted(),
+        !is_about_processes || proc::is_mounted(),
         "/proc is not mounted, so processes cannot be found: mount it (mount -t proc proc /proc), \
          then try again"
     );

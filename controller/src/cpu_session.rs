@@ -23,7 +23,6 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use capture::RaisedPriority;
-use cpu::proc::{self, FileLimit};
 use cpu::{Recording, Refusal, Sampling};
 use heap_format::cpu::Mode;
 use mem_agents::cleaning;
@@ -32,6 +31,7 @@ use mem_agents::segment::default_directory;
 use mem_agents::text;
 use mem_agents::waiting::{Received, Signals};
 use nix::sys::signal::Signal;
+use proc::{self, FileLimit};
 
 pub use crate::cli::{CpuFormat, EngineName};
 use crate::launch::{self, FORWARDED, Launched};

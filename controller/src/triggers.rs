@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use mem_agents::cgroup;
-use mem_agents::process::Stat;
 use mem_agents::text;
 use nix::sys::signal::Signal;
+use proc::Stat;
 use shm_protocol::snapshot::Totals;
 
 /// A threshold fires again once the value has fallen below this share of it.

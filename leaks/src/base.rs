@@ -13,7 +13,6 @@ use heap_format::{Location, Mapping, Profile};
 use mem_agents::clock::Time;
 use mem_agents::collect;
 use mem_agents::discovery::Agent;
-use mem_agents::process;
 use mem_agents::snapshot::Snapshot;
 use mem_agents::text;
 use shm_protocol::NodeId;
@@ -146,7 +145,7 @@ impl Base {
     /// as the system clock may have been set.
     pub fn age_ns(&self, now: &Time) -> Option<u64> {
         let facts = &self.profile.facts;
-        let boot = process::boot_id().map(|(_, text)| text);
+        let boot = proc::boot_id().map(|(_, text)| text);
         let is_of_boot = facts.boot_id.is_some() && facts.boot_id == boot;
         let then = facts.end_boot_ns.filter(|_| is_of_boot);
         let by_boot = now.boot_ns.zip(then);
@@ -179,7 +178,7 @@ impl Base {
             text::escape(text::base_name(path))
         );
         let is_of_process = facts.pid == Some(agent.pid as u32)
-            && facts.boot_id == process::boot_id().map(|(_, text)| text)
+            && facts.boot_id == proc::boot_id().map(|(_, text)| text)
             && program(&self.profile) == program(&collect::code(header, agent.pid, &[], &[]));
         ensure!(
             !is_of_process || facts.start_unix_ns == Some(session.start_unix_ns),

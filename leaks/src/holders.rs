@@ -6,7 +6,6 @@ use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 
 use mem_agents::discovery::Agent;
-use mem_agents::process;
 use mem_agents::snapshot::Snapshot;
 use mem_agents::text;
 use reachability::Pointers;
@@ -255,7 +254,7 @@ impl Finder<'_> {
 
     /// The variable at an address, by the symbols of the file at `path`, mapped at `base`.
     fn variable(&self, path: &[u8], at: u64, base: u64) -> Option<symbols::Variable> {
-        let file = process::directory(self.pid).join("root");
+        let file = proc::directory(self.pid).join("root");
         let name = std::ffi::OsStr::from_bytes(path.strip_prefix(b"/").unwrap_or(path));
         let found = symbols::variable(&file.join(name), at.checked_sub(base)?);
         found.ok().flatten()

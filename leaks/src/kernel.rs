@@ -28,7 +28,7 @@ impl KernelData {
     pub fn of_descriptors(pid: i32) -> Self {
         let mut data = Self::default();
         // A first thread that has ended has no descriptors.
-        let pid = capture::living_thread(pid);
+        let pid = proc::living_thread(pid);
         let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else {
             return data;
         };
@@ -153,7 +153,7 @@ fn word(field: &str) -> Option<u64> {
 }
 
 /// The text of a file of `/proc`, up to a limit; empty if it cannot be read.
-pub fn limited(path: &str) -> String {
+fn limited(path: &str) -> String {
     let mut bytes = Vec::new();
     if let Ok(file) = File::open(path) {
         let _ = file.take(MOST_TEXT).read_to_end(&mut bytes);

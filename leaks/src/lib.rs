@@ -241,7 +241,7 @@ fn with_stated(
 ) -> (Suppressions, Option<String>) {
     let place = header.agent_memory().exemptions;
     let text = exemptions::text(
-        &ProcessMemory::of(capture::living_thread(pid)),
+        &ProcessMemory::of(proc::living_thread(pid)),
         place,
         STATED_SUPPRESSIONS,
     );
@@ -254,7 +254,7 @@ fn with_stated(
 pub fn stated_options(pid: i32, header: &Header<'_>) -> String {
     let place = header.agent_memory().exemptions;
     let text = exemptions::text(
-        &ProcessMemory::of(capture::living_thread(pid)),
+        &ProcessMemory::of(proc::living_thread(pid)),
         place,
         STATED_OPTIONS,
     );

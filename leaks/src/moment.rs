@@ -10,7 +10,6 @@ use anyhow::{Context, anyhow, ensure};
 use capture::{Copy, Pause, RaisedPriority, Refusal, Stopped, Thread};
 use libc::{major, minor};
 use mem_agents::discovery::Agent;
-use mem_agents::process;
 use mem_agents::unreadable;
 
 use super::Means;
@@ -100,7 +99,7 @@ impl Moment {
         // A search of the process itself takes long, and others want the processor, too.
         let raised = (means != Means::Stopped).then(RaisedPriority::new);
         let (stopped, copy) = stop(pid, means)?;
-        let shown = capture::living_thread(pid);
+        let shown = proc::living_thread(pid);
         let regions = regions(agent)?;
         kernels.add_timers(pid);
         let threads = stopped.threads().to_vec();
@@ -111,7 +110,7 @@ impl Moment {
                 (memory, Hold::Process(stopped))
             }
             Some(copy) => {
-                let copied = process::maps(copy.pid()).unwrap_or_default();
+                let copied = proc::maps(copy.pid()).unwrap_or_default();
                 let absent = roots::absent(&regions, &copied);
                 let held = Held::of(shown, &regions, &absent);
                 let pause = stopped.resume();
@@ -163,7 +162,7 @@ impl Moment {
     /// As it runs: what is read first and what is read last are of different times.
     fn of_running(agent: &Agent) -> anyhow::Result<Self> {
         let pid = agent.pid;
-        let shown = capture::living_thread(pid);
+        let shown = proc::living_thread(pid);
         let regions = regions(agent)?;
         let (count, threads) = unstopped::threads(pid);
         let mut kernels = KernelData::of_descriptors(pid);
@@ -191,7 +190,7 @@ fn has_memory(tid: i32) -> bool {
 /// The mappings of a process, of which the agent's segment is not the program's to read.
 fn regions(agent: &Agent) -> anyhow::Result<Vec<Region>> {
     let pid = agent.pid;
-    let maps = process::maps(pid).filter(|maps| !maps.is_empty());
+    let maps = proc::maps(pid).filter(|maps| !maps.is_empty());
     let maps = maps.with_context(|| unreadable::maps(pid))?;
     let mut regions = regions::parse(&maps);
     let own = agent.segment.file().metadata().ok();
@@ -229,7 +228,7 @@ mod tests {
         while has_memory(pid) {
             std::thread::yield_now();
         }
-        assert!(process::Stat::of(pid).is_some());
+        assert!(proc::Stat::of(pid).is_some());
         child.wait().expect("a child");
         assert!(!has_memory(pid));
     }

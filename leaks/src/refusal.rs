@@ -2,7 +2,7 @@
 
 use anyhow::anyhow;
 use capture::Refusal;
-use mem_agents::{cgroup, process, text};
+use mem_agents::{cgroup, text};
 
 /// Why a copy would cost the process its life: the kernel counts a copy's page tables to the
 /// control group, and if there is no room for them, it kills the largest process there.
@@ -10,7 +10,7 @@ pub fn no_room(pid: i32) -> Option<anyhow::Error> {
     /// For the rest that the kernel keeps of a process, and for what the process itself requests
     /// meanwhile.
     const MORE: u64 = 2 << 20;
-    let (room, tables) = (cgroup::room(pid)?, process::page_tables(pid)?);
+    let (room, tables) = (cgroup::room(pid)?, proc::page_tables(pid)?);
     let needed = tables.saturating_add(tables / 8).saturating_add(MORE);
     (room < needed).then(|| {
         anyhow!(
@@ -55,16 +55,14 @@ fn cause(pid: i32, number: Option<i32>) -> Option<String> {
 
 /// Whether the process's user has as many threads as RLIMIT_NPROC allows.
 fn too_many_threads(pid: i32) -> Option<String> {
-    let most = most_threads(&process::file(pid, "limits")?)?;
-    let user = process::Status::of(pid)?.uids[0];
-    let is_theirs = |pid: &i32| process::Status::of(*pid).is_some_and(|of| of.uids[0] == user);
+    let most = most_threads(&proc::file(pid, "limits")?)?;
+    let user = proc::Status::of(pid)?.uids[0];
+    let is_theirs = |pid: &i32| proc::Status::of(*pid).is_some_and(|of| of.uids[0] == user);
     let count = |pid: i32| {
-        let status = process::file(pid, "status")?;
-        process::status_field(&status, "Threads:")?
-            .parse::<u64>()
-            .ok()
+        let status = proc::file(pid, "status")?;
+        proc::status_field(&status, "Threads:")?.parse::<u64>().ok()
     };
-    let theirs = process::all().into_iter().filter(is_theirs);
+    let theirs = proc::all().into_iter().filter(is_theirs);
     let threads: u64 = theirs.filter_map(count).sum();
     (threads >= most).then(|| {
         let allowed = text::count(most, "thread", "threads");
@@ -74,7 +72,7 @@ fn too_many_threads(pid: i32) -> Option<String> {
 
 /// `limits`: the text of `/proc/PID/limits`.
 fn most_threads(limits: &[u8]) -> Option<u64> {
-    let limit = process::status_field(limits, "Max processes")?;
+    let limit = proc::status_field(limits, "Max processes")?;
     limit.split_ascii_whitespace().next()?.parse().ok()
 }
 

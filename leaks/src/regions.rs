@@ -5,7 +5,6 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use heap_format::maps::Entry;
-use mem_agents::process;
 
 mod pagemap_scan;
 
@@ -95,7 +94,7 @@ impl Pages {
     /// Of the process `pid`.
     pub fn of(pid: i32) -> Self {
         Self {
-            pagemap: File::open(process::path_of_memory(pid, "pagemap")).ok(),
+            pagemap: File::open(proc::path_of_memory(pid, "pagemap")).ok(),
             page: page_size(),
             left: MOST_PAGES,
             can_skip: true,

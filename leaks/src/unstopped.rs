@@ -1,14 +1,12 @@
 //! Threads of a process that is not stopped: what the kernel reports about those that wait, and for
 //! all others only where their stacks are.
 
-use std::fs;
 use std::ops::Range;
 
 use capture::Thread;
 use reachability::{Heap, Memory};
 
 use super::control_blocks;
-use super::kernel::limited;
 use super::regions::Region;
 
 /// Maximum number of bytes that are searched for control blocks outside stacks.
@@ -20,13 +18,10 @@ const MOST_STACK: u64 = 1 << 20;
 /// The number of threads, and those that wait in the kernel, with the arguments of their system
 /// calls in place of registers.
 pub fn threads(pid: i32) -> (usize, Vec<Thread>) {
-    let tasks = fs::read_dir(format!("/proc/{pid}/task"));
-    let names = tasks.into_iter().flatten().flatten();
-    let tids = names.filter_map(|task| task.file_name().to_str()?.parse().ok());
-    let tids: Vec<i32> = tids.collect();
+    let tids = proc::threads(pid);
     let waiting = tids.iter().filter_map(|&tid| {
-        let text = limited(&format!("/proc/{pid}/task/{tid}/syscall"));
-        waiting(tid, &text)
+        let text = proc::file(pid, &format!("task/{tid}/syscall"))?;
+        waiting(tid, &String::from_utf8_lossy(&text))
     });
     (tids.len(), waiting.collect())
 }
@@ -158,7 +153,7 @@ mod tests {
         });
         let (tid, local) = told.recv().expect("a thread");
         let pid = std::process::id() as i32;
-        let maps = fs::read("/proc/self/maps").expect("our own");
+        let maps = std::fs::read("/proc/self/maps").expect("our own");
         let regions = regions::parse(&maps);
         let memory = MomentMemory::of(pid, pid, &regions, (&[], Held::default()));
         let heap = Heap::default();

@@ -1,6 +1,6 @@
 //! gperftools' variables for its heap checker, read as it reads them.
 
-use mem_agents::process::is_traced;
+use proc::is_traced;
 
 use super::Means;
 use super::options::Options;

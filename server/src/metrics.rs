@@ -10,11 +10,11 @@ use heap_format::variance::QUANTILE;
 use mem_agents::clock::now_ns;
 use mem_agents::discovery::Agent;
 use mem_agents::live;
-use mem_agents::process::Stat;
 use mem_agents::segment::Head;
 use mem_agents::snapshot::Snapshot;
 use mem_agents::target::is_running;
 use mem_agents::text;
+use proc::Stat;
 use shm_protocol::layout::BANK_HEADER_BYTES;
 
 use crate::board::MOST;

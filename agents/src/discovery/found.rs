@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::mappings;
-use crate::process;
 use crate::process_end::ProcessEnd;
 use crate::segment::{Directory, Entry, Refusal, Segment};
 use crate::text;
@@ -129,7 +128,7 @@ impl Found {
     /// Whether the process maps a file of this inode and name, on whatever device: tells
     /// images of one process apart. `None` where its maps cannot be read.
     pub fn seems_mapped(&self) -> Option<bool> {
-        let maps = process::maps(self.pid)?;
+        let maps = proc::maps(self.pid)?;
         let name = self.entry.name.to_string();
         Some(mappings::has_name(&maps, self.file.1, name.as_bytes()))
     }
@@ -138,7 +137,7 @@ impl Found {
 impl Agent {
     /// Makes sure that the process has this segment mapped, now.
     pub fn confirm(&self) -> Result<(), Unconfirmed> {
-        let maps = process::maps(self.pid)
+        let maps = proc::maps(self.pid)
             .ok_or_else(|| Unconfirmed::Unreadable(unreadable::maps(self.pid)))?;
         let name = self.segment.name.to_string();
         let is_mapped = |device| {
@@ -158,7 +157,7 @@ impl Agent {
     /// Whether the process has the tables of sessions mapped, without which it samples nothing.
     /// `None` where its maps cannot be read.
     pub fn maps_tables(&self) -> Option<bool> {
-        let maps = process::maps(self.pid)?;
+        let maps = proc::maps(self.pid)?;
         let name = self.segment.name.to_string();
         let inode = self.segment.inode;
         Some(mappings::largest(&maps, inode, name.as_bytes()) > CONTROL_BYTES as u64)

@@ -3,7 +3,8 @@
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
-use crate::process::{self, Stat, Status};
+use proc::{Stat, Status};
+
 use crate::segment::SegmentName;
 
 /// A live process, from `/proc`.
@@ -35,24 +36,24 @@ impl Spaces {
     /// Looks at all processes.
     pub fn read() -> Self {
         let (our_mnt, our_pid) = (namespace("self", "mnt"), namespace("self", "pid"));
-        let our_root = process::root_of("self");
+        let our_root = proc::root_of("self");
         let our_view = our_mnt.map(|mnt| (mnt, our_root));
         let mut spaces = Self::default();
         let mut mounts = HashSet::new();
-        for pid in process::all() {
+        for pid in proc::all() {
             let text = pid.to_string();
             let pids = namespace(&text, "pid");
             // A first thread that has ended is in no mount namespace any more.
             let shown = match namespace(&text, "mnt") {
                 Some(_) => pid,
-                None => capture::living_thread(pid),
+                None => proc::living_thread(pid),
             };
             let text = shown.to_string();
             let mnt = namespace(&text, "mnt");
             if pids.is_some() && pids != our_pid {
                 spaces.add(pid);
             }
-            let view = mnt.map(|mnt| (mnt, process::root_of(&text).or(our_root)));
+            let view = mnt.map(|mnt| (mnt, proc::root_of(&text).or(our_root)));
             if view.is_some() && view != our_view && mounts.insert(view) {
                 spaces.mounts.push(pid);
             }

@@ -20,7 +20,6 @@ use super::name::{Entry, SegmentName};
 use super::refusal::Refusal;
 use super::resolution::open_below;
 use crate::discovery::RUN_PREFIX;
-use crate::process;
 
 /// Maximum number of entries of a directory that are read: the names alone.
 const MAX_ENTRIES: usize = 1_000_000;
@@ -48,7 +47,7 @@ impl Directory {
     /// Opens the directory `path` as the process sees it. Links on the way lead where the
     /// process's root is, never into our own files.
     pub fn open_in(pid: i32, path: &Path) -> io::Result<Arc<Self>> {
-        let root = process::directory(pid).join("root");
+        let root = proc::directory(pid).join("root");
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let root_fd = nix::fcntl::open(&root, flags, Mode::empty())?;
         let fd = open_below(root_fd, path)?;

@@ -7,7 +7,6 @@ use shm_protocol::segment::Session;
 use super::{Density, Error, NoRoom, Target, obstacle};
 use crate::cgroup;
 use crate::discovery::Agent;
-use crate::process;
 use crate::segment::{Head, Refusal, io_error};
 use crate::text;
 
@@ -47,7 +46,7 @@ impl Target {
             .segment
             .head(&mut head)
             .map(|header| header.seccomp());
-        let is_free = at_start.is_ok_and(|at_start| process::seccomp(self.agent.pid) <= at_start);
+        let is_free = at_start.is_ok_and(|at_start| proc::seccomp(self.agent.pid) <= at_start);
         match self.session.controller_pid {
             _ if is_free && can_populate() => 1,
             0 => geometry.units_within(ALONE_BYTES),
@@ -65,7 +64,7 @@ impl Target {
             .session()
             .map_or(1, |last| last.next_number(is_probe));
         obstacle(&self.agent, &header).map_or(Ok(()), Err)?;
-        self.session.range_limit = process::address_space_left(self.agent.pid).map_or(0, |left| {
+        self.session.range_limit = proc::address_space_left(self.agent.pid).map_or(0, |left| {
             // 0 would be no limit.
             (left / RANGE_SHARE).max(1)
         });
@@ -105,7 +104,7 @@ impl Target {
     /// Memory that the process's table may take now: no large part of what the machine, its
     /// control groups and the shared directory have left.
     fn memory_left(&self) -> u64 {
-        let machine = process::available_memory().unwrap_or(u64::MAX);
+        let machine = proc::available_memory().unwrap_or(u64::MAX);
         let group = cgroup::room(self.agent.pid).unwrap_or(u64::MAX);
         let directory = self.agent.segment.directory.free_bytes();
         machine.min(group).min(directory.unwrap_or(u64::MAX)) / MEMORY_SHARE

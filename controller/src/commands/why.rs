@@ -6,7 +6,6 @@ use anyhow::anyhow;
 use heap_format::resident::{Heap, Part};
 use mem_agents::clock::now_ns;
 use mem_agents::discovery::{Agent, Discovery};
-use mem_agents::process;
 use mem_agents::segment::Head;
 use mem_agents::select::Selection;
 use mem_agents::target::is_running;
@@ -111,7 +110,7 @@ fn answer(agent: &Agent, start: u64, missing: Option<String>) -> anyhow::Result<
     let allocator = allocator_stats::since(&header, start).map(|stats| heap(&stats));
     let resident = smaps::read(agent.pid, &smaps::stack_pointers(agent.pid));
     let resident = resident.map_err(|error| {
-        let path = process::path_of_memory(agent.pid, "smaps");
+        let path = proc::path_of_memory(agent.pid, "smaps");
         anyhow!(unreadable::explain(&path, &error))
     })?;
     Ok(Answer {

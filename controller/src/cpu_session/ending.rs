@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use cpu::kernel::Symbols;
-use cpu::proc;
 use cpu::recording::Ended;
 use cpu::{Machine, Process};
 use heap_format::cpu::Mode;

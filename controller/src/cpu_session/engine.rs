@@ -321,7 +321,7 @@ impl Engine {
             Taker::Perf(perf) if perf.sees_kernel() => None,
             Taker::Perf(_) => Some(format!(
                 "kernel.perf_event_paranoid is {}: run as root or with CAP_PERFMON, or set it to 1",
-                cpu::proc::setting("perf_event_paranoid").unwrap_or(2)
+                proc::setting("perf_event_paranoid").unwrap_or(2)
             )),
             Taker::Ptrace(_) => Some("ptrace does not see the kernel".to_owned()),
             Taker::Inside(_) => Some(ONLY_ITSELF.to_owned()),

@@ -8,11 +8,11 @@ use mem_agents::discovery::{Agent, Found, Life};
 use mem_agents::dump;
 use mem_agents::ended::Ended;
 use mem_agents::lineage::session_by_birth;
-use mem_agents::process::Stat;
 use mem_agents::segment::{Directory, Head, Refusal};
 use mem_agents::select::Selection;
 use mem_agents::target::{self, Deadline, NoRoom, Target, uncollected};
 use mem_agents::text;
+use proc::Stat;
 
 use super::{GLANCE, Run, SEARCH};
 use crate::cpu_session::timers;

@@ -25,7 +25,7 @@ impl Member {
         Self {
             target,
             watcher: Watcher::new(triggers, left),
-            timeline: Timeline::new(),
+            timeline: Timeline::default(),
         }
     }
 

@@ -10,7 +10,6 @@ use cpu::recording::{FIRST_OF_KERNEL, TRUNCATED};
 use heap_format::cpu::{CpuBuilder, Sampling};
 use heap_format::{Facts, Profile};
 use mem_agents::names::{FunctionId, Symbols};
-use mem_agents::process;
 use mem_agents::text;
 use serde::Serialize;
 
@@ -199,7 +198,7 @@ fn code(process: &Process, addresses: &[u64]) -> Profile {
     modules(process).for_each(|module| builder.module(module));
     builder.facts(Facts {
         pid: u32::try_from(process.pid).ok(),
-        boot_id: process::boot_id().map(|(_, text)| text),
+        boot_id: proc::boot_id().map(|(_, text)| text),
         ..Facts::default()
     });
     for &address in addresses {

@@ -113,7 +113,9 @@ impl View {
         let passes = |id: FunctionId| model.symbols.name(id).to_lowercase().contains(&wanted);
         match wanted.is_empty() {
             true => Vec::new(),
-            false => (0..model.symbols.len() as FunctionId).map(passes).collect(),
+            false => (0..model.symbols.function_count() as FunctionId)
+                .map(passes)
+                .collect(),
         }
     }
 

@@ -9,9 +9,9 @@ use capture::RaisedPriority;
 use cpu::{Recording, Sampling};
 use heap_format::cpu::{Mode, Sampling as Facts};
 use mem_agents::output::{self, Output};
-use mem_agents::process::rss_bytes;
 use mem_agents::text;
 use mem_agents::waiting::{Received, Signals};
+use proc::rss_bytes;
 use serde_json::Value;
 
 use super::Feed;

@@ -11,11 +11,11 @@ use mem_agents::ended::Ended;
 use mem_agents::offspring::Offspring;
 use mem_agents::options::IntervalArgs;
 use mem_agents::output::Output;
-use mem_agents::process::rss_bytes;
 use mem_agents::segment::{Head, io_error};
 use mem_agents::select::Selection;
 use mem_agents::target::{self, Deadline, RENEWAL, Target, is_running, uncollected};
 use mem_agents::text;
+use proc::rss_bytes;
 use serde_json::{Value, json};
 use shm_protocol::segment::Session;
 

@@ -1,6 +1,15 @@
 //! `/proc/PID/stat`.
 
-use super::{FILE_LIMIT, other_thread, read};
+use std::io;
+
+use crate::files::{self, MAX_FILE_BYTES};
+use crate::machine::clock_shift;
+use crate::threads::other_thread;
+
+/// Of [`Stat::flags`]: the process is exiting.
+pub(crate) const PF_EXITING: u64 = 4;
+/// Of [`Stat::flags`]: it is a thread of the kernel.
+pub(crate) const PF_KTHREAD: u64 = 0x0020_0000;
 
 /// The fields of `/proc/PID/stat` that are used here.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,6 +20,8 @@ pub struct Stat {
     pub state: u8,
     /// Parent.
     pub parent: i32,
+    /// The kernel's flags (`PF_…`).
+    pub flags: u64,
     /// CPU time used, in clock ticks.
     pub cpu_ticks: u64,
     /// Threads, the first one included as long as the process has a number.
@@ -20,6 +31,8 @@ pub struct Stat {
     pub start_time: u64,
     /// Resident pages.
     pub rss_pages: u64,
+    /// Where its code and its first stack are; 0 or 1 if that may not be known. New with each execution.
+    pub addresses: (u64, u64),
     /// Exit status, as from `wait`; meaningless while it runs.
     pub wait_status: Option<i32>,
 }
@@ -27,14 +40,21 @@ pub struct Stat {
 impl Stat {
     /// Reads it; `None` if there is no such process.
     pub fn of(pid: i32) -> Option<Self> {
-        let mut stat = Self::parse(&read(pid, "stat", FILE_LIMIT)?)?;
+        let mut stat = Self::read(pid).ok()?;
         if stat.first_has_ended()
             && let Some(other) = other_thread(pid)
-            && let Some(other) = read(pid, &format!("task/{other}/stat"), FILE_LIMIT)
+            && let Some(other) = files::file(pid, &format!("task/{other}/stat"))
+            && let Some(other) = Self::parse(&other)
         {
-            stat.rss_pages = Self::parse(&other).map_or(0, |other| other.rss_pages);
+            (stat.rss_pages, stat.addresses) = (other.rss_pages, other.addresses);
         }
         Some(stat)
+    }
+
+    /// Reads it as the kernel shows it: nothing about memory, if the first thread has ended before others.
+    pub fn read(pid: i32) -> io::Result<Self> {
+        let text = files::read(&format!("/proc/{pid}/stat"), MAX_FILE_BYTES)?;
+        Self::parse(&text).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     fn parse(text: &[u8]) -> Option<Self> {
@@ -48,18 +68,19 @@ impl Stat {
             comm: text.get(open + 1..close)?.to_vec(),
             state: *fields.first()?.as_bytes().first()?,
             parent: fields.get(1)?.parse().ok()?,
+            flags: number(6)?,
             cpu_ticks: number(11)?.checked_add(number(12)?)?,
             threads: number(17)?,
-            start_time: crate::clock::shift().start_time(number(19)?),
+            start_time: clock_shift().start_time(number(19)?),
             rss_pages: number(21).unwrap_or(0),
+            addresses: (number(23).unwrap_or(0), number(25).unwrap_or(0)),
             wait_status: number(49).map(|status| status as i32),
         })
     }
 
     /// Resident memory.
     pub fn rss_bytes(&self) -> Option<u64> {
-        let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok()??;
-        Some(self.rss_pages.saturating_mul(page.max(1) as u64))
+        Some(self.rss_pages.saturating_mul(page_bytes()?))
     }
 
     /// Whether the process has ended and waits for its parent to reap it. Its first thread may have
@@ -72,6 +93,13 @@ impl Stat {
     pub fn first_has_ended(&self) -> bool {
         matches!(self.state, b'Z' | b'X' | b'x')
     }
+}
+
+/// Bytes of a page.
+pub(crate) fn page_bytes() -> Option<u64> {
+    // SAFETY: no pointer is passed.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    u64::try_from(bytes).ok().filter(|bytes| *bytes > 0)
 }
 
 /// Resident memory of a process.
@@ -94,6 +122,17 @@ mod tests {
             (110, 9999, 77)
         );
         assert_eq!(Stat::parse(b"42 (a"), None);
+    }
+
+    #[test]
+    fn fields_are_counted_behind_the_name() {
+        let text =
+            b"7 (a) R b) S 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28";
+        let stat = Stat::parse(text).unwrap();
+        assert_eq!((stat.parent, stat.flags, stat.threads), (4, 9, 20));
+        assert_eq!((stat.start_time, stat.addresses), (22, (26, 28)));
+        assert_eq!(Stat::parse(b"7 (a) S 4"), None);
+        assert_eq!(Stat::parse(b""), None);
     }
 
     #[test]

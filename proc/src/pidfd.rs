@@ -3,12 +3,12 @@
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
-use super::proc_is_ours;
+use crate::machine::is_ours;
 
 /// A descriptor that becomes readable when the process ends; `None` on kernels
 /// before 5.3 or if the process is gone.
 pub fn pidfd(pid: i32) -> Option<OwnedFd> {
-    if !proc_is_ours() {
+    if !is_ours() {
         return None;
     }
     // SAFETY: a plain call; a descriptor that it returns is ours alone.
