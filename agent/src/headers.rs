@@ -10,13 +10,10 @@
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
+use shm_protocol::header::{HEADER, TABLE_UNIT, entry_offset};
 
-/// Objects whose header is in the table begin at a multiple of this.
-pub const UNIT: usize = 1024;
-/// Bytes of an entry: a header.
-const ENTRY: usize = 16;
 /// The table takes one byte of this many.
-const SHARE: usize = UNIT / ENTRY;
+const SHARE: usize = TABLE_UNIT / HEADER;
 /// The largest page that a machine may have: what is made accessible begins and ends at one.
 const MOST_PAGE: usize = 64 << 10;
 
@@ -61,10 +58,9 @@ pub unsafe fn open(at: *const u8, bytes: usize) -> bool {
 #[inline(always)]
 pub fn entry(at: *const u8) -> *mut u8 {
     let base = BASE.load(Ordering::Relaxed);
-    let index = at.addr().wrapping_sub(base) / UNIT;
+    let offset = entry_offset(at.addr().wrapping_sub(base));
     // The table is in the same mapping as what it is about.
-    at.cast_mut()
-        .with_addr(base.wrapping_add(index.wrapping_mul(ENTRY)))
+    at.cast_mut().with_addr(base.wrapping_add(offset))
 }
 
 #[cfg(test)]
@@ -74,14 +70,16 @@ mod tests {
     #[test]
     fn every_place_of_a_range_has_an_entry_in_the_table() {
         for size in [16 << 20, 1 << 30, 256 << 30] {
-            let (last, table) = (size / UNIT - 1, bytes(size));
-            assert!((last + 1) * ENTRY <= table && table <= size / 32, "{size}");
-            for used in [table, table + UNIT, size / 3, size] {
+            let (last, table) = (size / TABLE_UNIT - 1, bytes(size));
+            assert!((last + 1) * HEADER <= table && table <= size / 32, "{size}");
+            for used in [table, table + TABLE_UNIT, size / 3, size] {
                 let entries = in_use(table, used);
-                let of = |offset: usize| offset / UNIT * ENTRY;
-                assert!(entries.start <= of(table) && entries.end <= table, "{size}");
                 assert!(
-                    used == table || of(used - UNIT) + ENTRY <= entries.end,
+                    entries.start <= entry_offset(table) && entries.end <= table,
+                    "{size}"
+                );
+                assert!(
+                    used == table || entry_offset(used - TABLE_UNIT) + HEADER <= entries.end,
                     "{size}"
                 );
             }

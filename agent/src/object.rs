@@ -1,11 +1,7 @@
 //! The header before each sampled object: what `free` needs to know.
 //!
-//! ```text
-//!   base                                             object
-//!   | … padding for alignment … | extension (16) | header (16) | bytes …
-//! ```
-//! The extension is present if the object is aligned to more than 16 bytes, or has 128 KiB or more.
-//! Contents and checks: [`shm_protocol::header`].
+//! Layout, contents and checks: [`shm_protocol::header`]. An extension is present if the object is aligned
+//! to more than 16 bytes, or has 128 KiB or more.
 //!
 //! An object that fills a size class of 1 to 14 KiB, a multiple of 1 KiB, has its header in a table instead
 //! ([`crate::headers`]), and begins where its allocation does.
@@ -17,18 +13,18 @@
 //! the class, and gets it: its objects are exact, and take the next class where they would fill
 //! their own.
 
-use crate::headers::{self, UNIT};
+use crate::headers;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering};
-use shm_protocol::header::{self, Counted, Drawn, HEADER, LONG};
+use shm_protocol::header::{
+    self, Counted, Drawn, EXTENSION_DISTANCE, HEADER, LONG, MAX_TABLE_CLASS, TABLE_UNIT, Words,
+};
 use shm_protocol::record::{NewSample, RecordId};
 
 /// Bytes from one entry of the tables of size classes to the next; each class is a multiple of it.
 const STEP: usize = 8;
 /// Size classes up to here are known; those of large objects are jemalloc's affair.
 const KNOWN: usize = 4 << 10;
-/// The largest size class with headers in the table: of larger ones, what is unused takes no memory.
-const MOST_FULL: usize = 14 << 10;
 /// In the known classes: the header is in the table.
 const IN_TABLE: usize = 1;
 
@@ -119,7 +115,7 @@ pub fn layout(bytes: usize, align: usize, exact: bool) -> Layout {
 #[inline(never)]
 fn uncommon_layout(bytes: usize, align: usize, exact: bool) -> Layout {
     let aligned = align <= HEADER;
-    if aligned && (HEADER..=MOST_FULL).contains(&bytes) && is_in_table(bytes, exact) {
+    if aligned && (HEADER..=MAX_TABLE_CLASS).contains(&bytes) && is_in_table(bytes, exact) {
         let usable = class_of(bytes);
         return Layout { offset: 0, usable };
     }
@@ -128,7 +124,7 @@ fn uncommon_layout(bytes: usize, align: usize, exact: bool) -> Layout {
     let offset = if aligned && (bytes as u64) < LONG {
         HEADER
     } else {
-        align.max(2 * HEADER)
+        header::extended_offset(align)
     };
     // SAFETY: a size that is not 0 and a power of two.
     let class = |bytes| unsafe { tikv_jemalloc_sys::nallocx(bytes, flags) };
@@ -144,7 +140,7 @@ fn uncommon_layout(bytes: usize, align: usize, exact: bool) -> Layout {
 /// needs all of it.
 const fn is_in_table(bytes: usize, exact: bool) -> bool {
     let class = class_of(bytes);
-    class.is_multiple_of(UNIT) && class <= MOST_FULL && (exact || bytes + HEADER > class)
+    header::is_table_class(class) && (exact || bytes + HEADER > class)
 }
 
 /// Size classes of requests, in steps of 8 bytes.
@@ -187,9 +183,6 @@ const fn class_of(bytes: usize) -> usize {
     bytes.next_multiple_of(step)
 }
 
-/// Words of a header.
-type Words = [u64; 2];
-
 /// The header of the object at `at`.
 ///
 /// # Safety
@@ -198,7 +191,7 @@ type Words = [u64; 2];
 unsafe fn place(at: *const u8) -> *mut Words {
     // SAFETY: the caller's.
     unsafe {
-        if at.addr().is_multiple_of(UNIT) {
+        if at.addr().is_multiple_of(TABLE_UNIT) {
             let entry: *mut Words = headers::entry(at).cast();
             // One of no object, live or freed, is zero.
             if (*entry)[1] != 0 {
@@ -213,7 +206,7 @@ unsafe fn place(at: *const u8) -> *mut Words {
 /// left its mark.
 ///
 /// # Safety
-/// `at` is a multiple of [`UNIT`], in memory of the arena.
+/// `at` is a multiple of [`TABLE_UNIT`], in memory of the arena.
 #[cold]
 unsafe fn forget_entry(at: *const u8) {
     let entry: *mut Words = headers::entry(at).cast();
@@ -231,7 +224,7 @@ impl Object {
     /// # Safety
     /// `at` is 16-aligned, the bytes before it are the caller's to write as far as the
     /// object's `offset` says, which is that of its [`layout`](Self::layout). If that is 0, `at` is a
-    /// multiple of [`UNIT`], in the range.
+    /// multiple of [`TABLE_UNIT`], in the range.
     #[inline]
     pub unsafe fn write(&self, offset: usize, at: *mut u8) {
         let address = at.addr() as u64;
@@ -258,13 +251,13 @@ impl Object {
                 headers::entry(at).cast::<Words>().write(words);
                 return;
             }
-            if at.addr().is_multiple_of(UNIT) {
+            if at.addr().is_multiple_of(TABLE_UNIT) {
                 forget_entry(at);
             }
             at.sub(HEADER).cast::<Words>().write(words);
             if extended {
                 let words = header::extension(self.bytes, self.align as u64, address);
-                at.sub(2 * HEADER).cast::<Words>().write(words);
+                at.sub(EXTENSION_DISTANCE).cast::<Words>().write(words);
             }
         }
     }
@@ -305,7 +298,7 @@ impl Object {
         }
         if let Some(counted) = first.filter(|counted| counted.extended) {
             // SAFETY: `write` put an extension there with this flag, or its check fails.
-            let words = unsafe { at.sub(2 * HEADER).cast::<Words>().read_unaligned() };
+            let words = unsafe { at.sub(EXTENSION_DISTANCE).cast::<Words>().read_unaligned() };
             let extension = header::read_extension(words, address);
             if let (Some((bytes, align)), Some(drawn)) = (extension, second) {
                 return Met::Live(Self::of(&counted, drawn, bytes, align as usize));

@@ -2,7 +2,9 @@
 
 use crate::code::{Code, mapping_of};
 use crate::frames::Frames;
-use crate::process::{self, Mapping, Status};
+use proc::Status;
+
+use crate::process::{self, Mapping};
 use crate::seizure::{Seized, Seizure};
 use crate::{Refusal, arch, request};
 
@@ -56,7 +58,7 @@ enum Obstacle {
 }
 
 fn obstacle(pid: i32, tid: i32) -> Option<Obstacle> {
-    let Some(status) = Status::of(pid, tid) else {
+    let Some(status) = Status::of_thread(pid, tid) else {
         return Some(Obstacle::Other("its threads cannot be read"));
     };
     if status.has_seccomp() {

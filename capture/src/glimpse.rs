@@ -429,7 +429,7 @@ mod tests {
         let mut glimpses = Glimpses::default();
         let (mut seen, end) = (0, Instant::now() + LONG);
         while seen < 200 && Instant::now() < end {
-            for tid in crate::process::threads(pid) {
+            for tid in proc::threads(pid) {
                 let limit = Duration::from_millis(2);
                 let taken = glimpses.take((pid, tid), limit, |_| ());
                 // One that is not let go by the last glimpse's tracer yet is refused.
@@ -439,9 +439,7 @@ mod tests {
         assert!(seen > 0);
         running.say();
         assert_eq!(running.hear(), "done");
-        until("the last thread to be gone", || {
-            crate::process::threads(pid) == [pid]
-        });
+        until("the last thread to be gone", || proc::threads(pid) == [pid]);
         drop(glimpses);
     }
 

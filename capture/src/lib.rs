@@ -97,7 +97,6 @@ use std::time::{Duration, Instant};
 pub use code::is_c_library;
 pub use glimpse::{Glimpse, Glimpses};
 pub use priority::RaisedPriority;
-pub use process::living_thread;
 pub use refusal::Refusal;
 pub use request::{
     read as read_memory, read_error as read_memory_error, read_parts as read_memory_parts,
@@ -106,7 +105,7 @@ pub use worker::{Failure, Work, Worker};
 
 use code::Code;
 use copying::Newborn;
-use process::Status;
+use proc::Status;
 use seizure::Seizure;
 use suspension::Hold;
 use tracer::Tracer;
@@ -305,7 +304,7 @@ impl Copy {
     #[must_use]
     pub fn is_whole(&self) -> bool {
         // Whoever has been killed is awake until the end.
-        Status::of(self.pid, self.pid).is_some_and(|status| status.state() == 't')
+        Status::of(self.pid).is_some_and(|status| status.state() == 't')
     }
 
     /// Prepares it for some work, with this many words of memory that it shares with us, which are

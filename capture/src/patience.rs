@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use crate::Refusal;
 use crate::alarm;
-use crate::process::Status;
 use crate::request::{self, Event};
+use proc::Status;
 
 /// How often the state is polled without a pause: some 30 µs. What runs on another processor has
 /// answered by then, which saves two changes between processes.
@@ -93,7 +93,7 @@ impl Patience {
 
     /// That this thread did not stop in time.
     pub fn ended(&self, pid: i32, tid: i32) -> Refusal {
-        let state = Status::of(pid, tid).map_or('X', |status| status.state());
+        let state = Status::of_thread(pid, tid).map_or('X', |status| status.state());
         Refusal::Deadline {
             pid,
             tid,
@@ -109,7 +109,7 @@ pub fn next_event(pid: i32, tid: i32, keep_end: bool, limit: Duration) -> Result
     let failed = |error| Refusal::kernel(pid, "wait for", error);
     loop {
         // A first thread's end is not reported before the others have been waited for.
-        let dead = patience.seldom() && Status::of(tid, tid).is_none_or(|status| status.is_dead());
+        let dead = patience.seldom() && Status::of(tid).is_none_or(|status| status.is_dead());
         match request::poll(tid, keep_end).map_err(failed)? {
             Some(event) => {
                 patience.answered();
@@ -125,6 +125,6 @@ pub fn next_event(pid: i32, tid: i32, keep_end: bool, limit: Duration) -> Result
 /// Whether this process, as the parent, is notified of a process's end, too, and waits for it
 /// elsewhere.
 pub fn is_own_child(pid: i32) -> bool {
-    let parent = || Status::of(pid, pid)?.parent();
+    let parent = || Status::of(pid)?.parent();
     parent() == Some(std::process::id().cast_signed())
 }

@@ -303,7 +303,7 @@ fn of_living(pid: i32, access: impl Fn(i32) -> isize) -> isize {
         return got;
     }
     // Asked again in any case: the search leaves another error behind.
-    access(crate::process::living_thread(pid))
+    access(proc::living_thread(pid))
 }
 
 /// Maximum number of parts that are read by one system call: `IOV_MAX`.

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use crate::arch::{self, General};
 use crate::code::Code;
 use crate::patience::{Patience, is_own_child};
-use crate::process::{self, Status};
+use proc::Status;
+
 use crate::request::{self, Event};
 use crate::{Refusal, Thread};
 
@@ -75,7 +76,7 @@ impl Seizure {
         while quiet < 2 {
             quiet = if self.seize_new()? { 0 } else { quiet + 1 };
             self.await_stops(&mut patience)?;
-            let count = Status::of(self.pid, self.pid).and_then(|status| status.threads());
+            let count = Status::of(self.pid).and_then(|status| status.threads());
             if count == Some(self.threads.len()) {
                 break;
             }
@@ -91,7 +92,7 @@ impl Seizure {
         let mut known: Vec<i32> = self.threads.iter().map(|thread| thread.tid).collect();
         known.sort_unstable();
         let before = self.threads.len();
-        for tid in process::threads(self.pid) {
+        for tid in proc::threads(self.pid) {
             if known.binary_search(&tid).is_ok() {
                 continue;
             }
@@ -115,7 +116,7 @@ impl Seizure {
     /// Why a thread could not be seized: nothing to mind if it is dead.
     fn judge(&self, tid: i32, error: std::io::Error) -> Result<(), Refusal> {
         let pid = self.pid;
-        let status = Status::of(pid, tid).filter(|status| !status.is_dead());
+        let status = Status::of_thread(pid, tid).filter(|status| !status.is_dead());
         let Some(status) = status else { return Ok(()) };
         match (error.raw_os_error(), status.tracer()) {
             (Some(libc::ESRCH), _) => Ok(()),
@@ -180,7 +181,7 @@ impl Seizure {
     /// A first thread that ended before the others never stops, and its end is not reported.
     fn forget_dead_leader(&mut self, patience: &Patience) {
         let pid = self.pid;
-        if patience.seldom() && Status::of(pid, pid).is_none_or(|s| s.is_dead()) {
+        if patience.seldom() && Status::of(pid).is_none_or(|s| s.is_dead()) {
             self.threads
                 .retain(|thread| thread.tid != pid || thread.stopped);
         }
@@ -261,15 +262,12 @@ impl Seizure {
 
 /// Finds out what cannot be captured, before anything is touched.
 fn identify(pid: i32) -> Result<Status, Refusal> {
-    let status = Status::of(pid, pid).ok_or(Refusal::Gone { pid })?;
-    match status.process() {
-        Some(process) if process != pid => {
-            return Err(Refusal::Thread {
-                tid: pid,
-                pid: process,
-            });
-        }
-        _ => {}
+    let status = Status::of(pid).ok_or(Refusal::Gone { pid })?;
+    if status.tgid != pid {
+        return Err(Refusal::Thread {
+            tid: pid,
+            pid: status.tgid,
+        });
     }
     if pid == std::process::id().cast_signed() {
         return Err(Refusal::Own { pid });
@@ -277,20 +275,20 @@ fn identify(pid: i32) -> Result<Status, Refusal> {
     if let Some(tracer) = status.tracer() {
         return Err(traced(pid, tracer));
     }
-    let ended = |&tid: &i32| Status::of(pid, tid).is_none_or(|status| status.is_dead());
-    if status.is_dead() && process::threads(pid).iter().all(ended) {
+    let ended = |&tid: &i32| Status::of_thread(pid, tid).is_none_or(|status| status.is_dead());
+    if status.is_dead() && proc::threads(pid).iter().all(ended) {
         return Err(Refusal::Zombie { pid });
     }
     Ok(status)
 }
 
 fn traced(pid: i32, thread: i32) -> Refusal {
-    let process = Status::of(thread, thread).and_then(|status| status.process());
-    let tracer = process.unwrap_or(thread);
+    let tracer = Status::of(thread).map_or(thread, |status| status.tgid);
+    let name = proc::thread_name(tracer, tracer).unwrap_or_default();
     Refusal::Traced {
         pid,
         tracer,
-        name: process::name(tracer),
+        name: String::from_utf8_lossy(&name).trim().to_owned(),
     }
 }
 
@@ -299,8 +297,8 @@ fn traced(pid: i32, thread: i32) -> Refusal {
 /// kernel's until they have been waited for; seizing takes the same lock.
 pub fn reap_dead_threads(pid: i32) {
     // Only of those: waiting for a thread that has stopped would take that from the tracer.
-    let is_dead = |&tid: &i32| Status::of(pid, tid).is_some_and(|status| status.is_dead());
-    let threads = process::threads(pid).into_iter();
+    let is_dead = |&tid: &i32| Status::of_thread(pid, tid).is_some_and(|status| status.is_dead());
+    let threads = proc::threads(pid).into_iter();
     threads
         .filter(|&tid| tid != pid)
         .filter(is_dead)

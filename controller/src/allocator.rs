@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use crate::agent_file::{self, Role};
-use crate::process;
+use mem_agents::agent_file::{self, Role};
+use mem_agents::text;
+
 use crate::python;
-use crate::text;
 
 /// The functions by which allocators are known. The first is called by everybody.
 const FUNCTIONS: [&str; 7] = [
@@ -105,20 +105,20 @@ pub fn of_program(path: &Path, name: &[u8], thoroughly: bool) -> Option<Other> {
 
 /// The allocator that a live process has besides the agent's.
 pub fn of_process(pid: i32, thoroughly: bool) -> Option<Other> {
-    let name = process::exe(pid)?;
-    let file = process::directory(pid).join("exe");
+    let name = proc::exe(pid)?;
+    let file = proc::directory(pid).join("exe");
     of_program(&file, &name, thoroughly).or_else(|| preloaded_before(pid))
 }
 
 /// A library with a `malloc` that was preloaded before the agent.
 fn preloaded_before(pid: i32) -> Option<Other> {
-    let environment = process::environment(pid)?;
+    let environment = proc::environment(pid)?;
     // The agent alone is the usual case, and needs no maps.
     let first = agent_file::preloads(&environment).next()?;
     if agent_file::has_usual_name(first) {
         return None;
     }
-    let maps = process::maps(pid)?;
+    let maps = proc::maps(pid)?;
     let before = agent_file::preloaded(pid, &environment, &maps)
         .find(|library| library.role != Role::Other)?;
     (before.role == Role::Allocator).then_some(Other::Before(before.path))
@@ -129,12 +129,12 @@ pub fn warnings<'a>(processes: impl Iterator<Item = (i32, &'a [u8])>) -> Vec<Str
     let mut known: HashMap<(u64, u64), Option<Other>> = HashMap::new();
     let mut lines: Vec<((u64, u64), Other, String, usize)> = Vec::new();
     for (pid, name) in processes {
-        let program = process::directory(pid).join("exe");
+        let program = proc::directory(pid).join("exe");
         let Ok(file) = std::fs::metadata(&program) else {
             continue;
         };
         let number = (file.dev(), file.ino());
-        let exe = || process::exe(pid).unwrap_or_default();
+        let exe = || proc::exe(pid).unwrap_or_default();
         let linked = || of_program(&program, &exe(), false);
         let other = known.entry(number).or_insert_with(linked).clone();
         let Some(other) = other.or_else(|| preloaded_before(pid)) else {

@@ -8,12 +8,11 @@
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
+use mem_agents::clock::now_ns;
+use mem_agents::discovery::{Agent, Found, Life};
+use mem_agents::segment::{Head, io_error};
+use mem_agents::target::{Deadline, Density, Target, is_running, uncollected};
 use shm_protocol::snapshot::Header;
-
-use crate::clock::now_ns;
-use crate::discovery::{Agent, Found, Life};
-use crate::segment::{Head, io_error};
-use crate::target::{Deadline, Density, Target, is_running, uncollected};
 
 /// Time between two publications by a process, in nanoseconds.
 const PERIOD_NS: u64 = 1_000_000_000;

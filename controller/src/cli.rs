@@ -8,13 +8,14 @@ mod self_check;
 mod self_cpu;
 mod self_profile;
 mod session;
+mod triggers;
 mod usage;
-pub mod values;
 
 pub use self_check::{SelfCheckArgs, Style};
 pub use self_cpu::{CpuAction, SelfCpuArgs};
 pub use self_profile::{Action, SelfProfileArgs};
-pub use session::{IntervalArgs, OutputArgs, PageArgs, SelectArgs, SessionArgs, TriggerArgs};
+pub use session::{OutputArgs, PageArgs, SessionArgs};
+pub use triggers::TriggerArgs;
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -24,9 +25,11 @@ use std::time::Duration;
 use clap::builder::PossibleValue;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use mem_agents::options::{IntervalArgs, SelectArgs};
+use mem_agents::text;
+use mem_agents::values;
 use symbols::interpreter::Shown;
 
-use crate::text;
 use crate::top::sort::Sort;
 
 pub use clap_complete::Shell;
@@ -382,7 +385,7 @@ pub fn refuse(message: impl std::fmt::Display) -> ! {
 pub fn parse() -> Cli {
     let cli = Cli::try_parse();
     let cli = cli.map_err(usage::hinted);
-    let cli = cli.unwrap_or_else(|error| crate::terminal::answer("mem_profiler", &error));
+    let cli = cli.unwrap_or_else(|error| mem_agents::stdout::answer("mem_profiler", &error));
     if let Some(Command::Run(args)) = &cli.command {
         refuse_option(&["run"], &args.command[0]);
         let (search, known) = (SearchArgs::default(), KnownArgs::default());
@@ -408,7 +411,7 @@ pub fn man_pages(directory: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::governor;
+    use mem_agents::governor;
 
     #[test]
     fn definitions_are_consistent() {

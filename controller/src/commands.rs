@@ -23,12 +23,14 @@ mod why;
 
 use std::process::ExitCode;
 
+use mem_agents::discovery::Agent;
+use mem_agents::dump::Written;
+use mem_agents::process;
+use mem_agents::segment::default_directory;
+use mem_agents::stdout;
+
 use crate::cli::{Cli, Command, PageArgs};
-use crate::discovery::Agent;
-use crate::dump::Written;
 use crate::page;
-use crate::process;
-use crate::segment::default_directory;
 use crate::session::Outcome;
 use crate::terminal;
 use dump::Then;
@@ -38,7 +40,7 @@ use shm_protocol::segment::DIR_VARIABLE;
 /// session; users see what is sampled, and which commands there are if there is nothing to
 /// sample.
 pub fn execute(cli: Cli) -> ExitCode {
-    let is_lost = Cli::is_bare() && terminal::is_watched() && !overview::announce();
+    let is_lost = Cli::is_bare() && stdout::is_watched() && !overview::announce();
     let done = match is_lost {
         true => overview::execute(),
         false => command(cli),
@@ -47,7 +49,7 @@ pub fn execute(cli: Cli) -> ExitCode {
         terminal::diagnostic(&format!("{error:#}"));
         ExitCode::FAILURE
     });
-    match terminal::loss() {
+    match stdout::loss() {
         Some(error) => {
             terminal::diagnostic(&format!("the results could not be written: {error}"));
             // A program's own code stays what it is.
@@ -68,7 +70,7 @@ fn warn_of_missing_directory() {
         terminal::warning(&format!(
             "{}: there is no such directory, but MEM_PROFILER_DIR names it: agents that use \
              another one are not found",
-            crate::text::path(&directory)
+            mem_agents::text::path(&directory)
         ));
     }
 }
@@ -80,7 +82,7 @@ fn command(cli: Cli) -> anyhow::Result<ExitCode> {
     );
     // Without it, live processes would be mistaken for dead ones.
     anyhow::ensure!(
-        !is_about_processes || process::is_proc_mounted(),
+        !is_about_processes || proc::is_mounted(),
         "/proc is not mounted, so processes cannot be found: mount it (mount -t proc proc /proc), \
          then try again"
     );
@@ -125,7 +127,7 @@ fn follow_up(written: &[Written], wanted: PageArgs, say: fn(&str)) -> bool {
         return true;
     };
     if !wanted.html && !wanted.open {
-        let path = crate::text::shell_word(&largest.path);
+        let path = mem_agents::text::shell_word(&largest.path);
         terminal::diagnostic(&format!(
             "next: mem_parser {path} (a table; --leaks: suspects and their lines; --html: a page)"
         ));
@@ -135,7 +137,7 @@ fn follow_up(written: &[Written], wanted: PageArgs, say: fn(&str)) -> bool {
     for dump in last {
         match page::make(&dump.path) {
             Ok(made) => {
-                say(&crate::text::path(&made));
+                say(&mem_agents::text::path(&made));
                 if wanted.open && dump.path == largest.path {
                     well &= report_failure(page::open(&made));
                 }
@@ -206,7 +208,7 @@ fn summary(written: &[Written]) {
 /// A table of what was written.
 fn table(written: &[Written]) {
     let rows = written.iter().map(|w| {
-        let bytes = crate::text::bytes;
+        let bytes = mem_agents::text::bytes;
         let sizes = [bytes(w.alloc_bytes), bytes(w.live_bytes)];
         let [allocated, live] = sizes;
         vec![
@@ -215,11 +217,11 @@ fn table(written: &[Written]) {
             w.samples.to_string(),
             allocated,
             live,
-            crate::text::path(&w.path),
+            mem_agents::text::path(&w.path),
         ]
     });
     let head = ["PROCESS", "ENDED", "SAMPLES", "ALLOCATED", "LIVE", "DUMP"];
-    for line in crate::text::table(&head, &[2, 3, 4], rows.collect()) {
+    for line in mem_agents::text::table(&head, &[2, 3, 4], rows.collect()) {
         terminal::diagnostic(&line);
     }
 }

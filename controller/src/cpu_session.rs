@@ -23,18 +23,19 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use capture::RaisedPriority;
-use cpu::proc::{self, FileLimit};
 use cpu::{Recording, Refusal, Sampling};
 use heap_format::cpu::Mode;
+use mem_agents::cleaning;
+use mem_agents::discovery::Discovery;
+use mem_agents::segment::default_directory;
+use mem_agents::text;
+use mem_agents::waiting::{Received, Signals};
 use nix::sys::signal::Signal;
+use proc::{self, FileLimit};
 
 pub use crate::cli::{CpuFormat, EngineName};
-use crate::discovery::Discovery;
 use crate::launch::{self, FORWARDED, Launched};
-use crate::segment::default_directory;
 use crate::terminal::{self, Progress};
-use crate::text;
-use crate::waiting::{Received, Signals};
 use answers::{Sink, files};
 pub use asked::Asked;
 pub use description::Description;
@@ -239,7 +240,7 @@ impl Run {
             Err(error) => Ok(Err(error)),
         };
         if let Some(directory) = directory {
-            launch::remove_directory(&directory);
+            cleaning::remove_directory(&directory);
         }
         followed
     }

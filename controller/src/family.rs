@@ -7,8 +7,8 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use crate::discovery::{Found, Life};
-use crate::process::{self, Stat, Status};
+use mem_agents::discovery::{Found, Life};
+use proc::{Stat, Status};
 
 /// Pause between two looks, as a multiple of the time that the last took.
 const PAUSE: u32 = 10;
@@ -46,7 +46,7 @@ impl Family {
         if start < self.next {
             return;
         }
-        let all = process::all().into_iter();
+        let all = proc::all().into_iter();
         let mut all: Vec<(i32, Stat)> = all.filter_map(|pid| Some((pid, Stat::of(pid)?))).collect();
         // Parents first: none is younger than its children.
         all.sort_by_key(|(pid, stat)| (stat.start_time, *pid));

@@ -12,15 +12,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus};
 
 use anyhow::{Context, bail};
+use mem_agents::discovery::{HIDDEN_PREFIX, RUN_PREFIX};
+use mem_agents::segment::Directory;
+use mem_agents::target::{Density, ROLLING};
+use mem_agents::text;
+use mem_agents::waiting::{Received, unblock_all};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal};
 use shm_protocol::segment::DIR_VARIABLE;
 
-use crate::discovery::{HIDDEN_PREFIX, RUN_PREFIX};
 use crate::python;
-use crate::segment::Directory;
-use crate::target::{Density, ROLLING};
-use crate::text;
-use crate::waiting::{Received, unblock_all};
 
 /// Signals that are passed on to the program.
 pub const FORWARDED: [Signal; 8] = [
@@ -270,19 +270,6 @@ fn make_one(path: &Path, mode: u32) -> anyhow::Result<std::fs::File> {
         Ok(directory)
     };
     make().with_context(|| text::path(path))
-}
-
-/// Removes what [`make_directory`] made, where it is empty.
-pub fn remove_directory(path: &Path) {
-    // Live processes may still use it; `clean` removes it after them.
-    let _ = std::fs::remove_dir(path);
-    let name = path.file_name().unwrap_or_default().as_bytes();
-    if let Some(outer) = path
-        .parent()
-        .filter(|_| name.starts_with(HIDDEN_PREFIX.as_bytes()))
-    {
-        let _ = std::fs::remove_dir(outer);
-    }
 }
 
 /// The exit code for a program that could not be started, as shells give it.

@@ -1,75 +1,33 @@
-//! The controller as a library: it finds agents, runs sessions and reads segments, for
-//! `mem_profiler`, whose commands [`run`] executes, and for programs that serve or send profiles.
+//! `mem_profiler`: its command line, which [`run`] executes, and all policy: when a session begins
+//! and ends, which processes join it, when dumps are written, what is shown and printed.
 //!
-//! Promises: [`discovery`] finds only processes whose segments this user may use; [`live`] makes a
-//! profile of a session as it is now; [`target`] starts and stops one exclusively: another
-//! controller that tries gets an error that says so. Nothing here stops, signals or waits for a
-//! process, except
-//! [`cpu_session`] with the engine `ptrace`, leak checks, which stop it while they copy it, and
-//! `launch`, which forwards signals to the program that it has started.
+//! `cli` says what is valid, `commands` executes it; `session` samples heaps, `cpu_session` samples
+//! CPU time, `top` draws the live view, `launch` starts programs with the agent. What it shares with
+//! `mem_server` is in `mem_agents`, leak checks are in `mem_leaks`.
 //!
-//! The caller must look at its own targets ([`target::Target::look`]) several times a second, so
-//! that their tables grow in time, and must extend their sessions.
+//! Promises: nothing here stops, signals or waits for a process, except `cpu_session` with the
+//! engine `ptrace`, leak checks, which stop it while they copy it, and `launch`, which forwards
+//! signals to the program that it has started.
 //!
-//! Limits: Linux. Commands print their errors and warnings; the public modules return them.
+//! Limits: Linux.
 
-mod agent_file;
 mod allocator;
 mod allocator_stats;
-pub mod beside;
-mod cgroup;
-mod claims;
-mod cleaning;
 mod cli;
-pub mod clock;
-pub mod collect;
 mod commands;
-pub mod cpu_session;
-pub mod discovery;
-pub mod dump;
-pub mod ended;
+mod cpu_session;
 mod family;
-pub mod governor;
-mod helper;
-mod interpreted;
-pub mod launch;
-mod leaks;
-mod lineage;
-pub mod listing;
-pub mod live;
-mod mappings;
-mod names;
-pub mod offspring;
-pub mod output;
+mod launch;
 mod page;
-mod parallel_writer;
-mod preload;
-pub mod process;
-pub mod process_end;
-mod program;
 mod python;
 mod question;
-mod resolved_tree;
-mod room;
-pub mod segment;
-pub mod select;
 mod session;
 mod smaps;
-pub mod snapshot;
-mod stack_groups;
-pub mod target;
-pub mod terminal;
-pub mod text;
-mod threads;
-mod timeline;
+mod terminal;
 mod top;
-pub mod triggers;
-mod unreadable;
-pub mod waiting;
+mod triggers;
 
 use std::process::ExitCode;
-
-pub use cli::{IntervalArgs, SelectArgs, values};
 
 /// Executes the command line of `mem_profiler`.
 pub fn run() -> ExitCode {

@@ -4,9 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail};
-
-use crate::beside;
-use crate::text;
+use mem_agents::beside;
+use mem_agents::text;
 
 const PARSER: &str = "mem_parser";
 

@@ -2,10 +2,8 @@
 //! of that allocator, unless `PYTHONMALLOC=malloc` is in the environment.
 
 use heap_format::maps::Entry;
+use mem_agents::text;
 use shm_protocol::options::ignore_environment;
-
-use crate::process;
-use crate::text;
 
 /// The variable that chooses CPython's allocator.
 pub const VARIABLE: &str = "PYTHONMALLOC";
@@ -79,18 +77,17 @@ pub fn hint<'a>(processes: impl Iterator<Item = (i32, &'a [u8])>) -> Option<Stri
 fn keeps_objects(pid: i32) -> bool {
     let by_name = || {
         let is_one = |exe: Vec<u8>| is_interpreter(&exe) && !is_free_threaded(&exe);
-        process::exe(pid).is_some_and(is_one)
+        proc::exe(pid).is_some_and(is_one)
     };
     let by_library = || {
-        let maps = process::maps(pid).unwrap_or_default();
+        let maps = proc::maps(pid).unwrap_or_default();
         Entry::all(&maps).any(|entry| is_library(entry.path))
     };
     let is_python = by_name() || by_library();
     let hides = |text: Vec<u8>| {
-        hides_objects(process::value(&text, VARIABLE))
-            || ignores_environment(&process::command_line(pid))
+        hides_objects(proc::value(&text, VARIABLE)) || ignores_environment(&proc::command_line(pid))
     };
-    is_python && process::environment(pid).is_some_and(hides)
+    is_python && proc::environment(pid).is_some_and(hides)
 }
 
 #[cfg(test)]
@@ -137,7 +134,7 @@ mod tests {
 
     #[test]
     fn the_environment_says_whether_objects_are_hidden() {
-        let hides = |environment: &[u8]| hides_objects(process::value(environment, VARIABLE));
+        let hides = |environment: &[u8]| hides_objects(proc::value(environment, VARIABLE));
         assert!(hides(b"PATH=/bin\0PYTHONMALLOCSTATS=1\0"));
         assert!(hides(b"PYTHONMALLOC=pymalloc\0"));
         assert!(hides(b"\xff\0XPYTHONMALLOC=malloc\0PYTHONMALLOC=\0"));

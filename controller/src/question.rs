@@ -6,9 +6,8 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use anyhow::{Context, ensure};
-
-use crate::discovery::{Agent, Discovery};
-use crate::select::Selection;
+use mem_agents::discovery::{Agent, Discovery};
+use mem_agents::select::Selection;
 
 /// The socket that the agent gave us.
 pub fn socket(number: i32) -> anyhow::Result<UnixStream> {

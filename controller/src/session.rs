@@ -11,19 +11,20 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use crate::discovery::Discovery;
-use crate::dump::Written;
+use mem_agents::discovery::Discovery;
+use mem_agents::dump::Written;
+use mem_agents::lineage::Lineage;
+use mem_agents::output::Output;
+use mem_agents::segment::Entry;
+use mem_agents::select::Selection;
+use mem_agents::target::{Deadline, Density, Look, RENEWAL};
+use mem_agents::text;
+use mem_agents::waiting::{Received, Signals};
+
 use crate::family::Family;
 use crate::launch::{FORWARDED, Launched};
-use crate::lineage::Lineage;
-use crate::output::Output;
 use crate::python;
-use crate::segment::Entry;
-use crate::select::Selection;
-use crate::target::{Deadline, Density, Look, RENEWAL};
-use crate::text;
 use crate::triggers::Triggers;
-use crate::waiting::{Received, Signals};
 
 pub use checking::ExitCheck;
 use member::Member;

@@ -7,11 +7,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use heap_format::maps::{Entry, strip_deleted};
+use mem_agents::agent_file;
+use mem_agents::text;
 use serde::Serialize;
-
-use crate::agent_file;
-use crate::process;
-use crate::text;
 
 /// Bytes resident, by kind of mapping.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -39,8 +37,8 @@ impl Resident {
 
 /// Reads the smaps of a process; `stacks` are addresses inside threads' stacks.
 pub fn read(pid: i32, stacks: &[u64]) -> std::io::Result<Resident> {
-    let file = File::open(process::path_of_memory(pid, "smaps"))?;
-    let maps = process::maps(pid).unwrap_or_default();
+    let file = File::open(proc::path_of_memory(pid, "smaps"))?;
+    let maps = proc::maps(pid).unwrap_or_default();
     let agent = agent_file::mapped(pid, &maps);
     parse(BufReader::new(file), stacks, agent.as_deref())
 }
@@ -119,13 +117,10 @@ impl Kind {
 
 /// An address in each thread's stack: the stack pointer, where the kernel shows it.
 pub fn stack_pointers(pid: i32) -> Vec<u64> {
-    let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
-        return Vec::new();
-    };
-    tasks
-        .flatten()
+    proc::threads(pid)
+        .into_iter()
         .take(100_000)
-        .filter_map(|task| std::fs::read_to_string(task.path().join("syscall")).ok())
+        .filter_map(|tid| String::from_utf8(proc::file(pid, &format!("task/{tid}/syscall"))?).ok())
         // number, six arguments, stack pointer, program counter; "-1 sp pc"; or "running".
         .filter_map(|text| {
             let mut words = text.split_ascii_whitespace().rev();

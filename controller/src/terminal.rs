@@ -1,6 +1,6 @@
 //! Results to stdout, diagnostics to stderr, progress only on a terminal. A closed terminal or pipe
 //! must not end a session, so failed writes are dropped; that a result could not be written for
-//! another reason, such as a full disk, is reported at the end ([`loss`]).
+//! another reason, such as a full disk, is reported at the end ([`stdout::loss`]).
 //!
 //! A terminal that accepts nothing, because it was stopped by Ctrl-S or its line is dead, must not
 //! delay a session either: while one runs, a thread of its own does all the writing, and only
@@ -8,26 +8,18 @@
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
-use std::io::{Error, ErrorKind, IsTerminal, Write};
-use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::io::{IsTerminal, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use heap_format::locale;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-
-use crate::text;
-
-/// Whether somebody looks at the results.
-pub fn is_watched() -> bool {
-    std::io::stdout().is_terminal()
-}
+use mem_agents::{stdout, text};
 
 /// Whether results may be written anywhere on a screen: a dumb terminal only has lines.
 pub fn is_screen() -> bool {
-    is_watched() && std::env::var_os("TERM").is_none_or(|kind| kind != "dumb")
+    stdout::is_watched() && std::env::var_os("TERM").is_none_or(|kind| kind != "dumb")
 }
 
 /// Writes a line of results. Whatever it holds, the terminal only shows it.
@@ -67,46 +59,6 @@ fn shown<'a>(line: &'a str, stream: &impl IsTerminal) -> Cow<'a, str> {
     }
 }
 
-/// Why a result was not written, if that is anyone's concern.
-pub fn loss() -> Option<Error> {
-    match LOSS.load(Ordering::Relaxed) {
-        0 => None,
-        number => Some(Error::from_raw_os_error(number)),
-    }
-}
-
-/// The number of the first error that writing a result met.
-static LOSS: AtomicI32 = AtomicI32::new(0);
-
-/// Notes why a result was not written, unless its reader has gone away.
-fn note(error: &Error) {
-    let is_gone = error.kind() == ErrorKind::BrokenPipe || is_watched() || is_hung_up(error);
-    let number = error.raw_os_error().filter(|_| !is_gone).unwrap_or(0);
-    let _ = LOSS.compare_exchange(0, number, Ordering::Relaxed, Ordering::Relaxed);
-}
-
-/// Whether that is what a terminal says whose other end is gone: it is no longer known as one.
-fn is_hung_up(error: &Error) -> bool {
-    let stdout = std::io::stdout();
-    let kind = nix::sys::stat::fstat(stdout.as_fd()).map(|stat| stat.st_mode & libc::S_IFMT);
-    error.raw_os_error() == Some(libc::EIO) && kind == Ok(libc::S_IFCHR)
-}
-
-/// Ends a program that was called for its help or version, or called wrongly: as clap does, except
-/// if help could not be written.
-pub fn answer(program: &str, error: &clap::Error) -> ! {
-    let written = error.print().and_then(|()| std::io::stdout().flush());
-    if let (false, Err(lost)) = (error.use_stderr(), &written) {
-        note(lost);
-    }
-    let lost = loss();
-    if let Some(lost) = &lost {
-        let text = format!("{program}: the results could not be written: {lost}");
-        let _ = writeln!(std::io::stderr().lock(), "{text}");
-    }
-    std::process::exit(error.exit_code().max(lost.is_some().into()))
-}
-
 /// Writes a value as JSON.
 pub fn json(value: &impl serde::Serialize) -> serde_json::Result<()> {
     let text = serde_json::to_string_pretty(value)?;
@@ -136,12 +88,7 @@ fn print(line: Line) {
 impl Line {
     fn write(&self) {
         match self {
-            Self::Result(line) => {
-                let mut out = std::io::stdout().lock();
-                let written = writeln!(out, "{line}").and_then(|()| out.flush());
-                drop(out);
-                let _ = written.inspect_err(note);
-            }
+            Self::Result(line) => stdout::write(line),
             Self::Diagnostic(line) => {
                 let _ = writeln!(std::io::stderr().lock(), "{line}");
             }

@@ -5,12 +5,11 @@ use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use mem_agents::cgroup;
+use mem_agents::text;
 use nix::sys::signal::Signal;
+use proc::Stat;
 use shm_protocol::snapshot::Totals;
-
-use crate::cgroup;
-use crate::process::Stat;
-use crate::text;
 
 /// A threshold fires again once the value has fallen below this share of it.
 const REARM: f64 = 0.9;
@@ -137,7 +136,7 @@ impl Watcher {
 
     fn resident(&mut self, triggers: &Triggers, pid: i32) -> Option<String> {
         let limit = triggers.on_rss? as f64;
-        let rss = rss_bytes(pid)? as f64;
+        let rss = Stat::of(pid)?.rss_bytes()? as f64;
         let fires = crosses(&mut self.rss_fired, rss, limit);
         fires.then(|| format!("resident memory at {}", text::bytes(rss)))
     }
@@ -175,11 +174,6 @@ fn crosses(fired: &mut bool, value: f64, limit: f64) -> bool {
     let fires = value >= limit && !*fired;
     *fired = value >= limit || *fired && value >= limit * REARM;
     fires
-}
-
-/// Resident memory of a process.
-pub fn rss_bytes(pid: i32) -> Option<u64> {
-    Stat::of(pid)?.rss_bytes()
 }
 
 #[cfg(test)]

@@ -7,8 +7,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
+use forge::{Forged, give_to_nobody, is_root, start_of};
 use nix::sys::signal::Signal;
-use support::forge::{Forged, give_to_nobody, is_root, start_of};
 use support::{Place, Ran, wait_for};
 
 fn states(place: &Place) -> Vec<(u64, String)> {
@@ -108,7 +108,7 @@ fn another_pid_namespace_removes_nothing() {
     assert_eq!(ran.code, Some(0), "{ran:?}");
     assert!(!dead.exists(), "{ran:?}");
     assert!(
-        !left.exists() || support::forge::namespace() != 0xEFFF_FFFC,
+        !left.exists() || forge::namespace() != 0xEFFF_FFFC,
         "{ran:?}"
     );
     assert!(place.segments()[0].contains(&format!(".{}.", live.pid())));

@@ -37,7 +37,6 @@ mod meters;
 mod mixer;
 mod module;
 pub mod perf;
-pub mod proc;
 mod programs;
 pub mod ptrace;
 mod python;

@@ -3,8 +3,6 @@
 
 use std::fmt;
 
-use crate::proc;
-
 /// Bytes of an ELF header up to the machine's number (gABI, chapter 4).
 const HEAD_BYTES: u64 = 20;
 /// `ELFCLASS64`, `ELFDATA2MSB`.
@@ -35,8 +33,8 @@ impl Machine {
     /// known.
     #[must_use]
     pub fn foreign_to_us(pid: i32) -> Option<Self> {
-        let shown = capture::living_thread(pid);
-        let head = proc::try_read(&format!("/proc/{shown}/exe"), HEAD_BYTES).ok()?;
+        let shown = proc::living_thread(pid);
+        let head = proc::read(&format!("/proc/{shown}/exe"), HEAD_BYTES).ok()?;
         Self::parse(&head)
     }
 

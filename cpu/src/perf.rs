@@ -27,7 +27,6 @@ use crate::machine::Machine;
 use crate::memory::Copied;
 use crate::meter::Scale;
 use crate::meters::Meters;
-use crate::proc;
 use crate::record::{self, Mapped, Record};
 use crate::recording::{self, Recording};
 use crate::refusal::Refusal;

@@ -1,10 +1,10 @@
 //! Which program each process runs, for an engine that is not notified when that changes.
 
 use std::collections::HashMap;
-use std::fs;
 use std::time::{Duration, Instant};
 
-use crate::proc;
+use proc::Stat;
+
 use crate::recording::Recording;
 
 /// Time between looks for new children, at least.
@@ -121,49 +121,17 @@ impl Identity {
         let stat = Stat::of(pid)?;
         let file = proc::executable(pid);
         // Between the two it may have executed a program.
-        let is_whole = Stat::of(pid)? == stat && stat.places.0 > 1 && stat.places.1 > 1;
+        let again = Stat::of(pid)?;
+        let is_same = (again.start_time, again.addresses) == (stat.start_time, stat.addresses);
+        // The kernel shows 0 or 1 where they may not be known.
+        let is_whole = is_same && stat.addresses.0 > 1 && stat.addresses.1 > 1;
         let program = file.filter(|_| is_whole).map(|file| Program {
             file,
-            places: stat.places,
+            places: stat.addresses,
         });
         Some(Self {
-            born: stat.born,
+            born: stat.start_time,
             program,
-        })
-    }
-}
-
-/// What is read of `/proc/PID/stat`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stat {
-    born: u64,
-    /// Of its code and its stack; 0 or 1 where they may not be known.
-    places: (u64, u64),
-}
-
-impl Stat {
-    fn of(pid: i32) -> Option<Self> {
-        let read = |pid| Self::parse(&fs::read(format!("/proc/{pid}/stat")).ok()?);
-        let mut stat = read(pid)?;
-        if stat.places == (0, 0)
-            && let Some(other) = read(capture::living_thread(pid))
-        {
-            // The first thread has ended, and has no memory. Threads begin later.
-            stat.places = other.places;
-        }
-        Some(stat)
-    }
-
-    fn parse(text: &[u8]) -> Option<Self> {
-        // The name may contain anything.
-        let name = text.iter().rposition(|b| *b == b')')?;
-        let rest = std::str::from_utf8(text.get(name + 1..)?).ok()?;
-        // The first field here is the third of all.
-        let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
-        let field = |number: usize| fields.get(number - 3)?.parse().ok();
-        Some(Self {
-            born: field(22)?,
-            places: (field(26)?, field(28)?),
         })
     }
 }
@@ -193,16 +161,6 @@ mod tests {
             assert!(Instant::now() < end, "waited {LONG:?} for {what}");
             std::thread::sleep(Duration::from_millis(1));
         }
-    }
-
-    #[test]
-    fn fields_are_counted_behind_the_name() {
-        let text =
-            b"7 (a) R b) S 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28";
-        let stat = Stat::parse(text).unwrap();
-        assert_eq!((stat.born, stat.places), (22, (26, 28)));
-        assert_eq!(Stat::parse(b"7 (a) S 4"), None);
-        assert_eq!(Stat::parse(b""), None);
     }
 
     #[test]

@@ -14,11 +14,11 @@ use capture::{Glimpse, Glimpses};
 use crate::continued::{Continued, Rest};
 use crate::memory::Copied;
 use crate::perf::Sampling;
-use crate::proc::{self, Reread};
 use crate::programs::{Change, Programs};
 use crate::recording::{Recording, Sample, Time};
 use crate::refusal::Refusal;
 use crate::registers::Live;
+use proc::Reread;
 
 /// Stack that is copied at first, and at most. Few stacks are as deep as the first, and a copy
 /// ends where the stack does.

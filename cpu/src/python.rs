@@ -119,7 +119,7 @@ impl Python {
         }
         let pid = space.pid();
         let program = self.program.get_or_insert_with(|| {
-            let shown = capture::living_thread(pid);
+            let shown = proc::living_thread(pid);
             let path = std::fs::read_link(format!("/proc/{shown}/exe")).unwrap_or_default();
             path.as_os_str().as_bytes().to_vec()
         });

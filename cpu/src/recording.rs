@@ -9,7 +9,6 @@ use unwind::stack::Memory;
 
 use crate::kernel::Symbols;
 use crate::machine::Machine;
-use crate::proc;
 use crate::python;
 use crate::registers::Live;
 use crate::space::{Range, Space};

@@ -3,7 +3,6 @@
 use std::io;
 
 use crate::machine::Machine;
-use crate::proc;
 
 /// Why an engine does not work here.
 #[derive(Debug, thiserror::Error)]
@@ -123,7 +122,7 @@ impl Refusal {
 
     /// Why a process cannot be traced, as far as can be known without trying.
     pub fn of_tracing(pid: i32) -> Option<Self> {
-        let text = match proc::try_read(&format!("/proc/{pid}/status"), proc::MOST_BYTES) {
+        let text = match proc::read(&format!("/proc/{pid}/status"), proc::MAX_FILE_BYTES) {
             Ok(text) => text,
             Err(error) => return Some(Self::of_proc(pid, error)),
         };

@@ -17,7 +17,6 @@ use unwind::rule::Rule;
 
 use crate::mixer::ByAddress;
 use crate::module::{Loaded, Tables};
-use crate::proc;
 use crate::source::Source;
 
 /// Maximum number of mappings of code that a process is believed to have.
@@ -146,7 +145,7 @@ impl Library {
 /// The file of a range: through the process's own mapping if that is allowed, otherwise by its
 /// name.
 pub fn open(pid: i32, range: &Range) -> Option<File> {
-    let pid = capture::living_thread(pid);
+    let pid = proc::living_thread(pid);
     let mapped = format!("/proc/{pid}/map_files/{:x}-{:x}", range.start, range.end);
     if let Ok(file) = opening::regular(mapped.as_ref()) {
         return Some(file);

@@ -12,10 +12,10 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use crate::perf::Sampling;
-use crate::proc::{self, Program};
 use crate::programs::add_children;
 use crate::recording::Recording;
 use crate::refusal::Refusal;
+use proc::Program;
 use thread::Thread;
 
 /// Time between looks for new threads.
@@ -145,7 +145,7 @@ impl Waiting {
             let _ = self.search(pid);
             // A first thread that ends stays in the list, and waits for nothing.
             if self.threads.contains_key(&pid)
-                && capture::living_thread(pid) != pid
+                && proc::living_thread(pid) != pid
                 && let Some(mut first) = self.threads.remove(&pid)
             {
                 first.settle(recording);
@@ -157,7 +157,7 @@ impl Waiting {
 
     /// Takes in the threads of a process that are new.
     fn search(&mut self, pid: i32) -> io::Result<()> {
-        let has_first = capture::living_thread(pid) == pid;
+        let has_first = proc::living_thread(pid) == pid;
         for tid in proc::try_threads(pid)? {
             if self.threads.contains_key(&tid) || tid == pid && !has_first {
                 continue;

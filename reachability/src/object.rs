@@ -9,28 +9,22 @@ use crate::memory::word_of;
 
 /// Bytes of a header.
 pub const HEADER: u64 = header::HEADER as u64;
-/// Bytes of the header's extension, which lies before it.
-const EXTENSION: u64 = HEADER;
+/// Distance from the start of an extension to its object.
+const EXTENSION_DISTANCE: u64 = header::EXTENSION_DISTANCE as u64;
 /// The farthest that an object begins behind its memory's start.
 const MOST_OFFSET: u64 = 1 << 30;
-
-/// The table, at the start of the range of sampled objects, has an entry for each this many bytes
-/// of the range.
-const UNIT: u64 = 1024;
-/// Maximum number of bytes of an object whose header is there.
-const MOST_FULL: u64 = 14 << 10;
 
 /// Whether an object that fills memory of this size may have its header in the table.
 #[must_use]
 pub fn may_be_in_table(room: u64) -> bool {
-    room <= MOST_FULL && room.is_multiple_of(UNIT)
+    header::is_table_class(room as usize)
 }
 
 /// Where the table's entry for an address in a range is.
 #[must_use]
 pub fn entry(range: &Range<u64>, at: u64) -> u64 {
-    let index = at.wrapping_sub(range.start) / UNIT;
-    range.start.wrapping_add(index.wrapping_mul(HEADER))
+    let offset = header::entry_offset(at.wrapping_sub(range.start) as usize);
+    range.start.wrapping_add(offset as u64)
 }
 
 /// The table of a range.
@@ -119,7 +113,7 @@ impl Content {
 pub(crate) fn find_by_words(
     base: u64,
     room: u64,
-    mut peek: impl FnMut(u64) -> Option<[u64; 2]>,
+    mut peek: impl FnMut(u64) -> Option<header::Words>,
 ) -> Content {
     let Some(words) = peek(0) else {
         return Content::Nothing;
@@ -130,10 +124,13 @@ pub(crate) fn find_by_words(
     }
     let is_nothing = words[1] == 0 || header::is_freed(words[1], at);
     // Behind an extension: 32 bytes from the start, or as far as it is aligned.
-    let mut offset = HEADER + EXTENSION;
+    let mut offset = EXTENSION_DISTANCE;
     while offset < room && offset <= MOST_OFFSET {
         let at = base.wrapping_add(offset);
-        let (extension, own) = (offset.wrapping_sub(2 * HEADER), offset.wrapping_sub(HEADER));
+        let (extension, own) = (
+            offset.wrapping_sub(EXTENSION_DISTANCE),
+            offset.wrapping_sub(HEADER),
+        );
         let (Some(extension), Some(own)) = (peek(extension), peek(own)) else {
             break;
         };
@@ -141,7 +138,7 @@ pub(crate) fn find_by_words(
             return Content::Nothing;
         }
         if let Some((bytes, align)) = header::read_extension(extension, at)
-            && offset == align.max(HEADER + EXTENSION)
+            && offset == header::extended_offset(align as usize) as u64
             && let Some(object) = extended(own, bytes, at, offset, room)
         {
             return Content::Object(object);
@@ -160,7 +157,7 @@ pub(crate) fn find_by_words(
 /// The object at `at`, `offset` bytes behind the start of its memory, whose header is intact and has no
 /// extension.
 #[inline(always)]
-fn whole(words: [u64; 2], at: u64, offset: u64, room: u64) -> Option<Sampled> {
+fn whole(words: header::Words, at: u64, offset: u64, room: u64) -> Option<Sampled> {
     let counted = header::read_first(words[0], at)?;
     let drawn = header::read_second(words[1], at)?;
     let is_here = !counted.extended && has_room(counted.bytes, offset, room);
@@ -169,7 +166,7 @@ fn whole(words: [u64; 2], at: u64, offset: u64, room: u64) -> Option<Sampled> {
 
 /// The object at `at` of which the extension is intact.
 #[inline(always)]
-fn extended(own: [u64; 2], bytes: u64, at: u64, offset: u64, room: u64) -> Option<Sampled> {
+fn extended(own: header::Words, bytes: u64, at: u64, offset: u64, room: u64) -> Option<Sampled> {
     let counted = header::read_first(own[0], at)?;
     let drawn = header::read_second(own[1], at).unwrap_or(UNKNOWN);
     let is_here = counted.extended && has_room(bytes, offset, room);
@@ -178,7 +175,7 @@ fn extended(own: [u64; 2], bytes: u64, at: u64, offset: u64, room: u64) -> Optio
 
 /// The object at `at` of whose header the first word is intact alone.
 #[inline(always)]
-fn partly(words: [u64; 2], at: u64, room: u64) -> Option<Sampled> {
+fn partly(words: header::Words, at: u64, room: u64) -> Option<Sampled> {
     let counted = header::read_first(words[0], at)?;
     let is_here = !counted.extended && has_room(counted.bytes, HEADER, room);
     is_here.then_some(sampled(&counted, counted.bytes, UNKNOWN, at))

@@ -1,8 +1,8 @@
 //! The processes that are served: those that this user may profile, among the selected ones.
 
-use mem_controller::discovery::{Agent, Discovery, Life};
-use mem_controller::select::Selection;
-use mem_controller::values;
+use mem_agents::discovery::{Agent, Discovery, Life};
+use mem_agents::select::Selection;
+use mem_agents::values;
 
 use crate::reply::Reply;
 

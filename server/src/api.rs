@@ -1,6 +1,6 @@
 //! `/api/…`: for the live page and for scripts.
 
-use mem_controller::values;
+use mem_agents::values;
 use serde_json::json;
 
 use crate::reply::Reply;
@@ -57,7 +57,7 @@ pub fn stop(server: &Server, request: &Request) -> Result<Reply, Reply> {
 }
 
 /// The process that is named: none is chosen for who changes something.
-fn named(server: &Server, request: &Request) -> Result<mem_controller::discovery::Agent, Reply> {
+fn named(server: &Server, request: &Request) -> Result<mem_agents::discovery::Agent, Reply> {
     let name = request.process();
     let name = name.ok_or_else(|| Reply::refusal(400, "which process? ?pid= or ?name="))?;
     server.agents.one(Some(name))

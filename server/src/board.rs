@@ -5,11 +5,11 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use mem_controller::clock::{Time, now_ns};
-use mem_controller::discovery::Agent;
-use mem_controller::listing::{self, Row};
-use mem_controller::live;
-use mem_controller::segment::Head;
+use mem_agents::clock::{Time, now_ns};
+use mem_agents::discovery::Agent;
+use mem_agents::listing::{self, Row};
+use mem_agents::live;
+use mem_agents::segment::Head;
 use serde_json::{Value, json};
 
 use crate::agents::Agents;

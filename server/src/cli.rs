@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use mem_controller::{IntervalArgs, SelectArgs};
+use mem_agents::options::{IntervalArgs, SelectArgs};
 
 use crate::address::Address;
 use crate::push::PushArgs;

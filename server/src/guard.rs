@@ -11,7 +11,7 @@ use anyhow::{Context, ensure};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use hyper::header::HeaderMap;
-use mem_controller::text;
+use mem_agents::text;
 
 use crate::reply::Reply;
 

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use mem_controller::beside;
+use mem_agents::beside;
 use tempfile::TempDir;
 
 use crate::reply::{Reply, Step};

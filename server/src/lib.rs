@@ -39,12 +39,12 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser};
 
 use cli::{Cli, Command};
-use mem_controller::terminal;
+use mem_agents::stdout;
 
 /// Executes the command line.
 pub fn run() -> ExitCode {
     let cli = Cli::try_parse();
-    let cli = cli.unwrap_or_else(|error| terminal::answer("mem_server", &error));
+    let cli = cli.unwrap_or_else(|error| stdout::answer("mem_server", &error));
     let done = match cli.command {
         Command::Serve(args) => serve::execute(args),
         Command::Push(args) => push::execute(args),
@@ -53,12 +53,12 @@ pub fn run() -> ExitCode {
             let mut command = Cli::command();
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut command, "mem_server", &mut text);
-            terminal::own(String::from_utf8_lossy(&text).trim_end());
+            stdout::write(String::from_utf8_lossy(&text).trim_end());
             Ok(())
         }
         Command::Man { directory } => man(&directory),
     };
-    let done = done.and_then(|()| match terminal::loss() {
+    let done = done.and_then(|()| match stdout::loss() {
         Some(error) => Err(anyhow::anyhow!("the results could not be written: {error}")),
         None => Ok(()),
     });

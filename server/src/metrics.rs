@@ -7,14 +7,14 @@ use std::fmt::Write;
 use std::sync::atomic::Ordering;
 
 use heap_format::variance::QUANTILE;
-use mem_controller::clock::now_ns;
-use mem_controller::discovery::Agent;
-use mem_controller::live;
-use mem_controller::process::Stat;
-use mem_controller::segment::Head;
-use mem_controller::snapshot::Snapshot;
-use mem_controller::target::is_running;
-use mem_controller::text;
+use mem_agents::clock::now_ns;
+use mem_agents::discovery::Agent;
+use mem_agents::live;
+use mem_agents::segment::Head;
+use mem_agents::snapshot::Snapshot;
+use mem_agents::target::is_running;
+use mem_agents::text;
+use proc::Stat;
 use shm_protocol::layout::BANK_HEADER_BYTES;
 
 use crate::board::MOST;

@@ -5,10 +5,10 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use heap_format::{Facts, Profile, ValueType, merge};
-use mem_controller::discovery::Agent;
-use mem_controller::live::{self, Live};
-use mem_controller::segment::Head;
-use mem_controller::{collect, process};
+use mem_agents::collect;
+use mem_agents::discovery::Agent;
+use mem_agents::live::{self, Live};
+use mem_agents::segment::Head;
 
 use crate::encoding;
 use crate::job::Job;
@@ -261,8 +261,7 @@ fn idle(agent: &Agent, length: Duration, dialect: Dialect) -> Result<Reply, Repl
         facts: Facts {
             start_unix_ns: Some(shm_protocol::clock::unix_ns().saturating_sub(length_ns)),
             duration_ns: Some(length_ns),
-            exe: process::exe(agent.pid)
-                .map(|exe| String::from_utf8_lossy(&exe).into_owned().into()),
+            exe: proc::exe(agent.pid).map(|exe| String::from_utf8_lossy(&exe).into_owned().into()),
             ..Facts::default()
         },
         ..Profile::default()
@@ -298,9 +297,7 @@ fn cmdline(server: &Server, dialect: Dialect, request: &Request) -> Result<Reply
         Dialect::Go => b"\0",
         Dialect::Gperftools => b"\n",
     };
-    Ok(Reply::text(
-        process::command_line(agent.pid).join(separator),
-    ))
+    Ok(Reply::text(proc::command_line(agent.pid).join(separator)))
 }
 
 /// `num_symbols`, or the names of the addresses that were sent.
@@ -367,8 +364,7 @@ fn empty(server: &Server, kind: &str, request: &Request) -> Result<Step, Reply> 
         period: 1,
         facts: Facts {
             start_unix_ns: Some(shm_protocol::clock::unix_ns()),
-            exe: process::exe(agent.pid)
-                .map(|exe| String::from_utf8_lossy(&exe).into_owned().into()),
+            exe: proc::exe(agent.pid).map(|exe| String::from_utf8_lossy(&exe).into_owned().into()),
             ..Facts::default()
         },
         ..Profile::default()
@@ -387,7 +383,7 @@ fn contention(server: &Server, request: &Request) -> Result<Step, Reply> {
     let mut text = "--- contention:\ncycles/second=1000000000\nsampling period=1\n\
                     ms since reset=0\ndiscarded samples=0\n\nMAPPED_LIBRARIES:\n"
         .to_owned();
-    let maps = process::maps(agent.pid).unwrap_or_default();
+    let maps = proc::maps(agent.pid).unwrap_or_default();
     text.push_str(&String::from_utf8_lossy(&maps));
     Ok(Reply::text(text).into())
 }

@@ -28,8 +28,8 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context, bail};
 use clap::Args;
 use heap_format::printable;
-use mem_controller::beside;
-use mem_controller::values;
+use mem_agents::beside;
+use mem_agents::values;
 
 use crate::naming::Naming;
 use client::{Answer, Client};

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::BufWriter;
 use std::time::Duration;
 
-use mem_controller::live;
+use mem_agents::live;
 use tokio::sync::Semaphore;
 
 use crate::job::Job;

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use mem_controller::segment::Head;
-use mem_controller::select::Selection;
-use mem_controller::target::is_running;
-use mem_controller::text;
-use mem_controller::waiting::Signals;
+use mem_agents::segment::Head;
+use mem_agents::select::Selection;
+use mem_agents::target::is_running;
+use mem_agents::text;
+use mem_agents::waiting::Signals;
 
 use crate::address::Address;
 use crate::agents::Agents;
@@ -140,7 +140,7 @@ fn keep(server: &Server, all: bool, signals: &Signals) {
 fn sample_all(server: &Server) {
     let mut head = Head::new();
     for agent in server.agents.all() {
-        let is_idle = |agent: &mem_controller::discovery::Agent, head: &mut Head| {
+        let is_idle = |agent: &mem_agents::discovery::Agent, head: &mut Head| {
             agent
                 .segment
                 .head(head)

@@ -7,12 +7,12 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use mem_controller::discovery::Agent;
-use mem_controller::governor;
-use mem_controller::offspring::{self, Offspring, Root};
-use mem_controller::segment::Head;
-use mem_controller::target::{self, Deadline, Density, Look, RENEWAL, Target, is_running};
-use mem_controller::text::percent;
+use mem_agents::discovery::Agent;
+use mem_agents::governor;
+use mem_agents::offspring::{self, Offspring, Root};
+use mem_agents::segment::Head;
+use mem_agents::target::{self, Deadline, Density, Look, RENEWAL, Target, is_running};
+use mem_agents::text::percent;
 use shm_protocol::segment::Session;
 
 /// How sessions sample.

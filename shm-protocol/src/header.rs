@@ -15,12 +15,56 @@
 //! Objects with more bytes than the first word holds, or with an alignment above 16, have an
 //! *extension* of two words before the header: bytes and alignment, and a check.
 //!
+//! ```text
+//!   base                                             object
+//!   | … padding for alignment … | extension (16) | header (16) | bytes …
+//! ```
+//! Objects that fill a size class of 1 to 14 KiB, a multiple of 1 KiB, begin where their memory does. Their
+//! headers are in a table at the start of the range of sampled objects, which has an entry for each KiB
+//! of the range.
+//!
 //! Everything here is inlined: part of it runs in a copy of the process where no other code is.
 
 /// Bytes of a header, and of an extension.
 pub const HEADER: usize = 16;
+/// Distance from the start of an extension to its object, behind which the header follows.
+pub const EXTENSION_DISTANCE: usize = 2 * HEADER;
 /// Objects of at least this many bytes have an extension.
 pub const LONG: u64 = 1 << 17;
+/// Bytes of the range of sampled objects for which the table has one entry. Objects with a header in the
+/// table begin at a multiple of it.
+pub const TABLE_UNIT: usize = 1024;
+/// Largest size class, in bytes, with headers in the table: of larger ones, what is unused takes no
+/// memory.
+pub const MAX_TABLE_CLASS: usize = 14 << 10;
+
+/// The words of a header, and of an extension.
+pub type Words = [u64; 2];
+
+/// Returns true if objects that fill this size class have their headers in the table.
+#[inline(always)]
+#[must_use]
+pub const fn is_table_class(class: usize) -> bool {
+    class <= MAX_TABLE_CLASS && class.is_multiple_of(TABLE_UNIT)
+}
+
+/// Returns where the table's entry for an address is, both as offsets from the range's start.
+#[inline(always)]
+#[must_use]
+pub const fn entry_offset(offset: usize) -> usize {
+    (offset / TABLE_UNIT).wrapping_mul(HEADER)
+}
+
+/// Returns the offset in its memory of an object with an extension, aligned to `align`.
+#[inline(always)]
+#[must_use]
+pub const fn extended_offset(align: usize) -> usize {
+    if align > EXTENSION_DISTANCE {
+        align
+    } else {
+        EXTENSION_DISTANCE
+    }
+}
 
 const SIZE_MASK: u64 = LONG - 1;
 const IGNORED: u64 = 1 << 17;
@@ -167,7 +211,7 @@ fn weight_code(weight: f32) -> u32 {
 /// The extension of the object at `at`; `align` is a power of two.
 #[inline(always)]
 #[must_use]
-pub fn extension(bytes: u64, align: u64, at: u64) -> [u64; 2] {
+pub fn extension(bytes: u64, align: u64, at: u64) -> Words {
     let word = bytes | u64::from(align.trailing_zeros()) << ALIGN_SHIFT;
     [word, extension_check(word, at)]
 }
@@ -175,7 +219,7 @@ pub fn extension(bytes: u64, align: u64, at: u64) -> [u64; 2] {
 /// Bytes and alignment of an extension. `None`: there is none, or it was overwritten.
 #[inline(always)]
 #[must_use]
-pub fn read_extension(words: [u64; 2], at: u64) -> Option<(u64, u64)> {
+pub fn read_extension(words: Words, at: u64) -> Option<(u64, u64)> {
     let [word, check] = words;
     let align = word >> ALIGN_SHIFT;
     if check != extension_check(word, at) || align >= 48 {
@@ -212,6 +256,10 @@ mod tests {
     use super::*;
 
     const AT: u64 = 0x2000_1234_5670;
+    /// Words of one header, an extension's, and the mark of a freed object.
+    const PINNED: Words = [0xabcd_ef12_a6bb_2345, 0xdb04_0001_dead_beef];
+    const PINNED_EXTENSION: Words = [0x0c00_0100_0000_0000, 0x3885_5382_9e1c_f525];
+    const PINNED_FREED: u64 = 0x3f00_0000_da6a_5250;
 
     fn counted(seed: u64) -> Counted {
         Counted {
@@ -238,6 +286,50 @@ mod tests {
         }
         assert_eq!(read_second(freed(AT), AT), None);
         assert!(is_freed(freed(AT), AT) && !is_freed(0, AT));
+    }
+
+    /// Agents and leak checks of different builds meet, so a change here is a change of `ABI_VERSION`.
+    #[test]
+    fn layout_is_pinned() {
+        assert_eq!(
+            (HEADER, size_of::<Words>(), EXTENSION_DISTANCE),
+            (16, 16, 32)
+        );
+        assert_eq!((LONG, TABLE_UNIT, MAX_TABLE_CLASS), (131_072, 1024, 14_336));
+        for (offset, entry) in [
+            (0, 0),
+            (1023, 0),
+            (1024, 16),
+            (10_240, 160),
+            (1 << 38, 1 << 32),
+        ] {
+            assert_eq!(entry_offset(offset), entry, "{offset}");
+        }
+        for (align, offset) in [(1, 32), (32, 32), (64, 64), (1 << 21, 1 << 21)] {
+            assert_eq!(extended_offset(align), offset, "{align}");
+        }
+        assert!(is_table_class(1024) && is_table_class(14_336) && !is_table_class(15_360));
+        assert!(!is_table_class(1536) && !is_table_class(16_384));
+
+        let counted = Counted {
+            record: 0xab_cdef,
+            session: 0x12,
+            bytes: 0x1_2345,
+            ignored: true,
+            exact: false,
+            extended: true,
+        };
+        let word = first(&counted, AT);
+        assert_eq!(word & !FIRST_CHECK, 0xabcd_ef12_000b_2345 & !FIRST_CHECK);
+        let drawn = Drawn {
+            weight: 2.0,
+            born: 0xdead_beef,
+        };
+        let words = [word, second(drawn, AT)];
+        assert_eq!(words, PINNED, "{words:#x?}");
+        let words = extension(1 << 40, 4096, AT);
+        assert_eq!(words, PINNED_EXTENSION, "{words:#x?}");
+        assert_eq!(freed(AT), PINNED_FREED, "{:#x}", freed(AT));
     }
 
     #[test]

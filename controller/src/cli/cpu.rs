@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-
-use super::{IntervalArgs, SelectArgs, values};
+use mem_agents::options::{IntervalArgs, SelectArgs};
+use mem_agents::values;
 
 /// Options of `cpu`.
 #[derive(Debug, Args)]

@@ -3,9 +3,11 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use mem_agents::options::SelectArgs;
+use mem_agents::values;
+use mem_leaks::{LsanOptions, Options, Scope, Suppressions};
 
-use super::{SelectArgs, refuse, values};
-use crate::leaks::{LsanOptions, Options, Scope, Suppressions};
+use super::refuse;
 
 /// Options of `leaks`.
 #[derive(Debug, Args)]

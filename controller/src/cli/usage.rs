@@ -5,9 +5,9 @@ use std::ffi::OsStr;
 
 use clap::CommandFactory;
 use clap::error::{ContextKind, ContextValue, Error, ErrorKind};
+use mem_agents::text;
 
 use super::Cli;
-use crate::text;
 
 /// Commands that are not about processes.
 const WITHOUT_PROCESSES: [&str; 3] = ["completions", "man", "help"];

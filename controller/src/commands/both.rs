@@ -9,19 +9,19 @@ use std::thread::{self, JoinHandle};
 
 use anyhow::{anyhow, bail};
 use heap_format::cpu::Mode;
+use mem_agents::discovery::Discovery;
+use mem_agents::select::Selection;
+use mem_agents::text;
+use mem_agents::waiting::Signals;
 
 use super::cpu::name_files;
 use super::reporting::Printer;
 use crate::cli::{BothArgs, CpuFormat};
 use crate::cpu_session::{self, Targets};
-use crate::discovery::Discovery;
 use crate::page;
-use crate::select::Selection;
 use crate::session::{Outcome, Run, Settings, Worth};
 use crate::terminal::{diagnostic, result};
-use crate::text;
 use crate::triggers::Triggers;
-use crate::waiting::Signals;
 
 /// The session beside the heap's.
 type Beside = JoinHandle<anyhow::Result<cpu_session::Outcome>>;

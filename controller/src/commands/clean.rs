@@ -2,13 +2,14 @@
 
 use std::process::ExitCode;
 
-use crate::claims::Doubt;
-use crate::cleaning::{Cleaned, remove_run_directories, remove_unused};
+use mem_agents::claims::Doubt;
+use mem_agents::cleaning::{Cleaned, remove_run_directories, remove_unused};
+use mem_agents::discovery::Discovery;
+use mem_agents::select::Selection;
+use mem_agents::text;
+
 use crate::cli::CleanArgs;
-use crate::discovery::Discovery;
-use crate::select::Selection;
 use crate::terminal::{diagnostic, result};
-use crate::text;
 
 /// Maximum number of reasons that are reported why something is kept.
 const MOST_DOUBTS: usize = 8;

@@ -5,12 +5,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use heap_format::cpu::Mode;
+use mem_agents::text;
 
 use crate::cli::{self, CpuArgs, CpuCommand, CpuFormat, CpuSamplingArgs};
 use crate::cpu_session::{self, Outcome, Run, Settings, Silent};
 use crate::launch;
 use crate::terminal::{diagnostic, result};
-use crate::text;
 
 /// Samples processes that run, or a program that it starts.
 pub fn execute(args: CpuArgs) -> anyhow::Result<ExitCode> {

@@ -4,10 +4,10 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
+use mem_agents::text;
 
 use crate::cli::{self, Shell};
 use crate::terminal;
-use crate::text;
 
 /// Prints the completions for a shell.
 pub fn completions(shell: Shell) -> ExitCode {

@@ -3,19 +3,19 @@
 use std::path::Path;
 use std::process::ExitCode;
 
+use mem_agents::discovery::{Agent, Discovery};
+use mem_agents::dump::{self, Written};
+use mem_agents::ended::Ended;
+use mem_agents::live;
+use mem_agents::output::Output;
+use mem_agents::segment::{Head, io_error};
+use mem_agents::select::Selection;
+use mem_agents::target::{self, is_running, uncollected_time};
 use shm_protocol::segment::Session;
 
 use crate::cli::DumpArgs;
 use crate::cpu_session::{self, remains};
-use crate::discovery::{Agent, Discovery};
-use crate::dump::{self, Written};
-use crate::ended::Ended;
-use crate::live;
-use crate::output::Output;
-use crate::segment::{Head, io_error};
-use crate::select::Selection;
 use crate::session::Outcome;
-use crate::target::{self, is_running, uncollected_time};
 use crate::terminal::{diagnostic, result};
 
 /// Whether the sessions continue.

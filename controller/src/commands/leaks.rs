@@ -4,20 +4,20 @@ mod holders;
 
 use std::process::ExitCode;
 
+use mem_agents::collect::{self, Metadata};
+use mem_agents::discovery::{Agent, Discovery};
+use mem_agents::live::session_of;
+use mem_agents::output::Output;
+use mem_agents::parallel_writer;
+use mem_agents::segment::Head;
+use mem_agents::select::Selection;
+use mem_agents::target::obstacle;
+use mem_agents::text;
+use mem_leaks::{Base, Check, Earlier, Means, Options, Plan, Report, Scope, Suppressions};
 use shm_protocol::snapshot::Header;
 
 use crate::cli::LeaksArgs;
-use crate::collect::{self, Metadata};
-use crate::discovery::{Agent, Discovery};
-use crate::leaks::{self, Base, Check, Earlier, Means, Options, Plan, Report, Scope, Suppressions};
-use crate::live::session_of;
-use crate::output::Output;
-use crate::parallel_writer;
-use crate::segment::Head;
-use crate::select::Selection;
-use crate::target::obstacle;
 use crate::terminal::{diagnostic, json, result, warning};
-use crate::text;
 
 /// Checks each process chosen.
 pub fn execute(args: LeaksArgs) -> anyhow::Result<ExitCode> {
@@ -103,8 +103,8 @@ fn one(
     };
     // A process about which nothing is known would be reported as having lost nothing.
     obstacle(agent, &header).map_or(Ok(()), Err)?;
-    let check = leaks::check(agent, &header, &session, plan)?;
-    let mut report = leaks::report(agent, &header, &session, &check, (most, plan.base));
+    let check = mem_leaks::check(agent, &header, &session, plan)?;
+    let mut report = mem_leaks::report(agent, &header, &session, &check, (most, plan.base));
     report.dump = output
         .map(|output| write(output, (agent, &header), &check, &report))
         .transpose()?;
@@ -127,7 +127,7 @@ pub fn write(
     report: &Report,
 ) -> anyhow::Result<String> {
     let mut metadata = Metadata::of_live(agent.pid, &agent.name);
-    metadata.trigger = leaks::TRIGGER.to_owned();
+    metadata.trigger = mem_leaks::TRIGGER.to_owned();
     let details = |record: &shm_protocol::snapshot::RecordView| {
         check.leaks.details(record.node, record.size_class)
     };

@@ -2,16 +2,17 @@
 
 use std::process::ExitCode;
 
+use mem_agents::discovery::{Discovery, Life, Refused};
+use mem_agents::listing::{Row, SAMPLES, STALE_NS, row};
+use mem_agents::preload;
+use mem_agents::segment::Head;
+use mem_agents::select::Selection;
+use mem_agents::text;
+
 use crate::allocator;
 use crate::cli::ListArgs;
-use crate::discovery::{Discovery, Life, Refused};
-use crate::listing::{Row, SAMPLES, STALE_NS, row};
-use crate::preload;
 use crate::python;
-use crate::segment::Head;
-use crate::select::Selection;
 use crate::terminal::{diagnostic, json, result, warning};
-use crate::text;
 
 /// Prints the list.
 pub fn execute(args: ListArgs) -> anyhow::Result<ExitCode> {

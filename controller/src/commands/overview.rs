@@ -3,11 +3,12 @@
 
 use std::process::ExitCode;
 
+use mem_agents::discovery::Discovery;
+use mem_agents::select::Selection;
+use mem_agents::text;
+
 use crate::cli::ListArgs;
-use crate::discovery::Discovery;
-use crate::select::Selection;
 use crate::terminal::{diagnostic, own};
-use crate::text;
 
 /// How many processes are named.
 const SHOWN: usize = 5;

@@ -7,13 +7,13 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
 use anyhow::{Context, ensure};
+use mem_agents::beside;
+use mem_agents::dump::Written;
+use mem_agents::text;
 
 use super::server;
-use crate::beside;
 use crate::cli::PushArgs;
-use crate::dump::Written;
 use crate::terminal;
-use crate::text;
 
 /// The program that sends.
 pub struct Push {

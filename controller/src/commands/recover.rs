@@ -3,19 +3,20 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use crate::claims::Claims;
+use mem_agents::claims::Claims;
+use mem_agents::discovery::{Discovery, Found, Life, Refused};
+use mem_agents::dump::{self, Written};
+use mem_agents::ended::Ended;
+use mem_agents::output::Output;
+use mem_agents::segment::{Head, Refusal, io_error};
+use mem_agents::select::{Selection, is_ours};
+use mem_agents::target::{uncollected, uncollected_time};
+use mem_agents::text;
+
 use crate::cli::DumpArgs;
 use crate::cpu_session::{self, remains};
-use crate::discovery::{Discovery, Found, Life, Refused};
-use crate::dump::{self, Written};
-use crate::ended::Ended;
-use crate::output::Output;
-use crate::segment::{Head, Refusal, io_error};
-use crate::select::{Selection, is_ours};
 use crate::session::Outcome;
-use crate::target::{uncollected, uncollected_time};
 use crate::terminal::{diagnostic, result, warning};
-use crate::text;
 
 /// Writes what dead processes left, and removes their segments.
 pub fn execute(args: DumpArgs) -> anyhow::Result<ExitCode> {

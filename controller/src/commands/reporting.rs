@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use mem_agents::dump::Written;
+use mem_agents::text;
+
 use super::push::Push;
-use crate::dump::Written;
 use crate::session::{Reporter, Tally};
 use crate::terminal::{self, Progress};
-use crate::text;
 
 /// What is done with each dump.
 type AtDump = Box<dyn FnMut(&Written)>;

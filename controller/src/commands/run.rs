@@ -6,23 +6,24 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::bail;
+use mem_agents::cleaning;
+use mem_agents::discovery::Discovery;
+use mem_agents::preload;
+use mem_agents::program;
+use mem_agents::room;
+use mem_agents::segment::default_directory;
+use mem_agents::select::Selection;
+use mem_agents::text;
+use mem_leaks::Variables;
 
 use super::push::Push;
 use super::reporting::Printer;
 use crate::allocator;
 use crate::cli::{self, LeakMode, PageArgs, RunArgs};
-use crate::discovery::Discovery;
 use crate::launch::{self, Launched};
-use crate::leaks::Variables;
-use crate::preload;
-use crate::program;
 use crate::python;
-use crate::room;
-use crate::segment::default_directory;
-use crate::select::Selection;
 use crate::session::{ExitCheck, Outcome, Run, Settings, Survivor, Worth};
 use crate::terminal::{diagnostic, warning};
-use crate::text;
 
 /// With a smaller limit on the size of files, an agent can hardly have a segment, most of which is
 /// holes.
@@ -76,7 +77,7 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
             }
         }
     });
-    launch::remove_directory(&directory);
+    cleaning::remove_directory(&directory);
     match followed? {
         Ok(mut outcome) => {
             outcome.failures += usize::from(!push.is_none_or(Push::finish));

@@ -15,19 +15,19 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
+use mem_agents::live::session_of;
+use mem_agents::output::Output;
+use mem_agents::segment::Head;
+use mem_agents::text;
+use mem_leaks::{
+    Amount, Check, Earlier, Leaks, LsanOptions, Means, Plan, Report, Scope, Variables,
+};
 use shm_protocol::NodeId;
 
 use super::leaks::write;
 use crate::cli::{KnownArgs, SelfCheckArgs, Style};
-use crate::leaks::{
-    self, Amount, Check, Earlier, Leaks, LsanOptions, Means, Plan, Report, Scope, Variables,
-};
-use crate::live::session_of;
-use crate::output::Output;
 use crate::question;
-use crate::segment::Head;
 use crate::terminal::{diagnostic, report, warning};
-use crate::text;
 
 /// Maximum number of bytes of what was lost before: some two million stacks.
 const MOST_EARLIER: u64 = 64 << 20;
@@ -52,7 +52,7 @@ pub fn execute(args: SelfCheckArgs) -> anyhow::Result<ExitCode> {
     let variable = |name: &str| std::env::var(name).ok();
     let variables = Variables::read(variable, args.mode == "as-is");
     let variables = variables.map_err(anyhow::Error::msg)?;
-    let stated = leaks::stated_options(agent.pid, &header);
+    let stated = mem_leaks::stated_options(agent.pid, &header);
     let given = variable("LSAN_OPTIONS").unwrap_or_default();
     let lsan = LsanOptions::read([&*stated, &*given]);
     let is_lsans = args.style == Style::Sanitizer;
@@ -72,15 +72,15 @@ pub fn execute(args: SelfCheckArgs) -> anyhow::Result<ExitCode> {
         identify: variables.identify && !is_lsans,
         base: earlier.as_ref().map(|(_, losses)| Earlier::Own(losses)),
     };
-    let check = leaks::check(&agent, &header, &session, &plan)?;
-    let mut found = leaks::report(&agent, &header, &session, &check, (shown, None));
+    let check = mem_leaks::check(&agent, &header, &session, &plan)?;
+    let mut found = mem_leaks::report(&agent, &header, &session, &check, (shown, None));
     if is_lsans && !lsan.print_suppressions {
         found.hide_suppressed();
     }
     if args.style != Style::Silent {
         tell(&args, &found, (&check.leaks, reachable(&check, &found)));
         if variables.test_alignment && !is_lsans && found.lost_samples > 0 {
-            report(&[leaks::test_alignment(&agent, &header, &session, &plan)?]);
+            report(&[mem_leaks::test_alignment(&agent, &header, &session, &plan)?]);
         }
         let directory = std::env::var_os(DUMP_DIRECTORY).map(PathBuf::from);
         if let Some(directory) = directory.filter(|_| found.lost_samples > 0) {

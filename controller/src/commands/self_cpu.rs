@@ -11,6 +11,7 @@ use std::process::{self, ExitCode};
 use std::time::Duration;
 
 use heap_format::cpu::Mode;
+use mem_agents::text;
 use nix::errno::Errno;
 use nix::unistd;
 
@@ -18,7 +19,6 @@ use crate::cli::{CpuAction, CpuFormat, SelfCpuArgs};
 use crate::cpu_session::{Asked, EngineName, Outcome, Run, Settings, Targets};
 use crate::question;
 use crate::terminal::{diagnostic, warning};
-use crate::text;
 
 /// gperftools' rate, and the most that it takes.
 const RATE: u32 = 100;

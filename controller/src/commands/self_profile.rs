@@ -10,16 +10,16 @@ use std::process::ExitCode;
 use anyhow::Context;
 use heap_format::Profile;
 use heap_format::dump::Text;
+use mem_agents::discovery::Agent;
+use mem_agents::live::{self, session_of};
+use mem_agents::parallel_writer;
+use mem_agents::segment::Head;
+use mem_agents::target::{self, Density, Target};
+use mem_agents::text;
+use mem_agents::values;
 
-use crate::cli::values;
 use crate::cli::{Action, SelfProfileArgs};
-use crate::discovery::Agent;
-use crate::live::{self, session_of};
-use crate::parallel_writer;
 use crate::question;
-use crate::segment::Head;
-use crate::target::{self, Density, Target};
-use crate::text;
 
 /// Does it and answers.
 pub fn execute(args: SelfProfileArgs) -> anyhow::Result<ExitCode> {
@@ -58,7 +58,7 @@ fn stop(agent: &Agent) -> anyhow::Result<()> {
     agent.confirm()?;
     target::stop(agent, &session)?;
     let collected = agent.segment.view().mark_collected(session.number);
-    Ok(collected.map_err(crate::segment::io_error)?)
+    Ok(collected.map_err(mem_agents::segment::io_error)?)
 }
 
 fn profile(agent: &Agent, reason: &str) -> anyhow::Result<Profile> {

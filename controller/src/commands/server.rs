@@ -7,9 +7,8 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use anyhow::bail;
-
-use crate::beside;
-use crate::text;
+use mem_agents::beside;
+use mem_agents::text;
 
 /// Its name.
 pub const SERVER: &str = "mem_server";

@@ -2,10 +2,11 @@
 
 use std::process::ExitCode;
 
+use mem_agents::discovery::Discovery;
+
 use super::push::Push;
 use super::reporting::Printer;
 use crate::cli::SessionArgs;
-use crate::discovery::Discovery;
 use crate::session::{Run, Settings, Worth};
 use crate::terminal;
 

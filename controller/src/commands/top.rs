@@ -8,17 +8,17 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use mem_agents::text;
+use mem_agents::waiting::{Received, Signals};
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use serde_json::{Value, json};
 
 use crate::cli::{self, TopArgs};
 use crate::terminal::{self, result, warning};
-use crate::text;
 use crate::top::model::Model;
 use crate::top::numbers::Numbers;
 use crate::top::screen::{self, Title};
 use crate::top::view::{Page, Row, View};
-use crate::waiting::{Received, Signals};
 use cpu::CpuFeed;
 use heap::HeapFeed;
 

@@ -4,6 +4,13 @@ use std::process::ExitCode;
 
 use anyhow::anyhow;
 use heap_format::resident::{Heap, Part};
+use mem_agents::clock::now_ns;
+use mem_agents::discovery::{Agent, Discovery};
+use mem_agents::segment::Head;
+use mem_agents::select::Selection;
+use mem_agents::target::is_running;
+use mem_agents::text;
+use mem_agents::unreadable;
 use serde::{Serialize, Serializer};
 use shm_protocol::layout::BANK_HEADER_BYTES;
 use shm_protocol::snapshot::Header;
@@ -11,17 +18,9 @@ use shm_protocol::snapshot::Header;
 use crate::allocator;
 use crate::allocator_stats;
 use crate::cli::WhyArgs;
-use crate::clock::now_ns;
-use crate::discovery::{Agent, Discovery};
-use crate::process;
 use crate::python;
-use crate::segment::Head;
-use crate::select::Selection;
 use crate::smaps::{self, Resident};
-use crate::target::is_running;
 use crate::terminal::{diagnostic, json, result, warning};
-use crate::text;
-use crate::unreadable;
 
 /// Width of the bars.
 const BAR: usize = 8;
@@ -111,7 +110,7 @@ fn answer(agent: &Agent, start: u64, missing: Option<String>) -> anyhow::Result<
     let allocator = allocator_stats::since(&header, start).map(|stats| heap(&stats));
     let resident = smaps::read(agent.pid, &smaps::stack_pointers(agent.pid));
     let resident = resident.map_err(|error| {
-        let path = process::path_of_memory(agent.pid, "smaps");
+        let path = proc::path_of_memory(agent.pid, "smaps");
         anyhow!(unreadable::explain(&path, &error))
     })?;
     Ok(Answer {

@@ -3,10 +3,11 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 
+use mem_agents::output::{self, Output};
+
 use super::asked::{Asked, Question};
 use super::{Description, Run, Settings};
 use crate::cli::CpuFormat;
-use crate::output::{self, Output};
 use crate::question;
 use crate::terminal;
 

@@ -13,9 +13,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use mem_agents::text;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
-
-use crate::text;
 
 /// How long a question may take to arrive.
 const PATIENCE: Duration = Duration::from_secs(1);

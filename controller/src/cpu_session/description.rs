@@ -5,9 +5,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use cpu::Process;
-
-use crate::process::{self, Stat};
-use crate::text;
+use mem_agents::process;
+use mem_agents::text;
+use proc::Stat;
 
 /// A process as users know it.
 #[derive(Clone, Debug, Default)]
@@ -24,8 +24,8 @@ impl Description {
     /// Reads it; `None` if it is gone.
     pub fn read(pid: i32) -> Option<Self> {
         let stat = Stat::of(pid)?;
-        let exe = process::exe(pid);
-        let command_line = process::command_line(pid);
+        let exe = proc::exe(pid);
+        let command_line = proc::command_line(pid);
         let name = match &exe {
             Some(exe) => process::display_name(&stat.comm, exe, &command_line),
             // A thread of the kernel, or a process that we may not look at.

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use cpu::kernel::Symbols;
-use cpu::proc;
 use cpu::recording::Ended;
 use cpu::{Machine, Process};
 use heap_format::cpu::Mode;
+use mem_agents::text;
 use nix::sys::resource::{Usage, UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 
@@ -16,7 +16,6 @@ use super::answers::Sink;
 use super::{Description, Run, Session, Times, Written};
 use crate::launch::Launched;
 use crate::terminal;
-use crate::text;
 
 impl Run {
     /// Writes what was sampled.

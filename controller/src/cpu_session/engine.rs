@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use cpu::{Perf, Ptrace, Recording, Refusal, Sampling, Waiting};
 use heap_format::cpu::{self as format, Mode};
+use mem_agents::discovery::Discovery;
 
 use super::inside::{Inside, STOPPED};
 use super::member::Trouble;
 use super::timers::name_lines;
 use crate::cli::EngineName;
-use crate::discovery::Discovery;
 
 /// What part the agents have that processes carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -321,7 +321,7 @@ impl Engine {
             Taker::Perf(perf) if perf.sees_kernel() => None,
             Taker::Perf(_) => Some(format!(
                 "kernel.perf_event_paranoid is {}: run as root or with CAP_PERFMON, or set it to 1",
-                cpu::proc::setting("perf_event_paranoid").unwrap_or(2)
+                proc::setting("perf_event_paranoid").unwrap_or(2)
             )),
             Taker::Ptrace(_) => Some("ptrace does not see the kernel".to_owned()),
             Taker::Inside(_) => Some(ONLY_ITSELF.to_owned()),

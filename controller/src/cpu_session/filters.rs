@@ -8,8 +8,6 @@ use std::mem::zeroed;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::process;
-
 /// A filter of ours decides about system calls (`Seccomp` in `/proc/PID/status`).
 const FILTERED: u32 = 2;
 /// Bytes for a part of the list of threads.
@@ -20,7 +18,7 @@ const PATIENCE: i64 = 500_000_000;
 /// How many filters this process is under, if there are any and they let pass what the agent's
 /// timers need.
 pub fn that_let_timers_pass() -> Option<u32> {
-    let (mode, filters) = process::seccomp(std::process::id() as i32);
+    let (mode, filters) = proc::seccomp(std::process::id() as i32);
     (mode == FILTERED && filters > 0 && passes_in_a_child()).then_some(filters)
 }
 

@@ -6,19 +6,18 @@ use cpu::script::{Script, ScriptLine};
 use cpu::space::Range;
 use cpu::stacks::{Count, Stacks};
 use cpu::{Process, Recording};
+use mem_agents::collect;
+use mem_agents::dump;
+use mem_agents::interpreted::{self, Interpreted};
+use mem_agents::segment::Head;
+use mem_agents::snapshot::Snapshot;
+use mem_agents::target::Target;
 use shm_protocol::cpu::CpuState;
 use shm_protocol::layout::BANK_HEADER_BYTES;
 use shm_protocol::snapshot::CpuView;
 
 use super::signals::Blocked;
-use crate::collect;
-use crate::dump;
-use crate::interpreted::{self, Interpreted};
 use crate::launch::FILTERS_VARIABLE;
-use crate::process;
-use crate::segment::Head;
-use crate::snapshot::Snapshot;
-use crate::target::Target;
 
 /// CPU time that a process may use without noticing that it is to sample itself.
 const UNNOTICED: u64 = 100_000_000;
@@ -65,8 +64,8 @@ impl Member {
         let pid = target.agent.pid;
         Self {
             counted: CpuView::default(),
-            clock: cpu::proc::cpu_ns(pid).unwrap_or(0),
-            exe: process::exe(pid),
+            clock: proc::cpu_ns(pid).unwrap_or(0),
+            exe: proc::exe(pid),
             blocked: (Blocked::new(), 0),
             pid,
             target,
@@ -75,7 +74,7 @@ impl Member {
 
     /// Whether its process runs another program by now.
     pub fn has_executed(&self) -> bool {
-        let exe = process::exe(self.pid);
+        let exe = proc::exe(self.pid);
         exe.is_some() && exe != self.exe && self.target.agent.confirm().is_err()
     }
 
@@ -105,7 +104,7 @@ impl Member {
         let header = target.agent.segment.full_head(&mut head)?;
         let snapshot = dump::snapshot(&target.agent, &target.session, &header)?;
         if let Some(process) = recording.process(self.pid) {
-            let maps = process::maps(self.pid).unwrap_or_default();
+            let maps = proc::maps(self.pid).unwrap_or_default();
             process.stacks = Stacks::default();
             fill(process, &snapshot, &header, &maps);
             process.used(snapshot.cpu_totals.process_ns);
@@ -143,7 +142,7 @@ impl Member {
             }
             CpuState::Armed | CpuState::Disarmed => Trouble::None,
             CpuState::Unnoticed => {
-                let now = cpu::proc::cpu_ns(self.pid).unwrap_or(0);
+                let now = proc::cpu_ns(self.pid).unwrap_or(0);
                 match now.saturating_sub(self.clock) > UNNOTICED {
                     true => Trouble::Unnoticed,
                     false => Trouble::None,

@@ -11,13 +11,12 @@ use cpu::{Process, Waiting};
 use cpython::State;
 use heap_format::cpu::{CpuBuilder, Frame, Mode, Sampling};
 use heap_format::{BuildId, Facts, Function, LocationId, Mapping, Thread};
+use mem_agents::room;
+use mem_agents::text;
 
 use super::Description;
 use crate::cli::CpuFormat;
-use crate::process;
 use crate::python;
-use crate::room;
-use crate::text;
 
 /// Share of the time without samples, in percent, from which on there is advice.
 const MUCH: f64 = 10.0;
@@ -141,7 +140,7 @@ impl Session {
             process: Some(shown(&description.name)),
             exe: description.exe.clone(),
             command_line: description.command_line.iter().map(|a| shown(a)).collect(),
-            boot_id: process::boot_id().map(|(_, text)| text),
+            boot_id: proc::boot_id().map(|(_, text)| text),
             start_unix_ns: Some(self.start_unix_ns),
             end_unix_ns: Some(self.start_unix_ns + length),
             duration_ns: Some(length),

@@ -7,13 +7,13 @@ use std::time::Duration;
 use cpu::Recording;
 use cpu::kernel::Symbols;
 use heap_format::cpu::{Mode, Sampling};
+use mem_agents::discovery::Agent;
+use mem_agents::dump;
+use mem_agents::output::{self, Output};
 use shm_protocol::snapshot::Header;
 
 use super::engine::ONLY_ITSELF;
 use super::{CpuFormat, Description, Session, Written, member};
-use crate::discovery::Agent;
-use crate::dump;
-use crate::output::{self, Output};
 
 /// Writes the CPU profile of a dead process. `None`: its session has none.
 pub fn write(

@@ -11,13 +11,12 @@ const SOME: u32 = 16;
 /// Signals that a process handles or ignores, or that a thread of it blocks to wait for them;
 /// signal N is bit N - 1.
 pub fn in_use(pid: i32) -> u64 {
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
-    let tasks = tasks.into_iter().flatten().flatten();
-    tasks.fold(0, |used, task| used | of_status(&status(&task)))
+    let threads = proc::threads(pid).into_iter();
+    threads.fold(0, |used, tid| used | of_status(&status(pid, tid)))
 }
 
-fn status(task: &std::fs::DirEntry) -> String {
-    let status = std::fs::read(task.path().join("status")).unwrap_or_default();
+fn status(pid: i32, tid: i32) -> String {
+    let status = proc::file(pid, &format!("task/{tid}/status")).unwrap_or_default();
     String::from_utf8_lossy(&status).into_owned()
 }
 
@@ -65,10 +64,9 @@ impl Blocked {
 }
 
 fn blocking(pid: i32, signal: u32) -> u64 {
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
-    let tasks = tasks.into_iter().flatten().flatten().take(MOST);
-    tasks
-        .filter(|task| has_blocked(&status(task), signal))
+    let threads = proc::threads(pid).into_iter().take(MOST);
+    threads
+        .filter(|tid| has_blocked(&status(pid, *tid), signal))
         .count() as u64
 }
 

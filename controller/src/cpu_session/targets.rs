@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use crate::cgroup;
-use crate::process;
-use crate::select;
-use crate::text;
+use mem_agents::cgroup;
+use mem_agents::process;
+use mem_agents::select;
+use mem_agents::text;
 
 /// Where control groups are mounted.
 const GROUPS: &str = "/sys/fs/cgroup";
@@ -39,7 +39,7 @@ fn of_name(name: &str) -> Result<Vec<i32>, String> {
         return of_pid(pid).map(|pid| vec![pid]);
     }
     let own = std::process::id() as i32;
-    let others = || process::all().into_iter().filter(|pid| *pid != own);
+    let others = || proc::all().into_iter().filter(|pid| *pid != own);
     let called: Vec<i32> = match name.contains('/') {
         true => Vec::new(),
         false => select::processes_called(name).into_iter().collect(),

@@ -6,18 +6,18 @@ use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use cpu::{Recording, Refusal};
+use mem_agents::discovery::{Agent, Discovery, Found, Life};
+use mem_agents::segment::{Entry, Head};
+use mem_agents::target::{Deadline, Density, Look, RENEWAL, Target, is_running, uncollected};
+use mem_agents::text;
 use shm_protocol::cpu::{CpuSetting, CpuState};
 use shm_protocol::layout::{PYTHON_MET, PYTHON_NAMED};
 use shm_protocol::segment::Session;
 
 use super::member::{Member, Trouble};
 use super::signals;
-use crate::discovery::{Agent, Discovery, Found, Life};
 use crate::family::Family;
-use crate::segment::{Entry, Head};
-use crate::target::{Deadline, Density, Look, RENEWAL, Target, is_running, uncollected};
 use crate::terminal;
-use crate::text;
 
 /// Delay after the stop, in which samples in progress are still counted.
 const SETTLE: Duration = Duration::from_millis(5);
@@ -382,7 +382,7 @@ impl Timers {
         let agent = &member.target.agent;
         match (member.target.release(), &mut self.family) {
             (Err(error), _) => {
-                let path = crate::text::path(agent.segment.path());
+                let path = mem_agents::text::path(agent.segment.path());
                 terminal::warning(&format!("{path}: {error}"));
             }
             // The next program that it executes may have a file of this name, at this inode.

@@ -2,14 +2,12 @@
 
 use std::time::Instant;
 
+use mem_agents::segment::{Head, io_error};
+use mem_agents::target::Target;
+use mem_leaks::{LsanOptions, Means, Options, Plan, Report, Scope, Suppressions, Variables};
 use shm_protocol::snapshot::Header;
 
 use super::{Member, Run};
-use crate::leaks::{
-    self, LsanOptions, Means, Options, Plan, Report, Scope, Suppressions, Variables,
-};
-use crate::segment::{Head, io_error};
-use crate::target::Target;
 
 /// The check that is made at the exit of each process.
 #[derive(Clone, Debug)]
@@ -95,7 +93,7 @@ impl Run {
 fn unwanted(target: &Target, wanted: &ExitCheck) -> Option<&'static str> {
     let mut head = Head::new();
     let header = target.agent.segment.full_head(&mut head).ok()?;
-    let stated = leaks::stated_options(target.agent.pid, &header);
+    let stated = mem_leaks::stated_options(target.agent.pid, &header);
     LsanOptions::read([&*stated, &*wanted.lsan]).unwanted_at_exit()
 }
 
@@ -112,11 +110,11 @@ fn check(target: &Target, wanted: &ExitCheck) -> anyhow::Result<(Report, Option<
         identify: wanted.variables.identify,
         base: None,
     };
-    let check = leaks::check(agent, &header, session, &plan)?;
+    let check = mem_leaks::check(agent, &header, session, &plan)?;
     let variables = &wanted.variables;
     let shown = (variables.shown, None);
-    let report = leaks::report(agent, &header, session, &check, shown);
+    let report = mem_leaks::report(agent, &header, session, &check, shown);
     let tested = variables.test_alignment && report.lost_samples > 0;
-    let test = tested.then(|| leaks::test_alignment(agent, &header, session, &plan));
+    let test = tested.then(|| mem_leaks::test_alignment(agent, &header, session, &plan));
     Ok((report, test.transpose()?))
 }

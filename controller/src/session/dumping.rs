@@ -2,19 +2,20 @@
 
 use std::os::unix::process::ExitStatusExt;
 
+use mem_agents::discovery::Life;
+use mem_agents::dump::{self, Written};
+use mem_agents::ended::Ended;
+use mem_agents::lineage::LAST_LOOKS;
+use mem_agents::process;
+use mem_agents::process_end::ProcessEnd;
+use mem_agents::segment::Head;
+use mem_agents::select;
+use mem_agents::target::{Target, obstacle, uncollected};
+use mem_agents::text;
+
 use super::{Run, SETTLE, Survivor};
 use crate::allocator;
-use crate::discovery::Life;
-use crate::dump::{self, Written};
-use crate::ended::Ended;
-use crate::lineage::LAST_LOOKS;
-use crate::process;
-use crate::process_end::ProcessEnd;
-use crate::segment::Head;
-use crate::select;
 use crate::session::member::Member;
-use crate::target::{Target, obstacle, uncollected};
-use crate::text;
 use shm_protocol::layout::BANK_HEADER_BYTES;
 
 /// Whether a target's segment still holds a profile.

@@ -2,20 +2,21 @@
 
 use std::time::Instant;
 
+use mem_agents::cleaning::{Cleaned, remove_unused};
+use mem_agents::clock::now_ns;
+use mem_agents::discovery::{Agent, Found, Life};
+use mem_agents::dump;
+use mem_agents::ended::Ended;
+use mem_agents::lineage::session_by_birth;
+use mem_agents::segment::{Directory, Head, Refusal};
+use mem_agents::select::Selection;
+use mem_agents::target::{self, Deadline, NoRoom, Target, uncollected};
+use mem_agents::text;
+use proc::Stat;
+
 use super::{GLANCE, Run, SEARCH};
-use crate::cleaning::{Cleaned, remove_unused};
-use crate::clock::now_ns;
 use crate::cpu_session::timers;
-use crate::discovery::{Agent, Found, Life};
-use crate::dump;
-use crate::ended::Ended;
-use crate::lineage::session_by_birth;
-use crate::process::Stat;
-use crate::segment::{Directory, Head, Refusal};
-use crate::select::Selection;
 use crate::session::member::Member;
-use crate::target::{self, Deadline, NoRoom, Target, uncollected};
-use crate::text;
 
 /// Number of segments that are remembered as seen before those that are gone are forgotten.
 const MAX_KNOWN: usize = 1 << 12;

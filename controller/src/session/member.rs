@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use crate::clock::now_ns;
-use crate::snapshot::Snapshot;
-use crate::target::Target;
-use crate::timeline::{Due, Timeline};
+use mem_agents::clock::now_ns;
+use mem_agents::snapshot::Snapshot;
+use mem_agents::target::Target;
+use mem_agents::timeline::{Due, Timeline};
+
 use crate::triggers::{Triggers, Watcher};
 
 /// A process in a session.
@@ -24,7 +25,7 @@ impl Member {
         Self {
             target,
             watcher: Watcher::new(triggers, left),
-            timeline: Timeline::new(),
+            timeline: Timeline::default(),
         }
     }
 

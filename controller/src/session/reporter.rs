@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::dump::Written;
+use mem_agents::dump::Written;
 
 /// The state of a session in numbers.
 #[derive(Clone, Copy, Debug, Default)]

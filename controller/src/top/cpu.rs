@@ -9,12 +9,11 @@ use cpu::kernel;
 use cpu::recording::{FIRST_OF_KERNEL, TRUNCATED};
 use heap_format::cpu::{CpuBuilder, Sampling};
 use heap_format::{Facts, Profile};
+use mem_agents::names::{FunctionId, Symbols};
+use mem_agents::text;
 use serde::Serialize;
 
 use crate::cpu_session::{modules, user_location};
-use crate::names::{FunctionId, Symbols};
-use crate::process;
-use crate::text;
 use crate::top::model::{Model, StackRow};
 use crate::top::numbers::Numbers;
 use crate::top::quality::Quality;
@@ -199,7 +198,7 @@ fn code(process: &Process, addresses: &[u64]) -> Profile {
     modules(process).for_each(|module| builder.module(module));
     builder.facts(Facts {
         pid: u32::try_from(process.pid).ok(),
-        boot_id: process::boot_id().map(|(_, text)| text),
+        boot_id: proc::boot_id().map(|(_, text)| text),
         ..Facts::default()
     });
     for &address in addresses {

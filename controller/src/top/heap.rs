@@ -5,14 +5,14 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use heap_format::{MERGED_ADDRESS, crowding};
+use mem_agents::names::FunctionId;
+use mem_agents::snapshot::Snapshot;
+use mem_agents::text;
 use serde::Serialize;
 use shm_protocol::clock::TICK_NS;
 use shm_protocol::snapshot::{Header, RecordView};
 use shm_protocol::tree::NodeId;
 
-use crate::names::FunctionId;
-use crate::snapshot::Snapshot;
-use crate::text;
 use crate::top::model::{Model, StackRow};
 use crate::top::numbers::Numbers;
 use crate::top::sort::Sort;
@@ -103,7 +103,7 @@ impl Heap {
         }
         let pid = model.symbols.pid();
         let codes = snapshot.codes();
-        let profile = |addresses: &[u64]| crate::collect::code(header, pid, addresses, codes);
+        let profile = |addresses: &[u64]| mem_agents::collect::code(header, pid, addresses, codes);
         model.symbols.resolve(all.into_iter(), at_once, profile);
         for (leaf, addresses, whole) in new {
             // Where not all are known yet, the next refresh asks again.

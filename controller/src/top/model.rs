@@ -2,7 +2,8 @@
 
 use std::rc::Rc;
 
-use crate::names::{FunctionId, Symbols};
+use mem_agents::names::{FunctionId, Symbols};
+
 use crate::top::numbers::Numbers;
 
 /// A stack: its functions and numbers.
@@ -74,7 +75,7 @@ impl<N: Numbers> Model<N> {
 
     /// Adds the stacks up over the functions on them, each function once a stack.
     pub fn fill_functions(&mut self) {
-        let mut sums = vec![N::default(); self.symbols.len()];
+        let mut sums = vec![N::default(); self.symbols.function_count()];
         let is_entry = self.entries();
         let mut seen = vec![u32::MAX; sums.len()];
         for (at, stack) in self.stacks.iter().enumerate() {
@@ -104,7 +105,7 @@ impl<N: Numbers> Model<N> {
             let name = self.symbols.name(function);
             name.starts_with('[') || ENTRIES.contains(&name)
         };
-        let functions = 0..self.symbols.len() as FunctionId;
+        let functions = 0..self.symbols.function_count() as FunctionId;
         let mut is_entry: Vec<bool> = functions.map(leads_in).collect();
         for stack in &self.stacks {
             let mut inside = false;

@@ -1,6 +1,7 @@
 //! Drawing the view with ratatui.
 
 use heap_format::locale;
+use mem_agents::text;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
@@ -8,7 +9,6 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell, Paragraph, Row as Cells, Table, TableState};
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-use crate::text;
 use crate::top::help;
 use crate::top::model::Model;
 use crate::top::numbers::Numbers;

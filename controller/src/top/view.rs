@@ -1,6 +1,7 @@
 //! The user's choices, and the rows to show for them. No terminal here.
 
-use crate::names::FunctionId;
+use mem_agents::names::FunctionId;
+
 use crate::top::model::Model;
 use crate::top::numbers::Numbers;
 use crate::top::sort::Sort;
@@ -112,7 +113,9 @@ impl View {
         let passes = |id: FunctionId| model.symbols.name(id).to_lowercase().contains(&wanted);
         match wanted.is_empty() {
             true => Vec::new(),
-            false => (0..model.symbols.len() as FunctionId).map(passes).collect(),
+            false => (0..model.symbols.function_count() as FunctionId)
+                .map(passes)
+                .collect(),
         }
     }
 

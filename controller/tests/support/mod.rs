@@ -3,8 +3,6 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
-pub mod forge;
-
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};

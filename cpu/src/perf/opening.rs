@@ -4,7 +4,6 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use crate::event::{self, Attribute};
-use crate::proc;
 use crate::refusal::Refusal;
 use crate::ring::Ring;
 

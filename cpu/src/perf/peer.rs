@@ -16,8 +16,8 @@ use heap_format::maps::Entry;
 use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
 use object::{LittleEndian, Object, ObjectSection};
 
+use super::MOST_STACK;
 use super::opening::{self, allowed};
-use super::{MOST_STACK, proc};
 use crate::event::{self, Attribute};
 use crate::memory::Copied;
 use crate::record::{self, Record};

@@ -4,7 +4,6 @@ use super::{Event, Perf};
 use crate::event::{self, Attribute};
 use crate::meter::{Clock, Scale, Told};
 use crate::meters::Meters;
-use crate::proc;
 use crate::recording::Recording;
 use crate::refusal::Refusal;
 

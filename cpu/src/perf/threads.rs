@@ -7,7 +7,6 @@ use std::time::Instant;
 use super::{Event, Judged, Perf};
 use crate::clocks::Share;
 use crate::event;
-use crate::proc;
 use crate::recording::Recording;
 use crate::refusal::Refusal;
 

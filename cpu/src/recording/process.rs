@@ -3,7 +3,6 @@
 use super::Time;
 use crate::machine::Machine;
 use crate::mixer::ByAddress;
-use crate::proc;
 use crate::python::Python;
 use crate::script::Script;
 use crate::space::Space;

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use crate::proc::Reread;
+use proc::Reread;
 
 /// What `schedstat` says of a thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use super::Waiting;
 use super::clock::{Clock, Meter};
 use crate::memory::Copied;
-use crate::proc::{self, Reread};
 use crate::recording::{Process, Recording, Sample, Time};
 use crate::registers::Live;
 use crate::stacks::Count;
+use proc::Reread;
 
 /// Stack that is copied at first, and at most.
 const FIRST_STACK: usize = 16 << 10;

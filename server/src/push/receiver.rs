@@ -8,8 +8,7 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use clap::ValueEnum;
 use heap_format::{Facts, Profile, ValueType, fold, merge, otlp, pprof};
-use mem_controller::clock::Time;
-use mem_controller::process;
+use mem_agents::clock::Time;
 use serde_json::json;
 
 use crate::naming::Naming;
@@ -109,7 +108,7 @@ const MAX_SKEW_NS: u64 = 2_000_000_000;
 /// When a dump was taken, in ns of Unix time: by the present system clock if that was set since, on a machine
 /// that is still running.
 fn taken_ns(facts: &Facts, now: &Time) -> u64 {
-    let boot = process::boot_id().map(|(_, text)| text);
+    let boot = proc::boot_id().map(|(_, text)| text);
     let is_of_boot = facts.boot_id.is_some() && facts.boot_id == boot;
     let then = facts.end_boot_ns.filter(|_| is_of_boot);
     let ago = now

@@ -3,19 +3,19 @@
 use std::collections::{HashMap, HashSet};
 use std::process::ExitCode;
 
+use mem_agents::discovery::Agent;
+use mem_agents::dump;
+use mem_agents::live::session_of;
+use mem_agents::segment::Head;
+use mem_agents::select::Chosen;
+use mem_agents::text;
+use mem_leaks::{Chain, Holder, Link, Options, Wanted, names};
 use serde::Serialize;
 use shm_protocol::NodeId;
 
 use super::means;
 use crate::cli::LeaksArgs;
-use crate::discovery::Agent;
-use crate::dump;
-use crate::leaks::{self, Chain, Holder, Link, Options, Wanted, names};
-use crate::live::session_of;
-use crate::segment::Head;
-use crate::select::Chosen;
 use crate::terminal::{diagnostic, json, result, warning};
-use crate::text;
 
 /// Objects of a chain that are shown at each of its ends.
 const SHOWN: usize = 12;
@@ -104,7 +104,7 @@ fn one(agent: &Agent, path: &str, args: &LeaksArgs) -> anyhow::Result<Answer> {
     };
     let options = args.search.over(Options::default());
     let how = (means(args), &options);
-    let holders = leaks::holders(agent, &header, &session, how, &wanted)?;
+    let holders = mem_leaks::holders(agent, &header, &session, how, &wanted)?;
     anyhow::ensure!(!holders.is_empty(), "there is no live object of {path}");
     let snapshot = dump::snapshot(agent, &session, &header)?;
     let chains = holders.iter().filter_map(|holder| holder.chain.as_ref());

@@ -8,19 +8,19 @@ use anyhow::bail;
 use capture::RaisedPriority;
 use cpu::{Recording, Sampling};
 use heap_format::cpu::{Mode, Sampling as Facts};
+use mem_agents::output::{self, Output};
+use mem_agents::text;
+use mem_agents::waiting::{Received, Signals};
+use proc::rss_bytes;
 use serde_json::Value;
 
 use super::Feed;
 use crate::cli::{self, CpuFormat, TopArgs};
 use crate::cpu_session::{Agents, Description, Engine, Session, find};
-use crate::output::{self, Output};
 use crate::terminal::warning;
-use crate::text;
 use crate::top::cpu::{Cpu, Used};
 use crate::top::model::Model;
 use crate::top::screen::Title;
-use crate::triggers::rss_bytes;
-use crate::waiting::{Received, Signals};
 
 /// Samples a process.
 pub struct CpuFeed {

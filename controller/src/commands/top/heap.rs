@@ -5,25 +5,26 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
+use mem_agents::discovery::{Agent, Discovery};
+use mem_agents::dump;
+use mem_agents::ended::Ended;
+use mem_agents::offspring::Offspring;
+use mem_agents::options::IntervalArgs;
+use mem_agents::output::Output;
+use mem_agents::segment::{Head, io_error};
+use mem_agents::select::Selection;
+use mem_agents::target::{self, Deadline, RENEWAL, Target, is_running, uncollected};
+use mem_agents::text;
+use proc::rss_bytes;
 use serde_json::{Value, json};
 use shm_protocol::segment::Session;
 
 use super::Feed;
-use crate::cli::{IntervalArgs, TopArgs};
-use crate::discovery::{Agent, Discovery};
-use crate::dump;
-use crate::ended::Ended;
-use crate::offspring::Offspring;
-use crate::output::Output;
-use crate::segment::{Head, io_error};
-use crate::select::Selection;
-use crate::target::{self, Deadline, RENEWAL, Target, is_running, uncollected};
+use crate::cli::TopArgs;
 use crate::terminal::{self, diagnostic, warning};
-use crate::text;
 use crate::top::heap::{Heap, Live};
 use crate::top::model::Model;
 use crate::top::screen::Title;
-use crate::triggers::rss_bytes;
 
 /// The session that is shown.
 enum Source {

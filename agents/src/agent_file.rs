@@ -1,0 +1,155 @@
+//! The agent's file among the libraries that a process preloads, recognised by the functions that it
+//! defines: copies of it, and links to it, have any name.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use heap_format::maps::{Entry, strip_deleted};
+
+use crate::text;
+
+/// Prefix of the agent's usual name. A file of that name is taken for the agent without being read.
+const USUAL_NAME: &[u8] = b"libmem_agent";
+
+/// The function that every allocator defines.
+const MALLOC: &str = "malloc";
+
+/// Functions that only agents define together.
+const FUNCTIONS: [&str; 3] = [MALLOC, "mallocx", "__lsan_do_leak_check"];
+
+/// Kind of a preloaded library, by the functions that it defines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// The agent's functions.
+    Agent,
+    /// `malloc`, and not the agent's other functions.
+    Allocator,
+    /// Something else, or the file cannot be read.
+    Other,
+}
+
+/// Returns the role of a library's file.
+pub fn role(file: &Path) -> Role {
+    let Ok(definitions) = symbols::definitions(file, &FUNCTIONS) else {
+        return Role::Other;
+    };
+    let exports = |name: &&str| {
+        let mut found = definitions.found.iter();
+        found.any(|function| function.is_exported && function.name == *name)
+    };
+    if FUNCTIONS.iter().all(exports) {
+        Role::Agent
+    } else if exports(&MALLOC) {
+        Role::Allocator
+    } else {
+        Role::Other
+    }
+}
+
+/// Returns whether the file of this path has the agent's usual name.
+pub fn has_usual_name(path: &[u8]) -> bool {
+    text::base_name(path).starts_with(USUAL_NAME)
+}
+
+/// The entries of `LD_PRELOAD` in an environment.
+pub fn preloads(environment: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let preloaded = proc::value(environment, "LD_PRELOAD").unwrap_or_default();
+    let entries = preloaded.split(|b| b" :".contains(b));
+    entries.filter(|entry| !entry.is_empty())
+}
+
+/// The path by which we reach a file that a process names; `None` for a name without a slash, which
+/// the loader searches for.
+pub fn path_in(pid: i32, name: &[u8]) -> Option<PathBuf> {
+    let directory = proc::directory(pid);
+    let path = Path::new(OsStr::from_bytes(name));
+    if let Ok(inside) = path.strip_prefix("/") {
+        return Some(directory.join("root").join(inside));
+    }
+    name.contains(&b'/')
+        .then(|| directory.join("cwd").join(path))
+}
+
+/// A library that a process preloads and has mapped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Library {
+    /// Its file, as the process's maps show it.
+    pub path: PathBuf,
+    /// Its kind.
+    pub role: Role,
+}
+
+/// The libraries that a process preloads and has mapped, in the order of `LD_PRELOAD`.
+pub fn preloaded<'a>(
+    pid: i32,
+    environment: &'a [u8],
+    maps: &'a [u8],
+) -> impl Iterator<Item = Library> + 'a {
+    preloads(environment).filter_map(move |entry| {
+        let mapped = mapping_of(pid, entry, maps)?;
+        let shown = Path::new(OsStr::from_bytes(mapped.path));
+        let path = strip_deleted(shown).0.to_owned();
+        let role = if has_usual_name(mapped.path) {
+            Role::Agent
+        } else {
+            role(&path_in(pid, path.as_os_str().as_bytes())?)
+        };
+        Some(Library { path, role })
+    })
+}
+
+/// The mapping of an entry of `LD_PRELOAD`: by its name, or, where that is a link, by the inode that
+/// the link leads to.
+fn mapping_of<'a>(pid: i32, entry: &[u8], maps: &'a [u8]) -> Option<Entry<'a>> {
+    let name = text::base_name(entry);
+    let mut files = Entry::all(maps).filter(|mapped| mapped.path.starts_with(b"/"));
+    let same_name = files.find(|mapped| text::base_name(mapped.path) == name);
+    same_name.or_else(|| {
+        let inode = path_in(pid, entry)?.metadata().ok()?.ino();
+        let mut files = Entry::all(maps).filter(|mapped| mapped.path.starts_with(b"/"));
+        files.find(|mapped| mapped.inode == inode)
+    })
+}
+
+/// The path of the agent that a process has mapped, as its maps show it.
+pub fn mapped(pid: i32, maps: &[u8]) -> Option<PathBuf> {
+    if let Some(usual) = Entry::all(maps).find(|mapped| has_usual_name(mapped.path)) {
+        let shown = Path::new(OsStr::from_bytes(usual.path));
+        return Some(strip_deleted(shown).0.to_owned());
+    }
+    let environment = proc::environment(pid)?;
+    let mut libraries = preloaded(pid, &environment, maps);
+    let agent = libraries.find(|library| library.role == Role::Agent)?;
+    Some(agent.path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_end_at_blanks_and_colons() {
+        let of = |environment: &'static [u8]| preloads(environment).collect::<Vec<_>>();
+        assert_eq!(
+            of(b"A=1\0LD_PRELOAD=/a.so: /b.so c.so\0"),
+            [b"/a.so", b"/b.so" as &[u8], b"c.so"]
+        );
+        assert!(of(b"X=/a.so").is_empty());
+    }
+
+    #[test]
+    fn only_names_with_a_slash_have_a_path() {
+        assert_eq!(path_in(7, b"x.so"), None);
+        let root = proc::directory(7).join("root/lib/x.so");
+        assert_eq!(path_in(7, b"/lib/x.so"), Some(root));
+    }
+
+    #[test]
+    fn programs_without_the_agent_have_none() {
+        let own = std::process::id() as i32;
+        assert_eq!(mapped(own, &proc::maps(own).unwrap()), None);
+        assert_eq!(role(Path::new("/nowhere.so")), Role::Other);
+    }
+}

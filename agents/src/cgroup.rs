@@ -1,0 +1,374 @@
+//! Control groups: whose memory limit a process lives under, and which container it is.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::text;
+
+/// Where control groups are mounted.
+const MOUNT: &str = "/sys/fs/cgroup";
+
+/// Memory of a control group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// Bytes in use.
+    pub current: u64,
+    /// Limit in bytes, where there is one.
+    pub limit: Option<u64>,
+}
+
+/// The control groups of a process: controllers (empty for version 2), and the path.
+fn groups(pid: i32) -> Vec<(String, String)> {
+    let text = proc::file(pid, "cgroup").unwrap_or_default();
+    parse(&String::from_utf8_lossy(&text))
+}
+
+fn parse(text: &str) -> Vec<(String, String)> {
+    text.lines()
+        .filter_map(|line| {
+            let mut parts = line.splitn(3, ':').skip(1);
+            Some((parts.next()?.to_owned(), parts.next()?.to_owned()))
+        })
+        .collect()
+}
+
+/// A hierarchy of control groups that is mounted.
+struct Mount {
+    /// Its controllers; none: version 2.
+    controllers: Vec<String>,
+    /// The group that is shown at the mount point.
+    root: PathBuf,
+    at: PathBuf,
+}
+
+impl Mount {
+    /// All, version 1 and 2: on many machines there are both.
+    fn all() -> Vec<Self> {
+        let text = proc::own_mounts().unwrap_or_default();
+        String::from_utf8_lossy(&text)
+            .lines()
+            .filter_map(Self::parse)
+            .collect()
+    }
+
+    /// A line of `mountinfo`.
+    fn parse(line: &str) -> Option<Self> {
+        let (mount, file_system) = line.split_once(" - ")?;
+        let mut file_system = file_system.split(' ');
+        let (kind, options) = (file_system.next()?, file_system.nth(1)?);
+        let controllers = match kind {
+            "cgroup2" => Vec::new(),
+            "cgroup" => options.split(',').map(str::to_owned).collect(),
+            _ => return None,
+        };
+        let mut mount = mount.split(' ').skip(3);
+        Some(Self {
+            controllers,
+            root: mount.next()?.into(),
+            at: mount.next()?.into(),
+        })
+    }
+
+    /// Where a group of a process is shown.
+    fn shows(&self, controllers: &str, path: &Path) -> Option<PathBuf> {
+        let is_it = match controllers {
+            "" => self.controllers.is_empty(),
+            _ => controllers
+                .split(',')
+                .all(|controller| self.controllers.iter().any(|own| own == controller)),
+        };
+        let inside = path.strip_prefix(&self.root).ok().filter(|_| is_it)?;
+        Some(self.at.join(inside))
+    }
+}
+
+/// A control group that was requested.
+pub struct Group {
+    path: PathBuf,
+    mounts: Vec<Mount>,
+}
+
+impl Group {
+    /// By its path, with or without the mount point.
+    pub fn at(path: &Path) -> Self {
+        let mounts = Mount::all();
+        let path = Path::new("/").join(path);
+        Self { path, mounts }
+    }
+
+    /// Whether there is one, with a process or without.
+    pub fn exists(&self) -> bool {
+        let inside = self.path.strip_prefix("/").unwrap_or(&self.path);
+        let in_mount = |mount: &Mount| match self.path.starts_with(&mount.at) {
+            true => self.path.is_dir(),
+            false => mount.at.join(inside).is_dir(),
+        };
+        self.mounts.iter().any(in_mount) || Path::new(MOUNT).join(inside).is_dir()
+    }
+
+    /// Whether a process is in it or below it.
+    pub fn contains(&self, pid: i32) -> bool {
+        let wanted = normal(&self.path);
+        groups(pid).iter().any(|(controllers, own)| {
+            let own = Path::new(own);
+            let shown = |mount: &Mount| {
+                let shown = mount.shows(controllers, own);
+                shown.is_some_and(|shown| shown.starts_with(&self.path))
+            };
+            // Version 1 has a tree for each controller, named as a directory of the mount point.
+            let below = |first: &str| {
+                Path::new("/")
+                    .join(first)
+                    .join(own.strip_prefix("/").unwrap_or(own))
+            };
+            own.starts_with(&wanted)
+                || self.mounts.iter().any(shown)
+                || controllers
+                    .split(',')
+                    .any(|c| below(c).starts_with(&wanted))
+        })
+    }
+}
+
+/// Whether a process is in the control group `path` or below it. The path may be given
+/// with or without the mount point.
+pub fn contains(path: &Path, pid: i32) -> bool {
+    Group::at(path).contains(pid)
+}
+
+/// Whether a process is in a control group of this name, or below one.
+pub fn is_called(name: &str, pid: i32) -> bool {
+    let mut groups = groups(pid).into_iter();
+    groups.any(|(_, path)| path.split('/').any(|part| part == name))
+}
+
+fn normal(path: &Path) -> PathBuf {
+    let inside = path.strip_prefix(MOUNT).unwrap_or(path);
+    Path::new("/").join(inside.strip_prefix("/").unwrap_or(inside))
+}
+
+/// Memory of the nearest control group around a process that has a limit, else of its own.
+pub fn memory(pid: i32) -> Option<Memory> {
+    let (directories, names) = memory_groups(pid)?;
+    let mut own_memory = None;
+    for directory in directories {
+        let found = memory_of(&directory, names);
+        if found.is_some_and(|memory| memory.limit.is_some()) {
+            return found;
+        }
+        own_memory = own_memory.or(found);
+    }
+    own_memory
+}
+
+/// Bytes that a process's control groups have left, where they have a limit: more, and the kernel
+/// kills one of their processes.
+pub fn room(pid: i32) -> Option<u64> {
+    let (directories, names) = memory_groups(pid)?;
+    let rooms = directories.iter().filter_map(|at| room_of(at, names));
+    rooms.min()
+}
+
+/// What a control group has left. The kernel takes back what it keeps of files.
+fn room_of(directory: &Path, names: [&str; 2]) -> Option<u64> {
+    let memory = memory_of(directory, names)?;
+    let stat = fs::read_to_string(directory.join("memory.stat")).unwrap_or_default();
+    let number = |name: &str| {
+        let mut lines = stat.lines().filter_map(|line| line.split_once(' '));
+        let found = lines.find(|(key, _)| *key == name);
+        found.and_then(|(_, number)| number.parse::<u64>().ok())
+    };
+    // In version 1 those of the group with all below it have a prefix.
+    let files = ["inactive_file", "active_file"].map(|name| {
+        number(&format!("total_{name}"))
+            .or_else(|| number(name))
+            .unwrap_or(0)
+    });
+    let in_use = memory
+        .current
+        .saturating_sub(files[0])
+        .saturating_sub(files[1]);
+    Some(memory.limit?.saturating_sub(in_use))
+}
+
+/// A control group around a process that has as many threads as it may, and how many that is.
+pub fn full_of_processes(pid: i32) -> Option<(String, u64)> {
+    let (directories, _) = controlled_by("pids", pid)?;
+    directories.iter().find_map(|directory| {
+        let number = |name: &str| number_in(&directory.join(name));
+        let (current, most) = (number("pids.current")?, number("pids.max")?);
+        let path = text::escape(directory.as_os_str().as_encoded_bytes());
+        (current >= most).then_some((path, most))
+    })
+}
+
+/// The control groups whose memory a process's is part of, from its own up, and the names of the
+/// files that tell what is in use and the limit.
+fn memory_groups(pid: i32) -> Option<(Vec<PathBuf>, [&'static str; 2])> {
+    let (directories, version) = controlled_by("memory", pid)?;
+    let names = match version {
+        1 => ["memory.usage_in_bytes", "memory.limit_in_bytes"],
+        _ => ["memory.current", "memory.max"],
+    };
+    Some((directories, names))
+}
+
+/// The directories of the control groups around a process that a controller sees, from its own up, and
+/// their version.
+fn controlled_by(controller: &str, pid: i32) -> Option<(Vec<PathBuf>, u8)> {
+    let (root, path, version) = groups(pid).into_iter().find_map(|(controllers, path)| {
+        if controllers.is_empty() && Path::new(MOUNT).join("cgroup.controllers").exists() {
+            return Some((PathBuf::from(MOUNT), path, 2));
+        }
+        let is_its = controllers.split(',').any(|c| c == controller);
+        is_its.then(|| (Path::new(MOUNT).join(controller), path, 1))
+    })?;
+    let own = root.join(path.trim_start_matches('/'));
+    let directories = own.ancestors().take_while(|at| at.starts_with(&root));
+    Some((directories.map(Path::to_owned).collect(), version))
+}
+
+fn number_in(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+fn memory_of(directory: &Path, [current, limit]: [&str; 2]) -> Option<Memory> {
+    let number = |name: &str| number_in(&directory.join(name));
+    // "max", or a number near 2^63 in version 1, is not a limit.
+    let limit = number(limit).filter(|limit| *limit < 1 << 60);
+    Some(Memory {
+        current: number(current)?,
+        limit,
+    })
+}
+
+/// The container that a process runs in, by what its control groups are called.
+pub fn container(pid: i32) -> Option<String> {
+    groups(pid).iter().find_map(|(_, path)| container_of(path))
+}
+
+fn container_of(path: &str) -> Option<String> {
+    path.rsplit('/').find_map(|part| {
+        let part = part
+            .strip_suffix(".scope")
+            .or(part.strip_suffix(".service"))
+            .unwrap_or(part);
+        let hex = |text: &str| text.len() == 64 && text.bytes().all(|b| b.is_ascii_hexdigit());
+        let last = part.rsplit(['-', ':']).next().unwrap_or(part);
+        if hex(last) {
+            let kind = part.strip_suffix(last)?.trim_end_matches(['-', ':']);
+            let kind = if kind.is_empty() {
+                ""
+            } else {
+                kind.rsplit(['-', ':']).next()?
+            };
+            let id = &last[..12];
+            return Some(if kind.is_empty() {
+                id.to_owned()
+            } else {
+                format!("{kind}:{id}")
+            });
+        }
+        let named = ["machine-", "lxc.payload."]
+            .iter()
+            .find_map(|p| part.strip_prefix(p));
+        named.map(str::to_owned)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn containers_are_named_where_their_group_tells() {
+        let id = "0123456789abcdef".repeat(4);
+        for (path, name) in [
+            (format!("/docker/{id}"), Some("0123456789ab")),
+            (
+                format!("/system.slice/docker-{id}.scope"),
+                Some("docker:0123456789ab"),
+            ),
+            (
+                format!("/kubepods/burstable/pod1/cri-containerd-{id}.scope"),
+                Some("containerd:0123456789ab"),
+            ),
+            ("/machine.slice/machine-web.scope".to_owned(), Some("web")),
+            ("/lxc.payload.box/init".to_owned(), Some("box")),
+            ("/user.slice/user-0.slice".to_owned(), None),
+        ] {
+            assert_eq!(container_of(&path).as_deref(), name, "{path}");
+        }
+    }
+
+    #[test]
+    fn groups_parse_in_both_versions() {
+        let text = "4:memory:/a/b\n2:cpu,cpuacct:/c\n0::/d:e\n";
+        let groups = parse(text);
+        assert_eq!(groups[0], ("memory".to_owned(), "/a/b".to_owned()));
+        assert_eq!(groups[2], (String::new(), "/d:e".to_owned()));
+        assert_eq!(
+            normal(Path::new("/sys/fs/cgroup/memory/x")),
+            Path::new("/memory/x")
+        );
+        assert_eq!(normal(Path::new("app")), Path::new("/app"));
+    }
+
+    #[test]
+    fn groups_are_found_where_their_hierarchy_is_mounted() {
+        let mounts = [
+            "30 25 0:26 / /sys/fs/cgroup/unified rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate",
+            "31 25 0:27 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct",
+            "32 25 0:28 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,xattr,name=systemd",
+            "33 25 0:29 /box /cgroup rw - cgroup2 cgroup2 rw",
+        ]
+        .map(|line| Mount::parse(line).expect("a mount"));
+        for (mount, controllers, path, shown) in [
+            (0, "", "/app/web", Some("/sys/fs/cgroup/unified/app/web")),
+            (0, "cpu", "/app", None),
+            (1, "cpu,cpuacct", "/a", Some("/sys/fs/cgroup/cpu,cpuacct/a")),
+            (1, "", "/a", None),
+            (2, "name=systemd", "/u", Some("/sys/fs/cgroup/systemd/u")),
+            (3, "", "/box/a", Some("/cgroup/a")),
+            (3, "", "/other", None),
+        ] {
+            let found = mounts[mount].shows(controllers, Path::new(path));
+            assert_eq!(found.as_deref(), shown.map(Path::new), "{path}");
+        }
+        assert!(Mount::parse("22 1 0:2 / /proc rw - proc proc rw").is_none());
+    }
+
+    #[test]
+    fn what_is_kept_of_files_is_room() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let at = directory.path();
+        let write = |name: &str, text: &str| fs::write(at.join(name), text).expect("written");
+        let names = ["memory.current", "memory.max"];
+        write("memory.current", "1000\n");
+        write("memory.max", "max\n");
+        assert_eq!(room_of(at, names), None);
+        write("memory.max", "1200\n");
+        assert_eq!(room_of(at, names), Some(200));
+        write(
+            "memory.stat",
+            "anon 5\ninactive_file 300\nactive_file 100\n",
+        );
+        assert_eq!(room_of(at, names), Some(600));
+        write(
+            "memory.stat",
+            "inactive_file 300\ntotal_inactive_file 20\ntotal_active_file 0\n",
+        );
+        assert_eq!(room_of(at, names), Some(220));
+        write("memory.max", "100\n");
+        assert_eq!(room_of(at, names), Some(0));
+    }
+
+    #[test]
+    fn everybody_is_in_the_root_group() {
+        assert!(contains(Path::new("/"), std::process::id() as i32));
+        assert!(!contains(
+            Path::new("/no/such/group"),
+            std::process::id() as i32
+        ));
+    }
+}

@@ -1,0 +1,399 @@
+//! From a snapshot to a profile: stacks with their sums, modules, and the dump's metadata.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+use heap_format::dump::{PART, Part};
+use heap_format::{
+    BuildId, Detail, Facts, Lost, MERGED_ADDRESS, Mapping, Profile, ProfileBuilder,
+    TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS,
+};
+use shm_protocol::clock::TICK_NS;
+use shm_protocol::layout::ADDRESS_BITS;
+use shm_protocol::segment::IntervalPeriod;
+use shm_protocol::snapshot::{Header, ModuleView, RecordView, ThreadView};
+
+use crate::helper;
+use crate::interpreted::{self, Interpreted};
+use crate::resolved_tree::ResolvedTree;
+use crate::snapshot::Snapshot;
+
+/// Maximum number of frames in one profile.
+pub const MAX_FRAMES: usize = 1 << 26;
+/// Maximum number of frames for each byte that the segment takes. Stacks share nodes, so that a
+/// damaged or forged tree of a few pages could claim any number; a real one that recurses a
+/// thousand deep on ten thousand stacks stays below, as a session takes megabytes.
+const FRAMES_PER_BYTE: u64 = 2;
+
+/// Dump metadata that is not in the segment.
+#[derive(Clone, Debug, Default)]
+pub struct Metadata {
+    /// Pid as we see it.
+    pub pid: i32,
+    /// Short name of the process.
+    pub name: Vec<u8>,
+    /// Cause of the dump.
+    pub trigger: String,
+    /// How the session ended, if it did.
+    pub ended: String,
+    /// Whether it is of the live heap's maximum.
+    pub is_peak: bool,
+    /// The command line, while the process lives.
+    pub command_line: Vec<Vec<u8>>,
+    /// The text of its maps, while the process lives.
+    pub maps: Vec<u8>,
+    /// The kernel's counters of its memory, while the process lives.
+    pub memory: Vec<(&'static str, u64)>,
+    /// Boot id of the kernel, if it is still the one that the process ran under.
+    pub boot_id: Option<String>,
+}
+
+impl Metadata {
+    /// Metadata of a process that lives, with what can only be read then.
+    pub fn of_live(pid: i32, name: &[u8]) -> Self {
+        Self {
+            pid,
+            name: name.to_vec(),
+            command_line: proc::command_line(pid),
+            maps: proc::maps(pid).unwrap_or_default(),
+            memory: proc::memory_counters(pid),
+            boot_id: proc::boot_id().map(|(_, text)| text),
+            ..Self::default()
+        }
+    }
+}
+
+/// Builds a profile; also returns how many stacks had to be truncated here.
+pub fn profile(snapshot: &Snapshot, header: &Header<'_>, metadata: &Metadata) -> (Profile, usize) {
+    let now = snapshot.end_tick();
+    profile_of(snapshot, header, metadata, |record| {
+        Some((detail(record, now), Lost::default()))
+    })
+}
+
+/// Like [`profile`], of what `details` says of each record, in parts that are lost in different
+/// ways; without any it is left out.
+pub fn profile_of<D: IntoIterator<Item = (Detail, Lost)>>(
+    snapshot: &Snapshot,
+    header: &Header<'_>,
+    metadata: &Metadata,
+    details: impl Fn(&RecordView) -> D,
+) -> (Profile, usize) {
+    let mut builder = ProfileBuilder::new(snapshot.least_interval.max(1));
+    let (modules, relocations) = modules(header, &metadata.maps);
+    for module in modules {
+        builder.module(module);
+    }
+    builder.facts(facts(snapshot, header, metadata));
+    let truncated = stacks(snapshot, &relocations, &mut builder, details);
+    (builder.finish(), truncated)
+}
+
+fn stacks<D: IntoIterator<Item = (Detail, Lost)>>(
+    snapshot: &Snapshot,
+    relocations: &Relocations,
+    builder: &mut ProfileBuilder,
+    details: impl Fn(&RecordView) -> D,
+) -> usize {
+    let most = snapshot.segment_bytes.saturating_mul(FRAMES_PER_BYTE);
+    let most = usize::try_from(most).unwrap_or(MAX_FRAMES).min(MAX_FRAMES);
+    let mut truncated = 0;
+    let mut tree = ResolvedTree::new(snapshot);
+    let mut interpreted = Interpreted::new(snapshot.codes());
+    let mut stack = Vec::new();
+    let mut frames = 0;
+    let threads = snapshot.thread_entries.len();
+    for record in snapshot.records() {
+        let mut details = details(record).into_iter().peekable();
+        if details.peek().is_none() {
+            continue;
+        }
+        stack.clear();
+        let fits = frames < most;
+        let end = fits.then(|| {
+            tree.stack(record.node, &mut stack, |a| {
+                let frame = interpreted.location(builder, a);
+                frame.unwrap_or_else(|| builder.location(relocations.shown(a)))
+            })
+        });
+        truncated += usize::from(!fits);
+        if end.as_ref().is_none_or(|end| !end.whole) {
+            stack.push(builder.location(TRUNCATED_ADDRESS));
+        }
+        let thread = end.and_then(|end| end.thread);
+        let thread = thread.filter(|index| (*index as usize) < threads);
+        for (detail, lost) in details {
+            frames += stack.len();
+            builder.stack_of(&stack, &detail);
+            if let Some(index) = thread {
+                builder.thread(index + 1);
+            }
+            add_loss(builder, lost);
+        }
+    }
+    let table_full = Some(&snapshot.table_full).filter(|record| !record.is_empty());
+    for (detail, lost) in table_full.into_iter().flat_map(details) {
+        builder.stack([TABLE_FULL_ADDRESS], &detail);
+        add_loss(builder, lost);
+    }
+    truncated
+}
+
+fn add_loss(builder: &mut ProfileBuilder, lost: Lost) {
+    if lost.how.is_some() {
+        builder.lost(lost);
+    }
+}
+
+/// A profile of code alone: for each return address, or frame of an interpreter with these code
+/// objects, a stack of one frame, so that it is named as a dump's is.
+pub fn code(header: &Header<'_>, pid: i32, addresses: &[u64], codes: &[u8]) -> Profile {
+    let maps_text = proc::maps(pid).unwrap_or_default();
+    let mut builder = ProfileBuilder::new(1);
+    let (modules, relocations) = modules(header, &maps_text);
+    modules
+        .into_iter()
+        .for_each(|module| builder.module(module));
+    builder.facts(Facts {
+        pid: Some(pid as u32),
+        exe: Some(path(header.exe())),
+        exe_build_id: BuildId(header.exe_build_id().to_vec()),
+        boot_id: proc::boot_id().map(|(_, text)| text),
+        maps_text,
+        ..Facts::default()
+    });
+    let mut interpreted = Interpreted::new(codes);
+    for &address in addresses {
+        let location = interpreted.location(&mut builder, address);
+        let location = location.unwrap_or_else(|| builder.location(relocations.shown(address)));
+        builder.stack_of(&[location], &Detail::default());
+    }
+    builder.finish()
+}
+
+/// The profile as [`profile`] makes it, and the records of its stacks. These need the stacks'
+/// sums alone, so a helper thread finds them meanwhile.
+pub fn profile_with_records(
+    snapshot: &Snapshot,
+    header: &Header<'_>,
+    metadata: &Metadata,
+) -> (Profile, usize, Vec<Part>) {
+    let (now, interval) = (snapshot.end_tick(), snapshot.least_interval.max(1));
+    let groups = groups(snapshot);
+    let part = |part: usize| {
+        let own = groups.iter().skip(part * PART).take(PART);
+        let group = own.map(|group| {
+            let mut sum = Detail::default();
+            let details = group.iter().map(|record| detail(record, now));
+            details.for_each(|detail| sum.add(&detail));
+            (sum, group.len())
+        });
+        Part::new(group, interval)
+    };
+    let count = groups.len().div_ceil(PART);
+    let (records, (profile, truncated)) =
+        helper::parts_and(count, part, || self::profile(snapshot, header, metadata));
+    (profile, truncated, records)
+}
+
+/// The records of each stack, in the order of [`profile`].
+fn groups(snapshot: &Snapshot) -> Vec<&[RecordView]> {
+    let mut rest = snapshot.records();
+    let mut groups = Vec::with_capacity(snapshot.groups().len() + 1);
+    for &count in snapshot.groups() {
+        let (group, others) = rest.split_at(rest.len().min(count as usize));
+        groups.push(group);
+        rest = others;
+    }
+    if !snapshot.table_full.is_empty() {
+        groups.push(std::slice::from_ref(&snapshot.table_full));
+    }
+    groups
+}
+
+/// A stack's sums in the dump's units.
+pub fn detail(record: &RecordView, now_tick: u32) -> Detail {
+    let sums = record.sums(now_tick);
+    let ms = TICK_NS as f64 / 1e6;
+    Detail {
+        alloc_samples: sums.alloc_samples,
+        free_samples: sums.free_samples,
+        alloc_objects: sums.alloc_objects,
+        alloc_bytes: sums.alloc_bytes,
+        freed_objects: sums.free_objects,
+        freed_bytes: sums.free_bytes,
+        live_age_ms_sum: sums.live_age_ticks * ms,
+        freed_lifetime_ms_sum: sums.freed_lifetime_ticks * ms,
+        alloc_variance: sums.alloc_variance,
+        live_variance: sums.live_variance,
+        alloc_object_variance: sums.alloc_object_variance,
+        live_object_variance: sums.live_object_variance,
+        short_lived_objects: sums.short_lived_objects,
+    }
+}
+
+/// Address from which on unloaded modules are shown whose range another module has taken.
+const ELSEWHERE: u64 = 1 << 62;
+const ADDRESS_MASK: u64 = (1 << ADDRESS_BITS) - 1;
+
+/// Modules whose frames are shown at other addresses than they ran at.
+#[derive(Default)]
+pub struct Relocations {
+    modules: Vec<Relocated>,
+}
+
+struct Relocated {
+    module: std::ops::Range<u64>,
+    instance: u64,
+    to: u64,
+}
+
+impl Relocations {
+    /// The address to show for a node's: its own, or the one in its relocated module.
+    pub fn shown(&self, address: u64) -> u64 {
+        if matches!(
+            address,
+            TRUNCATED_ADDRESS | TABLE_FULL_ADDRESS | MERGED_ADDRESS
+        ) {
+            return address;
+        }
+        let (plain, instance) = (address & ADDRESS_MASK, address >> ADDRESS_BITS);
+        // A return address may lie one past its module's end.
+        let mut modules = self.modules.iter();
+        modules
+            .find(|m| m.instance == instance && m.module.contains(&plain.wrapping_sub(1)))
+            .map_or(plain, |m| plain - m.module.start + m.to)
+    }
+}
+
+/// The modules, called as the kernel calls them: the loader may know a library by a path
+/// that leads through a link. One that is gone, and whose range another has, is relocated, so
+/// that each address means one thing.
+pub fn modules(header: &Header<'_>, maps: &[u8]) -> (Vec<Mapping>, Relocations) {
+    let kernel = heap_format::maps::parse(maps);
+    let by_range: HashMap<(u64, u64), &PathBuf> = kernel
+        .iter()
+        .map(|m| ((m.start, m.file_offset), &m.path))
+        .collect();
+    let views: Vec<ModuleView<'_>> = header.modules().collect();
+    let overlap = |a: &ModuleView<'_>, start: u64, end: u64| a.start < end && start < a.end;
+    let (mut modules, mut relocations) = (Vec::new(), Relocations::default());
+    let mut next = ELSEWHERE;
+    for (index, view) in views.iter().enumerate() {
+        let mut module = mapping(view);
+        let taken = views
+            .iter()
+            .enumerate()
+            .any(|(i, v)| i != index && overlap(view, v.start, v.end))
+            || kernel
+                .iter()
+                .any(|m| overlap(view, m.start, m.end) && m.path != module.path);
+        if module.past && taken {
+            let size = view.end - view.start;
+            relocations.modules.push(Relocated {
+                module: view.start..view.end,
+                instance: u64::from(view.instance),
+                to: next,
+            });
+            (module.start, module.end) = (next, next + size);
+            next += (size + 0xffff) & !0xffff;
+        } else if let Some(path) = by_range.get(&(module.start, module.file_offset)) {
+            module.path.clone_from(path);
+        }
+        modules.push(module);
+    }
+    (modules, relocations)
+}
+
+fn mapping(module: &ModuleView<'_>) -> Mapping {
+    Mapping {
+        start: module.start,
+        end: module.end,
+        file_offset: module.file_offset,
+        build_id: BuildId(module.build_id.to_vec()),
+        path: path(module.path),
+        past: module.unloaded_tick.is_some(),
+    }
+}
+
+/// Stacks of overwritten objects: the addresses by which functions are looked up, those of the calls.
+fn overwritten(snapshot: &Snapshot) -> Vec<Vec<u64>> {
+    let stack = |leaf: &shm_protocol::NodeId| {
+        let mut addresses = Vec::new();
+        snapshot.addresses(*leaf, &mut addresses);
+        let calls = addresses.iter().map(|address| address.wrapping_sub(1));
+        calls.take(heap_format::overwritten::MAX_FRAMES).collect()
+    };
+    let stacks = snapshot.overwritten.iter().map(stack);
+    stacks
+        .filter(|stack: &Vec<u64>| !stack.is_empty())
+        .collect()
+}
+
+fn path(bytes: &[u8]) -> PathBuf {
+    PathBuf::from(OsStr::from_bytes(bytes))
+}
+
+fn facts(snapshot: &Snapshot, header: &Header<'_>, metadata: &Metadata) -> Facts {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let session = &snapshot.session;
+    let mut counters: std::collections::BTreeMap<String, u64> =
+        snapshot.counters.iter().cloned().collect();
+    counters.insert("modules_lost".to_owned(), header.modules_lost());
+    // Figures of the allocator may be from before the session.
+    let unix = |ns: u64| {
+        let since = ns as i64 - session.start_ns as i64;
+        session.start_unix_ns.saturating_add_signed(since)
+    };
+    let interval = |period: &IntervalPeriod| heap_format::IntervalPeriod {
+        from_unix_ns: unix(period.from_ns),
+        interval: period.interval,
+        overhead: period.overhead,
+    };
+    let thread = |thread: &ThreadView| heap_format::Thread {
+        tid: thread.tid,
+        name: text(thread.name()),
+    };
+    let (allocator_ns, allocator) = header.allocator_stats().unzip();
+    Facts {
+        pid: Some(metadata.pid as u32),
+        process: Some(text(&metadata.name)),
+        exe: Some(path(header.exe())),
+        exe_build_id: BuildId(header.exe_build_id().to_vec()),
+        command_line: metadata.command_line.iter().map(|a| text(a)).collect(),
+        boot_id: metadata.boot_id.clone(),
+        start_unix_ns: Some(session.start_unix_ns),
+        end_unix_ns: Some(snapshot.end.unix_ns),
+        end_boot_ns: snapshot.end.boot_ns,
+        duration_ns: Some(snapshot.end_ns.saturating_sub(session.start_ns)),
+        peak_ns: metadata
+            .is_peak
+            .then(|| snapshot.end_ns.saturating_sub(session.start_ns)),
+        intervals: snapshot.intervals.iter().map(interval).collect(),
+        thinning: Some(session.thinning)
+            .filter(|&log2| log2 > 0 && session.interval > 1)
+            .map(|log2| 1 << log2.min(63)),
+        threads: snapshot.thread_entries.iter().map(thread).collect(),
+        python: interpreted::describe(header),
+        python_hides: header.python_hides(),
+        trigger: Some(metadata.trigger.clone()).filter(|t| !t.is_empty()),
+        ended: Some(metadata.ended.clone()).filter(|t| !t.is_empty()),
+        counters,
+        overwritten: overwritten(snapshot),
+        allocator: allocator
+            .into_iter()
+            .flatten()
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect(),
+        allocator_unix_ns: allocator_ns.map(unix),
+        memory: metadata
+            .memory
+            .iter()
+            .map(|&(name, bytes)| (name.to_owned(), bytes))
+            .collect(),
+        maps_text: metadata.maps.clone(),
+        ..Facts::default()
+    }
+}

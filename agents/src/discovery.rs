@@ -1,0 +1,477 @@
+//! Finding agents: their segments in the shared directory, in those of `run`, and in the
+//! directories that processes in other mount namespaces see; and the processes they belong to.
+//!
+//! Anybody may put any number of files there. A scan costs a few system calls per
+//! segment and per process in another namespace, keeps no descriptor, and looks at segments
+//! of live processes first, then at a bounded number of others. It reads a process's maps
+//! only if several segments claim to belong to it; [`Agent::confirm`] reads them for
+//! processes that are about to receive commands.
+
+mod found;
+pub mod spaces;
+
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+pub use found::{Agent, Found, Life, Refusals, Refused, Unconfirmed};
+use spaces::{Process, Spaces};
+
+use shm_protocol::snapshot::Invalid;
+
+use crate::process;
+use crate::segment::{Directory, Entry, Head, Kind, Refusal, Segment, default_directory, is_young};
+use crate::text;
+
+/// Prefix of the directories that `run` makes inside the shared one.
+pub const RUN_PREFIX: &str = "mem_profiler.run.";
+/// Prefix of the directory with an unguessable name inside such a directory of root's.
+pub const HIDDEN_PREFIX: &str = "segments.";
+/// How many `run` directories of one owner are searched.
+const MOST_RUNS: usize = 64;
+/// How many names of such directories are read.
+const MOST_RUN_NAMES: usize = 10_000;
+/// How many segments of one live process are examined.
+const MOST_IMAGES: usize = 64;
+/// How many segments of one owner's dead processes are examined.
+const MOST_LEFT: usize = 10_000;
+
+/// Results of a scan.
+#[derive(Debug, Default)]
+pub struct Scan {
+    /// Agents, and segments of dead ones, in order of pid.
+    pub found: Vec<Found>,
+    /// Segments that were refused.
+    pub refused: Refusals,
+    /// Unfinished segments of processes that are gone: they hold nothing.
+    pub unfinished: Vec<Found>,
+    /// Segments of another version whose processes are gone: what they hold is not known.
+    pub outdated: Vec<Found>,
+    /// Refused segments that need no second look.
+    pub settled: Vec<Entry>,
+    /// Segments that were left out as known, and are still there.
+    pub still_known: HashSet<Entry>,
+}
+
+impl Scan {
+    /// Forgets known segments that are gone, once there are more than `most`: what watches for days meets ever
+    /// new ones.
+    pub fn forget_gone(&self, known: &mut HashSet<Entry>, most: usize) {
+        if known.len() > most {
+            known.retain(|entry| self.still_known.contains(entry));
+        }
+    }
+}
+
+/// Searches for agents.
+pub struct Discovery {
+    path: PathBuf,
+    boot_id: Option<[u8; 16]>,
+}
+
+/// A scan in progress.
+struct Search<'a> {
+    spaces: &'a Spaces,
+    head: Head,
+    /// Files already seen, since several directories may show the same file.
+    files: HashSet<(u64, u64)>,
+    /// Number of segments of each live process, and of each owner's dead ones.
+    images: HashMap<i32, usize>,
+    left: HashMap<u32, usize>,
+    scan: Scan,
+}
+
+impl Default for Discovery {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Discovery {
+    /// Searches `MEM_PROFILER_DIR` or `/dev/shm`.
+    pub fn new() -> Self {
+        Self::in_directory(default_directory())
+    }
+
+    /// Searches one directory.
+    pub fn in_directory(path: PathBuf) -> Self {
+        Self {
+            path,
+            boot_id: proc::boot_id().map(|(id, _)| id),
+        }
+    }
+
+    /// Searches everywhere. A missing shared directory counts as empty.
+    pub fn scan(&self) -> Scan {
+        self.scan_except(&HashSet::new())
+    }
+
+    /// Searches everywhere, except for the named segments.
+    pub fn scan_except(&self, known: &HashSet<Entry>) -> Scan {
+        self.scan_among(Spaces::read(), known)
+    }
+
+    /// `before`: the processes that there were when it began.
+    fn scan_among(&self, before: Spaces, known: &HashSet<Entry>) -> Scan {
+        let (mut entries, mut still_known) = (Vec::new(), HashSet::new());
+        for directory in self.directories(&before) {
+            for entry in directory.segments().unwrap_or_default() {
+                if known.contains(&entry) {
+                    still_known.insert(entry);
+                } else {
+                    entries.push((directory.clone(), entry));
+                }
+            }
+        }
+        // A process that was born meanwhile may have made its segment by now. Only a process that is
+        // missing after the segments were listed has ended.
+        let spaces = match entries.iter().all(|(_, entry)| before.may_live(entry.name)) {
+            true => before,
+            false => Spaces::read(),
+        };
+        let mut search = Search {
+            spaces: &spaces,
+            head: Head::new(),
+            files: HashSet::new(),
+            images: HashMap::new(),
+            left: HashMap::new(),
+            scan: Scan {
+                still_known,
+                ..Scan::default()
+            },
+        };
+        let (live, left): (Vec<_>, Vec<_>) = entries
+            .into_iter()
+            .partition(|(_, entry)| spaces.may_live(entry.name));
+        for (directory, entry) in live {
+            self.look_at_live(&directory, entry, &mut search);
+        }
+        for (directory, entry) in left {
+            self.look_at_left(&directory, entry, &mut search);
+        }
+        let mut scan = search.scan;
+        mark_replaced(&mut scan.found);
+        scan.found.sort_by_key(|found| (found.pid, found.age()));
+        scan
+    }
+
+    /// Whether the shared directory contains an unknown name; cheap.
+    pub fn has_new(&self, known: &HashSet<Entry>) -> bool {
+        let entries = Directory::open(&self.path).and_then(|directory| directory.segments());
+        entries
+            .unwrap_or_default()
+            .iter()
+            .any(|entry| !known.contains(entry))
+    }
+
+    /// The shared directory, those of `run` in it, and directories of that name in other mount
+    /// namespaces.
+    fn directories(&self, spaces: &Spaces) -> Vec<Arc<Directory>> {
+        let mut directories = Vec::new();
+        let mut seen = HashSet::new();
+        let own = Directory::open(&self.path);
+        let others = spaces
+            .mounts
+            .iter()
+            .map(|pid| Directory::open_in(*pid, &self.path));
+        for directory in std::iter::once(own).chain(others).flatten() {
+            if !seen.insert(directory.identity) {
+                continue;
+            }
+            directories.extend(run_directories(&directory));
+            directories.push(directory);
+        }
+        directories
+    }
+
+    fn look_at_live(&self, directory: &Arc<Directory>, entry: Entry, search: &mut Search<'_>) {
+        let images = search.images.entry(entry.name.pid).or_default();
+        *images += 1;
+        match *images <= MOST_IMAGES {
+            true => self.look_at(directory, entry, search),
+            false => {
+                let path = directory.path.join(entry.name.to_string());
+                search.scan.refused.count(directory.path.clone(), path);
+            }
+        }
+    }
+
+    /// Examines a segment without a live process. Files that cannot be segments, or are not ours,
+    /// are not opened.
+    fn look_at_left(&self, directory: &Arc<Directory>, entry: Entry, search: &mut Search<'_>) {
+        let Ok(kind) = directory.kind(entry.name) else {
+            return;
+        };
+        if kind.is_stub() && search.keep_unfinished(directory, entry, &kind) {
+            return;
+        }
+        let refusal = match kind.refusal() {
+            Some(refusal) => refusal,
+            None => {
+                let left = search.left.entry(kind.owner).or_default();
+                *left += 1;
+                if *left <= MOST_LEFT {
+                    return self.look_at(directory, entry, search);
+                }
+                let path = directory.path.join(entry.name.to_string());
+                return search.scan.refused.count(directory.path.clone(), path);
+            }
+        };
+        search.refuse(directory, entry, refusal, kind.is_young());
+    }
+
+    fn look_at(&self, directory: &Arc<Directory>, entry: Entry, search: &mut Search<'_>) {
+        let mut young = false;
+        let looked = Segment::open(directory, entry.name).and_then(|segment| {
+            young = is_young(segment.modified_unix_ns);
+            match search.files.insert((segment.device, segment.inode)) {
+                true => self.found(&segment, entry, search).map(Some),
+                false => Ok(None),
+            }
+        });
+        match looked {
+            Ok(found) => search.scan.found.extend(found),
+            // It has been removed in the meantime.
+            Err(Refusal::Io(e)) if e.kind() == std::io::ErrorKind::NotFound => {}
+            Err(Refusal::Content(Invalid::NoMagic))
+                if directory
+                    .kind(entry.name)
+                    .is_ok_and(|kind| search.keep_unfinished(directory, entry, &kind)) => {}
+            Err(reason) => {
+                if matches!(reason, Refusal::Content(Invalid::Version(..))) {
+                    search.keep_outdated(directory, entry);
+                }
+                search.refuse(directory, entry, reason, young);
+            }
+        }
+    }
+
+    /// Checks a segment and matches it with its process.
+    fn found(
+        &self,
+        segment: &Segment,
+        entry: Entry,
+        search: &mut Search<'_>,
+    ) -> Result<Found, Refusal> {
+        let header = segment.head(&mut search.head)?;
+        let other_boot = self.boot_id.is_some_and(|id| header.boot_id() != id);
+        let named = (entry.name.pid as u32, entry.name.start_time);
+        // No agent wrote this: ignore it, and above all do not hold it against other segments.
+        let honest = (header.pid(), header.start_time()) == named
+            && (other_boot || header.created_ns() <= crate::clock::now_ns() + AHEAD_NS);
+        if !honest {
+            return Err(Refusal::Misnamed);
+        }
+        let (exe, comm) = (header.exe(), header.comm());
+        let mut found = Found {
+            pid: entry.name.pid,
+            namespace: header.pid_namespace(),
+            life: Life::Dead,
+            other_boot,
+            end: None,
+            name: process::display_name(comm, exe, &[comm.to_vec()]),
+            comm: comm.to_vec(),
+            uid: segment.owner,
+            cpu_ticks: 0,
+            created_ns: header.created_ns(),
+            forked_from: header.forked_from(),
+            entry,
+            directory: segment.directory.clone(),
+            owner: segment.owner,
+            file: (segment.device, segment.inode),
+        };
+        let process = search.spaces.process_of(entry.name, found.namespace);
+        if let Some(process) = process.filter(|p| !other_boot && !p.stat.is_dead()) {
+            live(&mut found, process, exe)?;
+        }
+        Ok(found)
+    }
+}
+
+/// How far a segment's time of creation may be ahead of our clock.
+const AHEAD_NS: u64 = 1_000_000_000;
+
+impl Search<'_> {
+    /// Records a segment whose process was killed while making it, for cleaning up. Returns
+    /// whether it is one.
+    fn keep_unfinished(&mut self, directory: &Arc<Directory>, entry: Entry, kind: &Kind) -> bool {
+        let room = self.scan.unfinished.len() < MOST_LEFT;
+        let left = self.left_behind(directory, entry, kind);
+        let kept = left.filter(|_| room && !kind.is_young());
+        let is_one = kept.is_some();
+        self.scan.unfinished.extend(kept);
+        is_one
+    }
+
+    /// Records a segment of another version, for cleaning up, if its process is gone.
+    fn keep_outdated(&mut self, directory: &Arc<Directory>, entry: Entry) {
+        if let Ok(kind) = directory.kind(entry.name)
+            && self.scan.outdated.len() < MOST_LEFT
+        {
+            let left = self.left_behind(directory, entry, &kind);
+            self.scan.outdated.extend(left);
+        }
+    }
+
+    /// A segment of which nothing but its name is known, if its process is gone.
+    fn left_behind(&self, directory: &Arc<Directory>, entry: Entry, kind: &Kind) -> Option<Found> {
+        let process = self.spaces.process_of(entry.name, 0);
+        process.is_none().then(|| Found {
+            pid: entry.name.pid,
+            namespace: 0,
+            life: Life::Dead,
+            other_boot: false,
+            end: None,
+            name: Vec::new(),
+            comm: Vec::new(),
+            uid: kind.owner,
+            cpu_ticks: 0,
+            created_ns: 0,
+            forked_from: 0,
+            entry,
+            directory: directory.clone(),
+            owner: kind.owner,
+            file: kind.file,
+        })
+    }
+
+    fn refuse(&mut self, directory: &Directory, entry: Entry, reason: Refusal, young: bool) {
+        if !young {
+            self.scan.settled.push(entry);
+        }
+        let process = self.spaces.process_of(entry.name, 0);
+        // Another user's file says nothing about the process that it is named after.
+        let owner = directory.kind(entry.name).map(|kind| kind.owner);
+        let owns = |p: &Process| owner.is_ok_and(|o| o == 0 || p.status.uids.contains(&o));
+        let is_own = !matches!(reason, Refusal::Misnamed) && process.as_ref().is_some_and(owns);
+        self.scan.refused.push(Refused {
+            path: directory.path.join(entry.name.to_string()),
+            live_pid: process.map(|process| process.pid),
+            is_own,
+            reason,
+            young,
+        });
+    }
+}
+
+/// Completes an agent with facts about its live process.
+fn live(found: &mut Found, process: Process, exe: &[u8]) -> Result<(), Refusal> {
+    let Process { pid, stat, status } = process;
+    if found.owner != 0 && !status.uids.contains(&found.owner) {
+        return Err(Refusal::Planted(found.owner));
+    }
+    let now = proc::exe(pid);
+    let same = now.is_none_or(|now| text::base_name(&now) == text::base_name(exe));
+    (found.life, found.name) = match same {
+        true => (
+            Life::Running,
+            process::display_name(&stat.comm, exe, &proc::command_line(pid)),
+        ),
+        false => (Life::Replaced, text::base_name(exe).to_vec()),
+    };
+    found.pid = pid;
+    found.uid = status.uid();
+    found.cpu_ticks = stat.cpu_ticks;
+    found.comm = stat.comm;
+    Ok(())
+}
+
+/// Of several images of one process, only the last can be running, or have died. The process's
+/// own maps show which that is, if it lives; otherwise the age of the files decides. Segments
+/// belong to one process only if owner, namespace and directory are the same.
+fn mark_replaced(all: &mut [Found]) {
+    let key = |found: &Found| (found.process(), found.directory.identity);
+    let mut newest: HashMap<_, (u64, bool, u32)> = HashMap::new();
+    for found in all.iter() {
+        let newest = newest.entry(key(found)).or_default();
+        *newest = found.age().max(*newest);
+    }
+    let mut claimants: HashMap<i32, usize> = HashMap::new();
+    for found in all.iter().filter(|found| found.life == Life::Running) {
+        *claimants.entry(found.pid).or_default() += 1;
+    }
+    for found in all {
+        let is_last = newest[&key(found)] == found.age();
+        let replaced = match found.life {
+            Life::Running if claimants[&found.pid] > 1 => match found.seems_mapped() {
+                Some(mapped) => !mapped,
+                None => !is_last,
+            },
+            Life::Running => false,
+            _ => !is_last,
+        };
+        if replaced {
+            found.life = Life::Replaced;
+        }
+    }
+}
+
+/// The directories that `run` made inside a shared one; inner ones before outer ones. At most
+/// `MOST_RUNS` per owner are used: anybody can make any number of them.
+pub fn run_directories(directory: &Directory) -> Vec<Arc<Directory>> {
+    let mut directories = Vec::new();
+    let mut owners: HashMap<u32, usize> = HashMap::new();
+    let names = directory.entries(RUN_PREFIX).unwrap_or_default();
+    for outer in names.into_iter().take(MOST_RUN_NAMES) {
+        let Ok(outer) = directory.directory(&outer) else {
+            continue;
+        };
+        let of_owner = owners.entry(outer.owner).or_default();
+        *of_owner += 1;
+        if *of_owner > MOST_RUNS {
+            continue;
+        }
+        let hidden = outer.entries(HIDDEN_PREFIX).unwrap_or_default();
+        directories.extend(hidden.first().and_then(|name| outer.directory(name).ok()));
+        directories.push(outer);
+    }
+    directories
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A program that watches for days meets ever new segments.
+    #[test]
+    fn known_segments_that_are_gone_are_forgotten() {
+        let directory = tempfile::tempdir().unwrap();
+        let name = |number: u32| format!("mem_profiler.{}.{number}.0", i32::MAX - 7);
+        for number in 0..100 {
+            std::fs::write(directory.path().join(name(number)), [0; 10]).unwrap();
+        }
+        let opened = Directory::open(directory.path()).unwrap();
+        let mut known: HashSet<Entry> = opened.segments().unwrap().into_iter().collect();
+        assert_eq!(known.len(), 100);
+        for number in 3..100 {
+            std::fs::remove_file(directory.path().join(name(number))).unwrap();
+        }
+        let scan = Discovery::in_directory(directory.path().into()).scan_except(&known);
+        scan.forget_gone(&mut known, 100);
+        assert_eq!(known.len(), 100, "few are kept");
+        scan.forget_gone(&mut known, 99);
+        let left: HashSet<Entry> = opened.segments().unwrap().into_iter().collect();
+        assert_eq!((known.len(), &known), (3, &left));
+    }
+
+    /// A process that is born while we search is not over because it was not there when we began.
+    #[test]
+    fn a_process_that_was_born_meanwhile_is_running() {
+        let directory = tempfile::tempdir().unwrap();
+        let pid = std::process::id();
+        let mut own = forge::Forged::of(pid, forge::start_of(pid));
+        own.exe = std::env::current_exe()
+            .unwrap()
+            .into_os_string()
+            .into_encoded_bytes();
+        own.make(directory.path());
+        let discovery = Discovery::in_directory(directory.path().to_path_buf());
+        let scan = discovery.scan_among(Spaces::default(), &HashSet::new());
+        let found: Vec<_> = scan
+            .found
+            .iter()
+            .map(|found| (found.pid, found.life))
+            .collect();
+        assert_eq!(found, [(pid as i32, Life::Running)]);
+    }
+}

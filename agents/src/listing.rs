@@ -1,0 +1,221 @@
+//! The processes with the agent as a list shows them: what each is, whether it is sampled, what it
+//! holds.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use shm_protocol::layout::BANK_HEADER_BYTES;
+use shm_protocol::segment::Session;
+use shm_protocol::snapshot::Header;
+
+use crate::cgroup;
+use crate::discovery::{Agent, Life};
+use crate::interpreted;
+use crate::process;
+use crate::segment::Head;
+use crate::target::{Deadline, Error, is_running, obstacle, uncollected, uncollected_time};
+use crate::text;
+
+/// One line of the list.
+#[derive(Debug, Serialize)]
+pub struct Row {
+    /// Pid as we see it.
+    pub pid: i32,
+    /// Short name.
+    pub name: String,
+    /// User.
+    pub user: String,
+    /// The same by number.
+    pub uid: u32,
+    /// Container, if it is in one.
+    pub container: Option<String>,
+    /// Version of its agent.
+    pub agent_version: String,
+    /// CPython in it: the version, and whether its lines are named.
+    pub python: Option<String>,
+    /// How it stands.
+    pub state: &'static str,
+    /// Bytes, while a session runs.
+    pub interval: Option<u64>,
+    /// Seconds left of a session with an end.
+    pub seconds_left: Option<f64>,
+    /// Whether the session continues until it is stopped.
+    pub open_end: bool,
+    /// Whether the controller that began the session is gone, so that no process ends it or writes
+    /// its profile.
+    pub unattended: bool,
+    /// Samples of its last session.
+    pub samples: u64,
+    /// Bytes in use, as well as they are known.
+    pub live_bytes: Option<u64>,
+    /// Where `live_bytes` is from.
+    pub live_source: Option<&'static str>,
+    /// Seconds since it was true.
+    pub live_age_seconds: Option<f64>,
+    /// Resident memory, while it lives.
+    pub rss_bytes: Option<u64>,
+    /// Its segment.
+    pub segment: String,
+}
+
+/// The line of a process; `None` if its segment cannot be read.
+pub fn row(agent: &Agent, head: &mut Head) -> Option<Row> {
+    let header = agent.segment.head(head).ok()?;
+    let live = agent.life == Life::Running;
+    let running = live && is_running(&header);
+    let session = header.session().filter(|_| running);
+    let unattended = session.is_some_and(|session| is_unattended(agent, &session));
+    let end = session.map(|s| Deadline::of(s.deadline_ns));
+    let (samples, sampled_live) = sampled(agent, &header);
+    // What a session counted is the present state while it runs, and a dead process's last one.
+    let sampled_live = sampled_live.filter(|_| running || !live);
+    let heap = Live::of(&header, live, sampled_live);
+    Some(Row {
+        pid: agent.pid,
+        name: text::escape(&agent.name),
+        user: process::user_name(agent.uid),
+        uid: agent.uid,
+        container: live.then(|| cgroup::container(agent.pid)).flatten(),
+        agent_version: text::escape(header.agent_version()),
+        python: interpreted::describe(&header),
+        state: state(agent, &header, running),
+        interval: session.map(|s| s.interval).filter(|bytes| *bytes != 0),
+        seconds_left: match end {
+            Some(Deadline::At(ns)) => Some(seconds_to(ns)),
+            // It is not prolonged.
+            Some(Deadline::Rolling(ns)) if unattended => Some(seconds_to(ns)),
+            _ => None,
+        },
+        open_end: match end {
+            Some(Deadline::Rolling(_)) => !unattended,
+            end => end == Some(Deadline::Never),
+        },
+        unattended,
+        samples,
+        live_bytes: heap.as_ref().map(|heap| heap.bytes),
+        live_source: heap.as_ref().map(|heap| heap.source),
+        live_age_seconds: heap.as_ref().map(|heap| heap.age_ns as f64 / 1e9),
+        rss_bytes: live.then(|| proc::rss_bytes(agent.pid)).flatten(),
+        segment: text::path(agent.segment.path()),
+    })
+}
+
+fn seconds_to(ns: u64) -> f64 {
+    ns.saturating_sub(crate::clock::now_ns()) as f64 / 1e9
+}
+
+/// Whether a session that a controller, or `run`, has begun is unattended.
+pub fn is_unattended(agent: &Agent, session: &Session) -> bool {
+    let is_orphan = match session.controller_pid {
+        // Begun by the process itself: `run` has it do so.
+        0 => agent.segment.directory.has_run() == Some(false),
+        _ => true,
+    };
+    is_orphan && !agent.segment.is_locked()
+}
+
+impl Row {
+    /// How the session ends without the controller that began it.
+    pub fn hint(&self) -> Option<String> {
+        let left = self.seconds_left.map(Duration::from_secs_f64);
+        let goes_on = match left {
+            Some(left) => format!("for {}", text::duration(left)),
+            None => "until it is stopped".to_owned(),
+        };
+        let (name, pid) = (&self.name, self.pid);
+        self.unattended.then(|| {
+            format!(
+                "{name} ({pid}): the mem_profiler that began its session is gone; the session \
+                 continues {goes_on}: mem_profiler stop -p {pid} writes it"
+            )
+        })
+    }
+
+    /// Whether the process lives, or left a profile.
+    pub fn is_of_use(&self) -> bool {
+        !["dead", "replaced"].contains(&self.state)
+    }
+}
+
+/// Bytes in use, as well as they are known.
+struct Live {
+    bytes: u64,
+    source: &'static str,
+    age_ns: u64,
+}
+
+impl Live {
+    /// The allocator's own figure is refreshed once a second by whoever samples then, and shown
+    /// with its age when it is older. In a session its sums are better then if they cover the
+    /// whole heap, or more than the allocator knew of. Where there is none, they are shown if they cover the
+    /// whole heap, or if there never will be one.
+    fn of(header: &Header<'_>, live: bool, sampled: Option<u64>) -> Option<Self> {
+        let now = crate::clock::now_ns();
+        let allocator = header.allocator_stats().filter(|_| live);
+        let allocator = allocator.map(|(taken, stats)| Self {
+            bytes: stats[0].1,
+            source: ALLOCATOR,
+            age_ns: now.saturating_sub(taken),
+        });
+        let sampled = sampled.map(|bytes| Self {
+            bytes,
+            source: SAMPLES,
+            age_ns: 0,
+        });
+        let first = |start_ns: u64| start_ns.saturating_sub(header.created_ns()) < STALE_NS;
+        let whole = header.session().is_some_and(|s| first(s.start_ns));
+        match (allocator, sampled) {
+            (Some(a), Some(s)) if a.age_ns > STALE_NS && is_running(header) => {
+                Some(if whole || s.bytes > a.bytes { s } else { a })
+            }
+            (Some(a), _) => Some(a),
+            // What is older than the session is in no sample: a part is no figure of the whole.
+            (None, Some(s)) if live && !whole && !(header.system_allocator() && s.bytes > 0) => {
+                None
+            }
+            (None, sampled) => sampled,
+        }
+    }
+}
+
+/// Age at which the allocator's figure is no longer treated as the present one.
+pub const STALE_NS: u64 = 3_000_000_000;
+/// The allocator counts all of the heap.
+const ALLOCATOR: &str = "allocator";
+/// The samples estimate what was allocated since the session began and is in use.
+pub const SAMPLES: &str = "samples";
+
+/// Samples and live bytes of the last session, as far as its data are there.
+fn sampled(agent: &Agent, header: &Header<'_>) -> (u64, Option<u64>) {
+    let mut buffer = [0; BANK_HEADER_BYTES];
+    let Some(session) = header.profiled() else {
+        return (0, None);
+    };
+    match agent.segment.bank(session.number, &mut buffer) {
+        Ok(bank) if bank.session() == session.number => {
+            let totals = bank.totals();
+            (totals.samples, Some(totals.live_bytes as u64))
+        }
+        _ => (0, None),
+    }
+}
+
+fn state(agent: &Agent, header: &Header<'_>, running: bool) -> &'static str {
+    let alive = agent.life == Life::Running;
+    let kept = uncollected(agent, header).is_some() || uncollected_time(agent, header).is_some();
+    match alive.then(|| obstacle(agent, header)).flatten() {
+        Some(Error::Musl) => return "not sampled: musl",
+        Some(Error::Sanitizer) => return "not sampled: sanitizer",
+        Some(Error::Sandboxed) => return "not sampled: seccomp",
+        _ => {}
+    }
+    match (agent.life, running, kept) {
+        (Life::Running, true, _) => "sampling",
+        (Life::Running, false, true) => "idle, profile kept",
+        (Life::Running, false, false) => "idle",
+        (Life::Replaced, _, true) => "replaced, profile kept",
+        (Life::Replaced, _, false) => "replaced",
+        (Life::Dead, _, true) => "dead, profile kept",
+        (Life::Dead, _, false) => "dead",
+    }
+}

@@ -1,0 +1,112 @@
+//! The files in a maps text (`/proc/PID/maps`), by device, inode and name.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+
+use heap_format::maps::Entry;
+
+/// A device as the kernel writes it in maps.
+pub fn device(number: u64) -> (u32, u32) {
+    (libc::major(number), libc::minor(number))
+}
+
+/// Whether a maps text has a mapping of the file with this device, inode and name. Inodes
+/// alone are not unique: on a filesystem of their own, users can choose any.
+pub fn has_file(maps: &[u8], device: (u32, u32), inode: u64, name: &[u8]) -> bool {
+    let mut lines = maps
+        .split(|b| *b == b'\n')
+        .filter(|line| line_ends(line, name));
+    lines.any(|line| Entry::parse(line).is_some_and(|m| (m.device, m.inode) == (device, inode)))
+}
+
+/// The same whatever the device.
+pub fn has_name(maps: &[u8], inode: u64, name: &[u8]) -> bool {
+    let mut lines = maps
+        .split(|b| *b == b'\n')
+        .filter(|line| line_ends(line, name));
+    lines.any(|line| Entry::parse(line).is_some_and(|m| m.inode == inode))
+}
+
+/// Bytes of the largest mapping of a file with this inode and name.
+pub fn largest(maps: &[u8], inode: u64, name: &[u8]) -> u64 {
+    let lines = maps
+        .split(|b| *b == b'\n')
+        .filter(|line| line_ends(line, name));
+    let entries = lines.filter_map(Entry::parse).filter(|m| m.inode == inode);
+    let bytes = entries.map(|m| m.end.saturating_sub(m.start));
+    bytes.max().unwrap_or(0)
+}
+
+fn line_ends(line: &[u8], name: &[u8]) -> bool {
+    let path = line.strip_suffix(b" (deleted)").unwrap_or(line);
+    path.strip_suffix(name)
+        .is_some_and(|rest| rest.ends_with(b"/"))
+}
+
+/// The shared mappings of files through which they can be written to. A forked child that waits
+/// sees its parent's segment, but cannot change it.
+pub fn written_files(maps: &[u8]) -> impl Iterator<Item = Entry<'_>> {
+    Entry::all(maps)
+        .filter(|m| m.permissions.ends_with(b"s") && m.permissions.contains(&b'w') && m.inode != 0)
+}
+
+/// The device that maps show for an open file, which on some filesystems differs from the file's.
+/// Maps the file without access rights, so its contents cannot be touched.
+pub fn shown_device(file: &File) -> Option<(u32, u32)> {
+    let (length, flags) = (4096, libc::MAP_SHARED);
+    // SAFETY: the kernel chooses a free range; the new mapping can be neither read nor written.
+    let at = unsafe {
+        let fd = file.as_raw_fd();
+        libc::mmap(std::ptr::null_mut(), length, libc::PROT_NONE, flags, fd, 0)
+    };
+    if at == libc::MAP_FAILED {
+        return None;
+    }
+    let text = proc::maps(std::process::id() as i32);
+    // SAFETY: the mapping was made above, and no pointer to it was handed out.
+    unsafe { libc::munmap(at, length) };
+    let text = text?;
+    let mut entries = Entry::all(&text);
+    entries
+        .find(|entry| entry.start == at as u64)
+        .map(|entry| entry.device)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mapping_is_found_by_device_inode_and_name() {
+        let maps = b"7f0-7f1 rw-s 00000000 00:1b 4711 /dev/shm/mem_profiler.1.2.0\n";
+        let name = b"mem_profiler.1.2.0";
+        assert!(has_file(maps, (0, 0x1b), 4711, name));
+        assert!(!has_file(maps, (0, 0x1b), 471, name));
+        assert!(!has_file(maps, (0, 0x1c), 4711, name));
+        assert!(!has_file(maps, (0, 0x1b), 4711, b"mem_profiler.1.2.1"));
+        assert!(!has_file(maps, (0, 0x1b), 4711, b"profiler.1.2.0"));
+        assert!(has_name(maps, 4711, name));
+        assert_eq!(largest(maps, 4711, name), 0x1);
+        assert_eq!(largest(maps, 471, name), 0);
+        let deleted = b"7f0-7f1 rw-s 00000000 08:1b 4711    /dev/shm/mem_profiler.1.2.0 (deleted)";
+        assert!(has_file(deleted, (8, 0x1b), 4711, name));
+        let all = b"1-2 rw-p 00000000 08:1b 9 /x\n3-4 rw-s 00000000 00:01 8 /y z\n\
+            5-6 r--s 00000000 00:01 7 /z\n";
+        let shared = written_files(all).map(|m| (m.device, m.inode, m.path));
+        assert!(shared.eq([((0, 1), 8, &b"/y z"[..])]));
+    }
+
+    #[test]
+    fn a_files_device_is_shown_in_maps() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let file = File::create_new(dir.path().join("x")).unwrap();
+        file.set_len(4096).unwrap();
+        use std::os::unix::fs::MetadataExt;
+        let own = device(file.metadata().unwrap().dev());
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .open(dir.path().join("x"));
+        assert_eq!(shown_device(&file.unwrap()), Some(own));
+    }
+}

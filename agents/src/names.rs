@@ -1,0 +1,418 @@
+//! Names of functions, found outside the target and kept: an address is looked up once. They are
+//! those that `mem_parser` finds for a dump, by the same code, and what it leaves out of stacks is
+//! left out here. A separate process does the reading, since the target's files are not trusted.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use heap_format::{Location, NO_MAPPING, Profile, marker_at};
+use regex_lite::Regex;
+use symbols::interpreter::{self, Role, Shown};
+use symbols::{Options, apart};
+
+use crate::text;
+use crate::waiting;
+
+/// Maximum number of addresses that are looked up in one refresh.
+const BATCH: usize = 200_000;
+/// Longest time that one look takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Pause before new names are looked up, as a multiple of the time that the last ones took.
+const PAUSE: u32 = 5;
+
+/// Index of a function's name.
+pub type FunctionId = u32;
+
+/// Names by address, for one process.
+pub struct Symbols {
+    pid: i32,
+    names: Vec<Rc<str>>,
+    /// For each whether it is an allocator's, which stacks leave out.
+    left_out: Vec<bool>,
+    ids: HashMap<Rc<str>, FunctionId>,
+    known: HashMap<u64, Known>,
+    /// Addresses that were looked up without success.
+    unnamed: HashSet<u64>,
+    /// Files with code of an interpreter whose frames were met.
+    interpreters: HashSet<Rc<Path>>,
+    allocator: Option<Allocator>,
+    shown: Shown,
+    /// Whether a line of Python was looked up.
+    has_python: bool,
+    next: Instant,
+    trouble: Option<String>,
+}
+
+/// What is at an address.
+struct Known {
+    /// Its functions, innermost first.
+    functions: Rc<[FunctionId]>,
+    /// Whether it is a line of Python.
+    is_python: bool,
+    /// The file that its code is from.
+    file: Option<Rc<Path>>,
+}
+
+/// Frames of the allocator, as dumps name them.
+struct Allocator {
+    drop: Regex,
+    /// Those of an interpreter, if one was met.
+    interpreters: Option<Regex>,
+    keep: Option<Regex>,
+}
+
+impl Allocator {
+    fn of(profile: &Profile) -> Option<Self> {
+        let drop = Some(&profile.drop_frames).filter(|p| !p.is_empty())?;
+        let keep = Some(&profile.keep_frames).filter(|p| !p.is_empty());
+        Some(Self {
+            drop: whole(drop)?,
+            interpreters: None,
+            keep: keep.and_then(|keep| whole(keep)),
+        })
+    }
+
+    fn holds(&self, name: &str) -> bool {
+        let is_in = |pattern: &Option<Regex>| pattern.as_ref().is_some_and(|p| p.is_match(name));
+        (self.drop.is_match(name) || is_in(&self.interpreters)) && !is_in(&self.keep)
+    }
+}
+
+/// A pattern that names match from end to end.
+fn whole(pattern: &str) -> Option<Regex> {
+    Regex::new(&format!("^({pattern})$")).ok()
+}
+
+impl Symbols {
+    /// Of a live process.
+    pub fn new(pid: i32) -> Self {
+        Self {
+            pid,
+            names: Vec::new(),
+            left_out: Vec::new(),
+            ids: HashMap::new(),
+            known: HashMap::new(),
+            unnamed: HashSet::new(),
+            interpreters: HashSet::new(),
+            allocator: None,
+            shown: Shown::Usual,
+            has_python: false,
+            next: Instant::now(),
+            trouble: None,
+        }
+    }
+
+    /// Which frames [`frames`](Self::frames) gives of stacks that hold Python: before the first.
+    pub fn show(&mut self, shown: Shown) {
+        self.shown = shown;
+    }
+
+    /// Whether these are Python's alone.
+    pub fn shows_python_only(&self) -> bool {
+        self.shown == Shown::PythonOnly
+    }
+
+    /// None yet, of another program, of which the same frames are to be given.
+    pub fn anew(&self, pid: i32) -> Self {
+        Self {
+            shown: self.shown,
+            ..Self::new(pid)
+        }
+    }
+
+    /// Whether a line of Python was looked up.
+    pub fn has_python(&self) -> bool {
+        self.has_python
+    }
+
+    /// The process.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// A function's name.
+    pub fn name(&self, id: FunctionId) -> &str {
+        self.names.get(id as usize).map_or("?", |name| name)
+    }
+
+    /// Whether an address was looked up, and has no name.
+    pub fn is_unnamed(&self, address: u64) -> bool {
+        self.unnamed.contains(&address)
+    }
+
+    /// The number of functions.
+    pub fn function_count(&self) -> usize {
+        self.names.len()
+    }
+
+    /// The last failure, once.
+    pub fn trouble(&mut self) -> Option<String> {
+        self.trouble.take()
+    }
+
+    /// The number of a name, made if it is new.
+    pub fn intern(&mut self, name: &str) -> FunctionId {
+        if let Some(id) = self.ids.get(name) {
+            return *id;
+        }
+        let id = self.names.len() as FunctionId;
+        let allocator = self.allocator.as_ref();
+        self.left_out.push(allocator.is_some_and(|a| a.holds(name)));
+        let name: Rc<str> = name.into();
+        self.names.push(name.clone());
+        self.ids.insert(name, id);
+        id
+    }
+
+    /// The functions of a stack of return addresses, both leaf first, without those of the
+    /// allocator at its leaf; with them where there is nothing else. Where there
+    /// is Python, without the interpreter between its lines. `None` while not all addresses are
+    /// looked up.
+    pub fn frames(&mut self, addresses: &[u64]) -> Option<Vec<FunctionId>> {
+        let all: Option<Vec<(u64, &Known)>> = addresses
+            .iter()
+            .map(|address| Some((*address, self.known.get(address)?)))
+            .collect();
+        let all = all?;
+        for pair in all.windows(2) {
+            let [(_, inner), (_, outer)] = [pair[0], pair[1]];
+            let runs = outer.file.as_ref().filter(|path| path.is_absolute());
+            let is_run = inner.is_python && !outer.is_python;
+            if let Some(file) = runs.filter(|file| is_run && !self.interpreters.contains(*file)) {
+                self.interpreters.insert(file.clone());
+            }
+        }
+        let shown = self.shown_of(&all);
+        if shown.is_empty() && self.shown == Shown::PythonOnly {
+            return Some(vec![self.intern(interpreter::NATIVE)]);
+        }
+        let all: Vec<FunctionId> = shown.into_iter().flatten().copied().collect();
+        let is_own = |id: &FunctionId| !self.left_out[*id as usize];
+        let first = all.iter().position(is_own).unwrap_or(0);
+        Some(all[first..].to_vec())
+    }
+
+    /// The functions of those frames that are to be shown, innermost first.
+    fn shown_of<'a>(&self, all: &[(u64, &'a Known)]) -> Vec<&'a [FunctionId]> {
+        let mut shown: Vec<&[FunctionId]> = Vec::with_capacity(all.len());
+        let mut show = |(_, known): (u64, &'a Known)| shown.push(&known.functions);
+        match self.shown {
+            Shown::Native => all.iter().copied().for_each(show),
+            Shown::PythonOnly => {
+                let python = all.iter().filter(|(_, known)| known.is_python);
+                python.copied().for_each(show);
+            }
+            Shown::Usual => interpreter::usual(
+                all,
+                |(_, known)| self.role(known),
+                |(address, _)| marker_at(address).is_some(),
+                &mut show,
+            ),
+        }
+        shown
+    }
+
+    fn role(&self, known: &Known) -> Role {
+        match &known.file {
+            _ if known.is_python => Role::Python,
+            None => Role::Other,
+            Some(file) => {
+                let names = known.functions.iter().map(|function| self.name(*function));
+                Role::native(file, self.interpreters.contains(file), names)
+            }
+        }
+    }
+
+    /// Takes note of an interpreter among what is looked up.
+    fn meet_interpreter(&mut self, profile: &Profile) {
+        if !profile.locations.iter().any(|l| profile.is_python(l)) {
+            return;
+        }
+        self.has_python = true;
+        let main = symbols::main_mapping(profile).map(|at| profile.mappings[at].path.as_path());
+        let main = main.filter(|path| interpreter::is_called_python(path));
+        self.interpreters.extend(main.map(Rc::from));
+        if let Some(allocator) = &mut self.allocator
+            && self.shown == Shown::Usual
+            && allocator.interpreters.is_none()
+        {
+            allocator.interpreters = whole(interpreter::ALLOCATORS);
+            let names = self.names.iter();
+            self.left_out = names.map(|name| allocator.holds(name)).collect();
+        }
+    }
+
+    /// Looks up those of the return addresses that are new, by a `profile` of them; at most
+    /// [`BATCH`] at a time, with pauses between.
+    pub fn resolve(
+        &mut self,
+        addresses: impl Iterator<Item = u64>,
+        at_once: bool,
+        profile: impl FnOnce(&[u64]) -> Profile,
+    ) {
+        let start = Instant::now();
+        let mut new: Vec<u64> = addresses.filter(|a| !self.known.contains_key(a)).collect();
+        new.sort_unstable();
+        new.dedup();
+        new.truncate(BATCH);
+        if new.is_empty() || !at_once && start < self.next {
+            return;
+        }
+        let profile = profile(&new);
+        self.allocator = self.allocator.take().or_else(|| Allocator::of(&profile));
+        self.meet_interpreter(&profile);
+        let locations = profile.locations.len();
+        let location = |stack: usize| profile.stacks.get(stack).first().copied();
+        let of_address: Vec<Option<u32>> = (0..new.len()).map(location).collect();
+        let object = |location: &Location| match location.mapping {
+            NO_MAPPING => "<unknown>".to_owned(),
+            mapping => object(&profile, mapping),
+        };
+        let objects: Vec<String> = profile.locations.iter().map(object).collect();
+        let places: Vec<_> = places(&profile);
+        let names = apart::names(profile, &OPTIONS, PATIENCE, waiting::is_ending);
+        let names = names.unwrap_or_else(|error| {
+            self.trouble = Some(error.to_string());
+            vec![Vec::new(); locations]
+        });
+        for (address, location) in new.into_iter().zip(of_address) {
+            let location = location.map_or(usize::MAX, |location| location as usize);
+            let functions = match names.get(location) {
+                Some(names) if !names.is_empty() => {
+                    let ids = names
+                        .iter()
+                        .map(|n| self.intern(&text::escape(n.as_bytes())));
+                    ids.collect()
+                }
+                _ => {
+                    self.unnamed.insert(address);
+                    [self.intern(objects.get(location).map_or("<unknown>", |o| o))].into()
+                }
+            };
+            let (is_python, file) = places.get(location).cloned().unwrap_or_default();
+            let known = Known {
+                functions,
+                is_python,
+                file,
+            };
+            self.known.insert(address, known);
+        }
+        self.next = Instant::now() + start.elapsed() * PAUSE;
+    }
+}
+
+/// For each location, whether it is Python, and its file.
+fn places(profile: &Profile) -> Vec<(bool, Option<Rc<Path>>)> {
+    let mappings = profile.mappings.iter();
+    let files: Vec<Rc<Path>> = mappings.map(|m| Rc::from(m.path.as_path())).collect();
+    let place = |location: &Location| {
+        let file = files.get(location.mapping as usize).cloned();
+        (profile.is_python(location), file)
+    };
+    profile.locations.iter().map(place).collect()
+}
+
+/// The defaults of `mem_parser`.
+const OPTIONS: Options<'static> = Options {
+    binary: None,
+    force: false,
+    demangle: symbols::demangle::Style::Simple,
+    directories: &[],
+    debuginfod: false,
+    perf_map: None,
+};
+
+/// How code without a name is called: by its file.
+fn object(profile: &Profile, mapping: u32) -> String {
+    let path = profile.mappings[mapping as usize].path.as_os_str();
+    let path = std::os::unix::ffi::OsStrExt::as_bytes(path);
+    let base = path.rsplit(|b| *b == b'/').next().unwrap_or(path);
+    format!("[{}]", text::escape(base))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn symbols(known: &[(u64, &[&str])]) -> Symbols {
+        let mut symbols = Symbols::new(0);
+        symbols.allocator = Some(Allocator {
+            drop: Regex::new("^(malloc|allocate|operator new)$").unwrap(),
+            interpreters: None,
+            keep: None,
+        });
+        for (address, names) in known {
+            let functions = names.iter().map(|name| symbols.intern(name)).collect();
+            let known = Known {
+                functions,
+                is_python: names[0].ends_with(')'),
+                file: Some(Path::new("/usr/bin/python3").into()),
+            };
+            symbols.known.insert(*address, known);
+        }
+        symbols
+    }
+
+    fn named(symbols: &mut Symbols, addresses: &[u64]) -> Vec<String> {
+        let frames = symbols.frames(addresses).unwrap();
+        frames
+            .iter()
+            .map(|id| symbols.name(*id).to_owned())
+            .collect()
+    }
+
+    #[test]
+    fn the_allocator_is_left_out_at_the_leaf_alone() {
+        let symbols = &mut symbols(&[
+            (1, &["inner"]),
+            (2, &["malloc"]),
+            (3, &["allocate", "push", "fill"]),
+            (4, &["main"]),
+        ]);
+        assert_eq!(named(symbols, &[2, 4]), ["main"]);
+        let outer = ["inner", "malloc", "main"];
+        assert_eq!(named(symbols, &[1, 2, 4]), outer);
+        assert_eq!(named(symbols, &[2, 2]), ["malloc", "malloc"]);
+        assert_eq!(named(symbols, &[2, 3, 4]), ["push", "fill", "main"]);
+        assert_eq!(named(symbols, &[1, 2]), ["inner", "malloc"]);
+        assert_eq!(symbols.frames(&[1, 9]), None);
+    }
+
+    #[test]
+    fn the_interpreter_is_left_out_between_lines_of_python() {
+        let symbols = &mut symbols(&[
+            (1, &["PyList_Append"]),
+            (2, &["_PyObject_MakeTpCall"]),
+            (3, &["_PyEval_EvalFrameDefault"]),
+            (4, &["put (a.py:7)"]),
+            (5, &["<module> (a.py:9)"]),
+            (6, &["Py_BytesMain"]),
+        ]);
+        let stack = [1, 2, 4, 3, 5, 3, 6];
+        let lines = ["PyList_Append", "put (a.py:7)", "<module> (a.py:9)"];
+        assert_eq!(named(symbols, &stack), lines);
+        // Code that runs no Python is shown.
+        assert_eq!(named(symbols, &[1, 6]), ["PyList_Append", "Py_BytesMain"]);
+    }
+
+    #[test]
+    fn all_frames_or_those_of_python_alone_are_shown() {
+        let names: [(u64, &[&str]); 4] = [
+            (1, &["PyList_Append"]),
+            (2, &["put (a.py:7)"]),
+            (3, &["_PyEval_EvalFrameDefault"]),
+            (4, &["Py_BytesMain"]),
+        ];
+        let stack = [1, 2, 3, 4];
+        let all = &mut symbols(&names);
+        all.show(Shown::Native);
+        assert_eq!(named(all, &stack), names.map(|(_, names)| names[0]));
+        let alone = &mut symbols(&names);
+        alone.show(Shown::PythonOnly);
+        assert_eq!(named(alone, &stack), ["put (a.py:7)"]);
+        assert_eq!(named(alone, &[1, 4]), [interpreter::NATIVE]);
+        assert_eq!(alone.frames(&[1, 9]), None);
+    }
+}

@@ -1,0 +1,98 @@
+//! What people are told of a process, and how it is called.
+
+use proc::{Stat, Status};
+use shm_protocol::snapshot::Header;
+
+use crate::text;
+
+/// Why there is nothing to see of a process of this number.
+pub fn absence(pid: i32) -> Option<String> {
+    let Some(stat) = Stat::of(pid) else {
+        return Some(format!("{pid}: there is no such process"));
+    };
+    match Status::of(pid).map(|status| status.tgid) {
+        Some(process) if process != pid => Some(format!(
+            "{pid} is a thread of process {process}: give that pid"
+        )),
+        _ if stat.is_dead() => Some(format!(
+            "{pid}: the process has ended (it is a zombie until its parent, {}, waits for it)",
+            stat.parent
+        )),
+        _ => None,
+    }
+}
+
+/// What to say of a process that is stopped: it neither allocates nor answers.
+pub fn stopped_hint(pid: i32) -> Option<String> {
+    let stopped = proc::is_stopped(pid);
+    stopped.then(|| format!("it is stopped (kill -CONT {pid} continues it)"))
+}
+
+/// The name by which users know a process: its executable's, or the link's if it was started
+/// through one (`redis-server` may be a link to a differently named file). A name that the process
+/// gave itself counts only if it agrees with these.
+pub fn display_name(comm: &[u8], exe: &[u8], arguments: &[Vec<u8>]) -> Vec<u8> {
+    let exe = text::base_name(exe);
+    let first = arguments.first().map_or(&b""[..], |a| a);
+    let word = first.split(|b| *b == b' ').next().unwrap_or(first);
+    let word = text::base_name(word);
+    let word = word.strip_suffix(b":").unwrap_or(word);
+    let agrees = |name: &[u8]| !comm.is_empty() && name.starts_with(comm);
+    if !agrees(exe) && agrees(word) {
+        word.to_vec()
+    } else {
+        exe.to_vec()
+    }
+}
+
+/// The id of the boot that a segment is of, as text; this one's if the segment does not say.
+pub fn boot_id_of(header: &Header<'_>) -> Option<String> {
+    let own = proc::boot_id();
+    let id = header.boot_id();
+    let is_other = id.iter().any(|byte| *byte != 0);
+    let is_other = is_other && own.as_ref().is_none_or(|(own, _)| own != id);
+    if !is_other {
+        return own.map(|(_, text)| text);
+    }
+    let digits = id.iter().map(|byte| format!("{byte:02x}"));
+    let mut text: String = digits.collect();
+    for dash in [20, 16, 12, 8] {
+        text.insert(dash.min(text.len()), '-');
+    }
+    Some(text)
+}
+
+/// Name of a user, or the number if it has none.
+pub fn user_name(uid: u32) -> String {
+    match nix::unistd::User::from_uid(uid.into()) {
+        Ok(Some(user)) => user.name,
+        _ => uid.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_follow_links_but_not_whims() {
+        let name =
+            |comm: &[u8], exe: &[u8], first: &[u8]| display_name(comm, exe, &[first.to_vec()]);
+        let redis = b"/usr/bin/redis-server *:7000";
+        assert_eq!(
+            name(b"redis-server", b"/usr/bin/redis-check-rdb", redis),
+            b"redis-server"
+        );
+        assert_eq!(name(b"MainThread", b"/usr/bin/node", b"node"), b"node");
+        assert_eq!(name(b"run.sh", b"/usr/bin/dash", b"/bin/sh"), b"dash");
+        assert_eq!(
+            name(b"python3", b"/usr/bin/python3.11", b"python3"),
+            b"python3.11"
+        );
+        assert_eq!(
+            name(b"nginx", b"/usr/sbin/nginx", b"nginx: worker process"),
+            b"nginx"
+        );
+        assert_eq!(display_name(b"", b"/a/b", &[]), b"b");
+    }
+}

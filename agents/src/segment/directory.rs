@@ -1,0 +1,256 @@
+//! Directories of segments, and the files in them as far as they are known without opening
+//! them.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{DirEntry, File};
+use std::io;
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirEntryExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, openat};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
+use shm_protocol::layout::CONTROL_BYTES;
+use shm_protocol::segment::SegmentFile;
+
+use super::name::{Entry, SegmentName};
+use super::refusal::Refusal;
+use super::resolution::open_below;
+use crate::discovery::RUN_PREFIX;
+
+/// Maximum number of entries of a directory that are read: the names alone.
+const MAX_ENTRIES: usize = 1_000_000;
+
+/// An open directory of segments.
+#[derive(Debug)]
+pub struct Directory {
+    pub(super) fd: OwnedFd,
+    /// How users reach it: `/dev/shm`, or `/proc/PID/root/dev/shm`.
+    pub path: PathBuf,
+    /// Device and inode, to know it again under another name.
+    pub identity: (u64, u64),
+    /// User who owns it.
+    pub owner: u32,
+}
+
+impl Directory {
+    /// Opens a directory of our own mount namespace.
+    pub fn open(path: &Path) -> io::Result<Arc<Self>> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let fd = nix::fcntl::open(path, flags, Mode::empty())?;
+        Self::of(fd, path.to_owned())
+    }
+
+    /// Opens the directory `path` as the process sees it. Links on the way lead where the
+    /// process's root is, never into our own files.
+    pub fn open_in(pid: i32, path: &Path) -> io::Result<Arc<Self>> {
+        let root = proc::directory(pid).join("root");
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let root_fd = nix::fcntl::open(&root, flags, Mode::empty())?;
+        let fd = open_below(root_fd, path)?;
+        let inside = path.strip_prefix("/").unwrap_or(path);
+        Self::of(fd, root.join(inside))
+    }
+
+    fn of(fd: OwnedFd, path: PathBuf) -> io::Result<Arc<Self>> {
+        let stat = fstat(&fd)?;
+        Ok(Arc::new(Self {
+            fd,
+            path,
+            identity: (stat.st_dev, stat.st_ino),
+            owner: stat.st_uid,
+        }))
+    }
+
+    /// Whether `run`, or `cpu run`, has made it for its program and is still there; `None`: nobody
+    /// has.
+    pub fn has_run(&self) -> Option<bool> {
+        let is_runs = |part: &OsStr| part.as_bytes().starts_with(RUN_PREFIX.as_bytes());
+        let is_runs = self.path.iter().any(is_runs);
+        is_runs.then(|| super::is_locked(&self.fd))
+    }
+
+    /// Lets others see for as long as this process lives that somebody looks after what is in it.
+    pub fn attend(path: &Path) -> io::Result<()> {
+        let directory = File::open(path)?;
+        // SAFETY: a plain call on a descriptor that we own.
+        Errno::result(unsafe { libc::flock(directory.as_raw_fd(), libc::LOCK_EX) })?;
+        // The lock is the descriptor's, which is never closed.
+        let _ = directory.into_raw_fd();
+        Ok(())
+    }
+
+    /// The entries that are named like segments.
+    pub fn segments(&self) -> io::Result<Vec<Entry>> {
+        let entry = |e: DirEntry| {
+            let name = SegmentName::parse(&e.file_name())?;
+            Some(Entry {
+                name,
+                inode: e.ino(),
+                device: self.identity.0,
+            })
+        };
+        Ok(self.read()?.filter_map(entry).collect())
+    }
+
+    /// The entries whose names begin so.
+    pub fn entries(&self, prefix: &str) -> io::Result<Vec<OsString>> {
+        let names = self.read()?.map(|e| e.file_name());
+        Ok(names
+            .filter(|name| name.as_bytes().starts_with(prefix.as_bytes()))
+            .collect())
+    }
+
+    fn read(&self) -> io::Result<impl Iterator<Item = DirEntry> + use<>> {
+        // Through /proc, so that the directory read is the one that is open.
+        let path = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
+        Ok(std::fs::read_dir(path)?.take(MAX_ENTRIES).flatten())
+    }
+
+    /// The file behind a segment's name, without opening it.
+    pub fn kind(&self, name: SegmentName) -> io::Result<Kind> {
+        let flags = nix::fcntl::AtFlags::AT_SYMLINK_NOFOLLOW;
+        let stat = nix::sys::stat::fstatat(&self.fd, name.to_string().as_str(), flags)?;
+        Ok(Kind::of(&stat))
+    }
+
+    /// Opens a directory inside it.
+    pub fn directory(&self, name: &OsStr) -> io::Result<Arc<Self>> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
+        let fd = openat(&self.fd, name, flags, Mode::empty())?;
+        Self::of(fd, self.path.join(name))
+    }
+
+    /// Removes a file of this device and inode, if the name still means it. Tells whether it did:
+    /// its process, or another controller, may have removed it, and a new one may have its name.
+    pub fn remove_file(&self, name: SegmentName, file: (u64, u64)) -> io::Result<bool> {
+        let name = name.to_string();
+        let flags = nix::fcntl::AtFlags::AT_SYMLINK_NOFOLLOW;
+        let how = nix::unistd::UnlinkatFlags::NoRemoveDir;
+        let removed = nix::sys::stat::fstatat(&self.fd, name.as_str(), flags).and_then(|now| {
+            let is_same = (now.st_dev, now.st_ino) == file;
+            if is_same {
+                nix::unistd::unlinkat(&self.fd, name.as_str(), how)?;
+            }
+            Ok(is_same)
+        });
+        match removed {
+            Err(Errno::ENOENT) => Ok(false),
+            removed => Ok(removed?),
+        }
+    }
+
+    /// Bytes free for us on its filesystem.
+    pub fn free_bytes(&self) -> io::Result<u64> {
+        let stat = nix::sys::statvfs::fstatvfs(&self.fd)?;
+        Ok(stat.blocks_available().saturating_mul(stat.fragment_size()))
+    }
+}
+
+/// A file as far as it is known without opening it.
+pub struct Kind {
+    /// Owner of the file.
+    pub owner: u32,
+    /// Device and inode.
+    pub file: (u64, u64),
+    /// Memory or disk space that it takes.
+    pub memory_bytes: u64,
+    regular: bool,
+    bytes: u64,
+    modified_unix_ns: u64,
+}
+
+impl Kind {
+    fn of(stat: &FileStat) -> Self {
+        Self {
+            owner: stat.st_uid,
+            file: (stat.st_dev, stat.st_ino),
+            memory_bytes: (stat.st_blocks.max(0) as u64).saturating_mul(512),
+            regular: is_regular(stat),
+            bytes: stat.st_size.max(0) as u64,
+            modified_unix_ns: modified_unix_ns(stat),
+        }
+    }
+
+    /// Why it is not a segment, or none of ours.
+    pub fn refusal(&self) -> Option<Refusal> {
+        let us = nix::unistd::geteuid();
+        if !self.regular {
+            Some(Refusal::NotAFile)
+        } else if !us.is_root() && us.as_raw() != self.owner {
+            Some(Refusal::Foreign(self.owner))
+        } else if SegmentFile::new(-1, self.bytes).is_none() {
+            Some(Refusal::Size(self.bytes))
+        } else {
+            None
+        }
+    }
+
+    /// Whether its agent may not have filled it in yet.
+    pub fn is_young(&self) -> bool {
+        is_young(self.modified_unix_ns)
+    }
+
+    /// Whether it may be what an agent leaves that is killed while it makes its segment: a
+    /// file of ours, or root asks, that is too short.
+    pub fn is_stub(&self) -> bool {
+        let us = nix::unistd::geteuid();
+        self.regular
+            && (us.is_root() || us.as_raw() == self.owner)
+            && self.bytes < CONTROL_BYTES as u64
+    }
+}
+
+/// Whether a segment is so young that its agent may not have filled it in yet.
+pub fn is_young(modified_unix_ns: u64) -> bool {
+    shm_protocol::clock::unix_ns().abs_diff(modified_unix_ns) < 2_000_000_000
+}
+
+pub(super) fn is_regular(stat: &FileStat) -> bool {
+    SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT == SFlag::S_IFREG
+}
+
+pub(super) fn modified_unix_ns(stat: &FileStat) -> u64 {
+    let seconds = (stat.st_mtime.max(0) as u64).saturating_mul(1_000_000_000);
+    seconds.saturating_add(stat.st_mtime_nsec.max(0) as u64)
+}
+
+/// The directory that sessions use: `MEM_PROFILER_DIR`, or `/dev/shm`. A relative one is
+/// meant from the working directory, as the agent takes it when its program starts.
+pub fn default_directory() -> PathBuf {
+    use shm_protocol::segment::DIR_VARIABLE;
+    directory_named(std::env::var_os(DIR_VARIABLE))
+}
+
+fn directory_named(value: Option<OsString>) -> PathBuf {
+    use shm_protocol::segment::DEFAULT_DIR;
+    let Some(chosen) = value.filter(|value| !value.is_empty()) else {
+        return PathBuf::from(DEFAULT_DIR);
+    };
+    // Fails where the working directory is gone: then the name alone must do.
+    std::path::absolute(&chosen).unwrap_or_else(|_| PathBuf::from(chosen))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_relative_directory_is_below_the_working_directory() {
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(
+            directory_named(Some("run/prof".into())),
+            here.join("run/prof")
+        );
+        assert_eq!(
+            directory_named(Some("/run/prof".into())),
+            Path::new("/run/prof")
+        );
+        for unset in [None, Some("".into())] {
+            assert_eq!(directory_named(unset), Path::new("/dev/shm"));
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! Selection among the agents found, and error messages for names that match nothing.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use proc::{Stat, Status};
+
+use crate::agent_file;
+use crate::cgroup;
+use crate::discovery::{Agent, Found, Life, Refused, Scan};
+use crate::preload;
+use crate::process;
+use crate::program;
+use crate::segment::Refusal;
+use crate::text;
+use crate::unreadable;
+use shm_protocol::pattern;
+use shm_protocol::snapshot::Invalid;
+
+/// Processes that the user requested.
+#[derive(Clone, Debug, Default)]
+pub struct Selection {
+    /// Pids, names and patterns; empty: everybody's whom we may profile.
+    pub names: Vec<String>,
+    /// Only processes of this control group.
+    pub cgroup: Option<PathBuf>,
+    /// Only processes of this user.
+    pub user: Option<u32>,
+}
+
+/// Agents chosen, and complaints about the rest.
+pub struct Chosen {
+    /// The agents, each once.
+    pub agents: Vec<Agent>,
+    /// One message for each name that led nowhere.
+    pub failures: Vec<String>,
+    /// Other warnings.
+    pub warnings: Vec<String>,
+}
+
+/// How to preload the agent, as every such message ends.
+const HOW: &str = "start it with LD_PRELOAD=/path/to/libmem_agent.so";
+
+impl Selection {
+    /// Whether an agent is selected.
+    pub fn wants(&self, agent: &Found) -> bool {
+        let uid = nix::unistd::geteuid();
+        let named = self.names.iter().any(|name| matches(name, agent));
+        let ours = uid.is_root() || agent.uid == uid.as_raw();
+        (named || self.names.is_empty() && (ours || self.user.is_some()))
+            && self.user.is_none_or(|user| agent.uid == user)
+            && self
+                .cgroup
+                .as_ref()
+                .is_none_or(|path| cgroup::contains(path, agent.pid))
+    }
+
+    /// The selected live agents.
+    pub fn choose(&self, scan: Scan) -> Chosen {
+        let mut chosen = Chosen {
+            agents: Vec::new(),
+            failures: Vec::new(),
+            warnings: Vec::new(),
+        };
+        let live: Vec<Found> = scan
+            .found
+            .into_iter()
+            .filter(|a| a.life == Life::Running)
+            .collect();
+        for name in &self.names {
+            if !live.iter().any(|agent| matches(name, agent)) {
+                chosen
+                    .failures
+                    .push(self.explain(name, &scan.refused.first));
+            }
+        }
+        if self.names.is_empty() {
+            let is_live = |r: &Refused| r.live_pid.is_some() && r.is_own;
+            let of_live = |r: &Refused| is_live(r) && is_ours(r);
+            let of_left = |r: &Refused| !is_live(r) && is_ours(r);
+            chosen
+                .failures
+                .extend(scan.refused.warnings(of_live, false));
+            chosen.warnings.extend(scan.refused.warnings(of_left, true));
+        }
+        for found in live.into_iter().filter(|found| self.wants(found)) {
+            let title = found.title();
+            match found.open() {
+                Ok(agent) => chosen.agents.push(agent),
+                // It ended.
+                Err(Refusal::Io(e)) if e.kind() == std::io::ErrorKind::NotFound => {}
+                Err(reason) => chosen.failures.push(format!("{title}: {reason}")),
+            }
+        }
+        if chosen.agents.is_empty() && chosen.failures.is_empty() {
+            chosen.failures.push(self.explain_nobody());
+        }
+        chosen
+    }
+
+    /// One message for each name that means no process of a scan, living or dead.
+    pub fn unknown(&self, scan: &Scan) -> Vec<String> {
+        let unknown = |name: &&String| !scan.found.iter().any(|found| matches(name, found));
+        let names = self.names.iter().filter(unknown);
+        names
+            .map(|name| self.explain(name, &scan.refused.first))
+            .collect()
+    }
+
+    /// Why no process was chosen, where no name was given.
+    fn explain_nobody(&self) -> String {
+        let who = match nix::unistd::geteuid().is_root() {
+            true => "no process",
+            false => "no process of yours",
+        };
+        let cgroup = self.cgroup.as_deref();
+        if let Some(path) = cgroup.filter(|path| !cgroup::Group::at(path).exists()) {
+            let path = text::path(path);
+            return format!("{path}: there is no such control group: see /proc/PID/cgroup");
+        }
+        let filtered = self.user.is_some() || self.cgroup.is_some();
+        let among = if filtered { " among those chosen" } else { "" };
+        format!("{who}{among} carries the agent: {HOW} PROGRAM, then try again")
+    }
+
+    /// Why a name has no agent.
+    fn explain(&self, name: &str, refused: &[Refused]) -> String {
+        let pids = match name.parse::<i32>() {
+            Ok(pid) => match process::absence(pid) {
+                Some(why) => return why,
+                None => BTreeSet::from([pid]),
+            },
+            Err(_) => processes_called(name),
+        };
+        let shown = text::escape(name.as_bytes());
+        let Some(&pid) = pids.first() else {
+            return format!("{shown}: no process has this name");
+        };
+        let title = if name.parse::<i32>().is_ok() {
+            shown
+        } else {
+            format!("{shown} ({pid})")
+        };
+        let theirs = |r: &&Refused| r.live_pid.is_some_and(|p| pids.contains(&p));
+        if let Some(refusal) = refused.iter().find(theirs) {
+            let path = text::path(&refusal.path);
+            return format!("{title}: {path} cannot be used: {}", refusal.reason);
+        }
+        explain_process(pid, &title)
+    }
+}
+
+/// Whether a pid, name or pattern means this agent.
+pub fn matches(name: &str, agent: &Found) -> bool {
+    if let Ok(pid) = name.parse::<i32>() {
+        return pid == agent.pid;
+    }
+    let name = name.as_bytes();
+    pattern::covers(name, &agent.name) || pattern::covers(name, &agent.comm)
+}
+
+fn explain_process(pid: i32, title: &str) -> String {
+    let us = nix::unistd::geteuid();
+    let uid = Status::of(pid).map(|s| s.uid());
+    if let Some(uid) = uid.filter(|uid| !us.is_root() && *uid != us.as_raw()) {
+        let user = process::user_name(uid);
+        let allowed = if uid == 0 {
+            "root".to_owned()
+        } else {
+            format!("{user} or root")
+        };
+        return format!(
+            "{title}: the process belongs to user {user}: run mem_profiler as {allowed}"
+        );
+    }
+    let Some(maps) = proc::maps(pid) else {
+        return format!(
+            "{title}: {}; whether the process carries the agent is not known",
+            unreadable::maps(pid)
+        );
+    };
+    if maps.is_empty() {
+        return format!(
+            "{title}: it has no memory of its own, as it is a thread of the kernel, or is just \
+             ending"
+        );
+    }
+    if agent_file::mapped(pid, &maps).is_some() {
+        let directory = crate::segment::default_directory();
+        if let Some(root) = proc::other_root(pid) {
+            return format!(
+                "{title}: the process carries the agent, but its root directory is {}, and there \
+                 is no segment in {} below that: the directory is missing there or was not \
+                 writable when the process started, or /proc is not mounted there; create and \
+                 mount them, and restart it",
+                text::path(root),
+                text::path(directory)
+            );
+        }
+        let environment = proc::environment(pid).unwrap_or_default();
+        if proc::value(&environment, "MEM_PROFILER_ONLY").is_some_and(|only| !only.is_empty()) {
+            return format!(
+                "{title}: the process carries the agent, but its environment leaves it out: add its \
+                 name to MEM_PROFILER_ONLY, and restart it"
+            );
+        }
+        return format!(
+            "{title}: the process carries the agent, but there is no segment of it in {}: \
+             that directory was full or not writable when it started, /proc was not mounted where \
+             it runs, the segment was deleted, or MEM_PROFILER_DIR differs; restart it",
+            text::path(directory)
+        );
+    }
+    if let Some(failure) = preload::failure(pid) {
+        return format!("{title}: the process runs without the agent: {failure}");
+    }
+    let exe = proc::directory(pid).join("exe");
+    if let Some(obstacle) = program::obstacle(&exe) {
+        return format!("{title}: the process runs without the agent: {obstacle}");
+    }
+    format!("{title}: the process runs without the agent: {HOW}")
+}
+
+/// The processes with a name or pattern, except this one.
+pub fn processes_called(name: &str) -> BTreeSet<i32> {
+    let is = |pid: &i32| {
+        let Some(stat) = Stat::of(*pid).filter(|s| !s.is_dead()) else {
+            return false;
+        };
+        let exe = || proc::exe(*pid).unwrap_or_default();
+        pattern::covers(name.as_bytes(), &stat.comm)
+            || pattern::covers(name.as_bytes(), text::base_name(&exe()))
+    };
+    let us = std::process::id() as i32;
+    proc::all()
+        .into_iter()
+        .filter(|pid| *pid != us)
+        .filter(is)
+        .collect()
+}
+
+/// Whether a refused segment concerns us when no process was named.
+pub fn is_ours(refused: &Refused) -> bool {
+    let making = refused.young && matches!(refused.reason, Refusal::Content(Invalid::NoMagic));
+    !making
+}

@@ -1,0 +1,488 @@
+//! One process in a session: claiming it, starting its session, watching it.
+
+mod deadline;
+mod error;
+mod table;
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use proc::Stat;
+use shm_protocol::clock::unix_ns;
+use shm_protocol::cpu::CpuSetting;
+use shm_protocol::layout::{BANK_HEADER_BYTES, REFUSES_MUSL, REFUSES_SANITIZER, REFUSES_SECCOMP};
+use shm_protocol::segment::Session;
+use shm_protocol::snapshot::{Header, Totals};
+
+use crate::claims::Claims;
+use crate::clock::now_ns;
+use crate::discovery::{Agent, Life};
+use crate::dump;
+use crate::governor::{self, Governor, Reading, Step};
+use crate::process_end::ProcessEnd;
+use crate::segment::{Head, Refusal, io_error};
+use crate::text;
+use crate::threads;
+pub use deadline::{Deadline, RENEWAL, ROLLING};
+pub use error::{Error, NoRoom};
+use table::segment_bytes;
+
+/// How long a process may take from its last destructor to its exit.
+const LAST_MOMENTS: Duration = Duration::from_millis(500);
+
+/// Whether a session is counting at this moment.
+pub fn is_running(header: &Header<'_>) -> bool {
+    let session = header.session();
+    header.epoch() != 0
+        && session.is_some_and(|s| s.deadline_ns == 0 || s.deadline_ns > now_ns())
+        && session.is_some_and(|s| header.ended().0 != s.number)
+}
+
+/// Turns an agent's session off.
+pub fn stop(agent: &Agent, session: &Session) -> Result<(), Error> {
+    let now = now_ns();
+    let at = match session.deadline_ns {
+        0 => now,
+        deadline => deadline.min(now),
+    };
+    let view = agent.segment.view();
+    let mut epoch = [0];
+    let stopped = view
+        .read_at(0, &mut epoch)
+        .and_then(|_| view.stop())
+        // Where its agent ended it before, that noted when.
+        .and_then(|()| match epoch {
+            [0] => Ok(()),
+            _ => view.mark_ended(session.number, at),
+        });
+    stopped.map_err(|e| Error::Stop(io_error(e)))
+}
+
+/// The last session, if its profile was not written and it counted something.
+pub fn uncollected(agent: &Agent, header: &Header<'_>) -> Option<Session> {
+    let session = header
+        .session()
+        .filter(|s| s.number != header.collected_session() && !s.is_probe())?;
+    let mut buffer = [0; BANK_HEADER_BYTES];
+    let bank = agent.segment.bank(session.number, &mut buffer).ok()?;
+    (bank.session() == session.number && bank.totals().samples > 0).then_some(session)
+}
+
+/// The last session, if it counted CPU time and its profile was not written.
+pub fn uncollected_time(agent: &Agent, header: &Header<'_>) -> Option<Session> {
+    let session = header.session();
+    let session = session.filter(|s| s.cpu.rate != 0 && s.number != header.collected_session())?;
+    let mut buffer = [0; BANK_HEADER_BYTES];
+    let bank = agent.segment.bank(session.number, &mut buffer).ok()?;
+    let counted = bank.cpu();
+    let has_samples = counted.samples > 0 || counted.full_samples > 0;
+    (bank.session() == session.number && has_samples).then_some(session)
+}
+
+/// How densely a session samples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Density {
+    /// Mean bytes between samples.
+    pub interval: u64,
+    /// See [`Session::thinning`].
+    pub thinning: u64,
+}
+
+impl Density {
+    /// The thinning that is requested, if any.
+    pub const THINNED: u64 = 3;
+
+    /// Every allocation; the samples are not wanted.
+    pub const PROBE: Self = Self {
+        interval: 1,
+        thinning: Session::PROBE,
+    };
+
+    /// Every sample that is due.
+    pub fn uniform(interval: u64) -> Self {
+        Self {
+            interval,
+            thinning: 0,
+        }
+    }
+}
+
+/// Result of polling a target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// Its session is running.
+    Counting,
+    /// Its session was turned off.
+    Stopped,
+    /// The process is gone.
+    Dead,
+}
+
+/// A process in a session.
+pub struct Target {
+    /// The process.
+    pub agent: Agent,
+    /// The session; its number is 0 before [`Target::prepare`].
+    pub session: Session,
+    /// Totals when last polled.
+    pub totals: Totals,
+    /// Resident memory when last polled.
+    pub resident: Option<u64>,
+    /// Whether the table grew at the last poll.
+    pub growing: bool,
+    /// Share of the process's CPU time that sampling may take, if limited.
+    max_overhead: Option<f64>,
+    governor: Option<Governor>,
+    warned_helpless: bool,
+    warnings: Vec<String>,
+    pidfd: Option<OwnedFd>,
+    thread_names: threads::Looks,
+    units: u32,
+    full: bool,
+    /// Size of the segment with tables.
+    segment_bytes: usize,
+}
+
+impl Target {
+    /// Claims a process for a session: it has the segment mapped, and no other controller
+    /// samples it.
+    pub fn take(agent: Agent) -> Result<Self, Error> {
+        agent.confirm()?;
+        let pidfd = proc::pidfd(agent.pid);
+        if !agent.segment.lock().map_err(Error::Lock)? {
+            return Err(conflict(&agent));
+        }
+        let session = Session {
+            number: 0,
+            interval: 0,
+            deadline_ns: 0,
+            start_ns: 0,
+            start_unix_ns: 0,
+            controller_pid: u64::from(std::process::id()),
+            range_limit: 0,
+            thinning: 0,
+            cpu: CpuSetting::default(),
+        };
+        let segment_bytes = segment_bytes(&agent)?;
+        let target = Self::new(agent, session, pidfd, segment_bytes);
+        match target.is_alive() {
+            true => Ok(target),
+            false => Err(Error::Ended),
+        }
+    }
+
+    /// Takes over the session that an agent started by itself, or its remains. `None`
+    /// while there is no session.
+    pub fn adopt(agent: Agent) -> Result<Option<Self>, Error> {
+        let mut head = Head::new();
+        let header = agent.segment.head(&mut head)?;
+        let mut buffer = [0; BANK_HEADER_BYTES];
+        let Some(session) = header.session() else {
+            return Ok(None);
+        };
+        let bank = agent.segment.bank(session.number, &mut buffer)?;
+        if bank.session() != session.number {
+            return Ok(None);
+        }
+        if !agent.segment.lock().map_err(Refusal::Io)? {
+            return Err(conflict(&agent));
+        }
+        let pidfd = (agent.life == Life::Running)
+            .then(|| proc::pidfd(agent.pid))
+            .flatten();
+        let segment_bytes = agent.segment.view().bytes();
+        Ok(Some(Self {
+            totals: bank.totals(),
+            units: bank.units(),
+            ..Self::new(agent, session, pidfd, segment_bytes)
+        }))
+    }
+
+    /// Looks at a session that another part of this program has begun and maintains.
+    pub fn share(agent: Agent, session: Session) -> Result<Self, Error> {
+        let pidfd = proc::pidfd(agent.pid);
+        let segment_bytes = segment_bytes(&agent)?;
+        let mut target = Self::new(agent, session, pidfd, segment_bytes);
+        // Its table is the other's to enlarge.
+        target.full = true;
+        match target.is_alive() {
+            true => Ok(target),
+            false => Err(Error::Ended),
+        }
+    }
+
+    /// What the session counted is safe: forgets it, and the segment if it is not in use. Whether
+    /// that is not there any more.
+    pub fn release(&self) -> io::Result<bool> {
+        let segment = &self.agent.segment;
+        let done = segment
+            .view()
+            .mark_collected(self.session.number)
+            .map_err(io_error);
+        match self.agent.life {
+            Life::Running => done.map(|()| false),
+            // Collected is all that it need be: `clean` removes it later.
+            _ if !self.is_gone() => done.map(|()| false),
+            _ => segment.remove().map(|_| true),
+        }
+    }
+
+    fn new(agent: Agent, session: Session, pidfd: Option<OwnedFd>, segment_bytes: usize) -> Self {
+        Self {
+            agent,
+            session,
+            totals: Totals::default(),
+            resident: None,
+            growing: false,
+            max_overhead: None,
+            governor: None,
+            warned_helpless: false,
+            warnings: Vec::new(),
+            pidfd,
+            units: 0,
+            full: false,
+            thread_names: threads::Looks::default(),
+            segment_bytes,
+        }
+    }
+
+    /// Begins a session that continues without a controller: its process looks after the table.
+    pub fn start_alone(&mut self, density: Density) -> Result<(), Error> {
+        self.session.controller_pid = 0;
+        self.prepare(density)?;
+        self.publish(0)
+    }
+
+    /// Limits the share of the process's CPU time that sampling takes, from the next poll
+    /// on. `None` means no limit.
+    #[must_use]
+    pub fn limited(mut self, max_overhead: Option<f64>) -> Self {
+        self.max_overhead = max_overhead;
+        self
+    }
+
+    /// Whether the process that we claimed still exists.
+    pub fn is_alive(&self) -> bool {
+        self.stat().is_some()
+    }
+
+    /// The state of the process that we claimed, if it still exists.
+    fn stat(&self) -> Option<Stat> {
+        if self.agent.life != Life::Running {
+            return None;
+        }
+        match &self.pidfd {
+            Some(fd) if proc::has_ended(fd) => None,
+            // The pidfd may be of a later process with the same pid, so check again.
+            _ => Stat::of(self.agent.pid)
+                .filter(|s| s.start_time == self.agent.segment.name.start_time && !s.is_dead()),
+        }
+    }
+
+    /// The process's CPU clock, also once it has ended, until it is reaped.
+    pub fn cpu_clock(&self) -> Option<u64> {
+        if self.agent.life == Life::Replaced {
+            return None;
+        }
+        let ns = proc::cpu_ns(self.agent.pid)?;
+        // Unless it was a later process's with the same pid.
+        let stat = Stat::of(self.agent.pid)?;
+        (stat.start_time == self.agent.segment.name.start_time).then_some(ns)
+    }
+
+    /// Whether the segment is no longer in use: we saw the process end, it maps
+    /// another image's segment, or it is provably gone.
+    pub fn is_gone(&self) -> bool {
+        match (self.agent.life, &self.pidfd) {
+            (Life::Running, _) => false,
+            (Life::Dead, Some(fd)) if proc::has_ended(fd) => true,
+            _ => {
+                let start = self.agent.entry.name.start_time;
+                Claims::since(start).check(&self.agent).is_ok()
+            }
+        }
+    }
+
+    /// Whether another program has ended the session, if it was found stopped: the process continues.
+    pub fn is_cut_short(&self) -> bool {
+        let mut head = Head::new();
+        let header = self.agent.segment.head(&mut head);
+        header.is_ok_and(|header| !header.exited()) && self.is_alive()
+    }
+
+    /// How long the session has lasted until now, or until it was ended.
+    pub fn lasted(&self) -> Duration {
+        let mut head = Head::new();
+        let ended = match self.agent.segment.head(&mut head) {
+            Ok(header) => dump::end_of(&self.session, &header).ns,
+            Err(_) => now_ns(),
+        };
+        Duration::from_nanos(ended.saturating_sub(self.session.start_ns))
+    }
+
+    /// Becomes readable when the process ends.
+    pub fn pidfd(&self) -> Option<BorrowedFd<'_>> {
+        self.pidfd.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Starts the session, or prolongs it.
+    pub fn publish(&mut self, deadline_ns: u64) -> Result<(), Error> {
+        if self.session.start_ns == 0 {
+            self.session.start_ns = now_ns();
+            self.session.start_unix_ns = unix_ns();
+        }
+        self.session.deadline_ns = deadline_ns;
+        let published = self.agent.segment.view().publish(&self.session);
+        published
+            .map(|_| ())
+            .map_err(|e| Error::Publish(io_error(e)))
+    }
+
+    /// Turns the session off.
+    pub fn stop(&self) -> Result<(), Error> {
+        stop(&self.agent, &self.session)
+    }
+
+    /// Reads the totals, and gives the table more room if it fills up.
+    pub fn look(&mut self) -> Result<Look, Refusal> {
+        let Some(stat) = self.stat() else {
+            return Ok(Look::Dead);
+        };
+        self.resident = stat.rss_bytes();
+        let mut epoch = [0];
+        self.agent
+            .segment
+            .view()
+            .read_at(0, &mut epoch)
+            .map_err(io_error)?;
+        let mut buffer = [0; BANK_HEADER_BYTES];
+        let bank = self.agent.segment.bank(self.session.number, &mut buffer)?;
+        self.totals = bank.totals();
+        self.thread_names.look(&self.agent, &self.session, &bank);
+        let g = self.agent.segment.view().geometry();
+        let half = |used: usize, limit: u32| used as u64 * 2 > u64::from(limit);
+        // What the agent has added itself counts, too.
+        self.units = self.units.max(bank.units());
+        let crowded = half(bank.nodes(), g.nodes_in(self.units))
+            || half(bank.records(), g.records_in(self.units));
+        self.growing = crowded && !self.full && self.units < g.units;
+        if self.growing {
+            self.grow();
+        }
+        if epoch == [0] {
+            return Ok(Look::Stopped);
+        }
+        self.govern().map_err(io_error)?;
+        Ok(Look::Counting)
+    }
+
+    /// Widens or narrows the interval if sampling takes more or less than its share.
+    fn govern(&mut self) -> Result<(), shm_protocol::segment::Errno> {
+        let (Some(share), Some(cpu_ns)) = (self.max_overhead, proc::cpu_ns(self.agent.pid)) else {
+            return Ok(());
+        };
+        let (interval, start_ns) = (self.session.interval, self.session.start_ns);
+        let new = || Governor::new(share, interval, start_ns);
+        let governor = self.governor.get_or_insert_with(new);
+        let step = governor.step(Reading {
+            at_ns: now_ns(),
+            cpu_ns,
+            samples: self.totals.samples,
+            timed: self.totals.timed,
+            timed_ns: self.totals.timed_ns,
+        });
+        let view = self.agent.segment.view();
+        if let Step::Change(interval) = step {
+            self.session.interval = interval;
+            view.publish(&self.session)?;
+        }
+        if step != Step::Wait {
+            let (history, least) = (governor.history(), governor.least());
+            view.log_intervals(self.session.number, history, least)?;
+        }
+        if governor.is_helpless() && !self.warned_helpless {
+            self.warned_helpless = true;
+            self.warnings.push(format!(
+                "{}: sampling takes more than {} of its CPU time even at the widest interval, {} \
+                 bytes: its objects are large",
+                self.agent.title(),
+                text::percent(share),
+                governor::CEILING
+            ));
+        }
+        Ok(())
+    }
+
+    /// Warnings that came up since the last call.
+    pub fn take_warnings(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.warnings)
+    }
+
+    /// CPU time that the process has used since it was found, in seconds.
+    pub fn cpu_seconds(&self) -> f64 {
+        let now = Stat::of(self.agent.pid).map_or(0, |s| s.cpu_ticks);
+        let ticks = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK);
+        let per_second = ticks.ok().flatten().unwrap_or(100).max(1);
+        now.saturating_sub(self.agent.cpu_ticks) as f64 / per_second as f64
+    }
+
+    /// An agent that turns its session off because the program ends does so a moment before
+    /// the process exits: waits for the exit.
+    fn let_end(&self) {
+        let mut head = Head::new();
+        let header = self.agent.segment.head(&mut head);
+        if header.is_ok_and(|header| header.exited())
+            && let Some(fd) = &self.pidfd
+        {
+            proc::wait_for_end(fd, LAST_MOMENTS);
+        }
+    }
+
+    /// Whether the process still has the segment mapped.
+    pub fn settle_life(&mut self) {
+        if self.agent.life != Life::Running {
+            return;
+        }
+        self.let_end();
+        if !self.is_alive() {
+            self.agent.life = Life::Dead;
+            let start = self.agent.segment.name.start_time;
+            let end = ProcessEnd::of(self.agent.pid, start, self.pidfd());
+            self.agent.end = self.agent.end.or(end);
+        } else if proc::maps(self.agent.pid).is_some() && self.agent.confirm().is_err() {
+            self.agent.life = Life::Replaced;
+        }
+    }
+}
+
+/// Why no session of a process can sample it, as far as can be seen from here; asked before a
+/// session it says whether that would be safe.
+pub fn obstacle(agent: &Agent, header: &Header<'_>) -> Option<Error> {
+    let has_tables = || {
+        let mapped = agent.maps_tables();
+        mapped.unwrap_or_else(|| agent.segment.view().has_tables())
+    };
+    match header.refuses() {
+        (REFUSES_SANITIZER, _) => Some(Error::Sanitizer),
+        (REFUSES_MUSL, _) => Some(Error::Musl),
+        (REFUSES_SECCOMP, _) => Some(Error::Sandboxed),
+        // A filter that was installed in a way that the agent does not see, or has not noticed yet.
+        _ if proc::seccomp(agent.pid) > header.seccomp() && !has_tables() => Some(Error::Sandboxed),
+        _ => None,
+    }
+}
+
+/// The error for a segment that another controller uses.
+fn conflict(agent: &Agent) -> Error {
+    let mut head = Head::new();
+    let header = agent.segment.head(&mut head).ok();
+    let running = header.filter(is_running).and_then(|h| h.session());
+    match running {
+        Some(session) => Error::Busy {
+            controller: session.controller_pid,
+            left: Deadline::of(session.deadline_ns).left(),
+        },
+        None => Error::Locked,
+    }
+}

@@ -1,0 +1,169 @@
+//! Memory for a process's table: before a session, and while it fills up.
+
+use shm_protocol::Geometry;
+use shm_protocol::layout::{BANK_HEADER_BYTES, HEADER_BYTES, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES};
+use shm_protocol::segment::Session;
+
+use super::{Density, Error, NoRoom, Target, obstacle};
+use crate::cgroup;
+use crate::discovery::Agent;
+use crate::segment::{Head, Refusal, io_error};
+use crate::text;
+
+/// Share of a process's remaining address space that sampled objects may reserve.
+const RANGE_SHARE: u64 = 16;
+/// Bytes of a table that are backed by memory at first where the process cannot add any by itself,
+/// and a controller does.
+const FIRST_BYTES: u64 = 2 << 20;
+/// The same where no controller does.
+const ALONE_BYTES: u64 = 32 << 20;
+/// Units up to which a table is doubled when it is half full; from then on a quarter is added.
+const SMALL_UNITS: u32 = 16;
+/// Share of the memory left to the process, and of the directory's, that is not given to its table
+/// at once.
+const MEMORY_SHARE: u64 = 8;
+
+impl Target {
+    /// Memory in the shared directory needed to start a session.
+    pub fn first_bytes(&self) -> u64 {
+        let geometry = self.geometry();
+        let table = geometry.bytes_in(self.first_units(&geometry));
+        (HEADER_BYTES + BANK_HEADER_BYTES + table) as u64
+    }
+
+    /// Division of its segment with tables.
+    pub(super) fn geometry(&self) -> Geometry {
+        Geometry::of_segment(self.segment_bytes)
+    }
+
+    /// Units of the table that are backed by memory when a session begins: one where the process
+    /// itself can add more when it needs them, otherwise all that it will have, or what lasts until
+    /// the controller has looked again.
+    fn first_units(&self, geometry: &Geometry) -> u32 {
+        let mut head = Head::new();
+        let at_start = self
+            .agent
+            .segment
+            .head(&mut head)
+            .map(|header| header.seccomp());
+        let is_free = at_start.is_ok_and(|at_start| proc::seccomp(self.agent.pid) <= at_start);
+        match self.session.controller_pid {
+            _ if is_free && can_populate() => 1,
+            0 => geometry.units_within(ALONE_BYTES),
+            _ => geometry.units_within(FIRST_BYTES),
+        }
+    }
+
+    /// Clears a bank for the next session.
+    pub fn prepare(&mut self, density: Density) -> Result<(), Error> {
+        let segment = &self.agent.segment;
+        let mut head = Head::new();
+        let header = segment.head(&mut head)?;
+        let is_probe = density.thinning == Session::PROBE;
+        let number = header
+            .session()
+            .map_or(1, |last| last.next_number(is_probe));
+        obstacle(&self.agent, &header).map_or(Ok(()), Err)?;
+        self.session.range_limit = proc::address_space_left(self.agent.pid).map_or(0, |left| {
+            // 0 would be no limit.
+            (left / RANGE_SHARE).max(1)
+        });
+        self.session.number = number;
+        self.session.interval = density.interval;
+        self.session.thinning = density.thinning;
+        let geometry = self.geometry();
+        self.units = self.first_units(&geometry);
+        let most = match self.session.controller_pid {
+            0 => ALONE_BYTES.min(self.memory_left()),
+            _ => self.memory_left(),
+        };
+        let most = geometry.units_within(most);
+        let grown = segment.grow(self.segment_bytes as u64);
+        let number = self.session.number;
+        let prepared = grown.and_then(|()| {
+            segment
+                .view()
+                .prepare_bank(number, self.units, most.max(self.units))
+        });
+        prepared.map_err(|error| match error.0 {
+            libc::ENOSPC => self.no_room().into(),
+            libc::EFBIG => Error::FileLimit,
+            _ => Error::Prepare(io_error(error)),
+        })
+    }
+
+    fn no_room(&self) -> NoRoom {
+        let directory = &self.agent.segment.directory;
+        NoRoom {
+            directory: directory.path.clone(),
+            needs: self.first_bytes(),
+            free: directory.free_bytes().ok(),
+        }
+    }
+
+    /// Memory that the process's table may take now: no large part of what the machine, its
+    /// control groups and the shared directory have left.
+    fn memory_left(&self) -> u64 {
+        let machine = proc::available_memory().unwrap_or(u64::MAX);
+        let group = cgroup::room(self.agent.pid).unwrap_or(u64::MAX);
+        let directory = self.agent.segment.directory.free_bytes();
+        machine.min(group).min(directory.unwrap_or(u64::MAX)) / MEMORY_SHARE
+    }
+
+    /// Gives the table more memory, unless there is too little left.
+    pub(super) fn grow(&mut self) {
+        let geometry = self.geometry();
+        let more = match self.units < SMALL_UNITS {
+            true => self.units,
+            false => self.units / 4,
+        };
+        let units = (self.units + more.max(1)).min(geometry.units);
+        let needed = (geometry.bytes_in(units) - geometry.bytes_in(self.units)) as u64;
+        let (view, left) = (self.agent.segment.view(), self.memory_left());
+        if needed > left {
+            // Nor may the agent add any.
+            let _ = view.limit_units(self.session.number, self.units);
+            return self.stay_small("there is too little memory left");
+        }
+        let most =
+            geometry.units_within((geometry.bytes_in(self.units) as u64).saturating_add(left));
+        let grown = view.reserve_units(self.session.number, units);
+        match grown.and_then(|()| view.limit_units(self.session.number, most)) {
+            Ok(()) => self.units = units,
+            Err(error) => self.stay_small(&io_error(error).to_string()),
+        }
+    }
+
+    /// Notes that the table gets no more memory.
+    fn stay_small(&mut self, why: &str) {
+        self.full = true;
+        let directory = text::path(&self.agent.segment.directory.path);
+        self.warnings.push(format!(
+            "{}: its table cannot grow in {directory} ({why}): make room there, or use a larger -c",
+            self.agent.title(),
+        ));
+    }
+}
+
+/// Whether a process can back more of its table with memory itself: since Linux 5.14.
+fn can_populate() -> bool {
+    let release = nix::sys::utsname::uname();
+    let release = release
+        .as_ref()
+        .map(|name| name.release().to_string_lossy());
+    let mut numbers = release.iter().flat_map(|release| {
+        let parts = release.split(|c: char| !c.is_ascii_digit());
+        parts.map(|part| part.parse().unwrap_or(0u32))
+    });
+    (numbers.next(), numbers.next()) >= (Some(5), Some(14))
+}
+
+/// Size of an agent's segment with tables, according to the segment.
+pub(super) fn segment_bytes(agent: &Agent) -> Result<usize, Refusal> {
+    let mut head = Head::new();
+    let bytes = agent.segment.head(&mut head)?.segment_bytes();
+    match usize::try_from(bytes) {
+        Ok(bytes) if (MIN_SEGMENT_BYTES..=MAX_SEGMENT_BYTES).contains(&bytes) => Ok(bytes),
+        _ => Err(Refusal::Size(bytes)),
+    }
+}

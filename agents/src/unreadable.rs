@@ -1,0 +1,61 @@
+//! Why a file of `/proc` about a process's memory cannot be read, for display.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Read};
+
+/// Why `/proc/PID/maps` cannot be read.
+pub fn maps(pid: i32) -> String {
+    let path = proc::path_of_memory(pid, "maps");
+    let read = File::open(&path).and_then(|mut file| file.read(&mut [0]));
+    match read {
+        Err(error) => explain(&path, &error),
+        Ok(_) => format!("{path} could not be read just now; try again"),
+    }
+}
+
+/// What it means that a file of `/proc` cannot be read.
+pub fn explain(path: &str, error: &io::Error) -> String {
+    explain_to(path, error, nix::unistd::geteuid().is_root())
+}
+
+/// The same, for root or for another user.
+fn explain_to(path: &str, error: &io::Error, is_root: bool) -> String {
+    match error.kind() {
+        // ESRCH is what a file gives whose process is gone.
+        ErrorKind::NotFound => format!("{path} cannot be read: the process has ended"),
+        _ if error.raw_os_error() == Some(libc::ESRCH) => {
+            format!("{path} cannot be read: the process has ended")
+        }
+        // A container's root, or a service's, does not have all that the machine's has.
+        ErrorKind::PermissionDenied if is_root => format!(
+            "{path} cannot be read: no permission, even as root: the process has privileges that \
+             root lacks here, or is outside of this container; run mem_profiler where the process \
+             was started, or with CAP_SYS_PTRACE"
+        ),
+        ErrorKind::PermissionDenied => format!(
+            "{path} cannot be read: no permission, since the process has other privileges than you \
+             or protects its memory (PR_SET_DUMPABLE); run mem_profiler as root"
+        ),
+        _ => format!("{path} cannot be read: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_cause_is_named() {
+        let of = |errno| explain_to("/proc/7/maps", &io::Error::from_raw_os_error(errno), false);
+        for gone in [libc::ENOENT, libc::ESRCH] {
+            assert!(of(gone).contains("has ended"), "{}", of(gone));
+        }
+        assert!(of(libc::EACCES).contains("as root"), "{}", of(libc::EACCES));
+        let error = io::Error::from_raw_os_error(libc::EACCES);
+        let of_root = explain_to("/proc/7/maps", &error, true);
+        assert!(of_root.contains("even as root"), "{of_root}");
+        assert!(!of_root.contains("run mem_profiler as root"), "{of_root}");
+        assert!(of(libc::EIO).contains("os error 5"), "{}", of(libc::EIO));
+        assert!(maps(i32::MAX).contains("has ended"));
+    }
+}

@@ -1,0 +1,297 @@
+//! What keeps an object: the chain of pointers that leads to it, from a root, and what that root
+//! alone keeps.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+
+use mem_agents::discovery::Agent;
+use mem_agents::snapshot::Snapshot;
+use mem_agents::text;
+use reachability::Pointers;
+use reachability::lost;
+use reachability::mark;
+use reachability::object::Sampled;
+use reachability::path::{self, Path};
+use shm_protocol::NodeId;
+use shm_protocol::segment::Session;
+use shm_protocol::snapshot::Header;
+
+use super::memory::MomentMemory;
+use super::search::{is_counted, is_of};
+use super::stacks::Sum;
+use super::{Means, Moment, Options, Search, globals};
+
+/// Maximum number of stacks of which an object is shown.
+const MOST: usize = 3;
+
+/// The objects that are asked about.
+#[derive(Clone, Debug)]
+pub enum Wanted {
+    /// The one that this address lies in.
+    Address(u64),
+    /// The largest of each of these stacks.
+    Stacks(HashSet<NodeId>),
+}
+
+/// What keeps an object.
+#[derive(Debug)]
+pub struct Holder {
+    /// The object's address.
+    pub at: u64,
+    /// Its size.
+    pub bytes: u64,
+    /// Its stack, if it is sampled.
+    pub node: Option<NodeId>,
+    /// The chain; `None`: nothing leads to it.
+    pub chain: Option<Chain>,
+}
+
+/// A chain of pointers.
+#[derive(Debug)]
+pub struct Chain {
+    /// The root, for display.
+    pub root: String,
+    /// What is reached from there alone, of the sampled objects.
+    pub alone: Sum,
+    /// The objects, the one that was asked about last.
+    pub links: Vec<Link>,
+}
+
+/// An object of a chain.
+#[derive(Debug)]
+pub struct Link {
+    /// Its address.
+    pub at: u64,
+    /// Its size.
+    pub bytes: u64,
+    /// Its stack, if it is sampled.
+    pub node: Option<NodeId>,
+    /// Distance in it of the pointer to the next; `None` for the last.
+    pub offset: Option<u64>,
+}
+
+/// Finds what keeps the objects that are asked about. None: there is no such object.
+pub fn holders(
+    agent: &Agent,
+    header: &Header<'_>,
+    session: &Session,
+    (means, options): (Means, &Options),
+    wanted: &Wanted,
+) -> anyhow::Result<Vec<Holder>> {
+    let globals = globals(header)?;
+    agent.confirm()?;
+    let moment = Moment::of(agent, means)?;
+    let stacks = Snapshot::read_stacks(&agent.segment, session)?;
+    let own = (&globals, header.agent_memory());
+    let search = Search::of(&moment, own, options, true);
+    let search = search.or_else(|error| moment.confirm().and(Err(error)))?;
+    let finder = Finder {
+        pid: agent.pid,
+        memory: &moment.memory,
+        search: &search,
+        session,
+        stacks: &stacks,
+    };
+    let holders = finder.find(wanted);
+    moment.confirm()?;
+    moment.hold.release();
+    Ok(holders)
+}
+
+struct Finder<'a> {
+    pid: i32,
+    memory: &'a MomentMemory,
+    search: &'a Search,
+    session: &'a Session,
+    stacks: &'a [(NodeId, u32)],
+}
+
+impl Finder<'_> {
+    fn find(&self, wanted: &Wanted) -> Vec<Holder> {
+        let regions = match wanted {
+            Wanted::Address(address) => {
+                let found = self.search.heap.find(*address);
+                found.map(|(_, region)| region).into_iter().collect()
+            }
+            Wanted::Stacks(nodes) => self.largest(nodes),
+        };
+        regions.into_iter().map(|r| self.holder(r)).collect()
+    }
+
+    fn pointers(&self) -> &Pointers {
+        &self.search.pointers
+    }
+
+    fn is_of_session(&self, object: &Sampled) -> bool {
+        is_of(object, self.session) && is_counted(object, self.stacks)
+    }
+
+    /// The node of a sampled object's stack.
+    fn node(&self, object: &Sampled) -> Option<NodeId> {
+        let stack = self.stacks.get(object.record as usize);
+        let stack = stack.filter(|_| self.is_of_session(object));
+        stack.map(|(node, _)| *node)
+    }
+
+    /// The regions of the largest reached object of each of the stacks, of those that hold most;
+    /// of the lost ones where none is reached.
+    fn largest(&self, nodes: &HashSet<NodeId>) -> Vec<u32> {
+        let is_wanted = |object: &Sampled| self.node(object).is_some_and(|n| nodes.contains(&n));
+        let marks = &self.search.marks;
+        for reached in [true, false] {
+            let heap = &self.search.heap;
+            let chosen = |region| marks.has(region) == reached;
+            let found = lost::find_if(self.memory, heap, chosen, is_wanted).lost;
+            let mut stacks: HashMap<NodeId, (f64, u64, u32)> = HashMap::new();
+            for lost in found {
+                let object = lost.object;
+                let node = self.node(&object).unwrap_or(0);
+                let stack = stacks.entry(node).or_default();
+                stack.0 += f64::from(object.weight) * object.bytes as f64;
+                if object.bytes >= stack.1 {
+                    (stack.1, stack.2) = (object.bytes, lost.region);
+                }
+            }
+            let mut stacks: Vec<_> = stacks.into_values().collect();
+            stacks.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.2.cmp(&b.2)));
+            if !stacks.is_empty() {
+                return stacks.into_iter().take(MOST).map(|stack| stack.2).collect();
+            }
+        }
+        Vec::new()
+    }
+
+    fn holder(&self, region: u32) -> Holder {
+        let heap = &self.search.heap;
+        let (at, bytes, node) = self.describe(region);
+        let chain = path::to(
+            self.memory,
+            heap,
+            self.pointers(),
+            &self.search.marks,
+            region,
+        );
+        let chain = chain.map(|path| (self.root(&path), path));
+        let chain = chain.map(|((root, place), path)| Chain {
+            root,
+            alone: self.alone(path.root, place),
+            links: path
+                .steps
+                .iter()
+                .map(|step| {
+                    let (at, bytes, node) = self.describe(step.region);
+                    let offset = step
+                        .offset
+                        .map(|offset| (step.at + offset).saturating_sub(at));
+                    Link {
+                        at,
+                        bytes,
+                        node,
+                        offset,
+                    }
+                })
+                .collect(),
+        });
+        Holder {
+            at,
+            bytes,
+            node,
+            chain,
+        }
+    }
+
+    /// Address, size and stack of the object in a region.
+    fn describe(&self, region: u32) -> (u64, u64, Option<NodeId>) {
+        let heap = &self.search.heap;
+        let sampled = lost::sampled(self.memory, heap, region);
+        match sampled {
+            Some(object) => (object.at, object.bytes, self.node(&object)),
+            None => {
+                let (at, bytes) = heap.region(region).unwrap_or_default();
+                (at, bytes, None)
+            }
+        }
+    }
+
+    /// The address of the word in memory that begins a chain; `None`: it is in no memory.
+    fn pointer(&self, path: &Path) -> Option<u64> {
+        let ranges = self.search.roots.ranges.iter();
+        let mut own = ranges.filter(|(_, number)| *number == path.root);
+        let (first, heap) = (path.steps.first()?.region, &self.search.heap);
+        own.find_map(|(range, _)| {
+            path::pointer(self.memory, heap, self.pointers(), range.clone(), first)
+        })
+    }
+
+    /// What begins a chain, for display, and where that is: a variable, or else the word with the
+    /// pointer; `None` for what is in no memory.
+    fn root(&self, path: &Path) -> (String, Option<Range<u64>>) {
+        let Some(root) = self.search.roots.roots.get(path.root as usize) else {
+            return ("a root".to_owned(), None);
+        };
+        let Some(at) = self.pointer(path) else {
+            return (root.name.clone(), None);
+        };
+        let module = root.module.as_ref();
+        let variable =
+            module.and_then(|(path, base)| Some((path, self.variable(path, at, *base)?)));
+        let Some((path, variable)) = variable else {
+            return (format!("{}, at {at:#x}", root.name), Some(at..at + 8));
+        };
+        let style = symbols::demangle::Style::Simple;
+        let name = symbols::demangle::demangle(&variable.name, style);
+        let offset = match variable.offset {
+            0 => String::new(),
+            offset => format!(" + {offset:#x}"),
+        };
+        let module = text::escape(text::base_name(path));
+        let name = text::escape(name.as_bytes());
+        let start = at - variable.offset;
+        let place = start..start.saturating_add(variable.size);
+        (format!("variable {name}{offset} of {module}"), Some(place))
+    }
+
+    /// The variable at an address, by the symbols of the file at `path`, mapped at `base`.
+    fn variable(&self, path: &[u8], at: u64, base: u64) -> Option<symbols::Variable> {
+        let file = proc::directory(self.pid).join("root");
+        let name = std::ffi::OsStr::from_bytes(path.strip_prefix(b"/").unwrap_or(path));
+        let found = symbols::variable(&file.join(name), at.checked_sub(base)?);
+        found.ok().flatten()
+    }
+
+    /// What the sampled objects hold that nothing leads to but what is at a place, or, without
+    /// one, any word of a root that is in no memory.
+    fn alone(&self, root: u32, place: Option<Range<u64>>) -> Sum {
+        let roots = &self.search.roots;
+        let words = roots.words.iter().copied();
+        let words: Vec<_> = words.filter(|w| place.is_some() || w.1 != root).collect();
+        let place = place.unwrap_or(0..0);
+        let without = |(range, number): &(Range<u64>, u32)| {
+            let below = range.start..range.end.min(place.start);
+            let above = range.start.max(place.end)..range.end;
+            let parts = match place.is_empty() {
+                true => [range.clone(), 0..0],
+                false => [below, above],
+            };
+            let number = *number;
+            let parts = parts.into_iter().filter(|part| part.start < part.end);
+            parts.map(move |part| (part, number))
+        };
+        let ranges: Vec<_> = roots.ranges.iter().flat_map(without).collect();
+        let rest = mark::Roots {
+            words: &words,
+            ranges: &ranges,
+            pointers: self.pointers(),
+            trace: false,
+        };
+        let (heap, all) = (&self.search.heap, &self.search.marks);
+        let rest = mark::mark(self.memory, heap, &rest);
+        let chosen = |region| all.has(region) && !rest.has(region);
+        let wanted = |object: &Sampled| self.is_of_session(object);
+        let found = lost::find_if(self.memory, heap, chosen, wanted);
+        let mut sum = Sum::default();
+        found.lost.iter().for_each(|lost| sum.add(lost));
+        sum
+    }
+}

@@ -1,0 +1,123 @@
+//! What a check could not see, for display.
+
+use std::collections::{BTreeSet, HashMap};
+
+use mem_agents::text;
+use shm_protocol::NodeId;
+
+use super::Check;
+
+/// Stacks of overwritten objects that are named, and frames of each.
+const STACKS: usize = 4;
+const FRAMES: usize = 4;
+
+/// What is to be known of a check besides what it found.
+pub fn notes(check: &Check, names: &HashMap<NodeId, Vec<String>>) -> Vec<String> {
+    let mut notes = Vec::new();
+    let mut add = |is_so: bool, note: String| notes.extend(is_so.then_some(note));
+    add(
+        check.left_out > 0,
+        format!(
+            "{} parts of its memory cannot be read: what only they point to is reported as lost",
+            check.left_out
+        ),
+    );
+    add(
+        check.missed > 0,
+        format!(
+            "{} that copies lack (MADV_DONTFORK) was read while the process ran: what only that \
+             memory points to may be reported as lost; --stop reads it while the process is \
+             stopped",
+            text::bytes(check.missed as f64)
+        ),
+    );
+    let failure = check.by_copy.err();
+    add(
+        failure.is_some(),
+        format!(
+            "its copy did not search its own memory ({}): it was read from outside, which finds the \
+             same and takes longer",
+            failure
+                .map(|failure| failure.to_string())
+                .unwrap_or_default()
+        ),
+    );
+    add(
+        check.too_many,
+        "so many objects are lost that it is not known which of them keep others: all are shown as \
+         direct leaks"
+            .to_owned(),
+    );
+    add(
+        check.own_allocator,
+        "it keeps its own allocator, so only sampled objects are known: whatever other memory \
+         points to counts as reachable"
+            .to_owned(),
+    );
+    let untracked = check.snapshot.untracked();
+    add(
+        untracked > 0,
+        format!(
+            "{untracked} samples have no place in the range of sampled objects, since the address \
+             space is limited or used up: whether their objects are lost is not known"
+        ),
+    );
+    let overwritten = overwritten(check, names);
+    add(overwritten.is_some(), overwritten.unwrap_or_default());
+    let trouble = check.trouble.as_deref();
+    add(
+        trouble.is_some(),
+        format!("suppressions: {}", trouble.unwrap_or_default()),
+    );
+    let is_lossy = check.leaks.total.samples > 0;
+    add(
+        is_lossy && check.looks.is_some(),
+        "it was not stopped, so its registers are not known: what only a register points to is \
+         reported as lost. Without --gentle, they are known"
+            .to_owned(),
+    );
+    add(
+        is_lossy && check.shared > 0,
+        format!(
+            "{} of shared memory was read while the process ran: what only that memory points to \
+             may be reported as lost; --stop reads it while the process is stopped",
+            text::bytes(check.shared as f64)
+        ),
+    );
+    add(
+        is_lossy && check.under_way > 0,
+        format!(
+            "io_uring has requests under way ({}): what only these point to may be reported as \
+             lost, since the kernel does not reveal it",
+            check.under_way
+        ),
+    );
+    notes
+}
+
+/// What the program has written outside its objects: as the agent has noticed when they were freed, and as
+/// the search has found.
+fn overwritten(check: &Check, names: &HashMap<NodeId, Vec<String>>) -> Option<String> {
+    let mut all = check.snapshot.overwritten();
+    all.before += check.overwritten.values().sum::<u64>();
+    let leaves: BTreeSet<NodeId> = check.snapshot.overwritten.iter().copied().collect();
+    let leaves = leaves.into_iter().chain(check.overwritten.keys().copied());
+    let leaves: BTreeSet<NodeId> = leaves.collect();
+    let stacks = leaves
+        .iter()
+        .filter_map(|leaf| names.get(leaf))
+        .take(STACKS);
+    let stacks: Vec<Vec<String>> = stacks
+        .map(|stack| stack.iter().take(FRAMES).cloned().collect())
+        .collect();
+    let found = all.remark(&stacks);
+    let unclear = (check.unclear > 0).then(|| {
+        format!(
+            "{} objects that nothing points to have nothing legible before them: memory that was not used yet, \
+             or lost objects before or behind which the program has written, which are missing above then",
+            check.unclear
+        )
+    });
+    let parts: Vec<String> = found.into_iter().chain(unclear).collect();
+    (!parts.is_empty()).then(|| parts.join("; "))
+}

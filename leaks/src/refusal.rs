@@ -1,0 +1,118 @@
+//! Why a process cannot be copied, and which grade of a check works instead.
+
+use anyhow::anyhow;
+use capture::Refusal;
+use mem_agents::{cgroup, text};
+
+/// Why a copy would cost the process its life: the kernel counts a copy's page tables to the
+/// control group, and if there is no room for them, it kills the largest process there.
+pub fn no_room(pid: i32) -> Option<anyhow::Error> {
+    /// For the rest that the kernel keeps of a process, and for what the process itself requests
+    /// meanwhile.
+    const MORE: u64 = 2 << 20;
+    let (room, tables) = (cgroup::room(pid)?, proc::page_tables(pid)?);
+    let needed = tables.saturating_add(tables / 8).saturating_add(MORE);
+    (room < needed).then(|| {
+        anyhow!(
+            "process {pid} cannot be copied: the memory limit of its control group leaves {}, and a copy \
+             needs {} for its page tables: without them, the kernel would kill the process; search it \
+             while it is stopped instead: --stop; or while it runs: --gentle",
+            text::bytes(room as f64),
+            text::bytes(needed as f64)
+        )
+    })
+}
+
+/// A refusal to copy, with the options that do without.
+pub fn without_copy(mut refusal: Refusal) -> anyhow::Error {
+    if let Refusal::Clone { pid, error, advice } = &mut refusal
+        && let Some(cause) = cause(*pid, error.raw_os_error())
+    {
+        *advice = cause;
+    }
+    match refusal.is_of_copy() {
+        true => anyhow!("{refusal}: --stop; or while it runs: --gentle"),
+        false => refusal.into(),
+    }
+}
+
+/// The one of several limits for which `clone` gave this error number, where that can be known.
+fn cause(pid: i32, number: Option<i32>) -> Option<String> {
+    match number? {
+        libc::EAGAIN => {
+            let full = cgroup::full_of_processes(pid);
+            full.map(|(path, limit)| format!("pids.max of its control group {path} is {limit}"))
+                .or_else(|| too_many_threads(pid))
+        }
+        libc::ENOMEM => {
+            let read = |path| std::fs::read_to_string(path).ok();
+            let policy = read("/proc/sys/vm/overcommit_memory")?;
+            overcommitted(&policy, &read("/proc/meminfo")?)
+        }
+        _ => None,
+    }
+}
+
+/// Whether the process's user has as many threads as RLIMIT_NPROC allows.
+fn too_many_threads(pid: i32) -> Option<String> {
+    let most = most_threads(&proc::file(pid, "limits")?)?;
+    let user = proc::Status::of(pid)?.uids[0];
+    let is_theirs = |pid: &i32| proc::Status::of(*pid).is_some_and(|of| of.uids[0] == user);
+    let count = |pid: i32| {
+        let status = proc::file(pid, "status")?;
+        proc::status_field(&status, "Threads:")?.parse::<u64>().ok()
+    };
+    let theirs = proc::all().into_iter().filter(is_theirs);
+    let threads: u64 = theirs.filter_map(count).sum();
+    (threads >= most).then(|| {
+        let allowed = text::count(most, "thread", "threads");
+        format!("RLIMIT_NPROC allows its user {allowed}; there are {threads}")
+    })
+}
+
+/// `limits`: the text of `/proc/PID/limits`.
+fn most_threads(limits: &[u8]) -> Option<u64> {
+    let limit = proc::status_field(limits, "Max processes")?;
+    limit.split_ascii_whitespace().next()?.parse().ok()
+}
+
+/// What the kernel may not promise any more, if it promises no more than there is: a copy counts
+/// with all that the process may write to, whether it writes or not.
+fn overcommitted(policy: &str, meminfo: &str) -> Option<String> {
+    let bytes = |name: &str| {
+        let mut lines = meminfo.lines();
+        let text = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        let kib = text.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?;
+        Some(text::bytes(kib as f64 * 1024.0))
+    };
+    (policy.trim() == "2").then_some(())?;
+    let (promised, most) = (bytes("Committed_AS")?, bytes("CommitLimit")?);
+    Some(format!(
+        "vm.overcommit_memory is 2, {promised} of {most} are already committed, and a copy counts \
+         with all memory that the process may write to"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_that_is_in_the_way_is_named() {
+        let limits = b"Limit                     Soft Limit           Hard Limit           Units\n\
+            Max processes             17                   unlimited            processes\n";
+        assert_eq!(most_threads(limits), Some(17));
+        let unlimited = String::from_utf8_lossy(limits).replace("17 ", "unlimited ");
+        assert_eq!(most_threads(unlimited.as_bytes()), None);
+
+        let meminfo =
+            "MemTotal:  24000000 kB\nCommitLimit:    12582912 kB\nCommitted_AS:  11534336 kB\n";
+        let said = overcommitted("2\n", meminfo).expect("a cause");
+        assert!(
+            said.contains("11.0 GiB of 12.0 GiB are already committed"),
+            "{said}"
+        );
+        assert_eq!(overcommitted("0\n", meminfo), None);
+        assert_eq!(overcommitted("2\n", "MemTotal: 1 kB\n"), None);
+    }
+}

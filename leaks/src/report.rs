@@ -1,0 +1,425 @@
+//! What a check found, for users and for programs.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use heap_format::LeakCheck;
+use mem_agents::clock::{Time, now_ns};
+use mem_agents::collect;
+use mem_agents::discovery::Agent;
+use mem_agents::dump::end_of;
+use mem_agents::live::is_counting;
+use mem_agents::names::Symbols;
+use mem_agents::snapshot::Snapshot;
+use mem_agents::text;
+use serde::Serialize;
+use shm_protocol::NodeId;
+use shm_protocol::segment::Session;
+use shm_protocol::snapshot::Header;
+
+use super::notes::notes;
+use super::{Base, Check, Earlier, Leak, Used};
+
+/// Frames of a stack that are shown.
+const FRAMES: usize = 32;
+/// Objects that are listed.
+const IDENTIFIED: usize = 100_000;
+
+/// What was found in one process.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    pid: i32,
+    name: String,
+    /// Mean bytes between samples; 1: every allocation is known.
+    interval: u64,
+    /// How long the session has gone on: older objects are not known.
+    session_seconds: f64,
+    /// How long ago it ended; null: it still counts, or did just now.
+    ended_seconds_ago: Option<f64>,
+    /// Samples of the session.
+    samples: u64,
+    /// Bytes of a leak of small objects that has a sample in 95 % of all cases.
+    least_seen_bytes: f64,
+    lost_bytes: f64,
+    /// Half the width of the 95 % interval of `lost_bytes`; 0 where every allocation is known.
+    lost_bytes_margin: f64,
+    lost_objects: f64,
+    /// Samples of the objects that are lost.
+    pub lost_samples: u64,
+    /// Bytes of the live heap, from the same samples.
+    pub live_bytes: f64,
+    /// The earlier check, of which nothing is in `lost_…` and `leaks`.
+    base: Option<Before>,
+    /// By stack; those that are lost by themselves first, then the largest.
+    leaks: Vec<Entry>,
+    /// Number of stacks that lost something; `leaks` may have fewer.
+    stacks: usize,
+    /// Known leaks, which are in none of the above.
+    suppressed: Vec<Suppressed>,
+    threads: usize,
+    pause_ms: f64,
+    searched_bytes: u64,
+    search_seconds: f64,
+    /// Whether the copy searched its own memory.
+    searched_by_copy: bool,
+    /// How often the process was searched while it ran; null: it was stopped, and searched once.
+    running_searches: Option<u32>,
+    /// What the check could not see.
+    pub notes: Vec<String>,
+    /// What went wrong with names.
+    #[serde(skip)]
+    trouble: Option<String>,
+    /// The dump, if one was written.
+    pub dump: Option<String>,
+    /// Address and size of each lost object, if they are listed.
+    #[serde(skip)]
+    objects: Vec<(u64, u64)>,
+}
+
+/// An earlier check.
+#[derive(Debug, Serialize)]
+struct Before {
+    dump: String,
+    /// How long ago it was made.
+    seconds: Option<f64>,
+    lost_bytes: f64,
+    lost_objects: f64,
+}
+
+/// What a suppression was good for: objects whose stacks match it, not what only these keep.
+#[derive(Debug, Serialize)]
+struct Suppressed {
+    template: String,
+    bytes: f64,
+    objects: f64,
+}
+
+/// What one stack lost.
+#[derive(Debug, Serialize)]
+struct Entry {
+    /// `direct`, `cycle` or `indirect`.
+    kind: &'static str,
+    bytes: f64,
+    margin: f64,
+    objects: f64,
+    /// Lost only with these, as far as these were sampled: all of it where every allocation is known, else
+    /// less than what is.
+    kept_bytes: f64,
+    kept_objects: f64,
+    /// Address of one of the objects.
+    example: String,
+    /// Functions, innermost first.
+    stack: Vec<String>,
+}
+
+/// The report on a check; of `most` stacks.
+pub fn report(
+    agent: &Agent,
+    header: &Header<'_>,
+    session: &Session,
+    check: &Check,
+    (most, earlier): (usize, Option<Earlier<'_>>),
+) -> Report {
+    let total = check.leaks.total;
+    let shown = check.leaks.leaks.iter().take(most.max(1));
+    let overwritten = check.snapshot.overwritten.iter();
+    let overwritten = overwritten.chain(check.overwritten.keys()).copied();
+    let leaves = shown.clone().map(|leak| leak.node).chain(overwritten);
+    let (names, trouble) = names(agent, header, &check.snapshot, leaves);
+    let (now, end) = (now_ns(), end_of(session, header).ns);
+    let seconds = |ns: u64| ns as f64 / 1e9;
+    Report {
+        pid: agent.pid,
+        name: text::escape(&agent.name),
+        interval: check.snapshot.least_interval.max(1),
+        session_seconds: seconds(end.saturating_sub(session.start_ns)),
+        ended_seconds_ago: Some(seconds(now.saturating_sub(end)))
+            .filter(|ago| *ago >= 1.0 && !is_counting(header, session)),
+        samples: check.snapshot.totals.samples,
+        least_seen_bytes: least_seen(session.interval.max(check.snapshot.least_interval)),
+        lost_bytes: total.bytes,
+        lost_bytes_margin: total.margin(),
+        lost_objects: total.objects,
+        lost_samples: total.samples,
+        live_bytes: check.snapshot.totals.live_bytes,
+        base: match earlier {
+            Some(Earlier::Dump(base)) => Some(before(base)),
+            Some(Earlier::Own(_)) | None => None,
+        },
+        leaks: shown.map(|leak| entry(leak, &names)).collect(),
+        stacks: check.leaks.leaks.len(),
+        suppressed: check.used.iter().map(suppressed).collect(),
+        threads: check.pause.threads,
+        pause_ms: check.pause.stopped.as_secs_f64() * 1e3,
+        searched_bytes: check.scanned,
+        search_seconds: check.search.as_secs_f64(),
+        searched_by_copy: check.by_copy == Ok(true),
+        running_searches: check.looks,
+        dump: None,
+        objects: check.objects.clone(),
+        notes: notes(check, &names),
+        trouble,
+    }
+}
+
+/// Bytes of a leak of small objects that has a sample in 95 % of all cases: exp(-3) is 5 %.
+fn least_seen(interval: u64) -> f64 {
+    match interval {
+        0 | 1 => 1.0,
+        _ => 3.0 * interval as f64,
+    }
+}
+
+fn before(base: &Base) -> Before {
+    let age = base.age_ns(&Time::now());
+    Before {
+        dump: base.name.clone(),
+        seconds: age.map(|age| age as f64 / 1e9),
+        lost_bytes: base.total.bytes,
+        lost_objects: base.total.objects,
+    }
+}
+
+fn suppressed(used: &Used) -> Suppressed {
+    Suppressed {
+        template: used.template.clone(),
+        bytes: used.sum.bytes,
+        objects: used.sum.objects,
+    }
+}
+
+fn entry(leak: &Leak, names: &HashMap<NodeId, Vec<String>>) -> Entry {
+    Entry {
+        kind: leak.loss.word(),
+        bytes: leak.lost.bytes,
+        margin: leak.lost.margin(),
+        objects: leak.lost.objects,
+        kept_bytes: leak.kept.bytes,
+        kept_objects: leak.kept.objects,
+        example: format!("{:#x}", leak.example),
+        stack: names.get(&leak.node).cloned().unwrap_or_default(),
+    }
+}
+
+/// The functions of stacks, innermost first, by their leaf; and what went wrong meanwhile.
+pub fn names(
+    agent: &Agent,
+    header: &Header<'_>,
+    snapshot: &Snapshot,
+    leaves: impl Iterator<Item = NodeId>,
+) -> (HashMap<NodeId, Vec<String>>, Option<String>) {
+    let mut symbols = Symbols::new(agent.pid);
+    let stacks: HashMap<NodeId, (Vec<u64>, bool)> = leaves
+        .map(|leaf| {
+            let mut addresses = Vec::new();
+            let whole = snapshot.frames(leaf, &mut addresses);
+            (leaf, (addresses, whole))
+        })
+        .collect();
+    let all = stacks.values().flat_map(|(stack, _)| stack.iter().copied());
+    symbols.resolve(all, true, |addresses| {
+        collect::code(header, agent.pid, addresses, snapshot.codes())
+    });
+    let trouble = symbols.trouble();
+    let named = stacks.into_iter().map(|(leaf, (stack, whole))| {
+        let frames = symbols.frames(&stack).unwrap_or_default();
+        let frames = frames.iter().map(|frame| symbols.name(*frame).to_owned());
+        let mut names: Vec<String> = frames.collect();
+        if stack.is_empty() {
+            names.push("[table full]".to_owned());
+        } else if !whole {
+            names.push("[truncated]".to_owned());
+        }
+        (leaf, names)
+    });
+    (named.collect(), trouble)
+}
+
+impl Report {
+    /// The report in lines.
+    pub fn lines(&self) -> Vec<String> {
+        let mut lines = vec![self.summary()];
+        let is_exact = self.interval == 1;
+        self.leaks
+            .iter()
+            .for_each(|entry| entry.add_to(&mut lines, is_exact));
+        if self.stacks > self.leaks.len() {
+            let (shown, all) = (self.leaks.len(), self.stacks);
+            lines.push(String::new());
+            lines.push(format!("These are {shown} of {all} stacks, the largest."));
+        }
+        if !self.suppressed.is_empty() {
+            // As in LeakSanitizer.
+            lines.push(String::new());
+            lines.push("Suppressions used:".to_owned());
+            lines.push("  count      bytes template".to_owned());
+            let used = self.suppressed.iter();
+            lines.extend(used.map(|used| {
+                let (objects, bytes) = (used.objects, used.bytes);
+                format!("{objects:7.0} {bytes:10.0} {}", used.template)
+            }));
+        }
+        lines.extend(self.identified());
+        lines
+    }
+
+    /// The lost objects, if they are to be listed: in gperftools' words.
+    fn identified(&self) -> impl Iterator<Item = String> {
+        let objects = self.objects.iter().take(IDENTIFIED);
+        let lines = objects.map(|(at, bytes)| format!("leaked {bytes} byte object {at:#x}"));
+        let more = self.objects.len().saturating_sub(IDENTIFIED);
+        lines.chain((more > 0).then(|| format!("and {more} more")))
+    }
+
+    /// Leaves out which suppressions were used.
+    pub fn hide_suppressed(&mut self) {
+        self.suppressed.clear();
+    }
+
+    /// What is to be known besides, in lines.
+    pub fn warnings(&self) -> impl Iterator<Item = String> {
+        let notes = self.notes.iter();
+        let notes = notes.map(|note| format!("{} ({}): {note}", self.name, self.pid));
+        self.trouble.iter().cloned().chain(notes)
+    }
+
+    /// What a dump says of the check.
+    pub fn to_dump(&self) -> LeakCheck {
+        let whole = |number: f64| number.round() as u64;
+        let stopped = self.running_searches.is_none();
+        let suppressed = self.suppressed.iter().map(|used| heap_format::Suppressed {
+            objects: whole(used.objects),
+            bytes: whole(used.bytes),
+            template: used.template.clone(),
+        });
+        LeakCheck {
+            live_bytes: whole(self.live_bytes),
+            pause_ns: stopped.then_some(whole(self.pause_ms * 1e6)),
+            searches: self.running_searches.unwrap_or(1),
+            searched_bytes: self.searched_bytes,
+            notes: self.notes.clone(),
+            suppressed: suppressed.collect(),
+        }
+    }
+
+    /// What is lost in all.
+    fn summary(&self) -> String {
+        let title = format!("{} ({})", self.name, self.pid);
+        let time = |seconds: f64| match Duration::from_secs_f64(seconds) {
+            short if short < Duration::from_secs(1) => text::short_time(short),
+            long => text::duration(long),
+        };
+        let since = match &self.base {
+            None => match self.ended_seconds_ago {
+                None => format!(
+                    "of what it allocated in the last {}",
+                    time(self.session_seconds)
+                ),
+                Some(ago) => format!(
+                    "of what it allocated in a session of {} that ended {} ago",
+                    time(self.session_seconds),
+                    time(ago)
+                ),
+            },
+            Some(base) => format!(
+                "since {}{}, which has {} in {}",
+                base.dump,
+                base.seconds
+                    .map_or(String::new(), |age| format!(", {} ago", time(age))),
+                text::bytes(base.lost_bytes),
+                count(base.lost_objects)
+            ),
+        };
+        match self.lost_samples {
+            0 if self.interval == 1 => format!("{title}: no leaks, {since}"),
+            0 => format!(
+                "{title}: no sign of a leak in {}, {since}; one of less than {} may have no sample",
+                text::count(self.samples, "sample", "samples"),
+                text::bytes(self.least_seen_bytes),
+            ),
+            _ => format!(
+                "{title}: {}{} lost in {} {}, {since}; {} is live",
+                text::bytes(self.lost_bytes),
+                margin(self.lost_bytes_margin, self.interval == 1),
+                count(self.lost_objects),
+                objects_word(self.lost_objects),
+                text::bytes(self.live_bytes),
+            ),
+        }
+    }
+
+    /// What the check cost.
+    pub fn cost(&self) -> String {
+        let report = self;
+        let bytes = text::bytes;
+        let title = format!("{} ({})", report.name, report.pid);
+        let threads = text::count(report.threads as u64, "thread", "threads");
+        let searched = bytes(report.searched_bytes as f64);
+        if let Some(times) = report.running_searches {
+            return format!(
+                "{title}: not stopped ({threads}); searched {} in {:.1} s, {searched} the last time",
+                text::count(times.into(), "time", "times"),
+                report.search_seconds,
+            );
+        }
+        format!(
+            "{title}: stopped for {:.1} ms ({threads}); {searched} searched in {:.2} s",
+            report.pause_ms, report.search_seconds
+        )
+    }
+}
+
+impl Entry {
+    /// Adds what the stack lost, and the stack.
+    fn add_to(&self, lines: &mut Vec<String>, is_exact: bool) {
+        // Of objects that are not sampled it is not known what they keep: an estimate would be too small.
+        let kept = match self.kept_objects > 0.0 && is_exact {
+            true => format!(
+                ", and with {} {} in {}",
+                if self.objects > 1.0 { "them" } else { "it" },
+                text::bytes(self.kept_bytes),
+                count(self.kept_objects)
+            ),
+            false => String::new(),
+        };
+        let kind = match self.kind {
+            "cycle" => "Leak of a cycle",
+            "indirect" => "Indirect leak",
+            _ => "Direct leak",
+        };
+        let (size, objects) = (text::bytes(self.bytes), count(self.objects));
+        let margin = margin(self.margin, is_exact);
+        let what = objects_word(self.objects);
+        lines.push(String::new());
+        lines.push(format!(
+            "{kind}: {size}{margin} in {objects} {what}{kept}, from"
+        ));
+        let frames = self.stack.iter().take(FRAMES);
+        lines.extend(frames.map(|frame| format!("    {frame}")));
+        if self.stack.len() > FRAMES {
+            lines.push(format!("    … {} more", self.stack.len() - FRAMES));
+        }
+        lines.push(format!("  one is at {}", self.example));
+    }
+}
+
+/// The error of an estimate, if it is one.
+fn margin(bytes: f64, is_exact: bool) -> String {
+    match is_exact {
+        true => String::new(),
+        false => format!(" ± {}", text::bytes(bytes)),
+    }
+}
+
+/// The word behind [`count`].
+fn objects_word(objects: f64) -> &'static str {
+    match count(objects).as_str() {
+        "1" => "object",
+        _ => "objects",
+    }
+}
+
+/// A number of objects, which may be an estimate.
+fn count(objects: f64) -> String {
+    format!("{objects:.0}")
+}

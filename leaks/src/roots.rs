@@ -1,0 +1,349 @@
+//! Where a process keeps pointers that are in no object of its heap.
+//!
+//! Registers and stacks of threads, writable data of modules, mappings that the program made
+//! itself, and what the kernel stores for it ([`super::kernel`]). The allocator's own memory and
+//! the agent's are not roots.
+
+use std::mem::offset_of;
+use std::ops::Range;
+
+use capture::Thread;
+use heap_format::maps::Entry;
+use mem_agents::text;
+use reachability::{Heap, Memory, Pointers, mark};
+use shm_protocol::layout::{AgentMemory, OwnMapping};
+
+use super::control_blocks;
+use super::exemptions::{self, Exemptions};
+use super::intervals::joined;
+use super::kernel::KernelData;
+use super::options::Options;
+use super::regions::Region;
+
+/// Bytes below the stack pointer that a function may use (System V ABI for x86-64).
+const RED_ZONE: u64 = if cfg!(target_arch = "x86_64") { 128 } else { 0 };
+/// Maximum size of the part of a mapping that is searched for the end of a dead thread's stack.
+const MOST_STACK: u64 = 1 << 20;
+/// Maximum number of bytes of one part of the agent's memory, of pointers to unused parts, and of
+/// mappings.
+const MOST_AGENT: u64 = 1 << 24;
+const MOST_SPARE: u64 = 1 << 12;
+const MOST_OWN: u64 = 1 << 10;
+
+/// Roots, each with a display name.
+#[derive(Debug, Default)]
+pub struct Roots {
+    /// What each is.
+    pub roots: Vec<Root>,
+    /// Words at hand, with the number of their root.
+    pub words: Vec<(u64, u32)>,
+    /// Ranges to read, with the number of their root.
+    pub ranges: Vec<(Range<u64>, u32)>,
+    /// The agent's own memory, which is not a root.
+    pub agents: Vec<Range<u64>>,
+}
+
+/// A root.
+#[derive(Clone, Debug)]
+pub struct Root {
+    /// What it is, for display.
+    pub name: String,
+    /// The file whose variables it holds, and where that is mapped.
+    pub module: Option<(Vec<u8>, u64)>,
+}
+
+/// What is known of a process to find its roots.
+pub struct Process<'a> {
+    /// Its memory.
+    pub memory: &'a dyn Memory,
+    /// Its heap.
+    pub heap: &'a Heap,
+    /// Its threads, as they were stopped.
+    pub threads: &'a [Thread],
+    /// Its mappings.
+    pub regions: &'a [Region],
+    /// Where the agent's own memory is.
+    pub agent: AgentMemory,
+}
+
+/// What a region is to a process.
+enum Kind {
+    Stack,
+    Data,
+}
+
+impl Roots {
+    /// The roots of a process, but those in the kernel, that the options leave.
+    pub fn of(process: &Process<'_>, options: &Options) -> Self {
+        let mut roots = Self::default();
+        let mut stacks = Vec::with_capacity(process.threads.len());
+        for thread in process.threads {
+            stacks.extend((thread.sp != 0).then_some((thread.sp, thread.tid)));
+            if options.registers {
+                roots.add_thread(process, thread);
+            }
+        }
+        stacks.sort_unstable();
+        let agent = agents(process);
+        for region in process.regions {
+            if region.is_readable && !is_kernels(&region.name) {
+                roots.add_region(process, region, &agent, (&stacks, options));
+            }
+        }
+        roots.agents = agent;
+        // A variable says more of why an object is kept than a stack that it is on as well.
+        let named = |range: &(Range<u64>, u32)| roots.roots[range.1 as usize].module.is_none();
+        let mut ranges = std::mem::take(&mut roots.ranges);
+        ranges.sort_by_key(named);
+        roots.ranges = ranges;
+        roots
+    }
+
+    fn name(&mut self, name: String) -> u32 {
+        self.roots.push(Root { name, module: None });
+        self.roots.len() as u32 - 1
+    }
+
+    fn add_thread(&mut self, process: &Process<'_>, thread: &Thread) {
+        let heap = process.heap;
+        let number = self.name(format!("registers of thread {}", thread.tid));
+        // Calls do not preserve these: who has called the C library has nothing in them. Copying memory
+        // leaves pointers there, to objects that may have been lost since.
+        let scratch = match is_in_c_librarys_call(process, thread) {
+            true => &[][..],
+            false => &thread.scratch,
+        };
+        let words = thread.words.iter().chain(scratch);
+        let words = words.filter(|word| **word > 0xffff);
+        self.words.extend(words.map(|word| (*word, number)));
+        // A stack may lie in an object, as a coroutine's does. However far it leads into that, the
+        // stack pointer is one.
+        let object = heap.find(thread.sp).and_then(|(_, r)| heap.region(r));
+        self.words.extend(object.map(|(at, _)| (at, number)));
+    }
+
+    /// `stacks`: stack pointers and threads, sorted.
+    fn add_region(
+        &mut self,
+        process: &Process<'_>,
+        region: &Region,
+        agent: &[Range<u64>],
+        (stacks, options): (&[(u64, i32)], &Options),
+    ) {
+        let (kind, range, name) = alive(process, region, stacks);
+        let range = match kind {
+            Kind::Stack => match thread_local(process, &range) {
+                Some(variables) if options.stacks && options.thread_variables => {
+                    range.start..variables.end
+                }
+                Some(variables) if options.stacks => range.start..variables.start,
+                Some(variables) if options.thread_variables => variables,
+                None if options.stacks => range,
+                _ => return,
+            },
+            Kind::Data if options.globals => range,
+            Kind::Data => return,
+        };
+        let number = self.name(name);
+        let module = region.module.and_then(|module| process.regions.get(module));
+        let module = module.map(|first| (first.name.clone(), first.range.start));
+        self.roots[number as usize].module = module;
+        for part in without(range, agent) {
+            let outside = process.heap.outside(part);
+            self.ranges
+                .extend(outside.into_iter().map(|range| (range, number)));
+        }
+    }
+
+    /// What the program says is not a leak, or may hold pointers.
+    pub fn add_exemptions(&mut self, exemptions: Exemptions) {
+        let number = self.name("object that the program ignores".to_owned());
+        let objects = exemptions.objects.into_iter();
+        self.words.extend(objects.map(|at| (at, number)));
+        let number = self.name("region that the program registered".to_owned());
+        // Wherever they lie, in an object too.
+        let regions = exemptions.regions.into_iter();
+        self.ranges.extend(regions.map(|range| (range, number)));
+    }
+
+    /// As the search wants them.
+    pub fn to_mark<'a>(&'a self, pointers: &'a Pointers, trace: bool) -> mark::Roots<'a> {
+        mark::Roots {
+            words: &self.words,
+            ranges: &self.ranges,
+            pointers,
+            trace,
+        }
+    }
+
+    /// The words that the kernel hands back to the process one day.
+    pub fn add_kernels(&mut self, kernels: &KernelData) {
+        for (name, words) in &kernels.words {
+            let number = self.name(name.clone());
+            self.words.extend(words.iter().map(|word| (*word, number)));
+        }
+    }
+}
+
+/// Whether a thread is in a system call which the C library makes for a function that has called it.
+fn is_in_c_librarys_call(process: &Process<'_>, thread: &Thread) -> bool {
+    let (regions, pc) = (process.regions, thread.pc);
+    let at = regions.partition_point(|region| region.range.end <= pc);
+    let region = regions.get(at).filter(|region| region.range.contains(&pc));
+    let name = region.map(|region| String::from_utf8_lossy(&region.name));
+    thread.in_call && name.is_some_and(|name| capture::is_c_library(&name))
+}
+
+/// What the kernel maps into each process.
+fn is_kernels(name: &[u8]) -> bool {
+    [
+        &b"[vvar"[..],
+        b"[vdso",
+        b"[vsyscall",
+        b"[vectors",
+        b"[sigpage",
+        b"[uprobes",
+    ]
+    .iter()
+    .any(|kernels| name.starts_with(kernels))
+}
+
+/// A region without the part of a stack that is not in use, and what it is.
+fn alive(
+    process: &Process<'_>,
+    region: &Region,
+    stacks: &[(u64, i32)],
+) -> (Kind, Range<u64>, String) {
+    let range = region.range.clone();
+    let lowest = stacks.get(stacks.partition_point(|(sp, _)| *sp < range.start));
+    let is_stack = region.has_guard || region.name.starts_with(b"[stack");
+    if let Some((sp, tid)) = lowest.filter(|(sp, _)| range.contains(sp)) {
+        let name = format!("stack of thread {tid}");
+        let start = match is_stack {
+            true => sp.saturating_sub(RED_ZONE).max(range.start),
+            false => range.start,
+        };
+        return (Kind::Stack, start..range.end, name);
+    }
+    let module = region.module.and_then(|module| process.regions.get(module));
+    let path = module.map_or(&region.name, |module| &module.name);
+    let name = match (
+        &path[..],
+        module.map_or(region.file.1, |module| module.file.1),
+    ) {
+        ([], _) => "mapping of the program's own".to_owned(),
+        (name, 0) => text::escape(name),
+        (path, _) => format!("data of {}", text::escape(text::base_name(path))),
+    };
+    match dead_stack(process, region) {
+        Some(end) => (Kind::Data, end..range.end, name),
+        None => (Kind::Data, range, name),
+    }
+}
+
+/// Bytes below a thread control block in which thread-local variables of the program's and of libraries that
+/// it has from its start are sought: what is there of the stack's beginning is treated like them.
+const STATIC_VARIABLES: u64 = 4096;
+
+/// Of the stack of a thread that the C library has started, the upper end: thread-local variables and the
+/// control block, which names those of libraries that were loaded later.
+fn thread_local(process: &Process<'_>, stack: &Range<u64>) -> Option<Range<u64>> {
+    let mut pointers = process.threads.iter().map(|thread| thread.thread_pointer);
+    let block = pointers.find(|at| stack.contains(at))?;
+    Some(stack.start.max(block.saturating_sub(STATIC_VARIABLES))..stack.end)
+}
+
+/// The end of the stack of a thread that has ended, which the C library keeps for a later one: its
+/// thread control block is not a live thread's.
+fn dead_stack(process: &Process<'_>, region: &Region) -> Option<u64> {
+    if !region.has_guard || !region.name.is_empty() {
+        return None;
+    }
+    // The block lies at the upper end, behind the thread's variables: the last one that there is.
+    let Range { start, end } = region.range;
+    let last = start.max(end.saturating_sub(MOST_STACK))..end;
+    let block = control_blocks::find(process.memory, last).pop();
+    let is_alive = |at: u64| process.threads.iter().any(|t| t.thread_pointer == at);
+    block.filter(|block| !is_alive(*block))
+}
+
+/// The agent's own memory, by address: its library, its thread-local variables with jemalloc's,
+/// which point to free memory, its tables, and what it remembers of each thread's stack.
+fn agents(process: &Process<'_>) -> Vec<Range<u64>> {
+    let own = &process.agent;
+    let pages = |bytes: u64| bytes.min(MOST_AGENT).next_multiple_of(4096);
+    let range = |start: u64, bytes: u64| start..start.saturating_add(bytes.min(MOST_AGENT));
+    let mut ranges = vec![range(own.start, pages(own.end.saturating_sub(own.start)))];
+    let mut memories = Vec::new();
+    ranges.push(own.start..own.end.max(own.start).next_multiple_of(4096));
+    for thread in process.threads.iter().filter(|t| t.thread_pointer != 0) {
+        let at = |distance: u64| thread.thread_pointer.wrapping_add(distance);
+        ranges.push(range(at(own.variables), own.variables_bytes));
+        memories.push(at(own.thread));
+    }
+    memories.extend((0..own.spare_count.min(MOST_SPARE)).map(|n| own.spare.wrapping_add(n * 8)));
+    let memories = memories
+        .into_iter()
+        .filter_map(|at| process.memory.word(at));
+    let memories = memories.filter(|at| *at != 0);
+    ranges.extend(memories.map(|at| range(at, pages(own.thread_bytes))));
+    ranges.extend(exemptions::memory(process.memory, own.exemptions));
+    let listed = (0..own.own_count.min(MOST_OWN)).filter_map(|n| {
+        let at = own.own.wrapping_add(n * size_of::<OwnMapping>() as u64);
+        let word = |field: usize| process.memory.word(at.wrapping_add(field as u64));
+        let (start, bytes) = (offset_of!(OwnMapping, start), offset_of!(OwnMapping, bytes));
+        let bytes = word(bytes).filter(|bytes| *bytes > 0)?;
+        Some(range(word(start)?, pages(bytes)))
+    });
+    ranges.extend(listed);
+    joined(ranges)
+}
+
+/// The parts of a range that are in none of others, which are sorted and apart.
+fn without(range: Range<u64>, others: &[Range<u64>]) -> Vec<Range<u64>> {
+    let mut rest = Vec::new();
+    let mut start = range.start;
+    let first = others.partition_point(|other| other.end <= range.start);
+    for other in &others[first..] {
+        if other.start > start {
+            rest.push(start..other.start.min(range.end));
+        }
+        start = start.max(other.end);
+        if start >= range.end {
+            break;
+        }
+    }
+    rest.push(start..range.end);
+    rest.retain(|part| part.start < part.end);
+    rest
+}
+
+/// The readable mappings that a copy lacks; `copy`: its maps text. Both are by address.
+pub fn absent(regions: &[Region], copy: &[u8]) -> Vec<Range<u64>> {
+    let there: Vec<Range<u64>> = Entry::all(copy).map(|e| e.start..e.end).collect();
+    let readable = regions.iter().filter(|region| region.is_readable);
+    readable
+        .filter(|region| {
+            let start = region.range.start;
+            let at = there.partition_point(|range| range.end <= start);
+            there.get(at).is_none_or(|range| range.start > start)
+        })
+        .map(|region| region.range.clone())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_agent_is_cut_out() {
+        let cut = |range: Range<u64>| without(range, &[10..20, 40..50]);
+        assert_eq!(cut(0..30), [0..10, 20..30]);
+        assert_eq!(cut(12..15), []);
+        assert_eq!(cut(15..25), vec![20..25; 1]);
+        assert_eq!(cut(30..60), [30..40, 50..60]);
+        assert_eq!(cut(45..47), []);
+        assert_eq!(without(5..6, &[]), vec![5..6; 1]);
+    }
+}

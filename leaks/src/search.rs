@@ -1,0 +1,208 @@
+//! The search of a process's memory for pointers, and what it did not come to.
+
+use mem_agents::snapshot::NO_CLASS;
+use reachability::jemalloc::{self, Globals};
+use reachability::lost::{self, Found, Lost};
+use reachability::mark::{self, Marks};
+use reachability::object::Sampled;
+use reachability::{Heap, Memory, Pointers, causes};
+use shm_protocol::NodeId;
+use shm_protocol::clock::tick_of;
+use shm_protocol::layout::{AgentMemory, HeapGlobals};
+use shm_protocol::record::{TABLE_FULL, size_class};
+use shm_protocol::segment::Session;
+
+use super::exemptions;
+use super::memory::MomentMemory;
+use super::moment::{Hold, Moment};
+use super::options::Options;
+use super::roots::{self, Roots};
+use super::{Scope, unstopped};
+
+/// The heap and what was reached in it.
+pub struct Search {
+    /// All objects.
+    pub heap: Heap,
+    /// Where it began.
+    pub roots: Roots,
+    /// What it followed.
+    pub pointers: Pointers,
+    /// What it came to.
+    pub marks: Marks,
+}
+
+impl Search {
+    /// Follows all pointers of a process; `trace` remembers what led to each object.
+    pub fn of(
+        moment: &Moment,
+        (globals, agent): (&HeapGlobals, AgentMemory),
+        options: &Options,
+        trace: bool,
+    ) -> anyhow::Result<Self> {
+        give_back_tables();
+        let memory = &moment.memory;
+        let map = jemalloc::read(
+            memory,
+            &Globals {
+                emap: globals.emap,
+                arenas: globals.arenas,
+                page: globals.page,
+            },
+        )?;
+        let base = memory.word(globals.range_base).unwrap_or(0);
+        let size = memory.word(globals.range_size).unwrap_or(0);
+        let mut heap = Heap::of(&map, base..base.saturating_add(size));
+        drop(map);
+        heap.check_table(memory);
+        let mut threads = moment.threads.clone();
+        if let Hold::Nothing(_) = moment.hold {
+            unstopped::complete(&mut threads, memory, &heap, &moment.regions);
+        }
+        let process = roots::Process {
+            memory,
+            heap: &heap,
+            threads: &threads,
+            regions: &moment.regions,
+            agent,
+        };
+        let mut roots = Roots::of(&process, options);
+        if options.globals {
+            roots.add_kernels(&moment.kernels);
+        }
+        roots.add_exemptions(exemptions::read(memory, &heap, agent.exemptions));
+        let pointers = options.pointers(memory, &heap);
+        let marks = mark::mark(memory, &heap, &roots.to_mark(&pointers, trace));
+        Ok(Self {
+            heap,
+            roots,
+            pointers,
+            marks,
+        })
+    }
+
+    /// Reaches only what the program says is not a leak.
+    pub fn begin_at_exemptions(&mut self, memory: &MomentMemory, agent: AgentMemory) {
+        let mut roots = Roots::default();
+        roots.add_exemptions(exemptions::read(memory, &self.heap, agent.exemptions));
+        self.marks = mark::mark(memory, &self.heap, &roots.to_mark(&self.pointers, false));
+    }
+
+    /// The lost objects of a session.
+    pub fn lost(&self, memory: &MomentMemory, session: &Session, scope: Scope) -> Found {
+        let wanted = |object: &Sampled| is_of(object, session);
+        let mut found = lost::find(memory, &self.heap, &self.marks, wanted);
+        if scope == Scope::Unreachable {
+            // The caches in which the allocator keeps free objects are not the program's memory.
+            let internal = mark::targets(memory, &self.heap, &self.roots.agents);
+            found
+                .unknown
+                .retain(|region| !internal.get(*region as usize));
+        }
+        found
+    }
+
+    /// Takes the lost objects that `is_excused` names for kept: they are roots, too. Neither they
+    /// nor what they lead to is lost any more; what other lost objects lead to as well is kept,
+    /// too.
+    pub fn excuse(
+        &mut self,
+        memory: &MomentMemory,
+        found: &mut Found,
+        mut is_excused: impl FnMut(&Lost) -> bool,
+    ) {
+        let all = found.lost.iter().zip(0..);
+        let excused = all.filter(|(lost, _)| is_excused(lost));
+        let excused: Vec<u32> = excused.map(|(_, index)| index).collect();
+        if !excused.is_empty() {
+            let (heap, marks) = (&self.heap, &mut self.marks);
+            found.excuse(memory, heap, &self.pointers, marks, &excused);
+        }
+    }
+
+    /// How each of the lost objects is lost.
+    pub fn causes(
+        &self,
+        memory: &MomentMemory,
+        found: &Found,
+        scope: Scope,
+    ) -> Option<Vec<causes::How>> {
+        match scope {
+            Scope::Unreachable => causes::order(memory, &self.heap, &self.pointers, found),
+            Scope::Unfreed => None,
+        }
+    }
+}
+
+/// Whether an object was counted in a session; objects hold only the last 8 bits of its number.
+pub fn is_of(object: &Sampled, session: &Session) -> bool {
+    if object.weight == 0.0 {
+        // Its header was overwritten: when it was born is not known.
+        return object.session == session.number as u8;
+    }
+    let first = tick_of(session.start_ns);
+    object.session == session.number as u8 && object.born.wrapping_sub(first) as i32 >= -1
+}
+
+/// Whether the records of a session, each with its stack and size class, have one in which an
+/// object was counted. Memory that the allocator has at hand for objects to come may hold anything,
+/// the likeness of a header among it.
+pub fn is_counted(object: &Sampled, records: &[(NodeId, u32)]) -> bool {
+    /// Larger objects may have been resized where they are, and stay with their record.
+    const LARGEST_SMALL: u64 = 14 << 10;
+    let record = records.get(object.record as usize);
+    record.is_some_and(|(_, class)| match object.record {
+        // It has objects of all sizes.
+        TABLE_FULL => *class != NO_CLASS,
+        _ if object.bytes > LARGEST_SMALL => *class != NO_CLASS,
+        _ => *class == size_class(object.bytes),
+    })
+}
+
+/// Large tables are made, copied into better ones, and dropped. With the threshold that glibc
+/// raises with each of them, their memory would stay in this process.
+fn give_back_tables() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: takes numbers, and may be called at any time.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 128 << 10);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_never_counted_is_no_object() {
+        let is = |records: &[(NodeId, u32)], record, bytes| {
+            let object = Sampled {
+                at: 0x1000,
+                bytes,
+                record,
+                session: 1,
+                weight: 1.0,
+                born: 1,
+                ignored: false,
+            };
+            is_counted(&object, records)
+        };
+        let records = [(0, NO_CLASS), (5, 6), (7, NO_CLASS), (8, 20)];
+        for (record, bytes) in [(1, 100), (3, 2_000_000), (3, 300_000)] {
+            assert!(is(&records, record, bytes), "{record} {bytes}");
+        }
+        // Of another class; of an empty record; of none; of a table that was never full.
+        let others = [
+            (1, 128),
+            (2, 100),
+            (2, 1 << 20),
+            (4, 100),
+            (0, 0),
+            (0, 1 << 20),
+        ];
+        for (record, bytes) in others {
+            assert!(!is(&records, record, bytes), "{record} {bytes}");
+        }
+        let full = [(0, 0)];
+        assert!(is(&full, 0, 0) && is(&full, 0, 1 << 20));
+    }
+}

@@ -1,0 +1,269 @@
+//! Lost objects by the stack that allocated them.
+
+use std::collections::{BTreeMap, HashMap};
+
+use heap_format::{Detail, Loss, Lost as Label};
+use mem_agents::snapshot::Snapshot;
+use reachability::causes::How;
+use reachability::lost::Lost;
+use reachability::object::Sampled;
+use shm_protocol::NodeId;
+use shm_protocol::clock::{TICK_NS, tick_of};
+use shm_protocol::header;
+
+use super::base::{Amount, NOTHING, Share, Since};
+
+/// What is lost of one stack, in one way.
+#[derive(Clone, Debug)]
+pub struct Leak {
+    /// Leaf of the stack; 0: of no stack of its own.
+    pub node: NodeId,
+    /// How.
+    pub loss: Loss,
+    /// The objects lost so.
+    pub lost: Sum,
+    /// What else is lost only with them.
+    pub kept: Sum,
+    /// Address of the youngest of them.
+    pub example: u64,
+    /// Its birth.
+    born: u32,
+}
+
+impl Leak {
+    fn add(&mut self, lost: &Lost, share: Share) {
+        let born = lost.object.born;
+        if self.lost.samples == 0 || born.wrapping_sub(self.born) as i32 >= 0 {
+            (self.example, self.born) = (lost.object.at, born);
+        }
+        self.lost.add_share(lost, share);
+    }
+
+    fn settle(&mut self) {
+        self.lost.settle();
+        self.kept.settle();
+    }
+}
+
+/// Gives objects whose headers were overwritten, or forged, the weight that others of their stack and size
+/// class have. Returns how many
+/// objects of each stack, by its leaf, were overwritten.
+pub fn settle_weights(
+    lost: &mut [Lost],
+    stacks: &[(NodeId, u32)],
+    snapshot: &Snapshot,
+) -> BTreeMap<NodeId, u64> {
+    let interval = snapshot.largest_interval();
+    let now = tick_of(snapshot.end_ns);
+    let mut means: HashMap<(NodeId, u32), f32> = HashMap::new();
+    let is_overwritten = |object: &Sampled| {
+        let largest = header::largest_weight(object.bytes, interval);
+        let age = now.wrapping_sub(object.born) as i32;
+        object.weight == 0.0 || object.weight > largest || age < -1
+    };
+    if lost.iter().any(|lost| is_overwritten(&lost.object)) {
+        for record in snapshot.records() {
+            let sums = record.sums(snapshot.end_tick());
+            let mean = sums.alloc_objects / sums.alloc_samples.max(1) as f64;
+            means.insert((record.node, record.size_class), mean as f32);
+        }
+    }
+    let mut overwritten = BTreeMap::new();
+    for Lost { object, .. } in lost {
+        if is_overwritten(object) {
+            let stack = stacks.get(object.record as usize);
+            let mean = stack.and_then(|stack| means.get(stack));
+            object.weight = mean.copied().unwrap_or(1.0).max(1.0);
+            object.born = now;
+            *overwritten
+                .entry(stack.map_or(0, |(node, _)| *node))
+                .or_default() += 1;
+        }
+    }
+    overwritten
+}
+
+/// What is lost of each stack.
+pub fn amounts(lost: &[Lost], stacks: &[(NodeId, u32)]) -> HashMap<NodeId, Amount> {
+    let mut amounts: HashMap<NodeId, Amount> = HashMap::new();
+    for lost in lost {
+        let stack = stacks.get(lost.object.record as usize);
+        let node = stack.map_or(0, |(node, _)| *node);
+        let amount = amounts.entry(node).or_default();
+        let weight = f64::from(lost.object.weight);
+        amount.samples += 1;
+        amount.objects += weight;
+        amount.bytes += weight * lost.object.bytes as f64;
+    }
+    amounts
+}
+
+/// Estimates of objects.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Sum {
+    /// Samples.
+    pub samples: u64,
+    /// Objects.
+    pub objects: f64,
+    /// Bytes.
+    pub bytes: f64,
+    /// Variance of the bytes.
+    pub variance: f64,
+}
+
+impl Sum {
+    /// Adds an object.
+    pub fn add(&mut self, lost: &Lost) {
+        self.add_share(lost, Share::ALL);
+    }
+
+    /// Adds a part of an object.
+    fn add_share(&mut self, lost: &Lost, share: Share) {
+        let weight = f64::from(lost.object.weight);
+        let bytes = lost.object.bytes as f64;
+        self.samples += 1;
+        self.objects += weight * share.objects;
+        self.bytes += weight * bytes * share.bytes;
+        self.variance += weight * (weight - 1.0) * bytes * bytes * share.bytes;
+    }
+
+    /// Takes out what errors of calculation have added to whole numbers.
+    fn settle(&mut self) {
+        for number in [&mut self.objects, &mut self.bytes] {
+            if (*number - number.round()).abs() < NOTHING {
+                *number = number.round();
+            }
+        }
+    }
+
+    /// Half the width of the interval that holds the true bytes with 95 % probability.
+    pub fn margin(&self) -> f64 {
+        1.96 * self.variance.sqrt()
+    }
+}
+
+/// All that is lost.
+#[derive(Debug, Default)]
+pub struct Leaks {
+    /// By stack, the largest first.
+    pub leaks: Vec<Leak>,
+    /// Together.
+    pub total: Sum,
+    /// What of each stack and size class is lost, and how, as in a profile.
+    details: HashMap<(NodeId, u32), BTreeMap<Label, Detail>>,
+}
+
+impl Leaks {
+    /// For lost objects, how each is lost, as far as that is known, and the stack and size class of
+    /// each record; `now` is the tick of the check. `since`: only what is new is listed.
+    pub fn of(
+        lost: &[Lost],
+        how: Option<&[How]>,
+        stacks: &[(NodeId, u32)],
+        (now, since): (u32, Option<&Since>),
+    ) -> Self {
+        let stack = |lost: &Lost| stacks.get(lost.object.record as usize).copied();
+        let share = |node: NodeId| match since {
+            Some(since) => since.shares.get(&node).copied(),
+            None => Some(Share::ALL),
+        };
+        let mut leaks: HashMap<(NodeId, Loss), Leak> = HashMap::new();
+        let mut all = Self::default();
+        for (index, object) in lost.iter().enumerate() {
+            let (node, class) = stack(object).unwrap_or_default();
+            let (loss, cause) = loss(how.and_then(|how| how.get(index)));
+            let group = match (cause, loss) {
+                (Some(cause), _) => lost.get(cause as usize).and_then(stack),
+                (None, Loss::Indirect) => None,
+                (None, _) => stack(object),
+            };
+            let label = Label {
+                how: Some(loss),
+                group: group.unwrap_or_default().0,
+            };
+            let details = all.details.entry((node, class)).or_default();
+            let detail = details.entry(label).or_default();
+            detail.add(&detail_of(object, now));
+            let Some(share) = share(node) else {
+                continue;
+            };
+            all.total.add_share(object, share);
+            entry(&mut leaks, node, loss).add(object, share);
+            let cause = cause.filter(|cause| *cause as usize != index);
+            if let Some(cause) = cause.and_then(|cause| Some((cause, lost.get(cause as usize)?))) {
+                let node = stack(cause.1).unwrap_or_default().0;
+                let (of_cause, _) = self::loss(how.and_then(|how| how.get(cause.0 as usize)));
+                if loss == Loss::Indirect {
+                    let leak = entry(&mut leaks, node, of_cause);
+                    leak.kept.add_share(object, share);
+                }
+            }
+        }
+        if let Some(since) = since {
+            all.total.samples = since.samples;
+            all.total.settle();
+            leaks.values_mut().for_each(Leak::settle);
+            // For a cause that is not new, nothing is listed.
+            leaks.retain(|_, leak| leak.lost.samples > 0);
+        }
+        all.leaks = sorted(leaks.into_values().collect());
+        all
+    }
+
+    /// What of a stack and size class is lost, and how.
+    pub fn details(&self, node: NodeId, class: u32) -> Vec<(Detail, Label)> {
+        let details = self.details.get(&(node, class)).into_iter().flatten();
+        details.map(|(label, detail)| (*detail, *label)).collect()
+    }
+}
+
+/// The largest first, of those that are to be mended; the rest goes with these.
+fn sorted(mut leaks: Vec<Leak>) -> Vec<Leak> {
+    let size = |leak: &Leak| leak.lost.bytes + leak.kept.bytes;
+    leaks.sort_by(|a, b| {
+        let by_loss = (a.loss == Loss::Indirect).cmp(&(b.loss == Loss::Indirect));
+        by_loss
+            .then(size(b).total_cmp(&size(a)))
+            .then(a.node.cmp(&b.node))
+    });
+    leaks
+}
+
+fn entry(leaks: &mut HashMap<(NodeId, Loss), Leak>, node: NodeId, loss: Loss) -> &mut Leak {
+    leaks.entry((node, loss)).or_insert_with(|| Leak {
+        node,
+        loss,
+        lost: Sum::default(),
+        kept: Sum::default(),
+        example: 0,
+        born: 0,
+    })
+}
+
+/// How, and the index of the object that is the cause.
+fn loss(how: Option<&How>) -> (Loss, Option<u32>) {
+    match how {
+        None | Some(How::Directly) => (Loss::Direct, None),
+        Some(How::InCycle(first)) => (Loss::Cycle, Some(*first)),
+        Some(How::Indirectly(cause)) => (Loss::Indirect, Some(*cause)),
+        Some(How::ThroughUnknown) => (Loss::Indirect, None),
+    }
+}
+
+fn detail_of(lost: &Lost, now: u32) -> Detail {
+    let weight = f64::from(lost.object.weight);
+    let bytes = lost.object.bytes as f64;
+    let spread = weight * (weight - 1.0);
+    let age = now.wrapping_sub(lost.object.born) as i32;
+    Detail {
+        alloc_samples: 1,
+        alloc_objects: weight,
+        alloc_bytes: weight * bytes,
+        live_age_ms_sum: weight * f64::from(age.max(0)) * (TICK_NS as f64 / 1e6),
+        alloc_variance: spread * bytes * bytes,
+        live_variance: spread * bytes * bytes,
+        alloc_object_variance: spread,
+        live_object_variance: spread,
+        ..Detail::default()
+    }
+}

@@ -1,0 +1,131 @@
+//! Suppressions: which leaks are known and not to be reported, in LeakSanitizer's format.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use mem_agents::text;
+
+/// Maximum number of bytes of a file, and of templates of all files.
+const MOST_BYTES: u64 = 1 << 20;
+const MOST_TEMPLATES: usize = 10_000;
+
+/// Templates, in the order in which they are tried.
+#[derive(Clone, Debug, Default)]
+pub struct Suppressions {
+    templates: Vec<String>,
+}
+
+impl Suppressions {
+    /// Adds those of a file.
+    ///
+    /// # Errors
+    /// It cannot be read, or a line is none. The text names both.
+    pub fn add_file(&mut self, path: &Path) -> Result<(), String> {
+        let shown = text::path(path);
+        let mut bytes = Vec::new();
+        File::open(path)
+            .and_then(|file| file.take(MOST_BYTES + 1).read_to_end(&mut bytes))
+            .map_err(|error| format!("{shown}: the suppressions cannot be read: {error}"))?;
+        if bytes.len() as u64 > MOST_BYTES {
+            return Err(format!(
+                "{shown}: more than {}, too large for a file of suppressions: name another",
+                text::bytes(MOST_BYTES as f64)
+            ));
+        }
+        self.add(&bytes)
+            .map_err(|(line, what)| format!("{shown}:{line}: {what}"))
+    }
+
+    /// Adds those of a text that the program has; the error says what is wrong with it.
+    pub fn add_stated(&mut self, bytes: &[u8]) -> Result<(), String> {
+        self.add(bytes)
+            .map_err(|(line, what)| format!("__lsan_default_suppressions(), line {line}: {what}"))
+    }
+
+    /// Adds those of a text; else the line's number, and what is wrong with it.
+    fn add(&mut self, bytes: &[u8]) -> Result<(), (usize, String)> {
+        for (line, number) in bytes.split(|byte| *byte == b'\n').zip(1..) {
+            let line = std::str::from_utf8(line).ok().filter(|l| !l.contains('\0'));
+            let line = line.ok_or((number, "not text: name a file of suppressions".to_owned()))?;
+            let line = line.trim_matches([' ', '\t', '\r']);
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            let Some(template) = line.strip_prefix("leak:") else {
+                let start: String = line.chars().take(40).collect();
+                let start = text::escape(start.as_bytes());
+                return Err((
+                    number,
+                    format!("\"{start}\" is not a suppression: write leak:TEMPLATE"),
+                ));
+            };
+            if self.templates.len() == MOST_TEMPLATES {
+                let most = format!("more than {MOST_TEMPLATES} suppressions: join some with *");
+                return Err((number, most));
+            }
+            self.templates.push(template.to_owned());
+        }
+        Ok(())
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.templates.is_empty()
+    }
+
+    /// A template, for display.
+    pub fn template(&self, index: usize) -> String {
+        let template = self.templates.get(index).map_or("", |text| text);
+        text::escape(template.as_bytes())
+    }
+
+    /// The index of the first template that a text matches. `left`: most bytes to compare, from
+    /// which those that were are taken.
+    pub fn first(&self, text: &str, left: &mut u64) -> Option<usize> {
+        self.templates.iter().position(|template| {
+            let cost = (template.len() + text.len()) as u64;
+            let is_affordable = *left >= cost;
+            *left = left.saturating_sub(cost);
+            is_affordable && matches(template, text)
+        })
+    }
+}
+
+/// Whether a text matches a template, as in LeakSanitizer: it contains its parts, which `*`
+/// separates, one after the other. `^` at its beginning and `$` are the text's beginning and end.
+/// Each part is taken where it is found first, so this takes time in proportion to both lengths.
+fn matches(template: &str, text: &str) -> bool {
+    if text.is_empty() {
+        return false;
+    }
+    let (mut template, mut is_start) = match template.strip_prefix('^') {
+        Some(rest) => (rest, true),
+        None => (template, false),
+    };
+    let (mut text, mut is_after_star) = (text, false);
+    while !template.is_empty() {
+        if let Some(rest) = template.strip_prefix('*') {
+            (template, is_start, is_after_star) = (rest, false, true);
+            continue;
+        }
+        if template.starts_with('$') {
+            return text.is_empty() || is_after_star;
+        }
+        let end = template.find(['*', '$']).unwrap_or(template.len());
+        let (part, rest) = template.split_at(end);
+        let found = match is_start {
+            true => text.starts_with(part).then_some(0),
+            false => text.find(part),
+        };
+        let Some(found) = found else {
+            return false;
+        };
+        (text, template) = (&text[found + part.len()..], rest);
+        (is_start, is_after_star) = (false, false);
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,170 @@
+//! Threads of a process that is not stopped: what the kernel reports about those that wait, and for
+//! all others only where their stacks are.
+
+use std::ops::Range;
+
+use capture::Thread;
+use reachability::{Heap, Memory};
+
+use super::control_blocks;
+use super::regions::Region;
+
+/// Maximum number of bytes that are searched for control blocks outside stacks.
+const MOST: u64 = 256 << 20;
+/// Maximum number of bytes of a stack, from its end, in which its thread's control block is looked
+/// for.
+const MOST_STACK: u64 = 1 << 20;
+
+/// The number of threads, and those that wait in the kernel, with the arguments of their system
+/// calls in place of registers.
+pub fn threads(pid: i32) -> (usize, Vec<Thread>) {
+    let tids = proc::threads(pid);
+    let waiting = tids.iter().filter_map(|&tid| {
+        let text = proc::file(pid, &format!("task/{tid}/syscall"))?;
+        waiting(tid, &String::from_utf8_lossy(&text))
+    });
+    (tids.len(), waiting.collect())
+}
+
+/// A thread by the text of its `syscall`: `NUMBER ARGUMENTS… SP PC`, `-1 SP PC` where it waits for
+/// another reason. `None`: it runs.
+fn waiting(tid: i32, text: &str) -> Option<Thread> {
+    let mut fields = text.split_ascii_whitespace();
+    fields.next()?.parse::<i64>().ok()?;
+    let number = |text: &str| u64::from_str_radix(text.strip_prefix("0x")?, 16).ok();
+    let mut words = fields.map(number).collect::<Option<Vec<u64>>>()?;
+    let pc = words.pop()?;
+    let sp = words.pop().filter(|sp| *sp != 0)?;
+    Some(Thread {
+        tid,
+        sp,
+        pc,
+        in_call: false,
+        thread_pointer: 0,
+        words,
+        scratch: Vec::new(),
+    })
+}
+
+/// Adds, of all threads, where their control blocks are, and of those that run the whole of their
+/// stacks: how much of these is in use is not known.
+pub fn complete(threads: &mut Vec<Thread>, memory: &dyn Memory, heap: &Heap, regions: &[Region]) {
+    let mut stacks: Vec<u64> = threads.iter().map(|thread| thread.sp).collect();
+    stacks.sort_unstable();
+    let is_known = |range: &Range<u64>| {
+        let first = stacks.partition_point(|sp| *sp < range.start);
+        stacks.get(first).is_some_and(|sp| *sp < range.end)
+    };
+    let mut left = MOST;
+    let mut found = Vec::new();
+    for region in regions.iter().filter(|region| region.is_readable) {
+        let range = &region.range;
+        if region.name.starts_with(b"[stack") {
+            found.extend((!is_known(range)).then_some((0, range.start, 0)));
+            continue;
+        }
+        if !region.name.is_empty() && region.name != b"[heap]" || region.is_shared {
+            continue;
+        }
+        for block in blocks(region, memory, heap, &mut left) {
+            let number = control_blocks::number(memory, block);
+            let is_stack = region.has_guard && !is_known(range);
+            let sp = if is_stack { range.start } else { 0 };
+            found.extend((number != 0).then_some((number, sp, block)));
+        }
+    }
+    threads.extend(found.into_iter().map(|(number, sp, block)| Thread {
+        tid: number as i32,
+        sp,
+        pc: 0,
+        in_call: false,
+        thread_pointer: block,
+        words: Vec::new(),
+        scratch: Vec::new(),
+    }));
+}
+
+/// The control blocks in a mapping, but in the program's objects.
+fn blocks(region: &Region, memory: &dyn Memory, heap: &Heap, left: &mut u64) -> Vec<u64> {
+    let Range { start, end } = region.range;
+    if region.has_guard {
+        let last = start.max(end.saturating_sub(MOST_STACK))..end;
+        return control_blocks::find(memory, last);
+    }
+    let mut found = Vec::new();
+    for part in heap.outside(start..end) {
+        let mut at = part.start;
+        while let Some(present) = memory.next(at..part.end) {
+            let bytes = present.end - present.start;
+            let Some(rest) = left.checked_sub(bytes) else {
+                return found;
+            };
+            *left = rest;
+            at = present.end;
+            found.extend(control_blocks::find(memory, present));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waiting_threads_show_their_stacks_and_arguments() {
+        let of = |text: &str| waiting(7, text).map(|t| (t.sp, t.pc, t.words));
+        let call = "232 0x5 0x7ffc00001000 0x200 0x3e8 0x0 0x8 0x7ffc00000f90 0x7f0000012345\n";
+        let words = vec![0x5, 0x7ffc_0000_1000, 0x200, 0x3e8, 0, 8];
+        assert_eq!(of(call), Some((0x7ffc_0000_0f90, 0x7f00_0001_2345, words)));
+        let stopped = "-1 0x7ffc00000f90 0x401000\n";
+        assert_eq!(of(stopped), Some((0x7ffc_0000_0f90, 0x40_1000, vec![])));
+        for text in [
+            "running\n",
+            "",
+            "1",
+            "1 0x2",
+            "-1 0x0 0x0\n",
+            "0 1 2 3\n",
+            "\u{e9}",
+        ] {
+            assert_eq!(of(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
+    fn a_thread_that_runs_is_found_by_its_control_block() {
+        use std::sync::mpsc::channel;
+
+        use reachability::ProcessMemory;
+
+        use super::super::held::Held;
+        use super::super::memory::MomentMemory;
+        use super::super::regions;
+
+        let (tell, told) = channel();
+        let (end, ended) = channel::<()>();
+        let thread = std::thread::spawn(move || {
+            // SAFETY: takes nothing.
+            let tid = unsafe { libc::syscall(libc::SYS_gettid) } as i32;
+            tell.send((tid, &raw const tid as u64)).expect("heard");
+            let _ = ended.recv();
+        });
+        let (tid, local) = told.recv().expect("a thread");
+        let pid = std::process::id() as i32;
+        let maps = std::fs::read("/proc/self/maps").expect("our own");
+        let regions = regions::parse(&maps);
+        let memory = MomentMemory::of(pid, pid, &regions, (&[], Held::default()));
+        let heap = Heap::default();
+        let mut threads = Vec::new();
+        complete(&mut threads, &memory, &heap, &regions);
+        let own = threads.iter().find(|thread| thread.tid == tid);
+        let own = own.expect("its control block");
+        let word = ProcessMemory::of(pid).word(own.thread_pointer);
+        assert_eq!(word, Some(own.thread_pointer));
+        assert!((own.sp..own.thread_pointer).contains(&local), "{own:x?}");
+        drop(end);
+        thread.join().expect("no panic");
+    }
+}

@@ -1,0 +1,150 @@
+//! gperftools' variables for its heap checker, read as it reads them.
+
+use proc::is_traced;
+
+use super::Means;
+use super::options::Options;
+
+const GLOBALS: &str = "HEAP_CHECK_IGNORE_GLOBAL_LIVE";
+const THREADS: &str = "HEAP_CHECK_IGNORE_THREAD_LIVE";
+const ALIGNMENT: &str = "HEAP_CHECK_POINTER_SOURCE_ALIGNMENT";
+const OFFSET: &str = "HEAP_CHECK_MAX_POINTER_OFFSET";
+const LEAKS: &str = "HEAP_CHECK_MAX_LEAKS";
+const IDENTIFY: &str = "HEAP_CHECK_IDENTIFY_LEAKS";
+const TEST_ALIGNMENT: &str = "HEAP_CHECK_TEST_POINTER_ALIGNMENT";
+const UNDER_DEBUGGER: &str = "HEAP_CHECK_RUN_UNDER_GDB";
+
+/// How often a process is searched that a debugger has.
+const SEARCHES: u32 = 5;
+/// Stacks that gperftools shows.
+const SHOWN: usize = 20;
+
+/// What the variables say of a check at exit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Variables {
+    /// Of the search. The roots are those of the mode `as-is` alone.
+    pub options: Options,
+    /// Stacks to show.
+    pub shown: usize,
+    /// Whether each lost object is listed.
+    pub identify: bool,
+    /// Whether a check that finds leaks is made once more with pointers at any address.
+    pub test_alignment: bool,
+    /// Whether a process that a debugger has is checked, while it runs.
+    pub under_debugger: bool,
+}
+
+impl Variables {
+    /// Reads them by `get`. `as_is`: in the mode that leaves the choice of roots to them.
+    ///
+    /// # Errors
+    /// One is not a number, or one that cannot be. The text is for display.
+    pub fn read(get: impl Fn(&str) -> Option<String>, as_is: bool) -> Result<Self, String> {
+        let mut options = Options::default();
+        if as_is {
+            options.globals = get(GLOBALS).is_none_or(|text| is_true(&text));
+            options.stacks = get(THREADS).is_none_or(|text| is_true(&text));
+            options.registers = options.stacks;
+            options.thread_variables = options.stacks;
+        }
+        let number = |name: &str| get(name).map(|text| number(name, &text)).transpose();
+        options.alignment = match number(ALIGNMENT)? {
+            None => options.alignment,
+            Some(n @ (1 | 2 | 4 | 8)) => n as usize,
+            Some(n) => return Err(format!("{ALIGNMENT}={n}: expected 1, 2, 4 or 8")),
+        };
+        // Below zero: to the end of each object.
+        options.most_offset = number(OFFSET)?.and_then(|bytes| u64::try_from(bytes).ok());
+        let shown = match number(LEAKS)? {
+            None => SHOWN,
+            Some(n) if n <= 0 => usize::MAX,
+            Some(n) => usize::try_from(n).unwrap_or(usize::MAX),
+        };
+        let is_set = |name: &str| get(name).is_some_and(|text| is_true(&text));
+        Ok(Self {
+            options,
+            shown,
+            identify: is_set(IDENTIFY),
+            test_alignment: is_set(TEST_ALIGNMENT),
+            under_debugger: is_set(UNDER_DEBUGGER),
+        })
+    }
+}
+
+impl Variables {
+    /// How a process is to be checked: as it runs, if a debugger has it and that is wanted.
+    pub fn means(&self, pid: i32, usual: Means) -> Means {
+        match self.under_debugger && is_traced(pid) {
+            true => Means::Running(SEARCHES),
+            false => usual,
+        }
+    }
+}
+
+fn is_true(text: &str) -> bool {
+    text.is_empty() || text.starts_with(['t', 'T', 'y', 'Y', '1'])
+}
+
+fn number(name: &str, text: &str) -> Result<i64, String> {
+    let number = text.trim().parse();
+    number.map_err(|_| format!("{name}={}: expected a number", text.escape_default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(set: &[(&str, &str)], as_is: bool) -> Result<Variables, String> {
+        let get = |name: &str| {
+            let own = set.iter().find(|(n, _)| *n == name);
+            own.map(|(_, value)| (*value).to_owned())
+        };
+        Variables::read(get, as_is)
+    }
+
+    #[test]
+    fn what_is_not_set_changes_nothing() {
+        for as_is in [false, true] {
+            let variables = read(&[], as_is).unwrap();
+            assert_eq!(variables.options, Options::default());
+            assert_eq!(variables.shown, 20);
+        }
+    }
+
+    #[test]
+    fn roots_are_left_out_in_the_mode_as_is_alone() {
+        for (value, is_root) in [("0", false), ("false", false), ("1", true), ("", true)] {
+            let set = [(GLOBALS, value), (THREADS, "no")];
+            let variables = read(&set, true).unwrap().options;
+            assert_eq!((variables.globals, variables.stacks), (is_root, false));
+            assert_eq!(read(&set, false).unwrap().options, Options::default());
+        }
+    }
+
+    #[test]
+    fn what_is_asked_for_besides_is_off_by_default() {
+        let of = |set: &[(&str, &str)]| {
+            let read = read(set, false).unwrap();
+            (read.identify, read.test_alignment, read.under_debugger)
+        };
+        assert_eq!(of(&[]), (false, false, false));
+        assert_eq!(of(&[(IDENTIFY, "1")]), (true, false, false));
+        assert_eq!(of(&[(TEST_ALIGNMENT, "true")]), (false, true, false));
+        assert_eq!(of(&[(UNDER_DEBUGGER, "yes")]), (false, false, true));
+        assert_eq!(of(&[(UNDER_DEBUGGER, "0")]), (false, false, false));
+    }
+
+    #[test]
+    fn numbers_are_checked() {
+        let offset = |text: &str| read(&[(OFFSET, text)], false).map(|v| v.options.most_offset);
+        assert_eq!(offset("1024"), Ok(Some(1024)));
+        assert_eq!(offset("-1"), Ok(None));
+        assert!(offset("many").unwrap_err().contains("MAX_POINTER_OFFSET"));
+        let shown = |text: &str| read(&[(LEAKS, text)], false).map(|v| v.shown);
+        assert_eq!((shown("3"), shown("0")), (Ok(3), Ok(usize::MAX)));
+        let aligned = |text: &str| read(&[(ALIGNMENT, text)], false).map(|v| v.options.alignment);
+        assert_eq!(aligned("1"), Ok(1));
+        assert!(aligned("3").unwrap_err().contains("1, 2, 4 or 8"));
+        assert!(aligned("99999999999999999999").is_err());
+    }
+}

@@ -1,0 +1,134 @@
+//! The machine, its kernel, and what this process may do.
+
+use std::sync::OnceLock;
+
+use shm_protocol::clock::Shift;
+
+use crate::files::{MAX_FILE_BYTES, MAX_MAPS_BYTES, read};
+use crate::status::Status;
+
+/// The processors that are switched on.
+pub fn processors() -> Vec<u32> {
+    let text = read("/sys/devices/system/cpu/online", MAX_FILE_BYTES).unwrap_or_default();
+    let online = list(String::from_utf8_lossy(&text).trim());
+    if online.is_empty() {
+        // SAFETY: no pointer is passed.
+        let count = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
+        return (0..u32::try_from(count).unwrap_or(1).max(1)).collect();
+    }
+    online
+}
+
+/// A list as the kernel writes it: `0-3,8`.
+fn list(text: &str) -> Vec<u32> {
+    const MOST: u32 = 1 << 14;
+    let part = |part: &str| {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
+        (last < MOST).then_some(first..=last)
+    };
+    text.split(',').filter_map(part).flatten().collect()
+}
+
+/// A number in a file of `/proc/sys/kernel`.
+pub fn setting(name: &str) -> Option<i64> {
+    let text = read(&format!("/proc/sys/kernel/{name}"), MAX_FILE_BYTES).ok()?;
+    String::from_utf8_lossy(&text).trim().parse().ok()
+}
+
+/// Whether this process may lock any amount of memory (`CAP_IPC_LOCK`).
+pub fn may_lock() -> bool {
+    read("/proc/self/status", MAX_FILE_BYTES).is_ok_and(|status| locks(&status))
+}
+
+fn locks(status: &[u8]) -> bool {
+    const IPC_LOCK: u32 = 14;
+    let status = String::from_utf8_lossy(status);
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok());
+    effective.is_some_and(|bits| bits >> IPC_LOCK & 1 == 1)
+}
+
+/// Bytes of the machine's memory.
+pub fn memory() -> usize {
+    let known = |name| {
+        // SAFETY: no pointer is passed.
+        usize::try_from(unsafe { libc::sysconf(name) }).unwrap_or(0)
+    };
+    known(libc::_SC_PHYS_PAGES).saturating_mul(known(libc::_SC_PAGESIZE))
+}
+
+/// Bytes of memory that the machine can give to programs without swapping, as the kernel estimates
+/// it; before Linux 3.14, what is free.
+pub fn available_memory() -> Option<u64> {
+    let text = read("/proc/meminfo", MAX_FILE_BYTES).ok()?;
+    let text = String::from_utf8_lossy(&text);
+    let value = |field: &str| {
+        let rest = text.lines().find_map(|line| line.strip_prefix(field))?;
+        let kilobytes: u64 = rest.trim().strip_suffix(" kB")?.parse().ok()?;
+        Some(kilobytes.saturating_mul(1024))
+    };
+    value("MemAvailable:").or_else(|| value("MemFree:"))
+}
+
+/// The kernel's boot id: binary, and as text.
+pub fn boot_id() -> Option<([u8; 16], String)> {
+    let text = read("/proc/sys/kernel/random/boot_id", MAX_FILE_BYTES).ok()?;
+    let id = shm_protocol::clock::parse_boot_id(&text)?;
+    let text = String::from_utf8_lossy(&text);
+    Some((id, text.trim().to_owned()))
+}
+
+/// What is mounted here, as the kernel lists it.
+pub fn own_mounts() -> Option<Vec<u8>> {
+    read("/proc/self/mountinfo", MAX_MAPS_BYTES).ok()
+}
+
+/// Whether `/proc` is what it should be.
+pub fn is_mounted() -> bool {
+    Status::of_self().is_some()
+}
+
+/// Whether `/proc` shows the pids of our own pid namespace. It may belong to another one
+/// (`unshare --pid` without `--mount-proc`), in which case its pids denote other
+/// processes for us.
+pub fn is_ours() -> bool {
+    static OURS: OnceLock<bool> = OnceLock::new();
+    *OURS.get_or_init(|| Status::of_self().is_some_and(|status| status.ns_pids.len() <= 1))
+}
+
+/// How far this process's clocks are shifted.
+pub fn clock_shift() -> Shift {
+    static SHIFT: OnceLock<Shift> = OnceLock::new();
+    *SHIFT.get_or_init(|| {
+        // The file is about the namespace of future children, which may be another one.
+        let namespace = |name: &str| std::fs::read_link(format!("/proc/self/ns/{name}")).ok();
+        let is_own = namespace("time") == namespace("time_for_children");
+        match read("/proc/self/timens_offsets", MAX_FILE_BYTES) {
+            Ok(text) if is_own => Shift::parse(&text),
+            _ => Shift::NONE,
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capabilities_are_read_as_the_kernel_writes_them() {
+        assert!(locks(b"Name:\tx\nCapEff:\t000001ffffffffff\nSeccomp:\t0\n"));
+        assert!(locks(b"CapEff:\t0000000000004000\n"));
+        assert!(!locks(
+            b"CapPrm:\t0000000000004000\nCapEff:\t0000000000000000\n"
+        ));
+        assert!(!locks(b"CapEff:\tmany\n") && !locks(b""));
+    }
+
+    #[test]
+    fn lists_are_read_as_the_kernel_writes_them() {
+        assert_eq!(list("0-2,5,7-8"), [0, 1, 2, 5, 7, 8]);
+        assert_eq!(list("0"), [0]);
+        assert!(list("").is_empty() && list("x-3,4-").is_empty() && list("0-99999999").is_empty());
+    }
+}

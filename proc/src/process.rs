@@ -1,0 +1,331 @@
+//! A process.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use crate::files::{MAX_FILE_BYTES, MAX_MAPS_BYTES, bounded, file, is_gone, with_room};
+use crate::stat::{PF_EXITING, PF_KTHREAD, Stat, page_bytes};
+use crate::status::{Status, status_field};
+use crate::threads::{living_thread, other_thread, threads, try_threads};
+
+/// What distinguishes the programs that a process executes one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Program {
+    /// When the process began, in ticks since boot: distinguishes processes with the same pid.
+    pub start: u64,
+    /// Device and inode of the executable.
+    pub exe: (u64, u64),
+    /// Where its code and its first stack are: new with each execution, also of the same file.
+    pub addresses: (u64, u64),
+}
+
+/// The program that a process runs now; `None`: it is not known, or there is no process.
+pub fn program(pid: i32) -> Option<Program> {
+    let stat = Stat::of(pid)?;
+    Some(Program {
+        exe: executable(pid)?,
+        start: stat.start_time,
+        addresses: stat.addresses,
+    })
+}
+
+/// Device and inode of a process's executable.
+pub fn executable(pid: i32) -> Option<(u64, u64)> {
+    let of = |pid| fs::metadata(format!("/proc/{pid}/exe"));
+    let meta = of(pid).or_else(|error| match is_gone(&error) {
+        true => of(living_thread(pid)),
+        false => Err(error),
+    });
+    let meta = meta.ok()?;
+    Some((meta.dev(), meta.ino()))
+}
+
+/// Whether it is a thread of the kernel, which has no memory of its own.
+pub fn is_of_kernel(pid: i32) -> bool {
+    Stat::read(pid).is_ok_and(|stat| stat.flags & PF_KTHREAD != 0)
+}
+
+/// All processes with their parents.
+pub fn parents() -> Vec<(i32, i32)> {
+    let parent = |pid: i32| Some((pid, Stat::read(pid).ok()?.parent));
+    all().into_iter().filter_map(parent).collect()
+}
+
+/// All processes that we can see.
+pub fn all() -> Vec<i32> {
+    let entries = with_room(|| Ok(fs::read_dir("/proc")?.flatten().collect::<Vec<_>>()));
+    let entries = entries.unwrap_or_default().into_iter();
+    entries
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect()
+}
+
+/// Whether a process has ended, even if its parent has not waited for it yet. One that cannot be
+/// read for another reason counts as running.
+pub fn is_over(pid: i32) -> bool {
+    match Stat::read(pid) {
+        Err(error) => is_gone(&error),
+        // A first thread that has ended before the others looks the same.
+        Ok(stat) => stat.first_has_ended() && is_alone(pid, is_gone),
+    }
+}
+
+/// Whether a process is exiting, or has ended, with all of its threads.
+pub fn is_ending(pid: i32) -> bool {
+    let first_is = Stat::read(pid).is_ok_and(|stat| stat.flags & PF_EXITING != 0);
+    first_is && is_alone(pid, |_| false) || is_over(pid)
+}
+
+/// Whether a process has no other threads; `failed` says what a failed look at them means.
+fn is_alone(pid: i32, failed: fn(&io::Error) -> bool) -> bool {
+    match try_threads(pid) {
+        Ok(threads) => threads.len() < 2,
+        Err(error) => failed(&error),
+    }
+}
+
+/// Whether a process is stopped, by a signal or by who traces it.
+pub fn is_stopped(pid: i32) -> bool {
+    Stat::read(pid).is_ok_and(|stat| matches!(stat.state, b'T' | b't'))
+}
+
+/// CPU time that a process has used in all its threads, also in those that have ended.
+pub fn cpu_ns(pid: i32) -> Option<u64> {
+    // A clock's number has 29 bits for the process. What exceeds them would name another one.
+    if !(1..1 << 28).contains(&pid) {
+        return None;
+    }
+    let mut clock: libc::clockid_t = 0;
+    // SAFETY: all zero is a valid timespec.
+    let mut time: libc::timespec = unsafe { std::mem::zeroed() };
+    // SAFETY: both calls write to locals of the type that they expect.
+    let known = unsafe {
+        libc::clock_getcpuclockid(pid, &raw mut clock) == 0
+            && libc::clock_gettime(clock, &raw mut time) == 0
+    };
+    let seconds = u64::try_from(time.tv_sec).ok()?;
+    let ns = u64::try_from(time.tv_nsec).ok()?;
+    known.then_some(seconds.checked_mul(1_000_000_000)?.checked_add(ns)?)
+}
+
+/// Whether a debugger or the like traces the process.
+pub fn is_traced(pid: i32) -> bool {
+    Status::of(pid).is_some_and(|status| status.tracer().is_some())
+}
+
+/// Maximum number of threads of a process that are examined.
+const MAX_EXAMINED: usize = 1024;
+
+/// Seccomp mode and number of filters of a process: the most that any of its threads has.
+pub fn seccomp(pid: i32) -> (u32, u32) {
+    let of = |tid| {
+        let text = file(pid, &format!("task/{tid}/status"))?;
+        let field = |field| status_field(&text, field)?.parse::<u32>().ok();
+        Some((field("Seccomp:")?, field("Seccomp_filters:").unwrap_or(0)))
+    };
+    let threads = threads(pid).into_iter().take(MAX_EXAMINED);
+    threads.filter_map(of).max().unwrap_or((0, 0))
+}
+
+/// The number of a thread in the innermost pid namespace that it is in.
+pub fn innermost_tid(pid: i32, tid: i32) -> Option<u32> {
+    let text = file(pid, &format!("task/{tid}/status"))?;
+    let numbers = status_field(&text, "NSpid:")?;
+    numbers.split_ascii_whitespace().last()?.parse().ok()
+}
+
+/// Bytes of a process's page tables.
+pub fn page_tables(pid: i32) -> Option<u64> {
+    let text = file(pid, "status")?;
+    let kib = status_field(&text, "VmPTE:")?.strip_suffix("kB")?;
+    kib.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// Bytes of address space that a process may still map; `None` if there is no limit, or it
+/// cannot be read.
+pub fn address_space_left(pid: i32) -> Option<u64> {
+    let limits = file(pid, "limits")?;
+    let limit = status_field(&limits, "Max address space")?;
+    let limit: u64 = limit.split_ascii_whitespace().next()?.parse().ok()?;
+    let used = file(pid, "statm")?;
+    let pages: u64 = std::str::from_utf8(&used)
+        .ok()?
+        .split_ascii_whitespace()
+        .next()?
+        .parse()
+        .ok()?;
+    Some(limit.saturating_sub(pages.saturating_mul(page_bytes()?)))
+}
+
+/// A process's environment at its start; `None` if it cannot be read or holds nothing.
+pub fn environment(pid: i32) -> Option<Vec<u8>> {
+    read_of_memory(pid, "environ", MAX_FILE_BYTES).filter(|text| !text.is_empty())
+}
+
+/// The value of a variable in an environment.
+pub fn value<'a>(environment: &'a [u8], name: &str) -> Option<&'a [u8]> {
+    let mut variables = environment.split(|b| *b == 0);
+    variables.find_map(|one| one.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
+}
+
+/// A file about the memory of a process, of which the kernel shows nothing where its first thread
+/// has ended: there, that of another thread, which has the same.
+fn read_of_memory(pid: i32, name: &str, most: u64) -> Option<Vec<u8>> {
+    let text = bounded(pid, name, most)?;
+    if !text.is_empty() {
+        return Some(text);
+    }
+    let other = other_thread(pid).and_then(|tid| bounded(tid, name, most));
+    Some(other.unwrap_or(text))
+}
+
+/// A file of `/proc` about the memory of a process, by its path: see `read_of_memory`.
+pub fn path_of_memory(pid: i32, file: &str) -> String {
+    let is_shown = Stat::of(pid).is_none_or(|stat| !stat.first_has_ended());
+    match other_thread(pid).filter(|_| !is_shown) {
+        Some(tid) => format!("/proc/{pid}/task/{tid}/{file}"),
+        None => format!("/proc/{pid}/{file}"),
+    }
+}
+
+/// The process's directory in `/proc`; where its first thread has ended, that of another thread,
+/// which has the same memory, executable and root.
+pub fn directory(pid: i32) -> PathBuf {
+    format!("/proc/{}", living_thread(pid)).into()
+}
+
+/// The text of `/proc/PID/maps`; `None` without permission, empty for a zombie.
+pub fn maps(pid: i32) -> Option<Vec<u8>> {
+    let mut text = read_of_memory(pid, "maps", MAX_MAPS_BYTES)?;
+    if text.len() as u64 == MAX_MAPS_BYTES {
+        let whole = text
+            .iter()
+            .rposition(|b| *b == b'\n')
+            .map_or(0, |at| at + 1);
+        text.truncate(whole);
+    }
+    Some(text)
+}
+
+/// The kernel's counters of a process's memory, in bytes by name. The kernel keeps these
+/// counters anyway: reading them neither walks nor locks the process's memory.
+pub fn memory_counters(pid: i32) -> Vec<(&'static str, u64)> {
+    const NAMES: [(&str, &str); 5] = [
+        ("RssAnon:", "rss_anon"),
+        ("RssFile:", "rss_file"),
+        ("RssShmem:", "rss_shmem"),
+        ("VmSwap:", "swap"),
+        ("VmHWM:", "peak"),
+    ];
+    let text = file(pid, "status").unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let value = |(field, name): &(&str, &'static str)| {
+        let rest = text.lines().find_map(|line| line.strip_prefix(field))?;
+        let kilobytes: u64 = rest.trim().strip_suffix(" kB")?.parse().ok()?;
+        Some((*name, kilobytes.saturating_mul(1024)))
+    };
+    NAMES.iter().filter_map(value).collect()
+}
+
+/// Path of the executable; `None` without permission.
+pub fn exe(pid: i32) -> Option<Vec<u8>> {
+    let of_other = || {
+        let tid = other_thread(pid)?;
+        fs::read_link(format!("/proc/{pid}/task/{tid}/exe")).ok()
+    };
+    let path = fs::read_link(format!("/proc/{pid}/exe")).ok();
+    let path = path.or_else(of_other)?;
+    Some(OsString::from(path).into_vec())
+}
+
+/// Device and inode of a process's root directory; `None` without permission. The process is a
+/// pid, or `self`.
+pub fn root_of(process: &str) -> Option<(u64, u64)> {
+    let root = fs::metadata(format!("/proc/{process}/root")).ok()?;
+    Some((root.dev(), root.ino()))
+}
+
+/// The root directory of a process, if it differs from ours and has a name here.
+pub fn other_root(pid: i32) -> Option<PathBuf> {
+    let shown = living_thread(pid);
+    let path = fs::read_link(format!("/proc/{shown}/root")).ok()?;
+    (path != Path::new("/")).then_some(path)
+}
+
+/// The command line, argument by argument. Programs that overwrite it with a title leave
+/// empty arguments behind: trailing ones are dropped.
+pub fn command_line(pid: i32) -> Vec<Vec<u8>> {
+    let text = read_of_memory(pid, "cmdline", MAX_FILE_BYTES).unwrap_or_default();
+    let used = text.iter().rposition(|b| *b != 0).map_or(0, |at| at + 1);
+    match used {
+        0 => Vec::new(),
+        _ => text[..used]
+            .split(|b| *b == 0)
+            .map(<[u8]>::to_vec)
+            .collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_that_are_none_have_nothing() {
+        let pid = std::process::id() as i32;
+        assert!(!crate::processors().is_empty());
+        assert!(threads(pid).contains(&pid));
+        assert!(cpu_ns(pid).is_some_and(|ns| ns > 0));
+        assert!(!is_over(pid) && is_over(i32::MAX));
+        assert!(maps(i32::MAX).is_none() && threads(i32::MAX).is_empty());
+        for none in [i32::MAX, 1 << 28, 0, -1] {
+            assert_eq!(cpu_ns(none), None, "{none}");
+        }
+    }
+
+    #[test]
+    fn an_execution_changes_the_program() {
+        use std::process::Command;
+        let pid = std::process::id() as i32;
+        let own = program(pid).expect("its own program");
+        assert_eq!(program(pid), Some(own));
+        assert_eq!(executable(pid), Some(own.exe));
+        let mut other = Command::new("sleep").arg("1000").spawn().expect("sleep");
+        let of_other = program(other.id() as i32);
+        other.kill().expect("a child");
+        other.wait().expect("a child");
+        assert!(of_other.is_some() && of_other != Some(own));
+        assert_eq!(program(i32::MAX), None);
+    }
+
+    #[test]
+    fn own_memory_is_counted() {
+        let memory = memory_counters(std::process::id() as i32);
+        let of = |name: &str| {
+            memory
+                .iter()
+                .find(|(n, _)| *n == name)
+                .map(|(_, bytes)| *bytes)
+        };
+        assert!(of("rss_anon").is_some_and(|bytes| bytes > 0), "{memory:?}");
+        assert!(of("rss_file").is_some_and(|bytes| bytes > 0), "{memory:?}");
+        assert!(of("peak") >= of("rss_anon"), "{memory:?}");
+        assert!(memory_counters(i32::MAX).is_empty());
+    }
+
+    #[test]
+    fn own_process_reads() {
+        let pid = std::process::id() as i32;
+        let stat = Stat::of(pid).unwrap();
+        assert!(!stat.is_dead() && stat.start_time > 0);
+        let status = Status::of(pid).unwrap();
+        assert_eq!((status.tgid, status.ns_pids.first()), (pid, Some(&pid)));
+        assert_eq!(status.uid(), fs::metadata("/proc/self").unwrap().uid());
+        assert!(!crate::has_ended(&crate::pidfd(pid).unwrap()));
+        assert!(Stat::of(i32::MAX).is_none());
+    }
+}

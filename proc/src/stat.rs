@@ -1,0 +1,147 @@
+//! `/proc/PID/stat`.
+
+use std::io;
+
+use crate::files::{self, MAX_FILE_BYTES};
+use crate::machine::clock_shift;
+use crate::threads::other_thread;
+
+/// Of [`Stat::flags`]: the process is exiting.
+pub(crate) const PF_EXITING: u64 = 4;
+/// Of [`Stat::flags`]: it is a thread of the kernel.
+pub(crate) const PF_KTHREAD: u64 = 0x0020_0000;
+
+/// The fields of `/proc/PID/stat` that are used here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// Name of the main thread, as the process chose it.
+    pub comm: Vec<u8>,
+    /// One letter: `R`, `S`, `T`, `Z`, …
+    pub state: u8,
+    /// Parent.
+    pub parent: i32,
+    /// The kernel's flags (`PF_…`).
+    pub flags: u64,
+    /// CPU time used, in clock ticks.
+    pub cpu_ticks: u64,
+    /// Threads, the first one included as long as the process has a number.
+    pub threads: u64,
+    /// Start, in clock ticks since boot: together with the pid, it uniquely identifies the
+    /// process.
+    pub start_time: u64,
+    /// Resident pages.
+    pub rss_pages: u64,
+    /// Where its code and its first stack are; 0 or 1 if that may not be known. New with each execution.
+    pub addresses: (u64, u64),
+    /// Exit status, as from `wait`; meaningless while it runs.
+    pub wait_status: Option<i32>,
+}
+
+impl Stat {
+    /// Reads it; `None` if there is no such process.
+    pub fn of(pid: i32) -> Option<Self> {
+        let mut stat = Self::read(pid).ok()?;
+        if stat.first_has_ended()
+            && let Some(other) = other_thread(pid)
+            && let Some(other) = files::file(pid, &format!("task/{other}/stat"))
+            && let Some(other) = Self::parse(&other)
+        {
+            (stat.rss_pages, stat.addresses) = (other.rss_pages, other.addresses);
+        }
+        Some(stat)
+    }
+
+    /// Reads it as the kernel shows it: nothing about memory, if the first thread has ended before others.
+    pub fn read(pid: i32) -> io::Result<Self> {
+        let text = files::read(&format!("/proc/{pid}/stat"), MAX_FILE_BYTES)?;
+        Self::parse(&text).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    fn parse(text: &[u8]) -> Option<Self> {
+        // The name may contain anything, including parentheses and blanks.
+        let open = text.iter().position(|b| *b == b'(')?;
+        let close = text.iter().rposition(|b| *b == b')')?;
+        let rest = std::str::from_utf8(text.get(close + 1..)?).ok()?;
+        let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+        let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
+        Some(Self {
+            comm: text.get(open + 1..close)?.to_vec(),
+            state: *fields.first()?.as_bytes().first()?,
+            parent: fields.get(1)?.parse().ok()?,
+            flags: number(6)?,
+            cpu_ticks: number(11)?.checked_add(number(12)?)?,
+            threads: number(17)?,
+            start_time: clock_shift().start_time(number(19)?),
+            rss_pages: number(21).unwrap_or(0),
+            addresses: (number(23).unwrap_or(0), number(25).unwrap_or(0)),
+            wait_status: number(49).map(|status| status as i32),
+        })
+    }
+
+    /// Resident memory.
+    pub fn rss_bytes(&self) -> Option<u64> {
+        Some(self.rss_pages.saturating_mul(page_bytes()?))
+    }
+
+    /// Whether the process has ended and waits for its parent to reap it. Its first thread may have
+    /// ended before the others (`pthread_exit` in `main`), which looks the same except for those.
+    pub fn is_dead(&self) -> bool {
+        self.first_has_ended() && self.threads < 2
+    }
+
+    /// Whether its first thread has ended: the kernel shows nothing of the process's memory there.
+    pub fn first_has_ended(&self) -> bool {
+        matches!(self.state, b'Z' | b'X' | b'x')
+    }
+}
+
+/// Bytes of a page.
+pub(crate) fn page_bytes() -> Option<u64> {
+    // SAFETY: no pointer is passed.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    u64::try_from(bytes).ok().filter(|bytes| *bytes > 0)
+}
+
+/// Resident memory of a process.
+pub fn rss_bytes(pid: i32) -> Option<u64> {
+    Stat::of(pid)?.rss_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hostile_names_do_not_shift_the_fields() {
+        let text = b"42 (a) R 1 (x) S 7 0 0 0 -1 0 1 2 3 4 50 60 0 0 20 0 1 0 9999 4096 77 1";
+        let stat = Stat::parse(text).unwrap();
+        assert_eq!(stat.comm, b"a) R 1 (x");
+        assert_eq!((stat.state, stat.parent), (b'S', 7));
+        assert_eq!(
+            (stat.cpu_ticks, stat.start_time, stat.rss_pages),
+            (110, 9999, 77)
+        );
+        assert_eq!(Stat::parse(b"42 (a"), None);
+    }
+
+    #[test]
+    fn fields_are_counted_behind_the_name() {
+        let text =
+            b"7 (a) R b) S 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28";
+        let stat = Stat::parse(text).unwrap();
+        assert_eq!((stat.parent, stat.flags, stat.threads), (4, 9, 20));
+        assert_eq!((stat.start_time, stat.addresses), (22, (26, 28)));
+        assert_eq!(Stat::parse(b"7 (a) S 4"), None);
+        assert_eq!(Stat::parse(b""), None);
+    }
+
+    #[test]
+    fn a_process_whose_first_thread_has_ended_is_not_dead() {
+        let of = |threads: &str| {
+            let text = format!("42 (a) Z 1 1 1 0 -1 0 1 2 3 4 50 60 0 0 20 0 {threads} 0 9999 0 0");
+            Stat::parse(text.as_bytes()).unwrap()
+        };
+        assert!(of("2").first_has_ended() && !of("2").is_dead());
+        assert!(of("1").is_dead() && of("0").is_dead());
+    }
+}
