@@ -1,7 +1,7 @@
-//! Reading the text that `perf script` prints.
+//! Reads the text that `perf script` prints.
 //!
-//! Each event is a column of its own: what one counts is no part of what another does. Events of
-//! clocks, whose periods are nanoseconds, are one column of CPU time.
+//! Each event gets its own column, because counts of different events cannot be added. Clock
+//! events, whose periods are nanoseconds, share one column of CPU time.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -13,7 +13,7 @@ use crate::profile::{Format, Profile};
 use crate::scan::Scan;
 use crate::value_type::ValueType;
 
-/// Whether a file that starts like this holds an event followed by a frame.
+/// Returns true if the start of a file is an event followed by a frame.
 pub(crate) fn looks_like(start: &[u8]) -> bool {
     let mut lines = start.split(|&c| c == b'\n');
     let is_comment = |line: &&[u8]| line.starts_with(b"#") || line.trim_ascii().is_empty();
@@ -24,24 +24,25 @@ pub(crate) fn looks_like(start: &[u8]) -> bool {
         || event(first).is_some() && lines.next().is_some_and(|line| frame(line).is_some())
 }
 
-/// The head of a sample.
+/// First line of a sample.
 struct Event<'a> {
     command: &'a [u8],
-    /// With its modifiers: `cycles:u`.
+    /// Event name with its modifiers, such as `cycles:u`.
     name: &'a [u8],
+    /// Period; `None` if not printed.
     period: Option<i64>,
-    /// The only frame, when it stands on the same line.
+    /// Only frame, if it is on the same line.
     frame: Option<&'a [u8]>,
 }
 
-/// `comm pid[/tid] [cpu] time: [period] event: [frame]`; the command may hold
-/// blanks, so the first word of digits is the process.
+/// Parses `comm pid[/tid] [cpu] time: [period] event: [frame]`. The command may contain blanks, so
+/// the first word of digits is the pid.
 fn event(line: &[u8]) -> Option<Event<'_>> {
     if line.first().is_none_or(u8::is_ascii_whitespace) {
         return None;
     }
     let (command, mut rest) = split_at_process(line)?;
-    // The time ends in a colon; before it stands perhaps the processor.
+    // The time ends in a colon. The CPU number may precede it.
     loop {
         rest = rest.trim_ascii_start();
         let word = rest
@@ -72,7 +73,7 @@ fn event(line: &[u8]) -> Option<Event<'_>> {
     })
 }
 
-/// What comes before the first word that is a process, and what comes behind it.
+/// Splits a line at its first word that is a pid. Returns what is before and after that word.
 fn split_at_process(line: &[u8]) -> Option<(&[u8], &[u8])> {
     let mut at = 0;
     loop {
@@ -89,14 +90,15 @@ fn split_at_process(line: &[u8]) -> Option<(&[u8], &[u8])> {
     }
 }
 
-/// A frame `HEX symbol+0xOFFSET (module)`.
+/// A frame, printed as `HEX symbol+0xOFFSET (module)`.
 #[derive(Clone, Copy)]
 struct FrameText<'a> {
     name: &'a [u8],
-    /// Whether it is the kernel's.
+    /// Set for a kernel function.
     kernel: bool,
 }
 
+/// Parses a frame.
 fn frame(line: &[u8]) -> Option<FrameText<'_>> {
     let line = line.trim_ascii();
     let mut scan = Scan::new(line);
@@ -117,11 +119,12 @@ fn frame(line: &[u8]) -> Option<FrameText<'_>> {
     };
     let unknown = symbol.is_empty() || symbol == b"[unknown]";
     Some(FrameText {
-        name: match unknown {
-            true => module.rsplit(|&c| c == b'/').next().unwrap_or(module),
-            false => symbol,
+        name: if unknown {
+            module.rsplit(|&c| c == b'/').next().unwrap_or(module)
+        } else {
+            symbol
         },
-        // The upper half of the addresses, except for a page that programs see.
+        // The upper half of the address space, except for the vsyscall page.
         kernel: address >> 63 == 1 && module != b"[vsyscall]",
     })
 }
@@ -129,7 +132,7 @@ fn frame(line: &[u8]) -> Option<FrameText<'_>> {
 /// Reads all samples.
 pub(crate) fn read<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
     let mut reader = Reader {
-        // The values are put in when all events are known.
+        // Values are added when all events are known.
         builder: NamedBuilder::new(Format::PerfScript, vec![ValueType::new("samples", "count")]),
         samples: Vec::new(),
         events: Vec::new(),
@@ -143,8 +146,8 @@ pub(crate) fn read<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
     Ok(reader.finish())
 }
 
-/// More events than anybody records at once: each has a column.
-const MOST_EVENTS: usize = 16;
+/// Maximum number of events, because each gets a column.
+const MAX_EVENTS: usize = 16;
 
 /// A sample whose frames are being read.
 struct Open {
@@ -160,6 +163,7 @@ struct Reader {
     samples: Vec<(usize, Option<i64>)>,
     /// Names of events, without modifiers.
     events: Vec<String>,
+    /// Index in `events` by name with modifiers.
     numbers: HashMap<Vec<u8>, usize>,
     open: Option<Open>,
 }
@@ -192,7 +196,7 @@ impl Reader {
         Ok(())
     }
 
-    /// The number of an event: of `cycles:u` and `cpu/cycles/P` that of `cycles`.
+    /// Returns the index of an event. `cycles:u` and `cpu/cycles/P` are `cycles`.
     fn event(&mut self, name: &[u8]) -> Result<usize, Fault> {
         if let Some(&number) = self.numbers.get(name) {
             return Ok(number);
@@ -202,8 +206,8 @@ impl Reader {
         let plain = String::from_utf8_lossy(without_modifiers(&plain[..end])).into_owned();
         let known = self.events.iter().position(|event| *event == plain);
         let number = known.unwrap_or(self.events.len());
-        if number == MOST_EVENTS {
-            let what = format!("has one more event than the {MOST_EVENTS} that can be told apart");
+        if number == MAX_EVENTS {
+            let what = format!("has one more event than the {MAX_EVENTS} that can be told apart");
             return Err(Fault::here(what));
         }
         if known.is_none() {
@@ -213,6 +217,7 @@ impl Reader {
         Ok(number)
     }
 
+    /// Ends the sample being read.
     fn close(&mut self) {
         let Some(sample) = self.open.take() else {
             return;
@@ -228,18 +233,16 @@ impl Reader {
 
     fn finish(self) -> Profile {
         let mut profile = self.builder.profile;
-        let given = self.samples.iter().all(|(_, period)| period.is_some());
+        let has_periods = self.samples.iter().all(|(_, period)| period.is_some());
         let clocks = self.events.iter().all(|event| is_clock(event));
-        let columns: Vec<ValueType> = match (given, clocks) {
-            _ if self.samples.is_empty() => Vec::new(),
-            // Nothing says how much a sample stands for.
-            (false, _) => Vec::new(),
-            (true, true) => vec![ValueType::new("cpu", "nanoseconds")],
-            (true, false) => self
-                .events
-                .iter()
-                .map(|e| ValueType::new(e, "count"))
-                .collect(),
+        let columns: Vec<ValueType> = if self.samples.is_empty() || !has_periods {
+            // Without periods, only samples can be counted.
+            Vec::new()
+        } else if clocks {
+            vec![ValueType::new("cpu", "nanoseconds")]
+        } else {
+            let events = self.events.iter();
+            events.map(|e| ValueType::new(e, "count")).collect()
         };
         let width = columns.len();
         profile.values.clear();
@@ -255,7 +258,7 @@ impl Reader {
     }
 }
 
-/// A name without `:u`, `:ppp` and the like behind it; a tracepoint's `:` stays.
+/// Removes modifiers such as `:u` and `:ppp`. Keeps the `:` of a tracepoint.
 fn without_modifiers(name: &[u8]) -> &[u8] {
     match name.iter().rposition(|&c| c == b':') {
         Some(at) if name[at + 1..].iter().all(|c| b"ukhGHpPSDeWIb".contains(c)) => &name[..at],
@@ -263,7 +266,7 @@ fn without_modifiers(name: &[u8]) -> &[u8] {
     }
 }
 
-/// Whether the period of an event is nanoseconds of CPU time.
+/// Returns true if the period of an event is nanoseconds of CPU time.
 fn is_clock(event: &str) -> bool {
     matches!(event, "cpu-clock" | "task-clock")
 }

@@ -18,7 +18,6 @@ const EXEMPT: &[&str] = &[
     "controller",
     "cpu",
     "cpython",
-    "heap-format",
     "parser",
     "reachability",
     "server",
