@@ -20,7 +20,6 @@ const EXEMPT: &[&str] = &[
     "cpython",
     "parser",
     "reachability",
-    "server",
     "shm-protocol",
     "tests",
     "tests/bench",
