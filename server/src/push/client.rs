@@ -217,7 +217,8 @@ mod tests {
 
     #[test]
     fn answers_have_their_meaning() {
-        let client = Client::new(Receiver::Otlp, "http://127.0.0.1:1/", false, TEST_TIMEOUT).unwrap();
+        let client =
+            Client::new(Receiver::Otlp, "http://127.0.0.1:1/", false, TEST_TIMEOUT).unwrap();
         assert_eq!(client.url, "http://127.0.0.1:1/v1development/profiles");
         let meaning = |status: u16, body: &[u8]| {
             let status = StatusCode::from_u16(status).unwrap();
