@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
-use heap_format::dump::{PART, Part};
+use heap_format::dump::{PART_STACKS, Part};
 use heap_format::{
     BuildId, Detail, Facts, Lost, MERGED_ADDRESS, Mapping, Profile, ProfileBuilder,
     TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS,
@@ -183,7 +183,7 @@ pub fn profile_with_records(
     let (now, interval) = (snapshot.end_tick(), snapshot.least_interval.max(1));
     let groups = groups(snapshot);
     let part = |part: usize| {
-        let own = groups.iter().skip(part * PART).take(PART);
+        let own = groups.iter().skip(part * PART_STACKS).take(PART_STACKS);
         let group = own.map(|group| {
             let mut sum = Detail::default();
             let details = group.iter().map(|record| detail(record, now));
@@ -192,7 +192,7 @@ pub fn profile_with_records(
         });
         Part::new(group, interval)
     };
-    let count = groups.len().div_ceil(PART);
+    let count = groups.len().div_ceil(PART_STACKS);
     let (records, (profile, truncated)) =
         helper::parts_and(count, part, || self::profile(snapshot, header, metadata));
     (profile, truncated, records)
@@ -318,7 +318,8 @@ fn mapping(module: &ModuleView<'_>) -> Mapping {
     }
 }
 
-/// Stacks of overwritten objects: the addresses by which functions are looked up, those of the calls.
+/// Stacks of overwritten objects: the addresses by which functions are looked up, those of the
+/// calls.
 fn overwritten(snapshot: &Snapshot) -> Vec<Vec<u64>> {
     let stack = |leaf: &shm_protocol::NodeId| {
         let mut addresses = Vec::new();

@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn pieces_arrive_whole_and_in_order() {
-        for stacks in [0, 1, dump::PART as u64, 20_000] {
+        for stacks in [0, 1, dump::PART_STACKS as u64, 20_000] {
             let profile = profile(stacks);
             let mut expected = Vec::new();
             dump::write(&profile, &mut expected).unwrap();

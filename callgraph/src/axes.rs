@@ -1,24 +1,26 @@
-//! Straight arrows: which items of the rows share one vertical axis.
+//! Makes long arrows straight by placing several items of an arrow on one vertical axis.
 //!
-//! All items of a chain between its two boxes stand on one axis, so that a long arrow is one
-//! straight line with a bend at either end. A chain is cut into several axes where it must be
-//! (two chains that cross between inner rows would demand to be left of each other), and where
-//! its straightness would make the picture too wide.
+//! All inner items of a chain share one axis, so a long arrow is one straight line with a bend at
+//! either end. A chain is cut into several axes if it must be (two chains that cross between inner
+//! rows would each have to be left of the other), or if its straightness would make the picture too
+//! wide.
 
 use crate::layers::{Item, Kind, Layered, Wire};
 use crate::simplex::Constraint;
 use std::cmp::Reverse;
 
-/// Space between boxes, between a box or label and a wire, and between two wires.
+/// Horizontal gap between two boxes, in pixels.
 const BOX_GAP: f64 = 16.0;
+/// Horizontal gap between a box or label and a wire, in pixels.
 const MIXED_GAP: f64 = 9.0;
+/// Horizontal gap between two wires, in pixels.
 const WIRE_GAP: f64 = 8.0;
-/// Largest width of the picture, in widths of its widest row.
-const SPARE: f64 = 1.45;
-/// Attempts to make it narrower.
-const ROUNDS: usize = 80;
+/// Maximum width of the picture, as a multiple of that of its widest row.
+const MAX_WIDTH_RATIO: f64 = 1.45;
+/// Maximum number of attempts to make the picture narrower.
+const MAX_ROUNDS: usize = 80;
 
-/// The least distance of two neighbours' axes.
+/// Returns the minimum distance between the axes of two neighbours in a row.
 pub fn distance(a: &Item, b: &Item) -> i64 {
     let gap = match (a.kind, b.kind) {
         (Kind::Block, Kind::Block) => BOX_GAP,
@@ -28,16 +30,16 @@ pub fn distance(a: &Item, b: &Item) -> i64 {
     (a.right + gap + b.left).ceil() as i64
 }
 
-/// The axes of a layered part.
+/// Assignment of items to axes, for a connected component.
 pub struct Axes<'a> {
     layered: &'a Layered,
-    /// For each wire the rows above which it may bend.
+    /// Rows above which each wire may bend.
     cuts: Vec<Vec<usize>>,
-    /// Neighbours in a row and their distance.
+    /// Neighbours in a row, and their minimum distance.
     pairs: Vec<(usize, usize, i64)>,
-    /// The number of axes.
+    /// Number of axes.
     pub count: usize,
-    /// The axis of each item.
+    /// Axis of each item.
     pub of: Vec<usize>,
 }
 
@@ -63,7 +65,7 @@ impl<'a> Axes<'a> {
         axes
     }
 
-    /// The demands of the rows on the axes: who is right of whom, and how far at least.
+    /// Returns the constraints that the rows impose on the axes: order and minimum distance.
     pub fn demands(&self) -> Vec<Constraint> {
         let pair = |p: &(usize, usize, i64)| (self.of[p.0], self.of[p.1], Reverse(p.2));
         let mut all: Vec<_> = self.pairs.iter().map(pair).collect();
@@ -78,6 +80,7 @@ impl<'a> Axes<'a> {
         all.into_iter().map(demand).collect()
     }
 
+    /// Numbers the axes by the present cuts.
     fn number(&mut self) {
         let items = &self.layered.items;
         self.count = items.iter().filter(|i| i.kind == Kind::Block).count();
@@ -91,18 +94,18 @@ impl<'a> Axes<'a> {
         }
     }
 
-    /// Cuts chains until the picture can be nearly as narrow as its widest row.
+    /// Cuts chains until the picture is not much wider than its widest row.
     fn narrow(&mut self, wires: &[Wire]) {
         let mut widths = vec![0; self.layered.rows.len()];
         for &(a, _, length) in &self.pairs {
             widths[self.layered.items[a].row] += length;
         }
-        let most = widths
+        let max_width = widths
             .iter()
             .max()
-            .map_or(0, |&w| (w as f64 * SPARE) as i64);
-        for _ in 0..ROUNDS {
-            let path = self.widest_path(most);
+            .map_or(0, |&w| (w as f64 * MAX_WIDTH_RATIO) as i64);
+        for _ in 0..MAX_ROUNDS {
+            let path = self.widest_path(max_width);
             if path.is_empty() || !self.cut_on(&path, wires) {
                 break;
             }
@@ -110,9 +113,9 @@ impl<'a> Axes<'a> {
         }
     }
 
-    /// The demands that add up to the full width, right to left, as pairs of items; none if
-    /// the width is at most `most`.
-    fn widest_path(&self, most: i64) -> Vec<(usize, usize)> {
+    /// Returns the critical path: the constraints that add up to the full width, right to left, as
+    /// pairs of items. Empty if the width is at most `max_width`.
+    fn widest_path(&self, max_width: i64) -> Vec<(usize, usize)> {
         let demands: Vec<Constraint> = self
             .pairs
             .iter()
@@ -124,7 +127,7 @@ impl<'a> Axes<'a> {
             })
             .collect();
         let x = leftmost(self.count, &demands);
-        // The demand that decides where each axis is.
+        // The tight constraint of each axis, which determines its position.
         let mut tight = vec![usize::MAX; self.count];
         for (e, c) in demands.iter().enumerate() {
             if x[c.tail] + c.length == x[c.head] {
@@ -134,7 +137,7 @@ impl<'a> Axes<'a> {
         let mut path = Vec::new();
         let last = (0..self.count)
             .max_by_key(|&v| x[v])
-            .filter(|&v| x[v] > most);
+            .filter(|&v| x[v] > max_width);
         let mut at = last.map_or(usize::MAX, |v| tight[v]);
         while at != usize::MAX {
             path.push((self.pairs[at].0, self.pairs[at].1));
@@ -143,12 +146,13 @@ impl<'a> Axes<'a> {
         path
     }
 
-    /// Cuts the lightest and longest of the chains that carry a demand from one row to another.
+    /// Cuts some of the chains on the critical path: those whose straightness matters least.
+    /// Returns false if there are none.
     fn cut_on(&mut self, path: &[(usize, usize)], wires: &[Wire]) -> bool {
         let items = &self.layered.items;
         let mut found: Vec<(f64, usize, usize)> = Vec::new();
         for pair in path.windows(2) {
-            // The axis is entered from the left in one row and left to the right in another.
+            // The path enters the chain's axis in one row and leaves it in another.
             let (out, inc) = (pair[0].0, pair[1].1);
             let (Kind::Bend(wire) | Kind::Label(wire)) = items[out].kind else {
                 continue;
@@ -168,15 +172,15 @@ impl<'a> Axes<'a> {
     }
 }
 
-/// The cuts without which the demands "left of" could form a circle: where two chains cross
-/// between inner rows, the lighter one.
+/// Returns the cuts that keep the constraints free of cycles: where two chains cross between inner
+/// rows, the lighter one is cut.
 fn untangle(layered: &Layered, wires: &[Wire]) -> Vec<Vec<usize>> {
     let items = &layered.items;
     let mut position = vec![0; items.len()];
     for row in &layered.rows {
         row.iter().enumerate().for_each(|(i, &v)| position[v] = i);
     }
-    // Inner steps by the row that they start in: wire, upper and lower position.
+    // Inner steps by the row in which they start: wire, upper position, lower position.
     let mut steps: Vec<Vec<(usize, usize, usize)>> = vec![Vec::new(); layered.rows.len()];
     for (wire, chain) in layered.chains.iter().enumerate() {
         for pair in chain[1..chain.len() - 1].windows(2) {
@@ -198,11 +202,11 @@ fn untangle(layered: &Layered, wires: &[Wire]) -> Vec<Vec<usize>> {
     cuts
 }
 
-/// Every axis as far left as its demands allow.
+/// Returns the leftmost position of every axis that satisfies the constraints.
 pub fn leftmost(count: usize, demands: &[Constraint]) -> Vec<i64> {
     let mut x = vec![0; count];
     let mut waiting = vec![0; count];
-    // The demands of each axis on others, as a linked list.
+    // Linked lists of the constraints that start at each axis.
     let mut first = vec![usize::MAX; count];
     let mut next = vec![usize::MAX; demands.len()];
     for (e, c) in demands.iter().enumerate() {
@@ -224,6 +228,6 @@ pub fn leftmost(count: usize, demands: &[Constraint]) -> Vec<i64> {
             e = next[e];
         }
     }
-    debug_assert_eq!(done, count, "the demands form a circle");
+    debug_assert_eq!(done, count, "the demands form a cycle");
     x
 }

@@ -1,28 +1,27 @@
-//! The rows of boxes alone, which is all that `order` has to look at.
-//!
-//! Their orders to start from, and the way back into the layered form.
+//! The rows of boxes without the rows of labels between them, for `order`: initial orders, and
+//! conversion back into the layered form.
 
 use crate::layers::{Kind, Layered};
 
-/// Items row by row, left to right.
+/// Items of each row, from left to right.
 pub type Rows = Vec<Vec<usize>>;
 
-/// The rows of boxes alone: items of even rows, renumbered, and their links.
+/// Items of the even rows, renumbered, and their links.
 pub struct Bare {
-    /// The item of the layered form.
+    /// Index of each item in the layered form.
     pub item: Vec<usize>,
     rows: Rows,
-    /// Links upwards and downwards.
+    /// Links to the rows above and below.
     pub near: [Links; 2],
-    /// The number of links of each row upwards and downwards.
+    /// Number of links of each row to the rows above and below.
     pub links: [Vec<usize>; 2],
 }
 
-/// A list of items for each item, in flat arrays.
+/// Linked items of each item, in flat arrays.
 pub struct Links {
-    /// Where each list starts, and where the last one ends.
+    /// Start of each list, and the end of the last one.
     pub start: Vec<usize>,
-    /// The lists in a row.
+    /// Concatenated lists.
     pub list: Vec<usize>,
 }
 
@@ -37,14 +36,14 @@ impl Links {
         Links { start, list }
     }
 
-    /// The list of an item.
+    /// Returns the items linked to an item.
     pub fn linked_to(&self, v: usize) -> &[usize] {
         &self.list[self.start[v]..self.start[v + 1]]
     }
 }
 
 impl Bare {
-    /// Takes the rows of boxes out of the layered form.
+    /// Extracts the rows of boxes from the layered form.
     pub fn new(layered: &Layered) -> Self {
         let mut bare = vec![usize::MAX; layered.items.len()];
         let mut item = Vec::new();
@@ -77,7 +76,8 @@ impl Bare {
         }
     }
 
-    /// Depth first from the first row (or the last), so that what belongs together stays so.
+    /// Orders the rows by a depth-first search from the first row, or from the last if `upwards`,
+    /// which keeps linked items together.
     pub fn walk(&self, upwards: bool) -> Rows {
         let mut rows = vec![Vec::new(); self.rows.len()];
         let mut row_of = vec![0; self.item.len()];
@@ -116,7 +116,7 @@ impl Bare {
         rows
     }
 
-    /// Random orders; the same for the same seed.
+    /// Shuffles each row. Reproducible: depends only on the seed.
     pub fn shuffled(&self, seed: &mut u64) -> Rows {
         let mut rows = self.rows.clone();
         for row in &mut rows {
@@ -130,8 +130,8 @@ impl Bare {
         rows
     }
 
-    /// Writes the order back, and orders the rows between: by the middle of where a wire comes
-    /// from and goes to, which never adds a crossing.
+    /// Stores the order in the layered form, and orders the rows of labels by the middle of each
+    /// wire's ends, which never adds a crossing.
     pub fn fill(&self, layered: &mut Layered, rows: &Rows) {
         let mut x_of = vec![0.0; layered.items.len()];
         for (r, row) in rows.iter().enumerate() {
@@ -152,7 +152,7 @@ impl Bare {
             layered.rows[r].sort_by(|&a, &b| x_of[a].total_cmp(&x_of[b]));
         }
         for item in layered.items.iter_mut().filter(|i| i.kind == Kind::Block) {
-            // Wires between the same two boxes keep one order at both.
+            // Wires between the same two boxes have the same order at both.
             item.above.sort_by(|&a, &b| x_of[a].total_cmp(&x_of[b]));
             item.below.sort_by(|&a, &b| x_of[a].total_cmp(&x_of[b]));
         }

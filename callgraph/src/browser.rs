@@ -8,7 +8,7 @@ use crate::synthetic;
 #[path = "../../parser/tests/browser/mod.rs"]
 mod chromium;
 
-/// Sends events and writes what became of them into the document, which Chromium then prints.
+/// Sends events and writes the resulting state into the document, which Chromium then prints.
 const PROBE: &str = r#"
 const root = document.documentElement, view = root.querySelector(".view");
 const state = {};
@@ -65,7 +65,8 @@ addEventListener("load", () => {
 });
 "#;
 
-/// Where the boxes are in the first view, the whole one and the first again; then the keys.
+/// Checks which boxes are visible in the start view, in the whole picture, and in the start view
+/// again; then the keys.
 const VIEW_PROBE: &str = r#"
 const root = document.documentElement;
 const state = {};
@@ -119,7 +120,7 @@ state.reached = [...root.querySelectorAll(".bar > :not(:empty), .bar > input")].
 root.setAttribute("data-state", JSON.stringify(state));
 "#;
 
-/// A long chain of calls, as of an interpreter, at the end of which the memory is.
+/// Builds a long chain of calls, as of an interpreter, with the memory at its end.
 fn chain() -> Graph {
     let node = |i: usize| Node {
         name: format!("function{i}"),

@@ -1,6 +1,6 @@
-//! Measures a finished picture by any layout program: crossings, overlaps, area.
+//! Measures the quality of a finished picture from any layout program: crossings, overlaps, area.
 //!
-//! Works on the final curves, cut into short straight pieces, not on what the layout believes.
+//! Measures the drawn curves, flattened to short straight segments, not the layout's data.
 
 use crate::geometry::{Cubic, Point, Rect, Size, cubic_at, hull};
 
@@ -9,6 +9,7 @@ pub struct Picture {
     /// Size of the picture.
     pub size: Size,
     /// The legend, if any.
+    /// Rectangle of the legend, if any.
     pub title: Option<Rect>,
     /// The boxes.
     pub boxes: Vec<Rect>,
@@ -28,20 +29,20 @@ pub struct Arrow {
     pub label: Option<Rect>,
 }
 
-/// Faults and measures. All but the first and the last two must be zero in a picture of ours.
+/// Faults and measures of a picture. In our pictures all faults but crossings must be zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Report {
-    /// Points where two arrows cross.
+    /// Number of points where two arrows cross.
     pub crossings: usize,
-    /// Pairs of an arrow and a foreign box that it runs through.
+    /// Number of pairs of an arrow and an unrelated box that it runs through.
     pub through_boxes: usize,
-    /// Pairs of an arrow and a label (its own as well) that it runs through.
+    /// Number of pairs of an arrow and a label, including its own, that it runs through.
     pub through_labels: usize,
-    /// Pairs of boxes, labels or the title that overlap.
+    /// Number of overlapping pairs of boxes, labels and title.
     pub overlaps: usize,
-    /// Boxes, labels and curves that leave the picture.
+    /// Number of boxes, labels and curves that extend beyond the picture.
     pub outside: usize,
-    /// Arrows that do not start and end at their boxes.
+    /// Number of arrows that do not start and end at their boxes.
     pub loose: usize,
     /// Width times height.
     pub area: f64,
@@ -49,10 +50,10 @@ pub struct Report {
     pub ink: f64,
 }
 
-/// Pieces that a curve is cut into.
-const PIECES: usize = 24;
-/// Overlap that counts as touching.
-const SLACK: f64 = 0.5;
+/// Segments per cubic.
+const SEGMENTS: usize = 24;
+/// Maximum overlap that counts as touching, in pixels.
+const TOLERANCE: f64 = 0.5;
 
 /// Measures a picture.
 pub fn measure(picture: &Picture) -> Report {
@@ -68,10 +69,10 @@ pub fn measure(picture: &Picture) -> Report {
     areas.extend(picture.arrows.iter().filter_map(|a| a.label));
     areas.extend(picture.title);
     for (i, a) in areas.iter().enumerate() {
-        let a = grown(a, -SLACK / 2.0);
+        let a = grown(a, -TOLERANCE / 2.0);
         report.overlaps += areas[..i]
             .iter()
-            .filter(|b| overlaps(&a, &grown(b, -SLACK / 2.0)))
+            .filter(|b| overlaps(&a, &grown(b, -TOLERANCE / 2.0)))
             .count();
     }
     let Size { w, h } = picture.size;
@@ -82,7 +83,7 @@ pub fn measure(picture: &Picture) -> Report {
             w,
             h,
         },
-        SLACK,
+        TOLERANCE,
     );
     let inside = |r: &Rect| paper.union(r) == paper;
     report.outside = areas.iter().filter(|r| !inside(r)).count();
@@ -91,24 +92,24 @@ pub fn measure(picture: &Picture) -> Report {
     report
 }
 
-/// Arrows through boxes, labels and the title, and arrows that miss their boxes.
+/// Counts arrows that run through boxes, labels or the title, and arrows that miss their boxes.
 fn through(picture: &Picture, lines: &[Line], report: &mut Report) {
     for (i, (arrow, line)) in picture.arrows.iter().zip(lines).enumerate() {
         for (v, area) in picture.boxes.iter().enumerate() {
-            // Its own boxes it may touch, but not run through.
-            let slack = if v == arrow.from || v == arrow.to {
+            // An arrow touches its own boxes, but must not run through them.
+            let tolerance = if v == arrow.from || v == arrow.to {
                 2.0
             } else {
-                SLACK
+                TOLERANCE
             };
-            report.through_boxes += usize::from(line.enters(&grown(area, -slack)));
+            report.through_boxes += usize::from(line.enters(&grown(area, -tolerance)));
         }
         report.through_boxes += usize::from(picture.title.is_some_and(|t| line.enters(&t)));
         for (other, label) in picture.arrows.iter().enumerate() {
             if let Some(area) = label.label {
-                // A label's own arrow passes close by it, in other programs' pictures too.
-                let slack = if other == i { 1.5 } else { SLACK };
-                report.through_labels += usize::from(line.enters(&grown(&area, -slack)));
+                // A label is close to its own arrow, in pictures of other programs as well.
+                let tolerance = if other == i { 1.5 } else { TOLERANCE };
+                report.through_labels += usize::from(line.enters(&grown(&area, -tolerance)));
             }
         }
         let meets = |p: Option<&Point>, v: usize| {
@@ -125,7 +126,7 @@ fn through(picture: &Picture, lines: &[Line], report: &mut Report) {
     }
 }
 
-/// The rectangle with `by` more on every side (less when negative).
+/// Returns the rectangle grown by `by` on every side; shrunk if `by` is negative.
 pub fn grown(area: &Rect, by: f64) -> Rect {
     Rect {
         x: area.x - by,
@@ -135,16 +136,17 @@ pub fn grown(area: &Rect, by: f64) -> Rect {
     }
 }
 
-/// Whether the insides meet; touching edges do not count.
+/// Returns true if two rectangles overlap. Touching edges do not count.
 pub fn overlaps(a: &Rect, b: &Rect) -> bool {
     a.x < b.right() && b.x < a.right() && a.y < b.bottom() && b.y < a.bottom()
 }
 
-/// A curve cut into straight pieces.
+/// A curve flattened to segments.
 struct Line {
     points: Vec<Point>,
-    /// The smallest rectangle around the pieces of each cubic, and around all.
+    /// Bounding box of the segments of each cubic.
     areas: Vec<Rect>,
+    /// Bounding box of all segments.
     whole: Rect,
 }
 
@@ -152,9 +154,9 @@ impl Line {
     fn new(curve: &[Cubic]) -> Self {
         let mut points: Vec<Point> = curve.first().map(|c| c[0]).into_iter().collect();
         for c in curve {
-            points.extend((1..=PIECES).map(|i| cubic_at(c, i as f64 / PIECES as f64)));
+            points.extend((1..=SEGMENTS).map(|i| cubic_at(c, i as f64 / SEGMENTS as f64)));
         }
-        let parts = (0..curve.len()).map(|i| &points[i * PIECES..=(i + 1) * PIECES]);
+        let parts = (0..curve.len()).map(|i| &points[i * SEGMENTS..=(i + 1) * SEGMENTS]);
         Line {
             areas: parts.map(bounds).collect(),
             whole: bounds(&points),
@@ -162,16 +164,16 @@ impl Line {
         }
     }
 
-    /// The points of the cubic of this index.
+    /// Returns the points of cubic `index`.
     fn part(&self, index: usize) -> &[Point] {
-        &self.points[index * PIECES..=(index + 1) * PIECES]
+        &self.points[index * SEGMENTS..=(index + 1) * SEGMENTS]
     }
 
     fn length(&self) -> f64 {
         self.points.windows(2).map(|p| distance(p[0], p[1])).sum()
     }
 
-    /// Whether a point counts as one of the ends.
+    /// Returns true if a point counts as one of the ends.
     fn ends_at(&self, point: Point) -> bool {
         let ends = [self.points.first(), self.points.last()];
         ends.into_iter()
@@ -179,7 +181,7 @@ impl Line {
             .any(|e| distance(*e, point) < 1.5)
     }
 
-    /// Whether a piece of the line is inside the rectangle.
+    /// Returns true if a segment is inside the rectangle.
     fn enters(&self, area: &Rect) -> bool {
         let near = |r: &Rect| overlaps(&grown(r, 1e-9), area);
         near(&self.whole)
@@ -204,10 +206,10 @@ fn bounds(line: &[Point]) -> Rect {
         .unwrap_or_default()
 }
 
-/// The points where two of the lines cross; points of the same two less than 3 apart count once,
-/// common ends not at all.
+/// Counts the points at which two of the lines cross. Points of the same two lines less than 3
+/// pixels apart count once, common ends not at all.
 fn crossings(lines: &[Line]) -> usize {
-    // From the top down: a cubic meets only those above it that reach down to its top.
+    // Sweep line from the top down: a cubic can only meet those that reach down to its top.
     let mut parts: Vec<Part> = Vec::new();
     for (line, l) in lines.iter().enumerate() {
         let areas = l.areas.iter().enumerate();
@@ -243,7 +245,7 @@ struct Part {
 }
 
 impl Part {
-    /// Where it crosses a part of another line, but for common ends.
+    /// Returns the points at which the cubic crosses one of another line, except for common ends.
     fn meets(&self, other: &Part, lines: &[Line]) -> Vec<Point> {
         let mut found = Vec::new();
         if !overlaps(&self.area, &other.area) {
@@ -268,7 +270,7 @@ impl Part {
     }
 }
 
-/// How many of the points are at least 3 away from those counted before.
+/// Counts the points that are at least 3 pixels away from those counted before.
 fn apart(points: impl Iterator<Item = Point>) -> usize {
     let mut kept: Vec<Point> = Vec::new();
     for point in points {
@@ -279,7 +281,7 @@ fn apart(points: impl Iterator<Item = Point>) -> usize {
     kept.len()
 }
 
-/// Where two straight pieces cross, if they do.
+/// Returns the point at which two segments cross, if they do.
 fn intersection(p: &[Point], q: &[Point]) -> Option<Point> {
     let (r, s) = (sub(p[1], p[0]), sub(q[1], q[0]));
     let det = r.x * s.y - r.y * s.x;
@@ -302,7 +304,7 @@ fn sub(a: Point, b: Point) -> Point {
     }
 }
 
-/// Whether a line has a piece inside the rectangle.
+/// Returns true if a line has a segment inside the rectangle.
 fn enters(line: &[Point], area: &Rect) -> bool {
     let corner = |x, y| Point { x, y };
     let (l, r, t, b) = (area.x, area.right(), area.y, area.bottom());

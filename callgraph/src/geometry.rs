@@ -1,4 +1,4 @@
-//! Points, rectangles and curves in the plane, y downwards.
+//! Points, rectangles and curves in the plane. The y axis points downwards.
 
 /// A point.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -18,7 +18,7 @@ pub struct Size {
     pub h: f64,
 }
 
-/// An upright rectangle.
+/// An axis-aligned rectangle.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rect {
     /// Left edge.
@@ -32,17 +32,17 @@ pub struct Rect {
 }
 
 impl Rect {
-    /// The right edge.
+    /// Returns the x coordinate of the right edge.
     pub fn right(&self) -> f64 {
         self.x + self.w
     }
 
-    /// The bottom edge.
+    /// Returns the y coordinate of the bottom edge.
     pub fn bottom(&self) -> f64 {
         self.y + self.h
     }
 
-    /// The rectangle moved.
+    /// Returns the rectangle moved by `dx` and `dy`.
     pub fn shifted(&self, dx: f64, dy: f64) -> Rect {
         Rect {
             x: self.x + dx,
@@ -51,7 +51,7 @@ impl Rect {
         }
     }
 
-    /// The smallest rectangle around both.
+    /// Returns the bounding box of both.
     pub fn union(&self, other: &Rect) -> Rect {
         let (x, y) = (self.x.min(other.x), self.y.min(other.y));
         Rect {
@@ -63,10 +63,10 @@ impl Rect {
     }
 }
 
-/// One cubic Bezier piece.
+/// A cubic Bézier curve by its control points.
 pub type Cubic = [Point; 4];
 
-/// A straight piece in the form of a cubic.
+/// Returns a straight segment as a cubic.
 pub fn straight(a: Point, b: Point) -> Cubic {
     let at = |t: f64| Point {
         x: a.x + (b.x - a.x) * t,
@@ -75,7 +75,7 @@ pub fn straight(a: Point, b: Point) -> Cubic {
     [a, at(1.0 / 3.0), at(2.0 / 3.0), b]
 }
 
-/// The point of a cubic at `t` in 0..=1.
+/// Returns the point of a cubic at `t` in 0..=1.
 pub fn cubic_at(c: &Cubic, t: f64) -> Point {
     let s = 1.0 - t;
     let (a, b, d, e) = (s * s * s, 3.0 * s * s * t, 3.0 * s * t * t, t * t * t);
@@ -85,7 +85,7 @@ pub fn cubic_at(c: &Cubic, t: f64) -> Point {
     }
 }
 
-/// The smallest upright rectangle around the control points, which holds the curve as well.
+/// Returns the bounding box of the control points, which contains the curve.
 pub fn hull(curve: &[Cubic]) -> Option<Rect> {
     let mut points = curve.iter().flatten();
     let first = points.next()?;

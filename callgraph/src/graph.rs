@@ -1,38 +1,39 @@
-//! The graph that is drawn, as the caller gives it.
+//! The graph to draw, as given by the caller.
 
 /// A call graph with its legend, ready to be drawn.
 #[derive(Clone, Debug, Default)]
 pub struct Graph {
-    /// Legend lines, top left.
+    /// Lines of the legend at the top left.
     pub title: Vec<String>,
-    /// The boxes.
+    /// Boxes.
     pub nodes: Vec<Node>,
-    /// The arrows.
+    /// Arrows.
     pub edges: Vec<Edge>,
-    /// 100 %, in the unit of the weights.
+    /// Weight that counts as 100 %.
     pub total: f64,
 }
 
 /// A box: one function, line, file or address.
 #[derive(Clone, Debug, Default)]
 pub struct Node {
-    /// Short name; wrapped and, when very long, shortened in the middle.
+    /// Short name. Wrapped, and shortened in the middle if it is very long.
     pub name: String,
-    /// First line of the tooltip; the short name where this is empty.
+    /// First line of the tooltip; if empty, the short name.
     pub full_name: String,
-    /// Where the code is, for the tooltip; empty when unknown.
+    /// Position in the source code, for the tooltip; empty if unknown.
     pub place: String,
-    /// End of the tooltip, below the values.
+    /// Last lines of the tooltip, below the values.
     pub detail: String,
-    /// Weight of the function itself; its size decides the font size.
+    /// Weight of the function itself, which determines the font size.
     pub flat: f64,
     /// Weight of the function and its callees.
     pub cum: f64,
-    /// Text of `flat`, such as `12.3MB (4.5%)`.
+    /// Formatted `flat`, such as `12.3MB (4.5%)`.
     pub flat_label: String,
-    /// Text of `cum`, such as `25.1MB (9.1%)`.
+    /// Formatted `cum`, such as `25.1MB (9.1%)`.
     pub cum_label: String,
-    /// -1 to 1: how strong the fill is; negative ones (less than the base) are green.
+    /// Strength of the fill colour, from -1 to 1. Negative values (less than the base) are
+    /// green.
     pub color_weight: f64,
 }
 
@@ -43,14 +44,14 @@ pub struct Edge {
     pub from: usize,
     /// Index of the callee in [`Graph::nodes`].
     pub to: usize,
-    /// Weight that flows along it; decides thickness, colour and straightness.
+    /// Weight of the calls, which determines thickness, colour and straightness.
     pub weight: f64,
     /// Text next to the arrow, such as `1.20MB`.
     pub label: String,
-    /// Calls between the two were dropped: drawn dashed.
+    /// Set if functions between the two were dropped. Drawn dashed.
     pub residual: bool,
-    /// The callee was inlined into the caller.
+    /// Set if the callee was inlined into the caller.
     pub inlined: bool,
-    /// Tooltip.
+    /// Additional lines of the tooltip.
     pub detail: String,
 }

@@ -1,13 +1,13 @@
-//! The box of keys and gestures, which everything that is drawn in a browser shows alike.
+//! The help box with keys and gestures, shared by all interactive pictures and pages.
 
-/// The class `HelpBox`.
+/// JavaScript of the class `HelpBox`.
 pub const SCRIPT: &str = include_str!("help.js");
 
-/// `GRAPH_KEYS`: the keys of a call graph.
+/// JavaScript of `GRAPH_KEYS`, the keys of a call graph.
 pub const KEYS: &str = include_str!("keys.js");
 
-/// Its style in a light environment.
+/// Style of the box for light colour schemes.
 pub const STYLE: &str = include_str!("help.css");
 
-/// What is different in a dark one.
+/// Changes of the style for dark colour schemes.
 pub const DARK_STYLE: &str = include_str!("help_dark.css");

@@ -1,20 +1,20 @@
-//! The layered form of one connected part: boxes on even rows, labels on odd rows, and a chain
-//! of placeholders for every arrow through the rows between its ends.
+//! The layered form of a connected component: boxes on even rows, labels on odd rows, and for every
+//! arrow a chain of placeholders in the rows between its ends.
 
 use crate::geometry::Size;
 
-/// An arrow to lay out, between boxes of one part; never a self-loop.
+/// An arrow between two different boxes of a component.
 #[derive(Clone, Debug)]
 pub struct Wire {
-    /// The box it leaves.
+    /// Index of the box it leaves.
     pub from: usize,
-    /// The box it enters.
+    /// Index of the box it enters.
     pub to: usize,
-    /// 1 or more: how much a bend or a detour of it hurts.
+    /// Cost of bends and detours, at least 1.
     pub weight: i64,
-    /// Size of its label, empty if none.
+    /// Size of its label; zero if there is none.
     pub label: Size,
-    /// Line width.
+    /// Line width, in pixels.
     pub thickness: f64,
 }
 
@@ -23,53 +23,53 @@ pub struct Wire {
 pub struct Block {
     /// Size of the block.
     pub size: Size,
-    /// Room kept free at its right side, for a self-loop and its label.
+    /// Space reserved at the right side for self-loops and their labels, in pixels.
     pub beside: f64,
 }
 
 /// Kind of an item of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The box of this index.
+    /// Box; its index is that of the item.
     Block,
-    /// The label of this wire, with the wire at its left.
+    /// Label of this wire, with the wire at its left.
     Label(usize),
-    /// This wire passing through.
+    /// Placeholder of this wire, which passes through the row.
     Bend(usize),
 }
 
-/// One thing in a row. It reaches from `x - left` to `x + right`.
+/// An item of a row. Extends from `left` before its axis to `right` after it.
 #[derive(Clone, Debug)]
 pub struct Item {
     /// Kind of the item.
     pub kind: Kind,
     /// Number of the row.
     pub row: usize,
-    /// Room needed at the left of its axis.
+    /// Space left of the axis, in pixels.
     pub left: f64,
-    /// Room needed at the right of its axis.
+    /// Space right of the axis, in pixels.
     pub right: f64,
-    /// Neighbours in the row above.
+    /// Linked items in the row above.
     pub above: Vec<usize>,
-    /// Neighbours in the row below.
+    /// Linked items in the row below.
     pub below: Vec<usize>,
 }
 
-/// A connected part in rows. The first items are the boxes, in their own order.
+/// A connected component in rows. The first items are the boxes, in the order given.
 #[derive(Clone, Debug)]
 pub struct Layered {
     /// All items.
     pub items: Vec<Item>,
     /// Item indices, row by row, left to right.
     pub rows: Vec<Vec<usize>>,
-    /// For each wire its items from the upper box to the lower one.
+    /// Items of each wire, from the upper box to the lower one.
     pub chains: Vec<Vec<usize>>,
 }
 
-/// Space between a wire and its label.
+/// Horizontal gap between a wire and its label, in pixels.
 pub const LABEL_GAP: f64 = 3.0;
 
-/// Builds the rows from the rank of each block; `ranks` differ at the two ends of every wire.
+/// Builds the rows from the rank of each block. The ends of every wire must differ in rank.
 pub fn build(blocks: &[Block], wires: &[Wire], ranks: &[usize]) -> Layered {
     let depth = ranks.iter().max().map_or(0, |r| 2 * r + 1);
     let mut rows = vec![Vec::new(); depth];
@@ -115,7 +115,7 @@ pub fn build(blocks: &[Block], wires: &[Wire], ranks: &[usize]) -> Layered {
     }
 }
 
-/// The upper and the lower box of a wire, whichever way it points.
+/// Returns the upper and the lower box of a wire, in whichever direction it points.
 pub fn ends(wire: &Wire, ranks: &[usize]) -> (usize, usize) {
     if ranks[wire.from] < ranks[wire.to] {
         (wire.from, wire.to)
@@ -135,8 +135,8 @@ fn item(kind: Kind, row: usize, left: f64, right: f64) -> Item {
     }
 }
 
-/// Gives every label an odd row: the short wires have no choice, the others take the row that
-/// is least full so far.
+/// Chooses an odd row for every label. Wires between neighbouring ranks have no choice; the others
+/// use the row that is least full so far.
 fn choose_label_rows(
     blocks: &[Item],
     depth: usize,
@@ -145,7 +145,7 @@ fn choose_label_rows(
 ) -> Vec<Option<usize>> {
     let mut full = vec![0.0; depth];
     for block in blocks {
-        // A row of labels costs most where the rows of boxes next to it are narrow.
+        // Starts with the width of the boxes: a row of labels may be wider where boxes are few.
         full[block.row] += block.left + block.right;
     }
     let mut by_length: Vec<usize> = (0..wires.len())

@@ -1,4 +1,4 @@
-//! Computes the coordinates of everything that is drawn.
+//! Computes the coordinates of everything that is drawn, in pixels.
 
 use crate::geometry::{Cubic, Point, Rect, Size, hull};
 use crate::graph::{Edge, Graph, Node};
@@ -8,18 +8,19 @@ use crate::style;
 use crate::text;
 use crate::{order, pack, position, rank};
 
-/// Free space around the picture.
+/// Margin around the picture, in pixels.
 const MARGIN: f64 = 4.0;
-/// Font size of edge labels and of the title.
+/// Font size of edge labels.
 pub const LABEL_FONT: f64 = 10.0;
 /// Font size of the title.
 pub const TITLE_FONT: f64 = 12.0;
-/// Line height, for a font of size 1.
+/// Line height, as a multiple of the font size.
 pub const LINE: f64 = 1.2;
-/// Padding between the border of a box and its text.
+/// Padding between the border of a box and its text, in pixels.
 const PADDING: Size = Size { w: 7.0, h: 4.0 };
-/// Width of a self-loop next to its box, and the distance to the next one.
-const LOOP: f64 = 20.0;
+/// Width of the first self-loop of a box, in pixels.
+const LOOP_WIDTH: f64 = 20.0;
+/// Additional width of each further self-loop, in pixels.
 const LOOP_STEP: f64 = 9.0;
 
 /// A line of text in a box.
@@ -29,7 +30,7 @@ pub struct Line {
     pub text: String,
     /// Font size.
     pub font: f64,
-    /// Whether it is a number rather than part of the name.
+    /// Set for a number, unset for part of the name.
     pub number: bool,
 }
 
@@ -38,15 +39,15 @@ pub struct Line {
 pub struct Layout {
     /// Size of the picture.
     pub size: Size,
-    /// The legend.
+    /// Rectangle of the legend, if any.
     pub title: Option<Rect>,
-    /// The boxes, by node.
+    /// Boxes, by node.
     pub boxes: Vec<Rect>,
-    /// The texts of the boxes, by node.
+    /// Text lines of the boxes, by node.
     pub lines: Vec<Vec<Line>>,
-    /// The curves, by edge, caller to callee; empty if one of the edge's nodes does not exist.
+    /// Curves, by edge, from caller to callee; empty if one of the edge's nodes does not exist.
     pub curves: Vec<Vec<Cubic>>,
-    /// Rectangles of the labels, by edge.
+    /// Rectangles of the labels, by edge; `None` without a label.
     pub labels: Vec<Option<Rect>>,
 }
 
@@ -69,7 +70,10 @@ pub fn lay_out(graph: &Graph) -> Layout {
     let frames: Vec<Rect> = drawn.iter().map(frame).collect();
     let sizes: Vec<Size> = frames.iter().map(|f| Size { w: f.w, h: f.h }).collect();
     for (i, corner) in pack::columns(&sizes).iter().enumerate() {
-        let shift = (corner.x - frames[i].x, corner.y - frames[i].y);
+        let shift = Offset {
+            dx: corner.x - frames[i].x,
+            dy: corner.y - frames[i].y,
+        };
         layout.insert(
             &parts[i].drawn_edges(graph),
             &parts[i].nodes,
@@ -81,7 +85,7 @@ pub fn lay_out(graph: &Graph) -> Layout {
     layout
 }
 
-/// Label size of an edge; zero if the text is empty.
+/// Returns the size of an edge's label; zero if the text is empty.
 pub fn label_size(label: &str) -> Size {
     if label.is_empty() {
         return Size::default();
@@ -93,7 +97,8 @@ pub fn label_size(label: &str) -> Size {
     }
 }
 
-/// The texts of a box: name, flat, cum. The share of the flat weight sets the font size.
+/// Returns the text lines of a box: name, flat, cum. The share of the flat weight determines the
+/// font size.
 fn lines(node: &Node, total: f64) -> Vec<Line> {
     let share = style::share(node.flat, total);
     let font = (10.0 + 13.0 * share.sqrt()).round();
@@ -115,7 +120,7 @@ fn lines(node: &Node, total: f64) -> Vec<Line> {
             number: true,
         })
         .collect();
-    // The name may be as wide as the numbers, which are needed anyway.
+    // The name may take at least the width of the numbers.
     let free = numbers
         .iter()
         .map(|l| text::width(&l.text) * small / font)
@@ -142,7 +147,7 @@ fn box_size(lines: &[Line]) -> Size {
     }
 }
 
-/// The size of the legend.
+/// Returns the size of the legend.
 pub fn title_size(title: &[String]) -> Size {
     let w = title
         .iter()
@@ -154,7 +159,7 @@ pub fn title_size(title: &[String]) -> Size {
     }
 }
 
-/// The bounding box of a drawn part.
+/// Returns the bounding box of a drawn component.
 fn frame(drawn: &Drawn) -> Rect {
     let curves = drawn.curves.iter().filter_map(|c| hull(c));
     let all = drawn
@@ -167,15 +172,16 @@ fn frame(drawn: &Drawn) -> Rect {
         .unwrap_or_default()
 }
 
-/// A connected part of the graph: indices into its nodes and edges.
+/// A connected component of the graph: indices of its nodes and edges.
 struct Part {
     nodes: Vec<usize>,
-    /// Edges between different nodes, then those from a node to itself.
+    /// Edges between different nodes.
     edges: Vec<usize>,
+    /// Edges from a node to itself.
     loops: Vec<usize>,
 }
 
-/// The connected parts, in the order of their first nodes.
+/// Splits the graph into connected components, in the order of their first nodes.
 fn split(graph: &Graph) -> Vec<Part> {
     let count = graph.nodes.len();
     let mut root: Vec<usize> = (0..count).collect();
@@ -218,31 +224,43 @@ fn split(graph: &Graph) -> Vec<Part> {
     parts
 }
 
-/// Orders the rows for each ranking of the blocks; returns the one with the fewest crossings.
+/// A ranking of the blocks, with its rows ordered.
+struct Arrangement {
+    crossings: usize,
+    layered: Layered,
+    ranks: Vec<usize>,
+}
+
+/// Orders the rows for each of the `rankings`. Returns the arrangement with the fewest crossings.
 fn least_crossing(
     blocks: &[Block],
     wires: &[Wire],
-    ways: Vec<Vec<usize>>,
-) -> Option<(usize, Layered, Vec<usize>)> {
-    let count = ways.len();
-    let arranged = ways.into_iter().map(|ranks| {
+    rankings: Vec<Vec<usize>>,
+) -> Option<Arrangement> {
+    let count = rankings.len();
+    let arranged = rankings.into_iter().map(|ranks| {
         let mut layered = layers::build(blocks, wires, &ranks);
         let crossings = order::arrange(&mut layered, count);
-        (crossings, layered, ranks)
+        Arrangement {
+            crossings,
+            layered,
+            ranks,
+        }
     });
-    arranged.min_by_key(|a| a.0)
+    arranged.min_by_key(|a| a.crossings)
 }
 
 impl Part {
-    /// Lays out the part; the result lists edges, then loops, as the part does.
+    /// Lays out the component. The result has its edges, then its self-loops.
     fn lay_out(&self, graph: &Graph, lines: &[Vec<Line>]) -> Drawn {
         let (blocks, wires) = (self.blocks(graph, lines), self.wires(graph));
         let mut best = least_crossing(&blocks, &wires, rank::assign(&blocks, &wires));
-        if best.as_ref().is_some_and(|b| 2 * b.0 > wires.len()) {
+        let is_tangled = |best: &Arrangement| 2 * best.crossings > wires.len();
+        if best.as_ref().is_some_and(is_tangled) {
             let more = least_crossing(&blocks, &wires, rank::assign_tangled(&blocks, &wires));
-            best = best.into_iter().chain(more).min_by_key(|b| b.0);
+            best = best.into_iter().chain(more).min_by_key(|b| b.crossings);
         }
-        let Some((_, layered, ranks)) = best else {
+        let Some(Arrangement { layered, ranks, .. }) = best else {
             return Drawn::default();
         };
         let down: Vec<bool> = wires.iter().map(|w| ranks[w.from] < ranks[w.to]).collect();
@@ -293,8 +311,8 @@ impl Part {
         wires.collect()
     }
 
-    /// Adds self-loops, which leave and enter at the right side, one around the other, with
-    /// stacked labels.
+    /// Adds self-loops at the right side of each box, one around the other, with their labels
+    /// stacked.
     fn add_loops(&self, graph: &Graph, drawn: &mut Drawn) {
         for (i, &v) in self.nodes.iter().enumerate() {
             let own: Vec<usize> = self
@@ -327,7 +345,7 @@ impl Part {
         }
     }
 
-    /// The edges in the order of the drawn part: loops come box by box.
+    /// Returns the edges in the order of the drawn component: edges, then self-loops box by box.
     fn drawn_edges(&self, graph: &Graph) -> Vec<usize> {
         let mut edges = self.edges.clone();
         for &v in &self.nodes {
@@ -337,14 +355,14 @@ impl Part {
     }
 }
 
-/// Width of the loop with this index next to its box.
+/// Returns the width of the self-loop number `index` of a box.
 fn loop_reach(index: usize) -> f64 {
-    LOOP + LOOP_STEP * index as f64
+    LOOP_WIDTH + LOOP_STEP * index as f64
 }
 
 fn loop_curve(area: &Rect, reach: f64, half: f64) -> Vec<Cubic> {
     let (x, y) = (area.right(), area.y + area.h / 2.0);
-    // A cubic whose control points are 4/3 of the reach away just touches the reach.
+    // A cubic whose control points are 4/3 of the width away extends exactly to the width.
     let far = x + reach * 4.0 / 3.0;
     let start = Point { x, y: y - half };
     let end = Point { x, y: y + half };
@@ -356,9 +374,17 @@ fn loop_curve(area: &Rect, reach: f64, half: f64) -> Vec<Cubic> {
     ]]
 }
 
+/// A translation, in pixels.
+#[derive(Clone, Copy)]
+struct Offset {
+    dx: f64,
+    dy: f64,
+}
+
 impl Layout {
-    /// Adds a drawn part, shifted to its place.
-    fn insert(&mut self, edges: &[usize], nodes: &[usize], drawn: &Drawn, (dx, dy): (f64, f64)) {
+    /// Adds a drawn component, moved to its place.
+    fn insert(&mut self, edges: &[usize], nodes: &[usize], drawn: &Drawn, offset: Offset) {
+        let Offset { dx, dy } = offset;
         for (&v, area) in nodes.iter().zip(&drawn.boxes) {
             self.boxes[v] = area.shifted(dx, dy);
         }
@@ -368,8 +394,8 @@ impl Layout {
         }
     }
 
-    /// Puts the legend into the top left corner, moves the drawing out of its way, and fits
-    /// the picture around both.
+    /// Puts the legend into the top left corner, moves the drawing away from it, and computes the
+    /// size of the picture.
     fn add_title(&mut self, title: &[String]) {
         let size = if title.is_empty() {
             Size::default()

@@ -1,29 +1,30 @@
-//! Call graphs as pictures: boxes for functions, arrows for calls, laid out and drawn here. The
-//! crate knows nothing about profiles; numbers arrive as labels.
+//! Call graphs as pictures: lays out and draws boxes for functions and arrows for calls. Knows
+//! nothing about profiles; numbers arrive as labels.
 //!
-//! # Promises
+//! # Guarantees
 //!
 //! - [`render`] returns one complete, standalone SVG for any [`Graph`].
 //! - No box or label overlaps another, and no arrow runs through an unrelated box.
-//! - The same graph gives the same bytes.
+//! - The same graph yields the same bytes.
 //! - Strings of the graph are shown as text only: nothing in them can become markup, style or
 //!   script.
 //! - Edges between nodes that do not exist are ignored, and non-finite numbers count as zero.
 //!
-//! # Caller's duties
+//! # Callers
 //!
-//! Trim the graph to a size that a person can read: a few hundred boxes.
+//! Callers should trim the graph to a size that a person can read: a few hundred boxes.
 //!
 //! # Limits
 //!
 //! - Layout time grows faster than linearly with the number of boxes and arrows.
-//! - Text is measured with built-in Helvetica widths; scripts other than Latin, Greek and Cyrillic
-//!   get a full square for each character.
+//! - Text is measured with built-in Helvetica widths; characters of scripts other than Latin, Greek
+//!   and Cyrillic count as full squares.
 //!
 //! The layout is the layered one of Sugiyama, Gansner and others, one file per step: `rank` breaks
-//! cycles and assigns layers, `order` removes crossings (in `bare` rows), `axes` and `position`
-//! choose coordinates, `route` bends the arrows, `pack` puts the components of an unconnected graph
-//! side by side. `svg` draws, with text measured by `text` and colours from `style`.
+//! cycles and assigns layers, `order` removes crossings (on the rows of `bare`), `axes` and
+//! `position` choose coordinates, `route` draws the curves, `pack` places the components of an
+//! unconnected graph side by side. `svg` writes the picture, with text measured by `text` and
+//! colours from `style`.
 
 mod axes;
 mod bare;
@@ -55,7 +56,7 @@ mod tests;
 
 pub use graph::{Edge, Graph, Node};
 
-/// Draws the graph as one complete SVG document.
+/// Draws the graph as a complete SVG document.
 pub fn render(graph: &Graph) -> String {
     svg::write(graph, &layout::lay_out(graph))
 }

@@ -1,45 +1,49 @@
-//! The order of the items in each row, with few crossings.
+//! Orders the items of each row with few crossings.
 //!
-//! Between two rows of boxes every wire has exactly one item, which may stand wherever its wire
-//! passes. So only the rows of boxes (with the wires that pass through them) are ordered, and
-//! the rows between follow without adding a crossing.
+//! Between two rows of boxes every wire has exactly one item, which may be placed wherever its wire
+//! passes. So only the rows of boxes (with the wires that pass through them) are ordered; the rows
+//! between them follow without adding a crossing.
 //!
-//! Sweeps by medians and means, each followed by exchanges of neighbours, from many starts: two
-//! walks through the graph and then random orders, as many as a budget of steps allows, since
-//! results of different starts differ a lot. At last every item is tried at every position of its
-//! row. Deterministic: the random numbers are the same each time, and no clock is read.
+//! Sweeps by medians and means, each followed by exchanges of neighbours, from many initial orders:
+//! two depth-first searches, then random ones as long as the budget lasts, because results of
+//! different starts differ a lot. Finally every item is tried at every position of its row.
+//! Reproducible: the random numbers have a fixed seed, and no clock is read.
 
 use crate::bare::{Bare, Rows};
 use crate::layers::Layered;
 
-/// Sweeps without a better result after which a start is given up.
-const PATIENCE: usize = 5;
-/// Sweeps of one start at most.
-const SWEEPS: usize = 40;
-/// Starts at least and at most.
-const STARTS: (usize, usize) = (2, 60);
-/// Links that may be examined before the last start, times the number of wires, times that number
-/// again or what the crossings so far suggest; graphviz's time grows about as fast.
-const BUDGET: usize = 24;
-const BUDGET_ENDS: (usize, usize) = (100_000, 20_000_000);
-/// A start that is so much worse than the best after its first sweeps is given up.
-const HOPELESS: f64 = 1.25;
+/// Sweeps without improvement after which a start is abandoned.
+const MAX_IDLE_SWEEPS: usize = 5;
+/// Maximum number of sweeps of one start.
+const MAX_SWEEPS: usize = 40;
+/// Minimum number of starts, whatever they cost.
+const MIN_STARTS: usize = 2;
+/// Maximum number of starts.
+const MAX_STARTS: usize = 60;
+/// Factor of the budget: links to examine before the last start, per wire and per wire again (or
+/// per crossing, if there are few). Graphviz's time grows about as fast.
+const BUDGET_FACTOR: usize = 24;
+/// Minimum budget, in links.
+const MIN_BUDGET: usize = 100_000;
+/// Maximum budget, in links.
+const MAX_BUDGET: usize = 20_000_000;
+/// Ratio to the best result so far above which a start is abandoned after its first sweeps.
+const HOPELESS_RATIO: f64 = 1.25;
 
-/// Reorders the rows with a part (one of `parts`) of the usual effort; returns the number of
-/// crossings.
-pub fn arrange(layered: &mut Layered, parts: usize) -> usize {
+/// Reorders the rows with `1 / shares` of the usual budget. Returns the number of crossings.
+pub fn arrange(layered: &mut Layered, shares: usize) -> usize {
     let graph = Bare::new(layered);
     let mut best: Option<(usize, Rows)> = None;
     let wires = layered.chains.len();
     let budget = |crossings: usize| {
         let worth = wires.min(2 * crossings + 20);
-        (BUDGET * wires * worth).clamp(BUDGET_ENDS.0, BUDGET_ENDS.1) / parts
+        (BUDGET_FACTOR * wires * worth).clamp(MIN_BUDGET, MAX_BUDGET) / shares
     };
     let mut work = 0;
     let mut seed = 1;
-    for start in 0..STARTS.1 {
+    for start in 0..MAX_STARTS {
         let done = |best: &(usize, Rows)| best.0 == 0 || work > budget(best.0);
-        if start >= STARTS.0 && best.as_ref().is_some_and(done) {
+        if start >= MIN_STARTS && best.as_ref().is_some_and(done) {
             break;
         }
         let rows = match start {
@@ -64,23 +68,26 @@ pub fn arrange(layered: &mut Layered, parts: usize) -> usize {
     crossings
 }
 
-/// An order of the rows that is being improved.
+/// An order of the rows under improvement.
 struct Ordering<'a> {
     graph: &'a Bare,
     rows: Rows,
     /// Position of each item in its row.
     position: Vec<usize>,
-    /// The sorted positions of each item's neighbours above and below, laid out as the links of
-    /// the graph are, and for which rows they hold.
+    /// Sorted positions of each item's neighbours above and below, arranged like the links of the
+    /// graph.
     near: [Vec<usize>; 2],
+    /// For each row, set if its part of `near` is up to date.
     fresh: [Vec<bool>; 2],
-    /// Crossings above each row, where they are known.
+    /// Number of crossings above each row, if known.
     known: Vec<Option<usize>>,
+    /// Scratch: sort keys of a row's items.
     keyed: Vec<(f64, usize)>,
-    /// Scratch: where the next position of each item goes, and a binary indexed tree.
+    /// Scratch: index in `near` of the next position of each item.
     next: Vec<usize>,
+    /// Scratch: binary indexed tree.
     tree: Vec<usize>,
-    /// Links looked at so far, whether they had to be collected or not.
+    /// Number of links examined, counting those that were up to date.
     work: usize,
 }
 
@@ -103,7 +110,7 @@ impl<'a> Ordering<'a> {
         ordering
     }
 
-    /// Takes note of a new order of a row.
+    /// Updates the positions after a row was reordered.
     fn reordered(&mut self, row: usize) {
         for (position, &v) in self.rows[row].iter().enumerate() {
             self.position[v] = position;
@@ -118,20 +125,21 @@ impl<'a> Ordering<'a> {
         }
     }
 
-    /// The sorted positions of an item's neighbours, which must have been collected.
+    /// Returns the sorted positions of an item's neighbours, which must be up to date.
     fn near(&self, side: usize, v: usize) -> &[usize] {
         let start = &self.graph.near[side].start;
         &self.near[side][start[v]..start[v + 1]]
     }
 
-    /// Sweeps until nothing gets better for a while or the start cannot compete with the
-    /// `rival`, and keeps the best.
+    /// Sweeps until nothing improves for a while, or the start cannot compete with `rival`
+    /// crossings. Keeps the best order.
     fn sweep(&mut self, rival: Option<usize>) {
         let mut best = (self.crossings(), self.rows.clone());
         let mut idle = 0;
-        let hopeless = rival.map_or(f64::INFINITY, |r| r as f64 * HOPELESS + 2.0);
-        for round in 0..SWEEPS {
-            if best.0 == 0 || idle == PATIENCE || (round == 4 && best.0 as f64 > hopeless) {
+        let hopeless = rival.map_or(f64::INFINITY, |r| r as f64 * HOPELESS_RATIO + 2.0);
+        for round in 0..MAX_SWEEPS {
+            let is_hopeless = round == 4 && best.0 as f64 > hopeless;
+            if best.0 == 0 || idle == MAX_IDLE_SWEEPS || is_hopeless {
                 break;
             }
             let median = round % 4 < 2;
@@ -154,7 +162,7 @@ impl<'a> Ordering<'a> {
         (0..self.rows.len()).for_each(|row| self.reordered(row));
     }
 
-    /// Sorts a row by where its neighbours on one side stand; items without any stay.
+    /// Sorts a row by the positions of its neighbours on one side. Items without neighbours stay.
     fn sort_row(&mut self, row: usize, side: usize, median: bool) {
         self.collect(row, side);
         let mut keyed = std::mem::take(&mut self.keyed);
@@ -184,7 +192,7 @@ impl<'a> Ordering<'a> {
         }
     }
 
-    /// Finds the sorted positions of the neighbours of a row's items on one side.
+    /// Updates the sorted positions of the neighbours of a row's items on one side.
     fn collect(&mut self, row: usize, side: usize) {
         self.work += self.graph.links[side][row] + self.rows[row].len() + 1;
         if std::mem::replace(&mut self.fresh[side][row], true) {
@@ -201,7 +209,7 @@ impl<'a> Ordering<'a> {
         for &v in &self.rows[row] {
             self.next[v] = self.graph.near[side].start[v];
         }
-        // Position by position, so that every list comes out sorted.
+        // In ascending order of position, which makes every list sorted.
         for (position, &w) in neighbours.iter().enumerate() {
             for &v in self.graph.near[1 - side].linked_to(w) {
                 self.near[side][self.next[v]] = position;
@@ -210,8 +218,8 @@ impl<'a> Ordering<'a> {
         }
     }
 
-    /// Exchanges neighbours in a row as long as that removes crossings; with `even`, one round
-    /// also exchanges those where it makes no difference, to get out of a corner.
+    /// Exchanges neighbours in a row as long as that removes crossings. With `even`, the first
+    /// round also exchanges those for which it makes no difference, to leave local optima.
     fn transpose(&mut self, even: bool) {
         let mut dirty = vec![true; self.rows.len()];
         let mut even = even;
@@ -231,7 +239,7 @@ impl<'a> Ordering<'a> {
         }
     }
 
-    /// One pass over a row; whether crossings were removed.
+    /// Makes one pass over a row. Returns true if crossings were removed.
     fn transpose_row(&mut self, row: usize, even: bool) -> bool {
         if self.rows[row].len() < 2 {
             return false;
@@ -239,18 +247,18 @@ impl<'a> Ordering<'a> {
         self.collect(row, 0);
         self.collect(row, 1);
         let mut better = false;
-        // The item in hand moves right as long as that is better than letting it stand.
-        let mut hand = self.rows[row][0];
+        // The current item moves right as long as that is better than staying.
+        let mut current = self.rows[row][0];
         let mut moved = false;
         for i in 1..self.rows[row].len() {
             let next = self.rows[row][i];
-            let gain = self.gain(hand, next);
+            let gain = self.gain(current, next);
             if gain > 0 || (even && gain == 0) {
                 better |= gain > 0;
                 moved = true;
                 self.rows[row].swap(i - 1, i);
             } else {
-                hand = next;
+                current = next;
             }
         }
         if moved {
@@ -259,13 +267,14 @@ impl<'a> Ordering<'a> {
         better
     }
 
-    /// Crossings that vanish when item `v` of a collected row goes right of item `w`.
+    /// Returns the number of crossings that are removed if item `v` moves to the right of item `w`.
+    /// The row's neighbours must be up to date.
     fn gain(&self, v: usize, w: usize) -> i64 {
-        let side = |side: usize| turned(self.near(side, v), self.near(side, w));
+        let side = |side: usize| crossing_change(self.near(side, v), self.near(side, w));
         side(0) + side(1)
     }
 
-    /// Moves single items to their best position in the row while that removes crossings.
+    /// Moves single items to their best position in the row as long as that removes crossings.
     fn sift(&mut self) {
         for _ in 0..10 {
             let mut better = false;
@@ -313,7 +322,7 @@ impl<'a> Ordering<'a> {
             .sum()
     }
 
-    /// Crossings between a row and the one above, counted with a binary indexed tree.
+    /// Counts the crossings between a row and the one above with a binary indexed tree.
     fn crossings_above(&mut self, row: usize) -> usize {
         self.collect(row, 0);
         if let Some(crossings) = self.known[row] {
@@ -348,9 +357,9 @@ impl<'a> Ordering<'a> {
     }
 }
 
-/// Pairs (p of `left`, q of `right`) with p > q less those with p < q: the crossings that vanish
-/// when `left` goes right of `right`. Both are sorted.
-fn turned(left: &[usize], right: &[usize]) -> i64 {
+/// Returns the number of crossings that are removed if `left` moves to the right of `right`: pairs
+/// (p of `left`, q of `right`) with p > q, minus those with p < q. Both are sorted.
+fn crossing_change(left: &[usize], right: &[usize]) -> i64 {
     if let ([p], [q]) = (left, right) {
         return i64::from(p > q) - i64::from(p < q);
     }
@@ -368,7 +377,8 @@ fn turned(left: &[usize], right: &[usize]) -> i64 {
     sum
 }
 
-/// The median, weighted towards the denser side where there are two (Gansner and others).
+/// Returns the median; of two medians, a mean weighted towards the denser side (Gansner and
+/// others).
 fn median_of(positions: &[usize]) -> f64 {
     let at = |i: usize| positions[i] as f64;
     let m = positions.len() / 2;

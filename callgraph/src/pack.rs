@@ -1,29 +1,33 @@
-//! Puts the parts of a picture side by side, in columns, without waste.
+//! Packs the components of a picture side by side, in columns.
 
 use crate::geometry::{Rect, Size};
 
-/// Space between parts side by side, and between those above each other.
+/// Horizontal gap between components, in pixels.
 const GAP: f64 = 18.0;
+/// Vertical gap between components, in pixels.
 const GAP_DOWN: f64 = 12.0;
 
-/// How much higher than wide a picture of many parts may be, and how much wider than high.
-const SHAPES: (f64, f64) = (0.5, 4.0);
+/// Minimum ratio of width to height of a picture of many components.
+const MIN_ASPECT: f64 = 0.5;
+/// Maximum ratio of width to height of a picture of many components.
+const MAX_ASPECT: f64 = 4.0;
 
-/// Where each part goes: the first stays leftmost at the top, the others stand at its right in
-/// columns no higher than the highest part, or than what makes the picture smallest.
+/// Returns the rectangle of each component. The columns are at least as high as the highest
+/// component; among several heights, the one with the smallest picture is used.
 pub fn columns(sizes: &[Size]) -> Vec<Rect> {
     let area: f64 = sizes.iter().map(|s| (s.w + GAP) * (s.h + GAP_DOWN)).sum();
-    let least = sizes.iter().map(|s| s.h).fold(0.0, f64::max);
+    let min_height = sizes.iter().map(|s| s.h).fold(0.0, f64::max);
     let mut order: Vec<usize> = (0..sizes.len()).collect();
     order.sort_by(|&a, &b| sizes[b].h.total_cmp(&sizes[a].h));
-    let (flat, high) = ((area / SHAPES.1).sqrt(), (area / SHAPES.0).sqrt());
-    let heights = (0..=8).map(|i| least.max(flat + (high - flat) * f64::from(i) / 8.0));
+    let (flat, high) = ((area / MAX_ASPECT).sqrt(), (area / MIN_ASPECT).sqrt());
+    let heights = (0..=8).map(|i| min_height.max(flat + (high - flat) * f64::from(i) / 8.0));
     let all = heights.map(|height| filled(sizes, &order, height));
     let best = all.min_by(|a, b| a.0.total_cmp(&b.0));
     best.map(|b| b.1).unwrap_or_default()
 }
 
-/// The area of the picture and the rectangles if columns may be this high.
+/// Packs the components into columns of at most the height `highest`. Returns the area of the
+/// picture, and the rectangles.
 fn filled(sizes: &[Size], order: &[usize], highest: f64) -> (f64, Vec<Rect>) {
     let mut rects = vec![Rect::default(); sizes.len()];
     let mut shelves: Vec<Shelf> = Vec::new();
@@ -57,14 +61,17 @@ struct Shelf {
     x: f64,
     w: f64,
     bottom: f64,
-    /// The last line: how much of its width is used, where it starts, how high it is.
+    /// Used width of the last line.
     used: f64,
+    /// Top of the last line.
     line: f64,
+    /// Height of the last line.
     height: f64,
 }
 
 impl Shelf {
-    /// A rectangle for a part that is no higher than the ones before, if there is room.
+    /// Places a component that is no higher than those before, if there is room. Returns its
+    /// corner.
     fn take(&mut self, w: f64, h: f64, highest: f64) -> Option<(f64, f64)> {
         if h <= self.height && self.used + GAP + w <= self.w {
             let x = self.x + self.used + GAP;
@@ -80,18 +87,19 @@ impl Shelf {
     }
 }
 
-/// How far the drawing must move right or down so that a title of this size fits at the top
-/// left, free of every obstacle; the move that makes the picture smallest.
+/// Returns how far the drawing has to move right and down so that a title of this size fits at the
+/// top left without overlapping an obstacle. Among several moves, chooses the one with the smallest
+/// picture.
 pub fn beside_title(title: Size, drawing: Size, obstacles: &[Rect]) -> (f64, f64) {
     if title.w == 0.0 {
         return (0.0, 0.0);
     }
     let (w, h) = (title.w + GAP, title.h + GAP);
     let mut best = (0.0, h);
-    let mut least = f64::INFINITY;
+    let mut best_area = f64::INFINITY;
     for step in 0..=20 {
         let dx = w * f64::from(step) / 20.0;
-        // Everything that stands left of the title's right edge must start below it.
+        // Everything left of the title's right edge has to start below the title.
         let top = obstacles
             .iter()
             .filter(|r| r.x + dx < w)
@@ -99,8 +107,8 @@ pub fn beside_title(title: Size, drawing: Size, obstacles: &[Rect]) -> (f64, f64
             .fold(h, f64::min);
         let dy = h - top;
         let area = (drawing.w + dx).max(title.w) * (drawing.h + dy).max(title.h);
-        if area < least {
-            (best, least) = ((dx, dy), area);
+        if area < best_area {
+            (best, best_area) = ((dx, dy), area);
         }
     }
     best

@@ -1,17 +1,19 @@
-//! How a picture that is a document of its own is printed.
+//! Style sheet for printing a standalone picture.
 
-/// A picture that is more times as high as it is wide would be illegible on one sheet.
-const HIGHEST: f64 = 3.0;
+/// Maximum ratio of height to width of a picture that is printed on one sheet. A higher one would
+/// be illegible.
+const MAX_ASPECT: f64 = 3.0;
 
-/// The style sheet of a picture of this size on paper: no wider and no higher than the sheet, so
-/// that all of it is seen, and not magnified. A very high one continues from sheet to sheet.
+/// Returns the style sheet for printing a picture of this size. Shrinks it to fit on a sheet, but
+/// does not enlarge it. A very high one continues on further sheets.
 pub fn sheet(width: f64, height: f64) -> String {
-    let most = match height <= HIGHEST * width {
-        true => "100vh",
-        false => "none",
+    let max_height = if height <= MAX_ASPECT * width {
+        "100vh"
+    } else {
+        "none"
     };
     format!(
-        "@media print{{svg:root{{width:100%;height:auto;max-width:{width}px;max-height:{most}}}}}\n"
+        "@media print{{svg:root{{width:100%;height:auto;max-width:{width}px;max-height:{max_height}}}}}\n"
     )
 }
 

@@ -1,27 +1,30 @@
-//! Horizontal coordinates: long arrows straight, heavy ones first, everything close together.
+//! Assigns horizontal coordinates: keeps long arrows straight, heavy ones first, and everything
+//! close together.
 //!
-//! Minimises the weighted sum of the sideways steps of the arrows under the order and the
-//! distances of each row, by network simplex on the usual helper graph: one helper per link,
-//! left of both its ends. What moves are the axes, not the single items.
+//! Minimises the weighted sum of the arrows' horizontal steps, subject to the order and the
+//! distances in each row, by network simplex on the usual auxiliary graph: one auxiliary node per
+//! link, left of both its ends. The variables are the axes, not the single items.
 
 use crate::axes::{Axes, leftmost};
 use crate::layers::{Kind, Layered, Wire};
 use crate::simplex::{self, Constraint};
 use std::collections::HashMap;
 
-/// Pivots after which the coordinates are good enough.
-const STEPS: usize = 30_000;
-/// What a sideways step of a wire costs inside a chain and at a box, and how strongly the two
-/// sides of the picture attract each other.
-const INNER: i64 = 8;
-const OUTER: i64 = 2;
-const WALLS: i64 = 60;
+/// Maximum number of pivots.
+const MAX_PIVOTS: usize = 30_000;
+/// Cost of a horizontal step between two inner items of a wire.
+const INNER_COST: i64 = 8;
+/// Cost of a horizontal step between a box and an inner item.
+const OUTER_COST: i64 = 2;
+/// Cost of the picture's width.
+const WIDTH_COST: i64 = 60;
 
-/// Coordinates of the layered form.
+/// Horizontal coordinates of the layered form, in pixels.
 pub struct Positions {
     /// Axis of each item.
     pub x: Vec<f64>,
-    /// For each wire, where it leaves the upper box and enters the lower one, from the axes.
+    /// For each wire, offsets from the boxes' axes at which it leaves the upper box and enters the
+    /// lower one.
     pub ports: Vec<[f64; 2]>,
 }
 
@@ -35,10 +38,11 @@ pub fn assign(layered: &Layered, wires: &[Wire]) -> Positions {
     }
 }
 
-/// Spreads the wires over the lower and upper sides of each box, in the order of their ends.
+/// Spreads the wires over the bottom and top sides of each box, in the order of their other ends.
 fn ports(layered: &Layered, wires: &[Wire]) -> Vec<[f64; 2]> {
     let mut ports = vec![[0.0; 2]; wires.len()];
-    // The first link of a chain names it from the upper box, the last from the lower one.
+    // A wire is identified by the first link of its chain at the upper box, and by the last one at
+    // the lower box.
     let mut upper = HashMap::new();
     let mut lower = HashMap::new();
     for (wire, chain) in layered.chains.iter().enumerate() {
@@ -57,19 +61,20 @@ fn ports(layered: &Layered, wires: &[Wire]) -> Vec<[f64; 2]> {
     ports
 }
 
-/// Offsets of the wires along a side of half length `half`, centred, wider apart when thick.
+/// Returns centred offsets of the wires along a side of half length `half`. Thick wires are further
+/// apart.
 fn spread(list: &[usize], wires: &[Wire], half: f64) -> Vec<f64> {
     let gaps: Vec<f64> = list
         .windows(2)
         .map(|w| 8.0 + (wires[w[0]].thickness + wires[w[1]].thickness) / 2.0)
         .collect();
-    let wide: f64 = gaps.iter().sum();
-    let shrink = if wide > 0.0 {
-        (1.7 * half / wide).min(1.0)
+    let span: f64 = gaps.iter().sum();
+    let shrink = if span > 0.0 {
+        (1.7 * half / span).min(1.0)
     } else {
         1.0
     };
-    let mut at = -wide * shrink / 2.0;
+    let mut at = -span * shrink / 2.0;
     let mut offsets = vec![at.round()];
     for gap in gaps {
         at += gap * shrink;
@@ -78,6 +83,7 @@ fn spread(list: &[usize], wires: &[Wire], half: f64) -> Vec<f64> {
     offsets
 }
 
+/// Solves for the coordinate of each item's axis.
 fn solve(layered: &Layered, wires: &[Wire], ports: &[[f64; 2]]) -> Vec<i64> {
     let axes = Axes::new(layered, wires);
     let axis = &axes.of;
@@ -93,7 +99,7 @@ fn solve(layered: &Layered, wires: &[Wire], ports: &[[f64; 2]]) -> Vec<i64> {
             let upper = if i == 0 { ports[wire][0] as i64 } else { 0 };
             let lower = if i == last { ports[wire][1] as i64 } else { 0 };
             let inner = i > 0 && i < last;
-            let weight = wires[wire].weight * if inner { INNER } else { OUTER };
+            let weight = wires[wire].weight * if inner { INNER_COST } else { OUTER_COST };
             let helper = x.len();
             x.push((x[above] + upper).min(x[below] + lower));
             for (head, port) in [(above, upper), (below, lower)] {
@@ -107,11 +113,11 @@ fn solve(layered: &Layered, wires: &[Wire], ports: &[[f64; 2]]) -> Vec<i64> {
         }
     }
     add_walls(layered, axis, &mut x, &mut constraints);
-    let x = simplex::solve(x.len(), &constraints, Some(x), STEPS, true);
+    let x = simplex::solve(x.len(), &constraints, Some(x), MAX_PIVOTS, true);
     axis.iter().map(|&a| x[a]).collect()
 }
 
-/// Two helpers left and right of everything, which attract each other.
+/// Adds auxiliary nodes left and right of everything, whose distance costs [`WIDTH_COST`].
 fn add_walls(
     layered: &Layered,
     axis: &[usize],
@@ -119,7 +125,7 @@ fn add_walls(
     constraints: &mut Vec<Constraint>,
 ) {
     let (left, right) = (x.len(), x.len() + 1);
-    let (mut least, mut most) = (0, 0);
+    let (mut min_x, mut max_x) = (0, 0);
     for row in &layered.rows {
         let (Some(&a), Some(&b)) = (row.first(), row.last()) else {
             continue;
@@ -128,8 +134,8 @@ fn add_walls(
             layered.items[a].left.ceil() as i64,
             layered.items[b].right.ceil() as i64,
         ];
-        least = least.min(x[axis[a]] - room[0]);
-        most = most.max(x[axis[b]] + room[1]);
+        min_x = min_x.min(x[axis[a]] - room[0]);
+        max_x = max_x.max(x[axis[b]] + room[1]);
         let wall = |tail, head, length| Constraint {
             tail,
             head,
@@ -139,11 +145,11 @@ fn add_walls(
         constraints.push(wall(left, axis[a], room[0]));
         constraints.push(wall(axis[b], right, room[1]));
     }
-    x.extend([least, most]);
+    x.extend([min_x, max_x]);
     constraints.push(Constraint {
         tail: left,
         head: right,
         length: 0,
-        weight: WALLS,
+        weight: WIDTH_COST,
     });
 }

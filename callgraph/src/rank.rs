@@ -1,26 +1,27 @@
-//! Ranks: which boxes stand above which.
+//! Assigns ranks (layers) to the boxes.
 //!
-//! Cycles are broken by turning the arrows that a depth-first walk along the heaviest arrows
-//! first finds to lead back. (Turning the least weight, as feedback arc heuristics do, makes
-//! graphs deeper: a tenth more crossings over the real profiles tried.) Another walk, and for
-//! tangled graphs many more, may find others, which may cross less. Network simplex then makes the
-//! weighted sum of lengths least. Boxes that may stand in several ranks at the same cost go to the
-//! narrowest in one result and stay in the other: either may cross less.
+//! Cycles are broken by reversing the back arrows of a depth-first search that follows heavy arrows
+//! first. (Reversing the least total weight, as feedback arc heuristics do, makes graphs deeper and
+//! adds a tenth more crossings on real profiles.) Another search, and for tangled graphs many more,
+//! may reverse other arrows, with fewer crossings. Network simplex then minimises the weighted sum
+//! of the arrows' lengths. Boxes that may have several ranks at the same cost go to the narrowest
+//! rank in one result and stay in another: either may have fewer crossings.
 
 use crate::layers::{Block, Wire};
 use crate::simplex::{self, Constraint};
 
-/// Pivots after which the ranks are good enough.
-const STEPS: usize = 20_000;
+/// Maximum number of pivots.
+const MAX_PIVOTS: usize = 20_000;
 
-/// A graph is tangled if more than one in this many wires has to be turned.
-const TANGLED: usize = 8;
-/// Walks through a tangled graph, and its wires at most.
-const WALKS: usize = 12;
-const WALKED: usize = 120;
+/// Inverse of the share of reversed wires above which a graph is tangled.
+const TANGLED_RATIO: usize = 8;
+/// Number of searches in a tangled graph.
+const TANGLED_SEARCHES: usize = 12;
+/// Maximum number of wires of a graph that is searched so often.
+const MAX_TANGLED_WIRES: usize = 120;
 
-/// The rank of each block, from 0, in one or more ways that are equally good as far as lengths
-/// go; both ends of each wire differ.
+/// Returns one or more rankings: the rank of each block, from 0. They are equally good by length.
+/// The ends of each wire differ in rank.
 pub fn assign(blocks: &[Block], wires: &[Wire]) -> Vec<Vec<usize>> {
     let back = back_wires(blocks.len(), wires, Walk::Heaviest);
     let mut ways = ranks(blocks, wires, &back);
@@ -31,20 +32,20 @@ pub fn assign(blocks: &[Block], wires: &[Wire]) -> Vec<Vec<usize>> {
     ways
 }
 
-/// More ways for a tangled graph; none for others.
+/// Returns more rankings for a tangled graph, and none for others.
 pub fn assign_tangled(blocks: &[Block], wires: &[Wire]) -> Vec<Vec<usize>> {
     let back = back_wires(blocks.len(), wires, Walk::Heaviest);
     let turned = back.iter().filter(|&&b| b).count();
-    if wires.len() > WALKED || turned * TANGLED <= wires.len() {
+    if wires.len() > MAX_TANGLED_WIRES || turned * TANGLED_RATIO <= wires.len() {
         return Vec::new();
     }
     let walk = |seed| back_wires(blocks.len(), wires, Walk::Random(seed));
-    (0..WALKS as u64)
+    (0..TANGLED_SEARCHES as u64)
         .flat_map(|seed| ranks(blocks, wires, &walk(seed)))
         .collect()
 }
 
-/// The ranks if these wires are turned, in one or two ways.
+/// Returns one or two rankings of the graph with the wires `back` reversed.
 fn ranks(blocks: &[Block], wires: &[Wire], back: &[bool]) -> Vec<Vec<usize>> {
     let turned = wires.iter().zip(back);
     let constraints: Vec<Constraint> = turned
@@ -62,7 +63,7 @@ fn ranks(blocks: &[Block], wires: &[Wire], back: &[bool]) -> Vec<Vec<usize>> {
             }
         })
         .collect();
-    let x = simplex::solve(blocks.len(), &constraints, None, STEPS, false);
+    let x = simplex::solve(blocks.len(), &constraints, None, MAX_PIVOTS, false);
     let least = x.iter().min().copied().unwrap_or(0);
     let tight: Vec<usize> = x.iter().map(|v| (v - least) as usize).collect();
     let mut even = tight.clone();
@@ -74,19 +75,20 @@ fn ranks(blocks: &[Block], wires: &[Wire], back: &[bool]) -> Vec<Vec<usize>> {
     }
 }
 
-/// The order in which a walk takes blocks to start from and wires to follow. Blocks that nothing
+/// Order in which a depth-first search starts from blocks and follows wires. Blocks that no wire
 /// enters always come first.
 #[derive(Clone, Copy)]
 enum Walk {
-    /// Those with the most outward weight, and the heaviest.
+    /// Most outgoing weight first, heavy wires first.
     Heaviest,
-    /// As they are numbered.
+    /// Order of the indices.
     Given,
-    /// Some order, the same for the same number.
+    /// Random order with this seed.
     Random(u64),
 }
 
-/// Which wires lead back to a block that is still open in a depth-first walk.
+/// Returns which wires are back arrows of a depth-first search: they lead to a block that is still
+/// open.
 fn back_wires(count: usize, wires: &[Wire], walk: Walk) -> Vec<bool> {
     let mut out: Vec<Vec<usize>> = vec![Vec::new(); count];
     let mut surplus = vec![0i64; count];
@@ -110,7 +112,7 @@ fn back_wires(count: usize, wires: &[Wire], walk: Walk) -> Vec<bool> {
     wires_to_open(&starts, &out, wires)
 }
 
-/// The wires that a depth-first walk meets while the block that they lead to is still open.
+/// Runs the depth-first search. Returns which wires lead to a block that is still open.
 fn wires_to_open(starts: &[usize], out: &[Vec<usize>], wires: &[Wire]) -> Vec<bool> {
     let (mut seen, mut open) = (vec![false; out.len()], vec![false; out.len()]);
     let mut back = vec![false; wires.len()];
@@ -140,7 +142,7 @@ fn wires_to_open(starts: &[usize], out: &[Vec<usize>], wires: &[Wire]) -> Vec<bo
     back
 }
 
-/// A number that looks random.
+/// Returns a pseudo-random number.
 fn scatter(index: u64, seed: u64) -> i64 {
     let mixed = (index + 1)
         .wrapping_mul(6364136223846793005 + 2 * seed)
@@ -149,7 +151,7 @@ fn scatter(index: u64, seed: u64) -> i64 {
     (mixed >> 1) as i64
 }
 
-/// Moves blocks whose wires pull equally up and down to the narrowest rank they may have.
+/// Moves blocks whose wires pull equally up and down to the narrowest rank possible.
 fn even_out(blocks: &[Block], constraints: &[Constraint], ranks: &mut [usize]) {
     let depth = ranks.iter().max().map_or(0, |r| r + 1);
     let width = |v: usize| blocks[v].size.w + blocks[v].beside;

@@ -1,44 +1,48 @@
-//! Vertical coordinates and the curves of the arrows.
+//! Assigns vertical coordinates and draws the curves of the arrows.
 //!
-//! A row is a horizontal band. Inside a band a wire runs straight down at its own place, which
-//! the coordinates keep free; between bands, where nothing else stands, it bends from one place
-//! to the next with upright ends. So no wire can touch a foreign box or label, and two wires
-//! cross between two rows only if their order there differs.
+//! A row is a horizontal band. Inside a band a wire runs straight down at its own x coordinate,
+//! which the layout keeps free. Between bands, where nothing else is drawn, it bends from one
+//! coordinate to the next with vertical ends. So no wire can touch an unrelated box or label, and
+//! two wires cross between two rows only if their order differs there.
 
 use crate::geometry::{Cubic, Point, Rect, Size, straight};
 use crate::layers::{Block, Kind, LABEL_GAP, Layered, Wire};
 use crate::position::Positions;
 
-/// Least and greatest distance between bands; pictures of many rows can afford more.
-const GAP: f64 = 15.0;
-const GAP_MOST: f64 = 28.0;
-const GAP_MORE: f64 = 1.2;
-/// Height for each of the wires that lie above each other between two bands, how much at most
-/// that adds to a distance, and what part of the height all of that may add.
-const LANE: f64 = 2.0;
-const LANES_MOST: f64 = 60.0;
-const LANES_SHARE: f64 = 0.06;
+/// Minimum distance between bands, in pixels.
+const MIN_GAP: f64 = 15.0;
+/// Maximum distance between bands in a picture of few rows, in pixels.
+const MAX_GAP: f64 = 28.0;
+/// Increase of the maximum distance per row, in pixels.
+const MAX_GAP_PER_ROW: f64 = 1.2;
+/// Height for each of the wires that are above each other between two bands, in pixels.
+const LANE_HEIGHT: f64 = 2.0;
+/// Maximum height that lanes add to a distance, in pixels.
+const MAX_LANES_HEIGHT: f64 = 60.0;
+/// Maximum height that all lanes add, as a fraction of the picture's height.
+const MAX_LANES_SHARE: f64 = 0.06;
 
-/// A laid-out connected part.
+/// A drawn connected component.
 #[derive(Default)]
 pub struct Drawn {
-    /// The boxes.
+    /// Boxes.
     pub boxes: Vec<Rect>,
-    /// The curve of each wire, from caller to callee.
+    /// Curve of each wire, from caller to callee.
     pub curves: Vec<Vec<Cubic>>,
-    /// The label of each wire that has one.
+    /// Label of each wire; `None` without one.
     pub labels: Vec<Option<Rect>>,
 }
 
+/// Vertical extent of a row.
 struct Band {
     top: f64,
     bottom: f64,
-    /// How upright wires start below it, 0 to 1. One value for all: then only those cross that
-    /// must.
+    /// Steepness of wires below the band, 0 to 1. One value for all wires, so that no wires cross
+    /// without need.
     bend: f64,
 }
 
-/// Draws a placed part; `down` says which wires point downwards.
+/// Draws a component whose items have positions. `down`: which wires point downwards.
 pub fn draw(
     blocks: &[Block],
     wires: &[Wire],
@@ -96,7 +100,7 @@ fn label(
     })
 }
 
-/// The sideways steps of the wires below a row: from where to where.
+/// Horizontal steps of the wires below a row: start and end.
 type Steps = Vec<(f64, f64)>;
 
 fn steps(layered: &Layered, positions: &Positions) -> Vec<Steps> {
@@ -110,47 +114,49 @@ fn steps(layered: &Layered, positions: &Positions) -> Vec<Steps> {
     steps
 }
 
+/// Returns the length of the longest step.
 fn widest(steps: &Steps) -> f64 {
     steps.iter().map(|s| (s.0 - s.1).abs()).fold(0.0, f64::max)
 }
 
-/// How many of the steps lie above each other at most.
+/// Returns the maximum number of steps that are above each other.
 fn lanes(steps: &Steps) -> usize {
     let mut ends: Vec<(f64, i64)> = Vec::with_capacity(2 * steps.len());
     for &(a, b) in steps.iter().filter(|s| (s.0 - s.1).abs() >= 1.0) {
         ends.extend([(a.min(b), 1), (a.max(b), -1)]);
     }
     ends.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-    let (mut most, mut now) = (0, 0);
+    let (mut max_open, mut open) = (0, 0);
     for (_, by) in ends {
-        now += by;
-        most = most.max(now);
+        open += by;
+        max_open = max_open.max(open);
     }
-    most as usize
+    max_open as usize
 }
 
-/// Distances below the rows. They grow with the sideways steps there, and, as far as the whole
-/// stays about as high, with the number of wires that would else lie upon each other.
+/// Returns the distances below the rows. They grow with the horizontal steps there. They also grow
+/// with the number of wires that would otherwise overlap, as far as the picture does not become
+/// much higher.
 fn gaps(steps: &[Steps], heights: &[f64]) -> Vec<f64> {
-    let most = GAP_MOST + (GAP_MORE * steps.len() as f64).min(GAP_MOST);
+    let max_gap = MAX_GAP + (MAX_GAP_PER_ROW * steps.len() as f64).min(MAX_GAP);
     let mut gaps: Vec<f64> = steps
         .iter()
-        .map(|s| (widest(s) * 0.06).clamp(GAP, most))
+        .map(|s| (widest(s) * 0.06).clamp(MIN_GAP, max_gap))
         .collect();
     let wants = steps.iter().zip(&gaps);
     let wants: Vec<f64> = wants
-        .map(|(s, gap)| (lanes(s) as f64 * LANE - gap).clamp(0.0, LANES_MOST))
+        .map(|(s, gap)| (lanes(s) as f64 * LANE_HEIGHT - gap).clamp(0.0, MAX_LANES_HEIGHT))
         .collect();
     let wanted: f64 = wants.iter().sum();
     let height: f64 = heights.iter().chain(&gaps).sum();
-    let part = (height * LANES_SHARE / wanted.max(1.0)).min(1.0);
+    let part = (height * MAX_LANES_SHARE / wanted.max(1.0)).min(1.0);
     for (gap, want) in gaps.iter_mut().zip(wants) {
         *gap += want * part;
     }
     gaps
 }
 
-/// Coordinates of the rows.
+/// Computes the vertical extents of the rows.
 fn bands(blocks: &[Block], wires: &[Wire], layered: &Layered, positions: &Positions) -> Vec<Band> {
     let height = |v: usize| match layered.items[v].kind {
         Kind::Block => blocks[v].size.h,
@@ -169,7 +175,7 @@ fn bands(blocks: &[Block], wires: &[Wire], layered: &Layered, positions: &Positi
         bands.push(Band {
             top: y,
             bottom: y + height,
-            // Long flat wires lie less upon each other when they start at a slant.
+            // Long flat wires overlap less if they start at a slant.
             bend: (0.65 - 0.035 * widest(steps) / gap).clamp(0.32, 0.55),
         });
         y += height + gap;
@@ -177,7 +183,8 @@ fn bands(blocks: &[Block], wires: &[Wire], layered: &Layered, positions: &Positi
     bands
 }
 
-/// For each item of a chain where the wire enters it from above and leaves it below.
+/// Returns for each item of a chain the x coordinates at which the wire enters it from above and
+/// leaves it below.
 fn chain_x(wire: usize, chain: &[usize], positions: &Positions) -> Vec<(f64, f64)> {
     let mut x: Vec<(f64, f64)> = chain
         .iter()
@@ -221,10 +228,10 @@ fn curve(
     pen.finish()
 }
 
-/// Draws downwards, joining straight pieces.
+/// Draws a curve downwards, merging straight pieces.
 struct Pen {
     at: Point,
-    /// Where the straight piece that is not yet drawn starts.
+    /// Start of the straight piece that has not been drawn yet.
     from: Point,
     pieces: Vec<Cubic>,
 }

@@ -1,9 +1,10 @@
-//! Network simplex: integers `x` that keep every `x[head] - x[tail] >= length` and make the
-//! weighted sum of these differences as small as possible.
+//! Network simplex: finds integers `x` that satisfy `x[head] - x[tail] >= length` for all
+//! constraints and minimise the weighted sum of these differences.
 //!
-//! Serves both the layers (length 1 or more) and the horizontal coordinates. The caller gives a
-//! connected graph without directed cycles; without a start, a longest-path one is made. Steps
-//! are bounded: a graph that would need more keeps the best answer so far, which is feasible.
+//! Used for the ranks (lengths of 1) and for the horizontal coordinates. The graph must be
+//! connected and without directed cycles. Without a start, a longest-path solution is used. The
+//! number of pivots is limited: if that is not enough, the best solution so far is returned, which
+//! is feasible.
 
 mod adjacency;
 #[cfg(test)]
@@ -12,31 +13,31 @@ mod tree;
 
 use adjacency::{Adjacency, longest_path};
 
-/// `x[head] - x[tail] >= length`, and each unit of the difference costs `weight`.
+/// The constraint `x[head] - x[tail] >= length`. Each unit of the difference costs `weight`.
 #[derive(Clone, Copy, Debug)]
 pub struct Constraint {
-    /// The one before.
+    /// Index of the smaller variable.
     pub tail: usize,
-    /// The one after.
+    /// Index of the greater variable.
     pub head: usize,
-    /// The least difference.
+    /// Minimum difference.
     pub length: i64,
-    /// The cost of a unit of difference, 0 or more.
+    /// Cost per unit of the difference, at least 0.
     pub weight: i64,
 }
 
 const NONE: usize = usize::MAX;
-/// How many violating tree edges are compared before one leaves.
-const SEARCH: usize = 30;
+/// Number of tree edges with negative cut values to compare before one leaves.
+const SEARCH_SIZE: usize = 30;
 
-/// Solves for `x`, from `start` if given (it must be feasible), in at most `steps` pivots.
+/// Solves for `x` in at most `max_pivots` pivots. Starts from `start`, which must be feasible.
 ///
-/// With `balance`, coordinates that may move freely without cost stop half way.
+/// With `balance`, variables that can move without cost are centred.
 pub fn solve(
     count: usize,
     constraints: &[Constraint],
     start: Option<Vec<i64>>,
-    steps: usize,
+    max_pivots: usize,
     balance: bool,
 ) -> Vec<i64> {
     if count == 0 {
@@ -47,7 +48,7 @@ pub fn solve(
     let mut simplex = Simplex::new(count, constraints, adjacency, x);
     simplex.grow_tree();
     simplex.root_tree();
-    let mut left = steps;
+    let mut left = max_pivots;
     while left > 0
         && let Some(leaving) = simplex.leaving()
     {
@@ -63,27 +64,32 @@ pub fn solve(
     simplex.x
 }
 
+/// State of the solver. Edges are constraints; nodes are variables.
 struct Simplex<'a> {
     constraints: &'a [Constraint],
     adjacency: Adjacency,
     x: Vec<i64>,
-    /// Tree edges, and where each constraint is among them.
+    /// Edges of the spanning tree.
     tree: Vec<usize>,
+    /// Index of each edge in `tree`, or `NONE`.
     tree_at: Vec<usize>,
     /// Tree edges at each node.
     links: Vec<Vec<usize>>,
-    /// The tree edge towards the root.
+    /// Tree edge of each node towards the root.
     parent: Vec<usize>,
-    /// Postorder number, the least one in the node's subtree, and the nodes in postorder.
+    /// Postorder number of each node.
     lim: Vec<usize>,
+    /// Least postorder number in each node's subtree.
     low: Vec<usize>,
+    /// Nodes in postorder.
     at: Vec<usize>,
-    /// Cut value of each tree edge, by constraint.
+    /// Cut value of each tree edge.
     cut: Vec<i64>,
-    /// Where the search for a leaving edge continues.
+    /// Index in `tree` at which the search for a leaving edge continues.
     cursor: usize,
-    /// Nodes whose subtrees a pivot changes, and those being numbered.
+    /// Nodes whose subtrees the present pivot changes.
     changed: Vec<usize>,
+    /// Scratch: nodes being numbered.
     stack: Vec<(usize, usize)>,
 }
 
@@ -112,7 +118,7 @@ impl<'a> Simplex<'a> {
         self.x[c.head] - self.x[c.tail] - c.length
     }
 
-    /// A tree edge whose removal pays: the worst of the next few.
+    /// Returns a tree edge with a negative cut value: the least of the next few.
     fn leaving(&mut self) -> Option<usize> {
         let (mut best, mut found) = (None, 0);
         for _ in 0..self.tree.len() {
@@ -123,7 +129,7 @@ impl<'a> Simplex<'a> {
                     best = Some(e);
                 }
                 found += 1;
-                if found == SEARCH {
+                if found == SEARCH_SIZE {
                     break;
                 }
             }
@@ -131,7 +137,7 @@ impl<'a> Simplex<'a> {
         best
     }
 
-    /// The edge of least slack that reconnects the tree in the opposite direction.
+    /// Returns the edge of least slack that reconnects the tree in the opposite direction.
     fn entering(&self, leaving: usize) -> Option<usize> {
         let top = self.below(leaving);
         let tail_below = self.constraints[leaving].tail == top;
@@ -160,6 +166,7 @@ impl<'a> Simplex<'a> {
         best.map(|b| b.1)
     }
 
+    /// Replaces a tree edge by another one.
     fn pivot(&mut self, leaving: usize, entering: usize) {
         self.shift(leaving, self.slack(entering));
         let (flow, c) = (self.cut[leaving], self.constraints[entering]);
@@ -176,7 +183,7 @@ impl<'a> Simplex<'a> {
         self.number(meet, parent, first);
     }
 
-    /// Moves the subtree below the leaving edge so that the edge grows by `by`.
+    /// Moves the subtree below the leaving edge so that the edge becomes longer by `by`.
     fn shift(&mut self, leaving: usize, by: i64) {
         if by == 0 {
             return;
@@ -192,7 +199,7 @@ impl<'a> Simplex<'a> {
         }
     }
 
-    /// Walks from `v` up to where `w` is below, adding the flow; returns that node.
+    /// Adds the flow on the path from `v` up to the first ancestor of `w`. Returns that node.
     fn spread_flow(&mut self, mut v: usize, w: usize, flow: i64) -> usize {
         while !self.under(w, v) {
             let e = self.parent[v];
@@ -209,6 +216,7 @@ impl<'a> Simplex<'a> {
         v
     }
 
+    /// Subtracts the flow on the path from `v` up to `meet`. Returns `meet`.
     fn spread_flow_back(&mut self, mut v: usize, meet: usize, flow: i64) -> usize {
         while v != meet {
             let e = self.parent[v];
@@ -225,7 +233,7 @@ impl<'a> Simplex<'a> {
         v
     }
 
-    /// Centres what can move without cost: tree edges that carry no flow.
+    /// Centres the subtrees that can move without cost, below tree edges with cut value 0.
     fn balance(&mut self) {
         for i in 0..self.tree.len() {
             let e = self.tree[i];

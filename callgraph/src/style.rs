@@ -1,28 +1,31 @@
-//! Colours, widths and the style sheet.
+//! Colours, line widths and the style sheet.
 //!
-//! The light colours are attributes, so that viewers without style sheets show them; the style
-//! sheet replaces them in a dark environment, on screens only.
+//! Light colours are attributes, so that viewers without style sheets show them. The style sheet
+//! replaces them for dark colour schemes, on screens only.
 
 use crate::graph::Edge;
 use crate::help;
 use std::fmt::Write;
 
-/// Steps of a colour scale.
+/// Number of steps in a colour scale.
 const STEPS: usize = 12;
 
 type Rgb = [f64; 3];
 
-/// A scale from what hardly weighs to what weighs most.
+/// A colour scale from the lightest to the heaviest weight.
 #[derive(Clone, Copy)]
 struct Scale {
     from: Rgb,
     to: Rgb,
 }
 
-/// Where the scales of boxes and of arrows begin, in a light environment and in a dark one.
+/// Start of the scales of boxes, for light colour schemes.
 const BOX: Rgb = [244.0, 242.0, 238.0];
+/// Start of the scales of arrows, for light colour schemes.
 const EDGE: Rgb = [168.0, 164.0, 158.0];
+/// Start of the scales of boxes, for dark colour schemes.
 const DARK_BOX: Rgb = [42.0, 45.0, 51.0];
+/// Start of the scales of arrows, for dark colour schemes.
 const DARK_EDGE: Rgb = [104.0, 108.0, 116.0];
 
 const BOX_UP: Scale = Scale::new(BOX, [241.0, 135.0, 100.0]);
@@ -45,7 +48,7 @@ impl Scale {
         format!("#{:02x}{:02x}{:02x}", mix(0), mix(1), mix(2))
     }
 
-    /// A darker (or with a factor above 1, lighter) variant, for borders.
+    /// Returns a darker variant for borders; lighter with a factor above 1.
     fn shaded(&self, step: usize, factor: f64) -> String {
         let shade = |c: Rgb| c.map(|v| (v * factor).min(255.0));
         Scale {
@@ -56,17 +59,17 @@ impl Scale {
     }
 }
 
-/// Class and light colours of a box or an arrow.
+/// Colours of a box or an arrow.
 pub struct Paint {
     /// Class in the style sheet.
     pub class: String,
-    /// Fill of a box, stroke of an arrow.
+    /// Fill of a box, or stroke of an arrow, for light colour schemes.
     pub main: String,
-    /// Border of a box.
+    /// Border of a box, for light colour schemes.
     pub border: String,
 }
 
-/// The part of the total, 0 to 1, whatever the signs; 0 for what is not a number.
+/// Returns the absolute share of the total, 0 to 1; 0 if it is not a number.
 pub fn share(value: f64, total: f64) -> f64 {
     let share = (value / total).abs();
     if share.is_finite() {
@@ -76,12 +79,13 @@ pub fn share(value: f64, total: f64) -> f64 {
     }
 }
 
-/// The line width of an edge.
+/// Returns the line width of an edge, in pixels.
 pub fn thickness(edge: &Edge, total: f64) -> f64 {
     ((1.0 + 4.0 * share(edge.weight, total)) * 10.0).round() / 10.0
 }
 
-/// The step of a scale for a weight of 0 to 1; differences between small weights show more clearly.
+/// Returns the step of a scale for a weight of 0 to 1. Uses the square root, which emphasises
+/// differences between small weights.
 fn step(weight: f64) -> usize {
     let weight = if weight.is_finite() {
         weight.abs().min(1.0)
@@ -91,12 +95,12 @@ fn step(weight: f64) -> usize {
     (weight.sqrt() * (STEPS - 1) as f64).round() as usize
 }
 
-/// Whether there is less than in the base.
+/// Returns true if there is less than in the base.
 fn is_less(weight: f64) -> bool {
     weight < 0.0
 }
 
-/// The paint of a box of this colour weight.
+/// Returns the colours of a box.
 pub fn of_box(weight: f64) -> Paint {
     let (step, up) = (step(weight), !is_less(weight));
     let (scale, sign) = if up { (&BOX_UP, 'p') } else { (&BOX_DOWN, 'm') };
@@ -107,7 +111,7 @@ pub fn of_box(weight: f64) -> Paint {
     }
 }
 
-/// The paint of an arrow.
+/// Returns the colours of an arrow.
 pub fn of_edge(weight: f64, total: f64) -> Paint {
     let (step, up) = (step(share(weight, total)), !is_less(weight));
     let (scale, sign) = if up {
@@ -122,7 +126,7 @@ pub fn of_edge(weight: f64, total: f64) -> Paint {
     }
 }
 
-/// The style sheet: states that the script sets, and the dark colours.
+/// Returns the style sheet: states that the script sets, and the dark colours.
 pub fn sheet() -> String {
     let mut dark = String::new();
     for step in 0..STEPS {

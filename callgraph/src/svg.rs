@@ -1,7 +1,7 @@
 //! Writes the SVG.
 //!
-//! Without a script it is a plain picture. All texts go through [`escape`], and the script reads
-//! them as text only.
+//! Without its script the document is a plain picture. All strings go through [`escape`], and the
+//! script handles them as text only.
 
 use crate::geometry::{Cubic, Point, Rect, cubic_at};
 use crate::graph::{Edge, Graph, Node};
@@ -15,7 +15,7 @@ use std::fmt::{self, Write};
 
 const SCRIPT: &str = include_str!("script.js");
 
-/// The document.
+/// Returns the document.
 pub fn write(graph: &Graph, layout: &Layout) -> String {
     let mut layout = layout.clone();
     let empty = graph.nodes.is_empty();
@@ -58,7 +58,7 @@ pub fn write(graph: &Graph, layout: &Layout) -> String {
     out
 }
 
-/// The edges, light ones first, so that heavy ones stay whole where they cross.
+/// Writes the edges, light ones first, so that heavy ones are on top where they cross.
 fn edges(out: &mut String, graph: &Graph, layout: &Layout) {
     let mut edges: Vec<usize> = (0..graph.edges.len())
         .filter(|&e| !layout.curves[e].is_empty())
@@ -71,7 +71,7 @@ fn edges(out: &mut String, graph: &Graph, layout: &Layout) {
     }
 }
 
-/// Tooltip lines; line breaks in a detail are kept as such.
+/// Writes a tooltip. Line breaks within a part are kept.
 fn tooltip<'a>(out: &mut String, parts: impl IntoIterator<Item = &'a str>) {
     out.push_str("<title>");
     let lines = parts.into_iter().flat_map(str::lines);
@@ -81,7 +81,7 @@ fn tooltip<'a>(out: &mut String, parts: impl IntoIterator<Item = &'a str>) {
     out.push_str("</title>");
 }
 
-/// A number with at most one decimal.
+/// Formats a number with at most one decimal.
 fn n(value: f64) -> Tenths {
     Tenths((value * 10.0).round() as i64)
 }
@@ -163,7 +163,7 @@ fn edge(out: &mut String, graph: &Graph, edge: &Edge, curve: &[Cubic], label: Op
     out.push_str("</g>\n");
 }
 
-/// Description of an arrow.
+/// Describes an edge for its tooltip.
 fn call(graph: &Graph, edge: &Edge) -> String {
     let (from, to) = (&graph.nodes[edge.from].name, &graph.nodes[edge.to].name);
     let inlined = if edge.inlined { " (inlined)" } else { "" };
@@ -179,13 +179,13 @@ fn call(graph: &Graph, edge: &Edge) -> String {
     )
 }
 
-/// The width that viewers with another font must squeeze the text into.
+/// Returns the attributes that fix the width of a text, for viewers that use another font.
 fn length(text: &str, font: f64) -> String {
     let w = text::width(&text::printable(text)) * font;
     format!(" textLength=\"{}\" lengthAdjust=\"spacingAndGlyphs\"", n(w))
 }
 
-/// Cuts the end of the curve off and puts an arrow head there.
+/// Shortens the end of the curve by an arrow head. Returns the curve and the path of the head.
 fn with_head(curve: &[Cubic], length: f64, half: f64) -> (Vec<Cubic>, String) {
     let mut line = curve.to_vec();
     let Some(tip) = line.last().map(|c| c[3]) else {
@@ -196,7 +196,7 @@ fn with_head(curve: &[Cubic], length: f64, half: f64) -> (Vec<Cubic>, String) {
         line.pop();
     }
     if let Some(last) = line.last_mut() {
-        // The farthest parameter at which the curve is still a head's length away.
+        // Bisection for the parameter at which the curve is a head's length away from the tip.
         let (mut low, mut high) = (0.0, 1.0);
         for _ in 0..24 {
             let middle = (low + high) / 2.0;
@@ -224,7 +224,7 @@ fn with_head(curve: &[Cubic], length: f64, half: f64) -> (Vec<Cubic>, String) {
     (line, d)
 }
 
-/// The part of a cubic from 0 to `t`.
+/// Returns the part of a cubic from 0 to `t`.
 fn first_part(c: &Cubic, t: f64) -> Cubic {
     let mix = |a: Point, b: Point| Point {
         x: a.x + (b.x - a.x) * t,
@@ -248,9 +248,10 @@ fn write_box(out: &mut String, index: usize, node: &Node, total: f64, layout: &L
         part(node.flat),
         part(node.cum),
     );
-    let name = match node.full_name.is_empty() {
-        true => &node.name,
-        false => &node.full_name,
+    let name = if node.full_name.is_empty() {
+        &node.name
+    } else {
+        &node.full_name
     };
     tooltip(out, [name.as_str(), &node.place, &cum, &node.detail]);
     let _ = write!(
@@ -268,7 +269,7 @@ fn write_box(out: &mut String, index: usize, node: &Node, total: f64, layout: &L
     out.push_str("</g>\n");
 }
 
-/// The lines of a box, centred.
+/// Writes the lines of a box, centred.
 fn box_text(out: &mut String, area: Rect, lines: &[Line]) {
     let height: f64 = lines.iter().map(|l| l.font * LINE).sum();
     let mut y = area.y + (area.h - height) / 2.0;

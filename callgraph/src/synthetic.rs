@@ -1,13 +1,13 @@
-//! Graphs that look like profiles, made from numbers, to measure the layout with.
+//! Generates graphs that look like those of profiles, to measure the layout.
 
 use crate::{Edge, Graph, Node};
 use std::collections::BTreeMap;
 
-/// A small generator of pseudo-random numbers, the same everywhere.
+/// A simple pseudo-random number generator, reproducible on every platform.
 pub struct Random(pub u64);
 
 impl Random {
-    /// A number below `n`.
+    /// Returns a number below `n`.
     pub fn below(&mut self, n: usize) -> usize {
         self.0 = self
             .0
@@ -17,7 +17,7 @@ impl Random {
     }
 }
 
-/// A graph from weighted stacks of functions, outermost first, as a profiler would draw it.
+/// Builds a graph from weighted stacks of functions, outermost first, like a profiler.
 pub fn from_stacks(stacks: &[(Vec<usize>, f64)], name: impl Fn(usize) -> String) -> Graph {
     let mut flat: BTreeMap<usize, f64> = BTreeMap::new();
     let mut cum: BTreeMap<usize, f64> = BTreeMap::new();
@@ -80,8 +80,8 @@ pub fn from_stacks(stacks: &[(Vec<usize>, f64)], name: impl Fn(usize) -> String)
     }
 }
 
-/// A program of `functions` functions seen in `stacks` stacks: mostly calls from lower to
-/// higher layers, shared helpers at the bottom, now and then recursion.
+/// Generates a program of `functions` functions, sampled in `stacks` stacks: mostly calls from one
+/// layer to a lower one, shared helpers at the bottom, and some recursion.
 pub fn program(functions: usize, stacks: usize, seed: u64) -> Graph {
     let mut random = Random(seed);
     let reach = 9.max(functions / 6);
@@ -117,7 +117,7 @@ pub fn program(functions: usize, stacks: usize, seed: u64) -> Graph {
     from_stacks(&seen, name)
 }
 
-/// Names as C, C++ and Rust programs have them.
+/// Generates names like those of C, C++ and Rust programs.
 pub fn name(f: usize) -> String {
     const WORDS: [&str; 12] = [
         "alloc", "parse", "insert", "node", "table", "reserve", "event", "loop", "string", "push",
@@ -137,7 +137,7 @@ pub fn name(f: usize) -> String {
     }
 }
 
-/// A graph with these arrows, all weights given, every box small.
+/// Builds a graph with these weighted arrows and small boxes.
 pub fn plain(count: usize, arrows: &[(usize, usize, f64)]) -> Graph {
     let total = arrows.iter().map(|a| a.2).fold(1.0, f64::max);
     let nodes = (0..count).map(|i| Node {
@@ -161,7 +161,7 @@ pub fn plain(count: usize, arrows: &[(usize, usize, f64)]) -> Graph {
     }
 }
 
-/// Named graphs of many shapes, up to 400 boxes.
+/// Returns named graphs of many shapes, up to 400 boxes.
 pub fn all() -> Vec<(String, Graph)> {
     let mut graphs = Vec::new();
     let sizes = [

@@ -1,4 +1,4 @@
-//! What every picture must hold, whatever the graph.
+//! Guarantees that every picture keeps, whatever the graph.
 
 use crate::check::{self, Arrow, Picture};
 use crate::layout::{self, Layout};

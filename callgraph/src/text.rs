@@ -1,7 +1,7 @@
-//! Text without a font: widths from a built-in table, and names broken into lines.
+//! Text layout without a font: widths from a built-in table, and line breaks in names.
 
-/// Advance widths of Helvetica (and of the fonts made to its measure: Arial, Liberation Sans,
-/// Nimbus Sans) for `' '..='~'`, in thousandths of the font size.
+/// Advance widths of Helvetica (and of metrically compatible fonts: Arial, Liberation Sans, Nimbus
+/// Sans) for `' '..='~'`, in thousandths of the font size.
 const WIDTHS: [u16; 95] = [
     278, 278, 355, 556, 556, 889, 667, 191, 333, 333, 389, 584, 278, 333, 278, 278, // space-/
     556, 556, 556, 556, 556, 556, 556, 556, 556, 556, 278, 278, 584, 584, 584, 556, // 0-?
@@ -11,15 +11,15 @@ const WIDTHS: [u16; 95] = [
     556, 556, 333, 500, 278, 556, 500, 722, 500, 500, 500, 334, 260, 334, 584, // p-~
 ];
 
-/// The font list that has these widths nearly everywhere.
+/// Font list of fonts with these widths, available nearly everywhere.
 pub const FONT: &str = "Helvetica, Arial, 'Liberation Sans', 'Nimbus Sans', sans-serif";
 
-/// Names longer than this lose their middle.
-const LONGEST_NAME: usize = 120;
-/// More lines than this are never needed for a name of that length.
-const MOST_LINES: usize = 6;
+/// Maximum length of a name, in characters. Longer names are shortened in the middle.
+const MAX_NAME: usize = 120;
+/// Maximum number of lines of a name.
+const MAX_LINES: usize = 6;
 
-/// Width of `text` at font size 1.
+/// Returns the width of `text` at font size 1.
 pub fn width(text: &str) -> f64 {
     text.chars().map(char_width).sum()
 }
@@ -28,62 +28,63 @@ fn char_width(c: char) -> f64 {
     match c {
         ' '..='~' => f64::from(WIDTHS[c as usize - 32]) / 1000.0,
         '…' | '—' => 1.0,
-        // Latin, Greek and Cyrillic capitals are at most this wide; what is beyond are mostly
-        // ideographs and symbols, a full square.
+        // Latin, Greek and Cyrillic characters are at most this wide. Most of the others are
+        // ideographs and symbols, which are full squares.
         '\u{a0}'..='\u{58f}' => 0.78,
         _ => 1.0,
     }
 }
 
-/// Replaces what no viewer shows (control characters) so that it cannot break XML or a line.
+/// Replaces characters that are not shown (control characters) by U+FFFD, so that they cannot break
+/// XML or a line.
 pub fn printable(text: &str) -> String {
     text.chars()
         .map(|c| if is_shown(c) { c } else { '\u{fffd}' })
         .collect()
 }
 
-/// Whether XML 1.0 allows the character and it takes part in a line of text.
+/// Returns true if XML 1.0 allows the character and it is part of a line of text.
 pub fn is_shown(c: char) -> bool {
     !c.is_control()
         && !matches!(c, '\u{fffe}' | '\u{ffff}' | '\u{2028}' | '\u{2029}')
-        // Marks that turn the direction of the text around could make a name read as another.
+        // Bidirectional controls could make a name read as another one.
         && !matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Breaks a function name into lines for a box that is `free` wide anyway (at font size 1),
-/// shortening it first if it is very long.
+/// Breaks a function name into lines. Lines may be `free` wide at least (at font size 1). Shortens
+/// a very long name first.
 pub fn wrap_name(name: &str, free: f64) -> Vec<String> {
-    let name = shorten(&printable(name), LONGEST_NAME);
+    let name = shorten(&printable(name), MAX_NAME);
     if name.trim().is_empty() {
         return vec!["?".to_string()];
     }
     let pieces = pieces(&name);
     let widest = pieces.iter().map(|p| width(p)).fold(0.0, f64::max);
     let total = width(&name);
-    // A box looks best about three times as wide as high; a line is 2 digits' width high.
-    let aim = (total * 3.2)
+    // Aims at a box about three times as wide as high; a line is as high as two digits are wide.
+    let width_aim = (total * 3.2)
         .sqrt()
         .max(widest)
         .clamp(7.0, 20.0)
         .max(free.min(20.0));
-    let mut lines = fill(&pieces, aim);
-    if lines.len() > MOST_LINES {
-        lines = fill(&pieces, total / MOST_LINES as f64 + widest);
+    let mut lines = fill(&pieces, width_aim);
+    if lines.len() > MAX_LINES {
+        lines = fill(&pieces, total / MAX_LINES as f64 + widest);
     }
     lines
 }
 
-/// Fills lines up to a width, breaking between pieces only, or inside one that is too long.
-fn fill(pieces: &[String], aim: f64) -> Vec<String> {
+/// Fills lines up to a width. Breaks between pieces only, or inside a piece that is too long.
+fn fill(pieces: &[String], width_aim: f64) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     let mut line = String::new();
     for piece in pieces {
-        if !line.is_empty() && width(&line) + width(piece.trim_end()) > aim {
+        if !line.is_empty() && width(&line) + width(piece.trim_end()) > width_aim {
             lines.push(std::mem::take(&mut line));
         }
         for c in piece.chars() {
-            // A piece longer than a line and a half has no better place to break.
-            if width(&line) > aim * 1.5 {
+            // A piece of more than one and a half lines has no better place to break.
+            if width(&line) > width_aim * 1.5 {
                 lines.push(std::mem::take(&mut line));
             }
             line.push(c);
@@ -97,8 +98,8 @@ fn fill(pieces: &[String], aim: f64) -> Vec<String> {
         .collect()
 }
 
-/// Where a name may break: after `::`, `,`, `/`, `.`, spaces and underscores inside long words,
-/// before `<`, `(`, `[` and `{`.
+/// Splits a name where it may break: after `::`, `,`, `/`, `.`, spaces, and underscores inside long
+/// words; before `<`, `(`, `[` and `{`.
 fn pieces(name: &str) -> Vec<String> {
     let chars: Vec<char> = name.chars().collect();
     let mut pieces = Vec::new();
@@ -108,7 +109,7 @@ fn pieces(name: &str) -> Vec<String> {
         let opens = matches!(c, '<' | '(' | '[' | '{') && before.is_some_and(char::is_alphanumeric);
         let after_path = before == Some(':') && c != ':';
         let after_mark = matches!(before, Some(',' | '/' | ' ' | '>')) && is_word(c);
-        // The dot of a file that stands behind a name is none of the name's.
+        // Does not break at the dot of a file name that follows the function's name.
         let in_file = piece.starts_with('(');
         let after_dot = before == Some('.') && is_word(c) && pieces_word(&piece) && !in_file;
         let after_underscore = before == Some('_') && c != '_' && piece.chars().count() > 8;
@@ -126,16 +127,18 @@ fn is_word(c: char) -> bool {
     c.is_alphanumeric() || matches!(c, '_' | '(' | '<' | '[' | '{' | '*' | '~' | '&')
 }
 
-/// Whether a piece that ends in a dot is more than an abbreviation, so that a break is natural.
+/// Returns true if a piece that ends in a dot is longer than an abbreviation, so that a break is
+/// natural.
 fn pieces_word(piece: &str) -> bool {
     piece.chars().count() > 3
 }
 
-/// Cuts the inside of template and call parentheses, deepest first, then the middle.
-fn shorten(name: &str, most: usize) -> String {
+/// Shortens a name to `max_length` characters: drops the inside of template and call brackets,
+/// innermost first, then the middle.
+fn shorten(name: &str, max_length: usize) -> String {
     let mut name = name.to_string();
     for _ in 0..64 {
-        if name.chars().count() <= most {
+        if name.chars().count() <= max_length {
             return name;
         }
         let Some(shorter) = drop_deepest(&name) else {
@@ -144,16 +147,17 @@ fn shorten(name: &str, most: usize) -> String {
         name = shorter;
     }
     let chars: Vec<char> = name.chars().collect();
-    if chars.len() <= most {
+    if chars.len() <= max_length {
         return name;
     }
-    let (head, tail) = (most * 3 / 5, most * 2 / 5 - 1);
+    let (head, tail) = (max_length * 3 / 5, max_length * 2 / 5 - 1);
     let head: String = chars[..head].iter().collect();
     let tail: String = chars[chars.len() - tail..].iter().collect();
     format!("{head}…{tail}")
 }
 
-/// Replaces the inside of the longest innermost `<…>` or `(…)`; none if nothing gets shorter.
+/// Replaces the inside of the longest innermost `<…>` or `(…)` by `…`. Returns `None` if that does
+/// not make the name shorter.
 fn drop_deepest(name: &str) -> Option<String> {
     let mut open: Option<usize> = None;
     let mut best: Option<(usize, usize)> = None;
@@ -194,7 +198,7 @@ mod tests {
         assert_eq!(lines.concat().replace(' ', ""), {
             "std::vector<std::string,std::allocator<std::string>>::push_back"
         });
-        assert!(lines.len() > 1 && lines.len() <= MOST_LINES, "{lines:?}");
+        assert!(lines.len() > 1 && lines.len() <= MAX_LINES, "{lines:?}");
         assert!(
             lines
                 .iter()
@@ -218,13 +222,13 @@ mod tests {
         );
         let lines = wrap_name(&name, 0.0).concat();
         assert!(lines.starts_with("ns::map<…>::insert("), "{lines}");
-        assert!(lines.chars().count() <= LONGEST_NAME);
+        assert!(lines.chars().count() <= MAX_NAME);
     }
 
     #[test]
     fn endless_words_are_cut_and_broken() {
         let lines = wrap_name(&"x".repeat(10_000), 0.0);
-        assert!(lines.len() <= MOST_LINES, "{lines:?}");
+        assert!(lines.len() <= MAX_LINES, "{lines:?}");
         assert!(lines.iter().all(|l| width(l) < 40.0), "{lines:?}");
     }
 

@@ -1,20 +1,20 @@
-//! Text in XML and HTML: character data and attribute values that show a text and nothing else.
+//! Escapes text for XML and HTML, as character data and in attribute values.
 
 use std::fmt;
 
 use crate::text;
 
-/// One line of text. What no viewer shows, an end of a line too, becomes U+FFFD.
+/// Escapes one line of text. Characters that are not shown, including line ends, become U+FFFD.
 pub fn escape(text: &str) -> Escaped<'_> {
     Escaped { text, lines: false }
 }
 
-/// Text of several lines, of which the ends are kept.
+/// Escapes text of several lines. Keeps line ends.
 pub fn escape_lines(text: &str) -> Escaped<'_> {
     Escaped { text, lines: true }
 }
 
-/// A text that escapes itself when it is displayed.
+/// A text that escapes itself when displayed.
 pub struct Escaped<'a> {
     text: &'a str,
     lines: bool,

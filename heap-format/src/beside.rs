@@ -1,4 +1,4 @@
-//! A CPU profile beside a heap profile of the same process.
+//! Combines a CPU profile with a heap profile of the same process.
 
 use std::collections::HashMap;
 
@@ -11,11 +11,12 @@ pub const PROFILE_LABEL: &str = "profile";
 /// Value of [`PROFILE_LABEL`].
 pub const CPU: &str = "cpu";
 
-/// The stacks of both, with the columns of both, each zero in the other's: those of the heap
-/// profile as they were, behind them those of the CPU profile, with [`PROFILE_LABEL`].
+/// Returns the stacks of both profiles with the columns of both; each stack is zero in the columns
+/// of the other profile. The heap profile's stacks come first, unchanged. Those of the CPU profile
+/// follow, with [`PROFILE_LABEL`].
 ///
-/// What is known of the heap's session stays; of the CPU profile's there is
-/// [`Facts::cpu`](crate::Facts::cpu). Equal modules, functions and locations become one.
+/// The facts are those of the heap profile, except for [`Facts::cpu`](crate::Facts::cpu). Equal
+/// mappings and locations are shared.
 pub fn beside(mut heap: Profile, cpu: &Profile) -> Profile {
     let (old, new) = (heap.sample_types.len(), cpu.sample_types.len());
     widen(&mut heap.values, old, new, 0);
@@ -66,7 +67,8 @@ pub fn beside(mut heap: Profile, cpu: &Profile) -> Profile {
     heap
 }
 
-/// For each stack whether it is of the CPU profile; empty if the profile is not of both.
+/// Returns for each stack whether it belongs to the CPU profile. Empty unless the profile is a
+/// combined one.
 pub fn stacks(profile: &Profile) -> Vec<bool> {
     let mut stacks = Vec::new();
     for label in profile.labels.iter().filter(|l| l.key == PROFILE_LABEL) {
@@ -88,7 +90,8 @@ fn widen<T: Copy>(rows: &mut Vec<T>, old: usize, new: usize, zero: T) {
     *rows = wide;
 }
 
-/// Adds what the locations of `cpu` need, and gives for each its number in `heap`.
+/// Adds the locations of `cpu` to `heap`, with all they refer to. Returns the index in `heap` of
+/// each.
 fn locations(heap: &mut Profile, cpu: &Profile) -> Vec<u32> {
     let mut known: HashMap<MappingKey, u32> = HashMap::new();
     for (number, mapping) in heap.mappings.iter().enumerate() {
@@ -96,7 +99,7 @@ fn locations(heap: &mut Profile, cpu: &Profile) -> Vec<u32> {
             .entry(MappingKey::new(mapping))
             .or_insert(number as u32);
     }
-    // A module that lies elsewhere is another: addresses stay what they are.
+    // A module mapped at another address counts as another module, so that addresses stay valid.
     let same =
         |heap: &Profile, number: u32, start: u64| heap.mappings[number as usize].start == start;
     let mut mappings = Vec::with_capacity(cpu.mappings.len());
@@ -129,7 +132,7 @@ fn locations(heap: &mut Profile, cpu: &Profile) -> Vec<u32> {
             number => mappings[number as usize],
         };
         let known = places.get(&(mapping, location.address));
-        // A line of Python is known by its names alone.
+        // A Python location is identified by its names: its address is only a number.
         if let Some(&number) = known.filter(|_| !cpu.is_python(location)) {
             numbers.push(number);
             continue;

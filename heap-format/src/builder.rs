@@ -1,4 +1,4 @@
-//! Building a heap profile stack by stack.
+//! Builds a heap profile stack by stack.
 
 use std::collections::HashMap;
 
@@ -16,26 +16,25 @@ use crate::value_type::{ValueType, heap_sample_types};
 /// ```
 /// use heap_format::{Detail, ProfileBuilder};
 /// let mut builder = ProfileBuilder::new(1024);
-/// let detail = Detail { alloc_samples: 1, alloc_objects: 1.0, alloc_bytes: 4096.0, ..Detail::default() };
-/// builder.stack([0x40_1234, 0x40_1000], &detail);
-/// let profile = builder.finish();
-/// assert_eq!(profile.values_of(0), [1, 4096, 1, 4096]);
+/// let detail = Detail { alloc_samples: 1, alloc_objects: 1.0, alloc_bytes: 4096.0,
+/// ..Detail::default() }; builder.stack([0x40_1234, 0x40_1000], &detail); let profile =
+/// builder.finish(); assert_eq!(profile.values_of(0), [1, 4096, 1, 4096]);
 /// ```
 pub struct ProfileBuilder {
     pub(crate) profile: Profile,
     pub(crate) interner: Interner,
-    /// Functions that came with a name.
+    /// Index of each function that was added with a name.
     pub(crate) functions: HashMap<Function, u32>,
-    /// Lines of Python by function and line.
+    /// Python locations, by function index and line.
     pub(crate) python: HashMap<(u32, u32), LocationId>,
 }
 
-/// Number of a location in one [`ProfileBuilder`].
+/// Index of a location in one [`ProfileBuilder`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocationId(pub(crate) u32);
 
 impl ProfileBuilder {
-    /// A heap profile sampled once every `interval` bytes.
+    /// Creates a builder of a heap profile sampled once every `interval` bytes.
     pub fn new(interval: u64) -> Self {
         let profile = Profile {
             format: Format::Dump,
@@ -55,13 +54,12 @@ impl ProfileBuilder {
         }
     }
 
-    /// Adds a stack of return addresses, leaf first. A pseudo-frame is added by
-    /// its address ([`TRUNCATED_ADDRESS`](crate::TRUNCATED_ADDRESS) behind the
-    /// outermost known frame, [`TABLE_FULL_ADDRESS`](crate::TABLE_FULL_ADDRESS)
-    /// alone).
+    /// Adds a stack of return addresses, leaf first. A pseudo-frame is added by its address:
+    /// [`TRUNCATED_ADDRESS`](crate::TRUNCATED_ADDRESS) after the outermost known frame,
+    /// [`TABLE_FULL_ADDRESS`](crate::TABLE_FULL_ADDRESS) as the only frame.
     ///
-    /// Stacks should differ, or be of objects of different size classes or threads; equal ones
-    /// stay separate.
+    /// Stacks should differ from each other, or have objects of different size classes or threads.
+    /// Equal stacks are not merged.
     pub fn stack(&mut self, addresses: impl IntoIterator<Item = u64>, detail: &Detail) {
         for address in addresses {
             self.push(address.wrapping_sub(1));
@@ -69,15 +67,16 @@ impl ProfileBuilder {
         self.close(detail);
     }
 
+    /// Ends the stack under construction, with its values.
     fn close(&mut self, detail: &Detail) {
         self.profile.stacks.close();
         self.profile.values.extend(detail.values());
         self.profile.details.push(*detail);
     }
 
-    /// The location of a return address, for [`ProfileBuilder::stack_of`]; made on first
-    /// sight. A caller that keeps its stacks as a tree asks once for each node instead of
-    /// once for each frame of each stack.
+    /// Returns the location of a return address, for [`ProfileBuilder::stack_of`]; adds it if
+    /// necessary. A caller whose stacks form a tree needs one call per node instead of one per
+    /// frame.
     pub fn location(&mut self, address: u64) -> LocationId {
         let lookup = address.wrapping_sub(1);
         LocationId(intern(&mut self.profile, &mut self.interner, lookup))
@@ -85,7 +84,7 @@ impl ProfileBuilder {
 
     /// Adds a stack by its locations, leaf first; otherwise like [`ProfileBuilder::stack`].
     ///
-    /// The locations must be this builder's: others' mean something else here, or panic.
+    /// The locations must come from this builder. Others cause wrong stacks, or a panic.
     pub fn stack_of(&mut self, locations: &[LocationId], detail: &Detail) {
         let last = locations.iter().map(|location| location.0 as usize).max();
         let known = self.profile.locations.len();
@@ -95,28 +94,28 @@ impl ProfileBuilder {
         self.close(detail);
     }
 
-    /// Tells the thread of the stack added last: from 1 on its place in [`Facts::threads`].
+    /// Sets the thread of the stack added last: a 1-based index into [`Facts::threads`].
     pub fn thread(&mut self, number: u32) {
         let others = self.profile.stacks.len().saturating_sub(1);
         self.profile.threads.resize(others, 0);
         self.profile.threads.push(number);
     }
 
-    /// Tells how the objects of the stack added last are lost.
+    /// Sets how the objects of the stack added last are lost.
     pub fn lost(&mut self, lost: Lost) {
         let others = self.profile.stacks.len().saturating_sub(1);
         self.profile.losses.resize(others, Lost::default());
         self.profile.losses.push(lost);
     }
 
-    /// Sets the dump metadata. The text of the maps, when given here,
-    /// is written as is; otherwise one is made from the modules.
+    /// Sets the dump metadata. The maps text is written as given; if it is empty, one is generated
+    /// from the modules.
     pub fn facts(&mut self, facts: Facts) {
         self.profile.facts = facts;
     }
 
-    /// The location of a line of a Python function, for [`ProfileBuilder::stack_of`]; made on
-    /// first sight.
+    /// Returns the location of a line of a Python function, for [`ProfileBuilder::stack_of`]; adds
+    /// it if necessary.
     pub fn python_location(&mut self, function: Function, line: u32) -> LocationId {
         let next = self.profile.functions.len() as u32;
         let number = *self.functions.entry(function.clone()).or_insert(next);
@@ -145,7 +144,7 @@ impl ProfileBuilder {
         self.profile.mappings.push(module);
     }
 
-    /// The profile, with each location assigned to its module.
+    /// Returns the profile, with each location assigned to its module.
     pub fn finish(self) -> Profile {
         let mut profile = self.profile;
         if !profile.facts.maps_text.is_empty() {
@@ -174,7 +173,7 @@ impl ProfileBuilder {
     }
 }
 
-/// The location of a lookup address, made on first sight.
+/// Returns the index of the location with a lookup address; adds it if necessary.
 #[inline]
 pub(crate) fn intern(profile: &mut Profile, interner: &mut Interner, lookup: u64) -> u32 {
     let (number, new) = interner.intern(lookup);
@@ -189,8 +188,8 @@ pub(crate) fn intern(profile: &mut Profile, interner: &mut Interner, lookup: u64
     number
 }
 
-/// Appends the frames of a line ` 0x… 0x…` of return addresses to the stack
-/// under construction. `None` when an address is malformed.
+/// Parses a line ` 0x… 0x…` of return addresses, and appends the frames to the stack under
+/// construction. Returns `None` if an address is malformed.
 pub(crate) fn push_addresses(
     profile: &mut Profile,
     interner: &mut Interner,

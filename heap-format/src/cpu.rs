@@ -16,11 +16,12 @@
 //! ```
 //!
 //! - The first line promises the last one: a profile without `# end` was cut off.
-//! - Facts come first, in lines `# NAME VALUE` with the escapes of heap dumps.
-//! - A stack is `SAMPLES NANOSECONDS THREAD FRAME …`, leaf first: numbers alone, so that there
-//!   is no stack that cannot be read back. A frame is a lookup address in hexadecimal, or `kN`:
-//!   the function `N` of the facts, in the kernel, whose addresses say nothing elsewhere.
-//! - A line of Python is an address of the module `[python]`, whose function and line are in a fact
+//! - Facts come first, as lines `# NAME VALUE` with the escapes of heap dumps.
+//! - A stack is `SAMPLES NANOSECONDS THREAD FRAME …`, leaf first. It consists of numbers only, so
+//!   no name can make it unreadable. A frame is a lookup address in hex, or `kN` for a kernel
+//!   function: function `N` of the facts. Kernel addresses are not stored, because they mean
+//!   nothing on another machine or after a reboot.
+//! - A Python frame is an address of the mapping `[python]`, whose function and line are in a fact
 //!   `# location`, as in heap dumps.
 
 mod builder;
@@ -45,7 +46,7 @@ const VERSION: u32 = 1;
 /// Last line.
 const END: &[u8] = b"# end";
 
-/// Writes what [`sampling::fact`](crate::sampling::fact) reads.
+/// Writes the facts that [`sampling::fact`](crate::sampling::fact) reads.
 fn write_facts(sampling: &Sampling, writer: &mut Writer) {
     writer.text("cpu_engine", Some(&sampling.engine));
     writer.text("cpu_mode", Some(sampling.mode.name()));
@@ -58,7 +59,8 @@ fn write_facts(sampling: &Sampling, writer: &mut Writer) {
     }
 }
 
-/// The function of the kernel that a location is, by its number: one without an address.
+/// Returns the index of a location's function if the location is a kernel function, which has no
+/// address.
 fn kernel_function(profile: &Profile, location: &Location) -> Option<u32> {
     match profile.lines_of(location) {
         [line] if location.address == 0 && profile.is_kernels(location) => Some(line.function),

@@ -1,10 +1,10 @@
-//! What a target's table had no room for.
+//! Computes how much of a profile was lost to a full table in the target.
 
 use crate::marker::{MERGED_ADDRESS, TABLE_FULL_ADDRESS};
 use crate::profile::Profile;
 
-/// Share of a profile, from 0 to 1, in stacks that found no room in the target's table: of the
-/// values of which it is largest. 0 where no stack ends in a pseudo-frame for that.
+/// Returns the share of a profile, from 0 to 1, in stacks that found no room in the target's table.
+/// It is the largest share of all columns.
 pub fn without_room(profile: &Profile) -> f64 {
     let is_marker = |frame: &u32| {
         let address = profile.locations[*frame as usize].address;
@@ -27,13 +27,13 @@ pub fn without_room(profile: &Profile) -> f64 {
     shares.fold(0.0, f64::max)
 }
 
-/// What there is to say of a profile of which at least one in a hundred bytes, objects or seconds
-/// is in such stacks.
+/// Returns a remark if at least 1 % of a profile's bytes, objects or time is in stacks that found
+/// no room in the table.
 pub fn remark(profile: &Profile) -> Option<String> {
     remark_of(without_room(profile))
 }
 
-/// A sentence about such stacks, by their share from 0 to 1; `None` below one in a hundred.
+/// Formats the remark for a share from 0 to 1. Returns `None` below 1 %.
 pub fn remark_of(share: f64) -> Option<String> {
     (share >= 0.01).then(|| {
         format!(

@@ -1,16 +1,16 @@
-//! What this project's dumps know of a stack.
+//! Exact values of a stack, as this project's dumps store them.
 
 use crate::dump::numbers::as_written;
 
-/// Numbers of a stack that our own dumps have beyond the four pprof values.
+/// Values of a stack that this project's dumps have in addition to the four pprof values.
 ///
 /// Objects and bytes are unbiased estimates: each sample counts for
 /// `W = 1 / (1 - exp(-size / interval))` objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Detail {
-    /// Samples taken.
+    /// Number of samples.
     pub alloc_samples: u64,
-    /// Of these, freed again.
+    /// Number of these samples whose objects were freed.
     pub free_samples: u64,
     /// Objects allocated.
     pub alloc_objects: f64,
@@ -32,25 +32,27 @@ pub struct Detail {
     pub alloc_object_variance: f64,
     /// Variance of the live objects.
     pub live_object_variance: f64,
-    /// Objects freed within some milliseconds (the agent's clock: 4 to 8).
+    /// Objects freed within a few milliseconds of their allocation (4 to 8, by the agent's clock).
     pub short_lived_objects: f64,
 }
 
-/// Numbers that a dump stores of a stack.
+/// Number of values of a stack in a dump.
 pub(crate) const FIELDS: usize = 13;
 
 impl Detail {
-    /// Samples whose objects are still live.
+    /// Returns the number of samples whose objects are still live.
     pub fn live_samples(&self) -> u64 {
         self.alloc_samples.saturating_sub(self.free_samples)
     }
 
-    /// Live objects. Exactly 0 when no sample is live, whatever rounding left.
+    /// Returns the number of live objects. Exactly 0 if no sample is live, whatever the rounding
+    /// errors.
     pub fn live_objects(&self) -> f64 {
         self.live(self.alloc_objects - self.freed_objects)
     }
 
-    /// Live bytes. Exactly 0 when no sample is live, whatever rounding left.
+    /// Returns the number of live bytes. Exactly 0 if no sample is live, whatever the rounding
+    /// errors.
     pub fn live_bytes(&self) -> f64 {
         self.live(self.alloc_bytes - self.freed_bytes)
     }
@@ -63,8 +65,9 @@ impl Detail {
         }
     }
 
-    /// The four pprof values, rounded, in the order of `heap_sample_types`. Those of a dump are the
-    /// same, which has thousandths: 12.4996 is 13 in both.
+    /// Returns the four pprof values, rounded, in the order of `heap_sample_types`. Rounds to the
+    /// thousandths of a dump first, so that a profile has the same values before and after it is
+    /// written: 12.4996 is 13 in both.
     pub fn values(&self) -> [i64; 4] {
         let written = Self {
             alloc_objects: as_written(self.alloc_objects),
@@ -82,7 +85,7 @@ impl Detail {
         .map(|v| v.round() as i64)
     }
 
-    /// The fields as floats, in the order in which a dump stores them.
+    /// Returns the fields as floats, in the order of a dump.
     pub(crate) fn to_fields(self) -> [f64; FIELDS] {
         [
             self.alloc_samples as f64,
@@ -101,7 +104,7 @@ impl Detail {
         ]
     }
 
-    /// The inverse of [`Detail::to_fields`].
+    /// Builds a detail from the values that [`Detail::to_fields`] returns.
     pub(crate) fn from_fields(f: [f64; FIELDS]) -> Self {
         Self {
             alloc_samples: f[0] as u64,
@@ -120,7 +123,7 @@ impl Detail {
         }
     }
 
-    /// Adds `other`, as when two dumps are merged.
+    /// Adds `other`, to merge two stacks.
     pub fn add(&mut self, other: &Detail) {
         let (a, b) = (self.to_fields(), other.to_fields());
         *self = Detail::from_fields(std::array::from_fn(|i| a[i] + b[i]));

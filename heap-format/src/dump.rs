@@ -1,5 +1,5 @@
-//! This project's dump: heap text that every viewer reads, with exact values
-//! and facts in comments that they skip.
+//! This project's heap dump: heap text that every viewer reads, with exact values and facts in
+//! comments that viewers skip.
 //!
 //! ```text
 //! heap profile: 2: 8192 [3: 9000] @ heap_v2/1024
@@ -18,23 +18,21 @@
 //! ```
 //!
 //! - The second line promises the last one: a dump without `# end` was cut off.
-//! - A stack is one or two lines with the same addresses, followed by one
-//!   `# s` line with its [`Detail`](crate::Detail): the fields in order of
-//!   declaration, then the number of its thread among the facts, from 1 on, how
-//!   its objects are lost and with which others; separated by blanks, zeros at
-//!   the end left out.
-//! - The counts in the lines before are such that the readers' formula gives
-//!   the estimates back; this crate's reader uses the exact values instead.
-//! - A fact is a line `# NAME VALUE`; unknown names are ignored, so that older
-//!   readers read newer dumps. Backslash, control characters and bytes that
-//!   are not UTF-8 are written `\xNN`.
+//! - A stack is one or two lines with the same addresses, followed by one line `# s` with its
+//!   [`Detail`](crate::Detail): the fields in order of declaration, then the thread (a 1-based
+//!   index into the facts), the kind of loss and the leak group. They are separated by blanks;
+//!   trailing zeros are omitted.
+//! - The counts in the stack's lines are chosen so that other readers' formula yields the
+//!   estimates. This crate's reader uses the exact values instead.
+//! - A fact is a line `# NAME VALUE`. Unknown names are ignored, so that older readers read newer
+//!   dumps. Backslashes, control characters and bytes that are not UTF-8 are written as `\xNN`.
 
 pub(crate) mod facts;
 pub(crate) mod numbers;
 pub(crate) mod split;
 pub(crate) mod write;
 
-pub use write::{PART, Part, Text, write};
+pub use write::{PART_STACKS, Part, Text, write};
 
 /// Second line of a dump.
 pub(crate) const SIGNATURE: &[u8] = b"# mem-profiler dump ";
@@ -45,13 +43,13 @@ pub(crate) const FACTS: &[u8] = b"# mem-profiler facts ";
 /// The version that this crate writes, and the newest that it reads.
 pub(crate) const VERSION: u32 = 4;
 
-/// The version from which on exact values have the variances of objects.
+/// First version whose exact values include the variances of objects.
 pub(crate) const OBJECT_VARIANCES: u32 = 2;
 
-/// The first version that lists the objects of a stack by size class.
+/// First version that has a separate stack for each size class.
 pub(crate) const SIZES_APART: u32 = 3;
 
-/// The version from which on exact values say how objects are lost; that of other dumps is the one
+/// First version whose exact values include losses. Dumps without losses are written in the version
 /// before.
 pub(crate) const LOSSES: u32 = 4;
 
@@ -61,6 +59,6 @@ pub(crate) const END: &[u8] = b"# end";
 /// Start of a line with the exact values of a stack.
 pub(crate) const STACK: &[u8] = b"# s";
 
-/// Exact values that a repeated stack must have at least, so that a small file makes a small
-/// profile: samples, of which freed, objects.
-pub(crate) const LEAST_AGAIN: usize = 3;
+/// Minimum number of exact values of a repeated stack (samples, freed samples, objects). Keeps a
+/// small file from expanding to a large profile.
+pub(crate) const MIN_REPEATED_FIELDS: usize = 3;

@@ -1,31 +1,32 @@
-//! Time between dumps, where the system clock may have been set between them.
+//! Measures the time between dumps, even if the system clock was set between them.
 //!
-//! A machine without a battery-backed clock starts in 1970 and jumps when it learns the time. So dumps are ordered, and
-//! the time between them is measured, by the best clock that all of them have: the time since the boot, else the time
-//! since the start of the session, which does not count while the machine is suspended, else the system clock.
+//! A machine without a battery-backed clock starts in 1970 and jumps when it learns the time. So
+//! dumps are ordered, and the time between them is measured, by the best clock that all of them
+//! have. In order of preference: time since boot; time since the start of the session, which stops
+//! while the machine is suspended; the system clock.
 
 use std::collections::BTreeSet;
 
 use crate::profile::Facts;
 
-/// Difference between two clocks that is put down to their resolution and to slewing, in ns.
+/// Difference between two clocks that is attributed to resolution and slewing, in ns.
 const TOLERANCE_NS: u64 = 2_000_000_000;
-/// Rate of slewing that is tolerated in addition: one part in so many.
-const TOLERATED_PARTS: u64 = 1000;
+/// Tolerated slew rate, as its reciprocal: one part in a thousand.
+const SLEW_RECIPROCAL: u64 = 1000;
 
 /// A clock that several dumps have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clock {
-    /// Time since the boot, also while the machine is suspended. All dumps are of one boot.
+    /// Time since boot, including suspended time. All dumps are of one boot.
     Boot,
-    /// Time since the start of the session that all dumps are of.
+    /// Time since the start of the session. All dumps are of one session.
     Session,
-    /// Time of day, which can be set.
+    /// Time of day, which may have been set between the dumps.
     System,
 }
 
 impl Clock {
-    /// Returns the best clock of the dumps; `None` if one of them has no time.
+    /// Returns the best clock that all dumps have, or `None` if one of them has no time.
     pub fn of<'a>(dumps: impl Iterator<Item = &'a Facts> + Clone) -> Option<Self> {
         if dumps.clone().any(|facts| facts.end_unix_ns.is_none()) {
             return None;
@@ -50,7 +51,7 @@ impl Clock {
         Some(Self::System)
     }
 
-    /// Returns when a dump was taken, or its session ended, in ns of this clock.
+    /// Returns the time of a dump, or of the end of its session, in ns of this clock.
     #[must_use]
     pub fn end_ns(self, facts: &Facts) -> Option<u64> {
         match self {
@@ -61,8 +62,9 @@ impl Clock {
     }
 }
 
-/// Returns the end of a session by its start and its length: on the time line of its intervals and of the
-/// allocator's statistics. `end_unix_ns` is not, if the system clock was set in the session.
+/// Returns the end of a session, computed from its start and its duration. This is the time line of
+/// its intervals and of the allocator's statistics. `end_unix_ns` differs from it if the system
+/// clock was set during the session.
 #[must_use]
 pub fn end_by_length(facts: &Facts) -> Option<u64> {
     let known = facts.start_unix_ns.zip(facts.duration_ns);
@@ -70,7 +72,7 @@ pub fn end_by_length(facts: &Facts) -> Option<u64> {
     end.or(facts.end_unix_ns)
 }
 
-/// Says that the system clock was set between dumps, if it was.
+/// Returns a remark if the system clock was set between the dumps.
 pub fn remark<'a>(dumps: impl Iterator<Item = &'a Facts> + Clone) -> Option<String> {
     let clock = Clock::of(dumps.clone()).filter(|clock| *clock != Clock::System)?;
     let times = dumps.map(|facts| Some((clock.end_ns(facts)?, facts.end_unix_ns?)));
@@ -81,7 +83,7 @@ pub fn remark<'a>(dumps: impl Iterator<Item = &'a Facts> + Clone) -> Option<Stri
         let elapsed = to - from;
         let shown = i128::from(to_unix) - i128::from(from_unix);
         let apart = (shown - i128::from(elapsed)).unsigned_abs();
-        apart > u128::from(TOLERANCE_NS + elapsed / TOLERATED_PARTS)
+        apart > u128::from(TOLERANCE_NS + elapsed / SLEW_RECIPROCAL)
     });
     let was_ahead = times.windows(2).all(|pair| {
         let shown = i128::from(pair[1].1) - i128::from(pair[0].1);

@@ -1,9 +1,8 @@
-//! What can go wrong while a profile is read.
+//! Errors of reading a profile.
 
 use std::io;
 
-/// Why a file could not be read as a profile. Each message names the file, and
-/// the line where there is one.
+/// Error of reading a file as a profile. Each message names the file, and the line if there is one.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     /// The file could not be opened or read.
@@ -11,11 +10,11 @@ pub enum ReadError {
     Io {
         /// The file.
         name: String,
-        /// The error of the system. It is part of the message, so it is not a source of its own: it
-        /// would be printed twice.
+        /// Error of the system. Part of the message, so it is not the `source`, which would print
+        /// it twice.
         error: io::Error,
     },
-    /// A line is not what the format requires.
+    /// A line is malformed.
     #[error("{name}: line {line}: {what}")]
     Line {
         /// The file.
@@ -25,7 +24,7 @@ pub enum ReadError {
         /// The fault.
         what: String,
     },
-    /// The content as a whole is not usable.
+    /// The contents as a whole are not usable.
     #[error("{name}: {what}")]
     Content {
         /// The file.
@@ -35,12 +34,12 @@ pub enum ReadError {
     },
 }
 
-/// A fault found by a reader, before it is tied to a file and a line.
+/// Fault found by a reader that does not know the file's name.
 pub(crate) enum Fault {
     Io(io::Error),
-    /// A fault at the line last read.
+    /// Fault in the line read last.
     Here(String),
-    /// A fault of the content as a whole.
+    /// Fault of the contents as a whole.
     Whole(String),
 }
 

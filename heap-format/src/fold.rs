@@ -1,4 +1,5 @@
-//! Profiles that are small enough for a receiver: the stacks that hold least become one.
+//! Reduces the number of stacks of a profile for a receiver: the smallest stacks are folded into
+//! one.
 
 use std::collections::HashMap;
 
@@ -7,14 +8,16 @@ use crate::profile::{Function, Line, Location, Mapping, NO_MAPPING, Profile};
 /// Name of the pseudo-frame that stands for the folded stacks.
 pub const OTHER: &str = "[other]";
 
-/// The profile with at most `most` stacks, at least one: those with the largest values stay, the
-/// others are added up in one whose only frame is [`OTHER`]. No total changes. What is kept of the
-/// stacks is their values alone; equal ones should have been merged before. Locations,
-/// functions and mappings that nothing refers to any more are left out.
-pub fn fold(profile: &Profile, most: usize) -> Profile {
+/// Returns the profile with at most `max_stacks` stacks, but at least one. Those with the largest
+/// values are kept; the others are summed up in one stack, whose only frame is [`OTHER`]. No total
+/// changes.
+///
+/// Only the values of stacks are kept, no labels or details, so equal stacks should be merged
+/// first. Locations, functions and mappings that are no longer used are dropped.
+pub fn fold(profile: &Profile, max_stacks: usize) -> Profile {
     let count = profile.stacks.len();
     let columns = profile.sample_types.len();
-    // By the largest share that a stack has of any column.
+    // A stack's weight is its largest share of any column.
     let totals: Vec<f64> = (0..columns)
         .map(|c| profile.total(c).max(1) as f64)
         .collect();
@@ -26,10 +29,10 @@ pub fn fold(profile: &Profile, most: usize) -> Profile {
     };
     let mut order: Vec<(f64, usize)> = (0..count).map(|s| (weight(s), s)).collect();
     order.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-    let keep = if count <= most {
+    let keep = if count <= max_stacks {
         count
     } else {
-        most.saturating_sub(1)
+        max_stacks.saturating_sub(1)
     };
     let mut kept: Vec<usize> = order[..keep].iter().map(|&(_, stack)| stack).collect();
     kept.sort_unstable();
@@ -55,12 +58,15 @@ pub fn fold(profile: &Profile, most: usize) -> Profile {
     out.profile
 }
 
-/// A profile of some stacks of another one.
+/// Builder of a profile with some of the stacks of another one.
 struct Compact<'a> {
     from: &'a Profile,
     profile: Profile,
+    /// Index in `profile` of each location of `from`.
     locations: HashMap<u32, u32>,
+    /// Index in `profile` of each function of `from`.
     functions: HashMap<u32, u32>,
+    /// Index in `profile` of each mapping of `from`.
     mappings: HashMap<u32, u32>,
 }
 
@@ -116,7 +122,8 @@ impl<'a> Compact<'a> {
         })
     }
 
-    /// Every location has a mapping: receivers rely on it.
+    /// Returns the index of a mapping. A location without one gets a mapping for unknown code,
+    /// because receivers require one.
     fn mapping(&mut self, number: u32) -> u32 {
         let known = self.from.mappings.get(number as usize);
         let number = if known.is_some() { number } else { NO_MAPPING };
@@ -134,7 +141,7 @@ impl<'a> Compact<'a> {
         })
     }
 
-    /// The location of the pseudo-frame.
+    /// Adds the location of the pseudo-frame.
     fn other(&mut self) -> u32 {
         let (function, first_line) = (self.profile.functions.len(), self.profile.lines.len());
         self.profile.functions.push(Function {

@@ -1,4 +1,4 @@
-//! Reading folded stacks: `root;…;leaf COUNT`, one stack a line.
+//! Reads folded stacks: `root;…;leaf COUNT`, one stack per line.
 
 use std::io::Read;
 
@@ -8,7 +8,7 @@ use crate::named::NamedBuilder;
 use crate::profile::{Format, Profile};
 use crate::value_type::ValueType;
 
-/// Whether a first line looks like a folded stack.
+/// Returns true if the first line of a file looks like a folded stack.
 pub(crate) fn looks_like(start: &[u8]) -> bool {
     let mut lines = start.split(|&c| c == b'\n').map(<[u8]>::trim_ascii);
     let first = lines.find(|line| !line.is_empty() && !line.starts_with(b"#"));
@@ -17,11 +17,11 @@ pub(crate) fn looks_like(start: &[u8]) -> bool {
         .is_some_and(|(stack, _)| !stack.is_empty())
 }
 
-/// Splits a number off the end of a line.
+/// Splits a count off the end of a line.
 fn split_count(line: &[u8]) -> Option<(&[u8], i64)> {
     let at = line.iter().rposition(u8::is_ascii_whitespace)?;
     let word = std::str::from_utf8(&line[at + 1..]).ok()?;
-    // Some writers give fractions.
+    // Some writers write fractions.
     let count = word.parse::<i64>().ok().or_else(|| {
         let number = word
             .parse::<f64>()
@@ -32,8 +32,8 @@ fn split_count(line: &[u8]) -> Option<(&[u8], i64)> {
     Some((line[..at].trim_ascii_end(), count))
 }
 
-/// Reads all stacks. A line with two numbers, before and after, makes the
-/// profile a comparison with two columns.
+/// Reads all stacks. If lines have two counts, the profile is a comparison with the columns
+/// `before` and `after`.
 pub(crate) fn read<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
     let column = |kind: &str| ValueType::new(kind, "count");
     let mut builder: Option<(NamedBuilder, bool)> = None;

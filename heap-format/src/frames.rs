@@ -1,14 +1,13 @@
-//! Names of allocator entry points, which heap reports leave out of stacks.
+//! Patterns for the names of allocation functions, which heap reports hide.
 
 use std::sync::LazyLock;
 
-/// The pattern of frames that are left out of stacks in this project's dumps: functions that
-/// allocate, by their whole names.
+/// Pattern of the frames that are hidden in stacks of this project's dumps: allocation functions,
+/// by their full names.
 ///
-/// The stacks that the agent records begin where the program calls the allocator, so what is left
-/// out is what stands between that call and the program's own code. A function of the program that
-/// is called `allocate` is not, nor is all of Go's runtime: what pprof leaves out of other formats
-/// ([`FOREIGN_ALLOCATOR_FRAMES`]) hides what these call.
+/// The agent's stacks begin where the program calls the allocator, so only the frames of that call
+/// itself are hidden. A program's own function `allocate` is shown, and so is Go's runtime. pprof's
+/// pattern ([`FOREIGN_ALLOCATOR_FRAMES`]), used for other formats, would hide what these call.
 pub(crate) static ALLOCATOR_FRAMES: LazyLock<String> = LazyLock::new(|| {
     [
         "calloc",
@@ -28,8 +27,8 @@ pub(crate) static ALLOCATOR_FRAMES: LazyLock<String> = LazyLock::new(|| {
     .join("|")
 });
 
-/// The pattern of allocator frames that pprof removes from the leaf end of
-/// heap stacks; equal numbers need an equal set.
+/// Pattern of allocator frames that pprof removes from the leaf end of heap stacks. Must be
+/// pprof's, or numbers would differ from it.
 pub(crate) static FOREIGN_ALLOCATOR_FRAMES: LazyLock<String> = LazyLock::new(|| {
     let posix = [
         "calloc",
@@ -80,6 +79,6 @@ pub(crate) static FOREIGN_ALLOCATOR_FRAMES: LazyLock<String> = LazyLock::new(|| 
     groups.concat().join("|")
 });
 
-/// Exceptions from [`FOREIGN_ALLOCATOR_FRAMES`]: Go runtime frames that stand in the
-/// middle of stacks.
+/// Exceptions from [`FOREIGN_ALLOCATOR_FRAMES`]: Go runtime frames that occur in the middle of
+/// stacks.
 pub(crate) const ALLOCATOR_KEEP: &str = r"runtime\.panic|runtime\.reflectcall|runtime\.call[0-9]*";

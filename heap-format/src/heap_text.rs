@@ -1,5 +1,4 @@
-//! Reading `heap profile:` text: this project's dumps and those of gperftools
-//! and tcmalloc.
+//! Reads `heap profile:` text: this project's dumps and those of gperftools and tcmalloc.
 
 use std::io::Read;
 
@@ -7,7 +6,8 @@ use crate::builder::push_addresses;
 use crate::detail::{Detail, FIELDS};
 use crate::dump::facts::FactsReader;
 use crate::dump::{
-    END, FACTS, LEAST_AGAIN, LOSSES, OBJECT_VARIANCES, SIGNATURE, SIZES_APART, STACK, VERSION,
+    END, FACTS, LOSSES, MIN_REPEATED_FIELDS, OBJECT_VARIANCES, SIGNATURE, SIZES_APART, STACK,
+    VERSION,
 };
 use crate::error::Fault;
 use crate::intern::Interner;
@@ -21,18 +21,36 @@ use crate::scan::Scan;
 use crate::value_type::{ValueType, heap_sample_types, plain_sample_types};
 use crate::variance;
 
-/// Maximum number of frames of repeated stacks, which other formats write out: as many as the
-/// controller puts into a dump.
-const MAX_REPEATED: usize = 1 << 26;
+/// Maximum number of frames of repeated stacks, which other formats cannot abbreviate. Equal to the
+/// controller's limit on the frames of a dump.
+const MAX_REPEATED_FRAMES: usize = 1 << 26;
 
-/// Start of this kind of file.
+/// First bytes of the file.
 pub(crate) const START: &[u8] = b"heap profile:";
 
-/// The four numbers of a line: in use and allocated, objects and bytes.
+/// Objects and their bytes.
+#[derive(Clone, Copy, Default, PartialEq)]
+struct Amount {
+    objects: i64,
+    bytes: i64,
+}
+
+impl Amount {
+    fn average_size(self) -> Option<i64> {
+        self.bytes.checked_div(self.objects)
+    }
+
+    fn add(&mut self, other: Amount) {
+        self.objects = self.objects.saturating_add(other.objects);
+        self.bytes = self.bytes.saturating_add(other.bytes);
+    }
+}
+
+/// The four numbers of a line.
 #[derive(Clone, Copy, Default, PartialEq)]
 struct Counts {
-    live: (i64, i64),
-    allocated: (i64, i64),
+    live: Amount,
+    allocated: Amount,
 }
 
 impl Counts {
@@ -41,36 +59,39 @@ impl Counts {
             scan.blanks().literal(before)?;
             scan.blanks().int()
         };
-        let live = (number(b"")?, number(b":")?);
-        let allocated = (number(b"[")?, number(b":")?);
+        let live = Amount {
+            objects: number(b"")?,
+            bytes: number(b":")?,
+        };
+        let allocated = Amount {
+            objects: number(b"[")?,
+            bytes: number(b":")?,
+        };
         scan.blanks().literal(b"]")?;
         Some(Self { live, allocated })
     }
 
-    /// Average size of the objects in use, otherwise of those allocated.
+    /// Returns the average size of the live objects, otherwise of those allocated.
     fn block_size(&self) -> i64 {
-        let average = |(count, size): (i64, i64)| size.checked_div(count);
-        average(self.live).or(average(self.allocated)).unwrap_or(0)
+        let average = self.live.average_size();
+        average.or(self.allocated.average_size()).unwrap_or(0)
     }
 
     fn add(&mut self, other: &Counts) {
-        let sum = |a: &mut (i64, i64), b: (i64, i64)| {
-            *a = (a.0.saturating_add(b.0), a.1.saturating_add(b.1));
-        };
-        sum(&mut self.live, other.live);
-        sum(&mut self.allocated, other.allocated);
+        self.live.add(other.live);
+        self.allocated.add(other.allocated);
     }
 }
 
-/// Content of the first line.
+/// Contents of the first line.
 struct Header {
     totals: Counts,
     period: i64,
-    /// Whether counts are samples, to be scaled.
+    /// Set if counts are of samples, which have to be scaled up.
     sampled: bool,
 }
 
-/// Reads the file that `lines` stands at the start of.
+/// Reads a whole file.
 pub(crate) fn read<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
     let Some(first) = lines.next()? else {
         return Err(Fault::whole("is empty"));
@@ -103,7 +124,7 @@ fn parse_header(text: &[u8]) -> Result<Header, Fault> {
     };
     let (period, sampled) = match (kind, period) {
         (b"heap_v2" | b"heapz_v2", Some(period)) => (period, true),
-        // The oldest format gives twice the mean distance between samples.
+        // The oldest format has twice the mean distance between samples.
         (b"heap", Some(period)) => (period / 2, true),
         (b"heapprofile" | b"growth" | b"growthz" | b"fragmentation" | b"fragmentationz", _) => {
             (1, false)
@@ -127,21 +148,21 @@ struct Reader {
     profile: Profile,
     interner: Interner,
     scratch: Vec<u64>,
-    /// Whether the values of stacks include allocated ones.
+    /// Set if the file has values of allocated objects, not only of live ones.
     has_allocated: bool,
-    /// Sum of the records, to compare with the header.
+    /// Sum of the stacks, compared with the header.
     seen: Counts,
-    /// Set by the second line of this project's dumps.
+    /// Set for this project's dumps, by their second line.
     ours: bool,
-    /// Whether the variances of objects are among their exact values.
-    varied: bool,
-    /// Whether exact values say how objects are lost.
-    tells_losses: bool,
-    /// Whether the last stack still awaits its exact values.
+    /// Set if exact values include the variances of objects.
+    has_object_variances: bool,
+    /// Set if exact values include losses.
+    has_losses: bool,
+    /// Set until the last stack has got its exact values.
     open: bool,
-    /// Frames of stacks that were repeated.
-    repeated: usize,
-    /// The text of its addresses.
+    /// Number of frames of repeated stacks.
+    repeated_frames: usize,
+    /// Addresses of the last stack, as text.
     last: Vec<u8>,
     facts: FactsReader,
 }
@@ -149,8 +170,8 @@ struct Reader {
 impl Reader {
     fn new(header: Header) -> Self {
         let Counts { live, allocated } = header.totals;
-        let has_allocated = (allocated.0 != live.0 && allocated.0 != 0)
-            || (allocated.1 != live.1 && allocated.1 != 0);
+        let has_allocated = (allocated.objects != live.objects && allocated.objects != 0)
+            || (allocated.bytes != live.bytes && allocated.bytes != 0);
         let profile = Profile {
             format: Format::HeapText,
             period: header.period,
@@ -167,10 +188,10 @@ impl Reader {
             has_allocated,
             seen: Counts::default(),
             ours: false,
-            varied: false,
-            tells_losses: false,
+            has_object_variances: false,
+            has_losses: false,
             open: false,
-            repeated: 0,
+            repeated_frames: 0,
             last: Vec::new(),
             facts: FactsReader::default(),
         }
@@ -216,9 +237,9 @@ impl Reader {
         match version {
             Some(v) if v <= VERSION => {
                 self.ours = true;
-                self.varied = v >= OBJECT_VARIANCES;
+                self.has_object_variances = v >= OBJECT_VARIANCES;
                 self.profile.sizes_apart = v >= SIZES_APART;
-                self.tells_losses = v >= LOSSES;
+                self.has_losses = v >= LOSSES;
                 self.has_allocated = true;
                 self.profile.format = Format::Dump;
                 self.profile.drop_frames = crate::frames::ALLOCATOR_FRAMES.clone();
@@ -234,8 +255,8 @@ impl Reader {
         }
     }
 
-    /// A stack. A second line with the same addresses belongs to the one
-    /// before: estimates over mixed sizes are written that way.
+    /// Reads a stack. A second line with the same addresses adds to the stack before it: estimates
+    /// for mixed sizes are written as two lines.
     fn stack(&mut self, text: &[u8]) -> Result<(), Fault> {
         let mut scan = Scan::new(text);
         let malformed = || Fault::here("is neither a stack nor a comment");
@@ -245,7 +266,7 @@ impl Reader {
         let repeated = self.frames(addresses)?;
         self.seen.add(&record);
         let (live, allocated) = (self.scaled(record.live), self.scaled(record.allocated));
-        let values = [allocated.0, allocated.1, live.0, live.1];
+        let values = [allocated.objects, allocated.bytes, live.objects, live.bytes];
         let values = if self.has_allocated {
             &values[..]
         } else {
@@ -270,8 +291,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Reads the frames of a line, and returns whether they are those of the last stack
-    /// again. Most such lines are known by their text, without a look at the addresses.
+    /// Reads the frames of a line. Returns true if they equal those of the last stack. Usually the
+    /// text is equal, so that no address has to be parsed.
     fn frames(&mut self, addresses: &[u8]) -> Result<bool, Fault> {
         if self.open && addresses == self.last {
             return Ok(true);
@@ -283,11 +304,12 @@ impl Reader {
         Ok(self.open && self.repeats_last())
     }
 
-    fn scaled(&self, (objects, bytes): (i64, i64)) -> (i64, i64) {
-        if self.header.sampled && objects != 0 {
-            unsample(objects, bytes, self.header.period)
+    fn scaled(&self, amount: Amount) -> Amount {
+        if self.header.sampled && amount.objects != 0 {
+            let (objects, bytes) = unsample(amount.objects, amount.bytes, self.header.period);
+            Amount { objects, bytes }
         } else {
-            (objects, bytes)
+            amount
         }
     }
 
@@ -296,15 +318,15 @@ impl Reader {
         !stacks.is_empty() && stacks.get(stacks.len() - 1) == stacks.open_frames()
     }
 
-    /// Makes the stack before a second time, for its exact values in another thread or size class.
-    fn same_again(&mut self) -> Result<(), Fault> {
+    /// Repeats the last stack, for exact values of another thread or size class.
+    fn repeat_stack(&mut self) -> Result<(), Fault> {
         let profile = &mut self.profile;
         let count = profile.stacks.len();
         if count == 0 || profile.details.len() != count {
             return Err(Fault::here("gives exact values without a stack before it"));
         }
-        self.repeated += profile.stacks.get(count - 1).len();
-        if self.repeated > MAX_REPEATED {
+        self.repeated_frames += profile.stacks.get(count - 1).len();
+        if self.repeated_frames > MAX_REPEATED_FRAMES {
             return Err(Fault::here("repeats stacks too often"));
         }
         profile.stacks.repeat_last();
@@ -314,17 +336,17 @@ impl Reader {
         Ok(())
     }
 
-    /// The exact values of the stack before.
+    /// Reads the exact values of the last stack.
     fn exact(&mut self, fields: &[u8]) -> Result<(), Fault> {
-        let again = !self.open;
-        if again {
-            self.same_again()?;
+        let is_repeated = !self.open;
+        if is_repeated {
+            self.repeat_stack()?;
         }
         let mut scan = Scan::new(fields);
         let mut values = [0.0; FIELDS + 3];
         let mut used = 0;
         while !scan.blanks().rest().is_empty() {
-            let known = if self.tells_losses {
+            let known = if self.has_losses {
                 FIELDS + 3
             } else {
                 FIELDS + 1
@@ -338,25 +360,29 @@ impl Reader {
         }
         let [fields @ .., thread, how, group] = values;
         let malformed = || Fault::here("holds malformed exact values");
-        if again && used < LEAST_AGAIN || !(0.0..1e9).contains(&thread) || thread.fract() != 0.0 {
+        let is_short = is_repeated && used < MIN_REPEATED_FIELDS;
+        if is_short || !(0.0..1e9).contains(&thread) || thread.fract() != 0.0 {
             return Err(malformed());
         }
         self.profile.threads.push(thread as u32);
-        if self.tells_losses {
+        if self.has_losses {
             let lost = Lost::from_numbers([how, group]).ok_or_else(malformed)?;
             self.profile.losses.push(lost);
         }
         let mut detail = Detail::from_fields(fields);
-        if !self.varied {
+        if !self.has_object_variances {
             variance::of_objects(&mut detail, self.header.period.max(0) as u64);
         }
         let start = self.profile.values.len() - 4;
         self.profile.values[start..].copy_from_slice(&detail.values());
         if let Some(size) = self.profile.block_sizes.last_mut() {
-            let [all, all_bytes, live, live_bytes] = detail.values();
+            let [objects, bytes, live_objects, live_bytes] = detail.values();
             *size = Counts {
-                live: (live, live_bytes),
-                allocated: (all, all_bytes),
+                live: Amount {
+                    objects: live_objects,
+                    bytes: live_bytes,
+                },
+                allocated: Amount { objects, bytes },
             }
             .block_size();
         }
@@ -432,7 +458,7 @@ impl Reader {
     }
 }
 
-/// Gives locations the source-level frames that the dump carries.
+/// Gives locations the source-level frames that a symbolized dump contains.
 fn place_symbols(
     profile: &mut Profile,
     mut interner: Interner,
@@ -444,7 +470,7 @@ fn place_symbols(
         let known = profile.locations.len();
         let number = interner.intern(address).0 as usize;
         if number >= known {
-            // Symbols of an address in no stack: keep numbers and indices equal.
+            // An address that is in no stack: interner and locations must stay in step.
             let mapping = NO_MAPPING;
             profile.locations.push(Location {
                 address,
@@ -464,7 +490,7 @@ pub(crate) fn is_maps_sentinel(text: &[u8]) -> bool {
     text == b"MAPPED_LIBRARIES:" || text == b"--- Memory map: ---"
 }
 
-/// Whether a line of the maps is the range of a pseudo-frame.
+/// Returns true if a line of the maps is the range of a pseudo-frame.
 fn is_marker(text: &[u8]) -> bool {
     let starts = |m: &crate::marker::Marker| {
         text.starts_with(format!("{:08x}-{:08x} ", m.address, m.address + m.len).as_bytes())

@@ -1,16 +1,16 @@
-//! The dumps of one session as one profile over time.
+//! Joins the moments of all dumps of one session.
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::moment::{Held, MOST, Moment, heaviest, thin};
+use crate::moment::{Held, MAX_MOMENTS, Moment, heaviest, thin};
 use crate::profile::Profile;
 
-/// Adds the moments of earlier dumps of one session to those of its last dump; each of these
-/// dumps is itself a moment at which all stacks are known.
+/// Adds the moments of a session's earlier dumps to those of its last dump. The end of each earlier
+/// dump is a moment itself, with the values of all stacks.
 pub fn join<'a>(last: &mut Profile, earlier: impl Iterator<Item = &'a Profile>) {
     let mut numbers: HashMap<(u32, Vec<u64>), u32> = HashMap::new();
     for (number, stack) in (0..).zip(names(last)) {
-        // Of the sizes of a stack, the first one stands for all.
+        // Stacks that differ only in size class map to the first of them.
         numbers.entry(stack).or_insert(number);
     }
     let mut all: BTreeMap<u64, Moment> = BTreeMap::new();
@@ -39,12 +39,12 @@ pub fn join<'a>(last: &mut Profile, earlier: impl Iterator<Item = &'a Profile>) 
         .into_iter()
         .for_each(&mut add);
     last.moments = all.into_values().collect();
-    while last.moments.len() > MOST {
+    while last.moments.len() > MAX_MOMENTS {
         thin(&mut last.moments);
     }
 }
 
-/// The thread and the addresses of each stack.
+/// Returns thread and addresses of each stack, which identify it in another dump of the session.
 fn names(profile: &Profile) -> impl Iterator<Item = (u32, Vec<u64>)> + '_ {
     let address = |&location: &u32| profile.locations[location as usize].address;
     let stacks = profile.stacks.iter().enumerate();
@@ -54,7 +54,7 @@ fn names(profile: &Profile) -> impl Iterator<Item = (u32, Vec<u64>)> + '_ {
     })
 }
 
-/// What the stacks of a heap profile hold.
+/// Returns the live bytes of each stack of a heap profile, or `None` without that column.
 fn of_stacks(profile: &Profile) -> Option<Vec<Held>> {
     let column = profile.type_index("inuse_space")?;
     let held = |(stack, index): (u32, usize)| Held {

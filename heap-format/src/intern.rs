@@ -1,13 +1,13 @@
-//! Address interning: each distinct 64-bit key gets the next number.
+//! Interns addresses: each distinct 64-bit key gets the next index.
 
 use std::hash::{BuildHasher, RandomState};
 
+/// Index of an empty slot.
 const EMPTY: u32 = u32::MAX;
 
-/// Open-addressing map from 64-bit keys to consecutive numbers.
+/// Open-addressing map from 64-bit keys to consecutive indices.
 ///
-/// Keyed by a random seed, so that addresses chosen by an adversary do not
-/// degrade it.
+/// Hashes with a random seed, so that hostile addresses cannot make lookups slow.
 pub(crate) struct Interner {
     slots: Vec<(u64, u32)>,
     len: u32,
@@ -29,7 +29,7 @@ impl Interner {
         ((wide >> 64) as u64 ^ wide as u64) as usize & (self.slots.len() - 1)
     }
 
-    /// The number of `key`, and whether it is new. Calls in a tight loop
+    /// Returns the index of `key`, and whether it is new. Inlined, so that calls in a tight loop
     /// overlap their cache misses.
     #[inline]
     pub(crate) fn intern(&mut self, key: u64) -> (u32, bool) {

@@ -1,4 +1,4 @@
-//! Reading jemalloc's own `heap_v2` text.
+//! Reads jemalloc's own `heap_v2` text.
 
 use std::io::Read;
 
@@ -13,10 +13,10 @@ use crate::scale::unsample;
 use crate::scan::Scan;
 use crate::value_type::{ValueType, heap_sample_types};
 
-/// Start of this kind of file.
+/// First bytes of the file.
 pub(crate) const START: &[u8] = b"heap_v2/";
 
-/// Reads the file that `lines` stands at the start of.
+/// Reads a whole file.
 pub(crate) fn read<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
     let Some(first) = lines.next()? else {
         return Err(Fault::whole("is empty"));
@@ -57,14 +57,14 @@ struct Reader {
     profile: Profile,
     interner: Interner,
     scratch: Vec<u64>,
-    /// Whether accumulated values were kept; known from the totals.
+    /// Set if the file has accumulated values. `None` until the totals are read.
     has_allocated: Option<bool>,
-    /// Whether the last context still awaits its totals.
+    /// Set until the last stack has got its values.
     awaiting: bool,
 }
 
 impl Reader {
-    /// Everything from the totals to the end of the file.
+    /// Reads everything after the first line.
     fn contexts<R: Read>(&mut self, lines: &mut Lines<R>) -> Result<(), Fault> {
         while let Some(line) = lines.next()? {
             let text = line.text.trim_ascii();
@@ -79,7 +79,7 @@ impl Reader {
                 [] => {}
                 [b'@', stack @ ..] => self.context(stack)?,
                 [b't', b'*', b':', values @ ..] => self.values(values)?,
-                // A thread's share of the totals before.
+                // One thread's share of the values before it.
                 [b't', b'0'..=b'9', ..] => {}
                 _ => return Err(Fault::here("is neither a stack nor its values")),
             }
@@ -118,7 +118,7 @@ impl Reader {
         Ok(())
     }
 
-    /// The totals of the file, or of the last context.
+    /// Reads the totals of the file, or the values of the last stack.
     fn values(&mut self, text: &[u8]) -> Result<(), Fault> {
         let [objects, bytes, all_objects, all_bytes] =
             four(text).ok_or_else(|| Fault::here("holds malformed values"))?;
@@ -168,7 +168,7 @@ impl Reader {
     }
 }
 
-/// `N: B [N: B]`, perhaps followed by the name of a thread.
+/// Parses `N: B [N: B]`, which the name of a thread may follow.
 fn four(text: &[u8]) -> Option<[i64; 4]> {
     let mut scan = Scan::new(text);
     let mut number = |before: &[u8]| {

@@ -1,11 +1,11 @@
-//! Labels made of what a profile knows of its stacks: threads, and losses.
+//! Labels derived from other facts of a profile: threads and losses.
 
 use crate::leaks::{LEAK_GROUP_LABEL, LEAK_LABEL, Lost};
 use crate::profile::{Label, LabelValue, OTHER_THREADS, Profile, THREAD_LABEL, Thread};
 
 impl Profile {
     /// Labels each stack with the name of its thread, if the dump distinguishes several, and with
-    /// how its objects are lost.
+    /// the kind of its loss.
     pub(crate) fn label_stacks(&mut self) {
         let count = self.stacks.len();
         let tells_threads = self.facts.threads.len() > 1 && self.threads.len() == count;
@@ -22,7 +22,8 @@ impl Profile {
         if threads.is_empty() && losses.is_empty() {
             return;
         }
-        // The kernel keeps 15 bytes; a crafted name is not copied whole for each stack.
+        // The kernel keeps 15 bytes. A crafted name is shortened, since it is copied for each
+        // stack.
         let short = |thread: &Thread| thread.title().chars().take(64).collect();
         let names: Vec<String> = self.facts.threads.iter().map(short).collect();
         let name = |number: u32| {
@@ -47,7 +48,7 @@ impl Profile {
     }
 }
 
-/// The labels of a stack whose objects are lost.
+/// Returns the labels of a stack whose objects are lost.
 fn of_loss(lost: Lost, stack: u32) -> impl Iterator<Item = Label> {
     let how = lost.how.map(|how| Label {
         stack,

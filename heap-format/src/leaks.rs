@@ -1,28 +1,29 @@
-//! What the dump of a check for leaks says besides the values of a profile: how the objects of each
-//! stack are lost, and of the check itself.
+//! Results of a leak check in a dump: how the objects of each stack are lost, and facts about the
+//! check.
 
 use std::fmt;
 
-/// Key of the label that says how the objects of a stack are lost.
+/// Key of the label with the kind of loss of a stack's objects.
 pub const LEAK_LABEL: &str = "leak";
-/// Key of the label with the same number on all stacks whose objects are lost together.
+/// Key of the label with the leak group, which is the same for all stacks whose objects are lost
+/// together.
 pub const LEAK_GROUP_LABEL: &str = "leak_group";
 
-/// How an object is lost.
+/// Kind of loss: which pointers lead to a lost object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Loss {
-    /// Nothing leads to it.
+    /// None.
     Direct,
-    /// Nothing but the other members of its cycle.
+    /// Only those of the other members of its cycle.
     Cycle,
-    /// Only other lost objects.
+    /// Only those of other lost objects.
     Indirect,
 }
 
 impl Loss {
     const ALL: [Self; 3] = [Self::Direct, Self::Cycle, Self::Indirect];
 
-    /// The word for it, in labels.
+    /// Returns the word used in labels.
     pub fn word(self) -> &'static str {
         match self {
             Self::Direct => "direct",
@@ -31,7 +32,7 @@ impl Loss {
         }
     }
 
-    /// The inverse of [`Loss::word`].
+    /// Parses a word of [`Loss::word`].
     pub fn from_word(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|loss| loss.word() == word)
     }
@@ -43,23 +44,22 @@ impl fmt::Display for Loss {
     }
 }
 
-/// How the objects of one stack of a profile are lost.
+/// Loss of the objects of one stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Lost {
-    /// How; `None` in a profile that is of no check.
+    /// Kind of loss; `None` in a profile that is not of a leak check.
     pub how: Option<Loss>,
-    /// A number that the objects lost together have in common: those lost by themselves, and those
-    /// lost only with them. 0: not known.
+    /// Leak group: shared by directly lost objects and those lost only with them. 0 if unknown.
     pub group: u32,
 }
 
 impl Lost {
-    /// As a dump has it: how, from 1 on, and the group.
+    /// Encodes the loss for a dump: kind (from 1 on, 0 for `None`) and group.
     pub(crate) fn to_numbers(self) -> [u32; 2] {
         [self.how.map_or(0, |how| how as u32 + 1), self.group]
     }
 
-    /// The inverse; `None` for numbers that no writer writes.
+    /// Decodes the numbers of [`Lost::to_numbers`]. Returns `None` for others.
     pub(crate) fn from_numbers([how, group]: [f64; 2]) -> Option<Self> {
         let whole = |number: f64| (number as u32 as f64 == number).then_some(number as u32);
         let (how, group) = (whole(how)?, whole(group)?);
@@ -71,36 +71,36 @@ impl Lost {
     }
 }
 
-/// A check for leaks, of what its dump says as a whole.
+/// Facts about a leak check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LeakCheck {
-    /// Estimated bytes of all that was live, lost or not.
+    /// Estimated bytes of all live objects, lost or not.
     pub live_bytes: u64,
-    /// How long the process was stopped; `None`: it ran.
+    /// Time for which the process was stopped, in ns. `None`: it kept running.
     pub pause_ns: Option<u64>,
-    /// How often it was searched.
+    /// Number of searches for pointers.
     pub searches: u32,
     /// Bytes searched for pointers.
     pub searched_bytes: u64,
-    /// What the check could not see.
+    /// Limits of the check, as sentences.
     pub notes: Vec<String>,
-    /// Leaks that are known, which the profile does not have.
+    /// Leaks matched by suppressions, which the profile does not contain.
     pub suppressed: Vec<Suppressed>,
 }
 
-/// What a suppression was good for.
+/// Leaks matched by one suppression.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Suppressed {
     /// Estimated objects.
     pub objects: u64,
     /// Estimated bytes.
     pub bytes: u64,
-    /// Its template.
+    /// Template of the suppression.
     pub template: String,
 }
 
 impl LeakCheck {
-    /// The facts, each with its name and value.
+    /// Returns the facts as names and values.
     pub(crate) fn facts(&self) -> Vec<(&'static str, String)> {
         let pause = self.pause_ns.map_or("-".to_owned(), |ns| ns.to_string());
         let (live, searches, searched) = (self.live_bytes, self.searches, self.searched_bytes);
@@ -114,7 +114,7 @@ impl LeakCheck {
         check.chain(notes).chain(suppressed).collect()
     }
 
-    /// Takes one of these facts; `None`: malformed.
+    /// Parses one of these facts. Returns `None` if it is malformed.
     pub(crate) fn read(known: &mut Option<Self>, name: &[u8], value: &str) -> Option<()> {
         if name == b"leak_check" {
             let mut words = value.split(' ');

@@ -1,19 +1,19 @@
-//! Heap profiles as data, and the dump formats they are read from and written to.
+//! Data model of heap and CPU profiles, and the formats that they are read from and written to.
 //!
-//! Promises
-//! - [`open`] and [`read`] recognise a format by its content and return a [`Profile`]. For any
+//! Guarantees:
+//! - [`open`] and [`read`] recognise a format by its contents and return a [`Profile`]. For any
 //!   input, they return a profile or a [`ReadError`] that names the file and, for text, the line:
-//!   no panic, no hang, memory use within a small multiple of the input. Text is streamed, never
-//!   held in memory.
-//! - Sampled counts are scaled up on reading, stack by stack, with pprof's formula and rounding;
-//!   this project's own dumps carry exact values, which are used instead.
+//!   no panic, no hang, memory use within a small multiple of the input. Text is streamed, not held
+//!   in memory.
+//! - Sampled counts are scaled up while reading, stack by stack, by pprof's formula and rounding.
+//!   This project's own dumps carry exact values, which are used instead.
 //! - [`dump::write`] writes text that pprof, jeprof and google-pprof read with the same totals, and
-//!   that [`read`] gives back unchanged; [`cpu::write`] does the same for CPU profiles.
+//!   that [`read`] reads back unchanged. [`cpu::write`] does the same for CPU profiles.
 //!
-//! The caller must
-//! - treat addresses as *lookup addresses*: return addresses minus one. Readers
-//!   and [`ProfileBuilder`] have already subtracted it;
-//! - treat names and paths in a profile as hostile text.
+//! Callers must
+//! - treat addresses as *lookup addresses*: return addresses minus one. Readers and
+//!   [`ProfileBuilder`] have already subtracted it;
+//! - treat names and paths in a profile as untrusted text.
 //!
 //! Limits: at most 2³² − 1 distinct locations; lines of text up to 64 MiB.
 
@@ -91,7 +91,7 @@ pub fn open(path: &Path) -> Result<Profile, ReadError> {
     read_from(file, &name)
 }
 
-/// The file, and its name for people.
+/// Opens a file. Returns it with its name for messages.
 fn opened(path: &Path) -> Result<(File, String), ReadError> {
     let name = printable::path(path);
     match opening::given(path) {
@@ -100,8 +100,8 @@ fn opened(path: &Path) -> Result<(File, String), ReadError> {
     }
 }
 
-/// Reads a file that is a dump of this project or has its older form, tcmalloc's text; the readers
-/// of all other formats need not be there.
+/// Reads a dump of this project, or heap text of tcmalloc. Programs that call only this function
+/// are not linked with the readers of other formats.
 pub fn open_dump(path: &Path) -> Result<Profile, ReadError> {
     let (file, name) = opened(path)?;
     let mut lines = Lines::new(file);
@@ -109,51 +109,54 @@ pub fn open_dump(path: &Path) -> Result<Profile, ReadError> {
 }
 
 fn read_dump<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
-    match lines.peek(START)?.starts_with(heap_text::START) {
-        true => heap_text::read(lines),
-        false => Err(Fault::whole("is not a dump")),
+    if lines.peek(START_SIZE)?.starts_with(heap_text::START) {
+        heap_text::read(lines)
+    } else {
+        Err(Fault::whole("is not a dump"))
     }
 }
 
-/// Reads a profile from bytes; errors refer to them as `name`.
+/// Reads a profile from bytes. Errors call the input `name`.
 pub fn read(bytes: &[u8], name: &str) -> Result<Profile, ReadError> {
     read_from(bytes, name)
 }
 
-/// Reads a profile from a stream; errors refer to it as `name`.
+/// Reads a profile from a stream. Errors call the input `name`.
 pub fn read_from(reader: impl Read, name: &str) -> Result<Profile, ReadError> {
     let mut lines = Lines::new(reader);
     recognise(&mut lines).map_err(|fault| fault.into_error(name, lines.number()))
 }
 
-/// How many bytes of a file are examined to recognise its format.
-const START: usize = 1 << 16;
+/// Bytes at the start of a file that are examined to recognise its format.
+const START_SIZE: usize = 1 << 16;
 
 fn recognise<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
-    let start = lines.peek(START)?;
+    let start = lines.peek(START_SIZE)?;
     if start.is_empty() {
         return Err(Fault::whole("is empty"));
     }
     if packed::looks_like(start) {
         let packed = lines.rest()?;
         let mut lines = Lines::new(Unpacking::new(&packed, packed::TEXT));
-        return match is_text(lines.peek(START)?) {
-            true => plain(&mut lines),
-            false => pprof::read(&packed::unpack(&packed)?, packed.len()),
+        return if is_text(lines.peek(START_SIZE)?) {
+            plain(&mut lines)
+        } else {
+            pprof::read(&packed::unpack(&packed)?, packed.len())
         };
     }
     plain(lines)
 }
 
-/// Whether it is a format of text.
+/// Returns true for a text format.
 fn is_text(start: &[u8]) -> bool {
     start.starts_with(heap_text::START)
         || start.starts_with(jemalloc::START)
         || start.starts_with(cpu::START)
 }
 
+/// Reads a file that is not compressed.
 fn plain<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
-    let start = lines.peek(START)?;
+    let start = lines.peek(START_SIZE)?;
     if start.starts_with(heap_text::START) {
         heap_text::read(lines)
     } else if start.starts_with(jemalloc::START) {

@@ -1,25 +1,26 @@
-//! Reading lines from a stream without keeping the stream.
+//! Reads lines from a stream without keeping the stream in memory.
 
 use std::io::{self, Read};
 
-/// Bytes that are read at once: they stay in the processor's cache.
-const CHUNK: usize = 1 << 17;
+/// Bytes read at once, which fit into the processor's L2 cache.
+const CHUNK_SIZE: usize = 1 << 17;
 
-/// Longest line that is treated as one: a stack of millions of frames.
-const LONGEST: usize = 64 << 20;
+/// Maximum length of a line, in bytes: a stack of millions of frames.
+const MAX_LINE: usize = 64 << 20;
 
-/// Maximum number of bytes that are held as a whole: for formats that do not consist of lines.
-const LARGEST: u64 = 4 << 30;
+/// Maximum size of an input that is held in memory as a whole, because its format does not consist
+/// of lines, in bytes.
+const MAX_WHOLE: u64 = 4 << 30;
 
 /// A line without its newline.
 #[derive(Clone, Copy)]
 pub(crate) struct Line<'a> {
     pub(crate) text: &'a [u8],
-    /// Whether a newline ended it; the last line of a truncated file has none.
+    /// Set if a newline ended the line. The last line of a truncated file may have none.
     pub(crate) complete: bool,
 }
 
-/// Lines of a stream, with their numbers.
+/// Reader of the lines of a stream, which counts them.
 pub(crate) struct Lines<R> {
     reader: R,
     buffer: Vec<u8>,
@@ -41,12 +42,12 @@ impl<R: Read> Lines<R> {
         }
     }
 
-    /// Number of the line last returned, from 1.
+    /// Returns the number of the line read last, from 1.
     pub(crate) fn number(&self) -> u64 {
         self.number
     }
 
-    /// The first bytes of what is still to be read, without consuming them.
+    /// Returns up to `length` bytes of what follows, without consuming them.
     pub(crate) fn peek(&mut self, length: usize) -> io::Result<&[u8]> {
         while self.end - self.start < length && !self.eof {
             self.fill()?;
@@ -54,7 +55,7 @@ impl<R: Read> Lines<R> {
         Ok(&self.buffer[self.start..self.end.min(self.start + length)])
     }
 
-    /// The next line, without a carriage return at its end.
+    /// Returns the next line, without a carriage return at its end.
     pub(crate) fn next(&mut self) -> io::Result<Option<Line<'_>>> {
         let mut scanned = 0;
         let length = loop {
@@ -66,11 +67,11 @@ impl<R: Read> Lines<R> {
             if self.eof {
                 break scanned;
             }
-            if scanned > LONGEST {
+            if scanned > MAX_LINE {
                 self.number += 1;
                 return Err(io::Error::new(
                     io::ErrorKind::InvalidData,
-                    format!("line {} is longer than {} MiB", self.number, LONGEST >> 20),
+                    format!("line {} is longer than {} MiB", self.number, MAX_LINE >> 20),
                 ));
             }
             self.fill()?;
@@ -87,26 +88,27 @@ impl<R: Read> Lines<R> {
         Ok(Some(Line { text, complete }))
     }
 
-    /// Everything that is still to be read.
+    /// Returns everything that has not been read yet.
     pub(crate) fn rest(&mut self) -> io::Result<Vec<u8>> {
         let mut all = self.buffer[self.start..self.end].to_vec();
         self.start = self.end;
         let reader = self.reader.by_ref();
-        if reader.take(LARGEST).read_to_end(&mut all)? as u64 == LARGEST {
-            let what = format!("it is larger than {} GiB", LARGEST >> 30);
+        if reader.take(MAX_WHOLE).read_to_end(&mut all)? as u64 == MAX_WHOLE {
+            let what = format!("it is larger than {} GiB", MAX_WHOLE >> 30);
             return Err(io::Error::new(io::ErrorKind::InvalidData, what));
         }
         Ok(all)
     }
 
+    /// Reads more bytes into the buffer.
     fn fill(&mut self) -> io::Result<()> {
         if self.start > 0 {
             self.buffer.copy_within(self.start..self.end, 0);
             self.end -= self.start;
             self.start = 0;
         }
-        if self.buffer.len() - self.end < CHUNK {
-            self.buffer.resize(self.end + CHUNK.max(self.end), 0);
+        if self.buffer.len() - self.end < CHUNK_SIZE {
+            self.buffer.resize(self.end + CHUNK_SIZE.max(self.end), 0);
         }
         loop {
             match self.reader.read(&mut self.buffer[self.end..]) {

@@ -1,13 +1,13 @@
-//! What a terminal can show: text beyond ASCII only in a UTF-8 locale.
+//! Character set of a terminal: text beyond ASCII requires a UTF-8 locale.
 
 use std::borrow::Cow;
 use std::ffi::OsString;
 use std::io::IsTerminal;
 
-/// The variables that name the locale of characters; the first one that is set and not empty counts.
+/// Variables that name the locale of characters. The first one that is set and not empty applies.
 const VARIABLES: [&str; 3] = ["LC_ALL", "LC_CTYPE", "LANG"];
 
-/// Signs that stand as words of their own in our lines, and how they are written in ASCII.
+/// Signs that are words of their own in our lines, and their replacements in ASCII.
 const SIGNS: [(&str, &str); 5] = [
     ("…", "..."),
     ("±", "+-"),
@@ -16,7 +16,7 @@ const SIGNS: [(&str, &str); 5] = [
     ("←", "<-"),
 ];
 
-/// Returns whether the environment names a UTF-8 locale.
+/// Returns true if the environment names a UTF-8 locale.
 pub fn is_utf8() -> bool {
     names_utf8(|name| std::env::var_os(name))
 }
@@ -25,18 +25,18 @@ fn names_utf8(value: impl Fn(&str) -> Option<OsString>) -> bool {
     let set = VARIABLES.iter().filter_map(|name| value(name));
     let locale = set.into_iter().find(|value| !value.is_empty());
     let locale = locale.unwrap_or_default().to_string_lossy().to_lowercase();
-    // Such as de_DE.UTF-8@euro.
+    // For example, de_DE.UTF-8@euro.
     let codeset = locale.split('@').next().unwrap_or_default();
     let codeset = codeset.rsplit('.').next().unwrap_or_default();
     matches!(codeset, "utf-8" | "utf8")
 }
 
-/// Returns whether a stream is a terminal that shows ASCII alone.
+/// Returns true if a stream is a terminal that can only show ASCII.
 pub fn is_ascii_terminal(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && !is_utf8()
 }
 
-/// A line with its signs in ASCII. Names and paths stay as they are.
+/// Replaces the signs of a line by ASCII. Names and paths are not changed.
 pub fn in_ascii(line: &str) -> Cow<'_, str> {
     if line.is_ascii() {
         return line.into();

@@ -1,4 +1,4 @@
-//! The text of `/proc/PID/maps`, and assigning addresses to its ranges.
+//! Parses the text of `/proc/PID/maps`, and assigns addresses to its ranges.
 
 use std::borrow::Cow;
 use std::ffi::OsStr;
@@ -8,27 +8,27 @@ use std::path::{Path, PathBuf};
 use crate::dump::write::plain;
 use crate::profile::{BuildId, Mapping, NO_MAPPING, Profile};
 
-/// A line of maps, as the kernel writes it.
+/// A line of the maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry<'a> {
     /// First address.
     pub start: u64,
-    /// End address, exclusive.
+    /// First address after the range.
     pub end: u64,
-    /// Permissions: `rwxp`, or `-` and `s` in their places.
+    /// Permissions, such as `rwxp`, `r--p` or `rw-s`.
     pub permissions: &'a [u8],
     /// Offset in the file.
     pub file_offset: u64,
     /// Major and minor number of the file's device.
     pub device: (u32, u32),
-    /// Inode of the file; 0 without one.
+    /// Inode of the file; 0 if there is none.
     pub inode: u64,
-    /// Path or the kernel's name in brackets; empty without one.
+    /// Path, or the kernel's name in brackets; empty if there is none.
     pub path: &'a [u8],
 }
 
 impl<'a> Entry<'a> {
-    /// Parses a line; `None` for one that is not an entry.
+    /// Parses a line. Returns `None` if it is not an entry.
     pub fn parse(line: &'a [u8]) -> Option<Self> {
         let (range, rest) = split_field(line);
         let (permissions, rest) = split_field(rest);
@@ -49,19 +49,19 @@ impl<'a> Entry<'a> {
         })
     }
 
-    /// The entries of a maps text.
+    /// Parses the entries of a maps text.
     pub fn all(text: &'a [u8]) -> impl Iterator<Item = Self> {
         text.split(|&c| c == b'\n').filter_map(Self::parse)
     }
 }
 
-/// The executable ranges of a maps text, in its order. Lines that are no maps
-/// entry are skipped, as other readers skip them.
+/// Parses the executable ranges of a maps text, in its order. Skips lines that are not entries, as
+/// other readers do.
 pub fn parse(text: &[u8]) -> Vec<Mapping> {
     text.split(|&c| c == b'\n').filter_map(parse_line).collect()
 }
 
-/// Parses one line, `None` when it is not an entry or not executable.
+/// Parses one line. Returns `None` if it is not an entry or not executable.
 fn parse_line(line: &[u8]) -> Option<Mapping> {
     let line = line.trim_ascii();
     let (range, rest) = split_field(line);
@@ -101,7 +101,7 @@ fn parse_line(line: &[u8]) -> Option<Mapping> {
     })
 }
 
-/// `START-END: path (@offset) build-id`, the form without permissions.
+/// Parses the rest of `START-END: path (@offset) build-id`, the form without permissions.
 fn brief_entry(start: u64, end: u64, rest: &[u8]) -> Mapping {
     let (path, rest) = split_field(rest);
     let (at, rest) = split_field(rest);
@@ -128,7 +128,7 @@ fn brief_entry(start: u64, end: u64, rest: &[u8]) -> Mapping {
     }
 }
 
-/// The first blank-separated field, and the rest without leading blanks.
+/// Splits off the first blank-separated field. Returns it and the rest without leading blanks.
 fn split_field(text: &[u8]) -> (&[u8], &[u8]) {
     let end = text
         .iter()
@@ -141,7 +141,8 @@ fn path_of(bytes: &[u8]) -> PathBuf {
     PathBuf::from(OsStr::from_bytes(&with_newlines(bytes)))
 }
 
-/// A path of a maps text as it is: there, and only there, a newline is `\012`.
+/// Restores the newlines of a path in a maps text, where they are written as `\012`. The kernel
+/// escapes nothing else.
 pub fn with_newlines(mut path: &[u8]) -> Cow<'_, [u8]> {
     const NEWLINE: &[u8] = b"\\012";
     let next = |path: &[u8]| path.windows(NEWLINE.len()).position(|part| part == NEWLINE);
@@ -151,16 +152,14 @@ pub fn with_newlines(mut path: &[u8]) -> Cow<'_, [u8]> {
         all.push(b'\n');
         path = &path[at + NEWLINE.len()..];
     }
-    match all.is_empty() {
-        true => Cow::Borrowed(path),
-        false => {
-            all.extend_from_slice(path);
-            Cow::Owned(all)
-        }
+    if all.is_empty() {
+        return Cow::Borrowed(path);
     }
+    all.extend_from_slice(path);
+    Cow::Owned(all)
 }
 
-/// A hex number of up to 16 digits, with or without `0x`.
+/// Parses a hex number of up to 16 digits, with or without `0x`.
 pub(crate) fn hex(text: &[u8]) -> Option<u64> {
     let digits = text.strip_prefix(b"0x").unwrap_or(text);
     if digits.is_empty() || digits.len() > 16 {
@@ -171,8 +170,7 @@ pub(crate) fn hex(text: &[u8]) -> Option<u64> {
     })
 }
 
-/// The path without the kernel's mark for a file that no longer exists, and
-/// whether it carried that mark.
+/// Removes the kernel's suffix of a deleted file. Returns the path, and whether it had the suffix.
 pub fn strip_deleted(path: &Path) -> (&Path, bool) {
     match path.as_os_str().as_bytes().strip_suffix(b" (deleted)") {
         Some(bytes) => (Path::new(OsStr::from_bytes(bytes)), true),
@@ -180,8 +178,7 @@ pub fn strip_deleted(path: &Path) -> (&Path, bool) {
     }
 }
 
-/// Adds what the modules know (build ids, unloaded ones) to the ranges of a
-/// maps text.
+/// Adds the facts of modules (build ids, unloaded modules) to the ranges of a maps text.
 pub(crate) fn with_modules(mut mappings: Vec<Mapping>, modules: Vec<Mapping>) -> Vec<Mapping> {
     mappings.sort_by_key(|m| m.start);
     let mut added = Vec::new();
@@ -210,8 +207,8 @@ pub(crate) fn with_modules(mut mappings: Vec<Mapping>, modules: Vec<Mapping>) ->
     mappings
 }
 
-/// Whether a range of a maps text is of a module's file. The text of a dump shows characters that
-/// act on terminals as `?`; the module has the path as it is.
+/// Returns true if a range of a maps text belongs to a module's file. The maps text of a dump has
+/// `?` for characters that act on terminals; the module has the exact path.
 fn is_of(mapping: &Mapping, module: &Mapping) -> bool {
     let paths = [mapping, module].map(|of| strip_deleted(&of.path).0.as_os_str().as_bytes());
     let shown = |path: &[u8]| {
@@ -222,11 +219,11 @@ fn is_of(mapping: &Mapping, module: &Mapping) -> bool {
     paths[0] == paths[1] || paths[0].contains(&b'?') && shown(paths[0]) == shown(paths[1])
 }
 
-/// Assigns each location that has none the mapping that holds its address.
+/// Assigns a mapping to each location that has none.
 ///
-/// Loaded modules win over unloaded ones, earlier entries over later ones. An
-/// address before a mapping that starts inside its file belongs to it too: some
-/// writers list only the second half of a range.
+/// Loaded modules are preferred to unloaded ones, and earlier entries to later ones. An address
+/// before a mapping that starts inside its file belongs to it as well, because some writers list
+/// only the second half of a range.
 pub(crate) fn assign(profile: &mut Profile) {
     let mappings = &profile.mappings;
     let mut order: Vec<u32> = (0..mappings.len() as u32).collect();
@@ -248,8 +245,8 @@ fn span(mapping: &Mapping) -> u64 {
     mapping.end.saturating_sub(mapping.start)
 }
 
-/// The best mapping for `address`. `order` is sorted by start, so that only
-/// those within `longest` before the address can hold it.
+/// Finds the best mapping for `address`. `order` is sorted by start, so only mappings that start
+/// less than `longest` before the address can contain it.
 fn find(mappings: &[Mapping], order: &[u32], longest: u64, address: u64) -> Option<u32> {
     let behind = order.partition_point(|&i| mappings[i as usize].start <= address);
     let holding = order[..behind]

@@ -1,27 +1,26 @@
-//! Pseudo-frames: what stands in a stack for what is not known of it.
+//! Pseudo-frames, which stand for unknown parts of a stack.
 
-/// Address, as written in a dump, of the pseudo-frame that stands outermost in
-/// a stack which could not be unwound to its end.
+/// Address in a dump of the pseudo-frame `[truncated]`, the outermost frame of a stack that could
+/// not be unwound to its end.
 pub const TRUNCATED_ADDRESS: u64 = 0x101;
 
-/// Address, as written in a dump, of the single pseudo-frame that collects
-/// samples for which the target's table had no room.
+/// Address in a dump of the pseudo-frame `[table full]`, the only frame of the stack that collects
+/// samples without room in the target's table.
 pub const TABLE_FULL_ADDRESS: u64 = 0x201;
 
-/// Address, as written in a dump, of the single pseudo-frame of CPU time for
-/// which there is no sample.
+/// Address in a dump of the pseudo-frame `[not sampled]`, the only frame of the stack with CPU time
+/// that no sample covers.
 pub const NOT_SAMPLED_ADDRESS: u64 = 0x301;
 
-/// Address, as gperftools' format has it, of the pseudo-frame for all functions of the kernel.
+/// Address of the pseudo-frame for all kernel functions in gperftools' format.
 pub(crate) const KERNEL_ADDRESS: u64 = 0x401;
 
-/// Address, as written in a dump, of the innermost frame of stacks whose further frames found no
-/// room in the target's table.
+/// Address in a dump of the pseudo-frame `[deeper frames merged]`, the innermost frame of stacks
+/// whose deeper frames found no room in the target's table.
 pub const MERGED_ADDRESS: u64 = 0x501;
 
-/// The pseudo-frames: lookup address, length of the range that represents it
-/// in the dump's maps, and the displayed name. The kernel keeps the first
-/// page of an address space unmapped, so no module can have these addresses.
+/// All pseudo-frames. The kernel keeps the first page of an address space unmapped, so no module
+/// can have these addresses.
 pub const MARKERS: [Marker; 5] = [TRUNCATED, TABLE_FULL, NOT_SAMPLED, IN_KERNEL, MERGED];
 
 /// The pseudo-frames of heap profiles.
@@ -57,43 +56,43 @@ const IN_KERNEL: Marker = Marker {
     name: "[kernel]",
 };
 
-/// The pseudo-frames that this project's CPU profiles have.
+/// The pseudo-frames of this project's CPU profiles.
 pub(crate) const CPU_MARKERS: [Marker; 4] = [TRUNCATED, TABLE_FULL, NOT_SAMPLED, MERGED];
 
-/// A pseudo-frame with a reserved address; see [`MARKERS`].
+/// A pseudo-frame with a reserved range of addresses; see [`MARKERS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Marker {
-    /// Lookup address, also the start of the marker's range.
+    /// Lookup address, also the start of the range.
     pub address: u64,
-    /// Length of the marker's range.
+    /// Length of the range.
     pub len: u64,
     /// Name in reports.
     pub name: &'static str,
 }
 
-/// What gperftools' format has added to the addresses of pseudo-frames. google-pprof takes any
-/// address that no library has for the program's: where that is linked to run anywhere, a low one
-/// lies in its first function. No process has these.
-const ASIDE: u64 = 1 << 60;
+/// Offset added to the addresses of pseudo-frames in gperftools' format. google-pprof attributes
+/// any address outside libraries to the main program; in a position-independent one, a low address
+/// would be in its first function. No process has addresses this high.
+const GPERFTOOLS_OFFSET: u64 = 1 << 60;
 
-/// The address that stands for a pseudo-frame, or is the return address of one, in gperftools'
-/// format; any other one stays.
-pub(crate) fn aside(address: u64) -> u64 {
+/// Returns the address of a pseudo-frame, or its return address, in gperftools' format. Other
+/// addresses are not changed.
+pub(crate) fn to_gperftools(address: u64) -> u64 {
     match marker_at(address) {
-        Some(_) => address + ASIDE,
+        Some(_) => address + GPERFTOOLS_OFFSET,
         None => address,
     }
 }
 
-/// The reverse.
-pub(crate) fn back(address: u64) -> u64 {
-    match marker_at(address.wrapping_sub(ASIDE)) {
-        Some(_) => address - ASIDE,
+/// Reverses [`to_gperftools`].
+pub(crate) fn from_gperftools(address: u64) -> u64 {
+    match marker_at(address.wrapping_sub(GPERFTOOLS_OFFSET)) {
+        Some(_) => address - GPERFTOOLS_OFFSET,
         None => address,
     }
 }
 
-/// The marker that a lookup address stands for.
+/// Returns the pseudo-frame that a lookup address stands for.
 pub fn marker_at(address: u64) -> Option<&'static Marker> {
     MARKERS
         .iter()

@@ -1,4 +1,4 @@
-//! Combining several profiles into one: sums and differences.
+//! Combines several profiles into one: sums and differences.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -15,13 +15,13 @@ use crate::python::PYTHON_START;
 use crate::sampling;
 use crate::value_type::ValueType;
 
-/// Key of the label that marks the stacks of a base, as pprof marks them.
+/// Key of the label of a base's stacks, as in pprof.
 pub const BASE_LABEL: &str = "pprof::base";
 
-/// Key of the label that says which of several dumps a stack is from.
+/// Key of the label with the number of the dump that a stack is from.
 pub const DUMP_LABEL: &str = "dump";
 
-/// Why profiles cannot be combined.
+/// Error of combining profiles that have no column in common.
 #[derive(Debug, thiserror::Error)]
 #[error("the profiles have no values in common: {first} and {second}")]
 pub struct MergeError {
@@ -29,25 +29,24 @@ pub struct MergeError {
     second: String,
 }
 
-/// How a base is subtracted.
+/// Treatment of a base, whose values are subtracted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Base {
     /// Equal stacks cancel out; percentages are of the remainder.
     Difference,
-    /// The base's stacks stay separate, marked by [`BASE_LABEL`]; percentages are of
-    /// the base. Their values are negated, their details are the base's own.
+    /// Stacks of the base stay separate, labelled [`BASE_LABEL`]; percentages are of the base.
+    /// Their values are negated, but their details are not.
     Comparison,
 }
 
-/// The sum of `profiles`, at least one. Equal stacks become one; mappings of
-/// one file at different addresses become one; columns that some of them
-/// lack, and stacks without values, are left out.
+/// Returns the sum of `profiles`, of which there must be at least one. Merges equal stacks, and
+/// mappings of one file at different addresses. Drops columns that are not in all profiles, and
+/// stacks whose values are all zero.
 pub fn merge(profiles: &[Profile]) -> Result<Profile, MergeError> {
     combine(profiles, &[], Base::Difference)
 }
 
-/// The sum of `profiles` minus the sum of `bases`. Stacks whose values cancel
-/// out are left out.
+/// Returns the sum of `profiles` minus the sum of `bases`. Drops stacks whose values cancel out.
 pub fn subtract(
     profiles: &[Profile],
     bases: &[Profile],
@@ -56,8 +55,8 @@ pub fn subtract(
     combine(profiles, bases, base)
 }
 
-/// All stacks of `profiles`, at least one, kept apart by [`DUMP_LABEL`] with
-/// the number of their profile.
+/// Returns all stacks of `profiles` (at least one), each labelled [`DUMP_LABEL`] with the index of
+/// its profile.
 pub fn side_by_side(profiles: &[Profile]) -> Result<Profile, MergeError> {
     let mut merger = Merger::new(profiles, &[], Base::Difference)?;
     for (number, profile) in profiles.iter().enumerate() {
@@ -71,7 +70,7 @@ fn combine(profiles: &[Profile], bases: &[Profile], base: Base) -> Result<Profil
     let mut merger = Merger::new(profiles, bases, base)?;
     for profile in profiles {
         let numbers = merger.add(profile, 1, None);
-        // Several sessions have no timeline in common, and a difference has none.
+        // Moments are those of one session, and a difference has none.
         if profiles.len() == 1 && (bases.is_empty() || base == Base::Comparison) {
             let number = |stack: u32| numbers.get(stack as usize).copied().flatten();
             let moments = profile.moments.iter().map(|m| m.renumbered(number));
@@ -86,7 +85,7 @@ fn combine(profiles: &[Profile], bases: &[Profile], base: Base) -> Result<Profil
     Ok(merger.finish())
 }
 
-/// The columns that all profiles have, in the order of the first.
+/// Returns the columns that all profiles have, in the order of the first.
 fn common_columns<'a>(
     mut profiles: impl Iterator<Item = &'a Profile> + Clone,
 ) -> Result<Vec<ValueType>, MergeError> {
@@ -116,11 +115,11 @@ fn common_columns<'a>(
 /// Identity of a mapping across processes.
 #[derive(PartialEq, Eq, Hash)]
 pub(crate) struct MappingKey {
-    /// In whole pages, since writers round differently.
+    /// Size in pages, because writers round differently.
     pages: u64,
     offset: u64,
     build_id: BuildId,
-    /// Only if there is no build id.
+    /// Path, if there is no build id; otherwise empty.
     path: PathBuf,
 }
 
@@ -141,7 +140,7 @@ impl MappingKey {
     }
 }
 
-/// Identity of a stack.
+/// Identity of a stack in the sum.
 #[derive(PartialEq, Eq, Hash)]
 struct StackKey {
     frames: Vec<u32>,
@@ -149,27 +148,28 @@ struct StackKey {
     block_size: i64,
 }
 
+/// Builder of the combined profile.
 struct Merger {
     out: Profile,
-    /// Whether details can be summed up.
-    exact: bool,
-    /// Whether variances can.
-    varied: bool,
+    /// Set if details can be added up.
+    has_details: bool,
+    /// Set if variances can be added up.
+    has_variances: bool,
     mappings: HashMap<MappingKey, u32>,
     functions: HashMap<Function, u32>,
     locations: HashMap<(u32, u64, Vec<Line>), u32>,
     stacks: HashMap<StackKey, u32>,
-    /// How many of the locations are lines of Python.
+    /// Number of Python locations.
     python: u64,
-    /// The clock that the span is of.
+    /// Clock of `span`.
     clock: Clock,
-    /// The time from the first start of a session so far to the last end, in ns of the clock.
+    /// Time from the first start of a session to the last end, in ns of `clock`.
     span: Option<Range<u64>>,
 }
 
-/// For the parts of another profile, their indices in the merged profile.
+/// Indices in the combined profile of the parts of another one.
 struct Renumbering {
-    /// Mapping, and the offset to add to addresses in it.
+    /// Index of the mapping, and the offset to add to addresses in it.
     mappings: Vec<(u32, u64)>,
     functions: Vec<u32>,
     locations: Vec<u32>,
@@ -204,8 +204,8 @@ impl Merger {
         let clock = Clock::of(all().map(|profile| &profile.facts));
         Ok(Self {
             out,
-            exact: (bases.is_empty() || base == Base::Comparison) && all().all(exact),
-            varied: all().all(varied),
+            has_details: (bases.is_empty() || base == Base::Comparison) && all().all(exact),
+            has_variances: all().all(varied),
             mappings: HashMap::new(),
             functions: HashMap::new(),
             locations: HashMap::new(),
@@ -216,7 +216,8 @@ impl Merger {
         })
     }
 
-    /// Adds a profile; gives the number that each of its stacks has in the sum.
+    /// Adds a profile, with its values multiplied by `sign` and its stacks labelled `mark`. Returns
+    /// the index in the sum of each of its stacks; `None` for one without values.
     fn add(
         &mut self,
         profile: &Profile,
@@ -256,7 +257,7 @@ impl Merger {
                 .iter()
                 .map(|&f| numbers.locations[f as usize])
                 .collect();
-            // pprof keeps sizes apart; in this project's dumps a size is the
+            // pprof does not merge stacks of different sizes. In this project's dumps a size is the
             // average of a stack, which differs from dump to dump.
             let sizes = profile.block_sizes.get(i).copied();
             let block_size = sizes.filter(|_| profile.format != Format::Dump);
@@ -268,10 +269,10 @@ impl Merger {
         stacks
     }
 
-    /// The sum spans from the earliest start to the latest end, and its duration is the sum
-    /// of all sessions', including the bases', as in pprof, but no more than that span: sessions of processes
-    /// that ran at once overlap. The intervals are those
-    /// of the latest dump, if all are of one session.
+    /// Adds the times of a session. The sum spans the time from the earliest start to the latest
+    /// end. As in pprof, its duration is the sum of all sessions', including the bases', but at
+    /// most that span, because sessions of several processes may overlap. The intervals are those
+    /// of the latest dump if all are of one session.
     fn session(&mut self, profile: &Profile) {
         let (out, new) = (&mut self.out.facts, &profile.facts);
         let end = self.clock.end_ns(new);
@@ -295,7 +296,7 @@ impl Merger {
         }
         let lengths = out.duration_ns.into_iter().chain(new.duration_ns);
         let sum = lengths.reduce(u64::saturating_add);
-        // By the system clock, which may have been set, a session may end before it starts.
+        // If the system clock was set, a session may end before it starts.
         let own = end.filter(|_| new.start_unix_ns.is_some());
         let own = own.map(|end| end.saturating_sub(new.duration_ns.unwrap_or(0))..end);
         let joined = |own: &Range<u64>| match &self.span {
@@ -303,8 +304,8 @@ impl Merger {
             None => own.clone(),
         };
         let span = own.as_ref().map(joined);
-        let most = span.as_ref().map_or(u64::MAX, |span| span.end - span.start);
-        out.duration_ns = sum.map(|sum| sum.min(most));
+        let limit = span.as_ref().map_or(u64::MAX, |span| span.end - span.start);
+        out.duration_ns = sum.map(|sum| sum.min(limit));
         self.span = span.or(self.span.take());
     }
 
@@ -323,6 +324,7 @@ impl Merger {
         numbers
     }
 
+    /// Returns the index of a mapping, and the offset to add to addresses in it.
     fn mapping(&mut self, mapping: &Mapping) -> (u32, u64) {
         let next = self.out.mappings.len() as u32;
         match self.mappings.entry(MappingKey::new(mapping)) {
@@ -353,11 +355,12 @@ impl Merger {
             NO_MAPPING => (NO_MAPPING, 0),
             i => numbers.mappings[i as usize],
         };
-        // Each dump numbers lines of Python in its own way.
+        // Each dump numbers its Python locations in its own way.
         let is_python = profile.is_python(location);
-        let address = match is_python {
-            true => PYTHON_START,
-            false => location.address.wrapping_add(shift),
+        let address = if is_python {
+            PYTHON_START
+        } else {
+            location.address.wrapping_add(shift)
         };
         let renumber = |l: &Line| Line {
             function: numbers.functions[l.function as usize],
@@ -373,9 +376,10 @@ impl Merger {
                 let line_count = lines.len() as u32;
                 self.out.lines.extend_from_slice(lines);
                 self.python += u64::from(is_python);
-                let address = match is_python {
-                    true => PYTHON_START + self.python,
-                    false => address,
+                let address = if is_python {
+                    PYTHON_START + self.python
+                } else {
+                    address
                 };
                 self.out.locations.push(Location {
                     address,
@@ -388,7 +392,7 @@ impl Merger {
         }
     }
 
-    /// The stack with these frames and labels, created when first seen.
+    /// Returns the index of the stack with these frames and labels; adds it if necessary.
     fn stack(&mut self, frames: Vec<u32>, labels: Vec<Label>, block_size: Option<i64>) -> usize {
         let label = |l: &Label| match &l.value {
             LabelValue::Text(text) => (l.key.clone(), text.clone(), 0),
@@ -414,11 +418,11 @@ impl Merger {
                 self.out
                     .labels
                     .extend(labels.into_iter().map(|l| Label { stack: next, ..l }));
-                if self.varied {
+                if self.has_variances {
                     let zeros = std::iter::repeat_n(0.0, zeros);
                     self.out.variances.extend(zeros);
                 }
-                if self.exact {
+                if self.has_details {
                     self.out.details.push(Detail::default());
                 }
                 slot.insert(next);
@@ -427,20 +431,22 @@ impl Merger {
         }
     }
 
+    /// Adds values and details to a stack of the sum.
     fn put(&mut self, stack: usize, values: impl Iterator<Item = i64>, detail: Option<&Detail>) {
         let columns = self.out.sample_types.len();
         let sums = &mut self.out.values[stack * columns..(stack + 1) * columns];
         for (sum, value) in sums.iter_mut().zip(values) {
             *sum = sum.saturating_add(value);
         }
-        if let (true, Some(detail)) = (self.exact, detail) {
+        if let Some(detail) = detail.filter(|_| self.has_details) {
             self.out.details[stack].add(detail);
         }
     }
 
-    /// Variances of independent samples add up, whatever the sign of the values.
+    /// Adds the variances of a stack. Variances of independent samples add up, whatever the sign of
+    /// the values.
     fn put_variances(&mut self, profile: &Profile, from: usize, to: usize, columns: &[usize]) {
-        if !self.varied {
+        if !self.has_variances {
             return;
         }
         let (width, own) = (columns.len(), profile.sample_types.len());
@@ -458,7 +464,7 @@ impl Merger {
     }
 }
 
-/// Drops stacks whose values have cancelled out, as pprof drops them.
+/// Drops stacks whose values have cancelled out, like pprof.
 fn without_zeros(mut profile: Profile) -> Profile {
     let is_zero = |p: &Profile, stack| p.values_of(stack).iter().all(|&v| v == 0);
     let stacks = 0..profile.stacks.len();

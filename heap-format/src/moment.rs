@@ -1,49 +1,50 @@
-//! Moments of a session: what was live, allocated and resident then, and at some of them what
-//! each of the heaviest stacks held.
+//! Moments of a session: how much memory was live, allocated and resident at that time, and for
+//! some of them the live bytes of the heaviest stacks.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 /// Maximum number of moments of a profile. Writers keep far fewer.
-pub const MOST: usize = 4096;
+pub const MAX_MOMENTS: usize = 4096;
 
-/// Maximum number of stacks that are kept of a moment, by writers and where dumps are joined.
-pub const STACKS: usize = 200;
+/// Maximum number of stacks of a moment, for writers and for joined dumps.
+pub const MAX_STACKS: usize = 200;
 
-/// A session at one moment.
+/// State of a session at one point in time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Moment {
     /// Time since the start of the session.
     pub at_ns: u64,
-    /// Estimated bytes allocated in the session and live then.
+    /// Estimated bytes that were allocated in the session and are still live.
     pub live: u64,
-    /// Estimated bytes allocated until then.
+    /// Estimated bytes allocated since the start of the session.
     pub allocated: u64,
-    /// Resident memory of the process, if known.
+    /// Resident memory of the process, in bytes; `None` if unknown.
     pub resident: Option<u64>,
-    /// What the heaviest stacks held, if it was recorded: in ascending order of stack, together
-    /// no more than `live`.
+    /// Live bytes of the heaviest stacks, in ascending order of stack; their sum is at most `live`.
+    /// `None` if not recorded.
     pub stacks: Option<Vec<Held>>,
 }
 
-/// What a stack held at a moment.
+/// Live bytes of a stack at a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
     /// Index of the stack.
     pub stack: u32,
-    /// Bytes live.
+    /// Live bytes.
     pub bytes: u64,
 }
 
 impl Moment {
-    /// What the stacks held that are not listed.
+    /// Returns the live bytes of the stacks that are not listed.
     pub fn rest(&self) -> u64 {
         let listed = self.stacks.iter().flatten().map(|held| held.bytes);
         self.live
             .saturating_sub(listed.fold(0, u64::saturating_add))
     }
 
-    /// The same moment where stacks have other numbers; those without one join the rest.
+    /// Returns the moment with renumbered stacks. Stacks without a new number are dropped from the
+    /// list.
     #[must_use]
     pub fn renumbered(&self, number: impl Fn(u32) -> Option<u32>) -> Self {
         let renumber = |stacks: &Vec<Held>| {
@@ -64,20 +65,21 @@ impl Moment {
     }
 }
 
-/// The heaviest [`STACKS`] of these, in ascending order of stack; without those that hold nothing.
+/// Returns the [`MAX_STACKS`] heaviest of `stacks`, in ascending order of stack. Drops those
+/// without live bytes.
 pub fn heaviest(stacks: impl Iterator<Item = Held>) -> Vec<Held> {
     let mut kept: Vec<Held> = stacks.filter(|held| held.bytes > 0).collect();
-    if kept.len() > STACKS {
-        kept.select_nth_unstable_by_key(STACKS, |held| (Reverse(held.bytes), held.stack));
-        kept.truncate(STACKS);
+    if kept.len() > MAX_STACKS {
+        kept.select_nth_unstable_by_key(MAX_STACKS, |held| (Reverse(held.bytes), held.stack));
+        kept.truncate(MAX_STACKS);
     }
     kept.sort_unstable_by_key(|held| held.stack);
     kept
 }
 
-/// Leaves out about half: of each two the one that says less. The first stays, and so does the
-/// one with most live bytes; one with stacks counts for more than one without, and a higher one
-/// for more than a lower one, so that a curve keeps its peaks.
+/// Drops about half of the moments. Keeps the first, then the better of each pair: the one with the
+/// session's peak, otherwise the one with stacks, otherwise the one with more live bytes. So curves
+/// keep their peaks.
 pub fn thin(moments: &mut Vec<Moment>) {
     let peak = moments.iter().map(|m| m.live).max();
     let worth = |m: &Moment| (Some(m.live) == peak, m.stacks.is_some(), m.live);
@@ -92,7 +94,7 @@ pub fn thin(moments: &mut Vec<Moment>) {
     }
 }
 
-/// The fact of a moment: `NS LIVE ALLOCATED RESIDENT`.
+/// Formats the fact of a moment: `NS LIVE ALLOCATED RESIDENT`.
 pub(crate) fn text(moment: &Moment) -> String {
     let resident = moment.resident.map_or("-".into(), |n| n.to_string());
     let Moment {
@@ -104,7 +106,7 @@ pub(crate) fn text(moment: &Moment) -> String {
     format!("{at_ns} {live} {allocated} {resident}")
 }
 
-/// The fact of a moment's stacks: `INDEX:BYTES …`.
+/// Formats the fact of a moment's stacks: `INDEX:BYTES …`.
 pub(crate) fn stacks_text(stacks: &[Held]) -> String {
     let words: Vec<String> = stacks
         .iter()
@@ -113,7 +115,7 @@ pub(crate) fn stacks_text(stacks: &[Held]) -> String {
     words.join(" ")
 }
 
-/// Takes the fact of a moment. Moments are in ascending order of time.
+/// Parses the fact of a moment. Moments must be in ascending order of time.
 pub(crate) fn read(moments: &mut Vec<Moment>, value: &[u8]) -> Option<()> {
     let mut words = std::str::from_utf8(value).ok()?.split(' ');
     let mut number = || words.next()?.parse::<u64>().ok();
@@ -123,7 +125,7 @@ pub(crate) fn read(moments: &mut Vec<Moment>, value: &[u8]) -> Option<()> {
         bytes => Some(bytes.parse().ok()?),
     };
     let in_order = moments.last().is_none_or(|last| last.at_ns < at_ns);
-    if words.next().is_some() || !in_order || moments.len() == MOST {
+    if words.next().is_some() || !in_order || moments.len() == MAX_MOMENTS {
         return None;
     }
     moments.push(Moment {
@@ -136,7 +138,7 @@ pub(crate) fn read(moments: &mut Vec<Moment>, value: &[u8]) -> Option<()> {
     Some(())
 }
 
-/// Takes the fact of the stacks of the last moment, which refer to a profile of `count` stacks.
+/// Parses the fact of the last moment's stacks, which are indices into a profile of `count` stacks.
 pub(crate) fn read_stacks(moments: &mut [Moment], count: usize, value: &[u8]) -> Option<()> {
     let moment = moments.last_mut().filter(|m| m.stacks.is_none())?;
     let text = std::str::from_utf8(value).ok()?;
@@ -203,7 +205,7 @@ mod tests {
             bytes: u64::from(stack % 500),
         });
         let kept = heaviest(stacks);
-        assert_eq!(kept.len(), STACKS);
+        assert_eq!(kept.len(), MAX_STACKS);
         assert!(kept.iter().all(|held| held.bytes >= 400));
         assert!(kept.is_sorted_by_key(|held| held.stack));
     }

@@ -1,4 +1,4 @@
-//! Profiles of names rather than addresses, under construction.
+//! Builds profiles of names, for formats without addresses.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use crate::value_type::ValueType;
 /// Builds a profile from stacks of names.
 pub(crate) struct NamedBuilder {
     pub(crate) profile: Profile,
-    /// By name, and whether it is of the kernel.
+    /// Index of each location, by name and whether it is a kernel function.
     known: HashMap<(Vec<u8>, bool), u32>,
 }
 
@@ -34,7 +34,8 @@ impl NamedBuilder {
         self.profile.values.extend_from_slice(values);
     }
 
-    /// Adds a stack, leaf first, without its values: names, and whether each is the kernel's.
+    /// Adds a stack, leaf first, without its values. A frame is a name, and whether it is a kernel
+    /// function.
     pub(crate) fn stack_of<'a>(&mut self, frames: impl Iterator<Item = (&'a [u8], bool)>) {
         for (name, kernel) in frames {
             let number = self.location(name, kernel);
@@ -50,10 +51,7 @@ impl NamedBuilder {
         }
         let number = self.profile.locations.len() as u32;
         self.known.insert(key, number);
-        let mapping = match kernel {
-            true => self.kernel(),
-            false => NO_MAPPING,
-        };
+        let mapping = if kernel { self.kernel() } else { NO_MAPPING };
         let shown = String::from_utf8_lossy(name).into_owned();
         self.profile.functions.push(Function {
             name: shown,
@@ -72,7 +70,7 @@ impl NamedBuilder {
         number
     }
 
-    /// The mapping of the kernel, made on first sight.
+    /// Returns the index of the kernel's mapping; adds it if necessary.
     fn kernel(&mut self) -> u32 {
         if self.profile.mappings.is_empty() {
             self.profile.mappings.push(Mapping {

@@ -1,25 +1,26 @@
-//! Order of dumps by the numbers in their names: `app.17.9999.heap` is before `app.17.10000.heap`.
+//! Orders dumps by the numbers in their names: `app.17.9999.heap` comes before `app.17.10000.heap`.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// Sort key of a path. Paths that differ only in numbers are in the order of these, whatever their digits.
+/// Sort key of a path. Paths that differ only in numbers are ordered by these, whatever their
+/// number of digits.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
     /// The path with one `0` for each number.
     shape: Vec<u8>,
-    /// Count of digits without leading zeros, and these digits.
+    /// Significant digits of each number, after their count.
     numbers: Vec<(usize, Vec<u8>)>,
 }
 
 impl Key {
-    /// Whether the paths differ only in numbers.
+    /// Returns true if the paths differ only in numbers.
     pub fn is_like(&self, other: &Self) -> bool {
         self.shape == other.shape
     }
 }
 
-/// The key of a path.
+/// Returns the sort key of a path.
 pub fn key(path: &Path) -> Key {
     let mut rest = path.as_os_str().as_bytes();
     let mut key = Key {

@@ -1,9 +1,9 @@
-//! Opening files whose names come from others: from a dump, an ELF file, a
-//! process.
+//! Opens files whose names are untrusted: from a dump, an ELF file, or a process.
 //!
-//! Opening a device can act on it, opening a FIFO can block forever, and reading a file of `/proc`
-//! can take what another waits for. So each is first taken hold of without being opened (`O_PATH`),
-//! looked at, and only then opened, through that hold: what was examined is what is read.
+//! Opening a device can have side effects, opening a FIFO can block forever, and reading a file of
+//! `/proc` can consume data meant for others. So a file is first opened with `O_PATH`, which has
+//! none of these effects, and examined. Only then is it opened for reading through that descriptor,
+//! so the file examined is the file read.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
@@ -11,9 +11,9 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-/// File systems in which the kernel makes up what is read, by their magic
-/// numbers: a file there is regular by name only.
-const KERNEL: [i64; 15] = [
+/// File systems whose contents the kernel generates, by magic number. Their files are regular by
+/// name only.
+const GENERATED_FILE_SYSTEMS: [i64; 15] = [
     0x9fa0,      // proc
     0x6265_6572, // sysfs
     0x6462_6720, // debugfs
@@ -31,13 +31,13 @@ const KERNEL: [i64; 15] = [
     0x1980_0202, // mqueue
 ];
 
-/// Opens a regular file; refuses all else, without having opened it.
+/// Opens a regular file. Returns an error for others, without opening them.
 pub fn regular(path: &Path) -> io::Result<File> {
     let hold = hold(path, 0)?;
     held_regular(&hold)
 }
 
-/// Opens what a user has named: a regular file, or a pipe.
+/// Opens a file named by the user: a regular file or a FIFO.
 pub fn given(path: &Path) -> io::Result<File> {
     let hold = hold(path, 0)?;
     let kind = hold.metadata()?.file_type();
@@ -47,18 +47,18 @@ pub fn given(path: &Path) -> io::Result<File> {
     if !kind.is_fifo() {
         return Err(refusal(&hold.metadata()?));
     }
-    // Waiting for its writer is what was requested.
+    // Blocks until the FIFO has a writer, as requested.
     OpenOptions::new().read(true).open(through(&hold))
 }
 
-/// Takes hold of a file without opening it; `flags` may add `O_NOFOLLOW`.
+/// Opens a file as `O_PATH`. `flags` may add `O_NOFOLLOW`.
 pub fn hold(path: &Path, flags: i32) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).custom_flags(libc::O_PATH | flags);
     options.open(path)
 }
 
-/// Whether what is held is a regular file; the error says what else it is.
+/// Returns the metadata of a file opened by [`hold`]. Returns an error if it is not a regular file.
 pub fn check(hold: &File) -> io::Result<Metadata> {
     let held = hold.metadata()?;
     if !held.is_file() {
@@ -70,7 +70,7 @@ pub fn check(hold: &File) -> io::Result<Metadata> {
     Ok(held)
 }
 
-/// Opens the file that is held, if it is a regular one.
+/// Opens a file for reading that was opened by [`hold`], if it is regular.
 pub fn held_regular(hold: &File) -> io::Result<File> {
     let held = check(hold)?;
     let mut options = OpenOptions::new();
@@ -78,7 +78,7 @@ pub fn held_regular(hold: &File) -> io::Result<File> {
         .read(true)
         .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
         .open(through(hold))?;
-    // Where /proc is not what it should be, nothing proves that they are one.
+    // Fails if /proc is not mounted properly, so that the path led elsewhere.
     let opened = file.metadata()?;
     if (opened.dev(), opened.ino()) != (held.dev(), held.ino()) {
         return Err(io::Error::other("cannot be opened: /proc is not usable"));
@@ -86,11 +86,12 @@ pub fn held_regular(hold: &File) -> io::Result<File> {
     Ok(file)
 }
 
-/// The name under which this process can open what it holds.
+/// Returns the path under which this process can open a file that it holds.
 pub fn through(hold: &File) -> String {
     format!("/proc/self/fd/{}", hold.as_raw_fd())
 }
 
+/// Returns true if the kernel generates the file's contents.
 fn is_kernels(hold: &File) -> io::Result<bool> {
     let mut about = std::mem::MaybeUninit::<libc::statfs>::zeroed();
     // SAFETY: the descriptor is open as long as `hold`, and `about` has room for
@@ -100,11 +101,12 @@ fn is_kernels(hold: &File) -> io::Result<bool> {
     }
     // SAFETY: all zeros is a valid statfs, and the call has filled it in.
     let kind = unsafe { about.assume_init() }.f_type;
-    // 32 bits of it count; C libraries differ in the type.
+    // Only 32 bits are significant; the type differs between C libraries.
     let kind = i64::from(kind as u32);
-    Ok(KERNEL.contains(&kind))
+    Ok(GENERATED_FILE_SYSTEMS.contains(&kind))
 }
 
+/// Returns the error for a file that is not regular.
 fn refusal(held: &Metadata) -> io::Error {
     let kind = held.file_type();
     let what = if kind.is_dir() {

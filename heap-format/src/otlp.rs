@@ -1,7 +1,8 @@
-//! Writing OpenTelemetry's profiles (`opentelemetry.proto.profiles.v1development`, as of version
-//! 1.10 of the protocol): a request to export, one Profile for each column.
+//! Writes OpenTelemetry profiles (`opentelemetry.proto.profiles.v1development`, version 1.10 of the
+//! protocol): an export request with one `Profile` message per column.
 //!
-//! Indices refer to tables of a dictionary, whose first entries are empty by definition.
+//! Messages refer to the tables of a dictionary by index. The first entry of each table is empty by
+//! definition.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -9,12 +10,12 @@ use std::collections::HashMap;
 use crate::pprof::{put_bytes, put_fixed, put_number, put_numbers};
 use crate::profile::{NO_MAPPING, Profile};
 
-/// Attribute with a mapping's build id.
+/// Key of the attribute with a mapping's build id.
 const BUILD_ID: &str = "process.executable.build_id.gnu";
 
-/// Encodes an `ExportProfilesServiceRequest` with one resource, which has these attributes.
-/// `scope` is its instrumentation scope, which some receivers take for the profile's name.
-/// `id` are 15 bytes that no other profile has; the last one is the column's.
+/// Encodes an `ExportProfilesServiceRequest` with one resource, which has the given attributes.
+/// `scope` is the name of the instrumentation scope, which some receivers use as the profile's
+/// name. `id` must be unique; the column is appended to it as a 16th byte.
 pub fn encode(
     profile: &Profile,
     attributes: &[(&str, &str)],
@@ -52,14 +53,14 @@ pub fn encode(
     out
 }
 
-/// An `AnyValue` of text.
+/// Encodes an `AnyValue` with a string.
 fn text_value(text: &str) -> Vec<u8> {
     let mut out = Vec::new();
     put_bytes(&mut out, 1, text.as_bytes());
     out
 }
 
-/// A Profile of one column; stacks without a value in it are left out.
+/// Encodes the `Profile` message of one column. Drops stacks without a value in it.
 fn column_of(profile: &Profile, column: usize, id: [u8; 15], tables: &mut Tables) -> Vec<u8> {
     let of = &profile.sample_types[column];
     let mut out = Vec::new();
@@ -85,7 +86,7 @@ fn column_of(profile: &Profile, column: usize, id: [u8; 15], tables: &mut Tables
     out
 }
 
-/// Texts and attributes under construction.
+/// String and attribute tables of the dictionary under construction.
 struct Tables {
     strings: HashMap<String, u64>,
     texts: Vec<u8>,

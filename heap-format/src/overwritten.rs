@@ -1,24 +1,25 @@
-//! What a dump says of a program that writes outside its objects.
+//! Reports writes outside of objects, as recorded in a dump.
 
 use std::collections::BTreeMap;
 
 use crate::profile::Profile;
 
-/// Sampled objects whose headers the program had overwritten, as the counters of a dump say.
+/// Counts of sampled objects whose headers the program had overwritten, from the counters of a
+/// dump.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Overwritten {
-    /// By writing before them.
+    /// Headers overwritten by writes before their object (underruns).
     pub before: u64,
-    /// By writing behind the object before them.
+    /// Headers overwritten by writes behind the object before them (overruns).
     pub behind: u64,
-    /// Of both, those that are not counted as freed.
+    /// Freed objects of both kinds that are still counted as live.
     pub uncounted: u64,
-    /// Frees of objects that had been freed.
+    /// Frees of objects that were not live.
     pub freed_twice: u64,
 }
 
 impl Overwritten {
-    /// Those of the counters.
+    /// Reads the counters of a dump.
     #[must_use]
     pub fn of(counters: &BTreeMap<String, u64>) -> Self {
         let count = |name| counters.get(name).copied().unwrap_or(0);
@@ -30,8 +31,8 @@ impl Overwritten {
         }
     }
 
-    /// What there is to say; `stacks`: the functions that allocated some of the objects, innermost first.
-    /// `None`: nothing.
+    /// Returns a remark, or `None` if nothing was overwritten. `stacks`: the functions that
+    /// allocated some of the objects, innermost first.
     #[must_use]
     pub fn remark(self, stacks: &[Vec<String>]) -> Option<String> {
         let mut parts = Vec::new();
@@ -73,14 +74,14 @@ impl Overwritten {
     }
 }
 
-/// Stacks that a dump names.
+/// Maximum number of stacks in a dump.
 pub const MAX_OVERWRITTEN: usize = 16;
-/// Frames of a stack that a dump has.
+/// Maximum number of frames of such a stack in a dump.
 pub const MAX_FRAMES: usize = 64;
-/// Frames of a stack that a remark names.
-const FRAMES: usize = 4;
+/// Maximum number of frames of a stack in a remark.
+const MAX_REMARK_FRAMES: usize = 4;
 
-/// What there is to say of a dump, with the functions as far as it has their names.
+/// Returns the remark for a dump, with the functions that it has names for.
 #[must_use]
 pub fn remark(profile: &Profile) -> Option<String> {
     let stacks = profile.facts.overwritten.iter();
@@ -88,7 +89,7 @@ pub fn remark(profile: &Profile) -> Option<String> {
     Overwritten::of(&profile.facts.counters).remark(&stacks)
 }
 
-/// The innermost functions of a stack, or its addresses.
+/// Returns the innermost functions of a stack, or their addresses.
 fn functions(profile: &Profile, stack: &[u64]) -> Vec<String> {
     let mut names = Vec::new();
     for address in stack {
@@ -108,11 +109,11 @@ fn functions(profile: &Profile, stack: &[u64]) -> Vec<String> {
         if names.len() == before {
             names.push(format!("{address:#x}"));
         }
-        if names.len() >= FRAMES {
+        if names.len() >= MAX_REMARK_FRAMES {
             break;
         }
     }
-    names.truncate(FRAMES);
+    names.truncate(MAX_REMARK_FRAMES);
     names
 }
 

@@ -1,8 +1,8 @@
-//! Files that are compressed by gzip: a pprof profile, or the text of any other format.
+//! Decompresses gzip files: pprof profiles, or the text of any other format.
 //!
-//! Compression shrinks some content a thousandfold, so a small file may be of any size when it is
-//! unpacked. How much is unpacked is bounded by what was read for it so far, not by the file's size:
-//! one that unpacks without end is refused early, however large it is itself.
+//! Some contents compress a thousandfold, so a small file may expand to any size. The decompressed
+//! size is bounded by the number of compressed bytes read so far, not by the file's size. So a
+//! decompression bomb is refused early, however large its file is.
 
 use std::io::{self, Read, Write};
 
@@ -12,35 +12,36 @@ use flate2::write::GzEncoder;
 
 use crate::error::Fault;
 
+/// Magic number of gzip.
 const GZIP: &[u8] = &[0x1f, 0x8b];
 
-/// How far content may expand.
+/// Limit on the decompressed size: `base + ratio × compressed bytes`.
 #[derive(Clone, Copy)]
 pub(crate) struct Expansion {
-    /// Unpacked bytes that are always allowed.
+    /// Decompressed bytes that are always allowed.
     base: u64,
-    /// Unpacked bytes that are allowed besides for each byte of the file that was read.
+    /// Additional decompressed bytes per compressed byte read.
     ratio: u64,
 }
 
-/// Of text, which is read as a stream: stacks that differ little shrink much.
+/// Limit for text, which is streamed. Similar stacks compress well.
 pub(crate) const TEXT: Expansion = Expansion {
     base: 16 << 20,
     ratio: 100,
 };
 
-/// Of what is held as a whole.
+/// Limit for contents that are held in memory as a whole.
 pub(crate) const WHOLE: Expansion = Expansion {
     base: 32 << 20,
     ratio: 24,
 };
 
-/// Whether a file that starts like this is compressed.
+/// Returns true if the first bytes of a file are those of gzip.
 pub(crate) fn looks_like(start: &[u8]) -> bool {
     start.starts_with(GZIP)
 }
 
-/// The content of a file that is compressed, as it is unpacked.
+/// Reader of the decompressed contents of a file.
 pub(crate) struct Unpacking<'a> {
     decoder: MultiGzDecoder<&'a [u8]>,
     packed: u64,
@@ -79,14 +80,14 @@ impl Read for Unpacking<'_> {
     }
 }
 
-/// All content of a file that is compressed.
+/// Decompresses a whole file.
 pub(crate) fn unpack(packed: &[u8]) -> Result<Vec<u8>, Fault> {
     let mut out = Vec::new();
     Unpacking::new(packed, WHOLE).read_to_end(&mut out)?;
     Ok(out)
 }
 
-/// Compresses text, unless it shrinks so far that it would not be unpacked.
+/// Compresses text. Returns `None` if it compresses so well that readers would refuse it.
 pub(crate) fn pack(content: &[u8]) -> io::Result<Option<Vec<u8>>> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
     encoder.write_all(content)?;

@@ -1,13 +1,12 @@
-//! Text of others for people: what could act on a terminal, pass for a line of
-//! its own, or show itself other than it is, is shown as an escape.
+//! Escapes untrusted text for display: characters that act on a terminal, end a line, or
+//! misrepresent the text.
 
 use std::borrow::Cow;
 use std::fmt::Write;
 use std::path::Path;
 
-/// Whether a character is not shown as itself: control characters (of C0, C1,
-/// and DEL), ends of lines and paragraphs, marks that turn the direction of
-/// writing around, and what has no width.
+/// Returns true for characters that are escaped: control characters (C0, C1 and DEL), line and
+/// paragraph separators, bidirectional controls, and characters of zero width.
 pub fn is_hidden(c: char) -> bool {
     c.is_control()
         || matches!(c,
@@ -16,20 +15,19 @@ pub fn is_hidden(c: char) -> bool {
             | '\u{e0000}'..='\u{e007f}')
 }
 
-/// A name, as part of a line.
+/// Escapes a name that becomes part of a line.
 pub fn printable(name: &str) -> Cow<'_, str> {
     screened(name, is_hidden)
 }
 
-/// A path, as part of a line.
+/// Escapes a path that becomes part of a line.
 pub fn path(path: &Path) -> String {
     printable(&path.to_string_lossy()).into_owned()
 }
 
-/// A whole text, of which only the ends of lines and tabs are left.
+/// Escapes a whole text, except for its line ends and tabs.
 ///
-/// The escapes (`\u001b`) are such that a JSON string holds the same text after as
-/// before.
+/// The escapes (`\u001b`) are also those of JSON, so a JSON string keeps its value.
 pub fn text(text: &str) -> Cow<'_, str> {
     screened(text, |c| is_hidden(c) && !matches!(c, '\n' | '\r' | '\t'))
 }

@@ -1,4 +1,4 @@
-//! The profile data model, which every reader fills and every report consumes.
+//! Data model of profiles, which every reader fills and every report consumes.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,18 +11,18 @@ use crate::sampling::{KERNEL, Sampling};
 use crate::stacks::Stacks;
 use crate::value_type::ValueType;
 
-/// Index value that means "no mapping" in [`Location::mapping`].
+/// Value of [`Location::mapping`] for a location without a mapping.
 pub const NO_MAPPING: u32 = u32::MAX;
 
 /// The format that a profile was read from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Format {
-    /// This project's dump, with its section of exact values and facts.
+    /// This project's dump, with exact values and facts.
     #[default]
     Dump,
     /// This project's CPU profile.
     Cpu,
-    /// gperftools or tcmalloc heap text, or a dump whose section was removed.
+    /// Heap text of gperftools or tcmalloc, or a dump stripped of its comments.
     HeapText,
     /// jemalloc's own `heap_v2` text.
     Jemalloc,
@@ -51,12 +51,12 @@ impl fmt::Display for Format {
     }
 }
 
-/// A GNU build id. Empty means unknown.
+/// A GNU build id; empty if unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BuildId(pub Vec<u8>);
 
 impl BuildId {
-    /// Parses lower- or upper-case hex; `None` for anything else.
+    /// Parses hex in lower or upper case. Returns `None` for anything else.
     pub fn from_hex(text: &str) -> Option<Self> {
         let digits = text.as_bytes();
         if !digits.len().is_multiple_of(2) || digits.len() > 128 {
@@ -70,7 +70,7 @@ impl BuildId {
         bytes.map(Self)
     }
 
-    /// Whether no build id is known.
+    /// Returns true if the build id is unknown.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -87,39 +87,39 @@ impl fmt::Display for BuildId {
 pub struct Mapping {
     /// First address.
     pub start: u64,
-    /// First address after it.
+    /// First address after the range.
     pub end: u64,
     /// Offset in the file that `start` corresponds to.
     pub file_offset: u64,
-    /// Build id of the file; empty when unknown.
+    /// Build id of the file; empty if unknown.
     pub build_id: BuildId,
-    /// The file as the target named it; empty for anonymous memory.
+    /// Path of the file in the target; empty for anonymous memory.
     pub path: PathBuf,
-    /// Unmapped before the dump was taken (`dlclose`).
+    /// Set if the module was unloaded (`dlclose`) before the dump was taken.
     pub past: bool,
 }
 
 impl Mapping {
-    /// Whether the range holds `address`.
+    /// Returns true if the range contains `address`.
     pub fn contains(&self, address: u64) -> bool {
         self.start <= address && address < self.end
     }
 }
 
-/// An address in the code, with the source lines that it stands for.
+/// A code address, with its source lines if known.
 ///
-/// `address` is the *lookup address*: for a return address, the address minus
-/// one, so that it lies inside the call.
+/// `address` is the *lookup address*: for a return address, the address minus one, so that it lies
+/// inside the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Location {
-    /// Lookup address; 0 when the format carries names only.
+    /// Lookup address; 0 if the format has names only.
     pub address: u64,
     /// Index into [`Profile::mappings`], or [`NO_MAPPING`].
     pub mapping: u32,
-    /// First of this location's entries in [`Profile::lines`].
+    /// Index of the first entry in [`Profile::lines`].
     pub first_line: u32,
-    /// Number of entries; more than one when functions were inlined, innermost
-    /// first. 0 when the location is not symbolized.
+    /// Number of entries in [`Profile::lines`], innermost first. More than one if functions were
+    /// inlined; 0 if the location is not symbolized.
     pub line_count: u32,
 }
 
@@ -128,28 +128,28 @@ pub struct Location {
 pub struct Line {
     /// Index into [`Profile::functions`].
     pub function: u32,
-    /// Line number; 0 when unknown.
+    /// Line number; 0 if unknown.
     pub line: u32,
-    /// Column; 0 when unknown.
+    /// Column; 0 if unknown.
     pub column: u32,
 }
 
 /// A function of the target.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Function {
-    /// Name for people, demangled.
+    /// Demangled name.
     pub name: String,
     /// Name in the symbol table; may be empty.
     pub system_name: String,
     /// Source file; may be empty.
     pub file: String,
-    /// Line that the function starts at; 0 when unknown.
+    /// First line of the function; 0 if unknown.
     pub start_line: u32,
 }
 
 impl Function {
-    /// Whether it has no symbol, and is called after its file and where it begins there:
-    /// `cc1plus+0x5a1230`.
+    /// Returns true if the function has no symbol, so that its name was generated from its offset
+    /// in the file: `cc1plus+0x5a1230`.
     pub fn is_unnamed(&self) -> bool {
         let start = self.name.rsplit_once("+0x").map(|(_, start)| start);
         let is_hex =
@@ -158,7 +158,7 @@ impl Function {
     }
 }
 
-/// A label on a stack, as pprof profiles carry them.
+/// A label on a stack, as in pprof profiles.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Label {
     /// Index of the stack.
@@ -178,43 +178,44 @@ pub enum LabelValue {
     Number(i64, String),
 }
 
-/// One interval of a session that had several.
+/// A period of a session with a constant sampling interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IntervalPeriod {
     /// Start, Unix time in nanoseconds.
     pub from_unix_ns: u64,
     /// Mean bytes between samples.
     pub interval: u64,
-    /// Share of the process's CPU time that sampling took during it, in
-    /// millionths, if it was measured.
+    /// Share of the process's CPU time used by sampling in this period, in millionths; `None` if
+    /// not measured.
     pub overhead: Option<u32>,
 }
 
-/// A thread whose stacks are kept apart.
+/// A thread whose stacks are recorded separately.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Thread {
-    /// Its number in the process's own pid namespace.
+    /// Thread id in the process's own PID namespace.
     pub tid: u32,
-    /// Its name; empty when unknown.
+    /// Thread name; empty if unknown.
     pub name: String,
 }
 
 impl Thread {
-    /// Its name, or its number where that is not known.
+    /// Returns the name, or the thread id if the name is unknown.
     pub fn title(&self) -> String {
-        match self.name.is_empty() {
-            true => format!("thread {}", self.tid),
-            false => self.name.clone(),
+        if self.name.is_empty() {
+            format!("thread {}", self.tid)
+        } else {
+            self.name.clone()
         }
     }
 }
 
 /// Key of the label with the name of a stack's thread.
 pub const THREAD_LABEL: &str = "thread";
-/// Value of [`THREAD_LABEL`] of stacks of a thread that is none of [`Facts::threads`].
+/// Value of [`THREAD_LABEL`] for stacks of threads that are not in [`Facts::threads`].
 pub const OTHER_THREADS: &str = "[other threads]";
 
-/// Dump metadata: process, times, counters, mappings. Every fact is optional.
+/// Dump metadata: process, times, counters, mappings. Each fact may be missing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Facts {
     /// Process id of the target.
@@ -223,9 +224,9 @@ pub struct Facts {
     pub process: Option<String>,
     /// Path of the executable.
     pub exe: Option<PathBuf>,
-    /// Build id of the executable; empty when unknown.
+    /// Build id of the executable; empty if unknown.
     pub exe_build_id: BuildId,
-    /// Command line; empty when unknown.
+    /// Command line; empty if unknown.
     pub command_line: Vec<String>,
     /// Boot id of the host.
     pub boot_id: Option<String>,
@@ -233,29 +234,32 @@ pub struct Facts {
     pub start_unix_ns: Option<u64>,
     /// End of the session, Unix time in nanoseconds.
     pub end_unix_ns: Option<u64>,
-    /// End of the session, in nanoseconds since the boot that [`boot_id`](Self::boot_id) names,
-    /// including the time for which the machine was suspended.
+    /// End of the session, in nanoseconds since the boot [`boot_id`](Self::boot_id), including
+    /// suspended time.
     pub end_boot_ns: Option<u64>,
     /// Length of the session.
     pub duration_ns: Option<u64>,
-    /// Time of the live heap's maximum, from the session's start, if the profile is of that moment.
+    /// Time of the live heap's maximum since the start of the session, if the profile shows that
+    /// moment.
     pub peak_ns: Option<u64>,
-    /// The intervals in chronological order, if the interval changed; the
-    /// profile's period is then the smallest.
+    /// Periods of different intervals, in chronological order; empty if the interval did not
+    /// change. The profile's period is the smallest interval.
     pub intervals: Vec<IntervalPeriod>,
-    /// For well-known call sites one due sample in up to this many was taken; `None`: each one.
+    /// Maximum thinning: at frequent call sites, only one due sample in up to this many was taken.
+    /// `None`: all due samples were taken.
     pub thinning: Option<u64>,
-    /// The Python interpreter in the process, and whether its lines are in the stacks.
+    /// Description of the Python interpreter in the process, and whether its frames are in the
+    /// stacks.
     pub python: Option<String>,
-    /// Whether that interpreter takes small objects from an allocator of its own, where the agent
-    /// does not see them.
+    /// Set if that interpreter allocates small objects by itself, where the agent does not see
+    /// them. `None` if unknown.
     pub python_hides: Option<bool>,
-    /// The threads whose stacks are kept apart.
+    /// Threads whose stacks are recorded separately.
     pub threads: Vec<Thread>,
-    /// Stacks that allocated objects before which the program has written: lookup addresses, innermost
-    /// first; at most [`MAX_OVERWRITTEN`](crate::overwritten::MAX_OVERWRITTEN).
+    /// Stacks that allocated objects whose headers were overwritten by underruns: lookup addresses,
+    /// innermost first; at most [`MAX_OVERWRITTEN`](crate::overwritten::MAX_OVERWRITTEN).
     pub overwritten: Vec<Vec<u64>>,
-    /// Number of this dump among those of its process.
+    /// Number of this dump among the dumps of the session.
     pub sequence: Option<u64>,
     /// Cause of the dump.
     pub trigger: Option<String>,
@@ -265,15 +269,15 @@ pub struct Facts {
     pub counters: BTreeMap<String, u64>,
     /// Statistics of the allocator by name.
     pub allocator: BTreeMap<String, u64>,
-    /// When the statistics were taken, in ns since the Unix epoch.
+    /// Time at which the allocator's statistics were taken, Unix time in nanoseconds.
     pub allocator_unix_ns: Option<u64>,
-    /// The kernel's counts of the process's memory, by name.
+    /// Memory counters of the process from the kernel, by name.
     pub memory: BTreeMap<String, u64>,
-    /// The check for leaks that the dump is of, if it is of one: its stacks are what was lost.
+    /// Leak check whose result the dump is: its stacks are those of lost objects.
     pub leak_check: Option<LeakCheck>,
-    /// The text of `/proc/PID/maps`, or its replacement.
+    /// Text of `/proc/PID/maps`, or a generated replacement.
     pub maps_text: Vec<u8>,
-    /// For a CPU profile of this project: how it was taken.
+    /// Sampling of a CPU profile of this project.
     pub cpu: Option<Sampling>,
 }
 
@@ -284,13 +288,13 @@ pub struct Profile {
     pub format: Format,
     /// Columns of values.
     pub sample_types: Vec<ValueType>,
-    /// The column that reports show by default.
+    /// Index of the column that reports show by default.
     pub default_type: usize,
-    /// Sampling interval in the unit of `period_type`; 0 when unknown.
+    /// Sampling interval in the unit of `period_type`; 0 if unknown.
     pub period: i64,
     /// Kind and unit of `period`.
     pub period_type: Option<ValueType>,
-    /// Distinct addresses in the code.
+    /// Distinct code addresses.
     pub locations: Vec<Location>,
     /// Source-level frames of symbolized locations.
     pub lines: Vec<Line>,
@@ -302,93 +306,92 @@ pub struct Profile {
     pub stacks: Stacks,
     /// Values, `sample_types.len()` for each stack.
     pub values: Vec<i64>,
-    /// Details, one for each stack, or empty.
+    /// Exact values, one for each stack; or empty.
     pub details: Vec<Detail>,
-    /// Variances of the values, in the same order, or empty; see
+    /// Variances of the values, in the same order; or empty. See
     /// [`variance::fill`](crate::variance::fill).
     pub variances: Vec<f64>,
-    /// Size of the objects of each stack, or empty: pprof's label
-    /// `bytes` of heap text.
+    /// Average object size of each stack, in bytes; or empty. pprof's label `bytes` for heap text.
     pub block_sizes: Vec<i64>,
-    /// The thread of each stack, or empty: from 1 on its place in [`Facts::threads`], 0 for
-    /// another one.
+    /// Thread of each stack: a 1-based index into [`Facts::threads`], 0 for other threads; or
+    /// empty.
     pub threads: Vec<u32>,
-    /// How the objects of each stack are lost, or empty.
+    /// Loss of the objects of each stack; or empty.
     pub losses: Vec<Lost>,
-    /// Whether the objects of a stack are of one size class, and short-lived ones are counted: a
-    /// stack with several classes is there several times.
+    /// Set if each stack has objects of only one size class, so that a call stack with several
+    /// classes occurs several times, and short-lived objects are counted.
     pub sizes_apart: bool,
     /// Labels, in ascending order of stack.
     pub labels: Vec<Label>,
-    /// Regular expression of frames that reports leave out together with all
-    /// their callees, as pprof defines it; empty for none.
+    /// Regular expression of frames that reports hide together with their callees, as in pprof;
+    /// empty if none.
     pub drop_frames: String,
-    /// Exceptions from `drop_frames`; empty for none.
+    /// Regular expression of exceptions from `drop_frames`; empty if none.
     pub keep_frames: String,
     /// Comments.
     pub comments: Vec<String>,
-    /// Moments of the session, in order of time; empty if none were recorded.
+    /// Moments of the session in order of time; empty if none were recorded.
     pub moments: Vec<Moment>,
     /// Dump metadata.
     pub facts: Facts,
 }
 
 impl Profile {
-    /// The values of stack `index`, one for each sample type.
+    /// Returns the values of stack `index`, one for each sample type.
     pub fn values_of(&self, index: usize) -> &[i64] {
         let n = self.sample_types.len();
         &self.values[index * n..(index + 1) * n]
     }
 
-    /// Column of the sample type called `kind`.
+    /// Returns the index of the column called `kind`.
     pub fn type_index(&self, kind: &str) -> Option<usize> {
         self.sample_types.iter().position(|t| t.kind == kind)
     }
 
-    /// Whether its values are of memory: bytes or objects.
+    /// Returns true if the values are amounts of memory: bytes or objects.
     pub fn is_of_memory(&self) -> bool {
         let memory = |t: &ValueType| t.unit == "bytes" || t.kind.ends_with("objects");
         self.sample_types.iter().any(memory)
     }
 
-    /// Column of time: that of nanoseconds.
+    /// Returns the index of the column of nanoseconds.
     pub fn time_column(&self) -> Option<usize> {
         self.sample_types
             .iter()
             .position(|t| t.unit == "nanoseconds")
     }
 
-    /// Whether a location is a function of the kernel.
+    /// Returns true if a location is a kernel function.
     pub fn is_kernels(&self, location: &Location) -> bool {
         let mapping = self.mappings.get(location.mapping as usize);
-        // Byte by byte: to compare components takes a hundred times longer.
+        // Compares bytes: comparing path components takes a hundred times as long.
         mapping.is_some_and(|m| m.path.as_os_str() == KERNEL)
     }
 
-    /// Whether a location has no name from a symbol: none at all, or one that only says where its
-    /// function begins.
+    /// Returns true if a location has no name from a symbol: either no name, or a generated one.
     pub fn is_unnamed(&self, location: &Location) -> bool {
         let mut lines = self.lines_of(location).iter();
         lines.all(|line| self.functions[line.function as usize].is_unnamed())
     }
 
-    /// The source-level frames of a location, innermost first.
+    /// Returns the source-level frames of a location, innermost first.
     pub fn lines_of(&self, location: &Location) -> &[Line] {
         let first = location.first_line as usize;
         &self.lines[first..first + location.line_count as usize]
     }
 
-    /// The sampling interval for people: `1024`, or `256 to 9253` if it changed.
+    /// Formats the sampling interval: `1024`, or `256 to 9253` if it changed.
     pub fn period_text(&self) -> String {
         let intervals = self.facts.intervals.iter().map(|p| p.interval);
         let widest = intervals.max().unwrap_or(0);
-        match u64::try_from(self.period).is_ok_and(|period| widest > period) {
-            true => format!("{} to {widest}", self.period),
-            false => self.period.to_string(),
+        if u64::try_from(self.period).is_ok_and(|period| widest > period) {
+            format!("{} to {widest}", self.period)
+        } else {
+            self.period.to_string()
         }
     }
 
-    /// Sum of a column; saturates.
+    /// Returns the sum of a column, saturated.
     pub fn total(&self, column: usize) -> i64 {
         let n = self.sample_types.len();
         let sum: i128 = self
@@ -401,7 +404,7 @@ impl Profile {
         sum.clamp(i64::MIN.into(), i64::MAX.into()) as i64
     }
 
-    /// A profile like this one, without its stacks, moments, locations and lines.
+    /// Returns a copy without stacks, moments, locations and lines.
     pub fn without_stacks(&self) -> Profile {
         Profile {
             format: self.format,
@@ -420,9 +423,8 @@ impl Profile {
         }
     }
 
-    /// Appends stack `index` of `other`, a profile with the same columns: its
-    /// values, details and labels, with these frames, which refer to this
-    /// profile's locations.
+    /// Appends stack `index` of `other`, a profile with the same columns: its values, details and
+    /// labels. `frames` replaces its frames, and refers to the locations of this profile.
     pub fn push_stack_of(&mut self, other: &Profile, index: usize, frames: &[u32]) {
         let stack = self.stacks.len() as u32;
         frames.iter().for_each(|&f| self.stacks.push_frame(f));

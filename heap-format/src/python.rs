@@ -1,27 +1,27 @@
-//! Frames of Python's interpreter, among the native ones of a stack.
+//! Python frames in native stacks.
 //!
-//! A Python frame is a location of the mapping [`PYTHON`]: a line of a function, under a
-//! pseudo-address that stands for nothing but it. Its function has the qualified name, the file
-//! as Python has it, and the line where it begins. It stands on the inner side of the frame of
-//! `_PyEval_EvalFrameDefault` that runs it; one such frame may run several.
+//! A Python frame is a location in the mapping [`PYTHON`], with one line of a function, at a
+//! pseudo-address of its own. The function has its qualified name, its file as Python knows it, and
+//! the line where it begins. The Python frame is the callee of the frame of
+//! `_PyEval_EvalFrameDefault` that runs it; one such frame may run several Python frames.
 
 use std::path::Path;
 
 use crate::profile::{Location, Mapping, Profile};
 
-/// Path of the mapping that Python's frames are in.
+/// Path of the mapping that contains Python frames.
 pub const PYTHON: &str = "[python]";
 
-/// What a function without a name is called: a program may set any name, and an empty one.
+/// Name of a function whose name is empty. Programs may set any name.
 pub const UNNAMED: &str = "<unnamed>";
 
-/// First pseudo-address, which no program can have.
+/// First pseudo-address. No program has addresses this high.
 pub const PYTHON_START: u64 = 1 << 61;
 
-/// How many there are.
+/// Number of pseudo-addresses.
 const LENGTH: u64 = 1 << 32;
 
-/// The mapping that Python's frames are in.
+/// Returns the mapping that contains Python frames.
 pub fn python_mapping() -> Mapping {
     Mapping {
         start: PYTHON_START,
@@ -31,32 +31,33 @@ pub fn python_mapping() -> Mapping {
     }
 }
 
-/// A function of a script and a line of it (0: not known) as Python's tools show them:
-/// `make_thumbnail (app.py:41)`.
+/// Formats a function of a script and a line (0 if unknown) as Python's tools do: `make_thumbnail
+/// (app.py:41)`.
 pub fn script_name(name: &str, file: &str, line: u32) -> String {
     let file = short(file);
     let name = if name.is_empty() { UNNAMED } else { name };
     match line {
-        // It stands for several, and says so.
+        // Without a file, the frame stands for several functions, and the name says so.
         _ if file.is_empty() => name.to_owned(),
         0 => format!("{name} ({file})"),
         line => format!("{name} ({file}:{line})"),
     }
 }
 
-/// A file without directories, but for one whose name says nothing without.
+/// Returns a file name without directories. Keeps one directory for names such as `__init__.py`.
 fn short(file: &str) -> &str {
     let mut slashes = file.rmatch_indices('/').map(|(at, _)| at + 1);
     let last = slashes.next().unwrap_or(0);
     let says_little = file[last..].starts_with("__") || file[last..].starts_with("index.");
-    match says_little {
-        true => &file[slashes.next().unwrap_or(0)..],
-        false => &file[last..],
+    if says_little {
+        &file[slashes.next().unwrap_or(0)..]
+    } else {
+        &file[last..]
     }
 }
 
 impl Profile {
-    /// What a location is called if it is a line of Python.
+    /// Returns the name of a location if it is a Python frame.
     pub fn python_name(&self, location: &Location) -> Option<String> {
         let [line] = self.lines_of(location) else {
             return None;
@@ -66,7 +67,7 @@ impl Profile {
         is_python.then(|| script_name(&function.name, &function.file, line.line))
     }
 
-    /// Whether a location is a line of Python.
+    /// Returns true if a location is a Python frame.
     pub fn is_python(&self, location: &Location) -> bool {
         let mapping = self.mappings.get(location.mapping as usize);
         mapping.is_some_and(|m| m.path == Path::new(PYTHON))

@@ -1,20 +1,20 @@
-//! The heap's share of a process's resident memory, by jemalloc's statistics.
+//! Divides a process's resident memory by jemalloc's statistics.
 
-/// A part of what is resident.
+/// A part of the resident memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     /// Name of the part.
     pub name: &'static str,
     /// Size in bytes.
     pub bytes: u64,
-    /// What the allocator counts of it, where that is more than can be resident.
+    /// Size by the allocator's statistics, if that is more than can be resident.
     pub counted: Option<u64>,
-    /// A remark for people.
+    /// Explanation for users.
     pub remark: &'static str,
 }
 
 impl Part {
-    /// The remark, and what the allocator counts where that is more than what is resident.
+    /// Returns the explanation, and the counted size if that is more than can be resident.
     pub fn note(&self, bytes: impl Fn(u64) -> String) -> String {
         match self.counted {
             None => self.remark.to_owned(),
@@ -23,23 +23,23 @@ impl Part {
     }
 }
 
-/// The heap as jemalloc's statistics divide it, in bytes.
+/// Parts of the heap by jemalloc's statistics, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heap {
-    /// Objects of the program, each rounded up to its size class.
+    /// Live objects, each rounded up to its size class.
     pub live: u64,
-    /// Holes between live objects.
+    /// Space between live objects in active pages.
     pub fragmentation: u64,
-    /// Pages that were freed and not given back yet.
+    /// Freed pages that were not returned to the kernel.
     pub dirty: u64,
-    /// The allocator's own bookkeeping.
+    /// The allocator's metadata.
     pub metadata: u64,
     /// Address space kept for reuse; not resident.
     pub retained: u64,
 }
 
 impl Heap {
-    /// From the statistics; `stat` gives one by its name in jemalloc, or 0.
+    /// Computes the parts. `stat` returns the statistic with a name of jemalloc, or 0.
     pub fn of(stat: impl Fn(&str) -> u64) -> Self {
         let (allocated, active) = (stat("allocated"), stat("active"));
         let metadata = stat("metadata");
@@ -52,10 +52,13 @@ impl Heap {
         }
     }
 
-    /// The resident parts of a process with this much anonymous memory, and how much of that
-    /// is none of them. jemalloc counts pages as resident that it never touched, bookkeeping
-    /// above all, so no part is taken to be larger than what the kernel says is left. Objects in use are counted
-    /// whole, also what of them was never touched: the rest is what is certainly none of them.
+    /// Divides this much anonymous memory into the parts. Returns them, and the rest that belongs
+    /// to none of them.
+    ///
+    /// jemalloc counts pages as resident that were never touched, above all of its metadata, so no
+    /// part is taken to be larger than what the parts before leave of `anonymous`. Live objects are
+    /// counted whole, including untouched pages, so the rest certainly belongs to none of the
+    /// parts.
     pub fn within(&self, anonymous: u64) -> ([Part; 4], u64) {
         let mut rest = anonymous;
         let mut part = |name, counted: u64, remark| {

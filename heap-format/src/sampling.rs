@@ -1,16 +1,16 @@
-//! How a CPU profile was taken.
+//! Sampling of a CPU profile: engine, mode, rate, and losses.
 
 use std::fmt;
 
 use crate::value_type::ValueType;
 
-/// What the names of facts about the sampling start with.
+/// Prefix of the names of facts about sampling.
 pub(crate) const PREFIX: &[u8] = b"cpu_";
 
-/// Path of the mapping that the kernel's functions are in.
+/// Path of the mapping that contains kernel functions.
 pub const KERNEL: &str = "[kernel]";
 
-/// Which time the samples stand for.
+/// Kind of time that samples stand for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
     /// CPU time.
@@ -25,7 +25,7 @@ pub enum Mode {
 impl Mode {
     const ALL: [Mode; 3] = [Mode::Cpu, Mode::Wall, Mode::OffCpu];
 
-    /// The name in files and of the column of nanoseconds.
+    /// Returns the name used in files and for the column of nanoseconds.
     pub fn name(self) -> &'static str {
         match self {
             Mode::Cpu => "cpu",
@@ -38,7 +38,7 @@ impl Mode {
         Self::ALL.into_iter().find(|mode| mode.name() == name)
     }
 
-    /// The columns of a profile of this kind.
+    /// Returns the columns of a profile of this mode.
     pub fn sample_types(self) -> Vec<ValueType> {
         vec![
             ValueType::new("samples", "count"),
@@ -57,27 +57,28 @@ impl fmt::Display for Mode {
     }
 }
 
-/// How a CPU profile was taken. What can be counted in the stacks (samples, truncated ones, time
-/// without samples) is counted there.
+/// Facts about the sampling of a CPU profile. What can be counted in the stacks (samples, truncated
+/// stacks, time without samples) is not repeated here.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sampling {
-    /// What took the samples: `perf_event`, `timers`, `ptrace`, `/proc`, or several with ` + `.
+    /// Engine that took the samples: `perf_event`, `timers`, `ptrace`, `/proc`, or several joined
+    /// by ` + `.
     pub engine: String,
-    /// Which time they stand for.
+    /// Kind of time that samples stand for.
     pub mode: Mode,
-    /// Samples requested per second, of each thread.
+    /// Requested samples per second and thread.
     pub rate: u32,
     /// CPU time that the process used during the session, by its own clock.
     pub process_ns: Option<u64>,
-    /// Samples that were due and are not here: dropped by the kernel, or the table was full.
+    /// Number of due samples that were lost: dropped by the kernel, or without room in the table.
     pub lost: u64,
-    /// Why there are no frames of the kernel in the stacks; `None`: there are.
+    /// Reason why stacks have no kernel frames. `None`: they have.
     pub kernel_hidden: Option<String>,
-    /// Why a better engine was not used, one sentence for each.
+    /// Reasons why better engines were not used, one sentence each.
     pub fallbacks: Vec<String>,
 }
 
-/// Takes a fact whose name is `cpu_` and `name`; unknown names are ignored.
+/// Parses the fact `cpu_` + `name`. Ignores unknown names.
 pub(crate) fn fact(
     sampling: &mut Sampling,
     name: &[u8],
@@ -97,7 +98,8 @@ pub(crate) fn fact(
     Some(())
 }
 
-/// How the sum of profiles was taken, if all are CPU profiles of the same kind of time.
+/// Combines the sampling facts of several profiles. Returns `None` unless all are CPU profiles of
+/// the same mode.
 pub(crate) fn sum<'a>(mut all: impl Iterator<Item = Option<&'a Sampling>>) -> Option<Sampling> {
     let mut sum = all.next()??.clone();
     for next in all {
@@ -119,7 +121,7 @@ pub(crate) fn sum<'a>(mut all: impl Iterator<Item = Option<&'a Sampling>>) -> Op
     Some(sum)
 }
 
-/// Mean distance between samples at this rate, in nanoseconds.
+/// Returns the mean distance between samples at a rate, in nanoseconds.
 pub(crate) fn period(rate: u32) -> i64 {
     1_000_000_000i64.checked_div(rate.into()).unwrap_or(0)
 }

@@ -1,17 +1,17 @@
-//! Un-sampling: what a sampled count and size stand for.
+//! Un-sampling: scales sampled counts and sizes up to estimates.
 
-/// Objects that one sampled object of `size / interval = u` stands for.
+/// Returns the number of objects that one sampled object with `size / interval = u` stands for.
 pub(crate) fn weight(u: f64) -> f64 {
     -1.0 / (-u).exp_m1()
 }
 
-/// The inverse of [`weight`].
+/// Inverts [`weight`].
 pub(crate) fn inverse_weight(g: f64) -> f64 {
     -(-1.0 / g).ln_1p()
 }
 
-/// Scales a record of `count` sampled objects with `size` bytes in all, as
-/// pprof and jeprof do: by the average size, truncated to integers.
+/// Scales up a record of `count` sampled objects with `size` bytes in total, like pprof and jeprof:
+/// by the average size, truncated to integers. Returns objects and bytes.
 pub fn unsample(count: i64, size: i64, interval: i64) -> (i64, i64) {
     if count == 0 || size == 0 {
         return (0, 0);

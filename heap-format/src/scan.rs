@@ -1,4 +1,4 @@
-//! Scanning numbers in a line.
+//! Scanner for the numbers in a line.
 
 /// A position in a line.
 pub(crate) struct Scan<'a> {
@@ -27,7 +27,7 @@ impl<'a> Scan<'a> {
         Some(())
     }
 
-    /// A decimal number, perhaps negative.
+    /// Reads a decimal number, which may be negative.
     pub(crate) fn int(&mut self) -> Option<i64> {
         let (negative, digits) = match self.rest {
             [b'-', rest @ ..] => (true, rest),
@@ -53,7 +53,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// A hex number, with or without `0x`, up to the next blank.
+    /// Reads a hex number, with or without `0x`.
     pub(crate) fn hex(&mut self) -> Option<u64> {
         let digits = self.rest.strip_prefix(b"0x").unwrap_or(self.rest);
         let mut value: u64 = 0;
@@ -73,7 +73,7 @@ impl<'a> Scan<'a> {
         Some(value)
     }
 
-    /// A number with an optional fraction or exponent.
+    /// Reads a number up to the next blank, with an optional fraction or exponent.
     pub(crate) fn float(&mut self) -> Option<f64> {
         let end = self
             .rest
@@ -92,8 +92,8 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// A number of at most 15 digits, three of them behind the point: such are
-/// exact in a double but for one division.
+/// Parses a number of at most 15 digits with up to three decimals. Digits and power of ten are
+/// exact in a double, so only the division rounds.
 fn short_decimal(word: &[u8]) -> Option<f64> {
     let point = word.iter().position(|&c| c == b'.').unwrap_or(word.len());
     let fraction = word.get(point + 1..).unwrap_or(&[]);

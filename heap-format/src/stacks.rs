@@ -2,8 +2,7 @@
 
 use std::ops::Range;
 
-/// Stacks, flattened: frames of all of them in one array, which equal stacks next to each other
-/// may share.
+/// Stacks as ranges of one array of frames. Equal neighbours may share their frames.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stacks {
     spans: Vec<Range<usize>>,
@@ -16,23 +15,23 @@ impl Stacks {
         self.spans.len()
     }
 
-    /// Whether there is none.
+    /// Returns true if there are no stacks.
     pub fn is_empty(&self) -> bool {
         self.spans.is_empty()
     }
 
-    /// The frames of stack `index`, leaf first: indices into
+    /// Returns the frames of stack `index`, leaf first: indices into
     /// [`Profile::locations`](crate::Profile::locations).
     pub fn get(&self, index: usize) -> &[u32] {
         &self.frames[self.spans[index].clone()]
     }
 
-    /// All stacks in order.
+    /// Returns all stacks in order.
     pub fn iter(&self) -> impl Iterator<Item = &[u32]> + '_ {
         (0..self.len()).map(|i| self.get(i))
     }
 
-    /// As many stacks as these, each with the frames that `of` makes of one.
+    /// Returns the same number of stacks, each with the frames that `of` appends for it.
     pub fn rewritten(&self, mut of: impl FnMut(&[u32], &mut Vec<u32>)) -> Self {
         let mut stacks = Self::default();
         let mut before = None;
@@ -63,7 +62,7 @@ impl Stacks {
         self.spans.push(self.open_start()..self.frames.len());
     }
 
-    /// Appends the last stack once more.
+    /// Appends a copy of the last stack.
     pub(crate) fn repeat_last(&mut self) {
         self.spans.extend(self.spans.last().cloned());
     }
@@ -72,7 +71,7 @@ impl Stacks {
         self.spans.last().map_or(0, |span| span.end)
     }
 
-    /// The frames pushed since the last [`Stacks::close`].
+    /// Returns the frames pushed since the last [`Stacks::close`].
     pub(crate) fn open_frames(&self) -> &[u32] {
         &self.frames[self.open_start()..]
     }

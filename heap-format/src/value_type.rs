@@ -1,4 +1,4 @@
-//! What the columns of a profile are.
+//! Types of the columns of a profile.
 
 /// Kind and unit of a column of sample values.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -10,7 +10,7 @@ pub struct ValueType {
 }
 
 impl ValueType {
-    /// A value type from its two names.
+    /// Creates a value type from its two names.
     pub fn new(kind: &str, unit: &str) -> Self {
         Self {
             kind: kind.into(),
@@ -19,7 +19,7 @@ impl ValueType {
     }
 }
 
-/// The four columns of a heap profile, in pprof's order.
+/// Returns the four columns of a heap profile, in pprof's order.
 pub fn heap_sample_types() -> Vec<ValueType> {
     [
         ("alloc_objects", "count"),
@@ -31,8 +31,8 @@ pub fn heap_sample_types() -> Vec<ValueType> {
     .to_vec()
 }
 
-/// The columns of a heap profile without freed counts, as pprof
-/// calls them: the bytes in use, or for `growth` the growth of the heap.
+/// Returns the columns of heap text without values of allocated objects, with pprof's names. They
+/// hold what is in use, or for `growth` the growth of the heap.
 pub(crate) fn plain_sample_types() -> Vec<ValueType> {
     [("objects", "count"), ("space", "bytes")]
         .map(|(kind, unit)| ValueType::new(kind, unit))

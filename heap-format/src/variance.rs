@@ -1,4 +1,4 @@
-//! How far sampled values may be off.
+//! Sampling error of values.
 //!
 //! Objects are sampled independently of each other, an object of `n` bytes
 //! with the probability `1 / W`, `W = 1 / (1 - exp(-n / interval))`. A sum of
@@ -11,29 +11,28 @@ use crate::dump::split::{Record, split};
 use crate::profile::{Format, Profile};
 use crate::scale::weight;
 
-/// Half of the width, in standard errors, of an interval that holds the truth
-/// in 95 of 100 cases.
+/// Half-width of a 95 % confidence interval, in standard errors.
 pub const QUANTILE: f64 = 1.959_964;
 
-/// Columns of objects and the columns of their bytes.
+/// Columns of objects, each with the column of their bytes.
 const PAIRS: [(&str, &str); 3] = [
     ("alloc_objects", "alloc_space"),
     ("inuse_objects", "inuse_space"),
     ("objects", "space"),
 ];
 
-/// Gives `profile` the variances of its values; none where they cannot be known: what is not a heap
-/// profile, or has no interval.
+/// Computes the variances of a profile's values. Leaves them empty if they cannot be known:
+/// profiles that are not of a heap, or without an interval.
 ///
-/// This project's dumps carry them; elsewhere those of each stack are taken as
-/// if it had objects of one size.
+/// This project's dumps contain the variances. For other formats they are computed as if all
+/// objects of a stack had the same size.
 ///
-/// In profiles of time each sample is treated as independent of the others and as heavy as the
-/// others of its stack. Those taken at regular intervals vary less.
+/// In CPU profiles, each sample is treated as independent and as equal to the others of its stack.
+/// Samples taken at regular intervals vary less than that.
 pub fn fill(profile: &mut Profile) {
     profile.variances.clear();
-    if let Some(columns) = of_samples(profile) {
-        profile.variances = time(profile, columns);
+    if let Some(columns) = time_columns(profile) {
+        profile.variances = time_variances(profile, &columns);
         return;
     }
     let exact = profile.format == Format::Dump && profile.period == 1;
@@ -58,15 +57,23 @@ pub fn fill(profile: &mut Profile) {
     profile.variances = variances;
 }
 
-/// The columns of samples and of time, if the profile has these alone.
-fn of_samples(profile: &Profile) -> Option<(usize, usize)> {
-    let samples = profile.type_index("samples")?;
-    let time = profile.time_column()?;
-    (profile.sample_types.len() == 2).then_some((samples, time))
+/// Columns of samples and of time.
+struct TimeColumns {
+    samples: usize,
+    time: usize,
 }
 
-/// For `n` samples that stand for `t`: that of their number is `n`, so that of the time `t² / n`.
-fn time(profile: &Profile, (samples, time): (usize, usize)) -> Vec<f64> {
+/// Returns the columns of samples and of time, if the profile has only these.
+fn time_columns(profile: &Profile) -> Option<TimeColumns> {
+    let samples = profile.type_index("samples")?;
+    let time = profile.time_column()?;
+    (profile.sample_types.len() == 2).then_some(TimeColumns { samples, time })
+}
+
+/// Returns the variances of `n` samples that stand for the time `t`: `n` for their number, so `t² /
+/// n` for the time.
+fn time_variances(profile: &Profile, columns: &TimeColumns) -> Vec<f64> {
+    let &TimeColumns { samples, time } = columns;
     let mut variances = vec![0.0; profile.values.len()];
     for (values, row) in profile.values.chunks(2).zip(variances.chunks_mut(2)) {
         let (n, t) = (values[samples] as f64, values[time] as f64);
@@ -77,7 +84,7 @@ fn time(profile: &Profile, (samples, time): (usize, usize)) -> Vec<f64> {
     variances
 }
 
-/// Variances of objects and bytes of a stack.
+/// Returns the variances of objects and bytes of a stack.
 fn of_pair(profile: &Profile, stack: usize, objects: usize, bytes: usize) -> (f64, f64) {
     let interval = profile.period as u64;
     let Some(d) = profile.details.get(stack) else {
@@ -95,8 +102,8 @@ fn of_pair(profile: &Profile, stack: usize, objects: usize, bytes: usize) -> (f6
     }
 }
 
-/// Gives numbers of a stack the variances of their objects, which the first
-/// version of dumps does not have: as if there were one or two sizes.
+/// Computes the variances of a stack's objects, which the first version of dumps does not have: as
+/// if the objects had one or two sizes.
 pub(crate) fn of_objects(d: &mut Detail, interval: u64) {
     let live = (d.live_samples(), d.live_objects(), d.live_bytes());
     d.alloc_object_variance =
@@ -118,7 +125,7 @@ fn of_two_sizes(samples: u64, objects: f64, bytes: f64, interval: u64) -> f64 {
     };
     let records = split(samples, objects, bytes, interval);
     let by_sizes: f64 = records.iter().map(of_record).sum();
-    // However the sizes are mixed, equal weights give the least variance.
+    // For any mix of sizes, equal weights give the least variance.
     let least = objects * (objects / samples as f64 - 1.0);
     finite(by_sizes.max(least))
 }
@@ -132,7 +139,8 @@ fn of_one_size(objects: f64, bytes: f64, interval: f64) -> (f64, f64) {
     (finite(variance), finite(variance * average * average))
 }
 
-/// Hostile numbers give no error bar rather than a senseless one.
+/// Returns 0 for an invalid variance from hostile input: no error bar is better than a meaningless
+/// one.
 fn finite(variance: f64) -> f64 {
     if variance.is_finite() {
         variance.max(0.0)
@@ -141,14 +149,12 @@ fn finite(variance: f64) -> f64 {
     }
 }
 
-/// Half of the width of the interval around `value` that holds the truth in
-/// 95 of 100 cases.
+/// Returns the half-width of the 95 % confidence interval around `value`.
 ///
-/// The normal quantile, corrected for few samples: a count of less than it
-/// should be has a smaller variance too, so that around `n` samples of equal
-/// weight the root of `n` is too short, and that of `n + QUANTILE² / 2` right
-/// (from five on, within 1 %). What no sample has met, such as a few small
-/// objects at a wide interval, no interval knows of.
+/// The normal quantile is corrected for few samples: a count that is too low by chance also has too
+/// small a variance. For `n` samples of equal weight, `√n` is too small, and `√(n + QUANTILE² / 2)`
+/// is right (within 1 % from five samples on). An interval cannot account for objects of which
+/// there are no samples, such as a few small ones at a large interval.
 pub fn half_width(value: f64, variance: f64) -> f64 {
     if variance <= 0.0 {
         return 0.0;

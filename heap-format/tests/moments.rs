@@ -107,7 +107,7 @@ fn moments_that_lie_are_refused_by_their_line() {
         };
         assert!(read(text.as_bytes(), "x.heap").is_err(), "{again}");
     }
-    let many: String = (10..10 + moment::MOST)
+    let many: String = (10..10 + moment::MAX_MOMENTS)
         .map(|ns| format!("# moment {ns} 1 1 -\n"))
         .collect();
     let error = read(

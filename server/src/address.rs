@@ -1,15 +1,15 @@
-//! Where the server listens.
+//! Address on which the server listens.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// Where the server listens.
+/// Address on which the server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     /// An address and a port.
     Tcp(SocketAddr),
-    /// A socket of this path.
+    /// Path of a Unix socket.
     Unix(PathBuf),
 }
 
@@ -18,10 +18,10 @@ impl FromStr for Address {
 
     fn from_str(text: &str) -> Result<Self, String> {
         if let Some(path) = text.strip_prefix("unix:") {
-            return match path.is_empty() {
-                true => Err("unix: needs a path".to_owned()),
-                false => Ok(Self::Unix(path.into())),
-            };
+            if path.is_empty() {
+                return Err("unix: needs a path".to_owned());
+            }
+            return Ok(Self::Unix(path.into()));
         }
         let text = text.replace("localhost:", "127.0.0.1:");
         text.parse().map(Self::Tcp).map_err(|_| {

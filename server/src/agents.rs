@@ -1,4 +1,4 @@
-//! The processes that are served: those that this user may profile, among the selected ones.
+//! Finds the processes to serve: those that this user may profile, among the selected ones.
 
 use mem_agents::discovery::{Agent, Discovery, Life};
 use mem_agents::select::Selection;
@@ -6,17 +6,17 @@ use mem_agents::values;
 
 use crate::reply::Reply;
 
-/// Maximum number of processes that a refusal names.
-const NAMED: usize = 10;
+/// Maximum number of matching processes that an error lists.
+const MAX_LISTED: usize = 10;
 
-/// Where processes are looked for.
+/// The search for processes with the agent.
 pub struct Agents {
     discovery: Discovery,
     selection: Selection,
 }
 
 impl Agents {
-    /// Those of this selection.
+    /// Limits the search to a selection.
     pub fn new(selection: Selection) -> Self {
         Self {
             discovery: Discovery::new(),
@@ -24,14 +24,16 @@ impl Agents {
         }
     }
 
-    /// All live ones. Each is opened when its turn comes: there may be more than descriptors.
+    /// Returns all live processes. Each is opened only when it is reached, because there may be
+    /// more processes than file descriptors.
     pub fn all(&self) -> impl Iterator<Item = Agent> {
         let found = self.discovery.scan().found.into_iter();
         let live = found.filter(|found| found.life == Life::Running && self.selection.wants(found));
         live.filter_map(|found| found.open().ok())
     }
 
-    /// The one of this pid, name or pattern, or the only one there is.
+    /// Finds the process with this pid, name or pattern. Without `name`, finds the only process
+    /// there is.
     pub fn one(&self, name: Option<&str>) -> Result<Agent, Reply> {
         let name = name.map(values::process).transpose();
         let name = name.map_err(|why| Reply::refusal(400, format!("the process: {why}")))?;
@@ -44,7 +46,8 @@ impl Agents {
         scan.found.retain(|found| self.selection.wants(found));
         let mut chosen = among.choose(scan);
         if chosen.agents.len() > 1 {
-            let titles = chosen.agents.iter().take(NAMED).map(|agent| agent.title());
+            let titles = chosen.agents.iter().take(MAX_LISTED);
+            let titles = titles.map(|agent| agent.title());
             let titles: Vec<String> = titles.collect();
             return Err(Reply::refusal(
                 400,

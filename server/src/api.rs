@@ -1,4 +1,4 @@
-//! `/api/…`: for the live page and for scripts.
+//! `/api/…`: JSON for the live page and for scripts.
 
 use mem_agents::values;
 use serde_json::json;
@@ -8,7 +8,7 @@ use crate::request::Request;
 use crate::server::Server;
 use crate::sessions::{Asked, Started};
 
-/// Every process as in `mem_profiler list --json`, with its rates and its last minutes.
+/// Returns all processes as `mem_profiler list --json` does, with their rates and recent history.
 pub fn processes(server: &Server) -> Result<Reply, Reply> {
     Ok(
         Reply::json(&server.board.read(&server.agents, &server.sessions))
@@ -16,8 +16,9 @@ pub fn processes(server: &Server) -> Result<Reply, Reply> {
     )
 }
 
-/// Starts a session: `?pid=&interval=&max_overhead=&thin=1&seconds=`, without seconds until it is
-/// stopped. Answers what applies: the server's limits hold for each session.
+/// Starts a session: `?pid=&interval=&max_overhead=&thin=1&seconds=`. Without `seconds`, it runs
+/// until it is stopped. Returns the settings that apply, because the server's limits hold for each
+/// session.
 pub fn start(server: &Server, request: &Request) -> Result<Reply, Reply> {
     let asked = Asked {
         interval: value(request, "interval", values::interval)?,
@@ -38,7 +39,7 @@ pub fn start(server: &Server, request: &Request) -> Result<Reply, Reply> {
     })))
 }
 
-/// A parameter of a request, if it has one.
+/// Parses a parameter of a request, if present.
 fn value<T>(
     request: &Request,
     name: &str,
@@ -56,7 +57,7 @@ pub fn stop(server: &Server, request: &Request) -> Result<Reply, Reply> {
     Ok(Reply::json(&json!({ "stopped": agent.title() })))
 }
 
-/// The process that is named: none is chosen for who changes something.
+/// Finds the process that the request names. Unlike reads, a change requires a name.
 fn named(server: &Server, request: &Request) -> Result<mem_agents::discovery::Agent, Reply> {
     let name = request.process();
     let name = name.ok_or_else(|| Reply::refusal(400, "which process? ?pid= or ?name="))?;

@@ -1,8 +1,8 @@
-//! The live page's files, which are part of the program: nothing is fetched from elsewhere.
+//! Files of the live page, built into the program. The page fetches nothing from other hosts.
 
 use crate::reply::Reply;
 
-/// The page may use its own files and answers, and nothing else.
+/// Content security policy: the page may only use its own files and answers.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
                       img-src 'self' data:; frame-src 'self'; base-uri 'none'; form-action 'none'; \
                       frame-ancestors 'none'";
@@ -11,7 +11,7 @@ const HTML: &str = "text/html; charset=utf-8";
 const CSS: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-/// The look of the pages that mem_parser makes, and what only this one has.
+/// Style of the pages made by mem_parser, and additions for the live page.
 const STYLE: &str = concat!(
     include_str!("../../parser/src/report/html/page.css"),
     include_str!("page/page.css")
@@ -21,7 +21,7 @@ const PROGRAM: &str = concat!(
     include_str!("page/page.js")
 );
 
-/// A file of the page.
+/// Returns a file of the page.
 pub fn find(path: &str) -> Option<Reply> {
     let (kind, text) = match path {
         "/" => (HTML, include_str!("page/index.html")),
@@ -32,7 +32,7 @@ pub fn find(path: &str) -> Option<Reply> {
     Some(page(kind, text))
 }
 
-/// The list of profiles, where Go programs have theirs.
+/// Returns the list of profiles, at the path where Go programs have theirs.
 pub fn profiles() -> Reply {
     page(HTML, include_str!("page/profiles.html"))
 }

@@ -1,5 +1,5 @@
-//! What the live page shows: the list of processes, and the history of each over some minutes. It
-//! is read again when somebody looks at it, at most once a second, no matter how many do.
+//! State of the live page: the list of processes, and the recent history of each. Updated on
+//! request, at most once a second however many clients request it.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
@@ -15,14 +15,14 @@ use serde_json::{Value, json};
 use crate::agents::Agents;
 use crate::sessions::Sessions;
 
-/// How old the list may be.
-const AGE: Duration = Duration::from_millis(900);
-/// Points of a process that are kept.
-const POINTS: usize = 300;
-/// Maximum number of processes that are shown.
-pub const MOST: usize = 1000;
+/// Maximum age of the list before it is updated.
+const MAX_AGE: Duration = Duration::from_millis(900);
+/// Maximum number of points in a process's history.
+const MAX_POINTS: usize = 300;
+/// Maximum number of processes shown.
+pub const MAX_PROCESSES: usize = 1000;
 
-/// The list.
+/// The list of processes, shared by all clients.
 #[derive(Default)]
 pub struct Board {
     state: Mutex<State>,
@@ -30,13 +30,14 @@ pub struct Board {
 
 #[derive(Default)]
 struct State {
+    /// Time of the last update.
     read: Option<Instant>,
     rows: Vec<Value>,
-    /// By pid and the time at which its segment was made.
+    /// History by pid and the creation time of the segment.
     histories: HashMap<(i32, u64), VecDeque<Point>>,
 }
 
-/// A process at a time.
+/// One point of a process's history.
 #[derive(Clone, Copy)]
 struct Point {
     at_ms: u64,
@@ -47,10 +48,10 @@ struct Point {
 }
 
 impl Board {
-    /// The list as JSON.
+    /// Returns the list as JSON.
     pub fn read(&self, agents: &Agents, sessions: &Sessions) -> Value {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.read.is_none_or(|read| read.elapsed() >= AGE) {
+        if state.read.is_none_or(|read| read.elapsed() >= MAX_AGE) {
             state.update(agents, sessions);
             state.read = Some(Instant::now());
         }
@@ -69,14 +70,14 @@ impl State {
         let mut head = Head::new();
         let mut histories = HashMap::new();
         self.rows.clear();
-        for agent in agents.all().take(MOST) {
+        for agent in agents.all().take(MAX_PROCESSES) {
             let Some(row) = listing::row(&agent, &mut head) else {
                 continue;
             };
             let key = (agent.pid, agent.created_ns);
             let mut history = self.histories.remove(&key).unwrap_or_default();
             history.push_back(point(&agent, &row, &mut head));
-            if history.len() > POINTS {
+            if history.len() > MAX_POINTS {
                 history.pop_front();
             }
             self.rows.push(shown(&row, &history, sessions));
@@ -104,10 +105,10 @@ fn point(agent: &Agent, row: &Row, head: &mut Head) -> Point {
     }
 }
 
-/// A row with its history; rates are over the last points.
+/// Formats a process with its history. Rates are computed over the last few points.
 fn shown(row: &Row, history: &VecDeque<Point>, sessions: &Sessions) -> Value {
     let mut value = json!(row);
-    // By what the system clock shows now: it may have been set since the first point.
+    // Converted by the present system clock, which may have been set since the first point.
     let now = Time::now();
     let unix_ms = |p: &Point| now.at(p.at_ms * 1_000_000).unix_ns / 1_000_000;
     let points: Vec<Value> = history

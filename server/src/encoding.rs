@@ -1,4 +1,4 @@
-//! Profiles as bytes.
+//! Encodes profiles for clients.
 
 use std::io::{self, Write};
 
@@ -6,8 +6,8 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use heap_format::{Profile, merge, pprof};
 
-/// Gzipped `profile.proto`: equal stacks are one sample, and allocators' frames stay, which readers
-/// leave out by the profile's own `drop_frames`.
+/// Encodes a profile as gzipped `profile.proto`. Merges equal stacks. Keeps allocators' frames,
+/// which readers hide by the profile's own `drop_frames`.
 pub fn pprof(profile: Profile) -> io::Result<Vec<u8>> {
     let merged = merge::merge(&[profile]).map_err(io::Error::other)?;
     let mut out = Vec::new();
@@ -15,14 +15,14 @@ pub fn pprof(profile: Profile) -> io::Result<Vec<u8>> {
     Ok(out)
 }
 
-/// The text that jeprof, google-pprof and `go tool pprof` read: a dump.
+/// Encodes a profile as a dump, the text that jeprof, google-pprof and `go tool pprof` read.
 pub fn text(profile: &Profile) -> io::Result<Vec<u8>> {
     let mut out = Vec::new();
     heap_format::dump::write(profile, &mut out)?;
     Ok(out)
 }
 
-/// A body as `Content-Encoding: gzip` has it.
+/// Compresses a body for `Content-Encoding: gzip`.
 pub fn gzip(body: &[u8]) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
     // Writing to memory cannot fail.

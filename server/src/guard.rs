@@ -1,5 +1,5 @@
-//! Who has access: requests that another site's page makes through its visitor's browser are
-//! refused, and on anything but loopback, those without the token.
+//! Access control: refuses requests that a web page of another site makes through a user's browser,
+//! and, except on loopback, requests without the token.
 
 use std::fs;
 use std::io::{self, Read};
@@ -15,28 +15,28 @@ use mem_agents::text;
 
 use crate::reply::Reply;
 
-/// Fewest characters of a token.
-const LEAST_TOKEN: usize = 16;
-/// Maximum number of bytes of the file with it.
-const MOST_TOKEN: u64 = 4096;
+/// Minimum length of a token, in characters.
+const MIN_TOKEN: usize = 16;
+/// Maximum number of bytes read from the token file.
+const MAX_TOKEN_FILE: u64 = 4096;
 
-/// The rules.
+/// The rules for access.
 #[derive(Debug, Default)]
 pub struct Guard {
-    /// What a client must know.
+    /// Token that clients must send; `None`: no token is required.
     pub token: Option<String>,
-    /// Whether browsers reach it by a name of this machine alone.
+    /// Set if the server listens on loopback, so that `Host` must name this machine.
     pub loopback: bool,
 }
 
-/// Reads a token from a file that only its owner may read.
+/// Reads a token from a file, which only its owner may be able to read.
 pub fn token(path: &Path) -> anyhow::Result<String> {
     let shown = || text::path(path);
     let read = || -> io::Result<(u32, String)> {
         let file = fs::File::open(path)?;
         let mode = file.metadata()?.mode();
         let mut content = String::new();
-        file.take(MOST_TOKEN).read_to_string(&mut content)?;
+        file.take(MAX_TOKEN_FILE).read_to_string(&mut content)?;
         Ok((mode, content.trim().to_owned()))
     };
     let (mode, token) = read().with_context(shown)?;
@@ -46,8 +46,8 @@ pub fn token(path: &Path) -> anyhow::Result<String> {
         shown()
     );
     ensure!(
-        token.len() >= LEAST_TOKEN && token.bytes().all(|b| b.is_ascii_graphic()),
-        "{}: a token has at least {LEAST_TOKEN} letters and digits, such as those of: openssl rand \
+        token.len() >= MIN_TOKEN && token.bytes().all(|b| b.is_ascii_graphic()),
+        "{}: a token has at least {MIN_TOKEN} letters and digits, such as those of: openssl rand \
          -hex 32",
         shown()
     );
@@ -55,7 +55,8 @@ pub fn token(path: &Path) -> anyhow::Result<String> {
 }
 
 impl Guard {
-    /// Whether a request may be answered; the refusal if not.
+    /// Checks a request. `changes`: the request changes something. Returns the refusal if the
+    /// request must not be answered.
     pub fn check(&self, headers: &HeaderMap, changes: bool) -> Result<(), Reply> {
         let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         let host = header("host").unwrap_or_default();
@@ -81,7 +82,7 @@ impl Guard {
                 ));
             }
         }
-        // No form can send it, and no script of another origin may.
+        // Neither forms nor scripts of other origins can send this header.
         if changes && header("x-mem-profiler").is_none() {
             return Err(Reply::refusal(
                 403,
@@ -104,7 +105,8 @@ impl Guard {
     }
 }
 
-/// The token in `Authorization`: a bearer's, or the password of any user, for browsers.
+/// Extracts the token from `Authorization`: a bearer token, or the password of any user, for
+/// browsers.
 fn credentials(value: &str) -> Option<String> {
     let (scheme, rest) = value.split_once(' ')?;
     if scheme.eq_ignore_ascii_case("bearer") {
@@ -119,13 +121,13 @@ fn credentials(value: &str) -> Option<String> {
         .map(|(_, password)| password.to_owned())
 }
 
-/// Whether two texts are equal, in a time that does not reveal where they differ.
+/// Compares two strings in a time that does not reveal where they differ.
 fn same(a: &[u8], b: &[u8]) -> bool {
     let differences = a.iter().zip(b).fold(0, |all, (a, b)| all | (a ^ b));
     a.len() == b.len() && std::hint::black_box(differences) == 0
 }
 
-/// Whether the header `Host` is a name of loopback, with a port or without.
+/// Returns true if the header `Host` names loopback, with or without a port.
 fn is_local(host: &str) -> bool {
     let name = match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,

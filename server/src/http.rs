@@ -1,13 +1,14 @@
-//! The HTTP server: hyper, on one thread of tokio, with limits on everything that a client can
-//! consume.
+//! The HTTP server: hyper on one tokio thread, with limits on everything that clients can consume.
 //!
-//! Promises
-//! - A connection that sends no whole request within `PATIENCE`, or takes nothing of an answer for
-//!   `STALL`, is closed. A head has at most `MOST_HEADERS` bytes, a body `MOST_BODY`.
-//! - There are at most `MOST_CONNECTIONS`; one more closes the one that has waited longest for its
-//!   next request, so that idle connections keep no client out.
-//! - At most `MOST_WAITING` requests wait for a session, or for another program.
-//! - Work is done by a few threads; for a client that has gone, only the current step is completed.
+//! Guarantees:
+//! - A connection is closed if it does not complete a request within [`REQUEST_TIMEOUT`], or takes
+//!   none of an answer for [`WRITE_TIMEOUT`]. A request's head has at most [`MAX_HEAD`] bytes, its
+//!   body [`MAX_BODY`].
+//! - At most [`MAX_CONNECTIONS`] connections are open. One more evicts the oldest idle one, so that
+//!   idle connections cannot lock clients out.
+//! - At most [`MAX_WAITING`] requests wait for a session or for another program.
+//! - A few threads do the work. If a client has left, only the current step of its work is
+//!   completed.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -37,79 +38,82 @@ use crate::reply::{Reply, Step};
 use crate::request::Request;
 use crate::server::Server;
 
-/// Longest time that a request may take to arrive.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Longest time in which a client takes nothing of its answer.
-const STALL: Duration = Duration::from_secs(20);
-/// Maximum number of bytes of a request's head.
-const MOST_HEADERS: usize = 32 << 10;
-/// Maximum number of bytes of a request's body: addresses to be named.
-const MOST_BODY: usize = 4 << 20;
-/// Maximum number of requests that sample for some time, of all clients.
-const MOST_WAITING: usize = 64;
-/// Maximum number of connections at a time.
-const MOST_CONNECTIONS: usize = 512;
-/// How long nothing is accepted when that fails.
-const BREATH: Duration = Duration::from_millis(50);
-/// Time between looks after the sessions.
+/// Maximum time for a request to arrive.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum time for which a client may take none of its answer.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(20);
+/// Maximum size of a request's head, in bytes.
+const MAX_HEAD: usize = 32 << 10;
+/// Maximum size of a request's body (addresses to name), in bytes.
+const MAX_BODY: usize = 4 << 20;
+/// Maximum number of requests that wait while a session samples.
+const MAX_WAITING: usize = 64;
+/// Maximum number of open connections.
+const MAX_CONNECTIONS: usize = 512;
+/// Pause after `accept` has failed for lack of resources.
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(50);
+/// Interval between checks of sessions and of waiting clients.
 pub const TICK: Duration = Duration::from_millis(100);
 
-/// Where clients come from.
+/// Listening socket.
 pub enum Listener {
     /// The network, mostly loopback.
     Tcp(TcpListener),
-    /// A socket in the file system.
+    /// Unix socket.
     Unix(UnixListener),
 }
 
-/// What connections share.
+/// State shared by all connections.
 struct Shared {
     server: Server,
     guard: Guard,
-    /// Permits to work.
+    /// Permits to use a worker thread.
     work: Semaphore,
     /// Permits to wait while a session samples.
     waiting: Semaphore,
-    connections: Mutex<BTreeMap<u64, Open>>,
+    /// Open connections by number, in order of age.
+    connections: Mutex<BTreeMap<u64, Connection>>,
 }
 
-/// A connection that is open.
-struct Open {
+/// An open connection.
+struct Connection {
     abort: AbortHandle,
+    /// Set while a request is processed.
     is_busy: Arc<AtomicBool>,
 }
 
 impl Shared {
-    /// Makes room for one more connection; whether there is any.
+    /// Evicts an idle connection if there are too many. Returns false if all are busy.
     fn make_room(&self) -> bool {
         let mut open = self
             .connections
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        if open.len() < MOST_CONNECTIONS {
+        if open.len() < MAX_CONNECTIONS {
             return true;
         }
         self.server.counts.evicted.fetch_add(1, Ordering::Relaxed);
-        let is_idle = |(_, open): &(&u64, &Open)| !open.is_busy.load(Ordering::Relaxed);
+        let is_idle =
+            |(_, connection): &(&u64, &Connection)| !connection.is_busy.load(Ordering::Relaxed);
         let oldest = open.iter().find(is_idle).map(|(number, _)| *number);
         let Some(oldest) = oldest else {
             return false;
         };
-        if let Some(open) = open.remove(&oldest) {
-            open.abort.abort();
+        if let Some(connection) = open.remove(&oldest) {
+            connection.abort.abort();
         }
         true
     }
 
-    fn note(&self, number: u64, open: Open) {
+    fn add(&self, number: u64, connection: Connection) {
         let mut all = self
             .connections
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        all.insert(number, open);
+        all.insert(number, connection);
     }
 
-    fn forget(&self, number: u64) {
+    fn remove(&self, number: u64) {
         let mut all = self
             .connections
             .lock()
@@ -118,7 +122,7 @@ impl Shared {
     }
 }
 
-/// Serves until `end` comes.
+/// Serves until `end` completes.
 pub async fn serve(
     listener: Listener,
     server: Server,
@@ -130,7 +134,7 @@ pub async fn serve(
         server,
         guard,
         work: Semaphore::new(threads.clamp(2, 8)),
-        waiting: Semaphore::new(MOST_WAITING),
+        waiting: Semaphore::new(MAX_WAITING),
         connections: Mutex::default(),
     });
     let local = LocalSet::new();
@@ -142,9 +146,11 @@ pub async fn serve(
                     number += 1;
                     begin(&shared, stream, number);
                 }
-                // Out of descriptors, mostly: some are closed in a moment.
-                Err(error) if is_short(&error) => tokio::time::sleep(BREATH).await,
-                // A client that has left already.
+                // Usually out of descriptors: some will be closed soon.
+                Err(error) if is_out_of_resources(&error) => {
+                    tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await;
+                }
+                // The client has already left.
                 Err(_) => {}
             }
         }
@@ -152,15 +158,16 @@ pub async fn serve(
     either(accepting, end).await;
 }
 
-/// Whether there is no room for another connection, so that trying again at once is pointless.
-fn is_short(error: &io::Error) -> bool {
-    let short = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS];
+/// Returns true if `accept` failed for lack of resources, so that an immediate retry would fail
+/// too.
+fn is_out_of_resources(error: &io::Error) -> bool {
+    let resources = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS];
     error
         .raw_os_error()
-        .is_none_or(|code| short.contains(&code))
+        .is_none_or(|code| resources.contains(&code))
 }
 
-/// Until one of the two is done.
+/// Waits until one of the two futures is done.
 async fn either(one: impl Future<Output = ()>, other: impl Future<Output = ()>) {
     let mut one = std::pin::pin!(one);
     let mut other = std::pin::pin!(other);
@@ -175,12 +182,13 @@ async fn either(one: impl Future<Output = ()>, other: impl Future<Output = ()>) 
 
 /// A connection's two directions.
 trait Stream: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin {
-    /// Who is at its other end.
+    /// Returns the other end of the connection.
     fn client(&self) -> Client;
 }
 
 impl Stream for TcpStream {
-    /// One that sends nothing more looks like one that has left.
+    /// Treats a client that has shut down its sending side as one that has left, because they look
+    /// the same.
     fn client(&self) -> Client {
         Client {
             descriptor: self.as_raw_fd(),
@@ -198,11 +206,11 @@ impl Stream for UnixStream {
     }
 }
 
-/// Who is at the other end of a connection, as long as that is open.
+/// The other end of an open connection.
 #[derive(Clone, Copy)]
 struct Client {
     descriptor: RawFd,
-    /// The event that signals that it has left.
+    /// Poll event that signals that the client has left.
     end: libc::c_short,
 }
 
@@ -213,7 +221,7 @@ impl Client {
             events: self.end,
             revents: 0,
         };
-        // SAFETY: `poll` is one initialised pollfd, and the count says so.
+        // SAFETY: `poll` is one initialised pollfd, which outlives the call.
         let ready = unsafe { libc::poll(&raw mut poll, 1, 0) };
         ready > 0 && poll.revents & (self.end | libc::POLLHUP | libc::POLLERR) != 0
     }
@@ -224,7 +232,7 @@ impl Listener {
         Ok(match self {
             Self::Tcp(listener) => {
                 let (stream, _) = listener.accept().await?;
-                // Without it small answers come later.
+                // Otherwise small answers are delayed.
                 let _ = stream.set_nodelay(true);
                 Box::new(stream)
             }
@@ -233,7 +241,7 @@ impl Listener {
     }
 }
 
-/// Serves a connection, beside the others.
+/// Starts a task that serves a connection.
 fn begin(shared: &Arc<Shared>, stream: Box<dyn Stream>, number: u64) {
     if !shared.make_room() {
         return;
@@ -241,9 +249,10 @@ fn begin(shared: &Arc<Shared>, stream: Box<dyn Stream>, number: u64) {
     let is_busy = Arc::new(AtomicBool::new(false));
     let task = connection(Arc::clone(shared), stream, number, Arc::clone(&is_busy));
     let abort = tokio::task::spawn_local(task).abort_handle();
-    shared.note(number, Open { abort, is_busy });
+    shared.add(number, Connection { abort, is_busy });
 }
 
+/// Serves the requests of a connection.
 async fn connection(
     shared: Arc<Shared>,
     stream: Box<dyn Stream>,
@@ -251,36 +260,36 @@ async fn connection(
     is_busy: Arc<AtomicBool>,
 ) {
     let client = stream.client();
-    let io = Impatient::new(TokioIo::new(stream));
+    let io = TimedWrites::new(TokioIo::new(stream));
     let answering = Arc::clone(&shared);
     let service = service_fn(move |request| {
         let (shared, is_busy) = (Arc::clone(&answering), Arc::clone(&is_busy));
         async move {
-            let reply = answer(&shared, request, (client, &is_busy)).await;
+            let reply = answer(&shared, request, client, &is_busy).await;
             Ok::<_, Infallible>(response(&shared, reply))
         }
     });
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(PATIENCE)
-        // Somewhat more than the maximum of a head: `read` decides by its bytes which one is too
-        // long.
-        .max_buf_size(2 * MOST_HEADERS)
-        // A client may say that it sends nothing more, and still wait for its answer.
+        .header_read_timeout(REQUEST_TIMEOUT)
+        // More than the maximum of a head, whose exact size `read` checks.
+        .max_buf_size(2 * MAX_HEAD)
+        // A client may shut down its sending side and still wait for its answer.
         .half_close(true)
         .serve_connection(io, service)
         .await;
-    // How a client leaves is its own affair.
+    // The way in which a client disconnects is not reported.
     drop(served);
-    shared.forget(number);
+    shared.remove(number);
 }
 
-/// Reads a request and answers it. Only a connection whose request is being processed is busy: one
-/// that sends slowly may be closed in favour of others.
+/// Reads a request and answers it. The connection is busy only while the request is processed, so
+/// one that sends slowly may be evicted.
 async fn answer(
     shared: &Shared,
     request: hyper::Request<Incoming>,
-    (client, is_busy): (Client, &AtomicBool),
+    client: Client,
+    is_busy: &AtomicBool,
 ) -> Reply {
     match read(shared, request).await {
         Ok(request) => {
@@ -296,11 +305,11 @@ async fn answer(
 /// Checks and reads a request.
 async fn read(shared: &Shared, request: hyper::Request<Incoming>) -> Result<Request, Reply> {
     let (head, body) = request.into_parts();
-    if head_bytes(&head) > MOST_HEADERS {
-        let why = format!("the head of a request has at most {MOST_HEADERS} bytes");
+    if head_bytes(&head) > MAX_HEAD {
+        let why = format!("the head of a request has at most {MAX_HEAD} bytes");
         return Err(Reply::refusal(431, why));
     }
-    // Programs between us and the client may have gone by the other one.
+    // A proxy may have used another of several `Host` headers than we would.
     if head.headers.get_all("host").iter().count() > 1 {
         return Err(Reply::refusal(
             400,
@@ -322,17 +331,17 @@ async fn read(shared: &Shared, request: hyper::Request<Incoming>) -> Result<Requ
         .and_then(|value| value.to_str().ok())
         .unwrap_or_default()
         .to_owned();
-    let body = Limited::new(body, MOST_BODY).collect();
-    let body = tokio::time::timeout(PATIENCE, body).await;
+    let body = Limited::new(body, MAX_BODY).collect();
+    let body = tokio::time::timeout(REQUEST_TIMEOUT, body).await;
     let body = body.map_err(|_| Reply::refusal(408, "the request did not arrive in time"))?;
     let body =
-        body.map_err(|_| Reply::refusal(413, format!("a request has at most {MOST_BODY} bytes")))?;
+        body.map_err(|_| Reply::refusal(413, format!("a request has at most {MAX_BODY} bytes")))?;
     asked.body = body.to_bytes().to_vec();
     Ok(asked)
 }
 
-/// Bytes of a request's head as it is commonly sent: lines that end in CRLF, and one space after
-/// the colons.
+/// Returns the size of a request's head in its usual form: lines that end in CRLF, and one space
+/// after each colon.
 fn head_bytes(head: &hyper::http::request::Parts) -> usize {
     const LINE: usize = "  HTTP/1.1\r\n".len();
     let target = head
@@ -344,7 +353,7 @@ fn head_bytes(head: &hyper::http::request::Parts) -> usize {
     head.method.as_str().len() + target + LINE + lines.sum::<usize>() + "\r\n".len()
 }
 
-/// Has a request answered by another thread, step by step, as long as its client is there.
+/// Has worker threads answer a request step by step, as long as its client is connected.
 async fn work(shared: &Shared, request: Request, client: Client) -> Reply {
     let server = shared.server.clone();
     let mut waits = None;
@@ -408,13 +417,14 @@ fn response(shared: &Shared, reply: Reply) -> Response<Full<Bytes>> {
     response
 }
 
-/// A connection whose writes fail when the client takes nothing for [`STALL`].
-struct Impatient<T> {
+/// A connection whose writes fail if the client takes nothing for [`WRITE_TIMEOUT`].
+struct TimedWrites<T> {
     inner: T,
+    /// Timer of a write that is blocked.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
-impl<T> Impatient<T> {
+impl<T> TimedWrites<T> {
     fn new(inner: T) -> Self {
         Self {
             inner,
@@ -422,7 +432,7 @@ impl<T> Impatient<T> {
         }
     }
 
-    /// What a write came to, or its failure when it has waited too long.
+    /// Passes on the result of a write, or fails if it has been blocked for too long.
     fn watch<R>(
         &mut self,
         context: &mut Context<'_>,
@@ -432,14 +442,14 @@ impl<T> Impatient<T> {
             self.stalled = None;
             return done;
         }
-        let new = || Box::pin(tokio::time::sleep_until(Instant::now() + STALL));
+        let new = || Box::pin(tokio::time::sleep_until(Instant::now() + WRITE_TIMEOUT));
         let stalled = self.stalled.get_or_insert_with(new);
         ready!(stalled.as_mut().poll(context));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
-impl<T: Read + Unpin> Read for Impatient<T> {
+impl<T: Read + Unpin> Read for TimedWrites<T> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -449,7 +459,7 @@ impl<T: Read + Unpin> Read for Impatient<T> {
     }
 }
 
-impl<T: Write + Unpin> Write for Impatient<T> {
+impl<T: Write + Unpin> Write for TimedWrites<T> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

@@ -1,5 +1,4 @@
-//! Work done by the other programs of this project, in a temporary directory. When dropped, it is
-//! terminated.
+//! Runs the other programs of this project, each in a temporary directory.
 
 use std::fs::File;
 use std::io::Read;
@@ -13,12 +12,12 @@ use tempfile::TempDir;
 
 use crate::reply::{Reply, Step};
 
-/// Time between looks at whether it is done.
-const LOOK: Duration = Duration::from_millis(20);
-/// Maximum length of a program's messages that is passed on.
-const MOST_SAID: u64 = 2048;
+/// Interval between checks for a program's exit.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Maximum length of a program's messages that is passed on, in bytes.
+const MAX_MESSAGE: u64 = 2048;
 
-/// A program at work.
+/// A running program. Killed on drop.
 pub struct Job {
     child: Child,
     directory: TempDir,
@@ -28,18 +27,18 @@ pub struct Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        // It may have ended; it is waited for in either case.
+        // The program may have exited already. It is reaped in either case.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
 impl Job {
-    /// Starts a program, in its directory.
+    /// Starts a program in `directory`. It fails when it takes longer than `timeout`.
     pub fn start(
         program: &'static str,
         directory: TempDir,
-        patience: Duration,
+        timeout: Duration,
         arguments: impl FnOnce(&mut Command),
     ) -> Result<Self, Reply> {
         let failed = |error: std::io::Error| {
@@ -58,17 +57,17 @@ impl Job {
         Ok(Self {
             child: command.spawn().map_err(failed)?,
             directory,
-            deadline: Instant::now() + patience,
+            deadline: Instant::now() + timeout,
             program,
         })
     }
 
-    /// Its directory.
+    /// Returns the program's directory.
     pub fn path(&self) -> &Path {
         self.directory.path()
     }
 
-    /// Waits `first`, then until it has ended, and continues with what it has made.
+    /// Waits for `first`, then until the program has exited, and calls `finish` to make the answer.
     pub fn then(
         self,
         first: Duration,
@@ -77,7 +76,8 @@ impl Job {
         self.then_or(first, finish, |_| None)
     }
 
-    /// The same with an answer for some of its failures.
+    /// Like [`Job::then`], but if the program fails, `otherwise` may make an answer from its
+    /// message.
     pub fn then_or(
         mut self,
         first: Duration,
@@ -88,7 +88,9 @@ impl Job {
             first,
             Box::new(move || match self.child.try_wait() {
                 Ok(Some(status)) if status.success() => finish(&self).into(),
-                Ok(None) if Instant::now() < self.deadline => self.then_or(LOOK, finish, otherwise),
+                Ok(None) if Instant::now() < self.deadline => {
+                    self.then_or(POLL_INTERVAL, finish, otherwise)
+                }
                 Ok(None) => Reply::refusal(503, format!("{} takes too long", self.program)).into(),
                 ended => {
                     let said = self.said(ended.ok().flatten());
@@ -101,12 +103,12 @@ impl Job {
         )
     }
 
-    /// Returns its message about its failure, or how it ended.
+    /// Returns the program's error message, or the way in which it ended.
     fn said(&self, status: Option<ExitStatus>) -> String {
         let mut said = Vec::new();
         let file = File::open(self.directory.path().join("said"));
-        // If it cannot be read, nothing was said.
-        let _ = file.and_then(|file| file.take(MOST_SAID).read_to_end(&mut said));
+        // An unreadable file counts as empty.
+        let _ = file.and_then(|file| file.take(MAX_MESSAGE).read_to_end(&mut said));
         match String::from_utf8_lossy(&said).trim() {
             "" => match status.and_then(|status| status.signal()) {
                 Some(libc::SIGSYS) => format!(

@@ -1,13 +1,15 @@
-//! `mem_server`: makes the processes with the agent available to programs elsewhere.
-//! `mem_profiler serve` and `mem_profiler push` are this program, which is a separate one so that
-//! the one for boards stays small.
+//! `mem_server`: serves the profiles of processes with the agent over HTTP, and pushes them to
+//! receivers.
 //!
-//! Promises: profiles are made outside their process, from its segment; nothing ever listens,
-//! connects or computes inside a target. Only a child with limits reads files of targets
-//! ([`naming`]). What clients may consume is bounded ([`http`]), and whether they may ask is
-//! checked ([`guard`]).
+//! `mem_profiler serve` and `mem_profiler push` run this program. It is separate so that
+//! `mem_profiler` stays small, for boards.
 //!
-//! Limits: what this user may not profile is not served either. TLS is left to a proxy.
+//! Guarantees: profiles are made outside the target, from its segment; nothing listens, connects or
+//! computes inside a target. Only a child process with resource limits reads the files of targets
+//! ([`naming`]). What clients may consume is bounded ([`http`]), and their access is checked
+//! ([`guard`]).
+//!
+//! Limits: serves only processes that this user may profile. TLS is left to a proxy.
 
 pub mod address;
 mod agents;
@@ -41,7 +43,7 @@ use clap::{CommandFactory, Parser};
 use cli::{Cli, Command};
 use mem_agents::stdout;
 
-/// Executes the command line.
+/// Runs the command line.
 pub fn run() -> ExitCode {
     let cli = Cli::try_parse();
     let cli = cli.unwrap_or_else(|error| stdout::answer("mem_server", &error));
@@ -71,8 +73,7 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// Prints something on standard error, whether or not that succeeds: a full disk must not end a
-/// server.
+/// Prints a message on standard error. Ignores failure, because a full disk must not end a server.
 fn say(message: &str) {
     let _ = writeln!(std::io::stderr().lock(), "mem_server: {message}");
 }

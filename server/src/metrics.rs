@@ -1,7 +1,7 @@
 //! `/metrics`: Prometheus' text format 0.0.4, or OpenMetrics 1.0 for clients that accept it.
 //!
-//! The number of series is bounded: a fixed number of each process, of at most [`MOST`] processes;
-//! names of functions are not labels. A value that is currently unknown is left out.
+//! The number of series is bounded: each of at most [`MAX_PROCESSES`] processes has a fixed number
+//! of them, and function names are not labels. A value that is currently unknown is omitted.
 
 use std::fmt::Write;
 use std::sync::atomic::Ordering;
@@ -17,15 +17,15 @@ use mem_agents::text;
 use proc::Stat;
 use shm_protocol::layout::BANK_HEADER_BYTES;
 
-use crate::board::MOST;
+use crate::board::MAX_PROCESSES;
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::server::Server;
 
-/// Age from which on the allocator's own figures are not treated as present.
+/// Age from which the allocator's own statistics are not reported any more, in ns.
 const STALE_NS: u64 = 5_000_000_000;
-/// Maximum number of characters of a process's name.
-const MOST_NAME: usize = 64;
+/// Maximum length of a process's name in labels, in characters.
+const MAX_NAME: usize = 64;
 
 /// A family of metrics.
 struct Family {
@@ -124,7 +124,7 @@ const UPTIME: Family = gauge(
     "Time since the server began.",
 );
 
-/// The metrics, in the format that is accepted.
+/// Returns the metrics in the format that the client accepts.
 pub fn answer(server: &Server, request: &Request) -> Reply {
     let open = request.accept.contains("application/openmetrics-text");
     let mut page = Page {
@@ -162,6 +162,7 @@ pub fn answer(server: &Server, request: &Request) -> Reply {
     Reply::of("text/plain; version=0.0.4; charset=utf-8", page.text)
 }
 
+/// Adds the metrics of the server itself.
 fn own(server: &Server, processes: usize, page: &mut Page) {
     page.one(&PROCESSES, "", processes as f64);
     page.head(&REQUESTS);
@@ -181,13 +182,14 @@ fn own(server: &Server, processes: usize, page: &mut Page) {
 }
 
 fn cpu_seconds(stat: &Stat) -> f64 {
-    // SAFETY: a plain call.
+    // SAFETY: sysconf takes an integer and returns one.
     let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
     stat.cpu_ticks as f64 / ticks.max(1) as f64
 }
 
-/// The text under construction.
+/// Text under construction.
 struct Page {
+    /// Set for OpenMetrics.
     open: bool,
     text: String,
 }
@@ -195,7 +197,7 @@ struct Page {
 impl Page {
     fn head(&mut self, family: &Family) {
         let Family { name, kind, help } = family;
-        // OpenMetrics names the family, the older format the sample.
+        // OpenMetrics names the family; the older format names its samples.
         let total = if !self.open && *kind == "counter" {
             "_total"
         } else {
@@ -225,14 +227,17 @@ impl Page {
     }
 }
 
-/// A process's numbers.
+/// Metrics of a process.
 struct Process {
     labels: String,
     samples: Vec<Sample>,
 }
 
+/// A value of a process.
 struct Sample {
+    /// Name of the metric's family.
     family: &'static str,
+    /// Additional labels; empty if there are none.
     more: &'static str,
     value: f64,
 }
@@ -247,19 +252,20 @@ impl Process {
     }
 }
 
+/// Collects the metrics of all processes.
 fn processes(server: &Server) -> Vec<Process> {
     let mut head = Head::new();
-    let agents = server.agents.all().take(MOST);
+    let agents = server.agents.all().take(MAX_PROCESSES);
     agents.filter_map(|agent| one(&agent, &mut head)).collect()
 }
 
-/// The labels of a process.
+/// Formats the labels of a process.
 fn labels(agent: &Agent) -> String {
-    let name: String = text::escape(&agent.name).chars().take(MOST_NAME).collect();
+    let name: String = text::escape(&agent.name).chars().take(MAX_NAME).collect();
     format!("pid=\"{}\",process=\"{}\"", agent.pid, escaped(&name))
 }
 
-/// A label's value as in both formats.
+/// Escapes the value of a label, which is equal in both formats.
 fn escaped(value: &str) -> String {
     value
         .replace('\\', "\\\\")
@@ -267,6 +273,7 @@ fn escaped(value: &str) -> String {
         .replace('\n', "\\n")
 }
 
+/// Collects the metrics of a process.
 fn one(agent: &Agent, head: &mut Head) -> Option<Process> {
     let mut process = Process {
         labels: labels(agent),
@@ -277,8 +284,8 @@ fn one(agent: &Agent, head: &mut Head) -> Option<Process> {
     process.add("mem_profiler_session_running", f64::from(u8::from(running)));
     if let Some(session) = live::session_of(agent, &header).filter(|_| running) {
         process.add("mem_profiler_interval_bytes", session.interval as f64);
-        // Another session may have begun, or the process ended: then nothing is reported about this
-        // one.
+        // Fails if another session has started or the process has ended. Then the metrics of this
+        // session are omitted.
         let _ = of_session(agent, &session, &mut process);
     }
     if let Ok(bytes) = agent.segment.memory_bytes() {
@@ -304,7 +311,7 @@ fn one(agent: &Agent, head: &mut Head) -> Option<Process> {
     Some(process)
 }
 
-/// A figure of the allocator as a label.
+/// Returns the label for one of the allocator's statistics.
 fn figure(name: &str) -> &'static str {
     match name {
         "allocated" => ",figure=\"allocated\"",
@@ -316,6 +323,7 @@ fn figure(name: &str) -> &'static str {
     }
 }
 
+/// Adds the metrics of a session. Returns `None` if it is over.
 fn of_session(
     agent: &Agent,
     session: &shm_protocol::segment::Session,
@@ -327,19 +335,18 @@ fn of_session(
     let sums = Snapshot::read_sums(&agent.segment, session).ok()?;
     let now = shm_protocol::clock::tick_of(now_ns())
         .wrapping_sub(shm_protocol::clock::tick_of(session.start_ns));
-    let (mut allocated, mut freed, mut variance) = ((0.0, 0.0), (0.0, 0.0), 0.0);
+    let mut allocated = Amount::default();
+    let mut freed = Amount::default();
+    let mut variance = 0.0;
     for record in &sums {
         let sums = record.sums(now);
-        allocated = (
-            allocated.0 + sums.alloc_objects,
-            allocated.1 + sums.alloc_bytes,
-        );
-        freed = (freed.0 + sums.free_objects, freed.1 + sums.free_bytes);
+        allocated.add(sums.alloc_objects, sums.alloc_bytes);
+        freed.add(sums.free_objects, sums.free_bytes);
         variance += sums.live_variance;
     }
     process.add(
         "mem_profiler_live_bytes",
-        (allocated.1 - freed.1).max(0.0).round(),
+        (allocated.bytes - freed.bytes).max(0.0).round(),
     );
     process.add(
         "mem_profiler_live_error_bytes",
@@ -347,11 +354,11 @@ fn of_session(
     );
     process.add(
         "mem_profiler_live_objects",
-        (allocated.0 - freed.0).max(0.0).round(),
+        (allocated.objects - freed.objects).max(0.0).round(),
     );
-    process.add("mem_profiler_allocated_bytes", allocated.1.round());
-    process.add("mem_profiler_allocated_objects", allocated.0.round());
-    // The first is that of samples without room.
+    process.add("mem_profiler_allocated_bytes", allocated.bytes.round());
+    process.add("mem_profiler_allocated_objects", allocated.objects.round());
+    // The first record is that of samples without room in the table.
     let stacks = sums
         .iter()
         .skip(1)
@@ -373,6 +380,20 @@ fn of_session(
         );
     }
     Some(())
+}
+
+/// Objects and their bytes.
+#[derive(Clone, Copy, Default)]
+struct Amount {
+    objects: f64,
+    bytes: f64,
+}
+
+impl Amount {
+    fn add(&mut self, objects: f64, bytes: f64) {
+        self.objects += objects;
+        self.bytes += bytes;
+    }
 }
 
 #[cfg(test)]

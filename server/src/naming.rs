@@ -1,8 +1,9 @@
-//! A cache of names of code: an address of a file is looked up once, whichever processes run it.
+//! Cache of function names: each address of a file is looked up once for all processes that run it.
 //!
-//! Files of targets may be crafted, and this program has threads, so that it cannot read them in a
-//! fork of itself: they are read by `mem_server names`, a child with limits, which gets a profile
-//! of the code that is new, and answers with its names. It is killed when it takes too long.
+//! Files of targets may be crafted, and this program has threads, so it cannot read them in a fork
+//! of itself. Instead, a child process `mem_server names` reads them, with resource limits: it gets
+//! a profile of the code that is not cached, and returns the profile with names. It is killed if it
+//! takes too long.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -18,52 +19,57 @@ use heap_format::{
 };
 use symbols::{Options, apart};
 
-/// Longest time that new names are waited for.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// How long nothing is asked after a failure.
-const REST: Duration = Duration::from_secs(30);
-/// How long names of code without a file are kept: it may be compiled again at any time.
-const JIT_LIFE: Duration = Duration::from_secs(60);
-/// Maximum number of addresses that are kept.
-const MOST: usize = 1 << 20;
-/// Maximum number of bytes of an answer.
-const MOST_ANSWER: u64 = 1 << 30;
+/// Maximum time to wait for new names.
+const NAMES_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time after a failure in which no child is started.
+const RETRY_AFTER: Duration = Duration::from_secs(30);
+/// Time for which names of JIT code are cached: it may be recompiled at any time.
+const JIT_LIFETIME: Duration = Duration::from_secs(60);
+/// Maximum number of cached addresses.
+const MAX_CACHED: usize = 1 << 20;
+/// Maximum size of a child's answer, in bytes.
+const MAX_ANSWER: u64 = 1 << 30;
 
-/// Names by address, for all processes.
+/// The cache, and the program that fills it.
 pub struct Naming {
-    /// This program.
+    /// Path of this program.
     program: PathBuf,
     known: Mutex<Known>,
-    /// Held while a child is asked, so that nothing is asked twice.
+    /// Held while a child runs, so that no address is looked up twice at the same time.
     asking: Mutex<()>,
 }
 
+/// Contents of the cache.
 #[derive(Default)]
 struct Known {
+    /// Number of each file.
     files: HashMap<(PathBuf, BuildId), u32>,
     frames: HashMap<Key, Named>,
     functions: HashMap<Function, Arc<Function>>,
-    rest_until: Option<Instant>,
+    /// Time until which no child is started, after a failure.
+    retry_at: Option<Instant>,
 }
 
-/// What an address means.
+/// Identity of a code address.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Key {
-    /// For a file, by its number and offset.
+    /// Number of the file, and offset in it.
     File(u32, u64),
-    /// Of a process without a file.
+    /// Pid, and address outside files.
     Jit(u32, u64),
 }
 
-/// Functions at an address, innermost first; none if nothing is known of it.
+/// Names of an address.
 #[derive(Clone)]
 struct Named {
+    /// Functions with line and column, innermost first; empty if unknown.
     frames: Arc<[(Arc<Function>, u32, u32)]>,
+    /// Expiry; `None`: never.
     until: Option<Instant>,
 }
 
 impl Naming {
-    /// Names found by `program`, which is this one.
+    /// Creates an empty cache that is filled by `program`, which should be this program.
     pub fn new(program: PathBuf) -> Self {
         Self {
             program,
@@ -72,7 +78,7 @@ impl Naming {
         }
     }
 
-    /// Names the code of a profile as far as that is possible; why not all of it, if something
+    /// Names the code of a profile as far as possible. Returns an error message if something
     /// failed.
     pub fn name(&self, profile: &mut Profile) -> Option<String> {
         let mut trouble = None;
@@ -87,9 +93,10 @@ impl Naming {
         trouble.map(|error| format!("{error:#}"))
     }
 
+    /// Has a child name the locations `missing` and caches the result.
     fn look_up(&self, profile: &Profile, missing: &[usize]) -> anyhow::Result<()> {
-        let resting = lock(&self.known).rest_until;
-        if resting.is_some_and(|until| Instant::now() < until) {
+        let retry_at = lock(&self.known).retry_at;
+        if retry_at.is_some_and(|at| Instant::now() < at) {
             bail!("functions are not named for a while, after a failure");
         }
         match self.ask(&code(profile, missing)) {
@@ -98,13 +105,13 @@ impl Naming {
                 Ok(())
             }
             Err(error) => {
-                lock(&self.known).rest_until = Some(Instant::now() + REST);
+                lock(&self.known).retry_at = Some(Instant::now() + RETRY_AFTER);
                 Err(error.context("functions cannot be named"))
             }
         }
     }
 
-    /// Has a child name code.
+    /// Has a child name the code in a profile. Returns that profile with names.
     fn ask(&self, code: &Profile) -> anyhow::Result<Profile> {
         let mut question = Vec::new();
         heap_format::dump::write(code, &mut question)?;
@@ -121,7 +128,7 @@ impl Naming {
     }
 }
 
-/// Sends the question and reads the answer, in time.
+/// Sends the question to a child and reads its answer, within the timeout.
 fn talk(child: &mut Child, question: Vec<u8>) -> anyhow::Result<Vec<u8>> {
     let (to, from) = (child.stdin.take(), child.stdout.take());
     let (mut to, from) = to.zip(from).context("there is no pipe")?;
@@ -130,33 +137,33 @@ fn talk(child: &mut Child, question: Vec<u8>) -> anyhow::Result<Vec<u8>> {
         let mut answer = Vec::new();
         let done = to.write_all(&question).and_then(|()| {
             drop(to);
-            from.take(MOST_ANSWER).read_to_end(&mut answer)
+            from.take(MAX_ANSWER).read_to_end(&mut answer)
         });
-        // Perhaps no client is waiting any more.
+        // Fails if the timeout has expired.
         let _ = sender.send(done.map(|_| answer));
     };
     std::thread::Builder::new().spawn(talk)?;
-    match receiver.recv_timeout(PATIENCE) {
+    match receiver.recv_timeout(NAMES_TIMEOUT) {
         Ok(answer) => Ok(answer?),
         Err(RecvTimeoutError::Timeout) => bail!("reading their files takes too long"),
         Err(RecvTimeoutError::Disconnected) => bail!("the reader of files is gone"),
     }
 }
 
-/// Ends the child with all that it started.
+/// Kills a child and its process group, and reaps the child.
 fn end(child: &mut Child) {
     let pid = child.id().cast_signed();
-    // SAFETY: plain calls; our own child, not yet waited for, and the group that it made for
-    // itself.
+    // SAFETY: both calls take integers. `child` is not reaped yet, so neither its pid nor the id of
+    // the group that it made for itself can have been reused.
     unsafe {
         libc::kill(-pid, libc::SIGKILL);
         libc::kill(pid, libc::SIGKILL);
     }
-    // It has been killed; there is nothing to learn from how it ended.
+    // The way in which it ended does not matter.
     let _ = child.wait();
 }
 
-/// A profile of these locations alone, one a stack.
+/// Returns a profile with only these locations, each as a stack.
 fn code(profile: &Profile, missing: &[usize]) -> Profile {
     let mut builder = ProfileBuilder::new(1);
     for mapping in &profile.mappings {
@@ -170,7 +177,7 @@ fn code(profile: &Profile, missing: &[usize]) -> Profile {
         boot_id: facts.boot_id.clone(),
         ..Facts::default()
     });
-    // Without values its stack would be left out.
+    // A stack without values would be dropped.
     let detail = Detail {
         alloc_samples: 1,
         alloc_objects: 1.0,
@@ -184,7 +191,7 @@ fn code(profile: &Profile, missing: &[usize]) -> Profile {
     builder.finish()
 }
 
-/// `mem_server names`: names the code of the profile on its standard input.
+/// Runs `mem_server names`: names the code of the profile on standard input.
 pub fn child() -> anyhow::Result<()> {
     apart::restrain();
     let mut profile = heap_format::read_from(io::stdin().lock(), "names")?;
@@ -196,7 +203,7 @@ pub fn child() -> anyhow::Result<()> {
         debuginfod: false,
         perf_map: None,
     };
-    // What is missing is shown by its file.
+    // Warnings are not needed: unnamed code is shown with its file.
     let _ = symbols::symbolize(&mut profile, &options);
     Ok(heap_format::pprof::write(
         &profile,
@@ -205,7 +212,7 @@ pub fn child() -> anyhow::Result<()> {
 }
 
 impl Known {
-    /// The key of a location; `None` for what has no address or has its name already.
+    /// Returns the key of a location, or `None` if it has no address or already has its name.
     fn key(&mut self, profile: &Profile, location: &Location) -> Option<Key> {
         if location.line_count > 0 || location.address == 0 || marker_at(location.address).is_some()
         {
@@ -223,7 +230,7 @@ impl Known {
         Some(Key::File(file, offset.wrapping_add(mapping.file_offset)))
     }
 
-    /// The locations that are not known.
+    /// Returns the indices of the locations that are not cached.
     fn missing(&mut self, profile: &Profile) -> Vec<usize> {
         let now = Instant::now();
         let mut missing = Vec::new();
@@ -239,10 +246,10 @@ impl Known {
         missing
     }
 
-    /// Keeps what a child has found.
+    /// Caches what a child has found for the locations `missing` of a profile.
     fn learn(&mut self, profile: &Profile, missing: &[usize], named: &Profile) {
         self.forget_old(Instant::now());
-        if self.frames.len() + missing.len() > MOST {
+        if self.frames.len() + missing.len() > MAX_CACHED {
             *self = Self::default();
         }
         let found: HashMap<u64, &Location> =
@@ -267,12 +274,12 @@ impl Known {
                 Some((function, line.line, line.column))
             });
             let frames = frames.collect();
-            let until = matches!(key, Key::Jit(..)).then(|| Instant::now() + JIT_LIFE);
+            let until = matches!(key, Key::Jit(..)).then(|| Instant::now() + JIT_LIFETIME);
             self.frames.insert(key, Named { frames, until });
         }
     }
 
-    /// Forgets names of code without a file whose time is over: a process that compiles code has ever new ones.
+    /// Drops expired names. Otherwise a process with a JIT would fill the cache.
     fn forget_old(&mut self, now: Instant) {
         let before = self.frames.len();
         let lasts = |named: &Named| named.until.is_none_or(|until| now < until);
@@ -283,7 +290,7 @@ impl Known {
         }
     }
 
-    /// Writes the names that are known into a profile.
+    /// Stores cached names in a profile.
     fn apply(&mut self, profile: &mut Profile) {
         let mut numbers: HashMap<*const Function, u32> = HashMap::new();
         for number in 0..profile.locations.len() {
@@ -324,13 +331,13 @@ impl Known {
     }
 }
 
-/// Whether a mapping is of a file, which has the same code in each process.
+/// Returns true if a mapping refers to a file, whose code is then the same in every process.
 fn is_file(mapping: &Mapping) -> bool {
     mapping.path.is_absolute() && !mapping.path.starts_with("/dev/zero")
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What is kept is whole between any two statements.
+    // Each statement leaves the cache consistent, so a panic of another thread does no harm.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -353,7 +360,7 @@ mod tests {
             known.frames.insert(key, Named { frames, until });
         };
         put(Key::File(0, 1), "of a file", None);
-        put(Key::Jit(1, 1), "new", Some(now + JIT_LIFE));
+        put(Key::Jit(1, 1), "new", Some(now + JIT_LIFETIME));
         for address in 2..1000 {
             put(Key::Jit(1, address), &format!("old {address}"), Some(now));
         }

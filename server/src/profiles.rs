@@ -1,5 +1,4 @@
-//! Profiles as Go's net/http/pprof serves them (`/debug/pprof/…`), and as gperftools' programs do
-//! (`/pprof/…`).
+//! Serves profiles like Go's net/http/pprof (`/debug/pprof/…`) and like gperftools (`/pprof/…`).
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -13,17 +12,17 @@ use mem_agents::segment::Head;
 use crate::encoding;
 use crate::job::Job;
 use crate::reply::{Reply, Step};
-use crate::request::{MOST_SECONDS, Request};
+use crate::request::{MAX_SECONDS, Request};
 use crate::server::Server;
 
-/// How long a CPU profile takes unless the client says.
+/// Default duration of a CPU profile, in seconds.
 const CPU_SECONDS: u64 = 30;
-/// How long the CPU profiler may take beyond that.
-const CPU_PATIENCE: Duration = Duration::from_secs(60);
-/// Maximum number of addresses that are named at a time.
-const MOST_ADDRESSES: usize = 100_000;
+/// Maximum time that the CPU profiler may take in addition to the requested duration.
+const CPU_TIMEOUT: Duration = Duration::from_secs(60);
+/// Maximum number of addresses to name per request.
+const MAX_ADDRESSES: usize = 100_000;
 
-/// What a program that asks expects.
+/// Formats that a client expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
     /// `profile.proto`, with names.
@@ -32,7 +31,7 @@ pub enum Dialect {
     Gperftools,
 }
 
-/// `/debug/pprof/KIND` or `/pprof/KIND`; `None` if there is no such kind.
+/// Answers `/debug/pprof/KIND` or `/pprof/KIND`. Returns `None` if there is no such kind.
 pub fn answer(
     server: &Server,
     kind: &str,
@@ -54,7 +53,7 @@ pub fn answer(
     })
 }
 
-/// What is live, or what was allocated: the default of readers is `column`.
+/// Serves the heap profile. `column` is what readers show by default: live or allocated bytes.
 fn heap(
     server: &Server,
     dialect: Dialect,
@@ -78,13 +77,13 @@ fn heap(
     })
 }
 
-/// The profile of the session that runs now.
+/// Returns the profile of the running session.
 fn now(agent: &Agent) -> Result<Live, Reply> {
     let live = last(agent)?.filter(|live| live.running);
     live.ok_or_else(|| no_session(agent))
 }
 
-/// The profile of its last session, even if that is over.
+/// Returns the profile of the last session, even if it is over.
 fn last(agent: &Agent) -> Result<Option<Live>, Reply> {
     live::profile(agent, "served").map_err(|error| unreadable(agent, &error))
 }
@@ -105,7 +104,7 @@ fn unreadable(agent: &Agent, error: &dyn std::fmt::Display) -> Reply {
     Reply::refusal(503, format!("{}: {error}", agent.title()))
 }
 
-/// What changes over some time, in a session that runs at least as long.
+/// Serves the changes over `length`. If no session runs, one is started for that time.
 fn over(
     server: &Server,
     agent: Agent,
@@ -121,7 +120,7 @@ fn over(
     Ok(Step::Later(
         length,
         Box::new(move || {
-            // Where the process has ended, or somebody the session, what it had counted by then.
+            // If the process or the session has ended in the meantime, uses its final counts.
             let after = last(&agent).and_then(|live| live.ok_or_else(|| no_session(&agent)));
             drop(lease);
             let after = match after {
@@ -149,6 +148,7 @@ fn over(
     ))
 }
 
+/// Encodes a profile for a client.
 fn send(server: &Server, mut profile: Profile, column: &str, text: bool) -> Result<Reply, Reply> {
     let failed = |error: std::io::Error| Reply::refusal(500, error.to_string());
     if text {
@@ -166,13 +166,16 @@ fn send(server: &Server, mut profile: Profile, column: &str, text: bool) -> Resu
     Ok(Reply::file(name, encoding::pprof(profile).map_err(failed)?))
 }
 
-/// By how much the heap has grown since the session began, or over some time.
+/// Serves the growth of the heap since the session began, or over the requested time.
 fn growth(server: &Server, dialect: Dialect, request: &Request) -> Result<Step, Reply> {
     let agent = server.agents.one(request.process())?;
     let text = dialect == Dialect::Gperftools || request.is_on("debug");
-    let finish = move |server: &Server, profile: Profile| match text {
-        true => Ok(Reply::text(growth_text(&profile))),
-        false => send(server, profile, "inuse_space", false),
+    let finish = move |server: &Server, profile: Profile| {
+        if text {
+            Ok(Reply::text(growth_text(&profile)))
+        } else {
+            send(server, profile, "inuse_space", false)
+        }
     };
     match request.seconds()? {
         Some(seconds) => over(server, agent, seconds, finish),
@@ -180,23 +183,22 @@ fn growth(server: &Server, dialect: Dialect, request: &Request) -> Result<Step, 
     }
 }
 
-/// gperftools' text of a growth profile, with addresses as they are returned to.
+/// Formats a growth profile as gperftools does, with return addresses.
 fn growth_text(profile: &Profile) -> String {
     let column = |kind| profile.type_index(kind).unwrap_or(0);
     let (objects, bytes) = (column("inuse_objects"), column("inuse_space"));
-    let total = (profile.total(objects), profile.total(bytes));
-    let mut text = String::new();
-    let line = |(o, b): (i64, i64)| format!("{o:6}: {b:8} [{o:6}: {b:8}] @");
-    // Writing to a string cannot fail.
-    let _ = writeln!(text, "heap profile: {} growth", line(total));
+    let mut text = "heap profile: ".to_owned();
+    push_growth(&mut text, profile.total(objects), profile.total(bytes));
+    text.push_str(" growth\n");
     for (number, frames) in profile.stacks.iter().enumerate() {
         let values = profile.values_of(number);
         if values[bytes] == 0 && values[objects] == 0 {
             continue;
         }
-        text.push_str(&line((values[objects], values[bytes])));
+        push_growth(&mut text, values[objects], values[bytes]);
         for &frame in frames {
             let address = profile.locations[frame as usize].address;
+            // Writing to a string cannot fail.
             let _ = write!(text, " {:#x}", address.wrapping_add(1));
         }
         text.push('\n');
@@ -206,18 +208,24 @@ fn growth_text(profile: &Profile) -> String {
     text
 }
 
-/// Where CPU time goes, by `mem_profiler cpu`.
+/// Appends the four numbers of a line of a growth profile.
+fn push_growth(text: &mut String, objects: i64, bytes: i64) {
+    // Writing to a string cannot fail.
+    let _ = write!(text, "{objects:6}: {bytes:8} [{objects:6}: {bytes:8}] @");
+}
+
+/// Serves a CPU profile, taken by `mem_profiler cpu`.
 fn cpu_profile(server: &Server, dialect: Dialect, request: &Request) -> Result<Step, Reply> {
     let agent = server.agents.one(request.process())?;
     let seconds = request.seconds()?;
     let seconds = seconds.unwrap_or(Duration::from_secs(CPU_SECONDS));
-    debug_assert!(seconds.as_secs() <= MOST_SECONDS);
+    debug_assert!(seconds.as_secs() <= MAX_SECONDS);
     let directory = tempfile::tempdir();
     let directory = directory.map_err(|error| Reply::refusal(500, error.to_string()))?;
     let job = Job::start(
         "mem_profiler",
         directory,
-        seconds + CPU_PATIENCE,
+        seconds + CPU_TIMEOUT,
         |command| {
             command.args(["cpu", "-p", &agent.pid.to_string(), "-o", "./cpu", "-s"]);
             command.arg(seconds.as_secs().to_string());
@@ -243,13 +251,13 @@ fn cpu_profile(server: &Server, dialect: Dialect, request: &Request) -> Result<S
     }))
 }
 
-/// Whether the CPU profiler has no samples because the process did nothing. For any other reason, it
-/// gives no advice.
+/// Returns true if the CPU profiler failed because the process used no CPU time. Only that error
+/// comes with the advice to sample for longer.
 fn is_idle(said: &str) -> bool {
     said.contains(": no samples of its ") && said.contains("Sample for longer (-s)")
 }
 
-/// The profile of a process that used no CPU time to speak of: valid, and empty, as Go's is.
+/// Returns a valid empty profile of a process that used no CPU time, as Go does.
 fn idle(agent: &Agent, length: Duration, dialect: Dialect) -> Result<Reply, Reply> {
     let time = ValueType::new("cpu", "nanoseconds");
     let length_ns = u64::try_from(length.as_nanos()).unwrap_or(u64::MAX);
@@ -278,7 +286,7 @@ fn idle(agent: &Agent, length: Duration, dialect: Dialect) -> Result<Reply, Repl
     Ok(Reply::file("profile", body))
 }
 
-/// The file that the CPU profiler has written.
+/// Finds the file that the CPU profiler has written.
 fn file_of(job: &Job) -> Result<std::path::PathBuf, Reply> {
     let files = std::fs::read_dir(job.path());
     let files = files.map_err(|error| Reply::refusal(500, error.to_string()))?;
@@ -300,20 +308,21 @@ fn cmdline(server: &Server, dialect: Dialect, request: &Request) -> Result<Reply
     Ok(Reply::text(proc::command_line(agent.pid).join(separator)))
 }
 
-/// `num_symbols`, or the names of the addresses that were sent.
+/// Serves names of addresses: `num_symbols`, or the names of the addresses in the request.
 fn symbol(server: &Server, dialect: Dialect, request: &Request) -> Result<Reply, Reply> {
     let agent = server.agents.one(request.process())?;
     let mut answer = "num_symbols: 1\n".to_owned();
     let text = String::from_utf8_lossy(&request.body);
-    let asked = match request.is_post {
-        true => text.as_ref(),
-        false => &request.raw_query,
+    let asked = if request.is_post {
+        text.as_ref()
+    } else {
+        &request.raw_query
     };
     let addresses = asked.split('+').filter_map(|word| {
         let digits = word.trim().strip_prefix("0x")?;
         u64::from_str_radix(digits, 16).ok()
     });
-    let addresses: Vec<u64> = addresses.take(MOST_ADDRESSES).collect();
+    let addresses: Vec<u64> = addresses.take(MAX_ADDRESSES).collect();
     if addresses.is_empty() {
         return Ok(Reply::text(answer));
     }
@@ -323,7 +332,7 @@ fn symbol(server: &Server, dialect: Dialect, request: &Request) -> Result<Reply,
     let mut head = Head::new();
     let header = agent.segment.full_head(&mut head);
     let header = header.map_err(|error| unreadable(&agent, &error))?;
-    // They are those of calls, as profiles have them.
+    // The addresses are those of calls, as profiles have them: return addresses minus one.
     let returns: Vec<u64> = addresses.iter().map(|a| a.wrapping_add(1)).collect();
     let mut code = collect::code(&header, agent.pid, &returns, &[]);
     server.name(&mut code);
@@ -331,7 +340,7 @@ fn symbol(server: &Server, dialect: Dialect, request: &Request) -> Result<Reply,
         let location = code.stacks.get(number).first();
         let location = location.map(|&location| &code.locations[location as usize]);
         let lines = location.map(|location| code.lines_of(location));
-        // The innermost function is the first: the name of the code is that of the last.
+        // Innermost first: the last function is the one that contains the code.
         let name = lines.unwrap_or_default().last();
         if let Some(line) = name {
             let name = &code.functions[line.function as usize].name;
@@ -344,7 +353,7 @@ fn symbol(server: &Server, dialect: Dialect, request: &Request) -> Result<Reply,
     Ok(Reply::text(answer))
 }
 
-/// A profile that Go programs have and this one cannot: valid, and empty.
+/// Serves a valid empty profile, of a kind that Go programs have and this server does not.
 fn empty(server: &Server, kind: &str, request: &Request) -> Result<Step, Reply> {
     let agent = server.agents.one(request.process())?;
     let seconds = request.seconds()?;
@@ -377,7 +386,7 @@ fn empty(server: &Server, kind: &str, request: &Request) -> Result<Step, Reply> 
     })
 }
 
-/// gperftools' profile of waiting for locks, of which nothing is known.
+/// Serves gperftools' profile of lock contention, without any samples.
 fn contention(server: &Server, request: &Request) -> Result<Step, Reply> {
     let agent = server.agents.one(request.process())?;
     let mut text = "--- contention:\ncycles/second=1000000000\nsampling period=1\n\

@@ -1,16 +1,17 @@
 //! `push`: sends the profiles of a session to a receiver at regular intervals.
 //!
-//! The session is one of `mem_profiler`, as a child, which periodically writes a dump of each
-//! process into a directory: the spool. Dumps are sent in the order of their names, and removed
-//! when the receiver has accepted them, so that nothing is lost while it is unavailable, as long as
-//! the spool has room, nor when this program ends; what is there at its start is sent, too.
+//! The session is run by `mem_profiler`, as a child process, which periodically writes a dump of
+//! each target into a directory: the spool. Dumps are sent in the order of their names, and deleted
+//! when the receiver has accepted them. So nothing is lost while the receiver is unavailable, as
+//! long as the spool has room, nor if this program ends: dumps found at the start are sent as well.
 //!
-//! Promises: each profile is sent with its totals unchanged, however small a receiver wants it; no
-//! redirect is followed; the wait doubles up to a minute, unless the receiver says how long.
-//! Dropped profiles are reported, and once a minute the state. Memory does not grow with time.
+//! Guarantees: a profile's totals are unchanged, even if it has to be folded for the receiver.
+//! Redirects are not followed. The wait between attempts doubles up to a minute, unless the
+//! receiver requests another. Dropped profiles are reported, and the state is printed once a
+//! minute. Memory use does not grow over time.
 //!
 //! Limits: `http://` only; for `https://`, use a proxy or collector on this machine. A receiver
-//! that accepted a profile but failed to answer gets it twice.
+//! gets a profile twice if it accepted it but its answer was lost.
 
 mod client;
 mod feed;
@@ -39,15 +40,15 @@ use pace::Pace;
 use receiver::{Labels, Prepared, Receiver};
 use spool::Spool;
 
-/// Time between two looks at the spool.
-const LOOK: Duration = Duration::from_millis(200);
-/// Time between two lines about the state.
-const HEALTH: Duration = Duration::from_secs(60);
-/// How long is waited for a receiver at the end.
-const FAREWELL: Duration = Duration::from_secs(10);
+/// Interval between checks of the spool.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// Interval between status messages.
+const STATUS_INTERVAL: Duration = Duration::from_secs(60);
+/// Maximum time to send what is left in the spool when the session has ended.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The same where it would be lost: there is no spool.
-const LAST_FAREWELL: Duration = Duration::from_secs(30);
+/// Maximum time to send what is left when there is no spool, so that it would be lost.
+const FEED_DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Options of `push`.
 #[derive(Debug, Args)]
@@ -115,14 +116,14 @@ fn label(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// Set by a signal that requests the end.
+/// Set by the signal handler to end the program.
 static ENDING: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn end(_: libc::c_int) {
     ENDING.store(true, Ordering::Relaxed);
 }
 
-/// Executes the command.
+/// Runs the command.
 pub fn execute(args: PushArgs) -> anyhow::Result<()> {
     let client = Client::new(args.to, &args.url, args.gzip, args.timeout)?;
     let program = std::env::current_exe().context("this program's own path is not known")?;
@@ -141,7 +142,7 @@ pub fn execute(args: PushArgs) -> anyhow::Result<()> {
         return sender.follow(&Feed::begin()?);
     }
     for signal in [libc::SIGINT, libc::SIGTERM] {
-        // SAFETY: the handler stores a flag.
+        // SAFETY: the handler only stores to an atomic, which is async-signal-safe.
         unsafe { libc::signal(signal, end as *const () as libc::sighandler_t) };
     }
     let spool = Spool::open(args.spool.clone(), args.spool_size << 20)?;
@@ -149,11 +150,11 @@ pub fn execute(args: PushArgs) -> anyhow::Result<()> {
     sender.run(session, &spool)
 }
 
-/// Starts the session.
+/// Starts the session in a child process.
 fn session(args: &PushArgs, directory: &Path) -> anyhow::Result<Child> {
     let profiler = beside::program("mem_profiler");
     let mut command = Command::new(&profiler);
-    // It says what it fails at, and nothing of files that will be gone.
+    // Quiet: files that will be deleted are not announced, but errors are printed.
     command.args(["--quiet", "-c", &args.interval, "--every", &args.every]);
     command.arg("-o");
     command.arg(directory.join(spool::PREFIX));
@@ -161,7 +162,7 @@ fn session(args: &PushArgs, directory: &Path) -> anyhow::Result<Child> {
         command.args(["-p", process]);
     }
     let shown = printable::path(&profiler);
-    // A group of its own: Ctrl-C is for this program, which ends the session.
+    // In its own process group, so that Ctrl-C reaches only this program, which ends the session.
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
     command.stdin(Stdio::null()).stdout(Stdio::null());
     command
@@ -169,7 +170,7 @@ fn session(args: &PushArgs, directory: &Path) -> anyhow::Result<Child> {
         .with_context(|| format!("{shown} cannot be started"))
 }
 
-/// What was sent.
+/// Counts of what was sent.
 #[derive(Debug, Default)]
 struct Tally {
     sent: u64,
@@ -177,14 +178,15 @@ struct Tally {
     dropped: u64,
 }
 
-/// What became of a profile.
+/// Result of sending a profile.
 enum Fate {
-    /// The receiver has it, or never will.
+    /// The receiver has accepted it, or never will.
     Done,
-    /// It is to be tried again later.
+    /// To be retried later.
     Kept,
 }
 
+/// Sender of profiles.
 struct Sender {
     client: Client,
     naming: Option<Naming>,
@@ -195,7 +197,7 @@ struct Sender {
 }
 
 impl Sender {
-    /// Sends dumps that exist; all must be taken.
+    /// Sends existing dumps. Fails if one of them is not accepted.
     fn send_all(&mut self, dumps: &[PathBuf]) -> anyhow::Result<()> {
         for dump in dumps {
             while let Fate::Kept = self.send(dump)? {
@@ -219,19 +221,20 @@ impl Sender {
         Ok(())
     }
 
-    /// Sends the dumps that another program names. They stay where they are.
+    /// Sends the dumps that another program names, and does not delete them.
     fn follow(&mut self, feed: &Feed) -> anyhow::Result<()> {
         let mut waiting = VecDeque::new();
         let mut end = None;
         loop {
-            let patience = match waiting.is_empty() {
-                true => HEALTH,
-                false => self.pace.left(),
+            let timeout = if waiting.is_empty() {
+                STATUS_INTERVAL
+            } else {
+                self.pace.left()
             };
-            if !feed.collect(&mut waiting, patience) && end.is_none() {
-                end = Some(Instant::now() + LAST_FAREWELL);
+            if !feed.collect(&mut waiting, timeout) && end.is_none() {
+                end = Some(Instant::now() + FEED_DRAIN_TIMEOUT);
             }
-            while waiting.len() > feed::MOST {
+            while waiting.len() > feed::MAX_WAITING {
                 self.tally.dropped += 1;
                 waiting.pop_front();
             }
@@ -246,7 +249,7 @@ impl Sender {
             if waiting.is_empty() || Instant::now() >= end {
                 break;
             }
-            std::thread::sleep(self.pace.left().min(LOOK));
+            std::thread::sleep(self.pace.left().min(POLL_INTERVAL));
         }
         let Tally { sent, dropped, .. } = self.tally;
         let lost = waiting.len() as u64 + dropped;
@@ -257,45 +260,47 @@ impl Sender {
         Ok(())
     }
 
-    /// Sends what the session writes, until it ends or a signal comes.
+    /// Sends what the session writes, until it ends or a signal arrives.
     fn run(&mut self, mut session: Child, spool: &Spool) -> anyhow::Result<()> {
-        let mut health = Instant::now();
-        let mut asked = false;
+        let mut status_at = Instant::now();
+        let mut is_stopping = false;
         let status = loop {
             if let Some(status) = session.try_wait()? {
                 break status;
             }
-            if ENDING.load(Ordering::Relaxed) && !asked {
-                asked = true;
-                // SAFETY: our own child, not waited for yet.
+            if ENDING.load(Ordering::Relaxed) && !is_stopping {
+                is_stopping = true;
+                // SAFETY: kill takes integers; the child is not reaped, so the pid is still its
+                // own.
                 unsafe { libc::kill(session.id().cast_signed(), libc::SIGINT) };
             }
             if let Err(error) = self.empty(spool) {
-                // SAFETY: as above. It writes its last dumps, which stay in the spool.
+                // SAFETY: kill takes integers; the child is not reaped, so the pid is still its
+                // own. It writes its last dumps, which stay in the spool.
                 unsafe { libc::kill(session.id().cast_signed(), libc::SIGINT) };
                 session.wait()?;
                 return Err(error);
             }
-            if health.elapsed() >= HEALTH {
-                health = Instant::now();
-                self.say_health(spool);
+            if status_at.elapsed() >= STATUS_INTERVAL {
+                status_at = Instant::now();
+                self.say_status(spool);
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         };
-        let end = Instant::now() + FAREWELL;
+        let end = Instant::now() + DRAIN_TIMEOUT;
         while !spool.waiting().is_empty() && Instant::now() < end {
             self.empty(spool)?;
-            std::thread::sleep(self.pace.left().min(LOOK));
+            std::thread::sleep(self.pace.left().min(POLL_INTERVAL));
         }
-        self.say_health(spool);
+        self.say_status(spool);
         spool.leave();
-        match status.success() || asked {
-            true => Ok(()),
-            false => bail!("the session failed: mem_profiler: {status}"),
+        if !status.success() && !is_stopping {
+            bail!("the session failed: mem_profiler: {status}");
         }
+        Ok(())
     }
 
-    /// Sends what is in the spool, as far as the receiver takes it.
+    /// Sends what is in the spool, as far as the receiver accepts it.
     fn empty(&mut self, spool: &Spool) -> anyhow::Result<()> {
         for dropped in spool.shrink() {
             self.tally.dropped += 1;
@@ -316,7 +321,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Sends one dump, made smaller while the receiver finds it too large.
+    /// Sends one dump. Halves the number of samples while the receiver finds it too large.
     fn send(&mut self, dump: &Path) -> anyhow::Result<Fate> {
         let shown = printable::path(dump);
         let profile = match heap_format::open(dump) {
@@ -332,18 +337,18 @@ impl Sender {
         if self.client.receiver().wants_increments() {
             self.increments.apply(&mut prepared);
         }
-        let mut most = receiver::MOST_SAMPLES;
+        let mut max_samples = receiver::MAX_SAMPLES;
         loop {
-            let body = prepared.body(self.client.receiver(), &mut most)?;
+            let body = prepared.body(self.client.receiver(), &mut max_samples)?;
             match self.client.post(&body) {
-                Answer::Taken => {
-                    self.increments.taken(&prepared);
+                Answer::Accepted => {
+                    self.increments.accepted(&prepared);
                     self.tally.sent += 1;
                     self.tally.bytes += body.len() as u64;
                     self.pace.succeeded();
                     return Ok(Fate::Done);
                 }
-                Answer::TooLarge if most > receiver::LEAST_SAMPLES => most /= 2,
+                Answer::TooLarge if max_samples > receiver::MIN_SAMPLES => max_samples /= 2,
                 Answer::TooLarge => {
                     return Ok(self.drop(&format!("{shown}: too large for the receiver")));
                 }
@@ -365,7 +370,7 @@ impl Sender {
         Fate::Done
     }
 
-    fn say_health(&self, spool: &Spool) {
+    fn say_status(&self, spool: &Spool) {
         let Tally {
             sent,
             bytes,
@@ -383,7 +388,7 @@ fn say(message: &str) {
     crate::say(&printable::text(message));
 }
 
-/// Now, in ns since the Unix epoch.
+/// Returns the present time, in ns since the Unix epoch.
 fn now_ns() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(0, |d| d.as_nanos() as u64)

@@ -1,11 +1,11 @@
-//! What a client gets.
+//! Answers to clients.
 
 use std::time::Duration;
 
-/// An answer.
+/// An HTTP response.
 #[derive(Clone, Debug)]
 pub struct Reply {
-    /// The status code.
+    /// Status code.
     pub status: u16,
     /// The header `Content-Type`.
     pub content_type: &'static str,
@@ -15,11 +15,11 @@ pub struct Reply {
     pub body: Vec<u8>,
 }
 
-/// An answer, or the rest of the work that leads to one.
+/// A step of the work on a request.
 pub enum Step {
-    /// It is there.
+    /// The answer is complete.
     Done(Reply),
-    /// It is there after some time, in which nothing is done. Dropped, the client is gone.
+    /// The work continues after a delay, in which nothing is done. Dropped if the client has left.
     Later(Duration, Box<dyn FnOnce() -> Step + Send>),
 }
 
@@ -47,24 +47,24 @@ impl Reply {
         }
     }
 
-    /// Plain text.
+    /// Returns an answer of plain text.
     pub fn text(body: impl Into<Vec<u8>>) -> Self {
         Self::new(TEXT, body.into())
     }
 
-    /// Another kind of text.
+    /// Returns an answer of another text type.
     pub fn of(content_type: &'static str, body: impl Into<Vec<u8>>) -> Self {
         Self::new(content_type, body.into())
     }
 
-    /// JSON.
+    /// Returns an answer in JSON.
     pub fn json(value: &serde_json::Value) -> Self {
         let mut body = value.to_string();
         body.push('\n');
         Self::new("application/json", body.into_bytes())
     }
 
-    /// A file for programs, as net/http/pprof sends its profiles.
+    /// Returns a file to download, as net/http/pprof sends its profiles.
     pub fn file(name: &str, body: Vec<u8>) -> Self {
         Self::new("application/octet-stream", body).with(
             "Content-Disposition",
@@ -72,15 +72,15 @@ impl Reply {
         )
     }
 
-    /// An error, in words.
+    /// Returns an error with a message.
     pub fn refusal(status: u16, why: impl AsRef<str>) -> Self {
         let mut reply = Self::text(format!("{}\n", why.as_ref()));
         reply.status = status;
-        // As net/http/pprof marks its errors, for `go tool pprof`.
+        // Marks errors like net/http/pprof, for `go tool pprof`.
         reply.with("X-Go-Pprof", "1".to_owned())
     }
 
-    /// The same with a header more.
+    /// Adds a header.
     #[must_use]
     pub fn with(mut self, name: &'static str, value: String) -> Self {
         self.headers.push((name, value));

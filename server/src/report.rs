@@ -1,4 +1,4 @@
-//! `/report`: the page that `mem_parser --html` makes for a process, as of now.
+//! `/report`: the page of `mem_parser --html` for the present profile of a process.
 
 use std::fs::File;
 use std::io::BufWriter;
@@ -12,21 +12,22 @@ use crate::reply::{Reply, Step};
 use crate::request::Request;
 use crate::server::Server;
 
-/// How long making a page may take.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// The page has a policy of its own, which allows its scripts alone.
+/// Maximum time to make a page.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(60);
+/// Content security policy in addition to the page's own, which allows only its scripts.
 const POLICY: &str = "frame-ancestors 'self'; base-uri 'none'; form-action 'none'";
 
-/// Maximum number of pages that are made at a time, each by a program of its own.
-const MOST: usize = 4;
-/// Room for pages.
-static ROOM: Semaphore = Semaphore::const_new(MOST);
+/// Maximum number of pages made at a time, each by a program of its own.
+const MAX_JOBS: usize = 4;
+/// Permits to make a page.
+static JOBS: Semaphore = Semaphore::const_new(MAX_JOBS);
 
-/// Of the last session of a process, whether it runs or not.
+/// Serves the page for the last session of a process, running or not.
 pub fn answer(server: &Server, request: &Request) -> Result<Step, Reply> {
     let agent = server.agents.one(request.process())?;
-    let room = ROOM.try_acquire();
-    let room = room.map_err(|_| Reply::refusal(503, "other reports are being made: try again"))?;
+    let permit = JOBS.try_acquire();
+    let permit =
+        permit.map_err(|_| Reply::refusal(503, "other reports are being made: try again"))?;
     let live = live::profile(&agent, "the live page");
     let live = live.map_err(|e| Reply::refusal(503, format!("{}: {e}", agent.title())))?;
     let live = live.ok_or_else(|| {
@@ -44,11 +45,11 @@ pub fn answer(server: &Server, request: &Request) -> Result<Step, Reply> {
     let mut out = BufWriter::new(file);
     heap_format::dump::write(&profile, &mut out).map_err(failed)?;
     std::io::Write::flush(&mut out).map_err(failed)?;
-    let job = Job::start("mem_parser", directory, PATIENCE, |command| {
+    let job = Job::start("mem_parser", directory, REPORT_TIMEOUT, |command| {
         command.args(["--html", "-f", "now.heap", "-o", "page.html"]);
     })?;
     Ok(job.then(Duration::ZERO, move |job| {
-        drop(room);
+        drop(permit);
         let page = std::fs::read(job.path().join("page.html"));
         let page = page.map_err(|error| Reply::refusal(500, error.to_string()))?;
         let reply = Reply::of("text/html; charset=utf-8", page);

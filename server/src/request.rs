@@ -1,33 +1,33 @@
-//! What a client requests.
+//! Parses requests.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::reply::Reply;
 
-/// Longest time that a request may sample, in seconds.
-pub const MOST_SECONDS: u64 = 600;
+/// Maximum duration that a request may sample, in seconds.
+pub const MAX_SECONDS: u64 = 600;
 
-/// A request, taken apart.
+/// A parsed request.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
-    /// Whether it may change something.
+    /// Set for a POST.
     pub is_post: bool,
-    /// The path without its query and without the process in it.
+    /// Path without the query and without the process in it.
     pub path: String,
-    /// The process that the path names: `/p/NAME/…`.
+    /// Process in the path: `/p/NAME/…`.
     process: Option<String>,
     query: HashMap<String, String>,
-    /// The query as it was sent.
+    /// Query as it was sent.
     pub raw_query: String,
-    /// What was sent.
+    /// Body; empty if there is none.
     pub body: Vec<u8>,
     /// The header `Accept`.
     pub accept: String,
 }
 
 impl Request {
-    /// Takes a target apart: path and query, both percent-encoded.
+    /// Parses a request's target: path and query, both percent-encoded.
     pub fn parse(path: &str, query: &str) -> Result<Self, Reply> {
         let bad = || Reply::refusal(400, "the address is not percent-encoded text");
         let (process, path) = match path.strip_prefix("/p/") {
@@ -55,39 +55,39 @@ impl Request {
         })
     }
 
-    /// A value of the query, if it is there and not empty.
+    /// Returns a value of the query, if present and not empty.
     pub fn value(&self, key: &str) -> Option<&str> {
         let value = self.query.get(key).map(String::as_str);
         value.filter(|value| !value.is_empty())
     }
 
-    /// The process that is meant, by pid, name or pattern; `None` if that is left open.
+    /// Returns the requested process: a pid, name or pattern. `None` if none is requested.
     pub fn process(&self) -> Option<&str> {
         let named = self.value("pid").or_else(|| self.value("name"));
         named.or(self.process.as_deref())
     }
 
-    /// Whether a switch is on: `debug=1`.
+    /// Returns true if a switch is on, such as `debug=1`.
     pub fn is_on(&self, key: &str) -> bool {
         self.value(key).is_some_and(|value| value != "0")
     }
 
-    /// `?seconds=N`, as net/http/pprof takes it.
+    /// Parses `?seconds=N`, as net/http/pprof defines it.
     pub fn seconds(&self) -> Result<Option<Duration>, Reply> {
         let Some(text) = self.value("seconds") else {
             return Ok(None);
         };
         match text.parse::<u64>() {
-            Ok(seconds @ 1..=MOST_SECONDS) => Ok(Some(Duration::from_secs(seconds))),
+            Ok(seconds @ 1..=MAX_SECONDS) => Ok(Some(Duration::from_secs(seconds))),
             _ => Err(Reply::refusal(
                 400,
-                format!("seconds must be a whole number from 1 to {MOST_SECONDS}"),
+                format!("seconds must be a whole number from 1 to {MAX_SECONDS}"),
             )),
         }
     }
 }
 
-/// Percent-decoded text; in a query `+` is a space.
+/// Decodes percent-encoded text. In a query, `+` is a space.
 fn decode(text: &str, is_query: bool) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

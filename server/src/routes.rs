@@ -1,4 +1,4 @@
-//! Which handler answers which path.
+//! Maps paths to handlers.
 
 use crate::profiles::{self, Dialect};
 use crate::reply::{Reply, Step};
@@ -7,7 +7,7 @@ use crate::server::Server;
 use crate::{api, assets, metrics, report};
 
 impl Server {
-    /// Whether a path changes something, for which a request must be a POST.
+    /// Returns true if a path changes something and therefore requires POST.
     pub fn changes(path: &str) -> bool {
         matches!(path, "/api/start" | "/api/stop")
     }

@@ -22,12 +22,12 @@ use crate::server::Server;
 use crate::sessions::{Asked, Sessions, Settings};
 use crate::socket::{self, Socket};
 
-/// Time between searches for new processes to be sampled.
-const SEARCH: Duration = Duration::from_secs(5);
-/// Maximum number of threads that work.
-const THREADS: usize = 16;
+/// Interval between searches for new processes to sample.
+const SEARCH_INTERVAL: Duration = Duration::from_secs(5);
+/// Maximum number of worker threads.
+const MAX_WORKERS: usize = 16;
 
-/// Serves until a signal ends it.
+/// Serves until a signal arrives.
 pub fn execute(args: ServeArgs) -> anyhow::Result<()> {
     let token = args.token_file.as_deref().map(guard::token).transpose()?;
     let loopback = match &args.listen {
@@ -45,7 +45,7 @@ pub fn execute(args: ServeArgs) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
-        .max_blocking_threads(THREADS)
+        .max_blocking_threads(MAX_WORKERS)
         .thread_stack_size(4 << 20)
         .build()?;
     let guard = Guard {
@@ -56,30 +56,34 @@ pub fn execute(args: ServeArgs) -> anyhow::Result<()> {
     let settings = Settings::new(interval.interval, interval.max_overhead, interval.thin);
     let sessions = Sessions::new(settings);
     let agents = Agents::new(Selection::from(args.select));
-    // This very program, also after its file was replaced.
+    // The running program, even if its file was replaced.
     let naming = Naming::new("/proc/self/exe".into());
     let server = Server::new(agents, Arc::clone(&sessions), naming);
     let _entered = runtime.enter();
-    // No other user can read what this program writes.
-    // SAFETY: a plain call, before other threads are there.
+    // No other user may read files of this program.
+    // SAFETY: umask takes an integer; no other thread creates files yet.
     unsafe { libc::umask(0o077) };
-    let (listener, address, own) = open(&args.listen)?;
-    // Without a reader, it serves nevertheless.
+    let Open {
+        listener,
+        address,
+        socket,
+    } = open(&args.listen)?;
+    // Serves even if nobody reads this line.
     let _ = writeln!(io::stdout().lock(), "serving at {address}");
-    let keeper = (server.clone(), args.sample);
+    let keeper = server.clone();
     runtime.block_on(async {
-        let keeping = tokio::task::spawn_blocking(move || keep(&keeper.0, keeper.1, &signals));
+        let keeping = tokio::task::spawn_blocking(move || keep(&keeper, args.sample, &signals));
         let end = async {
-            // It ends when a signal came; it cannot be joined if it has panicked, which aborts.
+            // Done when a signal has arrived. The join cannot fail, because a panic aborts.
             let _ = keeping.await;
         };
         http::serve(listener, server, guard, end).await;
     });
     sessions.end();
-    if let Some(own) = own {
-        own.remove();
+    if let Some(socket) = socket {
+        socket.remove();
     }
-    // Clients that wait for their profile are not waited for.
+    // Does not wait for clients that wait for a profile.
     runtime.shutdown_background();
     Ok(())
 }
@@ -91,21 +95,38 @@ fn shown(address: &Address) -> String {
     }
 }
 
-/// Listens, and says where.
-fn open(address: &Address) -> anyhow::Result<(Listener, String, Option<Socket>)> {
+/// A listening socket.
+struct Open {
+    listener: Listener,
+    /// Address for display.
+    address: String,
+    /// Unix socket to remove at the end.
+    socket: Option<Socket>,
+}
+
+/// Listens on an address.
+fn open(address: &Address) -> anyhow::Result<Open> {
     match address {
         Address::Tcp(asked) => {
             let listener = TcpListener::bind(asked).map_err(|error| refused(*asked, error))?;
             listener.set_nonblocking(true)?;
             let own = listener.local_addr()?;
             let listener = tokio::net::TcpListener::from_std(listener)?;
-            Ok((Listener::Tcp(listener), format!("http://{own}/"), None))
+            Ok(Open {
+                listener: Listener::Tcp(listener),
+                address: format!("http://{own}/"),
+                socket: None,
+            })
         }
         Address::Unix(path) => {
-            let (listener, own) = socket::bind(path).with_context(|| text::path(path))?;
+            let (listener, socket) = socket::bind(path).with_context(|| text::path(path))?;
             listener.set_nonblocking(true)?;
             let listener = tokio::net::UnixListener::from_std(listener)?;
-            Ok((Listener::Unix(listener), shown(address), Some(own)))
+            Ok(Open {
+                listener: Listener::Unix(listener),
+                address: shown(address),
+                socket: Some(socket),
+            })
         }
     }
 }
@@ -119,11 +140,11 @@ fn refused(address: SocketAddr, error: io::Error) -> anyhow::Error {
     }
 }
 
-/// Looks after the sessions until a signal comes; with `all` has each process sampled.
+/// Maintains the sessions until a signal arrives. With `all`, has each process sampled.
 fn keep(server: &Server, all: bool, signals: &Signals) {
     let mut searched: Option<Instant> = None;
     loop {
-        if all && searched.is_none_or(|searched| searched.elapsed() >= SEARCH) {
+        if all && searched.is_none_or(|searched| searched.elapsed() >= SEARCH_INTERVAL) {
             searched = Some(Instant::now());
             sample_all(server);
         }
@@ -147,19 +168,19 @@ fn sample_all(server: &Server) {
                 .is_ok_and(|header| !is_running(&header))
         };
         if is_idle(&agent, &mut head) {
-            // Another controller may have been faster, or the agent cannot sample: `list` says.
+            // Another controller may have been faster, or the agent cannot sample, as `list` shows.
             let _ = server.sessions.start(agent, Asked::default(), None);
         }
     }
 }
 
-/// As many descriptors as are allowed: connections and segments each take one.
+/// Raises the limit on file descriptors: each connection and each segment takes one.
 fn raise_files() {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
-    // SAFETY: `limit` is a whole rlimit of ours.
+    // SAFETY: `limit` is a complete rlimit, which outlives both calls.
     unsafe {
         if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
             limit.rlim_cur = limit.rlim_max.min(1 << 16);

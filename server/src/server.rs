@@ -1,4 +1,4 @@
-//! What all requests share.
+//! State shared by all requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,27 +11,27 @@ use crate::board::Board;
 use crate::naming::Naming;
 use crate::sessions::Sessions;
 
-/// What requests share.
+/// State shared by all requests.
 #[derive(Clone)]
 pub struct Server {
-    /// The processes.
+    /// Processes to serve.
     pub agents: Arc<Agents>,
-    /// Sessions of this server.
+    /// Sessions started by this server.
     pub sessions: Arc<Sessions>,
-    /// What the live page shows.
+    /// State of the live page.
     pub board: Arc<Board>,
-    /// Counts of itself.
+    /// Counts of the server's own work.
     pub counts: Arc<Counts>,
     naming: Arc<Naming>,
 }
 
-/// What the server counts of itself.
+/// Counts of the server's own work.
 pub struct Counts {
-    /// When it began.
+    /// Start of the server.
     pub start: Instant,
-    /// Requests that were answered, by the first digit of their status.
+    /// Requests answered, by the first digit of the status.
     pub by_status: [AtomicU64; 6],
-    /// Connections that were closed since there were too many.
+    /// Connections closed because there were too many.
     pub evicted: AtomicU64,
 }
 
@@ -55,7 +55,7 @@ impl Counts {
 }
 
 impl Server {
-    /// A server of these processes.
+    /// Creates a server of the processes that `agents` finds.
     pub fn new(agents: Agents, sessions: Arc<Sessions>, naming: Naming) -> Self {
         Self {
             agents: Arc::new(agents),
@@ -66,7 +66,7 @@ impl Server {
         }
     }
 
-    /// Names the code of a profile, as far as that is possible.
+    /// Names the code of a profile, as far as possible. Prints an error if something failed.
     pub fn name(&self, profile: &mut Profile) {
         if let Some(trouble) = self.naming.name(profile) {
             crate::say(&trouble);

@@ -1,7 +1,7 @@
-//! The sessions that this server maintains: for clients that wait for a profile, which share them,
-//! and for users who start one.
+//! Sessions that this server maintains: for clients that wait for a profile, which share one
+//! session per process, and for users who start one.
 //!
-//! The caller ticks several times a second.
+//! Callers must call [`Sessions::tick`] several times a second.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,28 +15,28 @@ use mem_agents::target::{self, Deadline, Density, Look, RENEWAL, Target, is_runn
 use mem_agents::text::percent;
 use shm_protocol::segment::Session;
 
-/// How sessions sample.
+/// Sampling settings of a session.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Settings {
-    /// How densely at first.
+    /// Initial sampling density.
     pub density: Density,
-    /// The share of a process's CPU time that sampling may take, if limited.
+    /// CPU budget for sampling, as a fraction of the process's CPU time. `None`: unlimited.
     pub max_overhead: Option<f64>,
 }
 
-/// What a request for a session says about it. The server's limits hold in any case.
+/// Settings that a request for a session asks for. The server's limits hold in any case.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Asked {
-    /// Mean bytes between samples at first.
+    /// Initial mean bytes between samples. `None`: the server's.
     pub interval: Option<u64>,
-    /// The share of the process's CPU time that sampling may take.
+    /// CPU budget for sampling, as a fraction of the process's CPU time. `None`: the server's.
     pub max_overhead: Option<f64>,
-    /// Whether to take fewer samples of objects that are freed at once.
+    /// Take fewer samples of objects that are freed at once.
     pub thin: bool,
 }
 
 impl Settings {
-    /// How densely to sample with these options, and at which share of the CPU time at most.
+    /// Returns settings with this initial interval in bytes, CPU budget, and thinning.
     pub fn new(interval: u64, max_overhead: Option<f64>, thin: bool) -> Self {
         let interval = match max_overhead {
             Some(_) => interval.clamp(governor::FLOOR, governor::CEILING),
@@ -49,12 +49,12 @@ impl Settings {
         }
     }
 
-    /// Whether fewer samples are taken of objects that are freed at once.
+    /// Returns true if fewer samples are taken of objects that are freed at once.
     pub fn is_thin(&self) -> bool {
         self.density.thinning != 0
     }
 
-    /// What applies to a request: it may only lower the limits.
+    /// Returns the settings for a request, which can only lower the limits.
     fn applied_to(self, asked: Asked) -> Self {
         let limits = [self.max_overhead, asked.max_overhead];
         Self::new(
@@ -79,16 +79,16 @@ impl Settings {
     }
 }
 
-/// A session that was started, as it is by now.
+/// A session after a request to start it.
 #[derive(Clone, Copy, Debug)]
 pub struct Started {
-    /// How it samples.
+    /// Sampling settings.
     pub settings: Settings,
-    /// How long it will last; `None`: until it is stopped.
+    /// Remaining time. `None`: until it is stopped.
     pub left: Option<Duration>,
 }
 
-/// Sessions by pid.
+/// All sessions of this server.
 pub struct Sessions {
     settings: Settings,
     state: Mutex<State>,
@@ -96,27 +96,31 @@ pub struct Sessions {
 
 #[derive(Default)]
 struct State {
+    /// Sessions by pid.
     entries: HashMap<i32, Entry>,
     offspring: Offspring,
 }
 
+/// A session of this server.
 struct Entry {
     target: Target,
-    /// The same in [`Offspring`].
+    /// Key of the session in [`Offspring`].
     root: Root,
-    /// Whether somebody has started it, and until when.
+    /// End of a session that a user has started. `None`: not started by a user; `Some(None)`: runs
+    /// until it is stopped.
     kept: Option<Option<Instant>>,
-    /// Clients that wait for its numbers.
+    /// Number of clients that wait for its profile.
     leases: usize,
+    /// Time at which the session's deadline has to be extended.
     renewal: Instant,
-    /// How it began.
+    /// Settings at the start.
     settings: Settings,
 }
 
-/// A session runs for as long as this is held.
+/// Keeps a session running until it is dropped.
 pub struct Lease {
     sessions: Arc<Sessions>,
-    /// For ours, by pid and the segment's file; `None` if somebody else keeps it.
+    /// Pid and segment file of a session of this server. `None`: another controller's session.
     of: Option<(i32, (u64, u64))>,
 }
 
@@ -126,7 +130,7 @@ impl Drop for Lease {
             return;
         };
         let mut state = self.sessions.state();
-        // Another process may have the number by now.
+        // The pid may have been reused.
         let own = state.entries.get_mut(&pid);
         if let Some(entry) = own.filter(|entry| entry.target.agent.file == file) {
             entry.leases = entry.leases.saturating_sub(1);
@@ -155,7 +159,7 @@ impl Entry {
         })
     }
 
-    /// Whether it is of this very process, and not of an earlier one of its pid.
+    /// Returns true if the session is of this very process, not of an earlier one with its pid.
     fn is_of(&self, agent: &Agent) -> bool {
         self.target.agent.file == agent.file
     }
@@ -164,13 +168,13 @@ impl Entry {
         self.leases == 0 && self.kept.is_none()
     }
 
-    /// When it ends, if that is known.
+    /// Returns the end of the session, if it is known.
     fn until(&self) -> Option<Instant> {
         self.kept.flatten().filter(|_| self.leases == 0)
     }
 
-    /// Lasts at least this long from now on; `None`: until it is stopped. No earlier request is cut
-    /// short.
+    /// Extends the session to last at least `length` from now; `None`: until it is stopped. Never
+    /// shortens it.
     fn keep(&mut self, length: Option<Duration>) {
         let asked = length.map(|length| Instant::now() + length);
         self.kept = Some(match (self.kept, asked) {
@@ -178,7 +182,7 @@ impl Entry {
             (Some(Some(earlier)), Some(asked)) => Some(earlier.max(asked)),
             (_, asked) => asked,
         });
-        // It may last longer than it was to.
+        // The deadline in the segment may have to be extended.
         self.renewal = Instant::now();
     }
 
@@ -190,16 +194,16 @@ impl Entry {
         }
     }
 
-    /// Ends it. What it counted need not be recovered: the clients that wanted it have it.
+    /// Ends the session. Its counts are not saved: the clients that wanted them have them.
     fn end(&mut self) {
-        // Not switched off, it ends by its deadline, within a minute.
+        // If this fails, the session ends at its deadline, within a minute.
         let _ = self.target.stop();
-        // A process that has ended leaves its segment to the last reader.
+        // The last reader removes the segment of a process that has exited.
         self.target.settle_life();
         let _ = self.target.release();
     }
 
-    /// Looks after it; whether it continues.
+    /// Checks the session and extends its deadline. Returns false if it is over.
     fn tick(&mut self, now: Instant) -> bool {
         if matches!(self.kept, Some(Some(until)) if now >= until) {
             self.kept = None;
@@ -218,6 +222,7 @@ impl Entry {
 }
 
 impl State {
+    /// Starts a session, unless another controller's session runs in the process.
     fn begin(&mut self, agent: Agent, settings: Settings) -> Result<&mut Entry, String> {
         if let Some(why) = of_another(&agent)? {
             return Err(why);
@@ -225,14 +230,14 @@ impl State {
         let pid = agent.pid;
         let entry = Entry::begin(agent, settings)?;
         self.offspring.begin(&entry.target, settings.max_overhead);
-        // Of an earlier process with its pid, if there is one.
+        // An entry with this pid belongs to an earlier process.
         if let Some(earlier) = self.entries.remove(&pid) {
             self.offspring.orphan(earlier.root);
         }
         Ok(self.entries.entry(pid).or_insert(entry))
     }
 
-    /// Ends the session of a process if nobody uses it any more.
+    /// Ends the session of a process if it is unused.
     fn settle(&mut self, pid: i32) {
         if self.entries.get(&pid).is_some_and(Entry::is_unused)
             && let Some(mut entry) = self.entries.remove(&pid)
@@ -242,12 +247,13 @@ impl State {
         }
     }
 
+    /// Checks all sessions, and removes those that are over or unused.
     fn tick(&mut self, now: Instant) {
         let mut over = Vec::new();
         for (pid, entry) in &mut self.entries {
             let goes_on = entry.tick(now);
             self.offspring.extend(entry.root, entry.until());
-            // One that its process has ended is its clients' until they have read it.
+            // A session whose process has ended is kept until its clients have read it.
             if entry.is_unused() || !goes_on && entry.leases == 0 {
                 over.push(*pid);
             }
@@ -260,7 +266,7 @@ impl State {
                 entry.end();
                 self.offspring.end(entry.root);
             } else if entry.target.is_alive() {
-                // Somebody else has ended it.
+                // Another program has ended the session.
                 self.offspring.end(entry.root);
             } else {
                 self.offspring.orphan(entry.root);
@@ -273,7 +279,7 @@ impl State {
 }
 
 impl Sessions {
-    /// None yet.
+    /// Creates an empty set of sessions.
     pub fn new(settings: Settings) -> Arc<Self> {
         Arc::new(Self {
             settings,
@@ -281,7 +287,7 @@ impl Sessions {
         })
     }
 
-    /// How its sessions sample, unless a request says otherwise.
+    /// Returns the default settings of sessions.
     pub fn settings(&self) -> Settings {
         self.settings
     }
@@ -290,18 +296,18 @@ impl Sessions {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the session of a process is one of these.
+    /// Returns true if the session of a process was started by this server.
     pub fn has(&self, pid: i32) -> bool {
         let state = self.state();
         state.entries.contains_key(&pid) || state.offspring.has(pid)
     }
 
-    /// How the session of a process that was begun here samples.
+    /// Returns the settings of a process's session, if it was started by this server.
     pub fn settings_of(&self, pid: i32) -> Option<Settings> {
         self.state().entries.get(&pid).map(|entry| entry.settings)
     }
 
-    /// Has a session run: the one that does, or a new one.
+    /// Returns a lease of the session that runs in a process, or of a new one.
     pub fn lease(self: &Arc<Self>, agent: Agent) -> Result<Lease, String> {
         let (pid, file) = (agent.pid, agent.file);
         let mut state = self.state();
@@ -323,8 +329,8 @@ impl Sessions {
         })
     }
 
-    /// Starts a session that lasts until it is stopped, or this long; one of ours that runs
-    /// continues for at least that time, unless it does not sample as is `asked` for.
+    /// Starts a session that runs for `length`, or until it is stopped if that is `None`. If one of
+    /// this server's sessions is running, extends it, unless `asked` requests other settings.
     pub fn start(
         &self,
         agent: Agent,
@@ -353,8 +359,8 @@ impl Sessions {
         Ok(entry.started())
     }
 
-    /// Stops a session of ours when no client waits for it any more, and one that nobody looks
-    /// after at once. Another controller's is left alone.
+    /// Stops a session of this server as soon as no client waits for it. Stops a session without a
+    /// controller at once. Does not stop a session of another controller.
     pub fn stop(&self, agent: &Agent) -> Result<(), String> {
         let mut state = self.state();
         let own = state.entries.get_mut(&agent.pid);
@@ -375,12 +381,12 @@ impl Sessions {
         target::stop(agent, &session).map_err(|e| said(&e))
     }
 
-    /// Looks after all, and ends those that no client wants any more.
+    /// Checks all sessions, and ends those that are unused.
     pub fn tick(&self) {
         self.state().tick(Instant::now());
     }
 
-    /// Ends all: the server ends.
+    /// Ends all sessions, at the end of the server.
     pub fn end(&self) {
         let mut state = self.state();
         state.entries.drain().for_each(|(_, mut entry)| entry.end());
@@ -388,7 +394,7 @@ impl Sessions {
     }
 }
 
-/// The session that a process is in.
+/// Returns the session that runs in a process.
 fn running(agent: &Agent) -> Result<Option<Session>, String> {
     let mut head = Head::new();
     let header = agent.segment.head(&mut head);
@@ -396,17 +402,18 @@ fn running(agent: &Agent) -> Result<Option<Session>, String> {
     Ok(header.session().filter(|_| is_running(&header)))
 }
 
-/// Why no session can be begun in a process: somebody else's runs there.
+/// Returns the reason why no session can be started in a process, if another one runs there.
 fn of_another(agent: &Agent) -> Result<Option<String>, String> {
     Ok(running(agent)?.map(|session| whose(agent, &session)))
 }
 
-/// Whether a child continues its parent's session, which is a controller's.
+/// Returns true if a process continues its parent's session after a fork, which the parent's
+/// controller maintains.
 fn is_inherited(agent: &Agent, session: &Session) -> bool {
     session.controller_pid == 0 && session.deadline_ns != 0 && agent.forked_from != 0
 }
 
-/// Whose session runs in a process, for how long, and how to end it.
+/// Returns a message: who runs the session in a process, for how long, and how to end it.
 fn whose(agent: &Agent, session: &Session) -> String {
     let (title, pid) = (agent.title(), agent.pid);
     let left = Deadline::of(session.deadline_ns).left();

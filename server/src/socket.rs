@@ -1,9 +1,9 @@
-//! The socket that only this user can connect to, in a directory that others may be able to write.
+//! Creates a Unix socket that only this user can connect to, even in a directory that others can
+//! write.
 //!
-//! It is bound in a fresh directory of this user alone, and then linked to its name: at no time can
-//! another user connect to it, and no mode is changed by a path, which somebody could redirect.
-//! Nothing that is there already is replaced, except for a socket of this user on which nobody
-//! listens.
+//! The socket is bound in a new private directory and then linked to its name. So no other user can
+//! connect to it at any time, and no mode is changed by path, which somebody could redirect. An
+//! existing file is never replaced, except for a socket of this user on which nobody listens.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -18,19 +18,20 @@ use nix::fcntl::{AtFlags, OFlag, openat, renameat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat, umask};
 use nix::unistd::{UnlinkatFlags, geteuid, linkat, unlinkat};
 
-/// Name of the socket in the directory in which it is bound.
+/// Name of the socket in the private directory.
 const BOUND: &str = "socket";
-/// And of an earlier one that is being removed.
+/// Name in the private directory of an earlier socket that is being removed.
 const EARLIER: &str = "earlier";
 
-/// A socket at its path.
+/// A Unix socket in the file system.
 pub struct Socket {
     directory: OwnedFd,
     name: OsString,
+    /// Device and inode.
     file: (u64, u64),
 }
 
-/// Listens at a path. Before other threads are there: the mask of new files is changed for a moment.
+/// Listens on a path. Changes the umask for a moment, so no other thread may be running yet.
 pub fn bind(path: &Path) -> anyhow::Result<(UnixListener, Socket)> {
     let name = path.file_name().context("it names no file")?.to_owned();
     let parent = path.parent().filter(|parent| *parent != Path::new(""));
@@ -66,17 +67,17 @@ const IN_USE: &str =
     "it is in use: another server listens there, or it is not a socket of this user";
 
 impl Socket {
-    /// Removes it, unless another is in its place.
+    /// Removes the socket, unless another file is in its place.
     pub fn remove(self) {
         let found = look(&self.directory, &self.name);
         if found.is_ok_and(|found| identity(&found) == self.file) {
-            // It need not be there any more.
+            // It may have been removed already.
             let _ = unlinkat(&self.directory, &*self.name, UnlinkatFlags::NoRemoveDir);
         }
     }
 }
 
-/// A directory of this user alone inside another; it goes with this value.
+/// A private directory inside another one. Removed on drop.
 struct Private<'a> {
     outer: &'a OwnedFd,
     name: String,
@@ -100,7 +101,8 @@ impl<'a> Private<'a> {
         Ok(private)
     }
 
-    /// A path to it that nobody can redirect, and short enough for a socket's address.
+    /// Returns a path to the directory that nobody can redirect, and that is short enough for a
+    /// socket address.
     fn path(&self) -> PathBuf {
         of(&self.inner)
     }
@@ -109,12 +111,12 @@ impl<'a> Private<'a> {
         look(&self.inner, name.as_ref())
     }
 
-    /// Gives the socket its name, if that is free.
+    /// Links the socket to its name, if that is free.
     fn link(&self, name: &OsStr) -> nix::Result<()> {
         linkat(&self.inner, BOUND, self.outer, name, AtFlags::empty())
     }
 
-    /// Removes what has the name, if it is a socket of this user's that a dead server left.
+    /// Removes the file of that name if it is a socket of this user on which nobody listens.
     fn replace(&self, name: &OsStr) -> anyhow::Result<()> {
         let found = match look(self.outer, name) {
             Err(Errno::ENOENT) => return Ok(()),
@@ -124,13 +126,13 @@ impl<'a> Private<'a> {
         let connected = UnixStream::connect(of(self.outer).join(name));
         let is_refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
         ensure!(connected.is_err_and(is_refused), IN_USE);
-        // What is moved here nobody else can exchange any more.
+        // Once moved into the private directory, nobody else can exchange the file.
         match renameat(self.outer, name, &self.inner, EARLIER) {
             Err(Errno::ENOENT) => return Ok(()),
             moved => moved?,
         }
         if identity(&self.look(EARLIER)?) != identity(&found) {
-            // Where the name is taken again, it stays in the directory here.
+            // Not the socket examined: restores it. If the name is taken again, it stays here.
             let _ = linkat(&self.inner, EARLIER, self.outer, name, AtFlags::empty());
             bail!(IN_USE);
         }
@@ -141,7 +143,7 @@ impl<'a> Private<'a> {
 impl Drop for Private<'_> {
     fn drop(&mut self) {
         for name in [BOUND, EARLIER] {
-            // It need not be there.
+            // May be missing.
             let found = self.look(name);
             if found.is_ok_and(|found| is_own_socket(&found)) {
                 let _ = unlinkat(&self.inner, name, UnlinkatFlags::NoRemoveDir);

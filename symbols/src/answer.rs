@@ -1,4 +1,4 @@
-//! Answers of a child, on their way through a pipe.
+//! Encoding of a child's answers for a pipe.
 
 use std::borrow::Cow;
 use std::io::{self, Read, Write};
@@ -8,24 +8,25 @@ use foldhash::HashMap;
 
 use super::frame::{Frame, Frames, Origin};
 
-/// What a child says of a file.
+/// Frames found in one file, or the error.
 pub type Answer = Result<Frames, Failure>;
 
-/// Why a child could not read a file: its error's text, which is all that comes through
-/// the pipe.
+/// Message of an error in the child, which is all that the pipe carries of it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Failure(pub String);
 
-/// Texts of an answer, those that are one in memory once.
+/// String table of an answer. Strings that share memory are stored once.
 #[derive(Default)]
-struct Texts<'a> {
+struct Strings<'a> {
     all: Vec<&'a str>,
+    /// Index in `all` by address.
     known: HashMap<*const u8, u32>,
 }
 
-impl<'a> Texts<'a> {
-    fn number(&mut self, text: &'a Rc<str>) -> u32 {
+impl<'a> Strings<'a> {
+    /// Returns the index of a string; adds it if necessary.
+    fn index(&mut self, text: &'a Rc<str>) -> u32 {
         *self.known.entry(text.as_ptr()).or_insert_with(|| {
             self.all.push(text);
             self.all.len() as u32 - 1
@@ -33,29 +34,30 @@ impl<'a> Texts<'a> {
     }
 }
 
-/// Writes an answer: its length, whether it is an error, and what it says.
+/// Writes an answer: its length in bytes (8 bytes), whether it is an error (1 byte), and its
+/// contents.
 pub fn send(to: &mut impl Write, answer: &Answer) -> io::Result<()> {
     let mut bytes = Vec::new();
-    let text = |bytes: &mut Vec<u8>, text: &str| {
+    let put_text = |bytes: &mut Vec<u8>, text: &str| {
         bytes.extend((text.len() as u32).to_le_bytes());
         bytes.extend(text.as_bytes());
     };
     match answer {
-        Err(Failure(why)) => text(&mut bytes, why),
+        Err(Failure(why)) => put_text(&mut bytes, why),
         Ok(all) => {
-            let mut texts = Texts::default();
+            let mut strings = Strings::default();
             let mut numbers = vec![all.len() as u32];
             for frames in all {
                 numbers.push(frames.len() as u32);
                 for frame in frames {
-                    let (name, file) = (texts.number(&frame.name), texts.number(&frame.file));
+                    let (name, file) = (strings.index(&frame.name), strings.index(&frame.file));
                     let origin = frame.origin as u32;
                     numbers.extend([name, file, frame.line, frame.column, origin]);
                 }
             }
-            bytes.extend((texts.all.len() as u32).to_le_bytes());
-            for one in texts.all {
-                text(&mut bytes, one);
+            bytes.extend((strings.all.len() as u32).to_le_bytes());
+            for text in strings.all {
+                put_text(&mut bytes, text);
             }
             bytes.extend(numbers.into_iter().flat_map(u32::to_le_bytes));
         }
@@ -65,7 +67,7 @@ pub fn send(to: &mut impl Write, answer: &Answer) -> io::Result<()> {
     to.write_all(&bytes)
 }
 
-/// Reads an answer; `None` when the child says nothing more.
+/// Reads an answer. Returns `None` at the end of the pipe, or if the answer is truncated.
 pub fn receive(from: &mut impl Read) -> io::Result<Option<Answer>> {
     let mut head = [0; 9];
     let mut bytes = Vec::new();
@@ -87,7 +89,7 @@ pub fn receive(from: &mut impl Read) -> io::Result<Option<Answer>> {
     Ok(cursor.frames().map(Ok))
 }
 
-/// Takes an answer apart. `None` where it is truncated.
+/// Decoder of an answer's contents. Returns `None` if they are truncated.
 struct Cursor<'a>(&'a [u8]);
 
 impl Cursor<'_> {

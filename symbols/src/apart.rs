@@ -1,13 +1,13 @@
-//! Naming code of a process that lives and may mean ill.
+//! Names the code of a live process that may be hostile.
 //!
-//! Its files are what it wants them to be, and may change while they are read: pipes
-//! without a writer, disks without end, programs that lie. So all of [`symbolize`], not
-//! the reading of symbols alone, is done by a child, which has limits and a deadline.
+//! The process controls its files, and may change them while they are read: they may be FIFOs
+//! without a writer, endless, or crafted. So all of [`symbolize`], not only the reading of symbols,
+//! runs in a child process with resource limits and a deadline.
 //!
-//! Promises: [`names`] comes back within its time, whatever the files are; nothing of the
-//! child is left then.
+//! Guarantees: [`names`] returns within its timeout, whatever the files are, and leaves no process
+//! behind.
 //!
-//! The caller must be the only thread of its process.
+//! The calling process must have only one thread, because it forks.
 
 use std::io::{self, PipeReader, PipeWriter, Read};
 use std::os::fd::AsRawFd;
@@ -20,57 +20,57 @@ use super::answer::{self, Failure};
 use super::frame::{Frame, Frames};
 use super::{Options, symbolize};
 
-/// Address space that a child may take in addition to what it has.
-const MEMORY: u64 = 16 << 30;
-/// Seconds that it may compute.
-const SECONDS: u64 = 300;
-/// Interval at which the wish of the caller to stop is examined.
-const LOOK: Duration = Duration::from_millis(50);
+/// Address space that the child may use in addition to its size at the start, in bytes.
+const CHILD_MEMORY: u64 = 16 << 30;
+/// CPU time that the child may use, in seconds.
+const CHILD_SECONDS: u64 = 300;
+/// Interval between checks for cancellation.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Why code is not named.
+/// Reason why code is not named.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is no child, or nothing can be read from it.
+    /// Fork, pipe or read failed.
     #[error("functions cannot be named: {0}")]
     Io(io::Error),
-    /// The child says why.
+    /// The child reported an error.
     #[error("functions cannot be named: {0}")]
     Refused(Failure),
-    /// The child took longer than the caller had patience.
+    /// The timeout expired.
     #[error("functions cannot be named: reading its files takes too long")]
     TooLong,
-    /// The caller wished to stop.
+    /// The caller cancelled the lookup.
     #[error("functions cannot be named: interrupted")]
     Interrupted,
-    /// The child died, or its answer is not for this profile.
+    /// The child died, or its answer does not match the profile.
     #[error("functions cannot be named: a file of the process is damaged")]
     Damaged,
 }
 
-/// What is known of code: a function there, and where its source is.
+/// A function, and its source file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Code {
     /// The function's name.
     pub name: Rc<str>,
-    /// Its source file; empty when unknown.
+    /// Source file of the function; empty if unknown.
     pub file: Rc<str>,
 }
 
-/// Names of the functions at each location of `profile`, innermost first; none where
-/// nothing is known.
+/// Returns the names of the functions at each location of `profile`, innermost first. Empty for a
+/// location without a name. `is_cancelled` is polled.
 ///
 /// # Errors
-/// The child died, took longer than `patience`, or `stops` said so.
+/// The child died, exceeded `timeout`, or the lookup was cancelled.
 pub fn names(
     profile: Profile,
     options: &Options,
-    patience: Duration,
-    stops: impl Fn() -> bool,
+    timeout: Duration,
+    is_cancelled: impl Fn() -> bool,
 ) -> Result<Vec<Vec<String>>, Error> {
-    // Python's frames come with names, and its lines are kept apart.
+    // Python's frames already have names, and `frames` drops their line numbers.
     let locations = profile.locations.iter();
     let python: Vec<Option<String>> = locations.map(|l| profile.python_name(l)).collect();
-    let frames = frames(profile, options, patience, stops)?;
+    let frames = frames(profile, options, timeout, is_cancelled)?;
     let name = |frame: &Frame| frame.name.as_ref().to_owned();
     let names = frames
         .iter()
@@ -82,17 +82,17 @@ pub fn names(
     Ok(names.collect())
 }
 
-/// The same with the functions' source files.
+/// Returns the functions at each location of `profile` with their source files, innermost first.
 ///
 /// # Errors
-/// As [`names`].
+/// The child died, exceeded `timeout`, or the lookup was cancelled.
 pub fn code(
     profile: Profile,
     options: &Options,
-    patience: Duration,
-    stops: impl Fn() -> bool,
+    timeout: Duration,
+    is_cancelled: impl Fn() -> bool,
 ) -> Result<Vec<Vec<Code>>, Error> {
-    let frames = frames(profile, options, patience, stops)?;
+    let frames = frames(profile, options, timeout, is_cancelled)?;
     let code = |Frame { name, file, .. }| Code { name, file };
     let all = frames.into_iter();
     Ok(all.map(|f| f.into_iter().map(code).collect()).collect())
@@ -101,8 +101,8 @@ pub fn code(
 fn frames(
     profile: Profile,
     options: &Options,
-    patience: Duration,
-    stops: impl Fn() -> bool,
+    timeout: Duration,
+    is_cancelled: impl Fn() -> bool,
 ) -> Result<Frames, Error> {
     let count = profile.locations.len();
     let (from, to) = io::pipe().map_err(Error::Io)?;
@@ -119,27 +119,28 @@ fn frames(
         }
         _ => drop(to),
     }
-    let answer = collect(from, Instant::now() + patience, stops);
+    let answer = collect(from, Instant::now() + timeout, is_cancelled);
     end(child);
-    answer.and_then(|found| match found.len() == count {
-        true => Ok(found),
-        false => Err(Error::Damaged),
-    })
+    let found = answer?;
+    if found.len() != count {
+        return Err(Error::Damaged);
+    }
+    Ok(found)
 }
 
-/// The life of the child.
+/// Symbolizes the profile and writes the frames into `to`. Runs in the child.
 fn answer(mut profile: Profile, options: &Options, mut to: PipeWriter) -> io::Result<()> {
     restrain();
-    // Its warnings about files are for readers of dumps.
+    // The warnings are about files, for users who read dumps.
     let _ = symbolize(&mut profile, options);
     let lines = |first: u32, count: u32| &profile.lines[first as usize..][..count as usize];
-    // A function's texts are sent once.
-    let texts = |function: &heap_format::Function| Frame {
+    // Frames of one function share its strings, which are then sent once.
+    let frame_of = |function: &heap_format::Function| Frame {
         name: function.name.as_str().into(),
         file: function.file.as_str().into(),
         ..Frame::default()
     };
-    let functions: Vec<Frame> = profile.functions.iter().map(texts).collect();
+    let functions: Vec<Frame> = profile.functions.iter().map(frame_of).collect();
     let frame = |line: &heap_format::Line| functions[line.function as usize].clone();
     let locations = profile.locations.iter();
     let frames = locations.map(|l| {
@@ -151,27 +152,28 @@ fn answer(mut profile: Profile, options: &Options, mut to: PipeWriter) -> io::Re
     answer::send(&mut to, &Ok(frames.collect()))
 }
 
-/// Readies a process for reading files of others: sets limits, makes it leader of a group of its
-/// own, has it end with its parent, and silences it.
+/// Prepares a child process for reading untrusted files: sets resource limits, makes it the leader
+/// of its own process group, has it killed when its parent dies, and silences its output.
 pub fn restrain() {
     std::panic::set_hook(Box::new(|_| {}));
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages = statm.split(' ').next().and_then(|n| n.parse::<u64>().ok());
     let own = pages.unwrap_or(0).saturating_mul(4096);
-    for (what, most) in [
+    for (resource, value) in [
         (libc::RLIMIT_CORE, 0),
-        (libc::RLIMIT_AS, MEMORY.saturating_add(own)),
-        (libc::RLIMIT_CPU, SECONDS),
+        (libc::RLIMIT_AS, CHILD_MEMORY.saturating_add(own)),
+        (libc::RLIMIT_CPU, CHILD_SECONDS),
     ] {
         let limit = libc::rlimit {
-            rlim_cur: most,
-            rlim_max: most,
+            rlim_cur: value,
+            rlim_max: value,
         };
-        // SAFETY: `limit` is a whole rlimit. A limit that cannot be set, since a lower one
-        // is in force, need not be.
-        unsafe { libc::setrlimit(what, &raw const limit) };
+        // SAFETY: `limit` is a complete rlimit. Failure means that a lower limit is in
+        // force, which is good enough.
+        unsafe { libc::setrlimit(resource, &raw const limit) };
     }
-    // SAFETY: plain calls about this process. Its group is all that it starts in turn.
+    // SAFETY: both calls take integers and change only this process. Its group will contain
+    // whatever it starts.
     unsafe {
         libc::setpgid(0, 0);
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
@@ -183,11 +185,11 @@ pub fn restrain() {
     }
 }
 
-/// Output of the child, until it ends.
+/// Reads the child's answer until the pipe is closed.
 fn collect(
     mut from: PipeReader,
     deadline: Instant,
-    stops: impl Fn() -> bool,
+    is_cancelled: impl Fn() -> bool,
 ) -> Result<Frames, Error> {
     let mut bytes = Vec::new();
     let mut chunk = vec![0; 1 << 16];
@@ -195,7 +197,7 @@ fn collect(
         if Instant::now() >= deadline {
             return Err(Error::TooLong);
         }
-        if stops() {
+        if is_cancelled() {
             return Err(Error::Interrupted);
         }
         let mut poll = libc::pollfd {
@@ -203,8 +205,8 @@ fn collect(
             events: libc::POLLIN,
             revents: 0,
         };
-        // SAFETY: one whole pollfd, which is ours.
-        if unsafe { libc::poll(&raw mut poll, 1, LOOK.as_millis() as libc::c_int) } <= 0 {
+        // SAFETY: `poll` is one initialized pollfd, which outlives the call.
+        if unsafe { libc::poll(&raw mut poll, 1, POLL_INTERVAL.as_millis() as libc::c_int) } <= 0 {
             continue;
         }
         match from.read(&mut chunk).map_err(Error::Io)? {
@@ -219,11 +221,11 @@ fn collect(
     }
 }
 
-/// Ends the child with all that it started, and waits until it is gone.
+/// Kills the child and its process group, and reaps the child.
 fn end(child: libc::pid_t) {
     let mut status = 0;
-    // SAFETY: our own child, not yet waited for, and the group that it made for itself; a
-    // place for one int.
+    // SAFETY: `child` is our own child and not reaped yet, so neither its pid nor its group's
+    // id can have been reused. `status` has room for one int.
     unsafe {
         libc::kill(-child, libc::SIGKILL);
         libc::kill(child, libc::SIGKILL);

@@ -1,7 +1,8 @@
-//! Which functions a program defines, by its symbol tables, and which texts it contains.
+//! Finds which functions a program defines, by its symbol tables, and which strings its file
+//! contains.
 //!
-//! Programs are hostile input: of each table a bounded part is read, piece by piece; offsets and
-//! sizes in the file are not trusted, and nothing is kept but what was requested.
+//! Programs are hostile input: a bounded part of each table is read, piece by piece. Offsets and
+//! sizes in the file are not trusted, and only what was requested is kept.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -17,40 +18,43 @@ pub(crate) const SHT_SYMTAB: u32 = 2;
 pub(crate) const SHT_DYNSYM: u32 = 11;
 const STT_FUNC: u8 = 2;
 const STT_GNU_IFUNC: u8 = 10;
-/// Bytes of a section header, and of a symbol, in a file of 64 bits.
-const SECTION: usize = 64;
-pub(crate) const SYMBOL: usize = 24;
-/// How much is read at once.
-const PIECE: usize = 1 << 18;
-/// How much of a table of symbols, of their names, and of a file's contents is read at most.
-pub(crate) const MOST_SYMBOLS: u64 = 64 << 20;
-const MOST_NAMES: u64 = 256 << 20;
-const MOST_CONTENTS: u64 = 128 << 20;
-/// How many places of the names among a table's strings are kept at most.
-const MOST_PLACES: usize = 1 << 16;
+/// Size of a section header of a 64-bit file, in bytes.
+const SECTION_SIZE: usize = 64;
+/// Size of a symbol of a 64-bit file, in bytes.
+pub(crate) const SYMBOL_SIZE: usize = 24;
+/// Bytes read at once.
+const PIECE_SIZE: usize = 1 << 18;
+/// Maximum number of bytes read of a symbol table.
+const MAX_SYMBOL_BYTES: u64 = 64 << 20;
+/// Maximum number of bytes read of a string table.
+const MAX_STRING_BYTES: u64 = 256 << 20;
+/// Maximum number of bytes searched of a file's contents.
+const MAX_CONTENT_BYTES: u64 = 128 << 20;
+/// Maximum number of matches of the names in a string table.
+const MAX_NAME_OFFSETS: usize = 1 << 16;
 
-/// A function that was requested and is defined.
+/// Requested function that a file defines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Definition {
-    /// Its name.
+    /// Name of the function.
     pub name: &'static str,
-    /// Whether other modules' calls may go there.
+    /// Set if the symbol is in the dynamic symbol table, so that other modules may call it.
     pub is_exported: bool,
 }
 
-/// Answers about one file.
+/// Result for one file.
 #[derive(Clone, Debug, Default)]
 pub struct Definitions {
-    /// What is defined; a function that is exported may be there twice.
+    /// Defined functions. One that is exported may be there twice.
     pub found: Vec<Definition>,
-    /// Whether the file has a table of all its symbols: it is not stripped.
+    /// Set if the file has a full symbol table, so it is not stripped.
     pub has_symbols: bool,
 }
 
-/// Which of these functions a file of this machine's kind defines.
+/// Returns which of the functions `names` a 64-bit ELF file defines.
 ///
 /// # Errors
-/// It cannot be read, or is not a regular file.
+/// The file cannot be read, or is not a regular file.
 pub fn definitions(path: &Path, names: &[&'static str]) -> io::Result<Definitions> {
     let file = opening::regular(path)?;
     let mut definitions = Definitions::default();
@@ -58,7 +62,8 @@ pub fn definitions(path: &Path, names: &[&'static str]) -> io::Result<Definition
         return Ok(definitions);
     };
     let sections = sections(&file, &header)?;
-    // A file has one table of each kind. One that claims thousands is not to keep us busy.
+    // A valid file has one table of each kind. Others are ignored: a crafted file may have
+    // thousands.
     for (kind, is_exported) in [(SHT_DYNSYM, true), (SHT_SYMTAB, false)] {
         let Some(table) = sections.iter().find(|section| section.kind == kind) else {
             continue;
@@ -77,10 +82,10 @@ pub fn definitions(path: &Path, names: &[&'static str]) -> io::Result<Definition
     Ok(definitions)
 }
 
-/// The first of these texts that a file contains.
+/// Returns the first of `texts` that a file contains.
 ///
 /// # Errors
-/// It cannot be read, or is not a regular file.
+/// The file cannot be read, or is not a regular file.
 pub fn contained(path: &Path, texts: &[&'static str]) -> io::Result<Option<&'static str>> {
     let file = opening::regular(path)?;
     let finders: Vec<_> = texts
@@ -89,7 +94,11 @@ pub fn contained(path: &Path, texts: &[&'static str]) -> io::Result<Option<&'sta
         .collect();
     let mut found = None;
     let overlap = texts.iter().map(|text| text.len()).max().unwrap_or(0);
-    pieces(&file, (0, MOST_CONTENTS), overlap, |_, piece| {
+    let whole = Range {
+        offset: 0,
+        size: MAX_CONTENT_BYTES,
+    };
+    read_pieces(&file, whole, overlap, |_, piece| {
         let mut hits = finders.iter().filter(|(_, f)| f.find(piece).is_some());
         found = found.or(hits.next().map(|(text, _)| *text));
         found.is_none()
@@ -97,7 +106,7 @@ pub fn contained(path: &Path, texts: &[&'static str]) -> io::Result<Option<&'sta
     Ok(found)
 }
 
-/// The header of a 64-bit ELF file; `None` if it is none.
+/// Reads the header of a 64-bit little-endian ELF file. Returns `None` for other files.
 pub(crate) fn header(file: &File) -> io::Result<Option<[u8; 64]>> {
     let mut header = [0; 64];
     let got = read_up_to(file, &mut header, 0)?;
@@ -105,14 +114,15 @@ pub(crate) fn header(file: &File) -> io::Result<Option<[u8; 64]>> {
     Ok(is_elf.then_some(header))
 }
 
-/// The sections of a file with this header.
+/// Reads the section headers of a file.
 pub(crate) fn sections(file: &File, header: &[u8; 64]) -> io::Result<Vec<Section>> {
     let count = usize::from(u16::from_le_bytes([header[60], header[61]]));
-    let sections = read_existing(file, word(header, 40), (count * SECTION) as u64)?;
-    Ok(sections.chunks_exact(SECTION).map(Section::new).collect())
+    let sections = read_existing(file, word(header, 40), (count * SECTION_SIZE) as u64)?;
+    let sections = sections.chunks_exact(SECTION_SIZE);
+    Ok(sections.map(Section::new).collect())
 }
 
-/// A section's header, as far as it matters here.
+/// The fields of a section header that are used here.
 pub(crate) struct Section {
     pub(crate) kind: u32,
     pub(crate) offset: u64,
@@ -129,15 +139,31 @@ impl Section {
             link: word(bytes, 40) as u32 as usize,
         }
     }
+
+    /// Returns the part of a symbol table that is read.
+    pub(crate) fn symbols(&self) -> Range {
+        Range {
+            offset: self.offset,
+            size: self.size.min(MAX_SYMBOL_BYTES),
+        }
+    }
 }
 
+/// A range of bytes of a file.
+pub(crate) struct Range {
+    pub(crate) offset: u64,
+    pub(crate) size: u64,
+}
+
+/// Returns the little-endian 64-bit word at `at`.
 pub(crate) fn word(bytes: &[u8], at: usize) -> u64 {
     let mut word = [0; 8];
     word.copy_from_slice(&bytes[at..at + 8]);
     u64::from_le_bytes(word)
 }
 
-/// Where among a table's strings the names are. One may be the end of a longer name, too.
+/// Searches a string table for the names. Returns the offset of each match; a match may also be the
+/// end of a longer name.
 fn name_offsets(
     file: &File,
     strings: &Section,
@@ -147,29 +173,32 @@ fn name_offsets(
     let finders: Vec<_> = ended.iter().map(Finder::new).collect();
     let mut offsets = HashMap::new();
     let overlap = ended.iter().map(String::len).max().unwrap_or(0);
-    let range = (strings.offset, strings.size.min(MOST_NAMES));
-    pieces(file, range, overlap, |at, piece| {
+    let range = Range {
+        offset: strings.offset,
+        size: strings.size.min(MAX_STRING_BYTES),
+    };
+    read_pieces(file, range, overlap, |at, piece| {
         for (name, finder) in names.iter().zip(&finders) {
             let hits = finder.find_iter(piece);
             let hits = hits.filter_map(|hit| u32::try_from(at + hit as u64).ok());
-            let room = MOST_PLACES.saturating_sub(offsets.len());
+            let room = MAX_NAME_OFFSETS.saturating_sub(offsets.len());
             offsets.extend(hits.take(room).map(|offset| (offset, *name)));
         }
-        offsets.len() < MOST_PLACES
+        offsets.len() < MAX_NAME_OFFSETS
     })?;
     Ok(offsets)
 }
 
-/// The functions that a table defines under these names.
+/// Returns the functions that a symbol table defines under these names, by offset in the string
+/// table.
 fn defined(
     file: &File,
     table: &Section,
     names: &HashMap<u32, &'static str>,
 ) -> io::Result<impl Iterator<Item = &'static str>> {
     let mut found = Vec::new();
-    let range = (table.offset, table.size.min(MOST_SYMBOLS));
-    pieces(file, range, 0, |_, piece| {
-        for symbol in piece.chunks_exact(SYMBOL) {
+    read_pieces(file, table.symbols(), 0, |_, piece| {
+        for symbol in piece.chunks_exact(SYMBOL_SIZE) {
             let first = word(symbol, 0);
             let (kind, section) = ((first >> 32) as u8 & 0xf, (first >> 48) as u16);
             if matches!(kind, STT_FUNC | STT_GNU_IFUNC) && section != 0 {
@@ -183,15 +212,17 @@ fn defined(
     Ok(found.into_iter())
 }
 
-/// Reads `size` bytes at `offset` piece by piece, each beginning with the last `overlap` bytes of
-/// the one before, until `seen`, which gets each with its distance from `offset`, says no.
-pub(crate) fn pieces(
+/// Reads a range of a file piece by piece. Each piece begins with the last `overlap` bytes of the
+/// one before. `visit` gets each piece with its distance from the start of the range; reading stops
+/// when it returns false.
+pub(crate) fn read_pieces(
     file: &File,
-    (offset, size): (u64, u64),
+    range: Range,
     overlap: usize,
-    mut seen: impl FnMut(u64, &[u8]) -> bool,
+    mut visit: impl FnMut(u64, &[u8]) -> bool,
 ) -> io::Result<()> {
-    let step = PIECE / SYMBOL * SYMBOL;
+    let Range { offset, size } = range;
+    let step = PIECE_SIZE / SYMBOL_SIZE * SYMBOL_SIZE;
     let mut buffer = vec![0; step + overlap];
     let mut at = 0;
     while at < size {
@@ -200,9 +231,9 @@ pub(crate) fn pieces(
         };
         let most = buffer
             .len()
-            .min(usize::try_from(size - at).unwrap_or(PIECE));
+            .min(usize::try_from(size - at).unwrap_or(PIECE_SIZE));
         let got = read_up_to(file, &mut buffer[..most], from)?;
-        if got == 0 || !seen(at, &buffer[..got]) {
+        if got == 0 || !visit(at, &buffer[..got]) {
             break;
         }
         at += step as u64;
@@ -231,7 +262,7 @@ mod tests {
     #[test]
     fn a_text_across_two_pieces_is_found() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let step = PIECE / SYMBOL * SYMBOL;
+        let step = PIECE_SIZE / SYMBOL_SIZE * SYMBOL_SIZE;
         let mut bytes = vec![b'.'; 3 * step];
         bytes[2 * step - 3..2 * step + 3].copy_from_slice(b"needle");
         std::fs::write(file.path(), &bytes).unwrap();
@@ -248,7 +279,7 @@ mod tests {
         bytes[60..62].copy_from_slice(&(sections.len() as u16).to_le_bytes());
         bytes.extend(contents);
         for &(kind, offset, size, link) in sections {
-            let mut section = [0; SECTION];
+            let mut section = [0; SECTION_SIZE];
             section[4..8].copy_from_slice(&kind.to_le_bytes());
             section[24..32].copy_from_slice(&offset.to_le_bytes());
             section[32..40].copy_from_slice(&size.to_le_bytes());
@@ -263,13 +294,13 @@ mod tests {
     #[test]
     fn of_thousands_of_tables_one_is_read_and_of_millions_of_names_some() {
         // A symbol `malloc`, a function of section 1; its name at 64 + 24.
-        let mut contents = vec![0; SYMBOL];
+        let mut contents = vec![0; SYMBOL_SIZE];
         contents[4] = STT_FUNC;
         contents[6] = 1;
         contents.extend(b"malloc\0".repeat(100_000));
-        let names = (contents.len() - SYMBOL) as u64;
-        let strings = (3, 64 + SYMBOL as u64, names, 0);
-        let table = (SHT_DYNSYM, 64, SYMBOL as u64, 0);
+        let names = (contents.len() - SYMBOL_SIZE) as u64;
+        let strings = (3, 64 + SYMBOL_SIZE as u64, names, 0);
+        let table = (SHT_DYNSYM, 64, SYMBOL_SIZE as u64, 0);
         let found = definitions(elf(&[strings, table], &contents).path(), &["malloc"]);
         assert_eq!(found.unwrap().found.len(), 1);
         let empty = (SHT_DYNSYM, 64, 0, 0);
@@ -286,7 +317,7 @@ mod tests {
         };
         let file = File::open(file.path()).unwrap();
         let places = name_offsets(&file, &strings, &["malloc"]).unwrap();
-        assert_eq!(places.len(), MOST_PLACES);
+        assert_eq!(places.len(), MAX_NAME_OFFSETS);
     }
 
     #[test]

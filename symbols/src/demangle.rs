@@ -1,4 +1,4 @@
-//! Names of C++ and Rust functions as people read them.
+//! Demangles the names of C++ and Rust functions.
 
 mod simple;
 
@@ -12,25 +12,25 @@ pub enum Style {
     Simple,
     /// Template arguments, but no parameters.
     Templates,
-    /// Everything, as c++filt.
+    /// Template arguments and parameters, like c++filt.
     Full,
-    /// The name in the symbol table.
+    /// No demangling.
     None,
 }
 
-/// What the name of a stub ends in, which jumps to the function before it in another module.
-const STUB: &str = "@plt";
+/// Suffix of the name of a stub that jumps to the function of that name in another module.
+const STUB_SUFFIX: &str = "@plt";
 
-/// The name to show for one in a symbol table.
+/// Demangles a name from a symbol table.
 pub fn demangle(name: &str, style: Style) -> String {
     if style == Style::None {
         return name.to_owned();
     }
-    if let Some(target) = name.strip_suffix(STUB) {
-        return demangle(target, style) + STUB;
+    if let Some(target) = name.strip_suffix(STUB_SUFFIX) {
+        return demangle(target, style) + STUB_SUFFIX;
     }
     if let Ok(rust) = rustc_demangle::try_demangle(name) {
-        // The alternate form leaves the hash out.
+        // The alternate form omits the hash.
         return if style == Style::Full {
             format!("{rust}")
         } else {
@@ -49,20 +49,20 @@ pub fn demangle(name: &str, style: Style) -> String {
     name.to_owned()
 }
 
-/// The name to show for one that debug information has, as the source calls it.
+/// Formats a name from debug information, which is as the source has it.
 pub fn of_source(name: &str, style: Style) -> String {
     if style != Style::Simple {
         return name.to_owned();
     }
     let short = without_templates(name);
-    // `<lambda>` and its like are in angle brackets themselves.
+    // `<lambda>` and the like consist of angle brackets only.
     if short.is_empty() || short.ends_with(':') {
         return name.to_owned();
     }
     short
 }
 
-/// Splits off what compilers append to copies of a function: `.part.0`.
+/// Splits off the suffix of a cloned function, such as `.part.0`.
 fn split_clone(name: &str) -> (&str, &str) {
     name.find('.').map_or((name, ""), |at| name.split_at(at))
 }
@@ -79,42 +79,42 @@ fn cpp(name: &str, style: Style) -> Option<String> {
     let short = (style == Style::Simple).then(|| simple::simple(name));
     short
         .flatten()
-        .or_else(|| cpp_whole(name, style))
+        .or_else(|| cpp_by_library(name, style))
         .or_else(|| cpp_without_parameters(name, style))
 }
 
-/// Without parameters, which the library does not know all forms of: those of `std::make_shared` by
-/// gcc 12 have `srSt8is_arrayIT_E5value`.
+/// Demangles a name without its parameters, because the library does not parse all of those:
+/// `std::make_shared` of gcc 12 has `srSt8is_arrayIT_E5value`.
 fn cpp_without_parameters(name: &str, style: Style) -> Option<String> {
     let (short, name) = simple::without_parameters(name)?;
     match style {
         Style::Simple => Some(short),
-        _ => cpp_whole(name, style),
+        _ => cpp_by_library(name, style),
     }
 }
 
-/// By the library, for every style.
-fn cpp_whole(name: &str, style: Style) -> Option<String> {
+/// Demangles a name with `cpp_demangle`.
+fn cpp_by_library(name: &str, style: Style) -> Option<String> {
     let symbol = Symbol::new(name).ok()?;
     let options = match style {
         Style::Full => DemangleOptions::new(),
         _ => DemangleOptions::new().no_params().no_return_type(),
     };
     let shown = symbol.demangle_with_options(&options).ok()?;
-    // `<a, >` and the like: empty argument packs leave commas behind.
-    let shown = reference_behind(&shown.replace(", >", ">").replace(",>", ">"));
-    let shown = literals(&thunk(name, shown));
+    // Empty argument packs leave commas behind, as in `<a, >`.
+    let shown = move_references(&shown.replace(", >", ">").replace(",>", ">"));
+    let shown = shorten_literals(&rewrite_thunk(name, shown));
     Some(if style == Style::Simple {
         let short = without_templates(&shown);
-        // What the object may be is a part of the parameters.
+        // A reference qualifier of the function counts as a parameter.
         short.trim_end_matches(" &&").trim_end_matches(" &").into()
     } else {
         shown
     })
 }
 
-/// Target of a thunk: `virtual thunk to f()`.
-fn thunk(name: &str, shown: String) -> String {
+/// Rewrites the name of a thunk as c++filt does: `virtual thunk to f()`.
+fn rewrite_thunk(name: &str, shown: String) -> String {
     let kind = match name.get(..4) {
         Some("_ZTh") => "non-virtual",
         Some("_ZTv") => "virtual",
@@ -128,9 +128,8 @@ fn thunk(name: &str, shown: String) -> String {
     }
 }
 
-/// Writes numbers of other types than `int` with their suffix: `1ul` rather
-/// than `(unsigned long)1`.
-fn literals(name: &str) -> String {
+/// Writes numbers of other types than `int` with a suffix: `1ul` rather than `(unsigned long)1`.
+fn shorten_literals(name: &str) -> String {
     const SUFFIXES: [(&str, &str); 5] = [
         ("(unsigned long long)", "ull"),
         ("(unsigned long)", "ul"),
@@ -161,8 +160,8 @@ fn literals(name: &str) -> String {
     name
 }
 
-/// Puts a reference behind the whole type: `A::B&` rather than `A&::B`, which is not a type at all.
-fn reference_behind(name: &str) -> String {
+/// Moves a reference after the whole type: `A::B&` rather than `A&::B`, which is not a type.
+fn move_references(name: &str) -> String {
     let mut out = String::with_capacity(name.len());
     let mut rest = name;
     while let Some(at) = rest.find("&::") {
@@ -177,8 +176,7 @@ fn reference_behind(name: &str) -> String {
     out + rest
 }
 
-/// Removes template arguments: everything between angle brackets that are no
-/// operator.
+/// Removes template arguments: everything between angle brackets that do not belong to an operator.
 fn without_templates(name: &str) -> String {
     let bytes = name.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());
@@ -195,7 +193,8 @@ fn without_templates(name: &str) -> String {
         }
         match rest[0] {
             b'<' => depth += 1,
-            // The arrow of a function type inside the arguments is not an end.
+            // The arrow of a function type inside the arguments does not close a
+            // bracket.
             b'>' if depth > 0 && bytes[..at].ends_with(b"-") => {}
             b'>' if depth > 0 => depth -= 1,
             c if depth == 0 => out.push(c),
@@ -210,7 +209,7 @@ fn without_templates(name: &str) -> String {
     }
 }
 
-/// Length of `<`, `<<=`, `->` and the like directly behind `operator`.
+/// Returns the length of an operator with angle brackets, such as `<<=`, directly after `operator`.
 fn operator_length(before: &[u8], rest: &[u8]) -> Option<usize> {
     if !before.ends_with(b"operator") {
         return None;
@@ -376,7 +375,7 @@ mod tests {
             .filter_map(|(name, _)| Some((name, simple::simple(name)?)))
             .collect();
         for (name, short) in &direct {
-            let whole = cpp_whole(name, Style::Simple);
+            let whole = cpp_by_library(name, Style::Simple);
             assert_eq!(whole.as_ref(), Some(short), "{name}");
         }
         assert!(

@@ -1,16 +1,15 @@
-//! Names of many addresses of one file at once, from its debug information.
+//! Looks up many addresses of one file at once in its DWARF debug information.
 //!
-//! A dump requests thousands of addresses of a file, all known beforehand. So nothing is indexed:
-//! each part of the debug information that may matter is passed through once, and only what holds
-//! an address that is requested is examined. Where a part says where it ends, it is not even passed
-//! through.
+//! All addresses of a file are known beforehand, often thousands. So no index is built: each part
+//! of the debug information that may cover one of them is scanned once, and subtrees that state
+//! their end are skipped.
 //!
-//! Promises: [`read`] answers as blazesym does, or says `None` where the file
-//! is of a kind that is left to it: no debug information, no 64-bit
-//! little-endian program, parts of the information in further files, damage.
-//! Limits: of functions with one address the one that starts last is taken.
-//! May panic or be killed where a file lies: a child process is where to call
-//! it.
+//! Guarantee: [`read`] gives blazesym's answers, or `None` for files that are left to blazesym: no
+//! debug information, not a 64-bit little-endian program, debug information split over several
+//! files, damage.
+//!
+//! Limits: of several functions that cover an address, the one with the greatest start address is
+//! taken. May panic or be killed on a crafted file, so it should be called in a child process.
 
 mod companions;
 mod functions;
@@ -43,7 +42,7 @@ use residency::Residency;
 use units::{Die, Slice, Units};
 use unpacking::Content;
 
-/// The frames of each address; `None` where another reader has to be asked.
+/// Returns the frames of each address, or `None` if another reader has to be used.
 pub fn read(path: &Path, addresses: &[u64], debug_directories: &[PathBuf]) -> Option<Frames> {
     let image = Image::open(path)?;
     if image.has_debug_info() {
@@ -53,17 +52,19 @@ pub fn read(path: &Path, addresses: &[u64], debug_directories: &[PathBuf]) -> Op
     look_up(&image, addresses)
 }
 
+/// Looks the addresses up: first in a part of the units if that suffices, otherwise in all.
 fn look_up(image: &Image, addresses: &[u64]) -> Option<Frames> {
     let mut wanted = addresses.to_vec();
     wanted.sort_unstable();
     wanted.dedup();
     let part = part::of(image, &wanted);
-    // Where a part refers to the rest, all is read.
+    // Fails if the part refers to other units.
     let found = part.and_then(|part| look_up_in(image, Some(part), &wanted, addresses));
     found.or_else(|| look_up_in(image, None, &wanted, addresses))
 }
 
-/// Looks the addresses up, in a part of the units where one is given.
+/// Looks the addresses up in all units, or in `part` of `.debug_info`. `wanted`: the addresses,
+/// sorted and without duplicates.
 fn look_up_in<'i>(
     image: &'i Image,
     part: Option<Content<'i>>,
@@ -77,20 +78,23 @@ fn look_up_in<'i>(
     addresses.iter().map(|&a| found.frames(a)).collect()
 }
 
-/// Frames found.
+/// Results for all addresses of a file.
 struct Lookup<'a> {
     units: Units<'a>,
-    /// The addresses, each once, sorted; the others are parallel to it.
+    /// Addresses, sorted, without duplicates.
     wanted: Vec<u64>,
+    /// Function of each wanted address.
     functions: Vec<Option<Function>>,
+    /// Line-table row of each wanted address.
     rows: Vec<Option<Row>>,
-    /// Names from the table of symbols, for what is in no function.
+    /// Names from the symbol table, of addresses that no function covers.
     symbols: HashMap<u64, Rc<str>>,
-    /// Names from there for those of the functions that debug information has no whole name of.
+    /// Linkage names from the symbol table, of functions whose debug information has only an
+    /// unqualified name.
     linked: HashMap<u64, Rc<str>>,
-    /// Names with their scopes of the others, and of what was inlined.
+    /// Qualified names of the other functions, and of inlined ones.
     scoped: foldhash::HashMap<Die, Rc<str>>,
-    /// Paths of source files, of those that rows and calls name.
+    /// Paths of source files, by unit and file number.
     paths: foldhash::HashMap<(usize, u64), Rc<str>>,
 }
 
@@ -123,12 +127,13 @@ impl<'a> Lookup<'a> {
             scoped: foldhash::HashMap::default(),
             paths: foldhash::HashMap::default(),
         };
-        found.note_paths().ok()?;
+        found.collect_paths().ok()?;
         found.linked = linked::names(image, &found.units, &found.wanted, &found.functions)?;
         found.scoped = found.scoped_names().ok()?;
         Some(found)
     }
 
+    /// Finds the qualified names of all functions that need one.
     fn scoped_names(&self) -> gimli::Result<foldhash::HashMap<Die, Rc<str>>> {
         let mut wanted = foldhash::HashSet::default();
         for (address, function) in self.wanted.iter().zip(&self.functions) {
@@ -145,7 +150,8 @@ impl<'a> Lookup<'a> {
         scopes::names(&self.units, scoped)
     }
 
-    fn note_paths(&mut self) -> gimli::Result<()> {
+    /// Finds the paths of all source files that rows and call sites refer to.
+    fn collect_paths(&mut self) -> gimli::Result<()> {
         let mut files: Vec<(usize, u64)> = Vec::new();
         files.extend(self.rows.iter().flatten().map(|r| (r.unit, r.file)));
         for function in self.functions.iter().flatten() {
@@ -161,27 +167,31 @@ impl<'a> Lookup<'a> {
         Ok(())
     }
 
-    /// The frames of an address, innermost first.
+    /// Returns the frames of an address, innermost first.
     fn frames(&self, address: u64) -> Option<Vec<Frame>> {
         let at = self.wanted.binary_search(&address).ok()?;
         let function = self.functions[at].as_ref();
+        let linked = |name: &Rc<str>| Name {
+            text: Rc::clone(name),
+            origin: Origin::Symbol,
+        };
         let name = match function {
             Some(function) => match self.linked.get(&address) {
-                Some(name) => (Rc::clone(name), Origin::Symbol),
+                Some(name) => linked(name),
                 None => self.name(function.unit, function.entry)?,
             },
             None => match self.symbols.get(&address) {
-                Some(name) => (Rc::clone(name), Origin::Symbol),
+                Some(name) => linked(name),
                 None => return Some(Vec::new()),
             },
         };
         let Some(row) = &self.rows[at] else {
-            return Some(vec![framed(name, None)]);
+            return Some(vec![frame(name, None)]);
         };
         let source = self.source_location(row.unit, row.file, row.line, row.column);
         let mut chain = vec![(name, Some(source))];
-        // Outermost first: each is where its caller calls it, and the last one
-        // is where the address is.
+        // Outermost first. The location of each frame is its call site of the next one; the
+        // last frame gets the location of the address.
         for call in function.iter().flat_map(|f| &f.inlined) {
             let name = self.name(call.unit, call.entry)?;
             let site = call.file;
@@ -195,16 +205,23 @@ impl<'a> Lookup<'a> {
             chain.push((name, site));
         }
         let frames = chain.into_iter().rev();
-        Some(frames.map(|(name, source)| framed(name, source)).collect())
+        Some(frames.map(|(name, source)| frame(name, source)).collect())
     }
 
-    fn name(&self, unit: usize, entry: UnitOffset) -> Option<Named> {
+    /// Returns the name of an entry.
+    fn name(&self, unit: usize, entry: UnitOffset) -> Option<Name> {
         let name = self.units.name(unit, entry).ok()?;
         let Some(die) = name.scoped else {
-            return Some((name.text, Origin::Symbol));
+            return Some(Name {
+                text: name.text,
+                origin: Origin::Symbol,
+            });
         };
-        let whole = self.scoped.get(&die).map(Rc::clone);
-        Some((whole.unwrap_or(name.text), Origin::Source))
+        let qualified = self.scoped.get(&die).map(Rc::clone);
+        Some(Name {
+            text: qualified.unwrap_or(name.text),
+            origin: Origin::Source,
+        })
     }
 
     fn source_location(&self, unit: usize, file: u64, line: u32, column: u32) -> SourceLocation {
@@ -217,21 +234,25 @@ impl<'a> Lookup<'a> {
     }
 }
 
-/// A name and where it is from.
-type Named = (Rc<str>, Origin);
+/// A function's name and its origin.
+struct Name {
+    text: Rc<str>,
+    origin: Origin,
+}
 
-/// A location in a source file.
+/// A position in a source file.
 struct SourceLocation {
     file: Rc<str>,
     line: u32,
     column: u32,
 }
 
-fn framed((name, origin): Named, source: Option<SourceLocation>) -> Frame {
+fn frame(name: Name, source: Option<SourceLocation>) -> Frame {
+    let Name { text, origin } = name;
     let Some(SourceLocation { file, line, column }) = source else {
         return Frame {
             origin,
-            ..Frame::named(name)
+            ..Frame::named(text)
         };
     };
     Frame {
@@ -239,6 +260,6 @@ fn framed((name, origin): Named, source: Option<SourceLocation>) -> Frame {
         file,
         line,
         column,
-        ..Frame::named(name)
+        ..Frame::named(text)
     }
 }

@@ -1,8 +1,7 @@
-//! The few facts of an ELF file that are needed before its symbols, or without them: build id,
-//! loaded segments, and which loader could run it.
+//! Reads the headers of an ELF file: build id, loaded segments, and the dynamic loader it needs.
 //!
-//! Reads only headers and notes, each bounded; never trusts an offset or a
-//! size of the file.
+//! Reads only headers and notes, each with a size limit. Offsets and sizes in the file are not
+//! trusted.
 
 use std::fs::File;
 use std::io;
@@ -20,19 +19,19 @@ const NT_GNU_BUILD_ID: u32 = 3;
 const MAX_NOTES: u64 = 1 << 20;
 const MAX_INTERPRETER: usize = 4096;
 
-/// A part of the file that is loaded into memory.
+/// A `PT_LOAD` segment.
 #[derive(Clone, Copy, Debug)]
 struct Segment {
     offset: u64,
     address: u64,
     size: u64,
-    /// Bytes in memory: a separate debug file has those alone.
+    /// Size in memory, in bytes. The only size that a separate debug file keeps.
     memory_size: u64,
     executable: bool,
 }
 
 impl Segment {
-    /// Where its mapping begins, with pages of this size, and how long it is.
+    /// Returns start address and size of the segment's mapping, for this page size.
     fn mapped(&self, page: u64) -> Option<(u64, u64)> {
         let start = self.address & !(page - 1);
         let end = self.address.checked_add(self.memory_size)?;
@@ -40,18 +39,18 @@ impl Segment {
     }
 }
 
-/// What the headers of an ELF file say.
+/// Facts from the headers of an ELF file.
 #[derive(Clone, Debug, Default)]
 pub struct Elf {
-    /// Whether it is of 64 bits.
+    /// Set for a 64-bit file.
     pub is_wide: bool,
     /// The architecture: `e_machine`.
     pub machine: u16,
-    /// Whether a loader is required: it is not linked statically.
+    /// Set if the program needs a dynamic loader, so it is not linked statically.
     pub has_interpreter: bool,
-    /// Whether that is musl's.
+    /// Set if that loader is musl's.
     pub uses_musl: bool,
-    /// Build id; empty when it has none.
+    /// Build id; empty if there is none.
     pub build_id: BuildId,
     segments: Vec<Segment>,
 }
@@ -64,34 +63,38 @@ impl Elf {
         read(&file).with_context(|| format!("{} is not a usable ELF file", printable::path(path)))
     }
 
-    /// The virtual address that the file gives to the byte at `offset`.
+    /// Returns the virtual address of the byte at file offset `offset`.
     pub fn address_of(&self, offset: u64) -> Option<u64> {
         let holds = |s: &&Segment| offset.checked_sub(s.offset).is_some_and(|at| at < s.size);
         let segment = self.segments.iter().find(holds)?;
         segment.address.checked_add(offset - segment.offset)
     }
 
-    /// The virtual address of the byte at `offset` of the file that was mapped, at this distance
-    /// from the start of a mapping of code, which is `size` bytes long.
+    /// Returns the virtual address of a byte of the profiled file, which was at file offset
+    /// `offset`, `distance` bytes from the start of a mapping of code of `size` bytes.
     ///
-    /// The file at hand may be the one that was stripped or not, with the same build id: `strip`
-    /// closes gaps between segments, so that offsets are other ones. Where no segment begins as
-    /// the mapping does, its length decides which it is.
+    /// The file at hand and the profiled one may differ in being stripped, with the same build
+    /// id. `strip` closes gaps between segments, so their file offsets differ. If no segment
+    /// begins at the file offset of the mapping, the segment is found by the mapping's length.
     pub fn address_in_mapping(&self, offset: u64, distance: u64, size: u64) -> Option<u64> {
         let start = offset.wrapping_sub(distance);
         let begins = |s: &Segment| PAGES.iter().any(|page| s.offset & !(page - 1) == start);
-        let by_length = match self.segments.iter().any(begins) {
-            true => None,
-            false => self.address_in_code(distance, size),
+        let has_start = self.segments.iter().any(begins);
+        let by_length = if has_start {
+            None
+        } else {
+            self.address_in_code(distance, size)
         };
         by_length.or_else(|| self.address_of(offset))
     }
 
-    /// The virtual address of the byte at this distance from the start of a mapping of code, which
-    /// is `size` bytes long. For separate debug files, whose segments hold nothing, so that offsets
-    /// say nothing. The mapping is that of the segment that is as long in whole pages, and the
-    /// length also tells how large those are, and so where it begins; `None` where no segment's is,
-    /// or two are that begin at different addresses.
+    /// Returns the virtual address of the byte `distance` bytes from the start of a mapping of
+    /// code of `size` bytes. Used for separate debug files, whose segments are empty and whose
+    /// file offsets are meaningless.
+    ///
+    /// Finds the segment by its length in whole pages. This also yields the page size, and with
+    /// it the address at which the mapping begins. Returns `None` if no segment has that
+    /// length, or if several with different addresses have it.
     pub fn address_in_code(&self, distance: u64, size: u64) -> Option<u64> {
         let code = self.segments.iter().filter(|s| s.executable);
         let mapped = code.flat_map(|s| PAGES.iter().filter_map(|page| s.mapped(*page)));
@@ -104,7 +107,7 @@ impl Elf {
     }
 }
 
-/// A build id as messages show it.
+/// Formats a build id for messages.
 pub fn shown_id(id: &BuildId) -> String {
     if id.is_empty() {
         "none".into()
@@ -113,7 +116,7 @@ pub fn shown_id(id: &BuildId) -> String {
     }
 }
 
-/// Sizes that pages have: a mapping begins with the page that the segment's address is in.
+/// Page sizes to try: a mapping begins at the page of the segment's address.
 const PAGES: [u64; 3] = [4 << 10, 16 << 10, 64 << 10];
 
 /// Byte order and word size of a file.
@@ -124,7 +127,7 @@ struct Layout {
 }
 
 impl Layout {
-    /// The unsigned number in `bytes`, which is at most 8 bytes long.
+    /// Decodes the unsigned number in `bytes`, at most 8 bytes long.
     fn number(self, bytes: &[u8]) -> u64 {
         let add = |sum: u64, byte: &u8| sum << 8 | u64::from(*byte);
         if self.big {
@@ -135,6 +138,7 @@ impl Layout {
     }
 }
 
+/// Reads the headers of a file.
 fn read(file: &File) -> Result<Elf> {
     let mut header = [0u8; 64];
     let got = read_up_to(file, &mut header, 0)?;
@@ -167,6 +171,7 @@ fn read(file: &File) -> Result<Elf> {
     Ok(elf)
 }
 
+/// Adds the facts of one program header to `elf`.
 fn program_header(file: &File, layout: Layout, header: &[u8], elf: &mut Elf) -> Result<()> {
     let field = |at: usize, size: usize| layout.number(&header[at..at + size]);
     let kind = field(0, 4) as u32;
@@ -206,7 +211,7 @@ fn program_header(file: &File, layout: Layout, header: &[u8], elf: &mut Elf) -> 
     Ok(())
 }
 
-/// The GNU build id among notes.
+/// Finds the GNU build id among notes.
 fn build_id(layout: Layout, mut notes: &[u8]) -> Option<BuildId> {
     while notes.len() >= 12 {
         let field = |at: usize| layout.number(&notes[at..at + 4]) as usize;
@@ -225,8 +230,8 @@ fn build_id(layout: Layout, mut notes: &[u8]) -> Option<BuildId> {
     None
 }
 
-/// As many of the `size` bytes at `offset` as the file has. Only for these is memory allocated, whatever the
-/// size is that a header claims.
+/// Reads the bytes at `offset`, up to `size` or the end of the file. Allocates only for bytes that
+/// exist, whatever `size` a header claims.
 pub(super) fn read_existing(file: &File, offset: u64, size: u64) -> io::Result<Vec<u8>> {
     const STEP: u64 = 64 << 10;
     let mut bytes = Vec::new();
@@ -242,9 +247,10 @@ pub(super) fn read_existing(file: &File, offset: u64, size: u64) -> io::Result<V
     }
 }
 
-/// Fills as much of `buffer` as the file has at `offset`.
+/// Fills `buffer` with the bytes at `offset`. Returns their number, which is less at the end of the
+/// file.
 pub(super) fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-    // No file is that long, and the call would fail.
+    // No file is that long, and the read would fail.
     if offset > i64::MAX as u64 - buffer.len() as u64 {
         return Ok(0);
     }
@@ -257,7 +263,7 @@ pub(super) fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> io::Res
             Ok(0) => break,
             Ok(n) => got += n,
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            // No file reaches so far.
+            // Beyond the greatest possible offset.
             Err(_) if i64::try_from(at).is_err() => break,
             Err(e) => return Err(e),
         }

@@ -1,10 +1,10 @@
-//! Finding the files that may have the symbols of a mapping.
+//! Finds the files that may have the symbols of a mapping.
 //!
-//! In this order: the program given with `-p`; the directories of `--symbol-path`,
-//! as the root of another machine's filesystem and as directories of files; the path
-//! in the dump; the process itself while it lives; debug files by
-//! build id; `debuginfod-find`. A file with another build id is never used
-//! without `--force`, and its name is reported.
+//! Searched in this order: debug information from `debuginfod-find`; the program given with `-p`;
+//! the directories of `--symbol-path`, as the root of another machine's filesystem and as plain
+//! directories; the path in the dump; the process itself while it lives; debug files by build id;
+//! executables from `debuginfod-find`. A file with another build id is only used with `--force`;
+//! otherwise a warning names it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -18,27 +18,27 @@ use super::process;
 use super::program::main_mapping;
 use super::reader::{Request, is_there};
 
-/// Directories of separate debug files on most systems.
+/// Standard directories of separate debug files.
 const DEBUG_DIRECTORIES: [&str; 2] = ["/usr/lib/debug", "/lib/debug"];
 
-/// Finds files.
+/// The search for the files of one profile.
 pub struct Files<'a> {
     options: &'a Options<'a>,
-    /// Path of the program, as in the dump.
+    /// Path of the main program, as recorded in the dump.
     main: Option<PathBuf>,
-    /// The process, if it may still be there.
+    /// Directory in `/proc` of the profiled process; `None` if it cannot be running here.
     process: Option<PathBuf>,
     /// Directories to search for debug files by build id and debug link.
     pub debug_directories: Vec<PathBuf>,
 }
 
-/// Why a mapping's functions are not named.
+/// Reason why a mapping's functions are not named.
 #[derive(Debug, thiserror::Error)]
 pub enum NoSource {
     /// The file cannot be opened, or is not an ELF file.
     #[error("{0:#}; its functions are not named")]
     Unusable(anyhow::Error),
-    /// It is not the file that was profiled.
+    /// The build id differs from the recorded one.
     #[error(
         "{path} has the build id {found}, the profiled file had {recorded}; its functions are not \
          named (--force uses it anyway)"
@@ -46,12 +46,12 @@ pub enum NoSource {
     OtherBuild {
         /// The file.
         path: String,
-        /// Its build id.
+        /// Build id of the file.
         found: String,
-        /// That of the profiled file.
+        /// Build id of the profiled file.
         recorded: BuildId,
     },
-    /// Another file may have replaced it, and there is no build id to identify it.
+    /// The mapped file was deleted, and no build id proves that the file at its path is equal.
     #[error(
         "{path} was replaced while the program ran; its functions are not named (--force uses the \
          new file)"
@@ -60,7 +60,7 @@ pub enum NoSource {
         /// The file.
         path: String,
     },
-    /// It is in none of the given directories.
+    /// The file is in none of the directories given.
     #[error("{path} is not in the directories given; its functions are not named")]
     Absent {
         /// The file.
@@ -72,15 +72,16 @@ pub enum NoSource {
 pub struct Source {
     path: PathBuf,
     elf: Elf,
-    /// It is a separate debug file, whose segments hold nothing.
+    /// Set for a separate debug file, whose segments have no contents.
     debug: bool,
-    /// For a debug file: the program's own, if that is there. Its segments say which address is at
-    /// which offset.
+    /// For a debug file: the program's own headers, if found, which relate offsets to
+    /// addresses.
     code: Option<Elf>,
 }
 
 impl Source {
-    /// The addresses to look up in it, and their locations: those of the module that `wants` them.
+    /// Returns the request for those locations of `module` that `wants` selects, and the
+    /// locations that it covers.
     pub fn request(&self, module: &Module, wants: impl Fn(usize) -> bool) -> (Request, Vec<usize>) {
         let (mut addresses, mut locations) = (Vec::new(), Vec::new());
         let wanted = module.addresses.iter().filter(|at| wants(at.location));
@@ -106,7 +107,7 @@ impl Source {
 }
 
 impl<'a> Files<'a> {
-    /// Files for the mappings of `profile`.
+    /// Prepares the search for the mappings of `profile`.
     pub fn new(profile: &Profile, options: &'a Options<'a>) -> Self {
         let main = main_mapping(profile).map(|i| {
             maps::strip_deleted(&profile.mappings[i].path)
@@ -125,8 +126,8 @@ impl<'a> Files<'a> {
         }
     }
 
-    /// What code of a mapping is called after that has no symbol: its file, without directories,
-    /// and the program as the caller calls it.
+    /// Returns the prefix for names of code without a symbol: the file's name without
+    /// directories. For the main program, that of the binary given.
     pub fn name_of(&self, mapping: &Mapping) -> String {
         let recorded = maps::strip_deleted(&mapping.path).0;
         let is_main = self.main.as_deref() == Some(recorded);
@@ -135,8 +136,7 @@ impl<'a> Files<'a> {
         name.to_string_lossy().into_owned()
     }
 
-    /// The files to try for a mapping, in order. The error is a warning for
-    /// people: why there is none.
+    /// Returns the files to try for a mapping, in order. The error is a warning for users.
     pub fn sources_of(&self, mapping: &Mapping) -> Result<Vec<Source>, NoSource> {
         let (path, deleted) = maps::strip_deleted(&mapping.path);
         let is_main = self.main.as_deref() == Some(path);
@@ -162,19 +162,22 @@ impl<'a> Files<'a> {
         if !holds(&sources) && self.options.debuginfod {
             sources.extend(self.by_debuginfod("executable", &mapping.build_id));
         }
-        note_code(&mut sources);
-        match (sources.is_empty(), refused.into_iter().next()) {
-            (false, _) => Ok(sources),
-            (true, Some(why)) => Err(why),
-            (true, None) if path.is_absolute() => Err(NoSource::Absent {
+        attach_code(&mut sources);
+        if !sources.is_empty() {
+            return Ok(sources);
+        }
+        match refused.into_iter().next() {
+            Some(refusal) => Err(refusal),
+            None if path.is_absolute() => Err(NoSource::Absent {
                 path: printable::path(path),
             }),
             // A bare name, as in some formats: there is nothing to open.
-            (true, None) => Ok(sources),
+            None => Ok(sources),
         }
     }
 
-    /// The file, if it is the profiled one.
+    /// Returns the file at `path` if it is the profiled one. Otherwise adds the reason to
+    /// `refused`.
     fn usable(
         &self,
         path: &Path,
@@ -212,8 +215,8 @@ impl<'a> Files<'a> {
         })
     }
 
-    /// The file in the given directories, at its path on the other machine or by its
-    /// name alone.
+    /// Searches the given directories, by the file's whole path below each and by its name
+    /// alone.
     fn in_directories(
         &self,
         path: &Path,
@@ -231,7 +234,8 @@ impl<'a> Files<'a> {
                 .chain(path.file_name().map(|n| directory.join(n)))
         });
         for candidate in candidates {
-            // A symbolic link in the other root may lead out of it: build ids decide.
+            // A symbolic link may lead out of the directory. That is no risk: build ids
+            // decide.
             if is_there(&candidate) {
                 let found = self.usable(&candidate, mapping, false, refused);
                 if found.is_some() {
@@ -242,8 +246,9 @@ impl<'a> Files<'a> {
         None
     }
 
-    /// The file through the live process, which works for containers and for deleted files. Checked
-    /// by build id: the pid may belong to another process by now.
+    /// Opens the file through the running process's `/proc` directory, which also works for
+    /// containers and deleted files. Requires a matching build id, because the pid may have
+    /// been reused.
     fn in_process(&self, path: &Path, mapping: &Mapping, is_main: bool) -> Option<Source> {
         let process = self.process.as_ref()?;
         if mapping.build_id.is_empty() {
@@ -267,7 +272,7 @@ impl<'a> Files<'a> {
         })
     }
 
-    /// The separate debug file of a build id: `.build-id/xx/yyyy.debug`.
+    /// Finds the separate debug file of a build id: `.build-id/xx/yyyy.debug`.
     fn debug_file(&self, id: &BuildId) -> Option<Source> {
         let hex = id.to_string();
         let (first, rest) = hex.split_at_checked(2).filter(|_| hex.len() >= 8)?;
@@ -282,7 +287,7 @@ impl<'a> Files<'a> {
             .find_map(|path| with_id(path, id))
     }
 
-    /// The file that `debuginfod-find` returns for a build id.
+    /// Runs `debuginfod-find` for a build id. `what`: `debuginfo` or `executable`.
     fn by_debuginfod(&self, what: &str, id: &BuildId) -> Option<Source> {
         if id.is_empty() {
             return None;
@@ -302,8 +307,8 @@ impl<'a> Files<'a> {
     }
 }
 
-/// Tells debug files of the program itself, if that is among them.
-fn note_code(sources: &mut [Source]) {
+/// Gives the headers of the program itself to its debug files, if it was found.
+fn attach_code(sources: &mut [Source]) {
     let code = sources.iter().find(|source| !source.debug);
     let Some(code) = code.map(|source| source.elf.clone()) else {
         return;
@@ -314,12 +319,12 @@ fn note_code(sources: &mut [Source]) {
     }
 }
 
-/// Whether one of the files contains the code itself.
+/// Returns true if one of the files contains the code itself.
 fn holds(sources: &[Source]) -> bool {
     sources.iter().any(|s| !s.debug)
 }
 
-/// A debug file, if it has this build id.
+/// Opens a debug file if it has this build id.
 fn with_id(path: PathBuf, id: &BuildId) -> Option<Source> {
     let elf = Elf::open(&path).ok().filter(|elf| elf.build_id == *id)?;
     Some(Source {

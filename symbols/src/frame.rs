@@ -1,36 +1,36 @@
-//! What is known of an address: the functions there, and where in their sources.
+//! Frames: a function, and a position in its source file.
 
 use std::rc::Rc;
 
-/// A source-level frame. Frames of one function share their texts.
+/// A source-level frame. Frames of one function share its strings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Frame {
-    /// Name in the symbol table or the debug information.
+    /// Function name in the symbol table or the debug information.
     pub name: Rc<str>,
-    /// Source file; empty when unknown.
+    /// Source file; empty if unknown.
     pub file: Rc<str>,
-    /// Line; 0 when unknown.
+    /// Line; 0 if unknown.
     pub line: u32,
-    /// Column; 0 when unknown.
+    /// Column; 0 if unknown.
     pub column: u32,
-    /// Where the name is from.
+    /// Origin of `name`.
     pub origin: Origin,
 }
 
-/// Where a name is from.
+/// Origin of a name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Origin {
-    /// A table of symbols, or debug information that has the same name: it may be mangled.
+    /// The symbol table, or a linkage name in the debug information: may be mangled.
     #[default]
     Symbol,
-    /// Debug information with its name in the source, and its scopes.
+    /// The debug information: the name in the source code, with its scopes.
     Source,
-    /// Made from where the function begins, for there is no symbol.
+    /// Generated from the function's offset in the file, because there is no symbol.
     Made,
 }
 
 impl Frame {
-    /// A function of which nothing but its name is known.
+    /// Returns a frame of which only the function's name is known.
     pub fn named(name: Rc<str>) -> Self {
         Self {
             name,
@@ -38,11 +38,11 @@ impl Frame {
         }
     }
 
-    /// Whether its name was made.
+    /// Returns true if the name was generated.
     pub fn is_made(&self) -> bool {
         self.origin == Origin::Made
     }
 }
 
-/// For each address its frames, innermost first; none where nothing is known.
+/// Frames of each address, innermost first. Empty for an address without a name.
 pub type Frames = Vec<Vec<Frame>>;

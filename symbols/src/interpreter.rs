@@ -1,21 +1,21 @@
-//! Which frames of stacks that hold Python are shown: a person who writes Python wants its lines,
-//! and of the native code what they called, not the interpreter between them.
+//! Selects the frames of a Python stack to show: Python's own frames, and the native code that they
+//! call.
 //!
-//! The native frames that are left out are those of the interpreter's module, between Python's
-//! frames and outside the outermost one. That module is known by where it stands: the frame around
-//! a Python frame runs it. What the innermost line called stays, whosever code it is, except for
-//! what only passes the call on; so do modules that call back, and a garbage collection. Functions
-//! of the interpreter that only ask for memory are an allocator's.
+//! The interpreter's frames between Python frames and outside the outermost one are hidden. The
+//! interpreter's module is the one that contains the frame that runs a Python frame. Native code
+//! called by the innermost Python frame is shown, in whatever module it is, except for functions
+//! that only forward the call. Other modules that call back into Python and garbage collections are
+//! shown too. Functions of the interpreter that only request memory count as allocators.
 
 use std::path::Path;
 
-/// What the interpreter's function is called that runs code; compilers add to the name.
+/// Prefix of the names of the interpreter's evaluation loop. Compilers append suffixes.
 const EVALUATION: &str = "_PyEval_EvalFrame";
 
-/// The function of the interpreter that matters although no line of Python has called it.
+/// Name of the garbage collector's main function, which is shown though no Python code called it.
 const COLLECTION: &str = "gc_collect_main";
 
-/// Beginnings of the names of its functions that do no more than call what a line calls.
+/// Name prefixes of interpreter functions that only forward calls.
 const CALLS: [&str; 17] = [
     "_PyEval_",
     "_PyFunction_Vectorcall",
@@ -36,34 +36,34 @@ const CALLS: [&str; 17] = [
     "vectorcall_",
 ];
 
-/// The interpreter's functions that do no more than ask for memory, as `malloc`: a regular
-/// expression.
+/// Regular expression for the interpreter's functions that only request memory, as `malloc` does.
 pub const ALLOCATORS: &str = "_?Py(Mem|Object)_(Raw)?(Malloc|Calloc|Realloc)|_PyMem_(Debug|Raw).*|pymalloc_.*|new_arena|\
      allocate_from_new_pool|tracemalloc_.*";
 
-/// Beginnings of the names of files in which threads and programs start.
+/// Prefixes of the names of files whose code starts programs and threads.
 const STARTING: [&str; 4] = ["libc.", "libc-", "libpthread", "ld-"];
 
-/// What a frame is to a reader of Python.
+/// Kind of a frame in a Python stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// A line of Python.
+    /// A Python frame.
     Python,
-    /// The interpreter's name for one, where there are Python's own frames as well.
+    /// Trampoline code for a Python function, in stacks that also have Python frames.
     Trampoline,
-    /// The function of the interpreter that runs code.
+    /// The interpreter's evaluation loop.
     Evaluation,
-    /// Code of the interpreter that only calls.
+    /// Interpreter code that only forwards a call.
     Call,
     /// Other code of the interpreter.
     Interpreter,
-    /// Where programs and threads start.
+    /// Start-up code of a program or thread.
     Start,
     /// Anything else.
     Other,
 }
 
-/// What is left out outside of Python's frames; between them, all but the first.
+/// Kinds hidden outside the outermost Python frame. Between Python frames, all but the first of
+/// these are hidden.
 const HIDDEN: [Role; 5] = [
     Role::Start,
     Role::Trampoline,
@@ -73,8 +73,8 @@ const HIDDEN: [Role; 5] = [
 ];
 
 impl Role {
-    /// For code that is not Python, in this file, which may have the interpreter's code. Debug
-    /// information has several names: also of what was inlined there.
+    /// Returns the kind of native code in the file `path`. `is_interpreters`: the file contains
+    /// the interpreter. `names` are several if functions were inlined.
     pub fn native<'a>(
         path: &Path,
         is_interpreters: bool,
@@ -82,48 +82,49 @@ impl Role {
     ) -> Self {
         if !is_interpreters {
             let file = path.file_name().unwrap_or_default().to_string_lossy();
-            return match STARTING.iter().any(|start| file.starts_with(start)) {
-                true => Self::Start,
-                false => Self::Other,
-            };
+            let is_start = STARTING.iter().any(|start| file.starts_with(start));
+            return if is_start { Self::Start } else { Self::Other };
         }
         let is_in = |start: &str| names.clone().any(|name| name.starts_with(start));
         let mut calls = names
             .clone()
             .map(|name| CALLS.iter().any(|start| name.starts_with(start)));
-        match (is_in(EVALUATION), is_in(COLLECTION)) {
-            (true, _) => Self::Evaluation,
-            (_, true) => Self::Other,
-            _ if names.clone().next().is_some() && calls.all(|calls| calls) => Self::Call,
-            _ => Self::Interpreter,
+        if is_in(EVALUATION) {
+            Self::Evaluation
+        } else if is_in(COLLECTION) {
+            Self::Other
+        } else if names.clone().next().is_some() && calls.all(|calls| calls) {
+            Self::Call
+        } else {
+            Self::Interpreter
         }
     }
 }
 
-/// Which frames of stacks with Python are shown.
+/// Selection of the frames of Python stacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Shown {
-    /// Python's, with the native ones that matter.
+    /// Python frames, with the native frames that matter.
     #[default]
     Usual,
-    /// Both kinds, all of them.
+    /// All frames.
     Native,
-    /// Python's alone.
+    /// Python frames only.
     PythonOnly,
 }
 
-/// Name of what is in no Python function, where only Python is shown.
+/// Name of code outside Python functions, where only Python frames are shown.
 pub const NATIVE: &str = "[native]";
 
-/// Whether a program is the interpreter by its name: its code is that, where that is a library as
-/// well.
+/// Returns true if the program at `path` is named like a Python interpreter. Then its own code is
+/// treated as the interpreter's, even if that is in a library as well.
 pub fn is_called_python(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     path != Path::new("") && name.starts_with("python")
 }
 
-/// Shows those frames of a stack, innermost first, that are shown if nothing else is requested.
-/// `is_mark`: a frame that only says that others are missing.
+/// Shows the frames of a stack that [`Shown::Usual`] selects, innermost first. `is_mark` is true
+/// for a pseudo-frame that stands for missing frames.
 pub fn usual<F: Copy>(
     frames: &[F],
     role: impl Fn(F) -> Role,
@@ -142,7 +143,7 @@ pub fn usual<F: Copy>(
         let shown = frames.iter().filter(|&&frame| !is(frame, hidden));
         shown.for_each(|&frame| show(frame));
     };
-    // A trampoline is outside of the frame that runs its code.
+    // A trampoline is the caller of the frame that runs its code.
     let inner = &frames[..first];
     let runs = |&&frame: &&F| is(frame, &[Role::Evaluation, Role::Trampoline]);
     let running = inner.iter().rev().take_while(runs).count();
@@ -152,8 +153,10 @@ pub fn usual<F: Copy>(
     let is_python_alone = outer
         .iter()
         .all(|&frame| is(frame, &HIDDEN) || is_mark(frame));
-    match is_python_alone {
-        true => show_but(outer, &HIDDEN),
-        false => show_but(outer, &HIDDEN[1..]),
-    }
+    let hidden = if is_python_alone {
+        &HIDDEN[..]
+    } else {
+        &HIDDEN[1..]
+    };
+    show_but(outer, hidden);
 }

@@ -1,13 +1,14 @@
-//! Finds names for addresses, including inlined functions, in the files that the profile's mappings
-//! refer to. Code without a symbol is named after its file and where its function begins there
-//! ([`Profile::is_unnamed`]), so its name is the same in each run of a build.
+//! Finds function names, source lines and inlined functions for the addresses of a profile, in the
+//! files that its mappings refer to.
 //!
 //! Each distinct address is looked up once, together with the others of its module. A file that is
-//! missing, or whose build id differs from the profiled one, is skipped and named in a warning; its
-//! frames keep their addresses. `files` describes where files are searched for. Symbols are read
-//! in a child process (`reader`): a crafted file costs its own names and nothing else. Code
-//! without a file gets its names from the kernel (`vdso`) or from the map that its JIT wrote
-//! (`perf_map`).
+//! missing, or whose build id differs from the profiled one, is skipped with a warning; its frames
+//! keep their addresses. `files` lists where files are searched for. Symbols are read in a child
+//! process (`reader`), so a crafted file loses only its own names. Code outside files is named from
+//! the kernel's vdso (`vdso`) or from the map written by its JIT (`perf_map`).
+//!
+//! Code without a symbol is named after its file and the offset of its function there
+//! ([`Profile::is_unnamed`]), so the name is the same in every run of a build.
 
 mod answer;
 pub mod apart;
@@ -51,7 +52,7 @@ pub fn symbolize(profile: &mut Profile, options: &Options) -> Vec<String> {
     let mut names = Names::new(profile, options.demangle);
     let mut warnings = Vec::new();
     let mut modules: BTreeMap<(PathBuf, BuildId), Module> = BTreeMap::new();
-    // JIT code and what the kernel provides.
+    // JIT code and the vdso.
     let mut without_file: Vec<usize> = Vec::new();
     for (number, location) in profile.locations.iter().enumerate() {
         let is_named = location.line_count > 0 && !profile.is_unnamed(location);
@@ -65,7 +66,7 @@ pub fn symbolize(profile: &mut Profile, options: &Options) -> Vec<String> {
             let path = maps::strip_deleted(&mapping.path).0.to_path_buf();
             let key = (path, mapping.build_id.clone());
             let module = modules.entry(key).or_insert_with(|| Module::new(mapping));
-            module.note(number, location, mapping);
+            module.add(number, location, mapping);
         } else {
             without_file.push(number);
         }
@@ -88,8 +89,8 @@ pub fn symbolize(profile: &mut Profile, options: &Options) -> Vec<String> {
     warnings
 }
 
-/// Whether a mapping is of a file. Anonymous memory and the kernel's own mappings
-/// are not; formats without paths may have a bare name.
+/// Returns true if a mapping refers to a file. Anonymous memory and the kernel's own mappings do
+/// not. Formats without paths may have a bare name.
 fn has_file(mapping: &Mapping) -> bool {
     let path = mapping.path.to_string_lossy();
     let special = path.is_empty()
@@ -100,24 +101,27 @@ fn has_file(mapping: &Mapping) -> bool {
     !special
 }
 
-/// A module that is looked up.
-struct Open {
+/// A module whose addresses are being looked up.
+struct Lookup {
     module: Module,
-    /// What code without a symbol is called after.
+    /// Prefix of the names of code without a symbol.
     name: String,
+    /// Files still to be searched.
     sources: std::vec::IntoIter<Source>,
-    /// Whether one of its files has named any of its code.
+    /// Set once one of the files has a symbol for any of the addresses.
     is_named: bool,
     /// Locations that have names from a symbol.
     done: HashSet<usize>,
-    /// Names for the others that were made, or are of a file with damaged debug information.
+    /// Fallback frames of the other locations: generated names, or names from a file with damaged
+    /// debug information.
     makeshift: HashMap<usize, Vec<Frame>>,
+    /// Error of the last file that could not be read.
     failed: Option<String>,
-    /// Why lines are missing.
+    /// Reason why line numbers are missing.
     damage: Option<String>,
 }
 
-impl Open {
+impl Lookup {
     fn new(module: Module, name: String, sources: Vec<Source>) -> Self {
         Self {
             module,
@@ -131,7 +135,8 @@ impl Open {
         }
     }
 
-    /// What to ask next, if anything is left.
+    /// Returns the request to the next file and the locations it covers, or `None` if all
+    /// addresses have names or no file is left.
     fn request(&mut self) -> Option<(Request, Vec<usize>)> {
         if self.done.len() == self.module.addresses.len() {
             return None;
@@ -146,6 +151,7 @@ impl Open {
         Some((request, locations))
     }
 
+    /// Adds the answer of one file, for the locations of its request.
     fn take(&mut self, locations: &[usize], reading: Reading, names: &mut Names) {
         let is_damaged = reading.damage.is_some();
         for (&location, frames) in locations.iter().zip(reading.frames) {
@@ -153,7 +159,7 @@ impl Open {
                 Some(frame) if frame.is_made() => {
                     self.makeshift.entry(location).or_insert(frames);
                 }
-                // Another of its files may have more.
+                // Another of the module's files may have lines as well.
                 Some(_) if is_damaged => drop(self.makeshift.insert(location, frames)),
                 Some(_) => {
                     names.add(location, &frames);
@@ -169,13 +175,13 @@ impl Open {
             .or(self.damage.take());
     }
 
-    /// What is left when all of its files were asked. Returns a warning if none named anything, or
-    /// some of the names are of a damaged file.
+    /// Uses the fallback frames for the locations that no file named. Returns a warning if no
+    /// file had any name, or if some names come from a file with damaged debug information.
     fn end(self, names: &mut Names) -> Option<String> {
         let is_named = self.is_named || !self.makeshift.is_empty();
         let left = |location: &usize| !self.done.contains(location);
         let left = self.makeshift.iter().filter(|(location, _)| left(location));
-        // In the order of locations, so that the same profile has the same functions.
+        // In the order of locations, which makes the order of functions reproducible.
         let left: BTreeMap<_, _> = left.collect();
         let damage = self.damage.filter(|_| {
             let frames = left.values().filter_map(|frames| frames.first());
@@ -187,15 +193,15 @@ impl Open {
     }
 }
 
-/// Looks up all modules, each in its files until all of its code is named: the first that names any
-/// has the say, and the others add what it has no symbols for.
+/// Looks up all modules. The files of a module are searched in order until all of its addresses
+/// have names: the first file with a symbol for an address wins.
 fn look_up(modules: Vec<Module>, files: &Files, names: &mut Names, warnings: &mut Vec<String>) {
-    let mut open: Vec<Open> = Vec::new();
+    let mut open: Vec<Lookup> = Vec::new();
     for module in modules {
         match files.sources_of(&module.mapping) {
             Ok(sources) => {
                 let name = files.name_of(&module.mapping);
-                open.push(Open::new(module, name, sources));
+                open.push(Lookup::new(module, name, sources));
             }
             Err(none) => warnings.push(none.to_string()),
         }

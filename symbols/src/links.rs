@@ -1,9 +1,9 @@
-//! Further files that an ELF file names: separate debug information, what
-//! several files share (dwz), packages.
+//! Checks the files that an ELF file links to: separate debug information, debug information shared
+//! by several files (dwz), and DWARF packages.
 //!
-//! The library that follows these links opens whatever is there, and blocks forever on a FIFO. So
-//! all paths that it would try are examined before, and where one holds anything but a regular
-//! file, no link of the file is followed: its functions have the names of its symbol table.
+//! blazesym follows these links, opens whatever is there, and would block forever on a FIFO. So all
+//! paths that it might try are examined first. If any of them is not a regular file, no link of the
+//! file is followed, and its functions get only the names of its symbol table.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -14,21 +14,21 @@ use heap_format::{BuildId, opening};
 use super::dwarf::Image;
 use super::elf::Elf;
 
-/// Sections that name another file, and bytes before its name.
-const SECTIONS: [(&str, usize); 3] = [
+/// Sections that name another file, and the number of bytes before the name.
+const LINK_SECTIONS: [(&str, usize); 3] = [
     (".gnu_debuglink", 0),
     (".gnu_debugaltlink", 0),
     (".debug_sup", 3),
 ];
 
-/// A separate debug file may name a shared one; that one names none.
-const DEPTH: u32 = 2;
+/// Levels of links: a file may name a debug file, which may name a shared one, which names none.
+const MAX_DEPTH: u32 = 2;
 
-/// Whether all that the links of a file can lead to are regular files.
+/// Returns true if all existing files that the links of a file can lead to are regular.
 pub fn are_harmless(path: &Path, directories: &[PathBuf]) -> bool {
     let mut package = path.as_os_str().to_os_string();
     package.push(".dwp");
-    is_harmless(Path::new(&package)) && all_harmless(path, directories, DEPTH)
+    is_harmless(Path::new(&package)) && all_harmless(path, directories, MAX_DEPTH)
 }
 
 fn all_harmless(path: &Path, directories: &[PathBuf], depth: u32) -> bool {
@@ -46,7 +46,7 @@ fn all_harmless(path: &Path, directories: &[PathBuf], depth: u32) -> bool {
 }
 
 fn is_harmless(path: &Path) -> bool {
-    // What cannot be taken hold of cannot be opened either.
+    // A path that cannot be opened as `O_PATH` cannot be opened otherwise either.
     opening::hold(path, 0).map_or(true, |hold| opening::check(&hold).is_ok())
 }
 
@@ -56,14 +56,14 @@ struct Link {
     id: BuildId,
 }
 
-/// The links of a file; `None` where they cannot be read.
+/// Returns the links of a file, or `None` if they cannot be read.
 fn links(path: &Path) -> Option<Vec<Link>> {
     let own = Elf::open(path).ok()?.build_id;
     let Some(image) = Image::open(path) else {
         return no_links_by_text(path).then(Vec::new);
     };
     let mut links = Vec::new();
-    for (section, skipped) in SECTIONS {
+    for (section, skipped) in LINK_SECTIONS {
         let Some(section) = image.section(section) else {
             continue;
         };
@@ -80,20 +80,20 @@ fn links(path: &Path) -> Option<Vec<Link>> {
     Some(links)
 }
 
-/// For a file that is not taken apart here: whether it has no section of links, since their names
-/// are nowhere in it.
+/// Returns true if a file cannot have links, because the names of their sections occur nowhere in
+/// it. Used for files that [`Image`] does not parse.
 fn no_links_by_text(path: &Path) -> bool {
     let Some(bytes) = Image::bytes_of(path) else {
         return false;
     };
-    let names = SECTIONS.map(|(name, _)| name.as_bytes());
+    let names = LINK_SECTIONS.map(|(name, _)| name.as_bytes());
     !names
         .iter()
         .any(|name| memchr::memmem::find(&bytes, name).is_some())
 }
 
 impl Link {
-    /// Everywhere the file may be searched, and more.
+    /// Returns at least all paths at which the library may look for the file.
     fn candidates(&self, linker: &Path, directories: &[PathBuf]) -> Vec<PathBuf> {
         let canonical = linker.canonicalize();
         let linker = canonical.as_deref().unwrap_or(linker);

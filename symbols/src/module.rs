@@ -1,29 +1,29 @@
-//! What is asked about one file.
+//! The addresses to look up in one file.
 
 use heap_format::{Location, Mapping};
 
 /// Addresses of one file.
 pub struct Module {
-    /// A mapping of it.
+    /// One of the file's mappings.
     pub mapping: Mapping,
-    /// Locations in it.
+    /// Locations in the file.
     pub addresses: Vec<FileAddress>,
 }
 
 /// A location in a file.
 pub struct FileAddress {
-    /// Number of the location.
+    /// Index of the location in the profile.
     pub location: usize,
-    /// Offset in the file.
+    /// Offset in the file, in bytes.
     pub offset: u64,
-    /// Distance from the start of its mapping.
+    /// Distance from the start of the mapping, in bytes.
     pub distance: u64,
-    /// Size of its mapping.
+    /// Size of the mapping, in bytes.
     pub mapped: u64,
 }
 
 impl Module {
-    /// No location yet of the file that `mapping` maps.
+    /// Returns a module without locations, for the file that `mapping` maps.
     pub fn new(mapping: &Mapping) -> Self {
         Self {
             mapping: mapping.clone(),
@@ -31,8 +31,8 @@ impl Module {
         }
     }
 
-    /// Adds a location, which lies in `mapping`.
-    pub fn note(&mut self, number: usize, location: &Location, mapping: &Mapping) {
+    /// Adds location `number`, which lies in `mapping`.
+    pub fn add(&mut self, number: usize, location: &Location, mapping: &Mapping) {
         let distance = location.address.wrapping_sub(mapping.start);
         self.addresses.push(FileAddress {
             location: number,

@@ -1,4 +1,4 @@
-//! Functions and lines of a profile, as they are found.
+//! Functions and lines being added to a profile.
 
 use std::hash::{Hash, Hasher};
 use std::rc::Rc;
@@ -13,35 +13,35 @@ use crate::demangle::{self, Style, demangle};
 pub struct Names {
     style: Style,
     functions: Vec<Function>,
-    /// By name and file.
+    /// Index of each function, by name and file.
     known: HashMap<(Rc<str>, Rc<str>), u32>,
-    /// The same by where these are in memory, as most come more than once.
-    seen: HashMap<(Same, Same), u32>,
+    /// Index of each function by the addresses of its strings: a faster lookup, as most frames
+    /// share them.
+    seen: HashMap<(ByAddress, ByAddress), u32>,
     lines: Vec<Line>,
-    /// For each location, its range of `lines`.
+    /// First line and number of lines of each location.
     ranges: Vec<(u32, u32)>,
 }
 
-/// A text that is equal to itself alone. It lives as long as this, so its place in memory
-/// is no other's.
-struct Same(Rc<str>);
+/// A string compared by its address. The reference keeps it alive, so the address is not reused.
+struct ByAddress(Rc<str>);
 
-impl PartialEq for Same {
+impl PartialEq for ByAddress {
     fn eq(&self, other: &Self) -> bool {
         Rc::ptr_eq(&self.0, &other.0)
     }
 }
 
-impl Eq for Same {}
+impl Eq for ByAddress {}
 
-impl Hash for Same {
+impl Hash for ByAddress {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.0.as_ptr().hash(state);
     }
 }
 
 impl Names {
-    /// Those that `profile` has already.
+    /// Starts with the functions and lines of `profile`.
     pub fn new(profile: &Profile, style: Style) -> Self {
         Self {
             style,
@@ -57,7 +57,7 @@ impl Names {
         }
     }
 
-    /// Gives a location one frame that is only a name.
+    /// Gives a location one frame, of which only the name is known.
     pub fn add_name(&mut self, number: usize, name: &str) {
         let function = self.function(&name.into(), &Rc::default(), Origin::Symbol);
         self.ranges[number] = (self.lines.len() as u32, 1);
@@ -67,7 +67,7 @@ impl Names {
         });
     }
 
-    /// Gives a location one frame, of this function at no known line.
+    /// Gives a location one frame, of this function without a line.
     pub fn add_function(&mut self, number: usize, function: Function) {
         let name: Rc<str> = function.system_name.as_str().into();
         let file: Rc<str> = function.file.as_str().into();
@@ -97,9 +97,10 @@ impl Names {
         self.ranges[number] = (first, self.lines.len() as u32 - first);
     }
 
+    /// Returns the index of a frame's function; adds the function if necessary.
     fn shared(&mut self, frame: &Frame) -> u32 {
         let Frame { name, file, .. } = frame;
-        let key = (Same(Rc::clone(name)), Same(Rc::clone(file)));
+        let key = (ByAddress(Rc::clone(name)), ByAddress(Rc::clone(file)));
         if let Some(&number) = self.seen.get(&key) {
             return number;
         }
@@ -118,7 +119,7 @@ impl Names {
         let (name, system_name) = match origin {
             Origin::Symbol => (demangle(system_name, self.style), own),
             Origin::Source => (demangle::of_source(system_name, self.style), own),
-            // It is none of a table of symbols.
+            // Not a name in a symbol table.
             Origin::Made => (own, String::new()),
         };
         self.functions.push(Function {
@@ -131,7 +132,7 @@ impl Names {
         number
     }
 
-    /// Writes them into the profile.
+    /// Stores the functions and lines in the profile.
     pub fn apply(self, profile: &mut Profile) {
         profile.functions = self.functions;
         profile.lines = self.lines;

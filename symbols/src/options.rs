@@ -1,21 +1,22 @@
-//! What the caller wants.
+//! Options of a lookup.
 
 use std::path::{Path, PathBuf};
 
 use super::demangle::Style;
 
-/// Files and services that symbols are looked up in.
+/// Files and services to look up symbols in.
 pub struct Options<'a> {
-    /// The program that was profiled, wherever it is now.
+    /// The profiled program, if it is no longer at its recorded path.
     pub binary: Option<&'a Path>,
-    /// Use files although their build ids differ.
+    /// Use files even if their build ids differ.
     pub force: bool,
     /// Style of C++ and Rust names.
     pub demangle: Style,
-    /// Directories with the files of another machine, or with debug files.
+    /// Directories to search first: the root of another machine's filesystem, or directories
+    /// with debug files.
     pub directories: &'a [PathBuf],
-    /// Ask `debuginfod-find` for what is not here.
+    /// Ask `debuginfod-find` for files that are not on this machine.
     pub debuginfod: bool,
-    /// Names of JIT code.
+    /// List of JIT-compiled functions, instead of the process's own `/tmp/perf-PID.map`.
     pub perf_map: Option<&'a Path>,
 }

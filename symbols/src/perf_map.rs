@@ -1,5 +1,5 @@
-//! Names of JIT code, from the list that its maker
-//! writes: `/tmp/perf-PID.map`, lines of `START SIZE NAME` in hex.
+//! Names JIT code by the perf map that its runtime writes:
+//! `/tmp/perf-PID.map`, lines of `START SIZE NAME` in hex.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -11,10 +11,10 @@ use heap_format::{Profile, opening, printable};
 use super::names::Names;
 use super::process::{directory, pid_here};
 
-/// More than any program writes.
-const MOST_BYTES: u64 = 1 << 28;
+/// Bytes read of a perf map; more than any program writes.
+const MAX_BYTES: u64 = 1 << 28;
 
-/// Why a list is not used.
+/// Reason why a perf map is not used.
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error("{path}: {error}")]
@@ -30,9 +30,9 @@ struct Function<'a> {
     name: &'a str,
 }
 
-/// Names those of `locations`, which are in no file, by the list given or by
-/// that of the process, if it ran on this machine. Returns a warning for
-/// people if the list given cannot be read.
+/// Names the addresses at `locations`, which lie in no file, by the perf map given or else by that
+/// of the process, if it ran on this machine. Returns a warning for users if the map cannot be
+/// used.
 pub fn name(
     profile: &Profile,
     locations: &[usize],
@@ -55,14 +55,14 @@ pub fn name(
     };
     let text = String::from_utf8_lossy(&text);
     let mut functions: Vec<Function> = text.lines().filter_map(parse).collect();
-    // The last one written for an address is the one that was there at the end.
+    // Of several functions at an address, the last one written was there at the end.
     functions.sort_by_key(|f| f.start);
     for &number in locations {
         let address = profile.locations[number].address;
         let behind = functions.partition_point(|f| f.start <= address);
         let found = functions[..behind].iter().next_back();
         if let Some(f) = found.filter(|f| address - f.start < f.size) {
-            match function(f.name) {
+            match script_function(f.name) {
                 Some(function) => names.add_function(number, function),
                 None => names.add_name(number, f.name),
             }
@@ -71,33 +71,46 @@ pub fn name(
     None
 }
 
-/// What the name of a script's function says besides: its file, and the line where it begins.
-fn function(name: &str) -> Option<heap_format::Function> {
-    let (shown, file, start_line) = python(name).or_else(|| javascript(name))?;
+/// Splits the name of a script's function into function, file and line. Returns `None` for other
+/// names.
+fn script_function(name: &str) -> Option<heap_format::Function> {
+    let parts = python(name).or_else(|| javascript(name))?;
     Some(heap_format::Function {
-        name: shown.to_owned(),
+        name: parts.function.to_owned(),
         system_name: name.to_owned(),
-        file: file.to_owned(),
-        start_line,
+        file: parts.file.to_owned(),
+        start_line: parts.line,
     })
 }
 
-/// As Python writes it (`-X perf`): `py::work:/srv/app.py`.
-fn python(name: &str) -> Option<(&str, &str, u32)> {
-    let (shown, file) = name.strip_prefix("py::")?.split_once(':')?;
-    (!shown.is_empty() && !file.is_empty()).then_some((shown, file, 0))
+/// Parts of the name of a script's function.
+struct ScriptName<'a> {
+    function: &'a str,
+    file: &'a str,
+    /// Line at which the function begins; 0 if unknown.
+    line: u32,
 }
 
-/// As node writes it (`--perf-basic-prof`): `JS:*render /srv/a.js:7:12`, with a mark of how far it
-/// is optimized.
-fn javascript(name: &str) -> Option<(&str, &str, u32)> {
+/// Parses a name written by Python (`-X perf`): `py::work:/srv/app.py`.
+fn python(name: &str) -> Option<ScriptName<'_>> {
+    let (function, file) = name.strip_prefix("py::")?.split_once(':')?;
+    (!function.is_empty() && !file.is_empty()).then_some(ScriptName {
+        function,
+        file,
+        line: 0,
+    })
+}
+
+/// Parses a name written by node (`--perf-basic-prof`): `JS:*render /srv/a.js:7:12`. The character
+/// after the colon is the optimization level.
+fn javascript(name: &str) -> Option<ScriptName<'_>> {
     let kinds = ["JS:", "LazyCompile:", "Function:", "Script:", "Eval:"];
     let rest = kinds.iter().find_map(|kind| name.strip_prefix(kind))?;
     let rest = rest.trim_start_matches(['*', '~', '^', '+']);
-    // Neither may a path hold blanks as a rule, nor a name, except for those of accessors.
+    // File names rarely contain blanks, nor do function names, except for those of accessors.
     let starts = [" /", " file:", " node:"];
     let at = starts.iter().filter_map(|start| rest.find(start)).min();
-    let (shown, place) = rest.split_at(at.or_else(|| rest.rfind(' '))?);
+    let (function, place) = rest.split_at(at.or_else(|| rest.rfind(' '))?);
     let mut parts = place.trim_start().rsplitn(3, ':');
     let (last, middle, first) = (parts.next()?, parts.next()?, parts.next());
     let number = |text: &str| text.parse::<u32>().ok();
@@ -106,18 +119,23 @@ fn javascript(name: &str) -> Option<(&str, &str, u32)> {
         (_, _, Some(line)) => (place.trim_start().rsplit_once(':')?.0, line),
         _ => return None,
     };
-    let shown = match shown.is_empty() {
-        true => "(anonymous)",
-        false => shown,
+    let function = if function.is_empty() {
+        "(anonymous)"
+    } else {
+        function
     };
-    (!file.is_empty()).then_some((shown, file, line))
+    (!file.is_empty()).then_some(ScriptName {
+        function,
+        file,
+        line,
+    })
 }
 
-/// The list of the profiled process: in its own `/tmp` while it lives, which
-/// may be a container's, otherwise in ours.
+/// Reads the perf map of the profiled process: from its own `/tmp` (which may be a container's)
+/// while it lives, otherwise from ours. Returns `None` if there is none.
 ///
-/// Anybody can leave a file of that name behind, so it must be of the one who runs the
-/// process, of root or of the reader. The error is a warning for people.
+/// Any user can create a file of that name, so its owner must be the user of the process, root or
+/// the current user. The error is a warning for users.
 fn own(profile: &Profile) -> Option<Result<Vec<u8>, Error>> {
     let pid = pid_here(profile)?;
     let process = directory(pid).unwrap_or_else(|| PathBuf::from(format!("/proc/{pid}")));
@@ -130,22 +148,22 @@ fn own(profile: &Profile) -> Option<Result<Vec<u8>, Error>> {
     owners.extend(std::fs::metadata(&process).map(|m| m.uid()));
     let open = |path: &PathBuf| Some((path.clone(), opening::regular(path).ok()?));
     let (path, file) = paths.iter().find_map(open)?;
-    // These paths are of our own making: they need no escapes.
+    // These paths were built here, so they need no escapes.
     let path = path.display().to_string();
-    let text = match file.metadata().map(|m| owners.contains(&m.uid())) {
-        Ok(true) => read(file),
-        Ok(false) => return Some(Err(Error::Foreign { path })),
+    let text = match file.metadata() {
+        Ok(metadata) if owners.contains(&metadata.uid()) => read(file),
+        Ok(_) => return Some(Err(Error::Foreign { path })),
         Err(error) => Err(error),
     };
     Some(text.map_err(|error| Error::Unreadable { path, error }))
 }
 
 fn own_user() -> u32 {
-    // SAFETY: it has no precondition.
+    // SAFETY: geteuid has no precondition.
     unsafe { libc::geteuid() }
 }
 
-/// The process's id in its own namespace.
+/// Returns the process's pid in its own PID namespace.
 fn inner_pid(pid: u32) -> Option<u32> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|l| l.strip_prefix("NSpid:"))?;
@@ -154,10 +172,11 @@ fn inner_pid(pid: u32) -> Option<u32> {
 
 fn read(file: File) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
-    file.take(MOST_BYTES).read_to_end(&mut text)?;
+    file.take(MAX_BYTES).read_to_end(&mut text)?;
     Ok(text)
 }
 
+/// Parses one line of a perf map.
 fn parse(line: &str) -> Option<Function<'_>> {
     let hex = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok();
     let (start, rest) = line.split_once(' ')?;
@@ -176,7 +195,7 @@ mod tests {
 
     #[test]
     fn names_of_scripts_say_where_they_are() {
-        let said = |name| function(name).map(|f| (f.name, f.file, f.start_line));
+        let said = |name| script_function(name).map(|f| (f.name, f.file, f.start_line));
         for (name, (shown, file, line)) in [
             ("py::Cache.put:/srv/app.py", ("Cache.put", "/srv/app.py", 0)),
             ("JS:*render /srv/a.js:7:12", ("render", "/srv/a.js", 7)),

@@ -1,4 +1,4 @@
-//! The program itself: which mapping it is, and whether a file is it.
+//! The main program: finds its mapping, and checks that a file is that program.
 
 use std::path::Path;
 
@@ -6,8 +6,8 @@ use heap_format::{BuildId, Mapping, Profile, maps, printable};
 
 use super::elf::{Elf, shown_id};
 
-/// Index of the mapping of the program itself: the one that the dump names,
-/// otherwise the first that is neither a library nor special.
+/// Returns the index of the main program's mapping: the one that the dump names, otherwise the
+/// first that is neither a library nor special.
 pub fn main_mapping(profile: &Profile) -> Option<usize> {
     let named = profile.facts.exe.as_deref().and_then(|exe| {
         let exe = maps::strip_deleted(exe).0;
@@ -30,8 +30,8 @@ fn may_be_program(mapping: &Mapping) -> bool {
     !name.is_empty() && !name.starts_with('[') && !name.starts_with("//anon") && !library
 }
 
-/// A warning when nothing in the dump can prove that `binary` is the profiled
-/// program, and it has another name.
+/// Returns a warning if `binary` is named differently from the profiled program and no build id
+/// proves that they are equal.
 pub fn doubt_binary(profile: &Profile, binary: &Path) -> Option<String> {
     let main = &profile.mappings[main_mapping(profile)?];
     let recorded = maps::strip_deleted(&main.path).0;
@@ -47,13 +47,13 @@ pub fn doubt_binary(profile: &Profile, binary: &Path) -> Option<String> {
     ))
 }
 
-/// Why a file is not treated as the profiled program.
+/// Reason why a file is not accepted as the profiled program.
 #[derive(Debug, thiserror::Error)]
 pub enum WrongBinary {
-    /// It cannot be opened, or is no ELF file.
+    /// The file cannot be opened, or is not an ELF file.
     #[error("{0:#}")]
     Unusable(anyhow::Error),
-    /// Its build id is another one.
+    /// The build id differs.
     #[error(
         "{binary} is not the program that was profiled:\n  it has the build id        {found}\n  \
          {dump} was taken from {program} with build id {recorded}\n\
@@ -62,18 +62,18 @@ pub enum WrongBinary {
     OtherBuild {
         /// The file.
         binary: String,
-        /// Its build id.
+        /// Build id of the file.
         found: String,
-        /// The dump, as the caller calls it.
+        /// Path of the dump.
         dump: String,
         /// The profiled program.
         program: String,
-        /// Its build id.
+        /// Build id of the profiled program.
         recorded: BuildId,
     },
 }
 
-/// Refuses a binary that is not the profiled one.
+/// Returns an error if a binary is not the profiled program, by its build id.
 pub fn check_binary(profile: &Profile, binary: &Path, dump: &str) -> Result<(), WrongBinary> {
     let elf = Elf::open(binary).map_err(WrongBinary::Unusable)?;
     let main = main_mapping(profile).map(|i| &profile.mappings[i]);

@@ -1,19 +1,15 @@
-//! Reading symbols, in a child process.
+//! Reads the symbols of files in child processes.
 //!
-//! A file may be truncated, damaged, crafted to mislead, or replaced while it
-//! is read. Its reader ([`dwarf`], or else blazesym) may panic, which aborts
-//! the process, or be killed by the kernel if a mapped file ends early.
-//! So a child reads the file and writes its results into a pipe. If the child dies, the file
-//! that it was reading is named, and another child continues with the next one.
+//! A file may be truncated, damaged, crafted, or replaced while it is read. Then its reader
+//! ([`dwarf`] or blazesym) may panic, which aborts the process, or be killed by SIGBUS. So a child
+//! reads the files and writes its results into a pipe. If the child dies, the file that it was
+//! reading gets an error, and another child continues with the next file. If debug information is
+//! damaged, another child reads the file's symbol tables alone.
 //!
-//! Debug information that is damaged costs its own facts: another child then reads the
-//! tables of symbols alone.
+//! Guarantees: [`read`] returns one answer for each request, whatever the files contain. A child
+//! takes bounded memory and time, leaves no core file and prints nothing.
 //!
-//! Promises: [`read`] gives one answer for each request, whatever the files
-//! contain; a child takes bounded memory and time, leaves no core file and prints
-//! nothing.
-//!
-//! The caller must be the only thread of its process.
+//! The calling process must have only one thread, because it forks.
 
 use std::io::{self, PipeWriter, Write};
 use std::os::unix::fs::MetadataExt;
@@ -30,36 +26,38 @@ use super::dwarf::{self, stripped};
 use super::frame::{Frame, Frames, Origin};
 use super::links;
 
-/// Memory that a child may use in addition to what it has and what its files need.
-const MEMORY: u64 = 4 << 30;
-/// CPU seconds that a child may use, in addition to one for each MiB of its files.
-const SECONDS: u64 = 120;
+/// Base of a child's address-space limit, in bytes; its own size and 16 times that of its files are
+/// added.
+const CHILD_MEMORY: u64 = 4 << 30;
+/// Base of a child's CPU-time limit, in seconds; one second per MiB of its files is added.
+const CHILD_SECONDS: u64 = 120;
 
 /// A file, and the addresses to look up in it.
 #[derive(Clone)]
 pub struct Request {
-    /// The file with the symbols.
+    /// File with the symbols.
     pub path: PathBuf,
-    /// What code without symbols is named after, if it is to have names.
+    /// Prefix of generated names for code without a symbol. `None`: such code gets no names.
     pub module: Option<String>,
     /// Addresses in the file's own address space.
     pub addresses: Vec<u64>,
-    /// Whether debug information is not read: another file's had everything, or it is damaged.
+    /// Set if debug information is not read, because another file's was complete or this file's
+    /// is damaged.
     pub tables_only: bool,
 }
 
-/// What a file says.
+/// Result of reading one file.
 pub struct Reading {
-    /// The frames of each address.
+    /// Frames of each requested address.
     pub frames: Frames,
-    /// Why they are of the tables of symbols alone, if its debug information cannot be read.
+    /// Error of the debug information, if `frames` come from the symbol tables alone.
     pub damage: Option<Error>,
 }
 
-/// Why the symbols of a file could not be read.
+/// Error that leaves a file's functions without names or lines.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The child reported it.
+    /// The child could not read the file.
     #[error(transparent)]
     Refused(#[from] Failure),
     /// The child died while reading the file.
@@ -70,10 +68,10 @@ pub enum Error {
     Damaged {
         /// The file.
         path: String,
-        /// How the child died.
+        /// Cause of the child's death.
         death: Death,
     },
-    /// It still has names in its symbol tables.
+    /// The debug information is damaged; names come from the symbol tables.
     #[error(
         "{path}: its debug information is damaged, so its functions have the names of its symbol \
          table, without lines"
@@ -82,7 +80,7 @@ pub enum Error {
         /// The file.
         path: String,
     },
-    /// There is no child to read it.
+    /// There is no child, or no answer can be read from its pipe.
     #[error("{path}: symbols cannot be read: {error}")]
     NoChild {
         /// The file.
@@ -92,35 +90,38 @@ pub enum Error {
     },
 }
 
-/// How a child died.
+/// Cause of a child's death.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 pub enum Death {
-    /// It exceeded a time limit.
+    /// A time limit was exceeded.
     #[error("reading it takes too long")]
     TooLong,
-    /// A signal killed it.
+    /// A signal.
     #[error("reading it ended by signal {0}")]
     Signal(i32),
-    /// It exited without giving all answers.
+    /// An exit before all answers were written.
     #[error("reading it ended with code {0}")]
     Exit(i32),
 }
 
-/// Answers all requests. An error is a warning for people.
+/// Reads the symbols of all requests. The errors are warnings for users.
 pub fn read(requests: &[Request], debug_directories: &[PathBuf]) -> Vec<Result<Reading, Error>> {
     let answers = read_once(requests, debug_directories);
-    let whole = |(request, answer): (&Request, Result<Frames, Error>)| match answer {
-        Ok(frames) => Ok(Reading {
-            frames,
-            damage: None,
-        }),
-        Err(error) => by_tables(request, debug_directories).ok_or(error),
-    };
-    requests.iter().zip(answers).map(whole).collect()
+    let pairs = requests.iter().zip(answers);
+    pairs
+        .map(|(request, answer)| match answer {
+            Ok(frames) => Ok(Reading {
+                frames,
+                damage: None,
+            }),
+            Err(error) => read_tables(request, debug_directories).ok_or(error),
+        })
+        .collect()
 }
 
-/// The symbol tables' answers for a file that could not be read with its debug information.
-fn by_tables(request: &Request, debug_directories: &[PathBuf]) -> Option<Reading> {
+/// Reads only the symbol tables of a file whose debug information could not be read. Returns `None`
+/// if they name none of the addresses.
+fn read_tables(request: &Request, debug_directories: &[PathBuf]) -> Option<Reading> {
     if request.tables_only {
         return None;
     }
@@ -137,7 +138,7 @@ fn by_tables(request: &Request, debug_directories: &[PathBuf]) -> Option<Reading
     })
 }
 
-/// Answers each request as it is.
+/// Reads the files, replacing each child that dies. Does not fall back to symbol tables.
 fn read_once(requests: &[Request], debug_directories: &[PathBuf]) -> Vec<Result<Frames, Error>> {
     let mut answers = Vec::new();
     while answers.len() < requests.len() {
@@ -158,19 +159,21 @@ fn read_once(requests: &[Request], debug_directories: &[PathBuf]) -> Vec<Result<
     answers
 }
 
+/// Returns the path of request number `at`, for messages.
 fn rest_path(requests: &[Request], at: usize) -> String {
     let path = requests.get(at).map(|r| printable::path(&r.path));
     path.unwrap_or_default()
 }
 
+/// Outcome of one child.
 enum End {
-    /// It answered everything.
+    /// All requests were answered.
     Finished,
-    /// It ended early.
+    /// The child died before that.
     Died(Death),
 }
 
-/// Makes a child answer as many requests as it can.
+/// Has a child answer as many requests as it can. Appends the answers.
 fn in_child(
     requests: &[Request],
     debug_directories: &[PathBuf],
@@ -204,7 +207,7 @@ fn in_child(
     }
 }
 
-/// Waits for a child. Returns how it died if it did not answer everything.
+/// Waits for a child. Returns its cause of death, to be used if answers are missing.
 fn wait_for(child: libc::pid_t) -> io::Result<Death> {
     let mut status = 0;
     // SAFETY: `status` has room for one int, which is all that is written.
@@ -224,7 +227,7 @@ fn wait_for(child: libc::pid_t) -> io::Result<Death> {
     })
 }
 
-/// Runs in the child.
+/// Writes the answers to all requests into `to`. Runs in the child.
 fn answer_all(
     requests: &[Request],
     debug_directories: &[PathBuf],
@@ -245,49 +248,54 @@ fn answer_all(
                 addresses,
                 ..
             } = request;
-            let file = (path.as_path(), debug_directories);
-            stripped::complete(file, module.as_deref(), addresses, frames);
+            stripped::complete(
+                path,
+                debug_directories,
+                module.as_deref(),
+                addresses,
+                frames,
+            );
         }
         send(&mut to, &found)?;
-        // Results so far survive if the next file kills this process.
+        // Answers so far survive if the next file kills this process.
         to.flush()?;
     }
     Ok(())
 }
 
-/// Sets limits that no file can make the child exceed, and silences it.
+/// Sets the child's resource limits and silences its output.
 fn restrain(requests: &[Request]) {
     std::panic::set_hook(Box::new(|_| {}));
-    // Counts the blocks on disk: a sparse file may claim any length.
+    // Counts allocated blocks, because a sparse file may claim any length.
     let size = |r: &Request| std::fs::metadata(&r.path).map_or(0, |m| m.blocks() * 512);
     let files: u64 = requests.iter().map(size).fold(0, u64::saturating_add);
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages = statm.split(' ').next().and_then(|n| n.parse::<u64>().ok());
     let own = pages.unwrap_or(0).saturating_mul(4096);
-    let memory = MEMORY
+    let memory = CHILD_MEMORY
         .saturating_add(own)
         .saturating_add(files.saturating_mul(16));
-    let seconds = SECONDS.saturating_add(files >> 20);
-    for (what, most) in [
+    let seconds = CHILD_SECONDS.saturating_add(files >> 20);
+    for (resource, value) in [
         (libc::RLIMIT_CORE, 0),
         (libc::RLIMIT_AS, memory),
         (libc::RLIMIT_CPU, seconds),
     ] {
         let limit = libc::rlimit {
-            rlim_cur: most,
-            rlim_max: most,
+            rlim_cur: value,
+            rlim_max: value,
         };
-        // SAFETY: `limit` is a complete rlimit. If it cannot be set because a
-        // lower one is in force, that is good enough.
-        unsafe { libc::setrlimit(what, &limit) };
+        // SAFETY: `limit` is a complete rlimit. Failure means that a lower limit is in
+        // force, which is good enough.
+        unsafe { libc::setrlimit(resource, &limit) };
     }
-    // Waiting takes no CPU time: a filesystem that does not answer, or a FIFO that has just
-    // replaced a file.
-    let patience = u32::try_from(seconds.saturating_mul(4)).unwrap_or(u32::MAX);
-    // SAFETY: this process has no handlers of its own; the signal's default ends it.
+    // A blocked read takes no CPU time: the filesystem may not answer, or a FIFO may have
+    // replaced a file. So elapsed time is limited as well.
+    let timeout = u32::try_from(seconds.saturating_mul(4)).unwrap_or(u32::MAX);
+    // SAFETY: this process has no handlers of its own; SIGALRM's default action ends it.
     unsafe {
         libc::signal(libc::SIGALRM, libc::SIG_DFL);
-        libc::alarm(patience);
+        libc::alarm(timeout);
     }
     if let Ok(null) = std::fs::File::options().write(true).open("/dev/null") {
         use std::os::fd::AsRawFd;
@@ -297,8 +305,9 @@ fn restrain(requests: &[Request]) {
     }
 }
 
-/// What debug information says, or else the library: not of a program without any, whose symbols
-/// are looked up with what belongs to it.
+/// Looks addresses up in debug information, by [`dwarf`] or else by blazesym. Leaves the frames of
+/// a program without debug information empty, because [`stripped::complete`] looks its symbols up
+/// together with those of its companion files.
 fn by_debug_info(
     symbolizer: &Symbolizer,
     request: &Request,
@@ -312,14 +321,17 @@ fn by_debug_info(
             return Ok(vec![Vec::new(); addresses.len()]);
         }
     } else if request.tables_only {
-        return answer(symbolizer, request, None);
+        return by_blazesym(symbolizer, request, None);
     }
     let found = dwarf::read(path, addresses, debug_directories);
-    found.map_or_else(|| answer(symbolizer, request, Some(debug_directories)), Ok)
+    found.map_or_else(
+        || by_blazesym(symbolizer, request, Some(debug_directories)),
+        Ok,
+    )
 }
 
-/// What the library says; without directories, of the tables of symbols alone.
-fn answer(
+/// Looks addresses up by blazesym. Without `debug_directories`, only in the symbol tables.
+fn by_blazesym(
     symbolizer: &Symbolizer,
     request: &Request,
     debug_directories: Option<&[PathBuf]>,
@@ -359,7 +371,7 @@ fn frame(name: &str, code: Option<&CodeInfo>) -> Frame {
     }
 }
 
-/// Whether `path` can be read at all; checked before looking anything up in it.
+/// Returns true if `path` is a regular file.
 pub fn is_there(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|m| m.is_file())
 }
@@ -414,7 +426,7 @@ mod tests {
         let many = dwarf::read(&path, &addresses, &[]).expect("it has debug information");
         let request = request(path, addresses);
         let symbolizer = Symbolizer::builder().enable_demangling(false).build();
-        let library = answer(&symbolizer, &request, Some(&[])).unwrap();
+        let library = by_blazesym(&symbolizer, &request, Some(&[])).unwrap();
         let symbols = symbols(&request.path);
         let mut inlined = 0;
         for ((address, own), theirs) in request.addresses.iter().zip(&many).zip(&library) {

@@ -1,6 +1,6 @@
-//! The variable that an address lies in, by a file's symbol tables.
+//! Finds the variable at an address by a file's symbol tables.
 //!
-//! Files are hostile input: of each table a bounded part is read, piece by piece.
+//! Files are hostile input: a bounded part of each table is read, piece by piece.
 
 use std::fs::File;
 use std::io;
@@ -9,30 +9,30 @@ use std::path::Path;
 use heap_format::opening;
 
 use super::definitions::{
-    MOST_SYMBOLS, SHT_DYNSYM, SHT_SYMTAB, SYMBOL, Section, header, pieces, sections, word,
+    SHT_DYNSYM, SHT_SYMTAB, SYMBOL_SIZE, Section, header, read_pieces, sections, word,
 };
 use super::elf::{read_existing, read_up_to};
 
 const STT_OBJECT: u8 = 1;
 const PT_LOAD: u32 = 1;
-/// Bytes of a program header.
-const SEGMENT: usize = 56;
-/// Longest name.
-const MOST_NAME: usize = 4096;
+/// Size of a program header, in bytes.
+const SEGMENT_SIZE: usize = 56;
+/// Maximum length of a name, in bytes.
+const MAX_NAME: usize = 4096;
 
-/// A variable.
+/// Variable at an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Variable {
-    /// Its name, as in the file.
+    /// Name in the symbol table.
     pub name: String,
-    /// How far into it the address is, bytes.
+    /// Distance of the address from the variable's start, in bytes.
     pub offset: u64,
-    /// Its size, bytes.
+    /// Size of the variable, in bytes.
     pub size: u64,
 }
 
-/// The variable at `distance` bytes from where a 64-bit ELF file is mapped; `None` if no symbol
-/// says, as in a stripped file.
+/// Returns the variable at `distance` bytes from the address at which a 64-bit ELF file is mapped.
+/// `None` if no symbol covers it, as in a stripped file.
 ///
 /// # Errors
 /// The file cannot be read, or is not a regular file.
@@ -52,44 +52,60 @@ pub fn variable(path: &Path, distance: u64) -> io::Result<Option<Variable>> {
         let Some(strings) = sections.get(table.link) else {
             continue;
         };
-        if let Some((name, offset, size)) = symbol(&file, table, address)? {
-            let name = text(&file, strings, u64::from(name))?;
-            return Ok(Some(Variable { name, offset, size }));
+        if let Some(found) = symbol(&file, table, address)? {
+            return Ok(Some(Variable {
+                name: text(&file, strings, u64::from(found.name))?,
+                offset: found.offset,
+                size: found.size,
+            }));
         }
     }
     Ok(None)
 }
 
-/// The address that the file's first segment is linked for, to its page.
+/// Returns the link-time address of the file's first segment, rounded down to its page.
 fn first_address(file: &File, header: &[u8; 64]) -> io::Result<Option<u64>> {
     let count = usize::from(u16::from_le_bytes([header[56], header[57]]));
-    let segments = read_existing(file, word(header, 32), (count * SEGMENT) as u64)?;
-    let segments = segments.chunks_exact(SEGMENT);
+    let segments = read_existing(file, word(header, 32), (count * SEGMENT_SIZE) as u64)?;
+    let segments = segments.chunks_exact(SEGMENT_SIZE);
     let loaded = segments.filter(|segment| word(segment, 0) as u32 == PT_LOAD);
     Ok(loaded.map(|segment| word(segment, 16) & !4095).min())
 }
 
-/// For the variable that an address lies in, the name's place, the distance from its start, and its
-/// size.
-fn symbol(file: &File, table: &Section, address: u64) -> io::Result<Option<(u32, u64, u64)>> {
+/// Symbol of a variable at an address.
+struct Symbol {
+    /// Offset of the name in the string table, in bytes.
+    name: u32,
+    /// Distance of the address from the variable's start, in bytes.
+    offset: u64,
+    /// Size of the variable, in bytes.
+    size: u64,
+}
+
+/// Finds the symbol of the variable at an address.
+fn symbol(file: &File, table: &Section, address: u64) -> io::Result<Option<Symbol>> {
     let mut found = None;
-    let range = (table.offset, table.size.min(MOST_SYMBOLS));
-    pieces(file, range, 0, |_, piece| {
-        found = piece.chunks_exact(SYMBOL).find_map(|symbol| {
+    read_pieces(file, table.symbols(), 0, |_, piece| {
+        found = piece.chunks_exact(SYMBOL_SIZE).find_map(|symbol| {
             let first = word(symbol, 0);
             let (kind, section) = ((first >> 32) as u8 & 0xf, (first >> 48) as u16);
             let offset = address.checked_sub(word(symbol, 8))?;
             let size = word(symbol, 16);
             let holds = kind == STT_OBJECT && section != 0 && offset < size;
-            holds.then_some((first as u32, offset, size))
+            holds.then_some(Symbol {
+                name: first as u32,
+                offset,
+                size,
+            })
         });
         found.is_none()
     })?;
     Ok(found)
 }
 
+/// Reads the string at offset `at` of a string table.
 fn text(file: &File, strings: &Section, at: u64) -> io::Result<String> {
-    let mut name = vec![0; MOST_NAME];
+    let mut name = vec![0; MAX_NAME];
     let from = strings.offset.saturating_add(at);
     let got = read_up_to(file, &mut name, from)?;
     let name = name[..got].split(|byte| *byte == 0).next();

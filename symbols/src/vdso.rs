@@ -1,8 +1,8 @@
-//! Names of the kernel's own code in each process, the vdso.
+//! Names code in the vdso, the code that the kernel maps into each process.
 //!
-//! It is in no file, but the running kernel maps the same one into this
-//! process: if its build id is that of the profiled one, its symbols are taken
-//! from here. Otherwise its frames are called `[vdso]`.
+//! The vdso is in no file. The running kernel maps it into this process as well, so its symbols are
+//! read from there if the build id is that of the profiled one. Otherwise its frames are named
+//! `[vdso]`.
 
 use std::fs::File;
 use std::io::Write;
@@ -16,12 +16,12 @@ use super::frame::Frames;
 use super::names::Names;
 use super::reader::{self, Request};
 
-/// Its name in the maps.
+/// Name of the vdso in `/proc/PID/maps`.
 const NAME: &str = "[vdso]";
-/// It is a few pages.
-const MOST_BYTES: u64 = 1 << 20;
+/// Bytes read of the vdso, which is a few pages.
+const MAX_BYTES: u64 = 1 << 20;
 
-/// Names those of `locations` that lie in it. Returns a warning for the user.
+/// Names those of `locations` that lie in the vdso. Returns a warning for the user.
 pub fn name(profile: &Profile, locations: &[usize], names: &mut Names) -> Option<String> {
     let mapping_of = |number: usize| {
         let mapping = profile.locations[number].mapping as usize;
@@ -63,7 +63,7 @@ pub fn name(profile: &Profile, locations: &[usize], names: &mut Names) -> Option
     warning
 }
 
-/// This process's own one as a file, which is gone when this is.
+/// This process's vdso as a temporary file, deleted on drop.
 struct Copy {
     path: PathBuf,
     elf: Elf,
@@ -76,13 +76,13 @@ impl Copy {
             .into_iter()
             .find(|m| m.path == Path::new(NAME))?;
         let size = mapping.end.checked_sub(mapping.start)?;
-        let mut bytes = vec![0; usize::try_from(size.min(MOST_BYTES)).ok()?];
+        let mut bytes = vec![0; usize::try_from(size.min(MAX_BYTES)).ok()?];
         let memory = File::open("/proc/self/mem").ok()?;
         memory.read_exact_at(&mut bytes, mapping.start).ok()?;
         let name = format!("mem_parser.{}.vdso", std::process::id());
         let path = std::env::temp_dir().join(name);
         let mut options = File::options();
-        // Only a file that no other user has put there.
+        // `create_new`: never a file that another user has put there.
         let mut file = options.write(true).create_new(true).open(&path).ok()?;
         let copy = Self {
             path,
@@ -104,7 +104,7 @@ impl Copy {
 impl Drop for Copy {
     fn drop(&mut self) {
         if !self.path.as_os_str().is_empty() {
-            // Nothing is lost if it stays.
+            // A leftover file does no harm.
             let _ = std::fs::remove_file(&self.path);
         }
     }

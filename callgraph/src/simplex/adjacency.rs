@@ -1,8 +1,8 @@
-//! Which constraints meet at a node, and the least answer that obeys them all.
+//! Adjacency of nodes and constraints, and a first feasible solution.
 
 use super::Constraint;
 
-/// Constraint indices by tail and by head, in flat arrays.
+/// Indices of constraints by tail and by head, in flat arrays.
 pub struct Adjacency {
     out_start: Vec<usize>,
     out: Vec<usize>,
@@ -11,7 +11,7 @@ pub struct Adjacency {
 }
 
 impl Adjacency {
-    /// Groups the constraints.
+    /// Groups the constraints by their nodes.
     pub fn new(count: usize, constraints: &[Constraint]) -> Self {
         let (out_start, out) = bucket(count, constraints.iter().map(|c| c.tail));
         let (in_start, inc) = bucket(count, constraints.iter().map(|c| c.head));
@@ -23,18 +23,19 @@ impl Adjacency {
         }
     }
 
-    /// The constraints that start at a node.
+    /// Returns the constraints whose tail is a node.
     pub fn out(&self, node: usize) -> &[usize] {
         &self.out[self.out_start[node]..self.out_start[node + 1]]
     }
 
-    /// The constraints that end at a node.
+    /// Returns the constraints whose head is a node.
     pub fn inc(&self, node: usize) -> &[usize] {
         &self.inc[self.in_start[node]..self.in_start[node + 1]]
     }
 }
 
-/// Groups the indices of `keys` by key: the start of each group, and the groups in a row.
+/// Groups the indices of `keys` by key. Returns the start of each group, and the concatenated
+/// groups.
 fn bucket(count: usize, keys: impl Iterator<Item = usize> + Clone) -> (Vec<usize>, Vec<usize>) {
     let mut start = vec![0; count + 1];
     for key in keys.clone() {
@@ -52,7 +53,7 @@ fn bucket(count: usize, keys: impl Iterator<Item = usize> + Clone) -> (Vec<usize
     (start, items)
 }
 
-/// The least feasible `x`, each as far left as it can be.
+/// Returns the least feasible `x`, by longest paths.
 pub fn longest_path(count: usize, constraints: &[Constraint], adjacency: &Adjacency) -> Vec<i64> {
     let mut x = vec![0; count];
     let mut waiting: Vec<usize> = (0..count).map(|v| adjacency.inc(v).len()).collect();

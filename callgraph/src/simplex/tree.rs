@@ -1,4 +1,4 @@
-//! The spanning tree of tight edges: how it comes about, its numbers and its cut values.
+//! The spanning tree of tight edges: construction, postorder numbers and cut values.
 
 use super::{NONE, Simplex};
 use std::cmp::Reverse;
@@ -12,7 +12,7 @@ impl Simplex<'_> {
         self.links[self.constraints[e].head].push(e);
     }
 
-    /// Puts one edge into the tree in place of another; the numbers are the caller's to mend.
+    /// Replaces a tree edge by another one. Does not update the postorder numbers.
     pub fn swap(&mut self, leaving: usize, entering: usize) {
         let slot = self.tree_at[leaving];
         self.tree[slot] = entering;
@@ -34,10 +34,10 @@ impl Simplex<'_> {
         }
     }
 
-    /// Spans the graph with tight edges, as Prim does: the edge of least slack joins next, and
-    /// the tree so far moves by that slack. The moves are kept as one offset of the tree.
+    /// Builds a spanning tree of tight edges by Prim's algorithm: the edge of least slack joins
+    /// next, and the tree moves by that slack. The moves are accumulated in one offset.
     pub fn grow_tree(&mut self) {
-        // Keys are slacks as if the tree had not moved; `offset` is how far it did.
+        // Keys are slacks as if the tree had not moved; `offset` is how far it has moved.
         let mut outwards: BinaryHeap<Reverse<(i64, usize)>> = BinaryHeap::new();
         let mut inwards: BinaryHeap<Reverse<(i64, usize)>> = BinaryHeap::new();
         let mut inside = vec![false; self.x.len()];
@@ -91,7 +91,7 @@ impl Simplex<'_> {
         }
     }
 
-    /// Numbers the tree from node 0 and computes every cut value.
+    /// Numbers the tree from node 0, and computes every cut value.
     ///
     /// A cut value is the flow through the tree edge: what the subtree below it sends out minus
     /// what it receives.
@@ -119,8 +119,8 @@ impl Simplex<'_> {
         }
     }
 
-    /// Postorder numbers of the subtree of `root` from `first` on. Subtrees below it that keep
-    /// their numbers are passed over; what changed inside has lost its `low`.
+    /// Numbers the subtree of `root` in postorder, from `first` on. Skips subtrees that keep their
+    /// numbers; changed nodes have no `low`.
     pub fn number(&mut self, root: usize, parent: usize, first: usize) {
         let mut next = first;
         self.parent[root] = parent;
@@ -153,7 +153,7 @@ impl Simplex<'_> {
         self.stack = stack;
     }
 
-    /// The end of a tree edge that is farther from the root.
+    /// Returns the end of a tree edge that is farther from the root.
     pub fn below(&self, e: usize) -> usize {
         let c = self.constraints[e];
         if self.parent[c.tail] == e {
@@ -163,7 +163,7 @@ impl Simplex<'_> {
         }
     }
 
-    /// Whether a node is in the subtree of another.
+    /// Returns true if node `v` is in the subtree of `top`.
     pub fn under(&self, v: usize, top: usize) -> bool {
         self.low[top] <= self.lim[v] && self.lim[v] <= self.lim[top]
     }

@@ -1,4 +1,4 @@
-//! Building a CPU profile stack by stack.
+//! Builds a CPU profile stack by stack.
 
 use std::collections::HashMap;
 
@@ -14,18 +14,18 @@ use crate::value_type::ValueType;
 /// A frame of a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame<'a> {
-    /// Code of the process, by its lookup address: the instruction itself of the leaf, or where
-    /// a signal or the kernel interrupted it; the return address minus one of its callers.
+    /// User code, by its lookup address: for the leaf, and for a frame that a signal or the kernel
+    /// interrupted, the instruction's address; for callers, the return address minus one.
     User(u64),
-    /// A function of the kernel, by its name.
+    /// Kernel function, by name.
     Kernel(&'a str),
-    /// A line of a Python function (0: not known).
+    /// Line of a Python function; 0 if unknown.
     Python(&'a Function, u32),
-    /// Outermost, in a stack that could not be unwound to its end.
+    /// Outermost frame of a stack that could not be unwound to its end.
     Truncated,
-    /// Alone: samples for which a table had no room.
+    /// Only frame of samples for which a table had no room.
     TableFull,
-    /// Alone: time for which there is no sample.
+    /// Only frame of time that no sample covers.
     NotSampled,
 }
 
@@ -43,18 +43,20 @@ pub enum Frame<'a> {
 /// ```
 pub struct CpuBuilder {
     profile: Profile,
+    /// Index of the location of user code, by lookup address.
     user: HashMap<u64, u32>,
-    /// By function, its location.
+    /// Index of the location of a kernel function, by its index.
     kernel: HashMap<u32, u32>,
+    /// Index of a kernel function, by name.
     kernel_names: HashMap<String, u32>,
-    /// Python's functions.
+    /// Index of a Python function.
     functions: HashMap<Function, u32>,
-    /// Lines of Python by function and line.
+    /// Index of a Python location, by function index and line.
     python: HashMap<(u32, u32), u32>,
 }
 
 impl CpuBuilder {
-    /// An empty profile.
+    /// Creates a builder of an empty profile.
     pub fn new(sampling: Sampling) -> Self {
         let profile = Profile {
             facts: Facts {
@@ -68,7 +70,7 @@ impl CpuBuilder {
         builder
     }
 
-    /// Goes on with a profile that has no locations yet.
+    /// Continues with a profile that has no locations yet.
     pub(super) fn with(profile: Profile) -> Self {
         Self {
             profile,
@@ -80,7 +82,7 @@ impl CpuBuilder {
         }
     }
 
-    /// The columns and the period follow from how it was taken.
+    /// Sets columns and period by the sampling facts.
     pub(super) fn columns(&mut self) {
         let profile = &mut self.profile;
         let sampling = profile.facts.cpu.get_or_insert_default();
@@ -91,7 +93,7 @@ impl CpuBuilder {
         profile.period_type = Some(ValueType::new(sampling.mode.name(), "nanoseconds"));
     }
 
-    /// The location of a frame, for [`CpuBuilder::stack`]; made on first sight.
+    /// Returns the location of a frame, for [`CpuBuilder::stack`]; adds it if necessary.
     pub fn location(&mut self, frame: Frame) -> LocationId {
         LocationId(match frame {
             Frame::User(address) => self.user(address),
@@ -138,7 +140,8 @@ impl CpuBuilder {
         location
     }
 
-    /// The location of a function of the kernel by its number, if there is such a function.
+    /// Returns the location of a kernel function by its index, or `None` if there is no such
+    /// function.
     pub(super) fn kernel_function(&mut self, function: u32) -> Option<u32> {
         let known = (function as usize) < self.profile.functions.len();
         known.then(|| self.of_function(function))
@@ -162,7 +165,7 @@ impl CpuBuilder {
         *known.or_insert_with(|| push(profile, address, 0, 0))
     }
 
-    /// Gives an address source-level frames.
+    /// Sets the source-level frames of an address.
     pub(super) fn lines(&mut self, address: u64, lines: Vec<Line>) {
         let number = self.user(address);
         let location = &mut self.profile.locations[number as usize];
@@ -171,7 +174,7 @@ impl CpuBuilder {
         self.profile.lines.extend(lines);
     }
 
-    /// In the order of their locations, as they come when the profile is read.
+    /// Adds the lines of Python locations, in order of location, as a reader would add them.
     fn give_python_lines(&mut self) {
         let python = self.python.iter();
         let mut all: Vec<_> = python.map(|(line, at)| (*at, *line)).collect();
@@ -187,11 +190,11 @@ impl CpuBuilder {
         }
     }
 
-    /// Adds a stack, leaf first: its samples, the time that they stand for, and from 1 on the
-    /// place of its thread in [`Facts::threads`], or 0 for none of them.
+    /// Adds a stack, leaf first: its samples, the time that they stand for, and its thread (a
+    /// 1-based index into [`Facts::threads`], 0 for other threads).
     ///
-    /// Stacks should differ, or be of different threads; equal ones stay separate. The locations
-    /// must be this builder's: others' mean something else here, or panic.
+    /// Stacks should differ from each other, or be of different threads. Equal stacks are not
+    /// merged. The locations must come from this builder; others cause wrong stacks, or a panic.
     pub fn stack(&mut self, locations: &[LocationId], samples: u64, ns: u64, thread: u32) {
         let last = locations.iter().map(|location| location.0 as usize).max();
         let known = self.profile.locations.len();
@@ -214,8 +217,8 @@ impl CpuBuilder {
         profile.threads.push(thread);
     }
 
-    /// Sets the facts; the sampling stays as it is, unless they have one. The text of the maps
-    /// becomes modules.
+    /// Sets the facts. Keeps the sampling facts if `facts` has none. The maps text is converted to
+    /// modules.
     pub fn facts(&mut self, facts: Facts) {
         let sampling = self.profile.facts.cpu.take();
         self.profile.facts = facts;
@@ -229,7 +232,7 @@ impl CpuBuilder {
         self.profile.mappings.push(module);
     }
 
-    /// The profile, with each location assigned to its module.
+    /// Returns the profile, with each location assigned to its module.
     pub fn finish(mut self) -> Profile {
         self.give_python_lines();
         let mut profile = self.profile;

@@ -1,8 +1,8 @@
-//! gperftools' binary CPU profile: words as large as a pointer, then the text of the maps.
+//! gperftools' binary CPU profile: pointer-sized words, then the maps text.
 //!
 //! ```text
 //! 0 3 0 PERIOD 0            the period in microseconds
-//! SAMPLES DEPTH PC …        a stack, leaf first; others than the leaf are return addresses
+//! SAMPLES DEPTH PC …        a stack, leaf first; all but the leaf are return addresses
 //! 0 1 0                     end
 //! ```
 
@@ -20,7 +20,7 @@ use crate::marker;
 use crate::profile::{Format, Profile};
 use crate::value_type::ValueType;
 
-/// Functions of the profiler itself, which reports leave out.
+/// Functions of the profiler itself, which reports hide.
 const PROFILER_FRAMES: &str = "ProfileData::Add|(ProfileData|CpuProfiler)::prof_handler\
     |(__)?pthread_sighandler|__restore|__restore_rt";
 
@@ -56,7 +56,7 @@ impl Layout {
         })
     }
 
-    /// The period in microseconds, if `start` is a header of this layout.
+    /// Returns the period in microseconds, if `start` is a header of this layout.
     fn header(self, mut start: &[u8]) -> Option<u64> {
         let mut word = || self.word(&mut start);
         let header = [word()?, word()?, word()?, word()?, word()?];
@@ -64,7 +64,7 @@ impl Layout {
     }
 }
 
-/// Whether a file that starts like this is a CPU profile.
+/// Returns true if the start of a file is that of a CPU profile.
 pub(crate) fn looks_like(start: &[u8]) -> bool {
     Layout::ALL
         .iter()
@@ -110,7 +110,7 @@ pub(crate) fn read(bytes: &[u8]) -> Result<Profile, Fault> {
     profile.mappings = maps::parse(&profile.facts.maps_text);
     for mapping in &mut profile.mappings {
         let size = mapping.end.wrapping_sub(mapping.start);
-        mapping.start = marker::back(mapping.start);
+        mapping.start = marker::from_gperftools(mapping.start);
         mapping.end = mapping.start.wrapping_add(size);
     }
     profile.mappings.sort_by_key(|mapping| mapping.start);
@@ -125,7 +125,7 @@ struct SampledStack {
     stack: Vec<u64>,
 }
 
-/// All records up to the trailer; what follows stays in `rest`.
+/// Reads all records up to the trailer. Leaves in `rest` what follows.
 fn records(layout: Layout, rest: &mut &[u8]) -> Result<Vec<SampledStack>, Fault> {
     let truncated = || Fault::whole("ends in the middle of its samples: it was cut off");
     let mut records = Vec::new();
@@ -138,8 +138,8 @@ fn records(layout: Layout, rest: &mut &[u8]) -> Result<Vec<SampledStack>, Fault>
         let mut stack = Vec::with_capacity(depth as usize);
         for i in 0..depth {
             let address = layout.word(rest).ok_or_else(truncated)?;
-            // The leaf is where the program was; the others are return addresses.
-            let address = marker::back(address);
+            // The leaf is the interrupted instruction; the others are return addresses.
+            let address = marker::from_gperftools(address);
             stack.push(if i == 0 {
                 address
             } else {
@@ -153,8 +153,8 @@ fn records(layout: Layout, rest: &mut &[u8]) -> Result<Vec<SampledStack>, Fault>
     }
 }
 
-/// Removes what the signal handler left on the stacks: up to two frames behind
-/// the leaf that nearly all stacks share, and leaves that are there twice.
+/// Removes frames of the signal handler: up to two frames after the leaf that nearly all stacks
+/// share, and leaves that occur twice.
 fn strip_handler(records: &mut [SampledStack]) {
     let margin = records.len() / 32;
     for _ in 0..2 {

@@ -1,4 +1,4 @@
-//! Reading a CPU profile of this project.
+//! Reads this project's CPU profile.
 
 use std::io::Read;
 
@@ -10,7 +10,7 @@ use crate::lines::Lines;
 use crate::profile::{Line, Profile};
 use crate::scan::Scan;
 
-/// Reads the file that `lines` stands at the start of.
+/// Reads a whole file.
 pub(crate) fn read<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
     signature(lines)?;
     let mut profile = Profile::default();
@@ -60,21 +60,22 @@ fn signature<R: Read>(lines: &mut Lines<R>) -> Result<(), Fault> {
     }
 }
 
+/// Lookup address and lines of each symbolized location.
 type Symbols = Vec<(u64, Vec<Line>)>;
 
-/// The profile with all its facts, ready for stacks.
+/// Moves the facts into the profile. Returns a builder that is ready for stacks.
 fn started(mut profile: Profile, facts: &mut FactsReader, symbols: &mut Symbols) -> CpuBuilder {
     profile.functions = std::mem::take(&mut facts.functions);
     profile.mappings = std::mem::take(&mut facts.modules);
     *symbols = std::mem::take(&mut facts.symbols);
-    // They are of heaps.
+    // Moments are only defined for heaps.
     profile.moments.clear();
     let mut builder = CpuBuilder::with(profile);
     builder.columns();
     builder
 }
 
-/// `SAMPLES NANOSECONDS THREAD FRAME …`.
+/// Reads a stack: `SAMPLES NANOSECONDS THREAD FRAME …`.
 fn stack(builder: &mut CpuBuilder, text: &[u8]) -> Option<()> {
     let mut scan = Scan::new(text);
     let mut number = || u64::try_from(scan.blanks().int()?).ok();

@@ -1,4 +1,4 @@
-//! Writing a CPU profile of this project.
+//! Writes this project's CPU profile.
 
 use std::collections::HashSet;
 use std::io::{self, Write};
@@ -12,11 +12,11 @@ use crate::profile::{Format, Location, Profile};
 
 /// Writes a CPU profile.
 ///
-/// Promises: [`read`](crate::read()) gives back what was written, whatever the names in it.
+/// Guarantee: [`read`](crate::read()) reads back what was written, whatever names it contains.
 ///
-/// Needs a profile of [`CpuBuilder`](super::CpuBuilder) or read from such a file. Others are
-/// refused: differences, those of names without addresses, and sums of different programs, in which
-/// an address has two meanings.
+/// Requires a profile built by [`CpuBuilder`](super::CpuBuilder), or read from such a file. Returns
+/// an error for differences, for names without addresses, and for sums of different programs, in
+/// which an address has two meanings.
 pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
     let Some(sampling) = &profile.facts.cpu else {
         return Err(refused("not a CPU profile of this project"));
@@ -49,8 +49,8 @@ pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
     out.write_all(&buffer)
 }
 
-/// The same compressed by gzip, which takes some twentieth of the room: most stacks have most of
-/// their frames in common.
+/// Writes a CPU profile compressed by gzip, which takes about a twentieth of the space, because
+/// most stacks share most of their frames.
 pub fn write_packed(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
     let mut text = Vec::new();
     write(profile, &mut text)?;
@@ -61,7 +61,7 @@ fn refused(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, why)
 }
 
-/// The text of each location, with the blank before it.
+/// Formats each location, with a blank before it.
 fn frames(profile: &Profile) -> io::Result<Vec<String>> {
     let mut seen = HashSet::new();
     let text = |location: &Location| match kernel_function(profile, location) {
@@ -69,10 +69,10 @@ fn frames(profile: &Profile) -> io::Result<Vec<String>> {
         None => format!(" {:x}", location.address),
     };
     let texts: Vec<String> = profile.locations.iter().map(text).collect();
-    match texts.iter().all(|text| seen.insert(text)) {
-        true => Ok(texts),
-        false => Err(refused("an address has two meanings: several programs")),
+    if !texts.iter().all(|text| seen.insert(text)) {
+        return Err(refused("an address has two meanings: several programs"));
     }
+    Ok(texts)
 }
 
 fn facts(profile: &Profile, writer: &mut Writer) {
@@ -84,7 +84,7 @@ fn facts(profile: &Profile, writer: &mut Writer) {
     let is_kernels = |location: &Location| kernel_function(profile, location).is_some();
     let of_kernel = profile.locations.iter().find(|l| is_kernels(l));
     for (number, module) in profile.mappings.iter().enumerate() {
-        // It comes back with the frames that are in it.
+        // The kernel's mapping is restored from the frames in it.
         if of_kernel.is_none_or(|l| l.mapping as usize != number) {
             writer.module(module);
         }
@@ -94,9 +94,9 @@ fn facts(profile: &Profile, writer: &mut Writer) {
     writer.locations(profile, |location| !is_kernels(location));
 }
 
-/// `SAMPLES NANOSECONDS THREAD FRAME …`.
+/// Writes a stack: `SAMPLES NANOSECONDS THREAD FRAME …`.
 fn line(profile: &Profile, stack: usize, frames: &[String], buffer: &mut Vec<u8>) {
-    // None is negative.
+    // No value is negative, as `write` has checked.
     let values = profile.values_of(stack).iter().map(|&value| value as u64);
     let thread = profile.threads.get(stack).copied().unwrap_or(0);
     for (place, number) in values.chain([thread.into()]).enumerate() {

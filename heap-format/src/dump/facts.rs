@@ -1,4 +1,4 @@
-//! The facts at the end of a dump: one line each, `# NAME VALUE`.
+//! Facts at the end of a dump: one line `# NAME VALUE` each.
 
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
@@ -13,20 +13,23 @@ use crate::printable::is_hidden;
 use crate::profile::{BuildId, Function, IntervalPeriod, Line, Location, Mapping, Profile, Thread};
 use crate::sampling;
 
-/// What a dump says of Python's small objects.
+/// Value of the fact `python_objects`: the agent does not see Python's small objects.
 const HIDDEN: &str = "hidden";
+/// Value of the fact `python_objects`: the agent sees Python's small objects.
 const SEEN: &str = "seen";
 
-/// The version whose promises the profile keeps.
+/// Returns the dump version that the profile's contents require.
 pub(crate) fn version(profile: &Profile) -> u32 {
-    match (profile.sizes_apart, profile.losses.is_empty()) {
-        (_, false) => LOSSES,
-        (true, true) => SIZES_APART,
-        (false, true) => SIZES_APART - 1,
+    if !profile.losses.is_empty() {
+        LOSSES
+    } else if profile.sizes_apart {
+        SIZES_APART
+    } else {
+        SIZES_APART - 1
     }
 }
 
-/// Appends the facts of a heap profile, from the section's first line on.
+/// Appends the facts of a heap profile, with the section's first line.
 pub(crate) fn write(profile: &Profile, buffer: &mut Vec<u8>) {
     buffer.extend_from_slice(FACTS);
     buffer.extend_from_slice(version(profile).to_string().as_bytes());
@@ -41,7 +44,7 @@ pub(crate) fn write(profile: &Profile, buffer: &mut Vec<u8>) {
     writer.locations(profile, |_| true);
 }
 
-/// Appends facts to a profile's text.
+/// Writer of facts.
 pub(crate) struct Writer<'a> {
     pub(crate) buffer: &'a mut Vec<u8>,
 }
@@ -95,10 +98,9 @@ impl Writer<'_> {
         }
         self.number("thinning", facts.thinning);
         self.text("python", facts.python.as_deref());
-        let objects = facts.python_hides.map(|hides| match hides {
-            true => HIDDEN,
-            false => SEEN,
-        });
+        let objects = facts
+            .python_hides
+            .map(|hides| if hides { HIDDEN } else { SEEN });
         self.text("python_objects", objects);
         for thread in &facts.threads {
             self.fact(
@@ -169,7 +171,7 @@ impl Writer<'_> {
             self.buffer
                 .extend_from_slice(f.start_line.to_string().as_bytes());
             for text in [&f.name, &f.system_name, &f.file] {
-                // A tab in a text is escaped.
+                // A tab inside a string is escaped.
                 self.buffer.push(b'\t');
                 escape(self.buffer, text.as_bytes());
             }
@@ -177,10 +179,10 @@ impl Writer<'_> {
         }
     }
 
-    /// The source-level frames of those locations that `of` takes.
-    pub(crate) fn locations(&mut self, profile: &Profile, of: impl Fn(&Location) -> bool) {
+    /// Writes the source-level frames of the locations that `wants` selects.
+    pub(crate) fn locations(&mut self, profile: &Profile, wants: impl Fn(&Location) -> bool) {
         let named = profile.locations.iter().filter(|l| l.line_count > 0);
-        for location in named.filter(|l| of(l)) {
+        for location in named.filter(|l| wants(l)) {
             let mut value = format!("{:x}", location.address);
             for line in profile.lines_of(location) {
                 value += &format!(" {}:{}:{}", line.function, line.line, line.column);
@@ -190,7 +192,7 @@ impl Writer<'_> {
     }
 }
 
-/// `FROM_UNIX_NS BYTES`, and the share of the CPU that it took as a percentage.
+/// Formats `FROM_UNIX_NS BYTES`, followed by the overhead as a percentage if it was measured.
 fn interval_text(period: &IntervalPeriod) -> String {
     let mut text = format!("{} {}", period.from_unix_ns, period.interval);
     if let Some(millionths) = period.overhead {
@@ -200,7 +202,7 @@ fn interval_text(period: &IntervalPeriod) -> String {
     text
 }
 
-/// The inverse of [`interval_text`].
+/// Parses what [`interval_text`] formats.
 fn interval(text: &str) -> Option<IntervalPeriod> {
     let mut words = text.split(' ');
     let mut number = || words.next()?.parse::<u64>().ok();
@@ -209,7 +211,7 @@ fn interval(text: &str) -> Option<IntervalPeriod> {
         None => None,
         Some(share) => {
             let percent: f64 = share.strip_suffix('%')?.parse().ok()?;
-            // Saturates.
+            // The cast saturates.
             Some((percent * 10_000.0).round() as u32)
         }
     };
@@ -220,8 +222,7 @@ fn interval(text: &str) -> Option<IntervalPeriod> {
     })
 }
 
-/// Appends text with backslashes, control characters and bytes that are not
-/// UTF-8 as `\xNN`.
+/// Appends text, with backslashes, control characters and bytes that are not UTF-8 as `\xNN`.
 fn escape(out: &mut Vec<u8>, text: &[u8]) {
     for chunk in text.utf8_chunks() {
         for c in chunk.valid().chars() {
@@ -242,7 +243,7 @@ fn hex_escape(out: &mut Vec<u8>, byte: u8) {
     out.extend_from_slice(format!("\\x{byte:02x}").as_bytes());
 }
 
-/// The inverse of [`escape`]; anything else behind a backslash stays.
+/// Reverses [`escape`]. Leaves other backslashes unchanged.
 fn unescape(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -273,8 +274,8 @@ fn path(value: &[u8]) -> PathBuf {
     PathBuf::from(std::ffi::OsString::from_vec(unescape(value)))
 }
 
-/// Facts as they are read: what goes straight into the profile, and what can
-/// only be placed once all lines are known.
+/// Reader of facts. Stores most of them in the profile; the fields are those that can only be
+/// placed once all lines have been read.
 #[derive(Default)]
 pub(crate) struct FactsReader {
     pub(crate) modules: Vec<Mapping>,
@@ -284,7 +285,7 @@ pub(crate) struct FactsReader {
 }
 
 impl FactsReader {
-    /// Takes one line behind `# `. The error says what is wrong with it.
+    /// Reads one line, without its `# `. The error is a description for users.
     pub(crate) fn line(&mut self, profile: &mut Profile, line: &[u8]) -> Result<(), String> {
         let end = line.iter().position(|&c| c == b' ').unwrap_or(line.len());
         let (name, value) = line.split_at(end);
@@ -362,7 +363,7 @@ impl FactsReader {
     }
 }
 
-/// Takes a fact about the origin or the session; unknown names are ignored.
+/// Reads a fact about the origin or the session. Ignores unknown names.
 fn fact(facts: &mut crate::profile::Facts, name: &[u8], value: &[u8]) -> Option<()> {
     let number = || std::str::from_utf8(value).ok()?.parse::<u64>().ok();
     let named = || {

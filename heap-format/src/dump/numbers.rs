@@ -1,6 +1,6 @@
-//! Fast formatting into a byte buffer.
+//! Fast formatting of numbers into a byte buffer.
 
-/// The numbers below 100 as two digits each.
+/// Numbers below 100, as two digits each.
 const PAIRS: [[u8; 2]; 100] = {
     let mut pairs = [[0; 2]; 100];
     let mut n = 0;
@@ -33,19 +33,19 @@ pub(crate) fn decimal(out: &mut Vec<u8>, mut value: u64) {
     out.extend_from_slice(&digits[at..]);
 }
 
-/// Room that a [`HexText`] takes where it is copied whole.
+/// Bytes that [`HexText::write`] writes, whatever the length of the number.
 pub(crate) const HEX_ROOM: usize = 24;
 
-/// A hex number as text, made once for each address and copied for each use: all of it,
-/// with what lies behind, which costs less than to copy as much as is meant.
+/// A hex number as text. Formatted once per address and copied for each use, always in full,
+/// because a copy of fixed size is faster than one of the exact length.
 #[derive(Clone, Copy)]
 pub(crate) struct HexText {
-    /// The text; its length is the last byte.
+    /// The text, padded with zeros. The last byte is its length.
     text: [u8; HEX_ROOM],
 }
 
 impl HexText {
-    /// ` 0x…`, with the blank before it.
+    /// Formats ` 0x…`, with the blank before it.
     pub(crate) fn new(value: u64) -> Self {
         let digits = (64 - value.leading_zeros()).div_ceil(4).max(1) as usize;
         let mut text = [0u8; HEX_ROOM];
@@ -58,7 +58,8 @@ impl HexText {
         Self { text }
     }
 
-    /// Writes it at `at`, where there must be [`HEX_ROOM`]; gives where it ends.
+    /// Writes the number at `at`, where there must be [`HEX_ROOM`] bytes. Returns the offset of its
+    /// end.
     #[inline]
     pub(crate) fn write(&self, room: &mut [u8], at: usize) -> usize {
         room[at..at + HEX_ROOM].copy_from_slice(&self.text);
@@ -66,35 +67,36 @@ impl HexText {
     }
 }
 
-/// A number that is not negative, and below 2^53, to a thousandth: its whole part, and the rest.
+/// Rounds a non-negative number below 2^53 to thousandths. Returns its whole part and its
+/// thousandths.
 fn thousandths(value: f64) -> (u64, u64) {
     let whole = value as u64;
-    // Of what is left, which is exact for every double of that size.
+    // The difference is exact for every double in this range.
     match ((value - whole as f64) * 1000.0 + 0.5) as u64 {
         1000 => (whole + 1, 0),
         rest => (whole, rest),
     }
 }
 
-/// A number that is not negative as it is read back after it was written as a [`fraction`].
+/// Returns a non-negative number as it is read back after [`fraction`] has written it.
 pub(crate) fn as_written(value: f64) -> f64 {
-    if !(value.is_finite() && value < LARGE) {
+    if !(value.is_finite() && value < EXPONENT_FROM) {
         return value;
     }
     let (whole, rest) = thousandths(value);
     (whole * 1000 + rest) as f64 / 1000.0
 }
 
-/// Numbers from here on are written in exponent form.
-const LARGE: f64 = 9e15;
+/// Least number that is written in exponent form.
+const EXPONENT_FROM: f64 = 9e15;
 
-/// Appends a number to a thousandth, without zeros at its end; large ones in
-/// exponent form, to the last bit. What is not finite becomes 0.
+/// Appends a number rounded to thousandths, without trailing zeros. Writes large numbers exactly,
+/// in exponent form, and 0 for numbers that are not finite.
 pub(crate) fn fraction(out: &mut Vec<u8>, value: f64) {
     if !value.is_finite() {
         return out.push(b'0');
     }
-    if value.abs() >= LARGE {
+    if value.abs() >= EXPONENT_FROM {
         return out.extend_from_slice(format!("{value:e}").as_bytes());
     }
     let (whole, thousandths) = thousandths(value.abs());

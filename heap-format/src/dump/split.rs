@@ -1,11 +1,10 @@
-//! Integer records whose scaled values reproduce an estimate.
+//! Finds integer records whose scaled values reproduce an estimate.
 //!
-//! Readers scale a record of `c` samples and `s` bytes by `g(s / c)` with
-//! `g(a) = 1 / (1 - exp(-a / T))`. For one size this inverts exactly. For
-//! mixed sizes, `g` of the average is not the average of `g`, so one record
-//! cannot reproduce both the objects and the bytes; two records can: the points
-//! `(g(a), a·g(a))` lie on a convex curve, an estimate lies above it, and for
-//! each pair of counts a chord through the estimate cuts the curve at two
+//! Readers scale a record of `c` samples and `s` bytes by `g(s / c)`, with `g(a) = 1 / (1 - exp(-a
+//! / T))`. For objects of one size, this can be inverted exactly. For mixed sizes, `g` of the
+//! average is not the average of `g`, so one record cannot reproduce both the objects and the
+//! bytes. Two records can: the points `(g(a), a·g(a))` lie on a convex curve, and an estimate lies
+//! above it. For each way to divide the samples, a chord through the estimate cuts the curve at two
 //! sizes whose average, weighted by the counts, is the estimate.
 
 use crate::scale::{inverse_weight, weight};
@@ -17,8 +16,8 @@ pub(crate) struct Record {
     pub(crate) size: u64,
 }
 
-/// One or two records for `samples` samples that stand for `objects` and
-/// `bytes`. The second is zero when one is enough.
+/// Returns one or two records for `samples` samples that stand for `objects` and `bytes`. The
+/// second is zero if one suffices.
 pub(crate) fn split(samples: u64, objects: f64, bytes: f64, interval: u64) -> [Record; 2] {
     let usable = |v: f64| v.is_finite() && v > 0.0 && v < 9e18;
     if interval <= 1 {
@@ -51,19 +50,22 @@ fn one(count: u64, size: u64) -> [Record; 2] {
     [Record { count, size }, Record::default()]
 }
 
+/// Values that records have to reproduce.
 struct Estimate {
     objects: f64,
+    /// Bytes, in units of the interval.
     units: f64,
+    /// Sampling interval, in bytes.
     interval: f64,
 }
 
 impl Estimate {
-    /// Error of the objects below which a better split is not worth seeking.
+    /// Returns the error in objects below which a better split is not sought.
     fn tolerance(&self) -> f64 {
         (self.objects * 1e-3).max(0.5)
     }
 
-    /// The estimates that readers derive from records, in objects and units.
+    /// Returns the estimates that readers derive from records, in objects and units.
     fn scaled(&self, records: &[Record]) -> (f64, f64) {
         records
             .iter()
@@ -79,14 +81,14 @@ impl Estimate {
         (self.scaled(records).0 - self.objects).abs()
     }
 
-    /// The record of `count` samples that reproduces the bytes. If all objects have
-    /// one size, that is the average to start from.
+    /// Returns the record of `count` samples that reproduces the bytes. The search starts from the
+    /// average size, which is exact for objects of one size.
     fn single(&self, count: u64) -> Record {
         let average = self.units / self.objects;
         self.record(count, average_near(self.units / count as f64, average))
     }
 
-    /// A record of `count` samples with this average size in units.
+    /// Returns a record of `count` samples with this average size, in units.
     fn record(&self, count: u64, average: f64) -> Record {
         let size = (average * count as f64 * self.interval).round().max(1.0);
         Record {
@@ -95,12 +97,12 @@ impl Estimate {
         }
     }
 
-    /// Two records that reproduce objects and bytes. Tries several ways to divide
-    /// the count, and takes the one that loses least by rounding sizes.
+    /// Returns two records that reproduce objects and bytes. Tries several ways to divide the
+    /// count, and uses the one with the least rounding error.
     fn double(&self, samples: u64) -> Option<[Record; 2]> {
-        // With more samples than this, no sizes give so few objects.
-        let most = self.objects / weight(self.units / self.objects);
-        let count = samples.min(most as u64);
+        // With more samples than this, no sizes yield so few objects.
+        let max_count = self.objects / weight(self.units / self.objects);
+        let count = samples.min(max_count as u64);
         if count < 2 {
             return None;
         }
@@ -111,7 +113,7 @@ impl Estimate {
             let Some((average, other)) = sizes else {
                 continue;
             };
-            // Its bytes are a whole number: the one below, or the one above.
+            // The bytes of a record are an integer: tries the one below and the one above.
             let size = average * small as f64 * self.interval;
             for size in [size.floor(), size.ceil()] {
                 let chord = self.chord(small, size as u64, count - small, other);
@@ -129,8 +131,8 @@ impl Estimate {
         best.map(|(_, records)| records)
     }
 
-    /// The split with `small` samples of `size` bytes, and `large` samples of about
-    /// `other` units each for the rest; and its error in objects.
+    /// Returns the split with `small` samples of `size` bytes, and `large` samples for the rest, of
+    /// about `other` units each. Also returns its error in objects.
     fn chord(&self, small: u64, size: u64, large: u64, other: f64) -> Option<([Record; 2], f64)> {
         let first = Record {
             count: small,
@@ -141,19 +143,19 @@ impl Estimate {
         if rest.is_nan() || rest <= 1.0 {
             return None;
         }
-        // For u·g(u) lies above 1 + u/2 and u, and below 1 + u.
+        // Because u·g(u) lies above 1 + u/2 and above u, and below 1 + u.
         let guess = other.clamp(rest - 1.0, rest.min(2.0 * (rest - 1.0)));
         let second = self.record(large, average_near(rest, guess));
         let objects = objects + self.scaled(&[second]).0;
         Some(([first, second], (objects - self.objects).abs()))
     }
 
-    /// The two sizes in units: the smaller one, and about the larger one.
+    /// Returns the two sizes in units: the smaller one exactly, the larger one approximately.
     ///
-    /// Through the objects, the smaller one's weight `g` determines the other's. The bytes
-    /// of both are a convex function of `g` with its minimum where the sizes are equal;
-    /// its root is found by Newton's method, starting from the parabola at the minimum
-    /// and kept between bounds.
+    /// The objects are given, so the weight `g` of the smaller size determines that of the larger
+    /// one. The bytes of both are a convex function of `g`, with its minimum where the sizes are
+    /// equal. Newton's method finds the root, starting from the parabola at the minimum and kept
+    /// between bounds.
     fn sizes(&self, small: f64, large: f64) -> Option<(f64, f64)> {
         let equal = self.objects / (small + large);
         let (mut low, mut high) = (equal, (self.objects - large) / small);
@@ -172,7 +174,7 @@ impl Estimate {
             let u = inverse_weight(g);
             v = inverse_weight(other);
             let excess = small * g * u + large * other * v - self.units;
-            // A hundredth of a byte is lost in rounding the sizes.
+            // Rounding the sizes loses a hundredth of a byte anyway.
             if excess.abs() * self.interval <= 0.01 || high - low <= low * 1e-14 {
                 break;
             }
@@ -184,10 +186,10 @@ impl Estimate {
     }
 }
 
-/// The average size `u` in units at which `u·g(u)` is `h`, found from an initial guess; tiny if
-/// `h` is not above 1, which no size reaches.
+/// Returns the average size `u`, in units, at which `u·g(u)` is `h`, searched from an initial
+/// guess. Returns a tiny size if `h` is at most 1, which no size reaches.
 ///
-/// u·g(u) is 1 + u/2 + u²/12 near 0 and convex everywhere, so Newton's method converges
+/// `u·g(u)` is `1 + u/2 + u²/12` near 0 and convex everywhere. So Newton's method converges
 /// monotonically from above, and a step from below leads above.
 fn average_near(h: f64, guess: f64) -> f64 {
     if h >= 40.0 {
@@ -205,7 +207,7 @@ fn average_near(h: f64, guess: f64) -> f64 {
         if next.is_nan() || next <= 0.0 {
             return f64::MIN_POSITIVE;
         }
-        // Each step squares the error: by now it is below a double's precision.
+        // Each step squares the error, which is now below a double's precision.
         if (next - u).abs() <= u * 1e-8 {
             return next;
         }

@@ -1,4 +1,4 @@
-//! Writing a dump.
+//! Writes heap dumps.
 
 use std::borrow::Borrow;
 use std::io::{self, Write};
@@ -11,7 +11,7 @@ use super::split::{Record, split};
 use crate::printable::is_hidden;
 
 use super::facts::{self, version};
-use super::{END, LEAST_AGAIN, SIGNATURE, STACK};
+use super::{END, MIN_REPEATED_FIELDS, SIGNATURE, STACK};
 use crate::detail::{Detail, FIELDS};
 use crate::marker::HEAP_MARKERS;
 use crate::profile::Profile;
@@ -20,12 +20,11 @@ use crate::scale::weight;
 
 /// Writes `profile` as a dump.
 ///
-/// Promises: the scaled totals that pprof, jeprof and google-pprof read are
-/// the profile's within rounding, and this crate reads back exact values,
-/// facts, modules and symbols.
+/// Guarantees: pprof, jeprof and google-pprof read the profile's totals from it, within rounding.
+/// This crate reads back the exact values, facts, modules and symbols.
 ///
-/// Needs a heap profile: one with the columns `inuse_objects` and
-/// `inuse_space` at least. Others are refused.
+/// Requires a heap profile, with at least the columns `inuse_objects` and `inuse_space`. Returns an
+/// error for others.
 pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
     let text = Text::new(profile)?;
     let mut buffer = Vec::new();
@@ -37,39 +36,41 @@ pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// The text of a dump in pieces, which several threads can make at once: behind each
-/// other they are what [`write()`] writes.
+/// The text of a dump, in pieces that several threads can format at once. Joined in order, they are
+/// what [`write()`] writes.
 pub struct Text<P> {
     profile: P,
     parts: Vec<Part>,
-    /// By part, its first stack.
+    /// First stack of each part.
     starts: Vec<usize>,
     addresses: Vec<HexText>,
 }
 
 impl<P: Borrow<Profile>> Text<P> {
-    /// Of a heap profile; others are refused.
+    /// Prepares the text of a heap profile. Returns an error for others.
     pub fn new(profile: P) -> io::Result<Self> {
         let of = profile.borrow();
         let columns = Columns::find(of).ok_or_else(|| refused("not a heap profile"))?;
         let interval = of.period.max(1) as u64;
         let groups = groups(of);
         let lines = |group: &Range<usize>| {
-            let estimates = match group.len() {
-                1 => columns.estimates(of, group.start),
-                _ => Estimates::new(&sum(&of.details[group.clone()])),
+            let estimates = if group.len() == 1 {
+                columns.estimates(of, group.start)
+            } else {
+                Estimates::new(&sum(&of.details[group.clone()]))
             };
             (estimates.lines(interval), group.len())
         };
         let parts = groups
-            .chunks(PART)
+            .chunks(PART_STACKS)
             .map(|part| Part::add_up(part.iter().map(lines)));
         let parts = parts.collect();
-        Ok(Self::made(profile, parts))
+        Ok(Self::from_parts(profile, parts))
     }
 
-    /// For a heap profile of whose stacks the records are known: in order, with as many groups of
-    /// equal stacks in each part.
+    /// Prepares the text of a heap profile whose records were computed before. `parts` must cover
+    /// its stacks in order, with consecutive equal stacks as one group. Returns an error if they do
+    /// not.
     pub fn with_parts(profile: P, parts: Vec<Part>) -> io::Result<Self> {
         let of = profile.borrow();
         let mut start = 0;
@@ -80,13 +81,13 @@ impl<P: Borrow<Profile>> Text<P> {
             fits && equal(of, group)
         };
         let equal = parts.iter().flat_map(|part| &part.lengths).all(&mut is_one);
-        match equal && start == of.stacks.len() {
-            true => Ok(Self::made(profile, parts)),
-            false => Err(refused("not the records of its stacks")),
+        if !equal || start != of.stacks.len() {
+            return Err(refused("not the records of its stacks"));
         }
+        Ok(Self::from_parts(profile, parts))
     }
 
-    fn made(profile: P, parts: Vec<Part>) -> Self {
+    fn from_parts(profile: P, parts: Vec<Part>) -> Self {
         let locations = profile.borrow().locations.iter();
         let addresses = locations
             .map(|l| HexText::new(l.address.wrapping_add(1)))
@@ -105,12 +106,12 @@ impl<P: Borrow<Profile>> Text<P> {
         }
     }
 
-    /// Number of pieces, at least one.
+    /// Returns the number of pieces, at least one.
     pub fn pieces(&self) -> usize {
         self.parts.len().max(1)
     }
 
-    /// Appends a piece, of about as many bytes as its [`PART`] stacks need.
+    /// Appends a piece, with the stacks of one [`Part`].
     pub fn piece(&self, piece: usize, out: &mut Vec<u8>) {
         if piece == 0 {
             self.head(out);
@@ -148,12 +149,13 @@ impl<P: Borrow<Profile>> Text<P> {
             }
             let group = start..start + length as usize;
             start = group.end;
-            for (stack, least) in group.zip(iter::once(0).chain(iter::repeat(LEAST_AGAIN))) {
+            let min_fields = iter::once(0).chain(iter::repeat(MIN_REPEATED_FIELDS));
+            for (stack, min_fields) in group.zip(min_fields) {
                 if let Some(detail) = profile.details.get(stack) {
                     let thread = profile.threads.get(stack).copied().unwrap_or(0);
                     let lost = profile.losses.get(stack).copied().unwrap_or_default();
                     let [how, group] = lost.to_numbers();
-                    exact(out, &detail.to_fields(), [thread, how, group], least);
+                    exact(out, &detail.to_fields(), [thread, how, group], min_fields);
                 }
             }
         }
@@ -170,7 +172,7 @@ impl<P: Borrow<Profile>> Text<P> {
     }
 }
 
-/// Stacks with exact values that are equal and next to each other: they share their lines.
+/// Returns groups of consecutive equal stacks with exact values, which share their lines.
 fn groups(profile: &Profile) -> Vec<Range<usize>> {
     let exact = profile.details.len() == profile.stacks.len();
     let mut groups: Vec<Range<usize>> = Vec::new();
@@ -183,7 +185,7 @@ fn groups(profile: &Profile) -> Vec<Range<usize>> {
     groups
 }
 
-/// Whether stacks have the same frames.
+/// Returns true if all stacks of a group have the same frames.
 fn equal(profile: &Profile, mut group: Range<usize>) -> bool {
     let first = group.next().map(|stack| profile.stacks.get(stack));
     group.all(|stack| Some(profile.stacks.get(stack)) == first)
@@ -199,32 +201,33 @@ fn refused(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, why)
 }
 
-/// In-use and allocated records of a stack, as many as it has lines.
+/// Live and allocated records of a stack, for each of its two lines.
 type Lines = [[Record; 2]; 2];
 
-/// Different stacks of a piece of the text.
-pub const PART: usize = 1024;
+/// Groups of equal stacks in a [`Part`].
+pub const PART_STACKS: usize = 1024;
 
-/// The records of some stacks: what costs most of a dump's time, and needs their numbers
-/// alone.
+/// Records of some stacks. To compute them takes most of the time of writing a dump, and requires
+/// only the stacks' values, not their frames.
 pub struct Part {
     lines: Vec<Lines>,
-    /// How many stacks with exact values each of them sums up.
+    /// Number of stacks in each group.
     lengths: Vec<u32>,
+    /// Sum of all live and of all allocated records.
     total: [Record; 2],
 }
 
 impl Part {
-    /// Those of groups of equal stacks, sampled once every `interval` bytes: the sum of each
-    /// group's numbers, and how many stacks it has.
+    /// Computes the records of groups of equal stacks, sampled once every `interval` bytes. A group
+    /// is the sum of its values, and its number of stacks.
     pub fn new(groups: impl Iterator<Item = (Detail, usize)>, interval: u64) -> Self {
         Self::add_up(groups.map(|(sum, length)| (Estimates::new(&sum).lines(interval), length)))
     }
 
     fn add_up(groups: impl Iterator<Item = (Lines, usize)>) -> Self {
         let mut part = Self {
-            lines: Vec::with_capacity(PART),
-            lengths: Vec::with_capacity(PART),
+            lines: Vec::with_capacity(PART_STACKS),
+            lengths: Vec::with_capacity(PART_STACKS),
             total: [Record::default(); 2],
         };
         for (lines, length) in groups {
@@ -245,7 +248,7 @@ fn add(total: &mut [Record; 2], more: &[Record; 2]) {
     }
 }
 
-/// Estimates of one side of a stack, live or allocated.
+/// Live or allocated estimates of a stack.
 #[derive(PartialEq)]
 struct Estimate {
     samples: u64,
@@ -253,30 +256,39 @@ struct Estimate {
     bytes: f64,
 }
 
+/// Indices of a column of objects and the column of their bytes.
+#[derive(Clone, Copy)]
+struct Pair {
+    objects: usize,
+    bytes: usize,
+}
+
 /// Columns of a heap profile.
 struct Columns {
-    live: (usize, usize),
-    allocated: (usize, usize),
+    live: Pair,
+    allocated: Pair,
 }
 
 impl Columns {
     fn find(profile: &Profile) -> Option<Self> {
         let column = |name: &str| profile.type_index(name);
         let live = |name: &str| column(name).or_else(|| column(name.strip_prefix("inuse_")?));
-        let live = (live("inuse_objects")?, live("inuse_space")?);
-        let allocated = column("alloc_objects")
-            .zip(column("alloc_space"))
-            .unwrap_or(live);
+        let live = Pair {
+            objects: live("inuse_objects")?,
+            bytes: live("inuse_space")?,
+        };
+        let allocated = column("alloc_objects").zip(column("alloc_space"));
+        let allocated = allocated.map_or(live, |(objects, bytes)| Pair { objects, bytes });
         Some(Self { live, allocated })
     }
 
-    /// Live and allocated estimates of a stack.
+    /// Returns the live and allocated estimates of a stack.
     fn estimates(&self, profile: &Profile, stack: usize) -> Estimates {
         if let Some(detail) = profile.details.get(stack) {
             return Estimates::new(detail);
         }
         let values = profile.values_of(stack);
-        Estimates([self.live, self.allocated].map(|(objects, bytes)| {
+        Estimates([self.live, self.allocated].map(|Pair { objects, bytes }| {
             let (objects, bytes) = (values[objects] as f64, values[bytes] as f64);
             let samples = objects / weight(bytes / objects / profile.period.max(1) as f64);
             Estimate {
@@ -339,15 +351,16 @@ fn line(buffer: &mut Vec<u8>, record: &[Record; 2], frames: &[u32], addresses: &
     buffer.truncate(start + end + 1);
 }
 
-/// `more`: thread, how the objects are lost, and with which. At least `least` fields are written.
-fn exact(buffer: &mut Vec<u8>, fields: &[f64; FIELDS], more: [u32; 3], least: usize) {
+/// Writes the exact values of a stack, at least `min_fields` of them. `more`: thread, kind of loss,
+/// leak group.
+fn exact(buffer: &mut Vec<u8>, fields: &[f64; FIELDS], more: [u32; 3], min_fields: usize) {
     buffer.extend_from_slice(STACK);
     let more = &more[..more.iter().rposition(|&n| n != 0).map_or(0, |at| at + 1)];
     let used = match more {
         [] => fields
             .iter()
             .rposition(|&f| f != 0.0)
-            .map_or(least, |at| least.max(at + 1)),
+            .map_or(min_fields, |at| min_fields.max(at + 1)),
         _ => FIELDS,
     };
     for &field in &fields[..used] {
@@ -361,8 +374,8 @@ fn exact(buffer: &mut Vec<u8>, fields: &[f64; FIELDS], more: [u32; 3], least: us
     buffer.push(b'\n');
 }
 
-/// Appends text without what acts on a terminal, which becomes `?`, except for the control
-/// characters `kept`. The facts have each path as it is.
+/// Appends text, with `?` for characters that act on a terminal, except for the control characters
+/// `kept`. The facts have the exact paths.
 pub(crate) fn plain(buffer: &mut Vec<u8>, text: &[u8], kept: &[u8]) {
     for chunk in text.utf8_chunks() {
         for c in chunk.valid().chars() {
@@ -373,14 +386,14 @@ pub(crate) fn plain(buffer: &mut Vec<u8>, text: &[u8], kept: &[u8]) {
             };
             buffer.extend_from_slice(shown.encode_utf8(&mut [0; 4]).as_bytes());
         }
-        // Single bytes of C1 act on terminals that do not speak UTF-8.
+        // C1 control bytes act on terminals that do not use UTF-8.
         let invalid = chunk.invalid().iter();
         buffer.extend(invalid.map(|&b| if b < 0xa0 { b'?' } else { b }));
     }
 }
 
-/// The maps text, or one made of the modules, with ranges for the
-/// pseudo-frames, so that other readers have a name for these.
+/// Writes the maps text, or one generated from the modules. Adds ranges for the pseudo-frames, so
+/// that other readers have names for them.
 fn maps(profile: &Profile, buffer: &mut Vec<u8>) {
     let text = &profile.facts.maps_text;
     if text.is_empty() {
@@ -398,7 +411,7 @@ fn maps(profile: &Profile, buffer: &mut Vec<u8>) {
     }
     let mut mappings = profile.mappings.iter();
     let python = mappings.find(|m| m.path.as_os_str() == PYTHON);
-    // A dump that was read has it among its lines.
+    // A maps text that was read from a dump already has the entry.
     let mut lines = text.split(|byte| *byte == b'\n');
     let is_listed = text.is_empty() || lines.any(|line| line.ends_with(PYTHON.as_bytes()));
     if let Some(m) = python.filter(|_| !is_listed) {

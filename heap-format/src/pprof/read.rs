@@ -1,4 +1,4 @@
-//! Reading `profile.proto`.
+//! Reads pprof's `profile.proto`.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -10,45 +10,48 @@ use crate::profile::{
 };
 use crate::value_type::ValueType;
 
-/// Memory that any file may take.
-const BASE: usize = 64 << 20;
-/// Memory that a file may take besides, as a multiple of its size as it is stored.
+/// Memory that any file may take, in bytes.
+const BASE_MEMORY: usize = 64 << 20;
+/// Additional memory that a file may take, as a multiple of its stored size.
 const MAX_EXPANSION: usize = 24;
-/// Memory that a hash table's entry takes.
-const ENTRY: usize = 32;
+/// Memory that an entry of a hash table takes, in bytes.
+const ENTRY_SIZE: usize = 32;
 
-/// Whether a file that starts like this may be a pprof profile: a first field that this
-/// message has.
+/// Returns true if the start of a file may be that of a pprof profile: a valid first field.
 pub(crate) fn looks_like(start: &[u8]) -> bool {
-    // Writers start with sample types, samples or mappings, as messages.
+    // Writers begin with sample types, samples or mappings, which are messages.
     matches!(start, [0x0a | 0x12 | 0x1a, length, tag, ..]
         if *length > 0 && *tag != 0 && (*tag >> 3) <= 10 && matches!(tag & 7, 0 | 2))
 }
 
-/// Reads a whole file, which is stored in this many bytes.
+/// Reads a whole profile. `stored` is the size of its file, which may be compressed.
 pub(crate) fn read(bytes: &[u8], stored: usize) -> Result<Profile, Fault> {
     let mut memory = Memory {
-        left: stored.saturating_mul(MAX_EXPANSION).saturating_add(BASE),
+        left: stored
+            .saturating_mul(MAX_EXPANSION)
+            .saturating_add(BASE_MEMORY),
         is_spent: false,
     };
-    parse(bytes, &mut memory).map_err(|fault| match memory.is_spent {
-        true => Fault::whole(format!(
+    parse(bytes, &mut memory).map_err(|fault| {
+        if !memory.is_spent {
+            return fault;
+        }
+        Fault::whole(format!(
             "needs more than {MAX_EXPANSION} times its size in memory, and more than {} MiB",
-            BASE >> 20
-        )),
-        false => fault,
+            BASE_MEMORY >> 20
+        ))
     })
 }
 
-/// The memory that a profile may still take: a few bytes of a message stand for much, and the string
-/// table may be referred to any number of times.
+/// Memory that a profile may still take. The file's size is no bound: a few bytes may stand for a
+/// large structure, and a string may be referred to any number of times.
 struct Memory {
     left: usize,
     is_spent: bool,
 }
 
 impl Memory {
-    /// Takes as much. `None` if there is not enough left.
+    /// Takes `bytes`. Returns `None` if not enough is left.
     fn take(&mut self, bytes: usize) -> Option<()> {
         match self.left.checked_sub(bytes) {
             Some(left) => self.left = left,
@@ -62,7 +65,7 @@ fn damaged(what: &str) -> Fault {
     Fault::whole(format!("is not a pprof profile, or is damaged: {what}"))
 }
 
-/// The top-level fields, before their parts are connected.
+/// Top-level fields of the message, not decoded further.
 #[derive(Default)]
 struct Message<'a> {
     strings: Vec<&'a [u8]>,
@@ -92,7 +95,7 @@ impl<'a> Message<'a> {
                 6 => message.strings.push(value.bytes()?),
                 11 => message.period_type = Some(value.bytes()?),
                 13 => {
-                    memory.take(value.most_numbers() * size_of::<(u64, String)>())?;
+                    memory.take(value.max_numbers() * size_of::<(u64, String)>())?;
                     value.numbers(&mut message.comments)?;
                 }
                 7..=10 | 12 | 14 => message.numbers[number as usize] = value.number()?,
@@ -200,7 +203,7 @@ impl Reader<'_> {
 
     fn mapping(&mut self, part: &[u8]) -> Option<()> {
         let mut id = 0;
-        self.memory.take(size_of::<Mapping>() + ENTRY)?;
+        self.memory.take(size_of::<Mapping>() + ENTRY_SIZE)?;
         let mut mapping = Mapping::default();
         for field in Fields(part) {
             let Field { number, value } = field?;
@@ -221,7 +224,7 @@ impl Reader<'_> {
 
     fn function(&mut self, part: &[u8]) -> Option<()> {
         let mut id = 0;
-        self.memory.take(size_of::<Function>() + ENTRY)?;
+        self.memory.take(size_of::<Function>() + ENTRY_SIZE)?;
         let mut function = Function::default();
         for field in Fields(part) {
             let Field { number, value } = field?;
@@ -244,7 +247,7 @@ impl Reader<'_> {
     }
 
     fn location(&mut self, part: &[u8]) -> Option<()> {
-        self.memory.take(size_of::<Location>() + ENTRY)?;
+        self.memory.take(size_of::<Location>() + ENTRY_SIZE)?;
         let first_line = self.profile.lines.len() as u32;
         let mut id = 0;
         let mut location = Location {
@@ -275,7 +278,7 @@ impl Reader<'_> {
         Some(())
     }
 
-    /// A line; `None` inside for one that names no function.
+    /// Decodes a line. Returns `Some(None)` for a line without a function.
     fn line(&mut self, part: &[u8]) -> Option<Option<Line>> {
         self.memory.take(size_of::<Line>())?;
         let mut line = Line::default();
@@ -303,7 +306,7 @@ impl Reader<'_> {
             let Field { number, value } = field?;
             match number {
                 1 | 2 => {
-                    self.memory.take(value.most_numbers() * size_of::<u64>())?;
+                    self.memory.take(value.max_numbers() * size_of::<u64>())?;
                     value.numbers(if number == 1 { &mut ids } else { &mut values })?;
                 }
                 3 => {
@@ -324,7 +327,7 @@ impl Reader<'_> {
         Some(())
     }
 
-    /// A label; `None` inside for one without a value.
+    /// Decodes a label. Returns `Some(None)` for a label without a value.
     fn label(&mut self, stack: u32, part: &[u8]) -> Option<Option<Label>> {
         self.memory.take(size_of::<Label>())?;
         let (mut key, mut text, mut unit) = (String::new(), None, String::new());

@@ -1,4 +1,4 @@
-//! The protobuf wire format: just what `profile.proto` needs.
+//! The protobuf wire format, as far as `profile.proto` uses it.
 
 /// A field of a message.
 pub(super) struct Field<'a> {
@@ -32,8 +32,8 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// How many numbers it holds at most.
-    pub(super) fn most_numbers(self) -> usize {
+    /// Returns an upper bound on the count of numbers in the value.
+    pub(super) fn max_numbers(self) -> usize {
         match self {
             Value::Number(_) => 1,
             Value::Bytes(bytes) => bytes.len(),
@@ -54,8 +54,8 @@ impl<'a> Value<'a> {
     }
 }
 
-/// The fields of a message, in order. Each item is `None` where the message
-/// is malformed, after which there are no more.
+/// Iterator over the fields of a message. Returns `None` as the last item if the message is
+/// malformed.
 pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
 impl<'a> Iterator for Fields<'a> {

@@ -1,4 +1,4 @@
-//! Writing `profile.proto`.
+//! Writes pprof's `profile.proto`.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -10,15 +10,14 @@ use super::wire::{put_bytes, put_number, put_numbers};
 use crate::profile::{Label, LabelValue, NO_MAPPING, Profile};
 use crate::value_type::ValueType;
 
-/// Writes `profile` as a gzipped `profile.proto`: all columns, symbols, build
-/// ids and labels.
+/// Writes `profile` as a gzipped `profile.proto`, with all columns, symbols, build ids and labels.
 pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
     let mut encoder = GzEncoder::new(out, Compression::fast());
     encoder.write_all(&encode(profile))?;
     encoder.finish()?.flush()
 }
 
-/// The string table under construction.
+/// String table under construction.
 struct Strings<'a> {
     known: HashMap<std::borrow::Cow<'a, str>, u64>,
     table: Vec<u8>,
@@ -119,8 +118,8 @@ fn mappings<'a>(profile: &'a Profile, strings: &mut Strings<'a>, out: &mut Vec<u
         put_number(&mut message, 4, mapping.file_offset);
         put_number(&mut message, 5, strings.add(mapping.path.to_string_lossy()));
         put_number(&mut message, 6, strings.add(mapping.build_id.to_string()));
-        // Has functions, file names, line numbers, inlined frames: without
-        // these a reader would look for symbols again.
+        // Flags for functions, file names, line numbers and inlined frames: without them, readers
+        // would symbolize again.
         (7..=10).for_each(|flag| put_number(&mut message, flag, named[i].into()));
         put_bytes(out, 3, &message);
     }

@@ -1,4 +1,4 @@
-//! One request, and the meaning of its answer.
+//! Sends one request to a receiver, and interprets its answer.
 
 use std::io::Read;
 use std::time::{Duration, SystemTime};
@@ -11,23 +11,24 @@ use ureq::http::{HeaderMap, StatusCode};
 use super::receiver::Receiver;
 use crate::encoding;
 
-/// Maximum number of bytes of an answer that are read.
-const MOST_ANSWER: u64 = 64 << 10;
-/// Receivers refuse profiles from more than ten minutes ahead.
-const MOST_SKEW: Duration = Duration::from_secs(540);
+/// Maximum number of bytes read of an answer.
+const MAX_ANSWER: u64 = 64 << 10;
+/// Maximum difference between the clocks. Receivers refuse profiles from more than ten minutes
+/// ahead.
+const MAX_SKEW: Duration = Duration::from_secs(540);
 
-/// What the receiver did with a profile.
+/// A receiver's answer to a profile.
 #[derive(Debug)]
 pub enum Answer {
-    /// It has it.
-    Taken,
-    /// It wants less at once.
+    /// Accepted.
+    Accepted,
+    /// Too large for one request.
     TooLarge,
-    /// It will never take it: why.
+    /// Refused for good, with the reason.
     Refused(String),
-    /// Later perhaps: why, and after which time if it said so.
+    /// To be retried, with the reason, and with the delay if the receiver states one.
     Later(String, Option<Duration>),
-    /// Its clock or ours is wrong.
+    /// The clocks differ too much, with a message.
     Skewed(String),
 }
 
@@ -41,12 +42,13 @@ pub struct Client {
 }
 
 impl Client {
-    /// For a receiver at a URL, with this time limit for answers; bodies are compressed if `gzip`.
+    /// Creates a client for the receiver at a URL. `timeout`: for each answer; `gzip`: compress
+    /// bodies.
     pub fn new(
         receiver: Receiver,
         url: &str,
         gzip: bool,
-        patience: Duration,
+        timeout: Duration,
     ) -> anyhow::Result<Self> {
         let shown = printable(url);
         if gzip && receiver != Receiver::Otlp {
@@ -66,7 +68,7 @@ impl Client {
             .http_status_as_error(false)
             .max_redirects(0)
             .max_redirects_will_error(false)
-            .timeout_global(Some(patience))
+            .timeout_global(Some(timeout))
             .user_agent(concat!("mem_profiler/", env!("CARGO_PKG_VERSION")))
             .build();
         Ok(Self {
@@ -77,20 +79,21 @@ impl Client {
         })
     }
 
-    /// Its protocol.
+    /// Returns the receiver's protocol.
     pub fn receiver(&self) -> Receiver {
         self.receiver
     }
 
-    /// Sends a body.
+    /// Sends a body and returns the answer.
     pub fn post(&self, body: &[u8]) -> Answer {
         let request = self.agent.post(&self.url);
         let request = request.header("content-type", self.receiver.content_type());
-        let sent = match self.gzip {
-            true => request
+        let sent = if self.gzip {
+            request
                 .header("content-encoding", "gzip")
-                .send(&encoding::gzip(body)),
-            false => request.send(body),
+                .send(&encoding::gzip(body))
+        } else {
+            request.send(body)
         };
         let mut response = match sent {
             Ok(response) => response,
@@ -113,16 +116,16 @@ impl Client {
         let location = location.map(|l| printable(l).into_owned());
         let mut body = Vec::new();
         let reader = response.body_mut().as_reader();
-        let read = reader.take(MOST_ANSWER).read_to_end(&mut body);
+        let read = reader.take(MAX_ANSWER).read_to_end(&mut body);
         let read = read.map(|_| body).map_err(|e| e.to_string());
         self.meaning(status, after, location, read)
     }
 
-    /// What went wrong, with what is most likely the reason.
+    /// Describes an error, with its most likely cause.
     fn failure(&self, error: &ureq::Error) -> String {
         let url = &self.url;
         match (self.receiver, error) {
-            // What a server of gRPC says to HTTP/1.1 is not an answer.
+            // A gRPC server's answer to HTTP/1.1 is not valid HTTP.
             (Receiver::Otlp, ureq::Error::Protocol(_)) => format!(
                 "{url}: {error}: it may support gRPC only; send to its port for OTLP over HTTP, \
                  usually 4318"
@@ -131,6 +134,7 @@ impl Client {
         }
     }
 
+    /// Interprets a response.
     fn meaning(
         &self,
         status: StatusCode,
@@ -142,10 +146,10 @@ impl Client {
         let said = body.as_deref().map(excerpt).unwrap_or_default();
         match (status.as_u16(), body.as_deref()) {
             (200..=299, Ok(body)) if self.receiver == Receiver::Otlp => match rejected(body) {
-                0 => Answer::Taken,
+                0 => Answer::Accepted,
                 count => Answer::Refused(format!("{url}: {count} profiles rejected: {said}")),
             },
-            (200..=299, Ok(_)) => Answer::Taken,
+            (200..=299, Ok(_)) => Answer::Accepted,
             (200..=299, Err(error)) => Answer::Later(format!("{url}: {error}"), None),
             (300..=399, _) => {
                 let to = location.unwrap_or_else(|| "elsewhere".to_owned());
@@ -160,14 +164,14 @@ impl Client {
     }
 }
 
-/// The beginning of an answer, for display.
+/// Returns the start of an answer, for display.
 fn excerpt(body: &[u8]) -> String {
     let text = String::from_utf8_lossy(body);
     let first: String = text.trim().chars().take(200).collect();
     printable(&first).into_owned()
 }
 
-/// How far the receiver's clock is from ours, if that is too much.
+/// Returns the difference between the receiver's clock and ours, if it is too large.
 fn skew(headers: &HeaderMap) -> Option<Duration> {
     let date = headers.get("date")?.to_str().ok()?;
     let theirs = httpdate::parse_http_date(date).ok()?;
@@ -176,10 +180,10 @@ fn skew(headers: &HeaderMap) -> Option<Duration> {
         .duration_since(theirs)
         .or_else(|_| theirs.duration_since(ours))
         .ok()?;
-    (skew > MOST_SKEW).then_some(skew)
+    (skew > MAX_SKEW).then_some(skew)
 }
 
-/// Seconds, or a date.
+/// Parses `Retry-After`, which is a number of seconds or a date.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get("retry-after")?.to_str().ok()?;
     if let Ok(seconds) = text.trim().parse() {
@@ -189,7 +193,8 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     Some(date.duration_since(SystemTime::now()).unwrap_or_default())
 }
 
-/// Profiles that an OTLP receiver rejected: field 1 of `partial_success`, which is field 1.
+/// Decodes the number of rejected profiles from an OTLP answer: field 1 of `partial_success`, which
+/// is field 1.
 fn rejected(body: &[u8]) -> u64 {
     let [0x0a, _, 0x08, number @ ..] = body else {
         return 0;
@@ -208,11 +213,12 @@ fn rejected(body: &[u8]) -> u64 {
 mod tests {
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(1);
+    const TEST_TIMEOUT: Duration = Duration::from_secs(1);
 
     #[test]
     fn answers_have_their_meaning() {
-        let client = Client::new(Receiver::Otlp, "http://127.0.0.1:1/", false, PATIENCE).unwrap();
+        let client =
+            Client::new(Receiver::Otlp, "http://127.0.0.1:1/", false, TEST_TIMEOUT).unwrap();
         assert_eq!(client.url, "http://127.0.0.1:1/v1development/profiles");
         let meaning = |status: u16, body: &[u8]| {
             let status = StatusCode::from_u16(status).unwrap();
@@ -223,7 +229,7 @@ mod tests {
                 Ok(body.to_vec()),
             )
         };
-        assert!(matches!(meaning(200, b""), Answer::Taken));
+        assert!(matches!(meaning(200, b""), Answer::Accepted));
         assert!(matches!(
             meaning(200, b"\x0a\x02\x08\x03"),
             Answer::Refused(_)
@@ -242,7 +248,7 @@ mod tests {
     fn urls_that_cannot_be_are_refused() {
         for url in ["https://x", "ftp://x", "x:1", "http://", "http:///p"] {
             assert!(
-                Client::new(Receiver::Parca, url, false, PATIENCE).is_err(),
+                Client::new(Receiver::Parca, url, false, TEST_TIMEOUT).is_err(),
                 "{url}"
             );
         }

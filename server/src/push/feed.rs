@@ -1,4 +1,4 @@
-//! Dumps that another program names on stdin while it keeps writing more: paths that end with NUL.
+//! Receives the names of dumps from another program on stdin, as paths that end with NUL.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -8,17 +8,17 @@ use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
-/// Maximum number of names that wait; beyond, the oldest are dropped.
-pub const MOST: usize = 10_000;
+/// Maximum number of names that wait to be sent. Above it, the oldest are dropped.
+pub const MAX_WAITING: usize = 10_000;
 
-/// The names, as they come.
+/// Names received on stdin.
 pub struct Feed {
     names: Receiver<PathBuf>,
 }
 
 impl Feed {
-    /// Notifies the other program that its dumps are expected, and begins to read. A thread does,
-    /// so that the other one never waits for a receiver.
+    /// Starts a thread that reads the names, so that the other program never has to wait for a
+    /// receiver. Then tells that program that its dumps are expected.
     pub fn begin() -> io::Result<Self> {
         let (sender, names) = channel();
         std::thread::Builder::new()
@@ -35,9 +35,10 @@ impl Feed {
         Ok(Self { names })
     }
 
-    /// Waits so long for the next name, and takes all that are there; whether more may come.
-    pub fn collect(&self, to: &mut VecDeque<PathBuf>, patience: Duration) -> bool {
-        match self.names.recv_timeout(patience) {
+    /// Waits up to `timeout` for a name, and takes all that are available. Returns false at the end
+    /// of the input.
+    pub fn collect(&self, to: &mut VecDeque<PathBuf>, timeout: Duration) -> bool {
+        match self.names.recv_timeout(timeout) {
             Ok(name) => to.push_back(name),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return false,

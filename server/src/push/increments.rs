@@ -1,5 +1,5 @@
-//! What was allocated since the last profile that a receiver accepted, for receivers that add up
-//! what they get.
+//! Computes what was allocated since the last profile that a receiver accepted, for receivers that
+//! add up profiles.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -8,18 +8,19 @@ use heap_format::Profile;
 
 use super::receiver::Prepared;
 
-/// Maximum number of processes that are remembered.
-const MOST: usize = 4096;
+/// Maximum number of processes to remember.
+const MAX_PROCESSES: usize = 4096;
 
-/// Cumulative values that were sent, for each process.
+/// Cumulative values already sent, by process and stack.
 #[derive(Debug, Default)]
 pub struct Increments {
     sent: HashMap<u64, HashMap<u64, Vec<i64>>>,
 }
 
 impl Increments {
-    /// Leaves in the columns of allocations the difference to the last profile accepted, and keeps
-    /// the full values. Nothing is negative: a session's own numbers only grow.
+    /// Replaces the values in columns of allocations by their increase since the last accepted
+    /// profile, and saves the full values in `prepared`. An increase is never negative, because
+    /// values of a session only grow.
     pub fn apply(&self, prepared: &mut Prepared) {
         let columns = cumulative(prepared);
         let mut before = self
@@ -39,7 +40,8 @@ impl Increments {
                 .or_insert_with(|| vec![0; columns.len()]);
             let before = before.entry(key).or_insert_with(|| vec![0; columns.len()]);
             for (place, &column) in columns.iter().enumerate() {
-                // Labels may keep equal stacks apart: each is reduced as far as it goes.
+                // Labels may separate equal stacks: the known value is subtracted from the first
+                // ones, as far as it goes.
                 let value = values[column];
                 let known = before[place].clamp(0, value.max(0));
                 whole[place] = whole[place].saturating_add(value);
@@ -49,19 +51,19 @@ impl Increments {
         }
     }
 
-    /// The receiver has it.
-    pub fn taken(&mut self, prepared: &Prepared) {
+    /// Records that the receiver has accepted a profile.
+    pub fn accepted(&mut self, prepared: &Prepared) {
         if prepared.whole.is_empty() {
             return;
         }
-        if self.sent.len() >= MOST && !self.sent.contains_key(&prepared.process) {
+        if self.sent.len() >= MAX_PROCESSES && !self.sent.contains_key(&prepared.process) {
             self.sent.clear();
         }
         self.sent.insert(prepared.process, prepared.whole.clone());
     }
 }
 
-/// What a stack is known by.
+/// Returns the key of a stack: a hash of its addresses.
 fn key(profile: &Profile, stack: usize) -> u64 {
     let mut key = DefaultHasher::new();
     for &frame in profile.stacks.get(stack) {
@@ -70,7 +72,7 @@ fn key(profile: &Profile, stack: usize) -> u64 {
     key.finish()
 }
 
-/// Columns that only grow.
+/// Returns the columns whose values only grow.
 fn cumulative(prepared: &Prepared) -> Vec<usize> {
     let types = prepared.profile.sample_types.iter().enumerate();
     let grow = types.filter(|(_, of)| of.kind.starts_with("alloc_"));

@@ -1,14 +1,16 @@
-//! When to retry: the wait doubles with each failure, up to a minute, with a little jitter, so that
-//! a fleet does not retry at the same moment.
+//! Delay between retries. Doubles with each failure, up to a minute, with jitter so that a fleet
+//! does not retry at the same moment.
 
 use std::time::{Duration, Instant};
 
-const FIRST: Duration = Duration::from_secs(1);
-const LONGEST: Duration = Duration::from_secs(60);
-/// Longest time that a receiver may ask for.
-const MOST_ASKED: Duration = Duration::from_secs(3600);
+/// Delay after the first failure.
+const INITIAL_DELAY: Duration = Duration::from_secs(1);
+/// Maximum delay, unless the receiver states one.
+const MAX_DELAY: Duration = Duration::from_secs(60);
+/// Maximum delay that a receiver may state.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(3600);
 
-/// The pace of a sender.
+/// State of the retries.
 #[derive(Debug, Default)]
 pub struct Pace {
     failures: u32,
@@ -16,7 +18,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// How long to wait from now on.
+    /// Returns the time to wait before the next attempt.
     pub fn left(&self) -> Duration {
         let until = self
             .until
@@ -24,30 +26,31 @@ impl Pace {
         until.unwrap_or_default()
     }
 
-    /// Failures since the last success.
+    /// Returns the number of failures since the last success.
     pub fn failures(&self) -> u32 {
         self.failures
     }
 
-    /// The receiver took a profile.
+    /// Records that the receiver accepted a profile.
     pub fn succeeded(&mut self) {
         *self = Self::default();
     }
 
-    /// It did not, and may have said when to come back. Whether that is worth a message.
+    /// Records a failure, with the delay that the receiver stated. Returns true if the failure
+    /// should be reported.
     pub fn failed(&mut self, after: Option<Duration>) -> bool {
-        let doubled = FIRST
+        let doubled = INITIAL_DELAY
             .saturating_mul(1 << self.failures.min(10))
-            .min(LONGEST);
-        let wait = after.map_or_else(|| jittered(doubled), |after| after.min(MOST_ASKED));
+            .min(MAX_DELAY);
+        let wait = after.map_or_else(|| jittered(doubled), |after| after.min(MAX_RETRY_AFTER));
         self.until = Some(Instant::now() + wait);
         self.failures += 1;
-        // The first time, and then about every quarter of an hour.
+        // The first one, and then about every quarter of an hour.
         self.failures % 16 == 1
     }
 }
 
-/// Between half of it and all of it.
+/// Returns a random time between half of `wait` and all of it.
 fn jittered(wait: Duration) -> Duration {
     use std::hash::{BuildHasher, RandomState};
     let random = RandomState::new().hash_one(0) as u32;
@@ -65,7 +68,7 @@ mod tests {
         for failure in 0..20 {
             let said = pace.failed(None);
             assert_eq!(said, failure % 16 == 0);
-            let whole = Duration::from_secs(1 << failure.min(6)).min(LONGEST);
+            let whole = Duration::from_secs(1 << failure.min(6)).min(MAX_DELAY);
             let left = pace.left();
             assert!(
                 left <= whole && left > whole / 2 - Duration::from_millis(200),

@@ -1,4 +1,4 @@
-//! What each kind of receiver expects: paths, bodies, limits.
+//! Requirements of each kind of receiver: paths, bodies, limits.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -13,12 +13,12 @@ use serde_json::json;
 
 use crate::naming::Naming;
 
-/// Maximum number of samples that a receiver takes, unless it is set otherwise: Pyroscope's limit.
-pub const MOST_SAMPLES: usize = 16_000;
-/// A receiver that does not take as few as these takes nothing.
-pub const LEAST_SAMPLES: usize = 64;
-/// Maximum number of bytes of a profile before compression: Pyroscope's limit.
-const MOST_BYTES: usize = 4 << 20;
+/// Maximum number of samples of a profile: Pyroscope's default limit.
+pub const MAX_SAMPLES: usize = 16_000;
+/// Number of samples below which a profile is not made smaller for a receiver.
+pub const MIN_SAMPLES: usize = 64;
+/// Maximum size of a profile before compression, in bytes: Pyroscope's limit.
+const MAX_BYTES: usize = 4 << 20;
 
 /// The protocol of a receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -32,7 +32,7 @@ pub enum Receiver {
 }
 
 impl Receiver {
-    /// The path after the URL.
+    /// Returns the path to append to the URL.
     pub fn path(self) -> &'static str {
         match self {
             Self::Pyroscope => "/push.v1.PusherService/Push",
@@ -41,7 +41,7 @@ impl Receiver {
         }
     }
 
-    /// Type of the body.
+    /// Returns the content type of the body.
     pub fn content_type(self) -> &'static str {
         match self {
             Self::Pyroscope | Self::Parca => "application/json",
@@ -49,20 +49,21 @@ impl Receiver {
         }
     }
 
-    /// Whether it adds up the allocations of the profiles that it gets.
+    /// Returns true if the receiver adds up the allocations of the profiles that it gets.
     pub fn wants_increments(self) -> bool {
         self == Self::Pyroscope
     }
 }
 
-/// The labels that were requested.
+/// Labels given on the command line.
 #[derive(Debug)]
 pub struct Labels {
     given: Vec<(String, String)>,
 }
 
 impl Labels {
-    /// With names that every receiver takes: letters, digits, `_`.
+    /// Replaces characters of keys that not every receiver accepts: all but letters, digits and
+    /// `_`.
     pub fn new(given: &[(String, String)]) -> Self {
         let safe = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
         let given = given.iter().map(|(key, value)| {
@@ -77,7 +78,7 @@ impl Labels {
         }
     }
 
-    /// All labels of a profile.
+    /// Returns all labels of a profile.
     fn of(&self, profile: &Profile) -> Vec<(String, String)> {
         let facts = &profile.facts;
         let mut labels = self.given.clone();
@@ -102,11 +103,13 @@ fn host() -> Option<String> {
     Some(name.trim().to_owned()).filter(|name| !name.is_empty())
 }
 
-/// Largest difference between the system clock of a dump and the present one that is let stand, in ns.
+/// Maximum difference between a dump's time and the present system clock before the clock counts as
+/// set, in ns.
 const MAX_SKEW_NS: u64 = 2_000_000_000;
 
-/// When a dump was taken, in ns of Unix time: by the present system clock if that was set since, on a machine
-/// that is still running.
+/// Returns the time at which a dump was taken, in ns since the Unix epoch. If the system clock was
+/// set since, converts the time since boot by the present clock; that requires a dump of the
+/// current boot.
 fn taken_ns(facts: &Facts, now: &Time) -> u64 {
     let boot = proc::boot_id().map(|(_, text)| text);
     let is_of_boot = facts.boot_id.is_some() && facts.boot_id == boot;
@@ -123,20 +126,19 @@ fn taken_ns(facts: &Facts, now: &Time) -> u64 {
     }
 }
 
-/// A profile that is to be sent.
+/// A profile ready to be sent.
 pub struct Prepared {
-    /// Equal stacks merged, with names.
+    /// The profile, with names, and with equal stacks merged.
     pub profile: Profile,
-    /// Which session of which process it is of.
+    /// Hash that identifies a session of a process.
     pub process: u64,
-    /// What the process allocated from the start, by stack, where the profile has only a part of
-    /// it.
+    /// Cumulative values by stack, if the profile only has increments; otherwise empty.
     pub whole: HashMap<u64, Vec<i64>>,
     labels: Vec<(String, String)>,
 }
 
 impl Prepared {
-    /// Names, merges and dates a dump.
+    /// Names, merges and dates the stacks of a dump.
     pub fn new(
         mut profile: Profile,
         naming: Option<&Naming>,
@@ -150,16 +152,17 @@ impl Prepared {
         let facts = profile.facts.clone();
         let start = facts.start_unix_ns.unwrap_or(0);
         let process = fixed_hash((facts.pid, start, facts.boot_id.as_deref()));
-        // Fewer samples: threads and size classes are not kept apart.
+        // Dropping threads and size classes reduces the number of samples.
         profile.labels.clear();
         profile.threads.clear();
         let mut profile = merge::merge(&[profile])?;
-        // The numbers are true at the end; receivers take the start for their time.
+        // The values are those at the end of the session, and receivers use the start as their
+        // time.
         let end = taken_ns(&facts, &Time::now());
         profile.facts.start_unix_ns = Some(end);
         profile.facts.duration_ns = facts.duration_ns;
         if receiver == Receiver::Otlp {
-            // Pyroscope takes the period's type for the profile's name.
+            // Pyroscope uses the period's type as the profile's name.
             profile.period_type = Some(ValueType::new("memory", "bytes"));
             profile.period = profile.period.max(1);
         }
@@ -171,10 +174,11 @@ impl Prepared {
         })
     }
 
-    /// The body of a request with at most `most` samples, and fewer where its bytes are too many.
-    pub fn body(&self, receiver: Receiver, most: &mut usize) -> anyhow::Result<Vec<u8>> {
+    /// Returns the body of a request with at most `max_samples` samples. Lowers that number if the
+    /// body is too large.
+    pub fn body(&self, receiver: Receiver, max_samples: &mut usize) -> anyhow::Result<Vec<u8>> {
         loop {
-            let folded = fold::fold(&self.profile, *most);
+            let folded = fold::fold(&self.profile, *max_samples);
             let (body, bytes) = match receiver {
                 Receiver::Pyroscope | Receiver::Parca => {
                     let mut packed = Vec::new();
@@ -188,10 +192,10 @@ impl Prepared {
                     (body, bytes)
                 }
             };
-            if bytes <= MOST_BYTES || *most <= LEAST_SAMPLES {
+            if bytes <= MAX_BYTES || *max_samples <= MIN_SAMPLES {
                 return Ok(body);
             }
-            *most = folded.stacks.len().min(*most) / 2;
+            *max_samples = folded.stacks.len().min(*max_samples) / 2;
         }
     }
 
@@ -232,7 +236,7 @@ impl Prepared {
     }
 }
 
-/// The size in gzip's trailer.
+/// Returns the uncompressed size from gzip's trailer.
 fn unpacked_bytes(packed: &[u8]) -> anyhow::Result<usize> {
     let trailer = packed.last_chunk::<4>().context("gzip has a trailer")?;
     Ok(u32::from_le_bytes(*trailer) as usize)
@@ -249,7 +253,7 @@ fn random() -> u64 {
     RandomState::new().hash_one(super::now_ns())
 }
 
-/// A random UUID (version 4).
+/// Returns a random UUID (version 4).
 fn uuid() -> String {
     let (high, low) = (random(), random());
     format!(

@@ -1,4 +1,4 @@
-//! The directory with profiles waiting to be sent.
+//! The spool: a directory of bounded size with dumps that wait to be sent.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,21 +9,22 @@ use std::time::SystemTime;
 use anyhow::{Context, bail};
 use heap_format::{numbering, printable};
 
-/// How names of dumps begin.
+/// Prefix of the names of dumps.
 pub const PREFIX: &str = "push_";
 
-/// A bounded directory of dumps.
+/// A directory of dumps.
 #[derive(Debug)]
 pub struct Spool {
     directory: PathBuf,
-    most: u64,
-    /// Whether it is removed at the end.
+    /// Maximum size of all dumps, in bytes.
+    max_bytes: u64,
+    /// Set if the directory is to be removed at the end.
     own: bool,
 }
 
 impl Spool {
-    /// The directory that was requested, made if it is not there; or one of our own.
-    pub fn open(directory: Option<PathBuf>, most: u64) -> anyhow::Result<Self> {
+    /// Opens the directory given, creating it if necessary, or a temporary one if none is given.
+    pub fn open(directory: Option<PathBuf>, max_bytes: u64) -> anyhow::Result<Self> {
         let own = directory.is_none();
         let directory = directory.unwrap_or_else(|| {
             std::env::temp_dir().join(format!("mem_profiler_push.{}", std::process::id()))
@@ -40,28 +41,28 @@ impl Spool {
         }
         Ok(Self {
             directory,
-            most,
+            max_bytes,
             own,
         })
     }
 
-    /// Where it is.
+    /// Returns the path of the directory.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// Its dumps, oldest first.
+    /// Returns the dumps, oldest first.
     pub fn waiting(&self) -> Vec<PathBuf> {
-        self.dumps().into_iter().map(|(_, path, _)| path).collect()
+        self.dumps().into_iter().map(|dump| dump.path).collect()
     }
 
-    /// Removes the oldest while they are too large together; returns which.
+    /// Removes the oldest dumps while all together are too large. Returns those removed.
     pub fn shrink(&self) -> Vec<PathBuf> {
         let dumps = self.dumps();
-        let mut bytes: u64 = dumps.iter().map(|dump| dump.2).sum();
+        let mut bytes: u64 = dumps.iter().map(|dump| dump.size).sum();
         let mut dropped = Vec::new();
-        for (_, path, size) in dumps {
-            if bytes <= self.most {
+        for Dump { path, size, .. } in dumps {
+            if bytes <= self.max_bytes {
                 break;
             }
             bytes -= size;
@@ -71,12 +72,12 @@ impl Spool {
         dropped
     }
 
-    /// Removes a dump that was sent. One that cannot be removed is sent again.
+    /// Removes a dump that was sent. If that fails, it will be sent again.
     pub fn remove(&self, dump: &Path) {
         let _ = fs::remove_file(dump);
     }
 
-    /// At the end: an empty directory of our own goes.
+    /// Removes the directory at the end, if it is temporary and empty.
     pub fn leave(&self) {
         if self.own && fs::remove_dir(&self.directory).is_err() {
             let shown = printable::path(&self.directory);
@@ -86,7 +87,7 @@ impl Spool {
         }
     }
 
-    fn dumps(&self) -> Vec<(SystemTime, PathBuf, u64)> {
+    fn dumps(&self) -> Vec<Dump> {
         let entries = fs::read_dir(&self.directory)
             .into_iter()
             .flatten()
@@ -96,20 +97,33 @@ impl Spool {
             let name = name.to_str()?;
             let data = entry.metadata().ok()?;
             let is_one = data.is_file() && name.starts_with(PREFIX) && name.ends_with(".heap");
-            is_one.then_some((data.modified().ok()?, entry.path(), data.len()))
+            is_one.then_some(Dump {
+                modified: data.modified().ok()?,
+                path: entry.path(),
+                size: data.len(),
+            })
         };
         let mut dumps: Vec<_> = entries.filter_map(dump).collect();
-        // Times of files are of a clock tick: several dumps may have the same.
-        dumps.sort_by_cached_key(|(time, path, _)| (*time, numbering::key(path)));
-        in_order_of_each(dumps)
+        // File times have the resolution of a clock tick, so several dumps may have the same.
+        dumps.sort_by_cached_key(|dump| (dump.modified, numbering::key(&dump.path)));
+        order_by_number(dumps)
     }
 }
 
-/// Puts the dumps of each process in the order of their numbers, in the places that the process has by the
-/// times of its files: these go back where the system clock was set back.
-fn in_order_of_each(dumps: Vec<(SystemTime, PathBuf, u64)>) -> Vec<(SystemTime, PathBuf, u64)> {
+/// A dump in the spool.
+#[derive(Clone, Debug)]
+struct Dump {
+    modified: SystemTime,
+    path: PathBuf,
+    /// Size in bytes.
+    size: u64,
+}
+
+/// Reorders the dumps of each process by their numbers, among the places that this process has.
+/// File times go back if the system clock was set back.
+fn order_by_number(dumps: Vec<Dump>) -> Vec<Dump> {
     let mut processes: BTreeMap<PathBuf, Vec<usize>> = BTreeMap::new();
-    for (at, (_, path, _)) in dumps.iter().enumerate() {
+    for (at, Dump { path, .. }) in dumps.iter().enumerate() {
         // Without the number and the suffix.
         let process = path.with_extension("").with_extension("");
         processes.entry(process).or_default().push(at);
@@ -117,7 +131,7 @@ fn in_order_of_each(dumps: Vec<(SystemTime, PathBuf, u64)>) -> Vec<(SystemTime, 
     let mut order: Vec<usize> = (0..dumps.len()).collect();
     for places in processes.values() {
         let mut numbered = places.clone();
-        numbered.sort_by_cached_key(|&at| numbering::key(&dumps[at].1));
+        numbered.sort_by_cached_key(|&at| numbering::key(&dumps[at].path));
         for (place, at) in places.iter().zip(numbered) {
             order[*place] = at;
         }

@@ -1,33 +1,31 @@
-//! Short names of C++ functions, straight from their mangled ones.
+//! Extracts the simple name of a C++ function directly from its mangled name.
 //!
-//! A simple name is a small part of a mangled one: what is in template
-//! arguments and parameters, most of it in programs of templates, need only be
-//! passed over. Building all of it and cutting it off again takes sixty times
-//! as long.
+//! A simple name is a small part of a mangled one: template arguments and parameters, which are
+//! most of it in template-heavy programs, only have to be skipped. Demangling everything and
+//! removing them again takes sixty times as long.
 //!
-//! Promises: [`simple`] gives what the library's demangler and
-//! [`super::without_templates`] make of the name, or `None` where it holds
-//! anything rare (expressions, names of function-local entities, conversion
-//! operators); time is linear in the length. Limits: that the parts that are
-//! passed over refer to something is not checked.
+//! Guarantees: [`simple`] returns the same as the library's demangler with
+//! [`super::without_templates`], or `None` if the name contains anything rare (expressions,
+//! function-local entities, conversion operators). Takes linear time.
+//!
+//! Limit: back references in skipped parts are not validated.
 
-/// Groups inside groups; more are left to the library.
-const DEEPEST: usize = 100;
+/// Maximum nesting depth. Deeper names are left to the library.
+const MAX_DEPTH: usize = 100;
 
-/// The name without parameters and template arguments of `_Z…`, which has no
-/// suffix of a clone.
+/// Returns the name without parameters and template arguments of the mangled name `_Z…`, which must
+/// not have a clone suffix.
 pub fn simple(mangled: &str) -> Option<String> {
     let mut scan = Scan::of(mangled)?;
     let shown = scan.name()?;
     // Parameters.
     while !scan.rest.is_empty() {
-        scan.type_part(DEEPEST)?;
+        scan.type_part(MAX_DEPTH)?;
     }
     Some(shown)
 }
 
-/// The same, whatever the parameters are, and that part of the mangled name
-/// which is the name with its template arguments.
+/// Returns the simple name whatever the parameters are, and the mangled name without them.
 pub fn without_parameters(mangled: &str) -> Option<(String, &str)> {
     let mut scan = Scan::of(mangled)?;
     let shown = scan.name()?;
@@ -36,10 +34,11 @@ pub fn without_parameters(mangled: &str) -> Option<(String, &str)> {
         .map(|name| (shown, name))
 }
 
-/// The name as it grows.
+/// A simple name under construction.
 #[derive(Default)]
 struct Shown<'a> {
     text: String,
+    /// Last component, for the names of constructors and destructors.
     last: &'a str,
 }
 
@@ -57,8 +56,8 @@ impl<'a> Shown<'a> {
     }
 }
 
-/// The rest of a mangled name. Each function takes what it is named after,
-/// or returns `None` where it is not there.
+/// Parser of a mangled name. Each function consumes what it is named after, or returns `None` if it
+/// is not there.
 struct Scan<'a> {
     text: &'a str,
     rest: &'a [u8],
@@ -72,7 +71,7 @@ impl<'a> Scan<'a> {
         })
     }
 
-    /// A function's name, with its template arguments: the short one.
+    /// Parses a function's name with its template arguments. Returns the simple name.
     fn name(&mut self) -> Option<String> {
         let mut shown = Shown::default();
         match self.peek()? {
@@ -96,7 +95,7 @@ impl<'a> Scan<'a> {
         }
         self.tags(&mut shown)?;
         if self.peek() == Some(b'I') {
-            self.type_part(DEEPEST)?;
+            self.type_part(MAX_DEPTH)?;
         }
         Some(shown.text)
     }
@@ -122,7 +121,7 @@ impl<'a> Scan<'a> {
         digits
     }
 
-    /// An identifier with its length before it.
+    /// Parses an identifier that follows its length.
     fn source_name(&mut self) -> Option<&'a str> {
         let digits = self.digits();
         if digits.len() > 6 {
@@ -137,7 +136,7 @@ impl<'a> Scan<'a> {
             .filter(|n| !n.is_empty())
     }
 
-    /// A source name that can be shown as it is.
+    /// Parses a source name that can be shown unchanged.
     fn identifier(&mut self) -> Option<&'a str> {
         let plain = |c: u8| c.is_ascii_alphanumeric() || c == b'_';
         let name = self.source_name()?;
@@ -145,7 +144,7 @@ impl<'a> Scan<'a> {
         usual.then_some(name)
     }
 
-    /// Versions of the name: `B5cxx11`.
+    /// Parses ABI tags: `B5cxx11`.
     fn tags(&mut self, shown: &mut Shown<'a>) -> Option<()> {
         while self.take(b"B").is_some() {
             let tag = self.identifier()?;
@@ -154,7 +153,7 @@ impl<'a> Scan<'a> {
         Some(())
     }
 
-    /// `N…E` as the name of a function.
+    /// Parses `N…E` as the name of a function.
     fn nested(&mut self, shown: &mut Shown<'a>) -> Option<()> {
         self.skip(1)?;
         while matches!(self.peek()?, b'r' | b'V' | b'K' | b'R' | b'O') {
@@ -163,7 +162,7 @@ impl<'a> Scan<'a> {
         loop {
             match self.peek()? {
                 b'E' if !shown.text.is_empty() => return self.skip(1),
-                b'I' if !shown.text.is_empty() => self.type_part(DEEPEST)?,
+                b'I' if !shown.text.is_empty() => self.type_part(MAX_DEPTH)?,
                 b'0'..=b'9' => {
                     shown.part(self.identifier()?);
                     self.tags(shown)?;
@@ -191,7 +190,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// A letter and one of these digits.
+    /// Parses a constructor or destructor: a letter and one of the digits `kinds`.
     fn structor(&mut self, kinds: &[u8]) -> Option<()> {
         self.rest.get(1).filter(|kind| kinds.contains(kind))?;
         self.skip(2)
@@ -221,8 +220,8 @@ impl<'a> Scan<'a> {
         self.skip(code.len())
     }
 
-    /// A part of a type, of template arguments or of parameters: a whole group,
-    /// a whole name, or the mark of a pointer, qualifier or built-in type.
+    /// Parses one part of a type, of template arguments or of parameters: a group, a name, or
+    /// the code of a pointer, qualifier or built-in type.
     fn type_part(&mut self, deep: usize) -> Option<()> {
         match self.peek()? {
             b'0'..=b'9' => self.source_name().map(|_| ()),
@@ -251,11 +250,11 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// A part of a nested name.
+    /// Parses one part of a nested name.
     fn nested_part(&mut self, deep: usize) -> Option<()> {
         match self.peek()? {
             b'r' | b'V' | b'K' | b'R' | b'O' | b'M' => self.skip(1),
-            // Of internal linkage.
+            // Internal linkage.
             b'L' => self.skip(1),
             b'c' if self.rest.starts_with(b"cv") => None,
             b'l' if self.rest.starts_with(b"li") => None,
@@ -266,7 +265,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Parts up to an `E`, behind the letter that starts them.
+    /// Parses the parts between a letter and its closing `E`.
     fn group(&mut self, deep: usize, part: fn(&mut Self, usize) -> Option<()>) -> Option<()> {
         let deep = deep.checked_sub(1)?;
         self.skip(1)?;
@@ -276,7 +275,7 @@ impl<'a> Scan<'a> {
         self.skip(1)
     }
 
-    /// `Li5E`, or of an enumeration.
+    /// Parses a literal: `Li5E`, or one of an enumeration type.
     fn literal(&mut self, deep: usize) -> Option<()> {
         self.skip(1)?;
         match self.peek()? {
@@ -291,7 +290,7 @@ impl<'a> Scan<'a> {
         self.take(b"E")
     }
 
-    /// `Ul…E_`, a lambda, or `Ut_`.
+    /// Parses an unnamed type: `Ul…E_`, a lambda, or `Ut_`.
     fn unnamed(&mut self, deep: usize) -> Option<()> {
         self.skip(1)?;
         match self.peek()? {
@@ -303,7 +302,7 @@ impl<'a> Scan<'a> {
         self.take(b"_")
     }
 
-    /// `S_`, `S1A_`, `St`, `T_`, `T0_`.
+    /// Parses a substitution or template parameter: `S_`, `S1A_`, `St`, `T_`, `T0_`.
     fn reference(&mut self) -> Option<()> {
         let own = self.peek()? == b'S';
         self.skip(1)?;

@@ -1,8 +1,9 @@
-//! Where else the symbols of a program are: in a debug file, which its build id or its debug link
-//! names, and packed in the program itself (`.gnu_debugdata`, of Fedora and its relatives).
+//! Finds the companions of a program, other sources of its symbols: debug files, found by build id
+//! or debug link, and the compressed symbol table in the program itself (`.gnu_debugdata`, used by
+//! Fedora and related distributions).
 //!
-//! Such files are as little to be trusted as the program. A debug file has to have the program's
-//! build id, or the checksum in the link; what is packed is unpacked to a limit.
+//! Companions are untrusted, like the program. A debug file must have the program's build id, or
+//! the checksum in the link. Decompression is limited in size and memory.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -18,16 +19,17 @@ use xz2::stream::Stream;
 use super::super::elf::Elf;
 use super::image::{Image, number};
 
-/// Maximum number of bytes that a packed program may have, and how many times as many as it takes
-/// packed: tables of symbols shrink to a tenth.
-const MOST_UNPACKED: u64 = 64 << 20;
-const MOST_EXPANSION: u64 = 64;
-/// Memory that unpacking takes: the dictionary of xz's strongest setting.
-const UNPACKING: u64 = 80 << 20;
-/// Bytes of a file that are read at once.
-const PIECE: usize = 1 << 16;
+/// Maximum size of a decompressed symbol table, in bytes.
+const MAX_UNPACKED: u64 = 64 << 20;
+/// Maximum ratio of decompressed to compressed size. Symbol tables compress to a tenth.
+const MAX_EXPANSION: u64 = 64;
+/// Memory limit of the decoder, in bytes: enough for the dictionary of xz's highest preset.
+const DECODER_MEMORY: u64 = 80 << 20;
+/// Bytes read at once.
+const PIECE_SIZE: usize = 1 << 16;
 
-/// The debug files of a program that are there: by its build id, then by its debug link.
+/// Returns the debug files of a program: those found by its build id, then those found by its debug
+/// link.
 pub fn debug_files(image: &Image, directories: &[PathBuf]) -> impl Iterator<Item = Image> {
     let own = Elf::open(image.path()).map(|elf| elf.build_id);
     let own = own.unwrap_or_default();
@@ -65,27 +67,28 @@ pub fn debug_files(image: &Image, directories: &[PathBuf]) -> impl Iterator<Item
         .filter_map(|path| Image::open(&path))
 }
 
-/// The debug file with debug information, if there is one.
+/// Returns the first debug file that has debug information.
 pub fn with_debug_info(image: &Image, directories: &[PathBuf]) -> Option<Image> {
     debug_files(image, directories).find(Image::has_debug_info)
 }
 
-/// The program with the rest of the symbols that is packed in this one.
+/// Decompresses the ELF file in `.gnu_debugdata`, which has the symbols that the program's own
+/// tables lack.
 pub fn packed(image: &Image) -> Option<Image> {
     let section = image.section(".gnu_debugdata")?;
     let packed = image.data(section)?;
-    let most = MOST_UNPACKED.min((packed.len() as u64).saturating_mul(MOST_EXPANSION));
-    let stream = Stream::new_stream_decoder(UNPACKING, 0).ok()?;
+    let max_size = MAX_UNPACKED.min((packed.len() as u64).saturating_mul(MAX_EXPANSION));
+    let stream = Stream::new_stream_decoder(DECODER_MEMORY, 0).ok()?;
     let mut bytes = Vec::new();
     let unpacked = XzDecoder::new_stream(&packed[..], stream);
-    unpacked.take(most + 1).read_to_end(&mut bytes).ok()?;
-    let is_whole = bytes.len() as u64 <= most;
+    unpacked.take(max_size + 1).read_to_end(&mut bytes).ok()?;
+    let is_whole = bytes.len() as u64 <= max_size;
     is_whole
         .then(|| Image::unpacked(image.path(), bytes))
         .flatten()
 }
 
-/// What `.gnu_debuglink` says.
+/// Contents of `.gnu_debuglink`.
 struct Link {
     name: PathBuf,
     checksum: u32,
@@ -97,12 +100,13 @@ impl Link {
         let end = data.iter().position(|&byte| byte == 0)?;
         let name = PathBuf::from(OsStr::from_bytes(&data[..end]));
         let checksum = number(&data, (end + 1).next_multiple_of(4), 4)? as u32;
-        // The name of a file, nothing that leads elsewhere.
+        // Only a file name: a path could lead anywhere.
         let is_plain = name.file_name() == Some(name.as_os_str());
         is_plain.then_some(Self { name, checksum })
     }
 
-    /// Where the file is looked for: where debuggers do, and in the directories themselves.
+    /// Returns the paths to try: those that debuggers use, and the file in each directory
+    /// itself.
     fn candidates(&self, linker: &Path, directories: &[PathBuf]) -> Vec<PathBuf> {
         let Ok(linker) = linker.canonicalize() else {
             return Vec::new();
@@ -119,11 +123,11 @@ impl Link {
     }
 }
 
-/// A file's checksum as debug links have it.
+/// Computes a file's checksum as used in debug links.
 fn checksum(path: &Path) -> io::Result<u32> {
     let mut file: File = opening::regular(path)?;
     let mut sum = Crc::new();
-    let mut piece = vec![0; PIECE];
+    let mut piece = vec![0; PIECE_SIZE];
     loop {
         match file.read(&mut piece)? {
             0 => return Ok(sum.sum()),

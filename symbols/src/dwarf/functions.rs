@@ -1,45 +1,45 @@
-//! The function that holds an address, and the calls in it that were inlined.
+//! Finds the function that covers an address, and the inlined calls around the address.
 
 use gimli::{AttributeValue, Range, RangeListsOffset, Result, UnitOffset, UnitRef};
 
-use super::plan::{Plans, kind};
+use super::plan::{FoundEntry, Plans, kind};
 use super::residency::Residency;
-use super::scan::Beginnings;
+use super::scan::StartAddresses;
 use super::units::{Asked, Slice, Units};
 use super::walk::{Entry, Walk};
 
-/// Inlined calls inside each other.
-const DEEPEST: usize = 1000;
+/// Maximum depth of nested inlined calls.
+const MAX_INLINE_DEPTH: usize = 1000;
 
-/// A function that holds an address.
+/// A function that covers an address.
 #[derive(Clone)]
 pub struct Function {
     /// Number of the unit.
     pub unit: usize,
     /// Offset of the entry.
     pub entry: UnitOffset,
-    /// Start of the range that the address is in.
+    /// Start of the function's range that covers the address.
     begin: u64,
-    /// The inlined calls that the address is in, outermost first.
+    /// Inlined calls that cover the address, outermost first.
     pub inlined: Vec<Call>,
 }
 
-/// A call that was inlined.
+/// An inlined call.
 #[derive(Clone, Copy)]
 pub struct Call {
     /// Number of the unit.
     pub unit: usize,
     /// Offset of the entry.
     pub entry: UnitOffset,
-    /// Number of the source file that the call is in.
+    /// Number of the source file that contains the call; `None` if unknown.
     pub file: Option<u64>,
-    /// Line of the call; 0 when unknown.
+    /// Line of the call; 0 if unknown.
     pub line: u32,
-    /// Column of the call; 0 when unknown.
+    /// Column of the call; 0 if unknown.
     pub column: u32,
 }
 
-/// Finds the functions of a unit that hold the addresses.
+/// Finds the functions of a unit that cover the addresses.
 pub fn find(units: &Units, asked: &Asked, found: &mut [Option<Function>]) -> Result<()> {
     let (number, wanted) = (asked.unit, asked.wanted);
     let opened = units.open(number)?;
@@ -51,9 +51,9 @@ pub fn find(units: &Units, asked: &Asked, found: &mut [Option<Function>]) -> Res
         residency: &units.residency,
     };
     let mut plans = Plans::new(&opened.abbreviations);
-    search.beginnings(&mut plans, &Beginnings::new(asked.ranges), found)?;
-    // Types, name spaces and functions of other addresses rarely hold functions
-    // that have addresses: at first they are passed over.
+    search.by_start_addresses(&mut plans, &StartAddresses::new(asked.ranges), found)?;
+    // Types, namespaces and functions rarely contain functions that have addresses, so the
+    // first pass skips their children.
     if found.iter().any(Option::is_none) {
         let complete = search.functions(&mut plans, found, true)?;
         if !complete && found.iter().any(Option::is_none) {
@@ -61,7 +61,7 @@ pub fn find(units: &Units, asked: &Asked, found: &mut [Option<Function>]) -> Res
         }
     }
     search.all_inlined(&mut plans, found)?;
-    // Now that the unit is in memory.
+    // Looks the names up now, while the unit's pages are resident.
     found.iter().flatten().try_for_each(|function| {
         units.name(number, function.entry)?;
         let mut calls = function.inlined.iter();
@@ -69,7 +69,7 @@ pub fn find(units: &Units, asked: &Asked, found: &mut [Option<Function>]) -> Res
     })
 }
 
-/// Attributes of an entry: addresses, call site, sibling.
+/// Attributes of an entry: address range, sibling, call site.
 #[derive(Default)]
 struct Facts {
     low: Option<u64>,
@@ -82,6 +82,7 @@ struct Facts {
     column: u32,
 }
 
+/// The search in one unit.
 struct Search<'u, 'a> {
     number: usize,
     unit: UnitRef<'u, Slice<'a>>,
@@ -90,24 +91,26 @@ struct Search<'u, 'a> {
 }
 
 impl<'u, 'a> Search<'u, 'a> {
-    /// Looks for functions that begin where the unit's ranges do, and do not go beyond those.
-    fn beginnings(
+    /// Finds functions that start where one of the unit's ranges does and do not exceed it,
+    /// without walking through all entries.
+    fn by_start_addresses(
         &self,
         plans: &mut Plans<'u>,
-        beginnings: &Beginnings,
+        starts: &StartAddresses,
         found: &mut [Option<Function>],
     ) -> Result<()> {
         let base = self.unit.header.root_offset();
         let bytes = self.unit.header.range_from(base..)?.slice();
         let placed = plans.placed(&self.unit.header);
-        let mut left = beginnings.count();
-        beginnings.places(bytes, self.residency, |at, range| {
+        let mut left = starts.count();
+        starts.places(bytes, self.residency, |at, range| {
             let mut entries = placed.iter().filter_map(|own| own.entry(bytes, at));
-            let fits = |size: &u64| (1..=range.end - range.begin).contains(size);
-            if let Some((entry, size)) = entries.find(|(_, size)| fits(size)) {
+            let fits = |entry: &FoundEntry| (1..=range.end - range.begin).contains(&entry.size);
+            if let Some(entry) = entries.find(fits) {
                 let begin = range.begin;
-                let end = begin + size;
-                self.note(UnitOffset(base.0 + entry), Range { begin, end }, found);
+                let end = begin + entry.size;
+                let offset = UnitOffset(base.0 + entry.offset);
+                self.add(offset, Range { begin, end }, found);
                 left -= 1;
             }
             left > 0
@@ -115,15 +118,15 @@ impl<'u, 'a> Search<'u, 'a> {
         Ok(())
     }
 
-    /// Goes through all entries; where `hasty`, not into those that say where
-    /// they end. Says whether it has seen all of them.
+    /// Walks through all entries. With `skip_children`, skips the children of entries with a
+    /// sibling reference. Returns true if no entry was skipped.
     fn functions(
         &self,
         plans: &mut Plans<'u>,
         found: &mut [Option<Function>],
-        hasty: bool,
+        skip_children: bool,
     ) -> Result<bool> {
-        let kinds = if hasty {
+        let kinds = if skip_children {
             kind::PLACED | kind::SIBLING
         } else {
             kind::PLACED
@@ -132,13 +135,13 @@ impl<'u, 'a> Search<'u, 'a> {
         let mut walk = Walk::new(self.unit, self.residency)?;
         while let Some(entry) = walk.next(plans, kinds, isize::MIN)? {
             if entry.is(kind::PLACED) {
-                let mut note = |range| self.note(entry.offset, range, found);
+                let mut add = |range| self.add(entry.offset, range, found);
                 match walk.range(&entry) {
-                    Some(range) => note(range),
-                    None => self.each_range(&self.facts(&walk, &entry)?, note)?,
+                    Some(range) => add(range),
+                    None => self.each_range(&self.facts(&walk, &entry)?, add)?,
                 }
             }
-            if !hasty || !entry.is(kind::SIBLING) {
+            if !skip_children || !entry.is(kind::SIBLING) {
                 continue;
             }
             let sibling = match walk.sibling(&entry) {
@@ -153,6 +156,7 @@ impl<'u, 'a> Search<'u, 'a> {
         Ok(complete)
     }
 
+    /// Reads the attributes of an entry.
     fn facts(&self, walk: &Walk<'u, 'a>, entry: &Entry<'u>) -> Result<Facts> {
         let mut facts = Facts::default();
         walk.read(entry, |attribute| {
@@ -165,7 +169,7 @@ impl<'u, 'a> Search<'u, 'a> {
                 (gimli::DW_AT_ranges, value) => {
                     facts.ranges = self.unit.attr_ranges_offset(value)?
                 }
-                // Before version 5 there is no file of number 0.
+                // Before version 5, file 0 means that the file is unknown.
                 (gimli::DW_AT_call_file, AttributeValue::FileIndex(file)) => {
                     let real = file > 0 || self.unit.header.version() >= 5;
                     facts.file = real.then_some(file);
@@ -183,29 +187,32 @@ impl<'u, 'a> Search<'u, 'a> {
         Ok(facts)
     }
 
-    fn each_range(&self, facts: &Facts, mut each: impl FnMut(Range)) -> Result<()> {
+    /// Passes the address ranges of an entry to `visit`.
+    fn each_range(&self, facts: &Facts, mut visit: impl FnMut(Range)) -> Result<()> {
         if let Some(offset) = facts.ranges {
             let mut ranges = self.unit.ranges(offset)?;
             while let Some(range) = ranges.next()? {
-                each(range);
+                visit(range);
             }
         } else if let Some(begin) = facts.low {
             let size = facts.size.map(|size| begin.saturating_add(size));
             if let Some(end) = facts.high.or(size) {
-                each(Range { begin, end });
+                visit(Range { begin, end });
             }
         }
         Ok(())
     }
 
-    /// Indices of the addresses in a range.
+    /// Returns the indices of the addresses in a range.
     fn inside(&self, range: Range) -> std::ops::Range<usize> {
         let first = self.wanted.partition_point(|&a| a < range.begin);
         let rest = self.wanted[first..].iter();
         first..first + rest.take_while(|&&a| a < range.end).count()
     }
 
-    fn note(&self, entry: UnitOffset, range: Range, found: &mut [Option<Function>]) {
+    /// Makes a function the result for the addresses in one of its ranges, unless the known
+    /// function's range starts later or at the same address.
+    fn add(&self, entry: UnitOffset, range: Range, found: &mut [Option<Function>]) {
         for at in self.inside(range) {
             let better = |known: &Function| known.begin < range.begin;
             if found[at].as_ref().is_none_or(better) {
@@ -219,7 +226,7 @@ impl<'u, 'a> Search<'u, 'a> {
         }
     }
 
-    /// Finds the inlined calls, going once through each function.
+    /// Finds the inlined calls, walking once through each function.
     fn all_inlined(&self, plans: &mut Plans<'u>, found: &mut [Option<Function>]) -> Result<()> {
         let mut functions: Vec<UnitOffset> = found.iter().flatten().map(|f| f.entry).collect();
         functions.sort_unstable();
@@ -232,7 +239,7 @@ impl<'u, 'a> Search<'u, 'a> {
         Ok(())
     }
 
-    /// Finds the inlined calls of a function, each inside the one before.
+    /// Finds the inlined calls of the function at the walk's position, outermost first.
     fn inlined(
         &self,
         walk: &mut Walk<'u, 'a>,
@@ -240,16 +247,16 @@ impl<'u, 'a> Search<'u, 'a> {
         found: &mut [Option<Function>],
     ) -> Result<()> {
         let function = walk.next_offset();
-        // The function itself.
+        // Skips the function's own entry.
         walk.next(plans, kind::FUNCTION, -1)?;
-        // Depths of the calls around.
-        let mut around: Vec<isize> = Vec::new();
+        // Depths of the enclosing calls.
+        let mut enclosing: Vec<isize> = Vec::new();
         while let Some(entry) = walk.next(plans, kind::CALL | kind::FUNCTION, 0)? {
-            while around.last().is_some_and(|&call| call >= entry.top) {
-                around.pop();
+            while enclosing.last().is_some_and(|&call| call >= entry.top) {
+                enclosing.pop();
             }
             if entry.is(kind::FUNCTION) {
-                // Another function inside.
+                // A nested function, whose calls are not those of the outer one.
                 walk.next(plans, 0, entry.depth)?;
                 continue;
             }
@@ -264,15 +271,19 @@ impl<'u, 'a> Search<'u, 'a> {
             self.each_range(&facts, |range| {
                 for own in &mut found[self.inside(range)] {
                     let own = own.as_mut().filter(|f| f.entry == function);
-                    // One at each depth, and those without end are a lie.
-                    let next = |f: &&mut Function| f.inlined.len() == around.len();
-                    if let Some(own) = own.filter(next).filter(|_| around.len() < DEEPEST) {
+                    // One call per depth. A nesting without end means corrupt
+                    // input.
+                    let next = |f: &&mut Function| f.inlined.len() == enclosing.len();
+                    if let Some(own) = own
+                        .filter(next)
+                        .filter(|_| enclosing.len() < MAX_INLINE_DEPTH)
+                    {
                         own.inlined.push(call);
                     }
                 }
             })?;
             if entry.plan.has_children {
-                around.push(entry.depth);
+                enclosing.push(entry.depth);
             }
         }
         Ok(())

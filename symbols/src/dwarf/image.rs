@@ -1,4 +1,4 @@
-//! A program's file, mapped, and its sections.
+//! An ELF file in memory, and its sections.
 
 use std::cell::Cell;
 use std::ops::Deref;
@@ -10,22 +10,28 @@ use memmap2::Mmap;
 
 use super::unpacking::{Content, Unpacked};
 
+/// `ET_EXEC`.
 const EXEC: u64 = 2;
+/// `ET_DYN`.
 const DYN: u64 = 3;
-/// A section that has no bytes in the file.
+/// `SHT_NOBITS`: a section without bytes in the file.
 const NOBITS: u64 = 8;
+/// `SHF_COMPRESSED`.
 const COMPRESSED: u64 = 0x800;
+/// `ELFCOMPRESS_ZLIB`.
 const ZLIB: u64 = 1;
-const HEADER: usize = 64;
-const SECTION_HEADER: usize = 64;
-/// How many times its size a compressed section may claim to be: debug information shrinks to
+/// Size of the ELF header, in bytes.
+const HEADER_SIZE: usize = 64;
+/// Size of a section header, in bytes.
+const SECTION_HEADER_SIZE: usize = 64;
+/// Maximum ratio of a section's stated size to its compressed size. Debug information compresses to
 /// a third, zeros to a thousandth.
-const MOST_EXPANSION: u64 = 64;
-/// Bytes that a section begins with when it is compressed.
-const COMPRESSION_HEADER: usize = 24;
+const MAX_EXPANSION: u64 = 64;
+/// Size of the header of a compressed section, in bytes.
+const COMPRESSION_HEADER_SIZE: usize = 24;
 
-/// Sections of debug information that are read. Locations of variables, macros and
-/// indexes are not, which are most of some files.
+/// Sections of debug information that are read. Locations of variables, macros and indexes are not
+/// needed, though they are most of some files.
 const NEEDED: [SectionId; 10] = [
     SectionId::DebugAbbrev,
     SectionId::DebugAddr,
@@ -39,36 +45,36 @@ const NEEDED: [SectionId; 10] = [
     SectionId::DebugStrOffsets,
 ];
 
-/// Debug information continues in another file.
+/// Sections whose presence means that debug information continues elsewhere.
 const ELSEWHERE: [&str; 3] = [".gnu_debugaltlink", ".debug_sup", ".debug_types"];
 
-/// A section's header.
+/// Fields of a section header.
 #[derive(Clone, Copy, Debug)]
 pub struct Section {
     kind: u64,
     flags: u64,
     offset: u64,
     size: u64,
-    /// The address that the file gives to it.
+    /// Virtual address of the section.
     pub address: u64,
-    /// Bytes of one of its entries; 0 where it has none.
+    /// Size of one entry, in bytes; 0 if the section is not a table.
     pub entry: u64,
-    /// Number of the section that it refers to.
+    /// Index of the linked section.
     pub link: usize,
 }
 
 impl Section {
-    /// Whether the section, as it is in memory, holds an address.
+    /// Returns true if the section covers a virtual address.
     pub fn holds(&self, address: u64) -> bool {
         let distance = address.checked_sub(self.address);
         distance.is_some_and(|distance| distance < self.size)
     }
 }
 
-/// What a file consists of.
+/// Contents of an ELF file.
 enum Bytes {
     Mapped(Mmap),
-    /// Unpacked from a section of another file.
+    /// Decompressed from a section of another file.
     Unpacked(Vec<u8>),
 }
 
@@ -83,16 +89,17 @@ impl Deref for Bytes {
     }
 }
 
-/// A file's bytes and the table of its sections.
+/// An ELF file's contents and its section table.
 pub struct Image {
     path: PathBuf,
     bytes: Bytes,
+    /// Name and header of each section.
     sections: Vec<(String, Section)>,
-    /// Bytes that may still be unpacked.
+    /// Bytes that sections may still be decompressed to.
     room: Cell<u64>,
 }
 
-/// The number of `size` bytes at `at`.
+/// Decodes the little-endian number of `size` bytes at `at`. Returns `None` beyond the end.
 pub fn number(bytes: &[u8], at: usize, size: usize) -> Option<u64> {
     let bytes = bytes.get(at..at.checked_add(size)?)?;
     let add = |sum: u64, byte: &u8| sum << 8 | u64::from(*byte);
@@ -105,13 +112,13 @@ impl Image {
         Self::of(path, Bytes::Mapped(Self::bytes_of(path)?))
     }
 
-    /// The same for a program that lay packed in the file at `path`.
+    /// Parses a program that was stored compressed in the file at `path`.
     pub fn unpacked(path: &Path, bytes: Vec<u8>) -> Option<Self> {
         Self::of(path, Bytes::Unpacked(bytes))
     }
 
     fn of(path: &Path, bytes: Bytes) -> Option<Self> {
-        let room = (bytes.len() as u64).saturating_mul(MOST_EXPANSION);
+        let room = (bytes.len() as u64).saturating_mul(MAX_EXPANSION);
         let mut image = Self {
             path: path.to_path_buf(),
             bytes,
@@ -122,12 +129,12 @@ impl Image {
         Some(image)
     }
 
-    /// Where the file is.
+    /// Returns the file's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The mapping, unless its bytes were unpacked.
+    /// Returns the file's mapping, or `None` if the contents were decompressed.
     pub fn map(&self) -> Option<&Mmap> {
         match &self.bytes {
             Bytes::Mapped(map) => Some(map),
@@ -135,32 +142,34 @@ impl Image {
         }
     }
 
-    /// The architecture: `e_machine`.
+    /// Returns the architecture (`e_machine`).
     pub fn machine(&self) -> u16 {
         number(&self.bytes, 18, 2).unwrap_or_default() as u16
     }
 
-    /// Maps any file.
+    /// Maps any regular file.
     pub fn bytes_of(path: &Path) -> Option<Mmap> {
         let file = opening::regular(path).ok()?;
-        // SAFETY: the bytes may change or go while they are read; they are read
-        // as bytes only, and a signal ends a process that has nothing else to do.
+        // SAFETY: the file may be changed or truncated while it is mapped. The bytes are
+        // only read as integers, so no value is invalid, and this is a child process that
+        // SIGBUS may kill.
         unsafe { Mmap::map(&file) }.ok()
     }
 
+    /// Parses the section table.
     fn table(&self) -> Option<Vec<(String, Section)>> {
         let bytes = &self.bytes[..];
-        let header = bytes.get(..HEADER)?;
+        let header = bytes.get(..HEADER_SIZE)?;
         let field = |at, size| number(header, at, size);
         let usual =
-            header.starts_with(b"\x7fELF\x02\x01") && field(58, 2)? == SECTION_HEADER as u64;
+            header.starts_with(b"\x7fELF\x02\x01") && field(58, 2)? == SECTION_HEADER_SIZE as u64;
         if !usual || ![EXEC, DYN].contains(&field(16, 2)?) {
             return None;
         }
         let start = usize::try_from(field(40, 8)?).ok()?;
         let count = field(60, 2)? as usize;
-        let end = start.checked_add(count * SECTION_HEADER)?;
-        let headers = bytes.get(start..end)?.chunks_exact(SECTION_HEADER);
+        let end = start.checked_add(count * SECTION_HEADER_SIZE)?;
+        let headers = bytes.get(start..end)?.chunks_exact(SECTION_HEADER_SIZE);
         let section = |header: &[u8]| {
             Some(Section {
                 kind: number(header, 4, 4)?,
@@ -177,14 +186,15 @@ impl Image {
         let name = |header: &[u8]| {
             let rest = names.get(number(header, 0, 4)? as usize..)?;
             let name = rest.split(|&b| b == 0).next()?;
-            // A name is a short word.
+            // Section names are short; a crafted one could be as long as the file.
             Some(String::from_utf8_lossy(&name[..name.len().min(64)]).into_owned())
         };
-        // One without a name costs itself.
+        // A section with an unreadable name gets an empty one.
         let named = |(header, section)| (name(header).unwrap_or_default(), section);
         Some(headers.zip(sections).map(named).collect())
     }
 
+    /// Returns the bytes of a section as they are in the file.
     fn raw(&self, section: &Section) -> Option<&[u8]> {
         if section.kind == NOBITS {
             return None;
@@ -194,18 +204,19 @@ impl Image {
         self.bytes.get(start..start.checked_add(size)?)
     }
 
-    /// The section of this name.
+    /// Returns the first section with this name.
     pub fn section(&self, name: &str) -> Option<&Section> {
         let mut sections = self.sections.iter();
         sections.find(|(own, _)| own == name).map(|(_, s)| s)
     }
 
-    /// The section of this number.
+    /// Returns the section with this index.
     pub fn numbered(&self, number: usize) -> Option<&Section> {
         self.sections.get(number).map(|(_, section)| section)
     }
 
-    /// Content of a section; `None` where it cannot be read.
+    /// Returns the contents of a section, decompressed if necessary. `None` if they cannot be
+    /// read.
     pub fn data(&self, section: &Section) -> Option<Content<'_>> {
         if section.flags & COMPRESSED == 0 {
             return self.raw(section).map(Content::File);
@@ -215,29 +226,31 @@ impl Image {
         Some(unpacked.into_content())
     }
 
-    /// Begins to unpack a section; `None` where it is not compressed or cannot be read.
+    /// Starts to decompress a section. Returns `None` if it is not compressed or cannot be
+    /// read.
     pub fn unpack(&self, section: &Section) -> Option<Unpacked<'_>> {
         let raw = self.raw(section)?;
         if section.flags & COMPRESSED == 0 || number(raw, 0, 4)? != ZLIB {
             return None;
         }
         let size = number(raw, 8, 8)?;
-        if size > (raw.len() as u64).saturating_mul(MOST_EXPANSION) {
+        if size > (raw.len() as u64).saturating_mul(MAX_EXPANSION) {
             return None;
         }
-        // Sections that lie over each other are not to claim it again and again.
+        // Bounds the total, because the sections of a crafted file may overlap.
         self.room.set(self.room.get().checked_sub(size)?);
-        let packed = raw.get(COMPRESSION_HEADER..)?;
+        let packed = raw.get(COMPRESSION_HEADER_SIZE..)?;
         Unpacked::new(packed, usize::try_from(size).ok()?)
     }
 
-    /// Whether there is any debug information in it.
+    /// Returns true if the file has a `.debug_info` section with contents.
     pub fn has_debug_info(&self) -> bool {
         let info = self.section(".debug_info");
         info.is_some_and(|s| s.kind != NOBITS && s.size > 0)
     }
 
-    /// The debug information, if all of it is here; `info` stands for the section of units.
+    /// Loads the sections of debug information, with `info` as `.debug_info` if given. Returns
+    /// `None` if some of the debug information is in another file.
     pub fn sections<'i>(&'i self, info: Option<Content<'i>>) -> Option<DwarfSections<Content<'i>>> {
         if ELSEWHERE.iter().any(|name| self.section(name).is_some()) {
             return None;

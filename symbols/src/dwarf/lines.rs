@@ -5,43 +5,42 @@ use std::path::PathBuf;
 use gimli::{Dwarf, Result, Unit};
 
 use super::rows;
-use super::scan::Beginnings;
+use super::scan::StartAddresses;
 use super::units::{Asked, Slice, Units};
 
 /// Source line of an address.
 #[derive(Clone, Copy)]
 pub struct Row {
-    /// Unit of the program of lines.
+    /// Unit of the line table.
     pub unit: usize,
     /// Number of the source file.
     pub file: u64,
-    /// Line; 0 when unknown.
+    /// Line; 0 if unknown.
     pub line: u32,
-    /// Column; 0 when unknown.
+    /// Column; 0 if unknown.
     pub column: u32,
 }
 
-/// Finds the lines of the addresses in a unit's program of lines: in the sequences that begin
-/// where the unit's ranges do, and otherwise in all, of which none is kept.
+/// Finds the lines of the addresses in a unit's line table. First runs only the sequences that
+/// start where the unit's ranges do, then, if addresses are left, all of them. No row is stored.
 pub fn find(units: &Units, asked: &Asked, found: &mut [Option<Row>]) -> Result<()> {
     let opened = units.open_for_lines(asked.unit)?;
     let Some(program) = &opened.line_program else {
         return Ok(());
     };
-    let beginnings = Beginnings::new(asked.ranges);
+    let starts = StartAddresses::new(asked.ranges);
     let residency = &units.residency;
-    rows::of_sequences(program, &beginnings, residency, collector(asked, found))?;
+    rows::of_sequences(program, &starts, residency, collector(asked, found))?;
     if found.iter().all(Option::is_some) {
         return Ok(());
     }
     rows::each(program, residency, collector(asked, found))
 }
 
-/// Receives rows one by one, and keeps those of the addresses that have none.
+/// Returns a visitor of rows that fills in those of the addresses that have none yet.
 fn collector(asked: &Asked, found: &mut [Option<Row>]) -> impl FnMut(&rows::Row, bool) {
     let Asked { unit, wanted, .. } = *asked;
-    // The row before, while it is in a sequence, and the next address at or
-    // behind it.
+    // The previous row of the same sequence, and the index of the first address at or after it.
     let mut last: Option<rows::Row> = None;
     let mut next = 0;
     move |row, ends| {
@@ -52,7 +51,7 @@ fn collector(asked: &Asked, found: &mut [Option<Row>]) -> impl FnMut(&rows::Row,
                     next += 1;
                 }
             }
-            // A sequence starts, or goes back, which none may.
+            // A new sequence, or a row that goes back, which is invalid.
             _ => next = wanted.partition_point(|&a| a < row.address),
         }
         last = (!ends).then_some(*row);
@@ -71,7 +70,7 @@ impl Row {
     }
 }
 
-/// Path of a source file of a unit; empty when there is none of this number.
+/// Returns the path of a unit's source file, empty if there is none with this number.
 pub fn path<'a>(unit: &Unit<Slice<'a>>, dwarf: &Dwarf<Slice<'a>>, file: u64) -> Result<String> {
     let header = unit.line_program.as_ref().map(|program| program.header());
     let Some((header, file)) = header.and_then(|h| Some((h, h.file(file)?))) else {
@@ -82,7 +81,7 @@ pub fn path<'a>(unit: &Unit<Slice<'a>>, dwarf: &Dwarf<Slice<'a>>, file: u64) -> 
     if let Some(directory) = unit.comp_dir {
         path.push(text(directory.slice()));
     }
-    // The first directory is that of the unit.
+    // Directory 0 is the compilation directory.
     if file.directory_index() != 0
         && let Some(directory) = file.directory(header)
     {

@@ -1,9 +1,8 @@
-//! Names that tables of symbols have for functions whose debug information has a part of the name
-//! alone.
+//! Finds the linkage names of functions whose debug information has only an unqualified name.
 //!
-//! gcc writes no linkage name for functions that only their own unit can call: methods of classes in
-//! anonymous namespaces, `static` functions, lambdas. Their symbols have it, unless the file was
-//! stripped of them.
+//! gcc writes no linkage name for functions with internal linkage: `static` functions, lambdas, and
+//! methods of classes in anonymous namespaces. Their symbols have it, unless the file was stripped
+//! of them.
 
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
@@ -13,8 +12,8 @@ use super::image::Image;
 use super::table;
 use super::units::Units;
 
-/// Names of those of the addresses, which are sorted, whose function has a symbol that fits.
-/// `None` where a table is damaged.
+/// Returns the linkage names of the addresses' functions that have a matching symbol. `wanted` is
+/// sorted. Returns `None` if a symbol table is damaged.
 pub fn names(
     image: &Image,
     units: &Units,
@@ -33,12 +32,12 @@ pub fn names(
         return Some(HashMap::new());
     }
     let addresses: Vec<u64> = partial.iter().map(|(address, _)| *address).collect();
-    let is_right = |address, symbol: &str| {
+    let matches = |address, symbol: &str| {
         let at = addresses.binary_search(&address);
         at.is_ok_and(|at| is_of(symbol, &partial[at].1))
     };
-    let names = table::names_that(image, &addresses, &units.residency, is_right)?;
-    // Once in memory, as it is looked up by its place there.
+    let names = table::names_that(image, &addresses, &units.residency, matches)?;
+    // Equal names share their memory, because they are later looked up by address.
     let mut known: HashSet<Rc<str>> = HashSet::new();
     let mut shared = |name: &Rc<str>| {
         let name = without_suffix(name);
@@ -53,8 +52,8 @@ pub fn names(
     Some(names.map(|(at, name)| (*at, shared(name))).collect())
 }
 
-/// Whether a symbol may be that of a function of this name. Linkers fold functions of the same code
-/// into one, which then has the symbols of all.
+/// Returns true if a symbol may belong to a function of this name. An address may have several
+/// symbols, because linkers fold functions with identical code into one.
 fn is_of(symbol: &str, name: &str) -> bool {
     if !symbol.starts_with("_Z") {
         return symbol == name;
@@ -67,10 +66,10 @@ fn is_of(symbol: &str, name: &str) -> bool {
         .strip_prefix("operator")
         .is_some_and(|rest| !rest.starts_with(is_letter))
     {
-        // What it is written as depends on types.
+        // The mangled form of an operator depends on its types.
         return true;
     }
-    // A mangled name has each identifier with its length.
+    // A mangled name has each identifier after its length.
     let name = name.split('<').next().unwrap_or(name);
     symbol.contains(&format!("{}{name}", name.len()))
 }
@@ -79,8 +78,8 @@ fn is_letter(letter: char) -> bool {
     letter == '_' || letter == '$' || letter.is_alphanumeric()
 }
 
-/// Without what compilers append to the names of parts and copies of a function, and linkers to
-/// those of versions.
+/// Removes the suffixes of a symbol: those of cloned or split functions (by compilers) and of
+/// symbol versions (by linkers).
 fn without_suffix(symbol: &str) -> &str {
     let end = symbol.find(['.', '@']).filter(|_| symbol.starts_with("_Z"));
     &symbol[..end.unwrap_or(symbol.len())]

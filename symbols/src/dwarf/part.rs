@@ -1,20 +1,20 @@
-//! How much of compressed debug information is needed.
+//! Decompresses only the part of compressed debug information that is needed.
 //!
-//! The debug files of distributions are compressed as a whole, and most stacks begin in the same
-//! two functions of the C library, whose units are among its first. The list of all units'
-//! addresses determines which units are needed, and what is behind the last of them is not
-//! unpacked.
+//! Distributions compress whole debug files, and most stacks begin in the same two functions of the
+//! C library, whose units are among the first. `.debug_aranges` tells which units are needed; what
+//! follows the last of them is not decompressed.
 
 use gimli::{DebugAranges, LittleEndian};
 
 use super::image::{Image, number};
 use super::unpacking::Content;
 
-/// Stands for a length that follows, of 8 bytes.
-const LONG: u64 = 0xffff_ffff;
+/// Initial length that announces the 64-bit DWARF format.
+const DWARF64_LENGTH: u64 = 0xffff_ffff;
 
-/// The units up to the last one that holds one of the addresses, which are sorted; `None` where
-/// they are not compressed, or the list does not have all the addresses.
+/// Returns `.debug_info` up to the last unit that covers one of the addresses, which are sorted.
+/// Returns `None` if the section is not compressed, or `.debug_aranges` does not cover all the
+/// addresses.
 pub fn of<'i>(image: &'i Image, wanted: &[u64]) -> Option<Content<'i>> {
     let section = image.section(".debug_info")?;
     let mut unpacked = image.unpack(section)?;
@@ -22,7 +22,7 @@ pub fn of<'i>(image: &'i Image, wanted: &[u64]) -> Option<Content<'i>> {
     unpacked.reach(last.checked_add(12)?)?;
     let start = unpacked.bytes();
     let (head, length) = match number(start, last, 4)? {
-        LONG => (12, number(start, last + 4, 8)?),
+        DWARF64_LENGTH => (12, number(start, last + 4, 8)?),
         length => (4, length),
     };
     let end = usize::try_from(length).ok()?.checked_add(last + head)?;
@@ -32,27 +32,28 @@ pub fn of<'i>(image: &'i Image, wanted: &[u64]) -> Option<Content<'i>> {
     Some(content)
 }
 
-/// Where the last of the units begins that hold the addresses.
+/// Returns the offset of the last unit that covers one of the addresses, or `None` if an address is
+/// not covered.
 fn last_unit(image: &Image, wanted: &[u64]) -> Option<usize> {
     let list = image.data(image.section(".debug_aranges")?)?;
     let list = DebugAranges::new(&list, LittleEndian);
-    let mut held = vec![false; wanted.len()];
+    let mut covered = vec![false; wanted.len()];
     let mut last = 0;
     let mut sets = list.headers();
     while let Some(set) = sets.next().ok()? {
         let mut entries = set.entries();
-        // A damaged entry, and what follows it, is as if it were not there.
+        // A damaged entry ends its set.
         while let Ok(Some(entry)) = entries.next() {
             let range = entry.range();
             let first = wanted.partition_point(|&a| a < range.begin);
             let inside = wanted[first..].iter().take_while(|&&a| a < range.end);
             for (at, _) in inside.enumerate() {
-                held[first + at] = true;
+                covered[first + at] = true;
                 last = last.max(set.debug_info_offset().0);
             }
         }
     }
-    held.iter().all(|&held| held).then_some(last)
+    covered.iter().all(|&covered| covered).then_some(last)
 }
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
-//! How entries are passed over, worked out once for all entries of an abbreviation.
+//! Skip plans: how to skip the entries (DIEs) of each abbreviation.
 //!
-//! Most entries are of no interest, and most attributes have a size that follows from the
-//! abbreviation: to pass over an entry takes an addition, and a look at each attribute that has a
-//! size of its own. Where entries have their addresses and siblings is worked out too. What
-//! compilers hardly ever write has no such places, and is read with gimli.
+//! Most entries are irrelevant, and most attributes have a size that follows from the abbreviation.
+//! So a plan is computed once per abbreviation: skipping an entry then takes an addition, and a
+//! look at each attribute of variable size. A plan also has the offsets of an entry's addresses and
+//! of its sibling reference. Attribute forms that compilers hardly ever use there are left to
+//! gimli.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -15,64 +16,64 @@ use gimli::{
 use super::image::number;
 use super::units::Slice;
 
-/// Abbreviations that are found by their numbers alone; compilers count from 1 to a few hundred.
-const NEAR: usize = 2048;
-/// Abbreviations of functions that are recognised by their bytes; compilers need a dozen.
-const MOST_PLACED: usize = 64;
+/// Abbreviation codes below this are kept in a vector. Compilers count from 1 to a few hundred.
+const NEAR_CODES: usize = 2048;
+/// Maximum number of function abbreviations to recognise by their bytes. Compilers need a dozen.
+const MAX_FUNCTION_CODES: usize = 64;
 
-/// An attribute that has a size of its own.
+/// Encoding of an attribute of variable size.
 #[derive(Clone, Copy)]
-enum Own {
-    /// A number; its last byte has no highest bit.
+enum Encoding {
+    /// LEB128 number: the last byte has its highest bit clear.
     Leb,
-    /// Text; its last byte is zero.
-    Text,
-    /// A size of this many bytes, and as many bytes as it says.
+    /// Zero-terminated string.
+    String,
+    /// Block whose size is a number of this many bytes.
     Block(usize),
-    /// The same with a [`Own::Leb`] for the size.
+    /// Block whose size is a LEB128 number.
     LebBlock,
-    /// This and all others are left to gimli.
+    /// Other form: the entry is left to gimli.
     Unknown,
 }
 
-/// Kinds of entries.
+/// Kinds of entries, as bit flags.
 pub mod kind {
-    /// Functions that may have addresses.
+    /// Function with addresses.
     pub const PLACED: u8 = 1;
-    /// Those that may say which entry follows their children.
+    /// Entry with children and a sibling reference.
     pub const SIBLING: u8 = 2;
-    /// All functions.
+    /// Function.
     pub const FUNCTION: u8 = 4;
-    /// Calls that were inlined.
+    /// Inlined call.
     pub const CALL: u8 = 8;
-    /// All that others may be inside of.
+    /// Entry with children.
     pub const PARENT: u8 = 16;
 }
 
-/// What is known of all entries of an abbreviation.
+/// Layout shared by all entries of an abbreviation.
 pub struct Plan<'u> {
-    /// The abbreviation.
+    /// Abbreviation of the entries.
     pub abbreviation: &'u Abbreviation,
-    /// Whether entries inside follow.
+    /// Set if the entries have children, which follow them.
     pub has_children: bool,
-    /// Of which kinds they are.
+    /// Flags of [`kind`].
     pub kinds: u8,
-    /// Where their only range of addresses is, if it is always in the same place.
+    /// Position of the only address range, if it is fixed.
     pub range: Option<RangePlace>,
-    /// How many bytes before their end the sibling's offset is, if it is always so, of 4 bytes.
+    /// Distance of the 4-byte sibling reference from the entry's end, in bytes, if it is fixed.
     pub sibling: Option<usize>,
-    /// Bytes before the first attribute that has a size of its own.
+    /// Bytes before the first attribute of variable size.
     fixed: u32,
-    /// Those attributes, each with the bytes before the next.
-    rest: Vec<(Own, u32)>,
+    /// Attributes of variable size, each with the number of fixed bytes that follow it.
+    rest: Vec<(Encoding, u32)>,
 }
 
-/// Where in an entry a range of addresses is: bytes behind its number.
+/// Position of an address range in an entry. Offsets are from the first attribute, in bytes.
 #[derive(Clone, Copy)]
 pub struct RangePlace {
-    /// Where the first address is, of 8 bytes.
+    /// Offset of the first address, which takes 8 bytes.
     pub begin: usize,
-    /// Where the range's size is.
+    /// Offset of the range's size.
     pub size: usize,
     /// Bytes that the size takes.
     pub width: usize,
@@ -86,35 +87,36 @@ impl<'u> Plan<'u> {
             has_children: abbreviation.has_children(),
             kinds: kinds(abbreviation),
             range: range_place(specs, header),
-            sibling: sibling_place(specs, header),
+            sibling: sibling_distance(specs, header),
             fixed: 0,
             rest: Vec::new(),
         };
         for spec in specs {
             let fixed = plan.rest.last_mut().map_or(&mut plan.fixed, |(_, f)| f);
             let size = spec.size(header).map(|size| size as u32);
-            // As many attributes as overflow it are in no file.
+            // An overflow would take more attributes than any file has.
             match size.and_then(|size| fixed.checked_add(size)) {
                 Some(sum) => *fixed = sum,
-                None => plan.rest.push((own(spec.form()), 0)),
+                None => plan.rest.push((encoding(spec.form()), 0)),
             }
         }
         plan
     }
 
-    /// Where an entry ends whose attributes begin at `at`; `None` where only gimli knows.
+    /// Returns the end of an entry whose attributes begin at `at`, or `None` if gimli has to
+    /// find it.
     #[inline]
     pub fn end(&self, bytes: &[u8], at: usize) -> Option<usize> {
-        // No sum overflows: what is added is less than 4 GiB, and what it is added to is in the
-        // bytes, at most at their end.
+        // No sum overflows: each adds less than 4 GiB to an offset within `bytes`.
         let mut at = at + self.fixed as usize;
-        for &(own, fixed) in &self.rest {
-            at = own.end(bytes, at)? + fixed as usize;
+        for &(encoding, fixed) in &self.rest {
+            at = encoding.end(bytes, at)? + fixed as usize;
         }
         (at <= bytes.len()).then_some(at)
     }
 }
 
+/// Returns the flags of [`kind`] for the entries of an abbreviation.
 fn kinds(abbreviation: &Abbreviation) -> u8 {
     let has = |name| {
         let mut specs = abbreviation.attributes().iter();
@@ -137,16 +139,17 @@ fn kinds(abbreviation: &Abbreviation) -> u8 {
     kinds
 }
 
-/// The plans of a unit, made when they are needed.
+/// Skip plans of a unit, computed on first use.
 pub struct Plans<'u> {
     abbreviations: &'u Abbreviations,
-    /// By number; the others are in `far`.
+    /// Plans by code, for codes below [`NEAR_CODES`].
     near: Vec<Option<Rc<Plan<'u>>>>,
+    /// Plans of greater codes.
     far: HashMap<u64, Rc<Plan<'u>>>,
 }
 
 impl<'u> Plans<'u> {
-    /// None yet.
+    /// Returns an empty set of plans.
     pub fn new(abbreviations: &'u Abbreviations) -> Self {
         Self {
             abbreviations,
@@ -155,34 +158,34 @@ impl<'u> Plans<'u> {
         }
     }
 
-    /// The plan of the abbreviation of this number.
+    /// Returns the plan of the abbreviation with this code.
     #[inline]
     pub fn get(&mut self, number: u64, header: &UnitHeader<Slice>) -> Result<&Rc<Plan<'u>>> {
-        let at = usize::try_from(number).unwrap_or(NEAR);
-        if at >= NEAR {
+        let at = usize::try_from(number).unwrap_or(NEAR_CODES);
+        if at >= NEAR_CODES {
             return self.far(number, header);
         }
         if self.near.get(at).is_none_or(Option::is_none) {
             let plan = self.make(number, header)?;
-            let enough = self.near.len().max(at + 1);
-            self.near.resize(enough, None);
+            let length = self.near.len().max(at + 1);
+            self.near.resize(length, None);
             self.near[at] = Some(plan);
         }
         let plan = self.near[at].as_ref();
         plan.ok_or(Error::InvalidAbbreviationCode(number))
     }
 
-    /// Functions whose addresses are always in the same place: of the abbreviations that are
-    /// numbered from 1 on.
+    /// Returns the abbreviations of functions whose address range is at a fixed position.
+    /// Considers codes counted from 1 without a gap.
     pub fn placed(&self, header: &UnitHeader<Slice>) -> Vec<Placed> {
         let numbered = |number| Some((number, self.abbreviations.get(number)?));
-        let all = (1..NEAR as u64).map_while(numbered);
+        let all = (1..NEAR_CODES as u64).map_while(numbered);
         let functions = all.filter(|(_, own)| kinds(own) & kind::PLACED != 0);
         let placed = functions.filter_map(|(number, own)| {
             let range = range_place(own.attributes(), header)?;
             Some(Placed::new(number, range))
         });
-        placed.take(MOST_PLACED).collect()
+        placed.take(MAX_FUNCTION_CODES).collect()
     }
 
     #[cold]
@@ -202,113 +205,141 @@ impl<'u> Plans<'u> {
     }
 }
 
-/// An abbreviation of functions, and where they have their addresses.
+/// Abbreviation of functions whose address range is at a fixed position.
 pub struct Placed {
-    /// The number's bytes, and how many there are.
-    number: ([u8; 2], usize),
+    /// Code of the abbreviation as LEB128.
+    code: [u8; 2],
+    /// Bytes of `code` that are used.
+    code_length: usize,
     range: RangePlace,
+}
+
+/// Entry found by its address.
+pub struct FoundEntry {
+    /// Offset of the entry.
+    pub offset: usize,
+    /// Size of the function's code, in bytes.
+    pub size: u64,
 }
 
 impl Placed {
     fn new(number: u64, range: RangePlace) -> Self {
-        let number = match number {
+        let (code, code_length) = match number {
             0..0x80 => ([number as u8, 0], 1),
             _ => ([number as u8 | 0x80, (number >> 7) as u8], 2),
         };
-        Self { number, range }
+        Self {
+            code,
+            code_length,
+            range,
+        }
     }
 
-    /// The entry whose address is at `at`, if it has this abbreviation: where it is, and how many
-    /// bytes of code it says that it has.
-    pub fn entry(&self, bytes: &[u8], at: usize) -> Option<(usize, u64)> {
-        let (own, length) = (&self.number.0, self.number.1);
+    /// Returns the entry whose address is at `at`, if the bytes before it are this
+    /// abbreviation's.
+    pub fn entry(&self, bytes: &[u8], at: usize) -> Option<FoundEntry> {
         let attributes = at.checked_sub(self.range.begin)?;
-        let entry = attributes.checked_sub(length)?;
-        let is_own = bytes[entry..attributes] == own[..length];
+        let offset = attributes.checked_sub(self.code_length)?;
+        let is_own = bytes[offset..attributes] == self.code[..self.code_length];
         let size = number(bytes, attributes + self.range.size, self.range.width);
-        size.filter(|_| is_own).map(|size| (entry, size))
+        size.filter(|_| is_own)
+            .map(|size| FoundEntry { offset, size })
     }
 }
 
-impl Own {
-    /// Where it ends, which is in the bytes.
+impl Encoding {
+    /// Returns the end of an attribute that begins at `at`, or `None` if it is unknown or beyond
+    /// the end of `bytes`.
     #[inline]
     fn end(self, bytes: &[u8], at: usize) -> Option<usize> {
         let rest = bytes.get(at..)?;
         let size = match self {
-            Own::Leb => 1 + rest.iter().position(|&byte| byte < 0x80)?,
-            Own::Text => 1 + rest.iter().position(|&byte| byte == 0)?,
-            Own::Block(width) => usize::try_from(number(rest, 0, width)?)
+            Encoding::Leb => 1 + rest.iter().position(|&byte| byte < 0x80)?,
+            Encoding::String => 1 + rest.iter().position(|&byte| byte == 0)?,
+            Encoding::Block(width) => usize::try_from(number(rest, 0, width)?)
                 .ok()?
                 .checked_add(width)?,
-            // Longer ones are left to gimli.
-            Own::LebBlock => match *rest {
+            // Sizes of more than two bytes are left to gimli.
+            Encoding::LebBlock => match *rest {
                 [size, ..] if size < 0x80 => 1 + usize::from(size),
                 [low, high, ..] if high < 0x80 => {
                     2 + (usize::from(low & 0x7f) | usize::from(high) << 7)
                 }
                 _ => return None,
             },
-            Own::Unknown => return None,
+            Encoding::Unknown => return None,
         };
         (size <= rest.len()).then(|| at + size)
     }
 }
 
-fn own(form: DwForm) -> Own {
+fn encoding(form: DwForm) -> Encoding {
     match form {
-        gimli::DW_FORM_block1 => Own::Block(1),
-        gimli::DW_FORM_block2 => Own::Block(2),
-        gimli::DW_FORM_block4 => Own::Block(4),
-        gimli::DW_FORM_block | gimli::DW_FORM_exprloc => Own::LebBlock,
-        gimli::DW_FORM_string => Own::Text,
+        gimli::DW_FORM_block1 => Encoding::Block(1),
+        gimli::DW_FORM_block2 => Encoding::Block(2),
+        gimli::DW_FORM_block4 => Encoding::Block(4),
+        gimli::DW_FORM_block | gimli::DW_FORM_exprloc => Encoding::LebBlock,
+        gimli::DW_FORM_string => Encoding::String,
         gimli::DW_FORM_udata
         | gimli::DW_FORM_sdata
         | gimli::DW_FORM_ref_udata
         | gimli::DW_FORM_strx
         | gimli::DW_FORM_addrx
         | gimli::DW_FORM_loclistx
-        | gimli::DW_FORM_rnglistx => Own::Leb,
-        _ => Own::Unknown,
+        | gimli::DW_FORM_rnglistx => Encoding::Leb,
+        _ => Encoding::Unknown,
     }
 }
 
-/// The one attribute of this name, and the bytes that the others take before and behind it: `None`
-/// where one has a size of its own.
+/// An attribute in a list of specifications.
+struct Place {
+    spec: AttributeSpecification,
+    /// Bytes of the attributes before it; `None` if one of them has a variable size.
+    before: Option<usize>,
+    /// Bytes of the attributes after it; `None` if one of them has a variable size.
+    after: Option<usize>,
+}
+
+/// Finds the attribute `name`. Returns `None` if there is none, or more than one.
 fn place(
     specs: &[AttributeSpecification],
     header: &UnitHeader<Slice>,
     name: gimli::DwAt,
-) -> Option<(AttributeSpecification, Option<usize>, Option<usize>)> {
+) -> Option<Place> {
     let bytes = |specs: &[AttributeSpecification]| {
         let sizes = specs.iter().map(|spec| spec.size(header));
         sizes.sum::<Option<usize>>()
     };
     let at = specs.iter().position(|spec| spec.name() == name)?;
-    let behind = &specs[at + 1..];
-    let is_only = behind.iter().all(|spec| spec.name() != name);
-    is_only.then(|| (specs[at], bytes(&specs[..at]), bytes(behind)))
+    let rest = &specs[at + 1..];
+    let is_only = rest.iter().all(|spec| spec.name() != name);
+    is_only.then(|| Place {
+        spec: specs[at],
+        before: bytes(&specs[..at]),
+        after: bytes(rest),
+    })
 }
 
 fn range_place(specs: &[AttributeSpecification], header: &UnitHeader<Slice>) -> Option<RangePlace> {
-    let (low, begin, _) = place(specs, header, gimli::DW_AT_low_pc)?;
-    let (high, size, _) = place(specs, header, gimli::DW_AT_high_pc)?;
+    let low = place(specs, header, gimli::DW_AT_low_pc)?;
+    let high = place(specs, header, gimli::DW_AT_high_pc)?;
     let has_ranges = specs.iter().any(|s| s.name() == gimli::DW_AT_ranges);
-    let is_address = low.form() == gimli::DW_FORM_addr && low.size(header) == Some(8);
+    let is_address = low.spec.form() == gimli::DW_FORM_addr && low.spec.size(header) == Some(8);
     let is_size = matches!(
-        high.form(),
+        high.spec.form(),
         gimli::DW_FORM_data1 | gimli::DW_FORM_data2 | gimli::DW_FORM_data4 | gimli::DW_FORM_data8
     );
     let place = RangePlace {
-        begin: begin?,
-        size: size?,
-        width: high.size(header)?,
+        begin: low.before?,
+        size: high.before?,
+        width: high.spec.size(header)?,
     };
     (is_address && is_size && !has_ranges).then_some(place)
 }
 
-fn sibling_place(specs: &[AttributeSpecification], header: &UnitHeader<Slice>) -> Option<usize> {
-    let (sibling, _, behind) = place(specs, header, gimli::DW_AT_sibling)?;
-    let is_offset = sibling.form() == gimli::DW_FORM_ref4;
-    behind.filter(|_| is_offset).map(|behind| behind + 4)
+/// Returns the distance of the sibling reference from the entry's end, in bytes, if it is fixed.
+fn sibling_distance(specs: &[AttributeSpecification], header: &UnitHeader<Slice>) -> Option<usize> {
+    let sibling = place(specs, header, gimli::DW_AT_sibling)?;
+    let is_offset = sibling.spec.form() == gimli::DW_FORM_ref4;
+    sibling.after.filter(|_| is_offset).map(|after| after + 4)
 }

@@ -1,9 +1,8 @@
-//! Keeps what is mapped of a file from filling the memory of a small machine.
+//! Bounds the resident pages of a mapped file, for machines with little memory.
 //!
-//! Debug information is passed through once, piece by piece, and the pages of a mapped file that
-//! were read stay in the process's memory as long as it is not needed elsewhere. So it is checked
-//! from time to time how many there are, and beyond a limit they are given back: what is needed
-//! once more is read again, as a rule from the kernel's cache.
+//! Debug information is read once, in order, but its pages stay resident as long as the kernel has
+//! no other use for them. So the resident size is checked from time to time, and above a limit the
+//! pages are released. Pages needed again are usually read from the page cache.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -11,88 +10,88 @@ use std::os::unix::fs::FileExt;
 
 use memmap2::{Mmap, UncheckedAdvice};
 
-/// Maximum number of bytes of mapped files in memory, our own program among them.
-const MOST: u64 = 24 << 20;
-/// How many entries, rows or symbols are passed, at least, between two looks: they take less than
-/// 1 MiB.
-const BETWEEN: u32 = 8192;
-/// How many of them count for one that may be anywhere, as may the text of its name: around each
-/// the kernel maps up to 64 KiB.
-const JUMP: u32 = BETWEEN / 16;
+/// Maximum resident size of mapped files, in bytes, including this program's own.
+const MAX_RESIDENT: u64 = 24 << 20;
+/// Minimum number of items (entries, rows or symbols) between checks: they take less than 1 MiB.
+const CHECK_EVERY: u32 = 8192;
+/// Items that one jump counts for: the kernel maps up to 64 KiB around the target.
+const JUMP_ITEMS: u32 = CHECK_EVERY / 16;
 
-/// What is in memory of a mapped file.
+/// Monitor of the resident pages of a file.
 pub struct Residency<'a> {
-    /// `None`: there is nothing to give back.
+    /// Mapping of the file. `None`: there is nothing to release.
     map: Option<&'a Mmap>,
-    /// `/proc/self/statm`; `None`: nothing is known, and nothing given back.
+    /// `/proc/self/statm`. `None`: the resident size is unknown and nothing is released.
     source: Option<File>,
+    /// Items read since the last check.
     passed: Cell<u32>,
-    /// As many are passed before the next look.
+    /// Value of `passed` at which the next check is due.
     until: Cell<u32>,
 }
 
 impl<'a> Residency<'a> {
-    /// For this mapping, if it is one.
+    /// Monitors a mapping.
     pub fn of(map: Option<&'a Mmap>) -> Self {
         Self {
             map,
             source: File::open("/proc/self/statm").ok(),
             passed: Cell::new(0),
-            until: Cell::new(BETWEEN),
+            until: Cell::new(CHECK_EVERY),
         }
     }
 
-    /// Called for each entry, row or symbol that is passed.
+    /// Counts one entry, row or symbol.
     #[inline]
     pub fn pass(&self) {
         self.count(1);
     }
 
-    /// Called for each entry that is far from the one before.
+    /// Counts an access to a place that is not near the one before.
     pub fn jump(&self) {
-        self.count(JUMP);
+        self.count(JUMP_ITEMS);
     }
 
-    /// Called for each MiB of entries that is passed.
+    /// Counts 1 MiB of entries.
     pub fn piece(&self) {
-        self.count(BETWEEN);
+        self.count(CHECK_EVERY);
     }
 
     #[inline]
     fn count(&self, passed: u32) {
         self.passed.set(self.passed.get() + passed);
         if self.passed.get() >= self.until.get() {
-            self.look();
+            self.check();
         }
     }
 
-    /// Gives the mapping's pages back if there are too many.
+    /// Releases the mapping's pages if the limit is exceeded.
     #[cold]
-    fn look(&self) {
+    fn check(&self) {
         self.passed.set(0);
-        self.until.set(BETWEEN);
+        self.until.set(CHECK_EVERY);
         let (Some(map), Some(resident)) = (self.map, self.resident()) else {
             return;
         };
-        // To look takes time, too, and is of no use while there is room for what will be passed.
-        if let Some(room) = MOST.checked_sub(resident) {
+        // The check takes time as well, so the next one is due when the limit may be
+        // reached.
+        if let Some(room) = MAX_RESIDENT.checked_sub(resident) {
             let pieces = u32::try_from(room >> 20).unwrap_or(0);
-            self.until.set(BETWEEN * pieces.max(1));
+            self.until.set(CHECK_EVERY * pieces.max(1));
         } else {
-            // SAFETY: a mapping of a file that is only read: what is given back is read from the
-            // file again when it is touched. Whoever made the mapping accepts that the bytes
-            // change with the file, which they do with or without this.
+            // SAFETY: the mapping is of a file and never written to, so a released page
+            // is read from the file again. Its contents may change with the file, which
+            // whoever made the mapping accepted.
             let _ = unsafe { map.unchecked_advise(UncheckedAdvice::DontNeed) };
         }
     }
 
-    /// Bytes of mapped files in memory.
+    /// Returns the resident size of file mappings, in bytes.
     fn resident(&self) -> Option<u64> {
         let mut line = [0; 128];
         let got = self.source.as_ref()?.read_at(&mut line, 0).ok()?;
         let line = std::str::from_utf8(&line[..got]).ok()?;
         let pages: u64 = line.split(' ').nth(2)?.parse().ok()?;
-        // SAFETY: queries a number.
+        // SAFETY: sysconf takes an integer and returns one.
         let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
         pages.checked_mul(u64::try_from(size).ok()?)
     }

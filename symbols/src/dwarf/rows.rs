@@ -1,34 +1,34 @@
-//! Running a unit's program of lines.
+//! Runs the line number program of a unit.
 //!
-//! There is a row for every few bytes of code, and of a row only address, file, line and column are
-//! of interest: what else an instruction says is passed over. Rows are those that gimli gives,
-//! without what it knows of processors whose instructions hold several operations.
+//! A program has a row for every few bytes of code. Only a row's address, file, line and column are
+//! needed, so other registers are not tracked. The rows are those that gimli returns, except for
+//! VLIW processors.
 
 use gimli::{Error, IncompleteLineProgram, LineProgramHeader, Reader, Result};
 
 use super::residency::Residency;
-use super::scan::Beginnings;
+use super::scan::{Sequence, StartAddresses};
 use super::units::Slice;
 
-/// Bytes between two looks at what is in memory.
-const PIECE: usize = 1 << 20;
-/// From here on addresses stand for code that the linker left out.
-const LEFT_OUT: u64 = u64::MAX - 1;
+/// Bytes read between reports to [`Residency`].
+const REPORT_EVERY: usize = 1 << 20;
+/// Least address that linkers set for discarded code (tombstones).
+const TOMBSTONE: u64 = u64::MAX - 1;
 
-/// A row.
+/// A row of the line table.
 #[derive(Clone, Copy)]
 pub struct Row {
-    /// Where its code begins.
+    /// Start address of the row's code.
     pub address: u64,
-    /// Number of the source file.
+    /// Number of the source file in the unit.
     pub file: u64,
-    /// Line; 0 when unknown.
+    /// Line; 0 if unknown.
     pub line: u64,
-    /// Column; 0 when unknown.
+    /// Column; 0 if unknown.
     pub column: u64,
 }
 
-/// What a sequence begins with.
+/// Initial registers of a sequence.
 const FIRST: Row = Row {
     address: 0,
     file: 1,
@@ -36,68 +36,68 @@ const FIRST: Row = Row {
     column: 0,
 };
 
-/// Runs the instructions of a program.
+/// State machine of the line number program.
 struct Machine<'a> {
     header: &'a LineProgramHeader<Slice<'a>>,
     bytes: &'a [u8],
-    /// The next instruction, or operand.
+    /// Offset of the next instruction or operand.
     at: usize,
-    /// What each instruction of one byte adds to line and address.
+    /// Advance of line and address by each special opcode.
     added: [(i16, u16); 256],
     row: Row,
-    /// The sequence is of code that the linker left out.
-    left_out: bool,
+    /// Set while the sequence describes code that the linker discarded.
+    is_discarded: bool,
 }
 
-/// Runs a program. `each` gets its rows, and whether a sequence ends with one.
+/// Runs a program. Passes each row to `visit`, with a flag for the last one of a sequence.
 pub fn each(
     program: &IncompleteLineProgram<Slice<'_>>,
     residency: &Residency,
-    mut each: impl FnMut(&Row, bool),
+    mut visit: impl FnMut(&Row, bool),
 ) -> Result<()> {
     let mut machine = Machine::new(program.header())?;
-    let mut noted = 0;
-    while machine.sequence(&mut each)? {
-        if machine.at - noted >= PIECE {
+    let mut reported = 0;
+    while machine.sequence(&mut visit)? {
+        if machine.at - reported >= REPORT_EVERY {
             residency.piece();
-            noted = machine.at;
+            reported = machine.at;
         }
     }
     Ok(())
 }
 
-/// Runs those parts of a program that are sequences with one of these beginnings.
+/// Runs only the sequences of a program that start at one of `starts`.
 pub fn of_sequences(
     program: &IncompleteLineProgram<Slice<'_>>,
-    beginnings: &Beginnings,
+    starts: &StartAddresses,
     residency: &Residency,
-    mut each: impl FnMut(&Row, bool),
+    mut visit: impl FnMut(&Row, bool),
 ) -> Result<()> {
     let mut machine = Machine::new(program.header())?;
-    let (mut passed, mut noted) = (0, 0);
-    for (start, set) in beginnings.sequences(machine.bytes) {
-        // What is inside of one is none.
-        if start >= passed && machine.is_start(start, set) {
-            machine.sequence(&mut each)?;
+    let (mut passed, mut reported) = (0, 0);
+    for Sequence { start, set_address } in starts.sequences(machine.bytes) {
+        // A match inside a sequence that was already run is not the start of one.
+        if start >= passed && machine.is_start(start, set_address) {
+            machine.sequence(&mut visit)?;
             passed = machine.at;
         }
-        if set - noted >= PIECE {
+        if set_address - reported >= REPORT_EVERY {
             residency.piece();
-            noted = set;
+            reported = set_address;
         }
     }
     Ok(())
 }
 
-/// What an instruction made.
-enum Made {
-    Nothing,
+/// Effect of an instruction.
+enum Effect {
+    None,
     Row,
-    End,
+    EndSequence,
 }
 
-/// A line this many lines away.
-fn moved(line: u64, by: i64) -> u64 {
+/// Adds `by` to a line number.
+fn add_to_line(line: u64, by: i64) -> u64 {
     if by < 0 {
         line.saturating_sub(by.unsigned_abs())
     } else {
@@ -107,11 +107,11 @@ fn moved(line: u64, by: i64) -> u64 {
 
 impl<'a> Machine<'a> {
     fn new(header: &'a LineProgramHeader<Slice<'a>>) -> Result<Self> {
-        let is_usual = header.maximum_operations_per_instruction() == 1
+        let is_supported = header.maximum_operations_per_instruction() == 1
             && header.address_size() == 8
             && header.opcode_base() > 0
             && header.line_range() > 0;
-        if !is_usual {
+        if !is_supported {
             return Err(Error::UnsupportedAddressSize(header.address_size()));
         }
         let mut added = [(0, 0); 256];
@@ -119,7 +119,7 @@ impl<'a> Machine<'a> {
         let (range, base) = (header.line_range(), i16::from(header.line_base()));
         for code in header.opcode_base()..=255 {
             let own = code - header.opcode_base();
-            // Each factor is less than 256.
+            // Both factors are less than 256.
             let address = unit * u16::from(own / range);
             added[usize::from(code)] = (base + i16::from(own % range), address);
         }
@@ -129,70 +129,73 @@ impl<'a> Machine<'a> {
             at: 0,
             added,
             row: FIRST,
-            left_out: false,
+            is_discarded: false,
         })
     }
 
-    /// Runs instructions up to the end of a sequence; says whether there was one.
+    /// Runs instructions up to the end of a sequence. Returns false at the end of the program.
     #[inline]
-    fn sequence(&mut self, each: &mut impl FnMut(&Row, bool)) -> Result<bool> {
+    fn sequence(&mut self, visit: &mut impl FnMut(&Row, bool)) -> Result<bool> {
         let base = self.header.opcode_base();
         while let Some(&code) = self.bytes.get(self.at) {
             self.at += 1;
-            let made = if code >= base {
+            let effect = if code >= base {
                 let (line, address) = self.added[usize::from(code)];
-                self.row.line = moved(self.row.line, line.into());
+                self.row.line = add_to_line(self.row.line, line.into());
                 self.advance(address.into())?;
-                Made::Row
+                Effect::Row
             } else {
                 self.run(code)?
             };
-            if let Made::Nothing = made {
+            if let Effect::None = effect {
                 continue;
             }
-            let ends = matches!(made, Made::End);
-            if !self.left_out {
-                each(&self.row, ends);
+            let ends = matches!(effect, Effect::EndSequence);
+            if !self.is_discarded {
+                visit(&self.row, ends);
             }
             if ends {
-                (self.row, self.left_out) = (FIRST, false);
+                (self.row, self.is_discarded) = (FIRST, false);
                 return Ok(true);
             }
         }
         Ok(false)
     }
 
-    /// Goes to what looks like the start of a sequence. Says whether its instructions lead, without
-    /// a row, to the one at `set`, which sets its address.
-    fn is_start(&mut self, start: usize, set: usize) -> bool {
-        (self.at, self.row, self.left_out) = (start, FIRST, false);
+    /// Moves to `start`. Returns true if the instructions from there lead to the one at
+    /// `set_address`, which sets the address, without emitting a row.
+    fn is_start(&mut self, start: usize, set_address: usize) -> bool {
+        (self.at, self.row, self.is_discarded) = (start, FIRST, false);
         let base = self.header.opcode_base();
-        while self.at < set {
+        while self.at < set_address {
             let code = self.bytes[self.at];
             self.at += 1;
-            if code >= base || !matches!(self.run(code), Ok(Made::Nothing)) {
+            if code >= base || !matches!(self.run(code), Ok(Effect::None)) {
                 return false;
             }
         }
-        self.at == set
+        self.at == set_address
     }
 
+    /// Advances the address.
     #[inline]
     fn advance(&mut self, by: u64) -> Result<()> {
-        if !self.left_out {
+        if !self.is_discarded {
             let address = self.row.address.checked_add(by);
             self.row.address = address.ok_or(Error::AddressOverflow)?;
         }
         Ok(())
     }
 
-    /// Runs an instruction that has operands, or may have.
+    /// Runs a standard or extended opcode.
     #[inline]
-    fn run(&mut self, code: u8) -> Result<Made> {
+    fn run(&mut self, code: u8) -> Result<Effect> {
         match gimli::DwLns(code) {
-            gimli::DW_LNS_copy => return Ok(Made::Row),
+            gimli::DW_LNS_copy => return Ok(Effect::Row),
             gimli::DW_LNS_set_column => self.row.column = self.unsigned()?,
-            gimli::DW_LNS_advance_line => self.row.line = moved(self.row.line, self.signed()?),
+            gimli::DW_LNS_advance_line => {
+                self.row.line = add_to_line(self.row.line, self.signed()?);
+            }
             gimli::DW_LNS_set_file => self.row.file = self.unsigned()?,
             gimli::DW_LNS_negate_stmt
             | gimli::DW_LNS_set_basic_block
@@ -207,13 +210,14 @@ impl<'a> Machine<'a> {
             gimli::DwLns(0) => return self.run_extended(),
             _ => self.run_rare(code)?,
         }
-        Ok(Made::Nothing)
+        Ok(Effect::None)
     }
 
+    /// Runs a standard opcode that is rare or has no effect here.
     #[cold]
     fn run_rare(&mut self, code: u8) -> Result<()> {
         if gimli::DwLns(code) == gimli::DW_LNS_fixed_advance_pc {
-            let by = self.slowly(Reader::read_u16)?;
+            let by = self.read_by(Reader::read_u16)?;
             return self.advance(by.into());
         }
         let counts = self.header.standard_opcode_lengths();
@@ -227,26 +231,27 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    fn run_extended(&mut self) -> Result<Made> {
+    /// Runs an extended opcode.
+    fn run_extended(&mut self) -> Result<Effect> {
         let size = self.unsigned()?;
         let size = usize::try_from(size).map_err(|_| Error::UnsupportedOffset)?;
-        let mut own = self.slowly(|rest| rest.split(size))?;
+        let mut own = self.read_by(|rest| rest.split(size))?;
         match gimli::DwLne(own.read_u8()?) {
-            gimli::DW_LNE_end_sequence => return Ok(Made::End),
+            gimli::DW_LNE_end_sequence => return Ok(Effect::EndSequence),
             gimli::DW_LNE_set_address => {
                 let address = own.read_u64()?;
-                // Some linkers leave 0, or what they would have added to it.
-                self.left_out = address < self.row.address || address >= LEFT_OUT;
-                if !self.left_out {
+                // For discarded code, linkers leave 0 or set a tombstone.
+                self.is_discarded = address < self.row.address || address >= TOMBSTONE;
+                if !self.is_discarded {
                     self.row.address = address;
                 }
             }
             _ => {}
         }
-        Ok(Made::Nothing)
+        Ok(Effect::None)
     }
 
-    /// The next number; most are of one byte.
+    /// Reads an unsigned LEB128 number. Most take one byte.
     #[inline]
     fn unsigned(&mut self) -> Result<u64> {
         match self.bytes.get(self.at) {
@@ -254,11 +259,11 @@ impl<'a> Machine<'a> {
                 self.at += 1;
                 Ok(number.into())
             }
-            _ => self.slowly(Reader::read_uleb128),
+            _ => self.read_by(Reader::read_uleb128),
         }
     }
 
-    /// The next number, which may be negative.
+    /// Reads a signed LEB128 number.
     #[inline]
     fn signed(&mut self) -> Result<i64> {
         match self.bytes.get(self.at) {
@@ -270,11 +275,12 @@ impl<'a> Machine<'a> {
                 self.at += 1;
                 Ok(i64::from(number) - 0x80)
             }
-            _ => self.slowly(Reader::read_sleb128),
+            _ => self.read_by(Reader::read_sleb128),
         }
     }
 
-    fn slowly<T>(&mut self, read: impl FnOnce(&mut Slice<'a>) -> Result<T>) -> Result<T> {
+    /// Reads an operand with gimli's reader.
+    fn read_by<T>(&mut self, read: impl FnOnce(&mut Slice<'a>) -> Result<T>) -> Result<T> {
         let mut rest = Slice::new(&self.bytes[self.at..], gimli::LittleEndian);
         let result = read(&mut rest)?;
         self.at = self.bytes.len() - rest.len();
@@ -431,7 +437,7 @@ mod tests {
             let (mut own, residency) = (Vec::new(), Residency::of(None));
             of_sequences(
                 &program,
-                &Beginnings::new(&[range]),
+                &StartAddresses::new(&[range]),
                 &residency,
                 |row, ends| {
                     own.push([row.address, row.file, row.line, row.column, ends.into()]);

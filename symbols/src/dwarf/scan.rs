@@ -1,13 +1,12 @@
-//! Finds in a unit's bytes what begins at known addresses, without passing through what lies
-//! before.
+//! Finds entries and line-table sequences by their start address, without parsing what precedes
+//! them.
 //!
-//! A function's entry holds the address that it begins at as it is in memory, and so does the
-//! sequence of rows of a section of code. The list of all units' addresses has these beginnings
-//! wherever each function has a section of its own. To look at every byte for one of them takes a
-//! fraction of the time that it takes to pass through all entries.
+//! The entry of a function contains its start address as 8 plain bytes, and so does a line-table
+//! sequence. If each function has its own section, `.debug_aranges` lists all start addresses.
+//! Searching the bytes for them takes a fraction of the time of walking through all entries.
 //!
-//! Bytes that happen to equal an address are distinguished from one by their surroundings: the
-//! callers check those. What is not found is left to be found by passing through everything.
+//! Other bytes may equal an address by chance, so callers check the bytes around each match. What
+//! is not found here is found by parsing everything.
 
 use gimli::Range;
 use memchr::memmem::Finder;
@@ -15,34 +14,45 @@ use memchr::memmem::Finder;
 use super::image::number;
 use super::residency::Residency;
 
-const ADDRESS: usize = 8;
-/// The bytes of an address in which those of one program differ: it is below 4 GiB.
-const LOW: usize = 4;
-/// Places that are examined together, without a branch.
-const BLOCK: usize = 32;
-/// Bytes between two looks at what is in memory.
-const PIECE: usize = 1 << 20;
-/// What sets the address of a sequence: an extended instruction of 9 bytes.
+/// Size of an address, in bytes.
+const ADDRESS_SIZE: usize = 8;
+/// Size of the low part of an address, in bytes: only addresses below 4 GiB are searched.
+const LOW_SIZE: usize = 4;
+/// Positions that are tested together, without a branch.
+const BLOCK_SIZE: usize = 32;
+/// Bytes read between reports to [`Residency`].
+const REPORT_EVERY: usize = 1 << 20;
+/// First bytes of `DW_LNE_set_address`, an extended opcode of 9 bytes.
 const SET_ADDRESS: [u8; 3] = [0, 9, 2];
-/// What ends a sequence: an extended instruction of one byte.
-const END: [u8; 3] = [0, 1, 1];
-/// Maximum number of bytes of a sequence before its address: of file, column and flags.
-const MOST_BEFORE: usize = 32;
+/// `DW_LNE_end_sequence`, an extended opcode of one byte.
+const END_SEQUENCE: [u8; 3] = [0, 1, 1];
+/// Maximum number of bytes of a sequence before it sets its address. They may set file, column and
+/// flags.
+const MAX_PREFIX: usize = 32;
 
-/// Ranges of addresses whose beginnings are looked for: sorted, and one for each beginning.
-pub struct Beginnings(Vec<Range>);
+/// Ranges of addresses whose start addresses are searched: sorted, with unique starts.
+pub struct StartAddresses(Vec<Range>);
 
-impl Beginnings {
-    /// Those of the ranges that are below 4 GiB.
+/// A possible sequence of a line number program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sequence {
+    /// Offset of the first instruction, if it is one.
+    pub start: usize,
+    /// Offset of the instruction that sets the address.
+    pub set_address: usize,
+}
+
+impl StartAddresses {
+    /// Takes the ranges that start below 4 GiB.
     pub fn new(ranges: &[Range]) -> Self {
         let mut ranges = ranges.to_vec();
-        ranges.retain(|range| range.begin >> (8 * LOW) == 0);
+        ranges.retain(|range| range.begin >> (8 * LOW_SIZE) == 0);
         ranges.sort_unstable_by_key(|range| (range.begin, range.end));
         ranges.dedup_by_key(|range| range.begin);
         Self(ranges)
     }
 
-    /// How many there are.
+    /// Returns the number of start addresses.
     pub fn count(&self) -> usize {
         self.0.len()
     }
@@ -52,13 +62,13 @@ impl Beginnings {
         Some(self.0[at.ok()?])
     }
 
-    /// Tells `each` the places where one of the addresses is, and its range, as long as it wants
-    /// more.
+    /// Passes each position of a start address in `bytes` to `visit`, with the range, until
+    /// that returns false.
     pub fn places(
         &self,
         bytes: &[u8],
         residency: &Residency,
-        mut each: impl FnMut(usize, Range) -> bool,
+        mut visit: impl FnMut(usize, Range) -> bool,
     ) {
         let (Some(first), Some(last)) = (self.0.first(), self.0.last()) else {
             return;
@@ -67,44 +77,44 @@ impl Beginnings {
         let mut at = 0;
         while let Some(block) = bytes[at..].first_chunk() {
             for (eight, mut places) in low_addresses(block).into_iter().enumerate() {
-                // The lowest byte comes first.
+                // The lowest byte is the first position.
                 while places != 0 {
                     let place = at + eight * 8 + places.trailing_zeros() as usize / 8;
                     places &= places - 1;
                     let low = bytes[place..].first_chunk().copied();
                     let low = low.map_or(0, u32::from_le_bytes);
-                    if may_be.contains(&u64::from(low)) && self.is_last(bytes, place, &mut each) {
+                    if may_be.contains(&u64::from(low)) && self.is_last(bytes, place, &mut visit) {
                         return;
                     }
                 }
             }
-            at += BLOCK;
-            if at % PIECE == 0 {
+            at += BLOCK_SIZE;
+            if at % REPORT_EVERY == 0 {
                 residency.piece();
             }
         }
         for place in at..bytes.len() {
-            if self.is_last(bytes, place, &mut each) {
+            if self.is_last(bytes, place, &mut visit) {
                 return;
             }
         }
     }
 
-    /// Tells `each` of a place if an address is there; says whether it wants no more.
+    /// Passes a position to `visit` if it has a start address. Returns true if the search is to
+    /// end.
     fn is_last(
         &self,
         bytes: &[u8],
         place: usize,
-        each: &mut impl FnMut(usize, Range) -> bool,
+        visit: &mut impl FnMut(usize, Range) -> bool,
     ) -> bool {
         let address = bytes[place..].first_chunk().copied();
         let range = address.and_then(|address| self.at(u64::from_le_bytes(address)));
-        range.is_some_and(|range| !each(place, range))
+        range.is_some_and(|range| !visit(place, range))
     }
 
-    /// Places in a program of lines where a sequence may begin whose address is one of these: where
-    /// that is, and where the address is set.
-    pub fn sequences(&self, program: &[u8]) -> impl Iterator<Item = (usize, usize)> {
+    /// Finds possible sequences with one of these start addresses in a line number program.
+    pub fn sequences(&self, program: &[u8]) -> impl Iterator<Item = Sequence> {
         let finder = Finder::new(&SET_ADDRESS);
         let mut from = 0;
         let next = move || {
@@ -113,26 +123,34 @@ impl Beginnings {
             Some(set)
         };
         let is_one = |set: &usize| {
-            let address = number(program, set + SET_ADDRESS.len(), ADDRESS);
+            let address = number(program, set + SET_ADDRESS.len(), ADDRESS_SIZE);
             address.is_some_and(|address| self.at(address).is_some())
         };
-        std::iter::from_fn(next).filter(is_one).map(|set| {
-            let least = set.saturating_sub(MOST_BEFORE);
-            let mut before = program[least..set].windows(END.len());
-            let end = before.rposition(|bytes| bytes == END);
-            let start = end.map_or(least, |end| least + end + END.len());
-            (start, set)
-        })
+        std::iter::from_fn(next)
+            .filter(is_one)
+            .map(|set_address| Sequence {
+                start: possible_start(program, set_address),
+                set_address,
+            })
     }
 }
 
-/// The places of a block where an address below 4 GiB may be: a byte for each, eight in a number,
-/// with its lowest bit set.
+/// Returns the offset after the last end of a sequence before `set_address`, or the least possible
+/// start.
+fn possible_start(program: &[u8], set_address: usize) -> usize {
+    let least = set_address.saturating_sub(MAX_PREFIX);
+    let mut before = program[least..set_address].windows(END_SEQUENCE.len());
+    let end = before.rposition(|bytes| bytes == END_SEQUENCE);
+    end.map_or(least, |end| least + end + END_SEQUENCE.len())
+}
+
+/// Finds the positions of a block at which an address below 4 GiB may be. The result has one byte
+/// per position, whose lowest bit is set.
 #[inline]
-fn low_addresses(block: &[u8; BLOCK + ADDRESS]) -> [u64; BLOCK / 8] {
-    let mut may_be = [0; BLOCK];
+fn low_addresses(block: &[u8; BLOCK_SIZE + ADDRESS_SIZE]) -> [u64; BLOCK_SIZE / 8] {
+    let mut may_be = [0; BLOCK_SIZE];
     for (at, own) in may_be.iter_mut().enumerate() {
-        let high = block[at + LOW] | block[at + 5] | block[at + 6] | block[at + 7];
+        let high = block[at + LOW_SIZE] | block[at + 5] | block[at + 6] | block[at + 7];
         *own = u8::from(high == 0);
     }
     let (eights, _) = may_be.as_chunks();
@@ -143,15 +161,15 @@ fn low_addresses(block: &[u8; BLOCK + ADDRESS]) -> [u64; BLOCK / 8] {
 mod tests {
     use super::*;
 
-    fn beginnings(addresses: &[u64]) -> Beginnings {
+    fn starts(addresses: &[u64]) -> StartAddresses {
         let range = |&begin| Range {
             begin,
             end: begin + 0x10,
         };
-        Beginnings::new(&addresses.iter().map(range).collect::<Vec<_>>())
+        StartAddresses::new(&addresses.iter().map(range).collect::<Vec<_>>())
     }
 
-    fn places(own: &Beginnings, bytes: &[u8]) -> Vec<(usize, u64)> {
+    fn places(own: &StartAddresses, bytes: &[u8]) -> Vec<(usize, u64)> {
         let mut told = Vec::new();
         own.places(bytes, &Residency::of(None), |at, range| {
             told.push((at, range.begin));
@@ -162,13 +180,13 @@ mod tests {
 
     #[test]
     fn addresses_are_found_wherever_they_are() {
-        let own = beginnings(&[0x1000, 0x1234, 0xffff_fff0, 0x1234]);
+        let own = starts(&[0x1000, 0x1234, 0xffff_fff0, 0x1234]);
         assert_eq!(own.count(), 3);
         for length in 8..150 {
-            for at in 0..=length - ADDRESS {
+            for at in 0..=length - ADDRESS_SIZE {
                 for (address, others) in [(0x1234_u64, 0xff), (0x1000, 0), (0xffff_fff0, 1)] {
                     let mut bytes = vec![others; length];
-                    bytes[at..at + ADDRESS].copy_from_slice(&address.to_le_bytes());
+                    bytes[at..at + ADDRESS_SIZE].copy_from_slice(&address.to_le_bytes());
                     assert_eq!(places(&own, &bytes), [(at, address)], "{length}");
                 }
             }
@@ -179,17 +197,14 @@ mod tests {
     fn the_search_ends_when_no_more_is_wanted_and_beyond_4_gib_nothing_is_found() {
         let bytes = 0x1234_u64.to_le_bytes().repeat(50);
         let mut told = 0;
-        beginnings(&[0x1234]).places(&bytes, &Residency::of(None), |_, _| {
+        starts(&[0x1234]).places(&bytes, &Residency::of(None), |_, _| {
             told += 1;
             told < 7
         });
         assert_eq!(told, 7);
         let high = 0x7000_0000_1234_u64;
-        assert_eq!(
-            places(&beginnings(&[high]), &high.to_le_bytes().repeat(9)),
-            []
-        );
-        assert_eq!(places(&beginnings(&[]), &[0; 100]), []);
+        assert_eq!(places(&starts(&[high]), &high.to_le_bytes().repeat(9)), []);
+        assert_eq!(places(&starts(&[]), &[0; 100]), []);
     }
 
     #[test]
@@ -200,21 +215,22 @@ mod tests {
             vec![5, 3],
             set(0x1000),
             vec![1],
-            END.to_vec(),
+            END_SEQUENCE.to_vec(),
             vec![4, 2],
             set(0x2000),
             vec![1],
-            END.to_vec(),
+            END_SEQUENCE.to_vec(),
             set(0x3000),
         ]
         .concat();
-        let found = |address| beginnings(&[address]).sequences(&program).next();
-        assert_eq!(found(0x1000), Some((0, 2)));
-        assert_eq!(found(0x2000), Some((17, 19)));
-        assert_eq!(found(0x3000), Some((34, 34)));
+        let at = |start, set_address| Some(Sequence { start, set_address });
+        let found = |address| starts(&[address]).sequences(&program).next();
+        assert_eq!(found(0x1000), at(0, 2));
+        assert_eq!(found(0x2000), at(17, 19));
+        assert_eq!(found(0x3000), at(34, 34));
         assert_eq!(found(0x3001), None);
         // An address that the program ends in.
         let cut = &program[..program.len() - 1];
-        assert_eq!(beginnings(&[0x3000]).sequences(cut).next(), None);
+        assert_eq!(starts(&[0x3000]).sequences(cut).next(), None);
     }
 }

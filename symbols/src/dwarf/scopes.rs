@@ -1,9 +1,8 @@
-//! The scopes that belong to the name of a function.
+//! Finds the scopes that qualify the name of a function.
 //!
-//! Compilers give functions that only their own unit can call no name that a linker would know:
-//! `run` is all that is said of the method of a class in an anonymous namespace. Entries do not say
-//! what they are inside of, so the unit is walked through up to them: once for all names that are
-//! wanted, and past everything that says where it ends.
+//! Functions with internal linkage have no linkage name, only an unqualified one such as `run`.
+//! Entries do not refer to their parents, so the unit is walked through up to them: once for all
+//! names, skipping the children of entries with a sibling reference where possible.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -16,23 +15,23 @@ use super::plan::{Plans, kind};
 use super::units::{Die, Slice, Units, each_attribute};
 use super::walk::{Entry, Walk};
 
-/// Functions inside functions, as in local classes; more are no name.
-const DEEPEST: usize = 16;
-/// Scopes inside each other, up to the next function.
-const MOST_SCOPES: usize = 64;
-/// Bytes of a whole name; of a longer one the function's own is enough.
-const LONGEST: usize = 8192;
+/// Maximum depth of functions inside functions, as with local classes.
+const MAX_FUNCTION_DEPTH: usize = 16;
+/// Maximum number of scopes up to the enclosing function.
+const MAX_SCOPES: usize = 64;
+/// Maximum length of a qualified name, in bytes. A longer one is replaced by the unqualified name.
+const MAX_NAME: usize = 8192;
 
-/// What an entry is inside of.
+/// Scopes around an entry.
 #[derive(Default)]
 struct Scope {
-    /// Names of scopes, each with what divides it from the next.
+    /// Names of the scopes, outermost first, each followed by `::`.
     prefix: String,
-    /// The function, or class declared elsewhere, that all this is inside of.
+    /// Enclosing function, or declaration of the enclosing class, whose scopes follow.
     outer: Option<Die>,
 }
 
-/// Whole names of entries, which have the names that belong to them.
+/// Returns the qualified names of entries.
 pub fn names(
     units: &Units,
     wanted: impl IntoIterator<Item = Die>,
@@ -40,14 +39,14 @@ pub fn names(
     let wanted: BTreeSet<Die> = wanted.into_iter().collect();
     let mut scopes: HashMap<Die, Scope> = HashMap::default();
     let mut round = wanted.clone();
-    for _ in 0..DEEPEST {
+    for _ in 0..MAX_FUNCTION_DEPTH {
         let mut by_unit: BTreeMap<usize, Vec<UnitOffset>> = BTreeMap::new();
         for &(unit, entry) in &round {
             by_unit.entry(unit).or_default().push(entry);
         }
         let mut next = BTreeSet::new();
         for (unit, entries) in by_unit {
-            around(units, unit, &entries, &mut scopes)?;
+            enclosing(units, unit, &entries, &mut scopes)?;
             units.forget_abbreviations(unit);
         }
         for die in round {
@@ -59,7 +58,7 @@ pub fn names(
             scope.outer = outer.scoped;
             match outer.scoped {
                 Some(die) => drop(next.insert(die)),
-                // The other styles leave out parameters, too.
+                // The other styles leave out template arguments or add parameters.
                 None => scope.enclose(&demangle(&outer.text, Style::Templates)),
             }
         }
@@ -69,23 +68,23 @@ pub fn names(
         }
         round = next;
     }
-    let whole = |die: Die| Ok((die, whole(units, &scopes, die)?));
-    wanted.into_iter().map(whole).collect()
+    let named = |die: Die| Ok((die, qualified(units, &scopes, die)?));
+    wanted.into_iter().map(named).collect()
 }
 
-/// The name of an entry with all that it is inside of.
-fn whole(units: &Units, scopes: &HashMap<Die, Scope>, die: Die) -> Result<Rc<str>> {
+/// Joins the name of an entry with those of its scopes.
+fn qualified(units: &Units, scopes: &HashMap<Die, Scope>, die: Die) -> Result<Rc<str>> {
     let own = units.name(die.0, die.1)?.text;
     let mut name = own.to_string();
     let mut next = scopes.get(&die);
-    // Functions that claim to be inside each other have no end.
-    for _ in 0..DEEPEST {
+    // In corrupt input, functions may enclose each other in a cycle.
+    for _ in 0..MAX_FUNCTION_DEPTH {
         let Some(scope) = next else { break };
         name.insert_str(0, &scope.prefix);
         if let Some((unit, entry)) = scope.outer {
             name = format!("{}::{name}", units.name(unit, entry)?.text);
         }
-        if name.len() > LONGEST {
+        if name.len() > MAX_NAME {
             return Ok(own);
         }
         next = scope.outer.and_then(|outer| scopes.get(&outer));
@@ -93,8 +92,8 @@ fn whole(units: &Units, scopes: &HashMap<Die, Scope>, die: Die) -> Result<Rc<str
     Ok(name.into())
 }
 
-/// Finds the scopes around entries of a unit, which are sorted.
-fn around(
+/// Finds the scopes around the entries `wanted` of a unit, which are sorted.
+fn enclosing(
     units: &Units,
     number: usize,
     wanted: &[UnitOffset],
@@ -112,7 +111,7 @@ fn around(
         while path.last().is_some_and(|last| last.depth >= entry.depth) {
             path.pop();
         }
-        // Those before are no entries.
+        // An offset before this entry is not that of one.
         while wanted.next_if(|&own| own < entry.offset).is_some() {}
         if let Some(own) = wanted.next_if(|&own| own == entry.offset) {
             let name = units.name(number, own)?.text;
@@ -131,10 +130,10 @@ fn around(
     Ok(())
 }
 
-/// The scope of an entry of this name, inside of these.
+/// Returns the scope of the entry `name`, whose ancestors are `path`.
 fn scope(units: &Units, number: usize, path: &[Entry], name: &str) -> Result<Scope> {
     let mut scope = Scope::default();
-    for (nearest, entry) in path.iter().rev().take(MOST_SCOPES).enumerate() {
+    for (nearest, entry) in path.iter().rev().take(MAX_SCOPES).enumerate() {
         match entry.plan.abbreviation.tag() {
             gimli::DW_TAG_subprogram => {
                 scope.outer = Some((number, entry.offset));
@@ -171,17 +170,18 @@ fn is_type(tag: DwTag) -> bool {
 }
 
 impl Scope {
+    /// Adds an enclosing scope.
     fn enclose(&mut self, name: &str) {
         self.prefix.insert_str(0, "::");
         self.prefix.insert_str(0, name);
     }
 }
 
-/// What a namespace or type says of itself.
+/// Attributes of a namespace or type.
 #[derive(Default)]
 struct Description<'a> {
     name: Option<std::borrow::Cow<'a, str>>,
-    /// Where it is declared.
+    /// Declaration, if this is a definition outside it.
     declared: Option<Die>,
     line: u64,
     column: u64,
@@ -197,8 +197,8 @@ impl<'a> Description<'a> {
             match attribute.name() {
                 gimli::DW_AT_name => {
                     let text = unit.attr_string(attribute.value()).ok();
-                    // Longer ones are in no whole name.
-                    let text = text.filter(|text| text.len() <= LONGEST);
+                    // A longer name could not be part of a qualified one.
+                    let text = text.filter(|text| text.len() <= MAX_NAME);
                     own.name = text.map(|text| text.to_string_lossy());
                 }
                 gimli::DW_AT_specification => declared = Some(attribute.value()),
@@ -213,16 +213,16 @@ impl<'a> Description<'a> {
         Ok(own)
     }
 
-    /// A type's name. Where it has none and is what a function of this name is directly in, it may
-    /// be a lambda: they are told apart by their places, as the numbers that linkers know them by
-    /// are not told.
+    /// Returns a type's name. An unnamed type that directly encloses the function `function`
+    /// may be a lambda; lambdas are distinguished by line and column, because the numbers in
+    /// their linkage names are not in the debug information.
     fn shown(&self, is_nearest: bool, function: &str) -> String {
-        let is_called = ["operator()", "_FUN", "<lambda", "~<lambda"];
-        let is_called = is_called.iter().any(|own| function.starts_with(own));
+        const LAMBDA_FUNCTIONS: [&str; 4] = ["operator()", "_FUN", "<lambda", "~<lambda"];
+        let is_lambda = is_nearest && LAMBDA_FUNCTIONS.iter().any(|own| function.starts_with(own));
         match (&self.name, self.line, self.column) {
             (Some(name), ..) => name.clone().into_owned(),
-            (None, line, 0) if is_nearest && is_called => format!("{{lambda at {line}}}"),
-            (None, line, column) if is_nearest && is_called => {
+            (None, line, 0) if is_lambda => format!("{{lambda at {line}}}"),
+            (None, line, column) if is_lambda => {
                 format!("{{lambda at {line}:{column}}}")
             }
             _ => "{unnamed}".to_owned(),

@@ -1,13 +1,13 @@
-//! Names for the code of stripped programs.
+//! Names the code of stripped programs.
 //!
-//! What has no debug information may still have symbols: in its own tables, in those of its debug
-//! file, packed in it. Jumps into other modules are called after their targets, as disassemblers
-//! call them: `malloc@plt`. And what has no symbol at all has a beginning, by the tables that
-//! exceptions are unwound with, and is called after that: `cc1plus+0x5a1230`. That name is the
-//! same in each run of a build, and the number is the address that disassemblers show.
+//! A program without debug information may still have symbols: in its own tables, in those of its
+//! debug file, or in a compressed table. Stubs that jump into other modules are named after their
+//! targets, as disassemblers do: `malloc@plt`. A function without a symbol still has an unwind
+//! table entry, and is named after its start address: `cc1plus+0x5a1230`. This name is the same in
+//! every run of a build, and the address is the one that disassemblers show.
 //!
-//! Limits: 64-bit little-endian programs that have a table of sections, jumps of x86-64 and
-//! aarch64. As [`super::read`], this may panic where a file lies.
+//! Limits: 64-bit little-endian programs with section headers; stubs of x86-64 and aarch64 only.
+//! Like [`super::read`], it may panic on a crafted file.
 
 mod boundaries;
 mod stubs;
@@ -22,12 +22,13 @@ use super::image::Image;
 use super::residency::Residency;
 use super::table;
 
-/// Whether the tables of a program are of the kind that [`complete`] reads.
+/// Returns true if [`complete`] can read the program.
 pub fn is_readable(path: &Path) -> bool {
     Image::open(path).is_some()
 }
 
-/// Whether there is no debug information of a program, so that tables of symbols are all there is.
+/// Returns true if neither the program nor its debug files have debug information, so that symbol
+/// tables are all there is.
 pub fn lacks_debug_info(path: &Path, directories: &[PathBuf]) -> bool {
     let image = Image::open(path);
     image.is_some_and(|image| {
@@ -35,10 +36,11 @@ pub fn lacks_debug_info(path: &Path, directories: &[PathBuf]) -> bool {
     })
 }
 
-/// Adds frames for those of the addresses that have none, as far as the program's tables have them.
-/// Code without a symbol is named after `module`, if that is given.
+/// Adds frames for the addresses that have none, as far as the program's symbol and unwind tables
+/// cover them. Code without a symbol is named after `module`, or not at all if that is `None`.
 pub fn complete(
-    (path, directories): (&Path, &[PathBuf]),
+    path: &Path,
+    directories: &[PathBuf],
     module: Option<&str>,
     addresses: &[u64],
     frames: &mut Frames,
@@ -60,11 +62,12 @@ pub fn complete(
             .iter()
             .for_each(|packed| names.by_symbols(packed));
     }
-    let starts = match module {
-        Some(_) => boundaries::starts(&image, &names.wanted, &Residency::of(image.map())),
-        None => HashMap::new(),
+    let starts = if module.is_some() {
+        boundaries::starts(&image, &names.wanted, &Residency::of(image.map()))
+    } else {
+        HashMap::new()
     };
-    let mut made = Made {
+    let mut generated = GeneratedNames {
         module: module.unwrap_or_default(),
         names: HashMap::new(),
     };
@@ -72,7 +75,7 @@ pub fn complete(
         if let Some(name) = names.of.get(address) {
             *own = vec![Frame::named(Rc::clone(name))];
         } else if let Some(&start) = starts.get(address).filter(|_| own.is_empty()) {
-            *own = vec![made.frame(start)];
+            *own = vec![generated.frame(start)];
         }
     }
 }
@@ -84,32 +87,36 @@ fn sorted(addresses: impl Iterator<Item = u64>) -> Vec<u64> {
     sorted
 }
 
-/// Names found, and the addresses, sorted, for which there is none yet.
+/// Names found so far.
 struct Names {
+    /// Names by address.
     of: HashMap<u64, Rc<str>>,
+    /// Addresses without a name, sorted.
     wanted: Vec<u64>,
 }
 
 impl Names {
+    /// Looks the addresses up in the symbol tables of a file.
     fn by_symbols(&mut self, image: &Image) {
         if self.wanted.is_empty() {
             return;
         }
         let residency = Residency::of(image.map());
-        // A damaged table costs its own names.
+        // A damaged table only loses its own names.
         let found = table::names(image, &self.wanted, &residency).unwrap_or_default();
         self.wanted.retain(|address| !found.contains_key(address));
         self.of.extend(found);
     }
 }
 
-/// Names of functions without symbols, each once.
-struct Made<'a> {
+/// Generated names of functions without symbols.
+struct GeneratedNames<'a> {
     module: &'a str,
+    /// Names by the function's start address.
     names: HashMap<u64, Rc<str>>,
 }
 
-impl Made<'_> {
+impl GeneratedNames<'_> {
     fn frame(&mut self, start: u64) -> Frame {
         let name = self.names.entry(start);
         let name = name.or_insert_with(|| format!("{}+{start:#x}", self.module).into());

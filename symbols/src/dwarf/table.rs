@@ -1,20 +1,20 @@
-//! Names of addresses from tables of symbols.
+//! Looks addresses up in symbol tables.
 
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use super::image::{Image, number};
+use super::image::{Image, Section, number};
 use super::residency::Residency;
 
-const ENTRY: usize = 24;
-/// Kinds of symbols that stand for code or data; others name sections, files
-/// and thread-local variables.
-const KINDS: [u64; 4] = [0, 1, 2, 10];
+/// Size of a symbol, in bytes.
+const SYMBOL_SIZE: usize = 24;
+/// Types of symbols for code or data: `STT_NOTYPE`, `STT_OBJECT`, `STT_FUNC`, `STT_GNU_IFUNC`.
+const TYPES: [u64; 4] = [0, 1, 2, 10];
 
-/// Symbols of one address of which the right one is looked for.
-const MOST_ALIKE: usize = 64;
+/// Maximum number of symbols at one address to examine for the right name.
+const MAX_ALIASES: usize = 64;
 
-/// A symbol that may hold an address.
+/// A symbol that may cover an address.
 #[derive(Clone, Copy)]
 struct Symbol {
     value: u64,
@@ -23,8 +23,8 @@ struct Symbol {
     undefined: bool,
 }
 
-/// Names of those of the addresses, which are sorted, that a symbol holds.
-/// `None` where a table is damaged.
+/// Returns the names of the addresses that a symbol covers. `wanted` is sorted. Returns `None` if a
+/// table is damaged.
 pub fn names(
     image: &Image,
     wanted: &[u64],
@@ -33,80 +33,96 @@ pub fn names(
     names_that(image, wanted, residency, |_, _| true)
 }
 
-/// The same, of symbols whose name is the right one of an address.
+/// Like [`names`], but only uses symbols whose name `matches` the address.
 pub fn names_that(
     image: &Image,
     wanted: &[u64],
     residency: &Residency,
-    is_right: impl Fn(u64, &str) -> bool,
+    matches: impl Fn(u64, &str) -> bool,
 ) -> Option<HashMap<u64, Rc<str>>> {
     let mut names = HashMap::new();
     let mut rest = wanted.to_vec();
-    // What is packed in a program are the functions that its other tables do not have.
-    let is_packed = image.map().is_none();
-    for (table, sparse) in [(".symtab", is_packed), (".dynsym", true)] {
-        if !rest.is_empty() && image.section(table).is_some() {
-            in_table(
-                (image, table, sparse),
-                &rest,
-                &mut names,
+    // A decompressed symbol table contains only the functions that the program's own tables
+    // lack.
+    let is_unpacked = image.map().is_none();
+    for (name, is_sparse) in [(".symtab", is_unpacked), (".dynsym", true)] {
+        if rest.is_empty() {
+            continue;
+        }
+        if let Some(section) = image.section(name) {
+            let search = Search {
+                image,
+                is_sparse,
                 residency,
-                &is_right,
-            )?;
+                matches: &matches,
+            };
+            search.table(section, &rest, &mut names)?;
             rest.retain(|address| !names.contains_key(address));
         }
     }
     Some(names)
 }
 
-/// Looks in one table. In a `sparse` one, symbols without a size hold nothing
-/// but their own address.
-fn in_table(
-    (image, table, sparse): (&Image, &str, bool),
-    wanted: &[u64],
-    names: &mut HashMap<u64, Rc<str>>,
-    residency: &Residency,
-    is_right: &impl Fn(u64, &str) -> bool,
-) -> Option<()> {
-    let section = image.section(table)?;
-    let Some(symbols) = image.data(section) else {
-        // A debug file has the header alone.
-        return Some(());
-    };
-    let strings = image.data(image.numbered(section.link)?)?;
-    let nearest = nearest(&symbols, wanted, residency)?;
-    let mut symbols: &[Symbol] = &[];
-    for (&address, own) in wanted.iter().zip(&nearest) {
-        if !own.is_empty() {
-            symbols = own;
-        }
-        let holds = |s: &&Symbol| match s.size {
-            0 => !sparse || address == s.value,
-            size => address < s.value.saturating_add(size),
-        };
-        let holding = symbols.iter().filter(|s| !s.undefined).filter(holds);
-        for symbol in holding.take(MOST_ALIKE) {
-            let name = strings.get(symbol.name..)?.split(|&b| b == 0).next()?;
-            let name = std::str::from_utf8(name).ok()?;
-            if is_right(address, name) {
-                names.insert(address, name.into());
-                break;
-            }
-        }
-    }
-    Some(())
+/// A search in one symbol table.
+struct Search<'a, F> {
+    image: &'a Image,
+    /// Set if the table lacks some functions. Then a symbol of size 0 covers only its own address,
+    /// otherwise everything up to the next symbol.
+    is_sparse: bool,
+    residency: &'a Residency<'a>,
+    matches: &'a F,
 }
 
-/// For each address the symbols of a table that start last of those between the address
-/// before and it, largest first.
+impl<F: Fn(u64, &str) -> bool> Search<'_, F> {
+    /// Adds the names of the addresses that symbols of the table cover.
+    fn table(
+        &self,
+        section: &Section,
+        wanted: &[u64],
+        names: &mut HashMap<u64, Rc<str>>,
+    ) -> Option<()> {
+        let Self {
+            image, is_sparse, ..
+        } = *self;
+        let Some(symbols) = image.data(section) else {
+            // A debug file has only the section's header.
+            return Some(());
+        };
+        let strings = image.data(image.numbered(section.link)?)?;
+        let nearest = nearest(&symbols, wanted, self.residency)?;
+        let mut symbols: &[Symbol] = &[];
+        for (&address, own) in wanted.iter().zip(&nearest) {
+            if !own.is_empty() {
+                symbols = own;
+            }
+            let holds = |s: &&Symbol| match s.size {
+                0 => !is_sparse || address == s.value,
+                size => address < s.value.saturating_add(size),
+            };
+            let holding = symbols.iter().filter(|s| !s.undefined).filter(holds);
+            for symbol in holding.take(MAX_ALIASES) {
+                let name = strings.get(symbol.name..)?.split(|&b| b == 0).next()?;
+                let name = std::str::from_utf8(name).ok()?;
+                if (self.matches)(address, name) {
+                    names.insert(address, name.into());
+                    break;
+                }
+            }
+        }
+        Some(())
+    }
+}
+
+/// Returns for each address the symbols with the greatest value up to it (but after the address
+/// before), largest first.
 fn nearest(symbols: &[u8], wanted: &[u64], residency: &Residency) -> Option<Vec<Vec<Symbol>>> {
     let mut nearest: Vec<Vec<Symbol>> = vec![Vec::new(); wanted.len()];
-    for entry in symbols.chunks_exact(ENTRY) {
+    for entry in symbols.chunks_exact(SYMBOL_SIZE) {
         residency.pass();
         let value = number(entry, 8, 8)?;
         let first = wanted.partition_point(|&a| a < value);
         let known = nearest.get(first).map(|own| own.first().map(|s| s.value));
-        let Some(known) = known.filter(|_| KINDS.contains(&(u64::from(entry[4]) & 15))) else {
+        let Some(known) = known.filter(|_| TYPES.contains(&(u64::from(entry[4]) & 15))) else {
             continue;
         };
         if known.is_none_or(|known| known <= value) {

@@ -1,4 +1,5 @@
-//! Units of debug information: which may hold an address, and their entries.
+//! Units of debug information: finds those that may cover an address, and the names of their
+//! entries.
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
@@ -15,13 +16,13 @@ use gimli::{
 use super::residency::Residency;
 use super::rows;
 
-/// Bytes of a section.
+/// Contents of a section.
 pub type Slice<'a> = EndianSlice<'a, LittleEndian>;
 
-/// Entries that say what another one is called; more are no name.
-const DEEPEST: usize = 16;
+/// Maximum number of references to follow from an entry to the one with its name.
+const MAX_NAME_REFERENCES: usize = 16;
 
-/// Languages in which scopes distinguish functions of the same name.
+/// Languages in which functions of the same name are distinguished by their scopes.
 const WITH_SCOPES: [gimli::DwLang; 8] = [
     gimli::DW_LANG_C_plus_plus,
     gimli::DW_LANG_C_plus_plus_03,
@@ -34,69 +35,70 @@ const WITH_SCOPES: [gimli::DwLang; 8] = [
     gimli::DW_LANG_ObjC_plus_plus,
 ];
 
-/// Ranges around one address; a file with more of them lies.
-const MOST_UNITS: usize = 100;
+/// Maximum number of units that may cover one address. More occur only in corrupt files.
+const MAX_UNITS_PER_ADDRESS: usize = 100;
 
-/// All units, opened when they are needed.
+/// All units of a file, parsed on first use.
 pub struct Units<'a> {
-    /// The debug information.
+    /// Debug information of the file.
     pub dwarf: &'a Dwarf<Slice<'a>>,
-    /// What of the file is in memory.
+    /// Keeps the file's resident pages bounded.
     pub residency: Residency<'a>,
     headers: Vec<UnitHeader<Slice<'a>>>,
-    /// By number.
-    open: RefCell<Vec<Option<Open<'a>>>>,
+    /// Parsed units, by number.
+    open: RefCell<Vec<Option<ParsedUnit<'a>>>>,
+    /// Names by entry.
     names: RefCell<HashMap<Die, Rc<str>>>,
-    /// Apart from the names, as hardly any have it.
+    /// [`Name::scoped`] by entry. Few entries have one.
     scoped: RefCell<HashMap<Die, Die>>,
-    /// By number: whether names are made as in C++.
+    /// By unit number: set if names need their scopes, as in C++.
     has_scopes: RefCell<HashMap<usize, bool>>,
 }
 
-/// An entry: the number of its unit, and its offset there.
+/// An entry: the number of its unit, and the offset in the unit.
 pub type Die = (usize, UnitOffset);
 
-/// What an entry is called.
+/// Name of an entry.
 pub struct Name {
-    /// As the linker knows it, otherwise as the source does; empty when it has no name.
+    /// Linkage name, otherwise the name in the source; empty if there is none.
     pub text: Rc<str>,
-    /// The entry that has the name, where that is a part of the whole name: the linker's is not
-    /// known, and the scopes around this entry belong to it.
+    /// Entry whose scopes qualify `text`. `None` if `text` is a complete name, such as a linkage
+    /// name.
     pub scoped: Option<Die>,
 }
 
-/// A unit that was opened.
-struct Open<'a> {
+/// A unit that has been parsed.
+struct ParsedUnit<'a> {
     unit: Rc<Unit<Slice<'a>>>,
-    /// Whether it has its abbreviations.
-    is_whole: bool,
+    /// False once the abbreviations were freed.
+    has_abbreviations: bool,
 }
 
-/// For each address the units that may hold it.
+/// Units that may cover each address.
 pub struct Candidates {
-    /// Those that start last come first.
+    /// By address; units whose range starts last come first.
     of: Vec<Vec<Candidate>>,
 }
 
-/// A unit that may hold an address, and its range that does.
+/// A unit that may cover an address, and its range that does.
 #[derive(Clone, Copy)]
 struct Candidate {
     unit: usize,
     range: Range,
 }
 
-/// Addresses that are looked for in a unit.
+/// Addresses to look up in one unit.
 pub struct Asked<'w> {
     /// Number of the unit.
     pub unit: usize,
     /// The addresses, sorted.
     pub wanted: &'w [u64],
-    /// For each the unit's range that holds it.
+    /// Range of the unit that covers each address.
     pub ranges: &'w [Range],
 }
 
 impl<'a> Units<'a> {
-    /// Those of a file. Units of types hold no code.
+    /// Reads the headers of all units that may have code, which excludes type units.
     pub fn new(dwarf: &'a Dwarf<Slice<'a>>, residency: Residency<'a>) -> Result<Self> {
         let mut headers = Vec::new();
         let mut all = dwarf.units();
@@ -119,29 +121,31 @@ impl<'a> Units<'a> {
         })
     }
 
-    /// A unit by its number.
+    /// Returns a unit by its number.
     pub fn open(&self, number: usize) -> Result<Rc<Unit<Slice<'a>>>> {
         self.opened(number, true)
     }
 
-    /// A unit by its number; it may have no abbreviations any more.
+    /// Returns a unit by its number, for its line table. Its abbreviations may have been freed.
     pub fn open_for_lines(&self, number: usize) -> Result<Rc<Unit<Slice<'a>>>> {
         self.opened(number, false)
     }
 
-    /// Frees what takes the most memory of a unit: the next one can have it.
+    /// Frees a unit's abbreviations, which are most of its memory. They are parsed again if
+    /// needed.
     pub fn forget_abbreviations(&self, number: usize) {
         if let Some(Some(own)) = self.open.borrow_mut().get_mut(number)
             && let Some(unit) = Rc::get_mut(&mut own.unit)
         {
             unit.abbreviations = Arc::default();
-            own.is_whole = false;
+            own.has_abbreviations = false;
         }
     }
 
+    /// Returns a unit. `whole`: with its abbreviations.
     fn opened(&self, number: usize, whole: bool) -> Result<Rc<Unit<Slice<'a>>>> {
         if let Some(Some(own)) = self.open.borrow().get(number)
-            && (own.is_whole || !whole)
+            && (own.has_abbreviations || !whole)
         {
             return Ok(Rc::clone(&own.unit));
         }
@@ -151,31 +155,31 @@ impl<'a> Units<'a> {
             .ok_or(gimli::Error::MissingUnitDie)?;
         let unit = Rc::new(self.dwarf.unit(*header)?);
         if unit.dwo_id.is_some() {
-            // The rest of it is in another file.
+            // A skeleton unit: the rest is in a .dwo file.
             return Err(gimli::Error::MissingSplitUnit);
         }
-        self.open.borrow_mut()[number] = Some(Open {
+        self.open.borrow_mut()[number] = Some(ParsedUnit {
             unit: Rc::clone(&unit),
-            is_whole: true,
+            has_abbreviations: true,
         });
         Ok(unit)
     }
 
-    /// Units that may hold each of the addresses, which are sorted.
+    /// Finds the units that may cover each of the addresses, which are sorted.
     pub fn candidates(&self, wanted: &[u64]) -> Result<Candidates> {
         let mut holding: Vec<Vec<Candidate>> = vec![Vec::new(); wanted.len()];
-        let mut note = |begin: u64, end: u64, unit: usize| {
+        let mut add = |begin: u64, end: u64, unit: usize| {
             let first = wanted.partition_point(|&a| a < begin);
             let inside = wanted[first..].iter().take_while(|&&a| a < end);
             for (at, _) in inside.enumerate() {
                 let own = &mut holding[first + at];
-                if own.len() < MOST_UNITS {
+                if own.len() < MAX_UNITS_PER_ADDRESS {
                     let range = Range { begin, end };
                     own.push(Candidate { unit, range });
                 }
             }
         };
-        let listed = self.ranges_listed(&mut note)?;
+        let listed = self.add_aranges(&mut add)?;
         for (number, header) in self.headers.iter().enumerate() {
             if listed[number] || matches!(header.type_(), UnitType::Partial) {
                 continue;
@@ -185,11 +189,11 @@ impl<'a> Units<'a> {
             let mut any = false;
             while let Some(range) = ranges.next()? {
                 any |= range.begin < range.end;
-                note(range.begin, range.end, number);
+                add(range.begin, range.end, number);
             }
             if !any {
                 sequences(&unit, &self.residency, |begin, end| {
-                    note(begin, end, number);
+                    add(begin, end, number);
                 })?;
             }
         }
@@ -201,9 +205,8 @@ impl<'a> Units<'a> {
         Ok(Candidates { of: holding })
     }
 
-    /// Notes the ranges in the list of all units' ranges; says which units are
-    /// in it.
-    fn ranges_listed(&self, note: &mut impl FnMut(u64, u64, usize)) -> Result<Vec<bool>> {
+    /// Adds the ranges of `.debug_aranges`. Returns for each unit whether it is listed there.
+    fn add_aranges(&self, add: &mut impl FnMut(u64, u64, usize)) -> Result<Vec<bool>> {
         let mut listed = vec![false; self.headers.len()];
         let mut sets = self.dwarf.debug_aranges.headers();
         while let Some(set) = sets.next()? {
@@ -215,11 +218,12 @@ impl<'a> Units<'a> {
                 match entries.next() {
                     Ok(Some(entry)) if entry.length() > 0 => {
                         listed[unit] = true;
-                        note(entry.range().begin, entry.range().end, unit);
+                        add(entry.range().begin, entry.range().end, unit);
                     }
                     Ok(Some(_)) => {}
                     Ok(None) => break,
-                    // A range beyond all addresses; the iterator continues or ends.
+                    // A range that overflows the address space; the iterator
+                    // continues or ends.
                     Err(_) => {}
                 }
             }
@@ -227,12 +231,12 @@ impl<'a> Units<'a> {
         Ok(listed)
     }
 
-    /// Number of the unit whose header is at this offset.
+    /// Finds the unit whose header is at this offset.
     fn number_at(&self, offset: usize) -> std::result::Result<usize, usize> {
         self.headers.binary_search_by_key(&offset, start)
     }
 
-    /// Name of an entry.
+    /// Returns the name of an entry.
     pub fn name(&self, unit: usize, entry: UnitOffset) -> Result<Name> {
         let die = (unit, entry);
         if let Some(text) = self.names.borrow().get(&die) {
@@ -250,9 +254,10 @@ impl<'a> Units<'a> {
         Ok(name)
     }
 
+    /// Finds the name of an entry, following references to its origin or specification.
     fn find_name(&self, mut die: Die) -> Result<Name> {
         let mut is_specified = false;
-        for _ in 0..=DEEPEST {
+        for _ in 0..=MAX_NAME_REFERENCES {
             self.residency.jump();
             let (mut name, mut other, mut is_external) = (None, None, false);
             let opened = self.open(die.0)?;
@@ -277,7 +282,8 @@ impl<'a> Units<'a> {
                 linked.is_none()
             })?;
             if let Some(name) = linked.or(name) {
-                // What other units can call has its name from the linker, or is `main` or C.
+                // External functions have a linkage name, unless they are `main` or
+                // C functions.
                 let is_whole = linked.is_some() || is_external && !is_specified;
                 let is_scoped = !is_whole && self.has_scopes(die.0)?;
                 return Ok(Name {
@@ -296,7 +302,7 @@ impl<'a> Units<'a> {
         })
     }
 
-    /// The entry that an attribute refers to; `None` where it is in no unit of code.
+    /// Resolves an attribute's reference to an entry. Returns `None` if it refers elsewhere.
     pub fn referred(&self, number: usize, value: AttributeValue<Slice<'a>>) -> Result<Option<Die>> {
         match value {
             AttributeValue::UnitRef(entry) => Ok(Some((number, entry))),
@@ -311,8 +317,8 @@ impl<'a> Units<'a> {
         }
     }
 
-    /// Whether names of a unit are made as in C++. Units that say nothing of their language hold
-    /// what others have in common.
+    /// Returns true if a unit's names need their scopes, as in C++. Units without a language
+    /// hold entries shared by other units, and count as needing them.
     fn has_scopes(&self, number: usize) -> Result<bool> {
         if let Some(&known) = self.has_scopes.borrow().get(&number) {
             return Ok(known);
@@ -332,51 +338,52 @@ impl<'a> Units<'a> {
     }
 }
 
-/// Tells `each` the attributes of an entry, as long as it wants more.
+/// Passes the attributes of an entry to `visit` until that returns false.
 pub fn each_attribute<'a>(
     unit: UnitRef<'_, Slice<'a>>,
     entry: UnitOffset,
-    mut each: impl FnMut(Attribute<Slice<'a>>) -> bool,
+    mut visit: impl FnMut(Attribute<Slice<'a>>) -> bool,
 ) -> Result<()> {
     let mut entries = unit.entries_raw(Some(entry))?;
     let Some(abbreviation) = entries.read_abbreviation()? else {
         return Err(gimli::Error::NoEntryAtGivenOffset(entry.0 as u64));
     };
     for spec in abbreviation.attributes() {
-        if !each(entries.read_attribute(*spec)?) {
+        if !visit(entries.read_attribute(*spec)?) {
             break;
         }
     }
     Ok(())
 }
 
-/// The ranges of addresses that a unit has lines for.
+/// Passes the address range of each sequence of a unit's line table to `visit`.
 fn sequences<'a>(
     unit: &Unit<Slice<'a>>,
     residency: &Residency,
-    mut each: impl FnMut(u64, u64),
+    mut visit: impl FnMut(u64, u64),
 ) -> Result<()> {
     let Some(program) = &unit.line_program else {
         return Ok(());
     };
     let mut start = None;
     rows::each(program, residency, |row, ends| {
-        let start_of_this = *start.get_or_insert(row.address);
+        let begin = *start.get_or_insert(row.address);
         if ends {
-            each(start_of_this, row.address);
+            visit(begin, row.address);
             start = None;
         }
     })
 }
 
-/// Offset of a unit.
+/// Returns the offset of a unit in `.debug_info`.
 fn start(header: &UnitHeader<Slice>) -> usize {
     header.debug_info_offset().map_or(0, |offset| offset.0)
 }
 
 impl Candidates {
-    /// Has `look` look for the addresses in the first units that may hold them,
-    /// all of a unit together; for those not found, in the next units.
+    /// Calls `look` for each unit, with all addresses to look up in it. Begins with the first
+    /// candidate of each address; addresses that are not found are looked up in their next
+    /// candidate.
     pub fn in_turn<T>(
         &self,
         wanted: &[u64],

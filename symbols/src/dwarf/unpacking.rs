@@ -1,9 +1,9 @@
-//! Compressed sections.
+//! Decompresses sections.
 //!
-//! A section is unpacked as a whole by libdeflate, which needs two thirds of the time that zlib's
-//! equal needs; but that one can stop where no more is needed. What is unpacked lies in memory of
-//! its own, in large pages where the kernel has them: to be given thousands of small ones, one
-//! after the other, takes as long as a fifth of the unpacking.
+//! A whole section is decompressed by libdeflate, which takes two thirds of zlib's time. Only zlib
+//! can stop early, if the beginning of a section is enough. The output is an anonymous mapping with
+//! huge pages if available, because page faults on small pages take a fifth as long as the
+//! decompression.
 
 use std::ops::Deref;
 
@@ -11,14 +11,14 @@ use flate2::{Decompress, FlushDecompress};
 use libdeflater::Decompressor;
 use memmap2::{Advice, MmapMut, MmapOptions};
 
-/// The large pages of x86-64, and of aarch64 with pages of 4 KiB.
+/// Huge page size of x86-64, and of aarch64 with 4 KiB pages, in bytes.
 const LARGE_PAGE: usize = 2 << 20;
 
-/// Content of a section.
+/// Contents of a section.
 pub enum Content<'a> {
-    /// As it is in the file.
+    /// Slice of the file.
     File(&'a [u8]),
-    /// Unpacked: this many bytes.
+    /// Decompressed contents: a mapping, and the number of its bytes that are used.
     Unpacked(MmapMut, usize),
 }
 
@@ -34,7 +34,7 @@ impl Deref for Content<'_> {
 }
 
 impl Content<'_> {
-    /// Leaves out what is behind its first `length` bytes.
+    /// Drops everything after the first `length` bytes.
     pub fn truncate(&mut self, length: usize) {
         match self {
             Content::File(bytes) => *bytes = &bytes[..bytes.len().min(length)],
@@ -43,33 +43,33 @@ impl Content<'_> {
     }
 }
 
-/// A compressed section, unpacked as far as it is needed.
+/// A compressed section that is decompressed on demand.
 pub struct Unpacked<'a> {
     packed: &'a [u8],
     engine: Decompress,
-    /// Bytes that are unpacked.
+    /// Bytes decompressed so far.
     done: usize,
-    /// All of it, and how many bytes it has. Zeros where nothing is unpacked yet: in a large section
-    /// they take no memory.
+    /// Output, zero after the first `done` bytes. Untouched huge pages take no memory.
     map: MmapMut,
+    /// Decompressed size of the whole section, in bytes.
     size: usize,
 }
 
 impl<'a> Unpacked<'a> {
-    /// Of a section that says how many bytes it has; none is unpacked yet.
+    /// Prepares the decompression of a section with this decompressed size.
     pub fn new(packed: &'a [u8], size: usize) -> Option<Self> {
-        // Who claims more than is there must not get the memory beforehand.
+        // A large size may be a lie, so only a small mapping is populated in advance.
         let is_small = size < LARGE_PAGE;
         let mut options = MmapOptions::new();
         if is_small {
             options.populate();
         }
-        // No mapping is empty, and whole large pages are laid out so that they can be used.
+        // A mapping cannot be empty. Whole huge pages get a suitable alignment.
         let unit = if is_small { 1 } else { LARGE_PAGE };
         let length = size.max(1).checked_next_multiple_of(unit)?;
         let map = options.len(length).map_anon().ok()?;
         if !is_small {
-            // Without large pages it takes longer.
+            // Only slower without huge pages.
             let _ = map.advise(Advice::HugePage);
         }
         Some(Self {
@@ -81,7 +81,7 @@ impl<'a> Unpacked<'a> {
         })
     }
 
-    /// Unpacks as many bytes from its beginning, if they are not yet; `None` where there are fewer.
+    /// Decompresses at least the first `end` bytes. Returns `None` if there are fewer.
     pub fn reach(&mut self, end: usize) -> Option<()> {
         if end > self.size {
             return None;
@@ -89,7 +89,7 @@ impl<'a> Unpacked<'a> {
         if self.done == 0 && end > self.size / 3 * 2 {
             let mut all = Decompressor::new();
             let unpacked = all.zlib_decompress(self.packed, &mut self.map[..self.size]);
-            // What is damaged is unpacked as far as it goes, below.
+            // A damaged section is decompressed as far as possible, below.
             self.done = unpacked.ok().filter(|&size| size >= end).unwrap_or(0);
         }
         while self.done < end {
@@ -107,12 +107,12 @@ impl<'a> Unpacked<'a> {
         Some(())
     }
 
-    /// The section, as far as it is unpacked.
+    /// Returns the whole section; bytes not decompressed yet are zero.
     pub fn bytes(&self) -> &[u8] {
         &self.map[..self.size]
     }
 
-    /// The same.
+    /// Returns the whole section as its contents; bytes not decompressed yet are zero.
     pub fn into_content(self) -> Content<'a> {
         Content::Unpacked(self.map, self.size)
     }

@@ -1,4 +1,4 @@
-//! Going through the entries of a unit.
+//! Walks through the entries (DIEs) of a unit.
 
 use std::rc::Rc;
 
@@ -9,52 +9,55 @@ use super::plan::{Plan, Plans};
 use super::residency::Residency;
 use super::units::Slice;
 
-/// Bytes between entries that are no longer on the same page.
-const FAR: usize = 4096;
-/// Bytes between two looks at what is in memory.
-const PIECE: usize = 1 << 20;
+/// Distance of a jump, in bytes, from which the target is surely on another page.
+const PAGE_SIZE: usize = 4096;
+/// Bytes read between reports to [`Residency`].
+const REPORT_EVERY: usize = 1 << 20;
 
-/// Where in the entries of a unit one is.
+/// Position in the entries of a unit.
 pub struct Walk<'w, 'a> {
     unit: UnitRef<'w, Slice<'a>>,
     residency: &'w Residency<'a>,
-    /// The unit's entries.
+    /// Entries of the unit.
     bytes: Slice<'a>,
-    /// Bytes of the unit before them.
+    /// Offset of `bytes` in the unit.
     base: usize,
-    /// What comes next.
+    /// Offset of the next entry in `bytes`.
     at: usize,
+    /// Depth of the next entry.
     depth: isize,
-    /// How far up it went since the last entry that was requested.
+    /// Least depth since the last entry returned.
     top: isize,
-    /// How far reading has been reported to the residency.
-    noted: usize,
+    /// Offset in `bytes` up to which reading has been reported to `residency`.
+    reported: usize,
 }
 
-/// An entry that was requested.
+/// An entry returned by a walk.
 pub struct Entry<'u> {
-    /// Where it is in the unit.
+    /// Offset in the unit.
     pub offset: UnitOffset,
-    /// How deep it is.
+    /// Depth, relative to the start of the walk.
     pub depth: isize,
-    /// Entries this deep, and deeper, that were requested before do not hold it.
+    /// Least depth since the entry returned before. Earlier entries at this depth or deeper are not
+    /// ancestors.
     pub top: isize,
-    /// What is known of it.
+    /// Skip plan of the entry's abbreviation.
     pub plan: Rc<Plan<'u>>,
-    /// Where its attributes are.
+    /// Offset of the first attribute in the unit's entries.
     attributes: usize,
+    /// Offset after the last attribute.
     end: usize,
 }
 
 impl Entry<'_> {
-    /// Whether it is of this kind.
+    /// Returns true if the entry has this flag of [`super::plan::kind`].
     pub fn is(&self, kind: u8) -> bool {
         self.plan.kinds & kind != 0
     }
 }
 
 impl<'w, 'a> Walk<'w, 'a> {
-    /// From the first entry of a unit.
+    /// Starts at the first entry of a unit.
     pub fn new(unit: UnitRef<'w, Slice<'a>>, residency: &'w Residency<'a>) -> Result<Self> {
         let base = unit.header.root_offset();
         Ok(Self {
@@ -65,36 +68,37 @@ impl<'w, 'a> Walk<'w, 'a> {
             at: 0,
             depth: 0,
             top: isize::MAX,
-            noted: 0,
+            reported: 0,
         })
     }
 
-    /// Goes to an entry, from which depths are counted.
+    /// Moves to an entry, which gets depth 0.
     pub fn go(&mut self, offset: UnitOffset) -> Result<()> {
         let at = offset.0.checked_sub(self.base);
         let at = at.filter(|&at| at < self.bytes.len());
         let at = at.ok_or(Error::OffsetOutOfBounds(offset.0 as u64))?;
-        if at.abs_diff(self.at) > FAR {
+        if at.abs_diff(self.at) > PAGE_SIZE {
             self.residency.jump();
         }
         (self.at, self.depth, self.top) = (at, 0, isize::MAX);
-        self.noted = at;
+        self.reported = at;
         Ok(())
     }
 
-    /// Goes on at the sibling of an entry, which lies ahead.
+    /// Skips the children of `entry`: moves forward to its sibling.
     pub fn pass_over(&mut self, entry: &Entry<'_>, sibling: UnitOffset) -> Result<()> {
         self.go(sibling)?;
         self.depth = entry.depth;
         Ok(())
     }
 
-    /// Where the next entry is.
+    /// Returns the offset of the next entry.
     pub fn next_offset(&self) -> UnitOffset {
         UnitOffset(self.base + self.at)
     }
 
-    /// The next entry of one of these kinds, as long as entries are deeper than `depth`.
+    /// Returns the next entry that has one of the flags `kinds`. Stops at the first entry whose
+    /// depth is not greater than `depth`.
     pub fn next<'u>(
         &mut self,
         plans: &mut Plans<'u>,
@@ -104,9 +108,9 @@ impl<'w, 'a> Walk<'w, 'a> {
         let bytes = self.bytes.slice();
         while self.depth > depth && self.at < bytes.len() {
             let start = self.at;
-            if start - self.noted >= PIECE {
+            if start - self.reported >= REPORT_EVERY {
                 self.residency.piece();
-                self.noted = start;
+                self.reported = start;
             }
             let (number, attributes) = self.number()?;
             if number == 0 {
@@ -137,7 +141,8 @@ impl<'w, 'a> Walk<'w, 'a> {
         Ok(None)
     }
 
-    /// The number of the next entry's abbreviation, and where its attributes are.
+    /// Reads the code of the next entry's abbreviation. Returns the code and the offset of the
+    /// attributes.
     #[inline]
     fn number(&self) -> Result<(u64, usize)> {
         match self.bytes.get(self.at) {
@@ -151,7 +156,7 @@ impl<'w, 'a> Walk<'w, 'a> {
         }
     }
 
-    /// Where an entry ends whose size the plan does not know.
+    /// Finds the end of an entry by gimli, if its plan cannot.
     #[cold]
     fn end(&self, plan: &Plan<'_>, attributes: usize) -> Result<usize> {
         let mut rest = self.attributes(attributes)?;
@@ -185,7 +190,7 @@ impl<'w, 'a> Walk<'w, 'a> {
         ))
     }
 
-    /// An entry's only range of addresses, if that is where its plan says.
+    /// Returns the entry's only address range, if its position is in the plan.
     pub fn range(&self, entry: &Entry<'_>) -> Option<Range> {
         let place = entry.plan.range?;
         let entry = self.bytes.get(entry.attributes..entry.end)?;
@@ -195,7 +200,7 @@ impl<'w, 'a> Walk<'w, 'a> {
         Some(Range { begin, end })
     }
 
-    /// An entry's sibling, if that is where its plan says.
+    /// Returns the entry's sibling, if its position is in the plan.
     pub fn sibling(&self, entry: &Entry<'_>) -> Option<UnitOffset> {
         let at = entry.end.checked_sub(entry.plan.sibling?)?;
         number(&self.bytes, at, 4).map(|offset| UnitOffset(offset as usize))

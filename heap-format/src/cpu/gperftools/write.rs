@@ -1,4 +1,4 @@
-//! Writing gperftools' binary CPU profile.
+//! Writes gperftools' binary CPU profile.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
@@ -6,24 +6,25 @@ use std::os::unix::ffi::OsStrExt;
 
 use crate::cpu::kernel_function;
 use crate::dump::write::plain;
-use crate::marker::{KERNEL_ADDRESS, MARKERS, NOT_SAMPLED_ADDRESS, aside, marker_at};
+use crate::marker::{KERNEL_ADDRESS, MARKERS, NOT_SAMPLED_ADDRESS, marker_at, to_gperftools};
 use crate::profile::{Mapping, Profile};
 use crate::python::PYTHON;
 
-/// The period of profiles that do not state theirs: that of gperftools.
+/// Period of profiles that do not have one, in microseconds: gperftools' default.
 const PERIOD_US: u64 = 10_000;
 
 /// Writes a CPU profile in the format of gperftools.
 ///
-/// Promises: gperftools' and Go's pprof read the profile's time, and that of each subtree of the
-/// call tree to within a period: the format counts periods, so a stack gets as many as make the
-/// sum of all before it right. A profile read from this format is written with its own counts.
+/// Guarantees: gperftools' and Go's pprof read the profile's total time, and the time of each
+/// subtree of the call tree to within one period. The format counts periods, so each stack gets as
+/// many as make the sum of all stacks before it right. A profile read from this format keeps its
+/// counts.
 ///
-/// Functions of the kernel become one pseudo-frame, since there are only addresses; lines of
-/// Python, which have none, are left out, and threads are not told apart.
+/// Limits: The format has only addresses, so all kernel functions become one pseudo-frame, and
+/// Python frames, which have no address, are dropped. Threads are not distinguished.
 ///
-/// Needs a column of nanoseconds, none of them below zero, and addresses; other profiles are
-/// refused.
+/// Requires a column of nanoseconds without negative values, and addresses. Returns an error for
+/// other profiles.
 pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
     let Some(column) = profile.time_column() else {
         return Err(refused(
@@ -40,8 +41,9 @@ pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
     words(&mut text, [0, 3, 0, period_us, 0]);
     for (stack, count) in &counts {
         words(&mut text, [*count, stack.len() as u64]);
-        // They were sorted from the root on.
-        words(&mut text, stack.iter().rev().map(|&address| aside(address)));
+        // Stacks are sorted from the root on; the format begins with the leaf.
+        let leaf_first = stack.iter().rev();
+        words(&mut text, leaf_first.map(|&address| to_gperftools(address)));
     }
     let padded = pad(&mut text, counts.keys());
     words(&mut text, [0, 1, 0]);
@@ -71,7 +73,7 @@ fn period_us(profile: &Profile) -> u64 {
     }
 }
 
-/// The lookup address of each location that has one in this format.
+/// Returns the lookup address of each location; `None` for one without an address in this format.
 fn frames(profile: &Profile) -> io::Result<Vec<Option<u64>>> {
     let mut addresses = Vec::with_capacity(profile.locations.len());
     for location in &profile.locations {
@@ -87,8 +89,8 @@ fn frames(profile: &Profile) -> io::Result<Vec<Option<u64>>> {
     Ok(addresses)
 }
 
-/// The stacks, from the root on as the format has their addresses, with the number of their
-/// periods; those without any are left out.
+/// Returns the stacks, root first with the format's addresses, and their numbers of periods. Drops
+/// stacks with none.
 fn counts(
     profile: &Profile,
     column: usize,
@@ -97,11 +99,11 @@ fn counts(
 ) -> BTreeMap<Vec<u64>, u64> {
     let mut times: BTreeMap<Vec<u64>, u128> = BTreeMap::new();
     for (stack, locations) in profile.stacks.iter().enumerate() {
-        // None is negative.
+        // No value is negative, as `write` has checked.
         let ns = profile.values_of(stack)[column] as u128;
         *times.entry(path(locations, addresses)).or_default() += ns;
     }
-    // A subtree of the call tree is a range of this order.
+    // In this order, each subtree of the call tree is a range.
     let (mut sum, mut given) = (0u128, 0u128);
     let count = |(stack, ns)| {
         sum += ns;
@@ -114,7 +116,7 @@ fn counts(
     counts.filter(|(_, count)| *count > 0).collect()
 }
 
-/// A stack from the root on, with return addresses for all but its leaf; never empty.
+/// Returns a stack, root first, with return addresses for all but the leaf. Never empty.
 fn path(locations: &[u32], addresses: &[Option<u64>]) -> Vec<u64> {
     let lookups = locations
         .iter()
@@ -131,9 +133,11 @@ fn path(locations: &[u32], addresses: &[Option<u64>]) -> Vec<u64> {
     stack
 }
 
-/// Readers take a second frame that nearly all stacks share for the signal handler's, and leave
-/// it out: one of 32 records that differ from it, of no samples, keep them from that. Returns the
-/// address in these.
+/// Adds records without samples that keep readers from removing a real frame.
+///
+/// Readers take a frame after the leaf that nearly all stacks share for a frame of the signal
+/// handler, and remove it. One different record in 32 prevents this. Returns the address in these
+/// records, if they were needed.
 fn pad<'a>(out: &mut Vec<u8>, stacks: impl ExactSizeIterator<Item = &'a Vec<u64>>) -> Option<u64> {
     let all = stacks.len();
     let mut seconds: HashMap<u64, usize> = HashMap::new();
@@ -142,16 +146,16 @@ fn pad<'a>(out: &mut Vec<u8>, stacks: impl ExactSizeIterator<Item = &'a Vec<u64>
             *seconds.entry(stack[at]).or_default() += 1;
         }
     }
-    let most = seconds.into_values().max().unwrap_or(0);
+    let max_shared = seconds.into_values().max().unwrap_or(0);
     let padding = NOT_SAMPLED_ADDRESS - 1;
-    let shared = most > 0 && most >= all - all / 32;
-    shared.then(|| {
-        (0..=all / 31).for_each(|_| words(out, [0, 1, aside(padding)]));
+    let is_shared = max_shared > 0 && max_shared >= all - all / 32;
+    is_shared.then(|| {
+        (0..=all / 31).for_each(|_| words(out, [0, 1, to_gperftools(padding)]));
         padding
     })
 }
 
-/// The maps, with ranges for the pseudo-frames that are used.
+/// Writes the maps, with ranges for the pseudo-frames that are used.
 fn maps<'a>(profile: &Profile, addresses: impl Iterator<Item = &'a u64>, out: &mut Vec<u8>) {
     let is_code = |m: &&Mapping| {
         let is_python = m.path.as_os_str() == PYTHON;
@@ -173,7 +177,7 @@ fn maps<'a>(profile: &Profile, addresses: impl Iterator<Item = &'a u64>, out: &m
         number.into_iter().for_each(|number| used[number] = true);
     }
     for (marker, _) in MARKERS.iter().zip(used).filter(|(_, used)| *used) {
-        let start = aside(marker.address);
+        let start = to_gperftools(marker.address);
         let end = start + marker.len;
         let name = marker.name.replace(' ', "_");
         let entry = format!("{start:08x}-{end:08x} r-xp 00000000 00:00 0 {name}\n");

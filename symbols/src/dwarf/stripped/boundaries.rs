@@ -1,4 +1,4 @@
-//! Where functions begin, by the tables for unwinding, which no `strip` takes away.
+//! Finds the start of functions by the unwind tables, which `strip` does not remove.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,8 @@ use super::super::residency::Residency;
 use super::super::units::Slice;
 use super::super::unpacking::Content;
 
-/// For those of the addresses, which are sorted, that lie in a function of the table: its start.
+/// Returns the start of the function around each address that an unwind table covers. `wanted` is
+/// sorted.
 pub fn starts(image: &Image, wanted: &[u64], residency: &Residency) -> HashMap<u64, u64> {
     if wanted.is_empty() {
         return HashMap::new();
@@ -20,14 +21,16 @@ pub fn starts(image: &Image, wanted: &[u64], residency: &Residency) -> HashMap<u
     let found = Tables::of(image).and_then(|tables| {
         tables
             .by_index(wanted, residency)
-            .or_else(|| tables.by_passing(wanted, residency))
+            .or_else(|| tables.by_scan(wanted, residency))
     });
     found.unwrap_or_default()
 }
 
-/// The section of entries, and its index, which may be missing.
+/// The unwind tables of a file.
 struct Tables<'a> {
+    /// `.eh_frame`.
     entries: Content<'a>,
+    /// `.eh_frame_hdr`; `None` if missing.
     index: Option<Content<'a>>,
     bases: BaseAddresses,
 }
@@ -53,7 +56,7 @@ impl<'a> Tables<'a> {
         EhFrame::new(&self.entries, LittleEndian)
     }
 
-    /// Looks each address up. `None`: there is no index.
+    /// Looks each address up in the index. Returns `None` if there is no index.
     fn by_index(&self, wanted: &[u64], residency: &Residency) -> Option<HashMap<u64, u64>> {
         let header = EhFrameHdr::new(self.index.as_deref()?, LittleEndian);
         let header = header.parse(&self.bases, 8).ok()?;
@@ -72,6 +75,7 @@ impl<'a> Tables<'a> {
         Some(found)
     }
 
+    /// Parses the FDE at this offset.
     fn entry<'e>(
         &self,
         section: &EhFrame<Slice<'e>>,
@@ -85,8 +89,8 @@ impl<'a> Tables<'a> {
             .ok()
     }
 
-    /// Passes through all entries; damage ends it.
-    fn by_passing(&self, wanted: &[u64], residency: &Residency) -> Option<HashMap<u64, u64>> {
+    /// Reads all entries, up to the first damaged one.
+    fn by_scan(&self, wanted: &[u64], residency: &Residency) -> Option<HashMap<u64, u64>> {
         let mut found: HashMap<u64, u64> = HashMap::new();
         let section = self.section();
         let mut entries = section.entries(&self.bases);

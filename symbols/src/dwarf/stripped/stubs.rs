@@ -1,5 +1,5 @@
-//! Stubs that jump into other modules, by way of a table of addresses that the loader fills in
-//! (PLT and GOT).
+//! Names stubs (PLT entries), which jump into other modules through a slot of the GOT that the
+//! loader fills in.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -7,23 +7,28 @@ use std::rc::Rc;
 use super::super::image::{Image, Section, number};
 use super::super::residency::Residency;
 
+/// `EM_X86_64`.
 const X86_64: u16 = 62;
+/// `EM_AARCH64`.
 const AARCH64: u16 = 183;
-/// Bytes of an entry of a relocation table, and of a table of symbols.
-const RELOCATION: usize = 24;
-const SYMBOL: usize = 24;
-/// Kinds of relocations that put a symbol's address into a slot: of x86-64, then of aarch64.
-const INTO_SLOTS: [(u16, u64); 4] = [(X86_64, 6), (X86_64, 7), (AARCH64, 1025), (AARCH64, 1026)];
-/// Sections that stubs are in.
-const SECTIONS: [&str; 4] = [".plt", ".plt.sec", ".plt.got", ".iplt"];
-/// `bti c`.
-const LANDING_PAD: u64 = 0xd503_245f;
-/// Bytes of the largest stub.
-const LARGEST: u64 = 32;
+/// Size of a relocation, in bytes.
+const RELOCATION_SIZE: usize = 24;
+/// Size of a symbol, in bytes.
+const SYMBOL_SIZE: usize = 24;
+/// Types of relocations that store a symbol's address in a GOT slot: `GLOB_DAT` and `JUMP_SLOT` of
+/// each architecture.
+const SLOT_RELOCATIONS: [(u16, u64); 4] =
+    [(X86_64, 6), (X86_64, 7), (AARCH64, 1025), (AARCH64, 1026)];
+/// Sections of stubs.
+const STUB_SECTIONS: [&str; 4] = [".plt", ".plt.sec", ".plt.got", ".iplt"];
+/// Encoding of `bti c`.
+const BTI_C: u64 = 0xd503_245f;
+/// Size of the largest aarch64 stub, in bytes.
+const MAX_STUB: u64 = 32;
 
-/// Names of those of the addresses, which are sorted, that lie in a stub.
+/// Returns the names of the addresses that lie in a stub. `wanted` is sorted.
 pub fn names(image: &Image, wanted: &[u64]) -> HashMap<u64, Rc<str>> {
-    let sections = SECTIONS.iter().filter_map(|name| image.section(name));
+    let sections = STUB_SECTIONS.iter().filter_map(|name| image.section(name));
     let mut slots = HashMap::new();
     for section in sections {
         let first = wanted.partition_point(|&address| address < section.address);
@@ -45,7 +50,7 @@ pub fn names(image: &Image, wanted: &[u64]) -> HashMap<u64, Rc<str>> {
     slots.into_iter().filter_map(name).collect()
 }
 
-/// Address of the slot that the stub at an address jumps through.
+/// Returns the address of the GOT slot that the stub at `address` jumps through.
 fn slot(machine: u16, section: &Section, code: &[u8], address: u64) -> Option<u64> {
     match machine {
         X86_64 => of_x86(section, code, address),
@@ -54,7 +59,7 @@ fn slot(machine: u16, section: &Section, code: &[u8], address: u64) -> Option<u6
     }
 }
 
-/// `jmp *DISTANCE(%rip)`, behind an `endbr64` or a load of the slot's number.
+/// Decodes `jmp *DISTANCE(%rip)`, which may follow an `endbr64`.
 fn of_x86(section: &Section, code: &[u8], address: u64) -> Option<u64> {
     let size = match section.entry {
         8 => 8,
@@ -71,13 +76,13 @@ fn of_x86(section: &Section, code: &[u8], address: u64) -> Option<u64> {
     behind.checked_add_signed(distance.into())
 }
 
-/// `adrp x16, PAGE` and `ldr x17, [x16, OFFSET]`.
+/// Decodes `adrp x16, PAGE` and `ldr x17, [x16, OFFSET]`.
 fn of_aarch64(section: &Section, code: &[u8], address: u64) -> Option<u64> {
     let word = |at: u64| number(code, usize::try_from(at).ok()?, 4);
     let mut distance = (address - section.address) & !3;
     // A stub may begin with a landing pad.
-    distance += 4 * u64::from(word(distance) == Some(LANDING_PAD));
-    let words = (0..LARGEST)
+    distance += 4 * u64::from(word(distance) == Some(BTI_C));
+    let words = (0..MAX_STUB)
         .step_by(4)
         .map_while(|back| distance.checked_sub(back));
     for at in words {
@@ -87,7 +92,7 @@ fn of_aarch64(section: &Section, code: &[u8], address: u64) -> Option<u64> {
         }
         let second = word(at + 4).filter(|second| second & 0xffc0_03ff == 0xf940_0211)?;
         let pages = (first >> 5 & 0x7_ffff) << 2 | (first >> 29 & 3);
-        // 21 bits with a sign.
+        // A signed 21-bit number.
         let pages = ((pages as i64) << 43) >> 43;
         let page = section.address.checked_add(at)? & !0xfff;
         let offset = (second >> 10 & 0xfff) * 8;
@@ -96,7 +101,7 @@ fn of_aarch64(section: &Section, code: &[u8], address: u64) -> Option<u64> {
     None
 }
 
-/// The name of the symbol whose address is put into each of the slots.
+/// Returns the name of the symbol whose address is stored in each of the slots.
 fn symbols(image: &Image, slots: &HashMap<u64, u64>) -> Option<HashMap<u64, Rc<str>>> {
     let mut numbers: HashMap<u64, u64> = slots.values().map(|&slot| (slot, 0)).collect();
     let residency = Residency::of(image.map());
@@ -105,14 +110,14 @@ fn symbols(image: &Image, slots: &HashMap<u64, u64>) -> Option<HashMap<u64, Rc<s
         for entry in table
             .as_deref()
             .unwrap_or_default()
-            .chunks_exact(RELOCATION)
+            .chunks_exact(RELOCATION_SIZE)
         {
             residency.pass();
             let (slot, info) = (number(entry, 0, 8)?, number(entry, 8, 8)?);
             let kind = (image.machine(), info & 0xffff_ffff);
             if let Some(known) = numbers
                 .get_mut(&slot)
-                .filter(|_| INTO_SLOTS.contains(&kind))
+                .filter(|_| SLOT_RELOCATIONS.contains(&kind))
             {
                 *known = info >> 32;
             }
@@ -122,7 +127,7 @@ fn symbols(image: &Image, slots: &HashMap<u64, u64>) -> Option<HashMap<u64, Rc<s
     let symbols = image.data(table)?;
     let strings = image.data(image.numbered(table.link)?)?;
     let name = |(slot, symbol): (u64, u64)| {
-        let entry = usize::try_from(symbol).ok()?.checked_mul(SYMBOL)?;
+        let entry = usize::try_from(symbol).ok()?.checked_mul(SYMBOL_SIZE)?;
         let at = number(&symbols, entry, 4).filter(|_| symbol > 0)? as usize;
         let name = strings.get(at..)?.split(|&byte| byte == 0).next()?;
         let name = std::str::from_utf8(name)

@@ -21,7 +21,8 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// Functions of all kinds: of one file, of templates, cold parts, without symbols in the dynamic table.
+/// Functions of all kinds: of one file, of templates, cold parts, without symbols in the dynamic
+/// table.
 const SOURCE: &str = r#"
 #include <algorithm>
 #include <map>
@@ -100,7 +101,7 @@ impl Built {
 /// The names of addresses; empty where there is none.
 fn named(program: &Path, directories: &[PathBuf], addresses: &[u64]) -> Vec<Frame> {
     let mut frames = vec![Vec::new(); addresses.len()];
-    complete((program, directories), Some("app"), addresses, &mut frames);
+    complete(program, directories, Some("app"), addresses, &mut frames);
     let only = |mut frames: Vec<Frame>| {
         assert!(frames.len() < 2);
         frames.pop().unwrap_or_default()
@@ -286,7 +287,7 @@ fn stubs_of_aarch64_have_the_names_of_their_relocations() {
     }
 }
 
-/// Whether each address has the name of a function that starts there.
+/// Asserts that each address has the name of a function that starts there.
 fn are_named(built: &Built, program: &Path, directories: &[PathBuf]) -> bool {
     let functions = built.functions();
     let found = named(program, directories, &spread(&functions));
@@ -345,7 +346,7 @@ fn symbols_are_found_by_the_build_id() {
     assert!(are_named(&built, &stripped, &[built.at("debug")]));
 }
 
-/// As Fedora packs symbols into its programs.
+/// Compresses symbols into a program, like Fedora.
 #[test]
 fn symbols_are_unpacked() {
     let built = Built::make(&["-rdynamic"]);
