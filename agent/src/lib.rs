@@ -35,10 +35,10 @@
 //! | `local`, `arch`, `probes` | a thread's initial state; assembly; tracepoints |
 //! | `symbol_table`, `musl`, `sys` | functions in a library's own tables; what other C libraries lack; system calls, memory, text |
 //! | `atfork`, `definitions`, `environment` | fork handlers; which modules define a symbol, hiding ours; what the environment says before libc has started |
-//! | `c_library`, `roomy` | the C library's functions, by address; a stack for work at start-up |
+//! | `c_library`, `roomy`, `seccomp` | the C library's functions, by address; a stack for work at start-up; the process's filters |
 //! | `backend`, `own` | the underlying allocator; the memory that the agent keeps for itself |
 //! | `exemptions`, `hooks` | what the program says is no leak; functions that it defines for leak checkers to call |
-//! | `library`, `scratch`, `seccomp` | this library's file, and where it lies; clearing what a leak check must not find; the process's filters |
+//! | `library`, `scratch` | this library's file, and where it lies; clearing what a leak check must not find |
 //! | `cycles`, `ends`, `tid` | the process's cycle counter; ends of stacks; a thread's number |
 //! | `request`, `checks`, `on_signal` | starting the controller for a request of the program; the program's own leak checks; handlers of signals by which a user requests a profile |
 //! | `headers`, `huge_pages`, `object`, `range` | the table of headers; what is kept from huge pages; sampled objects; where they are |
