@@ -5,9 +5,9 @@
 //! and remembers what was lost before.
 
 use crate::backend;
-use crate::controller::{self, Answer, Failure};
 use crate::environment::variable;
 use crate::hooks;
+use crate::request::{self, Answer, Failure};
 use crate::sys::{self, Text};
 use core::ffi::{CStr, c_int, c_void};
 use core::ptr::null_mut;
@@ -168,7 +168,7 @@ pub fn check(name: &CStr, style: Style, before: &[u8]) -> Option<Found> {
         style_name,
         c"--socket",
     ];
-    let found = controller::ask(&arguments, before).and_then(|mut answer| {
+    let found = request::ask(&arguments, before).and_then(|mut answer| {
         let [bytes, objects, code] = numbers(answer.bytes()).ok_or(Failure::Silent)?;
         Ok(Found {
             bytes,
@@ -180,7 +180,7 @@ pub fn check(name: &CStr, style: Style, before: &[u8]) -> Option<Found> {
     let found = match found {
         Ok(found) => Some(found),
         Err(failure) => {
-            controller::complain("no leak check", failure);
+            request::complain("no leak check", failure);
             None
         }
     };

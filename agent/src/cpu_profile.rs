@@ -8,8 +8,8 @@
 mod filter;
 mod switch;
 
-use crate::controller::{self, Answer};
 use crate::environment;
+use crate::request::{self, Answer};
 use crate::sys::{self, Text};
 use crate::{backend, cpu, timers};
 use core::ffi::{CStr, c_char, c_int};
@@ -39,7 +39,7 @@ static SAMPLER: AtomicI32 = AtomicI32::new(0);
 static STARTED: AtomicI64 = AtomicI64::new(0);
 static FILE: [AtomicU8; NAME] = [const { AtomicU8::new(0) }; NAME];
 /// Where further requests to the controller go.
-static SOCKET: [AtomicU8; controller::NAME] = [const { AtomicU8::new(0) }; controller::NAME];
+static SOCKET: [AtomicU8; request::NAME] = [const { AtomicU8::new(0) }; request::NAME];
 
 /// What is being sampled.
 pub struct Running {
@@ -111,7 +111,7 @@ pub fn begin(path: &CStr, filter: Option<Filter>) -> bool {
         Some(_) => c"start-filtered",
         None => c"start",
     };
-    let answer = controller::act(c"self-cpu", &[what, c"--file", path], LACK);
+    let answer = request::act(c"self-cpu", &[what, c"--file", path], LACK);
     let sampler = answer.and_then(|mut answer| sampler(answer.bytes()));
     SAMPLER.store(sampler.unwrap_or(0), Ordering::Relaxed);
     STARTED.store(now(), Ordering::Relaxed);
@@ -143,9 +143,9 @@ pub fn end() {
     let saved = sys::errno();
     let sampler = SAMPLER.load(Ordering::Relaxed);
     if let Err(failure) = ask(b"stop") {
-        controller::complain(LACK, failure);
+        request::complain(LACK, failure);
     } else {
-        controller::reap(sampler);
+        request::reap(sampler);
     }
     // A program may unload its filter from now on.
     filter::install(None);
@@ -172,14 +172,14 @@ pub fn samples() -> c_int {
 }
 
 /// Asks the controller that samples. Changes `errno`.
-fn ask(question: &[u8]) -> Result<Answer, controller::Failure> {
-    let mut name = [0; controller::NAME];
+fn ask(question: &[u8]) -> Result<Answer, request::Failure> {
+    let mut name = [0; request::NAME];
     for (byte, place) in name.iter_mut().zip(&SOCKET) {
         *byte = place.load(Ordering::Relaxed);
     }
     let len = name.iter().position(|byte| *byte == 0);
     let name = &name[..len.unwrap_or(name.len())];
-    controller::ask_again(SAMPLER.load(Ordering::Relaxed), name, question)
+    request::ask_again(SAMPLER.load(Ordering::Relaxed), name, question)
 }
 
 /// At the program's exit.

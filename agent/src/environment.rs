@@ -45,6 +45,25 @@ pub fn is_set(name: &CStr) -> bool {
     variable(name).is_some_and(|value| !value.is_empty() && value != b"0")
 }
 
+/// A variable's value as a number above zero, with an optional K, M or G (1024s).
+pub fn number(name: &CStr) -> Option<u64> {
+    let text = variable(name)?;
+    let (digits, shift) = match text.last()? {
+        b'K' | b'k' => (&text[..text.len() - 1], 10),
+        b'M' | b'm' => (&text[..text.len() - 1], 20),
+        b'G' | b'g' => (&text[..text.len() - 1], 30),
+        _ => (text, 0),
+    };
+    let mut value = 0u64;
+    for digit in digits {
+        let digit = digit.checked_sub(b'0').filter(|d| *d < 10)?;
+        value = value.checked_mul(10)?.checked_add(u64::from(digit))?;
+    }
+    (!digits.is_empty())
+        .then_some(value.checked_mul(1 << shift)?)
+        .filter(|v| *v > 0)
+}
+
 /// Sets the highest bit of a variable's first byte, for the programs that this one starts.
 pub fn mark(name: &CStr) {
     let prefix = name.to_bytes();

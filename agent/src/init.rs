@@ -13,8 +13,8 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
 
 use crate::{
-    atfork, backend, checks, cpu, cpu_profile, ends, entry, environment, fork, image, library,
-    module, musl, python, range, roomy, seccomp, session, stats, sys, thread, tid,
+    atfork, backend, checks, cpu, cpu_profile, ends, entry, environment, exit, fork, image,
+    library, module, musl, python, range, roomy, seccomp, session, stats, sys, thread, tid,
 };
 
 #[used]
@@ -110,7 +110,7 @@ extern "C" fn begin() {
     atfork::start();
     ends::find();
     library::find();
-    module::init();
+    module::init(&python::WATCHER);
     thread::make_key();
     tid::find();
     entry::find_next();
@@ -123,6 +123,7 @@ extern "C" fn begin() {
     thread::start(most.address_space.min(most.data));
     fork::start();
     let samples_all = checks::start() | entry::start_heap_profile();
+    exit::start();
     let own = image::memory();
     session::start(most.address_space, samples_all, own);
     let arguments = ARGUMENTS.load(Ordering::Relaxed);

@@ -27,32 +27,29 @@
 //!   linked allocator of its own.
 //!
 //! # Modules
-//! Each uses only those above it.
+//! In reading order: each uses only those before it, in rows above or to its left. Only `cpu` and
+//! `cpu_profile`, and `exhaustion` and `keeping`, use each other.
 //!
 //! | module | contents |
 //! |---|---|
-//! | `sys` | system calls, memory, text |
 //! | `local`, `arch`, `probes` | a thread's initial state; assembly; tracepoints |
-//! | `roomy` | a stack for work at start-up |
-//! | `symbol_table`, `c_library`, `musl` | functions in a library's own tables; the C library's, by address; what other C libraries lack |
-//! | `seccomp`, `cycles`, `atfork`, `ends` | the process's filters; its cycle counter; fork handlers; ends of stacks |
-//! | `environment` | what the environment says before libc has started |
-//! | `library` | this library's file, and where it lies |
-//! | `definitions` | which modules define a symbol; hiding ours |
-//! | `backend`, `object` | the underlying allocator; headers of sampled objects |
-//! | `exemptions`, `controller`, `checks` | what the program says is no leak; starting the controller; the program's own leak checks |
-//! | `on_signal` | handlers of signals by which a user requests a profile |
-//! | `timers` | timers on threads' CPU time |
-//! | `session` | the segment and its life cycle, epochs |
-//! | `module`, `range`, `sampler` | loaded code and its unwind rules; sampled objects; arithmetic |
-//! | `python` | the frames of a Python interpreter |
-//! | `stats`, `thread` | work once a second; a thread's memory for sampling |
-//! | `limits` | limits that the program sets itself |
-//! | `fork`, `sample` | leaving the parent's session; the slow path |
-//! | `cpu` | samples of CPU time |
-//! | `exhaustion` | arenas of jemalloc when memory is exhausted |
-//! | `image` | where the agent's own memory is |
-//! | `entry`, `init` | entry points, the fast path; initialisation |
+//! | `symbol_table`, `musl`, `sys` | functions in a library's own tables; what other C libraries lack; system calls, memory, text |
+//! | `atfork`, `definitions`, `environment` | fork handlers; which modules define a symbol, hiding ours; what the environment says before libc has started |
+//! | `c_library`, `roomy`, `seccomp` | the C library's functions, by address; a stack for work at start-up; the process's filters |
+//! | `backend`, `own` | the underlying allocator; the memory that the agent keeps for itself |
+//! | `exemptions`, `hooks` | what the program says is no leak; functions that it defines for leak checkers to call |
+//! | `library`, `scratch` | this library's file, and where it lies; clearing what a leak check must not find |
+//! | `cycles`, `ends`, `tid` | the process's cycle counter; ends of stacks; a thread's number |
+//! | `request`, `checks`, `on_signal` | starting the controller for a request of the program; the program's own leak checks; handlers of signals by which a user requests a profile |
+//! | `headers`, `huge_pages`, `object`, `range` | the table of headers; what is kept from huge pages; sampled objects; where they are |
+//! | `exhaustion`, `keeping`, `wrapped` | arenas of jemalloc when memory is exhausted; how much freed memory it keeps; what it requests from the system |
+//! | `timers`, `thinning`, `sampler` | timers on threads' CPU time; which due samples are taken; arithmetic |
+//! | `session`, `cpu_totals` | the segment and its life cycle, epochs; where a session's CPU time is counted |
+//! | `module`, `python` | loaded code and its unwind rules; the frames of a Python interpreter |
+//! | `stats`, `thread`, `fork` | work once a second; a thread's memory for sampling; leaving the parent's session |
+//! | `cpu`, `cpu_profile` | samples of CPU time; profiles of it that the program requests |
+//! | `exit`, `image`, `limits` | the process's exit; where the agent's own memory is; limits that the program sets itself |
+//! | `sample`, `entry`, `init` | the slow path; entry points, the fast path; initialisation |
 #![cfg_attr(not(test), no_std)]
 
 #[cfg(test)]
@@ -64,7 +61,6 @@ mod backend;
 #[cfg_attr(test, path = "c_library/unresolved.rs")]
 mod c_library;
 mod checks;
-mod controller;
 mod cpu;
 mod cpu_profile;
 mod cpu_totals;
@@ -76,9 +72,12 @@ mod environment;
 mod exemptions;
 #[cfg(not(test))]
 mod exhaustion;
+mod exit;
 mod fork;
 mod headers;
 mod hooks;
+#[cfg(not(test))]
+mod huge_pages;
 mod image;
 mod init;
 #[cfg(not(test))]
@@ -95,6 +94,7 @@ mod own;
 mod probes;
 mod python;
 mod range;
+mod request;
 mod roomy;
 mod sample;
 mod sampler;

@@ -18,7 +18,6 @@ mod maps;
 mod record;
 mod tables;
 
-use crate::python;
 pub use close::{close, reading};
 use record::{Facts, publish_missing};
 pub use tables::map as prepare;
@@ -26,7 +25,8 @@ use tables::tables;
 
 use core::cell::{Cell, UnsafeCell};
 use core::mem::MaybeUninit;
-use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use core::ptr::{from_ref, null_mut};
+use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use found::Found;
 use unwind::Cause;
 use unwind::cache::RuleCache;
@@ -163,8 +163,26 @@ impl Code for Modules {
     }
 }
 
+/// Functions that are called when modules come and go.
+pub struct Watcher {
+    /// Called with the name and the first address of a module that was found on a stack for the first time.
+    /// It stays loaded meanwhile.
+    pub meet: unsafe fn(&[u8], u64),
+    /// Called with the first address and the end of a module that was unloaded.
+    pub leave: fn(u64, u64),
+}
+
+/// The watcher; null before [`init`].
+static WATCHER: AtomicPtr<Watcher> = AtomicPtr::new(null_mut());
+
+fn watcher() -> Option<&'static Watcher> {
+    // SAFETY: null, or what `init` got, which lives forever.
+    unsafe { WATCHER.load(Ordering::Relaxed).as_ref() }
+}
+
 /// Looks up the loader functions that are needed; at start-up.
-pub fn init() {
+pub fn init(watcher: &'static Watcher) {
+    WATCHER.store(from_ref(watcher).cast_mut(), Ordering::Relaxed);
     find::init();
     close::find();
     crate::atfork::in_children(close::in_child);
@@ -263,9 +281,9 @@ fn register(found: &Found, pc: u64, image: Option<&Image>) -> u8 {
     unsafe { (*slot.facts.get()).write(Facts::read(found, pc, image)) };
     slot.state.store(LIVE, Ordering::Release);
     record::publish(slot);
-    if image.is_some() {
+    if let Some(watcher) = watcher().filter(|_| image.is_some()) {
         // SAFETY: its headers are there, and the caller keeps it loaded.
-        unsafe { python::meet(slot.facts().name, found.start) };
+        unsafe { (watcher.meet)(slot.facts().name, found.start) };
     }
     instance
 }
@@ -278,7 +296,9 @@ fn retire(slot: &Slot) {
         GENERATION.fetch_add(1, Ordering::Relaxed);
         record::note_unloaded(slot);
         let [start, end] = [&slot.start, &slot.end].map(|end| end.load(Ordering::Relaxed));
-        python::leave(start, end);
+        if let Some(watcher) = watcher() {
+            (watcher.leave)(start, end);
+        }
     }
 }
 

@@ -6,7 +6,7 @@
 //! nothing.
 
 use crate::sys::{self, Text};
-use crate::{arch, controller};
+use crate::{arch, request};
 use core::ffi::{c_int, c_void};
 use core::mem::zeroed;
 use core::ptr::{null, null_mut};
@@ -87,7 +87,7 @@ pub fn is_ours(handler: usize) -> bool {
 /// # Safety
 /// None is requested.
 pub unsafe extern "C" fn enter(_: *const libc::siginfo_t, _: *const libc::ucontext_t) -> *mut u8 {
-    if !arch::has_locals() || controller::is_asking() {
+    if !arch::has_locals() || request::is_asking() {
         return null_mut();
     }
     let own = sys::pid();

@@ -51,7 +51,7 @@ use cpython::layout;
 
 pub use frames::Frames;
 pub use options::CommandLine;
-pub use runtime::{leave, meet, publish, start};
+pub use runtime::{WATCHER, publish, start};
 
 /// Whether this process runs an interpreter whose frames can be read.
 #[inline]

@@ -368,7 +368,7 @@ fn reserve(limit: u64) -> Option<(usize, usize)> {
             }
             // Headers and objects are far apart.
             #[cfg(not(test))]
-            crate::wrapped::without_huge_pages(at, size);
+            crate::huge_pages::exclude(at, size);
             // gdb's gcore writes memory that nobody can access as zeros: all of the reservation. What is in
             // use is dumped, see `include_in_dumps`. If the call is refused, such a dump is large.
             // SAFETY: the reservation just made; only what core dumps have of it changes.

@@ -5,7 +5,7 @@
 //! itself, before `main`. glibc's `malloc` calls neither through a name that others can define. The
 //! build script makes the linker resolve the names to these.
 
-use crate::{arch, keeping, seccomp, symbol_table, sys};
+use crate::{arch, huge_pages, keeping, seccomp, symbol_table, sys};
 use core::arch::global_asm;
 use core::ffi::{c_int, c_long, c_void};
 use core::mem::transmute;
@@ -24,27 +24,9 @@ global_asm!(
 /// Bytes from which on jemalloc's data of sampled objects are mapped unlocked: less is backed at once.
 const LARGE: usize = 256 << 10;
 
-/// jemalloc's `system_thp_mode_always`.
-const ALWAYS: u32 = 1;
 /// Smallest mapping that may get huge pages where the system gives them to every mapping. jemalloc's mappings
 /// grow with what it has mapped, to 16 MiB at some 80 MiB: a huge page that is used in part is little of that.
 const HUGE_PAGES_FROM: usize = 16 << 20;
-
-unsafe extern "C" {
-    /// Mode of transparent huge pages, which jemalloc reads from the system before it maps memory.
-    #[link_name = "_rjem_je_init_system_thp_mode"]
-    static HUGE_PAGES: AtomicU32;
-}
-
-/// Excludes memory from huge pages where the system gives them to every mapping: the first byte written would
-/// make 2 MiB resident. In other modes, nothing is to be done. A mapping that is refused stays as it is.
-pub fn without_huge_pages(at: *mut c_void, bytes: usize) {
-    // SAFETY: jemalloc's, an `int` written while the process has one thread.
-    if unsafe { &HUGE_PAGES }.load(Ordering::Relaxed) == ALWAYS {
-        // SAFETY: the caller's mapping, of which only the kind of pages changes.
-        unsafe { __wrap_madvise(at, bytes, libc::MADV_NOHUGEPAGE) };
-    }
-}
 
 /// Keeps `errno` where anonymous memory is mapped, which is all that jemalloc maps; [`sys::map`] sets it.
 ///
@@ -76,7 +58,7 @@ unsafe extern "C" fn __wrap_mmap(
     });
     let is_for_use = new != libc::MAP_FAILED && access & libc::PROT_WRITE != 0;
     if is_for_use && bytes < HUGE_PAGES_FROM {
-        without_huge_pages(new, bytes);
+        huge_pages::exclude(new, bytes);
     }
     new
 }

@@ -1,5 +1,5 @@
 //! Questions that a program's agent asks: it starts this program, and gives it a socket
-//! (`agent/src/controller.rs`).
+//! (`agent/src/request.rs`).
 
 use std::io::{self, Write};
 use std::os::fd::{FromRawFd, OwnedFd};

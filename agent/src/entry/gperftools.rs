@@ -8,7 +8,7 @@
 //! If the program keeps its own allocator, calls are passed to that, if it has these functions.
 
 use crate::checks::{self, Style, WHOLE_PROGRAM};
-use crate::{arch, backend, exemptions, own, scratch, session, sys};
+use crate::{arch, backend, exemptions, exit, own, scratch, sys};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::size_of;
 use core::ptr::{null, null_mut};
@@ -156,7 +156,7 @@ exports! {
     "_ZN15HeapLeakChecker17CancelGlobalCheckEv"
     fn cancel_global_check() -> () {
         checks::cancel();
-        session::let_exit_unchecked();
+        exit::let_exit_unchecked();
     } else {}
     /// `HeapLeakChecker::DoIgnoreObject(const void*)`: the object, and what only it holds, is not a
     /// leak.

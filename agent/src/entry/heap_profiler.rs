@@ -6,7 +6,7 @@
 //! otherwise.
 
 use super::gperftools::exports;
-use crate::controller::{self, Answer};
+use crate::request::{self, Answer};
 use crate::{session, sys};
 use core::ffi::{CStr, c_char, c_int};
 use core::ptr::null_mut;
@@ -152,5 +152,5 @@ fn text() -> *mut c_char {
 
 /// Makes the controller do it; says so if it cannot. Keeps `errno`.
 fn ask(what: &[&CStr]) -> Option<Answer> {
-    controller::act(c"self-profile", what, "no heap profile")
+    request::act(c"self-profile", what, "no heap profile")
 }

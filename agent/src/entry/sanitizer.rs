@@ -7,7 +7,7 @@
 use super::gperftools::{change_ignoring, ignore, is_others};
 use crate::arch::glibc_function;
 use crate::checks::{self, Style};
-use crate::{exemptions, hooks, scratch, session, symbol_table};
+use crate::{exemptions, exit, hooks, scratch, session, symbol_table};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -68,7 +68,7 @@ exports! {
             unsafe { libc::_exit(code) }
         }
         checks::cancel();
-        session::let_exit_unchecked();
+        exit::let_exit_unchecked();
     }
     /// Checks now: 1 if there are leaks.
     fn __lsan_do_recoverable_leak_check() -> c_int { c_int::from(check().is_some()) }

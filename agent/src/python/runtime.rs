@@ -4,6 +4,7 @@ use super::layout::{self, Layout, WORDS};
 use super::options::CommandLine;
 use crate::arch::glibc_function;
 use crate::environment;
+use crate::module::Watcher;
 use crate::session;
 use crate::symbol_table;
 use core::cell::UnsafeCell;
@@ -77,12 +78,15 @@ pub fn start(line: Option<CommandLine>) {
     }
 }
 
+/// Notices interpreters that are loaded and unloaded after start-up.
+pub static WATCHER: Watcher = Watcher { meet, leave };
+
 /// A library was found on a stack for the first time: one with an interpreter that was loaded after
 /// start-up is recognised by its name.
 ///
 /// # Safety
 /// It begins at `base`, and stays loaded meanwhile.
-pub unsafe fn meet(name: &[u8], base: u64) {
+unsafe fn meet(name: &[u8], base: u64) {
     let file = name.rsplit(|byte| *byte == b'/').next();
     let is_one = file.is_some_and(|file| file.starts_with(b"libpython3"));
     if !is_one || !SOUGHT.load(Ordering::Relaxed) {
@@ -105,7 +109,7 @@ pub unsafe fn meet(name: &[u8], base: u64) {
 }
 
 /// A library was unloaded that was at these addresses.
-pub fn leave(start: u64, end: u64) {
+fn leave(start: u64, end: u64) {
     if found().is_some_and(|runtime| runtime.may_go && (start..end).contains(&runtime.at)) {
         JUDGEMENT.store(PYTHON_GONE as u8, Ordering::Relaxed);
         publish();

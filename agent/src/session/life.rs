@@ -3,18 +3,15 @@
 use super::identity;
 use super::mark;
 use super::name::{self, Path};
-use super::{BASE, BYTES, CONTROL, LIFE, SEGMENTS, SESSIONS, control, refuse, status, time};
-use crate::environment::{is_set, variable};
-use crate::sys::{self, Uncancelled};
-use crate::{backend, checks, cpu_profile, cpu_totals, hooks, musl, scratch, seccomp, thinning};
+use super::{BASE, BYTES, CONTROL, LIFE, SEGMENTS, SESSIONS, control, refuse, time};
+use crate::environment::{is_set, number, variable};
+use crate::{backend, musl, seccomp, sys, thinning};
 use core::cell::UnsafeCell;
-use core::ffi::CStr;
-use core::ptr::null_mut;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU64, Ordering};
 use shm_protocol::cpu::CpuSetting;
 use shm_protocol::layout::{
-    AT_EXIT_CHECKED, AT_EXIT_UNCHECKED, AT_EXIT_WAITS, CONTROL_BYTES, DEFAULT_SEGMENT_BYTES,
-    MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, REFUSES_MEMORY, REFUSES_MUSL, REFUSES_SANITIZER, Status,
+    CONTROL_BYTES, DEFAULT_SEGMENT_BYTES, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, REFUSES_MEMORY,
+    REFUSES_MUSL, REFUSES_SANITIZER,
 };
 use shm_protocol::owner;
 use shm_protocol::segment::{Errno, Session, Tables};
@@ -32,21 +29,14 @@ const MOST_RATE: u64 = 10_000;
 /// The path of our segment, needed to remove it.
 struct OwnPath(UnsafeCell<Path>);
 // SAFETY: written only by whoever makes the segment, which is one thread: the constructor's,
-// or in a child the one that moved `LIFE` to `MAKING`; read by the destructor, after `LIFE`
+// or in a child the one that moved `LIFE` to `MAKING`; read by [`remove`], after `LIFE`
 // has said `OWN`.
 unsafe impl Sync for OwnPath {}
 static PATH: OwnPath = OwnPath(UnsafeCell::new(Path::new()));
 
-#[used]
-#[cfg_attr(not(test), unsafe(link_section = ".fini_array"))]
-static DESTRUCTOR: extern "C" fn() = destructor;
-
 /// The session that the program began for itself: at an orderly exit its profile is not kept. 0:
 /// none.
 static OWN_SESSION: AtomicU64 = AtomicU64::new(0);
-
-/// Pid of the controller that checks the process for leaks at its exit; 0: none does.
-static CHECKER: AtomicU32 = AtomicU32::new(0);
 
 /// Length of the lease of sessions that the environment requests: they end unless a controller
 /// extends them in time. 0: they last for the life of the process.
@@ -69,8 +59,6 @@ fn lease_end() -> u64 {
 /// See [`super::start`].
 pub fn start(address_space: u64, samples_all: bool) {
     name::start();
-    let checker = number(c"MEM_PROFILER_LEAK_CHECK").and_then(|pid| u32::try_from(pid).ok());
-    CHECKER.store(checker.unwrap_or(0), Ordering::Relaxed);
     BYTES.store(segment_bytes(address_space), Ordering::Relaxed);
     let is_asked_for = is_set(c"MEM_PROFILER_START");
     let interval = if samples_all { 1 } else { DEFAULT_INTERVAL };
@@ -106,25 +94,6 @@ pub(super) struct Start {
     pub(super) cpu_rate: u64,
     pub(super) thinning: u64,
     pub(super) deadline_ns: u64,
-}
-
-/// A number with an optional K, M or G (1024s).
-fn number(name: &CStr) -> Option<u64> {
-    let text = variable(name)?;
-    let (digits, shift) = match text.last()? {
-        b'K' | b'k' => (&text[..text.len() - 1], 10),
-        b'M' | b'm' => (&text[..text.len() - 1], 20),
-        b'G' | b'g' => (&text[..text.len() - 1], 30),
-        _ => (text, 0),
-    };
-    let mut value = 0u64;
-    for digit in digits {
-        let digit = digit.checked_sub(b'0').filter(|d| *d < 10)?;
-        value = value.checked_mul(10)?.checked_add(u64::from(digit))?;
-    }
-    (!digits.is_empty())
-        .then_some(value.checked_mul(1 << shift)?)
-        .filter(|v| *v > 0)
 }
 
 /// Size of the segment with tables, of which only what is used takes memory: as requested, or a
@@ -292,106 +261,31 @@ pub fn take_for_own() {
     OWN_SESSION.store(last_session(), Ordering::Relaxed);
 }
 
+/// Whether the program began this session for itself.
+pub fn is_programs_own(session: u64) -> bool {
+    OWN_SESSION.load(Ordering::Relaxed) == session
+}
+
 /// Number of the last session.
-fn last_session() -> u64 {
+pub fn last_session() -> u64 {
     let params = control().params_of(control().last_epoch.load(Ordering::Relaxed));
     params.session.load(Ordering::Relaxed)
 }
 
-/// No check is made at the process's end: the program has had one, or wants none.
-pub fn let_exit_unchecked() {
-    let asked = CHECKER.swap(0, Ordering::Relaxed) != 0;
-    if let Some(status) = status().filter(|_| asked) {
-        status.at_exit.store(AT_EXIT_UNCHECKED, Ordering::Release);
-    }
-}
-
-/// The leak check that a variable requests; the exit code to end with, if not the program's own.
-fn check() -> Option<libc::c_int> {
-    let runs = control().epoch(Ordering::Relaxed) != 0;
-    runs.then(checks::at_exit).flatten()
-}
-
-/// Waits until a controller has checked the process for leaks, or has ended; not indefinitely, and
-/// not for long if no controller says that it will. At the program's exit, and only where that was
-/// requested and a session runs.
-fn wait_for_check(status: &Status) {
-    const PERIOD_NS: i64 = 1_000_000;
-    const MOST_UNSEEN: u32 = 30_000;
-    const MOST: u32 = 600_000;
-    let checker = CHECKER.load(Ordering::Relaxed) as libc::pid_t;
-    let runs = control().epoch(Ordering::Relaxed) != 0;
-    if checker <= 0 || !runs || !seccomp::is_absent() {
-        return;
-    }
-    if hooks::is_turned_off() {
-        return let_exit_unchecked();
-    }
-    let saved = sys::errno();
-    hooks::tell();
-    status.at_exit.store(AT_EXIT_WAITS, Ordering::Release);
-    for period in 0..MOST {
-        // SAFETY: signal 0 is not sent.
-        let is_gone = || unsafe { libc::kill(checker, 0) } != 0 && sys::errno() == libc::ESRCH;
-        let state = status.at_exit.load(Ordering::Acquire);
-        let is_done = state == AT_EXIT_CHECKED || (state == AT_EXIT_WAITS && period > MOST_UNSEEN);
-        if is_done || (period % 100 == 0 && is_gone()) {
-            break;
-        }
-        let pause = libc::timespec {
-            tv_sec: 0,
-            tv_nsec: PERIOD_NS,
-        };
-        scratch::clear();
-        // SAFETY: reads the timespec, which lives; writes nothing.
-        unsafe { libc::nanosleep(&pause, null_mut()) };
-    }
-    sys::set_errno(saved);
-}
-
-/// At the process's end: the segment goes, unless it holds a profile to collect, or a filter
-/// may forbid to remove it. What stays is removed by programs that start later, or by the
-/// controller.
-extern "C" fn destructor() {
-    if cfg!(test) || is_in_anothers_memory() {
-        return;
-    }
-    cpu_profile::at_exit();
-    if mark::is_copy() || !LIFE.is_own() {
-        return;
-    }
-    let last = control().last_epoch.load(Ordering::Relaxed);
-    let session = last_session();
-    let Some(status) = status() else { return };
-    let uncancelled = Uncancelled::begin();
-    wait_for_check(status);
-    let code = check();
-    drop(uncancelled);
-    let collected = status.collected_session.load(Ordering::Relaxed);
-    cpu_totals::note_clock();
-    // Whoever sees that sampling is off must see why.
-    status.exited.store(1, Ordering::Relaxed);
-    control().epoch.store(0, Ordering::Release);
-    let is_unwanted = OWN_SESSION.load(Ordering::Relaxed) == session;
-    if last == 0 || collected >= session || is_unwanted {
-        remove();
-    }
-    if let Some(code) = code {
-        // Again from within: the C library writes out its buffers, and ends with this code.
-        // SAFETY: takes a number; the library's handlers that have run are not run again.
-        unsafe { libc::exit(code) }
-    }
-}
-
 /// Whether a child of `vfork` that calls `exit` runs this in its parent's memory. Unknown where the program has
 /// installed a filter, which may forbid `getpid`; those before it have let it pass at start-up.
-fn is_in_anothers_memory() -> bool {
+pub fn is_in_anothers_memory() -> bool {
     let owns = LIFE.is_own() && !mark::is_copy();
     !seccomp::is_installed() && (super::is_guest() || owns && !super::is_owners())
 }
 
+/// Whether this process has a segment of its own.
+pub fn has_own() -> bool {
+    !mark::is_copy() && LIFE.is_own()
+}
+
 /// Removes the segment's file, unless a filter may forbid that.
-fn remove() {
+pub fn remove() {
     if !seccomp::is_absent() {
         return;
     }

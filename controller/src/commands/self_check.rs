@@ -1,6 +1,6 @@
 //! `self-check`: a leak check that a program requests itself, by `HEAPCHECK` or a function of
 //! gperftools or LeakSanitizer. Its agent starts this command and waits for the answer
-//! (`agent/src/controller.rs`).
+//! (`agent/src/request.rs`).
 //!
 //! The agent sends lines of an earlier answer, whose losses are not reported again, or nothing. The
 //! answer is `lost BYTES OBJECTS CODE`, CODE being what LeakSanitizer would end the program with, then

@@ -1,6 +1,6 @@
 //! `self-cpu`: the CPU profile that a program requests by gperftools' `CPUPROFILE` or
 //! `ProfilerStart`. Its agent starts this command and waits for the answer
-//! (`agent/src/controller.rs`): our pid, and the name of the socket for the program's further
+//! (`agent/src/request.rs`): our pid, and the name of the socket for the program's further
 //! requests, once it is being sampled. Sampling continues until the program stops it, or ends.
 
 use std::env;

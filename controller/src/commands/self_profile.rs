@@ -1,5 +1,5 @@
 //! `self-profile`: what a program requests by gperftools' `HeapProfilerStart` and related
-//! functions. Its agent starts this command and waits for the answer (`agent/src/controller.rs`),
+//! functions. Its agent starts this command and waits for the answer (`agent/src/request.rs`),
 //! which is empty except for a dump as text.
 
 use std::env;
