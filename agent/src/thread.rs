@@ -426,9 +426,6 @@ pub fn start(limit: u64) {
 /// the program, whose own threads need stacks. `limit` is another maximum for all threads in bytes,
 /// which the controller derived from the memory that was free; 0: none. The first thread always gets
 /// its memory.
-/// program, whose own threads need stacks. `limit` is the most bytes for all threads as well, which
-/// the session's starter derived from what is left; 0: none. The first thread always has its
-/// memory.
 fn map(limit: u64) -> *mut Thread {
     let max_bytes = match usize::try_from(limit) {
         Ok(limit) if limit != 0 => limit.min(MAX_BYTES.load(Ordering::Relaxed)),

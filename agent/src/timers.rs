@@ -174,7 +174,6 @@ pub fn process_clock() -> u64 {
 
 /// Reads a clock, in ns. Changes `errno`.
 pub fn clock(id: libc::clockid_t) -> Option<u64> {
-    // SAFETY: all zero is a timespec.
     // SAFETY: zeros are a valid `timespec`.
     let mut time: libc::timespec = unsafe { zeroed() };
     // SAFETY: a `timespec` of ours to fill.

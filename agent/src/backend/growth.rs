@@ -132,7 +132,7 @@ unsafe fn is_zero(at: *const u8, bytes: usize) -> bool {
     // SAFETY: this function's contract. Memory that was never written to is zero, as the kernel provides it.
     let bytes = unsafe { slice::from_raw_parts(at, bytes) };
     let (lines, rest) = bytes.as_chunks::<64>();
-    lines.iter().all(|line| line_is_zero(line)) && rest.iter().all(|byte| *byte == 0)
+    lines.iter().all(line_is_zero) && rest.iter().all(|byte| *byte == 0)
 }
 
 /// Without a branch for each word, so that it becomes a few vector instructions.

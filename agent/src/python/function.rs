@@ -51,7 +51,6 @@ impl Function {
     #[inline(always)]
     fn read_version(&mut self, layout: &Layout, code: u64) {
         // SAFETY: `find` found it readable, and a frame of the running thread keeps it alive.
-        // SAFETY: found readable, and a frame of the running thread holds it.
         let (own, version) = unsafe {
             (
                 word(self.at + layout.function_code),

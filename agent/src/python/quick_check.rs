@@ -38,7 +38,6 @@ static NONE: [u64; MOST_OFFSET as usize / 8 + 2] = [0; MOST_OFFSET as usize / 8 
 
 /// Returns an address that no function or code object has, but that is readable like one. A check
 /// with this address always fails, and never reads memory that may not be there.
-/// there is read behind it.
 pub fn never() -> u64 {
     NONE.as_ptr() as u64
 }
