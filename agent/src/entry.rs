@@ -208,9 +208,10 @@ pub unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, siz
 /// C11 7.22.3.1.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
-    let align = match align.is_power_of_two() {
-        true => align,
-        false => alignment_of_c_library(align),
+    let align = if align.is_power_of_two() {
+        align
+    } else {
+        alignment_of_c_library(align)
     };
     // SAFETY: any alignment is valid here: the slow path samples only powers of two, and the allocator
     // refuses the others.
@@ -249,9 +250,10 @@ unsafe fn memalign_inline(align: usize, size: usize) -> *mut c_void {
 /// other alignments. `None`: there is none; sets `errno`.
 #[inline(always)]
 fn power_of_two(align: usize) -> Option<usize> {
-    match align.is_power_of_two() {
-        true => Some(align),
-        false => next_power_of_two(align),
+    if align.is_power_of_two() {
+        Some(align)
+    } else {
+        next_power_of_two(align)
     }
 }
 

@@ -42,22 +42,21 @@ extern "C" fn constructor(count: c_int, arguments: *const *const c_char) {
 extern "C" fn start() {
     let saved = sys::errno();
     environment::libc_has_started();
-    match HAS_BEGUN.swap(true, Ordering::Relaxed) {
-        // Read again: the C library may have set the thread id since the first allocation.
-        true => tid::find(),
-        false => {
-            backend::settle();
-            backend::look_again();
-            if backend::is_left_out() && !backend::stands_aside() {
-                entry::find_next();
-                entry::hide();
-                return sys::set_errno(saved);
-            }
-            if musl::is_here() {
-                ARGUMENTS.store(null_mut(), Ordering::Relaxed);
-            }
-            begin();
+    if HAS_BEGUN.swap(true, Ordering::Relaxed) {
+        // Again: at the first allocation, the C library may not have stored the thread id yet.
+        tid::find();
+    } else {
+        backend::settle();
+        backend::look_again();
+        if backend::is_left_out() && !backend::stands_aside() {
+            entry::find_next();
+            entry::hide();
+            return sys::set_errno(saved);
         }
+        if musl::is_here() {
+            ARGUMENTS.store(null_mut(), Ordering::Relaxed);
+        }
+        begin();
     }
     entry::hide();
     cpu::start();

@@ -259,7 +259,8 @@ fn register(found: &Found, pc: u64, image: Option<&Image>) -> u8 {
     slot.identity.store(found.identity, Ordering::Relaxed);
     slot.instance.store(instance, Ordering::Relaxed);
     slot.pc.store(pc, Ordering::Relaxed);
-    // SAFETY: this thread claimed the slot, and no other thread reads it before it is live.
+    // SAFETY: this thread claimed the slot, and no other thread reads it before it is live. The module
+    // stays loaded inside `reading`.
     unsafe { (*slot.facts.get()).write(Facts::read(found, pc, image)) };
     slot.state.store(LIVE, Ordering::Release);
     record::publish(slot);

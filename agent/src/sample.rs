@@ -233,9 +233,10 @@ fn is_due(local: &mut Local, request: &Request) -> bool {
     if thread.interval == 0.0 {
         return false;
     }
-    let counted = match request.bytes < MAX_BYTES {
-        true => request.bytes as i64,
-        false => 0,
+    let counted = if request.bytes < MAX_BYTES {
+        request.bytes as i64
+    } else {
+        0
     };
     local.left = thread.gaps.next(thread.interval) - counted;
     local.left < 0

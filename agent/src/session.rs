@@ -115,11 +115,13 @@ pub fn status() -> Option<&'static Status> {
     LIFE.is_own().then_some(status)
 }
 
-/// Returns a pointer to the part of the view at `offset`, or `None` if there is no segment. `offset`
-/// must be one of the layout's.
-pub fn at<T>(offset: usize) -> Option<*mut T> {
+/// Returns a pointer to the part of the view at `offset`, or `None` if there is no segment.
+///
+/// # Safety
+/// A `T` at `offset` lies inside the view.
+pub unsafe fn at<T>(offset: usize) -> Option<*mut T> {
     debug_assert!(offset + size_of::<T>() <= CONTROL_BYTES);
-    // SAFETY: all callers pass an offset of the layout, so the part lies inside the view.
+    // SAFETY: the part lies inside the view.
     LIFE.is_own()
         .then(|| unsafe { CONTROL.0.get().byte_add(offset).cast() })
 }

@@ -321,9 +321,10 @@ impl Thread {
             return own;
         }
         let record = epoch.bank.checked(record);
-        match epoch.bank.owns(record, self.shard) {
-            true => record,
-            false => self.record_here(record, epoch),
+        if epoch.bank.owns(record, self.shard) {
+            record
+        } else {
+            self.record_here(record, epoch)
         }
     }
 

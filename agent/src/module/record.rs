@@ -95,17 +95,19 @@ unsafe fn store_path(table: *mut ModuleTable, path: &[u8]) -> (u32, u32) {
     }
 }
 
+/// Returns the path of the executable, as it is recorded in the segment.
 fn executable_path() -> &'static [u8] {
-    let Some(identity) = session::at::<Identity>(IDENTITY_OFFSET) else {
+    // SAFETY: the layout puts the identity at this offset of the view.
+    let Some(identity) = (unsafe { session::at::<Identity>(IDENTITY_OFFSET) }) else {
         return &[];
     };
-    // SAFETY: written once at the segment's birth, which stays mapped.
+    // SAFETY: written once, when the segment is created; the view is never unmapped.
     let identity = unsafe { &*identity };
     let len = (identity.exe_len as usize).min(identity.exe.len());
     &identity.exe[..len]
 }
 
-/// Notes in the segment that a module is gone, where it was recorded there.
+/// Records in the segment that a module was unloaded, if it was recorded there.
 pub fn note_unloaded(slot: &Slot) {
     let here = slot.segment.load(Ordering::Relaxed) == session::segment_number();
     let index = slot.entry.load(Ordering::Relaxed);

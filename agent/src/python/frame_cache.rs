@@ -128,7 +128,9 @@ impl FrameCache {
     /// Returns a cached frame. `index` must be below `count`.
     #[inline(always)]
     fn cached(&self, index: usize) -> &CachedFrame {
-        // SAFETY: all callers pass an index below `count`, and `end` wrote that many frames.
+        debug_assert!(index < MOST_FRAMES);
+        // SAFETY: every index in this module counts from `count` or `ahead` down, or is one that `end`
+        // has just written.
         unsafe { self.cached.get_unchecked(index).assume_init_ref() }
     }
 
@@ -329,7 +331,9 @@ impl FrameCache {
             if !self.passes_quick_check(layout, index) {
                 // SAFETY: `index` is below `count`, and `end` wrote that many frames.
                 let cached = unsafe { self.cached[index].assume_init_mut() };
-                cached.function = Function::probed(layout, memory, cached.frame, cached.words.code);
+                let Words { code, .. } = cached.words;
+                // SAFETY: an unchanged frame, which this walk has read.
+                cached.function = unsafe { Function::probed(layout, memory, cached.frame, code) };
                 got_any |= cached.function.version().is_some() && cached.link == Link::Direct;
                 self.checks[index].write(cached.quick_check(layout));
             }
@@ -362,9 +366,12 @@ impl FrameCache {
                 return false;
             };
             (cached.number, cached.tag) = (number, tag);
-            cached.function = Function::known(layout, memory, cached.frame, words.code);
+            // SAFETY: the caller has just read this frame.
+            cached.function = unsafe { Function::known(layout, memory, cached.frame, words.code) };
         }
-        let Ok(address) = instruction::address(layout, cached.number, cached.frame, words) else {
+        // SAFETY: the caller has just read this frame.
+        let address = unsafe { instruction::address(layout, cached.number, cached.frame, words) };
+        let Ok(address) = address else {
             return false;
         };
         cached.words = words;
@@ -438,7 +445,8 @@ impl FrameCache {
             codes::number(layout, words.code, walk.epoch)
         };
         let (number, tag) = found.ok_or(Damaged)?;
-        let address = instruction::address(layout, number, frame, words)?;
+        // SAFETY: `words` were read from this frame.
+        let address = unsafe { instruction::address(layout, number, frame, words) }?;
         self.push(CachedFrame {
             frame,
             words,
@@ -447,7 +455,8 @@ impl FrameCache {
             // SAFETY: `words` were read from this frame.
             is_entry: unsafe { is_entry(layout, frame) },
             link: Link::None,
-            function: Function::known(layout, memory, frame, words.code),
+            // SAFETY: `words` were read from this frame.
+            function: unsafe { Function::known(layout, memory, frame, words.code) },
             tag,
         });
         Ok(())

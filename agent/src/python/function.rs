@@ -22,23 +22,39 @@ pub struct Function {
 impl Function {
     /// Returns the function of a readable frame that runs `code`, if its memory is known to be
     /// readable. Makes no system call.
+    ///
+    /// # Safety
+    /// `frame` is the address of a readable frame.
     #[inline(always)]
-    pub fn known(layout: &Layout, memory: &mut Memory, frame: u64, code: u64) -> Self {
-        Self::find(layout, memory, frame, code, false)
+    pub unsafe fn known(layout: &Layout, memory: &mut Memory, frame: u64, code: u64) -> Self {
+        // SAFETY: the frame is readable.
+        unsafe { Self::find(layout, memory, frame, code, false) }
     }
 
     /// Like [`known`](Self::known), but probes memory that is not known yet.
-    pub fn probed(layout: &Layout, memory: &mut Memory, frame: u64, code: u64) -> Self {
-        Self::find(layout, memory, frame, code, true)
+    ///
+    /// # Safety
+    /// `frame` is the address of a readable frame.
+    pub unsafe fn probed(layout: &Layout, memory: &mut Memory, frame: u64, code: u64) -> Self {
+        // SAFETY: the frame is readable.
+        unsafe { Self::find(layout, memory, frame, code, true) }
     }
 
+    /// # Safety
+    /// `frame` is the address of a readable frame.
     #[inline(always)]
-    fn find(layout: &Layout, memory: &mut Memory, frame: u64, code: u64, may_probe: bool) -> Self {
+    unsafe fn find(
+        layout: &Layout,
+        memory: &mut Memory,
+        frame: u64,
+        code: u64,
+        may_probe: bool,
+    ) -> Self {
         let mut function = Self::default();
         if layout.function_version == 0 {
             return function;
         }
-        // SAFETY: all callers have read this frame in the current walk.
+        // SAFETY: the frame is readable.
         let at = unsafe { word(frame + layout.frame_function) };
         if memory.is_readable(at, layout.function_version + 8, may_probe) {
             function.at = at;

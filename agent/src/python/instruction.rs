@@ -7,9 +7,17 @@ use super::state::{follow, follow_any};
 use shm_protocol::codes::{NO_CODE, TABLE_FULL, address_of};
 
 /// Returns the address that stands for a frame in stacks: number of the code object and instruction
-/// offset. `frame` must be a readable frame, and `words` its words.
+/// offset. `words` are the words of the frame.
+///
+/// # Safety
+/// `frame` is the address of a readable frame.
 #[inline]
-pub fn address(layout: &Layout, number: u32, frame: u64, words: Words) -> Result<u64, Damaged> {
+pub unsafe fn address(
+    layout: &Layout,
+    number: u32,
+    frame: u64,
+    words: Words,
+) -> Result<u64, Damaged> {
     let offset = match layout.style {
         Style::Objects => {
             let offset = i64::from(words.instruction as i32).max(0) as u64;
@@ -18,7 +26,8 @@ pub fn address(layout: &Layout, number: u32, frame: u64, words: Words) -> Result
         _ => {
             let first = match layout.copies {
                 0 => words.code + layout.instructions,
-                _ => own_copy(layout, frame, words.code).ok_or(Damaged)?,
+                // SAFETY: the frame is readable.
+                _ => unsafe { own_copy(layout, frame, words.code) }.ok_or(Damaged)?,
             };
             (words.instruction.wrapping_sub(first) as i64).max(0) as u64 / 2
         }
@@ -33,8 +42,11 @@ pub fn address(layout: &Layout, number: u32, frame: u64, words: Words) -> Result
 /// Returns the address of the first instruction of the copy that a frame runs. Without the GIL, each
 /// thread may have its own copy of the instructions; copy 0 is in the code object. The table of
 /// copies may be replaced by a larger one meanwhile.
-fn own_copy(layout: &Layout, frame: u64, code: u64) -> Option<u64> {
-    // SAFETY: all callers have read this frame in the current walk.
+///
+/// # Safety
+/// `frame` is the address of a readable frame.
+unsafe fn own_copy(layout: &Layout, frame: u64, code: u64) -> Option<u64> {
+    // SAFETY: the frame is readable.
     let copy = unsafe { *((frame + layout.frame_copy) as *const u32) };
     if copy == 0 {
         return Some(code + layout.instructions);

@@ -204,11 +204,12 @@ impl State {
         }
         // SAFETY: the state was here, and our allocator keeps freed memory mapped.
         let (owner, previous) = unsafe { self.owner_and_previous(layout) };
-        match previous == self.previous {
+        if previous == self.previous {
             // SAFETY: `from` lies in the interpreter or the previous state. Both were probed, and
             // our allocator keeps freed memory mapped.
-            true => owner == thread && unsafe { word(self.from) } == self.at,
-            false => self.is_listed_anew(layout, thread),
+            owner == thread && unsafe { word(self.from) } == self.at
+        } else {
+            self.is_listed_anew(layout, thread)
         }
     }
 

@@ -140,9 +140,10 @@ impl Library {
     unsafe fn exported(&self, index: usize, name: &CStr) -> Option<Exported> {
         // SAFETY: the index is valid in both tables.
         let (symbol, version) = unsafe {
-            let version = match self.versions.is_null() {
-                true => 1,
-                false => *self.versions.add(index),
+            let version = if self.versions.is_null() {
+                1
+            } else {
+                *self.versions.add(index)
             };
             (&*self.symbols.add(index), version)
         };
@@ -208,9 +209,10 @@ mod tests {
             ] {
                 let found = library.function(name).expect("it is exported");
                 let loaders = libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr());
-                let ours = match found.is_indirect {
-                    true => crate::arch::ifunc_target(found.address),
-                    false => found.address as *mut c_void,
+                let ours = if found.is_indirect {
+                    crate::arch::ifunc_target(found.address)
+                } else {
+                    found.address as *mut c_void
                 };
                 assert_eq!(ours, loaders, "{name:?}");
             }

@@ -53,7 +53,8 @@ pub fn take(bytes: usize, max_bytes: usize) -> Option<(Slot, *mut c_void)> {
             let offset = PAGE + usize::from(index) * bytes;
             let start = (&raw const *reservation).cast::<u8>().cast_mut();
             let at = start.wrapping_add(offset).cast();
-            if !allow_writing(at, bytes) {
+            // SAFETY: the slot that this thread has just claimed.
+            if !unsafe { allow_writing(at, bytes) } {
                 slot.release();
                 return None;
             }
@@ -78,9 +79,12 @@ pub unsafe fn give_back(slot: Slot, at: *mut c_void, bytes: usize) {
 }
 
 /// Makes pages of a reservation writable.
-fn allow_writing(at: *mut c_void, bytes: usize) -> bool {
+///
+/// # Safety
+/// The pages belong to a reservation, and no other thread uses them yet.
+unsafe fn allow_writing(at: *mut c_void, bytes: usize) -> bool {
     let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: pages of a slot or header of ours that no other thread uses yet.
+    // SAFETY: pages of ours that no other thread uses yet.
     unsafe { libc::mprotect(at, bytes, access) == 0 }
 }
 
@@ -138,7 +142,8 @@ fn reserve(
             unsafe { libc::munmap(start, size) };
         }
     };
-    if start.is_null() || !allow_writing(start, PAGE) {
+    // SAFETY: the header of the new reservation, whose address no other thread has.
+    if start.is_null() || !unsafe { allow_writing(start, PAGE) } {
         give_up();
         return None;
     }

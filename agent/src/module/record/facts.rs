@@ -30,8 +30,11 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Reads the facts of a module whose code contains `pc`. The module must stay loaded meanwhile.
-    pub fn read(found: &Found, pc: u64, image: Option<&Image>) -> Self {
+    /// Reads the facts of a module whose code contains `pc`.
+    ///
+    /// # Safety
+    /// The module stays loaded during the call.
+    pub unsafe fn read(found: &Found, pc: u64, image: Option<&Image>) -> Self {
         let id = image.and_then(Image::build_id).unwrap_or_default();
         let len = id.len().min(32);
         let mut build_id = [0; 32];
@@ -41,18 +44,23 @@ impl Facts {
             build_id,
             build_id_len: len as u8,
             fingerprint: image.map(Fingerprint::of_image).unwrap_or_default(),
-            name: name_of(found),
+            // SAFETY: the module stays loaded.
+            name: unsafe { name_of(found) },
         }
     }
 }
 
-fn name_of(found: &Found) -> &'static [u8] {
-    // SAFETY: callers of `read` keep the module loaded.
+/// Returns a copy of a module's name.
+///
+/// # Safety
+/// The module stays loaded during the call.
+unsafe fn name_of(found: &Found) -> &'static [u8] {
+    // SAFETY: the module stays loaded.
     let name = unsafe { found.name() };
     if name.is_null() {
         return b"";
     }
-    // SAFETY: a terminated name of the loader or of ours. Callers of `read` keep the module loaded.
+    // SAFETY: a terminated name of the loader or of ours; the module stays loaded.
     let name = unsafe { CStr::from_ptr(name) }.to_bytes();
     keep(&name[..name.len().min(MAX_NAME)])
 }
