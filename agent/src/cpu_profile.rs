@@ -137,9 +137,7 @@ fn begin_inside() -> bool {
 /// Ends the profile, and waits until the file is written. Keeps `errno`.
 pub fn end() {
     let own = SAMPLED.load(Ordering::Relaxed) == sys::pid();
-    let order = (Ordering::Acquire, Ordering::Relaxed);
-    let runs = || STATE.compare_exchange(RUNS, BUSY, order.0, order.1);
-    if !own || runs().is_err() {
+    if !own || !claim(RUNS) {
         return;
     }
     let saved = sys::errno();
@@ -197,9 +195,14 @@ fn enter(own: u32) -> bool {
         filter::forget();
         STATE.store(IDLE, Ordering::Relaxed);
     }
-    let order = (Ordering::Acquire, Ordering::Relaxed);
-    let entered = STATE.compare_exchange(IDLE, BUSY, order.0, order.1);
-    entered.is_ok()
+    claim(IDLE)
+}
+
+/// Changes the state to [`BUSY`]. Returns false if it is not `from`.
+fn claim(from: u8) -> bool {
+    STATE
+        .compare_exchange(from, BUSY, Ordering::Acquire, Ordering::Relaxed)
+        .is_ok()
 }
 
 fn now() -> i64 {

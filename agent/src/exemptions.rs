@@ -42,7 +42,7 @@ pub fn add_object(at: u64) -> bool {
 
 /// Removes the exemption of an object.
 pub fn remove_object(at: u64) {
-    remove(|entry| entry == (EXEMPT_OBJECT, at, entry.2));
+    remove(|entry| entry.kind == EXEMPT_OBJECT && entry.at == at);
 }
 
 /// Adds memory that may hold pointers. Returns false if the list is full.
@@ -58,9 +58,10 @@ pub fn add_text(kind: u64, at: u64, bytes: u64) -> bool {
 
 /// Removes memory that may hold pointers.
 pub fn remove_region(at: u64, bytes: u64) {
-    remove(|entry| entry == (EXEMPT_REGION, at, bytes));
+    remove(|entry| entry.kind == EXEMPT_REGION && entry.at == at && entry.extent == bytes);
 }
 
+/// Adds an entry. Returns false if the list is full.
 fn add(kind: u64, at: u64, extent: u64) -> bool {
     let Some(entries) = entries_or_new() else {
         return false;
@@ -94,24 +95,34 @@ fn freed(entries: &[Exemption]) -> Option<&Exemption> {
     })
 }
 
+/// Contents of an entry in use.
+struct Listed {
+    kind: u64,
+    at: u64,
+    /// Size of a region or string in bytes; tick of an object.
+    extent: u64,
+}
+
 /// Removes one entry that passes the test.
-fn remove(test: impl Fn((u64, u64, u64)) -> bool) {
+fn remove(test: impl Fn(Listed) -> bool) {
     let used = LIST.count.load(Ordering::Relaxed) as usize;
     let entries = entries().unwrap_or_default();
     for entry in entries.iter().take(used) {
         let kind = entry.kind.load(Ordering::Acquire);
         let [at, extent] = [&entry.at, &entry.extent].map(|word| word.load(Ordering::Relaxed));
-        let is_it = kind != 0 && kind != CLAIMED && test((kind, at, extent));
-        let release = |kind| {
-            let free = (Ordering::Relaxed, Ordering::Relaxed);
-            entry.kind.compare_exchange(kind, 0, free.0, free.1).is_ok()
-        };
-        if is_it && release(kind) {
+        if kind == 0 || kind == CLAIMED || !test(Listed { kind, at, extent }) {
+            continue;
+        }
+        let released = entry
+            .kind
+            .compare_exchange(kind, 0, Ordering::Relaxed, Ordering::Relaxed);
+        if released.is_ok() {
             return;
         }
     }
 }
 
+/// Returns all entries, or `None` before the first was added.
 fn entries() -> Option<&'static [Exemption]> {
     let at = LIST.entries.load(Ordering::Acquire);
     // SAFETY: null, or a mapping of this many entries that is never unmapped. They consist of atomics, for
@@ -119,6 +130,7 @@ fn entries() -> Option<&'static [Exemption]> {
     (!at.is_null()).then(|| unsafe { core::slice::from_raw_parts(at, MAX_ENTRIES) })
 }
 
+/// Returns all entries, which are mapped first if necessary.
 fn entries_or_new() -> Option<&'static [Exemption]> {
     if LIST.entries.load(Ordering::Acquire).is_null() {
         let bytes = MAX_ENTRIES * size_of::<Exemption>();
@@ -126,10 +138,9 @@ fn entries_or_new() -> Option<&'static [Exemption]> {
         if made.is_null() {
             return None;
         }
-        let first = (Ordering::AcqRel, Ordering::Acquire);
-        let set = LIST
-            .entries
-            .compare_exchange(null_mut(), made, first.0, first.1);
+        let set =
+            LIST.entries
+                .compare_exchange(null_mut(), made, Ordering::AcqRel, Ordering::Acquire);
         if set.is_err() {
             // SAFETY: just mapped, and no other thread has its address.
             unsafe { own::unmap(made.cast(), bytes) };

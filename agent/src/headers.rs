@@ -11,28 +11,28 @@
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-/// Alignment of objects whose header is in the table, in bytes.
+/// Objects whose header is in the table begin at a multiple of this.
 pub const UNIT: usize = 1024;
-/// Size of an entry in bytes.
+/// Bytes of an entry: a header.
 const ENTRY: usize = 16;
-/// Bytes of the range per byte of the table.
+/// The table takes one byte of this many.
 const SHARE: usize = UNIT / ENTRY;
-/// Largest page size of any machine. Parts that are made accessible begin and end at a multiple of it.
-const MAX_PAGE: usize = 64 << 10;
+/// The largest page that a machine may have: what is made accessible begins and ends at one.
+const MOST_PAGE: usize = 64 << 10;
 
 /// First address of the table; 0 before there is a range.
 static BASE: AtomicUsize = AtomicUsize::new(0);
 
 /// Returns the size of the table in a range of `range` bytes.
 pub const fn bytes(range: usize) -> usize {
-    (range / SHARE).next_multiple_of(MAX_PAGE)
+    (range / SHARE).next_multiple_of(MOST_PAGE)
 }
 
 /// Returns the part of a table of `table` bytes, in whole pages, that has the entries for addresses behind
 /// the table and below `used` bytes from the start of the range.
 #[cfg_attr(test, allow(dead_code))]
 pub fn in_use(table: usize, used: usize) -> Range<usize> {
-    let start = table / SHARE / MAX_PAGE * MAX_PAGE;
+    let start = table / SHARE / MOST_PAGE * MOST_PAGE;
     start..bytes(used).clamp(start, table)
 }
 
@@ -47,9 +47,9 @@ pub fn begin(base: usize) {
 /// The memory lies in the range behind the table, whose size is that of [`bytes`].
 pub unsafe fn open(at: *const u8, bytes: usize) -> bool {
     let (first, last) = (entry(at), entry(at.wrapping_add(bytes)));
-    let skew = (first.addr() - BASE.load(Ordering::Relaxed)) % MAX_PAGE;
+    let skew = (first.addr() - BASE.load(Ordering::Relaxed)) % MOST_PAGE;
     let start = first.wrapping_sub(skew);
-    let len = (last.addr() - start.addr()).next_multiple_of(MAX_PAGE);
+    let len = (last.addr() - start.addr()).next_multiple_of(MOST_PAGE);
     // SAFETY: pages of the table, which belongs to the range.
     unsafe {
         libc::madvise(start.cast(), len, libc::MADV_DODUMP);
@@ -62,7 +62,7 @@ pub unsafe fn open(at: *const u8, bytes: usize) -> bool {
 pub fn entry(at: *const u8) -> *mut u8 {
     let base = BASE.load(Ordering::Relaxed);
     let index = at.addr().wrapping_sub(base) / UNIT;
-    // Keeps the provenance of `at`: the table lies in the same mapping.
+    // The table is in the same mapping as what it is about.
     at.cast_mut()
         .with_addr(base.wrapping_add(index.wrapping_mul(ENTRY)))
 }

@@ -33,9 +33,10 @@ pub fn map(bytes: usize) -> *mut c_void {
     }
     let start = at.addr() as u64;
     let free = LIST.iter().find(|entry| {
-        let claim = (Ordering::Relaxed, Ordering::Relaxed);
-        let claimed = entry.start.compare_exchange(0, start, claim.0, claim.1);
-        claimed.is_ok()
+        entry
+            .start
+            .compare_exchange(0, start, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok()
     });
     if let Some(entry) = free {
         entry.bytes.store(bytes as u64, Ordering::Relaxed);

@@ -78,7 +78,7 @@ impl Request {
 /// if the thread was busy already.
 ///
 /// # Safety
-/// `work` must not call back into this function's thread state other than through its argument.
+/// Nothing else accesses the thread's state while `work` runs.
 #[inline(always)]
 unsafe fn guarded(work: impl FnOnce(&mut Local) -> *mut u8) -> *mut u8 {
     let local = arch::local();
@@ -127,10 +127,10 @@ pub fn end_in_thread() {
 const SAMPLE_STACK_BYTES: u64 = 4608;
 
 /// Returns true if the thread is on its alternate signal stack and too little of that is left for a
-/// sample. A sample that is due is then taken at the thread's next allocation elsewhere, with an
-/// unchanged weight.
+/// sample. A sample that is due is then taken at the thread's next allocation elsewhere, and stands for
+/// the same number of bytes.
 #[inline(always)]
-fn is_cramped(registers: &Registers) -> bool {
+fn has_little_stack(registers: &Registers) -> bool {
     let local = arch::local();
     // SAFETY: the words are the thread's own, and no borrow of its state is alive here.
     let (start, end) = unsafe { ((*local).signal_stack, (*local).signal_stack_end) };
@@ -158,7 +158,7 @@ unsafe fn sampled_for(
     replaced: Option<&Object>,
     registers: &Registers,
 ) -> *mut u8 {
-    if is_cramped(registers) {
+    if has_little_stack(registers) {
         return null_mut();
     }
     // SAFETY: the closure uses the thread's state only through its argument.

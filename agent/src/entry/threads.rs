@@ -54,9 +54,10 @@ impl Beginning {
     /// Claims an entry and fills it in. `None`: all are in use.
     fn of(routine: Routine, argument: *mut c_void) -> Option<&'static Self> {
         let claim = |beginning: &&Self| {
-            let order = (Ordering::Acquire, Ordering::Relaxed);
-            let claimed = beginning.routine.compare_exchange(0, 1, order.0, order.1);
-            claimed.is_ok()
+            beginning
+                .routine
+                .compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed)
+                .is_ok()
         };
         let claimed = BEGINNINGS.iter().find(claim)?;
         claimed.argument.store(argument, Ordering::Relaxed);

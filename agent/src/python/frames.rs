@@ -53,7 +53,7 @@ impl Frames {
     #[inline]
     pub fn read(&mut self, trail: &Trail<'_>, epoch: &Epoch) -> Insertion<'_> {
         match runtime::known() {
-            Some(runtime) if runtime.may_go => self.read_held(trail, epoch),
+            Some(runtime) if runtime.may_unload => self.read_held(trail, epoch),
             Some(runtime) => self.read_from(runtime, trail, epoch),
             None => Insertion::NONE,
         }
@@ -141,11 +141,11 @@ impl Frames {
                 // No memory for code objects (possible before Linux 5.14): Python frames without
                 // names would say less than the native frames alone.
                 Ok(()) if walk.epoch.bank.codes.reserved() == 0 => self.cache.discard(),
-                Ok(()) if self.cache.len() > 0 => runtime::confirm(),
+                Ok(()) if self.cache.len() > 0 => runtime::record_success(),
                 Ok(()) => {}
                 Err(Damaged) => {
                     self.cache.discard();
-                    runtime::doubt();
+                    runtime::record_failure();
                 }
             }
         }
@@ -208,7 +208,7 @@ impl Frames {
         let mut frame = top;
         let mut steps = 0;
         while frame != 0 && steps < MAX_STEPS {
-            let runs = loop {
+            let native_frame = loop {
                 let Some(registers) = walk.trail.frame(*native) else {
                     return Ok(());
                 };
@@ -218,7 +218,7 @@ impl Frames {
                 }
             };
             frame = self.step(walk, frame)?;
-            self.cache.attach_to(runs.sp)?;
+            self.cache.attach_to(native_frame.sp)?;
             steps += 1;
         }
         Ok(())

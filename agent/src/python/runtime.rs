@@ -55,7 +55,7 @@ pub struct Runtime {
     /// them.
     pub evaluation: Code,
     /// True if it is in a library that may be unloaded.
-    pub may_go: bool,
+    pub may_unload: bool,
 }
 
 /// Looks for an interpreter in the program and the libraries that it is linked with, at start-up.
@@ -120,7 +120,7 @@ pub unsafe fn meet(name: &[u8], base: u64) {
 
 /// Handles the unloading of a library at these addresses.
 pub fn leave(start: u64, end: u64) {
-    if found().is_some_and(|runtime| runtime.may_go && (start..end).contains(&runtime.at)) {
+    if found().is_some_and(|runtime| runtime.may_unload && (start..end).contains(&runtime.at)) {
         STATE.store(PYTHON_GONE as u8, Ordering::Relaxed);
         publish();
     }
@@ -137,7 +137,7 @@ struct Names {
 }
 
 /// Publishes an interpreter. Called once.
-fn take(names: &Names, may_go: bool) {
+fn take(names: &Names, may_unload: bool) {
     let at = names.runtime;
     let (version, layout) = described(at).unwrap_or_else(|| {
         let version = version(names);
@@ -159,7 +159,7 @@ fn take(names: &Names, may_go: bool) {
             start: from,
             end: from + size,
         },
-        may_go,
+        may_unload,
     };
     // SAFETY: called once: by the only thread at start-up, or by the thread that cleared
     // `IS_SOUGHT`. Nobody reads it before `IS_FOUND` is set.
@@ -217,7 +217,7 @@ fn found() -> Option<&'static Runtime> {
 
 /// Records that a stack was read: the interpreter is as expected.
 #[inline]
-pub fn confirm() {
+pub fn record_success() {
     if STATE.load(Ordering::Relaxed) == PYTHON_MET as u8 {
         STATE.store(PYTHON_NAMED as u8, Ordering::Relaxed);
         publish();
@@ -226,7 +226,7 @@ pub fn confirm() {
 
 /// Records that a stack could not be read. If none ever could, the interpreter is left alone.
 #[cold]
-pub fn doubt() {
+pub fn record_failure() {
     let confirmed = STATE.load(Ordering::Relaxed) != PYTHON_MET as u8;
     if !confirmed && FAILURES.fetch_add(1, Ordering::Relaxed) >= FORGIVEN {
         STATE.store(PYTHON_DIFFERS as u8, Ordering::Relaxed);

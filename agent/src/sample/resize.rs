@@ -56,25 +56,26 @@ unsafe fn resize(
     // SAFETY: `p` is a live object. No more is copied than is usable in both objects.
     unsafe {
         let Met::Live(object) = Object::read(at) else {
-            let new = leave(p, elsewhere());
+            let new = move_out(p, elsewhere());
             untracked::settle(registers, !new.is_null());
             return new;
         };
         let bytes = request.bytes;
-        let stays = |why| guarded(|local| stay(local, at, &object, request, why, registers));
-        let has_room = !is_cramped(registers);
-        if has_room && !stays(Why::Certain).is_null() {
+        let in_place =
+            |why| guarded(|local| resize_in_place(local, at, &object, request, why, registers));
+        let may_walk = !has_little_stack(registers);
+        if may_walk && !in_place(Why::Certain).is_null() {
             return p;
         }
         let mut new: *mut c_void = null_mut();
-        if bytes < MAX_BYTES && !skips_sampling(bytes) && has_room {
-            if !stays(Why::Drawn).is_null() {
+        if bytes < MAX_BYTES && !skips_sampling(bytes) && may_walk {
+            if !in_place(Why::Drawn).is_null() {
                 return p;
             }
             new = sampled_for(request, Some(&object), registers).cast();
         }
         if new.is_null() {
-            let new = leave(p, elsewhere());
+            let new = move_out(p, elsewhere());
             untracked::settle(registers, !new.is_null());
             return new;
         }
@@ -89,7 +90,7 @@ unsafe fn resize(
 ///
 /// # Safety
 /// `p` is a live object in the range, and `new` is null or a new object outside it.
-unsafe fn leave(p: *mut c_void, new: *mut c_void) -> *mut c_void {
+unsafe fn move_out(p: *mut c_void, new: *mut c_void) -> *mut c_void {
     if !new.is_null() {
         // SAFETY: both objects are live, and no more is copied than is usable in both. `p` is not used
         // after its free.
@@ -106,7 +107,7 @@ unsafe fn leave(p: *mut c_void, new: *mut c_void) -> *mut c_void {
 ///
 /// # Safety
 /// `p` is a live object outside the range, and `new` is a new object in it.
-unsafe fn arrive(p: *mut c_void, new: *mut u8) -> *mut c_void {
+unsafe fn move_in(p: *mut c_void, new: *mut u8) -> *mut c_void {
     let new: *mut c_void = new.cast();
     // SAFETY: both objects are live, and no more is copied than is usable in both. `p` is not used
     // after its free.
@@ -120,7 +121,7 @@ unsafe fn arrive(p: *mut c_void, new: *mut u8) -> *mut c_void {
 
 /// Resizes a sampled object in place and counts it. Returns null if the object's session is over, or
 /// if the memory has no room.
-fn stay(
+fn resize_in_place(
     local: &mut Local,
     at: *mut u8,
     object: &Object,
@@ -159,7 +160,7 @@ fn stay(
         return null_mut();
     }
     // SAFETY: a live object's memory begins `old.offset` bytes before it.
-    if !unsafe { has_room(at.sub(old.offset), old, new) } {
+    if !unsafe { make_room(at.sub(old.offset), old, new) } {
         return null_mut();
     }
     if why == Why::Drawn {
@@ -171,21 +172,21 @@ fn stay(
     // SAFETY: the thread's memory, which `own` has shown to exist.
     let thread = unsafe { &mut *thread::of(local) };
     reborn.record = count(thread, epoch, registers, &reborn.sample(epoch.start_tick));
-    // SAFETY: the header stays where it was, and `has_room` made `new.usable` bytes usable.
+    // SAFETY: the header stays where it was, and `make_room` made `new.usable` bytes usable.
     unsafe {
         if zero && new.usable > old.usable {
             clear(at.add(old.usable), new.usable - old.usable);
         }
         reborn.write(new.offset, at);
     }
-    announce(at, &reborn);
+    report_resized(at, &reborn);
     at
 }
 
 /// Reports an object that was resized in place to tracers, as a free and an allocation.
 #[cold]
 #[inline(never)]
-fn announce(at: *mut u8, reborn: &Object) {
+fn report_resized(at: *mut u8, reborn: &Object) {
     probes::free(at.cast());
     probes::alloc(at, reborn.bytes, reborn.weighted_bytes());
 }
@@ -195,7 +196,7 @@ fn announce(at: *mut u8, reborn: &Object) {
 ///
 /// # Safety
 /// The allocation at `base` is a live object with layout `old`.
-unsafe fn has_room(base: *mut u8, old: Layout, new: Layout) -> bool {
+unsafe fn make_room(base: *mut u8, old: Layout, new: Layout) -> bool {
     let larger = old.usable.max(new.usable);
     if larger < MIN_LARGE_BYTES {
         // Compares with the allocation, not with the object's present size: an object that shrinks
@@ -218,8 +219,8 @@ pub unsafe extern "C" fn realloc(
     let p = p as *mut c_void;
     // SAFETY: the caller of `realloc` owns `p`, an ordinary object or null.
     unsafe {
-        let ends = size == 0 && !p.is_null();
-        let new = if ends {
+        let is_free = size == 0 && !p.is_null();
+        let new = if is_free {
             null_mut()
         } else {
             sampled(Request::plain(size), registers)
@@ -232,7 +233,7 @@ pub unsafe extern "C" fn realloc(
         if p.is_null() {
             new.cast()
         } else {
-            arrive(p, new)
+            move_in(p, new)
         }
     }
 }
@@ -276,7 +277,7 @@ pub unsafe extern "C" fn rallocx(
             untracked::settle(registers, !new.is_null());
             return new;
         }
-        arrive(p, new)
+        move_in(p, new)
     }
 }
 
@@ -293,7 +294,7 @@ pub unsafe extern "C" fn rallocx_sampled(
         let elsewhere = || NEXT.mallocx(size, flags as c_int);
         match request(size, flags) {
             Some(request) => resize(p, request, registers, elsewhere),
-            None => leave(p, elsewhere()),
+            None => move_out(p, elsewhere()),
         }
     }
 }
@@ -349,7 +350,7 @@ pub unsafe fn xallocx(p: *mut c_void, size: usize, extra: usize, flags: c_int) -
         return old;
     };
     let new = reborn.layout().usable;
-    announce(at, &reborn);
+    report_resized(at, &reborn);
     // SAFETY: the header stays where it was, and `new` bytes behind it are usable now.
     unsafe {
         if zero && new > old {

@@ -131,8 +131,9 @@ fn reserve(
         slots = count(number).min(left.max(usize::from(taken == 0)));
         (slots != 0).then_some(taken + PAGE + slots * bytes)
     };
-    let (order, failed) = (Ordering::AcqRel, Ordering::Acquire);
-    TAKEN.fetch_update(order, failed, more).ok()?;
+    TAKEN
+        .fetch_update(Ordering::AcqRel, Ordering::Acquire, more)
+        .ok()?;
     let size = PAGE + slots * bytes;
     let start = sys::map_unlocked(null_mut(), size, libc::PROT_NONE);
     let give_up = || {
@@ -160,7 +161,7 @@ fn reserve(
             free: AtomicU64::new(u64::MAX >> (u64::BITS as usize - slots)),
         });
     }
-    let found = match place.compare_exchange(null_mut(), new, order, failed) {
+    let found = match place.compare_exchange(null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => new,
         Err(others) => {
             give_up();
