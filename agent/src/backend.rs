@@ -1,10 +1,10 @@
-//! The allocator underneath: jemalloc, or with `MEM_PROFILER_ALLOCATOR=system` the one
-//! that the program would have had. A program with a sanitizer always keeps its own, and so does
-//! one that `MEM_PROFILER_ONLY` does not name.
+//! The allocator underneath: jemalloc, or with `MEM_PROFILER_ALLOCATOR=system` the one that the program would
+//! use without the agent. A program with a sanitizer always keeps its own, and so does one that
+//! `MEM_PROFILER_ONLY` does not name.
 //!
-//! The choice is made at the first allocation of the process, before any constructor has run, and
-//! never changes: every object must go back to where it came from. Until then, each entry of
-//! [`NEXT`] points to a function that decides and then jumps to the chosen one.
+//! Every object must be freed by the allocator that it came from. So the choice is made at the first
+//! allocation of the process, before any constructor has run, and never changes. Until then, each entry of
+//! [`NEXT`] points to a function that makes the choice and then jumps to the chosen one.
 
 mod extended;
 pub mod growth;
@@ -19,20 +19,21 @@ unsafe extern "C" {
     fn _rjem_memalign(align: usize, size: usize) -> *mut c_void;
 }
 
-/// jemalloc's `memalign`, which leaves `errno` as it is where it has no memory.
+/// jemalloc's `memalign`, but sets `errno` if memory runs out.
 unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
     // SAFETY: takes any size and alignment.
     no_memory_if_null(unsafe { _rjem_memalign(align, size) })
 }
 
-/// `valloc` over that: jemalloc's own does not align an object of no bytes.
+/// `valloc` by [`memalign`]: jemalloc's own does not align an object of size 0.
 unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
-    // SAFETY: it only looks into the vector that the kernel left above the stack.
+    // SAFETY: only reads the auxiliary vector.
     let page = unsafe { libc::getauxval(libc::AT_PAGESZ) } as usize;
     // SAFETY: takes any size and alignment.
     unsafe { memalign(page, size) }
 }
 
+/// Sets `errno` if memory has run out.
 fn no_memory_if_null(p: *mut c_void) -> *mut c_void {
     if p.is_null() {
         crate::sys::set_errno(libc::ENOMEM);
@@ -40,40 +41,39 @@ fn no_memory_if_null(p: *mut c_void) -> *mut c_void {
     p
 }
 
-/// jemalloc's options, unless they are overridden (`_RJEM_MALLOC_CONF`):
+/// jemalloc's options, unless `_RJEM_MALLOC_CONF` overrides them:
 ///
-/// - Large objects have size classes, four to each doubling, as before 5.3.1. Without them, an
-///   object that grows in steps is moved and copied at every second one, as what is left behind it
-///   is in another state.
-/// - Neighbouring free pages are returned when they amount to 8 MiB (`keeping.rs`), whatever the sizes of the
-///   objects that were in them: with the default, 5.3.1 joins free pages to at most 64 times what is freed, so
-///   that those of small objects would never amount to that.
+/// - Large objects have four size classes for each doubling, as before 5.3.1. Without them, an object that
+///   grows in steps is moved and copied at every second one, because the memory behind it is in another
+///   state.
+/// - Adjacent free pages are returned when they amount to 8 MiB (`keeping.rs`), whatever the sizes of the
+///   objects that were in them. By default, 5.3.1 joins free pages to at most 64 times what is freed, so those
+///   of small objects would never amount to that.
 #[unsafe(export_name = "_rjem_malloc_conf")]
 static OPTIONS: AtomicPtr<c_char> = AtomicPtr::new(USUAL.as_ptr().cast_mut());
 const USUAL: &CStr = c"disable_large_size_classes:false,lg_extent_max_active_fit:9";
-/// The same with one arena. Addresses that are not needed are given back, and soon: the program may want
-/// them for a mapping of its own. And unused memory of any size is divided for a request: with none to be
-/// had from the system, the request would fail.
+/// Options for a process with little memory: one arena. Unused addresses are released, and soon, because the
+/// program may want them for its own mappings. Unused memory of any size is split for a request, which would
+/// otherwise fail if the system has no more.
 const LIMITED: &CStr = c"disable_large_size_classes:false,narenas:1,\
 retain:false,dirty_decay_ms:100,lg_extent_max_active_fit:64";
 core::arch::global_asm!(".hidden _rjem_malloc_conf");
 
 unsafe extern "C" {
-    /// jemalloc's size classes of small requests, one entry for each 8 bytes, filled when it
-    /// starts.
+    /// jemalloc's size classes of small requests, one entry for each 8 bytes. Filled when it is initialised.
     #[link_name = "_rjem_je_sz_size2index_tab"]
     static mut CLASS_OF_REQUEST: [u8; 3];
 }
 
 unsafe extern "C" {
-    /// Whether jemalloc has been initialised.
+    /// State of jemalloc's initialisation.
     #[link_name = "_rjem_je_malloc_init_state"]
     static INIT_STATE: AtomicI32;
 }
 /// `malloc_init_initialized`.
 const INITIALISED: c_int = 0;
 
-/// Makes the choice before jemalloc's constructor runs: constructors with a priority come first.
+/// Makes the choice before jemalloc's constructor: constructors with a priority run first.
 #[used]
 #[cfg_attr(not(test), unsafe(link_section = ".init_array.00100"))]
 static FIRST_CONSTRUCTOR: extern "C" fn() = settle_first;
@@ -84,17 +84,17 @@ extern "C" fn settle_first() {
     }
 }
 
-/// Has jemalloc's constructor do nothing: it would map memory, and nobody calls jemalloc.
+/// Makes jemalloc's constructor do nothing: it would map memory that nobody uses.
 fn keep_jemalloc_asleep() {
-    // SAFETY: jemalloc's word, of this type; the process has one thread.
+    // SAFETY: a word of jemalloc's of this type, and the process has one thread.
     unsafe { INIT_STATE.store(INITIALISED, Ordering::Relaxed) };
 }
 
-/// Gives requests of up to 8 bytes the class of 16, so that all that `malloc` returns is aligned to
-/// 16, as the ABIs say, compilers assume and glibc does. Before the first allocation.
+/// Gives requests of up to 8 bytes the size class of 16: all results of `malloc` are then aligned to 16, as
+/// the ABIs require, compilers assume and glibc does. Called before the first allocation.
 fn align_smallest() {
-    // SAFETY: a size that is not 0, for which jemalloc starts, and so fills its table; the process
-    // has one thread, so nobody reads the table meanwhile. No object of a smaller class exists yet.
+    // SAFETY: a size that is not 0. The call initialises jemalloc, which fills its table. The process has one
+    // thread, so nobody reads the table meanwhile, and no object of a smaller class exists yet.
     unsafe {
         jemalloc::nallocx(1, 0);
         let classes = &raw mut CLASS_OF_REQUEST;
@@ -107,23 +107,23 @@ fn align_smallest() {
 macro_rules! next {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*) $(-> $out:ty)?,
         $symbol:literal, $jemalloc:path;)*) => {
-        /// One pointer per function of the allocator underneath.
+        /// Functions of the allocator underneath, as one pointer each.
         pub struct Next { $(pub(crate) $name: AtomicPtr<c_void>),* }
 
-        /// Targets of the calls that are not sampled.
+        /// Targets of calls that are not sampled.
         pub static NEXT: Next = Next { $($name: AtomicPtr::new(first::$name as *mut c_void)),* };
 
         impl Next {
             $($(#[$doc])*
             /// # Safety
-            /// That of the C function of this name.
+            /// See the C function of this name.
             #[inline(always)]
             pub unsafe fn $name(&self, $($arg: $type),*) $(-> $out)? {
                 let function = self.$name.load(Ordering::Relaxed);
                 let function: unsafe extern "C" fn($($type),*) $(-> $out)? =
-                    // SAFETY: only functions of this very type are ever stored here.
+                    // SAFETY: only functions of this type are stored in this field.
                     unsafe { core::mem::transmute(function) };
-                // SAFETY: the caller's.
+                // SAFETY: called with the caller's arguments.
                 unsafe { function($($arg),*) }
             })*
 
@@ -131,14 +131,15 @@ macro_rules! next {
                 $(self.$name.store($jemalloc as *mut c_void, Ordering::Relaxed);)*
             }
 
-            /// Takes what the next library in line exports; jemalloc's own calls are made of the
-            /// others where it has none. All are found before the first is used: each lookup
-            /// frees what an earlier one left to say.
+            /// Uses the functions of the next library. If it lacks jemalloc's own functions, these are
+            /// implemented by the others. All are looked up before the first one is used, because each lookup
+            /// frees the message of an earlier one.
             fn use_system(&self) {
                 $(let $name = system::find($symbol);)*
-                $(let function = match $name.is_null() {
-                    true => extended::of($symbol),
-                    false => Some(system::guarded($symbol, $name)),
+                $(let function = if $name.is_null() {
+                    extended::of($symbol)
+                } else {
+                    Some(system::guarded($symbol, $name))
                 };
                 if let Some(function) = function {
                     self.$name.store(function, Ordering::Relaxed);
@@ -146,12 +147,12 @@ macro_rules! next {
             }
         }
 
-        /// Targets before the choice.
+        /// Targets until the choice is made.
         mod first {
             use super::*;
             $(pub unsafe extern "C" fn $name($($arg: $type),*) $(-> $out)? {
                 crate::roomy::call(choose);
-                // SAFETY: the caller's.
+                // SAFETY: called with the caller's arguments.
                 unsafe { NEXT.$name($($arg),*) }
             })*
         }
@@ -199,25 +200,25 @@ static CHOSEN_SYSTEM: AtomicBool = AtomicBool::new(false);
 static LEFT_OUT: AtomicBool = AtomicBool::new(false);
 static OTHERS_MALLOC: AtomicBool = AtomicBool::new(false);
 
-/// Whether the agent leaves everything alone: the process carries a sanitizer, whose
-/// allocator is how it finds its errors, or has a C library that the agent does not know.
+/// Returns true if the agent does nothing in this process: it contains a sanitizer, which finds errors by its
+/// own allocator, or has a C library that the agent does not know.
 pub fn stands_aside() -> bool {
     arch::has_sanitizer() || musl::is_here()
 }
 
-/// Whether others are to be profiled and not this process: it gets no segment.
+/// Returns true if this process is not to be profiled: it gets no segment.
 pub fn is_left_out() -> bool {
     LEFT_OUT.load(Ordering::Relaxed)
 }
 
-/// Whether calls of `malloc` or its counterparts go to functions of the executable, or of a library
-/// that is preloaded before this one: what would call those without us must call them, and what
-/// they call must get what it would get.
+/// Returns true if calls of `malloc` or its relatives go to functions of the executable, or of a library that
+/// is preloaded before this one. Functions that would call those without the agent must then call them, and
+/// they must get the allocator that they would get without it.
 pub fn is_behind_others() -> bool {
     OTHERS_MALLOC.load(Ordering::Relaxed)
 }
 
-/// Looks whether they do.
+/// Determines the value of [`is_behind_others`].
 fn looks_behind_others() -> bool {
     const CORE: [&CStr; 4] = [c"malloc", c"free", c"calloc", c"realloc"];
     let mut is_behind = false;
@@ -233,24 +234,24 @@ fn looks_behind_others() -> bool {
     is_behind
 }
 
-/// Makes the choice, if no allocation has required it yet.
+/// Makes the choice unless it has been made.
 pub fn settle() {
-    // Not by freeing null: before the loader has written the thread's variables, which it does after
-    // it has called the resolvers of indirect functions, jemalloc takes null for a pointer of its own.
+    // Not by calling `free(null)`: before the loader has initialised thread-local storage, which is after it
+    // has called the resolvers of indirect functions, jemalloc takes null for an object of its own.
     if NEXT.free.load(Ordering::Relaxed) == first::free as *mut c_void {
         crate::roomy::call(choose);
     }
 }
 
-/// Whether the program keeps its own allocator.
+/// Returns true if the program keeps its own allocator.
 pub fn is_system() -> bool {
     CHOSEN_SYSTEM.load(Ordering::Relaxed)
 }
 
-/// Runs at the first allocation, while the process has one thread.
+/// Makes the choice, at the first allocation, while the process has one thread.
 #[cold]
 extern "C" fn choose() {
-    // SAFETY: a word of jemalloc's, which it only reads; the process has one thread.
+    // SAFETY: a word that jemalloc only reads, and the process has one thread.
     unsafe { jemalloc::malloc_message = Some(say_nothing) };
     if is_limited() {
         OPTIONS.store(LIMITED.as_ptr().cast_mut(), Ordering::Relaxed);
@@ -271,15 +272,15 @@ extern "C" fn choose() {
     }
 }
 
-/// Limits below this are so low that memory is to be given back soon.
+/// Limits of the process below this are so low that unused memory is to be returned soon. In bytes.
 pub const LITTLE: u64 = 4 << 30;
 
-/// Whether the process may map so little that arenas, of megabytes each, would take much of it.
+/// Returns true if the process may map so little that arenas, of megabytes each, would take much of it.
 fn is_limited() -> bool {
     least_limit() < LITTLE
 }
 
-/// Bytes that the process may map or may write to, whichever are less.
+/// Returns the smaller of the limits of address space and of writable memory, in bytes.
 fn least_limit() -> u64 {
     let saved = crate::sys::errno();
     let limit = crate::sys::limit(libc::RLIMIT_AS).min(crate::sys::limit(libc::RLIMIT_DATA));
@@ -287,29 +288,30 @@ fn least_limit() -> u64 {
     limit
 }
 
-/// What jemalloc has to say without being asked, as where there is no memory for a thread's cache.
-/// It would write it to descriptor 2, which may be any file of the program's.
+/// Discards jemalloc's messages. By default it writes them, for example if a thread's cache gets no memory, to
+/// descriptor 2, which may be any file of the program's.
 unsafe extern "C" fn say_nothing(_: *mut c_void, _: *const c_char) {}
 
-/// Least `RLIMIT_AS` and `RLIMIT_DATA`, in bytes, of a process that is not left alone. jemalloc maps its memory
-/// by megabytes; glibc's heap grows by as much as is needed, and such a process may need all that it may have.
+/// Minimum `RLIMIT_AS` and `RLIMIT_DATA`, in bytes, of a process that is profiled. jemalloc maps its memory by
+/// megabytes; glibc's heap grows by as much as is needed, and such a process may need all of its limit.
 const MIN_LIMIT: u64 = 32 << 20;
 
-/// Reads whether the process is left alone, because it is not named or has too little memory, and remembers it.
+/// Determines the value of [`is_left_out`]: true if the process is not named or has too little memory.
 fn looks_left_out() -> bool {
     let left_out = environment::leaves_us_out() || least_limit() < MIN_LIMIT;
     LEFT_OUT.store(left_out, Ordering::Relaxed);
     left_out
 }
 
-/// At start-up, for a process with a sanitizer: at its first allocation the sanitizer may not have
-/// begun, and reading a file by its functions would end the program.
+/// Determines [`is_left_out`] again at start-up, for a process with a sanitizer. At its first allocation the
+/// sanitizer may not be initialised, and reading a file by its functions would end the program.
 pub fn look_again() {
     if stands_aside() {
         looks_left_out();
     }
 }
 
+/// Returns true if the environment requests the program's own allocator.
 fn wants_system() -> bool {
     environment::any(|entry| entry == b"MEM_PROFILER_ALLOCATOR=system")
 }

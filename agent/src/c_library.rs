@@ -1,13 +1,12 @@
-//! The C library's functions, by addresses from the C library's own tables.
+//! Addresses of the C library's functions, from its own symbol tables.
 //!
-//! A program may have functions of its own called `open`, `read` or `kill`, as the C standard
-//! allows, and a library preloaded beside the agent may replace any function to watch its calls.
-//! The loader would lead the agent's calls to these, in the middle of an allocation. glibc's own
-//! `malloc` calls nothing through a name that others can define, and neither do the agent and the
-//! jemalloc in it: the linker leads each such name (`names.rs`) to a jump through [`TABLE`].
+//! A program may define functions called `open`, `read` or `kill`, as the C standard allows, and another
+//! preloaded library may replace any function to intercept its calls. The loader would bind the agent's calls
+//! to these, in the middle of an allocation. glibc's own `malloc` calls nothing through a symbol that others
+//! can define, and neither do the agent and its jemalloc: the linker redirects each such name (`names.rs`) to
+//! a jump through [`TABLE`].
 //!
-//! Until [`resolve`] has run, and where it finds no C library that it knows, an entry leads to what
-//! the loader chose.
+//! Before [`resolve`], and if it finds no C library that it knows, an entry points to what the loader bound.
 
 use crate::arch::{ifunc_target, jump_through_table};
 use crate::symbol_table::{Exported, Library};
@@ -16,10 +15,10 @@ use core::mem::size_of;
 use core::ptr::{null, null_mut};
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
-/// A function of the C library.
+/// Function of the C library.
 #[repr(C)]
 pub struct Function {
-    /// Where it is; read by a jump, so this comes first.
+    /// Address; must be the first field, because a jump reads it.
     address: AtomicPtr<c_void>,
     name: &'static CStr,
 }
@@ -33,10 +32,10 @@ impl Function {
     }
 }
 
-/// A function that may be missing.
+/// Function that some C libraries lack.
 struct Optional {
     name: &'static CStr,
-    /// Null if it is missing, or until [`resolve`] has run.
+    /// Address; null if it is missing, and before [`resolve`].
     address: AtomicPtr<c_void>,
 }
 
@@ -49,19 +48,19 @@ impl Optional {
     }
 }
 
-/// Bytes from one entry of the table to the next.
+/// Size of a table entry in bytes.
 const STRIDE: usize = size_of::<Function>();
 
 include!(concat!(env!("OUT_DIR"), "/c_library.rs"));
 
-/// What the loader keeps for debuggers (`link.h`).
+/// The loader's `struct r_debug` (`link.h`).
 #[repr(C)]
 struct Debug {
     version: i32,
     first: *const LinkMap,
 }
 
-/// A loaded module in the loader's list (`link.h`).
+/// The loader's `struct link_map` (`link.h`).
 #[repr(C)]
 struct LinkMap {
     bias: u64,
@@ -70,16 +69,16 @@ struct LinkMap {
     next: *const LinkMap,
 }
 
-/// More modules than a program is linked with.
+/// Upper bound of the number of modules that a program is linked with.
 const MAX_MODULES: usize = 4096;
 
-/// glibc's own name.
+/// Name of glibc (`DT_SONAME`).
 const GLIBC: &CStr = c"libc.so.6";
-/// Parts of the C library before glibc 2.34; later ones are empty.
+/// Names of its parts before 2.34; later they are empty.
 const PARTS: [&CStr; 2] = [c"libpthread.so.0", c"libdl.so.2"];
 
-/// Finds all functions, once. At the first allocation of the process, which has one thread; calls
-/// nothing that is not found yet.
+/// Finds all functions, once. Called at the first allocation of the process, which has one thread. Calls no
+/// function that is not found yet.
 pub fn resolve() {
     static DONE: AtomicBool = AtomicBool::new(false);
     if DONE.swap(true, Ordering::Relaxed) {
@@ -88,8 +87,8 @@ pub fn resolve() {
     let libraries = libraries();
     for function in &TABLE {
         let mut known = libraries.iter().flatten();
-        // SAFETY: the C library and its parts stay loaded, and have been relocated: they come last
-        // in the order of loading, and the loader relocates in the reverse order.
+        // SAFETY: the C library and its parts are never unloaded, and are relocated: they come last in the
+        // loading order, and the loader relocates in reverse.
         let found = known.find_map(|library| unsafe { library.function(function.name) });
         if let Some(symbol) = found {
             function.address.store(address(symbol), Ordering::Relaxed);
@@ -97,7 +96,7 @@ pub fn resolve() {
     }
     for entry in &LOOKED_UP {
         let mut known = libraries.iter().flatten();
-        // SAFETY: as above.
+        // SAFETY: loaded and relocated, as before.
         let found = known.find_map(|library| unsafe { library.function(entry.name) });
         entry
             .address
@@ -105,12 +104,13 @@ pub fn resolve() {
     }
 }
 
-/// Address of a function in [`LOOKED_UP`]; null if the C library has none of this name.
+/// Returns the address of a function in [`LOOKED_UP`]; null if the C library does not have it.
 pub fn looked_up(name: &CStr) -> *mut c_void {
     let entry = LOOKED_UP.iter().find(|entry| entry.name == name);
     entry.map_or(null_mut(), |entry| entry.address.load(Ordering::Relaxed))
 }
 
+/// Returns the address of a function, calling its resolver if necessary.
 fn address(symbol: Exported) -> *mut c_void {
     if !symbol.is_indirect {
         return symbol.address as *mut c_void;
@@ -119,22 +119,22 @@ fn address(symbol: Exported) -> *mut c_void {
     unsafe { ifunc_target(symbol.address) }
 }
 
-/// The parts of the C library that are loaded, then the C library itself.
+/// Returns the loaded parts of the C library, then the C library itself.
 fn libraries() -> [Option<Library>; 3] {
     let mut found = [None; 3];
     let mut module = first_module();
     for _ in 0..MAX_MODULES {
-        // SAFETY: null, or an entry of the loader's list, which only the loader changes: on the
-        // process's one thread, which is here.
+        // SAFETY: null, or an entry of the loader's list. Only the loader changes it, and the process's only
+        // thread is here.
         let Some(map) = (unsafe { module.as_ref() }) else {
             break;
         };
         module = map.next;
-        // SAFETY: the module's dynamic section, which is loaded.
+        // SAFETY: the dynamic section of a loaded module.
         let Some(library) = (unsafe { Library::of(map.bias, map.dynamic) }) else {
             continue;
         };
-        // SAFETY: as above, and its tables of names and symbols.
+        // SAFETY: the tables of a loaded module.
         unsafe {
             if let Some(part) = PARTS.iter().position(|part| library.is_called(part)) {
                 found[part] = Some(library);
@@ -146,23 +146,23 @@ fn libraries() -> [Option<Library>; 3] {
     found
 }
 
-/// Whether the process's `errno` is this library's: its function has a name that nobody else may
-/// define.
+/// Returns true if the process's `errno` is this library's. No other library may define the name of its
+/// function.
 ///
 /// # Safety
 /// The library is loaded.
 unsafe fn defines_errno(library: &Library) -> bool {
     let known = libc::__errno_location as *const () as u64;
-    // SAFETY: the caller's.
+    // SAFETY: the library is loaded.
     let found = unsafe { library.function(c"__errno_location") };
     found.is_some_and(|symbol| symbol.address == known)
 }
 
-/// The first module of the loader's list; null if the loader keeps none that is known.
+/// Returns the first module of the loader's list; null if the loader is not known.
 fn first_module() -> *const LinkMap {
     let of_glibc = crate::arch::glibc_function!("_r_debug") as *const Debug;
     let of_musl = crate::arch::glibc_function!("_dl_debug_addr") as *const *const Debug;
-    // SAFETY: null, or the loader's own structure: the C libraries' names are reserved for them.
+    // SAFETY: null, or the loader's own structure: both names are reserved for C libraries.
     unsafe {
         let debug = match of_musl.as_ref() {
             Some(debug) if of_glibc.is_null() => *debug,

@@ -1,8 +1,8 @@
-//! Leak checks that the program itself requests: through gperftools' `HEAPCHECK` and at its exit,
-//! or by calls (`entry/gperftools.rs`, `entry/sanitizer.rs`).
+//! Leak checks that the program itself requests: by gperftools' `HEAPCHECK`, at its exit, or by calls
+//! (`entry/gperftools.rs`, `entry/sanitizer.rs`).
 //!
-//! The controller makes the check and prints the report; this module decides whether one is made,
-//! and remembers what was lost before.
+//! The controller makes the check and prints the report. This module decides whether one is made, and
+//! stores what was lost before.
 
 use crate::backend;
 use crate::environment::variable;
@@ -13,27 +13,27 @@ use core::ffi::{CStr, c_int, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering};
 
-/// No check but those that a program requests by LeakSanitizer's functions.
+/// Only checks that the program requests by LeakSanitizer's functions.
 const OFF: u8 = 0;
-/// At exit as well.
+/// Also a check of the whole program at exit.
 const WHOLE: u8 = 1;
-/// Only those that the program requests.
+/// Only checks that the program requests, including gperftools' functions.
 const LOCAL: u8 = 2;
 
 static MODE: AtomicU8 = AtomicU8::new(OFF);
-/// Whether the environment requested it, not the controller that started the program.
+/// True if the environment requested checks, rather than the controller that started the program.
 static BY_VARIABLE: AtomicBool = AtomicBool::new(false);
-/// Whether no check is made at exit, since the program said so or has had it.
+/// True if there is no check at exit, because the program has cancelled it or made one.
 static CANCELLED: AtomicBool = AtomicBool::new(false);
 
-/// Longest name of a mode or a check that is passed on.
+/// Maximum length of the name of a mode or a check that is passed on.
 const NAME: usize = 256;
 
-/// What gperftools calls the check of the whole program.
+/// gperftools' name for the check of the whole program.
 pub const WHOLE_PROGRAM: &CStr = c"_main_";
 
-/// Reads the environment, at start-up. Whether every allocation is to be sampled from now on. Where
-/// the program keeps its allocator, objects are not known: its own checker is left to it.
+/// Reads the environment, at start-up. Returns true if every allocation is to be sampled from now on. A
+/// program that keeps its allocator is left to its own leak checker, because its objects are not known.
 pub fn start() -> bool {
     if backend::is_system() {
         return false;
@@ -51,44 +51,45 @@ pub fn start() -> bool {
     by_variable
 }
 
-/// Whether one of gperftools' variables says yes.
+/// Returns true if one of gperftools' boolean variables is set.
 fn is_on(name: &CStr) -> bool {
     let first = variable(name).map(|value| value.first().copied());
     matches!(first, Some(None | Some(b't' | b'T' | b'y' | b'Y' | b'1')))
 }
 
-/// Whether gperftools' checks are made.
+/// Returns true if gperftools' checks are enabled.
 pub fn is_active() -> bool {
     MODE.load(Ordering::Relaxed) != OFF
 }
 
-/// Whether the whole program is checked.
+/// Returns true if the whole program is checked.
 pub fn is_whole() -> bool {
     MODE.load(Ordering::Relaxed) == WHOLE
 }
 
-/// Whether the program is checked at exit only because of a variable, so its profile is not wanted.
+/// Returns true if the program is checked at exit because of a variable; then its profile is not wanted.
 fn is_by_variable() -> bool {
     BY_VARIABLE.load(Ordering::Relaxed)
 }
 
-/// No check at exit.
+/// Cancels the check at exit.
 pub fn cancel() {
     CANCELLED.store(true, Ordering::Relaxed);
 }
 
-/// Whether a check at exit is still to be made.
+/// Returns true if a check at exit is still to be made.
 fn is_pending() -> bool {
     is_whole() && !CANCELLED.load(Ordering::Relaxed)
 }
 
-/// `HeapCleaner`'s functions, which free what is not to be reported.
-const MOST_CLEANERS: usize = 256;
-static CLEANERS: [AtomicPtr<c_void>; MOST_CLEANERS] =
-    [const { AtomicPtr::new(null_mut()) }; MOST_CLEANERS];
+/// Maximum number of functions of `HeapCleaner`.
+const MAX_CLEANERS: usize = 256;
+/// Functions of `HeapCleaner`, which free objects that are not to be reported.
+static CLEANERS: [AtomicPtr<c_void>; MAX_CLEANERS] =
+    [const { AtomicPtr::new(null_mut()) }; MAX_CLEANERS];
 static CLEANER_COUNT: AtomicU32 = AtomicU32::new(0);
 
-/// Adds a function to run before the whole program is checked.
+/// Adds a function that is called before the whole program is checked.
 pub fn add_cleaner(function: extern "C" fn()) {
     let index = CLEANER_COUNT.fetch_add(1, Ordering::Relaxed) as usize;
     if let Some(place) = CLEANERS.get(index) {
@@ -96,7 +97,7 @@ pub fn add_cleaner(function: extern "C" fn()) {
     }
 }
 
-/// Runs them, the first one first.
+/// Calls the added functions in the order in which they were added.
 pub fn clean() {
     for place in &CLEANERS {
         let function = place.swap(null_mut(), Ordering::Acquire);
@@ -108,20 +109,20 @@ pub fn clean() {
     }
 }
 
-/// What a check found.
+/// Result of a check.
 pub struct Found {
-    /// Bytes that are lost, and were not before.
+    /// Bytes that were lost since the earlier check.
     pub bytes: u64,
-    /// Objects.
+    /// Objects that were lost since the earlier check.
     pub objects: u64,
-    /// What LeakSanitizer's check ends the program with; 0: it continues.
+    /// Exit status for LeakSanitizer's check; 0: the program continues.
     pub code: c_int,
-    /// Losses to compare a later check with.
+    /// Losses for comparison in a later check.
     losses: Answer,
 }
 
 impl Found {
-    /// What is lost by now, for a later check to leave out.
+    /// Returns all losses, for a later check to exclude.
     pub fn losses(&mut self) -> &[u8] {
         let all = self.losses.bytes();
         let first = all.iter().position(|byte| *byte == b'\n');
@@ -129,19 +130,19 @@ impl Found {
     }
 }
 
-/// The kinds of checks, for which messages differ.
+/// Style of a check's messages.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Style {
     /// gperftools' lines.
     Gperftools,
     /// LeakSanitizer's last line.
     Sanitizer,
-    /// Nothing: a look at what is lost already.
+    /// No messages, to find what is lost already.
     Silent,
 }
 
-/// Checks this process. `before`: what an earlier check found, which is not reported again. `None`:
-/// no check could be made, and the reason was reported. Keeps `errno`.
+/// Checks this process. `before` are the losses of an earlier check, which are not reported again. Returns
+/// `None` if the check failed; the reason was printed. Keeps `errno`.
 pub fn check(name: &CStr, style: Style, before: &[u8]) -> Option<Found> {
     let saved = sys::errno();
     hooks::tell();
@@ -188,7 +189,7 @@ pub fn check(name: &CStr, style: Style, before: &[u8]) -> Option<Found> {
     found
 }
 
-/// The numbers of an answer's first line: `lost BYTES OBJECTS CODE`.
+/// Parses the numbers of an answer's first line, `lost BYTES OBJECTS CODE`.
 fn numbers(answer: &[u8]) -> Option<[u64; 3]> {
     let line = answer.split(|byte| *byte == b'\n').next()?;
     let mut words = line.strip_prefix(b"lost ")?.split(|byte| *byte == b' ');
@@ -199,8 +200,8 @@ fn numbers(answer: &[u8]) -> Option<[u64; 3]> {
     Some([number()?, number()?, number()?])
 }
 
-/// At the program's exit: checks it where a variable requested that. The exit code to end with
-/// instead of the program's own.
+/// Checks the program at its exit if a variable requests it. Returns the exit status that replaces the
+/// program's own.
 pub fn at_exit() -> Option<c_int> {
     if !is_by_variable() || !is_pending() || hooks::is_turned_off() {
         return None;
@@ -208,8 +209,8 @@ pub fn at_exit() -> Option<c_int> {
     clean();
     let found = check(WHOLE_PROGRAM, Style::Gperftools, b"")?;
     if found.objects > 0 && is_on(c"HEAP_CHECK_IDENTIFY_LEAKS") {
-        // As gperftools does, so that the objects can be examined in a core file.
-        // SAFETY: writes out the C library's buffers, and ends the process.
+        // Like gperftools, so that the objects can be examined in a core dump.
+        // SAFETY: flushes the C library's buffers and ends the process.
         unsafe {
             libc::fflush(null_mut());
             libc::abort()

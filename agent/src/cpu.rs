@@ -1,24 +1,23 @@
-//! Samples of CPU time that the process takes of itself, for sessions that request them.
+//! Samples of CPU time that the process takes of itself, in sessions that request them.
 //!
-//! A thread that allocates on the slow path notices the session, and gives each thread of the
-//! process a timer ([`crate::timers`]). When one fires, the signal handler counts the interrupted
-//! stack, with the CPU time that the thread has used since its last sample: even if signals were
-//! late or lost, the sum is what the process used.
+//! A thread that allocates on the slow path notices the session, and gives each thread of the process a
+//! timer ([`crate::timers`]). When a timer fires, its signal handler counts the interrupted stack,
+//! weighted by the CPU time that the thread has used since its last sample. So the sum is right even if
+//! signals are late or lost.
 //!
-//! A forked child that has not allocated yet begins its parent's session in the handler, when the
-//! one timer that it has from birth fires.
+//! A forked child that has not allocated yet begins its parent's session in the handler, when its only
+//! timer fires.
 //!
-//! The handler waits for no lock (it takes one only if it is free), allocates nothing and keeps
-//! `errno`. It runs on memory of its own, however small the interrupted stack is, and does nothing
-//! if it interrupted the agent. It also makes sure that new threads get timers, and that all timers
-//! are deleted once the session is over.
+//! The handler never waits for a lock, allocates nothing and preserves `errno`. It runs on a stack of its
+//! own, because the interrupted one may be small, and does nothing if it interrupted the agent. It also
+//! gives timers to new threads, and deletes all timers once the session is over.
 //!
-//! These system calls are made only for a session that requests CPU time, and never where a seccomp
+//! The system calls for this are made only for a session that requests CPU time, and never if a seccomp
 //! filter may forbid them ([`seccomp::lets_timers_pass`]).
 
 mod outside;
 
-use crate::arch::{self, on_own_stack};
+use crate::arch::{self, Interrupted, on_own_stack};
 use crate::local::Local;
 use crate::session::{self, Epoch};
 use crate::thread::{self, Thread};
@@ -29,19 +28,19 @@ use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU64, Ordering};
 use shm_protocol::clock;
-use shm_protocol::cpu::{CpuState, CpuTotals};
+use shm_protocol::cpu::{CpuSetting, CpuState, CpuTotals};
 use shm_protocol::record::{CPU_CLASS, TABLE_FULL};
 use unwind::walk::Walk;
 
-/// Bytes that a thread may allocate in a session of CPU time alone before it looks whether there
-/// are new threads.
+/// Bytes that a thread may allocate, in a session without a heap profile, before it looks for new threads.
 pub const COUNTDOWN: i64 = 64 << 10;
-/// Time between such looks, by whichever thread comes first.
-const PERIOD_NS: u64 = 100_000_000;
+/// Minimum time between two looks for new threads, by any thread.
+const LOOK_EVERY_NS: u64 = 100_000_000;
 
-/// When threads were looked for.
+/// Time of the last look for new threads.
 static LOOKED: AtomicU64 = AtomicU64::new(0);
 
+/// Adds to the counts of threads with and without a timer.
 fn note(armed: Armed) {
     if let Some(totals) = cpu_totals::get() {
         totals.threads.fetch_add(armed.threads, Ordering::Relaxed);
@@ -49,8 +48,8 @@ fn note(armed: Armed) {
     }
 }
 
-/// A thread has met an epoch: sees to it that CPU time is sampled if the epoch wants that. Called
-/// with the thread marked busy.
+/// Begins, continues or ends sampling of CPU time, for a thread that has entered an epoch. Called with the
+/// thread marked busy.
 pub fn meet(epoch: &Epoch) {
     let wanted = epoch.cpu.rate != 0;
     if wanted && timers::session() == epoch.session {
@@ -73,16 +72,16 @@ fn begin(epoch: &Epoch) {
     if !seccomp::lets_timers_pass() {
         return refuse(totals, CpuState::Filtered, 0);
     }
-    // What is unwound needs it; other threads' first samples are in a handler.
+    // Other threads may unwind for the first time in a signal handler, which must not map the tables.
     if !module::prepare() {
         return refuse(totals, CpuState::Failed, sys::errno());
     }
     cpu_totals::set(totals);
     LOOKED.store(clock::now_ns(), Ordering::Relaxed);
-    let wanted = (epoch.cpu.rate, epoch.cpu.avoid);
-    match timers::begin(&turn, epoch.session, wanted, handler) {
+    let CpuSetting { rate, avoid, .. } = epoch.cpu;
+    match timers::begin(&turn, epoch.session, rate, avoid, handler) {
         Ok(armed) if armed.threads == 0 && armed.unarmed > 0 => {
-            // The kernel's reason for the last one.
+            // The reason of the last failure.
             let errno = sys::errno();
             timers::end(&turn);
             refuse(totals, CpuState::Failed, errno);
@@ -98,19 +97,19 @@ fn begin(epoch: &Epoch) {
     }
 }
 
-/// Begins the session that there is, if it wants CPU time: at start-up the one that the environment
-/// requests. Changes `errno`.
+/// Begins sampling of CPU time if the session that the environment requested wants it, at start-up. Changes
+/// `errno`.
 pub fn start() {
     if session::control().epoch(Ordering::Relaxed) == 0 {
         return;
     }
     let local = arch::local();
-    // SAFETY: the thread's own words, which no other code uses while the library is loaded.
+    // SAFETY: the word is the thread's own, and nothing else uses it while the library is loaded.
     unsafe { (*local).busy = 1 };
     if let Some(epoch) = session::current().filter(|epoch| epoch.cpu.rate != 0) {
         begin(&epoch);
     }
-    // SAFETY: as above.
+    // SAFETY: as before, the thread's own word.
     unsafe { (*local).busy = 0 };
 }
 
@@ -124,7 +123,7 @@ fn refuse(totals: &CpuTotals, state: CpuState, errno: c_int) {
     totals.state.store(state as u32, Ordering::Release);
 }
 
-/// Deletes all timers, unless another thread has the turn; then the next signal tries again.
+/// Deletes all timers. If another thread has the lock, the next signal tries again.
 #[cold]
 fn end(state: CpuState) {
     let Some(turn) = Turn::take() else { return };
@@ -135,8 +134,8 @@ fn end(state: CpuState) {
     }
 }
 
-/// The program is about to handle a signal: if it is ours, the timers get another one. Safe in a
-/// signal handler.
+/// Switches to another signal if the program is about to handle the one of the timers. Safe in a signal
+/// handler.
 #[inline]
 pub fn give_way(number: c_int) {
     if timers::are_running() && number == timers::number() && !session::is_guest() {
@@ -144,7 +143,7 @@ pub fn give_way(number: c_int) {
     }
 }
 
-/// The same for a program that will fetch these signals, of which ours is one.
+/// Switches to another signal, because the program will fetch these, which include the one of the timers.
 #[cold]
 pub fn give_way_to(numbers: impl Iterator<Item = c_int>) {
     if !session::is_guest() {
@@ -152,12 +151,12 @@ pub fn give_way_to(numbers: impl Iterator<Item = c_int>) {
     }
 }
 
-/// Whether a signal is one of our timers', for the calling thread.
+/// Returns true if a signal came from one of the calling thread's timers.
 ///
 /// # Safety
-/// `info` is a signal's.
+/// `info` was filled by the kernel.
 pub unsafe fn is_timers(info: &libc::siginfo_t) -> bool {
-    // SAFETY: the caller's: the kernel's word, within its 128 bytes.
+    // SAFETY: `si_value` lies within the 128 bytes that the kernel has filled.
     let index = unsafe {
         (&raw const *info)
             .cast::<u8>()
@@ -178,8 +177,9 @@ fn change_signal(taken: u64) {
             let session = timers::session();
             let epoch = session::current().filter(|epoch| epoch.session == session);
             if timers::end(&turn) {
-                let wanted = epoch.map(|epoch| (epoch.cpu.rate, epoch.cpu.avoid | taken));
-                let began = wanted.map(|wanted| timers::begin(&turn, session, wanted, handler));
+                let cpu = epoch.map(|epoch| epoch.cpu);
+                let began = cpu
+                    .map(|cpu| timers::begin(&turn, session, cpu.rate, cpu.avoid | taken, handler));
                 match (began, cpu_totals::get()) {
                     (Some(Ok(_)), Some(totals)) => note_signal(totals),
                     (_, Some(totals)) => {
@@ -200,7 +200,7 @@ fn bit(number: c_int) -> u64 {
     1u64.checked_shl((number - 1) as u32).unwrap_or(0)
 }
 
-/// A seccomp filter is about to be installed, which may forbid what timers and their signals need.
+/// Ends sampling before a seccomp filter is installed, which may forbid what timers and their signals need.
 /// Safe in a signal handler.
 #[cold]
 pub fn end_for_filter() {
@@ -208,7 +208,7 @@ pub fn end_for_filter() {
         return;
     }
     let saved = sys::errno();
-    // Whoever has the turn needs microseconds for it, unless this thread interrupts it.
+    // Another thread holds the lock for microseconds only, unless this thread interrupts it.
     for _ in 0..100_000 {
         end(CpuState::Filtered);
         if !timers::are_running() {
@@ -219,10 +219,10 @@ pub fn end_for_filter() {
     sys::set_errno(saved);
 }
 
-/// Looks for new threads, and whether the program has taken the signal, if that is due.
+/// Looks for new threads, and checks that the signal still has our handler, if that is due.
 fn look_after(now: u64) {
     let last = LOOKED.load(Ordering::Relaxed);
-    if now.wrapping_sub(last) < PERIOD_NS {
+    if now.wrapping_sub(last) < LOOK_EVERY_NS {
         return;
     }
     let Some(turn) = Turn::take() else { return };
@@ -238,7 +238,7 @@ fn look_after(now: u64) {
     }
 }
 
-/// On the slow path in a session of CPU time alone.
+/// Handles an expired countdown in a session without a heap profile.
 #[cold]
 pub fn pass(epoch: &Epoch) {
     let now = clock::now_ns();
@@ -250,15 +250,16 @@ pub fn pass(epoch: &Epoch) {
     }
 }
 
-/// A thread begins in which nothing has run yet: gives it a timer.
+/// Gives a timer to the calling thread, which has just started.
 pub extern "C" fn thread_begins() {
     let local = arch::local();
-    // SAFETY: the thread's own words.
+    // SAFETY: the word is the thread's own, and no borrow of its state is alive here.
     if unsafe { (*local).busy } != 0 {
         return;
     }
     let saved = sys::errno();
-    // A moment, since threads begin together; the next look finds it otherwise.
+    // A short wait for the lock, because threads often start together. If it fails, the next look finds
+    // the thread.
     for _ in 0..1000 {
         if let Some(turn) = Turn::take() {
             if timers::session() != 0 {
@@ -272,32 +273,33 @@ pub extern "C" fn thread_begins() {
 }
 
 on_own_stack! {
-    /// The signal's handler.
+    /// Signal handler of the timers.
     handler, enter, work
 }
 
-/// `SI_TIMER`, and where a timer's signal says how many it stands for besides, and which it is
-/// (`siginfo_t` of the kernel).
+/// `si_code` of a timer's signal.
 const SI_TIMER: c_int = -2;
+/// Offset of `si_overrun` in the kernel's `siginfo_t`: the number of further expirations.
 const OVERRUN: usize = 20;
+/// Offset of `si_value` in the kernel's `siginfo_t`: the index of the timer's slot.
 const VALUE: usize = 24;
 
-/// Claims the thread for the handler; the end of its stack for [`work`], or null: there is nothing
-/// to do.
+/// Claims the thread for the handler. Returns the end of the stack for [`work`], or null if there is
+/// nothing to do.
 ///
 /// # Safety
-/// `info` is a signal's.
+/// `info` was filled by the kernel.
 unsafe extern "C" fn enter(info: *const libc::siginfo_t, _: *const libc::ucontext_t) -> *mut u8 {
-    // SAFETY: the caller's.
+    // SAFETY: `info` was filled by the kernel.
     let is_timers = unsafe { (*info).si_code } == SI_TIMER;
     if !is_timers || !timers::are_running() || !arch::has_locals() {
         return null_mut();
     }
     let local = arch::local();
-    // SAFETY: the thread's own words; while it is not busy nobody else has borrowed them.
+    // SAFETY: the thread's own state. While it is not busy, nobody else has borrowed it.
     unsafe {
         if (*local).busy != 0 {
-            // Before its session begins, a forked child knows its parent's, which it has left.
+            // Without a session, a forked child only has its parent's totals, which it must not change.
             let totals = cpu_totals::get().filter(|_| timers::session() != 0);
             if let Some(totals) = totals {
                 totals.postponed.fetch_add(1, Ordering::Relaxed);
@@ -320,13 +322,13 @@ unsafe extern "C" fn enter(info: *const libc::siginfo_t, _: *const libc::ucontex
     }
 }
 
-/// Takes the sample.
+/// Takes a sample.
 ///
 /// # Safety
-/// What a signal's handler was given; [`enter`] has claimed the thread.
+/// The arguments are those of a signal handler, and [`enter`] has claimed the thread.
 unsafe extern "C" fn work(info: *const libc::siginfo_t, context: *const libc::ucontext_t) {
     let saved = sys::errno();
-    // SAFETY: the kernel's words for a timer's signal, within its 128 bytes.
+    // SAFETY: both fields lie within the 128 bytes that the kernel has filled.
     let (overrun, index) = unsafe {
         let bytes: *const u8 = info.cast();
         (
@@ -334,16 +336,16 @@ unsafe extern "C" fn work(info: *const libc::siginfo_t, context: *const libc::uc
             bytes.add(VALUE).cast::<usize>().read(),
         )
     };
-    // SAFETY: the caller's: claimed, and signals are blocked.
+    // SAFETY: `enter` has claimed the thread, and all signals are blocked.
     let local = unsafe { &mut *arch::local() };
-    // SAFETY: the caller's: the kernel's.
+    // SAFETY: the kernel passes a valid context.
     let context = unsafe { &*context };
     sample(local, index, overrun, context);
     local.busy = 0;
     sys::set_errno(saved);
 }
 
-/// Begins its parent's session in a forked child. Whether that has timers now.
+/// Begins the parent's session in a forked child. Returns true if it has timers now.
 #[cold]
 fn begin_in_child(local: &mut Local) -> bool {
     if session::wait_as_child(local)
@@ -353,7 +355,7 @@ fn begin_in_child(local: &mut Local) -> bool {
     }
     let has_begun = timers::session() != 0;
     if !has_begun && !session::is_waiting() {
-        // It has no segment, or may have no timers: there is nothing to wait for.
+        // The child has no segment or may not use timers: it will not begin the session.
         end(CpuState::Disarmed);
     }
     has_begun
@@ -367,7 +369,7 @@ fn sample(local: &mut Local, index: usize, overrun: c_int, context: &libc::ucont
     if is_first && !begin_in_child(local) {
         return;
     }
-    // SAFETY: `enter` has made sure that there is one.
+    // SAFETY: `enter` has made sure that the thread has memory.
     let Some(thread) = (unsafe { thread::of(local).as_mut() }) else {
         return;
     };
@@ -379,14 +381,16 @@ fn sample(local: &mut Local, index: usize, overrun: c_int, context: &libc::ucont
         session::expire(epoch, now);
         return end(CpuState::Disarmed);
     }
-    let slot = match is_first {
-        true => timers::own_slot(),
-        false => timers::slot_of(index),
+    let slot = if is_first {
+        timers::own_slot()
+    } else {
+        timers::slot_of(index)
     };
     if let Some(slot) = slot {
         let ns = slot.take_elapsed();
         if cpu_profile::lets_pass() {
-            count(thread, epoch, (context, slot.is_resuming()), ns);
+            let interrupted = arch::interrupted(context);
+            count(thread, epoch, &interrupted, slot.is_resuming(), ns);
         }
         let overruns = &epoch.bank.header.cpu.overruns;
         overruns.fetch_add(overrun.max(0) as u64, Ordering::Relaxed);
@@ -394,11 +398,11 @@ fn sample(local: &mut Local, index: usize, overrun: c_int, context: &libc::ucont
     look_after(now);
 }
 
-/// The epoch to count in. `None`: the session is over, or its setting changes just now.
+/// Returns the epoch to count in. `None`: the session is over, or a controller is changing its setting.
 fn epoch_of(thread: &mut Thread) -> Option<&'static Epoch> {
     let number = session::control().epoch(Ordering::Relaxed);
     let known = thread.session != 0 && {
-        // SAFETY: a thread with a session has entered an epoch.
+        // SAFETY: a thread with a session has entered an epoch, and enters no other one here.
         let epoch = unsafe { thread.epoch() };
         epoch.number == number && session::is_current(epoch)
     };
@@ -408,7 +412,7 @@ fn epoch_of(thread: &mut Thread) -> Option<&'static Epoch> {
         match epoch.filter(is_meant) {
             Some(epoch) => thread.meet(epoch),
             None => {
-                // While a controller changes the setting there is none for a moment.
+                // While a controller changes the setting, there is no epoch for a moment.
                 if number == 0 || epoch.is_some() {
                     end(CpuState::Disarmed);
                 }
@@ -416,7 +420,7 @@ fn epoch_of(thread: &mut Thread) -> Option<&'static Epoch> {
             }
         }
     }
-    // SAFETY: entered, now or before.
+    // SAFETY: the thread has entered an epoch, and enters no other one while the result is used.
     let epoch: &Epoch = unsafe { thread.epoch() };
     if epoch.session != timers::session() || epoch.cpu.rate == 0 {
         end(CpuState::Disarmed);
@@ -425,14 +429,19 @@ fn epoch_of(thread: &mut Thread) -> Option<&'static Epoch> {
     Some(epoch)
 }
 
-/// What was interrupted, and whether that is the agent at the end of a fork.
-type Place<'a> = (&'a libc::ucontext_t, bool);
-
-fn count(thread: &mut Thread, epoch: &Epoch, place: Place<'_>, ns: u64) {
-    let (mut walk, mut record) = intern(thread, epoch, place);
+/// Counts the interrupted stack with `ns` of CPU time. `is_in_agent`: the thread is in the agent's fork
+/// handler, and the sample belongs to its caller.
+fn count(
+    thread: &mut Thread,
+    epoch: &Epoch,
+    interrupted: &Interrupted,
+    is_in_agent: bool,
+    ns: u64,
+) {
+    let (mut walk, mut record) = intern(thread, epoch, interrupted, is_in_agent);
     let mut tries = 0;
     while record == TABLE_FULL && session::grow(epoch, &mut tries) {
-        (walk, record) = intern(thread, epoch, place);
+        (walk, record) = intern(thread, epoch, interrupted, is_in_agent);
     }
     if record == TABLE_FULL {
         record = thread.merged_record(walk.leaf, CPU_CLASS, epoch);
@@ -446,13 +455,20 @@ fn count(thread: &mut Thread, epoch: &Epoch, place: Place<'_>, ns: u64) {
         .count_cpu(record, thread.shard, ns, thread.is_exclusive());
 }
 
-fn intern(thread: &mut Thread, epoch: &Epoch, place: Place<'_>) -> (Walk, u32) {
-    let (context, is_in_agent) = place;
-    let walk = thread.walk_interrupted(&arch::interrupted(context), epoch);
-    let leaf = walk.leaf.map(|leaf| match is_in_agent {
-        true => outside::caller(leaf, &epoch.bank.tree),
-        false => leaf,
-    });
+/// Walks the interrupted stack and looks up its record.
+fn intern(
+    thread: &mut Thread,
+    epoch: &Epoch,
+    interrupted: &Interrupted,
+    is_in_agent: bool,
+) -> (Walk, u32) {
+    let walk = thread.walk_interrupted(interrupted, epoch);
+    let leaf = if is_in_agent {
+        walk.leaf
+            .map(|leaf| outside::caller(leaf, &epoch.bank.tree))
+    } else {
+        walk.leaf
+    };
     let record = leaf.map_or(TABLE_FULL, |leaf| thread.record_of(leaf, CPU_CLASS, epoch));
     (walk, record)
 }

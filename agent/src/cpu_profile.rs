@@ -1,9 +1,9 @@
-//! CPU profiles that are requested through gperftools' variables and functions: the controller
-//! samples this process from outside, as `mem_profiler cpu` does, and writes gperftools' format.
-//! The program gets no timer and no signal handler, unless it wants to select samples with a filter
-//! of its own, or to start profiling by a signal (`CPUPROFILESIGNAL`).
+//! CPU profiles that are requested through gperftools' variables and functions.
 //!
-//! If the program contains gperftools' own profiler, everything is left to that.
+//! The controller samples this process from outside, as `mem_profiler cpu` does, and writes gperftools'
+//! format. The program gets no timer and no signal handler, unless it wants to select samples with a filter
+//! of its own, or to start profiling by a signal (`CPUPROFILESIGNAL`). If it contains gperftools' own
+//! profiler, everything is left to that.
 
 mod filter;
 mod switch;
@@ -17,37 +17,37 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicI32, AtomicI64, AtomicU8, AtomicU32, Ordering};
 pub use filter::{Filter, lets_pass};
 
-/// Longest name of a profile, with its terminator: what gperftools' `ProfilerState` has room for.
+/// Maximum length of a profile's name with its terminating zero: the size in gperftools' `ProfilerState`.
 pub const NAME: usize = 1024;
 
 /// Nothing is sampled.
 const IDLE: u8 = 0;
-/// A thread starts or stops the controller.
+/// A thread is starting or stopping the controller.
 const BUSY: u8 = 1;
-/// The controller samples.
+/// The controller is sampling.
 const RUNS: u8 = 2;
 
-/// What there is not where the controller cannot do it.
+/// Outcome in messages when the controller fails.
 const LACK: &str = "no CPU profile";
 
 static STATE: AtomicU8 = AtomicU8::new(IDLE);
-/// The process that is sampled; a forked child is not.
+/// Pid of the process that is sampled. A forked child is not.
 static SAMPLED: AtomicU32 = AtomicU32::new(0);
 /// Pid of the controller.
 static SAMPLER: AtomicI32 = AtomicI32::new(0);
-/// When it began, Unix time in seconds.
+/// Start of the profile, as Unix time in seconds.
 static STARTED: AtomicI64 = AtomicI64::new(0);
 static FILE: [AtomicU8; NAME] = [const { AtomicU8::new(0) }; NAME];
-/// Where further requests to the controller go.
+/// Name of the socket for further requests to the controller.
 static SOCKET: [AtomicU8; request::NAME] = [const { AtomicU8::new(0) }; request::NAME];
 
-/// What is being sampled.
+/// Profile in progress.
 pub struct Running {
-    /// Since when, Unix time in seconds.
+    /// Its start, as Unix time in seconds.
     pub started: i64,
 }
 
-/// Whether this process is sampled.
+/// Returns the profile in progress of this process, if there is one.
 pub fn running() -> Option<Running> {
     let runs = STATE.load(Ordering::Acquire) == RUNS;
     (runs && SAMPLED.load(Ordering::Relaxed) == sys::pid()).then(|| Running {
@@ -55,11 +55,11 @@ pub fn running() -> Option<Running> {
     })
 }
 
-/// Reads the environment, at start-up, and has the whole run sampled if that was requested.
+/// Reads the environment, at start-up. Starts a profile of the whole run if that is requested.
 pub fn start() {
     let set = |name| environment::variable(name).filter(|value| !value.is_empty());
     let (path, signal) = (set(c"CPUPROFILE"), set(c"CPUPROFILESIGNAL"));
-    // gperftools' own profiler has read the variables as well.
+    // gperftools' own profiler, if there, reads the same variables.
     let is_wanted = path.is_some() || signal.is_some();
     if !is_wanted || !sys::next_symbol(c"ProfilerStart").is_null() {
         return;
@@ -75,8 +75,8 @@ pub fn start() {
     }
 }
 
-/// The name of a profile that a variable gives, with the pid if a program that started this one has
-/// taken that name: as gperftools does, the first byte shows that to children.
+/// Returns the profile name that a variable gives. If the program that started this one already uses the
+/// name, it gets the pid as a suffix. As with gperftools, the first byte of the variable tells children.
 pub fn unique(variable: &CStr) -> Text<NAME> {
     let mut name = Text::new();
     let Some([first, rest @ ..]) = environment::variable(variable) else {
@@ -94,8 +94,8 @@ pub fn unique(variable: &CStr) -> Text<NAME> {
     name
 }
 
-/// Has this process sampled into a file, except for what the filter leaves out. Whether it is now,
-/// and was not before. Keeps `errno`.
+/// Starts a profile of this process, written to a file and filtered. Returns false if that fails, or if a
+/// profile is in progress. Keeps `errno`.
 pub fn begin(path: &CStr, filter: Option<Filter>) -> bool {
     let bytes = path.to_bytes_with_nul();
     let own = sys::pid();
@@ -107,9 +107,10 @@ pub fn begin(path: &CStr, filter: Option<Filter>) -> bool {
     }
     write(&FILE, bytes);
     filter::install(filter);
-    let what = match filter {
-        Some(_) => c"start-filtered",
-        None => c"start",
+    let what = if filter.is_some() {
+        c"start-filtered"
+    } else {
+        c"start"
     };
     let answer = request::act(c"self-cpu", &[what, c"--file", path], LACK);
     let sampler = answer.and_then(|mut answer| sampler(answer.bytes()));
@@ -124,7 +125,8 @@ pub fn begin(path: &CStr, filter: Option<Filter>) -> bool {
     sampler.is_some()
 }
 
-/// Gives the threads timers at once, which some allocation would do later. Whether they have them.
+/// Gives timers to all threads at once; otherwise some later allocation would. Returns true if they have
+/// timers.
 fn begin_inside() -> bool {
     let saved = sys::errno();
     cpu::start();
@@ -132,12 +134,10 @@ fn begin_inside() -> bool {
     timers::session() != 0
 }
 
-/// Ends it, and waits until the file is written. Keeps `errno`.
+/// Ends the profile, and waits until the file is written. Keeps `errno`.
 pub fn end() {
     let own = SAMPLED.load(Ordering::Relaxed) == sys::pid();
-    let order = (Ordering::Acquire, Ordering::Relaxed);
-    let runs = || STATE.compare_exchange(RUNS, BUSY, order.0, order.1);
-    if !own || runs().is_err() {
+    if !own || !claim(RUNS) {
         return;
     }
     let saved = sys::errno();
@@ -147,13 +147,13 @@ pub fn end() {
     } else {
         request::reap(sampler);
     }
-    // A program may unload its filter from now on.
+    // The program may unload its filter afterwards.
     filter::install(None);
     sys::set_errno(saved);
     STATE.store(IDLE, Ordering::Release);
 }
 
-/// Has what was sampled so far written. Keeps `errno`.
+/// Writes the profile so far. Keeps `errno`.
 pub fn flush() {
     if running().is_some() {
         let saved = sys::errno();
@@ -162,7 +162,7 @@ pub fn flush() {
     }
 }
 
-/// How many samples there are so far. Keeps `errno`.
+/// Returns the number of samples so far. Keeps `errno`.
 pub fn samples() -> c_int {
     let saved = sys::errno();
     let answer = ask(b"samples").ok();
@@ -171,7 +171,7 @@ pub fn samples() -> c_int {
     number.unwrap_or(0)
 }
 
-/// Asks the controller that samples. Changes `errno`.
+/// Sends a request to the controller that is sampling. Changes `errno`.
 fn ask(question: &[u8]) -> Result<Answer, request::Failure> {
     let mut name = [0; request::NAME];
     for (byte, place) in name.iter_mut().zip(&SOCKET) {
@@ -182,22 +182,27 @@ fn ask(question: &[u8]) -> Result<Answer, request::Failure> {
     request::ask_again(SAMPLER.load(Ordering::Relaxed), name, question)
 }
 
-/// At the program's exit.
+/// Ends the profile at the program's exit.
 pub fn at_exit() {
     if STATE.load(Ordering::Relaxed) == RUNS {
         end();
     }
 }
 
-/// Takes the one place that there is; one that a parent had is free in its child.
+/// Claims the process's only profile. In a forked child, the parent's claim does not count.
 fn enter(own: u32) -> bool {
     if SAMPLED.swap(own, Ordering::AcqRel) != own {
         filter::forget();
         STATE.store(IDLE, Ordering::Relaxed);
     }
-    let order = (Ordering::Acquire, Ordering::Relaxed);
-    let entered = STATE.compare_exchange(IDLE, BUSY, order.0, order.1);
-    entered.is_ok()
+    claim(IDLE)
+}
+
+/// Changes the state to [`BUSY`]. Returns false if it is not `from`.
+fn claim(from: u8) -> bool {
+    STATE
+        .compare_exchange(from, BUSY, Ordering::Acquire, Ordering::Relaxed)
+        .is_ok()
 }
 
 fn now() -> i64 {
@@ -205,7 +210,7 @@ fn now() -> i64 {
     unsafe { libc::time(null_mut()) }
 }
 
-/// The pid of an answer's controller; the name of its socket is noted.
+/// Parses an answer: returns the controller's pid, and stores the name of its socket.
 fn sampler(answer: &[u8]) -> Option<c_int> {
     let at = answer.iter().position(|byte| *byte == b' ')?;
     let (pid, name) = (&answer[..at], answer[at + 1..].trim_ascii_end());
@@ -227,13 +232,13 @@ fn number(text: &[u8]) -> Option<c_int> {
     core::str::from_utf8(text).ok()?.trim_end().parse().ok()
 }
 
-/// Copies the name of the profile, terminated.
+/// Copies the name of the profile with its terminating zero.
 ///
 /// # Safety
-/// There are [`NAME`] bytes to be written.
+/// [`NAME`] bytes at `to` are writable.
 pub unsafe fn copy_file(to: *mut c_char) {
     for (index, place) in FILE.iter().enumerate() {
-        // SAFETY: the caller's.
+        // SAFETY: `index` is below `NAME`.
         unsafe { to.add(index).write(place.load(Ordering::Relaxed) as c_char) };
     }
 }

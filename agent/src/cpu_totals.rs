@@ -1,29 +1,29 @@
-//! Where the totals of a session's CPU time are counted.
+//! Totals of CPU time in the bank of the current session.
 
 use crate::{session, sys, timers};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use shm_protocol::cpu::CpuTotals;
 
-/// What the session counts.
+/// Totals of the last session that sampled CPU time; null before the first.
 static TOTALS: AtomicPtr<CpuTotals> = AtomicPtr::new(null_mut());
 
-/// From now on these are counted in.
+/// Sets the totals of a new session.
 pub fn set(totals: &'static CpuTotals) {
     TOTALS.store((&raw const *totals).cast_mut(), Ordering::Release);
 }
 
-/// Those of the last session that there was.
+/// Returns the totals of the last session that sampled CPU time.
 pub fn get() -> Option<&'static CpuTotals> {
-    // SAFETY: null, or a bank's, whose mapping stays as long as this process does; a child forgets
-    // it before its own session.
+    // SAFETY: null, or in a bank whose mapping stays as long as this process. A child forgets it before
+    // its own session.
     unsafe { TOTALS.load(Ordering::Acquire).as_ref() }
 }
 
-/// Notes what the process has used so far. A process that is reaped has no clock any more, and
-/// its parent may be faster than the controller. When a thread or the process ends. Nothing in a
-/// process that shares its parent's memory, or has a copy of it that it has not left: its clock is
-/// another one.
+/// Records the CPU time of the process so far, when a thread or the process exits. A process that was
+/// reaped has no clock any more, and its parent may reap it before the controller reads it. Does nothing
+/// in a process that shares its parent's memory or still uses its parent's segment: its clock is not the
+/// session's.
 pub fn note_clock() {
     if timers::session() == 0 {
         return;

@@ -1,20 +1,22 @@
-//! The processor's cycle counter, where the process may read it: a program that forbids this to
-//! itself with `prctl(PR_SET_TSC)` (`prctl` is one of our entry points) is killed by the
-//! instruction. One that inherits the restriction does not get as far as our code: the C library's
-//! loader reads the counter.
+//! Processor's cycle counter, if the process may read it.
+//!
+//! A program that forbids this to itself with `prctl(PR_SET_TSC)` would be killed by the instruction; the
+//! agent's `prctl` notices that. A program that inherits the restriction does not get as far as our code,
+//! because the C library's loader reads the counter.
 
 use crate::arch;
 use core::sync::atomic::{AtomicBool, Ordering};
 
+/// True once the counter must not be read.
 static FORBIDDEN: AtomicBool = AtomicBool::new(false);
 
-/// Notes that the counter must not be read any more.
+/// Records that the counter must not be read any more.
 #[cold]
 pub fn forbid() {
     FORBIDDEN.store(true, Ordering::Relaxed);
 }
 
-/// Cycles at a constant rate; `None` where they may not be read.
+/// Returns the counter, which has a constant rate; `None` if it must not be read.
 #[inline]
 pub fn read() -> Option<u64> {
     (!FORBIDDEN.load(Ordering::Relaxed)).then(arch::cycles)

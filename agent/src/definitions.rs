@@ -1,9 +1,8 @@
-//! Which loaded modules define a symbol, by their own tables: the executable and the libraries that
-//! the loader searches before this one, whose definitions are used instead of ours; and those after
-//! it, whose definitions would be used without us.
+//! Finds out which loaded modules define a symbol, from their own tables.
 //!
-//! The tables are read in place. `dlsym` would not do: it takes an executable's entry for calls
-//! (a "canonical PLT entry") for a definition, and does not say whose its answer is.
+//! Modules that the loader searches before this library define what is used instead of our functions;
+//! those after it, what would be used without us. `dlsym` cannot tell: it returns an executable's
+//! "canonical PLT entry" as if it were a definition, and does not say whose symbol it found.
 
 mod lazy;
 
@@ -23,7 +22,7 @@ const STT_NOTYPE: u8 = 0;
 const STT_FUNC: u8 = 2;
 const STT_GNU_IFUNC: u8 = 10;
 
-/// File names of the libraries that have C++'s default operators.
+/// Prefixes of the file names of libraries with C++'s default operators.
 static CXX_RUNTIMES: [&[u8]; 4] = [
     b"libstdc++.so",
     b"libc++.so",
@@ -31,10 +30,10 @@ static CXX_RUNTIMES: [&[u8]; 4] = [
     b"libcxxrt.so",
 ];
 
-/// File names of glibc and its parts before 2.34.
+/// Prefixes of the file names of glibc and, before 2.34, its parts.
 static C_LIBRARY: [&[u8]; 3] = [b"libc.so.6", b"libpthread.so.0", b"libdl.so.2"];
 
-/// A module as the loader describes it.
+/// Loaded module, as the loader describes it.
 pub struct Module {
     bias: u64,
     name: *const c_char,
@@ -42,34 +41,33 @@ pub struct Module {
     header_count: usize,
 }
 
-/// A module's table of dynamic symbols, with what finds a name in it.
+/// Dynamic symbol table of a module, and its hash tables.
 struct Symbols {
     symbols: *const Elf64_Sym,
     strings: *const c_char,
-    /// Null if there is none.
+    /// `DT_GNU_HASH`; null if there is none.
     gnu_hash: *const u32,
-    /// Null if there is none.
+    /// `DT_HASH`; null if there is none.
     hash: *const u32,
 }
 
-/// Whether modules can be asked: not in a process with a sanitizer, whose functions are called in
-/// place of the loader's and may not have begun, nor with musl.
+/// Returns true if modules can be examined. Not in a process with a sanitizer, which replaces the loader's
+/// functions and may not be initialised, nor with musl.
 pub fn can_tell() -> bool {
     !arch::has_sanitizer() && !musl::is_here()
 }
 
-/// Calls `visit` for each loaded module in the order in which they were loaded, at start-up the
-/// order of the search, until it returns false. Calls the loader. No module is visited where
-/// [`can_tell`] returns false.
+/// Calls `visit` for each loaded module until it returns false. The order is that of loading; at start-up,
+/// it is also that of the loader's search. Calls the loader. Visits nothing if [`can_tell`] returns false.
 pub fn each(mut visit: impl FnMut(&Module) -> bool) {
     /// # Safety
-    /// `visit` is the closure.
+    /// `visit` points to the closure.
     unsafe extern "C" fn one<F: FnMut(&Module) -> bool>(
         info: *mut libc::dl_phdr_info,
         _: usize,
         visit: *mut c_void,
     ) -> c_int {
-        // SAFETY: the loader's record of a module that stays meanwhile; the caller's closure.
+        // SAFETY: the loader's description of a module that stays loaded meanwhile, and the closure.
         let (info, visit) = unsafe { (&*info, &mut *visit.cast::<F>()) };
         let module = Module {
             bias: info.dlpi_addr,
@@ -88,7 +86,7 @@ pub fn each(mut visit: impl FnMut(&Module) -> bool) {
         return;
     }
     let function = callback(&visit);
-    // SAFETY: the function takes what it is given here, and keeps none of it.
+    // SAFETY: `function` is called with the closure, and keeps nothing.
     unsafe { libc::dl_iterate_phdr(Some(function), (&raw mut visit).cast()) };
 }
 
@@ -103,7 +101,7 @@ pub fn each_before(mut visit: impl FnMut(&Module)) {
     });
 }
 
-/// Whether a module other than this library defines a symbol of this name.
+/// Returns true if a module other than this library defines a symbol.
 #[inline(never)]
 pub fn is_defined_by_others(name: &CStr) -> bool {
     let mut is_defined = false;
@@ -114,8 +112,8 @@ pub fn is_defined_by_others(name: &CStr) -> bool {
     is_defined
 }
 
-/// Functions of the allocation family that the loader finds first, by the names that the C library's
-/// and C++'s functions call. Null until [`find_first`] has run.
+/// First definition of each function that the C library and C++ call by its name. Null before
+/// [`find_first`].
 pub struct First {
     /// `malloc`
     pub malloc: AtomicPtr<c_void>,
@@ -127,7 +125,7 @@ pub struct First {
     pub aligned_alloc: AtomicPtr<c_void>,
 }
 
-/// The functions that are found first: others', or ours.
+/// First definitions: others', or ours.
 pub static FIRST: First = First {
     malloc: AtomicPtr::new(null_mut()),
     free: AtomicPtr::new(null_mut()),
@@ -135,7 +133,7 @@ pub static FIRST: First = First {
     aligned_alloc: AtomicPtr::new(null_mut()),
 };
 
-/// Fills [`FIRST`]. At the first allocation of the process. Calls the loader.
+/// Fills [`FIRST`], at the first allocation of the process. Calls the loader.
 pub fn find_first() {
     for (slot, name) in [
         (&FIRST.malloc, c"malloc"),
@@ -153,7 +151,7 @@ pub fn find_first() {
     }
 }
 
-/// Address of a C++ library's own definition; null if none is loaded.
+/// Returns the address of a C++ library's own definition; null if there is none.
 pub fn in_cxx_runtime(name: &CStr) -> *mut c_void {
     let mut found = 0;
     each(|module| {
@@ -170,11 +168,11 @@ impl Module {
         if self.headers.is_null() {
             return &[];
         }
-        // SAFETY: the module's program headers, which the loader keeps as long as it is loaded.
+        // SAFETY: the module's program headers, which the loader keeps while it is loaded.
         unsafe { core::slice::from_raw_parts(self.headers, self.header_count) }
     }
 
-    /// The loaded segment with this address.
+    /// Returns the loaded segment that contains an address.
     fn segment_of(&self, address: u64) -> Option<&Elf64_Phdr> {
         let offset = address.wrapping_sub(self.bias);
         let loaded = |h: &&Elf64_Phdr| h.p_type == libc::PT_LOAD;
@@ -182,23 +180,23 @@ impl Module {
         self.headers().iter().filter(loaded).find(contains)
     }
 
-    /// Whether an address is in this module.
+    /// Returns true if an address is in this module.
     pub fn contains(&self, address: *const c_void) -> bool {
         self.segment_of(address.addr() as u64).is_some()
     }
 
-    /// Whether this is the agent's library.
+    /// Returns true if this is the agent's library.
     pub fn is_ours(&self) -> bool {
-        // Not a function's address, which may be that of another one with its name.
+        // The address of a function of ours might resolve to another module's function of that name.
         self.contains((&raw const CXX_RUNTIMES).cast())
     }
 
-    /// Whether this is a library whose operators are C++'s default ones, by its file's name.
+    /// Returns true if this is a library with C++'s default operators, by its file name.
     pub fn is_cxx_runtime(&self) -> bool {
         self.is_called_one_of(&CXX_RUNTIMES)
     }
 
-    /// Whether its file's name begins with one of these.
+    /// Returns true if the file name has one of these prefixes.
     fn is_called_one_of(&self, names: &[&[u8]]) -> bool {
         if self.name.is_null() {
             return false;
@@ -209,22 +207,22 @@ impl Module {
         names.iter().any(|name| file.starts_with(name))
     }
 
-    /// Whether it defines a symbol of this name.
+    /// Returns true if the module defines a symbol.
     #[inline(never)]
     pub fn defines(&self, name: &CStr) -> bool {
         self.address_of(name) != 0
     }
 
-    /// Address of what it defines by this name; 0: nothing.
+    /// Returns the address of a symbol that the module defines; 0 if it defines none.
     #[inline(never)]
     fn address_of(&self, name: &CStr) -> u64 {
         let found = self.symbols().and_then(|symbols| symbols.find(name));
-        // SAFETY: an entry of the module's table.
+        // SAFETY: an entry of the module's symbol table.
         found.map_or(0, |at| unsafe { (*at).st_value.wrapping_add(self.bias) })
     }
 
-    /// Calls `visit` for each of the names by which it defines a function, with the name's index and the
-    /// function's address. At start-up, after the module has been relocated.
+    /// Calls `visit` for each of the names by which the module defines a function, with the index of the
+    /// name and the function's address. Called at start-up, after the module was relocated.
     pub fn each_defined<'a>(
         &self,
         names: impl Iterator<Item = &'a CStr>,
@@ -237,21 +235,21 @@ impl Module {
             let Some(symbol) = symbols.find(name) else {
                 continue;
             };
-            // SAFETY: an entry of the module's table.
+            // SAFETY: an entry of the module's symbol table.
             let symbol = unsafe { &*symbol };
             let address = symbol.st_value.wrapping_add(self.bias);
             match symbol.st_info & 0xf {
                 STT_NOTYPE | STT_FUNC => {
                     visit(index, with_exposed_provenance_mut(address as usize))
                 }
-                // SAFETY: the resolver of a module that has been relocated.
+                // SAFETY: the resolver of a module that was relocated.
                 STT_GNU_IFUNC => visit(index, unsafe { arch::ifunc_target(address) }),
                 _ => {}
             }
         }
     }
 
-    /// Whether this is a part of the C library, by its file's name.
+    /// Returns true if this is a part of the C library, by its file name.
     pub fn is_c_library(&self) -> bool {
         self.is_called_one_of(&C_LIBRARY)
     }
@@ -268,13 +266,13 @@ impl Module {
         })
     }
 
-    /// Values in its dynamic section, by their tags; 0: it has none.
+    /// Returns the values of these tags in the dynamic section; 0 for those that it lacks.
     fn dynamic<const N: usize>(&self, tags: [u64; N]) -> Option<[u64; N]> {
         let is_dynamic = |h: &&Elf64_Phdr| h.p_type == libc::PT_DYNAMIC;
         let dynamic = self.headers().iter().find(is_dynamic)?;
         let mut at = self.bias.wrapping_add(dynamic.p_vaddr) as *const [u64; 2];
         let mut values = [0; N];
-        // SAFETY: the module's dynamic section, which an entry of tag 0 ends.
+        // SAFETY: the module's dynamic section, which ends with an entry of tag 0.
         unsafe {
             while (*at)[0] != 0 {
                 let [tag, value] = *at;
@@ -287,8 +285,8 @@ impl Module {
         Some(values)
     }
 
-    /// The address that a value of the dynamic section stands for. glibc makes addresses of them, but
-    /// where the section is not writable.
+    /// Converts a value of the dynamic section into an address. glibc has already done so, unless the
+    /// section is read-only.
     fn address_in(&self, value: u64) -> u64 {
         let is_offset = value != 0 && value < self.bias;
         value + if is_offset { self.bias } else { 0 }
@@ -296,10 +294,10 @@ impl Module {
 }
 
 impl Symbols {
-    /// The symbol that is defined by this name.
+    /// Returns the entry of a symbol that the module defines.
     #[inline(never)]
     fn find(&self, name: &CStr) -> Option<*const Elf64_Sym> {
-        // SAFETY: the loader searches these tables as well.
+        // SAFETY: complete tables of a loaded module, which the loader itself searches.
         unsafe {
             match (self.gnu_hash.is_null(), self.hash.is_null()) {
                 (false, _) => self.find_by_gnu_hash(name),
@@ -309,10 +307,12 @@ impl Symbols {
         }
     }
 
+    /// Returns a symbol if it is defined and has this name.
+    ///
     /// # Safety
     /// `index` is in the table.
     unsafe fn defined(&self, index: u32, name: &CStr) -> Option<*const Elf64_Sym> {
-        // SAFETY: the caller's; names are in the table of strings.
+        // SAFETY: the entry is in the table, and its name in the string table.
         unsafe {
             let symbol = self.symbols.add(index as usize);
             let own = CStr::from_ptr(self.strings.add((*symbol).st_name as usize));
@@ -321,13 +321,15 @@ impl Symbols {
         }
     }
 
+    /// Looks a name up in `DT_GNU_HASH`.
+    ///
     /// # Safety
-    /// There is a table `DT_GNU_HASH`.
+    /// The table exists.
     unsafe fn find_by_gnu_hash(&self, name: &CStr) -> Option<*const Elf64_Sym> {
         let add = |hash: u32, byte: &u8| hash.wrapping_mul(33).wrapping_add(u32::from(*byte));
         let hash = name.to_bytes().iter().fold(5381, add);
         let table = self.gnu_hash;
-        // SAFETY: bloom filter, buckets and chains lie where the table's first words say.
+        // SAFETY: the first words say where the bloom filter, the buckets and the chains are.
         unsafe {
             let [buckets, first, words, shift] = *table.cast::<[u32; 4]>();
             let bloom = table.add(4).cast::<u64>();
@@ -355,14 +357,13 @@ impl Symbols {
         None
     }
 
-    /// Calls `visit` with each defined symbol and its name, where the table has its newer form, as
-    /// that of this library does.
+    /// Calls `visit` with each defined symbol and its name. Needs `DT_GNU_HASH`, which this library has.
     fn each_defined(&self, mut visit: impl FnMut(&CStr, *const Elf64_Sym)) {
         let table = self.gnu_hash;
         if table.is_null() {
             return;
         }
-        // SAFETY: as in `find_by_gnu_hash`; names are in the table of strings.
+        // SAFETY: the first words say where the buckets and the chains are; names are in the string table.
         unsafe {
             let [buckets, first, words, _] = *table.cast::<[u32; 4]>();
             let heads = table.add(4 + 2 * words as usize);
@@ -384,8 +385,10 @@ impl Symbols {
         }
     }
 
+    /// Looks a name up in `DT_HASH`.
+    ///
     /// # Safety
-    /// There is a table `DT_HASH`.
+    /// The table exists.
     unsafe fn find_by_hash(&self, name: &CStr) -> Option<*const Elf64_Sym> {
         let add = |hash: u32, byte: &u8| {
             let hash = (hash << 4).wrapping_add(u32::from(*byte));
@@ -393,7 +396,7 @@ impl Symbols {
             (hash ^ high >> 24) & !high
         };
         let hash = name.to_bytes().iter().fold(0, add);
-        // SAFETY: buckets and chains follow the table's first two words.
+        // SAFETY: the buckets and the chains follow the first two words.
         unsafe {
             let [buckets, _] = *self.hash.cast::<[u32; 2]>();
             let heads = self.hash.add(2);
@@ -413,11 +416,11 @@ impl Symbols {
     }
 }
 
-/// Takes symbols of this library out of the loader's sight: whatever is bound or looked up from now
-/// on gets the definition that it would have got without us. At start-up. Changes `errno`.
+/// Hides symbols of this library from the loader: what is bound or looked up from now on gets the
+/// definition that it would have without us. Called at start-up. Changes `errno`.
 ///
-/// The loader ignores entries without a value. If the table shares its segment with code, which
-/// cannot be made writable, nothing is hidden.
+/// The loader ignores symbols with value 0. If the symbol table shares its segment with code, which cannot
+/// be made writable, nothing is hidden.
 pub fn hide(is_hidden: impl Fn(&CStr) -> bool) {
     each(|module| {
         let is_ours = module.is_ours();
@@ -440,12 +443,12 @@ fn hide_in(module: &Module, symbols: &Symbols, is_hidden: &impl Fn(&CStr) -> boo
     if end > module.bias + segment.p_vaddr + segment.p_filesz {
         return;
     }
-    // SAFETY: it only looks into the vector that the kernel left above the stack.
+    // SAFETY: only reads the auxiliary vector.
     let page = unsafe { libc::getauxval(libc::AT_PAGESZ) }.max(1);
     let first = start & !(page - 1);
     let bytes = (end.next_multiple_of(page) - first) as usize;
     let allow = |access| {
-        // SAFETY: pages of our own that hold no code; they stay readable.
+        // SAFETY: pages of our own that have no code; they stay readable.
         unsafe { libc::mprotect(first as *mut c_void, bytes, access) == 0 }
     };
     if !allow(libc::PROT_READ | libc::PROT_WRITE) {
@@ -454,8 +457,8 @@ fn hide_in(module: &Module, symbols: &Symbols, is_hidden: &impl Fn(&CStr) -> boo
     symbols.each_defined(|name, symbol| {
         if is_hidden(name) {
             let value = (symbol as u64 + offset_of!(Elf64_Sym, st_value) as u64) as *mut u64;
-            // SAFETY: the value of an entry of our own table, in pages that were made writable;
-            // written as a whole, for another thread's lookup may read it.
+            // SAFETY: an entry of our own table, in pages that were made writable. The store is atomic,
+            // because another thread's lookup may read the value.
             unsafe { AtomicU64::from_ptr(value).store(0, Ordering::Relaxed) };
         }
     });

@@ -1,27 +1,27 @@
-//! Ends of the stacks that threads start on.
+//! Ends of the stacks on which threads start: beyond them, nothing may be read.
 
 use crate::sys;
 use core::sync::atomic::{AtomicU64, Ordering};
 use unwind::stack::Ends;
 
-/// See [`Ends`].
+/// Values of [`Ends`], once they are known.
 static FIRST: AtomicU64 = AtomicU64::new(0);
 static FIRST_THREAD: AtomicU64 = AtomicU64::new(0);
 static THREAD_SLACK: AtomicU64 = AtomicU64::new(UNKNOWN_SLACK);
 
-/// Used where the C library does not say how much of a thread's stack it uses itself: less than
-/// the smallest stack (`PTHREAD_STACK_MIN`, 16 KiB) without the thread's descriptor on it.
+/// Slack if the C library does not say how much of a thread's stack it uses itself: less than the smallest
+/// stack (`PTHREAD_STACK_MIN`, 16 KiB) minus a thread descriptor.
 const UNKNOWN_SLACK: u64 = 8192;
-/// A thread's descriptor is larger, and lies beyond the thread pointer (x86-64).
-const LEAST_DESCRIPTOR: u64 = 1024;
+/// Lower bound of the size of a thread descriptor, which lies beyond the thread pointer (x86-64).
+const MIN_DESCRIPTOR: u64 = 1024;
 
-/// Looks them up, in the loader's own variables. At start-up, in the first thread.
+/// Reads the ends from the loader's variables. Called at start-up, in the first thread.
 pub fn find() {
     FIRST_THREAD.store(crate::arch::thread_pointer(), Ordering::Relaxed);
     let end = sys::symbol(c"__libc_stack_end");
     if !end.is_null() {
-        // SAFETY: `void *__libc_stack_end`, exported by the loader since GLIBC_2.2.5 and set
-        // before any code of ours runs.
+        // SAFETY: `void *__libc_stack_end`, which the loader exports since GLIBC_2.2.5 and sets before it
+        // runs any code of ours.
         FIRST.store(unsafe { end.cast::<u64>().read() }, Ordering::Relaxed);
     }
     if let Some(slack) = thread_slack() {
@@ -29,7 +29,7 @@ pub fn find() {
     }
 }
 
-/// The ends that were found.
+/// Returns the ends that were found.
 pub fn known() -> Ends {
     Ends {
         first: FIRST.load(Ordering::Relaxed),
@@ -38,23 +38,24 @@ pub fn known() -> Ends {
     }
 }
 
-/// On x86-64 thread-local storage lies between the stack and the thread pointer, and no
-/// stack has less than 2 KiB in addition to that.
+/// Returns the minimum distance from a thread pointer to the lowest address of its stack. On x86-64,
+/// thread-local storage lies between both, and every stack has at least 2 KiB in addition to that.
 #[cfg(target_arch = "x86_64")]
 fn thread_slack() -> Option<u64> {
     let found = sys::symbol(c"_dl_get_tls_static_info");
-    // SAFETY: null, or the loader's function of this type, which the C library's own threads call.
+    // SAFETY: null, or the loader's function of this type, which the C library calls for its own threads.
     let ask: Option<unsafe extern "C" fn(*mut usize, *mut usize)> =
         unsafe { core::mem::transmute::<*mut core::ffi::c_void, _>(found) };
     let ask = ask?;
     let (mut size, mut align) = (0usize, 0usize);
-    // SAFETY: two words to write.
+    // SAFETY: two words of ours to write.
     unsafe { ask(&mut size, &mut align) };
-    (size as u64).checked_sub(LEAST_DESCRIPTOR)
+    (size as u64).checked_sub(MIN_DESCRIPTOR)
 }
 
-/// On aarch64 the thread's descriptor alone does.
+/// Returns the minimum distance from a thread pointer to the lowest address of its stack: on aarch64, the
+/// size of a thread descriptor and more.
 #[cfg(target_arch = "aarch64")]
 fn thread_slack() -> Option<u64> {
-    Some(3 * LEAST_DESCRIPTOR)
+    Some(3 * MIN_DESCRIPTOR)
 }

@@ -1,13 +1,13 @@
-//! The entry points that replace the program's allocation functions: the hot path.
+//! Entry points that replace the program's allocation functions: the hot path.
 //!
-//! Cost while sampling is off: `malloc` tests the epoch (the lowest byte of a word of a page that is always
-//! cached) and jumps to the allocator through a pointer; `free` compares the address with
-//! the end of the range of sampled objects, which is at low addresses, and jumps: four
-//! instructions each. While sampling is on, `malloc` also compares the thread's epoch and counts
-//! its bytes down: seven more instructions, in the thread's own cache line.
+//! While sampling is off, `malloc` tests the epoch (the lowest byte of a word in a page that is always
+//! cached) and jumps to the allocator through a pointer; `free` compares the address with the end of
+//! the range of sampled objects, which is at low addresses, and jumps: four instructions each. While
+//! sampling is on, `malloc` also compares the thread's epoch and counts its bytes down: seven more
+//! instructions, in the thread's own cache line.
 //!
-//! Every exit is a tail call and nothing is kept across it, so these functions have no
-//! frame; the assembly that a sampled exit jumps to sees the program's own registers.
+//! Every exit is a tail call and nothing is kept across it, so these functions have no stack frame. The
+//! assembly that the slow path jumps to sees the program's own registers.
 
 use crate::arch::{counting_entry, freeing_entry, with_registers};
 use crate::backend::{self, NEXT};
@@ -41,7 +41,8 @@ mod threads;
 mod trim;
 mod waits;
 
-/// Looks up the functions behind the entry points; at start-up, as later the loader is off limits.
+/// Looks up the functions behind the entry points. Called at start-up: the loader may not be called
+/// later.
 pub fn find_next() {
     loader::find_next();
     cxx::find_next();
@@ -52,8 +53,8 @@ pub fn find_next() {
     waits::find_next();
 }
 
-/// Takes names out of the loader's sight that it is to find elsewhere, or not at all, from now on. In
-/// the constructor, when the loader has relocated what the program is linked with.
+/// Hides names from the loader that it is to find elsewhere, or not at all, from now on. Called by the
+/// constructor, after the loader has relocated what the program is linked with.
 pub fn hide() {
     offered::bind_calls();
     definitions::hide(|name| {
@@ -61,7 +62,7 @@ pub fn hide() {
     });
 }
 
-/// Reads what the environment requests of the heap profiler, at start-up. Returns whether every
+/// Reads the environment variables of gperftools' heap profiler, at start-up. Returns true if every
 /// allocation is to be sampled from now on.
 pub fn start_heap_profile() -> bool {
     heap_signal::start() | heap_profiler::begin_sessions()
@@ -90,7 +91,7 @@ counting_entry! {
 
 #[inline(always)]
 unsafe fn malloc_inline(size: usize) -> *mut c_void {
-    // SAFETY: `malloc` takes any size, on either path.
+    // SAFETY: both paths take any size.
     unsafe {
         if skips_sampling(size) {
             NEXT.malloc(size)
@@ -107,8 +108,8 @@ freeing_entry! {
 
 #[inline(always)]
 unsafe fn free_inline(p: *mut c_void) {
-    // SAFETY: `p` is null or an object that the caller gives up. A sampled one lies below the
-    // range's end, where `free_low` distinguishes it from others; all above are the allocator's.
+    // SAFETY: `p` is null or an object that the caller frees. A sampled object lies below the end of
+    // the range, where `free_low` tells it from others; all objects above are the allocator's.
     unsafe {
         if range::may_contain(p) {
             free_low(p)
@@ -118,11 +119,11 @@ unsafe fn free_inline(p: *mut c_void) {
     }
 }
 
-/// Frees an object at a low address: sampled, null, or one of the few others.
+/// Frees an object at a low address: sampled, null, or one of few others.
 #[inline(never)]
 unsafe extern "C" fn free_low(p: *mut c_void) {
-    // SAFETY: `p` is null or an object that the caller gives up. Only the sampler hands out
-    // addresses of the range, so each object goes back to where it came from.
+    // SAFETY: `p` is null or an object that the caller frees. Only the sampler hands out addresses in
+    // the range, so each object is freed by the allocator that it came from.
     unsafe {
         if range::contains(p) {
             sample::free(p)
@@ -141,8 +142,7 @@ pub unsafe extern "C" fn calloc(n: usize, size: usize) -> *mut c_void {
 
 #[inline(always)]
 unsafe fn calloc_inline(n: usize, size: usize) -> *mut c_void {
-    // SAFETY: the slow path is given the product, which did not overflow; one that does is the
-    // allocator's to refuse.
+    // SAFETY: the slow path requires a product that did not overflow. The allocator refuses others.
     unsafe {
         match n.checked_mul(size) {
             Some(bytes) if !skips_sampling(bytes) => to::calloc(n, size, bytes),
@@ -154,14 +154,14 @@ unsafe fn calloc_inline(n: usize, size: usize) -> *mut c_void {
 /// C11 7.22.3.5.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn realloc(p: *mut c_void, size: usize) -> *mut c_void {
-    // SAFETY: `p` is null or an object of the caller's, which is all that is required of it.
+    // SAFETY: `p` is null or a live object of the caller's, as `realloc` requires.
     unsafe { realloc_inline(p, size) }
 }
 
 #[inline(always)]
 unsafe fn realloc_inline(p: *mut c_void, size: usize) -> *mut c_void {
-    // SAFETY: `p` is null or an object of the caller's. Null is not in the range, so everything in
-    // the range is a sampled object, and all else is the allocator's or null.
+    // SAFETY: `p` is null or a live object of the caller's. Null is not in the range: everything in the
+    // range is a sampled object, everything else is the allocator's or null.
     unsafe {
         if range::contains(p) {
             return to::realloc_sampled(p as usize, size, 0);
@@ -176,7 +176,7 @@ unsafe fn realloc_inline(p: *mut c_void, size: usize) -> *mut c_void {
 
 type Realloc = unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void;
 
-/// POSIX.1-2024: `realloc` of a product, checked.
+/// POSIX.1-2024: `realloc` of a product that is checked for overflow.
 pub unsafe extern "C" fn reallocarray(p: *mut c_void, n: usize, size: usize) -> *mut c_void {
     let Some(bytes) = n.checked_mul(size) else {
         crate::sys::set_errno(libc::ENOMEM);
@@ -184,18 +184,18 @@ pub unsafe extern "C" fn reallocarray(p: *mut c_void, n: usize, size: usize) -> 
     };
     if backend::is_behind_others() {
         let found = FIRST.realloc.load(Ordering::Relaxed);
-        // SAFETY: the executable's or another library's function of this name, as the C library's
-        // `reallocarray` calls it; the caller's object.
+        // SAFETY: a `realloc` of the executable or another library, with the caller's object. The C
+        // library's `reallocarray` would call the same function.
         return unsafe { transmute::<*mut c_void, Realloc>(found)(p, bytes) };
     }
-    // SAFETY: `p` is null or an object of the caller's, and the product did not overflow.
+    // SAFETY: `p` is null or a live object of the caller's, and the product did not overflow.
     unsafe { realloc_inline(p, bytes) }
 }
 
 /// POSIX.1-2024.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, size: usize) -> c_int {
-    // SAFETY: `out` is the caller's pointer, written once by whichever path succeeds. Both
+    // SAFETY: `out` belongs to the caller and is written once, by the path that succeeds. Both paths
     // check the alignment.
     unsafe {
         if skips_sampling(size) {
@@ -208,12 +208,13 @@ pub unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, siz
 /// C11 7.22.3.1.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
-    let align = match align.is_power_of_two() {
-        true => align,
-        false => as_the_c_library_takes(align),
+    let align = if align.is_power_of_two() {
+        align
+    } else {
+        alignment_of_c_library(align)
     };
-    // SAFETY: any alignment may come: the slow path samples with powers of two only, and leaves
-    // the others to the allocator to refuse.
+    // SAFETY: any alignment is valid here: the slow path samples only powers of two, and the allocator
+    // refuses the others.
     unsafe {
         if skips_sampling(size) {
             NEXT.aligned_alloc(align, size)
@@ -245,13 +246,14 @@ unsafe fn memalign_inline(align: usize, size: usize) -> *mut c_void {
     }
 }
 
-/// The alignment that glibc's `memalign` gives where this one is requested: the next power of two.
-/// jemalloc has no memory for others. `None`: there is none, as `errno` says.
+/// Returns the alignment that glibc's `memalign` would use: the next power of two. jemalloc accepts no
+/// other alignments. `None`: there is none; sets `errno`.
 #[inline(always)]
 fn power_of_two(align: usize) -> Option<usize> {
-    match align.is_power_of_two() {
-        true => Some(align),
-        false => next_power_of_two(align),
+    if align.is_power_of_two() {
+        Some(align)
+    } else {
+        next_power_of_two(align)
     }
 }
 
@@ -264,11 +266,11 @@ fn next_power_of_two(align: usize) -> Option<usize> {
     next
 }
 
-/// The alignment for which `aligned_alloc` is to have memory where this one, no power of two, is asked
-/// for: before 2.38, glibc's was its `memalign`. Later ones refuse it, as the allocator does.
+/// Returns the alignment that glibc's `aligned_alloc` would use instead of one that is no power of two.
+/// Before 2.38, it rounded up like `memalign`; later versions refuse, like our allocator.
 #[cold]
-fn as_the_c_library_takes(align: usize) -> usize {
-    // glibc has both since 2.38.
+fn alignment_of_c_library(align: usize) -> usize {
+    // `strlcpy` was added in the same version, 2.38.
     let refuses = !c_library::looked_up(c"strlcpy").is_null();
     match align.checked_next_power_of_two() {
         Some(next) if !refuses => next,
@@ -276,10 +278,10 @@ fn as_the_c_library_takes(align: usize) -> usize {
     }
 }
 
-/// glibc: malloc.h. Whole pages' alignment.
+/// glibc: malloc.h. Aligned to a page.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
-    // SAFETY: takes any size; a page's is a power of two.
+    // SAFETY: takes any size; the size of a page is a power of two.
     unsafe {
         if skips_sampling(size) {
             NEXT.valloc(size)
@@ -289,7 +291,7 @@ pub unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
     }
 }
 
-/// glibc: malloc.h. Whole pages.
+/// glibc: malloc.h. Aligned to a page, and rounded up to whole pages.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
     let page = page_size();
@@ -297,7 +299,7 @@ pub unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
         crate::sys::set_errno(libc::ENOMEM);
         return null_mut();
     };
-    // SAFETY: a page's size is a power of two, and the size is whole pages.
+    // SAFETY: the size of a page is a power of two.
     unsafe {
         if skips_sampling(bytes) {
             NEXT.memalign(page, bytes)
@@ -308,15 +310,15 @@ pub unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
 }
 
 fn page_size() -> usize {
-    // SAFETY: it only looks into the vector that the kernel left above the stack.
+    // SAFETY: only reads the auxiliary vector.
     unsafe { libc::getauxval(libc::AT_PAGESZ) as usize }
 }
 
 /// glibc: malloc.h.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc_usable_size(p: *mut c_void) -> usize {
-    // SAFETY: `p` is null or an object of the caller's. What is in the range has a header in
-    // front of it, which is read; all else is the allocator's to judge.
+    // SAFETY: `p` is null or a live object of the caller's. An object in the range has a header in
+    // front of it.
     unsafe {
         if range::contains(p) {
             sample::usable_size(p)
@@ -326,58 +328,58 @@ pub unsafe extern "C" fn malloc_usable_size(p: *mut c_void) -> usize {
     }
 }
 
-/// C23 7.24.3.4. The size is the caller's word; the allocator knows better.
+/// C23 7.24.3.4. The size is not used: the allocator knows it.
 pub unsafe extern "C" fn free_sized(p: *mut c_void, _: usize) {
-    // SAFETY: `p` is as `free` wants it. A size that is wrong does no harm: it is not used.
+    // SAFETY: `p` is null or an object that the caller frees. A wrong size does no harm.
     unsafe { free_by_name(p) }
 }
 
 type Free = unsafe extern "C" fn(*mut c_void);
 
-/// What a function of the C library does that calls `free`.
+/// Frees as a function of the C library does that calls `free` by its name.
 ///
 /// # Safety
-/// That of `free`.
+/// `p` is null or an object that the caller frees.
 #[inline(always)]
 unsafe fn free_by_name(p: *mut c_void) {
     if !backend::is_behind_others() {
-        // SAFETY: the caller's.
+        // SAFETY: null or an object that the caller frees.
         return unsafe { free_inline(p) };
     }
     let found = FIRST.free.load(Ordering::Relaxed);
-    // SAFETY: the executable's or another library's function of this name; the caller's object.
+    // SAFETY: a `free` of the executable or another library, with an object that the caller frees.
     unsafe { transmute::<*mut c_void, Free>(found)(p) }
 }
 
 /// C23 7.24.3.5.
 pub unsafe extern "C" fn free_aligned_sized(p: *mut c_void, _: usize, _: usize) {
-    // SAFETY: as `free_sized`: neither number is used.
+    // SAFETY: `p` is null or an object that the caller frees. Neither number is used.
     unsafe { free_by_name(p) }
 }
 
 /// SunOS and old glibc.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cfree(p: *mut c_void) {
-    // SAFETY: `p` is as `free` wants it.
+    // SAFETY: `p` is null or an object that the caller frees.
     unsafe { free_inline(p) }
 }
 
-/// dlclose(3): the loader's own, after which unloaded modules are noticed at once. The next
-/// one may be mapped at the same addresses, and old rules and stacks must not pass for its.
+/// dlclose(3). Calls the loader's, and notices at once which modules were unloaded. Another module may
+/// be mapped at the same addresses next, where old unwind rules and stacks must not be used.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
-    // SAFETY: the handle is one of the caller's from `dlopen`; it goes to the loader as it is.
+    // SAFETY: a handle that the caller got from `dlopen`, passed on to the loader.
     unsafe { crate::module::close(handle) }
 }
 
-/// jemalloc's own names, for programs that look for them.
+/// jemalloc's non-standard functions, for programs that look them up.
 mod jemalloc_api {
     use super::*;
 
     /// jemalloc(3).
     pub unsafe extern "C" fn mallocx(size: usize, flags: c_int) -> *mut c_void {
-        // SAFETY: `size` is not 0, as the caller has to see to; flags that the sampler does not
-        // know send the call to jemalloc.
+        // SAFETY: the caller guarantees that `size` is not 0. Calls with flags that the sampler does
+        // not know go to jemalloc.
         unsafe {
             if skips_sampling(size) {
                 NEXT.mallocx(size, flags)
@@ -389,8 +391,8 @@ mod jemalloc_api {
 
     /// jemalloc(3).
     pub unsafe extern "C" fn rallocx(p: *mut c_void, size: usize, flags: c_int) -> *mut c_void {
-        // SAFETY: `p` is an object of the caller's and `size` is not 0. In the range it is a
-        // sampled one, elsewhere the allocator's.
+        // SAFETY: the caller guarantees a live object and a `size` that is not 0. The object is sampled
+        // if it is in the range, and the allocator's elsewhere.
         unsafe {
             if range::contains(p) {
                 to::rallocx_sampled(p as usize, size, flags as usize)
@@ -409,8 +411,8 @@ mod jemalloc_api {
         extra: usize,
         flags: c_int,
     ) -> usize {
-        // SAFETY: `p` is an object of the caller's: in the range a sampled one with its header,
-        // elsewhere the allocator's.
+        // SAFETY: `p` is a live object of the caller's: sampled if it is in the range, and the
+        // allocator's elsewhere.
         unsafe {
             if range::contains(p) {
                 sample::xallocx(p, size, extra, flags)
@@ -422,7 +424,7 @@ mod jemalloc_api {
 
     /// jemalloc(3).
     pub unsafe extern "C" fn sallocx(p: *const c_void, flags: c_int) -> usize {
-        // SAFETY: as `xallocx`; nothing is written.
+        // SAFETY: `p` is a live object of the caller's, and nothing is written.
         unsafe {
             if range::contains(p) {
                 sample::usable_size(p)
@@ -434,8 +436,8 @@ mod jemalloc_api {
 
     /// jemalloc(3).
     pub unsafe extern "C" fn dallocx(p: *mut c_void, flags: c_int) {
-        // SAFETY: the caller gives `p` up. In the range it is a sampled object, which goes
-        // into no thread cache, whichever the flags name.
+        // SAFETY: `p` is an object that the caller frees. A sampled one goes into no thread cache,
+        // whichever the flags name.
         unsafe {
             if range::contains(p) {
                 sample::free(p)
@@ -447,7 +449,7 @@ mod jemalloc_api {
 
     /// jemalloc(3).
     pub unsafe extern "C" fn sdallocx(p: *mut c_void, size: usize, flags: c_int) {
-        // SAFETY: as `dallocx`; of a sampled object the header knows the size.
+        // SAFETY: `p` is an object that the caller frees. The header of a sampled one has its size.
         unsafe {
             if range::contains(p) {
                 sample::free(p)
@@ -459,9 +461,9 @@ mod jemalloc_api {
 
     /// jemalloc(3).
     pub unsafe extern "C" fn nallocx(size: usize, flags: c_int) -> usize {
-        // The caller relies on it.
+        // The caller relies on the size class from now on.
         object::expect_classes();
-        // SAFETY: a computation, of a size that is not 0.
+        // SAFETY: a computation; the caller guarantees that `size` is not 0.
         unsafe { NEXT.nallocx(size, flags) }
     }
 
@@ -473,8 +475,8 @@ mod jemalloc_api {
         new: *mut c_void,
         new_len: usize,
     ) -> c_int {
-        // SAFETY: name and buffers are the caller's, of the lengths that it says, and are not
-        // touched here.
+        // SAFETY: the caller guarantees the name and the buffers of these lengths, as `mallctl`
+        // requires.
         sample::without(|| unsafe { NEXT.mallctl(name, old, old_len, new, new_len) })
     }
 
@@ -484,8 +486,7 @@ mod jemalloc_api {
         mib: *mut usize,
         len: *mut usize,
     ) -> c_int {
-        // SAFETY: `mib` has room for `len` numbers, as the caller says; nothing is touched
-        // here.
+        // SAFETY: the caller guarantees room for `len` numbers at `mib`.
         unsafe { NEXT.mallctlnametomib(name, mib, len) }
     }
 
@@ -498,8 +499,7 @@ mod jemalloc_api {
         new: *mut c_void,
         new_len: usize,
     ) -> c_int {
-        // SAFETY: `mib` and buffers are the caller's, of the lengths that it says, and are not
-        // touched here.
+        // SAFETY: the caller guarantees the `mib` and the buffers of these lengths.
         sample::without(|| unsafe { NEXT.mallctlbymib(mib, len, old, old_len, new, new_len) })
     }
 
@@ -509,15 +509,14 @@ mod jemalloc_api {
         context: *mut c_void,
         options: *const c_char,
     ) {
-        // Without a function jemalloc would take its own, which says nothing.
+        // jemalloc's own default function writes nothing.
         let write = write.or(Some(write_to_standard_error));
-        // SAFETY: `write` may be called with `context`, as the caller says; neither is used
-        // here.
+        // SAFETY: the caller guarantees that `write` may be called with `context`.
         unsafe { NEXT.stats_print(write, context, options) }
     }
 
     unsafe extern "C" fn write_to_standard_error(_: *mut c_void, text: *const c_char) {
-        // SAFETY: jemalloc gives a terminated string, of which so many bytes are read.
+        // SAFETY: jemalloc passes a terminated string.
         unsafe { libc::write(libc::STDERR_FILENO, text.cast(), libc::strlen(text)) };
     }
 }

@@ -1,4 +1,4 @@
-//! The environment, also for allocations made before libc has started, when it is only on the stack.
+//! Access to the environment, also for allocations before libc is initialised, when it is only on the stack.
 
 use crate::arch::glibc_function;
 use crate::sys::{self, Pages};
@@ -8,44 +8,44 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use shm_protocol::pattern;
 
 unsafe extern "C" {
-    /// The name that is reserved for it: a program may define `environ` for itself. libc uses the
-    /// copy that an executable has of this variable, under both names, but not of `_environ`.
+    /// Reserved name of `environ`, because a program may define `environ` itself. If the executable has a
+    /// copy of this variable, libc uses that under both names, but not under `_environ`.
     #[link_name = "__environ"]
     static environ: *const *const c_char;
 }
 
-/// Longest path of an executable; the name is its last part.
+/// Maximum length of the executable's path; its last part is the name.
 const PATH_BYTES: usize = 4096;
 const ONLY: &[u8] = b"MEM_PROFILER_ONLY=";
 
-/// Whether a null `environ` is an empty environment: the program has cleared it.
+/// True once libc is initialised: a null `environ` then is an empty environment.
 static LIBC_HAS_STARTED: AtomicBool = AtomicBool::new(false);
 
-/// Notes that libc has started. In the constructor.
+/// Records that libc is initialised. Called by the constructor.
 pub fn libc_has_started() {
     LIBC_HAS_STARTED.store(true, Ordering::Relaxed);
 }
 
-/// Whether an entry `NAME=value` passes the test.
+/// Returns true if an entry `NAME=value` passes the test.
 pub fn any(test: impl Fn(&[u8]) -> bool) -> bool {
     entries().any(test)
 }
 
-/// Value of a variable, where the process may trust its environment.
+/// Returns the value of a variable. `None` if the process may not trust its environment (set-user-ID).
 pub fn variable(name: &CStr) -> Option<&'static [u8]> {
-    // SAFETY: it only looks into the vector that the kernel left above the stack.
+    // SAFETY: only reads the auxiliary vector.
     if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
         return None;
     }
     entries().find_map(|entry| entry.strip_prefix(name.to_bytes())?.strip_prefix(b"="))
 }
 
-/// Whether a variable says neither nothing nor 0.
+/// Returns true if a variable has a value other than the empty string and 0.
 pub fn is_set(name: &CStr) -> bool {
     variable(name).is_some_and(|value| !value.is_empty() && value != b"0")
 }
 
-/// A variable's value as a number above zero, with an optional K, M or G (1024s).
+/// Returns a variable's value as a number above zero, with an optional suffix K, M or G (powers of 1024).
 pub fn number(name: &CStr) -> Option<u64> {
     let text = variable(name)?;
     let (digits, shift) = match text.last()? {
@@ -64,11 +64,11 @@ pub fn number(name: &CStr) -> Option<u64> {
         .filter(|v| *v > 0)
 }
 
-/// Sets the highest bit of a variable's first byte, for the programs that this one starts.
+/// Sets the highest bit of the first byte of a variable's value, as a mark for child processes.
 pub fn mark(name: &CStr) {
     let prefix = name.to_bytes();
     let is_it = |entry: &*const c_char| {
-        // SAFETY: an entry, which is a string.
+        // SAFETY: an entry of the environment is a terminated string.
         let text = unsafe { CStr::from_ptr(*entry) }.to_bytes();
         text.strip_prefix(prefix)
             .is_some_and(|rest| rest.starts_with(b"="))
@@ -76,8 +76,8 @@ pub fn mark(name: &CStr) {
     let Some(entry) = pointers().find(is_it) else {
         return;
     };
-    // SAFETY: the byte behind the `=`, which is the terminator at the latest. The process's own memory
-    // may be written; the pointer is the environment's, no reference's.
+    // SAFETY: the byte after the `=`, at the latest the terminating zero. The environment is writable memory
+    // of the process, and no reference to it exists here.
     unsafe {
         let first = entry.cast_mut().cast::<u8>().add(prefix.len() + 1);
         first.write(first.read() | 0x80);
@@ -85,17 +85,17 @@ pub fn mark(name: &CStr) {
 }
 
 fn entries() -> impl Iterator<Item = &'static [u8]> {
-    // SAFETY: an entry, which is a string that stays.
+    // SAFETY: an entry of the environment is a terminated string, which stays.
     pointers().map(|entry| unsafe { CStr::from_ptr(entry) }.to_bytes())
 }
 
-/// All entries. The loader's functions are not called, nor the C library's.
+/// Returns all entries. Calls no function of the loader or the C library.
 fn pointers() -> impl Iterator<Item = *const c_char> {
     // SAFETY: libc keeps `environ` null or a null-terminated list of strings.
     let mut entry = match unsafe { environ } {
         set if !set.is_null() || LIBC_HAS_STARTED.load(Ordering::Relaxed) => set,
         _ => command_line().map_or(null(), |(count, arguments)| {
-            // SAFETY: the environment follows the arguments and the null pointer after them.
+            // SAFETY: the environment follows the arguments and their terminating null pointer.
             unsafe { arguments.add(count as usize + 1) }
         }),
     };
@@ -112,19 +112,19 @@ fn pointers() -> impl Iterator<Item = *const c_char> {
     })
 }
 
-/// The program's arguments as the kernel put them on the stack of the first thread, the environment
-/// behind them. `None` with a C library other than glibc, which has no name for that place. Only
-/// before libc has started: programs write over them later.
+/// Returns the program's arguments where the kernel put them, at the end of the first thread's stack. The
+/// environment follows them. `None` with C libraries other than glibc, which do not export the address. Only
+/// valid before libc is initialised: programs overwrite their arguments later.
 pub fn command_line() -> Option<(c_int, *const *const c_char)> {
     let end = glibc_function!("__libc_stack_end") as *const *const usize;
-    // SAFETY: null, or `void *__libc_stack_end` of the loader, which sets it before it loads us.
+    // SAFETY: null, or the loader's `void *__libc_stack_end`, which it sets before it loads this library.
     let start = unsafe { *end.as_ref()? };
-    // SAFETY: the loader stores where the kernel put the number of arguments; they follow it (System
-    // V ABI, "Process Initialization").
+    // SAFETY: the kernel put the number of arguments there, followed by the arguments (System V ABI,
+    // "Process Initialization").
     (!start.is_null()).then(|| unsafe { (*start as c_int, start.add(1).cast()) })
 }
 
-/// Variables that make the agent what it is in this process.
+/// Variables that make a process load the agent, or start sampling.
 const OURS: [&[u8]; 4] = [
     b"LD_PRELOAD=",
     b"MEM_PROFILER_START=",
@@ -132,11 +132,11 @@ const OURS: [&[u8]; 4] = [
     b"HEAPCHECK=",
 ];
 
-/// The environment for a program that is not to be profiled: pointers, the last one null. `None`:
-/// there is no memory for them.
+/// Returns an environment for a program that is not to be profiled, as pointers with a terminating null
+/// pointer. `None`: memory ran out.
 pub fn without_ours() -> Option<Pages> {
-    // SAFETY: libc has started, so `environ` is null or a null-terminated list of strings; a
-    // thread that changes it meanwhile breaks the rule of every reader (environ(7)).
+    // SAFETY: libc is initialised, so `environ` is null or a null-terminated list of strings. A thread that
+    // changes it meanwhile breaks the rule for all readers (environ(7)).
     unsafe {
         let all = environ;
         let mut count = 0;
@@ -158,7 +158,7 @@ pub fn without_ours() -> Option<Pages> {
     }
 }
 
-/// Whether `MEM_PROFILER_ONLY` names other programs and not this one.
+/// Returns true if `MEM_PROFILER_ONLY` names programs, but not this one.
 pub fn leaves_us_out() -> bool {
     any(|entry| {
         let patterns = entry.strip_prefix(ONLY).unwrap_or_default();
@@ -166,8 +166,8 @@ pub fn leaves_us_out() -> bool {
     })
 }
 
-/// By the name of the executable, or what the kernel calls the process, which for a script is the
-/// script's name: as the controller's `-p` does. Keeps `errno`.
+/// Returns true if a pattern matches the name of the executable, or the kernel's name of the process, which
+/// for a script is the script's name. The controller's `-p` uses the same names. Keeps `errno`.
 fn names_us(patterns: &[u8]) -> bool {
     let saved = sys::errno();
     let mut path = [0u8; PATH_BYTES];

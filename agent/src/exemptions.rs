@@ -1,8 +1,8 @@
-//! What the program exempts from leak checks: objects, memory of its own that may hold pointers,
-//! and texts. A check from outside reads the list from the process's memory.
+//! List of what the program exempts from leak checks: objects, memory that may hold pointers, and strings
+//! with suppressions and options. A check from outside reads it from the process's memory.
 //!
-//! No lock is taken: each entry is claimed with one atomic exchange. Objects made by a thread that
-//! ignores what it allocates are not listed: their headers say so ([`crate::object`]).
+//! No lock is taken: each entry is claimed with one atomic operation. Objects of a thread that has exempted
+//! all of its allocations are not listed: their headers say so ([`crate::object`]).
 
 use crate::own;
 use core::mem::size_of;
@@ -11,16 +11,16 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use shm_protocol::clock;
 use shm_protocol::layout::{EXEMPT_OBJECT, EXEMPT_REGION, Exemption};
 
-/// Maximum number of entries: 1.5 MiB of address space, of which what is used needs memory.
-const MOST: usize = 1 << 16;
-/// An entry that is being written.
+/// Maximum number of entries: 1.5 MiB of address space, of which the used part becomes resident.
+const MAX_ENTRIES: usize = 1 << 16;
+/// Kind of an entry that is being written.
 const CLAIMED: u64 = u64::MAX;
 
-/// The list, as a reader outside finds it.
+/// List, with the layout that outside readers expect.
 #[repr(C)]
 struct List {
     entries: AtomicPtr<Exemption>,
-    /// Entries that are or were in use.
+    /// Number of entries that are or were in use.
     count: AtomicU64,
 }
 
@@ -29,37 +29,39 @@ static LIST: List = List {
     count: AtomicU64::new(0),
 };
 
-/// Where the list is.
+/// Returns the address of the list.
 pub fn place() -> u64 {
     (&raw const LIST).addr() as u64
 }
 
-/// Treats an object, given by an address in it, as one that is not a leak. Whether there was room.
+/// Exempts the object that contains an address. Returns false if the list is full.
 pub fn add_object(at: u64) -> bool {
     let tick = clock::tick_of(clock::now_ns());
     add(EXEMPT_OBJECT, at, u64::from(tick))
 }
 
-/// Takes it back.
+/// Removes the exemption of an object.
 pub fn remove_object(at: u64) {
-    remove(|entry| entry == (EXEMPT_OBJECT, at, entry.2));
+    remove(|entry| entry.kind == EXEMPT_OBJECT && entry.at == at);
 }
 
-/// Takes memory for a place that may hold pointers. Whether there was room.
+/// Adds memory that may hold pointers. Returns false if the list is full.
 pub fn add_region(at: u64, bytes: u64) -> bool {
     add(EXEMPT_REGION, at, bytes)
 }
 
-/// Lists a text of the program's, which stays: `STATED_…`. Whether there was room.
+/// Adds a string of the program, which must stay. `kind` is one of `STATED_…`. Returns false if the list is
+/// full.
 pub fn add_text(kind: u64, at: u64, bytes: u64) -> bool {
     add(kind, at, bytes)
 }
 
-/// Takes it back.
+/// Removes memory that may hold pointers.
 pub fn remove_region(at: u64, bytes: u64) {
-    remove(|entry| entry == (EXEMPT_REGION, at, bytes));
+    remove(|entry| entry.kind == EXEMPT_REGION && entry.at == at && entry.extent == bytes);
 }
 
+/// Adds an entry. Returns false if the list is full.
 fn add(kind: u64, at: u64, extent: u64) -> bool {
     let Some(entries) = entries_or_new() else {
         return false;
@@ -73,16 +75,16 @@ fn add(kind: u64, at: u64, extent: u64) -> bool {
     true
 }
 
-/// An entry that was never in use.
+/// Returns an entry that was never in use.
 fn unused(entries: &[Exemption]) -> Option<&Exemption> {
-    let more = |count: u64| (count < MOST as u64).then_some(count + 1);
+    let more = |count: u64| (count < MAX_ENTRIES as u64).then_some(count + 1);
     let index = LIST
         .count
         .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
     entries.get(index.ok()? as usize)
 }
 
-/// One that is no longer in use.
+/// Claims an entry that is no longer in use.
 #[cold]
 fn freed(entries: &[Exemption]) -> Option<&Exemption> {
     entries.iter().find(|entry| {
@@ -93,44 +95,54 @@ fn freed(entries: &[Exemption]) -> Option<&Exemption> {
     })
 }
 
+/// Contents of an entry in use.
+struct Listed {
+    kind: u64,
+    at: u64,
+    /// Size of a region or string in bytes; tick of an object.
+    extent: u64,
+}
+
 /// Removes one entry that passes the test.
-fn remove(test: impl Fn((u64, u64, u64)) -> bool) {
+fn remove(test: impl Fn(Listed) -> bool) {
     let used = LIST.count.load(Ordering::Relaxed) as usize;
     let entries = entries().unwrap_or_default();
     for entry in entries.iter().take(used) {
         let kind = entry.kind.load(Ordering::Acquire);
         let [at, extent] = [&entry.at, &entry.extent].map(|word| word.load(Ordering::Relaxed));
-        let is_it = kind != 0 && kind != CLAIMED && test((kind, at, extent));
-        let release = |kind| {
-            let free = (Ordering::Relaxed, Ordering::Relaxed);
-            entry.kind.compare_exchange(kind, 0, free.0, free.1).is_ok()
-        };
-        if is_it && release(kind) {
+        if kind == 0 || kind == CLAIMED || !test(Listed { kind, at, extent }) {
+            continue;
+        }
+        let released = entry
+            .kind
+            .compare_exchange(kind, 0, Ordering::Relaxed, Ordering::Relaxed);
+        if released.is_ok() {
             return;
         }
     }
 }
 
+/// Returns all entries, or `None` before the first was added.
 fn entries() -> Option<&'static [Exemption]> {
     let at = LIST.entries.load(Ordering::Acquire);
-    // SAFETY: null, or the mapping that `entries_or_new` made for good, of this many entries, all
-    // of them atomics, for which zeros are values.
-    (!at.is_null()).then(|| unsafe { core::slice::from_raw_parts(at, MOST) })
+    // SAFETY: null, or a mapping of this many entries that is never unmapped. They consist of atomics, for
+    // which zeros are valid.
+    (!at.is_null()).then(|| unsafe { core::slice::from_raw_parts(at, MAX_ENTRIES) })
 }
 
+/// Returns all entries, which are mapped first if necessary.
 fn entries_or_new() -> Option<&'static [Exemption]> {
     if LIST.entries.load(Ordering::Acquire).is_null() {
-        let bytes = MOST * size_of::<Exemption>();
+        let bytes = MAX_ENTRIES * size_of::<Exemption>();
         let made: *mut Exemption = own::map(bytes).cast();
         if made.is_null() {
             return None;
         }
-        let first = (Ordering::AcqRel, Ordering::Acquire);
-        let set = LIST
-            .entries
-            .compare_exchange(null_mut(), made, first.0, first.1);
+        let set =
+            LIST.entries
+                .compare_exchange(null_mut(), made, Ordering::AcqRel, Ordering::Acquire);
         if set.is_err() {
-            // SAFETY: the mapping just made, which no other thread knows.
+            // SAFETY: just mapped, and no other thread has its address.
             unsafe { own::unmap(made.cast(), bytes) };
         }
     }
@@ -163,10 +175,10 @@ mod tests {
         assert_eq!(listed(), [(EXEMPT_OBJECT, 0x1000), (EXEMPT_OBJECT, 0x3000)]);
         assert!(add_region(0x4000, 8));
         assert_eq!(listed()[2], (EXEMPT_REGION, 0x4000));
-        let more = (0..MOST as u64).filter(|n| add_object(0x10_0000 + n * 16));
-        assert_eq!(more.count(), MOST - 3, "freed ones are used again");
+        let more = (0..MAX_ENTRIES as u64).filter(|n| add_object(0x10_0000 + n * 16));
+        assert_eq!(more.count(), MAX_ENTRIES - 3, "freed ones are used again");
         assert!(!add_object(0x5000));
-        (0..MOST as u64).for_each(|n| remove_object(0x10_0000 + n * 16));
+        (0..MAX_ENTRIES as u64).for_each(|n| remove_object(0x10_0000 + n * 16));
         assert!(add_object(0x5000));
     }
 }

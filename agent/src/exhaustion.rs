@@ -1,18 +1,18 @@
-//! Arenas of jemalloc for threads that start when memory is exhausted.
+//! Keeps jemalloc working when memory is exhausted or limited.
 //!
-//! At its first allocation a thread is assigned an arena of jemalloc, a new one while there are few. If
-//! there is no memory for a new one, jemalloc assigns none and the thread crashes. Here it is assigned
-//! the arena that the fewest threads use; allocations then fail only if that arena has no memory left,
-//! and do so as malloc(3) says. A thread that has no memory for its cache works without one.
+//! jemalloc assigns a thread an arena at its first allocation, and creates one while there are few. If there
+//! is no memory for a new arena, it assigns none and the thread crashes. Here such a thread gets the arena
+//! that the fewest threads use. Its allocations fail only if that arena has no memory left, in the way that
+//! malloc(3) describes. A thread without memory for its cache works without one.
 //!
-//! jemalloc looks up the new arena by its index after making it. So the existing arena is entered under
-//! that index until it is assigned. Entered twice for longer, it would be locked twice before a fork.
+//! jemalloc looks up a new arena by its index after creating it. So the existing arena is entered a second
+//! time, under the new index, until it is assigned. If it stayed there, it would be locked twice before a
+//! fork.
 //!
-//! What one arena holds unused is returned to the system before a request of another one fails.
+//! Before a request fails, unused memory of all arenas is returned to the system. In a process with little
+//! memory, jemalloc also releases addresses, in large pieces.
 //!
-//! Where the process's memory is limited, jemalloc gives addresses back, in large pieces.
-//!
-//! The build script makes the linker lead jemalloc's calls here.
+//! The build script makes the linker redirect jemalloc's calls to these functions.
 
 use crate::{arch, keeping, range, sys};
 use core::arch::global_asm;
@@ -20,7 +20,7 @@ use core::ffi::{c_uint, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-// Ours alone: they are not exported.
+// Not exported.
 global_asm!(
     ".hidden __wrap__rjem_je_arena_new",
     ".hidden __wrap__rjem_je_arena_nthreads_inc",
@@ -28,7 +28,7 @@ global_asm!(
     ".hidden __wrap__rjem_je_pa_alloc",
 );
 
-/// An `arena_t`.
+/// jemalloc's `arena_t`.
 type Arena = c_void;
 /// `MALLOCX_ARENA_LIMIT`.
 const MAX_ARENAS: usize = (1 << 12) - 1;
@@ -36,12 +36,12 @@ const MAX_ARENAS: usize = (1 << 12) - 1;
 unsafe extern "C" {
     #[link_name = "_rjem_je_arenas"]
     static ARENAS: [AtomicPtr<Arena>; MAX_ARENAS];
-    /// Arenas that jemalloc assigns threads to, of which some may not be made yet.
+    /// Number of arenas that threads are assigned to; some may not exist yet.
     #[link_name = "_rjem_je_narenas_auto"]
     static ASSIGNED: AtomicU32;
     #[link_name = "_rjem_je_arena_nthreads_get"]
     fn threads_of(arena: *mut Arena, internal: bool) -> c_uint;
-    /// Whether addresses are kept when their memory is returned, jemalloc's option `retain`.
+    /// jemalloc's option `retain`: addresses are kept when their memory is returned.
     #[link_name = "_rjem_je_opt_retain"]
     static RETAIN: AtomicBool;
     fn __real__rjem_je_arena_new(
@@ -49,11 +49,11 @@ unsafe extern "C" {
         index: c_uint,
         config: *const c_void,
     ) -> *mut Arena;
-    /// Logarithm of how many times larger than a request the unused memory may be that is divided for it,
-    /// jemalloc's option of that name.
+    /// jemalloc's option `lg_extent_max_active_fit`: log2 of how much larger than a request an unused extent
+    /// may be to be split for it.
     #[link_name = "_rjem_je_opt_lg_extent_max_active_fit"]
     static MAX_FIT: AtomicUsize;
-    /// Returns what an arena does not use to the system: everything, if the last argument is true.
+    /// Returns an arena's unused memory to the system; all of it if `all`.
     #[link_name = "_rjem_je_arena_decay"]
     pub fn decay(thread: *mut c_void, arena: *mut Arena, is_background: bool, all: bool);
     fn __real__rjem_je_pa_alloc(
@@ -71,17 +71,18 @@ unsafe extern "C" {
     fn __real__rjem_je_arena_nthreads_inc(arena: *mut Arena, internal: bool);
 }
 
-/// Index under which an existing arena is entered as well. Written with jemalloc's lock on the arenas
+/// Index under which an existing arena is entered a second time. Written with jemalloc's lock on the arenas
 /// held.
 static INDEX: AtomicU32 = AtomicU32::new(0);
-/// Thread pointer of the thread that is being assigned this arena; 0: none is.
+/// Thread pointer of the thread that is being assigned this arena; 0: none.
 static THREAD: AtomicU64 = AtomicU64::new(0);
 
-/// Requests above this are refused without further ado.
+/// Largest request, in bytes, for which unused memory is returned before it fails.
 const MAX_RETRIED: usize = 4 << 30;
 
-/// Takes memory for objects from a part of an arena, where jemalloc holds no lock. If there is none,
-/// returns what all arenas hold unused, which is not of the right size or another arena's, and tries again.
+/// Allocates pages from a part of an arena. Called without jemalloc's locks. If there are none, returns the
+/// unused memory of all arenas to the system, because it has another size or belongs to another arena, and
+/// tries again.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap__rjem_je_pa_alloc(
     thread: *mut c_void,
@@ -95,7 +96,7 @@ unsafe extern "C" fn __wrap__rjem_je_pa_alloc(
     deferred: *mut bool,
 ) -> *mut c_void {
     let take = || {
-        // SAFETY: the caller's arguments.
+        // SAFETY: called with the caller's arguments.
         unsafe {
             __real__rjem_je_pa_alloc(
                 thread, part, bytes, align, slab, class, zero, guarded, deferred,
@@ -111,9 +112,9 @@ unsafe extern "C" fn __wrap__rjem_je_pa_alloc(
     take()
 }
 
-/// Whether a part is one of the arena of sampled objects, whose memory is limited for other reasons.
+/// Returns true if a part belongs to the arena of sampled objects, which is limited for other reasons.
 fn is_in_range(part: *const c_void) -> bool {
-    /// More than an arena takes, in a block of its own of 2 MiB.
+    /// Upper bound of the size of an arena's data, which lie in a block of 2 MiB.
     const ARENA: usize = 1 << 20;
     let Some(arena) = range::arena().and_then(arena_of) else {
         return false;
@@ -121,45 +122,46 @@ fn is_in_range(part: *const c_void) -> bool {
     (part.addr()).wrapping_sub(arena.addr()) < ARENA
 }
 
+/// Returns the unused memory of all arenas to the system.
 #[cold]
 fn return_unused(thread: *mut c_void) {
     for index in 0..MAX_ARENAS as c_uint {
         if let Some(arena) = arena_of(index) {
-            // SAFETY: an arena, none of whose locks this thread holds.
+            // SAFETY: an existing arena, and this thread holds none of its locks.
             unsafe { decay(thread, arena, false, true) };
         }
     }
 }
 
-/// The arena of an index, if it is made.
+/// Returns the arena with this index, if it exists.
 pub fn arena_of(index: c_uint) -> Option<*mut Arena> {
-    // SAFETY: jemalloc's table of arenas, which it reads and writes as such words.
+    // SAFETY: jemalloc's table of arenas, which it accesses as atomics of this type.
     let arena = unsafe { ARENAS.get(index as usize) }?.load(Ordering::Acquire);
     (!arena.is_null()).then_some(arena)
 }
 
-/// Smallest piece of memory whose addresses are given back: each one may divide a mapping into two, of
-/// which a process has a limited number (`vm.max_map_count`).
+/// Minimum size of memory whose addresses are released, in bytes. Each release may split a mapping, and a
+/// process may only have a limited number of mappings (`vm.max_map_count`).
 const MIN_GIVEN_BACK: usize = 1 << 20;
 
-/// Unmaps memory that jemalloc does not need; returns true if its addresses are kept instead.
+/// Unmaps memory that jemalloc does not need. Returns true if its addresses are kept instead.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap__rjem_je_extent_dalloc_mmap(at: *mut c_void, bytes: usize) -> bool {
-    // SAFETY: the caller's arguments.
+    // SAFETY: called with the caller's arguments.
     bytes < MIN_GIVEN_BACK || unsafe { __real__rjem_je_extent_dalloc_mmap(at, bytes) }
 }
 
-/// From now on, addresses are given back with their memory, and any unused memory is used before more is
-/// requested from the system. What is kept already stays, and is used.
+/// Makes jemalloc release addresses together with their memory, and use any unused memory before it requests
+/// more. Addresses that are kept already are not released.
 #[cold]
 pub fn save_memory() {
-    // SAFETY: jemalloc's, of these types, which it reads each time that it looks for memory or returns some.
+    // SAFETY: jemalloc's variables of these types, which it reads whenever it needs or returns memory.
     let (retain, max_fit) = unsafe { (&RETAIN, &MAX_FIT) };
     retain.store(false, Ordering::Relaxed);
     max_fit.store(usize::BITS as usize, Ordering::Relaxed);
 }
 
-/// Makes an arena. Called with jemalloc's lock on the arenas held.
+/// Creates an arena. Called with jemalloc's lock on the arenas held.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap__rjem_je_arena_new(
     thread: *mut c_void,
@@ -167,16 +169,16 @@ unsafe extern "C" fn __wrap__rjem_je_arena_new(
     config: *const c_void,
 ) -> *mut Arena {
     let saved = sys::errno();
-    // SAFETY: the caller's arguments.
+    // SAFETY: called with the caller's arguments.
     let make = || unsafe { __real__rjem_je_arena_new(thread, index, config) };
     let made = keeping::with_limit(index, make);
-    // SAFETY: an `unsigned` of jemalloc's, written before there are threads.
+    // SAFETY: an `unsigned` of jemalloc's, written while the process has one thread.
     let assigned = unsafe { ASSIGNED.load(Ordering::Relaxed) };
     if !made.is_null() || index == 0 {
         return made;
     }
     if index >= assigned {
-        // The one of the largest objects, or one that was requested by itself.
+        // The arena for large objects, or one that was requested explicitly.
         return_unused(thread);
         return keeping::with_limit(index, make);
     }
@@ -191,29 +193,30 @@ unsafe extern "C" fn __wrap__rjem_je_arena_new(
     other
 }
 
-/// Counts a thread that is assigned an arena.
+/// Counts a thread that was assigned an arena.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap__rjem_je_arena_nthreads_inc(arena: *mut Arena, internal: bool) {
     if THREAD.load(Ordering::Relaxed) == arch::thread_pointer() {
         take_back();
     }
-    // SAFETY: the caller's arguments.
+    // SAFETY: called with the caller's arguments.
     unsafe { __real__rjem_je_arena_nthreads_inc(arena, internal) }
 }
 
-/// The arena that the fewest threads use.
+/// Returns the arena that the fewest threads use.
 fn least_used(assigned: c_uint) -> Option<*mut Arena> {
     let arenas = (0..assigned).filter_map(arena_of);
-    // SAFETY: an arena, which stays for as long as the process runs.
+    // SAFETY: an existing arena, which is never destroyed.
     arenas.min_by_key(|arena| unsafe { threads_of(*arena, false) })
 }
 
+/// Stores an arena in jemalloc's table.
 fn enter(index: c_uint, arena: *mut Arena) {
-    // SAFETY: jemalloc's table; the index is below the number of arenas that are assigned.
+    // SAFETY: jemalloc's table; the index is below the number of arenas in it.
     unsafe { &ARENAS[index as usize] }.store(arena, Ordering::Release);
 }
 
-/// Removes the arena from the place in which it is not itself.
+/// Removes the arena from the index where it was entered a second time.
 fn take_back() {
     if THREAD.load(Ordering::Relaxed) != 0 {
         enter(INDEX.load(Ordering::Relaxed), null_mut());

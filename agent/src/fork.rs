@@ -1,20 +1,19 @@
-//! Forked children: before anything else, they leave their parent's session.
+//! Makes forked children leave their parent's session before they do anything else.
 //!
-//! `fork` calls a handler in the child. Children of a raw `clone` or `_Fork` are noticed at their
-//! first sample, or at their first free of a sampled object.
+//! `fork` calls a handler in the child. Children of a raw `clone` or of `_Fork` are noticed at their first
+//! sample, or at their first free of a sampled object.
 
 use crate::local::Local;
 use crate::{arch, atfork, range, session, sys, thread, timers};
 
-/// Registers the handlers that run in children. At start-up.
+/// Registers the handlers, at start-up.
 pub fn start() {
     atfork::in_children(in_child);
     atfork::around(timers::before_fork, timers::after_fork);
 }
 
-/// Called before each sample and each free of a sampled object: a child made without
-/// `fork`'s handlers leaves its parent's segment here. Returns whether the thread may continue; it
-/// may not while another one takes the child out of the segment.
+/// Makes a child that was created without fork handlers leave its parent's segment. Called before each
+/// sample and each free of a sampled object. Returns false while another thread of the child does so.
 #[inline]
 pub fn leave_if_unseen(local: &mut Local) -> bool {
     !session::is_copy() || leave_unseen(local)
@@ -25,7 +24,7 @@ fn leave_unseen(local: &mut Local) -> bool {
     let first = session::claim_leaving();
     if first {
         range::begin_again();
-        // Other threads of the copy may exist, of which one was the parent's: it knows the tables.
+        // The copy may have other threads, one of which was the parent's and uses the tables.
         leave(local, true);
     }
     first
@@ -34,8 +33,7 @@ fn leave_unseen(local: &mut Local) -> bool {
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 unsafe extern "C" fn in_child() {
     let saved = sys::errno();
-    // SAFETY: the calling thread's state. If the fork interrupted a sample, it does not continue
-    // before this handler has returned.
+    // SAFETY: the calling thread's own state. An interrupted sample continues only after this handler.
     let local = unsafe { &mut *arch::local() };
     let interrupted = local.busy != 0;
     if !interrupted {
@@ -45,7 +43,7 @@ unsafe extern "C" fn in_child() {
     sys::set_errno(saved);
 }
 
-/// Leaves the parent's session, whose countdown and epoch no longer count.
+/// Leaves the parent's session. Its countdown and epoch no longer count.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 fn leave(local: &mut Local, known: bool) {
     let had_timers = timers::in_child();

@@ -1,12 +1,12 @@
-//! Headers of sampled objects that fill their size class, in a table of their own.
+//! Header table for sampled objects that fill their size class.
 //!
-//! A header lies before its object ([`crate::object`]), so an object that fills its class takes the
-//! next one, a fifth or a quarter larger; and programs often use whole kilobytes for their buffers.
-//! In classes of whole kilobytes objects begin at multiples of one: there, a full object's header
-//! is the entry for its address in this table instead, and the object takes its own class.
+//! Usually the header lies before its object ([`crate::object`]). An object that fills its size class would
+//! then take the next class, a fifth or a quarter larger, and programs often allocate whole kilobytes. In
+//! size classes of whole kilobytes, objects begin at multiples of 1 KiB. So the header of such an object is
+//! an entry of this table, indexed by address, and the object takes its own class.
 //!
-//! The table is the beginning of the range: 16 bytes for each kilobyte, of which only those in use
-//! take memory. An entry of no object is zero, or has the weight 0.
+//! The table is the beginning of the range: 16 bytes for each KiB, of which only used pages become
+//! resident. An entry without an object is zero, or has the weight 0.
 
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -17,44 +17,44 @@ const SHARE: usize = TABLE_UNIT / HEADER;
 /// The largest page that a machine may have: what is made accessible begins and ends at one.
 const MOST_PAGE: usize = 64 << 10;
 
-/// First address of the table; 0 until there is one.
+/// First address of the table; 0 before there is a range.
 static BASE: AtomicUsize = AtomicUsize::new(0);
 
-/// Bytes at the start of a range of this size that the table takes.
+/// Returns the size of the table in a range of `range` bytes.
 pub const fn bytes(range: usize) -> usize {
     (range / SHARE).next_multiple_of(MOST_PAGE)
 }
 
-/// Where in a table of so many bytes the entries for addresses behind it are, up to `used` bytes behind
-/// the range's start, in whole pages.
+/// Returns the part of a table of `table` bytes, in whole pages, that has the entries for addresses behind
+/// the table and below `used` bytes from the start of the range.
 #[cfg_attr(test, allow(dead_code))]
 pub fn in_use(table: usize, used: usize) -> Range<usize> {
     let start = table / SHARE / MOST_PAGE * MOST_PAGE;
     start..bytes(used).clamp(start, table)
 }
 
-/// The range begins there.
+/// Sets the start of the range.
 pub fn begin(base: usize) {
     BASE.store(base, Ordering::Relaxed);
 }
 
-/// Makes the entries of some of the range's memory accessible; whether that succeeded.
+/// Makes the entries for memory of the range accessible. Returns false if that fails.
 ///
 /// # Safety
-/// The memory is in the range, after the table, whose size [`bytes`] has returned.
+/// The memory lies in the range behind the table, whose size is that of [`bytes`].
 pub unsafe fn open(at: *const u8, bytes: usize) -> bool {
     let (first, last) = (entry(at), entry(at.wrapping_add(bytes)));
     let skew = (first.addr() - BASE.load(Ordering::Relaxed)) % MOST_PAGE;
     let start = first.wrapping_sub(skew);
     let len = (last.addr() - start.addr()).next_multiple_of(MOST_PAGE);
-    // SAFETY: the caller's: these are pages of the table, which is the range's own.
+    // SAFETY: pages of the table, which belongs to the range.
     unsafe {
         libc::madvise(start.cast(), len, libc::MADV_DODUMP);
         libc::mprotect(start.cast(), len, libc::PROT_READ | libc::PROT_WRITE) == 0
     }
 }
 
-/// The entry for an address in the range.
+/// Returns the entry for an address in the range.
 #[inline(always)]
 pub fn entry(at: *const u8) -> *mut u8 {
     let base = BASE.load(Ordering::Relaxed);

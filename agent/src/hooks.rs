@@ -1,9 +1,9 @@
-//! Functions that a program defines for LeakSanitizer to call (`sanitizer/lsan_interface.h`): they
-//! say whether to look for leaks at all, which leaks are known, and which options apply. They are
-//! called by a check that the program requests, and by the one at its exit, never by an allocation.
+//! Functions that a program may define for LeakSanitizer to call (`sanitizer/lsan_interface.h`): whether to
+//! check for leaks at all, which leaks are known, and which options apply. They are called by checks, never
+//! by an allocation.
 //!
-//! The loader resolved their names when it loaded the agent, as far as the program or one of its
-//! libraries exports them.
+//! The loader has resolved their names when it loaded the agent, if the program or one of its libraries
+//! exports them.
 
 use crate::arch::glibc_function;
 use crate::exemptions;
@@ -11,29 +11,29 @@ use core::ffi::{CStr, c_char, c_int};
 use core::sync::atomic::{AtomicBool, Ordering};
 use shm_protocol::layout::{STATED_OPTIONS, STATED_SUPPRESSIONS};
 
-/// A hook that takes nothing.
+/// Hook without arguments.
 type Hook<T> = unsafe extern "C" fn() -> T;
 
-/// The program's function at an address; `None`: it has none.
+/// Converts an address into a hook; `None` if it is 0.
 ///
 /// # Safety
-/// A function of this type, or 0.
+/// `address` is 0 or that of a function of this type.
 unsafe fn function<T>(address: usize) -> Option<Hook<T>> {
-    // SAFETY: the caller gives the address of such a function, or 0, which is `None`.
+    // SAFETY: 0, which is `None`, or the address of such a function.
     unsafe { core::mem::transmute::<usize, Option<Hook<T>>>(address) }
 }
 
-/// Whether the program wants no leaks looked for (`__lsan_is_turned_off`).
+/// Returns true if the program wants no leak checks (`__lsan_is_turned_off`).
 pub fn is_turned_off() -> bool {
     let address = glibc_function!("__lsan_is_turned_off");
-    // SAFETY: the name is that of a function of this type, by LeakSanitizer's header.
+    // SAFETY: LeakSanitizer's header declares a function of this type with this name.
     let hook = unsafe { function::<c_int>(address) };
-    // SAFETY: the program's own, called as LeakSanitizer does.
+    // SAFETY: the program's own function, called as LeakSanitizer calls it.
     hook.is_some_and(|hook| unsafe { hook() } != 0)
 }
 
-/// Asks the program which leaks are known and which options it has, once, and lists the texts for
-/// the controller that makes the check.
+/// Asks the program for known leaks and options, once. Lists the strings for the controller that makes the
+/// check.
 pub fn tell() {
     static TOLD: AtomicBool = AtomicBool::new(false);
     if TOLD.swap(true, Ordering::Relaxed) {
@@ -46,16 +46,16 @@ pub fn tell() {
         ),
         (glibc_function!("__lsan_default_options"), STATED_OPTIONS),
     ] {
-        // SAFETY: both names are those of functions of this type, by LeakSanitizer's header.
+        // SAFETY: LeakSanitizer's header declares functions of this type with both names.
         let Some(hook) = (unsafe { function::<*const c_char>(address) }) else {
             continue;
         };
-        // SAFETY: the program's own, called as LeakSanitizer does.
+        // SAFETY: the program's own function, called as LeakSanitizer calls it.
         let text = unsafe { hook() };
         if !text.is_null() {
-            // SAFETY: a terminated text, by the header.
+            // SAFETY: a terminated string, according to the header.
             let bytes = unsafe { CStr::from_ptr(text) }.count_bytes();
-            // Without room it is not known.
+            // If the list is full, the controller does not know the string.
             let _ = exemptions::add_text(kind, text.addr() as u64, bytes as u64);
         }
     }

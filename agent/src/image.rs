@@ -1,5 +1,5 @@
-//! Where the agent's own memory is, for a search from outside for the program's pointers: what the
-//! agent and jemalloc point to does not count as reachable by the program.
+//! Addresses of the agent's own memory, for a leak check from outside: pointers of the agent and jemalloc do
+//! not make an object reachable by the program.
 
 use crate::local::Local;
 use crate::thread::Thread;
@@ -7,7 +7,7 @@ use crate::{arch, exemptions, library, own, thread};
 use core::mem::{offset_of, size_of};
 use shm_protocol::layout::AgentMemory;
 
-/// Where it is.
+/// Returns the addresses of the agent's own memory.
 pub fn memory() -> AgentMemory {
     let local = arch::local() as u64 + offset_of!(Local, thread) as u64;
     let (start, end) = library::bounds();

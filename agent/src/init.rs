@@ -1,12 +1,12 @@
-//! Initialisation: each module looks up what it needs, while the process has one thread and the
-//! loader may be called.
+//! Initialisation: each module looks up what it needs, while the process has one thread and the loader may
+//! be called.
 //!
-//! As a rule this happens in the library's constructor, which runs after those of most other
-//! libraries. Where the environment requests that allocations are sampled from the start, it happens
-//! at the process's first allocation: in a library's constructor, in the program's `.preinit_array`,
-//! in the resolver of an indirect function, or in the loader once it has found `malloc`. By then this
-//! library is relocated and its thread-local storage exists. libc may not have started: of its
-//! functions only those are called that need no state but `errno`.
+//! Usually this happens in the library's constructor, which runs after those of most other libraries. If
+//! the environment requests that allocations are sampled from the start, it happens at the first allocation
+//! of the process: in a library's constructor, in the program's `.preinit_array`, in the resolver of an
+//! indirect function, or in the loader once it has found `malloc`. By then this library is relocated and its
+//! thread-local storage exists. libc may not be initialised: only functions are called that need no state
+//! but `errno`.
 
 use core::ffi::{c_char, c_int};
 use core::ptr::null_mut;
@@ -21,15 +21,15 @@ use crate::{
 #[cfg_attr(not(test), unsafe(link_section = ".init_array"))]
 static CONSTRUCTOR: extern "C" fn(c_int, *const *const c_char) = constructor;
 
-/// Whether [`begin`] has been called.
+/// True once [`begin`] has been called.
 static HAS_BEGUN: AtomicBool = AtomicBool::new(false);
 
-/// The program's command line, for [`begin`]; null: not known.
+/// Arguments of the program; null if not known.
 static ARGUMENTS: AtomicPtr<*const c_char> = AtomicPtr::new(null_mut());
-/// Number of the arguments.
+/// Number of arguments.
 static COUNT: AtomicI32 = AtomicI32::new(0);
 
-/// glibc's loader passes the program's command line; musl's does not.
+/// Constructor of the library. glibc's loader passes the program's command line; musl's does not.
 extern "C" fn constructor(count: c_int, arguments: *const *const c_char) {
     if cfg!(test) {
         return;
@@ -42,22 +42,21 @@ extern "C" fn constructor(count: c_int, arguments: *const *const c_char) {
 extern "C" fn start() {
     let saved = sys::errno();
     environment::libc_has_started();
-    match HAS_BEGUN.swap(true, Ordering::Relaxed) {
-        // The C library may have set it since.
-        true => tid::find(),
-        false => {
-            backend::settle();
-            backend::look_again();
-            if backend::is_left_out() && !backend::stands_aside() {
-                entry::find_next();
-                entry::hide();
-                return sys::set_errno(saved);
-            }
-            if musl::is_here() {
-                ARGUMENTS.store(null_mut(), Ordering::Relaxed);
-            }
-            begin();
+    if HAS_BEGUN.swap(true, Ordering::Relaxed) {
+        // Again: at the first allocation, the C library may not have stored the thread id yet.
+        tid::find();
+    } else {
+        backend::settle();
+        backend::look_again();
+        if backend::is_left_out() && !backend::stands_aside() {
+            entry::find_next();
+            entry::hide();
+            return sys::set_errno(saved);
         }
+        if musl::is_here() {
+            ARGUMENTS.store(null_mut(), Ordering::Relaxed);
+        }
+        begin();
     }
     entry::hide();
     cpu::start();
@@ -65,12 +64,11 @@ extern "C" fn start() {
     sys::set_errno(saved);
 }
 
-/// Begins at the first allocation if the environment requests that it is sampled. Called on the slow
-/// path, with the thread marked busy, as long as no segment has been made. Returns whether one may
-/// have been made now.
+/// Initialises at the first allocation if the environment requests that it is sampled. Called on the slow
+/// path, with the thread marked busy, as long as there is no segment. Returns true if there may be one now.
 #[unsafe(no_mangle)]
 extern "C" fn mem_agent_begin_early() -> bool {
-    // Later allocations do not come here.
+    // Later allocations do not call this function.
     session::await_start();
     if cfg!(test) || HAS_BEGUN.load(Ordering::Relaxed) {
         return false;
@@ -90,7 +88,7 @@ extern "C" fn mem_agent_begin_early() -> bool {
 #[cfg(not(test))]
 core::arch::global_asm!(".hidden mem_agent_begin_early");
 
-/// Whether the environment requests that allocations are sampled from the start.
+/// Returns true if the environment requests that allocations are sampled from the start.
 fn is_requested() -> bool {
     let [start, check, dump, signal] = [
         c"MEM_PROFILER_START",
@@ -104,8 +102,8 @@ fn is_requested() -> bool {
 
 /// Initialises everything that a sample needs.
 extern "C" fn begin() {
-    // SAFETY: a size that is not 0, for which jemalloc starts. Its own constructor, which runs after this
-    // one, would start it on the program's stack.
+    // SAFETY: a size that is not 0. The call initialises jemalloc. Its own constructor, which runs after this
+    // one, would do so on the program's stack.
     unsafe { tikv_jemalloc_sys::nallocx(1, 0) };
     atfork::start();
     ends::find();
@@ -118,14 +116,14 @@ extern "C" fn begin() {
     crate::limits::find_next();
     seccomp::start();
     stats::start();
-    let most = most();
-    range::start(most.address_space, most.data);
-    thread::start(most.address_space.min(most.data));
+    let limits = limits();
+    range::start(limits.address_space, limits.data);
+    thread::start(limits.address_space.min(limits.data));
     fork::start();
     let samples_all = checks::start() | entry::start_heap_profile();
     exit::start();
     let own = image::memory();
-    session::start(most.address_space, samples_all, own);
+    session::start(limits.address_space, samples_all, own);
     let arguments = ARGUMENTS.load(Ordering::Relaxed);
     python::start((!arguments.is_null()).then_some(python::CommandLine {
         count: COUNT.load(Ordering::Relaxed),
@@ -134,14 +132,14 @@ extern "C" fn begin() {
     python::publish();
 }
 
-/// Limits of the process, in bytes; `u64::MAX`: none.
+/// Limits of the process, in bytes; `u64::MAX`: unlimited.
 struct Limits {
     address_space: u64,
-    /// Private memory that may be written, mapped or not by `brk` (since Linux 4.7).
+    /// Writable private memory, including that of `brk` (`RLIMIT_DATA` since Linux 4.7).
     data: u64,
 }
 
-fn most() -> Limits {
+fn limits() -> Limits {
     Limits {
         address_space: sys::limit(libc::RLIMIT_AS),
         data: sys::limit(libc::RLIMIT_DATA),

@@ -1,15 +1,16 @@
-//! How much freed memory jemalloc keeps for reuse.
+//! Decides how much freed memory jemalloc keeps for reuse.
 //!
-//! A process that frees memory and then does little keeps what jemalloc has not returned by then: its decay
-//! takes place when the program allocates. So neighbouring free pages are returned at once when they amount to
-//! [`USUAL_LIMIT`], as jemalloc does by default, whose arena for objects from that size on keeps nothing.
+//! jemalloc returns freed memory by decay, which only advances when the program allocates: a process that
+//! frees memory and then does little would keep it. So adjacent free pages are returned at once when they
+//! amount to [`USUAL_LIMIT`]; the arena for objects from that size on keeps nothing. This is jemalloc's
+//! default, too.
 //!
-//! A program that uses a buffer of such a size over and over would fault in all its pages each time. glibc
+//! A program that uses a buffer of such a size over and over would fault in all of its pages each time. glibc
 //! keeps such a buffer from the second use on, up to 32 MiB. So does this module: when memory of that size is
-//! requested after as much has been returned, the arena of large objects begins to keep what is freed, and to
-//! return it by decay as other arenas do.
+//! requested after as much has been returned, the arena for large objects begins to keep freed memory, and to
+//! return it by decay like other arenas.
 //!
-//! An arena decays as it is used. The arena of sampled objects is not used between sessions, so its decay
+//! An arena decays when it is used. The arena of sampled objects is not used between sessions, so its decay
 //! advances with requests to the other arenas.
 
 use crate::exhaustion::{arena_of, decay};
@@ -17,21 +18,22 @@ use crate::range;
 use core::ffi::{c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicBool, AtomicIsize, AtomicU32, AtomicUsize, Ordering};
 
-/// Bytes of free neighbouring pages that are returned at once, jemalloc's option `oversize_threshold`.
+/// Adjacent free bytes that are returned at once (jemalloc's option `oversize_threshold`).
 pub const USUAL_LIMIT: usize = 8 << 20;
-/// Bytes of free neighbouring pages that are returned at once in the arena of large objects and in that of
-/// sampled ones. Larger than an object of 32 MiB with its padding.
+/// Adjacent free bytes that are returned at once in the arenas for large and for sampled objects. More than
+/// an object of 32 MiB with its padding.
 const LARGE_LIMIT: usize = 40 << 20;
-/// Requests for pages, from any arena, between two steps of decay in the arenas of large and of sampled objects.
+/// Number of requests for pages, to any arena, between two steps of decay in the arenas for large and for
+/// sampled objects.
 const DECAY_EVERY: u32 = 64;
 /// jemalloc's `extent_state_dirty`.
 const DIRTY: c_int = 1;
 
 unsafe extern "C" {
-    /// Index of the arena of large objects; 0 while jemalloc starts.
+    /// Index of the arena for large objects; 0 before jemalloc is initialised.
     #[link_name = "_rjem_je_huge_arena_ind"]
     static LARGE_ARENA: AtomicU32;
-    /// Limit for arenas that are made from now on. Read with jemalloc's lock on the arenas held.
+    /// Limit for arenas that are created from now on. Read with jemalloc's lock on the arenas held.
     #[link_name = "_rjem_je_oversize_threshold"]
     static LIMIT: AtomicUsize;
     #[link_name = "_rjem_je_opt_dirty_decay_ms"]
@@ -40,19 +42,20 @@ unsafe extern "C" {
     fn set_decay(thread: *mut c_void, arena: *mut c_void, state: c_int, ms: isize) -> bool;
 }
 
-/// Largest piece of memory that was returned.
+/// Size of the largest memory that was returned, in bytes.
 static RETURNED: AtomicUsize = AtomicUsize::new(0);
-/// Whether the arena of large objects keeps what is freed.
+/// True once the arena for large objects keeps freed memory.
 static KEEPS: AtomicBool = AtomicBool::new(false);
+/// Number of requests for pages, while an arena here needs steps of decay.
 static REQUESTS: AtomicU32 = AtomicU32::new(0);
 
-/// Makes an arena. Called with jemalloc's lock on the arenas held.
+/// Creates an arena by calling `make`, with the right limit. Called with jemalloc's lock on the arenas held.
 pub fn with_limit<T>(index: c_uint, make: impl FnOnce() -> T) -> T {
-    // SAFETY: jemalloc's, of these types; nobody else reads the limit while the lock is held.
+    // SAFETY: jemalloc's variables of these types. Nobody else reads the limit while the lock is held.
     let (large_arena, limit) = unsafe { (&LARGE_ARENA, &LIMIT) };
     let usual = limit.load(Ordering::Relaxed);
     let first = large_arena.load(Ordering::Relaxed);
-    // Those before it are for all sizes. Not where the user has set another limit.
+    // Arenas before it are for all sizes. A limit that the user has set is not changed.
     if first == 0 || index < first || usual != USUAL_LIMIT {
         return make();
     }
@@ -62,14 +65,14 @@ pub fn with_limit<T>(index: c_uint, make: impl FnOnce() -> T) -> T {
     made
 }
 
-/// Notes that memory is returned to the system.
+/// Records that memory was returned to the system.
 pub fn note_return(bytes: usize) {
     if bytes >= USUAL_LIMIT {
         RETURNED.fetch_max(bytes, Ordering::Relaxed);
     }
 }
 
-/// Notes a request for pages from any arena. The calling thread holds none of jemalloc's locks.
+/// Handles a request for pages to any arena. The calling thread holds none of jemalloc's locks.
 pub fn note_request(thread: *mut c_void, bytes: usize) {
     let keeps = KEEPS.load(Ordering::Relaxed);
     let sampled = range::arena();
@@ -80,7 +83,7 @@ pub fn note_request(thread: *mut c_void, bytes: usize) {
     {
         let large = if keeps { large_arena() } else { None };
         for arena in [large, sampled.and_then(arena_of)].into_iter().flatten() {
-            // SAFETY: an arena, none of whose locks this thread holds.
+            // SAFETY: an existing arena, and this thread holds none of its locks.
             unsafe { decay(thread, arena, false, false) };
         }
     }
@@ -92,22 +95,24 @@ pub fn note_request(thread: *mut c_void, bytes: usize) {
     }
 }
 
+/// Returns the arena for large objects, if it exists.
 fn large_arena() -> Option<*mut c_void> {
-    // SAFETY: jemalloc's, of this type.
+    // SAFETY: a variable of jemalloc's of this type.
     let index = unsafe { &LARGE_ARENA }.load(Ordering::Relaxed);
     if index == 0 { None } else { arena_of(index) }
 }
 
+/// Makes the arena for large objects keep freed memory.
 #[cold]
 fn begin_to_keep(thread: *mut c_void) {
-    // SAFETY: jemalloc's, of these types, which do not change once it runs.
+    // SAFETY: variables of jemalloc's of these types, which are constant once it is initialised.
     let (limit, ms) = unsafe { (&LIMIT, &DECAY_MS) };
     let is_usual = limit.load(Ordering::Relaxed) == USUAL_LIMIT;
     let Some(arena) = large_arena().filter(|_| is_usual) else {
         return;
     };
     if !KEEPS.swap(true, Ordering::Relaxed) {
-        // SAFETY: an arena, none of whose locks this thread holds, and a time that jemalloc accepts.
+        // SAFETY: an existing arena, none of whose locks this thread holds, and a time that jemalloc accepts.
         unsafe { set_decay(thread, arena, DIRTY, ms.load(Ordering::Relaxed)) };
     }
 }

@@ -1,4 +1,4 @@
-//! This library as the loader knows it: its file, and where it is mapped.
+//! File and address range of this library, as the loader knows them.
 
 use crate::arch;
 use core::ffi::{CStr, c_char, c_int, c_void};
@@ -6,47 +6,46 @@ use core::mem::{offset_of, size_of};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-/// Our file, as the loader calls it.
+/// Path of our file, as the loader knows it; null before [`find`].
 static PATH: AtomicPtr<c_char> = AtomicPtr::new(null_mut());
 static START: AtomicU64 = AtomicU64::new(0);
 static END: AtomicU64 = AtomicU64::new(0);
-/// Distance from a thread's pointer to its copy of our thread-local variables.
+/// Offset from a thread pointer to the thread's copy of our thread-local variables; 0 if not known.
 static VARIABLES: AtomicU64 = AtomicU64::new(0);
 static VARIABLES_BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// Finds it out; at start-up, as it asks the loader.
+/// Asks the loader, at start-up.
 pub fn find() {
-    // SAFETY: the callback keeps nothing that it is given.
+    // SAFETY: the callback keeps nothing that it is passed.
     unsafe { libc::dl_iterate_phdr(Some(own), null_mut()) };
 }
 
-/// The path of our file, according to the loader; empty if it has none.
+/// Returns the path of our file according to the loader; empty if it has none.
 pub fn path() -> &'static CStr {
     let path = PATH.load(Ordering::Relaxed);
     if path.is_null() {
         return c"";
     }
-    // SAFETY: a terminated string that the loader keeps for as long as the module is loaded, and
-    // a preloaded one is never unloaded.
+    // SAFETY: a terminated string that the loader keeps while the module is loaded; a preloaded library is
+    // never unloaded.
     unsafe { CStr::from_ptr(path) }
 }
 
-/// First address of our library, and the end of its last segment.
+/// Returns our library's first address and the end of its last segment.
 pub fn bounds() -> (u64, u64) {
     (START.load(Ordering::Relaxed), END.load(Ordering::Relaxed))
 }
 
-/// Distance from a thread's pointer to its copy of our thread-local variables, and their bytes; 0:
-/// not known.
+/// Returns the offset from a thread pointer to the thread's copy of our thread-local variables, and their
+/// size in bytes; 0 if not known.
 pub fn variables() -> (u64, u64) {
     let at = VARIABLES.load(Ordering::Relaxed);
     (at, VARIABLES_BYTES.load(Ordering::Relaxed))
 }
 
-/// Keeps what the loader reports about the module that this code is in, and ends the iteration
-/// there.
+/// Stores what the loader reports about the module that contains this code, and ends the iteration there.
 unsafe extern "C" fn own(info: *mut libc::dl_phdr_info, size: usize, _: *mut c_void) -> c_int {
-    // SAFETY: the loader's record, and the program headers that it points to.
+    // SAFETY: the loader's description of a module, and its program headers.
     let (info, headers) = unsafe {
         let info = &*info;
         if info.dlpi_phdr.is_null() {

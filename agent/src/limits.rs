@@ -1,10 +1,10 @@
 //! `setrlimit` and `prlimit`, by which a program limits its own address space.
 //!
-//! The addresses reserved for sampled objects and for tables count towards that limit (`RLIMIT_AS`), and a session
-//! may have reserved far more of them than the program now wants to use in total. What is not in use is given
-//! up before the limit takes effect, so that the program has as much as without a session. And jemalloc,
-//! which keeps the addresses of memory that it returns, does not from then on where the limit is low.
-//! Limits that another process sets, or the program by a system call of its own, are not noticed.
+//! The address space reserved for sampled objects and for tables counts towards `RLIMIT_AS`, and may be far
+//! more than the program wants to use in total. So unused reservations are released before the limit takes
+//! effect, and the program has as much as without a session. jemalloc, which keeps the addresses of memory
+//! that it returns, stops doing so if the limit is low. Limits set by another process, or by a raw system
+//! call, are not noticed.
 
 use crate::{backend, exhaustion, range, seccomp, session, sys, thread};
 use core::ffi::{CStr, c_int, c_long, c_void};
@@ -12,17 +12,17 @@ use core::mem::transmute;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-/// An argument that names a resource.
+/// Type of the argument that names a resource.
 type Resource = libc::__rlimit_resource_t;
 type Setrlimit = unsafe extern "C" fn(Resource, *const libc::rlimit) -> c_int;
 type Prlimit =
     unsafe extern "C" fn(libc::pid_t, Resource, *const libc::rlimit, *mut libc::rlimit) -> c_int;
 
-/// The next library's functions; null: the system call is made instead.
+/// Functions of the next library; null: the system call is made instead.
 static SETRLIMIT: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 static PRLIMIT: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
-/// Finds them. At start-up.
+/// Looks up the functions, at start-up.
 pub fn find_next() {
     let find = |slot: &AtomicPtr<c_void>, name: &CStr| {
         slot.store(sys::next_symbol(name), Ordering::Relaxed);
@@ -31,15 +31,18 @@ pub fn find_next() {
     find(&PRLIMIT, c"prlimit");
 }
 
-/// Called before the process's own limit is set.
+/// Prepares for a new limit of this process.
+///
+/// # Safety
+/// `limit` is null or valid.
 unsafe fn before(resource: Resource, limit: *const libc::rlimit) {
-    // SAFETY: null, or the caller's structure, which the C library reads as well.
+    // SAFETY: null or valid; the C library reads it as well.
     let Some(limit) = (unsafe { limit.as_ref() }) else {
         return;
     };
     let is_on_memory = resource == libc::RLIMIT_AS || resource == libc::RLIMIT_DATA;
     let is_filtered = seccomp::is_installed();
-    // The limit is the child's of a `vfork`, the allocator its parent's.
+    // In the child of a `vfork`, the limit is the child's, but the allocator the parent's.
     if !is_on_memory || !is_filtered && session::is_guest() {
         return;
     }
@@ -62,15 +65,15 @@ unsafe fn before(resource: Resource, limit: *const libc::rlimit) {
 /// setrlimit(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn setrlimit(resource: Resource, limit: *const libc::rlimit) -> c_int {
-    // SAFETY: null, or the next library's function of this type.
+    // SAFETY: the caller's limit; and null, or the next library's function of this type.
     let real = unsafe {
         before(resource, limit);
         transmute::<*mut c_void, Option<Setrlimit>>(SETRLIMIT.load(Ordering::Relaxed))
     };
     match real {
-        // SAFETY: the caller's arguments.
+        // SAFETY: called with the caller's arguments.
         Some(real) => unsafe { real(resource, limit) },
-        // SAFETY: likewise.
+        // SAFETY: called with the caller's arguments.
         None => unsafe { call(0, resource, limit, null_mut()) },
     }
 }
@@ -84,28 +87,28 @@ pub unsafe extern "C" fn prlimit(
     old: *mut libc::rlimit,
 ) -> c_int {
     if pid == 0 || pid.unsigned_abs() == sys::pid() {
-        // SAFETY: the caller's arguments.
+        // SAFETY: the caller's limit.
         unsafe { before(resource, new) };
     }
     // SAFETY: null, or the next library's function of this type.
     let real =
         unsafe { transmute::<*mut c_void, Option<Prlimit>>(PRLIMIT.load(Ordering::Relaxed)) };
     match real {
-        // SAFETY: the caller's arguments.
+        // SAFETY: called with the caller's arguments.
         Some(real) => unsafe { real(pid, resource, new, old) },
-        // SAFETY: likewise.
+        // SAFETY: called with the caller's arguments.
         None => unsafe { call(pid, resource, new, old) },
     }
 }
 
-/// The same by its name for large files, which on 64-bit machines differs in nothing else.
+/// Alias of [`setrlimit`] for large files. On 64-bit machines both are the same.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn setrlimit64(resource: Resource, limit: *const libc::rlimit) -> c_int {
-    // SAFETY: the caller's arguments.
+    // SAFETY: called with the caller's arguments.
     unsafe { setrlimit(resource, limit) }
 }
 
-/// As [`setrlimit64`].
+/// Alias of [`prlimit`] for large files.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn prlimit64(
     pid: libc::pid_t,
@@ -113,10 +116,14 @@ pub unsafe extern "C" fn prlimit64(
     new: *const libc::rlimit,
     old: *mut libc::rlimit,
 ) -> c_int {
-    // SAFETY: the caller's arguments.
+    // SAFETY: called with the caller's arguments.
     unsafe { prlimit(pid, resource, new, old) }
 }
 
+/// Makes the system call.
+///
+/// # Safety
+/// The pointers are null or valid.
 unsafe fn call(
     pid: libc::pid_t,
     resource: Resource,
@@ -124,6 +131,6 @@ unsafe fn call(
     old: *mut libc::rlimit,
 ) -> c_int {
     let [pid, resource] = [c_long::from(pid), c_long::from(resource)];
-    // SAFETY: the caller's arguments; the kernel checks its pointers.
+    // SAFETY: the pointers are null or valid; the kernel checks them, too.
     unsafe { libc::syscall(libc::SYS_prlimit64, pid, resource, new, old) as c_int }
 }

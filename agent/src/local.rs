@@ -1,40 +1,40 @@
-//! Per-thread state that exists, zeroed, from the thread's first instruction: it is read and
-//! written without a call that may allocate.
+//! Per-thread state that exists, zeroed, from a thread's first instruction. It is accessed without a call,
+//! which might allocate.
 
 use core::ffi::{c_int, c_void};
 use core::mem::{offset_of, size_of};
 
-/// A thread's state. In initial-exec thread-local storage: its address is two instructions
-/// away. It has no destructor.
+/// State of one thread, in initial-exec thread-local storage: its address takes two instructions. Has no
+/// destructor.
 #[repr(C)]
 pub struct Local {
-    /// Countdown: bytes that may still be allocated before a sample is due.
+    /// Countdown: bytes left until the next sample is due. Negative: due.
     pub left: i64,
-    /// Epoch that `left` was drawn in; 0: none.
+    /// Epoch that `left` was drawn in; 0 before the first.
     pub epoch: u32,
     /// Reentrancy guard: nonzero while the thread is in the sampler.
     pub busy: u8,
-    /// Nonzero while it reads a module's memory, see [`crate::module`].
+    /// Nonzero while the thread reads a module's memory (see [`crate::module`]).
     pub reading: u8,
-    /// How often it has said that what it allocates is not a leak, without taking it back.
+    /// Number of nested requests to exempt allocations from leak checks.
     pub ignoring: u16,
-    /// Its memory for sampling ([`crate::thread::Thread`]); null before its first sample.
+    /// Memory for sampling ([`crate::thread::Thread`]); null before the first sample.
     pub thread: *mut c_void,
-    /// Address of its `errno`; null until that was asked.
+    /// Address of the thread's `errno`; null before it is needed.
     pub errno: *mut c_int,
-    /// Sampled objects that it has freed without counters of its own, see [`crate::sample`].
+    /// Number of sampled objects that the thread has freed without counters of its own (see
+    /// [`crate::sample`]).
     pub freed: u8,
-    /// At its end, how often the destructors of its thread-specific data have been run, see
-    /// [`crate::wrapped`].
+    /// Number of rounds of destructors of thread-specific data so far (see [`crate::wrapped`]).
     pub rounds: u8,
-    /// First address of its alternate stack for signals, and the end; both 0: it has set none.
+    /// First address of the alternate signal stack; 0 if there is none.
     pub signal_stack: u64,
-    /// End of that stack.
+    /// End of the alternate signal stack; 0 if there is none.
     pub signal_stack_end: u64,
 }
 
 const _: () = assert!(size_of::<Local>() == 56, "the assembly reserves 56 bytes");
 const _: () = assert!(
     offset_of!(Local, left) == 0 && offset_of!(Local, epoch) == 8,
-    "as the assembly reads them"
+    "offsets that the assembly uses"
 );

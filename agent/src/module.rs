@@ -1,14 +1,14 @@
-//! The process's loaded modules, for unwinding.
+//! Loaded modules of the process, for unwinding.
 //!
-//! A return address without a known rule is looked up with `_dl_find_object` (glibc 2.35), which
-//! takes no lock and allocates nothing, or in `/proc/self/maps` if the C library is older
-//! ([`listing`]). Its module is then registered permanently, and recorded in the segment with its
-//! path and build id, so that the profile of a dead process can be symbolized. When a module is
-//! found to be gone, a new generation starts, and older rules become invalid.
+//! The module of a return address without a known rule is found with `_dl_find_object` (glibc 2.35),
+//! which takes no lock and allocates nothing, or in `/proc/self/maps` if the C library is older
+//! ([`listing`]). It is then registered permanently, and recorded in the segment with its path and build
+//! id, so that the profile of a dead process can be symbolized. When a module turns out to be unloaded, a
+//! new generation starts, which invalidates all older rules.
 //!
-//! A misread return address may lie in any module. A module stays mapped while its tables are read
-//! only because `dlclose` waits for readers ([`close`]). Except for the unwind tables, everything
-//! about a module is copied when it is registered.
+//! A misread return address may lie in any module. So a module's memory may only be read while `dlclose`
+//! is kept waiting ([`close`]). Except for the unwind tables, everything about a module is copied when it
+//! is registered.
 
 mod close;
 mod find;
@@ -36,7 +36,7 @@ use unwind::rule::Rule;
 use unwind::seen::Seen;
 use unwind::walk::Code;
 
-/// Bumped when addresses may refer to different code than before.
+/// Incremented when addresses may refer to different code than before.
 static GENERATION: AtomicU16 = AtomicU16::new(0);
 
 const EMPTY: u8 = 0;
@@ -44,31 +44,31 @@ const WRITING: u8 = 1;
 const LIVE: u8 = 2;
 const GONE: u8 = 3;
 
-/// A module that has been on a stack. Zeroed memory is an empty one.
+/// Module that has been on a stack. All zeros is a free slot.
 struct Slot {
     state: AtomicU8,
     start: AtomicU64,
     end: AtomicU64,
-    /// Distinguishes it from another module at the same addresses.
+    /// Number that differs from that of another module at the same addresses.
     identity: AtomicU64,
-    /// An address in its code.
+    /// Address in its code.
     pc: AtomicU64,
     /// Facts that are recorded in the segment.
     facts: UnsafeCell<MaybeUninit<Facts>>,
     /// Number of modules that were registered at its addresses before.
     instance: AtomicU8,
-    /// Number of the segment that it is recorded in.
+    /// Number of the segment that it was last recorded in.
     segment: AtomicU32,
-    /// Entry there, plus one.
+    /// Index of its entry there, plus one.
     entry: AtomicU32,
 }
 
 impl Slot {
-    /// Facts that are recorded in the segment.
+    /// Returns the facts of a slot that is or was live.
     fn facts(&self) -> &Facts {
         debug_assert!(self.state.load(Ordering::Acquire) >= LIVE);
-        // SAFETY: written once, before the slot was live, by the thread that took it; only slots
-        // that were seen live are read.
+        // SAFETY: written once, by the thread that claimed the slot, before the slot was live. All
+        // callers have seen it live.
         unsafe { (*self.facts.get()).assume_init_ref() }
     }
 
@@ -82,8 +82,8 @@ impl Slot {
             && self.identity.load(Ordering::Relaxed) == found.identity
     }
 
-    /// Whether the module is where it was. Where nothing is known of it that could be compared,
-    /// it is until another takes its place.
+    /// Returns true if the module still is at its addresses. If there is nothing to compare, it is assumed
+    /// to be until another module takes its place.
     fn is_there(&self) -> bool {
         if find::is_cheap() {
             let now = find::find(self.pc.load(Ordering::Relaxed));
@@ -102,11 +102,11 @@ impl Slot {
     }
 }
 
-// SAFETY: `facts` is written by the one thread that took the slot, before it is live, and only
-// read from then on.
+// SAFETY: `facts` is written by the thread that claimed the slot, before it is live, and only read
+// afterwards.
 unsafe impl Sync for Slot {}
 
-/// All slots; none before a session has begun in this process.
+/// Returns all slots; none before the first session of this process.
 fn slots() -> &'static [Slot] {
     tables().map_or(&[], |tables| &tables.slots)
 }
@@ -117,14 +117,14 @@ fn used_slots() -> impl Iterator<Item = &'static Slot> {
         .take_while(|slot| slot.state.load(Ordering::Acquire) != EMPTY)
 }
 
-/// This process's code, as a walker requests it in one walk.
+/// Code of this process, as the walker reads it during one walk.
 pub struct Modules {
     rules: Option<&'static RuleCache>,
     generation: Cell<u16>,
 }
 
 impl Modules {
-    /// For a walk that begins now.
+    /// Begins a walk.
     #[inline]
     pub fn now() -> Self {
         Self {
@@ -135,7 +135,7 @@ impl Modules {
 }
 
 impl Code for Modules {
-    /// About 2 ns when it is known, 1 µs otherwise.
+    /// Takes about 2 ns for a known rule, 1 µs otherwise.
     #[inline(always)]
     fn rule(&self, ip: u64, scratch: &mut Scratch) -> Rule {
         let known = self
@@ -143,7 +143,7 @@ impl Code for Modules {
             .and_then(|rules| rules.get(ip, self.generation.get()));
         known.unwrap_or_else(|| {
             let rule = find_rule(ip, scratch);
-            // That may have found a module in the place of another.
+            // The lookup may have found that another module took the place of an older one.
             self.generation.set(generation());
             rule
         })
@@ -153,8 +153,8 @@ impl Code for Modules {
     fn image(&self, ip: u64) -> Option<Image> {
         let pc = ip.wrapping_sub(1);
         let found = registered(pc).or_else(|| find::find(pc))?;
-        // SAFETY: the walker requests images, and uses them, only inside `reading`: the loader has
-        // just confirmed that it is mapped, and no `dlclose` unmaps it in the meantime.
+        // SAFETY: the walker requests images, and uses them, only inside `reading`. The module has just
+        // been found, and no `dlclose` can unmap it meanwhile.
         unsafe { Image::at(found.start, found.end) }
     }
 
@@ -163,7 +163,7 @@ impl Code for Modules {
     }
 }
 
-/// Functions that are called when modules come and go.
+/// Functions that are called when modules are loaded and unloaded.
 pub struct Watcher {
     /// Called with the name and the first address of a module that was found on a stack for the first time.
     /// It stays loaded meanwhile.
@@ -176,11 +176,11 @@ pub struct Watcher {
 static WATCHER: AtomicPtr<Watcher> = AtomicPtr::new(null_mut());
 
 fn watcher() -> Option<&'static Watcher> {
-    // SAFETY: null, or what `init` got, which lives forever.
+    // SAFETY: null, or the `&'static` passed to `init`.
     unsafe { WATCHER.load(Ordering::Relaxed).as_ref() }
 }
 
-/// Looks up the loader functions that are needed; at start-up.
+/// Looks up the loader's functions, at start-up.
 pub fn init(watcher: &'static Watcher) {
     WATCHER.store(from_ref(watcher).cast_mut(), Ordering::Relaxed);
     find::init();
@@ -188,14 +188,14 @@ pub fn init(watcher: &'static Watcher) {
     crate::atfork::in_children(close::in_child);
 }
 
-/// The stacks seen so far; `None` before the first session.
+/// Returns the table of stacks seen so far; `None` before the first session.
 #[inline]
 pub fn seen() -> Option<&'static Seen> {
     tables().map(|tables| &tables.seen)
 }
 
-/// Called for a thread's first sample in a session. At the session's first sample, looks all
-/// modules up again, because unloading between sessions goes unnoticed.
+/// Handles a thread's first sample in a session. At the first sample of the session, checks all modules,
+/// because unloading between sessions goes unnoticed.
 pub fn start_session(session: u64) {
     static LAST: AtomicU64 = AtomicU64::new(0);
     if LAST.swap(session, Ordering::Relaxed) != session {
@@ -204,7 +204,7 @@ pub fn start_session(session: u64) {
     publish_missing();
 }
 
-/// The generation that rules are from; a walker forgets its stack when it changes.
+/// Returns the current generation of rules. A walker drops its cached stack when it changes.
 #[inline]
 pub fn generation() -> u16 {
     GENERATION.load(Ordering::Relaxed)
@@ -212,33 +212,33 @@ pub fn generation() -> u16 {
 
 #[cold]
 fn find_rule(ip: u64, scratch: &mut Scratch) -> Rule {
-    // While something is unloaded this frame fails, and is requested again next time.
+    // `None` while a module is being unloaded: the frame then cannot be unwound, and is not cached.
     close::reading(|| find_rule_inside(ip, scratch)).unwrap_or(Rule::NOT_NOW)
 }
 
-/// Inside [`close::reading`].
+/// Looks up and compiles the rule of a return address. Must be called inside [`close::reading`].
 fn find_rule_inside(ip: u64, scratch: &mut Scratch) -> Rule {
     let pc = ip.wrapping_sub(1);
     let generation = GENERATION.load(Ordering::Acquire);
     let Some(found) = registered(pc).or_else(|| find::find(pc)) else {
         return Rule::failed(Cause::NoModule);
     };
-    // SAFETY: just found, and no `dlclose` unmaps it while we are inside.
+    // SAFETY: just found, and no `dlclose` can unmap it inside `reading`.
     let image = unsafe { Image::at(found.start, found.end) };
     let instance = register(&found, pc, image.as_ref());
     let rule = image.map_or(Rule::failed(Cause::NoRule), |image| {
         compile(&image, ip, scratch)
     });
     let rule = rule.with_instance(instance);
-    // For the generation that it was found in: registering may have begun another one.
+    // Cached only if registering the module did not start a new generation.
     if let Some(tables) = tables().filter(|_| generation == self::generation()) {
         tables.rules.put(ip, generation, rule);
     }
     rule
 }
 
-/// If lookups are expensive, a registered module is assumed to be loaded until
-/// [`look_for_changes`] finds otherwise.
+/// Returns the registered module that contains `pc`, if lookups are expensive. It is assumed to be loaded
+/// until [`look_for_changes`] finds otherwise.
 fn registered(pc: u64) -> Option<Found> {
     if find::is_cheap() {
         return None;
@@ -253,8 +253,8 @@ fn registered(pc: u64) -> Option<Found> {
         })
 }
 
-/// Registers a module if it is new; returns how many were at its addresses before. Call inside
-/// [`close::reading`].
+/// Registers a module if it is new. Returns the number of modules that were at its addresses before. Must
+/// be called inside [`close::reading`].
 fn register(found: &Found, pc: u64, image: Option<&Image>) -> u8 {
     if let Some(slot) = used_slots().find(|slot| slot.is_live() && slot.matches(found)) {
         return slot.instance.load(Ordering::Relaxed);
@@ -277,12 +277,13 @@ fn register(found: &Found, pc: u64, image: Option<&Image>) -> u8 {
     slot.identity.store(found.identity, Ordering::Relaxed);
     slot.instance.store(instance, Ordering::Relaxed);
     slot.pc.store(pc, Ordering::Relaxed);
-    // SAFETY: this thread took the slot, and no other reads it before it is live.
+    // SAFETY: this thread claimed the slot, and no other thread reads it before it is live. The module
+    // stays loaded inside `reading`.
     unsafe { (*slot.facts.get()).write(Facts::read(found, pc, image)) };
     slot.state.store(LIVE, Ordering::Release);
     record::publish(slot);
     if let Some(watcher) = watcher().filter(|_| image.is_some()) {
-        // SAFETY: its headers are there, and the caller keeps it loaded.
+        // SAFETY: the module's headers were read, and it stays loaded inside `reading`.
         unsafe { (watcher.meet)(slot.facts().name, found.start) };
     }
     instance
@@ -302,9 +303,9 @@ fn retire(slot: &Slot) {
     }
 }
 
-/// Finds modules that were unloaded, by looking their addresses up again without touching their
-/// memory. About 50 ns a module, or 1 µs if the C library cannot look addresses up; called at
-/// most once a second, and after `dlclose`.
+/// Finds modules that were unloaded, by looking up their addresses again without touching their memory.
+/// Takes about 50 ns per module, or 1 µs if the C library cannot look up addresses. Called at most once a
+/// second, and after `dlclose`.
 pub fn look_for_changes() {
     for slot in used_slots().filter(|slot| slot.is_live()) {
         if !slot.is_there() {

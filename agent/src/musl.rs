@@ -1,9 +1,8 @@
-//! The C library musl, with which the agent loads but does nothing.
+//! Detects musl, with which the agent loads but does nothing.
 //!
-//! musl's loader treats every `libc.so.6` as itself, so it loads a library that was linked with
-//! glibc, and terminates the program if a function is missing. Functions that only glibc has are
-//! therefore weak references here; a null one shows which C library it is. The agent then stands
-//! aside ([`crate::backend`]).
+//! musl's loader treats every `libc.so.6` as itself. So it loads a library that was linked with glibc, and
+//! terminates the program if a function is missing. Functions that only glibc has are therefore weak
+//! references; a null one shows that the C library is musl ([`crate::backend`]).
 
 use crate::arch::glibc_function;
 use crate::symbol_table;
@@ -13,22 +12,22 @@ use core::mem::transmute;
 /// glibc's `dlvsym`.
 pub type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
 
-/// Whether this is the process's C library.
+/// Returns true if the process's C library is musl.
 pub fn is_here() -> bool {
     dlvsym().is_none()
 }
 
-/// `None` with musl.
+/// Returns glibc's `dlvsym`; `None` with musl.
 pub fn dlvsym() -> Option<Dlvsym> {
     let at = glibc_function!("dlvsym");
-    // SAFETY: null, or the function of this name.
+    // SAFETY: null, or the address of the function of this name.
     unsafe { transmute::<usize, Option<Dlvsym>>(at) }
 }
 
-/// Address of a function of the C library: looked up in its own tables, since `dlsym`, which
-/// would say it, is the one that is looked for. Null if there is none.
+/// Returns the address of a function of the C library, or null. Looked up in the library's own tables,
+/// because this is how `dlsym` itself is found.
 pub fn function(name: &CStr) -> *mut c_void {
-    // SAFETY: a C library stays loaded.
+    // SAFETY: the C library is never unloaded.
     unsafe { symbol_table::function_beside(libc::getpid as *const c_void, name) }
 }
 

@@ -1,9 +1,8 @@
-//! Handlers of the signals by which a user requests something of the profiler: gperftools'
-//! `CPUPROFILESIGNAL` and `HEAPPROFILESIGNAL`.
+//! Handlers of signals by which a user makes requests to the profiler: gperftools' `CPUPROFILESIGNAL` and
+//! `HEAPPROFILESIGNAL`.
 //!
-//! What they do needs more stack than a thread may have left, so they have pages of their own, which
-//! all share. While one runs, or a thread asks the controller for something else, such a signal does
-//! nothing.
+//! They need more stack than a thread may have left, so all of them share one stack of our own. While a
+//! handler is running, or a thread makes another request to the controller, these signals do nothing.
 
 use crate::sys::{self, Text};
 use crate::{arch, request};
@@ -12,36 +11,36 @@ use core::mem::zeroed;
 use core::ptr::{null, null_mut};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-/// Size of the handlers' stack.
+/// Size of the handlers' stack in bytes.
 const STACK_BYTES: usize = 256 << 10;
-/// Highest number of a signal.
+/// Highest signal number.
 const MAX_SIGNAL: c_int = 64;
 /// Maximum number of handlers.
 const MAX_HANDLERS: usize = 2;
 
 /// End of the handlers' stack.
 static TOP: AtomicPtr<u8> = AtomicPtr::new(null_mut());
-/// The process in which a handler runs; a forked child does not wait for its parent's.
+/// Pid of the process in which a handler is running. A forked child does not wait for its parent's.
 static RUNS: AtomicU32 = AtomicU32::new(0);
-/// The handlers that are installed; 0: none.
+/// Addresses of the installed handlers; 0: free.
 static HANDLERS: [AtomicUsize; MAX_HANDLERS] = [const { AtomicUsize::new(0) }; MAX_HANDLERS];
 
-/// Signals that have such a handler, or had one: bit 0 is signal 1.
+/// Bit set of the signals that have or had such a handler; bit 0 is signal 1.
 static SIGNALS: AtomicU64 = AtomicU64::new(0);
 
-/// A handler, as of `SA_SIGINFO`.
+/// Signal handler with `SA_SIGINFO`.
 pub type Handler = unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
 
-/// Makes `handler` handle the signal whose number `text` is. Returns why it cannot. At start-up.
-/// Changes `errno`.
+/// Installs a handler for the signal whose number is `text`. Returns the reason if that fails. Called at
+/// start-up. Changes `errno`.
 pub fn install(text: &[u8], handler: Handler) -> Result<(), &'static [u8]> {
     let known = core::str::from_utf8(text).ok();
     let known = known.and_then(|text| text.trim().parse::<c_int>().ok());
     let known = known.filter(|signal| (1..=MAX_SIGNAL).contains(signal));
     let signal = known.ok_or(&b"is no signal's number"[..])?;
-    // SAFETY: zero is a value.
+    // SAFETY: zeros are a valid `sigaction`.
     let (mut action, mut old): (libc::sigaction, libc::sigaction) = unsafe { zeroed() };
-    // SAFETY: nothing is changed; an action to fill.
+    // SAFETY: changes nothing, and fills an action of ours.
     let is_known = unsafe { libc::sigaction(signal, null(), &mut old) } == 0;
     let is_taken = SIGNALS.load(Ordering::Relaxed) >> (signal - 1) & 1 == 1;
     if !is_known || is_taken || old.sa_sigaction != libc::SIG_DFL {
@@ -59,7 +58,7 @@ pub fn install(text: &[u8], handler: Handler) -> Result<(), &'static [u8]> {
     let address = handler as *const () as usize;
     action.sa_sigaction = address;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_ONSTACK;
-    // SAFETY: a set to fill, and an action to read.
+    // SAFETY: a set of ours to fill, and an action of ours to read.
     let result = unsafe {
         libc::sigfillset(&mut action.sa_mask);
         libc::sigaction(signal, &action, null_mut())
@@ -74,7 +73,7 @@ pub fn install(text: &[u8], handler: Handler) -> Result<(), &'static [u8]> {
     Ok(())
 }
 
-/// Whether this is a handler that [`install`] installed: the program is told that there is none.
+/// Returns true for a handler that [`install`] installed. The program is told that there is none.
 pub fn is_ours(handler: usize) -> bool {
     handler > libc::SIG_IGN
         && HANDLERS
@@ -82,10 +81,10 @@ pub fn is_ours(handler: usize) -> bool {
             .any(|ours| ours.load(Ordering::Relaxed) == handler)
 }
 
-/// The end of the handlers' stack, or null: the signal does nothing now.
+/// Claims the handlers' stack. Returns its end, or null if the signal does nothing now.
 ///
 /// # Safety
-/// None is requested.
+/// None required; the type is that of a callback.
 pub unsafe extern "C" fn enter(_: *const libc::siginfo_t, _: *const libc::ucontext_t) -> *mut u8 {
     if !arch::has_locals() || request::is_asking() {
         return null_mut();
@@ -99,12 +98,12 @@ pub unsafe extern "C" fn enter(_: *const libc::siginfo_t, _: *const libc::uconte
     }
 }
 
-/// Gives the stack back: last thing that a handler does on it.
+/// Releases the handlers' stack. Must be the last thing that a handler does on it.
 pub fn leave() {
     RUNS.store(0, Ordering::Release);
 }
 
-/// Says on standard error why a variable has no effect.
+/// Writes to standard error why a variable has no effect.
 pub fn complain(outcome: &[u8], variable: &[u8], why: &[u8]) {
     let mut text = Text::<256>::new();
     text.push(b"mem-profiler: ");
@@ -115,6 +114,6 @@ pub fn complain(outcome: &[u8], variable: &[u8], why: &[u8]) {
     text.push(why);
     text.push(b"\n");
     let bytes = text.as_c_str().unwrap_or_default().to_bytes();
-    // SAFETY: bytes that live.
+    // SAFETY: bytes of a live buffer.
     unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
 }

@@ -1,8 +1,7 @@
-//! A list of the memory that the agent keeps for itself: a search from outside for the program's
-//! pointers leaves it out. The agent's tables are dense with numbers, some of which look like
-//! addresses of objects.
+//! List of the memory that the agent maps for itself. A leak check from outside does not search it for
+//! pointers: the agent's tables are full of numbers that look like addresses of objects.
 //!
-//! Per-thread memory is not listed here; it is found through the threads ([`crate::thread`]).
+//! Per-thread memory is not listed; it is found through the threads ([`crate::thread`]).
 
 use crate::sys;
 use core::ffi::c_void;
@@ -10,7 +9,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU64, Ordering};
 use shm_protocol::layout::OwnMapping;
 
-/// Maximum number of mappings that are listed. Beyond that, a search treats them as the program's.
+/// Maximum number of listed mappings. Further ones are searched like the program's.
 pub const CAPACITY: usize = 64;
 
 static LIST: [OwnMapping; CAPACITY] = [const {
@@ -20,12 +19,12 @@ static LIST: [OwnMapping; CAPACITY] = [const {
     }
 }; CAPACITY];
 
-/// Where the list is.
+/// Returns the address of the list.
 pub fn place() -> *const OwnMapping {
     LIST.as_ptr()
 }
 
-/// New private memory as of [`sys::map_unlocked`], listed.
+/// Maps private memory like [`sys::map_unlocked`], and lists it. Returns null if that fails.
 pub fn map(bytes: usize) -> *mut c_void {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let at = sys::map_unlocked(null_mut(), bytes, access);
@@ -34,9 +33,10 @@ pub fn map(bytes: usize) -> *mut c_void {
     }
     let start = at.addr() as u64;
     let free = LIST.iter().find(|entry| {
-        let claim = (Ordering::Relaxed, Ordering::Relaxed);
-        let claimed = entry.start.compare_exchange(0, start, claim.0, claim.1);
-        claimed.is_ok()
+        entry
+            .start
+            .compare_exchange(0, start, Ordering::Relaxed, Ordering::Relaxed)
+            .is_ok()
     });
     if let Some(entry) = free {
         entry.bytes.store(bytes as u64, Ordering::Relaxed);
@@ -44,10 +44,10 @@ pub fn map(bytes: usize) -> *mut c_void {
     at
 }
 
-/// Unmaps what [`map`] returned, and takes it off the list.
+/// Unmaps memory that [`map`] returned, and removes it from the list.
 ///
 /// # Safety
-/// Nobody uses the mapping any more; `bytes` are as many as were mapped.
+/// Nobody uses the mapping any more, and `bytes` is its size.
 pub unsafe fn unmap(at: *mut c_void, bytes: usize) {
     let start = at.addr() as u64;
     let is_it = |entry: &&OwnMapping| entry.start.load(Ordering::Relaxed) == start;
@@ -55,7 +55,7 @@ pub unsafe fn unmap(at: *mut c_void, bytes: usize) {
         entry.bytes.store(0, Ordering::Relaxed);
         entry.start.store(0, Ordering::Relaxed);
     }
-    // SAFETY: the caller's.
+    // SAFETY: a mapping of this size that nobody uses.
     unsafe { libc::munmap(at, bytes) };
 }
 

@@ -1,20 +1,19 @@
-//! Static tracepoints (USDT) at which a tracer outside sees sampled objects come and go:
-//! `otel_memory:alloc(object, bytes, weighted bytes)` and `otel_memory:free(object)`, those that
-//! OpenTelemetry's eBPF profiler attaches to.
+//! USDT tracepoints at which external tracers see sampled objects being allocated and freed:
+//! `otel_memory:alloc(object, bytes, weighted bytes)` and `otel_memory:free(object)`, to which
+//! OpenTelemetry's eBPF profiler attaches.
 //!
-//! Each tracepoint is a `nop` with the arguments in the registers of the calling convention, and a
-//! note that says where it is. As functions they would take five times as long while no tracer is
-//! attached: two taken branches each, in samples that have many already.
+//! Each tracepoint is a `nop` with the arguments in registers of the calling convention, and an ELF note
+//! with its address. Functions would take five times as long while no tracer is attached: two taken branches
+//! each, in code that has many already.
 
 use core::arch::asm;
 use core::ffi::c_void;
 
-/// A `nop`, and the `.note.stapsdt` that says where it is, with the arguments in these registers.
-/// The byte in `.stapsdt.base` shows a reader of a prelinked file how far the note's addresses
-/// have moved.
+/// Emits a `nop` and the `.note.stapsdt` with its address and the registers of its arguments. The byte in
+/// `.stapsdt.base` shows readers of a prelinked file by how much the addresses in the note have moved.
 macro_rules! probe {
     ($name:literal, $arguments:literal, $($register:tt = $value:expr),+) => {
-        // SAFETY: one instruction that does nothing; the rest is in sections of their own.
+        // SAFETY: one instruction that does nothing; the rest goes to other sections.
         unsafe {
             asm!(
                 "2:",
@@ -50,8 +49,8 @@ macro_rules! probe {
     };
 }
 
-/// A sampled object was made; no one else has its address yet. The bytes that it stands for are its
-/// size times its weight.
+/// Tracepoint for a new sampled object, whose address nobody else has yet. `weighted` is its size times its
+/// weight.
 #[inline(always)]
 pub fn alloc(object: *mut u8, bytes: u64, weighted: u64) {
     #[cfg(target_arch = "x86_64")]
@@ -72,7 +71,7 @@ pub fn alloc(object: *mut u8, bytes: u64, weighted: u64) {
     );
 }
 
-/// A sampled object is about to be freed.
+/// Tracepoint for a sampled object that is about to be freed.
 #[inline(always)]
 pub fn free(object: *mut c_void) {
     #[cfg(target_arch = "x86_64")]

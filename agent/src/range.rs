@@ -1,12 +1,12 @@
-//! The address range of sampled objects.
+//! Address range of sampled objects.
 //!
-//! A large reservation of address space not backed by memory. The extent hooks of a jemalloc arena
-//! carve extents from it, so `free` recognises a sampled object with one compare. Pages that the
-//! arena does not need are released to the system by its usual decay; addresses never are.
+//! `free` must recognise sampled objects fast. So they lie in one large reservation of address space that is
+//! not backed by memory, from which the extent hooks of a jemalloc arena carve extents: one compare tells
+//! them apart. Pages that the arena does not need are returned to the system by its usual decay; addresses
+//! never are.
 //!
-//! Nothing is reserved before the first sample. If the reservation does not fit
-//! (`RLIMIT_AS`, small address spaces), smaller ones are tried; without any, objects are
-//! sampled but their frees cannot be tracked.
+//! Nothing is reserved before the first sample. If the reservation does not fit (`RLIMIT_AS`, small address
+//! spaces), smaller ones are tried. Without any, objects are sampled but their frees cannot be tracked.
 
 mod extents;
 mod free_lists;
@@ -25,28 +25,30 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use shm_protocol::layout::HeapGlobals;
 use tikv_jemalloc_sys as jemalloc;
 
-/// First address; 0 until there is a range.
+/// First address; 0 before there is a range.
 static BASE: AtomicUsize = AtomicUsize::new(0);
-/// Size of the range; 0 until there is a range, so that no address is in it.
+/// Size in bytes; 0 before there is a range, so that it contains no address.
 static SIZE: AtomicUsize = AtomicUsize::new(0);
-/// Addresses handed to the arena so far.
+/// Bytes handed to the arena so far.
 static USED: AtomicUsize = AtomicUsize::new(0);
+/// Index of the arena; 0 before there is one.
 static ARENA: AtomicU32 = AtomicU32::new(0);
 static STATE: AtomicU32 = AtomicU32::new(UNTRIED);
-/// Threads that wait for the one that is making the range.
+/// Number of threads that wait for the one that is creating the range.
 static WAITING: AtomicU32 = AtomicU32::new(0);
 
 const UNTRIED: u32 = 0;
 const TRYING: u32 = 1;
-/// As [`TRYING`], and for so long that nobody waits any more.
+/// A thread is creating the range, and has taken so long that nobody waits any more.
 const LATE: u32 = 2;
 const READY: u32 = 3;
 const FAILED: u32 = 4;
 
-/// How long a thread waits at most.
-const PATIENCE_NS: libc::c_long = 100_000_000;
+/// Maximum wait for the thread that is creating the range, in ns.
+const CREATION_TIMEOUT_NS: libc::c_long = 100_000_000;
 
 const GIB: usize = 1 << 30;
+/// Sizes to try, in bytes.
 const SIZES: [usize; 8] = [
     256 * GIB,
     64 * GIB,
@@ -57,59 +59,61 @@ const SIZES: [usize; 8] = [
     GIB / 16,
     GIB / 64,
 ];
-/// Part of a limited address space that the range may take: the program needs the rest.
+/// Fraction (1/n) of a limited address space that the range may take: the program needs the rest.
 pub const SHARE: u64 = 16;
 
-/// The largest reservation allowed, as determined from the machine's memory and the process's limit.
-static MOST: AtomicUsize = AtomicUsize::new(SIZES[1]);
+/// Maximum size of the range in bytes, determined from the machine's memory and the process's limit.
+static MAX_SIZE: AtomicUsize = AtomicUsize::new(SIZES[1]);
 
-/// End of the range; 0 until there is one. The range lies below nearly everything else, so
-/// one compare with its end rules out nearly all other objects.
+/// End of the range; 0 before there is one. The range lies below nearly everything else, so one compare with
+/// its end rules out nearly all other objects.
 pub static END: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether an address may be a sampled object's, which [`contains`] decides. True for null, too.
+/// Returns true if an address may be a sampled object's, which [`contains`] decides. True for null, too.
 #[inline(always)]
 pub fn may_contain(p: *const c_void) -> bool {
     (p as usize) < END.load(Ordering::Relaxed)
 }
 
-/// Whether an address is a sampled object's.
+/// Returns true if an address is a sampled object's.
 #[inline(always)]
 pub fn contains(p: *const c_void) -> bool {
     (p as usize).wrapping_sub(BASE.load(Ordering::Relaxed)) < SIZE.load(Ordering::Relaxed)
 }
 
 unsafe extern "C" {
-    /// jemalloc's, of a type of its own: only its address is taken.
+    /// Declared with another type, because only its address is used.
     #[link_name = "_rjem_je_arena_emap_global"]
     static EMAP: u8;
     #[link_name = "_rjem_je_arenas"]
     static ARENAS: u8;
-    /// jemalloc's small size classes, of which the first has slabs of one page.
+    /// jemalloc's small size classes. The first one has slabs of one page.
     #[link_name = "_rjem_je_bin_infos"]
     static CLASSES: BinInfo;
 }
 
-/// How a `bin_info_t` begins, in jemalloc 5.3.1.
+/// Head of jemalloc 5.3.1's `bin_info_t`.
 #[repr(C)]
 struct BinInfo {
     _object: usize,
     slab: usize,
 }
 
-/// Where a reader outside the process finds all objects; the sampled ones alone where `is_system`,
-/// as the program keeps its own allocator then.
+/// Returns the addresses by which a reader outside the process finds all objects. With `is_system`, the
+/// program keeps its own allocator, and only sampled objects are found.
 pub fn globals(is_system: bool) -> HeapGlobals {
-    // Not asked by `mallctl`, whose first call takes megabytes.
-    let page = match is_system {
-        // It is not to be woken up before the first sample.
-        true if cfg!(target_arch = "x86_64") => 4096,
-        true => return HeapGlobals::default(),
-        // SAFETY: a size that is not 0, for which jemalloc starts, and so fills the table.
-        false => unsafe {
+    // Without `mallctl`, whose first call takes megabytes.
+    let page = if !is_system {
+        // SAFETY: a size that is not 0. The call initialises jemalloc, which fills the table.
+        unsafe {
             jemalloc::nallocx(1, 0);
             (&raw const CLASSES.slab).read_volatile()
-        },
+        }
+    } else if cfg!(target_arch = "x86_64") {
+        // jemalloc must not be initialised before the first sample.
+        4096
+    } else {
+        return HeapGlobals::default();
     };
     HeapGlobals {
         emap: (&raw const EMAP).addr() as u64,
@@ -120,28 +124,28 @@ pub fn globals(is_system: bool) -> HeapGlobals {
     }
 }
 
-/// Bytes of address space reserved.
+/// Returns the size of the range in bytes; 0 before there is one.
 pub fn reserved() -> usize {
     SIZE.load(Ordering::Relaxed)
 }
 
-/// jemalloc's flags for a thread's calls into the arena: which arena, which cache.
+/// jemalloc's flags for a thread's calls into the arena: index of the arena and of a thread cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flags(c_int);
 
 const TCACHE_NONE: c_int = 1 << 8;
 
 impl Flags {
-    /// The arena without a thread cache: for threads that have none or are inside one.
+    /// Returns flags without a thread cache, for threads that have none or are using it.
     pub fn uncached() -> Self {
         Self(arena_flag() | TCACHE_NONE)
     }
 
-    /// The arena with a new thread cache, or none if there are too many.
+    /// Returns flags with a new thread cache, or without one if there are too many.
     pub fn with_new_cache() -> Self {
         let mut index: c_uint = 0;
         let mut len = size_of::<c_uint>();
-        // SAFETY: jemalloc writes a c_uint to a c_uint.
+        // SAFETY: jemalloc writes a `c_uint` of ours.
         let failed = unsafe {
             let name = c"tcache.create".as_ptr();
             jemalloc::mallctl(name, (&raw mut index).cast(), &mut len, null_mut(), 0)
@@ -152,7 +156,7 @@ impl Flags {
         Self(arena_flag() | (index as c_int + 2) << 8)
     }
 
-    /// Returns the thread cache and its contents.
+    /// Destroys the thread cache, and returns its contents to the arena.
     pub fn destroy_cache(self) {
         self.control_cache(c"tcache.destroy");
     }
@@ -162,14 +166,14 @@ impl Flags {
         self.control_cache(c"tcache.flush");
     }
 
-    /// Passes the index of the thread cache, if there is one, to a control of jemalloc's.
+    /// Passes the index of the thread cache, if there is one, to a control of jemalloc.
     fn control_cache(self, name: &CStr) {
         let index = (self.0 >> 8) & 0xfff;
         if index < 2 {
             return;
         }
         let mut index = index as c_uint - 2;
-        // SAFETY: jemalloc reads a c_uint; the cache is the calling thread's own.
+        // SAFETY: jemalloc reads a `c_uint` of ours; the cache is the calling thread's own.
         unsafe {
             let len = size_of::<c_uint>();
             jemalloc::mallctl(
@@ -183,22 +187,23 @@ impl Flags {
     }
 }
 
-/// Index of jemalloc's arena of sampled objects, once there is a range.
+/// Returns the index of the arena of sampled objects; `None` before there is one.
 #[cfg_attr(test, allow(dead_code))]
 pub fn arena() -> Option<c_uint> {
     let index = ARENA.load(Ordering::Relaxed);
     (index != 0).then_some(index)
 }
 
+/// Returns jemalloc's flag that names the arena.
 fn arena_flag() -> c_int {
     (ARENA.load(Ordering::Relaxed) as c_int + 1) << 20
 }
 
-/// Determines how much may be reserved and used; `address_space` and `data` are the process's limits,
-/// `u64::MAX` for none. At start-up, because a sample may not make these system calls.
+/// Determines how much may be reserved and used. `address_space` and `data` are the process's limits in bytes,
+/// `u64::MAX` if unlimited. Called at start-up, because a sample must not make these system calls.
 pub fn start(address_space: u64, data: u64) {
     extents::limit_data(data);
-    // SAFETY: all zero is a valid sysinfo, and the call fills it.
+    // SAFETY: zeros are a valid `sysinfo`, which the call fills.
     let memory = unsafe {
         let mut info: libc::sysinfo = core::mem::zeroed();
         libc::sysinfo(&mut info);
@@ -210,22 +215,22 @@ pub fn start(address_space: u64, data: u64) {
         SIZES[1]
     };
     let by_limit = usize::try_from(address_space / SHARE).unwrap_or(usize::MAX);
-    MOST.store(by_memory.min(by_limit), Ordering::Relaxed);
+    MAX_SIZE.store(by_memory.min(by_limit), Ordering::Relaxed);
 }
 
-/// Gives up what is reserved and not in use, for an address space that will be limited to so many bytes:
-/// reserved addresses count as well. A range that is yet to be made takes a small part of the limit.
+/// Releases unused addresses when the program is about to limit its address space to `address_space` bytes,
+/// towards which reserved addresses count. If there is no range yet, limits its size.
 #[cold]
 #[cfg_attr(test, allow(dead_code))]
 pub fn shrink(address_space: u64) {
-    let most = usize::try_from(address_space / SHARE).unwrap_or(usize::MAX);
-    MOST.fetch_min(most, Ordering::Relaxed);
+    let max_size = usize::try_from(address_space / SHARE).unwrap_or(usize::MAX);
+    MAX_SIZE.fetch_min(max_size, Ordering::Relaxed);
     let size = SIZE.load(Ordering::Relaxed);
     if size as u64 <= address_space / SHARE || !is_ready() {
         return;
     }
     let base = BASE.load(Ordering::Relaxed);
-    // All is in use from now on: no other thread carves from what is given up.
+    // Marks everything as used, so that no other thread carves from the part that is released.
     let used = USED
         .swap(size, Ordering::Relaxed)
         .next_multiple_of(sys::PAGE);
@@ -236,8 +241,8 @@ pub fn shrink(address_space: u64) {
     END.store(base + used, Ordering::Release);
     let table = headers::bytes(size);
     let entries = headers::in_use(table, used);
-    // SAFETY: parts of the range's own mapping: behind the last object, which nobody can reach any more,
-    // and the entries of the table for addresses that no object will have.
+    // SAFETY: parts of the range's own mapping: behind the last object, where no object can be any more, and
+    // the entries of the header table for addresses that no object will have.
     unsafe {
         let at = |offset: usize| without_provenance_mut(base + offset);
         libc::munmap(at(used), size - used);
@@ -246,16 +251,16 @@ pub fn shrink(address_space: u64) {
     }
 }
 
-/// Leaves most of what the process may write to, so many bytes, to the program.
+/// Limits sampled objects to a small part of the process's writable memory, which is limited to `bytes`.
 #[cold]
 #[cfg_attr(test, allow(dead_code))]
 pub fn limit_data(bytes: u64) {
     extents::limit_data(bytes);
 }
 
-/// Makes the range, once, or waits for the thread that is making it. `limit` is the most bytes to reserve,
-/// which the session's starter derived from the process's limit and use of address space; 0: as determined
-/// at start-up.
+/// Creates the range once, or waits for the thread that is creating it. `limit` is the maximum size in bytes
+/// that the controller derived from the process's limit and use of address space; 0: as determined at
+/// start-up.
 #[inline]
 pub fn prepare(limit: u64) {
     match STATE.load(Ordering::Acquire) {
@@ -265,26 +270,26 @@ pub fn prepare(limit: u64) {
     }
 }
 
-/// Waits for the thread that is making the range, as glibc's `malloc` does for one that holds its lock: some
-/// 0.3 ms as a rule. One that has no processor for much longer is not waited for by anybody any more, and
-/// objects are counted meanwhile that are not followed.
+/// Waits for the thread that is creating the range, as glibc's `malloc` waits for its lock: usually some 0.3
+/// ms. If that thread gets no processor for much longer, nobody waits any more, and sampled objects are not
+/// tracked meanwhile.
 #[cold]
 fn wait() {
     WAITING.fetch_add(1, Ordering::SeqCst);
-    let patience = libc::timespec {
+    let timeout = libc::timespec {
         tv_sec: 0,
-        tv_nsec: PATIENCE_NS,
+        tv_nsec: CREATION_TIMEOUT_NS,
     };
-    // Signals' handlers end the call as well.
+    // Signal handlers interrupt the wait.
     for _ in 0..8 {
-        // SAFETY: sleeps while the word says so, for the given time at most.
+        // SAFETY: sleeps while the word has this value, for the given time at most.
         let failed = unsafe {
             libc::syscall(
                 libc::SYS_futex,
                 STATE.as_ptr(),
                 libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
                 TRYING,
-                &raw const patience,
+                &raw const timeout,
             )
         } != 0;
         let is_over = failed && sys::errno() == libc::ETIMEDOUT;
@@ -296,13 +301,13 @@ fn wait() {
     WAITING.fetch_sub(1, Ordering::Relaxed);
 }
 
-/// The range is made, or cannot be: others go on.
+/// Publishes that the range exists or cannot be created, and wakes waiting threads.
 fn finish(state: u32) {
     STATE.store(state, Ordering::SeqCst);
     if WAITING.load(Ordering::SeqCst) == 0 {
         return;
     }
-    // SAFETY: wakes all that sleep at the word.
+    // SAFETY: wakes all threads that sleep on the word.
     unsafe {
         libc::syscall(
             libc::SYS_futex,
@@ -313,22 +318,24 @@ fn finish(state: u32) {
     };
 }
 
-/// Whether there is a range.
+/// Returns true if there is a range.
 #[inline]
 pub fn is_ready() -> bool {
     STATE.load(Ordering::Acquire) == READY
 }
 
-/// In a forked child, for a thread that is not making the range: the one that was is not in the child.
+/// Allows creating the range again in a forked child: the parent's thread that was doing so is not in it.
+/// Called by a thread that was not creating it.
 #[inline(always)]
 pub fn begin_again() {
-    // Not written unless need be, as that would copy the page.
+    // Writes only if necessary, because each page that a child writes to is copied.
     if matches!(STATE.load(Ordering::Relaxed), TRYING | LATE) {
         STATE.store(UNTRIED, Ordering::Relaxed);
         WAITING.store(0, Ordering::Relaxed);
     }
 }
 
+/// Creates the range.
 #[cold]
 fn make(limit: u64) {
     if STATE
@@ -350,60 +357,60 @@ fn make(limit: u64) {
     finish(if made.is_some() { READY } else { FAILED });
 }
 
+/// Reserves addresses for the range. Returns the first one and the size.
 fn reserve(limit: u64) -> Option<(usize, usize)> {
-    let most = match limit {
-        0 => MOST.load(Ordering::Relaxed),
-        limit => MOST
+    let max_size = match limit {
+        0 => MAX_SIZE.load(Ordering::Relaxed),
+        limit => MAX_SIZE
             .load(Ordering::Relaxed)
             .min(usize::try_from(limit).unwrap_or(usize::MAX)),
     };
     SIZES
         .into_iter()
-        .filter(|size| *size <= most)
+        .filter(|size| *size <= max_size)
         .find_map(|size| {
             let hint = without_provenance_mut(low_address());
             let at = sys::map_unlocked(hint, size, libc::PROT_NONE);
             if at.is_null() {
                 return None;
             }
-            // Headers and objects are far apart.
+            // The header table and the objects are far apart.
             #[cfg(not(test))]
             crate::huge_pages::exclude(at, size);
-            // gdb's gcore writes memory that nobody can access as zeros: all of the reservation. What is in
-            // use is dumped, see `include_in_dumps`. If the call is refused, such a dump is large.
-            // SAFETY: the reservation just made; only what core dumps have of it changes.
+            // gdb's gcore writes inaccessible memory as zeros, which would be all of the reservation. Parts in
+            // use are included by `include_in_dumps`. If the call fails, such a dump is large.
+            // SAFETY: the reservation just made; only its presence in core dumps changes.
             unsafe { libc::madvise(at, size, libc::MADV_DONTDUMP) };
             Some((at as usize, size))
         })
 }
 
-/// Has core dumps contain memory of the range that is in use now. No call is made once a filter is installed,
-/// see [`include_all_in_dumps`].
+/// Includes a used part of the range in core dumps. Makes no call if a seccomp filter is installed (see
+/// [`include_all_in_dumps`]).
 ///
 /// # Safety
-/// Whole pages of the range.
+/// The part consists of whole pages of the range.
 unsafe fn include_in_dumps(at: *mut c_void, bytes: usize) {
-    // SAFETY: the caller's; only what core dumps have of it changes.
+    // SAFETY: whole pages of the range; only their presence in core dumps changes.
     unsafe { libc::madvise(at, bytes, libc::MADV_DODUMP) };
 }
 
-/// Has core dumps contain whatever will be used of the range: before a filter is installed, after which no
-/// call is made for each part.
+/// Includes the whole range in core dumps, before a seccomp filter is installed. Afterwards no call is made for
+/// the parts.
 pub fn include_all_in_dumps() {
     if is_ready() {
         let base = without_provenance_mut(BASE.load(Ordering::Relaxed));
-        // SAFETY: the whole range.
+        // SAFETY: the whole range, in whole pages.
         unsafe { include_in_dumps(base, SIZE.load(Ordering::Relaxed)) };
     }
 }
 
-/// A random address below the libraries, the stacks and position-independent programs. Only a
-/// hint: if it is not available the kernel chooses another, and [`may_contain`] says
-/// yes more often.
+/// Returns a random address below the libraries, the stacks and position-independent programs. It is only a
+/// hint: if it is not free, the kernel chooses another, and [`may_contain`] returns true more often.
 fn low_address() -> usize {
     const LOWEST: usize = 32 << 40;
     const STEP: usize = 16 << 20;
-    // SAFETY: the kernel leaves 16 random bytes there, or there are none.
+    // SAFETY: null, or the address of 16 random bytes from the kernel.
     let random = unsafe {
         let bytes = libc::getauxval(libc::AT_RANDOM) as *const [usize; 2];
         bytes.as_ref().map_or(0, |words| words[0] ^ words[1])
@@ -411,21 +418,21 @@ fn low_address() -> usize {
     LOWEST + (random.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 44) * STEP
 }
 
-/// Why an object cannot be in the range.
+/// Reason why an object cannot be in the range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoPlace {
     /// There is no range, or no room in it.
     Exhausted,
-    /// jemalloc takes memory for this thread from its first arena, whatever is requested: it has given up the
-    /// data of a thread that is ending, which may be before other destructors run, or is itself at work.
+    /// jemalloc allocates for this thread from its first arena, whatever the flags say: it has freed its data
+    /// of an exiting thread, which may be before other destructors run, or is itself in use by this thread.
     Elsewhere,
 }
 
-/// Memory in the range. What jemalloc gives from elsewhere is given back: it would not be known as a sampled
-/// object when it is freed.
+/// Allocates memory in the range. Memory that jemalloc returns from elsewhere is freed: it would not be
+/// recognised as a sampled object.
 ///
 /// # Safety
-/// There is a range ([`is_ready`]); `size` is not 0 and `align` a power of two.
+/// There is a range ([`is_ready`]), `size` is not 0, and `align` is a power of two.
 #[inline]
 pub unsafe fn alloc(
     size: usize,
@@ -439,18 +446,18 @@ pub unsafe fn alloc(
     } else {
         0
     };
-    // SAFETY: the flags name an arena and a cache that exist; the object is nobody's yet.
+    // SAFETY: the flags name an existing arena and cache, and nobody uses the new object yet.
     unsafe { in_range(jemalloc::mallocx(size, flags.0 | zero | align)) }
 }
 
 /// Like [`alloc`], for a large object that has grown and may grow again.
 ///
 /// # Safety
-/// That of [`alloc`]; `size` is at least [`growth::MIN_BYTES`].
+/// See [`alloc`]. In addition, `size` is at least [`growth::MIN_BYTES`].
 #[cold]
 unsafe fn alloc_with_room(size: usize, align: usize, flags: Flags) -> Result<NonNull<u8>, NoPlace> {
     let align = align.max(16).trailing_zeros() as c_int;
-    // SAFETY: the flags name an arena and a cache that exist; the object is nobody's yet.
+    // SAFETY: the flags name an existing arena and cache, and nobody uses the new object yet.
     unsafe { in_range(growth::allocate_with_room(size, flags.0 | align)) }
 }
 
@@ -464,44 +471,44 @@ unsafe fn in_range(at: *mut c_void) -> Result<NonNull<u8>, NoPlace> {
     if contains(at) {
         return Ok(block);
     }
-    // SAFETY: this function's contract.
+    // SAFETY: an object of jemalloc's that nobody uses.
     unsafe { jemalloc::dallocx(at, TCACHE_NONE) };
     Err(NoPlace::Elsewhere)
 }
 
-/// Resizes in place only. Returns whether it succeeded, without leaving the object much larger
-/// than it needs to be.
+/// Resizes in place. Returns false if that is not possible, or would leave the object much larger than it needs
+/// to be.
 ///
 /// # Safety
-/// `base` came from [`alloc`]; `size` is not 0.
+/// [`alloc`] returned `base`, which is not freed, and `size` is not 0.
 pub unsafe fn resize(base: *mut u8, size: usize) -> bool {
-    // SAFETY: the caller's; jemalloc finds the arena itself.
+    // SAFETY: a live object, whose arena jemalloc finds itself.
     let usable = unsafe { jemalloc::xallocx(base.cast(), size, 0, 0) };
     usable >= size && usable / 2 <= size
 }
 
-/// Bytes of the memory at `base`, which may have been allocated for more than is in it.
+/// Returns the size of the memory at `base`, which may be larger than what was allocated.
 ///
 /// # Safety
-/// `base` came from [`alloc`] and has not been freed.
+/// [`alloc`] returned `base`, which is not freed.
 pub unsafe fn room(base: *const u8) -> usize {
-    // SAFETY: the caller's; flags are of no use here.
+    // SAFETY: a live object; the flags are not used.
     unsafe { jemalloc::sallocx(base.cast(), 0) }
 }
 
 /// Frees memory of the range.
 ///
 /// # Safety
-/// `base` came from [`alloc`] and is not used again.
+/// [`alloc`] returned `base`, which nobody uses any more.
 #[inline]
 pub unsafe fn free(base: *mut u8, flags: Flags) {
-    // SAFETY: the caller's. The flags carry a cache of this arena or none: the automatic
-    // cache would hand the memory to plain allocations.
+    // SAFETY: memory that nobody uses. The flags name a cache of this arena or none: the automatic cache would
+    // hand the memory to ordinary allocations.
     unsafe { jemalloc::dallocx(base.cast(), flags.0) }
 }
 
-/// Bytes freed after a session between two purges of the arena. A purge returns whole pages in runs, so this
-/// also bounds its system calls.
+/// Bytes that are freed after a session between two purges of the arena. A purge returns whole pages in runs,
+/// so this also bounds its system calls.
 const PURGE_BYTES: usize = 1 << 20;
 /// Bytes freed since the last purge.
 static UNPURGED: AtomicUsize = AtomicUsize::new(0);
@@ -510,11 +517,11 @@ static UNPURGED: AtomicUsize = AtomicUsize::new(0);
 /// nothing reuses it, and jemalloc's decay advances only with calls into this arena.
 ///
 /// # Safety
-/// That of [`free`], with the memory's `layout`; `free_lists` are the calling thread's, if it has any.
+/// See [`free`]. `layout` is the memory's, and `free_lists` are the calling thread's, if it has any.
 #[cold]
 pub unsafe fn return_memory(base: *mut u8, layout: Layout, free_lists: Option<&mut FreeLists>) {
     let bytes = layout.offset + layout.usable;
-    // SAFETY: this function's contract.
+    // SAFETY: memory that nobody uses, with this layout.
     unsafe {
         match free_lists {
             Some(free_lists) => free_lists.free_unkept(base, layout),
@@ -522,7 +529,7 @@ pub unsafe fn return_memory(base: *mut u8, layout: Layout, free_lists: Option<&m
         }
     }
     let is_due = UNPURGED.fetch_add(bytes, Ordering::Relaxed) >= PURGE_BYTES;
-    // The program's filter may forbid the system call.
+    // A seccomp filter of the program may forbid the system call.
     if is_due && !seccomp::is_installed() {
         UNPURGED.store(0, Ordering::Relaxed);
         purge();
@@ -537,7 +544,7 @@ fn purge() {
     name.push_number(u64::from(ARENA.load(Ordering::Relaxed)));
     name.push(b".purge");
     if let Some(name) = name.as_c_str() {
-        // SAFETY: a control that takes and gives nothing.
+        // SAFETY: a control without input and output.
         unsafe { jemalloc::mallctl(name.as_ptr(), null_mut(), null_mut(), null_mut(), 0) };
     }
 }

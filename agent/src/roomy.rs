@@ -1,7 +1,7 @@
-//! A stack of its own for work at start-up, where the program's is small, and in forked children.
+//! Calls functions on a stack of their own: at start-up if the program's is small, and in forked children.
 //!
-//! A program may run with little stack (`ulimit -s 16`), of which its arguments and environment take a part.
-//! jemalloc's initialisation alone needs 11 KiB of stack, once; reading files at start-up needs up to 7.
+//! A program may run with a small stack (`ulimit -s 16`), part of which its arguments and environment take.
+//! jemalloc's initialisation alone needs 11 KiB of stack, once; reading files at start-up needs up to 7 KiB.
 
 use crate::arch::on_own_stack;
 use crate::sys;
@@ -11,28 +11,28 @@ use core::mem::transmute;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-/// Limits of the first thread's stack from which on there is room on it.
-const ENOUGH: u64 = 256 << 10;
-/// Bytes of the stack that is made.
+/// Minimum `RLIMIT_STACK`, in bytes, for using the first thread's own stack.
+const MIN_STACK_LIMIT: u64 = 256 << 10;
+/// Size of our own stack in bytes.
 const BYTES: usize = 128 << 10;
 
-/// The stack, while it exists.
+/// Address of our own stack; null while there is none.
 static STACK: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
-/// Calls a function, on a stack of its own if the thread's may be small. By the first thread, before
-/// there is another one. Keeps `errno`.
+/// Calls a function, on a stack of our own if the thread's may be small. Must be called by the first thread,
+/// before there is another one. Keeps `errno`.
 pub fn call(function: extern "C" fn()) {
-    // Nothing else of the C library is called before.
+    // Must come before any other call of the C library.
     crate::c_library::resolve();
     let saved = sys::errno();
-    if sys::limit(libc::RLIMIT_STACK) >= ENOUGH || !call_apart(function) {
+    if sys::limit(libc::RLIMIT_STACK) >= MIN_STACK_LIMIT || !call_apart(function) {
         function();
     }
     sys::set_errno(saved);
 }
 
-/// Calls a function on a stack of its own. By one thread at a time. Returns false, and has not called it, if
-/// there is no memory for the stack, or the calling thread is on it.
+/// Calls a function on a stack of our own. Must be called by one thread at a time. Returns false, without
+/// having called it, if there is no memory for the stack or the calling thread is on it already.
 pub fn call_apart(function: extern "C" fn()) -> bool {
     if !STACK.load(Ordering::Relaxed).is_null() {
         return false;
@@ -42,29 +42,31 @@ pub fn call_apart(function: extern "C" fn()) -> bool {
         return false;
     }
     STACK.store(stack, Ordering::Relaxed);
-    // SAFETY: the function as `work` takes it; the handler uses its arguments for nothing else.
+    // SAFETY: `on_stack` passes its second argument to `work` unchanged, and uses neither otherwise.
     unsafe { on_stack(0, (function as *mut c_void).cast(), null_mut()) };
     STACK.store(null_mut(), Ordering::Relaxed);
-    // SAFETY: the mapping made above, which nobody uses any more.
+    // SAFETY: mapped above, and nobody uses it any more.
     unsafe { libc::munmap(stack, BYTES) };
     true
 }
 
 on_own_stack! {
-    /// Calls the function whose address is the second argument.
+    /// Calls the function whose address is its second argument, on our own stack.
     on_stack, end, work
 }
 
-/// The end of the stack that was made.
+/// Returns the end of our own stack.
 unsafe extern "C" fn end(_: *const libc::siginfo_t, _: *const c_void) -> *mut u8 {
-    // SAFETY: one past the mapping, whose end is aligned as a page is.
+    // SAFETY: one past the end of the mapping, which is page-aligned.
     unsafe { STACK.load(Ordering::Relaxed).cast::<u8>().add(BYTES) }
 }
 
+/// Calls `function`.
+///
 /// # Safety
-/// `function` is one that takes nothing.
+/// `function` is the address of a function without arguments.
 unsafe extern "C" fn work(function: *const libc::siginfo_t, _: *const c_void) {
-    // SAFETY: the caller's.
+    // SAFETY: the address of a function of this type.
     let function = unsafe { transmute::<*const libc::siginfo_t, extern "C" fn()>(function) };
     function();
 }

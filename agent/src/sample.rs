@@ -1,7 +1,8 @@
-//! The slow path: allocations for which a sample may be due, and sampled objects.
+//! Slow path of the allocator: takes samples that are due, and counts frees of sampled objects.
 //!
-//! Everything here runs with the thread marked busy: an allocation made by a signal
-//! handler that interrupts it goes straight to the allocator.
+//! Everything here runs with the thread marked busy: an allocation that a signal handler makes
+//! meanwhile goes straight to the allocator. Failing to take a sample is always allowed; the request
+//! then gets an ordinary object.
 
 mod calls;
 mod overwritten;
@@ -24,7 +25,7 @@ use crate::seccomp;
 use crate::session::{self, Epoch};
 use crate::stats;
 use crate::sys;
-use crate::thinning::Key;
+use crate::thinning::{self, Key};
 use crate::thread::{self, Thread};
 use crate::timers;
 use core::ffi::{c_int, c_void};
@@ -37,7 +38,7 @@ use shm_protocol::{Bank, FreeSample, NewSample, RecordId, clock};
 use unwind::walk::Walk;
 use unwind::{Cause, Registers};
 
-/// Objects from here on are left unsampled: no range could hold them.
+/// Objects of this size or larger are never sampled: no range could hold them.
 const MAX_BYTES: usize = 1 << 40;
 
 /// An allocation request of the program.
@@ -46,7 +47,7 @@ struct Request {
     bytes: usize,
     align: usize,
     zero: bool,
-    /// Whether it needs all of its size class.
+    /// True if the program may use all of the size class, not only `bytes`.
     exact: bool,
 }
 
@@ -73,11 +74,15 @@ impl Request {
     }
 }
 
-/// Runs `work` with the thread marked busy, and preserves `errno`; null if it was busy already.
+/// Runs `work` with the thread marked busy, and preserves `errno`. Returns null, without running it,
+/// if the thread was busy already.
+///
+/// # Safety
+/// Nothing else accesses the thread's state while `work` runs.
 #[inline(always)]
 unsafe fn guarded(work: impl FnOnce(&mut Local) -> *mut u8) -> *mut u8 {
     let local = arch::local();
-    // SAFETY: the thread's own state; `busy` keeps signal handlers from borrowing it as well.
+    // SAFETY: the thread's own state. `busy` keeps signal handlers from borrowing it meanwhile.
     unsafe {
         if (*local).busy != 0 {
             return null_mut();
@@ -94,23 +99,23 @@ unsafe fn guarded(work: impl FnOnce(&mut Local) -> *mut u8) -> *mut u8 {
     }
 }
 
-/// Runs `work`, in which the thread takes no sample: a control call of the allocator holds locks
-/// that a sample may need, while it allocates (it creates threads, and calls hooks of the program).
+/// Runs `work`, in which the thread takes no sample. Control calls of the allocator hold locks that
+/// a sample may need, and allocate meanwhile (they create threads, and call hooks of the program).
 pub fn without<R>(work: impl FnOnce() -> R) -> R {
     let local = arch::local();
-    // SAFETY: the thread's own word.
+    // SAFETY: the word is the thread's own, and no borrow of its state is alive here.
     let before = unsafe { core::mem::replace(&mut (*local).busy, 1) };
     let result = work();
-    // SAFETY: as above.
+    // SAFETY: as before, the thread's own word.
     unsafe { (*local).busy = before };
     result
 }
 
-/// Ends sampling in the calling thread, which is about to enter seccomp's strict mode: of a sample's
-/// system calls, that allows none. The thread counts as one without samples.
+/// Ends sampling in the calling thread, which is about to enter seccomp's strict mode: that allows
+/// none of the system calls that a sample makes. Counts it as an unsampled thread.
 #[cold]
 pub fn end_in_thread() {
-    // SAFETY: the thread's own word. It stays busy.
+    // SAFETY: the word is the thread's own. It stays set until the thread exits.
     unsafe { (*arch::local()).busy = 1 };
     if let Some(epoch) = session::current() {
         let counters = &epoch.bank.header.counters;
@@ -118,79 +123,69 @@ pub fn end_in_thread() {
     }
 }
 
-/// Stack that a sample needs, with a reserve.
-const ROOM: u64 = 4608;
+/// Bytes of stack that a sample needs, with a reserve.
+const SAMPLE_STACK_BYTES: u64 = 4608;
 
-/// Whether there is too little room for a sample on the alternate stack for signals, if the thread is on
-/// it. A sample that is due is then taken at the thread's next allocation elsewhere, and stands for as many
-/// bytes.
+/// Returns true if the thread is on its alternate signal stack and too little of that is left for a
+/// sample. A sample that is due is then taken at the thread's next allocation elsewhere, and stands for
+/// the same number of bytes.
 #[inline(always)]
-fn is_cramped(registers: &Registers) -> bool {
+fn has_little_stack(registers: &Registers) -> bool {
     let local = arch::local();
-    // SAFETY: the thread's own words.
+    // SAFETY: the words are the thread's own, and no borrow of its state is alive here.
     let (start, end) = unsafe { ((*local).signal_stack, (*local).signal_stack_end) };
-    registers.sp < end && registers.sp.wrapping_sub(start) < ROOM
+    registers.sp < end && registers.sp.wrapping_sub(start) < SAMPLE_STACK_BYTES
 }
 
-/// Returns a sampled object for a request on the slow path; null if no sample is due.
+/// Returns a sampled object for a request on the slow path. Null if no sample is due.
+///
+/// # Safety
+/// `registers` are those of the caller of the allocation function, which is still on the stack.
 #[inline(always)]
 unsafe fn sampled(request: Request, registers: &Registers) -> *mut u8 {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's registers.
     unsafe { sampled_for(request, None, registers) }
 }
 
-/// Returns a sampled object that may replace another one; null if no sample is due, or there is no room for
-/// it. A function of its own: where there is none, the allocator is called with none of its frame.
+/// Like [`sampled`], for an object that may replace another one. Not inlined: if no sample is due,
+/// the allocator is called without this function's stack frame.
+///
+/// # Safety
+/// See [`sampled`].
 #[inline(never)]
 unsafe fn sampled_for(
     request: Request,
     replaced: Option<&Object>,
     registers: &Registers,
 ) -> *mut u8 {
-    if is_cramped(registers) {
+    if has_little_stack(registers) {
         return null_mut();
     }
-    // SAFETY: the closure's own.
-    unsafe { guarded(|local| sample_if_due(local, (request, replaced), registers)) }
+    // SAFETY: the closure uses the thread's state only through its argument.
+    unsafe { guarded(|local| sample_if_due(local, request, replaced, registers)) }
 }
 
-/// Draws the gap if the thread has not noticed the epoch yet, then samples if the gap is over. A
-/// sampled object that the new one replaces is counted as freed if the result is not null.
+/// Takes a sample if one is due. Returns the sampled object, or null. `replaced` is then counted as
+/// freed.
 #[inline(always)]
 fn sample_if_due(
     local: &mut Local,
-    (request, replaced): (Request, Option<&Object>),
+    request: Request,
+    replaced: Option<&Object>,
     registers: &Registers,
 ) -> *mut u8 {
     if !may_sample(local) && !begins_early(local) {
         return null_mut();
     }
-    let number = session::control().epoch(Ordering::Relaxed);
-    // SAFETY: null, or the thread's own, which has entered an epoch.
-    let known = unsafe { thread::of(local).as_ref() };
-    // SAFETY: as above; it is not used beyond this line.
-    let known = known.is_some_and(|thread| session::is_current(unsafe { thread.epoch() }));
-    if local.epoch != number || !known {
-        let Some(thread) = enroll(local, number) else {
-            return null_mut();
-        };
-        if thread.interval == 0.0 {
-            return null_mut();
-        }
-        let counted = match request.bytes < MAX_BYTES {
-            true => request.bytes as i64,
-            false => 0,
-        };
-        local.left = thread.gaps.next(thread.interval) - counted;
-        if local.left >= 0 {
-            return null_mut();
-        }
+    if !is_due(local, &request) {
+        return null_mut();
     }
-    // SAFETY: enrolled, now or before.
+    // SAFETY: not null, because a sample is due only in a thread that has entered an epoch.
     let thread = unsafe { &mut *thread::of(local) };
-    // SAFETY: as above.
+    // SAFETY: the thread has entered an epoch, and enters no other one below.
     let epoch = unsafe { thread.epoch() };
     if epoch.interval == 0 {
+        // A session without a heap profile only counts CPU time.
         local.left = cpu::COUNTDOWN;
         cpu::pass(epoch);
         return null_mut();
@@ -200,43 +195,111 @@ fn sample_if_due(
         return null_mut();
     }
     range::prepare(epoch.range_limit);
-    let mut site = None;
-    if epoch.thinning > 0 {
-        let key = Key::of(registers, request.bytes);
-        let step = thread.sites.step(key);
-        if !thread.gaps.is_one_in(step) {
-            return null_mut();
-        }
-        site = Some((key, step));
-    }
+    let Ok(site) = thin(thread, epoch, &request, registers) else {
+        return null_mut();
+    };
     let now = clock::now_ns();
-    if epoch.deadline_ns != 0 && now >= epoch.deadline_ns {
-        session::expire(epoch, now);
+    if !keep_session(epoch, now) {
         return null_mut();
     }
-    if stats::refresh(now) {
-        session::grow_early(epoch);
-    }
     let timer = thread.start_timer();
-    let ignored = local.ignoring != 0;
-    let drawn = (request, site, ignored);
-    let object = sample(thread, epoch, (drawn, replaced), registers, now);
+    let due = Due {
+        request,
+        site,
+        ignored: local.ignoring != 0,
+        replaced,
+    };
+    let object = sample(thread, epoch, due, registers, now);
     thread.stop_timer(timer, &epoch.bank);
     object
 }
 
-/// Whether the process has a segment of its own, by now.
+/// Returns true if a sample is due. The countdown has expired; but if it was that of an older epoch,
+/// the thread first enters the current one and draws a gap from its interval.
+#[inline(always)]
+fn is_due(local: &mut Local, request: &Request) -> bool {
+    let number = session::control().epoch(Ordering::Relaxed);
+    // SAFETY: null, or this thread's memory, which is mapped until the thread exits.
+    let known = unsafe { thread::of(local).as_ref() };
+    // SAFETY: a thread has memory only after it has entered an epoch. The epoch is not used after
+    // this line.
+    let known = known.is_some_and(|thread| session::is_current(unsafe { thread.epoch() }));
+    if local.epoch == number && known {
+        return true;
+    }
+    let Some(thread) = enroll(local, number) else {
+        return false;
+    };
+    if thread.interval == 0.0 {
+        return false;
+    }
+    let counted = if request.bytes < MAX_BYTES {
+        request.bytes as i64
+    } else {
+        0
+    };
+    local.left = thread.gaps.next(thread.interval) - counted;
+    local.left < 0
+}
+
+/// Call site of a sample in a session with thinning.
+#[derive(Clone, Copy)]
+struct Site {
+    key: Key,
+    /// One in 2^`step` samples that are due is taken.
+    step: u32,
+}
+
+/// The sample was due, but thinning skips it.
+struct Thinned;
+
+/// Decides by the call site whether a sample that is due is taken. Returns the site, or `None` in a
+/// session without thinning.
+#[inline(always)]
+fn thin(
+    thread: &mut Thread,
+    epoch: &Epoch,
+    request: &Request,
+    registers: &Registers,
+) -> Result<Option<Site>, Thinned> {
+    if epoch.thinning == 0 {
+        return Ok(None);
+    }
+    let key = Key::of(registers, request.bytes);
+    let step = thread.sites.step(key);
+    if !thread.gaps.is_one_in(step) {
+        return Err(Thinned);
+    }
+    Ok(Some(Site { key, step }))
+}
+
+/// Does what a session needs from time to time: ends it at its deadline, updates statistics, and
+/// reserves memory before the tables are full. Returns false if the session has ended.
+#[inline(always)]
+fn keep_session(epoch: &Epoch, now_ns: u64) -> bool {
+    if epoch.deadline_ns != 0 && now_ns >= epoch.deadline_ns {
+        session::expire(epoch, now_ns);
+        return false;
+    }
+    if stats::refresh(now_ns) {
+        session::grow_early(epoch);
+    }
+    true
+}
+
+/// Returns true if the process has a segment of its own. A forked child first leaves its parent's.
 #[inline]
 fn may_sample(local: &mut Local) -> bool {
     fork::leave_if_unseen(local) && session::wait_as_child(local)
 }
 
 unsafe extern "C" {
-    /// That of `init`, which uses this module.
+    /// Declared here and not imported from `init`, which depends on this module.
     safe fn mem_agent_begin_early() -> bool;
 }
 
-/// At the process's first allocation: whether sampling begins with it.
+/// Begins a session that was requested at start-up, at the first allocation of the process. Returns
+/// false if there is none.
 #[cold]
 fn begins_early(local: &mut Local) -> bool {
     if !session::is_first_epoch() {
@@ -247,8 +310,8 @@ fn begins_early(local: &mut Local) -> bool {
     begins && may_sample(local)
 }
 
-/// Makes the thread notice the epoch. `None`: there is no session to sample for, and the thread
-/// will not ask again before the next epoch.
+/// Makes the thread enter the current epoch. Returns `None` if there is nothing to sample; then the
+/// thread does not ask again before the next epoch.
 #[cold]
 fn enroll(local: &mut Local, number: u32) -> Option<&'static mut Thread> {
     if number == 0 {
@@ -264,7 +327,8 @@ fn enroll(local: &mut Local, number: u32) -> Option<&'static mut Thread> {
     if epoch.interval == 0 {
         local.left = cpu::COUNTDOWN;
     }
-    // After the segment: if memory is limited, the largest mapping fails before others exist.
+    // The order matters if memory is limited: this is the largest mapping, and it should fail
+    // before smaller ones are made.
     if !crate::module::prepare() {
         session::refuse_for_memory();
         return None;
@@ -272,7 +336,7 @@ fn enroll(local: &mut Local, number: u32) -> Option<&'static mut Thread> {
     if local.thread.is_null() {
         local.thread = thread::make(epoch.range_limit).cast();
     }
-    // SAFETY: null or the thread's own memory, mapped as long as the thread lives.
+    // SAFETY: null, or this thread's memory, which is mapped until the thread exits.
     let Some(thread) = (unsafe { thread::of(local).as_mut() }) else {
         let counters = &epoch.bank.header.counters;
         counters.unsampled_threads.fetch_add(1, Ordering::Relaxed);
@@ -286,19 +350,33 @@ fn enroll(local: &mut Local, number: u32) -> Option<&'static mut Thread> {
     Some(thread)
 }
 
-/// A request that is sampled, its call site with the thinning there, and whether a leak check leaves
-/// the object out.
-type Drawn = (Request, Option<(Key, u32)>, bool);
+/// Sample that is due.
+#[derive(Clone, Copy)]
+struct Due<'a> {
+    request: Request,
+    /// `None`: the session has no thinning.
+    site: Option<Site>,
+    /// True if a leak check is to ignore the object.
+    ignored: bool,
+    /// Object that the new one replaces.
+    replaced: Option<&'a Object>,
+}
 
-/// Makes the object and counts it. Null if it cannot be in the range.
+/// Allocates the object in the range and counts it. Returns null if there is no room in the range.
 #[inline]
 fn sample(
     thread: &mut Thread,
     epoch: &Epoch,
-    ((request, site, ignored), replaced): (Drawn, Option<&Object>),
+    due: Due<'_>,
     registers: &Registers,
     now_ns: u64,
 ) -> *mut u8 {
+    let Due {
+        request,
+        site,
+        ignored,
+        replaced,
+    } = due;
     let layout = request.layout();
     let place = if replaced.is_some() && layout.usable >= MIN_BYTES {
         allocate_with_room(thread, request.align, layout)
@@ -307,7 +385,7 @@ fn sample(
     };
     let born = clock::tick_of(now_ns);
     let mut weight = thread.weights.of(request.bytes as u64, thread.interval);
-    if let Some((_, step)) = site {
+    if let Some(Site { step, .. }) = site {
         weight *= (1 << step) as f32;
     }
     let tick = born.wrapping_sub(epoch.start_tick);
@@ -328,10 +406,18 @@ fn sample(
         count_replaced(thread, epoch, old, now_ns);
     }
     count_new(thread, epoch, record, &sample);
-    if let Some((key, _)) = site {
-        let known = epoch.bank.held(record);
-        let learned = (sample.bytes, epoch.interval, epoch.thinning);
-        thread.sites.learn(key, known, learned);
+    if let Some(Site { key, .. }) = site {
+        let (samples, live_bytes) = epoch.bank.held(record);
+        let known = thinning::Known {
+            samples,
+            live_bytes,
+        };
+        let taken = thinning::Taken {
+            bytes: sample.bytes,
+            interval: epoch.interval,
+            max_step: epoch.thinning,
+        };
+        thread.sites.learn(key, known, taken);
     }
     let object = Object {
         record,
@@ -343,7 +429,7 @@ fn sample(
         ignored,
         exact: request.exact,
     };
-    // SAFETY: `base` is fresh and has `offset` bytes for the header, then `usable`.
+    // SAFETY: `base` is newly allocated: `offset` bytes for the header, then `usable` bytes.
     unsafe {
         let at = base.add(layout.offset);
         if request.zero {
@@ -355,22 +441,24 @@ fn sample(
     }
 }
 
-/// Zeroes memory of the range. For large blocks, whole pages are released to the system and
-/// come back as zeros when touched, as jemalloc does with memory that it has used before.
+/// Zeroes memory of the range. Whole pages of a large block are released to the system and read as
+/// zeros when touched, as jemalloc does with memory that was used before.
 ///
 /// # Safety
-/// `bytes` from `at` on are the caller's.
+/// `bytes` from `at` on belong to the caller.
 unsafe fn clear(at: *mut u8, bytes: usize) {
-    const MUCH: usize = 64 << 10;
+    /// Blocks of this size or larger are released.
+    const RELEASE_BYTES: usize = 64 << 10;
     let first = at.align_offset(sys::PAGE);
     let pages = bytes.saturating_sub(first) & !(sys::PAGE - 1);
-    // SAFETY: the caller's; whole pages of our own private mapping, without the first and last
-    // ones, which neighbours may share. The call fails if they are locked.
+    // SAFETY: the bytes belong to the caller, so whole pages in them are pages of our own private
+    // mapping that nobody else uses. The first and the last page may be shared with neighbours and
+    // are written. The call fails if pages are locked.
     unsafe {
-        let given = bytes >= MUCH
+        let released = bytes >= RELEASE_BYTES
             && !crate::seccomp::is_installed()
             && libc::madvise(at.add(first).cast(), pages, libc::MADV_DONTNEED) == 0;
-        if given {
+        if released {
             at.write_bytes(0, first);
             at.add(first + pages).write_bytes(0, bytes - first - pages);
         } else {
@@ -385,7 +473,7 @@ fn allocate(thread: &mut Thread, align: usize, layout: Layout) -> Result<NonNull
         return Err(NoPlace::Exhausted);
     }
     let free_lists = thread.free_lists.get_or_insert_with(FreeLists::new);
-    // SAFETY: the range is ready; there are usable bytes.
+    // SAFETY: the range is ready, and every layout has at least one usable byte.
     unsafe { free_lists.alloc(layout, align) }
 }
 
@@ -404,7 +492,7 @@ fn allocate_with_room(
     unsafe { free_lists.alloc_with_room(layout, align) }
 }
 
-/// Walks the stack and counts the sample; returns its record.
+/// Walks the stack and counts the sample. Returns its record.
 #[inline]
 fn count(
     thread: &mut Thread,
@@ -417,14 +505,14 @@ fn count(
     record
 }
 
-/// Counts the sample in a record.
+/// Counts a sample in its record.
 #[inline]
 fn count_new(thread: &Thread, epoch: &Epoch, record: RecordId, sample: &NewSample) {
     let (shard, exclusive) = (thread.shard, thread.is_exclusive());
     epoch.bank.count_new(record, shard, sample, exclusive);
 }
 
-/// Walks the stack and finds its record, for which the table may have to grow.
+/// Walks the stack and finds its record. Grows the table if necessary.
 #[inline]
 fn find_record(
     thread: &mut Thread,
@@ -447,8 +535,8 @@ fn find_record(
     record
 }
 
-/// Walks the stack and finds its record. Not `inline`, which makes a copy of these 10 KiB in each unit of
-/// code generation.
+/// Walks the stack and looks up its record. Not `#[inline]`: each codegen unit would get its own
+/// copy of 10 KiB.
 fn intern(
     thread: &mut Thread,
     epoch: &Epoch,
@@ -462,7 +550,7 @@ fn intern(
     (walk, record)
 }
 
-/// The counter of a cause.
+/// Returns the counter of stacks that were truncated for this cause.
 fn truncated(counters: &Counters, cause: Cause) -> &AtomicU64 {
     match cause {
         Cause::NoModule => &counters.truncated_no_module,
@@ -474,14 +562,14 @@ fn truncated(counters: &Counters, cause: Cause) -> &AtomicU64 {
     }
 }
 
-/// Counts the free of a sampled object, if its session still counts.
+/// Counts the free of a sampled object, if the object's session still counts.
 #[inline]
 fn count_free(local: &mut Local, object: &Object) {
     let now = clock::now_ns();
     if !fork::leave_if_unseen(local) || !session::is_counting(object.session, now) {
         return;
     }
-    // SAFETY: null or the thread's own memory.
+    // SAFETY: null, or this thread's memory, which is mapped until the thread exits.
     let thread = unsafe { thread::of(local).as_mut() };
     let Some((thread, epoch)) = thread.and_then(|thread| of_own_session(thread, object, now))
     else {
@@ -492,7 +580,7 @@ fn count_free(local: &mut Local, object: &Object) {
     thread.stop_timer(timer, &epoch.bank);
 }
 
-/// Counts the free of a sampled object of the thread's session.
+/// Counts the free of a sampled object of the session that the thread samples in.
 #[inline]
 fn count_own_free(thread: &mut Thread, epoch: &Epoch, object: &Object, now_ns: u64) {
     let freed = freed(object, epoch.start_tick, now_ns);
@@ -501,8 +589,8 @@ fn count_own_free(thread: &mut Thread, epoch: &Epoch, object: &Object, now_ns: u
     epoch.bank.count_free(record, shard, &freed, exclusive);
 }
 
-/// Counts the free of an object that moves, right before the sample of its new place: in between,
-/// the heap is not higher than it is with one of them.
+/// Counts the free of an object that moves, right before the sample at its new address. The live heap
+/// does not count both at any time.
 #[cold]
 fn count_replaced(thread: &mut Thread, epoch: &Epoch, object: &Object, now_ns: u64) {
     if session::is_counting(object.session, now_ns)
@@ -512,7 +600,8 @@ fn count_replaced(thread: &mut Thread, epoch: &Epoch, object: &Object, now_ns: u
     }
 }
 
-/// The free of an object now, in a session with this first tick. A birth that is yet to come was overwritten.
+/// Returns the sample of a free in a session that began at tick `start`. A birth in the future shows
+/// an overwritten header, and is taken as now.
 #[inline]
 fn freed(object: &Object, start: u32, now: u64) -> FreeSample {
     let mut born = object.sample(start);
@@ -523,7 +612,7 @@ fn freed(object: &Object, start: u32, now: u64) -> FreeSample {
     FreeSample { born, tick }
 }
 
-/// The thread's epoch, if it belongs to the object's session and that still has its bank.
+/// Returns the thread's epoch if it belongs to the object's session and that still has its bank.
 #[inline]
 fn of_own_session<'a>(
     thread: &'a mut Thread,
@@ -533,15 +622,16 @@ fn of_own_session<'a>(
     if thread.session == 0 || thread.session as u8 != object.session {
         return None;
     }
-    // SAFETY: a thread with a session has entered an epoch.
+    // SAFETY: a thread with a session has entered an epoch, and enters no other one in this call.
     let epoch = unsafe { thread.epoch() };
     let holds = epoch.bank.holds(thread.session);
-    // An object born before this session is from the session 256 earlier.
+    // Headers have the low 8 bits of the session. An object born before this session began is from
+    // the session 256 earlier.
     let born_in = clock::is_since(object.born, epoch.start_tick, clock::tick_of(now_ns));
     (holds && born_in).then_some((thread, epoch))
 }
 
-/// Counts the free of an object by a thread that does not sample in its session.
+/// Counts the free of an object by a thread that does not sample in the object's session.
 #[cold]
 fn count_free_shared(local: &mut Local, object: &Object, now: u64) {
     let Some((bank, start)) = session::of_object(object.session, object.born, clock::tick_of(now))
@@ -554,13 +644,14 @@ fn count_free_shared(local: &mut Local, object: &Object, now: u64) {
     take_part(local);
 }
 
-/// Makes a thread that frees sampled objects repeatedly notice the epoch, as if it had allocated:
-/// then it has counters of its own, which need no locked instructions.
+/// Makes a thread that frees many sampled objects enter the epoch, as if it had allocated. From then
+/// on it has counters of its own, which need no atomic instructions.
 fn take_part(local: &mut Local) {
+    /// Number of frees after which a thread enters.
     const FREES: u8 = 64;
     let number = session::control().epoch(Ordering::Relaxed);
-    // A filter of the program's may forbid a thread that only frees to map memory; and if the thread has
-    // an alternate stack for signals, it may be on it, with little room.
+    // A seccomp filter may not allow a thread that only frees to map memory. A thread with an
+    // alternate signal stack may be on it, with little room left.
     let may_map = !seccomp::is_installed() && local.signal_stack == local.signal_stack_end;
     if local.freed == FREES || local.epoch == number || !may_map {
         return;
@@ -572,12 +663,13 @@ fn take_part(local: &mut Local) {
     {
         local.freed = 0;
         local.left = thread.gaps.next(thread.interval);
-        // What it frees is some other thread's to allocate.
+        // Objects that it frees were allocated by other threads, which may need their memory again:
+        // free lists pass it on.
         thread.free_lists.get_or_insert_with(FreeLists::new);
     }
 }
 
-/// The record in the shared shard that corresponds to an object's record.
+/// Returns the record in the shared shard for the stack and size class of an object's record.
 #[cold]
 fn shared_record(bank: &Bank<'_>, record: RecordId) -> RecordId {
     match bank.checked(record) {
@@ -589,10 +681,10 @@ fn shared_record(bank: &Bank<'_>, record: RecordId) -> RecordId {
 /// Frees a sampled object.
 ///
 /// # Safety
-/// `p` is a live object in the range.
+/// `p` is a live sampled object.
 pub unsafe fn free(p: *mut c_void) {
     let at: *mut u8 = p.cast();
-    // SAFETY: the caller's: an object of the range, whose header may have been overwritten.
+    // SAFETY: a live object in the range. Its header may have been overwritten, which `read` tells.
     unsafe {
         match Object::read(at) {
             Met::Live(object) if overwritten::is_plausible(&object) => {
@@ -603,14 +695,14 @@ pub unsafe fn free(p: *mut c_void) {
     }
 }
 
-/// Frees a sampled object, whose header was read, after it has been counted by `counting`.
+/// Counts a sampled object by `counting` and frees it. `object` is its header.
 ///
 /// # Safety
-/// As [`free`].
+/// See [`free`].
 #[inline]
 unsafe fn free_after(p: *mut c_void, object: &Object, counting: impl FnOnce(&mut Local, &Object)) {
     let at: *mut u8 = p.cast();
-    // SAFETY: the caller's: a live object with its header.
+    // SAFETY: a live object with an intact header, which nobody uses any more.
     unsafe {
         probes::free(p);
         Object::retire(at);
@@ -620,33 +712,33 @@ unsafe fn free_after(p: *mut c_void, object: &Object, counting: impl FnOnce(&mut
             at
         });
         if done.is_null() {
-            // A signal handler that interrupted the sampler: touch none of its state.
+            // A signal handler interrupted the sampler: its state must not be touched.
             range::free(at.sub(object.layout().offset), Flags::uncached());
         }
     }
 }
 
-/// Frees an object's memory.
+/// Frees the memory of an object. `object` is its header.
 ///
 /// # Safety
-/// As [`free`].
+/// See [`free`].
 #[inline]
 unsafe fn give_back(local: &mut Local, at: *mut u8, object: &Object) {
     let layout = object.layout();
-    // SAFETY: the caller's, and what the header says.
+    // SAFETY: the header tells where the memory of this live object begins.
     unsafe { give_back_memory(local, at.sub(layout.offset), layout) }
 }
 
-/// Frees the memory at `base` of an object of this layout.
+/// Frees the memory of an object that begins at `base`.
 ///
 /// # Safety
-/// As [`free`].
+/// `base` and `layout` are those of a live object in the range, which nobody uses any more.
 #[inline]
 unsafe fn give_back_memory(local: &mut Local, base: *mut u8, layout: Layout) {
-    // SAFETY: null or the thread's own memory.
+    // SAFETY: null, or this thread's memory, which is mapped until the thread exits.
     let thread = unsafe { thread::of(local).as_mut() };
     let free_lists = thread.and_then(|thread| thread.free_lists.as_mut());
-    // SAFETY: `base` is memory of the range with this layout, and nobody's after this call.
+    // SAFETY: the memory at `base` has this layout, and nobody uses it after this call.
     unsafe {
         if session::control().epoch(Ordering::Relaxed) == 0 {
             range::return_memory(base, layout, free_lists);

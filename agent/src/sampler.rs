@@ -1,20 +1,21 @@
-//! The arithmetic of sampling.
+//! Arithmetic of sampling: gaps between samples, and weights.
 //!
 //! Bytes are sampled as a Poisson process: the gap to the next sampled byte is exponential with
 //! mean `interval`, drawn again after each sample (the process has no memory). An allocation of n
-//! bytes is sampled with probability p = 1 - exp(-n / interval) and then stands for 1 / p objects,
-//! so that sums are unbiased (Horvitz and Thompson 1952). Neither needs libm: about 3 ns each.
+//! bytes is sampled with probability p = 1 - exp(-n / interval) and stands for 1 / p objects, so that
+//! sums are unbiased (Horvitz and Thompson 1952). The logarithm and the exponential are computed
+//! here, in about 3 ns each: the agent cannot depend on libm.
 
 use shm_protocol::header;
 
-/// A thread's generator of gaps: xorshift64* (Vigna 2016).
+/// Random generator of one thread: xorshift64* (Vigna 2016).
 #[derive(Clone, Copy, Debug)]
 pub struct Gaps {
     state: u64,
 }
 
 impl Gaps {
-    /// A generator; any seed will do.
+    /// Creates a generator. Any seed is valid.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         let mixed = (seed ^ 0x9E37_79B9_7F4A_7C15).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -31,15 +32,15 @@ impl Gaps {
         self.state.wrapping_mul(0x2545_F491_4F6C_DD1D)
     }
 
-    /// Whether this is one of 2^`step`, at random; `step` is below 64.
+    /// Returns true with probability 2^-`step`; `step` is below 64.
     #[inline]
     pub fn is_one_in(&mut self, step: u32) -> bool {
         step == 0 || self.draw() >> (64 - step) == 0
     }
 
-    /// Bytes that may pass unsampled: floor of an exponential of mean `interval`, so that
-    /// P(gap < n) = 1 - exp(-n / interval) for every whole n. -1 for interval 1: every
-    /// allocation is sampled, whatever its size.
+    /// Draws the number of bytes until the next sample: the floor of an exponential of mean
+    /// `interval`, so that P(gap < n) = 1 - exp(-n / interval) for every whole n. -1 for interval 1:
+    /// every allocation is sampled, whatever its size.
     #[inline]
     pub fn next(&mut self, interval: f64) -> i64 {
         if interval <= 1.0 {
@@ -47,10 +48,10 @@ impl Gaps {
         }
         let random = self.draw() | 1;
         let gap = minus_ln(random) * interval;
-        // Up to here the conversion is one instruction; beyond, no sample falls due any more.
-        const FOR_EVER: f64 = (1u64 << 62) as f64;
-        if gap < FOR_EVER {
-            // SAFETY: neither negative, as logarithms go, nor NaN, nor too large.
+        // Below this, the conversion to an integer is one instruction. Larger gaps never expire.
+        const NEVER: f64 = (1u64 << 62) as f64;
+        if gap < NEVER {
+            // SAFETY: not negative, because the logarithm is not; neither NaN nor too large.
             unsafe { gap.to_int_unchecked() }
         } else {
             1 << 62
@@ -58,7 +59,7 @@ impl Gaps {
     }
 }
 
-/// -ln(r / 2^64) for odd r, within 4e-8.
+/// Returns -ln(r / 2^64) for odd r, within 4e-8.
 #[inline]
 fn minus_ln(r: u64) -> f64 {
     const LN_2: f64 = core::f64::consts::LN_2;
@@ -80,8 +81,8 @@ fn minus_ln(r: u64) -> f64 {
     (f64::from(zeros + 1) - log2) * LN_2
 }
 
-/// Objects that a sampled allocation of `bytes` stands for, 1 / (1 - exp(-bytes / interval)),
-/// within 1e-7. 1 for interval 1.
+/// Returns the number of objects that a sampled allocation stands for, 1 / (1 - exp(-bytes /
+/// interval)), within 1e-7. 1 for interval 1.
 #[inline]
 #[must_use]
 pub fn weight(bytes: u64, interval: f64) -> f32 {
@@ -102,22 +103,23 @@ pub fn weight(bytes: u64, interval: f64) -> f32 {
     weight as f32
 }
 
-/// The weights of small sizes at one interval, so far as they were requested.
+/// Cache of the weights of small objects, at one interval.
 #[derive(Clone, Debug)]
 pub struct Weights {
-    /// 0: not yet.
+    /// Weights by size in bytes; 0 if not computed yet.
     known: [f32; Self::SIZES],
 }
 
 impl Weights {
     const SIZES: usize = 512;
 
-    /// Forgets them all: the interval is another one. Makes zeroed memory a `Weights`.
+    /// Forgets all weights, because the interval changes. Makes zeroed memory a valid `Weights`.
     pub fn forget(&mut self) {
         self.known = [0.0; Self::SIZES];
     }
 
-    /// [`weight`] as a header holds it, which it is always asked with the same `interval`.
+    /// Returns [`weight`], rounded as headers store it. `interval` must be the same in all calls
+    /// until [`forget`](Self::forget).
     #[inline]
     pub fn of(&mut self, bytes: u64, interval: f64) -> f32 {
         let Some(known) = self.known.get_mut(bytes as usize) else {
@@ -130,7 +132,7 @@ impl Weights {
     }
 }
 
-/// exp(-x) for 0 <= x < 40.
+/// Returns exp(-x) for 0 <= x < 40.
 #[inline]
 fn exp_minus(x: f64) -> f64 {
     const LOG2_E: f64 = core::f64::consts::LOG2_E;
@@ -152,8 +154,8 @@ fn exp_minus(x: f64) -> f64 {
     power * f64::from_bits((1023 - whole) << 52)
 }
 
-/// A polynomial of degree 8, by Estrin's scheme: terms are combined in pairs, which do not wait for
-/// each other.
+/// Evaluates a polynomial of degree 8 by Estrin's scheme: terms are combined in pairs, which do not
+/// depend on each other.
 #[inline]
 fn polynomial(c: &[f64; 9], x: f64) -> f64 {
     let x2 = x * x;

@@ -1,33 +1,31 @@
-//! Clears caller-saved registers and the unused part of the stack before a leak check looks at
-//! them.
+//! Clears caller-saved registers and the unused part of the stack before a leak check.
 //!
-//! A program that itself calls for a check keeps nothing in them across the call; but copies of
-//! pointers stay there, and would hide a leak: the C library's `memcpy` goes through vector
-//! registers, on some processors through ones that little else uses, and the loader, when it binds
-//! a function at its first call, puts all of them on the stack. Registers are roots, and so is the
-//! stack down to the last call, including what our functions have not written to.
+//! Registers are roots of the search, and so is the stack, including what our functions have reserved but not
+//! written. A program that calls for a check keeps nothing there across the call, but stale copies of pointers
+//! would hide leaks: the C library's `memcpy` uses vector registers, on some processors ones that little else
+//! uses, and the loader saves all of them on the stack when it binds a function at its first call.
 
 use core::mem::MaybeUninit;
 
-/// Words of the stack: the loader takes up to 2.7 KiB for the registers.
-const BELOW: usize = 448;
+/// Number of words of the stack that are cleared: the loader uses up to 2.7 KiB for the registers.
+const CLEARED_WORDS: usize = 448;
 
-/// Clears what is below the caller's frame. To be called where functions follow that need as much
-/// in any case, which starting the controller does.
+/// Clears the stack below the caller's frame. For callers that go on to call functions which need as much
+/// stack anyway: starting the controller does.
 #[inline(never)]
 pub fn clear_stack() {
-    let mut below = [const { MaybeUninit::<u64>::uninit() }; BELOW];
+    let mut below = [const { MaybeUninit::<u64>::uninit() }; CLEARED_WORDS];
     for word in &mut below {
-        // SAFETY: a word of our own; volatile, since nobody reads it.
+        // SAFETY: a word of our own. Volatile, because nobody reads it.
         unsafe { word.as_mut_ptr().write_volatile(0) };
     }
 }
 
-/// Clears registers: all but those that a function hands back as they were.
+/// Clears all caller-saved registers.
 #[cfg(target_arch = "x86_64")]
 pub fn clear() {
-    // SAFETY: says which registers it changes, and changes nothing else. Instructions beyond
-    // those of every x86-64 processor are used where the kernel has switched them on.
+    // SAFETY: declares all registers that it changes. Instructions that not all x86-64 processors have are
+    // used only if the kernel has enabled them.
     unsafe {
         core::arch::asm!(
             "mov r8, rbx", // CPUID changes it
@@ -98,11 +96,11 @@ pub fn clear() {
     }
 }
 
-/// Clears registers: all but those that a function hands back as they were.
+/// Clears all caller-saved registers.
 #[cfg(target_arch = "aarch64")]
 pub fn clear() {
-    // SAFETY: says which registers it changes, and changes nothing else. Of v8 to v15 the lower
-    // halves stay, which are the caller's.
+    // SAFETY: declares all registers that it changes. The lower halves of v8 to v15 are callee-saved and
+    // stay.
     unsafe {
         core::arch::asm!(
             "movi v0.2d, #0",
@@ -167,11 +165,11 @@ mod tests {
         super::clear();
     }
 
-    /// A pointer that a copy has left in a register.
+    /// A stale pointer that a copy has left in a register.
     #[test]
     fn what_a_copy_left_behind_is_gone_and_what_is_the_callers_stays() {
         let mut seen = [1_u64; 6];
-        // SAFETY: calls a function as functions are called; writes the six words.
+        // SAFETY: calls a function by its ABI, and writes six words of ours.
         unsafe {
             core::arch::asm!(
                 "mov rax, 0x1234567",

@@ -1,12 +1,12 @@
-//! Seccomp filters of the process, known without asking the kernel again.
+//! Seccomp filters of the process, tracked without asking the kernel.
 //!
-//! A filter may kill the process for a system call that its program never makes, and asking whether
-//! there is a filter is such a call. So the state at start-up is read from /proc while that is
-//! still safe (the loader has just opened files too), and filters that are installed later pass
-//! through this library: `prctl` and `syscall` are its own entry points.
+//! A filter may kill the process for a system call that its program never makes, and asking whether there is a
+//! filter is such a call. So the state at start-up is read from `/proc` while that is still safe (the loader has
+//! just opened files, too), and filters that are installed later pass through this library, which exports
+//! `prctl` and `syscall`.
 //!
-//! Limit: a filter that is installed with a system call instruction of the program's own is not
-//! seen. The controller also compares `/proc/PID/status` before it starts a session.
+//! Limit: a filter that the program installs by a system call instruction of its own is not noticed. The
+//! controller also compares `/proc/PID/status` before it starts a session.
 
 use crate::definitions;
 use crate::environment::variable;
@@ -16,12 +16,12 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering};
 use unwind::probe;
 
-/// Nothing is known: treated as a filter.
+/// Nothing is known: treated like a filter.
 const UNKNOWN: u8 = 0;
 const ABSENT: u8 = 1;
-/// There was one when the program started; everything that is done at start-up passed it.
+/// The program started with a filter, which allowed everything that is done at start-up.
 const INHERITED: u8 = 2;
-/// The program has installed one.
+/// The program has installed a filter.
 const INSTALLED: u8 = 3;
 
 static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
@@ -30,11 +30,10 @@ static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
 static MODE: AtomicU32 = AtomicU32::new(0);
 static FILTERS: AtomicU32 = AtomicU32::new(0);
 
-/// Whether those filters are known to let pass what timers need, see [`lets_timers_pass`].
+/// True if the filters at start-up are known to allow what timers need (see [`lets_timers_pass`]).
 static LETS_TIMERS_PASS: AtomicBool = AtomicBool::new(false);
 
-/// glibc's `__libc_single_threaded`, which is 0 from the first `pthread_create` on; null: there is none
-/// (before 2.32).
+/// glibc's `__libc_single_threaded`, which is 0 from the first `pthread_create` on; null before 2.32.
 static SINGLE_THREADED: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
 /// Reads the state at start-up.
@@ -54,11 +53,11 @@ pub fn start() {
     FILTERS.store(filters, Ordering::Relaxed);
     let tried = variable(c"MEM_PROFILER_FILTERS");
     let tried = tried.and_then(|text| core::str::from_utf8(text).ok()?.trim().parse().ok());
-    // Filters are only ever added: as many of them are the same ones.
+    // Filters are never removed: if their number is the same, they are the same filters.
     let all_tried = filters != 0 && tried == Some(filters);
     LETS_TIMERS_PASS.store(all_tried, Ordering::Relaxed);
     let state = match mode {
-        // A kernel without seccomp has no such line, and no filters.
+        // A kernel without seccomp has no such line.
         None if !text.is_empty() => ABSENT,
         Some(0) => ABSENT,
         _ => INHERITED,
@@ -66,8 +65,8 @@ pub fn start() {
     let _ = STATE.compare_exchange(UNKNOWN, state, Ordering::Relaxed, Ordering::Relaxed);
 }
 
-/// Looks up glibc's `__libc_single_threaded`. A look-up that fails would leave a message for the program's
-/// first `dlerror`, so the loader is asked only for what the symbol tables have.
+/// Looks up glibc's `__libc_single_threaded`. A failing lookup would leave a message for the program's first
+/// `dlerror`, so the loader is asked only if a symbol table has the symbol.
 fn find_single_threaded() -> *mut c_void {
     const NAME: &CStr = c"__libc_single_threaded";
     if definitions::can_tell() && definitions::is_defined_by_others(NAME) {
@@ -77,7 +76,7 @@ fn find_single_threaded() -> *mut c_void {
     }
 }
 
-/// Mode and number of filters at start-up, as `/proc/PID/status` has them.
+/// Returns the mode and the number of filters at start-up, as in `/proc/PID/status`.
 pub fn at_start() -> (u32, u32) {
     (
         MODE.load(Ordering::Relaxed),
@@ -85,16 +84,16 @@ pub fn at_start() -> (u32, u32) {
     )
 }
 
-/// Whether no filter is known to be there: system calls beyond an allocator's own may be
-/// made.
+/// Returns true if it is known that there is no filter: then system calls beyond those of an allocator are
+/// allowed.
 pub fn is_absent() -> bool {
     STATE.load(Ordering::Relaxed) == ABSENT
 }
 
-/// Whether the system calls that timers and their signals need may be made: there is no filter, or
-/// those that the program has inherited are as many as `MEM_PROFILER_FILTERS` says that let them
-/// pass. The controller sets it for what it starts, once it has tried them under its own filters,
-/// which it passes on; users set it who know the filter of their containers.
+/// Returns true if the system calls that timers and their signals need are allowed: there is no filter, or the
+/// inherited filters are as many as `MEM_PROFILER_FILTERS` says. The controller sets that variable for programs
+/// that it starts, once it has tried the calls under its own filters, which they inherit. Users who know the
+/// filter of their containers may set it, too.
 pub fn lets_timers_pass() -> bool {
     match STATE.load(Ordering::Relaxed) {
         ABSENT => true,
@@ -103,27 +102,25 @@ pub fn lets_timers_pass() -> bool {
     }
 }
 
-/// Whether the program has put itself under a filter, which may forbid what was possible at
-/// start-up.
+/// Returns true if the program has installed a filter, which may forbid what was allowed at start-up.
 pub fn is_installed() -> bool {
     STATE.load(Ordering::Relaxed) == INSTALLED
 }
 
-/// Notes that a filter is about to be installed. Safe in a signal handler that interrupted
-/// an allocation.
+/// Records that a filter is about to be installed. Safe in a signal handler that interrupted an allocation.
 #[cold]
 pub fn note_installation() {
     STATE.store(INSTALLED, Ordering::Relaxed);
     sys::note_filter();
     if is_single_threaded() {
-        // The C library's `malloc` makes no `futex` call either.
+        // The C library's `malloc` makes no `futex` call in a process with one thread either.
         probe::forbid();
     }
 }
 
-/// Whether the process is known to have had one thread only.
+/// Returns true if the process is known to have one thread.
 fn is_single_threaded() -> bool {
     let flag: *const AtomicU8 = SINGLE_THREADED.load(Ordering::Relaxed).cast();
-    // SAFETY: null, or the C library's variable of one byte, which is there as long as the process.
+    // SAFETY: null, or the C library's variable of one byte, which exists as long as the process.
     unsafe { flag.as_ref() }.is_some_and(|flag| flag.load(Ordering::Relaxed) != 0)
 }

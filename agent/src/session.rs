@@ -1,9 +1,10 @@
-//! The segment from inside the process: commands, the session's bank, the segment's life cycle.
+//! The segment as seen from inside the process: commands, the bank of the current session, and the
+//! segment's life cycle.
 //!
-//! Commands, identity and status are mapped over a static of this library: testing whether sampling
+//! Commands, identity and status are mapped over a static of this library. So testing whether sampling
 //! is on needs no pointer, and the answer is "no" before there is a segment. While no session runs,
-//! nothing else is mapped. The first thread that notices a session maps the tables, which needs
-//! neither path nor descriptor.
+//! nothing else is mapped. The first thread that notices a session maps the tables, which needs neither
+//! a path nor a file descriptor.
 
 mod cgroup;
 mod fork;
@@ -43,7 +44,7 @@ use shm_protocol::record::FIRST_RECORD;
 use shm_protocol::tree::FIRST_NODE;
 use shm_protocol::{Bank, Geometry, clock, segment};
 
-/// [`CONTROL_BYTES`] in whole pages.
+/// Size of the view in bytes: [`CONTROL_BYTES`] in whole pages.
 const VIEW: usize = CONTROL_BYTES.next_multiple_of(PAGE);
 
 /// Memory for the view of commands, identity and status.
@@ -54,77 +55,83 @@ pub struct ControlView(UnsafeCell<[u8; VIEW]>);
 // written only while no other process knows of the segment.
 unsafe impl Sync for ControlView {}
 
-/// View of the commands, see [`control`]. The first word is the epoch: at first [`FIRST_EPOCH`].
+/// View of the commands (see [`control`]). The first word is the epoch; its initial value is
+/// [`FIRST_EPOCH`].
 pub static CONTROL: ControlView = ControlView(UnsafeCell::new({
     let mut view = [0; VIEW];
     *view.first_chunk_mut().unwrap() = FIRST_EPOCH.to_le_bytes();
     view
 }));
 
-/// Epoch until the first allocation, which so takes the slow path, where the environment is read.
-/// No thread has met it.
+/// Epoch until the first allocation. No thread has entered it, so the first allocation takes the slow
+/// path, where the environment is read.
 const FIRST_EPOCH: u32 = if cfg!(test) { 0 } else { u32::MAX - 1 };
 
-/// Whether it is still that.
+/// Returns true before the first allocation.
 pub fn is_first_epoch() -> bool {
     FIRST_EPOCH != 0 && control().epoch(Ordering::Relaxed) == FIRST_EPOCH
 }
 
-/// Ends [`FIRST_EPOCH`]: sampling is off until there is a segment. At the first allocation.
+/// Ends [`FIRST_EPOCH`] at the first allocation. Sampling is off until there is a segment.
 pub fn await_start() {
     control().epoch.store(0, Ordering::Relaxed);
 }
 
-/// The commands. All zero (off) from the first allocation until a segment is mapped here.
+/// Returns the commands. All zeros (off) from the first allocation until a segment is mapped here.
 #[inline(always)]
 pub fn control() -> &'static Control {
-    // SAFETY: static, aligned, large enough; any bytes are a valid Control.
+    // SAFETY: a static that is aligned and large enough; any bytes are a valid `Control`.
     unsafe { &*CONTROL.0.get().cast::<Control>() }
 }
 
-/// Whether an allocation of `size` bytes is not sampled, because sampling is off or the countdown
-/// has not expired; counts it down. A size that is negative as a signed number would wind it up.
+/// Counts an allocation down. Returns true if it is not sampled: sampling is off, or the countdown has
+/// not expired. Sizes that are negative as signed numbers are not counted; they would increase the
+/// countdown.
 #[inline(always)]
 pub fn skips_sampling(size: usize) -> bool {
-    const MOST: usize = isize::MAX as usize;
+    const MAX_COUNTED: usize = isize::MAX as usize;
     let epoch = control().epoch(Ordering::Relaxed);
-    epoch == 0 || size <= MOST && crate::arch::counts_down(epoch, size)
+    epoch == 0 || size <= MAX_COUNTED && crate::arch::counts_down(epoch, size)
 }
 
-// Everything that a fork reads and writes is kept together (`mem_agent_state`), since each page
-// that the child touches costs it a page fault.
+// All statics that a fork reads and writes are in one section (`mem_agent_state`), because each page
+// that the child touches costs a page fault.
 
-/// Whose segment the view shows.
+/// Relation of this process to the segment in the view: its own, its parent's, or none.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static LIFE: Life = Life::new();
 
-/// Number of segments that this process has made: a new one lacks what earlier ones recorded.
+/// Number of segments that this process has created. A new one lacks what earlier ones recorded.
 static SEGMENTS: AtomicU32 = AtomicU32::new(0);
-/// Where the whole segment is mapped.
+/// Address of the mapping of the whole segment.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static BASE: Mapping = Mapping::new();
-/// Size of the whole segment, as this process chose it.
+/// Size of the whole segment in bytes, as this process chose it.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// Status that the agent publishes; `None` if there is no segment.
+/// Returns the status that the agent publishes, or `None` if there is no segment.
 pub fn status() -> Option<&'static Status> {
-    // SAFETY: inside the view, which is never unmapped and all of which is backed by memory
-    // (`shm_protocol::segment::create` wrote it); all atomics.
+    // SAFETY: inside the view, which is never unmapped. `shm_protocol::segment::create` has written
+    // all of it, so it is backed by memory. All fields are atomics.
     let status = unsafe { &*CONTROL.0.get().byte_add(STATUS_OFFSET).cast::<Status>() };
     LIFE.is_own().then_some(status)
 }
 
-/// Pointer to the part of the view at `offset`.
-pub fn at<T>(offset: usize) -> Option<*mut T> {
+/// Returns a pointer to the part of the view at `offset`, or `None` if there is no segment.
+///
+/// # Safety
+/// A `T` at `offset` lies inside the view.
+pub unsafe fn at<T>(offset: usize) -> Option<*mut T> {
     debug_assert!(offset + size_of::<T>() <= CONTROL_BYTES);
-    // SAFETY: callers pass offsets of the layout, which lie inside the view.
+    // SAFETY: the part lies inside the view.
     LIFE.is_own()
         .then(|| unsafe { CONTROL.0.get().byte_add(offset).cast() })
 }
 
-/// Makes the segment, and begins the session if the environment requests one, or `samples_all`.
-/// Called at start-up; `address_space` is the limit on it, in bytes; `memory` is the agent's own.
+/// Creates the segment at start-up. Begins a session if the environment requests one or `samples_all`
+/// is set. `address_space` is the limit of the address space in bytes; `memory` is the agent's own
+/// memory.
 pub fn start(address_space: u64, samples_all: bool, memory: AgentMemory) {
     identity::start(memory);
     mark::start();
@@ -132,26 +139,26 @@ pub fn start(address_space: u64, samples_all: bool, memory: AgentMemory) {
     life::start(address_space, samples_all);
 }
 
-/// Number of the current segment among those that this process has made.
+/// Returns the number of segments that this process has created so far.
 pub fn segment_number() -> u32 {
     SEGMENTS.load(Ordering::Relaxed)
 }
 
-/// The table of modules; `None` before a session has begun in this process.
+/// Returns the table of modules, or `None` before the first session of this process.
 pub fn modules() -> Option<*mut ModuleTable> {
-    // SAFETY: inside the whole segment; `attach` mapped it for a session, whose starter has backed
-    // this part with memory.
+    // SAFETY: inside the whole segment, which `attach` mapped for a session. The starter of a session
+    // backs this part with memory.
     BASE.get()
         .map(|base| unsafe { base.add(MODULES_OFFSET).cast() })
 }
 
-/// Puts a private, empty page over the view of commands, identity and status.
+/// Maps a private page of zeros over the view. Returns false if that fails.
 fn cover_view() -> bool {
-    // SAFETY: our own static, whole pages of it; any bytes are a view.
+    // SAFETY: our own static, in whole pages; any bytes are a valid view.
     unsafe { sys::cover(CONTROL.0.get().cast(), VIEW) }
 }
 
-/// Records in the status why there is no sampling.
+/// Records in the status why nothing is sampled.
 fn refuse(reason: u32, errno: i32) {
     if let Some(status) = status() {
         status.refuses_errno.store(errno as u32, Ordering::Relaxed);
@@ -159,13 +166,13 @@ fn refuse(reason: u32, errno: i32) {
     }
 }
 
-/// Records that there is no sampling because memory ran out, with `errno`.
+/// Records in the status that memory ran out, with `errno`.
 #[cold]
 pub fn refuse_for_memory() {
     refuse(REFUSES_MEMORY, sys::errno());
 }
 
-/// The whole segment; maps it if necessary.
+/// Returns the mapping of the whole segment. Creates it if necessary.
 fn attach() -> Option<*mut u8> {
     if let Some(base) = BASE.get() {
         return Some(base);
@@ -186,7 +193,7 @@ fn attach() -> Option<*mut u8> {
     }
 }
 
-/// Like [`attach`], for a view that is known to be of this process's own segment, new or not.
+/// Maps the whole segment. The view must be this process's own segment.
 fn map_whole() -> Result<*mut u8, segment::Errno> {
     if let Some(base) = BASE.get() {
         return Ok(base);
@@ -196,19 +203,19 @@ fn map_whole() -> Result<*mut u8, segment::Errno> {
     match BASE.offer(made) {
         Ok(()) => Ok(made),
         Err(first) => {
-            // SAFETY: the mapping just made, which no other thread knows.
+            // SAFETY: just mapped, and no other thread has its address.
             unsafe { libc::munmap(made.cast(), bytes) };
             Ok(first)
         }
     }
 }
 
-/// Maps the whole segment, and leaves it to [`tables`] to back parts of it with memory: a second
-/// mapping of locked memory would be locked, too, and backed at once as far as the file reaches.
+/// Maps the whole segment without locking its memory. `mlockall` would lock a second mapping of locked
+/// memory, too, and back all of the file at once; [`tables`] backs only the parts in use.
 fn map_unlocked(bytes: usize) -> Result<*mut u8, segment::Errno> {
     let view = CONTROL.0.get().cast::<c_void>();
-    // SAFETY: the view of this process's segment: a shared file, whose bytes stay. Others may read
-    // and write it meanwhile.
+    // SAFETY: the view is a shared mapping of this process's segment, which stays. Other processes may
+    // access it meanwhile.
     unsafe {
         let is_locked = sys::is_locked(view);
         if is_locked {
@@ -222,36 +229,37 @@ fn map_unlocked(bytes: usize) -> Result<*mut u8, segment::Errno> {
     }
 }
 
-/// Settings of an epoch, as a thread samples by them.
+/// Settings of an epoch, as threads sample by them.
 #[derive(Clone, Copy)]
 pub struct Epoch {
     /// Number of the epoch.
     pub number: u32,
-    /// The session's number.
+    /// Number of the session.
     pub session: u64,
-    /// Mean bytes between samples; 0: none, CPU time alone is sampled.
+    /// Mean number of bytes between samples; 0 if only CPU time is sampled.
     pub interval: u64,
-    /// End, in ns of this process's coarse clock; 0: none.
+    /// Deadline in ns of this process's coarse clock; 0: none.
     pub deadline_ns: u64,
-    /// The same in ns of the machine's clock, as published.
+    /// Deadline as published, in ns of the machine's clock; 0: none.
     pub published_deadline_ns: u64,
-    /// First tick of the session, of this process's clock.
+    /// First tick of the session, by this process's clock.
     pub start_tick: u32,
-    /// Maximum address space for sampled objects; 0: no limit.
+    /// Maximum address space for sampled objects, in bytes; 0: no limit.
     pub range_limit: u64,
-    /// For well-known call sites at least one due sample in 2^this is taken; 0: each one.
+    /// Maximum thinning step: one in 2^`thinning` samples that are due is taken at well-known call
+    /// sites. 0: no thinning.
     pub thinning: u32,
-    /// What is wanted of CPU time.
+    /// Settings for sampling CPU time.
     pub cpu: CpuSetting,
     /// Bank of the session.
     pub bank: Bank<'static>,
 }
 
-/// The sessions whose banks are in use.
+/// Sessions whose banks are in use.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static SESSIONS: Sessions = Sessions::new();
 
-/// The epoch in force; `None` if there is none, or if its bank is not ready.
+/// Returns the current epoch. `None`: sampling is off, or the session's bank is not ready.
 pub fn current() -> Option<Epoch> {
     let shift = time::shift();
     let Met {
@@ -285,8 +293,8 @@ pub fn current() -> Option<Epoch> {
     })
 }
 
-/// Whether a session, by the last 8 bits of its number, still counts. What is freed after its end
-/// was alive then, and its profile is of that moment.
+/// Returns true if a session still counts frees; `session` is the low 8 bits of its number. Objects
+/// that are freed after the deadline were live at the end of the profile.
 #[inline]
 pub fn is_counting(session: u8, now_ns: u64) -> bool {
     let epoch = control().epoch(Ordering::Relaxed);
@@ -297,9 +305,9 @@ pub fn is_counting(session: u8, now_ns: u64) -> bool {
         && (deadline_ns == 0 || now_ns < time::shift().to_own(deadline_ns))
 }
 
-/// The bank and the first tick of the session that a sampled object was counted in,
-/// given the last 8 bits of its number and the object's birth. `None`: another session
-/// has the bank now.
+/// Returns the bank and the first tick of the session that a sampled object was counted in. `session` is
+/// the low 8 bits of the session's number, `born` the object's birth. `None`: the bank belongs to
+/// another session now.
 #[inline]
 pub fn of_object(session: u8, born: u32, now: u32) -> Option<(Bank<'static>, u32)> {
     let (number, start) = SESSIONS.of_object(session, born, now)?;
@@ -308,65 +316,64 @@ pub fn of_object(session: u8, born: u32, now: u32) -> Option<(Bank<'static>, u32
     holds.then_some((bank, start))
 }
 
+/// Returns the bank of a session.
 fn bank(base: *mut u8, session: u64) -> Bank<'static> {
     let geometry = Geometry::of_segment(BYTES.load(Ordering::Relaxed));
-    // SAFETY: `base` is the whole segment, mapped for as long as `BASE` says so (a child forgets
-    // its sessions before it gives the mapping up). Whoever publishes a session has backed its bank
-    // with memory, as far as the bank's header says, and nobody takes that memory away while this
-    // process lives.
+    // SAFETY: `base` is the mapping of the whole segment, valid while `BASE` has it (a child forgets
+    // its sessions before it gives the mapping up). Before a session is published, its bank is backed
+    // with memory as far as its header says, and stays so while this process lives.
     let bank = unsafe { Bank::at(base.add(geometry.bank_offset(session)), geometry) };
     bank.within(tables::open(session))
 }
 
-/// The bank of a session that the calling thread meets, whose units are made accessible.
+/// Returns the bank of a session that the calling thread enters, after making its units accessible.
 fn opened(base: *mut u8, session: u64) -> Bank<'static> {
     let bank = bank(base, session);
     tables::open_units(base, &bank, session, bank.header.units());
     bank
 }
 
-/// Session in which the system refused memory for more of the bank; 0: none.
+/// Session whose bank the kernel refused to back with more memory; 0: none.
 static REFUSED_GROWTH: AtomicU64 = AtomicU64::new(0);
 
-/// Reserves more of the bank of a session without a controller once half of it is used, so that
-/// pages exist before they are written.
+/// Reserves another unit of the bank once half of it is used, in a session without a controller. The
+/// memory is backed before it is written.
 pub fn grow_early(epoch: &Epoch) {
     if is_alone(epoch) {
-        // Tried again once a second at most, so a refusal need not be final.
+        // Called at most once a second, so a refusal is retried then.
         REFUSED_GROWTH.store(0, Ordering::Relaxed);
         extend(epoch, 2);
     }
 }
 
-/// Reserves more of a bank that is full. A controller does that from outside, in time as a rule;
-/// this is for a burst of new stacks before its turn comes. Returns whether a stack that found no
-/// room may find some now; `tries` counts how often that was done by another thread, from 0 for
-/// each stack.
+/// Reserves another unit of a full bank. Usually the controller does so in time; this is for bursts of
+/// new stacks before its next turn. Returns true if a stack that did not fit should be tried again.
+/// `tries` counts the times that another thread had just grown the bank; it starts at 0 for each stack.
 #[cold]
 pub fn grow(epoch: &Epoch, tries: &mut u8) -> bool {
-    const MOST: u8 = 4;
+    const MAX_TRIES: u8 = 4;
     match extend(epoch, 1) {
         Growth::Done => true,
         Growth::Unneeded => {
             *tries += 1;
-            *tries <= MOST
+            *tries <= MAX_TRIES
         }
         Growth::Impossible => false,
     }
 }
 
-/// What came of an attempt to reserve more of a bank.
+/// Outcome of an attempt to reserve another unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Growth {
-    /// There is more, by this thread or by another.
+    /// This thread or another one has reserved it.
     Done,
-    /// Enough of what is reserved is unused.
+    /// Not needed: enough is reserved and unused.
     Unneeded,
     Impossible,
 }
 
-/// Whether less than one `part`th of the nodes and of the records are used that have memory and are
-/// not kept for stacks without room.
+/// Returns true if less than 1/`part` of the reserved nodes and records is used, not counting those
+/// set aside for stacks that do not fit.
 fn uses_less_than(epoch: &Epoch, part: u32) -> bool {
     let header = epoch.bank.header;
     let geometry = Geometry::of_segment(BYTES.load(Ordering::Relaxed));
@@ -380,9 +387,8 @@ fn uses_less_than(epoch: &Epoch, part: u32) -> bool {
     nodes < some && records < limit - limit / 8
 }
 
-/// Reserves one more unit of the bank if one `part`th of what is reserved is used: the thread that
-/// does it waits for no more than that takes, some 0.2 ms. On kernels that cannot do this (before
-/// 5.14), nothing: without a controller, all that there will be was reserved at the start there.
+/// Reserves another unit of the bank if at least 1/`part` of it is used. Takes about 0.2 ms. Kernels
+/// before 5.14 cannot do this: there, a session without a controller reserves everything at its start.
 fn extend(epoch: &Epoch, part: u32) -> Growth {
     let header = epoch.bank.header;
     let units = header.units();
@@ -390,9 +396,10 @@ fn extend(epoch: &Epoch, part: u32) -> Growth {
         let base = BASE.get();
         let are_open =
             base.is_some_and(|base| tables::open_units(base, &epoch.bank, epoch.session, units));
-        return match are_open {
-            true => Growth::Done,
-            false => Growth::Impossible,
+        return if are_open {
+            Growth::Done
+        } else {
+            Growth::Impossible
         };
     }
     if units >= epoch.bank.most_units() {
@@ -402,27 +409,26 @@ fn extend(epoch: &Epoch, part: u32) -> Growth {
         return Growth::Unneeded;
     }
     let refused = REFUSED_GROWTH.load(Ordering::Relaxed) == epoch.session;
-    // A filter that the program has installed may not allow this call.
+    // A seccomp filter of the program may not allow the call.
     if refused || crate::seccomp::is_installed() {
         return Growth::Impossible;
     }
-    match tables::populate_units(&epoch.bank, epoch.session, units + 1) {
-        true => Growth::Done,
-        false => {
-            REFUSED_GROWTH.store(epoch.session, Ordering::Relaxed);
-            Growth::Impossible
-        }
+    if tables::populate_units(&epoch.bank, epoch.session, units + 1) {
+        Growth::Done
+    } else {
+        REFUSED_GROWTH.store(epoch.session, Ordering::Relaxed);
+        Growth::Impossible
     }
 }
 
-/// Reserves more of a session's bank before the program puts itself under a filter: afterwards only
-/// a controller can. Safe in a signal handler that interrupted an allocation.
+/// Reserves more of the bank before the program installs a seccomp filter; afterwards only a controller
+/// can. Safe in a signal handler that interrupted an allocation.
 #[cold]
 pub fn grow_before_filter() {
     let epoch = control().epoch(Ordering::Relaxed);
     let params = control().params_of(epoch);
     let Some(base) = BASE.get() else { return };
-    // It may be under one already that forbids this.
+    // An earlier filter may already forbid the call.
     if epoch == 0 || !LIFE.is_own() || crate::seccomp::is_installed() {
         return;
     }
@@ -431,36 +437,35 @@ pub fn grow_before_filter() {
     let bank = bank(base, session);
     let units = bank
         .geometry()
-        .units_within(UNDER_FILTERS)
+        .units_within(FILTERED_BANK_BYTES)
         .min(bank.most_units());
     let _ = tables::populate_units(&bank, session, units);
     sys::set_errno(saved);
 }
 
-/// Maximum number of bytes of the bank of a session that runs when the program puts itself under a
-/// filter.
-const UNDER_FILTERS: u64 = 6 << 20;
+/// Maximum number of bytes that are reserved of a bank before a seccomp filter is installed.
+const FILTERED_BANK_BYTES: u64 = 6 << 20;
 
-/// Backs this many bytes of a session's code objects with memory. Whether there is.
+/// Backs `bytes` of a session's code objects with memory. Returns false if that fails.
 #[cold]
 pub fn reserve_codes(epoch: &Epoch, bytes: usize) -> bool {
     tables::populate_codes(&epoch.bank, epoch.session, bytes)
 }
 
-/// Whether the session was started by this process itself.
+/// Returns true if this process started the session itself.
 fn is_alone(epoch: &Epoch) -> bool {
     let params = control().params_of(epoch.number);
     params.controller_pid.load(Ordering::Relaxed) == 0
 }
 
-/// Whether an epoch that was entered is still the one that its number stands for.
+/// Returns true if an epoch that was entered before is still in force.
 #[inline]
 pub fn is_current(epoch: &Epoch) -> bool {
     let deadline_ns = epoch.published_deadline_ns;
     Setting::is_current(control(), epoch.number, epoch.session, deadline_ns)
 }
 
-/// Ends the session whose deadline has passed.
+/// Ends a session whose deadline has passed.
 #[cold]
 pub fn expire(epoch: &Epoch, now_ns: u64) {
     let ended = Setting::end(control(), epoch.number);

@@ -1,5 +1,5 @@
-//! Work that is done at most once a second, by a thread that samples: publishing jemalloc's
-//! statistics, and measuring the rate of the cycle counter.
+//! Work that a sampling thread does at most once a second: publishes jemalloc's statistics, checks the
+//! modules, and calibrates the cycle counter.
 
 use crate::{cycles, module, session};
 use core::ffi::{CStr, c_void};
@@ -9,32 +9,34 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use shm_protocol::layout::AllocatorStats;
 use tikv_jemalloc_sys as jemalloc;
 
-const PERIOD_NS: u64 = 1_000_000_000;
+/// Interval of this work, in ns.
+const REFRESH_EVERY_NS: u64 = 1_000_000_000;
 
+/// Time at which it was last done, in ns.
 static LAST: AtomicU64 = AtomicU64::new(0);
 
-/// The cycle counter and the clock at start-up, to compare later readings with.
+/// Cycle counter and clock at start-up, for comparison with later readings.
 static FIRST_CYCLES: AtomicU64 = AtomicU64::new(0);
 static FIRST_NS: AtomicU64 = AtomicU64::new(0);
-/// Nanoseconds of 2^20 cycles; 0: not known yet.
+/// Nanoseconds per 2^20 cycles; 0 before the first calibration.
 static SCALE: AtomicU64 = AtomicU64::new(0);
 
-/// Nanoseconds of a number of cycles; `None` in the first second of a process, and for
-/// what can only be time in which the thread was not running.
+/// Converts cycles to nanoseconds. `None` in the first second of a process, and for numbers that are so
+/// large that the thread cannot have been running.
 pub fn cycles_to_ns(cycles: u64) -> Option<u64> {
     let scale = SCALE.load(Ordering::Relaxed);
     (scale != 0 && cycles < 1 << 20).then(|| (cycles * scale) >> 20)
 }
 
-/// Least time between two readings that calibrate the cycle counter, since the clock is coarse.
+/// Minimum time between two readings for calibration, in ns: the clock is coarse.
 const CALIBRATION_NS: u64 = 100_000_000;
 
-/// Notes cycle counter and clock at start-up, to compare later readings with.
+/// Records the cycle counter and the clock at start-up.
 pub fn start() {
     calibrate(shm_protocol::clock::now_ns());
 }
 
-/// Compares the cycle counter with the clock.
+/// Calibrates the cycle counter with the clock.
 fn calibrate(now_ns: u64) {
     let Some(cycles) = cycles::read() else {
         return;
@@ -52,11 +54,11 @@ fn calibrate(now_ns: u64) {
     }
 }
 
-/// Does the once-a-second work if it is due; whether it was.
+/// Does the work if it is due. Returns true if it was.
 #[inline]
 pub fn refresh(now_ns: u64) -> bool {
     let last = LAST.load(Ordering::Relaxed);
-    let due = now_ns.wrapping_sub(last) >= PERIOD_NS;
+    let due = now_ns.wrapping_sub(last) >= REFRESH_EVERY_NS;
     if due {
         refresh_now(last, now_ns);
     }
@@ -86,8 +88,7 @@ fn refresh_now(last: u64, now_ns: u64) {
     status.allocator.taken_ns.store(at, Ordering::Release);
 }
 
-/// Publishes what jemalloc says of itself. Of the program's own allocator nothing is asked:
-/// it would take its locks.
+/// Publishes jemalloc's statistics. The program's own allocator is not asked: it would take its locks.
 fn publish(stats: &AllocatorStats) {
     refresh_jemalloc();
     for (name, counter) in [
@@ -102,11 +103,11 @@ fn publish(stats: &AllocatorStats) {
     }
 }
 
-/// Makes jemalloc count again.
+/// Makes jemalloc refresh its statistics.
 fn refresh_jemalloc() {
     let mut epoch = 1u64;
     let at: *mut c_void = (&raw mut epoch).cast();
-    // SAFETY: jemalloc reads a u64.
+    // SAFETY: jemalloc reads a `u64` of ours.
     unsafe {
         jemalloc::mallctl(
             c"epoch".as_ptr(),
@@ -118,12 +119,12 @@ fn refresh_jemalloc() {
     };
 }
 
-/// Gives free memory of all arenas, and of the calling thread's cache, back to the system; whether
-/// there was any.
+/// Returns free memory of all arenas and of the calling thread's cache to the system. Returns true if there
+/// was any.
 pub fn purge() -> bool {
-    // The number of all arenas together, by jemalloc(3): `MALLCTL_ARENAS_ALL`.
+    // 4096 is `MALLCTL_ARENAS_ALL` of jemalloc(3): all arenas together.
     let done = |name: &CStr| {
-        // SAFETY: controls that take and give nothing.
+        // SAFETY: controls without input and output.
         unsafe { jemalloc::mallctl(name.as_ptr(), null_mut(), null_mut(), null_mut(), 0) };
     };
     done(c"thread.tcache.flush");
@@ -133,27 +134,27 @@ pub fn purge() -> bool {
     free > 0
 }
 
-/// What jemalloc has at this moment, in bytes.
+/// Memory of jemalloc, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Usage {
-    /// In objects of the program's, thread caches included.
+    /// Objects of the program, including thread caches.
     pub allocated: usize,
-    /// In memory.
+    /// Resident memory.
     pub resident: usize,
-    /// Of address space.
+    /// Address space.
     pub mapped: usize,
-    /// Free, and in memory until it is given back.
+    /// Resident memory that is free and will be returned to the system.
     pub dirty: usize,
 }
 
 impl Usage {
-    /// What is in memory and in no object.
+    /// Returns the resident memory that is in no object.
     pub fn free(&self) -> usize {
         self.resident.saturating_sub(self.allocated)
     }
 }
 
-/// Asks jemalloc for them.
+/// Reads jemalloc's memory usage.
 pub fn usage() -> Usage {
     refresh_jemalloc();
     let bytes = |name| read(name) as usize;
@@ -170,7 +171,7 @@ fn read(name: &CStr) -> u64 {
     let mut value = 0usize;
     let mut length = size_of::<usize>();
     let at: *mut c_void = (&raw mut value).cast();
-    // SAFETY: jemalloc writes a size_t.
+    // SAFETY: jemalloc writes a `size_t` of ours.
     unsafe { jemalloc::mallctl(name.as_ptr(), at, &mut length, null_mut(), 0) };
     value as u64
 }

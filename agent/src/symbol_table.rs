@@ -1,5 +1,5 @@
-//! Looks up functions of a loaded library in its own tables, without `dlsym`, which may allocate,
-//! and which is itself one of the functions looked for.
+//! Looks up functions in a loaded library's own symbol tables. `dlsym` may allocate, and is itself one of the
+//! functions that are looked up.
 
 mod library;
 
@@ -16,10 +16,10 @@ const DT_HASH: u64 = 4;
 const DT_STRTAB: u64 = 5;
 const DT_SYMTAB: u64 = 6;
 const DT_GNU_HASH: u64 = 0x6fff_fef5;
-/// More than a C library or a sanitizer has, by far.
+/// Upper bound of the number of symbols, far more than a C library or a sanitizer has.
 const MAX_SYMBOLS: u32 = 1 << 16;
 
-/// An entry of the symbol table (ELF-64 gABI).
+/// Entry of the symbol table (ELF-64 gABI).
 #[repr(C)]
 struct Symbol {
     name: u32,
@@ -30,70 +30,74 @@ struct Symbol {
     size: u64,
 }
 
-/// Address of another function of a library that a function is known of, without `dlsym`, which may
-/// allocate. Null if there is none.
+/// Returns the address of a function in the same library as `known`; null if there is none.
 ///
 /// # Safety
 /// The library stays loaded.
 pub unsafe fn function_beside(known: *const c_void, name: &CStr) -> *mut c_void {
-    // SAFETY: all zero is a valid Dl_info.
+    // SAFETY: zeros are a valid `Dl_info`.
     let mut info: libc::Dl_info = unsafe { core::mem::zeroed() };
-    // SAFETY: any address will do, and a structure to fill.
+    // SAFETY: accepts any address, and fills a structure of ours.
     if unsafe { libc::dladdr(known, &mut info) } == 0 {
         return null_mut();
     }
-    // SAFETY: the caller's; a library's header is first, and these tables are in its loaded
-    // segments, as the loader has used them.
+    // SAFETY: the library stays loaded and begins with its ELF header; the loader has used its tables.
     unsafe { look_up(info.dli_fbase as u64, name) }.unwrap_or(null_mut())
 }
 
-/// Size of an exported function, according to its library; `None`: it is none.
+/// Returns the size in bytes of an exported function; `None` if it is not one.
 ///
 /// # Safety
 /// The library stays loaded.
 pub unsafe fn size_of_function(function: *const c_void) -> Option<u64> {
-    // SAFETY: all zero is a valid Dl_info.
+    // SAFETY: zeros are a valid `Dl_info`.
     let mut info: libc::Dl_info = unsafe { core::mem::zeroed() };
-    // SAFETY: any address will do, and a structure to fill.
+    // SAFETY: accepts any address, and fills a structure of ours.
     if function.is_null() || unsafe { libc::dladdr(function, &mut info) } == 0 {
         return None;
     }
     let base = info.dli_fbase as u64;
-    // SAFETY: as in `function_beside`.
+    // SAFETY: the library stays loaded and begins with its ELF header.
     let symbol = unsafe { find(base, |symbol, _| address(base, symbol) == function as u64) }?;
     Some(symbol.size)
 }
 
-/// Address and size of what a library exports by this name.
+/// Returns the address and size of an exported symbol.
 ///
 /// # Safety
-/// A loaded library begins at `base`, and stays meanwhile.
+/// A loaded library begins at `base` and stays loaded during the call.
 pub unsafe fn exported(base: u64, name: &CStr) -> Option<(u64, u64)> {
-    // SAFETY: the caller's.
+    // SAFETY: a loaded library begins at `base`.
     let found = unsafe { named(base, name) }?;
     Some((address(base, found), found.size))
 }
 
-/// A program at fixed addresses has them in its table.
+/// Returns the address of a symbol. The table of a program at fixed addresses has addresses, others have
+/// offsets.
 fn address(base: u64, symbol: &Symbol) -> u64 {
-    match symbol.value >= base {
-        true => symbol.value,
-        false => base + symbol.value,
+    if symbol.value >= base {
+        symbol.value
+    } else {
+        base + symbol.value
     }
 }
 
+/// Returns the address of a symbol of a library.
+///
 /// # Safety
-/// A loaded library that stays begins at `base`.
+/// A loaded library begins at `base` and stays loaded.
 unsafe fn look_up(base: u64, name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: the caller's.
+    // SAFETY: a loaded library begins at `base`.
     let found = unsafe { named(base, name) }?;
     Some((base + found.value) as *mut c_void)
 }
 
+/// Returns the symbol with a name.
+///
 /// # Safety
-/// That of [`look_up`].
+/// A loaded library begins at `base` and stays loaded.
 unsafe fn named(base: u64, name: &CStr) -> Option<&'static Symbol> {
-    // SAFETY: the caller's; the names are in the library's table of strings.
+    // SAFETY: a loaded library begins at `base`; names are in its string table.
     unsafe {
         find(base, |symbol, strings| {
             let at = (strings + u64::from(symbol.name)) as *const c_char;
@@ -102,16 +106,16 @@ unsafe fn named(base: u64, name: &CStr) -> Option<&'static Symbol> {
     }
 }
 
-/// The first symbol of a library's own that `is_it`, which gets the address of the table of
-/// strings too.
+/// Returns the first defined symbol for which `is_it` returns true. `is_it` is also passed the address of the
+/// string table.
 ///
 /// # Safety
-/// A loaded library that stays begins at `base`.
+/// A loaded library begins at `base` and stays loaded.
 unsafe fn find(base: u64, is_it: impl Fn(&Symbol, u64) -> bool) -> Option<&'static Symbol> {
-    // SAFETY: the caller's; the tables are as long as they say themselves.
+    // SAFETY: complete tables of a loaded library, with the lengths that they state.
     unsafe {
         let dynamic = dynamic_section(base)?;
-        // glibc's loader makes addresses of what is in the dynamic section, musl's leaves it.
+        // glibc's loader has converted the values of the dynamic section into addresses, musl's has not.
         let table = |tag| match value_of(dynamic, tag)? {
             address if address >= base => Some(address),
             distance => Some(base + distance),
@@ -127,16 +131,18 @@ unsafe fn find(base: u64, is_it: impl Fn(&Symbol, u64) -> bool) -> Option<&'stat
     }
 }
 
+/// Returns the dynamic section.
+///
 /// # Safety
-/// That of [`look_up`].
+/// A loaded library begins at `base` and stays loaded.
 unsafe fn dynamic_section(base: u64) -> Option<*const [u64; 2]> {
-    // SAFETY: an ELF header, and the program headers where it says.
+    // SAFETY: an ELF header, which says where the program headers are.
     unsafe {
         let headers = base + *((base + 32) as *const u64);
         let count = *((base + 56) as *const u16);
         let mut all = (0..u64::from(count)).map(|index| headers + index * 56);
         let header = all.find(|at| *(*at as *const u32) == PT_DYNAMIC)?;
-        // A program at fixed addresses has those in its headers.
+        // The headers of a program at fixed addresses have addresses, others have offsets.
         let bias = if *((base + 16) as *const u16) == ET_EXEC {
             0
         } else {
@@ -146,10 +152,12 @@ unsafe fn dynamic_section(base: u64) -> Option<*const [u64; 2]> {
     }
 }
 
+/// Returns the value of a tag in a dynamic section.
+///
 /// # Safety
-/// That of [`look_up`].
+/// `dynamic` is the dynamic section of a library that stays loaded.
 unsafe fn value_of(mut dynamic: *const [u64; 2], tag: u64) -> Option<u64> {
-    // SAFETY: an entry of tag 0 ends the section.
+    // SAFETY: the section ends with an entry of tag 0.
     unsafe {
         while (*dynamic)[0] != 0 {
             if (*dynamic)[0] == tag {
@@ -161,12 +169,12 @@ unsafe fn value_of(mut dynamic: *const [u64; 2], tag: u64) -> Option<u64> {
     None
 }
 
-/// Number of symbols: one more than the last in a chain.
+/// Returns the number of symbols: one more than the last index in any chain.
 ///
 /// # Safety
-/// That of [`look_up`].
+/// `table` is the `DT_GNU_HASH` of a library that stays loaded.
 unsafe fn count_by_gnu_hash(table: *const u32) -> u32 {
-    // SAFETY: buckets and chains lie where the table's four first words say.
+    // SAFETY: the first words say where the buckets and the chains are.
     unsafe {
         let (buckets, first, bloom) = (*table, *table.add(1), *table.add(2));
         let bucket = table.add(4 + 2 * bloom as usize);

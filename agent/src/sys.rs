@@ -1,4 +1,4 @@
-//! System calls and memory, each with its `unsafe` once. Depends on no other module.
+//! Wrappers of system calls and memory, which contain their `unsafe` once. Depends on no other module.
 
 mod text;
 
@@ -9,47 +9,47 @@ use core::mem::zeroed;
 use core::ptr::{null_mut, without_provenance_mut};
 use core::sync::atomic::{AtomicBool, Ordering};
 
-/// Largest page of the machines that we run on.
+/// Largest page size of the machines that the agent runs on, in bytes.
 pub const PAGE: usize = if cfg!(target_arch = "aarch64") {
     65536
 } else {
     4096
 };
 
-/// The calling thread's `errno`.
+/// Returns the calling thread's `errno`.
 pub fn errno() -> c_int {
-    // SAFETY: glibc's `errno` is a word of the calling thread, there as long as it runs.
+    // SAFETY: glibc's `errno` is a word of the calling thread, valid until it exits.
     unsafe { *libc::__errno_location() }
 }
 
 /// Sets the calling thread's `errno`.
 pub fn set_errno(value: c_int) {
-    // SAFETY: as in `errno`.
+    // SAFETY: glibc's `errno` is a word of the calling thread, valid until it exits.
     unsafe { *libc::__errno_location() = value }
 }
 
-/// The process id, in the process's own namespace. A system call.
+/// Returns the process id in the process's own namespace. Makes a system call.
 pub fn pid() -> u32 {
-    // SAFETY: takes nothing and cannot fail.
+    // SAFETY: has no arguments and cannot fail.
     unsafe { libc::getpid() as u32 }
 }
 
-/// A limit of the process, in bytes; `u64::MAX`: none. Changes `errno`.
+/// Returns a limit of the process in bytes; `u64::MAX` if unlimited. Changes `errno`.
 pub fn limit(resource: libc::__rlimit_resource_t) -> u64 {
-    // SAFETY: all zero is a valid rlimit.
+    // SAFETY: zeros are a valid `rlimit`.
     let mut limit: libc::rlimit = unsafe { zeroed() };
-    // SAFETY: the call fills the struct.
+    // SAFETY: fills a structure of ours.
     match unsafe { libc::getrlimit(resource, &mut limit) } {
         0 => limit.rlim_cur,
         _ => libc::RLIM_INFINITY,
     }
 }
 
-/// Bytes of the machine's memory; `u64::MAX`: not known. Changes `errno`.
+/// Returns the size of the machine's memory in bytes; `u64::MAX` if not known. Changes `errno`.
 pub fn memory() -> u64 {
-    // SAFETY: integers only, so zero is a value.
+    // SAFETY: zeros are a valid `sysinfo`.
     let mut info: libc::sysinfo = unsafe { zeroed() };
-    // SAFETY: a structure to fill.
+    // SAFETY: fills a structure of ours.
     match unsafe { libc::sysinfo(&mut info) } {
         0 => info.totalram.saturating_mul(u64::from(info.mem_unit)),
         _ => u64::MAX,
@@ -61,19 +61,19 @@ unsafe extern "C" {
     fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
 }
 
-/// While this lives, `pthread_cancel` does not end the calling thread. Functions that open, read or
-/// wait are cancellation points, and those of an allocator must not be: a program that allocates
-/// while it holds a lock counts on releasing it.
+/// Guard that keeps `pthread_cancel` from ending the calling thread. Functions that open, read or wait are
+/// cancellation points, and those of an allocator must not be: a program that allocates while it holds a lock
+/// relies on releasing it.
 pub struct Uncancelled {
     before: c_int,
 }
 
 impl Uncancelled {
-    /// From now on.
+    /// Disables cancellation until the guard is dropped.
     pub fn begin() -> Self {
         const DISABLE: c_int = 1;
         let mut before = 0;
-        // SAFETY: a state that exists, and a word to fill.
+        // SAFETY: a valid state, and a word of ours to fill.
         unsafe { pthread_setcancelstate(DISABLE, &mut before) };
         Self { before }
     }
@@ -81,13 +81,12 @@ impl Uncancelled {
 
 impl Drop for Uncancelled {
     fn drop(&mut self) {
-        // SAFETY: the state that it had.
+        // SAFETY: the state that the thread had before.
         unsafe { pthread_setcancelstate(self.before, null_mut()) };
     }
 }
 
-/// Contents of a file, as far as they fit into the buffer. Empty if it cannot be read. Changes
-/// `errno`.
+/// Reads a file, as far as it fits into the buffer. Empty if it cannot be read. Changes `errno`.
 pub fn read_file<'a>(path: &CStr, buffer: &'a mut [u8]) -> &'a [u8] {
     let mut len = 0;
     read_through(path, buffer, |text| {
@@ -97,12 +96,11 @@ pub fn read_file<'a>(path: &CStr, buffer: &'a mut [u8]) -> &'a [u8] {
     &buffer[..len]
 }
 
-/// Reads a file through the buffer: `seen` gets what is in it, and says how much of that it is
-/// done with. Ends where that is nothing though the buffer is full. Changes `errno`.
+/// Reads a file through the buffer. `seen` gets the contents of the buffer, and returns how many bytes it is
+/// done with. Ends if `seen` is done with none although the buffer is full. Changes `errno`.
 pub fn read_through(path: &CStr, buffer: &mut [u8], mut seen: impl FnMut(&[u8]) -> usize) {
     let _uncancelled = Uncancelled::begin();
-    // SAFETY: a terminated path; the descriptor is ours until it is closed here; `read` writes
-    // within the rest of the buffer.
+    // SAFETY: a terminated path; a descriptor of our own, closed here; `read` writes to the rest of the buffer.
     unsafe {
         let fd = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
         if fd < 0 {
@@ -123,27 +121,27 @@ pub fn read_through(path: &CStr, buffer: &mut [u8], mut seen: impl FnMut(&[u8]) 
     }
 }
 
-/// Copies the target of a symbolic link into the buffer; its length, 0 if it cannot be read.
-/// Changes `errno`.
+/// Copies the target of a symbolic link into the buffer. Returns its length; 0 if it cannot be read. Changes
+/// `errno`.
 pub fn read_link(link: &CStr, buffer: &mut [u8]) -> usize {
-    // SAFETY: a terminated path; at most the buffer's length is written.
+    // SAFETY: a terminated path, and at most the length of the buffer is written.
     let len = unsafe { libc::readlink(link.as_ptr(), buffer.as_mut_ptr().cast(), buffer.len()) };
     usize::try_from(len).unwrap_or(0)
 }
 
-/// Status of a file, following links. Changes `errno`.
+/// Returns the status of a file; follows symbolic links. Changes `errno`.
 pub fn status(path: &CStr) -> Option<libc::stat> {
-    // SAFETY: integers only, so zero is a value.
+    // SAFETY: zeros are a valid `stat`.
     let mut status: libc::stat = unsafe { zeroed() };
-    // SAFETY: a terminated path, and a structure to fill.
+    // SAFETY: a terminated path, and a structure of ours to fill.
     (unsafe { libc::stat(path.as_ptr(), &mut status) } == 0).then_some(status)
 }
 
-/// Status of a file, of a link itself. Changes `errno`.
+/// Returns the status of a file or of a symbolic link itself. Changes `errno`.
 pub fn link_status(path: &CStr) -> Option<libc::stat> {
-    // SAFETY: integers only, so zero is a value.
+    // SAFETY: zeros are a valid `stat`.
     let mut status: libc::stat = unsafe { zeroed() };
-    // SAFETY: a terminated path, and a structure to fill.
+    // SAFETY: a terminated path, and a structure of ours to fill.
     (unsafe { libc::lstat(path.as_ptr(), &mut status) } == 0).then_some(status)
 }
 
@@ -153,15 +151,14 @@ pub fn unlink(path: &CStr) {
     unsafe { libc::unlink(path.as_ptr()) };
 }
 
-/// Address of a symbol in the program's search order; null if there is none. Calls the loader.
+/// Returns the address of a symbol in the program's search order; null if there is none. Calls the loader.
 ///
-/// In vain it allocates the loader's message from the program's heap, and the loader keeps a
-/// pointer into it, which outlives it: recorded, that hides the loss of an object that comes to lie
-/// there. So it is for names that may be missing only before a session can begin; after that, a
-/// weak reference (`glibc_function!`) asks nobody.
+/// A failing lookup allocates the loader's message from the program's heap. The loader keeps a stale pointer to
+/// it, which would hide the leak of an object that is allocated there later. So symbols that may be missing must
+/// only be looked up before a session can begin; afterwards, weak references (`glibc_function!`) are used.
 pub fn symbol(name: &CStr) -> *mut c_void {
-    // SAFETY: a terminated name and a handle that is always valid. A failure is taken back, so
-    // that the program does not find it.
+    // SAFETY: a terminated name and a handle that is always valid. The message of a failure is cleared, so that
+    // the program does not see it.
     unsafe {
         let found = libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr());
         if found.is_null() {
@@ -171,13 +168,13 @@ pub fn symbol(name: &CStr) -> *mut c_void {
     }
 }
 
-/// Address of a symbol in the libraries after this one; null if there is none. Calls the loader.
+/// Returns the address of a symbol in the libraries after this one; null if there is none. Calls the loader.
 pub fn next_symbol(name: &CStr) -> *mut c_void {
     // SAFETY: a terminated name and a handle that is always valid.
     unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
 }
 
-/// Ends the process at once: no destructors, no handlers, no notification.
+/// Ends the process at once, without destructors and handlers.
 pub fn end(code: c_int) -> ! {
     loop {
         // SAFETY: ends the process; no memory is passed.
@@ -187,12 +184,12 @@ pub fn end(code: c_int) -> ! {
 
 /// mmap(2). Sets `errno`, unlike `libc::mmap`, which `wrapped.rs` replaces.
 ///
-/// Memory that is to be written to is mapped without `MAP_NORESERVE`, which jemalloc adds where the
-/// kernel overcommits: a request for more than the machine has is refused then, as with glibc, not
-/// granted until the program touches it and is killed.
+/// Writable memory is mapped without `MAP_NORESERVE`, which jemalloc adds if the kernel overcommits. So a request
+/// for more than the machine has is refused, as with glibc, rather than granted until the program touches the
+/// memory and is killed.
 ///
 /// # Safety
-/// With `MAP_FIXED`, the memory that is mapped there is the caller's.
+/// With `MAP_FIXED`, memory that is mapped there already belongs to the caller.
 pub unsafe fn map(
     at: *mut c_void,
     bytes: usize,
@@ -206,17 +203,17 @@ pub unsafe fn map(
         _ => flags & !libc::MAP_NORESERVE,
     };
     let [access, flags, file] = [access, flags, file].map(c_long::from);
-    // SAFETY: the caller's.
+    // SAFETY: replaces no memory but the caller's own.
     let result = unsafe { libc::syscall(libc::SYS_mmap, at, bytes, access, flags, file, offset) };
     without_provenance_mut(result as usize)
 }
 
-/// New private memory, all zero and not backed by memory until it is touched; null if none is
-/// available, and `errno` says why.
+/// Maps private memory, which is zero and becomes resident when it is touched. Returns null if that fails, with
+/// the reason in `errno`.
 pub fn map_private(bytes: usize) -> *mut c_void {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: no address is requested, so nothing that is mapped is replaced.
+    // SAFETY: no address is requested, so no mapping is replaced.
     let at = unsafe { map(null_mut(), bytes, access, flags, -1, 0) };
     if at == libc::MAP_FAILED {
         null_mut()
@@ -225,24 +222,23 @@ pub fn map_private(bytes: usize) -> *mut c_void {
     }
 }
 
-/// Whether the process may be ended for `madvise` or `mremap`: it has installed a filter.
+/// True if the process may be killed for `madvise` or `mremap`, because it has installed a seccomp filter.
 static IS_FILTERED: AtomicBool = AtomicBool::new(false);
 
-/// From now on, memory may be mapped locked, and no page is known to be locked: finding out takes calls of
-/// `madvise`, and avoiding it of `mremap`.
+/// Makes [`map_unlocked`] and [`is_locked`] avoid `madvise` and `mremap`: memory may then be locked, and no page
+/// is known to be.
 pub fn note_filter() {
     IS_FILTERED.store(true, Ordering::Relaxed);
 }
 
-/// Like [`map_private`], for much memory with `access`, near `hint` if possible, where the process
-/// may have all that it maps locked (`mlockall` with `MCL_FUTURE`): then the kernel would back the
-/// whole mapping with memory at once, which takes milliseconds, or refuse it. What a mapping grows
-/// by is as its first page is, so one page is mapped, unlocked if need be, and enlarged. Works from
-/// Linux 2.6 on.
+/// Like [`map_private`], for large mappings with `access`, near `hint` if possible. If the process has locked
+/// its future mappings (`mlockall` with `MCL_FUTURE`), the kernel would back the whole mapping at once, which
+/// takes milliseconds, or refuse it. A mapping that grows keeps the properties of its first page. So one page is
+/// mapped, unlocked if necessary, and enlarged. Works on Linux 2.6 and newer.
 pub fn map_unlocked(hint: *mut c_void, bytes: usize, access: c_int) -> *mut c_void {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     if IS_FILTERED.load(Ordering::Relaxed) {
-        // SAFETY: a new mapping where nothing is.
+        // SAFETY: a new mapping, which replaces nothing.
         let whole = unsafe { map(hint, bytes, access, flags, -1, 0) };
         return if whole == libc::MAP_FAILED {
             null_mut()
@@ -250,7 +246,7 @@ pub fn map_unlocked(hint: *mut c_void, bytes: usize, access: c_int) -> *mut c_vo
             whole
         };
     }
-    // SAFETY: a new mapping where nothing is, which no other thread knows.
+    // SAFETY: a new mapping, which replaces nothing and whose address no other thread has.
     unsafe {
         let first = map(hint, PAGE, access, flags, -1, 0);
         if first == libc::MAP_FAILED {
@@ -270,63 +266,63 @@ pub fn map_unlocked(hint: *mut c_void, bytes: usize, access: c_int) -> *mut c_vo
     }
 }
 
-/// Whether a page is known to be locked in memory: then the kernel does not give it up. Changes `errno`.
+/// Returns true if a page is known to be locked: the kernel then refuses to drop it. Changes `errno`.
 ///
 /// # Safety
-/// The page is the caller's, and nothing is in it but zeros or what its file has.
+/// The page belongs to the caller, and contains only zeros or what its file has.
 pub unsafe fn is_locked(page: *mut c_void) -> bool {
     if IS_FILTERED.load(Ordering::Relaxed) {
         return false;
     }
-    // SAFETY: the caller's: it comes back as it was.
+    // SAFETY: the page is read again with the same contents, zeros or its file's.
     let result = unsafe { libc::syscall(libc::SYS_madvise, page, PAGE, libc::MADV_DONTNEED) };
     result != 0 && errno() == libc::EINVAL
 }
 
-/// Puts new private memory in the place of a mapping; whether it could.
+/// Replaces a mapping by new private memory. Returns false if that fails.
 ///
 /// # Safety
-/// The mapping is the caller's, and nobody relies on what is in it.
+/// The mapping belongs to the caller, and nobody needs its contents.
 pub unsafe fn cover(at: *mut c_void, bytes: usize) -> bool {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
     let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: the caller's.
+    // SAFETY: replaces a mapping of the caller's.
     unsafe { libc::mmap(at, bytes, access, flags, -1, 0) != libc::MAP_FAILED }
 }
 
-/// Zeroed memory for a moment.
+/// Zeroed memory for temporary use.
 pub struct Pages {
     at: *mut c_void,
     bytes: usize,
 }
 
 impl Pages {
-    /// Memory of this size; `None` if there is none to be had.
+    /// Maps memory of this size; `None` if that fails.
     pub fn new(bytes: usize) -> Option<Self> {
         let at = map_private(bytes);
         (!at.is_null()).then_some(Self { at, bytes })
     }
 
-    /// The memory.
+    /// Returns the memory.
     pub fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: a mapping of this size that this value owns; zero bytes are bytes.
+        // SAFETY: a mapping of this size that this value owns.
         unsafe { core::slice::from_raw_parts_mut(self.at.cast(), self.bytes) }
     }
 
-    /// The memory as an array.
+    /// Returns the memory as an array.
     ///
     /// # Safety
-    /// Any bytes are a `T`, and a page is aligned for it.
+    /// Any bytes are a valid `T`, and a page is sufficiently aligned for it.
     pub unsafe fn array<T>(&mut self) -> &mut [T] {
         let count = self.bytes / size_of::<T>();
-        // SAFETY: a mapping of at least this size that this value owns; the rest is the caller's.
+        // SAFETY: a mapping of at least this size that this value owns; any bytes are valid and aligned.
         unsafe { core::slice::from_raw_parts_mut(self.at.cast(), count) }
     }
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: a mapping that this value alone owned.
+        // SAFETY: a mapping that only this value owned.
         unsafe { libc::munmap(self.at, self.bytes) };
     }
 }

@@ -1,44 +1,46 @@
-//! Importance sampling by call site: which of the samples that are due are taken.
+//! Thins samples at call sites whose sums are known well enough.
 //!
 //! Where objects are freed at once, a few stacks get nearly all samples, and their sums are known
-//! far more precisely than anyone needs. There, one due sample in 2^n is taken, at random, and
-//! stands for 2^n times as many objects. The n depends on what earlier samples of the same call
-//! site showed, never on the allocation itself, so every sum stays unbiased: the probability with
-//! which an object is sampled is known before it is drawn (Horvitz and Thompson 1952).
+//! far more precisely than anyone needs. There, one in 2^n samples that are due is taken, at random,
+//! and stands for 2^n times as many objects. The n depends only on earlier samples of the call site,
+//! never on the allocation itself: the probability of a sample is known before it is drawn, so every
+//! sum stays unbiased (Horvitz and Thompson 1952).
 //!
-//! A call site is where `malloc` was called from, at which depth of the stack, and for what size:
-//! all of it known before the stack is unwound.
+//! A call site is the return address of `malloc`, the stack pointer there, and the size: all of it is
+//! known before the stack is unwound.
 
 use unwind::Registers;
 
-/// Largest binary logarithm of the number of due samples of which one is taken.
+/// Maximum thinning step: one in 2^`MOST` samples that are due is taken.
 pub const MOST: u32 = 3;
-/// Samples of a stack and size before its call site is thinned: a standard error of 6 %.
-const KNOWN_WELL: u64 = 256;
-/// Samples taken at a call site, all of stacks that can do with half of them, before only half of
-/// them are taken. A stack that has one in this many of the site's samples is rarely thinned.
-const RUN: u16 = 1024;
-/// Live bytes of a stack up to which only half of its samples are taken, in intervals. Halved for
-/// each further step, so that the variance of what is held there in the end, however it came to be,
-/// is that of 300 intervals more at most.
-const HELD: u64 = 96;
-/// Call sites that a thread remembers.
+/// Minimum number of samples of a stack and size before its call site is thinned (a standard error of
+/// 6 %).
+const MIN_SAMPLES: u64 = 256;
+/// Number of consecutive samples of a call site, all of stacks that allow a larger step, before its
+/// step grows. So a stack that allows none is rarely thinned if it has one in this many of the site's
+/// samples.
+const SAMPLES_PER_STEP: u16 = 1024;
+/// Live bytes of a stack below which one half of its samples is taken, in intervals; half as many for
+/// each further step. Bounds the additional variance of what the stack holds at the end to that of
+/// 300 intervals.
+const MAX_HELD_INTERVALS: u64 = 96;
+/// Entries in a thread's table of call sites.
 const SITES: usize = 512;
 
 #[derive(Clone, Copy, Debug)]
 struct Site {
     tag: u32,
-    /// Samples in a row that allow a further step.
+    /// Consecutive samples so far that allow a larger step.
     run: u16,
-    /// One due sample in 2^this is taken.
+    /// One in 2^`step` samples that are due is taken.
     step: u8,
 }
 
-/// A thread's call sites. Zeroed memory is a valid one, which knows none.
+/// Call sites of one thread, direct-mapped. All zeros is a valid table in which nothing is known.
 #[derive(Debug)]
 pub struct Sites([Site; SITES]);
 
-/// A call site in [`Sites`].
+/// Index and tag of a call site in [`Sites`].
 #[derive(Clone, Copy, Debug)]
 pub struct Key {
     index: usize,
@@ -46,7 +48,7 @@ pub struct Key {
 }
 
 impl Key {
-    /// The call site of a request.
+    /// Returns the call site of a request.
     #[inline]
     pub fn of(registers: &Registers, bytes: usize) -> Self {
         let mixed = registers.ip ^ registers.sp.rotate_left(32) ^ (bytes as u64).rotate_left(17);
@@ -58,8 +60,28 @@ impl Key {
     }
 }
 
+/// Facts about a stack and size that earlier samples have shown.
+#[derive(Clone, Copy, Debug)]
+pub struct Known {
+    /// Number of samples so far.
+    pub samples: u64,
+    /// Bytes that are live now.
+    pub live_bytes: u64,
+}
+
+/// Sample that was taken.
+#[derive(Clone, Copy, Debug)]
+pub struct Taken {
+    /// Size of the object.
+    pub bytes: u64,
+    /// Mean bytes between samples.
+    pub interval: u64,
+    /// Maximum step that the session allows.
+    pub max_step: u32,
+}
+
 impl Sites {
-    /// Forgets them all.
+    /// Forgets all call sites.
     pub fn forget(&mut self) {
         self.0 = [Site {
             tag: 0,
@@ -68,7 +90,7 @@ impl Sites {
         }; SITES];
     }
 
-    /// The binary logarithm of the number of due samples of which one is taken there.
+    /// Returns the step of a call site: one in 2^step samples that are due is taken.
     #[inline]
     pub fn step(&self, key: Key) -> u32 {
         let site = &self.0[key.index];
@@ -79,21 +101,14 @@ impl Sites {
         }
     }
 
-    /// Learns from a sample that was taken there, of an object of `bytes`, in a session of this
-    /// interval and with this largest step. Of its stack and size this many samples are known by
-    /// now, and this many bytes are live.
+    /// Adjusts the step of a call site after a sample was taken there.
     #[inline]
-    pub fn learn(
-        &mut self,
-        key: Key,
-        (samples, live_bytes): (u64, u64),
-        (bytes, interval, most): (u64, u64, u32),
-    ) {
+    pub fn learn(&mut self, key: Key, known: Known, taken: Taken) {
         let mut allowed = 0;
-        if samples >= KNOWN_WELL {
-            // One object alone may not stand for more than the stack may hold.
-            let held = live_bytes.max(bytes.saturating_mul(4));
-            allowed = allowed_step(held, interval).min(most) as u8;
+        if known.samples >= MIN_SAMPLES {
+            // No single sample may stand for more than the stack may hold.
+            let held = known.live_bytes.max(taken.bytes.saturating_mul(4));
+            allowed = allowed_step(held, taken.interval).min(taken.max_step) as u8;
         }
         let site = &mut self.0[key.index];
         if site.tag != key.tag {
@@ -105,7 +120,7 @@ impl Sites {
         }
         if allowed <= site.step {
             (site.step, site.run) = (allowed, 0);
-        } else if site.run < RUN {
+        } else if site.run < SAMPLES_PER_STEP {
             site.run += 1;
         } else {
             (site.step, site.run) = (site.step + 1, 0);
@@ -113,10 +128,10 @@ impl Sites {
     }
 }
 
-/// The largest step for a stack that holds this many bytes.
+/// Returns the largest step for a stack that holds this many bytes.
 #[inline]
 fn allowed_step(held: u64, interval: u64) -> u32 {
-    let limit = interval.saturating_mul(2 * HELD);
+    let limit = interval.saturating_mul(2 * MAX_HELD_INTERVALS);
     (1..=MOST)
         .rev()
         .find(|step| held < limit >> step)

@@ -1,9 +1,9 @@
-//! A thread's memory for sampling.
+//! Per-thread memory of the sampler: countdown generator, caches, stack walker, free lists.
 //!
-//! Made at the thread's first sample, in a slot of its own ([`slots`]: 2 MiB of address space, of which
-//! a stack of ordinary depth touches a few pages), given back when the thread ends, and reused by
-//! the next one. Where the address space is limited, only as many threads have it as leave most of
-//! that to the program; the others are not sampled, and counted.
+//! It cannot come from the heap, so each thread gets a slot of 2 MiB of address space ([`slots`]) at
+//! its first sample; a stack of ordinary depth touches a few pages of it. When the thread exits, the
+//! slot goes to the next thread. If the address space is limited, only as many threads get a slot as
+//! leave most of the address space to the program. The others are not sampled, and are counted.
 
 mod slots;
 
@@ -27,68 +27,71 @@ use unwind::Registers;
 use unwind::seen::{Key, Seen};
 use unwind::walk::{self, Walk, Walker};
 
-/// Stacks for which a thread caches the record.
-const CACHED: usize = 512;
-/// Records of other threads for which it caches its own.
-const FOREIGN: usize = 128;
-/// One sample or free in this many is timed.
-const TIMED: u32 = 64;
+/// Entries of a thread's cache of records by stack.
+const RECORD_CACHE: usize = 512;
+/// Entries of a thread's cache that maps records of other threads to its own.
+const FOREIGN_CACHE: usize = 128;
+/// Number of samples and frees of which one is timed.
+const TIMED_EVERY: u32 = 64;
 
-/// A thread's own.
+/// Sampling state of one thread.
 #[repr(C)]
 pub struct Thread {
-    /// The epoch it samples in.
+    /// Current epoch; valid once `session` is not 0.
     pub epoch: MaybeUninit<Epoch>,
-    /// Session of that epoch; 0: none yet.
+    /// Session number of `epoch`; 0 before the first.
     pub session: u64,
-    /// Mean bytes between samples.
+    /// Mean number of bytes between samples.
     pub interval: f64,
-    /// Generator of gaps between samples.
+    /// Generator of the gaps between samples.
     pub gaps: Gaps,
-    /// Shard of the counters.
+    /// Shard of the counters in the segment.
     pub shard: u32,
-    /// Free blocks for its sampled objects; `None` before its first one.
+    /// Free blocks for sampled objects; `None` before the first one.
     pub free_lists: Option<FreeLists>,
-    /// Weights of small objects at its interval.
+    /// Weights of small objects at `interval`.
     pub weights: Weights,
-    /// A sample whose object is being made outside the range, see `sample::untracked`.
+    /// Sample whose object is being allocated outside the range (see `sample::untracked`).
     pub untracked: (NewSample, NoPlace),
-    /// Call sites that it has sampled.
+    /// Call sites of this thread's samples.
     pub sites: Sites,
+    /// Samples and frees left until the next one is timed.
     until_timed: u32,
+    /// Generation of the modules at the last walk.
     generation: u16,
-    /// Nodes above its complete and its truncated stacks in the session's tree.
+    /// Parents of complete and of truncated stacks in the session's tree.
     roots: [Place; 2],
-    /// Distinguishes its stacks in this session from all others in [`module::seen`].
+    /// Random number that keeps this thread's stacks in this session apart from all others in
+    /// [`module::seen`].
     salt: u64,
-    /// By stack and size class, see [`cache_key`].
-    records: [(u32, RecordId); CACHED],
-    /// Records of other threads, and its own of the same stacks and size classes.
-    foreign: [(RecordId, RecordId); FOREIGN],
-    /// Of the last stack that found no room in the tree, the innermost frame that did.
+    /// Records by stack and size class (see [`cache_key`]).
+    records: [(u32, RecordId); RECORD_CACHE],
+    /// Records of other threads, each with this thread's record of the same stack and size class.
+    foreign: [(RecordId, RecordId); FOREIGN_CACHE],
+    /// Innermost frame with a node, of the last stack that did not fit into the tree.
     cut: Place,
-    /// Slot that this memory is in.
+    /// Slot that holds this memory.
     slot: slots::Slot,
     walker: Walker,
     handler: HandlerStack,
     python: python::Frames,
 }
 
-/// No such sample.
+/// Value of [`Thread::untracked`] if there is none.
 pub const NONE_UNTRACKED: (NewSample, NoPlace) = (NewSample::NONE, NoPlace::Exhausted);
 
-/// The stack that samples of CPU time are taken on: the one that a signal meets may have little
-/// room left. It takes memory when it is used first.
+/// Stack for taking CPU samples: an interrupted thread's own stack may have little room left. Its
+/// pages become resident when it is first used.
 #[repr(C, align(16))]
 struct HandlerStack([MaybeUninit<u8>; 64 << 10]);
 
-/// The tree of a bank, as the walker wants it.
+/// Stack tree of a bank, as an implementation of the walker's interface.
 struct Interned<'a> {
     bank: &'a Bank<'static>,
     roots: &'a [Place; 2],
     seen: Option<&'static Seen>,
     salt: u64,
-    /// Of the last frame that found no room, its caller.
+    /// Caller of the last frame that did not fit into the tree.
     cut: Cell<Place>,
 }
 
@@ -101,7 +104,7 @@ fn node(place: Place) -> walk::Node {
 }
 
 impl<'a> Interned<'a> {
-    /// The session's tree, with a thread's roots and salt.
+    /// Creates the tree of an epoch, with the roots and the salt of a thread.
     #[inline(always)]
     fn new(epoch: &'a Epoch, roots: &'a [Place; 2], salt: u64) -> Self {
         Self {
@@ -170,10 +173,10 @@ impl Thread {
             self.session = epoch.session;
             self.untracked = NONE_UNTRACKED;
             self.roots = epoch.bank.roots_of(tid::own());
-            // At random: a forked child has a copy of what its parent has seen.
+            // Random: a forked child inherits the stacks that its parent has seen.
             self.salt = seed(self);
-            self.records = [(0, 0); CACHED];
-            self.foreign = [(TABLE_FULL, TABLE_FULL); FOREIGN];
+            self.records = [(0, 0); RECORD_CACHE];
+            self.foreign = [(TABLE_FULL, TABLE_FULL); FOREIGN_CACHE];
             self.walker.forget();
             self.python.forget_last();
             self.sites.forget();
@@ -185,23 +188,24 @@ impl Thread {
         self.epoch.write(epoch);
     }
 
-    /// The epoch it samples in. Not borrowed from the thread, which is used beside it.
+    /// Returns the current epoch. Its lifetime is not tied to the thread, whose other fields are
+    /// changed while the epoch is used.
     ///
     /// # Safety
-    /// [`enter`](Self::enter) was called, and is not while the epoch is used.
+    /// [`enter`](Self::enter) was called before, and is not called again while the result is used.
     #[inline]
     pub unsafe fn epoch<'a>(&self) -> &'a Epoch {
-        // SAFETY: the caller's; a thread's memory stays for as long as the thread samples.
+        // SAFETY: `enter` wrote it, and the thread's memory is mapped until the thread exits.
         unsafe { &*self.epoch.as_ptr() }
     }
 
-    /// Whether it is the only writer of its shard.
+    /// Returns true if the thread is the only writer of its shard.
     #[inline]
     pub fn is_exclusive(&self) -> bool {
         self.shard < SHARED_SHARD
     }
 
-    /// Walks the stack above `registers` and interns it.
+    /// Walks the stack from `registers` outwards and interns it.
     #[inline]
     pub fn walk(&mut self, registers: &Registers, epoch: &Epoch) -> Walk {
         self.drop_old_rules();
@@ -222,7 +226,7 @@ impl Thread {
         walk
     }
 
-    /// Walks a stack that is not the last one once more.
+    /// Walks a stack that is not identical to the last one.
     #[inline(always)]
     fn walk_anew(&mut self, registers: &Registers, epoch: &Epoch) -> Walk {
         let tree = Interned::new(epoch, &self.roots, self.salt);
@@ -232,7 +236,7 @@ impl Thread {
         walk
     }
 
-    /// Meets the epoch, outside of the slow path.
+    /// Enters an epoch, and counts the thread if the session is new to it.
     pub fn meet(&mut self, epoch: Epoch) {
         let (session, counters) = (epoch.session, &epoch.bank.header.counters);
         let is_new = self.session != session;
@@ -244,14 +248,14 @@ impl Thread {
         }
     }
 
-    /// The end of the stack for a signal's handler.
+    /// Returns the end of the stack for taking CPU samples.
     pub fn stack_end(&mut self) -> *mut u8 {
         let stack = &raw mut self.handler;
-        // SAFETY: one past the field.
+        // SAFETY: one past the end of the field, still within the thread's memory.
         unsafe { stack.add(1).cast() }
     }
 
-    /// Walks the stack of what a signal interrupted, and interns it.
+    /// Walks the stack of the code that a signal interrupted, and interns it.
     pub fn walk_interrupted(&mut self, interrupted: &Interrupted, epoch: &Epoch) -> Walk {
         self.drop_old_rules();
         let tree = Interned::new(epoch, &self.roots, self.salt);
@@ -268,7 +272,7 @@ impl Thread {
         walk
     }
 
-    /// Forgets the last stack if rules of its generation are no longer valid.
+    /// Drops the cached stack if the unwind rules that it was made by are out of date.
     #[inline]
     fn drop_old_rules(&mut self) {
         let generation = module::generation();
@@ -278,11 +282,11 @@ impl Thread {
         }
     }
 
-    /// The record of this thread's shard for objects of a size class from a stack.
+    /// Returns this thread's record for a stack and a size class.
     #[inline]
     pub fn record_of(&mut self, leaf: NodeId, class: u32, epoch: &Epoch) -> RecordId {
         let key = cache_key(leaf, class);
-        let slot = (leaf.wrapping_add(class.wrapping_mul(CLASS_STRIDE))) as usize % CACHED;
+        let slot = (leaf.wrapping_add(class.wrapping_mul(CLASS_STRIDE))) as usize % RECORD_CACHE;
         let (known, record) = self.records[slot];
         if known == key && leaf != 0 {
             return record;
@@ -294,8 +298,8 @@ impl Thread {
         record
     }
 
-    /// The record for objects of a size class from a stack that found no room, whose leaf is known if
-    /// only its record did not.
+    /// Returns the record that stands for stacks that did not fit: at the innermost frame that has a
+    /// node, or at the stack's caller if only its record did not fit (`leaf` is known then).
     #[cold]
     pub fn merged_record(&self, leaf: Option<NodeId>, class: u32, epoch: &Epoch) -> RecordId {
         let bank = &epoch.bank;
@@ -308,22 +312,23 @@ impl Thread {
         record
     }
 
-    /// The record of this thread's shard that corresponds to an object's record. That of another
-    /// thread is read as seldom as possible, since that thread writes to its cache line.
+    /// Returns this thread's record of the stack and size class of another record. Avoids reading the
+    /// other record: its thread writes to that cache line.
     #[inline]
     pub fn own_record(&mut self, record: RecordId, epoch: &Epoch) -> RecordId {
-        let (known, own) = self.foreign[record as usize % FOREIGN];
+        let (known, own) = self.foreign[record as usize % FOREIGN_CACHE];
         if known == record {
             return own;
         }
         let record = epoch.bank.checked(record);
-        match epoch.bank.owns(record, self.shard) {
-            true => record,
-            false => self.record_here(record, epoch),
+        if epoch.bank.owns(record, self.shard) {
+            record
+        } else {
+            self.record_here(record, epoch)
         }
     }
 
-    /// For another thread's object: this thread's record of the same stack and size class.
+    /// Looks up this thread's record of the stack and size class of another thread's record.
     #[cold]
     fn record_here(&mut self, record: RecordId, epoch: &Epoch) -> RecordId {
         if record == TABLE_FULL {
@@ -332,23 +337,23 @@ impl Thread {
         let (leaf, class) = epoch.bank.stack_of(record);
         let own = epoch.bank.record_of_known((leaf, class), self.shard);
         if own != TABLE_FULL {
-            self.foreign[record as usize % FOREIGN] = (record, own);
+            self.foreign[record as usize % FOREIGN_CACHE] = (record, own);
         }
         own
     }
 
-    /// Starts the clock for one in [`TIMED`] samples and frees.
+    /// Starts the timer for one in [`TIMED_EVERY`] samples and frees.
     #[inline]
     pub fn start_timer(&mut self) -> Option<u64> {
         self.until_timed = self.until_timed.wrapping_sub(1);
         if self.until_timed != 0 {
             return None;
         }
-        self.until_timed = TIMED;
+        self.until_timed = TIMED_EVERY;
         cycles::read()
     }
 
-    /// Accounts for the time of a timed sample or free, extrapolated to those not timed.
+    /// Adds the time of a timed sample or free to the agent's own CPU time, extrapolated.
     #[inline]
     pub fn stop_timer(&self, started: Option<u64>, bank: &Bank<'_>) {
         if let Some(started) = started {
@@ -363,80 +368,80 @@ impl Thread {
             let totals = bank.totals(self.shard);
             totals
                 .agent_ns
-                .fetch_add(ns * u64::from(TIMED), Ordering::Relaxed);
+                .fetch_add(ns * u64::from(TIMED_EVERY), Ordering::Relaxed);
             totals.timed.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
 
-/// Distance of the size classes of one stack in a thread's cache of records.
+/// Distance of the size classes of one stack in a thread's cache of records, in entries.
 const CLASS_STRIDE: u32 = 37;
 
-/// Names a stack's record of a size class: nodes have 24 bits, size classes 7.
+/// Returns the key of a record in a thread's cache: nodes have 24 bits, size classes 7.
 #[inline]
 fn cache_key(leaf: NodeId, class: u32) -> u32 {
     const { assert!(tree::MAX_NODES < 1 << 24 && CPU_CLASS < 1 << 8) };
     leaf | class << 24
 }
 
-/// A thread's memory for sampling; null before its first sample.
+/// Returns a thread's memory for sampling; null before its first sample.
 #[inline(always)]
 pub fn of(local: &Local) -> *mut Thread {
     local.thread.cast()
 }
 
-/// Calls [`ended`] when a thread that sampled ends.
+/// Thread-specific data whose destructor is [`exited`].
 static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
 
-/// Makes the key. At start-up, so that it is among the first, whose values need no
-/// memory of their own.
+/// Creates the key. Called at start-up: glibc stores the values of the first keys in the thread's own
+/// control block, so that setting them allocates nothing.
 pub fn make_key() {
     let mut key = 0;
-    // SAFETY: `ended` takes what `make` sets.
-    if unsafe { libc::pthread_key_create(&mut key, Some(ended)) } == 0 {
+    // SAFETY: the values of the key are pointers that `make` sets, as `exited` expects.
+    if unsafe { libc::pthread_key_create(&mut key, Some(exited)) } == 0 {
         KEY.store(key, Ordering::Relaxed);
     }
 }
 
-/// Threads' memory that waits for its next user.
+/// Memory of exited threads, for reuse.
 static SPARE: [AtomicPtr<Thread>; SPARES] = [const { AtomicPtr::new(null_mut()) }; SPARES];
-/// Maximum number of threads whose memory waits.
+/// Maximum number of exited threads whose memory is kept for reuse.
 pub const SPARES: usize = 256;
 
-/// Where the pointers to the memory that waits are.
+/// Returns the address of the pointers to memory of exited threads.
 pub fn spare() -> *const AtomicPtr<Thread> {
     SPARE.as_ptr()
 }
 
-/// Address space that the memory of all threads may take, by the process's limits.
-static MOST: AtomicUsize = AtomicUsize::new(usize::MAX);
+/// Maximum address space for the memory of all threads, in bytes.
+static MAX_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
 
-/// Determines how much threads may take; `limit` is what the process may map, `u64::MAX` for
-/// anything. At start-up, and when the program limits itself.
+/// Limits the address space of all threads. `limit` is the address space of the process in bytes,
+/// `u64::MAX` if unlimited. Called at start-up, and when the program limits itself.
 pub fn start(limit: u64) {
-    let most = usize::try_from(limit / range::SHARE).unwrap_or(usize::MAX);
-    MOST.fetch_min(most, Ordering::Relaxed);
+    let bytes = usize::try_from(limit / range::SHARE).unwrap_or(usize::MAX);
+    MAX_BYTES.fetch_min(bytes, Ordering::Relaxed);
 }
 
-/// New memory for a thread, unless that would leave too little of a limited address space to the
-/// program, whose own threads need stacks. `limit` is the most bytes for all threads as well, which
-/// the session's starter derived from what is left; 0: none. The first thread always has its
-/// memory.
+/// Maps memory for a thread. Returns null if that would leave too little of a limited address space to
+/// the program, whose own threads need stacks. `limit` is another maximum for all threads in bytes,
+/// which the controller derived from the memory that was free; 0: none. The first thread always gets
+/// its memory.
 fn map(limit: u64) -> *mut Thread {
-    let most = match usize::try_from(limit) {
-        Ok(limit) if limit != 0 => limit.min(MOST.load(Ordering::Relaxed)),
-        _ => MOST.load(Ordering::Relaxed),
+    let max_bytes = match usize::try_from(limit) {
+        Ok(limit) if limit != 0 => limit.min(MAX_BYTES.load(Ordering::Relaxed)),
+        _ => MAX_BYTES.load(Ordering::Relaxed),
     };
-    let Some((slot, at)) = slots::take(size_of::<Thread>(), most) else {
+    let Some((slot, at)) = slots::take(size_of::<Thread>(), max_bytes) else {
         return null_mut();
     };
     let thread: *mut Thread = at.cast();
-    // SAFETY: memory of this size, the caller's alone.
+    // SAFETY: newly mapped memory of the size of a `Thread`, which nobody else uses.
     unsafe { (*thread).slot = slot };
     thread
 }
 
-/// A thread's memory, initialised; null if there is none to be had. `limit` is [`map`]'s.
+/// Returns initialised memory for a thread, or null if there is none. `limit`: see [`map`].
 #[cold]
 pub fn make(limit: u64) -> *mut Thread {
     let spare = SPARE.iter().find_map(|slot| {
@@ -447,15 +452,15 @@ pub fn make(limit: u64) -> *mut Thread {
     if thread.is_null() {
         return thread;
     }
-    // SAFETY: mapped, ours alone; plain data for which zero or old values are valid, until
-    // the lines below and `enter` set them.
+    // SAFETY: mapped, and used by this thread alone. The fields are plain data for which zeros and the
+    // values of an exited thread are valid, until the lines below and `enter` set them.
     unsafe {
         (*thread).session = 0;
         (*thread).untracked = NONE_UNTRACKED;
         (&raw mut (*thread).free_lists).write(None);
         (*thread).weights.forget();
-        // At random, so that threads that end before their first timed sample count as well.
-        (*thread).until_timed = 1 + seed(thread) as u32 % TIMED;
+        // Random, so that threads are represented that exit before their first timed sample.
+        (*thread).until_timed = 1 + seed(thread) as u32 % TIMED_EVERY;
         (*thread).shard = session::take_shard();
         (*thread).gaps = Gaps::new(seed(thread));
         (*thread).roots = [tree::ROOT, tree::TRUNCATED].map(Place::root);
@@ -465,40 +470,41 @@ pub fn make(limit: u64) -> *mut Thread {
     }
     let key = KEY.load(Ordering::Relaxed);
     if key != u32::MAX {
-        // SAFETY: our key. Without the value, only this memory is lost at the thread's end.
+        // SAFETY: the key was created. If this fails, the memory is lost when the thread exits.
         unsafe { libc::pthread_setspecific(key, thread.cast()) };
     }
     thread
 }
 
+/// Returns a number that differs between threads and between calls.
 fn seed(thread: *const Thread) -> u64 {
     let cycles = cycles::read().unwrap_or_else(shm_protocol::clock::now_ns);
     cycles ^ (thread as u64) << 16 ^ arch::thread_pointer().rotate_left(32)
 }
 
-/// Makes the calling thread forget the session that it was in: a child's was its parent's.
+/// Makes the calling thread forget its session. In a forked child, it was the parent's.
 pub fn forget_session(local: &mut Local) {
-    // SAFETY: null, or the thread's own memory, which is not borrowed while the process forks.
+    // SAFETY: null, or this thread's memory, which is not borrowed while the process forks.
     let thread = unsafe { of(local).as_mut() };
-    // Only where it is needed: each page that a child writes to is copied for it.
+    // Writes only if necessary: each page that a child writes to is copied.
     if let Some(thread) = thread.filter(|thread| thread.session != 0) {
         thread.session = 0;
     }
 }
 
-/// The shard of a thread, if it has one.
+/// Returns the shard of a thread, or `None` before its first sample.
 pub fn shard_of(local: &Local) -> Option<u32> {
-    // SAFETY: null, or what `make` made for this thread.
+    // SAFETY: null, or memory that `make` returned to this thread.
     unsafe { of(local).as_ref().map(|thread| thread.shard) }
 }
 
-/// A thread that sampled has ended. Other destructors may still allocate: they find the
-/// thread as one that never sampled, and if they sample this runs once more.
-unsafe extern "C" fn ended(value: *mut c_void) {
+/// Releases the memory of an exiting thread. Other destructors may still allocate: they find the
+/// thread in the state before its first sample, and if they take a sample, this runs once more.
+unsafe extern "C" fn exited(value: *mut c_void) {
     let saved = crate::sys::errno();
     let thread: *mut Thread = value.cast();
-    // SAFETY: the ending thread's state, and the memory that `make` gave it; no other code of
-    // this thread runs meanwhile but signal handlers, which `busy` keeps away.
+    // SAFETY: the exiting thread's own state, and the memory that `make` returned to it. Meanwhile
+    // only signal handlers of this thread can run, and `busy` keeps them away.
     unsafe {
         let local = arch::local();
         (*local).busy = 1;
@@ -517,7 +523,7 @@ unsafe extern "C" fn ended(value: *mut c_void) {
             .is_ok()
     };
     if !SPARE.iter().any(put) {
-        // SAFETY: the slot that the memory is in, used by nobody.
+        // SAFETY: the memory lies in this slot, and nobody uses it any more.
         unsafe { slots::give_back((*thread).slot, thread.cast(), size_of::<Thread>()) };
     }
     crate::sys::set_errno(saved);

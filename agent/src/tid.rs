@@ -1,13 +1,12 @@
-//! The calling thread's ID, without a system call: from its thread descriptor, where the C library
-//! keeps it.
+//! Thread id of the calling thread, without a system call: read from glibc's thread descriptor.
 
 use crate::{arch, sys};
 use core::sync::atomic::{AtomicI64, Ordering};
 
-/// Where it is, from the thread pointer on; 0: not known, and no thread has a number.
+/// Offset of the thread id from the thread pointer; 0 if not known.
 static OFFSET: AtomicI64 = AtomicI64::new(0);
 
-/// What glibc publishes for debuggers about a field of its thread descriptor (`nptl_db/db_info.c`).
+/// glibc's description of a field of its thread descriptor, for debuggers (`nptl_db/db_info.c`).
 #[repr(C)]
 struct Field {
     bits: u32,
@@ -15,19 +14,19 @@ struct Field {
     offset: u32,
 }
 
-/// Looks up where it is, in what glibc publishes for debuggers. At start-up.
+/// Determines the offset from glibc's descriptions for debuggers, at start-up.
 pub fn find() {
     let Some(offset) = descriptor().zip(field()).map(|(from, field)| from + field) else {
         return;
     };
     OFFSET.store(offset, Ordering::Relaxed);
-    // SAFETY: the call takes nothing and cannot fail.
+    // SAFETY: has no arguments and cannot fail.
     if own() != unsafe { libc::syscall(libc::SYS_gettid) } as u32 {
         OFFSET.store(0, Ordering::Relaxed);
     }
 }
 
-/// Offset of the number in a descriptor.
+/// Returns the offset of the thread id in a descriptor.
 fn field() -> Option<i64> {
     let field = sys::symbol(c"_thread_db_pthread_tid").cast::<Field>();
     // SAFETY: null, or three words that glibc exports for `libthread_db`.
@@ -36,13 +35,13 @@ fn field() -> Option<i64> {
     sane.then_some(i64::from(field.offset))
 }
 
-/// A thread's descriptor, from its thread pointer on: right at it.
+/// Returns the offset of the thread descriptor from the thread pointer: it begins there.
 #[cfg(target_arch = "x86_64")]
 fn descriptor() -> Option<i64> {
     Some(0)
 }
 
-/// It ends at the thread pointer.
+/// Returns the offset of the thread descriptor from the thread pointer: it ends there.
 #[cfg(target_arch = "aarch64")]
 fn descriptor() -> Option<i64> {
     let size = sys::symbol(c"_thread_db_sizeof_pthread").cast::<u32>();
@@ -51,14 +50,14 @@ fn descriptor() -> Option<i64> {
     (1024..16384).contains(&size).then_some(-size)
 }
 
-/// The number of the calling thread as the process sees it; 0 if it is not known.
+/// Returns the thread id of the calling thread in the process's pid namespace; 0 if not known.
 ///
-/// For threads of the C library: [`crate::thread::make`] has set a value of the caller's by
-/// `pthread_setspecific`, which stores to the descriptor too.
+/// Only for threads of the C library. [`crate::thread::make`] relies on that as well: its
+/// `pthread_setspecific` also writes to the descriptor.
 pub fn own() -> u32 {
     match OFFSET.load(Ordering::Relaxed) {
         0 => 0,
-        // SAFETY: a field of the thread's descriptor, which has one layout for all threads.
+        // SAFETY: a field of the thread descriptor, which has the same layout in all threads.
         offset => unsafe {
             ((arch::thread_pointer() as i64 + offset) as *const u32).read_volatile()
         },

@@ -1,19 +1,17 @@
-//! Timers on the CPU time of individual threads, for a session that samples CPU time.
+//! Per-thread CPU timers, for a session that samples CPU time.
 //!
-//! Each running thread gets a signal of its own when it has used the time that a sample stands for
-//! ([`crate::cpu`] has the handler). The kernel checks the clocks at its own tick, so a signal
-//! comes 1 to 10 ms late; a sleeping thread gets none.
+//! A thread gets a signal when it has used one sampling period of CPU time ([`crate::cpu`] has the
+//! handler). The kernel checks the clocks at its own tick, so a signal comes 1 to 10 ms late; a sleeping
+//! thread gets none.
 //!
-//! Timers are created and deleted under one lock that is only ever tried, since all of this runs in
-//! signal handlers too. A thread that does not get it tries again later.
+//! All of this also runs in signal handlers. So timers are created and deleted under a lock that is only
+//! tried: a thread that does not get it tries again later.
 //!
-//! A forked child in which its parent's session continues has one timer from birth, and begins the
-//! session when that fires, or when it allocates: most children execute another program before
-//! that.
+//! Most forked children soon exec another program. So a child that continues its parent's session starts
+//! with a single timer, and begins the session only when that fires or when it allocates.
 //!
-//! A timer never fires while its thread forks: on old kernels (before 4.19) a `fork` that a signal
-//! interrupts starts again, forever if the time between two signals is shorter than the `fork`
-//! takes.
+//! No timer fires while its thread forks. Before Linux 4.19, a `fork` that a signal interrupts starts
+//! again: forever, if it takes longer than the period.
 
 mod listing;
 mod signal;
@@ -27,37 +25,37 @@ use core::mem::{size_of, zeroed};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-/// What the timer of a child without a session says in place of a slot's number.
+/// Value in the timer of a child without a session, instead of the index of a slot.
 const NO_SLOT: usize = usize::MAX;
-/// Maximum number of threads of a process that have timers at a time.
+/// Maximum number of threads with timers at the same time.
 const CAPACITY: usize = 4096;
 
-/// A thread with a timer. Zeroed memory is a free one.
+/// Thread with a timer. All zeros is a free slot.
 pub struct Slot {
-    /// The thread; 0: none.
+    /// Thread id; 0: free.
     tid: AtomicU32,
-    /// The round of [`look_after`] in which it was last seen to be there.
+    /// Round of [`look_after`] in which the thread was last seen.
     seen: AtomicU32,
-    /// The kernel's number of its timer, plus one; 0: none.
+    /// The kernel's timer id plus one; 0: none.
     timer: AtomicU64,
-    /// Its CPU time at its last sample, in ns.
+    /// CPU time of the thread at its last sample, in ns.
     last: AtomicU64,
-    /// The remainder of its period when it began to fork, and its CPU time then, in ns; 0
-    /// afterwards.
+    /// While the thread forks: what was left of its period, and its CPU time at the start of the fork,
+    /// both in ns. The latter is 0 otherwise.
     paused: [AtomicU64; 2],
 }
 
-/// Place of that CPU time.
+/// Index of the CPU time in [`Slot::paused`].
 const SINCE: usize = 1;
 
-/// All of them, mapped by the first session that needs them.
+/// All slots, mapped by the first session that needs them.
 static TABLE: AtomicPtr<Slot> = AtomicPtr::new(null_mut());
-/// Slots from here on were never used in this session.
+/// Number of slots, from the first on, that were ever used in this session.
 static USED: AtomicU32 = AtomicU32::new(0);
-/// Number of the session that the timers are for; 0: there are none.
+/// Number of the session that has timers; 0: none.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static SESSION: AtomicU64 = AtomicU64::new(0);
-/// The timer of a forked child that has no session yet.
+/// Timer of a forked child that has no session yet.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static CHILD: Child = Child {
     timer: AtomicU64::new(0),
@@ -65,23 +63,23 @@ static CHILD: Child = Child {
 };
 
 struct Child {
-    /// As of a [`Slot`].
+    /// Like [`Slot::timer`].
     timer: AtomicU64,
     paused: [AtomicU64; 2],
 }
 
-/// Time between two samples, in ns.
+/// Sampling period in ns.
 static PERIOD: AtomicU64 = AtomicU64::new(0);
-/// See [`listing`].
+/// Number of the last round of [`look_after`].
 static ROUND: AtomicU32 = AtomicU32::new(0);
 
 static LOCK: AtomicBool = AtomicBool::new(false);
 
-/// The right to make and delete timers.
+/// Guard of the lock on timers.
 pub struct Turn(());
 
 impl Turn {
-    /// Takes it, unless somebody else has it.
+    /// Takes the lock, unless another thread has it.
     pub fn take() -> Option<Self> {
         let taken = LOCK.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed);
         taken.is_ok().then(|| Self(()))
@@ -94,37 +92,37 @@ impl Drop for Turn {
     }
 }
 
-/// Why there are no timers.
+/// Reason why a session has no timers.
 pub enum Failure {
     /// No signal is free.
     NoSignal,
-    /// The kernel's reason.
+    /// A system call failed.
     Errno(c_int),
 }
 
-/// What became of the threads.
+/// Outcome of giving timers to threads.
 #[derive(Clone, Copy, Default)]
 pub struct Armed {
-    /// How many got a timer.
+    /// Number of threads that got a timer.
     pub threads: u64,
-    /// How many did not.
+    /// Number of threads that need one and did not get it.
     pub unarmed: u64,
 }
 
-/// The session that the timers are for; 0: there are none.
+/// Returns the number of the session that has timers; 0 if none has.
 #[inline]
 pub fn session() -> u64 {
     SESSION.load(Ordering::Relaxed)
 }
 
-/// Whether this is a forked child that is about to begin its parent's session: it has a timer and
-/// the handler, and nothing else.
+/// Returns true in a forked child that is about to begin its parent's session: it has one timer and the
+/// signal handler, and nothing else.
 #[inline]
 pub fn awaits_session() -> bool {
     CHILD.timer.load(Ordering::Relaxed) != 0
 }
 
-/// Whether there are timers.
+/// Returns true if there are timers.
 #[inline]
 pub fn are_running() -> bool {
     session() != 0 || awaits_session()
@@ -135,7 +133,7 @@ fn slots() -> &'static [Slot] {
     if table.is_null() {
         return &[];
     }
-    // SAFETY: `map` made it for this many, of atomics that are valid when zero, and it stays.
+    // SAFETY: `begin` mapped this many slots, for which zeros are valid. They are never unmapped.
     unsafe { core::slice::from_raw_parts(table, CAPACITY) }
 }
 
@@ -144,7 +142,7 @@ fn used() -> &'static [Slot] {
     &slots[..(USED.load(Ordering::Acquire) as usize).min(slots.len())]
 }
 
-/// The slot that a timer's signal names, if it is the calling thread's.
+/// Returns the slot that a timer's signal names, if it is the calling thread's.
 pub fn slot_of(index: usize) -> Option<&'static Slot> {
     let slot = slots().get(index)?;
     let own = tid::own();
@@ -152,49 +150,50 @@ pub fn slot_of(index: usize) -> Option<&'static Slot> {
 }
 
 impl Slot {
-    /// Whether its thread has just forked, and is in the agent's handler for that.
+    /// Returns true if the thread has just forked, and runs the agent's fork handler.
     pub fn is_resuming(&self) -> bool {
         self.paused[SINCE].load(Ordering::Relaxed) != 0
     }
 
-    /// The CPU time that the calling thread has used since the last call of this.
+    /// Returns the CPU time that the calling thread has used since the last call, in ns.
     pub fn take_elapsed(&self) -> u64 {
         let now = own_clock();
         now.saturating_sub(self.last.swap(now, Ordering::Relaxed))
     }
 }
 
-/// CPU time of the calling thread, in ns.
+/// Returns the CPU time of the calling thread, in ns.
 fn own_clock() -> u64 {
     clock(libc::CLOCK_THREAD_CPUTIME_ID).unwrap_or(0)
 }
 
-/// CPU time of all threads of the process, also of those that have ended, in ns. Changes `errno`.
+/// Returns the CPU time of all threads of the process, including exited ones, in ns. Changes `errno`.
 pub fn process_clock() -> u64 {
     clock(libc::CLOCK_PROCESS_CPUTIME_ID).unwrap_or(0)
 }
 
-/// A clock's time, in ns. Changes `errno`.
+/// Reads a clock, in ns. Changes `errno`.
 pub fn clock(id: libc::clockid_t) -> Option<u64> {
-    // SAFETY: all zero is a timespec.
+    // SAFETY: zeros are a valid `timespec`.
     let mut time: libc::timespec = unsafe { zeroed() };
-    // SAFETY: a timespec to fill.
+    // SAFETY: a `timespec` of ours to fill.
     let known = unsafe { libc::clock_gettime(id, &mut time) } == 0;
     known.then_some(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
 
-/// The clock of a thread of this process (`include/linux/posix-timers.h`): of one thread (4), as
-/// the scheduler counts (2).
+/// Returns the clock id of a thread of this process (`include/linux/posix-timers.h`): of a single thread
+/// (4), with the scheduler's accounting (2).
 fn clock_of(tid: u32) -> libc::clockid_t {
     ((!tid) << 3 | 6) as libc::clockid_t
 }
 
-/// Begins a session: gives a timer to each existing thread. `avoid`: signals that may not be used.
-/// Changes `errno`.
+/// Begins a session: gives a timer to each existing thread. `avoid` is a bit set of signals that must not
+/// be used. Changes `errno`.
 pub fn begin(
     _turn: &Turn,
     session: u64,
-    (rate, avoid): (u64, u64),
+    rate: u64,
+    avoid: u64,
     handler: signal::Handler,
 ) -> Result<Armed, Failure> {
     if slots().is_empty() {
@@ -205,13 +204,13 @@ pub fn begin(
         TABLE.store(made.cast(), Ordering::Release);
     }
     for slot in used() {
-        // Those of a parent, after a fork.
+        // After a fork, these are the parent's.
         slot.tid.store(0, Ordering::Relaxed);
         slot.timer.store(0, Ordering::Relaxed);
         slot.paused[SINCE].store(0, Ordering::Relaxed);
     }
     USED.store(0, Ordering::Release);
-    // A forked child has the handler already, and all that its threads used is new.
+    // A forked child has the handler already, and all CPU time of its threads is part of the session.
     let is_child = stop_awaiting();
     if !is_child {
         signal::install(avoid, handler)?;
@@ -221,20 +220,20 @@ pub fn begin(
     Ok(arm_all(!is_child))
 }
 
-/// Deletes the timer of a child that has no session yet. Whether there was one. Changes `errno`.
+/// Deletes the timer of a child that has no session yet. Returns true if there was one. Changes `errno`.
 fn stop_awaiting() -> bool {
     let timer = CHILD.timer.swap(0, Ordering::Relaxed);
     delete(timer);
     timer != 0
 }
 
-/// Gives timers to new threads, and deletes those of threads that have ended. Changes `errno`.
+/// Gives timers to new threads, and deletes those of exited threads. Changes `errno`.
 pub fn look_after(_turn: &Turn) -> Armed {
     arm_all(false)
 }
 
-/// Ends the session: deletes all timers, and lets the program have its signal back. Whether there
-/// was one. A child that awaits its session will have none. Changes `errno`.
+/// Ends the session: deletes all timers, and releases the signal. A child that is about to begin a session
+/// will have none. Returns true if there was a session. Changes `errno`.
 pub fn end(_turn: &Turn) -> bool {
     if stop_awaiting() {
         signal::restore();
@@ -245,7 +244,7 @@ pub fn end(_turn: &Turn) -> bool {
     for slot in used() {
         slot.clear();
     }
-    // No timer is left that could send one to the default action, which ends the process.
+    // The default action of the signal ends the process, so no timer may be left when it is restored.
     signal::restore();
     true
 }
@@ -255,7 +254,7 @@ pub fn arm_own(_turn: &Turn, is_new: bool) -> Armed {
     match tid::own() {
         0 => Armed::default(),
         own => {
-            // What a thread with its number has left.
+            // Left by an exited thread with the same id.
             if let Some(slot) = own_slot().filter(|_| is_new) {
                 slot.clear();
             }
@@ -269,7 +268,7 @@ fn arm_all(is_first: bool) -> Armed {
     let round = ROUND.load(Ordering::Relaxed).wrapping_add(1);
     ROUND.store(round, Ordering::Relaxed);
     let complete = listing::each_thread(|tid| {
-        // What a thread used before the session is not sampled; one that is new began in it.
+        // CPU time from before the session is not sampled. A new thread began within the session.
         let now = arm(tid, is_first);
         armed.threads += now.threads;
         armed.unarmed += now.unarmed;
@@ -284,7 +283,7 @@ fn arm_all(is_first: bool) -> Armed {
     armed
 }
 
-/// Gives a thread a timer; `is_old`: it may have run before the session.
+/// Gives a thread a timer. `is_old`: it may have run before the session.
 fn arm(tid: u32, is_old: bool) -> Armed {
     let (round, slots) = (ROUND.load(Ordering::Relaxed), slots());
     let mut free = None;
@@ -307,7 +306,7 @@ fn arm(tid: u32, is_old: bool) -> Armed {
         };
     };
     let Some(now) = clock(clock_of(tid)) else {
-        // It has ended.
+        // The thread has exited.
         return Armed::default();
     };
     slot.last
@@ -317,7 +316,7 @@ fn arm(tid: u32, is_old: bool) -> Armed {
     let made = make(tid, index).is_some_and(|timer| {
         slot.timer.store(timer as u64 + 1, Ordering::SeqCst);
         USED.fetch_max(index as u32 + 1, Ordering::Release);
-        // A phase at random, so that threads that live for less than a period have their share.
+        // A random phase, so that threads that live for less than a period are represented.
         start(timer, 1 + at_random() % period())
     });
     if !made {
@@ -329,6 +328,7 @@ fn arm(tid: u32, is_old: bool) -> Armed {
     }
 }
 
+/// Converts a rate in Hz into a period in ns.
 fn period_of(rate: u64) -> u64 {
     1_000_000_000 / rate.clamp(1, 1_000_000)
 }
@@ -337,7 +337,7 @@ fn period() -> u64 {
     PERIOD.load(Ordering::Relaxed).max(1)
 }
 
-/// A number that differs from call to call (Vigna's SplitMix64).
+/// Returns a random number (Vigna's SplitMix64).
 fn at_random() -> u64 {
     static STATE: AtomicU64 = AtomicU64::new(0);
     let seed = crate::cycles::read().unwrap_or_else(shm_protocol::clock::now_ns);
@@ -347,16 +347,16 @@ fn at_random() -> u64 {
     mixed ^ mixed >> 31
 }
 
-/// A timer that does not run yet.
+/// Creates a timer that is not running.
 fn make(tid: u32, index: usize) -> Option<c_int> {
-    // SAFETY: integers and a pointer that is a number here; zero is a value.
+    // SAFETY: integers, and a pointer that is used as a number: zeros are valid.
     let mut event: libc::sigevent = unsafe { zeroed() };
     event.sigev_notify = libc::SIGEV_THREAD_ID;
     event.sigev_signo = signal::number();
     event.sigev_notify_thread_id = tid as c_int;
     event.sigev_value.sival_ptr = core::ptr::without_provenance_mut(index);
     let mut timer: c_int = 0;
-    // SAFETY: a sigevent to read and a number to write, as the kernel has them.
+    // SAFETY: a `sigevent` to read and a number to write, with the kernel's types.
     let result = unsafe {
         libc::syscall(
             libc::SYS_timer_create,
@@ -368,9 +368,9 @@ fn make(tid: u32, index: usize) -> Option<c_int> {
     (result == 0).then_some(timer)
 }
 
-/// Makes a timer fire in `first` ns of CPU time, and then each period. Whether it could.
+/// Makes a timer fire after `first` ns of CPU time, and then each period. Returns false if that fails.
 fn start(timer: c_int, first: u64) -> bool {
-    set((timer, 0), first, period()).is_some()
+    set(timer, 0, first, period()).is_some()
 }
 
 fn timespec(ns: u64) -> libc::timespec {
@@ -380,7 +380,7 @@ fn timespec(ns: u64) -> libc::timespec {
     }
 }
 
-/// What is left of a time when so many ns of it have passed.
+/// Returns a time span, less `passed` ns.
 pub fn less(whole: &libc::timespec, passed: u64) -> libc::timespec {
     let ns = (whole.tv_sec as u64).saturating_mul(1_000_000_000);
     timespec(
@@ -389,15 +389,15 @@ pub fn less(whole: &libc::timespec, passed: u64) -> libc::timespec {
     )
 }
 
-/// Sets a timer, with these flags; 0 stops it. What was left, in ns.
-fn set((timer, flags): (c_int, c_int), first: u64, interval: u64) -> Option<u64> {
+/// Sets a timer; `first` is 0 to stop it. Returns the ns that were left before.
+fn set(timer: c_int, flags: c_int, first: u64, interval: u64) -> Option<u64> {
     let setting = libc::itimerspec {
         it_interval: timespec(interval),
         it_value: timespec(first),
     };
-    // SAFETY: zero is a value.
+    // SAFETY: zeros are a valid `itimerspec`.
     let mut old: libc::itimerspec = unsafe { zeroed() };
-    // SAFETY: a timer of ours, a setting to read and one to write.
+    // SAFETY: a timer of ours, a setting to read and another to write.
     let result = unsafe {
         libc::syscall(
             libc::SYS_timer_settime,
@@ -411,28 +411,28 @@ fn set((timer, flags): (c_int, c_int), first: u64, interval: u64) -> Option<u64>
     (result == 0).then_some(left.tv_sec as u64 * 1_000_000_000 + left.tv_nsec as u64)
 }
 
-/// The timer that a word holds, which has its number plus one.
+/// Returns the timer id in a word like [`Slot::timer`].
 fn held(word: &AtomicU64) -> Option<c_int> {
     Some(word.load(Ordering::SeqCst).checked_sub(1)? as c_int)
 }
 
-/// Deletes a timer that was taken out of the word that held it.
+/// Deletes the timer of a word that was taken out of its place.
 fn delete(word: u64) {
     if let Some(timer) = word.checked_sub(1) {
-        // SAFETY: a timer of ours, that nobody else deletes.
+        // SAFETY: a timer of ours. Its word was taken, so nobody else deletes it.
         unsafe { libc::syscall(libc::SYS_timer_delete, timer as c_int) };
     }
 }
 
 impl Slot {
-    /// Deletes its timer, and frees it.
+    /// Deletes the timer, and frees the slot.
     fn clear(&self) {
         delete(self.timer.swap(0, Ordering::SeqCst));
         self.tid.store(0, Ordering::Release);
     }
 }
 
-/// The slot of the calling thread.
+/// Returns the slot of the calling thread.
 #[cold]
 pub fn own_slot() -> Option<&'static Slot> {
     let own = tid::own();
@@ -440,7 +440,7 @@ pub fn own_slot() -> Option<&'static Slot> {
     used().iter().find(is_own)
 }
 
-/// Before the calling thread forks.
+/// Fork handler that runs before the fork.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 pub unsafe extern "C" fn before_fork() {
     if session() != 0 || awaits_session() {
@@ -448,7 +448,7 @@ pub unsafe extern "C" fn before_fork() {
     }
 }
 
-/// In the parent, when it has forked.
+/// Fork handler that runs in the parent after the fork.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 pub unsafe extern "C" fn after_fork() {
     if session() != 0 || awaits_session() {
@@ -456,7 +456,7 @@ pub unsafe extern "C" fn after_fork() {
     }
 }
 
-/// The timer that the calling thread's time is measured by, and what is kept of it in a pause.
+/// Returns the timer of the calling thread, and the words for [`Slot::paused`].
 fn own_timer() -> Option<(c_int, &'static [AtomicU64; 2])> {
     match held(&CHILD.timer) {
         Some(timer) => Some((timer, &CHILD.paused)),
@@ -471,28 +471,28 @@ fn own_timer() -> Option<(c_int, &'static [AtomicU64; 2])> {
 fn pause() {
     let saved = sys::errno();
     if let Some((timer, [left, since])) = own_timer() {
-        left.store(set((timer, 0), 0, 0).unwrap_or(0), Ordering::Relaxed);
+        left.store(set(timer, 0, 0, 0).unwrap_or(0), Ordering::Relaxed);
         since.store(own_clock(), Ordering::Relaxed);
     }
     sys::set_errno(saved);
 }
 
-/// Continues as if the timer had run meanwhile. If it would have fired, it does so in this call,
-/// and not at the kernel's next tick: by then the thread may be in its next fork.
+/// Continues as if the timer had run during the fork. A timer that is due fires in this call and not at
+/// the kernel's next tick, when the thread may be in its next fork.
 #[cold]
 fn resume() {
     let saved = sys::errno();
     if let Some((timer, paused)) = own_timer() {
         let [left, since] = [&paused[0], &paused[SINCE]].map(|ns| ns.load(Ordering::Relaxed));
         let due = since.saturating_add(left).max(1);
-        set((timer, libc::TIMER_ABSTIME), due, period());
+        set(timer, libc::TIMER_ABSTIME, due, period());
         paused[SINCE].store(0, Ordering::Relaxed);
     }
     sys::set_errno(saved);
 }
 
-/// In a child, which has none of its parent's timers. Whether its parent had any: then
-/// [`await_session`] has to follow.
+/// Forgets the parent's timers in a forked child, which has none of them. Returns true if there were any;
+/// then [`await_session`] must follow.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 pub fn in_child() -> bool {
     let had = session() != 0 || awaits_session();
@@ -505,8 +505,8 @@ pub fn in_child() -> bool {
     had
 }
 
-/// In a child: if its parent's session continues in it at this rate, it has a timer that makes it
-/// begin once it has used CPU time. 0: it does not continue.
+/// Prepares a forked child to continue its parent's session at this rate in Hz: gives it a timer that
+/// fires once it has used CPU time. 0: it does not continue the session.
 #[cold]
 pub fn await_session(rate: u64) {
     let awaits = rate != 0 && {
@@ -522,7 +522,7 @@ pub fn await_session(rate: u64) {
     }
 }
 
-/// The calling thread ends.
+/// Deletes the timer of the calling thread, which is about to exit.
 pub fn thread_ends() {
     if session() == 0 {
         return;

@@ -1,9 +1,9 @@
-//! What jemalloc requests from the system, bypassing the C library's functions of that name.
+//! System functions that jemalloc calls, implemented without the C library's.
 //!
-//! A program, or a library preloaded beside the agent, may define `mmap` or `clock_gettime` itself
-//! (libfaketime does the latter), and allocate memory in it: then the allocator would wait for
-//! itself, before `main`. glibc's `malloc` calls neither through a name that others can define. The
-//! build script makes the linker resolve the names to these.
+//! A program, or another preloaded library, may define `mmap` or `clock_gettime` itself (libfaketime does
+//! the latter) and allocate memory in it. Then the allocator would wait for itself before `main`. glibc's
+//! `malloc` calls neither through a symbol that others can define. The build script makes the linker resolve
+//! these names to the functions here.
 
 use crate::{arch, huge_pages, keeping, seccomp, symbol_table, sys};
 use core::arch::global_asm;
@@ -11,7 +11,7 @@ use core::ffi::{c_int, c_long, c_void};
 use core::mem::transmute;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-// Ours alone: they are not exported.
+// Not exported.
 global_asm!(
     ".hidden __wrap_mmap",
     ".hidden __wrap_munmap",
@@ -21,17 +21,19 @@ global_asm!(
     ".hidden __wrap_pthread_key_create",
 );
 
-/// Bytes from which on jemalloc's data of sampled objects are mapped unlocked: less is backed at once.
-const LARGE: usize = 256 << 10;
+/// Minimum size of jemalloc's own data of sampled objects to be mapped unlocked, in bytes. Smaller mappings
+/// may be locked and backed at once.
+const UNLOCKED_FROM: usize = 256 << 10;
 
-/// Smallest mapping that may get huge pages where the system gives them to every mapping. jemalloc's mappings
-/// grow with what it has mapped, to 16 MiB at some 80 MiB: a huge page that is used in part is little of that.
+/// Minimum size of mappings that may get huge pages if the system gives them to every mapping, in bytes.
+/// jemalloc's mappings grow with what it has mapped, to 16 MiB at some 80 MiB: one partly used huge page is
+/// little of that.
 const HUGE_PAGES_FROM: usize = 16 << 20;
 
-/// Keeps `errno` where anonymous memory is mapped, which is all that jemalloc maps; [`sys::map`] sets it.
+/// Maps memory. Keeps `errno` for anonymous memory, which is all that jemalloc maps; [`sys::map`] sets it.
 ///
-/// Memory for jemalloc's own data of sampled objects, 4 MiB at the first one, is not locked, whatever the program has
-/// requested for its memory with `mlockall`: backing it at once would take milliseconds.
+/// jemalloc's own data of sampled objects (4 MiB at the first one) are not locked, even if the program has
+/// called `mlockall`: backing them at once would take milliseconds.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap_mmap(
     at: *mut c_void,
@@ -42,18 +44,18 @@ unsafe extern "C" fn __wrap_mmap(
     offset: i64,
 ) -> *mut c_void {
     if flags & libc::MAP_ANONYMOUS == 0 {
-        // SAFETY: the caller's, who has the same function of the C library in mind.
+        // SAFETY: arguments for the C library's function, which does the same.
         return unsafe { sys::map(at, bytes, access, flags, file, offset) };
     }
-    // SAFETY: the thread's own word.
+    // SAFETY: the word is the thread's own.
     let is_sampling = unsafe { (*arch::local()).busy != 0 } && !seccomp::is_installed();
-    let is_large = bytes >= LARGE && access & libc::PROT_WRITE != 0;
+    let is_large = bytes >= UNLOCKED_FROM && access & libc::PROT_WRITE != 0;
     let new = keeping_errno(|| {
         if is_sampling && is_large && at.is_null() {
             let new = sys::map_unlocked(at, bytes, access);
             return if new.is_null() { libc::MAP_FAILED } else { new };
         }
-        // SAFETY: as above.
+        // SAFETY: arguments for the C library's function, which does the same.
         unsafe { sys::map(at, bytes, access, flags, file, offset) }
     });
     let is_for_use = new != libc::MAP_FAILED && access & libc::PROT_WRITE != 0;
@@ -66,13 +68,12 @@ unsafe extern "C" fn __wrap_mmap(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap_munmap(at: *mut c_void, bytes: usize) -> c_int {
     keeping::note_return(bytes);
-    // SAFETY: the caller's.
+    // SAFETY: jemalloc unmaps memory of its own.
     keeping_errno(|| unsafe { libc::syscall(libc::SYS_munmap, at, bytes) as c_int })
 }
 
-/// Makes no call for a program that has installed a seccomp filter: it may have been tried with the C
-/// library's allocator alone, which seldom makes this call. jemalloc keeps freed pages that it cannot give
-/// back.
+/// Does nothing in a program with a seccomp filter: the filter may have been tested with the C library's
+/// allocator only, which seldom makes this call. jemalloc keeps pages that it cannot return.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap_madvise(at: *mut c_void, bytes: usize, advice: c_int) -> c_int {
     if seccomp::is_installed() {
@@ -82,12 +83,12 @@ unsafe extern "C" fn __wrap_madvise(at: *mut c_void, bytes: usize, advice: c_int
         keeping::note_return(bytes);
     }
     let advice = c_long::from(advice);
-    // SAFETY: the caller's.
+    // SAFETY: jemalloc's advice about memory of its own.
     keeping_errno(|| unsafe { libc::syscall(libc::SYS_madvise, at, bytes, advice) as c_int })
 }
 
-/// Makes system calls that may fail without the program's noticing it: `free` leaves `errno` as it is, and
-/// so does a request that succeeds after all. jemalloc sets `errno` itself where a request fails.
+/// Makes system calls that may fail, without changing `errno`: `free` and requests that succeed must not
+/// change it. jemalloc sets `errno` itself if a request fails.
 fn keeping_errno<T>(calls: impl FnOnce() -> T) -> T {
     let saved = sys::errno();
     let result = calls();
@@ -95,14 +96,14 @@ fn keeping_errno<T>(calls: impl FnOnce() -> T) -> T {
     result
 }
 
-/// With default attributes, which are all that jemalloc uses: `PTHREAD_COND_INITIALIZER`, which glibc and
-/// musl document as equivalent.
+/// Initialises a condition variable with default attributes, which are all that jemalloc uses. glibc and musl
+/// document `PTHREAD_COND_INITIALIZER` as equivalent.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap_pthread_cond_init(
     condition: *mut libc::pthread_cond_t,
     _: *const libc::pthread_condattr_t,
 ) -> c_int {
-    // SAFETY: the caller's, to be initialised.
+    // SAFETY: memory of the caller's that is to be initialised.
     unsafe { condition.write(libc::PTHREAD_COND_INITIALIZER) };
     0
 }
@@ -110,7 +111,7 @@ unsafe extern "C" fn __wrap_pthread_cond_init(
 type Destructor = unsafe extern "C" fn(*mut c_void);
 
 unsafe extern "C" {
-    /// Frees jemalloc's data of a thread that ends.
+    /// Frees jemalloc's data of an exiting thread.
     #[link_name = "_rjem_je_tsd_cleanup"]
     fn tsd_cleanup(data: *mut c_void);
     fn mem_agent_next_pthread_key_create(
@@ -119,14 +120,15 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// jemalloc's key; `u32::MAX`: none yet.
+/// Key of jemalloc's thread-specific data; `u32::MAX` before it is created.
 static TSD: AtomicU32 = AtomicU32::new(u32::MAX);
-/// How often a C library runs the destructors of data that is there again
+/// Number of times that a C library runs destructors of data that was set again
 /// (`PTHREAD_DESTRUCTOR_ITERATIONS`).
 const ROUNDS: u8 = 4;
 
-/// jemalloc's data of a thread is the last to go. Without them, requests of destructors that run later are
-/// served from jemalloc's first arena, whatever arena they name, so that they could not be sampled.
+/// Creates a key. jemalloc's destructor is replaced by one that runs last: without jemalloc's data, requests
+/// of later destructors would be served from its first arena, whatever arena they name, and could not be
+/// sampled.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap_pthread_key_create(
     key: *mut libc::pthread_key_t,
@@ -139,7 +141,7 @@ unsafe extern "C" fn __wrap_pthread_key_create(
     } else {
         destructor
     };
-    // SAFETY: the caller's.
+    // SAFETY: called with the caller's arguments.
     unsafe {
         let result = mem_agent_next_pthread_key_create(key, destructor);
         if is_jemallocs && result == 0 {
@@ -149,11 +151,12 @@ unsafe extern "C" fn __wrap_pthread_key_create(
     }
 }
 
+/// Sets jemalloc's data again until the last round of destructors, and frees them then.
 unsafe extern "C" fn clean_up_last(data: *mut c_void) {
-    // SAFETY: the thread's own, which nobody else uses.
+    // SAFETY: the word is the thread's own, and no borrow of its state is alive here.
     let rounds = unsafe { &mut (*arch::local()).rounds };
     *rounds = rounds.saturating_add(1);
-    // SAFETY: jemalloc's key and its own data, as they were; and its destructor at last.
+    // SAFETY: jemalloc's key, data and destructor, as jemalloc passed them.
     unsafe {
         if *rounds >= ROUNDS || libc::pthread_setspecific(TSD.load(Ordering::Relaxed), data) != 0 {
             tsd_cleanup(data);
@@ -163,10 +166,13 @@ unsafe extern "C" fn clean_up_last(data: *mut c_void) {
 
 type ClockGettime = unsafe extern "C" fn(libc::clockid_t, *mut libc::timespec) -> c_int;
 
-/// The kernel's function in the process's memory, which needs no system call; 1: there is none.
+/// Address of the vDSO's function, which makes no system call; 0 before it is looked up, [`NONE`] if there is
+/// none.
 static IN_VDSO: AtomicUsize = AtomicUsize::new(0);
+/// Value of [`IN_VDSO`] if there is none.
 const NONE: usize = 1;
 
+/// Reads a clock.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap_clock_gettime(
     clock: libc::clockid_t,
@@ -178,29 +184,31 @@ unsafe extern "C" fn __wrap_clock_gettime(
         IN_VDSO.store(known, Ordering::Relaxed);
     }
     if known != NONE {
-        // SAFETY: the kernel's function of this type, by vdso(7).
+        // SAFETY: the vDSO's function of this type, by vdso(7).
         let function = unsafe { transmute::<usize, ClockGettime>(known) };
-        // SAFETY: the caller's.
+        // SAFETY: called with the caller's arguments.
         if unsafe { function(clock, time) } == 0 {
             return 0;
         }
     }
-    // SAFETY: the caller's.
+    // SAFETY: called with the caller's arguments.
     unsafe { libc::syscall(libc::SYS_clock_gettime, c_long::from(clock), time) as c_int }
 }
 
+/// Looks up the vDSO's function. Returns [`NONE`] if there is none.
 #[cold]
 fn find() -> usize {
-    let name = match cfg!(target_arch = "x86_64") {
-        true => c"__vdso_clock_gettime",
-        false => c"__kernel_clock_gettime",
+    let name = if cfg!(target_arch = "x86_64") {
+        c"__vdso_clock_gettime"
+    } else {
+        c"__kernel_clock_gettime"
     };
-    // SAFETY: it only looks into the vector that the kernel left above the stack.
+    // SAFETY: only reads the auxiliary vector.
     let base = unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) };
     if base == 0 {
         return NONE;
     }
-    // SAFETY: the kernel has mapped a library there, which stays.
+    // SAFETY: the kernel has mapped the vDSO there, and never unmaps it.
     match unsafe { symbol_table::exported(base, name) } {
         Some((at, _)) if at != 0 => at as usize,
         _ => NONE,

@@ -1,4 +1,4 @@
-//! aarch64, AAPCS64.
+//! Assembly for aarch64 with AAPCS64.
 
 mod entry;
 mod start;
@@ -24,12 +24,12 @@ global_asm!(
     ".popsection",
 );
 
-/// The calling thread's words.
+/// Returns the address of the calling thread's state.
 #[inline(always)]
 pub fn local() -> *mut Local {
     let at: *mut Local;
-    // SAFETY: reads the thread pointer and a constant offset from it; the symbol above is
-    // 56 zeroed bytes in this module's initial-exec block.
+    // SAFETY: reads the thread pointer and adds a constant offset. The symbol above is 56 zeroed bytes in
+    // this module's initial-exec TLS block.
     unsafe {
         asm!(
             "mrs {at}, tpidr_el0",
@@ -44,12 +44,12 @@ pub fn local() -> *mut Local {
     at
 }
 
-/// Whether the calling thread has met `epoch` and `bytes` more may pass unsampled; then they
-/// are counted.
+/// Counts `bytes` down if the calling thread has entered `epoch`. Returns false if it has not, or if the
+/// countdown expires: a sample may be due.
 #[inline(always)]
 pub fn counts_down(epoch: u32, bytes: usize) -> bool {
     let local = local();
-    // SAFETY: the symbol above is in this module's initial-exec block, and the thread's own.
+    // SAFETY: the symbol above is in this module's initial-exec TLS block, and the words are the thread's.
     unsafe {
         if (*local).epoch != epoch {
             return false;
@@ -59,27 +59,27 @@ pub fn counts_down(epoch: u32, bytes: usize) -> bool {
     }
 }
 
-/// The thread pointer: glibc puts the control block above the stacks that it makes.
+/// Returns the thread pointer. glibc puts the thread's control block above the stack that it makes.
 #[inline(always)]
 pub fn thread_pointer() -> u64 {
     let at: u64;
-    // SAFETY: the register is the thread pointer, which programs may read.
+    // SAFETY: programs may read this register, which is the thread pointer.
     unsafe { asm!("mrs {at}, tpidr_el0", at = out(reg) at, options(pure, readonly, nostack)) };
     at
 }
 
-/// Registers that DWARF numbers: x0 to x30, and sp.
+/// Number of registers with DWARF numbers: x0 to x30, and sp.
 const NUMBERED: usize = 32;
 
-/// A function that a signal interrupted.
+/// Function that a signal interrupted.
 pub struct Interrupted {
-    /// Where it was; the instruction's address plus one, as if it were a return address.
+    /// Its registers. `ip` is the instruction's address plus one, as if it were a return address.
     pub registers: Registers,
     /// All registers by their DWARF numbers.
     pub live: [u64; NUMBERED],
 }
 
-/// The registers that the kernel has saved for a signal's handler.
+/// Returns the registers that the kernel has saved for a signal handler.
 pub fn interrupted(context: &libc::ucontext_t) -> Interrupted {
     let saved = &context.uc_mcontext;
     let mut live = [0; NUMBERED];
@@ -95,34 +95,33 @@ pub fn interrupted(context: &libc::ucontext_t) -> Interrupted {
     }
 }
 
-/// Whether the calling thread has a thread pointer, and so memory of its own: one that the program
-/// has made without the C library may have none.
+/// Returns true if the calling thread has a thread pointer, and so thread-local storage. A thread that the
+/// program created without the C library may have none.
 pub fn has_locals() -> bool {
     thread_pointer() != 0
 }
 
-/// Asks for the cache line at an address, which will be written or read soon. Whatever the address, this
-/// has no other effect.
+/// Prefetches the cache line at an address. Has no other effect, whatever the address.
 #[inline(always)]
 pub fn prefetch<T>(at: *const T) {
     // SAFETY: a hint, which never faults.
     unsafe { asm!("prfm pldl1keep, [{at}]", at = in(reg) at, options(readonly, nostack)) }
 }
 
-/// A counter of constant rate.
+/// Reads the virtual counter, which has a constant rate.
 #[inline(always)]
 pub fn cycles() -> u64 {
     let at: u64;
-    // SAFETY: readable from user space on Linux.
+    // SAFETY: Linux lets programs read this register.
     unsafe { asm!("mrs {at}, cntvct_el0", at = out(reg) at, options(nomem, nostack)) };
     at
 }
 
-/// Whether the runtime of one of the compilers' sanitizers is in the process, and has its
-/// allocator: what the loader found for the names that each of them has.
+/// Returns true if a compiler's sanitizer, with its own allocator, is in the process: each has an
+/// initialisation function with a known name, which the loader has looked up.
 pub fn has_sanitizer() -> bool {
     let found: usize;
-    // SAFETY: reads words of our own offset table, null where a weak name is nowhere.
+    // SAFETY: reads words of our own GOT, which are null if a weak symbol is not defined.
     unsafe {
         asm!(
             ".weak __asan_init",
@@ -160,11 +159,11 @@ pub fn has_sanitizer() -> bool {
     found != 0
 }
 
-/// Address of a function that glibc has and other C libraries lack, then null.
+/// Returns the address of a function that only glibc has; 0 with other C libraries.
 macro_rules! glibc_function {
     ($name:literal) => {{
         let found: usize;
-        // SAFETY: reads a word of our own offset table, null where a weak name is nowhere.
+        // SAFETY: reads a word of our own GOT, which is null if a weak symbol is not defined.
         unsafe {
             core::arch::asm!(
                 concat!(".weak ", $name),
@@ -181,10 +180,10 @@ pub(crate) use glibc_function;
 
 const _: () = assert!(
     core::mem::size_of::<Registers>() == 24,
-    "as the assembly lays them"
+    "layout that the assembly writes"
 );
 
-/// Processor features, as resolvers of indirect functions take them (`sys/ifunc.h`).
+/// Processor features, as resolvers of indirect functions receive them (`sys/ifunc.h`).
 #[repr(C)]
 struct IfuncArgument {
     bytes: u64,
@@ -192,14 +191,14 @@ struct IfuncArgument {
     hwcap2: u64,
 }
 
-/// Calls the resolver of an indirect function (`STT_GNU_IFUNC`); returns the function's address.
+/// Calls the resolver of an indirect function (`STT_GNU_IFUNC`). Returns the function's address.
 ///
 /// # Safety
-/// `resolver` is one, of a library that has been relocated.
+/// `resolver` is such a resolver, of a library that was relocated.
 pub unsafe fn ifunc_target(resolver: u64) -> *mut core::ffi::c_void {
-    /// Bit of the first argument that says that there is a second one (`_IFUNC_ARG_HWCAP`).
+    /// Bit of the first argument that announces the second one (`_IFUNC_ARG_HWCAP`).
     const HAS_ARGUMENT: u64 = 1 << 62;
-    // SAFETY: `getauxval` takes any number; the resolver is the caller's, and takes both arguments.
+    // SAFETY: `getauxval` takes any number. A resolver takes both arguments.
     unsafe {
         let argument = IfuncArgument {
             bytes: core::mem::size_of::<IfuncArgument>() as u64,

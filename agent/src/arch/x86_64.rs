@@ -1,4 +1,4 @@
-//! x86-64, System V ABI.
+//! Assembly for x86-64 with the System V ABI.
 
 mod entry;
 mod start;
@@ -24,12 +24,12 @@ global_asm!(
     ".popsection",
 );
 
-/// The calling thread's words.
+/// Returns the address of the calling thread's state.
 #[inline(always)]
 pub fn local() -> *mut Local {
     let at: *mut Local;
-    // SAFETY: reads the thread pointer and a constant offset from it; the symbol above is
-    // 56 zeroed bytes in this module's initial-exec block.
+    // SAFETY: reads the thread pointer and adds a constant offset. The symbol above is 56 zeroed bytes in
+    // this module's initial-exec TLS block.
     unsafe {
         asm!(
             "mov {at}, qword ptr fs:[0]",
@@ -41,11 +41,11 @@ pub fn local() -> *mut Local {
     at
 }
 
-/// Whether the calling thread has met `epoch` and `bytes` more may pass unsampled; then they
-/// are counted.
+/// Counts `bytes` down if the calling thread has entered `epoch`. Returns false if it has not, or if the
+/// countdown expires: a sample may be due.
 #[inline(always)]
 pub fn counts_down(epoch: u32, bytes: usize) -> bool {
-    // SAFETY: the symbol above is in this module's initial-exec block, and the thread's own.
+    // SAFETY: the symbol above is in this module's initial-exec TLS block, and the words are the thread's.
     unsafe {
         asm!(
             "mov {at}, qword ptr [rip + mem_agent_local@GOTTPOFF]",
@@ -63,32 +63,31 @@ pub fn counts_down(epoch: u32, bytes: usize) -> bool {
     true
 }
 
-/// The thread pointer: glibc puts the control block above the stacks that it makes.
+/// Returns the thread pointer. glibc puts the thread's control block above the stack that it makes.
 #[inline(always)]
 pub fn thread_pointer() -> u64 {
     let at: u64;
-    // SAFETY: the word at fs:0 is the thread pointer itself, by the ABI of thread-local
-    // storage.
+    // SAFETY: the word at fs:0 is the thread pointer itself, by the ABI of thread-local storage.
     unsafe {
         asm!("mov {at}, qword ptr fs:[0]", at = out(reg) at, options(pure, readonly, nostack))
     };
     at
 }
 
-/// Registers that DWARF numbers, without the return address (x86-64 psABI, figure 3.36).
+/// Number of registers with DWARF numbers, without the return address (x86-64 psABI, figure 3.36).
 const NUMBERED: usize = 16;
 
-/// A function that a signal interrupted.
+/// Function that a signal interrupted.
 pub struct Interrupted {
-    /// Where it was; the instruction's address plus one, as if it were a return address.
+    /// Its registers. `ip` is the instruction's address plus one, as if it were a return address.
     pub registers: Registers,
     /// All registers by their DWARF numbers.
     pub live: [u64; NUMBERED],
 }
 
-/// The registers that the kernel has saved for a signal's handler.
+/// Returns the registers that the kernel has saved for a signal handler.
 pub fn interrupted(context: &libc::ucontext_t) -> Interrupted {
-    /// The numbers of the kernel's registers, in the order of DWARF's.
+    /// The kernel's register numbers, in the order of DWARF's.
     const ORDER: [libc::c_int; NUMBERED] = [
         libc::REG_RAX,
         libc::REG_RDX,
@@ -118,15 +117,15 @@ pub fn interrupted(context: &libc::ucontext_t) -> Interrupted {
     }
 }
 
-/// Whether the calling thread has a thread pointer, and so memory of its own: one that the program
-/// has made without the C library may have none. A system call. Changes `errno`.
+/// Returns true if the calling thread has a thread pointer, and so thread-local storage. A thread that the
+/// program created without the C library may have none. Makes a system call. Changes `errno`.
 pub fn has_locals() -> bool {
     /// `ARCH_GET_FS` of asm/prctl.h.
     const GET: usize = 0x1003;
     let mut at = 0u64;
     let result: i64;
-    // SAFETY: arch_prctl(2) by hand, for the C library's function stores `errno` in that memory; it
-    // writes one word, and changes the two registers besides the result's.
+    // SAFETY: arch_prctl(2) without the C library's function, which would store `errno` in thread-local
+    // storage. It writes one word of ours, and changes two registers besides the result's.
     unsafe {
         asm!(
             "syscall",
@@ -141,26 +140,25 @@ pub fn has_locals() -> bool {
     result == 0 && at != 0
 }
 
-/// Asks for the cache line at an address, which will be written or read soon. Whatever the address, this
-/// has no other effect.
+/// Prefetches the cache line at an address. Has no other effect, whatever the address.
 #[inline(always)]
 pub fn prefetch<T>(at: *const T) {
-    // SAFETY: every x86-64 processor has the instruction, which never faults.
+    // SAFETY: all x86-64 processors have the instruction, which never faults.
     unsafe { core::arch::x86_64::_mm_prefetch::<{ core::arch::x86_64::_MM_HINT_T0 }>(at.cast()) }
 }
 
-/// A cycle counter of constant rate.
+/// Reads the cycle counter, which has a constant rate.
 #[inline(always)]
 pub fn cycles() -> u64 {
-    // SAFETY: every x86-64 processor has the instruction.
+    // SAFETY: all x86-64 processors have the instruction.
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
-/// Whether the runtime of one of the compilers' sanitizers is in the process, and has its
-/// allocator: what the loader found for the names that each of them has.
+/// Returns true if a compiler's sanitizer, with its own allocator, is in the process: each has an
+/// initialisation function with a known name, which the loader has looked up.
 pub fn has_sanitizer() -> bool {
     let found: usize;
-    // SAFETY: reads words of our own offset table, null where a weak name is nowhere.
+    // SAFETY: reads words of our own GOT, which are null if a weak symbol is not defined.
     unsafe {
         asm!(
             ".weak __asan_init",
@@ -184,11 +182,11 @@ pub fn has_sanitizer() -> bool {
     found != 0
 }
 
-/// Address of a function that glibc has and other C libraries lack, then null.
+/// Returns the address of a function that only glibc has; 0 with other C libraries.
 macro_rules! glibc_function {
     ($name:literal) => {{
         let found: usize;
-        // SAFETY: reads a word of our own offset table, null where a weak name is nowhere.
+        // SAFETY: reads a word of our own GOT, which is null if a weak symbol is not defined.
         unsafe {
             core::arch::asm!(
                 concat!(".weak ", $name),
@@ -204,15 +202,15 @@ pub(crate) use glibc_function;
 
 const _: () = assert!(
     core::mem::size_of::<Registers>() == 24,
-    "as the assembly lays them"
+    "layout that the assembly writes"
 );
 
-/// Calls the resolver of an indirect function (`STT_GNU_IFUNC`); returns the function's address.
+/// Calls the resolver of an indirect function (`STT_GNU_IFUNC`). Returns the function's address.
 ///
 /// # Safety
-/// `resolver` is one, of a library that has been relocated.
+/// `resolver` is such a resolver, of a library that was relocated.
 pub unsafe fn ifunc_target(resolver: u64) -> *mut core::ffi::c_void {
-    // SAFETY: the caller's; on this processor a resolver takes no arguments.
+    // SAFETY: a resolver, which takes no arguments on this processor.
     unsafe {
         let resolver: unsafe extern "C" fn() -> *mut core::ffi::c_void =
             core::mem::transmute(resolver as usize);

@@ -1,21 +1,21 @@
-//! jemalloc's own calls over an allocator that has none of them: a program that finds them may
-//! give their objects to `free` and `realloc`, so both must be of one allocator.
+//! jemalloc's non-standard functions for an allocator that has none. A program that finds them may pass their
+//! objects to `free` and `realloc`, so all functions must belong to one allocator.
 //!
-//! They do what jemalloc(3) says, except that the allocator's size classes are not known: `nallocx`
-//! returns the requested size, `xallocx` resizes nothing, and no `mallctl` has a name.
+//! They do what jemalloc(3) says, except that the allocator's size classes are not known: `nallocx` returns the
+//! requested size, `xallocx` resizes nothing, and `mallctl` knows no names.
 
 use super::NEXT;
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr::write_bytes;
 
-/// `MALLOCX_ZERO` of jemalloc(3); the six bits below are the alignment's logarithm.
+/// `MALLOCX_ZERO` of jemalloc(3).
 const ZERO: c_int = 0x40;
+/// Bits of the flags with log2 of the alignment.
 const ALIGN_BITS: c_int = 0x3f;
-/// What every allocation is aligned to.
+/// Alignment of all allocations, in bytes.
 const NATURAL: usize = 16;
 
-/// The function that stands in for one that the allocator lacks; `None` for those that are not
-/// jemalloc's.
+/// Returns the function for one that the allocator lacks; `None` if it is not one of jemalloc's.
 pub fn of(symbol: &CStr) -> Option<*mut c_void> {
     let functions: [(&CStr, *mut c_void); 11] = [
         (c"mallocx", mallocx as *mut c_void),
@@ -34,20 +34,20 @@ pub fn of(symbol: &CStr) -> Option<*mut c_void> {
     found.map(|(_, function)| *function)
 }
 
-/// The alignment that flags ask for.
+/// Returns the alignment that flags request.
 fn alignment(flags: c_int) -> usize {
     1usize.checked_shl((flags & ALIGN_BITS) as u32).unwrap_or(1)
 }
 
 unsafe extern "C" fn mallocx(size: usize, flags: c_int) -> *mut c_void {
     let (align, zero) = (alignment(flags), flags & ZERO != 0);
-    // SAFETY: the allocator's own functions; `memalign` gives `size` bytes, which are ours to
-    // clear.
+    // SAFETY: functions of the allocator; `memalign` returns `size` bytes, which nobody else uses yet.
     unsafe {
         if align <= NATURAL {
-            return match zero {
-                true => NEXT.calloc(1, size),
-                false => NEXT.malloc(size),
+            return if zero {
+                NEXT.calloc(1, size)
+            } else {
+                NEXT.malloc(size)
             };
         }
         let p = NEXT.memalign(align, size);
@@ -60,20 +60,18 @@ unsafe extern "C" fn mallocx(size: usize, flags: c_int) -> *mut c_void {
 
 unsafe extern "C" fn rallocx(p: *mut c_void, size: usize, flags: c_int) -> *mut c_void {
     let align = alignment(flags);
-    // SAFETY: `p` is an object of the allocator, of `old` usable bytes; the new one has `size`
-    // at least.
+    // SAFETY: `p` is a live object of the allocator with `old` usable bytes; the new one has at least `size`.
     unsafe {
         let old = NEXT.usable_size(p);
-        let new = match align <= NATURAL {
-            true => NEXT.realloc(p, size),
-            false => {
-                let new = NEXT.memalign(align, size);
-                if !new.is_null() {
-                    core::ptr::copy_nonoverlapping(p.cast::<u8>(), new.cast(), old.min(size));
-                    NEXT.free(p);
-                }
-                new
+        let new = if align <= NATURAL {
+            NEXT.realloc(p, size)
+        } else {
+            let new = NEXT.memalign(align, size);
+            if !new.is_null() {
+                core::ptr::copy_nonoverlapping(p.cast::<u8>(), new.cast(), old.min(size));
+                NEXT.free(p);
             }
+            new
         };
         if flags & ZERO != 0 && !new.is_null() && size > old {
             write_bytes(new.cast::<u8>().add(old), 0, size - old);
@@ -83,22 +81,22 @@ unsafe extern "C" fn rallocx(p: *mut c_void, size: usize, flags: c_int) -> *mut 
 }
 
 unsafe extern "C" fn xallocx(p: *mut c_void, _: usize, _: usize, _: c_int) -> usize {
-    // SAFETY: an object of the allocator.
+    // SAFETY: a live object of the allocator.
     unsafe { NEXT.usable_size(p) }
 }
 
 unsafe extern "C" fn sallocx(p: *const c_void, _: c_int) -> usize {
-    // SAFETY: an object of the allocator.
+    // SAFETY: a live object of the allocator.
     unsafe { NEXT.usable_size(p) }
 }
 
 unsafe extern "C" fn dallocx(p: *mut c_void, _: c_int) {
-    // SAFETY: an object of the allocator, which its owner gives up.
+    // SAFETY: an object of the allocator that the caller frees.
     unsafe { NEXT.free(p) }
 }
 
 unsafe extern "C" fn sdallocx(p: *mut c_void, _: usize, _: c_int) {
-    // SAFETY: an object of the allocator, which its owner gives up.
+    // SAFETY: an object of the allocator that the caller frees.
     unsafe { NEXT.free(p) }
 }
 

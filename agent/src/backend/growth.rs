@@ -1,52 +1,53 @@
-//! Large objects that grow and have to move.
+//! Moves large objects that grow, without keeping two copies resident.
 //!
 //! glibc moves the pages of a large object by `mremap`: no byte is copied, and the process never needs the
-//! memory of both. jemalloc's pages lie among others in its extents and cannot be moved that way (each move
-//! would leave further mappings behind, of which a process may have a limited number), so jemalloc copies, and
-//! both copies are resident until it has. A process in a control group that has room for one of them would be
-//! killed.
+//! memory of both. jemalloc's pages lie among others in its extents and cannot be moved like that: each move
+//! would leave further mappings behind, of which a process may have a limited number. So jemalloc copies, and
+//! both copies are resident meanwhile. A process in a control group with room for one of them would be killed.
 //!
-//! Here the object is copied in steps, and the pages of each step are returned before the next one begins:
-//! no more than [`STEP_BYTES`] are resident twice. A page that has never been written to is not copied, so
-//! that a sparse object remains sparse.
+//! Here the object is copied in steps, and the pages of each step are returned before the next one begins: at
+//! most [`STEP_BYTES`] are resident twice. A page that was never written to is not copied, so that a sparse
+//! object remains sparse.
 //!
-//! Limit: copying takes time that `mremap` does not, as with every jemalloc, but it is done less often.
+//! Limit: copying takes time that `mremap` does not need, as with every jemalloc, but is done less often.
 
 use crate::{seccomp, sys};
 use core::ffi::{c_int, c_void};
 use core::slice;
 use tikv_jemalloc_sys as jemalloc;
 
-/// Usable size of the smallest object that is moved in steps, in bytes.
+/// Minimum usable size, in bytes, of objects that are moved in steps.
 pub const MIN_BYTES: usize = 4 << 20;
-/// Bytes that are copied before their pages are returned.
+/// Number of bytes that are copied before their pages are returned.
 const STEP_BYTES: usize = 2 << 20;
 /// Maximum number of bytes that are left free behind an object that was moved.
 const MAX_ROOM_BYTES: usize = 256 << 20;
-/// Requests of more bytes than the address space has are jemalloc's to refuse.
+/// Size of the address space in bytes: jemalloc refuses larger requests.
 const MAX_BYTES: usize = 1 << 47;
 
-/// jemalloc's `realloc`, but an object of [`MIN_BYTES`] that has to move is moved in steps.
+/// jemalloc's `realloc`, except that objects of at least [`MIN_BYTES`] are moved in steps.
 pub unsafe extern "C" fn realloc(p: *mut c_void, size: usize) -> *mut c_void {
     if size > MIN_BYTES && !p.is_null() {
-        // SAFETY: the caller of `realloc` owns `p`.
+        // SAFETY: the caller of `realloc` owns `p`, a live object.
         unsafe { grow(p, size) }
     } else {
-        // SAFETY: `p` is null or the caller's.
+        // SAFETY: `p` is null or a live object of the caller's.
         unsafe { jemalloc::realloc(p, size) }
     }
 }
 
+/// Enlarges an object.
+///
 /// # Safety
-/// `p` is an object of jemalloc's that is the caller's.
+/// `p` is a live object of jemalloc's that belongs to the caller.
 #[cold]
 unsafe fn grow(p: *mut c_void, size: usize) -> *mut c_void {
-    // SAFETY: this function's contract; the new object has `size` bytes, which are more than `usable`.
+    // SAFETY: a live object; the new one has `size` bytes, which are more than `usable`.
     unsafe {
         let usable = jemalloc::sallocx(p, 0);
         let moves = usable >= MIN_BYTES && usable < size && size < MAX_BYTES;
         if !moves || jemalloc::xallocx(p, size, 0, 0) >= size {
-            // An object that was enlarged in place is large enough for `realloc` to leave it there.
+            // `realloc` leaves an object where it is that was just enlarged in place.
             return jemalloc::realloc(p, size);
         }
         let new = allocate_with_room(size, 0);
@@ -63,10 +64,10 @@ unsafe fn grow(p: *mut c_void, size: usize) -> *mut c_void {
 /// steps is then moved once for each doubling. Nothing reserves these addresses.
 ///
 /// # Safety
-/// `size` is at least [`MIN_BYTES`] and less than [`MAX_BYTES`]; `flags` are those of `mallocx`.
+/// `size` is at least [`MIN_BYTES`] and less than [`MAX_BYTES`]; `flags` are valid for `mallocx`.
 #[cold]
 pub unsafe fn allocate_with_room(size: usize, flags: c_int) -> *mut c_void {
-    // SAFETY: this function's contract; the object is made smaller before anybody else knows it.
+    // SAFETY: a valid size and flags. The object is made smaller before anybody else has its address.
     unsafe {
         let roomy = jemalloc::mallocx(size + size.min(MAX_ROOM_BYTES), flags);
         if roomy.is_null() {
@@ -77,21 +78,21 @@ pub unsafe fn allocate_with_room(size: usize, flags: c_int) -> *mut c_void {
     }
 }
 
-/// Moves the contents of a large object to another one. The old object's contents are undefined afterwards.
+/// Moves the contents of an object to another one. The contents of the old object are undefined afterwards.
 ///
 /// # Safety
-/// `from` and `to` are different objects of at least `bytes` bytes, in anonymous private memory, that only the
-/// calling thread uses.
+/// `from` and `to` are different objects of at least `bytes` bytes, in anonymous private memory, and only the
+/// calling thread uses them.
 pub unsafe fn move_bytes(from: *mut u8, to: *mut u8, bytes: usize) {
     if bytes < MIN_BYTES || seccomp::is_installed() {
-        // SAFETY: this function's contract.
+        // SAFETY: both objects have at least `bytes` bytes, and do not overlap.
         unsafe { to.copy_from_nonoverlapping(from, bytes) };
         return;
     }
     let mut done = 0;
     while done < bytes {
         let step = STEP_BYTES.min(bytes - done);
-        // SAFETY: this function's contract; the pages returned lie within what has been copied.
+        // SAFETY: within both objects; the pages that are returned have been copied.
         unsafe {
             let from = from.add(done);
             copy_written(from, to.add(done), step);
@@ -101,18 +102,18 @@ pub unsafe fn move_bytes(from: *mut u8, to: *mut u8, bytes: usize) {
     }
 }
 
-/// Bytes that are compared with zero at a time.
+/// Number of bytes that are compared with zero at a time.
 const PIECE_BYTES: usize = 4096;
 
-/// Copies memory, except for pieces that are zero in both places: reading memory that has never been written
-/// to maps the kernel's page of zeros, writing to it takes a page.
+/// Copies memory, except for pieces that are zero in both places. Reading memory that was never written to maps
+/// the kernel's zero page; writing zeros to it would make a page resident.
 ///
 /// # Safety
-/// That of [`move_bytes`].
+/// See [`move_bytes`].
 unsafe fn copy_written(from: *const u8, to: *mut u8, bytes: usize) {
     let mut done = 0;
     while done < bytes {
-        // Pieces end where pages of the destination end.
+        // Pieces end where a page of the destination ends.
         let to_next = PIECE_BYTES - (to.addr() + done) % PIECE_BYTES;
         let piece = to_next.min(bytes - done);
         // SAFETY: within both objects.
@@ -126,31 +127,34 @@ unsafe fn copy_written(from: *const u8, to: *mut u8, bytes: usize) {
     }
 }
 
+/// Returns true if all bytes are zero.
+///
 /// # Safety
-/// `bytes` bytes at `at` may be read.
+/// `bytes` bytes at `at` are readable.
 unsafe fn is_zero(at: *const u8, bytes: usize) -> bool {
-    // SAFETY: this function's contract. Memory that was never written to is zero, as the kernel provides it.
+    // SAFETY: readable bytes. Memory that was never written to is zero, as the kernel provides it.
     let bytes = unsafe { slice::from_raw_parts(at, bytes) };
     let (lines, rest) = bytes.as_chunks::<64>();
-    lines.iter().all(|line| line_is_zero(line)) && rest.iter().all(|byte| *byte == 0)
+    lines.iter().all(line_is_zero) && rest.iter().all(|byte| *byte == 0)
 }
 
-/// Without a branch for each word, so that it becomes a few vector instructions.
+/// Returns true if a cache line is zero. Has no branch for each word, so that it becomes a few vector
+/// instructions.
 fn line_is_zero(line: &[u8; 64]) -> bool {
     let (words, _) = line.as_chunks::<8>();
     let word = |bytes: &[u8; 8]| u64::from_ne_bytes(*bytes);
     words.iter().map(word).fold(0, |all, word| all | word) == 0
 }
 
-/// Returns the whole pages within a part of an object to the system. Locked pages stay.
+/// Returns the whole pages within a part of an object to the system. Locked pages stay resident.
 ///
 /// # Safety
-/// The part is anonymous private memory whose contents are not needed any more.
+/// The part is anonymous private memory whose contents nobody needs any more.
 unsafe fn return_pages(at: *mut u8, bytes: usize) {
     let start = at.addr().next_multiple_of(sys::PAGE);
     let end = (at.addr() + bytes) / sys::PAGE * sys::PAGE;
     if start < end {
-        // SAFETY: this function's contract.
+        // SAFETY: whole pages of that part.
         unsafe { libc::madvise(at.with_addr(start).cast(), end - start, libc::MADV_DONTNEED) };
     }
 }

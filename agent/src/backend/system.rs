@@ -1,26 +1,30 @@
-//! The program's own allocator, found with `dlsym`, which itself allocates.
+//! Uses the program's own allocator. Its functions are found with `dlsym`, which itself allocates; until they
+//! are known, a small static block serves these allocations.
 
 use super::{CHOSEN_SYSTEM, NEXT};
 use core::cell::UnsafeCell;
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
+/// Size of the static block in bytes.
 const EARLY_BYTES: usize = 16 << 10;
 
-/// Serves the allocations that happen while the real functions are looked up.
+/// Static block for allocations during the lookup.
 #[repr(C, align(16))]
 struct Early(UnsafeCell<[u8; EARLY_BYTES]>);
-// SAFETY: handed out piecewise by an atomic counter.
+// SAFETY: an atomic counter hands out each part once.
 unsafe impl Sync for Early {}
 static EARLY: Early = Early(UnsafeCell::new([0; EARLY_BYTES]));
+/// Bytes of the block that were handed out.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
+/// Looks up a function of the next library.
 pub fn find(symbol: &CStr) -> *mut c_void {
     crate::sys::next_symbol(symbol)
 }
 
-/// The target for a function that was found: those that take objects must know the early
-/// ones.
+/// Returns the target for a function that was found. Functions that take objects are wrapped, because they
+/// must recognise those of the static block.
 pub fn guarded(symbol: &CStr, found: *mut c_void) -> *mut c_void {
     if symbol == c"free" {
         REAL_FREE.store(found, Ordering::Relaxed);
@@ -36,7 +40,7 @@ pub fn guarded(symbol: &CStr, found: *mut c_void) -> *mut c_void {
 static REAL_FREE: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
 static REAL_REALLOC: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Serves allocations from the early block until [`leave`].
+/// Begins to serve allocations from the static block, until [`leave`].
 pub fn enter() {
     NEXT.malloc
         .store(early_malloc as *mut c_void, Ordering::Relaxed);
@@ -47,7 +51,7 @@ pub fn enter() {
         .store(realloc as *mut c_void, Ordering::Relaxed);
 }
 
-/// Whatever was not found stays with jemalloc, as a whole: half an allocator is none.
+/// Ends the lookup. If `malloc` or `free` was not found, jemalloc is used after all, for all functions.
 pub fn leave() {
     let missing = REAL_FREE.load(Ordering::Relaxed).is_null();
     if missing || NEXT.malloc.load(Ordering::Relaxed) == early_malloc as *mut c_void {
@@ -66,12 +70,12 @@ unsafe extern "C" fn early_malloc(size: usize) -> *mut c_void {
     if at.saturating_add(bytes) > EARLY_BYTES {
         return core::ptr::null_mut();
     }
-    // SAFETY: inside the block, and nobody else's by the counter.
+    // SAFETY: inside the block, and handed out once by the counter.
     unsafe { EARLY.0.get().cast::<u8>().add(at).cast() }
 }
 
 unsafe extern "C" fn early_calloc(n: usize, size: usize) -> *mut c_void {
-    // SAFETY: no requirement; the block is zero and used once.
+    // SAFETY: takes any size. The block is zeroed, and each part is used once.
     n.checked_mul(size)
         .map_or(core::ptr::null_mut(), |all| unsafe { early_malloc(all) })
 }
@@ -81,16 +85,16 @@ unsafe extern "C" fn free(p: *mut c_void) {
     if is_early(p) || real.is_null() {
         return;
     }
-    // SAFETY: dlsym gave the C function `free`.
+    // SAFETY: `dlsym` returned this address for `free`.
     let real: unsafe extern "C" fn(*mut c_void) = unsafe { core::mem::transmute(real) };
-    // SAFETY: the caller's.
+    // SAFETY: an object that the caller frees, which is not from the block.
     unsafe { real(p) }
 }
 
 unsafe extern "C" fn realloc(p: *mut c_void, size: usize) -> *mut c_void {
     let real = REAL_REALLOC.load(Ordering::Relaxed);
     if !p.is_null() && (is_early(p) || real.is_null()) {
-        // SAFETY: `size` bytes may be more than the old object, but stay in the block.
+        // SAFETY: may copy more than the old object, but not beyond the block.
         unsafe {
             let new = NEXT.malloc(size).cast::<u8>();
             let rest = EARLY_BYTES - (p as usize - EARLY.0.get() as usize).min(EARLY_BYTES);
@@ -101,12 +105,12 @@ unsafe extern "C" fn realloc(p: *mut c_void, size: usize) -> *mut c_void {
         }
     }
     if real.is_null() {
-        // SAFETY: no requirement.
+        // SAFETY: takes any size.
         return unsafe { NEXT.malloc(size) };
     }
-    // SAFETY: dlsym gave the C function `realloc`.
+    // SAFETY: `dlsym` returned this address for `realloc`.
     let real: unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void =
         unsafe { core::mem::transmute(real) };
-    // SAFETY: the caller's.
+    // SAFETY: null or a live object of the caller's, which is not from the block.
     unsafe { real(p, size) }
 }

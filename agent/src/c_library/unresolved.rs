@@ -1,12 +1,12 @@
-//! In unit tests, which are linked without the table: the loader's choice is the C library's.
+//! Substitute for unit tests, which are linked without the table: the loader finds the C library's functions.
 
 use core::ffi::{CStr, c_void};
 use core::ptr::null_mut;
 
-/// Nothing to find.
+/// Does nothing.
 pub fn resolve() {}
 
-/// Nothing is looked up.
+/// Returns null: nothing is looked up.
 pub fn looked_up(_: &CStr) -> *mut c_void {
     null_mut()
 }

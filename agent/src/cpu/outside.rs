@@ -1,15 +1,15 @@
-//! Stacks without the agent's own frames: a sample that is due when a fork ends is taken in the
-//! agent's handler for that (`timers::after_fork`), and is the fork's.
+//! Removes the agent's own frames from a stack. A sample that is due when a fork ends is taken in the
+//! agent's fork handler (`timers::after_fork`), but belongs to the code that called `fork`.
 
 use core::sync::atomic::Ordering;
 use shm_protocol::tree::{FIRST_NODE, NodeId, Tree};
 use unwind::walk::ADDRESS_BITS;
 
-/// Frames among which the agent's are.
-const INNER: usize = 16;
+/// Number of innermost frames that are searched for the agent's.
+const MAX_INNER: usize = 16;
 
 unsafe extern "C" {
-    // The linker's names for where the library begins, and where its code ends.
+    // Symbols of the linker: start of the library, and end of its code.
     static __ehdr_start: u8;
     static _etext: u8;
 }
@@ -19,14 +19,14 @@ fn is_own(address: u64) -> bool {
     (start..end).contains(&address)
 }
 
-/// The stack that called the agent; itself if none of its inner frames are the agent's.
+/// Returns the stack that called the agent, or `leaf` itself if no inner frame is the agent's.
 pub fn caller(leaf: NodeId, tree: &Tree<'_>) -> NodeId {
     above(leaf, tree, is_own)
 }
 
 fn above(leaf: NodeId, tree: &Tree<'_>, is_own: impl Fn(u64) -> bool) -> NodeId {
     let (mut at, mut found) = (leaf, leaf);
-    for _ in 0..INNER {
+    for _ in 0..MAX_INNER {
         let Some(node) = tree.node(at).filter(|_| at >= FIRST_NODE) else {
             break;
         };

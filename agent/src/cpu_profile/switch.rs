@@ -1,7 +1,6 @@
-//! gperftools' `CPUPROFILESIGNAL`: a signal that begins a profile, and ends it when it comes again.
+//! gperftools' `CPUPROFILESIGNAL`: a signal that starts a profile, and ends it when it comes again.
 //!
-//! The handler is for the signal that the program chose, and waits until the controller is
-//! sampling, or has written the file.
+//! The handler waits until the controller is sampling, or has written the file.
 
 use super::NAME;
 use crate::arch::on_own_stack;
@@ -11,14 +10,15 @@ use core::arch::naked_asm;
 use core::ffi::{CStr, c_int, c_void};
 use core::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 
-/// The process that installed it.
+/// Pid of the process that installed the handler.
 static OWNER: AtomicU32 = AtomicU32::new(0);
-/// The next profile's number.
+/// Number of the next profile.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 static BASE: [AtomicU8; NAME] = [const { AtomicU8::new(0) }; NAME];
 
-/// Makes the signal of this number, as given in the variable, switch profiles named `BASE.0`,
-/// `BASE.1` and so on; without a base it only says so. Says so if it cannot. At start-up. Changes `errno`.
+/// Makes a signal, by its number in the variable, start and end profiles named `BASE.0`, `BASE.1` and so
+/// on. Without a base, the signal only writes a message. Complains if that fails. Called at start-up.
+/// Changes `errno`.
 pub fn install(base: &CStr, number: &[u8]) {
     OWNER.store(sys::pid(), Ordering::Relaxed);
     for (place, byte) in BASE.iter().zip(base.to_bytes_with_nul()) {
@@ -29,17 +29,17 @@ pub fn install(base: &CStr, number: &[u8]) {
     }
 }
 
-/// Says on standard error why there will be no profile.
+/// Writes to standard error why there will be no profile.
 fn complain(why: &[u8]) {
     on_signal::complain(b"no CPU profile", b"CPUPROFILESIGNAL", why);
 }
 
 on_own_stack! {
-    /// The signal's handler.
+    /// Signal handler.
     handler, on_signal::enter, work
 }
 
-/// Begins a profile or ends it. Keeps `errno`.
+/// Starts or ends a profile. Keeps `errno`.
 ///
 /// # Safety
 /// [`on_signal::enter`] has claimed the stack.
@@ -54,7 +54,8 @@ unsafe extern "C" fn work(_: *const libc::siginfo_t, _: *const libc::ucontext_t)
     on_signal::leave();
 }
 
-/// The next profile's name. A forked child's has its pid in it: its parent counts as well.
+/// Returns the name of the next profile. In a forked child it includes the pid, because the parent uses the
+/// same numbers.
 fn next_name() -> Text<NAME> {
     let mut name = Text::new();
     for byte in &BASE {

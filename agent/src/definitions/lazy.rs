@@ -1,5 +1,4 @@
-//! Calls that modules have not bound yet: entries of a procedure linkage table whose function the loader
-//! looks up at the first call.
+//! Binds lazy calls: PLT entries whose function the loader would look up at the first call.
 
 use super::Module;
 use core::ffi::{CStr, c_void};
@@ -8,7 +7,7 @@ use core::ptr::with_exposed_provenance;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use libc::{Elf64_Phdr, Elf64_Sym};
 
-/// A relocation (ELF-64 gABI).
+/// Relocation entry (`Elf64_Rela`).
 #[repr(C)]
 struct Relocation {
     offset: u64,
@@ -20,7 +19,7 @@ const DT_PLTRELSZ: u64 = 2;
 const DT_STRTAB: u64 = 5;
 const DT_SYMTAB: u64 = 6;
 const DT_JMPREL: u64 = 23;
-/// Type of a relocation for a function's address, which may be looked up later.
+/// Type of the relocation of a PLT entry.
 const JUMP_SLOT: u64 = if cfg!(target_arch = "aarch64") {
     1026 // R_AARCH64_JUMP_SLOT
 } else {
@@ -28,8 +27,8 @@ const JUMP_SLOT: u64 = if cfg!(target_arch = "aarch64") {
 };
 
 impl Module {
-    /// Binds calls of functions of other modules that the loader has not bound yet, and for which
-    /// `target` returns an address. A call that was bound stays.
+    /// Binds calls to functions of other modules that the loader has not bound yet, if `target` returns
+    /// an address. Calls that are bound already are not changed.
     pub fn bind_lazy_calls(&self, target: impl Fn(&CStr) -> Option<*mut c_void>) {
         let tags = [DT_JMPREL, DT_PLTRELSZ, DT_SYMTAB, DT_STRTAB];
         let Some([calls, bytes, symbols, strings]) = self.dynamic(tags) else {
@@ -41,19 +40,19 @@ impl Module {
         let [calls, symbols, strings] = [calls, symbols, strings].map(|at| self.address_in(at));
         let (calls, symbols) = (calls as *const Relocation, symbols as *const Elf64_Sym);
         for index in 0..bytes as usize / size_of::<Relocation>() {
-            // SAFETY: an entry of the module's table, which the loader reads as well.
+            // SAFETY: an entry of the module's relocation table, which the loader reads as well.
             let call = unsafe { &*calls.add(index) };
             let place = self.bias.wrapping_add(call.offset);
             if call.info & 0xffff_ffff != JUMP_SLOT || !self.may_change(place) {
                 continue;
             }
-            // SAFETY: a word of the module's data, which the loader changes while others read it.
+            // SAFETY: a writable word of the module, which the loader also changes while others read it.
             let place = unsafe { AtomicPtr::<c_void>::from_ptr(place as *mut *mut c_void) };
-            // One that is not bound leads to the module's own code, which calls the loader.
+            // A call that is not bound leads into the module itself, to code that calls the loader.
             if !self.contains(place.load(Ordering::Relaxed)) {
                 continue;
             }
-            // SAFETY: the symbol that the entry names, and its name among the strings.
+            // SAFETY: the symbol of this relocation, and its name in the string table.
             let name = unsafe {
                 let symbol = &*symbols.add((call.info >> 32) as usize);
                 if symbol.st_shndx != 0 {
@@ -68,7 +67,7 @@ impl Module {
         }
     }
 
-    /// Whether a word is in data that the loader has left writable.
+    /// Returns true if a word lies in data that the loader has left writable.
     fn may_change(&self, address: u64) -> bool {
         let offset = address.wrapping_sub(self.bias);
         let is_in = |h: &Elf64_Phdr| offset.wrapping_sub(h.p_vaddr) < h.p_memsz;

@@ -1,7 +1,7 @@
 //! gperftools' CPU profiler for programs that call it (`gperftools/profiler.h`).
 //!
-//! It differs from gperftools' in that the process is sampled from outside, with no signal, unless
-//! `filter_in_thread` is given: that has to be called in the threads.
+//! Unlike gperftools', it is sampled from outside, without a signal, unless `filter_in_thread` is given:
+//! that function has to be called in the sampled threads.
 
 use super::gperftools::next;
 use crate::cpu_profile::{self, Filter, NAME};
@@ -25,19 +25,19 @@ pub struct Options {
     filter_in_thread_arg: *mut c_void,
 }
 
-/// Defines a function, which calls the next library's of the same name if there is one.
+/// Defines functions that call the next library's function of the same name, if there is one.
 macro_rules! exports {
     ($($(#[$doc:meta])* $symbol:literal
         fn $name:ident($($arg:ident: $type:ty),*) -> $out:ty $body:block)*) => {$(
         $(#[$doc])*
         ///
         /// # Safety
-        /// That of the function of gperftools.
+        /// See the function of gperftools.
         pub unsafe extern "C" fn $name($($arg: $type),*) -> $out {
             static NEXT: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
             if let Some(function) = next(&NEXT, $symbol) {
-                // SAFETY: the symbol names a function of this type, and the arguments are the
-                // caller's.
+                // SAFETY: the symbol names a function of this type, called with the caller's
+                // arguments.
                 return unsafe {
                     let function: unsafe extern "C" fn($($type),*) -> $out =
                         core::mem::transmute(function);
@@ -50,51 +50,54 @@ macro_rules! exports {
 }
 
 exports! {
-    /// Begins a profile that is written to this file. 0: it could not, or one has begun.
+    /// Begins a profile, which is written to this file. Returns 0 if that fails, or if a profile has
+    /// begun already.
     "ProfilerStart"
     fn start(file: *const c_char) -> c_int {
-        // SAFETY: the caller's terminated text, or null.
+        // SAFETY: null or a terminated string.
         unsafe { begin(file, null()) }
     }
-    /// The same; a filter may leave samples out.
+    /// Like `ProfilerStart`, with a filter for samples.
     "ProfilerStartWithOptions"
     fn start_with_options(file: *const c_char, options: *const Options) -> c_int {
-        // SAFETY: the caller's terminated text, or null, and its options, or null.
+        // SAFETY: null or a terminated string; null or valid options.
         unsafe { begin(file, options) }
     }
-    /// Ends the profile; the file is written by then.
+    /// Ends the profile, and writes the file.
     "ProfilerStop"
     fn stop() -> () { cpu_profile::end() }
-    /// Writes what there is so far; the file is written again at the end.
+    /// Writes the profile so far. The file is written again at the end.
     "ProfilerFlush"
     fn flush() -> () { cpu_profile::flush() }
-    /// Nothing, as in gperftools.
+    /// Does nothing, as in gperftools.
     "ProfilerEnable"
     fn enable() -> () {}
-    /// Nothing, as in gperftools.
+    /// Does nothing, as in gperftools.
     "ProfilerDisable"
     fn disable() -> () {}
-    /// Whether a profile is made, of all threads.
+    /// Returns true if a profile runs. It always includes all threads.
     "ProfilingIsEnabledForAllThreads"
     fn is_enabled() -> c_int { c_int::from(cpu_profile::running().is_some()) }
-    /// Nothing: every thread is sampled.
+    /// Does nothing: every thread is sampled.
     "ProfilerRegisterThread"
     fn register_thread() -> () {}
-    /// What is being made.
+    /// Describes the profile that runs.
     "ProfilerGetCurrentState"
     fn current_state(state: *mut State) -> () {
-        // SAFETY: the caller's memory for a state, or null.
+        // SAFETY: null or the caller's memory for a state.
         unsafe { describe(state) }
     }
 }
 
+/// Begins a profile. Returns 0 if that fails.
+///
 /// # Safety
-/// Terminated text, or null, and options, or null.
+/// `file` is null or a terminated string, `options` null or valid.
 unsafe fn begin(file: *const c_char, options: *const Options) -> c_int {
     if file.is_null() {
         return 0;
     }
-    // SAFETY: the caller's.
+    // SAFETY: a terminated string, and null or valid options.
     let (file, options) = unsafe { (CStr::from_ptr(file), options.as_ref()) };
     let filter = options.and_then(|options| {
         Some(Filter {
@@ -105,13 +108,15 @@ unsafe fn begin(file: *const c_char, options: *const Options) -> c_int {
     c_int::from(cpu_profile::begin(file, filter))
 }
 
+/// Describes the profile that runs.
+///
 /// # Safety
-/// Memory for a state, or null.
+/// `state` is null or memory for a state.
 unsafe fn describe(state: *mut State) {
     if state.is_null() {
         return;
     }
-    // SAFETY: the caller's memory, written as a whole before the name is copied into it.
+    // SAFETY: memory for a state, written as a whole before the name is copied into it.
     unsafe {
         state.write(State {
             enabled: 0,

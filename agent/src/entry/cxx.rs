@@ -1,22 +1,22 @@
 //! C++'s `operator new` and `operator delete`, in all their forms (C++20 17.6.3).
 //!
-//! libstdc++'s own call `malloc` and would do; but an allocator library that the program
-//! is linked with (tcmalloc, a shared jemalloc) brings its own, and with them another heap.
-//! Where there is no memory, the C++ library's operator is called instead: it calls
-//! the new-handler and throws. It is reached by jumps, so an exception meets no frame of
-//! ours. Ours also spare each stack a frame.
+//! libstdc++'s operators call `malloc` and would do. But an allocator library that the program is linked
+//! with (tcmalloc, a shared jemalloc) brings its own operators, with another heap. Our own operators
+//! also save a frame in every stack. If memory runs out, the C++ library's operator is called instead,
+//! which calls the new-handler and throws. It is reached by a jump, so an exception meets no frame of
+//! ours.
 //!
-//! A program, or a library, may define some of the operators itself; then the C++ library's other
-//! forms lead to those (`delete(p, size)` calls `delete(p)`, `new[]` calls `new`), and objects may
-//! have headers that only they know. So ours serve only where each form would otherwise be a C++
-//! library's, or an allocator library's whose `malloc` is replaced by ours as well. Where anybody
-//! else defines a form, each of ours jumps to the next definition, which would be called without us:
-//! what that takes from `malloc` is sampled there.
+//! A program or library may define some of the operators. The C++ library's other forms then lead to
+//! those (`delete(p, size)` calls `delete(p)`, `new[]` calls `new`), and objects may have headers that
+//! only they know. So our operators are used only if each form would otherwise be a C++ library's, or an
+//! allocator library's whose `malloc` is replaced by ours, too. If anybody else defines a form, each of
+//! ours jumps to the definition that would be called without us; what that takes from `malloc` is
+//! sampled there.
 //!
-//! Forms that serve nobody are hidden from the loader ([`definitions::hide`]): a C program may load a
-//! library later that brings its own, or a C++ library of its own, which are not searched before ours.
+//! Forms that are not used are hidden from the loader ([`definitions::hide`]): a C program may later
+//! load a library with operators of its own, or a C++ library, which the loader searches after us.
 //!
-//! Allocations that are not sampled are served through a pointer for each operator.
+//! Each operator allocates through a pointer of its own if no sample is due.
 
 use super::{free_low, to};
 use crate::arch::{jump_through, with_registers_or_fail};
@@ -30,14 +30,14 @@ use core::mem::transmute;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
-/// Whether each form leads to what would be called without us, and samples nothing itself.
+/// True if each form jumps to what would be called without us, and samples nothing itself.
 static PASSES_ON: AtomicBool = AtomicBool::new(false);
-/// Forms that nobody else defines: bits in the order of `NAMES`.
+/// Bit set of the forms that nobody else defines, in the order of `NAMES`.
 static MISSING: AtomicU32 = AtomicU32::new(0);
-/// Whether the slots are filled.
+/// True once the slots are filled.
 static IS_SETTLED: AtomicBool = AtomicBool::new(false);
 
-/// The C++ library's throwing operators; null where there is none.
+/// Throwing operators of the C++ library; null if there is none.
 static NEXT_NEW: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 static NEXT_ALIGNED_NEW: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
@@ -46,14 +46,14 @@ jump_through!(aligned_new_failed, NEXT_ALIGNED_NEW);
 with_registers_or_fail!(sampled_new, sample::malloc, new_failed);
 with_registers_or_fail!(sampled_aligned_new, sample::new_aligned, aligned_new_failed);
 
-/// Settles all. At start-up: later the loader may not be called.
+/// Fills all slots at start-up: the loader may not be called later.
 pub fn find_next() {
     settle();
 }
 
-/// Whether this is a form that serves nobody.
+/// Returns true for a form that is hidden, because it is not used.
 pub fn is_hidden(name: &CStr) -> bool {
-    // In a program that is not to be profiled all symbols are hidden.
+    // In a program that is not profiled, all symbols are hidden elsewhere.
     if backend::stands_aside() || backend::is_left_out() {
         return false;
     }
@@ -63,8 +63,8 @@ pub fn is_hidden(name: &CStr) -> bool {
     form.is_some_and(|form| passes_on || missing >> form & 1 == 1)
 }
 
-/// The next library's function; null if there is none. Calls the loader. A lookup in vain allocates
-/// the loader's message, so a name that no module defines is not looked up.
+/// Returns the next library's function, or null. Calls the loader, which allocates a message if it finds
+/// nothing. So a name that no module defines is not looked up.
 #[inline(never)]
 fn next(name: &CStr) -> *mut c_void {
     if definitions::can_tell() && !definitions::is_defined_by_others(name) {
@@ -72,13 +72,14 @@ fn next(name: &CStr) -> *mut c_void {
     }
     let found = next_symbol(name);
     if found.is_null() {
-        // SAFETY: takes nothing. The loader forgets that it has found nothing.
+        // SAFETY: has no arguments; clears the loader's message.
         unsafe { libc::dlerror() };
     }
     found
 }
 
-/// Finds the operators that fail for us. An allocator library's would take memory from its own heap.
+/// Finds the operators that throw if memory runs out. Those of an allocator library would allocate from
+/// its own heap.
 fn find_failing() {
     for (slot, name) in [
         (&NEXT_NEW, c"_Znwm"),
@@ -92,17 +93,17 @@ fn find_failing() {
     }
 }
 
-/// What each form leads to without us.
+/// Definitions that would be used without us.
 struct Survey {
-    /// Whether somebody other than a C++ library, or an allocator library that ours replaces, defines
-    /// one.
+    /// True if a form is defined by somebody other than a C++ library or an allocator library that is
+    /// replaced.
     has_others: bool,
-    /// The next definitions, in the order of `NAMES`; null: there is none, or the allocator library's,
-    /// and ours is to be used.
+    /// Next definition of each form, in the order of `NAMES`. Null: ours is used, because there is none
+    /// or it is an allocator library's that is replaced.
     next: [*mut c_void; NAMES.len()],
 }
 
-/// Who has the first definitions of operators that are not ours.
+/// Finds the definitions of all forms that would be used without us.
 fn survey() -> Survey {
     let mut survey = Survey {
         has_others: false,
@@ -140,13 +141,12 @@ fn survey() -> Survey {
     survey
 }
 
-/// Allocation on the fast path.
+/// Targets on the fast path.
 mod plain {
     use super::*;
 
     pub unsafe extern "C" fn new(size: usize, _: usize, _: usize) -> *mut c_void {
-        // SAFETY: `malloc` takes any size. `new_failed` jumps to the next library's operator,
-        // which takes the same.
+        // SAFETY: `malloc` takes any size, and so does the operator that `new_failed` jumps to.
         unsafe {
             let p = NEXT.malloc(size);
             if p.is_null() { new_failed(size, 0) } else { p }
@@ -159,8 +159,8 @@ mod plain {
     }
 
     pub unsafe extern "C" fn new_aligned(size: usize, align: usize, _: usize) -> *mut c_void {
-        // SAFETY: any size and alignment: one that is not a power of two, which only a call by hand
-        // can have, meets the allocator's own check.
+        // SAFETY: any size and alignment is valid: the allocator refuses an alignment that is no power of
+        // two, which no compiler generates.
         unsafe {
             let p = NEXT.memalign(align, size);
             if p.is_null() {
@@ -176,13 +176,13 @@ mod plain {
         align: usize,
         _: usize,
     ) -> *mut c_void {
-        // SAFETY: as `new_aligned`.
+        // SAFETY: any size and alignment is valid, as in `new_aligned`.
         unsafe { NEXT.memalign(align, size) }
     }
 }
 
-/// Allocation and freeing by the C library's names, as a C++ library's operators do it: these may be
-/// functions of the executable.
+/// Targets that call the C library's functions by their names, as a C++ library's operators do. These
+/// may be functions of the executable.
 mod by_name {
     use super::*;
 
@@ -191,7 +191,7 @@ mod by_name {
 
     pub unsafe extern "C" fn new_nothrow(size: usize, _: usize, _: usize) -> *mut c_void {
         let found = FIRST.malloc.load(Ordering::Relaxed);
-        // SAFETY: a function of this name takes any size.
+        // SAFETY: the first definition of `malloc`, which takes any size.
         unsafe { transmute::<*mut c_void, Malloc>(found)(size) }
     }
 
@@ -210,12 +210,12 @@ mod by_name {
     ) -> *mut c_void {
         let found = FIRST.aligned_alloc.load(Ordering::Relaxed);
         let size = size.checked_next_multiple_of(align).unwrap_or(size);
-        // SAFETY: a function of this name takes any size and alignment.
+        // SAFETY: the first definition of `aligned_alloc`, which takes any size and alignment.
         unsafe { transmute::<*mut c_void, Memalign>(found)(align, size) }
     }
 
     pub unsafe extern "C" fn new_aligned(size: usize, align: usize, c: usize) -> *mut c_void {
-        // SAFETY: takes any size and alignment, as does what `aligned_new_failed` jumps to.
+        // SAFETY: any size and alignment is valid, also for what `aligned_new_failed` jumps to.
         unsafe {
             let p = new_aligned_nothrow(size, align, c);
             if p.is_null() {
@@ -231,7 +231,7 @@ mod by_name {
     }
 }
 
-/// Allocation on the slow path.
+/// Targets on the slow path.
 mod sampled {
     use super::*;
 
@@ -260,8 +260,11 @@ mod sampled {
     }
 }
 
-/// Calls what a slot leads to, with all arguments that an operator may have. One that takes
-/// fewer never looks at the registers of the others.
+/// Calls the target of a slot, with all arguments that an operator may have. An operator with fewer
+/// arguments does not look at the registers of the others.
+///
+/// # Safety
+/// The arguments are valid for the operator that the slot belongs to.
 #[inline(always)]
 unsafe fn call(slot: &AtomicPtr<c_void>, a: usize, b: usize, c: usize) -> *mut c_void {
     let function = slot.load(Ordering::Relaxed);
@@ -269,7 +272,7 @@ unsafe fn call(slot: &AtomicPtr<c_void>, a: usize, b: usize, c: usize) -> *mut c
         // SAFETY: slots hold functions of ours of this type, a `free`, or the next library's
         // operator of the slot's name.
         unsafe { core::mem::transmute(function) };
-    // SAFETY: the caller's.
+    // SAFETY: the arguments are valid for the slot's operator.
     unsafe { function(a, b, c) }
 }
 
@@ -294,12 +297,12 @@ macro_rules! operators {
             use super::*;
             $(pub unsafe extern "C" fn $new(a: usize, b: usize, c: usize) -> *mut c_void {
                 settle();
-                // SAFETY: the caller's.
+                // SAFETY: the arguments that this operator was called with.
                 unsafe { call(&slot::$new, a, b, c) }
             })*
             $(pub unsafe extern "C" fn $delete(a: usize, b: usize, c: usize) -> *mut c_void {
                 settle();
-                // SAFETY: the caller's.
+                // SAFETY: the arguments that this operator was called with.
                 unsafe { call(&slot::$delete, a, b, c) }
             })*
         }
@@ -308,8 +311,8 @@ macro_rules! operators {
             #[doc = concat!("`operator new`, as ", stringify!($kind))]
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $new(size: usize, b: usize, c: usize) -> *mut c_void {
-                // SAFETY: `b` and `c` are what the registers hold, perhaps nothing: only forms
-                // that have these arguments use them.
+                // SAFETY: `b` and `c` are whatever the registers hold; only forms that have these
+                // arguments use them.
                 unsafe {
                     if is_unsampled(size) {
                         call(&slot::$new, size, b, c)
@@ -324,8 +327,8 @@ macro_rules! operators {
             /// `operator delete`
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $delete(p: *mut c_void, b: usize, c: usize) {
-                // SAFETY: `p` is null or an object that the caller gives up; what is not a sampled
-                // object goes to the counterpart of the operator that it came from.
+                // SAFETY: `p` is null or an object that the caller frees. One that is not sampled goes
+                // to the counterpart of the operator that it came from.
                 unsafe {
                     if range::may_contain(p) && !PASSES_ON.load(Ordering::Relaxed) {
                         free_low(p)
@@ -336,8 +339,8 @@ macro_rules! operators {
             }
         )*
 
-        /// Fills the slots, once. Each `operator delete` of ours is the allocator's `free`, which
-        /// spares it a jump.
+        /// Fills the slots, once. Our `operator delete` is the allocator's `free` itself, which saves a
+        /// jump.
         #[cold]
         pub fn settle() {
             backend::settle();
@@ -347,7 +350,7 @@ macro_rules! operators {
             let saved = crate::sys::errno();
             find_failing();
             let targets = targets();
-            // Each is stored once: another thread never meets a target that is to be replaced.
+            // Each slot is stored once, so that no thread meets a target that is to be replaced.
             let free = targets.free;
             let mut next = targets.next.iter();
             let mut target = |ours: *mut c_void| match next.next() {
@@ -366,14 +369,14 @@ macro_rules! operators {
     };
 }
 
-/// What the slots are filled with.
+/// Targets that the slots are filled with.
 struct Targets {
-    /// Others' definitions; null: ours.
+    /// Definitions of others for each form; null: ours is used.
     next: [*mut c_void; NAMES.len()],
     free: *mut c_void,
 }
 
-/// Decides whether ours serve.
+/// Decides whether our operators are used.
 fn targets() -> Targets {
     let nothing = [null_mut(); NAMES.len()];
     let free = NEXT.free.load(Ordering::Relaxed);
@@ -400,7 +403,7 @@ fn targets() -> Targets {
     }
 }
 
-/// Whether others define a function from which C++'s aligned operators take memory.
+/// Returns true if others define a function that C++'s aligned operators allocate from.
 fn others_align() -> bool {
     let mut is_others = false;
     definitions::each_before(|module| {
@@ -410,8 +413,8 @@ fn others_align() -> bool {
     is_others
 }
 
-/// Whether an operator takes no sample of an allocation of `size` bytes, see
-/// [`session::skips_sampling`]. One that passes it on does not count it: what it calls does.
+/// Returns true if an operator takes no sample of an allocation (see [`session::skips_sampling`]). An
+/// operator that passes the call on does not count the bytes: the function that it calls does.
 #[inline(always)]
 fn is_unsampled(size: usize) -> bool {
     let is_off = session::control().epoch.load(Ordering::Relaxed) == 0;

@@ -1,6 +1,7 @@
-//! `_exit` and its C99 name, by which most forked children end: they run no destructor, and their
-//! parent may reap them before a controller has read their clock. A server that forks for each request
-//! would fill the directory with segments that nobody has used.
+//! `_exit` and `_Exit`, by which most forked children exit.
+//!
+//! They run no destructors, and the parent may reap the child before a controller has read its CPU clock.
+//! A server that forks for each request would fill the directory with unused segments.
 
 use crate::{cpu_totals, session, sys};
 use core::ffi::{c_int, c_void};
@@ -10,10 +11,10 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 
 type Exit = unsafe extern "C" fn(c_int) -> !;
 
-/// The next library's function: a sanitizer's, or the C library's; null before the agent has begun.
+/// Next library's function: a sanitizer's or the C library's; null before start-up.
 static REAL: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
-/// Finds it. At start-up.
+/// Looks up the function, at start-up.
 pub fn find_next() {
     REAL.store(sys::next_symbol(c"_exit"), Ordering::Relaxed);
 }
@@ -26,7 +27,7 @@ pub unsafe extern "C" fn _exit(code: c_int) -> ! {
     // SAFETY: null, or the next library's function of this type.
     let real = unsafe { transmute::<*mut c_void, Option<Exit>>(REAL.load(Ordering::Relaxed)) };
     if let Some(real) = real {
-        // SAFETY: the caller ends its process.
+        // SAFETY: the caller ends the process.
         unsafe { real(code) }
     }
     sys::end(code)
@@ -35,6 +36,6 @@ pub unsafe extern "C" fn _exit(code: c_int) -> ! {
 /// C11 7.22.4.5.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn _Exit(code: c_int) -> ! {
-    // SAFETY: the caller ends its process.
+    // SAFETY: the caller ends the process.
     unsafe { _exit(code) }
 }

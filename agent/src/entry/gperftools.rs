@@ -1,11 +1,11 @@
 //! gperftools' leak checker for programs that call it: `HeapLeakChecker` and `HeapCleaner` of
-//! `gperftools/heap-checker.h` (2.10 to 2.16), under the names and with the layout that a program
-//! compiled with that header uses.
+//! `gperftools/heap-checker.h` (2.10 to 2.16), with the symbols and the layout that a program compiled
+//! with that header uses.
 //!
-//! As there, all of it does nothing unless `HEAPCHECK` is set or the controller started the program
-//! with a leak check. It differs in that no misuse terminates the program.
+//! Like gperftools', it does nothing unless `HEAPCHECK` is set or the controller started the program
+//! with a leak check. Unlike gperftools', it never terminates the program for misuse.
 //!
-//! If the program keeps its own allocator, calls are passed to that, if it has these functions.
+//! If the program keeps its own allocator, calls are passed on to that, if it has these functions.
 
 use crate::checks::{self, Style, WHOLE_PROGRAM};
 use crate::{arch, backend, exemptions, exit, own, scratch, sys};
@@ -14,11 +14,11 @@ use core::mem::size_of;
 use core::ptr::{null, null_mut};
 use core::sync::atomic::{AtomicIsize, AtomicPtr, Ordering};
 
-/// A `HeapLeakChecker`, as its header lays it out. What is ours in it is in the two pointers.
+/// `HeapLeakChecker`, with the layout of its header. Our own data are behind the pointer `start`.
 #[repr(C)]
 pub struct Checker {
     lock: *mut c_void,
-    /// Its name and what was lost before it; null: it checks nothing.
+    /// Name and losses before the check began; null if it checks nothing.
     start: *mut Start,
     start_snapshot: *mut c_void,
     has_checked: bool,
@@ -28,7 +28,7 @@ pub struct Checker {
 }
 
 impl Checker {
-    /// One that checks nothing.
+    /// Checker that checks nothing.
     const NEW: Self = Self {
         lock: null_mut(),
         start: null_mut(),
@@ -40,9 +40,9 @@ impl Checker {
     };
 }
 
-const _: () = assert!(size_of::<Checker>() == 56, "what its users set aside");
+const _: () = assert!(size_of::<Checker>() == 56, "size that callers allocate");
 
-/// A mapping of its own, which begins so; the name and the losses follow.
+/// Head of a mapping, followed by the name and the losses. Sizes in bytes.
 #[repr(C)]
 struct Start {
     bytes: usize,
@@ -50,27 +50,28 @@ struct Start {
     losses: usize,
 }
 
-/// The checker of the whole program, which has no name of its own.
+/// Checker of the whole program.
 struct Global(Checker);
-// SAFETY: never written; its functions see that it is this one.
+// SAFETY: never written: all functions recognise it by its address.
 unsafe impl Sync for Global {}
 static GLOBAL: Global = Global(Checker::NEW);
-/// What its last check found; -1: none was made.
+/// Bytes that its last check found; -1 before the first check.
 static GLOBAL_BYTES: AtomicIsize = AtomicIsize::new(-1);
+/// Objects that its last check found; -1 before the first check.
 static GLOBAL_OBJECTS: AtomicIsize = AtomicIsize::new(-1);
 
 fn is_global(checker: *const Checker) -> bool {
     checker == &raw const GLOBAL.0
 }
 
-/// Whether these functions are another library's to answer. A sanitizer may call before the first
-/// allocation has decided whose allocator it is.
+/// Returns true if another library is to answer. A sanitizer may call before the first allocation, which
+/// decides whose allocator is used.
 pub fn is_others() -> bool {
     backend::is_system() || backend::stands_aside()
 }
 
-/// Defines a function, with what it does where it is not another library's. `silent` is its result
-/// where nobody else has it.
+/// Defines functions: the body is run unless another library is to answer. `silent` is the result if no
+/// other library has the function.
 macro_rules! exports {
     ($($(#[$doc:meta])* $symbol:literal
         fn $name:ident($($arg:ident: $type:ty),*) -> $out:ty
@@ -78,14 +79,14 @@ macro_rules! exports {
         $(#[$doc])*
         ///
         /// # Safety
-        /// That of the C++ function.
+        /// See the C++ function.
         pub unsafe extern "C" fn $name($($arg: $type),*) -> $out {
             if $crate::entry::gperftools::is_others() {
                 static NEXT: core::sync::atomic::AtomicPtr<core::ffi::c_void> =
                     core::sync::atomic::AtomicPtr::new(core::ptr::null_mut());
                 return match $crate::entry::gperftools::next(&NEXT, $symbol) {
-                    // SAFETY: the symbol names a function of this type, and the arguments are the
-                    // caller's.
+                    // SAFETY: the symbol names a function of this type, called with the caller's
+                    // arguments.
                     Some(function) => unsafe {
                         let function: unsafe extern "C" fn($($type),*) -> $out =
                             core::mem::transmute(function);
@@ -102,7 +103,7 @@ macro_rules! exports {
 pub(super) use exports;
 
 exports! {
-    /// `HeapLeakChecker::HeapLeakChecker(const char*)`: remembers what is lost already.
+    /// `HeapLeakChecker::HeapLeakChecker(const char*)`: stores what is lost already.
     "_ZN15HeapLeakCheckerC1EPKc"
     fn create(this: *mut Checker, name: *const c_char) -> () {
         clear_stack();
@@ -118,8 +119,8 @@ exports! {
         // SAFETY: a checker that `create` initialised.
         unsafe { end(this) }
     } else {}
-    /// `HeapLeakChecker::DoNoLeaks(ShouldSymbolize)`, which all of `NoLeaks`, `SameHeap`,
-    /// `QuickNoLeaks` and so on call: whether nothing was lost since the checker was made.
+    /// `HeapLeakChecker::DoNoLeaks(ShouldSymbolize)`, called by `NoLeaks`, `SameHeap`, `QuickNoLeaks`
+    /// and others: returns true if nothing was lost since the checker was created.
     "_ZN15HeapLeakChecker9DoNoLeaksENS_15ShouldSymbolizeE"
     fn has_no_leaks(this: *mut Checker, _symbolize: c_int) -> bool {
         clear_stack();
@@ -158,8 +159,8 @@ exports! {
         checks::cancel();
         exit::let_exit_unchecked();
     } else {}
-    /// `HeapLeakChecker::DoIgnoreObject(const void*)`: the object, and what only it holds, is not a
-    /// leak.
+    /// `HeapLeakChecker::DoIgnoreObject(const void*)`: the object, and everything that only it points to,
+    /// is not a leak.
     "_ZN15HeapLeakChecker14DoIgnoreObjectEPKv"
     fn ignore_object(object: *const c_void) -> () {
         ignore(object)
@@ -169,8 +170,8 @@ exports! {
     fn stop_ignoring_object(object: *const c_void) -> () {
         exemptions::remove_object(object.addr() as u64)
     } else {}
-    /// `HeapLeakChecker::Disabler::Disabler()`: what this thread allocates from now on is not a
-    /// leak.
+    /// `HeapLeakChecker::Disabler::Disabler()`: objects that this thread allocates from now on are not
+    /// leaks.
     "_ZN15HeapLeakChecker8DisablerC1Ev"
     fn disable(_this: *mut c_void) -> () {
         change_ignoring(1)
@@ -180,20 +181,20 @@ exports! {
     fn enable(_this: *mut c_void) -> () {
         change_ignoring(-1)
     } else {}
-    /// `HeapCleaner::HeapCleaner(void (*)())`: a function to call before the whole program is
-    /// checked.
+    /// `HeapCleaner::HeapCleaner(void (*)())`: adds a function that is called before the whole program
+    /// is checked.
     "_ZN11HeapCleanerC1EPFvvE"
     fn add_cleaner(_this: *mut c_void, function: extern "C" fn()) -> () {
         checks::add_cleaner(function)
     } else {}
-    /// What tcmalloc, where a program is linked with it, calls at start-up: its own checker would
-    /// find that it is not the allocator, and abort the program.
+    /// Called by tcmalloc at start-up if a program is linked with it. Its own checker would find that it
+    /// is not the allocator, and abort the program.
     "_Z33HeapLeakChecker_InternalInitStartv"
     fn start_of_tcmallocs() -> () {} else {}
-    /// Likewise before other constructors.
+    /// Called by tcmalloc before other constructors.
     "_Z34HeapLeakChecker_BeforeConstructorsv"
     fn before_constructors_of_tcmallocs() -> () {} else {}
-    /// Likewise after other destructors.
+    /// Called by tcmalloc after other destructors.
     "_Z32HeapLeakChecker_AfterDestructorsv"
     fn after_destructors_of_tcmallocs() -> () {} else {}
     /// `HeapCleaner::RunHeapCleanups()`.
@@ -205,15 +206,15 @@ exports! {
     } else {}
 }
 
-/// Defines a constructor or destructor once more, for objects that are part of others.
+/// Defines the variants of constructors and destructors for base-class subobjects (C2, D2).
 macro_rules! for_parts {
     ($(fn $other:ident($($arg:ident: $type:ty),*) is $name:ident;)*) => {$(
-        /// The same for a part of an object.
+        /// Variant for a base-class subobject.
         ///
         /// # Safety
-        /// That of the C++ function.
+        /// See the C++ function.
         pub unsafe extern "C" fn $other($($arg: $type),*) {
-            // SAFETY: the caller's.
+            // SAFETY: the arguments of the C++ function, of which this is a variant.
             unsafe { $name($($arg),*) }
         }
     )*};
@@ -227,7 +228,7 @@ for_parts! {
     fn add_cleaner_part(this: *mut c_void, function: extern "C" fn()) is add_cleaner;
 }
 
-/// The next library's function of this name, looked up once.
+/// Returns the next library's function of this name, or `None`. Looked up once.
 pub fn next(known: &AtomicPtr<c_void>, symbol: &str) -> Option<*mut c_void> {
     const NOWHERE: *mut c_void = core::ptr::without_provenance_mut(1);
     let mut function = known.load(Ordering::Relaxed);
@@ -241,25 +242,24 @@ pub fn next(known: &AtomicPtr<c_void>, symbol: &str) -> Option<*mut c_void> {
     (function != NOWHERE).then_some(function)
 }
 
-/// From now on what the thread allocates is not a leak, or is again; as often as one came more
-/// often than the other.
+/// Adds to the thread's count of nested requests to ignore leaks; 0: leaks are not ignored.
 pub fn change_ignoring(by: i16) {
-    // SAFETY: the calling thread's own state; one word, which no signal handler reads halfway.
+    // SAFETY: one word of the calling thread's own state, which no signal handler sees half written.
     unsafe {
         let local = arch::local();
         (*local).ignoring = (*local).ignoring.saturating_add_signed(by);
     }
 }
 
-/// Takes an object for no leak. Where that cannot be noted it may be reported.
+/// Exempts an object from leak reports. If it cannot be recorded, it may be reported.
 pub fn ignore(object: *const c_void) {
     if !object.is_null() {
         let _ = exemptions::add_object(object.addr() as u64);
     }
 }
 
-/// Clears the stack below the exported function, if a check may follow. What makes the check has
-/// frames of its own, there.
+/// Clears the stack below the exported function if a check may follow: stale pointers there would count
+/// as roots. The check itself is not inlined, so that its frames lie in the cleared part.
 #[inline(always)]
 fn clear_stack() {
     if checks::is_active() {
@@ -267,16 +267,18 @@ fn clear_stack() {
     }
 }
 
+/// Initialises a checker with what is lost already.
+///
 /// # Safety
-/// Memory for a checker; a terminated name.
+/// `this` is memory for a checker; `name` is null or a terminated string.
 #[inline(never)]
 unsafe fn begin(this: *mut Checker, name: *const c_char) {
-    // SAFETY: the caller's.
+    // SAFETY: memory for a checker.
     unsafe { this.write(Checker::NEW) };
     if !checks::is_active() || name.is_null() {
         return;
     }
-    // SAFETY: the caller's.
+    // SAFETY: a terminated string.
     let name = unsafe { CStr::from_ptr(name) };
     let Some(mut found) = checks::check(name, Style::Silent, b"") else {
         return;
@@ -287,7 +289,7 @@ unsafe fn begin(this: *mut Checker, name: *const c_char) {
     if start.is_null() {
         return;
     }
-    // SAFETY: a new mapping with room for all three, and the caller's checker.
+    // SAFETY: a new mapping with room for all three, and an initialised checker.
     unsafe {
         start.write(Start {
             bytes,
@@ -302,13 +304,15 @@ unsafe fn begin(this: *mut Checker, name: *const c_char) {
     }
 }
 
+/// Releases the memory of a checker.
+///
 /// # Safety
-/// A checker that [`begin`] initialised.
+/// `this` is a checker that [`begin`] initialised, or the global one.
 unsafe fn end(this: *mut Checker) {
     if is_global(this) {
         return;
     }
-    // SAFETY: the caller's checker; its mapping is nobody else's.
+    // SAFETY: an initialised checker, which alone has the mapping.
     unsafe {
         let start = core::mem::replace(&mut (*this).start, null_mut());
         if !start.is_null() {
@@ -317,14 +321,16 @@ unsafe fn end(this: *mut Checker) {
     }
 }
 
+/// Checks for leaks since the checker was initialised. Returns true if there are none.
+///
 /// # Safety
-/// A checker that [`begin`] initialised, or the global one.
+/// `this` is a checker that [`begin`] initialised, or the global one.
 #[inline(never)]
 unsafe fn look(this: *mut Checker) -> bool {
     if is_global(this) {
         return is_clean();
     }
-    // SAFETY: the caller's checker, whose mapping `begin` filled.
+    // SAFETY: an initialised checker; `begin` has filled its mapping.
     unsafe {
         let Some(start) = (*this).start.as_ref() else {
             return true;
@@ -343,7 +349,7 @@ unsafe fn look(this: *mut Checker) -> bool {
     }
 }
 
-/// Checks the whole program.
+/// Checks the whole program. Returns true if there are no leaks.
 #[inline(never)]
 fn is_clean() -> bool {
     if !checks::is_whole() {
@@ -358,10 +364,10 @@ fn is_clean() -> bool {
     found.objects == 0
 }
 
-/// A number that a check has found; -1 before one.
+/// Returns a number that a check has found; -1 before the first check.
 ///
 /// # Safety
-/// A checker that [`begin`] initialised, or the global one.
+/// `checker` is a checker that [`begin`] initialised, or the global one.
 unsafe fn found(
     checker: *const Checker,
     global: &AtomicIsize,
@@ -370,7 +376,7 @@ unsafe fn found(
     if is_global(checker) {
         return global.load(Ordering::Relaxed);
     }
-    // SAFETY: the caller's.
+    // SAFETY: an initialised checker.
     let checker = unsafe { &*checker };
     if checker.has_checked {
         number(checker)

@@ -1,9 +1,8 @@
-//! gperftools' heap profiler for programs that call it (`gperftools/heap-profiler.h`): a session of
-//! this process, started, dumped and stopped by its controller.
+//! gperftools' heap profiler for programs that call it (`gperftools/heap-profiler.h`): a session of this
+//! process that its controller starts, dumps and stops.
 //!
-//! It differs from gperftools' in that dumps are written only on request, and that a session that
-//! is already running is used. Every allocation is sampled unless `MEM_PROFILER_INTERVAL` says
-//! otherwise.
+//! Unlike gperftools', it writes dumps only on request, and uses a session that is already running. Every
+//! allocation is sampled unless `MEM_PROFILER_INTERVAL` says otherwise.
 
 use super::gperftools::exports;
 use crate::request::{self, Answer};
@@ -12,24 +11,24 @@ use core::ffi::{CStr, c_char, c_int};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
-/// Longest prefix of dumps' names, with its terminator.
+/// Maximum length of the prefix of dump names, with its terminating zero.
 const PREFIX: usize = 1024;
 static PREFIX_BYTES: [AtomicU8; PREFIX] = [const { AtomicU8::new(0) }; PREFIX];
-/// Dumps since the start.
+/// Number of dumps since the prefix was set.
 static DUMPS: AtomicU32 = AtomicU32::new(0);
-/// Whether the agent is initialised, so that the controller finds it.
+/// True once the agent is initialised, and the controller can find it.
 static HAS_BEGUN: AtomicBool = AtomicBool::new(false);
-/// Whether a session was requested before.
+/// True if a session was requested before that.
 static IS_WANTED: AtomicBool = AtomicBool::new(false);
 
 exports! {
-    /// Begins a session, whose dumps are called PREFIX.0001.heap and so on.
+    /// Begins a session. Its dumps are named PREFIX.0001.heap and so on.
     "HeapProfilerStart"
     fn start(prefix: *const c_char) -> () {
-        // SAFETY: the caller's terminated text, or null.
+        // SAFETY: null or a terminated string.
         unsafe { begin(prefix) }
     } else {}
-    /// Ends the session. What it has counted can no longer be dumped.
+    /// Ends the session. Its profile can no longer be dumped.
     "HeapProfilerStop"
     fn stop() -> () {
         if runs() {
@@ -39,14 +38,14 @@ exports! {
     /// Writes a dump now.
     "HeapProfilerDump"
     fn dump(reason: *const c_char) -> () {
-        // SAFETY: the caller's terminated text, or null.
+        // SAFETY: a terminated string.
         let reason = (!reason.is_null()).then(|| unsafe { CStr::from_ptr(reason) });
         write(reason.unwrap_or_default());
     } else {}
-    /// Whether a session runs.
+    /// Returns true if a session runs.
     "IsHeapProfilerRunning"
     fn is_running() -> c_int { c_int::from(runs()) } else { 0 }
-    /// The dump as text, from `malloc`; empty without a session. Null: there is no memory.
+    /// Returns the dump as a string from `malloc`; empty without a session, null if memory runs out.
     "GetHeapProfile"
     fn profile() -> *mut c_char { text() } else { null_mut() }
 }
@@ -55,13 +54,15 @@ pub(super) fn runs() -> bool {
     session::control().epoch(Ordering::Relaxed) != 0
 }
 
+/// Begins a session, or remembers to do so once the agent is initialised.
+///
 /// # Safety
-/// Terminated text, or null.
+/// `prefix` is null or a terminated string.
 unsafe fn begin(prefix: *const c_char) {
     if prefix.is_null() {
         return;
     }
-    // SAFETY: the caller's.
+    // SAFETY: a terminated string.
     if !set_prefix(unsafe { CStr::from_ptr(prefix) }) || runs() {
         return;
     }
@@ -72,14 +73,14 @@ unsafe fn begin(prefix: *const c_char) {
     }
 }
 
-/// From now on sessions can be started. Returns whether one was requested before, as tcmalloc's
-/// constructor does for `HEAPPROFILE`.
+/// Allows sessions from now on. Returns true if one was requested before (tcmalloc's constructor does so
+/// for `HEAPPROFILE`).
 pub(super) fn begin_sessions() -> bool {
     HAS_BEGUN.store(true, Ordering::Relaxed);
     IS_WANTED.load(Ordering::Relaxed)
 }
 
-/// Makes this the prefix of dumps' names. Returns false if it is too long.
+/// Sets the prefix of dump names. Returns false if it is too long.
 pub(super) fn set_prefix(prefix: &CStr) -> bool {
     let prefix = prefix.to_bytes_with_nul();
     if prefix.len() > PREFIX {
@@ -92,7 +93,7 @@ pub(super) fn set_prefix(prefix: &CStr) -> bool {
     true
 }
 
-/// The prefix of dumps' names; empty: there is none.
+/// Returns the prefix of dump names; empty if there is none.
 pub(super) fn prefix() -> sys::Text<{ PREFIX + 32 }> {
     let mut prefix = sys::Text::new();
     for place in &PREFIX_BYTES {
@@ -104,7 +105,7 @@ pub(super) fn prefix() -> sys::Text<{ PREFIX + 32 }> {
     prefix
 }
 
-/// Whether dumps have a name.
+/// Returns true if a prefix is set.
 pub(super) fn has_prefix() -> bool {
     PREFIX_BYTES[0].load(Ordering::Relaxed) != 0
 }
@@ -116,7 +117,7 @@ pub(super) fn sample() {
     }
 }
 
-/// Writes a dump if a session runs, and dumps have a name. Keeps `errno`.
+/// Writes a dump if a session runs and a prefix is set. Keeps `errno`.
 pub(super) fn write(reason: &CStr) {
     let mut name = prefix();
     if !runs() || name.as_c_str().unwrap_or_default().is_empty() {
@@ -135,13 +136,14 @@ pub(super) fn write(reason: &CStr) {
     let _ = ask(&[c"dump", c"--file", name, c"--reason", why]);
 }
 
+/// Returns the dump as a string from `malloc`.
 fn text() -> *mut c_char {
     let mut answer = runs().then(|| ask(&[c"text"])).flatten();
     let bytes = answer.as_mut().map_or(&mut [][..], |answer| answer.bytes());
-    // SAFETY: takes any size.
+    // SAFETY: `malloc` takes any size.
     let copy: *mut u8 = unsafe { super::malloc(bytes.len() + 1) }.cast();
     if !copy.is_null() {
-        // SAFETY: just allocated with room for the text and its end.
+        // SAFETY: newly allocated, with room for the text and its terminating zero.
         unsafe {
             copy.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
             copy.add(bytes.len()).write(0);
@@ -150,7 +152,7 @@ fn text() -> *mut c_char {
     copy.cast()
 }
 
-/// Makes the controller do it; says so if it cannot. Keeps `errno`.
+/// Runs a command of the controller. Complains if that fails. Keeps `errno`.
 fn ask(what: &[&CStr]) -> Option<Answer> {
     request::act(c"self-profile", what, "no heap profile")
 }

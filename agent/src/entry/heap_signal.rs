@@ -1,7 +1,7 @@
-//! gperftools' `HEAPPROFILESIGNAL`: a signal that writes a dump, named by `HEAPPROFILE`.
+//! gperftools' `HEAPPROFILESIGNAL`: a signal that writes a dump with the prefix `HEAPPROFILE`.
 //!
-//! As there, the two together have every allocation sampled from the start, unless
-//! `MEM_PROFILER_INTERVAL` says otherwise. A forked child whose session its parent has not handed on
+//! If both are set, every allocation is sampled from the start, as with gperftools, unless
+//! `MEM_PROFILER_INTERVAL` says otherwise. A forked child that does not continue its parent's session
 //! begins one at the signal.
 
 use super::heap_profiler;
@@ -13,17 +13,17 @@ use core::arch::naked_asm;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicU32, Ordering};
 
-/// The process whose dumps have the prefix.
+/// Pid of the process that uses the prefix for its dumps.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
-/// Reads the environment, at start-up, and installs the handler. Returns whether every allocation is
-/// to be sampled. Changes `errno`.
+/// Reads the environment and installs the handler, at start-up. Returns true if every allocation is to be
+/// sampled. Changes `errno`.
 pub fn start() -> bool {
     let set = |name| variable(name).filter(|value| !value.is_empty());
     let Some(number) = set(c"HEAPPROFILESIGNAL") else {
         return false;
     };
-    // gperftools' own profiler reads the variables as well.
+    // gperftools' own profiler, if there, reads the same variables.
     if !definitions::can_tell() || definitions::is_defined_by_others(c"HeapProfilerStart") {
         return false;
     }
@@ -39,7 +39,7 @@ pub fn start() -> bool {
     prefix.as_c_str().is_some_and(heap_profiler::set_prefix)
 }
 
-/// Gives a forked child's dumps names of their own.
+/// Gives the dumps of a forked child names of their own.
 fn distinguish_child() {
     let own = sys::pid();
     if OWNER.swap(own, Ordering::Relaxed) == own {
@@ -56,7 +56,7 @@ fn complain(why: &[u8]) {
 }
 
 on_own_stack! {
-    /// The signal's handler.
+    /// Signal handler.
     handler, on_signal::enter, work
 }
 

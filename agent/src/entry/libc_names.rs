@@ -1,15 +1,15 @@
-//! The C library's own names of its allocator: some programs allocate with these and free with
-//! `free`, or the other way round.
+//! glibc's internal names of its allocator (`__libc_malloc` and so on). Some programs allocate with
+//! these and free with `free`, or the other way round.
 //!
-//! If the program keeps its allocator, they lead to the next library's functions of the same name,
-//! unsampled: a library that replaces `malloc` may call these for its memory. Behind the executable's
-//! own `malloc` they are sampled, for that often calls these and adds nothing but a count.
+//! If the program keeps its allocator, calls are passed on unsampled to the next library's functions of
+//! these names: a library that replaces `malloc` may call them for its own memory. Behind a `malloc` of
+//! the executable they are sampled, because that often just calls them.
 
 use super::*;
 use crate::backend;
 use core::sync::atomic::Ordering;
 
-/// Whether calls are passed on unsampled.
+/// Returns true if calls are passed on unsampled.
 fn is_unsampled() -> bool {
     let [malloc, own] = [&NEXT.malloc, &NEXT.libc_malloc].map(|slot| slot.load(Ordering::Relaxed));
     backend::is_system() && !(backend::is_behind_others() && malloc == own)
@@ -18,7 +18,7 @@ fn is_unsampled() -> bool {
 /// `malloc`
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __libc_malloc(size: usize) -> *mut c_void {
-    // SAFETY: takes any size, and gives what `free` under both names knows.
+    // SAFETY: takes any size; `free` accepts the object under both names.
     unsafe {
         if is_unsampled() {
             NEXT.libc_malloc(size)
@@ -31,8 +31,8 @@ pub unsafe extern "C" fn __libc_malloc(size: usize) -> *mut c_void {
 /// `free`
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __libc_free(p: *mut c_void) {
-    // SAFETY: `p` is null or an object that the caller gives up. Sampled ones may come from
-    // `malloc`, whatever the allocator is, so the range is asked first.
+    // SAFETY: `p` is null or an object that the caller frees. Sampled objects may come from `malloc`,
+    // whatever the allocator is, so the range is checked first.
     unsafe {
         if is_unsampled() && !range::contains(p) {
             NEXT.libc_free(p)
@@ -58,8 +58,7 @@ pub unsafe extern "C" fn __libc_calloc(n: usize, size: usize) -> *mut c_void {
 /// `realloc`
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __libc_realloc(p: *mut c_void, size: usize) -> *mut c_void {
-    // SAFETY: `p` is null or an object of the caller's; a sampled one is recognised by the range,
-    // as in `__libc_free`.
+    // SAFETY: `p` is null or a live object of the caller's. A sampled one is recognised by the range.
     unsafe {
         if is_unsampled() && !range::contains(p) {
             NEXT.libc_realloc(p, size)
@@ -85,7 +84,7 @@ pub unsafe extern "C" fn __libc_memalign(align: usize, size: usize) -> *mut c_vo
 /// `valloc`
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __libc_valloc(size: usize) -> *mut c_void {
-    // SAFETY: a page's size is a power of two.
+    // SAFETY: the size of a page is a power of two.
     unsafe { __libc_memalign(page_size(), size) }
 }
 
@@ -97,6 +96,6 @@ pub unsafe extern "C" fn __libc_pvalloc(size: usize) -> *mut c_void {
         crate::sys::set_errno(libc::ENOMEM);
         return null_mut();
     };
-    // SAFETY: a page's size is a power of two, and the size is whole pages.
+    // SAFETY: the size of a page is a power of two, and `bytes` is a multiple of it.
     unsafe { __libc_memalign(page, bytes) }
 }

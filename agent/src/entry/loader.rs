@@ -1,11 +1,10 @@
-//! The loader's calls that decide whose `malloc` and `free` a library gets.
+//! `dlopen`, `dlmopen` and `dlsym`, where they decide whose `malloc` and `free` a library uses.
 //!
-//! A library that is loaded with `RTLD_DEEPBIND` finds the C library's allocator before ours, and
-//! `dlsym` on the C library's own handle gives that as well. Either way, one allocator would have
-//! to free the other's objects. So the flag is dropped, and a lookup of the C library's `free`
-//! returns ours: all then use one allocator.
+//! A library that is loaded with `RTLD_DEEPBIND` finds the C library's allocator before ours, and so does
+//! `dlsym` with the C library's own handle. Then one allocator would have to free the other's objects.
+//! So the flag is dropped, and a lookup of the C library's `free` returns ours: all use one allocator.
 //!
-//! Where the agent stands aside, and in programs that are not to be profiled, nothing is changed.
+//! Nothing is changed with musl, or in programs that are not profiled.
 
 use crate::arch::{answer_or_jump, find_and_jump, jump_without};
 use crate::backend;
@@ -18,27 +17,27 @@ use core::ffi::{CStr, c_char, c_int, c_long, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
-/// The flags of `dlopen` that are passed on.
-static KEPT: AtomicI32 = AtomicI32::new(!libc::RTLD_DEEPBIND);
+/// Mask of the flags of `dlopen` that are passed on.
+static KEPT_FLAGS: AtomicI32 = AtomicI32::new(!libc::RTLD_DEEPBIND);
 
-/// The loader's functions, or until they are looked up what does that.
+/// The loader's functions. Until they are looked up, functions that look them up.
 static DLOPEN: AtomicPtr<c_void> = AtomicPtr::new(first_dlopen as *mut c_void);
 static DLMOPEN: AtomicPtr<c_void> = AtomicPtr::new(first_dlmopen as *mut c_void);
 static DLSYM: AtomicPtr<c_void> = AtomicPtr::new(first_dlsym as *mut c_void);
 
 jump_without! {
-    /// dlopen(3), except for `RTLD_DEEPBIND`.
-    dlopen(name: *const c_char, flags: c_int), second, KEPT, DLOPEN
+    /// dlopen(3), without `RTLD_DEEPBIND`.
+    dlopen(name: *const c_char, flags: c_int), second, KEPT_FLAGS, DLOPEN
 }
 
 jump_without! {
-    /// dlmopen(3), likewise in the program's own namespace. Others have a C library of their
-    /// own.
-    dlmopen(space: c_long, name: *const c_char, flags: c_int), third, KEPT, DLMOPEN
+    /// dlmopen(3), without `RTLD_DEEPBIND` in the program's own namespace. Other namespaces have a C
+    /// library of their own.
+    dlmopen(space: c_long, name: *const c_char, flags: c_int), third, KEPT_FLAGS, DLMOPEN
 }
 
 answer_or_jump! {
-    /// dlsym(3), with our allocator in the place of the C library's.
+    /// dlsym(3), with our allocator instead of the C library's.
     dlsym(handle: *mut c_void, name: *const c_char), ours_for, DLSYM
 }
 
@@ -46,10 +45,10 @@ find_and_jump!(first_dlopen, find_dlopen);
 find_and_jump!(first_dlmopen, find_dlmopen);
 find_and_jump!(first_dlsym, find_dlsym);
 
-/// Finds them all. At start-up, so that later nothing is looked up.
+/// Looks up all functions at start-up, so that nothing is looked up later.
 pub fn find_next() {
     if backend::stands_aside() || backend::is_left_out() {
-        KEPT.store(!0, Ordering::Relaxed);
+        KEPT_FLAGS.store(!0, Ordering::Relaxed);
     }
     find_dlsym();
     find_dlopen();
@@ -64,16 +63,16 @@ extern "C" fn find_dlmopen() -> *mut c_void {
     keep(&DLMOPEN, next_symbol(c"dlmopen"))
 }
 
-/// The version that `dlsym` had when glibc first ran on this machine. Every later glibc has it.
+/// First version of `dlsym` on this machine. All later glibcs still have it.
 const DLSYM_VERSION: &CStr = if cfg!(target_arch = "aarch64") {
     c"GLIBC_2.17"
 } else {
     c"GLIBC_2.2.5"
 };
 
-/// In the C library's own tables; if they are not known by `dlvsym`, which is not ours.
+/// Finds `dlsym` in the C library's own tables, or else by `dlvsym`, which the agent does not replace.
 extern "C" fn find_dlsym() -> *mut c_void {
-    // It may be asked for a function that registers fork handlers without ours.
+    // `dlsym` could return a function that registers fork handlers, so ours are registered first.
     crate::atfork::register();
     let found = c_library::looked_up(c"dlsym");
     if !found.is_null() {
@@ -81,7 +80,7 @@ extern "C" fn find_dlsym() -> *mut c_void {
     }
     let (name, version) = (c"dlsym", DLSYM_VERSION.as_ptr());
     let found = match musl::dlvsym() {
-        // SAFETY: both names end in a zero byte, and `dlvsym` keeps neither.
+        // SAFETY: both names are terminated, and `dlvsym` keeps neither.
         Some(dlvsym) => unsafe { dlvsym(libc::RTLD_NEXT, name.as_ptr(), version) },
         None => musl::function(name),
     };
@@ -95,21 +94,24 @@ fn keep(slot: &AtomicPtr<c_void>, found: *mut c_void) -> *mut c_void {
     found
 }
 
-/// The answer of `dlsym`, or null: the loader's own. Ours only where that would be
-/// the function that ours stands before, and only for a library's handle, since the other two
-/// depend on who calls; or where nobody has a function that the agent offers.
+/// Returns the agent's answer to `dlsym`, or null for the loader's own answer. The agent answers if the
+/// loader would return the function that ours replaces, and only for a library's handle (the results for
+/// the two pseudo-handles depend on the caller); or if nobody else has a function that the agent offers.
+///
+/// # Safety
+/// `handle` and `name` are valid arguments of `dlsym`.
 unsafe extern "C" fn ours_for(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     let is_passed_on = backend::stands_aside() || backend::is_left_out();
     if handle == libc::RTLD_NEXT || name.is_null() || is_passed_on {
         return null_mut();
     }
-    // SAFETY: the caller of `dlsym` gives a terminated string.
+    // SAFETY: the caller of `dlsym` passes a terminated string.
     let name = unsafe { CStr::from_ptr(name) };
     let is_default = handle == libc::RTLD_DEFAULT;
     if let Some(hidden) = offered::looked_up(name) {
         let own = dlsym as *mut c_void;
-        // The search finds the agent's functions: it is the program's.
-        // SAFETY: the caller's handle.
+        // A handle that finds the agent's functions is that of the program.
+        // SAFETY: a valid handle, passed on to the loader.
         let has_ours = is_default || unsafe { in_loader(handle, c"dlsym") } == own;
         return if has_ours { hidden } else { null_mut() };
     }
@@ -120,7 +122,7 @@ unsafe extern "C" fn ours_for(handle: *mut c_void, name: *const c_char) -> *mut 
     let found = if is_default {
         null_mut()
     } else {
-        // SAFETY: the caller's handle.
+        // SAFETY: a valid handle, passed on to the loader.
         unsafe { in_loader(handle, name) }
     };
     if !found.is_null() && found == next_symbol(name) {
@@ -133,17 +135,17 @@ unsafe extern "C" fn ours_for(handle: *mut c_void, name: *const c_char) -> *mut 
 /// Calls the loader's `dlsym`.
 ///
 /// # Safety
-/// The handle is one of a library that is loaded.
+/// `handle` is a valid handle of `dlsym`.
 unsafe fn in_loader(handle: *mut c_void, name: &CStr) -> *mut c_void {
     let real = DLSYM.load(Ordering::Relaxed);
-    // SAFETY: the loader's function of this type, or one that finds and calls it.
+    // SAFETY: the loader's function of this type, or one of ours that finds and calls it.
     let real: unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void =
         unsafe { core::mem::transmute(real) };
-    // SAFETY: the caller's handle; that we are who calls does not matter.
+    // SAFETY: a valid handle and a terminated name. The result does not depend on the caller.
     unsafe { real(handle, name.as_ptr()) }
 }
 
-/// The C library's names that hand out objects or take them.
+/// Returns the names of the C library's functions that return or take objects, each with ours.
 fn family() -> [(&'static CStr, *mut c_void); 21] {
     [
         (c"malloc", entry::malloc as *mut c_void),

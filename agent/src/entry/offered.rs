@@ -1,17 +1,17 @@
-//! Functions that the C library lacks and that the agent offers: of jemalloc, gperftools, LeakSanitizer
-//! and of C libraries newer than the process's.
+//! Functions that the C library lacks and the agent offers: those of jemalloc, gperftools and
+//! LeakSanitizer, and of C libraries newer than the process's.
 //!
-//! Nothing reserves their names: a program's libraries may have functions of their own that are called
-//! so, and do something else. The loader would find those of a preloaded library first. So:
+//! Their names are not reserved: libraries of the program may have other functions with the same names,
+//! and the loader finds those of a preloaded library first. So:
 //!
-//! - A function that a library has which the program is linked with is that library's: the entry
-//!   jumps there, with all arguments as they are. An allocator library, which defines `malloc` and
-//!   `free`, is replaced as a whole, its own functions included.
-//! - What the program and these libraries call has been bound when the agent's constructor runs, or is
-//!   bound there. Then the names are hidden ([`definitions::hide`]), except for those of an allocator
-//!   library that is replaced: a library that is loaded later gets what it would get without the agent,
-//!   its own function, another's, or none.
-//! - `dlsym` still finds those that no module has.
+//! - If a library that the program is linked with has a function of that name, the entry jumps there,
+//!   with all arguments unchanged. An exception is an allocator library, which defines `malloc` and
+//!   `free`: it is replaced as a whole.
+//! - Calls from the program and these libraries are bound before the agent's constructor runs, or by it.
+//!   Then the names are hidden ([`definitions::hide`]), except for those of an allocator library that is
+//!   replaced. So a library that is loaded later finds what it would find without the agent: its own
+//!   function, another library's, or none.
+//! - `dlsym` still finds the functions that no module has.
 
 use super::{cpu_profiler, gperftools, heap_profiler, jemalloc_api, sanitizer, statistics};
 use crate::arch::{jump_by_target, settle_and_jump};
@@ -21,12 +21,13 @@ use core::ffi::{CStr, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
-/// A function that is offered.
+/// Function that the agent offers.
 #[repr(C)]
 struct Offered {
-    /// Function to which the entry jumps, which reads this as the first word. Null until [`settle`] has run.
+    /// Function that the entry jumps to; null until [`settle`] has run. Must be the first word: the entry
+    /// reads it.
     target: AtomicPtr<c_void>,
-    /// The agent's function.
+    /// The agent's own function.
     own: *mut c_void,
     /// Address of the exported symbol.
     entry: *mut c_void,
@@ -58,7 +59,8 @@ macro_rules! offered {
         }
 
         static ALL: [&Offered; [$(stringify!($symbol)),*].len()] = [$(&to::$symbol),*];
-        /// Their names, each with its terminator: pointers would be relocated at each start.
+        /// All names, each with its terminating zero. Pointers to them would have to be relocated at each
+        /// start.
         const NAMES: &str = concat!($(stringify!($symbol), "\0",)*);
     };
 }
@@ -126,23 +128,23 @@ offered! {
     __lsan_do_recoverable_leak_check = sanitizer::__lsan_do_recoverable_leak_check,
 }
 
-/// Bits of those that the loader is not to find once the program has started, in the order of [`ALL`].
+/// Bit set of the names that are hidden once the program has started, in the order of [`ALL`].
 static HIDDEN: AtomicU64 = AtomicU64::new(0);
 const _: () = assert!(ALL.len() <= u64::BITS as usize);
 
-/// Names in the order of [`ALL`].
+/// Returns all names, in the order of [`ALL`].
 fn names() -> impl Iterator<Item = &'static CStr> {
     let names = NAMES.as_bytes().split_inclusive(|byte| *byte == 0);
     names.map(|name| CStr::from_bytes_with_nul(name).unwrap_or_default())
 }
 
-/// Who has a function besides the agent.
+/// Definitions of a function outside the agent.
 #[derive(Clone, Copy)]
 struct Others {
     is_in_c_library: bool,
-    /// Whether an allocator library has it, which the agent replaces.
+    /// True if an allocator library has it, which the agent replaces.
     is_in_allocator: bool,
-    /// Address of another module's function; null: none has it.
+    /// Address of another module's function, or null.
     function: *mut c_void,
 }
 
@@ -152,7 +154,7 @@ const NOBODY: Others = Others {
     function: null_mut(),
 };
 
-/// Stores the target of each entry, once. At the first call of one, or at start-up. Keeps `errno`.
+/// Stores the target of each entry, once: at start-up, or at the first call of an entry. Keeps `errno`.
 extern "C" fn settle() {
     let saved = sys::errno();
     let others = find_others();
@@ -177,7 +179,7 @@ extern "C" fn settle() {
     sys::set_errno(saved);
 }
 
-/// Who has each function, in the order of [`ALL`]. Calls the loader.
+/// Finds the definitions of all functions outside the agent, in the order of [`ALL`]. Calls the loader.
 fn find_others() -> [Others; ALL.len()] {
     let mut others = [NOBODY; ALL.len()];
     let mut is_before = true;
@@ -202,13 +204,13 @@ fn find_others() -> [Others; ALL.len()] {
     others
 }
 
-/// Finds where the entries lead. At start-up.
+/// Finds the targets of all entries, at start-up.
 pub fn find_next() {
     settle();
 }
 
-/// Binds calls of the agent's functions that the loader would look up later, when it cannot see them.
-/// In the constructor: by then the loader has relocated what the program is linked with.
+/// Binds calls of hidden functions that the loader would look up lazily, when it no longer finds them.
+/// Called by the constructor: the loader has relocated what the program is linked with by then.
 pub fn bind_calls() {
     definitions::each(|module| {
         if !module.is_ours() {
@@ -218,9 +220,9 @@ pub fn bind_calls() {
     });
 }
 
-/// Whether the loader is not to find this name of the agent's any more.
+/// Returns true if a name of the agent's is hidden from the loader.
 pub fn is_hidden(name: &CStr) -> bool {
-    // Only a sanitizer calls it, and there is none.
+    // Only a sanitizer calls this, and none is in the process.
     name == c"__asan_default_options" || index_of_hidden(name).is_some()
 }
 
@@ -229,14 +231,14 @@ fn index_of_hidden(name: &CStr) -> Option<usize> {
     (HIDDEN.load(Ordering::Relaxed) >> index & 1 == 1).then_some(index)
 }
 
-/// A function of the agent's that the loader does not find.
+/// Returns a hidden function that nobody else has.
 fn hidden(name: &CStr) -> Option<&'static Offered> {
     let found = ALL[index_of_hidden(name)?];
     (found.target.load(Ordering::Relaxed) == found.own).then_some(found)
 }
 
-/// The address that `dlsym` is to return for a hidden name, where no module has a function that is called
-/// so. Calls the loader.
+/// Returns the address that `dlsym` returns for a hidden name, if no other module has such a function.
+/// Calls the loader.
 pub fn looked_up(name: &CStr) -> Option<*mut c_void> {
     let found = hidden(name)?;
     (!definitions::is_defined_by_others(name)).then_some(found.entry)

@@ -1,8 +1,8 @@
-//! LeakSanitizer's functions for programs that call them (`sanitizer/lsan_interface.h`), and
-//! functions that sanitizers expect.
+//! LeakSanitizer's functions for programs that call them (`sanitizer/lsan_interface.h`), and functions
+//! that sanitizers call.
 //!
-//! A check is made while a session runs; without one, nothing is known. If a sanitizer is in the
-//! process, calls are passed to it.
+//! A check needs a running session; without one, it finds nothing. If a sanitizer is in the process,
+//! calls are passed on to it.
 
 use super::gperftools::{change_ignoring, ignore, is_others};
 use crate::arch::glibc_function;
@@ -12,14 +12,14 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-/// Defines a function, which calls the next library's of the same name where the program keeps its
-/// allocator and somebody has it.
+/// Defines functions. If the program keeps its allocator and a sanitizer has the function, the call is
+/// passed on.
 macro_rules! exports {
     ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) $(-> $out:ty)? $body:block)*) => {$(
         $(#[$doc])*
         ///
         /// # Safety
-        /// That of LeakSanitizer's function.
+        /// See LeakSanitizer's function.
         pub unsafe extern "C" fn $name($($arg: $type),*) $(-> $out)? {
             const NAME: &CStr = match CStr::from_bytes_with_nul(
                 concat!(stringify!($name), "\0").as_bytes(),
@@ -31,7 +31,8 @@ macro_rules! exports {
                 static NEXT: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
                 let next = theirs(&NEXT, NAME);
                 if !next.is_null() {
-                    // SAFETY: the name is that of a function of this type.
+                    // SAFETY: the name is that of a function of this type, called with the caller's
+                    // arguments.
                     return unsafe {
                         let next: unsafe extern "C" fn($($type),*) $(-> $out)? =
                             core::mem::transmute(next);
@@ -45,23 +46,23 @@ macro_rules! exports {
 }
 
 exports! {
-    /// What this thread allocates from now on is not a leak.
+    /// Exempts objects that this thread allocates from now on from leak reports.
     fn __lsan_disable() { change_ignoring(1) }
-    /// Takes one [`__lsan_disable`] back.
+    /// Ends the effect of one [`__lsan_disable`].
     fn __lsan_enable() { change_ignoring(-1) }
-    /// The object, and what only it holds, is not a leak.
+    /// Exempts an object, and everything that only it points to, from leak reports.
     fn __lsan_ignore_object(object: *const c_void) { ignore(object) }
-    /// Memory that may hold pointers.
+    /// Adds memory that may hold pointers to the roots.
     fn __lsan_register_root_region(at: *const c_void, bytes: usize) {
         // If that cannot be recorded, what only it points to is reported as lost.
         let _ = exemptions::add_region(at.addr() as u64, bytes as u64);
     }
-    /// Takes it back: same address, same size.
+    /// Removes a root region, which must have been registered with the same address and size.
     fn __lsan_unregister_root_region(at: *const c_void, bytes: usize) {
         exemptions::remove_region(at.addr() as u64, bytes as u64)
     }
-    /// Checks now, and ends the program with 23, or what its options say, if it has leaks. None is made
-    /// at exit afterwards.
+    /// Checks now. If there are leaks, ends the program with status 23, or the one that its options name.
+    /// Otherwise there is no check at exit.
     fn __lsan_do_leak_check() {
         if let Some(code @ 1..) = check() {
             // SAFETY: ends the process, as LeakSanitizer does, without its exit handlers.
@@ -70,12 +71,12 @@ exports! {
         checks::cancel();
         exit::let_exit_unchecked();
     }
-    /// Checks now: 1 if there are leaks.
+    /// Checks now. Returns 1 if there are leaks.
     fn __lsan_do_recoverable_leak_check() -> c_int { c_int::from(check().is_some()) }
 }
 
-/// The sanitizer's own function, null if there is none; looked up once. Sanitizers call these while
-/// they start, and within `dlsym`.
+/// Returns the sanitizer's own function, or null. Looked up once, without `dlsym`: sanitizers call these
+/// functions while they start, and within `dlsym`.
 fn theirs(known: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     let function = known.load(Ordering::Relaxed);
     if !function.is_null() {
@@ -97,7 +98,7 @@ fn theirs(known: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     found
 }
 
-/// If there are leaks, as far as is known, the code to end the program with.
+/// Checks for leaks. Returns the exit status for the program, or `None` if no leak was found.
 fn check() -> Option<c_int> {
     let is_off = is_others() || session::control().epoch(Ordering::Relaxed) == 0;
     if is_off || hooks::is_turned_off() {
@@ -107,7 +108,7 @@ fn check() -> Option<c_int> {
     look()
 }
 
-/// The same, with a frame of its own.
+/// Checks for leaks, in a frame of its own below the cleared stack.
 #[inline(never)]
 fn look() -> Option<c_int> {
     let found = checks::check(c"LeakSanitizer", Style::Sanitizer, b"");
@@ -116,9 +117,9 @@ fn look() -> Option<c_int> {
         .map(|found| found.code)
 }
 
-/// Options that AddressSanitizer asks of the program, which may define this itself. It refuses to
-/// start where a library lies before its own in the loader's list, as every preloaded one
-/// does: those could keep its functions from being called. This one hands all on to it.
+/// Default options of AddressSanitizer, which the program may define instead. AddressSanitizer refuses to
+/// start if a library precedes its own in the loader's list, as every preloaded one does: such a library
+/// could intercept its functions. The agent passes all calls on to it.
 #[unsafe(no_mangle)]
 pub extern "C" fn __asan_default_options() -> *const c_char {
     c"verify_asan_link_order=0".as_ptr()

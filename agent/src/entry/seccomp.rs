@@ -1,9 +1,9 @@
-//! `prctl` and `syscall`, through which programs install seccomp filters, and forbid themselves
-//! the cycle counter.
+//! `prctl` and `syscall`, by which programs install seccomp filters, and forbid themselves to read the cycle
+//! counter.
 //!
-//! Both make the system call with the caller's arguments, as the C library's do, and note such a
-//! call beforehand: see [`crate::seccomp`] and [`crate::cycles`]. They may be called before this library's
-//! constructor has run, so they need nothing of the C library but `errno`.
+//! Both make the system call with the caller's arguments, like the C library's functions, and record such a call
+//! beforehand (see [`crate::seccomp`] and [`crate::cycles`]). They may be called before this library's
+//! constructor, so they need nothing of the C library but `errno`.
 
 use crate::arch::{noting_prctl, noting_syscall};
 use crate::{cpu, cycles, range, sample, seccomp, session};
@@ -19,8 +19,7 @@ const SET_MODE_STRICT: usize = 0;
 /// `PR_SET_TSC` of linux/prctl.h.
 const PR_SET_TSC: usize = 26;
 
-/// Notes a call of prctl(2) that is about to be made. Safe in a signal handler that interrupted an
-/// allocation.
+/// Records a call of prctl(2) that is about to be made. Safe in a signal handler that interrupted an allocation.
 fn note(option: usize, mode: usize) {
     if session::is_guest() {
         return;
@@ -31,6 +30,7 @@ fn note(option: usize, mode: usize) {
     }
 }
 
+/// Prepares for a filter that is about to be installed.
 fn note_installation(is_strict: bool) {
     session::grow_before_filter();
     range::include_all_in_dumps();
@@ -41,12 +41,12 @@ fn note_installation(is_strict: bool) {
     }
 }
 
-/// Notes a call of prctl(2) with these first arguments.
+/// Records a call of prctl(2) with these first arguments.
 extern "C" fn note_prctl(option: c_int, mode: usize) {
     note(option as usize, mode);
 }
 
-/// Notes a call of prctl(2) or seccomp(2), by its number and first arguments.
+/// Records a call of prctl(2) or seccomp(2), by its number and first arguments.
 extern "C" fn note_syscall(number: c_long, option: c_int, mode: usize) {
     match number {
         libc::SYS_prctl => note(option as usize, mode),
@@ -65,7 +65,7 @@ noting_syscall! {
     syscall, PR_SET_SECCOMP, PR_SET_TSC, note_syscall, fail
 }
 
-/// The C library's way to fail: `errno` is the negated result.
+/// Returns the C library's result of a failed call: sets `errno` to the negated result, and returns -1.
 extern "C" fn fail(result: c_long) -> c_long {
     crate::sys::set_errno(-result as c_int);
     -1

@@ -1,7 +1,8 @@
-//! `sigaction` and `signal`: a program that wants the signal used by a session of CPU time gets it,
-//! and the session switches to another one. Otherwise, the calls are passed on unchanged.
+//! `sigaction`, `signal` and `sigaltstack`.
 //!
-//! `sigaltstack`: where the thread's alternate stack is, on which there may be too little room for a sample.
+//! A program that wants the signal of a CPU session's timers gets it, and the session switches to another
+//! one. The bounds of the thread's alternate signal stack are recorded, because it may be too small for a
+//! sample. Otherwise, calls are passed on unchanged.
 
 use crate::arch::glibc_function;
 use crate::c_library;
@@ -16,19 +17,20 @@ type Action = unsafe extern "C" fn(c_int, *const c_void, *mut c_void) -> c_int;
 type Alternate = unsafe extern "C" fn(*const libc::stack_t, *mut libc::stack_t) -> c_int;
 type Simple = unsafe extern "C" fn(c_int, usize) -> usize;
 
-/// The functions behind these; null before they are looked up.
+/// Functions of the next library; null before they are looked up.
 static SIGACTION: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 static SIGNAL: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 static SIGALTSTACK: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
-/// Finds them. At start-up.
+/// Looks up the functions, at start-up.
 pub fn find_next() {
     SIGACTION.store(next_symbol(c"sigaction"), Ordering::Relaxed);
     SIGNAL.store(next_symbol(c"signal"), Ordering::Relaxed);
     SIGALTSTACK.store(next_symbol(c"sigaltstack"), Ordering::Relaxed);
 }
 
-/// What is behind a function: before start-up by its other name in glibc, else in another library.
+/// Returns the function of the next library. Before start-up, the function itself by its other name in
+/// glibc (`other`, 0 if it has none).
 fn real(known: &AtomicPtr<c_void>, other: usize, name: &CStr) -> *mut c_void {
     match known.load(Ordering::Relaxed) {
         found if !found.is_null() => found,
@@ -50,7 +52,7 @@ pub unsafe extern "C" fn sigaction(
     let real = real(&SIGACTION, glibc_function!("__sigaction"), c"sigaction");
     // SAFETY: null, or the C library's function of this type.
     match unsafe { transmute::<*mut c_void, Option<Action>>(real) } {
-        // SAFETY: the caller's arguments.
+        // SAFETY: called with the caller's arguments.
         Some(real) => unsafe {
             let result = real(number, action, old);
             if result == 0 {
@@ -65,13 +67,13 @@ pub unsafe extern "C" fn sigaction(
     }
 }
 
-/// Tells the program that a signal has no handler where it is one that the user requested of us: some
-/// refuse to run if a signal is in use that they want.
+/// Hides the agent's own handler of a signal that the user requested: some programs refuse to run if a
+/// signal that they want is in use.
 ///
 /// # Safety
-/// Null, or an action that the C library has filled.
+/// `old` is null or an action that the C library has filled.
 unsafe fn hide_own(old: *mut libc::sigaction) {
-    // SAFETY: the caller's.
+    // SAFETY: null or a valid action.
     if let Some(old) = unsafe { old.as_mut() }
         && on_signal::is_ours(old.sa_sigaction)
     {
@@ -89,7 +91,7 @@ pub unsafe extern "C" fn signal(number: c_int, handler: usize) -> usize {
     let real = real(&SIGNAL, c_library::looked_up(c"signal").addr(), c"signal");
     // SAFETY: null, or the C library's function of this type.
     match unsafe { transmute::<*mut c_void, Option<Simple>>(real) } {
-        // SAFETY: the caller's arguments.
+        // SAFETY: called with the caller's arguments.
         Some(real) => match unsafe { real(number, handler) } {
             old if on_signal::is_ours(old) => libc::SIG_DFL,
             old => old,
@@ -104,15 +106,15 @@ pub unsafe extern "C" fn signal(number: c_int, handler: usize) -> usize {
 /// sigaltstack(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sigaltstack(new: *const libc::stack_t, old: *mut libc::stack_t) -> c_int {
-    // Both may be the same.
-    // SAFETY: null, or the caller's.
+    // Copied first: `new` and `old` may be the same.
+    // SAFETY: null or a stack description of the caller's.
     let stack = unsafe { new.as_ref() }.copied();
     let real = SIGALTSTACK.load(Ordering::Relaxed);
     // SAFETY: null, or the C library's function of this type.
     let result = match unsafe { transmute::<*mut c_void, Option<Alternate>>(real) } {
-        // SAFETY: the caller's arguments.
+        // SAFETY: called with the caller's arguments.
         Some(real) => unsafe { real(new, old) },
-        // SAFETY: likewise; the kernel checks its pointers.
+        // SAFETY: the kernel checks both pointers.
         None => unsafe { libc::syscall(libc::SYS_sigaltstack, new, old) as c_int },
     };
     if let Some(stack) = stack.filter(|_| result == 0) {
@@ -121,8 +123,8 @@ pub unsafe extern "C" fn sigaltstack(new: *const libc::stack_t, old: *mut libc::
             0 => (start, start.saturating_add(stack.ss_size as u64)),
             _ => (0, 0),
         };
-        // SAFETY: the calling thread's own words. A handler in between is not on the new stack yet,
-        // or already on it and leaves it before it returns.
+        // SAFETY: the calling thread's own words. A signal handler between the two stores is not on the
+        // new stack yet, or leaves it before it returns.
         unsafe {
             let local = arch::local();
             (*local).signal_stack = start;

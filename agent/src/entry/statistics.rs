@@ -1,5 +1,5 @@
-//! What the C library reports about its own heap, which is empty: programs that monitor themselves
-//! query it.
+//! glibc's heap statistics (`mallinfo` and so on), answered from our allocator. glibc's own heap is
+//! empty, and programs that monitor themselves would see nothing.
 
 use crate::backend::{is_system, stands_aside};
 use crate::stats::Usage;
@@ -8,8 +8,8 @@ use crate::{range, sample, stats};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::transmute;
 
-/// glibc: malloc.h, `struct mallinfo2`; `struct mallinfo` has the same fields as `int`s. Bytes,
-/// except for the counts of blocks.
+/// `struct mallinfo2` of glibc's malloc.h. `struct mallinfo` has the same fields as `int`s. All fields
+/// are bytes, except for the counts of blocks.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct Info<T> {
@@ -25,9 +25,9 @@ pub struct Info<T> {
     keepcost: T,
 }
 
-/// glibc: malloc.h. What jemalloc has of the system is in `arena`, what of that is in use in
-/// `uordblks`, the rest in `fordblks`, and in `keepcost` what `malloc_trim` would give back. Large
-/// blocks are not counted separately.
+/// glibc: malloc.h. `arena` is what jemalloc has from the system, `uordblks` what of that is in use,
+/// `fordblks` the rest, and `keepcost` what `malloc_trim` would release. Large blocks are not counted
+/// separately.
 pub extern "C" fn mallinfo2() -> Info<usize> {
     let next = next(c"mallinfo2").map_or_else(Info::default, |found| {
         // SAFETY: the C library's function of this type, by malloc.h.
@@ -43,11 +43,11 @@ pub extern "C" fn mallinfo2() -> Info<usize> {
     }
 }
 
-/// glibc: malloc.h, [`mallinfo2`] as far as `int`s reach.
+/// glibc: malloc.h. Like [`mallinfo2`], limited to the range of `int`.
 #[unsafe(no_mangle)]
 pub extern "C" fn mallinfo() -> Info<c_int> {
     let next = next(c"mallinfo").map_or_else(Info::default, |found| {
-        // SAFETY: as above.
+        // SAFETY: the C library's function of this type, by malloc.h.
         unsafe { transmute::<*mut c_void, extern "C" fn() -> Info<c_int>>(found)() }
     });
     let own = own();
@@ -61,8 +61,7 @@ pub extern "C" fn mallinfo() -> Info<c_int> {
     }
 }
 
-/// glibc: malloc.h. Writes the same as XML to a stream; `EINVAL` if there are options, as there are
-/// none.
+/// glibc: malloc.h. Writes the statistics to a stream as XML. Returns `EINVAL` if `options` is not 0.
 ///
 /// # Safety
 /// `stream` is an open `FILE`.
@@ -70,14 +69,14 @@ pub extern "C" fn mallinfo() -> Info<c_int> {
 pub unsafe extern "C" fn malloc_info(options: c_int, stream: *mut c_void) -> c_int {
     if let Some(found) = next(c"malloc_info") {
         type Function = unsafe extern "C" fn(c_int, *mut c_void) -> c_int;
-        // SAFETY: the C library's function of this type, by malloc.h; the caller's stream.
+        // SAFETY: the C library's function of this type, by malloc.h, with the caller's stream.
         return unsafe { transmute::<*mut c_void, Function>(found)(options, stream) };
     }
     if options != 0 {
         return libc::EINVAL;
     }
     let own = own();
-    // SAFETY: the caller's stream, and arguments of the types that the text names.
+    // SAFETY: the caller's stream, and arguments of the types that the format names.
     unsafe {
         fprintf(
             stream,
@@ -108,9 +107,9 @@ pub extern "C" fn malloc_stats() {
         return unsafe { transmute::<*mut c_void, extern "C" fn()>(found)() };
     }
     let own = own();
-    // As with glibc, this is no point at which a thread is cancelled.
+    // Not a cancellation point in glibc either.
     let _uncancelled = Uncancelled::begin();
-    // SAFETY: the C library's stream, and arguments of the types that the text names.
+    // SAFETY: the C library's stream, and arguments of the types that the format names.
     unsafe {
         fprintf(
             stderr,
@@ -126,14 +125,14 @@ unsafe extern "C" {
     fn fprintf(stream: *mut c_void, format: *const c_char, ...) -> c_int;
 }
 
-/// The function of the program's own allocator, where it keeps that.
+/// Returns a function of the program's own allocator, if it keeps that.
 fn next(name: &CStr) -> Option<*mut c_void> {
     let keeps_own = is_system() || stands_aside();
     let found = keeps_own.then(|| sys::next_symbol(name));
     found.filter(|found| !found.is_null())
 }
 
-/// What jemalloc has; nothing where the program keeps its own allocator and none was sampled.
+/// Returns jemalloc's usage; zeros if the program keeps its own allocator and nothing was sampled.
 fn own() -> Usage {
     if stands_aside() || is_system() && range::reserved() == 0 {
         return Usage::default();

@@ -1,7 +1,6 @@
-//! `pthread_create`, by which a session of CPU time learns of new threads at once: one that never
-//! allocates, while all others wait, would not be noticed.
-//!
-//! Without such a session the call is passed on unchanged.
+//! `pthread_create`, by which a CPU session learns of new threads at once. Otherwise, a new thread that
+//! never allocates, while all others wait, would go unnoticed. Without a CPU session, calls are passed on
+//! unchanged.
 
 use crate::arch::starting_thread;
 use crate::sys::next_symbol;
@@ -12,19 +11,20 @@ use core::mem::transmute;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-/// What a thread runs.
+/// Start routine of a thread.
 type Routine = unsafe extern "C" fn(*mut c_void) -> *mut c_void;
 type Create =
     unsafe extern "C" fn(*mut c_void, *const c_void, Option<Routine>, *mut c_void) -> c_int;
 
-/// The C library's function; null where that has no threads.
+/// The C library's function; null if it has no threads.
 static REAL: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
-/// Finds it. At start-up; a library with threads may be loaded later.
+/// Looks up the function, at start-up. A library with threads may be loaded later.
 pub fn find_next() {
     REAL.store(next_symbol(c"pthread_create"), Ordering::Relaxed);
 }
 
+/// Returns the C library's function.
 fn real() -> Option<Create> {
     let mut found = REAL.load(Ordering::Relaxed);
     if found.is_null() {
@@ -35,14 +35,14 @@ fn real() -> Option<Create> {
     unsafe { transmute::<*mut c_void, Option<Create>>(found) }
 }
 
-/// A thread that is about to begin: what it runs, and its argument.
+/// Thread that is about to start.
 struct Beginning {
-    /// 0: free; 1: about to be filled in.
+    /// Address of the start routine. 0: free; 1: about to be filled in.
     routine: AtomicUsize,
     argument: AtomicPtr<c_void>,
 }
 
-/// Threads that are about to begin at a time. Beyond, they are seen a little later.
+/// Threads that are about to start at the same time. Further ones are noticed a little later.
 static BEGINNINGS: [Beginning; 64] = [const {
     Beginning {
         routine: AtomicUsize::new(0),
@@ -51,11 +51,13 @@ static BEGINNINGS: [Beginning; 64] = [const {
 }; 64];
 
 impl Beginning {
+    /// Claims an entry and fills it in. `None`: all are in use.
     fn of(routine: Routine, argument: *mut c_void) -> Option<&'static Self> {
         let claim = |beginning: &&Self| {
-            let order = (Ordering::Acquire, Ordering::Relaxed);
-            let claimed = beginning.routine.compare_exchange(0, 1, order.0, order.1);
-            claimed.is_ok()
+            beginning
+                .routine
+                .compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed)
+                .is_ok()
         };
         let claimed = BEGINNINGS.iter().find(claim)?;
         claimed.argument.store(argument, Ordering::Relaxed);
@@ -84,12 +86,12 @@ pub unsafe extern "C" fn pthread_create(
         (_, Some(routine)) => Beginning::of(routine, argument),
     };
     let Some(beginning) = beginning else {
-        // SAFETY: the caller's arguments.
+        // SAFETY: called with the caller's arguments.
         return unsafe { real(thread, attributes, routine, argument) };
     };
     let place = (&raw const *beginning).cast_mut().cast();
-    // SAFETY: the caller's arguments, except for the routine, which then continues with the
-    // caller's.
+    // SAFETY: called with the caller's arguments, except for the start routine: `begin` continues with
+    // the caller's.
     let result = unsafe { real(thread, attributes, Some(begin), place) };
     if result != 0 {
         beginning.free();
@@ -98,16 +100,16 @@ pub unsafe extern "C" fn pthread_create(
 }
 
 starting_thread! {
-    /// What such a thread runs first.
+    /// Start routine of threads that are created in a CPU session.
     begin, arrive
 }
 
-/// Gives the thread its timer; what it is to run, and the argument.
+/// Gives the thread its timer. Writes its own start routine and argument to `to`.
 ///
 /// # Safety
 /// `place` is a claimed [`Beginning`], and `to` has room for two words.
 unsafe extern "C" fn arrive(place: *const Beginning, to: *mut [usize; 2]) {
-    // SAFETY: the caller's.
+    // SAFETY: a claimed entry, and room for two words.
     unsafe {
         let beginning = &*place;
         let routine = beginning.routine.load(Ordering::Acquire);

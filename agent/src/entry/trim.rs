@@ -1,4 +1,4 @@
-//! `malloc_trim`: programs call it to give memory back to the system.
+//! `malloc_trim`, by which programs return free memory to the system.
 
 use crate::backend::{is_system, stands_aside};
 use crate::{range, sample, stats, sys};
@@ -6,13 +6,14 @@ use core::ffi::{c_int, c_void};
 
 type Trim = unsafe extern "C" fn(usize) -> c_int;
 
-/// glibc: malloc.h. Gives back what is free in all arenas, and in the calling thread's cache. Whether
-/// there was anything. There is no top of the heap to keep `pad` bytes at.
+/// glibc: malloc.h. Releases the free memory of all arenas and of the calling thread's cache. Returns 1 if
+/// there was any. `pad` is not used: jemalloc has no top of the heap.
 #[unsafe(no_mangle)]
 pub extern "C" fn malloc_trim(pad: usize) -> c_int {
-    let others = match is_system() || stands_aside() {
-        true => trim_next(pad),
-        false => 0,
+    let others = if is_system() || stands_aside() {
+        trim_next(pad)
+    } else {
+        0
     };
     if is_system() && range::reserved() == 0 || stands_aside() {
         return others;
@@ -23,7 +24,7 @@ pub extern "C" fn malloc_trim(pad: usize) -> c_int {
     others | c_int::from(trimmed)
 }
 
-/// The same for the program's own allocator.
+/// Calls `malloc_trim` of the program's own allocator.
 fn trim_next(pad: usize) -> c_int {
     let found: *mut c_void = sys::next_symbol(c"malloc_trim");
     if found.is_null() {

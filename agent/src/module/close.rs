@@ -1,10 +1,10 @@
-//! Unloading, while other threads may be reading the memory of modules.
+//! Delays unloading while other threads read the memory of modules.
 //!
 //! `dlclose` is announced, waits until no thread reads, and then calls the loader's. Reading takes
-//! microseconds. A reader that has not left in a second is stuck: in a signal handler, behind a
-//! debugger, or in a thread that this one has stopped. A handler that interrupted a reader of its
-//! own thread does not wait either. In these cases, the library stays loaded, which POSIX allows,
-//! until the next `dlclose` that need not wait.
+//! microseconds. A reader that has not left after a second is stuck: in a signal handler, behind a
+//! debugger, or in a thread that this one has stopped. A signal handler that interrupted a reader of its
+//! own thread cannot wait either. In these cases the library stays loaded, which POSIX allows, until the
+//! next `dlclose` that need not wait.
 
 use super::look_for_changes;
 use crate::{arch, backend};
@@ -16,32 +16,33 @@ use unwind::readers::Readers;
 
 static READERS: Readers = Readers::new();
 
-/// Longest wait for readers to leave, and the one after a wait without success.
-const PATIENCE_NS: u64 = 1_000_000_000;
-const LITTLE_PATIENCE_NS: u64 = 10_000_000;
+/// Maximum wait for readers to leave, in ns.
+const READER_TIMEOUT_NS: u64 = 1_000_000_000;
+/// Maximum wait after an earlier wait has timed out, in ns.
+const STUCK_READER_TIMEOUT_NS: u64 = 10_000_000;
 
-/// Runs what reads modules' memory or the loader's words for them: nothing of it is unloaded
-/// meanwhile by a `dlclose` of the program. `None`: something is being unloaded just now.
+/// Runs `work`, which reads the memory of modules or the loader's data for them. No `dlclose` of the program
+/// unloads anything meanwhile. Returns `None`, without running it, if something is being unloaded.
 pub fn reading<R>(work: impl FnOnce() -> R) -> Option<R> {
     let inside = READERS.enter()?;
     let local = arch::local();
-    // SAFETY: the thread's own word. Set inside, and reset before leaving: a handler that
-    // sees it knows that this thread is inside.
+    // SAFETY: the word is the thread's own. It is set inside and reset before leaving, so a signal
+    // handler that sees it knows that this thread is inside.
     let before = unsafe { (*local).reading };
-    // SAFETY: as above.
+    // SAFETY: as before, the thread's own word.
     unsafe { (*local).reading = 1 };
     let result = work();
-    // SAFETY: as above. It may be inside of another reading.
+    // SAFETY: as before, the thread's own word. Restored, because this may be a nested call.
     unsafe { (*local).reading = before };
     drop(inside);
     Some(result)
 }
 
-/// In a forked child: other threads are not there to leave, or to end what they announced.
-/// This one may have forked in a signal handler that interrupted its reading.
+/// Forgets the parent's other threads in a forked child: their reading and unloading never ends. This thread
+/// may itself have forked in a signal handler that interrupted its reading.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 pub unsafe extern "C" fn in_child() {
-    // SAFETY: the thread's own word.
+    // SAFETY: the word is the thread's own.
     let is_reading = unsafe { (*arch::local()).reading } != 0;
     READERS.forget_others(is_reading);
     if !is_reading {
@@ -57,17 +58,17 @@ static DLCLOSE: AtomicUsize = AtomicUsize::new(0);
 
 type Close = unsafe extern "C" fn(*mut c_void) -> c_int;
 
-/// Looks it up; outside any allocation.
+/// Looks up the loader's `dlclose`. Must not be called within an allocation.
 pub fn find() -> usize {
     let real = crate::sys::next_symbol(c"dlclose") as usize;
     DLCLOSE.store(real, Ordering::Relaxed);
     real
 }
 
-/// Calls the loader's `dlclose` when no thread reads, then looks for what is gone.
+/// Calls the loader's `dlclose` when no thread reads, then looks for modules that were unloaded.
 ///
 /// # Safety
-/// That of dlclose(3).
+/// `handle` is valid for dlclose(3).
 pub unsafe fn close(handle: *mut c_void) -> c_int {
     let real = match DLCLOSE.load(Ordering::Relaxed) {
         0 => find(),
@@ -79,17 +80,17 @@ pub unsafe fn close(handle: *mut c_void) -> c_int {
     // SAFETY: the loader's function of this type.
     let real: Close = unsafe { core::mem::transmute(real) };
     if backend::is_left_out() {
-        // SAFETY: the caller's.
+        // SAFETY: a valid handle.
         return unsafe { real(handle) };
     }
-    // SAFETY: the thread's own word.
+    // SAFETY: the word is the thread's own.
     if unsafe { (*arch::local()).reading } != 0 {
         put_off(handle);
         return 0;
     }
     READERS.announce();
     let result = if all_left() {
-        // SAFETY: the caller's, now or when it was put off.
+        // SAFETY: no reader is inside, and the handle is valid.
         unsafe {
             close_late(real);
             real(handle)
@@ -104,10 +105,10 @@ pub unsafe fn close(handle: *mut c_void) -> c_int {
     result
 }
 
-/// Whether a wait has failed since readers were last seen to have left.
+/// True after a wait has timed out, until readers have been seen to leave.
 static STUCK: AtomicBool = AtomicBool::new(false);
 
-/// Waits until no reader is inside; `false`: one does not leave.
+/// Waits until no reader is inside. Returns false after the time-out.
 fn all_left() -> bool {
     for _ in 0..100 {
         if !READERS.is_inside() {
@@ -116,11 +117,12 @@ fn all_left() -> bool {
         }
         core::hint::spin_loop();
     }
-    let patience = match STUCK.load(Ordering::Relaxed) {
-        true => LITTLE_PATIENCE_NS,
-        false => PATIENCE_NS,
+    let timeout = if STUCK.load(Ordering::Relaxed) {
+        STUCK_READER_TIMEOUT_NS
+    } else {
+        READER_TIMEOUT_NS
     };
-    let end = clock::now_ns() + patience;
+    let end = clock::now_ns() + timeout;
     while READERS.is_inside() {
         if clock::now_ns() >= end {
             STUCK.store(true, Ordering::Relaxed);
@@ -132,7 +134,7 @@ fn all_left() -> bool {
     true
 }
 
-/// Waits a millisecond, or until the number of readers is another one than now.
+/// Waits for a millisecond. Returns at once if the number of readers has changed.
 fn rest() {
     let word = READERS.inside();
     let time = libc::timespec {
@@ -141,7 +143,7 @@ fn rest() {
     };
     let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
     let saved = crate::sys::errno();
-    // SAFETY: a word of our own; nobody wakes us, the time does.
+    // SAFETY: a word of our own. Nobody wakes this futex; the wait times out.
     unsafe {
         let seen = word.load(Ordering::Relaxed);
         libc::syscall(
@@ -155,7 +157,7 @@ fn rest() {
     crate::sys::set_errno(saved);
 }
 
-/// Libraries that were to be closed when that could not be. Beyond, they stay.
+/// Handles whose `dlclose` was put off. If all entries are in use, further libraries stay loaded.
 static LATE: [AtomicPtr<c_void>; 64] = [const { AtomicPtr::new(null_mut()) }; 64];
 
 fn put_off(handle: *mut c_void) {
@@ -163,14 +165,14 @@ fn put_off(handle: *mut c_void) {
         slot.compare_exchange(null_mut(), handle, Ordering::Release, Ordering::Relaxed)
             .is_ok()
     };
-    // Without a free slot it merely stays loaded.
+    // Without a free entry the library stays loaded.
     let _ = LATE.iter().any(put);
 }
 
-/// Closes what was put off.
+/// Closes the handles that were put off.
 ///
 /// # Safety
-/// No reader is inside, and this is announced; `real` is the loader's `dlclose`.
+/// Unloading is announced, no reader is inside, and `real` is the loader's `dlclose`.
 unsafe fn close_late(real: Close) {
     for slot in &LATE {
         if slot.load(Ordering::Relaxed).is_null() {
@@ -178,7 +180,7 @@ unsafe fn close_late(real: Close) {
         }
         let handle = slot.swap(null_mut(), Ordering::Acquire);
         if !handle.is_null() {
-            // SAFETY: the program's own handle, which it has closed and no longer uses.
+            // SAFETY: a handle that the program has closed and no longer uses.
             unsafe { real(handle) };
         }
     }

@@ -1,4 +1,4 @@
-//! Finding the module of an address.
+//! Finds the module that contains an address.
 
 mod program;
 
@@ -21,12 +21,11 @@ struct DlFound {
 
 type DlFind = unsafe extern "C" fn(*mut c_void, *mut DlFound) -> c_int;
 
-/// `_dl_find_object`, 0 where the C library has none.
+/// Address of `_dl_find_object`; 0 if the C library has none.
 static DL_FIND_OBJECT: AtomicUsize = AtomicUsize::new(0);
 
-/// Looks for `_dl_find_object`; at start-up. A weak reference would do the same, but
-/// linkers turn it into a version requirement on the C library that they saw, and the agent
-/// would not load with an older one.
+/// Looks up `_dl_find_object`, at start-up. Linkers would turn a weak reference into a version requirement
+/// on the C library that they saw, and the agent would not load with an older one.
 pub fn init() {
     DL_FIND_OBJECT.store(sys::symbol(c"_dl_find_object") as usize, Ordering::Relaxed);
     program::find(|pc| ask_loader(dl_find_object()?, pc));
@@ -34,16 +33,16 @@ pub fn init() {
 
 fn dl_find_object() -> Option<DlFind> {
     let address = DL_FIND_OBJECT.load(Ordering::Relaxed);
-    // SAFETY: 0 or the function of this type.
+    // SAFETY: 0 or the address of a function of this type.
     unsafe { core::mem::transmute::<usize, Option<DlFind>>(address) }
 }
 
-/// Whether a lookup takes nanoseconds instead of reading a file.
+/// Returns true if a lookup takes nanoseconds rather than reading a file.
 pub fn is_cheap() -> bool {
     dl_find_object().is_some()
 }
 
-/// The module that holds `pc`.
+/// Finds the module that contains `pc`.
 pub fn find(pc: u64) -> Option<Found> {
     match dl_find_object() {
         Some(function) => ask_loader(function, pc),
@@ -52,17 +51,17 @@ pub fn find(pc: u64) -> Option<Found> {
 }
 
 fn ask_loader(function: DlFind, pc: u64) -> Option<Found> {
-    // SAFETY: all zero is a valid DlFound.
+    // SAFETY: zeros are a valid `DlFound`.
     let mut result: DlFound = unsafe { core::mem::zeroed() };
-    // SAFETY: async-signal-safe by its contract (glibc manual, "Dynamic Linker
-    // Introspection"); the result has room.
+    // SAFETY: async-signal-safe according to the glibc manual ("Dynamic Linker Introspection"), with a
+    // structure of ours to fill.
     if unsafe { function(pc as *mut c_void, &mut result) } != 0 {
         return None;
     }
     let link_map = result.link_map as u64;
     let told = (result.map_start as u64, result.map_end as u64);
     let (start, end) = program::range(link_map).unwrap_or(told);
-    // Nothing is read through these pointers here: another thread may be unloading it.
+    // The pointers are not followed here: another thread may be unloading the module.
     Some(Found {
         start,
         end,

@@ -1,22 +1,22 @@
-//! The result of finding a module.
+//! Result of a search for a module.
 
-/// A mapped module.
+/// Mapped module that contains a given address.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Found {
-    /// First address: its ELF header.
+    /// First address, which is that of its ELF header.
     pub start: u64,
-    /// One past the last.
+    /// One past the last address.
     pub end: u64,
-    /// Distinguishes it from another module at the same addresses.
+    /// Number that differs from that of another module at the same addresses.
     pub identity: u64,
     /// Address of its terminated name, which stays valid; 0: the loader has the name.
     pub name: u64,
-    /// The loader's record of it, 0: none.
+    /// Address of the loader's `link_map`; 0: not known.
     pub link_map: u64,
 }
 
 impl Found {
-    /// Terminated name, empty for the executable; null: none.
+    /// Returns the terminated name; empty for the executable, null if there is none.
     ///
     /// # Safety
     /// The module stays loaded during the call and while the name is used.
@@ -25,7 +25,7 @@ impl Found {
         if self.name != 0 || map.is_null() {
             return self.name as *const core::ffi::c_char;
         }
-        // SAFETY: the caller's: the loader keeps the record of a loaded module.
+        // SAFETY: the module stays loaded, so the loader keeps its `link_map`.
         unsafe { (*map).name.cast() }
     }
 }

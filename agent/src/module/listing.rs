@@ -1,9 +1,8 @@
-//! Modules as last read from the maps, for C libraries that cannot look addresses up.
+//! Modules as last read from `/proc/self/maps`, for C libraries that cannot look up addresses.
 //!
-//! The maps are read when an address is in no module of the last reading, or in one that is gone. A
-//! process may have any number of mappings, so reading can take any time: the time is limited
-//! ([`Budget`]). An address that would need another reading before the budget allows it truncates
-//! one stack.
+//! The maps are read again when an address is in no known module, or in one that is gone. A process may
+//! have any number of mappings, so reading can take any time; it is limited to 1 % of the time
+//! ([`Budget`]). An address that would need another reading too early truncates one stack.
 
 use super::found::Found;
 use super::maps::{self, Filter, by_header, path_of, runs, search_text};
@@ -16,52 +15,53 @@ use unwind::elf;
 use unwind::fingerprint::Fingerprint;
 use unwind::probe;
 
-/// Room for the lines of files with code.
+/// Size of the buffer for the lines of files with code.
 const TEXT_BYTES: usize = 1 << 20;
-/// Room for the names of modules found there.
+/// Size of the buffer for the names of modules.
 const NAMES_BYTES: usize = 256 << 10;
-/// How much is read at once.
+/// Size of the buffer for reading.
 const PIECE_BYTES: usize = 64 << 10;
 /// Maximum number of modules of one reading.
-const MOST_ENTRIES: usize = 4096;
+const MAX_ENTRIES: usize = 4096;
 
-/// Mapped at the first search and never unmapped, because a thread's stack may be too small for
-/// it. Zeroed memory is an empty one.
+/// State of the listing, mapped at the first search and never unmapped: too large for a thread's stack.
+/// All zeros is an empty listing.
 #[repr(C)]
 struct Listing {
     budget: Budget,
     count: usize,
     text_used: usize,
     names_used: usize,
-    entries: [Entry; MOST_ENTRIES],
+    entries: [Entry; MAX_ENTRIES],
     names: [u8; NAMES_BYTES],
     text: [u8; TEXT_BYTES],
     piece: [u8; PIECE_BYTES],
 }
 
-/// A mapping of a file's start, to the next one of the same file.
+/// Module: from a mapping of a file's start to the next one of the same file.
 #[derive(Clone, Copy)]
 struct Entry {
     start: u64,
     end: u64,
-    /// Where the file's lines are in the text.
+    /// Range of the file's lines in the text.
     lines: (u32, u32),
-    /// None where its header could not be read.
+    /// Fingerprint; empty if the header could not be read.
     fingerprint: Fingerprint,
 }
 
 impl Entry {
-    /// Whether what was read is still mapped there. The kernel checks; its memory is not touched.
+    /// Returns true if the module still is at its addresses. Does not touch its memory: the kernel checks.
     fn is_there(&self) -> bool {
-        match self.fingerprint.is_empty() {
-            true => !probe::is_readable(self.start),
-            false => self.fingerprint.is_there(),
+        if self.fingerprint.is_empty() {
+            !probe::is_readable(self.start)
+        } else {
+            self.fingerprint.is_there()
         }
     }
 }
 
 impl Listing {
-    /// Call inside `close::reading`.
+    /// Finds the module that contains `pc`. Must be called inside `close::reading`.
     fn find(&mut self, pc: u64) -> Option<Found> {
         if let Some(known) = self.known(pc) {
             return known;
@@ -75,7 +75,7 @@ impl Listing {
         self.known(pc).flatten()
     }
 
-    /// What the last reading says; `None` if nothing that is true still.
+    /// Searches the last reading. Returns `None` if it says nothing about `pc` that still is true.
     fn known(&mut self, pc: u64) -> Option<Option<Found>> {
         let entries = &self.entries[..self.count];
         let entry = entries.iter().find(|e| (e.start..e.end).contains(&pc))?;
@@ -91,7 +91,7 @@ impl Listing {
         }))
     }
 
-    /// Reads the maps. What cannot be read, or has no room, is not found.
+    /// Reads the maps. Modules that cannot be read, or do not fit, are not found.
     fn read(&mut self) {
         self.count = 0;
         let mut filter = Filter::new(&mut self.text);
@@ -124,23 +124,24 @@ impl Listing {
 }
 
 fn fingerprint(start: u64, end: u64) -> Fingerprint {
-    // SAFETY: the maps have just said that it is mapped, and no `dlclose` unmaps it while who
-    // asks is reading.
+    // SAFETY: mapped according to the maps that were just read, and no `dlclose` can unmap it inside
+    // `reading`.
     let page = unsafe { elf::first_page(start, end) };
     page.map(|page| Fingerprint::of(page, start))
         .unwrap_or_default()
 }
 
-/// How much time goes into reading the maps: one part in a hundred.
+/// Limits the time for reading the maps to 1 % of the time.
 struct Budget {
-    /// When all that was spent is earned. The clock's steps are long, so single readings are
-    /// measured badly, but their sum well.
+    /// Time at which all that was spent is earned, in ns. The coarse clock measures single readings
+    /// badly, but their sum well.
     earned_ns: u64,
 }
 
 impl Budget {
+    /// Fraction (1/n) of the time that may be spent.
     const SHARE: u64 = 100;
-    /// What may be spent at once is earned in this time: 20 ms, and one reading.
+    /// Time in which the largest credit is earned, in ns: 20 ms of reading.
     const AHEAD_NS: u64 = 2_000_000_000;
 
     fn allows(&self, now_ns: u64) -> bool {
@@ -155,15 +156,15 @@ impl Budget {
 }
 
 static LISTING: AtomicPtr<Listing> = AtomicPtr::new(null_mut());
-/// Whether a thread is using it.
+/// True while a thread uses the listing.
 static CLAIMED: AtomicBool = AtomicBool::new(false);
-/// Whether all that was read is to be forgotten.
+/// True if the last reading must not be used any more.
 static STALE: AtomicBool = AtomicBool::new(false);
 
-/// The module that holds `pc`, by the maps. Call inside `close::reading`. Another thread that asks
-/// at the same time gets nothing, and truncates one stack.
+/// Finds the module that contains `pc` in the maps. Must be called inside `close::reading`. Returns `None`,
+/// which truncates one stack, if another thread uses the listing.
 pub fn search_maps(pc: u64) -> Option<Found> {
-    // A filter that the program has installed may forbid opening the maps.
+    // A seccomp filter of the program may forbid opening the maps.
     if crate::seccomp::is_installed() || CLAIMED.swap(true, Ordering::Acquire) {
         return None;
     }
@@ -177,8 +178,7 @@ pub fn search_maps(pc: u64) -> Option<Found> {
     found
 }
 
-/// After a module was unloaded: what is loaded there next may look the same. Modules that are gone
-/// count as not read. About 1 µs for each that is there.
+/// Forgets modules that were unloaded: another one may look the same. Takes about 1 µs for each module.
 pub fn forget_gone() {
     if LISTING.load(Ordering::Relaxed).is_null() {
         return;
@@ -194,27 +194,27 @@ pub fn forget_gone() {
     CLAIMED.store(false, Ordering::Release);
 }
 
-/// Call while it is claimed.
+/// Returns the listing, which the caller must have claimed.
 fn listing() -> Option<&'static mut Listing> {
     let mut at = LISTING.load(Ordering::Relaxed);
     if at.is_null() {
         at = own::map(size_of::<Listing>()).cast();
         LISTING.store(at, Ordering::Relaxed);
     }
-    // SAFETY: null, or a mapping of this size that is never unmapped, and nobody else's while it
-    // is claimed; zeroed memory is an empty one.
+    // SAFETY: null, or a mapping of this size that is never unmapped. Nobody else uses it while it is
+    // claimed, and zeros are valid.
     unsafe { at.as_mut() }
 }
 
-/// In a forked child whose thread was not using it: another one that was is not there. What that
-/// left unfinished counts as empty.
+/// Releases the listing in a forked child, unless this thread is using it: another thread of the parent may
+/// have been. Its unfinished reading counts as empty.
 pub fn forget_others() {
     if CLAIMED.load(Ordering::Relaxed) {
         CLAIMED.store(false, Ordering::Relaxed);
     }
 }
 
-/// Address of the terminated `path` among `names`, to which it is added if it is new.
+/// Returns the address of the terminated `path` in `names`. Adds it if it is new.
 fn keep_name(names: &mut [u8], used: &mut usize, path: &[u8]) -> u64 {
     let mut at = 0;
     for name in names[..*used].split_inclusive(|byte| *byte == 0) {

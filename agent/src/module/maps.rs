@@ -1,10 +1,10 @@
-//! The text of `/proc/self/maps`: which mappings are modules.
+//! Parses `/proc/self/maps` and finds modules in it.
 
 use super::found::Found;
 use crate::sys;
 use unwind::elf;
 
-/// Calls `seen` with each line of the maps, read through `buffer` piece by piece.
+/// Calls `seen` with each line of the maps, which are read through `buffer` in pieces.
 pub fn each_line(buffer: &mut [u8], mut seen: impl FnMut(&[u8])) {
     sys::read_through(c"/proc/self/maps", buffer, |piece| {
         let mut rest = piece;
@@ -16,19 +16,19 @@ pub fn each_line(buffer: &mut [u8], mut seen: impl FnMut(&[u8])) {
     });
 }
 
-/// Keeps the lines of files that have code, and an empty line behind each file's. Gaps inside a
-/// file's are not needed to know what it is.
+/// Keeps the lines of files that have code, with an empty line after each file. Drops gaps within a file.
 pub struct Filter<'a> {
     text: &'a mut [u8],
     used: usize,
-    /// Where the present file's lines begin, and where its first line names it.
+    /// Offset in the text of the current file's first line.
     start: usize,
+    /// Range in the text that names the current file.
     file: (usize, usize),
     has_code: bool,
 }
 
 impl<'a> Filter<'a> {
-    /// Puts them into `text`.
+    /// Creates a filter that writes to `text`.
     pub fn new(text: &'a mut [u8]) -> Self {
         Self {
             text,
@@ -39,7 +39,7 @@ impl<'a> Filter<'a> {
         }
     }
 
-    /// Takes a line. One for which there is no room is left out.
+    /// Adds a line. Drops it if it does not fit.
     pub fn add(&mut self, bytes: &[u8]) {
         let line = parse_line(bytes);
         if line.as_ref().is_some_and(Line::is_gap) {
@@ -53,7 +53,7 @@ impl<'a> Filter<'a> {
         let (Some(line), room) = (line, self.text.len() - self.used) else {
             return;
         };
-        // An empty line must fit behind it.
+        // Leaves room for an empty line.
         if bytes.len() + 2 > room {
             return;
         }
@@ -75,15 +75,15 @@ impl<'a> Filter<'a> {
         (self.start, self.file, self.has_code) = (self.used, (0, 0), false);
     }
 
-    /// How much of the text is used.
+    /// Returns how many bytes of the text are used.
     pub fn end(mut self) -> usize {
         self.end_file();
         self.used
     }
 }
 
-/// The module that holds `pc`, and its file's text. `extent` is asked where it begins and ends:
-/// see [`by_header`].
+/// Finds the module that contains `pc`, and the text that names its file. `extent` returns its first and
+/// last address (see [`by_header`]).
 pub fn search_text(
     text: &[u8],
     pc: u64,
@@ -110,37 +110,37 @@ pub fn search_text(
     (start <= pc && pc < end).then_some((found, run.file))
 }
 
-/// Where the module begins and ends that has the byte of its file at `offset` at `pc`, by the
-/// header in a mapping of the file's start. That need not be where the module begins: linkers
-/// that leave no gaps in files (lld, zig) put the first code into the header's page, which is then
-/// mapped once more for it. Nor is every mapping of the start a module.
+/// Returns the first and last address of the module that has the byte at `offset` of its file at address
+/// `pc`, according to the header in a mapping of the file's start. The module need not begin at that mapping:
+/// linkers that leave no gaps in files (lld, zig) put the first code into the header's page, which is
+/// mapped a second time for it. Nor is every mapping of a file's start a module.
 pub fn by_header(header: &Line<'_>, pc: u64, offset: u64) -> Option<(u64, u64)> {
-    // SAFETY: as the maps have just said, it is a part of the module that holds `pc`, or what is
-    // mapped in front of that; no `dlclose` unmaps it while who asks is reading.
+    // SAFETY: according to the maps that were just read, it is mapped, as a part of the module that
+    // contains `pc` or before it. No `dlclose` can unmap it inside `reading`.
     let page = unsafe { elf::first_page(header.start, header.end) }?;
     elf::extent(page, pc, offset)
 }
 
-/// Mappings of one file side by side: a module, or several if it was loaded more than once.
+/// Adjacent mappings of one file: a module, or several if it was loaded more than once.
 pub struct Run<'a> {
     /// First address.
     start: u64,
     /// One past the last.
     pub end: u64,
-    /// Device, inode and path as one text.
+    /// Device, inode and path, as one string.
     file: &'a [u8],
-    /// Lines of the maps.
+    /// Lines of these mappings.
     pub text: &'a [u8],
 }
 
 impl<'a> Run<'a> {
-    /// The mappings of the file's start.
+    /// Returns the mappings of the file's start.
     pub fn headers(&self) -> impl Iterator<Item = Line<'a>> + use<'a> {
         lines(self.text).filter(|line| line.offset == 0 && line.readable)
     }
 }
 
-/// The files in the text of maps.
+/// Returns the runs of mappings in a text of maps.
 pub fn runs(text: &[u8]) -> impl Iterator<Item = Run<'_>> {
     let mut rest = text;
     core::iter::from_fn(move || {
@@ -185,13 +185,13 @@ fn lines(text: &[u8]) -> impl Iterator<Item = Line<'_>> {
     text.split(|byte| *byte == b'\n').filter_map(parse_line)
 }
 
-/// Whether a mapping is of a file, or of the kernel's own module.
+/// Returns true if a mapping is of a file or of the kernel's vDSO.
 fn is_image(file: &[u8]) -> bool {
     let path = path_of(file);
     path.starts_with(b"/") || path == b"[vdso]"
 }
 
-/// One mapping.
+/// One line of the maps.
 pub struct Line<'a> {
     /// First address.
     pub start: u64,
@@ -199,12 +199,12 @@ pub struct Line<'a> {
     readable: bool,
     executable: bool,
     offset: u64,
-    /// Device, inode and path as one text.
+    /// Device, inode and path, as one string.
     file: &'a [u8],
 }
 
 impl Line<'_> {
-    /// Reserved addresses between two parts of a module (qemu's loader leaves them).
+    /// Returns true for reserved addresses between two parts of a module (qemu's loader leaves them).
     fn is_gap(&self) -> bool {
         !self.readable && !self.executable && path_of(self.file).is_empty()
     }
@@ -225,7 +225,7 @@ fn parse_line(line: &[u8]) -> Option<Line<'_>> {
     })
 }
 
-/// The path, as it was when the file was mapped.
+/// Returns the path, as it was when the file was mapped.
 pub fn path_of(file: &[u8]) -> &[u8] {
     let path = file.splitn(3, |byte| *byte == b' ').nth(2);
     let path = path.unwrap_or_default().trim_ascii_start();
@@ -238,8 +238,8 @@ fn hex(text: &[u8]) -> Option<u64> {
         .try_fold(0u64, |n, byte| Some(n.checked_mul(16)? | digit(byte)?))
 }
 
-/// A number that differs for another file: of its device and inode, which stay when it is
-/// renamed or deleted.
+/// Returns a number that differs between files: a hash of device and inode, which stay the same when the
+/// file is renamed or deleted.
 fn inode(file: &[u8]) -> u64 {
     let mut blanks = (0..file.len()).filter(|at| file[*at] == b' ');
     let end = blanks.nth(1).unwrap_or(file.len());

@@ -1,4 +1,4 @@
-//! Modules in the segment.
+//! Records modules in the segment.
 
 mod facts;
 
@@ -12,7 +12,7 @@ use shm_protocol::layout::{
     IDENTITY_OFFSET, Identity, MODULE_CAPACITY, MODULE_PATH_BYTES, Module, ModuleTable,
 };
 
-/// Records every registered module that the segment does not have yet.
+/// Records all registered modules that the current segment does not have yet.
 pub fn publish_missing() {
     let segment = session::segment_number();
     for slot in used_slots().filter(|slot| slot.is_live()) {
@@ -22,8 +22,8 @@ pub fn publish_missing() {
     }
 }
 
-/// Records a module, from what was read when it was registered: no memory of its own, or of the
-/// loader's for it, is examined.
+/// Records a module from the facts that were read when it was registered. Reads neither its memory nor the
+/// loader's data for it.
 pub fn publish(slot: &Slot) {
     let segment = session::segment_number();
     let facts = slot.facts();
@@ -31,8 +31,8 @@ pub fn publish(slot: &Slot) {
         return;
     };
     slot.segment.store(segment, Ordering::Relaxed);
-    // SAFETY: the table is in the mapped segment, reserved while a session runs; the
-    // counters hand out its parts.
+    // SAFETY: the table is in the segment, and backed while a session runs. The counters hand out each
+    // of its parts once.
     unsafe {
         let index = (*table).count.fetch_add(1, Ordering::Relaxed) as usize;
         if index >= MODULE_CAPACITY {
@@ -58,10 +58,12 @@ pub fn publish(slot: &Slot) {
     }
 }
 
+/// Counts a module that does not fit.
+///
 /// # Safety
-/// `table` is the mapped table.
+/// `table` is the table in the segment.
 unsafe fn lose(table: *mut ModuleTable) {
-    // SAFETY: the caller's.
+    // SAFETY: the counter is an atomic in the mapped table.
     unsafe {
         (*table)
             .count
@@ -72,13 +74,13 @@ unsafe fn lose(table: *mut ModuleTable) {
     }
 }
 
-/// Copies a path to the table.
+/// Copies a path to the table. Returns its offset and length; (0, 0) if it does not fit.
 ///
 /// # Safety
-/// `table` is the mapped table.
+/// `table` is the table in the segment.
 unsafe fn store_path(table: *mut ModuleTable, path: &[u8]) -> (u32, u32) {
     let len = path.len();
-    // SAFETY: the counter hands out parts of `paths`; the bound is checked.
+    // SAFETY: the counter hands out each part of `paths` once, and the bound is checked.
     unsafe {
         let at = (*table).path_bytes.fetch_add(len as u32, Ordering::Relaxed) as usize;
         if at + len > MODULE_PATH_BYTES {
@@ -93,17 +95,19 @@ unsafe fn store_path(table: *mut ModuleTable, path: &[u8]) -> (u32, u32) {
     }
 }
 
+/// Returns the path of the executable, as it is recorded in the segment.
 fn executable_path() -> &'static [u8] {
-    let Some(identity) = session::at::<Identity>(IDENTITY_OFFSET) else {
+    // SAFETY: the layout puts the identity at this offset of the view.
+    let Some(identity) = (unsafe { session::at::<Identity>(IDENTITY_OFFSET) }) else {
         return &[];
     };
-    // SAFETY: written once at the segment's birth, which stays mapped.
+    // SAFETY: written once, when the segment is created; the view is never unmapped.
     let identity = unsafe { &*identity };
     let len = (identity.exe_len as usize).min(identity.exe.len());
     &identity.exe[..len]
 }
 
-/// Notes in the segment that a module is gone, where it was recorded there.
+/// Records in the segment that a module was unloaded, if it was recorded there.
 pub fn note_unloaded(slot: &Slot) {
     let here = slot.segment.load(Ordering::Relaxed) == session::segment_number();
     let index = slot.entry.load(Ordering::Relaxed);

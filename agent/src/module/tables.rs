@@ -1,5 +1,5 @@
-//! Tables of modules, their rules, and the stacks seen. Mapped when the first session begins: a process
-//! that is never profiled does not pay for it, not even in address space.
+//! Tables of modules, unwind rules, and stacks seen. Mapped when the first session begins: a process that is
+//! never profiled does not pay for them, not even in address space.
 
 use super::Slot;
 use crate::own;
@@ -9,30 +9,30 @@ use core::sync::atomic::{AtomicPtr, Ordering};
 use unwind::cache::RuleCache;
 use unwind::seen::Seen;
 
-/// Maximum number of modules that are kept apart. Beyond, modules are looked up each time.
+/// Maximum number of modules that are registered. Further ones are looked up each time.
 pub const CAPACITY: usize = 1024;
 
-/// Zeroed memory is an empty one.
+/// All tables. All zeros is empty.
 pub struct Tables {
     /// Rules of all modules, by return address.
     pub rules: RuleCache,
     /// Modules that have been on a stack.
     pub slots: [Slot; CAPACITY],
-    /// Leaves of the stacks that were seen.
+    /// Leaf nodes of the stacks seen so far.
     pub seen: Seen,
 }
 
 /// Null before the first session.
 static TABLES: AtomicPtr<Tables> = AtomicPtr::new(null_mut());
 
-/// The tables; `None` before [`map`] has made them.
+/// Returns the tables, or `None` before [`map`].
 #[inline]
 pub fn tables() -> Option<&'static Tables> {
-    // SAFETY: null, or the mapping that `map` made and nobody unmaps.
+    // SAFETY: null, or a mapping that is never unmapped.
     unsafe { TABLES.load(Ordering::Acquire).as_ref() }
 }
 
-/// Makes them if they are not there yet. Whether they are; if not, `errno` says why.
+/// Maps the tables unless they are mapped. Returns false if that fails, with the reason in `errno`.
 pub fn map() -> bool {
     if tables().is_some() {
         return true;
@@ -45,7 +45,7 @@ pub fn map() -> bool {
     let none = null_mut();
     let first = TABLES.compare_exchange(none, made.cast(), Ordering::AcqRel, Ordering::Relaxed);
     if first.is_err() {
-        // SAFETY: the mapping just made, which nobody else knows.
+        // SAFETY: just mapped, and no other thread has its address.
         unsafe { own::unmap(made, bytes) };
     }
     true

@@ -1,15 +1,15 @@
-//! Code objects in the segment, each once.
+//! Numbers of code objects: each is written into the segment once per session.
 //!
-//! Two tables in private memory lead to their numbers. The first is by address, with the words
-//! that change if another code object is made at that address: they are compared with what is there
-//! now, at every frame of every sample. The second is by what is written, since a program may
-//! compile the same text again and again. Both are caches: what they lose is found again, or
-//! written again.
+//! Two lock-free tables in private memory map code objects to numbers. The first is indexed by
+//! address, and its entries have the [tag](super::tag) of the code object: the tag is compared at
+//! every frame of every sample, because the address may have been reused. The second is indexed by
+//! content, because a program may compile the same source again and again. Both are caches: a lost
+//! entry is looked up, or written into the segment, again.
 
 use super::layout::Layout;
-use super::mark::{Mark, mix};
 use super::memory::Memory;
 use super::objects;
+use super::tag::{CodeTag, mix};
 use crate::own;
 use crate::session::{self, Epoch};
 use core::ptr::null_mut;
@@ -17,36 +17,39 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use shm_protocol::codes::{Code, NO_CODE};
 use unwind::probe;
 
-/// Entries of the first table.
+/// Entries of the table by address.
 const ADDRESSES: usize = 1 << 15;
-/// Entries of the second.
+/// Entries of the table by content.
 const CONTENTS: usize = 1 << 16;
-/// Entries of it that are examined for one code object.
-const TRIES: usize = 8;
+/// Maximum number of entries that are probed for one content.
+const MAX_PROBES: usize = 8;
 
-/// Of the first table.
+/// Entry of the table by address.
 ///
-/// The number is written before the words, and read after them: a reader that finds all of the
-/// words as they are now, with the address before and after, has the number of what is there now,
-/// since the frame that it comes from holds that, and nobody writes others for this address
-/// meanwhile.
+/// Writers store the address last, readers load it first and once more at the end. A reader that
+/// sees the same address twice, and a tag that matches the code object, has the right number: the
+/// frame it comes from keeps the code object alive, so meanwhile nobody can write another tag for
+/// this address.
 struct Entry {
-    /// Address; [`BUSY`] while it is written.
+    /// Address of the code object; 0 is empty; [`BUSY`] while the entry is written.
     code: AtomicU64,
     number: AtomicU64,
     session: AtomicU64,
-    mark: [AtomicU64; Mark::WORDS],
+    tag: [AtomicU64; CodeTag::WORDS],
 }
 
-/// No address of a code object.
+/// Value of [`Entry::code`] during a write. Not the address of any code object.
 const BUSY: u64 = 1;
 
+/// Entry of the table by content.
 struct Content {
+    /// Hash of content and session; 0 is empty.
     hash: AtomicU64,
+    /// Number, with the upper half of the hash in its upper half.
     number: AtomicU64,
 }
 
-/// Zeroed memory is empty.
+/// Both tables. All zeros is empty.
 struct Tables {
     entries: [Entry; ADDRESSES],
     contents: [Content; CONTENTS],
@@ -54,6 +57,7 @@ struct Tables {
 
 static TABLES: AtomicPtr<Tables> = AtomicPtr::new(null_mut());
 
+/// Maps the tables, unless another thread does so first.
 #[cold]
 fn make() -> *mut Tables {
     let made = own::map(size_of::<Tables>()).cast::<Tables>();
@@ -64,7 +68,7 @@ fn make() -> *mut Tables {
     match TABLES.compare_exchange(none, made, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => made,
         Err(first) => {
-            // SAFETY: the mapping just made, which nobody else knows.
+            // SAFETY: just mapped, and no other thread has its address.
             unsafe { own::unmap(made.cast(), size_of::<Tables>()) };
             first
         }
@@ -75,79 +79,82 @@ fn make() -> *mut Tables {
 fn tables() -> Option<&'static Tables> {
     let known = TABLES.load(Ordering::Acquire);
     let tables = if known.is_null() { make() } else { known };
-    // SAFETY: null, or the mapping that `make` made and nobody unmaps.
+    // SAFETY: null, or a mapping that is never unmapped.
     unsafe { tables.as_ref() }
 }
 
-/// The number of the code object at an address, which is written down if it is new
-/// ([`NO_CODE`] if there was no room), and its mark. `None`: it is none.
+/// Returns the number and the tag of a code object, which is written into the segment if it is new.
+/// The number is [`NO_CODE`] if the segment is full. `None`: `at` is no code object.
 #[inline]
-pub fn number(layout: &Layout, at: u64, epoch: &Epoch) -> Option<(u32, Mark)> {
-    // An empty entry has the address 0.
+pub fn number(layout: &Layout, at: u64, epoch: &Epoch) -> Option<(u32, CodeTag)> {
+    // Address 0 equals an empty entry.
     let tables = tables().filter(|_| at != 0 && at.is_multiple_of(8))?;
     let entry = &tables.entries[(mix(0, at) >> 40) as usize % ADDRESSES];
     if entry.code.load(Ordering::Acquire) == at {
-        let words = entry.mark.each_ref();
-        let mark = Mark::from_words(words.map(|word| word.load(Ordering::Acquire)));
+        let words = entry.tag.each_ref();
+        let tag = CodeTag::from_words(words.map(|word| word.load(Ordering::Acquire)));
         let number = entry.number.load(Ordering::Acquire);
         let is_valid = entry.session.load(Ordering::Acquire) == epoch.session
             && entry.code.load(Ordering::Acquire) == at;
-        // SAFETY: a code object with this mark was here, and its thread's frame, which holds what
-        // is here now, has led to this address.
-        if is_valid && unsafe { mark.holds(layout, at) } {
-            return Some((number as u32, mark));
+        // SAFETY: a code object with this tag was here, and a frame of this thread keeps alive what
+        // is here now.
+        if is_valid && unsafe { tag.matches(layout, at) } {
+            return Some((number as u32, tag));
         }
     }
-    // SAFETY: a frame of the running thread holds it.
-    unsafe { look_up(layout, at, (tables, entry), epoch) }
+    // SAFETY: a frame of the running thread keeps the code object alive.
+    unsafe { look_up(layout, at, tables, entry, epoch) }
 }
 
-/// The same without its mark, of a thread that was interrupted: all of it is probed and read, since
-/// it may be none any more.
+/// Returns the number of a code object of an interrupted thread. Uses no cached address: it probes
+/// and reads all of the code object, which may be half freed.
 #[cold]
 #[inline(never)]
 pub fn number_anew(layout: &Layout, memory: &mut Memory, at: u64, epoch: &Epoch) -> Option<u32> {
     let tables = tables()?;
-    // SAFETY: the thread does not run while its data are read here, so that what it has unmapped is
-    // found to be gone, and what was found readable stays readable, unless another thread has freed
-    // what this one's frames still hold.
+    // SAFETY: the thread does not run while its data are read here. So memory that it has unmapped
+    // is found to be gone, and memory that was found readable stays readable, unless another thread
+    // frees what this one's frames still hold.
     let read = unsafe { objects::code(layout, at, &mut |from, to| memory.are_readable(from, to)) }?;
     Some(number_of(&read.code, tables, epoch))
 }
 
+/// Reads a code object and replaces its entry in the table by address.
+///
 /// # Safety
-/// If there is a code object, it stays meanwhile.
+/// If there is a code object at `at`, it stays alive during the call.
 #[cold]
 #[inline(never)]
 unsafe fn look_up(
     layout: &Layout,
     at: u64,
-    (tables, entry): (&Tables, &Entry),
+    tables: &Tables,
+    entry: &Entry,
     epoch: &Epoch,
-) -> Option<(u32, Mark)> {
-    // SAFETY: the caller's.
+) -> Option<(u32, CodeTag)> {
+    // SAFETY: the code object stays alive during the call.
     let read = unsafe { objects::code(layout, at, &mut probe::are_readable) }?;
     let number = number_of(&read.code, tables, epoch);
-    // SAFETY: as was just read.
-    let mark = unsafe { Mark::of(layout, at, &read) };
+    // SAFETY: it was read from `at` and stays alive.
+    let tag = unsafe { CodeTag::of(layout, at, &read) };
     if entry.code.swap(BUSY, Ordering::AcqRel) == BUSY {
-        // Another thread's, which is written right now.
-        return Some((number, mark));
+        // Another thread is writing this entry.
+        return Some((number, tag));
     }
     entry.number.store(u64::from(number), Ordering::Release);
     entry.session.store(epoch.session, Ordering::Release);
-    for (place, word) in entry.mark.iter().zip(mark.words()) {
-        place.store(word, Ordering::Release);
+    for (slot, word) in entry.tag.iter().zip(tag.words()) {
+        slot.store(word, Ordering::Release);
     }
     entry.code.store(at, Ordering::Release);
-    Some((number, mark))
+    Some((number, tag))
 }
 
-/// The number of what is written for a code object.
+/// Returns the number of a code object with this content. Writes it into the segment if it is new.
 fn number_of(code: &Code<'_>, tables: &Tables, epoch: &Epoch) -> u32 {
     let hash = hash(code, epoch.session).max(1);
     let slot = |index: usize| &tables.contents[(hash as usize).wrapping_add(index) % CONTENTS];
-    for index in 0..TRIES {
+    for index in 0..MAX_PROBES {
         let content = slot(index);
         if content.hash.load(Ordering::Acquire) == hash {
             let number = content.number.load(Ordering::Acquire);
@@ -160,8 +167,8 @@ fn number_of(code: &Code<'_>, tables: &Tables, epoch: &Epoch) -> u32 {
         return NO_CODE;
     };
     let is_free = |index: &usize| slot(*index).hash.load(Ordering::Relaxed) == 0;
-    let index = (0..TRIES).find(is_free);
-    let content = slot(index.unwrap_or((hash >> 60) as usize % TRIES));
+    let index = (0..MAX_PROBES).find(is_free);
+    let content = slot(index.unwrap_or((hash >> 60) as usize % MAX_PROBES));
     content.number.store(0, Ordering::Release);
     content.hash.store(hash, Ordering::Release);
     let value = u64::from(number) | hash >> 32 << 32;
@@ -169,7 +176,7 @@ fn number_of(code: &Code<'_>, tables: &Tables, epoch: &Epoch) -> u32 {
     number
 }
 
-/// Writes a code object down, in more memory if necessary.
+/// Appends a code object to the segment, and reserves memory there if necessary.
 fn write(code: &Code<'_>, epoch: &Epoch) -> Option<u32> {
     let codes = &epoch.bank.codes;
     codes.add(code).or_else(|| {
@@ -179,6 +186,7 @@ fn write(code: &Code<'_>, epoch: &Epoch) -> Option<u32> {
     })
 }
 
+/// Returns a hash of the content of a code object.
 fn hash(code: &Code<'_>, session: u64) -> u64 {
     let mut hash = mix(session, u64::from(code.first_line));
     for bytes in [code.name.bytes, code.file.bytes, code.lines] {

@@ -1,27 +1,32 @@
-//! A frame: what is read of it, and what of that is kept.
+//! An interpreter frame: the words that are read of it, and its entry in the cache.
 
 use super::function::Function;
 use super::layout::{Layout, Style};
-use super::mark::Mark;
 use super::memory::word;
-use super::plain::{Plain, Version};
+use super::quick_check::{QuickCheck, Version};
+use super::tag::CodeTag;
 use unwind::inserted::Inserted;
 
-/// The words of a frame.
+/// Words of a frame that are read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct Words {
+    /// Address of the code object.
     pub code: u64,
+    /// Address of the caller's frame; 0 for the outermost.
     pub previous: u64,
+    /// Address of the current instruction; up to 3.10 its offset.
     pub instruction: u64,
 }
 
 impl Words {
+    /// Reads the words of a frame.
+    ///
     /// # Safety
-    /// A frame can be read there.
+    /// `frame` is the address of a readable frame.
     #[inline(always)]
     pub unsafe fn of(layout: &Layout, frame: u64) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: the frame is readable.
         unsafe {
             Self {
                 code: code_of(layout, frame),
@@ -32,13 +37,13 @@ impl Words {
     }
 }
 
-/// The code object of a frame. Interpreters of later versions keep a note in the lowest bits.
+/// Returns the code object of a frame. From 3.12 on, the lowest bits of the pointer are flags.
 ///
 /// # Safety
-/// A frame can be read there.
+/// `frame` is the address of a readable frame.
 #[inline(always)]
 pub unsafe fn code_of(layout: &Layout, frame: u64) -> u64 {
-    // SAFETY: the caller's.
+    // SAFETY: the frame is readable.
     let code = unsafe { word(frame + layout.frame_code) };
     match layout.style {
         Style::Entries => code & !3,
@@ -46,58 +51,62 @@ pub unsafe fn code_of(layout: &Layout, frame: u64) -> u64 {
     }
 }
 
-/// A frame as it was read.
+/// A frame in the cache.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct Seen {
+pub struct CachedFrame {
+    /// Address of the frame; 0 if this stands for the outer frames of a stack that was too deep.
     pub frame: u64,
+    /// Words of the frame when it was last read.
     pub words: Words,
+    /// The frame as it is merged into the stack.
     pub inserted: Inserted,
+    /// Number of the code object in the segment, or `NO_CODE`.
     pub number: u32,
-    /// Not 0: the last of those that its native frame runs (3.11).
+    /// Nonzero if this is the outermost frame that its native frame runs (3.11).
     pub is_entry: u8,
-    /// To the next one further out.
+    /// Link to the caller.
     pub link: Link,
     pub function: Function,
-    pub mark: Mark,
+    pub tag: CodeTag,
 }
 
-impl Seen {
-    /// What is compared of it first.
+impl CachedFrame {
+    /// Returns the words of this frame that are compared first.
     #[inline]
-    pub fn plain(&self, layout: &Layout) -> Plain {
+    pub fn quick_check(&self, layout: &Layout) -> QuickCheck {
         let version = match layout.function_version {
             0 => {
-                let (name, version) = self.mark.version();
+                let (name, version) = self.tag.version();
                 (version != 0).then_some(Version::OfCode(name, version))
             }
             _ => self.function.version(),
         };
-        let tells = |_: &Version| self.link == Link::Direct;
-        Plain::of(self.frame, self.words, version.filter(tells))
+        let is_direct = |_: &Version| self.link == Link::Direct;
+        QuickCheck::of(self.frame, self.words, version.filter(is_direct))
     }
 }
 
-/// How a frame leads to the next one further out.
+/// Link from a frame to its caller.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Link {
-    /// It names it, and the same native frame runs both.
+    /// The frame points to its caller, and the same native frame runs both.
     Direct,
-    /// Another native frame runs the next one.
+    /// Another native frame runs the caller.
     Native,
-    /// There is none.
+    /// The frame has no caller.
     None,
 }
 
-/// Not 0: a frame is the last of those that its native frame runs (3.11).
+/// Returns nonzero if a frame is the outermost one that its native frame runs (3.11).
 ///
 /// # Safety
-/// It can be read.
+/// `frame` is the address of a readable frame.
 #[inline(always)]
 pub unsafe fn is_entry(layout: &Layout, frame: u64) -> u8 {
     match layout.style {
-        // SAFETY: the caller's.
+        // SAFETY: the frame is readable.
         Style::Records => unsafe { *((frame + layout.frame_owner + 4) as *const u8) },
         _ => 0,
     }

@@ -1,54 +1,72 @@
-//! A cheaper check than its [mark](super::mark) that a frame still runs the same code object.
+//! The function of a frame, whose version is cheaper to check than the [tag](super::tag) of the
+//! code object.
 //!
-//! Before 3.12, code objects have no versions, but functions that the interpreter has specialised a
-//! call of have: a version is 0 or no other function's, and it becomes 0 when the function gets
+//! Code objects have no versions before 3.12, but functions do once the interpreter has specialised
+//! a call to them. The version of a function is unique or 0, and becomes 0 when the function gets
 //! another code object.
 
 use super::layout::Layout;
 use super::memory::{Memory, half, word};
-use super::plain::Version;
+use super::quick_check::Version;
 
-/// The function of a frame. Zeroed memory is none.
+/// Function object of a frame. All zeros is no function.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub struct Function {
-    /// 0: none, or it is not known whether it can be read.
+    /// Address; 0 if there is none or it is not known to be readable.
     at: u64,
-    /// 0: it has none yet, or its code object is not the frame's.
+    /// Version; 0 if it has none yet, or if its code object is not the frame's.
     version: u32,
 }
 
 impl Function {
-    /// That of a frame that can be read, which runs this code object; if it was met before.
+    /// Returns the function of a readable frame that runs `code`, if its memory is known to be
+    /// readable. Makes no system call.
+    ///
+    /// # Safety
+    /// `frame` is the address of a readable frame.
     #[inline(always)]
-    pub fn met(layout: &Layout, memory: &mut Memory, (frame, code): (u64, u64)) -> Self {
-        Self::find(layout, memory, (frame, code), false)
+    pub unsafe fn known(layout: &Layout, memory: &mut Memory, frame: u64, code: u64) -> Self {
+        // SAFETY: the frame is readable.
+        unsafe { Self::find(layout, memory, frame, code, false) }
     }
 
-    /// The same, also if it was not met before.
-    pub fn looked_for(layout: &Layout, memory: &mut Memory, frame: (u64, u64)) -> Self {
-        Self::find(layout, memory, frame, true)
+    /// Like [`known`](Self::known), but probes memory that is not known yet.
+    ///
+    /// # Safety
+    /// `frame` is the address of a readable frame.
+    pub unsafe fn probed(layout: &Layout, memory: &mut Memory, frame: u64, code: u64) -> Self {
+        // SAFETY: the frame is readable.
+        unsafe { Self::find(layout, memory, frame, code, true) }
     }
 
+    /// # Safety
+    /// `frame` is the address of a readable frame.
     #[inline(always)]
-    fn find(layout: &Layout, memory: &mut Memory, (frame, code): (u64, u64), probes: bool) -> Self {
+    unsafe fn find(
+        layout: &Layout,
+        memory: &mut Memory,
+        frame: u64,
+        code: u64,
+        may_probe: bool,
+    ) -> Self {
         let mut function = Self::default();
         if layout.function_version == 0 {
             return function;
         }
-        // SAFETY: callers have read the frame.
+        // SAFETY: the frame is readable.
         let at = unsafe { word(frame + layout.frame_function) };
-        if memory.has_spot(at, layout.function_version + 8, probes) {
+        if memory.is_readable(at, layout.function_version + 8, may_probe) {
             function.at = at;
-            function.look(layout, code);
+            function.read_version(layout, code);
         }
         function
     }
 
-    /// Takes the version that it has now, if its code object is the frame's.
+    /// Reads the current version if the function's code object is `code`.
     #[inline(always)]
-    fn look(&mut self, layout: &Layout, code: u64) {
-        // SAFETY: found readable, and a frame of the running thread holds it.
+    fn read_version(&mut self, layout: &Layout, code: u64) {
+        // SAFETY: `find` found it readable, and a frame of the running thread keeps it alive.
         let (own, version) = unsafe {
             (
                 word(self.at + layout.function_code),
@@ -58,14 +76,14 @@ impl Function {
         self.version = if own == code { version } else { 0 };
     }
 
-    /// Whether a frame's function is this one, with the same version: where its code object is at
-    /// the same address, it is the same.
+    /// Returns true if a frame has this function with an unchanged version. If its code object also
+    /// is at the same address, it is the same code object.
     ///
     /// # Safety
-    /// The frame can be read.
+    /// `frame` is the address of a readable frame.
     #[inline(always)]
-    pub unsafe fn holds(&self, layout: &Layout, frame: u64) -> bool {
-        // SAFETY: the caller's.
+    pub unsafe fn matches(&self, layout: &Layout, frame: u64) -> bool {
+        // SAFETY: the frame is readable, and this function has a version.
         self.has_version(layout) && unsafe { self.is_of(layout, frame) }
     }
 
@@ -74,20 +92,21 @@ impl Function {
         layout.function_version != 0 && self.version != 0
     }
 
-    /// Whether a frame's function is this one, with the same version.
+    /// Compares a frame's function and its version.
     ///
     /// # Safety
-    /// The frame can be read, and this has a version.
+    /// `frame` is the address of a readable frame, and this function has a version.
     #[inline(always)]
     unsafe fn is_of(&self, layout: &Layout, frame: u64) -> bool {
-        // SAFETY: the caller's; the frame holds what is at this address, which was found readable.
+        // SAFETY: the frame is readable. A function with a version was found readable, and is read
+        // only while the frame keeps it alive.
         unsafe {
             word(frame + layout.frame_function) == self.at
                 && half(self.at + layout.function_version) == self.version
         }
     }
 
-    /// Its version, if it has one.
+    /// Returns the version, or `None` if there is none.
     #[inline]
     pub fn version(&self) -> Option<Version> {
         (self.version != 0).then_some(Version::OfFunction(self.at, self.version))

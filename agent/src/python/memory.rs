@@ -1,93 +1,103 @@
-//! Which memory may be read.
+//! Memory that may be read while the frames of a thread are followed.
 //!
-//! The frames of the running thread, and what they lead to, are held by the thread: nobody unmaps
-//! them while it is here. So an address that is met for the first time is probed, in case the data
-//! are corrupt, and trusted when it is met again in such a chain. Most frames lie in pieces of
-//! memory that only their thread unmaps, and whose state names them; a piece is probed once.
+//! A sample must never fault, and probing each address with a system call would be too slow. What
+//! the frames of the running thread lead to stays mapped while they hold it. So an address is
+//! probed when it is met for the first time, in case the data are corrupt, and trusted when it is
+//! met again. Most frames lie in chunks (`_PyStackChunk`), which only their own thread unmaps; a
+//! chunk is probed once as a whole.
 //!
-//! A thread that a signal interrupted may be unmapping what its frames lead to: there, an address
-//! is trusted until the end of the walk, and not in the next one.
+//! A thread that a signal interrupted may be unmapping what its frames lead to. There, an address
+//! is trusted only until the end of the walk.
 
 use unwind::inserted::Trail;
 use unwind::probe;
 
-/// Pieces that are remembered.
-const PIECES: usize = 32;
-/// Addresses that are remembered.
-const SPOTS: usize = 1024;
-/// In a remembered address: what begins there is known to be readable beyond its page.
-const FURTHER: u64 = 1;
-/// Largest piece that is believed in.
-const MOST: u64 = 64 << 20;
-
-/// Pages that are remembered while an interrupted thread is read.
+/// Maximum number of chunks that are remembered.
+const MAX_CHUNKS: usize = 32;
+/// Entries of the direct-mapped cache of readable addresses.
+const ADDRESSES: usize = 1024;
+/// Flag in a cached address: the next page is known to be readable, too.
+const NEXT_PAGE: u64 = 1;
+/// Largest plausible size of a chunk, in bytes.
+const MAX_CHUNK_BYTES: u64 = 64 << 20;
+/// Entries of the direct-mapped cache of readable pages, for an interrupted thread.
 const PAGES: usize = 256;
 
-/// What a thread remembers. Zeroed memory is nothing.
+/// Number of bytes of a thread's state that are read.
+pub const STATE_BYTES: u64 = 344;
+
+/// Chunk of a thread's Python stack. The empty chunk is unknown.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+struct Chunk {
+    start: u64,
+    end: u64,
+}
+
+/// Memory that one thread knows to be readable. All zeros is none.
 #[repr(C)]
 pub struct Memory {
-    /// Start and end.
-    pieces: [(u64, u64); PIECES],
+    /// Ring of the chunks that were probed last.
+    chunks: [Chunk; MAX_CHUNKS],
+    /// Number of chunks that were ever written to the ring.
     next: usize,
-    spots: [u64; SPOTS],
-    /// The thread's state, of which [`STATE`] bytes may be read.
+    /// Cached addresses, with [`NEXT_PAGE`] in the lowest bit; 0 is empty.
+    addresses: [u64; ADDRESSES],
+    /// Address of the thread's state, of which [`STATE_BYTES`] are readable; 0 before the first.
     state: u64,
-    /// Bytes of a frame that are read.
+    /// Number of bytes of a frame that are read.
     frame: u64,
-    /// Start and end of the piece that frames are in now.
-    current: (u64, u64),
-    /// For an interrupted thread: pages that were found readable in this walk.
+    /// Chunk of the last frame.
+    current: Chunk,
+    /// Numbers of pages that were found readable in the current walk of an interrupted thread.
     pages: [u64; PAGES],
     is_interrupted: bool,
 }
 
-/// Bytes of a thread's state that are read at most.
-pub const STATE: u64 = 344;
-
-/// The word at an address that is known to be readable.
+/// Reads eight bytes.
 ///
 /// # Safety
-/// It is.
+/// They are readable.
 #[inline(always)]
 pub unsafe fn word(at: u64) -> u64 {
-    // SAFETY: the caller's; nothing is known of alignment.
+    // SAFETY: eight bytes are readable; any alignment will do.
     unsafe { (at as *const u64).read_unaligned() }
 }
 
-/// Half of a word.
+/// Reads four bytes.
 ///
 /// # Safety
-/// It can be read.
+/// They are readable.
 #[inline(always)]
 pub unsafe fn half(at: u64) -> u32 {
-    // SAFETY: the caller's.
+    // SAFETY: four bytes are readable; any alignment will do.
     unsafe { (at as *const u32).read_unaligned() }
 }
 
 impl Memory {
+    /// Forgets everything.
     pub fn forget(&mut self) {
         self.state = 0;
-        self.current = (0, 0);
-        self.pieces = [(0, 0); PIECES];
-        self.spots = [0; SPOTS];
+        self.current = Chunk::default();
+        self.chunks = [Chunk::default(); MAX_CHUNKS];
+        self.addresses = [0; ADDRESSES];
         self.is_interrupted = false;
     }
 
-    /// Forgets what was found readable before, for a walk of a thread that was interrupted.
+    /// Forgets everything and begins a walk of an interrupted thread.
     pub fn interrupt(&mut self) {
         self.forget();
         self.pages = [0; PAGES];
         self.is_interrupted = true;
     }
 
-    /// Whether that walk has not ended yet.
+    /// Returns true during a walk of an interrupted thread.
     #[inline]
     pub fn is_interrupted(&self) -> bool {
         self.is_interrupted
     }
 
-    /// Whether all pages from `start` to `end` can be read: each is probed once in a walk of a thread
-    /// that was interrupted, and each time in others.
+    /// Returns true if all pages from `start` to `end` are readable. For an interrupted thread, each
+    /// page is probed once in a walk; otherwise each time.
     pub fn are_readable(&mut self, start: u64, end: u64) -> bool {
         if !self.is_interrupted {
             return probe::are_readable(start, end);
@@ -98,7 +108,7 @@ impl Memory {
         let first = start / probe::PAGE;
         let last = end.max(start + 1).wrapping_sub(1) / probe::PAGE;
         (first..=last).all(|page| {
-            // Nothing is in the first page.
+            // Page 0 is never mapped, and stands for an empty entry.
             let known = &mut self.pages[page as usize % PAGES];
             let is_readable =
                 page != 0 && (*known == page || probe::is_readable(page * probe::PAGE));
@@ -109,65 +119,68 @@ impl Memory {
         })
     }
 
-    /// Takes a thread's state, which was probed, and the size of its frames.
+    /// Sets the thread's state, which must have been probed, and the number of bytes of its frames.
     pub fn take_state(&mut self, state: u64, frame: u64) {
         (self.state, self.frame) = (state, frame);
     }
 
-    /// A word of the stack or of the thread's state.
+    /// Reads a word of the native stack or of the thread's state. `None`: in neither.
     #[inline]
     pub fn record_word(&self, trail: &Trail<'_>, at: u64) -> Option<u64> {
-        let in_state = self.state != 0 && at.wrapping_sub(self.state) < STATE - 8;
-        // SAFETY: the state is readable, as was found when it was taken.
+        let in_state = self.state != 0 && at.wrapping_sub(self.state) < STATE_BYTES - 8;
+        // SAFETY: `STATE_BYTES` of the state were found readable before `take_state`.
         trail
             .peek(at)
             .or_else(|| in_state.then(|| unsafe { word(at) }))
     }
 
-    /// Begins with the piece that the thread's state names, at `piece` there. Of a thread that was
-    /// interrupted, frames are examined one by one: whole pieces are not known again in the next
-    /// walk.
+    /// Begins with the chunk whose bounds the thread's state has at address `bounds`. For an
+    /// interrupted thread, chunks are not used: frames are probed one by one.
     ///
     /// # Safety
-    /// The state may be read.
+    /// `bounds` lies in the readable part of the thread's state.
     #[inline]
-    pub unsafe fn begin(&mut self, piece: u64) {
+    pub unsafe fn begin(&mut self, bounds: u64) {
         if self.is_interrupted {
-            self.current = (0, 0);
+            self.current = Chunk::default();
             return;
         }
-        // SAFETY: the caller's.
-        let (start, end) = unsafe { (word(piece), word(piece + 16)) };
-        if self.current != (start, end) {
-            self.current = match self.knows_piece(start, end) {
-                true => (start, end),
-                false => (0, 0),
+        // SAFETY: the state has three words about the chunk there.
+        let (start, end) = unsafe { (word(bounds), word(bounds + 16)) };
+        let chunk = Chunk { start, end };
+        if self.current != chunk {
+            self.current = if self.is_chunk_readable(chunk) {
+                chunk
+            } else {
+                Chunk::default()
             };
         }
     }
 
-    /// Whether a piece is readable: probed when it is first met.
+    /// Returns true if a chunk is readable. Probes it when it is met for the first time.
     #[inline]
-    fn knows_piece(&mut self, start: u64, end: u64) -> bool {
-        self.pieces.contains(&(start, end)) || self.probe_piece(start, end)
+    fn is_chunk_readable(&mut self, chunk: Chunk) -> bool {
+        self.chunks.contains(&chunk) || self.probe_chunk(chunk)
     }
 
     #[cold]
-    fn probe_piece(&mut self, start: u64, end: u64) -> bool {
+    fn probe_chunk(&mut self, chunk: Chunk) -> bool {
+        let Chunk { start, end } = chunk;
         let bytes = end.saturating_sub(start);
-        let sane = start != 0 && start.is_multiple_of(8) && bytes > 24 && bytes <= MOST;
-        if !sane || !self.are_readable(start, end) {
+        let is_plausible =
+            start != 0 && start.is_multiple_of(8) && bytes > 24 && bytes <= MAX_CHUNK_BYTES;
+        if !is_plausible || !self.are_readable(start, end) {
             return false;
         }
-        self.pieces[self.next % PIECES] = (start, end);
+        self.chunks[self.next % MAX_CHUNKS] = chunk;
         self.next = self.next.wrapping_add(1);
         true
     }
 
-    /// Whether a frame may be read.
+    /// Returns true if the bytes of a frame are readable.
     #[inline]
     pub fn has_frame(&mut self, trail: &Trail<'_>, frame: u64) -> bool {
-        let (start, end) = self.current;
+        let Chunk { start, end } = self.current;
         let inside = frame.wrapping_sub(start) <= (end - start).saturating_sub(self.frame);
         if !frame.is_multiple_of(8) || frame == 0 {
             return false;
@@ -175,38 +188,42 @@ impl Memory {
         (inside && start != 0) || self.has_other_frame(trail, frame)
     }
 
-    /// A frame on the native stack, in an older piece, or in an object of its own.
+    /// Checks a frame on the native stack, in an older chunk, or in an object of its own.
     fn has_other_frame(&mut self, trail: &Trail<'_>, frame: u64) -> bool {
         if trail.peek(frame).is_some() {
             return trail.peek(frame + self.frame - 8).is_some();
         }
         let bytes = self.frame;
-        if self.has_spot(frame, bytes, false) {
+        if self.is_readable(frame, bytes, false) {
             return true;
         }
-        self.is_in_older(frame) || self.has_spot(frame, bytes, true)
+        self.is_in_older_chunk(frame) || self.is_readable(frame, bytes, true)
     }
 
-    /// Whether a frame is in a piece before the current one, which becomes the current one.
-    fn is_in_older(&mut self, frame: u64) -> bool {
-        let (mut start, _) = self.current;
-        for _ in 0..PIECES {
+    /// Returns true if a frame lies in a chunk before the current one, and makes that the current
+    /// one.
+    fn is_in_older_chunk(&mut self, frame: u64) -> bool {
+        let mut start = self.current.start;
+        for _ in 0..MAX_CHUNKS {
             if start == 0 {
                 return false;
             }
-            // SAFETY: a piece that is known to be readable begins with these two words.
+            // SAFETY: a readable chunk begins with the address of the previous one and its size.
             let previous = unsafe { word(start) };
-            if previous == 0 || !self.has_spot(previous, 24, true) {
+            if previous == 0 || !self.is_readable(previous, 24, true) {
                 return false;
             }
-            // SAFETY: readable, as just found.
+            // SAFETY: 24 bytes were just found readable.
             let bytes = unsafe { word(previous + 8) };
-            let end = previous.saturating_add(bytes);
-            if !self.knows_piece(previous, end) {
+            let chunk = Chunk {
+                start: previous,
+                end: previous.saturating_add(bytes),
+            };
+            if !self.is_chunk_readable(chunk) {
                 return false;
             }
             if frame.wrapping_sub(previous) <= bytes.saturating_sub(self.frame) {
-                self.current = (previous, end);
+                self.current = chunk;
                 return true;
             }
             start = previous;
@@ -214,22 +231,22 @@ impl Memory {
         false
     }
 
-    /// Whether `bytes` at an address, at most a page, were found readable before, or are now if
-    /// `probes`.
-    pub fn has_spot(&mut self, at: u64, bytes: u64, probes: bool) -> bool {
+    /// Returns true if `bytes` (at most a page) at an address are known to be readable. With
+    /// `may_probe`, an address that is not known is probed.
+    pub fn is_readable(&mut self, at: u64, bytes: u64, may_probe: bool) -> bool {
         let slot = (at >> 4).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 54;
-        let slot = slot as usize % SPOTS;
-        let spot = self.spots[slot];
-        // For an address that was met with fewer bytes, the next page is not known.
-        let further = u64::from(at % probe::PAGE + bytes > probe::PAGE);
-        if spot & !FURTHER == at && spot & FURTHER >= further {
-            // An empty one has the address 0.
+        let slot = slot as usize % ADDRESSES;
+        let known = self.addresses[slot];
+        // An address that was met with fewer bytes says nothing about the next page.
+        let next_page = u64::from(at % probe::PAGE + bytes > probe::PAGE);
+        if known & !NEXT_PAGE == at && known & NEXT_PAGE >= next_page {
+            // Address 0 equals an empty entry.
             return at != 0;
         }
         let found =
-            probes && at.is_multiple_of(8) && self.are_readable(at, at.saturating_add(bytes));
+            may_probe && at.is_multiple_of(8) && self.are_readable(at, at.saturating_add(bytes));
         if found {
-            self.spots[slot] = at | further;
+            self.addresses[slot] = at | next_page;
         }
         found
     }
@@ -247,25 +264,31 @@ mod tests {
 
     fn nothing() -> std::boxed::Box<Memory> {
         std::boxed::Box::new(Memory {
-            pieces: [(0, 0); PIECES],
+            chunks: [Chunk::default(); MAX_CHUNKS],
             next: 0,
-            spots: [0; SPOTS],
+            addresses: [0; ADDRESSES],
             state: 0,
             frame: 88,
-            current: (0, 0),
+            current: Chunk::default(),
             pages: [0; PAGES],
             is_interrupted: false,
         })
     }
 
     #[test]
-    fn no_piece_goes_beyond_the_last_address() {
+    fn no_chunk_goes_beyond_the_last_address() {
         let mut memory = nothing();
         let stack = [0_u64; 64];
         let here = stack.as_ptr() as u64;
-        assert!(memory.knows_piece(here, here + 512));
+        assert!(memory.is_chunk_readable(Chunk {
+            start: here,
+            end: here + 512
+        }));
         for (start, end) in [(!15, 200), (!7, 64), (here, here - 8), (here, 0), (!63, !7)] {
-            assert!(!memory.knows_piece(start, end), "{start:x} {end:x}");
+            assert!(
+                !memory.is_chunk_readable(Chunk { start, end }),
+                "{start:x} {end:x}"
+            );
         }
     }
 
@@ -277,30 +300,33 @@ mod tests {
         // SAFETY: ours, and nobody has it.
         unsafe { mprotect(start + probe::PAGE, page, 0) };
         let (mut memory, at) = (nothing(), start + probe::PAGE - 32);
-        assert!(!memory.has_spot(at, 24, false), "not met yet");
-        assert!(memory.has_spot(at, 24, true) && memory.has_spot(at, 32, false));
-        assert!(!memory.has_spot(at, 40, true), "the next page is nobody's");
-        assert!(memory.has_spot(at, 24, false));
+        assert!(!memory.is_readable(at, 24, false), "not met yet");
+        assert!(memory.is_readable(at, 24, true) && memory.is_readable(at, 32, false));
+        assert!(
+            !memory.is_readable(at, 40, true),
+            "the next page is nobody's"
+        );
+        assert!(memory.is_readable(at, 24, false));
         // SAFETY: ours.
         unsafe { munmap(start, 2 * page) };
     }
 
     #[test]
-    fn an_interrupted_thread_s_memory_is_believed_in_for_one_walk() {
+    fn an_interrupted_thread_s_memory_is_trusted_for_one_walk() {
         let page = probe::PAGE as usize;
         // SAFETY: new memory.
         let start = unsafe { mmap(0, page, 3, 0x22, -1, 0) };
         let (mut memory, end) = (nothing(), start + probe::PAGE);
-        assert!(memory.has_spot(start, 24, true));
+        assert!(memory.is_readable(start, 24, true));
         memory.interrupt();
-        assert!(!memory.has_spot(start, 24, false), "of an earlier walk");
-        assert!(memory.has_spot(start, 24, true) && memory.are_readable(start, end));
+        assert!(!memory.is_readable(start, 24, false), "of an earlier walk");
+        assert!(memory.is_readable(start, 24, true) && memory.are_readable(start, end));
         // Not unmapped: other tests' memory may come to be there.
         // SAFETY: ours, and nobody has it.
         unsafe { mprotect(start, page, 0) };
         assert!(memory.are_readable(start + 8, end), "in this walk");
         memory.interrupt();
-        assert!(!memory.are_readable(start, end) && !memory.has_spot(start, 24, true));
+        assert!(!memory.are_readable(start, end) && !memory.is_readable(start, 24, true));
         for (start, end) in [(0, 8), (!7, 64), (!7, !0), (end, end - 8)] {
             assert!(!memory.are_readable(start, end), "{start:x} {end:x}");
         }

@@ -1,4 +1,4 @@
-//! Strings and code objects.
+//! Reads code objects and the strings in them, without trusting their addresses.
 
 use super::layout::{self, Layout};
 use super::memory::word;
@@ -8,28 +8,39 @@ use cpython::text::form;
 use cpython::{MOST_FILE, MOST_LINES, MOST_NAME};
 use shm_protocol::codes::{Characters, Code};
 
-/// Tells whether all pages from one address to another can be read.
+/// Function that returns true if all pages from one address to another are readable.
 pub type Probe<'a> = &'a mut dyn FnMut(u64, u64) -> bool;
 
-/// Bytes of a code object that are read at most.
-const CODE: u64 = 144;
+/// Number of bytes of a code object that are read, without the additional head of a build without
+/// the GIL.
+const CODE_BYTES: u64 = 144;
 
-/// Types that were recognised by their names.
-static CODE_TYPE: AtomicU64 = AtomicU64::new(0);
-static TEXT_TYPE: AtomicU64 = AtomicU64::new(0);
-static BYTES_TYPE: AtomicU64 = AtomicU64::new(0);
+/// Type of objects, recognised once by its name.
+struct Type {
+    /// Name with its terminating zero.
+    name: &'static [u8],
+    /// Address of the type object; 0 before it is recognised.
+    at: AtomicU64,
+}
 
-/// Whether an object's first `bytes` can be read, and it is of the type with this name.
-fn is_a(
-    (layout, probe): (&Layout, Probe<'_>),
-    object: u64,
-    bytes: u64,
-    (known, name): (&AtomicU64, &[u8]),
-) -> bool {
+impl Type {
+    const fn named(name: &'static [u8]) -> Self {
+        let at = AtomicU64::new(0);
+        Self { name, at }
+    }
+}
+
+static CODE: Type = Type::named(b"code\0");
+static TEXT: Type = Type::named(b"str\0");
+static BYTES: Type = Type::named(b"bytes\0");
+
+/// Returns true if an object's first `bytes` are readable and it has this type.
+fn is_a(layout: &Layout, probe: Probe<'_>, object: u64, bytes: u64, expected: &Type) -> bool {
+    let (known, name) = (&expected.at, expected.name);
     if object == 0 || !object.is_multiple_of(8) || !readable(probe, object, bytes) {
         return false;
     }
-    // SAFETY: found readable.
+    // SAFETY: the object's first bytes were just found readable.
     let kind = unsafe { word(object + layout.more + layout::TYPE) };
     if kind != 0 && kind == known.load(Ordering::Relaxed) {
         return true;
@@ -39,12 +50,12 @@ fn is_a(
     {
         return false;
     }
-    // SAFETY: found readable.
+    // SAFETY: `kind` was just found readable up to its name.
     let at = unsafe { word(kind + layout.more + layout::TYPE_NAME) };
     if !readable(probe, at, name.len() as u64) {
         return false;
     }
-    // SAFETY: found readable.
+    // SAFETY: this many bytes were just found readable.
     let is = unsafe { from_raw_parts(at as *const u8, name.len()) } == name;
     if is {
         known.store(kind, Ordering::Relaxed);
@@ -56,18 +67,20 @@ fn readable(probe: Probe<'_>, at: u64, bytes: u64) -> bool {
     at.checked_add(bytes).is_some_and(|end| probe(at, end))
 }
 
-/// A code object as it was read, and where its parts are. Each word is read once, so that what was
-/// found readable is what is used, even if it is written meanwhile.
+/// Code object that was read, and the addresses of its parts. Each word is read once: so the
+/// address that was found readable is the one that is used, even if the program changes it.
 pub struct Read {
     pub code: Code<'static>,
+    /// Address of the file name.
     pub file: u64,
     pub name: Text,
+    /// Address of the line table.
     pub lines: u64,
-    /// Length of the table of lines.
+    /// Size of the line table in bytes.
     pub size: u64,
 }
 
-/// Where a string is, its length, and its word at [`layout::KIND`].
+/// String object: its address, its length in characters, and its word at [`layout::KIND`].
 #[derive(Clone, Copy)]
 pub struct Text {
     pub at: u64,
@@ -75,25 +88,20 @@ pub struct Text {
     pub state: u64,
 }
 
-/// A code object that is read for the first time; `None`: it is none.
+/// Reads a code object. Returns `None` if `at` is none, or if a part of it is not readable.
 ///
 /// # Safety
-/// If it is one, it stays while the result is used.
+/// If `at` is a code object, it stays alive while the result is used.
 pub unsafe fn code(layout: &Layout, at: u64, probe: Probe<'_>) -> Option<Read> {
-    if !is_a(
-        (layout, probe),
-        at,
-        CODE + layout.more,
-        (&CODE_TYPE, b"code\0"),
-    ) {
+    if !is_a(layout, probe, at, CODE_BYTES + layout.more, &CODE) {
         return None;
     }
-    // SAFETY: a code object, found readable; it holds its parts, which do not change.
+    // SAFETY: a readable code object. It keeps its parts alive, and they do not change.
     unsafe {
-        let (name, of_name) = text((layout, probe), word(at + layout.name), MOST_NAME)?;
-        let (file, of_file) = text((layout, probe), word(at + layout.file), MOST_FILE)?;
-        let place = word(at + layout.lines);
-        let (lines, size) = bytes((layout, probe), place, MOST_LINES)?;
+        let (name, of_name) = text(layout, probe, word(at + layout.name), MOST_NAME)?;
+        let (file, of_file) = text(layout, probe, word(at + layout.file), MOST_FILE)?;
+        let lines_at = word(at + layout.lines);
+        let (lines, size) = bytes(layout, probe, lines_at, MOST_LINES)?;
         let code = Code {
             name,
             file,
@@ -108,23 +116,26 @@ pub unsafe fn code(layout: &Layout, at: u64, probe: Probe<'_>) -> Option<Read> {
             code,
             file: of_file.at,
             name: of_name,
-            lines: place,
+            lines: lines_at,
             size,
         })
     }
 }
 
+/// Reads at most `max` characters of a string.
+///
 /// # Safety
-/// If it is a string, it stays while the result is used.
+/// If `at` is a string, it stays alive while the result is used.
 unsafe fn text(
-    (layout, probe): (&Layout, Probe<'_>),
+    layout: &Layout,
+    probe: Probe<'_>,
     at: u64,
-    most: u64,
+    max: u64,
 ) -> Option<(Characters<'static>, Text)> {
-    if !is_a((layout, probe), at, layout.compact, (&TEXT_TYPE, b"str\0")) {
+    if !is_a(layout, probe, at, layout.compact, &TEXT) {
         return None;
     }
-    // SAFETY: found readable.
+    // SAFETY: a string whose head was just found readable.
     let (length, state) = unsafe {
         (
             word(at + layout.more + layout::LENGTH),
@@ -132,11 +143,11 @@ unsafe fn text(
         )
     };
     let (head, width) = form(layout, state)?;
-    let bytes = length.min(most) * width;
+    let bytes = length.min(max) * width;
     let from = at + head;
     readable(probe, from, bytes).then(|| {
         let characters = Characters {
-            // SAFETY: found readable.
+            // SAFETY: these bytes were just found readable, and the string stays alive.
             bytes: unsafe { from_raw_parts(from as *const u8, bytes as usize) },
             width: width as u8,
         };
@@ -144,27 +155,26 @@ unsafe fn text(
     })
 }
 
+/// Reads at most `max` bytes of a bytes object. Also returns its full size.
+///
 /// # Safety
-/// If it is a bytes object, it stays while the result is used.
+/// If `at` is a bytes object, it stays alive while the result is used.
 unsafe fn bytes(
-    (layout, probe): (&Layout, Probe<'_>),
+    layout: &Layout,
+    probe: Probe<'_>,
     at: u64,
-    most: u64,
+    max: u64,
 ) -> Option<(&'static [u8], u64)> {
-    // With the first word of its contents, which are terminated and end at a multiple of eight.
-    if !is_a(
-        (layout, probe),
-        at,
-        layout.more + layout::BYTES + 8,
-        (&BYTES_TYPE, b"bytes\0"),
-    ) {
+    // Includes the first word of the contents, which always exists: they end with a zero and are
+    // padded to eight bytes.
+    if !is_a(layout, probe, at, layout.more + layout::BYTES + 8, &BYTES) {
         return None;
     }
-    // SAFETY: found readable.
+    // SAFETY: the head of the object was just found readable.
     let size = unsafe { word(at + layout.more + layout::SIZE) };
-    let (from, kept) = (at + layout.more + layout::BYTES, size.min(most));
+    let (from, kept) = (at + layout.more + layout::BYTES, size.min(max));
     readable(probe, from, kept).then(|| {
-        // SAFETY: found readable.
+        // SAFETY: these bytes were just found readable, and the object stays alive.
         let bytes = unsafe { from_raw_parts(from as *const u8, kept as usize) };
         (bytes, size)
     })

@@ -1,9 +1,9 @@
-//! The options of an interpreter that make it ignore its environment.
+//! Command-line options that make a Python interpreter ignore its environment variables.
 
 use core::ffi::{CStr, c_char, c_int};
 use shm_protocol::options::ignore_environment;
 
-/// The program's command line, as the loader passes it to constructors.
+/// Command line of the program, as the loader passes it to constructors.
 #[derive(Clone, Copy)]
 pub struct CommandLine {
     pub count: c_int,
@@ -11,18 +11,19 @@ pub struct CommandLine {
 }
 
 impl CommandLine {
+    /// Returns an argument; 0 is the program's name.
     fn get(self, index: usize) -> Option<&'static [u8]> {
         if index >= usize::try_from(self.count).ok()? || self.arguments.is_null() {
             return None;
         }
-        // SAFETY: glibc passes this many arguments; they stay for as long as the process runs.
+        // SAFETY: glibc passes `count` arguments, which exist until the process exits.
         unsafe {
             let argument = *self.arguments.add(index);
             (!argument.is_null()).then(|| CStr::from_ptr(argument).to_bytes())
         }
     }
 
-    /// Whether this is `python -I` or `python -E`.
+    /// Returns true for `python -I` and `python -E`.
     pub fn ignores_environment(self) -> bool {
         let program = self.get(0).unwrap_or_default();
         let name = program.rsplit(|byte| *byte == b'/').next();

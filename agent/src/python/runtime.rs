@@ -1,4 +1,8 @@
-//! The interpreter of this process.
+//! The Python interpreter of this process: where it is, its version, and whether it is as expected.
+//!
+//! An interpreter is found at start-up, or when its library first appears on a stack. The offsets of
+//! its data may be wrong (an unknown version, an unusual build). So it is watched: if the first
+//! stacks cannot be read, it is left alone.
 
 use super::layout::{self, Layout, WORDS};
 use super::options::CommandLine;
@@ -17,38 +21,48 @@ use shm_protocol::layout::{
 };
 use unwind::probe;
 
-/// What is known of it. Written once.
+/// Interpreter of the process, written once.
 struct Known(UnsafeCell<Option<Runtime>>);
-// SAFETY: written by one thread, and read by others once [`IS_FOUND`] says that it was.
+// SAFETY: written by one thread, and read by others only after [`IS_FOUND`] was set.
 unsafe impl Sync for Known {}
 static KNOWN: Known = Known(UnsafeCell::new(None));
 static IS_FOUND: AtomicBool = AtomicBool::new(false);
-/// Whether one may still be loaded.
-static SOUGHT: AtomicBool = AtomicBool::new(false);
+/// True while none was found: one may still be loaded.
+static IS_SOUGHT: AtomicBool = AtomicBool::new(false);
 
+/// Version as in `Py_Version`; 0 if not known.
 static VERSION: AtomicU32 = AtomicU32::new(0);
-/// One of the `PYTHON_` constants.
-static JUDGEMENT: AtomicU8 = AtomicU8::new(PYTHON_MET as u8);
-/// [`PYTHON_HIDES`] and [`PYTHON_UNLOCKED`], where they are said of it.
+/// State of the interpreter, as one of the `PYTHON_` constants.
+static STATE: AtomicU8 = AtomicU8::new(PYTHON_MET as u8);
+/// Set of [`PYTHON_HIDES`] and [`PYTHON_UNLOCKED`].
 static FLAGS: AtomicU32 = AtomicU32::new(0);
-/// Stacks that could not be read before one could.
+/// Number of stacks that could not be read, as long as none could.
 static FAILURES: AtomicU32 = AtomicU32::new(0);
 
-/// An interpreter.
+/// Addresses where the machine code of a function begins and ends.
+#[derive(Clone, Copy)]
+pub struct Code {
+    pub start: u64,
+    pub end: u64,
+}
+
+/// Interpreter whose frames can be read.
 #[derive(Clone, Copy)]
 pub struct Runtime {
     /// Address of `_PyRuntime`.
     pub at: u64,
     pub layout: Layout,
-    /// Where its evaluation loop is, for the versions whose frames do not show it.
-    pub loop_at: (u64, u64),
-    /// Whether it is in a library that may be unloaded.
-    pub may_go: bool,
+    /// Evaluation loop. Only used for versions whose frames do not show which native frame runs
+    /// them.
+    pub evaluation: Code,
+    /// True if it is in a library that may be unloaded.
+    pub may_unload: bool,
 }
 
-/// Looks for an interpreter that the program is, or is linked with; at start-up. Its names are weak
-/// references of this library, which the loader has bound: a failing `dlsym` would allocate its
-/// message from the program's heap, where a session may already record every allocation.
+/// Looks for an interpreter in the program and the libraries that it is linked with, at start-up.
+/// Its symbols are weak references of the agent, which the loader has bound. A failing `dlsym`
+/// would allocate its message from the program's heap, where a session may already record every
+/// allocation.
 pub fn start(line: Option<CommandLine>) {
     if environment::variable(c"MEM_PROFILER_PYTHON") == Some(b"0") {
         return;
@@ -59,7 +73,7 @@ pub fn start(line: Option<CommandLine>) {
         FLAGS.store(PYTHON_HIDES, Ordering::Relaxed);
     }
     let evaluate = glibc_function!("_PyEval_EvalFrameDefault");
-    // SAFETY: the interpreter is in the program or in a library that it is linked with.
+    // SAFETY: `evaluate` is null or a function of a module that is never unloaded.
     let size = unsafe { symbol_table::size_of_function(evaluate as *const c_void) }.unwrap_or(0);
     let names = Names {
         runtime: glibc_function!("_PyRuntime") as u64,
@@ -72,27 +86,27 @@ pub fn start(line: Option<CommandLine>) {
         evaluate: (evaluate as u64, size),
     };
     if names.runtime == 0 {
-        SOUGHT.store(true, Ordering::Relaxed);
+        IS_SOUGHT.store(true, Ordering::Relaxed);
     } else {
         take(&names, false);
     }
 }
 
-/// Notices interpreters that are loaded and unloaded after start-up.
+/// Handles interpreters that are loaded and unloaded after start-up.
 pub static WATCHER: Watcher = Watcher { meet, leave };
 
-/// A library was found on a stack for the first time: one with an interpreter that was loaded after
-/// start-up is recognised by its name.
+/// Handles a library that was found on a stack for the first time. An interpreter that was loaded
+/// after start-up is recognised by the library's file name.
 ///
 /// # Safety
-/// It begins at `base`, and stays loaded meanwhile.
+/// The library begins at `base` and stays loaded during the call.
 unsafe fn meet(name: &[u8], base: u64) {
     let file = name.rsplit(|byte| *byte == b'/').next();
-    let is_one = file.is_some_and(|file| file.starts_with(b"libpython3"));
-    if !is_one || !SOUGHT.load(Ordering::Relaxed) {
+    let is_interpreter = file.is_some_and(|file| file.starts_with(b"libpython3"));
+    if !is_interpreter || !IS_SOUGHT.load(Ordering::Relaxed) {
         return;
     }
-    // SAFETY: the caller's.
+    // SAFETY: the library at `base` stays loaded during the call.
     let find = |name| unsafe { symbol_table::exported(base, name) }.unwrap_or((0, 0));
     let names = Names {
         runtime: find(c"_PyRuntime").0,
@@ -101,95 +115,96 @@ unsafe fn meet(name: &[u8], base: u64) {
             .map(|name| find(name).0),
         evaluate: find(c"_PyEval_EvalFrameDefault"),
     };
-    // The first one, if several threads meet it.
-    if names.runtime != 0 && SOUGHT.swap(false, Ordering::Relaxed) {
+    // Several threads may meet it; one of them takes it.
+    if names.runtime != 0 && IS_SOUGHT.swap(false, Ordering::Relaxed) {
         take(&names, true);
         publish();
     }
 }
 
-/// A library was unloaded that was at these addresses.
+/// Handles the unloading of a library at these addresses.
 fn leave(start: u64, end: u64) {
-    if found().is_some_and(|runtime| runtime.may_go && (start..end).contains(&runtime.at)) {
-        JUDGEMENT.store(PYTHON_GONE as u8, Ordering::Relaxed);
+    if found().is_some_and(|runtime| runtime.may_unload && (start..end).contains(&runtime.at)) {
+        STATE.store(PYTHON_GONE as u8, Ordering::Relaxed);
         publish();
     }
 }
 
-/// Addresses of an interpreter's names, or 0.
+/// Addresses of an interpreter's symbols; 0 for those that it does not have.
 struct Names {
     runtime: u64,
     version: u64,
-    /// Functions that came with 3.10, 3.9 and 3.8.
+    /// Functions that were added in 3.10, 3.9 and 3.8.
     first_in: [u64; 3],
-    /// With its size.
+    /// Evaluation loop: its address and its size in bytes.
     evaluate: (u64, u64),
 }
 
-/// Takes an interpreter; once.
-fn take(names: &Names, may_go: bool) {
+/// Publishes an interpreter. Called once.
+fn take(names: &Names, may_unload: bool) {
     let at = names.runtime;
-    let (version, layout) = told(at).unwrap_or_else(|| {
+    let (version, layout) = described(at).unwrap_or_else(|| {
         let version = version(names);
         (version, layout::of_version(version))
     });
     VERSION.store(version, Ordering::Relaxed);
     if layout.is_some_and(|layout| layout.more != 0) {
-        // It takes all objects from an allocator of its own.
+        // Without the GIL, all objects come from an allocator of the interpreter's own.
         FLAGS.fetch_or(PYTHON_UNLOCKED | PYTHON_HIDES, Ordering::Relaxed);
     }
     let Some(layout) = layout else {
-        return JUDGEMENT.store(PYTHON_UNKNOWN as u8, Ordering::Relaxed);
+        return STATE.store(PYTHON_UNKNOWN as u8, Ordering::Relaxed);
     };
     let (from, size) = names.evaluate;
     let runtime = Runtime {
         at,
         layout,
-        loop_at: (from, from + size),
-        may_go,
+        evaluation: Code {
+            start: from,
+            end: from + size,
+        },
+        may_unload,
     };
-    // SAFETY: the constructor's only thread, or the one that first met the library; nobody reads it
-    // before it is said to be there.
+    // SAFETY: called once: by the only thread at start-up, or by the thread that cleared
+    // `IS_SOUGHT`. Nobody reads it before `IS_FOUND` is set.
     unsafe { *KNOWN.0.get() = Some(runtime) };
     IS_FOUND.store(true, Ordering::Release);
 }
 
-/// What an interpreter says of itself.
-fn told(at: u64) -> Option<(u32, Option<Layout>)> {
+/// Reads what an interpreter says of its own version and layout (`_Py_DebugOffsets`, from 3.13 on).
+fn described(at: u64) -> Option<(u32, Option<Layout>)> {
     let bytes = WORDS as u64 * 8;
     if !probe::are_readable(at, at.saturating_add(bytes)) {
         return None;
     }
-    // SAFETY: readable, as just found; a variable of a loaded module, whose first words never
-    // change.
+    // SAFETY: just found readable: a variable of a loaded module, whose first words are constant.
     let words = unsafe { (at as *const [u64; WORDS]).read_unaligned() };
     layout::told(&words)
 }
 
-/// By `Py_Version`, which there is from 3.11 on, or by functions that came with a version; 0: not
-/// known. `_PyRuntime` came with 3.7, and who shows the evaluation loop shows the other functions,
-/// too.
+/// Returns the version by `Py_Version` (from 3.11 on) or by the functions that it has; 0 if not
+/// known. An interpreter that exports its evaluation loop exports the other functions, too.
 fn version(names: &Names) -> u32 {
-    // SAFETY: null, or `const unsigned long Py_Version`.
+    // SAFETY: null or the address of `const unsigned long Py_Version`.
     if let Some(version) = unsafe { (names.version as *const u64).as_ref() } {
         return u32::try_from(*version).unwrap_or(u32::MAX);
     }
     let versions = [0x030a_0000, 0x0309_0000, 0x0308_0000];
-    let mut first = names.first_in.iter().zip(versions);
+    let mut functions = names.first_in.iter().zip(versions);
     let oldest = if names.evaluate.0 == 0 {
         0
     } else {
         0x0307_0000
     };
-    first
+    functions
         .find(|(function, _)| **function != 0)
         .map_or(oldest, |(_, version)| version)
 }
 
-/// The interpreter, if its frames are to be read.
+/// Returns the interpreter unless it is to be left alone.
 #[inline]
 pub fn known() -> Option<&'static Runtime> {
-    if JUDGEMENT.load(Ordering::Relaxed) > PYTHON_NAMED as u8 {
+    if STATE.load(Ordering::Relaxed) > PYTHON_NAMED as u8 {
         return None;
     }
     found()
@@ -200,35 +215,35 @@ fn found() -> Option<&'static Runtime> {
     if !IS_FOUND.load(Ordering::Acquire) {
         return None;
     }
-    // SAFETY: written once, before it was said to be there.
+    // SAFETY: `KNOWN` is written once, before `IS_FOUND` is set.
     unsafe { (*KNOWN.0.get()).as_ref() }
 }
 
-/// A stack was read: the interpreter is as expected for its version.
+/// Records that a stack was read: the interpreter is as expected.
 #[inline]
-pub fn confirm() {
-    if JUDGEMENT.load(Ordering::Relaxed) == PYTHON_MET as u8 {
-        JUDGEMENT.store(PYTHON_NAMED as u8, Ordering::Relaxed);
+pub fn record_success() {
+    if STATE.load(Ordering::Relaxed) == PYTHON_MET as u8 {
+        STATE.store(PYTHON_NAMED as u8, Ordering::Relaxed);
         publish();
     }
 }
 
-/// A stack could not be read. If none ever could, the interpreter is left alone from now on.
+/// Records that a stack could not be read. If none ever could, the interpreter is left alone.
 #[cold]
-pub fn doubt() {
-    let confirmed = JUDGEMENT.load(Ordering::Relaxed) != PYTHON_MET as u8;
+pub fn record_failure() {
+    let confirmed = STATE.load(Ordering::Relaxed) != PYTHON_MET as u8;
     if !confirmed && FAILURES.fetch_add(1, Ordering::Relaxed) >= FORGIVEN {
-        JUDGEMENT.store(PYTHON_DIFFERS as u8, Ordering::Relaxed);
+        STATE.store(PYTHON_DIFFERS as u8, Ordering::Relaxed);
         publish();
     }
 }
 
-/// Writes into the segment's status what is known.
+/// Writes the state of the interpreter into the segment.
 pub fn publish() {
     if let Some(status) = session::status() {
-        let judgement = u32::from(JUDGEMENT.load(Ordering::Relaxed));
+        let state = u32::from(STATE.load(Ordering::Relaxed));
         let flags = FLAGS.load(Ordering::Relaxed);
-        status.python.store(judgement | flags, Ordering::Relaxed);
+        status.python.store(state | flags, Ordering::Relaxed);
         let version = VERSION.load(Ordering::Relaxed);
         status.python_version.store(version, Ordering::Release);
     }

@@ -1,152 +1,177 @@
-//! The states of the running thread, among those of all threads of all interpreters.
+//! Finds the states (`PyThreadState`) of the running thread.
 //!
-//! A thread has one in each interpreter that it runs, and a C thread has one in each of its calls
-//! into Python. New ones, and new interpreters, are put at the beginnings of the lists: these show
-//! whether there may be others than were found.
+//! Interpreters and their threads are in linked lists, which other threads change without our
+//! lock. A thread has one state in each interpreter that it runs, and a C thread has one for each
+//! of its calls into Python. New states and interpreters are put at the heads of the lists. So a
+//! changed head is the sign that there may be more states than were found.
 
 use super::layout::Layout;
-use super::mark::mix;
-use super::memory::{STATE, word};
+use super::memory::{STATE_BYTES, word};
 use super::runtime::Runtime;
+use super::tag::mix;
 use cpython::{MOST_INTERPRETERS, MOST_THREADS};
 use unwind::probe;
 
-/// Maximum number of states of one thread that are kept: of more, the newest and the oldest.
-const OWN: usize = 8;
-/// Samples without a state before it is looked for again, at first and at most.
-const PATIENCE: (u32, u32) = (4, 256);
-/// For a list with a new beginning, this many are examined before that.
-const NEWEST: usize = 4;
+/// Maximum number of states that are kept of one thread: if it has more, the newest and the oldest.
+const MAX_STATES: usize = 8;
+/// Initial back-off of a thread without a state before the next full search, in samples.
+const MIN_SEARCH_SAMPLES: u32 = 4;
+/// Maximum back-off before the next full search, in samples.
+const MAX_SEARCH_SAMPLES: u32 = 256;
+/// Maximum number of states that are examined between full searches, if the head of a list has
+/// changed.
+const MAX_NEWEST: usize = 4;
 
-/// The states of a thread, as they were found. Zeroed memory has none.
+/// States of one thread. All zeros is none.
 #[repr(C)]
 pub struct States {
-    /// Those in newer interpreters first.
-    own: [Own; OWN],
+    /// States in the order of the search: those in newer interpreters first.
+    states: [State; MAX_STATES],
     count: usize,
-    /// What the lists began with.
-    begin: u64,
-    /// The only interpreter, or 0: there are several.
+    /// Hash of the list heads at the last search.
+    heads: u64,
+    /// Address of the interpreter if there is only one; 0 if there are several.
     only: u64,
-    /// Samples until they are looked for again, and how many that were the last time.
-    patience: (u32, u32),
+    /// Samples left until the next full search.
+    samples_to_search: u32,
+    /// Current back-off, in samples; 0 before the first search.
+    search_samples: u32,
 }
 
+/// One state of the thread, and its place in the list.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Own {
-    state: u64,
+struct State {
+    /// Address of the state.
+    at: u64,
     interpreter: u64,
-    /// The state before it in the list, which was probed, or 0; and what leads here from there.
+    /// Address of the state before it in the list, which was probed; 0 if not known or if it is
+    /// the first.
     previous: u64,
+    /// Address of the pointer that leads to the state: in the previous state or the interpreter.
     from: u64,
 }
 
 impl States {
-    /// Whether nothing was looked for.
+    /// Returns true before the first search.
     #[inline]
     pub fn are_unknown(&self) -> bool {
-        self.count == 0 && self.patience == (0, 0)
+        self.count == 0 && self.samples_to_search == 0 && self.search_samples == 0
     }
 
+    /// Forgets the states of another thread.
     pub fn forget(&mut self) {
-        (self.count, self.begin, self.only) = (0, 0, 0);
-        self.patience = (0, 0);
+        (self.count, self.heads, self.only) = (0, 0, 0);
+        self.end_search();
     }
 
-    /// Number of those that are known.
+    fn end_search(&mut self) {
+        (self.samples_to_search, self.search_samples) = (0, 0);
+    }
+
+    /// Returns the number of states.
     #[inline]
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// One of them, those in newer interpreters first.
+    /// Returns the address of a state, or 0. States in newer interpreters come first.
     #[inline]
     pub fn get(&self, index: usize) -> u64 {
-        self.own.get(index).map_or(0, |own| own.state)
+        self.states.get(index).map_or(0, |state| state.at)
     }
 
-    /// Finds those of the thread with this number, as the C library has it; whether it is a single
-    /// one, which was known before.
+    /// Finds the states of the thread `thread` (its `pthread_self`). Returns true if it has a single
+    /// state, which was known before.
     #[inline(always)]
     pub fn find(&mut self, runtime: &Runtime, thread: u64) -> bool {
         let layout = &runtime.layout;
-        // SAFETY: a variable of a loaded module.
+        // SAFETY: `_PyRuntime` is a variable of a module that stays loaded meanwhile.
         let newest = unsafe { word(runtime.at + layout.interpreters) };
-        if self.count == 1 && self.only == newest && self.own[0].is_listed(layout, thread) {
+        if self.count == 1 && self.only == newest && self.states[0].is_listed(layout, thread) {
             return true;
         }
-        self.look(layout, thread, newest)
+        self.search(layout, thread, newest)
     }
 
     #[inline(never)]
-    fn look(&mut self, layout: &Layout, thread: u64, newest: u64) -> bool {
+    fn search(&mut self, layout: &Layout, thread: u64, newest: u64) -> bool {
         if newest == 0 {
             self.forget();
             return false;
         }
-        let (begin, only) = self.beginnings(layout, newest);
-        let is_same = (begin, only) == (self.begin, self.only);
-        (self.begin, self.only) = (begin, only);
-        let own = &mut self.own[..self.count];
-        if is_same && !own.is_empty() && own.iter_mut().all(|own| own.is_listed(layout, thread)) {
+        let heads = self.heads(layout, newest);
+        let is_same = heads.hash == self.heads && heads.only == self.only;
+        (self.heads, self.only) = (heads.hash, heads.only);
+        let states = &mut self.states[..self.count];
+        if is_same
+            && !states.is_empty()
+            && states
+                .iter_mut()
+                .all(|state| state.is_listed(layout, thread))
+        {
             return self.count == 1;
         }
         let had_any = self.count > 0;
-        if had_any || self.patience.0 == 0 {
-            let (first, most) = PATIENCE;
-            let next = (self.patience.1 * 2).clamp(first, most);
-            self.patience = (next, next);
+        if had_any || self.samples_to_search == 0 {
+            let next = (self.search_samples * 2).clamp(MIN_SEARCH_SAMPLES, MAX_SEARCH_SAMPLES);
+            (self.samples_to_search, self.search_samples) = (next, next);
             self.collect(layout, newest, thread, MOST_THREADS);
         } else {
-            self.patience.0 -= 1;
+            self.samples_to_search -= 1;
             if !is_same {
-                self.collect(layout, newest, thread, NEWEST);
+                self.collect(layout, newest, thread, MAX_NEWEST);
             }
         }
         if self.count > 0 {
-            self.patience = (0, 0);
+            self.end_search();
         }
         false
     }
 
-    /// What the lists begin with, and the interpreter if it is the only one.
-    fn beginnings(&self, layout: &Layout, newest: u64) -> (u64, u64) {
+    /// Reads the heads of all lists.
+    fn heads(&self, layout: &Layout, newest: u64) -> Heads {
         if self.only == newest {
             // SAFETY: it was probed, and the only interpreter stays as long as it is in the list.
-            return (unsafe { word(newest + layout.threads) }, newest);
+            let hash = unsafe { word(newest + layout.threads) };
+            return Heads { hash, only: newest };
         }
-        let (mut begin, mut interpreter, mut count) = (0, newest, 0);
+        let (mut hash, mut interpreter, mut count) = (0, newest, 0);
         while count < MOST_INTERPRETERS {
             count += 1;
             let threads = follow(interpreter + layout.threads).unwrap_or(0);
-            begin = mix(mix(begin, interpreter), threads);
+            hash = mix(mix(hash, interpreter), threads);
             match follow(interpreter + layout.next_interpreter) {
                 Some(next) => interpreter = next,
                 None => break,
             }
         }
         match (count, follow(newest + layout.threads)) {
-            (1, Some(threads)) => (threads, newest),
-            _ => (begin, 0),
+            (1, Some(threads)) => Heads {
+                hash: threads,
+                only: newest,
+            },
+            _ => Heads { hash, only: 0 },
         }
     }
 
-    /// Other threads may change the lists meanwhile: each address is probed before it is followed,
-    /// and the memory of a state that is gone stays mapped for longer than this takes.
+    /// Collects the thread's states among the first `threads` of each interpreter.
+    ///
+    /// Other threads may change the lists meanwhile. So each address is probed before it is
+    /// followed; the memory of a freed state stays mapped for longer than this takes.
     #[cold]
     fn collect(&mut self, layout: &Layout, newest: u64, thread: u64, threads: usize) {
         self.count = 0;
         let mut interpreter = newest;
         for _ in 0..MOST_INTERPRETERS {
-            // One that no thread runs now has no state.
+            // `None` if no thread runs this interpreter now.
             let mut next = follow(interpreter + layout.threads);
             for _ in 0..threads {
                 let Some(state) = next else { break };
                 if is_of(layout, state, thread) {
-                    self.count = (self.count + 1).min(OWN);
-                    self.own[self.count - 1] = Own {
-                        state,
+                    self.count = (self.count + 1).min(MAX_STATES);
+                    self.states[self.count - 1] = State {
+                        at: state,
                         interpreter,
                         previous: 0,
                         from: interpreter + layout.threads,
@@ -162,77 +187,89 @@ impl States {
     }
 }
 
-impl Own {
-    /// Whether it still is a state of its interpreter, and of a thread.
+/// Heads of the lists of states and interpreters.
+struct Heads {
+    /// Hash of all heads; with one interpreter, its newest state.
+    hash: u64,
+    /// Address of the interpreter if there is only one, or 0.
+    only: u64,
+}
+
+impl State {
+    /// Returns true if this still is a state of its interpreter and belongs to `thread`.
     #[inline(always)]
     fn is_listed(&mut self, layout: &Layout, thread: u64) -> bool {
         if crate::backend::is_system() {
             return self.is_listed_anew(layout, thread);
         }
-        // SAFETY: this thread's state was here, and the allocator's memory stays mapped.
-        let (of, previous) = unsafe { self.owner(layout) };
-        match previous == self.previous {
-            // SAFETY: of this interpreter or in that state, which were probed, as above.
-            true => of == thread && unsafe { word(self.from) } == self.state,
-            false => self.is_listed_anew(layout, thread),
+        // SAFETY: the state was here, and our allocator keeps freed memory mapped.
+        let (owner, previous) = unsafe { self.owner_and_previous(layout) };
+        if previous == self.previous {
+            // SAFETY: `from` lies in the interpreter or the previous state. Both were probed, and
+            // our allocator keeps freed memory mapped.
+            owner == thread && unsafe { word(self.from) } == self.at
+        } else {
+            self.is_listed_anew(layout, thread)
         }
     }
 
-    /// The same where nothing is known to be readable, or another state is before it.
+    /// Like [`is_listed`](Self::is_listed), but probes: for the C library's allocator, which unmaps
+    /// freed memory, and for a state that has a new predecessor.
     #[inline(never)]
     fn is_listed_anew(&mut self, layout: &Layout, thread: u64) -> bool {
-        if crate::backend::is_system() && !probe::is_readable(self.state) {
+        if crate::backend::is_system() && !probe::is_readable(self.at) {
             return false;
         }
-        // SAFETY: this thread's state was here: the allocator's memory stays mapped, or, with the
-        // program's own, it was just probed.
-        let (of, previous) = unsafe { self.owner(layout) };
+        // SAFETY: the state was here. Our allocator keeps freed memory mapped, and with another
+        // allocator it was just probed.
+        let (owner, previous) = unsafe { self.owner_and_previous(layout) };
         let from = match previous {
             0 => self.interpreter + layout.threads,
             _ => previous.wrapping_add(layout.next_thread),
         };
-        if of != thread {
+        if owner != thread {
             return false;
         }
         let Some(here) = follow_any(from) else {
             return false;
         };
         (self.previous, self.from) = (previous, from);
-        here == self.state
+        here == self.at
     }
 
-    /// The thread that it says it is of, and the state before it.
+    /// Reads the thread that the state belongs to, and the address of the state before it.
     ///
     /// # Safety
-    /// It can be read.
+    /// The state is readable.
     #[inline(always)]
-    unsafe fn owner(&self, layout: &Layout) -> (u64, u64) {
-        // SAFETY: the caller's.
+    unsafe fn owner_and_previous(&self, layout: &Layout) -> (u64, u64) {
+        // SAFETY: both words lie in the readable state.
         unsafe {
             (
-                word(self.state + layout.thread_id),
-                word(self.state + layout.previous_thread),
+                word(self.at + layout.thread_id),
+                word(self.at + layout.previous_thread),
             )
         }
     }
 }
 
-/// Whether a state is readable and of a thread.
+/// Returns true if a state is readable and belongs to `thread`.
 fn is_of(layout: &Layout, state: u64, thread: u64) -> bool {
-    // SAFETY: found readable.
-    probe::are_readable(state, state.saturating_add(STATE))
+    // SAFETY: found readable by the first operand.
+    probe::are_readable(state, state.saturating_add(STATE_BYTES))
         && unsafe { word(state + layout.thread_id) } == thread
 }
 
-/// The pointer at an address, if there is one.
+/// Reads a pointer. Returns `None` if it is null or not plausible, or if `at` is not readable.
 pub fn follow(at: u64) -> Option<u64> {
-    let is_one = |pointer: &u64| *pointer != 0 && pointer.is_multiple_of(8) && *pointer < 1 << 56;
-    follow_any(at).filter(is_one)
+    let is_plausible =
+        |pointer: &u64| *pointer != 0 && pointer.is_multiple_of(8) && *pointer < 1 << 56;
+    follow_any(at).filter(is_plausible)
 }
 
-/// The word at an address, if it can be read.
+/// Reads a word. Returns `None` if it is not readable.
 pub fn follow_any(at: u64) -> Option<u64> {
     let readable = probe::are_readable(at, at.checked_add(8)?);
-    // SAFETY: found readable.
+    // SAFETY: the word was just found readable.
     readable.then(|| unsafe { word(at) })
 }

@@ -1,4 +1,4 @@
-//! The range as jemalloc's arena sees it: extents are carved from it, and never given back.
+//! Extent hooks of the arena of sampled objects: extents are carved from the range, and never returned.
 
 use super::{BASE, SHARE, USED};
 use crate::headers;
@@ -8,7 +8,7 @@ use core::ptr::{null_mut, without_provenance_mut};
 use core::sync::atomic::{AtomicUsize, Ordering};
 use tikv_jemalloc_sys as jemalloc;
 
-/// An arena of jemalloc whose memory is the range, of which so many bytes are reserved.
+/// Creates the arena for a range of `size` bytes. Returns its index.
 pub fn make_arena(size: usize) -> Option<c_uint> {
     static TABLE: Table = Table(jemalloc::extent_hooks_t {
         alloc: Some(carve),
@@ -22,7 +22,7 @@ pub fn make_arena(size: usize) -> Option<c_uint> {
         merge: Some(allow_merge),
     });
     struct Table(jemalloc::extent_hooks_t);
-    // SAFETY: never written; function pointers are free to share.
+    // SAFETY: never written, and consists of function pointers.
     unsafe impl Sync for Table {}
 
     LIMIT.store(size, Ordering::Relaxed);
@@ -30,7 +30,7 @@ pub fn make_arena(size: usize) -> Option<c_uint> {
     let mut index: c_uint = 0;
     let mut len = size_of::<c_uint>();
     let mut hooks: *mut jemalloc::extent_hooks_t = hooks;
-    // SAFETY: jemalloc writes a c_uint and reads a pointer to a static.
+    // SAFETY: jemalloc writes a `c_uint` of ours and reads a pointer to a static.
     let failed = unsafe {
         jemalloc::mallctl(
             c"arenas.create".as_ptr(),
@@ -43,35 +43,36 @@ pub fn make_arena(size: usize) -> Option<c_uint> {
     (failed == 0).then_some(index)
 }
 
-/// Bytes that the hooks may carve from, before [`SIZE`] makes the range visible to `free`.
+/// Bytes that the hooks may carve from. Set before [`SIZE`](super::SIZE) makes the range visible to `free`.
 static LIMIT: AtomicUsize = AtomicUsize::new(0);
 
-/// Bytes that objects may take: `RLIMIT_DATA` counts memory that may be written to, and what the arena has
-/// got it keeps, for sampled objects alone.
-static MOST: AtomicUsize = AtomicUsize::new(usize::MAX);
+/// Maximum number of bytes for objects. `RLIMIT_DATA` counts writable memory, and the arena keeps what it has
+/// got, for sampled objects alone.
+static MAX_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
 
-/// Makes objects take only a small part of what the process may write to.
+/// Limits objects to a small part of the process's writable memory, which is limited to `bytes`.
 pub fn limit_data(bytes: u64) {
-    let most = usize::try_from(bytes / SHARE).unwrap_or(usize::MAX);
-    MOST.fetch_min(most, Ordering::Relaxed);
+    let max_bytes = usize::try_from(bytes / SHARE).unwrap_or(usize::MAX);
+    MAX_BYTES.fetch_min(max_bytes, Ordering::Relaxed);
 }
 
-/// Bytes from which on the kernel is asked whether it grants them. It does not ask itself, as there is
-/// `MAP_NORESERVE` on the range.
-const MUCH: usize = 1 << 30;
+/// Minimum size of an extent for which the kernel is asked whether it grants so much memory. It does not check
+/// itself, because the range is mapped with `MAP_NORESERVE`.
+const CHECKED_FROM: usize = 1 << 30;
 
-/// Whether a mapping of this many bytes would be granted.
+/// Returns true if the kernel would grant a mapping of this size.
 #[cold]
 fn is_granted(bytes: usize) -> bool {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // SAFETY: a new mapping where nothing is, given back at once.
+    // SAFETY: a new mapping, unmapped at once.
     unsafe {
         let at = libc::mmap(null_mut(), bytes, access, flags, -1, 0);
         at != libc::MAP_FAILED && libc::munmap(at, bytes) == 0
     }
 }
 
+/// Carves an extent from the range.
 unsafe extern "C" fn carve(
     _: *mut jemalloc::extent_hooks_t,
     wanted: *mut c_void,
@@ -81,12 +82,12 @@ unsafe extern "C" fn carve(
     commit: *mut bool,
     _: c_uint,
 ) -> *mut c_void {
-    if !wanted.is_null() || size >= MUCH && !is_granted(size) {
+    if !wanted.is_null() || size >= CHECKED_FROM && !is_granted(size) {
         return null_mut();
     }
     let (base, reserved) = (BASE.load(Ordering::Relaxed), LIMIT.load(Ordering::Relaxed));
-    let most = headers::bytes(reserved).saturating_add(MOST.load(Ordering::Relaxed));
-    let limit = reserved.min(most);
+    let max_end = headers::bytes(reserved).saturating_add(MAX_BYTES.load(Ordering::Relaxed));
+    let limit = reserved.min(max_end);
     let mut used = USED.load(Ordering::Relaxed);
     let at = loop {
         let Some(at) = (base + used).checked_next_multiple_of(alignment.max(4096)) else {
@@ -101,7 +102,7 @@ unsafe extern "C" fn carve(
         }
     };
     let at: *mut c_void = without_provenance_mut(at);
-    // SAFETY: inside the reservation and not in use; jemalloc's pointers are valid.
+    // SAFETY: inside the reservation, and not used yet; jemalloc passes valid pointers.
     unsafe {
         if libc::mprotect(at, size, libc::PROT_READ | libc::PROT_WRITE) != 0
             || !headers::open(at.cast(), size)
@@ -115,6 +116,7 @@ unsafe extern "C" fn carve(
     at
 }
 
+/// Refuses to release an extent: its addresses stay in the range.
 unsafe extern "C" fn keep(
     _: *mut jemalloc::extent_hooks_t,
     _: *mut c_void,
@@ -145,7 +147,7 @@ unsafe extern "C" fn purge_forced(
     len: usize,
     _: c_uint,
 ) -> bool {
-    // SAFETY: as above.
+    // SAFETY: pages of an extent that jemalloc owns and does not need.
     unsafe { libc::madvise(at.byte_add(offset), len, libc::MADV_DONTNEED) != 0 }
 }
 

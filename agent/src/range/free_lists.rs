@@ -1,18 +1,16 @@
-//! A thread's free lists: small blocks of the range, before jemalloc's own thread cache.
+//! Free lists of one thread: small blocks of the range, in front of jemalloc's own thread cache.
 //!
-//! A call of jemalloc that names arena and cache costs some 120 instructions, since both are looked
-//! up by number; this costs ten. The block that was freed last is used first, since it is likely to
-//! be in the processor's cache. Blocks are linked through their first word, where a sampled object
-//! has its header.
+//! A call of jemalloc with an explicit arena and cache takes some 120 instructions, because both are looked up
+//! by index; this takes ten. The block that was freed last is used first, because it is likely to be in the
+//! processor's cache. Blocks are linked through their first word, where a sampled object has its header.
 //!
-//! The thread's counts of bytes, jemalloc's `thread.allocated` and `thread.deallocated`, keep
-//! counting what the program may use of each object, as they would without the agent.
+//! jemalloc's per-thread counters `thread.allocated` and `thread.deallocated` count the usable size of each
+//! object, as they would without the agent.
 //!
-//! A thread that frees more blocks of a size than it allocates passes batches of them on
-//! ([`transfer`]).
+//! A thread that frees more blocks of a size than it allocates passes batches of them on ([`transfer`]).
 //!
-//! Limits: blocks of up to 512 bytes, [`ROOM`] bytes a thread, given back when the thread
-//! ends; and 32 KiB of each size on their way.
+//! Limits: blocks of up to 512 bytes; [`MAX_BYTES`] per thread, released when the thread exits; and 32 KiB of
+//! each size in the transfer cache.
 //!
 //! [`transfer`]: super::transfer
 
@@ -25,44 +23,45 @@ use core::mem::size_of;
 use core::ptr::{NonNull, null_mut};
 use tikv_jemalloc_sys as jemalloc;
 
-/// Sizes are multiples of this.
+/// Granularity of sizes in bytes.
 const STEP: usize = 16;
-/// Number of sizes: blocks of up to 512 bytes, header included.
+/// Number of sizes: blocks of up to 512 bytes, including the header.
 const BINS: usize = 32;
-/// Maximum number of bytes in a thread's free lists.
-const ROOM: usize = 128 << 10;
+/// Maximum size of a thread's free lists in bytes.
+const MAX_BYTES: usize = 128 << 10;
 
-/// Batches on their way from one thread to another, by size.
+/// Transfer caches, by size.
 static TRANSFERS: [Transfer; BINS] = [const { Transfer::none() }; BINS];
-/// Frees of a size between two attempts to hand a batch on.
-const PAUSE: u16 = 8;
+/// Number of frees of a size between two attempts to pass a batch on.
+const PASS_EVERY: u16 = 8;
 
 struct FreeBlock {
     next: *mut FreeBlock,
 }
 
-/// One of the thread's two counts of bytes, as jemalloc keeps it: the count, and behind it
-/// the value from which on jemalloc itself must count, as it then has something to do.
+/// One of jemalloc's two counters of bytes of the thread. The counter is followed by the value from which on
+/// jemalloc must count itself, because it then has something to do.
 struct Count(*mut [u64; 2]);
 
 impl Count {
     fn new(name: &CStr) -> Self {
         let mut at: *mut c_void = null_mut();
         let mut len = size_of::<*mut c_void>();
-        // SAFETY: jemalloc writes a pointer to a pointer.
+        // SAFETY: jemalloc writes a pointer of ours.
         unsafe { jemalloc::mallctl(name.as_ptr(), (&raw mut at).cast(), &mut len, null_mut(), 0) };
         Self(at.cast())
     }
 
-    /// Counts `bytes`; whether that was possible.
+    /// Adds `bytes`. Returns false if jemalloc must do so.
     #[inline]
     fn add(&self, bytes: usize) -> bool {
-        // SAFETY: null, or the calling thread's words of jemalloc's, there as long as it is.
+        // SAFETY: null, or two words of jemalloc's for the calling thread, valid until it exits.
         let Some([count, limit]) = (unsafe { self.0.as_mut() }) else {
             return true;
         };
         let sum = *count + bytes as u64;
-        // 0 where jemalloc looks at the count in each of its calls, as in a thread that only frees.
+        // A limit of 0 means that jemalloc checks the counter in each of its calls, as in a thread that only
+        // frees.
         if sum >= *limit && *limit != 0 {
             return false;
         }
@@ -70,13 +69,13 @@ impl Count {
         true
     }
 
-    /// Makes jemalloc do some work, and counts `bytes` instead of what it counted for that.
+    /// Calls `work`, which calls jemalloc, and counts `bytes` instead of what that counts.
     fn instead<T>(&self, bytes: usize, work: impl FnOnce() -> T) -> T {
         let count: *mut u64 = self.0.cast();
         if count.is_null() {
             return work();
         }
-        // SAFETY: as above; jemalloc changes the word meanwhile, no reference to it is held.
+        // SAFETY: words of jemalloc's for the calling thread. No reference is held while jemalloc changes them.
         unsafe {
             let before = *count;
             let result = work();
@@ -89,26 +88,26 @@ impl Count {
 /// Free lists of one thread, one for each size.
 pub struct FreeLists {
     flags: Flags,
-    /// Bytes that the lists may still take; below 0 after batches of other threads.
+    /// Bytes that the lists may still take. Negative after taking batches of other threads.
     room: isize,
-    /// Whether jemalloc's cache has been flushed since it was last used.
+    /// True if jemalloc's cache has not been used since it was last flushed.
     is_flushed: bool,
     allocated: Count,
     deallocated: Count,
-    /// For each size, the block that was freed last.
+    /// Block that was freed last, for each size.
     heads: [*mut FreeBlock; BINS],
-    /// For each size, how many blocks there are.
+    /// Number of blocks, for each size.
     counts: [u16; BINS],
 }
 
 impl FreeLists {
-    /// Empty lists over a new cache of jemalloc's, for the calling thread.
+    /// Creates empty lists over a new cache of jemalloc, for the calling thread.
     #[cold]
     #[inline(never)]
     pub fn new() -> Self {
         Self {
             flags: Flags::with_new_cache(),
-            room: ROOM as isize,
+            room: MAX_BYTES as isize,
             is_flushed: false,
             allocated: Count::new(c"thread.allocatedp"),
             deallocated: Count::new(c"thread.deallocatedp"),
@@ -117,13 +116,13 @@ impl FreeLists {
         }
     }
 
-    /// Takes a batch that another thread has handed on; whether there was one.
+    /// Takes a batch that another thread has passed on. Returns false if there is none.
     #[cold]
     fn take_batch(&mut self, bin: usize) -> bool {
         let Self { heads, counts, .. } = self;
         let count = TRANSFERS[bin].take(|block| {
             let block: *mut FreeBlock = block.cast();
-            // SAFETY: a free block, at least 16 bytes, that `hand_on` put there; now it is ours.
+            // SAFETY: a free block of at least 16 bytes that `hand_on` stored, and that now is this thread's.
             unsafe { (*block).next = heads[bin] };
             heads[bin] = block;
         });
@@ -132,7 +131,7 @@ impl FreeLists {
         count > 0
     }
 
-    /// Whether there is room for a block, if need be because others are handed on.
+    /// Returns true if there is room for a block. Passes others on if necessary.
     #[inline]
     fn has_room(&mut self, bin: usize) -> bool {
         let size = ((bin + 1) * STEP) as isize;
@@ -142,7 +141,7 @@ impl FreeLists {
         self.room >= size
     }
 
-    /// Hands a batch on, for a thread that has none.
+    /// Passes a batch on to threads that need blocks.
     #[cold]
     fn hand_on(&mut self, bin: usize) {
         let size = (bin + 1) * STEP;
@@ -150,7 +149,7 @@ impl FreeLists {
         let Self { heads, counts, .. } = self;
         let done = TRANSFERS[bin].put(count, || {
             let block = heads[bin];
-            // SAFETY: the list has this many blocks.
+            // SAFETY: the list has at least `count` blocks.
             heads[bin] = unsafe { (*block).next };
             block.cast()
         });
@@ -160,10 +159,10 @@ impl FreeLists {
         }
     }
 
-    /// Memory in the range for an object.
+    /// Allocates memory in the range for an object.
     ///
     /// # Safety
-    /// There is a range ([`super::is_ready`]); `align` is a power of two.
+    /// There is a range ([`super::is_ready`]), and `align` is a power of two.
     #[inline]
     pub unsafe fn alloc(&mut self, layout: Layout, align: usize) -> Result<NonNull<u8>, NoPlace> {
         let Layout { offset, usable } = layout;
@@ -176,10 +175,9 @@ impl FreeLists {
             && self.allocated.add(usable)
         {
             let block = first.as_ptr();
-            // SAFETY: `free` put it into this list: it is as large as the list's size, and
-            // nobody else's.
+            // SAFETY: `free` put the block into this list: it has the list's size, and nobody else uses it.
             let next = unsafe { (*block).next };
-            // The next object's header is written there, and its link is read first.
+            // The next object's header will be written to the next block, whose link is read first.
             arch::prefetch(next);
             self.heads[bin] = next;
             self.counts[bin] -= 1;
@@ -188,7 +186,7 @@ impl FreeLists {
         }
         self.is_flushed = false;
         self.allocated.instead(usable, || {
-            // SAFETY: the caller's.
+            // SAFETY: there is a range, and the size is not 0.
             unsafe { super::alloc(size, align, false, self.flags) }
         })
     }
@@ -196,7 +194,7 @@ impl FreeLists {
     /// Like [`alloc`](Self::alloc), for a large object that has grown and may grow again.
     ///
     /// # Safety
-    /// That of [`alloc`](Self::alloc); the layout has at least [`MIN_BYTES`] usable bytes.
+    /// See [`alloc`](Self::alloc). In addition, the layout has at least [`MIN_BYTES`] usable bytes.
     ///
     /// [`MIN_BYTES`]: crate::backend::growth::MIN_BYTES
     #[cold]
@@ -208,16 +206,15 @@ impl FreeLists {
         let Layout { offset, usable } = layout;
         self.is_flushed = false;
         self.allocated.instead(usable, || {
-            // SAFETY: this function's contract.
+            // SAFETY: there is a range, and the size is at least `MIN_BYTES`.
             unsafe { super::alloc_with_room(usable + offset, align, self.flags) }
         })
     }
 
-    /// Takes memory back that was allocated, or last resized, for an object of this layout,
-    /// in whatever thread.
+    /// Frees memory that any thread has allocated, or last resized, for an object of this layout.
     ///
     /// # Safety
-    /// `base` came from [`alloc`](Self::alloc) or [`super::alloc`] and is not used again.
+    /// [`alloc`](Self::alloc) or [`super::alloc`] returned `base`, which nobody uses any more.
     #[inline]
     pub unsafe fn free(&mut self, base: *mut u8, layout: Layout) {
         let Layout { offset, usable } = layout;
@@ -225,36 +222,36 @@ impl FreeLists {
         let bin = size / STEP - 1;
         if bin < BINS && self.has_room(bin) && self.deallocated.add(usable) {
             let block: *mut FreeBlock = base.cast();
-            // SAFETY: the caller's memory, 16 bytes at least, and nobody else's now.
+            // SAFETY: at least 16 bytes of memory, which nobody else uses.
             unsafe { (*block).next = self.heads[bin] };
             self.heads[bin] = block;
             self.room -= size as isize;
             self.counts[bin] += 1;
             let count = self.counts[bin];
-            if count.is_multiple_of(PAUSE) && usize::from(count) >= batch(size) * 3 / 2 {
+            if count.is_multiple_of(PASS_EVERY) && usize::from(count) >= batch(size) * 3 / 2 {
                 self.hand_on(bin);
             }
             return;
         }
         self.is_flushed = false;
         self.deallocated.instead(usable, || {
-            // SAFETY: the caller's.
+            // SAFETY: memory of the range that nobody uses any more.
             unsafe { super::free(base, self.flags) }
         });
     }
 
-    /// Frees an object's memory without keeping any of it, nor what the lists and the cache of jemalloc's hold.
+    /// Frees an object's memory without keeping it. Also empties the lists and jemalloc's cache.
     ///
     /// # Safety
-    /// That of [`free`](Self::free).
+    /// See [`free`](Self::free).
     #[cold]
     pub unsafe fn free_unkept(&mut self, base: *mut u8, layout: Layout) {
-        if self.room != ROOM as isize || !self.is_flushed {
+        if self.room != MAX_BYTES as isize || !self.is_flushed {
             self.empty();
             self.flags.flush_cache();
             self.is_flushed = true;
         }
-        // SAFETY: this function's contract.
+        // SAFETY: memory of the range that nobody uses any more.
         self.deallocated.instead(layout.usable, || unsafe {
             super::free(base, Flags::uncached());
         });
@@ -272,7 +269,7 @@ impl FreeLists {
             for head in heads {
                 while !head.is_null() {
                     let block = *head;
-                    // SAFETY: `free` put it into this list.
+                    // SAFETY: `free` put the block into this list.
                     unsafe {
                         *head = (*block).next;
                         super::free(block.cast(), *flags);
@@ -280,11 +277,11 @@ impl FreeLists {
                 }
             }
         });
-        self.room = ROOM as isize;
+        self.room = MAX_BYTES as isize;
         self.counts = [0; BINS];
     }
 
-    /// Gives everything back: what the program freed before.
+    /// Frees all blocks and jemalloc's cache.
     #[cold]
     pub fn clear(&mut self) {
         self.empty();

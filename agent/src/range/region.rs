@@ -1,22 +1,22 @@
-//! The allocation that an address of the range lies in, from jemalloc's own data: for objects whose
-//! headers a program has overwritten. Rare, and slower than a header by far.
+//! Finds the allocation that contains an address of the range, from jemalloc's own data: for objects whose
+//! headers a program has overwritten. Rarely used, and far slower than a header.
 //!
-//! Source: jemalloc 5.3.1, `rtree.h`, `edata.h`, `emap.h`; `reachability/src/jemalloc.rs` reads the
-//! same from outside. A test compares it with what jemalloc has allocated.
+//! Source: jemalloc 5.3.1, `rtree.h`, `edata.h`, `emap.h`; `reachability/src/jemalloc.rs` reads the same from
+//! outside. A test compares the result with what jemalloc has allocated.
 
 use super::{CLASSES, EMAP, room};
 use core::ptr;
 
-/// An allocation.
+/// Allocation in the range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
     /// First address.
     pub base: *mut u8,
-    /// Bytes from there.
+    /// Size in bytes.
     pub bytes: usize,
 }
 
-/// Bytes of `rtree_t` before its root: a pointer and a mutex.
+/// Offset of the root in `rtree_t`, in bytes: behind a pointer and a mutex.
 const ROOT_OFFSET: usize = if cfg!(target_arch = "aarch64") {
     128
 } else {
@@ -24,21 +24,21 @@ const ROOT_OFFSET: usize = if cfg!(target_arch = "aarch64") {
 };
 /// Alignment of an `edata_t`, in bytes.
 const EDATA_ALIGNMENT: u64 = 128;
-/// In words of an `edata_t`: the bitmap of a slab, with zeros for what is allocated.
+/// Offset of the bitmap of a slab in an `edata_t`, in words. Bits of allocated objects are 0.
 const BITMAP: usize = 8;
 const ADDRESS_BITS: u32 = 48;
-/// Entries at the start of the root of a tree of two levels for addresses where nothing is; of one of
-/// three levels, these are all that programs use.
+/// Number of entries at the start of the root that are empty in a tree of two levels, because no memory has
+/// such addresses. In a tree of three levels, programs use only these.
 const LOWEST_ENTRIES: usize = 32;
 
-/// The allocation that `at` lies in. `None`: that memory is not allocated, or it is in a page of a large
-/// object that is neither the first nor the last.
+/// Returns the allocation that contains `at`. `None`: that memory is not allocated, or lies in a page of a
+/// large object that is neither the first nor the last.
 ///
 /// # Safety
-/// `at` is in the range, and there is memory of the arena.
+/// `at` is in the range, in memory of the arena.
 #[cold]
 pub unsafe fn of(at: *const u8) -> Option<Region> {
-    // SAFETY: the caller's. jemalloc never gives up the memory of its tree and descriptors, and
+    // SAFETY: `at` is in memory of the arena. jemalloc never frees the memory of its tree and descriptors, and
     // changes them by single words.
     unsafe {
         let edata = descriptor(at)?;
@@ -56,10 +56,10 @@ pub unsafe fn of(at: *const u8) -> Option<Region> {
                 bytes: room(base),
             });
         }
-        // Of a slab, every address has the size of its class.
+        // Any address in a slab has the size of its class.
         let bytes = room(at);
         let index = offset.checked_div(bytes)?;
-        // A slab of one page has the most objects, of 8 bytes each.
+        // A slab of one page has the most objects, of 8 bytes each: this bounds the bitmap.
         let last_group = (&raw const CLASSES.slab).read_volatile() / (8 * 64) - 1;
         let group = word(BITMAP + (index / 64).min(last_group));
         let is_allocated = group >> (index % 64) & 1 == 0;
@@ -68,13 +68,13 @@ pub unsafe fn of(at: *const u8) -> Option<Region> {
     }
 }
 
-/// The descriptor (`edata_t`) of the page at `at`.
+/// Returns the descriptor (`edata_t`) of the page that contains `at`.
 ///
 /// # Safety
-/// As [`of`].
+/// See [`of`].
 unsafe fn descriptor(at: *const u8) -> Option<*const u64> {
-    // SAFETY: statics of jemalloc's, which the caller says it has filled; its tables, whose number of
-    // entries the bits of the indexes are; a descriptor's address.
+    // SAFETY: statics that jemalloc has filled; tables with as many entries as the bits of an index say; the
+    // address of a descriptor.
     unsafe {
         let page_bits = (&raw const CLASSES.slab).read_volatile().trailing_zeros();
         let root: *const u64 = (&raw const EMAP).byte_add(ROOT_OFFSET).cast();

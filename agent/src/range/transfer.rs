@@ -1,10 +1,10 @@
-//! The transfer cache, as tcmalloc calls it: blocks that one thread has freed on their way to another
-//! that allocates.
+//! Transfer cache (as in tcmalloc): batches of blocks on their way from threads that free to threads that
+//! allocate.
 //!
-//! Where one thread allocates what another frees, the free lists of one are always empty and those of
-//! the other always full, so that each object would take a call of jemalloc on either side, and its
-//! lock. Here a whole batch changes hands at once. It names its blocks in an array, not by their first
-//! words: the thread that takes them need not wait for memory that another processor has.
+//! If one thread allocates what another one frees, the free lists of the first are always empty and those of
+//! the second always full: each object would take a call of jemalloc, with its lock, on either side. Here a
+//! whole batch changes hands at once. Its blocks are in an array and not linked through their first words, so
+//! that the thread that takes them need not wait for memory in another processor's cache.
 //!
 //! Nobody ever waits: a slot that another thread is using is skipped.
 
@@ -12,33 +12,33 @@ use core::cell::UnsafeCell;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-/// Maximum number of blocks of a batch. All places together are mapped in an idle process, too.
+/// Maximum number of blocks in a batch. The memory for all batches is mapped in an idle process, too.
 const MAX_BLOCKS: usize = 48;
-/// Maximum number of bytes of a batch.
+/// Maximum size of a batch in bytes.
 const BYTES: usize = 4 << 10;
-/// Batches of each size.
+/// Number of batches for each block size.
 const PLACES: usize = 8;
 
 const EMPTY: u32 = 0;
-/// A thread is at it. One that a fork has cut off stays so in the child.
+/// A thread is using the slot. After a fork in the middle of that, it stays so in the child.
 const BUSY: u32 = u32::MAX;
 
-/// Room for a batch.
+/// Memory for one batch.
 type Place = UnsafeCell<[*mut u8; MAX_BLOCKS]>;
 
-/// The batches on their way, for blocks of one size.
+/// Batches of blocks of one size.
 #[repr(C, align(64))]
 pub struct Transfer {
-    /// Number of blocks in each place, or [`BUSY`]; in one cache line.
+    /// Number of blocks in each batch, or [`BUSY`]. All in one cache line.
     states: [AtomicU32; PLACES],
     places: [Place; PLACES],
 }
 
-// SAFETY: a place is used by the one thread that has made its state `BUSY`.
+// SAFETY: a batch is accessed only by the thread that has set its state to `BUSY`.
 unsafe impl Sync for Transfer {}
 
 impl Transfer {
-    /// None.
+    /// Creates a cache without batches.
     pub const fn none() -> Self {
         Self {
             states: [const { AtomicU32::new(EMPTY) }; PLACES],
@@ -46,8 +46,8 @@ impl Transfer {
         }
     }
 
-    /// Puts a batch of blocks here that `next` gives, as many as [`batch`] says at most; whether there
-    /// was room.
+    /// Stores a batch of `count` blocks, which `next` returns. Returns false, without calling it, if there is
+    /// no free slot. `count` is at most [`batch`].
     pub fn put(&self, count: usize, mut next: impl FnMut() -> *mut u8) -> bool {
         let Some((index, _)) = self.claim(|state| state == EMPTY) else {
             return false;
@@ -61,7 +61,7 @@ impl Transfer {
         true
     }
 
-    /// Takes a batch, if there is one, and gives its blocks to `each`; how many.
+    /// Takes a batch, if there is one, and passes its blocks to `each`. Returns their number.
     pub fn take(&self, mut each: impl FnMut(*mut u8)) -> usize {
         let Some((index, count)) = self.claim(|state| state != EMPTY) else {
             return 0;
@@ -75,7 +75,7 @@ impl Transfer {
         count.min(MAX_BLOCKS)
     }
 
-    /// Makes a place the caller's whose state is as wanted; its index and number of blocks.
+    /// Claims a slot with a wanted state. Returns its index and its number of blocks.
     fn claim(&self, wanted: impl Fn(u32) -> bool) -> Option<(usize, usize)> {
         self.states.iter().enumerate().find_map(|(index, place)| {
             let state = place.load(Ordering::Relaxed);
@@ -89,7 +89,7 @@ impl Transfer {
     }
 }
 
-/// Blocks of `size` bytes in a batch.
+/// Returns the number of blocks of `size` bytes in a batch.
 pub const fn batch(size: usize) -> usize {
     let count = BYTES / size;
     if count < MAX_BLOCKS {

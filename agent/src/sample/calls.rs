@@ -1,4 +1,5 @@
-//! The C calls on the slow path, each with its caller's registers.
+//! Slow paths of the C allocation functions. Each gets the registers of the function's caller, from
+//! which the stack is unwound.
 
 use super::{Request, sampled, untracked};
 use crate::backend::NEXT;
@@ -6,9 +7,12 @@ use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use unwind::Registers;
 
-/// An unsampled object.
+/// Allocates an object that is not sampled.
+///
+/// # Safety
+/// `request` is valid: its alignment is a power of two.
 pub(super) unsafe fn ordinary(request: Request) -> *mut c_void {
-    // SAFETY: plain allocation calls.
+    // SAFETY: the allocator accepts any size, and the alignment is a power of two.
     unsafe {
         match request {
             Request {
@@ -20,7 +24,10 @@ pub(super) unsafe fn ordinary(request: Request) -> *mut c_void {
     }
 }
 
-/// A sampled object; where it is none, what the allocator gives.
+/// Returns a sampled object, or calls the allocator if it is null.
+///
+/// # Safety
+/// `registers` are those of the caller of the allocation function.
 unsafe fn or_else<T>(
     object: *mut T,
     registers: &Registers,
@@ -30,7 +37,7 @@ unsafe fn or_else<T>(
         return object.cast();
     }
     let object = ordinary();
-    // SAFETY: the caller's registers.
+    // SAFETY: the caller's registers, as `settle` requires.
     unsafe { untracked::settle(registers, !object.is_null()) };
     object
 }
@@ -42,34 +49,40 @@ pub unsafe extern "C" fn malloc(
     _: usize,
     registers: &Registers,
 ) -> *mut c_void {
-    // SAFETY: plain allocation calls.
+    // SAFETY: `registers` are the caller's, and the allocator accepts any size.
     unsafe {
         let object = sampled(Request::plain(size), registers);
         or_else(object, registers, || NEXT.malloc(size))
     }
 }
 
-/// `calloc`, given the product as well, which did not overflow.
+/// `calloc(n, size)` on the slow path. `bytes` is their product, which did not overflow.
+///
+/// # Safety
+/// `registers` are those of the caller of the allocation function.
 pub unsafe extern "C" fn calloc(
     n: usize,
     size: usize,
     bytes: usize,
     registers: &Registers,
 ) -> *mut c_void {
-    // SAFETY: plain allocation calls.
+    // SAFETY: `registers` are the caller's, and the allocator accepts any size.
     unsafe {
         let object = sampled(Request::plain(bytes).zeroed(), registers);
         or_else(object, registers, || NEXT.calloc(n, size))
     }
 }
 
-/// An aligned object on the slow path; null also for an alignment that is none, which
-/// the allocator is to refuse.
+/// Returns a sampled object on the slow path. Null also if the alignment is invalid: the allocator
+/// then refuses it.
+///
+/// # Safety
+/// `registers` are those of the caller of the allocation function.
 unsafe fn aligned(align: usize, bytes: usize, registers: &Registers) -> *mut c_void {
     if !align.is_power_of_two() {
         return null_mut();
     }
-    // SAFETY: a power of two.
+    // SAFETY: `registers` are the caller's.
     unsafe { sampled(Request::aligned(bytes, align), registers).cast() }
 }
 
@@ -80,7 +93,7 @@ pub unsafe extern "C" fn memalign(
     _: usize,
     registers: &Registers,
 ) -> *mut c_void {
-    // SAFETY: plain allocation calls.
+    // SAFETY: `registers` are the caller's, and the allocator checks the alignment.
     unsafe {
         let object = aligned(align, size, registers);
         or_else(object, registers, || NEXT.memalign(align, size))
@@ -94,7 +107,7 @@ pub unsafe extern "C" fn new_aligned(
     _: usize,
     registers: &Registers,
 ) -> *mut c_void {
-    // SAFETY: plain allocation calls.
+    // SAFETY: `registers` are the caller's.
     unsafe { memalign(align, size, 0, registers) }
 }
 
@@ -105,7 +118,7 @@ pub unsafe extern "C" fn aligned_alloc(
     _: usize,
     registers: &Registers,
 ) -> *mut c_void {
-    // SAFETY: plain allocation calls.
+    // SAFETY: `registers` are the caller's, and the allocator checks the alignment.
     unsafe {
         let object = aligned(align, size, registers);
         or_else(object, registers, || NEXT.aligned_alloc(align, size))
@@ -138,14 +151,15 @@ pub unsafe extern "C" fn posix_memalign(
     }
 }
 
-/// Flags of mallocx that name an arena or a thread cache: the program's own placement,
-/// kept.
-const PLACED: usize = !0xff;
+/// Flags of `mallocx` that name an arena or a thread cache: the program chose a place for the object,
+/// and gets it.
+const PLACEMENT_FLAGS: usize = !0xff;
 
-/// The request that flags make which name alignment and zeroing only.
+/// Returns the request that `mallocx` flags describe. `None`: they say more than alignment and
+/// zeroing.
 pub(super) fn request(size: usize, flags: usize) -> Option<Request> {
     const ZERO: usize = 0x40;
-    (flags as c_int as usize & PLACED == 0).then_some(Request {
+    (flags as c_int as usize & PLACEMENT_FLAGS == 0).then_some(Request {
         bytes: size,
         align: 1 << (flags & 0x3f),
         zero: flags & ZERO != 0,
@@ -160,7 +174,7 @@ pub unsafe extern "C" fn mallocx(
     _: usize,
     registers: &Registers,
 ) -> *mut c_void {
-    // SAFETY: plain allocation calls.
+    // SAFETY: `registers` are the caller's, and the program passes valid flags.
     unsafe {
         let object = match request(size, flags) {
             Some(request) => sampled(request, registers),

@@ -1,82 +1,84 @@
-//! Sampled objects whose headers the program has overwritten, by writing before or behind its objects,
-//! and such that it frees twice.
+//! Frees of sampled objects whose headers the program has overwritten, and double frees.
 //!
-//! Where the object's memory begins is asked of jemalloc then, and the memory goes back. Of the object's
-//! sums, what the header still tells is enough if the word with its record is intact: the object's
-//! weight and birth are taken to be those of the record's other objects on average.
+//! A buffer underflow, or an overflow of the object before, destroys a header. The agent still has to
+//! free the memory and keep its sums right. jemalloc is asked where the object's memory begins. If the
+//! header word with the record number is intact, the object is counted as freed, with the mean weight
+//! and birth of the record's other objects.
 
 use super::*;
 use crate::object::{Met, Remains};
 use crate::range::region::{self, Region};
 use shm_protocol::header::{self, Counted, HEADER};
 
-/// Bits of an offset in the smallest pages that jemalloc is built for.
-const SMALLEST_PAGE_BITS: u32 = 12;
+/// Number of offset bits of the smallest pages that jemalloc may be built for.
+const MIN_PAGE_BITS: u32 = 12;
 
-/// Largest mean bytes between samples of any session so far.
+/// Largest mean number of bytes between samples of any session so far.
 static LARGEST_INTERVAL: AtomicU64 = AtomicU64::new(1);
 
-/// Objects may have the weights of this interval.
+/// Records the interval of a session, whose objects may have larger weights.
 #[cold]
 pub(super) fn expect_interval(interval: u64) {
     LARGEST_INTERVAL.fetch_max(interval, Ordering::Relaxed);
 }
 
-/// Whether an object of this size may have this weight. A word that was overwritten passes its check by
-/// chance once in 256 times.
+/// Returns true if an object of this size may have this weight. An overwritten header word passes its
+/// checksum once in 256 times, and is caught here.
 #[inline]
 pub(super) fn is_plausible(object: &Object) -> bool {
     let bytes = object.bytes.max(1) as f32;
     let largest = LARGEST_INTERVAL.load(Ordering::Relaxed) as f32;
-    // Where every allocation is sampled, each stands for itself.
+    // With an interval of 1, every weight is 1.
     object.weight == 1.0
         || largest > 1.0 && object.weight * bytes <= (bytes + largest) * header::LARGEST_FACTOR
 }
 
-/// The memory of a live object, and how far behind its start the object is. `None`: no object is there.
+/// Returns the memory of a live object, and the object's offset in it. `None`: `at` is no object.
 ///
 /// # Safety
 /// `at` is in the range, in memory of the arena.
 unsafe fn memory(at: *const u8) -> Option<(Region, usize)> {
-    // SAFETY: the caller's.
+    // SAFETY: `at` lies in memory of the arena, as `region::of` requires.
     if let Some(region) = unsafe { region::of(at) } {
         let offset = at.addr() - region.base.addr();
         let is_start = matches!(offset, 0 | HEADER) || offset > HEADER && offset.is_power_of_two();
         return is_start.then_some((region, offset));
     }
-    // A large object's alignment may be larger than a page, of which only the first leads to it.
+    // A large object may be aligned to more than a page. jemalloc only knows its first page, so all
+    // powers of two that the address is a multiple of are tried as the object's offset.
     let offset_of = |bits: u32| (1_usize << bits <= at.addr()).then_some(1_usize << bits);
-    (SMALLEST_PAGE_BITS..at.addr().trailing_zeros() + 1)
+    (MIN_PAGE_BITS..at.addr().trailing_zeros() + 1)
         .filter_map(offset_of)
         .find_map(|offset| {
-            // SAFETY: the tree has no memory at an address outside the range, which it is only asked about.
+            // SAFETY: only asks jemalloc's tree, which knows no memory outside the range.
             let region = unsafe { region::of(at.wrapping_sub(offset)) }?;
             let is_its = region.base.addr() + offset == at.addr() && offset < region.bytes;
             is_its.then_some((region, offset))
         })
 }
 
-/// Usable size of such an object; 0 if it is none.
+/// Returns the usable size of an object with an overwritten header; 0 if it is no live object.
 ///
 /// # Safety
-/// `p` is in the range.
+/// `at` is in the range.
 #[cold]
 pub(super) unsafe fn usable_size(at: *const u8, met: Met) -> usize {
     if met == Met::Freed {
         return 0;
     }
-    // SAFETY: the caller's.
+    // SAFETY: `at` is in the range.
     let memory = unsafe { memory(at) };
     memory.map_or(0, |(region, offset)| region.bytes - offset)
 }
 
-/// Frees such an object; not one that has been freed.
+/// Frees an object with an overwritten header. Does nothing for a double free.
 ///
 /// # Safety
 /// `at` is in the range.
 #[cold]
 pub(super) unsafe fn free(at: *mut u8, met: Met) {
-    // SAFETY: the caller's; the memory is a live object's, whose header may be written.
+    // SAFETY: `at` is in the range. If `memory` finds a live object there, it is ours to free, and its
+    // header may be written.
     unsafe {
         let memory = match met {
             Met::Freed => None,
@@ -107,8 +109,8 @@ pub(super) unsafe fn free(at: *mut u8, met: Met) {
     }
 }
 
-/// Remains of an object's header with an implausible weight: the second word passed its check by
-/// chance. The first has the longer check and tells its record.
+/// Returns what can be trusted of a header with an implausible weight. Its second word passed its
+/// checksum by chance; the first word has a longer checksum and the record number.
 fn without_weight(object: &Object, offset: usize) -> Remains {
     let counted = Counted {
         record: object.record,
@@ -124,8 +126,8 @@ fn without_weight(object: &Object, offset: usize) -> Remains {
     }
 }
 
-/// Counts that a header was overwritten, and the object as freed if its record is known. `None`: an
-/// object was freed that is none, or no longer.
+/// Counts an overwritten header or a double free (`remains` is `None`). If the object's record is
+/// known, also counts the object as freed.
 fn count(local: &mut Local, remains: Option<Remains>) {
     let now = clock::now_ns();
     if !fork::leave_if_unseen(local) {
@@ -144,7 +146,7 @@ fn count(local: &mut Local, remains: Option<Remains>) {
     let counters = &bank.header.counters;
     let counter = match remains {
         None => &counters.freed_twice,
-        // Passed its check by chance where its birth is yet to come.
+        // The second word is intact, unless the birth in it is yet to come.
         Some(Remains {
             drawn: Some(drawn), ..
         }) if tick.wrapping_sub(drawn.born) as i32 >= 0 => &counters.overwritten_behind,
@@ -162,8 +164,8 @@ fn count(local: &mut Local, remains: Option<Remains>) {
     }
 }
 
-/// Counts an object as freed whose weight and birth are not known. Returns false if its record is not known
-/// either.
+/// Counts an object as freed whose weight and birth are not known. Returns false if its record is not
+/// known either.
 fn count_by_record(bank: &Bank<'_>, counted: &Counted, tick: u32) -> bool {
     let record = bank.checked(counted.record);
     let (leaf, class) = bank.stack_of(record);

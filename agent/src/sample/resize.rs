@@ -1,12 +1,12 @@
 //! Resizing of sampled and ordinary objects.
 //!
-//! A sampled object that is resized is counted as freed with its old size and allocated with its
-//! new one. If both are certain to be sampled, as those of all large objects are, it stays a sample
-//! where it is. In all other cases the new size is drawn like any allocation, as it is for an object
-//! that is no sample: if those that are remained samples, there would be more of them with each resize.
+//! A resized sampled object is counted as freed with its old size and allocated with its new size.
+//! Whether the new size is sampled must be drawn like any other allocation: if every resized sample
+//! remained a sample, there would be more of them after each resize. Only an object that is certain to
+//! be sampled with both sizes (a large one) remains a sample without a draw.
 //!
-//! All usable bytes are copied, not only the requested ones: if jemalloc would have left an
-//! object at its address, the program must not be able to notice that it moved.
+//! All usable bytes are copied, not only the requested ones: jemalloc might have left the object at
+//! its address, so the program may rely on them.
 
 use super::calls::{ordinary, request};
 use super::*;
@@ -15,36 +15,37 @@ use crate::backend::growth::move_bytes;
 use crate::probes;
 use crate::session::skips_sampling;
 
-/// Usable size of a sampled object.
+/// Returns the usable size of a sampled object.
 ///
 /// # Safety
 /// `p` is a live object in the range.
 pub unsafe fn usable_size(p: *const c_void) -> usize {
-    // SAFETY: the caller's.
+    // SAFETY: a live object in the range.
     match unsafe { Object::read(p.cast()) } {
         Met::Live(object) => object.layout().usable,
-        // SAFETY: the caller's.
+        // SAFETY: a live object in the range, with a damaged header.
         met => unsafe { overwritten::usable_size(p.cast(), met) },
     }
 }
 
-/// Why an object of the new size is a sample.
+/// Reason why a resized object remains a sample.
 #[derive(Clone, Copy, PartialEq)]
 enum Why {
-    /// Any of its old size was, and any of its new one would be.
+    /// Objects of its old and its new size are always sampled.
     Certain,
     /// A sample is due.
     Drawn,
 }
 
-/// The weight of an object that is certain to be sampled.
-const CERTAIN: f32 = 1.0;
+/// Weight of an object that is certain to be sampled.
+const CERTAIN_WEIGHT: f32 = 1.0;
 
-/// Resizes a sampled object for `request`; if its new size is not sampled, it moves out of the
-/// range to memory that `elsewhere` allocates. Null if there is no memory.
+/// Resizes a sampled object. If the new size is not sampled, the object moves out of the range to
+/// memory that `elsewhere` allocates. Returns null if there is no memory.
 ///
 /// # Safety
-/// `p` is a live object in the range.
+/// `p` is a live object in the range, and `registers` are those of the caller of the allocation
+/// function.
 unsafe fn resize(
     p: *mut c_void,
     request: Request,
@@ -52,28 +53,29 @@ unsafe fn resize(
     elsewhere: impl FnOnce() -> *mut c_void,
 ) -> *mut c_void {
     let at: *mut u8 = p.cast();
-    // SAFETY: the caller's; what is copied is within both objects.
+    // SAFETY: `p` is a live object. No more is copied than is usable in both objects.
     unsafe {
         let Met::Live(object) = Object::read(at) else {
-            let new = leave(p, elsewhere());
+            let new = move_out(p, elsewhere());
             untracked::settle(registers, !new.is_null());
             return new;
         };
         let bytes = request.bytes;
-        let stays = |why| guarded(|local| stay(local, at, &object, request, why, registers));
-        let has_room = !is_cramped(registers);
-        if has_room && !stays(Why::Certain).is_null() {
+        let in_place =
+            |why| guarded(|local| resize_in_place(local, at, &object, request, why, registers));
+        let may_walk = !has_little_stack(registers);
+        if may_walk && !in_place(Why::Certain).is_null() {
             return p;
         }
         let mut new: *mut c_void = null_mut();
-        if bytes < MAX_BYTES && !skips_sampling(bytes) && has_room {
-            if !stays(Why::Drawn).is_null() {
+        if bytes < MAX_BYTES && !skips_sampling(bytes) && may_walk {
+            if !in_place(Why::Drawn).is_null() {
                 return p;
             }
             new = sampled_for(request, Some(&object), registers).cast();
         }
         if new.is_null() {
-            let new = leave(p, elsewhere());
+            let new = move_out(p, elsewhere());
             untracked::settle(registers, !new.is_null());
             return new;
         }
@@ -84,11 +86,14 @@ unsafe fn resize(
     }
 }
 
-/// Moves a sampled object to an ordinary one, unless that is null.
-unsafe fn leave(p: *mut c_void, new: *mut c_void) -> *mut c_void {
+/// Moves a sampled object to an ordinary one. Does nothing if `new` is null.
+///
+/// # Safety
+/// `p` is a live object in the range, and `new` is null or a new object outside it.
+unsafe fn move_out(p: *mut c_void, new: *mut c_void) -> *mut c_void {
     if !new.is_null() {
-        // SAFETY: the caller's live object of the range, and a new one; what is copied is
-        // within both.
+        // SAFETY: both objects are live, and no more is copied than is usable in both. `p` is not used
+        // after its free.
         unsafe {
             let room = NEXT.usable_size(new);
             move_bytes(p.cast(), new.cast(), usable_size(p).min(room));
@@ -99,9 +104,13 @@ unsafe fn leave(p: *mut c_void, new: *mut c_void) -> *mut c_void {
 }
 
 /// Moves an ordinary object to a sampled one.
-unsafe fn arrive(p: *mut c_void, new: *mut u8) -> *mut c_void {
+///
+/// # Safety
+/// `p` is a live object outside the range, and `new` is a new object in it.
+unsafe fn move_in(p: *mut c_void, new: *mut u8) -> *mut c_void {
     let new: *mut c_void = new.cast();
-    // SAFETY: as above, the other way round.
+    // SAFETY: both objects are live, and no more is copied than is usable in both. `p` is not used
+    // after its free.
     unsafe {
         let room = NEXT.usable_size(p);
         move_bytes(p.cast(), new.cast(), usable_size(new).min(room));
@@ -110,9 +119,9 @@ unsafe fn arrive(p: *mut c_void, new: *mut u8) -> *mut c_void {
     new
 }
 
-/// Resizes in place and counts it, if the object's session is still current and the
-/// memory has room.
-fn stay(
+/// Resizes a sampled object in place and counts it. Returns null if the object's session is over, or
+/// if the memory has no room.
+fn resize_in_place(
     local: &mut Local,
     at: *mut u8,
     object: &Object,
@@ -129,7 +138,7 @@ fn stay(
         exact,
     } = request;
     let fits_address = old.offset == new.offset && (at as usize).is_multiple_of(align);
-    // SAFETY: null or the thread's own memory.
+    // SAFETY: null, or this thread's memory, which is mapped until the thread exits.
     let thread = unsafe { thread::of(local).as_mut() };
     let now = clock::now_ns();
     let own = thread.and_then(|thread| of_own_session(thread, object, now));
@@ -147,59 +156,60 @@ fn stay(
         ..*object
     };
     let drawn = thread.weights.of(bytes as u64, thread.interval);
-    if why == Why::Certain && (drawn, object.weight) != (CERTAIN, CERTAIN) {
+    if why == Why::Certain && (drawn, object.weight) != (CERTAIN_WEIGHT, CERTAIN_WEIGHT) {
         return null_mut();
     }
-    // SAFETY: a live object of the range.
-    if !unsafe { has_room(at.sub(old.offset), old, new) } {
+    // SAFETY: a live object's memory begins `old.offset` bytes before it.
+    if !unsafe { make_room(at.sub(old.offset), old, new) } {
         return null_mut();
     }
     if why == Why::Drawn {
         local.left = thread.gaps.next(thread.interval);
         reborn.weight = drawn;
     }
-    // The old size first: the heap is not higher in between.
+    // The old size is counted first, so that the live heap never includes both.
     count_free(local, object);
-    // SAFETY: the thread's own memory, as above.
+    // SAFETY: the thread's memory, which `own` has shown to exist.
     let thread = unsafe { &mut *thread::of(local) };
     reborn.record = count(thread, epoch, registers, &reborn.sample(epoch.start_tick));
-    // SAFETY: the header did not move, and the memory behind is there.
+    // SAFETY: the header stays where it was, and `make_room` made `new.usable` bytes usable.
     unsafe {
         if zero && new.usable > old.usable {
             clear(at.add(old.usable), new.usable - old.usable);
         }
         reborn.write(new.offset, at);
     }
-    announce(at, &reborn);
+    report_resized(at, &reborn);
     at
 }
 
-/// Tells tracers of an object that was resized in place.
+/// Reports an object that was resized in place to tracers, as a free and an allocation.
 #[cold]
 #[inline(never)]
-fn announce(at: *mut u8, reborn: &Object) {
+fn report_resized(at: *mut u8, reborn: &Object) {
     probes::free(at.cast());
     probes::alloc(at, reborn.bytes, reborn.weighted_bytes());
 }
 
-/// Whether an object can have another layout at its address without leaving half of its
-/// memory unused. Large allocations are resized; small ones keep their size.
+/// Makes room for another layout of an object in place, without leaving half of its memory unused.
+/// Large allocations are resized; small ones keep their size. Returns false if there is no room.
 ///
 /// # Safety
-/// The object of layout `old` lies in the allocation at `base`.
-unsafe fn has_room(base: *mut u8, old: Layout, new: Layout) -> bool {
+/// The allocation at `base` is a live object with layout `old`.
+unsafe fn make_room(base: *mut u8, old: Layout, new: Layout) -> bool {
     let larger = old.usable.max(new.usable);
-    if larger < LEAST_LARGE {
-        // Not what the object has by now: shrunk again and again, it would keep what it began with.
-        // SAFETY: the caller's.
+    if larger < MIN_LARGE_BYTES {
+        // Compares with the allocation, not with the object's present size: an object that shrinks
+        // again and again would keep all of its first memory.
+        // SAFETY: `base` is a live allocation.
         let room = unsafe { range::room(base) }.saturating_sub(old.offset);
         return new.usable <= old.usable && room / 2 <= new.usable;
     }
-    // SAFETY: the caller's.
+    // SAFETY: `base` is a live allocation.
     new == old || unsafe { range::resize(base, new.offset + new.usable) }
 }
 
-/// `realloc` of an ordinary object (or null) to a size on the slow path.
+/// `realloc(p, size)` on the slow path, for an ordinary object or null.
 pub unsafe extern "C" fn realloc(
     p: usize,
     size: usize,
@@ -207,10 +217,10 @@ pub unsafe extern "C" fn realloc(
     registers: &Registers,
 ) -> *mut c_void {
     let p = p as *mut c_void;
-    // SAFETY: the caller of `realloc` owns `p`; what is copied is within both objects.
+    // SAFETY: the caller of `realloc` owns `p`, an ordinary object or null.
     unsafe {
-        let ends = size == 0 && !p.is_null();
-        let new = if ends {
+        let is_free = size == 0 && !p.is_null();
+        let new = if is_free {
             null_mut()
         } else {
             sampled(Request::plain(size), registers)
@@ -223,12 +233,12 @@ pub unsafe extern "C" fn realloc(
         if p.is_null() {
             new.cast()
         } else {
-            arrive(p, new)
+            move_in(p, new)
         }
     }
 }
 
-/// `realloc` of a sampled object.
+/// `realloc(p, size)` of a sampled object.
 pub unsafe extern "C" fn realloc_sampled(
     p: usize,
     size: usize,
@@ -236,10 +246,10 @@ pub unsafe extern "C" fn realloc_sampled(
     registers: &Registers,
 ) -> *mut c_void {
     let p = p as *mut c_void;
-    // SAFETY: the caller of `realloc` owns `p`, which is in the range.
+    // SAFETY: the caller of `realloc` owns `p`, a live object in the range.
     unsafe {
         if size == 0 {
-            // As the underlying allocator does with its own objects.
+            // Like the underlying allocator with its own objects.
             free(p);
             return null_mut();
         }
@@ -248,7 +258,7 @@ pub unsafe extern "C" fn realloc_sampled(
     }
 }
 
-/// `rallocx(p, size, flags)` of an ordinary object to a size on the slow path.
+/// `rallocx(p, size, flags)` on the slow path, for an ordinary object.
 pub unsafe extern "C" fn rallocx(
     p: usize,
     size: usize,
@@ -256,7 +266,7 @@ pub unsafe extern "C" fn rallocx(
     registers: &Registers,
 ) -> *mut c_void {
     let p = p as *mut c_void;
-    // SAFETY: the caller of `rallocx` owns `p`; what is copied is within both objects.
+    // SAFETY: the caller of `rallocx` owns `p`, a live ordinary object.
     unsafe {
         let new = match request(size, flags) {
             Some(request) => sampled(request, registers),
@@ -267,7 +277,7 @@ pub unsafe extern "C" fn rallocx(
             untracked::settle(registers, !new.is_null());
             return new;
         }
-        arrive(p, new)
+        move_in(p, new)
     }
 }
 
@@ -279,59 +289,60 @@ pub unsafe extern "C" fn rallocx_sampled(
     registers: &Registers,
 ) -> *mut c_void {
     let p = p as *mut c_void;
-    // SAFETY: the caller of `rallocx` owns `p`, which is in the range; what is copied is
-    // within both objects.
+    // SAFETY: the caller of `rallocx` owns `p`, a live object in the range.
     unsafe {
         let elsewhere = || NEXT.mallocx(size, flags as c_int);
         match request(size, flags) {
             Some(request) => resize(p, request, registers, elsewhere),
-            None => leave(p, elsewhere()),
+            None => move_out(p, elsewhere()),
         }
     }
 }
 
-/// jemalloc's least large size class: below, objects are never resized in place.
-const LEAST_LARGE: usize = 4 * crate::sys::PAGE;
-/// jemalloc's largest size class.
-const LARGEST: usize = 7 << 60;
+/// jemalloc's smallest large size class, in bytes: smaller objects are never resized in place.
+const MIN_LARGE_BYTES: usize = 4 * crate::sys::PAGE;
+/// jemalloc's largest size class, in bytes.
+const MAX_CLASS_BYTES: usize = 7 << 60;
 
-/// `xallocx` of a sampled object: resizes it in place, to at least `size` and up to `extra` more
-/// if possible, and returns its usable size. It keeps its address, session and weight.
+/// `xallocx` of a sampled object: resizes it in place to at least `size`, and up to `extra` bytes
+/// more if possible. Returns its usable size. The object keeps its address, session and weight.
 ///
 /// # Safety
 /// `p` is a live object in the range.
 pub unsafe fn xallocx(p: *mut c_void, size: usize, extra: usize, flags: c_int) -> usize {
     let at: *mut u8 = p.cast();
-    // SAFETY: the caller's.
+    // SAFETY: `p` is a live object in the range.
     let Met::Live(object) = (unsafe { Object::read(at) }) else {
-        // SAFETY: the caller's.
+        // SAFETY: `p` is a live object in the range.
         return unsafe { usable_size(p) };
     };
     let Layout {
         offset,
         usable: old,
     } = object.layout();
-    if size > LARGEST {
+    if size > MAX_CLASS_BYTES {
         return old;
     }
-    let most = size + extra.min(LARGEST - size);
+    let largest = size + extra.min(MAX_CLASS_BYTES - size);
     let class = |bytes| object::layout(bytes, 1, true).usable;
     let Request { align, zero, .. } = flag_parts(size, flags);
-    if old < LEAST_LARGE || class(most) < LEAST_LARGE || !(at as usize).is_multiple_of(align) {
+    let is_small = old < MIN_LARGE_BYTES || class(largest) < MIN_LARGE_BYTES;
+    if is_small || !(at as usize).is_multiple_of(align) {
         return old;
     }
-    let fits = |bytes: usize| {
+    let resize_to = |bytes: usize| {
         let reborn = resized(&object, bytes)?;
         let usable = reborn.layout().usable;
-        // SAFETY: the caller's. An object that shrinks may keep its memory.
+        // SAFETY: a live object's memory begins `offset` bytes before it. If it shrinks, the memory
+        // may stay as large as it is.
         let resized = unsafe { range::resize(at.sub(offset), offset + usable) };
         (resized || usable < old).then_some(reborn)
     };
-    let reborn = if class(most) > old {
-        let least = (class(size) > old).then_some(size);
-        fits(most).or_else(|| fits(least?))
-    } else if class(most) < old {
-        fits(most)
+    let reborn = if class(largest) > old {
+        let smallest = (class(size) > old).then_some(size);
+        resize_to(largest).or_else(|| resize_to(smallest?))
+    } else if class(largest) < old {
+        resize_to(largest)
     } else {
         None
     };
@@ -339,8 +350,8 @@ pub unsafe fn xallocx(p: *mut c_void, size: usize, extra: usize, flags: c_int) -
         return old;
     };
     let new = reborn.layout().usable;
-    announce(at, &reborn);
-    // SAFETY: the header did not move, and the memory behind it is there.
+    report_resized(at, &reborn);
+    // SAFETY: the header stays where it was, and `new` bytes behind it are usable now.
     unsafe {
         if zero && new > old {
             clear(at.add(old), new - old);
@@ -350,19 +361,20 @@ pub unsafe fn xallocx(p: *mut c_void, size: usize, extra: usize, flags: c_int) -
             at
         });
         if counted.is_null() {
-            // A signal handler that interrupted the sampler: not counted.
+            // A signal handler interrupted the sampler: the change is not counted.
             reborn.write(offset, at);
         }
     }
     new
 }
 
-/// The request that jemalloc's flags stand for.
+/// Returns the request that `xallocx` flags describe. Placement flags are ignored.
 fn flag_parts(size: usize, flags: c_int) -> Request {
     request(size, flags as usize & 0xff).unwrap_or(Request::plain(size))
 }
 
-/// The object with another size and its header's form; `None` where there is none.
+/// Returns the object with another size and the same offset from its memory, or `None` if there is no
+/// such layout.
 fn resized(object: &Object, bytes: usize) -> Option<Object> {
     let offset = object.layout().offset;
     let keeps = |align: &usize| object::layout(bytes, *align, true).offset == offset;
@@ -375,8 +387,8 @@ fn resized(object: &Object, bytes: usize) -> Option<Object> {
     })
 }
 
-/// Counts an object as freed and allocated again on the same stack with the same weight.
-/// Returns the contents of its new header.
+/// Counts an object as freed and allocated again, with the same stack and weight. Returns its new
+/// header.
 fn recount(local: &mut Local, old: &Object, reborn: Object) -> Object {
     count_free(local, old);
     let now = clock::now_ns();
@@ -387,7 +399,7 @@ fn recount(local: &mut Local, old: &Object, reborn: Object) -> Object {
     if !session::is_counting(old.session, now) {
         return reborn;
     }
-    // SAFETY: null or the thread's own memory.
+    // SAFETY: null, or this thread's memory, which is mapped until the thread exits.
     let thread = unsafe { thread::of(local).as_mut() };
     if let Some((thread, epoch)) = thread.and_then(|thread| of_own_session(thread, old, now)) {
         let record = thread.own_record(old.record, epoch);

@@ -1,50 +1,59 @@
-//! Samples of objects that cannot be in the range, and that the allocator makes instead. Only it knows
-//! whether there is memory for them, so they are counted once they are there, as freed at once, since their
-//! frees cannot be seen.
+//! Samples of objects that do not fit into the range and are made by the allocator instead.
+//!
+//! Only the allocator knows whether there is memory for such an object. So its sample is counted after
+//! the allocation, and as freed at once, because its free cannot be observed.
 
 use super::*;
 
-/// Has [`settle`] count a sample.
+/// Stores a sample, which [`settle`] counts after the allocation.
 pub(super) fn postpone(thread: &mut Thread, sample: NewSample, why: NoPlace) {
     thread.untracked = (sample, why);
 }
 
-/// Counts what the calling thread has [postponed](postpone), if the object is there.
+/// Counts the sample that the calling thread has [postponed](postpone), if the allocation succeeded.
+///
+/// # Safety
+/// `registers` are those of the caller of the allocation function.
 #[inline]
 pub(super) unsafe fn settle(registers: &Registers, is_there: bool) {
-    // SAFETY: the thread's own words, and null or its own memory.
+    // SAFETY: the thread's own state, which nothing else borrows here. Its memory is null or mapped
+    // until the thread exits.
     let postpones = unsafe {
         let thread = thread::of(&*arch::local());
         !thread.is_null() && (*thread).untracked.0.weight != 0.0
     };
     if postpones {
-        // SAFETY: the thread's own memory is there.
+        // SAFETY: the thread has memory, and `registers` are the caller's.
         unsafe { count_guarded(registers, is_there) };
     }
 }
 
-/// Has a frame of its own, which the callers of [`settle`] seldom need.
+/// Counts the postponed sample with the thread marked busy. Not inlined, to keep its stack frame out
+/// of the callers of [`settle`].
+///
+/// # Safety
+/// The thread has memory; `registers` are those of the caller of the allocation function.
 #[cold]
 #[inline(never)]
 unsafe fn count_guarded(registers: &Registers, is_there: bool) {
-    // SAFETY: the closure's own.
+    // SAFETY: the closure uses the thread's state only through its argument.
     unsafe { guarded(|local| count_postponed(local, registers, is_there)) };
 }
 
 #[cold]
 fn count_postponed(local: &mut Local, registers: &Registers, is_there: bool) -> *mut u8 {
-    // A handler may have forked in between.
+    // A signal handler may have forked since `postpone`.
     if !fork::leave_if_unseen(local) {
         return null_mut();
     }
     let number = session::control().epoch(Ordering::Relaxed);
-    // SAFETY: the thread's own memory, which it has.
+    // SAFETY: not null, as checked by `settle`, and mapped until the thread exits.
     let thread = unsafe { &mut *thread::of(local) };
     let (sample, why) = core::mem::replace(&mut thread.untracked, thread::NONE_UNTRACKED);
     if !is_there || number == 0 || local.epoch != number || thread.session == 0 {
         return null_mut();
     }
-    // SAFETY: a thread with a session has entered an epoch.
+    // SAFETY: a thread with a session has entered an epoch, and enters no other one in this call.
     let epoch = unsafe { thread.epoch() };
     if session::is_current(epoch) {
         let record = find_record(thread, epoch, registers, &sample);
@@ -55,6 +64,7 @@ fn count_postponed(local: &mut Local, registers: &Registers, is_there: bool) -> 
     null_mut()
 }
 
+/// Counts that an object could not be tracked.
 fn count_untracked(epoch: &Epoch, why: NoPlace) {
     let counters = &epoch.bank.header.counters;
     counters.untracked.fetch_add(1, Ordering::Relaxed);

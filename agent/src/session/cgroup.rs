@@ -1,16 +1,15 @@
-//! The memory limit of the process's control group: what is in the directory of the segments counts for
-//! it, too.
+//! Reads the memory limit of the process's control group. Segments in `/dev/shm` count towards it.
 
 use crate::sys::{Text, read_file};
 
-/// Where systemd, Docker and all others mount version 2, and a directory for each controller of version 1.
+/// Usual mount point of version 2, and of one directory for each controller of version 1.
 const MOUNT: &[u8] = b"/sys/fs/cgroup";
 
-/// A file with the limit.
+/// Path of a file with a limit.
 type Path = Text<1024>;
 
-/// The limit in bytes; `u64::MAX`: none is known. Groups further up, whose limit may be lower, are not
-/// asked. Changes `errno`.
+/// Returns the limit in bytes; `u64::MAX` if none is known. Does not read the limits of parent groups,
+/// which may be lower. Changes `errno`.
 pub fn memory_limit() -> u64 {
     let mut buffer = [0u8; 4096];
     let groups = read_file(c"/proc/self/cgroup", &mut buffer);
@@ -25,7 +24,8 @@ pub fn memory_limit() -> u64 {
     limit
 }
 
-/// The group in a line of version 1, `NUMBER:CONTROLLERS:GROUP`, if memory is among its controllers.
+/// Returns the group in a line of version 1, `NUMBER:CONTROLLERS:GROUP`, if memory is one of its
+/// controllers.
 fn of_memory(line: &[u8]) -> Option<&[u8]> {
     let mut fields = line.splitn(3, |byte| *byte == b':');
     let mut controllers = fields.nth(1)?.split(|byte| *byte == b',');
@@ -33,7 +33,8 @@ fn of_memory(line: &[u8]) -> Option<&[u8]> {
     controllers.any(|one| one == b"memory").then_some(group)
 }
 
-/// A container has its own group mounted, not those above it, which its path may name.
+/// Reads the limit of a group. A container has its own group mounted as the root, so the path that it
+/// sees may not exist there; then the root is read.
 fn limit_of(controller: &[u8], group: &[u8], file: &[u8]) -> u64 {
     [group, b"/"]
         .into_iter()
@@ -49,7 +50,7 @@ fn limit_of(controller: &[u8], group: &[u8], file: &[u8]) -> u64 {
         .unwrap_or(u64::MAX)
 }
 
-/// The limit in a file; `None`: it has the word `max`.
+/// Parses a limit. `None`: the file has the word `max`.
 fn number(text: &[u8]) -> Option<u64> {
     core::str::from_utf8(text.trim_ascii()).ok()?.parse().ok()
 }

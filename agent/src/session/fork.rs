@@ -1,9 +1,9 @@
-//! Forked children and their parent's segment, which they must not count into.
+//! Keeps forked children out of their parent's segment.
 //!
-//! At `fork` a child covers its parent's segment with a private page, which costs two system calls,
-//! in a session four, and counts down what it allocates; it creates a segment of its own only when
-//! that is worth it, and continues the session unless that is over by then. Most children execute
-//! another program before.
+//! A child shares the mapping of its parent's segment and must not count into it. Most children soon
+//! exec another program, so leaving must be cheap: at `fork`, a child covers the segment with a private
+//! page (two system calls; four in a session) and counts down what it allocates. It creates a segment
+//! of its own only after `CHILD_BYTES`, and then continues the parent's session unless that is over.
 
 use super::life::{self, Start};
 use super::name;
@@ -18,15 +18,15 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use shm_protocol::layout::Control;
 use shm_protocol::owner::{LEAVING, MAKING, OWN, WAITING};
 
-/// Bytes that a child may allocate before it gets a segment of its own. None where every
-/// allocation is sampled.
-const WORTH_IT: i64 = 64 << 10;
-/// Epoch in the private page of a waiting child. No session of its own has it.
+/// Bytes that a child may allocate before it gets a segment of its own. Not used if every allocation
+/// is sampled.
+const CHILD_BYTES: i64 = 64 << 10;
+/// Epoch in the private page of a waiting child. No session has it.
 const WAITING_EPOCH: u32 = u32::MAX;
 
-/// The session that continues in a child: what its parent was in when it forked.
+/// Session of the parent at the fork, which the child may continue.
 struct Pending {
-    /// 0: none.
+    /// Number of the session in the child; 0: none.
     session: AtomicU64,
     interval: AtomicU64,
     cpu_rate: AtomicU64,
@@ -44,23 +44,23 @@ static PENDING: Pending = Pending {
     parent: AtomicU64::new(0),
 };
 
-/// Pid of the process whose segment is in view.
+/// Pid of the process whose segment is in the view.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
-/// Pid of the process that this memory belongs to.
+/// Pid of the process that has this memory.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// Notes the pid. At start-up.
+/// Records the pid at start-up.
 pub fn start() {
     OWNER.store(sys::pid(), Ordering::Relaxed);
     PROCESS.store(sys::pid(), Ordering::Relaxed);
 }
 
-/// Whether the caller is another process in this one's memory, as the child of a `vfork` is until
-/// it executes a program: what it does to its signals and filters is its own affair. A system call.
-/// Before Linux 4.14 a copy cannot be distinguished from it, and none is recognised.
+/// Returns true if the caller is another process that runs in this one's memory, like the child of a
+/// `vfork` before its exec: its signals and seccomp filters are not this process's. Makes a system
+/// call. Before Linux 4.14, returns false: such a child cannot be told from a forked one.
 #[cold]
 pub fn is_guest() -> bool {
     let is_known = super::mark::mark().is_some() && !super::is_copy();
@@ -68,12 +68,12 @@ pub fn is_guest() -> bool {
     is_known && process != 0 && process != sys::pid()
 }
 
-/// Whether the caller is in the process whose segment is in view. A system call.
+/// Returns true in the process whose segment is in the view. Makes a system call.
 pub fn is_owners() -> bool {
     OWNER.load(Ordering::Relaxed) == sys::pid()
 }
 
-/// Stores what is not there yet: each page that a child writes to is copied for it.
+/// Stores a value only if it differs: each page that a child writes to is copied.
 fn put(to: &AtomicU64, value: u64) {
     if to.load(Ordering::Relaxed) != value {
         to.store(value, Ordering::Relaxed);
@@ -81,9 +81,9 @@ fn put(to: &AtomicU64, value: u64) {
 }
 
 /// Leaves the parent's segment: covers it with a private page that counts down, and forgets its
-/// sessions. From here on nothing of the parent's is read or written. `shard` is the calling
-/// thread's. `known`: its tables may still be used, by a sample that a signal handler has forked in
-/// the middle of and that will continue in the child, or by a thread that noticed a session there.
+/// sessions. Nothing of the parent's is accessed afterwards. `shard` is the calling thread's. With
+/// `known`, the parent's tables may still be accessed: by an interrupted sample that continues in the
+/// child, or by a thread that entered the session there.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 pub fn leave(local: &mut Local, shard: Option<u32>, known: bool) {
     PROCESS.store(sys::pid(), Ordering::Relaxed);
@@ -103,16 +103,17 @@ pub fn leave(local: &mut Local, shard: Option<u32>, known: bool) {
     }
 }
 
-/// Keeps what the parent was in.
+/// Stores the parent's session.
 fn remember(control: &Control) {
     put(&PENDING.parent, u64::from(OWNER.load(Ordering::Relaxed)));
     let epoch = control.epoch(Ordering::Acquire);
     let params = control.params_of(epoch);
-    // A session of CPU time that a controller has begun is one of this process alone.
+    // A session that a controller began for CPU time is meant for the parent alone.
     let is_own = params.controller_pid.load(Ordering::Relaxed) == 0;
-    let cpu_rate = match is_own {
-        true => control.cpu[epoch as usize & 1].rate.load(Ordering::Relaxed),
-        false => 0,
+    let cpu_rate = if is_own {
+        control.cpu[epoch as usize & 1].rate.load(Ordering::Relaxed)
+    } else {
+        0
     };
     let interval = params.interval.load(Ordering::Relaxed);
     let session = match epoch {
@@ -133,7 +134,7 @@ fn remember(control: &Control) {
     }
 }
 
-/// What the parent was in, unless its time is over.
+/// Returns the parent's session at the fork, or `None` if its deadline has passed.
 fn remembered() -> Option<Start> {
     let session = PENDING.session.load(Ordering::Relaxed);
     let start = Start {
@@ -146,12 +147,13 @@ fn remembered() -> Option<Start> {
     (session != 0 && !is_late(&start)).then_some(start)
 }
 
+/// Returns true if the deadline of a session has passed.
 fn is_late(start: &Start) -> bool {
     has_end(start.deadline_ns) && super::time::now_ns() >= start.deadline_ns
 }
 
-/// The session that a child is to continue with, unless it is over. For the thread that makes the
-/// segment.
+/// Returns the session that the child continues, or `None` if it is over. Only for the thread that
+/// creates the segment.
 fn pending() -> Option<Start> {
     let session = PENDING.session.load(Ordering::Relaxed);
     if session == 0 {
@@ -160,7 +162,7 @@ fn pending() -> Option<Start> {
     let has_end = has_end(PENDING.deadline_ns.load(Ordering::Relaxed));
     match parent::standing(parents(session), has_end) {
         Standing::Current(setting) => {
-            // It may have been extended since, or its interval changed.
+            // The deadline may have been extended since the fork, or the interval changed.
             put(&PENDING.interval, setting.interval);
             put(&PENDING.deadline_ns, setting.deadline_ns);
         }
@@ -168,59 +170,61 @@ fn pending() -> Option<Start> {
         Standing::Over => return None,
     }
     if is_lease(PENDING.deadline_ns.load(Ordering::Relaxed)) {
-        // The child begins a lease of its own: the parent may not have been there to have its
-        // extended.
+        // The child starts a lease of its own: the parent may have exited, and its lease is not renewed
+        // then.
         put(&PENDING.deadline_ns, 0);
     }
     remembered()
 }
 
-/// Whether this is the deadline of a session that the environment requested, which `run` extends.
+/// Returns true for the deadline of a lease: a session that the environment requested and `run`
+/// extends. Such deadlines are odd.
 fn is_lease(deadline_ns: u64) -> bool {
     life::is_leased() && deadline_ns % 2 == 1
 }
 
-/// Whether a controller has begun a session with this deadline.
+/// Returns true for the deadline of a session that a controller began.
 fn has_end(deadline_ns: u64) -> bool {
     deadline_ns != 0 && !is_lease(deadline_ns)
 }
 
-/// The parent's number of a session that continues in its child.
+/// Converts the number of a session in the child into its number in the parent.
 fn parents(session: u64) -> u64 {
     session.wrapping_sub(1)
 }
 
-/// The rate of the session of CPU time that continues in a waiting child, if it may have timers; 0:
-/// none.
+/// Returns the rate of the CPU session that a waiting child continues. 0: none, or timers are not
+/// allowed.
 pub fn pending_cpu_rate() -> u64 {
     let may = LIFE.get() == WAITING && seccomp::lets_timers_pass();
     let remembered = remembered().filter(|_| may);
     remembered.map_or(0, |start| start.cpu_rate)
 }
 
-/// Whether this is a child that has no segment, and may get one.
+/// Returns true in a child that has no segment yet but may get one.
 pub fn is_waiting() -> bool {
     matches!(LIFE.get(), WAITING | MAKING)
 }
 
-/// Gives up the parent's tables, see [`tables::give_up`].
+/// Gives up the parent's tables (see [`tables::give_up`]).
 fn drop_tables(known: bool) -> bool {
     let Some(base) = BASE.take() else { return true };
-    // SAFETY: our own mapping. No other thread exists that could know of it, and sessions and epoch were forgotten
-    // above.
+    // SAFETY: our own mapping, taken out of `BASE`. A forked child has one thread, and its sessions and
+    // its epoch were forgotten before.
     unsafe { tables::give_up(base, known) }
 }
 
+/// Starts the countdown of a waiting child.
 fn begin_countdown(local: &mut Local) {
     let exact = PENDING.session.load(Ordering::Relaxed) != 0
         && (PENDING.interval.load(Ordering::Relaxed) <= 1
             || PENDING.cpu_rate.load(Ordering::Relaxed) != 0);
     local.epoch = WAITING_EPOCH;
-    local.left = if exact { -1 } else { WORTH_IT };
+    local.left = if exact { -1 } else { CHILD_BYTES };
 }
 
-/// Called by a thread whose countdown is over, before it samples: in a waiting child it gets its
-/// countdown, or makes the segment. Whether the thread may proceed to sample.
+/// Handles an expired countdown in a waiting child: starts the countdown if the thread has none, or
+/// creates the segment. Returns true if the thread may sample.
 #[inline]
 pub fn wait_as_child(local: &mut Local) -> bool {
     match LIFE.get() {
@@ -236,7 +240,7 @@ fn wait(local: &mut Local) -> bool {
         WAITING => {}
         MAKING | LEAVING => return false,
         _ => {
-            // No segment, no session: not to be asked again.
+            // No segment and no session: does not ask again before the epoch changes.
             local.epoch = control().epoch(Ordering::Relaxed);
             local.left = i64::MAX / 2;
             return false;
@@ -249,7 +253,7 @@ fn wait(local: &mut Local) -> bool {
         return false;
     }
     if seccomp::is_installed() {
-        // What it takes to make a file may be forbidden by now.
+        // A seccomp filter may forbid what creating a file needs.
         life::hide();
         return false;
     }
@@ -261,12 +265,12 @@ fn wait(local: &mut Local) -> bool {
     LIFE.is_own()
 }
 
-/// Creates the child's segment, and continues its parent's session there if that is still running.
+/// Creates the child's segment and continues the parent's session there if it still runs.
 fn make() {
     name::settle();
-    // A session that `run` requested is over with it.
+    // A session that `run` requested ends when `run` does.
     let start = pending().filter(|_| !name::is_moved());
-    // A lease has none.
+    // A lease is not ended by a controller.
     let has_end = start.is_some_and(|start| has_end(start.deadline_ns));
     let parent = PENDING.parent.load(Ordering::Relaxed) as u32;
     life::make(start, parent, false);

@@ -1,4 +1,4 @@
-//! Identity of this process, read from /proc without a heap.
+//! Identity of this process, read from `/proc` without using the heap.
 
 use crate::sys::{self, read_file};
 use core::cell::UnsafeCell;
@@ -7,20 +7,20 @@ use shm_protocol::clock;
 use shm_protocol::layout::{ABI_VERSION, AgentMemory, HEADER_BYTES, IDENTITY_OFFSET, Identity};
 use unwind::elf::Image;
 
-/// Where the agent's own memory is.
+/// Addresses of the agent's own memory.
 struct Memory(UnsafeCell<AgentMemory>);
 // SAFETY: written at start-up, while the process has one thread, and only read afterwards.
 unsafe impl Sync for Memory {}
 static MEMORY: Memory = Memory(UnsafeCell::new(AgentMemory::NONE));
 
-/// Keeps where the agent's own memory is, at start-up.
+/// Stores the addresses of the agent's own memory, at start-up.
 pub fn start(memory: AgentMemory) {
     // SAFETY: the process has one thread, and nobody reads it yet.
     unsafe { *MEMORY.0.get() = memory };
 }
 
-/// Field 22 of `/proc/self/stat`, in the time of this process's time namespace. The command
-/// in field 2 may hold anything, so counting starts at the last parenthesis.
+/// Returns field 22 of `/proc/self/stat`, in the time of this process's time namespace. The command in
+/// field 2 may contain anything, so fields are counted from the last parenthesis.
 pub fn start_time() -> u64 {
     let mut buffer = [0u8; 1024];
     let text = read_file(c"/proc/self/stat", &mut buffer);
@@ -36,30 +36,30 @@ pub fn start_time() -> u64 {
     })
 }
 
-/// Kernel's boot id, binary.
+/// Returns the kernel's boot id in binary form.
 pub fn boot_id() -> [u8; 16] {
     let mut buffer = [0u8; 64];
     let text = read_file(c"/proc/sys/kernel/random/boot_id", &mut buffer);
     shm_protocol::clock::parse_boot_id(text).unwrap_or_default()
 }
 
-/// Inode of this process's pid namespace; 0: not known.
+/// Returns the inode of this process's pid namespace; 0 if not known.
 pub fn pid_namespace() -> u64 {
     sys::status(c"/proc/self/ns/pid").map_or(0, |status| status.st_ino)
 }
 
-/// The executable's build id, found through the program headers whose address the kernel passed.
+/// Returns the executable's build id, from the program headers whose address the kernel passed.
 fn executable_build_id() -> Option<&'static [u8]> {
-    // SAFETY: cannot fail.
+    // SAFETY: only reads the auxiliary vector.
     let headers = unsafe { libc::getauxval(libc::AT_PHDR) };
     // The headers lie in the file's first page, after the ELF header.
     let start = headers & !4095;
-    // SAFETY: the executable is mapped as long as the process runs, its first page readable.
+    // SAFETY: the executable's first page is readable and stays mapped as long as the process runs.
     unsafe { Image::at(start, u64::MAX >> 1) }?.build_id()
 }
 
-/// Describes this process in a fresh segment that will have `bytes` with its tables, all but
-/// the magic, which is the result.
+/// Describes this process in a new segment of `bytes` bytes. Writes everything but the magic, which it
+/// returns: the caller stores it last.
 ///
 /// # Safety
 /// `base` is the view of a new segment, mapped writable for good, that nobody else writes.
@@ -69,13 +69,14 @@ pub unsafe fn write(
     start_time: u64,
     forked_from: u32,
 ) -> &'static AtomicU64 {
-    // SAFETY: the caller vouches for the memory; the identity lies in the view, all zero.
+    // SAFETY: the caller guarantees a writable view that nobody else writes. The identity lies in it and
+    // is all zeros, which is valid.
     let identity = unsafe { &mut *base.add(IDENTITY_OFFSET).cast::<Identity>() };
     identity.abi_version = ABI_VERSION;
     identity.header_bytes = HEADER_BYTES as u32;
     identity.segment_bytes = bytes as u64;
     identity.pid = sys::pid();
-    // SAFETY: cannot fail.
+    // SAFETY: has no arguments and cannot fail.
     identity.uid = unsafe { libc::geteuid() };
     identity.start_time = start_time;
     identity.boot_id = boot_id();
@@ -96,7 +97,7 @@ pub unsafe fn write(
     identity.exe_build_id_len = id.len() as u32;
     (identity.seccomp_mode, identity.seccomp_filters) = crate::seccomp::at_start();
     identity.heap = crate::range::globals(crate::backend::is_system());
-    // SAFETY: set at start-up, before the first segment is made, and not since.
+    // SAFETY: written at start-up, before the first segment is created, and only read since.
     identity.agent_memory = unsafe { *MEMORY.0.get() };
     &identity.magic
 }

@@ -1,5 +1,5 @@
-//! The page that distinguishes copies of the process, however they were made: the kernel empties it
-//! in every copy.
+//! A page that the kernel wipes in every copy of the process, so that a copy recognises that it is one,
+//! however it was made (`fork`, `clone`, a raw system call).
 
 use super::LIFE;
 use crate::own;
@@ -9,45 +9,44 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use shm_protocol::owner::Mark;
 
-/// The page that the kernel empties in every copy; null on kernels before 4.14, where only
-/// `fork` itself shows.
+/// Page with the mark; null before Linux 4.14, where only `fork` itself is noticed.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static MARK: AtomicPtr<Mark> = AtomicPtr::new(null_mut());
 
-/// Makes the mark. At start-up.
+/// Maps the page at start-up.
 pub fn start() {
     let page = own::map(PAGE);
     if page.is_null() {
         return;
     }
-    // SAFETY: the page just mapped, which nobody else knows.
+    // SAFETY: just mapped, and nobody else has its address.
     if unsafe { libc::madvise(page, PAGE, libc::MADV_WIPEONFORK) } == 0 {
         let mark: *mut Mark = page.cast();
         MARK.store(mark, Ordering::Relaxed);
     }
 }
 
-/// The page that distinguishes copies.
+/// Returns the page, or `None` if the kernel does not support it.
 pub fn page() -> Option<*mut c_void> {
     let mark = MARK.load(Ordering::Relaxed);
     (!mark.is_null()).then(|| mark.cast())
 }
 
-/// The word in it.
+/// Returns the mark in the page.
 #[inline]
 pub(super) fn mark() -> Option<&'static Mark> {
-    // SAFETY: null, or the page that `start` mapped and nobody unmaps; any bytes are a mark.
+    // SAFETY: null, or a page that is never unmapped; any bytes are a valid mark.
     unsafe { MARK.load(Ordering::Relaxed).as_ref() }
 }
 
-/// Whether this process is a copy that has yet to leave its parent's segment.
+/// Returns true in a copy that has yet to leave its parent's segment.
 #[inline]
 pub fn is_copy() -> bool {
     LIFE.is_copy(mark)
 }
 
-/// Makes one thread of a copy that `fork`'s handlers did not see take it out of its parent's
-/// segment; whether the calling thread is that one.
+/// Claims the task of leaving the parent's segment, in a copy that was made without `fork`'s handlers.
+/// Returns true for exactly one thread.
 pub fn claim_leaving() -> bool {
     LIFE.claim_leaving(mark())
 }

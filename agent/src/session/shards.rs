@@ -1,9 +1,9 @@
-//! Assignment of shards to threads, each of which then writes its shard alone.
+//! Assigns shards of the counters to threads, each of which is the only writer of its shard.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use shm_protocol::layout::SHARED_SHARD;
 
-/// Shards that a thread may own, by bit; the others use [`SHARED_SHARD`].
+/// Bit set of the shards that have an owner. Threads without a shard use [`SHARED_SHARD`].
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static SHARDS: AtomicU32 = AtomicU32::new(0);
 
@@ -23,14 +23,14 @@ pub fn take_shard() -> u32 {
     }
 }
 
-/// Gives a shard back.
+/// Releases a shard.
 pub fn release_shard(shard: u32) {
     if shard < SHARED_SHARD {
         SHARDS.fetch_and(!(1 << shard), Ordering::Release);
     }
 }
 
-/// After a fork: only the calling thread is left.
+/// Keeps only the calling thread's shard, after a fork.
 pub fn keep_only(shard: Option<u32>) {
     let kept = shard
         .filter(|shard| *shard < SHARED_SHARD)

@@ -1,15 +1,14 @@
-//! Removing files that ended processes left behind.
+//! Removes segments that exited processes left behind.
 //!
-//! A process that ends by `_exit` or by a signal cannot remove its segment. In case that
-//! happens thousands of times and no controller runs, processes of the same user that
-//! start later clean up: they remove segments without a profile, and of those with one keep
-//! only a few hundred, within a share of the filesystem: the first and the latest of each name, then the
-//! newest.
+//! A process that ends by `_exit` or a signal cannot remove its segment. That may happen thousands of
+//! times while no controller runs. So processes of the same user that start later clean up: they remove
+//! segments without a profile, and keep a few hundred of those with one, within a share of the
+//! filesystem. Of each process name the first and the latest are kept, then the newest.
 //!
-//! A file counts as a dead process's only if its content agrees with its name, it belongs to
-//! this user, this boot and this pid namespace, and no process has the pid; or if the process has
-//! recorded there that it exits. All other files stay. Done before a process makes its segment: at
-//! start-up, and in a forked child that continues a session, unless it has a seccomp filter.
+//! A file is removed only if its content agrees with its name, it belongs to this user, this boot and
+//! this pid namespace, and no process has the pid; or if the process has recorded in it that it exits.
+//! Sweeps run before a process creates its segment: at start-up, and in a forked child that continues a
+//! session, unless it has a seccomp filter.
 
 use super::{cgroup, identity};
 use crate::sys::{self, Pages, Text, read_file};
@@ -19,27 +18,26 @@ use shm_protocol::layout::{CONTROL_BYTES, HEADER_BYTES};
 use shm_protocol::segment::{FILE_PREFIX, SegmentFile};
 use shm_protocol::snapshot::Header;
 
-/// How many files one sweep examines.
+/// Maximum number of files that one sweep examines.
 const MAX_FILES: usize = 1024;
-/// How many profiles of ended processes are kept to be collected; beyond that, the oldest
-/// are removed first.
-const KEPT: usize = 256;
-/// How many of them, the first in order, keep the unused parts of their tables.
+/// Maximum number of profiles of exited processes that are kept for collection.
+const MAX_KEPT: usize = 256;
+/// Number of profiles, the first in order, that keep the unused parts of their tables.
 const UNTRIMMED: usize = 8;
-/// Bytes that they may take in total.
-const KEPT_BYTES: u64 = 1 << 30;
-/// Share of the directory's size, and of half of what the process's control group may have, that they may
-/// take, if that is less.
+/// Maximum size of all kept profiles, in bytes.
+const MAX_KEPT_BYTES: u64 = 1 << 30;
+/// Fraction (1/n) that kept profiles may take of the directory's size, and of half of the control
+/// group's memory limit, if that is less.
 const KEPT_SHARE: u64 = 4;
 const LISTING_BYTES: usize = 64 << 10;
 /// Offset of the name in `struct linux_dirent64`.
 const NAME_AT: usize = 19;
 
-/// The header of a segment file of this user, in a buffer of [`HEADER_BYTES`], and the file's
-/// `stat`.
+/// Reads the header of a segment file of this user into a buffer of [`HEADER_BYTES`]. Also returns the
+/// file's `stat`.
 fn header<'a>(name: &CStr, buffer: &'a mut Pages) -> Option<(Header<'a>, libc::stat)> {
     let status = sys::link_status(name)?;
-    // SAFETY: takes nothing and cannot fail.
+    // SAFETY: has no arguments and cannot fail.
     let ours = status.st_uid == unsafe { libc::geteuid() };
     if !ours || status.st_mode & libc::S_IFMT != libc::S_IFREG {
         return None;
@@ -50,13 +48,13 @@ fn header<'a>(name: &CStr, buffer: &'a mut Pages) -> Option<(Header<'a>, libc::s
     Some((header, status))
 }
 
-/// Whether a segment's contents are no longer needed.
+/// Returns true if a segment's profile is not needed: it has none, or it was collected.
 fn is_unused(header: &Header<'_>) -> bool {
     let last = header.session();
     last.is_none_or(|session| header.collected_session() >= session.number)
 }
 
-/// The process of a segment, on which content and name must agree.
+/// Process that created a segment.
 #[derive(Clone, Copy)]
 struct Owner {
     pid: u32,
@@ -64,7 +62,7 @@ struct Owner {
 }
 
 impl Owner {
-    /// Reads a segment's file name; `None` for any other.
+    /// Parses the file name of a segment. `None` for any other name.
     fn parse(name: &[u8]) -> Option<Self> {
         let rest = name.strip_prefix(FILE_PREFIX.as_bytes())?;
         let mut parts = rest.split(|byte| *byte == b'.');
@@ -80,12 +78,12 @@ impl Owner {
         Some(Self { pid, start_time })
     }
 
-    /// Whether a segment's content agrees with its name.
+    /// Returns true if a segment's content agrees with its name.
     fn is_named_in(self, header: &Header<'_>) -> bool {
         header.pid() == self.pid && header.start_time() == self.start_time
     }
 
-    /// Whether a segment's content agrees, and is of this boot and this pid namespace.
+    /// Returns true if a segment's content agrees with its name, and is of this boot and pid namespace.
     fn is_of(self, header: &Header<'_>, namespace: u64) -> bool {
         self.is_named_in(header)
             && namespace != 0
@@ -93,18 +91,17 @@ impl Owner {
             && header.boot_id() == identity::boot_id()
     }
 
-    /// Whether no process has its pid.
+    /// Returns true if no process has its pid.
     fn is_gone(self) -> bool {
-        // SAFETY: signal 0 only asks.
+        // SAFETY: signal 0 only checks for existence.
         let missing = unsafe { libc::kill(self.pid as i32, 0) } != 0;
         missing && sys::errno() == libc::ESRCH
     }
 }
 
-/// Whether this very process left the file before it executed another image, and the file holds
-/// no profile yet to be collected.
+/// Returns true if this process itself left the file before an exec, and its profile is not needed.
 pub fn is_own_and_unused(name: &CStr, start_time: u64) -> bool {
-    // Too large for a small stack.
+    // The buffer is too large for a small stack.
     let Some(mut buffer) = Pages::new(HEADER_BYTES) else {
         return false;
     };
@@ -115,12 +112,12 @@ pub fn is_own_and_unused(name: &CStr, start_time: u64) -> bool {
     })
 }
 
-/// Releases the parts of a dead process's segment that no reader needs.
+/// Releases the unused parts of an exited process's tables.
 fn trim(name: &CStr) {
     let flags = libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK;
     // SAFETY: all zero is a valid stat.
     let mut status: libc::stat = unsafe { core::mem::zeroed() };
-    // SAFETY: terminated path, a descriptor of our own, a stat to fill.
+    // SAFETY: a terminated path, our own descriptor, and a `stat` to fill.
     unsafe {
         let fd = libc::open(name.as_ptr(), flags);
         if fd < 0 {
@@ -130,14 +127,14 @@ fn trim(name: &CStr) {
             && status.st_mode & libc::S_IFMT == libc::S_IFREG
             && status.st_uid == libc::geteuid();
         if let Some(file) = SegmentFile::new(fd, status.st_size as u64).filter(|_| regular) {
-            // Parts that cannot be released stay: nothing is lost.
+            // Parts that cannot be released stay; nothing is lost.
             let _ = file.trim();
         }
         libc::close(fd);
     }
 }
 
-/// Removes leftover files of processes that are gone.
+/// Removes segments of exited processes from a directory.
 pub fn sweep(dir: &[u8]) {
     let namespace = identity::pid_namespace();
     let mut path = Text::<512>::new();
@@ -151,10 +148,10 @@ pub fn sweep(dir: &[u8]) {
     ) else {
         return;
     };
-    let Some((listing, most)) = list(name, listing.bytes()) else {
+    let Some((listing, max_bytes)) = list(name, listing.bytes()) else {
         return;
     };
-    // SAFETY: integers only.
+    // SAFETY: `Left` consists of integers, for which any bytes are valid.
     let kept = unsafe { kept.array::<Left>() };
     let mut count = 0;
     for (at, path, owner) in gone(dir, listing) {
@@ -164,8 +161,8 @@ pub fn sweep(dir: &[u8]) {
         let Some((header, status)) = header(name, &mut buffer) else {
             continue;
         };
-        // What a process has said itself of its end holds in any namespace, and where none is known: without
-        // `/proc`, a process cannot tell whether it may remove its file at its end.
+        // A process that recorded its own exit is gone, whatever its namespace. Without `/proc`, a
+        // process cannot tell whether it may remove its file, so it records its exit instead.
         let has_said_so = owner.is_named_in(&header) && header.exited();
         if !has_said_so && !owner.is_of(&header, namespace) {
             continue;
@@ -177,20 +174,22 @@ pub fn sweep(dir: &[u8]) {
             count += 1;
         }
     }
-    keep_newest(dir, listing, &mut kept[..count], most);
+    keep_newest(dir, listing, &mut kept[..count], max_bytes);
 }
 
-/// A profile of a process that is gone.
+/// Profile of an exited process.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Left {
     /// Bytes of the process's name, the first one the most significant.
     process: u128,
+    /// Time of its last sign of life, in ns of the machine's clock; 0: before the last boot.
     seen_ns: u64,
+    /// Size of the file on disk.
     bytes: u64,
     /// Offset of the file's name in the listing.
     at: usize,
-    /// 1 if it is the first or the latest of a process name: the beginning and the end of a crash loop.
+    /// 1 for the first and the latest profile of a process name (the two ends of a crash loop); else 0.
     rank: u32,
 }
 
@@ -207,8 +206,8 @@ impl Left {
     }
 }
 
-/// When a process is last known to have lived, in ns of the segment's clock; 0 if that was before the last boot.
-/// The file has a time of its own, but by the system clock, which may have been set since.
+/// Returns the time at which a process is last known to have lived, in ns of the segment's clock; 0 if
+/// before the last boot. The file's own times are of the system clock, which may have been set since.
 fn last_seen_ns(header: &Header<'_>) -> u64 {
     if header.boot_id() != identity::boot_id() {
         return 0;
@@ -219,8 +218,8 @@ fn last_seen_ns(header: &Header<'_>) -> u64 {
     header.created_ns().max(begun).max(alive).max(ended)
 }
 
-/// Sorts profiles in the order in which they are kept: the first and the latest of each name, then all others;
-/// the newest first.
+/// Sorts profiles by their worth: the first and the latest of each name, then all others; within both
+/// groups the newest first.
 fn sort_by_worth(kept: &mut [Left]) {
     kept.sort_unstable_by_key(|left| (left.process, left.seen_ns));
     for same in kept.chunk_by_mut(|a, b| a.process == b.process) {
@@ -234,13 +233,13 @@ fn sort_by_worth(kept: &mut [Left]) {
     kept.sort_unstable_by_key(|left| core::cmp::Reverse((left.rank, left.seen_ns)));
 }
 
-/// The names in a directory, as many as fit, and the bytes that profiles may take in it.
+/// Lists the names in a directory, as many as fit, and returns how many bytes profiles may take in it.
 fn list<'a>(dir: &CStr, listing: &'a mut [u8]) -> Option<(&'a [u8], u64)> {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
     // SAFETY: all zero is a valid statfs.
     let mut room: libc::statfs = unsafe { core::mem::zeroed() };
-    // SAFETY: terminated path, a descriptor of our own, a statfs to fill, and the kernel
-    // writes at most the buffer's length. One call: enough for a sweep.
+    // SAFETY: a terminated path, our own descriptor, a `statfs` to fill, and the kernel writes at most
+    // the length of the buffer. One call lists enough files for a sweep.
     let (len, known) = unsafe {
         let fd = libc::open(dir.as_ptr(), flags);
         if fd < 0 {
@@ -256,16 +255,16 @@ fn list<'a>(dir: &CStr, listing: &'a mut [u8]) -> Option<(&'a [u8], u64)> {
         libc::close(fd);
         (usize::try_from(len).unwrap_or(0), known)
     };
-    // An unknown size limits nothing.
+    // If the size is not known, it limits nothing.
     let size = (room.f_blocks).saturating_mul(room.f_bsize as u64);
     let size = if known && size > 0 { size } else { u64::MAX };
     let size = size.min(cgroup::memory_limit() / 2);
-    Some((&listing[..len], KEPT_BYTES.min(size / KEPT_SHARE)))
+    Some((&listing[..len], MAX_KEPT_BYTES.min(size / KEPT_SHARE)))
 }
 
-/// Removes profiles, the oldest first, until the rest is within the limits of number and bytes. First
-/// releases the unused parts of tables, which a killed process could not release itself.
-fn keep_newest(dir: &[u8], listing: &[u8], kept: &mut [Left], most: u64) {
+/// Removes profiles, the least worth first, until the others are within both limits. First releases the
+/// unused parts of their tables, which a killed process could not release itself.
+fn keep_newest(dir: &[u8], listing: &[u8], kept: &mut [Left], max_bytes: u64) {
     sort_by_worth(kept);
     let mut bytes = 0u64;
     for (number, left) in kept.iter().enumerate() {
@@ -274,26 +273,26 @@ fn keep_newest(dir: &[u8], listing: &[u8], kept: &mut [Left], most: u64) {
             continue;
         };
         let mut size = left.bytes;
-        let is_much = number >= UNTRIMMED || bytes.saturating_add(size) > most / 2;
-        if number < KEPT && is_much {
+        let is_much = number >= UNTRIMMED || bytes.saturating_add(size) > max_bytes / 2;
+        if number < MAX_KEPT && is_much {
             trim(name);
             size = bytes_of(name).unwrap_or(size);
         }
         bytes = bytes.saturating_add(size);
-        if number >= KEPT || bytes > most {
+        if number >= MAX_KEPT || bytes > max_bytes {
             sys::unlink(name);
         }
     }
 }
 
-/// The memory that a file takes.
+/// Returns the size of a file on disk, in bytes.
 fn bytes_of(name: &CStr) -> Option<u64> {
     let status = sys::link_status(name)?;
     Some((status.st_blocks as u64).saturating_mul(512))
 }
 
-/// Segments whose process is gone: where each name is in the listing, the path, and the process
-/// in the name.
+/// Returns the segments whose process is gone: the offset of the name in the listing, the path, and the
+/// process.
 fn gone<'a>(
     dir: &'a [u8],
     listing: &'a [u8],
@@ -314,7 +313,7 @@ fn path_at(dir: &[u8], listing: &[u8], at: usize) -> Text<512> {
     path
 }
 
-/// The names in the result of `getdents64`, and where each begins.
+/// Returns the names in a `getdents64` buffer, each with its offset.
 fn entries(listing: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     let mut at = 0;
     core::iter::from_fn(move || {

@@ -1,8 +1,9 @@
-//! The mapping of the segment's tables: which of its addresses are accessible, and which are kept.
+//! Access to the segment's tables: which parts of the mapping are accessible.
 //!
-//! The segment is mapped whole, of which most is neither backed with memory nor accessible. Units of a bank become
-//! accessible once they are backed. Where the program limits its address space, towards which all of the
-//! mapping counts, the addresses of the other units are given up; then tables grow no more.
+//! The whole segment is mapped, but most of it is neither backed with memory nor accessible. Units of a
+//! bank become accessible once they are backed: otherwise `mlockall` would back all of it. All of the
+//! mapping counts towards `RLIMIT_AS`. So when the program limits its address space, the inaccessible
+//! parts are unmapped, and tables grow no more.
 
 use super::{BASE, BYTES, LIFE};
 use crate::sys::{self, PAGE};
@@ -13,35 +14,34 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use shm_protocol::layout::{BANK_HEADER_BYTES, Node, Record};
 use shm_protocol::{Bank, Geometry};
 
-/// Linux 5.14.
+/// Linux 5.14 and newer.
 const MADV_POPULATE_WRITE: libc::c_int = 23;
-/// Part of a limited address space that the mapping may take without giving up addresses.
+/// Fraction (1/n) of a limited address space that the mapping may take without being shrunk.
 const LIMIT_SHARE: u64 = 16;
-/// Part of a limited address space that each bank keeps at least, for later sessions.
+/// Fraction (1/n) of a limited address space that each bank keeps for later sessions.
 const KEPT_SHARE: u64 = 64;
-/// Most bytes that each bank keeps for later sessions.
+/// Maximum number of bytes that each bank keeps for later sessions.
 const MAX_KEPT_BYTES: u64 = 4 << 20;
 
-/// The units of both banks that are accessible in the mapping of the segment. All others are not:
-/// `mlockall` backs all that is accessible with memory, which is for the whole segment far more than
-/// a session needs.
+/// Number of accessible units of each bank.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static OPEN: [AtomicU32; 2] = [const { AtomicU32::new(0) }; 2];
-/// The most bytes of a bank's code objects that have been made accessible.
+/// Number of accessible bytes of code objects, in the bank that has more.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static OPEN_CODES: AtomicUsize = AtomicUsize::new(0);
-/// Whether the addresses of what was not accessible have been given up: others may have them now.
+/// True after [`shrink`]: other mappings may use the addresses now.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static IS_SHRUNK: AtomicBool = AtomicBool::new(false);
-/// Threads that are making a part accessible.
+/// Number of threads that are making a part accessible.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static OPENING: AtomicU32 = AtomicU32::new(0);
 
-/// The right to make parts of the mapping accessible, which [`shrink`] respects.
+/// Guard of a thread that makes parts of the mapping accessible. [`shrink`] does nothing while one
+/// exists.
 struct Opening;
 
 impl Opening {
-    /// `None`: the addresses have been given up.
+    /// Returns `None` after [`shrink`].
     fn begin() -> Option<Self> {
         OPENING.fetch_add(1, Ordering::SeqCst);
         let opening = Self;
@@ -59,13 +59,13 @@ fn geometry() -> Geometry {
     Geometry::of_segment(BYTES.load(Ordering::Relaxed))
 }
 
-/// The accessible units of a session's bank.
+/// Returns the number of accessible units of a session's bank.
 pub(super) fn open(session: u64) -> &'static AtomicU32 {
     &OPEN[session as usize & 1]
 }
 
-/// Makes all of the banks but their headers inaccessible in a new mapping, until their units are
-/// [opened](open_units). Where that fails nothing is lost.
+/// Makes the banks of a new mapping inaccessible, except for their headers. A failure does no harm: the
+/// units are accessible then before they are [opened](open_units).
 pub(super) fn close_banks(base: *mut u8) {
     let geometry = geometry();
     const HEADER: usize = BANK_HEADER_BYTES.next_multiple_of(PAGE);
@@ -73,13 +73,13 @@ pub(super) fn close_banks(base: *mut u8) {
         open.store(0, Ordering::Release);
         let at = geometry.bank_offset(bank) + HEADER;
         let bytes = geometry.bank_bytes.saturating_sub(HEADER);
-        // SAFETY: a part of the mapping just made, which no other thread knows.
+        // SAFETY: lies in the mapping just made, which no other thread knows.
         unsafe { libc::mprotect(base.add(at).cast(), bytes, libc::PROT_NONE) };
     }
 }
 
-/// Makes units of a bank accessible, which whoever reserved them has backed with memory. Whether
-/// they are.
+/// Makes units of a bank accessible, which have been backed with memory. Returns false if they are not
+/// accessible.
 pub(super) fn open_units(base: *mut u8, bank: &Bank<'_>, session: u64, units: u32) -> bool {
     let open = open(session);
     if open.load(Ordering::Relaxed) >= units {
@@ -97,7 +97,7 @@ pub(super) fn open_units(base: *mut u8, bank: &Bank<'_>, session: u64, units: u3
     are_open
 }
 
-/// Backs more of a session's bank with memory, up to `more` units. Whether it is.
+/// Backs a bank with memory, up to `more` units, and makes them accessible. Returns false if that fails.
 pub(super) fn populate_units(bank: &Bank<'_>, session: u64, more: u32) -> bool {
     let units = bank.header.units();
     let Some(base) = BASE.get() else { return false };
@@ -120,7 +120,7 @@ pub(super) fn populate_units(bank: &Bank<'_>, session: u64, more: u32) -> bool {
     false
 }
 
-/// Backs this many bytes of a session's code objects with memory. Whether there is.
+/// Backs `bytes` of a session's code objects with memory. Returns false if that fails.
 #[cold]
 pub(super) fn populate_codes(bank: &Bank<'_>, session: u64, bytes: usize) -> bool {
     let geometry = bank.geometry();
@@ -134,7 +134,7 @@ pub(super) fn populate_codes(bank: &Bank<'_>, session: u64, bytes: usize) -> boo
     let opening = Opening::begin();
     let is_kept = opening.is_some() || bytes <= OPEN_CODES.load(Ordering::Relaxed);
     let from = geometry.bank_offset(session) + geometry.codes_offset();
-    // A filter that the program has installed may not allow this call.
+    // A seccomp filter of the program may not allow the calls.
     let populated = is_kept
         && !crate::seccomp::is_installed()
         && access(base, from + has, from + bytes)
@@ -146,7 +146,7 @@ pub(super) fn populate_codes(bank: &Bank<'_>, session: u64, bytes: usize) -> boo
     populated
 }
 
-/// Offsets in a bank of the slots, nodes and records of some units.
+/// Returns the offsets in a bank of the slots, nodes and records of some units.
 fn parts(geometry: &Geometry, units: Range<u32>) -> impl Iterator<Item = Range<usize>> {
     let slots = |units| match units {
         0 => geometry.slots_offset(),
@@ -166,7 +166,7 @@ fn parts(geometry: &Geometry, units: Range<u32>) -> impl Iterator<Item = Range<u
     parts.into_iter().filter(|part| !part.is_empty())
 }
 
-/// Whole pages that hold what both banks have accessible, from the segment's start on, in order.
+/// Returns the accessible parts of both banks in whole pages, by their offset in the segment, in order.
 fn open_pages(geometry: &Geometry) -> impl Iterator<Item = Range<usize>> {
     let codes = OPEN_CODES.load(Ordering::Relaxed);
     let in_bank = move |bank: u64| {
@@ -183,25 +183,25 @@ fn open_pages(geometry: &Geometry) -> impl Iterator<Item = Range<usize>> {
     parts.filter(|part| !part.is_empty()).map(pages)
 }
 
-/// Unmaps all of a mapping but the accessible parts.
+/// Unmaps all inaccessible parts.
 ///
 /// # Safety
-/// `base` is the whole segment's mapping, and nobody makes parts of it accessible.
+/// `base` is the mapping of the whole segment, and no thread makes parts of it accessible.
 unsafe fn unmap_closed(base: *mut u8, geometry: &Geometry) {
     let bytes = BYTES.load(Ordering::Relaxed);
     let mut end = 0;
     let behind = core::iter::once(bytes..bytes);
     for open in open_pages(geometry).chain(behind) {
         if open.start > end {
-            // SAFETY: the caller's: addresses that nobody reads or writes.
+            // SAFETY: inaccessible, so nobody reads or writes it, and no thread makes it accessible.
             unsafe { libc::munmap(base.add(end).cast(), open.start - end) };
         }
         end = end.max(open.end);
     }
 }
 
-/// Gives up the addresses of what is not accessible, for an address space that will be limited to so many bytes.
-/// Each bank keeps a few units for later sessions.
+/// Unmaps the inaccessible parts when the program is about to limit its address space to
+/// `address_space` bytes. Each bank keeps a few units for later sessions.
 #[cold]
 #[cfg_attr(test, allow(dead_code))]
 pub fn shrink(address_space: u64) {
@@ -219,29 +219,30 @@ pub fn shrink(address_space: u64) {
     }
     IS_SHRUNK.store(true, Ordering::SeqCst);
     if OPENING.load(Ordering::SeqCst) != 0 {
-        // Another thread is making a part accessible: all stays.
+        // Another thread is making a part accessible: the mapping is left as it is.
         IS_SHRUNK.store(false, Ordering::SeqCst);
         return;
     }
-    // SAFETY: the mapping of the segment, of which from now on nobody makes more accessible.
+    // SAFETY: the mapping of the segment. `IS_SHRUNK` keeps threads from making parts accessible.
     unsafe { unmap_closed(base, &geometry) };
 }
 
-/// Gives up the mapping in a forked child. `is_in_use`: what is accessible is replaced by private memory instead, as
-/// a sample that was interrupted may continue there. Whether it could.
+/// Gives up the mapping in a forked child. With `is_in_use`, its accessible parts are replaced by private
+/// memory instead, because an interrupted sample may continue there. Returns false if that fails.
 ///
 /// # Safety
-/// `base` is the whole segment's mapping, which `BASE` no longer names, in a process of one thread.
+/// `base` is the mapping of the whole segment, no longer in `BASE`, in a process with one thread.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 pub(super) unsafe fn give_up(base: *mut u8, is_in_use: bool) -> bool {
     let geometry = geometry();
     let is_shrunk = IS_SHRUNK.load(Ordering::Relaxed);
     if !is_in_use && !is_shrunk {
-        // SAFETY: the caller's.
+        // SAFETY: the whole mapping, which no thread uses any more.
         unsafe { libc::munmap(base.cast(), BYTES.load(Ordering::Relaxed)) };
         return true;
     }
-    // SAFETY: the caller's. What others may have mapped between the parts is left alone.
+    // SAFETY: unmaps or covers only accessible parts, which are still ours after `shrink`; addresses
+    // between them may belong to others.
     unsafe {
         if !is_shrunk {
             unmap_closed(base, &geometry);
@@ -266,19 +267,19 @@ fn access(base: *mut u8, from: usize, to: usize) -> bool {
     let from = from & !(PAGE - 1);
     let len = to.next_multiple_of(PAGE) - from;
     let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: inside the mapped segment; takes no access away.
+    // SAFETY: inside the mapping of the segment; no access is taken away.
     unsafe { libc::mprotect(base.add(from).cast(), len, access) == 0 }
 }
 
-/// Backs a part of the segment with memory. Returns whether it succeeded.
+/// Backs a part of the segment with memory. Returns false if that fails.
 fn populate(base: *mut u8, from: usize, to: usize) -> bool {
     let from = from & !(PAGE - 1);
     let len = to.next_multiple_of(PAGE) - from;
-    // SAFETY: inside the mapped segment; writing the pages in changes none of their bytes.
+    // SAFETY: inside the mapping of the segment; populating pages changes none of their bytes.
     unsafe { libc::madvise(base.add(from).cast(), len, MADV_POPULATE_WRITE) == 0 }
 }
 
-/// Whether the kernel supports [`populate`]: tries it on a page of our own.
+/// Returns true if the kernel supports [`populate`]. Tries it on `page`, a page of the agent's own.
 pub(super) fn can_populate(page: *mut c_void) -> bool {
     // SAFETY: a mapped, writable page.
     unsafe { libc::madvise(page, PAGE, MADV_POPULATE_WRITE) == 0 }

@@ -1,5 +1,7 @@
-//! The machine's time. In a time namespace the process's clocks are shifted; what goes into
-//! the segment is not.
+//! Conversion between this process's clocks and the machine's.
+//!
+//! In a time namespace the clocks of a process are shifted. The segment has times of the machine's
+//! clocks, so that processes can compare them.
 
 use crate::sys::{self, read_file};
 use core::ffi::CStr;
@@ -9,19 +11,20 @@ use shm_protocol::clock::{self, Shift};
 static MONOTONIC_NS: AtomicI64 = AtomicI64::new(0);
 static BOOTTIME_NS: AtomicI64 = AtomicI64::new(0);
 
-/// Reads how far this process's clocks are shifted. A forked child may be in another time
-/// namespace than its parent, so it reads again.
+/// Reads the shift of this process's clocks. A forked child reads it again: it may be in another time
+/// namespace than its parent.
 pub fn settle() {
     let mut buffer = [0u8; 256];
-    let shift = match is_settled() {
-        true => Shift::parse(read_file(c"/proc/self/timens_offsets", &mut buffer)),
-        false => Shift::NONE,
+    let shift = if is_settled() {
+        Shift::parse(read_file(c"/proc/self/timens_offsets", &mut buffer))
+    } else {
+        Shift::NONE
     };
     MONOTONIC_NS.store(shift.monotonic_ns, Ordering::Relaxed);
     BOOTTIME_NS.store(shift.boottime_ns, Ordering::Relaxed);
 }
 
-/// The shift that [`settle`] found.
+/// Returns the shift that [`settle`] read.
 pub fn shift() -> Shift {
     Shift {
         monotonic_ns: MONOTONIC_NS.load(Ordering::Relaxed),
@@ -29,13 +32,13 @@ pub fn shift() -> Shift {
     }
 }
 
-/// Now, by the machine's coarse monotonic clock.
+/// Returns the current time of the machine's coarse monotonic clock.
 pub fn now_ns() -> u64 {
     shift().to_machine(clock::now_ns())
 }
 
-/// Whether the process is in the time namespace that the kernel's file names, which is that of its
-/// future children.
+/// Returns true if the process itself is in the time namespace that the kernel's file describes, which
+/// is that of its future children.
 fn is_settled() -> bool {
     inode(c"/proc/self/ns/time") == inode(c"/proc/self/ns/time_for_children")
 }

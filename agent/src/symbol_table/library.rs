@@ -1,5 +1,5 @@
-//! Functions of a loaded library by its hash table, in the versions that a program linked today
-//! gets.
+//! Looks up functions of a loaded library by its hash table, in the versions that a program linked today
+//! would get.
 
 use super::{DT_GNU_HASH, DT_STRTAB, DT_SYMTAB};
 use core::ffi::CStr;
@@ -9,38 +9,38 @@ const DT_VERSYM: u64 = 0x6fff_fff0;
 const STT_NOTYPE: u8 = 0;
 const STT_FUNC: u8 = 2;
 const STT_GNU_IFUNC: u8 = 10;
-/// Flag of a version that only programs linked long ago get.
+/// Flag of a symbol version that only programs linked long ago get.
 const HIDDEN_VERSION: u16 = 0x8000;
-/// Longest chain of the hash table that is followed.
+/// Maximum number of entries of a hash chain that are followed.
 const MAX_CHAIN: usize = 4096;
 
-/// A function that a library exports.
+/// Function that a library exports.
 #[derive(Clone, Copy, Debug)]
 pub struct Exported {
-    /// Where it is, or its resolver.
+    /// Address of the function, or of its resolver.
     pub address: u64,
-    /// Whether there is a resolver, which says where it is.
+    /// True if `address` is that of a resolver, which returns the function's.
     pub is_indirect: bool,
 }
 
-/// The tables of a loaded library.
+/// Symbol tables of a loaded library.
 #[derive(Clone, Copy, Debug)]
 pub struct Library {
     bias: u64,
     strings: u64,
     symbols: *const super::Symbol,
-    /// Versions of the symbols; null if there are none.
+    /// Versions of the symbols; null if it has none.
     versions: *const u16,
     hash: *const u32,
-    /// Offset of its name among the strings; 0 if it has none.
+    /// Offset of its `DT_SONAME` in the string table; 0 if it has none.
     name: u64,
 }
 
 impl Library {
-    /// The tables that a dynamic section names; `None` if one is missing.
+    /// Finds the tables from a dynamic section. `None` if one is missing.
     ///
     /// # Safety
-    /// The dynamic section of a loaded library that stays, and its bias as the loader says.
+    /// `dynamic` is the dynamic section of a library that stays loaded, and `bias` its load bias.
     pub unsafe fn of(bias: u64, mut dynamic: *const [u64; 2]) -> Option<Self> {
         let mut library = Self {
             bias,
@@ -53,9 +53,9 @@ impl Library {
         if dynamic.is_null() {
             return None;
         }
-        // glibc's loader makes addresses of what is in the section, musl's leaves it.
+        // glibc's loader has converted the values of the section into addresses, musl's has not.
         let address = |value: u64| if value >= bias { value } else { bias + value };
-        // SAFETY: an entry of tag 0 ends the section.
+        // SAFETY: the section ends with an entry of tag 0.
         unsafe {
             while (*dynamic)[0] != 0 {
                 let [tag, value] = *dynamic;
@@ -75,35 +75,34 @@ impl Library {
         is_whole.then_some(library)
     }
 
-    /// Whether this is the library's own name (`DT_SONAME`).
+    /// Returns true if the library has this name (`DT_SONAME`).
     ///
     /// # Safety
     /// The library is still loaded.
     pub unsafe fn is_called(&self, name: &CStr) -> bool {
-        // SAFETY: the names are in the library's table of strings.
+        // SAFETY: an offset in the string table of a loaded library.
         self.name != 0 && unsafe { self.is_string(self.name, name) }
     }
 
-    /// Whether this is the string at `offset`. Calls no function of the C library.
+    /// Compares the string at `offset`. Calls no function of the C library.
     ///
     /// # Safety
-    /// An offset in the table of strings of a library that is still loaded.
+    /// `offset` lies in the string table, and the library is still loaded.
     unsafe fn is_string(&self, offset: u64, text: &CStr) -> bool {
         let string = (self.strings + offset) as *const u8;
         let mut bytes = text.to_bytes_with_nul().iter().enumerate();
-        // SAFETY: the caller's; the comparison ends with the string's own terminator at the latest,
-        // which equals no byte of the text but its last.
+        // SAFETY: a terminated string. Its terminating zero equals no byte of the text but the last, so the
+        // comparison ends there at the latest.
         bytes.all(|(at, byte)| unsafe { string.add(at).read_volatile() } == *byte)
     }
 
-    /// The function that the library exports by this name.
+    /// Returns the function with a name.
     ///
     /// # Safety
     /// The library is still loaded.
     pub unsafe fn function(&self, name: &CStr) -> Option<Exported> {
         let wanted = gnu_hash(name);
-        // SAFETY: buckets and chains lie where the table's four first words say, and are as long as
-        // the loader takes them to be.
+        // SAFETY: the first words say where the buckets and the chains are. The loader uses the same tables.
         unsafe {
             let (buckets, first, bloom) = (
                 *self.hash,
@@ -134,16 +133,17 @@ impl Library {
         None
     }
 
-    /// Symbol `index`, if it is a function of this name in its default version.
+    /// Returns a symbol if it is a function with this name, in its default version.
     ///
     /// # Safety
-    /// An index of a library that is still loaded.
+    /// `index` is that of a symbol, and the library is still loaded.
     unsafe fn exported(&self, index: usize, name: &CStr) -> Option<Exported> {
-        // SAFETY: the caller's index is in both tables.
+        // SAFETY: the index is valid in both tables.
         let (symbol, version) = unsafe {
-            let version = match self.versions.is_null() {
-                true => 1,
-                false => *self.versions.add(index),
+            let version = if self.versions.is_null() {
+                1
+            } else {
+                *self.versions.add(index)
             };
             (&*self.symbols.add(index), version)
         };
@@ -152,7 +152,7 @@ impl Library {
         if symbol.section == 0 || !is_function || version & HIDDEN_VERSION != 0 {
             return None;
         }
-        // SAFETY: a symbol's name is among the strings.
+        // SAFETY: a symbol's name is in the string table.
         if !unsafe { self.is_string(u64::from(symbol.name), name) } {
             return None;
         }
@@ -163,7 +163,7 @@ impl Library {
     }
 }
 
-/// Hash of a name in `DT_GNU_HASH`.
+/// Returns the hash of a name for `DT_GNU_HASH`.
 fn gnu_hash(name: &CStr) -> u32 {
     let step = |hash: u32, byte: &u8| hash.wrapping_mul(33).wrapping_add(u32::from(*byte));
     name.to_bytes().iter().fold(5381, step)
@@ -209,9 +209,10 @@ mod tests {
             ] {
                 let found = library.function(name).expect("it is exported");
                 let loaders = libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr());
-                let ours = match found.is_indirect {
-                    true => crate::arch::ifunc_target(found.address),
-                    false => found.address as *mut c_void,
+                let ours = if found.is_indirect {
+                    crate::arch::ifunc_target(found.address)
+                } else {
+                    found.address as *mut c_void
                 };
                 assert_eq!(ours, loaders, "{name:?}");
             }

@@ -1,8 +1,8 @@
-//! Text without a heap.
+//! Text buffer without a heap.
 
 use core::ffi::CStr;
 
-/// NUL-terminated text in `N` bytes; what does not fit is dropped and noted.
+/// NUL-terminated text of at most `N` bytes. Remembers if something did not fit.
 pub struct Text<const N: usize> {
     bytes: [u8; N],
     len: usize,
@@ -10,7 +10,7 @@ pub struct Text<const N: usize> {
 }
 
 impl<const N: usize> Text<N> {
-    /// Empty text.
+    /// Creates an empty text.
     pub const fn new() -> Self {
         Self {
             bytes: [0; N],
@@ -31,7 +31,7 @@ impl<const N: usize> Text<N> {
         }
     }
 
-    /// Appends a number.
+    /// Appends a number in decimal.
     pub fn push_number(&mut self, mut number: u64) {
         let mut digits = [0u8; 20];
         let mut at = digits.len();
@@ -46,7 +46,7 @@ impl<const N: usize> Text<N> {
         self.push(&digits[at..]);
     }
 
-    /// As a C string; `None` if something was dropped.
+    /// Returns a C string, or `None` if something did not fit.
     pub fn as_c_str(&self) -> Option<&CStr> {
         CStr::from_bytes_until_nul(&self.bytes)
             .ok()

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::vec::Vec;
 
 const INTERVAL: u64 = 1024;
-const RUNS: u64 = 400;
+const SEEDS: u64 = 400;
 
 /// What is known of a stack: samples, and allocated and live bytes with their variances.
 #[derive(Clone, Copy, Default)]
@@ -83,9 +83,16 @@ impl Sampler {
             *sum += estimate;
             *spread += variance;
         }
-        let known = (sums.samples, sums.live.0 as u64);
-        let session = (request.bytes, INTERVAL, self.most);
-        self.sites.learn(key, known, session);
+        let known = Known {
+            samples: sums.samples,
+            live_bytes: sums.live.0 as u64,
+        };
+        let taken = Taken {
+            bytes: request.bytes,
+            interval: INTERVAL,
+            max_step: self.most,
+        };
+        self.sites.learn(key, known, taken);
         Some((request.stack, estimate, variance))
     }
 
@@ -184,7 +191,7 @@ struct Quality {
 
 fn quality(program: Program, most: u32) -> Vec<[Quality; 2]> {
     let mut errors: Vec<[Vec<(f64, f64)>; 2]> = Vec::new();
-    for seed in 0..RUNS {
+    for seed in 0..SEEDS {
         let mut sampler = Sampler::new(seed * 7919 + 1, most);
         let truth = program(&mut sampler);
         errors.resize_with(truth.len(), Default::default);

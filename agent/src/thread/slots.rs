@@ -1,9 +1,9 @@
-//! Where threads' memory is: slots in a few reservations.
+//! Slots for per-thread memory, in a few large reservations.
 //!
-//! A process may have 65,530 mappings (`vm.max_map_count`), of which each of its threads takes two for
-//! its stack. So threads' memory is no mapping each: address space is reserved for many of them at once,
-//! as much again as there is, and slots are opened from the start of a reservation on. The opened ones
-//! are one mapping, the others another.
+//! A process may have 65,530 mappings (`vm.max_map_count`), and each of its threads already takes two for its
+//! stack. So per-thread memory is not one mapping each: address space is reserved for many threads at once
+//! (doubling the total each time), and slots are made accessible from the start of a reservation on. The
+//! accessible slots are one mapping, the others another.
 
 use crate::{seccomp, sys};
 use core::ffi::c_void;
@@ -12,48 +12,49 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 /// Maximum number of reservations: 32,320 slots.
 const RESERVATIONS: usize = 512;
-/// Base-2 logarithm of the number of slots in a large reservation.
+/// log2 of the number of slots in a large reservation.
 const LARGE_LOG: usize = 6;
-/// Granularity of slots: no machine has larger pages.
+/// Granularity of slots, in bytes: no machine has larger pages.
 const PAGE: usize = 64 << 10;
 
-/// Header of a reservation, in a page before its slots. Never given up.
+/// Header of a reservation, in a page before its slots. Never unmapped.
 struct Reservation {
     next: AtomicPtr<Reservation>,
-    /// Bits of slots that nobody uses.
+    /// Bit set of unused slots.
     free: AtomicU64,
 }
 
 static FIRST: AtomicPtr<Reservation> = AtomicPtr::new(null_mut());
-/// Bytes that are reserved.
+/// Total size of all reservations in bytes.
 static TAKEN: AtomicUsize = AtomicUsize::new(0);
 
-/// A slot that the caller has taken.
+/// Slot that one thread has taken.
 #[derive(Clone, Copy)]
 pub struct Slot {
     reservation: &'static Reservation,
     index: u8,
 }
 
-/// Takes a slot of so many bytes, always the same number, and returns its address. Nothing more is reserved
-/// than `most` bytes, except for the first slot. `None`: there is no memory, or all slots are taken.
-/// Changes `errno`.
-pub fn take(bytes: usize, most: usize) -> Option<(Slot, *mut c_void)> {
+/// Takes a slot of `bytes` bytes (the same number in all calls). Returns it with its address. At most
+/// `max_bytes` are reserved in total, except that the first slot is always reserved. `None`: there is no
+/// memory, or all slots are taken. Changes `errno`.
+pub fn take(bytes: usize, max_bytes: usize) -> Option<(Slot, *mut c_void)> {
     let bytes = bytes.next_multiple_of(PAGE);
     let mut place = &FIRST;
     for number in 0..RESERVATIONS {
-        // SAFETY: null, or the start of a reservation, which stays.
+        // SAFETY: null, or the header of a reservation, which is never unmapped.
         let known = unsafe { place.load(Ordering::Acquire).as_ref() };
         let reservation = match known {
             Some(known) => known,
-            None => reserve(place, number, bytes, most)?,
+            None => reserve(place, number, bytes, max_bytes)?,
         };
         if let Some(index) = reservation.claim() {
             let slot = Slot { reservation, index };
             let offset = PAGE + usize::from(index) * bytes;
             let start = (&raw const *reservation).cast::<u8>().cast_mut();
             let at = start.wrapping_add(offset).cast();
-            if !allow_writing(at, bytes) {
+            // SAFETY: the slot that this thread has just claimed.
+            if !unsafe { allow_writing(at, bytes) } {
                 slot.release();
                 return None;
             }
@@ -64,23 +65,26 @@ pub fn take(bytes: usize, most: usize) -> Option<(Slot, *mut c_void)> {
     None
 }
 
-/// Gives a slot back, with its memory at `at`.
+/// Releases a slot and its memory at `at`.
 ///
 /// # Safety
-/// The slot that [`take`] returned with that address and number of bytes. Nobody uses it.
+/// [`take`] returned the slot with this address for this number of bytes, and nobody uses it any more.
 pub unsafe fn give_back(slot: Slot, at: *mut c_void, bytes: usize) {
-    // Memory that the program has locked stays.
+    // If the program has locked its memory, the pages stay.
     if !seccomp::is_installed() {
-        // SAFETY: the caller's: private memory without contents that anybody needs.
+        // SAFETY: private memory of the slot, whose contents nobody needs any more.
         unsafe { libc::madvise(at, bytes.next_multiple_of(PAGE), libc::MADV_DONTNEED) };
     }
     slot.release();
 }
 
-/// Makes pages of a reservation writable, if they are not yet.
-fn allow_writing(at: *mut c_void, bytes: usize) -> bool {
+/// Makes pages of a reservation writable.
+///
+/// # Safety
+/// The pages belong to a reservation, and no other thread uses them yet.
+unsafe fn allow_writing(at: *mut c_void, bytes: usize) -> bool {
     let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: the callers': pages of ours that nobody else uses.
+    // SAFETY: pages of ours that no other thread uses yet.
     unsafe { libc::mprotect(at, bytes, access) == 0 }
 }
 
@@ -92,7 +96,7 @@ impl Slot {
 }
 
 impl Reservation {
-    /// Takes the first free slot.
+    /// Takes the first unused slot.
     fn claim(&self) -> Option<u8> {
         let mut free = self.free.load(Ordering::Relaxed);
         while free != 0 {
@@ -107,61 +111,64 @@ impl Reservation {
     }
 }
 
-/// Number of slots of a reservation: of each of the first ones as many as all before have, and one at least.
+/// Returns the number of slots in a reservation: each of the first ones has as many as all before it
+/// together, and at least one.
 fn count(number: usize) -> usize {
     1 << number.saturating_sub(1).min(LARGE_LOG)
 }
 
-/// Makes the reservation of this number, unless another thread makes it. `None`: there is no memory.
+/// Makes a reservation, unless another thread does so first. `None`: there is no memory.
 #[cold]
 fn reserve(
     place: &AtomicPtr<Reservation>,
     number: usize,
     bytes: usize,
-    most: usize,
+    max_bytes: usize,
 ) -> Option<&'static Reservation> {
     let mut slots = 0;
     let more = |taken: usize| {
-        let left = most.saturating_sub(taken + PAGE) / bytes;
+        let left = max_bytes.saturating_sub(taken + PAGE) / bytes;
         slots = count(number).min(left.max(usize::from(taken == 0)));
         (slots != 0).then_some(taken + PAGE + slots * bytes)
     };
-    let (order, failed) = (Ordering::AcqRel, Ordering::Acquire);
-    TAKEN.fetch_update(order, failed, more).ok()?;
+    TAKEN
+        .fetch_update(Ordering::AcqRel, Ordering::Acquire, more)
+        .ok()?;
     let size = PAGE + slots * bytes;
     let start = sys::map_unlocked(null_mut(), size, libc::PROT_NONE);
     let give_up = || {
         TAKEN.fetch_sub(size, Ordering::Relaxed);
         if !start.is_null() {
-            // SAFETY: the mapping made above, which nobody knows.
+            // SAFETY: mapped above, and no other thread has its address.
             unsafe { libc::munmap(start, size) };
         }
     };
-    if start.is_null() || !allow_writing(start, PAGE) {
+    // SAFETY: the header of the new reservation, whose address no other thread has.
+    if start.is_null() || !unsafe { allow_writing(start, PAGE) } {
         give_up();
         return None;
     }
     if !seccomp::is_installed() {
-        // A thread touches a few pages of its slot: no huge ones.
-        // SAFETY: the mapping made above, of which only the kind of pages changes.
+        // No huge pages: a thread touches a few pages of its slot.
+        // SAFETY: mapped above; only the kind of its pages changes.
         unsafe { libc::madvise(start, size, libc::MADV_NOHUGEPAGE) };
     }
     let new: *mut Reservation = start.cast();
-    // SAFETY: a writable page, nobody else's yet.
+    // SAFETY: a writable page that no other thread uses yet.
     unsafe {
         new.write(Reservation {
             next: AtomicPtr::new(null_mut()),
             free: AtomicU64::new(u64::MAX >> (u64::BITS as usize - slots)),
         });
     }
-    let found = match place.compare_exchange(null_mut(), new, order, failed) {
+    let found = match place.compare_exchange(null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => new,
         Err(others) => {
             give_up();
             others
         }
     };
-    // SAFETY: the start of a reservation, which stays.
+    // SAFETY: the header of a reservation, which is never unmapped.
     unsafe { found.as_ref() }
 }
 

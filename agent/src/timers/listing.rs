@@ -1,45 +1,47 @@
-//! The threads of the process, as the kernel lists them.
+//! Lists the threads of the process from `/proc/self/task`, without allocating.
 
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-/// Bytes that the kernel is asked for at once: over a hundred threads.
+/// Size of the buffer: enough for over a hundred threads at once.
 const BYTES: usize = 4096;
 
-/// What the kernel writes a part of the list to: not on the stack, which may be a small one.
+/// Buffer for a part of the list. Not on the stack, which may be small.
 #[repr(C, align(8))]
 struct Buffer(UnsafeCell<[u8; BYTES]>);
-// SAFETY: used only by the thread that has the turn.
+// SAFETY: used only by the thread that has set `READING`.
 unsafe impl Sync for Buffer {}
 static BUFFER: Buffer = Buffer(UnsafeCell::new([0; BYTES]));
-/// Its user.
+/// 1 while a thread uses the buffer.
 static READING: AtomicUsize = AtomicUsize::new(0);
 
-/// In a forked child: the thread that reads may be its parent's.
+/// Releases the buffer in a forked child: its user may have been another thread of the parent.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 pub fn in_child() {
     READING.store(0, Ordering::Relaxed);
 }
 
-/// Where a name begins in a `linux_dirent64`, and where its length is.
+/// Offset of the name in `linux_dirent64`.
 const NAME: usize = 19;
+/// Offset of the entry's length in `linux_dirent64`.
 const LENGTH: usize = 16;
 
-/// Calls `each` with the number of each thread. Whether the whole list was read. Changes `errno`.
+/// Calls `each` with the id of each thread. Returns false if the list could not be read to its end. Changes
+/// `errno`.
 pub fn each_thread(each: impl FnMut(u32)) -> bool {
     if READING.swap(1, Ordering::Acquire) != 0 {
         return false;
     }
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
     let path = c"/proc/self/task".as_ptr();
-    // Not by the C library's functions, at which a thread may be cancelled: it has the turn, and
-    // may be in a signal handler.
+    // System calls rather than the C library's functions, which are cancellation points: the thread holds
+    // the lock on timers, and may be in a signal handler.
     // SAFETY: a terminated path.
     let fd = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path, flags) } as c_int;
     let complete = fd >= 0 && read(fd, each);
     if fd >= 0 {
-        // SAFETY: our own descriptor.
+        // SAFETY: a descriptor of our own.
         unsafe { libc::syscall(libc::SYS_close, fd) };
     }
     READING.store(0, Ordering::Release);
@@ -48,7 +50,7 @@ pub fn each_thread(each: impl FnMut(u32)) -> bool {
 
 fn read(fd: c_int, mut each: impl FnMut(u32)) -> bool {
     loop {
-        // SAFETY: at most its size is written to the buffer, which this thread alone uses.
+        // SAFETY: writes at most the size of the buffer, which only this thread uses.
         let count = unsafe { libc::syscall(libc::SYS_getdents64, fd, BUFFER.0.get(), BYTES) };
         let Ok(count) = usize::try_from(count) else {
             return false;
@@ -56,7 +58,7 @@ fn read(fd: c_int, mut each: impl FnMut(u32)) -> bool {
         if count == 0 {
             return true;
         }
-        // SAFETY: this many bytes were written, and nobody writes them before the next call.
+        // SAFETY: so many bytes were written, and nobody writes to the buffer before the next call.
         let bytes = unsafe { core::slice::from_raw_parts(BUFFER.0.get().cast::<u8>(), count) };
         entries(bytes, &mut each);
     }

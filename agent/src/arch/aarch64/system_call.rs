@@ -1,7 +1,7 @@
-//! `prctl` and `syscall`, which show what a program forbids itself.
+//! Macros for `prctl` and `syscall`, by which a program installs seccomp filters.
 
-/// Defines `prctl`: the system call, after `$note` where its first argument is
-/// `$set_seccomp`; what it returns goes to `$fail` where it is an error.
+/// Defines `prctl`: makes the system call, after calling `$note` if the first argument is `$set_seccomp` or
+/// `$set_tsc`. Jumps to `$fail` with an error.
 macro_rules! noting_prctl {
     ($(#[$doc:meta])* $name:ident, $set_seccomp:path, $set_tsc:path, $note:path, $fail:path) => {
         $(#[$doc])*
@@ -51,7 +51,7 @@ macro_rules! noting_prctl {
 }
 pub(crate) use noting_prctl;
 
-/// Defines `syscall`, as [`noting_prctl`] does `prctl`: six arguments after the number.
+/// Defines `syscall`, like [`noting_prctl`]: takes six arguments after the number.
 macro_rules! noting_syscall {
     ($(#[$doc:meta])* $name:ident, $set_seccomp:path, $set_tsc:path, $note:path, $fail:path) => {
         $(#[$doc])*

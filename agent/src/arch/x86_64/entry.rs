@@ -1,9 +1,8 @@
-//! Functions that the program calls: where calls are forwarded, and with which arguments.
+//! Macros for entry points: where a call is forwarded, and with which arguments.
 
-/// Defines the entry point `$name` of one size: a jump to the allocator's `malloc` while
-/// sampling is off or the countdown has not expired, else one to `$due`. The same as
-/// `skips_sampling`, in the fewest instructions: three, or eleven while sampling is on. Names that it
-/// uses are those of `entry`.
+/// Defines an entry point that takes a size: jumps to the allocator's `malloc` if sampling is off or the
+/// countdown has not expired, and to `$due` otherwise. Equivalent to `skips_sampling`, in the fewest
+/// instructions: three, or eleven while sampling is on. Uses names that `entry` imports.
 macro_rules! counting_entry {
     ($(#[$doc:meta])* $name:ident, else $due:path) => {
         $(#[$doc])*
@@ -37,8 +36,8 @@ macro_rules! counting_entry {
 }
 pub(crate) use counting_entry;
 
-/// Defines the entry point `$name` of one address: a jump to the allocator's `free`, or to
-/// `$low` where `range::may_contain` says so. Three instructions.
+/// Defines an entry point that takes an address: jumps to `$low` if `range::may_contain` would return true,
+/// and to the allocator's `free` otherwise. Three instructions.
 macro_rules! freeing_entry {
     ($(#[$doc:meta])* $name:ident, else $low:path) => {
         $(#[$doc])*
@@ -61,9 +60,8 @@ macro_rules! freeing_entry {
 }
 pub(crate) use freeing_entry;
 
-/// Defines a function that hands its arguments, up to three, and its caller's registers to
-/// `$target(a, b, c, &Registers)`. Reached by a jump from an entry point, so "caller" is
-/// who called `malloc`.
+/// Defines a function that calls `$target(a, b, c, &Registers)` with its own arguments (at most three) and
+/// the registers of its caller. Entry points jump here, so the caller is that of `malloc`.
 macro_rules! with_registers {
     ($name:ident, $target:path) => {
         with_registers!($name, $target, *mut c_void);
@@ -93,8 +91,8 @@ macro_rules! with_registers {
 }
 pub(crate) use with_registers;
 
-/// As [`with_registers`], for functions that may not return null: then their first two arguments
-/// are passed to `$failed` by a jump, so that an exception thrown there meets no frame of ours.
+/// Like [`with_registers`], for functions that must not return null. If `$target` does, jumps to `$failed`
+/// with the first two arguments, so that an exception thrown there meets no frame of ours.
 macro_rules! with_registers_or_fail {
     ($name:ident, $target:path, $failed:path) => {
         #[unsafe(naked)]
@@ -128,8 +126,8 @@ macro_rules! with_registers_or_fail {
 }
 pub(crate) use with_registers_or_fail;
 
-/// Defines a function that jumps to where the word `$to` points, arguments untouched;
-/// returns null if it points nowhere.
+/// Defines a function that jumps to the address in the word `$to`, with unchanged arguments. Returns null if
+/// the address is null.
 macro_rules! jump_through {
     ($name:ident, $to:path) => {
         #[unsafe(naked)]
@@ -150,9 +148,9 @@ macro_rules! jump_through {
 }
 pub(crate) use jump_through;
 
-/// Defines the entry point `$name`: takes from its second argument, or from its third where its
-/// first is 0, the bits that `$kept` lacks, and jumps to where `$next` points. The function there
-/// must not see a frame of ours: it identifies the caller by its return address.
+/// Defines an entry point that clears bits of its second argument, or of its third if its first is 0, by
+/// the mask `$kept`, and jumps to the address in `$next`. The function there identifies its caller by the
+/// return address, so it must not see a frame of ours.
 macro_rules! jump_without {
     ($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*), second, $kept:path, $next:path) => {
         jump_without!(@ [$(#[$doc])*] $name($($arg: $type),*), $kept, $next,
@@ -181,8 +179,8 @@ macro_rules! jump_without {
 }
 pub(crate) use jump_without;
 
-/// Defines a function that asks `$find` for an address, given its own arguments, and jumps
-/// there with them, up to three; returns null if there is none.
+/// Defines a function that calls `$find` with its own arguments (at most three), and jumps to the address
+/// that it returns, with the same arguments. Returns null if there is none.
 macro_rules! find_and_jump {
     ($name:ident, $find:path) => {
         #[unsafe(naked)]
@@ -215,8 +213,8 @@ macro_rules! find_and_jump {
 }
 pub(crate) use find_and_jump;
 
-/// Defines the entry point `$name`: returns what `$answer` does, given its arguments, or if
-/// that is null jumps to where `$next` points, as [`jump_without`] does.
+/// Defines an entry point that returns the result of `$answer`, called with its arguments. If that is null,
+/// jumps to the address in `$next`, like [`jump_without`].
 macro_rules! answer_or_jump {
     ($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*), $answer:path, $next:path) => {
         $(#[$doc])*
@@ -252,7 +250,7 @@ macro_rules! answer_or_jump {
 }
 pub(crate) use answer_or_jump;
 
-/// Defines the function `$symbol`, hidden: a jump to where entry `$index` of `TABLE` points.
+/// Defines the hidden function `$symbol`: jumps to the address in entry `$index` of `TABLE`.
 #[cfg(not(test))]
 macro_rules! jump_through_table {
     ($symbol:literal, $index:literal) => {
@@ -273,8 +271,8 @@ macro_rules! jump_through_table {
 #[cfg(not(test))]
 pub(crate) use jump_through_table;
 
-/// Defines the entry point `$name`: a jump to where `$target`, whose first word is an address, points,
-/// with all arguments as they are; to `$first` while that is null. The address of `$target` is in r11.
+/// Defines an entry point that jumps to the address in the first word of `$target`, with unchanged
+/// arguments, or to `$first` if it is null. Passes the address of `$target` in r11.
 macro_rules! jump_by_target {
     ($name:ident, $target:path, else $first:path) => {
         #[unsafe(no_mangle)]
@@ -295,8 +293,8 @@ macro_rules! jump_by_target {
 }
 pub(crate) use jump_by_target;
 
-/// Defines a function to which entry points of [`jump_by_target`] lead before their targets are known:
-/// it has `$settle` store them, and jumps again, with all arguments as they are.
+/// Defines the function that entry points of [`jump_by_target`] jump to before their targets are known:
+/// calls `$settle`, which stores the targets, and jumps there with unchanged arguments.
 macro_rules! settle_and_jump {
     ($name:ident, $settle:path) => {
         #[unsafe(naked)]

@@ -1,7 +1,7 @@
-//! `prctl` and `syscall`, which show what a program forbids itself.
+//! Macros for `prctl` and `syscall`, by which a program installs seccomp filters.
 
-/// Defines `prctl`: the system call, after `$note` where its first argument is
-/// `$set_seccomp`; what it returns goes to `$fail` where it is an error.
+/// Defines `prctl`: makes the system call, after calling `$note` if the first argument is `$set_seccomp` or
+/// `$set_tsc`. Jumps to `$fail` with an error.
 macro_rules! noting_prctl {
     ($(#[$doc:meta])* $name:ident, $set_seccomp:path, $set_tsc:path, $note:path, $fail:path) => {
         $(#[$doc])*
@@ -25,7 +25,7 @@ macro_rules! noting_prctl {
                 "mov rdi, rax",
                 "jmp {fail}",
                 "3:",
-                // Five arguments are kept; the number is loaded again.
+                // Saves the five arguments. The number is loaded again.
                 "push rdi",
                 ".cfi_adjust_cfa_offset 8",
                 "push rsi",
@@ -61,8 +61,8 @@ macro_rules! noting_prctl {
 }
 pub(crate) use noting_prctl;
 
-/// Defines `syscall`, as [`noting_prctl`] does `prctl`: six arguments after the number, the last
-/// one on the stack.
+/// Defines `syscall`, like [`noting_prctl`]: takes six arguments after the number, the last one on the
+/// stack.
 macro_rules! noting_syscall {
     ($(#[$doc:meta])* $name:ident, $set_seccomp:path, $set_tsc:path, $note:path, $fail:path) => {
         $(#[$doc])*

@@ -1,9 +1,8 @@
-//! The range of the program itself, which the loader does not report.
+//! Address range of the program itself, which the loader does not report as a whole.
 //!
-//! `_dl_find_object` gives the range of a module, but for a program whose segments have gaps
-//! between them, only that of one segment, and the header is in another. Linkers leave gaps for the
-//! largest pages of a machine (64 KiB on aarch64). Libraries have none: the loader keeps all of
-//! their range.
+//! If a program's segments have gaps between them, `_dl_find_object` gives the range of one segment, and
+//! the ELF header is in another. Linkers leave gaps for the largest pages of a machine (64 KiB on aarch64).
+//! Libraries have no gaps: the loader reserves their whole range.
 
 use crate::module::found::Found;
 use core::ffi::{c_int, c_void};
@@ -12,25 +11,25 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 static START: AtomicU64 = AtomicU64::new(0);
 static END: AtomicU64 = AtomicU64::new(0);
-/// The loader's record of it, 0: not known.
+/// Address of the program's `link_map`; 0: not known.
 static LINK_MAP: AtomicU64 = AtomicU64::new(0);
 
-/// Finds it out; at start-up. `ask` asks the loader for the module of an address.
+/// Determines the range, at start-up. `ask` returns the loader's answer for an address.
 pub fn find(ask: impl Fn(u64) -> Option<Found>) {
-    // SAFETY: the callback keeps nothing that it is given.
+    // SAFETY: the callback keeps nothing that it is passed.
     unsafe { libc::dl_iterate_phdr(Some(first), null_mut()) };
     if let Some(found) = ask(START.load(Ordering::Relaxed)) {
         LINK_MAP.store(found.link_map, Ordering::Relaxed);
     }
 }
 
-/// Keeps the range of the first module, which is the program, and ends the iteration.
+/// Stores the range of the first module, which is the program, and ends the iteration.
 unsafe extern "C" fn first(
     info: *mut libc::dl_phdr_info,
     _size: usize,
     _data: *mut c_void,
 ) -> c_int {
-    // SAFETY: the loader's record, and the program headers that it points to.
+    // SAFETY: the loader's description of a module, and its program headers.
     let (bias, headers) = unsafe {
         let info = &*info;
         if info.dlpi_phdr.is_null() {
@@ -52,7 +51,7 @@ unsafe extern "C" fn first(
     1
 }
 
-/// The whole range of the module with this record, if it is the program.
+/// Returns the whole range of the module with this `link_map`, if it is the program.
 pub fn range(link_map: u64) -> Option<(u64, u64)> {
     let range = (START.load(Ordering::Relaxed), END.load(Ordering::Relaxed));
     (link_map != 0 && link_map == LINK_MAP.load(Ordering::Relaxed)).then_some(range)

@@ -1,4 +1,4 @@
-//! Facts of a module: read once, when it is registered, into memory of our own.
+//! Facts about a module, read once into memory of our own when it is registered.
 
 use crate::module::found::Found;
 use crate::{own, sys};
@@ -8,30 +8,33 @@ use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use unwind::elf::{Image, Text};
 use unwind::fingerprint::Fingerprint;
 
-/// Longest name that is kept.
+/// Maximum length of a name that is kept, in bytes.
 const MAX_NAME: usize = 1024;
-/// Longest directory that is put before a relative name.
+/// Maximum length of the directory that is put before a relative name, in bytes.
 const MAX_DIRECTORY: usize = 512;
-/// Room for all names.
+/// Size of the memory for all names.
 const NAMES_BYTES: usize = 256 << 10;
 
-/// See above.
+/// Facts about a module.
 #[derive(Clone, Copy)]
 pub struct Facts {
-    /// Executable part; `None`: the headers cannot be read.
+    /// Executable part; `None` if the headers could not be read.
     pub text: Option<Text>,
-    /// Build id, of the length below.
+    /// Build id, of which `build_id_len` bytes are valid.
     pub build_id: [u8; 32],
     pub build_id_len: u8,
-    /// By which the module is known again.
+    /// Fingerprint by which the module is recognised.
     pub fingerprint: Fingerprint,
     /// Path; empty for the executable.
     pub name: &'static [u8],
 }
 
 impl Facts {
-    /// Reads a mapped module whose code contains `pc`. It must stay loaded meanwhile.
-    pub fn read(found: &Found, pc: u64, image: Option<&Image>) -> Self {
+    /// Reads the facts of a module whose code contains `pc`.
+    ///
+    /// # Safety
+    /// The module stays loaded during the call.
+    pub unsafe fn read(found: &Found, pc: u64, image: Option<&Image>) -> Self {
         let id = image.and_then(Image::build_id).unwrap_or_default();
         let len = id.len().min(32);
         let mut build_id = [0; 32];
@@ -41,23 +44,28 @@ impl Facts {
             build_id,
             build_id_len: len as u8,
             fingerprint: image.map(Fingerprint::of_image).unwrap_or_default(),
-            name: name_of(found),
+            // SAFETY: the module stays loaded.
+            name: unsafe { name_of(found) },
         }
     }
 }
 
-fn name_of(found: &Found) -> &'static [u8] {
-    // SAFETY: the caller of `read` sees to it that nobody unloads the module.
+/// Returns a copy of a module's name.
+///
+/// # Safety
+/// The module stays loaded during the call.
+unsafe fn name_of(found: &Found) -> &'static [u8] {
+    // SAFETY: the module stays loaded.
     let name = unsafe { found.name() };
     if name.is_null() {
         return b"";
     }
-    // SAFETY: the loader's or our own terminated name, as above.
+    // SAFETY: a terminated name of the loader or of ours; the module stays loaded.
     let name = unsafe { CStr::from_ptr(name) }.to_bytes();
     keep(&name[..name.len().min(MAX_NAME)])
 }
 
-/// Copies a name to memory of our own; relative ones get the current directory.
+/// Copies a name to memory of our own. A relative path is put behind the current directory.
 fn keep(name: &[u8]) -> &'static [u8] {
     if name.is_empty() {
         return b"";
@@ -68,7 +76,7 @@ fn keep(name: &[u8]) -> &'static [u8] {
         return b"[unnamed]";
     };
     let mut len = 0;
-    // Under a filter that the program has installed, the name is left as it is.
+    // A seccomp filter of the program may forbid reading the directory; the name then stays relative.
     if relative && !crate::seccomp::is_installed() {
         len = sys::read_link(c"/proc/self/cwd", &mut room[..MAX_DIRECTORY]);
         room[len] = b'/';
@@ -78,7 +86,7 @@ fn keep(name: &[u8]) -> &'static [u8] {
     &room[..len + name.len()]
 }
 
-/// Memory for a name, never unmapped. `None`: there is none left.
+/// Returns memory for a name, which is never unmapped, or `None` if all is used.
 fn room_for(bytes: usize) -> Option<&'static mut [u8]> {
     static USED: AtomicUsize = AtomicUsize::new(0);
     let names = names()?;
@@ -86,7 +94,7 @@ fn room_for(bytes: usize) -> Option<&'static mut [u8]> {
     let at = USED
         .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)
         .ok()?;
-    // SAFETY: inside the mapping, which stays, and handed out once.
+    // SAFETY: inside the mapping, which is never unmapped, and handed out once.
     Some(unsafe { core::slice::from_raw_parts_mut(names.add(at), bytes) })
 }
 
@@ -103,7 +111,7 @@ fn names() -> Option<*mut u8> {
     match NAMES.compare_exchange(null_mut(), new.cast(), Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => Some(new.cast()),
         Err(other) => {
-            // SAFETY: our own mapping, which nobody has seen.
+            // SAFETY: just mapped, and no other thread has its address.
             unsafe { own::unmap(new, NAMES_BYTES) };
             Some(other)
         }

@@ -1,34 +1,34 @@
-//! Words that are compared two at a time, with one check at the end.
+//! Compares words in pairs, with a single branch at the end.
 
 use super::memory::word;
 
-/// Two words as they were.
+/// Two words that were read earlier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C, align(16))]
 pub struct Pair(pub u64, pub u64);
 
-/// Whether all words that were compared so far are what they were.
+/// Result of all comparisons so far.
 #[derive(Clone, Copy)]
-pub struct Same(machine::Bits);
+pub struct Comparison(machine::Bits);
 
-impl Same {
-    /// Nothing was compared yet.
+impl Comparison {
+    /// Begins a comparison. Without any pair, it is equal.
     #[inline(always)]
-    pub fn so_far() -> Self {
+    pub fn new() -> Self {
         Self(machine::none())
     }
 
     /// Compares the two words at an address.
     ///
     /// # Safety
-    /// They can be read.
+    /// 16 bytes at `at` are readable.
     #[inline(always)]
     pub unsafe fn and_at(self, at: u64, were: &Pair) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: 16 bytes are readable.
         Self(machine::and(self.0, unsafe { machine::at(at) }, were))
     }
 
-    /// Compares two words that were read.
+    /// Compares two words that were just read.
     #[inline(always)]
     pub fn and(self, first: u64, second: u64, were: &Pair) -> Self {
         Self(machine::and(self.0, machine::of(first, second), were))
@@ -37,10 +37,10 @@ impl Same {
     /// Compares the words at two addresses.
     ///
     /// # Safety
-    /// They can be read.
+    /// 8 bytes at each address are readable.
     #[inline(always)]
     pub unsafe fn and_both(self, first: u64, second: u64, were: &Pair) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: both words are readable, whether they are adjacent or not.
         unsafe {
             match second.wrapping_sub(first) {
                 8 => self.and_at(first, were),
@@ -49,14 +49,14 @@ impl Same {
         }
     }
 
-    /// The judgement.
+    /// Returns true if all pairs were equal.
     #[inline(always)]
-    pub fn holds(self) -> bool {
-        machine::hold(self.0)
+    pub fn is_equal(self) -> bool {
+        machine::all_equal(self.0)
     }
 }
 
-/// All bits set where all is the same.
+/// SSE2: a vector in which the bits of all bytes that were equal so far are set.
 #[cfg(target_arch = "x86_64")]
 mod machine {
     use super::Pair;
@@ -69,27 +69,27 @@ mod machine {
 
     #[inline(always)]
     pub fn none() -> Bits {
-        // SAFETY: every processor of this kind has the instruction.
+        // SAFETY: all x86-64 processors have SSE2.
         unsafe { _mm_set1_epi8(-1) }
     }
 
     /// # Safety
-    /// Two words can be read there.
+    /// 16 bytes at `at` are readable.
     #[inline(always)]
     pub unsafe fn at(at: u64) -> Bits {
-        // SAFETY: the caller's; no alignment is required.
+        // SAFETY: 16 bytes are readable, and an unaligned load needs no alignment.
         unsafe { _mm_loadu_si128(at as *const __m128i) }
     }
 
     #[inline(always)]
     pub fn of(first: u64, second: u64) -> Bits {
-        // SAFETY: every processor of this kind has the instruction.
+        // SAFETY: all x86-64 processors have SSE2.
         unsafe { _mm_set_epi64x(second as i64, first as i64) }
     }
 
     #[inline(always)]
     pub fn and(so_far: Bits, is: Bits, were: &Pair) -> Bits {
-        // SAFETY: as above; a pair is as large as that, and as aligned.
+        // SAFETY: all x86-64 processors have SSE2; a `Pair` has the size and alignment of a vector.
         unsafe {
             let were = *core::ptr::from_ref(were).cast::<__m128i>();
             _mm_and_si128(so_far, _mm_cmpeq_epi8(is, were))
@@ -97,13 +97,13 @@ mod machine {
     }
 
     #[inline(always)]
-    pub fn hold(bits: Bits) -> bool {
-        // SAFETY: as above.
+    pub fn all_equal(bits: Bits) -> bool {
+        // SAFETY: all x86-64 processors have SSE2.
         unsafe { _mm_movemask_epi8(bits) == 0xffff }
     }
 }
 
-/// The bits that differ.
+/// Other processors: a word of the bits that differed so far.
 #[cfg(not(target_arch = "x86_64"))]
 mod machine {
     use super::{Pair, word};
@@ -116,10 +116,10 @@ mod machine {
     }
 
     /// # Safety
-    /// Two words can be read there.
+    /// 16 bytes at `at` are readable.
     #[inline(always)]
     pub unsafe fn at(at: u64) -> (u64, u64) {
-        // SAFETY: the caller's.
+        // SAFETY: 16 bytes are readable.
         unsafe { (word(at), word(at + 8)) }
     }
 
@@ -134,7 +134,7 @@ mod machine {
     }
 
     #[inline(always)]
-    pub fn hold(bits: Bits) -> bool {
+    pub fn all_equal(bits: Bits) -> bool {
         bits == 0
     }
 }
@@ -150,8 +150,8 @@ mod tests {
         let were = [Pair(1, 2), Pair(3, u64::MAX)];
         // SAFETY: of the array above.
         let same = |first: &Pair, second: &Pair| unsafe {
-            let same = Same::so_far().and_at(at(0), first);
-            same.and_both(at(2), at(3), second).holds()
+            let same = Comparison::new().and_at(at(0), first);
+            same.and_both(at(2), at(3), second).is_equal()
         };
         assert!(same(&were[0], &were[1]));
         for index in 0..2 {
@@ -165,7 +165,7 @@ mod tests {
             }
         }
         // SAFETY: of the array above.
-        let apart = unsafe { Same::so_far().and_both(at(3), at(0), &Pair(u64::MAX, 1)) };
-        assert!(apart.holds() && !apart.and(1, 2, &Pair(1, 3)).holds());
+        let apart = unsafe { Comparison::new().and_both(at(3), at(0), &Pair(u64::MAX, 1)) };
+        assert!(apart.is_equal() && !apart.and(1, 2, &Pair(1, 3)).is_equal());
     }
 }

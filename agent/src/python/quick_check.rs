@@ -1,50 +1,51 @@
-//! The minimum needed to know that a frame of the last walk is unchanged.
+//! The few words that show that a cached frame is unchanged.
 //!
-//! It is compared first for all frames, and for most frames nothing else is; it is stored
-//! contiguously for the processor's cache: everything else that is known of a frame is more than
-//! four times as large.
+//! For most frames of most samples, nothing else is read. So these words are stored contiguously,
+//! apart from the rest of the cache entry, which is more than four times as large.
 
+use super::compare::{Comparison, Pair};
 use super::frame::{Words, code_of};
 use super::layout::{Layout, MOST_OFFSET};
 use super::memory::{half, word};
-use super::pair::{Pair, Same};
 
-/// What has a version that no other one has, and which: 0 is none.
+/// Version that identifies the code of a frame. 0 is not a version.
 #[derive(Clone, Copy)]
 pub enum Version {
-    /// A function, at this address.
+    /// Version of the function at this address.
     OfFunction(u64, u32),
-    /// The frame's code object, whose name is at this address: the version is its interpreter's,
-    /// and the name distinguishes interpreters.
+    /// Version of the frame's code object, whose name is at this address. Versions are unique in
+    /// one interpreter; the name tells interpreters apart.
     OfCode(u64, u32),
 }
 
-/// Of a frame.
+/// Words of one cached frame.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct Plain {
-    /// The next frame, and the instruction.
-    leads: Pair,
+pub struct QuickCheck {
+    /// Caller's frame and current instruction.
+    links: Pair,
+    /// Address of the frame.
     frame: u64,
-    /// What has the version: the function or the code object; or [`never`].
+    /// Address of the function or code object that has the version, or [`never`].
     versioned: u64,
+    /// Address of the code object's name; 0 if the version is a function's.
     name: u64,
     version: u32,
 }
 
-/// Looked at in the place of a frame that is none: as long as what is read of a frame.
+/// Zeros that are read instead of a frame: as many bytes as are read of one.
 static NONE: [u64; MOST_OFFSET as usize / 8 + 2] = [0; MOST_OFFSET as usize / 8 + 2];
 
-/// The address of no function and no code object. Whatever a frame holds, nothing that may not be
-/// there is read behind it.
+/// Returns an address that no function or code object has, but that is readable like one. A check
+/// with this address always fails, and never reads memory that may not be there.
 pub fn never() -> u64 {
     NONE.as_ptr() as u64
 }
 
-impl Plain {
-    /// For a frame that was read, with the version of its function or that of its code object if
-    /// that tells it: then it names the next one further out, which the same native frame runs. Of
-    /// none if it has the address 0.
+impl QuickCheck {
+    /// Creates the check of a frame that was read. `version` is `None` unless the frame points to its
+    /// caller and the same native frame runs both; without a version, the check always fails. `frame`
+    /// 0 stands for no frame.
     pub fn of(frame: u64, words: Words, version: Option<Version>) -> Self {
         let (versioned, name, version) = match version {
             Some(Version::OfFunction(function, version)) => (function, 0, version),
@@ -52,7 +53,7 @@ impl Plain {
             None => (never(), 0, 0),
         };
         Self {
-            leads: Pair(words.previous, words.instruction),
+            links: Pair(words.previous, words.instruction),
             frame: match frame {
                 0 => never(),
                 _ => frame,
@@ -63,35 +64,36 @@ impl Plain {
         }
     }
 
-    /// Where it is.
+    /// Returns the address of the frame.
     #[inline(always)]
     pub fn frame(&self) -> u64 {
         self.frame
     }
 
-    /// Whether it is at the same instruction and leads to the same frame.
+    /// Compares the frame's instruction and its caller.
     ///
     /// # Safety
-    /// As of [`is_same`](Self::is_same).
+    /// See [`is_same`](Self::is_same).
     #[inline(always)]
-    pub unsafe fn leads_as_before(&self, layout: &Layout) -> Same {
+    pub unsafe fn compare_links(&self, layout: &Layout) -> Comparison {
         let (previous, instruction) = (layout.frame_previous, layout.frame_instruction);
-        // SAFETY: the caller's.
+        // SAFETY: the frame is readable, and both words lie in it.
         unsafe {
             let (previous, instruction) = (self.frame + previous, self.frame + instruction);
-            Same::so_far().and_both(previous, instruction, &self.leads)
+            Comparison::new().and_both(previous, instruction, &self.links)
         }
     }
 
-    /// Whether the frame is what it was. That it is not the last one of its native frame either is
-    /// left to who looks at that one: its native frame would not lead to the same one.
+    /// Returns true if the frame is unchanged. Does not check that its caller still is run by the
+    /// same native frame: the check of the caller fails if it is not.
     ///
     /// # Safety
-    /// It could be read in the last walk, and the thread's own frames lead to it.
+    /// The frame was readable in the last walk, and this walk came to it through unchanged callees.
     #[inline(always)]
     pub unsafe fn is_same(&self, layout: &Layout) -> bool {
         let frame = self.frame;
-        // SAFETY: the caller's; the frame holds what has the version, which was found readable.
+        // SAFETY: the frame is readable. The versioned object was found readable, and is read only
+        // while the frame keeps it alive.
         unsafe {
             let by_version = match layout.function_version {
                 0 => {
@@ -104,7 +106,7 @@ impl Plain {
                         && half(self.versioned + version) == self.version
                 }
             };
-            by_version && self.leads_as_before(layout).holds()
+            by_version && self.compare_links(layout).is_equal()
         }
     }
 }
@@ -125,12 +127,12 @@ mod tests {
         for garbage in [0, 1, 4, 8, 4096, u64::MAX] {
             let frame = [garbage; 16];
             let at = frame.as_ptr() as u64;
-            let plain = Plain::of(at, words(garbage, garbage, garbage), None);
+            let plain = QuickCheck::of(at, words(garbage, garbage, garbage), None);
             // SAFETY: the frame is the array above.
             assert!(!unsafe { plain.is_same(&layout::PYTHON_3_11) });
         }
-        let none = Plain::of(0, words(never(), 0, 0), None);
-        // SAFETY: of no frame, as much is read as there is in its place.
+        let none = QuickCheck::of(0, words(never(), 0, 0), None);
+        // SAFETY: `never` is readable like a frame.
         assert!(!unsafe { none.is_same(&layout::PYTHON_3_11) });
     }
 }

@@ -1,0 +1,516 @@
+//! Per-thread cache of the interpreter frames of the last walk.
+//!
+//! Reading frames anew at every sample is expensive: each code object has to be looked up. Most
+//! samples find the same frames as the one before, so a walk first compares the few words that each
+//! cached frame was read from, and the [tag](super::tag) of its code object. A frame that only
+//! moved to another instruction, or now runs another function, is refreshed in place. Frames from
+//! the first one that is linked differently are read again.
+
+use super::codes;
+use super::frame::{CachedFrame, Link, Words, code_of, is_entry};
+use super::frames::{Damaged, Walk};
+use super::function::Function;
+use super::instruction;
+use super::layout::{self, Layout, Style};
+use super::memory::Memory;
+use super::quick_check::{QuickCheck, never};
+use super::tag::CodeTag;
+use core::mem::MaybeUninit;
+use cpython::MOST_FRAMES;
+use shm_protocol::codes::{LEFT_OUT, NO_CODE, address_of};
+use unwind::inserted::Inserted;
+
+/// Initial and minimum number of walks between two lookups of the functions of cached frames. A
+/// lookup may cost a system call, and most functions have no version yet. Prime, so that it does
+/// not fall into step with loops in the program.
+const MIN_LOOKUP_WALKS: u32 = 31;
+/// Maximum back-off between two lookups, in walks: doubled after each lookup that finds no version.
+const MAX_LOOKUP_WALKS: u32 = 1 << 10;
+/// Maximum number of cached frames that are searched for one frame of the current walk.
+const MAX_SEARCHED: usize = 16;
+
+type Buffer<T> = [MaybeUninit<T>; MOST_FRAMES];
+/// Padding in cache lines: puts the hot heads of the buffers in different L1 sets.
+type Padding<const LINES: usize> = [MaybeUninit<[u64; 8]>; LINES];
+
+/// Frames of the last walk (cached) and of the walk in progress (fresh). All zeros is empty.
+#[repr(C)]
+pub struct FrameCache {
+    /// Number of cached frames. Their buffers are filled outermost first.
+    count: usize,
+    /// Number of fresh frames. Their buffer is filled innermost first.
+    fresh_count: usize,
+    /// Number of cached frames, from the outermost on, that continue the fresh ones.
+    reused: usize,
+    /// Number of cached frames, from the outermost on, that the walk in progress may still meet.
+    /// All of them between walks.
+    ahead: usize,
+    /// Number of cached frames, from the outermost on, whose addresses have not changed since the
+    /// last walk.
+    unchanged: usize,
+    /// Walks left until the next lookup of functions.
+    walks_to_lookup: u32,
+    /// Current number of walks between two lookups.
+    lookup_walks: u32,
+    /// Number of fresh frames, from the outermost on, whose native frame is not known yet.
+    pending: usize,
+    inserted: Buffer<Inserted>,
+    checks: Buffer<QuickCheck>,
+    padding: Padding<12>,
+    cached: Buffer<CachedFrame>,
+    more_padding: Padding<24>,
+    fresh: Buffer<CachedFrame>,
+}
+
+impl FrameCache {
+    /// Forgets the last walk.
+    pub fn forget(&mut self) {
+        (self.count, self.ahead) = (0, 0);
+    }
+
+    /// Begins a walk. Callers may try [`is_unchanged`](Self::is_unchanged) before they collect.
+    #[inline]
+    pub fn begin(&mut self) {
+        self.unchanged = self.count;
+    }
+
+    /// Begins to collect fresh frames.
+    #[inline]
+    pub fn collect(&mut self) {
+        (self.fresh_count, self.reused, self.pending) = (0, 0, 0);
+    }
+
+    /// Number of frames of the walk in progress.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.reused + self.fresh_count
+    }
+
+    /// Drops all frames of the walk in progress.
+    pub fn discard(&mut self) {
+        (self.fresh_count, self.reused, self.pending) = (0, 0, 0);
+    }
+
+    /// Drops the outermost fresh frames if no native frame was found that runs them.
+    #[inline]
+    pub fn discard_pending(&mut self) {
+        self.fresh_count -= self.pending;
+        self.pending = 0;
+    }
+
+    /// Ends a walk that collected frames: moves the fresh frames into the cache.
+    #[inline]
+    pub fn end(&mut self, layout: &Layout) {
+        let mut same = self.reused.min(self.unchanged);
+        let total = self.reused + self.fresh_count;
+        for index in self.reused..total {
+            // SAFETY: `push` wrote the first `fresh_count` fresh frames.
+            let mut cached = unsafe { self.fresh[total - 1 - index].assume_init() };
+            let next = index.checked_sub(1).map(|next| self.cached(next).frame);
+            cached.link = match next {
+                None => Link::None,
+                Some(next) if cached.is_entry == 0 && cached.words.previous == next => Link::Direct,
+                Some(_) => Link::Native,
+            };
+            // SAFETY: `unchanged` is at most the `count` of the last walk, which wrote these.
+            let last =
+                (index < self.unchanged).then(|| unsafe { self.inserted[index].assume_init() });
+            if same == index && last == Some(cached.inserted) {
+                same += 1;
+            }
+            self.inserted[index].write(cached.inserted);
+            self.cached[index].write(cached);
+            self.checks[index].write(cached.quick_check(layout));
+        }
+        (self.count, self.ahead, self.unchanged) = (total, total, same);
+    }
+
+    /// Returns a cached frame. `index` must be below `count`.
+    #[inline(always)]
+    fn cached(&self, index: usize) -> &CachedFrame {
+        debug_assert!(index < MOST_FRAMES);
+        // SAFETY: every index in this module counts from `count` or `ahead` down, or is one that `end`
+        // has just written.
+        unsafe { self.cached.get_unchecked(index).assume_init_ref() }
+    }
+
+    /// Returns true if the cached frames are exactly those of this walk, whose innermost frame is
+    /// `frame`. `at` is an address in the native frame that runs it; 0 if not known. `style` must
+    /// be the layout's; callers pass it as a constant.
+    #[inline(always)]
+    pub fn is_unchanged(
+        &mut self,
+        walk: &Walk<'_>,
+        memory: &mut Memory,
+        style: Style,
+        frame: u64,
+        at: u64,
+    ) -> bool {
+        let Some(last) = self.count.checked_sub(1) else {
+            return false;
+        };
+        let innermost = self.cached(last);
+        if innermost.frame != frame
+            || ((style == Style::Records || at != 0) && innermost.inserted.at != at)
+        {
+            return false;
+        }
+        let changed = match style {
+            // Inlined here, because most samples do nothing else.
+            Style::Records => self.first_changed(walk, memory, &layout::PYTHON_3_11, last),
+            _ => self.first_changed_by_style(walk, memory, last),
+        };
+        match changed {
+            None => true,
+            Some(changed) => {
+                self.ahead = changed;
+                false
+            }
+        }
+    }
+
+    /// Returns the cached frames, outermost first, and how many of them have not changed.
+    #[inline]
+    pub fn frames(&self) -> (&[Inserted], usize) {
+        let frames = self.inserted.as_ptr().cast();
+        // SAFETY: `end` wrote the first `count`.
+        let frames = unsafe { core::slice::from_raw_parts(frames, self.count) };
+        (frames, self.unchanged)
+    }
+
+    /// Tries to end the walk at a cached frame. Returns true if `frame`, run by the native frame
+    /// `at` (0 if not known yet), is cached and all its callers are unchanged. These are reused.
+    #[inline]
+    pub fn joins_cached(
+        &mut self,
+        walk: &Walk<'_>,
+        memory: &mut Memory,
+        frame: u64,
+        at: u64,
+    ) -> Result<bool, Damaged> {
+        let from = self.ahead.saturating_sub(MAX_SEARCHED);
+        let is_it = |index: &usize| {
+            let cached = self.cached(*index);
+            cached.frame == frame && (at == 0 || cached.inserted.at == at)
+        };
+        let Some(index) = (from..self.ahead).rev().find(is_it) else {
+            return Ok(false);
+        };
+        if index + self.fresh_count + 2 >= MOST_FRAMES {
+            return Ok(false);
+        }
+        if let Some(changed) = self.first_changed_by_style(walk, memory, index) {
+            // Its cached callees lead to it, so none of them can end the walk: they are not searched
+            // again.
+            self.ahead = changed;
+            return Ok(false);
+        }
+        self.reused = index + 1;
+        // The pending frames are callees that the same native frame runs.
+        let at = self.cached(index).inserted.at;
+        self.attach_to(at)?;
+        Ok(true)
+    }
+
+    #[inline(never)]
+    fn first_changed_by_style(
+        &mut self,
+        walk: &Walk<'_>,
+        memory: &mut Memory,
+        index: usize,
+    ) -> Option<usize> {
+        match walk.layout.style {
+            // The same values as `walk.layout`, but known at compile time.
+            Style::Records => self.first_changed(walk, memory, &layout::PYTHON_3_11, index),
+            _ => self.first_changed(walk, memory, walk.layout, index),
+        }
+    }
+
+    /// Returns the first cached frame, from `index` towards the outermost, that is no longer a
+    /// frame or no longer leads to the next one. Frames that changed in another way are refreshed.
+    #[inline(always)]
+    fn first_changed(
+        &mut self,
+        walk: &Walk<'_>,
+        memory: &mut Memory,
+        layout: &Layout,
+        index: usize,
+    ) -> Option<usize> {
+        let mut other = index;
+        loop {
+            let passes_quickly = self.passes_quick_check(layout, other);
+            let is_same = passes_quickly || self.passes_tag_check(layout, other);
+            if passes_quickly || (is_same && self.cached(other).link == Link::Direct) {
+                // A frame with a direct link has a caller, so `other` is not 0.
+                other -= 1;
+                continue;
+            }
+            let is_same = is_same && self.leads_on(walk, layout, other);
+            if !is_same && !self.refresh_if_linked(walk, memory, layout, other) {
+                return Some(other);
+            }
+            match other.checked_sub(1) {
+                Some(next) => other = next,
+                None => break,
+            }
+        }
+        match self.walks_to_lookup.checked_sub(1) {
+            Some(walks) => self.walks_to_lookup = walks,
+            None => self.find_functions(layout, memory, index),
+        }
+        None
+    }
+
+    /// Compares only the words of a cached frame's [`QuickCheck`].
+    #[inline(always)]
+    fn passes_quick_check(&self, layout: &Layout, index: usize) -> bool {
+        // SAFETY: `end` wrote the first `count` checks. The frame is readable: the walk came to it
+        // through its callees, which are unchanged.
+        unsafe {
+            self.checks
+                .get_unchecked(index)
+                .assume_init_ref()
+                .is_same(layout)
+        }
+    }
+
+    /// Compares the tag of a cached frame's code object, and the frame's own words. Does not check
+    /// which native frame runs the next frame.
+    #[inline(always)]
+    fn passes_tag_check(&self, layout: &Layout, index: usize) -> bool {
+        let cached = self.cached(index);
+        // SAFETY: written and readable as in `passes_quick_check`. A code object with this tag was
+        // at `code` in the last walk, and the running thread's frame keeps what is there now alive.
+        unsafe {
+            let check = self.checks.get_unchecked(index).assume_init_ref();
+            let code = code_of(layout, check.frame());
+            let links = check.compare_links(layout);
+            code == cached.words.code && cached.tag.matches_with(layout, code, links)
+        }
+    }
+
+    /// Refreshes a cached frame in which something has changed. Returns false if it is no longer a
+    /// frame, or no longer leads to the next one.
+    #[inline(never)]
+    fn refresh_if_linked(
+        &mut self,
+        walk: &Walk<'_>,
+        memory: &mut Memory,
+        layout: &Layout,
+        index: usize,
+    ) -> bool {
+        let cached = self.cached(index);
+        if cached.frame == 0 {
+            // Stands for the outer frames of a stack that was too deep.
+            return false;
+        }
+        // SAFETY: unchanged callees lead here, and the frame was readable in the last walk.
+        let (words, is_entry) = unsafe {
+            (
+                Words::of(layout, cached.frame),
+                is_entry(layout, cached.frame),
+            )
+        };
+        let leads_on = words.previous == cached.words.previous
+            && is_entry == cached.is_entry
+            && (cached.link == Link::Direct || self.leads_on(walk, layout, index));
+        leads_on && self.refresh(walk, memory, index)
+    }
+
+    /// Looks up the functions of unchanged frames that do not pass the quick check, in case they
+    /// have got a version by now.
+    #[cold]
+    #[inline(never)]
+    fn find_functions(&mut self, layout: &Layout, memory: &mut Memory, index: usize) {
+        self.walks_to_lookup = self.lookup_walks;
+        if layout.function_version == 0 {
+            return;
+        }
+        let mut got_any = false;
+        for index in 0..=index {
+            if !self.passes_quick_check(layout, index) {
+                // SAFETY: `index` is below `count`, and `end` wrote that many frames.
+                let cached = unsafe { self.cached[index].assume_init_mut() };
+                let Words { code, .. } = cached.words;
+                // SAFETY: an unchanged frame, which this walk has read.
+                cached.function = unsafe { Function::probed(layout, memory, cached.frame, code) };
+                got_any |= cached.function.version().is_some() && cached.link == Link::Direct;
+                self.checks[index].write(cached.quick_check(layout));
+            }
+        }
+        self.lookup_walks = if got_any {
+            MIN_LOOKUP_WALKS
+        } else {
+            (2 * self.lookup_walks + 1).clamp(MIN_LOOKUP_WALKS, MAX_LOOKUP_WALKS)
+        };
+    }
+
+    /// Computes the new address of a cached frame whose words have changed. Returns false if there
+    /// is none, because it runs no code object.
+    #[inline(never)]
+    fn refresh(&mut self, walk: &Walk<'_>, memory: &mut Memory, index: usize) -> bool {
+        let layout = walk.layout;
+        // SAFETY: `index` is below `count`, and `end` wrote that many frames.
+        let cached = unsafe { self.cached[index].assume_init_mut() };
+        // SAFETY: the caller has just read this frame.
+        let words = unsafe { Words::of(layout, cached.frame) };
+        // SAFETY: the frame is readable. A code object with this tag was at its address in the last
+        // walk, and the frame keeps what is there now alive.
+        let is_same = words.code == cached.words.code
+            && unsafe {
+                cached.function.matches(layout, cached.frame)
+                    || cached.tag.matches(layout, words.code)
+            };
+        if !is_same {
+            let Some((number, tag)) = codes::number(layout, words.code, walk.epoch) else {
+                return false;
+            };
+            (cached.number, cached.tag) = (number, tag);
+            // SAFETY: the caller has just read this frame.
+            cached.function = unsafe { Function::known(layout, memory, cached.frame, words.code) };
+        }
+        // SAFETY: the caller has just read this frame.
+        let address = unsafe { instruction::address(layout, cached.number, cached.frame, words) };
+        let Ok(address) = address else {
+            return false;
+        };
+        cached.words = words;
+        self.checks[index].write(cached.quick_check(layout));
+        if cached.inserted.address != address {
+            cached.inserted.address = address;
+            self.inserted[index].write(cached.inserted);
+            self.unchanged = self.unchanged.min(index);
+        }
+        true
+    }
+
+    /// Returns true if a cached frame still leads to the next one through the native frames between
+    /// them.
+    #[inline(always)]
+    fn leads_on(&self, walk: &Walk<'_>, layout: &Layout, index: usize) -> bool {
+        let Some(next) = index.checked_sub(1).map(|index| self.cached(index)) else {
+            return self.ends(walk, layout, index);
+        };
+        let (this, trail) = (self.cached(index), walk.trail);
+        let (at, next_at) = (this.inserted.at, next.inserted.at);
+        match layout.style {
+            Style::Objects => false,
+            Style::Records => {
+                this.words.previous == next.frame
+                    && trail.peek(at + layout.current + 8) == Some(next_at)
+                    && trail.peek(next_at + layout.current) == Some(next.frame)
+            }
+            Style::Entries => {
+                this.words.previous == at
+                    && trail.peek(at + layout.frame_previous) == Some(next.frame)
+            }
+        }
+    }
+
+    /// Returns true if the outermost cached frame still is in the outermost record.
+    #[inline(always)]
+    fn ends(&self, walk: &Walk<'_>, layout: &Layout, index: usize) -> bool {
+        if layout.style != Style::Records {
+            return true;
+        }
+        let at = self.cached(index).inserted.at;
+        let caller = walk.trail.peek(at + layout.current + 8);
+        caller.is_some_and(|caller| {
+            let is_outermost = caller <= at;
+            is_outermost || matches!(walk.trail.peek(caller + layout.current), None | Some(0))
+        })
+    }
+
+    /// Returns true if a frame can be added and there is still room for
+    /// [`add_elision`](Self::add_elision).
+    #[inline]
+    pub fn has_room(&self) -> bool {
+        self.fresh_count + 1 < MOST_FRAMES
+    }
+
+    /// Adds a readable frame, the caller of those before.
+    #[inline]
+    pub fn add(
+        &mut self,
+        walk: &Walk<'_>,
+        memory: &mut Memory,
+        frame: u64,
+        words: Words,
+    ) -> Result<(), Damaged> {
+        let layout = walk.layout;
+        let found = if memory.is_interrupted() {
+            let number = codes::number_anew(layout, memory, words.code, walk.epoch);
+            number.map(|number| (number, CodeTag::default()))
+        } else {
+            codes::number(layout, words.code, walk.epoch)
+        };
+        let (number, tag) = found.ok_or(Damaged)?;
+        // SAFETY: `words` were read from this frame.
+        let address = unsafe { instruction::address(layout, number, frame, words) }?;
+        self.push(CachedFrame {
+            frame,
+            words,
+            inserted: Inserted { at: 0, address },
+            number,
+            // SAFETY: `words` were read from this frame.
+            is_entry: unsafe { is_entry(layout, frame) },
+            link: Link::None,
+            // SAFETY: `words` were read from this frame.
+            function: unsafe { Function::known(layout, memory, frame, words.code) },
+            tag,
+        });
+        Ok(())
+    }
+
+    #[inline]
+    fn push(&mut self, cached: CachedFrame) {
+        if self.fresh_count < MOST_FRAMES {
+            self.fresh[self.fresh_count].write(cached);
+            self.fresh_count += 1;
+            self.pending += 1;
+        }
+    }
+
+    /// Adds one frame that stands for all outer frames of a stack that is too deep.
+    #[cold]
+    pub fn add_elision(&mut self) {
+        if self.fresh_count + 1 == MOST_FRAMES {
+            let words = Words {
+                code: never(),
+                previous: 0,
+                instruction: 0,
+            };
+            let address = address_of(NO_CODE, LEFT_OUT);
+            self.push(CachedFrame {
+                frame: 0,
+                words,
+                inserted: Inserted { at: 0, address },
+                number: NO_CODE,
+                is_entry: 0,
+                link: Link::None,
+                function: Function::default(),
+                tag: CodeTag::default(),
+            });
+        }
+    }
+
+    /// Records that the pending frames are run by the native frame that contains address `at`.
+    #[inline]
+    pub fn attach_to(&mut self, at: u64) -> Result<(), Damaged> {
+        let first = self.fresh_count - self.pending;
+        for cached in &mut self.fresh[first..self.fresh_count] {
+            // SAFETY: `push` wrote the first `fresh_count` fresh frames.
+            unsafe { cached.assume_init_mut() }.inserted.at = at;
+        }
+        self.pending = 0;
+        // SAFETY: below `fresh_count`, as before.
+        let callee = first
+            .checked_sub(1)
+            .map(|callee| unsafe { self.fresh[callee].assume_init_ref() }.inserted.at);
+        match callee {
+            // A caller must be further out on the same native stack.
+            Some(callee) if callee > at => Err(Damaged),
+            _ => Ok(()),
+        }
+    }
+}
