@@ -1,5 +1,5 @@
-//! The agent's file among the libraries that a process preloads, recognised by the functions that it
-//! defines: copies of it, and links to it, have any name.
+//! Finds the agent among the libraries that a process preloads. It is recognised by the functions
+//! that it defines, since copies of the file and links to it can have any name.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -10,13 +10,13 @@ use heap_format::maps::{Entry, strip_deleted};
 
 use crate::text;
 
-/// Prefix of the agent's usual name. A file of that name is taken for the agent without being read.
+/// Prefix of the agent's usual name. A file of that name is not examined further.
 const USUAL_NAME: &[u8] = b"libmem_agent";
 
-/// The function that every allocator defines.
+/// Function that every allocator defines.
 const MALLOC: &str = "malloc";
 
-/// Functions that only agents define together.
+/// Functions that in this combination only the agent defines.
 const FUNCTIONS: [&str; 3] = [MALLOC, "mallocx", "__lsan_do_leak_check"];
 
 /// Kind of a preloaded library, by the functions that it defines.
@@ -53,15 +53,15 @@ pub fn has_usual_name(path: &[u8]) -> bool {
     text::base_name(path).starts_with(USUAL_NAME)
 }
 
-/// The entries of `LD_PRELOAD` in an environment.
+/// Returns the entries of `LD_PRELOAD` in an environment.
 pub fn preloads(environment: &[u8]) -> impl Iterator<Item = &[u8]> {
     let preloaded = proc::value(environment, "LD_PRELOAD").unwrap_or_default();
     let entries = preloaded.split(|b| b" :".contains(b));
     entries.filter(|entry| !entry.is_empty())
 }
 
-/// The path by which we reach a file that a process names; `None` for a name without a slash, which
-/// the loader searches for.
+/// Returns the path by which we can open a file that a process names. Returns `None` for a name
+/// without a slash, since the loader searches for it.
 pub fn path_in(pid: i32, name: &[u8]) -> Option<PathBuf> {
     let directory = proc::directory(pid);
     let path = Path::new(OsStr::from_bytes(name));
@@ -72,16 +72,16 @@ pub fn path_in(pid: i32, name: &[u8]) -> Option<PathBuf> {
         .then(|| directory.join("cwd").join(path))
 }
 
-/// A library that a process preloads and has mapped.
+/// Library that a process preloads and has mapped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Library {
-    /// Its file, as the process's maps show it.
+    /// Path of the file, as in the process's maps.
     pub path: PathBuf,
     /// Its kind.
     pub role: Role,
 }
 
-/// The libraries that a process preloads and has mapped, in the order of `LD_PRELOAD`.
+/// Returns the libraries that a process preloads and has mapped, in the order of `LD_PRELOAD`.
 pub fn preloaded<'a>(
     pid: i32,
     environment: &'a [u8],
@@ -100,8 +100,8 @@ pub fn preloaded<'a>(
     })
 }
 
-/// The mapping of an entry of `LD_PRELOAD`: by its name, or, where that is a link, by the inode that
-/// the link leads to.
+/// Returns the mapping of an entry of `LD_PRELOAD`. Compares names, and inodes if the entry may be
+/// a symbolic link.
 fn mapping_of<'a>(pid: i32, entry: &[u8], maps: &'a [u8]) -> Option<Entry<'a>> {
     let name = text::base_name(entry);
     let mut files = Entry::all(maps).filter(|mapped| mapped.path.starts_with(b"/"));
@@ -113,7 +113,7 @@ fn mapping_of<'a>(pid: i32, entry: &[u8], maps: &'a [u8]) -> Option<Entry<'a>> {
     })
 }
 
-/// The path of the agent that a process has mapped, as its maps show it.
+/// Returns the path of the agent that a process has mapped, as in its maps.
 pub fn mapped(pid: i32, maps: &[u8]) -> Option<PathBuf> {
     if let Some(usual) = Entry::all(maps).find(|mapped| has_usual_name(mapped.path)) {
         let shown = Path::new(OsStr::from_bytes(usual.path));

@@ -1,8 +1,9 @@
-//! The other programs of this project, installed next to this one.
+//! Finds the other programs of this project, which are installed in the same directory.
 
 use std::path::PathBuf;
 
-/// The program of this name next to this one, or else the one in the search path.
+/// Returns the path of program `name` in this program's directory, or else its bare name, to be
+/// found in `PATH`.
 pub fn program(name: &str) -> PathBuf {
     let beside = std::env::current_exe().ok();
     let beside = beside.map(|exe| exe.with_file_name(name));

@@ -1,10 +1,10 @@
-//! Whether a segment may still be in use. Only a provably unused one is removed,
-//! or written out as a dead process's.
+//! Decides whether a segment may still be in use. Only a segment that is provably unused is
+//! removed, or written out as that of a dead process.
 //!
-//! A process is provably gone only if all processes of its pid namespace can be seen:
-//! from that namespace, or from the initial one, which sees all. In addition, no process may
-//! have the file mapped to be written to, since children inherit the mapping. Only the maker of a segment and its
-//! descendants map it, so processes older than the maker need not be checked.
+//! A process is provably gone only if all processes of its pid namespace are visible: from that
+//! namespace, or from the initial one. In addition, no process may have the file mapped for
+//! writing, since children inherit the mapping. Only the creator of a segment and its descendants
+//! map it, so processes that are older than the creator need not be checked.
 
 use std::collections::HashMap;
 
@@ -15,16 +15,16 @@ use crate::discovery::{Found, Life};
 use crate::mappings;
 use crate::text;
 
-/// Inode of the initial pid namespace, a constant of the kernel's (`PROC_PID_INIT_INO`).
-const INITIAL: u64 = 0xEFFF_FFFC;
+/// Inode of the initial pid namespace, a constant of the kernel (`PROC_PID_INIT_INO`).
+const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
-/// Why a segment may still be in use.
+/// Reason to believe that a segment is still in use.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Doubt {
-    /// The process runs.
+    /// Its process is running.
     #[error("its process runs")]
     Alive,
-    /// A process maps it.
+    /// A process has it mapped.
     #[error("process {0} still maps it")]
     Mapped(i32),
     /// The mappings of this process cannot be read.
@@ -41,32 +41,44 @@ pub enum Doubt {
     ForeignProc,
 }
 
-/// The files that processes map and may write to, read once.
+/// Files that processes have mapped for writing. Read once, when first needed.
 pub struct Claims {
+    /// Inode of our pid namespace; `None` if unknown.
     own: Option<u64>,
+    /// True if `/proc` shows our pid namespace.
     proc_is_ours: bool,
     seen: Option<Seen>,
-    /// Earliest start time of the makers in question.
+    /// Earliest start time of the creators in question, in clock ticks since boot.
     since: u64,
-    /// How often all processes were examined.
+    /// Number of times that all processes were examined.
     #[cfg(test)]
     pub looks: usize,
 }
 
-/// A shared mapping: device as the kernel shows it, inode.
+/// A mapped file: device as maps show it, and inode.
 type File = ((u32, u32), u64);
 
+/// Process whose maps cannot be read.
+struct Unreadable {
+    pid: i32,
+    /// In clock ticks since boot.
+    start_time: u64,
+    /// Real, effective, saved and file-system user ids.
+    uids: [u32; 4],
+}
+
+/// Result of one pass over all processes.
 #[derive(Default)]
 struct Seen {
+    /// One process for each mapped file.
     mapped: HashMap<File, i32>,
-    /// Segments by inode and name, whatever their device number.
+    /// One process for each segment, by inode and name, whatever its device.
     named: HashMap<(u64, Vec<u8>), i32>,
-    /// Processes whose maps cannot be read: start time, users.
-    unreadable: Vec<(i32, u64, [u32; 4])>,
+    unreadable: Vec<Unreadable>,
 }
 
 impl Claims {
-    /// For segments whose makers started at `since` or later.
+    /// Prepares checks of segments whose creators started at `since` or later.
     pub fn since(since: u64) -> Self {
         Self {
             own: namespace("self", "pid"),
@@ -78,14 +90,15 @@ impl Claims {
         }
     }
 
-    /// For all segments that will be asked about: one whose maker started before theirs costs another
-    /// look at all processes, and anybody can make files with ever earlier times in their names.
+    /// Prepares checks of the given segments. A segment with an older creator would cost another
+    /// pass over all processes, and anybody can create files with ever earlier times in their
+    /// names.
     pub fn of<'a>(found: impl IntoIterator<Item = &'a Found>) -> Self {
         let starts = found.into_iter().map(|found| found.entry.name.start_time);
         Self::since(starts.min().unwrap_or(0))
     }
 
-    /// Whether a segment is no longer in use.
+    /// Checks that a segment is no longer in use.
     pub fn check(&mut self, found: &Found) -> Result<(), Doubt> {
         if found.life == Life::Running {
             return Err(Doubt::Alive);
@@ -93,7 +106,7 @@ impl Claims {
         if !self.proc_is_ours {
             return Err(Doubt::ForeignProc);
         }
-        let all_seen = self.own == Some(INITIAL) || self.own == Some(found.namespace);
+        let all_seen = self.own == Some(INITIAL_PID_NAMESPACE) || self.own == Some(found.namespace);
         if !all_seen && !found.other_boot {
             return Err(Doubt::Elsewhere);
         }
@@ -128,9 +141,13 @@ impl Seen {
             match (maps, Status::of(pid)) {
                 (Some(maps), _) => seen.add(pid, &maps),
                 (None, Some(status)) => {
-                    seen.unreadable.push((pid, stat.start_time, status.uids));
+                    seen.unreadable.push(Unreadable {
+                        pid,
+                        start_time: stat.start_time,
+                        uids: status.uids,
+                    });
                 }
-                // It has ended.
+                // The process has exited meanwhile.
                 (None, None) => {}
             }
         }
@@ -156,17 +173,17 @@ impl Seen {
             return Err(Doubt::Mapped(*pid));
         }
         let start = found.entry.name.start_time;
-        let may_map = |&&(_, born, uids): &&(i32, u64, [u32; 4])| {
-            born >= start && uids.contains(&found.owner)
+        let may_map = |process: &&Unreadable| {
+            process.start_time >= start && process.uids.contains(&found.owner)
         };
         match self.unreadable.iter().find(may_map) {
-            Some((pid, ..)) => Err(Doubt::Unreadable(*pid)),
+            Some(process) => Err(Doubt::Unreadable(process.pid)),
             None => Ok(()),
         }
     }
 }
 
-/// Whether there is a process with this pid that `/proc` hides from us (`hidepid`).
+/// Returns true if the process exists but `/proc` hides it from us (`hidepid`).
 fn is_hidden(pid: i32) -> bool {
     let exists = match nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), None) {
         Ok(()) | Err(nix::errno::Errno::EPERM) => true,

@@ -1,4 +1,4 @@
-//! Removal of the segments that dead processes left.
+//! Removes the segments of dead processes.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -13,32 +13,32 @@ use crate::text;
 /// Result of a cleaning.
 #[derive(Debug, Default)]
 pub struct Cleaned {
-    /// Segments removed.
+    /// Number of segments removed.
     pub removed: usize,
-    /// Memory that they took.
+    /// Memory that the removed segments occupied, in bytes.
     pub removed_bytes: u64,
-    /// One message for each that could not be removed.
+    /// Error messages, one for each segment that could not be removed.
     pub failures: Vec<String>,
-    /// Profiles that have not been written out.
+    /// Number of segments kept because their profiles have not been written.
     pub kept: usize,
-    /// Memory that they take.
+    /// Memory that the kept segments occupy, in bytes.
     pub kept_bytes: u64,
-    /// Profiles that another controller is writing out.
+    /// Number of segments that another controller is writing out.
     pub in_use: usize,
-    /// Segments of another version that were not removed: what they hold is unknown.
+    /// Number of segments of another version that were kept, since their content is unknown.
     pub outdated: usize,
-    /// Memory that they take.
+    /// Memory that the outdated segments occupy, in bytes.
     pub outdated_bytes: u64,
-    /// Segments that somebody may still use, each with the reason.
+    /// Paths of segments that may still be in use, with the reasons.
     pub doubted: Vec<(String, Doubt)>,
 }
 
-/// Removes segments of dead processes: those that hold nothing, or all of them.
+/// Removes segments of dead processes: those without an unwritten profile, or all if `all`.
 pub fn remove_unused(discovery: &Discovery, selection: &Selection, all: bool) -> Cleaned {
     remove_among(discovery.scan(), selection, all).0
 }
 
-/// The same among what was found.
+/// Like [`remove_unused`], for the result of a scan. Also returns the claims, for tests.
 fn remove_among(scan: Scan, selection: &Selection, all: bool) -> (Cleaned, Claims) {
     let mut cleaned = Cleaned::default();
     let mut found = scan.found;
@@ -52,7 +52,7 @@ fn remove_among(scan: Scan, selection: &Selection, all: bool) -> (Cleaned, Claim
         }
         match found.open() {
             Ok(agent) => cleaned.remove(&agent, all),
-            // Somebody else removed it.
+            // Somebody else has removed it.
             Err(Refusal::Io(e)) if e.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => cleaned.fail(&error.to_string()),
         }
@@ -84,7 +84,7 @@ impl Cleaned {
             uncollected(agent, &header).is_some() || uncollected_time(agent, &header).is_some()
         });
         let size = agent.segment.memory_bytes().unwrap_or(0);
-        // A controller that holds the lock is about to write the dump.
+        // Another controller that holds the lock is about to write the dump.
         if !agent.segment.lock().unwrap_or(false) {
             self.in_use += 1;
             return;
@@ -99,14 +99,14 @@ impl Cleaned {
                 self.removed += 1;
                 self.removed_bytes = self.removed_bytes.saturating_add(size);
             }
-            // Somebody else removed it.
+            // Somebody else has removed it.
             Ok(false) => {}
             Err(error) => self.fail(&format!("{}: {error}", text::path(agent.path()))),
         }
     }
 
-    /// Removes a segment that cannot be read: its process was killed while it made it, or it is
-    /// of another version.
+    /// Removes a segment that cannot be read: its process was killed while creating it, or it is of
+    /// another version.
     fn remove_unread(&mut self, found: &Found) {
         let bytes = found.memory_bytes();
         match found.directory.remove_file(found.entry.name, found.file) {
@@ -114,7 +114,7 @@ impl Cleaned {
                 self.removed += 1;
                 self.removed_bytes = self.removed_bytes.saturating_add(bytes);
             }
-            // Somebody else removed it.
+            // Somebody else has removed it.
             Ok(false) => {}
             Err(error) => self.fail(&format!("{}: {error}", text::path(found.path()))),
         }
@@ -125,21 +125,22 @@ impl Cleaned {
     }
 }
 
-/// Removes the directories of `run` that are empty.
+/// Removes the empty directories of `run`.
 pub fn remove_run_directories() {
     let shared = default_directory();
     if let Ok(directory) = Directory::open(&shared) {
         for inner in run_directories(&directory) {
-            // Fails where it is not empty, as it should.
+            // Fails if the directory is not empty, as intended.
             remove_directory(&inner.path);
         }
     }
 }
 
-/// Removes a directory that `run` made for a program's segments, and the one around it, where they
-/// are empty.
+/// Removes a directory that `run` created for a program's segments, and its parent, if they are
+/// empty.
 pub fn remove_directory(path: &Path) {
-    // Live processes may still use it; `clean` removes it after them.
+    // Fails while segments exist, for instance of live children; `clean` removes the directory
+    // later.
     let _ = std::fs::remove_dir(path);
     let name = path.file_name().unwrap_or_default().as_bytes();
     if let Some(outer) = path

@@ -1,26 +1,26 @@
-//! The machine's time, which segments use, even if this program is in a time namespace of its own.
+//! Clocks of the machine, which segments use, even if this program is in another time namespace.
 
 use proc::clock_shift;
 use shm_protocol::clock;
 
-/// Nanoseconds of the machine's `CLOCK_MONOTONIC_COARSE`.
+/// Returns the machine's `CLOCK_MONOTONIC_COARSE`, in ns.
 pub fn now_ns() -> u64 {
     clock_shift().to_machine(clock::now_ns())
 }
 
-/// Nanoseconds since the machine's boot.
+/// Returns the time since the machine's boot, in ns.
 pub fn boot_ns() -> u64 {
     clock::boot_ns().wrapping_sub(clock_shift().boottime_ns as u64)
 }
 
-/// A time by each of the machine's clocks.
+/// Point in time on each of the machine's clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Time {
-    /// By the segment's clock, [`now_ns`].
+    /// Time of the segment's clock, [`now_ns`].
     pub ns: u64,
     /// Unix time, in nanoseconds.
     pub unix_ns: u64,
-    /// Since the boot, in nanoseconds. `None`: of another boot, and not known.
+    /// Time since boot, in nanoseconds. `None` for a time before the last boot.
     pub boot_ns: Option<u64>,
 }
 
@@ -34,7 +34,8 @@ impl Time {
         }
     }
 
-    /// Returns the time at an earlier reading of the segment's clock.
+    /// Returns the point at which the segment's clock read `ns`, which must not be later than
+    /// `self`.
     #[must_use]
     pub fn at(self, ns: u64) -> Self {
         let earlier = self.ns.saturating_sub(ns);

@@ -1,4 +1,4 @@
-//! From a snapshot to a profile: stacks with their sums, modules, and the dump's metadata.
+//! Builds a profile from a snapshot: stacks with their sums, modules and the dump's metadata.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -22,36 +22,36 @@ use crate::snapshot::Snapshot;
 
 /// Maximum number of frames in one profile.
 pub const MAX_FRAMES: usize = 1 << 26;
-/// Maximum number of frames for each byte that the segment takes. Stacks share nodes, so that a
-/// damaged or forged tree of a few pages could claim any number; a real one that recurses a
-/// thousand deep on ten thousand stacks stays below, as a session takes megabytes.
+/// Maximum number of frames in a profile per byte of the segment. Stacks share nodes, so a damaged
+/// or hostile tree of a few pages could expand to any number of frames. Real sessions stay below:
+/// even ten thousand stacks that recurse a thousand deep come with megabytes of segment.
 const FRAMES_PER_BYTE: u64 = 2;
 
 /// Dump metadata that is not in the segment.
 #[derive(Clone, Debug, Default)]
 pub struct Metadata {
-    /// Pid as we see it.
+    /// Pid in our own pid namespace.
     pub pid: i32,
-    /// Short name of the process.
+    /// Short name of the process (`comm`).
     pub name: Vec<u8>,
     /// Cause of the dump.
     pub trigger: String,
-    /// How the session ended, if it did.
+    /// How the process or session ended; empty if it still runs.
     pub ended: String,
-    /// Whether it is of the live heap's maximum.
+    /// True if the dump shows the session's high-water mark.
     pub is_peak: bool,
-    /// The command line, while the process lives.
+    /// Command line; empty if the process has exited.
     pub command_line: Vec<Vec<u8>>,
-    /// The text of its maps, while the process lives.
+    /// Text of `/proc/PID/maps`; empty if the process has exited.
     pub maps: Vec<u8>,
-    /// The kernel's counters of its memory, while the process lives.
+    /// Memory counters of the kernel, in bytes; empty if the process has exited.
     pub memory: Vec<(&'static str, u64)>,
-    /// Boot id of the kernel, if it is still the one that the process ran under.
+    /// Boot id of the kernel that the process ran under, if that is still running.
     pub boot_id: Option<String>,
 }
 
 impl Metadata {
-    /// Metadata of a process that lives, with what can only be read then.
+    /// Collects the metadata of a running process.
     pub fn of_live(pid: i32, name: &[u8]) -> Self {
         Self {
             pid,
@@ -65,7 +65,7 @@ impl Metadata {
     }
 }
 
-/// Builds a profile; also returns how many stacks had to be truncated here.
+/// Builds a profile. Also returns the number of stacks truncated for exceeding the frame limit.
 pub fn profile(snapshot: &Snapshot, header: &Header<'_>, metadata: &Metadata) -> (Profile, usize) {
     let now = snapshot.end_tick();
     profile_of(snapshot, header, metadata, |record| {
@@ -73,8 +73,8 @@ pub fn profile(snapshot: &Snapshot, header: &Header<'_>, metadata: &Metadata) ->
     })
 }
 
-/// Like [`profile`], of what `details` says of each record, in parts that are lost in different
-/// ways; without any it is left out.
+/// Like [`profile`], but with the values that `details` returns for each record, split by how they
+/// were lost. Records without values are omitted.
 pub fn profile_of<D: IntoIterator<Item = (Detail, Lost)>>(
     snapshot: &Snapshot,
     header: &Header<'_>,
@@ -91,6 +91,7 @@ pub fn profile_of<D: IntoIterator<Item = (Detail, Lost)>>(
     (builder.finish(), truncated)
 }
 
+/// Adds all stacks to the profile and returns how many were truncated.
 fn stacks<D: IntoIterator<Item = (Detail, Lost)>>(
     snapshot: &Snapshot,
     relocations: &Relocations,
@@ -147,8 +148,8 @@ fn add_loss(builder: &mut ProfileBuilder, lost: Lost) {
     }
 }
 
-/// A profile of code alone: for each return address, or frame of an interpreter with these code
-/// objects, a stack of one frame, so that it is named as a dump's is.
+/// Builds a profile without values, with a one-frame stack for each address, so that functions get
+/// the names that they have in dumps. `codes` is the table of an interpreter's code objects.
 pub fn code(header: &Header<'_>, pid: i32, addresses: &[u64], codes: &[u8]) -> Profile {
     let maps_text = proc::maps(pid).unwrap_or_default();
     let mut builder = ProfileBuilder::new(1);
@@ -173,8 +174,8 @@ pub fn code(header: &Header<'_>, pid: i32, addresses: &[u64], codes: &[u8]) -> P
     builder.finish()
 }
 
-/// The profile as [`profile`] makes it, and the records of its stacks. These need the stacks'
-/// sums alone, so a helper thread finds them meanwhile.
+/// Builds a profile as [`profile`] does, and the text parts of its stacks' records. The parts need
+/// only the sums, so a helper thread makes them at the same time.
 pub fn profile_with_records(
     snapshot: &Snapshot,
     header: &Header<'_>,
@@ -198,7 +199,7 @@ pub fn profile_with_records(
     (profile, truncated, records)
 }
 
-/// The records of each stack, in the order of [`profile`].
+/// Groups the records by stack, in the order of [`profile`]'s stacks.
 fn groups(snapshot: &Snapshot) -> Vec<&[RecordView]> {
     let mut rest = snapshot.records();
     let mut groups = Vec::with_capacity(snapshot.groups().len() + 1);
@@ -213,7 +214,7 @@ fn groups(snapshot: &Snapshot) -> Vec<&[RecordView]> {
     groups
 }
 
-/// A stack's sums in the dump's units.
+/// Converts a record's sums to the units of a dump.
 pub fn detail(record: &RecordView, now_tick: u32) -> Detail {
     let sums = record.sums(now_tick);
     let ms = TICK_NS as f64 / 1e6;
@@ -234,16 +235,18 @@ pub fn detail(record: &RecordView, now_tick: u32) -> Detail {
     }
 }
 
-/// Address from which on unloaded modules are shown whose range another module has taken.
+/// First address for unloaded modules whose own range is in use by another module. Not a user-space
+/// address.
 const ELSEWHERE: u64 = 1 << 62;
 const ADDRESS_MASK: u64 = (1 << ADDRESS_BITS) - 1;
 
-/// Modules whose frames are shown at other addresses than they ran at.
+/// Modules whose frames are shown at addresses other than those they ran at.
 #[derive(Default)]
 pub struct Relocations {
     modules: Vec<Relocated>,
 }
 
+/// A module that was moved to a free address range.
 struct Relocated {
     module: std::ops::Range<u64>,
     instance: u64,
@@ -251,7 +254,7 @@ struct Relocated {
 }
 
 impl Relocations {
-    /// The address to show for a node's: its own, or the one in its relocated module.
+    /// Returns the address to show for a node's address, moved if its module was.
     pub fn shown(&self, address: u64) -> u64 {
         if matches!(
             address,
@@ -268,9 +271,9 @@ impl Relocations {
     }
 }
 
-/// The modules, called as the kernel calls them: the loader may know a library by a path
-/// that leads through a link. One that is gone, and whose range another has, is relocated, so
-/// that each address means one thing.
+/// Returns the modules of a process, with the paths that the kernel has for them: the loader's path
+/// may lead through a symbolic link. An unloaded module whose range is in use again is moved, so
+/// that every address has one meaning.
 pub fn modules(header: &Header<'_>, maps: &[u8]) -> (Vec<Mapping>, Relocations) {
     let kernel = heap_format::maps::parse(maps);
     let by_range: HashMap<(u64, u64), &PathBuf> = kernel
@@ -318,8 +321,8 @@ fn mapping(module: &ModuleView<'_>) -> Mapping {
     }
 }
 
-/// Stacks of overwritten objects: the addresses by which functions are looked up, those of the
-/// calls.
+/// Returns the stacks of overwritten objects, as addresses within the call instructions (return address
+/// minus one), by which functions are looked up.
 fn overwritten(snapshot: &Snapshot) -> Vec<Vec<u64>> {
     let stack = |leaf: &shm_protocol::NodeId| {
         let mut addresses = Vec::new();
@@ -343,7 +346,7 @@ fn facts(snapshot: &Snapshot, header: &Header<'_>, metadata: &Metadata) -> Facts
     let mut counters: std::collections::BTreeMap<String, u64> =
         snapshot.counters.iter().cloned().collect();
     counters.insert("modules_lost".to_owned(), header.modules_lost());
-    // Figures of the allocator may be from before the session.
+    // The allocator's statistics may be older than the session.
     let unix = |ns: u64| {
         let since = ns as i64 - session.start_ns as i64;
         session.start_unix_ns.saturating_add_signed(since)

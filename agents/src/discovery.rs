@@ -1,11 +1,11 @@
-//! Finding agents: their segments in the shared directory, in those of `run`, and in the
-//! directories that processes in other mount namespaces see; and the processes they belong to.
+//! Finds agents: segments and the processes they belong to. Searches the shared directory, the
+//! directories that `run` creates in it, and those that processes in other mount namespaces see.
 //!
-//! Anybody may put any number of files there. A scan costs a few system calls per
-//! segment and per process in another namespace, keeps no descriptor, and looks at segments
-//! of live processes first, then at a bounded number of others. It reads a process's maps
-//! only if several segments claim to belong to it; [`Agent::confirm`] reads them for
-//! processes that are about to receive commands.
+//! Anybody may create any number of files there, so the cost of a scan is bounded: a few system
+//! calls per segment and per process in another namespace, no open descriptors, all segments of
+//! live processes but only a limited number of others. A process's maps are read only if several
+//! segments claim to belong to it. [`Agent::confirm`] reads them for processes that are about to
+//! receive commands.
 
 mod found;
 pub mod spaces;
@@ -23,39 +23,40 @@ use crate::process;
 use crate::segment::{Directory, Entry, Head, Kind, Refusal, Segment, default_directory, is_young};
 use crate::text;
 
-/// Prefix of the directories that `run` makes inside the shared one.
+/// Name prefix of the directories that `run` creates in the shared directory.
 pub const RUN_PREFIX: &str = "mem_profiler.run.";
-/// Prefix of the directory with an unguessable name inside such a directory of root's.
+/// Name prefix of the directory with an unguessable name that `run` creates within, when run as
+/// root.
 pub const HIDDEN_PREFIX: &str = "segments.";
-/// How many `run` directories of one owner are searched.
-const MOST_RUNS: usize = 64;
-/// How many names of such directories are read.
-const MOST_RUN_NAMES: usize = 10_000;
-/// How many segments of one live process are examined.
-const MOST_IMAGES: usize = 64;
-/// How many segments of one owner's dead processes are examined.
-const MOST_LEFT: usize = 10_000;
+/// Maximum number of `run` directories per owner that are searched.
+const MAX_RUNS: usize = 64;
+/// Maximum number of names of `run` directories that are read.
+const MAX_RUN_NAMES: usize = 10_000;
+/// Maximum number of segments per live process that are examined.
+const MAX_IMAGES: usize = 64;
+/// Maximum number of segments of dead processes, per owner, that are examined.
+const MAX_LEFT: usize = 10_000;
 
-/// Results of a scan.
+/// Result of a scan.
 #[derive(Debug, Default)]
 pub struct Scan {
-    /// Agents, and segments of dead ones, in order of pid.
+    /// Live agents and segments of dead ones, sorted by pid.
     pub found: Vec<Found>,
     /// Segments that were refused.
     pub refused: Refusals,
-    /// Unfinished segments of processes that are gone: they hold nothing.
+    /// Incomplete segments of dead processes. They contain no data.
     pub unfinished: Vec<Found>,
-    /// Segments of another version whose processes are gone: what they hold is not known.
+    /// Segments of another version whose processes are dead. Their content is unknown.
     pub outdated: Vec<Found>,
-    /// Refused segments that need no second look.
+    /// Refused segments that need not be examined again.
     pub settled: Vec<Entry>,
-    /// Segments that were left out as known, and are still there.
+    /// Segments that the scan skipped as known and that still exist.
     pub still_known: HashSet<Entry>,
 }
 
 impl Scan {
-    /// Forgets known segments that are gone, once there are more than `most`: what watches for days meets ever
-    /// new ones.
+    /// Forgets known segments that no longer exist, once there are more than `most`. A program that
+    /// watches for days keeps meeting new ones.
     pub fn forget_gone(&self, known: &mut HashSet<Entry>, most: usize) {
         if known.len() > most {
             known.retain(|entry| self.still_known.contains(entry));
@@ -69,14 +70,15 @@ pub struct Discovery {
     boot_id: Option<[u8; 16]>,
 }
 
-/// A scan in progress.
+/// State of a scan.
 struct Search<'a> {
     spaces: &'a Spaces,
     head: Head,
-    /// Files already seen, since several directories may show the same file.
+    /// Device and inode of the files seen. Several directories may show the same file.
     files: HashSet<(u64, u64)>,
-    /// Number of segments of each live process, and of each owner's dead ones.
+    /// Number of segments of each live process, by pid.
     images: HashMap<i32, usize>,
+    /// Number of segments of dead processes, by owner.
     left: HashMap<u32, usize>,
     scan: Scan,
 }
@@ -88,7 +90,7 @@ impl Default for Discovery {
 }
 
 impl Discovery {
-    /// Searches `MEM_PROFILER_DIR` or `/dev/shm`.
+    /// Searches `MEM_PROFILER_DIR`, or by default `/dev/shm`.
     pub fn new() -> Self {
         Self::in_directory(default_directory())
     }
@@ -106,12 +108,12 @@ impl Discovery {
         self.scan_except(&HashSet::new())
     }
 
-    /// Searches everywhere, except for the named segments.
+    /// Searches everywhere, but skips the segments in `known`.
     pub fn scan_except(&self, known: &HashSet<Entry>) -> Scan {
         self.scan_among(Spaces::read(), known)
     }
 
-    /// `before`: the processes that there were when it began.
+    /// Scans with `before`, the processes that existed when the scan began.
     fn scan_among(&self, before: Spaces, known: &HashSet<Entry>) -> Scan {
         let (mut entries, mut still_known) = (Vec::new(), HashSet::new());
         for directory in self.directories(&before) {
@@ -123,12 +125,10 @@ impl Discovery {
                 }
             }
         }
-        // A process that was born meanwhile may have made its segment by now. Only a process that is
-        // missing after the segments were listed has ended.
-        let spaces = match entries.iter().all(|(_, entry)| before.may_live(entry.name)) {
-            true => before,
-            false => Spaces::read(),
-        };
+        // A process created since then may have a segment by now. So a process counts as dead only
+        // if it is missing from a list read after the segments.
+        let all_known = entries.iter().all(|(_, entry)| before.may_live(entry.name));
+        let spaces = if all_known { before } else { Spaces::read() };
         let mut search = Search {
             spaces: &spaces,
             head: Head::new(),
@@ -155,7 +155,7 @@ impl Discovery {
         scan
     }
 
-    /// Whether the shared directory contains an unknown name; cheap.
+    /// Returns true if the shared directory contains a name that is not in `known`. Cheap.
     pub fn has_new(&self, known: &HashSet<Entry>) -> bool {
         let entries = Directory::open(&self.path).and_then(|directory| directory.segments());
         entries
@@ -164,8 +164,8 @@ impl Discovery {
             .any(|entry| !known.contains(entry))
     }
 
-    /// The shared directory, those of `run` in it, and directories of that name in other mount
-    /// namespaces.
+    /// Returns the shared directory, the `run` directories in it, and the directories of that path
+    /// in other mount namespaces.
     fn directories(&self, spaces: &Spaces) -> Vec<Arc<Directory>> {
         let mut directories = Vec::new();
         let mut seen = HashSet::new();
@@ -184,20 +184,20 @@ impl Discovery {
         directories
     }
 
+    /// Examines a segment whose process may be running.
     fn look_at_live(&self, directory: &Arc<Directory>, entry: Entry, search: &mut Search<'_>) {
         let images = search.images.entry(entry.name.pid).or_default();
         *images += 1;
-        match *images <= MOST_IMAGES {
-            true => self.look_at(directory, entry, search),
-            false => {
-                let path = directory.path.join(entry.name.to_string());
-                search.scan.refused.count(directory.path.clone(), path);
-            }
+        if *images <= MAX_IMAGES {
+            self.look_at(directory, entry, search);
+        } else {
+            let path = directory.path.join(entry.name.to_string());
+            search.scan.refused.count(directory.path.clone(), path);
         }
     }
 
-    /// Examines a segment without a live process. Files that cannot be segments, or are not ours,
-    /// are not opened.
+    /// Examines a segment whose process is dead. Files that cannot be segments or are not ours are
+    /// not opened.
     fn look_at_left(&self, directory: &Arc<Directory>, entry: Entry, search: &mut Search<'_>) {
         let Ok(kind) = directory.kind(entry.name) else {
             return;
@@ -210,7 +210,7 @@ impl Discovery {
             None => {
                 let left = search.left.entry(kind.owner).or_default();
                 *left += 1;
-                if *left <= MOST_LEFT {
+                if *left <= MAX_LEFT {
                     return self.look_at(directory, entry, search);
                 }
                 let path = directory.path.join(entry.name.to_string());
@@ -220,18 +220,20 @@ impl Discovery {
         search.refuse(directory, entry, refusal, kind.is_young());
     }
 
+    /// Opens a segment and adds it to the results.
     fn look_at(&self, directory: &Arc<Directory>, entry: Entry, search: &mut Search<'_>) {
         let mut young = false;
         let looked = Segment::open(directory, entry.name).and_then(|segment| {
             young = is_young(segment.modified_unix_ns);
-            match search.files.insert((segment.device, segment.inode)) {
-                true => self.found(&segment, entry, search).map(Some),
-                false => Ok(None),
+            if search.files.insert((segment.device, segment.inode)) {
+                self.found(&segment, entry, search).map(Some)
+            } else {
+                Ok(None)
             }
         });
         match looked {
             Ok(found) => search.scan.found.extend(found),
-            // It has been removed in the meantime.
+            // The file has been removed meanwhile.
             Err(Refusal::Io(e)) if e.kind() == std::io::ErrorKind::NotFound => {}
             Err(Refusal::Content(Invalid::NoMagic))
                 if directory
@@ -246,7 +248,7 @@ impl Discovery {
         }
     }
 
-    /// Checks a segment and matches it with its process.
+    /// Validates a segment and finds its process.
     fn found(
         &self,
         segment: &Segment,
@@ -256,7 +258,7 @@ impl Discovery {
         let header = segment.head(&mut search.head)?;
         let other_boot = self.boot_id.is_some_and(|id| header.boot_id() != id);
         let named = (entry.name.pid as u32, entry.name.start_time);
-        // No agent wrote this: ignore it, and above all do not hold it against other segments.
+        // An agent did not write this. It is refused, so that it does not affect other segments.
         let honest = (header.pid(), header.start_time()) == named
             && (other_boot || header.created_ns() <= crate::clock::now_ns() + AHEAD_NS);
         if !honest {
@@ -288,14 +290,14 @@ impl Discovery {
     }
 }
 
-/// How far a segment's time of creation may be ahead of our clock.
+/// Maximum time by which a segment's creation may be ahead of our clock, in ns.
 const AHEAD_NS: u64 = 1_000_000_000;
 
 impl Search<'_> {
-    /// Records a segment whose process was killed while making it, for cleaning up. Returns
-    /// whether it is one.
+    /// Records a segment whose process was killed while creating it, for cleaning up. Returns false
+    /// if it is not one.
     fn keep_unfinished(&mut self, directory: &Arc<Directory>, entry: Entry, kind: &Kind) -> bool {
-        let room = self.scan.unfinished.len() < MOST_LEFT;
+        let room = self.scan.unfinished.len() < MAX_LEFT;
         let left = self.left_behind(directory, entry, kind);
         let kept = left.filter(|_| room && !kind.is_young());
         let is_one = kept.is_some();
@@ -306,14 +308,14 @@ impl Search<'_> {
     /// Records a segment of another version, for cleaning up, if its process is gone.
     fn keep_outdated(&mut self, directory: &Arc<Directory>, entry: Entry) {
         if let Ok(kind) = directory.kind(entry.name)
-            && self.scan.outdated.len() < MOST_LEFT
+            && self.scan.outdated.len() < MAX_LEFT
         {
             let left = self.left_behind(directory, entry, &kind);
             self.scan.outdated.extend(left);
         }
     }
 
-    /// A segment of which nothing but its name is known, if its process is gone.
+    /// Describes a segment by its name alone, if its process is dead.
     fn left_behind(&self, directory: &Arc<Directory>, entry: Entry, kind: &Kind) -> Option<Found> {
         let process = self.spaces.process_of(entry.name, 0);
         process.is_none().then(|| Found {
@@ -340,7 +342,7 @@ impl Search<'_> {
             self.scan.settled.push(entry);
         }
         let process = self.spaces.process_of(entry.name, 0);
-        // Another user's file says nothing about the process that it is named after.
+        // A file of another user must not say anything about the process that it is named after.
         let owner = directory.kind(entry.name).map(|kind| kind.owner);
         let owns = |p: &Process| owner.is_ok_and(|o| o == 0 || p.status.uids.contains(&o));
         let is_own = !matches!(reason, Refusal::Misnamed) && process.as_ref().is_some_and(owns);
@@ -354,7 +356,7 @@ impl Search<'_> {
     }
 }
 
-/// Completes an agent with facts about its live process.
+/// Completes an agent with data of its live process.
 fn live(found: &mut Found, process: Process, exe: &[u8]) -> Result<(), Refusal> {
     let Process { pid, stat, status } = process;
     if found.owner != 0 && !status.uids.contains(&found.owner) {
@@ -362,13 +364,13 @@ fn live(found: &mut Found, process: Process, exe: &[u8]) -> Result<(), Refusal> 
     }
     let now = proc::exe(pid);
     let same = now.is_none_or(|now| text::base_name(&now) == text::base_name(exe));
-    (found.life, found.name) = match same {
-        true => (
-            Life::Running,
-            process::display_name(&stat.comm, exe, &proc::command_line(pid)),
-        ),
-        false => (Life::Replaced, text::base_name(exe).to_vec()),
-    };
+    if same {
+        found.life = Life::Running;
+        found.name = process::display_name(&stat.comm, exe, &proc::command_line(pid));
+    } else {
+        found.life = Life::Replaced;
+        found.name = text::base_name(exe).to_vec();
+    }
     found.pid = pid;
     found.uid = status.uid();
     found.cpu_ticks = stat.cpu_ticks;
@@ -376,9 +378,10 @@ fn live(found: &mut Found, process: Process, exe: &[u8]) -> Result<(), Refusal> 
     Ok(())
 }
 
-/// Of several images of one process, only the last can be running, or have died. The process's
-/// own maps show which that is, if it lives; otherwise the age of the files decides. Segments
-/// belong to one process only if owner, namespace and directory are the same.
+/// Marks segments of earlier program images of a process, before an exec, as replaced. Only the
+/// last image can be running or have died. If the process is alive, its maps show which image that
+/// is; otherwise the age of the files decides. Segments belong to one process only if owner,
+/// namespace and directory agree.
 fn mark_replaced(all: &mut [Found]) {
     let key = |found: &Found| (found.process(), found.directory.identity);
     let mut newest: HashMap<_, (u64, bool, u32)> = HashMap::new();
@@ -406,19 +409,19 @@ fn mark_replaced(all: &mut [Found]) {
     }
 }
 
-/// The directories that `run` made inside a shared one; inner ones before outer ones. At most
-/// `MOST_RUNS` per owner are used: anybody can make any number of them.
+/// Returns the directories that `run` created in a shared one, inner ones before outer ones. At
+/// most `MAX_RUNS` per owner, since anybody can create any number.
 pub fn run_directories(directory: &Directory) -> Vec<Arc<Directory>> {
     let mut directories = Vec::new();
     let mut owners: HashMap<u32, usize> = HashMap::new();
     let names = directory.entries(RUN_PREFIX).unwrap_or_default();
-    for outer in names.into_iter().take(MOST_RUN_NAMES) {
+    for outer in names.into_iter().take(MAX_RUN_NAMES) {
         let Ok(outer) = directory.directory(&outer) else {
             continue;
         };
         let of_owner = owners.entry(outer.owner).or_default();
         *of_owner += 1;
-        if *of_owner > MOST_RUNS {
+        if *of_owner > MAX_RUNS {
             continue;
         }
         let hidden = outer.entries(HIDDEN_PREFIX).unwrap_or_default();

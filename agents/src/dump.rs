@@ -1,4 +1,4 @@
-//! Writing one process's dump, whatever requested it: a session that ends, a trigger, a recovery.
+//! Writes the dump of one process, for the end of a session, a trigger or a recovery.
 
 use std::io;
 use std::path::PathBuf;
@@ -24,16 +24,16 @@ use crate::text;
 use crate::threads;
 use crate::timeline::{self, Timeline};
 
-/// Why there is no dump.
+/// Reason why no dump was written.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The segment cannot be read.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The session's data are not there.
+    /// The session's data no longer exist.
     #[error(transparent)]
     Gone(#[from] Gone),
-    /// The file cannot be written, or another system call failed.
+    /// The file could not be written, or another system call failed.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
@@ -43,30 +43,30 @@ pub enum Error {
 pub struct Written {
     /// The file.
     pub path: PathBuf,
-    /// The process.
+    /// Pid of the process.
     pub pid: i32,
-    /// Its name and pid, for display.
+    /// Name and pid of the process, for display.
     pub title: String,
-    /// How the session stood.
+    /// State of the session or process when the dump was written.
     pub ended: Ended,
-    /// Samples in it.
+    /// Number of samples in the dump.
     pub samples: u64,
     /// Estimated bytes allocated.
     pub alloc_bytes: f64,
     /// Estimated live bytes.
     pub live_bytes: f64,
-    /// Threads that noticed the session.
+    /// Number of threads that have taken part in the session.
     pub threads: u64,
-    /// Whether it is the one at the end of the session.
+    /// True for the dump that is written at the end of the session.
     pub is_last: bool,
-    /// A remark behind its name.
+    /// Text to print in parentheses after the file name.
     pub remark: Option<String>,
-    /// Warnings to print before its name.
+    /// Warnings to print before the file name.
     pub warnings: Vec<String>,
 }
 
 impl Written {
-    /// The file's name, and a remark where not all went as planned.
+    /// Returns the file name, with a remark if not all went as planned.
     pub fn line(&self) -> String {
         let path = text::path(&self.path);
         let ended = Some(self.ended.remark(&self.title)).filter(|r| !r.is_empty());
@@ -77,52 +77,56 @@ impl Written {
     }
 }
 
-/// Returns when a session's counting ended, or the present time.
+/// Returns the time at which the session stopped counting, or the present time if it still counts.
 pub fn end_of(session: &Session, header: &Header<'_>) -> Time {
     let now = Time::now();
     let (ended, at) = header.ended();
-    let end = match (ended == session.number, session.deadline_ns) {
-        (true, _) => at,
-        (false, 0) => now.ns,
-        (false, deadline) => deadline.min(now.ns),
+    let end = if ended == session.number {
+        at
+    } else if session.deadline_ns == 0 {
+        now.ns
+    } else {
+        session.deadline_ns.min(now.ns)
     };
     now.at(end.clamp(session.start_ns.min(now.ns), now.ns))
 }
 
-/// Copies the table of an agent's session.
+/// Takes a snapshot of an agent's session.
 pub fn snapshot(agent: &Agent, session: &Session, header: &Header<'_>) -> Result<Snapshot, Gone> {
     let end = end_of(session, header);
     Snapshot::read(&agent.segment, session, end)
 }
 
-/// Writes what a process left. When it died is not known exactly: within a second of its
-/// last sign of life, if it gave one.
+/// Writes the dump of a dead process. Its time of death is known only to within a second of its
+/// last sign of life, if there is one.
 pub fn write_dead(
     output: &Output,
     agent: &Agent,
     session: &Session,
-    (trigger, ended): (&str, Ended),
+    trigger: &str,
+    ended: Ended,
 ) -> Result<Written, Error> {
     let mut head = Head::new();
     let header = agent.segment.full_head(&mut head)?;
     let end = end_of_dead(session, &header);
     let snapshot = Snapshot::read(&agent.segment, session, end)?;
-    write_snapshot(
-        output,
-        agent,
-        &header,
-        (&snapshot, &[]),
-        (trigger, ended, false),
-    )
+    let content = Content {
+        snapshot: &snapshot,
+        moments: &[],
+        trigger,
+        ended,
+        is_peak: false,
+    };
+    write_content(output, agent, &header, &content)
 }
 
-/// Returns when a dead process's session ended, as [`end_of`].
+/// Like [`end_of`], for the session of a dead process.
 fn end_of_dead(session: &Session, header: &Header<'_>) -> Time {
     let same_boot = proc::boot_id().is_some_and(|(id, _)| header.boot_id() == id);
     if same_boot {
         return last_sign_of_life(end_of(session, header), session, header);
     }
-    // The clock of another boot says nothing today.
+    // Times of an earlier boot cannot be compared with the present clock.
     Time {
         ns: session.start_ns,
         unix_ns: session.start_unix_ns,
@@ -130,12 +134,13 @@ fn end_of_dead(session: &Session, header: &Header<'_>) -> Time {
     }
 }
 
-/// Writes the profile of the maximum of the live heap in a session. That is the present one if the
-/// heap has only grown.
+/// Writes the profile of a session's high-water mark. If the heap has only grown, that is the
+/// present profile.
 pub fn write_peak(
     output: &Output,
     agent: &Agent,
-    (session, timeline): (&Session, Option<&Timeline>),
+    session: &Session,
+    timeline: Option<&Timeline>,
     ended: Ended,
 ) -> Result<Written, Error> {
     let mut head = Head::new();
@@ -152,13 +157,19 @@ pub fn write_peak(
         text::bytes(snapshot.totals.live_bytes)
     );
     let moments = timeline.map_or(Vec::new(), |timeline| timeline.until(&snapshot));
-    let cause = (reason.as_str(), ended, true);
-    let mut written = write_snapshot(output, agent, &header, (&snapshot, &moments), cause)?;
+    let content = Content {
+        snapshot: &snapshot,
+        moments: &moments,
+        trigger: &reason,
+        ended,
+        is_peak: true,
+    };
+    let mut written = write_content(output, agent, &header, &content)?;
     written.remark = Some(reason);
     Ok(written)
 }
 
-/// Moves the end of a dead process's session to when it was last seen alive.
+/// Limits the end of a dead process's session to a second after the process was last seen alive.
 fn last_sign_of_life(end: Time, session: &Session, header: &Header<'_>) -> Time {
     const PERIOD_NS: u64 = 1_000_000_000;
     let seen = header
@@ -180,12 +191,14 @@ fn name_threads(agent: &Agent, session: &Session) -> Result<(), Error> {
     Ok(())
 }
 
-/// Takes a snapshot and writes it, with the session's timeline where somebody kept one.
+/// Takes a snapshot and writes it, with the session's timeline if there is one.
 pub fn write(
     output: &Output,
     agent: &Agent,
-    (session, timeline): (&Session, Option<&Timeline>),
-    (trigger, ended): (&str, Ended),
+    session: &Session,
+    timeline: Option<&Timeline>,
+    trigger: &str,
+    ended: Ended,
 ) -> Result<Written, Error> {
     let mut head = Head::new();
     let header = agent.segment.full_head(&mut head)?;
@@ -197,29 +210,47 @@ pub fn write(
     let snapshot = snapshot(agent, session, &header)?;
     let moments = timeline.map_or(Vec::new(), |timeline| {
         let mut moments = timeline.until(&snapshot);
-        if let Some((at_ns, sums)) = peak {
-            timeline::insert_peak(&mut moments, at_ns, &sums);
+        if let Some(peak) = peak {
+            timeline::insert_peak(&mut moments, peak.at_ns, &peak.sums);
         }
         moments
     });
-    write_snapshot(
-        output,
-        agent,
-        &header,
-        (&snapshot, &moments),
-        (trigger, ended, false),
-    )
+    let content = Content {
+        snapshot: &snapshot,
+        moments: &moments,
+        trigger,
+        ended,
+        is_peak: false,
+    };
+    write_content(output, agent, &header, &content)
 }
 
-/// Writes a snapshot, with the moments before it where somebody kept them: those of stacks name
-/// them by their leaves.
-fn write_snapshot(
+/// What a dump is made of.
+struct Content<'a> {
+    snapshot: &'a Snapshot,
+    /// Earlier moments of the session, with stacks identified by leaf nodes. Empty: no timeline.
+    moments: &'a [Moment],
+    /// Cause of the dump.
+    trigger: &'a str,
+    ended: Ended,
+    /// True if the snapshot is of the session's high-water mark.
+    is_peak: bool,
+}
+
+/// Writes a dump and collects the warnings that belong to it.
+fn write_content(
     output: &Output,
     agent: &Agent,
     header: &Header<'_>,
-    (snapshot, moments): (&Snapshot, &[Moment]),
-    (trigger, ended, is_peak): (&str, Ended, bool),
+    content: &Content<'_>,
 ) -> Result<Written, Error> {
+    let Content {
+        snapshot,
+        moments,
+        trigger,
+        ended,
+        is_peak,
+    } = *content;
     let mut metadata = match ended {
         Ended::Not | Ended::InOrder => Metadata::of_live(agent.pid, &agent.name),
         _ => Metadata {
@@ -229,7 +260,7 @@ fn write_snapshot(
         },
     };
     if snapshot.is_past {
-        // Nobody knows what there was then.
+        // The kernel's counters are of now, not of the snapshot's time.
         metadata.memory.clear();
     }
     metadata.is_peak = is_peak;
@@ -249,7 +280,7 @@ fn write_snapshot(
     let warnings = [
         (unsampled > 0).then(|| without_memory(agent, unsampled)),
         (untracked > 0).then(|| without_place(agent, untracked, samples)),
-        // A few are nothing to worry about.
+        // A few are normal, since threads exit.
         (elsewhere > samples / 100).then(|| placed_elsewhere(agent, elsewhere, samples)),
         overwritten(agent, snapshot),
         (truncated > 0).then(|| truncation(agent, truncated)),
@@ -299,12 +330,14 @@ fn without_memory(agent: &Agent, threads: u64) -> String {
     )
 }
 
-/// What the program writes outside its objects; their stacks are in the dump.
+/// Returns a warning if the program writes outside its objects. The stacks that allocated them are
+/// in the dump.
 fn overwritten(agent: &Agent, snapshot: &Snapshot) -> Option<String> {
     let remark = snapshot.overwritten().remark(&[])?;
-    let hint = match snapshot.overwritten.is_empty() {
-        true => "",
-        false => "; mem_parser -t names the functions that allocated them",
+    let hint = if snapshot.overwritten.is_empty() {
+        ""
+    } else {
+        "; mem_parser -t names the functions that allocated them"
     };
     Some(format!("{}: {remark}{hint}", agent.title()))
 }

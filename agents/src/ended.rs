@@ -1,4 +1,4 @@
-//! The state of a session when it was dumped.
+//! State of a session when it was dumped.
 
 use nix::sys::signal::Signal;
 use shm_protocol::snapshot::Header;
@@ -9,22 +9,22 @@ use crate::process_end::ProcessEnd;
 /// The state of a session when it was dumped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// It continues.
+    /// The session continues.
     Not,
-    /// At its deadline, or because it was stopped.
+    /// The session reached its deadline or was stopped.
     InOrder,
-    /// The process ended by itself during the session; its exit code where that is known.
+    /// The process exited during the session, with this exit code if it is known.
     Exited(Option<u8>),
-    /// The process died of a signal during the session.
+    /// The process died of this signal during the session.
     Died(i32),
-    /// The process has ended since, by a signal or by `_exit`; which one is unknown.
+    /// The process has ended, by a signal or `_exit`; which of them is unknown.
     Gone,
     /// The process executed another program during the session.
     Replaced,
 }
 
 impl Ended {
-    /// The words of the dump's facts.
+    /// Returns the text for the dump's metadata.
     pub fn fact(self) -> String {
         match self {
             Self::Not => "running".to_owned(),
@@ -37,7 +37,7 @@ impl Ended {
         }
     }
 
-    /// The words of a table.
+    /// Returns the text for a table.
     pub fn label(self) -> String {
         match self {
             Self::Not | Self::InOrder => "-".to_owned(),
@@ -49,7 +49,7 @@ impl Ended {
         }
     }
 
-    /// The remark after the file's name; empty where all went as planned.
+    /// Returns the text after the file name; empty if the session ended normally.
     pub fn remark(self, title: &str) -> String {
         match self {
             Self::Not | Self::InOrder => String::new(),
@@ -66,8 +66,8 @@ impl Ended {
         }
     }
 
-    /// How the session of an agent that is no longer running it ended. What the kernel
-    /// said counts more than what the agent wrote.
+    /// Determines the state for an agent that no longer runs. The kernel's report takes precedence
+    /// over what the agent recorded.
     pub fn of(agent: &Agent, header: &Header<'_>) -> Self {
         match (agent.life, agent.end) {
             (Life::Running, _) => Self::InOrder,

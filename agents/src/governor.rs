@@ -1,68 +1,69 @@
-//! Limits the share of a process's CPU time that sampling takes, by adapting the interval.
+//! Keeps the cost of sampling below a fraction of the process's CPU time by adapting the interval.
 //!
-//! The agent times one in 64 samples and frees; its table holds an estimate for all of them.
-//! The kernel counts the CPU time of the process. Every half second with enough
-//! data, the interval is widened or narrowed in proportion to the deviation of their ratio.
+//! The agent times one in 64 samples and frees, and its table holds an estimate for all of them.
+//! The kernel counts the CPU time of the process. Every half second that has enough data, the
+//! interval is adjusted in proportion to how far the ratio of the two is from the target.
 //!
-//! # Promises
-//! - The interval stays between [`FLOOR`] and [`CEILING`], and changes by at most a factor of
-//!   `WIDEN` upwards, `NARROW` downwards: one quiet half second never multiplies the
-//!   target's load.
+//! # Guarantees
+//! - The interval stays between [`FLOOR`] and [`CEILING`]. One decision widens it at most by a
+//!   factor of `WIDEN` and narrows it at most by `NARROW`, so a quiet half second cannot multiply
+//!   the load on the target.
 //! - Between 0.7 and 1.1 times the target nothing changes, because measurements scatter.
-//! - A process that does nothing, or is not measured, keeps its interval.
+//! - A process that is idle or cannot be measured keeps its interval.
 //!
 //! # Limits
-//! Only samples and frees of sampled objects are measured. The measurement does not include the
-//! few instructions of each call that is not sampled, or later page faults and
-//! cache misses caused by the sampled objects' memory.
+//!
+//! Only samples and frees of sampled objects are measured. Not measured are the few instructions
+//! that every unsampled call costs, and page faults and cache misses that the memory of sampled
+//! objects causes later.
 
 use shm_protocol::segment::IntervalPeriod;
 
-/// Smallest interval.
+/// Minimum interval, in bytes.
 pub const FLOOR: u64 = 64;
-/// Largest interval.
+/// Maximum interval, in bytes.
 pub const CEILING: u64 = 1 << 30;
-/// Largest factor by which the interval is widened at once.
+/// Maximum factor by which one decision widens the interval.
 const WIDEN: f64 = 8.0;
-/// Largest factor by which it is narrowed at once.
+/// Minimum factor by which one decision narrows the interval.
 const NARROW: f64 = 0.5;
-/// No change within this range of the target.
-const CALM: std::ops::RangeInclusive<f64> = 0.7..=1.1;
-/// Fraction of the target that a change aims for.
+/// Dead band, relative to the target: the interval stays if the ratio is in this range.
+const DEADBAND: std::ops::RangeInclusive<f64> = 0.7..=1.1;
+/// Set point of a change, as a fraction of the target.
 const AIM: f64 = 0.9;
-/// Part of the deviation that is corrected at once, as an exponent: less than 1, since
-/// measurements scatter and the frees of objects already sampled come later.
+/// Fraction of the deviation (as an exponent) that one decision corrects. Less than 1, since
+/// measurements scatter and the frees of objects already sampled are still to come.
 const GAIN: f64 = 0.75;
 
-/// Shortest time between two decisions, ns.
+/// Minimum time between two decisions, in ns.
 const WINDOW_NS: u64 = 500_000_000;
-/// Shortest time before a decision if the target is missed by far, ns.
+/// Minimum time before a decision if the ratio exceeds [`URGENT_RATIO`], in ns.
 const URGENT_NS: u64 = 100_000_000;
-/// By far: more than this multiple of the target.
-const URGENT: f64 = 2.0;
-/// Least CPU time of a window, ns.
-const LEAST_CPU_NS: u64 = 20_000_000;
-/// Number of timed samples that makes a window reliable.
-const ENOUGH_TIMED: u64 = 64;
-/// How long to wait for more of them, ns.
-const PATIENCE_NS: u64 = 3_000_000_000;
-/// Assumed cost of a sample before any was timed, ns: an overestimate.
-const GUESS_NS: f64 = 1000.0;
-/// Number of entries from which the history is thinned.
-const HISTORY: usize = shm_protocol::layout::INTERVALS_KEPT;
+/// Multiple of the target from which a decision is urgent.
+const URGENT_RATIO: f64 = 2.0;
+/// Minimum CPU time in a window, in ns.
+const MIN_CPU_NS: u64 = 20_000_000;
+/// Minimum number of timed samples for a reliable measurement.
+const MIN_TIMED: u64 = 64;
+/// Time after which a decision is made even with fewer timed samples, in ns.
+const MAX_WINDOW_NS: u64 = 3_000_000_000;
+/// Assumed cost of a sample before any was timed, in ns. An overestimate.
+const INITIAL_COST_NS: f64 = 1000.0;
+/// Maximum number of entries in the history.
+const MAX_HISTORY: usize = shm_protocol::layout::INTERVALS_KEPT;
 
-/// Counters since the session began, at one moment.
+/// Counters since the session's start, at one point in time.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reading {
     /// Time, ns of the segment's clock.
     pub at_ns: u64,
-    /// CPU time of the process.
+    /// CPU time of the process, in ns.
     pub cpu_ns: u64,
-    /// Samples.
+    /// Number of samples.
     pub samples: u64,
-    /// Samples and frees that were timed.
+    /// Number of samples and frees that were timed.
     pub timed: u64,
-    /// Estimated time that all of them took, ns.
+    /// Estimated time that all samples and frees took, in ns.
     pub timed_ns: u64,
 }
 
@@ -89,22 +90,24 @@ pub enum Step {
     Change(u64),
 }
 
-/// Limits one process to a share.
+/// Controller of one process's interval.
 #[derive(Clone, Debug)]
 pub struct Governor {
+    /// Maximum fraction of the CPU time.
     target: f64,
     interval: u64,
+    /// Smallest interval so far.
     least: u64,
-    /// Start of the window for the next decision.
+    /// Reading at the start of the current window; `None` before the first.
     window: Option<Reading>,
-    /// Start of the period of the last entry of the history.
+    /// Reading at which the current interval came into force.
     period: Reading,
     history: Vec<IntervalPeriod>,
 }
 
 impl Governor {
-    /// For a session that begins at `start_ns` with this interval, to take a share of
-    /// `target` of the process's CPU time.
+    /// Creates the governor of a session that starts at `start_ns` with `interval`. `target` is a
+    /// fraction of the process's CPU time.
     pub fn new(target: f64, interval: u64, start_ns: u64) -> Self {
         let first = IntervalPeriod {
             from_ns: start_ns,
@@ -121,24 +124,24 @@ impl Governor {
         }
     }
 
-    /// The intervals so far, each with its measured share.
+    /// Intervals so far, with the measured cost of each.
     pub fn history(&self) -> &[IntervalPeriod] {
         &self.history
     }
 
-    /// The smallest of them, including those dropped from the history.
+    /// Smallest interval so far, including those dropped from the history.
     pub fn least(&self) -> u64 {
         self.least
     }
 
-    /// Whether the target is missed although the interval cannot be wider.
+    /// Returns true if the target is exceeded although the interval is at its maximum.
     pub fn is_helpless(&self) -> bool {
         let last = self.history.last().and_then(|period| period.overhead);
-        let over = last.is_some_and(|share| f64::from(share) / 1e6 > self.target * CALM.end());
+        let over = last.is_some_and(|share| f64::from(share) / 1e6 > self.target * DEADBAND.end());
         self.interval == CEILING && over
     }
 
-    /// Evaluates a new reading.
+    /// Evaluates a new reading and decides on the interval.
     pub fn step(&mut self, now: Reading) -> Step {
         let Some(start) = self.window else {
             self.window = Some(now);
@@ -152,7 +155,7 @@ impl Governor {
         }
         self.window = Some(now);
         self.measure(&now);
-        if CALM.contains(&ratio) {
+        if DEADBAND.contains(&ratio) {
             return Step::Keep;
         }
         let factor = (ratio / AIM).powf(GAIN).clamp(NARROW, WIDEN);
@@ -165,7 +168,7 @@ impl Governor {
         Step::Change(wanted)
     }
 
-    /// Records the share of the interval in force, over the whole time it was in force.
+    /// Records the cost of the current interval, measured since it came into force.
     fn measure(&mut self, now: &Reading) {
         let share = share(&now.since(&self.period));
         if let Some(last) = self.history.last_mut() {
@@ -177,12 +180,12 @@ impl Governor {
         self.interval = interval;
         self.least = self.least.min(interval);
         self.period = *now;
-        if self.history.len() == HISTORY {
-            // Drops every other entry of the older half: a long session keeps its outline.
+        if self.history.len() == MAX_HISTORY {
+            // Drops every other entry of the older half, so that a long session keeps its outline.
             let mut index = 0;
             self.history.retain(|_| {
                 index += 1;
-                index > HISTORY / 2 || index % 2 == 1
+                index > MAX_HISTORY / 2 || index % 2 == 1
             });
         }
         self.history.push(IntervalPeriod {
@@ -193,27 +196,31 @@ impl Governor {
     }
 }
 
-/// The share of the CPU time that went to the agent. Threads with too few samples to have
-/// one timed are counted at the average cost of the others' samples.
+/// Returns the fraction of the CPU time spent in the agent. A thread with too few samples to have a
+/// timed one is charged the average cost of the timed samples.
 fn share(seen: &Reading) -> f64 {
     let timed_samples = seen.timed as f64 * 64.0;
-    let each = match seen.timed {
-        0 => GUESS_NS,
-        _ => seen.timed_ns as f64 / timed_samples,
+    let each = if seen.timed == 0 {
+        INITIAL_COST_NS
+    } else {
+        seen.timed_ns as f64 / timed_samples
     };
     let untimed = (seen.samples as f64 - timed_samples).max(0.0);
     (seen.timed_ns as f64 + untimed * each) / seen.cpu_ns.max(1) as f64
 }
 
-/// Whether a window is long enough to act on; `ratio` is its share divided by the target.
+/// Returns true if a window has enough data for a decision. `ratio` is its cost divided by the
+/// target.
 fn is_telling(seen: &Reading, ratio: f64) -> bool {
-    if seen.cpu_ns < LEAST_CPU_NS || seen.at_ns < URGENT_NS {
+    if seen.cpu_ns < MIN_CPU_NS || seen.at_ns < URGENT_NS {
         return false;
     }
-    let timed = seen.timed >= ENOUGH_TIMED;
-    // A few samples cannot cost much, whatever each of them does.
-    let certain = timed || ratio < *CALM.start();
-    (timed && ratio > URGENT) || (certain && seen.at_ns >= WINDOW_NS) || seen.at_ns >= PATIENCE_NS
+    let timed = seen.timed >= MIN_TIMED;
+    // Few samples cannot cost much, so a low ratio needs no timed ones.
+    let certain = timed || ratio < *DEADBAND.start();
+    (timed && ratio > URGENT_RATIO)
+        || (certain && seen.at_ns >= WINDOW_NS)
+        || seen.at_ns >= MAX_WINDOW_NS
 }
 
 #[cfg(test)]
@@ -413,7 +420,7 @@ mod tests {
             governor.change(interval, &now);
         }
         let history = governor.history();
-        assert!(history.len() <= HISTORY && history.len() > HISTORY / 2);
+        assert!(history.len() <= MAX_HISTORY && history.len() > MAX_HISTORY / 2);
         assert_eq!((history[0].from_ns, governor.least()), (7, 64));
         assert_eq!(history.last().unwrap().interval, 10_999);
         assert!(history.windows(2).all(|w| w[0].from_ns < w[1].from_ns));

@@ -1,12 +1,13 @@
-//! Work that a helper thread shares with its caller. Neither depends on the other: if no thread is
-//! available, the caller does all of it.
+//! Divides work between the calling thread and a helper thread. If no thread can be created, the
+//! caller does all of it.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-/// Does the parts 0 to `count` on a helper thread, and `meanwhile` on this one, which then
-/// does its share of the parts that are left. Returns the parts' results in order.
+/// Computes `part(0)` to `part(count - 1)` on a helper thread while the calling thread runs
+/// `meanwhile`. The calling thread then helps with the remaining parts. Returns the results in
+/// order.
 pub fn parts_and<T: Send + Sync, M>(
     count: usize,
     part: impl Fn(usize) -> T + Sync,
@@ -30,8 +31,8 @@ pub fn parts_and<T: Send + Sync, M>(
     (results.collect(), other)
 }
 
-/// Runs `own`, and at the same time `helper` on a helper thread if that is `worth` one. Either must
-/// be able to do all of the work: a thread may not be available.
+/// Runs `own` on the calling thread and, if `worth`, `helper` on a helper thread at the same time.
+/// Each must be able to do all the work alone, since no thread may be available.
 pub fn share<T>(worth: bool, helper: impl FnOnce() + Send, own: impl FnOnce() -> T) -> T {
     thread::scope(|scope| {
         let _helper = worth.then(|| thread::Builder::new().spawn_scoped(scope, helper));

@@ -1,5 +1,5 @@
-//! Frames of an interpreter in a snapshot: from code objects and places in them to functions and
-//! lines.
+//! Names interpreter frames of a snapshot: maps code objects and instruction offsets to functions
+//! and lines.
 
 use std::collections::HashMap;
 
@@ -9,17 +9,17 @@ use shm_protocol::codes::{Characters, Code, CodeTable, LEFT_OUT, NO_CODE, frame_
 use shm_protocol::layout::{PYTHON_GONE, PYTHON_MET, PYTHON_NAMED, PYTHON_UNKNOWN};
 use shm_protocol::snapshot::Header;
 
-/// Name of a frame whose code object is not what it should be.
+/// Name of a frame with an invalid code object.
 const UNKNOWN: &str = "[python: unknown]";
 
-/// The interpreted frames of a snapshot.
+/// Names of a snapshot's interpreter frames.
 pub struct Interpreted<'a> {
     codes: CodeTable<'a>,
     functions: HashMap<(u32, u32), Function>,
 }
 
 impl<'a> Interpreted<'a> {
-    /// Of a snapshot's code objects.
+    /// Creates the table from a snapshot's code objects.
     pub fn new(codes: &'a [u8]) -> Self {
         Self {
             codes: CodeTable::new(codes),
@@ -27,7 +27,7 @@ impl<'a> Interpreted<'a> {
         }
     }
 
-    /// The function and the line that a node's address stands for; `None` for machine code.
+    /// Returns the function and line of a node's address, or `None` for machine code.
     pub fn frame(&mut self, address: u64) -> Option<(Function, u32)> {
         let (code, place) = frame_of(address)?;
         let read = self.codes.get(code);
@@ -38,15 +38,16 @@ impl<'a> Interpreted<'a> {
         Some((function.clone(), line))
     }
 
-    /// Its location in a profile; `None` for machine code.
+    /// Returns the profile location of a node's address, or `None` for machine code.
     pub fn location(&mut self, builder: &mut ProfileBuilder, address: u64) -> Option<LocationId> {
         let (function, line) = self.frame(address)?;
         Some(builder.python_location(function, line))
     }
 }
 
-/// Whether a node stands for a frame of the interpreter's own, between `__init__` and who makes the object
-/// (from 3.13 on): its code object has no lines, and the same string for its name and its file.
+/// Returns true if `address` is a shim: a frame that Python 3.13 and newer insert between
+/// `__init__` and the caller that creates the object. The code object of a shim has no lines, and
+/// its name and file are the same string.
 pub fn is_shim(codes: &[u8], address: u64) -> bool {
     let code = frame_of(address).and_then(|(code, _)| CodeTable::new(codes).get(code));
     code.is_some_and(|code| {
@@ -55,12 +56,12 @@ pub fn is_shim(codes: &[u8], address: u64) -> bool {
     })
 }
 
-/// What is known about the interpreter in a process: its version, and whether its frames are named.
+/// Describes the interpreter of a process: its version, and whether its frames are named.
 pub fn describe(header: &Header<'_>) -> Option<String> {
     description(header).map(|description| description.to_string())
 }
 
-/// The same, not in words yet.
+/// Like [`describe`], but structured.
 pub fn description(header: &Header<'_>) -> Option<Description> {
     let (version, judgement) = header.python()?;
     let state = match judgement {
@@ -77,7 +78,8 @@ pub fn description(header: &Header<'_>) -> Option<Description> {
     })
 }
 
-/// Samples of a profile in whose stacks a line of Python has no name, as there was no room for it.
+/// Returns the number of samples whose stacks have an unnamed Python line because the table of code
+/// objects was full.
 pub fn without_room(profile: &Profile) -> u64 {
     let is_it = |function: &Function| function.name == cpython::TABLE_FULL;
     let Some(function) = profile.functions.iter().position(is_it) else {

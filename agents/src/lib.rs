@@ -1,26 +1,26 @@
-//! The processes with the agent, from outside: what `mem_profiler` and `mem_server` both do.
+//! Finds, controls and reads processes with the agent, for both `mem_profiler` and `mem_server`.
 //!
-//! [`discovery`] lists their segments, [`select`] chooses among them, [`target`] starts, extends and
-//! stops a session of one, [`snapshot`] copies its table, [`collect`] makes a profile of the copy,
-//! and [`dump`] writes that to a file; [`live`] makes the profile without a file. [`process`] and
-//! [`cgroup`] read `/proc`; [`text`] formats what people read.
+//! [`discovery`] finds segments, [`select`] chooses among them, [`target`] starts, extends and
+//! stops a session, [`snapshot`] copies its tables, [`collect`] builds a profile from the copy, and
+//! [`dump`] writes the profile to a file; [`live`] builds it in memory. [`process`] and [`cgroup`]
+//! read `/proc`; [`text`] formats text for people.
 //!
-//! # Promises
+//! # Guarantees
 //! - Only processes whose segments this user may use are found.
-//! - Each byte of a segment and of `/proc` is treated as hostile: counts, sizes and links are
-//!   bounded and checked, and a segment is never mapped.
-//! - A session is exclusive: another controller that tries to start one gets an error that says so.
-//! - Nothing here stops or signals a process.
+//! - Segments and `/proc` are untrusted: counts, sizes and links are bounded and validated, and a
+//!   segment is never mapped.
+//! - A session is exclusive: a second controller gets an error that names the first.
+//! - No process is stopped or signalled.
 //! - Errors are returned, not printed. Only [`stdout`] prints.
 //!
-//! # Caller's duties
-//! - Look at its own targets ([`target::Target::look`]) several times a second, so that their
-//!   tables grow in time, and extend their sessions.
+//! # Duties of the caller
+//! - Poll targets ([`target::Target::look`]) several times a second, so that tables grow in time,
+//!   and extend their sessions.
 //!
 //! # Limits
-//! - Linux.
-//! - One directory of segments at a time ([`segment::default_directory`]), and those of processes
-//!   in other mount namespaces that this user may enter.
+//! - Linux only.
+//! - One directory of segments at a time ([`segment::default_directory`]), and the same path in
+//!   other mount namespaces that this user may enter.
 
 pub mod agent_file;
 pub mod beside;

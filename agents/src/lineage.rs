@@ -1,5 +1,5 @@
-//! The processes that a session has reached: those that it was begun in, and children forked from
-//! them, which continue with it by themselves.
+//! Records which processes a session has reached: those in which it was started, and forked
+//! children, which continue it by themselves.
 
 use std::collections::HashMap;
 
@@ -9,37 +9,36 @@ use shm_protocol::segment::Session;
 use crate::discovery::{Agent, Found};
 use crate::segment::Head;
 
-/// Number of processes that are remembered as reached before those that have ended are forgotten.
+/// Number of recorded processes from which exited ones are forgotten.
 pub const MAX_REACHED: usize = 1 << 10;
 
-/// How often children are looked for that come while a session ends: what they fork meanwhile does
-/// not continue with it, but may have made its segment before.
-pub const LAST_LOOKS: usize = 4;
+/// Maximum number of scans for children when a session ends. Children forked after the end do not
+/// continue the session, but those forked before may have created their segments just now.
+pub const MAX_FINAL_SCANS: usize = 4;
 
-/// The processes that a session has reached.
+/// Processes that a session has reached.
 #[derive(Default)]
 pub struct Lineage {
-    /// Pids as we see them, by their own pids and the namespaces of those.
+    /// Pids in our namespace, by pid in the process's own namespace and the inode of that.
     reached: HashMap<(u32, u64), i32>,
 }
 
 impl Lineage {
-    /// The session has reached a process.
+    /// Records that the session has reached a process.
     pub fn add(&mut self, found: &Found) {
         let pid = found.entry.name.pid as u32;
         self.reached.insert((pid, found.namespace), found.pid);
     }
 
-    /// Forgets processes that have ended once there are many: a session of days reaches ever new ones. Their
-    /// children must have been looked for.
+    /// Forgets exited processes once there are many, since a long session keeps reaching new ones.
+    /// Must be called after a scan for their children.
     pub fn forget_ended(&mut self) {
         if self.reached.len() > MAX_REACHED {
             self.reached.retain(|_, pid| is_alive(*pid));
         }
     }
 
-    /// Splits into children of processes that the session has reached, forked at whatever time, and
-    /// the others.
+    /// Splits processes into children of processes that the session has reached, and others.
     pub fn split(&self, all: Vec<Found>) -> (Vec<Found>, Vec<Found>) {
         all.into_iter().partition(|found| {
             let parent = (found.forked_from, found.namespace);
@@ -48,15 +47,15 @@ impl Lineage {
     }
 }
 
-/// The session that an agent began by itself at this time or later, as a child does that is forked
-/// during a session.
+/// Returns the session that an agent started by itself at `since_ns` or later. A child forked
+/// during a session does so.
 pub fn session_by_birth(agent: &Agent, since_ns: u64) -> Option<Session> {
     let mut head = Head::new();
     let session = agent.segment.head(&mut head).ok()?.session()?;
     (session.controller_pid == 0 && session.start_ns >= since_ns).then_some(session)
 }
 
-/// Whether a process has not ended.
+/// Returns true if a process is running.
 pub fn is_alive(pid: i32) -> bool {
     Stat::of(pid).is_some_and(|stat| !stat.is_dead())
 }

@@ -1,5 +1,4 @@
-//! The processes with the agent as a list shows them: what each is, whether it is sampled, what it
-//! holds.
+//! Describes the processes with the agent for the `list` command: identity, state, memory.
 
 use std::time::Duration;
 
@@ -16,49 +15,49 @@ use crate::segment::Head;
 use crate::target::{Deadline, Error, is_running, obstacle, uncollected, uncollected_time};
 use crate::text;
 
-/// One line of the list.
+/// Row of the list.
 #[derive(Debug, Serialize)]
 pub struct Row {
     /// Pid as we see it.
     pub pid: i32,
     /// Short name.
     pub name: String,
-    /// User.
+    /// User name.
     pub user: String,
-    /// The same by number.
+    /// User id.
     pub uid: u32,
-    /// Container, if it is in one.
+    /// Container; `None` if the process is in none.
     pub container: Option<String>,
-    /// Version of its agent.
+    /// Version of the process's agent.
     pub agent_version: String,
-    /// CPython in it: the version, and whether its lines are named.
+    /// CPython in the process: version, and whether its lines are named.
     pub python: Option<String>,
-    /// How it stands.
+    /// State of the process and its session.
     pub state: &'static str,
-    /// Bytes, while a session runs.
+    /// Sampling interval in bytes, while a session runs.
     pub interval: Option<u64>,
-    /// Seconds left of a session with an end.
+    /// Seconds left of a session with a fixed end.
     pub seconds_left: Option<f64>,
-    /// Whether the session continues until it is stopped.
+    /// True if the session runs until it is stopped.
     pub open_end: bool,
-    /// Whether the controller that began the session is gone, so that no process ends it or writes
-    /// its profile.
+    /// True if the controller that started the session is gone, so that nobody ends the session or
+    /// writes its profile.
     pub unattended: bool,
-    /// Samples of its last session.
+    /// Number of samples of the last session.
     pub samples: u64,
-    /// Bytes in use, as well as they are known.
+    /// Best known value of the bytes in use.
     pub live_bytes: Option<u64>,
-    /// Where `live_bytes` is from.
+    /// Source of `live_bytes`.
     pub live_source: Option<&'static str>,
-    /// Seconds since it was true.
+    /// Age of `live_bytes` in seconds.
     pub live_age_seconds: Option<f64>,
-    /// Resident memory, while it lives.
+    /// Resident memory in bytes; `None` if the process has exited.
     pub rss_bytes: Option<u64>,
-    /// Its segment.
+    /// Path of the segment.
     pub segment: String,
 }
 
-/// The line of a process; `None` if its segment cannot be read.
+/// Returns the row of a process, or `None` if its segment cannot be read.
 pub fn row(agent: &Agent, head: &mut Head) -> Option<Row> {
     let header = agent.segment.head(head).ok()?;
     let live = agent.life == Life::Running;
@@ -67,7 +66,7 @@ pub fn row(agent: &Agent, head: &mut Head) -> Option<Row> {
     let unattended = session.is_some_and(|session| is_unattended(agent, &session));
     let end = session.map(|s| Deadline::of(s.deadline_ns));
     let (samples, sampled_live) = sampled(agent, &header);
-    // What a session counted is the present state while it runs, and a dead process's last one.
+    // The samples show the present state while the session runs, and a dead process's last state.
     let sampled_live = sampled_live.filter(|_| running || !live);
     let heap = Live::of(&header, live, sampled_live);
     Some(Row {
@@ -82,7 +81,7 @@ pub fn row(agent: &Agent, head: &mut Head) -> Option<Row> {
         interval: session.map(|s| s.interval).filter(|bytes| *bytes != 0),
         seconds_left: match end {
             Some(Deadline::At(ns)) => Some(seconds_to(ns)),
-            // It is not prolonged.
+            // Nobody extends it.
             Some(Deadline::Rolling(ns)) if unattended => Some(seconds_to(ns)),
             _ => None,
         },
@@ -104,10 +103,10 @@ fn seconds_to(ns: u64) -> f64 {
     ns.saturating_sub(crate::clock::now_ns()) as f64 / 1e9
 }
 
-/// Whether a session that a controller, or `run`, has begun is unattended.
+/// Returns true if nobody attends a session that a controller or `run` has started.
 pub fn is_unattended(agent: &Agent, session: &Session) -> bool {
     let is_orphan = match session.controller_pid {
-        // Begun by the process itself: `run` has it do so.
+        // The process started the session itself, as `run` makes it do.
         0 => agent.segment.directory.has_run() == Some(false),
         _ => true,
     };
@@ -115,7 +114,7 @@ pub fn is_unattended(agent: &Agent, session: &Session) -> bool {
 }
 
 impl Row {
-    /// How the session ends without the controller that began it.
+    /// Returns a hint about an unattended session: when it ends, and how to write its profile.
     pub fn hint(&self) -> Option<String> {
         let left = self.seconds_left.map(Duration::from_secs_f64);
         let goes_on = match left {
@@ -131,13 +130,13 @@ impl Row {
         })
     }
 
-    /// Whether the process lives, or left a profile.
+    /// Returns true if the process runs or has left a profile.
     pub fn is_of_use(&self) -> bool {
         !["dead", "replaced"].contains(&self.state)
     }
 }
 
-/// Bytes in use, as well as they are known.
+/// Best known value of the bytes in use.
 struct Live {
     bytes: u64,
     source: &'static str,
@@ -145,10 +144,11 @@ struct Live {
 }
 
 impl Live {
-    /// The allocator's own figure is refreshed once a second by whoever samples then, and shown
-    /// with its age when it is older. In a session its sums are better then if they cover the
-    /// whole heap, or more than the allocator knew of. Where there is none, they are shown if they cover the
-    /// whole heap, or if there never will be one.
+    /// Chooses between the allocator's own figure and the sum of the samples. The allocator's
+    /// figure is updated once a second by a thread that takes a sample, and shown with its age if
+    /// older. During a session, an outdated figure gives way to the samples if these cover the
+    /// whole heap or exceed it. Without an allocator's figure, the samples are used if they cover
+    /// the whole heap, or if the figure will never exist.
     fn of(header: &Header<'_>, live: bool, sampled: Option<u64>) -> Option<Self> {
         let now = crate::clock::now_ns();
         let allocator = header.allocator_stats().filter(|_| live);
@@ -169,7 +169,8 @@ impl Live {
                 Some(if whole || s.bytes > a.bytes { s } else { a })
             }
             (Some(a), _) => Some(a),
-            // What is older than the session is in no sample: a part is no figure of the whole.
+            // Objects allocated before the session are in no sample, and a part must not pass for
+            // the whole.
             (None, Some(s)) if live && !whole && !(header.system_allocator() && s.bytes > 0) => {
                 None
             }
@@ -178,14 +179,14 @@ impl Live {
     }
 }
 
-/// Age at which the allocator's figure is no longer treated as the present one.
+/// Age from which the allocator's figure counts as outdated, in ns.
 pub const STALE_NS: u64 = 3_000_000_000;
-/// The allocator counts all of the heap.
+/// Source: the allocator, which counts the whole heap.
 const ALLOCATOR: &str = "allocator";
-/// The samples estimate what was allocated since the session began and is in use.
+/// Source: samples, which estimate what was allocated since the session's start and is in use.
 pub const SAMPLES: &str = "samples";
 
-/// Samples and live bytes of the last session, as far as its data are there.
+/// Returns the number of samples and the live bytes of the last session, if its data exist.
 fn sampled(agent: &Agent, header: &Header<'_>) -> (u64, Option<u64>) {
     let mut buffer = [0; BANK_HEADER_BYTES];
     let Some(session) = header.profiled() else {

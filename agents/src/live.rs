@@ -1,5 +1,5 @@
-//! The profile of a session as it is now, in memory: for programs that send it instead of writing a
-//! dump of it.
+//! Builds the current profile of a session in memory, for programs that send it instead of writing
+//! a dump.
 
 use heap_format::Profile;
 use shm_protocol::layout::BANK_HEADER_BYTES;
@@ -14,21 +14,21 @@ use crate::segment::Head;
 use crate::target::is_running;
 use crate::threads;
 
-/// A profile, and how its session stands.
+/// Profile with the state of its session.
 pub struct Live {
-    /// The profile, whose code has no names yet.
+    /// Profile without function names.
     pub profile: Profile,
-    /// The session that counted it.
+    /// Session that the profile is from.
     pub session: Session,
-    /// Whether that still counts.
+    /// True if the session is still counting.
     pub running: bool,
-    /// Its sums.
+    /// Totals of the session.
     pub totals: Totals,
-    /// When the numbers were true, ns of the segment's clock.
+    /// Time of the snapshot, in ns of the segment's clock.
     pub at_ns: u64,
 }
 
-/// Whether this session counts at this moment.
+/// Returns true if this session is counting now.
 pub fn is_counting(header: &Header<'_>, session: &Session) -> bool {
     is_running(header)
         && header
@@ -36,9 +36,9 @@ pub fn is_counting(header: &Header<'_>, session: &Session) -> bool {
             .is_some_and(|last| last.number == session.number)
 }
 
-/// The last session of a process, if its table is there.
+/// Returns the last heap session of a process, if its table still exists.
 pub fn session_of(agent: &Agent, header: &Header<'_>) -> Option<Session> {
-    // One of CPU time alone has nothing of the heap.
+    // A session of CPU time alone has no heap data.
     let session = header.profiled();
     let session = session.filter(|session| session.interval != 0)?;
     let mut buffer = [0; BANK_HEADER_BYTES];
@@ -46,8 +46,8 @@ pub fn session_of(agent: &Agent, header: &Header<'_>) -> Option<Session> {
     (bank.session() == session.number).then_some(session)
 }
 
-/// The profile of the last session of a live process; `None` if nothing was sampled yet.
-/// `trigger` says in its metadata why it was made.
+/// Builds the profile of a live process's last session. Returns `None` if there was no session.
+/// `trigger` is recorded in the metadata as the cause.
 pub fn profile(agent: &Agent, trigger: &str) -> Result<Option<Live>, Error> {
     let mut head = Head::new();
     let header = agent.segment.full_head(&mut head)?;
@@ -63,9 +63,10 @@ pub fn profile(agent: &Agent, trigger: &str) -> Result<Option<Live>, Error> {
     let snapshot = dump::snapshot(agent, &session, &header)?;
     let mut metadata = Metadata::of_live(agent.pid, &agent.name);
     trigger.clone_into(&mut metadata.trigger);
-    metadata.ended = match running {
-        true => Ended::Not.fact(),
-        false => Ended::InOrder.fact(),
+    metadata.ended = if running {
+        Ended::Not.fact()
+    } else {
+        Ended::InOrder.fact()
     };
     let (profile, _) = collect::profile(&snapshot, &header, &metadata);
     Ok(Some(Live {

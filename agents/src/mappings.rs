@@ -1,17 +1,17 @@
-//! The files in a maps text (`/proc/PID/maps`), by device, inode and name.
+//! Finds files in the text of `/proc/PID/maps`, by device, inode and name.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
 
 use heap_format::maps::Entry;
 
-/// A device as the kernel writes it in maps.
+/// Splits a device number as the kernel prints it in maps.
 pub fn device(number: u64) -> (u32, u32) {
     (libc::major(number), libc::minor(number))
 }
 
-/// Whether a maps text has a mapping of the file with this device, inode and name. Inodes
-/// alone are not unique: on a filesystem of their own, users can choose any.
+/// Returns true if the maps contain the file with this device, inode and name. Inodes alone are not
+/// unique, and users can choose them on file systems of their own.
 pub fn has_file(maps: &[u8], device: (u32, u32), inode: u64, name: &[u8]) -> bool {
     let mut lines = maps
         .split(|b| *b == b'\n')
@@ -19,7 +19,7 @@ pub fn has_file(maps: &[u8], device: (u32, u32), inode: u64, name: &[u8]) -> boo
     lines.any(|line| Entry::parse(line).is_some_and(|m| (m.device, m.inode) == (device, inode)))
 }
 
-/// The same whatever the device.
+/// Like [`has_file`], but on any device.
 pub fn has_name(maps: &[u8], inode: u64, name: &[u8]) -> bool {
     let mut lines = maps
         .split(|b| *b == b'\n')
@@ -27,7 +27,7 @@ pub fn has_name(maps: &[u8], inode: u64, name: &[u8]) -> bool {
     lines.any(|line| Entry::parse(line).is_some_and(|m| m.inode == inode))
 }
 
-/// Bytes of the largest mapping of a file with this inode and name.
+/// Returns the size of the largest mapping of a file with this inode and name, in bytes.
 pub fn largest(maps: &[u8], inode: u64, name: &[u8]) -> u64 {
     let lines = maps
         .split(|b| *b == b'\n')
@@ -37,21 +37,22 @@ pub fn largest(maps: &[u8], inode: u64, name: &[u8]) -> u64 {
     bytes.max().unwrap_or(0)
 }
 
+/// Returns true if the line's path has `name` as its last component.
 fn line_ends(line: &[u8], name: &[u8]) -> bool {
     let path = line.strip_suffix(b" (deleted)").unwrap_or(line);
     path.strip_suffix(name)
         .is_some_and(|rest| rest.ends_with(b"/"))
 }
 
-/// The shared mappings of files through which they can be written to. A forked child that waits
-/// sees its parent's segment, but cannot change it.
+/// Returns the shared writable file mappings. A forked child maps its parent's segment read-only
+/// until it has its own, so that segment is not among them.
 pub fn written_files(maps: &[u8]) -> impl Iterator<Item = Entry<'_>> {
     Entry::all(maps)
         .filter(|m| m.permissions.ends_with(b"s") && m.permissions.contains(&b'w') && m.inode != 0)
 }
 
-/// The device that maps show for an open file, which on some filesystems differs from the file's.
-/// Maps the file without access rights, so its contents cannot be touched.
+/// Returns the device that maps show for an open file; on some file systems `stat` reports another
+/// one. Uses a temporary `PROT_NONE` mapping, so the file's contents cannot be accessed.
 pub fn shown_device(file: &File) -> Option<(u32, u32)> {
     let (length, flags) = (4096, libc::MAP_SHARED);
     // SAFETY: the kernel chooses a free range; the new mapping can be neither read nor written.

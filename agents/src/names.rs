@@ -1,6 +1,7 @@
-//! Names of functions, found outside the target and kept: an address is looked up once. They are
-//! those that `mem_parser` finds for a dump, by the same code, and what it leaves out of stacks is
-//! left out here. A separate process does the reading, since the target's files are not trusted.
+//! Finds and caches the names of a process's functions.
+//!
+//! Names are found by the code that `mem_parser` uses for dumps, and the same functions are omitted
+//! from stacks. The files of the target are untrusted, so a separate, sandboxed process reads them.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -15,56 +16,61 @@ use symbols::{Options, apart};
 use crate::text;
 use crate::waiting;
 
-/// Maximum number of addresses that are looked up in one refresh.
+/// Maximum number of addresses that one refresh looks up.
 const BATCH: usize = 200_000;
-/// Longest time that one look takes.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Pause before new names are looked up, as a multiple of the time that the last ones took.
-const PAUSE: u32 = 5;
+/// Maximum time of one lookup.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(60);
+/// Pause between two lookups, as a multiple of the time that the last one took.
+const PAUSE_FACTOR: u32 = 5;
 
 /// Index of a function's name.
 pub type FunctionId = u32;
 
-/// Names by address, for one process.
+/// Function names of one process, by address.
 pub struct Symbols {
     pid: i32,
     names: Vec<Rc<str>>,
-    /// For each whether it is an allocator's, which stacks leave out.
+    /// By function: true if it belongs to the allocator. Stacks omit these.
     left_out: Vec<bool>,
+    /// Functions by name.
     ids: HashMap<Rc<str>, FunctionId>,
+    /// Results by address.
     known: HashMap<u64, Known>,
-    /// Addresses that were looked up without success.
+    /// Addresses without a name.
     unnamed: HashSet<u64>,
-    /// Files with code of an interpreter whose frames were met.
+    /// Files that contain the interpreter's loop: they called a Python frame in some stack.
     interpreters: HashSet<Rc<Path>>,
     allocator: Option<Allocator>,
+    /// Which frames [`frames`](Self::frames) returns.
     shown: Shown,
-    /// Whether a line of Python was looked up.
+    /// True once an address was a line of Python.
     has_python: bool,
+    /// Earliest time of the next lookup.
     next: Instant,
+    /// Last error, until it is reported.
     trouble: Option<String>,
 }
 
-/// What is at an address.
+/// Result of looking up an address.
 struct Known {
-    /// Its functions, innermost first.
+    /// Functions at the address, innermost (inlined) first.
     functions: Rc<[FunctionId]>,
-    /// Whether it is a line of Python.
+    /// True for a line of Python.
     is_python: bool,
-    /// The file that its code is from.
+    /// File that contains the code; `None` if unknown.
     file: Option<Rc<Path>>,
 }
 
-/// Frames of the allocator, as dumps name them.
+/// Patterns for the allocator's frames, from a profile's `drop_frames` and `keep_frames`.
 struct Allocator {
     drop: Regex,
-    /// Those of an interpreter, if one was met.
+    /// Functions of an interpreter's allocator; `None` until an interpreter is found.
     interpreters: Option<Regex>,
     keep: Option<Regex>,
 }
 
 impl Allocator {
-    fn of(profile: &Profile) -> Option<Self> {
+    fn from_profile(profile: &Profile) -> Option<Self> {
         let drop = Some(&profile.drop_frames).filter(|p| !p.is_empty())?;
         let keep = Some(&profile.keep_frames).filter(|p| !p.is_empty());
         Some(Self {
@@ -74,19 +80,19 @@ impl Allocator {
         })
     }
 
-    fn holds(&self, name: &str) -> bool {
+    fn matches(&self, name: &str) -> bool {
         let is_in = |pattern: &Option<Regex>| pattern.as_ref().is_some_and(|p| p.is_match(name));
         (self.drop.is_match(name) || is_in(&self.interpreters)) && !is_in(&self.keep)
     }
 }
 
-/// A pattern that names match from end to end.
+/// Compiles a pattern that must match a whole name.
 fn whole(pattern: &str) -> Option<Regex> {
     Regex::new(&format!("^({pattern})$")).ok()
 }
 
 impl Symbols {
-    /// Of a live process.
+    /// Creates an empty cache for a running process.
     pub fn new(pid: i32) -> Self {
         Self {
             pid,
@@ -104,17 +110,18 @@ impl Symbols {
         }
     }
 
-    /// Which frames [`frames`](Self::frames) gives of stacks that hold Python: before the first.
+    /// Selects the frames that [`frames`](Self::frames) returns for stacks with Python. Must be
+    /// called before it.
     pub fn show(&mut self, shown: Shown) {
         self.shown = shown;
     }
 
-    /// Whether these are Python's alone.
+    /// Returns true if only lines of Python are shown.
     pub fn shows_python_only(&self) -> bool {
         self.shown == Shown::PythonOnly
     }
 
-    /// None yet, of another program, of which the same frames are to be given.
+    /// Creates an empty cache for another program, with the same selection of frames.
     pub fn anew(&self, pid: i32) -> Self {
         Self {
             shown: self.shown,
@@ -122,53 +129,54 @@ impl Symbols {
         }
     }
 
-    /// Whether a line of Python was looked up.
+    /// Returns true if any address was a line of Python.
     pub fn has_python(&self) -> bool {
         self.has_python
     }
 
-    /// The process.
+    /// Pid of the process.
     pub fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// A function's name.
+    /// Returns a function's name.
     pub fn name(&self, id: FunctionId) -> &str {
         self.names.get(id as usize).map_or("?", |name| name)
     }
 
-    /// Whether an address was looked up, and has no name.
+    /// Returns true if an address was looked up and has no name.
     pub fn is_unnamed(&self, address: u64) -> bool {
         self.unnamed.contains(&address)
     }
 
-    /// The number of functions.
+    /// Number of functions.
     pub fn function_count(&self) -> usize {
         self.names.len()
     }
 
-    /// The last failure, once.
+    /// Returns the last error and clears it.
     pub fn trouble(&mut self) -> Option<String> {
         self.trouble.take()
     }
 
-    /// The number of a name, made if it is new.
+    /// Returns the id of a name, adding it if necessary.
     pub fn intern(&mut self, name: &str) -> FunctionId {
         if let Some(id) = self.ids.get(name) {
             return *id;
         }
         let id = self.names.len() as FunctionId;
         let allocator = self.allocator.as_ref();
-        self.left_out.push(allocator.is_some_and(|a| a.holds(name)));
+        self.left_out
+            .push(allocator.is_some_and(|a| a.matches(name)));
         let name: Rc<str> = name.into();
         self.names.push(name.clone());
         self.ids.insert(name, id);
         id
     }
 
-    /// The functions of a stack of return addresses, both leaf first, without those of the
-    /// allocator at its leaf; with them where there is nothing else. Where there
-    /// is Python, without the interpreter between its lines. `None` while not all addresses are
+    /// Returns the functions of a stack of return addresses; both lists are leaf first. Omits the
+    /// allocator's frames at the leaf, unless there are no others. In stacks with Python, omits the
+    /// interpreter's frames between Python lines. Returns `None` until all addresses have been
     /// looked up.
     pub fn frames(&mut self, addresses: &[u64]) -> Option<Vec<FunctionId>> {
         let all: Option<Vec<(u64, &Known)>> = addresses
@@ -194,7 +202,7 @@ impl Symbols {
         Some(all[first..].to_vec())
     }
 
-    /// The functions of those frames that are to be shown, innermost first.
+    /// Returns the functions of the frames that [`show`](Self::show) selects, innermost first.
     fn shown_of<'a>(&self, all: &[(u64, &'a Known)]) -> Vec<&'a [FunctionId]> {
         let mut shown: Vec<&[FunctionId]> = Vec::with_capacity(all.len());
         let mut show = |(_, known): (u64, &'a Known)| shown.push(&known.functions);
@@ -225,7 +233,7 @@ impl Symbols {
         }
     }
 
-    /// Takes note of an interpreter among what is looked up.
+    /// Detects an interpreter in the profile of newly found addresses.
     fn meet_interpreter(&mut self, profile: &Profile) {
         if !profile.locations.iter().any(|l| profile.is_python(l)) {
             return;
@@ -240,12 +248,12 @@ impl Symbols {
         {
             allocator.interpreters = whole(interpreter::ALLOCATORS);
             let names = self.names.iter();
-            self.left_out = names.map(|name| allocator.holds(name)).collect();
+            self.left_out = names.map(|name| allocator.matches(name)).collect();
         }
     }
 
-    /// Looks up those of the return addresses that are new, by a `profile` of them; at most
-    /// [`BATCH`] at a time, with pauses between.
+    /// Looks up the return addresses that are not cached, at most [`BATCH`] at once. `profile`
+    /// builds a profile of them. Unless `at_once`, pauses between lookups.
     pub fn resolve(
         &mut self,
         addresses: impl Iterator<Item = u64>,
@@ -261,7 +269,7 @@ impl Symbols {
             return;
         }
         let profile = profile(&new);
-        self.allocator = self.allocator.take().or_else(|| Allocator::of(&profile));
+        self.allocator = (self.allocator.take()).or_else(|| Allocator::from_profile(&profile));
         self.meet_interpreter(&profile);
         let locations = profile.locations.len();
         let location = |stack: usize| profile.stacks.get(stack).first().copied();
@@ -272,7 +280,7 @@ impl Symbols {
         };
         let objects: Vec<String> = profile.locations.iter().map(object).collect();
         let places: Vec<_> = places(&profile);
-        let names = apart::names(profile, &OPTIONS, PATIENCE, waiting::is_ending);
+        let names = apart::names(profile, &OPTIONS, LOOKUP_TIMEOUT, waiting::is_ending);
         let names = names.unwrap_or_else(|error| {
             self.trouble = Some(error.to_string());
             vec![Vec::new(); locations]
@@ -299,11 +307,11 @@ impl Symbols {
             };
             self.known.insert(address, known);
         }
-        self.next = Instant::now() + start.elapsed() * PAUSE;
+        self.next = Instant::now() + start.elapsed() * PAUSE_FACTOR;
     }
 }
 
-/// For each location, whether it is Python, and its file.
+/// Returns for each location whether it is a line of Python, and its file.
 fn places(profile: &Profile) -> Vec<(bool, Option<Rc<Path>>)> {
     let mappings = profile.mappings.iter();
     let files: Vec<Rc<Path>> = mappings.map(|m| Rc::from(m.path.as_path())).collect();
@@ -314,7 +322,7 @@ fn places(profile: &Profile) -> Vec<(bool, Option<Rc<Path>>)> {
     profile.locations.iter().map(place).collect()
 }
 
-/// The defaults of `mem_parser`.
+/// Default options of `mem_parser`.
 const OPTIONS: Options<'static> = Options {
     binary: None,
     force: false,
@@ -324,7 +332,7 @@ const OPTIONS: Options<'static> = Options {
     perf_map: None,
 };
 
-/// How code without a name is called: by its file.
+/// Returns the name for code without a symbol: that of its file.
 fn object(profile: &Profile, mapping: u32) -> String {
     let path = profile.mappings[mapping as usize].path.as_os_str();
     let path = std::os::unix::ffi::OsStrExt::as_bytes(path);

@@ -1,9 +1,10 @@
-//! Children that continue with the sessions of some processes by themselves, for a program that
-//! keeps sessions going without writing dumps of them (a server, `top`).
+//! Follows the children that processes fork during a session, for programs that keep sessions
+//! running without writing dumps of them (the server, `top`).
 //!
-//! A child begins with its parent's deadline. Here it is found, its session is extended for as long
-//! as the parent's is, and ended with it. If nobody is left to do that, the deadline ends it. Of the
-//! children that have ended, only some profiles are kept, for `recover`.
+//! A forked child continues the session by itself, with the deadline that its parent had. This
+//! module finds such children, extends their sessions as long as the parent's is extended, and ends
+//! them with it. If the program dies, the deadline ends them. Profiles of exited children are
+//! removed, except for some that `recover` may write.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -11,61 +12,70 @@ use std::time::{Duration, Instant};
 use shm_protocol::layout::BANK_HEADER_BYTES;
 
 use crate::discovery::{Discovery, Found, Life};
-use crate::lineage::{LAST_LOOKS, MAX_REACHED, is_alive, session_by_birth};
+use crate::lineage::{MAX_FINAL_SCANS, MAX_REACHED, is_alive, session_by_birth};
 use crate::segment::Entry;
 use crate::target::{Deadline, Look, RENEWAL, Target};
 
 /// Time between checks of the shared directory for new names.
-const GLANCE: Duration = Duration::from_secs(1);
-/// Time between searches for new processes everywhere, other namespaces included.
-const SEARCH: Duration = Duration::from_secs(10);
-/// Maximum number of profiles that are kept of the ended children of one session.
+const NAMES_INTERVAL: Duration = Duration::from_secs(1);
+/// Time between complete scans, which include other mount namespaces.
+const SCAN_INTERVAL: Duration = Duration::from_secs(10);
+/// Maximum number of exited children per session whose profiles are kept.
 const MAX_KEPT: usize = 8;
-/// Least bytes that a child allocated if its profile is kept.
+/// Minimum number of bytes that an exited child has allocated if its profile is kept.
 const MIN_KEPT_BYTES: f64 = (1 << 20) as f64;
-/// Number of segments that are remembered as seen before those that are gone are forgotten.
+/// Number of remembered segments from which those that no longer exist are forgotten.
 const MAX_KNOWN: usize = 1 << 10;
 
-/// Identity of a session that is kept going: the segment's device and inode.
+/// Identity of a session: device and inode of the segment in which it was started.
 pub type Root = (u64, u64);
 
-/// The children of all sessions of one program.
+/// Children of all sessions of one program.
 #[derive(Default)]
 pub struct Offspring {
     discovery: Discovery,
     families: HashMap<Root, Family>,
-    /// Processes that the sessions have reached, by their own pids and the namespaces of those.
+    /// Processes with one of the sessions, by pid in their own namespace and that namespace's
+    /// inode.
     reached: HashMap<(u32, u64), Reached>,
+    /// Segments that have been examined.
     known: HashSet<Entry>,
+    /// Time of the last check for new names.
     last_glance: Option<Instant>,
+    /// Time of the last complete scan.
     last_search: Option<Instant>,
 }
 
-/// A session with the children that continue it.
+/// Session with the children that continue it.
 struct Family {
+    /// Start of the session, in ns of the segment's clock.
     start_ns: u64,
+    /// CPU budget for sampling, as a fraction. `None`: fixed interval.
     max_overhead: Option<f64>,
-    /// When the session ends, if it outlives the process that it was begun in.
+    /// End of the session, even if the process in which it was started has exited. `None`: unknown.
     until: Option<Instant>,
+    /// True if the process in which the session was started has exited.
     is_orphaned: bool,
     children: Vec<Child>,
-    /// Ended children whose profiles are kept, oldest first.
+    /// Exited children whose profiles are kept, oldest first.
     kept: VecDeque<Found>,
 }
 
-/// A process that a session has reached.
+/// Process with one of the sessions.
 struct Reached {
     root: Root,
     pid: i32,
 }
 
+/// Running child that continues a session.
 struct Child {
     target: Target,
+    /// Time at which the session must be extended next.
     renewal: Instant,
 }
 
-/// The deadline of a session that is extended from time to time, and ends at a time that is known
-/// or not. The caller ends it at that time, shortly before the agent would.
+/// Returns the deadline of a session that is extended periodically. If its end `until` is known,
+/// the deadline lies shortly after it, so that the caller ends the session before the agent does.
 pub fn deadline(until: Option<Instant>, now: Instant) -> u64 {
     const GRACE: Duration = Duration::from_secs(1);
     let rolling = Deadline::ns_after(None);
@@ -76,7 +86,7 @@ pub fn deadline(until: Option<Instant>, now: Instant) -> u64 {
 }
 
 impl Offspring {
-    /// A session has begun.
+    /// Registers a session that has been started.
     pub fn begin(&mut self, target: &Target, max_overhead: Option<f64>) -> Root {
         let root = target.agent.file;
         let family = Family {
@@ -94,7 +104,8 @@ impl Offspring {
         root
     }
 
-    /// Looks after all children; several times a second. Gives warnings.
+    /// Extends and ends sessions of children as needed. Called several times a second. Returns
+    /// warnings.
     pub fn tick(&mut self, now: Instant) -> Vec<String> {
         let mut warnings = Vec::new();
         let over = |family: &Family| {
@@ -112,9 +123,9 @@ impl Offspring {
             warnings.append(&mut family.tick(now));
         }
         let is_due = |last: Option<Instant>, period| last.is_none_or(|last| now - last >= period);
-        if is_due(self.last_glance, GLANCE) {
+        if is_due(self.last_glance, NAMES_INTERVAL) {
             self.last_glance = Some(now);
-            if is_due(self.last_search, SEARCH) || self.discovery.has_new(&self.known) {
+            if is_due(self.last_search, SCAN_INTERVAL) || self.discovery.has_new(&self.known) {
                 self.last_search = Some(now);
                 self.search(now);
             }
@@ -122,27 +133,28 @@ impl Offspring {
         warnings
     }
 
-    /// Until when a session lasts: also without the process that it was begun in.
+    /// Sets the end of a session. It also holds if the process in which it was started exits
+    /// before.
     pub fn extend(&mut self, root: Root, until: Option<Instant>) {
         if let Some(family) = self.families.get_mut(&root) {
             family.until = until;
         }
     }
 
-    /// The process that a session was begun in has ended: its children continue.
+    /// Records that the process in which a session was started has exited; its children continue.
     pub fn orphan(&mut self, root: Root) {
         if let Some(family) = self.families.get_mut(&root) {
             family.is_orphaned = true;
         }
     }
 
-    /// Whether a process is a child that is looked after.
+    /// Returns true if a process is a running child of one of the sessions.
     pub fn has(&self, pid: i32) -> bool {
         let mut children = self.families.values().flat_map(|family| &family.children);
         children.any(|child| child.target.agent.pid == pid)
     }
 
-    /// Ends the session in one child. Whether that was one.
+    /// Ends the session in one child. Returns false if the process is not a child.
     pub fn end_child(&mut self, pid: i32) -> bool {
         for family in self.families.values_mut() {
             let children = &mut family.children;
@@ -155,14 +167,14 @@ impl Offspring {
         false
     }
 
-    /// Ends a session, which is over where it was begun, in all children.
+    /// Ends a session in all children, after it has ended in the process in which it was started.
     pub fn end(&mut self, root: Root) {
         if !self.families.contains_key(&root) {
             return;
         }
-        // A child that makes its segment now finds the session over, or is found here: it looks
-        // after it has made the segment, and we after the session was turned off.
-        for _ in 0..LAST_LOOKS {
+        // A child that creates its segment at this moment is not missed: it checks the parent's
+        // session after creating the segment, and we search after the session was turned off.
+        for _ in 0..MAX_FINAL_SCANS {
             let Some(family) = self.families.get_mut(&root) else {
                 break;
             };
@@ -179,20 +191,20 @@ impl Offspring {
         self.reached.retain(|_, reached| reached.root != root);
     }
 
-    /// Ends all.
+    /// Ends all sessions.
     pub fn end_all(&mut self) {
         let roots: Vec<Root> = self.families.keys().copied().collect();
         roots.into_iter().for_each(|root| self.end(root));
     }
 
-    /// Looks for children that are new.
+    /// Searches for new children.
     fn search(&mut self, now: Instant) {
         let scan = self.discovery.scan_except(&self.known);
-        // Should one that is looked after be missing for once, it is found again, and not taken twice.
+        // A segment that a scan misses once is found again by a later one; `take` ignores it then.
         scan.forget_gone(&mut self.known, MAX_KNOWN);
         self.known.extend(&scan.settled);
         let mut rest = scan.found;
-        // Children of children, too.
+        // Repeats, since a child found may itself have children.
         loop {
             let reached = &self.reached;
             let parent = |found: &Found| (found.forked_from, found.namespace);
@@ -211,13 +223,14 @@ impl Offspring {
         }
     }
 
-    /// Forgets reached processes that have ended, whose children have been found by now.
+    /// Forgets exited processes. Their children have been found before.
     fn forget_ended(&mut self) {
         if self.reached.len() > MAX_REACHED {
             self.reached.retain(|_, reached| is_alive(reached.pid));
         }
     }
 
+    /// Takes over the session of a child.
     fn take(&mut self, root: Root, found: Found, now: Instant) {
         let entry = found.entry;
         self.known.insert(entry);
@@ -245,9 +258,9 @@ impl Offspring {
                     renewal: now,
                 });
             }
-            // Not begun yet: the next search asks again.
+            // The session has not started yet. The next search tries again.
             Ok(None) => drop(self.known.remove(&entry)),
-            // Where another controller has it, that looks after it.
+            // Another controller has locked the segment and takes care of it.
             Err(_) => {}
         }
     }
@@ -267,29 +280,29 @@ impl Family {
                 let until = deadline(self.until, now);
                 goes_on = child.target.publish(until).is_ok();
             }
-            match goes_on {
-                true => at += 1,
-                false => {
-                    let child = self.children.swap_remove(at);
-                    self.lay_down(child.target);
-                }
+            if goes_on {
+                at += 1;
+            } else {
+                let child = self.children.swap_remove(at);
+                self.lay_down(child.target);
             }
         }
         warnings
     }
 
-    /// A child has ended, or somebody has ended its session: keeps its profile if that may be wanted.
+    /// Handles a child that has exited or whose session was ended by someone else. Keeps the
+    /// profile if it may be wanted.
     fn lay_down(&mut self, mut target: Target) {
         target.settle_life();
         if target.agent.life == Life::Running {
-            // Its profile is for whoever has stopped it.
+            // Whoever ended the session takes the profile.
             return;
         }
         let mut buffer = [0; BANK_HEADER_BYTES];
         let bank = (target.agent.segment).bank(target.session.number, &mut buffer);
         let bytes = bank.map_or(0.0, |bank| bank.totals().alloc_bytes);
         if bytes < MIN_KEPT_BYTES {
-            // Where it cannot be removed, `clean` does so later.
+            // If the removal fails, `clean` removes it later.
             let _ = target.release();
             return;
         }
@@ -303,7 +316,7 @@ impl Family {
     }
 }
 
-/// Removes what an ended child left, unless somebody has done so or is about to.
+/// Removes the segment of an exited child, unless another controller has locked it.
 fn forget(found: Found) {
     let target = found.open().ok().map(Target::adopt);
     if let Some(Ok(Some(target))) = target {
@@ -311,9 +324,9 @@ fn forget(found: Found) {
     }
 }
 
-/// Ends a child's session, whose profile is not wanted.
+/// Ends a child's session and discards its profile.
 fn end(target: &mut Target) {
-    // Where that fails, it ends by itself within a minute.
+    // If stopping fails, the deadline ends the session within a minute.
     let _ = target.stop();
     target.settle_life();
     let _ = target.release();

@@ -1,8 +1,8 @@
-//! Output of dumps: their names, and files that are either complete or absent.
+//! Writes dump files that are either complete or absent.
 //!
-//! A dump is written to a file without a name (`O_TMPFILE`), synced, and only then given
-//! its name, which fails if the name is taken: killing the controller at any moment
-//! leaves neither a partial file nor a temporary one. On filesystems without such files, a hidden
+//! A dump is written to an unnamed file (`O_TMPFILE`), synced, and only then linked to its name,
+//! which fails if the name exists. So a controller killed at any moment leaves neither a partial
+//! nor a temporary file. File systems without `O_TMPFILE` get a hidden temporary name and a rename.
 //! temporary name and a rename are used.
 
 use std::ffi::{OsStr, OsString};
@@ -21,10 +21,11 @@ use nix::unistd::{UnlinkatFlags, linkat, unlinkat};
 use crate::room;
 use crate::text;
 
-/// Bytes that every dump needs: its facts and the mappings of the C library alone take as much.
+/// Minimum free space for a dump, in bytes: its metadata and the mappings of the C library alone
+/// need as much.
 const MIN_DUMP_BYTES: u64 = 4096;
-/// Bytes of `.PID.NUMBER` in a file's name.
-const MOST_NUMBERS: usize = ".4194304.123456".len();
+/// Maximum length of `.PID.NUMBER` in a file name.
+const NUMBERS_BYTES: usize = ".4194304.123456".len();
 /// Suffix of a heap dump's name.
 const HEAP: &str = ".heap";
 /// Suffix of a CPU profile's name.
@@ -32,34 +33,35 @@ pub const CPU: &str = ".cpu";
 /// Suffix of the name of a CPU profile in gperftools' format.
 pub const GPERFTOOLS: &str = ".prof";
 
-/// The directory and the prefix of the dumps' names.
+/// Directory and name prefix of dumps.
 #[derive(Debug)]
 pub struct Output {
     directory: OwnedFd,
-    /// The directory, as the user wrote it.
+    /// Path of the directory as the user wrote it.
     path: PathBuf,
-    /// Prefix of the names, with its separating dot.
+    /// Prefix of file names, including the separating dot.
     stem: OsString,
     suffix: &'static str,
+    /// True if the file system has no unnamed files.
     named_files_only: bool,
 }
 
-/// A dump that is written but not named yet.
+/// Dump that has no name yet.
 enum Pending {
     Unnamed(File),
     Hidden(File, OsString),
 }
 
 impl Output {
-    /// Opens the prefix's directory and makes sure that a dump can be written there.
+    /// Opens the directory of a prefix and checks that a dump can be written there.
     pub fn open(prefix: &Path) -> io::Result<Self> {
         Self::open_for(prefix, HEAP)
     }
 
-    /// The same for files of another kind.
+    /// Like [`open`](Self::open), for files with another suffix.
     pub fn open_for(prefix: &Path, suffix: &'static str) -> io::Result<Self> {
         let mut bytes = prefix.as_os_str().as_bytes().to_vec();
-        // An existing directory means files inside it, not next to it.
+        // An existing directory without a trailing slash means files in it, not next to it.
         if prefix.is_dir() && bytes.last() != Some(&b'/') {
             bytes.push(b'/');
         }
@@ -85,7 +87,8 @@ impl Output {
             named_files_only: false,
         };
         output.probe().map_err(|e| match e.raw_os_error() {
-            // It is there, and was opened: so it is with the kernel's own ones, such as /proc.
+            // The directory exists, since it was opened. The kernel's own file systems, such as
+            // /proc, return this error.
             Some(libc::ENOENT) => io::Error::other(format!(
                 "{}: no files can be created in this directory: choose another with -o",
                 text::path(&output.path)
@@ -96,6 +99,7 @@ impl Output {
         Ok(output)
     }
 
+    /// Checks that there is space and that files can be created.
     fn probe(&mut self) -> io::Result<()> {
         let free = nix::sys::statvfs::fstatvfs(&self.directory)?;
         let bytes = free.blocks_available().saturating_mul(free.fragment_size());
@@ -116,13 +120,13 @@ impl Output {
         }
     }
 
-    /// Whether the longest name that a file may get is not too long for the directory.
+    /// Checks that the longest possible file name is allowed in the directory.
     fn check_length(&self) -> io::Result<()> {
         let most = nix::sys::statvfs::fstatvfs(&self.directory)?.name_max();
-        // Filesystems that do not say have the usual limit.
+        // Some file systems do not report a limit; the usual one is 255.
         let most = usize::try_from(most).ok().filter(|most| *most > 0);
         let most = most.unwrap_or(255).min(255);
-        let rest = text::NAME_BYTES + MOST_NUMBERS + self.suffix.len();
+        let rest = text::NAME_BYTES + NUMBERS_BYTES + self.suffix.len();
         match self.stem.len().checked_add(rest) {
             Some(length) if length <= most => Ok(()),
             _ => Err(io::Error::other(format!(
@@ -133,7 +137,7 @@ impl Output {
         }
     }
 
-    /// Writes a dump of the process under the next free number. `fill` gets the number.
+    /// Writes a dump of a process under the next free number, which is passed to `fill`.
     pub fn write(
         &self,
         name: &[u8],
@@ -164,20 +168,20 @@ impl Output {
         }
     }
 
-    /// Removes a dump that we wrote.
+    /// Removes a dump written before.
     pub fn remove(&self, file: &Path) -> io::Result<()> {
         let name = file.file_name().unwrap_or_default();
         Ok(unlinkat(&self.directory, name, UnlinkatFlags::NoRemoveDir)?)
     }
 
-    /// `PREFIX<name>.<pid>.`
+    /// Returns `PREFIX<name>.<pid>.`.
     fn base(&self, name: &[u8], pid: i32) -> OsString {
         let mut base = self.stem.clone();
         base.push(format!("{}.{pid}.", text::file_name_part(name)));
         base
     }
 
-    /// One more than the highest number in use, from 1.
+    /// Returns the highest number in use plus one; 1 if there is none.
     fn next_number(&self, base: &OsStr) -> io::Result<u64> {
         let entries = std::fs::read_dir(format!("/proc/self/fd/{}", self.directory.as_raw_fd()))?;
         let number = |name: OsString| {
@@ -193,13 +197,14 @@ impl Output {
         Ok(highest.unwrap_or(0) + 1)
     }
 
-    /// An error with the directory's name and, if that is full, with what is needed and what is free.
+    /// Adds the directory's name to an error and, if the disk is full, the needed and the free
+    /// space.
     fn explain(&self, error: io::Error) -> io::Error {
         if !room::is_short(&error) {
             return explain(&self.path, error);
         }
         let free = nix::sys::statvfs::fstatvfs(&self.directory).ok();
-        // Some filesystems do not know.
+        // Some file systems do not report free space.
         let free = free.filter(|space| space.blocks() > 0);
         let free = free.map(|space| {
             space
@@ -241,7 +246,7 @@ impl Output {
         unreachable!("the loop returns")
     }
 
-    /// Gives a dump its name; `EEXIST` if it is taken.
+    /// Links a dump to its name. Returns `EEXIST` if the name exists.
     fn publish(&self, pending: &Pending, target: &OsStr) -> Result<(), Errno> {
         match pending {
             Pending::Unnamed(file) => {
@@ -255,8 +260,8 @@ impl Output {
 
     fn rename(&self, from: &OsStr, to: &OsStr) -> Result<(), Errno> {
         match rename_if_free(&self.directory, from, to) {
-            // The filesystem or the kernel cannot guarantee it, or a container's filter does not
-            // know the call, but the name was free a moment ago.
+            // The file system or kernel does not support `RENAME_NOREPLACE`, or a seccomp filter
+            // rejects the call. Checks the name first instead, which leaves a small window.
             Err(Errno::EINVAL | Errno::ENOSYS | Errno::EPERM) => {
                 let flags = AtFlags::AT_SYMLINK_NOFOLLOW;
                 match nix::sys::stat::fstatat(&self.directory, to, flags) {
@@ -268,10 +273,10 @@ impl Output {
         }
     }
 
-    /// Closes and removes a dump that is not named yet, which frees its space.
+    /// Closes and removes an unnamed dump, which frees its space.
     fn discard(&self, pending: Pending) {
         if let Pending::Hidden(_, name) = &pending {
-            // Nothing better to do if that fails too: the error that led here is reported.
+            // A failure is ignored: the error that led here is reported.
             let _ = unlinkat(
                 &self.directory,
                 name.as_os_str(),
@@ -281,7 +286,7 @@ impl Output {
     }
 }
 
-/// Syncs a file that is written; where there turns out to be no space for it, says how much it needs.
+/// Syncs a written file. If the disk turns out to be full, the error states the file's size.
 fn synced(file: &File) -> io::Result<()> {
     file.sync_all().map_err(|error| match file.metadata() {
         Ok(metadata) if room::is_short(&error) => room::short_of(metadata.len()),
@@ -297,14 +302,14 @@ impl Pending {
     }
 }
 
-/// Renames a file unless the new name is taken: renameat2(2), by its number because glibc has a
-/// function for it only since 2.28.
+/// Renames a file unless the new name exists. Calls renameat2(2) by number, since glibc has a
+/// wrapper only from 2.28 on.
 fn rename_if_free(directory: &OwnedFd, from: &OsStr, to: &OsStr) -> Result<(), Errno> {
     let fd = directory.as_raw_fd();
     let done = from.with_nix_path(|from| {
         to.with_nix_path(|to| {
             let (number, flag) = (libc::SYS_renameat2, libc::RENAME_NOREPLACE);
-            // SAFETY: an open directory, twice, and two terminated names that it only reads.
+            // SAFETY: `fd` is an open directory, and both names are NUL-terminated and only read.
             unsafe { libc::syscall(number, fd, from.as_ptr(), fd, to.as_ptr(), flag) }
         })
     })??;
@@ -317,7 +322,7 @@ fn numbered(base: &OsStr, number: u64, suffix: &str) -> OsString {
     name
 }
 
-/// An error with the directory's name.
+/// Adds the directory's name to an error, and advice if the cause is known.
 fn explain(directory: &Path, error: io::Error) -> io::Error {
     let what = match error.raw_os_error().map(Errno::from_raw) {
         Some(Errno::ENOENT) => {

@@ -1,8 +1,8 @@
-//! Writing a dump's text while it is made.
+//! Writes a dump's text while it is being formatted.
 //!
-//! This thread and a helper thread take turns: each makes a piece in memory of its own, learns its
-//! offset from the piece before, and writes it while the other makes the next. The kernel lets one
-//! thread at a time write to a file, so more would wait.
+//! The calling thread and a helper thread take turns. Each formats a piece in its own memory, gets
+//! the piece's offset from the piece before it, and writes it while the other thread formats the
+//! next one. More threads would not help, since the kernel lets only one at a time write to a file.
 
 use std::fs::File;
 use std::io;
@@ -34,7 +34,7 @@ pub fn write(text: &Text<Profile>, file: &File) -> io::Result<()> {
     }
 }
 
-/// Bytes of the whole text, which is made once more to count them.
+/// Counts the bytes of the whole text by formatting it once more.
 fn bytes_of(text: &Text<Profile>) -> u64 {
     let mut piece = Vec::new();
     let mut bytes = 0;
@@ -46,20 +46,22 @@ fn bytes_of(text: &Text<Profile>) -> u64 {
     bytes
 }
 
+/// State shared by the two threads.
 struct Writer<'a> {
     text: &'a Text<Profile>,
     file: &'a File,
-    /// The piece to make next.
+    /// Number of the next piece to format.
     next: AtomicUsize,
-    /// The piece that goes to `offset`.
+    /// Number of the piece that starts at `offset`.
     turn: AtomicUsize,
+    /// End of the pieces placed so far.
     offset: AtomicU64,
-    /// The first error of the kernel.
+    /// First write error.
     failed: OnceLock<io::Error>,
 }
 
 impl Writer<'_> {
-    /// Makes and writes pieces until there are no more.
+    /// Formats and writes pieces until none are left.
     fn work(&self) {
         let mut piece = Vec::new();
         while self.failed.get().is_none() {
@@ -77,17 +79,16 @@ impl Writer<'_> {
         }
     }
 
-    /// Offset of a piece of this length: the end of the piece before, which is known as soon
-    /// as that is made, which takes the other thread less than a millisecond.
+    /// Returns the offset of a piece of `bytes` bytes. Waits until the previous piece has its
+    /// offset: less than a millisecond, since the other thread is formatting it.
     fn offset_of(&self, number: usize, bytes: u64) -> u64 {
-        let mut patience = 1000;
+        let mut spins_left = 1000;
         while self.turn.load(Ordering::Acquire) != number {
-            match patience {
-                0 => std::thread::yield_now(),
-                _ => {
-                    patience -= 1;
-                    std::hint::spin_loop();
-                }
+            if spins_left == 0 {
+                std::thread::yield_now();
+            } else {
+                spins_left -= 1;
+                std::hint::spin_loop();
             }
         }
         let offset = self.offset.fetch_add(bytes, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! Processes that should have the agent but do not: `LD_PRELOAD` names it, but the loader did not
-//! load it, and said so, if at all, only when the program started.
+//! Finds processes that lack the agent although `LD_PRELOAD` names it, and explains why. The
+//! loader's own message, if any, was printed when the program started.
 
 use std::ffi::OsStr;
 use std::fs::Metadata;
@@ -14,8 +14,8 @@ use crate::agent_file::{self, Role};
 use crate::program;
 use crate::text;
 
-/// Why the agent that a process's `LD_PRELOAD` names is not there; `None` if it names none, or it
-/// is there, or that cannot be known.
+/// Explains why the agent in a process's `LD_PRELOAD` is not loaded. Returns `None` if `LD_PRELOAD`
+/// names no agent, if it is loaded, or if that is unknown.
 pub fn failure(pid: i32) -> Option<String> {
     let environment = proc::environment(pid)?;
     let agent = named(pid, &environment)?;
@@ -33,7 +33,7 @@ pub fn failure(pid: i32) -> Option<String> {
     })
 }
 
-/// The agent among what a process's environment preloads.
+/// Returns the agent's entry in `LD_PRELOAD`.
 fn named(pid: i32, environment: &[u8]) -> Option<&Path> {
     let is_agent = |entry: &&[u8]| {
         agent_file::has_usual_name(entry)
@@ -44,6 +44,7 @@ fn named(pid: i32, environment: &[u8]) -> Option<&Path> {
     Some(Path::new(OsStr::from_bytes(agent)))
 }
 
+/// Returns the reason why the loader did not load `agent`, if it can be found.
 fn reason(pid: i32, agent: &Path) -> Option<String> {
     let directory = proc::directory(pid);
     let exe = directory.join("exe");
@@ -53,7 +54,7 @@ fn reason(pid: i32, agent: &Path) -> Option<String> {
     if exe.metadata().is_ok_and(|file| gives_rights(&file, pid)) {
         return Some(SECURE.to_owned());
     }
-    // Names without a directory are searched by the loader, in its own way.
+    // The loader searches for names without a slash by its own rules.
     let inside = agent.strip_prefix("/").ok()?;
     let file = directory.join("root").join(inside);
     match file.metadata() {
@@ -65,11 +66,11 @@ fn reason(pid: i32, agent: &Path) -> Option<String> {
     mismatch(&file, &exe).map(str::to_owned)
 }
 
-/// Why the loader cannot preload this agent into this program.
+/// Explains why the loader cannot preload an agent's file into a program.
 pub fn mismatch(agent: &Path, program: &Path) -> Option<&'static str> {
     let agent = match Elf::open(agent) {
         Ok(agent) => agent,
-        // It cannot be read: nothing is known of it.
+        // The file cannot be read, so nothing is known about it.
         Err(_) if std::fs::File::open(agent).is_err() => return None,
         Err(_) => {
             return Some("that file is not an ELF library: the copy is damaged; install it again");
@@ -83,28 +84,28 @@ pub fn mismatch(agent: &Path, program: &Path) -> Option<&'static str> {
     )
 }
 
-/// Why programs that give rights are not sampled.
+/// Reason for programs that get privileges on exec.
 pub const SECURE: &str = "the program is setuid, setgid or has capabilities, so the loader ignores \
                           LD_PRELOAD; start it as the user whose rights it gets";
 
-/// Whether the program's file gives the process rights that its user does not have.
+/// Returns true if the program's file gives the process privileges that its user does not have.
 fn gives_rights(file: &Metadata, pid: i32) -> bool {
     let real = Status::of(pid).map(|status| status.uids[0]);
     real.is_some_and(|uid| gives_rights_to(file, uid))
 }
 
-/// The same for a user who would start it.
+/// Returns true if the file would give a user privileges on exec.
 pub fn gives_rights_to(file: &Metadata, uid: u32) -> bool {
     let mode = file.permissions().mode();
     let is_setuid = mode & 0o4000 != 0 && file.uid() != uid;
-    // As the kernel has it: without the right to execute, it is a mark for locking.
+    // As in the kernel: setgid without group execute permission means mandatory locking.
     let is_setgid = mode & 0o2010 == 0o2010 && uid != 0;
     is_setuid || is_setgid
 }
 
-/// What to say of processes whose agent is missing: one line each, and how many more there are.
+/// Returns a warning for each process without the agent, up to a limit, and the number of others.
 pub fn warnings() -> Vec<String> {
-    const MOST: usize = 5;
+    const MAX_LINES: usize = 5;
     let us = std::process::id() as i32;
     let pids = proc::all().into_iter().filter(|pid| *pid != us);
     let mut lines: Vec<String> = pids
@@ -115,8 +116,8 @@ pub fn warnings() -> Vec<String> {
             Some(format!("{name} ({pid}) runs without the agent: {failure}"))
         })
         .collect();
-    let more = lines.len().saturating_sub(MOST);
-    lines.truncate(MOST);
+    let more = lines.len().saturating_sub(MAX_LINES);
+    lines.truncate(MAX_LINES);
     if more > 0 {
         lines.push(format!(
             "{more} more processes run without the agent that their LD_PRELOAD names"

@@ -1,20 +1,20 @@
-//! How a process ended, as far as the kernel reports it.
+//! How a process ended, as reported by the kernel.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use proc::Stat;
 
-/// How a process ended, by the kernel's word.
+/// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessEnd {
-    /// With this exit code.
+    /// Exit with this code.
     Exited(u8),
-    /// By this signal.
+    /// Death by this signal.
     Killed(i32),
 }
 
 impl ProcessEnd {
-    /// Reads a status as `wait` gives it.
+    /// Decodes a status as returned by `wait`.
     pub fn of_status(status: i32) -> Self {
         match status & 0x7f {
             0 => Self::Exited((status >> 8) as u8),
@@ -22,8 +22,8 @@ impl ProcessEnd {
         }
     }
 
-    /// The end of a process that has just ended: one whose parent has not waited for it yet, or,
-    /// from Linux 6.15 on, one of which a descriptor is held.
+    /// Finds out how a process ended. Possible while its parent has not reaped it and, from Linux
+    /// 6.15 on, by a pidfd opened before.
     pub fn of(pid: i32, start_time: u64, pidfd: Option<BorrowedFd<'_>>) -> Option<Self> {
         let waiting = Stat::of(pid).filter(|s| s.start_time == start_time && s.is_dead());
         let status = match waiting {
@@ -34,7 +34,7 @@ impl ProcessEnd {
     }
 }
 
-/// `struct pidfd_info` of the kernel, as it was first made.
+/// First version of the kernel's `struct pidfd_info`.
 #[repr(C)]
 #[derive(Default)]
 struct PidfdInfo {
@@ -46,16 +46,16 @@ struct PidfdInfo {
 
 /// `PIDFD_GET_INFO`: `_IOWR(0xff, 11, struct pidfd_info)`.
 const PIDFD_GET_INFO: u64 = 3 << 30 | (size_of::<PidfdInfo>() as u64) << 16 | 0xff << 8 | 11;
-/// `PIDFD_INFO_EXIT`: the exit code is requested, or given.
+/// `PIDFD_INFO_EXIT`: the exit status is requested, or present.
 const PIDFD_INFO_EXIT: u64 = 1 << 3;
 
-/// The status of a process that is gone altogether; `None` on older kernels.
+/// Returns the wait status of a reaped process, or `None` on older kernels.
 fn status_behind(pidfd: BorrowedFd<'_>) -> Option<i32> {
     let mut info = PidfdInfo {
         mask: PIDFD_INFO_EXIT,
         ..PidfdInfo::default()
     };
-    // SAFETY: a descriptor that is open, and a struct of the size that the request names.
+    // SAFETY: the descriptor is open, and `info` has the size that is encoded in the request.
     let done = unsafe { libc::ioctl(pidfd.as_raw_fd(), PIDFD_GET_INFO, &raw mut info) };
     (done == 0 && info.mask & PIDFD_INFO_EXIT != 0).then_some(info.exit_code)
 }

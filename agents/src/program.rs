@@ -1,20 +1,20 @@
-//! Programs before they run: which file a command is, and whether the agent can be preloaded into
-//! it.
+//! Examines a program before it runs: which file a command refers to, and whether the agent can be
+//! preloaded.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use symbols::Elf;
 
-/// `e_machine` of this program (System V ABI, chapter 4).
+/// ELF machine of this program (`e_machine`).
 const MACHINE: u16 = if cfg!(target_arch = "aarch64") {
     183
 } else {
     62
 };
 
-/// Why the agent cannot sample this program; `None` if nothing speaks against
-/// it, or it is no ELF file that can be read.
+/// Explains why the agent cannot sample a program. Returns `None` if there is no obstacle, or if
+/// the file is not a readable ELF file.
 pub fn obstacle(path: &Path) -> Option<&'static str> {
     let elf = Elf::open(path).ok()?;
     match elf {
@@ -33,7 +33,7 @@ pub fn obstacle(path: &Path) -> Option<&'static str> {
     }
 }
 
-/// The file that a command means, by the search path.
+/// Finds the file of a command, searching `PATH`.
 pub fn find(command: &Path) -> Option<PathBuf> {
     if command.components().count() > 1 {
         return Some(command.to_owned());

@@ -1,5 +1,5 @@
-//! A snapshot's tree whose nodes are resolved to locations of a profile, each once: walking
-//! a hundred thousand stacks costs one small read a frame.
+//! Maps the nodes of a snapshot's tree to locations of a profile, each node once. Walking a hundred
+//! thousand stacks then costs one small read per frame.
 
 use heap_format::LocationId;
 use shm_protocol::snapshot::thread_of;
@@ -7,38 +7,38 @@ use shm_protocol::tree::{FIRST_NODE, NodeId, ROOT};
 
 use crate::snapshot::{MAX_DEPTH, Snapshot, StackEnd};
 
-/// A stack tree and the locations of the nodes visited so far.
+/// Stack tree with the locations of the nodes visited so far.
 pub struct ResolvedTree<'a> {
     snapshot: &'a Snapshot,
-    /// By node.
+    /// Links by node number.
     links: Vec<Link>,
 }
 
-/// A node's frame and caller, as far as known.
+/// What is known about a node.
 #[derive(Clone, Copy)]
 enum Link {
-    /// Not visited yet.
+    /// Not visited.
     Unvisited,
-    /// The end of a stack: the root, where it is whole, or a damaged node.
+    /// End of a stack: the root (`whole`), or a damaged node.
     End { whole: bool },
-    /// A frame, unless it is not shown, and its caller's node, which is older.
+    /// Frame and its caller's node, which has a lower number. `None` for a frame that is not shown.
     Frame {
         location: Option<LocationId>,
         caller: NodeId,
     },
-    /// The node above a thread's stacks: its index, and the root.
+    /// Node between the root and the stacks of one thread.
     Thread { index: u32, root: NodeId },
 }
 
 impl<'a> ResolvedTree<'a> {
-    /// A tree of which no node is visited yet.
+    /// Creates a tree without visited nodes.
     pub fn new(snapshot: &'a Snapshot) -> Self {
         let links = vec![Link::Unvisited; snapshot.node_count().max(FIRST_NODE as usize)];
         Self { snapshot, links }
     }
 
-    /// Appends the locations of the stack that ends in `leaf`, leaf first; `resolve` finds
-    /// that of an address.
+    /// Appends the locations of the stack with leaf node `leaf`, leaf first. `resolve` maps an
+    /// address to its location.
     pub fn stack(
         &mut self,
         leaf: NodeId,

@@ -1,4 +1,4 @@
-//! Space on a disk: what a file needs, and what is free.
+//! Reports full disks: how much space a file needs, and how much is free.
 
 use std::fmt;
 use std::io;
@@ -6,9 +6,10 @@ use std::io::Write;
 
 use crate::text;
 
-/// The error of a file for which its disk has too little space.
+/// Error for a file that does not fit on its disk.
 #[derive(Debug)]
 struct Short {
+    /// Size of the whole file, in bytes.
     needed: u64,
 }
 
@@ -21,7 +22,7 @@ impl fmt::Display for Short {
     }
 }
 
-/// Counts bytes and drops them.
+/// Writer that only counts bytes.
 #[derive(Default)]
 struct Counter(u64);
 
@@ -36,38 +37,38 @@ impl Write for Counter {
     }
 }
 
-/// An error that says how many bytes the whole file needs.
+/// Creates an error that states how many bytes the whole file needs.
 pub fn short_of(needed: u64) -> io::Error {
     io::Error::new(io::ErrorKind::StorageFull, Short { needed })
 }
 
-/// Bytes that a writer writes.
+/// Returns the number of bytes that `write` produces.
 pub fn measure(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<u64> {
     let mut counter = Counter::default();
     write(&mut counter)?;
     Ok(counter.0)
 }
 
-/// Returns whether an error means that a disk, or a user's share of it, is full.
+/// Returns true if the error means that a disk or a quota is full.
 pub fn is_short(error: &io::Error) -> bool {
     needed(error).is_some() || matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT))
 }
 
-/// Bytes that the file needs for which there was no space, if the error says so.
+/// Returns the number of bytes that the file needs, if the error states it.
 pub fn needed(error: &io::Error) -> Option<u64> {
     let short = error.get_ref()?.downcast_ref::<Short>()?;
     Some(short.needed)
 }
 
-/// Says what is needed and what is free, such as `needs 1.0 MiB, 716.8 KiB are free`.
+/// Formats needed and free space, such as `needs 1.0 MiB, 716.8 KiB are free`.
 pub fn comparison(needed: Option<u64>, free: Option<u64>) -> String {
     let [mut needs, mut has] = [needed, free].map(|n| n.map(|n| text::bytes(n as f64)));
-    // Rounded, they may look the same.
+    // Rounded values may look equal.
     if needs == has {
         [needs, has] = [needed, free].map(|n| n.map(|n| format!("{n} B")));
     }
     match (needs, has) {
-        // What fits is refused by something else.
+        // The space suffices, so another limit is the reason.
         (Some(needs), Some(has)) if needed <= free => format!(
             "needs {needs}, {has} are free, but a quota or the limit on the number of files is reached"
         ),

@@ -1,7 +1,8 @@
-//! Segments: files in a directory that everybody may write to.
+//! Opens and reads segments: files in a directory to which everybody may write.
 //!
-//! A file is opened relative to an open directory, without following a link, and is used
-//! only if it is a regular file. Its content is read into private memory and checked
+//! A file is opened relative to an open directory, without following symbolic links, and is used
+//! only if it is a regular file. Its content is copied to private memory and validated there. It is
+//! never mapped.
 //! there; nothing is ever mapped.
 
 mod directory;
@@ -29,7 +30,7 @@ pub use refusal::Refusal;
 
 use directory::{is_regular, modified_unix_ns};
 
-/// The head of a segment, in private memory.
+/// Private copy of the beginning of a segment: identity, commands, status and modules.
 pub struct Head {
     bytes: Vec<u8>,
 }
@@ -41,7 +42,7 @@ impl Default for Head {
 }
 
 impl Head {
-    /// Room for one.
+    /// Creates an empty copy.
     pub fn new() -> Self {
         Self {
             bytes: vec![0; HEADER_BYTES],
@@ -49,15 +50,15 @@ impl Head {
     }
 }
 
-/// An open segment.
+/// Open segment.
 #[derive(Debug)]
 pub struct Segment {
     file: File,
-    /// Changes its size once: when the first session adds the tables.
+    /// Layout. Changes once, when the first session adds the tables.
     view: Cell<SegmentFile>,
     /// File name.
     pub name: SegmentName,
-    /// Where it is.
+    /// Directory that contains the file.
     pub directory: Arc<Directory>,
     /// Owner of the file.
     pub owner: u32,
@@ -65,15 +66,16 @@ pub struct Segment {
     pub device: u64,
     /// Inode of the file.
     pub inode: u64,
-    /// When it was last written to by a system call, Unix ns.
+    /// Time of the last write by a system call, in Unix ns.
     pub modified_unix_ns: u64,
 }
 
 impl Segment {
-    /// Opens a segment for reading and commanding. The content is not checked yet.
+    /// Opens a segment for reading and commanding. Does not validate the content.
     pub fn open(directory: &Arc<Directory>, name: SegmentName) -> Result<Self, Refusal> {
         let text = name.to_string();
-        // Opening a device may act on it: first it is examined.
+        // Opening a device can have effects, so the type is checked through an `O_PATH` descriptor
+        // first.
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let path = openat(&directory.fd, text.as_str(), flags, Mode::empty())?;
         let stat = fstat(&path)?;
@@ -87,7 +89,7 @@ impl Segment {
             Err(Errno::EACCES | Errno::EPERM) => return Err(Refusal::Foreign(stat.st_uid)),
             Err(error) => return Err(error.into()),
         };
-        // It may have grown since.
+        // The file may have grown since.
         let stat = fstat(&fd)?;
         let bytes = stat.st_size.max(0) as u64;
         let view = SegmentFile::new(fd.as_raw_fd(), bytes).ok_or(Refusal::Size(bytes))?;
@@ -103,40 +105,40 @@ impl Segment {
         })
     }
 
-    /// Where it is, for display.
+    /// Returns the path, for display.
     pub fn path(&self) -> PathBuf {
         self.directory.path.join(self.name.to_string())
     }
 
-    /// The open file.
+    /// Open file.
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// Removes the file, if its name still means it. Tells whether it did.
+    /// Removes the file. Returns false if it was removed or replaced before.
     pub fn remove(&self) -> io::Result<bool> {
         self.directory
             .remove_file(self.name, (self.device, self.inode))
     }
 
-    /// Memory that it takes.
+    /// Returns the memory that the segment occupies, in bytes.
     pub fn memory_bytes(&self) -> io::Result<u64> {
         Ok((fstat(&self.file)?.st_blocks.max(0) as u64).saturating_mul(512))
     }
 
-    /// Commands and bulk reads.
+    /// Returns access to commands and bulk reads.
     pub fn view(&self) -> SegmentFile {
         self.view.get()
     }
 
-    /// Gives it the size that it has with tables.
+    /// Enlarges the file to the size that it has with tables.
     pub fn grow(&self, bytes: u64) -> Result<(), shm_protocol::segment::Errno> {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         self.view.set(self.view().grown(bytes)?);
         Ok(())
     }
 
-    /// Takes notice of tables that were added since it was opened.
+    /// Updates the layout if tables were added since the file was opened.
     fn refresh(&self) -> Result<(), Refusal> {
         if !self.view().has_tables() {
             let bytes = fstat(&self.file)?.st_size.max(0) as u64;
@@ -146,12 +148,12 @@ impl Segment {
         Ok(())
     }
 
-    /// Reads identity, commands and status; the modules come out empty.
+    /// Reads identity, commands and status. The list of modules is left empty.
     pub fn head<'a>(&self, head: &'a mut Head) -> Result<Header<'a>, Refusal> {
         self.read_head(head, MODULES_OFFSET)
     }
 
-    /// Reads all of the head.
+    /// Reads the whole head, including the modules.
     pub fn full_head<'a>(&self, head: &'a mut Head) -> Result<Header<'a>, Refusal> {
         self.read_head(head, HEADER_BYTES)
     }
@@ -165,13 +167,13 @@ impl Segment {
             return Err(Invalid::TooShort.into());
         }
         if len < HEADER_BYTES {
-            // No module count, no modules: whatever an earlier segment left there.
+            // Clears the module count that an earlier use of `head` may have left.
             head.bytes[len..len + 64].fill(0);
         }
         Ok(Header::new(&head.bytes, view.bytes())?)
     }
 
-    /// Reads the head of a session's bank into `buffer`.
+    /// Reads the header of a session's bank into `buffer`.
     pub fn bank<'a>(
         &self,
         session: u64,
@@ -190,10 +192,10 @@ impl Segment {
         Ok(BankSummary::new(buffer, geometry)?)
     }
 
-    /// Takes the segment for one session; false if another controller has it. Released
-    /// by the kernel, however we end.
+    /// Locks the segment for one session. Returns false if another controller holds the lock. The
+    /// kernel releases it when this process ends.
     pub fn lock(&self) -> io::Result<bool> {
-        // SAFETY: a plain call on a descriptor that we own.
+        // SAFETY: flock takes no pointers, and the descriptor is open as long as `self`.
         match Errno::result(unsafe {
             libc::flock(self.file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB)
         }) {
@@ -203,32 +205,32 @@ impl Segment {
         }
     }
 
-    /// Whether a controller has the segment for a session. Not to be asked by that itself, whose
-    /// lock this would weaken.
+    /// Returns true if a controller has locked the segment. Must not be called by that controller,
+    /// whose lock it would downgrade.
     pub fn is_locked(&self) -> bool {
         is_locked(&self.file)
     }
 }
 
-/// Whether somebody else has an exclusive lock on a file or directory.
+/// Returns true if somebody else has an exclusive lock on a file or directory.
 fn is_locked(file: &impl AsRawFd) -> bool {
     let flock = |how| {
-        // SAFETY: a plain call on a descriptor that the caller has.
+        // SAFETY: flock takes no pointers, and `file` keeps its descriptor open.
         Errno::result(unsafe { libc::flock(file.as_raw_fd(), how | libc::LOCK_NB) })
     };
-    // Others that only ask do not disturb each other.
+    // Requests a shared lock, so that several programs that only check do not disturb each other.
     match flock(libc::LOCK_SH) {
         Ok(_) => {
-            // At the latest it is released with the descriptor.
+            // If this fails, the lock is released when the descriptor is closed.
             let _ = flock(libc::LOCK_UN);
             false
         }
-        // Or it cannot be known.
+        // Also if the state is unknown.
         Err(_) => true,
     }
 }
 
-/// The segment contract's error as everybody's.
+/// Converts an error of the segment interface.
 pub fn io_error(error: shm_protocol::segment::Errno) -> io::Error {
     io::Error::from_raw_os_error(error.0)
 }

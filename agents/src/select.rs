@@ -1,4 +1,4 @@
-//! Selection among the agents found, and error messages for names that match nothing.
+//! Selects agents by the user's criteria, and explains why a name matches none.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -17,32 +17,32 @@ use crate::unreadable;
 use shm_protocol::pattern;
 use shm_protocol::snapshot::Invalid;
 
-/// Processes that the user requested.
+/// Criteria of the user.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
-    /// Pids, names and patterns; empty: everybody's whom we may profile.
+    /// Pids, names and patterns. Empty: all processes that we may profile.
     pub names: Vec<String>,
-    /// Only processes of this control group.
+    /// Control group to which processes must belong; `None`: any.
     pub cgroup: Option<PathBuf>,
-    /// Only processes of this user.
+    /// User id of the processes; `None`: any.
     pub user: Option<u32>,
 }
 
-/// Agents chosen, and complaints about the rest.
+/// Result of a selection.
 pub struct Chosen {
-    /// The agents, each once.
+    /// Selected agents, without duplicates.
     pub agents: Vec<Agent>,
-    /// One message for each name that led nowhere.
+    /// Error messages, one for each name without an agent.
     pub failures: Vec<String>,
     /// Other warnings.
     pub warnings: Vec<String>,
 }
 
-/// How to preload the agent, as every such message ends.
+/// Instruction to preload the agent, with which such messages end.
 const HOW: &str = "start it with LD_PRELOAD=/path/to/libmem_agent.so";
 
 impl Selection {
-    /// Whether an agent is selected.
+    /// Returns true if an agent is selected.
     pub fn wants(&self, agent: &Found) -> bool {
         let uid = nix::unistd::geteuid();
         let named = self.names.iter().any(|name| matches(name, agent));
@@ -55,7 +55,7 @@ impl Selection {
                 .is_none_or(|path| cgroup::contains(path, agent.pid))
     }
 
-    /// The selected live agents.
+    /// Opens the selected live agents.
     pub fn choose(&self, scan: Scan) -> Chosen {
         let mut chosen = Chosen {
             agents: Vec::new(),
@@ -87,7 +87,7 @@ impl Selection {
             let title = found.title();
             match found.open() {
                 Ok(agent) => chosen.agents.push(agent),
-                // It ended.
+                // The process has exited meanwhile.
                 Err(Refusal::Io(e)) if e.kind() == std::io::ErrorKind::NotFound => {}
                 Err(reason) => chosen.failures.push(format!("{title}: {reason}")),
             }
@@ -98,7 +98,7 @@ impl Selection {
         chosen
     }
 
-    /// One message for each name that means no process of a scan, living or dead.
+    /// Returns an error message for each name that matches no process of a scan, running or dead.
     pub fn unknown(&self, scan: &Scan) -> Vec<String> {
         let unknown = |name: &&String| !scan.found.iter().any(|found| matches(name, found));
         let names = self.names.iter().filter(unknown);
@@ -107,11 +107,12 @@ impl Selection {
             .collect()
     }
 
-    /// Why no process was chosen, where no name was given.
+    /// Explains why no process was selected if no name was given.
     fn explain_nobody(&self) -> String {
-        let who = match nix::unistd::geteuid().is_root() {
-            true => "no process",
-            false => "no process of yours",
+        let who = if nix::unistd::geteuid().is_root() {
+            "no process"
+        } else {
+            "no process of yours"
         };
         let cgroup = self.cgroup.as_deref();
         if let Some(path) = cgroup.filter(|path| !cgroup::Group::at(path).exists()) {
@@ -123,7 +124,7 @@ impl Selection {
         format!("{who}{among} carries the agent: {HOW} PROGRAM, then try again")
     }
 
-    /// Why a name has no agent.
+    /// Explains why a name has no agent.
     fn explain(&self, name: &str, refused: &[Refused]) -> String {
         let pids = match name.parse::<i32>() {
             Ok(pid) => match process::absence(pid) {
@@ -150,7 +151,7 @@ impl Selection {
     }
 }
 
-/// Whether a pid, name or pattern means this agent.
+/// Returns true if a pid, name or pattern matches the agent.
 pub fn matches(name: &str, agent: &Found) -> bool {
     if let Ok(pid) = name.parse::<i32>() {
         return pid == agent.pid;
@@ -159,6 +160,7 @@ pub fn matches(name: &str, agent: &Found) -> bool {
     pattern::covers(name, &agent.name) || pattern::covers(name, &agent.comm)
 }
 
+/// Explains why a running process has no usable agent.
 fn explain_process(pid: i32, title: &str) -> String {
     let us = nix::unistd::geteuid();
     let uid = Status::of(pid).map(|s| s.uid());
@@ -221,7 +223,7 @@ fn explain_process(pid: i32, title: &str) -> String {
     format!("{title}: the process runs without the agent: {HOW}")
 }
 
-/// The processes with a name or pattern, except this one.
+/// Returns the processes that match a name or pattern, except this one.
 pub fn processes_called(name: &str) -> BTreeSet<i32> {
     let is = |pid: &i32| {
         let Some(stat) = Stat::of(*pid).filter(|s| !s.is_dead()) else {
@@ -239,7 +241,8 @@ pub fn processes_called(name: &str) -> BTreeSet<i32> {
         .collect()
 }
 
-/// Whether a refused segment concerns us when no process was named.
+/// Returns true if a refused segment is worth a warning when no process was named. A new file
+/// without content is not: its process is still creating it.
 pub fn is_ours(refused: &Refused) -> bool {
     let making = refused.young && matches!(refused.reason, Refusal::Content(Invalid::NoMagic));
     !making

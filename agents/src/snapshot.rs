@@ -1,8 +1,9 @@
-//! A session's table, copied out of the segment: what every dump and view starts from.
+//! Copies a session's tables out of the segment, for every dump and live view.
 //!
-//! The target continues to count while we copy. Records are read before the nodes that they name,
-//! and a node never changes once a record names it, so every stack is whole; a record may be read
-//! between two of its sums, which is at most the sample in flight.
+//! The target keeps counting during the copy. Two rules make it usable all the same: records are
+//! read before the nodes they refer to, and a node never changes once a record refers to it. So
+//! every stack is complete. A record may be read in the middle of an update; the error is at most
+//! the one sample in flight.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as MapEntry;
@@ -22,25 +23,26 @@ use crate::interpreted;
 use crate::segment::{Refusal, Segment, io_error};
 use crate::stack_groups;
 
-/// Records read at a time, so that the empty rest of a table takes no memory.
+/// Number of records per read. Reading in chunks keeps the unused end of the table from becoming
+/// resident here.
 const CHUNK: usize = 4096;
-/// Frames of one stack that are followed. The agent keeps fewer; damage may claim more.
+/// Maximum number of frames in one stack. The agent stores fewer; a damaged segment may claim more.
 pub const MAX_DEPTH: usize = 8192;
 const RECORD: usize = size_of::<Record>();
 const NODE: usize = size_of::<Node>();
 
-/// Where a stack ends.
+/// Outer end of a stack.
 pub struct StackEnd {
-    /// At the thread's start.
+    /// True if the stack reaches the thread's start; false if it is truncated.
     pub whole: bool,
-    /// Index of the thread, if it is kept apart.
+    /// Index of the thread, if the session records stacks per thread.
     pub thread: Option<u32>,
 }
 
-/// Why there is no snapshot.
+/// Reason why a snapshot could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum Gone {
-    /// The bank is another session's by now.
+    /// A later session has reused the bank of this one.
     #[error("the data of session {0} were overwritten by a later session")]
     Overwritten(u64),
     /// The segment cannot be read.
@@ -53,39 +55,46 @@ impl From<io::Error> for Gone {
         Self::Refused(error.into())
     }
 }
+/// Sums per stack at a session's high-water mark.
+pub struct PeakSums {
+    /// Time since the session's start, in ns.
+    pub at_ns: u64,
+    /// Sums per stack, as returned by [`Snapshot::read_sums`].
+    pub sums: Vec<RecordView>,
+}
 
-/// A copy of a session's table, one record per stack and size class.
+/// Copy of a session's tables, with one record per stack and size class.
 pub struct Snapshot {
-    /// The session.
+    /// Session that was copied.
     pub session: Session,
-    /// Running totals.
+    /// Totals of all samples.
     pub totals: Totals,
-    /// The agent's counters by name.
+    /// Counters of the agent, by name.
     pub counters: Vec<(String, u64)>,
-    /// Threads that noticed the session.
+    /// Number of threads that have taken part in the session.
     pub threads: u64,
-    /// Those whose stacks are kept apart.
+    /// Threads whose stacks are recorded separately; empty if stacks are not recorded per thread.
     pub thread_entries: Vec<ThreadView>,
-    /// When it was taken, or when the session ended: ns of the segment's clock.
+    /// Time of the snapshot, or the session's end if it has ended, in ns of the segment's clock.
     pub end_ns: u64,
-    /// A time by all clocks.
+    /// `end_ns` on all clocks.
     pub end: Time,
-    /// Whether it is of an earlier moment than the one at which it was read.
+    /// True for a snapshot of an earlier moment (a peak), as opposed to the moment of reading.
     pub is_past: bool,
-    /// The intervals in order, where they changed in the session.
+    /// Sampling intervals of the session, in order of time.
     pub intervals: Vec<IntervalPeriod>,
-    /// The smallest interval of the session. Every sample stands for as many bytes at
-    /// least, so all estimates can be expressed in it.
+    /// Smallest interval of the session, in bytes. Every sample stands for at least this many
+    /// bytes, so it is the unit in which estimates are expressed.
     pub least_interval: u64,
-    /// Memory that the segment takes: what can have been written at most.
+    /// Memory occupied by the segment, in bytes: an upper bound for what the agent has written.
     pub segment_bytes: u64,
-    /// Samples that found no room in the table.
+    /// Sums of the samples that found the table full.
     pub table_full: RecordView,
-    /// The sums of CPU time of each stack.
+    /// CPU-time records, one per stack.
     pub cpu: Vec<RecordView>,
-    /// What was counted of CPU time besides.
+    /// CPU-time counters that belong to no stack.
     pub cpu_totals: CpuView,
-    /// Leaves of the stacks that allocated objects before which the program has written.
+    /// Leaf nodes of the stacks that allocated objects before whose start the program has written.
     pub overwritten: Vec<NodeId>,
     nodes: Vec<u8>,
     codes: Vec<u8>,
@@ -94,23 +103,23 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Samples whose objects had no place where they are followed: they are in no live value.
+    /// Number of samples whose objects are not tracked. They are missing from live values.
     pub fn untracked(&self) -> u64 {
         self.counter("untracked")
     }
 
-    /// Those of [`untracked`](Self::untracked) that jemalloc allocated elsewhere, whatever was requested: in
-    /// threads that were ending, and for itself.
+    /// Number of [untracked](Self::untracked) samples that jemalloc could not place in the range of
+    /// sampled objects: allocations of exiting threads and of jemalloc itself.
     pub fn untracked_elsewhere(&self) -> u64 {
         self.counter("untracked_elsewhere").min(self.untracked())
     }
 
-    /// Threads that were not sampled: what they allocated is in no value.
+    /// Number of threads that could not be sampled. Their allocations are missing from all values.
     pub fn unsampled_threads(&self) -> u64 {
         self.counter("unsampled_threads")
     }
 
-    /// Largest interval of the session.
+    /// Largest interval of the session, in bytes.
     pub fn largest_interval(&self) -> u64 {
         let changed = self.intervals.iter().map(|period| period.interval);
         changed
@@ -118,7 +127,7 @@ impl Snapshot {
             .max(self.least_interval)
     }
 
-    /// What the program has written outside its objects, as the agent has noticed.
+    /// Writes of the program outside its objects that the agent has detected.
     pub fn overwritten(&self) -> heap_format::overwritten::Overwritten {
         heap_format::overwritten::Overwritten::of(&self.counters.iter().cloned().collect())
     }
@@ -129,12 +138,12 @@ impl Snapshot {
         named.map(|(_, count)| count).sum()
     }
 
-    /// Copies the table of `session`, whose counting ended at `end`.
+    /// Copies the tables of `session`; `end` is when its counting ended.
     pub fn read(segment: &Segment, session: &Session, end: Time) -> Result<Self, Gone> {
         Self::read_at(segment, session, end, NOW)
     }
 
-    /// Copies the table as it is [now](NOW), or as it was at a peak.
+    /// Copies the tables as of peak epoch `peak`, or [`NOW`].
     fn read_at(segment: &Segment, session: &Session, end: Time, peak: u32) -> Result<Self, Gone> {
         let mut buffer = [0; BANK_HEADER_BYTES];
         let mut merger = read_merged(segment, session, peak)?;
@@ -172,8 +181,8 @@ impl Snapshot {
         Ok(snapshot)
     }
 
-    /// Copies the table as it was at the maximum of the live heap in `session`. `None`: that is the
-    /// present state, or, where the session is still running, about the present state.
+    /// Copies the tables as of the session's high-water mark. Returns `None` if that is the present
+    /// state. While the session runs, the present state is known only approximately.
     pub fn read_peak(
         segment: &Segment,
         session: &Session,
@@ -188,53 +197,51 @@ impl Snapshot {
         })
     }
 
-    /// Like [`read_peak`](Self::read_peak), of the sums that [`read_sums`](Self::read_sums) returns;
-    /// with their time since the session's start, in nanoseconds.
-    pub fn read_peak_sums(
-        segment: &Segment,
-        session: &Session,
-    ) -> Result<Option<(u64, Vec<RecordView>)>, Gone> {
+    /// Reads only the sums per stack ([`read_sums`](Self::read_sums)) as of the high-water mark.
+    /// Returns `None` under the same condition as [`read_peak`](Self::read_peak).
+    pub fn read_peak_sums(segment: &Segment, session: &Session) -> Result<Option<PeakSums>, Gone> {
         at_peak(segment, session, |peak| {
             let merger = read_merged(segment, session, peak.epoch)?;
             let live = merger.totals(&Totals::default()).live_bytes;
-            let at = u64::from(peak.tick).saturating_mul(TICK_NS);
-            Ok(((at, merger.over_sizes()), live))
+            let at_ns = u64::from(peak.tick).saturating_mul(TICK_NS);
+            let sums = merger.over_sizes();
+            Ok((PeakSums { at_ns, sums }, live))
         })
     }
-
-    /// The sums of each stack, thread and size class, those of one stack next to each other;
-    /// [`Snapshot::addresses`] has their frames.
+    /// Records by stack, thread and size class; the records of one stack are adjacent.
+    /// [`Snapshot::addresses`] returns the frames of a record's stack.
     pub fn records(&self) -> &[RecordView] {
         &self.stacks
     }
 
-    /// How many of [`Snapshot::records`] each stack has, in their order.
+    /// Number of adjacent [records](Self::records) of each stack.
     pub fn groups(&self) -> &[u32] {
         &self.groups
     }
 
-    /// The sums of each stack of each thread, over all sizes.
+    /// Sums per stack and thread, over all size classes.
     pub fn stacks(&self) -> Vec<RecordView> {
         over_sizes(&self.stacks)
     }
 
-    /// Reads what [`Snapshot::stacks`] gives alone, which takes less than a snapshot; the first
-    /// are the sums of `[table full]`, which has the leaf 0.
+    /// Reads only what [`Snapshot::stacks`] returns, which is cheaper than a snapshot. The first
+    /// entry is that of `[table full]`, with leaf 0.
     pub fn read_sums(segment: &Segment, session: &Session) -> Result<Vec<RecordView>, Gone> {
         Ok(read_merged(segment, session, NOW)?.over_sizes())
     }
 
-    /// The stack and the size class of each record, by its number; the class is [`NO_CLASS`] where
-    /// nothing was counted.
+    /// Reads the leaf node and size class of every record, by record number. The class is
+    /// [`NO_CLASS`] for a record without samples.
     pub fn read_stacks(segment: &Segment, session: &Session) -> Result<Vec<(NodeId, u32)>, Gone> {
         let mut buffer = [0; BANK_HEADER_BYTES];
         let bank = current(segment, session, &mut buffer)?;
         let records = within(segment, bank.records(), RECORD)?;
         let mut stacks = Vec::with_capacity(records);
-        each_record(segment, session, (records, NOW), |record| {
-            let class = match record.is_empty() {
-                true => NO_CLASS,
-                false => record.size_class,
+        each_record(segment, session, records, NOW, |record| {
+            let class = if record.is_empty() {
+                NO_CLASS
+            } else {
+                record.size_class
             };
             stacks.push((record.node, class));
         })?;
@@ -242,43 +249,44 @@ impl Snapshot {
         Ok(stacks)
     }
 
-    /// Ticks from the session's start to the snapshot.
+    /// Ticks from the session's start to the time of the snapshot.
     pub fn end_tick(&self) -> u32 {
         use shm_protocol::clock::tick_of;
         tick_of(self.end_ns).wrapping_sub(tick_of(self.session.start_ns))
     }
 
-    /// The code objects of an interpreter that its nodes name, for `interpreted`.
+    /// Table of the interpreter's code objects that nodes refer to; see [`interpreted`].
     pub fn codes(&self) -> &[u8] {
         &self.codes
     }
 
-    /// Number of nodes of the tree, the fixed ones included.
+    /// Number of nodes in the stack tree, including the fixed ones (roots).
     pub fn node_count(&self) -> usize {
         Table::new(&self.nodes, &[]).node_count()
     }
 
-    /// A node's caller, which is older, and its return address; `None` for one of the
-    /// fixed nodes, for one never filled in, and for one that is damaged.
+    /// Returns a node's caller, which always has a lower number, and the node's return address.
+    /// Returns `None` for fixed nodes, unused nodes and damaged nodes.
     pub fn node(&self, node: NodeId) -> Option<(NodeId, u64)> {
         Table::new(&self.nodes, &[]).node(node).ok().flatten()
     }
 
-    /// Return addresses of the stack that ends in `leaf`, leaf first, without an interpreter's
-    /// frames, and whether it continues to the thread's start.
+    /// Writes the return addresses of a stack to `out`, leaf first, without interpreter frames.
+    /// Returns true if the stack reaches the thread's start.
     pub fn addresses(&self, leaf: NodeId, out: &mut Vec<u64>) -> bool {
         let whole = self.frames(leaf, out);
         out.retain(|&address| frame_of(address).is_none());
         whole && !out.is_empty()
     }
 
-    /// Whether a node stands for a frame that the interpreter does not show either.
+    /// Returns true if `address` is a shim: a frame of the interpreter that it does not show in its
+    /// own tracebacks.
     pub fn is_shim(&self, address: u64) -> bool {
         interpreted::is_shim(&self.codes, address)
     }
 
-    /// The same with an interpreter's frames, for which `interpreted` has names, except for
-    /// [shims](Self::is_shim).
+    /// Like [`addresses`](Self::addresses), but with interpreter frames (to be named by
+    /// [`interpreted`]), except for [shims](Self::is_shim).
     pub fn frames(&self, leaf: NodeId, out: &mut Vec<u64>) -> bool {
         out.clear();
         let table = Table::new(&self.nodes, &[]);
@@ -297,7 +305,7 @@ impl Snapshot {
         false
     }
 
-    /// The same, with the thread that the stack is of.
+    /// Like [`frames`](Self::frames), but also returns the thread of the stack.
     pub fn stack(&self, leaf: NodeId, out: &mut Vec<u64>) -> StackEnd {
         let whole = self.frames(leaf, out) && !out.is_empty();
         let table = Table::new(&self.nodes, &[]);
@@ -316,17 +324,18 @@ impl Snapshot {
     }
 }
 
-/// The records of a session, merged, as they are [now](NOW) or were at a peak.
+/// Reads and merges the records of a session as of peak epoch `peak`, or [`NOW`].
 fn read_merged(segment: &Segment, session: &Session, peak: u32) -> Result<Merger, Gone> {
     let mut buffer = [0; BANK_HEADER_BYTES];
     let bank = current(segment, session, &mut buffer)?;
     let records = within(segment, bank.records(), RECORD)?;
     let mut merger = Merger::default();
-    read_records(segment, session, (records, peak), &mut merger)?;
+    read_records(segment, session, records, peak, &mut merger)?;
     current(segment, session, &mut buffer)?;
     Ok(merger)
 }
 
+/// Sums the records of each stack over all size classes.
 fn over_sizes(records: &[RecordView]) -> Vec<RecordView> {
     let mut merger = Merger::default();
     for record in records {
@@ -337,6 +346,7 @@ fn over_sizes(records: &[RecordView]) -> Vec<RecordView> {
     merger.stacks
 }
 
+/// Returns the session's bank header, or an error if a later session has reused the bank.
 fn current<'a>(
     segment: &Segment,
     session: &Session,
@@ -355,13 +365,13 @@ fn least_interval(session: &Session, bank: &BankSummary<'_>) -> u64 {
     logged.map_or(session.interval, |least| least.min(session.interval))
 }
 
-/// In the place of a peak's number: the present state.
+/// Value of a peak epoch that stands for the present state.
 const NOW: u32 = 0;
-/// Attempts to read a peak of a heap that grows meanwhile.
+/// Maximum number of attempts to read a peak while new ones keep replacing it.
 const PEAK_READINGS: usize = 4;
 
-/// Returns what `read` makes of the records at the last peak, with their live bytes; `None` if the
-/// heap is as high now, or if a new peak came during each of some readings.
+/// Calls `read` for the latest peak; it returns its result and the live bytes at the peak. Returns
+/// `None` if the heap is as large now, or if a new peak was set during every attempt.
 fn at_peak<T>(
     segment: &Segment,
     session: &Session,
@@ -382,38 +392,39 @@ fn at_peak<T>(
     Ok(None)
 }
 
-/// Time of a peak, in a session that ended at `end`.
+/// Returns the time of the peak at `tick`, in a session that ended at `end`.
 fn peak_time(session: &Session, tick: u32, end: Time) -> Time {
     let since_start = u64::from(tick).saturating_mul(TICK_NS);
     end.at(session.start_ns.saturating_add(since_start))
 }
 
-/// No size class.
+/// Size class of a record without samples.
 pub const NO_CLASS: u32 = u32::MAX;
 
-/// Adds up the records of each stack and size class.
+/// Merges records of the same stack and size class, which different shards may hold.
 #[derive(Default)]
 struct Merger {
     stacks: Vec<RecordView>,
-    /// By leaf, one more than the index in `stacks` of its last entry.
+    /// By leaf node: index in `stacks` of the leaf's most recent entry, plus one; 0 if none.
     indexes: Vec<u32>,
-    /// By index in `stacks`, the entry of the same stack before it, likewise.
+    /// By index in `stacks`: index of the previous entry with the same leaf, plus one; 0 if none.
     others: Vec<u32>,
     table_full: RecordView,
-    /// For CPU time, likewise merged.
+    /// CPU-time records, merged per stack.
     cpu: Vec<RecordView>,
     cpu_indexes: HashMap<NodeId, usize>,
 }
 
 impl Merger {
-    /// The sums of each stack over all sizes, after those of `[table full]`.
+    /// Returns the sums per stack over all size classes; the first entry is that of `[table full]`.
     fn over_sizes(&self) -> Vec<RecordView> {
         let mut sums = over_sizes(&self.stacks);
         sums.insert(0, self.table_full);
         sums
     }
 
-    /// Sums over all records; the time spent is that of `whole`.
+    /// Returns totals over all records. Times are copied from `whole`, since records do not have
+    /// them.
     fn totals(&self, whole: &Totals) -> Totals {
         let mut totals = Totals {
             samples: 0,
@@ -459,27 +470,29 @@ impl Merger {
     }
 }
 
-/// As many of the entries claimed as the segment has memory for: what was never written need not
-/// be read, and a hollow file may claim any number.
+/// Limits a claimed number of entries of `size` bytes to what the segment's memory can hold. A
+/// sparse file may claim any number, and entries that were never written need not be read.
 fn within(segment: &Segment, claimed: usize, size: usize) -> io::Result<usize> {
     let most = usize::try_from(segment.memory_bytes()? / size as u64).unwrap_or(usize::MAX);
     Ok(claimed.min(most.saturating_add(FIRST_NODE as usize)))
 }
 
+/// Reads the first `count` records, as of peak epoch `peak` or [`NOW`], into `merger`.
 fn read_records(
     segment: &Segment,
     session: &Session,
-    (count, peak): (usize, u32),
+    count: usize,
+    peak: u32,
     merger: &mut Merger,
 ) -> io::Result<()> {
     let nodes = within(segment, segment.view().geometry().nodes, NODE)?;
     let mut number = 0;
-    each_record(segment, session, (count, peak), |record| {
+    each_record(segment, session, count, peak, |record| {
         if !record.is_empty() {
             if number == 0 {
                 merger.table_full = *record;
             } else if record.cpu().is_some() {
-                // Of CPU time, no state of the peak is kept.
+                // Peaks do not cover CPU time.
                 if peak == NOW {
                     merger.add_cpu(record);
                 }
@@ -491,11 +504,12 @@ fn read_records(
     })
 }
 
-/// Hands on the first `count` records in their order, as they are [now](NOW) or were at a peak.
+/// Calls `each` with the first `count` records in order, as of peak epoch `peak` or [`NOW`].
 fn each_record(
     segment: &Segment,
     session: &Session,
-    (count, peak): (usize, u32),
+    count: usize,
+    peak: u32,
     mut each: impl FnMut(&RecordView),
 ) -> io::Result<()> {
     let geometry = segment.view().geometry();
@@ -522,7 +536,8 @@ fn read_nodes(segment: &Segment, session: &Session, count: usize) -> io::Result<
     Ok(nodes)
 }
 
-/// The code objects that nodes may name: after the nodes were read, so that there is each.
+/// Reads the code objects. Called after the nodes were read, so that every code object that a node
+/// refers to is included.
 fn read_codes(segment: &Segment, session: &Session, bank: &BankSummary<'_>) -> io::Result<Vec<u8>> {
     let geometry = segment.view().geometry();
     let base = geometry.bank_offset(session.number) + geometry.codes_offset();

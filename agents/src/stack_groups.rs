@@ -1,5 +1,5 @@
-//! Which records of a snapshot are of one stack: those of its size classes, and those of the same
-//! calls in several threads.
+//! Finds the records of a snapshot that belong to the same stack: one per size class, and one per
+//! thread if threads are recorded separately.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -7,8 +7,8 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use shm_protocol::snapshot::{RecordView, Table, thread_of};
 use shm_protocol::tree::{FIRST_NODE, NodeId};
 
-/// Puts the records of each stack next to each other, the stacks in the order in which they came.
-/// Returns how many records each stack has.
+/// Makes the records of each stack adjacent. Stacks keep the order of their first records. Returns
+/// the number of records of each stack.
 pub fn arrange(nodes: &Table<'_>, records: &mut Vec<RecordView>) -> Vec<u32> {
     let stacks = Stacks::of(nodes);
     let mut places: HashMap<NodeId, u32, Seed> = HashMap::with_hasher(Seed::new());
@@ -33,11 +33,11 @@ pub fn arrange(nodes: &Table<'_>, records: &mut Vec<RecordView>) -> Vec<u32> {
     counts
 }
 
-/// One name for each stack: the node of its leaf in the first thread that has it.
+/// Maps a leaf node to the stack's representative: the leaf in the first thread that has the stack.
 enum Stacks {
-    /// No two threads are kept apart: its only node.
+    /// Threads are not recorded separately, so every leaf represents itself.
     Once,
-    /// By node.
+    /// Representatives by node.
     Named(Vec<NodeId>),
 }
 
@@ -46,14 +46,14 @@ impl Stacks {
         let count = table.node_count() as NodeId;
         let node = |id| table.node(id).ok().flatten();
         let is_thread = |id: &NodeId| node(*id).is_some_and(|(_, a)| thread_of(a).is_some());
-        // Each has a node above its whole stacks and one above its truncated ones.
+        // A thread has two nodes: one above its complete stacks, one above its truncated ones.
         if (FIRST_NODE..count).filter(is_thread).nth(2).is_none() {
             return Self::Once;
         }
         let mut names: Vec<NodeId> = (0..count).collect();
         let mut known: HashMap<(NodeId, u64), NodeId, Seed> = HashMap::with_hasher(Seed::new());
         for id in FIRST_NODE..count {
-            // A damaged node is a stack of its own.
+            // A damaged node is treated as a separate stack.
             let Some((parent, address)) = node(id) else {
                 continue;
             };
@@ -74,8 +74,8 @@ impl Stacks {
     }
 }
 
-/// Makes hashers that are fast for a word or two, and whose collisions a hostile target cannot
-/// foresee.
+/// Hasher for keys of one or two words. Seeded, so that a hostile target cannot construct
+/// collisions.
 struct Seed(u64);
 
 impl Seed {

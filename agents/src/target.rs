@@ -1,4 +1,4 @@
-//! One process in a session: claiming it, starting its session, watching it.
+//! Runs a session in one process: claims the process, starts the session and polls it.
 
 mod deadline;
 mod error;
@@ -28,10 +28,10 @@ pub use deadline::{Deadline, RENEWAL, ROLLING};
 pub use error::{Error, NoRoom};
 use table::segment_bytes;
 
-/// How long a process may take from its last destructor to its exit.
-const LAST_MOMENTS: Duration = Duration::from_millis(500);
+/// Maximum time from a process's last destructor to its exit.
+const EXIT_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Whether a session is counting at this moment.
+/// Returns true if a session is counting now.
 pub fn is_running(header: &Header<'_>) -> bool {
     let session = header.session();
     header.epoch() != 0
@@ -39,7 +39,7 @@ pub fn is_running(header: &Header<'_>) -> bool {
         && session.is_some_and(|s| header.ended().0 != s.number)
 }
 
-/// Turns an agent's session off.
+/// Ends an agent's session.
 pub fn stop(agent: &Agent, session: &Session) -> Result<(), Error> {
     let now = now_ns();
     let at = match session.deadline_ns {
@@ -51,7 +51,7 @@ pub fn stop(agent: &Agent, session: &Session) -> Result<(), Error> {
     let stopped = view
         .read_at(0, &mut epoch)
         .and_then(|_| view.stop())
-        // Where its agent ended it before, that noted when.
+        // If the agent ended the session first, it has recorded the time.
         .and_then(|()| match epoch {
             [0] => Ok(()),
             _ => view.mark_ended(session.number, at),
@@ -59,7 +59,7 @@ pub fn stop(agent: &Agent, session: &Session) -> Result<(), Error> {
     stopped.map_err(|e| Error::Stop(io_error(e)))
 }
 
-/// The last session, if its profile was not written and it counted something.
+/// Returns the last session if it has samples and its profile has not been written.
 pub fn uncollected(agent: &Agent, header: &Header<'_>) -> Option<Session> {
     let session = header
         .session()
@@ -69,7 +69,7 @@ pub fn uncollected(agent: &Agent, header: &Header<'_>) -> Option<Session> {
     (bank.session() == session.number && bank.totals().samples > 0).then_some(session)
 }
 
-/// The last session, if it counted CPU time and its profile was not written.
+/// Returns the last session if it has CPU samples and its profile has not been written.
 pub fn uncollected_time(agent: &Agent, header: &Header<'_>) -> Option<Session> {
     let session = header.session();
     let session = session.filter(|s| s.cpu.rate != 0 && s.number != header.collected_session())?;
@@ -80,26 +80,26 @@ pub fn uncollected_time(agent: &Agent, header: &Header<'_>) -> Option<Session> {
     (bank.session() == session.number && has_samples).then_some(session)
 }
 
-/// How densely a session samples.
+/// Sampling interval and thinning of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Density {
-    /// Mean bytes between samples.
+    /// Mean number of bytes between two samples.
     pub interval: u64,
-    /// See [`Session::thinning`].
+    /// Binary logarithm of the thinning factor; 0: no thinning. See [`Session::thinning`].
     pub thinning: u64,
 }
 
 impl Density {
-    /// The thinning that is requested, if any.
+    /// Thinning of sessions with `--thin`.
     pub const THINNED: u64 = 3;
 
-    /// Every allocation; the samples are not wanted.
+    /// Setting for a probe: every allocation, with the samples discarded.
     pub const PROBE: Self = Self {
         interval: 1,
         thinning: Session::PROBE,
     };
 
-    /// Every sample that is due.
+    /// Samples at this interval, without thinning.
     pub fn uniform(interval: u64) -> Self {
         Self {
             interval,
@@ -111,42 +111,47 @@ impl Density {
 /// Result of polling a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
-    /// Its session is running.
+    /// The session is running.
     Counting,
-    /// Its session was turned off.
+    /// The session was ended.
     Stopped,
-    /// The process is gone.
+    /// The process has exited.
     Dead,
 }
 
-/// A process in a session.
+/// Process in a session.
 pub struct Target {
-    /// The process.
+    /// Process and its segment.
     pub agent: Agent,
-    /// The session; its number is 0 before [`Target::prepare`].
+    /// Session; its number is 0 before [`Target::prepare`].
     pub session: Session,
-    /// Totals when last polled.
+    /// Totals at the last poll.
     pub totals: Totals,
-    /// Resident memory when last polled.
+    /// Resident memory at the last poll, in bytes.
     pub resident: Option<u64>,
-    /// Whether the table grew at the last poll.
+    /// True if the last poll found the table more than half full and enlarged it.
     pub growing: bool,
-    /// Share of the process's CPU time that sampling may take, if limited.
+    /// CPU budget for sampling, as a fraction of the process's CPU time. `None`: fixed interval.
     max_overhead: Option<f64>,
     governor: Option<Governor>,
+    /// True once the warning about an unreachable budget was given.
     warned_helpless: bool,
+    /// Warnings that have not been taken yet.
     warnings: Vec<String>,
+    /// `None` if the kernel has no pidfds.
     pidfd: Option<OwnedFd>,
     thread_names: threads::Looks,
+    /// Number of units of the table that are backed by memory.
     units: u32,
+    /// True if the table cannot or must not grow.
     full: bool,
-    /// Size of the segment with tables.
+    /// Size of the segment with tables, in bytes.
     segment_bytes: usize,
 }
 
 impl Target {
-    /// Claims a process for a session: it has the segment mapped, and no other controller
-    /// samples it.
+    /// Claims a process for a session. Fails if the process does not have the segment mapped, or if
+    /// another controller holds it.
     pub fn take(agent: Agent) -> Result<Self, Error> {
         agent.confirm()?;
         let pidfd = proc::pidfd(agent.pid);
@@ -172,8 +177,8 @@ impl Target {
         }
     }
 
-    /// Takes over the session that an agent started by itself, or its remains. `None`
-    /// while there is no session.
+    /// Takes over a session that an agent started by itself, or what a dead process left of it.
+    /// Returns `None` if there is no session yet.
     pub fn adopt(agent: Agent) -> Result<Option<Self>, Error> {
         let mut head = Head::new();
         let header = agent.segment.head(&mut head)?;
@@ -199,12 +204,12 @@ impl Target {
         }))
     }
 
-    /// Looks at a session that another part of this program has begun and maintains.
+    /// Observes a session that another part of this program has started and maintains.
     pub fn share(agent: Agent, session: Session) -> Result<Self, Error> {
         let pidfd = proc::pidfd(agent.pid);
         let segment_bytes = segment_bytes(&agent)?;
         let mut target = Self::new(agent, session, pidfd, segment_bytes);
-        // Its table is the other's to enlarge.
+        // The owner of the session enlarges the table.
         target.full = true;
         match target.is_alive() {
             true => Ok(target),
@@ -212,8 +217,8 @@ impl Target {
         }
     }
 
-    /// What the session counted is safe: forgets it, and the segment if it is not in use. Whether
-    /// that is not there any more.
+    /// Marks the session's data as collected and removes the segment if it is not in use. Returns
+    /// true if it was removed.
     pub fn release(&self) -> io::Result<bool> {
         let segment = &self.agent.segment;
         let done = segment
@@ -222,7 +227,7 @@ impl Target {
             .map_err(io_error);
         match self.agent.life {
             Life::Running => done.map(|()| false),
-            // Collected is all that it need be: `clean` removes it later.
+            // `clean` removes it later, since it is marked as collected.
             _ if !self.is_gone() => done.map(|()| false),
             _ => segment.remove().map(|_| true),
         }
@@ -247,52 +252,52 @@ impl Target {
         }
     }
 
-    /// Begins a session that continues without a controller: its process looks after the table.
+    /// Starts a session that continues without a controller; the process itself enlarges its table.
     pub fn start_alone(&mut self, density: Density) -> Result<(), Error> {
         self.session.controller_pid = 0;
         self.prepare(density)?;
         self.publish(0)
     }
 
-    /// Limits the share of the process's CPU time that sampling takes, from the next poll
-    /// on. `None` means no limit.
+    /// Sets the CPU budget for sampling from the next poll on. `None`: no limit.
     #[must_use]
     pub fn limited(mut self, max_overhead: Option<f64>) -> Self {
         self.max_overhead = max_overhead;
         self
     }
 
-    /// Whether the process that we claimed still exists.
+    /// Returns true if the claimed process is still running.
     pub fn is_alive(&self) -> bool {
         self.stat().is_some()
     }
 
-    /// The state of the process that we claimed, if it still exists.
+    /// Returns the state of the claimed process, or `None` if it has exited.
     fn stat(&self) -> Option<Stat> {
         if self.agent.life != Life::Running {
             return None;
         }
         match &self.pidfd {
             Some(fd) if proc::has_ended(fd) => None,
-            // The pidfd may be of a later process with the same pid, so check again.
+            // The pid may have been reused before the pidfd was opened, so compares the start time
+            // too.
             _ => Stat::of(self.agent.pid)
                 .filter(|s| s.start_time == self.agent.segment.name.start_time && !s.is_dead()),
         }
     }
 
-    /// The process's CPU clock, also once it has ended, until it is reaped.
+    /// Returns the process's CPU time in ns. Also works for an exited process until it is reaped.
     pub fn cpu_clock(&self) -> Option<u64> {
         if self.agent.life == Life::Replaced {
             return None;
         }
         let ns = proc::cpu_ns(self.agent.pid)?;
-        // Unless it was a later process's with the same pid.
+        // Makes sure that the pid has not been reused.
         let stat = Stat::of(self.agent.pid)?;
         (stat.start_time == self.agent.segment.name.start_time).then_some(ns)
     }
 
-    /// Whether the segment is no longer in use: we saw the process end, it maps
-    /// another image's segment, or it is provably gone.
+    /// Returns true if the segment is no longer in use: the process was seen to exit, or no process
+    /// can have the segment mapped.
     pub fn is_gone(&self) -> bool {
         match (self.agent.life, &self.pidfd) {
             (Life::Running, _) => false,
@@ -304,14 +309,15 @@ impl Target {
         }
     }
 
-    /// Whether another program has ended the session, if it was found stopped: the process continues.
+    /// Returns true if a session that was found stopped was ended by another program while the
+    /// process continues.
     pub fn is_cut_short(&self) -> bool {
         let mut head = Head::new();
         let header = self.agent.segment.head(&mut head);
         header.is_ok_and(|header| !header.exited()) && self.is_alive()
     }
 
-    /// How long the session has lasted until now, or until it was ended.
+    /// Returns the length of the session, until now or until its end.
     pub fn lasted(&self) -> Duration {
         let mut head = Head::new();
         let ended = match self.agent.segment.head(&mut head) {
@@ -321,12 +327,12 @@ impl Target {
         Duration::from_nanos(ended.saturating_sub(self.session.start_ns))
     }
 
-    /// Becomes readable when the process ends.
+    /// Returns a descriptor that becomes readable when the process exits.
     pub fn pidfd(&self) -> Option<BorrowedFd<'_>> {
         self.pidfd.as_ref().map(AsFd::as_fd)
     }
 
-    /// Starts the session, or prolongs it.
+    /// Starts the session or extends it.
     pub fn publish(&mut self, deadline_ns: u64) -> Result<(), Error> {
         if self.session.start_ns == 0 {
             self.session.start_ns = now_ns();
@@ -339,12 +345,13 @@ impl Target {
             .map_err(|e| Error::Publish(io_error(e)))
     }
 
-    /// Turns the session off.
+    /// Ends the session.
     pub fn stop(&self) -> Result<(), Error> {
         stop(&self.agent, &self.session)
     }
 
-    /// Reads the totals, and gives the table more room if it fills up.
+    /// Polls the session: reads the totals, enlarges a table that fills up, and adapts the
+    /// interval.
     pub fn look(&mut self) -> Result<Look, Refusal> {
         let Some(stat) = self.stat() else {
             return Ok(Look::Dead);
@@ -362,7 +369,7 @@ impl Target {
         self.thread_names.look(&self.agent, &self.session, &bank);
         let g = self.agent.segment.view().geometry();
         let half = |used: usize, limit: u32| used as u64 * 2 > u64::from(limit);
-        // What the agent has added itself counts, too.
+        // Includes units that the agent has added itself.
         self.units = self.units.max(bank.units());
         let crowded = half(bank.nodes(), g.nodes_in(self.units))
             || half(bank.records(), g.records_in(self.units));
@@ -377,7 +384,7 @@ impl Target {
         Ok(Look::Counting)
     }
 
-    /// Widens or narrows the interval if sampling takes more or less than its share.
+    /// Adapts the interval to the CPU budget.
     fn govern(&mut self) -> Result<(), shm_protocol::segment::Errno> {
         let (Some(share), Some(cpu_ns)) = (self.max_overhead, proc::cpu_ns(self.agent.pid)) else {
             return Ok(());
@@ -414,12 +421,12 @@ impl Target {
         Ok(())
     }
 
-    /// Warnings that came up since the last call.
+    /// Returns the warnings since the last call.
     pub fn take_warnings(&mut self) -> Vec<String> {
         std::mem::take(&mut self.warnings)
     }
 
-    /// CPU time that the process has used since it was found, in seconds.
+    /// Returns the CPU time that the process has used since it was found, in seconds.
     pub fn cpu_seconds(&self) -> f64 {
         let now = Stat::of(self.agent.pid).map_or(0, |s| s.cpu_ticks);
         let ticks = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK);
@@ -427,24 +434,23 @@ impl Target {
         now.saturating_sub(self.agent.cpu_ticks) as f64 / per_second as f64
     }
 
-    /// An agent that turns its session off because the program ends does so a moment before
-    /// the process exits: waits for the exit.
-    fn let_end(&self) {
+    /// Waits for a process that is exiting: its agent ends the session a moment before the exit.
+    fn wait_for_exit(&self) {
         let mut head = Head::new();
         let header = self.agent.segment.head(&mut head);
         if header.is_ok_and(|header| header.exited())
             && let Some(fd) = &self.pidfd
         {
-            proc::wait_for_end(fd, LAST_MOMENTS);
+            proc::wait_for_end(fd, EXIT_TIMEOUT);
         }
     }
 
-    /// Whether the process still has the segment mapped.
+    /// Determines whether the process still runs the program whose segment this is.
     pub fn settle_life(&mut self) {
         if self.agent.life != Life::Running {
             return;
         }
-        self.let_end();
+        self.wait_for_exit();
         if !self.is_alive() {
             self.agent.life = Life::Dead;
             let start = self.agent.segment.name.start_time;
@@ -456,8 +462,8 @@ impl Target {
     }
 }
 
-/// Why no session of a process can sample it, as far as can be seen from here; asked before a
-/// session it says whether that would be safe.
+/// Returns the reason why a process cannot be sampled, as far as it is visible from outside. Must
+/// be checked before a session is started.
 pub fn obstacle(agent: &Agent, header: &Header<'_>) -> Option<Error> {
     let has_tables = || {
         let mapped = agent.maps_tables();
@@ -467,13 +473,15 @@ pub fn obstacle(agent: &Agent, header: &Header<'_>) -> Option<Error> {
         (REFUSES_SANITIZER, _) => Some(Error::Sanitizer),
         (REFUSES_MUSL, _) => Some(Error::Musl),
         (REFUSES_SECCOMP, _) => Some(Error::Sandboxed),
-        // A filter that was installed in a way that the agent does not see, or has not noticed yet.
-        _ if proc::seccomp(agent.pid) > header.seccomp() && !has_tables() => Some(Error::Sandboxed),
+        // The filter was installed in a way that the agent does not intercept, or just now.
+        _ if proc::seccomp(agent.pid) > header.seccomp() && !has_tables() => {
+            Some(Error::Sandboxed)
+        }
         _ => None,
     }
 }
 
-/// The error for a segment that another controller uses.
+/// Returns the error for a segment that another controller holds.
 fn conflict(agent: &Agent) -> Error {
     let mut head = Head::new();
     let header = agent.segment.head(&mut head).ok();

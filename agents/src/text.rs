@@ -1,4 +1,4 @@
-//! Text for display and for file names, made from bytes that a target chose.
+//! Formats text for display and for file names. Escapes bytes that a target chose.
 
 use std::borrow::Cow;
 use std::ffi::OsStr;
@@ -9,11 +9,11 @@ use std::time::Duration;
 use heap_format::printable::is_hidden;
 use unicode_width::UnicodeWidthStr;
 
-/// Longest name part of a file that is made from a process's name.
+/// Maximum length of a process name within a file name, in bytes.
 pub const NAME_BYTES: usize = 64;
 
-/// Bytes as text that is safe on a terminal: what could move the cursor, end the line,
-/// reorder or hide text, and what is not UTF-8, comes out as `\xNN`.
+/// Escapes bytes for a terminal: control characters, characters that reorder or hide text, line
+/// ends and invalid UTF-8 become `\xNN`.
 pub fn escape(bytes: &[u8]) -> String {
     let mut out = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
@@ -32,21 +32,22 @@ pub fn escape(bytes: &[u8]) -> String {
     out
 }
 
-/// A path or a name of a file as text that is safe on a terminal.
+/// Escapes a path or file name for a terminal.
 pub fn path(path: impl AsRef<OsStr>) -> String {
     escape(path.as_ref().as_bytes())
 }
 
-/// A line that is safe on a terminal, whatever it was put together from.
+/// Escapes a line of text for a terminal.
 pub fn line(text: &str) -> Cow<'_, str> {
-    match text.chars().any(is_hidden) {
-        true => Cow::Owned(escape(text.as_bytes())),
-        false => Cow::Borrowed(text),
+    if text.chars().any(is_hidden) {
+        Cow::Owned(escape(text.as_bytes()))
+    } else {
+        Cow::Borrowed(text)
     }
 }
 
-/// JSON whose strings hold nothing that a terminal acts on. Outside of them there is only
-/// ASCII, with line ends, which stay.
+/// Escapes JSON for a terminal. Unsafe characters occur only within strings, so they become
+/// `\uNNNN` escapes there. Line ends remain.
 pub fn json(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -68,8 +69,8 @@ fn hex(out: &mut String, byte: u8) {
     let _ = write!(out, "\\x{byte:02x}");
 }
 
-/// A process's name as part of a file name: letters, digits and `._+-`, bounded, never
-/// starting with a dot.
+/// Turns a process name into part of a file name: letters, digits and `._+-`, at most
+/// [`NAME_BYTES`] long, never starting with a dot.
 pub fn file_name_part(name: &[u8]) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"._+-".contains(&b);
     let clean: String = name
@@ -83,14 +84,14 @@ pub fn file_name_part(name: &[u8]) -> String {
     }
 }
 
-/// The part of a path behind its last slash, without the kernel's ` (deleted)`.
+/// Returns the last component of a path, without the kernel's ` (deleted)`.
 pub fn base_name(path: &[u8]) -> &[u8] {
     let path = path.strip_suffix(b" (deleted)").unwrap_or(path);
     path.rsplit(|b| *b == b'/').next().unwrap_or(path)
 }
 
-/// A path as a shell takes it, where it need be in quotes. What must not go to a terminal is written
-/// in those of `$'…'`, which mean the same bytes to bash, zsh, ksh and busybox.
+/// Quotes a path for a shell if necessary. Paths with characters that are unsafe on a terminal are
+/// quoted as `$'…'`, which bash, zsh, ksh and busybox understand.
 pub fn shell_word(path: impl AsRef<OsStr>) -> String {
     let bytes = path.as_ref().as_bytes();
     let plain = |c: char| c.is_alphanumeric() || "/._-+,:@%=".contains(c);
@@ -104,7 +105,7 @@ pub fn shell_word(path: impl AsRef<OsStr>) -> String {
 
 fn dollar_quoted(bytes: &[u8]) -> String {
     let mut out = "$'".to_owned();
-    // Three digits always: a digit may follow.
+    // Always three digits, since a digit may follow.
     let octal = |out: &mut String, byte: u8| {
         // Writing to a String cannot fail.
         let _ = write!(out, "\\{byte:03o}");
@@ -130,12 +131,12 @@ fn dollar_quoted(bytes: &[u8]) -> String {
     out
 }
 
-/// A number of things, in the singular or the plural.
+/// Formats a count with its noun in the singular or plural.
 pub fn count(n: u64, one: &str, more: &str) -> String {
     format!("{n} {}", if n == 1 { one } else { more })
 }
 
-/// Bytes in the unit that suits them.
+/// Formats a number of bytes with a suitable unit.
 pub fn bytes(n: f64) -> String {
     const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let mut value = n.max(0.0);
@@ -150,12 +151,12 @@ pub fn bytes(n: f64) -> String {
     }
 }
 
-/// A share as a percentage, with at most four digits after the point.
+/// Formats a fraction as a percentage with at most four decimals.
 pub fn percent(share: f64) -> String {
     format!("{} %", (share * 1e6).round() / 1e4)
 }
 
-/// A length of time, rounded to the second; from an hour on, to the minute.
+/// Formats a duration to the second, or to the minute from an hour on.
 pub fn duration(time: Duration) -> String {
     const NEARLY_AN_HOUR: f64 = 3599.5;
     let s = time.as_secs_f64();
@@ -171,7 +172,7 @@ pub fn duration(time: Duration) -> String {
     }
 }
 
-/// A time that may be short, to three digits: `12.3 s`, `45.0 ms`.
+/// Formats a duration that may be short, to three digits: `12.3 s`, `45.0 ms`.
 pub fn short_time(time: Duration) -> String {
     let s = time.as_secs_f64();
     match s {
@@ -181,8 +182,8 @@ pub fn short_time(time: Duration) -> String {
     }
 }
 
-/// Lines of a table whose columns are as wide as their widest cell. `right` names the
-/// columns that are flush right.
+/// Formats a table whose columns are as wide as their widest cells. `right` lists the columns that
+/// are flush right.
 pub fn table(head: &[&str], right: &[usize], rows: Vec<Vec<String>>) -> Vec<String> {
     let head: Vec<String> = head.iter().map(|cell| (*cell).to_owned()).collect();
     let rows: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();
@@ -197,11 +198,12 @@ pub fn table(head: &[&str], right: &[usize], rows: Vec<Vec<String>>) -> Vec<Stri
             .zip(&widths)
             .enumerate()
             .map(|(column, (cell, width))| {
-                // Chinese characters take two columns each.
+                // `width` counts two columns for a Chinese character.
                 let space = " ".repeat(width - cell.width());
-                match right.contains(&column) {
-                    true => format!("{space}{cell}"),
-                    false => format!("{cell}{space}"),
+                if right.contains(&column) {
+                    format!("{space}{cell}")
+                } else {
+                    format!("{cell}{space}")
                 }
             });
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()

@@ -1,5 +1,5 @@
-//! Names of a target's threads, looked up from outside and written down in its segment, so that
-//! they outlive the threads and the process.
+//! Records the names of a target's threads in its segment, so that they outlive the threads and the
+//! process.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -9,13 +9,13 @@ use shm_protocol::snapshot::{BankSummary, ThreadView};
 
 use crate::discovery::Agent;
 
-/// Least time between two looks at the names that are known already. A thread may change its
-/// name, and most do when they begin.
-const REFRESH: Duration = Duration::from_secs(1);
-/// Later looks come after this part of the time since the first one.
-const REFRESH_SHARE: u32 = 4;
+/// Minimum time between two lookups of known names. A thread may change its name; most set it right
+/// after creation.
+const MIN_REFRESH: Duration = Duration::from_secs(1);
+/// Later lookups wait for this fraction of the time since the first one: 1/4.
+const REFRESH_DIVISOR: u32 = 4;
 
-/// When the names were looked up.
+/// Times at which names were looked up.
 #[derive(Default)]
 pub struct Looks {
     first: Option<Instant>,
@@ -23,11 +23,11 @@ pub struct Looks {
 }
 
 impl Looks {
-    /// Writes down the names of threads that have none yet, and from time to time those of all.
+    /// Records the names of new threads and, from time to time, of all threads.
     pub fn look(&mut self, agent: &Agent, session: &Session, bank: &BankSummary<'_>) {
         let now = Instant::now();
         let first = *self.first.get_or_insert(now);
-        let pause = REFRESH.max((now - first) / REFRESH_SHARE);
+        let pause = MIN_REFRESH.max((now - first) / REFRESH_DIVISOR);
         let all = self.last.is_none_or(|last| now - last >= pause);
         if all {
             self.last = Some(now);
@@ -36,7 +36,7 @@ impl Looks {
     }
 }
 
-/// A thread's name as segments keep it, zero-padded.
+/// Pads a thread's name with zeros to the size that segments store.
 fn padded(name: Vec<u8>) -> [u8; 16] {
     let mut padded = [0; 16];
     padded
@@ -46,9 +46,9 @@ fn padded(name: Vec<u8>) -> [u8; 16] {
     padded
 }
 
-/// Writes down the names of the threads that are there: of `all`, or those that have none yet.
+/// Records the names of the threads that exist: of `all`, or only of those without one.
 ///
-/// A name that cannot be read or written is left as it is: the profile has the thread's number.
+/// A name that cannot be read or written is left empty; the profile shows the thread's tid then.
 pub fn write_down(agent: &Agent, session: &Session, bank: &BankSummary<'_>, all: bool) {
     let entries = bank.thread_entries().enumerate();
     let wanted: Vec<(usize, ThreadView)> = entries
@@ -72,11 +72,11 @@ pub fn write_down(agent: &Agent, session: &Session, bank: &BankSummary<'_>, all:
     }
 }
 
-/// The numbers of a target's threads, as it sees them and as we do.
+/// Maps thread ids from the target's pid namespace to ours.
 enum Numbers {
-    /// The same.
+    /// Both are in the same namespace.
     Equal,
-    /// Ours by the target's, which is in a pid namespace of its own.
+    /// Ids in our namespace, by the target's.
     Translated(HashMap<u32, i32>),
 }
 

@@ -1,12 +1,14 @@
-//! The moments of a session, for a curve of its memory. Policy only: says when a moment is due,
-//! and keeps what was read anyway, or read for it.
+//! Keeps the moments of a session, from which the curve of its memory is drawn. Decides when a
+//! moment is due; reading the tables is up to the caller.
 //!
-//! # Promises
-//! - At most [`MOMENTS`] moments, of which [`TABLES`] have stacks: when there are more, they are
-//!   thinned and the period doubles, so a session of days takes as much memory as one of minutes.
-//! - Reading tables takes at most one part in [`SHARE`] of the time, of all members together.
-//! - The highest moment that was polled stays, however short it was, with its stacks if there
-//!   was time to read them.
+//! # Guarantees
+//! - At most [`MAX_MOMENTS`] moments, of which at most [`MAX_TABLES`] have stacks. When the limit
+//!   is reached, they are thinned and the period doubles, so a session of days takes no more memory
+//!   than one of minutes.
+//! - Reading tables takes at most 1/[`TABLE_COST_FACTOR`] of the time, over all members of the
+//!   session.
+//! - The highest moment seen by a poll is never dropped, however short it was. It has stacks if
+//!   there was time to read them.
 
 use std::time::Duration;
 
@@ -18,50 +20,54 @@ use crate::collect;
 use crate::snapshot::Snapshot;
 
 /// Maximum number of moments.
-const MOMENTS: usize = 240;
+const MAX_MOMENTS: usize = 240;
 /// Maximum number of moments with stacks.
-const TABLES: usize = 24;
-/// Time between two moments at first.
+const MAX_TABLES: usize = 24;
+/// Initial time between two moments.
 const PERIOD_NS: u64 = 100_000_000;
-/// Least time between two moments with stacks.
+/// Minimum time between two moments with stacks.
 const TABLE_PERIOD_NS: u64 = 200_000_000;
-/// How much more must be live than at any moment with stacks for the next one to be early.
+/// Growth of the live heap, relative to the highest moment with stacks, that makes a moment with
+/// stacks due early.
 const PEAK_STEP: f64 = 1.05;
-/// The time between two readings of tables, as a multiple of what the last one took.
-const SHARE: u64 = 100;
-/// What a reading is taken to cost before the first.
-const GUESS: Duration = Duration::from_millis(1);
+/// Minimum time between two readings of the tables, as a multiple of the time the last one took.
+const TABLE_COST_FACTOR: u64 = 100;
+/// Assumed cost of the first reading of the tables.
+const INITIAL_COST: Duration = Duration::from_millis(1);
 
-/// What a poll is good for.
+/// What to record at a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
-    /// Nothing, unless it is the highest so far.
+    /// Nothing. (A poll that is the highest so far is kept anyway.)
     Nothing,
-    /// A moment.
+    /// A moment with totals only.
     Totals,
     /// A moment with stacks.
     Stacks,
 }
 
-/// The moments of one process's session.
+/// Moments of one process's session.
 pub struct Timeline {
-    /// Those that have stacks name them by their leaves.
+    /// Moments so far. Their stacks are identified by leaf nodes.
     moments: Vec<Moment>,
+    /// Time between two moments.
     period_ns: u64,
+    /// Time at which the next moment is due.
     next_ns: u64,
+    /// Time of the last moment with stacks.
     last_table_ns: u64,
-    /// Highest number of live bytes at any poll.
+    /// Highest number of live bytes seen by any poll.
     highest: f64,
-    /// That poll, while it is not a moment.
+    /// Poll at which `highest` was seen, if it is not among `moments`.
     peak: Option<Moment>,
-    /// Highest number of live bytes at a moment with stacks.
+    /// Highest number of live bytes of a moment with stacks.
     highest_table: f64,
-    /// Time that the last reading of the table took.
+    /// Time that the last reading of the tables took.
     cost: Duration,
 }
 
 impl Default for Timeline {
-    /// Of a session, which begins with nothing.
+    /// Creates the timeline of a session, which starts with an empty heap.
     fn default() -> Self {
         Self {
             moments: vec![Moment::default()],
@@ -71,37 +77,40 @@ impl Default for Timeline {
             highest: 0.0,
             peak: None,
             highest_table: 0.0,
-            cost: GUESS,
+            cost: INITIAL_COST,
         }
     }
 }
 
 impl Timeline {
-    /// Time between two moments at present.
+    /// Current time between two moments.
     pub fn period(&self) -> Duration {
         Duration::from_nanos(self.period_ns)
     }
 
-    /// What a poll so long after the start is good for, in a session of this many members.
+    /// Decides what to record at a poll `at_ns` after the start. `members` is the number of
+    /// processes in the session, which share the cost limit.
     pub fn due(&self, at_ns: u64, totals: &Totals, members: usize) -> Due {
         let waited = at_ns.saturating_sub(self.last_table_ns);
         let cost = u64::try_from(self.cost.as_nanos()).unwrap_or(u64::MAX);
-        let pause = cost.saturating_mul(SHARE * members.max(1) as u64);
+        let pause = cost.saturating_mul(TABLE_COST_FACTOR * members.max(1) as u64);
         let affordable = waited >= pause.max(PERIOD_NS);
         let is_peak = totals.live_bytes > self.highest_table * PEAK_STEP;
         if affordable && is_peak {
             return Due::Stacks;
         }
-        // Spread over the session so far, however long it will be.
-        let spread = TABLE_PERIOD_NS.max(at_ns / TABLES as u64);
-        match at_ns >= self.next_ns {
-            true if affordable && waited >= spread => Due::Stacks,
-            true => Due::Totals,
-            false => Due::Nothing,
+        // Spreads the moments with stacks over the session so far, since its length is unknown.
+        let spread = TABLE_PERIOD_NS.max(at_ns / MAX_TABLES as u64);
+        if at_ns < self.next_ns {
+            Due::Nothing
+        } else if affordable && waited >= spread {
+            Due::Stacks
+        } else {
+            Due::Totals
         }
     }
 
-    /// Takes note of a poll that is not a moment.
+    /// Records a poll that is not a moment, in case it turns out to be the peak.
     pub fn see(&mut self, at_ns: u64, totals: &Totals, resident: Option<u64>) {
         if totals.live_bytes > self.highest {
             self.highest = totals.live_bytes;
@@ -109,17 +118,17 @@ impl Timeline {
         }
     }
 
-    /// Notes what reading a table took.
+    /// Records the time that reading the tables took.
     pub fn spent(&mut self, cost: Duration) {
         self.cost = cost;
     }
 
-    /// Adds a moment.
+    /// Adds a moment without stacks.
     pub fn add(&mut self, at_ns: u64, totals: &Totals, resident: Option<u64>) {
         self.push(of_totals(at_ns, totals, resident));
     }
 
-    /// Adds a moment with the sums of all stacks, of which the heaviest are kept.
+    /// Adds a moment with the sums of all stacks. Only the heaviest are kept.
     pub fn add_stacks(&mut self, at_ns: u64, sums: &[RecordView], resident: Option<u64>) {
         self.push_table(of_sums(at_ns, sums, resident));
     }
@@ -128,7 +137,7 @@ impl Timeline {
         self.highest_table = self.highest_table.max(moment.live as f64);
         self.last_table_ns = moment.at_ns;
         self.push(moment);
-        if self.tables().count() > TABLES {
+        if self.tables().count() > MAX_TABLES {
             self.drop_table();
         }
     }
@@ -147,7 +156,7 @@ impl Timeline {
 
     fn append(&mut self, moment: Moment) {
         self.highest = self.highest.max(moment.live as f64);
-        if self.moments.len() >= MOMENTS {
+        if self.moments.len() >= MAX_MOMENTS {
             moment::thin(&mut self.moments);
             self.period_ns = self.period_ns.saturating_mul(2);
         }
@@ -156,22 +165,22 @@ impl Timeline {
         self.moments.push(moment);
     }
 
-    /// All moments, in ascending order of time. The clock is coarse: a poll that was higher than
-    /// the last moment may have been at the same time.
+    /// Returns all moments in ascending order of time. The clock is coarse, so the peak may have
+    /// the same time as the last moment; it is omitted then.
     fn all(&self) -> impl Iterator<Item = &Moment> {
         let last = self.moments.last().map_or(0, |last| last.at_ns);
         let peak = self.peak.as_ref().filter(|peak| peak.at_ns > last);
         self.moments.iter().chain(peak)
     }
 
-    /// Indices of the moments with stacks.
+    /// Returns the indices of the moments with stacks.
     fn tables(&self) -> impl Iterator<Item = usize> + '_ {
         let all = 0..self.moments.len();
         all.filter(|&at| self.moments[at].stacks.is_some())
     }
 
-    /// Forgets the stacks of the moment that has another one with stacks nearest on both sides,
-    /// but of neither the highest nor the latest.
+    /// Drops the stacks of one moment: the one whose neighbours with stacks are closest together,
+    /// but neither the highest moment nor the first or last.
     fn drop_table(&mut self) {
         let tables: Vec<usize> = self.tables().collect();
         let live = |at: usize| self.moments[at].live;
@@ -184,7 +193,8 @@ impl Timeline {
         }
     }
 
-    /// The moments until a snapshot was taken, and the snapshot as the last one, without its sums.
+    /// Returns the moments before a snapshot, followed by the snapshot itself as a moment without
+    /// stacks.
     pub fn until(&self, snapshot: &Snapshot) -> Vec<Moment> {
         let end_ns = snapshot.end_ns.saturating_sub(snapshot.session.start_ns);
         let all: Vec<&Moment> = self.all().collect();
@@ -193,7 +203,7 @@ impl Timeline {
         let mut moments: Vec<Moment> = moments.iter().map(|m| (*m).clone()).collect();
         moments.push(Moment {
             at_ns: end_ns,
-            // For a snapshot of an earlier time, what is known of the time right after it.
+            // A snapshot of the past has no resident size of its own; uses that of the next moment.
             resident: later.first().and_then(|m| m.resident),
             ..of_totals(end_ns, &snapshot.totals, None)
         });
@@ -201,9 +211,9 @@ impl Timeline {
     }
 }
 
-/// Adds the maximum of the live heap to the moments of a dump, the last of which is the dump itself.
-/// Its time is known to a tick of the clock: what was allocated until then says which moments were
-/// before it.
+/// Inserts the session's high-water mark into the moments of a dump, whose last moment is the dump
+/// itself. The time of the peak is known only to a clock tick, so its position is found by the
+/// bytes allocated until then.
 pub fn insert_peak(moments: &mut Vec<Moment>, at_ns: u64, sums: &[RecordView]) {
     let mut peak = of_sums(at_ns, sums, None);
     let before = moments.len().saturating_sub(1);
@@ -214,17 +224,17 @@ pub fn insert_peak(moments: &mut Vec<Moment>, at_ns: u64, sums: &[RecordView]) {
         peak.at_ns = at_ns.clamp(least, next - 1);
         moments.insert(place, peak);
     } else if place < before {
-        // As another one at the same time.
+        // There is no free timestamp before the next moment: replaces that moment.
         (peak.at_ns, peak.resident) = (next, moments[place].resident);
         moments[place] = peak;
     }
 }
 
-/// The moments of a dump whose stacks are named by their leaves, with the stacks' numbers in the
-/// profile that was made of the snapshot; the last one has the sums of the profile.
+/// Replaces the leaf nodes in `moments` by stack numbers of `profile`, which was built from
+/// `snapshot`. The last moment gets the profile's own sums.
 pub fn numbered(moments: &[Moment], snapshot: &Snapshot, profile: &Profile) -> Vec<Moment> {
     let mut numbers: Vec<Option<u32>> = vec![None];
-    // Of the sizes of a stack, the first one stands for all.
+    // The first record of a stack stands for those of its other size classes.
     for (number, record) in (0..).zip(snapshot.records()) {
         let leaf = record.node as usize;
         numbers.resize(numbers.len().max(leaf + 1), None);
@@ -247,7 +257,7 @@ pub fn numbered(moments: &[Moment], snapshot: &Snapshot, profile: &Profile) -> V
     moments
 }
 
-/// The moment at which the stacks had these sums, the heaviest of which are kept.
+/// Builds a moment from the sums of all stacks. Keeps the heaviest stacks.
 fn of_sums(at_ns: u64, sums: &[RecordView], resident: Option<u64>) -> Moment {
     let mut moment = Moment {
         at_ns,
@@ -268,10 +278,11 @@ fn of_sums(at_ns: u64, sums: &[RecordView], resident: Option<u64>) -> Moment {
     moment
 }
 
+/// Builds a moment without stacks.
 fn of_totals(at_ns: u64, totals: &Totals, resident: Option<u64>) -> Moment {
     Moment {
         at_ns,
-        // Saturates.
+        // The cast saturates.
         live: totals.live_bytes.round() as u64,
         allocated: totals.alloc_bytes.round() as u64,
         resident,
@@ -279,12 +290,12 @@ fn of_totals(at_ns: u64, totals: &Totals, resident: Option<u64>) -> Moment {
     }
 }
 
-/// Live bytes of a stack, rounded as in the profile.
+/// Returns the live bytes of a stack, rounded as in the profile.
 fn live_bytes(detail: &Detail) -> u64 {
     u64::try_from(detail.values()[3]).unwrap_or(0)
 }
 
-/// Resident memory of the process as in its dump.
+/// Returns the resident size of the process as recorded in the dump.
 fn resident(profile: &Profile) -> Option<u64> {
     let memory = &profile.facts.memory;
     let parts = ["rss_anon", "rss_file", "rss_shmem"].map(|name| memory.get(name));
@@ -344,8 +355,8 @@ mod tests {
                     timeline.spent(cost);
                 }
             }
-            assert!(timeline.moments.len() <= MOMENTS);
-            assert!(timeline.tables().count() <= TABLES);
+            assert!(timeline.moments.len() <= MAX_MOMENTS);
+            assert!(timeline.tables().count() <= MAX_TABLES);
         }
         tables
     }
@@ -364,13 +375,13 @@ mod tests {
         };
         watch(&mut timeline, week, Duration::from_micros(300), live);
         let moments = &timeline.moments;
-        assert!(moments.len() >= MOMENTS / 2);
+        assert!(moments.len() >= MAX_MOMENTS / 2);
         assert_eq!(moments[0], Moment::default());
         assert!(moments.is_sorted_by_key(|m| m.at_ns));
         let highest = moments.iter().find(|m| m.live == 1 << 30);
         let highest = highest.expect("ten seconds of a week");
         assert!(highest.stacks.is_some());
-        assert!(timeline.tables().count() > TABLES / 2);
+        assert!(timeline.tables().count() > MAX_TABLES / 2);
         let widest = moments.windows(2).map(|w| w[1].at_ns - w[0].at_ns).max();
         assert!(widest.unwrap() < week * 100 * MS / 20);
     }

@@ -1,9 +1,9 @@
-//! Why a file of `/proc` about a process's memory cannot be read, for display.
+//! Explains why a file in `/proc` about a process's memory cannot be read.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
 
-/// Why `/proc/PID/maps` cannot be read.
+/// Explains why `/proc/PID/maps` cannot be read.
 pub fn maps(pid: i32) -> String {
     let path = proc::path_of_memory(pid, "maps");
     let read = File::open(&path).and_then(|mut file| file.read(&mut [0]));
@@ -13,20 +13,20 @@ pub fn maps(pid: i32) -> String {
     }
 }
 
-/// What it means that a file of `/proc` cannot be read.
+/// Explains an error from reading a file in `/proc`.
 pub fn explain(path: &str, error: &io::Error) -> String {
     explain_to(path, error, nix::unistd::geteuid().is_root())
 }
 
-/// The same, for root or for another user.
+/// Like [`explain`], for root or another user.
 fn explain_to(path: &str, error: &io::Error, is_root: bool) -> String {
     match error.kind() {
-        // ESRCH is what a file gives whose process is gone.
+        // Reading a file of an exited process returns ESRCH.
         ErrorKind::NotFound => format!("{path} cannot be read: the process has ended"),
         _ if error.raw_os_error() == Some(libc::ESRCH) => {
             format!("{path} cannot be read: the process has ended")
         }
-        // A container's root, or a service's, does not have all that the machine's has.
+        // Root of a container or service may lack capabilities of the machine's root.
         ErrorKind::PermissionDenied if is_root => format!(
             "{path} cannot be read: no permission, even as root: the process has privileges that \
              root lacks here, or is outside of this container; run mem_profiler where the process \

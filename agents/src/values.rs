@@ -1,13 +1,13 @@
-//! Values on the command line: times, sizes, rates, processes, users.
+//! Parses values of command-line options: times, sizes, rates, processes, users.
 
 use std::time::Duration;
 
-/// Longest session: births and deaths of objects are kept in 31 bits of 4.19 ms.
-const LONGEST: Duration = Duration::from_secs(100 * 24 * 3600);
+/// Maximum length of a session. Object ages are 31-bit counts of 4.19 ms ticks.
+const MAX_SESSION: Duration = Duration::from_secs(100 * 24 * 3600);
 
 const EXPECTED_TIME: &str = "expected a number of seconds above zero, such as 60, 1.5, 5m or 2h";
 
-/// A length of time above zero.
+/// Parses a length of time above zero.
 pub fn seconds(text: &str) -> Result<Duration, String> {
     let split = text
         .find(|c: char| c != '.' && !c.is_ascii_digit())
@@ -26,13 +26,13 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
     if time < Duration::from_millis(1) {
         return Err("must be longer than zero".to_owned());
     }
-    if time > LONGEST {
+    if time > MAX_SESSION {
         return Err("at most 100 days".to_owned());
     }
     Ok(time)
 }
 
-/// A number of bytes, with or without a unit.
+/// Parses a number of bytes, with or without a unit.
 pub fn byte_count(text: &str) -> Result<u64, String> {
     let split = text
         .find(|c: char| c != '.' && !c.is_ascii_digit())
@@ -62,7 +62,7 @@ pub fn byte_count(text: &str) -> Result<u64, String> {
     }
 }
 
-/// A sampling interval.
+/// Parses a sampling interval.
 pub fn interval(text: &str) -> Result<u64, String> {
     match byte_count(text)? {
         0 => Err("must be at least 1, which samples every allocation".to_owned()),
@@ -71,15 +71,15 @@ pub fn interval(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Maximum number of samples in a second: each comes with a copy of 16 KiB of stack or more.
-const MOST_RATE: u32 = 10_000;
+/// Maximum sampling rate, per second. Every sample copies at least 16 KiB of stack.
+const MAX_RATE: u32 = 10_000;
 
-/// Samples in a second of CPU time.
+/// Parses a number of samples per second of CPU time.
 pub fn rate(text: &str) -> Result<u32, String> {
     match text.parse::<u64>() {
         Ok(0) => Err("must be at least 1: one sample in a second".to_owned()),
-        Ok(rate) if rate > u64::from(MOST_RATE) => Err(format!(
-            "at most {MOST_RATE}: above that, profiles would show mostly the sampling; 99 to 999 \
+        Ok(rate) if rate > u64::from(MAX_RATE) => Err(format!(
+            "at most {MAX_RATE}: above that, profiles would show mostly the sampling; 99 to 999 \
              is usual"
         )),
         Ok(rate) => Ok(rate as u32),
@@ -87,7 +87,7 @@ pub fn rate(text: &str) -> Result<u32, String> {
     }
 }
 
-/// The share of CPU time that sampling may take, 0 to 1, from a percentage.
+/// Parses a percentage of CPU time and returns it as a fraction.
 pub fn overhead(text: &str) -> Result<f64, String> {
     let percent = text.strip_suffix('%').unwrap_or(text).trim();
     match percent.parse::<f64>() {
@@ -99,7 +99,7 @@ pub fn overhead(text: &str) -> Result<f64, String> {
     }
 }
 
-/// A pid, a name or a pattern.
+/// Checks a pid, a name or a pattern.
 pub fn process(text: &str) -> Result<String, String> {
     let number = text.strip_prefix('-').unwrap_or(text);
     let numeric = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
@@ -111,7 +111,7 @@ pub fn process(text: &str) -> Result<String, String> {
     }
 }
 
-/// A user, by name or number.
+/// Parses a user name or a uid.
 pub fn user(text: &str) -> Result<u32, String> {
     if let Ok(uid) = text.parse() {
         return Ok(uid);
@@ -122,7 +122,7 @@ pub fn user(text: &str) -> Result<u32, String> {
     }
 }
 
-/// An amount of memory above zero.
+/// Parses an amount of memory above zero.
 pub fn amount(text: &str) -> Result<u64, String> {
     match byte_count(text)? {
         0 => Err("must be above zero".to_owned()),

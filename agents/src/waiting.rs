@@ -1,4 +1,4 @@
-//! Waiting for events that end or change a session: signals to us, ends of processes, time.
+//! Waits for events that end or change a session: signals, process exits, timeouts.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -10,41 +10,41 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, sigprocmask};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
-/// Signals that end a session with its data kept.
+/// Signals that end a session and keep its data.
 const ENDING: [Signal; 3] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
 
-/// A signal that came.
+/// Signal that was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// The signal.
+    /// Signal number.
     pub signal: Signal,
-    /// The kernel sent it to the whole process group: a key on the terminal, or its end.
+    /// True if the kernel sent it to the process group: a key on the terminal, or a hangup.
     pub from_terminal: bool,
 }
 
 impl Received {
-    /// Whether it ends a session.
+    /// Returns true if the signal ends a session.
     pub fn ends_session(self) -> bool {
         ENDING.contains(&self.signal)
     }
 }
 
-/// Receives signals as data.
+/// Receiver of signals, as data rather than through handlers.
 pub struct Signals {
     source: Source,
 }
 
 enum Source {
     Kernel(SignalFd),
-    /// Its end is the request.
+    /// The end of this stream counts as an ending signal.
     Request(UnixStream),
 }
 
-/// Asks a session of another thread to end, when it is dropped.
+/// Handle to a session of another thread. Dropping it asks the session to end.
 pub struct Request(#[expect(dead_code, reason = "it is held open")] UnixStream);
 
 impl Signals {
-    /// Blocks the ending signals, and `more`, and receives them from now on.
+    /// Blocks the ending signals and `more`; from now on they are received here.
     pub fn block(more: &[Signal]) -> nix::Result<Self> {
         let mut set = SigSet::empty();
         ENDING.iter().chain(more).for_each(|s| set.add(*s));
@@ -55,16 +55,16 @@ impl Signals {
         })
     }
 
-    /// No signals, for a session beside one that has them: what it receives is an ending signal,
-    /// once the request is dropped.
+    /// Creates a receiver without signals, for a second session in a process that already has a
+    /// receiver. It reports an ending signal once the request is dropped.
     pub fn by_request() -> io::Result<(Self, Request)> {
         let (held, heard) = UnixStream::pair()?;
         let source = Source::Request(heard);
         Ok((Self { source }, Request(held)))
     }
 
-    /// Waits until a signal comes, a descriptor of `others` becomes readable, or time is
-    /// over. Returns the signals that came.
+    /// Waits until a signal arrives, a descriptor of `others` becomes readable, or the timeout
+    /// expires. Returns the signals that arrived.
     pub fn wait(&self, others: &[BorrowedFd<'_>], timeout: Duration) -> nix::Result<Vec<Received>> {
         let own = match &self.source {
             Source::Kernel(fd) => fd.as_fd(),
@@ -72,7 +72,7 @@ impl Signals {
         };
         let mut fds = vec![PollFd::new(own, PollFlags::POLLIN)];
         fds.extend(others.iter().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)));
-        // Rounded up, so that the last millisecond of a session is not spent polling.
+        // Rounded up, so that the last millisecond of a session is not spent spinning.
         let ms = timeout.as_micros().div_ceil(1000);
         let timeout = PollTimeout::try_from(ms.min(i32::MAX as u128) as i32);
         match poll(&mut fds, timeout.unwrap_or(PollTimeout::ZERO)) {
@@ -101,11 +101,12 @@ impl Signals {
     }
 }
 
-/// Whether a signal that ends a session waits to be received.
+/// Returns true if a signal that ends a session is pending.
 pub fn is_ending() -> bool {
-    // SAFETY: a signal set is plain bits, all of which may be zero.
+    // SAFETY: `sigset_t` is plain data, and all zero bits are a valid value.
     let mut waiting: libc::sigset_t = unsafe { std::mem::zeroed() };
-    // SAFETY: `waiting` is a set of ours, which sigpending has filled before it is read.
+    // SAFETY: `waiting` is an initialised local, and `sigpending` fills it before `sigismember`
+    // reads it.
     unsafe {
         libc::sigpending(&raw mut waiting) == 0
             && ENDING
@@ -114,7 +115,7 @@ pub fn is_ending() -> bool {
     }
 }
 
-/// Unblocks all signals: for a child before it becomes another program. Async-signal-safe.
+/// Unblocks all signals, for a child process before exec. Async-signal-safe.
 pub fn unblock_all() -> std::io::Result<()> {
     let none = SigSet::empty();
     Ok(sigprocmask(SigmaskHow::SIG_SETMASK, Some(&none), None)?)

@@ -1,7 +1,7 @@
-//! An earlier check that a later one is compared with: what was lost stays lost, so the rest has
-//! been lost since.
+//! Compares a leak check with an earlier one: what is not in the earlier check was lost since then.
 //!
-//! Stacks are the same if their modules and the places in these are: in the same process, and in
+//! Stacks are compared by modules and offsets within modules. So the checks may be of the same
+//! process or of another process of the same program.
 //! another of the same program.
 
 use std::collections::HashMap;
@@ -19,23 +19,24 @@ use shm_protocol::NodeId;
 use shm_protocol::segment::Session;
 use shm_protocol::snapshot::Header;
 
-/// What dumps of checks name as their cause.
+/// Cause in the metadata of a leak check's dump.
 pub const TRIGGER: &str = "leak check";
 
-/// Less than this of an object, a byte or a share is an error of calculation.
-pub const NOTHING: f64 = 1e-6;
+/// Objects, bytes or fractions below this are rounding errors.
+pub const EPSILON: f64 = 1e-6;
 
-/// For a stack: module, and distance in its file; or an address, of code without a file.
+/// Frame of a stack: module number and offset in its file, or `None` and the address for code
+/// without a file.
 type Frame = (Option<u32>, u64);
 
-/// Lost objects.
+/// Amount of lost objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Amount {
-    /// Samples.
+    /// Number of samples.
     pub samples: u64,
-    /// Objects.
+    /// Estimated number of objects.
     pub objects: f64,
-    /// Bytes.
+    /// Estimated number of bytes.
     pub bytes: f64,
 }
 
@@ -47,51 +48,54 @@ impl Amount {
     }
 }
 
-/// What part of a stack's lost objects and bytes is new.
+/// Fraction of a stack's lost objects and bytes that is new.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Share {
-    /// Of the objects.
+    /// Fraction of the objects.
     pub objects: f64,
-    /// Of the bytes.
+    /// Fraction of the bytes.
     pub bytes: f64,
 }
 
 impl Share {
-    /// All of it.
+    /// All objects and bytes are new.
     pub const ALL: Self = Self {
         objects: 1.0,
         bytes: 1.0,
     };
 
-    fn of(now: &Amount, before: &Amount) -> Option<Self> {
-        let part = |now: f64, before: f64| match now - before > NOTHING {
-            true => (now - before) / now,
-            false => 0.0,
+    fn new_part(now: &Amount, before: &Amount) -> Option<Self> {
+        let part = |now: f64, before: f64| {
+            if now - before > EPSILON {
+                (now - before) / now
+            } else {
+                0.0
+            }
         };
         let share = Self {
             objects: part(now.objects, before.objects),
             bytes: part(now.bytes, before.bytes),
         };
-        (share.objects > NOTHING).then_some(share)
+        (share.objects > EPSILON).then_some(share)
     }
 }
 
-/// What is new since a check.
+/// Losses since an earlier check.
 #[derive(Debug, Default)]
 pub struct Since {
-    /// By stack; nothing is new of the others.
+    /// New fraction by stack. Stacks without an entry have no new losses.
     pub shares: HashMap<NodeId, Share>,
-    /// Samples that are new.
+    /// Number of new samples.
     pub samples: u64,
 }
 
 impl Since {
-    /// What is new of a process's stacks since a check in the same session.
+    /// Compares a process's losses with those of an earlier check in the same session.
     pub fn of(now: &HashMap<NodeId, Amount>, before: &HashMap<NodeId, Amount>) -> Self {
         let mut since = Self::default();
         for (node, now) in now {
             let before = before.get(node).copied().unwrap_or_default();
-            if let Some(share) = Share::of(now, &before) {
+            if let Some(share) = Share::new_part(now, &before) {
                 since.shares.insert(*node, share);
                 since.samples += now.samples.saturating_sub(before.samples).max(1);
             }
@@ -100,27 +104,27 @@ impl Since {
     }
 }
 
-/// What a check is compared with.
+/// Earlier check to compare with.
 #[derive(Clone, Copy, Debug)]
 pub enum Earlier<'a> {
-    /// The dump of a check.
+    /// Dump of a check, possibly of another process.
     Dump(&'a Base),
-    /// What was lost of each stack in the same session.
+    /// Losses by stack from a check in the same session.
     Own(&'a HashMap<NodeId, Amount>),
 }
 
-/// An earlier check.
+/// Earlier check, read from its dump.
 #[derive(Debug)]
 pub struct Base {
-    /// Its dump, for display.
+    /// Path of the dump, for display.
     pub name: String,
-    /// What was lost then.
+    /// Sum of all losses.
     pub total: Amount,
     profile: Profile,
 }
 
 impl Base {
-    /// Reads the dump of a check.
+    /// Reads the dump of a leak check.
     pub fn open(path: &Path) -> anyhow::Result<Self> {
         let name = text::path(path);
         let help = "name a file that mem_profiler leaks -o PREFIX has written";
@@ -141,8 +145,8 @@ impl Base {
         })
     }
 
-    /// How long ago it was made, in nanoseconds: by the time since the boot if it was made since,
-    /// as the system clock may have been set.
+    /// Returns the age of the check in ns. Uses the time since boot if both are from the same boot,
+    /// since the system clock may have been set.
     pub fn age_ns(&self, now: &Time) -> Option<u64> {
         let facts = &self.profile.facts;
         let boot = proc::boot_id().map(|(_, text)| text);
@@ -154,8 +158,8 @@ impl Base {
         Some(now.saturating_sub(then))
     }
 
-    /// Refuses another program, and another session of the same process: neither knows the
-    /// other's objects.
+    /// Checks that the dump is comparable. It is not if it is of another program, or of another
+    /// session of the same process, since sessions do not know each other's objects.
     pub fn suits(
         &self,
         agent: &Agent,
@@ -166,9 +170,10 @@ impl Base {
         let (then, now) = (&facts.exe_build_id.0[..], header.exe_build_id());
         let path = facts.exe.as_ref().map(|path| path.as_os_str().as_bytes());
         let path = path.unwrap_or_default();
-        let is_same = match then.is_empty() || now.is_empty() {
-            true => text::base_name(path) == text::base_name(header.exe()),
-            false => then == now,
+        let is_same = if then.is_empty() || now.is_empty() {
+            text::base_name(path) == text::base_name(header.exe())
+        } else {
+            then == now
         };
         ensure!(
             is_same,
@@ -189,12 +194,13 @@ impl Base {
         Ok(())
     }
 
-    /// What is new of stacks that have lost so much by now.
+    /// Compares a process's losses by stack with this check.
     pub fn since(
         &self,
         now: &HashMap<NodeId, Amount>,
         snapshot: &Snapshot,
-        (header, pid): (&Header<'_>, i32),
+        header: &Header<'_>,
+        pid: i32,
     ) -> Since {
         let mut modules = Modules::default();
         let mut before: HashMap<Vec<Frame>, Amount> = HashMap::new();
@@ -209,8 +215,8 @@ impl Base {
                 .or_default()
                 .add(&amount(detail));
         }
-        let stacks = modules.stacks(now.keys().copied(), snapshot, (header, pid));
-        // A stack of several threads has several nodes.
+        let stacks = modules.stacks(now.keys().copied(), snapshot, header, pid);
+        // A stack that occurs in several threads has several nodes.
         let mut sums: HashMap<&[Frame], Amount> = HashMap::new();
         for (node, frames) in &stacks {
             sums.entry(frames).or_default().add(&now[node]);
@@ -218,12 +224,12 @@ impl Base {
         let mut since = Since::default();
         for (node, frames) in &stacks {
             let before = before.get(frames).copied().unwrap_or_default();
-            let share = Share::of(&sums[&frames[..]], &before);
+            let share = Share::new_part(&sums[&frames[..]], &before);
             since.shares.extend(share.map(|share| (*node, share)));
         }
         for (frames, now) in sums {
             let before = before.get(frames).copied().unwrap_or_default();
-            if Share::of(&now, &before).is_some() {
+            if Share::new_part(&now, &before).is_some() {
                 since.samples += now.samples.saturating_sub(before.samples).max(1);
             }
         }
@@ -239,14 +245,14 @@ fn amount(detail: &heap_format::Detail) -> Amount {
     }
 }
 
-/// Where the program itself is mapped, which is another place in another process.
+/// Returns the address of the executable's first mapping. It differs between processes.
 fn program(profile: &Profile) -> Option<u64> {
     let exe = profile.facts.exe.as_ref()?;
     let own = profile.mappings.iter().filter(|m| m.path == *exe);
     own.map(|mapping| mapping.start).min()
 }
 
-/// Numbers of modules, by build id, or else by path.
+/// Numbers of modules, by build id or, without one, by path.
 #[derive(Default)]
 struct Modules(HashMap<Vec<u8>, u32>);
 
@@ -263,9 +269,10 @@ impl Modules {
     }
 
     fn number(&mut self, mapping: &Mapping) -> u32 {
-        let (kind, name) = match mapping.build_id.is_empty() {
-            true => (b'p', mapping.path.as_os_str().as_bytes()),
-            false => (b'i', &mapping.build_id.0[..]),
+        let (kind, name) = if mapping.build_id.is_empty() {
+            (b'p', mapping.path.as_os_str().as_bytes())
+        } else {
+            (b'i', &mapping.build_id.0[..])
         };
         let mut key = vec![kind];
         key.extend(name);
@@ -273,12 +280,13 @@ impl Modules {
         *self.0.entry(key).or_insert(next)
     }
 
-    /// The frames of a process's stacks, as dumps have them.
+    /// Returns the frames of a process's stacks as they would be in a dump, with leaf nodes.
     fn stacks(
         &mut self,
         leaves: impl Iterator<Item = NodeId>,
         snapshot: &Snapshot,
-        (header, pid): (&Header<'_>, i32),
+        header: &Header<'_>,
+        pid: i32,
     ) -> Vec<(NodeId, Vec<Frame>)> {
         let addresses = |leaf| {
             let mut stack = Vec::new();

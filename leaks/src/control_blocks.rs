@@ -1,19 +1,20 @@
-//! The C library's thread control blocks, found by what is in them.
+//! Finds the C library's thread control blocks in memory by their contents.
 
 use std::ops::Range;
 
 use reachability::Memory;
 
-/// Bytes read at once.
+/// Number of bytes per read.
 const CHUNK: usize = 4096;
-/// Blocks are aligned to this at least.
+/// Minimum alignment of a block.
 const STEP: usize = 16;
-/// Where a block of glibc for x86-64 has the thread's number (`struct pthread`), which the kernel
-/// sets to 0 when the thread ends.
-const NUMBER: u64 = 0x2d0;
+/// Offset of the thread id in a block (`struct pthread` of glibc for x86-64). The kernel sets the id
+/// to 0 when the thread exits.
+const TID_OFFSET: u64 = 0x2d0;
 
-/// Addresses of what looks like a block in some memory: it points to itself in its first word and its
-/// third (glibc, `tcbhead_t` for x86-64). None for other processors, whose blocks do not.
+/// Returns the addresses of likely control blocks: the first and the third word point to the block
+/// itself (`tcbhead_t` of glibc for x86-64). Finds none on other processors, whose blocks have no
+/// such words.
 pub fn find(memory: &dyn Memory, range: Range<u64>) -> Vec<u64> {
     let mut found = Vec::new();
     if cfg!(not(target_arch = "x86_64")) {
@@ -21,7 +22,7 @@ pub fn find(memory: &dyn Memory, range: Range<u64>) -> Vec<u64> {
     }
     let (mut at, end) = (range.start, range.end);
     let mut buffer = vec![0; CHUNK];
-    // In pages that exist.
+    // Skips pages that do not exist.
     while let Some(part) = memory.next(at..end) {
         let start = part.start.next_multiple_of(STEP as u64);
         let len = CHUNK.min((part.end - part.start) as usize + STEP);
@@ -41,7 +42,7 @@ pub fn find(memory: &dyn Memory, range: Range<u64>) -> Vec<u64> {
     found
 }
 
-/// The number of the thread of a block, in its own pid namespace; 0 once it has ended.
-pub fn number(memory: &dyn Memory, block: u64) -> u32 {
-    memory.word(block.wrapping_add(NUMBER)).unwrap_or(0) as u32
+/// Returns the id of a block's thread in its own pid namespace, or 0 if the thread has exited.
+pub fn tid(memory: &dyn Memory, block: u64) -> u32 {
+    memory.word(block.wrapping_add(TID_OFFSET)).unwrap_or(0) as u32
 }

@@ -1,4 +1,5 @@
-//! What the program itself says is not a leak, as the agent lists it (`agent/src/exemptions.rs`).
+//! Reads the program's own declarations of what is not a leak, from the list in the agent
+//! (`agent/src/exemptions.rs`).
 
 use std::mem::{offset_of, size_of};
 use std::ops::Range;
@@ -7,34 +8,36 @@ use reachability::lost;
 use reachability::{Heap, Memory};
 use shm_protocol::layout::{EXEMPT_OBJECT, EXEMPT_REGION, Exemption};
 
-/// Maximum number of entries that are examined; the agent has room for as many.
-const MOST: u64 = 1 << 16;
+/// Maximum number of entries; the agent's list has the same capacity.
+const MAX_ENTRIES: u64 = 1 << 16;
 
-/// Maximum number of bytes of a text.
-const MOST_TEXT: u64 = 1 << 20;
+/// Maximum length of a text, in bytes.
+const MAX_TEXT_BYTES: u64 = 1 << 20;
 
-/// Where the list is: it contains addresses of objects, and must not be mistaken for the program's
-/// memory.
+/// Returns the range of the list. Must be excluded from the search: it contains addresses of
+/// objects, and is not the program's memory.
 pub fn memory(memory: &dyn Memory, place: u64) -> Option<Range<u64>> {
     let entries = memory.word(place).filter(|at| place != 0 && *at != 0)?;
-    Some(entries..entries.saturating_add(MOST * size_of::<Exemption>() as u64))
+    Some(entries..entries.saturating_add(MAX_ENTRIES * size_of::<Exemption>() as u64))
 }
 
-/// What is listed.
+/// Declarations of the program.
 #[derive(Debug, Default)]
 pub struct Exemptions {
-    /// Addresses in objects that are not leaks.
+    /// Addresses within objects that are not leaks.
     pub objects: Vec<u64>,
-    /// Memory that may hold pointers.
+    /// Memory that may contain pointers.
     pub regions: Vec<Range<u64>>,
 }
 
-/// Reads the list, `place` being where the agent says that it is.
+/// Reads the list. `place` is the address of its descriptor in the agent; 0: none.
 pub fn read(memory: &dyn Memory, heap: &Heap, place: u64) -> Exemptions {
     let mut found = Exemptions::default();
-    for (kind, at, extent) in entries(memory, place) {
+    for Entry { kind, at, extent } in entries(memory, place) {
         match kind {
-            EXEMPT_OBJECT if is_same(memory, heap, at, extent as u32) => found.objects.push(at),
+            EXEMPT_OBJECT if is_unchanged(memory, heap, at, extent as u32) => {
+                found.objects.push(at);
+            }
             EXEMPT_REGION => found.regions.push(at..at.saturating_add(extent)),
             _ => {}
         }
@@ -42,40 +45,49 @@ pub fn read(memory: &dyn Memory, heap: &Heap, place: u64) -> Exemptions {
     found
 }
 
-/// The first text of a kind that the program has stated, up to a limit.
+/// Returns the first text of this kind, truncated to a limit.
 pub fn text(memory: &dyn Memory, place: u64, kind: u64) -> Option<Vec<u8>> {
     let mut all = entries(memory, place).into_iter();
-    let (_, at, extent) = all.find(|entry| entry.0 == kind)?;
-    let mut bytes = vec![0; extent.min(MOST_TEXT) as usize];
+    let Entry { at, extent, .. } = all.find(|entry| entry.kind == kind)?;
+    let mut bytes = vec![0; extent.min(MAX_TEXT_BYTES) as usize];
     let read = memory.read(at, &mut bytes);
     bytes.truncate(read);
     Some(bytes)
 }
 
-/// The list: kind, address, extent.
-fn entries(memory: &dyn Memory, place: u64) -> Vec<(u64, u64, u64)> {
+/// Entry of the list.
+struct Entry {
+    kind: u64,
+    /// Address of the object, region or text.
+    at: u64,
+    /// Size in bytes; for an object, the tick of the declaration.
+    extent: u64,
+}
+
+/// Reads all entries of the list.
+fn entries(memory: &dyn Memory, place: u64) -> Vec<Entry> {
     let [list, count] = [0, 8].map(|offset| memory.word(place.wrapping_add(offset)));
     let list = list.filter(|list| place != 0 && *list != 0);
     let Some((list, count)) = list.zip(count) else {
         return Vec::new();
     };
     const SIZE: usize = size_of::<Exemption>();
-    let mut bytes = vec![0; SIZE * count.min(MOST) as usize];
+    let mut bytes = vec![0; SIZE * count.min(MAX_ENTRIES) as usize];
     memory.gather(&[(list, bytes.len())], &mut bytes);
     let entry = |entry: &[u8]| {
         let word = |at: usize| u64::from_le_bytes(entry[at..at + 8].try_into().unwrap_or_default());
-        (
-            word(offset_of!(Exemption, kind)),
-            word(offset_of!(Exemption, at)),
-            word(offset_of!(Exemption, extent)),
-        )
+        Entry {
+            kind: word(offset_of!(Exemption, kind)),
+            at: word(offset_of!(Exemption, at)),
+            extent: word(offset_of!(Exemption, extent)),
+        }
     };
     bytes.chunks_exact(SIZE).map(entry).collect()
 }
 
-/// Whether the object at an address was there when the program spoke of it, and is not a later one.
-/// Of objects that are not sampled that is not known: they are treated as the same.
-fn is_same(memory: &dyn Memory, heap: &Heap, at: u64, tick: u32) -> bool {
+/// Returns false if the object at `at` was allocated after the declaration at `tick`. Birth times
+/// of unsampled objects are unknown; they count as unchanged.
+fn is_unchanged(memory: &dyn Memory, heap: &Heap, at: u64, tick: u32) -> bool {
     let Some((_, region)) = heap.find(at) else {
         return false;
     };

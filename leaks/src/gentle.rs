@@ -1,5 +1,5 @@
-//! Searches of a process that keeps running: what one search finds lost may only have been moved at
-//! that moment, so only what all of several searches find lost is reported.
+//! Searches a process while it runs. A single search may miss a pointer that is being moved, so
+//! only objects that several searches in a row find lost are reported.
 
 use std::collections::HashMap;
 use std::thread;
@@ -11,20 +11,21 @@ use reachability::object::Sampled;
 use super::moment::Moment;
 use super::search::Search;
 
-/// Time between two searches: longer than pointers are on their way.
-const GAP: Duration = Duration::from_millis(300);
+/// Time between two searches. Longer than a pointer is likely to stay out of sight while it moves.
+const SEARCH_INTERVAL: Duration = Duration::from_millis(300);
 
-/// A process, and what a search in it found.
+/// Result of one search.
 pub struct Look {
-    /// The process.
+    /// State of the process.
     pub moment: Moment,
-    /// The search.
+    /// Heap, roots and marks.
     pub search: Search,
-    /// What it did not come to.
+    /// Lost objects.
     pub found: Found,
 }
 
-/// Looks up to this many times, until nothing is lost that was each time; how often it was looked.
+/// Searches up to `times` times, or until no object was lost in all searches so far. Also returns
+/// the number of searches.
 pub fn repeat(
     times: u32,
     mut look: impl FnMut() -> anyhow::Result<Look>,
@@ -34,13 +35,13 @@ pub fn repeat(
     while count < times && !last.found.lost.is_empty() {
         let before = identities(&last.found);
         drop(last);
-        thread::sleep(GAP);
+        thread::sleep(SEARCH_INTERVAL);
         last = look()?;
         count += 1;
         last.keep(|object| before.get(&object.at) == Some(&identity(object)));
     }
     if !last.found.lost.is_empty() {
-        thread::sleep(GAP);
+        thread::sleep(SEARCH_INTERVAL);
         last.keep_unfreed();
         last.moment.confirm()?;
     }
@@ -48,15 +49,15 @@ pub fn repeat(
 }
 
 impl Look {
-    /// Keeps the lost objects that `is_lost` names. The others were reached before: they are
-    /// treated as roots, as what leads to them is not known.
+    /// Keeps only the lost objects for which `is_lost` returns true. The others were reachable in
+    /// an earlier search. They are treated as roots, since what pointed to them is unknown.
     fn keep(&mut self, is_lost: impl Fn(&Sampled) -> bool) {
         let memory = &self.moment.memory;
         self.search
             .excuse(memory, &mut self.found, |lost| !is_lost(&lost.object));
     }
 
-    /// What has been freed since was not lost.
+    /// Drops objects that have been freed since the search: they were not lost.
     fn keep_unfreed(&mut self) {
         let (memory, heap) = (&self.moment.memory, &self.search.heap);
         let now: HashMap<u64, Identity> = self
@@ -70,8 +71,8 @@ impl Look {
     }
 }
 
-/// By which an object is known again: record, birth and size. Another one at its address differs in
-/// its birth, a tick of the clock, as the searches lie some apart.
+/// Key to recognise an object: record, birth and size. Another object at the same address differs
+/// in birth, since ticks are shorter than the time between searches.
 type Identity = (u32, u32, u64);
 
 fn identity(object: &Sampled) -> Identity {

@@ -1,6 +1,6 @@
-//! Memory that is not a copy's own, read while the process is stopped, because later it would be
-//! that of another moment: what forks leave out (`MADV_DONTFORK`), and shared memory if there is
-//! little.
+//! Copies memory that the process's copy will lack, while the process is stopped: regions excluded
+//! from forks (`MADV_DONTFORK`) and small shared regions. Read later, they would show another
+//! moment.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -9,33 +9,34 @@ use reachability::{Memory, ProcessMemory};
 
 use super::regions::{Pages, Region};
 
-/// Maximum number of bytes that are held. To read them takes some tenths of a second.
-const MOST: u64 = 512 << 20;
-/// Maximum number of bytes of shared memory, which seldom holds pointers, to read in a millisecond
-/// or two; and maximum that is mapped of it, to ask which pages are there.
-const MOST_SHARED: u64 = 2 << 20;
-const MOST_SHARED_MAPPED: u64 = 32 << 20;
+/// Maximum total size, in bytes. Reading this much takes some tenths of a second.
+const MAX_BYTES: u64 = 512 << 20;
+/// Maximum size of shared memory, in bytes. It rarely holds pointers, and this much takes a
+/// millisecond or two.
+const MAX_SHARED_BYTES: u64 = 2 << 20;
+/// Maximum size of shared mappings whose pages are looked up, in bytes.
+const MAX_SHARED_MAPPED: u64 = 32 << 20;
 
-/// What was read.
+/// Memory that was read.
 #[derive(Debug, Default)]
 pub struct Held {
-    /// By address.
+    /// Contents by address, sorted.
     parts: Vec<(u64, Vec<u8>)>,
-    /// Where the regions begin.
+    /// Start addresses of the regions read.
     regions: HashSet<u64>,
-    /// Bytes of the regions for which there was no room.
+    /// Size of the regions that exceeded the limit, in bytes.
     pub missed: u64,
 }
 
 impl Held {
-    /// The pages that are there of those private regions of a process that begin where one of
-    /// `absent` does, and of shared ones that can be written.
+    /// Reads the existing pages of private regions that begin where one of `absent` does, and of
+    /// writable shared regions.
     pub fn of(pid: i32, regions: &[Region], absent: &[Range<u64>]) -> Self {
         let absent: HashSet<u64> = absent.iter().map(|range| range.start).collect();
         let regions = || regions.iter().filter(|region| region.is_readable);
         let private = regions().filter(|r| !r.is_shared && absent.contains(&r.range.start));
         let (memory, mut pages) = (ProcessMemory::of(pid), Pages::of(pid));
-        let (mut held, mut left) = (Self::default(), MOST);
+        let (mut held, mut left) = (Self::default(), MAX_BYTES);
         for region in private {
             if let Err(bytes) = held.add(&memory, &mut pages, region, &mut left) {
                 held.missed = held.missed.saturating_add(bytes);
@@ -45,11 +46,11 @@ impl Held {
         let size = |region: &Region| region.range.end.saturating_sub(region.range.start);
         let mut shared: Vec<&Region> = shared.collect();
         shared.sort_by_key(|region| size(region));
-        let (mut mapped, mut left) = (0, MOST_SHARED);
+        let (mut mapped, mut left) = (0, MAX_SHARED_BYTES);
         for region in shared {
             mapped += size(region);
-            // What is left out is counted where it is read.
-            if mapped > MOST_SHARED_MAPPED
+            // Regions skipped here are counted by their reader.
+            if mapped > MAX_SHARED_MAPPED
                 || held.add(&memory, &mut pages, region, &mut left).is_err()
             {
                 break;
@@ -59,8 +60,8 @@ impl Held {
         held
     }
 
-    /// Reads the pages of a region that are there, if they are no more than `left`; else the number of
-    /// their bytes.
+    /// Reads the existing pages of a region and subtracts their size from `left`. Returns the size
+    /// as an error if it exceeds `left`.
     fn add(
         &mut self,
         memory: &ProcessMemory,
@@ -85,7 +86,7 @@ impl Held {
         Ok(())
     }
 
-    /// What is held of the region of these addresses; `None`: it is not held.
+    /// Returns the ranges held of a region, or `None` if it was not read.
     pub fn parts(&self, region: &Range<u64>) -> Option<Vec<Range<u64>>> {
         self.regions.contains(&region.start).then(|| {
             let first = self.parts.partition_point(|part| part.0 < region.start);
@@ -97,7 +98,7 @@ impl Held {
         })
     }
 
-    /// Reads what is held at an address.
+    /// Reads held memory at an address. Returns the number of bytes read.
     pub fn read(&self, at: u64, buffer: &mut [u8]) -> usize {
         let after = self.parts.partition_point(|part| part.0 <= at);
         let part = after.checked_sub(1).map(|index| &self.parts[index]);
@@ -117,7 +118,7 @@ mod tests {
     #[test]
     fn little_shared_memory_is_held() {
         let page = 4096;
-        let sizes = [2 * page, MOST_SHARED_MAPPED as usize, 3 * page];
+        let sizes = [2 * page, MAX_SHARED_MAPPED as usize, 3 * page];
         let own = std::process::id() as i32;
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;

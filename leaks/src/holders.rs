@@ -1,5 +1,5 @@
-//! What keeps an object: the chain of pointers that leads to it, from a root, and what that root
-//! alone keeps.
+//! Explains what keeps an object alive: the chain of pointers from a root to the object, and how
+//! much that root alone keeps.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -22,69 +22,70 @@ use super::search::{is_counted, is_of};
 use super::stacks::Sum;
 use super::{Means, Moment, Options, Search, globals};
 
-/// Maximum number of stacks of which an object is shown.
-const MOST: usize = 3;
+/// Maximum number of stacks for which an object is shown.
+const MAX_STACKS: usize = 3;
 
-/// The objects that are asked about.
+/// Objects to explain.
 #[derive(Clone, Debug)]
 pub enum Wanted {
-    /// The one that this address lies in.
+    /// Object that contains this address.
     Address(u64),
-    /// The largest of each of these stacks.
+    /// Largest object of each of these stacks.
     Stacks(HashSet<NodeId>),
 }
 
-/// What keeps an object.
+/// Explanation for one object.
 #[derive(Debug)]
 pub struct Holder {
-    /// The object's address.
+    /// Address of the object.
     pub at: u64,
-    /// Its size.
+    /// Size of the object, in bytes.
     pub bytes: u64,
-    /// Its stack, if it is sampled.
+    /// Leaf node of the object's stack, if it is sampled.
     pub node: Option<NodeId>,
-    /// The chain; `None`: nothing leads to it.
+    /// Chain of pointers to the object. `None`: nothing leads to it.
     pub chain: Option<Chain>,
 }
 
-/// A chain of pointers.
+/// Chain of pointers from a root.
 #[derive(Debug)]
 pub struct Chain {
-    /// The root, for display.
+    /// Name of the root, for display.
     pub root: String,
-    /// What is reached from there alone, of the sampled objects.
+    /// Sampled objects that only this root keeps alive.
     pub alone: Sum,
-    /// The objects, the one that was asked about last.
+    /// Objects of the chain; the object in question is the last.
     pub links: Vec<Link>,
 }
 
-/// An object of a chain.
+/// Object in a chain.
 #[derive(Debug)]
 pub struct Link {
-    /// Its address.
+    /// Address of the object.
     pub at: u64,
-    /// Its size.
+    /// Size of the object, in bytes.
     pub bytes: u64,
-    /// Its stack, if it is sampled.
+    /// Leaf node of the object's stack, if it is sampled.
     pub node: Option<NodeId>,
-    /// Distance in it of the pointer to the next; `None` for the last.
+    /// Offset of the pointer to the next object, in bytes; `None` for the last object.
     pub offset: Option<u64>,
 }
 
-/// Finds what keeps the objects that are asked about. None: there is no such object.
+/// Finds the chains that keep objects alive. Returns an empty list if there is no such object.
 pub fn holders(
     agent: &Agent,
     header: &Header<'_>,
     session: &Session,
-    (means, options): (Means, &Options),
+    means: Means,
+    options: &Options,
     wanted: &Wanted,
 ) -> anyhow::Result<Vec<Holder>> {
     let globals = globals(header)?;
     agent.confirm()?;
     let moment = Moment::of(agent, means)?;
     let stacks = Snapshot::read_stacks(&agent.segment, session)?;
-    let own = (&globals, header.agent_memory());
-    let search = Search::of(&moment, own, options, true);
+    let agent_memory = header.agent_memory();
+    let search = Search::of(&moment, &globals, agent_memory, options, true);
     let search = search.or_else(|error| moment.confirm().and(Err(error)))?;
     let finder = Finder {
         pid: agent.pid,
@@ -99,6 +100,7 @@ pub fn holders(
     Ok(holders)
 }
 
+/// State of one query.
 struct Finder<'a> {
     pid: i32,
     memory: &'a MomentMemory,
@@ -127,15 +129,15 @@ impl Finder<'_> {
         is_of(object, self.session) && is_counted(object, self.stacks)
     }
 
-    /// The node of a sampled object's stack.
+    /// Returns the leaf node of a sampled object's stack.
     fn node(&self, object: &Sampled) -> Option<NodeId> {
         let stack = self.stacks.get(object.record as usize);
         let stack = stack.filter(|_| self.is_of_session(object));
         stack.map(|(node, _)| *node)
     }
 
-    /// The regions of the largest reached object of each of the stacks, of those that hold most;
-    /// of the lost ones where none is reached.
+    /// Returns the region of the largest reachable object of each stack, for the stacks that hold
+    /// most. Uses lost objects if none is reachable.
     fn largest(&self, nodes: &HashSet<NodeId>) -> Vec<u32> {
         let is_wanted = |object: &Sampled| self.node(object).is_some_and(|n| nodes.contains(&n));
         let marks = &self.search.marks;
@@ -156,7 +158,8 @@ impl Finder<'_> {
             let mut stacks: Vec<_> = stacks.into_values().collect();
             stacks.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.2.cmp(&b.2)));
             if !stacks.is_empty() {
-                return stacks.into_iter().take(MOST).map(|stack| stack.2).collect();
+                let largest = stacks.into_iter().take(MAX_STACKS);
+                return largest.map(|stack| stack.2).collect();
             }
         }
         Vec::new()
@@ -201,7 +204,7 @@ impl Finder<'_> {
         }
     }
 
-    /// Address, size and stack of the object in a region.
+    /// Returns address, size and leaf node of the object in a region.
     fn describe(&self, region: u32) -> (u64, u64, Option<NodeId>) {
         let heap = &self.search.heap;
         let sampled = lost::sampled(self.memory, heap, region);
@@ -214,7 +217,8 @@ impl Finder<'_> {
         }
     }
 
-    /// The address of the word in memory that begins a chain; `None`: it is in no memory.
+    /// Returns the address of the word that begins a chain, or `None` if it is not in memory (a
+    /// register or a word from the kernel).
     fn pointer(&self, path: &Path) -> Option<u64> {
         let ranges = self.search.roots.ranges.iter();
         let mut own = ranges.filter(|(_, number)| *number == path.root);
@@ -224,8 +228,8 @@ impl Finder<'_> {
         })
     }
 
-    /// What begins a chain, for display, and where that is: a variable, or else the word with the
-    /// pointer; `None` for what is in no memory.
+    /// Returns the name of a chain's root and its address range: that of the variable, or else of
+    /// the word that holds the pointer. The range is `None` if the root is not in memory.
     fn root(&self, path: &Path) -> (String, Option<Range<u64>>) {
         let Some(root) = self.search.roots.roots.get(path.root as usize) else {
             return ("a root".to_owned(), None);
@@ -252,7 +256,8 @@ impl Finder<'_> {
         (format!("variable {name}{offset} of {module}"), Some(place))
     }
 
-    /// The variable at an address, by the symbols of the file at `path`, mapped at `base`.
+    /// Finds the variable at an address in the symbols of the file `path`, which is mapped at
+    /// `base`.
     fn variable(&self, path: &[u8], at: u64, base: u64) -> Option<symbols::Variable> {
         let file = proc::directory(self.pid).join("root");
         let name = std::ffi::OsStr::from_bytes(path.strip_prefix(b"/").unwrap_or(path));
@@ -260,8 +265,8 @@ impl Finder<'_> {
         found.ok().flatten()
     }
 
-    /// What the sampled objects hold that nothing leads to but what is at a place, or, without
-    /// one, any word of a root that is in no memory.
+    /// Sums the sampled objects that are unreachable without the memory at `place`. Without a
+    /// `place`, excludes the words of the root instead.
     fn alone(&self, root: u32, place: Option<Range<u64>>) -> Sum {
         let roots = &self.search.roots;
         let words = roots.words.iter().copied();
@@ -270,9 +275,10 @@ impl Finder<'_> {
         let without = |(range, number): &(Range<u64>, u32)| {
             let below = range.start..range.end.min(place.start);
             let above = range.start.max(place.end)..range.end;
-            let parts = match place.is_empty() {
-                true => [range.clone(), 0..0],
-                false => [below, above],
+            let parts = if place.is_empty() {
+                [range.clone(), 0..0]
+            } else {
+                [below, above]
             };
             let number = *number;
             let parts = parts.into_iter().filter(|part| part.start < part.end);

@@ -1,14 +1,14 @@
-//! Sets of numbers as intervals.
+//! Sets of numbers, stored as intervals.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// A set.
+/// Set of numbers: disjoint intervals, from start to end.
 #[derive(Debug, Default)]
 pub struct Intervals(BTreeMap<u64, u64>);
 
 impl Intervals {
-    /// Adds a range and passes on the parts of it that were not in the set.
+    /// Adds a range. Calls `new` with each part that was not in the set before.
     pub fn add(&mut self, range: Range<u64>, mut new: impl FnMut(Range<u64>)) {
         if range.start >= range.end {
             return;
@@ -36,7 +36,7 @@ impl Intervals {
     }
 }
 
-/// Sorted, with those that touch or overlap as one.
+/// Sorts ranges and merges those that touch or overlap.
 pub fn joined(ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     let mut all = Intervals::default();
     for range in ranges {

@@ -1,39 +1,42 @@
-//! The words that a program has passed to the kernel, which will return them: data of epoll
-//! entries, values of timers, `user_data` and addresses of io_uring's requests.
+//! Collects words that a program has passed to the kernel and that the kernel will return: the data
+//! of epoll entries, values of timers, and `user_data` and addresses of io_uring requests. They are
+//! roots, since they may be the only pointers to objects.
 //!
-//! They are read from `/proc`. For io_uring, that is what is waiting in the rings. Of requests that
-//! the kernel has accepted and not completed, only the number is known; their entries in a ring
-//! stay as they are until others take their places, and the ring is memory of the process.
+//! The words are read from `/proc`. For io_uring, that covers the entries waiting in the rings. Of
+//! requests in progress, only the number is known. Their ring entries remain until they are
+//! overwritten, and the ring is memory of the process, which is searched.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 
-/// Maximum number of descriptors examined, and of bytes of the kernel's text about their entries: a
-/// descriptor may be duplicated many times.
-const MOST_DESCRIPTORS: usize = 1 << 16;
-const MOST_ENTRIES: u64 = 1 << 28;
-const MOST_TEXT: u64 = 1 << 24;
+/// Maximum number of descriptors that are examined.
+const MAX_DESCRIPTORS: usize = 1 << 16;
+/// Maximum number of bytes read about the entries of all descriptors; a descriptor may be
+/// duplicated many times.
+const MAX_ENTRY_BYTES: u64 = 1 << 28;
+/// Maximum number of bytes read of another file in `/proc`.
+const MAX_TEXT_BYTES: u64 = 1 << 24;
 
-/// What the kernel has.
+/// Words that the kernel stores for a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KernelData {
-    /// Words, by what they are of, for display.
+    /// Words by origin, with the name of the origin for display.
     pub words: Vec<(String, Vec<u64>)>,
-    /// Requests of io_uring that are under way: what they point to cannot be seen.
+    /// Number of io_uring requests in progress. What they point to is unknown.
     pub under_way: u64,
 }
 
 impl KernelData {
-    /// What the descriptors of a process show. Slow.
+    /// Reads the words behind all descriptors of a process. Slow.
     pub fn of_descriptors(pid: i32) -> Self {
         let mut data = Self::default();
-        // A first thread that has ended has no descriptors.
+        // A main thread that has exited has no descriptors.
         let pid = proc::living_thread(pid);
         let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else {
             return data;
         };
-        let mut left = MOST_ENTRIES;
-        for entry in descriptors.flatten().take(MOST_DESCRIPTORS) {
+        let mut left = MAX_ENTRY_BYTES;
+        for entry in descriptors.flatten().take(MAX_DESCRIPTORS) {
             let target = fs::read_link(entry.path()).unwrap_or_default();
             let Ok(number) = entry.file_name().into_string() else {
                 continue;
@@ -58,21 +61,21 @@ impl KernelData {
         data
     }
 
-    /// Adds the values of the process's timers.
+    /// Adds the values of the process's POSIX timers.
     pub fn add_timers(&mut self, pid: i32) {
         let text = limited(&format!("/proc/{pid}/timers"));
         let words = timer_values(&text).collect();
         self.words.push(("value of a timer".to_owned(), words));
     }
 
-    /// Adds what was read at another time.
+    /// Adds the words of another reading.
     pub fn join(&mut self, other: Self) {
         self.words.extend(other.words);
         self.under_way = self.under_way.max(other.under_way);
     }
 }
 
-/// Hands each line of a text to `each`; `left`: most bytes to read.
+/// Calls `each` for each line. Reads at most `left` bytes and subtracts what it read.
 fn lines(text: impl Read, left: &mut u64, mut each: impl FnMut(&str)) {
     let mut text = BufReader::new(text.take(*left));
     let mut line = String::new();
@@ -86,7 +89,7 @@ fn lines(text: impl Read, left: &mut u64, mut each: impl FnMut(&str)) {
     }
 }
 
-/// The data of the entries listed in the text of an epoll descriptor.
+/// Parses the fdinfo of an epoll descriptor and returns the data of its entries.
 fn entries(text: impl Read, left: &mut u64) -> Vec<u64> {
     let mut words = Vec::new();
     lines(text, left, |line| {
@@ -99,15 +102,16 @@ fn entries(text: impl Read, left: &mut u64) -> Vec<u64> {
     words
 }
 
-/// What the text of an io_uring descriptor shows (Linux, `io_uring/fdinfo.c`).
+/// Parsed fdinfo of an io_uring descriptor (Linux, `io_uring/fdinfo.c`).
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Ring {
-    /// `user_data` and addresses of entries that wait, and of results.
+    /// `user_data` and addresses of waiting entries and of completions.
     words: Vec<u64>,
-    /// Entries that the kernel has taken, and results that it has given, both modulo 2^32.
+    /// Number of submissions that the kernel has taken, modulo 2^32.
     taken: Option<u32>,
+    /// Number of completions that the kernel has posted, modulo 2^32.
     given: Option<u32>,
-    /// Requests that wait for their file.
+    /// Number of poll requests.
     polls: u64,
 }
 
@@ -133,8 +137,8 @@ impl Ring {
         ring
     }
 
-    /// Requests that the kernel has taken, and not answered. Some are answered many times: of these
-    /// only those count that wait for their file.
+    /// Returns the number of requests in progress: taken and not completed. A multishot request
+    /// completes many times, so poll requests are counted separately.
     fn under_way(&self) -> u64 {
         let pair = self.taken.zip(self.given);
         let rest = pair.map_or(0, |(taken, given)| taken.wrapping_sub(given) as i32);
@@ -142,7 +146,7 @@ impl Ring {
     }
 }
 
-/// The word of a field: `addr:0xHEX`, `user_data:NUMBER` or `user_data=NUMBER`.
+/// Parses a field with a word: `addr:0xHEX`, `user_data:NUMBER` or `user_data=NUMBER`.
 fn word(field: &str) -> Option<u64> {
     let field = field.trim();
     if let Some(address) = field.strip_prefix("addr:0x") {
@@ -152,16 +156,16 @@ fn word(field: &str) -> Option<u64> {
     rest.strip_prefix([':', '='])?.parse().ok()
 }
 
-/// The text of a file of `/proc`, up to a limit; empty if it cannot be read.
+/// Reads a file in `/proc`, up to a limit. Returns an empty text if it cannot be read.
 fn limited(path: &str) -> String {
     let mut bytes = Vec::new();
     if let Ok(file) = File::open(path) {
-        let _ = file.take(MOST_TEXT).read_to_end(&mut bytes);
+        let _ = file.take(MAX_TEXT_BYTES).read_to_end(&mut bytes);
     }
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The values that timers hand to the program: `signal: NUMBER/VALUE`.
+/// Returns the values that timers pass to the program, from lines `signal: NUMBER/VALUE`.
 fn timer_values(text: &str) -> impl Iterator<Item = u64> {
     text.lines().filter_map(|line| {
         let (_, value) = line.strip_prefix("signal:")?.split_once('/')?;
@@ -225,7 +229,7 @@ mod tests {
 
     #[test]
     fn a_ring_shows_what_waits_in_it() {
-        let ring = Ring::read(RING.as_bytes(), &mut { MOST_ENTRIES });
+        let ring = Ring::read(RING.as_bytes(), &mut { MAX_ENTRY_BYTES });
         assert_eq!(ring.words, [0x7f5a_d0a6_8010, 26214, 30583, 140_026]);
         assert_eq!((ring.taken, ring.given, ring.polls), (Some(3), Some(1), 2));
         assert_eq!(ring.under_way(), 2);
@@ -237,7 +241,7 @@ mod tests {
             let polls = "  op=6, task_works=0\n".repeat(polls);
             let text =
                 format!("CachedSqHead:\t{taken}\nCachedCqTail:\t{given}\nPollList:\n{polls}");
-            Ring::read(text.as_bytes(), &mut { MOST_ENTRIES }).under_way()
+            Ring::read(text.as_bytes(), &mut { MAX_ENTRY_BYTES }).under_way()
         };
         assert_eq!(under_way(7, 7, 0), 0);
         assert_eq!(under_way(7, 5, 0), 2);
@@ -245,7 +249,7 @@ mod tests {
         assert_eq!(under_way(7, 9, 1), 1);
         assert_eq!(under_way(1, u32::MAX, 0), 2);
         // Kernels that show less.
-        let ring = Ring::read(&b"SqThread:\t-1\nPollList:\n"[..], &mut { MOST_ENTRIES });
+        let ring = Ring::read(&b"SqThread:\t-1\nPollList:\n"[..], &mut { MAX_ENTRY_BYTES });
         assert_eq!((ring.under_way(), ring.words), (0, vec![]));
     }
 }

@@ -1,7 +1,7 @@
-//! Known leaks: which stacks of a process the suppressions name.
+//! Finds the stacks of a process that match suppressions.
 //!
-//! Functions are named by a child, which a process with a second thread must not have: before the
-//! capture, not while it lasts.
+//! Function names are looked up in a child process. Forking is unsafe while a second thread runs,
+//! so this happens before the capture, not during it.
 
 use std::collections::HashMap;
 use std::os::unix::ffi::OsStrExt;
@@ -19,28 +19,28 @@ use symbols::demangle::{Style, demangle};
 
 use super::suppressions::Suppressions;
 
-/// Addresses that are named at a time.
+/// Maximum number of addresses per lookup.
 const BATCH: usize = 200_000;
-/// Longest time that this takes.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Bytes of names and templates that are compared: some seconds.
-const MOST_COMPARED: u64 = 1 << 34;
+/// Maximum time of one lookup.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(60);
+/// Maximum number of bytes of names and templates that are compared. Takes some seconds.
+const MAX_COMPARED_BYTES: u64 = 1 << 34;
 
-/// Which stacks are known, as far as they were examined.
+/// Suppressions of the stacks examined so far.
 pub struct Known<'a> {
     suppressions: &'a Suppressions,
     pid: i32,
-    /// By the leaf of a stack, the template that names it.
+    /// Matching template by the leaf node of a stack; `None`: no template matches.
     stacks: HashMap<NodeId, Option<usize>>,
     addresses: HashMap<u64, Option<usize>>,
     texts: HashMap<Rc<str>, Option<usize>>,
-    /// Bytes that may still be compared.
+    /// Number of bytes that may still be compared.
     left: u64,
     trouble: Option<String>,
 }
 
 impl<'a> Known<'a> {
-    /// Of a process.
+    /// Creates an empty cache for a process.
     pub fn new(suppressions: &'a Suppressions, pid: i32) -> Self {
         Self {
             suppressions,
@@ -48,17 +48,18 @@ impl<'a> Known<'a> {
             stacks: HashMap::new(),
             addresses: HashMap::new(),
             texts: HashMap::new(),
-            left: MOST_COMPARED,
+            left: MAX_COMPARED_BYTES,
             trouble: None,
         }
     }
 
-    /// The template that a stack matches; `None`: it has not been examined.
+    /// Returns the template that matches a stack: `None` if the stack was not examined,
+    /// `Some(None)` if no template matches.
     pub fn template(&self, leaf: NodeId) -> Option<Option<usize>> {
         self.stacks.get(&leaf).copied()
     }
 
-    /// What went wrong, once.
+    /// Returns the last error and clears it.
     pub fn trouble(&mut self) -> Option<String> {
         let exhausted = (self.left == 0).then(|| {
             "too many suppressions for so many names: some were not tried; join some with *".into()
@@ -66,7 +67,7 @@ impl<'a> Known<'a> {
         self.trouble.take().or(exhausted)
     }
 
-    /// Looks at those stacks of a session that are new.
+    /// Examines the stacks of a session that are new.
     pub fn learn(&mut self, snapshot: &Snapshot, header: &Header<'_>) {
         let leaves = snapshot.records().iter().map(|record| record.node);
         let mut leaves: Vec<NodeId> = leaves.filter(|l| !self.stacks.contains_key(l)).collect();
@@ -90,7 +91,7 @@ impl<'a> Known<'a> {
         }
     }
 
-    /// Looks at the code of some return addresses, and takes them out of the list.
+    /// Finds the templates for the code at some return addresses, and empties the list.
     fn name(&mut self, addresses: &mut Vec<u64>, header: &Header<'_>) {
         addresses.sort_unstable();
         addresses.dedup();
@@ -105,7 +106,7 @@ impl<'a> Known<'a> {
             .iter()
             .map(|l| module(&profile, l))
             .collect();
-        let code = apart::code(profile, &OPTIONS, PATIENCE, waiting::is_ending);
+        let code = apart::code(profile, &OPTIONS, LOOKUP_TIMEOUT, waiting::is_ending);
         let code = code.unwrap_or_else(|error| {
             self.trouble = Some(error.to_string());
             Vec::new()
@@ -118,8 +119,8 @@ impl<'a> Known<'a> {
         }
     }
 
-    /// The template for the code of an address: by its module, then by each function there, then
-    /// its file.
+    /// Returns the first template that matches the code of an address: its module, then each
+    /// function, then that function's file.
     fn of_frames(&mut self, module: Option<&Rc<str>>, frames: &[Code]) -> Option<usize> {
         if let Some(found) = module.and_then(|module| self.of_text(module)) {
             return Some(found);
@@ -130,7 +131,8 @@ impl<'a> Known<'a> {
         })
     }
 
-    /// A function is known by its whole name, and by the one that reports show.
+    /// Returns the first template that matches a function's full name or the short name that
+    /// reports show.
     fn of_function(&mut self, name: &Rc<str>) -> Option<usize> {
         if let Some(known) = self.texts.get(name) {
             return *known;
@@ -163,7 +165,7 @@ const OPTIONS: symbols::Options<'static> = symbols::Options {
     perf_map: None,
 };
 
-/// The path of the file that code lies in; empty: in none.
+/// Returns the path of the file that contains the code; empty if unknown.
 fn module(profile: &Profile, location: &Location) -> Rc<str> {
     let mapping = profile.mappings.get(location.mapping as usize);
     let path = mapping.map_or(&b""[..], |mapping| mapping.path.as_os_str().as_bytes());

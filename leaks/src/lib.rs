@@ -1,26 +1,26 @@
-//! A check for leaks: which sampled objects no pointer of the process leads to any more.
+//! Leak check: finds sampled objects that no pointer of the process leads to.
 //!
-//! [`check`] finds them, [`report()`] names their stacks, [`holders()`] says what keeps an object alive,
-//! and [`test_alignment`] checks an assumption of the search on the process itself. The process is
-//! stopped for as long as it takes to copy its page tables, and continues; the copy is read
-//! afterwards. If no copy can be made, the process itself is read while it is stopped, on request;
-//! or repeatedly while it runs ([`Means`]).
+//! [`check`] finds them, [`report()`] names their stacks, [`holders()`] explains what keeps an
+//! object alive, and [`test_alignment`] tests the search's assumption about pointer alignment. The
+//! process is stopped only while its page tables are copied, as by fork; the copy is searched
+//! afterwards. On request, the process itself is searched, while it is stopped or repeatedly while
+//! it runs ([`Means`]).
 //!
-//! # Promises
+//! # Guarantees
 //! - The process is stopped only while it is copied or, with [`Means::Stopped`], while it is
-//!   searched; with [`Means::Running`] never.
-//! - Everything read from it is treated as hostile: counts, sizes, addresses and lists are bounded
-//!   and checked.
-//! - An object to which a root or a reached object points, even into its middle, is not reported.
+//!   searched; with [`Means::Running`] it is never stopped.
+//! - Everything read from the process is untrusted: counts, sizes, addresses and lists are bounded
+//!   and validated.
+//! - An object to which a root or a reachable object points, even into its middle, is not reported.
 //! - Nothing is printed.
 //!
-//! # Caller's duties
-//! - The segment and the session belong to the process that is checked, and the session samples
+//! # Duties of the caller
+//! - Segment and session must belong to the process that is checked, and the session must sample
 //!   its heap. Objects from before the session are unknown.
 //!
 //! # Limits
-//! - What limits `reachability` has: jemalloc as built into the agent, 48-bit addresses, no
-//!   disguised pointers.
+//! - Those of `reachability`: jemalloc as built into the agent, 48-bit addresses, no disguised
+//!   pointers.
 //! - A process that may not be traced, or that another tracer has stopped, is refused.
 
 mod base;
@@ -79,99 +79,99 @@ pub use stacks::{Leak, Leaks};
 pub use suppressions::Suppressions;
 pub use variables::Variables;
 
-/// How the process is kept from changing while it is read.
+/// How the process is kept unchanged while it is searched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Means {
-    /// A copy is read, and the process continues.
+    /// Searches a copy while the process continues.
     Copied,
-    /// The process is read while it is stopped.
+    /// Searches the process while it is stopped.
     Stopped,
-    /// A copy if there can be one, else the process.
+    /// Searches a copy if one can be made, or else the stopped process.
     CopiedIfPossible,
-    /// Not at all: it is read this many times while it runs, and only what is lost each time is.
+    /// Searches the running process this many times and reports what is lost every time.
     Running(u32),
 }
 
-/// Which objects are lost.
+/// Which objects count as lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// Those that no pointer leads to.
+    /// Objects that no pointer leads to.
     Unreachable,
-    /// All that are not freed.
+    /// All objects that are not freed.
     Unfreed,
 }
 
-/// How a process is checked.
+/// Parameters of a check.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan<'a> {
-    /// How it is kept from changing.
+    /// How the process is kept unchanged.
     pub means: Means,
-    /// Which objects are lost.
+    /// Which objects count as lost.
     pub scope: Scope,
-    /// How pointers are searched for.
+    /// Which roots and pointers count.
     pub options: &'a Options,
-    /// Which leaks are known.
+    /// Known leaks, which are not reported.
     pub suppressions: &'a Suppressions,
-    /// Whether each lost object is listed.
+    /// True if every lost object is to be listed.
     pub identify: bool,
-    /// An earlier check: only what was lost since is reported.
+    /// Earlier check. Only losses since then are reported.
     pub base: Option<Earlier<'a>>,
 }
 
-/// What a suppression was good for.
+/// Suppression that has matched.
 #[derive(Clone, Debug)]
 pub struct Used {
     /// Its template, for display.
     pub template: String,
-    /// The lost objects whose stacks match it.
+    /// Lost objects whose stacks match the template.
     pub sum: Sum,
 }
 
-/// What was found, and at what price.
+/// Result of a check.
 pub struct Check {
-    /// The session's table.
+    /// Tables of the session.
     pub snapshot: Snapshot,
-    /// What is lost.
+    /// Losses to report.
     pub leaks: Leaks,
-    /// What is lost of each stack, also if it was before.
+    /// Losses by stack, including those of an earlier check.
     pub amounts: HashMap<NodeId, Amount>,
-    /// How long the process was stopped, and its threads.
+    /// Length of the stop, and number of threads.
     pub pause: Pause,
-    /// Bytes that were searched for pointers.
+    /// Number of bytes searched for pointers.
     pub scanned: u64,
-    /// How long the search took.
+    /// Length of the search.
     pub search: Duration,
-    /// How often a process was searched that ran on.
+    /// Number of searches, if the process ran meanwhile.
     pub looks: Option<u32>,
-    /// Address and size of the lost objects, if that was requested.
+    /// Address and size of each lost object, if requested.
     pub objects: Vec<(u64, u64)>,
-    /// Parts of the heap whose objects are not known.
+    /// Number of memory areas whose contents are unknown.
     pub left_out: usize,
-    /// Bytes that were read while the process ran on.
+    /// Bytes missing from the copy that were read while the process ran.
     pub missed: u64,
-    /// Bytes of shared memory that were read while the process ran on.
+    /// Bytes of shared memory that were read while the process ran.
     pub shared: u64,
-    /// Whether the program keeps its own allocator, of which only sampled objects are known.
+    /// True if the program keeps its own allocator, so that only sampled objects are known.
     pub own_allocator: bool,
-    /// Requests of io_uring that were under way.
+    /// Number of io_uring requests in progress.
     pub under_way: u64,
-    /// Whether the copy searched its own memory. An error: it should have, but was read from
+    /// True if the copy searched its own memory. Error: it failed to, so it was searched from
     /// outside.
     pub by_copy: Result<bool, Failure>,
-    /// Whether there are too many lost objects to determine which keep which others.
+    /// True if there are too many lost objects to find out which of them keep others alive.
     pub too_many: bool,
-    /// The suppressions that were used, in their order.
+    /// Suppressions that have matched, in order.
     pub used: Vec<Used>,
-    /// Leaves of the stacks whose lost objects the program has written before, with their number.
+    /// Stacks whose lost objects had their headers overwritten, with the number of these.
     pub overwritten: BTreeMap<NodeId, u64>,
-    /// Regions of sampled objects that were not reached, and whose headers say nothing.
+    /// Number of unreachable regions of sampled objects without a valid header.
     pub unclear: u64,
-    /// What went wrong with them.
+    /// Problem with suppressions, for display.
     pub trouble: Option<String>,
 }
 
-/// How often a process is captured again because of stacks that are new.
-const TRIES: usize = 3;
+/// Maximum number of captures. A capture is repeated if it finds losses of stacks not examined yet.
+const MAX_CAPTURES: usize = 3;
 
 /// Checks a process. `header` is the full head of its segment.
 pub fn check(
@@ -195,16 +195,16 @@ pub fn check(
             known.learn(&dump::snapshot(agent, session, header)?, header);
         }
         tries += 1;
-        let (mut check, is_new) = attempt((agent, header, session), plan, &known)?;
-        if !is_new || tries == TRIES {
+        let (mut check, is_new) = attempt(agent, header, session, plan, &known)?;
+        if !is_new || tries == MAX_CAPTURES {
             check.trouble = known.trouble().or(trouble);
             return Ok(check);
         }
     }
 }
 
-/// gperftools' test of what leaks are from, in words: the check of a plan that has found some is
-/// made once more with pointers at any address.
+/// Repeats a check that has found leaks with pointers at any address, and returns the result in
+/// words. Corresponds to gperftools' `HEAP_CHECK_TEST_POINTER_ALIGNMENT`.
 pub fn test_alignment(
     agent: &Agent,
     header: &Header<'_>,
@@ -233,7 +233,7 @@ pub fn test_alignment(
     .to_owned())
 }
 
-/// The suppressions with those that the program has stated, and what is wrong with these.
+/// Adds the suppressions that the program itself declares. Also returns what is wrong with these.
 fn with_stated(
     suppressions: &Suppressions,
     pid: i32,
@@ -250,7 +250,7 @@ fn with_stated(
     (all, added.err())
 }
 
-/// LeakSanitizer's options that the program has stated.
+/// Returns the LeakSanitizer options that the program itself declares.
 pub fn stated_options(pid: i32, header: &Header<'_>) -> String {
     let place = header.agent_memory().exemptions;
     let text = exemptions::text(
@@ -261,15 +261,18 @@ pub fn stated_options(pid: i32, header: &Header<'_>) -> String {
     String::from_utf8_lossy(&text.unwrap_or_default()).into_owned()
 }
 
-/// Checks a process once. Whether something is lost of a stack that `known` has not seen.
+/// Performs one check. Also returns true if objects of a stack that `known` has not examined are
+/// lost.
 fn attempt(
-    (agent, header, session): (&Agent, &Header<'_>, &Session),
+    agent: &Agent,
+    header: &Header<'_>,
+    session: &Session,
     plan: &Plan<'_>,
     known: &Known<'_>,
 ) -> anyhow::Result<(Check, bool)> {
     let globals = globals(header)?;
     let start = Instant::now();
-    let look = || look((agent, header, session), &globals, plan);
+    let look = || look(agent, header, session, &globals, plan);
     let (look, looks) = match plan.means {
         Means::Running(times) => {
             let (look, count) = gentle::repeat(times, look)?;
@@ -302,19 +305,24 @@ fn attempt(
     let pause = moment.hold.release();
     let end = dump::end_of(session, header);
     let snapshot = Snapshot::read(&agent.segment, session, end)?;
-    known_at_all(&snapshot)?;
+    ensure_tracked(&snapshot)?;
     let stacks = Snapshot::read_stacks(&agent.segment, session)?;
     let overwritten = stacks::settle_weights(&mut found.lost, &stacks, &snapshot);
     let amounts = stacks::amounts(&found.lost, &stacks);
     let since = plan.base.map(|base| match base {
-        Earlier::Dump(base) => base.since(&amounts, &snapshot, (header, agent.pid)),
+        Earlier::Dump(base) => base.since(&amounts, &snapshot, header, agent.pid),
         Earlier::Own(before) => Since::of(&amounts, before),
     });
-    let when = (tick_of(end.ns), since.as_ref());
     let identified = found.lost.iter().filter(|_| plan.identify);
     let objects = identified.map(|lost| (lost.object.at, lost.object.bytes));
     let objects = objects.collect();
-    let leaks = Leaks::of(&found.lost, how.as_deref(), &stacks, when);
+    let leaks = Leaks::of(
+        &found.lost,
+        how.as_deref(),
+        &stacks,
+        tick_of(end.ns),
+        since.as_ref(),
+    );
     let check = Check {
         snapshot,
         leaks,
@@ -339,9 +347,8 @@ fn attempt(
     Ok((check, suppressed.is_new))
 }
 
-/// Fails if no object could be tracked: a process about which nothing is known would be reported as
-/// having lost nothing.
-fn known_at_all(snapshot: &Snapshot) -> anyhow::Result<()> {
+/// Fails if no sampled object is tracked: such a process would seem to have no leaks.
+fn ensure_tracked(snapshot: &Snapshot) -> anyhow::Result<()> {
     let (samples, untracked) = (snapshot.totals.samples, snapshot.untracked());
     anyhow::ensure!(
         samples == 0 || untracked < samples,
@@ -353,14 +360,16 @@ fn known_at_all(snapshot: &Snapshot) -> anyhow::Result<()> {
 
 /// Captures a process and searches it.
 fn look(
-    (agent, header, session): (&Agent, &Header<'_>, &Session),
+    agent: &Agent,
+    header: &Header<'_>,
+    session: &Session,
     globals: &HeapGlobals,
     plan: &Plan<'_>,
 ) -> anyhow::Result<Look> {
     agent.confirm()?;
     let moment = Moment::of(agent, plan.means)?;
-    let own = (globals, header.agent_memory());
-    let search = Search::of(&moment, own, plan.options, false);
+    let agent_memory = header.agent_memory();
+    let search = Search::of(&moment, globals, agent_memory, plan.options, false);
     let mut search = search.or_else(|error| {
         moment.confirm()?;
         agent.confirm().with_context(|| {
@@ -381,22 +390,22 @@ fn look(
     })
 }
 
-/// What the suppressions are good for.
+/// Uses of suppressions.
 #[derive(Default)]
 struct Suppressed {
     by_template: BTreeMap<usize, Sum>,
-    /// Whether something is of a stack that was not examined.
+    /// True if an object of a stack that was not examined is lost.
     is_new: bool,
 }
 
 impl Suppressed {
-    /// Whether a suppression names the stack of a lost object; counts it if so.
+    /// Returns true if a suppression matches the stack of a lost object, and counts the object.
     fn add(&mut self, lost: &Lost, known: &Known<'_>, stacks: &[(NodeId, u32)]) -> bool {
         let Some((leaf, _)) = stacks.get(lost.object.record as usize) else {
             return false;
         };
         let template = known.template(*leaf);
-        // For [table full], no stack is known.
+        // `[table full]` has no stack to examine.
         self.is_new |= template.is_none() && *leaf != 0;
         let template = template.flatten();
         if let Some(template) = template {
@@ -414,7 +423,7 @@ impl Suppressed {
     }
 }
 
-/// Where the allocator keeps its data.
+/// Returns the addresses of the allocator's global data.
 fn globals(header: &Header<'_>) -> anyhow::Result<HeapGlobals> {
     header.heap().context(
         "the program keeps its own allocator (MEM_PROFILER_ALLOCATOR=system), in which case its \

@@ -1,25 +1,25 @@
-//! LeakSanitizer's options, as its variable `LSAN_OPTIONS` has them: `NAME=VALUE` between blanks,
-//! commas or colons.
+//! Parses LeakSanitizer options from `LSAN_OPTIONS`: `NAME=VALUE`, separated by blanks, commas or
+//! colons.
 
 use super::options::Options;
 
-/// What LeakSanitizer ends a program with.
+/// Default exit code of a program with leaks.
 const EXIT_CODE: i32 = 23;
 
-/// Options.
+/// Options of LeakSanitizer that are supported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LsanOptions {
-    /// Whether leaks are looked for.
+    /// True if checks are enabled.
     pub detect_leaks: bool,
-    /// Whether they are looked for when the program exits.
+    /// True if the check at exit is enabled.
     pub at_exit: bool,
-    /// The file with suppressions.
+    /// Path of a file with suppressions; `None`: none.
     pub suppressions: Option<String>,
-    /// Whether the suppressions that were used are listed.
+    /// True if matching suppressions are to be listed.
     pub print_suppressions: bool,
-    /// Stacks to show; 0: all.
+    /// Maximum number of stacks to show; 0: all.
     pub max_leaks: usize,
-    /// What a check that is not recoverable ends a program with.
+    /// Exit code after a fatal check that found leaks.
     pub exit_code: i32,
     globals: bool,
     stacks: bool,
@@ -47,8 +47,8 @@ impl Default for LsanOptions {
 }
 
 impl LsanOptions {
-    /// Reads texts, of which later ones come before earlier ones. What is not known here is passed
-    /// over, as options of all sanitizers stand there; so are values that none can have.
+    /// Parses texts; later ones override earlier ones. Unknown options are ignored, since the
+    /// variable may contain options of all sanitizers; so are invalid values.
     pub fn read<'a>(texts: impl IntoIterator<Item = &'a str>) -> Self {
         let mut all = Self::default();
         for text in texts {
@@ -85,7 +85,7 @@ impl LsanOptions {
         }
     }
 
-    /// The option by which there is no check at exit, if there is one.
+    /// Returns the option that disables the check at exit, if one does.
     pub fn unwanted_at_exit(&self) -> Option<&'static str> {
         match (self.detect_leaks, self.at_exit) {
             (false, _) => Some("detect_leaks"),
@@ -94,15 +94,16 @@ impl LsanOptions {
         }
     }
 
-    /// Stacks to show.
+    /// Returns the maximum number of stacks to show.
     pub fn shown(&self) -> usize {
-        match self.max_leaks {
-            0 => usize::MAX,
-            most => most,
+        if self.max_leaks == 0 {
+            usize::MAX
+        } else {
+            self.max_leaks
         }
     }
 
-    /// The options of a search.
+    /// Converts to the options of a search.
     pub fn search(&self) -> Options {
         Options {
             stacks: self.stacks,
@@ -115,7 +116,7 @@ impl LsanOptions {
     }
 }
 
-/// Name and value of the first option of some, and what follows. Values may be in quotes.
+/// Splits off the first option: its name, its value, and the remaining text. Values may be quoted.
 fn option(options: &str) -> Option<(&str, &str, &str)> {
     let is_between = |c: char| matches!(c, ' ' | ',' | ':' | '\n' | '\t' | '\r');
     let options = options.trim_start_matches(is_between);

@@ -1,12 +1,12 @@
-//! The memory of a process at one moment.
+//! Reads the memory of a process as of one moment.
 //!
-//! A copy of a large one searches its memory itself ([`capture::Worker`]), since reading that from
-//! outside takes longer than searching it.
+//! A large copy searches its own memory ([`capture::Worker`]), since reading it from outside takes
+//! longer than searching it.
 //!
-//! Only pages that are there are read: reading a page that does not exist would create it, perhaps
-//! in a file, or by a process that does not answer (`userfaultfd`), and it would be zero anyway. Of
-//! a file that is mapped several times each page is read once: otherwise a small process could seem
-//! to have any amount of memory.
+//! Only pages that exist are read. Reading another page would create it, possibly in a file or
+//! through a process that does not answer (`userfaultfd`), and would return only zeros. If a file
+//! is mapped several times, each of its pages is read once; otherwise a small process could claim
+//! any amount of memory.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -24,66 +24,70 @@ use super::held::Held;
 use super::intervals::Intervals;
 use super::regions::{Pages, Region};
 
-/// Bytes of memory from which on the copy is made to search it: less is read from outside in the
-/// time that it takes to prepare that.
-const MUCH: u64 = 8 << 20;
-/// The time that a copy has for its work, besides that for what it reads.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Bytes that it reads in a second, at least: a fifth of what was seen at worst, with nodes in random
-/// order on a slow machine that others used.
-const SLOWEST: u64 = 16 << 20;
+/// Minimum number of bytes for which the copy searches its own memory. Below this, reading from
+/// outside is faster than preparing the copy for it.
+const MIN_WORKER_BYTES: u64 = 8 << 20;
+/// Time limit of a copy's search, in addition to the time for its memory at [`MIN_SPEED`].
+const SEARCH_TIMEOUT: Duration = Duration::from_secs(60);
+/// Minimum speed of a copy's search, in bytes per second. A fifth of the worst measurement: randomly
+/// ordered nodes on a slow, busy machine.
+const MIN_SPEED: u64 = 16 << 20;
 
-/// The memory at the moment: the copy's, what is held of the rest (`MADV_DONTFORK`), and of what
-/// is in neither the process's own.
+/// Memory as of one moment. It is read from the copy, from what was held (`MADV_DONTFORK` and
+/// shared regions), and for the rest from the process itself.
 pub struct MomentMemory {
-    /// By address; none overlap.
+    /// Existing pages by address, without overlaps.
     parts: Vec<Part>,
-    /// The part that was read last.
+    /// Index of the part that was read last.
     last: Cell<usize>,
-    /// The copy's memory as a file.
+    /// `/proc/PID/mem` of the copy.
     file: Option<File>,
-    /// The copy itself, as long as there is one.
+    /// The copy, as long as it exists.
     worker: Weak<Copy>,
-    /// Whether it searched its memory; why it did not, though it was to.
+    /// Result of the copy's search; `None` if it has not searched.
     searched: Cell<Option<Result<(), Failure>>>,
     copy: ProcessMemory,
     process: ProcessMemory,
     held: Held,
-    /// Bytes of writable memory that is shared, and is neither in the copy nor held.
+    /// Size of shared writable memory that is neither in the copy nor held, in bytes.
     shared: u64,
+    /// Number of mappings whose pages are unknown.
     left_out: usize,
 }
 
-/// Pages that are there.
+/// Range of existing pages.
 struct Part {
     range: Range<u64>,
     source: Source,
 }
 
-/// Where a part is read.
+/// Where a part is read from.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Source {
-    /// In the copy, through its file. `process_vm_readv` would make the kernel copy each page
-    /// that the copy shares with the process before it is read (Linux 5.19 and later).
+    /// The copy, through its `/proc/PID/mem`. With `process_vm_readv`, the kernel would first copy
+    /// each page that the copy shares with the process (Linux 5.19 and newer).
     File,
-    /// The same, of memory that holds no file and is not the kernel's: the copy itself can read it.
+    /// Like `File`, for anonymous memory of the program, which the copy can read itself.
     Own,
-    /// In the copy. Of a device's memory, which must not be read, this reads nothing.
+    /// The copy, by `process_vm_readv`. Reads nothing from device memory, which must not be
+    /// touched.
     Copy,
-    /// In the process.
+    /// The process itself.
     Process,
-    /// Held here.
+    /// Memory held by us.
     Held,
 }
 
 impl MomentMemory {
-    /// For a copy of a process, which may be the process itself; regions of the addresses `absent`
-    /// are held, or else the process's.
+    /// Prepares reading from a copy of a process, which may be the process itself. Regions whose
+    /// ranges are in `absent` are missing from the copy; they are read from `held` or from the
+    /// process.
     pub fn of(
         copy: i32,
         process: i32,
         regions: &[Region],
-        (absent, held): (&[Range<u64>], Held),
+        absent: &[Range<u64>],
+        held: Held,
     ) -> Self {
         let mut memory = Self {
             parts: Vec::new(),
@@ -100,7 +104,7 @@ impl MomentMemory {
         let (mut of_copy, mut of_process) = (Pages::of(copy), Pages::of(process));
         let mut files = HashMap::new();
         let mut readable: Vec<&Region> = regions.iter().filter(|r| r.is_readable).collect();
-        // What there is too much of is large.
+        // If the limit on pages is reached, only large regions are skipped.
         readable.sort_by_key(|region| region.range.end.saturating_sub(region.range.start));
         for region in readable {
             let is_absent = absent
@@ -119,10 +123,11 @@ impl MomentMemory {
                 (false, false) if memory.file.is_some() => Source::File,
                 (false, false) => Source::Copy,
             };
-            // The copy's tables say nothing of memory that it shares.
-            let pages = match is_absent || region.is_shared {
-                true => &mut of_process,
-                false => &mut of_copy,
+            // The copy's page tables have no entries for shared memory.
+            let pages = if is_absent || region.is_shared {
+                &mut of_process
+            } else {
+                &mut of_copy
             };
             let Some(present) = pages.present(region.range.clone(), !region.is_shared) else {
                 memory.left_out += 1;
@@ -134,19 +139,18 @@ impl MomentMemory {
                 shared += writable * (range.end - range.start);
                 memory.parts.push(Part { range, source });
             };
-            match region.is_shared {
-                false => present.into_iter().for_each(add),
-                true => {
-                    let known: &mut Intervals = files.entry(region.file).or_default();
-                    for part in present {
-                        // Where in the file it is, modulo 2^64.
-                        let shift = region.offset.wrapping_sub(region.range.start);
-                        let start = part.start.wrapping_add(shift);
-                        let end = start.saturating_add(part.end - part.start);
-                        known.add(start..end, |new| {
-                            add(new.start.wrapping_sub(shift)..new.end.wrapping_sub(shift));
-                        });
-                    }
+            if !region.is_shared {
+                present.into_iter().for_each(add);
+            } else {
+                let known: &mut Intervals = files.entry(region.file).or_default();
+                for part in present {
+                    // Distance from the address to the file offset, modulo 2^64.
+                    let shift = region.offset.wrapping_sub(region.range.start);
+                    let start = part.start.wrapping_add(shift);
+                    let end = start.saturating_add(part.end - part.start);
+                    known.add(start..end, |new| {
+                        add(new.start.wrapping_sub(shift)..new.end.wrapping_sub(shift));
+                    });
                 }
             }
             memory.shared += shared;
@@ -162,32 +166,33 @@ impl MomentMemory {
         memory
     }
 
-    /// Where work can be done on the memory: in the copy that it is of, as long as that exists.
+    /// Lets the copy search its own memory, as long as it exists.
     pub fn let_work(&mut self, copy: &Arc<Copy>) {
         self.worker = Arc::downgrade(copy);
     }
 
-    /// Whether the copy searched its memory. An error: it was to, and was searched from outside.
+    /// Returns whether the copy searched its own memory. Error: it failed to, and was searched from
+    /// outside.
     pub fn searched(&self) -> Result<bool, Failure> {
         self.searched.get().transpose().map(|done| done.is_some())
     }
 
-    /// Mappings whose pages are not known, since there are too many.
+    /// Number of mappings that were skipped, since looking up their pages would take too long.
     pub fn left_out(&self) -> usize {
         self.left_out
     }
 
-    /// Bytes that are read in the process, of another moment if it is not stopped.
+    /// Bytes that were read from the process after it continued, for lack of room.
     pub fn missed(&self) -> u64 {
         self.held.missed
     }
 
-    /// Bytes of shared memory that are the process's, of another moment if it is not stopped.
+    /// Bytes of shared memory that are read from the process, which may have continued.
     pub fn shared(&self) -> u64 {
         self.shared
     }
 
-    /// The index of the first part that ends behind an address.
+    /// Returns the index of the first part that ends after an address.
     fn index_of(&self, at: u64) -> usize {
         let last = self.last.get();
         if self
@@ -227,17 +232,17 @@ impl MomentMemory {
     }
 }
 
-/// How many of the first pieces, of some, lie so close together that they are read at once, and the
-/// bytes of those.
+/// Returns how many of the first pieces are close enough to be read at once, and their total size.
 fn together(pieces: &[(u64, usize)]) -> (usize, usize) {
-    /// A page more is read faster than one more time.
-    const GAP: u64 = 4096;
-    const MOST: u64 = 256 << 10;
+    /// Maximum gap, in bytes: reading a page more is cheaper than another read.
+    const MAX_GAP: u64 = 4096;
+    /// Maximum distance from the first piece to the end of the last, in bytes.
+    const MAX_EXTENT: u64 = 256 << 10;
     let (start, mut sum) = pieces[0];
     let (mut count, mut end) = (1, start.saturating_add(sum as u64));
     for &(at, len) in &pieces[1..] {
         let next = at.saturating_add(len as u64);
-        if at < end || at - end > GAP || next - start > MOST {
+        if at < end || at - end > MAX_GAP || next - start > MAX_EXTENT {
             break;
         }
         (count, sum, end) = (count + 1, sum + len, next);
@@ -245,14 +250,13 @@ fn together(pieces: &[(u64, usize)]) -> (usize, usize) {
     (count, sum)
 }
 
-/// Whether a private mapping without a file is a program's, not one that the kernel made.
+/// Returns true if a private mapping without a file belongs to the program, not to the kernel.
 fn is_own(region: &Region) -> bool {
     let names = [&b"[heap"[..], b"[stack", b"[anon"];
     region.name.is_empty() || names.iter().any(|name| region.name.starts_with(name))
 }
 
-/// Parts by address, without what is in an earlier one too: among many threads, some pages were
-/// seen to be told twice.
+/// Sorts parts and removes overlaps. With many threads, the kernel may report pages twice.
 fn apart(mut parts: Vec<Part>) -> Vec<Part> {
     parts.sort_by_key(|part| part.range.start);
     let mut end = 0;
@@ -276,7 +280,7 @@ fn read_file(file: &File, at: u64, buffer: &mut [u8]) -> usize {
 }
 
 impl Memory for MomentMemory {
-    /// What is not there is zero.
+    /// Reads missing pages as zeros. Always fills the buffer.
     fn read(&self, at: u64, buffer: &mut [u8]) -> usize {
         self.fill(at, buffer);
         buffer.len()
@@ -323,12 +327,12 @@ impl Memory for MomentMemory {
             }
         }
         let bytes: u64 = here.parts.iter().map(|part| part.end - part.start).sum();
-        (bytes >= MUCH).then_some(here)
+        (bytes >= MIN_WORKER_BYTES).then_some(here)
     }
 
     fn place(&self, work: Work, words: usize) -> Option<Box<dyn Place + '_>> {
         let failed = |failure| match failure {
-            // It is known, and there is nothing to be done about it.
+            // A known limitation, not worth a warning.
             Failure::Processor => {}
             failure => self.searched.set(Some(Err(failure))),
         };
@@ -341,7 +345,7 @@ impl Memory for MomentMemory {
     }
 }
 
-/// A copy that is given work.
+/// Copy that searches its own memory.
 struct InCopy<'a> {
     worker: Worker,
     searched: &'a Cell<Option<Result<(), Failure>>>,
@@ -353,7 +357,7 @@ impl Place for InCopy<'_> {
     }
 
     fn run(&self, bytes: u64) -> bool {
-        let limit = PATIENCE + Duration::from_secs(bytes / SLOWEST);
+        let limit = SEARCH_TIMEOUT + Duration::from_secs(bytes / MIN_SPEED);
         let done = self.worker.run(limit);
         self.searched.set(Some(done));
         done.is_ok()
@@ -381,7 +385,7 @@ mod tests {
         let regions = vec![region; if twice { 2 } else { 1 }];
         let pid = std::process::id() as i32;
         (
-            MomentMemory::of(pid, pid, &regions, (&[], Held::default())),
+            MomentMemory::of(pid, pid, &regions, &[], Held::default()),
             at,
         )
     }

@@ -1,4 +1,4 @@
-//! A process at one moment: stopped, copied, or as it runs.
+//! Captures a process for a search: stopped, copied, or running.
 
 use std::fs::File;
 use std::io::Read;
@@ -20,24 +20,24 @@ use super::refusal::{no_room, without_copy};
 use super::regions::{self, Region};
 use super::{roots, unstopped};
 
-/// Longest time to stop all threads.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Maximum time to stop all threads.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A process at one moment.
+/// State of a process at one moment.
 pub struct Moment {
-    /// Its threads; of those that run, little is known.
+    /// Threads with their registers. Little is known about running threads.
     pub threads: Vec<Thread>,
-    /// Its mappings.
+    /// Mappings of the process.
     pub regions: Vec<Region>,
-    /// What it has given to the kernel.
+    /// Words stored in the kernel.
     pub kernels: KernelData,
-    /// Its memory.
+    /// Contents of the memory.
     pub memory: MomentMemory,
-    /// Keeps the memory as it is.
+    /// Keeps the memory unchanged.
     pub hold: Hold,
-    /// The process.
+    /// Pid of the process.
     pid: i32,
-    /// The thread by which the kernel shows its memory: the first one, unless that has ended.
+    /// Thread through which `/proc` shows the memory: the main thread, unless it has exited.
     shown: i32,
 }
 
@@ -45,14 +45,14 @@ pub struct Moment {
 pub enum Hold {
     /// A copy; the process continues.
     Copy(Arc<Copy>, Pause),
-    /// The process.
+    /// The stopped process.
     Process(Stopped),
-    /// Nothing: it runs, with this many threads.
+    /// Nothing: the process runs, with this many threads.
     Nothing(usize),
 }
 
 impl Hold {
-    /// Resumes the process, if it is stopped; how long it was stopped.
+    /// Resumes the process if it is stopped. Returns the length of the stop.
     pub fn release(self) -> Pause {
         match self {
             Self::Copy(_, pause) => pause,
@@ -66,7 +66,7 @@ impl Hold {
     }
 }
 
-/// Stops a process, and takes the copy of it that is requested.
+/// Stops a process and, if requested, copies it.
 fn stop(pid: i32, means: Means) -> anyhow::Result<(Stopped, Option<Copy>)> {
     let lack = match means {
         Means::Copied => no_room(pid).map_or(Ok(false), Err)?,
@@ -74,10 +74,10 @@ fn stop(pid: i32, means: Means) -> anyhow::Result<(Stopped, Option<Copy>)> {
         Means::Stopped | Means::Running(_) => true,
     };
     if lack {
-        let stopped = Stopped::stop(pid, PATIENCE).map_err(without_stop)?;
+        let stopped = Stopped::stop(pid, STOP_TIMEOUT).map_err(without_stop)?;
         return Ok((stopped, None));
     }
-    let (stopped, copied) = Stopped::stop_with_copy(pid, PATIENCE).map_err(without_stop)?;
+    let (stopped, copied) = Stopped::stop_with_copy(pid, STOP_TIMEOUT).map_err(without_stop)?;
     let copy = match (means, copied) {
         (Means::CopiedIfPossible, Err(refusal)) if refusal.is_of_copy() => None,
         (Means::CopiedIfPossible, copied) => Some(copied?),
@@ -93,10 +93,11 @@ impl Moment {
         if let Means::Running(_) = means {
             return Self::of_running(agent);
         }
-        // Reading it takes too long to be done meanwhile. What is an entry at the moment is one
-        // shortly before or shortly after it.
+        // Reading these words while the process is stopped would take too long. They are read
+        // shortly before and shortly after instead.
         let mut kernels = KernelData::of_descriptors(pid);
-        // A search of the process itself takes long, and others want the processor, too.
+        // A higher priority shortens the stop. Not for a search of the stopped process, which takes
+        // long and would disturb others.
         let raised = (means != Means::Stopped).then(RaisedPriority::new);
         let (stopped, copy) = stop(pid, means)?;
         let shown = proc::living_thread(pid);
@@ -106,7 +107,7 @@ impl Moment {
         let (memory, hold) = match copy {
             None => {
                 drop(raised);
-                let memory = MomentMemory::of(shown, shown, &regions, (&[], Held::default()));
+                let memory = MomentMemory::of(shown, shown, &regions, &[], Held::default());
                 (memory, Hold::Process(stopped))
             }
             Some(copy) => {
@@ -116,7 +117,7 @@ impl Moment {
                 let pause = stopped.resume();
                 drop(raised);
                 let copy = Arc::new(copy);
-                let mut memory = MomentMemory::of(copy.pid(), shown, &regions, (&absent, held));
+                let mut memory = MomentMemory::of(copy.pid(), shown, &regions, &absent, held);
                 memory.let_work(&copy);
                 (memory, Hold::Copy(copy, pause))
             }
@@ -133,8 +134,8 @@ impl Moment {
         })
     }
 
-    /// Confirms, after a search, that there was memory to the end: what was killed meanwhile, for lack
-    /// of memory say, has been read as zeros.
+    /// Checks after a search that the memory still exists. Memory of a process that was killed
+    /// meanwhile, for example by the OOM killer, has been read as zeros.
     pub fn confirm(&self) -> anyhow::Result<()> {
         let pid = self.pid;
         match &self.hold {
@@ -159,7 +160,7 @@ impl Moment {
         Ok(())
     }
 
-    /// As it runs: what is read first and what is read last are of different times.
+    /// Describes a running process. Its parts are of slightly different times.
     fn of_running(agent: &Agent) -> anyhow::Result<Self> {
         let pid = agent.pid;
         let shown = proc::living_thread(pid);
@@ -170,7 +171,7 @@ impl Moment {
         Ok(Self {
             threads,
             kernels,
-            memory: MomentMemory::of(shown, shown, &regions, (&[], Held::default())),
+            memory: MomentMemory::of(shown, shown, &regions, &[], Held::default()),
             regions,
             hold: Hold::Nothing(count),
             pid,
@@ -179,15 +180,16 @@ impl Moment {
     }
 }
 
-/// Whether a thread still has memory: one that has ended or was killed has none, long before it is
-/// gone.
+/// Returns true if a thread still has memory. A thread that has exited or was killed loses it long
+/// before it disappears.
 fn has_memory(tid: i32) -> bool {
     let mut byte = [0];
     let maps = File::open(format!("/proc/{tid}/maps"));
     maps.is_ok_and(|mut maps| maps.read(&mut byte).is_ok_and(|read| read > 0))
 }
 
-/// The mappings of a process, of which the agent's segment is not the program's to read.
+/// Returns the mappings of a process. The agent's segment is marked unreadable, since it is not the
+/// program's memory.
 fn regions(agent: &Agent) -> anyhow::Result<Vec<Region>> {
     let pid = agent.pid;
     let maps = proc::maps(pid).filter(|maps| !maps.is_empty());
@@ -200,7 +202,7 @@ fn regions(agent: &Agent) -> anyhow::Result<Vec<Region>> {
     Ok(regions)
 }
 
-/// A refusal to stop, with the option that does without, where that could help.
+/// Adds the options that work without a stop to a refusal, if they can help.
 fn without_stop(refusal: Refusal) -> anyhow::Error {
     match refusal {
         Refusal::Traced { .. } => anyhow!(

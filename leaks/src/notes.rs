@@ -1,4 +1,4 @@
-//! What a check could not see, for display.
+//! Describes what a check could not see, for display.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -7,11 +7,12 @@ use shm_protocol::NodeId;
 
 use super::Check;
 
-/// Stacks of overwritten objects that are named, and frames of each.
-const STACKS: usize = 4;
-const FRAMES: usize = 4;
+/// Maximum number of stacks of overwritten objects that are named.
+const MAX_STACKS: usize = 4;
+/// Maximum number of frames of each stack.
+const MAX_FRAMES: usize = 4;
 
-/// What is to be known of a check besides what it found.
+/// Returns remarks on the completeness of a check.
 pub fn notes(check: &Check, names: &HashMap<NodeId, Vec<String>>) -> Vec<String> {
     let mut notes = Vec::new();
     let mut add = |is_so: bool, note: String| notes.extend(is_so.then_some(note));
@@ -95,8 +96,8 @@ pub fn notes(check: &Check, names: &HashMap<NodeId, Vec<String>>) -> Vec<String>
     notes
 }
 
-/// What the program has written outside its objects: as the agent has noticed when they were freed, and as
-/// the search has found.
+/// Describes writes of the program outside its objects, as found by the agent when objects were
+/// freed and by the search.
 fn overwritten(check: &Check, names: &HashMap<NodeId, Vec<String>>) -> Option<String> {
     let mut all = check.snapshot.overwritten();
     all.before += check.overwritten.values().sum::<u64>();
@@ -106,9 +107,9 @@ fn overwritten(check: &Check, names: &HashMap<NodeId, Vec<String>>) -> Option<St
     let stacks = leaves
         .iter()
         .filter_map(|leaf| names.get(leaf))
-        .take(STACKS);
+        .take(MAX_STACKS);
     let stacks: Vec<Vec<String>> = stacks
-        .map(|stack| stack.iter().take(FRAMES).cloned().collect())
+        .map(|stack| stack.iter().take(MAX_FRAMES).cloned().collect())
         .collect();
     let found = all.remark(&stacks);
     let unclear = (check.unclear > 0).then(|| {

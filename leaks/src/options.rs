@@ -1,23 +1,23 @@
-//! Where a search starts, and what it follows.
+//! Options of a search: its roots, and what counts as a pointer.
 
 use reachability::{Heap, Memory, Pointers, lost};
 
 /// Options of a search.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Whether stacks of threads are roots.
+    /// True if thread stacks are roots.
     pub stacks: bool,
-    /// Whether thread-local variables are roots.
+    /// True if thread-local variables are roots.
     pub thread_variables: bool,
-    /// Whether registers of threads are roots.
+    /// True if registers are roots.
     pub registers: bool,
-    /// Whether all other roots are: variables, mappings, what the kernel keeps.
+    /// True if all other memory is a root: variables, mappings, words stored in the kernel.
     pub globals: bool,
-    /// Multiples of bytes at which pointers lie: 1, 2, 4 or 8.
+    /// Alignment of pointers, in bytes: 1, 2, 4 or 8.
     pub alignment: usize,
-    /// How far into an object a pointer may lead; `None`: to its end.
+    /// Maximum offset of a pointer into its object, in bytes; `None`: no limit.
     pub most_offset: Option<u64>,
-    /// Bits of a word, the uppermost ones, that are not of its address.
+    /// Number of upper bits of a word that are not part of the address.
     pub tag_bits: u32,
 }
 
@@ -36,7 +36,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// What counts as a pointer, in a heap.
+    /// Converts to the pointer options of a heap.
     pub fn pointers(&self, memory: &dyn Memory, heap: &Heap) -> Pointers {
         let pointers = Pointers::default()
             .aligned(self.alignment)

@@ -1,17 +1,17 @@
-//! Why a process cannot be copied, and which grade of a check works instead.
+//! Explains why a process cannot be copied, and which kind of check works instead.
 
 use anyhow::anyhow;
 use capture::Refusal;
 use mem_agents::{cgroup, text};
 
-/// Why a copy would cost the process its life: the kernel counts a copy's page tables to the
-/// control group, and if there is no room for them, it kills the largest process there.
+/// Refuses a copy that could kill the process. The copy's page tables are charged to its control
+/// group; without room for them, the kernel kills the largest process there.
 pub fn no_room(pid: i32) -> Option<anyhow::Error> {
-    /// For the rest that the kernel keeps of a process, and for what the process itself requests
-    /// meanwhile.
-    const MORE: u64 = 2 << 20;
+    /// Reserve for other kernel data of the copy and for allocations of the process meanwhile, in
+    /// bytes.
+    const RESERVE: u64 = 2 << 20;
     let (room, tables) = (cgroup::room(pid)?, proc::page_tables(pid)?);
-    let needed = tables.saturating_add(tables / 8).saturating_add(MORE);
+    let needed = tables.saturating_add(tables / 8).saturating_add(RESERVE);
     (room < needed).then(|| {
         anyhow!(
             "process {pid} cannot be copied: the memory limit of its control group leaves {}, and a copy \
@@ -23,20 +23,21 @@ pub fn no_room(pid: i32) -> Option<anyhow::Error> {
     })
 }
 
-/// A refusal to copy, with the options that do without.
+/// Adds the options that work without a copy to a refusal.
 pub fn without_copy(mut refusal: Refusal) -> anyhow::Error {
     if let Refusal::Clone { pid, error, advice } = &mut refusal
         && let Some(cause) = cause(*pid, error.raw_os_error())
     {
         *advice = cause;
     }
-    match refusal.is_of_copy() {
-        true => anyhow!("{refusal}: --stop; or while it runs: --gentle"),
-        false => refusal.into(),
+    if refusal.is_of_copy() {
+        anyhow!("{refusal}: --stop; or while it runs: --gentle")
+    } else {
+        refusal.into()
     }
 }
 
-/// The one of several limits for which `clone` gave this error number, where that can be known.
+/// Finds out which limit made `clone` fail with this error number, if possible.
 fn cause(pid: i32, number: Option<i32>) -> Option<String> {
     match number? {
         libc::EAGAIN => {
@@ -53,7 +54,7 @@ fn cause(pid: i32, number: Option<i32>) -> Option<String> {
     }
 }
 
-/// Whether the process's user has as many threads as RLIMIT_NPROC allows.
+/// Returns an explanation if the process's user has reached RLIMIT_NPROC.
 fn too_many_threads(pid: i32) -> Option<String> {
     let most = most_threads(&proc::file(pid, "limits")?)?;
     let user = proc::Status::of(pid)?.uids[0];
@@ -70,14 +71,14 @@ fn too_many_threads(pid: i32) -> Option<String> {
     })
 }
 
-/// `limits`: the text of `/proc/PID/limits`.
+/// Parses the limit on processes from the text of `/proc/PID/limits`.
 fn most_threads(limits: &[u8]) -> Option<u64> {
     let limit = proc::status_field(limits, "Max processes")?;
     limit.split_ascii_whitespace().next()?.parse().ok()
 }
 
-/// What the kernel may not promise any more, if it promises no more than there is: a copy counts
-/// with all that the process may write to, whether it writes or not.
+/// Returns an explanation if the kernel does not overcommit memory and the limit is reached. A copy
+/// is charged for all memory that the process may write to.
 fn overcommitted(policy: &str, meminfo: &str) -> Option<String> {
     let bytes = |name: &str| {
         let mut lines = meminfo.lines();

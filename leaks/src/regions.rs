@@ -1,4 +1,4 @@
-//! The memory of a process according to the kernel: what is mapped, and which pages exist.
+//! Memory map of a process: its mappings, and which of their pages exist.
 
 use std::fs::File;
 use std::ops::Range;
@@ -8,43 +8,42 @@ use heap_format::maps::Entry;
 
 mod pagemap_scan;
 
-/// Size of the kernel's pages, in which `pagemap` counts.
+/// Returns the kernel's page size, the unit of `pagemap`.
 fn page_size() -> u64 {
-    // SAFETY: cannot fail.
+    // SAFETY: `sysconf` takes a number, and this one is always supported.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) }.max(4096) as u64
 }
 
-/// Maximum number of pages whose entries are read of one process, where the kernel cannot skip what
-/// is not there: 2 TiB of them, some seconds.
-const MOST_PAGES: u64 = 1 << 29;
-/// Entries read at once.
+/// Maximum number of pages whose `pagemap` entries are read, on kernels that cannot skip missing
+/// pages: 2 TiB, which takes some seconds.
+const MAX_PAGES: u64 = 1 << 29;
+/// Number of entries per read.
 const ENTRIES: usize = 1 << 16;
 
-/// A mapping.
+/// Mapping of a process.
 #[derive(Clone, Debug)]
 pub struct Region {
-    /// Its addresses.
+    /// Address range.
     pub range: Range<u64>,
-    /// Whether it may be read.
+    /// True if it may be read.
     pub is_readable: bool,
-    /// Whether it may be written.
+    /// True if it may be written.
     pub is_writable: bool,
-    /// Whether other processes see what is written.
+    /// True if writes are visible to other processes.
     pub is_shared: bool,
-    /// Device and inode of the file; the inode is 0 without one.
+    /// Device and inode of the mapped file; the inode is 0 without a file.
     pub file: ((u32, u32), u64),
-    /// Where in the file it begins.
+    /// File offset of the mapping's start.
     pub offset: u64,
-    /// The file's path, or the kernel's name in brackets.
+    /// Path of the file, or the kernel's name in brackets.
     pub name: Vec<u8>,
-    /// Whether an unreadable mapping ends where it begins, as below a thread's stack.
+    /// True if an inaccessible mapping lies directly below, as for a thread's stack.
     pub has_guard: bool,
-    /// Index of the first mapping of the file that this is a part of, or whose uninitialised
-    /// variables it holds.
+    /// Index of the first mapping of the same ELF file; also set for its `.bss`.
     pub module: Option<usize>,
 }
 
-/// The mappings of a maps text, by address.
+/// Parses the text of `/proc/PID/maps`.
 pub fn parse(maps: &[u8]) -> Vec<Region> {
     let mut regions: Vec<Region> = Vec::new();
     for entry in Entry::all(maps) {
@@ -71,7 +70,7 @@ fn module_of(before: &[Region], entry: &Entry<'_>) -> Option<usize> {
     if entry.inode != 0 {
         let first = before.iter().rposition(|region| region.file != file);
         let first = first.map_or(0, |last| last + 1);
-        // Libraries lie in one piece, except for uninitialised variables of others.
+        // A library's mappings are adjacent, except for the `.bss` of others.
         let earlier = before[..first].iter().rev().take(16);
         let earlier = earlier.filter_map(|region| region.module);
         let same = earlier.filter(|module| before[*module].file == file).min();
@@ -82,7 +81,7 @@ fn module_of(before: &[Region], entry: &Entry<'_>) -> Option<usize> {
     last.module.filter(|_| is_unnamed && last.file.1 != 0)
 }
 
-/// Which pages of a process exist.
+/// Looks up which pages of a process exist.
 pub struct Pages {
     pagemap: Option<File>,
     page: u64,
@@ -91,19 +90,19 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// Of the process `pid`.
+    /// Prepares lookups for the process `pid`.
     pub fn of(pid: i32) -> Self {
         Self {
             pagemap: File::open(proc::path_of_memory(pid, "pagemap")).ok(),
             page: page_size(),
-            left: MOST_PAGES,
+            left: MAX_PAGES,
             can_skip: true,
         }
     }
 
-    /// The parts of `range`, whole pages, with pages that are there, or swapped out. `private`:
-    /// only those that the process has to itself, not those of a file that it has not changed. All
-    /// of the range where the kernel does not say; `None` where it takes too long to ask.
+    /// Returns the parts of `range` whose pages are resident or swapped out. With `private`, omits
+    /// pages of a file that the process has not modified. Returns the whole range if the kernel
+    /// does not provide the information, and `None` if the lookup would take too long.
     pub fn present(&mut self, range: Range<u64>, private: bool) -> Option<Vec<Range<u64>>> {
         if self.can_skip
             && let Some(pagemap) = &self.pagemap
@@ -118,7 +117,7 @@ impl Pages {
         Some(self.look_up(range, private))
     }
 
-    /// The same, page by page.
+    /// Like [`present`](Self::present), but reads one entry for each page.
     fn look_up(&self, range: Range<u64>, private: bool) -> Vec<Range<u64>> {
         let Some(pagemap) = &self.pagemap else {
             return vec![range];
@@ -148,7 +147,7 @@ impl Pages {
     }
 }
 
-/// Adds a range behind all others, to the last if they touch.
+/// Appends a range, which must not begin before the last one ends. Merges them if they touch.
 fn add(ranges: &mut Vec<Range<u64>>, range: Range<u64>) {
     match ranges.last_mut().filter(|last| last.end == range.start) {
         Some(last) => last.end = range.end,
@@ -156,7 +155,7 @@ fn add(ranges: &mut Vec<Range<u64>>, range: Range<u64>) {
     }
 }
 
-/// An entry of `pagemap` (Linux, `Documentation/admin-guide/mm/pagemap.rst`).
+/// Evaluates an entry of `pagemap` (Linux, `Documentation/admin-guide/mm/pagemap.rst`).
 fn is_there(entry: u64, private: bool) -> bool {
     const PRESENT: u64 = 1 << 63;
     const SWAPPED: u64 = 1 << 62;

@@ -1,4 +1,4 @@
-//! What a check found, for users and for programs.
+//! Report on a leak check, as text for users and as JSON for programs.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -20,73 +20,74 @@ use shm_protocol::snapshot::Header;
 use super::notes::notes;
 use super::{Base, Check, Earlier, Leak, Used};
 
-/// Frames of a stack that are shown.
-const FRAMES: usize = 32;
-/// Objects that are listed.
-const IDENTIFIED: usize = 100_000;
+/// Maximum number of frames shown of a stack.
+const MAX_FRAMES: usize = 32;
+/// Maximum number of objects that are listed.
+const MAX_LISTED: usize = 100_000;
 
-/// What was found in one process.
+/// Report on one process.
 #[derive(Debug, Serialize)]
 pub struct Report {
     pid: i32,
     name: String,
-    /// Mean bytes between samples; 1: every allocation is known.
+    /// Sampling interval in bytes; 1: every allocation is known.
     interval: u64,
-    /// How long the session has gone on: older objects are not known.
+    /// Length of the session. Objects from before it are unknown.
     session_seconds: f64,
-    /// How long ago it ended; null: it still counts, or did just now.
+    /// Time since the end of the session; null if it still counts or has just ended.
     ended_seconds_ago: Option<f64>,
-    /// Samples of the session.
+    /// Number of samples of the session.
     samples: u64,
-    /// Bytes of a leak of small objects that has a sample in 95 % of all cases.
+    /// Size of a leak of small objects that is sampled with a probability of 95 %.
     least_seen_bytes: f64,
     lost_bytes: f64,
-    /// Half the width of the 95 % interval of `lost_bytes`; 0 where every allocation is known.
+    /// Half the width of the 95 % confidence interval of `lost_bytes`; 0 if every allocation is
+    /// known.
     lost_bytes_margin: f64,
     lost_objects: f64,
-    /// Samples of the objects that are lost.
+    /// Number of samples among the lost objects.
     pub lost_samples: u64,
-    /// Bytes of the live heap, from the same samples.
+    /// Estimated size of the live heap, in bytes.
     pub live_bytes: f64,
-    /// The earlier check, of which nothing is in `lost_…` and `leaks`.
+    /// Earlier check, whose losses are not in `lost_…` and `leaks`.
     base: Option<Before>,
-    /// By stack; those that are lost by themselves first, then the largest.
+    /// Losses by stack: direct leaks and cycles first, then by size.
     leaks: Vec<Entry>,
-    /// Number of stacks that lost something; `leaks` may have fewer.
+    /// Number of stacks with losses. `leaks` may have fewer.
     stacks: usize,
-    /// Known leaks, which are in none of the above.
+    /// Known leaks, which are not in the fields above.
     suppressed: Vec<Suppressed>,
     threads: usize,
     pause_ms: f64,
     searched_bytes: u64,
     search_seconds: f64,
-    /// Whether the copy searched its own memory.
+    /// True if the copy searched its own memory.
     searched_by_copy: bool,
-    /// How often the process was searched while it ran; null: it was stopped, and searched once.
+    /// Number of searches while the process ran; null if it was stopped and searched once.
     running_searches: Option<u32>,
-    /// What the check could not see.
+    /// Remarks on the completeness of the check.
     pub notes: Vec<String>,
-    /// What went wrong with names.
+    /// Error from looking up names.
     #[serde(skip)]
     trouble: Option<String>,
-    /// The dump, if one was written.
+    /// Path of the dump, if one was written.
     pub dump: Option<String>,
-    /// Address and size of each lost object, if they are listed.
+    /// Address and size of each lost object, if they are to be listed.
     #[serde(skip)]
     objects: Vec<(u64, u64)>,
 }
 
-/// An earlier check.
+/// Earlier check.
 #[derive(Debug, Serialize)]
 struct Before {
     dump: String,
-    /// How long ago it was made.
+    /// Age in seconds.
     seconds: Option<f64>,
     lost_bytes: f64,
     lost_objects: f64,
 }
 
-/// What a suppression was good for: objects whose stacks match it, not what only these keep.
+/// Suppression that has matched. Counts objects whose stacks match, not what only these keep alive.
 #[derive(Debug, Serialize)]
 struct Suppressed {
     template: String,
@@ -94,7 +95,7 @@ struct Suppressed {
     objects: f64,
 }
 
-/// What one stack lost.
+/// Losses of one stack.
 #[derive(Debug, Serialize)]
 struct Entry {
     /// `direct`, `cycle` or `indirect`.
@@ -102,8 +103,8 @@ struct Entry {
     bytes: f64,
     margin: f64,
     objects: f64,
-    /// Lost only with these, as far as these were sampled: all of it where every allocation is known, else
-    /// less than what is.
+    /// Size of sampled objects that only these objects keep alive. Complete if every allocation is
+    /// known; otherwise too small.
     kept_bytes: f64,
     kept_objects: f64,
     /// Address of one of the objects.
@@ -112,13 +113,14 @@ struct Entry {
     stack: Vec<String>,
 }
 
-/// The report on a check; of `most` stacks.
+/// Creates the report on a check. Shows at most `most` stacks.
 pub fn report(
     agent: &Agent,
     header: &Header<'_>,
     session: &Session,
     check: &Check,
-    (most, earlier): (usize, Option<Earlier<'_>>),
+    most: usize,
+    earlier: Option<Earlier<'_>>,
 ) -> Report {
     let total = check.leaks.total;
     let shown = check.leaks.leaks.iter().take(most.max(1));
@@ -162,11 +164,13 @@ pub fn report(
     }
 }
 
-/// Bytes of a leak of small objects that has a sample in 95 % of all cases: exp(-3) is 5 %.
+/// Returns the size of a leak of small objects that is sampled with a probability of 95 %, since
+/// exp(-3) is 5 %.
 fn least_seen(interval: u64) -> f64 {
-    match interval {
-        0 | 1 => 1.0,
-        _ => 3.0 * interval as f64,
+    if interval <= 1 {
+        1.0
+    } else {
+        3.0 * interval as f64
     }
 }
 
@@ -201,7 +205,8 @@ fn entry(leak: &Leak, names: &HashMap<NodeId, Vec<String>>) -> Entry {
     }
 }
 
-/// The functions of stacks, innermost first, by their leaf; and what went wrong meanwhile.
+/// Returns the functions of stacks, innermost first, by leaf node, and an error from looking them
+/// up.
 pub fn names(
     agent: &Agent,
     header: &Header<'_>,
@@ -236,7 +241,7 @@ pub fn names(
 }
 
 impl Report {
-    /// The report in lines.
+    /// Formats the report as lines of text.
     pub fn lines(&self) -> Vec<String> {
         let mut lines = vec![self.summary()];
         let is_exact = self.interval == 1;
@@ -249,7 +254,7 @@ impl Report {
             lines.push(format!("These are {shown} of {all} stacks, the largest."));
         }
         if !self.suppressed.is_empty() {
-            // As in LeakSanitizer.
+            // The format of LeakSanitizer.
             lines.push(String::new());
             lines.push("Suppressions used:".to_owned());
             lines.push("  count      bytes template".to_owned());
@@ -263,27 +268,27 @@ impl Report {
         lines
     }
 
-    /// The lost objects, if they are to be listed: in gperftools' words.
+    /// Lists the lost objects, if requested, in the format of gperftools.
     fn identified(&self) -> impl Iterator<Item = String> {
-        let objects = self.objects.iter().take(IDENTIFIED);
+        let objects = self.objects.iter().take(MAX_LISTED);
         let lines = objects.map(|(at, bytes)| format!("leaked {bytes} byte object {at:#x}"));
-        let more = self.objects.len().saturating_sub(IDENTIFIED);
+        let more = self.objects.len().saturating_sub(MAX_LISTED);
         lines.chain((more > 0).then(|| format!("and {more} more")))
     }
 
-    /// Leaves out which suppressions were used.
+    /// Removes the list of matching suppressions.
     pub fn hide_suppressed(&mut self) {
         self.suppressed.clear();
     }
 
-    /// What is to be known besides, in lines.
+    /// Returns remarks and errors as lines of text.
     pub fn warnings(&self) -> impl Iterator<Item = String> {
         let notes = self.notes.iter();
         let notes = notes.map(|note| format!("{} ({}): {note}", self.name, self.pid));
         self.trouble.iter().cloned().chain(notes)
     }
 
-    /// What a dump says of the check.
+    /// Returns the data about the check for a dump.
     pub fn to_dump(&self) -> LeakCheck {
         let whole = |number: f64| number.round() as u64;
         let stopped = self.running_searches.is_none();
@@ -302,7 +307,7 @@ impl Report {
         }
     }
 
-    /// What is lost in all.
+    /// Formats the total loss.
     fn summary(&self) -> String {
         let title = format!("{} ({})", self.name, self.pid);
         let time = |seconds: f64| match Duration::from_secs_f64(seconds) {
@@ -348,7 +353,7 @@ impl Report {
         }
     }
 
-    /// What the check cost.
+    /// Formats the cost of the check.
     pub fn cost(&self) -> String {
         let report = self;
         let bytes = text::bytes;
@@ -370,17 +375,18 @@ impl Report {
 }
 
 impl Entry {
-    /// Adds what the stack lost, and the stack.
+    /// Adds the lines of one stack.
     fn add_to(&self, lines: &mut Vec<String>, is_exact: bool) {
-        // Of objects that are not sampled it is not known what they keep: an estimate would be too small.
-        let kept = match self.kept_objects > 0.0 && is_exact {
-            true => format!(
+        // Without a sample of every object, the amount kept alive would be too small.
+        let kept = if self.kept_objects > 0.0 && is_exact {
+            format!(
                 ", and with {} {} in {}",
                 if self.objects > 1.0 { "them" } else { "it" },
                 text::bytes(self.kept_bytes),
                 count(self.kept_objects)
-            ),
-            false => String::new(),
+            )
+        } else {
+            String::new()
         };
         let kind = match self.kind {
             "cycle" => "Leak of a cycle",
@@ -394,24 +400,25 @@ impl Entry {
         lines.push(format!(
             "{kind}: {size}{margin} in {objects} {what}{kept}, from"
         ));
-        let frames = self.stack.iter().take(FRAMES);
+        let frames = self.stack.iter().take(MAX_FRAMES);
         lines.extend(frames.map(|frame| format!("    {frame}")));
-        if self.stack.len() > FRAMES {
-            lines.push(format!("    … {} more", self.stack.len() - FRAMES));
+        if self.stack.len() > MAX_FRAMES {
+            lines.push(format!("    … {} more", self.stack.len() - MAX_FRAMES));
         }
         lines.push(format!("  one is at {}", self.example));
     }
 }
 
-/// The error of an estimate, if it is one.
+/// Formats the margin of an estimate; empty for exact values.
 fn margin(bytes: f64, is_exact: bool) -> String {
-    match is_exact {
-        true => String::new(),
-        false => format!(" ± {}", text::bytes(bytes)),
+    if is_exact {
+        String::new()
+    } else {
+        format!(" ± {}", text::bytes(bytes))
     }
 }
 
-/// The word behind [`count`].
+/// Returns the noun for [`count`].
 fn objects_word(objects: f64) -> &'static str {
     match count(objects).as_str() {
         "1" => "object",
@@ -419,7 +426,7 @@ fn objects_word(objects: f64) -> &'static str {
     }
 }
 
-/// A number of objects, which may be an estimate.
+/// Formats a number of objects, which may be an estimate.
 fn count(objects: f64) -> String {
     format!("{objects:.0}")
 }

@@ -1,8 +1,8 @@
-//! Where a process keeps pointers that are in no object of its heap.
+//! Finds the roots of a process: memory outside its heap in which it keeps pointers.
 //!
-//! Registers and stacks of threads, writable data of modules, mappings that the program made
-//! itself, and what the kernel stores for it ([`super::kernel`]). The allocator's own memory and
-//! the agent's are not roots.
+//! These are registers and stacks of threads, writable data of modules, the program's own mappings,
+//! and words stored in the kernel ([`super::kernel`]). Memory of the allocator and of the agent is
+//! excluded.
 
 use std::mem::offset_of;
 use std::ops::Range;
@@ -20,60 +20,61 @@ use super::kernel::KernelData;
 use super::options::Options;
 use super::regions::Region;
 
-/// Bytes below the stack pointer that a function may use (System V ABI for x86-64).
+/// Number of bytes below the stack pointer that a function may use (System V ABI for x86-64).
 const RED_ZONE: u64 = if cfg!(target_arch = "x86_64") { 128 } else { 0 };
-/// Maximum size of the part of a mapping that is searched for the end of a dead thread's stack.
-const MOST_STACK: u64 = 1 << 20;
-/// Maximum number of bytes of one part of the agent's memory, of pointers to unused parts, and of
-/// mappings.
-const MOST_AGENT: u64 = 1 << 24;
-const MOST_SPARE: u64 = 1 << 12;
-const MOST_OWN: u64 = 1 << 10;
+/// Maximum size of the upper part of a dead thread's stack that is searched for its control block.
+const MAX_STACK_TOP: u64 = 1 << 20;
+/// Maximum size of one part of the agent's memory, in bytes.
+const MAX_AGENT_BYTES: u64 = 1 << 24;
+/// Maximum number of the agent's spare thread records.
+const MAX_SPARE: u64 = 1 << 12;
+/// Maximum number of the agent's mappings.
+const MAX_OWN_MAPPINGS: u64 = 1 << 10;
 
-/// Roots, each with a display name.
+/// Roots of a process.
 #[derive(Debug, Default)]
 pub struct Roots {
-    /// What each is.
+    /// Descriptions, by number.
     pub roots: Vec<Root>,
-    /// Words at hand, with the number of their root.
+    /// Root words, with the number of their description.
     pub words: Vec<(u64, u32)>,
-    /// Ranges to read, with the number of their root.
+    /// Ranges to search, with the number of their description.
     pub ranges: Vec<(Range<u64>, u32)>,
-    /// The agent's own memory, which is not a root.
+    /// Memory of the agent, which is excluded.
     pub agents: Vec<Range<u64>>,
 }
 
-/// A root.
+/// Description of a root.
 #[derive(Clone, Debug)]
 pub struct Root {
-    /// What it is, for display.
+    /// Name for display.
     pub name: String,
-    /// The file whose variables it holds, and where that is mapped.
+    /// Path and address of the ELF file whose variables the root contains.
     pub module: Option<(Vec<u8>, u64)>,
 }
 
-/// What is known of a process to find its roots.
+/// State of a process from which its roots are found.
 pub struct Process<'a> {
-    /// Its memory.
+    /// Memory of the process.
     pub memory: &'a dyn Memory,
-    /// Its heap.
+    /// Heap of the process.
     pub heap: &'a Heap,
-    /// Its threads, as they were stopped.
+    /// Stopped threads.
     pub threads: &'a [Thread],
-    /// Its mappings.
+    /// Mappings of the process.
     pub regions: &'a [Region],
-    /// Where the agent's own memory is.
+    /// Location of the agent's memory.
     pub agent: AgentMemory,
 }
 
-/// What a region is to a process.
+/// Kind of a region.
 enum Kind {
     Stack,
     Data,
 }
 
 impl Roots {
-    /// The roots of a process, but those in the kernel, that the options leave.
+    /// Finds the roots that the options select, except for those in the kernel.
     pub fn of(process: &Process<'_>, options: &Options) -> Self {
         let mut roots = Self::default();
         let mut stacks = Vec::with_capacity(process.threads.len());
@@ -87,11 +88,12 @@ impl Roots {
         let agent = agents(process);
         for region in process.regions {
             if region.is_readable && !is_kernels(&region.name) {
-                roots.add_region(process, region, &agent, (&stacks, options));
+                roots.add_region(process, region, &agent, &stacks, options);
             }
         }
         roots.agents = agent;
-        // A variable says more of why an object is kept than a stack that it is on as well.
+        // Ranges of modules come first: a variable explains better why an object is kept than a
+        // stack.
         let named = |range: &(Range<u64>, u32)| roots.roots[range.1 as usize].module.is_none();
         let mut ranges = std::mem::take(&mut roots.ranges);
         ranges.sort_by_key(named);
@@ -107,28 +109,30 @@ impl Roots {
     fn add_thread(&mut self, process: &Process<'_>, thread: &Thread) {
         let heap = process.heap;
         let number = self.name(format!("registers of thread {}", thread.tid));
-        // Calls do not preserve these: who has called the C library has nothing in them. Copying memory
-        // leaves pointers there, to objects that may have been lost since.
-        let scratch = match is_in_c_librarys_call(process, thread) {
-            true => &[][..],
-            false => &thread.scratch,
+        // The C library's caller has nothing in these registers, since calls do not preserve them.
+        // Copying memory leaves stale pointers in them.
+        let scratch = if is_in_c_library_call(process, thread) {
+            &[][..]
+        } else {
+            &thread.scratch
         };
         let words = thread.words.iter().chain(scratch);
         let words = words.filter(|word| **word > 0xffff);
         self.words.extend(words.map(|word| (*word, number)));
-        // A stack may lie in an object, as a coroutine's does. However far it leads into that, the
-        // stack pointer is one.
+        // A stack may be an object of the heap, as with coroutines. The stack pointer keeps it
+        // alive, whatever limit on offsets applies.
         let object = heap.find(thread.sp).and_then(|(_, r)| heap.region(r));
         self.words.extend(object.map(|(at, _)| (at, number)));
     }
 
-    /// `stacks`: stack pointers and threads, sorted.
+    /// Adds a region. `stacks` has the stack pointer and id of each thread, sorted.
     fn add_region(
         &mut self,
         process: &Process<'_>,
         region: &Region,
         agent: &[Range<u64>],
-        (stacks, options): (&[(u64, i32)], &Options),
+        stacks: &[(u64, i32)],
+        options: &Options,
     ) {
         let (kind, range, name) = alive(process, region, stacks);
         let range = match kind {
@@ -155,18 +159,18 @@ impl Roots {
         }
     }
 
-    /// What the program says is not a leak, or may hold pointers.
+    /// Adds the objects and regions that the program declares.
     pub fn add_exemptions(&mut self, exemptions: Exemptions) {
         let number = self.name("object that the program ignores".to_owned());
         let objects = exemptions.objects.into_iter();
         self.words.extend(objects.map(|at| (at, number)));
         let number = self.name("region that the program registered".to_owned());
-        // Wherever they lie, in an object too.
+        // Includes regions within objects.
         let regions = exemptions.regions.into_iter();
         self.ranges.extend(regions.map(|range| (range, number)));
     }
 
-    /// As the search wants them.
+    /// Converts to the roots of a search.
     pub fn to_mark<'a>(&'a self, pointers: &'a Pointers, trace: bool) -> mark::Roots<'a> {
         mark::Roots {
             words: &self.words,
@@ -176,7 +180,7 @@ impl Roots {
         }
     }
 
-    /// The words that the kernel hands back to the process one day.
+    /// Adds the words that the kernel will return to the process.
     pub fn add_kernels(&mut self, kernels: &KernelData) {
         for (name, words) in &kernels.words {
             let number = self.name(name.clone());
@@ -185,8 +189,8 @@ impl Roots {
     }
 }
 
-/// Whether a thread is in a system call which the C library makes for a function that has called it.
-fn is_in_c_librarys_call(process: &Process<'_>, thread: &Thread) -> bool {
+/// Returns true if a thread is in a system call made by a function of the C library.
+fn is_in_c_library_call(process: &Process<'_>, thread: &Thread) -> bool {
     let (regions, pc) = (process.regions, thread.pc);
     let at = regions.partition_point(|region| region.range.end <= pc);
     let region = regions.get(at).filter(|region| region.range.contains(&pc));
@@ -194,7 +198,7 @@ fn is_in_c_librarys_call(process: &Process<'_>, thread: &Thread) -> bool {
     thread.in_call && name.is_some_and(|name| capture::is_c_library(&name))
 }
 
-/// What the kernel maps into each process.
+/// Returns true for the name of a mapping that the kernel adds to every process.
 fn is_kernels(name: &[u8]) -> bool {
     [
         &b"[vvar"[..],
@@ -208,7 +212,7 @@ fn is_kernels(name: &[u8]) -> bool {
     .any(|kernels| name.starts_with(kernels))
 }
 
-/// A region without the part of a stack that is not in use, and what it is.
+/// Returns what a region is, its range without the unused part of a stack, and its name.
 fn alive(
     process: &Process<'_>,
     region: &Region,
@@ -219,9 +223,10 @@ fn alive(
     let is_stack = region.has_guard || region.name.starts_with(b"[stack");
     if let Some((sp, tid)) = lowest.filter(|(sp, _)| range.contains(sp)) {
         let name = format!("stack of thread {tid}");
-        let start = match is_stack {
-            true => sp.saturating_sub(RED_ZONE).max(range.start),
-            false => range.start,
+        let start = if is_stack {
+            sp.saturating_sub(RED_ZONE).max(range.start)
+        } else {
+            range.start
         };
         return (Kind::Stack, start..range.end, name);
     }
@@ -241,38 +246,39 @@ fn alive(
     }
 }
 
-/// Bytes below a thread control block in which thread-local variables of the program's and of libraries that
-/// it has from its start are sought: what is there of the stack's beginning is treated like them.
-const STATIC_VARIABLES: u64 = 4096;
+/// Number of bytes below a thread control block that count as thread-local variables of the program
+/// and its initial libraries. The first frames of the stack may lie there; they are treated like
+/// variables.
+const STATIC_TLS_BYTES: u64 = 4096;
 
-/// Of the stack of a thread that the C library has started, the upper end: thread-local variables and the
-/// control block, which names those of libraries that were loaded later.
+/// Returns the upper end of a thread's stack: its thread-local variables and its control block,
+/// which points to the variables of libraries loaded later.
 fn thread_local(process: &Process<'_>, stack: &Range<u64>) -> Option<Range<u64>> {
     let mut pointers = process.threads.iter().map(|thread| thread.thread_pointer);
     let block = pointers.find(|at| stack.contains(at))?;
-    Some(stack.start.max(block.saturating_sub(STATIC_VARIABLES))..stack.end)
+    Some(stack.start.max(block.saturating_sub(STATIC_TLS_BYTES))..stack.end)
 }
 
-/// The end of the stack of a thread that has ended, which the C library keeps for a later one: its
-/// thread control block is not a live thread's.
+/// Returns the address of the control block on the stack of an exited thread, which the C library
+/// keeps for reuse. Returns `None` for other regions.
 fn dead_stack(process: &Process<'_>, region: &Region) -> Option<u64> {
     if !region.has_guard || !region.name.is_empty() {
         return None;
     }
-    // The block lies at the upper end, behind the thread's variables: the last one that there is.
+    // The block lies at the upper end, above the thread's variables, so it is the last one found.
     let Range { start, end } = region.range;
-    let last = start.max(end.saturating_sub(MOST_STACK))..end;
+    let last = start.max(end.saturating_sub(MAX_STACK_TOP))..end;
     let block = control_blocks::find(process.memory, last).pop();
     let is_alive = |at: u64| process.threads.iter().any(|t| t.thread_pointer == at);
     block.filter(|block| !is_alive(*block))
 }
 
-/// The agent's own memory, by address: its library, its thread-local variables with jemalloc's,
-/// which point to free memory, its tables, and what it remembers of each thread's stack.
+/// Returns the agent's memory, sorted: its library, its thread-local variables (with jemalloc's,
+/// which point to free memory), its tables and its per-thread records.
 fn agents(process: &Process<'_>) -> Vec<Range<u64>> {
     let own = &process.agent;
-    let pages = |bytes: u64| bytes.min(MOST_AGENT).next_multiple_of(4096);
-    let range = |start: u64, bytes: u64| start..start.saturating_add(bytes.min(MOST_AGENT));
+    let pages = |bytes: u64| bytes.min(MAX_AGENT_BYTES).next_multiple_of(4096);
+    let range = |start: u64, bytes: u64| start..start.saturating_add(bytes.min(MAX_AGENT_BYTES));
     let mut ranges = vec![range(own.start, pages(own.end.saturating_sub(own.start)))];
     let mut memories = Vec::new();
     ranges.push(own.start..own.end.max(own.start).next_multiple_of(4096));
@@ -281,14 +287,14 @@ fn agents(process: &Process<'_>) -> Vec<Range<u64>> {
         ranges.push(range(at(own.variables), own.variables_bytes));
         memories.push(at(own.thread));
     }
-    memories.extend((0..own.spare_count.min(MOST_SPARE)).map(|n| own.spare.wrapping_add(n * 8)));
+    memories.extend((0..own.spare_count.min(MAX_SPARE)).map(|n| own.spare.wrapping_add(n * 8)));
     let memories = memories
         .into_iter()
         .filter_map(|at| process.memory.word(at));
     let memories = memories.filter(|at| *at != 0);
     ranges.extend(memories.map(|at| range(at, pages(own.thread_bytes))));
     ranges.extend(exemptions::memory(process.memory, own.exemptions));
-    let listed = (0..own.own_count.min(MOST_OWN)).filter_map(|n| {
+    let listed = (0..own.own_count.min(MAX_OWN_MAPPINGS)).filter_map(|n| {
         let at = own.own.wrapping_add(n * size_of::<OwnMapping>() as u64);
         let word = |field: usize| process.memory.word(at.wrapping_add(field as u64));
         let (start, bytes) = (offset_of!(OwnMapping, start), offset_of!(OwnMapping, bytes));
@@ -299,7 +305,7 @@ fn agents(process: &Process<'_>) -> Vec<Range<u64>> {
     joined(ranges)
 }
 
-/// The parts of a range that are in none of others, which are sorted and apart.
+/// Subtracts other ranges, which are sorted and disjoint, from a range.
 fn without(range: Range<u64>, others: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut rest = Vec::new();
     let mut start = range.start;
@@ -318,7 +324,8 @@ fn without(range: Range<u64>, others: &[Range<u64>]) -> Vec<Range<u64>> {
     rest
 }
 
-/// The readable mappings that a copy lacks; `copy`: its maps text. Both are by address.
+/// Returns the readable mappings that are missing from a copy. `copy` is the text of the copy's
+/// maps. Both are sorted.
 pub fn absent(regions: &[Region], copy: &[u8]) -> Vec<Range<u64>> {
     let there: Vec<Range<u64>> = Entry::all(copy).map(|e| e.start..e.end).collect();
     let readable = regions.iter().filter(|region| region.is_readable);

@@ -1,4 +1,4 @@
-//! The search of a process's memory for pointers, and what it did not come to.
+//! Searches a process's memory for pointers, and finds the objects that they do not reach.
 
 use mem_agents::snapshot::NO_CLASS;
 use reachability::jemalloc::{self, Globals};
@@ -19,23 +19,24 @@ use super::options::Options;
 use super::roots::{self, Roots};
 use super::{Scope, unstopped};
 
-/// The heap and what was reached in it.
+/// Result of a search.
 pub struct Search {
-    /// All objects.
+    /// All objects of the heap.
     pub heap: Heap,
-    /// Where it began.
+    /// Roots of the search.
     pub roots: Roots,
-    /// What it followed.
+    /// What counts as a pointer.
     pub pointers: Pointers,
-    /// What it came to.
+    /// Objects that were reached.
     pub marks: Marks,
 }
 
 impl Search {
-    /// Follows all pointers of a process; `trace` remembers what led to each object.
+    /// Follows all pointers of a process. With `trace`, records what led to each object.
     pub fn of(
         moment: &Moment,
-        (globals, agent): (&HeapGlobals, AgentMemory),
+        globals: &HeapGlobals,
+        agent: AgentMemory,
         options: &Options,
         trace: bool,
     ) -> anyhow::Result<Self> {
@@ -80,19 +81,19 @@ impl Search {
         })
     }
 
-    /// Reaches only what the program says is not a leak.
+    /// Replaces the result by what is reachable from the program's declarations alone.
     pub fn begin_at_exemptions(&mut self, memory: &MomentMemory, agent: AgentMemory) {
         let mut roots = Roots::default();
         roots.add_exemptions(exemptions::read(memory, &self.heap, agent.exemptions));
         self.marks = mark::mark(memory, &self.heap, &roots.to_mark(&self.pointers, false));
     }
 
-    /// The lost objects of a session.
+    /// Returns the lost objects of a session.
     pub fn lost(&self, memory: &MomentMemory, session: &Session, scope: Scope) -> Found {
         let wanted = |object: &Sampled| is_of(object, session);
         let mut found = lost::find(memory, &self.heap, &self.marks, wanted);
         if scope == Scope::Unreachable {
-            // The caches in which the allocator keeps free objects are not the program's memory.
+            // The allocator's caches of free objects are not memory of the program.
             let internal = mark::targets(memory, &self.heap, &self.roots.agents);
             found
                 .unknown
@@ -101,9 +102,8 @@ impl Search {
         found
     }
 
-    /// Takes the lost objects that `is_excused` names for kept: they are roots, too. Neither they
-    /// nor what they lead to is lost any more; what other lost objects lead to as well is kept,
-    /// too.
+    /// Treats the lost objects that `is_excused` selects as roots. They and everything reachable
+    /// from them are no longer lost.
     pub fn excuse(
         &mut self,
         memory: &MomentMemory,
@@ -119,7 +119,7 @@ impl Search {
         }
     }
 
-    /// How each of the lost objects is lost.
+    /// Determines how each object is lost. Returns `None` if that is unknown or irrelevant.
     pub fn causes(
         &self,
         memory: &MomentMemory,
@@ -133,36 +133,38 @@ impl Search {
     }
 }
 
-/// Whether an object was counted in a session; objects hold only the last 8 bits of its number.
+/// Returns true if an object was sampled in a session. Objects store only the lower 8 bits of the
+/// session's number.
 pub fn is_of(object: &Sampled, session: &Session) -> bool {
     if object.weight == 0.0 {
-        // Its header was overwritten: when it was born is not known.
+        // The header was overwritten, so the birth is unknown.
         return object.session == session.number as u8;
     }
     let first = tick_of(session.start_ns);
     object.session == session.number as u8 && object.born.wrapping_sub(first) as i32 >= -1
 }
 
-/// Whether the records of a session, each with its stack and size class, have one in which an
-/// object was counted. Memory that the allocator has at hand for objects to come may hold anything,
-/// the likeness of a header among it.
+/// Returns true if an object's record exists and has its size class. Without this check, unused
+/// memory of the allocator that looks like a header could pass for an object. `records` has the
+/// leaf and size class of each record.
 pub fn is_counted(object: &Sampled, records: &[(NodeId, u32)]) -> bool {
-    /// Larger objects may have been resized where they are, and stay with their record.
+    /// Maximum size of a small object, in bytes. Larger ones may have been resized in place and
+    /// keep their record.
     const LARGEST_SMALL: u64 = 14 << 10;
     let record = records.get(object.record as usize);
     record.is_some_and(|(_, class)| match object.record {
-        // It has objects of all sizes.
+        // This record has objects of all sizes.
         TABLE_FULL => *class != NO_CLASS,
         _ if object.bytes > LARGEST_SMALL => *class != NO_CLASS,
         _ => *class == size_class(object.bytes),
     })
 }
 
-/// Large tables are made, copied into better ones, and dropped. With the threshold that glibc
-/// raises with each of them, their memory would stay in this process.
+/// Makes glibc return large tables to the kernel when they are dropped. By default, its threshold
+/// for that rises with each of them.
 fn give_back_tables() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: takes numbers, and may be called at any time.
+    // SAFETY: `mallopt` takes two numbers and may be called at any time.
     unsafe {
         libc::mallopt(libc::M_MMAP_THRESHOLD, 128 << 10);
     }

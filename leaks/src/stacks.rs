@@ -1,4 +1,4 @@
-//! Lost objects by the stack that allocated them.
+//! Groups lost objects by the stack that allocated them.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,22 +11,22 @@ use shm_protocol::NodeId;
 use shm_protocol::clock::{TICK_NS, tick_of};
 use shm_protocol::header;
 
-use super::base::{Amount, NOTHING, Share, Since};
+use super::base::{Amount, EPSILON, Share, Since};
 
-/// What is lost of one stack, in one way.
+/// Losses of one stack, of one kind.
 #[derive(Clone, Debug)]
 pub struct Leak {
-    /// Leaf of the stack; 0: of no stack of its own.
+    /// Leaf node of the stack; 0: `[table full]`.
     pub node: NodeId,
-    /// How.
+    /// How the objects are lost.
     pub loss: Loss,
-    /// The objects lost so.
+    /// Lost objects.
     pub lost: Sum,
-    /// What else is lost only with them.
+    /// Other lost objects that only these keep alive.
     pub kept: Sum,
-    /// Address of the youngest of them.
+    /// Address of the youngest object.
     pub example: u64,
-    /// Its birth.
+    /// Birth of the youngest object, in ticks.
     born: u32,
 }
 
@@ -45,9 +45,8 @@ impl Leak {
     }
 }
 
-/// Gives objects whose headers were overwritten, or forged, the weight that others of their stack and size
-/// class have. Returns how many
-/// objects of each stack, by its leaf, were overwritten.
+/// Corrects objects with overwritten or forged headers: they get the mean weight of their stack and
+/// size class. Returns the number of such objects by leaf node.
 pub fn settle_weights(
     lost: &mut [Lost],
     stacks: &[(NodeId, u32)],
@@ -83,7 +82,7 @@ pub fn settle_weights(
     overwritten
 }
 
-/// What is lost of each stack.
+/// Sums the losses by stack.
 pub fn amounts(lost: &[Lost], stacks: &[(NodeId, u32)]) -> HashMap<NodeId, Amount> {
     let mut amounts: HashMap<NodeId, Amount> = HashMap::new();
     for lost in lost {
@@ -98,16 +97,16 @@ pub fn amounts(lost: &[Lost], stacks: &[(NodeId, u32)]) -> HashMap<NodeId, Amoun
     amounts
 }
 
-/// Estimates of objects.
+/// Estimated sum of objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sum {
-    /// Samples.
+    /// Number of samples.
     pub samples: u64,
-    /// Objects.
+    /// Number of objects.
     pub objects: f64,
-    /// Bytes.
+    /// Number of bytes.
     pub bytes: f64,
-    /// Variance of the bytes.
+    /// Variance of `bytes`.
     pub variance: f64,
 }
 
@@ -117,7 +116,7 @@ impl Sum {
         self.add_share(lost, Share::ALL);
     }
 
-    /// Adds a part of an object.
+    /// Adds a fraction of an object.
     fn add_share(&mut self, lost: &Lost, share: Share) {
         let weight = f64::from(lost.object.weight);
         let bytes = lost.object.bytes as f64;
@@ -127,40 +126,41 @@ impl Sum {
         self.variance += weight * (weight - 1.0) * bytes * bytes * share.bytes;
     }
 
-    /// Takes out what errors of calculation have added to whole numbers.
+    /// Rounds values that differ from a whole number only by rounding errors.
     fn settle(&mut self) {
         for number in [&mut self.objects, &mut self.bytes] {
-            if (*number - number.round()).abs() < NOTHING {
+            if (*number - number.round()).abs() < EPSILON {
                 *number = number.round();
             }
         }
     }
 
-    /// Half the width of the interval that holds the true bytes with 95 % probability.
+    /// Returns half the width of the 95 % confidence interval of `bytes`.
     pub fn margin(&self) -> f64 {
         1.96 * self.variance.sqrt()
     }
 }
 
-/// All that is lost.
+/// Losses of a process.
 #[derive(Debug, Default)]
 pub struct Leaks {
-    /// By stack, the largest first.
+    /// Losses by stack and kind, the largest first.
     pub leaks: Vec<Leak>,
-    /// Together.
+    /// Sum over all stacks.
     pub total: Sum,
-    /// What of each stack and size class is lost, and how, as in a profile.
+    /// Losses by stack and size class, with their kinds, as in a profile.
     details: HashMap<(NodeId, u32), BTreeMap<Label, Detail>>,
 }
 
 impl Leaks {
-    /// For lost objects, how each is lost, as far as that is known, and the stack and size class of
-    /// each record; `now` is the tick of the check. `since`: only what is new is listed.
+    /// Groups lost objects. `how` says how each is lost, if known; `stacks` has the leaf and size
+    /// class of each record; `now` is the tick of the check. With `since`, lists only what is new.
     pub fn of(
         lost: &[Lost],
         how: Option<&[How]>,
         stacks: &[(NodeId, u32)],
-        (now, since): (u32, Option<&Since>),
+        now: u32,
+        since: Option<&Since>,
     ) -> Self {
         let stack = |lost: &Lost| stacks.get(lost.object.record as usize).copied();
         let share = |node: NodeId| match since {
@@ -203,21 +203,21 @@ impl Leaks {
             all.total.samples = since.samples;
             all.total.settle();
             leaks.values_mut().for_each(Leak::settle);
-            // For a cause that is not new, nothing is listed.
+            // A cause that is not new is not listed.
             leaks.retain(|_, leak| leak.lost.samples > 0);
         }
         all.leaks = sorted(leaks.into_values().collect());
         all
     }
 
-    /// What of a stack and size class is lost, and how.
+    /// Returns the losses of a stack and size class, by kind.
     pub fn details(&self, node: NodeId, class: u32) -> Vec<(Detail, Label)> {
         let details = self.details.get(&(node, class)).into_iter().flatten();
         details.map(|(label, detail)| (*detail, *label)).collect()
     }
 }
 
-/// The largest first, of those that are to be mended; the rest goes with these.
+/// Sorts by size. Indirect leaks come last, since repairing the others repairs them.
 fn sorted(mut leaks: Vec<Leak>) -> Vec<Leak> {
     let size = |leak: &Leak| leak.lost.bytes + leak.kept.bytes;
     leaks.sort_by(|a, b| {
@@ -240,7 +240,7 @@ fn entry(leaks: &mut HashMap<(NodeId, Loss), Leak>, node: NodeId, loss: Loss) ->
     })
 }
 
-/// How, and the index of the object that is the cause.
+/// Returns the kind of a loss and the index of the object that causes it.
 fn loss(how: Option<&How>) -> (Loss, Option<u32>) {
     match how {
         None | Some(How::Directly) => (Loss::Direct, None),

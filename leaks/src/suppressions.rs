@@ -1,4 +1,4 @@
-//! Suppressions: which leaks are known and not to be reported, in LeakSanitizer's format.
+//! Suppressions of known leaks, in LeakSanitizer's format.
 
 use std::fs::File;
 use std::io::Read;
@@ -6,44 +6,46 @@ use std::path::Path;
 
 use mem_agents::text;
 
-/// Maximum number of bytes of a file, and of templates of all files.
-const MOST_BYTES: u64 = 1 << 20;
-const MOST_TEMPLATES: usize = 10_000;
+/// Maximum size of a file, in bytes.
+const MAX_BYTES: u64 = 1 << 20;
+/// Maximum number of templates, over all files.
+const MAX_TEMPLATES: usize = 10_000;
 
-/// Templates, in the order in which they are tried.
+/// Templates in the order in which they are tried.
 #[derive(Clone, Debug, Default)]
 pub struct Suppressions {
     templates: Vec<String>,
 }
 
 impl Suppressions {
-    /// Adds those of a file.
+    /// Adds the suppressions of a file.
     ///
     /// # Errors
-    /// It cannot be read, or a line is none. The text names both.
+    ///
+    /// The file cannot be read, or a line is invalid. The text names file and line.
     pub fn add_file(&mut self, path: &Path) -> Result<(), String> {
         let shown = text::path(path);
         let mut bytes = Vec::new();
         File::open(path)
-            .and_then(|file| file.take(MOST_BYTES + 1).read_to_end(&mut bytes))
+            .and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut bytes))
             .map_err(|error| format!("{shown}: the suppressions cannot be read: {error}"))?;
-        if bytes.len() as u64 > MOST_BYTES {
+        if bytes.len() as u64 > MAX_BYTES {
             return Err(format!(
                 "{shown}: more than {}, too large for a file of suppressions: name another",
-                text::bytes(MOST_BYTES as f64)
+                text::bytes(MAX_BYTES as f64)
             ));
         }
         self.add(&bytes)
             .map_err(|(line, what)| format!("{shown}:{line}: {what}"))
     }
 
-    /// Adds those of a text that the program has; the error says what is wrong with it.
+    /// Adds suppressions that the program declares. The error text is for display.
     pub fn add_stated(&mut self, bytes: &[u8]) -> Result<(), String> {
         self.add(bytes)
             .map_err(|(line, what)| format!("__lsan_default_suppressions(), line {line}: {what}"))
     }
 
-    /// Adds those of a text; else the line's number, and what is wrong with it.
+    /// Adds the suppressions of a text. The error has the line number and a description.
     fn add(&mut self, bytes: &[u8]) -> Result<(), (usize, String)> {
         for (line, number) in bytes.split(|byte| *byte == b'\n').zip(1..) {
             let line = std::str::from_utf8(line).ok().filter(|l| !l.contains('\0'));
@@ -60,8 +62,8 @@ impl Suppressions {
                     format!("\"{start}\" is not a suppression: write leak:TEMPLATE"),
                 ));
             };
-            if self.templates.len() == MOST_TEMPLATES {
-                let most = format!("more than {MOST_TEMPLATES} suppressions: join some with *");
+            if self.templates.len() == MAX_TEMPLATES {
+                let most = format!("more than {MAX_TEMPLATES} suppressions: join some with *");
                 return Err((number, most));
             }
             self.templates.push(template.to_owned());
@@ -69,19 +71,19 @@ impl Suppressions {
         Ok(())
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no templates.
     pub fn is_empty(&self) -> bool {
         self.templates.is_empty()
     }
 
-    /// A template, for display.
+    /// Returns a template, for display.
     pub fn template(&self, index: usize) -> String {
         let template = self.templates.get(index).map_or("", |text| text);
         text::escape(template.as_bytes())
     }
 
-    /// The index of the first template that a text matches. `left`: most bytes to compare, from
-    /// which those that were are taken.
+    /// Returns the index of the first template that matches a text. Compares at most `left` bytes,
+    /// which is reduced accordingly.
     pub fn first(&self, text: &str, left: &mut u64) -> Option<usize> {
         self.templates.iter().position(|template| {
             let cost = (template.len() + text.len()) as u64;
@@ -92,9 +94,9 @@ impl Suppressions {
     }
 }
 
-/// Whether a text matches a template, as in LeakSanitizer: it contains its parts, which `*`
-/// separates, one after the other. `^` at its beginning and `$` are the text's beginning and end.
-/// Each part is taken where it is found first, so this takes time in proportion to both lengths.
+/// Returns true if a text matches a template, as in LeakSanitizer: the parts between `*` must occur
+/// in order. `^` at the start and `$` anchor the text's beginning and end. Each part matches at its
+/// first occurrence, without backtracking, so the time is linear in both lengths.
 fn matches(template: &str, text: &str) -> bool {
     if text.is_empty() {
         return false;
@@ -114,9 +116,10 @@ fn matches(template: &str, text: &str) -> bool {
         }
         let end = template.find(['*', '$']).unwrap_or(template.len());
         let (part, rest) = template.split_at(end);
-        let found = match is_start {
-            true => text.starts_with(part).then_some(0),
-            false => text.find(part),
+        let found = if is_start {
+            text.starts_with(part).then_some(0)
+        } else {
+            text.find(part)
         };
         let Some(found) = found else {
             return false;

@@ -1,5 +1,5 @@
-//! Threads of a process that is not stopped: what the kernel reports about those that wait, and for
-//! all others only where their stacks are.
+//! Finds the threads of a running process: registers from the kernel for those that wait, and only
+//! the stacks of the others.
 
 use std::ops::Range;
 
@@ -9,14 +9,13 @@ use reachability::{Heap, Memory};
 use super::control_blocks;
 use super::regions::Region;
 
-/// Maximum number of bytes that are searched for control blocks outside stacks.
-const MOST: u64 = 256 << 20;
-/// Maximum number of bytes of a stack, from its end, in which its thread's control block is looked
-/// for.
-const MOST_STACK: u64 = 1 << 20;
+/// Maximum number of bytes outside stacks that are searched for control blocks.
+const MAX_BYTES: u64 = 256 << 20;
+/// Maximum size of the upper part of a stack that is searched for the thread's control block.
+const MAX_STACK_TOP: u64 = 1 << 20;
 
-/// The number of threads, and those that wait in the kernel, with the arguments of their system
-/// calls in place of registers.
+/// Returns the number of threads, and those that wait in the kernel. Their words are the arguments
+/// of the system call.
 pub fn threads(pid: i32) -> (usize, Vec<Thread>) {
     let tids = proc::threads(pid);
     let waiting = tids.iter().filter_map(|&tid| {
@@ -26,8 +25,8 @@ pub fn threads(pid: i32) -> (usize, Vec<Thread>) {
     (tids.len(), waiting.collect())
 }
 
-/// A thread by the text of its `syscall`: `NUMBER ARGUMENTS… SP PC`, `-1 SP PC` where it waits for
-/// another reason. `None`: it runs.
+/// Parses `/proc/PID/task/TID/syscall`: `NUMBER ARGUMENTS… SP PC`, or `-1 SP PC` for a thread that
+/// waits for another reason. Returns `None` for a running thread.
 fn waiting(tid: i32, text: &str) -> Option<Thread> {
     let mut fields = text.split_ascii_whitespace();
     fields.next()?.parse::<i64>().ok()?;
@@ -46,8 +45,8 @@ fn waiting(tid: i32, text: &str) -> Option<Thread> {
     })
 }
 
-/// Adds, of all threads, where their control blocks are, and of those that run the whole of their
-/// stacks: how much of these is in use is not known.
+/// Adds the control blocks of all threads, and the whole stacks of running threads, since it is
+/// unknown how much of them is in use.
 pub fn complete(threads: &mut Vec<Thread>, memory: &dyn Memory, heap: &Heap, regions: &[Region]) {
     let mut stacks: Vec<u64> = threads.iter().map(|thread| thread.sp).collect();
     stacks.sort_unstable();
@@ -55,7 +54,7 @@ pub fn complete(threads: &mut Vec<Thread>, memory: &dyn Memory, heap: &Heap, reg
         let first = stacks.partition_point(|sp| *sp < range.start);
         stacks.get(first).is_some_and(|sp| *sp < range.end)
     };
-    let mut left = MOST;
+    let mut left = MAX_BYTES;
     let mut found = Vec::new();
     for region in regions.iter().filter(|region| region.is_readable) {
         let range = &region.range;
@@ -67,7 +66,7 @@ pub fn complete(threads: &mut Vec<Thread>, memory: &dyn Memory, heap: &Heap, reg
             continue;
         }
         for block in blocks(region, memory, heap, &mut left) {
-            let number = control_blocks::number(memory, block);
+            let number = control_blocks::tid(memory, block);
             let is_stack = region.has_guard && !is_known(range);
             let sp = if is_stack { range.start } else { 0 };
             found.extend((number != 0).then_some((number, sp, block)));
@@ -84,11 +83,11 @@ pub fn complete(threads: &mut Vec<Thread>, memory: &dyn Memory, heap: &Heap, reg
     }));
 }
 
-/// The control blocks in a mapping, but in the program's objects.
+/// Finds the control blocks in a mapping, outside the program's objects.
 fn blocks(region: &Region, memory: &dyn Memory, heap: &Heap, left: &mut u64) -> Vec<u64> {
     let Range { start, end } = region.range;
     if region.has_guard {
-        let last = start.max(end.saturating_sub(MOST_STACK))..end;
+        let last = start.max(end.saturating_sub(MAX_STACK_TOP))..end;
         return control_blocks::find(memory, last);
     }
     let mut found = Vec::new();
@@ -155,7 +154,7 @@ mod tests {
         let pid = std::process::id() as i32;
         let maps = std::fs::read("/proc/self/maps").expect("our own");
         let regions = regions::parse(&maps);
-        let memory = MomentMemory::of(pid, pid, &regions, (&[], Held::default()));
+        let memory = MomentMemory::of(pid, pid, &regions, &[], Held::default());
         let heap = Heap::default();
         let mut threads = Vec::new();
         complete(&mut threads, &memory, &heap, &regions);

@@ -1,4 +1,4 @@
-//! gperftools' variables for its heap checker, read as it reads them.
+//! Environment variables of gperftools' heap checker, interpreted as gperftools does.
 
 use proc::is_traced;
 
@@ -14,31 +14,32 @@ const IDENTIFY: &str = "HEAP_CHECK_IDENTIFY_LEAKS";
 const TEST_ALIGNMENT: &str = "HEAP_CHECK_TEST_POINTER_ALIGNMENT";
 const UNDER_DEBUGGER: &str = "HEAP_CHECK_RUN_UNDER_GDB";
 
-/// How often a process is searched that a debugger has.
+/// Number of searches of a process under a debugger.
 const SEARCHES: u32 = 5;
-/// Stacks that gperftools shows.
-const SHOWN: usize = 20;
+/// Default number of stacks shown, as in gperftools.
+const DEFAULT_SHOWN: usize = 20;
 
-/// What the variables say of a check at exit.
+/// Settings of a check at exit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Variables {
-    /// Of the search. The roots are those of the mode `as-is` alone.
+    /// Options of the search. The variables choose the roots only in the mode `as-is`.
     pub options: Options,
-    /// Stacks to show.
+    /// Maximum number of stacks to show.
     pub shown: usize,
-    /// Whether each lost object is listed.
+    /// True if each lost object is to be listed.
     pub identify: bool,
-    /// Whether a check that finds leaks is made once more with pointers at any address.
+    /// True if a check that finds leaks is to be repeated with pointers at any address.
     pub test_alignment: bool,
-    /// Whether a process that a debugger has is checked, while it runs.
+    /// True if a process under a debugger is checked, while it runs.
     pub under_debugger: bool,
 }
 
 impl Variables {
-    /// Reads them by `get`. `as_is`: in the mode that leaves the choice of roots to them.
+    /// Reads the variables through `get`. With `as_is`, they choose the roots.
     ///
     /// # Errors
-    /// One is not a number, or one that cannot be. The text is for display.
+    ///
+    /// A value is not a number or out of range. The text is for display.
     pub fn read(get: impl Fn(&str) -> Option<String>, as_is: bool) -> Result<Self, String> {
         let mut options = Options::default();
         if as_is {
@@ -53,10 +54,10 @@ impl Variables {
             Some(n @ (1 | 2 | 4 | 8)) => n as usize,
             Some(n) => return Err(format!("{ALIGNMENT}={n}: expected 1, 2, 4 or 8")),
         };
-        // Below zero: to the end of each object.
+        // A negative value means no limit.
         options.most_offset = number(OFFSET)?.and_then(|bytes| u64::try_from(bytes).ok());
         let shown = match number(LEAKS)? {
-            None => SHOWN,
+            None => DEFAULT_SHOWN,
             Some(n) if n <= 0 => usize::MAX,
             Some(n) => usize::try_from(n).unwrap_or(usize::MAX),
         };
@@ -72,11 +73,13 @@ impl Variables {
 }
 
 impl Variables {
-    /// How a process is to be checked: as it runs, if a debugger has it and that is wanted.
+    /// Returns how to check a process. A process under a debugger is checked while it runs, if
+    /// enabled.
     pub fn means(&self, pid: i32, usual: Means) -> Means {
-        match self.under_debugger && is_traced(pid) {
-            true => Means::Running(SEARCHES),
-            false => usual,
+        if self.under_debugger && is_traced(pid) {
+            Means::Running(SEARCHES)
+        } else {
+            usual
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Results of a scan: segments, each with its process, and those refused.
+//! Results of a scan: segments with their processes, and refused segments.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -12,46 +12,47 @@ use crate::text;
 use crate::unreadable;
 use shm_protocol::layout::CONTROL_BYTES;
 
-/// Whether the process that made a segment still uses it.
+/// State of the process that created a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Life {
-    /// It does.
+    /// The process is running and uses the segment.
     Running,
-    /// It executed another program since.
+    /// The process has executed another program since.
     Replaced,
-    /// It is gone.
+    /// The process is dead.
     Dead,
 }
 
-/// A process that carries the agent, or what is left of it. Its segment is closed: there
-/// may be more of them than descriptors.
+/// Process with the agent, or what a dead one left. The segment is not open, since there may be
+/// more segments than descriptors.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// Pid as we see it; a dead process's as it saw it.
+    /// Pid in our namespace. For a dead process, the pid in its own namespace.
     pub pid: i32,
-    /// Inode of its pid namespace; 0: not known.
+    /// Inode of the process's pid namespace; 0 if unknown.
     pub namespace: u64,
-    /// Whether it still runs.
+    /// State of the process.
     pub life: Life,
-    /// It ran before the machine was last started.
+    /// True if the process ran before the last boot.
     pub other_boot: bool,
-    /// How it ended, where somebody saw it.
+    /// How the process ended; `None` if unknown.
     pub end: Option<ProcessEnd>,
-    /// Short name; bytes that it chose.
+    /// Short name, chosen by the process: untrusted bytes.
     pub name: Vec<u8>,
-    /// Name of the main thread; bytes that it chose.
+    /// Name of the main thread, chosen by the process: untrusted bytes.
     pub comm: Vec<u8>,
-    /// User; of a dead process, the segment's owner.
+    /// User id of the process. For a dead process, the owner of the segment.
     pub uid: u32,
     /// CPU time used, in clock ticks.
     pub cpu_ticks: u64,
-    /// When the segment was made, by the segments' clock: distinguishes images of a process.
+    /// Creation time of the segment, in ns of the segment's clock. Distinguishes program images of
+    /// one process.
     pub created_ns: u64,
-    /// Pid of its parent, as that saw itself, where a forked child made the segment; else 0.
+    /// Pid of the parent in its own namespace, if a forked child created the segment; otherwise 0.
     pub forked_from: u32,
-    /// The segment's entry in the directory.
+    /// Directory entry of the segment.
     pub entry: Entry,
-    /// The directory.
+    /// Directory that contains the segment.
     pub directory: Arc<Directory>,
     /// Owner of the segment's file.
     pub owner: u32,
@@ -59,11 +60,11 @@ pub struct Found {
     pub file: (u64, u64),
 }
 
-/// A process that carries the agent, with its segment open.
+/// Process with the agent, with its segment open.
 #[derive(Debug)]
 pub struct Agent {
     found: Found,
-    /// The segment.
+    /// Open segment.
     pub segment: Segment,
 }
 
@@ -82,38 +83,39 @@ impl DerefMut for Agent {
 }
 
 impl Found {
-    /// `name (pid)`, for display.
+    /// Returns `name (pid)`, for display.
     pub fn title(&self) -> String {
         format!("{} ({})", text::escape(&self.name), self.pid)
     }
 
-    /// Where its segment is.
+    /// Path of the segment.
     pub fn path(&self) -> PathBuf {
         self.directory.path.join(self.entry.name.to_string())
     }
 
-    /// Identity of a process, whatever it calls itself: two containers that share
-    /// a directory may have processes that agree in pid and start.
+    /// Returns a key for the process: owner, namespace, pid, start time. Pid and start time alone
+    /// are not unique, since several containers may share a directory.
     pub fn process(&self) -> (u32, u64, i32, u64) {
         let name = self.entry.name;
         (self.owner, self.namespace, name.pid, name.start_time)
     }
 
-    /// Orders images of one process: a shell that executes a program at once has made its segment
-    /// in the same tick of the clock.
+    /// Returns a sort key for program images of one process. Creation times may be equal, since a
+    /// shell may execute a program within one clock tick.
     pub fn age(&self) -> (u64, bool, u32) {
         let is_last = self.life == Life::Running;
         (self.created_ns, is_last, self.entry.name.image)
     }
 
-    /// Memory that its segment takes, if the name still means that file.
+    /// Returns the memory that the segment occupies, in bytes; 0 if the file was removed or
+    /// replaced.
     pub fn memory_bytes(&self) -> u64 {
         let kind = self.directory.kind(self.entry.name).ok();
         let same = kind.filter(|kind| kind.file == self.file);
         same.map_or(0, |kind| kind.memory_bytes)
     }
 
-    /// Opens its segment, if the name still means that file.
+    /// Opens the segment. Fails if the file was removed or replaced.
     pub fn open(self) -> Result<Agent, Refusal> {
         let segment = Segment::open(&self.directory, self.entry.name)?;
         if (segment.device, segment.inode) != self.file {
@@ -125,8 +127,8 @@ impl Found {
         })
     }
 
-    /// Whether the process maps a file of this inode and name, on whatever device: tells
-    /// images of one process apart. `None` where its maps cannot be read.
+    /// Returns whether the process maps a file of this inode and name, on any device. Distinguishes
+    /// program images of one process. Returns `None` if the maps cannot be read.
     pub fn seems_mapped(&self) -> Option<bool> {
         let maps = proc::maps(self.pid)?;
         let name = self.entry.name.to_string();
@@ -135,7 +137,7 @@ impl Found {
 }
 
 impl Agent {
-    /// Makes sure that the process has this segment mapped, now.
+    /// Checks that the process has this segment mapped now.
     pub fn confirm(&self) -> Result<(), Unconfirmed> {
         let maps = proc::maps(self.pid)
             .ok_or_else(|| Unconfirmed::Unreadable(unreadable::maps(self.pid)))?;
@@ -144,7 +146,7 @@ impl Agent {
             mappings::has_file(&maps, device, self.segment.inode, name.as_bytes()).then_some(())
         };
         let mapped = is_mapped(mappings::device(self.segment.device)).or_else(|| {
-            // Some filesystems show another device there than `stat` does.
+            // Some file systems show another device in maps than `stat` reports.
             let seems = mappings::has_name(&maps, self.segment.inode, name.as_bytes());
             let shown = || mappings::shown_device(self.segment.file());
             seems.then(shown).flatten().and_then(is_mapped)
@@ -154,8 +156,8 @@ impl Agent {
 }
 
 impl Agent {
-    /// Whether the process has the tables of sessions mapped, without which it samples nothing.
-    /// `None` where its maps cannot be read.
+    /// Returns whether the process has the tables mapped, without which it cannot be sampled.
+    /// Returns `None` if the maps cannot be read.
     pub fn maps_tables(&self) -> Option<bool> {
         let maps = proc::maps(self.pid)?;
         let name = self.segment.name.to_string();
@@ -164,81 +166,81 @@ impl Agent {
     }
 }
 
-/// Why a process is not taken to have a segment mapped.
+/// Reason to doubt that a process has a segment mapped.
 #[derive(Debug, thiserror::Error)]
 pub enum Unconfirmed {
-    /// Nobody may read what it maps.
+    /// The process's maps cannot be read.
     #[error("{0}")]
     Unreadable(String),
-    /// It does not map this file.
+    /// The process does not map this file.
     #[error("it does not map {}: another program left it", text::path(.0))]
     NotMapped(PathBuf),
 }
 
-/// A segment that is not used, and why.
+/// Segment that is not used, with the reason.
 #[derive(Debug)]
 pub struct Refused {
-    /// Where it is.
+    /// Path of the file.
     pub path: PathBuf,
-    /// Pid of its live process, as we see it.
+    /// Pid of the live process, in our namespace; `None` if it is dead.
     pub live_pid: Option<i32>,
-    /// Whether that process, or root, may have made it.
+    /// True if that process or root may have created the file.
     pub is_own: bool,
-    /// Why.
+    /// Reason for the refusal.
     pub reason: Refusal,
-    /// It may be in the making.
+    /// True if the file is so new that it may be incomplete.
     pub young: bool,
 }
 
-/// Maximum number of refused segments that are kept one by one.
-const KEPT: usize = 256;
-/// Maximum number of refused segments that are named in a warning.
-const NAMED: usize = 3;
+/// Maximum number of refused segments that are stored individually.
+const MAX_STORED: usize = 256;
+/// Maximum number of refused segments that a warning names.
+const MAX_NAMED: usize = 3;
 
-/// Segments that are not used. Anybody can make any number of them, so the rest is counted.
+/// Refused segments. Anybody can create any number of them, so most are only counted.
 #[derive(Debug, Default)]
 pub struct Refusals {
-    /// The first ones; those of live processes are examined first.
+    /// First refused segments. Those of live processes come first.
     pub first: Vec<Refused>,
-    /// How many more there are, by directory, each with the first of them.
+    /// Number of further ones by directory, with the path of the first of them.
     more: BTreeMap<PathBuf, (PathBuf, usize)>,
 }
 
 impl Refusals {
-    /// Takes one in. Those of other users concern nobody here, however many there are.
+    /// Adds a refused segment. Those of other users are ignored.
     pub fn push(&mut self, refused: Refused) {
         if matches!(refused.reason, Refusal::Foreign(_)) {
             return;
         }
-        match self.first.len() < KEPT {
-            true => self.first.push(refused),
-            false => {
-                let directory = refused.path.parent().map(PathBuf::from).unwrap_or_default();
-                self.count(directory, refused.path);
-            }
+        if self.first.len() < MAX_STORED {
+            self.first.push(refused);
+        } else {
+            let directory = refused.path.parent().map(PathBuf::from).unwrap_or_default();
+            self.count(directory, refused.path);
         }
     }
 
-    /// Counts one that nobody looked at.
+    /// Counts a segment that was not examined.
     pub fn count(&mut self, directory: PathBuf, path: PathBuf) {
         let (_, files) = self.more.entry(directory).or_insert((path, 0));
         *files += 1;
     }
 
-    /// Warnings of those that `concern` us, and of the `rest` that was only counted: one for
-    /// each where they are few, else their number and the first of them.
+    /// Returns warnings for the stored segments that `concern` selects and, if `rest`, for the
+    /// counted ones. A few are listed individually; of many, the number and the first ones are
+    /// given.
     pub fn warnings(&self, concern: impl Fn(&Refused) -> bool, rest: bool) -> Vec<String> {
         let ours: Vec<&Refused> = self.first.iter().filter(|r| concern(r)).collect();
         let more = self.more.values().filter(|_| rest);
         let more: usize = more.map(|(_, files)| files).sum();
-        if ours.len() <= NAMED && more == 0 {
+        if ours.len() <= MAX_NAMED && more == 0 {
             return ours.iter().map(|refused| refused.line()).collect();
         }
         let count = ours.len() + more;
-        let first = ours.iter().take(NAMED).map(|refused| refused.line());
+        let first = ours.iter().take(MAX_NAMED).map(|refused| refused.line());
         let mut first: Vec<String> = first.collect();
         if first.is_empty() {
-            let files = self.more.values().take(NAMED);
+            let files = self.more.values().take(MAX_NAMED);
             first.extend(files.map(|(path, _)| text::path(path)));
         }
         let first = first.join("; ");
@@ -275,7 +277,7 @@ mod tests {
             reason,
             young: false,
         };
-        (0..2 * KEPT).for_each(|_| refusals.push(refused(Refusal::Foreign(7))));
+        (0..2 * MAX_STORED).for_each(|_| refusals.push(refused(Refusal::Foreign(7))));
         assert!(refusals.warnings(|_| true, true).is_empty());
         refusals.push(refused(Refusal::NotAFile));
         let warnings = refusals.warnings(|_| true, true);

@@ -1,4 +1,4 @@
-//! The processes there are, across pid namespaces.
+//! Lists the processes of all pid namespaces that are visible.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -7,33 +7,33 @@ use proc::{Stat, Status};
 
 use crate::segment::SegmentName;
 
-/// A live process, from `/proc`.
+/// Live process, as read from `/proc`.
 #[derive(Clone)]
 pub struct Process {
     /// Pid in our namespace.
     pub pid: i32,
-    /// Start, state and parent.
+    /// Start time, state and parent.
     pub stat: Stat,
-    /// Users and pids.
+    /// User ids and pids.
     pub status: Status,
 }
 
-/// Processes by the names of their segments, across pid namespaces.
+/// Index of processes by the pids and start times in segment names, across pid namespaces.
 #[derive(Default)]
 pub struct Spaces {
-    /// All pids that `/proc` shows.
+    /// All pids in `/proc`.
     all: HashSet<i32>,
-    /// From a process's own pid and start time to its pid here. Containers that start
-    /// together have processes that agree in both.
+    /// Pids in our namespace, by pid in the process's own namespace and start time. Not unique:
+    /// containers that start together may have processes with equal keys.
     elsewhere: HashMap<(i32, u64), Vec<i32>>,
-    /// One process of each other mount namespace, and of each other root directory.
+    /// One process for each other mount namespace or root directory.
     pub mounts: Vec<i32>,
-    /// Those that were requested.
+    /// Cache of the processes read so far.
     known: RefCell<HashMap<i32, Option<Process>>>,
 }
 
 impl Spaces {
-    /// Looks at all processes.
+    /// Reads the list of all processes.
     pub fn read() -> Self {
         let (our_mnt, our_pid) = (namespace("self", "mnt"), namespace("self", "pid"));
         let our_root = proc::root_of("self");
@@ -43,7 +43,7 @@ impl Spaces {
         for pid in proc::all() {
             let text = pid.to_string();
             let pids = namespace(&text, "pid");
-            // A first thread that has ended is in no mount namespace any more.
+            // A main thread that has exited is in no mount namespace, so another thread is used.
             let shown = match namespace(&text, "mnt") {
                 Some(_) => pid,
                 None => proc::living_thread(pid),
@@ -81,15 +81,15 @@ impl Spaces {
         known.entry(pid).or_insert_with(read).clone()
     }
 
-    /// Whether a segment's name means a process that lives: costs next to nothing where not.
+    /// Returns true if a segment's name refers to a live process. Cheap if it does not.
     pub fn may_live(&self, name: SegmentName) -> bool {
         let here = self.all.contains(&name.pid);
         self.elsewhere.contains_key(&(name.pid, name.start_time))
             || here && self.process_of(name, 0).is_some()
     }
 
-    /// The live process that a segment's name means, as we see it: the one in the pid namespace
-    /// whose inode the segment names (0: not known), or one whose namespace we may not query.
+    /// Returns the live process that a segment's name refers to: the one in the pid namespace with
+    /// inode `wanted` (0: any), or else one whose namespace cannot be queried.
     pub fn process_of(&self, name: SegmentName, wanted: u64) -> Option<Process> {
         let key = (name.pid, name.start_time);
         let here = self.all.contains(&name.pid).then_some(name.pid);
@@ -113,7 +113,7 @@ impl Spaces {
     }
 }
 
-/// Inode of a namespace of a process; `None` where we may not ask.
+/// Returns the inode of a process's namespace, or `None` without permission.
 pub fn namespace(pid: &str, kind: &str) -> Option<u64> {
     let link = std::fs::read_link(format!("/proc/{pid}/ns/{kind}")).ok()?;
     let text = link.to_str()?.strip_prefix(kind)?;

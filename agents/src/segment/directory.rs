@@ -1,5 +1,4 @@
-//! Directories of segments, and the files in them as far as they are known without opening
-//! them.
+//! Directories of segments, and what is known of the files in them without opening them.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{DirEntry, File};
@@ -21,31 +20,31 @@ use super::refusal::Refusal;
 use super::resolution::open_below;
 use crate::discovery::RUN_PREFIX;
 
-/// Maximum number of entries of a directory that are read: the names alone.
+/// Maximum number of directory entries that are read.
 const MAX_ENTRIES: usize = 1_000_000;
 
-/// An open directory of segments.
+/// Open directory of segments.
 #[derive(Debug)]
 pub struct Directory {
     pub(super) fd: OwnedFd,
-    /// How users reach it: `/dev/shm`, or `/proc/PID/root/dev/shm`.
+    /// Path for display: `/dev/shm`, or `/proc/PID/root/dev/shm`.
     pub path: PathBuf,
-    /// Device and inode, to know it again under another name.
+    /// Device and inode. Identifies the directory whatever its path.
     pub identity: (u64, u64),
-    /// User who owns it.
+    /// Owner of the directory.
     pub owner: u32,
 }
 
 impl Directory {
-    /// Opens a directory of our own mount namespace.
+    /// Opens a directory in our own mount namespace.
     pub fn open(path: &Path) -> io::Result<Arc<Self>> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let fd = nix::fcntl::open(path, flags, Mode::empty())?;
         Self::of(fd, path.to_owned())
     }
 
-    /// Opens the directory `path` as the process sees it. Links on the way lead where the
-    /// process's root is, never into our own files.
+    /// Opens the directory `path` as a process sees it. Symbolic links on the way are resolved
+    /// within the process's root.
     pub fn open_in(pid: i32, path: &Path) -> io::Result<Arc<Self>> {
         let root = proc::directory(pid).join("root");
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
@@ -65,25 +64,25 @@ impl Directory {
         }))
     }
 
-    /// Whether `run`, or `cpu run`, has made it for its program and is still there; `None`: nobody
-    /// has.
+    /// Returns whether the `run` or `cpu run` that created this directory still runs. `None` if
+    /// neither created it.
     pub fn has_run(&self) -> Option<bool> {
         let is_runs = |part: &OsStr| part.as_bytes().starts_with(RUN_PREFIX.as_bytes());
         let is_runs = self.path.iter().any(is_runs);
         is_runs.then(|| super::is_locked(&self.fd))
     }
 
-    /// Lets others see for as long as this process lives that somebody looks after what is in it.
+    /// Marks a directory as attended, for as long as this process lives.
     pub fn attend(path: &Path) -> io::Result<()> {
         let directory = File::open(path)?;
         // SAFETY: a plain call on a descriptor that we own.
         Errno::result(unsafe { libc::flock(directory.as_raw_fd(), libc::LOCK_EX) })?;
-        // The lock is the descriptor's, which is never closed.
+        // The lock belongs to the descriptor, which is deliberately leaked.
         let _ = directory.into_raw_fd();
         Ok(())
     }
 
-    /// The entries that are named like segments.
+    /// Returns the entries with names of segments.
     pub fn segments(&self) -> io::Result<Vec<Entry>> {
         let entry = |e: DirEntry| {
             let name = SegmentName::parse(&e.file_name())?;
@@ -96,7 +95,7 @@ impl Directory {
         Ok(self.read()?.filter_map(entry).collect())
     }
 
-    /// The entries whose names begin so.
+    /// Returns the names of the entries that begin with `prefix`.
     pub fn entries(&self, prefix: &str) -> io::Result<Vec<OsString>> {
         let names = self.read()?.map(|e| e.file_name());
         Ok(names
@@ -105,27 +104,27 @@ impl Directory {
     }
 
     fn read(&self) -> io::Result<impl Iterator<Item = DirEntry> + use<>> {
-        // Through /proc, so that the directory read is the one that is open.
+        // Reads by descriptor, so that a replaced path has no effect.
         let path = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
         Ok(std::fs::read_dir(path)?.take(MAX_ENTRIES).flatten())
     }
 
-    /// The file behind a segment's name, without opening it.
+    /// Examines the file with a segment's name without opening it.
     pub fn kind(&self, name: SegmentName) -> io::Result<Kind> {
         let flags = nix::fcntl::AtFlags::AT_SYMLINK_NOFOLLOW;
         let stat = nix::sys::stat::fstatat(&self.fd, name.to_string().as_str(), flags)?;
         Ok(Kind::of(&stat))
     }
 
-    /// Opens a directory inside it.
+    /// Opens a subdirectory.
     pub fn directory(&self, name: &OsStr) -> io::Result<Arc<Self>> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
         let fd = openat(&self.fd, name, flags, Mode::empty())?;
         Self::of(fd, self.path.join(name))
     }
 
-    /// Removes a file of this device and inode, if the name still means it. Tells whether it did:
-    /// its process, or another controller, may have removed it, and a new one may have its name.
+    /// Removes a file of this device and inode. Returns false if it was removed or replaced before,
+    /// by its process or another controller.
     pub fn remove_file(&self, name: SegmentName, file: (u64, u64)) -> io::Result<bool> {
         let name = name.to_string();
         let flags = nix::fcntl::AtFlags::AT_SYMLINK_NOFOLLOW;
@@ -143,20 +142,20 @@ impl Directory {
         }
     }
 
-    /// Bytes free for us on its filesystem.
+    /// Returns the free space on the file system, in bytes.
     pub fn free_bytes(&self) -> io::Result<u64> {
         let stat = nix::sys::statvfs::fstatvfs(&self.fd)?;
         Ok(stat.blocks_available().saturating_mul(stat.fragment_size()))
     }
 }
 
-/// A file as far as it is known without opening it.
+/// What is known of a file without opening it.
 pub struct Kind {
     /// Owner of the file.
     pub owner: u32,
-    /// Device and inode.
+    /// Device and inode of the file.
     pub file: (u64, u64),
-    /// Memory or disk space that it takes.
+    /// Memory or disk space that the file occupies, in bytes.
     pub memory_bytes: u64,
     regular: bool,
     bytes: u64,
@@ -175,7 +174,7 @@ impl Kind {
         }
     }
 
-    /// Why it is not a segment, or none of ours.
+    /// Returns the reason why the file is not one of our segments, if there is one.
     pub fn refusal(&self) -> Option<Refusal> {
         let us = nix::unistd::geteuid();
         if !self.regular {
@@ -189,13 +188,13 @@ impl Kind {
         }
     }
 
-    /// Whether its agent may not have filled it in yet.
+    /// Returns true if the file is so new that it may be incomplete.
     pub fn is_young(&self) -> bool {
         is_young(self.modified_unix_ns)
     }
 
-    /// Whether it may be what an agent leaves that is killed while it makes its segment: a
-    /// file of ours, or root asks, that is too short.
+    /// Returns true if the file may be an incomplete segment: it is too short, and ours unless we
+    /// are root.
     pub fn is_stub(&self) -> bool {
         let us = nix::unistd::geteuid();
         self.regular
@@ -204,7 +203,7 @@ impl Kind {
     }
 }
 
-/// Whether a segment is so young that its agent may not have filled it in yet.
+/// Returns true if a file is so new that its agent may not have filled it in yet.
 pub fn is_young(modified_unix_ns: u64) -> bool {
     shm_protocol::clock::unix_ns().abs_diff(modified_unix_ns) < 2_000_000_000
 }
@@ -218,8 +217,8 @@ pub(super) fn modified_unix_ns(stat: &FileStat) -> u64 {
     seconds.saturating_add(stat.st_mtime_nsec.max(0) as u64)
 }
 
-/// The directory that sessions use: `MEM_PROFILER_DIR`, or `/dev/shm`. A relative one is
-/// meant from the working directory, as the agent takes it when its program starts.
+/// Returns the directory for segments: `MEM_PROFILER_DIR`, or `/dev/shm`. A relative path is made
+/// absolute, since the agent resolves it in its program's initial working directory.
 pub fn default_directory() -> PathBuf {
     use shm_protocol::segment::DIR_VARIABLE;
     directory_named(std::env::var_os(DIR_VARIABLE))
@@ -230,7 +229,7 @@ fn directory_named(value: Option<OsString>) -> PathBuf {
     let Some(chosen) = value.filter(|value| !value.is_empty()) else {
         return PathBuf::from(DEFAULT_DIR);
     };
-    // Fails where the working directory is gone: then the name alone must do.
+    // Fails if the working directory was removed. Keeps the relative path then.
     std::path::absolute(&chosen).unwrap_or_else(|_| PathBuf::from(chosen))
 }
 

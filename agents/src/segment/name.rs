@@ -1,22 +1,22 @@
-//! Names of segments.
+//! Names of segment files.
 
 use std::ffi::OsStr;
 
 use shm_protocol::segment::FILE_PREFIX;
 
-/// Identity of a process image, from its segment's file name.
+/// Identity of a process image, as encoded in the segment's file name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SegmentName {
     /// Pid in the process's own namespace.
     pub pid: i32,
-    /// Start time of the process.
+    /// Start time of the process, in clock ticks since boot.
     pub start_time: u64,
-    /// Counts the images that the process executed.
+    /// Number of the program image: how many times the process has called exec with the agent.
     pub image: u32,
 }
 
 impl SegmentName {
-    /// The inverse of its `Display`; `None` for any other name.
+    /// Parses a file name as written by `Display`. Returns `None` for any other name.
     pub fn parse(name: &OsStr) -> Option<Self> {
         let rest = name.to_str()?.strip_prefix(FILE_PREFIX)?;
         let mut parts = rest.split('.');
@@ -43,17 +43,17 @@ impl std::fmt::Display for SegmentName {
     }
 }
 
-/// A file in a directory. Names come back: a program that executes another may find the
-/// name of an earlier image free again. Name and inode together come back only once the file was
-/// removed, and not on a tmpfs; but directories of other mount namespaces, each a filesystem of its
-/// own, may agree in both.
+/// Directory entry of a segment. A name alone is not unique over time: after an exec, the name of
+/// an earlier image may be free again. Name and inode recur only after the file was removed, and
+/// not on a tmpfs. Directories of different mount namespaces are different file systems, hence the
+/// device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Entry {
     /// File name.
     pub name: SegmentName,
-    /// Inode, from the directory.
+    /// Inode, as the directory states it.
     pub inode: u64,
-    /// The directory's device.
+    /// Device of the directory.
     pub device: u64,
 }
 

@@ -1,32 +1,32 @@
-//! Reasons not to use a file as a segment.
+//! Reasons to refuse a file as a segment.
 
 use std::io;
 
 use nix::errno::Errno;
 use shm_protocol::snapshot::Invalid;
 
-/// Why a file is not used as a segment.
+/// Reason why a file is not used as a segment.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
-    /// Not ours to open; its owner.
+    /// The file belongs to this other user, and we may not open it.
     #[error("it belongs to user {}", crate::process::user_name(*.0))]
     Foreign(u32),
-    /// It is a link, a pipe, a device, …
+    /// The file is a symbolic link, pipe, device, …
     #[error("it is not a regular file")]
     NotAFile,
-    /// No segment has this size.
+    /// The size is not that of a segment.
     #[error("its size of {0} bytes is not that of a segment")]
     Size(u64),
-    /// The content is not ours.
+    /// The content is invalid.
     #[error("{0}")]
     Content(#[from] Invalid),
-    /// The content is of another process than the name.
+    /// Name and content refer to different processes.
     #[error("its name and its content refer to different processes")]
     Misnamed,
-    /// It belongs to somebody who is neither root nor the process's user.
+    /// The owner is this user, who is neither root nor the user of the process.
     #[error("it is owned by user {}, not by the process's user", crate::process::user_name(*.0))]
     Planted(u32),
-    /// The system said no.
+    /// A system call failed.
     #[error("{0}")]
     Io(#[from] io::Error),
 }

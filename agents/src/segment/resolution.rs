@@ -1,5 +1,5 @@
-//! Opening a directory as another process sees it: links on the way lead where that process's
-//! root is, never into our own files.
+//! Opens a directory as another process sees it. Symbolic links on the way are resolved within that
+//! process's root, never to our own files.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -11,29 +11,29 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat, openat2, readlinkat};
 use nix::sys::stat::{Mode, SFlag, fstat};
 
-/// Maximum number of links on the way, as in the kernel.
-const MOST_LINKS: usize = 40;
-/// How a directory is opened that is read in the end.
+/// Maximum number of symbolic links on the way, as in the kernel.
+const MAX_LINKS: usize = 40;
+/// Flags for the directory itself.
 const READ: OFlag = OFlag::O_RDONLY
     .union(OFlag::O_DIRECTORY)
     .union(OFlag::O_CLOEXEC);
 
-/// Opens the directory `path` below `root`, which stands for `/`.
+/// Opens the directory `path` below `root`, which takes the place of `/`.
 pub fn open_below(root: OwnedFd, path: &Path) -> io::Result<OwnedFd> {
     let how = OpenHow::new()
         .flags(READ)
         .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
     match openat2(root.as_fd(), path, how) {
-        // Linux before 5.6, or the filter of a container that does not know it.
+        // Linux before 5.6, or a container's seccomp filter that rejects the call.
         Err(Errno::ENOSYS | Errno::EPERM) => walk(root, path),
         opened => Ok(opened?),
     }
 }
 
-/// The same, step by step.
+/// Like [`open_below`], but resolves the path component by component.
 fn walk(root: OwnedFd, path: &Path) -> io::Result<OwnedFd> {
     let mut links = 0;
-    // Directories from the root on to where we are.
+    // Directories from below the root to the current one.
     let mut way: Vec<OwnedFd> = Vec::new();
     let mut rest: VecDeque<OsString> = steps(path).collect();
     while let Some(step) = rest.pop_front() {
@@ -53,7 +53,7 @@ fn walk(root: OwnedFd, path: &Path) -> io::Result<OwnedFd> {
             _ => return Err(Errno::ENOTDIR.into()),
         }
         links += 1;
-        if links > MOST_LINKS {
+        if links > MAX_LINKS {
             return Err(Errno::ELOOP.into());
         }
         let target = readlinkat(here, step.as_os_str())?;
@@ -70,7 +70,7 @@ fn here<'a>(root: &'a OwnedFd, way: &'a [OwnedFd]) -> BorrowedFd<'a> {
     way.last().unwrap_or(root).as_fd()
 }
 
-/// The steps of a path: names, and `..`.
+/// Splits a path into names and `..`.
 fn steps(path: &Path) -> impl DoubleEndedIterator<Item = OsString> {
     let parts = path.components().filter_map(|part| match part {
         Component::Normal(name) => Some(name),

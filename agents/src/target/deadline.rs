@@ -1,29 +1,29 @@
-//! When a session ends.
+//! Deadlines of sessions.
 
 use std::time::Duration;
 
 use crate::clock::now_ns;
 use crate::text;
 
-/// How long a session without an end outlives its controller.
+/// Time for which a session without a fixed end outlives its controller.
 pub const ROLLING: Duration = Duration::from_secs(60);
-/// How often such a session is prolonged.
+/// Interval at which a controller extends such a session.
 pub const RENEWAL: Duration = Duration::from_secs(20);
 
-/// When a session ends. A rolling deadline is kept odd, a fixed one even, so that others can
-/// distinguish "42 s left" from "until it is stopped".
+/// End of a session. In the segment, rolling deadlines are odd and fixed ones even, so that other
+/// programs can tell "42 s left" from "until it is stopped".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deadline {
-    /// Never: the agent started the session by itself.
+    /// No end: the agent started the session by itself.
     Never,
-    /// At this time of the segment's clock.
+    /// Fixed end, in ns of the segment's clock.
     At(u64),
-    /// When its controller is interrupted, or at this time if the controller is dead.
+    /// End when the controller is interrupted; at the latest at this time, if the controller dies.
     Rolling(u64),
 }
 
 impl Deadline {
-    /// The deadline that a segment holds.
+    /// Decodes a deadline from a segment.
     pub fn of(deadline_ns: u64) -> Self {
         match deadline_ns {
             0 => Self::Never,
@@ -32,13 +32,13 @@ impl Deadline {
         }
     }
 
-    /// The deadline, as a segment holds it, of a session that starts or is prolonged now.
+    /// Encodes the deadline of a session that is started or extended now. `None`: rolling.
     pub fn ns_after(length: Option<Duration>) -> u64 {
         let ns = |d: Duration| now_ns().saturating_add(d.as_nanos().min(u64::MAX.into()) as u64);
         length.map_or_else(|| ns(ROLLING) | 1, |length| (ns(length) & !1).max(2))
     }
 
-    /// The time left, for people.
+    /// Formats the time left for display.
     pub fn left(self) -> String {
         match self {
             Self::Never | Self::Rolling(_) => "until it is stopped".to_owned(),

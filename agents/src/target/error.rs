@@ -1,4 +1,4 @@
-//! Why a process is not sampled.
+//! Reasons why a process cannot be sampled.
 
 use std::fmt;
 use std::io;
@@ -9,79 +9,79 @@ use crate::room;
 use crate::segment::Refusal;
 use crate::text;
 
-/// Why a process cannot be taken, started or stopped.
+/// Reason why a session cannot be started, extended or stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It may not have the segment mapped.
+    /// The process may not have the segment mapped.
     #[error(transparent)]
     Unconfirmed(#[from] Unconfirmed),
-    /// Its segment cannot be read.
+    /// The segment cannot be read.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// Its segment cannot be locked.
+    /// The segment cannot be locked.
     #[error("its segment cannot be locked: {0}")]
     Lock(io::Error),
-    /// Another controller samples it.
+    /// Another controller's session is running.
     #[error("a session of mem_profiler {controller} is running, {left}")]
     Busy {
         /// Pid of the controller.
         controller: u64,
-        /// Time left of its session.
+        /// Time left of its session, for display.
         left: String,
     },
-    /// Another controller holds the lock.
+    /// Another controller holds the lock, but no session is running.
     #[error("another mem_profiler is starting or ending a session at this moment")]
     Locked,
-    /// The process is gone.
+    /// The process has exited.
     #[error("it ended just now")]
     Ended,
-    /// It runs under a sanitizer.
+    /// The process runs under a sanitizer.
     #[error(
         "it runs under a sanitizer (AddressSanitizer, LeakSanitizer, ThreadSanitizer, \
          MemorySanitizer), whose allocator the agent leaves in charge: profile a build without it"
     )]
     Sanitizer,
-    /// Its C library is musl.
+    /// The process's C library is musl.
     #[error(
         "its C library is musl, and the agent needs glibc: the program runs as it would without \
          the agent, but cannot be sampled; sample it in an image with glibc (Debian, Ubuntu, Fedora)"
     )]
     Musl,
-    /// It runs under a filter of system calls.
+    /// The process has installed a seccomp filter.
     #[error(
         "it has installed a seccomp filter since it started, and the agent makes no system call \
          that the filter might not allow: start it with MEM_PROFILER_START=1, which maps the \
          tables beforehand"
     )]
     Sandboxed,
-    /// Its tables do not fit into its directory.
+    /// The shared directory has too little space.
     #[error(transparent)]
     NoRoom(#[from] NoRoom),
-    /// A limit of this program forbids them.
+    /// Our own file size limit is too low.
     #[error(
         "the limit on the size of files (ulimit -f) is too low for its segment: raise it in the shell \
          that runs mem_profiler"
     )]
     FileLimit,
-    /// Its tables cannot be made.
+    /// The bank cannot be prepared.
     #[error("its segment cannot be prepared: {0}")]
     Prepare(io::Error),
-    /// The session cannot be started or prolonged.
+    /// The session cannot be started or extended.
     #[error("its segment cannot be written: {0}")]
     Publish(io::Error),
-    /// The session cannot be switched off.
+    /// The session cannot be stopped.
     #[error("its session cannot be stopped: {0}")]
     Stop(io::Error),
 }
 
-/// A directory of segments without room for a session.
+/// Error for a shared directory that is too full for a session.
 #[derive(Debug)]
 pub struct NoRoom {
-    /// The directory.
+    /// Path of the directory.
     pub directory: PathBuf,
-    /// Bytes that the session needs.
+    /// Space that the session needs, in bytes.
     pub needs: u64,
-    /// Bytes that are free, if known.
+    /// Free space, in bytes; `None` if unknown.
     pub free: Option<u64>,
 }
 

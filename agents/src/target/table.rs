@@ -1,4 +1,4 @@
-//! Memory for a process's table: before a session, and while it fills up.
+//! Gives a process's table memory, before a session and as the table fills up.
 
 use shm_protocol::Geometry;
 use shm_protocol::layout::{BANK_HEADER_BYTES, HEADER_BYTES, MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES};
@@ -10,35 +10,35 @@ use crate::discovery::Agent;
 use crate::segment::{Head, Refusal, io_error};
 use crate::text;
 
-/// Share of a process's remaining address space that sampled objects may reserve.
-const RANGE_SHARE: u64 = 16;
-/// Bytes of a table that are backed by memory at first where the process cannot add any by itself,
-/// and a controller does.
+/// Maximum part of a process's remaining address space that sampled objects reserve: 1/16.
+const RANGE_DIVISOR: u64 = 16;
+/// Initial size of a table that the process cannot enlarge itself, in bytes. It lasts until the
+/// controller's next poll.
 const FIRST_BYTES: u64 = 2 << 20;
-/// The same where no controller does.
+/// Size of a table that neither the process nor a controller can enlarge, in bytes.
 const ALONE_BYTES: u64 = 32 << 20;
-/// Units up to which a table is doubled when it is half full; from then on a quarter is added.
-const SMALL_UNITS: u32 = 16;
-/// Share of the memory left to the process, and of the directory's, that is not given to its table
-/// at once.
-const MEMORY_SHARE: u64 = 8;
+/// Number of units up to which a table is doubled when it is half full; larger ones grow by a
+/// quarter.
+const MAX_DOUBLED_UNITS: u32 = 16;
+/// Maximum part of the available memory that one step gives to a table: 1/8.
+const MEMORY_DIVISOR: u64 = 8;
 
 impl Target {
-    /// Memory in the shared directory needed to start a session.
+    /// Returns the memory needed in the shared directory to start a session, in bytes.
     pub fn first_bytes(&self) -> u64 {
         let geometry = self.geometry();
         let table = geometry.bytes_in(self.first_units(&geometry));
         (HEADER_BYTES + BANK_HEADER_BYTES + table) as u64
     }
 
-    /// Division of its segment with tables.
+    /// Layout of the segment with tables.
     pub(super) fn geometry(&self) -> Geometry {
         Geometry::of_segment(self.segment_bytes)
     }
 
-    /// Units of the table that are backed by memory when a session begins: one where the process
-    /// itself can add more when it needs them, otherwise all that it will have, or what lasts until
-    /// the controller has looked again.
+    /// Returns the number of units that are backed by memory when a session starts. One is enough
+    /// if the process can add more itself. Otherwise the table must last until the controller polls
+    /// again, or, without a controller, for the whole session.
     fn first_units(&self, geometry: &Geometry) -> u32 {
         let mut head = Head::new();
         let at_start = self
@@ -54,7 +54,7 @@ impl Target {
         }
     }
 
-    /// Clears a bank for the next session.
+    /// Prepares a bank for the next session.
     pub fn prepare(&mut self, density: Density) -> Result<(), Error> {
         let segment = &self.agent.segment;
         let mut head = Head::new();
@@ -65,8 +65,8 @@ impl Target {
             .map_or(1, |last| last.next_number(is_probe));
         obstacle(&self.agent, &header).map_or(Ok(()), Err)?;
         self.session.range_limit = proc::address_space_left(self.agent.pid).map_or(0, |left| {
-            // 0 would be no limit.
-            (left / RANGE_SHARE).max(1)
+            // A limit of 0 would mean no limit.
+            (left / RANGE_DIVISOR).max(1)
         });
         self.session.number = number;
         self.session.interval = density.interval;
@@ -101,27 +101,28 @@ impl Target {
         }
     }
 
-    /// Memory that the process's table may take now: no large part of what the machine, its
-    /// control groups and the shared directory have left.
+    /// Returns the memory that the table may take now: a small part of what is available on the
+    /// machine, in its control groups and in the shared directory.
     fn memory_left(&self) -> u64 {
         let machine = proc::available_memory().unwrap_or(u64::MAX);
         let group = cgroup::room(self.agent.pid).unwrap_or(u64::MAX);
         let directory = self.agent.segment.directory.free_bytes();
-        machine.min(group).min(directory.unwrap_or(u64::MAX)) / MEMORY_SHARE
+        machine.min(group).min(directory.unwrap_or(u64::MAX)) / MEMORY_DIVISOR
     }
 
-    /// Gives the table more memory, unless there is too little left.
+    /// Enlarges the table, unless too little memory is left.
     pub(super) fn grow(&mut self) {
         let geometry = self.geometry();
-        let more = match self.units < SMALL_UNITS {
-            true => self.units,
-            false => self.units / 4,
+        let more = if self.units < MAX_DOUBLED_UNITS {
+            self.units
+        } else {
+            self.units / 4
         };
         let units = (self.units + more.max(1)).min(geometry.units);
         let needed = (geometry.bytes_in(units) - geometry.bytes_in(self.units)) as u64;
         let (view, left) = (self.agent.segment.view(), self.memory_left());
         if needed > left {
-            // Nor may the agent add any.
+            // Keeps the agent from adding units, too.
             let _ = view.limit_units(self.session.number, self.units);
             return self.stay_small("there is too little memory left");
         }
@@ -134,7 +135,7 @@ impl Target {
         }
     }
 
-    /// Notes that the table gets no more memory.
+    /// Records that the table cannot grow.
     fn stay_small(&mut self, why: &str) {
         self.full = true;
         let directory = text::path(&self.agent.segment.directory.path);
@@ -145,7 +146,8 @@ impl Target {
     }
 }
 
-/// Whether a process can back more of its table with memory itself: since Linux 5.14.
+/// Returns true if a process can add memory to its table itself (`MADV_POPULATE_WRITE`, from Linux
+/// 5.14 on).
 fn can_populate() -> bool {
     let release = nix::sys::utsname::uname();
     let release = release
@@ -158,7 +160,7 @@ fn can_populate() -> bool {
     (numbers.next(), numbers.next()) >= (Some(5), Some(14))
 }
 
-/// Size of an agent's segment with tables, according to the segment.
+/// Returns the size of an agent's segment with tables, as the segment states it.
 pub(super) fn segment_bytes(agent: &Agent) -> Result<usize, Refusal> {
     let mut head = Head::new();
     let bytes = agent.segment.head(&mut head)?.segment_bytes();

@@ -134,7 +134,7 @@ fn write_peak(
         true => Ended::Not,
         false => Ended::InOrder,
     };
-    match dump::write_peak(output, agent, (&session, None), ended) {
+    match dump::write_peak(output, agent, &session, None, ended) {
         Ok(written) => super::report(written, outcome),
         Err(error) => {
             diagnostic(&format!("{}: high-water mark: {error}", agent.title()));
@@ -161,7 +161,7 @@ fn one(
             (Then::GoOn, false) => ("on demand", Ended::InOrder),
             (Then::Stop, _) => ("stopped", Ended::InOrder),
         };
-        let written = dump::write(output, agent, (&session, None), (trigger, ended))?;
+        let written = dump::write(output, agent, &session, None, trigger, ended)?;
         if ended != Ended::Not {
             collected(agent, &session)?;
         }

@@ -104,7 +104,7 @@ fn one(
     // A process about which nothing is known would be reported as having lost nothing.
     obstacle(agent, &header).map_or(Ok(()), Err)?;
     let check = mem_leaks::check(agent, &header, &session, plan)?;
-    let mut report = mem_leaks::report(agent, &header, &session, &check, (most, plan.base));
+    let mut report = mem_leaks::report(agent, &header, &session, &check, most, plan.base);
     report.dump = output
         .map(|output| write(output, (agent, &header), &check, &report))
         .transpose()?;

@@ -109,8 +109,8 @@ fn one(
         _ if header.ended().0 == session.number => Ended::InOrder,
         ended => ended,
     };
-    let write = |session| dump::write_dead(output, agent, session, ("recovered", ended));
-    let peak = |session| dump::write_peak(output, agent, (session, None), ended);
+    let write = |session| dump::write_dead(output, agent, session, "recovered", ended);
+    let peak = |session| dump::write_peak(output, agent, session, None, ended);
     let peak = heap.as_ref().filter(|_| with_peak).map(peak).transpose()?;
     let heap = heap.as_ref().map(write).transpose()?;
     let mut full = Head::new();

@@ -73,7 +73,7 @@ pub fn execute(args: SelfCheckArgs) -> anyhow::Result<ExitCode> {
         base: earlier.as_ref().map(|(_, losses)| Earlier::Own(losses)),
     };
     let check = mem_leaks::check(&agent, &header, &session, &plan)?;
-    let mut found = mem_leaks::report(&agent, &header, &session, &check, (shown, None));
+    let mut found = mem_leaks::report(&agent, &header, &session, &check, shown, None);
     if is_lsans && !lsan.print_suppressions {
         found.hide_suppressed();
     }

@@ -112,8 +112,7 @@ fn check(target: &Target, wanted: &ExitCheck) -> anyhow::Result<(Report, Option<
     };
     let check = mem_leaks::check(agent, &header, session, &plan)?;
     let variables = &wanted.variables;
-    let shown = (variables.shown, None);
-    let report = mem_leaks::report(agent, &header, session, &check, shown);
+    let report = mem_leaks::report(agent, &header, session, &check, variables.shown, None);
     let tested = variables.test_alignment && report.lost_samples > 0;
     let test = tested.then(|| mem_leaks::test_alignment(agent, &header, session, &plan));
     Ok((report, test.transpose()?))

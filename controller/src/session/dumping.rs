@@ -5,7 +5,7 @@ use std::os::unix::process::ExitStatusExt;
 use mem_agents::discovery::Life;
 use mem_agents::dump::{self, Written};
 use mem_agents::ended::Ended;
-use mem_agents::lineage::LAST_LOOKS;
+use mem_agents::lineage::MAX_FINAL_SCANS;
 use mem_agents::process;
 use mem_agents::process_end::ProcessEnd;
 use mem_agents::segment::Head;
@@ -38,7 +38,7 @@ impl Run {
             watcher,
             timeline,
         } = &mut self.members[at];
-        let (agent, session) = (&target.agent, (&target.session, Some(&*timeline)));
+        let (agent, session) = (&target.agent, &target.session);
         match dump::write(&self.output, agent, session, (reason, Ended::Not)) {
             Ok(written) => {
                 let old = watcher.wrote(written.path.clone(), self.settings.triggers.keep);
@@ -73,7 +73,7 @@ impl Run {
         self.stop();
         // A child that makes its segment now finds the session over, or is found here: it looks
         // after it has made the segment, and we after the session was turned off.
-        for _ in 0..LAST_LOOKS {
+        for _ in 0..MAX_FINAL_SCANS {
             if !self.join_last() {
                 break;
             }
@@ -124,8 +124,10 @@ impl Run {
         match dump::write(
             &self.output,
             &target.agent,
-            (&target.session, Some(&timeline)),
-            ("end of session", ended),
+            &target.session,
+            Some(&timeline),
+            "end of session",
+            ended,
         ) {
             Ok(mut written) => {
                 written.is_last = true;
@@ -209,8 +211,14 @@ impl Run {
             (_, Ok(header)) => Ended::of(&target.agent, &header),
             (_, Err(_)) => Ended::Gone,
         };
-        let session = (&target.session, Some(&member.timeline));
-        match dump::write_peak(&self.output, &target.agent, session, ended) {
+        let timeline = Some(&member.timeline);
+        match dump::write_peak(
+            &self.output,
+            &target.agent,
+            &target.session,
+            timeline,
+            ended,
+        ) {
             Ok(written) => self.report(written),
             Err(error) => {
                 let title = target.agent.title();

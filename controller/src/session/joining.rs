@@ -75,8 +75,8 @@ impl Run {
         if let Err(reason) = target::stop(agent, &session) {
             return self.fail(&format!("{}: {reason}", agent.title()));
         }
-        let cause = ("left by an earlier session", Ended::InOrder);
-        match dump::write(&self.output, agent, (&session, None), cause) {
+        let trigger = "left by an earlier session";
+        match dump::write(&self.output, agent, &session, None, trigger, Ended::InOrder) {
             Ok(written) => {
                 // Worst case it is written once more.
                 let _ = agent.segment.view().mark_collected(session.number);

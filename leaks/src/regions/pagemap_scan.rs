@@ -1,5 +1,5 @@
-//! Which pages exist, from a kernel that skips those that do not (`PAGEMAP_SCAN`, Linux 6.7;
-//! `Documentation/admin-guide/mm/pagemap.rst`).
+//! Finds existing pages by `PAGEMAP_SCAN` (Linux 6.7, `Documentation/admin-guide/mm/pagemap.rst`),
+//! which skips missing pages.
 
 use std::fs::File;
 use std::ops::Range;
@@ -40,10 +40,11 @@ const SWAPPED: u64 = 1 << 4;
 const ZERO: u64 = 1 << 5;
 /// `_IOWR('f', 16, struct pm_scan_arg)`
 const PAGEMAP_SCAN: u64 = 3 << 30 | (size_of::<Scan>() as u64) << 16 | (b'f' as u64) << 8 | 16;
-/// Runs of pages that are requested at once.
+/// Maximum number of runs of pages per call.
 const RUNS: usize = 4096;
 
-/// The parts of `range` with pages that are not the page of zeros; `None`: the kernel cannot.
+/// Returns the parts of `range` with pages other than the zero page, or `None` if the kernel does
+/// not support the call.
 pub fn present(pagemap: &File, range: Range<u64>, private: bool) -> Option<Vec<Range<u64>>> {
     let mut runs = vec![Run::default(); RUNS];
     let mut found = Vec::new();
@@ -62,8 +63,8 @@ pub fn present(pagemap: &File, range: Range<u64>, private: bool) -> Option<Vec<R
             return_mask: PRESENT,
             ..Scan::default()
         };
-        // SAFETY: the kernel reads and writes `scan`, and writes at most `vec_len` entries to
-        // `runs`, which has as many.
+        // SAFETY: the kernel reads and writes `scan` and writes at most `vec_len` entries to
+        // `runs`, which has that length. Both outlive the call.
         let count = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN as _, &raw mut scan) };
         let count = usize::try_from(count).ok()?;
         for run in runs.iter().take(count) {

@@ -13,7 +13,7 @@ fn templates_match_as_in_leak_sanitizer() {
         ("^foo$", "foo2", false),
         ("foo$", "a foo", true),
         ("foo$", "foo a", false),
-        // The first place is taken, whatever follows.
+        // A part matches at its first occurrence, whatever follows.
         ("foo$", "foo foo", false),
         ("^*foo", "a foo", true),
         ("^a*c$", "abc", true),
@@ -61,11 +61,11 @@ fn bad_lines_are_named() {
         assert_eq!(number, line, "{why}");
         assert!(why.contains(what), "{why}");
     }
-    let many = "leak:a\n".repeat(MOST_TEMPLATES + 1);
+    let many = "leak:a\n".repeat(MAX_TEMPLATES + 1);
     let (number, why) = read(many.as_bytes()).unwrap_err();
     assert_eq!(
         (number, why.contains("more than")),
-        (MOST_TEMPLATES + 1, true)
+        (MAX_TEMPLATES + 1, true)
     );
     let mut suppressions = Suppressions::default();
     let endless = suppressions.add_file(Path::new("/dev/zero")).unwrap_err();

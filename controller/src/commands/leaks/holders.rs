@@ -103,8 +103,8 @@ fn one(agent: &Agent, path: &str, args: &LeaksArgs) -> anyhow::Result<Answer> {
         }
     };
     let options = args.search.over(Options::default());
-    let how = (means(args), &options);
-    let holders = mem_leaks::holders(agent, &header, &session, how, &wanted)?;
+    let means = means(args);
+    let holders = mem_leaks::holders(agent, &header, &session, means, &options, &wanted)?;
     anyhow::ensure!(!holders.is_empty(), "there is no live object of {path}");
     let snapshot = dump::snapshot(agent, &session, &header)?;
     let chains = holders.iter().filter_map(|holder| holder.chain.as_ref());

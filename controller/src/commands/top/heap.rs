@@ -220,7 +220,7 @@ impl Feed for HeapFeed {
             let header = agent.segment.head(&mut head)?;
             let session = header.session();
             let session = session.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
-            dump::write(&output, agent, (&session, None), ("on demand", Ended::Not))
+            dump::write(&output, agent, &session, None, "on demand", Ended::Not)
         };
         match write() {
             Ok(written) => {
