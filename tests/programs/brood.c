@@ -11,6 +11,9 @@
 //   vfork        has /bin/true executed in a child that shares the memory
 //   end K        child K ends by _exit
 //   storm N      forks N children, each of which allocates 200 objects and waits
+//   heap PREFIX  calls gperftools' HeapProfilerStart
+//   cpu FILE     calls gperftools' ProfilerStartWithOptions, with a filter that wants all threads
+//   work         uses some CPU time and allocates a little
 //   leave        the process ends in order, its children stay: they end with its standard input
 //
 // "ok" follows each.
@@ -22,6 +25,10 @@
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+struct ProfilerOptions { int (*filter)(void *); void *argument; };
+void HeapProfilerStart(const char *prefix) __attribute__((weak));
+int ProfilerStartWithOptions(const char *name, const struct ProfilerOptions *) __attribute__((weak));
 
 enum { MOST = 64 };
 static struct { int commands, answers; pid_t pid; } children[MOST];
@@ -153,8 +160,19 @@ static void vfork_one(void) {
     if (waitpid(pid, NULL, 0) < 0) fail("waitpid");
 }
 
+static int wants_all(void *argument) {
+    return argument == NULL;
+}
+
+// Samples of CPU time, too, are taken only by what runs.
+static void work(void) {
+    static volatile unsigned sink;
+    for (int i = 0; i < 20000000; i++) sink = sink * 3 + 1;
+    site_child(10);
+}
+
 int main(int argc, char **argv) {
-    char line[256];
+    char line[256], name[256];
     if (argc == 3) {
         site_child(atol(argv[1]));
         answer(atoi(argv[2]), getpid());
@@ -184,6 +202,13 @@ int main(int argc, char **argv) {
             if (waitpid(children[child].pid, NULL, 0) < 0) fail("waitpid");
         } else if (sscanf(line, "storm %ld", &n) == 1)
             storm(n);
+        else if (sscanf(line, "heap %255s", name) == 1)
+            HeapProfilerStart(name);
+        else if (sscanf(line, "cpu %255s", name) == 1) {
+            struct ProfilerOptions options = {wants_all, NULL};
+            if (!ProfilerStartWithOptions(name, &options)) fail("no profile");
+        } else if (!strcmp(line, "work\n"))
+            work();
         else if (!strcmp(line, "leave\n"))
             return puts("ok"), 0;
         else

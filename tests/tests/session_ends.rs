@@ -1,7 +1,9 @@
 //! Every session has an end that needs nobody alive, in the processes that it was begun in and in
 //! those that are forked from them; and none ends early in a child while it goes on in the parent.
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use mem_tests::server::Answer;
@@ -24,11 +26,19 @@ fn deadline(scratch: &Scratch, pid: u32) -> Option<u64> {
     if !scratch.is_sampling(pid) {
         return None;
     }
-    let mut bytes = fs::read(scratch.segment(pid)?).ok()?;
-    let size = bytes.len();
-    bytes.resize(size.max(HEADER_BYTES), 0);
+    let (bytes, size) = header(&scratch.segment(pid)?);
     let session = Header::new(&bytes, size).expect("a segment").session();
     session.map(|session| session.deadline_ns)
+}
+
+/// The header of a segment, without its tables, and the segment's size.
+fn header(segment: &Path) -> (Vec<u8>, usize) {
+    let segment = File::open(segment).expect("a segment");
+    let size = segment.metadata().expect("an open file").len() as usize;
+    let mut bytes = vec![0; HEADER_BYTES];
+    let read = segment.read_at(&mut bytes, 0).expect("a readable file");
+    assert!(read > 0, "an empty segment");
+    (bytes, size)
 }
 
 /// How long the session of a process lasts if nobody extends it.
@@ -155,9 +165,7 @@ impl Shared {
             path.file_name()
                 .is_some_and(|name| name.to_string_lossy().starts_with(&start))
         };
-        let mut bytes = fs::read(self.0.iter().rfind(is_its).expect("a segment")).unwrap();
-        let size = bytes.len();
-        bytes.resize(size.max(HEADER_BYTES), 0);
+        let (bytes, size) = header(self.0.iter().rfind(is_its).expect("a segment"));
         let header = Header::new(&bytes, size).expect("a segment");
         assert_ne!(header.epoch(), 0, "{pid} samples");
         let deadline = header.session().expect("a session").deadline_ns;
@@ -402,11 +410,8 @@ fn a_servers_limits_hold_for_every_request() {
         let started = json(&server.post(&format!("/api/start?pid={pid}{asked}")));
         assert_eq!(started["max_overhead"], limit, "{asked}: {started}");
         assert_eq!(started["thin"], true, "{asked}: {started}");
-        let mut bytes = fs::read(scratch.segment(pid).expect("a segment")).expect("readable");
-        bytes.resize(bytes.len().max(HEADER_BYTES), 0);
-        let session = Header::new(&bytes, bytes.len())
-            .expect("a segment")
-            .session();
+        let (bytes, size) = header(&scratch.segment(pid).expect("a segment"));
+        let session = Header::new(&bytes, size).expect("a segment").session();
         assert_ne!(session.expect("a session").thinning, 0, "{asked}");
     }
     server.post("/api/start?max_overhead=90").expect(400);

@@ -228,7 +228,12 @@ impl RecordView {
         ] = self.sums;
         let left = |all: u64, gone: u64| (all.wrapping_sub(gone) as i64).max(0) as f64;
         let live_objects = left(objects, f_objects) / OBJECT_ONE;
-        let births = birth.wrapping_sub(f_birth) as i64 as f64 / TIME_ONE;
+        // Sums wrap, and their difference does not: it is exact before it becomes a float. The last sixteenth
+        // of the range is below zero.
+        let now = objects.wrapping_sub(f_objects);
+        let now = now.wrapping_mul(u64::from(now_tick));
+        let age = now.wrapping_sub(birth.wrapping_sub(f_birth));
+        let age = if age >> 60 == 0xf { 0 } else { age } as f64 / TIME_ONE;
         let [object_variance, f_object_variance] = self.object_variances;
         StackSums {
             alloc_samples: n,
@@ -241,7 +246,7 @@ impl RecordView {
             free_bytes: f_bytes.min(bytes) as f64 / BYTE_ONE,
             live_variance: left(variance, f_var) / VARIANCE_ONE,
             live_object_variance: (object_variance - f_object_variance).max(0.0),
-            live_age_ticks: (live_objects * f64::from(now_tick) - births).max(0.0),
+            live_age_ticks: age.min(live_objects * f64::from(now_tick)),
             freed_lifetime_ticks: left(death, f_birth) / TIME_ONE,
             short_lived_objects: f_short.min(f_objects).min(objects) as f64 / OBJECT_ONE,
         }
@@ -253,4 +258,84 @@ fn variance(bits: u64) -> f64 {
     Some(f64::from_bits(bits))
         .filter(|v| (0.0..1e100).contains(v))
         .unwrap_or(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::sync::atomic::AtomicU32;
+    use std::vec::Vec;
+
+    use super::*;
+    use crate::layout::Node;
+    use crate::record::{FreeSample, NewSample, Records, Room};
+
+    /// Objects that are always this old when they are freed, and one in each tick.
+    const LIFETIME: u32 = 250;
+
+    /// Ages of a ring, in ticks, after so many ticks of a session.
+    fn mean_age(bytes: u64, interval: f64, ticks: u32) -> f64 {
+        // SAFETY: all zero is valid for both.
+        let (memory, node): (Vec<Record>, Node) = unsafe {
+            (
+                (0..4).map(|_| std::mem::zeroed()).collect(),
+                std::mem::zeroed(),
+            )
+        };
+        let (count, peak) = (AtomicU32::new(0), AtomicU32::new(0));
+        let records = Records::new(&memory, &count, &peak);
+        let room = Room {
+            limit: 4,
+            crowded: 4,
+        };
+        let id = records.of_shard(&node, (1, 0), 0, room).expect("a record");
+        let weight = (1.0 / (1.0 - (-(bytes as f64) / interval).exp())) as f32;
+        let mut ring = VecDeque::new();
+        for tick in ticks - 3 * LIFETIME..=ticks {
+            let born = NewSample {
+                bytes,
+                weight,
+                tick,
+            };
+            records.count_new(id, &born, true);
+            ring.push_back(born);
+            if ring.len() > LIFETIME as usize {
+                let born = ring.pop_front().expect("an object");
+                records.count_free(id, &FreeSample { born, tick }, true);
+            }
+        }
+        // SAFETY: initialised memory of this many bytes, which nothing writes to any more.
+        let bytes = unsafe {
+            std::slice::from_raw_parts(memory.as_ptr().cast::<u8>(), size_of_val(&memory[..]))
+        };
+        let sums = RecordView::at(bytes, id as usize, 0).sums(ticks);
+        sums.live_age_ticks / (sums.alloc_objects - sums.free_objects)
+    }
+
+    /// An error of a weight, however small, counts once for each tick since the session's start: weights
+    /// rounded to 1/512 of an object were wrong by half a second after a day.
+    #[test]
+    fn ages_are_exact_however_long_the_session_is() {
+        let a_day = 24 * 3600 * 250;
+        let expected = f64::from(LIFETIME - 1) / 2.0;
+        for ticks in [1000, 15_000, 900_000, a_day, 30 * a_day] {
+            for (bytes, interval) in [(4096, 1024.0), (2048, 1024.0), (1000, 1024.0), (24, 512e3)] {
+                let age = mean_age(bytes, interval, ticks);
+                let error = (age - expected).abs();
+                assert!(error < 1e-6, "{bytes} at {interval}, {ticks}: {age}");
+            }
+        }
+    }
+
+    /// What a torn copy or a hostile target left is no age beyond the session's length.
+    #[test]
+    fn sums_that_cannot_be_are_no_ages() {
+        let mut record = RecordView::default();
+        record.sums[1] = 4096;
+        for birth in [0, 1, 5000 * 4096, 1 << 40, 1 << 63, u64::MAX] {
+            record.sums[3] = birth;
+            let age = record.sums(1000).live_age_ticks;
+            assert!((0.0..=1000.0).contains(&age), "{birth}: {age}");
+        }
+    }
 }
