@@ -6,6 +6,7 @@
 //! never changes: every object must go back to where it came from. Until then, each entry of
 //! [`NEXT`] points to a function that decides and then jumps to the chosen one.
 
+// Decision 03: `tikv-jemalloc-sys`.
 mod extended;
 pub mod growth;
 mod system;

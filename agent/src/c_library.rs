@@ -9,6 +9,7 @@
 //! Until [`resolve`] has run, and where it finds no C library that it knows, an entry leads to what
 //! the loader chose.
 
+// Decision 65: the C library is called by addresses from its own tables.
 use crate::arch::{ifunc_target, jump_through_table};
 use crate::symbol_table::{Exported, Library};
 use core::ffi::{CStr, c_char, c_void};

@@ -5,6 +5,7 @@
 //!
 //! If the program contains gperftools' own profiler, everything is left to that.
 
+// Decision 39: a CPU profile that a program requests.
 mod filter;
 mod switch;
 

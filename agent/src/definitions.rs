@@ -5,6 +5,7 @@
 //! The tables are read in place. `dlsym` would not do: it takes an executable's entry for calls
 //! (a "canonical PLT entry") for a definition, and does not say whose its answer is.
 
+// Decision 66: operators stand aside where others define one.
 mod lazy;
 
 use crate::{arch, musl};

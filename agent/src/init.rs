@@ -8,6 +8,7 @@
 //! library is relocated and its thread-local storage exists. libc may not have started: of its
 //! functions only those are called that need no state but `errno`.
 
+// Decision 69: a requested session begins with the first allocation.
 use core::ffi::{c_char, c_int};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};

@@ -55,6 +55,7 @@
 //! | `entry`, `init` | entry points, the fast path; initialisation |
 #![cfg_attr(not(test), no_std)]
 
+// Decision 23: no `std` in the agent.
 #[cfg(test)]
 extern crate std;
 

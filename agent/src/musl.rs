@@ -5,6 +5,7 @@
 //! therefore weak references here; a null one shows which C library it is. The agent then stands
 //! aside ([`crate::backend`]).
 
+// Decision 33: with musl the agent disables itself.
 use crate::arch::glibc_function;
 use crate::symbol_table;
 use core::ffi::{CStr, c_char, c_void};

@@ -32,6 +32,7 @@
 //! | `options` | its command line, for what that says of its environment |
 //! | `codes` | code objects in the segment, each once |
 
+// Decision 46: Python's frames are read from the interpreter's data.
 mod codes;
 mod frame;
 mod frames;

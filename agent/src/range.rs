@@ -8,6 +8,7 @@
 //! (`RLIMIT_AS`, small address spaces), smaller ones are tried; without any, objects are
 //! sampled but their frees cannot be tracked.
 
+// Decision 64: threads wait while another creates the range.
 mod extents;
 mod free_lists;
 pub mod region;

@@ -8,6 +8,7 @@
 //! Limit: a filter that is installed with a system call instruction of the program's own is not
 //! seen. The controller also compares `/proc/PID/status` before it starts a session.
 
+// Decision 22: system calls after start-up.
 use crate::definitions;
 use crate::environment::variable;
 use crate::sys::{self, read_file};

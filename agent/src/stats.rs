@@ -1,6 +1,7 @@
 //! Work that is done at most once a second, by a thread that samples: publishing jemalloc's
 //! statistics, and measuring the rate of the cycle counter.
 
+// Decision 25: `mallctl` without a wrapper.
 use crate::{cycles, module, session};
 use core::ffi::{CStr, c_void};
 use core::mem::size_of;

@@ -9,6 +9,7 @@
 //! A call site is where `malloc` was called from, at which depth of the stack, and for what size:
 //! all of it known before the stack is unwound.
 
+// Decision 34: importance sampling by call site.
 use unwind::Registers;
 
 /// Largest binary logarithm of the number of due samples of which one is taken.

@@ -15,6 +15,7 @@
 //! interrupts starts again, forever if the time between two signals is shorter than the `fork`
 //! takes.
 
+// Decision 40: the agent samples CPU time with timers.
 mod listing;
 mod signal;
 

@@ -5,6 +5,7 @@
 //! itself, before `main`. glibc's `malloc` calls neither through a name that others can define. The
 //! build script makes the linker resolve the names to these.
 
+// Decision 63: where jemalloc and glibc differ, the agent follows glibc.
 use crate::{arch, keeping, seccomp, symbol_table, sys};
 use core::arch::global_asm;
 use core::ffi::{c_int, c_long, c_void};

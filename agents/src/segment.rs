@@ -4,6 +4,7 @@
 //! only if it is a regular file. Its content is read into private memory and checked
 //! there; nothing is ever mapped.
 
+// Decision 05: the controller never maps a segment.
 mod directory;
 mod name;
 mod refusal;

@@ -8,6 +8,7 @@
 //! - The highest moment that was polled stays, however short it was, with its stacks if there
 //!   was time to read them.
 
+// Decision 28: memory over time is recorded from outside.
 use std::time::Duration;
 
 use heap_format::moment::{self, Held, Moment};

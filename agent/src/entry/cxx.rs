@@ -18,6 +18,7 @@
 //!
 //! Allocations that are not sampled are served through a pointer for each operator.
 
+// Decision 13: `operator new` jumps to the next library's on failure.
 use super::{free_low, to};
 use crate::arch::{jump_through, with_registers_or_fail};
 use crate::backend::{self, NEXT};

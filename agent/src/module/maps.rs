@@ -1,5 +1,6 @@
 //! The text of `/proc/self/maps`: which mappings are modules.
 
+// Decision 32: the maps are read within a budget.
 use super::found::Found;
 use crate::sys;
 use unwind::elf;

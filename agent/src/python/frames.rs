@@ -1,5 +1,6 @@
 //! The frames of the running thread, for the walker.
 
+// Decision 57: asyncio tasks by coroutines, not by names.
 use super::frame::{Words, is_entry};
 use super::layout::{Layout, OWNED_BY_NATIVE, Style};
 use super::memo::Memo;

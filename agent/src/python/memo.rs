@@ -5,6 +5,7 @@
 //! code object. A frame that is at another instruction, or that another function now uses, gets a
 //! new address in place; where frames are linked in another way, they are read again.
 
+// Decision 51: Python's frames are compared in place.
 use super::codes;
 use super::frame::{Link, Seen, Words, code_of, is_entry};
 use super::frames::{Damaged, Walk};

@@ -8,6 +8,7 @@
 //! A thread that a signal interrupted may be unmapping what its frames lead to: there, an address
 //! is trusted until the end of the walk, and not in the next one.
 
+// Decision 59: timers probe each page again.
 use unwind::inserted::Trail;
 use unwind::probe;
 

@@ -4,6 +4,7 @@
 //! accessible once they are backed. Where the program limits its address space, towards which all of the
 //! mapping counts, the addresses of the other units are given up; then tables grow no more.
 
+// Decision 20: tables are created by the first session.
 use super::{BASE, BYTES, LIFE};
 use crate::sys::{self, PAGE};
 use core::ffi::c_void;
