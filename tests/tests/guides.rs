@@ -143,14 +143,14 @@ fn links_lead_somewhere() {
             } else {
                 directory.join(file)
             };
-            if !root().join(&target).exists() {
-                broken.push(format!("{}: {link}", path.display()));
-            } else if !anchor.is_empty()
-                && !Page::read(&target)
-                    .anchors()
-                    .iter()
-                    .any(|other| other == anchor)
-            {
+            let has_anchor = |target: &Path| {
+                anchor.is_empty()
+                    || Page::read(target)
+                        .anchors()
+                        .iter()
+                        .any(|other| other == anchor)
+            };
+            if !root().join(&target).exists() || !has_anchor(&target) {
                 broken.push(format!("{}: {link}", path.display()));
             }
         }
