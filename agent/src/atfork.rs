@@ -20,6 +20,7 @@
 //! All handlers lie in one section (`mem_agent_fork`), and so do their data (`mem_agent_state`), because a
 //! child takes a page fault for each page that it touches.
 
+// Decision 67: the agent's fork handler is registered first.
 use crate::arch::glibc_function;
 use crate::{musl, sys};
 use core::ffi::{c_char, c_int, c_void};

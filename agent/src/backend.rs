@@ -6,6 +6,7 @@
 //! allocation of the process, before any constructor has run, and never changes. Until then, each entry of
 //! [`NEXT`] points to a function that makes the choice and then jumps to the chosen one.
 
+// Decision 03: `tikv-jemalloc-sys`.
 mod extended;
 pub mod growth;
 mod system;

@@ -8,6 +8,7 @@
 //!
 //! Before [`resolve`], and if it finds no C library that it knows, an entry points to what the loader bound.
 
+// Decision 65: the C library is called by addresses from its own tables.
 use crate::arch::{ifunc_target, jump_through_table};
 use crate::symbol_table::{Exported, Library};
 use core::ffi::{CStr, c_char, c_void};

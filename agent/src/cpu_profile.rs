@@ -5,6 +5,7 @@
 //! of its own, or to start profiling by a signal (`CPUPROFILESIGNAL`). If it contains gperftools' own
 //! profiler, everything is left to that.
 
+// Decision 39: a CPU profile that a program requests.
 mod filter;
 mod switch;
 

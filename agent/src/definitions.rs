@@ -4,6 +4,7 @@
 //! those after it, what would be used without us. `dlsym` cannot tell: it returns an executable's
 //! "canonical PLT entry" as if it were a definition, and does not say whose symbol it found.
 
+// Decision 66: operators stand aside where others define one.
 mod lazy;
 
 use crate::{arch, musl};

@@ -3,6 +3,7 @@
 //! `fork` calls a handler in the child. Children of a raw `clone` or of `_Fork` are noticed at their first
 //! sample, or at their first free of a sampled object.
 
+// Decision 21: a forked child waits before it makes a segment.
 use crate::local::Local;
 use crate::{arch, atfork, range, session, sys, thread, timers};
 

@@ -8,6 +8,7 @@
 //! The table is the beginning of the range: 16 bytes for each KiB, of which only used pages become
 //! resident. An entry without an object is zero, or has the weight 0.
 
+// Decision 61: objects that fill their class have their header in a table.
 use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use shm_protocol::header::{HEADER, TABLE_UNIT, entry_offset};

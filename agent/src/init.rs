@@ -8,6 +8,7 @@
 //! thread-local storage exists. libc may not be initialised: only functions are called that need no state
 //! but `errno`.
 
+// Decision 69: a requested session begins with the first allocation.
 use core::ffi::{c_char, c_int};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};

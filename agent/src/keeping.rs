@@ -13,6 +13,7 @@
 //! An arena decays when it is used. The arena of sampled objects is not used between sessions, so its decay
 //! advances with requests to the other arenas.
 
+// Decision 72: what large objects leave is kept from their second use on.
 use crate::exhaustion::{arena_of, decay};
 use crate::range;
 use core::ffi::{c_int, c_uint, c_void};

@@ -52,6 +52,7 @@
 //! | `sample`, `entry`, `init` | the slow path; entry points, the fast path; initialisation |
 #![cfg_attr(not(test), no_std)]
 
+// Decision 23: no `std` in the agent.
 #[cfg(test)]
 extern crate std;
 

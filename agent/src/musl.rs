@@ -4,6 +4,7 @@
 //! terminates the program if a function is missing. Functions that only glibc has are therefore weak
 //! references; a null one shows that the C library is musl ([`crate::backend`]).
 
+// Decision 33: with musl the agent disables itself.
 use crate::arch::glibc_function;
 use crate::symbol_table;
 use core::ffi::{CStr, c_char, c_void};

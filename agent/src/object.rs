@@ -13,6 +13,7 @@
 //! the class, and gets it: its objects are exact, and take the next class where they would fill
 //! their own.
 
+// Decision 56: headers lie in what the size class leaves over.
 use crate::headers;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering};

@@ -32,6 +32,7 @@
 //! | `options` | command line of the interpreter |
 //! | `codes` | numbers of code objects in the segment |
 
+// Decision 46: Python's frames are read from the interpreter's data.
 mod codes;
 mod compare;
 mod frame;

@@ -8,6 +8,7 @@
 //! Nothing is reserved before the first sample. If the reservation does not fit (`RLIMIT_AS`, small address
 //! spaces), smaller ones are tried. Without any, objects are sampled but their frees cannot be tracked.
 
+// Decision 64: threads wait while another creates the range.
 mod extents;
 mod free_lists;
 pub mod region;

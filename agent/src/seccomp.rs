@@ -8,6 +8,7 @@
 //! Limit: a filter that the program installs by a system call instruction of its own is not noticed. The
 //! controller also compares `/proc/PID/status` before it starts a session.
 
+// Decision 22: system calls after start-up.
 use crate::definitions;
 use crate::environment::variable;
 use crate::sys::{self, read_file};

@@ -1,6 +1,7 @@
 //! Work that a sampling thread does at most once a second: publishes jemalloc's statistics, checks the
 //! modules, and calibrates the cycle counter.
 
+// Decision 25: `mallctl` without a wrapper.
 use crate::{cycles, module, session};
 use core::ffi::{CStr, c_void};
 use core::mem::size_of;

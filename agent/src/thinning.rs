@@ -9,6 +9,7 @@
 //! A call site is the return address of `malloc`, the stack pointer there, and the size: all of it is
 //! known before the stack is unwound.
 
+// Decision 34: importance sampling by call site.
 use unwind::Registers;
 
 /// Maximum thinning step: one in 2^`MOST` samples that are due is taken.

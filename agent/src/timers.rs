@@ -13,6 +13,7 @@
 //! No timer fires while its thread forks. Before Linux 4.19, a `fork` that a signal interrupts starts
 //! again: forever, if it takes longer than the period.
 
+// Decision 40: the agent samples CPU time with timers.
 mod listing;
 mod signal;
 

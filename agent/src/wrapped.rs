@@ -5,6 +5,7 @@
 //! `malloc` calls neither through a symbol that others can define. The build script makes the linker resolve
 //! these names to the functions here.
 
+// Decision 63: where jemalloc and glibc differ, the agent follows glibc.
 use crate::{arch, huge_pages, keeping, seccomp, symbol_table, sys};
 use core::arch::global_asm;
 use core::ffi::{c_int, c_long, c_void};

@@ -5,6 +5,7 @@
 //! never mapped.
 //! there; nothing is ever mapped.
 
+// Decision 05: the controller never maps a segment.
 mod directory;
 mod name;
 mod refusal;

@@ -10,6 +10,7 @@
 //! - The highest moment seen by a poll is never dropped, however short it was. It has stacks if
 //!   there was time to read them.
 
+// Decision 28: memory over time is recorded from outside.
 use std::time::Duration;
 
 use heap_format::moment::{self, Held, Moment};

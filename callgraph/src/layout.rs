@@ -1,5 +1,6 @@
 //! Computes the coordinates of everything that is drawn, in pixels.
 
+// Decision 12: a layout of our own.
 use crate::geometry::{Cubic, Point, Rect, Size, hull};
 use crate::graph::{Edge, Graph, Node};
 use crate::layers::{self, Block, Layered, Wire};

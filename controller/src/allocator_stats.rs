@@ -5,6 +5,7 @@
 //! second at the latest, and leaves no profile. That of the session before stays. A process that
 //! does not allocate in that second publishes nothing.
 
+// Decision 58: querying statistics keeps the last profile.
 use std::time::{Duration, Instant};
 
 use anyhow::bail;

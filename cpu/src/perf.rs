@@ -10,6 +10,7 @@
 //! ring. New threads inherit them. Each sample comes with its event's clock, so that it is known
 //! what it stands for, whatever was lost before it.
 
+// Decision 38: CPU time is sampled from outside.
 mod opening;
 #[cfg(all(test, target_arch = "x86_64"))]
 mod peer;

@@ -26,6 +26,7 @@
 //! | `memory` | the memory of the process |
 //! | `reader` | all of them, for a stopped thread |
 
+// Decision 60: ptrace reads Python lines without an agent.
 mod codes;
 mod exports;
 mod frames;

@@ -1,5 +1,6 @@
 //! Searches a process's memory for pointers, and finds the objects that they do not reach.
 
+// Decision 35: leaks are searched for in a copy of the process.
 use mem_agents::snapshot::NO_CLASS;
 use reachability::jemalloc::{self, Globals};
 use reachability::lost::{self, Found, Lost};

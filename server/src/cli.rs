@@ -62,3 +62,19 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub select: SelectArgs,
 }
+
+#[cfg(test)]
+#[path = "../../tests/src/reference.rs"]
+mod reference;
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_reference_is_current() {
+        reference::check(Cli::command());
+    }
+}

@@ -10,6 +10,7 @@
 //! - A few threads do the work. If a client has left, only the current step of its work is
 //!   completed.
 
+// Decision 43: a server of its own, on hyper.
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::io;

@@ -1,5 +1,6 @@
 //! A bank: the table of one session, carved out of the segment.
 
+// Decision 04: two banks that sessions use in turn.
 use crate::codes::{CODE_STEP, Codes, MAX_CODE_BYTES};
 use crate::layout::{
     BANK_HEADER_BYTES, BankHeader, HEADER_BYTES, MERGED_ADDRESS, Node, Record, ShardTotals,

@@ -25,6 +25,8 @@
 //!
 //! Everything here is inlined: part of it runs in a copy of the process where no other code is.
 
+// Decision 71: headers carry checks.
+
 /// Bytes of a header, and of an extension.
 pub const HEADER: usize = 16;
 /// Distance from the start of an extension to its object, behind which the header follows.

@@ -15,6 +15,7 @@
 //! Sessions alternate between two banks, so a new one never waits for, nor
 //! wipes, what a slow thread is still adding to the one before.
 
+// Decision 02: the shared file is the message, without a serializer.
 use crate::cpu::CpuParams;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 

@@ -1,5 +1,7 @@
 //! Names of programs, as users write them: with `*` for any text and `?` for any one byte.
 
+// Decision 31: the environment names the programs that carry the agent.
+
 /// Whether a pattern covers all of a text. Time at most their product.
 pub fn covers(pattern: &[u8], text: &[u8]) -> bool {
     let (mut p, mut t) = (0, 0);

@@ -16,6 +16,7 @@
 //! settled: together one part in a thousand of the heap or 132 KiB, whichever is more. Events that
 //! other threads are counting while an epoch begins may be before or after it: one for each thread.
 
+// Decision 70: the peak is found inside.
 use crate::layout::{PeakState, ShardTotals};
 use crate::record::add;
 use crate::sync::Ordering;

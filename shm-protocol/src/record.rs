@@ -10,6 +10,7 @@
 //! variances in units of 256 bytes². Sums wrap modulo 2^64; differences
 //! (allocated - freed) stay right. The objects' variances are floats.
 
+// Decision 07: counters that one thread owns.
 use crate::layout::{KEPT_SUMS, Node, Record, SHARED_SHARD};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 

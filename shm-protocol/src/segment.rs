@@ -5,6 +5,8 @@
 //! it reads with `pread` and writes with `pwrite`, so a target that shrinks or
 //! scribbles over its file cannot make it fault.
 
+// Decision 01: shared memory with plain system calls.
+// Decision 06: writing one byte publishes a command.
 mod creation;
 mod session;
 mod store;

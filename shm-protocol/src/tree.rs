@@ -21,6 +21,7 @@
 //!
 //! Cost: a lookup is one hash, one slot and one node (two cache lines), 30 instructions.
 
+// Decision 27: threads and sizes are part of the keys.
 use crate::layout::Node;
 use crate::sync::{AtomicU32, Ordering};
 

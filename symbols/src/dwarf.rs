@@ -11,6 +11,7 @@
 //! Limits: of several functions that cover an address, the one with the greatest start address is
 //! taken. May panic or be killed on a crafted file, so it should be called in a child process.
 
+// Decision 17: all addresses of a file are looked up at once.
 mod companions;
 mod functions;
 mod image;

@@ -11,6 +11,7 @@
 //!
 //! The calling process must have only one thread, because it forks.
 
+// Decision 14: symbols are read in a child process.
 use std::io::{self, PipeWriter, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};

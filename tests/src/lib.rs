@@ -25,6 +25,7 @@ pub mod leaks;
 pub mod limits;
 pub mod load;
 pub mod package;
+pub mod pages;
 pub mod peers;
 pub mod pythons;
 pub mod receiver;

@@ -270,7 +270,7 @@ const DAMAGES: [Damage; 5] = [
 
 #[test]
 fn nothing_of_the_package_ends_a_start_script() {
-    let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/guide.md");
+    let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/guide/boards.md");
     let guide = fs::read_to_string(guide).expect("the guide");
     let is_line = |line: &&str| line.contains("use_mem_agent planner") && line.starts_with('(');
     let line = guide.lines().find(is_line).expect("a start script's line");

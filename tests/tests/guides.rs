@@ -1,38 +1,26 @@
-//! The guide in English and in Chinese: the same parts, in the same order.
+//! The guide: each page begins with its commands, links lead somewhere, and the Chinese pages are
+//! in step with the English ones.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-/// A guide without the text: what both must have in common.
-struct Outline {
-    /// Levels of the headings.
-    headings: Vec<usize>,
-    /// Rows of each table.
-    tables: Vec<usize>,
-    /// Options that are named.
-    options: BTreeSet<String>,
-    /// Code in the first cells of tables: options, messages, variables.
-    messages: Vec<String>,
+use mem_tests::pages::{Page, files, root};
+
+/// Words that the English guide may have outside of code and of its generated part.
+const MAX_WORDS: usize = 9_000;
+/// Commands at the beginning of each page.
+const FIRST_COMMANDS: usize = 3;
+
+fn english() -> Vec<PathBuf> {
+    files(&[":(glob)docs/guide/*.md"])
 }
 
-/// Lines of the guide outside of code blocks, and lines inside that begin with a prompt.
-fn split(text: &str) -> (Vec<&str>, BTreeSet<&str>) {
-    let (mut prose, mut commands, mut code) = (Vec::new(), BTreeSet::new(), false);
-    for line in text.lines() {
-        match line.trim_start() {
-            fence if fence.starts_with("```") => code = !code,
-            command if code && command.starts_with("$ ") => {
-                commands.insert(command);
-            }
-            _ if code => {}
-            _ => prose.push(line),
-        }
-    }
-    (prose, commands)
+fn chinese(english: &Path) -> PathBuf {
+    let name = english.file_name().expect("a file's path");
+    Path::new("docs/guide/zh").join(name)
 }
 
-/// The words of a line that are options.
+/// Words of a line that are options.
 fn options(line: &str) -> impl Iterator<Item = String> {
     let is_part = |c: char| c == '-' || c == '_' || c.is_ascii_alphanumeric();
     let words = line.split(move |c| !is_part(c));
@@ -40,30 +28,43 @@ fn options(line: &str) -> impl Iterator<Item = String> {
     options.map(str::to_owned)
 }
 
+/// What a page must have in both languages.
+#[derive(Debug, PartialEq)]
+struct Outline {
+    /// Levels of the headings.
+    headings: Vec<usize>,
+    /// Rows of each table.
+    tables: Vec<usize>,
+    options: BTreeSet<String>,
+    /// Code in the first cells of tables: options, messages, variables.
+    first_cells: Vec<String>,
+    blocks: Vec<(String, Vec<String>)>,
+}
+
 impl Outline {
-    fn of(prose: &[&str]) -> Self {
+    fn of(page: Page) -> Self {
         let mut outline = Self {
             headings: Vec::new(),
             tables: Vec::new(),
-            options: prose.iter().flat_map(|line| options(line)).collect(),
-            messages: Vec::new(),
+            options: page.prose.iter().flat_map(|line| options(line)).collect(),
+            first_cells: Vec::new(),
+            blocks: page.blocks,
         };
         let mut rows = 0;
-        for line in prose.iter().chain([&""]) {
+        for line in page.prose.iter().map(String::as_str).chain([""]) {
             if line.starts_with('#') {
-                outline
-                    .headings
-                    .push(line.chars().take_while(|c| *c == '#').count());
+                let level = line.chars().take_while(|c| *c == '#').count();
+                outline.headings.push(level);
             }
             if let Some(cells) = line.strip_prefix("| ") {
                 let first = cells.split(" |").next().unwrap_or_default();
                 let code = first.split('`').skip(1).step_by(2);
-                outline.messages.extend(code.map(str::to_owned));
+                outline.first_cells.extend(code.map(str::to_owned));
             }
-            match line.starts_with('|') {
-                true => rows += 1,
-                false if rows > 0 => outline.tables.push(std::mem::take(&mut rows)),
-                false => {}
+            if line.starts_with('|') {
+                rows += 1;
+            } else if rows > 0 {
+                outline.tables.push(std::mem::take(&mut rows));
             }
         }
         outline
@@ -71,19 +72,88 @@ impl Outline {
 }
 
 #[test]
-fn both_languages_have_the_same_parts_options_messages_and_commands() {
-    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
-    let read = |name: &str| fs::read_to_string(docs.join(name)).expect("a guide");
-    let texts = [read("guide.md"), read("guide.zh.md")];
-    let [(english, commands), (chinese, translated)] = texts.each_ref().map(|text| split(text));
-    let (english, chinese) = (Outline::of(&english), Outline::of(&chinese));
-    assert_eq!(english.headings, chinese.headings);
-    assert_eq!(english.tables, chinese.tables);
-    assert_eq!(english.options, chinese.options);
-    for (ours, theirs) in english.messages.iter().zip(&chinese.messages) {
-        assert_eq!(ours, theirs);
+fn both_languages_have_the_same_pages_parts_and_commands() {
+    let pages = english();
+    let translated: BTreeSet<_> = files(&["docs/guide/zh/*.md"]).into_iter().collect();
+    assert_eq!(
+        pages
+            .iter()
+            .map(|page| chinese(page))
+            .collect::<BTreeSet<_>>(),
+        translated
+    );
+    for page in pages {
+        let (ours, theirs) = (
+            Outline::of(Page::read(&page)),
+            Outline::of(Page::read(&chinese(&page))),
+        );
+        let page = page.display();
+        assert_eq!(ours.headings, theirs.headings, "{page}");
+        assert_eq!(ours.tables, theirs.tables, "{page}");
+        assert_eq!(ours.options, theirs.options, "{page}");
+        assert_eq!(ours.first_cells, theirs.first_cells, "{page}");
+        assert_eq!(ours.blocks, theirs.blocks, "{page}");
     }
-    assert_eq!(english.messages.len(), chinese.messages.len());
-    let unknown: Vec<_> = translated.difference(&commands).collect();
-    assert!(unknown.is_empty(), "only in Chinese: {unknown:#?}");
+}
+
+#[test]
+fn each_page_begins_with_three_commands() {
+    for path in english() {
+        let mut page = Page::read(&path);
+        // The title, the other language, and the empty lines between them and the block.
+        let is_head = |line: &String| line.is_empty() || line.starts_with(['#', '[']);
+        let head = page.prose.iter().take_while(|line| is_head(line)).count();
+        page.blocks.truncate(1);
+        assert!(head >= 3, "{}", path.display());
+        assert_eq!(page.blocks[0].0, "sh", "{}", path.display());
+        assert_eq!(page.commands().len(), FIRST_COMMANDS, "{}", path.display());
+    }
+}
+
+#[test]
+fn the_guide_is_short() {
+    let words: usize = english()
+        .iter()
+        .map(|path| {
+            let mut page = Page::read(path);
+            let generated = page
+                .prose
+                .iter()
+                .position(|line| line == "<!-- mem_profiler -->");
+            page.prose.truncate(generated.unwrap_or(page.prose.len()));
+            page.words()
+        })
+        .sum();
+    assert!(words <= MAX_WORDS, "{words} words");
+}
+
+#[test]
+fn links_lead_somewhere() {
+    let mut broken = Vec::new();
+    for path in files(&["*.md"]) {
+        let page = Page::read(&path);
+        let directory = path.parent().expect("a directory");
+        for link in page.links() {
+            if link.contains("://") || link.starts_with("mailto:") {
+                continue;
+            }
+            let (file, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let target = if file.is_empty() {
+                path.clone()
+            } else {
+                directory.join(file)
+            };
+            let has_anchor = |target: &Path| {
+                anchor.is_empty()
+                    || Page::read(target)
+                        .anchors()
+                        .iter()
+                        .any(|other| other == anchor)
+            };
+            if !root().join(&target).exists() || !has_anchor(&target) {
+                broken.push(format!("{}: {link}", path.display()));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "{broken:#?}");
 }

@@ -1,15 +1,15 @@
-//! The guide's leak hunt on a program that others wrote: its commands, as they stand there, lead
+//! The leak hunt of `docs/hunt` on a program that others wrote: its commands, as they stand there, lead
 //! to the line that leaks.
 
-use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use mem_tests::pages::Page;
 use mem_tests::{Outcome, Scratch, Target, artifacts, run, wait};
 
 /// The most commands from the symptom to the line.
 const MOST_COMMANDS: usize = 3;
-/// What the guide finds in ujson.
+/// What it finds in ujson.
 const LEAK: &str = "/lib/ultrajsonenc.c:150 in Buffer_Realloc";
 /// What is said of CPython.
 const HINT: &str = "PYTHONMALLOC=malloc";
@@ -18,20 +18,13 @@ fn docs() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs")
 }
 
-/// Our commands on the worker's dumps, in the order of the guide.
+/// Our commands on the worker's dumps, in their order.
 fn commands() -> Vec<String> {
-    let text = fs::read_to_string(docs().join("guide.md")).expect("the guide");
-    let (_, section) = text
-        .split_once("\n## Three leak hunts\n")
-        .expect("the section");
-    let section = section.split("\n## ").next().unwrap_or(section);
-    let lines = section
-        .lines()
-        .filter_map(|line| line.trim().strip_prefix("$ "));
-    let ours = |line: &&str| {
+    let page = Page::read("docs/hunt/README.md".as_ref());
+    let ours = |line: &String| {
         line.starts_with("mem_p") && (line.contains("worker_") || line.contains("python3"))
     };
-    lines.filter(ours).map(str::to_owned).collect()
+    page.commands().into_iter().filter(ours).collect()
 }
 
 /// The worker with ujson 5.3.0, in a process with the agent.
@@ -50,7 +43,7 @@ fn worker(scratch: &Scratch) -> Target {
     target
 }
 
-/// A line of the guide with our programs in the search path.
+/// A line of the page with our programs in the search path.
 fn perform(scratch: &Scratch, line: &str) -> Outcome {
     let programs = artifacts::profiler();
     let programs = programs.parent().expect("a directory").to_owned();
@@ -69,7 +62,7 @@ fn perform(scratch: &Scratch, line: &str) -> Outcome {
 }
 
 #[test]
-fn the_guides_commands_lead_to_the_line_that_leaks() {
+fn its_commands_lead_to_the_line_that_leaks() {
     let commands = commands();
     assert!(commands.len() <= MOST_COMMANDS, "{commands:?}");
     let scratch = Scratch::new();

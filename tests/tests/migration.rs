@@ -18,12 +18,9 @@ struct Example {
 }
 
 fn examples() -> Vec<Example> {
-    let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/guide.md");
-    let text = fs::read_to_string(guide).expect("the guide");
-    let (_, section) = text
-        .split_once("\n## Coming from another profiler\n")
-        .expect("the section");
-    let section = section.split("\n## ").next().unwrap_or(section);
+    let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/guide/migration.md");
+    let text = fs::read_to_string(guide).expect("the page");
+    let (tables, _) = text.split_once("\n## pprof\n").expect("the last part");
     let line = |line: &str| {
         let mut cells = line.strip_prefix("| ")?.split(" | ");
         let (there, here) = (cells.next()?, cells.next()?);
@@ -33,7 +30,7 @@ fn examples() -> Vec<Example> {
             here: command.to_owned(),
         })
     };
-    section.lines().filter_map(line).collect()
+    tables.lines().filter_map(line).collect()
 }
 
 /// Whether a line is of CPU time.

@@ -4,6 +4,7 @@
 //! start of every module, the vdso included. Whether that page can be read is checked first;
 //! headers beyond it are not looked for.
 
+// Decision 26: ELF headers without the `object` crate.
 use crate::probe;
 use core::slice::from_raw_parts;
 

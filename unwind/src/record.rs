@@ -28,6 +28,7 @@
 //! return address. They are recognised by their instructions, which the kernel compares
 //! ([`padded`]).
 
+// Decision 53: generated code is unwound by frame records.
 use crate::Registers;
 use crate::arch::Machine;
 use crate::rule::{Rule, Step, Word};

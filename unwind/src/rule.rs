@@ -3,6 +3,7 @@
 //! A rule says where the canonical frame address (CFA, DWARF 5 §6.4.1) is, where
 //! the return address and the frame pointer were saved, and nothing else.
 
+// Decision 24: an unwinder of our own, not framehop.
 use crate::arch::{Machine, Native, SignalFrame};
 use crate::stack::{Known, Memory};
 use crate::{Cause, Registers};

@@ -10,6 +10,7 @@
 //!
 //! The cache only ever saves work. Nothing in an entry that is found is followed without a check.
 
+// Decision 48: known stacks are found by a hash of all addresses.
 use core::sync::atomic::{AtomicU64, Ordering};
 
 const WAYS: usize = 4;

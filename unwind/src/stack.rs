@@ -22,6 +22,7 @@
 //!   on one stack, not by a switch to another;
 //! - in the first thread: always, because the kernel keeps a gap below a growing stack.
 
+// Decision 18: stack memory stays trusted only on the thread's own stack.
 use crate::probe::{self, PAGE};
 use crate::{Cause, Registers};
 

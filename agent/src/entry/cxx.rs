@@ -18,6 +18,7 @@
 //!
 //! Each operator allocates through a pointer of its own if no sample is due.
 
+// Decision 13: `operator new` jumps to the next library's on failure.
 use super::{free_low, to};
 use crate::arch::{jump_through, with_registers_or_fail};
 use crate::backend::{self, NEXT};

@@ -1,5 +1,6 @@
 //! Parses `/proc/self/maps` and finds modules in it.
 
+// Decision 32: the maps are read within a budget.
 use super::found::Found;
 use crate::sys;
 use unwind::elf;

@@ -6,6 +6,7 @@
 //! moved to another instruction, or now runs another function, is refreshed in place. Frames from
 //! the first one that is linked differently are read again.
 
+// Decision 51: Python's frames are compared in place.
 use super::codes;
 use super::frame::{CachedFrame, Link, Words, code_of, is_entry};
 use super::frames::{Damaged, Walk};

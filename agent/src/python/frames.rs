@@ -4,6 +4,7 @@
 //! next to the native frame that runs it. Each way has its own loop here. Frames that are unchanged
 //! since the last walk come from the [cache](super::frame_cache).
 
+// Decision 57: asyncio tasks by coroutines, not by names.
 use super::frame::{Words, is_entry};
 use super::frame_cache::FrameCache;
 use super::layout::{Layout, OWNED_BY_NATIVE, Style};

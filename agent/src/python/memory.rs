@@ -9,6 +9,7 @@
 //! A thread that a signal interrupted may be unmapping what its frames lead to. There, an address
 //! is trusted only until the end of the walk.
 
+// Decision 59: timers probe each page again.
 use unwind::inserted::Trail;
 use unwind::probe;
 

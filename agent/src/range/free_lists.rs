@@ -14,6 +14,7 @@
 //!
 //! [`transfer`]: super::transfer
 
+// Decision 16: free lists of a thread.
 use super::transfer::{Transfer, batch};
 use super::{Flags, NoPlace};
 use crate::arch;

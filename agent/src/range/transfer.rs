@@ -8,6 +8,7 @@
 //!
 //! Nobody ever waits: a slot that another thread is using is skipped.
 
+// Decision 55: blocks that another thread frees.
 use core::cell::UnsafeCell;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, Ordering};

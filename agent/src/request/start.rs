@@ -5,6 +5,7 @@
 //! sends a signal when it ends. A plain fork would copy the page tables of a large program, and run
 //! its fork handlers.
 
+// Decision 36: the controller is no child of the program.
 use super::*;
 use core::ffi::c_char;
 use core::ptr::null;

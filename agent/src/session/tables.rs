@@ -5,6 +5,7 @@
 //! mapping counts towards `RLIMIT_AS`. So when the program limits its address space, the inaccessible
 //! parts are unmapped, and tables grow no more.
 
+// Decision 20: tables are created by the first session.
 use super::{BASE, BYTES, LIFE};
 use crate::sys::{self, PAGE};
 use core::ffi::c_void;

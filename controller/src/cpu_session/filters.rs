@@ -4,6 +4,7 @@
 //! start has our filters, and filters never go away: as long as it has as many as we have, they are
 //! the same ones. So a child of ours, which may be killed, tries the calls.
 
+// Decision 49: a child tests the timers under seccomp filters.
 use std::mem::zeroed;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,5 +1,6 @@
 //! Events of the processors, where everything that runs may be sampled (see `meters`).
 
+// Decision 41: perf events per processor.
 use super::{Event, Perf};
 use crate::event::{self, Attribute};
 use crate::meter::{Clock, Scale, Told};

@@ -7,6 +7,7 @@
 //! above it. For each way to divide the samples, a chord through the estimate cuts the curve at two
 //! sizes whose average, weighted by the counts, is the estimate.
 
+// Decision 10: a stack may take two lines in a dump.
 use crate::scale::{inverse_weight, weight};
 
 /// One record: sampled objects and their bytes.

@@ -2,6 +2,7 @@
 //! column with a value, tab-separated. The first row of a stack also describes its frames; the
 //! schema keeps those once for all dumps, by a hash of what stays equal from process to process.
 
+// Decision 44: rows for ClickHouse.
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 

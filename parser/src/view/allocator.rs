@@ -1,5 +1,6 @@
 //! Leaving the allocator's frames out of a view.
 
+// Decision 62: only allocators at the leaf are left out.
 use std::sync::Arc;
 
 use anyhow::{Result, bail};

@@ -4,6 +4,7 @@
 //! there. It calls nothing outside this program's file and uses no variables, neither allocates nor
 //! panics: see [`crate::memory::Work`].
 
+// Decision 37: the copy searches its own memory.
 use std::mem::MaybeUninit;
 use std::ptr;
 

@@ -1,5 +1,6 @@
 //! The spool: a directory of bounded size with dumps that wait to be sent.
 
+// Decision 45: profiles are pushed from a spool.
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;

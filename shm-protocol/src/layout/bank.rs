@@ -1,5 +1,6 @@
 //! The bytes of a bank: its header, the calling-context tree's nodes, and the records.
 
+// Decision 68: the table grows while memory is left.
 use crate::counters::Counters;
 use crate::cpu::CpuTotals;
 use crate::sync::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};

@@ -1,5 +1,6 @@
 //! Where the whole segment is mapped.
 
+// Decision 54: a table takes memory as stacks are added.
 use crate::sync::{AtomicPtr, Ordering};
 use core::ptr::null_mut;
 

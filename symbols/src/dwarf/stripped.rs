@@ -9,6 +9,7 @@
 //! Limits: 64-bit little-endian programs with section headers; stubs of x86-64 and aarch64 only.
 //! Like [`super::read`], it may panic on a crafted file.
 
+// Decision 47: names for code without symbols.
 mod boundaries;
 mod stubs;
 

@@ -30,6 +30,11 @@ pub const SESSIONS: Performed = &[
         "mem_profiler -s 5 -c 1024 -o /tmp/prof_ -p redis-server",
         "succeeded",
     ),
+    ("mem_parser /tmp/prof_redis-server.*.0001.heap", "flat%"),
+    ("mem_profiler list --all", "redis-server"),
+    ("mem_profiler --help", "Usage: "),
+    ("mem_parser --help", "Usage: "),
+    ("mem_profiler man /tmp", ""),
     ("mem_profiler -s 1 -p 'serv*' -p 'redis*' -o m_", "PROCESS"),
     ("mem_profiler why -p redis-server", "live heap"),
     ("mem_profiler -s 60 -p 18140 -o /tmp/prof_", "succeeded"),
@@ -63,6 +68,7 @@ pub const WITHIN: Performed = &[
         "variable sessions",
     ),
     ("mem_profiler dump -p 20028 -o snap_", "snap_server"),
+    ("mem_profiler dump --peak -p server -o peak_", "peak_server"),
     ("mem_profiler stop -p 20028 -o last_", "last_server"),
 ];
 
@@ -145,20 +151,8 @@ pub const SERVER: Performed = &[
         "Live: ",
     ),
     (
-        "mem_parser -p ./server -f leak_server.4849.0006.heap --tree -n 3",
-        "open_session",
-    ),
-    (
-        "mem_parser -p ./server -f leak_server.4849.0006.heap --traces",
-        "open_session",
-    ),
-    (
         "mem_parser -p ./server -f leak_server.4849.0006.heap --list open_session --source_path .",
         "12:}",
-    ),
-    (
-        "mem_parser -p ./server -f leak_server.4849.0006.heap --folded",
-        ";open_session",
     ),
     (
         "mem_parser -p ./server -f leak_server.4849.0006.heap --proto -o server.pb.gz",
@@ -169,24 +163,8 @@ pub const SERVER: Performed = &[
         "open_session",
     ),
     (
-        "mem_parser -p ./server -f leak_server.4849.0006.heap --callgrind",
-        "events: inuse_space",
-    ),
-    (
-        "mem_parser -p ./server -f leak_server.4849.0006.heap --dot",
-        "digraph",
-    ),
-    (
         "mem_parser -p ./server -f leak_server.4849.0006.heap --csv",
         "open_session,",
-    ),
-    (
-        "mem_parser -p ./server -f leak_server.4849.0006.heap --json | head -c 420",
-        "\"version\":1",
-    ),
-    (
-        "mem_parser -p ./server -f leak_server.4849.0006.heap --raw",
-        "Period: 1024",
     ),
     (
         "mem_parser -p ./server -f leak_server.4849.0006.heap --symbolize -o whole.heap",
@@ -211,6 +189,18 @@ pub const SERVER: Performed = &[
 pub const POST_MORTEM: Performed = &[
     ("kill -9 29621", ""),
     ("mem_profiler recover -o post_", "ended during the session"),
+];
+
+/// On two builds of a program.
+pub const BUILDS: Performed = &[
+    (
+        "mem_profiler run -c 1 --peak -o /tmp/new_ -- ./app",
+        "high-water mark",
+    ),
+    (
+        "mem_parser /tmp/new_app.*.0001.heap --diff_base base.heap --force -t",
+        "grow_more",
+    ),
 ];
 
 /// A package that was copied to a board.
@@ -238,6 +228,7 @@ pub const UNPACKING: Performed = &[
 /// On a module that leaks.
 pub const BOARD: Performed = &[
     ("grep VmRSS /proc/$(pidof planner)/status", "VmRSS"),
+    ("grep '^# ' prof_planner.13458.0001.heap", "# trigger"),
     ("mem_profiler why -p planner", "live heap"),
     (
         "mem_profiler top --once --sort growth -p planner",
@@ -273,13 +264,13 @@ pub const BACKGROUND: &[&str] = &[
 
 pub const LEAKS: &str = "tests/tests/leak_check.rs does it";
 pub const SERVED: &str = "tests/tests/serve.rs does it, with a port that is free";
-pub const HUNT: &str =
-    "the leak hunt: tests/hunt.rs performs it on ujson; the other programs are built for minutes";
+pub const HUNT: &str = "the leak hunt: tests/tests/hunt.rs performs it on ujson; the other programs are built for minutes";
 pub const TRAINER: &str = "tests/tests/python.rs compares Python's lines with the program's own";
 pub const LINE: &str = "needs a board, or a serial line to one";
 pub const PACKAGE: &str =
     "needs a package, which takes deploy/build ten minutes; deploy/smoke-old tries it";
 
+pub const MIGRATION: &str = "tests/tests/migration.rs does it";
 pub const PUSH: &str = "tests/tests/push.rs does it";
 pub const CLICKHOUSE: &str = "tests/tests/clickhouse.rs does it, without a server";
 
@@ -352,6 +343,20 @@ pub const ELSEWHERE: &[(&str, &str)] = &[
         "a session that this test begins by itself",
     ),
     ("mem_profiler run --leak-check -- ./app", LEAKS),
+    (
+        "mem_profiler leaks -p server --exit-code",
+        "exits with 1: tests/tests/leak_check.rs does it",
+    ),
+    ("mem_profiler run -c 1 -o /tmp/p_ -- ./app", MIGRATION),
+    (
+        "mem_profiler run --leak-check -o /tmp/p_ -- ./app",
+        MIGRATION,
+    ),
+    ("mem_profiler cpu run -F 100 -o /tmp/p_ -- ./app", MIGRATION),
+    (
+        "mem_profiler cpu run --engine timers -- python3 app.py",
+        "tests/tests/cpu_python.rs does it",
+    ),
     ("mem_profiler run --leak-check=draconian -- ./app", LEAKS),
     ("docs/hunt/install /tmp/hunt cpp && cd /tmp/hunt", HUNT),
     (

@@ -6,45 +6,20 @@ mod stage;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
 
+use mem_tests::pages::{Page, files};
 use mem_tests::{Session, run, wait};
 
 use listed::*;
 use stage::Stage;
 
-/// The commands in a guide's code blocks: lines of those marked `sh`, without comments, and lines
-/// after a prompt.
-fn commands(name: &str) -> Vec<String> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../docs")
-        .join(name);
-    let text = fs::read_to_string(path).expect("a guide");
-    let (mut commands, mut block) = (Vec::new(), None);
-    for line in text.lines().map(str::trim) {
-        match (line.strip_prefix("```"), block) {
-            (Some(language), None) => block = Some(language),
-            (Some(_), Some(_)) => block = None,
-            (None, Some("sh")) => {
-                let command = line.split(" # ").next().unwrap_or(line).trim();
-                let is_one = !command.is_empty() && !command.starts_with('#');
-                commands.extend(is_one.then(|| command.to_owned()));
-            }
-            (None, Some(_)) => commands.extend(line.strip_prefix("$ ").map(str::to_owned)),
-            (None, None) => {}
-        }
-    }
-    commands
-}
-
-#[test]
-fn both_languages_have_the_same_commands() {
-    assert_eq!(commands("guide.md"), commands("guide.zh.md"));
-}
-
 #[test]
 fn each_command_is_performed_or_listed_with_a_reason() {
-    let guide = commands("guide.md");
+    let pages = files(&[":(glob)docs/guide/*.md", "docs/hunt/README.md"]);
+    let guide: Vec<_> = pages
+        .iter()
+        .flat_map(|path| Page::read(path).commands())
+        .collect();
     let guide: BTreeSet<&str> = guide.iter().map(String::as_str).collect();
     let scenes = [
         INSTALLING,
@@ -54,6 +29,7 @@ fn each_command_is_performed_or_listed_with_a_reason() {
         CPU,
         SERVER,
         POST_MORTEM,
+        BUILDS,
         UNPACKING,
         BOARD,
     ];
@@ -107,6 +83,8 @@ fn each_command_does_what_the_guide_shows() {
     stage.is_listed(&job, "sampling");
     stage.names.push(("29621", job));
     stage.perform(POST_MORTEM);
+    stage.build_twice();
+    stage.perform(BUILDS);
     stage.pack();
     stage.perform(UNPACKING);
     stage.start_planner();

@@ -157,6 +157,35 @@ impl Stage {
         tool("g++", ["-O2", "-g", "-o", &program, &source]);
     }
 
+    /// Compiles `app`, which holds a mebibyte more if it is the newer build.
+    fn build_app(&self, is_newer: bool) {
+        let source = format!(
+            "#include <stdlib.h>\n\
+             static void use(void *memory) {{ asm volatile(\"\" : : \"r\"(memory) : \"memory\"); }}\n\
+             __attribute__((noinline)) void grow_more() {{\n\
+                 void *more = malloc(1 << 20);\n\
+                 use(more), free(more);\n\
+             }}\n\
+             int main() {{\n\
+                 void *first = malloc(1 << 16);\n\
+                 if ({is_newer}) grow_more();\n\
+                 use(first), free(first);\n\
+             }}\n"
+        );
+        fs::write(self.scratch.file("app.cpp"), source).expect("a source");
+        self.compile("app");
+    }
+
+    /// The newer build of `app`, and base.heap, the peak of the older one.
+    pub fn build_twice(&self) {
+        self.build_app(false);
+        let line =
+            "mem_profiler run -c 1 --peak -o base_ -- ./app && mv base_app.*.0001.heap base.heap";
+        let outcome = run(&mut self.shell(line, ""));
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        self.build_app(true);
+    }
+
     /// A package's file, with the programs under test.
     pub fn pack(&self) {
         let name = "mem-profiler-0.1.0-aarch64";

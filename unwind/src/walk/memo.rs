@@ -9,6 +9,7 @@
 //! further in, so that the sum of a frame and all those further out is a difference, whatever is put
 //! in front of them.
 
+// Decision 08: a stack is compared by the words it was read from.
 use super::MAX_FRAMES;
 use crate::Registers;
 use crate::rule::{Rule, Word};

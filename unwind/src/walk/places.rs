@@ -7,6 +7,7 @@
 //!
 //! Cost: about 30 instructions a frame, one cache line, and no branch that depends on the stack.
 
+// Decision 52: a frame's caller is found by its place.
 use crate::Registers;
 use crate::arch::{Machine, Native};
 use crate::rule::{Rule, Word};

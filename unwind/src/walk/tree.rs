@@ -1,5 +1,6 @@
 //! What a walker needs from outside: where stacks are interned, and the rules of the walked code.
 
+// Decision 30: a node's slot follows from its path's hash.
 #[cfg(doc)]
 use super::ADDRESS_BITS;
 use crate::compile::Scratch;
