@@ -14,6 +14,7 @@ mod system;
 use crate::{arch, definitions, environment, musl};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
+use shm_protocol::layout::MIN_MEMORY_LIMIT;
 use tikv_jemalloc_sys as jemalloc;
 
 unsafe extern "C" {
@@ -293,13 +294,9 @@ fn least_limit() -> u64 {
 /// descriptor 2, which may be any file of the program's.
 unsafe extern "C" fn say_nothing(_: *mut c_void, _: *const c_char) {}
 
-/// Minimum `RLIMIT_AS` and `RLIMIT_DATA`, in bytes, of a process that is profiled. jemalloc maps its memory by
-/// megabytes; glibc's heap grows by as much as is needed, and such a process may need all of its limit.
-const MIN_LIMIT: u64 = 32 << 20;
-
 /// Determines the value of [`is_left_out`]: true if the process is not named or has too little memory.
 fn looks_left_out() -> bool {
-    let left_out = environment::leaves_us_out() || least_limit() < MIN_LIMIT;
+    let left_out = environment::leaves_us_out() || least_limit() < MIN_MEMORY_LIMIT;
     LEFT_OUT.store(left_out, Ordering::Relaxed);
     left_out
 }

@@ -14,6 +14,7 @@ use crate::program;
 use crate::segment::Refusal;
 use crate::text;
 use crate::unreadable;
+use shm_protocol::layout::MIN_MEMORY_LIMIT;
 use shm_protocol::pattern;
 use shm_protocol::snapshot::Invalid;
 
@@ -204,6 +205,14 @@ fn explain_process(pid: i32, title: &str) -> String {
             return format!(
                 "{title}: the process carries the agent, but its environment leaves it out: add its \
                  name to MEM_PROFILER_ONLY, and restart it"
+            );
+        }
+        if let Some(limit) = proc::memory_limit(pid).filter(|limit| *limit < MIN_MEMORY_LIMIT) {
+            return format!(
+                "{title}: the process is left alone, as it may have only {} of memory (ulimit -v \
+                 or -d): raise that to {} or more, and restart it",
+                text::bytes(limit as f64),
+                text::bytes(MIN_MEMORY_LIMIT as f64)
             );
         }
         return format!(

@@ -474,9 +474,7 @@ pub fn obstacle(agent: &Agent, header: &Header<'_>) -> Option<Error> {
         (REFUSES_MUSL, _) => Some(Error::Musl),
         (REFUSES_SECCOMP, _) => Some(Error::Sandboxed),
         // The filter was installed in a way that the agent does not intercept, or just now.
-        _ if proc::seccomp(agent.pid) > header.seccomp() && !has_tables() => {
-            Some(Error::Sandboxed)
-        }
+        _ if proc::seccomp(agent.pid) > header.seccomp() && !has_tables() => Some(Error::Sandboxed),
         _ => None,
     }
 }

@@ -336,7 +336,7 @@ mod tests {
     #[test]
     fn what_is_new_is_the_rest() {
         let now = amount(4, 4.0, 400.0);
-        let share = |before| Share::of(&now, &before);
+        let share = |before| Share::new_part(&now, &before);
         assert_eq!(share(Amount::default()), Some(Share::ALL));
         let half = Share {
             objects: 0.5,
@@ -346,7 +346,7 @@ mod tests {
         assert_eq!(share(now), None);
         assert_eq!(share(amount(9, 9.0, 900.0)), None);
         let nothing = Amount::default();
-        assert_eq!(Share::of(&nothing, &nothing), None);
+        assert_eq!(Share::new_part(&nothing, &nothing), None);
     }
 
     #[test]

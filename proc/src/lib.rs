@@ -38,8 +38,8 @@ pub use pidfd::{has_ended, pidfd, wait_for_end};
 pub use process::{
     Program, address_space_left, all, command_line, cpu_ns, directory, environment, exe,
     executable, innermost_tid, is_ending, is_of_kernel, is_over, is_stopped, is_traced, maps,
-    memory_counters, other_root, page_tables, parents, path_of_memory, program, root_of, seccomp,
-    value,
+    memory_counters, memory_limit, other_root, page_tables, parents, path_of_memory, program,
+    root_of, seccomp, value,
 };
 pub use stat::{Stat, rss_bytes};
 pub use status::{Status, status_field};

@@ -161,6 +161,18 @@ pub fn address_space_left(pid: i32) -> Option<u64> {
     Some(limit.saturating_sub(pages.saturating_mul(page_bytes()?)))
 }
 
+/// Returns the smaller of a process's limits of address space and of data (`RLIMIT_AS`, `RLIMIT_DATA`), in bytes.
+/// `None`: it has neither, or they cannot be read.
+pub fn memory_limit(pid: i32) -> Option<u64> {
+    let limits = file(pid, "limits")?;
+    let limit = |name| {
+        let fields = status_field(&limits, name)?;
+        fields.split_ascii_whitespace().next()?.parse().ok()
+    };
+    let limits = [limit("Max address space"), limit("Max data size")];
+    limits.into_iter().flatten().min()
+}
+
 /// A process's environment at its start; `None` if it cannot be read or holds nothing.
 pub fn environment(pid: i32) -> Option<Vec<u8>> {
     read_of_memory(pid, "environ", MAX_FILE_BYTES).filter(|text| !text.is_empty())

@@ -27,6 +27,11 @@ pub use bank::{
     ShardTotals, THREAD_ADDRESS, THREADS_KEPT, ThreadEntry, ThreadTable, reserved_units, step_of,
 };
 
+/// Smallest `RLIMIT_AS` and `RLIMIT_DATA`, in bytes, of a process that the agent does not leave alone. jemalloc
+/// maps its memory by megabytes, glibc's heap grows by as much as is needed, and a process with less than this
+/// may need all of it.
+pub const MIN_MEMORY_LIMIT: u64 = 32 << 20;
+
 /// "MEMPROF\n", little-endian, at the start of [`Identity`].
 pub const MAGIC: u64 = u64::from_le_bytes(*b"MEMPROF\n");
 /// Version of this layout. Readers refuse any other.

@@ -39,7 +39,14 @@ impl Run {
             timeline,
         } = &mut self.members[at];
         let (agent, session) = (&target.agent, &target.session);
-        match dump::write(&self.output, agent, session, (reason, Ended::Not)) {
+        match dump::write(
+            &self.output,
+            agent,
+            session,
+            Some(timeline),
+            reason,
+            Ended::Not,
+        ) {
             Ok(written) => {
                 let old = watcher.wrote(written.path.clone(), self.settings.triggers.keep);
                 self.remove_old(old);
