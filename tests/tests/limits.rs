@@ -136,3 +136,18 @@ fn a_table_of_two_is_one_of_two_mebibytes() {
         program.target.finish_well();
     }
 }
+
+/// It may need all of its memory, which glibc's heap takes in smaller parts.
+#[test]
+fn a_process_with_very_little_memory_is_left_alone_and_that_is_said() {
+    let scratch = Scratch::new();
+    let mut program = Steps::start_with(&scratch, &[], |command| {
+        limit(command, Scarce::AddressSpace, 20 << 20);
+    });
+    program.step("keep 1000");
+    assert_eq!(scratch.segments().len(), 0);
+    let pid = program.pid().to_string();
+    let outcome = run(scratch.profiler().args(["-s", "1", "-p", &pid]));
+    outcome.refused(1, &["is left alone", "20.0 MiB", "restart it"]);
+    program.target.finish_well();
+}
