@@ -13,9 +13,9 @@ unsafe extern "C" {
     static MODE: AtomicU32;
 }
 
-/// Excludes memory from huge pages where the system gives them to every mapping: the first byte written would
-/// make 2 MiB resident. In other modes, nothing is to be done. A mapping that is refused stays as it is, and
-/// no call is made once a seccomp filter is installed. Keeps `errno`.
+/// Excludes memory from huge pages where the system gives them to every mapping: the first byte
+/// written would make 2 MiB resident. In other modes, nothing is to be done. A mapping that is
+/// refused stays as it is, and no call is made once a seccomp filter is installed. Keeps `errno`.
 pub fn exclude(at: *mut c_void, bytes: usize) {
     // SAFETY: jemalloc's, an `int` written while the process has one thread.
     if unsafe { &MODE }.load(Ordering::Relaxed) != ALWAYS || seccomp::is_installed() {

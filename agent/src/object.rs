@@ -29,58 +29,58 @@ const KNOWN: usize = 4 << 10;
 /// In the known classes: the header is in the table.
 const IN_TABLE: usize = 1;
 
-/// A sampled object as its header describes it.
+/// Sampled object, as its header describes it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Object {
     /// Record in which it was counted.
     pub record: RecordId,
-    /// Lowest 8 bits of the session's number.
+    /// Low 8 bits of the session's number.
     pub session: u8,
-    /// Objects it stands for; a number that a header can hold ([`header::storable`]).
+    /// Number of objects that it stands for, rounded as headers store it ([`header::storable`]).
     pub weight: f32,
-    /// Birth: the clock's tick, not relative to anything.
+    /// Tick of the clock at which it was allocated.
     pub born: u32,
-    /// Requested bytes.
+    /// Requested size in bytes.
     pub bytes: u64,
-    /// Alignment that was requested, where that made a difference; else 1.
+    /// Requested alignment if it made a difference; else 1.
     pub align: usize,
-    /// Whether a leak check leaves it out.
+    /// True if leak checks ignore it.
     pub ignored: bool,
-    /// Whether it has all of its size class.
+    /// True if all of its size class is usable.
     pub exact: bool,
 }
 
-/// What the header of an object says.
+/// Result of reading a header.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Met {
-    /// The object, which is live.
+    /// Header of a live object.
     Live(Object),
-    /// The object has been freed.
+    /// Header of an object that was freed.
     Freed,
-    /// The program has overwritten the header.
+    /// Header that the program has overwritten.
     Overwritten(Remains),
 }
 
-/// What can still be read of an overwritten header.
+/// Intact parts of an overwritten header.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Remains {
-    /// The first word, if it is intact; of an object with an extension, with the bytes that this says.
+    /// First word, if it is intact; with the size from the extension, if there is one.
     pub counted: Option<Counted>,
-    /// The second word, the nearer one to the object, if it is intact.
+    /// Second word, which is next to the object, if it is intact.
     pub drawn: Option<Drawn>,
 }
 
-/// Whether the program has queried the size of a class.
+/// True once the program has queried the size of a class.
 static KNOWS_CLASSES: AtomicBool = AtomicBool::new(false);
 
-/// From now on, every object has all of its size class.
+/// Makes all of the size class usable in every object from now on.
 pub fn expect_classes() {
     if !KNOWS_CLASSES.load(Ordering::Relaxed) {
         KNOWS_CLASSES.store(true, Ordering::Relaxed);
     }
 }
 
-/// Whether an object that is not jemalloc's own calls' needs all of its size class.
+/// Returns true if an object that does not come from jemalloc's own functions needs all of its size class.
 #[inline]
 #[must_use]
 pub fn is_exact() -> bool {
@@ -90,13 +90,13 @@ pub fn is_exact() -> bool {
 /// Position of an object in its allocation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Layout {
-    /// Distance from the allocation's base to the object; 0: its header is in the table.
+    /// Offset of the object in its allocation; 0 if its header is in the table.
     pub offset: usize,
-    /// Bytes that its owner may use.
+    /// Usable size in bytes.
     pub usable: usize,
 }
 
-/// The layout of an object of `bytes` aligned to `align`, `exact` if it needs all of its size class.
+/// Returns the layout of an object. `exact`: it needs all of its size class.
 #[inline]
 #[must_use]
 pub fn layout(bytes: usize, align: usize, exact: bool) -> Layout {
@@ -137,14 +137,14 @@ fn uncommon_layout(bytes: usize, align: usize, exact: bool) -> Layout {
     Layout { offset, usable }
 }
 
-/// Whether an object of this many bytes has its header in the table: where it fills its class, or
-/// needs all of it.
+/// Returns true if an object of this size has its header in the table: if it fills its class, or needs all
+/// of it.
 const fn is_in_table(bytes: usize, exact: bool) -> bool {
     let class = class_of(bytes);
     header::is_table_class(class) && (exact || bytes + HEADER > class)
 }
 
-/// Size classes of requests, in steps of 8 bytes.
+/// Size classes of requests, in steps of 8 bytes, with the flag [`IN_TABLE`].
 static CLASSES: [u16; KNOWN / STEP + 1] = {
     let mut classes = [0; KNOWN / STEP + 1];
     let mut at = 0;
@@ -156,7 +156,7 @@ static CLASSES: [u16; KNOWN / STEP + 1] = {
     classes
 };
 
-/// What can be used of them behind a header, in the class that both fill together.
+/// Usable sizes behind a header, in the class that both fill together, with the flag [`IN_TABLE`].
 static USABLE: [u16; KNOWN / STEP + 1] = {
     let mut usable = [0; KNOWN / STEP + 1];
     let mut at = 0;
@@ -173,7 +173,7 @@ static USABLE: [u16; KNOWN / STEP + 1] = {
     usable
 };
 
-/// The size class of a request: multiples of 16, and from 128 on four to each doubling.
+/// Returns the size class of a request: multiples of 16, and from 128 on four for each doubling.
 const fn class_of(bytes: usize) -> usize {
     let bytes = if bytes == 0 { 1 } else { bytes };
     let step = if bytes <= 128 {
