@@ -1,17 +1,17 @@
 //! The header before each sampled object: what `free` needs to know.
 //!
-//! Layout, contents and checks: [`shm_protocol::header`]. An extension is present if the object is aligned
-//! to more than 16 bytes, or has 128 KiB or more.
+//! Layout, contents and checks: [`shm_protocol::header`]. An extension is present if the object is
+//! aligned to more than 16 bytes, or has 128 KiB or more.
 //!
-//! An object that fills a size class of 1 to 14 KiB, a multiple of 1 KiB, has its header in a table instead
-//! ([`crate::headers`]), and begins where its allocation does.
+//! An object that fills a size class of 1 to 14 KiB, a multiple of 1 KiB, has its header in a table
+//! instead ([`crate::headers`]), and begins where its allocation does.
 //!
-//! Any other object with its header takes the size class of the two together. The usable size, at least 16
-//! bytes, is as a rule what it would be without a header: the object's own size class, as `nallocx`
-//! returns it. Where the two together fit the same class as the object alone, it is 16 bytes less.
-//! A program that has ever called `nallocx`, or that allocates with `mallocx`, may rely on all of
-//! the class, and gets it: its objects are exact, and take the next class where they would fill
-//! their own.
+//! Any other object with its header takes the size class of the two together. The usable size, at
+//! least 16 bytes, is as a rule what it would be without a header: the object's own size class, as
+//! `nallocx` returns it. Where the two together fit the same class as the object alone, it is 16
+//! bytes less. A program that has ever called `nallocx`, or that allocates with `mallocx`, may rely
+//! on all of the class, and gets it: its objects are exact, and take the next class where they
+//! would fill their own.
 
 // Decision 56: headers lie in what the size class leaves over.
 use crate::headers;
@@ -80,7 +80,8 @@ pub fn expect_classes() {
     }
 }
 
-/// Returns true if an object that does not come from jemalloc's own functions needs all of its size class.
+/// Returns true if an object that does not come from jemalloc's own functions needs all of its size
+/// class.
 #[inline]
 #[must_use]
 pub fn is_exact() -> bool {
@@ -137,8 +138,8 @@ fn uncommon_layout(bytes: usize, align: usize, exact: bool) -> Layout {
     Layout { offset, usable }
 }
 
-/// Returns true if an object of this size has its header in the table: if it fills its class, or needs all
-/// of it.
+/// Returns true if an object of this size has its header in the table: if it fills its class, or
+/// needs all of it.
 const fn is_in_table(bytes: usize, exact: bool) -> bool {
     let class = class_of(bytes);
     header::is_table_class(class) && (exact || bytes + HEADER > class)
@@ -203,8 +204,8 @@ unsafe fn place(at: *const u8) -> *mut Words {
     }
 }
 
-/// Clears the table's entry for an object with its header before it: an earlier object there may have
-/// left its mark.
+/// Clears the table's entry for an object with its header before it: an earlier object there may
+/// have left its mark.
 ///
 /// # Safety
 /// `at` is a multiple of [`TABLE_UNIT`], in memory of the arena.
@@ -223,8 +224,8 @@ impl Object {
     /// Writes the header of the object at `at`.
     ///
     /// # Safety
-    /// `at` is 16-aligned, the bytes before it are the caller's to write as far as the
-    /// object's `offset` says, which is that of its [`layout`](Self::layout). If that is 0, `at` is a
+    /// `at` is 16-aligned, the bytes before it are the caller's to write as far as the object's
+    /// `offset` says, which is that of its [`layout`](Self::layout). If that is 0, `at` is a
     /// multiple of [`TABLE_UNIT`], in the range.
     #[inline]
     pub unsafe fn write(&self, offset: usize, at: *mut u8) {
@@ -327,8 +328,8 @@ impl Object {
     }
 
     /// Marks the object at `at` as freed, for whoever frees it once more, and for whoever looks for
-    /// objects from outside. jemalloc writes nothing to free memory; at most it gives the page back,
-    /// which leaves zeros.
+    /// objects from outside. jemalloc writes nothing to free memory; at most it gives the page
+    /// back, which leaves zeros.
     ///
     /// # Safety
     /// [`write`](Self::write) wrote a header there, and the memory is still allocated.
@@ -550,8 +551,8 @@ mod tests {
         assert_eq!(layout(0, 16, true).usable, 16);
     }
 
-    /// A header takes no more than the class that it needs, and what of that is not usable would not
-    /// be without it either.
+    /// A header takes no more than the class that it needs, and what of that is not usable would
+    /// not be without it either.
     #[test]
     fn other_objects_share_their_class_with_their_header() {
         for (bytes, align, class) in sizes() {

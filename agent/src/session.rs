@@ -286,7 +286,7 @@ pub fn current() -> Option<Epoch> {
         range_limit: setting.range_limit,
         thinning: match setting.interval {
             0 | 1 => 0,
-            _ => setting.thinning.min(u64::from(thinning::MOST)) as u32,
+            _ => setting.thinning.min(u64::from(thinning::MAX_STEP)) as u32,
         },
         cpu: setting.cpu,
         bank,

@@ -12,8 +12,8 @@
 // Decision 34: importance sampling by call site.
 use unwind::Registers;
 
-/// Maximum thinning step: one in 2^`MOST` samples that are due is taken.
-pub const MOST: u32 = 3;
+/// Maximum thinning step: one in 2^`MAX_STEP` samples that are due is taken.
+pub const MAX_STEP: u32 = 3;
 /// Minimum number of samples of a stack and size before its call site is thinned (a standard error
 /// of 6 %).
 const MIN_SAMPLES: u64 = 256;
@@ -133,7 +133,7 @@ impl Sites {
 #[inline]
 fn allowed_step(held: u64, interval: u64) -> u32 {
     let limit = interval.saturating_mul(2 * MAX_HELD_INTERVALS);
-    (1..=MOST)
+    (1..=MAX_STEP)
         .rev()
         .find(|step| held < limit >> step)
         .unwrap_or(0)
