@@ -1,5 +1,5 @@
-//! Assembly for what Rust cannot express: thread-local state without a call, the caller's registers, and
-//! entry points without a stack frame.
+//! Assembly for what Rust cannot express: thread-local state without a call, the caller's
+//! registers, and entry points without a stack frame.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;

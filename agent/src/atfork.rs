@@ -1,24 +1,25 @@
 //! The agent's fork handler: one for all modules and for jemalloc.
 //!
-//! A fork must not copy jemalloc's data in the middle of a change, so jemalloc takes all of its locks
-//! before it. Whoever allocates from then on waits for ever: the program's own fork handlers if they run
-//! later, and threads that hold a lock which the fork is about to take. Therefore:
+//! A fork must not copy jemalloc's data in the middle of a change, so jemalloc takes all of its
+//! locks before it. Whoever allocates from then on waits for ever: the program's own fork handlers
+//! if they run later, and threads that hold a lock which the fork is about to take. Therefore:
 //!
-//! - The handler is registered before all others, so that it runs last before a fork and first after it:
-//!   all others find a working allocator. It is registered at jemalloc's first allocation, or when anybody
-//!   registers a handler before that: `pthread_atfork` is linked statically into each library that uses it,
-//!   and calls glibc's `__register_atfork`, which the agent exports. It is never unregistered, because
-//!   libraries that are finalised later than the agent may fork.
+//! - The handler is registered before all others, so that it runs last before a fork and first
+//!   after it: all others find a working allocator. It is registered at jemalloc's first
+//!   allocation, or when anybody registers a handler before that: `pthread_atfork` is linked
+//!   statically into each library that uses it, and calls glibc's `__register_atfork`, which the
+//!   agent exports. It is never unregistered, because libraries that are finalised later than the
+//!   agent may fork.
 //! - glibc's `fork` takes the lock on the list of open streams after the handlers. A thread in
-//!   `fflush(NULL)` holds that lock while it waits for a stream whose user may be in `malloc` (`getline`).
-//!   So the handler takes the list's lock before jemalloc's; it is recursive.
+//!   `fflush(NULL)` holds that lock while it waits for a stream whose user may be in `malloc`
+//!   (`getline`). So the handler takes the list's lock before jemalloc's; it is recursive.
 //!
-//! Taking all locks and reinitialising them in both processes costs some 40 page faults per fork, twice the
-//! cost of forking a small process. In a process with one thread, no other thread can hold a lock, so they
-//! are not taken. The `pthread_atfork` that jemalloc is linked with is ours.
+//! Taking all locks and reinitialising them in both processes costs some 40 page faults per fork,
+//! twice the cost of forking a small process. In a process with one thread, no other thread can
+//! hold a lock, so they are not taken. The `pthread_atfork` that jemalloc is linked with is ours.
 //!
-//! All handlers lie in one section (`mem_agent_fork`), and so do their data (`mem_agent_state`), because a
-//! child takes a page fault for each page that it touches.
+//! All handlers lie in one section (`mem_agent_fork`), and so do their data (`mem_agent_state`),
+//! because a child takes a page fault for each page that it touches.
 
 // Decision 67: the agent's fork handler is registered first.
 use crate::arch::glibc_function;
@@ -30,8 +31,8 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 
 /// Fork handler.
 pub type Handler = unsafe extern "C" fn();
-/// glibc's `__register_atfork`. The last argument identifies the library with which the handlers are
-/// unregistered.
+/// glibc's `__register_atfork`. The last argument identifies the library with which the handlers
+/// are unregistered.
 type Register =
     unsafe extern "C" fn(Option<Handler>, Option<Handler>, Option<Handler>, *mut c_void) -> c_int;
 
@@ -74,8 +75,8 @@ static AROUND: [AtomicPtr<c_void>; 2] = [const { AtomicPtr::new(null_mut()) }; 2
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
 static IN_CHILDREN: [AtomicPtr<c_void>; 2] = [const { AtomicPtr::new(null_mut()) }; 2];
 
-/// Registers the handler unless it is registered, and looks up the variable that tells that there is one
-/// thread. Called at start-up; before it, locks are taken for every fork.
+/// Registers the handler unless it is registered, and looks up the variable that tells that there
+/// is one thread. Called at start-up; before it, locks are taken for every fork.
 pub fn start() {
     register();
     let found = sys::symbol(c"__libc_single_threaded");
@@ -100,14 +101,15 @@ pub fn around(before: Handler, parent: Handler) {
     }
 }
 
-/// Registers the handler, once. The process has one thread until then: creating another one allocates.
+/// Registers the handler, once. The process has one thread until then: creating another one
+/// allocates.
 pub fn register() {
     if IS_REGISTERED.swap(true, Ordering::Relaxed) {
         return;
     }
     if let Some(real) = real() {
-        // SAFETY: these handlers live as long as this library, which is never unloaded. Handlers without a
-        // library are never unregistered.
+        // SAFETY: these handlers live as long as this library, which is never unloaded. Handlers
+        // without a library are never unregistered.
         unsafe { real(Some(before), Some(in_parent), Some(in_child), null_mut()) };
     }
 }
@@ -163,11 +165,13 @@ unsafe fn call(slot: &AtomicPtr<c_void>) {
     }
 }
 
-/// Calls one of glibc's functions for the list of open streams, which take no arguments and return nothing.
+/// Calls one of glibc's functions for the list of open streams, which take no arguments and return
+/// nothing.
 macro_rules! streams {
     ($name:literal) => {{
         let found = glibc_function!($name);
-        // SAFETY: null, or the address of the function of this name, which has the type of a fork handler.
+        // SAFETY: null, or the address of the function of this name, which has the type of a fork
+        // handler.
         let function = unsafe { transmute::<usize, Option<Handler>>(found) };
         if let Some(function) = function {
             // SAFETY: called at the point where glibc's `fork` itself calls it.

@@ -1,10 +1,11 @@
-//! The allocator underneath: jemalloc, or with `MEM_PROFILER_ALLOCATOR=system` the one that the program would
-//! use without the agent. A program with a sanitizer always keeps its own, and so does one that
-//! `MEM_PROFILER_ONLY` does not name.
+//! The allocator underneath: jemalloc, or with `MEM_PROFILER_ALLOCATOR=system` the one that the
+//! program would use without the agent. A program with a sanitizer always keeps its own, and so
+//! does one that `MEM_PROFILER_ONLY` does not name.
 //!
-//! Every object must be freed by the allocator that it came from. So the choice is made at the first
-//! allocation of the process, before any constructor has run, and never changes. Until then, each entry of
-//! [`NEXT`] points to a function that makes the choice and then jumps to the chosen one.
+//! Every object must be freed by the allocator that it came from. So the choice is made at the
+//! first allocation of the process, before any constructor has run, and never changes. Until then,
+//! each entry of [`NEXT`] points to a function that makes the choice and then jumps to the chosen
+//! one.
 
 // Decision 03: `tikv-jemalloc-sys`.
 mod extended;
@@ -45,24 +46,25 @@ fn no_memory_if_null(p: *mut c_void) -> *mut c_void {
 
 /// jemalloc's options, unless `_RJEM_MALLOC_CONF` overrides them:
 ///
-/// - Large objects have four size classes for each doubling, as before 5.3.1. Without them, an object that
-///   grows in steps is moved and copied at every second one, because the memory behind it is in another
-///   state.
-/// - Adjacent free pages are returned when they amount to 8 MiB (`keeping.rs`), whatever the sizes of the
-///   objects that were in them. By default, 5.3.1 joins free pages to at most 64 times what is freed, so those
-///   of small objects would never amount to that.
+/// - Large objects have four size classes for each doubling, as before 5.3.1. Without them, an
+///   object that grows in steps is moved and copied at every second one, because the memory behind
+///   it is in another state.
+/// - Adjacent free pages are returned when they amount to 8 MiB (`keeping.rs`), whatever the sizes
+///   of the objects that were in them. By default, 5.3.1 joins free pages to at most 64 times what
+///   is freed, so those of small objects would never amount to that.
 #[unsafe(export_name = "_rjem_malloc_conf")]
 static OPTIONS: AtomicPtr<c_char> = AtomicPtr::new(USUAL.as_ptr().cast_mut());
 const USUAL: &CStr = c"disable_large_size_classes:false,lg_extent_max_active_fit:9";
-/// Options for a process with little memory: one arena. Unused addresses are released, and soon, because the
-/// program may want them for its own mappings. Unused memory of any size is split for a request, which would
-/// otherwise fail if the system has no more.
+/// Options for a process with little memory: one arena. Unused addresses are released, and soon,
+/// because the program may want them for its own mappings. Unused memory of any size is split for a
+/// request, which would otherwise fail if the system has no more.
 const LIMITED: &CStr = c"disable_large_size_classes:false,narenas:1,\
 retain:false,dirty_decay_ms:100,lg_extent_max_active_fit:64";
 core::arch::global_asm!(".hidden _rjem_malloc_conf");
 
 unsafe extern "C" {
-    /// jemalloc's size classes of small requests, one entry for each 8 bytes. Filled when it is initialised.
+    /// jemalloc's size classes of small requests, one entry for each 8 bytes. Filled when it is
+    /// initialised.
     #[link_name = "_rjem_je_sz_size2index_tab"]
     static mut CLASS_OF_REQUEST: [u8; 3];
 }
@@ -92,11 +94,12 @@ fn keep_jemalloc_asleep() {
     unsafe { INIT_STATE.store(INITIALISED, Ordering::Relaxed) };
 }
 
-/// Gives requests of up to 8 bytes the size class of 16: all results of `malloc` are then aligned to 16, as
-/// the ABIs require, compilers assume and glibc does. Called before the first allocation.
+/// Gives requests of up to 8 bytes the size class of 16: all results of `malloc` are then aligned
+/// to 16, as the ABIs require, compilers assume and glibc does. Called before the first allocation.
 fn align_smallest() {
-    // SAFETY: a size that is not 0. The call initialises jemalloc, which fills its table. The process has one
-    // thread, so nobody reads the table meanwhile, and no object of a smaller class exists yet.
+    // SAFETY: a size that is not 0. The call initialises jemalloc, which fills its table. The
+    // process has one thread, so nobody reads the table meanwhile, and no object of a smaller class
+    // exists yet.
     unsafe {
         jemalloc::nallocx(1, 0);
         let classes = &raw mut CLASS_OF_REQUEST;
@@ -133,9 +136,9 @@ macro_rules! next {
                 $(self.$name.store($jemalloc as *mut c_void, Ordering::Relaxed);)*
             }
 
-            /// Uses the functions of the next library. If it lacks jemalloc's own functions, these are
-            /// implemented by the others. All are looked up before the first one is used, because each lookup
-            /// frees the message of an earlier one.
+            /// Uses the functions of the next library. If it lacks jemalloc's own functions, these
+            /// are implemented by the others. All are looked up before the first one is used,
+            /// because each lookup frees the message of an earlier one.
             fn use_system(&self) {
                 $(let $name = system::find($symbol);)*
                 $(let function = if $name.is_null() {
@@ -202,8 +205,8 @@ static CHOSEN_SYSTEM: AtomicBool = AtomicBool::new(false);
 static LEFT_OUT: AtomicBool = AtomicBool::new(false);
 static OTHERS_MALLOC: AtomicBool = AtomicBool::new(false);
 
-/// Returns true if the agent does nothing in this process: it contains a sanitizer, which finds errors by its
-/// own allocator, or has a C library that the agent does not know.
+/// Returns true if the agent does nothing in this process: it contains a sanitizer, which finds
+/// errors by its own allocator, or has a C library that the agent does not know.
 pub fn stands_aside() -> bool {
     arch::has_sanitizer() || musl::is_here()
 }
@@ -213,9 +216,9 @@ pub fn is_left_out() -> bool {
     LEFT_OUT.load(Ordering::Relaxed)
 }
 
-/// Returns true if calls of `malloc` or its relatives go to functions of the executable, or of a library that
-/// is preloaded before this one. Functions that would call those without the agent must then call them, and
-/// they must get the allocator that they would get without it.
+/// Returns true if calls of `malloc` or its relatives go to functions of the executable, or of a
+/// library that is preloaded before this one. Functions that would call those without the agent
+/// must then call them, and they must get the allocator that they would get without it.
 pub fn is_behind_others() -> bool {
     OTHERS_MALLOC.load(Ordering::Relaxed)
 }
@@ -238,8 +241,9 @@ fn looks_behind_others() -> bool {
 
 /// Makes the choice unless it has been made.
 pub fn settle() {
-    // Not by calling `free(null)`: before the loader has initialised thread-local storage, which is after it
-    // has called the resolvers of indirect functions, jemalloc takes null for an object of its own.
+    // Not by calling `free(null)`: before the loader has initialised thread-local storage, which is
+    // after it has called the resolvers of indirect functions, jemalloc takes null for an object of
+    // its own.
     if NEXT.free.load(Ordering::Relaxed) == first::free as *mut c_void {
         crate::roomy::call(choose);
     }
@@ -277,7 +281,8 @@ extern "C" fn choose() {
 /// Limits of the process below this are so low that unused memory is to be returned soon. In bytes.
 pub const LITTLE: u64 = 4 << 30;
 
-/// Returns true if the process may map so little that arenas, of megabytes each, would take much of it.
+/// Returns true if the process may map so little that arenas, of megabytes each, would take much of
+/// it.
 fn is_limited() -> bool {
     least_limit() < LITTLE
 }
@@ -290,8 +295,8 @@ fn least_limit() -> u64 {
     limit
 }
 
-/// Discards jemalloc's messages. By default it writes them, for example if a thread's cache gets no memory, to
-/// descriptor 2, which may be any file of the program's.
+/// Discards jemalloc's messages. By default it writes them, for example if a thread's cache gets no
+/// memory, to descriptor 2, which may be any file of the program's.
 unsafe extern "C" fn say_nothing(_: *mut c_void, _: *const c_char) {}
 
 /// Determines the value of [`is_left_out`]: true if the process is not named or has too little memory.
@@ -301,8 +306,9 @@ fn looks_left_out() -> bool {
     left_out
 }
 
-/// Determines [`is_left_out`] again at start-up, for a process with a sanitizer. At its first allocation the
-/// sanitizer may not be initialised, and reading a file by its functions would end the program.
+/// Determines [`is_left_out`] again at start-up, for a process with a sanitizer. At its first
+/// allocation the sanitizer may not be initialised, and reading a file by its functions would end
+/// the program.
 pub fn look_again() {
     if stands_aside() {
         looks_left_out();

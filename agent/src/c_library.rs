@@ -1,12 +1,13 @@
 //! Addresses of the C library's functions, from its own symbol tables.
 //!
-//! A program may define functions called `open`, `read` or `kill`, as the C standard allows, and another
-//! preloaded library may replace any function to intercept its calls. The loader would bind the agent's calls
-//! to these, in the middle of an allocation. glibc's own `malloc` calls nothing through a symbol that others
-//! can define, and neither do the agent and its jemalloc: the linker redirects each such name (`names.rs`) to
-//! a jump through [`TABLE`].
+//! A program may define functions called `open`, `read` or `kill`, as the C standard allows, and
+//! another preloaded library may replace any function to intercept its calls. The loader would bind
+//! the agent's calls to these, in the middle of an allocation. glibc's own `malloc` calls nothing
+//! through a symbol that others can define, and neither do the agent and its jemalloc: the linker
+//! redirects each such name (`names.rs`) to a jump through [`TABLE`].
 //!
-//! Before [`resolve`], and if it finds no C library that it knows, an entry points to what the loader bound.
+//! Before [`resolve`], and if it finds no C library that it knows, an entry points to what the
+//! loader bound.
 
 // Decision 65: the C library is called by addresses from its own tables.
 use crate::arch::{ifunc_target, jump_through_table};
@@ -78,8 +79,8 @@ const GLIBC: &CStr = c"libc.so.6";
 /// Names of its parts before 2.34; later they are empty.
 const PARTS: [&CStr; 2] = [c"libpthread.so.0", c"libdl.so.2"];
 
-/// Finds all functions, once. Called at the first allocation of the process, which has one thread. Calls no
-/// function that is not found yet.
+/// Finds all functions, once. Called at the first allocation of the process, which has one thread.
+/// Calls no function that is not found yet.
 pub fn resolve() {
     static DONE: AtomicBool = AtomicBool::new(false);
     if DONE.swap(true, Ordering::Relaxed) {
@@ -88,8 +89,8 @@ pub fn resolve() {
     let libraries = libraries();
     for function in &TABLE {
         let mut known = libraries.iter().flatten();
-        // SAFETY: the C library and its parts are never unloaded, and are relocated: they come last in the
-        // loading order, and the loader relocates in reverse.
+        // SAFETY: the C library and its parts are never unloaded, and are relocated: they come last
+        // in the loading order, and the loader relocates in reverse.
         let found = known.find_map(|library| unsafe { library.function(function.name) });
         if let Some(symbol) = found {
             function.address.store(address(symbol), Ordering::Relaxed);
@@ -125,8 +126,8 @@ fn libraries() -> [Option<Library>; 3] {
     let mut found = [None; 3];
     let mut module = first_module();
     for _ in 0..MAX_MODULES {
-        // SAFETY: null, or an entry of the loader's list. Only the loader changes it, and the process's only
-        // thread is here.
+        // SAFETY: null, or an entry of the loader's list. Only the loader changes it, and the
+        // process's only thread is here.
         let Some(map) = (unsafe { module.as_ref() }) else {
             break;
         };
@@ -147,8 +148,8 @@ fn libraries() -> [Option<Library>; 3] {
     found
 }
 
-/// Returns true if the process's `errno` is this library's. No other library may define the name of its
-/// function.
+/// Returns true if the process's `errno` is this library's. No other library may define the name of
+/// its function.
 ///
 /// # Safety
 /// The library is loaded.

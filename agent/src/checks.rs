@@ -1,8 +1,8 @@
-//! Leak checks that the program itself requests: by gperftools' `HEAPCHECK`, at its exit, or by calls
-//! (`entry/gperftools.rs`, `entry/sanitizer.rs`).
+//! Leak checks that the program itself requests: by gperftools' `HEAPCHECK`, at its exit, or by
+//! calls (`entry/gperftools.rs`, `entry/sanitizer.rs`).
 //!
-//! The controller makes the check and prints the report. This module decides whether one is made, and
-//! stores what was lost before.
+//! The controller makes the check and prints the report. This module decides whether one is made,
+//! and stores what was lost before.
 
 use crate::backend;
 use crate::environment::variable;
@@ -32,8 +32,9 @@ const NAME: usize = 256;
 /// gperftools' name for the check of the whole program.
 pub const WHOLE_PROGRAM: &CStr = c"_main_";
 
-/// Reads the environment, at start-up. Returns true if every allocation is to be sampled from now on. A
-/// program that keeps its allocator is left to its own leak checker, because its objects are not known.
+/// Reads the environment, at start-up. Returns true if every allocation is to be sampled from now
+/// on. A program that keeps its allocator is left to its own leak checker, because its objects are
+/// not known.
 pub fn start() -> bool {
     if backend::is_system() {
         return false;
@@ -67,7 +68,8 @@ pub fn is_whole() -> bool {
     MODE.load(Ordering::Relaxed) == WHOLE
 }
 
-/// Returns true if the program is checked at exit because of a variable; then its profile is not wanted.
+/// Returns true if the program is checked at exit because of a variable; then its profile is not
+/// wanted.
 fn is_by_variable() -> bool {
     BY_VARIABLE.load(Ordering::Relaxed)
 }
@@ -141,8 +143,8 @@ pub enum Style {
     Silent,
 }
 
-/// Checks this process. `before` are the losses of an earlier check, which are not reported again. Returns
-/// `None` if the check failed; the reason was printed. Keeps `errno`.
+/// Checks this process. `before` are the losses of an earlier check, which are not reported again.
+/// Returns `None` if the check failed; the reason was printed. Keeps `errno`.
 pub fn check(name: &CStr, style: Style, before: &[u8]) -> Option<Found> {
     let saved = sys::errno();
     hooks::tell();
@@ -200,8 +202,8 @@ fn numbers(answer: &[u8]) -> Option<[u64; 3]> {
     Some([number()?, number()?, number()?])
 }
 
-/// Checks the program at its exit if a variable requests it. Returns the exit status that replaces the
-/// program's own.
+/// Checks the program at its exit if a variable requests it. Returns the exit status that replaces
+/// the program's own.
 pub fn at_exit() -> Option<c_int> {
     if !is_by_variable() || !is_pending() || hooks::is_turned_off() {
         return None;

@@ -1,19 +1,19 @@
 //! Samples of CPU time that the process takes of itself, in sessions that request them.
 //!
-//! A thread that allocates on the slow path notices the session, and gives each thread of the process a
-//! timer ([`crate::timers`]). When a timer fires, its signal handler counts the interrupted stack,
-//! weighted by the CPU time that the thread has used since its last sample. So the sum is right even if
-//! signals are late or lost.
+//! A thread that allocates on the slow path notices the session, and gives each thread of the
+//! process a timer ([`crate::timers`]). When a timer fires, its signal handler counts the
+//! interrupted stack, weighted by the CPU time that the thread has used since its last sample. So
+//! the sum is right even if signals are late or lost.
 //!
-//! A forked child that has not allocated yet begins its parent's session in the handler, when its only
-//! timer fires.
+//! A forked child that has not allocated yet begins its parent's session in the handler, when its
+//! only timer fires.
 //!
-//! The handler never waits for a lock, allocates nothing and preserves `errno`. It runs on a stack of its
-//! own, because the interrupted one may be small, and does nothing if it interrupted the agent. It also
-//! gives timers to new threads, and deletes all timers once the session is over.
+//! The handler never waits for a lock, allocates nothing and preserves `errno`. It runs on a stack
+//! of its own, because the interrupted one may be small, and does nothing if it interrupted the
+//! agent. It also gives timers to new threads, and deletes all timers once the session is over.
 //!
-//! The system calls for this are made only for a session that requests CPU time, and never if a seccomp
-//! filter may forbid them ([`seccomp::lets_timers_pass`]).
+//! The system calls for this are made only for a session that requests CPU time, and never if a
+//! seccomp filter may forbid them ([`seccomp::lets_timers_pass`]).
 
 mod outside;
 
@@ -32,7 +32,8 @@ use shm_protocol::cpu::{CpuSetting, CpuState, CpuTotals};
 use shm_protocol::record::{CPU_CLASS, TABLE_FULL};
 use unwind::walk::Walk;
 
-/// Bytes that a thread may allocate, in a session without a heap profile, before it looks for new threads.
+/// Bytes that a thread may allocate, in a session without a heap profile, before it looks for new
+/// threads.
 pub const COUNTDOWN: i64 = 64 << 10;
 /// Minimum time between two looks for new threads, by any thread.
 const LOOK_EVERY_NS: u64 = 100_000_000;
@@ -48,8 +49,8 @@ fn note(armed: Armed) {
     }
 }
 
-/// Begins, continues or ends sampling of CPU time, for a thread that has entered an epoch. Called with the
-/// thread marked busy.
+/// Begins, continues or ends sampling of CPU time, for a thread that has entered an epoch. Called
+/// with the thread marked busy.
 pub fn meet(epoch: &Epoch) {
     let wanted = epoch.cpu.rate != 0;
     if wanted && timers::session() == epoch.session {
@@ -72,7 +73,8 @@ fn begin(epoch: &Epoch) {
     if !seccomp::lets_timers_pass() {
         return refuse(totals, CpuState::Filtered, 0);
     }
-    // Other threads may unwind for the first time in a signal handler, which must not map the tables.
+    // Other threads may unwind for the first time in a signal handler, which must not map the
+    // tables.
     if !module::prepare() {
         return refuse(totals, CpuState::Failed, sys::errno());
     }
@@ -97,8 +99,8 @@ fn begin(epoch: &Epoch) {
     }
 }
 
-/// Begins sampling of CPU time if the session that the environment requested wants it, at start-up. Changes
-/// `errno`.
+/// Begins sampling of CPU time if the session that the environment requested wants it, at start-up.
+/// Changes `errno`.
 pub fn start() {
     if session::control().epoch(Ordering::Relaxed) == 0 {
         return;
@@ -134,8 +136,8 @@ fn end(state: CpuState) {
     }
 }
 
-/// Switches to another signal if the program is about to handle the one of the timers. Safe in a signal
-/// handler.
+/// Switches to another signal if the program is about to handle the one of the timers. Safe in a
+/// signal handler.
 #[inline]
 pub fn give_way(number: c_int) {
     if timers::are_running() && number == timers::number() && !session::is_guest() {
@@ -143,7 +145,8 @@ pub fn give_way(number: c_int) {
     }
 }
 
-/// Switches to another signal, because the program will fetch these, which include the one of the timers.
+/// Switches to another signal, because the program will fetch these, which include the one of the
+/// timers.
 #[cold]
 pub fn give_way_to(numbers: impl Iterator<Item = c_int>) {
     if !session::is_guest() {
@@ -200,8 +203,8 @@ fn bit(number: c_int) -> u64 {
     1u64.checked_shl((number - 1) as u32).unwrap_or(0)
 }
 
-/// Ends sampling before a seccomp filter is installed, which may forbid what timers and their signals need.
-/// Safe in a signal handler.
+/// Ends sampling before a seccomp filter is installed, which may forbid what timers and their
+/// signals need. Safe in a signal handler.
 #[cold]
 pub fn end_for_filter() {
     if !timers::are_running() {
@@ -258,8 +261,8 @@ pub extern "C" fn thread_begins() {
         return;
     }
     let saved = sys::errno();
-    // A short wait for the lock, because threads often start together. If it fails, the next look finds
-    // the thread.
+    // A short wait for the lock, because threads often start together. If it fails, the next look
+    // finds the thread.
     for _ in 0..1000 {
         if let Some(turn) = Turn::take() {
             if timers::session() != 0 {
@@ -284,8 +287,8 @@ const OVERRUN: usize = 20;
 /// Offset of `si_value` in the kernel's `siginfo_t`: the index of the timer's slot.
 const VALUE: usize = 24;
 
-/// Claims the thread for the handler. Returns the end of the stack for [`work`], or null if there is
-/// nothing to do.
+/// Claims the thread for the handler. Returns the end of the stack for [`work`], or null if there
+/// is nothing to do.
 ///
 /// # Safety
 /// `info` was filled by the kernel.
@@ -299,7 +302,8 @@ unsafe extern "C" fn enter(info: *const libc::siginfo_t, _: *const libc::ucontex
     // SAFETY: the thread's own state. While it is not busy, nobody else has borrowed it.
     unsafe {
         if (*local).busy != 0 {
-            // Without a session, a forked child only has its parent's totals, which it must not change.
+            // Without a session, a forked child only has its parent's totals, which it must not
+            // change.
             let totals = cpu_totals::get().filter(|_| timers::session() != 0);
             if let Some(totals) = totals {
                 totals.postponed.fetch_add(1, Ordering::Relaxed);
@@ -398,7 +402,8 @@ fn sample(local: &mut Local, index: usize, overrun: c_int, context: &libc::ucont
     look_after(now);
 }
 
-/// Returns the epoch to count in. `None`: the session is over, or a controller is changing its setting.
+/// Returns the epoch to count in. `None`: the session is over, or a controller is changing its
+/// setting.
 fn epoch_of(thread: &mut Thread) -> Option<&'static Epoch> {
     let number = session::control().epoch(Ordering::Relaxed);
     let known = thread.session != 0 && {
@@ -429,8 +434,8 @@ fn epoch_of(thread: &mut Thread) -> Option<&'static Epoch> {
     Some(epoch)
 }
 
-/// Counts the interrupted stack with `ns` of CPU time. `is_in_agent`: the thread is in the agent's fork
-/// handler, and the sample belongs to its caller.
+/// Counts the interrupted stack with `ns` of CPU time. `is_in_agent`: the thread is in the agent's
+/// fork handler, and the sample belongs to its caller.
 fn count(
     thread: &mut Thread,
     epoch: &Epoch,

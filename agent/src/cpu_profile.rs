@@ -1,9 +1,9 @@
 //! CPU profiles that are requested through gperftools' variables and functions.
 //!
-//! The controller samples this process from outside, as `mem_profiler cpu` does, and writes gperftools'
-//! format. The program gets no timer and no signal handler, unless it wants to select samples with a filter
-//! of its own, or to start profiling by a signal (`CPUPROFILESIGNAL`). If it contains gperftools' own
-//! profiler, everything is left to that.
+//! The controller samples this process from outside, as `mem_profiler cpu` does, and writes
+//! gperftools' format. The program gets no timer and no signal handler, unless it wants to select
+//! samples with a filter of its own, or to start profiling by a signal (`CPUPROFILESIGNAL`). If it
+//! contains gperftools' own profiler, everything is left to that.
 
 // Decision 39: a CPU profile that a program requests.
 mod filter;
@@ -18,7 +18,8 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicI32, AtomicI64, AtomicU8, AtomicU32, Ordering};
 pub use filter::{Filter, lets_pass};
 
-/// Maximum length of a profile's name with its terminating zero: the size in gperftools' `ProfilerState`.
+/// Maximum length of a profile's name with its terminating zero: the size in gperftools'
+/// `ProfilerState`.
 pub const NAME: usize = 1024;
 
 /// Nothing is sampled.
@@ -76,8 +77,9 @@ pub fn start() {
     }
 }
 
-/// Returns the profile name that a variable gives. If the program that started this one already uses the
-/// name, it gets the pid as a suffix. As with gperftools, the first byte of the variable tells children.
+/// Returns the profile name that a variable gives. If the program that started this one already
+/// uses the name, it gets the pid as a suffix. As with gperftools, the first byte of the variable
+/// tells children.
 pub fn unique(variable: &CStr) -> Text<NAME> {
     let mut name = Text::new();
     let Some([first, rest @ ..]) = environment::variable(variable) else {
@@ -95,8 +97,8 @@ pub fn unique(variable: &CStr) -> Text<NAME> {
     name
 }
 
-/// Starts a profile of this process, written to a file and filtered. Returns false if that fails, or if a
-/// profile is in progress. Keeps `errno`.
+/// Starts a profile of this process, written to a file and filtered. Returns false if that fails,
+/// or if a profile is in progress. Keeps `errno`.
 pub fn begin(path: &CStr, filter: Option<Filter>) -> bool {
     let bytes = path.to_bytes_with_nul();
     let own = sys::pid();
@@ -126,8 +128,8 @@ pub fn begin(path: &CStr, filter: Option<Filter>) -> bool {
     sampler.is_some()
 }
 
-/// Gives timers to all threads at once; otherwise some later allocation would. Returns true if they have
-/// timers.
+/// Gives timers to all threads at once; otherwise some later allocation would. Returns true if they
+/// have timers.
 fn begin_inside() -> bool {
     let saved = sys::errno();
     cpu::start();

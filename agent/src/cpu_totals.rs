@@ -15,15 +15,15 @@ pub fn set(totals: &'static CpuTotals) {
 
 /// Returns the totals of the last session that sampled CPU time.
 pub fn get() -> Option<&'static CpuTotals> {
-    // SAFETY: null, or in a bank whose mapping stays as long as this process. A child forgets it before
-    // its own session.
+    // SAFETY: null, or in a bank whose mapping stays as long as this process. A child forgets it
+    // before its own session.
     unsafe { TOTALS.load(Ordering::Acquire).as_ref() }
 }
 
-/// Records the CPU time of the process so far, when a thread or the process exits. A process that was
-/// reaped has no clock any more, and its parent may reap it before the controller reads it. Does nothing
-/// in a process that shares its parent's memory or still uses its parent's segment: its clock is not the
-/// session's.
+/// Records the CPU time of the process so far, when a thread or the process exits. A process that
+/// was reaped has no clock any more, and its parent may reap it before the controller reads it.
+/// Does nothing in a process that shares its parent's memory or still uses its parent's segment:
+/// its clock is not the session's.
 pub fn note_clock() {
     if timers::session() == 0 {
         return;

@@ -1,8 +1,9 @@
 //! Finds out which loaded modules define a symbol, from their own tables.
 //!
-//! Modules that the loader searches before this library define what is used instead of our functions;
-//! those after it, what would be used without us. `dlsym` cannot tell: it returns an executable's
-//! "canonical PLT entry" as if it were a definition, and does not say whose symbol it found.
+//! Modules that the loader searches before this library define what is used instead of our
+//! functions; those after it, what would be used without us. `dlsym` cannot tell: it returns an
+//! executable's "canonical PLT entry" as if it were a definition, and does not say whose symbol it
+//! found.
 
 // Decision 66: operators stand aside where others define one.
 mod lazy;
@@ -52,14 +53,15 @@ struct Symbols {
     hash: *const u32,
 }
 
-/// Returns true if modules can be examined. Not in a process with a sanitizer, which replaces the loader's
-/// functions and may not be initialised, nor with musl.
+/// Returns true if modules can be examined. Not in a process with a sanitizer, which replaces the
+/// loader's functions and may not be initialised, nor with musl.
 pub fn can_tell() -> bool {
     !arch::has_sanitizer() && !musl::is_here()
 }
 
-/// Calls `visit` for each loaded module until it returns false. The order is that of loading; at start-up,
-/// it is also that of the loader's search. Calls the loader. Visits nothing if [`can_tell`] returns false.
+/// Calls `visit` for each loaded module until it returns false. The order is that of loading; at
+/// start-up, it is also that of the loader's search. Calls the loader. Visits nothing if
+/// [`can_tell`] returns false.
 pub fn each(mut visit: impl FnMut(&Module) -> bool) {
     /// # Safety
     /// `visit` points to the closure.
@@ -68,7 +70,8 @@ pub fn each(mut visit: impl FnMut(&Module) -> bool) {
         _: usize,
         visit: *mut c_void,
     ) -> c_int {
-        // SAFETY: the loader's description of a module that stays loaded meanwhile, and the closure.
+        // SAFETY: the loader's description of a module that stays loaded meanwhile, and the
+        // closure.
         let (info, visit) = unsafe { (&*info, &mut *visit.cast::<F>()) };
         let module = Module {
             bias: info.dlpi_addr,
@@ -188,7 +191,8 @@ impl Module {
 
     /// Returns true if this is the agent's library.
     pub fn is_ours(&self) -> bool {
-        // The address of a function of ours might resolve to another module's function of that name.
+        // The address of a function of ours might resolve to another module's function of that
+        // name.
         self.contains((&raw const CXX_RUNTIMES).cast())
     }
 
@@ -222,8 +226,8 @@ impl Module {
         found.map_or(0, |at| unsafe { (*at).st_value.wrapping_add(self.bias) })
     }
 
-    /// Calls `visit` for each of the names by which the module defines a function, with the index of the
-    /// name and the function's address. Called at start-up, after the module was relocated.
+    /// Calls `visit` for each of the names by which the module defines a function, with the index
+    /// of the name and the function's address. Called at start-up, after the module was relocated.
     pub fn each_defined<'a>(
         &self,
         names: impl Iterator<Item = &'a CStr>,
@@ -286,8 +290,8 @@ impl Module {
         Some(values)
     }
 
-    /// Converts a value of the dynamic section into an address. glibc has already done so, unless the
-    /// section is read-only.
+    /// Converts a value of the dynamic section into an address. glibc has already done so, unless
+    /// the section is read-only.
     fn address_in(&self, value: u64) -> u64 {
         let is_offset = value != 0 && value < self.bias;
         value + if is_offset { self.bias } else { 0 }
@@ -358,13 +362,15 @@ impl Symbols {
         None
     }
 
-    /// Calls `visit` with each defined symbol and its name. Needs `DT_GNU_HASH`, which this library has.
+    /// Calls `visit` with each defined symbol and its name. Needs `DT_GNU_HASH`, which this library
+    /// has.
     fn each_defined(&self, mut visit: impl FnMut(&CStr, *const Elf64_Sym)) {
         let table = self.gnu_hash;
         if table.is_null() {
             return;
         }
-        // SAFETY: the first words say where the buckets and the chains are; names are in the string table.
+        // SAFETY: the first words say where the buckets and the chains are; names are in the string
+        // table.
         unsafe {
             let [buckets, first, words, _] = *table.cast::<[u32; 4]>();
             let heads = table.add(4 + 2 * words as usize);
@@ -420,8 +426,8 @@ impl Symbols {
 /// Hides symbols of this library from the loader: what is bound or looked up from now on gets the
 /// definition that it would have without us. Called at start-up. Changes `errno`.
 ///
-/// The loader ignores symbols with value 0. If the symbol table shares its segment with code, which cannot
-/// be made writable, nothing is hidden.
+/// The loader ignores symbols with value 0. If the symbol table shares its segment with code, which
+/// cannot be made writable, nothing is hidden.
 pub fn hide(is_hidden: impl Fn(&CStr) -> bool) {
     each(|module| {
         let is_ours = module.is_ours();
@@ -432,6 +438,7 @@ pub fn hide(is_hidden: impl Fn(&CStr) -> bool) {
     });
 }
 
+/// Hides symbols in the table of this library.
 fn hide_in(module: &Module, symbols: &Symbols, is_hidden: &impl Fn(&CStr) -> bool) {
     let start = symbols.symbols as u64;
     let mut end = start;
@@ -458,8 +465,8 @@ fn hide_in(module: &Module, symbols: &Symbols, is_hidden: &impl Fn(&CStr) -> boo
     symbols.each_defined(|name, symbol| {
         if is_hidden(name) {
             let value = (symbol as u64 + offset_of!(Elf64_Sym, st_value) as u64) as *mut u64;
-            // SAFETY: an entry of our own table, in pages that were made writable. The store is atomic,
-            // because another thread's lookup may read the value.
+            // SAFETY: an entry of our own table, in pages that were made writable. The store is
+            // atomic, because another thread's lookup may read the value.
             unsafe { AtomicU64::from_ptr(value).store(0, Ordering::Relaxed) };
         }
     });

@@ -1,13 +1,13 @@
 //! Entry points that replace the program's allocation functions: the hot path.
 //!
-//! While sampling is off, `malloc` tests the epoch (the lowest byte of a word in a page that is always
-//! cached) and jumps to the allocator through a pointer; `free` compares the address with the end of
-//! the range of sampled objects, which is at low addresses, and jumps: four instructions each. While
-//! sampling is on, `malloc` also compares the thread's epoch and counts its bytes down: seven more
-//! instructions, in the thread's own cache line.
+//! While sampling is off, `malloc` tests the epoch (the lowest byte of a word in a page that is
+//! always cached) and jumps to the allocator through a pointer; `free` compares the address with
+//! the end of the range of sampled objects, which is at low addresses, and jumps: four instructions
+//! each. While sampling is on, `malloc` also compares the thread's epoch and counts its bytes down:
+//! seven more instructions, in the thread's own cache line.
 //!
-//! Every exit is a tail call and nothing is kept across it, so these functions have no stack frame. The
-//! assembly that the slow path jumps to sees the program's own registers.
+//! Every exit is a tail call and nothing is kept across it, so these functions have no stack frame.
+//! The assembly that the slow path jumps to sees the program's own registers.
 
 use crate::arch::{counting_entry, freeing_entry, with_registers};
 use crate::backend::{self, NEXT};
@@ -53,8 +53,8 @@ pub fn find_next() {
     waits::find_next();
 }
 
-/// Hides names from the loader that it is to find elsewhere, or not at all, from now on. Called by the
-/// constructor, after the loader has relocated what the program is linked with.
+/// Hides names from the loader that it is to find elsewhere, or not at all, from now on. Called by
+/// the constructor, after the loader has relocated what the program is linked with.
 pub fn hide() {
     offered::bind_calls();
     definitions::hide(|name| {
@@ -108,8 +108,8 @@ freeing_entry! {
 
 #[inline(always)]
 unsafe fn free_inline(p: *mut c_void) {
-    // SAFETY: `p` is null or an object that the caller frees. A sampled object lies below the end of
-    // the range, where `free_low` tells it from others; all objects above are the allocator's.
+    // SAFETY: `p` is null or an object that the caller frees. A sampled object lies below the end
+    // of the range, where `free_low` tells it from others; all objects above are the allocator's.
     unsafe {
         if range::may_contain(p) {
             free_low(p)
@@ -122,8 +122,8 @@ unsafe fn free_inline(p: *mut c_void) {
 /// Frees an object at a low address: sampled, null, or one of few others.
 #[inline(never)]
 unsafe extern "C" fn free_low(p: *mut c_void) {
-    // SAFETY: `p` is null or an object that the caller frees. Only the sampler hands out addresses in
-    // the range, so each object is freed by the allocator that it came from.
+    // SAFETY: `p` is null or an object that the caller frees. Only the sampler hands out addresses
+    // in the range, so each object is freed by the allocator that it came from.
     unsafe {
         if range::contains(p) {
             sample::free(p)
@@ -160,8 +160,8 @@ pub unsafe extern "C" fn realloc(p: *mut c_void, size: usize) -> *mut c_void {
 
 #[inline(always)]
 unsafe fn realloc_inline(p: *mut c_void, size: usize) -> *mut c_void {
-    // SAFETY: `p` is null or a live object of the caller's. Null is not in the range: everything in the
-    // range is a sampled object, everything else is the allocator's or null.
+    // SAFETY: `p` is null or a live object of the caller's. Null is not in the range: everything in
+    // the range is a sampled object, everything else is the allocator's or null.
     unsafe {
         if range::contains(p) {
             return to::realloc_sampled(p as usize, size, 0);
@@ -195,8 +195,8 @@ pub unsafe extern "C" fn reallocarray(p: *mut c_void, n: usize, size: usize) -> 
 /// POSIX.1-2024.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, align: usize, size: usize) -> c_int {
-    // SAFETY: `out` belongs to the caller and is written once, by the path that succeeds. Both paths
-    // check the alignment.
+    // SAFETY: `out` belongs to the caller and is written once, by the path that succeeds. Both
+    // paths check the alignment.
     unsafe {
         if skips_sampling(size) {
             return NEXT.posix_memalign(out, align, size);
@@ -213,8 +213,8 @@ pub unsafe extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void
     } else {
         alignment_of_c_library(align)
     };
-    // SAFETY: any alignment is valid here: the slow path samples only powers of two, and the allocator
-    // refuses the others.
+    // SAFETY: any alignment is valid here: the slow path samples only powers of two, and the
+    // allocator refuses the others.
     unsafe {
         if skips_sampling(size) {
             NEXT.aligned_alloc(align, size)
@@ -246,8 +246,8 @@ unsafe fn memalign_inline(align: usize, size: usize) -> *mut c_void {
     }
 }
 
-/// Returns the alignment that glibc's `memalign` would use: the next power of two. jemalloc accepts no
-/// other alignments. `None`: there is none; sets `errno`.
+/// Returns the alignment that glibc's `memalign` would use: the next power of two. jemalloc accepts
+/// no other alignments. `None`: there is none; sets `errno`.
 #[inline(always)]
 fn power_of_two(align: usize) -> Option<usize> {
     if align.is_power_of_two() {
@@ -266,8 +266,8 @@ fn next_power_of_two(align: usize) -> Option<usize> {
     next
 }
 
-/// Returns the alignment that glibc's `aligned_alloc` would use instead of one that is no power of two.
-/// Before 2.38, it rounded up like `memalign`; later versions refuse, like our allocator.
+/// Returns the alignment that glibc's `aligned_alloc` would use instead of one that is no power of
+/// two. Before 2.38, it rounded up like `memalign`; later versions refuse, like our allocator.
 #[cold]
 fn alignment_of_c_library(align: usize) -> usize {
     // `strlcpy` was added in the same version, 2.38.
@@ -364,8 +364,8 @@ pub unsafe extern "C" fn cfree(p: *mut c_void) {
     unsafe { free_inline(p) }
 }
 
-/// dlclose(3). Calls the loader's, and notices at once which modules were unloaded. Another module may
-/// be mapped at the same addresses next, where old unwind rules and stacks must not be used.
+/// dlclose(3). Calls the loader's, and notices at once which modules were unloaded. Another module
+/// may be mapped at the same addresses next, where old unwind rules and stacks must not be used.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dlclose(handle: *mut c_void) -> c_int {
     // SAFETY: a handle that the caller got from `dlopen`, passed on to the loader.
@@ -378,8 +378,8 @@ mod jemalloc_api {
 
     /// jemalloc(3).
     pub unsafe extern "C" fn mallocx(size: usize, flags: c_int) -> *mut c_void {
-        // SAFETY: the caller guarantees that `size` is not 0. Calls with flags that the sampler does
-        // not know go to jemalloc.
+        // SAFETY: the caller guarantees that `size` is not 0. Calls with flags that the sampler
+        // does not know go to jemalloc.
         unsafe {
             if skips_sampling(size) {
                 NEXT.mallocx(size, flags)
@@ -391,8 +391,8 @@ mod jemalloc_api {
 
     /// jemalloc(3).
     pub unsafe extern "C" fn rallocx(p: *mut c_void, size: usize, flags: c_int) -> *mut c_void {
-        // SAFETY: the caller guarantees a live object and a `size` that is not 0. The object is sampled
-        // if it is in the range, and the allocator's elsewhere.
+        // SAFETY: the caller guarantees a live object and a `size` that is not 0. The object is
+        // sampled if it is in the range, and the allocator's elsewhere.
         unsafe {
             if range::contains(p) {
                 to::rallocx_sampled(p as usize, size, flags as usize)

@@ -1,4 +1,5 @@
-//! Access to the environment, also for allocations before libc is initialised, when it is only on the stack.
+//! Access to the environment, also for allocations before libc is initialised, when it is only on
+//! the stack.
 
 use crate::arch::glibc_function;
 use crate::sys::{self, Pages};
@@ -8,8 +9,8 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use shm_protocol::pattern;
 
 unsafe extern "C" {
-    /// Reserved name of `environ`, because a program may define `environ` itself. If the executable has a
-    /// copy of this variable, libc uses that under both names, but not under `_environ`.
+    /// Reserved name of `environ`, because a program may define `environ` itself. If the executable
+    /// has a copy of this variable, libc uses that under both names, but not under `_environ`.
     #[link_name = "__environ"]
     static environ: *const *const c_char;
 }
@@ -31,7 +32,8 @@ pub fn any(test: impl Fn(&[u8]) -> bool) -> bool {
     entries().any(test)
 }
 
-/// Returns the value of a variable. `None` if the process may not trust its environment (set-user-ID).
+/// Returns the value of a variable. `None` if the process may not trust its environment
+/// (set-user-ID).
 pub fn variable(name: &CStr) -> Option<&'static [u8]> {
     // SAFETY: only reads the auxiliary vector.
     if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
@@ -45,7 +47,8 @@ pub fn is_set(name: &CStr) -> bool {
     variable(name).is_some_and(|value| !value.is_empty() && value != b"0")
 }
 
-/// Returns a variable's value as a number above zero, with an optional suffix K, M or G (powers of 1024).
+/// Returns a variable's value as a number above zero, with an optional suffix K, M or G (powers of
+/// 1024).
 pub fn number(name: &CStr) -> Option<u64> {
     let text = variable(name)?;
     let (digits, shift) = match text.last()? {
@@ -76,8 +79,8 @@ pub fn mark(name: &CStr) {
     let Some(entry) = pointers().find(is_it) else {
         return;
     };
-    // SAFETY: the byte after the `=`, at the latest the terminating zero. The environment is writable memory
-    // of the process, and no reference to it exists here.
+    // SAFETY: the byte after the `=`, at the latest the terminating zero. The environment is
+    // writable memory of the process, and no reference to it exists here.
     unsafe {
         let first = entry.cast_mut().cast::<u8>().add(prefix.len() + 1);
         first.write(first.read() | 0x80);
@@ -112,15 +115,17 @@ fn pointers() -> impl Iterator<Item = *const c_char> {
     })
 }
 
-/// Returns the program's arguments where the kernel put them, at the end of the first thread's stack. The
-/// environment follows them. `None` with C libraries other than glibc, which do not export the address. Only
-/// valid before libc is initialised: programs overwrite their arguments later.
+/// Returns the program's arguments where the kernel put them, at the end of the first thread's
+/// stack. The environment follows them. `None` with C libraries other than glibc, which do not
+/// export the address. Only valid before libc is initialised: programs overwrite their arguments
+/// later.
 pub fn command_line() -> Option<(c_int, *const *const c_char)> {
     let end = glibc_function!("__libc_stack_end") as *const *const usize;
-    // SAFETY: null, or the loader's `void *__libc_stack_end`, which it sets before it loads this library.
+    // SAFETY: null, or the loader's `void *__libc_stack_end`, which it sets before it loads this
+    // library.
     let start = unsafe { *end.as_ref()? };
-    // SAFETY: the kernel put the number of arguments there, followed by the arguments (System V ABI,
-    // "Process Initialization").
+    // SAFETY: the kernel put the number of arguments there, followed by the arguments (System V
+    // ABI, "Process Initialization").
     (!start.is_null()).then(|| unsafe { (*start as c_int, start.add(1).cast()) })
 }
 
@@ -132,11 +137,11 @@ const OURS: [&[u8]; 4] = [
     b"HEAPCHECK=",
 ];
 
-/// Returns an environment for a program that is not to be profiled, as pointers with a terminating null
-/// pointer. `None`: memory ran out.
+/// Returns an environment for a program that is not to be profiled, as pointers with a terminating
+/// null pointer. `None`: memory ran out.
 pub fn without_ours() -> Option<Pages> {
-    // SAFETY: libc is initialised, so `environ` is null or a null-terminated list of strings. A thread that
-    // changes it meanwhile breaks the rule for all readers (environ(7)).
+    // SAFETY: libc is initialised, so `environ` is null or a null-terminated list of strings. A
+    // thread that changes it meanwhile breaks the rule for all readers (environ(7)).
     unsafe {
         let all = environ;
         let mut count = 0;
@@ -166,8 +171,9 @@ pub fn leaves_us_out() -> bool {
     })
 }
 
-/// Returns true if a pattern matches the name of the executable, or the kernel's name of the process, which
-/// for a script is the script's name. The controller's `-p` uses the same names. Keeps `errno`.
+/// Returns true if a pattern matches the name of the executable, or the kernel's name of the
+/// process, which for a script is the script's name. The controller's `-p` uses the same names.
+/// Keeps `errno`.
 fn names_us(patterns: &[u8]) -> bool {
     let saved = sys::errno();
     let mut path = [0u8; PATH_BYTES];

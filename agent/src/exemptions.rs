@@ -1,8 +1,8 @@
-//! List of what the program exempts from leak checks: objects, memory that may hold pointers, and strings
-//! with suppressions and options. A check from outside reads it from the process's memory.
+//! List of what the program exempts from leak checks: objects, memory that may hold pointers, and
+//! strings with suppressions and options. A check from outside reads it from the process's memory.
 //!
-//! No lock is taken: each entry is claimed with one atomic operation. Objects of a thread that has exempted
-//! all of its allocations are not listed: their headers say so ([`crate::object`]).
+//! No lock is taken: each entry is claimed with one atomic operation. Objects of a thread that has
+//! exempted all of its allocations are not listed: their headers say so ([`crate::object`]).
 
 use crate::own;
 use core::mem::size_of;
@@ -50,8 +50,8 @@ pub fn add_region(at: u64, bytes: u64) -> bool {
     add(EXEMPT_REGION, at, bytes)
 }
 
-/// Adds a string of the program, which must stay. `kind` is one of `STATED_…`. Returns false if the list is
-/// full.
+/// Adds a string of the program, which must stay. `kind` is one of `STATED_…`. Returns false if the
+/// list is full.
 pub fn add_text(kind: u64, at: u64, bytes: u64) -> bool {
     add(kind, at, bytes)
 }
@@ -125,8 +125,8 @@ fn remove(test: impl Fn(Listed) -> bool) {
 /// Returns all entries, or `None` before the first was added.
 fn entries() -> Option<&'static [Exemption]> {
     let at = LIST.entries.load(Ordering::Acquire);
-    // SAFETY: null, or a mapping of this many entries that is never unmapped. They consist of atomics, for
-    // which zeros are valid.
+    // SAFETY: null, or a mapping of this many entries that is never unmapped. They consist of
+    // atomics, for which zeros are valid.
     (!at.is_null()).then(|| unsafe { core::slice::from_raw_parts(at, MAX_ENTRIES) })
 }
 

@@ -1,16 +1,17 @@
 //! Keeps jemalloc working when memory is exhausted or limited.
 //!
-//! jemalloc assigns a thread an arena at its first allocation, and creates one while there are few. If there
-//! is no memory for a new arena, it assigns none and the thread crashes. Here such a thread gets the arena
-//! that the fewest threads use. Its allocations fail only if that arena has no memory left, in the way that
-//! malloc(3) describes. A thread without memory for its cache works without one.
+//! jemalloc assigns a thread an arena at its first allocation, and creates one while there are few.
+//! If there is no memory for a new arena, it assigns none and the thread crashes. Here such a
+//! thread gets the arena that the fewest threads use. Its allocations fail only if that arena has
+//! no memory left, in the way that malloc(3) describes. A thread without memory for its cache works
+//! without one.
 //!
-//! jemalloc looks up a new arena by its index after creating it. So the existing arena is entered a second
-//! time, under the new index, until it is assigned. If it stayed there, it would be locked twice before a
-//! fork.
+//! jemalloc looks up a new arena by its index after creating it. So the existing arena is entered a
+//! second time, under the new index, until it is assigned. If it stayed there, it would be locked
+//! twice before a fork.
 //!
-//! Before a request fails, unused memory of all arenas is returned to the system. In a process with little
-//! memory, jemalloc also releases addresses, in large pieces.
+//! Before a request fails, unused memory of all arenas is returned to the system. In a process with
+//! little memory, jemalloc also releases addresses, in large pieces.
 //!
 //! The build script makes the linker redirect jemalloc's calls to these functions.
 
@@ -49,8 +50,8 @@ unsafe extern "C" {
         index: c_uint,
         config: *const c_void,
     ) -> *mut Arena;
-    /// jemalloc's option `lg_extent_max_active_fit`: log2 of how much larger than a request an unused extent
-    /// may be to be split for it.
+    /// jemalloc's option `lg_extent_max_active_fit`: log2 of how much larger than a request an
+    /// unused extent may be to be split for it.
     #[link_name = "_rjem_je_opt_lg_extent_max_active_fit"]
     static MAX_FIT: AtomicUsize;
     /// Returns an arena's unused memory to the system; all of it if `all`.
@@ -71,8 +72,8 @@ unsafe extern "C" {
     fn __real__rjem_je_arena_nthreads_inc(arena: *mut Arena, internal: bool);
 }
 
-/// Index under which an existing arena is entered a second time. Written with jemalloc's lock on the arenas
-/// held.
+/// Index under which an existing arena is entered a second time. Written with jemalloc's lock on
+/// the arenas held.
 static INDEX: AtomicU32 = AtomicU32::new(0);
 /// Thread pointer of the thread that is being assigned this arena; 0: none.
 static THREAD: AtomicU64 = AtomicU64::new(0);
@@ -80,9 +81,9 @@ static THREAD: AtomicU64 = AtomicU64::new(0);
 /// Largest request, in bytes, for which unused memory is returned before it fails.
 const MAX_RETRIED: usize = 4 << 30;
 
-/// Allocates pages from a part of an arena. Called without jemalloc's locks. If there are none, returns the
-/// unused memory of all arenas to the system, because it has another size or belongs to another arena, and
-/// tries again.
+/// Allocates pages from a part of an arena. Called without jemalloc's locks. If there are none,
+/// returns the unused memory of all arenas to the system, because it has another size or belongs to
+/// another arena, and tries again.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap__rjem_je_pa_alloc(
     thread: *mut c_void,
@@ -112,7 +113,8 @@ unsafe extern "C" fn __wrap__rjem_je_pa_alloc(
     take()
 }
 
-/// Returns true if a part belongs to the arena of sampled objects, which is limited for other reasons.
+/// Returns true if a part belongs to the arena of sampled objects, which is limited for other
+/// reasons.
 fn is_in_range(part: *const c_void) -> bool {
     /// Upper bound of the size of an arena's data, which lie in a block of 2 MiB.
     const ARENA: usize = 1 << 20;
@@ -140,8 +142,8 @@ pub fn arena_of(index: c_uint) -> Option<*mut Arena> {
     (!arena.is_null()).then_some(arena)
 }
 
-/// Minimum size of memory whose addresses are released, in bytes. Each release may split a mapping, and a
-/// process may only have a limited number of mappings (`vm.max_map_count`).
+/// Minimum size of memory whose addresses are released, in bytes. Each release may split a mapping,
+/// and a process may only have a limited number of mappings (`vm.max_map_count`).
 const MIN_GIVEN_BACK: usize = 1 << 20;
 
 /// Unmaps memory that jemalloc does not need. Returns true if its addresses are kept instead.
@@ -151,11 +153,12 @@ unsafe extern "C" fn __wrap__rjem_je_extent_dalloc_mmap(at: *mut c_void, bytes: 
     bytes < MIN_GIVEN_BACK || unsafe { __real__rjem_je_extent_dalloc_mmap(at, bytes) }
 }
 
-/// Makes jemalloc release addresses together with their memory, and use any unused memory before it requests
-/// more. Addresses that are kept already are not released.
+/// Makes jemalloc release addresses together with their memory, and use any unused memory before it
+/// requests more. Addresses that are kept already are not released.
 #[cold]
 pub fn save_memory() {
-    // SAFETY: jemalloc's variables of these types, which it reads whenever it needs or returns memory.
+    // SAFETY: jemalloc's variables of these types, which it reads whenever it needs or returns
+    // memory.
     let (retain, max_fit) = unsafe { (&RETAIN, &MAX_FIT) };
     retain.store(false, Ordering::Relaxed);
     max_fit.store(usize::BITS as usize, Ordering::Relaxed);

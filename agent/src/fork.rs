@@ -1,7 +1,7 @@
 //! Makes forked children leave their parent's session before they do anything else.
 //!
-//! `fork` calls a handler in the child. Children of a raw `clone` or of `_Fork` are noticed at their first
-//! sample, or at their first free of a sampled object.
+//! `fork` calls a handler in the child. Children of a raw `clone` or of `_Fork` are noticed at
+//! their first sample, or at their first free of a sampled object.
 
 // Decision 21: a forked child waits before it makes a segment.
 use crate::local::Local;
@@ -13,8 +13,9 @@ pub fn start() {
     atfork::around(timers::before_fork, timers::after_fork);
 }
 
-/// Makes a child that was created without fork handlers leave its parent's segment. Called before each
-/// sample and each free of a sampled object. Returns false while another thread of the child does so.
+/// Makes a child that was created without fork handlers leave its parent's segment. Called before
+/// each sample and each free of a sampled object. Returns false while another thread of the child
+/// does so.
 #[inline]
 pub fn leave_if_unseen(local: &mut Local) -> bool {
     !session::is_copy() || leave_unseen(local)
@@ -34,7 +35,8 @@ fn leave_unseen(local: &mut Local) -> bool {
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 unsafe extern "C" fn in_child() {
     let saved = sys::errno();
-    // SAFETY: the calling thread's own state. An interrupted sample continues only after this handler.
+    // SAFETY: the calling thread's own state. An interrupted sample continues only after this
+    // handler.
     let local = unsafe { &mut *arch::local() };
     let interrupted = local.busy != 0;
     if !interrupted {

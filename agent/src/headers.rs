@@ -1,9 +1,10 @@
 //! Header table for sampled objects that fill their size class.
 //!
-//! Usually the header lies before its object ([`crate::object`]). An object that fills its size class would
-//! then take the next class, a fifth or a quarter larger, and programs often allocate whole kilobytes. In
-//! size classes of whole kilobytes, objects begin at multiples of 1 KiB. So the header of such an object is
-//! an entry of this table, indexed by address, and the object takes its own class.
+//! Usually the header lies before its object ([`crate::object`]). An object that fills its size
+//! class would then take the next class, a fifth or a quarter larger, and programs often allocate
+//! whole kilobytes. In size classes of whole kilobytes, objects begin at multiples of 1 KiB. So the
+//! header of such an object is an entry of this table, indexed by address, and the object takes its
+//! own class.
 //!
 //! The table is the beginning of the range: 16 bytes for each KiB, of which only used pages become
 //! resident. An entry without an object is zero, or has the weight 0.
@@ -26,8 +27,8 @@ pub const fn bytes(range: usize) -> usize {
     (range / SHARE).next_multiple_of(MOST_PAGE)
 }
 
-/// Returns the part of a table of `table` bytes, in whole pages, that has the entries for addresses behind
-/// the table and below `used` bytes from the start of the range.
+/// Returns the part of a table of `table` bytes, in whole pages, that has the entries for addresses
+/// behind the table and below `used` bytes from the start of the range.
 #[cfg_attr(test, allow(dead_code))]
 pub fn in_use(table: usize, used: usize) -> Range<usize> {
     let start = table / SHARE / MOST_PAGE * MOST_PAGE;

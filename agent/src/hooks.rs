@@ -1,9 +1,9 @@
-//! Functions that a program may define for LeakSanitizer to call (`sanitizer/lsan_interface.h`): whether to
-//! check for leaks at all, which leaks are known, and which options apply. They are called by checks, never
-//! by an allocation.
+//! Functions that a program may define for LeakSanitizer to call (`sanitizer/lsan_interface.h`):
+//! whether to check for leaks at all, which leaks are known, and which options apply. They are
+//! called by checks, never by an allocation.
 //!
-//! The loader has resolved their names when it loaded the agent, if the program or one of its libraries
-//! exports them.
+//! The loader has resolved their names when it loaded the agent, if the program or one of its
+//! libraries exports them.
 
 use crate::arch::glibc_function;
 use crate::exemptions;
@@ -32,8 +32,8 @@ pub fn is_turned_off() -> bool {
     hook.is_some_and(|hook| unsafe { hook() } != 0)
 }
 
-/// Asks the program for known leaks and options, once. Lists the strings for the controller that makes the
-/// check.
+/// Asks the program for known leaks and options, once. Lists the strings for the controller that
+/// makes the check.
 pub fn tell() {
     static TOLD: AtomicBool = AtomicBool::new(false);
     if TOLD.swap(true, Ordering::Relaxed) {

@@ -1,4 +1,4 @@
-//! Transparent huge pages.
+//! Keeps mappings from getting transparent huge pages.
 
 use crate::{seccomp, sys};
 use core::ffi::c_void;
@@ -8,21 +8,21 @@ use core::sync::atomic::{AtomicU32, Ordering};
 const ALWAYS: u32 = 1;
 
 unsafe extern "C" {
-    /// Mode of transparent huge pages, which jemalloc reads from the system before it maps memory.
+    /// Mode of transparent huge pages that jemalloc has read from the system.
     #[link_name = "_rjem_je_init_system_thp_mode"]
     static MODE: AtomicU32;
 }
 
-/// Excludes memory from huge pages where the system gives them to every mapping: the first byte written would
-/// make 2 MiB resident. In other modes, nothing is to be done. A mapping that is refused stays as it is, and
-/// no call is made once a seccomp filter is installed. Keeps `errno`.
+/// Excludes a mapping from huge pages if the system gives them to every mapping: the first write
+/// would make 2 MiB resident. Does nothing in other modes, or if a seccomp filter is installed. A
+/// failure is ignored. Keeps `errno`.
 pub fn exclude(at: *mut c_void, bytes: usize) {
-    // SAFETY: jemalloc's, an `int` written while the process has one thread.
+    // SAFETY: an `int` of jemalloc's, written while the process has one thread.
     if unsafe { &MODE }.load(Ordering::Relaxed) != ALWAYS || seccomp::is_installed() {
         return;
     }
     let saved = sys::errno();
-    // SAFETY: the caller's mapping, of which only the kind of pages changes.
+    // SAFETY: a mapping of the caller's, of which only the kind of pages changes.
     unsafe {
         libc::syscall(
             libc::SYS_madvise,

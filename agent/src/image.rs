@@ -1,5 +1,5 @@
-//! Addresses of the agent's own memory, for a leak check from outside: pointers of the agent and jemalloc do
-//! not make an object reachable by the program.
+//! Addresses of the agent's own memory, for a leak check from outside: pointers of the agent and
+//! jemalloc do not make an object reachable by the program.
 
 use crate::local::Local;
 use crate::thread::Thread;

@@ -1,12 +1,12 @@
-//! Initialisation: each module looks up what it needs, while the process has one thread and the loader may
-//! be called.
+//! Initialisation: each module looks up what it needs, while the process has one thread and the
+//! loader may be called.
 //!
-//! Usually this happens in the library's constructor, which runs after those of most other libraries. If
-//! the environment requests that allocations are sampled from the start, it happens at the first allocation
-//! of the process: in a library's constructor, in the program's `.preinit_array`, in the resolver of an
-//! indirect function, or in the loader once it has found `malloc`. By then this library is relocated and its
-//! thread-local storage exists. libc may not be initialised: only functions are called that need no state
-//! but `errno`.
+//! Usually this happens in the library's constructor, which runs after those of most other
+//! libraries. If the environment requests that allocations are sampled from the start, it happens
+//! at the first allocation of the process: in a library's constructor, in the program's
+//! `.preinit_array`, in the resolver of an indirect function, or in the loader once it has found
+//! `malloc`. By then this library is relocated and its thread-local storage exists. libc may not be
+//! initialised: only functions are called that need no state but `errno`.
 
 // Decision 69: a requested session begins with the first allocation.
 use core::ffi::{c_char, c_int};
@@ -65,8 +65,9 @@ extern "C" fn start() {
     sys::set_errno(saved);
 }
 
-/// Initialises at the first allocation if the environment requests that it is sampled. Called on the slow
-/// path, with the thread marked busy, as long as there is no segment. Returns true if there may be one now.
+/// Initialises at the first allocation if the environment requests that it is sampled. Called on
+/// the slow path, with the thread marked busy, as long as there is no segment. Returns true if
+/// there may be one now.
 #[unsafe(no_mangle)]
 extern "C" fn mem_agent_begin_early() -> bool {
     // Later allocations do not call this function.
@@ -103,8 +104,8 @@ fn is_requested() -> bool {
 
 /// Initialises everything that a sample needs.
 extern "C" fn begin() {
-    // SAFETY: a size that is not 0. The call initialises jemalloc. Its own constructor, which runs after this
-    // one, would do so on the program's stack.
+    // SAFETY: a size that is not 0. The call initialises jemalloc. Its own constructor, which runs
+    // after this one, would do so on the program's stack.
     unsafe { tikv_jemalloc_sys::nallocx(1, 0) };
     atfork::start();
     ends::find();

@@ -1,17 +1,17 @@
 //! Decides how much freed memory jemalloc keeps for reuse.
 //!
-//! jemalloc returns freed memory by decay, which only advances when the program allocates: a process that
-//! frees memory and then does little would keep it. So adjacent free pages are returned at once when they
-//! amount to [`USUAL_LIMIT`]; the arena for objects from that size on keeps nothing. This is jemalloc's
-//! default, too.
+//! jemalloc returns freed memory by decay, which only advances when the program allocates: a
+//! process that frees memory and then does little would keep it. So adjacent free pages are
+//! returned at once when they amount to [`USUAL_LIMIT`]; the arena for objects from that size on
+//! keeps nothing. This is jemalloc's default, too.
 //!
-//! A program that uses a buffer of such a size over and over would fault in all of its pages each time. glibc
-//! keeps such a buffer from the second use on, up to 32 MiB. So does this module: when memory of that size is
-//! requested after as much has been returned, the arena for large objects begins to keep freed memory, and to
-//! return it by decay like other arenas.
+//! A program that uses a buffer of such a size over and over would fault in all of its pages each
+//! time. glibc keeps such a buffer from the second use on, up to 32 MiB. So does this module: when
+//! memory of that size is requested after as much has been returned, the arena for large objects
+//! begins to keep freed memory, and to return it by decay like other arenas.
 //!
-//! An arena decays when it is used. The arena of sampled objects is not used between sessions, so its decay
-//! advances with requests to the other arenas.
+//! An arena decays when it is used. The arena of sampled objects is not used between sessions, so
+//! its decay advances with requests to the other arenas.
 
 // Decision 72: what large objects leave is kept from their second use on.
 use crate::exhaustion::{arena_of, decay};
@@ -21,11 +21,11 @@ use core::sync::atomic::{AtomicBool, AtomicIsize, AtomicU32, AtomicUsize, Orderi
 
 /// Adjacent free bytes that are returned at once (jemalloc's option `oversize_threshold`).
 pub const USUAL_LIMIT: usize = 8 << 20;
-/// Adjacent free bytes that are returned at once in the arenas for large and for sampled objects. More than
-/// an object of 32 MiB with its padding.
+/// Adjacent free bytes that are returned at once in the arenas for large and for sampled objects.
+/// More than an object of 32 MiB with its padding.
 const LARGE_LIMIT: usize = 40 << 20;
-/// Number of requests for pages, to any arena, between two steps of decay in the arenas for large and for
-/// sampled objects.
+/// Number of requests for pages, to any arena, between two steps of decay in the arenas for large
+/// and for sampled objects.
 const DECAY_EVERY: u32 = 64;
 /// jemalloc's `extent_state_dirty`.
 const DIRTY: c_int = 1;
@@ -50,9 +50,11 @@ static KEEPS: AtomicBool = AtomicBool::new(false);
 /// Number of requests for pages, while an arena here needs steps of decay.
 static REQUESTS: AtomicU32 = AtomicU32::new(0);
 
-/// Creates an arena by calling `make`, with the right limit. Called with jemalloc's lock on the arenas held.
+/// Creates an arena by calling `make`, with the right limit. Called with jemalloc's lock on the
+/// arenas held.
 pub fn with_limit<T>(index: c_uint, make: impl FnOnce() -> T) -> T {
-    // SAFETY: jemalloc's variables of these types. Nobody else reads the limit while the lock is held.
+    // SAFETY: jemalloc's variables of these types. Nobody else reads the limit while the lock is
+    // held.
     let (large_arena, limit) = unsafe { (&LARGE_ARENA, &LIMIT) };
     let usual = limit.load(Ordering::Relaxed);
     let first = large_arena.load(Ordering::Relaxed);
@@ -113,7 +115,8 @@ fn begin_to_keep(thread: *mut c_void) {
         return;
     };
     if !KEEPS.swap(true, Ordering::Relaxed) {
-        // SAFETY: an existing arena, none of whose locks this thread holds, and a time that jemalloc accepts.
+        // SAFETY: an existing arena, none of whose locks this thread holds, and a time that
+        // jemalloc accepts.
         unsafe { set_decay(thread, arena, DIRTY, ms.load(Ordering::Relaxed)) };
     }
 }

@@ -26,8 +26,8 @@ pub fn path() -> &'static CStr {
     if path.is_null() {
         return c"";
     }
-    // SAFETY: a terminated string that the loader keeps while the module is loaded; a preloaded library is
-    // never unloaded.
+    // SAFETY: a terminated string that the loader keeps while the module is loaded; a preloaded
+    // library is never unloaded.
     unsafe { CStr::from_ptr(path) }
 }
 
@@ -36,14 +36,15 @@ pub fn bounds() -> (u64, u64) {
     (START.load(Ordering::Relaxed), END.load(Ordering::Relaxed))
 }
 
-/// Returns the offset from a thread pointer to the thread's copy of our thread-local variables, and their
-/// size in bytes; 0 if not known.
+/// Returns the offset from a thread pointer to the thread's copy of our thread-local variables, and
+/// their size in bytes; 0 if not known.
 pub fn variables() -> (u64, u64) {
     let at = VARIABLES.load(Ordering::Relaxed);
     (at, VARIABLES_BYTES.load(Ordering::Relaxed))
 }
 
-/// Stores what the loader reports about the module that contains this code, and ends the iteration there.
+/// Stores what the loader reports about the module that contains this code, and ends the iteration
+/// there.
 unsafe extern "C" fn own(info: *mut libc::dl_phdr_info, size: usize, _: *mut c_void) -> c_int {
     // SAFETY: the loader's description of a module, and its program headers.
     let (info, headers) = unsafe {

@@ -1,10 +1,10 @@
 //! `setrlimit` and `prlimit`, by which a program limits its own address space.
 //!
-//! The address space reserved for sampled objects and for tables counts towards `RLIMIT_AS`, and may be far
-//! more than the program wants to use in total. So unused reservations are released before the limit takes
-//! effect, and the program has as much as without a session. jemalloc, which keeps the addresses of memory
-//! that it returns, stops doing so if the limit is low. Limits set by another process, or by a raw system
-//! call, are not noticed.
+//! The address space reserved for sampled objects and for tables counts towards `RLIMIT_AS`, and
+//! may be far more than the program wants to use in total. So unused reservations are released
+//! before the limit takes effect, and the program has as much as without a session. jemalloc, which
+//! keeps the addresses of memory that it returns, stops doing so if the limit is low. Limits set by
+//! another process, or by a raw system call, are not noticed.
 
 use crate::{backend, exhaustion, range, seccomp, session, sys, thread};
 use core::ffi::{CStr, c_int, c_long, c_void};

@@ -1,11 +1,11 @@
-//! Per-thread state that exists, zeroed, from a thread's first instruction. It is accessed without a call,
-//! which might allocate.
+//! Per-thread state that exists, zeroed, from a thread's first instruction. It is accessed without
+//! a call, which might allocate.
 
 use core::ffi::{c_int, c_void};
 use core::mem::{offset_of, size_of};
 
-/// State of one thread, in initial-exec thread-local storage: its address takes two instructions. Has no
-/// destructor.
+/// State of one thread, in initial-exec thread-local storage: its address takes two instructions.
+/// Has no destructor.
 #[repr(C)]
 pub struct Local {
     /// Countdown: bytes left until the next sample is due. Negative: due.

@@ -1,14 +1,14 @@
 //! Loaded modules of the process, for unwinding.
 //!
-//! The module of a return address without a known rule is found with `_dl_find_object` (glibc 2.35),
-//! which takes no lock and allocates nothing, or in `/proc/self/maps` if the C library is older
-//! ([`listing`]). It is then registered permanently, and recorded in the segment with its path and build
-//! id, so that the profile of a dead process can be symbolized. When a module turns out to be unloaded, a
-//! new generation starts, which invalidates all older rules.
+//! The module of a return address without a known rule is found with `_dl_find_object` (glibc
+//! 2.35), which takes no lock and allocates nothing, or in `/proc/self/maps` if the C library is
+//! older ([`listing`]). It is then registered permanently, and recorded in the segment with its
+//! path and build id, so that the profile of a dead process can be symbolized. When a module turns
+//! out to be unloaded, a new generation starts, which invalidates all older rules.
 //!
-//! A misread return address may lie in any module. So a module's memory may only be read while `dlclose`
-//! is kept waiting ([`close`]). Except for the unwind tables, everything about a module is copied when it
-//! is registered.
+//! A misread return address may lie in any module. So a module's memory may only be read while
+//! `dlclose` is kept waiting ([`close`]). Except for the unwind tables, everything about a module
+//! is copied when it is registered.
 
 mod close;
 mod find;
@@ -82,8 +82,8 @@ impl Slot {
             && self.identity.load(Ordering::Relaxed) == found.identity
     }
 
-    /// Returns true if the module still is at its addresses. If there is nothing to compare, it is assumed
-    /// to be until another module takes its place.
+    /// Returns true if the module still is at its addresses. If there is nothing to compare, it is
+    /// assumed to be until another module takes its place.
     fn is_there(&self) -> bool {
         if find::is_cheap() {
             let now = find::find(self.pc.load(Ordering::Relaxed));
@@ -153,8 +153,8 @@ impl Code for Modules {
     fn image(&self, ip: u64) -> Option<Image> {
         let pc = ip.wrapping_sub(1);
         let found = registered(pc).or_else(|| find::find(pc))?;
-        // SAFETY: the walker requests images, and uses them, only inside `reading`. The module has just
-        // been found, and no `dlclose` can unmap it meanwhile.
+        // SAFETY: the walker requests images, and uses them, only inside `reading`. The module has
+        // just been found, and no `dlclose` can unmap it meanwhile.
         unsafe { Image::at(found.start, found.end) }
     }
 
@@ -165,8 +165,8 @@ impl Code for Modules {
 
 /// Functions that are called when modules are loaded and unloaded.
 pub struct Watcher {
-    /// Called with the name and the first address of a module that was found on a stack for the first time.
-    /// It stays loaded meanwhile.
+    /// Called with the name and the first address of a module that was found on a stack for the
+    /// first time. It stays loaded meanwhile.
     pub meet: unsafe fn(&[u8], u64),
     /// Called with the first address and the end of a module that was unloaded.
     pub leave: fn(u64, u64),
@@ -194,8 +194,8 @@ pub fn seen() -> Option<&'static Seen> {
     tables().map(|tables| &tables.seen)
 }
 
-/// Handles a thread's first sample in a session. At the first sample of the session, checks all modules,
-/// because unloading between sessions goes unnoticed.
+/// Handles a thread's first sample in a session. At the first sample of the session, checks all
+/// modules, because unloading between sessions goes unnoticed.
 pub fn start_session(session: u64) {
     static LAST: AtomicU64 = AtomicU64::new(0);
     if LAST.swap(session, Ordering::Relaxed) != session {
@@ -237,8 +237,8 @@ fn find_rule_inside(ip: u64, scratch: &mut Scratch) -> Rule {
     rule
 }
 
-/// Returns the registered module that contains `pc`, if lookups are expensive. It is assumed to be loaded
-/// until [`look_for_changes`] finds otherwise.
+/// Returns the registered module that contains `pc`, if lookups are expensive. It is assumed to be
+/// loaded until [`look_for_changes`] finds otherwise.
 fn registered(pc: u64) -> Option<Found> {
     if find::is_cheap() {
         return None;
@@ -253,8 +253,8 @@ fn registered(pc: u64) -> Option<Found> {
         })
 }
 
-/// Registers a module if it is new. Returns the number of modules that were at its addresses before. Must
-/// be called inside [`close::reading`].
+/// Registers a module if it is new. Returns the number of modules that were at its addresses
+/// before. Must be called inside [`close::reading`].
 fn register(found: &Found, pc: u64, image: Option<&Image>) -> u8 {
     if let Some(slot) = used_slots().find(|slot| slot.is_live() && slot.matches(found)) {
         return slot.instance.load(Ordering::Relaxed);
@@ -277,8 +277,8 @@ fn register(found: &Found, pc: u64, image: Option<&Image>) -> u8 {
     slot.identity.store(found.identity, Ordering::Relaxed);
     slot.instance.store(instance, Ordering::Relaxed);
     slot.pc.store(pc, Ordering::Relaxed);
-    // SAFETY: this thread claimed the slot, and no other thread reads it before it is live. The module
-    // stays loaded inside `reading`.
+    // SAFETY: this thread claimed the slot, and no other thread reads it before it is live. The
+    // module stays loaded inside `reading`.
     unsafe { (*slot.facts.get()).write(Facts::read(found, pc, image)) };
     slot.state.store(LIVE, Ordering::Release);
     record::publish(slot);
@@ -303,9 +303,9 @@ fn retire(slot: &Slot) {
     }
 }
 
-/// Finds modules that were unloaded, by looking up their addresses again without touching their memory.
-/// Takes about 50 ns per module, or 1 µs if the C library cannot look up addresses. Called at most once a
-/// second, and after `dlclose`.
+/// Finds modules that were unloaded, by looking up their addresses again without touching their
+/// memory. Takes about 50 ns per module, or 1 µs if the C library cannot look up addresses. Called
+/// at most once a second, and after `dlclose`.
 pub fn look_for_changes() {
     for slot in used_slots().filter(|slot| slot.is_live()) {
         if !slot.is_there() {

@@ -1,8 +1,8 @@
 //! Detects musl, with which the agent loads but does nothing.
 //!
-//! musl's loader treats every `libc.so.6` as itself. So it loads a library that was linked with glibc, and
-//! terminates the program if a function is missing. Functions that only glibc has are therefore weak
-//! references; a null one shows that the C library is musl ([`crate::backend`]).
+//! musl's loader treats every `libc.so.6` as itself. So it loads a library that was linked with
+//! glibc, and terminates the program if a function is missing. Functions that only glibc has are
+//! therefore weak references; a null one shows that the C library is musl ([`crate::backend`]).
 
 // Decision 33: with musl the agent disables itself.
 use crate::arch::glibc_function;
@@ -25,8 +25,8 @@ pub fn dlvsym() -> Option<Dlvsym> {
     unsafe { transmute::<usize, Option<Dlvsym>>(at) }
 }
 
-/// Returns the address of a function of the C library, or null. Looked up in the library's own tables,
-/// because this is how `dlsym` itself is found.
+/// Returns the address of a function of the C library, or null. Looked up in the library's own
+/// tables, because this is how `dlsym` itself is found.
 pub fn function(name: &CStr) -> *mut c_void {
     // SAFETY: the C library is never unloaded.
     unsafe { symbol_table::function_beside(libc::getpid as *const c_void, name) }

@@ -1,17 +1,17 @@
-//! The header before each sampled object: what `free` needs to know.
+//! Header before each sampled object: what `free` needs to know.
 //!
-//! Layout, contents and checks: [`shm_protocol::header`]. An extension is present if the object is aligned
-//! to more than 16 bytes, or has 128 KiB or more.
+//! For layout, contents and checksums see [`shm_protocol::header`]. An extension is present if the
+//! object is aligned to more than 16 bytes, or has 128 KiB or more.
 //!
-//! An object that fills a size class of 1 to 14 KiB, a multiple of 1 KiB, has its header in a table instead
-//! ([`crate::headers`]), and begins where its allocation does.
+//! An object that fills a size class of 1 to 14 KiB, a multiple of 1 KiB, has its header in a table
+//! instead ([`crate::headers`]), and begins where its allocation does.
 //!
-//! Any other object with its header takes the size class of the two together. The usable size, at least 16
-//! bytes, is as a rule what it would be without a header: the object's own size class, as `nallocx`
-//! returns it. Where the two together fit the same class as the object alone, it is 16 bytes less.
-//! A program that has ever called `nallocx`, or that allocates with `mallocx`, may rely on all of
-//! the class, and gets it: its objects are exact, and take the next class where they would fill
-//! their own.
+//! Any other object takes the size class of its own size plus the header's. The usable size, at
+//! least 16 bytes, usually is what it would be without a header: the object's own size class, as
+//! `nallocx` returns it. It is 16 bytes less if the object with its header fits into that same
+//! class. A program that has ever called `nallocx`, or that allocates with `mallocx`, may rely on
+//! all of the class. So its objects are exact: they take the next class if they would fill their
+//! own.
 
 // Decision 56: headers lie in what the size class leaves over.
 use crate::headers;
@@ -22,65 +22,66 @@ use shm_protocol::header::{
 };
 use shm_protocol::record::{NewSample, RecordId};
 
-/// Bytes from one entry of the tables of size classes to the next; each class is a multiple of it.
+/// Granularity of the tables of size classes, in bytes: each class is a multiple of it.
 const STEP: usize = 8;
-/// Size classes up to here are known; those of large objects are jemalloc's affair.
-const KNOWN: usize = 4 << 10;
-/// In the known classes: the header is in the table.
+/// Largest size class in the tables, in bytes. Larger ones are asked of jemalloc.
+const MAX_KNOWN: usize = 4 << 10;
+/// Flag of an entry: objects of this size have their header in the table of headers.
 const IN_TABLE: usize = 1;
 
-/// A sampled object as its header describes it.
+/// Sampled object, as its header describes it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Object {
     /// Record in which it was counted.
     pub record: RecordId,
-    /// Lowest 8 bits of the session's number.
+    /// Low 8 bits of the session's number.
     pub session: u8,
-    /// Objects it stands for; a number that a header can hold ([`header::storable`]).
+    /// Number of objects that it stands for, rounded as headers store it ([`header::storable`]).
     pub weight: f32,
-    /// Birth: the clock's tick, not relative to anything.
+    /// Tick of the clock at which it was allocated.
     pub born: u32,
-    /// Requested bytes.
+    /// Requested size in bytes.
     pub bytes: u64,
-    /// Alignment that was requested, where that made a difference; else 1.
+    /// Requested alignment if it made a difference; else 1.
     pub align: usize,
-    /// Whether a leak check leaves it out.
+    /// True if leak checks ignore it.
     pub ignored: bool,
-    /// Whether it has all of its size class.
+    /// True if all of its size class is usable.
     pub exact: bool,
 }
 
-/// What the header of an object says.
+/// Result of reading a header.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Met {
-    /// The object, which is live.
+    /// Header of a live object.
     Live(Object),
-    /// The object has been freed.
+    /// Header of an object that was freed.
     Freed,
-    /// The program has overwritten the header.
+    /// Header that the program has overwritten.
     Overwritten(Remains),
 }
 
-/// What can still be read of an overwritten header.
+/// Intact parts of an overwritten header.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Remains {
-    /// The first word, if it is intact; of an object with an extension, with the bytes that this says.
+    /// First word, if it is intact; with the size from the extension, if there is one.
     pub counted: Option<Counted>,
-    /// The second word, the nearer one to the object, if it is intact.
+    /// Second word, which is next to the object, if it is intact.
     pub drawn: Option<Drawn>,
 }
 
-/// Whether the program has queried the size of a class.
+/// True once the program has queried the size of a class.
 static KNOWS_CLASSES: AtomicBool = AtomicBool::new(false);
 
-/// From now on, every object has all of its size class.
+/// Makes all of the size class usable in every object from now on.
 pub fn expect_classes() {
     if !KNOWS_CLASSES.load(Ordering::Relaxed) {
         KNOWS_CLASSES.store(true, Ordering::Relaxed);
     }
 }
 
-/// Whether an object that is not jemalloc's own calls' needs all of its size class.
+/// Returns true if an object that does not come from jemalloc's own functions needs all of its size
+/// class.
 #[inline]
 #[must_use]
 pub fn is_exact() -> bool {
@@ -90,17 +91,17 @@ pub fn is_exact() -> bool {
 /// Position of an object in its allocation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Layout {
-    /// Distance from the allocation's base to the object; 0: its header is in the table.
+    /// Offset of the object in its allocation; 0 if its header is in the table.
     pub offset: usize,
-    /// Bytes that its owner may use.
+    /// Usable size in bytes.
     pub usable: usize,
 }
 
-/// The layout of an object of `bytes` aligned to `align`, `exact` if it needs all of its size class.
+/// Returns the layout of an object. `exact`: it needs all of its size class.
 #[inline]
 #[must_use]
 pub fn layout(bytes: usize, align: usize, exact: bool) -> Layout {
-    if align < HEADER && bytes <= KNOWN {
+    if align < HEADER && bytes <= MAX_KNOWN {
         let known = if exact { &CLASSES } else { &USABLE };
         let known = usize::from(known[bytes.div_ceil(STEP)]);
         Layout {
@@ -137,16 +138,16 @@ fn uncommon_layout(bytes: usize, align: usize, exact: bool) -> Layout {
     Layout { offset, usable }
 }
 
-/// Whether an object of this many bytes has its header in the table: where it fills its class, or
+/// Returns true if an object of this size has its header in the table: if it fills its class, or
 /// needs all of it.
 const fn is_in_table(bytes: usize, exact: bool) -> bool {
     let class = class_of(bytes);
     header::is_table_class(class) && (exact || bytes + HEADER > class)
 }
 
-/// Size classes of requests, in steps of 8 bytes.
-static CLASSES: [u16; KNOWN / STEP + 1] = {
-    let mut classes = [0; KNOWN / STEP + 1];
+/// Size classes of requests, in steps of 8 bytes, with the flag [`IN_TABLE`].
+static CLASSES: [u16; MAX_KNOWN / STEP + 1] = {
+    let mut classes = [0; MAX_KNOWN / STEP + 1];
     let mut at = 0;
     while at < classes.len() {
         let bytes = at * STEP;
@@ -156,9 +157,9 @@ static CLASSES: [u16; KNOWN / STEP + 1] = {
     classes
 };
 
-/// What can be used of them behind a header, in the class that both fill together.
-static USABLE: [u16; KNOWN / STEP + 1] = {
-    let mut usable = [0; KNOWN / STEP + 1];
+/// Usable sizes behind a header, in the class that both fill together, with the flag [`IN_TABLE`].
+static USABLE: [u16; MAX_KNOWN / STEP + 1] = {
+    let mut usable = [0; MAX_KNOWN / STEP + 1];
     let mut at = 0;
     while at < usable.len() {
         let bytes = at * STEP;
@@ -173,7 +174,7 @@ static USABLE: [u16; KNOWN / STEP + 1] = {
     usable
 };
 
-/// The size class of a request: multiples of 16, and from 128 on four to each doubling.
+/// Returns the size class of a request: multiples of 16, and from 128 on four for each doubling.
 const fn class_of(bytes: usize) -> usize {
     let bytes = if bytes == 0 { 1 } else { bytes };
     let step = if bytes <= 128 {
@@ -184,17 +185,17 @@ const fn class_of(bytes: usize) -> usize {
     bytes.next_multiple_of(step)
 }
 
-/// The header of the object at `at`.
+/// Returns the address of an object's header.
 ///
 /// # Safety
 /// `at` is in the range, in memory of the arena, all of which has entries in the table.
 #[inline(always)]
 unsafe fn place(at: *const u8) -> *mut Words {
-    // SAFETY: the caller's.
+    // SAFETY: the table has an entry for `at`, and the bytes before `at` belong to the arena.
     unsafe {
         if at.addr().is_multiple_of(TABLE_UNIT) {
             let entry: *mut Words = headers::entry(at).cast();
-            // One of no object, live or freed, is zero.
+            // Entries without an object, live or freed, are zero.
             if (*entry)[1] != 0 {
                 return entry;
             }
@@ -203,15 +204,16 @@ unsafe fn place(at: *const u8) -> *mut Words {
     }
 }
 
-/// Clears the table's entry for an object with its header before it: an earlier object there may have
-/// left its mark.
+/// Clears the table's entry for an object whose header lies before it: an earlier object at this
+/// address may have left its header there.
 ///
 /// # Safety
 /// `at` is a multiple of [`TABLE_UNIT`], in memory of the arena.
 #[cold]
 unsafe fn forget_entry(at: *const u8) {
     let entry: *mut Words = headers::entry(at).cast();
-    // SAFETY: the caller's. Not written unless need be: the page may be none yet.
+    // SAFETY: the table has an entry for `at`. Written only if necessary, because the page may not
+    // be backed yet.
     unsafe {
         if (*entry)[1] != 0 {
             (*entry)[1] = 0;
@@ -220,12 +222,12 @@ unsafe fn forget_entry(at: *const u8) {
 }
 
 impl Object {
-    /// Writes the header of the object at `at`.
+    /// Writes the header of an object.
     ///
     /// # Safety
-    /// `at` is 16-aligned, the bytes before it are the caller's to write as far as the
-    /// object's `offset` says, which is that of its [`layout`](Self::layout). If that is 0, `at` is a
-    /// multiple of [`TABLE_UNIT`], in the range.
+    /// `at` is 16-aligned, and `offset` is that of the object's [`layout`](Self::layout): so many
+    /// bytes before `at` belong to the caller. If it is 0, `at` is a multiple of [`TABLE_UNIT`] in
+    /// the range.
     #[inline]
     pub unsafe fn write(&self, offset: usize, at: *mut u8) {
         let address = at.addr() as u64;
@@ -246,7 +248,8 @@ impl Object {
             header::first(&counted, address),
             header::second(drawn, address),
         ];
-        // SAFETY: the caller vouches for the bytes before `at`, or for its entry.
+        // SAFETY: `offset` bytes before `at` belong to the caller, or the table has an entry for
+        // `at`.
         unsafe {
             if offset == 0 {
                 headers::entry(at).cast::<Words>().write(words);
@@ -263,7 +266,7 @@ impl Object {
         }
     }
 
-    /// Reads the header of the object at `at`.
+    /// Reads the header of an object.
     ///
     /// # Safety
     /// `at` is in the range, in memory of the arena.
@@ -271,7 +274,8 @@ impl Object {
     #[must_use]
     pub unsafe fn read(at: *const u8) -> Met {
         let address = at.addr() as u64;
-        // SAFETY: the caller's. A pointer that the program has made up may be unaligned.
+        // SAFETY: `at` is in memory of the arena. An invalid pointer of the program may be
+        // unaligned.
         let words = unsafe { place(at).read_unaligned() };
         let first = header::read_first(words[0], address);
         let second = header::read_second(words[1], address);
@@ -279,7 +283,7 @@ impl Object {
             (Some(counted), Some(drawn)) if !counted.extended => {
                 Met::Live(Self::of(&counted, drawn, counted.bytes, 1))
             }
-            // SAFETY: the caller's.
+            // SAFETY: `at` is in memory of the arena.
             _ => unsafe { Self::read_uncommon(at, words) },
         }
     }
@@ -287,7 +291,7 @@ impl Object {
     /// Reads the header of an object with an extension, or one that is not intact.
     ///
     /// # Safety
-    /// As [`read`](Self::read).
+    /// See [`read`](Self::read).
     #[cold]
     #[inline(never)]
     unsafe fn read_uncommon(at: *const u8, words: Words) -> Met {
@@ -298,7 +302,8 @@ impl Object {
             return Met::Freed;
         }
         if let Some(counted) = first.filter(|counted| counted.extended) {
-            // SAFETY: `write` put an extension there with this flag, or its check fails.
+            // SAFETY: `write` put an extension there together with this flag. If the flag is not
+            // genuine, the checksum fails.
             let words = unsafe { at.sub(EXTENSION_DISTANCE).cast::<Words>().read_unaligned() };
             let extension = header::read_extension(words, address);
             if let (Some((bytes, align)), Some(drawn)) = (extension, second) {
@@ -326,33 +331,33 @@ impl Object {
         }
     }
 
-    /// Marks the object at `at` as freed, for whoever frees it once more, and for whoever looks for
-    /// objects from outside. jemalloc writes nothing to free memory; at most it gives the page back,
-    /// which leaves zeros.
+    /// Marks an object as freed, for the detection of double frees, and for outside readers that
+    /// look for objects. jemalloc does not write to free memory; at most it releases the page,
+    /// which then reads as zeros.
     ///
     /// # Safety
     /// [`write`](Self::write) wrote a header there, and the memory is still allocated.
     #[inline]
     pub unsafe fn retire(at: *mut u8) {
-        // SAFETY: the caller vouches that a header is there.
+        // SAFETY: a header is there, in memory that is still allocated.
         unsafe { (*place(at))[1] = header::freed(at.addr() as u64) }
     }
 
-    /// Position in its allocation.
+    /// Returns the object's position in its allocation.
     #[inline]
     #[must_use]
     pub fn layout(&self) -> Layout {
         layout(self.bytes as usize, self.align, self.exact)
     }
 
-    /// Bytes that it stands for.
+    /// Returns the number of bytes that the object stands for.
     #[inline]
     #[must_use]
     pub fn weighted_bytes(&self) -> u64 {
         (self.bytes as i64 as f64 * f64::from(self.weight)) as u64
     }
 
-    /// As it was counted at birth, `start` being the session's first tick.
+    /// Returns the sample as it was counted at the allocation. `start` is the session's first tick.
     #[inline]
     #[must_use]
     pub fn sample(&self, start: u32) -> NewSample {
@@ -550,8 +555,8 @@ mod tests {
         assert_eq!(layout(0, 16, true).usable, 16);
     }
 
-    /// A header takes no more than the class that it needs, and what of that is not usable would not
-    /// be without it either.
+    /// A header takes no more than the class that it needs, and what of that is not usable would
+    /// not be without it either.
     #[test]
     fn other_objects_share_their_class_with_their_header() {
         for (bytes, align, class) in sizes() {

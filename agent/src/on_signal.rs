@@ -1,8 +1,9 @@
-//! Handlers of signals by which a user makes requests to the profiler: gperftools' `CPUPROFILESIGNAL` and
-//! `HEAPPROFILESIGNAL`.
+//! Handlers of signals by which a user makes requests to the profiler: gperftools'
+//! `CPUPROFILESIGNAL` and `HEAPPROFILESIGNAL`.
 //!
-//! They need more stack than a thread may have left, so all of them share one stack of our own. While a
-//! handler is running, or a thread makes another request to the controller, these signals do nothing.
+//! They need more stack than a thread may have left, so all of them share one stack of our own.
+//! While a handler is running, or a thread makes another request to the controller, these signals
+//! do nothing.
 
 use crate::sys::{self, Text};
 use crate::{arch, request};
@@ -31,8 +32,8 @@ static SIGNALS: AtomicU64 = AtomicU64::new(0);
 /// Signal handler with `SA_SIGINFO`.
 pub type Handler = unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
 
-/// Installs a handler for the signal whose number is `text`. Returns the reason if that fails. Called at
-/// start-up. Changes `errno`.
+/// Installs a handler for the signal whose number is `text`. Returns the reason if that fails.
+/// Called at start-up. Changes `errno`.
 pub fn install(text: &[u8], handler: Handler) -> Result<(), &'static [u8]> {
     let known = core::str::from_utf8(text).ok();
     let known = known.and_then(|text| text.trim().parse::<c_int>().ok());

@@ -1,5 +1,5 @@
-//! List of the memory that the agent maps for itself. A leak check from outside does not search it for
-//! pointers: the agent's tables are full of numbers that look like addresses of objects.
+//! List of the memory that the agent maps for itself. A leak check from outside does not search it
+//! for pointers: the agent's tables are full of numbers that look like addresses of objects.
 //!
 //! Per-thread memory is not listed; it is found through the threads ([`crate::thread`]).
 

@@ -2,15 +2,16 @@
 //! `otel_memory:alloc(object, bytes, weighted bytes)` and `otel_memory:free(object)`, to which
 //! OpenTelemetry's eBPF profiler attaches.
 //!
-//! Each tracepoint is a `nop` with the arguments in registers of the calling convention, and an ELF note
-//! with its address. Functions would take five times as long while no tracer is attached: two taken branches
-//! each, in code that has many already.
+//! Each tracepoint is a `nop` with the arguments in registers of the calling convention, and an ELF
+//! note with its address. Functions would take five times as long while no tracer is attached: two
+//! taken branches each, in code that has many already.
 
 use core::arch::asm;
 use core::ffi::c_void;
 
-/// Emits a `nop` and the `.note.stapsdt` with its address and the registers of its arguments. The byte in
-/// `.stapsdt.base` shows readers of a prelinked file by how much the addresses in the note have moved.
+/// Emits a `nop` and the `.note.stapsdt` with its address and the registers of its arguments. The
+/// byte in `.stapsdt.base` shows readers of a prelinked file by how much the addresses in the note
+/// have moved.
 macro_rules! probe {
     ($name:literal, $arguments:literal, $($register:tt = $value:expr),+) => {
         // SAFETY: one instruction that does nothing; the rest goes to other sections.
@@ -49,8 +50,8 @@ macro_rules! probe {
     };
 }
 
-/// Tracepoint for a new sampled object, whose address nobody else has yet. `weighted` is its size times its
-/// weight.
+/// Tracepoint for a new sampled object, whose address nobody else has yet. `weighted` is its size
+/// times its weight.
 #[inline(always)]
 pub fn alloc(object: *mut u8, bytes: u64, weighted: u64) {
     #[cfg(target_arch = "x86_64")]

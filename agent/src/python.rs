@@ -5,8 +5,8 @@
 //! - No call into the interpreter, no GIL, no lock, no allocation: a sample reads the state of the
 //!   thread, the frames that it points to, and a few words of their code objects.
 //! - The offsets of the data come from the interpreter itself (`_Py_DebugOffsets`, from 3.13 on) or
-//!   from its version, and are not trusted: the types and names of the first frames are checked, and
-//!   an interpreter that differs is left alone.
+//!   from its version, and are not trusted: the types and names of the first frames are checked,
+//!   and an interpreter that differs is left alone.
 //! - No unmapped memory is read. What the thread's own frames point to stays mapped while they hold
 //!   it, and each address is probed before it is followed for the first time. A corrupt frame costs
 //!   the Python part of one stack.

@@ -1,12 +1,13 @@
 //! Address range of sampled objects.
 //!
-//! `free` must recognise sampled objects fast. So they lie in one large reservation of address space that is
-//! not backed by memory, from which the extent hooks of a jemalloc arena carve extents: one compare tells
-//! them apart. Pages that the arena does not need are returned to the system by its usual decay; addresses
-//! never are.
+//! `free` must recognise sampled objects fast. So they lie in one large reservation of address
+//! space that is not backed by memory, from which the extent hooks of a jemalloc arena carve
+//! extents: one compare tells them apart. Pages that the arena does not need are returned to the
+//! system by its usual decay; addresses never are.
 //!
-//! Nothing is reserved before the first sample. If the reservation does not fit (`RLIMIT_AS`, small address
-//! spaces), smaller ones are tried. Without any, objects are sampled but their frees cannot be tracked.
+//! Nothing is reserved before the first sample. If the reservation does not fit (`RLIMIT_AS`, small
+//! address spaces), smaller ones are tried. Without any, objects are sampled but their frees cannot
+//! be tracked.
 
 // Decision 64: threads wait while another creates the range.
 mod extents;
@@ -63,14 +64,16 @@ const SIZES: [usize; 8] = [
 /// Fraction (1/n) of a limited address space that the range may take: the program needs the rest.
 pub const SHARE: u64 = 16;
 
-/// Maximum size of the range in bytes, determined from the machine's memory and the process's limit.
+/// Maximum size of the range in bytes, determined from the machine's memory and the process's
+/// limit.
 static MAX_SIZE: AtomicUsize = AtomicUsize::new(SIZES[1]);
 
-/// End of the range; 0 before there is one. The range lies below nearly everything else, so one compare with
-/// its end rules out nearly all other objects.
+/// End of the range; 0 before there is one. The range lies below nearly everything else, so one
+/// compare with its end rules out nearly all other objects.
 pub static END: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns true if an address may be a sampled object's, which [`contains`] decides. True for null, too.
+/// Returns true if an address may be a sampled object's, which [`contains`] decides. True for null,
+/// too.
 #[inline(always)]
 pub fn may_contain(p: *const c_void) -> bool {
     (p as usize) < END.load(Ordering::Relaxed)
@@ -100,8 +103,8 @@ struct BinInfo {
     slab: usize,
 }
 
-/// Returns the addresses by which a reader outside the process finds all objects. With `is_system`, the
-/// program keeps its own allocator, and only sampled objects are found.
+/// Returns the addresses by which a reader outside the process finds all objects. With `is_system`,
+/// the program keeps its own allocator, and only sampled objects are found.
 pub fn globals(is_system: bool) -> HeapGlobals {
     // Without `mallctl`, whose first call takes megabytes.
     let page = if !is_system {
@@ -200,8 +203,9 @@ fn arena_flag() -> c_int {
     (ARENA.load(Ordering::Relaxed) as c_int + 1) << 20
 }
 
-/// Determines how much may be reserved and used. `address_space` and `data` are the process's limits in bytes,
-/// `u64::MAX` if unlimited. Called at start-up, because a sample must not make these system calls.
+/// Determines how much may be reserved and used. `address_space` and `data` are the process's
+/// limits in bytes, `u64::MAX` if unlimited. Called at start-up, because a sample must not make
+/// these system calls.
 pub fn start(address_space: u64, data: u64) {
     extents::limit_data(data);
     // SAFETY: zeros are a valid `sysinfo`, which the call fills.
@@ -219,8 +223,9 @@ pub fn start(address_space: u64, data: u64) {
     MAX_SIZE.store(by_memory.min(by_limit), Ordering::Relaxed);
 }
 
-/// Releases unused addresses when the program is about to limit its address space to `address_space` bytes,
-/// towards which reserved addresses count. If there is no range yet, limits its size.
+/// Releases unused addresses when the program is about to limit its address space to
+/// `address_space` bytes, towards which reserved addresses count. If there is no range yet, limits
+/// its size.
 #[cold]
 #[cfg_attr(test, allow(dead_code))]
 pub fn shrink(address_space: u64) {
@@ -242,8 +247,8 @@ pub fn shrink(address_space: u64) {
     END.store(base + used, Ordering::Release);
     let table = headers::bytes(size);
     let entries = headers::in_use(table, used);
-    // SAFETY: parts of the range's own mapping: behind the last object, where no object can be any more, and
-    // the entries of the header table for addresses that no object will have.
+    // SAFETY: parts of the range's own mapping: behind the last object, where no object can be any
+    // more, and the entries of the header table for addresses that no object will have.
     unsafe {
         let at = |offset: usize| without_provenance_mut(base + offset);
         libc::munmap(at(used), size - used);
@@ -252,16 +257,17 @@ pub fn shrink(address_space: u64) {
     }
 }
 
-/// Limits sampled objects to a small part of the process's writable memory, which is limited to `bytes`.
+/// Limits sampled objects to a small part of the process's writable memory, which is limited to
+/// `bytes`.
 #[cold]
 #[cfg_attr(test, allow(dead_code))]
 pub fn limit_data(bytes: u64) {
     extents::limit_data(bytes);
 }
 
-/// Creates the range once, or waits for the thread that is creating it. `limit` is the maximum size in bytes
-/// that the controller derived from the process's limit and use of address space; 0: as determined at
-/// start-up.
+/// Creates the range once, or waits for the thread that is creating it. `limit` is the maximum size
+/// in bytes that the controller derived from the process's limit and use of address space; 0: as
+/// determined at start-up.
 #[inline]
 pub fn prepare(limit: u64) {
     match STATE.load(Ordering::Acquire) {
@@ -271,9 +277,9 @@ pub fn prepare(limit: u64) {
     }
 }
 
-/// Waits for the thread that is creating the range, as glibc's `malloc` waits for its lock: usually some 0.3
-/// ms. If that thread gets no processor for much longer, nobody waits any more, and sampled objects are not
-/// tracked meanwhile.
+/// Waits for the thread that is creating the range, as glibc's `malloc` waits for its lock: usually
+/// some 0.3 ms. If that thread gets no processor for much longer, nobody waits any more, and
+/// sampled objects are not tracked meanwhile.
 #[cold]
 fn wait() {
     WAITING.fetch_add(1, Ordering::SeqCst);
@@ -325,8 +331,8 @@ pub fn is_ready() -> bool {
     STATE.load(Ordering::Acquire) == READY
 }
 
-/// Allows creating the range again in a forked child: the parent's thread that was doing so is not in it.
-/// Called by a thread that was not creating it.
+/// Allows creating the range again in a forked child: the parent's thread that was doing so is not
+/// in it. Called by a thread that was not creating it.
 #[inline(always)]
 pub fn begin_again() {
     // Writes only if necessary, because each page that a child writes to is copied.
@@ -378,16 +384,17 @@ fn reserve(limit: u64) -> Option<(usize, usize)> {
             // The header table and the objects are far apart.
             #[cfg(not(test))]
             crate::huge_pages::exclude(at, size);
-            // gdb's gcore writes inaccessible memory as zeros, which would be all of the reservation. Parts in
-            // use are included by `include_in_dumps`. If the call fails, such a dump is large.
+            // gdb's gcore writes inaccessible memory as zeros, which would be all of the
+            // reservation. Parts in use are included by `include_in_dumps`. If the call fails, such
+            // a dump is large.
             // SAFETY: the reservation just made; only its presence in core dumps changes.
             unsafe { libc::madvise(at, size, libc::MADV_DONTDUMP) };
             Some((at as usize, size))
         })
 }
 
-/// Includes a used part of the range in core dumps. Makes no call if a seccomp filter is installed (see
-/// [`include_all_in_dumps`]).
+/// Includes a used part of the range in core dumps. Makes no call if a seccomp filter is installed
+/// (see [`include_all_in_dumps`]).
 ///
 /// # Safety
 /// The part consists of whole pages of the range.
@@ -396,8 +403,8 @@ unsafe fn include_in_dumps(at: *mut c_void, bytes: usize) {
     unsafe { libc::madvise(at, bytes, libc::MADV_DODUMP) };
 }
 
-/// Includes the whole range in core dumps, before a seccomp filter is installed. Afterwards no call is made for
-/// the parts.
+/// Includes the whole range in core dumps, before a seccomp filter is installed. Afterwards no call
+/// is made for the parts.
 pub fn include_all_in_dumps() {
     if is_ready() {
         let base = without_provenance_mut(BASE.load(Ordering::Relaxed));
@@ -406,8 +413,9 @@ pub fn include_all_in_dumps() {
     }
 }
 
-/// Returns a random address below the libraries, the stacks and position-independent programs. It is only a
-/// hint: if it is not free, the kernel chooses another, and [`may_contain`] returns true more often.
+/// Returns a random address below the libraries, the stacks and position-independent programs. It
+/// is only a hint: if it is not free, the kernel chooses another, and [`may_contain`] returns true
+/// more often.
 fn low_address() -> usize {
     const LOWEST: usize = 32 << 40;
     const STEP: usize = 16 << 20;
@@ -424,13 +432,14 @@ fn low_address() -> usize {
 pub enum NoPlace {
     /// There is no range, or no room in it.
     Exhausted,
-    /// jemalloc allocates for this thread from its first arena, whatever the flags say: it has freed its data
-    /// of an exiting thread, which may be before other destructors run, or is itself in use by this thread.
+    /// jemalloc allocates for this thread from its first arena, whatever the flags say: it has
+    /// freed its data of an exiting thread, which may be before other destructors run, or is itself
+    /// in use by this thread.
     Elsewhere,
 }
 
-/// Allocates memory in the range. Memory that jemalloc returns from elsewhere is freed: it would not be
-/// recognised as a sampled object.
+/// Allocates memory in the range. Memory that jemalloc returns from elsewhere is freed: it would
+/// not be recognised as a sampled object.
 ///
 /// # Safety
 /// There is a range ([`is_ready`]), `size` is not 0, and `align` is a power of two.
@@ -477,8 +486,8 @@ unsafe fn in_range(at: *mut c_void) -> Result<NonNull<u8>, NoPlace> {
     Err(NoPlace::Elsewhere)
 }
 
-/// Resizes in place. Returns false if that is not possible, or would leave the object much larger than it needs
-/// to be.
+/// Resizes in place. Returns false if that is not possible, or would leave the object much larger
+/// than it needs to be.
 ///
 /// # Safety
 /// [`alloc`] returned `base`, which is not freed, and `size` is not 0.
@@ -503,22 +512,23 @@ pub unsafe fn room(base: *const u8) -> usize {
 /// [`alloc`] returned `base`, which nobody uses any more.
 #[inline]
 pub unsafe fn free(base: *mut u8, flags: Flags) {
-    // SAFETY: memory that nobody uses. The flags name a cache of this arena or none: the automatic cache would
-    // hand the memory to ordinary allocations.
+    // SAFETY: memory that nobody uses. The flags name a cache of this arena or none: the automatic
+    // cache would hand the memory to ordinary allocations.
     unsafe { jemalloc::dallocx(base.cast(), flags.0) }
 }
 
-/// Bytes that are freed after a session between two purges of the arena. A purge returns whole pages in runs,
-/// so this also bounds its system calls.
+/// Bytes that are freed after a session between two purges of the arena. A purge returns whole
+/// pages in runs, so this also bounds its system calls.
 const PURGE_BYTES: usize = 1 << 20;
 /// Bytes freed since the last purge.
 static UNPURGED: AtomicUsize = AtomicUsize::new(0);
 
-/// Frees memory of the range while no session runs, and returns it to the system: without sampled allocations
-/// nothing reuses it, and jemalloc's decay advances only with calls into this arena.
+/// Frees memory of the range while no session runs, and returns it to the system: without sampled
+/// allocations nothing reuses it, and jemalloc's decay advances only with calls into this arena.
 ///
 /// # Safety
-/// See [`free`]. `layout` is the memory's, and `free_lists` are the calling thread's, if it has any.
+/// See [`free`]. `layout` is the memory's, and `free_lists` are the calling thread's, if it has
+/// any.
 #[cold]
 pub unsafe fn return_memory(base: *mut u8, layout: Layout, free_lists: Option<&mut FreeLists>) {
     let bytes = layout.offset + layout.usable;

@@ -1,11 +1,11 @@
-//! Asks the controller to do something with this process: on behalf of a program that calls a
-//! profiler's functions, never for an allocation.
+//! Requests to the controller about this process: on behalf of a program that calls a profiler's
+//! functions, never for an allocation.
 //!
 //! The controller is started so that it is not the program's child: the program gets no signal when
-//! it ends, and has nothing to wait for. It shares no memory with the program, is given no
-//! descriptors except the standard ones and a socket, and does not inherit our variables for
-//! preloading and starting. The request and its answer go over that socket; an answer begins with
-//! its length, 8 bytes, little-endian.
+//! it exits, and has nothing to wait for. It shares no memory with the program, inherits no
+//! descriptors but the standard ones and a socket, and none of the variables that load the agent or
+//! start sampling. The request and its answer go over that socket. An answer begins with its
+//! length: 8 bytes, little-endian.
 
 mod again;
 mod start;
@@ -20,45 +20,46 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, Ordering};
 use start::Started;
 
-/// Bytes of an answer's length.
+/// Size of an answer's length field in bytes.
 const LENGTH: usize = 8;
-/// Largest answer.
-const MOST_ANSWER: usize = 64 << 20;
-/// First room for it.
+/// Maximum size of an answer in bytes.
+const MAX_ANSWER: usize = 64 << 20;
+/// Initial size of the buffer for it, in bytes.
 const FIRST_ANSWER: usize = 64 << 10;
-/// Interval at which the controller is checked to be alive, and the maximum number of such checks.
+/// Time between two checks that the controller is alive, in ms.
 const PERIOD_MS: c_int = 1000;
-const MOST_PERIODS: u32 = 1800;
+/// Maximum number of such checks.
+const MAX_PERIODS: u32 = 1800;
 
-/// Maximum number of arguments of a question.
-pub const MOST_ARGUMENTS: usize = 16;
+/// Maximum number of arguments of a request.
+pub const MAX_ARGUMENTS: usize = 16;
 
-/// Why there is no answer.
+/// Reason why there is no answer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Failure {
     /// The program has installed a seccomp filter.
     Filtered,
     /// A system call failed.
     System(c_int),
-    /// The controller ended without one, and has said why.
+    /// The controller exited without an answer, and has printed the reason.
     Silent,
 }
 
-/// An answer.
+/// Answer of the controller.
 pub struct Answer {
     pages: Pages,
-    /// Bytes read so far, with the length.
+    /// Number of bytes read so far, including the length field.
     len: usize,
 }
 
 impl Answer {
-    /// What it says.
+    /// Returns the contents.
     pub fn bytes(&mut self) -> &mut [u8] {
         let end = self.len.max(LENGTH);
         &mut self.pages.bytes()[LENGTH..end]
     }
 
-    /// Whether all of it has been read.
+    /// Returns true if all of it has been read.
     fn is_whole(&mut self) -> bool {
         let mut length = [0; LENGTH];
         length.copy_from_slice(&self.pages.bytes()[..LENGTH]);
@@ -67,15 +68,15 @@ impl Answer {
     }
 }
 
-/// Runs the controller with these arguments, followed by the number of its socket, and gives it
-/// `question`. Waits for its answer, after which it may continue. Changes `errno`.
+/// Runs the controller with these arguments, followed by the number of its socket, and sends it
+/// `question`. Waits for its answer; it may run on afterwards. Changes `errno`.
 pub fn ask(arguments: &[&CStr], question: &[u8]) -> Result<Answer, Failure> {
     if seccomp::is_installed() {
         return Err(Failure::Filtered);
     }
     // If the program has more privileges than its caller, the caller must not choose what it
     // executes (PATH).
-    // SAFETY: it only looks into the vector that the kernel left above the stack.
+    // SAFETY: only reads the auxiliary vector.
     if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
         return Err(Failure::System(libc::EPERM));
     }
@@ -90,15 +91,14 @@ pub fn ask(arguments: &[&CStr], question: &[u8]) -> Result<Answer, Failure> {
     answer
 }
 
-/// Makes the controller do something with this process:
-/// `mem_profiler COMMAND --pid PID --action WHAT`. Says so if it cannot, as the lack of `outcome`.
-/// Keeps `errno`.
+/// Runs `mem_profiler COMMAND --pid PID --action WHAT` for this process. If that fails, complains
+/// that there is `outcome`. Keeps `errno`.
 pub fn act(command: &CStr, what: &[&CStr], outcome: &str) -> Option<Answer> {
     let saved = sys::errno();
     let mut pid = Text::<16>::new();
     pid.push_number(u64::from(sys::pid()));
     let pid = pid.as_c_str().unwrap_or_default();
-    let mut arguments = [c""; MOST_ARGUMENTS];
+    let mut arguments = [c""; MAX_ARGUMENTS];
     let own = [command, c"--pid", pid, c"--action"];
     let count = own.len() + what.len();
     let all = own.iter().chain(what).chain([&c"--socket"]);
@@ -113,11 +113,11 @@ pub fn act(command: &CStr, what: &[&CStr], outcome: &str) -> Option<Answer> {
     answer.ok()
 }
 
-/// Takes the end note of a controller that is about to end, where this process is the one that
-/// adopts orphans. Changes `errno`.
+/// Waits for a controller that is about to exit, if this process is the one that adopts orphans.
+/// Changes `errno`.
 pub fn reap(pid: c_int) {
     let started = Started { pid };
-    for _ in 0..MOST_PERIODS {
+    for _ in 0..MAX_PERIODS {
         if started.reap() {
             break;
         }
@@ -130,22 +130,23 @@ fn pause(ns: libc::c_long) {
         tv_sec: 0,
         tv_nsec: ns,
     };
-    // SAFETY: reads the timespec, which lives; writes nothing.
+    // SAFETY: only reads a `timespec` of ours.
     unsafe { libc::nanosleep(&pause, null_mut()) };
 }
 
-/// The process's one question at a time: two checks would interfere with each other. A program's
-/// own call may wait, as an allocation may not.
+/// Guard for the process's only request at a time: two checks would interfere with each other. A
+/// call of the program may wait for its turn; an allocation must not.
 struct Turn {
     is_taken: bool,
-    /// A thread that was cancelled would keep it.
+    /// Keeps the thread from being cancelled while it has the turn.
     _uncancelled: Uncancelled,
 }
 
-/// Pid of the process in which a thread asks; a forked child does not wait for its parent's.
+/// Pid of the process in which a thread makes a request. A forked child does not wait for its
+/// parent's.
 static ASKING: AtomicU32 = AtomicU32::new(0);
 
-/// Whether a thread of this process asks just now.
+/// Returns true while a thread of this process makes a request.
 pub fn is_asking() -> bool {
     ASKING.load(Ordering::Relaxed) == sys::pid()
 }
@@ -154,7 +155,7 @@ impl Turn {
     fn take() -> Self {
         let uncancelled = Uncancelled::begin();
         let own = sys::pid();
-        for _ in 0..MOST_PERIODS * 1000 {
+        for _ in 0..MAX_PERIODS * 1000 {
             let free = |asking| (asking != own).then_some(own);
             let taken = ASKING.fetch_update(Ordering::Acquire, Ordering::Relaxed, free);
             if taken.is_ok() {
@@ -180,12 +181,12 @@ impl Drop for Turn {
     }
 }
 
-/// A descriptor that is closed when it goes.
+/// File descriptor that is closed when it is dropped.
 struct Descriptor(c_int);
 
 impl Drop for Descriptor {
     fn drop(&mut self) {
-        // SAFETY: our own descriptor.
+        // SAFETY: a descriptor of our own.
         unsafe { libc::close(self.0) };
     }
 }
@@ -198,7 +199,7 @@ struct Sockets {
 fn socket_pair() -> Result<Sockets, Failure> {
     let mut pair = [0; 2];
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
-    // SAFETY: an array of two for the call to fill.
+    // SAFETY: an array of two descriptors for the call to fill.
     if unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, pair.as_mut_ptr()) } != 0 {
         return Err(Failure::System(sys::errno()));
     }
@@ -208,21 +209,22 @@ fn socket_pair() -> Result<Sockets, Failure> {
     })
 }
 
-/// The descriptor, or another one for it where the program has closed standard ones: it must not
-/// become the controller's output.
+/// Returns the descriptor, or a duplicate above the standard ones if the program has closed some of
+/// these: it must not become the controller's output.
 fn above_standard(descriptor: Descriptor) -> Result<Descriptor, Failure> {
     if descriptor.0 > libc::STDERR_FILENO {
         return Ok(descriptor);
     }
     let least = libc::STDERR_FILENO + 1;
-    // SAFETY: our own descriptor, and a number.
+    // SAFETY: a descriptor of our own, and a number.
     match unsafe { libc::fcntl(descriptor.0, libc::F_DUPFD_CLOEXEC, least) } {
         -1 => Err(Failure::System(sys::errno())),
         other => Ok(Descriptor(other)),
     }
 }
 
-/// Permission to trace this process, where Yama requires one (`prctl(2)`, `PR_SET_PTRACER`).
+/// Permission for the controller to trace this process, if Yama requires one (`prctl(2)`,
+/// `PR_SET_PTRACER`).
 struct Allowance(bool);
 
 impl Allowance {
@@ -246,6 +248,7 @@ impl Drop for Allowance {
     }
 }
 
+/// Sends a question and reads the answer.
 fn converse(
     socket: &Descriptor,
     mut question: &[u8],
@@ -257,14 +260,14 @@ fn converse(
     };
     while !question.is_empty() {
         let (bytes, len) = (question.as_ptr().cast::<c_void>(), question.len());
-        // SAFETY: bytes that live; a peer that is gone gives an error and no signal.
+        // SAFETY: bytes of a live buffer; a closed peer causes an error and no signal.
         match unsafe { libc::send(socket.0, bytes, len, libc::MSG_NOSIGNAL) } {
             sent @ 1.. => question = &question[sent as usize..],
             _ if sys::errno() == libc::EINTR => {}
             _ => return Err(Failure::Silent),
         }
     }
-    // SAFETY: our own descriptor.
+    // SAFETY: a descriptor of our own.
     unsafe { libc::shutdown(socket.0, libc::SHUT_WR) };
     let mut periods = 0;
     loop {
@@ -274,7 +277,7 @@ fn converse(
         if !is_readable(socket)? {
             periods += 1;
             // A forked child may hold the peer's end, so that its close is not seen.
-            if !started.is_alive() || periods > MOST_PERIODS {
+            if !started.is_alive() || periods > MAX_PERIODS {
                 return Err(Failure::Silent);
             }
             continue;
@@ -285,7 +288,7 @@ fn converse(
     }
 }
 
-/// Waits a while.
+/// Waits for up to [`PERIOD_MS`]. Returns true if there is something to read.
 fn is_readable(socket: &Descriptor) -> Result<bool, Failure> {
     let mut poll = libc::pollfd {
         fd: socket.0,
@@ -293,7 +296,7 @@ fn is_readable(socket: &Descriptor) -> Result<bool, Failure> {
         revents: 0,
     };
     scratch::clear();
-    // SAFETY: one entry for the call to fill.
+    // SAFETY: one entry of ours for the call to fill.
     match unsafe { libc::poll(&mut poll, 1, PERIOD_MS) } {
         0 => Ok(false),
         1.. => Ok(true),
@@ -303,17 +306,17 @@ fn is_readable(socket: &Descriptor) -> Result<bool, Failure> {
 }
 
 impl Answer {
-    /// Reads what there is. `false`: no more will come.
+    /// Reads what has arrived. Returns false if no more will come.
     fn read(&mut self, socket: &Descriptor) -> Result<bool, Failure> {
         if self.len == self.pages.bytes().len() {
             let bytes = self.len * 2;
-            let larger = (bytes <= MOST_ANSWER).then(|| Pages::new(bytes)).flatten();
+            let larger = (bytes <= MAX_ANSWER).then(|| Pages::new(bytes)).flatten();
             let mut larger = larger.ok_or(Failure::System(libc::ENOMEM))?;
             larger.bytes()[..self.len].copy_from_slice(self.pages.bytes());
             self.pages = larger;
         }
         let room = &mut self.pages.bytes()[self.len..];
-        // SAFETY: writes within the room that is left.
+        // SAFETY: writes to the free part of the buffer.
         match unsafe { libc::recv(socket.0, room.as_mut_ptr().cast(), room.len(), 0) } {
             0 => Ok(false),
             read @ 1.. => {
@@ -326,8 +329,8 @@ impl Answer {
     }
 }
 
-/// Says on standard error that a request failed. In the program's own call, never in an
-/// allocation's.
+/// Writes to standard error that a request failed. Called in a call of the program's own, never in
+/// an allocation.
 pub fn complain(what: &str, failure: Failure) {
     let mut text = sys::Text::<512>::new();
     text.push(b"mem-profiler: ");
@@ -346,6 +349,6 @@ pub fn complain(what: &str, failure: Failure) {
     }
     text.push(b"\n");
     let bytes = text.as_c_str().unwrap_or_default().to_bytes();
-    // SAFETY: bytes that live.
+    // SAFETY: bytes of a live buffer.
     unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
 }

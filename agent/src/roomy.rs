@@ -1,7 +1,9 @@
-//! Calls functions on a stack of their own: at start-up if the program's is small, and in forked children.
+//! Calls functions on a stack of their own: at start-up if the program's is small, and in forked
+//! children.
 //!
-//! A program may run with a small stack (`ulimit -s 16`), part of which its arguments and environment take.
-//! jemalloc's initialisation alone needs 11 KiB of stack, once; reading files at start-up needs up to 7 KiB.
+//! A program may run with a small stack (`ulimit -s 16`), part of which its arguments and
+//! environment take. jemalloc's initialisation alone needs 11 KiB of stack, once; reading files at
+//! start-up needs up to 7 KiB.
 
 use crate::arch::on_own_stack;
 use crate::sys;
@@ -19,8 +21,8 @@ const BYTES: usize = 128 << 10;
 /// Address of our own stack; null while there is none.
 static STACK: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
-/// Calls a function, on a stack of our own if the thread's may be small. Must be called by the first thread,
-/// before there is another one. Keeps `errno`.
+/// Calls a function, on a stack of our own if the thread's may be small. Must be called by the
+/// first thread, before there is another one. Keeps `errno`.
 pub fn call(function: extern "C" fn()) {
     // Must come before any other call of the C library.
     crate::c_library::resolve();
@@ -31,8 +33,9 @@ pub fn call(function: extern "C" fn()) {
     sys::set_errno(saved);
 }
 
-/// Calls a function on a stack of our own. Must be called by one thread at a time. Returns false, without
-/// having called it, if there is no memory for the stack or the calling thread is on it already.
+/// Calls a function on a stack of our own. Must be called by one thread at a time. Returns false,
+/// without having called it, if there is no memory for the stack or the calling thread is on it
+/// already.
 pub fn call_apart(function: extern "C" fn()) -> bool {
     if !STACK.load(Ordering::Relaxed).is_null() {
         return false;
@@ -42,7 +45,8 @@ pub fn call_apart(function: extern "C" fn()) -> bool {
         return false;
     }
     STACK.store(stack, Ordering::Relaxed);
-    // SAFETY: `on_stack` passes its second argument to `work` unchanged, and uses neither otherwise.
+    // SAFETY: `on_stack` passes its second argument to `work` unchanged, and uses neither
+    // otherwise.
     unsafe { on_stack(0, (function as *mut c_void).cast(), null_mut()) };
     STACK.store(null_mut(), Ordering::Relaxed);
     // SAFETY: mapped above, and nobody uses it any more.

@@ -1,8 +1,8 @@
 //! Slow path of the allocator: takes samples that are due, and counts frees of sampled objects.
 //!
 //! Everything here runs with the thread marked busy: an allocation that a signal handler makes
-//! meanwhile goes straight to the allocator. Failing to take a sample is always allowed; the request
-//! then gets an ordinary object.
+//! meanwhile goes straight to the allocator. Failing to take a sample is always allowed; the
+//! request then gets an ordinary object.
 
 mod calls;
 mod overwritten;
@@ -74,8 +74,8 @@ impl Request {
     }
 }
 
-/// Runs `work` with the thread marked busy, and preserves `errno`. Returns null, without running it,
-/// if the thread was busy already.
+/// Runs `work` with the thread marked busy, and preserves `errno`. Returns null, without running
+/// it, if the thread was busy already.
 ///
 /// # Safety
 /// Nothing else accesses the thread's state while `work` runs.
@@ -127,8 +127,8 @@ pub fn end_in_thread() {
 const SAMPLE_STACK_BYTES: u64 = 4608;
 
 /// Returns true if the thread is on its alternate signal stack and too little of that is left for a
-/// sample. A sample that is due is then taken at the thread's next allocation elsewhere, and stands for
-/// the same number of bytes.
+/// sample. A sample that is due is then taken at the thread's next allocation elsewhere, and stands
+/// for the same number of bytes.
 #[inline(always)]
 fn has_little_stack(registers: &Registers) -> bool {
     let local = arch::local();
@@ -214,8 +214,8 @@ fn sample_if_due(
     object
 }
 
-/// Returns true if a sample is due. The countdown has expired; but if it was that of an older epoch,
-/// the thread first enters the current one and draws a gap from its interval.
+/// Returns true if a sample is due. The countdown has expired; but if it was that of an older
+/// epoch, the thread first enters the current one and draws a gap from its interval.
 #[inline(always)]
 fn is_due(local: &mut Local, request: &Request) -> bool {
     let number = session::control().epoch(Ordering::Relaxed);
@@ -589,8 +589,8 @@ fn count_own_free(thread: &mut Thread, epoch: &Epoch, object: &Object, now_ns: u
     epoch.bank.count_free(record, shard, &freed, exclusive);
 }
 
-/// Counts the free of an object that moves, right before the sample at its new address. The live heap
-/// does not count both at any time.
+/// Counts the free of an object that moves, right before the sample at its new address. The live
+/// heap does not count both at any time.
 #[cold]
 fn count_replaced(thread: &mut Thread, epoch: &Epoch, object: &Object, now_ns: u64) {
     if session::is_counting(object.session, now_ns)
@@ -600,8 +600,8 @@ fn count_replaced(thread: &mut Thread, epoch: &Epoch, object: &Object, now_ns: u
     }
 }
 
-/// Returns the sample of a free in a session that began at tick `start`. A birth in the future shows
-/// an overwritten header, and is taken as now.
+/// Returns the sample of a free in a session that began at tick `start`. A birth in the future
+/// shows an overwritten header, and is taken as now.
 #[inline]
 fn freed(object: &Object, start: u32, now: u64) -> FreeSample {
     let mut born = object.sample(start);
@@ -644,8 +644,8 @@ fn count_free_shared(local: &mut Local, object: &Object, now: u64) {
     take_part(local);
 }
 
-/// Makes a thread that frees many sampled objects enter the epoch, as if it had allocated. From then
-/// on it has counters of its own, which need no atomic instructions.
+/// Makes a thread that frees many sampled objects enter the epoch, as if it had allocated. From
+/// then on it has counters of its own, which need no atomic instructions.
 fn take_part(local: &mut Local) {
     /// Number of frees after which a thread enters.
     const FREES: u8 = 64;

@@ -2,9 +2,9 @@
 //!
 //! Bytes are sampled as a Poisson process: the gap to the next sampled byte is exponential with
 //! mean `interval`, drawn again after each sample (the process has no memory). An allocation of n
-//! bytes is sampled with probability p = 1 - exp(-n / interval) and stands for 1 / p objects, so that
-//! sums are unbiased (Horvitz and Thompson 1952). The logarithm and the exponential are computed
-//! here, in about 3 ns each: the agent cannot depend on libm.
+//! bytes is sampled with probability p = 1 - exp(-n / interval) and stands for 1 / p objects, so
+//! that sums are unbiased (Horvitz and Thompson 1952). The logarithm and the exponential are
+//! computed here, in about 3 ns each: the agent cannot depend on libm.
 
 use shm_protocol::header;
 
@@ -39,8 +39,8 @@ impl Gaps {
     }
 
     /// Draws the number of bytes until the next sample: the floor of an exponential of mean
-    /// `interval`, so that P(gap < n) = 1 - exp(-n / interval) for every whole n. -1 for interval 1:
-    /// every allocation is sampled, whatever its size.
+    /// `interval`, so that P(gap < n) = 1 - exp(-n / interval) for every whole n. -1 for interval
+    /// 1: every allocation is sampled, whatever its size.
     #[inline]
     pub fn next(&mut self, interval: f64) -> i64 {
         if interval <= 1.0 {

@@ -1,17 +1,18 @@
 //! Clears caller-saved registers and the unused part of the stack before a leak check.
 //!
-//! Registers are roots of the search, and so is the stack, including what our functions have reserved but not
-//! written. A program that calls for a check keeps nothing there across the call, but stale copies of pointers
-//! would hide leaks: the C library's `memcpy` uses vector registers, on some processors ones that little else
-//! uses, and the loader saves all of them on the stack when it binds a function at its first call.
+//! Registers are roots of the search, and so is the stack, including what our functions have
+//! reserved but not written. A program that calls for a check keeps nothing there across the call,
+//! but stale copies of pointers would hide leaks: the C library's `memcpy` uses vector registers,
+//! on some processors ones that little else uses, and the loader saves all of them on the stack
+//! when it binds a function at its first call.
 
 use core::mem::MaybeUninit;
 
 /// Number of words of the stack that are cleared: the loader uses up to 2.7 KiB for the registers.
 const CLEARED_WORDS: usize = 448;
 
-/// Clears the stack below the caller's frame. For callers that go on to call functions which need as much
-/// stack anyway: starting the controller does.
+/// Clears the stack below the caller's frame. For callers that go on to call functions which need
+/// as much stack anyway: starting the controller does.
 #[inline(never)]
 pub fn clear_stack() {
     let mut below = [const { MaybeUninit::<u64>::uninit() }; CLEARED_WORDS];
@@ -24,8 +25,8 @@ pub fn clear_stack() {
 /// Clears all caller-saved registers.
 #[cfg(target_arch = "x86_64")]
 pub fn clear() {
-    // SAFETY: declares all registers that it changes. Instructions that not all x86-64 processors have are
-    // used only if the kernel has enabled them.
+    // SAFETY: declares all registers that it changes. Instructions that not all x86-64 processors
+    // have are used only if the kernel has enabled them.
     unsafe {
         core::arch::asm!(
             "mov r8, rbx", // CPUID changes it
@@ -99,8 +100,8 @@ pub fn clear() {
 /// Clears all caller-saved registers.
 #[cfg(target_arch = "aarch64")]
 pub fn clear() {
-    // SAFETY: declares all registers that it changes. The lower halves of v8 to v15 are callee-saved and
-    // stay.
+    // SAFETY: declares all registers that it changes. The lower halves of v8 to v15 are
+    // callee-saved and stay.
     unsafe {
         core::arch::asm!(
             "movi v0.2d, #0",

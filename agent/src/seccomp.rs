@@ -1,12 +1,12 @@
 //! Seccomp filters of the process, tracked without asking the kernel.
 //!
-//! A filter may kill the process for a system call that its program never makes, and asking whether there is a
-//! filter is such a call. So the state at start-up is read from `/proc` while that is still safe (the loader has
-//! just opened files, too), and filters that are installed later pass through this library, which exports
-//! `prctl` and `syscall`.
+//! A filter may kill the process for a system call that its program never makes, and asking whether
+//! there is a filter is such a call. So the state at start-up is read from `/proc` while that is
+//! still safe (the loader has just opened files, too), and filters that are installed later pass
+//! through this library, which exports `prctl` and `syscall`.
 //!
-//! Limit: a filter that the program installs by a system call instruction of its own is not noticed. The
-//! controller also compares `/proc/PID/status` before it starts a session.
+//! Limit: a filter that the program installs by a system call instruction of its own is not
+//! noticed. The controller also compares `/proc/PID/status` before it starts a session.
 
 // Decision 22: system calls after start-up.
 use crate::definitions;
@@ -34,7 +34,8 @@ static FILTERS: AtomicU32 = AtomicU32::new(0);
 /// True if the filters at start-up are known to allow what timers need (see [`lets_timers_pass`]).
 static LETS_TIMERS_PASS: AtomicBool = AtomicBool::new(false);
 
-/// glibc's `__libc_single_threaded`, which is 0 from the first `pthread_create` on; null before 2.32.
+/// glibc's `__libc_single_threaded`, which is 0 from the first `pthread_create` on; null before
+/// 2.32.
 static SINGLE_THREADED: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
 /// Reads the state at start-up.
@@ -66,8 +67,8 @@ pub fn start() {
     let _ = STATE.compare_exchange(UNKNOWN, state, Ordering::Relaxed, Ordering::Relaxed);
 }
 
-/// Looks up glibc's `__libc_single_threaded`. A failing lookup would leave a message for the program's first
-/// `dlerror`, so the loader is asked only if a symbol table has the symbol.
+/// Looks up glibc's `__libc_single_threaded`. A failing lookup would leave a message for the
+/// program's first `dlerror`, so the loader is asked only if a symbol table has the symbol.
 fn find_single_threaded() -> *mut c_void {
     const NAME: &CStr = c"__libc_single_threaded";
     if definitions::can_tell() && definitions::is_defined_by_others(NAME) {
@@ -85,16 +86,16 @@ pub fn at_start() -> (u32, u32) {
     )
 }
 
-/// Returns true if it is known that there is no filter: then system calls beyond those of an allocator are
-/// allowed.
+/// Returns true if it is known that there is no filter: then system calls beyond those of an
+/// allocator are allowed.
 pub fn is_absent() -> bool {
     STATE.load(Ordering::Relaxed) == ABSENT
 }
 
-/// Returns true if the system calls that timers and their signals need are allowed: there is no filter, or the
-/// inherited filters are as many as `MEM_PROFILER_FILTERS` says. The controller sets that variable for programs
-/// that it starts, once it has tried the calls under its own filters, which they inherit. Users who know the
-/// filter of their containers may set it, too.
+/// Returns true if the system calls that timers and their signals need are allowed: there is no
+/// filter, or the inherited filters are as many as `MEM_PROFILER_FILTERS` says. The controller sets
+/// that variable for programs that it starts, once it has tried the calls under its own filters,
+/// which they inherit. Users who know the filter of their containers may set it, too.
 pub fn lets_timers_pass() -> bool {
     match STATE.load(Ordering::Relaxed) {
         ABSENT => true,
@@ -103,12 +104,14 @@ pub fn lets_timers_pass() -> bool {
     }
 }
 
-/// Returns true if the program has installed a filter, which may forbid what was allowed at start-up.
+/// Returns true if the program has installed a filter, which may forbid what was allowed at
+/// start-up.
 pub fn is_installed() -> bool {
     STATE.load(Ordering::Relaxed) == INSTALLED
 }
 
-/// Records that a filter is about to be installed. Safe in a signal handler that interrupted an allocation.
+/// Records that a filter is about to be installed. Safe in a signal handler that interrupted an
+/// allocation.
 #[cold]
 pub fn note_installation() {
     STATE.store(INSTALLED, Ordering::Relaxed);

@@ -1,10 +1,10 @@
 //! The segment as seen from inside the process: commands, the bank of the current session, and the
 //! segment's life cycle.
 //!
-//! Commands, identity and status are mapped over a static of this library. So testing whether sampling
-//! is on needs no pointer, and the answer is "no" before there is a segment. While no session runs,
-//! nothing else is mapped. The first thread that notices a session maps the tables, which needs neither
-//! a path nor a file descriptor.
+//! Commands, identity and status are mapped over a static of this library. So testing whether
+//! sampling is on needs no pointer, and the answer is "no" before there is a segment. While no
+//! session runs, nothing else is mapped. The first thread that notices a session maps the tables,
+//! which needs neither a path nor a file descriptor.
 
 mod cgroup;
 mod fork;
@@ -63,8 +63,8 @@ pub static CONTROL: ControlView = ControlView(UnsafeCell::new({
     view
 }));
 
-/// Epoch until the first allocation. No thread has entered it, so the first allocation takes the slow
-/// path, where the environment is read.
+/// Epoch until the first allocation. No thread has entered it, so the first allocation takes the
+/// slow path, where the environment is read.
 const FIRST_EPOCH: u32 = if cfg!(test) { 0 } else { u32::MAX - 1 };
 
 /// Returns true before the first allocation.
@@ -84,9 +84,9 @@ pub fn control() -> &'static Control {
     unsafe { &*CONTROL.0.get().cast::<Control>() }
 }
 
-/// Counts an allocation down. Returns true if it is not sampled: sampling is off, or the countdown has
-/// not expired. Sizes that are negative as signed numbers are not counted; they would increase the
-/// countdown.
+/// Counts an allocation down. Returns true if it is not sampled: sampling is off, or the countdown
+/// has not expired. Sizes that are negative as signed numbers are not counted; they would increase
+/// the countdown.
 #[inline(always)]
 pub fn skips_sampling(size: usize) -> bool {
     const MAX_COUNTED: usize = isize::MAX as usize;
@@ -94,8 +94,8 @@ pub fn skips_sampling(size: usize) -> bool {
     epoch == 0 || size <= MAX_COUNTED && crate::arch::counts_down(epoch, size)
 }
 
-// All statics that a fork reads and writes are in one section (`mem_agent_state`), because each page
-// that the child touches costs a page fault.
+// All statics that a fork reads and writes are in one section (`mem_agent_state`), because each
+// page that the child touches costs a page fault.
 
 /// Relation of this process to the segment in the view: its own, its parent's, or none.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_state"))]
@@ -129,9 +129,9 @@ pub unsafe fn at<T>(offset: usize) -> Option<*mut T> {
         .then(|| unsafe { CONTROL.0.get().byte_add(offset).cast() })
 }
 
-/// Creates the segment at start-up. Begins a session if the environment requests one or `samples_all`
-/// is set. `address_space` is the limit of the address space in bytes; `memory` is the agent's own
-/// memory.
+/// Creates the segment at start-up. Begins a session if the environment requests one or
+/// `samples_all` is set. `address_space` is the limit of the address space in bytes; `memory` is
+/// the agent's own memory.
 pub fn start(address_space: u64, samples_all: bool, memory: AgentMemory) {
     identity::start(memory);
     mark::start();
@@ -146,8 +146,8 @@ pub fn segment_number() -> u32 {
 
 /// Returns the table of modules, or `None` before the first session of this process.
 pub fn modules() -> Option<*mut ModuleTable> {
-    // SAFETY: inside the whole segment, which `attach` mapped for a session. The starter of a session
-    // backs this part with memory.
+    // SAFETY: inside the whole segment, which `attach` mapped for a session. The starter of a
+    // session backs this part with memory.
     BASE.get()
         .map(|base| unsafe { base.add(MODULES_OFFSET).cast() })
 }
@@ -210,12 +210,12 @@ fn map_whole() -> Result<*mut u8, segment::Errno> {
     }
 }
 
-/// Maps the whole segment without locking its memory. `mlockall` would lock a second mapping of locked
-/// memory, too, and back all of the file at once; [`tables`] backs only the parts in use.
+/// Maps the whole segment without locking its memory. `mlockall` would lock a second mapping of
+/// locked memory, too, and back all of the file at once; [`tables`] backs only the parts in use.
 fn map_unlocked(bytes: usize) -> Result<*mut u8, segment::Errno> {
     let view = CONTROL.0.get().cast::<c_void>();
-    // SAFETY: the view is a shared mapping of this process's segment, which stays. Other processes may
-    // access it meanwhile.
+    // SAFETY: the view is a shared mapping of this process's segment, which stays. Other processes
+    // may access it meanwhile.
     unsafe {
         let is_locked = sys::is_locked(view);
         if is_locked {
@@ -286,7 +286,7 @@ pub fn current() -> Option<Epoch> {
         range_limit: setting.range_limit,
         thinning: match setting.interval {
             0 | 1 => 0,
-            _ => setting.thinning.min(u64::from(thinning::MOST)) as u32,
+            _ => setting.thinning.min(u64::from(thinning::MAX_STEP)) as u32,
         },
         cpu: setting.cpu,
         bank,
@@ -305,9 +305,9 @@ pub fn is_counting(session: u8, now_ns: u64) -> bool {
         && (deadline_ns == 0 || now_ns < time::shift().to_own(deadline_ns))
 }
 
-/// Returns the bank and the first tick of the session that a sampled object was counted in. `session` is
-/// the low 8 bits of the session's number, `born` the object's birth. `None`: the bank belongs to
-/// another session now.
+/// Returns the bank and the first tick of the session that a sampled object was counted in.
+/// `session` is the low 8 bits of the session's number, `born` the object's birth. `None`: the bank
+/// belongs to another session now.
 #[inline]
 pub fn of_object(session: u8, born: u32, now: u32) -> Option<(Bank<'static>, u32)> {
     let (number, start) = SESSIONS.of_object(session, born, now)?;
@@ -319,9 +319,9 @@ pub fn of_object(session: u8, born: u32, now: u32) -> Option<(Bank<'static>, u32
 /// Returns the bank of a session.
 fn bank(base: *mut u8, session: u64) -> Bank<'static> {
     let geometry = Geometry::of_segment(BYTES.load(Ordering::Relaxed));
-    // SAFETY: `base` is the mapping of the whole segment, valid while `BASE` has it (a child forgets
-    // its sessions before it gives the mapping up). Before a session is published, its bank is backed
-    // with memory as far as its header says, and stays so while this process lives.
+    // SAFETY: `base` is the mapping of the whole segment, valid while `BASE` has it (a child
+    // forgets its sessions before it gives the mapping up). Before a session is published, its bank
+    // is backed with memory as far as its header says, and stays so while this process lives.
     let bank = unsafe { Bank::at(base.add(geometry.bank_offset(session)), geometry) };
     bank.within(tables::open(session))
 }
@@ -336,8 +336,8 @@ fn opened(base: *mut u8, session: u64) -> Bank<'static> {
 /// Session whose bank the kernel refused to back with more memory; 0: none.
 static REFUSED_GROWTH: AtomicU64 = AtomicU64::new(0);
 
-/// Reserves another unit of the bank once half of it is used, in a session without a controller. The
-/// memory is backed before it is written.
+/// Reserves another unit of the bank once half of it is used, in a session without a controller.
+/// The memory is backed before it is written.
 pub fn grow_early(epoch: &Epoch) {
     if is_alone(epoch) {
         // Called at most once a second, so a refusal is retried then.
@@ -346,9 +346,10 @@ pub fn grow_early(epoch: &Epoch) {
     }
 }
 
-/// Reserves another unit of a full bank. Usually the controller does so in time; this is for bursts of
-/// new stacks before its next turn. Returns true if a stack that did not fit should be tried again.
-/// `tries` counts the times that another thread had just grown the bank; it starts at 0 for each stack.
+/// Reserves another unit of a full bank. Usually the controller does so in time; this is for bursts
+/// of new stacks before its next turn. Returns true if a stack that did not fit should be tried
+/// again. `tries` counts the times that another thread had just grown the bank; it starts at 0 for
+/// each stack.
 #[cold]
 pub fn grow(epoch: &Epoch, tries: &mut u8) -> bool {
     const MAX_TRIES: u8 = 4;
@@ -387,8 +388,9 @@ fn uses_less_than(epoch: &Epoch, part: u32) -> bool {
     nodes < some && records < limit - limit / 8
 }
 
-/// Reserves another unit of the bank if at least 1/`part` of it is used. Takes about 0.2 ms. Kernels
-/// before 5.14 cannot do this: there, a session without a controller reserves everything at its start.
+/// Reserves another unit of the bank if at least 1/`part` of it is used. Takes about 0.2 ms.
+/// Kernels before 5.14 cannot do this: there, a session without a controller reserves everything at
+/// its start.
 fn extend(epoch: &Epoch, part: u32) -> Growth {
     let header = epoch.bank.header;
     let units = header.units();
@@ -421,8 +423,8 @@ fn extend(epoch: &Epoch, part: u32) -> Growth {
     }
 }
 
-/// Reserves more of the bank before the program installs a seccomp filter; afterwards only a controller
-/// can. Safe in a signal handler that interrupted an allocation.
+/// Reserves more of the bank before the program installs a seccomp filter; afterwards only a
+/// controller can. Safe in a signal handler that interrupted an allocation.
 #[cold]
 pub fn grow_before_filter() {
     let epoch = control().epoch(Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! Work that a sampling thread does at most once a second: publishes jemalloc's statistics, checks the
-//! modules, and calibrates the cycle counter.
+//! Work that a sampling thread does at most once a second: publishes jemalloc's statistics, checks
+//! the modules, and calibrates the cycle counter.
 
 // Decision 25: `mallctl` without a wrapper.
 use crate::{cycles, module, session};
@@ -22,8 +22,8 @@ static FIRST_NS: AtomicU64 = AtomicU64::new(0);
 /// Nanoseconds per 2^20 cycles; 0 before the first calibration.
 static SCALE: AtomicU64 = AtomicU64::new(0);
 
-/// Converts cycles to nanoseconds. `None` in the first second of a process, and for numbers that are so
-/// large that the thread cannot have been running.
+/// Converts cycles to nanoseconds. `None` in the first second of a process, and for numbers that
+/// are so large that the thread cannot have been running.
 pub fn cycles_to_ns(cycles: u64) -> Option<u64> {
     let scale = SCALE.load(Ordering::Relaxed);
     (scale != 0 && cycles < 1 << 20).then(|| (cycles * scale) >> 20)
@@ -89,7 +89,8 @@ fn refresh_now(last: u64, now_ns: u64) {
     status.allocator.taken_ns.store(at, Ordering::Release);
 }
 
-/// Publishes jemalloc's statistics. The program's own allocator is not asked: it would take its locks.
+/// Publishes jemalloc's statistics. The program's own allocator is not asked: it would take its
+/// locks.
 fn publish(stats: &AllocatorStats) {
     refresh_jemalloc();
     for (name, counter) in [
@@ -120,8 +121,8 @@ fn refresh_jemalloc() {
     };
 }
 
-/// Returns free memory of all arenas and of the calling thread's cache to the system. Returns true if there
-/// was any.
+/// Returns free memory of all arenas and of the calling thread's cache to the system. Returns true
+/// if there was any.
 pub fn purge() -> bool {
     // 4096 is `MALLCTL_ARENAS_ALL` of jemalloc(3): all arenas together.
     let done = |name: &CStr| {

@@ -1,5 +1,5 @@
-//! Looks up functions in a loaded library's own symbol tables. `dlsym` may allocate, and is itself one of the
-//! functions that are looked up.
+//! Looks up functions in a loaded library's own symbol tables. `dlsym` may allocate, and is itself
+//! one of the functions that are looked up.
 
 mod library;
 
@@ -41,7 +41,8 @@ pub unsafe fn function_beside(known: *const c_void, name: &CStr) -> *mut c_void 
     if unsafe { libc::dladdr(known, &mut info) } == 0 {
         return null_mut();
     }
-    // SAFETY: the library stays loaded and begins with its ELF header; the loader has used its tables.
+    // SAFETY: the library stays loaded and begins with its ELF header; the loader has used its
+    // tables.
     unsafe { look_up(info.dli_fbase as u64, name) }.unwrap_or(null_mut())
 }
 
@@ -72,8 +73,8 @@ pub unsafe fn exported(base: u64, name: &CStr) -> Option<(u64, u64)> {
     Some((address(base, found), found.size))
 }
 
-/// Returns the address of a symbol. The table of a program at fixed addresses has addresses, others have
-/// offsets.
+/// Returns the address of a symbol. The table of a program at fixed addresses has addresses, others
+/// have offsets.
 fn address(base: u64, symbol: &Symbol) -> u64 {
     if symbol.value >= base {
         symbol.value
@@ -106,8 +107,8 @@ unsafe fn named(base: u64, name: &CStr) -> Option<&'static Symbol> {
     }
 }
 
-/// Returns the first defined symbol for which `is_it` returns true. `is_it` is also passed the address of the
-/// string table.
+/// Returns the first defined symbol for which `is_it` returns true. `is_it` is also passed the
+/// address of the string table.
 ///
 /// # Safety
 /// A loaded library begins at `base` and stays loaded.
@@ -115,7 +116,8 @@ unsafe fn find(base: u64, is_it: impl Fn(&Symbol, u64) -> bool) -> Option<&'stat
     // SAFETY: complete tables of a loaded library, with the lengths that they state.
     unsafe {
         let dynamic = dynamic_section(base)?;
-        // glibc's loader has converted the values of the dynamic section into addresses, musl's has not.
+        // glibc's loader has converted the values of the dynamic section into addresses, musl's has
+        // not.
         let table = |tag| match value_of(dynamic, tag)? {
             address if address >= base => Some(address),
             distance => Some(base + distance),

@@ -1,4 +1,5 @@
-//! Wrappers of system calls and memory, which contain their `unsafe` once. Depends on no other module.
+//! Wrappers of system calls and memory, which contain their `unsafe` once. Depends on no other
+//! module.
 
 mod text;
 
@@ -61,9 +62,9 @@ unsafe extern "C" {
     fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
 }
 
-/// Guard that keeps `pthread_cancel` from ending the calling thread. Functions that open, read or wait are
-/// cancellation points, and those of an allocator must not be: a program that allocates while it holds a lock
-/// relies on releasing it.
+/// Guard that keeps `pthread_cancel` from ending the calling thread. Functions that open, read or
+/// wait are cancellation points, and those of an allocator must not be: a program that allocates
+/// while it holds a lock relies on releasing it.
 pub struct Uncancelled {
     before: c_int,
 }
@@ -96,11 +97,13 @@ pub fn read_file<'a>(path: &CStr, buffer: &'a mut [u8]) -> &'a [u8] {
     &buffer[..len]
 }
 
-/// Reads a file through the buffer. `seen` gets the contents of the buffer, and returns how many bytes it is
-/// done with. Ends if `seen` is done with none although the buffer is full. Changes `errno`.
+/// Reads a file through the buffer. `seen` gets the contents of the buffer, and returns how many
+/// bytes it is done with. Ends if `seen` is done with none although the buffer is full. Changes
+/// `errno`.
 pub fn read_through(path: &CStr, buffer: &mut [u8], mut seen: impl FnMut(&[u8]) -> usize) {
     let _uncancelled = Uncancelled::begin();
-    // SAFETY: a terminated path; a descriptor of our own, closed here; `read` writes to the rest of the buffer.
+    // SAFETY: a terminated path; a descriptor of our own, closed here; `read` writes to the rest of
+    // the buffer.
     unsafe {
         let fd = libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
         if fd < 0 {
@@ -121,8 +124,8 @@ pub fn read_through(path: &CStr, buffer: &mut [u8], mut seen: impl FnMut(&[u8]) 
     }
 }
 
-/// Copies the target of a symbolic link into the buffer. Returns its length; 0 if it cannot be read. Changes
-/// `errno`.
+/// Copies the target of a symbolic link into the buffer. Returns its length; 0 if it cannot be
+/// read. Changes `errno`.
 pub fn read_link(link: &CStr, buffer: &mut [u8]) -> usize {
     // SAFETY: a terminated path, and at most the length of the buffer is written.
     let len = unsafe { libc::readlink(link.as_ptr(), buffer.as_mut_ptr().cast(), buffer.len()) };
@@ -151,14 +154,16 @@ pub fn unlink(path: &CStr) {
     unsafe { libc::unlink(path.as_ptr()) };
 }
 
-/// Returns the address of a symbol in the program's search order; null if there is none. Calls the loader.
+/// Returns the address of a symbol in the program's search order; null if there is none. Calls the
+/// loader.
 ///
-/// A failing lookup allocates the loader's message from the program's heap. The loader keeps a stale pointer to
-/// it, which would hide the leak of an object that is allocated there later. So symbols that may be missing must
-/// only be looked up before a session can begin; afterwards, weak references (`glibc_function!`) are used.
+/// A failing lookup allocates the loader's message from the program's heap. The loader keeps a
+/// stale pointer to it, which would hide the leak of an object that is allocated there later. So
+/// symbols that may be missing must only be looked up before a session can begin; afterwards, weak
+/// references (`glibc_function!`) are used.
 pub fn symbol(name: &CStr) -> *mut c_void {
-    // SAFETY: a terminated name and a handle that is always valid. The message of a failure is cleared, so that
-    // the program does not see it.
+    // SAFETY: a terminated name and a handle that is always valid. The message of a failure is
+    // cleared, so that the program does not see it.
     unsafe {
         let found = libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr());
         if found.is_null() {
@@ -168,7 +173,8 @@ pub fn symbol(name: &CStr) -> *mut c_void {
     }
 }
 
-/// Returns the address of a symbol in the libraries after this one; null if there is none. Calls the loader.
+/// Returns the address of a symbol in the libraries after this one; null if there is none. Calls
+/// the loader.
 pub fn next_symbol(name: &CStr) -> *mut c_void {
     // SAFETY: a terminated name and a handle that is always valid.
     unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
@@ -184,9 +190,9 @@ pub fn end(code: c_int) -> ! {
 
 /// mmap(2). Sets `errno`, unlike `libc::mmap`, which `wrapped.rs` replaces.
 ///
-/// Writable memory is mapped without `MAP_NORESERVE`, which jemalloc adds if the kernel overcommits. So a request
-/// for more than the machine has is refused, as with glibc, rather than granted until the program touches the
-/// memory and is killed.
+/// Writable memory is mapped without `MAP_NORESERVE`, which jemalloc adds if the kernel
+/// overcommits. So a request for more than the machine has is refused, as with glibc, rather than
+/// granted until the program touches the memory and is killed.
 ///
 /// # Safety
 /// With `MAP_FIXED`, memory that is mapped there already belongs to the caller.
@@ -208,8 +214,8 @@ pub unsafe fn map(
     without_provenance_mut(result as usize)
 }
 
-/// Maps private memory, which is zero and becomes resident when it is touched. Returns null if that fails, with
-/// the reason in `errno`.
+/// Maps private memory, which is zero and becomes resident when it is touched. Returns null if that
+/// fails, with the reason in `errno`.
 pub fn map_private(bytes: usize) -> *mut c_void {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let access = libc::PROT_READ | libc::PROT_WRITE;
@@ -222,19 +228,21 @@ pub fn map_private(bytes: usize) -> *mut c_void {
     }
 }
 
-/// True if the process may be killed for `madvise` or `mremap`, because it has installed a seccomp filter.
+/// True if the process may be killed for `madvise` or `mremap`, because it has installed a seccomp
+/// filter.
 static IS_FILTERED: AtomicBool = AtomicBool::new(false);
 
-/// Makes [`map_unlocked`] and [`is_locked`] avoid `madvise` and `mremap`: memory may then be locked, and no page
-/// is known to be.
+/// Makes [`map_unlocked`] and [`is_locked`] avoid `madvise` and `mremap`: memory may then be
+/// locked, and no page is known to be.
 pub fn note_filter() {
     IS_FILTERED.store(true, Ordering::Relaxed);
 }
 
-/// Like [`map_private`], for large mappings with `access`, near `hint` if possible. If the process has locked
-/// its future mappings (`mlockall` with `MCL_FUTURE`), the kernel would back the whole mapping at once, which
-/// takes milliseconds, or refuse it. A mapping that grows keeps the properties of its first page. So one page is
-/// mapped, unlocked if necessary, and enlarged. Works on Linux 2.6 and newer.
+/// Like [`map_private`], for large mappings with `access`, near `hint` if possible. If the process
+/// has locked its future mappings (`mlockall` with `MCL_FUTURE`), the kernel would back the whole
+/// mapping at once, which takes milliseconds, or refuse it. A mapping that grows keeps the
+/// properties of its first page. So one page is mapped, unlocked if necessary, and enlarged. Works
+/// on Linux 2.6 and newer.
 pub fn map_unlocked(hint: *mut c_void, bytes: usize, access: c_int) -> *mut c_void {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     if IS_FILTERED.load(Ordering::Relaxed) {
@@ -266,7 +274,8 @@ pub fn map_unlocked(hint: *mut c_void, bytes: usize, access: c_int) -> *mut c_vo
     }
 }
 
-/// Returns true if a page is known to be locked: the kernel then refuses to drop it. Changes `errno`.
+/// Returns true if a page is known to be locked: the kernel then refuses to drop it. Changes
+/// `errno`.
 ///
 /// # Safety
 /// The page belongs to the caller, and contains only zeros or what its file has.
@@ -315,7 +324,8 @@ impl Pages {
     /// Any bytes are a valid `T`, and a page is sufficiently aligned for it.
     pub unsafe fn array<T>(&mut self) -> &mut [T] {
         let count = self.bytes / size_of::<T>();
-        // SAFETY: a mapping of at least this size that this value owns; any bytes are valid and aligned.
+        // SAFETY: a mapping of at least this size that this value owns; any bytes are valid and
+        // aligned.
         unsafe { core::slice::from_raw_parts_mut(self.at.cast(), count) }
     }
 }

@@ -1,29 +1,29 @@
 //! Thins samples at call sites whose sums are known well enough.
 //!
 //! Where objects are freed at once, a few stacks get nearly all samples, and their sums are known
-//! far more precisely than anyone needs. There, one in 2^n samples that are due is taken, at random,
-//! and stands for 2^n times as many objects. The n depends only on earlier samples of the call site,
-//! never on the allocation itself: the probability of a sample is known before it is drawn, so every
-//! sum stays unbiased (Horvitz and Thompson 1952).
+//! far more precisely than anyone needs. There, one in 2^n samples that are due is taken, at
+//! random, and stands for 2^n times as many objects. The n depends only on earlier samples of the
+//! call site, never on the allocation itself: the probability of a sample is known before it is
+//! drawn, so every sum stays unbiased (Horvitz and Thompson 1952).
 //!
-//! A call site is the return address of `malloc`, the stack pointer there, and the size: all of it is
-//! known before the stack is unwound.
+//! A call site is the return address of `malloc`, the stack pointer there, and the size: all of it
+//! is known before the stack is unwound.
 
 // Decision 34: importance sampling by call site.
 use unwind::Registers;
 
-/// Maximum thinning step: one in 2^`MOST` samples that are due is taken.
-pub const MOST: u32 = 3;
-/// Minimum number of samples of a stack and size before its call site is thinned (a standard error of
-/// 6 %).
+/// Maximum thinning step: one in 2^`MAX_STEP` samples that are due is taken.
+pub const MAX_STEP: u32 = 3;
+/// Minimum number of samples of a stack and size before its call site is thinned (a standard error
+/// of 6 %).
 const MIN_SAMPLES: u64 = 256;
 /// Number of consecutive samples of a call site, all of stacks that allow a larger step, before its
-/// step grows. So a stack that allows none is rarely thinned if it has one in this many of the site's
-/// samples.
+/// step grows. So a stack that allows none is rarely thinned if it has one in this many of the
+/// site's samples.
 const SAMPLES_PER_STEP: u16 = 1024;
-/// Live bytes of a stack below which one half of its samples is taken, in intervals; half as many for
-/// each further step. Bounds the additional variance of what the stack holds at the end to that of
-/// 300 intervals.
+/// Live bytes of a stack below which one half of its samples is taken, in intervals; half as many
+/// for each further step. Bounds the additional variance of what the stack holds at the end to that
+/// of 300 intervals.
 const MAX_HELD_INTERVALS: u64 = 96;
 /// Entries in a thread's table of call sites.
 const SITES: usize = 512;
@@ -133,7 +133,7 @@ impl Sites {
 #[inline]
 fn allowed_step(held: u64, interval: u64) -> u32 {
     let limit = interval.saturating_mul(2 * MAX_HELD_INTERVALS);
-    (1..=MOST)
+    (1..=MAX_STEP)
         .rev()
         .find(|step| held < limit >> step)
         .unwrap_or(0)

@@ -1,9 +1,10 @@
 //! Per-thread memory of the sampler: countdown generator, caches, stack walker, free lists.
 //!
-//! It cannot come from the heap, so each thread gets a slot of 2 MiB of address space ([`slots`]) at
-//! its first sample; a stack of ordinary depth touches a few pages of it. When the thread exits, the
-//! slot goes to the next thread. If the address space is limited, only as many threads get a slot as
-//! leave most of the address space to the program. The others are not sampled, and are counted.
+//! It cannot come from the heap, so each thread gets a slot of 2 MiB of address space ([`slots`])
+//! at its first sample; a stack of ordinary depth touches a few pages of it. When the thread exits,
+//! the slot goes to the next thread. If the address space is limited, only as many threads get a
+//! slot as leave most of the address space to the program. The others are not sampled, and are
+//! counted.
 
 mod slots;
 
@@ -298,8 +299,8 @@ impl Thread {
         record
     }
 
-    /// Returns the record that stands for stacks that did not fit: at the innermost frame that has a
-    /// node, or at the stack's caller if only its record did not fit (`leaf` is known then).
+    /// Returns the record that stands for stacks that did not fit: at the innermost frame that has
+    /// a node, or at the stack's caller if only its record did not fit (`leaf` is known then).
     #[cold]
     pub fn merged_record(&self, leaf: Option<NodeId>, class: u32, epoch: &Epoch) -> RecordId {
         let bank = &epoch.bank;
@@ -312,8 +313,8 @@ impl Thread {
         record
     }
 
-    /// Returns this thread's record of the stack and size class of another record. Avoids reading the
-    /// other record: its thread writes to that cache line.
+    /// Returns this thread's record of the stack and size class of another record. Avoids reading
+    /// the other record: its thread writes to that cache line.
     #[inline]
     pub fn own_record(&mut self, record: RecordId, epoch: &Epoch) -> RecordId {
         let (known, own) = self.foreign[record as usize % FOREIGN_CACHE];
@@ -393,8 +394,8 @@ pub fn of(local: &Local) -> *mut Thread {
 /// Thread-specific data whose destructor is [`exited`].
 static KEY: AtomicU32 = AtomicU32::new(u32::MAX);
 
-/// Creates the key. Called at start-up: glibc stores the values of the first keys in the thread's own
-/// control block, so that setting them allocates nothing.
+/// Creates the key. Called at start-up: glibc stores the values of the first keys in the thread's
+/// own control block, so that setting them allocates nothing.
 pub fn make_key() {
     let mut key = 0;
     // SAFETY: the values of the key are pointers that `make` sets, as `exited` expects.
@@ -423,10 +424,10 @@ pub fn start(limit: u64) {
     MAX_BYTES.fetch_min(bytes, Ordering::Relaxed);
 }
 
-/// Maps memory for a thread. Returns null if that would leave too little of a limited address space to
-/// the program, whose own threads need stacks. `limit` is another maximum for all threads in bytes,
-/// which the controller derived from the memory that was free; 0: none. The first thread always gets
-/// its memory.
+/// Maps memory for a thread. Returns null if that would leave too little of a limited address space
+/// to the program, whose own threads need stacks. `limit` is another maximum for all threads in
+/// bytes, which the controller derived from the memory that was free; 0: none. The first thread
+/// always gets its memory.
 fn map(limit: u64) -> *mut Thread {
     let max_bytes = match usize::try_from(limit) {
         Ok(limit) if limit != 0 => limit.min(MAX_BYTES.load(Ordering::Relaxed)),
@@ -452,8 +453,8 @@ pub fn make(limit: u64) -> *mut Thread {
     if thread.is_null() {
         return thread;
     }
-    // SAFETY: mapped, and used by this thread alone. The fields are plain data for which zeros and the
-    // values of an exited thread are valid, until the lines below and `enter` set them.
+    // SAFETY: mapped, and used by this thread alone. The fields are plain data for which zeros and
+    // the values of an exited thread are valid, until the lines below and `enter` set them.
     unsafe {
         (*thread).session = 0;
         (*thread).untracked = NONE_UNTRACKED;

@@ -1,17 +1,17 @@
 //! Per-thread CPU timers, for a session that samples CPU time.
 //!
 //! A thread gets a signal when it has used one sampling period of CPU time ([`crate::cpu`] has the
-//! handler). The kernel checks the clocks at its own tick, so a signal comes 1 to 10 ms late; a sleeping
-//! thread gets none.
+//! handler). The kernel checks the clocks at its own tick, so a signal comes 1 to 10 ms late; a
+//! sleeping thread gets none.
 //!
-//! All of this also runs in signal handlers. So timers are created and deleted under a lock that is only
-//! tried: a thread that does not get it tries again later.
+//! All of this also runs in signal handlers. So timers are created and deleted under a lock that is
+//! only tried: a thread that does not get it tries again later.
 //!
-//! Most forked children soon exec another program. So a child that continues its parent's session starts
-//! with a single timer, and begins the session only when that fires or when it allocates.
+//! Most forked children soon exec another program. So a child that continues its parent's session
+//! starts with a single timer, and begins the session only when that fires or when it allocates.
 //!
-//! No timer fires while its thread forks. Before Linux 4.19, a `fork` that a signal interrupts starts
-//! again: forever, if it takes longer than the period.
+//! No timer fires while its thread forks. Before Linux 4.19, a `fork` that a signal interrupts
+//! starts again: forever, if it takes longer than the period.
 
 // Decision 40: the agent samples CPU time with timers.
 mod listing;
@@ -41,8 +41,8 @@ pub struct Slot {
     timer: AtomicU64,
     /// CPU time of the thread at its last sample, in ns.
     last: AtomicU64,
-    /// While the thread forks: what was left of its period, and its CPU time at the start of the fork,
-    /// both in ns. The latter is 0 otherwise.
+    /// While the thread forks: what was left of its period, and its CPU time at the start of the
+    /// fork, both in ns. The latter is 0 otherwise.
     paused: [AtomicU64; 2],
 }
 
@@ -116,8 +116,8 @@ pub fn session() -> u64 {
     SESSION.load(Ordering::Relaxed)
 }
 
-/// Returns true in a forked child that is about to begin its parent's session: it has one timer and the
-/// signal handler, and nothing else.
+/// Returns true in a forked child that is about to begin its parent's session: it has one timer and
+/// the signal handler, and nothing else.
 #[inline]
 pub fn awaits_session() -> bool {
     CHILD.timer.load(Ordering::Relaxed) != 0
@@ -168,7 +168,8 @@ fn own_clock() -> u64 {
     clock(libc::CLOCK_THREAD_CPUTIME_ID).unwrap_or(0)
 }
 
-/// Returns the CPU time of all threads of the process, including exited ones, in ns. Changes `errno`.
+/// Returns the CPU time of all threads of the process, including exited ones, in ns. Changes
+/// `errno`.
 pub fn process_clock() -> u64 {
     clock(libc::CLOCK_PROCESS_CPUTIME_ID).unwrap_or(0)
 }
@@ -182,14 +183,14 @@ pub fn clock(id: libc::clockid_t) -> Option<u64> {
     known.then_some(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
 
-/// Returns the clock id of a thread of this process (`include/linux/posix-timers.h`): of a single thread
-/// (4), with the scheduler's accounting (2).
+/// Returns the clock id of a thread of this process (`include/linux/posix-timers.h`): of a single
+/// thread (4), with the scheduler's accounting (2).
 fn clock_of(tid: u32) -> libc::clockid_t {
     ((!tid) << 3 | 6) as libc::clockid_t
 }
 
-/// Begins a session: gives a timer to each existing thread. `avoid` is a bit set of signals that must not
-/// be used. Changes `errno`.
+/// Begins a session: gives a timer to each existing thread. `avoid` is a bit set of signals that
+/// must not be used. Changes `errno`.
 pub fn begin(
     _turn: &Turn,
     session: u64,
@@ -211,7 +212,8 @@ pub fn begin(
         slot.paused[SINCE].store(0, Ordering::Relaxed);
     }
     USED.store(0, Ordering::Release);
-    // A forked child has the handler already, and all CPU time of its threads is part of the session.
+    // A forked child has the handler already, and all CPU time of its threads is part of the
+    // session.
     let is_child = stop_awaiting();
     if !is_child {
         signal::install(avoid, handler)?;
@@ -221,7 +223,8 @@ pub fn begin(
     Ok(arm_all(!is_child))
 }
 
-/// Deletes the timer of a child that has no session yet. Returns true if there was one. Changes `errno`.
+/// Deletes the timer of a child that has no session yet. Returns true if there was one. Changes
+/// `errno`.
 fn stop_awaiting() -> bool {
     let timer = CHILD.timer.swap(0, Ordering::Relaxed);
     delete(timer);
@@ -233,8 +236,8 @@ pub fn look_after(_turn: &Turn) -> Armed {
     arm_all(false)
 }
 
-/// Ends the session: deletes all timers, and releases the signal. A child that is about to begin a session
-/// will have none. Returns true if there was a session. Changes `errno`.
+/// Ends the session: deletes all timers, and releases the signal. A child that is about to begin a
+/// session will have none. Returns true if there was a session. Changes `errno`.
 pub fn end(_turn: &Turn) -> bool {
     if stop_awaiting() {
         signal::restore();
@@ -245,7 +248,8 @@ pub fn end(_turn: &Turn) -> bool {
     for slot in used() {
         slot.clear();
     }
-    // The default action of the signal ends the process, so no timer may be left when it is restored.
+    // The default action of the signal ends the process, so no timer may be left when it is
+    // restored.
     signal::restore();
     true
 }
@@ -369,7 +373,8 @@ fn make(tid: u32, index: usize) -> Option<c_int> {
     (result == 0).then_some(timer)
 }
 
-/// Makes a timer fire after `first` ns of CPU time, and then each period. Returns false if that fails.
+/// Makes a timer fire after `first` ns of CPU time, and then each period. Returns false if that
+/// fails.
 fn start(timer: c_int, first: u64) -> bool {
     set(timer, 0, first, period()).is_some()
 }
@@ -478,8 +483,8 @@ fn pause() {
     sys::set_errno(saved);
 }
 
-/// Continues as if the timer had run during the fork. A timer that is due fires in this call and not at
-/// the kernel's next tick, when the thread may be in its next fork.
+/// Continues as if the timer had run during the fork. A timer that is due fires in this call and
+/// not at the kernel's next tick, when the thread may be in its next fork.
 #[cold]
 fn resume() {
     let saved = sys::errno();
@@ -492,8 +497,8 @@ fn resume() {
     sys::set_errno(saved);
 }
 
-/// Forgets the parent's timers in a forked child, which has none of them. Returns true if there were any;
-/// then [`await_session`] must follow.
+/// Forgets the parent's timers in a forked child, which has none of them. Returns true if there
+/// were any; then [`await_session`] must follow.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 pub fn in_child() -> bool {
     let had = session() != 0 || awaits_session();
@@ -506,8 +511,8 @@ pub fn in_child() -> bool {
     had
 }
 
-/// Prepares a forked child to continue its parent's session at this rate in Hz: gives it a timer that
-/// fires once it has used CPU time. 0: it does not continue the session.
+/// Prepares a forked child to continue its parent's session at this rate in Hz: gives it a timer
+/// that fires once it has used CPU time. 0: it does not continue the session.
 #[cold]
 pub fn await_session(rate: u64) {
     let awaits = rate != 0 && {

@@ -1,9 +1,9 @@
 //! System functions that jemalloc calls, implemented without the C library's.
 //!
-//! A program, or another preloaded library, may define `mmap` or `clock_gettime` itself (libfaketime does
-//! the latter) and allocate memory in it. Then the allocator would wait for itself before `main`. glibc's
-//! `malloc` calls neither through a symbol that others can define. The build script makes the linker resolve
-//! these names to the functions here.
+//! A program, or another preloaded library, may define `mmap` or `clock_gettime` itself
+//! (libfaketime does the latter) and allocate memory in it. Then the allocator would wait for
+//! itself before `main`. glibc's `malloc` calls neither through a symbol that others can define.
+//! The build script makes the linker resolve these names to the functions here.
 
 // Decision 63: where jemalloc and glibc differ, the agent follows glibc.
 use crate::{arch, huge_pages, keeping, seccomp, symbol_table, sys};
@@ -22,19 +22,20 @@ global_asm!(
     ".hidden __wrap_pthread_key_create",
 );
 
-/// Minimum size of jemalloc's own data of sampled objects to be mapped unlocked, in bytes. Smaller mappings
-/// may be locked and backed at once.
+/// Minimum size of jemalloc's own data of sampled objects to be mapped unlocked, in bytes. Smaller
+/// mappings may be locked and backed at once.
 const UNLOCKED_FROM: usize = 256 << 10;
 
-/// Minimum size of mappings that may get huge pages if the system gives them to every mapping, in bytes.
-/// jemalloc's mappings grow with what it has mapped, to 16 MiB at some 80 MiB: one partly used huge page is
-/// little of that.
+/// Minimum size of mappings that may get huge pages if the system gives them to every mapping, in
+/// bytes. jemalloc's mappings grow with what it has mapped, to 16 MiB at some 80 MiB: one partly
+/// used huge page is little of that.
 const HUGE_PAGES_FROM: usize = 16 << 20;
 
-/// Maps memory. Keeps `errno` for anonymous memory, which is all that jemalloc maps; [`sys::map`] sets it.
+/// Maps memory. Keeps `errno` for anonymous memory, which is all that jemalloc maps; [`sys::map`]
+/// sets it.
 ///
-/// jemalloc's own data of sampled objects (4 MiB at the first one) are not locked, even if the program has
-/// called `mlockall`: backing them at once would take milliseconds.
+/// jemalloc's own data of sampled objects (4 MiB at the first one) are not locked, even if the
+/// program has called `mlockall`: backing them at once would take milliseconds.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap_mmap(
     at: *mut c_void,
@@ -73,8 +74,9 @@ unsafe extern "C" fn __wrap_munmap(at: *mut c_void, bytes: usize) -> c_int {
     keeping_errno(|| unsafe { libc::syscall(libc::SYS_munmap, at, bytes) as c_int })
 }
 
-/// Does nothing in a program with a seccomp filter: the filter may have been tested with the C library's
-/// allocator only, which seldom makes this call. jemalloc keeps pages that it cannot return.
+/// Does nothing in a program with a seccomp filter: the filter may have been tested with the C
+/// library's allocator only, which seldom makes this call. jemalloc keeps pages that it cannot
+/// return.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap_madvise(at: *mut c_void, bytes: usize, advice: c_int) -> c_int {
     if seccomp::is_installed() {
@@ -88,8 +90,8 @@ unsafe extern "C" fn __wrap_madvise(at: *mut c_void, bytes: usize, advice: c_int
     keeping_errno(|| unsafe { libc::syscall(libc::SYS_madvise, at, bytes, advice) as c_int })
 }
 
-/// Makes system calls that may fail, without changing `errno`: `free` and requests that succeed must not
-/// change it. jemalloc sets `errno` itself if a request fails.
+/// Makes system calls that may fail, without changing `errno`: `free` and requests that succeed
+/// must not change it. jemalloc sets `errno` itself if a request fails.
 fn keeping_errno<T>(calls: impl FnOnce() -> T) -> T {
     let saved = sys::errno();
     let result = calls();
@@ -97,8 +99,8 @@ fn keeping_errno<T>(calls: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Initialises a condition variable with default attributes, which are all that jemalloc uses. glibc and musl
-/// document `PTHREAD_COND_INITIALIZER` as equivalent.
+/// Initialises a condition variable with default attributes, which are all that jemalloc uses.
+/// glibc and musl document `PTHREAD_COND_INITIALIZER` as equivalent.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap_pthread_cond_init(
     condition: *mut libc::pthread_cond_t,
@@ -127,9 +129,9 @@ static TSD: AtomicU32 = AtomicU32::new(u32::MAX);
 /// (`PTHREAD_DESTRUCTOR_ITERATIONS`).
 const ROUNDS: u8 = 4;
 
-/// Creates a key. jemalloc's destructor is replaced by one that runs last: without jemalloc's data, requests
-/// of later destructors would be served from its first arena, whatever arena they name, and could not be
-/// sampled.
+/// Creates a key. jemalloc's destructor is replaced by one that runs last: without jemalloc's data,
+/// requests of later destructors would be served from its first arena, whatever arena they name,
+/// and could not be sampled.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap_pthread_key_create(
     key: *mut libc::pthread_key_t,
@@ -167,8 +169,8 @@ unsafe extern "C" fn clean_up_last(data: *mut c_void) {
 
 type ClockGettime = unsafe extern "C" fn(libc::clockid_t, *mut libc::timespec) -> c_int;
 
-/// Address of the vDSO's function, which makes no system call; 0 before it is looked up, [`NONE`] if there is
-/// none.
+/// Address of the vDSO's function, which makes no system call; 0 before it is looked up, [`NONE`]
+/// if there is none.
 static IN_VDSO: AtomicUsize = AtomicUsize::new(0);
 /// Value of [`IN_VDSO`] if there is none.
 const NONE: usize = 1;

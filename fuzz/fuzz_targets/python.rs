@@ -13,7 +13,7 @@ use libfuzzer_sys::{Corpus, fuzz_target};
 use mem_fuzz::agent::{self, Epoch};
 use mem_fuzz::python::frames::Frames;
 use mem_fuzz::python::layout::{self, COOKIE, Layout, WORDS};
-use mem_fuzz::python::runtime::{self, Runtime};
+use mem_fuzz::python::runtime::{self, Code, Runtime};
 use shm_protocol::Bank;
 use shm_protocol::bank::Geometry;
 use shm_protocol::codes::frame_of;
@@ -124,8 +124,11 @@ fn choose(version: u8, start: u64) {
         let one = |layout: Layout| Runtime {
             at,
             layout,
-            loop_at: (0, u64::MAX),
-            may_go: layout.more != 0,
+            evaluation: Code {
+                start: 0,
+                end: u64::MAX,
+            },
+            may_unload: layout.more != 0,
         };
         layouts().into_iter().map(one).collect()
     });

@@ -4,28 +4,28 @@ pub use cpython::layout;
 
 #[path = "../../agent/src/python/codes.rs"]
 mod codes;
+#[path = "../../agent/src/python/compare.rs"]
+mod compare;
 #[path = "../../agent/src/python/frame.rs"]
 mod frame;
+#[path = "../../agent/src/python/frame_cache.rs"]
+mod frame_cache;
 #[path = "../../agent/src/python/frames.rs"]
 pub mod frames;
 #[path = "../../agent/src/python/function.rs"]
 mod function;
-#[path = "../../agent/src/python/mark.rs"]
-mod mark;
-#[path = "../../agent/src/python/memo.rs"]
-mod memo;
+#[path = "../../agent/src/python/instruction.rs"]
+mod instruction;
 #[path = "../../agent/src/python/memory.rs"]
 mod memory;
 #[path = "../../agent/src/python/objects.rs"]
 mod objects;
-#[path = "../../agent/src/python/pair.rs"]
-mod pair;
-#[path = "../../agent/src/python/place.rs"]
-mod place;
-#[path = "../../agent/src/python/plain.rs"]
-mod plain;
+#[path = "../../agent/src/python/quick_check.rs"]
+mod quick_check;
 #[path = "../../agent/src/python/state.rs"]
 mod state;
+#[path = "../../agent/src/python/tag.rs"]
+mod tag;
 
 /// The interpreter of an input.
 pub mod runtime {
@@ -33,17 +33,26 @@ pub mod runtime {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// As the agent has it.
+    /// Addresses where the machine code of a function begins and ends.
+    #[derive(Clone, Copy)]
+    pub struct Code {
+        /// First address.
+        pub start: u64,
+        /// One past the last address.
+        pub end: u64,
+    }
+
+    /// Interpreter, with the fields of the agent's.
     #[derive(Clone, Copy)]
     pub struct Runtime {
         /// Address of `_PyRuntime`.
         pub at: u64,
-        /// Where its data are.
+        /// Offsets of its data.
         pub layout: Layout,
-        /// Where its evaluation loop is.
-        pub loop_at: (u64, u64),
-        /// Whether its library may be unloaded.
-        pub may_go: bool,
+        /// Evaluation loop.
+        pub evaluation: Code,
+        /// True if its library may be unloaded.
+        pub may_unload: bool,
     }
 
     static ALL: OnceLock<Vec<Runtime>> = OnceLock::new();
@@ -60,7 +69,7 @@ pub mod runtime {
         ALL.get()?.get(CHOSEN.load(Ordering::Relaxed))
     }
 
-    pub(super) fn confirm() {}
+    pub(super) fn record_success() {}
 
-    pub(super) fn doubt() {}
+    pub(super) fn record_failure() {}
 }

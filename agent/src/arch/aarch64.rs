@@ -28,8 +28,8 @@ global_asm!(
 #[inline(always)]
 pub fn local() -> *mut Local {
     let at: *mut Local;
-    // SAFETY: reads the thread pointer and adds a constant offset. The symbol above is 56 zeroed bytes in
-    // this module's initial-exec TLS block.
+    // SAFETY: reads the thread pointer and adds a constant offset. The symbol above is 56 zeroed
+    // bytes in this module's initial-exec TLS block.
     unsafe {
         asm!(
             "mrs {at}, tpidr_el0",
@@ -44,12 +44,13 @@ pub fn local() -> *mut Local {
     at
 }
 
-/// Counts `bytes` down if the calling thread has entered `epoch`. Returns false if it has not, or if the
-/// countdown expires: a sample may be due.
+/// Counts `bytes` down if the calling thread has entered `epoch`. Returns false if it has not, or
+/// if the countdown expires: a sample may be due.
 #[inline(always)]
 pub fn counts_down(epoch: u32, bytes: usize) -> bool {
     let local = local();
-    // SAFETY: the symbol above is in this module's initial-exec TLS block, and the words are the thread's.
+    // SAFETY: the symbol above is in this module's initial-exec TLS block, and the words are the
+    // thread's.
     unsafe {
         if (*local).epoch != epoch {
             return false;
@@ -95,8 +96,8 @@ pub fn interrupted(context: &libc::ucontext_t) -> Interrupted {
     }
 }
 
-/// Returns true if the calling thread has a thread pointer, and so thread-local storage. A thread that the
-/// program created without the C library may have none.
+/// Returns true if the calling thread has a thread pointer, and so thread-local storage. A thread
+/// that the program created without the C library may have none.
 pub fn has_locals() -> bool {
     thread_pointer() != 0
 }

@@ -28,8 +28,8 @@ global_asm!(
 #[inline(always)]
 pub fn local() -> *mut Local {
     let at: *mut Local;
-    // SAFETY: reads the thread pointer and adds a constant offset. The symbol above is 56 zeroed bytes in
-    // this module's initial-exec TLS block.
+    // SAFETY: reads the thread pointer and adds a constant offset. The symbol above is 56 zeroed
+    // bytes in this module's initial-exec TLS block.
     unsafe {
         asm!(
             "mov {at}, qword ptr fs:[0]",
@@ -41,11 +41,12 @@ pub fn local() -> *mut Local {
     at
 }
 
-/// Counts `bytes` down if the calling thread has entered `epoch`. Returns false if it has not, or if the
-/// countdown expires: a sample may be due.
+/// Counts `bytes` down if the calling thread has entered `epoch`. Returns false if it has not, or
+/// if the countdown expires: a sample may be due.
 #[inline(always)]
 pub fn counts_down(epoch: u32, bytes: usize) -> bool {
-    // SAFETY: the symbol above is in this module's initial-exec TLS block, and the words are the thread's.
+    // SAFETY: the symbol above is in this module's initial-exec TLS block, and the words are the
+    // thread's.
     unsafe {
         asm!(
             "mov {at}, qword ptr [rip + mem_agent_local@GOTTPOFF]",
@@ -117,15 +118,17 @@ pub fn interrupted(context: &libc::ucontext_t) -> Interrupted {
     }
 }
 
-/// Returns true if the calling thread has a thread pointer, and so thread-local storage. A thread that the
-/// program created without the C library may have none. Makes a system call. Changes `errno`.
+/// Returns true if the calling thread has a thread pointer, and so thread-local storage. A thread
+/// that the program created without the C library may have none. Makes a system call. Changes
+/// `errno`.
 pub fn has_locals() -> bool {
     /// `ARCH_GET_FS` of asm/prctl.h.
     const GET: usize = 0x1003;
     let mut at = 0u64;
     let result: i64;
-    // SAFETY: arch_prctl(2) without the C library's function, which would store `errno` in thread-local
-    // storage. It writes one word of ours, and changes two registers besides the result's.
+    // SAFETY: arch_prctl(2) without the C library's function, which would store `errno` in
+    // thread-local storage. It writes one word of ours, and changes two registers besides the
+    // result's.
     unsafe {
         asm!(
             "syscall",

@@ -1,8 +1,8 @@
-//! jemalloc's non-standard functions for an allocator that has none. A program that finds them may pass their
-//! objects to `free` and `realloc`, so all functions must belong to one allocator.
+//! jemalloc's non-standard functions for an allocator that has none. A program that finds them may
+//! pass their objects to `free` and `realloc`, so all functions must belong to one allocator.
 //!
-//! They do what jemalloc(3) says, except that the allocator's size classes are not known: `nallocx` returns the
-//! requested size, `xallocx` resizes nothing, and `mallctl` knows no names.
+//! They do what jemalloc(3) says, except that the allocator's size classes are not known: `nallocx`
+//! returns the requested size, `xallocx` resizes nothing, and `mallctl` knows no names.
 
 use super::NEXT;
 use core::ffi::{CStr, c_char, c_int, c_void};
@@ -41,7 +41,8 @@ fn alignment(flags: c_int) -> usize {
 
 unsafe extern "C" fn mallocx(size: usize, flags: c_int) -> *mut c_void {
     let (align, zero) = (alignment(flags), flags & ZERO != 0);
-    // SAFETY: functions of the allocator; `memalign` returns `size` bytes, which nobody else uses yet.
+    // SAFETY: functions of the allocator; `memalign` returns `size` bytes, which nobody else uses
+    // yet.
     unsafe {
         if align <= NATURAL {
             return if zero {
@@ -60,7 +61,8 @@ unsafe extern "C" fn mallocx(size: usize, flags: c_int) -> *mut c_void {
 
 unsafe extern "C" fn rallocx(p: *mut c_void, size: usize, flags: c_int) -> *mut c_void {
     let align = alignment(flags);
-    // SAFETY: `p` is a live object of the allocator with `old` usable bytes; the new one has at least `size`.
+    // SAFETY: `p` is a live object of the allocator with `old` usable bytes; the new one has at
+    // least `size`.
     unsafe {
         let old = NEXT.usable_size(p);
         let new = if align <= NATURAL {

@@ -1,15 +1,17 @@
 //! Moves large objects that grow, without keeping two copies resident.
 //!
-//! glibc moves the pages of a large object by `mremap`: no byte is copied, and the process never needs the
-//! memory of both. jemalloc's pages lie among others in its extents and cannot be moved like that: each move
-//! would leave further mappings behind, of which a process may have a limited number. So jemalloc copies, and
-//! both copies are resident meanwhile. A process in a control group with room for one of them would be killed.
+//! glibc moves the pages of a large object by `mremap`: no byte is copied, and the process never
+//! needs the memory of both. jemalloc's pages lie among others in its extents and cannot be moved
+//! like that: each move would leave further mappings behind, of which a process may have a limited
+//! number. So jemalloc copies, and both copies are resident meanwhile. A process in a control group
+//! with room for one of them would be killed.
 //!
-//! Here the object is copied in steps, and the pages of each step are returned before the next one begins: at
-//! most [`STEP_BYTES`] are resident twice. A page that was never written to is not copied, so that a sparse
-//! object remains sparse.
+//! Here the object is copied in steps, and the pages of each step are returned before the next one
+//! begins: at most [`STEP_BYTES`] are resident twice. A page that was never written to is not
+//! copied, so that a sparse object remains sparse.
 //!
-//! Limit: copying takes time that `mremap` does not need, as with every jemalloc, but is done less often.
+//! Limit: copying takes time that `mremap` does not need, as with every jemalloc, but is done less
+//! often.
 
 use crate::{seccomp, sys};
 use core::ffi::{c_int, c_void};
@@ -60,14 +62,15 @@ unsafe fn grow(p: *mut c_void, size: usize) -> *mut c_void {
     }
 }
 
-/// Allocates a large object with free addresses behind it, so that it can grow there: an object that grows in
-/// steps is then moved once for each doubling. Nothing reserves these addresses.
+/// Allocates a large object with free addresses behind it, so that it can grow there: an object
+/// that grows in steps is then moved once for each doubling. Nothing reserves these addresses.
 ///
 /// # Safety
 /// `size` is at least [`MIN_BYTES`] and less than [`MAX_BYTES`]; `flags` are valid for `mallocx`.
 #[cold]
 pub unsafe fn allocate_with_room(size: usize, flags: c_int) -> *mut c_void {
-    // SAFETY: a valid size and flags. The object is made smaller before anybody else has its address.
+    // SAFETY: a valid size and flags. The object is made smaller before anybody else has its
+    // address.
     unsafe {
         let roomy = jemalloc::mallocx(size + size.min(MAX_ROOM_BYTES), flags);
         if roomy.is_null() {
@@ -78,11 +81,12 @@ pub unsafe fn allocate_with_room(size: usize, flags: c_int) -> *mut c_void {
     }
 }
 
-/// Moves the contents of an object to another one. The contents of the old object are undefined afterwards.
+/// Moves the contents of an object to another one. The contents of the old object are undefined
+/// afterwards.
 ///
 /// # Safety
-/// `from` and `to` are different objects of at least `bytes` bytes, in anonymous private memory, and only the
-/// calling thread uses them.
+/// `from` and `to` are different objects of at least `bytes` bytes, in anonymous private memory,
+/// and only the calling thread uses them.
 pub unsafe fn move_bytes(from: *mut u8, to: *mut u8, bytes: usize) {
     if bytes < MIN_BYTES || seccomp::is_installed() {
         // SAFETY: both objects have at least `bytes` bytes, and do not overlap.
@@ -105,8 +109,8 @@ pub unsafe fn move_bytes(from: *mut u8, to: *mut u8, bytes: usize) {
 /// Number of bytes that are compared with zero at a time.
 const PIECE_BYTES: usize = 4096;
 
-/// Copies memory, except for pieces that are zero in both places. Reading memory that was never written to maps
-/// the kernel's zero page; writing zeros to it would make a page resident.
+/// Copies memory, except for pieces that are zero in both places. Reading memory that was never
+/// written to maps the kernel's zero page; writing zeros to it would make a page resident.
 ///
 /// # Safety
 /// See [`move_bytes`].
@@ -138,8 +142,8 @@ unsafe fn is_zero(at: *const u8, bytes: usize) -> bool {
     lines.iter().all(line_is_zero) && rest.iter().all(|byte| *byte == 0)
 }
 
-/// Returns true if a cache line is zero. Has no branch for each word, so that it becomes a few vector
-/// instructions.
+/// Returns true if a cache line is zero. Has no branch for each word, so that it becomes a few
+/// vector instructions.
 fn line_is_zero(line: &[u8; 64]) -> bool {
     let (words, _) = line.as_chunks::<8>();
     let word = |bytes: &[u8; 8]| u64::from_ne_bytes(*bytes);

@@ -1,5 +1,5 @@
-//! Uses the program's own allocator. Its functions are found with `dlsym`, which itself allocates; until they
-//! are known, a small static block serves these allocations.
+//! Uses the program's own allocator. Its functions are found with `dlsym`, which itself allocates;
+//! until they are known, a small static block serves these allocations.
 
 use super::{CHOSEN_SYSTEM, NEXT};
 use core::cell::UnsafeCell;
@@ -23,8 +23,8 @@ pub fn find(symbol: &CStr) -> *mut c_void {
     crate::sys::next_symbol(symbol)
 }
 
-/// Returns the target for a function that was found. Functions that take objects are wrapped, because they
-/// must recognise those of the static block.
+/// Returns the target for a function that was found. Functions that take objects are wrapped,
+/// because they must recognise those of the static block.
 pub fn guarded(symbol: &CStr, found: *mut c_void) -> *mut c_void {
     if symbol == c"free" {
         REAL_FREE.store(found, Ordering::Relaxed);
@@ -51,7 +51,8 @@ pub fn enter() {
         .store(realloc as *mut c_void, Ordering::Relaxed);
 }
 
-/// Ends the lookup. If `malloc` or `free` was not found, jemalloc is used after all, for all functions.
+/// Ends the lookup. If `malloc` or `free` was not found, jemalloc is used after all, for all
+/// functions.
 pub fn leave() {
     let missing = REAL_FREE.load(Ordering::Relaxed).is_null();
     if missing || NEXT.malloc.load(Ordering::Relaxed) == early_malloc as *mut c_void {

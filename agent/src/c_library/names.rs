@@ -1,5 +1,5 @@
-/// Functions of the C library that the agent and jemalloc call. The build script makes the linker redirect
-/// each name to a jump through a table of the agent's own (see `c_library.rs`).
+/// Functions of the C library that the agent and jemalloc call. The build script makes the linker
+/// redirect each name to a jump through a table of the agent's own (see `c_library.rs`).
 const FORWARDED: &[&str] = &[
     // Must be first, because what finds the others may call it.
     "getauxval",
@@ -90,8 +90,8 @@ const FORWARDED: &[&str] = &[
     "write",
 ];
 
-/// Functions that `wrapped.rs` replaces. A replacement calls the C library's function through the table, as
-/// `mem_agent_next_NAME`.
+/// Functions that `wrapped.rs` replaces. A replacement calls the C library's function through the
+/// table, as `mem_agent_next_NAME`.
 const REPLACED: &[&str] = &[
     "mmap",
     "munmap",
@@ -101,7 +101,8 @@ const REPLACED: &[&str] = &[
     "pthread_key_create",
 ];
 
-/// Functions that are only looked up: the agent exports them itself, or not every C library has them.
+/// Functions that are only looked up: the agent exports them itself, or not every C library has
+/// them.
 const LOOKED_UP: &[&str] = &["dlsym", "signal", "strlcpy"];
 
 /// Functions of jemalloc that `exhaustion.rs` replaces.

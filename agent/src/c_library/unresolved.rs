@@ -1,4 +1,5 @@
-//! Substitute for unit tests, which are linked without the table: the loader finds the C library's functions.
+//! Substitute for unit tests, which are linked without the table: the loader finds the C library's
+//! functions.
 
 use core::ffi::{CStr, c_void};
 use core::ptr::null_mut;

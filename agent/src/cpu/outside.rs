@@ -1,5 +1,5 @@
-//! Removes the agent's own frames from a stack. A sample that is due when a fork ends is taken in the
-//! agent's fork handler (`timers::after_fork`), but belongs to the code that called `fork`.
+//! Removes the agent's own frames from a stack. A sample that is due when a fork ends is taken in
+//! the agent's fork handler (`timers::after_fork`), but belongs to the code that called `fork`.
 
 use core::sync::atomic::Ordering;
 use shm_protocol::tree::{FIRST_NODE, NodeId, Tree};

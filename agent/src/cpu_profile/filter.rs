@@ -1,5 +1,5 @@
-//! gperftools' `filter_in_thread`: a function of the program that selects samples. Like gperftools', it is
-//! called in the timers' signal handler, in the thread that was interrupted.
+//! gperftools' `filter_in_thread`: a function of the program that selects samples. Like
+//! gperftools', it is called in the timers' signal handler, in the thread that was interrupted.
 
 use core::ffi::{c_int, c_void};
 use core::mem::transmute;
@@ -61,11 +61,11 @@ pub fn lets_pass() -> bool {
     INSIDE.fetch_add(1, Ordering::SeqCst);
     let function = FUNCTION.load(Ordering::SeqCst);
     let argument = ARGUMENT.load(Ordering::SeqCst);
-    // SAFETY: null, or the function that the program gave for this purpose. `install` waits until this
-    // thread has left it.
+    // SAFETY: null, or the function that the program gave for this purpose. `install` waits until
+    // this thread has left it.
     let passes = match unsafe { transmute::<*mut c_void, Option<Function>>(function) } {
-        // SAFETY: the program's function with its argument, which may be called in a signal handler by
-        // gperftools' interface.
+        // SAFETY: the program's function with its argument, which may be called in a signal handler
+        // by gperftools' interface.
         Some(function) => unsafe { function(argument) != 0 },
         None => true,
     };

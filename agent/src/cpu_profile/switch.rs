@@ -16,9 +16,9 @@ static OWNER: AtomicU32 = AtomicU32::new(0);
 static COUNT: AtomicU32 = AtomicU32::new(0);
 static BASE: [AtomicU8; NAME] = [const { AtomicU8::new(0) }; NAME];
 
-/// Makes a signal, by its number in the variable, start and end profiles named `BASE.0`, `BASE.1` and so
-/// on. Without a base, the signal only writes a message. Complains if that fails. Called at start-up.
-/// Changes `errno`.
+/// Makes a signal, by its number in the variable, start and end profiles named `BASE.0`, `BASE.1`
+/// and so on. Without a base, the signal only writes a message. Complains if that fails. Called at
+/// start-up. Changes `errno`.
 pub fn install(base: &CStr, number: &[u8]) {
     OWNER.store(sys::pid(), Ordering::Relaxed);
     for (place, byte) in BASE.iter().zip(base.to_bytes_with_nul()) {
@@ -54,8 +54,8 @@ unsafe extern "C" fn work(_: *const libc::siginfo_t, _: *const libc::ucontext_t)
     on_signal::leave();
 }
 
-/// Returns the name of the next profile. In a forked child it includes the pid, because the parent uses the
-/// same numbers.
+/// Returns the name of the next profile. In a forked child it includes the pid, because the parent
+/// uses the same numbers.
 fn next_name() -> Text<NAME> {
     let mut name = Text::new();
     for byte in &BASE {

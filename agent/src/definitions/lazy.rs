@@ -27,8 +27,8 @@ const JUMP_SLOT: u64 = if cfg!(target_arch = "aarch64") {
 };
 
 impl Module {
-    /// Binds calls to functions of other modules that the loader has not bound yet, if `target` returns
-    /// an address. Calls that are bound already are not changed.
+    /// Binds calls to functions of other modules that the loader has not bound yet, if `target`
+    /// returns an address. Calls that are bound already are not changed.
     pub fn bind_lazy_calls(&self, target: impl Fn(&CStr) -> Option<*mut c_void>) {
         let tags = [DT_JMPREL, DT_PLTRELSZ, DT_SYMTAB, DT_STRTAB];
         let Some([calls, bytes, symbols, strings]) = self.dynamic(tags) else {
@@ -46,7 +46,8 @@ impl Module {
             if call.info & 0xffff_ffff != JUMP_SLOT || !self.may_change(place) {
                 continue;
             }
-            // SAFETY: a writable word of the module, which the loader also changes while others read it.
+            // SAFETY: a writable word of the module, which the loader also changes while others
+            // read it.
             let place = unsafe { AtomicPtr::<c_void>::from_ptr(place as *mut *mut c_void) };
             // A call that is not bound leads into the module itself, to code that calls the loader.
             if !self.contains(place.load(Ordering::Relaxed)) {

@@ -1,7 +1,7 @@
 //! gperftools' CPU profiler for programs that call it (`gperftools/profiler.h`).
 //!
-//! Unlike gperftools', it is sampled from outside, without a signal, unless `filter_in_thread` is given:
-//! that function has to be called in the sampled threads.
+//! Unlike gperftools', it is sampled from outside, without a signal, unless `filter_in_thread` is
+//! given: that function has to be called in the sampled threads.
 
 use super::gperftools::next;
 use crate::cpu_profile::{self, Filter, NAME};
@@ -50,8 +50,8 @@ macro_rules! exports {
 }
 
 exports! {
-    /// Begins a profile, which is written to this file. Returns 0 if that fails, or if a profile has
-    /// begun already.
+    /// Begins a profile, which is written to this file. Returns 0 if that fails, or if a profile
+    /// has begun already.
     "ProfilerStart"
     fn start(file: *const c_char) -> c_int {
         // SAFETY: null or a terminated string.

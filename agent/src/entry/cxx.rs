@@ -1,20 +1,21 @@
 //! C++'s `operator new` and `operator delete`, in all their forms (C++20 17.6.3).
 //!
-//! libstdc++'s operators call `malloc` and would do. But an allocator library that the program is linked
-//! with (tcmalloc, a shared jemalloc) brings its own operators, with another heap. Our own operators
-//! also save a frame in every stack. If memory runs out, the C++ library's operator is called instead,
-//! which calls the new-handler and throws. It is reached by a jump, so an exception meets no frame of
-//! ours.
+//! libstdc++'s operators call `malloc` and would do. But an allocator library that the program is
+//! linked with (tcmalloc, a shared jemalloc) brings its own operators, with another heap. Our own
+//! operators also save a frame in every stack. If memory runs out, the C++ library's operator is
+//! called instead, which calls the new-handler and throws. It is reached by a jump, so an exception
+//! meets no frame of ours.
 //!
-//! A program or library may define some of the operators. The C++ library's other forms then lead to
-//! those (`delete(p, size)` calls `delete(p)`, `new[]` calls `new`), and objects may have headers that
-//! only they know. So our operators are used only if each form would otherwise be a C++ library's, or an
-//! allocator library's whose `malloc` is replaced by ours, too. If anybody else defines a form, each of
-//! ours jumps to the definition that would be called without us; what that takes from `malloc` is
-//! sampled there.
+//! A program or library may define some of the operators. The C++ library's other forms then lead
+//! to those (`delete(p, size)` calls `delete(p)`, `new[]` calls `new`), and objects may have
+//! headers that only they know. So our operators are used only if each form would otherwise be a
+//! C++ library's, or an allocator library's whose `malloc` is replaced by ours, too. If anybody
+//! else defines a form, each of ours jumps to the definition that would be called without us; what
+//! that takes from `malloc` is sampled there.
 //!
-//! Forms that are not used are hidden from the loader ([`definitions::hide`]): a C program may later
-//! load a library with operators of its own, or a C++ library, which the loader searches after us.
+//! Forms that are not used are hidden from the loader ([`definitions::hide`]): a C program may
+//! later load a library with operators of its own, or a C++ library, which the loader searches
+//! after us.
 //!
 //! Each operator allocates through a pointer of its own if no sample is due.
 
@@ -64,8 +65,8 @@ pub fn is_hidden(name: &CStr) -> bool {
     form.is_some_and(|form| passes_on || missing >> form & 1 == 1)
 }
 
-/// Returns the next library's function, or null. Calls the loader, which allocates a message if it finds
-/// nothing. So a name that no module defines is not looked up.
+/// Returns the next library's function, or null. Calls the loader, which allocates a message if it
+/// finds nothing. So a name that no module defines is not looked up.
 #[inline(never)]
 fn next(name: &CStr) -> *mut c_void {
     if definitions::can_tell() && !definitions::is_defined_by_others(name) {
@@ -79,8 +80,8 @@ fn next(name: &CStr) -> *mut c_void {
     found
 }
 
-/// Finds the operators that throw if memory runs out. Those of an allocator library would allocate from
-/// its own heap.
+/// Finds the operators that throw if memory runs out. Those of an allocator library would allocate
+/// from its own heap.
 fn find_failing() {
     for (slot, name) in [
         (&NEXT_NEW, c"_Znwm"),
@@ -96,11 +97,11 @@ fn find_failing() {
 
 /// Definitions that would be used without us.
 struct Survey {
-    /// True if a form is defined by somebody other than a C++ library or an allocator library that is
-    /// replaced.
+    /// True if a form is defined by somebody other than a C++ library or an allocator library that
+    /// is replaced.
     has_others: bool,
-    /// Next definition of each form, in the order of `NAMES`. Null: ours is used, because there is none
-    /// or it is an allocator library's that is replaced.
+    /// Next definition of each form, in the order of `NAMES`. Null: ours is used, because there is
+    /// none or it is an allocator library's that is replaced.
     next: [*mut c_void; NAMES.len()],
 }
 
@@ -160,8 +161,8 @@ mod plain {
     }
 
     pub unsafe extern "C" fn new_aligned(size: usize, align: usize, _: usize) -> *mut c_void {
-        // SAFETY: any size and alignment is valid: the allocator refuses an alignment that is no power of
-        // two, which no compiler generates.
+        // SAFETY: any size and alignment is valid: the allocator refuses an alignment that is no
+        // power of two, which no compiler generates.
         unsafe {
             let p = NEXT.memalign(align, size);
             if p.is_null() {
@@ -182,8 +183,8 @@ mod plain {
     }
 }
 
-/// Targets that call the C library's functions by their names, as a C++ library's operators do. These
-/// may be functions of the executable.
+/// Targets that call the C library's functions by their names, as a C++ library's operators do.
+/// These may be functions of the executable.
 mod by_name {
     use super::*;
 
@@ -328,8 +329,8 @@ macro_rules! operators {
             /// `operator delete`
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $delete(p: *mut c_void, b: usize, c: usize) {
-                // SAFETY: `p` is null or an object that the caller frees. One that is not sampled goes
-                // to the counterpart of the operator that it came from.
+                // SAFETY: `p` is null or an object that the caller frees. One that is not sampled
+                // goes to the counterpart of the operator that it came from.
                 unsafe {
                     if range::may_contain(p) && !PASSES_ON.load(Ordering::Relaxed) {
                         free_low(p)
@@ -340,8 +341,8 @@ macro_rules! operators {
             }
         )*
 
-        /// Fills the slots, once. Our `operator delete` is the allocator's `free` itself, which saves a
-        /// jump.
+        /// Fills the slots, once. Our `operator delete` is the allocator's `free` itself, which
+        /// saves a jump.
         #[cold]
         pub fn settle() {
             backend::settle();
@@ -414,8 +415,8 @@ fn others_align() -> bool {
     is_others
 }
 
-/// Returns true if an operator takes no sample of an allocation (see [`session::skips_sampling`]). An
-/// operator that passes the call on does not count the bytes: the function that it calls does.
+/// Returns true if an operator takes no sample of an allocation (see [`session::skips_sampling`]).
+/// An operator that passes the call on does not count the bytes: the function that it calls does.
 #[inline(always)]
 fn is_unsampled(size: usize) -> bool {
     let is_off = session::control().epoch.load(Ordering::Relaxed) == 0;

@@ -1,9 +1,9 @@
 //! gperftools' leak checker for programs that call it: `HeapLeakChecker` and `HeapCleaner` of
-//! `gperftools/heap-checker.h` (2.10 to 2.16), with the symbols and the layout that a program compiled
-//! with that header uses.
+//! `gperftools/heap-checker.h` (2.10 to 2.16), with the symbols and the layout that a program
+//! compiled with that header uses.
 //!
-//! Like gperftools', it does nothing unless `HEAPCHECK` is set or the controller started the program
-//! with a leak check. Unlike gperftools', it never terminates the program for misuse.
+//! Like gperftools', it does nothing unless `HEAPCHECK` is set or the controller started the
+//! program with a leak check. Unlike gperftools', it never terminates the program for misuse.
 //!
 //! If the program keeps its own allocator, calls are passed on to that, if it has these functions.
 
@@ -64,14 +64,14 @@ fn is_global(checker: *const Checker) -> bool {
     checker == &raw const GLOBAL.0
 }
 
-/// Returns true if another library is to answer. A sanitizer may call before the first allocation, which
-/// decides whose allocator is used.
+/// Returns true if another library is to answer. A sanitizer may call before the first allocation,
+/// which decides whose allocator is used.
 pub fn is_others() -> bool {
     backend::is_system() || backend::stands_aside()
 }
 
-/// Defines functions: the body is run unless another library is to answer. `silent` is the result if no
-/// other library has the function.
+/// Defines functions: the body is run unless another library is to answer. `silent` is the result
+/// if no other library has the function.
 macro_rules! exports {
     ($($(#[$doc:meta])* $symbol:literal
         fn $name:ident($($arg:ident: $type:ty),*) -> $out:ty
@@ -119,8 +119,8 @@ exports! {
         // SAFETY: a checker that `create` initialised.
         unsafe { end(this) }
     } else {}
-    /// `HeapLeakChecker::DoNoLeaks(ShouldSymbolize)`, called by `NoLeaks`, `SameHeap`, `QuickNoLeaks`
-    /// and others: returns true if nothing was lost since the checker was created.
+    /// `HeapLeakChecker::DoNoLeaks(ShouldSymbolize)`, called by `NoLeaks`, `SameHeap`,
+    /// `QuickNoLeaks` and others: returns true if nothing was lost since the checker was created.
     "_ZN15HeapLeakChecker9DoNoLeaksENS_15ShouldSymbolizeE"
     fn has_no_leaks(this: *mut Checker, _symbolize: c_int) -> bool {
         clear_stack();
@@ -159,8 +159,8 @@ exports! {
         checks::cancel();
         exit::let_exit_unchecked();
     } else {}
-    /// `HeapLeakChecker::DoIgnoreObject(const void*)`: the object, and everything that only it points to,
-    /// is not a leak.
+    /// `HeapLeakChecker::DoIgnoreObject(const void*)`: the object, and everything that only it
+    /// points to, is not a leak.
     "_ZN15HeapLeakChecker14DoIgnoreObjectEPKv"
     fn ignore_object(object: *const c_void) -> () {
         ignore(object)
@@ -170,8 +170,8 @@ exports! {
     fn stop_ignoring_object(object: *const c_void) -> () {
         exemptions::remove_object(object.addr() as u64)
     } else {}
-    /// `HeapLeakChecker::Disabler::Disabler()`: objects that this thread allocates from now on are not
-    /// leaks.
+    /// `HeapLeakChecker::Disabler::Disabler()`: objects that this thread allocates from now on are
+    /// not leaks.
     "_ZN15HeapLeakChecker8DisablerC1Ev"
     fn disable(_this: *mut c_void) -> () {
         change_ignoring(1)
@@ -181,14 +181,14 @@ exports! {
     fn enable(_this: *mut c_void) -> () {
         change_ignoring(-1)
     } else {}
-    /// `HeapCleaner::HeapCleaner(void (*)())`: adds a function that is called before the whole program
-    /// is checked.
+    /// `HeapCleaner::HeapCleaner(void (*)())`: adds a function that is called before the whole
+    /// program is checked.
     "_ZN11HeapCleanerC1EPFvvE"
     fn add_cleaner(_this: *mut c_void, function: extern "C" fn()) -> () {
         checks::add_cleaner(function)
     } else {}
-    /// Called by tcmalloc at start-up if a program is linked with it. Its own checker would find that it
-    /// is not the allocator, and abort the program.
+    /// Called by tcmalloc at start-up if a program is linked with it. Its own checker would find
+    /// that it is not the allocator, and abort the program.
     "_Z33HeapLeakChecker_InternalInitStartv"
     fn start_of_tcmallocs() -> () {} else {}
     /// Called by tcmalloc before other constructors.
@@ -244,7 +244,8 @@ pub fn next(known: &AtomicPtr<c_void>, symbol: &str) -> Option<*mut c_void> {
 
 /// Adds to the thread's count of nested requests to ignore leaks; 0: leaks are not ignored.
 pub fn change_ignoring(by: i16) {
-    // SAFETY: one word of the calling thread's own state, which no signal handler sees half written.
+    // SAFETY: one word of the calling thread's own state, which no signal handler sees half
+    // written.
     unsafe {
         let local = arch::local();
         (*local).ignoring = (*local).ignoring.saturating_add_signed(by);
@@ -258,8 +259,8 @@ pub fn ignore(object: *const c_void) {
     }
 }
 
-/// Clears the stack below the exported function if a check may follow: stale pointers there would count
-/// as roots. The check itself is not inlined, so that its frames lie in the cleared part.
+/// Clears the stack below the exported function if a check may follow: stale pointers there would
+/// count as roots. The check itself is not inlined, so that its frames lie in the cleared part.
 #[inline(always)]
 fn clear_stack() {
     if checks::is_active() {

@@ -1,8 +1,8 @@
-//! gperftools' heap profiler for programs that call it (`gperftools/heap-profiler.h`): a session of this
-//! process that its controller starts, dumps and stops.
+//! gperftools' heap profiler for programs that call it (`gperftools/heap-profiler.h`): a session of
+//! this process that its controller starts, dumps and stops.
 //!
-//! Unlike gperftools', it writes dumps only on request, and uses a session that is already running. Every
-//! allocation is sampled unless `MEM_PROFILER_INTERVAL` says otherwise.
+//! Unlike gperftools', it writes dumps only on request, and uses a session that is already running.
+//! Every allocation is sampled unless `MEM_PROFILER_INTERVAL` says otherwise.
 
 use super::gperftools::exports;
 use crate::request::{self, Answer};
@@ -45,7 +45,8 @@ exports! {
     /// Returns true if a session runs.
     "IsHeapProfilerRunning"
     fn is_running() -> c_int { c_int::from(runs()) } else { 0 }
-    /// Returns the dump as a string from `malloc`; empty without a session, null if memory runs out.
+    /// Returns the dump as a string from `malloc`; empty without a session, null if memory runs
+    /// out.
     "GetHeapProfile"
     fn profile() -> *mut c_char { text() } else { null_mut() }
 }
@@ -73,8 +74,8 @@ unsafe fn begin(prefix: *const c_char) {
     }
 }
 
-/// Allows sessions from now on. Returns true if one was requested before (tcmalloc's constructor does so
-/// for `HEAPPROFILE`).
+/// Allows sessions from now on. Returns true if one was requested before (tcmalloc's constructor
+/// does so for `HEAPPROFILE`).
 pub(super) fn begin_sessions() -> bool {
     HAS_BEGUN.store(true, Ordering::Relaxed);
     IS_WANTED.load(Ordering::Relaxed)

@@ -1,8 +1,8 @@
 //! gperftools' `HEAPPROFILESIGNAL`: a signal that writes a dump with the prefix `HEAPPROFILE`.
 //!
 //! If both are set, every allocation is sampled from the start, as with gperftools, unless
-//! `MEM_PROFILER_INTERVAL` says otherwise. A forked child that does not continue its parent's session
-//! begins one at the signal.
+//! `MEM_PROFILER_INTERVAL` says otherwise. A forked child that does not continue its parent's
+//! session begins one at the signal.
 
 use super::heap_profiler;
 use crate::arch::on_own_stack;
@@ -16,8 +16,8 @@ use core::sync::atomic::{AtomicU32, Ordering};
 /// Pid of the process that uses the prefix for its dumps.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
-/// Reads the environment and installs the handler, at start-up. Returns true if every allocation is to be
-/// sampled. Changes `errno`.
+/// Reads the environment and installs the handler, at start-up. Returns true if every allocation is
+/// to be sampled. Changes `errno`.
 pub fn start() -> bool {
     let set = |name| variable(name).filter(|value| !value.is_empty());
     let Some(number) = set(c"HEAPPROFILESIGNAL") else {

@@ -1,9 +1,9 @@
 //! glibc's internal names of its allocator (`__libc_malloc` and so on). Some programs allocate with
 //! these and free with `free`, or the other way round.
 //!
-//! If the program keeps its allocator, calls are passed on unsampled to the next library's functions of
-//! these names: a library that replaces `malloc` may call them for its own memory. Behind a `malloc` of
-//! the executable they are sampled, because that often just calls them.
+//! If the program keeps its allocator, calls are passed on unsampled to the next library's
+//! functions of these names: a library that replaces `malloc` may call them for its own memory.
+//! Behind a `malloc` of the executable they are sampled, because that often just calls them.
 
 use super::*;
 use crate::backend;
@@ -31,8 +31,8 @@ pub unsafe extern "C" fn __libc_malloc(size: usize) -> *mut c_void {
 /// `free`
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __libc_free(p: *mut c_void) {
-    // SAFETY: `p` is null or an object that the caller frees. Sampled objects may come from `malloc`,
-    // whatever the allocator is, so the range is checked first.
+    // SAFETY: `p` is null or an object that the caller frees. Sampled objects may come from
+    // `malloc`, whatever the allocator is, so the range is checked first.
     unsafe {
         if is_unsampled() && !range::contains(p) {
             NEXT.libc_free(p)
@@ -58,7 +58,8 @@ pub unsafe extern "C" fn __libc_calloc(n: usize, size: usize) -> *mut c_void {
 /// `realloc`
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __libc_realloc(p: *mut c_void, size: usize) -> *mut c_void {
-    // SAFETY: `p` is null or a live object of the caller's. A sampled one is recognised by the range.
+    // SAFETY: `p` is null or a live object of the caller's. A sampled one is recognised by the
+    // range.
     unsafe {
         if is_unsampled() && !range::contains(p) {
             NEXT.libc_realloc(p, size)

@@ -1,10 +1,11 @@
 //! `dlopen`, `dlmopen` and `dlsym`, where they decide whose `malloc` and `free` a library uses.
 //!
-//! A library that is loaded with `RTLD_DEEPBIND` finds the C library's allocator before ours, and so does
-//! `dlsym` with the C library's own handle. Then one allocator would have to free the other's objects.
-//! So the flag is dropped, and a lookup of the C library's `free` returns ours: all use one allocator.
+//! A library that is loaded with `RTLD_DEEPBIND` finds the C library's allocator before ours, and
+//! so does `dlsym` with the C library's own handle. Then one allocator would have to free the
+//! other's objects. So the flag is dropped, and a lookup of the C library's `free` returns ours:
+//! all use one allocator.
 //!
-//! Nothing is changed with musl, or in programs that are not profiled.
+//! Nothing is changed with musl or a sanitizer, or in programs that are not profiled.
 
 use crate::arch::{answer_or_jump, find_and_jump, jump_without};
 use crate::backend;
@@ -31,8 +32,8 @@ jump_without! {
 }
 
 jump_without! {
-    /// dlmopen(3), without `RTLD_DEEPBIND` in the program's own namespace. Other namespaces have a C
-    /// library of their own.
+    /// dlmopen(3), without `RTLD_DEEPBIND` in the program's own namespace. Other namespaces have a
+    /// C library of their own.
     dlmopen(space: c_long, name: *const c_char, flags: c_int), third, KEPT_FLAGS, DLMOPEN
 }
 
@@ -70,7 +71,8 @@ const DLSYM_VERSION: &CStr = if cfg!(target_arch = "aarch64") {
     c"GLIBC_2.2.5"
 };
 
-/// Finds `dlsym` in the C library's own tables, or else by `dlvsym`, which the agent does not replace.
+/// Finds `dlsym` in the C library's own tables, or else by `dlvsym`, which the agent does not
+/// replace.
 extern "C" fn find_dlsym() -> *mut c_void {
     // `dlsym` could return a function that registers fork handlers, so ours are registered first.
     crate::atfork::register();
@@ -94,9 +96,10 @@ fn keep(slot: &AtomicPtr<c_void>, found: *mut c_void) -> *mut c_void {
     found
 }
 
-/// Returns the agent's answer to `dlsym`, or null for the loader's own answer. The agent answers if the
-/// loader would return the function that ours replaces, and only for a library's handle (the results for
-/// the two pseudo-handles depend on the caller); or if nobody else has a function that the agent offers.
+/// Returns the agent's answer to `dlsym`, or null for the loader's own answer. The agent answers if
+/// the loader would return the function that ours replaces, and only for a library's handle (the
+/// results for the two pseudo-handles depend on the caller); or if nobody else has a function that
+/// the agent offers.
 ///
 /// # Safety
 /// `handle` and `name` are valid arguments of `dlsym`.

@@ -1,16 +1,16 @@
 //! Functions that the C library lacks and the agent offers: those of jemalloc, gperftools and
 //! LeakSanitizer, and of C libraries newer than the process's.
 //!
-//! Their names are not reserved: libraries of the program may have other functions with the same names,
-//! and the loader finds those of a preloaded library first. So:
+//! Their names are not reserved: libraries of the program may have other functions with the same
+//! names, and the loader finds those of a preloaded library first. So:
 //!
-//! - If a library that the program is linked with has a function of that name, the entry jumps there,
-//!   with all arguments unchanged. An exception is an allocator library, which defines `malloc` and
-//!   `free`: it is replaced as a whole.
-//! - Calls from the program and these libraries are bound before the agent's constructor runs, or by it.
-//!   Then the names are hidden ([`definitions::hide`]), except for those of an allocator library that is
-//!   replaced. So a library that is loaded later finds what it would find without the agent: its own
-//!   function, another library's, or none.
+//! - If a library that the program is linked with has a function of that name, the entry jumps
+//!   there, with all arguments unchanged. An exception is an allocator library, which defines
+//!   `malloc` and `free`: it is replaced as a whole.
+//! - Calls from the program and these libraries are bound before the agent's constructor runs, or
+//!   by it. Then the names are hidden ([`definitions::hide`]), except for those of an allocator
+//!   library that is replaced. So a library that is loaded later finds what it would find without
+//!   the agent: its own function, another library's, or none.
 //! - `dlsym` still finds the functions that no module has.
 
 use super::{cpu_profiler, gperftools, heap_profiler, jemalloc_api, sanitizer, statistics};
@@ -24,8 +24,8 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 /// Function that the agent offers.
 #[repr(C)]
 struct Offered {
-    /// Function that the entry jumps to; null until [`settle`] has run. Must be the first word: the entry
-    /// reads it.
+    /// Function that the entry jumps to; null until [`settle`] has run. Must be the first word: the
+    /// entry reads it.
     target: AtomicPtr<c_void>,
     /// The agent's own function.
     own: *mut c_void,
@@ -59,8 +59,8 @@ macro_rules! offered {
         }
 
         static ALL: [&Offered; [$(stringify!($symbol)),*].len()] = [$(&to::$symbol),*];
-        /// All names, each with its terminating zero. Pointers to them would have to be relocated at each
-        /// start.
+        /// All names, each with its terminating zero. Pointers to them would have to be relocated
+        /// at each start.
         const NAMES: &str = concat!($(stringify!($symbol), "\0",)*);
     };
 }
@@ -154,7 +154,8 @@ const NOBODY: Others = Others {
     function: null_mut(),
 };
 
-/// Stores the target of each entry, once: at start-up, or at the first call of an entry. Keeps `errno`.
+/// Stores the target of each entry, once: at start-up, or at the first call of an entry. Keeps
+/// `errno`.
 extern "C" fn settle() {
     let saved = sys::errno();
     let others = find_others();
@@ -179,7 +180,8 @@ extern "C" fn settle() {
     sys::set_errno(saved);
 }
 
-/// Finds the definitions of all functions outside the agent, in the order of [`ALL`]. Calls the loader.
+/// Finds the definitions of all functions outside the agent, in the order of [`ALL`]. Calls the
+/// loader.
 fn find_others() -> [Others; ALL.len()] {
     let mut others = [NOBODY; ALL.len()];
     let mut is_before = true;
@@ -209,8 +211,9 @@ pub fn find_next() {
     settle();
 }
 
-/// Binds calls of hidden functions that the loader would look up lazily, when it no longer finds them.
-/// Called by the constructor: the loader has relocated what the program is linked with by then.
+/// Binds calls of hidden functions that the loader would look up lazily, when it no longer finds
+/// them. Called by the constructor: the loader has relocated what the program is linked with by
+/// then.
 pub fn bind_calls() {
     definitions::each(|module| {
         if !module.is_ours() {
@@ -237,8 +240,8 @@ fn hidden(name: &CStr) -> Option<&'static Offered> {
     (found.target.load(Ordering::Relaxed) == found.own).then_some(found)
 }
 
-/// Returns the address that `dlsym` returns for a hidden name, if no other module has such a function.
-/// Calls the loader.
+/// Returns the address that `dlsym` returns for a hidden name, if no other module has such a
+/// function. Calls the loader.
 pub fn looked_up(name: &CStr) -> Option<*mut c_void> {
     let found = hidden(name)?;
     (!definitions::is_defined_by_others(name)).then_some(found.entry)

@@ -1,8 +1,8 @@
-//! LeakSanitizer's functions for programs that call them (`sanitizer/lsan_interface.h`), and functions
-//! that sanitizers call.
+//! LeakSanitizer's functions for programs that call them (`sanitizer/lsan_interface.h`), and
+//! functions that sanitizers call.
 //!
-//! A check needs a running session; without one, it finds nothing. If a sanitizer is in the process,
-//! calls are passed on to it.
+//! A check needs a running session; without one, it finds nothing. If a sanitizer is in the
+//! process, calls are passed on to it.
 
 use super::gperftools::{change_ignoring, ignore, is_others};
 use crate::arch::glibc_function;
@@ -12,8 +12,8 @@ use core::ffi::{CStr, c_char, c_int, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-/// Defines functions. If the program keeps its allocator and a sanitizer has the function, the call is
-/// passed on.
+/// Defines functions. If the program keeps its allocator and a sanitizer has the function, the call
+/// is passed on.
 macro_rules! exports {
     ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),*) $(-> $out:ty)? $body:block)*) => {$(
         $(#[$doc])*
@@ -61,8 +61,8 @@ exports! {
     fn __lsan_unregister_root_region(at: *const c_void, bytes: usize) {
         exemptions::remove_region(at.addr() as u64, bytes as u64)
     }
-    /// Checks now. If there are leaks, ends the program with status 23, or the one that its options name.
-    /// Otherwise there is no check at exit.
+    /// Checks now. If there are leaks, ends the program with status 23, or the one that its options
+    /// name. Otherwise there is no check at exit.
     fn __lsan_do_leak_check() {
         if let Some(code @ 1..) = check() {
             // SAFETY: ends the process, as LeakSanitizer does, without its exit handlers.
@@ -75,8 +75,8 @@ exports! {
     fn __lsan_do_recoverable_leak_check() -> c_int { c_int::from(check().is_some()) }
 }
 
-/// Returns the sanitizer's own function, or null. Looked up once, without `dlsym`: sanitizers call these
-/// functions while they start, and within `dlsym`.
+/// Returns the sanitizer's own function, or null. Looked up once, without `dlsym`: sanitizers call
+/// these functions while they start, and within `dlsym`.
 fn theirs(known: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     let function = known.load(Ordering::Relaxed);
     if !function.is_null() {
@@ -117,9 +117,9 @@ fn look() -> Option<c_int> {
         .map(|found| found.code)
 }
 
-/// Default options of AddressSanitizer, which the program may define instead. AddressSanitizer refuses to
-/// start if a library precedes its own in the loader's list, as every preloaded one does: such a library
-/// could intercept its functions. The agent passes all calls on to it.
+/// Default options of AddressSanitizer, which the program may define instead. AddressSanitizer
+/// refuses to start if a library precedes its own in the loader's list, as every preloaded one
+/// does: such a library could intercept its functions. The agent passes all calls on to it.
 #[unsafe(no_mangle)]
 pub extern "C" fn __asan_default_options() -> *const c_char {
     c"verify_asan_link_order=0".as_ptr()

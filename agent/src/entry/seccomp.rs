@@ -1,9 +1,9 @@
-//! `prctl` and `syscall`, by which programs install seccomp filters, and forbid themselves to read the cycle
-//! counter.
+//! `prctl` and `syscall`, by which programs install seccomp filters, and forbid themselves to read
+//! the cycle counter.
 //!
-//! Both make the system call with the caller's arguments, like the C library's functions, and record such a call
-//! beforehand (see [`crate::seccomp`] and [`crate::cycles`]). They may be called before this library's
-//! constructor, so they need nothing of the C library but `errno`.
+//! Both make the system call with the caller's arguments, like the C library's functions, and
+//! record such a call beforehand (see [`crate::seccomp`] and [`crate::cycles`]). They may be called
+//! before this library's constructor, so they need nothing of the C library but `errno`.
 
 use crate::arch::{noting_prctl, noting_syscall};
 use crate::{cpu, cycles, range, sample, seccomp, session};
@@ -19,7 +19,8 @@ const SET_MODE_STRICT: usize = 0;
 /// `PR_SET_TSC` of linux/prctl.h.
 const PR_SET_TSC: usize = 26;
 
-/// Records a call of prctl(2) that is about to be made. Safe in a signal handler that interrupted an allocation.
+/// Records a call of prctl(2) that is about to be made. Safe in a signal handler that interrupted
+/// an allocation.
 fn note(option: usize, mode: usize) {
     if session::is_guest() {
         return;
@@ -65,7 +66,8 @@ noting_syscall! {
     syscall, PR_SET_SECCOMP, PR_SET_TSC, note_syscall, fail
 }
 
-/// Returns the C library's result of a failed call: sets `errno` to the negated result, and returns -1.
+/// Returns the C library's result of a failed call: sets `errno` to the negated result, and returns
+/// -1.
 extern "C" fn fail(result: c_long) -> c_long {
     crate::sys::set_errno(-result as c_int);
     -1

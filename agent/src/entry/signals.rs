@@ -1,8 +1,8 @@
 //! `sigaction`, `signal` and `sigaltstack`.
 //!
-//! A program that wants the signal of a CPU session's timers gets it, and the session switches to another
-//! one. The bounds of the thread's alternate signal stack are recorded, because it may be too small for a
-//! sample. Otherwise, calls are passed on unchanged.
+//! A program that wants the signal of a CPU session's timers gets it, and the session switches to
+//! another one. The bounds of the thread's alternate signal stack are recorded, because it may be
+//! too small for a sample. Otherwise, calls are passed on unchanged.
 
 use crate::arch::glibc_function;
 use crate::c_library;
@@ -29,8 +29,8 @@ pub fn find_next() {
     SIGALTSTACK.store(next_symbol(c"sigaltstack"), Ordering::Relaxed);
 }
 
-/// Returns the function of the next library. Before start-up, the function itself by its other name in
-/// glibc (`other`, 0 if it has none).
+/// Returns the function of the next library. Before start-up, the function itself by its other name
+/// in glibc (`other`, 0 if it has none).
 fn real(known: &AtomicPtr<c_void>, other: usize, name: &CStr) -> *mut c_void {
     match known.load(Ordering::Relaxed) {
         found if !found.is_null() => found,
@@ -67,8 +67,8 @@ pub unsafe extern "C" fn sigaction(
     }
 }
 
-/// Hides the agent's own handler of a signal that the user requested: some programs refuse to run if a
-/// signal that they want is in use.
+/// Hides the agent's own handler of a signal that the user requested: some programs refuse to run
+/// if a signal that they want is in use.
 ///
 /// # Safety
 /// `old` is null or an action that the C library has filled.
@@ -123,8 +123,8 @@ pub unsafe extern "C" fn sigaltstack(new: *const libc::stack_t, old: *mut libc::
             0 => (start, start.saturating_add(stack.ss_size as u64)),
             _ => (0, 0),
         };
-        // SAFETY: the calling thread's own words. A signal handler between the two stores is not on the
-        // new stack yet, or leaves it before it returns.
+        // SAFETY: the calling thread's own words. A signal handler between the two stores is not on
+        // the new stack yet, or leaves it before it returns.
         unsafe {
             let local = arch::local();
             (*local).signal_stack = start;

@@ -8,8 +8,8 @@ use crate::{range, sample, stats};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::transmute;
 
-/// `struct mallinfo2` of glibc's malloc.h. `struct mallinfo` has the same fields as `int`s. All fields
-/// are bytes, except for the counts of blocks.
+/// `struct mallinfo2` of glibc's malloc.h. `struct mallinfo` has the same fields as `int`s. All
+/// fields are bytes, except for the counts of blocks.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub struct Info<T> {
@@ -25,9 +25,9 @@ pub struct Info<T> {
     keepcost: T,
 }
 
-/// glibc: malloc.h. `arena` is what jemalloc has from the system, `uordblks` what of that is in use,
-/// `fordblks` the rest, and `keepcost` what `malloc_trim` would release. Large blocks are not counted
-/// separately.
+/// glibc: malloc.h. `arena` is what jemalloc has from the system, `uordblks` what of that is in
+/// use, `fordblks` the rest, and `keepcost` what `malloc_trim` would release. Large blocks are not
+/// counted separately.
 pub extern "C" fn mallinfo2() -> Info<usize> {
     let next = next(c"mallinfo2").map_or_else(Info::default, |found| {
         // SAFETY: the C library's function of this type, by malloc.h.
@@ -61,7 +61,8 @@ pub extern "C" fn mallinfo() -> Info<c_int> {
     }
 }
 
-/// glibc: malloc.h. Writes the statistics to a stream as XML. Returns `EINVAL` if `options` is not 0.
+/// glibc: malloc.h. Writes the statistics to a stream as XML. Returns `EINVAL` if `options` is not
+/// 0.
 ///
 /// # Safety
 /// `stream` is an open `FILE`.

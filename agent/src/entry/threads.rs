@@ -1,6 +1,6 @@
-//! `pthread_create`, by which a CPU session learns of new threads at once. Otherwise, a new thread that
-//! never allocates, while all others wait, would go unnoticed. Without a CPU session, calls are passed on
-//! unchanged.
+//! `pthread_create`, by which a CPU session learns of new threads at once. Otherwise, a new thread
+//! that never allocates, while all others wait, would go unnoticed. Without a CPU session, calls
+//! are passed on unchanged.
 
 use crate::arch::starting_thread;
 use crate::sys::next_symbol;
@@ -90,8 +90,8 @@ pub unsafe extern "C" fn pthread_create(
         return unsafe { real(thread, attributes, routine, argument) };
     };
     let place = (&raw const *beginning).cast_mut().cast();
-    // SAFETY: called with the caller's arguments, except for the start routine: `begin` continues with
-    // the caller's.
+    // SAFETY: called with the caller's arguments, except for the start routine: `begin` continues
+    // with the caller's.
     let result = unsafe { real(thread, attributes, Some(begin), place) };
     if result != 0 {
         beginning.free();

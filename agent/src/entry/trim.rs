@@ -6,8 +6,8 @@ use core::ffi::{c_int, c_void};
 
 type Trim = unsafe extern "C" fn(usize) -> c_int;
 
-/// glibc: malloc.h. Releases the free memory of all arenas and of the calling thread's cache. Returns 1 if
-/// there was any. `pad` is not used: jemalloc has no top of the heap.
+/// glibc: malloc.h. Releases the free memory of all arenas and of the calling thread's cache.
+/// Returns 1 if there was any. `pad` is not used: jemalloc has no top of the heap.
 #[unsafe(no_mangle)]
 pub extern "C" fn malloc_trim(pad: usize) -> c_int {
     let others = if is_system() || stands_aside() {

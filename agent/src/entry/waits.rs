@@ -1,6 +1,6 @@
-//! Functions by which a program fetches blocked signals (`sigwait`, `signalfd` and so on). Programs often
-//! fetch all signals, but those of a CPU session's timers are not meant for them. Outside a CPU session,
-//! calls are passed on unchanged.
+//! Functions by which a program fetches blocked signals (`sigwait`, `signalfd` and so on). Programs
+//! often fetch all signals, but those of a CPU session's timers are not meant for them. Outside a
+//! CPU session, calls are passed on unchanged.
 
 use crate::sys::{next_symbol, set_errno};
 use crate::{cpu, timers};
@@ -161,8 +161,8 @@ unsafe fn wait_for_others(
     }
 }
 
-/// signalfd(2). Our signal is removed from a set of all signals. If a program wants this very signal, it
-/// gets it, and the session switches to another one.
+/// signalfd(2). Our signal is removed from a set of all signals. If a program wants this very
+/// signal, it gets it, and the session switches to another one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn signalfd(fd: c_int, set: *const libc::sigset_t, flags: c_int) -> c_int {
     let real = real(&DESCRIPTOR, c"signalfd");

@@ -2,9 +2,9 @@
 //!
 //! `dlclose` is announced, waits until no thread reads, and then calls the loader's. Reading takes
 //! microseconds. A reader that has not left after a second is stuck: in a signal handler, behind a
-//! debugger, or in a thread that this one has stopped. A signal handler that interrupted a reader of its
-//! own thread cannot wait either. In these cases the library stays loaded, which POSIX allows, until the
-//! next `dlclose` that need not wait.
+//! debugger, or in a thread that this one has stopped. A signal handler that interrupted a reader
+//! of its own thread cannot wait either. In these cases the library stays loaded, which POSIX
+//! allows, until the next `dlclose` that need not wait.
 
 use super::look_for_changes;
 use crate::{arch, backend};
@@ -21,8 +21,9 @@ const READER_TIMEOUT_NS: u64 = 1_000_000_000;
 /// Maximum wait after an earlier wait has timed out, in ns.
 const STUCK_READER_TIMEOUT_NS: u64 = 10_000_000;
 
-/// Runs `work`, which reads the memory of modules or the loader's data for them. No `dlclose` of the program
-/// unloads anything meanwhile. Returns `None`, without running it, if something is being unloaded.
+/// Runs `work`, which reads the memory of modules or the loader's data for them. No `dlclose` of
+/// the program unloads anything meanwhile. Returns `None`, without running it, if something is
+/// being unloaded.
 pub fn reading<R>(work: impl FnOnce() -> R) -> Option<R> {
     let inside = READERS.enter()?;
     let local = arch::local();
@@ -38,8 +39,8 @@ pub fn reading<R>(work: impl FnOnce() -> R) -> Option<R> {
     Some(result)
 }
 
-/// Forgets the parent's other threads in a forked child: their reading and unloading never ends. This thread
-/// may itself have forked in a signal handler that interrupted its reading.
+/// Forgets the parent's other threads in a forked child: their reading and unloading never ends.
+/// This thread may itself have forked in a signal handler that interrupted its reading.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 pub unsafe extern "C" fn in_child() {
     // SAFETY: the word is the thread's own.

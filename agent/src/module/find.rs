@@ -24,8 +24,8 @@ type DlFind = unsafe extern "C" fn(*mut c_void, *mut DlFound) -> c_int;
 /// Address of `_dl_find_object`; 0 if the C library has none.
 static DL_FIND_OBJECT: AtomicUsize = AtomicUsize::new(0);
 
-/// Looks up `_dl_find_object`, at start-up. Linkers would turn a weak reference into a version requirement
-/// on the C library that they saw, and the agent would not load with an older one.
+/// Looks up `_dl_find_object`, at start-up. Linkers would turn a weak reference into a version
+/// requirement on the C library that they saw, and the agent would not load with an older one.
 pub fn init() {
     DL_FIND_OBJECT.store(sys::symbol(c"_dl_find_object") as usize, Ordering::Relaxed);
     program::find(|pc| ask_loader(dl_find_object()?, pc));
@@ -53,8 +53,8 @@ pub fn find(pc: u64) -> Option<Found> {
 fn ask_loader(function: DlFind, pc: u64) -> Option<Found> {
     // SAFETY: zeros are a valid `DlFound`.
     let mut result: DlFound = unsafe { core::mem::zeroed() };
-    // SAFETY: async-signal-safe according to the glibc manual ("Dynamic Linker Introspection"), with a
-    // structure of ours to fill.
+    // SAFETY: async-signal-safe according to the glibc manual ("Dynamic Linker Introspection"),
+    // with a structure of ours to fill.
     if unsafe { function(pc as *mut c_void, &mut result) } != 0 {
         return None;
     }

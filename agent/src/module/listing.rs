@@ -1,7 +1,7 @@
 //! Modules as last read from `/proc/self/maps`, for C libraries that cannot look up addresses.
 //!
-//! The maps are read again when an address is in no known module, or in one that is gone. A process may
-//! have any number of mappings, so reading can take any time; it is limited to 1 % of the time
+//! The maps are read again when an address is in no known module, or in one that is gone. A process
+//! may have any number of mappings, so reading can take any time; it is limited to 1 % of the time
 //! ([`Budget`]). An address that would need another reading too early truncates one stack.
 
 use super::found::Found;
@@ -24,8 +24,8 @@ const PIECE_BYTES: usize = 64 << 10;
 /// Maximum number of modules of one reading.
 const MAX_ENTRIES: usize = 4096;
 
-/// State of the listing, mapped at the first search and never unmapped: too large for a thread's stack.
-/// All zeros is an empty listing.
+/// State of the listing, mapped at the first search and never unmapped: too large for a thread's
+/// stack. All zeros is an empty listing.
 #[repr(C)]
 struct Listing {
     budget: Budget,
@@ -50,7 +50,8 @@ struct Entry {
 }
 
 impl Entry {
-    /// Returns true if the module still is at its addresses. Does not touch its memory: the kernel checks.
+    /// Returns true if the module still is at its addresses. Does not touch its memory: the kernel
+    /// checks.
     fn is_there(&self) -> bool {
         if self.fingerprint.is_empty() {
             !probe::is_readable(self.start)
@@ -124,8 +125,8 @@ impl Listing {
 }
 
 fn fingerprint(start: u64, end: u64) -> Fingerprint {
-    // SAFETY: mapped according to the maps that were just read, and no `dlclose` can unmap it inside
-    // `reading`.
+    // SAFETY: mapped according to the maps that were just read, and no `dlclose` can unmap it
+    // inside `reading`.
     let page = unsafe { elf::first_page(start, end) };
     page.map(|page| Fingerprint::of(page, start))
         .unwrap_or_default()
@@ -161,8 +162,8 @@ static CLAIMED: AtomicBool = AtomicBool::new(false);
 /// True if the last reading must not be used any more.
 static STALE: AtomicBool = AtomicBool::new(false);
 
-/// Finds the module that contains `pc` in the maps. Must be called inside `close::reading`. Returns `None`,
-/// which truncates one stack, if another thread uses the listing.
+/// Finds the module that contains `pc` in the maps. Must be called inside `close::reading`. Returns
+/// `None`, which truncates one stack, if another thread uses the listing.
 pub fn search_maps(pc: u64) -> Option<Found> {
     // A seccomp filter of the program may forbid opening the maps.
     if crate::seccomp::is_installed() || CLAIMED.swap(true, Ordering::Acquire) {
@@ -178,7 +179,8 @@ pub fn search_maps(pc: u64) -> Option<Found> {
     found
 }
 
-/// Forgets modules that were unloaded: another one may look the same. Takes about 1 µs for each module.
+/// Forgets modules that were unloaded: another one may look the same. Takes about 1 µs for each
+/// module.
 pub fn forget_gone() {
     if LISTING.load(Ordering::Relaxed).is_null() {
         return;
@@ -201,13 +203,13 @@ fn listing() -> Option<&'static mut Listing> {
         at = own::map(size_of::<Listing>()).cast();
         LISTING.store(at, Ordering::Relaxed);
     }
-    // SAFETY: null, or a mapping of this size that is never unmapped. Nobody else uses it while it is
-    // claimed, and zeros are valid.
+    // SAFETY: null, or a mapping of this size that is never unmapped. Nobody else uses it while it
+    // is claimed, and zeros are valid.
     unsafe { at.as_mut() }
 }
 
-/// Releases the listing in a forked child, unless this thread is using it: another thread of the parent may
-/// have been. Its unfinished reading counts as empty.
+/// Releases the listing in a forked child, unless this thread is using it: another thread of the
+/// parent may have been. Its unfinished reading counts as empty.
 pub fn forget_others() {
     if CLAIMED.load(Ordering::Relaxed) {
         CLAIMED.store(false, Ordering::Relaxed);

@@ -17,7 +17,8 @@ pub fn each_line(buffer: &mut [u8], mut seen: impl FnMut(&[u8])) {
     });
 }
 
-/// Keeps the lines of files that have code, with an empty line after each file. Drops gaps within a file.
+/// Keeps the lines of files that have code, with an empty line after each file. Drops gaps within a
+/// file.
 pub struct Filter<'a> {
     text: &'a mut [u8],
     used: usize,
@@ -83,8 +84,8 @@ impl<'a> Filter<'a> {
     }
 }
 
-/// Finds the module that contains `pc`, and the text that names its file. `extent` returns its first and
-/// last address (see [`by_header`]).
+/// Finds the module that contains `pc`, and the text that names its file. `extent` returns its
+/// first and last address (see [`by_header`]).
 pub fn search_text(
     text: &[u8],
     pc: u64,
@@ -111,10 +112,11 @@ pub fn search_text(
     (start <= pc && pc < end).then_some((found, run.file))
 }
 
-/// Returns the first and last address of the module that has the byte at `offset` of its file at address
-/// `pc`, according to the header in a mapping of the file's start. The module need not begin at that mapping:
-/// linkers that leave no gaps in files (lld, zig) put the first code into the header's page, which is
-/// mapped a second time for it. Nor is every mapping of a file's start a module.
+/// Returns the first and last address of the module that has the byte at `offset` of its file at
+/// address `pc`, according to the header in a mapping of the file's start. The module need not
+/// begin at that mapping: linkers that leave no gaps in files (lld, zig) put the first code into
+/// the header's page, which is mapped a second time for it. Nor is every mapping of a file's start
+/// a module.
 pub fn by_header(header: &Line<'_>, pc: u64, offset: u64) -> Option<(u64, u64)> {
     // SAFETY: according to the maps that were just read, it is mapped, as a part of the module that
     // contains `pc` or before it. No `dlclose` can unmap it inside `reading`.
@@ -205,7 +207,8 @@ pub struct Line<'a> {
 }
 
 impl Line<'_> {
-    /// Returns true for reserved addresses between two parts of a module (qemu's loader leaves them).
+    /// Returns true for reserved addresses between two parts of a module (qemu's loader leaves
+    /// them).
     fn is_gap(&self) -> bool {
         !self.readable && !self.executable && path_of(self.file).is_empty()
     }
@@ -239,8 +242,8 @@ fn hex(text: &[u8]) -> Option<u64> {
         .try_fold(0u64, |n, byte| Some(n.checked_mul(16)? | digit(byte)?))
 }
 
-/// Returns a number that differs between files: a hash of device and inode, which stay the same when the
-/// file is renamed or deleted.
+/// Returns a number that differs between files: a hash of device and inode, which stay the same
+/// when the file is renamed or deleted.
 fn inode(file: &[u8]) -> u64 {
     let mut blanks = (0..file.len()).filter(|at| file[*at] == b' ');
     let end = blanks.nth(1).unwrap_or(file.len());

@@ -22,8 +22,8 @@ pub fn publish_missing() {
     }
 }
 
-/// Records a module from the facts that were read when it was registered. Reads neither its memory nor the
-/// loader's data for it.
+/// Records a module from the facts that were read when it was registered. Reads neither its memory
+/// nor the loader's data for it.
 pub fn publish(slot: &Slot) {
     let segment = session::segment_number();
     let facts = slot.facts();
@@ -31,8 +31,8 @@ pub fn publish(slot: &Slot) {
         return;
     };
     slot.segment.store(segment, Ordering::Relaxed);
-    // SAFETY: the table is in the segment, and backed while a session runs. The counters hand out each
-    // of its parts once.
+    // SAFETY: the table is in the segment, and backed while a session runs. The counters hand out
+    // each of its parts once.
     unsafe {
         let index = (*table).count.fetch_add(1, Ordering::Relaxed) as usize;
         if index >= MODULE_CAPACITY {

@@ -1,5 +1,5 @@
-//! Tables of modules, unwind rules, and stacks seen. Mapped when the first session begins: a process that is
-//! never profiled does not pay for them, not even in address space.
+//! Tables of modules, unwind rules, and stacks seen. Mapped when the first session begins: a
+//! process that is never profiled does not pay for them, not even in address space.
 
 use super::Slot;
 use crate::own;

@@ -130,8 +130,8 @@ impl FrameCache {
     #[inline(always)]
     fn cached(&self, index: usize) -> &CachedFrame {
         debug_assert!(index < MOST_FRAMES);
-        // SAFETY: every index in this module counts from `count` or `ahead` down, or is one that `end`
-        // has just written.
+        // SAFETY: every index in this module counts from `count` or `ahead` down, or is one that
+        // `end` has just written.
         unsafe { self.cached.get_unchecked(index).assume_init_ref() }
     }
 
@@ -201,8 +201,8 @@ impl FrameCache {
             return Ok(false);
         }
         if let Some(changed) = self.first_changed_by_style(walk, memory, index) {
-            // Its cached callees lead to it, so none of them can end the walk: they are not searched
-            // again.
+            // Its cached callees lead to it, so none of them can end the walk: they are not
+            // searched again.
             self.ahead = changed;
             return Ok(false);
         }

@@ -39,9 +39,9 @@ pub unsafe fn address(
     }
 }
 
-/// Returns the address of the first instruction of the copy that a frame runs. Without the GIL, each
-/// thread may have its own copy of the instructions; copy 0 is in the code object. The table of
-/// copies may be replaced by a larger one meanwhile.
+/// Returns the address of the first instruction of the copy that a frame runs. Without the GIL,
+/// each thread may have its own copy of the instructions; copy 0 is in the code object. The table
+/// of copies may be replaced by a larger one meanwhile.
 ///
 /// # Safety
 /// `frame` is the address of a readable frame.

@@ -97,8 +97,8 @@ impl Memory {
         self.is_interrupted
     }
 
-    /// Returns true if all pages from `start` to `end` are readable. For an interrupted thread, each
-    /// page is probed once in a walk; otherwise each time.
+    /// Returns true if all pages from `start` to `end` are readable. For an interrupted thread,
+    /// each page is probed once in a walk; otherwise each time.
     pub fn are_readable(&mut self, start: u64, end: u64) -> bool {
         if !self.is_interrupted {
             return probe::are_readable(start, end);

@@ -43,9 +43,9 @@ pub fn never() -> u64 {
 }
 
 impl QuickCheck {
-    /// Creates the check of a frame that was read. `version` is `None` unless the frame points to its
-    /// caller and the same native frame runs both; without a version, the check always fails. `frame`
-    /// 0 stands for no frame.
+    /// Creates the check of a frame that was read. `version` is `None` unless the frame points to
+    /// its caller and the same native frame runs both; without a version, the check always fails.
+    /// `frame` 0 stands for no frame.
     pub fn of(frame: u64, words: Words, version: Option<Version>) -> Self {
         let (versioned, name, version) = match version {
             Some(Version::OfFunction(function, version)) => (function, 0, version),

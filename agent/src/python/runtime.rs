@@ -1,7 +1,7 @@
 //! The Python interpreter of this process: where it is, its version, and whether it is as expected.
 //!
-//! An interpreter is found at start-up, or when its library first appears on a stack. The offsets of
-//! its data may be wrong (an unknown version, an unusual build). So it is watched: if the first
+//! An interpreter is found at start-up, or when its library first appears on a stack. The offsets
+//! of its data may be wrong (an unknown version, an unusual build). So it is watched: if the first
 //! stacks cannot be read, it is left alone.
 
 use super::layout::{self, Layout, WORDS};

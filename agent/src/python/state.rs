@@ -1,9 +1,9 @@
 //! Finds the states (`PyThreadState`) of the running thread.
 //!
-//! Interpreters and their threads are in linked lists, which other threads change without our
-//! lock. A thread has one state in each interpreter that it runs, and a C thread has one for each
-//! of its calls into Python. New states and interpreters are put at the heads of the lists. So a
-//! changed head is the sign that there may be more states than were found.
+//! Interpreters and their threads are in linked lists, which other threads may change at any time.
+//! A thread has one state in each interpreter that it runs, and a C thread has one for each of its
+//! calls into Python. New states and interpreters are put at the heads of the lists. So a changed
+//! head is the sign that there may be more states than were found.
 
 use super::layout::Layout;
 use super::memory::{STATE_BYTES, word};
@@ -81,8 +81,8 @@ impl States {
         self.states.get(index).map_or(0, |state| state.at)
     }
 
-    /// Finds the states of the thread `thread` (its `pthread_self`). Returns true if it has a single
-    /// state, which was known before.
+    /// Finds the states of the thread `thread` (its `pthread_self`). Returns true if it has a
+    /// single state, which was known before.
     #[inline(always)]
     pub fn find(&mut self, runtime: &Runtime, thread: u64) -> bool {
         let layout = &runtime.layout;

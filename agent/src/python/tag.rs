@@ -1,9 +1,9 @@
 //! Version tag of a code object: tells it from another one created later at the same address.
 //!
 //! The code object that a frame runs may be freed between two samples, and another one allocated in
-//! its place. So its tag is compared at every frame of every sample. From 3.12 on, most code objects
-//! have a version number, which is enough. For others, the tag has their name, file, first line and
-//! line table, as far as a few words can tell these apart.
+//! its place. So its tag is compared at every frame of every sample. From 3.12 on, most code
+//! objects have a version number, which is enough. For others, the tag has their name, file, first
+//! line and line table, as far as a few words can tell these apart.
 
 use super::compare::{Comparison, Pair};
 use super::layout::{self, Layout};
@@ -158,7 +158,8 @@ impl CodeTag {
                 .and_at(name + layout.more + layout::LENGTH, &self.name);
             let (end, text) = (self.form.1, name + layout.ascii);
             if end < HASHED_BY_US {
-                // Both at once: they lie in the page where the name begins, whatever its length now.
+                // Both at once: they lie in the page where the name begins, whatever its length
+                // now.
                 let same = same.and_at(text, &self.text[0]);
                 return same.and_at(text + end, &self.text[1]).is_equal();
             }

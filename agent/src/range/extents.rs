@@ -1,4 +1,5 @@
-//! Extent hooks of the arena of sampled objects: extents are carved from the range, and never returned.
+//! Extent hooks of the arena of sampled objects: extents are carved from the range, and never
+//! returned.
 
 use super::{BASE, SHARE, USED};
 use crate::headers;
@@ -43,11 +44,12 @@ pub fn make_arena(size: usize) -> Option<c_uint> {
     (failed == 0).then_some(index)
 }
 
-/// Bytes that the hooks may carve from. Set before [`SIZE`](super::SIZE) makes the range visible to `free`.
+/// Bytes that the hooks may carve from. Set before [`SIZE`](super::SIZE) makes the range visible to
+/// `free`.
 static LIMIT: AtomicUsize = AtomicUsize::new(0);
 
-/// Maximum number of bytes for objects. `RLIMIT_DATA` counts writable memory, and the arena keeps what it has
-/// got, for sampled objects alone.
+/// Maximum number of bytes for objects. `RLIMIT_DATA` counts writable memory, and the arena keeps
+/// what it has got, for sampled objects alone.
 static MAX_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
 
 /// Limits objects to a small part of the process's writable memory, which is limited to `bytes`.
@@ -56,8 +58,8 @@ pub fn limit_data(bytes: u64) {
     MAX_BYTES.fetch_min(max_bytes, Ordering::Relaxed);
 }
 
-/// Minimum size of an extent for which the kernel is asked whether it grants so much memory. It does not check
-/// itself, because the range is mapped with `MAP_NORESERVE`.
+/// Minimum size of an extent for which the kernel is asked whether it grants so much memory. It
+/// does not check itself, because the range is mapped with `MAP_NORESERVE`.
 const CHECKED_FROM: usize = 1 << 30;
 
 /// Returns true if the kernel would grant a mapping of this size.

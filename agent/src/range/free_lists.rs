@@ -1,16 +1,18 @@
 //! Free lists of one thread: small blocks of the range, in front of jemalloc's own thread cache.
 //!
-//! A call of jemalloc with an explicit arena and cache takes some 120 instructions, because both are looked up
-//! by index; this takes ten. The block that was freed last is used first, because it is likely to be in the
-//! processor's cache. Blocks are linked through their first word, where a sampled object has its header.
+//! A call of jemalloc with an explicit arena and cache takes some 120 instructions, because both
+//! are looked up by index; this takes ten. The block that was freed last is used first, because it
+//! is likely to be in the processor's cache. Blocks are linked through their first word, where a
+//! sampled object has its header.
 //!
-//! jemalloc's per-thread counters `thread.allocated` and `thread.deallocated` count the usable size of each
-//! object, as they would without the agent.
+//! jemalloc's per-thread counters `thread.allocated` and `thread.deallocated` count the usable size
+//! of each object, as they would without the agent.
 //!
-//! A thread that frees more blocks of a size than it allocates passes batches of them on ([`transfer`]).
+//! A thread that frees more blocks of a size than it allocates passes batches of them on
+//! ([`transfer`]).
 //!
-//! Limits: blocks of up to 512 bytes; [`MAX_BYTES`] per thread, released when the thread exits; and 32 KiB of
-//! each size in the transfer cache.
+//! Limits: blocks of up to 512 bytes; [`MAX_BYTES`] per thread, released when the thread exits; and
+//! 32 KiB of each size in the transfer cache.
 //!
 //! [`transfer`]: super::transfer
 
@@ -40,8 +42,8 @@ struct FreeBlock {
     next: *mut FreeBlock,
 }
 
-/// One of jemalloc's two counters of bytes of the thread. The counter is followed by the value from which on
-/// jemalloc must count itself, because it then has something to do.
+/// One of jemalloc's two counters of bytes of the thread. The counter is followed by the value from
+/// which on jemalloc must count itself, because it then has something to do.
 struct Count(*mut [u64; 2]);
 
 impl Count {
@@ -61,8 +63,8 @@ impl Count {
             return true;
         };
         let sum = *count + bytes as u64;
-        // A limit of 0 means that jemalloc checks the counter in each of its calls, as in a thread that only
-        // frees.
+        // A limit of 0 means that jemalloc checks the counter in each of its calls, as in a thread
+        // that only frees.
         if sum >= *limit && *limit != 0 {
             return false;
         }
@@ -76,7 +78,8 @@ impl Count {
         if count.is_null() {
             return work();
         }
-        // SAFETY: words of jemalloc's for the calling thread. No reference is held while jemalloc changes them.
+        // SAFETY: words of jemalloc's for the calling thread. No reference is held while jemalloc
+        // changes them.
         unsafe {
             let before = *count;
             let result = work();
@@ -123,7 +126,8 @@ impl FreeLists {
         let Self { heads, counts, .. } = self;
         let count = TRANSFERS[bin].take(|block| {
             let block: *mut FreeBlock = block.cast();
-            // SAFETY: a free block of at least 16 bytes that `hand_on` stored, and that now is this thread's.
+            // SAFETY: a free block of at least 16 bytes that `hand_on` stored, and that now is this
+            // thread's.
             unsafe { (*block).next = heads[bin] };
             heads[bin] = block;
         });
@@ -176,7 +180,8 @@ impl FreeLists {
             && self.allocated.add(usable)
         {
             let block = first.as_ptr();
-            // SAFETY: `free` put the block into this list: it has the list's size, and nobody else uses it.
+            // SAFETY: `free` put the block into this list: it has the list's size, and nobody else
+            // uses it.
             let next = unsafe { (*block).next };
             // The next object's header will be written to the next block, whose link is read first.
             arch::prefetch(next);

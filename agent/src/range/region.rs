@@ -1,8 +1,8 @@
-//! Finds the allocation that contains an address of the range, from jemalloc's own data: for objects whose
-//! headers a program has overwritten. Rarely used, and far slower than a header.
+//! Finds the allocation that contains an address of the range, from jemalloc's own data: for
+//! objects whose headers a program has overwritten. Rarely used, and far slower than a header.
 //!
-//! Source: jemalloc 5.3.1, `rtree.h`, `edata.h`, `emap.h`; `reachability/src/jemalloc.rs` reads the same from
-//! outside. A test compares the result with what jemalloc has allocated.
+//! Source: jemalloc 5.3.1, `rtree.h`, `edata.h`, `emap.h`; `reachability/src/jemalloc.rs` reads the
+//! same from outside. A test compares the result with what jemalloc has allocated.
 
 use super::{CLASSES, EMAP, room};
 use core::ptr;
@@ -27,19 +27,19 @@ const EDATA_ALIGNMENT: u64 = 128;
 /// Offset of the bitmap of a slab in an `edata_t`, in words. Bits of allocated objects are 0.
 const BITMAP: usize = 8;
 const ADDRESS_BITS: u32 = 48;
-/// Number of entries at the start of the root that are empty in a tree of two levels, because no memory has
-/// such addresses. In a tree of three levels, programs use only these.
+/// Number of entries at the start of the root that are empty in a tree of two levels, because no
+/// memory has such addresses. In a tree of three levels, programs use only these.
 const LOWEST_ENTRIES: usize = 32;
 
-/// Returns the allocation that contains `at`. `None`: that memory is not allocated, or lies in a page of a
-/// large object that is neither the first nor the last.
+/// Returns the allocation that contains `at`. `None`: that memory is not allocated, or lies in a
+/// page of a large object that is neither the first nor the last.
 ///
 /// # Safety
 /// `at` is in the range, in memory of the arena.
 #[cold]
 pub unsafe fn of(at: *const u8) -> Option<Region> {
-    // SAFETY: `at` is in memory of the arena. jemalloc never frees the memory of its tree and descriptors, and
-    // changes them by single words.
+    // SAFETY: `at` is in memory of the arena. jemalloc never frees the memory of its tree and
+    // descriptors, and changes them by single words.
     unsafe {
         let edata = descriptor(at)?;
         let word = |index: usize| edata.add(index).read_volatile();
@@ -73,8 +73,8 @@ pub unsafe fn of(at: *const u8) -> Option<Region> {
 /// # Safety
 /// See [`of`].
 unsafe fn descriptor(at: *const u8) -> Option<*const u64> {
-    // SAFETY: statics that jemalloc has filled; tables with as many entries as the bits of an index say; the
-    // address of a descriptor.
+    // SAFETY: statics that jemalloc has filled; tables with as many entries as the bits of an index
+    // say; the address of a descriptor.
     unsafe {
         let page_bits = (&raw const CLASSES.slab).read_volatile().trailing_zeros();
         let root: *const u64 = (&raw const EMAP).byte_add(ROOT_OFFSET).cast();

@@ -1,10 +1,11 @@
-//! Transfer cache (as in tcmalloc): batches of blocks on their way from threads that free to threads that
-//! allocate.
+//! Transfer cache (as in tcmalloc): batches of blocks on their way from threads that free to
+//! threads that allocate.
 //!
-//! If one thread allocates what another one frees, the free lists of the first are always empty and those of
-//! the second always full: each object would take a call of jemalloc, with its lock, on either side. Here a
-//! whole batch changes hands at once. Its blocks are in an array and not linked through their first words, so
-//! that the thread that takes them need not wait for memory in another processor's cache.
+//! If one thread allocates what another one frees, the free lists of the first are always empty and
+//! those of the second always full: each object would take a call of jemalloc, with its lock, on
+//! either side. Here a whole batch changes hands at once. Its blocks are in an array and not linked
+//! through their first words, so that the thread that takes them need not wait for memory in
+//! another processor's cache.
 //!
 //! Nobody ever waits: a slot that another thread is using is skipped.
 
@@ -13,7 +14,8 @@ use core::cell::UnsafeCell;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-/// Maximum number of blocks in a batch. The memory for all batches is mapped in an idle process, too.
+/// Maximum number of blocks in a batch. The memory for all batches is mapped in an idle process,
+/// too.
 const MAX_BLOCKS: usize = 48;
 /// Maximum size of a batch in bytes.
 const BYTES: usize = 4 << 10;
@@ -47,8 +49,8 @@ impl Transfer {
         }
     }
 
-    /// Stores a batch of `count` blocks, which `next` returns. Returns false, without calling it, if there is
-    /// no free slot. `count` is at most [`batch`].
+    /// Stores a batch of `count` blocks, which `next` returns. Returns false, without calling it,
+    /// if there is no free slot. `count` is at most [`batch`].
     pub fn put(&self, count: usize, mut next: impl FnMut() -> *mut u8) -> bool {
         let Some((index, _)) = self.claim(|state| state == EMPTY) else {
             return false;

@@ -55,10 +55,10 @@ pub fn start(arguments: &[&CStr], socket: c_int) -> Result<Started, c_int> {
     let mut number = sys::Text::<16>::new();
     number.push_number(socket as u64);
     let number = number.as_c_str().unwrap_or_default();
-    let mut list = [null(); MOST_ARGUMENTS + 3];
+    let mut list = [null(); MAX_ARGUMENTS + 3];
     list[0] = c"mem_profiler".as_ptr();
     let all = arguments.iter().copied().chain([number]);
-    for (place, argument) in list[1..=MOST_ARGUMENTS + 1].iter_mut().zip(all) {
+    for (place, argument) in list[1..=MAX_ARGUMENTS + 1].iter_mut().zip(all) {
         *place = argument.as_ptr();
     }
     let paths = candidates();

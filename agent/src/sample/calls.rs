@@ -151,8 +151,8 @@ pub unsafe extern "C" fn posix_memalign(
     }
 }
 
-/// Flags of `mallocx` that name an arena or a thread cache: the program chose a place for the object,
-/// and gets it.
+/// Flags of `mallocx` that name an arena or a thread cache: the program chose a place for the
+/// object, and gets it.
 const PLACEMENT_FLAGS: usize = !0xff;
 
 /// Returns the request that `mallocx` flags describe. `None`: they say more than alignment and

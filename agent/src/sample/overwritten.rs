@@ -1,9 +1,9 @@
 //! Frees of sampled objects whose headers the program has overwritten, and double frees.
 //!
-//! A buffer underflow, or an overflow of the object before, destroys a header. The agent still has to
-//! free the memory and keep its sums right. jemalloc is asked where the object's memory begins. If the
-//! header word with the record number is intact, the object is counted as freed, with the mean weight
-//! and birth of the record's other objects.
+//! A buffer underflow, or an overflow of the object before, destroys a header. The agent still has
+//! to free the memory and keep its sums right. jemalloc is asked where the object's memory begins.
+//! If the header word with the record number is intact, the object is counted as freed, with the
+//! mean weight and birth of the record's other objects.
 
 use super::*;
 use crate::object::{Met, Remains};
@@ -22,8 +22,8 @@ pub(super) fn expect_interval(interval: u64) {
     LARGEST_INTERVAL.fetch_max(interval, Ordering::Relaxed);
 }
 
-/// Returns true if an object of this size may have this weight. An overwritten header word passes its
-/// checksum once in 256 times, and is caught here.
+/// Returns true if an object of this size may have this weight. An overwritten header word passes
+/// its checksum once in 256 times, and is caught here.
 #[inline]
 pub(super) fn is_plausible(object: &Object) -> bool {
     let bytes = object.bytes.max(1) as f32;
@@ -77,8 +77,8 @@ pub(super) unsafe fn usable_size(at: *const u8, met: Met) -> usize {
 /// `at` is in the range.
 #[cold]
 pub(super) unsafe fn free(at: *mut u8, met: Met) {
-    // SAFETY: `at` is in the range. If `memory` finds a live object there, it is ours to free, and its
-    // header may be written.
+    // SAFETY: `at` is in the range. If `memory` finds a live object there, it is ours to free, and
+    // its header may be written.
     unsafe {
         let memory = match met {
             Met::Freed => None,
@@ -164,8 +164,8 @@ fn count(local: &mut Local, remains: Option<Remains>) {
     }
 }
 
-/// Counts an object as freed whose weight and birth are not known. Returns false if its record is not
-/// known either.
+/// Counts an object as freed whose weight and birth are not known. Returns false if its record is
+/// not known either.
 fn count_by_record(bank: &Bank<'_>, counted: &Counted, tick: u32) -> bool {
     let record = bank.checked(counted.record);
     let (leaf, class) = bank.stack_of(record);

@@ -2,8 +2,8 @@
 //!
 //! A resized sampled object is counted as freed with its old size and allocated with its new size.
 //! Whether the new size is sampled must be drawn like any other allocation: if every resized sample
-//! remained a sample, there would be more of them after each resize. Only an object that is certain to
-//! be sampled with both sizes (a large one) remains a sample without a draw.
+//! remained a sample, there would be more of them after each resize. Only an object that is certain
+//! to be sampled with both sizes (a large one) remains a sample without a draw.
 //!
 //! All usable bytes are copied, not only the requested ones: jemalloc might have left the object at
 //! its address, so the program may rely on them.
@@ -92,8 +92,8 @@ unsafe fn resize(
 /// `p` is a live object in the range, and `new` is null or a new object outside it.
 unsafe fn move_out(p: *mut c_void, new: *mut c_void) -> *mut c_void {
     if !new.is_null() {
-        // SAFETY: both objects are live, and no more is copied than is usable in both. `p` is not used
-        // after its free.
+        // SAFETY: both objects are live, and no more is copied than is usable in both. `p` is not
+        // used after its free.
         unsafe {
             let room = NEXT.usable_size(new);
             move_bytes(p.cast(), new.cast(), usable_size(p).min(room));
@@ -119,8 +119,8 @@ unsafe fn move_in(p: *mut c_void, new: *mut u8) -> *mut c_void {
     new
 }
 
-/// Resizes a sampled object in place and counts it. Returns null if the object's session is over, or
-/// if the memory has no room.
+/// Resizes a sampled object in place and counts it. Returns null if the object's session is over,
+/// or if the memory has no room.
 fn resize_in_place(
     local: &mut Local,
     at: *mut u8,
@@ -373,8 +373,8 @@ fn flag_parts(size: usize, flags: c_int) -> Request {
     request(size, flags as usize & 0xff).unwrap_or(Request::plain(size))
 }
 
-/// Returns the object with another size and the same offset from its memory, or `None` if there is no
-/// such layout.
+/// Returns the object with another size and the same offset from its memory, or `None` if there is
+/// no such layout.
 fn resized(object: &Object, bytes: usize) -> Option<Object> {
     let offset = object.layout().offset;
     let keeps = |align: &usize| object::layout(bytes, *align, true).offset == offset;

@@ -1,7 +1,7 @@
 //! Samples of objects that do not fit into the range and are made by the allocator instead.
 //!
-//! Only the allocator knows whether there is memory for such an object. So its sample is counted after
-//! the allocation, and as freed at once, because its free cannot be observed.
+//! Only the allocator knows whether there is memory for such an object. So its sample is counted
+//! after the allocation, and as freed at once, because its free cannot be observed.
 
 use super::*;
 
@@ -10,7 +10,8 @@ pub(super) fn postpone(thread: &mut Thread, sample: NewSample, why: NoPlace) {
     thread.untracked = (sample, why);
 }
 
-/// Counts the sample that the calling thread has [postponed](postpone), if the allocation succeeded.
+/// Counts the sample that the calling thread has [postponed](postpone), if the allocation
+/// succeeded.
 ///
 /// # Safety
 /// `registers` are those of the caller of the allocation function.
@@ -28,8 +29,8 @@ pub(super) unsafe fn settle(registers: &Registers, is_there: bool) {
     }
 }
 
-/// Counts the postponed sample with the thread marked busy. Not inlined, to keep its stack frame out
-/// of the callers of [`settle`].
+/// Counts the postponed sample with the thread marked busy. Not inlined, to keep its stack frame
+/// out of the callers of [`settle`].
 ///
 /// # Safety
 /// The thread has memory; `registers` are those of the caller of the allocation function.

@@ -8,8 +8,8 @@ const MOUNT: &[u8] = b"/sys/fs/cgroup";
 /// Path of a file with a limit.
 type Path = Text<1024>;
 
-/// Returns the limit in bytes; `u64::MAX` if none is known. Does not read the limits of parent groups,
-/// which may be lower. Changes `errno`.
+/// Returns the limit in bytes; `u64::MAX` if none is known. Does not read the limits of parent
+/// groups, which may be lower. Changes `errno`.
 pub fn memory_limit() -> u64 {
     let mut buffer = [0u8; 4096];
     let groups = read_file(c"/proc/self/cgroup", &mut buffer);
@@ -33,8 +33,8 @@ fn of_memory(line: &[u8]) -> Option<&[u8]> {
     controllers.any(|one| one == b"memory").then_some(group)
 }
 
-/// Reads the limit of a group. A container has its own group mounted as the root, so the path that it
-/// sees may not exist there; then the root is read.
+/// Reads the limit of a group. A container has its own group mounted as the root, so the path that
+/// it sees may not exist there; then the root is read.
 fn limit_of(controller: &[u8], group: &[u8], file: &[u8]) -> u64 {
     [group, b"/"]
         .into_iter()

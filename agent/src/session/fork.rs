@@ -1,9 +1,10 @@
 //! Keeps forked children out of their parent's segment.
 //!
-//! A child shares the mapping of its parent's segment and must not count into it. Most children soon
-//! exec another program, so leaving must be cheap: at `fork`, a child covers the segment with a private
-//! page (two system calls; four in a session) and counts down what it allocates. It creates a segment
-//! of its own only after `CHILD_BYTES`, and then continues the parent's session unless that is over.
+//! A child shares the mapping of its parent's segment and must not count into it. Most children
+//! soon exec another program, so leaving must be cheap: at `fork`, a child covers the segment with
+//! a private page (two system calls; four in a session) and counts down what it allocates. It
+//! creates a segment of its own only after `CHILD_BYTES`, and then continues the parent's session
+//! unless that is over.
 
 use super::life::{self, Start};
 use super::name;
@@ -18,8 +19,8 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use shm_protocol::layout::Control;
 use shm_protocol::owner::{LEAVING, MAKING, OWN, WAITING};
 
-/// Bytes that a child may allocate before it gets a segment of its own. Not used if every allocation
-/// is sampled.
+/// Bytes that a child may allocate before it gets a segment of its own. Not used if every
+/// allocation is sampled.
 const CHILD_BYTES: i64 = 64 << 10;
 /// Epoch in the private page of a waiting child. No session has it.
 const WAITING_EPOCH: u32 = u32::MAX;
@@ -58,9 +59,9 @@ pub fn start() {
     PROCESS.store(sys::pid(), Ordering::Relaxed);
 }
 
-/// Returns true if the caller is another process that runs in this one's memory, like the child of a
-/// `vfork` before its exec: its signals and seccomp filters are not this process's. Makes a system
-/// call. Before Linux 4.14, returns false: such a child cannot be told from a forked one.
+/// Returns true if the caller is another process that runs in this one's memory, like the child of
+/// a `vfork` before its exec: its signals and seccomp filters are not this process's. Makes a
+/// system call. Before Linux 4.14, returns false: such a child cannot be told from a forked one.
 #[cold]
 pub fn is_guest() -> bool {
     let is_known = super::mark::mark().is_some() && !super::is_copy();
@@ -82,8 +83,8 @@ fn put(to: &AtomicU64, value: u64) {
 
 /// Leaves the parent's segment: covers it with a private page that counts down, and forgets its
 /// sessions. Nothing of the parent's is accessed afterwards. `shard` is the calling thread's. With
-/// `known`, the parent's tables may still be accessed: by an interrupted sample that continues in the
-/// child, or by a thread that entered the session there.
+/// `known`, the parent's tables may still be accessed: by an interrupted sample that continues in
+/// the child, or by a thread that entered the session there.
 #[cfg_attr(not(test), unsafe(link_section = "mem_agent_fork"))]
 pub fn leave(local: &mut Local, shard: Option<u32>, known: bool) {
     PROCESS.store(sys::pid(), Ordering::Relaxed);
@@ -170,8 +171,8 @@ fn pending() -> Option<Start> {
         Standing::Over => return None,
     }
     if is_lease(PENDING.deadline_ns.load(Ordering::Relaxed)) {
-        // The child starts a lease of its own: the parent may have exited, and its lease is not renewed
-        // then.
+        // The child starts a lease of its own: the parent may have exited, and its lease is not
+        // renewed then.
         put(&PENDING.deadline_ns, 0);
     }
     remembered()
@@ -209,8 +210,8 @@ pub fn is_waiting() -> bool {
 /// Gives up the parent's tables (see [`tables::give_up`]).
 fn drop_tables(known: bool) -> bool {
     let Some(base) = BASE.take() else { return true };
-    // SAFETY: our own mapping, taken out of `BASE`. A forked child has one thread, and its sessions and
-    // its epoch were forgotten before.
+    // SAFETY: our own mapping, taken out of `BASE`. A forked child has one thread, and its sessions
+    // and its epoch were forgotten before.
     unsafe { tables::give_up(base, known) }
 }
 

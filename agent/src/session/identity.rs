@@ -19,8 +19,8 @@ pub fn start(memory: AgentMemory) {
     unsafe { *MEMORY.0.get() = memory };
 }
 
-/// Returns field 22 of `/proc/self/stat`, in the time of this process's time namespace. The command in
-/// field 2 may contain anything, so fields are counted from the last parenthesis.
+/// Returns field 22 of `/proc/self/stat`, in the time of this process's time namespace. The command
+/// in field 2 may contain anything, so fields are counted from the last parenthesis.
 pub fn start_time() -> u64 {
     let mut buffer = [0u8; 1024];
     let text = read_file(c"/proc/self/stat", &mut buffer);
@@ -58,8 +58,8 @@ fn executable_build_id() -> Option<&'static [u8]> {
     unsafe { Image::at(start, u64::MAX >> 1) }?.build_id()
 }
 
-/// Describes this process in a new segment of `bytes` bytes. Writes everything but the magic, which it
-/// returns: the caller stores it last.
+/// Describes this process in a new segment of `bytes` bytes. Writes everything but the magic, which
+/// it returns: the caller stores it last.
 ///
 /// # Safety
 /// `base` is the view of a new segment, mapped writable for good, that nobody else writes.
@@ -69,8 +69,8 @@ pub unsafe fn write(
     start_time: u64,
     forked_from: u32,
 ) -> &'static AtomicU64 {
-    // SAFETY: the caller guarantees a writable view that nobody else writes. The identity lies in it and
-    // is all zeros, which is valid.
+    // SAFETY: the caller guarantees a writable view that nobody else writes. The identity lies in
+    // it and is all zeros, which is valid.
     let identity = unsafe { &mut *base.add(IDENTITY_OFFSET).cast::<Identity>() };
     identity.abi_version = ABI_VERSION;
     identity.header_bytes = HEADER_BYTES as u32;

@@ -1,4 +1,4 @@
-//! Creation and removal of the segment.
+//! Creates and removes the segment of this process.
 
 use super::identity;
 use super::mark;
@@ -17,38 +17,37 @@ use shm_protocol::owner;
 use shm_protocol::segment::{Errno, Session, Tables};
 use shm_protocol::{Geometry, clock};
 
-/// Interval if the environment starts sampling without naming one.
+/// Mean number of bytes between samples if the environment starts sampling without naming one.
 const DEFAULT_INTERVAL: u64 = 1024;
 
 /// Maximum length of a lease, in seconds.
 const MAX_LEASE_S: u64 = 3600;
 
-/// Maximum number of samples in a second of CPU time.
-const MOST_RATE: u64 = 10_000;
+/// Maximum number of samples per second of CPU time.
+const MAX_RATE: u64 = 10_000;
 
-/// The path of our segment, needed to remove it.
+/// Path of our segment, for removing it.
 struct OwnPath(UnsafeCell<Path>);
-// SAFETY: written only by whoever makes the segment, which is one thread: the constructor's,
-// or in a child the one that moved `LIFE` to `MAKING`; read by [`remove`], after `LIFE`
-// has said `OWN`.
+// SAFETY: written only by the thread that creates the segment: the constructor's, or in a child the
+// one that moved `LIFE` to `MAKING`. Read by [`remove`] only after `LIFE` is `OWN`.
 unsafe impl Sync for OwnPath {}
 static PATH: OwnPath = OwnPath(UnsafeCell::new(Path::new()));
 
-/// The session that the program began for itself: at an orderly exit its profile is not kept. 0:
+/// Session that the program began for itself, whose profile is not kept at an orderly exit; 0:
 /// none.
 static OWN_SESSION: AtomicU64 = AtomicU64::new(0);
 
-/// Length of the lease of sessions that the environment requests: they end unless a controller
-/// extends them in time. 0: they last for the life of the process.
+/// Length in ns of the lease of sessions that the environment requests: they end unless a
+/// controller extends them in time. 0: they last for the life of the process.
 static LEASE_NS: AtomicU64 = AtomicU64::new(0);
 
-/// Whether sessions that the environment requests have to be extended by a controller.
+/// Returns true if sessions that the environment requests must be extended by a controller.
 pub fn is_leased() -> bool {
     LEASE_NS.load(Ordering::Relaxed) != 0
 }
 
-/// Deadline of a session that begins now without one, odd as that of a session that is to be
-/// extended; 0: none.
+/// Returns the deadline of a lease that begins now; 0 if there is no lease. Deadlines of leases are
+/// odd.
 fn lease_end() -> u64 {
     match LEASE_NS.load(Ordering::Relaxed) {
         0 => 0,
@@ -56,7 +55,7 @@ fn lease_end() -> u64 {
     }
 }
 
-/// See [`super::start`].
+/// Creates the segment (see [`super::start`]).
 pub fn start(address_space: u64, samples_all: bool) {
     name::start();
     BYTES.store(segment_bytes(address_space), Ordering::Relaxed);
@@ -67,18 +66,20 @@ pub fn start(address_space: u64, samples_all: bool) {
     }
     let lease_s = number(c"MEM_PROFILER_LEASE").unwrap_or(0).min(MAX_LEASE_S);
     LEASE_NS.store(lease_s * 1_000_000_000, Ordering::Relaxed);
-    let cpu_rate = number(c"MEM_PROFILER_CPU").unwrap_or(0).min(MOST_RATE);
+    let cpu_rate = number(c"MEM_PROFILER_CPU").unwrap_or(0).min(MAX_RATE);
     let samples_heap = is_asked_for || samples_all;
     let start = (samples_heap || cpu_rate != 0).then(|| Start {
         session: 1,
-        interval: match samples_heap {
-            true => number(c"MEM_PROFILER_INTERVAL").unwrap_or(interval),
-            false => 0,
+        interval: if samples_heap {
+            number(c"MEM_PROFILER_INTERVAL").unwrap_or(interval)
+        } else {
+            0
         },
         cpu_rate,
-        thinning: match is_set(c"MEM_PROFILER_THIN") {
-            true => u64::from(thinning::MOST),
-            false => 0,
+        thinning: if is_set(c"MEM_PROFILER_THIN") {
+            u64::from(thinning::MAX_STEP)
+        } else {
+            0
         },
         deadline_ns: 0,
     });
@@ -86,7 +87,7 @@ pub fn start(address_space: u64, samples_all: bool) {
     make(start, 0, true);
 }
 
-/// A session that starts with the segment.
+/// Session that starts with the segment.
 #[derive(Clone, Copy)]
 pub(super) struct Start {
     pub(super) session: u64,
@@ -96,28 +97,29 @@ pub(super) struct Start {
     pub(super) deadline_ns: u64,
 }
 
-/// Size of the segment with tables, of which only what is used takes memory: as requested, or a
-/// small part of a limited address space and of the machine's memory, in a file of a size that the
-/// process may have.
+/// Returns the size of the segment with tables, of which the used part becomes resident: as
+/// requested, or a small part of a limited address space and of the machine's memory, within the
+/// limit of file sizes.
 fn segment_bytes(address_space: u64) -> usize {
     let asked = number(c"MEM_PROFILER_TABLE");
     let default = || {
         let bytes = default_bytes(address_space, sys::memory());
-        let most = usize::try_from(sys::limit(libc::RLIMIT_FSIZE)).unwrap_or(usize::MAX);
-        bytes.min(most).max(MIN_SEGMENT_BYTES)
+        let max_bytes = usize::try_from(sys::limit(libc::RLIMIT_FSIZE)).unwrap_or(usize::MAX);
+        bytes.min(max_bytes).max(MIN_SEGMENT_BYTES)
     };
     asked.map_or_else(default, asked_bytes) & !0xffff
 }
 
-/// A 16th of the memory, of which a session may use half; on a machine of less than 4 GiB a 64th,
-/// so that each of a session's processes may fill its table.
+/// Returns the default size: 1/16 of the memory, of which a session may use half. On a machine with
+/// less than 4 GiB it is 1/64, so that each process of a session may fill its tables.
 fn default_bytes(address_space: u64, memory: u64) -> usize {
     let share = if memory < 4 << 30 { 64 } else { 16 };
-    let most = (address_space / 32).min(memory / share);
-    let most = usize::try_from(most).unwrap_or(usize::MAX);
-    DEFAULT_SEGMENT_BYTES.min(most).max(MIN_SEGMENT_BYTES)
+    let max_bytes = (address_space / 32).min(memory / share);
+    let max_bytes = usize::try_from(max_bytes).unwrap_or(usize::MAX);
+    DEFAULT_SEGMENT_BYTES.min(max_bytes).max(MIN_SEGMENT_BYTES)
 }
 
+/// Returns the size that a user requested, within the limits.
 fn asked_bytes(bytes: u64) -> usize {
     // A table of 64 bytes makes no sense: a small number without a unit is in MiB.
     let bytes = if bytes < 1 << 10 { bytes << 20 } else { bytes };
@@ -125,12 +127,12 @@ fn asked_bytes(bytes: u64) -> usize {
     bytes.clamp(MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES)
 }
 
-/// Makes the file, maps its views and describes the process in it, then starts the session that is
-/// requested. Without success nothing is shared, and `LIFE` is `NONE`. `at_start`: the process has
+/// Creates the file, maps its view, describes the process in it, and starts the session that is
+/// requested. If that fails, nothing is shared and `LIFE` is `NONE`. `at_start`: the process has
 /// one thread and has just been loaded.
 pub(super) fn make(start: Option<Start>, forked_from: u32, at_start: bool) {
-    // The kernel kills a process that makes a larger file. The limit is the one of this moment: programs
-    // set it for children that they trust with nothing.
+    // The kernel kills a process that exceeds the limit. It is read now, because programs set it
+    // for children that they do not trust.
     let file_limit = sys::limit(libc::RLIMIT_FSIZE);
     if backend::is_left_out() || file_limit < CONTROL_BYTES as u64 {
         return hide();
@@ -138,13 +140,17 @@ pub(super) fn make(start: Option<Start>, forked_from: u32, at_start: bool) {
     name::settle();
     time::settle();
     let start_time = time::shift().start_time(identity::start_time());
-    // A session that `run` requested is over with it.
+    // A session that `run` requested ends when `run` does.
     let start = start.filter(|_| !backend::stands_aside() && !name::is_moved());
     if let Some(start) = start.filter(|_| forked_from != 0) {
-        // What belonged to its parent now belongs to it.
+        // The parent's own session continues as the child's own.
         let parents = start.session.wrapping_sub(1);
-        let next = (Ordering::Relaxed, Ordering::Relaxed);
-        let _ = OWN_SESSION.compare_exchange(parents, start.session, next.0, next.1);
+        let _ = OWN_SESSION.compare_exchange(
+            parents,
+            start.session,
+            Ordering::Relaxed,
+            Ordering::Relaxed,
+        );
     }
     let tables = start.map(|start| {
         let bytes = BYTES.load(Ordering::Relaxed);
@@ -162,7 +168,8 @@ pub(super) fn make(start: Option<Start>, forked_from: u32, at_start: bool) {
         tables => name::create(start_time, tables, at_start),
     };
     if let (Err(error), Some(_)) = (&made, tables) {
-        // No room for a session: at least be there for a controller to start one.
+        // Without room for a session, there is at least a segment in which a controller can start
+        // one.
         refusal = Some(*error);
         made = name::create(start_time, None, at_start);
     }
@@ -170,7 +177,7 @@ pub(super) fn make(start: Option<Start>, forked_from: u32, at_start: bool) {
         return hide();
     };
     BASE.set(whole);
-    // SAFETY: this thread alone makes the segment, see `OwnPath`.
+    // SAFETY: only this thread creates the segment (see `OwnPath`).
     unsafe { *PATH.0.get() = path };
     let first = match (start, refusal) {
         (Some(start), None) => first_session(start).map(Some),
@@ -179,11 +186,11 @@ pub(super) fn make(start: Option<Start>, forked_from: u32, at_start: bool) {
     own(start_time, forked_from, first);
 }
 
-/// Takes the new segment as this process's, with the session that it begins with, or why there
-/// is none.
+/// Publishes the new segment as this process's, with the session that it begins with, or the reason
+/// why there is none.
 fn own(start_time: u64, forked_from: u32, first: Result<Option<Session>, Errno>) {
-    // SAFETY: the new segment's view, seen by nobody before its magic; all of it is backed by
-    // memory.
+    // SAFETY: the view of a new segment, which nobody uses before its magic is written, and all of
+    // which is backed by memory.
     let magic = unsafe {
         let bytes = BYTES.load(Ordering::Relaxed);
         identity::write(CONTROL.0.get().cast(), bytes, start_time, forked_from)
@@ -204,20 +211,20 @@ fn own(start_time: u64, forked_from: u32, first: Result<Option<Session>, Errno>)
     }
 }
 
-/// There will be no segment: nothing that anybody else can write stays in view.
+/// Gives up having a segment: replaces the view, so that no other process can write to it.
 pub(super) fn hide() {
     LIFE.end();
     SESSIONS.forget();
     BASE.take();
     if !super::cover_view() {
-        // Another process's commands stay in view; `LIFE` keeps them from being followed.
+        // Another process's commands stay in the view, but are not followed without `LIFE`.
         return;
     }
     control().epoch.store(0, Ordering::Release);
 }
 
-/// A session of our own making. Its bank was prepared with the segment, which must also fit
-/// into the address space.
+/// Returns a session that the process starts itself. Its bank was prepared with the segment, which
+/// must also fit into the address space.
 fn first_session(start: Start) -> Result<Session, Errno> {
     super::map_whole()?;
     Ok(Session {
@@ -239,66 +246,67 @@ fn first_session(start: Start) -> Result<Session, Errno> {
     })
 }
 
-/// Maximum number of bytes of a bank that is filled while no controller looks after it, which
-/// knows how much memory there is, unless the program's environment says how large it may be.
+/// Maximum number of bytes of a bank in a session without a controller, which would know how much
+/// memory there is. Not used if the environment sets the size of the tables.
 const ALONE_BYTES: u64 = 32 << 20;
 
-/// Units of a bank that a session of our own making begins with, and that it may have without a
-/// controller: few at first where more can be added later, all where not.
+/// Returns the number of units with which a session without a controller begins, and the maximum.
+/// It begins with few if more can be added later, and with all otherwise.
 fn units_alone(geometry: &Geometry) -> (u32, u32) {
     let most = match variable(c"MEM_PROFILER_TABLE") {
         Some(_) => geometry.units,
         None => geometry.units_within(ALONE_BYTES),
     };
-    match mark::page().is_some_and(super::tables::can_populate) {
-        true => (1, most),
-        false => (geometry.units_within(ALONE_BYTES).min(most), most),
+    if mark::page().is_some_and(super::tables::can_populate) {
+        (1, most)
+    } else {
+        (geometry.units_within(ALONE_BYTES).min(most), most)
     }
 }
 
-/// The session that runs is the program's own.
+/// Marks the current session as the program's own.
 pub fn take_for_own() {
     OWN_SESSION.store(last_session(), Ordering::Relaxed);
 }
 
-/// Whether the program began this session for itself.
+/// Returns true if the program began a session for itself.
 pub fn is_programs_own(session: u64) -> bool {
     OWN_SESSION.load(Ordering::Relaxed) == session
 }
 
-/// Number of the last session.
+/// Returns the number of the last session.
 pub fn last_session() -> u64 {
     let params = control().params_of(control().last_epoch.load(Ordering::Relaxed));
     params.session.load(Ordering::Relaxed)
 }
 
-/// Whether a child of `vfork` that calls `exit` runs this in its parent's memory. Unknown where the program has
-/// installed a filter, which may forbid `getpid`; those before it have let it pass at start-up.
+/// Returns true if the caller is a child of `vfork` that calls `exit` in its parent's memory. Not
+/// known, and false, if the program has installed a seccomp filter, which may forbid `getpid`.
 pub fn is_in_anothers_memory() -> bool {
     let owns = LIFE.is_own() && !mark::is_copy();
     !seccomp::is_installed() && (super::is_guest() || owns && !super::is_owners())
 }
 
-/// Whether this process has a segment of its own.
+/// Returns true if this process has a segment of its own.
 pub fn has_own() -> bool {
     !mark::is_copy() && LIFE.is_own()
 }
 
-/// Removes the segment's file, unless a filter may forbid that.
+/// Removes the segment's file, unless a seccomp filter may forbid that.
 pub fn remove() {
     if !seccomp::is_absent() {
         return;
     }
     let saved = sys::errno();
-    // SAFETY: written before `LIFE` became `OWN`, and not since.
+    // SAFETY: written before `LIFE` became `OWN`, and only read since.
     if let Some(path) = unsafe { (*PATH.0.get()).as_c_str() } {
         sys::unlink(path);
     }
     sys::set_errno(saved);
 }
 
-/// Removes the segment's file at an end without destructors, if no session has run. A child of `vfork`
-/// has its parent's segment in view, and leaves it alone. Safe in a signal handler.
+/// Removes the segment's file at an exit without destructors, if no session has run. A child of
+/// `vfork` has its parent's segment in view, and leaves it alone. Safe in a signal handler.
 pub fn leave_at_once() {
     let has_own = !cfg!(test) && !mark::is_copy() && LIFE.is_own();
     let is_unused = has_own && control().last_epoch.load(Ordering::Relaxed) == 0;

@@ -1,5 +1,5 @@
-//! A page that the kernel wipes in every copy of the process, so that a copy recognises that it is one,
-//! however it was made (`fork`, `clone`, a raw system call).
+//! A page that the kernel wipes in every copy of the process, so that a copy recognises that it is
+//! one, however it was made (`fork`, `clone`, a raw system call).
 
 use super::LIFE;
 use crate::own;
@@ -45,8 +45,8 @@ pub fn is_copy() -> bool {
     LIFE.is_copy(mark)
 }
 
-/// Claims the task of leaving the parent's segment, in a copy that was made without `fork`'s handlers.
-/// Returns true for exactly one thread.
+/// Claims the task of leaving the parent's segment, in a copy that was made without `fork`'s
+/// handlers. Returns true for exactly one thread.
 pub fn claim_leaving() -> bool {
     LIFE.claim_leaving(mark())
 }

@@ -1,7 +1,7 @@
 //! Chooses the path of the segment, and creates the file there.
 //!
-//! Several images of one process (after an exec) and other processes may have taken names before. So
-//! names are tried in order, then at random.
+//! Several images of one process (after an exec) and other processes may have taken names before.
+//! So names are tried in order, then at random.
 
 use super::{BYTES, CONTROL, sweep};
 use crate::environment::variable;
@@ -23,12 +23,13 @@ const ORDERED_NAMES: u64 = 16;
 const RANDOM_NAMES: u64 = 48;
 /// One in 2^`SWEEP_BITS` starts removes files of exited processes.
 const SWEEP_BITS: u32 = 4;
-/// Like [`SWEEP_BITS`], if a session begins with the segment: its profile takes hundreds of KiB, not 12.
+/// Like [`SWEEP_BITS`], if a session begins with the segment: its profile takes hundreds of KiB,
+/// not 12.
 const SWEEP_BITS_SAMPLED: u32 = 2;
 
-/// Creates the segment under the first free name, like [`segment::create`]. A name that this process
-/// left before an exec is reused if its profile is not needed. `at_start` must be false if the calling
-/// thread's stack may be small. Called by one thread at a time.
+/// Creates the segment under the first free name, like [`segment::create`]. A name that this
+/// process left before an exec is reused if its profile is not needed. `at_start` must be false if
+/// the calling thread's stack may be small. Called by one thread at a time.
 pub fn create(
     start_time: u64,
     tables: Option<Tables>,
@@ -119,9 +120,9 @@ const SEGMENTS_PREFIX: &[u8] = b"segments.";
 /// True if `run` has removed its directory, and segments are created in the one around it.
 static IS_MOVED: AtomicBool = AtomicBool::new(false);
 
-/// Checks whether the named directory belonged to a `run` that has ended and removed it. Its children,
-/// and the programs that they exec, may live longer (daemons). Called before a segment is created, by
-/// the thread that does so.
+/// Checks whether the named directory belonged to a `run` that has ended and removed it. Its
+/// children, and the programs that they exec, may live longer (daemons). Called before a segment is
+/// created, by the thread that does so.
 pub fn settle() {
     let named = named();
     if around(named.to_bytes()) == named.to_bytes() || is_moved() {
@@ -145,8 +146,8 @@ fn around(directory: &[u8]) -> &[u8] {
     out_of(of_run, RUN_PREFIX).unwrap_or(directory)
 }
 
-/// Returns the parent of a directory whose name has this prefix. `None`: another name, or the parent is
-/// the root directory.
+/// Returns the parent of a directory whose name has this prefix. `None`: another name, or the
+/// parent is the root directory.
 fn out_of<'a>(directory: &'a [u8], prefix: &[u8]) -> Option<&'a [u8]> {
     let slash = directory.iter().rposition(|byte| *byte == b'/')?;
     let is_it = slash > 0 && directory[slash + 1..].starts_with(prefix);

@@ -1,9 +1,9 @@
 //! Read-only view of the parent's commands and status, for a waiting child.
 //!
-//! A child that creates its own segment, perhaps long after the fork, must know whether the parent's
-//! session still runs. The view itself is covered at `fork`, because a child must not write there, and
-//! the parent's file may be in another root directory or belong to another user by then. So the file's
-//! first pages are mapped a second time at `fork`.
+//! A child that creates its own segment, perhaps long after the fork, must know whether the
+//! parent's session still runs. The view itself is covered at `fork`, because a child must not
+//! write there, and the parent's file may be in another root directory or belong to another user by
+//! then. So the file's first pages are mapped a second time at `fork`.
 
 use super::{CONTROL, VIEW, control};
 use crate::{seccomp, sys};
@@ -47,8 +47,8 @@ pub fn keep() {
 pub fn forget() {
     let parents = PARENTS.swap(null_mut(), Ordering::AcqRel);
     if !parents.is_null() {
-        // SAFETY: the mapping that `keep` made. Only the thread that creates the segment reads it, and
-        // that is the calling one.
+        // SAFETY: the mapping that `keep` made. Only the thread that creates the segment reads it,
+        // and that is the calling one.
         unsafe { libc::munmap(parents.cast(), VIEW) };
     }
 }
@@ -63,16 +63,17 @@ pub enum Standing {
     Over,
 }
 
-/// Returns the state of a session in the parent. `has_end` is true if a controller began it: it ends the
-/// session in all of its processes, or takes the children over. Otherwise the parent began it itself.
+/// Returns the state of a session in the parent. `has_end` is true if a controller began it: it
+/// ends the session in all of its processes, or takes the children over. Otherwise the parent began
+/// it itself.
 pub fn standing(session: u64, has_end: bool) -> Standing {
     let parents = PARENTS.load(Ordering::Acquire);
     if parents.is_null() {
         return Standing::Unknown;
     }
-    // SAFETY: the first pages of the parent's segment, mapped until `forget`. Its creator wrote all of
-    // them, so they are backed by memory as long as anybody maps the file, even if it is unlinked. All
-    // fields are atomics.
+    // SAFETY: the first pages of the parent's segment, mapped until `forget`. Its creator wrote all
+    // of them, so they are backed by memory as long as anybody maps the file, even if it is
+    // unlinked. All fields are atomics.
     let (control, status) = unsafe {
         let control = &*parents.cast::<Control>();
         (control, &*parents.byte_add(STATUS_OFFSET).cast::<Status>())
@@ -84,7 +85,7 @@ pub fn standing(session: u64, has_end: bool) -> Standing {
     let is_collected = status.collected_session.load(Ordering::Acquire) == session;
     match setting {
         Some(setting) if setting.session != session => Standing::Over,
-        // A parent that was killed cannot end its session; its profile was collected then.
+        // A killed parent never ends its session. It is over once its profile is collected.
         Some(setting) if !(has_end && is_collected) => Standing::Current(setting),
         _ if has_end || has_ended => Standing::Over,
         // The program that began it has exited.
@@ -92,9 +93,9 @@ pub fn standing(session: u64, has_end: bool) -> Standing {
     }
 }
 
-/// Like [`standing`], after the child's own session is visible. A controller ends the parent's session
-/// first and looks for new segments afterwards: so either it finds this segment, or this function sees
-/// that the session is over.
+/// Like [`standing`], after the child's own session is visible. A controller ends the parent's
+/// session first and looks for new segments afterwards: so either it finds this segment, or this
+/// function sees that the session is over.
 pub fn standing_since(session: u64, has_end: bool) -> Standing {
     fence(Ordering::SeqCst);
     standing(session, has_end)

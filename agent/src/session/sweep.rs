@@ -1,14 +1,14 @@
 //! Removes segments that exited processes left behind.
 //!
-//! A process that ends by `_exit` or a signal cannot remove its segment. That may happen thousands of
-//! times while no controller runs. So processes of the same user that start later clean up: they remove
-//! segments without a profile, and keep a few hundred of those with one, within a share of the
-//! filesystem. Of each process name the first and the latest are kept, then the newest.
+//! A process that ends by `_exit` or a signal cannot remove its segment. That may happen thousands
+//! of times while no controller runs. So processes of the same user that start later clean up: they
+//! remove segments without a profile, and keep a few hundred of those with one, within a share of
+//! the filesystem. Of each process name the first and the latest are kept, then the newest.
 //!
-//! A file is removed only if its content agrees with its name, it belongs to this user, this boot and
-//! this pid namespace, and no process has the pid; or if the process has recorded in it that it exits.
-//! Sweeps run before a process creates its segment: at start-up, and in a forked child that continues a
-//! session, unless it has a seccomp filter.
+//! A file is removed only if its content agrees with its name, it belongs to this user, this boot
+//! and this pid namespace, and no process has the pid; or if the process has recorded in it that it
+//! exits. Sweeps run before a process creates its segment: at start-up, and in a forked child that
+//! continues a session, unless it has a seccomp filter.
 
 use super::{cgroup, identity};
 use crate::sys::{self, Pages, Text, read_file};
@@ -33,8 +33,8 @@ const LISTING_BYTES: usize = 64 << 10;
 /// Offset of the name in `struct linux_dirent64`.
 const NAME_AT: usize = 19;
 
-/// Reads the header of a segment file of this user into a buffer of [`HEADER_BYTES`]. Also returns the
-/// file's `stat`.
+/// Reads the header of a segment file of this user into a buffer of [`HEADER_BYTES`]. Also returns
+/// the file's `stat`.
 fn header<'a>(name: &CStr, buffer: &'a mut Pages) -> Option<(Header<'a>, libc::stat)> {
     let status = sys::link_status(name)?;
     // SAFETY: has no arguments and cannot fail.
@@ -83,7 +83,8 @@ impl Owner {
         header.pid() == self.pid && header.start_time() == self.start_time
     }
 
-    /// Returns true if a segment's content agrees with its name, and is of this boot and pid namespace.
+    /// Returns true if a segment's content agrees with its name, and is of this boot and pid
+    /// namespace.
     fn is_of(self, header: &Header<'_>, namespace: u64) -> bool {
         self.is_named_in(header)
             && namespace != 0
@@ -189,7 +190,8 @@ struct Left {
     bytes: u64,
     /// Offset of the file's name in the listing.
     at: usize,
-    /// 1 for the first and the latest profile of a process name (the two ends of a crash loop); else 0.
+    /// 1 for the first and the latest profile of a process name (the two ends of a crash loop);
+    /// else 0.
     rank: u32,
 }
 
@@ -206,8 +208,9 @@ impl Left {
     }
 }
 
-/// Returns the time at which a process is last known to have lived, in ns of the segment's clock; 0 if
-/// before the last boot. The file's own times are of the system clock, which may have been set since.
+/// Returns the time at which a process is last known to have lived, in ns of the segment's clock; 0
+/// if before the last boot. The file's own times are of the system clock, which may have been set
+/// since.
 fn last_seen_ns(header: &Header<'_>) -> u64 {
     if header.boot_id() != identity::boot_id() {
         return 0;
@@ -218,8 +221,8 @@ fn last_seen_ns(header: &Header<'_>) -> u64 {
     header.created_ns().max(begun).max(alive).max(ended)
 }
 
-/// Sorts profiles by their worth: the first and the latest of each name, then all others; within both
-/// groups the newest first.
+/// Sorts profiles by their worth: the first and the latest of each name, then all others; within
+/// both groups the newest first.
 fn sort_by_worth(kept: &mut [Left]) {
     kept.sort_unstable_by_key(|left| (left.process, left.seen_ns));
     for same in kept.chunk_by_mut(|a, b| a.process == b.process) {
@@ -233,13 +236,14 @@ fn sort_by_worth(kept: &mut [Left]) {
     kept.sort_unstable_by_key(|left| core::cmp::Reverse((left.rank, left.seen_ns)));
 }
 
-/// Lists the names in a directory, as many as fit, and returns how many bytes profiles may take in it.
+/// Lists the names in a directory, as many as fit, and returns how many bytes profiles may take in
+/// it.
 fn list<'a>(dir: &CStr, listing: &'a mut [u8]) -> Option<(&'a [u8], u64)> {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
     // SAFETY: all zero is a valid statfs.
     let mut room: libc::statfs = unsafe { core::mem::zeroed() };
-    // SAFETY: a terminated path, our own descriptor, a `statfs` to fill, and the kernel writes at most
-    // the length of the buffer. One call lists enough files for a sweep.
+    // SAFETY: a terminated path, our own descriptor, a `statfs` to fill, and the kernel writes at
+    // most the length of the buffer. One call lists enough files for a sweep.
     let (len, known) = unsafe {
         let fd = libc::open(dir.as_ptr(), flags);
         if fd < 0 {
@@ -262,8 +266,8 @@ fn list<'a>(dir: &CStr, listing: &'a mut [u8]) -> Option<(&'a [u8], u64)> {
     Some((&listing[..len], MAX_KEPT_BYTES.min(size / KEPT_SHARE)))
 }
 
-/// Removes profiles, the least worth first, until the others are within both limits. First releases the
-/// unused parts of their tables, which a killed process could not release itself.
+/// Removes profiles, the least worth first, until the others are within both limits. First releases
+/// the unused parts of their tables, which a killed process could not release itself.
 fn keep_newest(dir: &[u8], listing: &[u8], kept: &mut [Left], max_bytes: u64) {
     sort_by_worth(kept);
     let mut bytes = 0u64;
@@ -291,8 +295,8 @@ fn bytes_of(name: &CStr) -> Option<u64> {
     Some((status.st_blocks as u64).saturating_mul(512))
 }
 
-/// Returns the segments whose process is gone: the offset of the name in the listing, the path, and the
-/// process.
+/// Returns the segments whose process is gone: the offset of the name in the listing, the path, and
+/// the process.
 fn gone<'a>(
     dir: &'a [u8],
     listing: &'a [u8],

@@ -1,9 +1,9 @@
 //! Access to the segment's tables: which parts of the mapping are accessible.
 //!
-//! The whole segment is mapped, but most of it is neither backed with memory nor accessible. Units of a
-//! bank become accessible once they are backed: otherwise `mlockall` would back all of it. All of the
-//! mapping counts towards `RLIMIT_AS`. So when the program limits its address space, the inaccessible
-//! parts are unmapped, and tables grow no more.
+//! The whole segment is mapped, but most of it is neither backed with memory nor accessible. Units
+//! of a bank become accessible once they are backed: otherwise `mlockall` would back all of it. All
+//! of the mapping counts towards `RLIMIT_AS`. So when the program limits its address space, the
+//! inaccessible parts are unmapped, and tables grow no more.
 
 // Decision 20: tables are created by the first session.
 use super::{BASE, BYTES, LIFE};
@@ -65,8 +65,8 @@ pub(super) fn open(session: u64) -> &'static AtomicU32 {
     &OPEN[session as usize & 1]
 }
 
-/// Makes the banks of a new mapping inaccessible, except for their headers. A failure does no harm: the
-/// units are accessible then before they are [opened](open_units).
+/// Makes the banks of a new mapping inaccessible, except for their headers. A failure does no harm:
+/// the units are accessible then before they are [opened](open_units).
 pub(super) fn close_banks(base: *mut u8) {
     let geometry = geometry();
     const HEADER: usize = BANK_HEADER_BYTES.next_multiple_of(PAGE);
@@ -79,8 +79,8 @@ pub(super) fn close_banks(base: *mut u8) {
     }
 }
 
-/// Makes units of a bank accessible, which have been backed with memory. Returns false if they are not
-/// accessible.
+/// Makes units of a bank accessible, which have been backed with memory. Returns false if they are
+/// not accessible.
 pub(super) fn open_units(base: *mut u8, bank: &Bank<'_>, session: u64, units: u32) -> bool {
     let open = open(session);
     if open.load(Ordering::Relaxed) >= units {
@@ -98,7 +98,8 @@ pub(super) fn open_units(base: *mut u8, bank: &Bank<'_>, session: u64, units: u3
     are_open
 }
 
-/// Backs a bank with memory, up to `more` units, and makes them accessible. Returns false if that fails.
+/// Backs a bank with memory, up to `more` units, and makes them accessible. Returns false if that
+/// fails.
 pub(super) fn populate_units(bank: &Bank<'_>, session: u64, more: u32) -> bool {
     let units = bank.header.units();
     let Some(base) = BASE.get() else { return false };
@@ -167,7 +168,8 @@ fn parts(geometry: &Geometry, units: Range<u32>) -> impl Iterator<Item = Range<u
     parts.into_iter().filter(|part| !part.is_empty())
 }
 
-/// Returns the accessible parts of both banks in whole pages, by their offset in the segment, in order.
+/// Returns the accessible parts of both banks in whole pages, by their offset in the segment, in
+/// order.
 fn open_pages(geometry: &Geometry) -> impl Iterator<Item = Range<usize>> {
     let codes = OPEN_CODES.load(Ordering::Relaxed);
     let in_bank = move |bank: u64| {
@@ -194,7 +196,8 @@ unsafe fn unmap_closed(base: *mut u8, geometry: &Geometry) {
     let behind = core::iter::once(bytes..bytes);
     for open in open_pages(geometry).chain(behind) {
         if open.start > end {
-            // SAFETY: inaccessible, so nobody reads or writes it, and no thread makes it accessible.
+            // SAFETY: inaccessible, so nobody reads or writes it, and no thread makes it
+            // accessible.
             unsafe { libc::munmap(base.add(end).cast(), open.start - end) };
         }
         end = end.max(open.end);
@@ -228,8 +231,9 @@ pub fn shrink(address_space: u64) {
     unsafe { unmap_closed(base, &geometry) };
 }
 
-/// Gives up the mapping in a forked child. With `is_in_use`, its accessible parts are replaced by private
-/// memory instead, because an interrupted sample may continue there. Returns false if that fails.
+/// Gives up the mapping in a forked child. With `is_in_use`, its accessible parts are replaced by
+/// private memory instead, because an interrupted sample may continue there. Returns false if that
+/// fails.
 ///
 /// # Safety
 /// `base` is the mapping of the whole segment, no longer in `BASE`, in a process with one thread.
@@ -242,8 +246,8 @@ pub(super) unsafe fn give_up(base: *mut u8, is_in_use: bool) -> bool {
         unsafe { libc::munmap(base.cast(), BYTES.load(Ordering::Relaxed)) };
         return true;
     }
-    // SAFETY: unmaps or covers only accessible parts, which are still ours after `shrink`; addresses
-    // between them may belong to others.
+    // SAFETY: unmaps or covers only accessible parts, which are still ours after `shrink`;
+    // addresses between them may belong to others.
     unsafe {
         if !is_shrunk {
             unmap_closed(base, &geometry);

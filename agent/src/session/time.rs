@@ -11,8 +11,8 @@ use shm_protocol::clock::{self, Shift};
 static MONOTONIC_NS: AtomicI64 = AtomicI64::new(0);
 static BOOTTIME_NS: AtomicI64 = AtomicI64::new(0);
 
-/// Reads the shift of this process's clocks. A forked child reads it again: it may be in another time
-/// namespace than its parent.
+/// Reads the shift of this process's clocks. A forked child reads it again: it may be in another
+/// time namespace than its parent.
 pub fn settle() {
     let mut buffer = [0u8; 256];
     let shift = if is_settled() {
@@ -37,8 +37,8 @@ pub fn now_ns() -> u64 {
     shift().to_machine(clock::now_ns())
 }
 
-/// Returns true if the process itself is in the time namespace that the kernel's file describes, which
-/// is that of its future children.
+/// Returns true if the process itself is in the time namespace that the kernel's file describes,
+/// which is that of its future children.
 fn is_settled() -> bool {
     inode(c"/proc/self/ns/time") == inode(c"/proc/self/ns/time_for_children")
 }

@@ -1,5 +1,5 @@
-//! Looks up functions of a loaded library by its hash table, in the versions that a program linked today
-//! would get.
+//! Looks up functions of a loaded library by its hash table, in the versions that a program linked
+//! today would get.
 
 use super::{DT_GNU_HASH, DT_STRTAB, DT_SYMTAB};
 use core::ffi::CStr;
@@ -91,8 +91,8 @@ impl Library {
     unsafe fn is_string(&self, offset: u64, text: &CStr) -> bool {
         let string = (self.strings + offset) as *const u8;
         let mut bytes = text.to_bytes_with_nul().iter().enumerate();
-        // SAFETY: a terminated string. Its terminating zero equals no byte of the text but the last, so the
-        // comparison ends there at the latest.
+        // SAFETY: a terminated string. Its terminating zero equals no byte of the text but the
+        // last, so the comparison ends there at the latest.
         bytes.all(|(at, byte)| unsafe { string.add(at).read_volatile() } == *byte)
     }
 
@@ -102,7 +102,8 @@ impl Library {
     /// The library is still loaded.
     pub unsafe fn function(&self, name: &CStr) -> Option<Exported> {
         let wanted = gnu_hash(name);
-        // SAFETY: the first words say where the buckets and the chains are. The loader uses the same tables.
+        // SAFETY: the first words say where the buckets and the chains are. The loader uses the
+        // same tables.
         unsafe {
             let (buckets, first, bloom) = (
                 *self.hash,

@@ -219,7 +219,7 @@ fn quality(program: Program, most: u32) -> Vec<[Quality; 2]> {
 #[test]
 fn thinned_estimates_are_unbiased_and_their_bars_hold() {
     for program in [leak_amid_churn, churn_that_holds, cache] as [Program; 3] {
-        for (stack, both) in quality(program, MOST).iter().enumerate() {
+        for (stack, both) in quality(program, MAX_STEP).iter().enumerate() {
             for quality in both {
                 // 4 standard errors; 95 % of 400 runs are covered within 4 of 1.1 %.
                 assert!(quality.bias.abs() < 4.0, "{stack}: {quality:?}");
@@ -237,7 +237,7 @@ fn where_memory_is_held_the_error_is_hardly_larger() {
         (cache, 0),
     ] {
         let plain = &quality(program, 0)[stack][1];
-        let thinned = &quality(program, MOST)[stack][1];
+        let thinned = &quality(program, MAX_STEP)[stack][1];
         // Of 400 runs each, the ratio has a standard error of 5 %.
         assert!(
             thinned.rms < 1.35 * plain.rms,
@@ -264,9 +264,9 @@ fn churn_is_thinned_and_what_is_held_is_not() {
     };
     let (plain, thinned) = (
         samples(churn_that_holds, 0),
-        samples(churn_that_holds, MOST),
+        samples(churn_that_holds, MAX_STEP),
     );
     assert!(thinned[0] * 3 < plain[0], "{plain:?} {thinned:?}");
-    let (plain, thinned) = (samples(cache, 0), samples(cache, MOST));
+    let (plain, thinned) = (samples(cache, 0), samples(cache, MAX_STEP));
     assert!(thinned[0] * 10 > plain[0] * 9, "{plain:?} {thinned:?}");
 }

@@ -1,9 +1,9 @@
 //! Slots for per-thread memory, in a few large reservations.
 //!
-//! A process may have 65,530 mappings (`vm.max_map_count`), and each of its threads already takes two for its
-//! stack. So per-thread memory is not one mapping each: address space is reserved for many threads at once
-//! (doubling the total each time), and slots are made accessible from the start of a reservation on. The
-//! accessible slots are one mapping, the others another.
+//! A process may have 65,530 mappings (`vm.max_map_count`), and each of its threads already takes
+//! two for its stack. So per-thread memory is not one mapping each: address space is reserved for
+//! many threads at once (doubling the total each time), and slots are made accessible from the
+//! start of a reservation on. The accessible slots are one mapping, the others another.
 
 use crate::{seccomp, sys};
 use core::ffi::c_void;
@@ -35,9 +35,9 @@ pub struct Slot {
     index: u8,
 }
 
-/// Takes a slot of `bytes` bytes (the same number in all calls). Returns it with its address. At most
-/// `max_bytes` are reserved in total, except that the first slot is always reserved. `None`: there is no
-/// memory, or all slots are taken. Changes `errno`.
+/// Takes a slot of `bytes` bytes (the same number in all calls). Returns it with its address. At
+/// most `max_bytes` are reserved in total, except that the first slot is always reserved. `None`:
+/// there is no memory, or all slots are taken. Changes `errno`.
 pub fn take(bytes: usize, max_bytes: usize) -> Option<(Slot, *mut c_void)> {
     let bytes = bytes.next_multiple_of(PAGE);
     let mut place = &FIRST;
@@ -111,8 +111,8 @@ impl Reservation {
     }
 }
 
-/// Returns the number of slots in a reservation: each of the first ones has as many as all before it
-/// together, and at least one.
+/// Returns the number of slots in a reservation: each of the first ones has as many as all before
+/// it together, and at least one.
 fn count(number: usize) -> usize {
     1 << number.saturating_sub(1).min(LARGE_LOG)
 }

@@ -27,16 +27,16 @@ const NAME: usize = 19;
 /// Offset of the entry's length in `linux_dirent64`.
 const LENGTH: usize = 16;
 
-/// Calls `each` with the id of each thread. Returns false if the list could not be read to its end. Changes
-/// `errno`.
+/// Calls `each` with the id of each thread. Returns false if the list could not be read to its end.
+/// Changes `errno`.
 pub fn each_thread(each: impl FnMut(u32)) -> bool {
     if READING.swap(1, Ordering::Acquire) != 0 {
         return false;
     }
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
     let path = c"/proc/self/task".as_ptr();
-    // System calls rather than the C library's functions, which are cancellation points: the thread holds
-    // the lock on timers, and may be in a signal handler.
+    // System calls rather than the C library's functions, which are cancellation points: the thread
+    // holds the lock on timers, and may be in a signal handler.
     // SAFETY: a terminated path.
     let fd = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path, flags) } as c_int;
     let complete = fd >= 0 && read(fd, each);

@@ -23,8 +23,8 @@ pub fn candidates() -> impl Iterator<Item = c_int> {
     (52..=60).chain(36..52)
 }
 
-/// Installs the handler for a signal that has its default action, is not in `avoid`, and is not blocked by
-/// the calling thread. Changes `errno`.
+/// Installs the handler for a signal that has its default action, is not in `avoid`, and is not
+/// blocked by the calling thread. Changes `errno`.
 pub fn install(avoid: u64, handler: Handler) -> Result<(), Failure> {
     // SAFETY: zeros are a valid signal set.
     let mut blocked: libc::sigset_t = unsafe { zeroed() };
@@ -45,14 +45,15 @@ pub fn install(avoid: u64, handler: Handler) -> Result<(), Failure> {
     }
 }
 
-/// Installs the handler for a signal. Returns false if the program has just installed one of its own, which
-/// is then put back.
+/// Installs the handler for a signal. Returns false if the program has just installed one of its
+/// own, which is then put back.
 fn take(number: c_int) -> bool {
     // SAFETY: zeros are a valid `sigaction`.
     let (mut action, mut old): (libc::sigaction, libc::sigaction) = unsafe { zeroed() };
     action.sa_sigaction = HANDLER.load(Ordering::Relaxed);
-    // Interrupted calls are restarted. An alternate signal stack is used if the program has one, to spare
-    // small stacks. All signals are blocked meanwhile: the handler may run on a stack of its own.
+    // Interrupted calls are restarted. An alternate signal stack is used if the program has one, to
+    // spare small stacks. All signals are blocked meanwhile: the handler may run on a stack of its
+    // own.
     action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_ONSTACK;
     // SAFETY: a set to fill, an action to read and another to write, all ours.
     unsafe {
@@ -90,9 +91,9 @@ fn set(number: c_int, to: libc::sighandler_t) {
     unsafe { libc::sigaction(number, &action, core::ptr::null_mut()) };
 }
 
-/// Releases the signal, unless the program has taken it meanwhile. Must be called when no timer is left.
-/// Pending signals are discarded first by ignoring them, because the default action ends the process.
-/// Changes `errno`.
+/// Releases the signal, unless the program has taken it meanwhile. Must be called when no timer is
+/// left. Pending signals are discarded first by ignoring them, because the default action ends the
+/// process. Changes `errno`.
 pub fn restore() {
     let number = NUMBER.swap(0, Ordering::Relaxed);
     if number != 0 && action_of(number) == Some(HANDLER.load(Ordering::Relaxed)) {

@@ -1,7 +1,7 @@
 //! Macros for entry points: where a call is forwarded, and with which arguments.
 
-/// Defines an entry point that takes a size: calls the allocator's `malloc` if sampling is off or the
-/// countdown has not expired, and `$due` otherwise.
+/// Defines an entry point that takes a size: calls the allocator's `malloc` if sampling is off or
+/// the countdown has not expired, and `$due` otherwise.
 macro_rules! counting_entry {
     ($(#[$doc:meta])* $name:ident, else $due:path) => {
         $(#[$doc])*
@@ -14,23 +14,25 @@ macro_rules! counting_entry {
 }
 pub(crate) use counting_entry;
 
-/// Defines an entry point that takes an address: calls `$low` if `range::may_contain` returns true, and the
-/// allocator's `free` otherwise.
+/// Defines an entry point that takes an address: calls `$low` if `range::may_contain` returns true,
+/// and the allocator's `free` otherwise.
 macro_rules! freeing_entry {
     ($(#[$doc:meta])* $name:ident, else $low:path) => {
         $(#[$doc])*
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(p: *mut c_void) {
-            // SAFETY: `p` is null or an object that the caller frees. A sampled object lies below the end
-            // of the range, where `$low` tells it from others; all objects above are the allocator's.
+            // SAFETY: `p` is null or an object that the caller frees. A sampled object lies below
+            // the end of the range, where `$low` tells it from others; all objects above are the
+            // allocator's.
             unsafe { if range::may_contain(p) { $low(p) } else { NEXT.free(p) } }
         }
     };
 }
 pub(crate) use freeing_entry;
 
-/// Defines a function that calls `$target(a, b, c, &Registers)` with its own arguments (at most three) and
-/// the registers of its caller. Entry points jump here, so the caller is that of `malloc`.
+/// Defines a function that calls `$target(a, b, c, &Registers)` with its own arguments (at most
+/// three) and the registers of its caller. Entry points jump here, so the caller is that of
+/// `malloc`.
 macro_rules! with_registers {
     ($name:ident, $target:path) => {
         with_registers!($name, $target, *mut c_void);
@@ -62,8 +64,9 @@ macro_rules! with_registers {
 }
 pub(crate) use with_registers;
 
-/// Like [`with_registers`], for functions that must not return null. If `$target` does, jumps to `$failed`
-/// with the first two arguments, so that an exception thrown there meets no frame of ours.
+/// Like [`with_registers`], for functions that must not return null. If `$target` does, jumps to
+/// `$failed` with the first two arguments, so that an exception thrown there meets no frame of
+/// ours.
 macro_rules! with_registers_or_fail {
     ($name:ident, $target:path, $failed:path) => {
         #[unsafe(naked)]
@@ -100,8 +103,8 @@ macro_rules! with_registers_or_fail {
 }
 pub(crate) use with_registers_or_fail;
 
-/// Defines a function that jumps to the address in the word `$to`, with unchanged arguments. Returns null if
-/// the address is null.
+/// Defines a function that jumps to the address in the word `$to`, with unchanged arguments.
+/// Returns null if the address is null.
 macro_rules! jump_through {
     ($name:ident, $to:path) => {
         #[unsafe(naked)]
@@ -123,12 +126,12 @@ macro_rules! jump_through {
 }
 pub(crate) use jump_through;
 
-/// Defines an entry point that clears bits of its second argument, or of its third if its first is 0, by
-/// the mask `$kept`, and jumps to the address in `$next`. The function there identifies its caller by the
-/// return address, so it must not see a frame of ours.
+/// Defines an entry point that clears bits of its second argument, or of its third if its first is
+/// 0, by the mask `$kept`, and jumps to the address in `$next`. The function there identifies its
+/// caller by the return address, so it must not see a frame of ours.
 ///
-/// Jumps out of this library use x16: if branch targets are checked (BTI), functions may be jumped to
-/// through no other register.
+/// Jumps out of this library use x16: if branch targets are checked (BTI), functions may be jumped
+/// to through no other register.
 macro_rules! jump_without {
     ($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*), second, $kept:path, $next:path) => {
         jump_without!(@ [$(#[$doc])*] $name($($arg: $type),*), $kept, $next, "and w1, w1, w9");
@@ -160,8 +163,8 @@ macro_rules! jump_without {
 }
 pub(crate) use jump_without;
 
-/// Defines a function that calls `$find` with its own arguments (at most three), and jumps to the address
-/// that it returns, with the same arguments. Returns null if there is none.
+/// Defines a function that calls `$find` with its own arguments (at most three), and jumps to the
+/// address that it returns, with the same arguments. Returns null if there is none.
 macro_rules! find_and_jump {
     ($name:ident, $find:path) => {
         #[unsafe(naked)]
@@ -194,8 +197,8 @@ macro_rules! find_and_jump {
 }
 pub(crate) use find_and_jump;
 
-/// Defines an entry point that returns the result of `$answer`, called with its arguments. If that is null,
-/// jumps to the address in `$next`, like [`jump_without`].
+/// Defines an entry point that returns the result of `$answer`, called with its arguments. If that
+/// is null, jumps to the address in `$next`, like [`jump_without`].
 macro_rules! answer_or_jump {
     ($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*), $answer:path, $next:path) => {
         $(#[$doc])*
@@ -281,8 +284,8 @@ macro_rules! jump_by_target {
 }
 pub(crate) use jump_by_target;
 
-/// Defines the function that entry points of [`jump_by_target`] jump to before their targets are known:
-/// calls `$settle`, which stores the targets, and jumps there with unchanged arguments.
+/// Defines the function that entry points of [`jump_by_target`] jump to before their targets are
+/// known: calls `$settle`, which stores the targets, and jumps there with unchanged arguments.
 macro_rules! settle_and_jump {
     ($name:ident, $settle:path) => {
         #[unsafe(naked)]

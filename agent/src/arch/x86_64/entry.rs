@@ -1,8 +1,8 @@
 //! Macros for entry points: where a call is forwarded, and with which arguments.
 
-/// Defines an entry point that takes a size: jumps to the allocator's `malloc` if sampling is off or the
-/// countdown has not expired, and to `$due` otherwise. Equivalent to `skips_sampling`, in the fewest
-/// instructions: three, or eleven while sampling is on. Uses names that `entry` imports.
+/// Defines an entry point that takes a size: jumps to the allocator's `malloc` if sampling is off
+/// or the countdown has not expired, and to `$due` otherwise. Equivalent to `skips_sampling`, in
+/// the fewest instructions: three, or eleven while sampling is on. Uses names that `entry` imports.
 macro_rules! counting_entry {
     ($(#[$doc:meta])* $name:ident, else $due:path) => {
         $(#[$doc])*
@@ -36,8 +36,8 @@ macro_rules! counting_entry {
 }
 pub(crate) use counting_entry;
 
-/// Defines an entry point that takes an address: jumps to `$low` if `range::may_contain` would return true,
-/// and to the allocator's `free` otherwise. Three instructions.
+/// Defines an entry point that takes an address: jumps to `$low` if `range::may_contain` would
+/// return true, and to the allocator's `free` otherwise. Three instructions.
 macro_rules! freeing_entry {
     ($(#[$doc:meta])* $name:ident, else $low:path) => {
         $(#[$doc])*
@@ -60,8 +60,9 @@ macro_rules! freeing_entry {
 }
 pub(crate) use freeing_entry;
 
-/// Defines a function that calls `$target(a, b, c, &Registers)` with its own arguments (at most three) and
-/// the registers of its caller. Entry points jump here, so the caller is that of `malloc`.
+/// Defines a function that calls `$target(a, b, c, &Registers)` with its own arguments (at most
+/// three) and the registers of its caller. Entry points jump here, so the caller is that of
+/// `malloc`.
 macro_rules! with_registers {
     ($name:ident, $target:path) => {
         with_registers!($name, $target, *mut c_void);
@@ -91,8 +92,9 @@ macro_rules! with_registers {
 }
 pub(crate) use with_registers;
 
-/// Like [`with_registers`], for functions that must not return null. If `$target` does, jumps to `$failed`
-/// with the first two arguments, so that an exception thrown there meets no frame of ours.
+/// Like [`with_registers`], for functions that must not return null. If `$target` does, jumps to
+/// `$failed` with the first two arguments, so that an exception thrown there meets no frame of
+/// ours.
 macro_rules! with_registers_or_fail {
     ($name:ident, $target:path, $failed:path) => {
         #[unsafe(naked)]
@@ -126,8 +128,8 @@ macro_rules! with_registers_or_fail {
 }
 pub(crate) use with_registers_or_fail;
 
-/// Defines a function that jumps to the address in the word `$to`, with unchanged arguments. Returns null if
-/// the address is null.
+/// Defines a function that jumps to the address in the word `$to`, with unchanged arguments.
+/// Returns null if the address is null.
 macro_rules! jump_through {
     ($name:ident, $to:path) => {
         #[unsafe(naked)]
@@ -148,9 +150,9 @@ macro_rules! jump_through {
 }
 pub(crate) use jump_through;
 
-/// Defines an entry point that clears bits of its second argument, or of its third if its first is 0, by
-/// the mask `$kept`, and jumps to the address in `$next`. The function there identifies its caller by the
-/// return address, so it must not see a frame of ours.
+/// Defines an entry point that clears bits of its second argument, or of its third if its first is
+/// 0, by the mask `$kept`, and jumps to the address in `$next`. The function there identifies its
+/// caller by the return address, so it must not see a frame of ours.
 macro_rules! jump_without {
     ($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*), second, $kept:path, $next:path) => {
         jump_without!(@ [$(#[$doc])*] $name($($arg: $type),*), $kept, $next,
@@ -179,8 +181,8 @@ macro_rules! jump_without {
 }
 pub(crate) use jump_without;
 
-/// Defines a function that calls `$find` with its own arguments (at most three), and jumps to the address
-/// that it returns, with the same arguments. Returns null if there is none.
+/// Defines a function that calls `$find` with its own arguments (at most three), and jumps to the
+/// address that it returns, with the same arguments. Returns null if there is none.
 macro_rules! find_and_jump {
     ($name:ident, $find:path) => {
         #[unsafe(naked)]
@@ -213,8 +215,8 @@ macro_rules! find_and_jump {
 }
 pub(crate) use find_and_jump;
 
-/// Defines an entry point that returns the result of `$answer`, called with its arguments. If that is null,
-/// jumps to the address in `$next`, like [`jump_without`].
+/// Defines an entry point that returns the result of `$answer`, called with its arguments. If that
+/// is null, jumps to the address in `$next`, like [`jump_without`].
 macro_rules! answer_or_jump {
     ($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*), $answer:path, $next:path) => {
         $(#[$doc])*
@@ -293,8 +295,8 @@ macro_rules! jump_by_target {
 }
 pub(crate) use jump_by_target;
 
-/// Defines the function that entry points of [`jump_by_target`] jump to before their targets are known:
-/// calls `$settle`, which stores the targets, and jumps there with unchanged arguments.
+/// Defines the function that entry points of [`jump_by_target`] jump to before their targets are
+/// known: calls `$settle`, which stores the targets, and jumps there with unchanged arguments.
 macro_rules! settle_and_jump {
     ($name:ident, $settle:path) => {
         #[unsafe(naked)]

@@ -1,7 +1,7 @@
 //! Macros for functions with which signal handlers and threads start.
 
-/// Defines a signal handler (`SA_SIGINFO`): calls `$enter(info, context)` and, if that returns the end of a
-/// stack, `$work(info, context)` on that stack.
+/// Defines a signal handler (`SA_SIGINFO`): calls `$enter(info, context)` and, if that returns the
+/// end of a stack, `$work(info, context)` on that stack.
 macro_rules! on_own_stack {
     ($(#[$doc:meta])* $name:ident, $enter:path, $work:path) => {
         $(#[$doc])*
@@ -39,8 +39,8 @@ macro_rules! on_own_stack {
 }
 pub(crate) use on_own_stack;
 
-/// Defines the start routine of a thread: calls `$arrive(argument, &mut [routine, argument])` and jumps to
-/// the routine that it writes, so that no frame of ours stays on the stack.
+/// Defines the start routine of a thread: calls `$arrive(argument, &mut [routine, argument])` and
+/// jumps to the routine that it writes, so that no frame of ours stays on the stack.
 macro_rules! starting_thread {
     ($(#[$doc:meta])* $name:ident, $arrive:path) => {
         $(#[$doc])*

@@ -1,7 +1,7 @@
 //! Macros for `prctl` and `syscall`, by which a program installs seccomp filters.
 
-/// Defines `prctl`: makes the system call, after calling `$note` if the first argument is `$set_seccomp` or
-/// `$set_tsc`. Jumps to `$fail` with an error.
+/// Defines `prctl`: makes the system call, after calling `$note` if the first argument is
+/// `$set_seccomp` or `$set_tsc`. Jumps to `$fail` with an error.
 macro_rules! noting_prctl {
     ($(#[$doc:meta])* $name:ident, $set_seccomp:path, $set_tsc:path, $note:path, $fail:path) => {
         $(#[$doc])*
@@ -61,8 +61,8 @@ macro_rules! noting_prctl {
 }
 pub(crate) use noting_prctl;
 
-/// Defines `syscall`, like [`noting_prctl`]: takes six arguments after the number, the last one on the
-/// stack.
+/// Defines `syscall`, like [`noting_prctl`]: takes six arguments after the number, the last one on
+/// the stack.
 macro_rules! noting_syscall {
     ($(#[$doc:meta])* $name:ident, $set_seccomp:path, $set_tsc:path, $note:path, $fail:path) => {
         $(#[$doc])*

@@ -1,8 +1,8 @@
 //! Address range of the program itself, which the loader does not report as a whole.
 //!
-//! If a program's segments have gaps between them, `_dl_find_object` gives the range of one segment, and
-//! the ELF header is in another. Linkers leave gaps for the largest pages of a machine (64 KiB on aarch64).
-//! Libraries have no gaps: the loader reserves their whole range.
+//! If a program's segments have gaps between them, `_dl_find_object` gives the range of one
+//! segment, and the ELF header is in another. Linkers leave gaps for the largest pages of a machine
+//! (64 KiB on aarch64). Libraries have no gaps: the loader reserves their whole range.
 
 use crate::module::found::Found;
 use core::ffi::{c_int, c_void};

@@ -76,7 +76,8 @@ fn keep(name: &[u8]) -> &'static [u8] {
         return b"[unnamed]";
     };
     let mut len = 0;
-    // A seccomp filter of the program may forbid reading the directory; the name then stays relative.
+    // A seccomp filter of the program may forbid reading the directory; the name then stays
+    // relative.
     if relative && !crate::seccomp::is_installed() {
         len = sys::read_link(c"/proc/self/cwd", &mut room[..MAX_DIRECTORY]);
         room[len] = b'/';
