@@ -1,5 +1,5 @@
-//! Allocators that take the place of the agent's: one linked into the program, or one that is
-//! preloaded before the agent. Calls to them are not seen.
+//! Detects allocators that take the place of the agent's: linked into the program, or preloaded
+//! before the agent. The agent does not see calls to them.
 
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
@@ -10,7 +10,7 @@ use mem_agents::text;
 
 use crate::python;
 
-/// The functions by which allocators are known. The first is called by everybody.
+/// Functions by which allocators are recognised. The first is the one that everything else calls.
 const FUNCTIONS: [&str; 7] = [
     "malloc",
     "je_malloc",
@@ -20,26 +20,26 @@ const FUNCTIONS: [&str; 7] = [
     "rpmalloc",
     "scalloc",
 ];
-/// What the messages of allocators begin with, by which a stripped program shows that it has one.
+/// Beginnings of allocators' messages, by which an allocator in a stripped program is recognised.
 const MESSAGES: [&str; 3] = ["<jemalloc>: ", "tcmalloc: large alloc", "mimalloc: "];
 
-/// An allocator other than the agent's.
+/// Allocator other than the agent's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Other {
-    /// The executable exports `malloc`: everybody's calls go there.
+    /// The executable exports `malloc`: all calls go there, also from libraries.
     Exported,
-    /// The executable has a `malloc` of its own: its own calls go there.
+    /// The executable has a `malloc` that is not exported: only its own calls go there.
     Hidden,
-    /// The executable has an allocator with functions of other names.
+    /// The executable has an allocator with this function, under a name other than `malloc`.
     Named(&'static str),
-    /// The executable is stripped, and has an allocator's messages.
+    /// The executable is stripped and contains this message of an allocator.
     Messages(&'static str),
     /// A library that is preloaded before the agent defines `malloc`.
     Before(PathBuf),
 }
 
 impl Other {
-    /// Whether nothing reaches the agent, unless that allocator passes it on.
+    /// Returns true if no calls reach the agent, unless the allocator forwards them.
     pub fn takes_all(&self) -> bool {
         matches!(self, Self::Exported | Self::Before(_))
     }
@@ -78,18 +78,19 @@ impl std::fmt::Display for Other {
     }
 }
 
-/// The allocator in a program's file; of a stripped one only if `thoroughly`, for that takes
-/// reading all of it.
+/// Finds an allocator in a program's file. Examines stripped programs only if `thoroughly`, since
+/// that means reading the whole file.
 pub fn of_program(path: &Path, name: &[u8], thoroughly: bool) -> Option<Other> {
     let found = symbols::definitions(path, &FUNCTIONS).ok()?;
     let mallocs = found.found.iter().filter(|f| f.name == FUNCTIONS[0]);
     if let Some(exported) = mallocs.map(|f| f.is_exported).max() {
-        return Some(match exported {
-            true => Other::Exported,
-            false => Other::Hidden,
+        return Some(if exported {
+            Other::Exported
+        } else {
+            Other::Hidden
         });
     }
-    // CPython has parts of mimalloc in it, and a hint of its own.
+    // CPython contains parts of mimalloc; there is a separate hint for it.
     if python::is_interpreter(name) {
         return None;
     }
@@ -103,17 +104,17 @@ pub fn of_program(path: &Path, name: &[u8], thoroughly: bool) -> Option<Other> {
     message.map(Other::Messages)
 }
 
-/// The allocator that a live process has besides the agent's.
+/// Finds an allocator other than the agent's in a running process.
 pub fn of_process(pid: i32, thoroughly: bool) -> Option<Other> {
     let name = proc::exe(pid)?;
     let file = proc::directory(pid).join("exe");
     of_program(&file, &name, thoroughly).or_else(|| preloaded_before(pid))
 }
 
-/// A library with a `malloc` that was preloaded before the agent.
+/// Returns the library with a `malloc` that is preloaded before the agent.
 fn preloaded_before(pid: i32) -> Option<Other> {
     let environment = proc::environment(pid)?;
-    // The agent alone is the usual case, and needs no maps.
+    // The agent alone is the usual case, and can be decided without reading the maps.
     let first = agent_file::preloads(&environment).next()?;
     if agent_file::has_usual_name(first) {
         return None;
@@ -124,7 +125,8 @@ fn preloaded_before(pid: i32) -> Option<Other> {
     (before.role == Role::Allocator).then_some(Other::Before(before.path))
 }
 
-/// What to say of processes with other allocators: one line for all with the same.
+/// Returns warnings about processes with other allocators, one line for all that have the same
+/// program and allocator.
 pub fn warnings<'a>(processes: impl Iterator<Item = (i32, &'a [u8])>) -> Vec<String> {
     let mut known: HashMap<(u64, u64), Option<Other>> = HashMap::new();
     let mut lines: Vec<((u64, u64), Other, String, usize)> = Vec::new();

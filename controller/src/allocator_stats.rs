@@ -1,9 +1,9 @@
-//! The allocator's statistics of running processes, brought up to date.
+//! Obtains current allocator statistics of running processes.
 //!
-//! A process publishes them once a second while it is sampled. If no session is running, a short
-//! one of our own makes it do so (a probe): it ends as soon as the statistics are there, after a
-//! second at the latest, and leaves no profile. That of the session before stays. A process that
-//! does not allocate in that second publishes nothing.
+//! While a process is sampled, it publishes statistics once a second. If no session is running, a
+//! short one (a probe) is started for this purpose. It ends as soon as the statistics are there,
+//! after a second at the latest, and leaves no profile; the profile of the previous session is
+//! kept. A process that does not allocate during that second publishes nothing.
 
 // Decision 58: querying statistics keeps the last profile.
 use std::time::{Duration, Instant};
@@ -15,40 +15,40 @@ use mem_agents::segment::{Head, io_error};
 use mem_agents::target::{Deadline, Density, Target, is_running, uncollected};
 use shm_protocol::snapshot::Header;
 
-/// Time between two publications by a process, in nanoseconds.
+/// Interval at which a process publishes statistics, in nanoseconds.
 const PERIOD_NS: u64 = 1_000_000_000;
-/// Longest wait for an allocation once publication is due.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// Time between looks.
-const LOOK: Duration = Duration::from_millis(2);
-/// Bytes by the name that jemalloc gives them.
+/// Maximum time to wait for an allocation once publication is due.
+const ALLOCATION_TIMEOUT: Duration = Duration::from_secs(1);
+/// Polling interval.
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// Statistics in bytes, by jemalloc's names.
 pub type Stats = [(&'static str, u64); 6];
 
-/// What is done about a process whose statistics are wanted.
+/// State of the request for one process's statistics.
 enum Request {
-    /// Nothing more; why, if they are not there and that is the reason.
+    /// Done. Contains the reason if there are no statistics and the reason is known.
     Settled(Option<String>),
-    /// A session of our own starts at this time: before, nothing would be published.
+    /// A probe must be started at this time. Before, the process would publish nothing.
     Due(u64),
-    /// Another's session runs, in which they will be published.
+    /// Another controller's session is running and will publish them.
     Awaited,
-    /// Our own does.
+    /// Our probe is running.
     Session(Box<Target>),
 }
 
-/// The statistics, if they are later than this moment of [`now_ns`]. That clock is updated only
-/// every few milliseconds: what is of the same moment may be earlier.
+/// Returns the statistics if they were taken after `ns` ([`now_ns`]). The clock advances only every
+/// few milliseconds, so statistics with an equal time may be older.
 pub fn since(header: &Header<'_>, ns: u64) -> Option<Stats> {
     let (taken_ns, stats) = header.allocator_stats()?;
     (taken_ns > ns).then_some(stats)
 }
 
-/// Brings the statistics of these processes up to date as far as that is possible. For each the
-/// reason why they are older than the call, where it is known.
+/// Obtains current statistics of the given processes. Returns for each the reason why there are
+/// none, if it is known.
 pub fn refresh(agents: &[Agent]) -> Vec<Option<String>> {
     let start = now_ns();
     let mut requests: Vec<Request> = agents.iter().map(|agent| request(agent, start)).collect();
-    let end = Instant::now() + Duration::from_nanos(PERIOD_NS) + PATIENCE;
+    let end = Instant::now() + Duration::from_nanos(PERIOD_NS) + ALLOCATION_TIMEOUT;
     loop {
         let mut waiting = false;
         for (agent, request) in agents.iter().zip(&mut requests) {
@@ -58,18 +58,19 @@ pub fn refresh(agents: &[Agent]) -> Vec<Option<String>> {
         if !waiting || Instant::now() >= end {
             break;
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
     requests.into_iter().map(Request::end).collect()
 }
 
+/// Returns true if statistics taken after `ns` exist.
 fn is_since(agent: &Agent, ns: u64) -> bool {
     let mut head = Head::new();
     let header = agent.segment.head(&mut head);
     header.is_ok_and(|header| since(&header, ns).is_some())
 }
 
-/// `start`: what is published at that very moment would not count.
+/// Decides how to obtain an agent's statistics. Those published at `start` itself would not count.
 fn request(agent: &Agent, start: u64) -> Request {
     let mut head = Head::new();
     let Ok(header) = agent.segment.head(&mut head) else {
@@ -82,12 +83,12 @@ fn request(agent: &Agent, start: u64) -> Request {
         return Request::Awaited;
     }
     let taken = header.allocator_stats().map_or(0, |(taken_ns, _)| taken_ns);
-    // A time that is still to come is not the agent's.
+    // A time in the future was not written by the agent.
     let due = taken.min(now_ns()).saturating_add(PERIOD_NS);
     Request::Due(due.max(start.saturating_add(1)))
 }
 
-/// Starts a session of our own, unless that would overwrite what an earlier one left.
+/// Starts a probe, unless it would overwrite an earlier session's profile.
 fn start(agent: &Agent) -> anyhow::Result<Target> {
     let mut target = Target::take(Found::clone(agent).open()?)?;
     let mut head = Head::new();
@@ -95,17 +96,18 @@ fn start(agent: &Agent) -> anyhow::Result<Target> {
         bail!("an earlier session left a profile: mem_profiler dump writes it out");
     }
     target.prepare(Density::PROBE)?;
-    // Before it begins: however we end, its few samples must not be taken for a profile.
+    // Marked before the start, so that the few samples are not taken for a profile even if this
+    // process is killed.
     let view = target.agent.segment.view();
     view.mark_collected(target.session.number)
         .map_err(io_error)?;
-    target.publish(Deadline::ns_after(Some(PATIENCE)))?;
+    target.publish(Deadline::ns_after(Some(ALLOCATION_TIMEOUT)))?;
     Ok(target)
 }
 
 impl Request {
-    /// Starts the session when it is due; settles it as soon as there are statistics that are
-    /// later than `ns`.
+    /// Starts the probe when it is due, and completes the request once there are statistics taken
+    /// after `ns`.
     fn look(&mut self, agent: &Agent, ns: u64) {
         match self {
             Self::Settled(_) => {}
@@ -123,13 +125,13 @@ impl Request {
         }
     }
 
-    /// Ends our own session; the reason why there are no statistics, if it is known.
+    /// Ends a running probe. Returns the reason why there are no statistics, if it is known.
     fn end(self) -> Option<String> {
         match self {
             Self::Settled(reason) => return reason,
             Self::Awaited | Self::Due(_) => {}
-            // Not switched off, it ends by its deadline. When the session before it ended stays
-            // known.
+            // If stopping fails, the deadline ends the probe. The end time of the previous session
+            // is kept.
             Self::Session(target) => drop(target.agent.segment.view().stop()),
         }
         Some(IDLE.to_owned())

@@ -1,5 +1,5 @@
-//! The commands, one file each, which return the exit code. What they find out is printed
-//! here, by `terminal`, and nowhere else.
+//! Commands, one file each. Each returns an exit code. Output is printed only here, through
+//! `terminal`.
 
 mod both;
 mod clean;
@@ -36,14 +36,14 @@ use crate::terminal;
 use dump::Then;
 use shm_protocol::segment::DIR_VARIABLE;
 
-/// Executes the command that was given, and reports its failure. Where nothing was, that is a
-/// session; users see what is sampled, and which commands there are if there is nothing to
-/// sample.
+/// Executes a command and reports its failure. Without arguments on a terminal, announces what will
+/// be sampled, or shows the available commands if there is nothing to sample.
 pub fn execute(cli: Cli) -> ExitCode {
     let is_lost = Cli::is_bare() && stdout::is_watched() && !overview::announce();
-    let done = match is_lost {
-        true => overview::execute(),
-        false => command(cli),
+    let done = if is_lost {
+        overview::execute()
+    } else {
+        command(cli)
     };
     let code = done.unwrap_or_else(|error| {
         terminal::diagnostic(&format!("{error:#}"));
@@ -52,7 +52,7 @@ pub fn execute(cli: Cli) -> ExitCode {
     match stdout::loss() {
         Some(error) => {
             terminal::diagnostic(&format!("the results could not be written: {error}"));
-            // A program's own code stays what it is.
+            // The exit code of a started program is not changed.
             if code == ExitCode::SUCCESS {
                 ExitCode::FAILURE
             } else {
@@ -63,7 +63,8 @@ pub fn execute(cli: Cli) -> ExitCode {
     }
 }
 
-/// Without it, nothing is found, as if there were no agents.
+/// Warns if `MEM_PROFILER_DIR` names a directory that does not exist: no agents would be found
+/// there.
 fn warn_of_missing_directory() {
     let directory = default_directory();
     if std::env::var_os(DIR_VARIABLE).is_some() && !directory.is_dir() {
@@ -80,7 +81,7 @@ fn command(cli: Cli) -> anyhow::Result<ExitCode> {
         cli.command,
         Some(Command::Completions { .. } | Command::Man { .. })
     );
-    // Without it, live processes would be mistaken for dead ones.
+    // Without `/proc`, live processes would be mistaken for dead ones.
     anyhow::ensure!(
         !is_about_processes || proc::is_mounted(),
         "/proc is not mounted, so processes cannot be found: mount it (mount -t proc proc /proc), \
@@ -116,8 +117,8 @@ fn command(cli: Cli) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Makes the pages that were requested, or says how to read the dump of the largest heap. `say`
-/// prints a line about a page. Whether all went well.
+/// Makes the requested pages with `mem_parser`, or prints how to read the largest dump. `say`
+/// prints the path of a page. Returns false if something failed.
 fn follow_up(written: &[Written], wanted: PageArgs, say: fn(&str)) -> bool {
     let last = written.iter().filter(|w| w.is_last);
     let largest = last
@@ -142,14 +143,14 @@ fn follow_up(written: &[Written], wanted: PageArgs, say: fn(&str)) -> bool {
                     well &= report_failure(page::open(&made));
                 }
             }
-            // The next one would fail alike.
+            // The remaining pages would fail for the same reason.
             Err(error) => return report_failure(Err(error)),
         }
     }
     well
 }
 
-/// Says which processes are stopped: requests to them wait until they continue.
+/// Warns about stopped processes, which do not react to requests until they continue.
 fn warn_of_stopped(agents: &[Agent]) {
     for agent in agents {
         if let Some(hint) = process::stopped_hint(agent.pid) {
@@ -165,7 +166,7 @@ fn report_failure(done: anyhow::Result<()>) -> bool {
     done.is_ok()
 }
 
-/// Prints the name of a dump, and notes it.
+/// Prints the name of a dump and records it.
 fn report(written: Written, outcome: &mut Outcome) {
     written
         .warnings
@@ -175,7 +176,7 @@ fn report(written: Written, outcome: &mut Outcome) {
     outcome.written.push(written);
 }
 
-/// Last line of a command whose dumps were written.
+/// Returns the last line of a command that has written dumps.
 fn success(outcome: &Outcome) -> &'static str {
     match outcome.cut_short {
         0 => "succeeded in collecting memory data!",
@@ -185,7 +186,7 @@ fn success(outcome: &Outcome) -> &'static str {
     }
 }
 
-/// Closes a command that writes dumps.
+/// Prints the last line of a command that writes dumps, and returns its exit code.
 fn conclude(outcome: &Outcome) -> ExitCode {
     if outcome.failures == 0 && !outcome.written.is_empty() {
         terminal::result(success(outcome));
@@ -198,14 +199,14 @@ fn conclude(outcome: &Outcome) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// A table of what was written, where it is more than one dump.
+/// Prints a table of the dumps if there are several.
 fn summary(written: &[Written]) {
     if written.len() > 1 {
         table(written);
     }
 }
 
-/// A table of what was written.
+/// Prints a table of the dumps.
 fn table(written: &[Written]) {
     let rows = written.iter().map(|w| {
         let bytes = mem_agents::text::bytes;

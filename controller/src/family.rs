@@ -1,8 +1,8 @@
-//! The descendants of this process, whose segments `run` takes over.
+//! Recognises descendants of this process, whose segments `run` takes over.
 //!
-//! Only processes that were seen are known. One that came and went between two looks is treated as
-//! a descendant if another descendant of its user was seen: that user could as well have tampered
-//! with the other. No other process can.
+//! Processes are found by polling, so short-lived ones may be missed. A segment of a missed process
+//! counts as a descendant's if a known descendant ran as the same user: that user could have
+//! tampered with the descendant anyway. No other process is accepted.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -10,25 +10,26 @@ use std::time::{Duration, Instant};
 use mem_agents::discovery::{Found, Life};
 use proc::{Stat, Status};
 
-/// Pause between two looks, as a multiple of the time that the last took.
-const PAUSE: u32 = 10;
-/// And at least this long.
-const LEAST_PAUSE: Duration = Duration::from_millis(20);
+/// Pause between two polls, as a multiple of the time that the last one took.
+const PAUSE_FACTOR: u32 = 10;
+/// Minimum pause between two polls.
+const MIN_PAUSE: Duration = Duration::from_millis(20);
 
-/// The descendants seen so far.
+/// Descendants seen so far.
 pub struct Family {
-    /// By pid and start time.
+    /// Pids and start times.
     seen: HashSet<(i32, u64)>,
-    /// The users that they were.
+    /// User ids under which descendants have run.
     users: HashSet<u32>,
+    /// Our own pid and start time.
     us: Option<(i32, u64)>,
     next: Instant,
-    /// Segments that were not taken, since their processes were not seen among ours.
+    /// Number of segments that were refused, since their processes are not known as descendants.
     pub strangers: usize,
 }
 
 impl Family {
-    /// No process was seen yet.
+    /// Starts without known descendants.
     pub fn new() -> Self {
         let pid = std::process::id() as i32;
         Self {
@@ -40,7 +41,7 @@ impl Family {
         }
     }
 
-    /// Looks at all processes, if it is time.
+    /// Polls all processes, if it is time.
     pub fn look(&mut self) {
         let start = Instant::now();
         if start < self.next {
@@ -48,7 +49,7 @@ impl Family {
         }
         let all = proc::all().into_iter();
         let mut all: Vec<(i32, Stat)> = all.filter_map(|pid| Some((pid, Stat::of(pid)?))).collect();
-        // Parents first: none is younger than its children.
+        // Parents first: a child is never older than its parent.
         all.sort_by_key(|(pid, stat)| (stat.start_time, *pid));
         let mut living: HashSet<i32> = HashSet::new();
         for (pid, stat) in &all {
@@ -57,7 +58,7 @@ impl Family {
             if known || living.contains(&stat.parent) {
                 living.insert(*pid);
             }
-            // It may become another user at any time.
+            // A process may change its user at any time, so the users are read every time.
             if living.contains(pid) && Some(key) != self.us {
                 self.seen.insert(key);
                 self.users.extend(
@@ -68,10 +69,10 @@ impl Family {
                 );
             }
         }
-        self.next = Instant::now() + (start.elapsed() * PAUSE).max(LEAST_PAUSE);
+        self.next = Instant::now() + (start.elapsed() * PAUSE_FACTOR).max(MIN_PAUSE);
     }
 
-    /// Whether a segment in the directory of this run is a descendant's.
+    /// Returns true if a segment in this run's directory is a descendant's.
     pub fn has(&self, found: &Found) -> bool {
         let start = found.entry.name.start_time;
         let Some((_, born)) = self.us else {

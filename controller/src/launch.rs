@@ -1,4 +1,4 @@
-//! Starting a program with the agent, forwarding signals to it, and passing on how it ends.
+//! Starts a program with the agent, forwards signals to it, and passes on its exit status.
 
 pub mod inherited;
 
@@ -22,7 +22,7 @@ use shm_protocol::segment::DIR_VARIABLE;
 
 use crate::python;
 
-/// Signals that are passed on to the program.
+/// Signals that are forwarded to the program.
 pub const FORWARDED: [Signal; 8] = [
     Signal::SIGINT,
     Signal::SIGTERM,
@@ -34,32 +34,33 @@ pub const FORWARDED: [Signal; 8] = [
     Signal::SIGALRM,
 ];
 
-/// Tells the agent under how many seccomp filters timers are allowed.
+/// Environment variable: number of seccomp filters under which the agent may use timers.
 pub const FILTERS_VARIABLE: &str = "MEM_PROFILER_FILTERS";
 
 /// File name of the agent.
 const AGENT: &str = "libmem_agent.so";
 
-/// A program that we started.
+/// Program that we started.
 pub struct Launched {
     child: Child,
-    /// How it ended, once it has.
+    /// Exit status; `None` while the program runs.
     pub status: Option<ExitStatus>,
-    /// Not passed on: it asks us for a dump.
+    /// Signal that requests a dump; it is not forwarded.
     dump_signal: Option<Signal>,
 }
 
 impl Launched {
-    /// Starts `command` with the agent, which samples this densely from its
-    /// first allocation, its segments and its children's in `directory`. `leak_check`: gperftools'
-    /// mode of its checks, and whether at its exit it waits for one. `python_malloc`: Python takes each
-    /// object from `malloc`.
+    /// Starts `command` with the agent, which samples it from its first allocation. Segments, also
+    /// those of children, are created in `directory`. `leak_check` has the mode of gperftools' heap
+    /// checker, and whether the program waits for a check at exit. With `python_malloc`, Python
+    /// takes every object from `malloc`.
     pub fn start(
         command: &[OsString],
         agent: &Path,
         density: Density,
         directory: &Path,
-        (dump_signal, leak_check): (Option<Signal>, Option<(String, bool)>),
+        dump_signal: Option<Signal>,
+        leak_check: Option<(String, bool)>,
         python_malloc: bool,
     ) -> io::Result<Self> {
         let mut command = program(command)?;
@@ -82,9 +83,9 @@ impl Launched {
         Self::spawn(command, dump_signal)
     }
 
-    /// Starts `command` with the agent, which samples its CPU time and its children's at this rate
-    /// from its start, with segments in `directory`. `filters`: how many seccomp filters are known to
-    /// let its system calls pass.
+    /// Starts `command` with the agent, which samples CPU time from the start, with segments in
+    /// `directory`. `filters` is the number of seccomp filters that are known to allow the agent's
+    /// system calls.
     pub fn start_timed(
         command: &[OsString],
         agent: &Path,
@@ -103,14 +104,14 @@ impl Launched {
         Self::spawn(command, None)
     }
 
-    /// Starts `command` as it is.
+    /// Starts `command` without the agent.
     pub fn start_plain(command: &[OsString]) -> io::Result<Self> {
         Self::spawn(program(command)?, None)
     }
 
     fn spawn(mut command: Command, dump_signal: Option<Signal>) -> io::Result<Self> {
-        hear_of_ends_only();
-        // SAFETY: only async-signal-safe functions of the C library.
+        report_exits_only();
+        // SAFETY: `restore` calls only async-signal-safe functions.
         unsafe { command.pre_exec(inherited::restore) };
         Ok(Self {
             child: command.spawn()?,
@@ -119,20 +120,21 @@ impl Launched {
         })
     }
 
-    /// The program's pid.
+    /// Pid of the program.
     pub fn pid(&self) -> i32 {
         self.child.id() as i32
     }
 
-    /// Asks whether the program has ended.
+    /// Checks whether the program has exited.
     pub fn ask(&mut self) {
-        // If a thread of ours traces it, waiting would take its stops from that, and for its end.
+        // `waitpid` would take ptrace stops from a tracing thread of ours, so it is called only
+        // after the exit.
         if self.status.is_none() && has_ended(self.pid()) {
             self.status = self.child.try_wait().ok().flatten();
         }
     }
 
-    /// Passes a signal on, or notes that the program has ended.
+    /// Forwards a signal, or records that the program has exited.
     pub fn signal(&mut self, received: Received) {
         if received.signal == Signal::SIGCHLD {
             self.ask();
@@ -140,34 +142,35 @@ impl Launched {
             && !received.from_terminal
             && Some(received.signal) != self.dump_signal
         {
-            // It may have ended just now: then there is nobody to tell.
+            // The program may have exited just now; the error is ignored.
             let pid = nix::unistd::Pid::from_raw(self.pid());
             let _ = nix::sys::signal::kill(pid, received.signal);
         }
     }
 }
 
-/// `SIGCHLD` comes when a child ends, and not whenever it is stopped to be examined.
-fn hear_of_ends_only() {
-    // By default, and not ignored, whoever started us: how a child ended would be lost.
+/// Makes `SIGCHLD` report only exits, not stops.
+fn report_exits_only() {
+    // Sets the default action explicitly. If our parent ignored the signal, exit statuses would be
+    // lost.
     let action = SigAction::new(SigHandler::SigDfl, SaFlags::SA_NOCLDSTOP, SigSet::empty());
-    // SAFETY: no handler is installed, and none of ours is replaced.
+    // SAFETY: the new action has no handler, and this program installs none for SIGCHLD.
     let _ = unsafe { nix::sys::signal::sigaction(Signal::SIGCHLD, &action) };
 }
 
-/// Whether a child has ended. Nothing is taken from those who wait for it, nor from those who trace
-/// it: the kernel reports a traced child's stops even if only exits were requested.
+/// Returns true if a child has exited. Does not consume the exit status or ptrace stops, even
+/// though the kernel reports stops of a traced child here.
 fn has_ended(pid: i32) -> bool {
-    // SAFETY: plain numbers and a union of them, all of which may be zero.
+    // SAFETY: `siginfo_t` is plain data, and all zero bits are a valid value.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
     let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
-    // SAFETY: `info` is ours to fill.
+    // SAFETY: `info` is a local that waitid fills.
     let got = unsafe { libc::waitid(libc::P_PID, pid.cast_unsigned(), &raw mut info, options) };
     let ends = [libc::CLD_EXITED, libc::CLD_KILLED, libc::CLD_DUMPED];
     got == 0 && ends.contains(&info.si_code)
 }
 
-/// The program and its arguments.
+/// Splits a command into program and arguments.
 fn program(command: &[OsString]) -> io::Result<Command> {
     let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     let mut command = Command::new(program);
@@ -175,13 +178,13 @@ fn program(command: &[OsString]) -> io::Result<Command> {
     Ok(command)
 }
 
-/// How long the sessions that agents begin by themselves last unless they are extended: they must
-/// not outlive this program by more, and their environment does.
+/// Returns the lifetime of sessions that agents start by themselves, unless they are extended. They
+/// must not outlive this program by much.
 fn lease_seconds() -> String {
     ROLLING.as_secs().to_string()
 }
 
-/// Our agent before what is preloaded anyway.
+/// Returns the value of `LD_PRELOAD`: our agent first, then what was there.
 fn preload(agent: &Path) -> OsString {
     let mut value = agent.as_os_str().to_owned();
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|v| !v.is_empty()) {
@@ -191,7 +194,7 @@ fn preload(agent: &Path) -> OsString {
     value
 }
 
-/// The agent's file: the one given, or one next to this program or in `../lib`.
+/// Finds the agent's file: as given, or next to this program or in `../lib`.
 pub fn find_agent(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe().context("where is this program?")?;
     let here = own.parent().unwrap_or(Path::new("/"));
@@ -222,7 +225,7 @@ pub fn find_agent(given: Option<&Path>) -> anyhow::Result<PathBuf> {
     Ok(found)
 }
 
-/// Makes a directory of its own for the segments of a run.
+/// Creates a private directory for the segments of a run.
 pub fn make_directory(shared: &Path) -> anyhow::Result<PathBuf> {
     let time = shm_protocol::clock::unix_ns();
     let path = shared.join(format!("{RUN_PREFIX}{}.{time}", std::process::id()));
@@ -231,15 +234,15 @@ pub fn make_directory(shared: &Path) -> anyhow::Result<PathBuf> {
         attend(&path)?;
         return Ok(path);
     }
-    // A program that root starts may become any user, and its children make segments too.
-    // So others may write there, but only those who are given its name can find it: our
-    // program, its children, and those who may inspect them.
+    // A program that root starts may become any user, and its children create segments too. So
+    // everyone may write to the inner directory, but only processes that are given its unguessable
+    // name can find it: the program, its children, and whoever may inspect them.
     let outer = make_one(&path, 0o711)?;
     let mut name = [0; 16];
     let mut random = std::fs::File::open("/dev/urandom").context("/dev/urandom")?;
     io::Read::read_exact(&mut random, &mut name).context("/dev/urandom")?;
     let name = format!("{HIDDEN_PREFIX}{:032x}", u128::from_ne_bytes(name));
-    // In the very directory that was just made.
+    // By descriptor, so that the directory just created is used.
     let outer = PathBuf::from(format!("/proc/self/fd/{}", outer.as_raw_fd()));
     make_one(&outer.join(&name), 0o1733)?;
     let hidden = path.join(name);
@@ -247,13 +250,13 @@ pub fn make_directory(shared: &Path) -> anyhow::Result<PathBuf> {
     Ok(hidden)
 }
 
-/// Lets `list` see that we look after the sessions in a directory.
+/// Marks the sessions in a directory as attended, for `list`.
 fn attend(path: &Path) -> anyhow::Result<()> {
     Directory::attend(path).with_context(|| text::path(path))
 }
 
-/// Makes a directory with these permissions, whatever the mask is. They are those of the directory
-/// that was made, whatever others put at its path meanwhile.
+/// Creates a directory with exactly these permissions. They are set through its descriptor, so a
+/// replaced path has no effect.
 fn make_one(path: &Path, mode: u32) -> anyhow::Result<std::fs::File> {
     let make = || {
         std::fs::DirBuilder::new().mode(0o700).create(path)?;
@@ -272,7 +275,7 @@ fn make_one(path: &Path, mode: u32) -> anyhow::Result<std::fs::File> {
     make().with_context(|| text::path(path))
 }
 
-/// The exit code for a program that could not be started, as shells give it.
+/// Returns the exit code of shells for a program that could not be started.
 pub fn start_failure(error: &io::Error) -> ExitCode {
     match error.kind() {
         io::ErrorKind::NotFound => ExitCode::from(127),
@@ -280,7 +283,7 @@ pub fn start_failure(error: &io::Error) -> ExitCode {
     }
 }
 
-/// Ends as the program ended: with its exit code, or by the signal that killed it.
+/// Exits as the program did: with its exit code, or by the same signal.
 pub fn end_like(status: ExitStatus) -> ExitCode {
     if let Some(signal) = status.signal().and_then(|s| Signal::try_from(s).ok()) {
         die_of(signal);
@@ -290,10 +293,11 @@ pub fn end_like(status: ExitStatus) -> ExitCode {
 }
 
 fn die_of(signal: Signal) {
-    // The program has left a core if one was wanted: ours would say nothing.
+    // A core dump of this process would be of no use.
     let _ = nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_CORE, 0, 0);
     let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
-    // SAFETY: no handler of ours is replaced that anybody relies on: we end here.
+    // SAFETY: the new action has no handler. No other code depends on the old one, since this
+    // process ends here.
     let _ = unsafe { nix::sys::signal::sigaction(signal, &default) };
     let _ = nix::sys::signal::raise(signal);
     let _ = unblock_all();

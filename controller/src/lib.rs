@@ -1,15 +1,15 @@
-//! `mem_profiler`: its command line, which [`run`] executes, and all policy: when a session begins
-//! and ends, which processes join it, when dumps are written, what is shown and printed.
+//! Command line of `mem_profiler`, executed by [`run`], and all policy: when sessions begin and
+//! end, which processes join, when dumps are written, what is displayed.
 //!
-//! `cli` says what is valid, `commands` executes it; `session` samples heaps, `cpu_session` samples
-//! CPU time, `top` draws the live view, `launch` starts programs with the agent. What it shares with
-//! `mem_server` is in `mem_agents`, leak checks are in `mem_leaks`.
+//! `cli` defines the command line and `commands` executes it. `session` samples heaps,
+//! `cpu_session` samples CPU time, `top` draws the live view, and `launch` starts programs with the
+//! agent. Code shared with `mem_server` is in `mem_agents`; leak checks are in `mem_leaks`.
 //!
-//! Promises: nothing here stops, signals or waits for a process, except `cpu_session` with the
-//! engine `ptrace`, leak checks, which stop it while they copy it, and `launch`, which forwards
-//! signals to the program that it has started.
+//! Guarantees: no process is stopped, signalled or waited for, with three exceptions: `cpu_session`
+//! with the engine `ptrace`, leak checks, which stop a process while it is copied, and `launch`,
+//! which forwards signals to the program that it has started.
 //!
-//! Limits: Linux.
+//! Limits: Linux only.
 
 mod allocator;
 mod allocator_stats;

@@ -1,4 +1,4 @@
-//! Pages of dumps, made by `mem_parser`.
+//! Makes HTML pages of dumps with `mem_parser`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -9,12 +9,12 @@ use mem_agents::text;
 
 const PARSER: &str = "mem_parser";
 
-/// Makes the page of a dump, next to it.
+/// Makes the page of a dump, in the same directory.
 pub fn make(dump: &Path) -> anyhow::Result<PathBuf> {
     make_of(dump, None)
 }
 
-/// Makes the page of a dump and of a CPU profile of the same process, next to the dump.
+/// Makes the page of a dump and a CPU profile of the same process, in the dump's directory.
 pub fn make_of(dump: &Path, cpu: Option<&Path>) -> anyhow::Result<PathBuf> {
     let page = dump.with_extension("html");
     let parser = beside::program(PARSER);
@@ -39,7 +39,7 @@ pub fn make_of(dump: &Path, cpu: Option<&Path>) -> anyhow::Result<PathBuf> {
     Ok(page)
 }
 
-/// Shows a page in the user's browser.
+/// Opens a page in the user's browser.
 pub fn open(page: &Path) -> anyhow::Result<()> {
     let mut command = Command::new("xdg-open");
     let command = command.arg(page).stdin(Stdio::null()).stdout(Stdio::null());

@@ -1,34 +1,34 @@
-//! CPython, which keeps small objects in an allocator of its own: the agent sees at most the arenas
-//! of that allocator, unless `PYTHONMALLOC=malloc` is in the environment.
+//! Hints about CPython, which keeps small objects in its own allocator. The agent sees at most the
+//! arenas of that allocator, unless the environment has `PYTHONMALLOC=malloc`.
 
 use heap_format::maps::Entry;
 use mem_agents::text;
 use shm_protocol::options::ignore_environment;
 
-/// The variable that chooses CPython's allocator.
+/// Environment variable that selects CPython's allocator.
 pub const VARIABLE: &str = "PYTHONMALLOC";
 
-/// Whether a file is named like CPython's interpreter: `python`, `python3`, `python3.13t`.
+/// Returns true for a file named like CPython's interpreter: `python`, `python3`, `python3.13t`.
 pub fn is_interpreter(path: &[u8]) -> bool {
     let version = text::base_name(path).strip_prefix(b"python");
     version.is_some_and(|version| is_version(version.strip_suffix(b"t").unwrap_or(version)))
 }
 
-/// Whether a file is called as a free-threaded interpreter is, which takes all objects from an
-/// allocator of its own, and starts with no other one.
+/// Returns true for a file named like a free-threaded interpreter, which takes all objects from its
+/// own allocator and does not start with another one.
 pub fn is_free_threaded(path: &[u8]) -> bool {
     is_interpreter(path) && path.ends_with(b"t")
 }
 
-/// Whether a file is named like CPython's library, which other programs embed.
+/// Returns true for a file named like CPython's library, which other programs embed.
 fn is_library(path: &[u8]) -> bool {
     let name = text::base_name(path).strip_prefix(b"libpython");
     let end = name.and_then(|name| name.windows(3).position(|part| part == b".so"));
     end.is_some_and(|end| name.is_some_and(|name| is_version(&name[..end])))
 }
 
-/// The version of CPython that a file has by its name, in the form of `PY_VERSION_HEX`, without a
-/// patch: `python3.7`, `libpython2.7.so.1.0`.
+/// Parses the version of CPython from a file name such as `python3.7` or `libpython2.7.so.1.0`. The
+/// format is that of `PY_VERSION_HEX`, without the patch level.
 pub fn version_of(path: &[u8]) -> Option<u32> {
     let name = text::base_name(path);
     let rest = name.strip_prefix(b"lib").unwrap_or(name);
@@ -43,21 +43,22 @@ fn is_version(text: &[u8]) -> bool {
     text.iter().all(|b| *b == b'.' || b.is_ascii_digit())
 }
 
-/// Whether CPython takes small objects from its own allocator, for a value of [`VARIABLE`].
+/// Returns true if CPython takes small objects from its own allocator, given a value of
+/// [`VARIABLE`].
 pub fn hides_objects(value: Option<&[u8]>) -> bool {
     !matches!(value, Some(b"malloc" | b"malloc_debug"))
 }
 
-/// Whether a command line makes CPython ignore its environment (`-I`, `-E`): with it, the value
-/// of [`VARIABLE`].
+/// Returns true if a command line makes CPython ignore its environment (`-I`, `-E`), including
+/// [`VARIABLE`].
 pub fn ignores_environment<T: AsRef<[u8]>>(command_line: &[T]) -> bool {
     let mut arguments = command_line.iter().map(AsRef::as_ref);
     let is_python = |program: &[u8]| is_interpreter(program);
     arguments.next().is_some_and(is_python) && ignore_environment(arguments)
 }
 
-/// What to do about running processes whose small objects the agent cannot see, if there are any:
-/// those of CPython whose environment says so. One line for all of them.
+/// Returns a hint about running CPython processes whose small objects the agent cannot see, or
+/// `None` if there are none. One line for all of them.
 pub fn hint<'a>(processes: impl Iterator<Item = (i32, &'a [u8])>) -> Option<String> {
     let mut hiding = processes.filter(|(pid, _)| keeps_objects(*pid));
     let (pid, name) = hiding.next()?;
@@ -73,7 +74,7 @@ pub fn hint<'a>(processes: impl Iterator<Item = (i32, &'a [u8])>) -> Option<Stri
     ))
 }
 
-/// Whether a process is CPython and hides its small objects; false where that cannot be known.
+/// Returns true if a process is CPython and hides its small objects; false if that is unknown.
 fn keeps_objects(pid: i32) -> bool {
     let by_name = || {
         let is_one = |exe: Vec<u8>| is_interpreter(&exe) && !is_free_threaded(&exe);

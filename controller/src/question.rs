@@ -1,4 +1,4 @@
-//! Questions that a program's agent asks: it starts this program, and gives it a socket
+//! Requests of a program's agent, which starts this program and passes it a socket
 //! (`agent/src/request.rs`).
 
 use std::io::{self, Write};
@@ -9,7 +9,7 @@ use anyhow::{Context, ensure};
 use mem_agents::discovery::{Agent, Discovery};
 use mem_agents::select::Selection;
 
-/// The socket that the agent gave us.
+/// Opens the socket that the agent passed, by its descriptor.
 pub fn socket(number: i32) -> anyhow::Result<UnixStream> {
     let kind = format!("/proc/self/fd/{number}");
     let target = std::fs::read_link(&kind).unwrap_or_default();
@@ -18,12 +18,12 @@ pub fn socket(number: i32) -> anyhow::Result<UnixStream> {
         number > 2 && is_socket,
         "this command is for the agent: use mem_profiler leaks or mem_profiler cpu"
     );
-    // SAFETY: a socket that is open, as was just seen, and that nothing else in this program
-    // knows of: it came with the start.
+    // SAFETY: the descriptor is an open socket, as was just checked. It was inherited, so nothing
+    // else in this program owns it.
     Ok(UnixStream::from(unsafe { OwnedFd::from_raw_fd(number) }))
 }
 
-/// The agent of the process that asks.
+/// Finds the agent of the process that sent the request.
 pub fn asker(pid: i32) -> anyhow::Result<Agent> {
     let selection = Selection {
         names: vec![pid.to_string()],
@@ -34,7 +34,7 @@ pub fn asker(pid: i32) -> anyhow::Result<Agent> {
     chosen.agents.into_iter().next().with_context(failure)
 }
 
-/// Sends an answer: its length, then what it is.
+/// Sends an answer, preceded by its length.
 pub fn answer(socket: &mut UnixStream, answer: &[u8]) -> io::Result<()> {
     socket.write_all(&(answer.len() as u64).to_le_bytes())?;
     socket.write_all(answer)

@@ -1,5 +1,5 @@
-//! A session over one or many processes: prepares all, starts all, watches them, stops all, and
-//! writes a dump for each.
+//! Session over one or more processes: prepares and starts all, polls them, stops all, and writes a
+//! dump of each.
 
 mod checking;
 mod dumping;
@@ -31,97 +31,97 @@ use member::Member;
 pub use reporter::{Reporter, Tally};
 
 /// Polling interval while tables fill up quickly.
-const FAST_LOOK: Duration = Duration::from_millis(20);
+const FAST_INTERVAL: Duration = Duration::from_millis(20);
 /// Polling interval while a trigger depends on it.
-const WATCHFUL_LOOK: Duration = Duration::from_millis(50);
+const TRIGGER_INTERVAL: Duration = Duration::from_millis(50);
 /// Polling interval otherwise.
-const LOOK: Duration = Duration::from_millis(200);
-/// Polling interval while the timelines are young, so that a short session has a curve too.
-const CURVE_LOOK: Duration = Duration::from_millis(100);
-/// With more members than this, it would cost too much.
-const CURVE_MEMBERS: usize = 8;
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// Polling interval of a young session, so that a short one has a curve too.
+const CURVE_INTERVAL: Duration = Duration::from_millis(100);
+/// Maximum number of members for which [`CURVE_INTERVAL`] is affordable.
+const MAX_CURVE_MEMBERS: usize = 8;
 /// Time between checks of the shared directory for new names.
-const GLANCE: Duration = Duration::from_secs(1);
-/// Time between searches for new processes everywhere, other namespaces included.
-const SEARCH: Duration = Duration::from_secs(10);
-/// How long a session without processes waits for a new one.
-const ALONE: Duration = Duration::from_secs(2);
-/// How long before its time a session must end for that to be worth a warning.
-const EARLY: Duration = Duration::from_secs(1);
+const NAMES_INTERVAL: Duration = Duration::from_secs(1);
+/// Time between complete scans, which include other mount namespaces.
+const SCAN_INTERVAL: Duration = Duration::from_secs(10);
+/// Time for which a session without processes waits for a new one.
+const EMPTY_TIMEOUT: Duration = Duration::from_secs(2);
+/// Minimum time by which a session must have been cut short for a warning.
+const MIN_CUT: Duration = Duration::from_secs(1);
 /// Delay after the stop, in which samples in progress are still counted.
-const SETTLE: Duration = Duration::from_millis(5);
+const SETTLE_DELAY: Duration = Duration::from_millis(5);
 
 /// Settings of a session.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// How densely to sample at the start.
+    /// Initial sampling interval and thinning.
     pub density: Density,
-    /// The share of a process's CPU time that sampling may take; if `None`, the interval is fixed.
+    /// CPU budget for sampling, as a fraction of a process's CPU time. `None`: fixed interval.
     pub max_overhead: Option<f64>,
-    /// Length; if `None`, the session lasts until a signal.
+    /// Length of the session. `None`: until a signal.
     pub length: Option<Duration>,
-    /// Directory and name prefix of the dumps.
+    /// Directory and name prefix of dumps.
     pub prefix: PathBuf,
-    /// Which processes to sample.
+    /// Processes to sample.
     pub selection: Selection,
-    /// When to dump, in addition to the end.
+    /// Conditions for dumps before the end of the session.
     pub triggers: Triggers,
-    /// Which processes of a program that we start are worth a dump.
+    /// Condition for a dump of a process, if we start the program.
     pub worth: Worth,
-    /// Samples of CPU time that the agents take besides, in a second; 0: none.
+    /// CPU samples per second that the agents take as well; 0: none.
     pub cpu_rate: u32,
-    /// What is checked at the exit of a program that we start.
+    /// Leak check at the exit of a program that we start. `None`: no check.
     pub leak_check: Option<ExitCheck>,
 }
 
-/// What makes a process worth a dump.
+/// Condition for a dump of a process.
 #[derive(Clone, Debug, Default)]
 pub struct Worth {
-    /// Least bytes that it allocated; the program that we started needs none.
+    /// Minimum number of bytes allocated. Does not apply to the program that we started.
     pub min: u64,
-    /// Patterns of names, of which one must fit; empty: any name.
+    /// Patterns of names, one of which must match. Empty: any name.
     pub only: Vec<String>,
 }
 
-/// Maximum number of dumps that are remembered for what is said at the end.
-const MOST_REMEMBERED: usize = 4096;
+/// Maximum number of dumps that are remembered for the summary.
+const MAX_REMEMBERED: usize = 4096;
 
 /// Result of a session.
 #[derive(Default)]
 pub struct Outcome {
-    /// The dumps; of very many those of last and the latest.
+    /// Dumps. If there are very many, only those from the end of sessions and the latest.
     pub written: Vec<Written>,
-    /// How many processes or dumps failed.
+    /// Number of processes or dumps that failed.
     pub failures: usize,
-    /// How many processes' sessions another program has ended before their time.
+    /// Number of processes whose session another program has ended early.
     pub cut_short: usize,
-    /// How many processes were not worth a dump.
+    /// Number of processes without a dump, because of [`Worth`].
     pub left_out: usize,
-    /// How many processes were checked for leaks at their exit, and how many of them have any.
+    /// Number of processes checked for leaks at exit.
     pub checked: usize,
-    /// How many wanted no check.
+    /// Number of processes that had made their own check or disabled it.
     pub unchecked: usize,
-    /// Processes that were not checked at their exit since LeakSanitizer's options say so.
+    /// Number of processes whose check is disabled by LeakSanitizer options.
     pub excused: usize,
-    /// See `checked`.
+    /// Number of processes with leaks.
     pub leaks: usize,
     /// Processes that outlive the session.
     pub survivors: Vec<Survivor>,
-    /// How the program that we started ended.
+    /// Exit status of the program that we started.
     pub status: Option<std::process::ExitStatus>,
 }
 
-/// A process that continues after the session.
+/// Process that continues after the session.
 pub struct Survivor {
     pub pid: i32,
-    /// Its name and pid, for display.
+    /// Name and pid, for display.
     pub title: String,
 }
 
 impl Outcome {
-    /// Remembers a dump. A session that writes some for days does not grow by them.
+    /// Records a dump. Drops old ones, so that memory use stays bounded in a session of days.
     fn remember(&mut self, dump: Written) {
-        if self.written.len() >= MOST_REMEMBERED {
+        if self.written.len() >= MAX_REMEMBERED {
             let mut old = self.written.len() / 2;
             self.written.retain(|dump| {
                 old = old.saturating_sub(1);
@@ -140,27 +140,28 @@ pub struct Run {
     signals: Signals,
     reporter: Box<dyn Reporter>,
     members: Vec<Member>,
+    /// Segments that have been examined.
     known: HashSet<Entry>,
-    /// For programs that were replaced, segments that are still there, and when they were made: see
+    /// Segments of replaced program images that still exist, with their creation times: see
     /// [`release`](Self::release).
     replaced: HashSet<(Entry, u64)>,
     outcome: Outcome,
     start: Instant,
-    /// The same time by the segments' clock, once the session has begun.
+    /// Start in ns of the segments' clock. `None`: not started.
     start_ns: Option<u64>,
     last_search: Instant,
     last_glance: Instant,
-    /// The program that we started; its agents start their sessions by themselves.
+    /// Program that we started; its agents start sessions by themselves.
     child: Option<Launched>,
-    /// Descendants of that program.
+    /// Descendants of the program.
     family: Family,
-    /// The processes that the session has reached.
+    /// Processes that the session has reached.
     lineage: Lineage,
 }
 
 impl Run {
-    /// Makes sure that dumps can be written, before anything is started. From here on,
-    /// signals stay pending until they are read.
+    /// Checks that dumps can be written before anything is started, and blocks the signals that the
+    /// session handles.
     pub fn new(
         settings: Settings,
         discovery: Discovery,
@@ -193,7 +194,7 @@ impl Run {
         })
     }
 
-    /// Runs a session in processes that run already.
+    /// Runs a session in running processes.
     pub fn run(mut self) -> anyhow::Result<Outcome> {
         let scan = self.discovery.scan();
         self.known.extend(scan.found.iter().map(|a| a.entry));
@@ -222,7 +223,7 @@ impl Run {
         Ok(self.outcome)
     }
 
-    /// Follows a program that was started with the agent, and its children, to its end.
+    /// Follows a program that was started with the agent, and its children, until it exits.
     pub fn follow(mut self, child: Launched) -> anyhow::Result<Outcome> {
         self.child = Some(child);
         self.start = Instant::now();
@@ -232,7 +233,7 @@ impl Run {
         self.look();
         self.end();
         self.warn_of_strangers();
-        // If a length was given, the program may outlive the session: we still pass on how it ends.
+        // The program may outlive a session with a length; its exit status is still passed on.
         while self
             .child
             .as_ref()
@@ -266,7 +267,7 @@ impl Run {
             .map(|length| length.saturating_sub(self.start.elapsed()))
     }
 
-    /// Watches until the time is over, a signal arrives, or no process is left.
+    /// Polls until the time is over, a signal arrives, or no process is left.
     fn watch(&mut self) -> anyhow::Result<()> {
         let mut renewal = Instant::now() + RENEWAL;
         let mut company = Instant::now();
@@ -278,16 +279,16 @@ impl Run {
             self.look();
             let now = Instant::now();
             self.search(now);
-            // What a program that we started begins by itself ends unless it is extended.
+            // Sessions that agents start by themselves end unless they are extended.
             let is_rolling = self.settings.length.is_none() || self.child.is_some();
             if is_rolling && now >= renewal {
                 renewal = now + RENEWAL;
                 self.prolong();
             }
-            match self.members.is_empty() && self.child.is_none() {
-                false => company = now,
-                true if now - company >= ALONE => return Ok(()),
-                true => {}
+            if !self.members.is_empty() || self.child.is_some() {
+                company = now;
+            } else if now - company >= EMPTY_TIMEOUT {
+                return Ok(());
             }
             self.show();
         }
@@ -300,15 +301,15 @@ impl Run {
             || self.settings.leak_check.is_some()
             || self.members.iter().any(|m| m.target.growing)
         {
-            FAST_LOOK
+            FAST_INTERVAL
         } else if self.settings.triggers.is_watchful() {
-            WATCHFUL_LOOK
-        } else if self.members.len() <= CURVE_MEMBERS
-            && self.members.iter().any(|m| m.timeline.period() < LOOK)
+            TRIGGER_INTERVAL
+        } else if self.members.len() <= MAX_CURVE_MEMBERS
+            && (self.members.iter()).any(|m| m.timeline.period() < POLL_INTERVAL)
         {
-            CURVE_LOOK
+            CURVE_INTERVAL
         } else {
-            LOOK
+            POLL_INTERVAL
         };
         let pause = self.time_left().map_or(pause, |left| left.min(pause));
         let fds: Vec<_> = self
@@ -352,8 +353,8 @@ impl Run {
                     false
                 }
                 Ok(Look::Dead) => true,
-                // At the deadline, the agent may end the session a moment before we do.
-                Ok(Look::Stopped) => self.time_left().is_none_or(|left| left > FAST_LOOK),
+                // The agent may end the session at its deadline a moment before we do.
+                Ok(Look::Stopped) => self.time_left().is_none_or(|left| left > FAST_INTERVAL),
                 Err(error) => {
                     let title = self.members[at].title();
                     self.fail(&format!("{title}: its segment became unusable: {error}"));
@@ -378,11 +379,11 @@ impl Run {
         }
     }
 
-    /// Warning about a profile that is of a shorter time than was asked for, because another program has
-    /// ended its session. `None`: the session lasted, or its process has ended.
+    /// Returns a warning if another program has ended a member's session early, so that its profile
+    /// covers a shorter time. Returns `None` if the session was complete or the process has exited.
     fn early_end(&self, member: &Member) -> Option<String> {
         let left = self.time_left();
-        let is_early = left.is_none_or(|left| left > EARLY);
+        let is_early = left.is_none_or(|left| left > MIN_CUT);
         if !is_early || !member.target.is_cut_short() {
             return None;
         }

@@ -1,4 +1,4 @@
-//! `/proc/PID/smaps`: resident memory by its purpose.
+//! Resident memory by purpose, from `/proc/PID/smaps`.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -11,31 +11,31 @@ use mem_agents::agent_file;
 use mem_agents::text;
 use serde::Serialize;
 
-/// Bytes resident, by kind of mapping.
+/// Resident memory by kind of mapping, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Resident {
-    /// Executable mappings of files.
+    /// Executable file mappings.
     pub code: u64,
-    /// Other mappings of files, shared memory included.
+    /// Other file mappings, including shared memory.
     pub files: u64,
-    /// Stacks of threads, as far as they are distinguishable from other memory.
+    /// Thread stacks, as far as they can be told from other memory.
     pub stacks: u64,
-    /// Memory without a file: the allocator's, and what the program maps by itself.
+    /// Anonymous memory: the allocator's and the program's own mappings.
     pub anonymous: u64,
-    /// The agent: its code and data, and the segment.
+    /// Memory of the agent: code, data and segment.
     pub agent: u64,
-    /// Swapped out.
+    /// Memory that is swapped out.
     pub swap: u64,
 }
 
 impl Resident {
-    /// All that is resident.
+    /// Sum of all resident memory.
     pub fn total(&self) -> u64 {
         self.code + self.files + self.stacks + self.anonymous + self.agent
     }
 }
 
-/// Reads the smaps of a process; `stacks` are addresses inside threads' stacks.
+/// Reads the smaps of a process. `stacks` are addresses within thread stacks.
 pub fn read(pid: i32, stacks: &[u64]) -> std::io::Result<Resident> {
     let file = File::open(proc::path_of_memory(pid, "smaps"))?;
     let maps = proc::maps(pid).unwrap_or_default();
@@ -53,11 +53,11 @@ enum Kind {
     Agent,
 }
 
-/// Sums up a smaps text; `agent` is the path of the agent's file.
+/// Sums up the text of smaps. `agent` is the path of the agent's file.
 fn parse(reader: impl BufRead, stacks: &[u64], agent: Option<&Path>) -> std::io::Result<Resident> {
     let mut sums = Resident::default();
     let mut kind = Kind::Anonymous;
-    // Paths may hold any byte.
+    // Read as bytes, since paths need not be UTF-8.
     for line in reader.split(b'\n') {
         let line = line?;
         if let Some(entry) = Entry::parse(&line) {
@@ -73,7 +73,7 @@ fn parse(reader: impl BufRead, stacks: &[u64], agent: Option<&Path>) -> std::io:
     Ok(sums)
 }
 
-/// Name and bytes of a line such as `Rss:  4 kB`.
+/// Parses a line such as `Rss:  4 kB` into name and bytes.
 fn figure(line: &[u8]) -> Option<(&str, u64)> {
     let (name, value) = std::str::from_utf8(line).ok()?.split_once(':')?;
     let kilobytes: u64 = value.trim().strip_suffix(" kB")?.parse().ok()?;
@@ -115,13 +115,13 @@ impl Kind {
     }
 }
 
-/// An address in each thread's stack: the stack pointer, where the kernel shows it.
+/// Returns the stack pointers of threads, as far as the kernel reveals them.
 pub fn stack_pointers(pid: i32) -> Vec<u64> {
     proc::threads(pid)
         .into_iter()
         .take(100_000)
         .filter_map(|tid| String::from_utf8(proc::file(pid, &format!("task/{tid}/syscall"))?).ok())
-        // number, six arguments, stack pointer, program counter; "-1 sp pc"; or "running".
+        // The format is: number, six arguments, stack pointer, program counter; "-1 sp pc"; or "running".
         .filter_map(|text| {
             let mut words = text.split_ascii_whitespace().rev();
             let pointer = words.nth(1)?;

@@ -1,9 +1,9 @@
-//! The live view: what the terminal shows of a session while it runs.
+//! Live view of a running session on the terminal.
 //!
-//! `heap` and `cpu` count stacks, `model` turns them into rows of what `numbers` requests,
-//! `quality` says what CPU time lacks, `names` names addresses outside the target, `view` keeps
-//! what the user chose, `screen` draws, and `help` over it. A refresh copies the table and adds up
-//! stacks whose functions are resolved already: its cost does not depend on their depth.
+//! `heap` and `cpu` sum the samples by stack, and `model` turns the sums into rows, with the
+//! columns of `numbers`. `quality` describes what CPU numbers lack. `view` holds the user's
+//! choices, `screen` draws them, and `help` draws the list of keys. A refresh copies the table and
+//! sums stacks whose functions are known already, so its cost does not depend on their depth.
 
 pub mod cpu;
 pub mod heap;

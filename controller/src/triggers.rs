@@ -1,5 +1,5 @@
-//! When to write a dump during a session. Policy only: examines numbers that
-//! were read anyway, and says why a dump is due.
+//! Decides when to write a dump during a session. Policy only: uses numbers that have been read
+//! anyway, and states why a dump is due.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -11,43 +11,43 @@ use nix::sys::signal::Signal;
 use proc::Stat;
 use shm_protocol::snapshot::Totals;
 
-/// A threshold fires again once the value has fallen below this share of it.
-const REARM: f64 = 0.9;
-/// How long to wait before retrying a failed dump.
-const RETRY: Duration = Duration::from_secs(5);
+/// A threshold fires again once the value has fallen below this fraction of it.
+const REARM_FRACTION: f64 = 0.9;
+/// Delay before a failed dump is retried.
+const RETRY_DELAY: Duration = Duration::from_secs(5);
 
-/// When to write a dump, in addition to the one at the end.
+/// Conditions for dumps during a session. There is always one at the end.
 #[derive(Clone, Debug, Default)]
 pub struct Triggers {
-    /// At this interval.
+    /// Interval between dumps.
     pub every: Option<Duration>,
-    /// Each time this many bytes have been allocated.
+    /// Number of bytes allocated between dumps.
     pub every_alloc: Option<u64>,
-    /// Each time the live heap has grown by this many bytes.
+    /// Growth of the live heap between dumps, in bytes.
     pub every_growth: Option<u64>,
-    /// At the high-water mark of the live heap; written at the end.
+    /// True if the profile of the high-water mark is written at the end.
     pub peak: bool,
-    /// When resident memory exceeds this many bytes.
+    /// Resident memory that triggers a dump, in bytes.
     pub on_rss: Option<u64>,
-    /// When the control group's memory exceeds this.
+    /// Memory of the control group that triggers a dump.
     pub on_cgroup: Option<Threshold>,
-    /// When this signal is received.
+    /// Signal that triggers a dump.
     pub signal: Option<Signal>,
-    /// How many dumps of a process are kept; the oldest are removed.
+    /// Maximum number of dumps kept per process; the oldest are removed. `None`: no limit.
     pub keep: Option<usize>,
 }
 
-/// An amount of memory: bytes, or a share of a limit.
+/// Amount of memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Threshold {
-    /// Bytes.
+    /// Number of bytes.
     Bytes(u64),
-    /// A share, 0 to 1.
+    /// Fraction of a limit, 0 to 1.
     Share(f64),
 }
 
 impl Triggers {
-    /// Whether any trigger needs frequent polling.
+    /// Returns true if a trigger needs frequent polling.
     pub fn is_watchful(&self) -> bool {
         self.every_alloc.is_some()
             || self.every_growth.is_some()
@@ -56,24 +56,32 @@ impl Triggers {
     }
 }
 
-/// A dump by time that is due less than this before the session's end is that of its end.
-const AT_END: Duration = Duration::from_secs(1);
+/// Time before the end of a session in which no periodic dump is written, since the last one
+/// follows.
+const END_MARGIN: Duration = Duration::from_secs(1);
 
 /// State of the triggers of one process.
 pub struct Watcher {
+    /// Time of the next periodic dump.
     next_time: Option<Instant>,
-    /// When the session ends, if that is known: then there is a dump in any case.
+    /// End of the session, if it is known.
     end: Option<Instant>,
+    /// Number of allocated bytes at which the next dump is due.
     next_alloc: f64,
+    /// Number of live bytes at which the next dump is due.
     next_live: f64,
+    /// True once `on_rss` has fired, until it is rearmed.
     rss_fired: bool,
+    /// True once `on_cgroup` has fired, until it is rearmed.
     cgroup_fired: bool,
+    /// Time and reason of the retry of a failed dump.
     retry: Option<(Instant, String)>,
+    /// Dumps written so far, oldest first.
     files: VecDeque<PathBuf>,
 }
 
 impl Watcher {
-    /// The state for a process whose session starts now, and ends after this time.
+    /// Creates the state for a process whose session starts now. `left` is the time until its end.
     pub fn new(triggers: &Triggers, left: Option<Duration>) -> Self {
         let now = Instant::now();
         let first = |step: Option<u64>| step.map_or(f64::INFINITY, |step| step as f64);
@@ -89,7 +97,7 @@ impl Watcher {
         }
     }
 
-    /// Why a dump is due, if it is. Each reason is given once.
+    /// Returns the reason why a dump is due, if it is. Returns each reason once.
     pub fn due(&mut self, triggers: &Triggers, pid: i32, totals: &Totals) -> Option<String> {
         let now = Instant::now();
         let mut reasons = Vec::new();
@@ -106,11 +114,11 @@ impl Watcher {
 
     fn time(&mut self, triggers: &Triggers, now: Instant) -> Option<String> {
         let (every, next) = (triggers.every?, self.next_time?);
-        let is_last = |end: Instant| next + (every / 8).min(AT_END) >= end;
+        let is_last = |end: Instant| next + (every / 8).min(END_MARGIN) >= end;
         if now < next || self.end.is_some_and(is_last) {
             return None;
         }
-        // Missed dumps, for example after a suspend, are not made up for.
+        // Dumps that were missed, for example during suspend, are skipped.
         let behind = (now - next).as_nanos() / every.as_nanos().max(1) + 1;
         self.next_time = Some(next + every * u32::try_from(behind).unwrap_or(u32::MAX));
         Some(format!("every {every:?}"))
@@ -153,8 +161,8 @@ impl Watcher {
         fires.then(|| format!("memory of the control group at {}", text::bytes(current)))
     }
 
-    /// Records a dump that was written; returns the one to remove for it. It makes up for
-    /// earlier failed ones: each covers everything since the start.
+    /// Records a dump that was written, and cancels the retry of a failed one, since every dump
+    /// covers the time from the start. Returns a dump to be removed.
     pub fn wrote(&mut self, file: PathBuf, keep: Option<usize>) -> Option<PathBuf> {
         self.retry = None;
         self.files.push_back(file);
@@ -162,17 +170,17 @@ impl Watcher {
         over.then(|| self.files.pop_front()).flatten()
     }
 
-    /// Records a dump that could not be written, to retry it.
+    /// Records a failed dump, to be retried.
     pub fn failed(&mut self, reason: &str) {
         let reason = reason.strip_suffix(" (late)").unwrap_or(reason);
-        self.retry = Some((Instant::now() + RETRY, format!("{reason} (late)")));
+        self.retry = Some((Instant::now() + RETRY_DELAY, format!("{reason} (late)")));
     }
 }
 
-/// Whether a value has just exceeded a limit.
+/// Returns true if a value has just reached a limit.
 fn crosses(fired: &mut bool, value: f64, limit: f64) -> bool {
     let fires = value >= limit && !*fired;
-    *fired = value >= limit || *fired && value >= limit * REARM;
+    *fired = value >= limit || *fired && value >= limit * REARM_FRACTION;
     fires
 }
 

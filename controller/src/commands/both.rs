@@ -1,4 +1,4 @@
-//! `both`: heap and CPU time of the same processes over the same period.
+//! `both`: samples heap and CPU time of the same processes over the same period.
 
 use std::cell::OnceCell;
 use std::io;
@@ -23,26 +23,27 @@ use crate::session::{Outcome, Run, Settings, Worth};
 use crate::terminal::{diagnostic, result};
 use crate::triggers::Triggers;
 
-/// The session beside the heap's.
+/// Thread of the CPU session.
 type Beside = JoinHandle<anyhow::Result<cpu_session::Outcome>>;
 
-/// Runs a session of each kind, side by side.
+/// Runs a heap session and a CPU session at the same time.
 pub fn execute(args: BothArgs) -> anyhow::Result<ExitCode> {
     let selection = Selection::from(args.select.clone());
     let targets = targets(&selection)?;
     let (signals, request) = Signals::by_request()?;
     let settings = cpu_settings(&args);
-    // Then the agents sample both, in one session.
+    // If the CPU engine is the agent, both are sampled in one session.
     let is_inside = cpu_session::samples_inside(settings.engine, settings.rate, &targets.pids);
-    // Where the heap is refused, nothing is sampled.
+    // The CPU session starts only once the heap session has started, so a refusal leaves nothing
+    // running.
     let thread: Rc<OnceCell<io::Result<Beside>>> = Rc::default();
     let begun = thread.clone();
     let reporter = Printer::attached().at_beginning(move || {
         let session = move || cpu_session::Run::beside(settings, signals)?.attach(targets);
-        // It begins once.
+        // `set` cannot fail, since sampling begins once.
         let _ = begun.set(thread::Builder::new().name("cpu".to_owned()).spawn(session));
     });
-    // The signals are blocked from here on, and so they will be in the other thread.
+    // Blocks the signals. The thread of the CPU session is started later and inherits the mask.
     let heap = Run::new(
         Settings {
             cpu_rate: if is_inside { args.frequency } else { 0 },
@@ -53,7 +54,7 @@ pub fn execute(args: BothArgs) -> anyhow::Result<ExitCode> {
         Box::new(reporter),
     )?;
     let heap = heap.run();
-    // CPU time is sampled for as long as the heap.
+    // Ends the CPU session together with the heap session.
     drop(request);
     let Some(cpu) = Rc::into_inner(thread).and_then(OnceCell::into_inner) else {
         heap?;
@@ -68,16 +69,17 @@ pub fn execute(args: BothArgs) -> anyhow::Result<ExitCode> {
     let (heap, cpu) = (heap?, cpu?);
     super::summary(&heap.written);
     let well = follow_up(&heap, &cpu, args.html);
-    // The heap of a process that used no CPU time to speak of is a result.
+    // A process without significant CPU time is still a success.
     let is_sampled = !cpu.written.is_empty() || cpu.idle > 0;
     let all = heap.failures == 0 && cpu.failures == 0 && is_sampled && well;
-    Ok(match all {
-        true => super::conclude(&heap),
-        false => ExitCode::FAILURE,
+    Ok(if all {
+        super::conclude(&heap)
+    } else {
+        ExitCode::FAILURE
     })
 }
 
-/// The processes whose heap can be sampled.
+/// Selects the processes whose heap can be sampled.
 fn targets(selection: &Selection) -> anyhow::Result<Targets> {
     let chosen = selection.choose(Discovery::new().scan());
     if chosen.agents.is_empty() {
@@ -117,7 +119,8 @@ fn cpu_settings(args: &BothArgs) -> cpu_session::Settings {
     }
 }
 
-/// Makes the pages, or says how to make the one of the largest heap. Whether all went well.
+/// Makes the pages, or prints how to make the page of the largest heap. Returns false if something
+/// failed.
 fn follow_up(heap: &Outcome, cpu: &cpu_session::Outcome, wanted: bool) -> bool {
     let of_process = |pid: i32| {
         let mut profiles = cpu.written.iter().filter(|written| written.pid == pid);
@@ -129,7 +132,7 @@ fn follow_up(heap: &Outcome, cpu: &cpu_session::Outcome, wanted: bool) -> bool {
         pairs.push((&dump.path, of_process(dump.pid)));
     }
     if wanted {
-        // Where one cannot be made, the next would fail alike.
+        // If one page fails, the others would fail for the same reason.
         let made = pairs.iter().try_for_each(|(dump, cpu)| {
             result(&text::path(page::make_of(dump, *cpu)?));
             anyhow::Ok(())

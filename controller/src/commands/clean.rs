@@ -11,17 +11,17 @@ use mem_agents::text;
 use crate::cli::CleanArgs;
 use crate::terminal::{diagnostic, result};
 
-/// Maximum number of reasons that are reported why something is kept.
-const MOST_DOUBTS: usize = 8;
+/// Maximum number of reasons for keeping segments that are printed.
+const MAX_REASONS: usize = 8;
 
-/// What to do about segments of another version.
+/// Advice about segments of another version.
 const OUTDATED: &str =
     "only mem_profiler of that version can recover profiles; to remove: clean --all";
 
-/// State of a profile that was not collected, and the commands for it.
+/// State of a profile that was not written, and the commands for it.
 const UNWRITTEN: &str = "without a dump: mem_profiler recover, or clean --all";
 
-/// Removes the segments of dead processes, except for profiles that have not been written.
+/// Removes the segments of dead processes, except for unwritten profiles.
 pub fn execute(args: CleanArgs) -> ExitCode {
     let selection = Selection::from(args.select);
     let cleaned = remove_unused(&Discovery::new(), &selection, args.all);
@@ -60,17 +60,18 @@ pub fn execute(args: CleanArgs) -> ExitCode {
         });
     }
     report_doubts(&cleaned);
-    match cleaned.failures.is_empty() {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
+    if cleaned.failures.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
     }
 }
 
-/// Prints a line for each reason why segments may still be in use.
+/// Prints each reason for which segments may still be in use, once.
 fn report_doubts(cleaned: &Cleaned) {
     let mut reported: Vec<&Doubt> = Vec::new();
     for (path, doubt) in &cleaned.doubted {
-        if reported.contains(&doubt) || reported.len() == MOST_DOUBTS {
+        if reported.contains(&doubt) || reported.len() == MAX_REASONS {
             continue;
         }
         reported.push(doubt);

@@ -1,4 +1,4 @@
-//! `cpu`: where processes spend CPU time.
+//! `cpu`: samples where processes spend CPU time.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -12,7 +12,7 @@ use crate::cpu_session::{self, Outcome, Run, Settings, Silent};
 use crate::launch;
 use crate::terminal::{diagnostic, result};
 
-/// Samples processes that run, or a program that it starts.
+/// Samples running processes, or a program that it starts.
 pub fn execute(args: CpuArgs) -> anyhow::Result<ExitCode> {
     match args.command {
         Some(CpuCommand::Run { sampling, command }) => run(sampling, &command),
@@ -43,7 +43,7 @@ fn run(sampling: CpuSamplingArgs, command: &[OsString]) -> anyhow::Result<ExitCo
             return Ok(launch::start_failure(&error));
         }
     };
-    // Standard output is the program's.
+    // Standard output belongs to the program.
     report(&outcome, diagnostic);
     Ok(match outcome.status {
         Some(status) if !status.success() => launch::end_like(status),
@@ -67,13 +67,13 @@ fn settings(sampling: CpuSamplingArgs) -> Settings {
     }
 }
 
-/// Names the files, and says what comes next.
+/// Prints the file names and the next command.
 fn report(outcome: &Outcome, say: fn(&str)) {
     name_files(outcome, say);
     let largest = outcome.written.iter().max_by_key(|written| written.ns);
     if let Some(largest) = largest {
         let path = text::shell_word(&largest.path);
-        // Without a build id it takes no file but the one that is named.
+        // Without a build id, `mem_parser` uses a program file only if it is named explicitly.
         let program = largest.program.as_ref();
         let program = program.map_or(String::new(), |path| {
             format!("-p {} ", text::shell_word(path))
@@ -83,7 +83,7 @@ fn report(outcome: &Outcome, say: fn(&str)) {
                 "next: mem_parser {program}{path} (a table; --flame -o flame.svg: a flame graph; --html: a \
                  page)"
             ),
-            // The format has no build ids, by which the files would be known.
+            // The gperftools format has no build ids, so `mem_parser` cannot identify files itself.
             CpuFormat::Gperftools => {
                 format!("next: google-pprof BINARY {path}, or mem_parser -p BINARY -f {path}")
             }
@@ -91,7 +91,7 @@ fn report(outcome: &Outcome, say: fn(&str)) {
     }
 }
 
-/// Names the files, and says what should be known of them.
+/// Prints the file names with remarks.
 pub fn name_files(outcome: &Outcome, say: fn(&str)) {
     for written in &outcome.written {
         let time = text::short_time(Duration::from_nanos(written.ns));
@@ -110,7 +110,7 @@ pub fn name_files(outcome: &Outcome, say: fn(&str)) {
     }
 }
 
-/// Says of all that has no sample, in a line however many there are.
+/// Summarises in one line what has no samples. Returns `None` if there is nothing to say.
 fn silence(outcome: &Outcome) -> Option<String> {
     let Silent {
         processes,
@@ -119,7 +119,7 @@ fn silence(outcome: &Outcome) -> Option<String> {
     } = outcome.silent;
     let short = |ns| text::short_time(Duration::from_nanos(ns));
     let mut parts = Vec::new();
-    // Where only waiting is sampled, this is not the time that has no sample.
+    // In off-CPU mode, CPU time has no samples by definition.
     let is_told = |ns| ns > 0 && outcome.mode != Mode::OffCpu;
     if processes > 0 {
         let time = match cpu_ns {
@@ -147,9 +147,10 @@ fn silence(outcome: &Outcome) -> Option<String> {
 }
 
 fn conclude(outcome: &Outcome) -> ExitCode {
-    match outcome.failures == 0 && !outcome.written.is_empty() {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
+    if outcome.failures == 0 && !outcome.written.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
     }
 }
 

@@ -1,4 +1,4 @@
-//! Completions and man pages, made from the command line's own definitions.
+//! Generates completions and man pages from the definition of the command line.
 
 use std::path::Path;
 use std::process::ExitCode;

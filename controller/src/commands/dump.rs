@@ -1,4 +1,4 @@
-//! `dump` and `stop`: the profile of a session now, without waiting for its end.
+//! `dump` and `stop`: write the current profile of a session.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -18,12 +18,12 @@ use crate::cpu_session::{self, remains};
 use crate::session::Outcome;
 use crate::terminal::{diagnostic, result};
 
-/// Whether the sessions continue.
+/// What happens to the sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Then {
-    /// Let them continue.
+    /// The sessions continue.
     GoOn,
-    /// End them.
+    /// The sessions are ended.
     Stop,
 }
 
@@ -57,9 +57,10 @@ pub fn execute(args: DumpArgs, then: Then) -> anyhow::Result<ExitCode> {
         let written = match refusal {
             "" => {
                 if let Some(session) = sessions.heap.filter(|_| args.peak) {
-                    write_peak(&output, agent, session, &mut outcome);
+                    let (session, running) = session;
+                    write_peak(&output, agent, session, running, &mut outcome);
                 }
-                one((&prefix, &output), agent, sessions, then)
+                one(&prefix, &output, agent, sessions, then)
             }
             refusal => Err(anyhow::anyhow!(refusal)),
         };
@@ -85,12 +86,12 @@ pub fn execute(args: DumpArgs, then: Then) -> anyhow::Result<ExitCode> {
     Ok(super::conclude(&outcome))
 }
 
-/// The last session of a process, if its data are there.
+/// Last session of a process, if its data still exist.
 #[derive(Default)]
 struct Sessions {
-    /// It sampled the heap; whether it runs.
+    /// Session that sampled the heap, and whether it is running.
     heap: Option<(Session, bool)>,
-    /// It sampled CPU time, which has not been written; whether it runs.
+    /// Session with unwritten CPU samples, and whether it is running.
     time: Option<(Session, bool)>,
 }
 
@@ -102,9 +103,10 @@ impl Sessions {
         };
         let heap = live::session_of(agent, &header);
         let last = header.session().filter(|session| session.cpu.rate != 0);
-        let time = match is_running(&header) {
-            true => last.map(|session| (session, true)),
-            false => uncollected_time(agent, &header).map(|session| (session, false)),
+        let time = if is_running(&header) {
+            last.map(|session| (session, true))
+        } else {
+            uncollected_time(agent, &header).map(|session| (session, false))
         };
         Self {
             heap: heap.map(|session| (session, live::is_counting(&header, &session))),
@@ -123,17 +125,15 @@ impl Sessions {
     }
 }
 
-/// Writes the high-water mark of a session, which may be running.
+/// Writes the high-water mark of a session. `running`: the session continues.
 fn write_peak(
     output: &Output,
     agent: &Agent,
-    (session, running): (Session, bool),
+    session: Session,
+    running: bool,
     outcome: &mut Outcome,
 ) {
-    let ended = match running {
-        true => Ended::Not,
-        false => Ended::InOrder,
-    };
+    let ended = if running { Ended::Not } else { Ended::InOrder };
     match dump::write_peak(output, agent, &session, None, ended) {
         Ok(written) => super::report(written, outcome),
         Err(error) => {
@@ -143,9 +143,10 @@ fn write_peak(
     }
 }
 
-/// The dump of a session, and its CPU profile if no other process writes that.
+/// Writes the dump of a session, and its CPU profile unless another process writes that.
 fn one(
-    (prefix, output): (&Path, &Output),
+    prefix: &Path,
+    output: &Output,
     agent: &Agent,
     sessions: Sessions,
     then: Then,

@@ -1,4 +1,4 @@
-//! `leaks`: the objects of a live process that no pointer leads to any more.
+//! `leaks`: finds the objects of a live process that no pointer leads to.
 
 mod holders;
 
@@ -19,7 +19,7 @@ use shm_protocol::snapshot::Header;
 use crate::cli::LeaksArgs;
 use crate::terminal::{diagnostic, json, result, warning};
 
-/// Checks each process chosen.
+/// Checks each selected process.
 pub fn execute(args: LeaksArgs) -> anyhow::Result<ExitCode> {
     let suppressions = match args.path {
         None => args.known.read(),
@@ -67,13 +67,15 @@ pub fn execute(args: LeaksArgs) -> anyhow::Result<ExitCode> {
     if args.json {
         json(&reports)?;
     }
-    Ok(match failures > 0 || (leaky && args.exit_code) {
-        true => ExitCode::FAILURE,
-        false => ExitCode::SUCCESS,
+    let is_failure = failures > 0 || (leaky && args.exit_code);
+    Ok(if is_failure {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
     })
 }
 
-/// Prints a report; `json`: only what is not a result.
+/// Prints a report. With `json`, prints only warnings; the report itself follows at the end.
 fn print(report: &Report, json: bool) {
     report.warnings().for_each(|line| warning(&line));
     if !json {
@@ -101,12 +103,12 @@ fn one(
         );
         return Ok(None);
     };
-    // A process about which nothing is known would be reported as having lost nothing.
+    // A process that cannot be sampled would seem to have no leaks.
     obstacle(agent, &header).map_or(Ok(()), Err)?;
     let check = mem_leaks::check(agent, &header, &session, plan)?;
     let mut report = mem_leaks::report(agent, &header, &session, &check, most, plan.base);
     report.dump = output
-        .map(|output| write(output, (agent, &header), &check, &report))
+        .map(|output| write(output, agent, &header, &check, &report))
         .transpose()?;
     Ok(Some(report))
 }
@@ -119,10 +121,11 @@ fn means(args: &LeaksArgs) -> Means {
     }
 }
 
-/// Writes what is lost as a dump.
+/// Writes the lost objects as a dump.
 pub fn write(
     output: &Output,
-    (agent, header): (&Agent, &Header<'_>),
+    agent: &Agent,
+    header: &Header<'_>,
     check: &Check,
     report: &Report,
 ) -> anyhow::Result<String> {

@@ -1,4 +1,4 @@
-//! `list`: every process with the agent, and what dead ones left.
+//! `list`: lists processes with the agent, and profiles of dead ones.
 
 use std::process::ExitCode;
 
@@ -25,7 +25,7 @@ pub fn execute(args: ListArgs) -> anyhow::Result<ExitCode> {
         .found
         .into_iter()
         .filter(|found| selection.wants(found));
-    // One after the other: there may be more than descriptors.
+    // Opened one at a time, since there may be more segments than descriptors.
     let agents = wanted.filter_map(|found| found.open().ok());
     let (mut live, mut pythons) = (Vec::new(), Vec::new());
     let rows = agents.filter_map(|agent| {
@@ -58,18 +58,19 @@ pub fn execute(args: ListArgs) -> anyhow::Result<ExitCode> {
         let warnings = scan.refused.warnings(concerns, true);
         warnings.iter().for_each(|line| warning(line));
     }
-    Ok(match unknown.is_empty() {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
+    Ok(if unknown.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
     })
 }
 
-/// Lists unattended sessions; if there are many, only the first ones.
+/// Warns about unattended sessions; of many, names only the first.
 fn warn_of_unattended(rows: &[Row]) {
     let mut hints = rows.iter().filter_map(Row::hint);
     hints
         .by_ref()
-        .take(MOST_HINTS)
+        .take(MAX_HINTS)
         .for_each(|hint| warning(&hint));
     let rest = hints.count();
     if rest > 0 {
@@ -80,8 +81,8 @@ fn warn_of_unattended(rows: &[Row]) {
     }
 }
 
-/// How many unattended sessions are named.
-const MOST_HINTS: usize = 5;
+/// Maximum number of unattended sessions that are named.
+const MAX_HINTS: usize = 5;
 
 fn print(rows: &[Row]) {
     const HEAD: [&str; 11] = [
@@ -97,7 +98,7 @@ fn print(rows: &[Row]) {
         "RSS",
         "PYTHON",
     ];
-    // Wide, and of few.
+    // The column PYTHON is wide, and rarely needed.
     let columns = HEAD.len() - usize::from(rows.iter().all(|row| row.python.is_none()));
     let dash = || "-".to_owned();
     let memory = |bytes: Option<u64>| bytes.map_or_else(dash, |b| text::bytes(b as f64));
@@ -114,9 +115,10 @@ fn print(rows: &[Row]) {
             row.user.clone(),
             row.container.clone().unwrap_or_else(dash),
             row.agent_version.clone(),
-            match row.unattended {
-                true => format!("{}, unattended", row.state),
-                false => row.state.to_owned(),
+            if row.unattended {
+                format!("{}, unattended", row.state)
+            } else {
+                row.state.to_owned()
             },
             row.interval.map_or_else(dash, |i| i.to_string()),
             left.map_or(open, text::duration),
@@ -132,7 +134,7 @@ fn print(rows: &[Row]) {
     }
 }
 
-/// `~` before an estimate; how long ago behind an old figure.
+/// Formats the live bytes. Marks estimates with `~` and states the age of old values.
 fn live_text(row: &Row) -> Option<String> {
     let (bytes, source, age) = (row.live_bytes?, row.live_source?, row.live_age_seconds?);
     let text = text::bytes(bytes as f64);

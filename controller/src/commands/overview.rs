@@ -1,4 +1,4 @@
-//! No command at all, on a terminal: what is going to be sampled, or, if no process has the agent,
+//! Without arguments on a terminal: shows what will be sampled or, if no process has the agent,
 //! what to do about it.
 
 use std::process::ExitCode;
@@ -10,8 +10,8 @@ use mem_agents::text;
 use crate::cli::ListArgs;
 use crate::terminal::{diagnostic, own};
 
-/// How many processes are named.
-const SHOWN: usize = 5;
+/// Maximum number of processes that are named.
+const MAX_NAMED: usize = 5;
 
 const EXAMPLES: &str = "
 mem_profiler -s 60 -p NAME            samples a running process for a minute
@@ -22,14 +22,15 @@ A running program takes part if it was started with
   LD_PRELOAD=/path/to/libmem_agent.so PROGRAM
 mem_profiler --help lists all commands and options.";
 
-/// Says what a session without options samples, and how it ends; `false`: there is nothing.
+/// Announces what a session without options samples, and how it ends. Returns false if there is
+/// nothing to sample.
 pub fn announce() -> bool {
     let agents = Selection::default().choose(Discovery::new().scan()).agents;
-    let names = agents.iter().take(SHOWN);
+    let names = agents.iter().take(MAX_NAMED);
     let names: Vec<String> = names
         .map(|agent| format!("{} ({})", text::escape(&agent.name), agent.pid))
         .collect();
-    let more = match agents.len().saturating_sub(SHOWN) {
+    let more = match agents.len().saturating_sub(MAX_NAMED) {
         0 => String::new(),
         more => format!(" and {more} more"),
     };
@@ -44,7 +45,7 @@ pub fn announce() -> bool {
     true
 }
 
-/// Prints the list, and examples.
+/// Prints the list of processes, and examples.
 pub fn execute() -> anyhow::Result<ExitCode> {
     super::list::execute(ListArgs::default())?;
     own(EXAMPLES);

@@ -1,4 +1,5 @@
-//! `--push`: dumps go to a receiver as they are written, by a `mem_server push` beside the session.
+//! `--push`: has dumps sent to a receiver as they are written, by a `mem_server push` that runs
+//! during the session.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -15,16 +16,17 @@ use super::server;
 use crate::cli::PushArgs;
 use crate::terminal;
 
-/// The program that sends.
+/// Child process that sends dumps.
 pub struct Push {
     child: Child,
+    /// Pipe to which file names are written; `None` once it was passed on.
     names: Option<ChildStdin>,
-    /// How what it could not send is sent later.
+    /// Command to send the remaining dumps later, for display.
     again: String,
 }
 
 impl Push {
-    /// Starts it, where that was requested. It has understood what it is to do.
+    /// Starts the sender, if requested. Returns once it has accepted its arguments.
     pub fn start(args: &PushArgs) -> anyhow::Result<Option<Self>> {
         let (Some(url), Some(protocol)) = (&args.push, &args.to) else {
             return Ok(None);
@@ -38,7 +40,8 @@ impl Push {
         command
             .arg("--")
             .arg(url)
-            // Ctrl-C is for the session, whose last dumps are sent after it.
+            // A process group of its own: Ctrl-C ends the session, whose last dumps are still to be
+            // sent.
             .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
@@ -51,7 +54,7 @@ impl Push {
             BufReader::new(out).read_line(&mut line)?;
         }
         if line != "ready\n" {
-            // It has said why.
+            // The sender has reported the reason itself.
             let status = child.wait()?;
             ensure!(status.success(), "nothing is sampled: nothing can be sent");
         }
@@ -62,7 +65,8 @@ impl Push {
         }))
     }
 
-    /// What is to be done with each dump; dropped when there are no more.
+    /// Returns a function to be called for each dump. Dropping it tells the sender that there are
+    /// no more.
     pub fn feed(&mut self) -> impl FnMut(&Written) + 'static {
         let mut names = self.names.take();
         move |dump| {
@@ -76,7 +80,7 @@ impl Push {
         }
     }
 
-    /// Waits until all is sent; whether it was.
+    /// Waits until all dumps are sent. Returns false if some were not.
     pub fn finish(mut self) -> bool {
         drop(self.names.take());
         let is_sent = self.child.wait().is_ok_and(|status| status.success());

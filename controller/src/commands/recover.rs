@@ -1,4 +1,4 @@
-//! `recover`: the profiles of processes that died in a session.
+//! `recover`: writes the profiles of processes that died in a session.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -18,7 +18,7 @@ use crate::cpu_session::{self, remains};
 use crate::session::Outcome;
 use crate::terminal::{diagnostic, result, warning};
 
-/// Writes what dead processes left, and removes their segments.
+/// Writes the profiles of dead processes and removes their segments.
 pub fn execute(args: DumpArgs) -> anyhow::Result<ExitCode> {
     let prefix = args.output.output;
     let output = Output::open(&prefix)?;
@@ -36,7 +36,7 @@ pub fn execute(args: DumpArgs) -> anyhow::Result<ExitCode> {
     let mut timed = cpu_session::Outcome::default();
     for found in gone {
         let title = found.title();
-        match one((&prefix, &output, args.peak), found, &mut claims) {
+        match one(&prefix, &output, args.peak, found, &mut claims) {
             Ok(Left { peak, heap, time }) => {
                 for written in peak.into_iter().chain(heap) {
                     super::report(written, &mut outcome);
@@ -54,9 +54,10 @@ pub fn execute(args: DumpArgs) -> anyhow::Result<ExitCode> {
     }
     let is_empty = outcome.written.is_empty();
     if is_empty && !timed.written.is_empty() {
-        return Ok(match outcome.failures {
-            0 => ExitCode::SUCCESS,
-            _ => ExitCode::FAILURE,
+        return Ok(if outcome.failures == 0 {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
         });
     }
     if is_empty && outcome.failures == 0 {
@@ -67,7 +68,7 @@ pub fn execute(args: DumpArgs) -> anyhow::Result<ExitCode> {
     Ok(super::conclude(&outcome))
 }
 
-/// What a process has left, and was written.
+/// What was written of one process.
 #[derive(Default)]
 struct Left {
     peak: Option<Written>,
@@ -75,8 +76,11 @@ struct Left {
     time: Option<cpu_session::Written>,
 }
 
+/// Writes the profiles of one dead process and removes its segment.
 fn one(
-    (prefix, output, with_peak): (&Path, &Output, bool),
+    prefix: &Path,
+    output: &Output,
+    with_peak: bool,
     found: Found,
     claims: &mut Claims,
 ) -> anyhow::Result<Left> {
@@ -95,17 +99,17 @@ fn one(
     let Some(session) = heap.or_else(|| uncollected_time(agent, &header)) else {
         return Ok(Left::default());
     };
-    // Only what holds a profile is worth a word.
+    // A segment that may be in use is worth a message only if it has a profile.
     if let Err(doubt) = claim {
         let path = text::path(agent.path());
         anyhow::bail!("{path} is kept: {doubt}");
     }
     if !segment.lock()? {
-        // Its controller is about to write it.
+        // Another controller is about to write it.
         return Ok(Left::default());
     }
     let ended = match Ended::of(agent, &header) {
-        // It ended, but only after its session's time was over.
+        // The process ended after its session was over.
         _ if header.ended().0 == session.number => Ended::InOrder,
         ended => ended,
     };

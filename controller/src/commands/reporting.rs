@@ -1,4 +1,4 @@
-//! A session's reports on the terminal.
+//! Prints the reports of a session on the terminal.
 
 use std::time::Duration;
 
@@ -9,24 +9,24 @@ use super::push::Push;
 use crate::session::{Reporter, Tally};
 use crate::terminal::{self, Progress};
 
-/// What is done with each dump.
+/// Function that is called for each dump.
 type AtDump = Box<dyn FnMut(&Written)>;
 
 /// Prints the reports of a session.
 pub struct Printer {
     progress: Progress,
-    /// Whether a program that we started writes to the same stdout, which is then its own.
+    /// True if a program that we started writes to the same stdout. Dumps are then named on stderr.
     shares_stdout: bool,
-    /// Whether only what goes wrong is printed.
+    /// True if only failures are printed.
     is_quiet: bool,
-    /// What is to be done when sampling begins.
+    /// Called once when sampling begins.
     at_beginning: Option<Box<dyn FnOnce()>>,
-    /// What is to be done with each dump.
+    /// Called for each dump.
     at_dump: Option<AtDump>,
 }
 
 impl Printer {
-    /// For a session in processes that run already.
+    /// Creates a printer for a session in running processes.
     pub fn attached() -> Self {
         Self {
             progress: Progress::silent(),
@@ -37,25 +37,25 @@ impl Printer {
         }
     }
 
-    /// The same, or one that says only what goes wrong.
+    /// Restricts the output to failures, if `is_quiet`.
     pub fn quiet(mut self, is_quiet: bool) -> Self {
         self.is_quiet = is_quiet;
         self
     }
 
-    /// Has each dump sent, if dumps are to be.
+    /// Has each dump sent, if `push` is given.
     pub fn pushing(mut self, push: Option<&mut Push>) -> Self {
         self.at_dump = push.map(|push| Box::new(push.feed()) as _);
         self
     }
 
-    /// Does something more when sampling begins, if it does.
+    /// Calls `action` when sampling begins. It may never begin.
     pub fn at_beginning(mut self, action: impl FnOnce() + 'static) -> Self {
         self.at_beginning = Some(Box::new(action));
         self
     }
 
-    /// For a session of a program that we start.
+    /// Creates a printer for a session of a program that we start.
     pub fn following() -> Self {
         Self {
             shares_stdout: true,
@@ -66,9 +66,10 @@ impl Printer {
 
 impl Reporter for Printer {
     fn begin(&mut self, length: Option<Duration>) {
-        self.progress = match self.shares_stdout || self.is_quiet {
-            true => Progress::without_bar(),
-            false => Progress::start(length),
+        self.progress = if self.shares_stdout || self.is_quiet {
+            Progress::without_bar()
+        } else {
+            Progress::start(length)
         };
         if let Some(action) = self.at_beginning.take() {
             action();
@@ -80,12 +81,13 @@ impl Reporter for Printer {
     }
 
     fn written(&mut self, dump: &Written) {
-        match self.shares_stdout {
-            _ if self.is_quiet => {}
-            // The table at the end names these: there may be very many.
-            true if dump.is_last => {}
-            true => terminal::diagnostic(&dump.line()),
-            false => terminal::result(&dump.line()),
+        // With a started program, last dumps are named in the table at the end: there may be many.
+        if !self.is_quiet {
+            if !self.shares_stdout {
+                terminal::result(&dump.line());
+            } else if !dump.is_last {
+                terminal::diagnostic(&dump.line());
+            }
         }
         if let Some(action) = &mut self.at_dump {
             action(dump);

@@ -1,4 +1,4 @@
-//! `run`: a program with the agent from its first allocation.
+//! `run`: starts a program with the agent and samples it from its first allocation.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
@@ -25,13 +25,12 @@ use crate::python;
 use crate::session::{ExitCheck, Outcome, Run, Settings, Survivor, Worth};
 use crate::terminal::{diagnostic, warning};
 
-/// With a smaller limit on the size of files, an agent can hardly have a segment, most of which is
-/// holes.
-const LEAST_FILE: u64 = 64 << 20;
-/// Room that a segment takes at least, with its first tables.
-const LEAST_FREE: u64 = 1 << 20;
+/// Minimum file size limit (ulimit -f) for a segment. Segments are sparse but large.
+const MIN_FILE_LIMIT: u64 = 64 << 20;
+/// Minimum free space for a segment with its first tables, in bytes.
+const MIN_FREE: u64 = 1 << 20;
 
-/// Starts the program, follows it and its children, and ends as it ends.
+/// Starts the program, follows it and its children, and returns its exit code.
 pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
     let agent = launch::find_agent(args.agent.as_deref())?;
     let density = args.interval.first();
@@ -67,7 +66,8 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
             &agent,
             density,
             &directory,
-            (dump_signal, modes),
+            dump_signal,
+            modes,
             args.python_malloc,
         ) {
             Ok(child) => run.follow(child).map(Ok),
@@ -83,17 +83,18 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
             outcome.failures += usize::from(!push.is_none_or(Push::finish));
             let can_sample = can_sample.then_some(&args.command[0]);
             let code = conclude(&outcome, args.min, args.page, can_sample);
-            Ok(match is_checked && !is_clean(&outcome) {
-                true => ExitCode::FAILURE,
-                false => code,
+            Ok(if is_checked && !is_clean(&outcome) {
+                ExitCode::FAILURE
+            } else {
+                code
             })
         }
         Err(code) => Ok(code),
     }
 }
 
-/// The check at exit that was requested. What is on the command line comes before gperftools'
-/// variables.
+/// Returns the requested leak check at exit. Options of the command line take precedence over
+/// gperftools' variables.
 fn exit_check(mode: LeakMode, args: &RunArgs) -> ExitCheck {
     let get = |name: &str| std::env::var_os(name).map(|v| v.to_string_lossy().into_owned());
     let variables = Variables::read(get, mode == LeakMode::AsIs);
@@ -107,7 +108,7 @@ fn exit_check(mode: LeakMode, args: &RunArgs) -> ExitCheck {
     }
 }
 
-/// Whether a leak check was made and found nothing; says so if none was made.
+/// Returns true if a leak check was made and found nothing. Warns if none was made.
 fn is_clean(outcome: &Outcome) -> bool {
     if outcome.unchecked > 0 {
         let who = match outcome.unchecked {
@@ -128,7 +129,8 @@ fn is_clean(outcome: &Outcome) -> bool {
     outcome.checked + excused > 0 && outcome.leaks == 0
 }
 
-/// Says what will be missing, before the program prints anything. Whether it can be sampled.
+/// Warns before the start about what will be missing. Returns false if the program cannot be
+/// sampled.
 fn warn_beforehand(line: &[OsString], agent: &Path, python_malloc: bool) -> anyhow::Result<bool> {
     let command = line[0].as_os_str();
     let shown = text::path(command);
@@ -161,7 +163,8 @@ fn warn_beforehand(line: &[OsString], agent: &Path, python_malloc: bool) -> anyh
     Ok(true)
 }
 
-/// Says that no object of a free-threaded build will be seen.
+/// Prints that objects of a free-threaded build are not seen. Fails for `--python-malloc`, which it
+/// does not support.
 fn tell_of_free_threads(shown: &str, python_malloc: bool) -> anyhow::Result<()> {
     if python_malloc {
         bail!(
@@ -177,7 +180,7 @@ fn tell_of_free_threads(shown: &str, python_malloc: bool) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Says whether small objects of Python will be seen, and how to see them.
+/// Prints whether small Python objects will be seen, and how to see them.
 fn tell_of_python(line: &[OsString], python_malloc: bool) {
     let command = line[0].as_os_str();
     let bytes: Vec<&[u8]> = line.iter().map(|argument| argument.as_bytes()).collect();
@@ -203,10 +206,11 @@ fn tell_of_python(line: &[OsString], python_malloc: bool) {
     }
 }
 
-/// Programs that run others on a processor, or with an allocator, of their own.
+/// Programs that run others on a simulated processor or with their own allocator.
 const TRANSLATORS: [&str; 3] = ["valgrind", "valgrind.bin", "drrun"];
 
-/// Why no agent can have made its segment, if that is known; `command`: the program that was started.
+/// Explains why no agent can have created a segment, if the reason is known. `command` is the
+/// program that was started.
 fn obstacle(command: &OsString) -> Option<String> {
     let name = Path::new(command).file_name();
     if let Some(name) = TRANSLATORS
@@ -232,10 +236,10 @@ fn obstacle(command: &OsString) -> Option<String> {
     no_room()
 }
 
-/// The type of a ramfs, which reserves no memory.
+/// File system type of a ramfs, which cannot reserve memory.
 const RAMFS: u64 = 0x8584_58f6;
 
-/// Why agents can hardly have made their segments, if there is little room for them.
+/// Explains why agents could not create segments, if there is too little space for them.
 fn no_room() -> Option<String> {
     use nix::sys::resource::{Resource, getrlimit};
     let directory = default_directory();
@@ -249,20 +253,20 @@ fn no_room() -> Option<String> {
         ));
     }
     let free = nix::sys::statvfs::statvfs(&directory).ok();
-    // Some filesystems do not know.
+    // Some file systems do not report free space.
     let free = free.filter(|space| space.blocks() > 0);
     let free = free.map_or(u64::MAX, |space| {
         space
             .blocks_available()
             .saturating_mul(space.fragment_size())
     });
-    if limit < LEAST_FILE {
+    if limit < MIN_FILE_LIMIT {
         Some(
             "the limit on the size of files (ulimit -f) is too low for its segment: raise it"
                 .to_owned(),
         )
-    } else if free < LEAST_FREE {
-        let sizes = room::comparison(Some(LEAST_FREE), Some(free));
+    } else if free < MIN_FREE {
+        let sizes = room::comparison(Some(MIN_FREE), Some(free));
         Some(format!(
             "{} has no room for its segment, which {sizes}; make room there, or use \
              MEM_PROFILER_DIR",
@@ -273,7 +277,7 @@ fn no_room() -> Option<String> {
     }
 }
 
-/// Says which processes outlive the program, such as daemons.
+/// Names processes that outlive the program, such as daemons.
 fn tell_of_survivors(survivors: &[Survivor]) {
     const MAX_NAMED: usize = 3;
     for Survivor { pid, title } in survivors.iter().take(MAX_NAMED) {
@@ -289,8 +293,8 @@ fn tell_of_survivors(survivors: &[Survivor]) {
     }
 }
 
-/// The exit code is the program's; ours only if it succeeded and a dump could not be written.
-/// `command`: the program that was started, if it can be sampled.
+/// Prints the results and returns the exit code: the program's, or a failure if it succeeded and a
+/// dump could not be written. `command` is the program, or `None` if it cannot be sampled.
 fn conclude(outcome: &Outcome, min: u64, page: PageArgs, command: Option<&OsString>) -> ExitCode {
     let left_out = outcome.left_out;
     if left_out > 0 {
@@ -320,7 +324,7 @@ fn conclude(outcome: &Outcome, min: u64, page: PageArgs, command: Option<&OsStri
     match outcome.status {
         Some(status) if !status.success() => launch::end_like(status),
         _ if !well => ExitCode::FAILURE,
-        // A program that allocates nothing worth a sample has done nothing wrong.
+        // A program that allocates too little for a sample is not a failure.
         _ if outcome.written.is_empty() => ExitCode::SUCCESS,
         _ => {
             diagnostic(super::success(outcome));

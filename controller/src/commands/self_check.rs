@@ -1,11 +1,10 @@
-//! `self-check`: a leak check that a program requests itself, by `HEAPCHECK` or a function of
-//! gperftools or LeakSanitizer. Its agent starts this command and waits for the answer
+//! `self-check`: makes a leak check that a program requests itself, by `HEAPCHECK` or a function of
+//! gperftools or LeakSanitizer. The agent starts this command and waits for the answer
 //! (`agent/src/request.rs`).
 //!
-//! The agent sends lines of an earlier answer, whose losses are not reported again, or nothing. The
-//! answer is `lost BYTES OBJECTS CODE`, CODE being what LeakSanitizer would end the program with, then
-//! `session NUMBER`, then `NODE SAMPLES OBJECTS BYTES` for each
-//! stack that has lost anything so far.
+//! The agent sends the lines of an earlier answer, whose losses are not reported again, or nothing.
+//! The answer is `lost BYTES OBJECTS CODE`, where CODE is LeakSanitizer's exit code, then `session
+//! NUMBER`, then a line `NODE SAMPLES OBJECTS BYTES` for each stack with losses.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -29,18 +28,18 @@ use crate::cli::{KnownArgs, SelfCheckArgs, Style};
 use crate::question;
 use crate::terminal::{diagnostic, report, warning};
 
-/// Maximum number of bytes of what was lost before: some two million stacks.
-const MOST_EARLIER: u64 = 64 << 20;
-/// Where gperftools' checker writes its dumps.
+/// Maximum size of the earlier answer, in bytes: some two million stacks.
+const MAX_EARLIER_BYTES: u64 = 64 << 20;
+/// Variable with the directory for dumps of gperftools' heap checker.
 const DUMP_DIRECTORY: &str = "HEAP_CHECK_DUMP_DIRECTORY";
 
-/// The first word of an answer.
+/// First word of an answer.
 const LOST: &str = "lost";
 
 /// Losses by stack.
 type Losses = HashMap<NodeId, Amount>;
 
-/// Makes the check and answers.
+/// Makes the check and sends the answer.
 pub fn execute(args: SelfCheckArgs) -> anyhow::Result<ExitCode> {
     let mut socket = question::socket(args.socket)?;
     let earlier = losses_before(&mut socket)?;
@@ -60,9 +59,10 @@ pub fn execute(args: SelfCheckArgs) -> anyhow::Result<ExitCode> {
         question::answer(&mut socket, format!("{LOST} 0 0 0\n").as_bytes())?;
         return Ok(ExitCode::SUCCESS);
     }
-    let (options, shown) = match is_lsans {
-        true => (lsan.search(), lsan.shown()),
-        false => (variables.options.clone(), variables.shown),
+    let (options, shown) = if is_lsans {
+        (lsan.search(), lsan.shown())
+    } else {
+        (variables.options.clone(), variables.shown)
     };
     let plan = Plan {
         means: variables.means(agent.pid, Means::CopiedIfPossible),
@@ -78,7 +78,7 @@ pub fn execute(args: SelfCheckArgs) -> anyhow::Result<ExitCode> {
         found.hide_suppressed();
     }
     if args.style != Style::Silent {
-        tell(&args, &found, (&check.leaks, reachable(&check, &found)));
+        print(&args, &found, &check.leaks, reachable(&check, &found));
         if variables.test_alignment && !is_lsans && found.lost_samples > 0 {
             report(&[mem_leaks::test_alignment(&agent, &header, &session, &plan)?]);
         }
@@ -86,9 +86,9 @@ pub fn execute(args: SelfCheckArgs) -> anyhow::Result<ExitCode> {
         if let Some(directory) = directory.filter(|_| found.lost_samples > 0) {
             let output = Output::open(&directory.join(""));
             let dump = output.map_err(anyhow::Error::from);
-            match dump.and_then(|output| write(&output, (&agent, &header), &check, &found)) {
+            match dump.and_then(|output| write(&output, &agent, &header, &check, &found)) {
                 Ok(dump) => diagnostic(&dump),
-                // What was found stands.
+                // The result of the check is valid without the dump.
                 Err(error) => warning(&format!("no dump of the check: {error:#}")),
             }
         }
@@ -98,7 +98,7 @@ pub fn execute(args: SelfCheckArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Objects and bytes that are not lost.
+/// Returns the number of objects and bytes that are reachable.
 fn reachable(check: &Check, found: &Report) -> (f64, f64) {
     let records = check.snapshot.records().iter();
     let sums = records.map(|record| record.sums(0));
@@ -112,12 +112,12 @@ fn reachable(check: &Check, found: &Report) -> (f64, f64) {
     (live - objects, found.live_bytes - bytes)
 }
 
-/// The answer.
+/// Formats the answer.
 fn losses_now(check: &Check, session: u64, code: i32) -> Result<String, std::fmt::Error> {
     let mut answer = String::new();
     let total = check.leaks.total;
     let (bytes, objects) = (total.bytes.round(), total.objects.round());
-    // Of an exit code, eight bits count.
+    // An exit code has eight bits.
     let code = code & 0xff;
     writeln!(answer, "{LOST} {bytes} {objects} {code}\nsession {session}")?;
     for (node, lost) in &check.amounts {
@@ -127,10 +127,10 @@ fn losses_now(check: &Check, session: u64, code: i32) -> Result<String, std::fmt
     Ok(answer)
 }
 
-/// What was lost before, and in which session; `None`: nothing is known.
+/// Reads the earlier answer: session number and losses. Returns `None` if there is none.
 fn losses_before(socket: &mut UnixStream) -> anyhow::Result<Option<(u64, Losses)>> {
     let mut text = String::new();
-    socket.take(MOST_EARLIER).read_to_string(&mut text)?;
+    socket.take(MAX_EARLIER_BYTES).read_to_string(&mut text)?;
     let mut lines = text.lines();
     let number = lines
         .next()
@@ -148,7 +148,7 @@ fn losses_before(socket: &mut UnixStream) -> anyhow::Result<Option<(u64, Losses)
     Ok(number.map(|number| (number, losses.collect())))
 }
 
-/// What gperftools' mode takes for a leak.
+/// Returns which objects count as lost in a mode of gperftools.
 fn scope(mode: &str) -> Scope {
     match mode {
         "draconian" => return Scope::Unfreed,
@@ -162,8 +162,8 @@ fn scope(mode: &str) -> Scope {
     Scope::Unreachable
 }
 
-/// Prints what was found.
-fn tell(args: &SelfCheckArgs, found: &Report, (leaks, reachable): (&Leaks, (f64, f64))) {
+/// Prints the result. `reachable`: objects and bytes.
+fn print(args: &SelfCheckArgs, found: &Report, leaks: &Leaks, reachable: (f64, f64)) {
     let name = text::escape(args.name.as_bytes());
     let (bytes, objects) = (leaks.total.bytes.round(), leaks.total.objects.round());
     let is_clean = leaks.total.samples == 0;

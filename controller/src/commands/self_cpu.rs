@@ -1,7 +1,8 @@
-//! `self-cpu`: the CPU profile that a program requests by gperftools' `CPUPROFILE` or
-//! `ProfilerStart`. Its agent starts this command and waits for the answer
-//! (`agent/src/request.rs`): our pid, and the name of the socket for the program's further
-//! requests, once it is being sampled. Sampling continues until the program stops it, or ends.
+//! `self-cpu`: takes the CPU profile that a program requests by gperftools' `CPUPROFILE` or
+//! `ProfilerStart`. The agent starts this command and waits for the answer
+//! (`agent/src/request.rs`). The answer is sent once the program is being sampled: our pid, and
+//! the name of the socket for further requests. Sampling continues until the program stops it or
+//! exits.
 
 use std::env;
 use std::fs::File;
@@ -20,18 +21,19 @@ use crate::cpu_session::{Asked, EngineName, Outcome, Run, Settings, Targets};
 use crate::question;
 use crate::terminal::{diagnostic, warning};
 
-/// gperftools' rate, and the most that it takes.
-const RATE: u32 = 100;
-const MOST_RATE: u32 = 4000;
+/// Default rate of gperftools, in samples per second.
+const DEFAULT_RATE: u32 = 100;
+/// Maximum rate of gperftools.
+const MAX_RATE: u32 = 4000;
 
-/// Does it and answers.
+/// Takes the profile and sends the answer.
 pub fn execute(args: SelfCpuArgs) -> anyhow::Result<ExitCode> {
     let mut socket = question::socket(args.socket)?;
     leave_the_program()?;
     let asked = Asked::open(args.pid, &args.file)?;
     let answer = format!("{} {}\n", process::id(), asked.name());
     let begun = Box::new(move || {
-        // If there is no reader, the process has ended, which ends the session.
+        // An error means that the process has exited, which ends the session.
         let _ = question::answer(&mut socket, answer.as_bytes());
     });
     let targets = Targets {
@@ -39,16 +41,16 @@ pub fn execute(args: SelfCpuArgs) -> anyhow::Result<ExitCode> {
         failures: Vec::new(),
     };
     let mut outcome = Run::asked(settings(args.action), asked, begun)?.attach(targets)?;
-    let code = tell(&args.file, &outcome);
+    let code = print(&args.file, &outcome);
     for stream in &mut outcome.waiting {
-        // As above.
+        // An error means that the process has exited.
         let _ = question::answer(stream, b"\n");
     }
     Ok(code)
 }
 
-/// Says what the file has.
-fn tell(file: &Path, outcome: &Outcome) -> ExitCode {
+/// Prints what the file contains.
+fn print(file: &Path, outcome: &Outcome) -> ExitCode {
     let Some(profile) = outcome.written.first() else {
         return ExitCode::FAILURE;
     };
@@ -62,46 +64,47 @@ fn tell(file: &Path, outcome: &Outcome) -> ExitCode {
             profile.remark
         ));
     }
-    match outcome.failures {
-        0 => ExitCode::SUCCESS,
-        _ => ExitCode::FAILURE,
+    if outcome.failures == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
     }
 }
 
-/// The program's terminal, its signals and its pipes are not ours.
+/// Detaches from the program's terminal, signals and pipes.
 fn leave_the_program() -> anyhow::Result<()> {
-    // Fails for the leader of a process group, which a detached process is not.
+    // Fails for the leader of a process group, which this process is not.
     let _ = unistd::setsid();
     let null = File::options().read(true).write(true).open("/dev/null")?;
     for standard in [0, 1] {
-        // SAFETY: descriptors of ours; nothing in this program reads the one or has written to the
-        // other.
+        // SAFETY: `null` is open, and closing 0 and 1 is harmless: nothing has read the one or
+        // written to the other.
         Errno::result(unsafe { libc::dup2(null.as_raw_fd(), standard) })?;
     }
     Ok(())
 }
 
-/// What gperftools makes of its variable: the rate that it uses where there is none, or none that
-/// is a number above 0.
+/// Parses gperftools' variable for the rate. Uses the default rate if it is missing or not a
+/// positive number.
 fn rate(value: Option<&str>) -> u32 {
     let Some(value) = value else {
-        return RATE;
+        return DEFAULT_RATE;
     };
     match value.trim_start().parse::<u64>() {
-        Ok(rate) if rate > u64::from(MOST_RATE) => {
+        Ok(rate) if rate > u64::from(MAX_RATE) => {
             warning(&format!(
-                "CPUPROFILE_FREQUENCY={rate}: {MOST_RATE} is used instead, the most that \
+                "CPUPROFILE_FREQUENCY={rate}: {MAX_RATE} is used instead, the most that \
                  gperftools takes"
             ));
-            MOST_RATE
+            MAX_RATE
         }
-        Ok(rate) if rate > 0 => u32::try_from(rate).unwrap_or(MOST_RATE),
+        Ok(rate) if rate > 0 => u32::try_from(rate).unwrap_or(MAX_RATE),
         _ => {
             warning(&format!(
-                "CPUPROFILE_FREQUENCY={}: not a number above 0; {RATE} is used instead",
+                "CPUPROFILE_FREQUENCY={}: not a number above 0; {DEFAULT_RATE} is used instead",
                 text::escape(value.as_bytes())
             ));
-            RATE
+            DEFAULT_RATE
         }
     }
 }
@@ -112,12 +115,13 @@ fn settings(action: CpuAction) -> Settings {
         length: None,
         rate: rate(env::var("CPUPROFILE_FREQUENCY").ok().as_deref()),
         prefix: PathBuf::new(),
-        // Only the process itself can ask its threads.
+        // Only the process itself can call its filter function.
         engine: is_filtered.then_some(EngineName::Timers),
-        // Whatever it is set to, as in gperftools.
-        mode: match env::var_os("CPUPROFILE_REALTIME").is_some() && !is_filtered {
-            true => Mode::Wall,
-            false => Mode::Cpu,
+        // Any value enables it, as in gperftools.
+        mode: if env::var_os("CPUPROFILE_REALTIME").is_some() && !is_filtered {
+            Mode::Wall
+        } else {
+            Mode::Cpu
         },
         format: CpuFormat::Gperftools,
         is_filtered,

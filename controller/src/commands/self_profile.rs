@@ -1,5 +1,5 @@
-//! `self-profile`: what a program requests by gperftools' `HeapProfilerStart` and related
-//! functions. Its agent starts this command and waits for the answer (`agent/src/request.rs`),
+//! `self-profile`: does what a program requests by gperftools' `HeapProfilerStart` and related
+//! functions. The agent starts this command and waits for the answer (`agent/src/request.rs`),
 //! which is empty except for a dump as text.
 
 use std::env;
@@ -21,7 +21,7 @@ use mem_agents::values;
 use crate::cli::{Action, SelfProfileArgs};
 use crate::question;
 
-/// Does it and answers.
+/// Executes the request and sends the answer.
 pub fn execute(args: SelfProfileArgs) -> anyhow::Result<ExitCode> {
     let mut socket = question::socket(args.socket)?;
     let agent = question::asker(args.pid)?;
@@ -39,7 +39,7 @@ pub fn execute(args: SelfProfileArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A session without an end, which needs no controller.
+/// Starts a session without an end, which needs no controller.
 fn start(agent: Agent) -> anyhow::Result<()> {
     let interval = match env::var("MEM_PROFILER_INTERVAL") {
         Ok(text) => values::interval(&text).map_err(anyhow::Error::msg)?,
@@ -50,7 +50,7 @@ fn start(agent: Agent) -> anyhow::Result<()> {
     Ok(target.start_alone(Density::uniform(interval))?)
 }
 
-/// Its profile is not wanted any more.
+/// Ends the session and discards its profile.
 fn stop(agent: &Agent) -> anyhow::Result<()> {
     let mut head = Head::new();
     let header = agent.segment.full_head(&mut head)?;
@@ -70,7 +70,7 @@ fn profile(agent: &Agent, reason: &str) -> anyhow::Result<Profile> {
     Ok(live.context("there is no session")?.profile)
 }
 
-/// Writes a dump of this very name. A reader sees either the old one or the complete new one.
+/// Writes a dump to exactly this path. Readers see either the old file or the complete new one.
 fn write(agent: &Agent, path: &Path, reason: &str) -> anyhow::Result<()> {
     let profile = profile(agent, reason)?;
     let name = path.file_name().context("a dump needs a name")?;
@@ -84,7 +84,7 @@ fn write(agent: &Agent, path: &Path, reason: &str) -> anyhow::Result<()> {
         .and_then(|text| parallel_writer::write(&text, &file))
         .and_then(|()| fs::rename(&hidden, path));
     if written.is_err() {
-        // It may not be there any more.
+        // The file may not exist any more.
         let _ = fs::remove_file(&hidden);
     }
     written.with_context(shown)

@@ -1,4 +1,4 @@
-//! `serve` and `push`: by the server, a program of its own, so that this one stays small.
+//! `serve` and `push`: run `mem_server`, a separate program, so that this one stays small.
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -10,10 +10,10 @@ use anyhow::bail;
 use mem_agents::beside;
 use mem_agents::text;
 
-/// Its name.
+/// Name of the server program.
 pub const SERVER: &str = "mem_server";
 
-/// Where it is looked for.
+/// Describes where the server should be installed.
 fn place() -> String {
     let own = std::env::current_exe().ok();
     match own.as_deref().and_then(Path::parent) {
@@ -22,7 +22,7 @@ fn place() -> String {
     }
 }
 
-/// Becomes the server, with the command's own arguments.
+/// Replaces this process by the server, with the command's arguments.
 pub fn execute(command: &str, args: &[OsString]) -> anyhow::Result<ExitCode> {
     let server = beside::program(SERVER);
     let error = Command::new(&server).arg(command).args(args).exec();

@@ -1,4 +1,4 @@
-//! The plain form: one session, one dump per process.
+//! Without a command: one session, one dump per process.
 
 use std::process::ExitCode;
 
@@ -10,7 +10,7 @@ use crate::cli::SessionArgs;
 use crate::session::{Run, Settings, Worth};
 use crate::terminal;
 
-/// Runs a session in processes that run already.
+/// Runs a session in running processes.
 pub fn execute(args: SessionArgs) -> anyhow::Result<ExitCode> {
     let settings = Settings {
         leak_check: None,
@@ -29,9 +29,11 @@ pub fn execute(args: SessionArgs) -> anyhow::Result<ExitCode> {
     let mut outcome = Run::new(settings, Discovery::new(), false, reporter)?.run()?;
     outcome.failures += usize::from(!push.is_none_or(Push::finish));
     if args.quiet {
-        return Ok(match outcome.failures == 0 && !outcome.written.is_empty() {
-            true => ExitCode::SUCCESS,
-            false => ExitCode::FAILURE,
+        let is_success = outcome.failures == 0 && !outcome.written.is_empty();
+        return Ok(if is_success {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
         });
     }
     super::summary(&outcome.written);

@@ -1,4 +1,4 @@
-//! `top`: a session as a live table, of the heap or of CPU time.
+//! `top`: shows a session of the heap or of CPU time as a live table.
 
 mod cpu;
 mod heap;
@@ -22,21 +22,21 @@ use crate::top::view::{Page, Row, View};
 use cpu::CpuFeed;
 use heap::HeapFeed;
 
-/// Time between refreshes.
+/// Default time between refreshes.
 const REFRESH: Duration = Duration::from_secs(1);
-/// Message where somebody has ended the session.
+/// Message after another program has ended the session.
 const OVER: &str = "the session has ended: these are its final numbers";
-/// Rows that `--once` and `--json` print.
+/// Maximum number of rows that `--once` and `--json` print.
 const ROWS: usize = 40;
 
-/// Where the numbers come from.
+/// Source of the numbers.
 trait Feed {
     type Numbers: Numbers;
 
-    /// The pid, and the display name.
+    /// Returns the pid and the name for display.
     fn process(&self) -> (i32, String);
 
-    /// Brings the rows up to date; false once the session or the process is over.
+    /// Updates the rows. Returns false if the session or the process has ended.
     fn refresh(
         &mut self,
         model: &mut Model<Self::Numbers>,
@@ -44,7 +44,7 @@ trait Feed {
         at_once: bool,
     ) -> anyhow::Result<bool>;
 
-    /// Waits until a signal comes, a descriptor of `others` becomes readable, or time is over.
+    /// Waits until a signal arrives, a descriptor of `others` becomes readable, or `until`.
     fn wait(
         &mut self,
         signals: &Signals,
@@ -54,35 +54,37 @@ trait Feed {
         signals.wait(others, until.saturating_duration_since(Instant::now()))
     }
 
-    /// How the numbers were obtained, for programs: name and value.
+    /// Describes how the numbers were obtained, for JSON: name and value.
     fn facts(&self) -> Option<(&'static str, Value)> {
         None
     }
 
-    /// Writes what was counted to a file; says where, or why not.
+    /// Writes the data to a file. Returns the path or an error, for display.
     fn write(&mut self) -> String;
 }
 
+/// The view and its data.
 struct Top<F: Feed> {
     feed: F,
     model: Model<F::Numbers>,
     view: View,
     title: Title,
     args: TopArgs,
-    /// Rows that the terminal shows.
+    /// Number of rows that fit on the terminal.
     height: usize,
 }
 
 /// Shows the table until the user leaves it.
 pub fn execute(args: TopArgs) -> anyhow::Result<ExitCode> {
     let signals = Signals::block(&[])?;
-    match args.cpu {
-        true => show(CpuFeed::open(&args), args, &signals),
-        false => show(HeapFeed::open(&args), args, &signals),
+    if args.cpu {
+        show(CpuFeed::open(&args), args, &signals)
+    } else {
+        show(HeapFeed::open(&args), args, &signals)
     }
 }
 
-/// Shows it. `opened`: the numbers, and the process's title.
+/// Shows the table. `opened` has the source of the numbers and the process's title.
 fn show<F: Feed>(
     opened: anyhow::Result<(F, String)>,
     args: TopArgs,
@@ -125,7 +127,7 @@ fn show<F: Feed>(
 }
 
 impl<F: Feed> Top<F> {
-    /// Brings the rows up to date; false once the session or the process is over.
+    /// Updates the rows. Returns false if the session or the process has ended.
     fn refresh(&mut self, at_once: bool) -> anyhow::Result<bool> {
         let goes_on = self
             .feed
@@ -136,7 +138,7 @@ impl<F: Feed> Top<F> {
         Ok(goes_on)
     }
 
-    /// Prints one table: with a session of our own, of its first second.
+    /// Prints one table. If the session was started for it, it covers the first second.
     fn once(&mut self, signals: &Signals) -> anyhow::Result<()> {
         self.refresh(false)?;
         let until = Instant::now() + self.args.delay.unwrap_or(REFRESH);
@@ -203,7 +205,7 @@ impl<F: Feed> Top<F> {
     fn interact(&mut self, signals: &Signals) -> anyhow::Result<()> {
         let mut terminal = ratatui::try_init()?;
         let done = self.follow(signals, &mut terminal);
-        // Fails where the terminal is gone, which then needs no restoring.
+        // Fails if the terminal is gone, in which case nothing needs to be restored.
         let _ = ratatui::try_restore();
         done
     }
@@ -245,7 +247,7 @@ impl<F: Feed> Top<F> {
         }
     }
 
-    /// Acts on a key; whether it ends the view.
+    /// Handles a key. Returns true if it ends the view.
     fn press(&mut self, key: KeyEvent, rows: &[Row<F::Numbers>]) -> bool {
         let control = key.modifiers.contains(KeyModifiers::CONTROL);
         if control && key.code == KeyCode::Char('c') {
@@ -256,7 +258,7 @@ impl<F: Feed> Top<F> {
             return false;
         }
         self.title.message.clear();
-        // Any key closes the box; the one that quits still quits.
+        // Any key closes the help; q also quits.
         if std::mem::take(&mut self.view.help) {
             return key.code == KeyCode::Char('q');
         }

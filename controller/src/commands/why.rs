@@ -1,4 +1,4 @@
-//! `why`: one screen that answers why the resident memory is what it is.
+//! `why`: explains the resident memory of a process on one screen.
 
 use std::process::ExitCode;
 
@@ -22,36 +22,36 @@ use crate::python;
 use crate::smaps::{self, Resident};
 use crate::terminal::{diagnostic, json, result, warning};
 
-/// Width of the bars.
+/// Width of the bars, in characters.
 const BAR: usize = 8;
 
-/// The answer for one process.
+/// Explanation for one process.
 #[derive(Debug, Serialize)]
 struct Answer {
     pid: i32,
     name: String,
     rss_bytes: u64,
     resident: Resident,
-    /// What is resident, by its parts, which add up to `rss_bytes`.
+    /// Parts of the resident memory, which add up to `rss_bytes`.
     #[serde(serialize_with = "sizes")]
     parts: Vec<Part>,
-    /// The heap by the allocator's statistics, if they are of this moment.
+    /// Breakdown of the heap by the allocator's statistics; `None` if there are no current ones.
     #[serde(serialize_with = "figures")]
     allocator: Option<Heap>,
-    /// Why there are no such statistics, if it is known.
+    /// Reason why there are no statistics, if it is known.
     missing: Option<String>,
-    /// Whether the program keeps its own allocator, which cannot be queried.
+    /// True if the program keeps its own allocator, which has no statistics.
     system_allocator: bool,
-    /// Bytes in use by the samples of the session that runs.
+    /// Estimated bytes in use, by the samples of the running session.
     sampled_live: Option<f64>,
 }
 
-/// The parts by name, in bytes.
+/// Serializes parts as a map from names to bytes.
 fn sizes<S: Serializer>(parts: &[Part], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_map(parts.iter().map(|part| (part.name, part.bytes)))
 }
 
-/// The heap in the order of its fields.
+/// Serializes a heap as a map, in the order of its fields.
 fn figures<S: Serializer>(heap: &Option<Heap>, serializer: S) -> Result<S::Ok, S::Error> {
     let Some(heap) = heap else {
         return serializer.serialize_none();
@@ -65,7 +65,7 @@ fn figures<S: Serializer>(heap: &Option<Heap>, serializer: S) -> Result<S::Ok, S
     ])
 }
 
-/// Answers for each process chosen.
+/// Prints an explanation for each selected process.
 pub fn execute(args: WhyArgs) -> anyhow::Result<ExitCode> {
     let chosen = Selection::from(args.select).choose(Discovery::new().scan());
     chosen
@@ -103,7 +103,8 @@ pub fn execute(args: WhyArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// `start`: earlier statistics are not of this moment; `missing`: why there are no later ones.
+/// Builds the explanation. Statistics from before `start` are not current. `missing` is the reason
+/// why there are none.
 fn answer(agent: &Agent, start: u64, missing: Option<String>) -> anyhow::Result<Answer> {
     let mut head = Head::new();
     let header = agent.segment.head(&mut head)?;
@@ -126,7 +127,7 @@ fn answer(agent: &Agent, start: u64, missing: Option<String>) -> anyhow::Result<
     })
 }
 
-/// Bytes allocated since the session that runs began and still in use, by its samples.
+/// Returns the bytes allocated since the start of the running session and still in use.
 fn sampled_live(agent: &Agent, header: &Header<'_>) -> Option<f64> {
     let mut buffer = [0; BANK_HEADER_BYTES];
     let session = header.session().filter(|_| is_running(header))?;
@@ -160,7 +161,7 @@ fn print(answer: &Answer) {
     print_notes(answer);
 }
 
-/// Lines on where the heap's parts are from, or why there are none.
+/// Prints notes on the heap's parts, or why there are none.
 fn print_notes(answer: &Answer) {
     if let Some(allocator) = &answer.allocator {
         let retained = text::bytes(allocator.retained as f64);
@@ -183,7 +184,7 @@ fn print_notes(answer: &Answer) {
     }
 }
 
-/// The heap by the allocator's statistics.
+/// Converts the allocator's statistics.
 fn heap(stats: &[(&'static str, u64)]) -> Heap {
     Heap::of(|name| {
         let stat = stats.iter().find(|(n, _)| *n == name);
@@ -191,7 +192,7 @@ fn heap(stats: &[(&'static str, u64)]) -> Heap {
     })
 }
 
-/// The parts of what is resident, in the order in which users request them: heap, then the rest.
+/// Lists the parts of the resident memory: heap first, then the rest.
 fn parts(resident: &Resident, allocator: Option<&Heap>) -> Vec<Part> {
     let (mut parts, mut anonymous) = (Vec::new(), resident.anonymous);
     if let Some(heap) = allocator {

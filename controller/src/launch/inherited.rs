@@ -1,24 +1,24 @@
-//! What this program inherited of signals, for the programs that it starts: they must not behave
-//! differently under it.
+//! Restores inherited signal settings in the programs that this one starts, so that they behave as
+//! without it.
 //!
-//! Rust's runtime ignores `SIGPIPE` before `main`, and its `Command` gives children the default
-//! action, whoever started us. So the state is noted before `main`.
+//! Rust's runtime ignores `SIGPIPE` before `main`, and `Command` resets it to the default in
+//! children, whatever the parent's setting was. So the settings are recorded before `main`.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::sys::signal::Signal;
 
-/// Signals whose action this program changes for itself.
+/// Signals whose actions this program changes.
 const CHANGED: [Signal; 3] = [Signal::SIGPIPE, Signal::SIGCHLD, Signal::SIGXFSZ];
 
-/// Those of [`CHANGED`] that were ignored, by their places there.
+/// Bit set of the signals that were ignored, by index in [`CHANGED`].
 static IGNORED: AtomicU64 = AtomicU64::new(0);
-/// The signals that were blocked, by their numbers less one.
+/// Bit set of the signals that were blocked, by number minus one.
 static BLOCKED: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: run once, before `main`, where functions without arguments are expected; it calls the C
-// library only, which is initialized by then, and touches nothing of Rust's runtime.
+// SAFETY: called once before `main`, through a section of functions without arguments. It calls
+// only the C library, which is initialised by then.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static NOTE: extern "C" fn() = note;
@@ -26,21 +26,21 @@ static NOTE: extern "C" fn() = note;
 extern "C" fn note() {
     let mut ignored = 0;
     for (at, signal) in CHANGED.iter().enumerate() {
-        // SAFETY: all zero is a valid action.
+        // SAFETY: all zero bits are a valid `sigaction`.
         let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-        // SAFETY: nothing is installed; what there is goes to a local of the right type.
+        // SAFETY: no action is installed; the present one is written to a local of the right type.
         let known = unsafe { libc::sigaction(*signal as i32, std::ptr::null(), &raw mut action) };
         if known == 0 && action.sa_sigaction == libc::SIG_IGN {
             ignored |= 1 << at;
         }
     }
     IGNORED.store(ignored, Ordering::Relaxed);
-    // SAFETY: all zero is a valid set.
+    // SAFETY: all zero bits are a valid `sigset_t`.
     let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
-    // SAFETY: nothing is changed; the set goes to a local of the right type.
+    // SAFETY: the mask is not changed; it is written to a local of the right type.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &raw mut set) };
     let is_blocked = |signal: i32| {
-        // SAFETY: a set that was filled in, and a signal's number.
+        // SAFETY: `set` was filled above, and the signal number is valid.
         unsafe { libc::sigismember(&raw const set, signal) == 1 }
     };
     let blocked = (1..=64).filter(|signal| is_blocked(*signal));
@@ -50,8 +50,8 @@ extern "C" fn note() {
     );
 }
 
-/// Gives a child back what this program inherited. To be called between `fork` and `exec`:
-/// async-signal-safe.
+/// Restores the inherited settings in a child. Async-signal-safe, for use between `fork` and
+/// `exec`.
 pub fn restore() -> io::Result<()> {
     let ignored = IGNORED.load(Ordering::Relaxed);
     for (at, signal) in CHANGED.iter().enumerate() {
@@ -59,19 +59,19 @@ pub fn restore() -> io::Result<()> {
             1 => libc::SIG_IGN,
             _ => libc::SIG_DFL,
         };
-        // SAFETY: no handler is installed.
+        // SAFETY: installs no handler.
         if unsafe { libc::signal(*signal as i32, action) } == libc::SIG_ERR {
             return Err(io::Error::last_os_error());
         }
     }
     let blocked = BLOCKED.load(Ordering::Relaxed);
-    // SAFETY: all zero is a valid set.
+    // SAFETY: all zero bits are a valid `sigset_t`.
     let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
     for signal in (1..=64).filter(|signal| blocked >> (signal - 1) & 1 == 1) {
-        // SAFETY: a set of ours, and a signal's number.
+        // SAFETY: `set` is a local, and the signal number is valid.
         unsafe { libc::sigaddset(&raw mut set, signal) };
     }
-    // SAFETY: a set of ours is read.
+    // SAFETY: `set` is an initialised local that is only read.
     match unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const set, std::ptr::null_mut()) }
     {
         0 => Ok(()),
@@ -79,8 +79,8 @@ pub fn restore() -> io::Result<()> {
     }
 }
 
-/// Writes beyond the limit of a file's size fail, instead of ending this program.
+/// Makes writes beyond the file size limit fail instead of killing this program.
 pub fn survive_file_limits() {
-    // SAFETY: no handler is installed.
+    // SAFETY: installs no handler.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }

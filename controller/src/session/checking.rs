@@ -1,4 +1,4 @@
-//! The leak check at the exit of a program that we started.
+//! Leak check at the exit of a program that we started.
 
 use std::time::Instant;
 
@@ -9,30 +9,30 @@ use shm_protocol::snapshot::Header;
 
 use super::{Member, Run};
 
-/// The check that is made at the exit of each process.
+/// Settings of the leak check at exit.
 #[derive(Clone, Debug)]
 pub struct ExitCheck {
-    /// Which objects are lost.
+    /// Which objects count as lost.
     pub scope: Scope,
-    /// How pointers are searched for.
+    /// Options of the search.
     pub options: Options,
-    /// Which leaks are known.
+    /// Known leaks, which are not reported.
     pub suppressions: Suppressions,
-    /// What gperftools' variables say besides.
+    /// Settings from gperftools' variables.
     pub variables: Variables,
-    /// LeakSanitizer's options of the environment.
+    /// Value of `LSAN_OPTIONS`.
     pub lsan: String,
 }
 
 impl Run {
-    /// Notes of a member whose session is over whether it wanted no check.
+    /// Counts a member that exited without waiting for a check.
     pub(super) fn note_unchecked(&mut self, target: &Target) {
         let view = target.agent.segment.view();
         let unchecked = self.settings.leak_check.is_some() && view.exits_unchecked() == Ok(true);
         self.outcome.unchecked += usize::from(unchecked);
     }
 
-    /// Checks a member that waits for it at its exit, and lets it go.
+    /// Checks a member that waits at its exit, and lets it exit.
     pub(super) fn check_at_exit(&mut self, at: usize) {
         let waits = |member: &Member| {
             let view = member.target.agent.segment.view();
@@ -41,11 +41,12 @@ impl Run {
         if self.settings.leak_check.is_none() || !waits(&self.members[at]) {
             return;
         }
-        // The others, including new ones, are notified that they are seen before this one is
-        // checked, which takes time: one that is not seen does not wait for long.
+        // Reads the flag of every member, including new ones, before the check. That tells waiting
+        // processes that a controller is there; otherwise they exit after a short time, and the
+        // check takes longer.
         let pid = self.members[at].target.agent.pid;
         self.search(Instant::now());
-        // That may have taken members away.
+        // The search may have removed members.
         let is_it = |member: &Member| member.target.agent.pid == pid;
         let Some(at) = self.members.iter().position(is_it) else {
             return;
@@ -79,7 +80,7 @@ impl Run {
         self.let_exit(at);
     }
 
-    /// Lets a member go that waits at its exit.
+    /// Lets a waiting member exit.
     fn let_exit(&mut self, at: usize) {
         let target = &self.members[at].target;
         let (title, view) = (target.agent.title(), target.agent.segment.view());
@@ -89,7 +90,8 @@ impl Run {
     }
 }
 
-/// LeakSanitizer's option, of the environment or of the program itself, by which no check is wanted.
+/// Returns the LeakSanitizer option, from the environment or the program itself, that disables the
+/// check.
 fn unwanted(target: &Target, wanted: &ExitCheck) -> Option<&'static str> {
     let mut head = Head::new();
     let header = target.agent.segment.full_head(&mut head).ok()?;
@@ -97,7 +99,8 @@ fn unwanted(target: &Target, wanted: &ExitCheck) -> Option<&'static str> {
     LsanOptions::read([&*stated, &*wanted.lsan]).unwanted_at_exit()
 }
 
-/// The process is stopped anyway: it is read as it is, without a copy.
+/// Checks the process without a copy, since it is waiting to exit anyway. Also returns the result
+/// of the alignment test.
 fn check(target: &Target, wanted: &ExitCheck) -> anyhow::Result<(Report, Option<String>)> {
     let mut head = Head::new();
     let (agent, session) = (&target.agent, &target.session);

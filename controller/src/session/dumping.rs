@@ -1,4 +1,4 @@
-//! Writing dumps: in the middle of a session, and at its end.
+//! Writes dumps, during a session and at its end.
 
 use std::os::unix::process::ExitStatusExt;
 
@@ -13,25 +13,25 @@ use mem_agents::select;
 use mem_agents::target::{Target, obstacle, uncollected};
 use mem_agents::text;
 
-use super::{Run, SETTLE, Survivor};
+use super::{Run, SETTLE_DELAY, Survivor};
 use crate::allocator;
 use crate::session::member::Member;
 use shm_protocol::layout::BANK_HEADER_BYTES;
 
-/// Whether a target's segment still holds a profile.
+/// Returns true if a target's segment still has an unwritten profile.
 fn is_kept(target: &Target) -> bool {
     let mut head = Head::new();
     let header = target.agent.segment.full_head(&mut head);
     header.is_ok_and(|header| uncollected(&target.agent, &header).is_some())
 }
 
-/// CPU time above which a process without a single allocation is suspicious.
+/// CPU time above which a process without a single allocation is suspicious, in seconds.
 const IDLE_CPU_SECONDS: f64 = 0.1;
-/// Allocated bytes below which a stripped program is searched for an allocator.
+/// Number of allocated bytes below which a stripped program is searched for an allocator.
 const FEW_BYTES: f64 = (1 << 20) as f64;
 
 impl Run {
-    /// Writes a dump of a member, whose session continues. A failed one is retried.
+    /// Writes a dump of a member while its session continues. If it fails, it is retried later.
     pub(super) fn dump(&mut self, at: usize, reason: &str) {
         let Member {
             target,
@@ -65,7 +65,7 @@ impl Run {
     fn remove_old(&mut self, file: Option<std::path::PathBuf>) {
         let Some(file) = file else { return };
         match self.output.remove(&file) {
-            // What a summary names is there.
+            // The summary must name only files that exist.
             Ok(()) => self.outcome.written.retain(|w| w.path != file),
             Err(error) => {
                 let path = text::path(&file);
@@ -75,18 +75,18 @@ impl Run {
         }
     }
 
-    /// Stops all together, then writes one after the other.
+    /// Stops all members at the same time, then writes one dump after the other.
     pub(super) fn end(&mut self) {
         self.stop();
-        // A child that makes its segment now finds the session over, or is found here: it looks
-        // after it has made the segment, and we after the session was turned off.
+        // A child that creates its segment at this moment is not missed: it checks the session
+        // after creating the segment, and we search after the session was stopped.
         for _ in 0..MAX_FINAL_SCANS {
             if !self.join_last() {
                 break;
             }
             self.stop();
         }
-        std::thread::sleep(SETTLE);
+        std::thread::sleep(SETTLE_DELAY);
         for member in std::mem::take(&mut self.members) {
             let (pid, title) = (member.target.agent.pid, member.title());
             if member.target.is_alive() {
@@ -97,7 +97,7 @@ impl Run {
         self.reporter.end();
     }
 
-    /// Turns the session off in all members.
+    /// Ends the session in all members.
     fn stop(&mut self) {
         for member in &self.members {
             if let Err(reason) = member.target.stop() {
@@ -107,7 +107,7 @@ impl Run {
         }
     }
 
-    /// Writes the dump of a member whose session is over.
+    /// Writes the last dump of a member.
     pub(super) fn finish(&mut self, mut member: Member) {
         member.target.settle_life();
         self.note_end(&mut member.target);
@@ -152,22 +152,23 @@ impl Run {
         }
     }
 
-    /// Reports that the dump at a session's end cannot be written, and what becomes of it.
+    /// Reports that the last dump could not be written, and what happens to the profile.
     fn fail_last(&mut self, target: &Target, error: &dump::Error) {
         let title = target.agent.title();
         let fetch = match target.agent.life {
             Life::Running => format!("mem_profiler dump -p {} -o PREFIX", target.agent.pid),
             _ => "mem_profiler recover -o PREFIX".to_owned(),
         };
-        let rest = match is_kept(target) {
-            true => format!("its profile is kept: {fetch} writes it"),
-            false => "its profile is lost".to_owned(),
+        let rest = if is_kept(target) {
+            format!("its profile is kept: {fetch} writes it")
+        } else {
+            "its profile is lost".to_owned()
         };
         self.fail(&format!("{title}: {error}; {rest}"));
     }
 
-    /// The program that we started: we learn how it ended. It may have been found dead before its
-    /// signal was read.
+    /// Records the exit status of the program that we started. Its segment may have been found dead
+    /// before the signal arrived.
     fn note_end(&mut self, target: &mut Target) {
         let pid = target.agent.pid;
         let Some(child) = self.child.as_mut().filter(|child| child.pid() == pid) else {
@@ -179,8 +180,8 @@ impl Run {
         }
     }
 
-    /// Whether a process is gone before its first sample: for example, a fork about to execute
-    /// another program. There is nothing to report about it.
+    /// Returns true if a process exited before its first sample, for example a fork that called
+    /// exec. Nothing is reported about it.
     pub(super) fn is_empty(&self, target: &Target) -> bool {
         let mut buffer = [0; BANK_HEADER_BYTES];
         let bank = target
@@ -190,7 +191,7 @@ impl Run {
         target.agent.life != Life::Running && bank.is_ok_and(|bank| bank.totals().samples == 0)
     }
 
-    /// Whether a process that has to do with the program that we started gets a dump.
+    /// Returns true if a process of the started program gets a dump.
     fn is_worth_it(&self, target: &Target) -> bool {
         let (worth, agent) = (&self.settings.worth, &target.agent);
         if !worth.only.is_empty() {
@@ -200,12 +201,12 @@ impl Run {
         let mut buffer = [0; BANK_HEADER_BYTES];
         let bank = agent.segment.bank(target.session.number, &mut buffer);
         let enough = |bytes: f64| bytes >= worth.min as f64;
-        // If one cannot be read, the dump will say why.
+        // If the bank cannot be read, writing the dump reports the reason.
         is_program && agent.life != Life::Replaced
             || bank.map_or(true, |bank| enough(bank.totals().alloc_bytes))
     }
 
-    /// Writes the profile of the high-water mark, if it is wanted.
+    /// Writes the profile of the high-water mark, if requested.
     fn write_peak(&mut self, member: &Member) {
         if !self.settings.triggers.peak {
             return;
@@ -234,8 +235,8 @@ impl Run {
         }
     }
 
-    /// The dump is safe: forget the session, and the segment if it is not in use. A segment of the
-    /// next program that the process executes may have its name and inode, once it is removed.
+    /// Releases the session after its dump was written, and removes the segment if it is not in
+    /// use. The segment of the next program image may then have the same name and inode.
     pub(super) fn release(&mut self, target: &Target) {
         match target.release() {
             Err(error) => {
@@ -253,7 +254,7 @@ impl Run {
         }
     }
 
-    /// Says why little was seen, if it is because of another allocator.
+    /// Warns if few allocations were seen because of another allocator.
     fn warn_unseen(&mut self, target: &Target, written: &Written) {
         let (pid, cpu) = (target.agent.pid, target.cpu_seconds());
         if target.agent.life != Life::Running {

@@ -1,4 +1,4 @@
-//! Taking processes into a session: those there at its start, and those that come later.
+//! Adds processes to a session, at its start and later.
 
 use std::time::Instant;
 
@@ -14,19 +14,19 @@ use mem_agents::target::{self, Deadline, NoRoom, Target, uncollected};
 use mem_agents::text;
 use proc::Stat;
 
-use super::{GLANCE, Run, SEARCH};
+use super::{NAMES_INTERVAL, Run, SCAN_INTERVAL};
 use crate::cpu_session::timers;
 use crate::session::member::Member;
 
-/// Number of segments that are remembered as seen before those that are gone are forgotten.
+/// Number of remembered segments from which those that no longer exist are forgotten.
 const MAX_KNOWN: usize = 1 << 12;
 
-/// Whether a process has ended, by its pid and start time.
-fn is_gone((pid, start_time): (i32, u64)) -> bool {
+/// Returns true if the process with this pid and start time has exited.
+fn is_gone(pid: i32, start_time: u64) -> bool {
     Stat::of(pid).is_none_or(|stat| stat.start_time != start_time || stat.is_dead())
 }
 
-/// How much memory the profiles of ended processes take, if they do.
+/// Describes how much memory the profiles of dead processes occupy; empty if there are none.
 fn kept(cleaned: &Cleaned) -> String {
     let who = match cleaned.kept {
         0 => return String::new(),
@@ -38,11 +38,12 @@ fn kept(cleaned: &Cleaned) -> String {
 }
 
 impl Run {
-    /// Claims processes for the session and saves what earlier sessions left in them.
+    /// Claims processes for the session and writes what earlier sessions left in them.
     pub(super) fn take(&mut self, agents: Vec<Agent>) -> Vec<Target> {
         let mut taken = Vec::new();
         for agent in agents {
-            let (title, process) = (agent.title(), (agent.pid, agent.entry.name.start_time));
+            let (title, pid) = (agent.title(), agent.pid);
+            let start_time = agent.entry.name.start_time;
             match Target::take(agent) {
                 Ok(target) => {
                     let mut target = target.limited(self.settings.max_overhead);
@@ -53,16 +54,17 @@ impl Run {
                     self.save_leftover(&target);
                     taken.push(target);
                 }
-                // It came and went: this one was not requested.
-                Err(_) if self.settings.selection.names.is_empty() && is_gone(process) => {}
+                // The process has exited, and was not requested by name.
+                Err(_) if self.settings.selection.names.is_empty() && is_gone(pid, start_time) => {}
                 Err(reason) => self.fail(&format!("{title}: {reason}")),
             }
         }
         taken
     }
 
-    /// A controller that was killed, or an agent that started by itself, left a session that was
-    /// not written: the next but one would overwrite it.
+    /// Writes the profile of an earlier session that nobody has written, left by a controller that
+    /// was killed or by an agent that started by itself. The session after the next would overwrite
+    /// it.
     fn save_leftover(&mut self, target: &Target) {
         let agent = &target.agent;
         let mut head = Head::new();
@@ -78,7 +80,7 @@ impl Run {
         let trigger = "left by an earlier session";
         match dump::write(&self.output, agent, &session, None, trigger, Ended::InOrder) {
             Ok(written) => {
-                // Worst case it is written once more.
+                // If this fails, the profile is written once more.
                 let _ = agent.segment.view().mark_collected(session.number);
                 let title = agent.title();
                 self.reporter.diagnostic(&format!(
@@ -95,8 +97,9 @@ impl Run {
         }
     }
 
-    /// All sessions together must fit into the shared directory, or none is started. Where they do
-    /// not, what dead processes left, and is no longer needed, is removed first.
+    /// Checks that all sessions together fit into the shared directory. If they do not, segments of
+    /// dead processes without a profile are removed first. If that is not enough, no session is
+    /// started.
     pub(super) fn check_room(&mut self, taken: &[Target]) -> anyhow::Result<()> {
         let mut directories: Vec<(&Directory, u64)> = Vec::new();
         for target in taken {
@@ -132,7 +135,7 @@ impl Run {
         anyhow::bail!(message)
     }
 
-    /// Prepares all, which takes time, then starts all, which takes microseconds each.
+    /// Prepares all targets, which takes time, then starts all, which takes microseconds each.
     pub(super) fn begin(&mut self, taken: Vec<Target>) {
         let mut ready = Vec::new();
         for mut target in taken {
@@ -159,9 +162,9 @@ impl Run {
         }
     }
 
-    /// Looks for new processes: frequently for new names, and occasionally everywhere.
+    /// Searches for new processes: often for new names, from time to time everywhere.
     pub(super) fn search(&mut self, now: Instant) {
-        let due = self.child.is_some() || now - self.last_glance >= GLANCE;
+        let due = self.child.is_some() || now - self.last_glance >= NAMES_INTERVAL;
         if !due {
             return;
         }
@@ -169,13 +172,13 @@ impl Run {
         if self.child.is_some() && nix::unistd::geteuid().is_root() {
             self.family.look();
         }
-        if now - self.last_search >= SEARCH || self.discovery.has_new(&self.known) {
+        if now - self.last_search >= SCAN_INTERVAL || self.discovery.has_new(&self.known) {
             self.last_search = now;
             self.join_new();
         }
     }
 
-    /// Takes new processes into the session.
+    /// Adds new processes to the session.
     pub(super) fn join_new(&mut self) {
         let scan = self.discovery.scan_except(&self.known);
         scan.forget_gone(&mut self.known, MAX_KNOWN);
@@ -183,7 +186,7 @@ impl Run {
         if self.child.is_some() {
             return scan.found.into_iter().for_each(|found| self.adopt(found));
         }
-        // Looked at once, whether wanted or not.
+        // Each segment is examined once, whether it is selected or not.
         self.known.extend(scan.found.iter().map(|a| a.entry));
         let new = self.join_children(scan.found);
         if new.is_empty() {
@@ -198,8 +201,8 @@ impl Run {
         self.begin(taken);
     }
 
-    /// Takes in, at the session's end, the children that have not been seen yet. Whether there were
-    /// any.
+    /// Adds children that have not been seen yet, at the end of the session. Returns true if there
+    /// were new segments.
     pub(super) fn join_last(&mut self) -> bool {
         let known = self.known.len();
         let scan = self.discovery.scan_except(&self.known);
@@ -210,18 +213,17 @@ impl Run {
         self.known.len() != known
     }
 
-    /// Takes over what children of our processes count: they continue with the session by
-    /// themselves, and may have ended before anybody looked. Gives those that are requested
-    /// besides.
+    /// Takes over children of our processes, which continue the session by themselves and may have
+    /// exited already. Returns the other running processes that are selected.
     fn join_children(&mut self, all: Vec<Found>) -> Vec<Agent> {
         let wants = |found: &Found| self.settings.selection.wants(found);
         let (wanted, mut rest): (Vec<_>, Vec<_>) = all.into_iter().partition(wants);
         let wanted = wanted
             .into_iter()
             .filter_map(|found| self.join_child(found));
-        // Leftovers of other sessions are not ours to take.
+        // Data of other sessions' dead processes are not ours.
         let others = wanted.filter(|agent| agent.life == Life::Running).collect();
-        // Children of children, too.
+        // Repeats, since a child may itself have children.
         loop {
             let (children, strangers) = self.lineage.split(rest);
             if children.is_empty() {
@@ -235,9 +237,9 @@ impl Run {
         }
     }
 
-    /// Takes over what a process counts, if its session is ours; gives it back if not.
+    /// Takes over a process if its session is ours; otherwise returns its agent.
     fn join_child(&mut self, found: Found) -> Option<Agent> {
-        // It has ended, or is none.
+        // The process has exited, or the file is not a segment.
         let agent = found.open().ok()?;
         if !self.is_ours_by_birth(&agent) {
             return Some(agent);
@@ -248,7 +250,8 @@ impl Run {
         None
     }
 
-    /// Whether an agent started its session by itself, as one forked in ours does.
+    /// Returns true if an agent started its session by itself, as children forked in our session
+    /// do.
     fn is_ours_by_birth(&self, agent: &Agent) -> bool {
         let session = self.start_ns.and_then(|ns| session_by_birth(agent, ns));
         session.is_some_and(|session| {
@@ -257,6 +260,7 @@ impl Run {
         })
     }
 
+    /// Adds a process whose session was taken over. If it has exited, writes its dump.
     fn adopted(&mut self, target: Target) {
         self.retire_earlier_image(&target.agent);
         self.lineage.add(&target.agent);
@@ -270,7 +274,7 @@ impl Run {
         }
     }
 
-    /// A new image of a process ends the session of the one before.
+    /// Ends the membership of earlier program images of a process.
     fn retire_earlier_image(&mut self, agent: &Agent) {
         let earlier = |member: &Member| {
             let other = &member.target.agent;
@@ -284,11 +288,11 @@ impl Run {
         }
     }
 
-    /// Takes over a session that an agent started by itself.
+    /// Takes over a session that an agent started by itself, if the process is a descendant.
     fn adopt(&mut self, found: Found) {
         let (entry, title) = (found.entry, found.title());
         if !self.family.has(&found) {
-            // Its process may be seen, or have it mapped, a moment later.
+            // A process that runs may be recognised, or have its segment mapped, a moment later.
             if found.life != Life::Running {
                 self.known.insert(entry);
                 self.family.strangers += 1;
@@ -297,7 +301,7 @@ impl Run {
         }
         match found.open() {
             Ok(agent) => self.take_over(agent),
-            // It has been removed in the meantime.
+            // The file has been removed meanwhile.
             Err(Refusal::Io(e)) if e.kind() == std::io::ErrorKind::NotFound => {}
             Err(reason) => {
                 self.known.insert(entry);
@@ -306,6 +310,7 @@ impl Run {
         }
     }
 
+    /// Takes over the session of an agent.
     fn take_over(&mut self, agent: Agent) {
         let (entry, title) = (agent.entry, agent.title());
         if self.replaced.contains(&(entry, agent.created_ns)) {
@@ -316,7 +321,7 @@ impl Run {
                 self.known.insert(entry);
                 self.adopted(target.limited(self.settings.max_overhead));
             }
-            // Not started yet: the next search asks again.
+            // The session has not started yet. The next search tries again.
             Ok(None) => {}
             Err(reason) => {
                 self.known.insert(entry);

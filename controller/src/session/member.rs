@@ -1,4 +1,4 @@
-//! A process in a session, with the state of its triggers.
+//! Process in a session, with its triggers and timeline.
 
 use std::time::{Duration, Instant};
 
@@ -9,18 +9,18 @@ use mem_agents::timeline::{Due, Timeline};
 
 use crate::triggers::{Triggers, Watcher};
 
-/// A process in a session.
+/// Process in a session.
 pub struct Member {
-    /// The process.
+    /// Process and its session.
     pub target: Target,
-    /// The state of its triggers.
+    /// State of its triggers.
     pub watcher: Watcher,
-    /// The moments of its session.
+    /// Moments of its session.
     pub timeline: Timeline,
 }
 
 impl Member {
-    /// A process whose session starts now, and ends after this time.
+    /// Creates a member whose session starts now. `left` is the time until its end.
     pub fn new(target: Target, triggers: &Triggers, left: Option<Duration>) -> Self {
         Self {
             target,
@@ -29,8 +29,8 @@ impl Member {
         }
     }
 
-    /// Records the moment at which the target was last polled, if one is due. `members` are in
-    /// the session: together they may take as much time as one alone.
+    /// Records a moment of the timeline, if one is due. The number of `members` limits how often
+    /// tables are read.
     pub fn observe(&mut self, members: usize) {
         let Target {
             agent,
@@ -45,7 +45,7 @@ impl Member {
             Due::Totals => self.timeline.add(at_ns, totals, *resident),
             Due::Stacks => {
                 let start = Instant::now();
-                // Where the table cannot be read, the next poll or the dump says why.
+                // If the table cannot be read, the next poll or the dump reports the reason.
                 match Snapshot::read_sums(&agent.segment, session) {
                     Ok(sums) => self.timeline.add_stacks(at_ns, &sums, *resident),
                     Err(_) => self.timeline.add(at_ns, totals, *resident),

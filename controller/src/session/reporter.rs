@@ -1,36 +1,36 @@
-//! Reports of a session while it runs. It prints nothing itself.
+//! Interface for reports of a running session. The session itself prints nothing.
 
 use std::time::Duration;
 
 use mem_agents::dump::Written;
 
-/// The state of a session in numbers.
+/// Progress of a session.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
-    /// Processes being sampled.
+    /// Number of processes being sampled.
     pub processes: usize,
-    /// Samples so far.
+    /// Number of samples so far.
     pub samples: u64,
-    /// Estimated bytes allocated so far.
+    /// Estimated number of bytes allocated so far.
     pub bytes: f64,
 }
 
-/// Receives the reports of a session, in order. It must not block: the session would stall.
+/// Receives the reports of a session, in order. Must not block, since that would stall the session.
 pub trait Reporter {
-    /// Sampling begins, for this long or until it is stopped.
+    /// Sampling begins. `None`: until it is stopped.
     fn begin(&mut self, length: Option<Duration>);
-    /// How far the session is, several times a second.
+    /// Reports the progress, several times a second.
     fn progress(&mut self, elapsed: Duration, tally: &Tally);
-    /// A dump was written.
+    /// Reports that a dump was written.
     fn written(&mut self, dump: &Written);
-    /// A report of its own, in lines.
+    /// Prints a report of several lines.
     fn report(&mut self, lines: &[String]);
-    /// Something is worth a line, and nothing is wrong.
+    /// Prints an informative line.
     fn diagnostic(&mut self, line: &str);
-    /// A process or a dump failed.
+    /// Reports that a process or a dump failed.
     fn failure(&mut self, line: &str);
-    /// Something is wrong, but the session continues.
+    /// Reports a problem that does not end the session.
     fn warning(&mut self, line: &str);
-    /// All dumps are written.
+    /// Reports that all dumps are written.
     fn end(&mut self);
 }

@@ -1,4 +1,4 @@
-//! CPU time: from what has been sampled, rows of functions and of stacks, and what they use now.
+//! CPU time of functions and stacks, in total and since the last refresh.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -19,26 +19,26 @@ use crate::top::numbers::Numbers;
 use crate::top::quality::Quality;
 use crate::top::sort::Sort;
 
-/// The CPU time of a function or a stack.
+/// CPU time of a function or a stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Used {
-    /// Processors in use since the last refresh by the function itself.
+    /// CPUs used since the last refresh by the function itself.
     pub flat_cpus: f64,
-    /// The same by it and all it called.
+    /// CPUs used since the last refresh by the function and its callees.
     pub cpus: f64,
-    /// CPU time of the function itself since the beginning, in seconds.
+    /// CPU time of the function itself since the start, in seconds.
     pub flat_seconds: f64,
-    /// The same of it and all it called.
+    /// CPU time of the function and its callees since the start, in seconds.
     pub cpu_seconds: f64,
 }
 
-/// What is kept from one refresh to the next.
+/// State that is kept between refreshes.
 #[derive(Default)]
 pub struct Cpu {
-    /// Numbers of the stacks.
+    /// Index in `stacks` by addresses.
     ids: HashMap<Rc<[u64]>, u32>,
     stacks: Vec<Stack>,
-    /// Of the program that the process runs.
+    /// Serial number of the program image that the process runs.
     serial: u64,
     /// What the numbers lack.
     pub quality: Quality,
@@ -46,15 +46,15 @@ pub struct Cpu {
 
 struct Stack {
     addresses: Rc<[u64]>,
-    /// Once they are known.
+    /// Functions, innermost first; `None` until they are known.
     functions: Option<Rc<[FunctionId]>>,
-    /// CPU time in nanoseconds, at the last refresh and now.
+    /// CPU time at the last refresh and now, in ns.
     ns: [u64; 2],
 }
 
 impl Cpu {
-    /// Takes in what has been sampled of a process, `seconds` after the last time; names what is
-    /// new `at_once`, or when it is time.
+    /// Updates the model with the samples of a process, `seconds` after the last update. Looks up
+    /// new names now if `at_once`, otherwise when the next lookup is due.
     pub fn update(
         &mut self,
         model: &mut Model<Used>,
@@ -76,7 +76,7 @@ impl Cpu {
         model.fill_functions();
     }
 
-    /// Adds up the threads.
+    /// Sums the stacks over all threads.
     fn count(&mut self, process: &Process) {
         for stack in &mut self.stacks {
             stack.ns = [stack.ns[1], 0];
@@ -100,7 +100,7 @@ impl Cpu {
         });
     }
 
-    /// Adds up the stacks that lack something.
+    /// Sums the time of stacks that are truncated or have no name.
     fn judge(&mut self, symbols: &Symbols) {
         for stack in &self.stacks {
             let [_, ns] = stack.ns;
@@ -114,7 +114,7 @@ impl Cpu {
         }
     }
 
-    /// Names the functions of stacks that are new.
+    /// Looks up the functions of new stacks.
     fn name_stacks(
         &mut self,
         model: &mut Model<Used>,
@@ -127,7 +127,7 @@ impl Cpu {
         model.symbols.resolve(new.into_iter(), at_once, profile);
         for stack in &mut self.stacks {
             if stack.functions.is_none() {
-                // Where not all are known yet, the next refresh asks again.
+                // If some are still unknown, the next refresh tries again.
                 stack.functions = functions(&mut model.symbols, kernel, &stack.addresses);
             }
         }
@@ -137,7 +137,7 @@ impl Cpu {
         let unknown: Rc<[FunctionId]> = Rc::new([model.symbols.intern("[not named yet]")]);
         model.stacks.clear();
         model.total = Used::default();
-        // For one function, addresses differ: it is one row.
+        // The same functions at different addresses share one row.
         let mut rows: HashMap<Rc<[FunctionId]>, usize> = HashMap::new();
         for (leaf, stack) in (0..).zip(&self.stacks) {
             let [before, now] = stack.ns.map(|ns| ns as f64 / 1e9);
@@ -163,13 +163,13 @@ impl Cpu {
     }
 }
 
-/// The part of a stack in the process itself.
+/// Returns the user-space part of a stack.
 fn user(addresses: &[u64]) -> impl Iterator<Item = u64> {
     let is_user = |address: &u64| *address < FIRST_OF_KERNEL && *address != TRUNCATED;
     addresses.iter().copied().filter(is_user)
 }
 
-/// The functions of a stack, innermost first; `None` while not all are known.
+/// Returns the functions of a stack, innermost first, or `None` if some are still unknown.
 fn functions(
     symbols: &mut Symbols,
     kernel: &kernel::Symbols,
@@ -192,7 +192,7 @@ fn functions(
     Some(all.into())
 }
 
-/// A profile of one stack for each address, by which their functions are found.
+/// Builds a profile with a one-frame stack for each address, to look up functions.
 fn code(process: &Process, addresses: &[u64]) -> Profile {
     let mut builder = CpuBuilder::new(Sampling::default());
     modules(process).for_each(|module| builder.module(module));

@@ -1,4 +1,4 @@
-//! The heap: from one snapshot to the next, rows of functions and of stacks, and how fast they grow.
+//! Live memory of functions and stacks, and how fast it grows between two snapshots.
 
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
@@ -17,45 +17,50 @@ use crate::top::model::{Model, StackRow};
 use crate::top::numbers::Numbers;
 use crate::top::sort::Sort;
 
-/// The live objects of a function or a stack.
+/// Live objects of a function or a stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Live {
     /// Live bytes allocated by the function itself.
     pub flat_bytes: f64,
-    /// Live bytes allocated by it and all it called.
+    /// Live bytes allocated by the function and its callees.
     pub live_bytes: f64,
-    /// Live objects, likewise.
+    /// Live objects allocated by the function and its callees.
     pub live_objects: f64,
     /// Change of the live bytes per second.
     pub growth_per_second: f64,
     /// Bytes allocated per second.
     pub alloc_per_second: f64,
-    /// Mean age of the live objects, seconds.
+    /// Mean age of the live objects, in seconds.
     pub age_seconds: f64,
     /// Bytes allocated since the session's start.
     #[serde(skip)]
     pub alloc_bytes: f64,
-    /// Sum of the ages of the live objects.
+    /// Sum of the ages of the live objects, in seconds.
     #[serde(skip)]
     pub age_sum: f64,
 }
 
-/// What is kept from one snapshot to the next.
+/// State that is kept between snapshots.
 #[derive(Default)]
 pub struct Heap {
+    /// Functions of the stacks, by leaf node.
     frames: HashMap<NodeId, Rc<[FunctionId]>>,
-    /// Stacks that are cut off because the table had no room for their inner frames.
+    /// Stacks whose inner frames are missing, since the table was full.
     merged: HashSet<NodeId>,
+    /// Live and allocated bytes at the last snapshot, by leaf node.
     before: HashMap<NodeId, (f64, f64)>,
+    /// Number of the session.
     session: u64,
+    /// Time of the last snapshot, in ns of the segment's clock.
     taken_ns: u64,
-    /// Share, from 0 to 1, of the live bytes or of those allocated, if that is more, in stacks that found no
-    /// room in the table.
+    /// Fraction of the live bytes, or of the allocated bytes if larger, in stacks for which the
+    /// table was too full.
     without_room: f64,
 }
 
 impl Heap {
-    /// Takes a new snapshot in; names what is new `at_once`, or when it is time.
+    /// Updates the model with a snapshot. Looks up new names now if `at_once`, otherwise when the
+    /// next lookup is due.
     pub fn update(
         &mut self,
         model: &mut Model<Live>,
@@ -78,12 +83,12 @@ impl Heap {
         model.fill_functions();
     }
 
-    /// A sentence about stacks that found no room in the process's table; `None` if they are few.
+    /// Returns a remark about stacks for which the table was too full, or `None` if they are few.
     pub fn remark(&self) -> Option<String> {
         crowding::remark_of(self.without_room)
     }
 
-    /// Resolves the functions of stacks that are new.
+    /// Looks up the functions of new stacks.
     fn name_stacks(
         &mut self,
         model: &mut Model<Live>,
@@ -106,7 +111,7 @@ impl Heap {
         let profile = |addresses: &[u64]| mem_agents::collect::code(header, pid, addresses, codes);
         model.symbols.resolve(all.into_iter(), at_once, profile);
         for (leaf, addresses, whole) in new {
-            // Where not all are known yet, the next refresh asks again.
+            // If some are still unknown, the next refresh tries again.
             let Some(mut frames) = model.symbols.frames(&addresses) else {
                 continue;
             };
@@ -249,7 +254,7 @@ impl Numbers for Live {
     }
 }
 
-/// Bytes with their sign.
+/// Formats bytes with a sign.
 fn signed(bytes: f64) -> String {
     match bytes {
         b if b >= 0.5 => format!("+{}", text::bytes(b)),

@@ -1,4 +1,4 @@
-//! The box of keys over the table.
+//! List of keys, drawn over the table.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout};
@@ -25,10 +25,10 @@ pub const KEYS: [(&str, &str); 12] = [
     ("?", "these keys: any key closes them"),
 ];
 
-/// Width of the keys.
+/// Width of the column of keys, in characters.
 const LEFT: usize = 20;
 
-/// Draws the box in the middle of the screen.
+/// Draws the list in the middle of the screen.
 pub fn draw(frame: &mut Frame<'_>) {
     let bold = Style::new().add_modifier(Modifier::BOLD);
     let line = |(key, what): &(&'static str, &'static str)| {

@@ -1,4 +1,4 @@
-//! Rows of stacks, and of the functions on them, whatever was counted of them.
+//! Rows of stacks and functions, for any kind of numbers.
 
 use std::rc::Rc;
 
@@ -6,10 +6,10 @@ use mem_agents::names::{FunctionId, Symbols};
 
 use crate::top::numbers::Numbers;
 
-/// A stack: its functions and numbers.
+/// Stack with its functions and numbers.
 #[derive(Clone, Debug)]
 pub struct StackRow<N> {
-    /// Identifies the stack within the session.
+    /// Number of the stack within the session.
     pub leaf: u32,
     /// Functions, innermost first.
     pub frames: Rc<[FunctionId]>,
@@ -17,20 +17,19 @@ pub struct StackRow<N> {
     pub numbers: N,
 }
 
-/// A function and its numbers over all stacks that it is on.
+/// Function with its numbers over all stacks that contain it.
 #[derive(Clone, Copy, Debug)]
 pub struct FunctionRow<N> {
     /// The function.
     pub function: FunctionId,
     /// Sums and rates.
     pub numbers: N,
-    /// Whether it only ever leads into the program: `_start`, `main`, a thread's start. It is on
-    /// every stack, and says nothing.
+    /// True for functions that only lead into the program, such as `_start` and `main`. They are on
+    /// every stack and carry no information.
     pub is_entry: bool,
 }
 
-/// Functions that lead into a program, of C, C++ and Rust. What has no name, outside of these,
-/// counts as well.
+/// Entry functions of C, C++ and Rust programs. Unnamed functions outside of these count as well.
 const ENTRIES: [&str; 13] = [
     "_start",
     "__libc_start_main",
@@ -47,22 +46,22 @@ const ENTRIES: [&str; 13] = [
     "execute_native_thread_routine",
 ];
 
-/// Rows as of the last snapshot.
+/// Rows as of the last refresh.
 pub struct Model<N> {
-    /// Names.
+    /// Function names.
     pub symbols: Symbols,
-    /// Functions, in no order.
+    /// Functions, unordered.
     pub functions: Vec<FunctionRow<N>>,
-    /// Stacks, in no order.
+    /// Stacks, unordered.
     pub stacks: Vec<StackRow<N>>,
     /// Sums over all stacks.
     pub total: N,
-    /// Samples so far.
+    /// Number of samples so far.
     pub samples: u64,
 }
 
 impl<N: Numbers> Model<N> {
-    /// Of a live process.
+    /// Creates an empty model for a running process.
     pub fn new(pid: i32) -> Self {
         Self {
             symbols: Symbols::new(pid),
@@ -73,7 +72,7 @@ impl<N: Numbers> Model<N> {
         }
     }
 
-    /// Adds the stacks up over the functions on them, each function once a stack.
+    /// Sums the stacks by function. A recursive function counts once per stack.
     pub fn fill_functions(&mut self) {
         let mut sums = vec![N::default(); self.symbols.function_count()];
         let is_entry = self.entries();
@@ -98,8 +97,8 @@ impl<N: Numbers> Model<N> {
             .collect();
     }
 
-    /// For each function whether all frames of it are at the outer end of their stacks, among
-    /// [`ENTRIES`].
+    /// Returns for each function whether it is an entry: on every stack, only functions of
+    /// [`ENTRIES`] or unnamed ones are outside of it.
     fn entries(&self) -> Vec<bool> {
         let leads_in = |function: FunctionId| {
             let name = self.symbols.name(function);
@@ -115,7 +114,7 @@ impl<N: Numbers> Model<N> {
                     is_entry[*function as usize] = false;
                 }
             }
-            // The innermost one has done what was counted.
+            // The innermost function did what was counted, so it is not an entry.
             if let Some(leaf) = stack.frames.first() {
                 is_entry[*leaf as usize] = false;
             }

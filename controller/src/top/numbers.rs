@@ -1,36 +1,36 @@
-//! Columns: what a table is of.
+//! Columns of the table, by kind of session.
 
 use serde::Serialize;
 
 use crate::top::sort::Sort;
 
-/// The numbers of a function or a stack.
+/// Numbers of a function or a stack.
 pub trait Numbers: Copy + Default + Serialize {
-    /// Heads of the columns.
+    /// Titles of the columns.
     const HEADS: &'static [&'static str];
-    /// The orders, as the key changes them; the first is the default.
+    /// Sort orders, in the order in which the key cycles through them. The first is the default.
     const SORTS: &'static [Sort];
 
-    /// The order behind `sort`, round and round.
+    /// Returns the sort order after `sort`, cyclically.
     fn next(sort: Sort) -> Sort {
         let at = Self::SORTS.iter().position(|s| *s == sort).unwrap_or(0);
         Self::SORTS[(at + 1) % Self::SORTS.len()]
     }
 
-    /// The column of an order, if there is one.
+    /// Returns the column of a sort order, if there is one.
     fn column(sort: Sort) -> Option<usize>;
-    /// The columns in a terminal of medium width, by the one that the rows are sorted by.
+    /// Returns the three columns for a terminal of medium width, given the sorted one.
     fn medium(sorted: usize) -> [usize; 3];
-    /// What rows are sorted by.
+    /// Returns the value that rows are sorted by.
     fn value(&self, sort: Sort) -> f64;
-    /// The columns in words.
+    /// Formats the columns.
     fn cells(&self) -> Vec<String>;
-    /// The sums over everything in words.
+    /// Formats the sums over all stacks.
     fn summary(&self) -> Vec<String>;
-    /// Adds those of a stack, which ends in the function if `is_leaf`.
+    /// Adds the numbers of a stack. `is_leaf`: the function is the innermost.
     fn add(&mut self, stack: &Self, is_leaf: bool);
-    /// With what follows from the sums.
+    /// Computes the numbers that derive from the sums.
     fn finished(self) -> Self;
-    /// Whether anything was counted.
+    /// Returns true if anything was counted.
     fn is_any(&self) -> bool;
 }

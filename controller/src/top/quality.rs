@@ -1,4 +1,4 @@
-//! What the numbers of CPU time lack, as far as that is known: as `mem_parser` shows it for a
+//! What the CPU numbers lack, as far as it is known. Corresponds to what `mem_parser` shows for a
 //! profile.
 
 use cpu::Process;
@@ -8,22 +8,22 @@ use serde_json::{Value, json};
 /// Parts of a process's CPU time, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quality {
-    /// All of it, by its clock.
+    /// Total, by the process's clock.
     pub all: u64,
-    /// Samples.
+    /// Number of samples.
     pub samples: u64,
-    /// In stacks that could not be followed to their end.
+    /// Time in truncated stacks.
     pub truncated: u64,
-    /// Of which there is no sample.
+    /// Time without samples.
     pub not_sampled: u64,
-    /// In functions without a name.
+    /// Time in functions without a name.
     pub unnamed: u64,
-    /// In the kernel, where that may not be sampled.
+    /// Time in the kernel, if it may not be sampled.
     pub hidden: u64,
 }
 
 impl Quality {
-    /// For a process, except for what its stacks show.
+    /// Computes what is known of a process without its stacks.
     pub fn of(process: &Process) -> Self {
         Self {
             all: process.cpu_ns(),
@@ -34,7 +34,7 @@ impl Quality {
         }
     }
 
-    /// In a line.
+    /// Formats the values in one line.
     pub fn text(&self, sampling: &Sampling) -> String {
         let due = self.samples.saturating_add(sampling.lost);
         let lost = match sampling.lost {
@@ -61,7 +61,7 @@ impl Quality {
         )
     }
 
-    /// For programs, by the names that `mem_parser --json` has.
+    /// Formats the values as JSON, with the names that `mem_parser --json` uses.
     pub fn json(&self, sampling: &Sampling) -> Value {
         json!({
             "engine": sampling.engine,

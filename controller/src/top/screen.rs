@@ -1,4 +1,4 @@
-//! Drawing the view with ratatui.
+//! Draws the view with ratatui.
 
 use heap_format::locale;
 use mem_agents::text;
@@ -14,34 +14,34 @@ use crate::top::model::Model;
 use crate::top::numbers::Numbers;
 use crate::top::view::{Page, Row, View};
 
-/// The lines above the table, and the message below.
+/// Lines above the table, and the message below it.
 pub struct Title {
-    /// Process, as users know it.
+    /// Name and pid of the process.
     pub process: String,
     /// Interval and time left.
     pub session: String,
-    /// What the numbers lack, if anything is to be said of that.
+    /// What the numbers lack; empty: nothing.
     pub quality: String,
-    /// Resident memory.
+    /// Resident memory in bytes.
     pub rss_bytes: Option<u64>,
-    /// The last thing that happened: a dump written, an error.
+    /// Last event, such as a dump or an error; empty: none.
     pub message: String,
 }
 
 impl Title {
-    /// Lines above the table.
+    /// Number of lines above the table.
     fn height(&self) -> u16 {
         2 + u16::from(!self.quality.is_empty())
     }
 
-    /// How many rows a terminal of this height shows.
+    /// Returns the number of rows that fit on a terminal of this height.
     pub fn rows(&self, height: u16) -> usize {
-        // The table's own head, and one line below.
+        // Subtracts the table's header and the line below it.
         usize::from(height.saturating_sub(self.height() + 2))
     }
 }
 
-/// Draws everything.
+/// Draws the whole screen.
 pub fn draw<N: Numbers>(
     frame: &mut Frame<'_>,
     title: &Title,
@@ -102,7 +102,7 @@ fn table<N: Numbers>(
     view: &View,
     rows: &[Row<N>],
 ) {
-    // Narrow terminals keep the name and drop what is least important.
+    // Narrow terminals show the name and the most important columns.
     let sorted = N::column(view.sort).unwrap_or(0);
     let columns: Vec<usize> = match area.width {
         0..60 => vec![sorted],
@@ -111,7 +111,7 @@ fn table<N: Numbers>(
     };
     let taken = columns.len() * (COLUMN + 1);
     let name_width = usize::from(area.width).saturating_sub(taken);
-    // Only what is seen is put into words.
+    // Formats only visible rows.
     let first = view.first.min(rows.len());
     let shown = rows[first..].iter().take(usize::from(area.height));
     let cells = shown.map(|row| {
@@ -137,22 +137,22 @@ fn table<N: Numbers>(
     frame.render_stateful_widget(table, area, &mut state);
 }
 
-/// Width of a column of numbers.
+/// Width of a numeric column, in characters.
 const COLUMN: usize = 10;
 
-/// A name without its outermost namespace, if it has one.
+/// Removes the outermost namespace of a name, if it has one.
 fn inner(name: &str) -> Option<&str> {
     let plain = name.find(['<', '(', ' ']).unwrap_or(name.len());
     name[..plain].find("::").map(|at| &name[at + 2..])
 }
 
-/// A name without any of its namespaces.
+/// Removes all namespaces of a name.
 fn innermost(name: &str) -> &str {
     inner(name).map_or(name, innermost)
 }
 
-/// A name that fits: without its outer namespaces where it is too long, then without its end.
-/// A stack that is too long loses those of all its functions, to show more of them.
+/// Shortens a name to a width: removes outer namespaces first, then cuts its end. Of a stack that
+/// is too wide, removes the namespaces of all functions first.
 fn short(name: String, width: usize) -> String {
     if name.width() > width && name.contains(STACK) {
         let names: Vec<&str> = name.split(STACK).map(innermost).collect();
@@ -168,17 +168,17 @@ fn short(name: String, width: usize) -> String {
     cut(rest, width)
 }
 
-/// What stands between the functions of a stack.
+/// Separator between the functions of a stack.
 const STACK: &str = " < ";
 
-/// A text without its end where it is too long, as the terminal can show it.
+/// Cuts a text that is too wide and marks the cut as the terminal can display it.
 fn cut(rest: &str, width: usize) -> String {
-    // In tests, the same whatever they run in.
+    // Tests must not depend on the terminal.
     let is_ascii = !cfg!(test) && locale::is_ascii_terminal(&std::io::stdout());
     cut_with(rest, width, if is_ascii { "..." } else { "…" })
 }
 
-/// A text without its end where it is too long; `end`, or as much of it as fits, shows that.
+/// Cuts a text that is too wide and appends `end`, or as much of it as fits.
 fn cut_with(rest: &str, width: usize, end: &str) -> String {
     if rest.width() <= width {
         return rest.to_owned();
@@ -195,12 +195,15 @@ fn cut_with(rest: &str, width: usize, end: &str) -> String {
     kept + &end
 }
 
-/// The heads of the columns shown, that which the rows are sorted by underlined.
+/// Returns the headers of the visible columns; the sorted one is underlined.
 fn table_head<N: Numbers>(view: &View, columns: &[usize]) -> Cells<'static> {
     let sorted = N::column(view.sort).unwrap_or(0);
-    let style = |column: usize| match column == sorted {
-        true => Style::new().add_modifier(Modifier::BOLD | Modifier::UNDERLINED),
-        false => Style::new().add_modifier(Modifier::BOLD),
+    let style = |column: usize| {
+        if column == sorted {
+            Style::new().add_modifier(Modifier::BOLD | Modifier::UNDERLINED)
+        } else {
+            Style::new().add_modifier(Modifier::BOLD)
+        }
     };
     let head = columns
         .iter()
@@ -209,7 +212,7 @@ fn table_head<N: Numbers>(view: &View, columns: &[usize]) -> Cells<'static> {
     Cells::new(head.chain([name]))
 }
 
-/// Head of the column of names.
+/// Returns the header of the name column.
 pub fn name_head(page: Page) -> &'static str {
     match page {
         Page::Functions => "FUNCTION",
@@ -239,7 +242,7 @@ fn footer(title: &Title, view: &View, width: usize) -> Line<'static> {
     )
 }
 
-/// Keys and their effects, the most frequent first.
+/// Keys and their effects, in order of importance.
 const KEYS: [&str; 9] = [
     "q quit",
     "? keys",
@@ -252,7 +255,7 @@ const KEYS: [&str; 9] = [
     "w write",
 ];
 
-/// As many of the parts as there is room for, whole; the first in any case.
+/// Joins as many whole parts as fit, but at least the first.
 fn fitting(parts: &[String], width: usize) -> String {
     let mut line = String::new();
     for part in parts {

@@ -1,12 +1,12 @@
-//! The order of the table's rows.
+//! Sort orders of the table.
 
-/// Order of the rows, largest first.
+/// Sort order of the rows, largest first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sort {
-    /// Live bytes, with what was called.
+    /// Live bytes, including callees.
     #[default]
     Live,
-    /// What the function itself holds or used.
+    /// Live bytes or CPU time of the function itself.
     Flat,
     /// Growth of the live bytes.
     Growth,
@@ -14,16 +14,16 @@ pub enum Sort {
     Rate,
     /// Mean age of the live objects.
     Age,
-    /// CPU time since the last refresh, with what was called.
+    /// CPU time since the last refresh, including callees.
     Now,
-    /// The same for the function itself.
+    /// CPU time of the function itself since the last refresh.
     FlatNow,
-    /// CPU time since the beginning, with what was called.
+    /// CPU time since the start, including callees.
     Cpu,
 }
 
 impl Sort {
-    /// All of them.
+    /// All sort orders.
     pub const ALL: [Self; 8] = [
         Self::Live,
         Self::Flat,

@@ -1,4 +1,4 @@
-//! The user's choices, and the rows to show for them. No terminal here.
+//! Choices of the user, and the rows to show for them. Independent of the terminal.
 
 use mem_agents::names::FunctionId;
 
@@ -9,28 +9,28 @@ use crate::top::sort::Sort;
 /// Subject of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
-    /// A function.
+    /// Function.
     Function(FunctionId),
-    /// A stack, by its index in the model.
+    /// Stack, by its index in the model.
     Stack(usize),
-    /// A frame of the stack shown, by its depth.
+    /// Frame of the displayed stack, by its depth.
     Frame(usize),
 }
 
-/// A row. Its name is made where it is shown: [`Row::name`].
+/// Row of the table. Its name is formatted on demand: [`Row::name`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Row<N> {
-    /// The subject.
+    /// Subject of the row.
     pub key: Key,
-    /// The numbers; a frame has none.
+    /// Numbers; `None` for a frame.
     pub numbers: Option<N>,
-    /// Whether it only leads into the program: such rows come last.
+    /// True for functions that only lead into the program. Such rows come last.
     pub is_entry: bool,
 }
 
 impl<N: Numbers> Row<N> {
-    /// The name on a page: the function's, those of a stack from the innermost one on, or
-    /// a frame's with its depth.
+    /// Formats the name of a row: a function, a stack with the innermost function first, or a frame
+    /// with its depth.
     pub fn name(&self, page: Page, model: &Model<N>) -> String {
         let named = |function: &FunctionId| model.symbols.name(*function);
         match self.key {
@@ -51,7 +51,7 @@ impl<N: Numbers> Row<N> {
     }
 }
 
-/// A selection of rows.
+/// Page of rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Page {
     /// All functions.
@@ -59,37 +59,37 @@ pub enum Page {
     Functions,
     /// All stacks.
     Stacks,
-    /// The stacks through a function.
+    /// Stacks that contain a function.
     Through(FunctionId),
-    /// The frames of the stack that ends in this node.
+    /// Frames of the stack with this number.
     Frames(u32),
 }
 
-/// The user's choices.
+/// Choices of the user.
 #[derive(Clone, Debug, Default)]
 pub struct View {
-    /// The page.
+    /// Current page.
     pub page: Page,
-    /// The pages that led to it, and what was selected there.
+    /// Previous pages with their selected rows.
     pub back: Vec<(Page, usize)>,
-    /// The order.
+    /// Sort order.
     pub sort: Sort,
-    /// Only rows whose names contain this.
+    /// Text that names must contain; empty: any.
     pub filter: String,
-    /// Whether keys go to the filter.
+    /// True while keys edit the filter.
     pub editing: bool,
-    /// Whether the numbers are paused.
+    /// True while refreshing is paused.
     pub paused: bool,
-    /// Whether the keys are explained.
+    /// True while the list of keys is shown.
     pub help: bool,
-    /// The selected row.
+    /// Index of the selected row.
     pub selected: usize,
-    /// The first row that is shown.
+    /// Index of the first visible row.
     pub first: usize,
 }
 
 impl View {
-    /// The rows of the page, in order.
+    /// Returns the rows of the page, sorted.
     pub fn rows<N: Numbers>(&self, model: &Model<N>) -> Vec<Row<N>> {
         let wanted = self.wanted(model);
         let mut rows = match self.page {
@@ -107,7 +107,7 @@ impl View {
         rows
     }
 
-    /// For each function whether its name passes the filter; empty: all do.
+    /// Returns for each function whether its name passes the filter. Empty: all pass.
     fn wanted<N: Numbers>(&self, model: &Model<N>) -> Vec<bool> {
         let wanted = self.filter.to_lowercase();
         let passes = |id: FunctionId| model.symbols.name(id).to_lowercase().contains(&wanted);
@@ -119,13 +119,13 @@ impl View {
         }
     }
 
-    /// Moves the window on the rows, of which `height` fit, to where the selection is.
+    /// Scrolls so that the selected row is visible; `height` rows fit.
     pub fn scroll(&mut self, height: usize) {
         let lowest = (self.selected + 1).saturating_sub(height.max(1));
         self.first = self.first.clamp(lowest, self.selected);
     }
 
-    /// Opens the selected row: a function's stacks, a stack's frames.
+    /// Opens the selected row: the stacks of a function, or the frames of a stack.
     pub fn open<N: Numbers>(&mut self, model: &Model<N>, rows: &[Row<N>]) {
         let next = match rows.get(self.selected).map(|row| row.key) {
             Some(Key::Function(function)) => Page::Through(function),
@@ -136,7 +136,7 @@ impl View {
         (self.page, self.selected) = (next, 0);
     }
 
-    /// Goes back to where [`View::open`] came from; else lets go of the filter.
+    /// Returns to the previous page or, if there is none, clears the filter.
     pub fn close(&mut self) {
         match self.back.pop() {
             Some((page, selected)) => (self.page, self.selected) = (page, selected),
@@ -154,7 +154,7 @@ impl View {
         };
     }
 
-    /// Moves the selection by `step` among this number of rows.
+    /// Moves the selection by `step`, in a table of `rows` rows.
     pub fn select(&mut self, step: isize, rows: usize) {
         self.selected = self
             .selected
@@ -163,7 +163,7 @@ impl View {
     }
 }
 
-/// The names by which rows of equal values are ordered.
+/// Returns the names by which rows with equal values are ordered.
 fn names<N: Numbers>(key: Key, model: &Model<N>) -> impl Iterator<Item = &str> {
     let frames = match &key {
         Key::Stack(at) => &model.stacks[*at].frames[..],
@@ -192,7 +192,7 @@ fn functions<N: Numbers>(model: &Model<N>, wanted: &[bool]) -> Vec<Row<N>> {
         .collect()
 }
 
-/// The stacks, or those through a function, that have a frame which passes the filter.
+/// Returns the stacks (containing a given function, if any) with a function that passes the filter.
 fn stacks<N: Numbers>(
     model: &Model<N>,
     wanted: &[bool],

@@ -1,4 +1,4 @@
-//! `leaks --path`: what keeps an object alive.
+//! `leaks --path`: explains what keeps an object alive.
 
 use std::collections::{HashMap, HashSet};
 use std::process::ExitCode;
@@ -17,12 +17,12 @@ use super::means;
 use crate::cli::LeaksArgs;
 use crate::terminal::{diagnostic, json, result, warning};
 
-/// Objects of a chain that are shown at each of its ends.
-const SHOWN: usize = 12;
-/// Frames of an object's stack that are shown.
-const FRAMES: usize = 3;
+/// Maximum number of objects shown at each end of a chain.
+const MAX_LINKS: usize = 12;
+/// Maximum number of frames shown of an object's stack.
+const MAX_FRAMES: usize = 3;
 
-/// Answers for each process chosen.
+/// Prints an explanation for each selected process.
 pub fn execute(chosen: &Chosen, path: &str, args: &LeaksArgs) -> ExitCode {
     let mut failures = chosen.failures.len();
     let mut answers = Vec::new();
@@ -39,13 +39,14 @@ pub fn execute(chosen: &Chosen, path: &str, args: &LeaksArgs) -> ExitCode {
     if args.json && json(&answers).is_err() {
         failures += 1;
     }
-    match failures {
-        0 => ExitCode::SUCCESS,
-        _ => ExitCode::FAILURE,
+    if failures == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
     }
 }
 
-/// What keeps the objects asked about, of one process.
+/// What keeps the requested objects of one process alive.
 #[derive(Debug, Serialize)]
 struct Answer {
     pid: i32,
@@ -53,20 +54,20 @@ struct Answer {
     objects: Vec<Kept>,
 }
 
-/// An object and what keeps it.
+/// Object, and what keeps it alive.
 #[derive(Debug, Serialize)]
 struct Kept {
     address: String,
     bytes: u64,
-    /// Functions that allocated it, innermost first; empty if it was not sampled.
+    /// Functions that allocated the object, innermost first; empty if it was not sampled.
     stack: Vec<String>,
-    /// Null: nothing leads to it.
+    /// Name of the root; null if nothing leads to the object.
     root: Option<String>,
-    /// What the sampled objects hold that nothing but the root's pointer leads to.
+    /// Size of the sampled objects that only this root keeps alive.
     root_alone_bytes: f64,
     root_alone_objects: f64,
     root_alone_samples: u64,
-    /// From the root to the object.
+    /// Objects from the root to the object in question.
     chain: Vec<Step>,
 }
 
@@ -74,7 +75,7 @@ struct Kept {
 struct Step {
     address: String,
     bytes: u64,
-    /// Distance of the pointer to the next; null for the last.
+    /// Offset of the pointer to the next object; null for the last.
     offset: Option<u64>,
     stack: Vec<String>,
 }
@@ -85,7 +86,7 @@ fn one(agent: &Agent, path: &str, args: &LeaksArgs) -> anyhow::Result<Answer> {
     let session = session_of(agent, &header).ok_or_else(|| {
         anyhow::anyhow!("nothing was sampled yet: start a session with mem_profiler -s 60 -c 1")
     })?;
-    // Before the process is stopped, as names take their time.
+    // Names are looked up before the process is stopped, since that takes time.
     let snapshot = dump::snapshot(agent, &session, &header)?;
     let leaves = snapshot.records().iter().map(|record| record.node);
     let wanted = match address(path) {
@@ -132,20 +133,18 @@ fn one(agent: &Agent, path: &str, args: &LeaksArgs) -> anyhow::Result<Answer> {
     })
 }
 
-/// An address as users write it: hexadecimal, with 0x before it.
+/// Parses an address: hexadecimal, with the prefix 0x.
 fn address(text: &str) -> Option<u64> {
     u64::from_str_radix(text.strip_prefix("0x")?, 16).ok()
 }
 
-/// The first and the last links of a chain, and how many lie between.
+/// Returns the first and last links of a chain, and the number of links between them.
 fn ends(links: &[Link]) -> ([&[Link]; 2], usize) {
-    match links.len() > 2 * SHOWN {
-        true => {
-            let last = links.len() - SHOWN;
-            ([&links[..SHOWN], &links[last..]], last - SHOWN)
-        }
-        false => ([links, &[]], 0),
+    if links.len() <= 2 * MAX_LINKS {
+        return ([links, &[]], 0);
     }
+    let last = links.len() - MAX_LINKS;
+    ([&links[..MAX_LINKS], &links[last..]], last - MAX_LINKS)
 }
 
 fn kept(holder: &Holder, names: &HashMap<NodeId, Vec<String>>) -> Kept {
@@ -181,12 +180,12 @@ fn print(answer: &Answer) {
             continue;
         };
         result(&format!("  {root}"));
-        let left_out = kept.chain.len().saturating_sub(2 * SHOWN);
+        let left_out = kept.chain.len().saturating_sub(2 * MAX_LINKS);
         for (index, step) in kept.chain.iter().enumerate() {
-            if left_out > 0 && index == SHOWN {
+            if left_out > 0 && index == MAX_LINKS {
                 result(&format!("  … {left_out} more"));
             }
-            if left_out > 0 && (SHOWN..SHOWN + left_out).contains(&index) {
+            if left_out > 0 && (MAX_LINKS..MAX_LINKS + left_out).contains(&index) {
                 continue;
             }
             let at = step
@@ -203,14 +202,14 @@ fn print(answer: &Answer) {
     }
 }
 
-/// Sentence about the objects that only the variable keeps.
+/// Describes the objects that only the root keeps alive.
 fn alone(kept: &Kept) -> String {
     let (bytes, objects) = (kept.root_alone_bytes, kept.root_alone_objects);
     let samples = kept.root_alone_samples;
     let all = text::count(objects.round() as u64, "object", "objects");
     match samples {
         0 => "  Other pointers lead there, too.".to_owned(),
-        // Each stands for itself alone: every allocation is sampled.
+        // Every sample stands for one object: every allocation is sampled.
         _ if samples as f64 == objects => {
             format!(
                 "  Without it, {} in {all} would be lost.",
@@ -226,12 +225,12 @@ fn alone(kept: &Kept) -> String {
     }
 }
 
-/// Where an object is from.
+/// Describes where an object was allocated.
 fn origin(stack: &[String]) -> String {
     match stack {
         [] => "not sampled".to_owned(),
         stack => {
-            let shown: Vec<&str> = stack.iter().take(FRAMES).map(String::as_str).collect();
+            let shown: Vec<&str> = stack.iter().take(MAX_FRAMES).map(String::as_str).collect();
             format!("from {}", shown.join(" ← "))
         }
     }

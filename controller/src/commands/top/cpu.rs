@@ -1,4 +1,4 @@
-//! CPU time: sampled for as long as it is shown.
+//! CPU time: sampled as long as the table is shown.
 
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ use crate::top::cpu::{Cpu, Used};
 use crate::top::model::Model;
 use crate::top::screen::Title;
 
-/// Samples a process.
+/// CPU samples of one process.
 pub struct CpuFeed {
     pid: i32,
     description: Description,
@@ -30,21 +30,21 @@ pub struct CpuFeed {
     recording: Recording,
     rate: u32,
     cpu: Cpu,
-    /// How it is sampled, at the last refresh.
+    /// Facts about the sampling at the last refresh.
     sampling: Facts,
     start: Instant,
     start_unix_ns: u64,
     refreshed: Instant,
-    /// Why it is not sampled, as shown.
+    /// Reason why the process cannot be sampled, as displayed.
     trouble: Option<String>,
-    /// Prefix of the profiles' names.
+    /// Prefix of profile names.
     output: PathBuf,
-    /// As long as it samples.
+    /// Raised priority, as long as it samples.
     _raised: RaisedPriority,
 }
 
 impl CpuFeed {
-    /// For the process that was requested, and its title.
+    /// Opens the process that was requested. Also returns its title.
     pub fn open(args: &TopArgs) -> anyhow::Result<(Self, String)> {
         let pid = only_one(&args.select.processes)?;
         let Some(description) = Description::read(pid) else {
@@ -155,7 +155,7 @@ impl Feed for CpuFeed {
         Some(("cpu", self.cpu.quality.json(&self.sampling)))
     }
 
-    /// Collects meanwhile: the kernel's buffers are small.
+    /// Also collects samples, since the kernel's buffers are small.
     fn wait(
         &mut self,
         signals: &Signals,
@@ -206,13 +206,13 @@ impl Feed for CpuFeed {
 }
 
 impl Drop for CpuFeed {
-    /// Where the process samples itself, it is told to stop.
+    /// Tells a process that samples itself to stop.
     fn drop(&mut self) {
         self.engine.finish(&mut self.recording);
     }
 }
 
-/// Whether one of these can be read at once.
+/// Returns true if one of the descriptors is readable now.
 fn is_readable(descriptors: &[BorrowedFd<'_>]) -> nix::Result<bool> {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     let mut fds: Vec<PollFd<'_>> = descriptors

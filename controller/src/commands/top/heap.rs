@@ -1,4 +1,4 @@
-//! The heap: uses the session that runs; if there is none, starts one for as long as it is shown.
+//! Heap: uses the running session, or starts one for as long as the table is shown.
 
 use std::io;
 use std::path::PathBuf;
@@ -26,11 +26,11 @@ use crate::top::heap::{Heap, Live};
 use crate::top::model::Model;
 use crate::top::screen::Title;
 
-/// The session that is shown.
+/// Session that is shown.
 enum Source {
-    /// A session of ours.
+    /// Session that we have started.
     Own(Box<Target>),
-    /// Somebody else's.
+    /// Session of another controller.
     Theirs(Box<Agent>),
 }
 
@@ -43,22 +43,23 @@ impl Source {
     }
 }
 
-/// Shows a session.
+/// Heap data of one process.
 pub struct HeapFeed {
     source: Source,
     heap: Heap,
-    /// Whether one table is printed. A session of our own for that is a probe, which leaves the profile of the
-    /// session before.
+    /// True if only one table is printed. A session started for it is a probe, which keeps the
+    /// profile of the previous session.
     is_brief: bool,
+    /// Time at which our session must be extended next.
     renewal: Instant,
-    /// Children that continue with a session of ours.
+    /// Children that continue our session.
     offspring: Offspring,
-    /// Prefix of the dumps' names.
+    /// Prefix of dump names.
     output: PathBuf,
 }
 
 impl HeapFeed {
-    /// For the process that was requested, and its title.
+    /// Opens the process that was requested. Also returns its title.
     pub fn open(args: &TopArgs) -> anyhow::Result<(Self, String)> {
         let agent = only_one(&Selection::from(args.select.clone()))?;
         let title = agent.title();
@@ -104,7 +105,7 @@ fn only_one(selection: &Selection) -> anyhow::Result<Agent> {
     Ok(agent)
 }
 
-/// Looks at the running session, or starts one, which is a probe if it `is_brief`.
+/// Uses the running session or starts one; if `is_brief`, a probe.
 fn look_at(agent: Agent, interval: &IntervalArgs, is_brief: bool) -> anyhow::Result<Source> {
     let mut head = Head::new();
     let header = agent.segment.head(&mut head)?;
@@ -137,7 +138,8 @@ fn look_at(agent: Agent, interval: &IntervalArgs, is_brief: bool) -> anyhow::Res
     }
     target.prepare(density).map_err(failed)?;
     if is_brief {
-        // Before it begins: however we end, its samples must not be taken for a profile.
+        // Marked before the start, so that the samples are not taken for a profile even if this
+        // process is killed.
         let view = target.agent.segment.view();
         view.mark_collected(target.session.number)
             .map_err(io_error)?;
@@ -147,7 +149,7 @@ fn look_at(agent: Agent, interval: &IntervalArgs, is_brief: bool) -> anyhow::Res
 }
 
 impl HeapFeed {
-    /// Remarks on what the numbers are of.
+    /// Returns remarks on what the numbers cover.
     fn remarks(&self) -> Vec<String> {
         let brief = match &self.source {
             Source::Own(target) if self.is_brief => Some(format!(
@@ -238,7 +240,7 @@ impl Drop for HeapFeed {
             return;
         };
         let stopped = if self.is_brief {
-            // When the session before it ended stays known.
+            // Keeps the end time of the previous session.
             target.agent.segment.view().stop().is_ok()
         } else {
             target.stop().is_ok()
@@ -250,7 +252,7 @@ impl Drop for HeapFeed {
         if self.is_brief {
             return;
         }
-        // It was shown, which was its only purpose: it need not be recovered.
+        // The session served only for display; its profile need not be recovered.
         let _ = target
             .agent
             .segment
