@@ -94,8 +94,8 @@ impl Point {
 
     /// Returns a lower bound of the sampling covariance with a later point.
     ///
-    /// Objects that are live at both points have the same weights in both. Not more of the objects
-    /// live at this point were freed in between than objects were freed in between altogether.
+    /// Objects that are live at both points have the same weights in both. All that is freed in
+    /// between counts as if it had been live at this point, hence a lower bound.
     fn covariance(&self, later: &Self) -> f64 {
         let (Some(before), Some(after)) = (self.freed_variance(), later.freed_variance()) else {
             return 0.0;
