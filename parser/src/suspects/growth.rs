@@ -468,7 +468,7 @@ mod tests {
         points: Vec<Point>,
     }
 
-    /// What happens to objects from one dump to the next.
+    /// Fate of objects from one dump to the next.
     #[derive(Clone, Copy, Debug)]
     enum History {
         /// So many more.
