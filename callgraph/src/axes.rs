@@ -35,12 +35,32 @@ pub struct Axes<'a> {
     layered: &'a Layered,
     /// Rows above which each wire may bend.
     cuts: Vec<Vec<usize>>,
-    /// Neighbours in a row, and their minimum distance.
-    pairs: Vec<(usize, usize, i64)>,
+    /// Neighbours of all rows.
+    pairs: Vec<Pair>,
     /// Number of axes.
     pub count: usize,
     /// Axis of each item.
-    pub of: Vec<usize>,
+    pub of_item: Vec<usize>,
+}
+
+/// A possible cut of a chain.
+struct Cut {
+    /// Loss of straightness: the wire's weight per row.
+    cost: f64,
+    wire: usize,
+    /// Row above which the chain is cut.
+    row: usize,
+}
+
+/// Two neighbours in a row.
+#[derive(Clone, Copy)]
+struct Pair {
+    /// Left item.
+    left: usize,
+    /// Right item.
+    right: usize,
+    /// Minimum distance between their axes, in pixels.
+    distance: i64,
 }
 
 impl<'a> Axes<'a> {
@@ -49,16 +69,20 @@ impl<'a> Axes<'a> {
         let items = &layered.items;
         let pairs = layered.rows.iter().flat_map(|row| row.windows(2));
         let pairs = pairs
-            .map(|p| (p[0], p[1], distance(&items[p[0]], &items[p[1]])))
+            .map(|p| Pair {
+                left: p[0],
+                right: p[1],
+                distance: distance(&items[p[0]], &items[p[1]]),
+            })
             .collect();
-        let of = (0..items.len()).collect();
+        let of_item = (0..items.len()).collect();
         let cuts = untangle(layered, wires);
         let mut axes = Axes {
             layered,
             cuts,
             pairs,
             count: 0,
-            of,
+            of_item,
         };
         axes.number();
         axes.narrow(wires);
@@ -66,18 +90,23 @@ impl<'a> Axes<'a> {
     }
 
     /// Returns the constraints that the rows impose on the axes: order and minimum distance.
-    pub fn demands(&self) -> Vec<Constraint> {
-        let pair = |p: &(usize, usize, i64)| (self.of[p.0], self.of[p.1], Reverse(p.2));
-        let mut all: Vec<_> = self.pairs.iter().map(pair).collect();
-        all.sort_unstable();
-        all.dedup_by_key(|d| (d.0, d.1));
-        let demand = |d: (usize, usize, Reverse<i64>)| Constraint {
-            tail: d.0,
-            head: d.1,
-            length: d.2.0,
+    pub fn constraints(&self) -> Vec<Constraint> {
+        let mut all = self.constraint_of_each_pair();
+        // The first constraint between two axes is the longest, which implies the others.
+        all.sort_unstable_by_key(|c| (c.tail, c.head, Reverse(c.length)));
+        all.dedup_by_key(|c| (c.tail, c.head));
+        all
+    }
+
+    /// Returns one constraint per pair of neighbours, in the order of `pairs`.
+    fn constraint_of_each_pair(&self) -> Vec<Constraint> {
+        let constraint = |pair: &Pair| Constraint {
+            tail: self.of_item[pair.left],
+            head: self.of_item[pair.right],
+            length: pair.distance,
             weight: 0,
         };
-        all.into_iter().map(demand).collect()
+        self.pairs.iter().map(constraint).collect()
     }
 
     /// Numbers the axes by the present cuts.
@@ -89,7 +118,7 @@ impl<'a> Axes<'a> {
                 if i == 1 || cuts.contains(&items[v].row) {
                     self.count += 1;
                 }
-                self.of[v] = self.count - 1;
+                self.of_item[v] = self.count - 1;
             }
         }
     }
@@ -97,8 +126,8 @@ impl<'a> Axes<'a> {
     /// Cuts chains until the picture is not much wider than its widest row.
     fn narrow(&mut self, wires: &[Wire]) {
         let mut widths = vec![0; self.layered.rows.len()];
-        for &(a, _, length) in &self.pairs {
-            widths[self.layered.items[a].row] += length;
+        for pair in &self.pairs {
+            widths[self.layered.items[pair.left].row] += pair.distance;
         }
         let max_width = widths
             .iter()
@@ -113,23 +142,14 @@ impl<'a> Axes<'a> {
         }
     }
 
-    /// Returns the critical path: the constraints that add up to the full width, right to left, as
-    /// pairs of items. Empty if the width is at most `max_width`.
-    fn widest_path(&self, max_width: i64) -> Vec<(usize, usize)> {
-        let demands: Vec<Constraint> = self
-            .pairs
-            .iter()
-            .map(|p| Constraint {
-                tail: self.of[p.0],
-                head: self.of[p.1],
-                length: p.2,
-                weight: 0,
-            })
-            .collect();
-        let x = leftmost(self.count, &demands);
+    /// Returns the critical path: the pairs whose distances add up to the full width, right to left.
+    /// Empty if the width is at most `max_width`.
+    fn widest_path(&self, max_width: i64) -> Vec<Pair> {
+        let constraints = self.constraint_of_each_pair();
+        let x = leftmost(self.count, &constraints);
         // The tight constraint of each axis, which determines its position.
         let mut tight = vec![usize::MAX; self.count];
-        for (e, c) in demands.iter().enumerate() {
+        for (e, c) in constraints.iter().enumerate() {
             if x[c.tail] + c.length == x[c.head] {
                 tight[c.head] = e;
             }
@@ -140,35 +160,55 @@ impl<'a> Axes<'a> {
             .filter(|&v| x[v] > max_width);
         let mut at = last.map_or(usize::MAX, |v| tight[v]);
         while at != usize::MAX {
-            path.push((self.pairs[at].0, self.pairs[at].1));
-            at = tight[demands[at].tail];
+            path.push(self.pairs[at]);
+            at = tight[constraints[at].tail];
         }
         path
     }
 
     /// Cuts some of the chains on the critical path: those whose straightness matters least.
     /// Returns false if there are none.
-    fn cut_on(&mut self, path: &[(usize, usize)], wires: &[Wire]) -> bool {
+    fn cut_on(&mut self, path: &[Pair], wires: &[Wire]) -> bool {
         let items = &self.layered.items;
-        let mut found: Vec<(f64, usize, usize)> = Vec::new();
+        let mut found: Vec<Cut> = Vec::new();
         for pair in path.windows(2) {
             // The path enters the chain's axis in one row and leaves it in another.
-            let (out, inc) = (pair[0].0, pair[1].1);
+            let (out, inc) = (pair[0].left, pair[1].right);
             let (Kind::Bend(wire) | Kind::Label(wire)) = items[out].kind else {
                 continue;
             };
             let (a, b) = (items[out].row, items[inc].row);
             if a != b {
                 let cost = wires[wire].weight as f64 / a.abs_diff(b) as f64;
-                found.push((cost, wire, (a + b).div_ceil(2)));
+                found.push(Cut {
+                    cost,
+                    wire,
+                    row: (a + b).div_ceil(2),
+                });
             }
         }
-        found.sort_by(|a, b| a.0.total_cmp(&b.0));
+        found.sort_by(|a, b| a.cost.total_cmp(&b.cost));
         found.truncate(found.len().div_ceil(4));
-        for &(_, wire, row) in &found {
-            self.cuts[wire].push(row);
+        for cut in &found {
+            self.cuts[cut.wire].push(cut.row);
         }
         !found.is_empty()
+    }
+}
+
+/// A step of a chain between two inner rows.
+#[derive(Clone, Copy)]
+struct Step {
+    wire: usize,
+    /// Position in the upper row.
+    upper: usize,
+    /// Position in the lower row.
+    lower: usize,
+}
+
+impl Step {
+    fn crosses(&self, other: &Self) -> bool {
+        (other.upper < self.upper) != (other.lower < self.lower)
     }
 }
 
@@ -180,22 +220,25 @@ fn untangle(layered: &Layered, wires: &[Wire]) -> Vec<Vec<usize>> {
     for row in &layered.rows {
         row.iter().enumerate().for_each(|(i, &v)| position[v] = i);
     }
-    // Inner steps by the row in which they start: wire, upper position, lower position.
-    let mut steps: Vec<Vec<(usize, usize, usize)>> = vec![Vec::new(); layered.rows.len()];
+    let mut steps: Vec<Vec<Step>> = vec![Vec::new(); layered.rows.len()];
     for (wire, chain) in layered.chains.iter().enumerate() {
         for pair in chain[1..chain.len() - 1].windows(2) {
-            steps[items[pair[0]].row].push((wire, position[pair[0]], position[pair[1]]));
+            steps[items[pair[0]].row].push(Step {
+                wire,
+                upper: position[pair[0]],
+                lower: position[pair[1]],
+            });
         }
     }
     let mut cuts: Vec<Vec<usize>> = vec![Vec::new(); layered.chains.len()];
     for (row, steps) in steps.iter_mut().enumerate() {
-        steps.sort_by_key(|s| (Reverse(wires[s.0].weight), s.0));
-        let mut kept: Vec<(usize, usize)> = Vec::new();
-        for &(wire, upper, lower) in steps.iter() {
-            if kept.iter().all(|k| (k.0 < upper) == (k.1 < lower)) {
-                kept.push((upper, lower));
+        steps.sort_by_key(|s| (Reverse(wires[s.wire].weight), s.wire));
+        let mut kept: Vec<Step> = Vec::new();
+        for &step in steps.iter() {
+            if kept.iter().all(|other| !step.crosses(other)) {
+                kept.push(step);
             } else {
-                cuts[wire].push(row + 1);
+                cuts[step.wire].push(row + 1);
             }
         }
     }
@@ -203,13 +246,13 @@ fn untangle(layered: &Layered, wires: &[Wire]) -> Vec<Vec<usize>> {
 }
 
 /// Returns the leftmost position of every axis that satisfies the constraints.
-pub fn leftmost(count: usize, demands: &[Constraint]) -> Vec<i64> {
+pub fn leftmost(count: usize, constraints: &[Constraint]) -> Vec<i64> {
     let mut x = vec![0; count];
     let mut waiting = vec![0; count];
     // Linked lists of the constraints that start at each axis.
     let mut first = vec![usize::MAX; count];
-    let mut next = vec![usize::MAX; demands.len()];
-    for (e, c) in demands.iter().enumerate() {
+    let mut next = vec![usize::MAX; constraints.len()];
+    for (e, c) in constraints.iter().enumerate() {
         waiting[c.head] += 1;
         next[e] = std::mem::replace(&mut first[c.tail], e);
     }
@@ -219,7 +262,7 @@ pub fn leftmost(count: usize, demands: &[Constraint]) -> Vec<i64> {
         done += 1;
         let mut e = first[v];
         while e != usize::MAX {
-            let c = demands[e];
+            let c = constraints[e];
             x[c.head] = x[c.head].max(x[v] + c.length);
             waiting[c.head] -= 1;
             if waiting[c.head] == 0 {
@@ -228,6 +271,6 @@ pub fn leftmost(count: usize, demands: &[Constraint]) -> Vec<i64> {
             e = next[e];
         }
     }
-    debug_assert_eq!(done, count, "the demands form a cycle");
+    debug_assert_eq!(done, count, "the constraints form a cycle");
     x
 }

@@ -16,7 +16,7 @@ pub const LABEL_FONT: f64 = 10.0;
 /// Font size of the title.
 pub const TITLE_FONT: f64 = 12.0;
 /// Line height, as a multiple of the font size.
-pub const LINE: f64 = 1.2;
+pub const LINE_HEIGHT: f64 = 1.2;
 /// Padding between the border of a box and its text, in pixels.
 const PADDING: Size = Size { w: 7.0, h: 4.0 };
 /// Width of the first self-loop of a box, in pixels.
@@ -94,7 +94,7 @@ pub fn label_size(label: &str) -> Size {
     let w = text::width(&text::printable(label)) * LABEL_FONT + 2.0;
     Size {
         w,
-        h: LABEL_FONT * LINE,
+        h: LABEL_FONT * LINE_HEIGHT,
     }
 }
 
@@ -141,7 +141,7 @@ fn box_size(lines: &[Line]) -> Size {
         .iter()
         .map(|l| text::width(&l.text) * l.font)
         .fold(0.0, f64::max);
-    let h: f64 = lines.iter().map(|l| l.font * LINE).sum();
+    let h: f64 = lines.iter().map(|l| l.font * LINE_HEIGHT).sum();
     Size {
         w: (w + 2.0 * PADDING.w).ceil(),
         h: (h + 2.0 * PADDING.h).ceil(),
@@ -286,7 +286,7 @@ impl Part {
                 beside = beside.max(reach + layers::LABEL_GAP + label_size(&edge.label).w);
                 size.h = size
                     .h
-                    .max((i + 1) as f64 * LABEL_FONT * LINE + 2.0 * PADDING.h);
+                    .max((i + 1) as f64 * LABEL_FONT * LINE_HEIGHT + 2.0 * PADDING.h);
             }
             Block { size, beside }
         });
@@ -333,8 +333,8 @@ impl Part {
                 drawn.curves.push(loop_curve(&area, reach, half));
                 let size = label_size(&graph.edges[e].label);
                 let x = area.right() + loop_reach(own.len() - 1) + widest / 2.0;
-                let top = area.y + (area.h - count * LABEL_FONT * LINE) / 2.0;
-                let y = top + k as f64 * LABEL_FONT * LINE;
+                let top = area.y + (area.h - count * LABEL_FONT * LINE_HEIGHT) / 2.0;
+                let y = top + k as f64 * LABEL_FONT * LINE_HEIGHT;
                 let label = Rect {
                     x: x + layers::LABEL_GAP,
                     y,
@@ -410,7 +410,7 @@ impl Layout {
             self.title = (size.w > 0.0).then_some(Rect {
                 x: MARGIN,
                 y: MARGIN,
-                ..with(size)
+                ..at_origin(size)
             });
             self.size = Size {
                 w: size.w + 2.0 * MARGIN,
@@ -427,7 +427,7 @@ impl Layout {
         self.title = (size.w > 0.0).then_some(Rect {
             x: MARGIN,
             y: MARGIN,
-            ..with(size)
+            ..at_origin(size)
         });
         self.size = Size {
             w: (dx + all.w).max(size.w) + 2.0 * MARGIN,
@@ -449,7 +449,7 @@ impl Layout {
     }
 }
 
-fn with(size: Size) -> Rect {
+fn at_origin(size: Size) -> Rect {
     Rect {
         w: size.w,
         h: size.h,

@@ -86,8 +86,8 @@ fn spread(list: &[usize], wires: &[Wire], half: f64) -> Vec<f64> {
 /// Solves for the coordinate of each item's axis.
 fn solve(layered: &Layered, wires: &[Wire], ports: &[[f64; 2]]) -> Vec<i64> {
     let axes = Axes::new(layered, wires);
-    let axis = &axes.of;
-    let mut constraints = axes.demands();
+    let axis = &axes.of_item;
+    let mut constraints = axes.constraints();
     let mut x = leftmost(axes.count, &constraints);
     for (wire, chain) in layered.chains.iter().enumerate() {
         let last = chain.len() - 2;

@@ -6,7 +6,7 @@
 use crate::geometry::{Cubic, Point, Rect, cubic_at};
 use crate::graph::{Edge, Graph, Node};
 use crate::help;
-use crate::layout::{LABEL_FONT, LINE, Layout, Line, TITLE_FONT};
+use crate::layout::{LABEL_FONT, LINE_HEIGHT, Layout, Line, TITLE_FONT};
 use crate::paper;
 use crate::style;
 use crate::text;
@@ -271,7 +271,7 @@ fn write_box(out: &mut String, index: usize, node: &Node, total: f64, layout: &L
 
 /// Writes the lines of a box, centred.
 fn box_text(out: &mut String, area: Rect, lines: &[Line]) {
-    let height: f64 = lines.iter().map(|l| l.font * LINE).sum();
+    let height: f64 = lines.iter().map(|l| l.font * LINE_HEIGHT).sum();
     let mut y = area.y + (area.h - height) / 2.0;
     for line in lines {
         let (class, fill) = if line.number {
@@ -284,12 +284,12 @@ fn box_text(out: &mut String, area: Rect, lines: &[Line]) {
             "<text class=\"{class}\" x=\"{}\" y=\"{}\" font-size=\"{}\" text-anchor=\"middle\" \
              fill=\"{fill}\"{}>{}</text>",
             n(area.x + area.w / 2.0),
-            n(y + line.font * LINE * 0.78),
+            n(y + line.font * LINE_HEIGHT * 0.78),
             line.font,
             length(&line.text, line.font),
             escape(&line.text)
         );
-        y += line.font * LINE;
+        y += line.font * LINE_HEIGHT;
     }
 }
 

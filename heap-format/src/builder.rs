@@ -16,9 +16,10 @@ use crate::value_type::{ValueType, heap_sample_types};
 /// ```
 /// use heap_format::{Detail, ProfileBuilder};
 /// let mut builder = ProfileBuilder::new(1024);
-/// let detail = Detail { alloc_samples: 1, alloc_objects: 1.0, alloc_bytes: 4096.0,
-/// ..Detail::default() }; builder.stack([0x40_1234, 0x40_1000], &detail); let profile =
-/// builder.finish(); assert_eq!(profile.values_of(0), [1, 4096, 1, 4096]);
+/// let detail = Detail { alloc_samples: 1, alloc_objects: 1.0, alloc_bytes: 4096.0, ..Detail::default() };
+/// builder.stack([0x40_1234, 0x40_1000], &detail);
+/// let profile = builder.finish();
+/// assert_eq!(profile.values_of(0), [1, 4096, 1, 4096]);
 /// ```
 pub struct ProfileBuilder {
     pub(crate) profile: Profile,
@@ -39,7 +40,7 @@ impl ProfileBuilder {
         let profile = Profile {
             format: Format::Dump,
             sample_types: heap_sample_types(),
-            default_type: 3,
+            default_type: 3, // bytes in use
             period: interval.min(i64::MAX as u64) as i64,
             period_type: Some(ValueType::new("space", "bytes")),
             drop_frames: crate::frames::ALLOCATOR_FRAMES.clone(),

@@ -65,17 +65,12 @@ pub fn parse(text: &[u8]) -> Vec<Mapping> {
 fn parse_line(line: &[u8]) -> Option<Mapping> {
     let line = line.trim_ascii();
     let (range, rest) = split_field(line);
-    let (start, rest, brief) = match range.iter().position(|&c| c == b'-') {
-        Some(dash) => (
-            (&range[..dash], &range[dash + 1..]),
-            rest,
-            range.ends_with(b":"),
-        ),
-        None => return None,
-    };
-    let end = start.1.strip_suffix(b":").unwrap_or(start.1);
-    let (start, end) = (hex(start.0)?, hex(end)?);
-    if brief {
+    let dash = range.iter().position(|&c| c == b'-')?;
+    let (start, end) = (&range[..dash], &range[dash + 1..]);
+    let without_colon = end.strip_suffix(b":");
+    let start = hex(start)?;
+    let end = hex(without_colon.unwrap_or(end))?;
+    if without_colon.is_some() {
         return Some(brief_entry(start, end, rest));
     }
     let (permissions, rest) = split_field(rest);
@@ -190,7 +185,7 @@ pub(crate) fn with_modules(mut mappings: Vec<Mapping>, modules: Vec<Mapping>) ->
                 .iter_mut()
                 .take_while(|m| m.start < module.end)
             {
-                if is_of(mapping, &module) {
+                if is_range_of(mapping, &module) {
                     if mapping.path.as_os_str().as_bytes().contains(&b'?') {
                         mapping.path.clone_from(&module.path);
                     }
@@ -209,7 +204,7 @@ pub(crate) fn with_modules(mut mappings: Vec<Mapping>, modules: Vec<Mapping>) ->
 
 /// Returns true if a range of a maps text belongs to a module's file. The maps text of a dump has
 /// `?` for characters that act on terminals; the module has the exact path.
-fn is_of(mapping: &Mapping, module: &Mapping) -> bool {
+fn is_range_of(mapping: &Mapping, module: &Mapping) -> bool {
     let paths = [mapping, module].map(|of| strip_deleted(&of.path).0.as_os_str().as_bytes());
     let shown = |path: &[u8]| {
         let mut shown = Vec::new();
@@ -245,6 +240,10 @@ fn span(mapping: &Mapping) -> u64 {
     mapping.end.saturating_sub(mapping.start)
 }
 
+/// Maximum number of mappings that [`find`] looks at for one address, nearest start first. Ranges of
+/// one process do not overlap; the limit bounds the time for malformed files.
+const MAX_OVERLAPPING: usize = 64;
+
 /// Finds the best mapping for `address`. `order` is sorted by start, so only mappings that start
 /// less than `longest` before the address can contain it.
 fn find(mappings: &[Mapping], order: &[u32], longest: u64, address: u64) -> Option<u32> {
@@ -252,7 +251,7 @@ fn find(mappings: &[Mapping], order: &[u32], longest: u64, address: u64) -> Opti
     let holding = order[..behind]
         .iter()
         .rev()
-        .take(64)
+        .take(MAX_OVERLAPPING)
         .copied()
         .take_while(|&i| address - mappings[i as usize].start < longest)
         .filter(|&i| mappings[i as usize].contains(address))

@@ -262,7 +262,7 @@ impl Merger {
             let sizes = profile.block_sizes.get(i).copied();
             let block_size = sizes.filter(|_| profile.format != Format::Dump);
             let stack = self.stack(frames, own, block_size);
-            self.put(stack, values, profile.details.get(i));
+            self.add_values(stack, values, profile.details.get(i));
             self.put_variances(profile, i, stack, &columns);
             stacks[i] = Some(stack as u32);
         }
@@ -432,7 +432,12 @@ impl Merger {
     }
 
     /// Adds values and details to a stack of the sum.
-    fn put(&mut self, stack: usize, values: impl Iterator<Item = i64>, detail: Option<&Detail>) {
+    fn add_values(
+        &mut self,
+        stack: usize,
+        values: impl Iterator<Item = i64>,
+        detail: Option<&Detail>,
+    ) {
         let columns = self.out.sample_types.len();
         let sums = &mut self.out.values[stack * columns..(stack + 1) * columns];
         for (sum, value) in sums.iter_mut().zip(values) {

@@ -17,7 +17,7 @@ use crate::named::NamedBuilder;
 use crate::profile::{Format, Profile};
 use crate::value_type::ValueType;
 
-/// Whether a file that starts like this is the output of `perf script`.
+/// Returns true if a file that starts like this is the output of `perf script`.
 pub(crate) fn looks_like(start: &[u8]) -> bool {
     if start.starts_with(HEADER) {
         return true;
@@ -38,10 +38,10 @@ pub(crate) fn looks_like(start: &[u8]) -> bool {
     }
 }
 
-/// How the output of `perf script --header` begins.
+/// Start of the output of `perf script --header`.
 const HEADER: &[u8] = b"# ========\n# captured on";
 
-/// Whether a sample without time and event is one of those that perf aligns in columns. A folded stack ends in a
+/// Returns true if a sample without time and event is one of those that perf aligns in columns. A folded stack ends in a
 /// number.
 fn is_flat(line: &[u8], head: &Head<'_>) -> bool {
     let is_aligned = line.windows(2).any(|blanks| blanks == b"  ");
@@ -50,7 +50,7 @@ fn is_flat(line: &[u8], head: &Head<'_>) -> bool {
     head.frame.is_some() && is_aligned && !ends_in_number
 }
 
-/// Whether a line without time and event begins a sample: the command of one with a chain stands at the line's
+/// Returns true if a line without time and event begins a sample: the command of one with a chain stands at the line's
 /// start. An indented line is a sample's if it has a frame, or numbers only.
 fn is_plausible(line: &[u8], head: &Head<'_>) -> bool {
     head.is_record || !line.starts_with(b" ") || head.frame.is_some() || head.command.is_empty()
@@ -245,7 +245,7 @@ fn plain_name(name: &[u8]) -> &[u8] {
     }
 }
 
-/// Whether the terms of an event say themselves what it counts.
+/// Returns true if the terms of an event say themselves what it counts.
 fn is_raw(terms: &[u8]) -> bool {
     [&b"event="[..], b"config", b"umask="]
         .iter()
@@ -260,7 +260,7 @@ fn without_modifiers(name: &[u8]) -> &[u8] {
     }
 }
 
-/// Whether the period of an event is nanoseconds of CPU time.
+/// Returns true if the period of an event is nanoseconds of CPU time.
 fn is_clock(event: &str) -> bool {
     matches!(event, "cpu-clock" | "task-clock")
 }

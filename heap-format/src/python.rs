@@ -31,8 +31,8 @@ pub fn python_mapping() -> Mapping {
     }
 }
 
-/// Formats a function of a script and a line (0 if unknown) as Python's tools do: `make_thumbnail
-/// (app.py:41)`.
+/// Formats a function of a script and a line (0 if unknown) as Python's tools do:
+/// `make_thumbnail (app.py:41)`.
 pub fn script_name(name: &str, file: &str, line: u32) -> String {
     let file = short(file);
     let name = if name.is_empty() { UNNAMED } else { name };

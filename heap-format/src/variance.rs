@@ -70,8 +70,8 @@ fn time_columns(profile: &Profile) -> Option<TimeColumns> {
     (profile.sample_types.len() == 2).then_some(TimeColumns { samples, time })
 }
 
-/// Returns the variances of `n` samples that stand for the time `t`: `n` for their number, so `t² /
-/// n` for the time.
+/// Returns the variances of `n` samples that stand for the time `t`: `n` for their number, so
+/// `t² / n` for the time.
 fn time_variances(profile: &Profile, columns: &TimeColumns) -> Vec<f64> {
     let &TimeColumns { samples, time } = columns;
     let mut variances = vec![0.0; profile.values.len()];

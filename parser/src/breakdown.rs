@@ -1,4 +1,4 @@
-//! The sizes, threads and lifetimes of a view's allocations.
+//! Breaks a view's allocations down by size class, thread and function.
 
 use std::collections::BTreeMap;
 
@@ -10,9 +10,9 @@ use crate::view::View;
 /// Sums over some stacks.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sums {
-    /// One for each column of the profile.
+    /// Sum of each column of the profile.
     pub values: Vec<i64>,
-    /// What only our own dumps know.
+    /// Exact values, which only this project's dumps have.
     pub detail: Detail,
 }
 
@@ -28,7 +28,7 @@ impl Sums {
         }
     }
 
-    /// Share of the objects allocated that were short-lived, 0 to 1.
+    /// Returns the share of allocated objects that were short-lived, 0 to 1.
     pub fn short_lived(&self) -> f64 {
         let share = self.detail.short_lived_objects / self.detail.alloc_objects;
         Some(share)
@@ -37,18 +37,18 @@ impl Sums {
             .clamp(0.0, 1.0)
     }
 
-    /// Mean lifetime of the objects freed, in milliseconds.
+    /// Returns the mean lifetime of freed objects, in milliseconds.
     pub fn lifetime(&self) -> Option<f64> {
         let mean = self.detail.freed_lifetime_ms_sum / self.detail.freed_objects;
         Some(mean).filter(|mean| mean.is_finite() && *mean >= 0.0)
     }
 }
 
-/// By size class, see [`class_name`].
+/// Sums by size class; see [`class_name`].
 pub type BySize = BTreeMap<u32, Sums>;
 
-/// The size classes of all that a view shows; `None` if its profile does not know sizes, or
-/// only the average of each stack.
+/// Sums the stacks of a view by size class. Returns `None` if its profile has no sizes, or only
+/// average ones.
 pub fn by_size(view: &View) -> Option<BySize> {
     let profile = view.profile();
     if !knows_sizes(profile) {
@@ -62,12 +62,12 @@ pub fn by_size(view: &View) -> Option<BySize> {
     Some(sizes)
 }
 
-/// The first version of dumps that keep the sizes of a stack apart.
+/// Returns true if each stack of the profile has objects of only one size class.
 fn knows_sizes(profile: &Profile) -> bool {
     profile.sizes_apart && profile.block_sizes.len() == profile.stacks.len()
 }
 
-/// Size class of a stack's objects, which are of one class.
+/// Returns the size class of a stack's objects, which are all of one class.
 fn size_class(profile: &Profile, stack: usize) -> u32 {
     match profile.details.get(stack) {
         Some(detail) if detail.alloc_objects > 0.0 => class_of_mean(
@@ -79,8 +79,9 @@ fn size_class(profile: &Profile, stack: usize) -> u32 {
     }
 }
 
-/// How far a mean size may be off: a dump has three decimals of objects and bytes, and the agent adds up each
-/// sample's weight in 4096ths of an object and 256ths of a byte.
+/// Returns the maximum rounding error of a mean size, in bytes. A dump has three decimals of
+/// objects and bytes, and the agent rounds each sample's weight to 4096ths of an object and 256ths
+/// of a byte.
 pub fn rounding_of_mean(samples: u64, objects: f64, bytes: f64) -> f64 {
     const DECIMALS: f64 = 0.001;
     let of_objects = DECIMALS + samples as f64 / 4096.0;
@@ -88,8 +89,8 @@ pub fn rounding_of_mean(samples: u64, objects: f64, bytes: f64) -> f64 {
     (bytes / objects * of_objects + of_bytes) / objects
 }
 
-/// Size class of objects that are all of one class. Sizes are whole numbers: a mean that rounding may have
-/// moved below a power of two is that power.
+/// Returns the size class of objects that are all of one class. Sizes are integers, so a mean that
+/// rounding may have moved below a power of two counts as that power.
 fn class_of_mean(samples: u64, objects: f64, bytes: f64) -> u32 {
     let mean = bytes / objects;
     let class = (mean as u64).max(1).ilog2();
@@ -98,7 +99,7 @@ fn class_of_mean(samples: u64, objects: f64, bytes: f64) -> u32 {
     class + u32::from(class < 63 && is_next)
 }
 
-/// The sizes of a class, for display: `64-127 B`, `1-2 KiB`.
+/// Formats the sizes of a class: `64-127 B`, `1-2 KiB`.
 pub fn class_name(class: u32) -> String {
     const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let (unit, low) = ((class / 10).min(6) as usize, 1u64 << (class % 10));
@@ -109,7 +110,7 @@ pub fn class_name(class: u32) -> String {
     }
 }
 
-/// The threads of all that a view shows, by name; `None` if its profile does not know threads.
+/// Sums the stacks of a view by thread name. Returns `None` if its profile has no threads.
 pub fn by_thread(view: &View, nodes: &Nodes) -> Option<BTreeMap<String, Owner>> {
     let profile = view.profile();
     let only = match profile.facts.threads.as_slice() {
@@ -135,7 +136,7 @@ pub fn by_thread(view: &View, nodes: &Nodes) -> Option<BTreeMap<String, Owner>> 
     Some(threads)
 }
 
-/// For each stack the name of its thread; empty if no stack has one.
+/// Returns the name of each stack's thread. Empty if no stack has one.
 fn thread_names(profile: &Profile) -> Vec<Option<&str>> {
     let own = |label: &&heap_format::Label| label.key == THREAD_LABEL;
     let mut names = Vec::new();
@@ -150,16 +151,16 @@ fn thread_names(profile: &Profile) -> Vec<Option<&str>> {
     names
 }
 
-/// Sums of a function or of a thread, and of its parts by a number.
+/// Sums of a function or thread, in total and by part.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Owner {
-    /// Of all of it.
+    /// Total.
     pub all: Sums,
-    /// By size class for a function, by entry of the allocating function for a thread.
+    /// For a function: sums by size class. For a thread: sums by entry of the allocating function.
     pub parts: BTreeMap<u32, Sums>,
 }
 
-/// What each function has allocated itself, with its sizes where they are known.
+/// Sums the stacks of a view by allocating function, and by size class where sizes are known.
 pub fn by_function(view: &View, nodes: &Nodes) -> BTreeMap<u32, Owner> {
     let profile = view.profile();
     let sized = knows_sizes(profile);
@@ -178,7 +179,7 @@ pub fn by_function(view: &View, nodes: &Nodes) -> BTreeMap<u32, Owner> {
     functions
 }
 
-/// The function of a stack that allocates: the innermost one that is shown.
+/// Returns the allocating function of a stack: the innermost one that is not hidden.
 fn allocating(view: &View, nodes: &Nodes, frames: &[u32]) -> Option<u32> {
     let leaf = frames.iter().find(|&&frame| !view.is_hidden(frame))?;
     nodes.of_location(*leaf).first().copied()
@@ -208,7 +209,7 @@ mod tests {
         assert_eq!(names, expected);
     }
 
-    /// As a dump has the sums of objects of one size, for any number of samples and interval.
+    /// Uses sums of objects of one size as a dump has them, for many sample counts and intervals.
     #[test]
     fn objects_of_exactly_a_power_of_two_are_in_its_class() {
         let sum = |samples: f64, value: f64, one: f64| {

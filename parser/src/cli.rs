@@ -1,5 +1,4 @@
-//! The command line: what is valid, and what it says about itself. Completions and man
-//! pages are made from these definitions.
+//! Definition of the command line, which completions and man pages are generated from.
 
 pub mod documents;
 mod report;
@@ -319,7 +318,7 @@ pub struct BaseOptions {
 }
 
 impl Cli {
-    /// The command line of this process. Ends it where that is not valid, and after help.
+    /// Parses the command line of this process. Exits if it is invalid, and after help.
     pub fn of_process() -> Self {
         let mut cli = Self::try_parse().unwrap_or_else(|error| usage::end(error));
         if let Some(file) = cli.file().map(Path::to_path_buf) {
@@ -332,19 +331,19 @@ impl Cli {
         cli
     }
 
-    /// The dumps, those of -f first.
+    /// Returns the dumps, those of -f first.
     pub fn dumps(&self) -> Vec<PathBuf> {
         self.named.iter().chain(&self.bare).cloned().collect()
     }
 
-    /// The file that was requested; `-` is none.
+    /// Returns the output file; `None` for `-`.
     pub fn file(&self) -> Option<&Path> {
         self.output
             .as_deref()
             .filter(|file| *file != Path::new("-"))
     }
 
-    /// The option or command that was meant by a word that was treated as a dump.
+    /// Returns the option or command that was probably meant by a word that was taken for a dump.
     pub fn meant(&self, missing: &Missing) -> Option<String> {
         let word = missing.file.to_str()?;
         let is_word = self.bare.contains(&missing.file)
@@ -355,7 +354,7 @@ impl Cli {
         meant.filter(|_| is_word && missing.near.is_none())
     }
 
-    /// The files to read.
+    /// Returns the files to read.
     pub fn sources(&self) -> Sources {
         let BaseOptions { base, diff_base } = &self.base;
         let (base, base_rule) = match diff_base.as_slice() {
@@ -381,13 +380,13 @@ impl Cli {
         }
     }
 
-    /// Makes sure that the output's file is called after what it will hold.
+    /// Checks that the extension of the output file fits its contents.
     pub fn check_output(&self) -> Result<()> {
         self.file().map_or(Ok(()), Report::check_name)
     }
 
-    /// Warnings of directories to search that are not there: without them, a name that is mistyped
-    /// looks like symbols and sources that are missing.
+    /// Returns warnings for search directories that do not exist. Without them, a mistyped name
+    /// would look like missing symbols or sources.
     pub fn missing_directories(&self) -> impl Iterator<Item = String> {
         let symbols = self.symbols.symbol_path.iter();
         let sources = self.view.source_path.iter();
@@ -401,11 +400,11 @@ impl Cli {
         })
     }
 
-    /// The choices of what to show.
+    /// Returns the options of what to show.
     pub fn options(&self) -> Result<Options> {
         let view = &self.view;
         Ok(Options {
-            column: self.values.wanted().map(str::to_owned),
+            column: self.values.column_name().map(str::to_owned),
             filters: self.filters.filters()?,
             relative_percentages: self.filters.relative_percentages,
             granularity: view.granularity(),
@@ -465,8 +464,8 @@ impl ViewOptions {
 }
 
 impl Values {
-    /// The name of the column requested.
-    fn wanted(&self) -> Option<&str> {
+    /// Returns the name of the requested column.
+    fn column_name(&self) -> Option<&str> {
         match self {
             Self {
                 inuse_space: true, ..

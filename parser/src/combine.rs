@@ -1,4 +1,4 @@
-//! Several profiles as one.
+//! Combines several profiles into one.
 
 use std::path::PathBuf;
 
@@ -10,20 +10,20 @@ use heap_format::{Facts, Format, LabelValue, Profile, printable, variance};
 use crate::report::format::{Dumps, Needs};
 use crate::series::Series;
 
-/// A profile made of one or several dumps.
+/// A profile of one or several dumps.
 #[derive(Debug)]
 pub struct Combined {
-    /// All dumps together.
+    /// Combination of all dumps.
     pub profile: Profile,
-    /// Moments of the dumps, where the profile keeps these apart.
+    /// Times of the dumps, if the profile has them side by side.
     pub series: Series,
-    /// The rule by which the caller subtracts a base. A format may keep the base apart
-    /// whatever it is; percentages are of what it says.
+    /// Requested treatment of a base. A format may always keep the base separate, but percentages
+    /// follow this rule.
     pub base_rule: Base,
 }
 
 impl Combined {
-    /// A single dump.
+    /// Wraps a single dump.
     pub fn single(profile: Profile) -> Self {
         Self {
             profile,
@@ -33,8 +33,8 @@ impl Combined {
     }
 }
 
-/// Makes a profile that was just read ready to be combined and shown: names of units become
-/// printable, and variances are computed where they are needed.
+/// Prepares a profile that was just read: makes unit names printable, and computes variances if
+/// needed.
 pub fn prepare(profile: &mut Profile, needs: &Needs) {
     clean_units(profile);
     if needs.variance {
@@ -42,7 +42,7 @@ pub fn prepare(profile: &mut Profile, needs: &Needs) {
     }
 }
 
-/// Units are named by the file, and are part of lines of every output.
+/// Escapes the names of units, which come from the file and are printed in every output.
 fn clean_units(profile: &mut Profile) {
     let types = profile.sample_types.iter_mut();
     for kind in types.chain(&mut profile.period_type) {
@@ -57,7 +57,7 @@ fn clean_units(profile: &mut Profile) {
     }
 }
 
-/// Adds up `dumps` and subtracts `bases`, or keeps these apart, as `rule` and the format say.
+/// Adds up `dumps`, and subtracts `bases` or keeps them separate, as `rule` and the format require.
 pub fn sum(
     mut dumps: Vec<Profile>,
     bases: &[Profile],
@@ -80,7 +80,7 @@ pub fn sum(
         _ => Series::default(),
     };
     if !bases.is_empty() && !keeps_base {
-        // What a base knows of its stacks is no part of a difference.
+        // The exact values of a base would not be those of the difference.
         profile.details.clear();
     }
     Ok(Combined {
@@ -90,7 +90,7 @@ pub fn sum(
     })
 }
 
-/// The facts of all dumps.
+/// Returns the facts of all dumps.
 fn facts_of<'a>(
     bases: &'a [Profile],
     dumps: &'a [Profile],
@@ -98,9 +98,9 @@ fn facts_of<'a>(
     bases.iter().chain(dumps).map(|profile| &profile.facts)
 }
 
-/// Sets when the combination of heap dumps with bases begins, and how long it is: a difference is of the time
-/// between the ends of both; where the base is kept apart, the values are the dumps' own. CPU profiles and
-/// those of other profilers keep the sum of all durations, as in pprof.
+/// Sets start and duration of the combination of heap dumps with bases. A difference covers the
+/// time between the ends of both. If the base is kept separate, the values are those of the dumps.
+/// CPU profiles and those of other profilers keep the sum of all durations, as in pprof.
 fn set_time(facts: &mut Facts, dumps: &[Profile], bases: &[Profile], keeps_base: bool) {
     let is_dump = |profile: &Profile| profile.format == Format::Dump;
     if !dumps.iter().chain(bases).all(is_dump) {
@@ -129,8 +129,8 @@ fn set_time(facts: &mut Facts, dumps: &[Profile], bases: &[Profile], keeps_base:
     }
 }
 
-/// Keeps the dumps of one process apart, earliest first. `files` name them in messages;
-/// `force` accepts dumps of different sessions.
+/// Combines dumps of one process side by side, in order of time. `files` are their names for
+/// messages; `force` accepts dumps of different sessions.
 pub fn in_order(
     mut profiles: Vec<Profile>,
     mut files: Vec<PathBuf>,

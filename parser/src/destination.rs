@@ -1,4 +1,4 @@
-//! Where results go: standard output, or a file that appears whole or not at all.
+//! Writes results to standard output, or to a file that is replaced atomically.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -11,19 +11,19 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, bail};
 use heap_format::{opening, printable};
 
-/// Where a result goes.
+/// Destination of a result.
 #[derive(Debug)]
 pub enum Destination {
     /// Standard output.
     Stdout,
-    /// The file that was requested.
+    /// File given by the user.
     File(PathBuf),
-    /// A file named after the dump.
+    /// File named after the dump.
     Named(PathBuf),
 }
 
 impl Destination {
-    /// Says what is wrong with it, before any work is done for it.
+    /// Checks the destination before any work is done. The error is a message for users.
     pub fn check(&self) -> Result<()> {
         match self {
             Self::Stdout => Ok(()),
@@ -31,7 +31,7 @@ impl Destination {
         }
     }
 
-    /// Refuses to replace a file that is read. Another name of the same file counts as well.
+    /// Returns an error if the output would replace an input file, under whatever name.
     pub fn check_apart<'a>(&self, mut inputs: impl Iterator<Item = &'a Path>) -> Result<()> {
         let (Self::File(path) | Self::Named(path)) = self else {
             return Ok(());
@@ -49,7 +49,7 @@ impl Destination {
         }
     }
 
-    /// Writes a result there.
+    /// Writes a result.
     pub fn write(&self, content: &[u8]) -> Result<()> {
         match self {
             Self::Stdout => to_stdout(content),
@@ -65,7 +65,7 @@ impl Destination {
     }
 }
 
-/// The name of an output of a dump, in the current directory.
+/// Returns the name of the output file for a dump, in the current directory.
 pub fn name_for(dump: &Path, ending: &str) -> PathBuf {
     let name = dump.file_name().unwrap_or(dump.as_os_str());
     let mut stem = Path::new(name);
@@ -80,17 +80,18 @@ pub fn name_for(dump: &Path, ending: &str) -> PathBuf {
     name.into()
 }
 
-/// The identity of a file, whatever its name. Only regular files have one: a device may be read and
-/// written.
+/// Returns device and inode of a regular file. Other files have no identity here: a device may be
+/// both read and written.
 fn identity(path: &Path) -> Option<(u64, u64)> {
     let found = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
     Some((found.dev(), found.ino()))
 }
 
 /// Bytes by which an earlier output is recognised.
-const START: usize = 90;
+const SIGNATURE_SIZE: usize = 90;
 
-/// Whether what is there may be replaced: nothing, or an earlier output of this kind.
+/// Returns true if nothing would be lost by writing to `path`: there is no file, or an earlier
+/// output of this kind.
 fn is_replaceable(path: &Path, content: &[u8]) -> bool {
     let found = match fs::symlink_metadata(path) {
         Err(_) => return true,
@@ -99,14 +100,16 @@ fn is_replaceable(path: &Path, content: &[u8]) -> bool {
     let start = || {
         let mut start = Vec::new();
         let file = opening::regular(path).ok()?;
-        file.take(START as u64).read_to_end(&mut start).ok()?;
+        file.take(SIGNATURE_SIZE as u64)
+            .read_to_end(&mut start)
+            .ok()?;
         Some(start)
     };
-    let own = &content[..content.len().min(START)];
+    let own = &content[..content.len().min(SIGNATURE_SIZE)];
     found.is_file() && start().is_some_and(|start| start == own)
 }
 
-/// A reader that has seen enough (`| head`) is not an error.
+/// Writes to standard output. A closed pipe (`| head`) is not an error.
 pub fn to_stdout(content: &[u8]) -> Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(content).and_then(|()| out.flush()) {
@@ -115,9 +118,10 @@ pub fn to_stdout(content: &[u8]) -> Result<()> {
     }
 }
 
+/// Writes a file by way of a temporary file.
 fn to_file(path: &Path, content: &[u8]) -> Result<()> {
     check(path)?;
-    // Devices and pipes take the content as it comes; renaming would replace them.
+    // Devices and FIFOs are written directly; renaming would replace them.
     if fs::metadata(path).is_ok_and(|m| !m.is_file()) {
         return File::options()
             .write(true)
@@ -127,21 +131,21 @@ fn to_file(path: &Path, content: &[u8]) -> Result<()> {
     }
     let temporary = temporary_name(path)?;
     let mut options = File::options();
-    // As dumps are: it shows where code lies in memory, and may hold sources.
+    // Readable only by its owner, like dumps: it shows addresses, and may contain sources.
     options.write(true).create_new(true).mode(0o600);
     let file = options
         .open(&temporary)
         .map_err(|error| failure(path, error, content))?;
     let written = write_whole(file, content).and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
-        // The message is about the write; a left-over temporary file is not
-        // worth a second one.
+        // The error is about the write; a leftover temporary file is not worth another message.
         let _ = fs::remove_file(&temporary);
     }
     written.map_err(|error| failure(path, error, content))
 }
 
-/// Why a file was not written; where its disk is too small, with what is needed and what is free.
+/// Returns the error of a failed write. If the disk is full, it states the needed and the free
+/// size.
 fn failure(path: &Path, error: io::Error, content: &[u8]) -> anyhow::Error {
     let shown = printable::path(path);
     let is_short = matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT));
@@ -155,7 +159,7 @@ fn failure(path: &Path, error: io::Error, content: &[u8]) -> anyhow::Error {
     }
 }
 
-/// Bytes in the unit that suits them.
+/// Formats a size in a suitable unit.
 fn shown_bytes(n: u64) -> String {
     match n {
         0..1024 => format!("{n} B"),
@@ -164,19 +168,19 @@ fn shown_bytes(n: u64) -> String {
     }
 }
 
-/// Bytes that are free for us where a directory is; `None` if that is not known.
+/// Returns the free space of the filesystem of a directory, in bytes; `None` if unknown.
 fn free_bytes(directory: &Path) -> Option<u64> {
     let path = CString::new(directory.as_os_str().as_bytes()).ok()?;
     let mut space = MaybeUninit::<libc::statvfs>::uninit();
-    // SAFETY: the path ends in a NUL, and the structure is ours to write.
+    // SAFETY: `path` is NUL-terminated, and `space` has room for the one statvfs that is written.
     if unsafe { libc::statvfs(path.as_ptr(), space.as_mut_ptr()) } != 0 {
         return None;
     }
-    // SAFETY: the call succeeded, so it has filled the structure in.
+    // SAFETY: statvfs succeeded, so it has initialized the structure.
     let space = unsafe { space.assume_init() };
-    // Some filesystems do not know.
+    // Some filesystems report no sizes.
     let known = (space.f_blocks > 0).then_some(space)?;
-    // 32 bits wide on some machines.
+    // These fields have 32 bits on some machines.
     #[allow(clippy::useless_conversion)]
     Some(u64::from(known.f_bavail).saturating_mul(u64::from(known.f_frsize)))
 }
@@ -186,7 +190,7 @@ fn write_whole(mut file: File, content: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Says what is wrong with an output file, before any work is done for it.
+/// Checks an output file before any work is done. The error is a message for users.
 fn check(path: &Path) -> Result<()> {
     if path.is_dir() {
         bail!(
@@ -254,7 +258,7 @@ mod tests {
     fn only_earlier_outputs_are_replaced_unasked() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("x.html");
-        let content = |end: &str| format!("{}{end}", "<".repeat(START)).into_bytes();
+        let content = |end: &str| format!("{}{end}", "<".repeat(SIGNATURE_SIZE)).into_bytes();
         let named = Destination::Named(path.clone());
         named.write(&content("first")).unwrap();
         named.write(&content("second")).unwrap();

@@ -1,4 +1,4 @@
-//! The files that are read, and how.
+//! The input files of a profile, and how to read them.
 
 use std::path::{Path, PathBuf};
 
@@ -7,35 +7,36 @@ use symbols::demangle::Style;
 
 use crate::python::Shown;
 
-/// Files that a profile is made of.
+/// Input files, and options for reading them.
 #[derive(Clone, Debug)]
 pub struct Sources {
-    /// The dumps. Several are added up, but those of one session, of which the last counts.
+    /// Dumps to add up. Of several dumps of one session, only the last one is used.
     pub dumps: Vec<PathBuf>,
-    /// Dumps that are subtracted.
+    /// Dumps to subtract.
     pub base: Vec<PathBuf>,
-    /// Rule of the subtraction.
+    /// Treatment of `base`.
     pub base_rule: Base,
-    /// The program that was profiled.
+    /// Binary of the profiled program, if given.
     pub binary: Option<PathBuf>,
-    /// Files are used although they seem to be of another program or session.
+    /// Use files that seem to belong to another program or session.
     pub force: bool,
     /// Style of C++ and Rust names.
     pub demangle: Style,
-    /// Directories with the files of another machine, or with debug files.
+    /// Directories to search first: the root of another machine's filesystem, or directories with
+    /// debug files.
     pub symbol_directories: Vec<PathBuf>,
-    /// `debuginfod-find` supplies what is not on this machine.
+    /// Ask `debuginfod-find` for files that are not on this machine.
     pub debuginfod: bool,
-    /// Names of JIT code.
+    /// Perf map with the names of JIT code, if given.
     pub perf_map: Option<PathBuf>,
-    /// Code without a symbol is called after its file alone.
+    /// Name code without a symbol after its file only.
     pub module_names: bool,
-    /// Which frames of stacks with Python are shown.
+    /// Selection of the frames of Python stacks.
     pub python: Shown,
 }
 
 impl Sources {
-    /// The files that are named one by one.
+    /// Returns the files that are named individually.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         let dumps = self.dumps.iter().chain(&self.base);
         let others = self.binary.iter().chain(&self.perf_map);

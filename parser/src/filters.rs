@@ -1,5 +1,4 @@
-//! What the caller wants left out of a profile, by name or label: pprof's options with
-//! pprof's meanings.
+//! Filters of stacks and frames by name or label. Options and meanings are pprof's.
 
 use anyhow::{Result, anyhow};
 use heap_format::LabelValue;
@@ -12,24 +11,24 @@ use crate::measure;
 pub struct Filters {
     /// Keep only stacks with a matching frame.
     pub focus: Option<Regex>,
-    /// Leave out stacks with a matching frame.
+    /// Drop stacks with a matching frame.
     pub ignore: Option<Regex>,
-    /// Leave out matching frames.
+    /// Drop matching frames.
     pub hide: Option<Regex>,
-    /// Leave out all but matching frames.
+    /// Keep only matching frames.
     pub show: Option<Regex>,
-    /// Leave out what is above the outermost matching frame.
+    /// Drop the callers of the outermost matching frame.
     pub show_from: Option<Regex>,
-    /// Leave out what is below the innermost matching frame.
+    /// Drop the callees of the innermost matching frame.
     pub prune_from: Option<Regex>,
     /// Keep only stacks with a matching label.
     pub tag_focus: Option<TagFilter>,
-    /// Leave out stacks with a matching label.
+    /// Drop stacks with a matching label.
     pub tag_ignore: Option<TagFilter>,
 }
 
 impl Filters {
-    /// The pattern of functions of an option.
+    /// Returns the pattern of an option that matches functions.
     pub(crate) fn pattern_of(&self, option: &str) -> Option<&Regex> {
         match option {
             "focus" => self.focus.as_ref(),
@@ -42,7 +41,7 @@ impl Filters {
         }
     }
 
-    /// The filters in force, as the legend names them.
+    /// Returns the active filters, as lines of the legend.
     pub fn active(&self) -> Vec<String> {
         let pattern = |p: &Option<Regex>| p.as_ref().map(|p| p.as_str().to_owned());
         let tag = |t: &Option<TagFilter>| t.as_ref().map(|t| t.text.clone());
@@ -62,7 +61,7 @@ impl Filters {
     }
 }
 
-/// A line of the legend of a bearable length.
+/// Shortens a line of the legend.
 fn shortened(text: String) -> String {
     match text.char_indices().nth(80) {
         Some((at, _)) => format!("{}\u{2026}", &text[..at]),
@@ -70,14 +69,14 @@ fn shortened(text: String) -> String {
     }
 }
 
-/// Compiles a pattern; the message names the option.
+/// Compiles a pattern. The error names the option.
 pub fn pattern(option: &str, text: Option<&str>) -> Result<Option<Regex>> {
     text.map(|text| compiled(option, text)).transpose()
 }
 
 fn compiled(option: &str, text: &str) -> Result<Regex> {
     Regex::new(text).map_err(|error| {
-        // The lines before the last one point at places in the pattern.
+        // Only the last line of the error is a message; the others point into the pattern.
         let error = error.to_string();
         let reason = error.lines().last().unwrap_or_default();
         let reason = reason.strip_prefix("error: ").unwrap_or(reason);
@@ -93,11 +92,12 @@ pub struct TagFilter {
     test: Test,
 }
 
+/// Test of a label's value.
 #[derive(Debug)]
 enum Test {
-    /// All of these patterns match (any of them, for a given key).
+    /// All of these patterns match; with a key, any of them.
     Patterns(Vec<Regex>),
-    /// A number between two, in a unit.
+    /// The number is in this range.
     Range {
         low: Option<f64>,
         high: Option<f64>,
@@ -128,7 +128,7 @@ impl TagFilter {
         })
     }
 
-    /// Whether a stack with these labels is meant.
+    /// Returns true if a stack with these labels matches.
     pub(crate) fn matches(&self, labels: &[(String, LabelValue)]) -> bool {
         let of_key = || {
             labels
@@ -168,7 +168,7 @@ fn text_of(value: &LabelValue) -> Option<&str> {
     }
 }
 
-/// `32kb`, `:64kb`, `4mb:` or `12kb:64mb`.
+/// Parses `32kb`, `:64kb`, `4mb:` or `12kb:64mb`.
 fn range(text: &str) -> Option<Test> {
     let bound = |text: &str| -> Option<(i64, String)> {
         let digits = text.trim_start_matches(['+', '-']);

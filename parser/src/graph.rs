@@ -1,5 +1,5 @@
-//! The call graph: entries, calls between them, and trimming to what is worth
-//! showing. Numbers and choices are pprof's.
+//! The call graph: entries and the calls between them, trimmed to what is worth showing. Numbers
+//! and rules are pprof's.
 
 mod mixer;
 
@@ -9,27 +9,28 @@ use crate::nodes::Nodes;
 use crate::view::View;
 use mixer::Mixer;
 
-/// An entry with its weights.
+/// An entry of the graph with its weights.
 #[derive(Clone, Debug, Default)]
 pub struct Node {
-    /// Number of the entry in [`Nodes`].
+    /// Index of the entry in [`Nodes`].
     pub id: u32,
     /// Weight of the entry itself.
     pub flat: i64,
-    /// Weight with all it called; recursion counts once.
+    /// Weight of the entry and its callees. Recursion counts once.
     pub cum: i64,
-    /// Variance of `flat` by sampling; 0 where unknown or exact.
+    /// Sampling variance of `flat`; 0 if unknown or exact.
     pub flat_variance: f64,
-    /// Variance of `cum`.
+    /// Sampling variance of `cum`; 0 if unknown or exact.
     pub cum_variance: f64,
-    /// Calls to it: indices into [`Graph::edges`].
+    /// Incoming calls: indices into [`Graph::edges`].
     pub ins: Vec<u32>,
-    /// Calls from it: indices into [`Graph::edges`].
+    /// Outgoing calls: indices into [`Graph::edges`].
     pub outs: Vec<u32>,
 }
 
 impl Node {
-    /// Whether it is below zero: itself, or where it holds nothing itself, with all it called.
+    /// Returns true if the entry is below zero: its own weight, or if that is 0, its cumulative
+    /// weight.
     fn is_negative(&self) -> bool {
         self.flat < 0 || (self.flat == 0 && self.cum < 0)
     }
@@ -38,72 +39,72 @@ impl Node {
 /// Calls from one entry to another.
 #[derive(Clone, Debug)]
 pub struct Edge {
-    /// The caller: its index in [`Graph::nodes`], or behind these in [`Graph::gone`].
+    /// Caller: index into [`Graph::nodes`], or if beyond its end, into [`Graph::gone`].
     pub from: u32,
-    /// The callee, likewise.
+    /// Callee, encoded like `from`.
     pub to: u32,
-    /// Weight that went along these calls.
+    /// Weight of these calls.
     pub weight: i64,
-    /// Variance of the weight by sampling; 0 where unknown or exact.
+    /// Sampling variance of the weight; 0 if unknown or exact.
     pub variance: f64,
-    /// Entries between the two were left out.
+    /// Set if entries between the two were dropped.
     pub residual: bool,
-    /// The callee is always inlined into the caller.
+    /// Set if the callee is always inlined into the caller.
     pub inline: bool,
 }
 
-/// The order in which entries are listed and chosen.
+/// Order in which entries are listed and chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// By own weight.
+    /// By flat weight.
     Flat,
-    /// By weight with callees.
+    /// By cumulative weight.
     Cum,
-    /// By how much an entry adds to a picture.
+    /// By how much an entry contributes to a picture.
     Entropy,
 }
 
 /// Limits to which a graph is trimmed.
 #[derive(Clone, Copy, Debug)]
 pub struct Trim {
-    /// At most this many entries; 0 for all.
+    /// Maximum number of entries; 0 for all.
     pub node_count: usize,
-    /// Least share of the total for an entry.
+    /// Minimum share of the total for an entry.
     pub node_fraction: f64,
-    /// Least share of the total for a call.
+    /// Minimum share of the total for a call.
     pub edge_fraction: f64,
-    /// Leave out entries below zero.
+    /// Drop entries below zero.
     pub drop_negative: bool,
-    /// Order of the entries, also for choosing them.
+    /// Order in which entries are sorted and chosen.
     pub order: Order,
 }
 
 /// A graph of calls.
 #[derive(Debug, Default)]
 pub struct Graph {
-    /// Entries with weight, in order of their numbers until sorted.
+    /// Entries with weight, ordered by index until they are sorted.
     pub nodes: Vec<Node>,
-    /// Entries whose weights have cancelled out, by their numbers: they are not listed, but
-    /// calls to and from them are, which may weigh something each.
+    /// Indices in [`Nodes`] of entries whose weights cancel out. They are not listed, but their
+    /// calls may have weights.
     pub gone: Vec<u32>,
-    /// Calls between them.
+    /// Calls between all of these.
     pub edges: Vec<Edge>,
 }
 
-/// A graph, and what was left out of it.
+/// A trimmed graph, and what was dropped.
 pub struct Trimmed {
     /// The remaining graph, sorted.
     pub graph: Graph,
-    /// Entries before their number was limited.
+    /// Number of entries before it was limited.
     pub candidates: usize,
-    /// Entries below the least weight.
+    /// Number of entries below the minimum weight.
     pub dropped_nodes: usize,
-    /// Calls below the least weight.
+    /// Number of calls below the minimum weight.
     pub dropped_edges: usize,
 }
 
 impl Graph {
-    /// The graph of a view, of the entries in `kept` or of all.
+    /// Builds the graph of a view, of all entries or of those in `kept`.
     pub fn new(view: &View, nodes: &Nodes, kept: Option<&[bool]>) -> Self {
         let mut builder = Builder::new(nodes.count());
         for (stack, weight, frames) in view.stacks() {
@@ -118,7 +119,7 @@ impl Graph {
         builder.finish()
     }
 
-    /// Trims, choosing and sorting entries in the given order.
+    /// Builds the graph of a view and trims it. Chooses and sorts entries in the given order.
     pub fn trimmed(view: &View, nodes: &Nodes, trim: &Trim) -> Trimmed {
         let mut graph = Self::new(view, nodes, None);
         if trim.drop_negative {
@@ -140,7 +141,7 @@ impl Graph {
         }
         let candidates = graph.nodes.len();
         if trim.node_count > 0 {
-            // Light edges must not decide which entries are interesting.
+            // Light edges must not influence which entries are chosen.
             graph.drop_light_edges(edge_cutoff);
         }
         graph.sort(nodes, trim.order);
@@ -199,8 +200,8 @@ impl Graph {
         }
     }
 
-    /// How much an entry adds to a picture: entries that weight merely passes
-    /// through, from one caller to one callee, add little.
+    /// Returns how much an entry contributes to a picture. Entries that only pass weight on from
+    /// one caller to one callee contribute little.
     fn entropy_score(&self, node: &Node) -> i64 {
         let mut score = 0.0;
         score += if node.ins.is_empty() {
@@ -229,7 +230,7 @@ impl Graph {
         weights().map(part).sum::<f64>() + if own > 0 { part(own) } else { 0.0 }
     }
 
-    /// The number of the entry at an end of an edge.
+    /// Returns the index in [`Nodes`] of the entry at an end of an edge.
     pub fn id(&self, end: u32) -> u32 {
         let end = end as usize;
         match self.nodes.get(end) {
@@ -238,13 +239,13 @@ impl Graph {
         }
     }
 
-    /// Whether an end of an edge is an entry that is listed.
+    /// Returns true if the entry at an end of an edge is listed.
     pub fn is_listed(&self, end: u32) -> bool {
         (end as usize) < self.nodes.len()
     }
 
-    /// Removes edges below a weight, as pprof does: not those to entries that are gone.
-    /// Returns how many.
+    /// Removes edges below a weight, except for those to entries that are gone, like pprof. Returns
+    /// their number.
     fn drop_light_edges(&mut self, cutoff: i64) -> usize {
         let light: Vec<bool> = self
             .edges
@@ -263,12 +264,12 @@ impl Graph {
         }
     }
 
-    /// Removes residual edges whose ends are connected some other way, lightest
-    /// entries and edges first.
+    /// Removes residual edges whose ends are also connected by other paths, lightest entries and
+    /// edges first.
     fn drop_redundant_edges(&mut self, nodes: &Nodes) {
         for i in (0..self.nodes.len()).rev() {
             for edge in self.sorted(&self.nodes[i].ins, nodes).into_iter().rev() {
-                // An edge heavier than a real one stays, to not mislead.
+                // An edge heavier than a real one stays: removing it would mislead.
                 if !self.edges[edge as usize].residual {
                     break;
                 }
@@ -304,7 +305,7 @@ impl Graph {
         false
     }
 
-    /// Edges by weight, heaviest first, then by name.
+    /// Sorts edges by weight, heaviest first, then by name.
     pub fn sorted(&self, edges: &[u32], nodes: &Nodes) -> Vec<u32> {
         let name = |end: u32| nodes.name(self.id(end));
         let mut sorted = edges.to_vec();
@@ -319,7 +320,7 @@ impl Graph {
         sorted
     }
 
-    /// The edges that are still connected and lead from one listed entry to another.
+    /// Returns the edges between listed entries that have not been removed.
     pub fn connected(&self) -> impl Iterator<Item = u32> + '_ {
         let all = self.nodes.iter().flat_map(|n| n.outs.iter().copied());
         all.filter(|&e| self.is_listed(self.edges[e as usize].to))
@@ -332,9 +333,10 @@ fn set<'a>(length: usize, nodes: impl Iterator<Item = &'a Node>) -> Vec<bool> {
     set
 }
 
+/// Index of no entry.
 const NONE: u32 = u32::MAX;
 
-/// A weight and its variance, which lie together since they are added together.
+/// A weight and its variance, kept together because they are added together.
 #[derive(Clone, Copy, Default)]
 struct Sum {
     weight: i64,
@@ -348,18 +350,18 @@ impl Sum {
     }
 }
 
-/// Collects weights stack by stack.
+/// Builder that adds stacks one by one.
 struct Builder {
     flat: Vec<Sum>,
     cum: Vec<Sum>,
-    /// Number of the last stack that counted for an entry.
+    /// For each entry, number of the last stack that was counted for it.
     seen: Vec<u32>,
     edges: Vec<Edge>,
-    /// Number of the last stack that counted for an edge.
+    /// For each edge, number of the last stack that was counted for it.
     edge_seen: Vec<u32>,
     index: HashMap<u64, u32, Mixer>,
-    /// For each callee its last caller and their edge: stacks in a row are
-    /// mostly alike.
+    /// For each callee, its last caller and their edge. A fast path, because consecutive stacks are
+    /// mostly similar.
     last: Vec<(u32, u32)>,
     stack: u32,
 }

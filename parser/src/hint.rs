@@ -1,4 +1,4 @@
-//! How much of a profile lies in code without names, and what to do about it.
+//! Advice for profiles with much code without names.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -10,43 +10,45 @@ use crate::files::Sources;
 use crate::program;
 use crate::view::View;
 
-/// Where Debian's systems record which package a file belongs to.
+/// Program that returns the Debian package that installed a file.
 const DPKG_QUERY: &str = "/usr/bin/dpkg-query";
 
-/// Shares of the values, one in this many, from which on there is a hint: of those in code without
-/// names, and of those in what such code called.
-const IN: i64 = 20;
-const BELOW: i64 = 5;
-/// How many files are named.
-const MOST_FILES: usize = 3;
-/// Beginnings of the names of files in which all threads and programs start.
-const STARTING: [&str; 4] = ["libc.", "libc-", "libpthread", "ld-"];
+/// Inverse of the share of values in code without names from which there is a hint.
+const WITHIN_RATIO: i64 = 20;
+/// Inverse of the share of values in code called from code without names from which there is a
+/// hint.
+const BELOW_RATIO: i64 = 5;
+/// Maximum number of files named in a hint.
+const MAX_FILES: usize = 3;
+/// Prefixes of the names of files whose code starts programs and threads.
+const RUNTIME_FILES: [&str; 4] = ["libc.", "libc-", "libpthread", "ld-"];
 
-/// How much lies in code without names.
+/// Sums of absolute values by whether code has names.
 #[derive(Default)]
 struct Unnamed {
-    /// All values, those of differences below zero like those above.
+    /// Sum of all values.
     all: i64,
-    /// In such code itself.
+    /// Sum of stacks whose innermost code has no name.
     within: i64,
-    /// In it, or in what it called.
+    /// Sum of stacks with code without a name anywhere.
     below: i64,
-    /// The same for each file, most first.
+    /// Sum of stacks with code without a name by file, largest first.
     files: Vec<(PathBuf, i64)>,
 }
 
-/// How many of the values lie in code without names, in which files, and how to get names: for
-/// files for which no warning already says why they are not read.
+/// Returns a hint if much of a view lies in code without names: how much, in which files, and how
+/// to get the names. Omits files for which a warning already explains why they were not read.
 pub fn unnamed(view: &View, sources: &Sources, warnings: &[String]) -> Option<String> {
     let is_explained = |file: &Path| {
         let shown = printable::path(file);
         warnings.iter().any(|warning| warning.contains(&shown))
     };
     let unnamed = Unnamed::count(view, is_explained);
-    // A difference is less than what has changed in it.
+    // The total of a difference is less than the sum of its changes.
     let total = view.total().max(unnamed.all).max(1);
     let is_much = |value: i64, part: i64| value > 0 && value >= total / part;
-    if sources.force || !(is_much(unnamed.within, IN) || is_much(unnamed.below, BELOW)) {
+    let is_hinted = is_much(unnamed.within, WITHIN_RATIO) || is_much(unnamed.below, BELOW_RATIO);
+    if sources.force || !is_hinted {
         return None;
     }
     let share = |value: i64| match value.saturating_mul(100) / total {
@@ -54,11 +56,11 @@ pub fn unnamed(view: &View, sources: &Sources, warnings: &[String]) -> Option<St
         percent => format!("{percent}%"),
     };
     let files = &unnamed.files;
-    let shown = files.iter().take(MOST_FILES);
+    let shown = files.iter().take(MAX_FILES);
     let shown = shown.map(|(file, value)| format!("{} {}", printable::path(file), share(*value)));
     let mut shown: Vec<String> = shown.collect();
-    if files.len() > MOST_FILES {
-        shown.push(format!("{} more", files.len() - MOST_FILES));
+    if files.len() > MAX_FILES {
+        shown.push(format!("{} more", files.len() - MAX_FILES));
     }
     let called = unnamed.below - unnamed.within;
     let (of, verb) = what(view);
@@ -82,7 +84,7 @@ pub fn unnamed(view: &View, sources: &Sources, warnings: &[String]) -> Option<St
     ))
 }
 
-/// What is counted, and what it has to do with code.
+/// Returns the name of the values, and the verb that relates them to code.
 fn what(view: &View) -> (String, &'static str) {
     match (view.unit(), &view.profile().facts.cpu) {
         ("bytes", _) => ("bytes".to_owned(), "were allocated by"),
@@ -91,13 +93,13 @@ fn what(view: &View) -> (String, &'static str) {
     }
 }
 
-/// What would name the code of the file that has most of it.
+/// Returns advice on how to get names for the file that has most of the unnamed code.
 fn help(profile: &Profile, file: &Path, sources: &Sources) -> String {
     let main = program::main(profile).map(|main| maps::strip_deleted(&main.path).0);
     let is_main = main == Some(file);
     let here = sources.binary.as_deref().filter(|_| is_main);
     let mut advice = Vec::new();
-    // A machine without symbol servers, such as a board, is taken for one where nothing is built.
+    // A machine without symbol servers, such as a board, is assumed not to build programs.
     let has_servers = has_symbol_servers();
     match package(here.unwrap_or(file)) {
         Some(package) => advice.push(format!("install {package}-dbgsym")),
@@ -116,7 +118,8 @@ fn help(profile: &Profile, file: &Path, sources: &Sources) -> String {
     advice.join(" or ")
 }
 
-/// Returns whether this machine is set up to ask symbol servers: it names some, and has the client.
+/// Returns true if this machine can ask symbol servers: their addresses are set, and the client is
+/// installed.
 pub fn has_symbol_servers() -> bool {
     let is_named = std::env::var_os("DEBUGINFOD_URLS").is_some_and(|urls| !urls.is_empty());
     let has_client = |directory: PathBuf| directory.join("debuginfod-find").is_file();
@@ -156,8 +159,8 @@ impl Unnamed {
             let shown: Vec<u32> = shown.copied().collect();
             let file = |frame: &u32| files[*frame as usize];
             let innermost = shown.first().and_then(file);
-            // What starts programs and threads says nothing about what they do: the C library, and
-            // the code that the kernel starts, which has no name in stripped programs.
+            // The start-up code of programs and threads is ignored: the C library, and the entry
+            // point that the kernel starts, which has no name in stripped programs.
             let mut frames = &shown[..];
             if let [rest @ .., caller, _] = frames
                 && starts(caller)
@@ -185,10 +188,11 @@ impl Unnamed {
 
 fn is_starting(file: &Path) -> bool {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
-    STARTING.iter().any(|start| name.starts_with(start))
+    RUNTIME_FILES.iter().any(|start| name.starts_with(start))
 }
 
-/// The package that installed a file. Only of a plain name: others are patterns to that program.
+/// Returns the package that installed a file. Only for paths that dpkg-query does not interpret as
+/// patterns.
 fn package(file: &Path) -> Option<String> {
     let file = file.canonicalize().ok()?;
     let path = file.to_str()?;
@@ -196,7 +200,7 @@ fn package(file: &Path) -> Option<String> {
     if !path.starts_with('/') || !path.chars().all(plain) {
         return None;
     }
-    // Where /bin is a link to /usr/bin, the list may have either.
+    // If /bin is a link to /usr/bin, the package database may contain either path.
     let merged = path.strip_prefix("/usr").filter(|p| p.starts_with('/'));
     [Some(path), merged].into_iter().flatten().find_map(owner)
 }
@@ -229,8 +233,8 @@ mod tests {
     const LIBRARY: u64 = 0x2_0000;
     const LIBC: u64 = 0x3_0000;
 
-    /// What is said of these stacks, of 1000 bytes each. Of the addresses, those that are `named`
-    /// have names.
+    /// Returns the hint for these stacks of 1000 bytes each, where only the addresses `named` have
+    /// names.
     fn said(stacks: &[&[u64]], named: &[u64]) -> Option<String> {
         let mut builder = ProfileBuilder::new(1);
         for (start, path) in [

@@ -1,4 +1,4 @@
-//! JSON as text, by serde, in the two forms that are needed.
+//! Writes JSON by serde, as a document or embedded in a page.
 
 use std::io::{self, Write};
 
@@ -6,19 +6,19 @@ use serde::Serialize;
 use serde_json::Serializer;
 use serde_json::ser::{CharEscape, CompactFormatter, Formatter};
 
-/// JSON as a document of its own, on one line.
+/// Formats a JSON document on one line.
 pub fn document(value: &impl Serialize) -> String {
     write(value, Form::Document)
 }
 
-/// JSON for a `<script>` of HTML or XML: no `<`, `>`, `&` or apostrophe is left as it is, so that
-/// nothing in it can end the element or become markup, and marks that turn the direction of text
-/// around, which could make a name read as another, are replaced. Objects in a list stand on
-/// lines of their own.
+/// Formats JSON for a `<script>` in HTML or XML. Escapes `<`, `>`, `&` and apostrophes, so that
+/// nothing in it can end the element or become markup. Replaces bidirectional controls, which could
+/// make a name read as another one. Each object of a list is on a line of its own.
 pub fn embedded(value: &impl Serialize) -> String {
     write(value, Form::Embedded)
 }
 
+/// Form of the output.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
     Document,
@@ -32,13 +32,13 @@ fn write(value: &impl Serialize, form: Form) -> String {
     };
     let mut out = Vec::new();
     let mut serializer = Serializer::with_formatter(&mut out, formatter);
-    // Memory takes all, and our own types have text keys only.
+    // Cannot fail: the output is in memory, and all our types have string keys.
     let written = value.serialize(&mut serializer);
     debug_assert!(written.is_ok());
     String::from_utf8_lossy(&out).into_owned()
 }
 
-/// Numbers without needless digits, and text that is inert wherever it stands.
+/// Formatter that writes short numbers and escapes strings.
 struct Safe {
     form: Form,
     in_list: bool,
@@ -46,7 +46,7 @@ struct Safe {
 
 impl Formatter for Safe {
     fn write_f64<W: ?Sized + Write>(&mut self, out: &mut W, value: f64) -> io::Result<()> {
-        // Whole numbers stay such, in a range in which they are exact.
+        // Integers are written without a fraction, in the range in which they are exact.
         if value.fract() == 0.0 && value.abs() < 9e15 {
             write!(out, "{value}")
         } else {
@@ -96,7 +96,7 @@ impl Formatter for Safe {
     }
 }
 
-/// The character whose number is written instead of one that does not stand for itself.
+/// Returns the character to escape instead of `c`, or `None` if `c` is written as it is.
 fn replacement(c: char, form: Form) -> Option<char> {
     match c {
         '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => Some(c),

@@ -1,5 +1,6 @@
-//! Renders heap profiles as tables, graphs, pages and conversions. `mem_parser` is the command line
-//! of this library; other programs can render the same reports from profiles in memory.
+//! Renders heap and CPU profiles as tables, graphs, pages and conversions. `mem_parser` is the
+//! command line of this library; other programs can render the same reports from profiles in
+//! memory.
 //!
 //! ```
 //! use mem_parser::{Options, Output, combine, report, select};
@@ -21,26 +22,27 @@
 //!
 //! For files, [`load::load`] does everything up to [`select`].
 //!
-//! # Promises
+//! # Guarantees
 //!
 //! - Whatever a profile contains, rendering neither panics nor writes anything but the report:
 //!   names are text in every format, never markup, formulas or terminal sequences.
-//! - The same profile and options give the same bytes.
-//! - Nothing is printed. Warnings are returned, or handed to the caller's closure.
+//! - The same profile and options yield the same bytes.
+//! - Nothing is printed. Warnings are returned, or passed to the caller's closure.
 //! - Numbers match pprof's where pprof has them.
 //!
-//! # Caller's duties
+//! # Callers
 //!
-//! - Call [`combine::prepare`], with the [needs](report::format::Needs) of the output, for a
-//!   profile that was not read by [`load`].
-//! - Render a selection only in formats whose needs it was made for; formats that treat several
-//!   dumps alike can share one.
-//! - Set [`Options::divide_by`] to neither 0 nor infinity.
+//! Callers must
+//! - call [`combine::prepare`], with the [needs](report::format::Needs) of the output, for a
+//!   profile that was not read by [`load`];
+//! - render a selection only in formats whose needs it was made for. Formats that treat several
+//!   dumps in the same way can share one;
+//! - set [`Options::divide_by`] to neither 0 nor infinity.
 //!
 //! # Limits
 //!
-//! - Only [`load`] and the formats that show source lines (`--list`, `--html`) read files, and the
-//!   latter read only files that [`sources`] accepts as source files.
+//! - Only [`load`] and the formats that show source lines (`--list`, `--html`) read files. The
+//!   latter only read files that [`sources`] accepts as source files.
 //! - The whole report is built in memory.
 
 mod breakdown;
@@ -93,13 +95,13 @@ pub struct Selection {
 }
 
 impl Selection {
-    /// Warnings for the user, about filters that match nothing.
+    /// Returns warnings for the user, about filters that match nothing.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
 }
 
-/// Selects a column, and leaves out frames of the allocator and those that the filters exclude.
+/// Selects a column, and drops allocator frames and what the filters exclude.
 pub fn select(combined: Combined, options: &Options) -> Result<Selection> {
     let mut view = View::new(combined.profile, options.column.as_deref())?;
     view.drop_allocator_frames()?;
@@ -149,7 +151,7 @@ pub fn render(selection: &Selection, output: &Output, options: &Options) -> Resu
         style: output.format().style,
         options,
     })?;
-    // A safety net for anything that a format forgot to escape.
+    // Defence in depth, in case a format forgot to escape something.
     Ok(printable::text(&text).into_owned().into_bytes())
 }
 

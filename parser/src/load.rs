@@ -1,4 +1,4 @@
-//! From files to one symbolized profile.
+//! Reads files into one symbolized profile.
 
 use std::borrow::Cow;
 use std::io::{ErrorKind, Read};
@@ -11,16 +11,15 @@ use crate::combine::{self, Combined};
 use crate::files::Sources;
 use crate::python::{self, Shown};
 use crate::report::format::{Dumps, Needs, Symbols};
-use crate::series;
+use crate::series::{self, Named};
 use crate::view::View;
 use crate::{hint, nearest, program, untracked};
 
-/// Beginning of programs and libraries.
+/// Magic number of programs and libraries.
 const ELF: [u8; 4] = *b"\x7fELF";
 
-/// Reads the dumps, combines them as the format needs it and finds symbols. Warnings go to
-/// `warn`, also before an error. The error may be a
-/// [`NoProgram`](program::NoProgram) or [`Missing`].
+/// Reads the dumps, combines them as the format requires, and finds symbols. Warnings go to `warn`,
+/// even before an error. The error may be a [`NoProgram`](program::NoProgram) or [`Missing`].
 pub fn load(sources: &Sources, needs: &Needs, warn: &mut dyn FnMut(String)) -> Result<Combined> {
     let dumps = open_all(&sources.dumps, sources, needs)?;
     let unnamed = dumps.iter().find_map(overwritten::remark);
@@ -50,7 +49,7 @@ pub fn load(sources: &Sources, needs: &Needs, warn: &mut dyn FnMut(String)) -> R
     }
     let only_python = sources.python == Shown::PythonOnly && has_python(&combined.profile);
     let hint = match needs.symbols {
-        // Where no native code is shown, its names are not missed.
+        // If no native code is shown, its names are not needed.
         Symbols::Required if !only_python => hinted(&mut combined.profile, &sources, &warnings),
         _ => None,
     };
@@ -73,19 +72,19 @@ pub fn load(sources: &Sources, needs: &Needs, warn: &mut dyn FnMut(String)) -> R
     Ok(combined)
 }
 
-/// Whether there are lines of Python.
+/// Returns true if the profile has Python frames.
 fn has_python(profile: &Profile) -> bool {
     let mut locations = profile.locations.iter();
     locations.any(|location| profile.is_python(location))
 }
 
-/// What to say of code without names.
+/// Returns a hint about code without names.
 fn hinted(profile: &mut Profile, sources: &Sources, warnings: &[String]) -> Option<String> {
     if profile.sample_types.is_empty() {
         return None;
     }
     let mut view = View::new(std::mem::take(profile), None).ok()?;
-    // A pattern that is malformed is reported where frames are left out.
+    // A malformed pattern is reported when allocator frames are dropped.
     let hint = match view.drop_allocator_frames() {
         Ok(()) => hint::unnamed(&view, sources, warnings),
         Err(_) => None,
@@ -94,7 +93,7 @@ fn hinted(profile: &mut Profile, sources: &Sources, warnings: &[String]) -> Opti
     hint
 }
 
-/// Removes names that only say where a function begins: its code is then named after its file.
+/// Removes generated names, so that their code is named after its file.
 fn forget_made(profile: &mut Profile) {
     for number in 0..profile.locations.len() {
         if profile.is_unnamed(&profile.locations[number]) {
@@ -129,10 +128,10 @@ fn open_all(files: &[PathBuf], sources: &Sources, needs: &Needs) -> Result<Vec<P
     files.iter().map(open).collect()
 }
 
-/// The error of a file that could not be read, with the one that was probably meant.
+/// Returns the error for a file that could not be read, with the file that was probably meant.
 fn refused(file: &Path, sources: &Sources, error: ReadError) -> anyhow::Error {
     match &error {
-        // Files are opened through /proc, and it is there that something was not found.
+        // Files are opened through /proc, so an error may mean that /proc is missing.
         ReadError::Io { error: io, .. } if io.kind() == ErrorKind::NotFound && file.exists() => {
             let file = printable::path(file);
             anyhow!(
@@ -150,7 +149,7 @@ fn refused(file: &Path, sources: &Sources, error: ReadError) -> anyhow::Error {
     }
 }
 
-/// Whether it is a program or a library. A pipe is not: what was read from it is gone.
+/// Returns true if the file is a program or library. A FIFO is not: its contents are consumed.
 fn is_program(file: &Path) -> bool {
     let start = || {
         let mut start = [0; ELF.len()];
@@ -160,7 +159,7 @@ fn is_program(file: &Path) -> bool {
     start().is_some_and(|start| start == ELF)
 }
 
-/// The error of a program that was given as a dump.
+/// Returns the error for a program that was given as a dump.
 fn no_profile(file: &Path, sources: &Sources) -> anyhow::Error {
     let shown = printable::path(file);
     let binary = sources.binary.as_deref();
@@ -177,15 +176,15 @@ fn no_profile(file: &Path, sources: &Sources) -> anyhow::Error {
     }
 }
 
-/// A dump that does not exist.
+/// Error for a dump that does not exist.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}{}", meant(near.as_deref()))]
 pub struct Missing {
-    /// Its path, as given.
+    /// Path as given.
     pub file: PathBuf,
-    /// The error of reading it.
+    /// Error of reading it.
     pub error: ReadError,
-    /// A file that is there and has nearly that name.
+    /// Existing file with a similar name.
     pub near: Option<PathBuf>,
 }
 
@@ -194,13 +193,13 @@ fn meant(near: Option<&Path>) -> String {
     near.unwrap_or_default()
 }
 
-/// Whether the caller said where to find names, or the dumps hold them.
+/// Returns true if the user has said where to find names, or the dumps contain them.
 fn can_name(sources: &Sources, dumps: &[Profile]) -> bool {
     let elsewhere = !sources.symbol_directories.is_empty() || sources.debuginfod;
     sources.binary.is_some() || elsewhere || dumps.iter().all(program::is_symbolized)
 }
 
-/// Combines the dumps, CPU profiles beside the others where the format takes both.
+/// Combines the dumps. If the format supports it, combines CPU profiles with heap profiles.
 fn combined(
     sources: &Sources,
     needs: &Needs,
@@ -231,7 +230,7 @@ fn combined(
     })
 }
 
-/// Refuses a CPU profile beside a heap profile where that makes no sense.
+/// Returns an error if a CPU profile cannot be shown together with a heap profile.
 fn check_beside(
     sources: &Sources,
     needs: &Needs,
@@ -257,6 +256,7 @@ fn check_beside(
     }
 }
 
+/// Combines dumps that are all heap profiles or all CPU profiles.
 fn of_one_kind(
     sources: &Sources,
     needs: &Needs,
@@ -276,7 +276,7 @@ fn of_one_kind(
         .for_each(&mut *warn);
     match needs.dumps {
         Dumps::Series => {
-            // A base is just an earlier dump.
+            // A base is only an earlier dump of the series.
             bases.append(&mut dumps);
             let files = sources.base.iter().chain(&sources.dumps);
             combine::in_order(bases, files.cloned().collect(), sources.force)
@@ -287,7 +287,16 @@ fn of_one_kind(
         }
         Dumps::Single | Dumps::Sum | Dumps::BaseApart => {
             if !sources.force {
-                series::check_base((&dumps, &sources.dumps), (&bases, &sources.base))?;
+                series::check_base(
+                    Named {
+                        profiles: &dumps,
+                        files: &sources.dumps,
+                    },
+                    Named {
+                        profiles: &bases,
+                        files: &sources.base,
+                    },
+                )?;
                 dumps = series::last_of_each(dumps, &sources.dumps, warn);
                 bases = series::last_of_each(bases, &sources.base, warn);
             }
@@ -314,7 +323,7 @@ fn check(
     })
 }
 
-/// Calls the program what the user calls it.
+/// Renames the program's mapping to the path given by the user.
 fn rename_program(profile: &mut Profile, binary: &Path) {
     let Some(main) = symbols::main_mapping(profile) else {
         return;
@@ -330,7 +339,7 @@ fn rename_program(profile: &mut Profile, binary: &Path) {
     move_to_front(profile, main);
 }
 
-/// Puts a mapping first: readers of pprof's format take that for the program.
+/// Moves a mapping to the front: readers of pprof's format take the first one for the program.
 fn move_to_front(profile: &mut Profile, mapping: usize) {
     profile.mappings.swap(0, mapping);
     let mapping = mapping as u32;

@@ -1,7 +1,7 @@
 //! `mem_parser`: reads heap and CPU profiles, prints tables and draws call graphs.
 //!
-//! Glue only: the command line, the library, a file or standard output. Results go to standard
-//! output, warnings and errors to standard error. Exit codes: 0 ok, 1 failed, 2 bad usage.
+//! Connects the command line, the library and the output. Results go to standard output, warnings
+//! and errors to standard error. Exit codes: 0 for success, 1 for failure, 2 for invalid usage.
 
 mod cli;
 mod destination;
@@ -36,9 +36,9 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints a message without anything that acts on a terminal: it may hold names from anywhere.
+/// Prints a message. Escapes it, because it may contain names from untrusted files.
 fn say(message: &str) {
-    // A failure could not be reported to anybody any more.
+    // If stderr cannot be written, nobody could be told.
     let _ = writeln!(
         std::io::stderr(),
         "mem_parser: {}",
@@ -50,7 +50,7 @@ fn warn(warning: String) {
     say(&format!("warning: {warning}"));
 }
 
-/// An option's value that makes no sense.
+/// Error for an invalid value of an option.
 #[derive(Debug, thiserror::Error)]
 #[error("{0:#}\nFor all options, try 'mem_parser --help'.")]
 struct BadUsage(anyhow::Error);
@@ -76,7 +76,7 @@ fn run(cli: &Cli) -> Result<()> {
     if let Destination::Named(file) = &destination {
         say(&format!("{}: written", printable::path(file)));
     }
-    // The program ends: its memory goes as a whole, not piece by piece.
+    // The process exits, so freeing the memory would only take time.
     std::mem::forget(selection);
     Ok(())
 }
@@ -91,8 +91,8 @@ fn destination(cli: &Cli) -> Destination {
     }
 }
 
-/// The dump after which a file is named: the last one, or the one of the highest number if their names differ
-/// only in numbers, since a shell has 10000 before 9999.
+/// Returns the dump that the output is named after: the last one. If the names differ only in
+/// numbers, returns the one with the highest number, because a shell sorts 10000 before 9999.
 fn last(dumps: &[PathBuf]) -> Option<&PathBuf> {
     let last = dumps.last()?;
     let key = numbering::key(last);
@@ -101,7 +101,7 @@ fn last(dumps: &[PathBuf]) -> Option<&PathBuf> {
     alike.max_by(|a, b| a.0.cmp(&b.0)).map(|(_, dump)| dump)
 }
 
-/// A word that was meant as an option or a command is treated as a dump, which does not exist.
+/// Extends the error for a missing dump if the word was probably meant as an option or a command.
 fn with_meaning(cli: &Cli, error: anyhow::Error) -> anyhow::Error {
     match error
         .downcast_ref::<Missing>()

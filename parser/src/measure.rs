@@ -1,5 +1,5 @@
-//! Numbers with units and percentages: as pprof prints them where the layout is pprof's, with
-//! the names of powers of 1024 where it is ours.
+//! Formats numbers with units and percentages: like pprof in its own formats, and with the binary
+//! prefixes (KiB, MiB) in ours.
 
 struct Unit {
     name: &'static str,
@@ -15,7 +15,7 @@ const fn unit(name: &'static str, aliases: &'static [&'static str], factor: f64)
     }
 }
 
-/// Units of one kind, smallest first, and the one for values that fit none.
+/// Units of one kind, smallest first, and the default unit.
 struct Family {
     units: &'static [Unit],
     default: &'static Unit,
@@ -68,7 +68,7 @@ impl Family {
         self.units.iter().find(|u| u.aliases.contains(&name))
     }
 
-    /// The largest unit that the value, in base units, has at least one of.
+    /// Returns the largest unit of which the value, in base units, has at least one.
     fn best(&self, value: f64) -> &Unit {
         self.units
             .iter()
@@ -77,13 +77,14 @@ impl Family {
     }
 }
 
-/// Whether values can be printed in this unit: one of memory, of time, of counts, or the best.
+/// Returns true if values can be printed in this unit: one of memory, time or counts, or the best
+/// one.
 pub fn is_unit(name: &str) -> bool {
     ["count", "minimum", "auto"].contains(&name) || FAMILIES.iter().any(|f| f.find(name).is_some())
 }
 
-/// Converts a value to another unit; `minimum` and `auto` choose the best.
-/// The unit returned is empty when it goes without saying.
+/// Converts a value to another unit; `minimum` and `auto` choose the best one. The unit returned is
+/// empty if it need not be printed.
 pub fn scale(value: i64, from: &str, to: &str) -> (f64, String) {
     if value < 0 && value != i64::MIN {
         let (value, unit) = scale(-value, from, to);
@@ -106,18 +107,18 @@ pub fn scale(value: i64, from: &str, to: &str) -> (f64, String) {
     }
 }
 
-/// How a value is written.
+/// Style of values with units.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Style {
-    /// As pprof writes it, to whom a kB has 1024 bytes: `1.50MB`, `12kB`, `0`.
+    /// pprof's style, in which a kB has 1024 bytes: `1.50MB`, `12kB`, `0`.
     #[default]
     Pprof,
-    /// As everything of ours is written: `1.50 MiB`, `12 KiB`, `0`.
+    /// Our style: `1.50 MiB`, `12 KiB`, `0`.
     Own,
 }
 
 impl Style {
-    /// A value with its unit.
+    /// Formats a value with its unit.
     pub fn label(self, value: i64, from: &str, to: &str) -> String {
         let (value, unit) = scale(value, from, to);
         let number = format!("{value:.2}");
@@ -130,7 +131,7 @@ impl Style {
     }
 }
 
-/// Our name of a unit that [`scale`] has returned.
+/// Returns our name of a unit returned by [`scale`].
 pub fn own_name(unit: &str) -> &str {
     match unit {
         "kB" => "KiB",
@@ -142,22 +143,22 @@ pub fn own_name(unit: &str) -> &str {
     }
 }
 
-/// A value with its unit, in pprof's style.
+/// Formats a value with its unit in pprof's style.
 pub fn label(value: i64, from: &str, to: &str) -> String {
     Style::Pprof.label(value, from, to)
 }
 
-/// A mean lifetime or age in our style. The agent's clock does not resolve times below its
+/// Formats a mean lifetime or age in our style. The agent's clock does not resolve times below its
 /// tick.
 pub fn lifetime(ms: f64) -> String {
     const TICK_MS: f64 = 4.0;
-    match ms < TICK_MS {
-        true => "< 4 ms".to_owned(),
-        false => Style::Own.label((ms * 1e6) as i64, "nanoseconds", "auto"),
+    if ms < TICK_MS {
+        return "< 4 ms".to_owned();
     }
+    Style::Own.label((ms * 1e6) as i64, "nanoseconds", "auto")
 }
 
-/// The share of a total, six characters wide: ` 4.50%`, `  100%`, ` 0.05%`.
+/// Formats the share of a total, six characters wide: ` 4.50%`, `  100%`, ` 0.05%`.
 pub fn percentage(value: i64, total: i64) -> String {
     let ratio = if total == 0 {
         0.0
@@ -173,7 +174,7 @@ pub fn percentage(value: i64, total: i64) -> String {
     }
 }
 
-/// Two significant digits, without zeros at the end, as C's `%.2g`.
+/// Formats two significant digits without trailing zeros, like C's `%.2g`.
 fn two_digits(value: f64) -> String {
     if value == 0.0 {
         return "0".to_owned();

@@ -1,10 +1,10 @@
-//! Moments for display. Always UTC: a dump is read anywhere.
+//! Formats points in time. Always in UTC, because dumps are read on any machine.
 
 const MONTHS: [&str; 12] = [
     "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
 ];
 
-/// Unix time in nanoseconds as pprof prints it: `Jan 2, 2006 at 3:04pm (UTC)`.
+/// Formats Unix time in nanoseconds like pprof: `Jan 2, 2006 at 3:04pm (UTC)`.
 pub fn moment(unix_ns: u64) -> String {
     let minutes = unix_ns / 60_000_000_000;
     let (year, month, day) = date((minutes / (24 * 60)) as i64);
@@ -15,10 +15,10 @@ pub fn moment(unix_ns: u64) -> String {
     format!("{month} {day}, {year} at {hour}:{minute:02}{half} (UTC)")
 }
 
-/// Year, month and day of a number of days since 1970.
+/// Converts days since 1970 to year, month and day.
 fn date(days: i64) -> (i64, i64, i64) {
-    // Years that start in March have their leap day at the end, so the months
-    // before any day of it are 30.6 days long on average.
+    // If years start in March, the leap day is the last one, and the months before any day have
+    // 30.6 days on average.
     let days = days + 719_468;
     let era = days.div_euclid(146_097);
     let day = days.rem_euclid(146_097);

@@ -1,27 +1,27 @@
-//! What was probably meant: the names nearest to one that was not found.
+//! Finds the names nearest to a misspelt one.
 
 use std::path::{Path, PathBuf};
 
 use strsim::osa_distance;
 
-/// Names that are examined, in a directory or a profile.
-const MOST: usize = 50_000;
+/// Maximum number of names to examine in a directory or profile.
+const MAX_NAMES: usize = 50_000;
 
-/// Characters of a name that are compared.
-const LENGTH: usize = 80;
+/// Number of characters of a name that are compared.
+const COMPARED_CHARS: usize = 80;
 
-/// The word nearest to a misspelt one, if any is near.
+/// Returns the word nearest to a misspelt one, if any is near.
 pub fn word<'a>(typed: &str, words: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let typed = start(typed);
     let limit = (typed.chars().count() / 3).max(1);
-    let near = words.take(MOST).filter_map(|word| {
+    let near = words.take(MAX_NAMES).filter_map(|word| {
         let distance = osa_distance(&typed, &start(word));
         (distance <= limit && distance < typed.chars().count()).then_some((distance, word))
     });
     near.min().map(|(_, word)| word)
 }
 
-/// The file nearest to one that does not exist, in the same directory.
+/// Returns the file nearest to one that does not exist, in the same directory.
 pub fn file(missing: &Path) -> Option<PathBuf> {
     let name = missing.file_name()?.to_str()?;
     let parent = missing.parent()?;
@@ -30,7 +30,7 @@ pub fn file(missing: &Path) -> Option<PathBuf> {
     } else {
         parent
     };
-    let entries = std::fs::read_dir(directory).ok()?.take(MOST).flatten();
+    let entries = std::fs::read_dir(directory).ok()?.take(MAX_NAMES).flatten();
     let files = entries.filter(|entry| entry.file_type().is_ok_and(|kind| !kind.is_dir()));
     let names: Vec<String> = files
         .filter_map(|entry| entry.file_name().into_string().ok())
@@ -40,15 +40,17 @@ pub fn file(missing: &Path) -> Option<PathBuf> {
     Some(parent.join(found))
 }
 
-/// The shortest name that begins with a name of few letters: dumps have a pid and a number that
-/// no user types.
+/// Returns the shortest name that begins with an incomplete one: users do not type the pid and
+/// number of a dump.
 fn continued<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let stem = name.strip_suffix(".heap").unwrap_or(name);
     let longer = names.filter(|other| stem.chars().count() > 2 && other.starts_with(stem));
-    longer.take(MOST).min_by_key(|other| (other.len(), *other))
+    longer
+        .take(MAX_NAMES)
+        .min_by_key(|other| (other.len(), *other))
 }
 
-/// The ending of a message about a pattern that no function matches: those that come nearest.
+/// Returns the end of a message about a pattern that matches no function: the nearest names.
 pub fn function_hint<'a>(pattern: &str, names: impl Iterator<Item = &'a str>) -> String {
     let found = functions(pattern, names);
     let shown: Vec<String> = found.iter().map(|name| shortened(name)).collect();
@@ -59,7 +61,7 @@ pub fn function_hint<'a>(pattern: &str, names: impl Iterator<Item = &'a str>) ->
     }
 }
 
-/// At most three functions whose names are nearest to a pattern.
+/// Returns at most three functions with the names nearest to a pattern.
 fn functions<'a>(pattern: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let wanted: Vec<String> = pattern.split('|').map(letters).collect();
     let score = |name: &str| {
@@ -67,18 +69,18 @@ fn functions<'a>(pattern: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a
         let of = |wanted: &String| unlikeness(wanted, &whole);
         wanted.iter().map(of).min().unwrap_or(NONE)
     };
-    let named = names.filter(|name| !name.is_empty()).take(MOST);
+    let named = names.filter(|name| !name.is_empty()).take(MAX_NAMES);
     let mut found: Vec<(u32, &str)> = named.map(|name| (score(name), name)).collect();
-    found.retain(|(score, _)| *score <= LIMIT);
+    found.retain(|(score, _)| *score <= MAX_UNLIKENESS);
     found.sort_unstable();
     found.dedup();
-    // Those that are much farther away than the nearest were not meant.
-    let near = found.first().map_or(0, |(score, _)| score + NEAR);
+    // Drops names that are much farther away than the nearest one.
+    let near = found.first().map_or(0, |(score, _)| score + MAX_DIFFERENCE);
     let found = found.into_iter().take_while(|(score, _)| *score <= near);
     found.map(|(_, name)| name).take(3).collect()
 }
 
-/// As many parts of a name, from its end, as the wanted one has.
+/// Returns the last parts of a name, as many as the wanted name has.
 fn last_parts<'a>(name: &'a str, wanted: &str) -> &'a str {
     let parts = wanted.matches("::").count();
     match name.rmatch_indices("::").nth(parts) {
@@ -87,12 +89,14 @@ fn last_parts<'a>(name: &'a str, wanted: &str) -> &'a str {
     }
 }
 
-/// Unlikeness in thousandths, up to which names count as near.
-const LIMIT: u32 = 400;
-/// Difference to the nearest name, up to which others are named too.
-const NEAR: u32 = 200;
+/// Maximum unlikeness of a near name, in thousandths.
+const MAX_UNLIKENESS: u32 = 400;
+/// Maximum difference in unlikeness to the nearest name, in thousandths.
+const MAX_DIFFERENCE: u32 = 200;
+/// Unlikeness of names that have nothing in common.
 const NONE: u32 = 1000;
 
+/// Returns the unlikeness of a name, in thousandths.
 fn unlikeness(wanted: &str, name: &str) -> u32 {
     let letters = wanted.chars().count();
     if letters < 2 {
@@ -106,7 +110,7 @@ fn unlikeness(wanted: &str, name: &str) -> u32 {
     (osa_distance(wanted, &own) * NONE as usize / length) as u32
 }
 
-/// A pattern without what has a meaning in patterns.
+/// Removes characters that are special in patterns.
 fn letters(pattern: &str) -> String {
     let kept = pattern
         .chars()
@@ -115,11 +119,11 @@ fn letters(pattern: &str) -> String {
 }
 
 fn start(text: &str) -> String {
-    text.chars().take(LENGTH).collect()
+    text.chars().take(COMPARED_CHARS).collect()
 }
 
 fn shortened(name: &str) -> String {
-    match name.char_indices().nth(LENGTH) {
+    match name.char_indices().nth(COMPARED_CHARS) {
         Some((at, _)) => format!("{}\u{2026}", &name[..at]),
         None => name.to_owned(),
     }

@@ -1,4 +1,4 @@
-//! What becomes one entry of a report: functions, lines, files or addresses.
+//! Groups frames into the entries of a report: functions, lines, files or addresses.
 
 use std::collections::HashMap;
 
@@ -8,17 +8,17 @@ use heap_format::{Function, Line, Location, NO_MAPPING, Profile, UNNAMED, marker
 
 use crate::view::View;
 
-/// What the name of a function of the kernel ends in, as flame-graph tools have it: a program's
-/// own function may have the same name.
+/// Suffix of the names of kernel functions, as flame-graph tools use it. Distinguishes them from
+/// functions of the program with the same name.
 pub const KERNEL_MARK: &str = "_[k]";
 
 /// Grouping of frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Granularity {
-    /// By the name of the function; Python's by line.
+    /// By function name; Python frames by line.
     #[default]
     Usual,
-    /// By the name of the function.
+    /// By function name.
     Functions,
     /// By function, file and line.
     Lines,
@@ -28,24 +28,24 @@ pub enum Granularity {
     Addresses,
 }
 
-/// Where the code of an entry comes from.
+/// Origin of the code of an entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Origin {
-    /// From a file.
+    /// File of the program.
     #[default]
     Program,
-    /// It is the kernel's.
+    /// Kernel.
     Kernel,
-    /// The program has made it while it ran.
+    /// JIT compiler.
     Jit,
-    /// It is a line of Python.
+    /// Python.
     Python,
 }
 
-/// What a function's name in the map of a Python that writes one begins with.
+/// Prefix of the names of Python functions in perf maps.
 const TRAMPOLINE: &str = "py::";
 
-/// The origin of a location that has names.
+/// Returns the origin of a location that has names.
 pub fn origin(profile: &Profile, location: &Location) -> Origin {
     if profile.is_kernels(location) {
         return Origin::Kernel;
@@ -56,16 +56,18 @@ pub fn origin(profile: &Profile, location: &Location) -> Origin {
     if location.address == 0 || marker_at(location.address).is_some() {
         return Origin::Program;
     }
-    // Dumps of memory do not list mappings without a file. Formats without them have files
-    // nevertheless.
+    // Heap dumps do not list anonymous mappings. Profiles in other formats may have no mappings at
+    // all.
     let Some(mapping) = profile.mappings.get(location.mapping as usize) else {
         let mut lines = profile.lines_of(location).iter();
         let is_one = |line: &Line| is_of_perf_map(&profile.functions[line.function as usize]);
-        return match lines.any(is_one) {
-            true => Origin::Python,
-            // The format names files, and this address is in none.
-            false if !profile.mappings.is_empty() => Origin::Jit,
-            false => Origin::Program,
+        return if lines.any(is_one) {
+            Origin::Python
+        } else if !profile.mappings.is_empty() {
+            // The format lists files, and this address is in none of them.
+            Origin::Jit
+        } else {
+            Origin::Program
         };
     };
     let path = mapping.path.as_os_str().as_bytes();
@@ -78,13 +80,14 @@ pub fn origin(profile: &Profile, location: &Location) -> Origin {
         let function = &profile.functions[line.function as usize];
         function.system_name.starts_with(TRAMPOLINE)
     };
-    match lines.any(is_trampoline) {
-        true => Origin::Python,
-        false => Origin::Jit,
+    if lines.any(is_trampoline) {
+        Origin::Python
+    } else {
+        Origin::Jit
     }
 }
 
-/// Whether a function is called as Python calls a trampoline: `py::work:/srv/app.py`.
+/// Returns true if a function has the name of a Python trampoline: `py::work:/srv/app.py`.
 fn is_of_perf_map(function: &Function) -> bool {
     let place = function.system_name.strip_prefix(TRAMPOLINE);
     let place = place.and_then(|place| place.strip_prefix(function.name.as_str()));
@@ -95,29 +98,29 @@ fn is_of_perf_map(function: &Function) -> bool {
 /// An entry of a report.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Info {
-    /// Name of the function; empty when unknown or merged.
+    /// Function name; empty if unknown or merged.
     pub name: String,
-    /// Lookup address; 0 when merged.
+    /// Lookup address; 0 if merged.
     pub address: u64,
-    /// Source file; empty when unknown or merged.
+    /// Source file; empty if unknown or merged.
     pub file: String,
-    /// Line; 0 when unknown or merged.
+    /// Line; 0 if unknown or merged.
     pub line: u32,
-    /// Object file, for frames without a name.
+    /// Object file, for frames without a name; otherwise empty unless requested.
     pub object: String,
-    /// Where its code comes from.
+    /// Origin of the code.
     pub origin: Origin,
 }
 
 impl Info {
-    /// Whether it is of a language whose names mean little without their file.
+    /// Returns true for functions of scripts, whose names mean little without their file.
     pub fn is_script(&self) -> bool {
         matches!(self.origin, Origin::Python | Origin::Jit)
             && !self.name.is_empty()
             && !self.file.is_empty()
     }
 
-    /// The entry's text, composed as pprof composes it; of scripts as their own tools compose it.
+    /// Formats the entry like pprof; scripts like their own tools.
     pub fn printable(&self) -> String {
         if self.is_script() {
             let name = script_name(&self.name, &self.file, self.line);
@@ -142,7 +145,7 @@ impl Info {
         } else if !self.file.is_empty() {
             parts.push(self.file.clone());
         } else if !self.name.is_empty() {
-            // The name says it all.
+            // The name is sufficient.
         } else if !self.object.is_empty() {
             let base = self.object.rsplit('/').next().unwrap_or(&self.object);
             parts.push(format!("[{base}]"));
@@ -153,7 +156,7 @@ impl Info {
     }
 }
 
-/// The entries of a view, and which ones each location stands for.
+/// All entries of a view, and the entries of each location.
 pub struct Nodes {
     infos: Vec<Info>,
     names: Vec<String>,
@@ -162,9 +165,8 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    /// Groups the frames of `view`; `inlines` keeps inlined functions apart
-    /// from the ones that they were inlined into, `objects` equal functions of
-    /// different object files.
+    /// Groups the frames of `view`. `inlines`: inlined functions are entries of their own.
+    /// `objects`: equal functions of different object files are different entries.
     pub fn new(view: &View, granularity: Granularity, inlines: bool, objects: bool) -> Self {
         let mut known: HashMap<Info, u32> = HashMap::new();
         let mut nodes = Self {
@@ -189,29 +191,29 @@ impl Nodes {
         nodes
     }
 
-    /// Number of entries.
+    /// Returns the number of entries.
     pub fn count(&self) -> usize {
         self.infos.len()
     }
 
-    /// The entries of a location, innermost first; at least one.
+    /// Returns the entries of a location, innermost first; at least one.
     pub fn of_location(&self, location: u32) -> &[u32] {
         let (first, count) = self.ranges[location as usize];
         &self.ids[first as usize..(first + count) as usize]
     }
 
-    /// Names and address of an entry.
+    /// Returns names and address of an entry.
     pub fn info(&self, id: u32) -> &Info {
         &self.infos[id as usize]
     }
 
-    /// The text of an entry.
+    /// Returns the formatted entry.
     pub fn name(&self, id: u32) -> &str {
         &self.names[id as usize]
     }
 }
 
-/// The entries of one location, innermost first.
+/// Returns the entries of one location, innermost first.
 fn infos(
     view: &View,
     location: u32,
@@ -222,7 +224,7 @@ fn infos(
     let profile = view.profile();
     let frame = &profile.locations[location as usize];
     let address = match granularity {
-        // A line of Python has none.
+        // A Python frame only has a pseudo-address.
         Granularity::Addresses if !profile.is_python(frame) => frame.address,
         _ => 0,
     };
@@ -241,14 +243,15 @@ fn infos(
             ..Info::default()
         }];
     }
-    let shown = match inlines {
-        true => lines,
-        false => &lines[lines.len() - 1..],
+    let shown = if inlines {
+        lines
+    } else {
+        &lines[lines.len() - 1..]
     };
     let info = |line: &Line| {
         let function = &profile.functions[line.function as usize];
         let origin = origin(profile, frame);
-        let mut info = of_line(function, line.line, (granularity, origin));
+        let mut info = of_line(function, line.line, granularity, origin);
         info.address = address;
         info.origin = origin;
         if info.name.is_empty() || objects {
@@ -259,13 +262,14 @@ fn infos(
     shown.iter().map(info).collect()
 }
 
-/// The entry of a line of a function, without address and object file.
-fn of_line(function: &Function, line: u32, (granularity, origin): (Granularity, Origin)) -> Info {
+/// Returns the entry of a line of a function, without address and object file.
+fn of_line(function: &Function, line: u32, granularity: Granularity, origin: Origin) -> Info {
     let mut info = Info::default();
     if granularity != Granularity::Files {
-        info.name = match function.name.is_empty() && origin == Origin::Python {
-            true => UNNAMED.to_owned(),
-            false => function.name.clone(),
+        info.name = if function.name.is_empty() && origin == Origin::Python {
+            UNNAMED.to_owned()
+        } else {
+            function.name.clone()
         };
     }
     let is_script = matches!(origin, Origin::Python | Origin::Jit);
@@ -273,7 +277,7 @@ fn of_line(function: &Function, line: u32, (granularity, origin): (Granularity, 
     if !by_name || is_script {
         info.file = clean(&function.file);
     }
-    // What a JIT has made is known by the line where it begins.
+    // JIT code without line numbers gets the first line of the function.
     let line = match line {
         0 if is_script => function.start_line,
         line => line,
@@ -286,7 +290,7 @@ fn of_line(function: &Function, line: u32, (granularity, origin): (Granularity, 
     info
 }
 
-/// A path without `.`, `..` and doubled slashes.
+/// Removes `.`, `..` and double slashes from a path.
 pub fn clean(path: &str) -> String {
     if !path.contains("/.") && !path.contains("//") && !path.starts_with("./") {
         return path.to_owned();

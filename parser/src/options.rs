@@ -1,4 +1,4 @@
-//! The caller's choices of what is shown of a profile and how.
+//! Options of what to show of a profile, and how.
 
 use std::path::PathBuf;
 
@@ -6,14 +6,14 @@ use crate::filters::Filters;
 use crate::graph::Order;
 use crate::nodes::Granularity;
 
-/// Choices of what is shown of a profile and how. The default is that of the command line.
+/// Options of what to show of a profile, and how. The default is that of the command line.
 #[derive(Debug)]
 pub struct Options {
-    /// Column that is shown, by name or number; the profile's default one without.
+    /// Column to show, by name or index. `None`: the profile's default.
     pub column: Option<String>,
-    /// Stacks and frames that count.
+    /// Filters of stacks and frames.
     pub filters: Filters,
-    /// Percentages are of what the filters leave, not of everything.
+    /// Percentages are of what the filters keep, not of everything.
     pub relative_percentages: bool,
     /// Grouping of frames.
     pub granularity: Granularity,
@@ -21,29 +21,29 @@ pub struct Options {
     pub inlines: bool,
     /// Order of tables.
     pub order: Order,
-    /// Small entries are left out, as the next three say.
+    /// Drop small entries, by the next three limits.
     pub trim: bool,
-    /// Maximum number of entries that are shown, 0 for all; the format's default without.
+    /// Maximum number of entries; 0 for all. `None`: the format's default.
     pub node_count: Option<usize>,
-    /// Least share of the total for an entry.
+    /// Minimum share of the total for an entry.
     pub node_fraction: f64,
-    /// Least share of the total for a call.
+    /// Minimum share of the total for a call.
     pub edge_fraction: f64,
-    /// Entries below zero are left out.
+    /// Drop entries below zero.
     pub drop_negative: bool,
-    /// Values are shown with their 95 % confidence intervals.
+    /// Show values with their 95 % confidence intervals.
     pub error_bars: bool,
     /// Unit to print; `minimum` for the best one.
     pub unit: String,
     /// Divisor of all values; not 0.
     pub divide_by: f64,
-    /// Program and type are left out of the legend.
+    /// Omit program and type from the legend.
     pub compact_labels: bool,
-    /// The program, for titles; the profile's own without.
+    /// Program for titles. `None`: that of the profile.
     pub program: Option<PathBuf>,
-    /// Files that the profile was read from, for titles.
+    /// Input files, for titles.
     pub files: Vec<PathBuf>,
-    /// Directories that are searched for source files.
+    /// Directories to search for source files.
     pub source_directories: Vec<PathBuf>,
     /// Labels of all rows, for formats that are read into a database.
     pub labels: Vec<(String, String)>,

@@ -1,4 +1,5 @@
-//! Where the code of an entry is, for tooltips: its file, and the line that holds most.
+//! Finds the source position of each entry, for tooltips: its file, and the line with the largest
+//! value.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -8,16 +9,16 @@ use heap_format::Line;
 use crate::nodes::{Nodes, clean};
 use crate::view::View;
 
-/// The places of all entries.
+/// Source positions of all entries.
 pub struct Places<'a> {
     view: &'a View,
     nodes: &'a Nodes,
-    /// For each entry a function and a line of it, of which one at least is in a file.
+    /// Function and line of each entry; `None` if no file is known.
     best: Vec<Option<(u32, u32)>>,
 }
 
 impl<'a> Places<'a> {
-    /// Looks at all stacks of a view.
+    /// Computes the positions from all stacks of a view.
     pub fn new(view: &'a View, nodes: &'a Nodes) -> Self {
         let profile = view.profile();
         let mut held = vec![0i128; profile.locations.len()];
@@ -37,7 +38,7 @@ impl<'a> Places<'a> {
             }
         }
         let mut ranked: Vec<_> = sums.into_iter().collect();
-        // The best one last: a known line before an unknown one, then by what it holds.
+        // The best position comes last: known lines after unknown ones, then by value.
         ranked.sort_by_key(|&((id, function, line), sum)| {
             (id, line != 0, sum, Reverse(function), Reverse(line))
         });
@@ -48,10 +49,11 @@ impl<'a> Places<'a> {
         Self { view, nodes, best }
     }
 
-    /// `file:line` of an entry; `None` where it is unknown, or part of the entry's name.
+    /// Returns `file:line` of an entry; `None` if it is unknown, or already part of the entry's
+    /// name.
     pub fn of(&self, id: u32) -> Option<String> {
         let info = self.nodes.info(id);
-        // A script's file is named without its directories.
+        // The name of a script's entry contains only the base name of its file.
         if !info.file.is_empty() && !info.is_script() {
             return None;
         }
@@ -64,7 +66,7 @@ impl<'a> Places<'a> {
     }
 }
 
-/// The lines that a location's entries stand for: all of them, or the outermost one.
+/// Returns the lines of a location that have entries: all of them, or only the outermost one.
 fn shown(view: &View, location: u32, entries: usize) -> &[Line] {
     let lines = view.lines(location);
     &lines[lines.len().saturating_sub(entries)..]

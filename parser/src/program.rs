@@ -1,5 +1,5 @@
-//! The program that a dump was taken from, if the caller named none: the file that the dump names,
-//! if it is on this machine and its build id matches.
+//! Finds the program that a dump was taken from, if the user has not given it: the file that the
+//! dump names, if it is on this machine and its build id matches.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use symbols::WrongBinary;
 
 use crate::hint;
 
-/// Why there is nothing to find the names of a program's functions in.
+/// Error if the functions of a program cannot be named.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{dump} {reason}.\n\
@@ -20,18 +20,18 @@ use crate::hint;
 pub struct NoProgram {
     dump: String,
     reason: Reason,
-    /// Path and build id of its code, by which names may be found elsewhere than in the file.
+    /// Path and build id of the program, by which names may be found elsewhere.
     code: Option<(PathBuf, BuildId)>,
 }
 
 impl NoProgram {
-    /// Whether names may be found elsewhere: in the process while it lives, or in a debug
-    /// file with its build id.
+    /// Returns true if names may be found elsewhere: through the running process, or in a debug
+    /// file with the build id.
     pub(crate) fn may_be_elsewhere(&self) -> bool {
         self.code.as_ref().is_some_and(|(_, id)| !id.is_empty())
     }
 
-    /// Whether none were found in the profile that holds this dump.
+    /// Returns true if no names were found for the program's code in `profile`.
     pub(crate) fn holds(&self, profile: &Profile) -> bool {
         let Some((path, id)) = &self.code else {
             return true;
@@ -45,26 +45,26 @@ impl NoProgram {
     }
 }
 
-/// What is wrong with the program that the dump names.
+/// Reason why the program that the dump names cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Reason {
-    /// The dump names none.
+    /// The dump names no program.
     #[error("does not say which program it was taken from")]
     Unnamed,
-    /// Without a build id, any file could be it.
+    /// The dump has no build id, so any file could be the program.
     #[error("was taken from {program}, but holds no build id that would prove which file that is")]
     Unproven {
-        /// The program.
+        /// Path of the program.
         program: String,
-        /// Whether there is a file that could be it.
+        /// Set if there is a file at that path.
         is_there: bool,
     },
     /// There is no such file.
     #[error("was taken from {program} (build id {recorded}), which is not on this machine")]
     Absent {
-        /// The program.
+        /// Path of the program.
         program: String,
-        /// Its build id.
+        /// Build id of the profiled program.
         recorded: BuildId,
     },
     /// The file was replaced, or is another machine's.
@@ -74,13 +74,14 @@ pub enum Reason {
     )]
     OtherBuild {
         /// The program.
+        /// Path of the program.
         program: String,
-        /// Its build id.
+        /// Build id of the profiled program.
         recorded: BuildId,
-        /// That of the file.
+        /// Build id of the file.
         found: String,
     },
-    /// It cannot be opened, or is no ELF file.
+    /// The file cannot be opened, or is not an ELF file.
     #[error("was taken from a program that cannot be used: {error:#}")]
     Unusable {
         /// The error.
@@ -89,7 +90,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// What `--force` does about it.
+    /// Describes what `--force` would do.
     fn forced(&self) -> &'static str {
         match self {
             Self::Unproven { is_there: true, .. } => {
@@ -103,10 +104,9 @@ impl Reason {
     }
 }
 
-/// Finds the program of each dump that holds no names itself. `None` if they are of several
-/// programs, all of which are present. With `force`, names of a program that cannot be used are
-/// left out, and one of another build is used. The files are opened, but only their headers are
-/// read.
+/// Finds the program of each dump that has no names itself. Returns `None` if they are of several
+/// programs, all of which are present. With `force`, a program of another build is used, and one
+/// that cannot be used is ignored. Only the headers of the files are read.
 pub fn find(
     dumps: &[Profile],
     files: &[PathBuf],
@@ -126,17 +126,19 @@ pub fn find(
         }
     }
     programs.dedup();
-    match missing.is_empty() {
-        // One dump's program is not another one's.
-        true if done_without => Ok(None),
-        true => Ok(programs.pop().filter(|_| programs.is_empty())),
-        false => Err(missing),
+    if !missing.is_empty() {
+        return Err(missing);
     }
+    // One dump's program must not be used for another dump without a program.
+    if done_without {
+        return Ok(None);
+    }
+    Ok(programs.pop().filter(|_| programs.is_empty()))
 }
 
-/// Whether a profile holds names of functions.
+/// Returns true if a profile has names of functions.
 pub(crate) fn is_symbolized(profile: &Profile) -> bool {
-    // Functions of the kernel and of Python come with names.
+    // Kernel functions and Python frames always have names.
     let named = |l: &heap_format::Location| {
         l.line_count > 0 && !profile.is_kernels(l) && !profile.is_python(l)
     };
@@ -146,7 +148,7 @@ pub(crate) fn is_symbolized(profile: &Profile) -> bool {
 fn of_dump(profile: &Profile, force: bool) -> Result<PathBuf, Reason> {
     let (path, recorded) = recorded(profile).ok_or(Reason::Unnamed)?;
     let program = printable::path(path);
-    // A name alone would be looked for in whatever directory this is.
+    // A relative path would be searched in the current directory.
     if !path.is_absolute() || (recorded.is_empty() && !force) {
         let is_there = path.is_absolute() && symbols::check_binary(profile, path, "").is_ok();
         return Err(Reason::Unproven { program, is_there });
@@ -169,7 +171,7 @@ fn of_dump(profile: &Profile, force: bool) -> Result<PathBuf, Reason> {
     }
 }
 
-/// Path and build id of the program, as the dump has them.
+/// Returns path and build id of the program, as recorded in the dump.
 fn recorded(profile: &Profile) -> Option<(&Path, &BuildId)> {
     let main = main(profile)?;
     let id = match &profile.facts.exe_build_id {
@@ -179,7 +181,7 @@ fn recorded(profile: &Profile) -> Option<(&Path, &BuildId)> {
     Some((maps::strip_deleted(&main.path).0, id))
 }
 
-/// The mapping of the program's code.
+/// Returns the mapping of the program's code.
 pub(crate) fn main(profile: &Profile) -> Option<&Mapping> {
     Some(&profile.mappings[symbols::main_mapping(profile)?])
 }

@@ -1,4 +1,4 @@
-//! Which frames are shown of stacks that hold Python ([`symbols::interpreter`] has the rules).
+//! Selects the frames of Python stacks to show, by the rules in [`symbols::interpreter`].
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ pub use symbols::interpreter::Shown;
 
 use crate::nodes::{Origin, origin};
 
-/// Leaves out of the stacks what is not to be shown. `merged`: equal stacks become one. Returns a
+/// Drops the frames that `shown` excludes. `merged`: merges stacks that become equal. Returns a
 /// warning for the user.
 pub fn narrow(profile: &mut Profile, shown: Shown, merged: bool) -> Option<String> {
     let python: Vec<bool> = profile
@@ -33,7 +33,7 @@ pub fn narrow(profile: &mut Profile, shown: Shown, merged: bool) -> Option<Strin
             let is_own = |location| !has_own || profile.is_python(location);
             let own = profile.locations.iter().zip(&python);
             let own: Vec<bool> = own.map(|(l, &python)| python && is_own(l)).collect();
-            only(profile, &own)
+            only_python(profile, &own)
         }
         Shown::Usual => Roles::of(profile, &python).usual(profile),
     };
@@ -43,17 +43,17 @@ pub fn narrow(profile: &mut Profile, shown: Shown, merged: bool) -> Option<Strin
     }
     profile.stacks = frames;
     forget_unused(profile);
-    // The columns are its own, so there is no error.
+    // Cannot fail: a profile has its columns in common with itself.
     if merged && let Ok(merged) = merge::merge(std::slice::from_ref(profile)) {
         *profile = merged;
     }
     None
 }
 
-/// What the fact `python` says of a build without a global lock.
+/// Word in the fact `python` for a build without the global interpreter lock.
 const FREE_THREADED: &str = "free-threaded";
 
-/// What to say of objects that are not in a profile of memory.
+/// Returns a remark if the interpreter's small objects are not in the profile.
 pub fn hidden_objects(profile: &Profile) -> Option<String> {
     let hides = profile.facts.python_hides == Some(true) && profile.facts.cpu.is_none();
     let is_unlocked = |python: &String| python.contains(FREE_THREADED);
@@ -71,7 +71,7 @@ pub fn hidden_objects(profile: &Profile) -> Option<String> {
     })
 }
 
-/// Takes away the locations that are in no stack any more.
+/// Drops locations that are in no stack.
 fn forget_unused(profile: &mut Profile) {
     let mut used = vec![false; profile.locations.len()];
     let frames = profile.stacks.iter().flatten();
@@ -90,8 +90,8 @@ fn forget_unused(profile: &mut Profile) {
     profile.stacks = renumbered;
 }
 
-/// Python's frames alone.
-fn only(profile: &mut Profile, python: &[bool]) -> heap_format::Stacks {
+/// Keeps only Python frames. A stack without any becomes the single frame `[native]`.
+fn only_python(profile: &mut Profile, python: &[bool]) -> heap_format::Stacks {
     let native = profile.locations.len() as u32;
     let function = profile.functions.len() as u32;
     profile.functions.push(Function {
@@ -108,58 +108,63 @@ fn only(profile: &mut Profile, python: &[bool]) -> heap_format::Stacks {
         function,
         ..Line::default()
     });
-    let is_mark = |frame: &u32| {
+    let is_marker = |frame: &u32| {
         let address = profile.locations[*frame as usize].address;
         marker_at(address).is_some()
     };
     profile.stacks.rewritten(|frames, out| {
         let before = out.len();
         out.extend(frames.iter().filter(|&&frame| python[frame as usize]));
-        let mark = frames.last().filter(|frame| is_mark(frame));
-        let is_alone = mark.is_some() && frames.len() == 1;
+        let marker = frames.last().filter(|frame| is_marker(frame));
+        let is_alone = marker.is_some() && frames.len() == 1;
         if out.len() == before && !is_alone {
             out.push(native);
         }
-        // Alone it stands for samples without a stack; after others, for missing outer frames,
-        // which may be Python's.
-        out.extend(mark);
+        // A pseudo-frame is kept: alone, it stands for samples without a stack; after other frames,
+        // for missing outer frames, which may be Python's.
+        out.extend(marker);
     })
 }
 
+/// Roles of all locations.
 struct Roles {
-    of: Vec<Role>,
+    by_location: Vec<Role>,
 }
 
 impl Roles {
     fn of(profile: &Profile, python: &[bool]) -> Self {
         let modules = interpreters(profile, python);
         let locations = profile.locations.iter().zip(python);
-        // There are two kinds of frames for the same lines; the interpreter's own are exact.
+        // If there are two kinds of frames for a function, those of the interpreter are exact.
         let has_own = locations.clone().any(|(l, _)| profile.is_python(l));
-        let role = |(location, &python): (&Location, &bool)| match python {
-            true if has_own && !profile.is_python(location) => Role::Trampoline,
-            true => Role::Python,
-            false => native(profile, location, &modules),
+        let role = |(location, &is_python): (&Location, &bool)| {
+            if !is_python {
+                native_role(profile, location, &modules)
+            } else if has_own && !profile.is_python(location) {
+                Role::Trampoline
+            } else {
+                Role::Python
+            }
         };
         Self {
-            of: locations.map(role).collect(),
+            by_location: locations.map(role).collect(),
         }
     }
 
     fn usual(&self, profile: &Profile) -> heap_format::Stacks {
-        let role = |frame: u32| self.of[frame as usize];
-        let is_mark = |frame: u32| {
+        let role = |frame: u32| self.by_location[frame as usize];
+        let is_marker = |frame: u32| {
             let address = profile.locations[frame as usize].address;
             marker_at(address).is_some()
         };
         profile.stacks.rewritten(|frames, out| {
-            interpreter::usual(frames, role, is_mark, |frame| out.push(frame));
+            interpreter::usual(frames, role, is_marker, |frame| out.push(frame));
         })
     }
 }
 
-/// The role of a location that is no Python.
-fn native(profile: &Profile, location: &Location, modules: &HashSet<PathBuf>) -> Role {
+/// Returns the role of a native location.
+fn native_role(profile: &Profile, location: &Location, modules: &HashSet<PathBuf>) -> Role {
     let Some(mapping) = profile.mappings.get(location.mapping as usize) else {
         return Role::Other;
     };
@@ -168,8 +173,8 @@ fn native(profile: &Profile, location: &Location, modules: &HashSet<PathBuf>) ->
     Role::native(&mapping.path, modules.contains(&mapping.path), names)
 }
 
-/// Modules with code of the interpreter: what stands around frames of Python, and a program named
-/// `python` if the interpreter is a library.
+/// Returns the modules with the interpreter's code: those of frames that call Python frames, and a
+/// program named `python` if the interpreter is a library.
 fn interpreters(profile: &Profile, python: &[bool]) -> HashSet<PathBuf> {
     let mut modules = HashSet::new();
     let mut seen = HashSet::new();

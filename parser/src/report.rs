@@ -1,4 +1,4 @@
-//! The output formats, one file each.
+//! Output formats, one file each.
 
 pub mod context;
 pub mod format;
@@ -32,7 +32,7 @@ mod tree;
 
 use format::Format;
 
-/// A report as a terminal shows it that has ASCII alone.
+/// Returns a report as shown on a terminal that supports only ASCII.
 pub fn in_ascii(format: &Format, content: Vec<u8>) -> Vec<u8> {
     match String::from_utf8(content) {
         Ok(text) if format.flag == timeline::FORMAT.flag => timeline::in_ascii(&text).into_bytes(),
@@ -41,7 +41,7 @@ pub fn in_ascii(format: &Format, content: Vec<u8>) -> Vec<u8> {
     }
 }
 
-/// Every format, in the order of `--help`.
+/// All formats, in the order of `--help`.
 pub static FORMATS: &[&Format] = &[
     &top::FORMAT,
     &svg::FORMAT,

@@ -1,4 +1,4 @@
-//! Several dumps of one process, in the order of time.
+//! Orders several dumps of one process by time.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -8,20 +8,19 @@ use anyhow::{Result, bail};
 use heap_format::elapsed::Clock;
 use heap_format::{Profile, history, maps, numbering, printable};
 
-/// When the dumps were taken.
+/// Times of several dumps.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Series {
-    /// Seconds after the first one, ascending; numbers where the dumps have no
-    /// times. Empty where there is only one dump, or no order.
+    /// Seconds since the first dump, ascending; indices if the dumps have no times. Empty if there
+    /// is only one dump, or no order.
     pub moments: Vec<f64>,
-    /// The moments are seconds.
+    /// Set if `moments` are seconds.
     pub timed: bool,
 }
 
 impl Series {
-    /// Sorts dumps, and their files with them, by time. Dumps that are not of
-    /// one session of one process are refused unless `force`: their numbers
-    /// start from zero at different moments.
+    /// Sorts dumps and their files by time. Returns an error, unless `force`, if they are not of
+    /// one session of one process: their counts start from zero at different times.
     pub fn sort(profiles: &mut [Profile], files: &mut [PathBuf], force: bool) -> Result<Self> {
         if !force {
             for i in 1..profiles.len() {
@@ -43,7 +42,7 @@ impl Series {
             });
         };
         let mut order: Vec<usize> = (0..ends.len()).collect();
-        // A dump of a session that is over can be written again.
+        // Dumps of an ended session may have the same time, because it can be dumped again.
         order.sort_by_key(|&i| (ends[i], profiles[i].facts.sequence, i));
         permute(profiles, &order);
         permute(files, &order);
@@ -55,8 +54,8 @@ impl Series {
         })
     }
 
-    /// An early and a late dump; empty if they are not of one session, or the
-    /// other way around.
+    /// Returns the times of an early and a late dump; empty if they are not of one session, or in
+    /// reverse order.
     pub fn of_two(early: &Profile, late: &Profile) -> Self {
         let clock = Clock::of([&early.facts, &late.facts].into_iter());
         let end = |profile: &Profile| clock?.end_ns(&profile.facts);
@@ -70,15 +69,15 @@ impl Series {
     }
 }
 
-/// When each dump was taken, in ns of the best clock that all have; `None` if one has no time.
+/// Returns the time of each dump, in ns of the best clock that all have; `None` if one has no time.
 fn ends(profiles: &[Profile]) -> Option<Vec<u64>> {
     let facts = profiles.iter().map(|profile| &profile.facts);
     let clock = Clock::of(facts.clone())?;
     facts.map(|facts| clock.end_ns(facts)).collect()
 }
 
-/// Sorts dumps without times whose names differ only in numbers, as those of gperftools and jemalloc do: a shell
-/// has 10000 before 9999. Others keep the order in which they were given.
+/// Sorts dumps without times by the numbers in their names, if the names differ only in these, as
+/// with gperftools and jemalloc. A shell sorts 10000 before 9999. Other dumps keep their order.
 fn sort_by_numbers(profiles: &mut [Profile], files: &mut [PathBuf]) {
     let keys: Vec<_> = files.iter().map(|file| numbering::key(file)).collect();
     if keys.iter().all(|key| key.is_like(&keys[0])) {
@@ -89,9 +88,8 @@ fn sort_by_numbers(profiles: &mut [Profile], files: &mut [PathBuf]) {
     }
 }
 
-/// Of the dumps of one session the last, which counts all that the earlier ones do and has their
-/// moments too, and every dump that belongs to no session; in their order. `files` name them in
-/// `warn`'s messages.
+/// Drops all but the last dump of each session, whose counts and moments include those of the
+/// earlier ones. Keeps dumps that belong to no session. `files` are their names for `warn`.
 pub fn last_of_each(
     mut profiles: Vec<Profile>,
     files: &[PathBuf],
@@ -121,7 +119,7 @@ pub fn last_of_each(
         .collect()
 }
 
-/// The last of a session's dumps.
+/// Returns the last of a session's dumps.
 fn newest(profiles: &[Profile], members: &[usize]) -> usize {
     let facts = |&at: &usize| &profiles[at].facts;
     let clock = Clock::of(members.iter().map(facts)).unwrap_or(Clock::System);
@@ -130,7 +128,7 @@ fn newest(profiles: &[Profile], members: &[usize]) -> usize {
     newest.unwrap_or_default()
 }
 
-/// Gives the last dump of a session the moments of the others.
+/// Adds the moments of a session's other dumps to those of the last one.
 fn join_moments(profiles: &mut [Profile], newest: usize, members: &[usize]) {
     if members.iter().all(|&at| profiles[at].moments.is_empty()) {
         return;
@@ -144,24 +142,30 @@ fn join_moments(profiles: &mut [Profile], newest: usize, members: &[usize]) {
 /// Identity of a session: pid, start, boot.
 type Session = (u32, u64, Option<String>);
 
-/// The session that a dump is of, if it says that and when it was taken.
+/// Returns the session of a dump, if the dump has a session and a time.
 fn session(profile: &Profile) -> Option<Session> {
     let facts = Some(&profile.facts).filter(|facts| facts.cpu.is_none())?;
     let session = (facts.pid?, facts.start_unix_ns?, facts.boot_id.clone());
     facts.end_unix_ns.map(|_| session)
 }
 
-/// Refuses a base that is not of the session, or at least the program, of any of the dumps:
-/// the difference would be between numbers that have nothing to do with each other.
+/// Profiles with the names of their files.
+pub struct Named<'a> {
+    /// Profiles.
+    pub profiles: &'a [Profile],
+    /// Path of each profile.
+    pub files: &'a [PathBuf],
+}
+
+/// Returns an error if a base is neither of the session nor at least of the program of any of the
+/// dumps: a difference between unrelated values is meaningless.
 ///
 /// # Errors
-/// Says which files differ, and in what.
-pub fn check_base(
-    (dumps, files): (&[Profile], &[PathBuf]),
-    (bases, base_files): (&[Profile], &[PathBuf]),
-) -> Result<()> {
-    for (base, base_file) in bases.iter().zip(base_files) {
+/// Names the files that differ, and the difference.
+pub fn check_base(dumps: Named, bases: Named) -> Result<()> {
+    for (base, base_file) in bases.profiles.iter().zip(bases.files) {
         let differences: Vec<_> = dumps
+            .profiles
             .iter()
             .map(|dump| base_difference(dump, base))
             .collect();
@@ -169,7 +173,7 @@ pub fn check_base(
             continue;
         };
         if differences.iter().all(Option::is_some) {
-            let (a, b) = (printable::path(&files[0]), printable::path(base_file));
+            let (a, b) = (printable::path(&dumps.files[0]), printable::path(base_file));
             bail!(
                 "{a} and {b} are not of one session: {what}; a difference needs two dumps of one \
                  session, or --force"
@@ -179,10 +183,10 @@ pub fn check_base(
     Ok(())
 }
 
-/// In what a dump and a base differ that are to be subtracted.
+/// Returns the difference between a dump and a base that makes a subtraction meaningless.
 fn base_difference(dump: &Profile, base: &Profile) -> Option<String> {
-    // Each CPU session starts from zero: its profiles are meant to be compared, including those of
-    // two builds.
+    // Each CPU session starts from zero, so profiles of different sessions, and even of different
+    // builds, can be compared.
     let of_cpu = dump.facts.cpu.is_some() && base.facts.cpu.is_some();
     let program = |p: &Profile| {
         let mapping = &p.mappings[symbols::main_mapping(p)?];
@@ -191,23 +195,25 @@ fn base_difference(dump: &Profile, base: &Profile) -> Option<String> {
     };
     let programs = program(dump).zip(program(base));
     let differ = programs.filter(|((id, name), (base_id, base_name))| {
-        match of_cpu || id.is_empty() || base_id.is_empty() {
-            true => name != base_name,
-            false => id != base_id,
+        if of_cpu || id.is_empty() || base_id.is_empty() {
+            name != base_name
+        } else {
+            id != base_id
         }
     });
     let what = |((_, a), (_, b)): ((_, OsString), (_, OsString))| {
         let (a, b) = (Path::new(&a), Path::new(&b));
-        match a == b {
-            true => format!("two builds of {}", printable::path(a)),
-            false => format!("programs {} and {}", printable::path(a), printable::path(b)),
+        if a == b {
+            format!("two builds of {}", printable::path(a))
+        } else {
+            format!("programs {} and {}", printable::path(a), printable::path(b))
         }
     };
     let sessions = || difference(dump, base).filter(|_| !of_cpu);
     differ.map(what).or_else(sessions)
 }
 
-/// In what two dumps differ that are of one session only if they agree in it.
+/// Returns the difference that proves that two dumps are not of one session.
 fn difference(a: &Profile, b: &Profile) -> Option<String> {
     let start = |profile: &Profile| profile.facts.start_unix_ns;
     process_difference(a, b)
@@ -218,7 +224,7 @@ fn differ<T: PartialEq>(a: &Option<T>, b: &Option<T>) -> bool {
     a.is_some() && b.is_some() && a != b
 }
 
-/// In what two profiles differ that are of one process only if they agree in it.
+/// Returns the difference that proves that two profiles are not of one process.
 pub fn process_difference(a: &Profile, b: &Profile) -> Option<String> {
     let (a, b) = (&a.facts, &b.facts);
     if differ(&a.pid, &b.pid) {
@@ -228,7 +234,7 @@ pub fn process_difference(a: &Profile, b: &Profile) -> Option<String> {
     differ(&a.boot_id, &b.boot_id).then(|| "different machines, or a restart between them".into())
 }
 
-/// Puts at each index the item that `order` names for it.
+/// Reorders items: `order` has for each new index the old one.
 fn permute<T>(items: &mut [T], order: &[usize]) {
     let mut target: Vec<usize> = vec![0; order.len()];
     for (to, &from) in order.iter().enumerate() {
@@ -386,7 +392,15 @@ mod tests {
     fn a_base_is_of_the_session_of_one_of_the_dumps() {
         let check = |dumps: &[Profile], base: Profile| {
             let names = files(2);
-            check_base((dumps, &names), (&[base], &names[1..])).map_err(|e| e.to_string())
+            let dumps = Named {
+                profiles: dumps,
+                files: &names,
+            };
+            let bases = Named {
+                profiles: &[base],
+                files: &names[1..],
+            };
+            check_base(dumps, bases).map_err(|e| e.to_string())
         };
         let two = [dump(1, 1, Some(5)), dump(2, 1, Some(6))];
         assert_eq!(check(&two, dump(2, 1, Some(4))), Ok(()));

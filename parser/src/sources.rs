@@ -1,14 +1,14 @@
-//! Source files, which a dump and debug information name: whoever wrote these can
-//! name any file.
+//! Reads source files, whose names come from dumps and debug information and are therefore
+//! untrusted.
 //!
-//! What is read ends up on a terminal, or in a page that is passed on. So a
-//! file is a source only if
-//! - its name, once all symbolic links are resolved, is that of a source file, or the caller named
-//!   its directory with `--source_path`;
-//! - the caller could read it under their own user id: under a changed user id (`sudo`, a
-//!   set-user-id bit), and for root at all, everybody must be able to read it, and each directory
-//!   above it, or it lies below `--source_path`;
-//! - it is a regular file, of bounded size, and text.
+//! The text is shown on a terminal, or in a page that may be shared. So a file is only accepted as
+//! a source if
+//! - its name, after resolving symbolic links, has the extension of a source file, or the user has
+//!   given its directory with `--source_path`;
+//! - the user could read it under their own user id. Under a changed user id (`sudo`, set-user-id),
+//!   and for root, everybody must be able to read it and to search each directory above it, unless
+//!   it is below `--source_path`;
+//! - it is a regular text file of bounded size.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read};
@@ -17,81 +17,80 @@ use std::path::{Component, Path, PathBuf};
 
 use heap_format::{opening, printable};
 
-/// Largest file that is read.
+/// Maximum size of a source file, in bytes.
 const MAX_SOURCE: u64 = 16 << 20;
 
-/// Endings of the names of sources.
-const ENDINGS: [&str; 57] = [
+/// Extensions of source files.
+const EXTENSIONS: [&str; 57] = [
     "c", "cc", "cpp", "cxx", "c++", "h", "hh", "hpp", "hxx", "h++", "inc", "inl", "ipp", "tcc",
     "tpp", "def", "cu", "cuh", "cl", "rs", "go", "py", "pyx", "pxd", "pxi", "s", "S", "asm", "m",
     "mm", "zig", "d", "f", "f90", "F90", "swift", "nim", "pas", "adb", "ads", "js", "ts", "rb",
     "java", "kt", "scala", "hs", "ml", "mli", "cr", "v", "y", "l", "yy", "ll", "vala", "C",
 ];
 
-/// Endings of the names of zip files that Python imports from.
+/// Extensions of zip files that Python imports from.
 const ARCHIVES: [&str; 3] = ["zip", "pyz", "whl"];
 
-/// Why a source is not shown.
+/// Reason why a source is not shown.
 #[derive(Debug, thiserror::Error)]
 pub enum NotShown {
-    /// It is nowhere.
+    /// There is no such file.
     #[error("{file} was not found; --source_path names directories to search")]
     NotFound {
-        /// The source.
+        /// Path of the source.
         file: String,
     },
-    /// It is not a file by itself, but a part of one.
+    /// The source is part of an archive.
     #[error(
         "{file} is within {archive}, a zip file that Python imports from, and is not read there: \
          unpack that, and name the directory with --source_path"
     )]
     Packed {
-        /// The source.
+        /// Path of the source.
         file: String,
-        /// The file that it is in.
+        /// Path of the archive.
         archive: String,
     },
-    /// There is a file of this name, but it is not read.
+    /// There is such a file, but it is not accepted.
     #[error("{file} is not shown: {why}")]
     Refused {
-        /// The source.
+        /// Path of the source.
         file: String,
-        /// What speaks against it.
+        /// Reason why it is not accepted.
         why: Refusal,
     },
 }
 
-/// What speaks against reading a file as a source.
+/// Reason why a file is not accepted as a source.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
-    /// There is none.
+    /// There is no such file.
     #[error("it was not found")]
     Absent,
-    /// It cannot be reached or read.
+    /// The file cannot be reached or read.
     #[error("{0}")]
     Io(io::Error),
-    /// Its name is not a source's.
+    /// The name has no extension of a source file.
     #[error(
         "{0} does not have the name of a source file; --source_path names its directory if it \
              is one"
     )]
     Name(String),
-    /// Not everybody may read it, and the reader is not an ordinary user.
+    /// Not everybody may read the file, and the caller is not an ordinary user.
     #[error(
         "not everybody may read it, so root does not read it for a dump; --source_path names its \
          directory if it is a source"
     )]
     Private,
-    /// It is larger than any source.
+    /// The file is larger than [`MAX_SOURCE`].
     #[error("it is too large for a source")]
     TooLarge,
-    /// It holds bytes that no text has.
+    /// The file contains NUL bytes.
     #[error("it is not text")]
     Binary,
 }
 
-/// The text of a source file: where it was compiled, or below one of the
-/// directories that the caller named.
+/// Reads a source file, at its recorded path or below one of the given directories.
 pub fn read(file: &str, directories: &[PathBuf]) -> Result<String, NotShown> {
     let relative: PathBuf = Path::new(file)
         .components()
@@ -126,8 +125,8 @@ pub fn read(file: &str, directories: &[PathBuf]) -> Result<String, NotShown> {
     })
 }
 
-/// The file that a source is within, whose path begins with that file's: Python's modules are, in
-/// zip files. For one that is not on this machine, the name decides.
+/// Returns the archive that a source is in, whose path is a prefix of the source's: Python imports
+/// modules from zip files. If there is no such file on this machine, the extension decides.
 fn archive(file: &Path) -> Option<&Path> {
     let mut above = file.ancestors().skip(1);
     above.find(|path| match path.metadata() {
@@ -139,12 +138,12 @@ fn archive(file: &Path) -> Option<&Path> {
     })
 }
 
-/// Whether a file has the name of a source file.
+/// Returns true if a file has the name of a source file.
 pub fn is_source(file: &Path) -> bool {
     let ending = file.extension().and_then(|e| e.to_str());
-    // The headers of C++'s library have none.
+    // Headers of the C++ standard library have no extension.
     let header = file.to_string_lossy().contains("/include/c++/") && ending.is_none();
-    header || ending.is_some_and(|ending| ENDINGS.contains(&ending))
+    header || ending.is_some_and(|ending| EXTENSIONS.contains(&ending))
 }
 
 impl From<io::Error> for Refusal {
@@ -156,13 +155,13 @@ impl From<io::Error> for Refusal {
     }
 }
 
-/// A file that is held, but not opened yet.
+/// A file opened with `O_PATH`, to be checked before it is read.
 struct Found {
     hold: File,
 }
 
 impl Found {
-    /// A file that a dump names by itself.
+    /// Finds a file at a path that a dump contains.
     fn named(path: &Path) -> Result<Self, Refusal> {
         let path = path.canonicalize()?;
         if !is_source(&path) {
@@ -175,12 +174,12 @@ impl Found {
         Ok(Self { hold })
     }
 
-    /// A file below a directory that the caller named.
+    /// Finds a file below a directory given by the user.
     fn below(directory: &Path, name: &Path) -> Result<Self, Refusal> {
         let directory = directory.canonicalize()?;
         let path = directory.join(name).canonicalize()?;
         if !path.starts_with(&directory) {
-            // A link leads out of it.
+            // A symbolic link leads out of the directory.
             return Self::named(&path);
         }
         let (hold, _) = walk(&path)?;
@@ -201,8 +200,8 @@ impl Found {
     }
 }
 
-/// Opens a file by a path without symbolic links, step by step, so that none placed there meanwhile
-/// is followed. Also returns whether everybody may reach and read it.
+/// Opens a file with `O_PATH`, component by component, without following symbolic links that may be
+/// created meanwhile. Also returns true if everybody can reach and read it.
 fn walk(path: &Path) -> io::Result<(File, bool)> {
     let mut hold = opening::hold(Path::new("/"), libc::O_DIRECTORY)?;
     let mut public = true;
@@ -224,10 +223,10 @@ fn walk(path: &Path) -> io::Result<(File, bool)> {
     Ok((hold, public))
 }
 
-/// Whether the caller is an ordinary user who runs this under their own user id: then the kernel
-/// decides what it may read.
+/// Returns true if the caller is an ordinary user with their own user id. Then the kernel's
+/// permission checks suffice.
 fn is_plain_user() -> bool {
-    // SAFETY: these have no preconditions.
+    // SAFETY: these calls have no preconditions.
     let (ids, groups) = unsafe {
         (
             [libc::getuid(), libc::geteuid()],

@@ -1,21 +1,18 @@
 //! Leak suspects: stacks ranked by live bytes that stay, age and grow.
 //!
-//! Promises: all outputs use the same score. [`find`] takes the stacks of a
-//! view, adds up those with equal entries, and ranks them:
+//! All outputs use the same score. [`find`] adds up the stacks of a view that have equal entries,
+//! and ranks them:
 //!
-//! - the *score* is the live bytes, times the share of its allocations that the stack
-//!   keeps, times `age / (age + lifetime)`: mean age of the live objects
-//!   against mean lifetime of the freed ones. Old bytes that are never freed count
-//!   in full;
-//! - if there are several dumps of one process, the live bytes are replaced by the
-//!   growth that is certain: the lower bound at 95 % of the slope of a
-//!   line through the points ([`growth`]), over the time between
-//!   the first and the last dump. Steady growth comes first; stacks without it
-//!   follow in the order of their plain scores.
+//! - The *score* is the live bytes, times the fraction of its allocations that the stack keeps,
+//!   times `age / (age + lifetime)`: the mean age of live objects compared with the mean lifetime
+//!   of freed ones. Old bytes that are never freed count in full.
+//! - With several dumps of one process, the live bytes are replaced by the proven growth: the lower
+//!   95 % confidence bound of the slope of a line through the points ([`growth`]), times the time
+//!   between the first and the last dump. Steadily growing stacks come first, followed by the
+//!   others in the order of their plain scores.
 //!
-//! Limits: without the ages that this project's dumps carry, the score is the
-//! kept share of the live bytes alone. A cache that fills looks like a leak
-//! until it is full.
+//! Limits: ages are only in this project's dumps; without them, the score is the kept fraction of
+//! the live bytes. A cache that fills looks like a leak until it is full.
 
 pub mod growth;
 pub mod site;
@@ -31,44 +28,43 @@ use crate::view::View;
 use growth::{Growth, Point};
 use site::{Own, Site};
 
-/// How many stacks are examined: those with the most live bytes.
-const MOST_STACKS: usize = 20_000;
+/// Maximum number of stacks to examine: those with the most live bytes.
+const MAX_STACKS: usize = 20_000;
 
 /// A stack that may leak.
 #[derive(Clone, Debug)]
 pub struct Suspect {
-    /// Entries of the stack, from the allocating one on.
+    /// Entries of the stack, innermost first.
     pub entries: Vec<u32>,
-    /// The user's own line that allocates, of the largest of the stacks that are added up.
+    /// Line of the user's own code that allocates, of the largest of the stacks that were added up.
     pub site: Option<Site>,
     /// Score that orders the suspects, in bytes.
     pub score: f64,
-    /// The score without regard to growth.
+    /// Score without regard to growth, in bytes.
     pub plain: f64,
     /// Live bytes in the last dump.
     pub bytes: f64,
-    /// Half-width of their 95 % confidence interval.
+    /// Half-width of the 95 % confidence interval of `bytes`.
     pub error: f64,
     /// Live objects.
     pub objects: f64,
-    /// Live samples; `None` where the format has none.
+    /// Live samples; `None` if the format has none.
     pub samples: Option<u64>,
-    /// Share of the allocated bytes that is live.
+    /// Fraction of the allocated bytes that is live.
     pub kept: f64,
-    /// Mean age of live objects in milliseconds; `None` where the format
-    /// has none.
+    /// Mean age of live objects in milliseconds; `None` if the format has none.
     pub age: Option<f64>,
     /// Mean lifetime of freed objects in milliseconds; `None` if none was freed.
     pub lifetime: Option<f64>,
-    /// Growth from dump to dump; `None` with one dump.
+    /// Growth from dump to dump; `None` for a single dump.
     pub growth: Option<Growth>,
 }
 
-/// The suspects of a view, worst first, and how many stacks were examined.
+/// Returns the suspects of a view, worst first. Returns `None` if the profile is not a heap
+/// profile.
 ///
-/// `moments` are the seconds of the dumps that the view's labels number, in
-/// ascending order; the base of a comparison is the first. With fewer than two
-/// there is no growth. `None` if the profile is not a heap profile.
+/// `moments` are the times in seconds of the dumps that the view's labels refer to, in ascending
+/// order; the base of a comparison is the first. With fewer than two, growth is unknown.
 pub fn find(view: &View, nodes: &Nodes, moments: &[f64]) -> Option<Vec<Suspect>> {
     let columns = Columns::find(view.profile())?;
     let gathered = gather(view, nodes, &columns, moments.len().max(1));
@@ -103,13 +99,13 @@ impl Columns {
     }
 }
 
-/// Sums of equal stacks.
+/// Sums of stacks with equal entries.
 #[derive(Default)]
 struct Sums {
     site: Option<Site>,
-    /// In each dump; the time is set when all are known.
+    /// Values in each dump. Times are set later, when all are known.
     points: Vec<Point>,
-    /// In the last dump.
+    /// Values in the last dump.
     last: Last,
 }
 
@@ -131,7 +127,7 @@ fn gather(view: &View, nodes: &Nodes, columns: &Columns, dumps: usize) -> HashMa
         .map(|(i, _, frames)| (i, frames))
         .collect();
     largest.sort_by_key(|&(i, _)| (std::cmp::Reverse(bytes(i)), i));
-    largest.truncate(MOST_STACKS.saturating_mul(dumps));
+    largest.truncate(MAX_STACKS.saturating_mul(dumps));
     let entries = |frames: &[u32]| -> Vec<u32> {
         let shown = frames.iter().filter(|&&f| !view.is_hidden(f));
         let entries = shown.flat_map(|&f| nodes.of_location(f).iter().copied());
@@ -146,7 +142,7 @@ fn gather(view: &View, nodes: &Nodes, columns: &Columns, dumps: usize) -> HashMa
         });
         sums.count(profile, stack, columns, number(stack), dumps);
     }
-    // What the same stacks allocated, of other sizes or in other threads, and freed again.
+    // Adds stacks with the same entries whose objects, of other sizes or threads, were all freed.
     for (stack, _, frames) in view.stacks().filter(|&(i, _, _)| bytes(i) == 0) {
         if let Some(sums) = gathered.get_mut(&entries(frames)) {
             sums.count(profile, stack, columns, number(stack), dumps);
@@ -155,13 +151,13 @@ fn gather(view: &View, nodes: &Nodes, columns: &Columns, dumps: usize) -> HashMa
     gathered
 }
 
-/// For each stack, the number of its dump; the last if it has no label.
+/// Returns for each stack the index of its dump; the last one if it has no label.
 fn dump_numbers(profile: &Profile, dumps: usize) -> Vec<usize> {
     let mut numbers = vec![dumps - 1; profile.stacks.len()];
     for label in &profile.labels {
         let number = match (&label.value, label.key.as_str()) {
             (LabelValue::Number(n, _), DUMP_LABEL) => usize::try_from(*n).unwrap_or(dumps),
-            // A base that cannot be ordered among the others is ignored.
+            // A single dump cannot be ordered relative to its base, which is ignored.
             (_, BASE_LABEL) if dumps == 1 => dumps,
             (_, BASE_LABEL) => 0,
             _ => continue,
@@ -187,7 +183,7 @@ impl Sums {
             return;
         };
         let variance = profile.variances.get(stack * width + columns.bytes);
-        // The base of a comparison has its values below zero.
+        // The base of a comparison has negative values.
         point.bytes += values[columns.bytes].unsigned_abs() as f64;
         point.variance += variance.copied().unwrap_or(0.0);
         let allocated = columns.allocated.filter(|_| !profile.details.is_empty());
@@ -248,7 +244,7 @@ impl Sums {
     }
 }
 
-/// Mean age of live objects and, if any were freed, their mean lifetime, in
+/// Returns the mean age of live objects and, if any were freed, their mean lifetime, in
 /// milliseconds.
 fn ages(detail: &Detail) -> (Option<f64>, Option<f64>) {
     let age = ratio(detail.live_age_ms_sum, detail.live_objects());
@@ -257,7 +253,7 @@ fn ages(detail: &Detail) -> (Option<f64>, Option<f64>) {
     (Some(age), freed)
 }
 
-/// Hostile numbers give no share rather than a nonsensical one.
+/// Divides two non-negative numbers. Returns 0 for invalid results of hostile input.
 fn ratio(part: f64, whole: f64) -> f64 {
     let ratio = part / whole;
     if ratio.is_finite() {
@@ -322,7 +318,7 @@ mod tests {
         assert!(found.iter().all(|(_, s)| s.growth.is_none()));
     }
 
-    /// As with a growing vector: its last buffer stays, the smaller ones before it do not.
+    /// A growing vector: its last buffer stays live, the smaller ones before it do not.
     #[test]
     fn what_a_stack_freed_of_other_sizes_was_not_kept() {
         let mut builder = ProfileBuilder::new(1024);

@@ -1,5 +1,5 @@
-//! Memory over time: what was live at its moments, and what the stacks held at some of
-//! them beside what they hold at the end.
+//! Memory over time: totals at the moments of a session, and for some moments the live bytes of
+//! each stack, compared with the end.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,37 +8,38 @@ use heap_format::{Format, Moment, Profile};
 use crate::nodes::Nodes;
 use crate::view::View;
 
-/// The stacks of a view at the moments of its session.
+/// Stacks of a view at the moments of its session.
 pub struct Timeline<'a> {
-    /// The moments, in order of time; at least one.
+    /// Moments in order of time; at least one.
     pub moments: &'a [Moment],
-    /// The stacks that are shown and ever held something; of all threads and sizes together.
+    /// Stacks that are shown and held memory at any time, summed over threads and sizes.
     pub stacks: Vec<Stack>,
-    /// Places in `stacks`, by the stack's index in the profile.
+    /// Index in `stacks` by the stack's index in the profile.
     places: HashMap<u32, usize>,
 }
 
-/// A stack.
+/// A stack of the timeline.
 pub struct Stack {
-    /// Its entries, innermost first.
+    /// Entries, innermost first.
     pub entries: Vec<u32>,
-    /// Bytes that it holds at the end.
+    /// Live bytes at the end.
     pub end: u64,
-    /// The most that it held at any moment, or somewhat more: what says how much it matters.
+    /// Upper bound of the live bytes at any moment.
     pub most: u64,
 }
 
-/// Bytes at a moment, and at the end.
+/// Live bytes at a moment and at the end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Change {
-    /// At the moment.
+    /// Live bytes at the moment.
     pub then: u64,
-    /// At the end.
+    /// Live bytes at the end.
     pub end: u64,
 }
 
 impl<'a> Timeline<'a> {
-    /// The timeline of a view's session. If there is none, says why and what to do.
+    /// Returns the timeline of a view's session. The error explains why there is none, and what to
+    /// do.
     pub fn new(view: &'a View, nodes: &Nodes) -> Result<Self, &'static str> {
         let profile = view.profile();
         let column = profile.type_index("inuse_space");
@@ -55,7 +56,7 @@ impl<'a> Timeline<'a> {
         let (mut stacks, mut places): (Vec<Stack>, _) = (Vec::new(), HashMap::new());
         let mut known: HashMap<Vec<u32>, usize> = HashMap::new();
         for (index, _, frames) in view.stacks() {
-            // Those of a base are below zero, and have had no part in this session.
+            // Stacks of a base have negative values, and are not of this session.
             let Ok(end) = u64::try_from(profile.values_of(index)[column]) else {
                 continue;
             };
@@ -87,8 +88,8 @@ impl<'a> Timeline<'a> {
         })
     }
 
-    /// Places and bytes of the stacks that held something at a moment, where it is known; in
-    /// order, each once.
+    /// Returns index and bytes of each stack that held memory at a moment, in ascending order of
+    /// index; `None` if unknown.
     pub fn held(&self, moment: &Moment) -> Option<Vec<(usize, u64)>> {
         let stacks = moment.stacks.as_ref()?;
         let mut sums: BTreeMap<usize, u64> = BTreeMap::new();
@@ -101,8 +102,8 @@ impl<'a> Timeline<'a> {
         Some(sums.into_iter().collect())
     }
 
-    /// What functions themselves held at a moment and hold at the end, most at the moment first;
-    /// by entry.
+    /// Returns the live bytes of each function itself, by entry, at a moment and at the end. Sorted
+    /// by bytes at the moment, largest first.
     pub fn functions(&self, moment: &Moment) -> Option<Vec<(u32, Change)>> {
         let held: HashMap<usize, u64> = self.held(moment)?.into_iter().collect();
         let mut sums: HashMap<u32, Change> = HashMap::new();
@@ -120,7 +121,7 @@ impl<'a> Timeline<'a> {
         Some(all)
     }
 
-    /// Length of the time that the moments cover, in nanoseconds; at least 1.
+    /// Returns the duration covered by the moments, in nanoseconds; at least 1.
     pub fn length_ns(&self) -> u64 {
         self.moments.last().map_or(1, |last| last.at_ns.max(1))
     }

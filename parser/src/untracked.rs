@@ -1,22 +1,25 @@
-//! Samples whose objects have no place in the range of sampled objects: because the address space
-//! of the process is limited, more is live than there is room for, or the thread was ending.
+//! Reports samples whose objects are not in the range of sampled objects: because the process's
+//! address space is limited, because more objects are live than there is room for, or because the
+//! thread was exiting.
 //!
-//! The agent counts such an object as freed as soon as it is allocated. So what was allocated is
-//! right, but what is in use is too small, and more seems to be freed at once than is.
+//! The agent counts such an object as freed when it is allocated. So allocated values are right,
+//! but live values are too small, and the number of short-lived objects is too large.
 
 use heap_format::Profile;
 
-/// Names of counters in dumps.
+/// Counter of all untracked samples.
 const UNTRACKED: &str = "untracked";
+/// Counter of untracked samples that jemalloc allocated outside the range.
 const ELSEWHERE: &str = "untracked_elsewhere";
+/// Counter of all samples.
 const SAMPLES: &str = "samples";
 
-/// Shares of all samples of a session, by cause.
+/// Shares of all samples of a session, by cause, from 0 to 1.
 #[derive(Clone, Copy)]
 struct Shares {
-    /// There was no room, or no range.
+    /// No room in the range, or no range.
     exhausted: f64,
-    /// jemalloc allocated them elsewhere.
+    /// Allocated outside the range by jemalloc.
     elsewhere: f64,
 }
 
@@ -26,37 +29,38 @@ impl Shares {
     }
 }
 
-/// As many of ending threads are not worth mentioning: nearly every program has one or two.
-const FEW: f64 = 0.01;
+/// Minimum share of samples allocated elsewhere that is reported: nearly every program has one or
+/// two.
+const MIN_ELSEWHERE: f64 = 0.01;
 
-/// What there is to say of these dumps; of several, of the one with the largest share.
+/// Returns a remark on the dump with the largest share of untracked samples.
 pub fn remark_of_all<'a>(profiles: impl Iterator<Item = &'a Profile>) -> Option<String> {
     let shares = profiles.filter_map(shares);
     let worse = |a: Shares, b: Shares| if b.sum() > a.sum() { b } else { a };
     shares.reduce(worse).map(text)
 }
 
-/// What there is to say of this dump.
+/// Returns a remark on a dump.
 pub fn remark(profile: &Profile) -> Option<String> {
     shares(profile).map(text)
 }
 
-/// The shares of such samples among all of the session; `None` if there are none to mention.
+/// Returns the shares of untracked samples in a session; `None` if they are not worth reporting.
 fn shares(profile: &Profile) -> Option<Shares> {
-    // The dump of a check for leaks has a remark of its own.
+    // The dump of a leak check has its own remark.
     if profile.facts.leak_check.is_some() {
         return None;
     }
     let count = |name| profile.facts.counters.get(name).copied().unwrap_or(0);
     let untracked = count(UNTRACKED);
-    // Whoever wrote the file, a part is not more than the whole.
+    // Guards against hostile input: a part must not be larger than the whole.
     let samples = count(SAMPLES).max(untracked).max(1) as f64;
     let elsewhere = count(ELSEWHERE).min(untracked);
     let shares = Shares {
         exhausted: (untracked - elsewhere) as f64 / samples,
         elsewhere: elsewhere as f64 / samples,
     };
-    (shares.exhausted > 0.0 || shares.elsewhere >= FEW).then_some(shares)
+    (shares.exhausted > 0.0 || shares.elsewhere >= MIN_ELSEWHERE).then_some(shares)
 }
 
 fn percent(share: f64) -> String {
@@ -74,7 +78,7 @@ fn text(shares: Shares) -> String {
             percent(shares.exhausted)
         ));
     }
-    if shares.elsewhere >= FEW {
+    if shares.elsewhere >= MIN_ELSEWHERE {
         causes.push(format!(
             "{} of the samples were taken in threads that were ending, or are of the allocator itself",
             percent(shares.elsewhere)

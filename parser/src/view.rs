@@ -1,13 +1,12 @@
-//! The symbolized profile as reports see it: without allocator frames, with
-//! one column selected.
+//! A symbolized profile as reports see it: one column, without allocator frames.
 //!
-//! A [`View`] never copies stacks. Leaving frames out narrows a stack's range
-//! or hides a location; both are small tables in addition to the profile.
+//! A [`View`] never copies stacks. Dropping frames narrows a stack's range or hides a location;
+//! both are small tables in addition to the profile.
 
 mod allocator;
-mod beginnings;
 mod filter;
 mod materialize;
+mod prefixes;
 
 use std::sync::Arc;
 
@@ -15,31 +14,33 @@ use anyhow::{Result, bail};
 use heap_format::merge::BASE_LABEL;
 use heap_format::{Line, Profile, beside};
 
-/// A profile with what is left out of it, and the column that counts.
+/// A profile with a selected column and a selection of its stacks and frames.
 #[derive(Clone, Debug)]
 pub struct View {
     profile: Arc<Profile>,
-    /// Index of the column that is shown.
+    /// Index of the column shown.
     column: usize,
-    /// Source-level frames of locations, in ranges.
+    /// Source-level frames of all locations.
     lines: Vec<Line>,
+    /// First index in `lines` and count, for each location.
     ranges: Vec<(u32, u32)>,
-    /// Locations that are left out of stacks.
+    /// Locations that are hidden in all stacks.
     hidden: Vec<bool>,
-    /// For each stack the frames that are shown, from and to.
+    /// Range of shown frames, for each stack: first, and end.
     spans: Vec<(u32, u32)>,
-    /// Stacks that are left out.
+    /// Stacks that are dropped.
     dropped: Vec<bool>,
+    /// Value that counts as 100 %.
     total: i64,
-    /// 100 % is what is shown.
+    /// Set if 100 % is what is shown, not everything.
     relative: bool,
-    /// Stacks of the CPU profile beside a heap profile; empty without one.
+    /// For each stack, set if it is of a CPU profile combined with a heap profile; empty without
+    /// one.
     beside: Vec<bool>,
 }
 
 impl View {
-    /// A view of the whole profile, of the column called `wanted` or of the
-    /// profile's default one.
+    /// Returns a view of the whole profile, with the column `wanted` or the profile's default.
     pub fn new(profile: Profile, wanted: Option<&str>) -> Result<Self> {
         let column = column(&profile, wanted)?;
         let lines = profile.lines.clone();
@@ -72,44 +73,44 @@ impl View {
         Ok(view)
     }
 
-    /// The profile behind the view.
+    /// Returns the profile behind the view.
     pub fn profile(&self) -> &Profile {
         &self.profile
     }
 
-    /// The profile by itself again.
+    /// Returns the profile, dropping the view.
     pub fn into_profile(self) -> Profile {
         Arc::unwrap_or_clone(self.profile)
     }
 
-    /// Index of the column shown.
+    /// Returns the index of the column shown.
     pub fn column(&self) -> usize {
         self.column
     }
 
-    /// Name of the column shown.
+    /// Returns the name of the column shown.
     pub fn kind(&self) -> &str {
         &self.profile.sample_types[self.column].kind
     }
 
-    /// Unit of the column shown.
+    /// Returns the unit of the column shown.
     pub fn unit(&self) -> &str {
         &self.profile.sample_types[self.column].unit
     }
 
-    /// 100 %: the sum of the magnitudes of all values.
+    /// Returns the value that counts as 100 %: the sum of the absolute values.
     pub fn total(&self) -> i64 {
         self.total
     }
 
-    /// The source-level frames of a location that are shown, innermost first.
-    /// None when it has no names.
+    /// Returns the source-level frames of a location that are shown, innermost first. Empty if it
+    /// has no names.
     pub fn lines(&self, location: u32) -> &[Line] {
         let (first, count) = self.ranges[location as usize];
         &self.lines[first as usize..(first + count) as usize]
     }
 
-    /// The stacks that are shown: index, value, frames from the leaf on.
+    /// Returns the stacks that are shown: index, value, and frames, leaf first.
     pub fn stacks(&self) -> impl Iterator<Item = (usize, i64, &[u32])> + '_ {
         let columns = self.profile.sample_types.len();
         (0..self.spans.len())
@@ -121,30 +122,29 @@ impl View {
             })
     }
 
-    /// Variance of a stack's value by sampling; 0 where unknown or exact.
+    /// Returns the sampling variance of a stack's value; 0 if unknown or exact.
     pub fn variance(&self, stack: usize) -> f64 {
         self.variance_in(stack, self.column)
     }
 
-    /// The same for another column.
+    /// Returns the sampling variance of a stack's value in another column.
     pub fn variance_in(&self, stack: usize, column: usize) -> f64 {
         let columns = self.profile.sample_types.len();
         let at = stack * columns + column;
         self.profile.variances.get(at).copied().unwrap_or(0.0)
     }
 
-    /// Whether a stack is of the CPU profile beside the heap profile.
+    /// Returns true if a stack is of a CPU profile combined with a heap profile.
     pub fn is_beside(&self, stack: usize) -> bool {
         self.beside.get(stack).copied().unwrap_or(false)
     }
 
-    /// Whether a location is left out of stacks.
+    /// Returns true if a location is hidden.
     pub fn is_hidden(&self, location: u32) -> bool {
         self.hidden[location as usize]
     }
 
-    /// The sum of magnitudes; of the base's stacks alone, where they are kept
-    /// apart for comparison.
+    /// Returns the sum of absolute values; in a comparison, of the base's stacks only.
     fn sum_of_magnitudes(&self) -> i64 {
         let sum = |base_only: bool| {
             let base = |i: usize| !base_only || self.is_base(i);
@@ -160,24 +160,24 @@ impl View {
         }
     }
 
-    /// Makes 100 % what is shown now.
+    /// Makes the sum of what is shown now 100 %.
     pub fn total_of_shown(&mut self) {
         self.relative = true;
         self.total = self.sum_of_magnitudes();
     }
 
-    /// Whether 100 % is of this stack, too: of all of them, or of those that are shown.
+    /// Returns true if a stack is part of the 100 %.
     pub fn is_of_total(&self, stack: usize) -> bool {
         !self.relative || !self.dropped[stack]
     }
 
-    /// Makes 100 % this much.
+    /// Sets the value that counts as 100 %.
     pub fn set_total(&mut self, total: i64) {
         self.total = total;
     }
 
-    /// The same view of another column; without the base's stacks where they
-    /// are kept apart, unless `with_base`.
+    /// Returns a view of another column. Drops the base's stacks of a comparison, unless
+    /// `with_base`.
     pub fn of_column(&self, column: usize, with_base: bool) -> Self {
         let mut view = self.clone();
         view.column = column;
@@ -212,7 +212,7 @@ impl View {
     }
 }
 
-/// A name without its parameter list.
+/// Returns a name without its parameter list.
 pub(crate) fn without_parameters(name: &str) -> &str {
     let name = name.strip_prefix('.').unwrap_or(name);
     let reserved = ["(anonymous namespace)", "operator()"];
@@ -238,7 +238,7 @@ fn column(profile: &Profile, wanted: Option<&str>) -> Result<usize> {
         }
         return Ok(profile.default_type.min(types.len() - 1));
     };
-    // Profiles without allocated values call the ones in use plainly.
+    // Profiles without allocated values have columns `objects` and `space`.
     let plain = wanted.strip_prefix("inuse_");
     let found = types
         .iter()

@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::server::Server;
-use crate::sessions::{Asked, Started};
+use crate::sessions::{RequestedSettings, Started};
 
 /// Returns all processes as `mem_profiler list --json` does, with their rates and recent history.
 pub fn processes(server: &Server) -> Result<Reply, Reply> {
@@ -20,15 +20,15 @@ pub fn processes(server: &Server) -> Result<Reply, Reply> {
 /// until it is stopped. Returns the settings that apply, because the server's limits hold for each
 /// session.
 pub fn start(server: &Server, request: &Request) -> Result<Reply, Reply> {
-    let asked = Asked {
+    let requested = RequestedSettings {
         interval: value(request, "interval", values::interval)?,
         max_overhead: value(request, "max_overhead", values::overhead)?,
         thin: request.is_on("thin"),
     };
     let length = value(request, "seconds", values::seconds)?;
-    let agent = named(server, request)?;
+    let agent = process_to_change(server, request)?;
     let title = agent.title();
-    let started = server.sessions.start(agent, asked, length);
+    let started = server.sessions.start(agent, requested, length);
     let Started { settings, left } = started.map_err(|why| Reply::refusal(409, why))?;
     Ok(Reply::json(&json!({
         "started": title,
@@ -51,14 +51,18 @@ fn value<T>(
 
 /// Stops a session: `?pid=`.
 pub fn stop(server: &Server, request: &Request) -> Result<Reply, Reply> {
-    let agent = named(server, request)?;
+    let agent = process_to_change(server, request)?;
     let stopped = server.sessions.stop(&agent);
     stopped.map_err(|why| Reply::refusal(409, why))?;
     Ok(Reply::json(&json!({ "stopped": agent.title() })))
 }
 
-/// Finds the process that the request names. Unlike reads, a change requires a name.
-fn named(server: &Server, request: &Request) -> Result<mem_agents::discovery::Agent, Reply> {
+/// Returns the process that the request names. Requests that only read may leave the name out if
+/// there is one process; requests that change something may not.
+fn process_to_change(
+    server: &Server,
+    request: &Request,
+) -> Result<mem_agents::discovery::Agent, Reply> {
     let name = request.process();
     let name = name.ok_or_else(|| Reply::refusal(400, "which process? ?pid= or ?name="))?;
     server.agents.one(Some(name))

@@ -93,7 +93,7 @@ impl Guard {
             return Ok(());
         };
         let given = header("authorization").and_then(credentials);
-        if !given.is_some_and(|given| same(given.as_bytes(), token.as_bytes())) {
+        if !given.is_some_and(|given| constant_time_eq(given.as_bytes(), token.as_bytes())) {
             let refusal = Reply::refusal(
                 401,
                 "the token is missing or wrong: Authorization: Bearer TOKEN, or as the password of \
@@ -121,8 +121,9 @@ fn credentials(value: &str) -> Option<String> {
         .map(|(_, password)| password.to_owned())
 }
 
-/// Compares two strings in a time that does not reveal where they differ.
-fn same(a: &[u8], b: &[u8]) -> bool {
+/// Returns true if two strings are equal. The time does not depend on where they differ, so that
+/// nobody can guess a token byte by byte.
+fn constant_time_eq(a: &[u8], b: &[u8]) -> bool {
     let differences = a.iter().zip(b).fold(0, |all, (a, b)| all | (a ^ b));
     a.len() == b.len() && std::hint::black_box(differences) == 0
 }

@@ -93,7 +93,7 @@ impl Job {
                 }
                 Ok(None) => Reply::refusal(503, format!("{} takes too long", self.program)).into(),
                 ended => {
-                    let said = self.said(ended.ok().flatten());
+                    let said = self.error_message(ended.ok().flatten());
                     let other = otherwise(&said);
                     other
                         .unwrap_or_else(|| Err(Reply::refusal(500, said)))
@@ -104,7 +104,7 @@ impl Job {
     }
 
     /// Returns the program's error message, or the way in which it ended.
-    fn said(&self, status: Option<ExitStatus>) -> String {
+    fn error_message(&self, status: Option<ExitStatus>) -> String {
         let mut said = Vec::new();
         let file = File::open(self.directory.path().join("said"));
         // An unreadable file counts as empty.

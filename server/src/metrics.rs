@@ -151,7 +151,7 @@ pub fn answer(server: &Server, request: &Request) -> Reply {
             page.sample(family, &format!("{labels}{}", sample.more), sample.value);
         }
     }
-    own(server, processes.len(), &mut page);
+    add_server_metrics(server, processes.len(), &mut page);
     if open {
         page.text.push_str("# EOF\n");
         return Reply::of(
@@ -163,22 +163,22 @@ pub fn answer(server: &Server, request: &Request) -> Reply {
 }
 
 /// Adds the metrics of the server itself.
-fn own(server: &Server, processes: usize, page: &mut Page) {
-    page.one(&PROCESSES, "", processes as f64);
+fn add_server_metrics(server: &Server, processes: usize, page: &mut Page) {
+    page.single_sample(&PROCESSES, "", processes as f64);
     page.head(&REQUESTS);
     for (class, count) in server.counts.by_status.iter().enumerate().skip(2) {
         let class = format!("code=\"{class}xx\"");
         page.sample(&REQUESTS, &class, count.load(Ordering::Relaxed) as f64);
     }
     let evicted = server.counts.evicted.load(Ordering::Relaxed);
-    page.one(&EVICTED, "", evicted as f64);
+    page.single_sample(&EVICTED, "", evicted as f64);
     if let Some(stat) = Stat::of(std::process::id() as i32) {
-        page.one(&OWN_CPU, "", cpu_seconds(&stat));
+        page.single_sample(&OWN_CPU, "", cpu_seconds(&stat));
         if let Some(bytes) = stat.rss_bytes() {
-            page.one(&OWN_MEMORY, "", bytes as f64);
+            page.single_sample(&OWN_MEMORY, "", bytes as f64);
         }
     }
-    page.one(&UPTIME, "", server.counts.start.elapsed().as_secs_f64());
+    page.single_sample(&UPTIME, "", server.counts.start.elapsed().as_secs_f64());
 }
 
 fn cpu_seconds(stat: &Stat) -> f64 {
@@ -221,7 +221,7 @@ impl Page {
         };
     }
 
-    fn one(&mut self, family: &Family, labels: &str, value: f64) {
+    fn single_sample(&mut self, family: &Family, labels: &str, value: f64) {
         self.head(family);
         self.sample(family, labels, value);
     }
@@ -256,7 +256,9 @@ impl Process {
 fn processes(server: &Server) -> Vec<Process> {
     let mut head = Head::new();
     let agents = server.agents.all().take(MAX_PROCESSES);
-    agents.filter_map(|agent| one(&agent, &mut head)).collect()
+    agents
+        .filter_map(|agent| process_metrics(&agent, &mut head))
+        .collect()
 }
 
 /// Formats the labels of a process.
@@ -274,7 +276,7 @@ fn escaped(value: &str) -> String {
 }
 
 /// Collects the metrics of a process.
-fn one(agent: &Agent, head: &mut Head) -> Option<Process> {
+fn process_metrics(agent: &Agent, head: &mut Head) -> Option<Process> {
     let mut process = Process {
         labels: labels(agent),
         samples: Vec::new(),
@@ -415,7 +417,7 @@ mod tests {
                 open,
                 text: String::new(),
             };
-            page.one(&counter("a", "Help."), "x=\"1\"", 3.0);
+            page.single_sample(&counter("a", "Help."), "x=\"1\"", 3.0);
             assert!(page.text.contains(kind), "{}", page.text);
             assert!(page.text.ends_with("a_total{x=\"1\"} 3\n"), "{}", page.text);
         }

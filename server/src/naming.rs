@@ -99,7 +99,7 @@ impl Naming {
         if retry_at.is_some_and(|at| Instant::now() < at) {
             bail!("functions are not named for a while, after a failure");
         }
-        match self.ask(&code(profile, missing)) {
+        match self.name_in_child(&code(profile, missing)) {
             Ok(named) => {
                 lock(&self.known).learn(profile, missing, &named);
                 Ok(())
@@ -111,8 +111,8 @@ impl Naming {
         }
     }
 
-    /// Has a child name the code in a profile. Returns that profile with names.
-    fn ask(&self, code: &Profile) -> anyhow::Result<Profile> {
+    /// Names the code in a profile in a child process. Returns that profile with names.
+    fn name_in_child(&self, code: &Profile) -> anyhow::Result<Profile> {
         let mut question = Vec::new();
         heap_format::dump::write(code, &mut question)?;
         let mut child = Command::new(&self.program)

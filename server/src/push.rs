@@ -207,7 +207,7 @@ impl Sender {
                         self.tally.sent
                     );
                 }
-                std::thread::sleep(self.pace.left());
+                std::thread::sleep(self.pace.remaining());
             }
         }
         if self.tally.dropped > 0 {
@@ -229,7 +229,7 @@ impl Sender {
             let timeout = if waiting.is_empty() {
                 STATUS_INTERVAL
             } else {
-                self.pace.left()
+                self.pace.remaining()
             };
             if !feed.collect(&mut waiting, timeout) && end.is_none() {
                 end = Some(Instant::now() + FEED_DRAIN_TIMEOUT);
@@ -238,7 +238,7 @@ impl Sender {
                 self.tally.dropped += 1;
                 waiting.pop_front();
             }
-            if let Some(dump) = waiting.front().filter(|_| self.pace.left().is_zero())
+            if let Some(dump) = waiting.front().filter(|_| self.pace.remaining().is_zero())
                 && let Fate::Done = self.send(dump)?
             {
                 waiting.pop_front();
@@ -249,7 +249,7 @@ impl Sender {
             if waiting.is_empty() || Instant::now() >= end {
                 break;
             }
-            std::thread::sleep(self.pace.left().min(POLL_INTERVAL));
+            std::thread::sleep(self.pace.remaining().min(POLL_INTERVAL));
         }
         let Tally { sent, dropped, .. } = self.tally;
         let lost = waiting.len() as u64 + dropped;
@@ -290,10 +290,10 @@ impl Sender {
         let end = Instant::now() + DRAIN_TIMEOUT;
         while !spool.waiting().is_empty() && Instant::now() < end {
             self.empty(spool)?;
-            std::thread::sleep(self.pace.left().min(POLL_INTERVAL));
+            std::thread::sleep(self.pace.remaining().min(POLL_INTERVAL));
         }
         self.say_status(spool);
-        spool.leave();
+        spool.close();
         if !status.success() && !is_stopping {
             bail!("the session failed: mem_profiler: {status}");
         }
@@ -310,7 +310,7 @@ impl Sender {
             ));
         }
         for dump in spool.waiting() {
-            if !self.pace.left().is_zero() {
+            if !self.pace.remaining().is_zero() {
                 break;
             }
             match self.send(&dump)? {

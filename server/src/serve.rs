@@ -19,7 +19,7 @@ use crate::guard::{self, Guard};
 use crate::http::{self, Listener, TICK};
 use crate::naming::Naming;
 use crate::server::Server;
-use crate::sessions::{Asked, Sessions, Settings};
+use crate::sessions::{RequestedSettings, Sessions, Settings};
 use crate::socket::{self, Socket};
 
 /// Interval between searches for new processes to sample.
@@ -40,7 +40,7 @@ pub fn execute(args: ServeArgs) -> anyhow::Result<()> {
          127.0.0.1 or unix:PATH",
         shown(&args.listen)
     );
-    raise_files();
+    raise_file_limit();
     let signals = Signals::block(&[])?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
@@ -63,7 +63,7 @@ pub fn execute(args: ServeArgs) -> anyhow::Result<()> {
     // No other user may read files of this program.
     // SAFETY: umask takes an integer; no other thread creates files yet.
     unsafe { libc::umask(0o077) };
-    let Open {
+    let OpenListener {
         listener,
         address,
         socket,
@@ -72,7 +72,8 @@ pub fn execute(args: ServeArgs) -> anyhow::Result<()> {
     let _ = writeln!(io::stdout().lock(), "serving at {address}");
     let keeper = server.clone();
     runtime.block_on(async {
-        let keeping = tokio::task::spawn_blocking(move || keep(&keeper, args.sample, &signals));
+        let keeping =
+            tokio::task::spawn_blocking(move || maintain_sessions(&keeper, args.sample, &signals));
         let end = async {
             // Done when a signal has arrived. The join cannot fail, because a panic aborts.
             let _ = keeping.await;
@@ -96,7 +97,7 @@ fn shown(address: &Address) -> String {
 }
 
 /// A listening socket.
-struct Open {
+struct OpenListener {
     listener: Listener,
     /// Address for display.
     address: String,
@@ -105,14 +106,15 @@ struct Open {
 }
 
 /// Listens on an address.
-fn open(address: &Address) -> anyhow::Result<Open> {
+fn open(address: &Address) -> anyhow::Result<OpenListener> {
     match address {
-        Address::Tcp(asked) => {
-            let listener = TcpListener::bind(asked).map_err(|error| refused(*asked, error))?;
+        Address::Tcp(requested) => {
+            let listener =
+                TcpListener::bind(requested).map_err(|error| bind_error(*requested, error))?;
             listener.set_nonblocking(true)?;
             let own = listener.local_addr()?;
             let listener = tokio::net::TcpListener::from_std(listener)?;
-            Ok(Open {
+            Ok(OpenListener {
                 listener: Listener::Tcp(listener),
                 address: format!("http://{own}/"),
                 socket: None,
@@ -122,7 +124,7 @@ fn open(address: &Address) -> anyhow::Result<Open> {
             let (listener, socket) = socket::bind(path).with_context(|| text::path(path))?;
             listener.set_nonblocking(true)?;
             let listener = tokio::net::UnixListener::from_std(listener)?;
-            Ok(Open {
+            Ok(OpenListener {
                 listener: Listener::Unix(listener),
                 address: shown(address),
                 socket: Some(socket),
@@ -131,7 +133,7 @@ fn open(address: &Address) -> anyhow::Result<Open> {
     }
 }
 
-fn refused(address: SocketAddr, error: io::Error) -> anyhow::Error {
+fn bind_error(address: SocketAddr, error: io::Error) -> anyhow::Error {
     match error.kind() {
         io::ErrorKind::AddrInUse => anyhow::anyhow!(
             "{address} is in use by another program: choose another port with --listen"
@@ -140,11 +142,12 @@ fn refused(address: SocketAddr, error: io::Error) -> anyhow::Error {
     }
 }
 
-/// Maintains the sessions until a signal arrives. With `all`, has each process sampled.
-fn keep(server: &Server, all: bool, signals: &Signals) {
+/// Extends and ends sessions until a signal arrives. With `sample_new`, starts a session in each new
+/// process.
+fn maintain_sessions(server: &Server, sample_new: bool, signals: &Signals) {
     let mut searched: Option<Instant> = None;
     loop {
-        if all && searched.is_none_or(|searched| searched.elapsed() >= SEARCH_INTERVAL) {
+        if sample_new && searched.is_none_or(|searched| searched.elapsed() >= SEARCH_INTERVAL) {
             searched = Some(Instant::now());
             sample_all(server);
         }
@@ -169,13 +172,15 @@ fn sample_all(server: &Server) {
         };
         if is_idle(&agent, &mut head) {
             // Another controller may have been faster, or the agent cannot sample, as `list` shows.
-            let _ = server.sessions.start(agent, Asked::default(), None);
+            let _ = server
+                .sessions
+                .start(agent, RequestedSettings::default(), None);
         }
     }
 }
 
 /// Raises the limit on file descriptors: each connection and each segment takes one.
-fn raise_files() {
+fn raise_file_limit() {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,

@@ -26,7 +26,7 @@ pub struct Settings {
 
 /// Settings that a request for a session asks for. The server's limits hold in any case.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Asked {
+pub struct RequestedSettings {
     /// Initial mean bytes between samples. `None`: the server's.
     pub interval: Option<u64>,
     /// CPU budget for sampling, as a fraction of the process's CPU time. `None`: the server's.
@@ -55,12 +55,12 @@ impl Settings {
     }
 
     /// Returns the settings for a request, which can only lower the limits.
-    fn applied_to(self, asked: Asked) -> Self {
-        let limits = [self.max_overhead, asked.max_overhead];
+    fn applied_to(self, requested: RequestedSettings) -> Self {
+        let limits = [self.max_overhead, requested.max_overhead];
         Self::new(
-            asked.interval.unwrap_or(self.density.interval),
+            requested.interval.unwrap_or(self.density.interval),
             limits.into_iter().flatten().reduce(f64::min),
-            self.is_thin() || asked.thin,
+            self.is_thin() || requested.thin,
         )
     }
 
@@ -121,12 +121,12 @@ struct Entry {
 pub struct Lease {
     sessions: Arc<Sessions>,
     /// Pid and segment file of a session of this server. `None`: another controller's session.
-    of: Option<(i32, (u64, u64))>,
+    session: Option<(i32, (u64, u64))>,
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let Some((pid, file)) = self.of else {
+        let Some((pid, file)) = self.session else {
             return;
         };
         let mut state = self.sessions.state();
@@ -134,7 +134,7 @@ impl Drop for Lease {
         let own = state.entries.get_mut(&pid);
         if let Some(entry) = own.filter(|entry| entry.target.agent.file == file) {
             entry.leases = entry.leases.saturating_sub(1);
-            state.settle(pid);
+            state.end_if_unused(pid);
         }
     }
 }
@@ -159,8 +159,8 @@ impl Entry {
         })
     }
 
-    /// Returns true if the session is of this very process, not of an earlier one with its pid.
-    fn is_of(&self, agent: &Agent) -> bool {
+    /// Returns true if the session samples this process, not an earlier one with the same pid.
+    fn belongs_to(&self, agent: &Agent) -> bool {
         self.target.agent.file == agent.file
     }
 
@@ -175,12 +175,12 @@ impl Entry {
 
     /// Extends the session to last at least `length` from now; `None`: until it is stopped. Never
     /// shortens it.
-    fn keep(&mut self, length: Option<Duration>) {
-        let asked = length.map(|length| Instant::now() + length);
-        self.kept = Some(match (self.kept, asked) {
+    fn extend(&mut self, length: Option<Duration>) {
+        let requested = length.map(|length| Instant::now() + length);
+        self.kept = Some(match (self.kept, requested) {
             (Some(None), _) => None,
-            (Some(Some(earlier)), Some(asked)) => Some(earlier.max(asked)),
-            (_, asked) => asked,
+            (Some(Some(earlier)), Some(requested)) => Some(earlier.max(requested)),
+            (_, requested) => requested,
         });
         // The deadline in the segment may have to be extended.
         self.renewal = Instant::now();
@@ -238,7 +238,7 @@ impl State {
     }
 
     /// Ends the session of a process if it is unused.
-    fn settle(&mut self, pid: i32) {
+    fn end_if_unused(&mut self, pid: i32) {
         if self.entries.get(&pid).is_some_and(Entry::is_unused)
             && let Some(mut entry) = self.entries.remove(&pid)
         {
@@ -312,38 +312,38 @@ impl Sessions {
         let (pid, file) = (agent.pid, agent.file);
         let mut state = self.state();
         let own = state.entries.get_mut(&pid);
-        if let Some(entry) = own.filter(|entry| entry.is_of(&agent)) {
+        if let Some(entry) = own.filter(|entry| entry.belongs_to(&agent)) {
             entry.leases += 1;
             entry.renewal = Instant::now();
         } else if running(&agent)?.is_some() {
             return Ok(Lease {
                 sessions: Arc::clone(self),
-                of: None,
+                session: None,
             });
         } else {
             state.begin(agent, self.settings)?.leases = 1;
         }
         Ok(Lease {
             sessions: Arc::clone(self),
-            of: Some((pid, file)),
+            session: Some((pid, file)),
         })
     }
 
     /// Starts a session that runs for `length`, or until it is stopped if that is `None`. If one of
-    /// this server's sessions is running, extends it, unless `asked` requests other settings.
+    /// this server's sessions is running, extends it, unless `requested` requests other settings.
     pub fn start(
         &self,
         agent: Agent,
-        asked: Asked,
+        requested: RequestedSettings,
         length: Option<Duration>,
     ) -> Result<Started, String> {
-        let settings = self.settings.applied_to(asked);
+        let settings = self.settings.applied_to(requested);
         let mut state = self.state();
         let own = state.entries.get_mut(&agent.pid);
-        let entry = match own.filter(|entry| entry.is_of(&agent)) {
+        let entry = match own.filter(|entry| entry.belongs_to(&agent)) {
             Some(entry) => {
-                let is_other = asked.interval.is_some() || asked.max_overhead.is_some();
-                if (is_other || asked.thin) && entry.settings != settings {
+                let is_other = requested.interval.is_some() || requested.max_overhead.is_some();
+                if (is_other || requested.thin) && entry.settings != settings {
                     return Err(format!(
                         "{}: a session of this server is running, {}: stop it first, or ask for \
                          nothing else",
@@ -355,7 +355,7 @@ impl Sessions {
             }
             None => state.begin(agent, settings)?,
         };
-        entry.keep(length);
+        entry.extend(length);
         Ok(entry.started())
     }
 
@@ -364,9 +364,9 @@ impl Sessions {
     pub fn stop(&self, agent: &Agent) -> Result<(), String> {
         let mut state = self.state();
         let own = state.entries.get_mut(&agent.pid);
-        if let Some(entry) = own.filter(|entry| entry.is_of(agent)) {
+        if let Some(entry) = own.filter(|entry| entry.belongs_to(agent)) {
             entry.kept = None;
-            state.settle(agent.pid);
+            state.end_if_unused(agent.pid);
             return Ok(());
         }
         if state.offspring.end_child(agent.pid) {

@@ -51,7 +51,7 @@ pub fn bind(path: &Path) -> anyhow::Result<(UnixListener, Socket)> {
         Err(Errno::EEXIST) => bail!(IN_USE),
         linked => linked?,
     }
-    let file = identity(&private.look(BOUND)?);
+    let file = identity(&private.stat(BOUND)?);
     drop(private);
     Ok((
         listener,
@@ -69,7 +69,7 @@ const IN_USE: &str =
 impl Socket {
     /// Removes the socket, unless another file is in its place.
     pub fn remove(self) {
-        let found = look(&self.directory, &self.name);
+        let found = stat(&self.directory, &self.name);
         if found.is_ok_and(|found| identity(&found) == self.file) {
             // It may have been removed already.
             let _ = unlinkat(&self.directory, &*self.name, UnlinkatFlags::NoRemoveDir);
@@ -104,11 +104,11 @@ impl<'a> Private<'a> {
     /// Returns a path to the directory that nobody can redirect, and that is short enough for a
     /// socket address.
     fn path(&self) -> PathBuf {
-        of(&self.inner)
+        proc_fd_path(&self.inner)
     }
 
-    fn look(&self, name: &str) -> nix::Result<FileStat> {
-        look(&self.inner, name.as_ref())
+    fn stat(&self, name: &str) -> nix::Result<FileStat> {
+        stat(&self.inner, name.as_ref())
     }
 
     /// Links the socket to its name, if that is free.
@@ -118,12 +118,12 @@ impl<'a> Private<'a> {
 
     /// Removes the file of that name if it is a socket of this user on which nobody listens.
     fn replace(&self, name: &OsStr) -> anyhow::Result<()> {
-        let found = match look(self.outer, name) {
+        let found = match stat(self.outer, name) {
             Err(Errno::ENOENT) => return Ok(()),
             found => found?,
         };
         ensure!(is_own_socket(&found), IN_USE);
-        let connected = UnixStream::connect(of(self.outer).join(name));
+        let connected = UnixStream::connect(proc_fd_path(self.outer).join(name));
         let is_refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
         ensure!(connected.is_err_and(is_refused), IN_USE);
         // Once moved into the private directory, nobody else can exchange the file.
@@ -131,7 +131,7 @@ impl<'a> Private<'a> {
             Err(Errno::ENOENT) => return Ok(()),
             moved => moved?,
         }
-        if identity(&self.look(EARLIER)?) != identity(&found) {
+        if identity(&self.stat(EARLIER)?) != identity(&found) {
             // Not the socket examined: restores it. If the name is taken again, it stays here.
             let _ = linkat(&self.inner, EARLIER, self.outer, name, AtFlags::empty());
             bail!(IN_USE);
@@ -144,7 +144,7 @@ impl Drop for Private<'_> {
     fn drop(&mut self) {
         for name in [BOUND, EARLIER] {
             // May be missing.
-            let found = self.look(name);
+            let found = self.stat(name);
             if found.is_ok_and(|found| is_own_socket(&found)) {
                 let _ = unlinkat(&self.inner, name, UnlinkatFlags::NoRemoveDir);
             }
@@ -153,11 +153,12 @@ impl Drop for Private<'_> {
     }
 }
 
-fn of(directory: &OwnedFd) -> PathBuf {
+/// Returns a path to an open directory, which stays valid if the directory is renamed.
+fn proc_fd_path(directory: &OwnedFd) -> PathBuf {
     format!("/proc/self/fd/{}", directory.as_raw_fd()).into()
 }
 
-fn look(directory: &OwnedFd, name: &OsStr) -> nix::Result<FileStat> {
+fn stat(directory: &OwnedFd, name: &OsStr) -> nix::Result<FileStat> {
     fstatat(directory, name, AtFlags::AT_SYMLINK_NOFOLLOW)
 }
 

@@ -58,7 +58,7 @@ fn look_up(image: &Image, addresses: &[u64]) -> Option<Frames> {
     let mut wanted = addresses.to_vec();
     wanted.sort_unstable();
     wanted.dedup();
-    let part = part::of(image, &wanted);
+    let part = part::covering(image, &wanted);
     // Fails if the part refers to other units.
     let found = part.and_then(|part| look_up_in(image, Some(part), &wanted, addresses));
     found.or_else(|| look_up_in(image, None, &wanted, addresses))
@@ -107,13 +107,13 @@ impl<'a> Lookup<'a> {
     ) -> Option<Self> {
         let units = Units::new(dwarf, Residency::of(image.map())).ok()?;
         let candidates = units.candidates(&wanted).ok()?;
-        let functions = candidates.in_turn(&wanted, |asked, found| {
-            let result = functions::find(&units, asked, found);
-            units.forget_abbreviations(asked.unit);
+        let functions = candidates.in_turn(&wanted, |query, found| {
+            let result = functions::find(&units, query, found);
+            units.forget_abbreviations(query.unit);
             result
         });
         let functions = functions.ok()?;
-        let rows = candidates.in_turn(&wanted, |asked, found| lines::find(&units, asked, found));
+        let rows = candidates.in_turn(&wanted, |query, found| lines::find(&units, query, found));
         let rows = rows.ok()?;
         let unnamed = wanted.iter().zip(&functions).filter(|(_, f)| f.is_none());
         let unnamed: Vec<u64> = unnamed.map(|(&address, _)| address).collect();
@@ -172,17 +172,17 @@ impl<'a> Lookup<'a> {
     fn frames(&self, address: u64) -> Option<Vec<Frame>> {
         let at = self.wanted.binary_search(&address).ok()?;
         let function = self.functions[at].as_ref();
-        let linked = |name: &Rc<str>| Name {
+        let from_symbol = |name: &Rc<str>| Name {
             text: Rc::clone(name),
             origin: Origin::Symbol,
         };
         let name = match function {
             Some(function) => match self.linked.get(&address) {
-                Some(name) => linked(name),
+                Some(name) => from_symbol(name),
                 None => self.name(function.unit, function.entry)?,
             },
             None => match self.symbols.get(&address) {
-                Some(name) => linked(name),
+                Some(name) => from_symbol(name),
                 None => return Some(Vec::new()),
             },
         };

@@ -41,7 +41,7 @@ pub const ALLOCATORS: &str = "_?Py(Mem|Object)_(Raw)?(Malloc|Calloc|Realloc)|_Py
      allocate_from_new_pool|tracemalloc_.*";
 
 /// Prefixes of the names of files whose code starts programs and threads.
-const STARTING: [&str; 4] = ["libc.", "libc-", "libpthread", "ld-"];
+const RUNTIME_FILES: [&str; 4] = ["libc.", "libc-", "libpthread", "ld-"];
 
 /// Kind of a frame in a Python stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,9 +62,8 @@ pub enum Role {
     Other,
 }
 
-/// Kinds hidden outside the outermost Python frame. Between Python frames, all but the first of
-/// these are hidden.
-const HIDDEN: [Role; 5] = [
+/// Roles hidden outside the outermost Python frame, if no other native code is there.
+const HIDDEN_OUTSIDE: [Role; 5] = [
     Role::Start,
     Role::Trampoline,
     Role::Evaluation,
@@ -72,17 +71,26 @@ const HIDDEN: [Role; 5] = [
     Role::Interpreter,
 ];
 
+/// Roles hidden between Python frames, and outside if other native code is there: then it is shown
+/// with the start-up code that called it.
+const HIDDEN_BETWEEN: [Role; 4] = [
+    Role::Trampoline,
+    Role::Evaluation,
+    Role::Call,
+    Role::Interpreter,
+];
+
 impl Role {
-    /// Returns the kind of native code in the file `path`. `is_interpreters`: the file contains
+    /// Returns the kind of native code in the file `path`. `in_interpreter`: the file contains
     /// the interpreter. `names` are several if functions were inlined.
     pub fn native<'a>(
         path: &Path,
-        is_interpreters: bool,
+        in_interpreter: bool,
         names: impl Iterator<Item = &'a str> + Clone,
     ) -> Self {
-        if !is_interpreters {
+        if !in_interpreter {
             let file = path.file_name().unwrap_or_default().to_string_lossy();
-            let is_start = STARTING.iter().any(|start| file.starts_with(start));
+            let is_start = RUNTIME_FILES.iter().any(|start| file.starts_with(start));
             return if is_start { Self::Start } else { Self::Other };
         }
         let is_in = |start: &str| names.clone().any(|name| name.starts_with(start));
@@ -123,12 +131,12 @@ pub fn is_called_python(path: &Path) -> bool {
     path != Path::new("") && name.starts_with("python")
 }
 
-/// Shows the frames of a stack that [`Shown::Usual`] selects, innermost first. `is_mark` is true
+/// Shows the frames of a stack that [`Shown::Usual`] selects, innermost first. `is_marker` is true
 /// for a pseudo-frame that stands for missing frames.
 pub fn usual<F: Copy>(
     frames: &[F],
     role: impl Fn(F) -> Role,
-    is_mark: impl Fn(F) -> bool,
+    is_marker: impl Fn(F) -> bool,
     mut show: impl FnMut(F),
 ) {
     let is = |frame: F, roles: &[Role]| roles.contains(&role(frame));
@@ -148,15 +156,15 @@ pub fn usual<F: Copy>(
     let runs = |&&frame: &&F| is(frame, &[Role::Evaluation, Role::Trampoline]);
     let running = inner.iter().rev().take_while(runs).count();
     show_but(&inner[..first - running], &[Role::Call]);
-    show_but(&frames[first..=last], &HIDDEN[1..]);
+    show_but(&frames[first..=last], &HIDDEN_BETWEEN);
     let outer = &frames[last + 1..];
-    let is_python_alone = outer
+    let has_only_python = outer
         .iter()
-        .all(|&frame| is(frame, &HIDDEN) || is_mark(frame));
-    let hidden = if is_python_alone {
-        &HIDDEN[..]
+        .all(|&frame| is(frame, &HIDDEN_OUTSIDE) || is_marker(frame));
+    let hidden = if has_only_python {
+        &HIDDEN_OUTSIDE[..]
     } else {
-        &HIDDEN[1..]
+        &HIDDEN_BETWEEN[..]
     };
     show_but(outer, hidden);
 }

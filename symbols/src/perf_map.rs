@@ -47,7 +47,7 @@ pub fn name(
                 error,
             }),
         None if locations.is_empty() => return None,
-        None => own(profile)?,
+        None => read_of_process(profile)?,
     };
     let text = match read {
         Ok(text) => text,
@@ -132,11 +132,11 @@ fn javascript(name: &str) -> Option<ScriptName<'_>> {
 }
 
 /// Reads the perf map of the profiled process: from its own `/tmp` (which may be a container's)
-/// while it lives, otherwise from ours. Returns `None` if there is none.
+/// while it lives, otherwise from this program's. Returns `None` if there is none.
 ///
 /// Any user can create a file of that name, so its owner must be the user of the process, root or
 /// the current user. The error is a warning for users.
-fn own(profile: &Profile) -> Option<Result<Vec<u8>, Error>> {
+fn read_of_process(profile: &Profile) -> Option<Result<Vec<u8>, Error>> {
     let pid = pid_here(profile)?;
     let process = directory(pid).unwrap_or_else(|| PathBuf::from(format!("/proc/{pid}")));
     let inside = inner_pid(pid).unwrap_or(pid);

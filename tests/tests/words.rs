@@ -19,7 +19,6 @@ const EXEMPT: &[&str] = &[
     "cpu",
     "cpython",
     "leaks",
-    "parser",
     "proc",
     "reachability",
     "shm-protocol",

@@ -119,7 +119,7 @@ impl CpuBuilder {
                 number
             }
         };
-        self.of_function(function)
+        self.kernel_location(function)
     }
 
     fn python(&mut self, function: &Function, line: u32) -> u32 {
@@ -144,10 +144,11 @@ impl CpuBuilder {
     /// function.
     pub(super) fn kernel_function(&mut self, function: u32) -> Option<u32> {
         let known = (function as usize) < self.profile.functions.len();
-        known.then(|| self.of_function(function))
+        known.then(|| self.kernel_location(function))
     }
 
-    fn of_function(&mut self, function: u32) -> u32 {
+    /// Returns the location of a kernel function by its index; adds it if necessary.
+    fn kernel_location(&mut self, function: u32) -> u32 {
         let profile = &mut self.profile;
         *self.kernel.entry(function).or_insert_with(|| {
             let first_line = profile.lines.len() as u32;

@@ -1,8 +1,8 @@
 //! Finds integer records whose scaled values reproduce an estimate.
 //!
-//! Readers scale a record of `c` samples and `s` bytes by `g(s / c)`, with `g(a) = 1 / (1 - exp(-a
-//! / T))`. For objects of one size, this can be inverted exactly. For mixed sizes, `g` of the
-//! average is not the average of `g`, so one record cannot reproduce both the objects and the
+//! Readers scale a record of `c` samples and `s` bytes by `g(s / c)`, with
+//! `g(a) = 1 / (1 - exp(-a / T))`. For objects of one size, this can be inverted exactly. For mixed
+//! sizes, `g` of the average is not the average of `g`, so one record cannot reproduce both the objects and the
 //! bytes. Two records can: the points `(g(a), a·g(a))` lie on a convex curve, and an estimate lies
 //! above it. For each way to divide the samples, a chord through the estimate cuts the curve at two
 //! sizes whose average, weighted by the counts, is the estimate.
@@ -23,7 +23,7 @@ pub(crate) fn split(samples: u64, objects: f64, bytes: f64, interval: u64) -> [R
     let usable = |v: f64| v.is_finite() && v > 0.0 && v < 9e18;
     if interval <= 1 {
         let whole = |v: f64| if usable(v) { v.round() as u64 } else { 0 };
-        return one(
+        return single_record(
             whole(objects),
             if whole(objects) == 0 { 0 } else { whole(bytes) },
         );
@@ -47,7 +47,7 @@ pub(crate) fn split(samples: u64, objects: f64, bytes: f64, interval: u64) -> [R
     })
 }
 
-fn one(count: u64, size: u64) -> [Record; 2] {
+fn single_record(count: u64, size: u64) -> [Record; 2] {
     [Record { count, size }, Record::default()]
 }
 
@@ -250,17 +250,17 @@ mod tests {
         for (size, n) in [(1, 1), (16, 7), (1000, 1_000_000), (1 << 30, 3)] {
             let (objects, bytes) = estimate(&[size], 1024);
             let records = split(n, objects * n as f64, bytes * n as f64, 1024);
-            assert_eq!(records, one(n, n * size));
+            assert_eq!(records, single_record(n, n * size));
         }
     }
 
     #[test]
     fn interval_one_is_exact() {
-        assert_eq!(split(3, 3.0, 1234.0, 1), one(3, 1234));
-        assert_eq!(split(0, 0.0, 0.0, 1), one(0, 0));
+        assert_eq!(split(3, 3.0, 1234.0, 1), single_record(3, 1234));
+        assert_eq!(split(0, 0.0, 0.0, 1), single_record(0, 0));
         assert_eq!(
             split(2, 0.0, 5.0, 1),
-            one(0, 0),
+            single_record(0, 0),
             "readers refuse bytes without objects"
         );
     }

@@ -7,14 +7,14 @@ use crate::scan::Scan;
 pub(super) struct FrameText<'a> {
     /// Name of the function; of one that perf does not know, that of the module's file or the address.
     pub(super) name: &'a [u8],
-    /// Whether it is the kernel's.
+    /// Set if the frame is the kernel's.
     pub(super) is_kernels: bool,
 }
 
 /// Least number of digits of an address that stands where a process id could.
 const MIN_ADDRESS_DIGITS: usize = 4;
 
-/// Whether a word is an address of at least [`MIN_ADDRESS_DIGITS`] digits.
+/// Returns true if a word is an address of at least [`MIN_ADDRESS_DIGITS`] digits.
 pub(super) fn is_address(word: &[u8]) -> bool {
     let digits = word.strip_prefix(b"0x").unwrap_or(word);
     (MIN_ADDRESS_DIGITS..=16).contains(&digits.len()) && digits.iter().all(u8::is_ascii_hexdigit)
@@ -89,7 +89,7 @@ fn without_offset(symbol: &[u8]) -> &[u8] {
     }
 }
 
-/// Whether a frame is the kernel's: by its module, where 32-bit kernels have addresses like programs; else by
+/// Returns true if a frame is the kernel's: by its module, where 32-bit kernels have addresses like programs; else by
 /// the upper half of the addresses, except for a page that programs see.
 fn is_kernels(address: u64, module: &[u8]) -> bool {
     let file = module.rsplit(|&c| c == b'/').next().unwrap_or(module);

@@ -18,9 +18,9 @@ pub(super) struct Head<'a> {
     pub(super) period: Option<i64>,
     /// Frame of a sample without a call chain.
     pub(super) frame: Option<FrameText<'a>>,
-    /// Whether the line is a side-band record (`PERF_RECORD_MMAP2`, ...) instead of a sample.
+    /// Set if the line is a side-band record (`PERF_RECORD_MMAP2`, ...) instead of a sample.
     pub(super) is_record: bool,
-    /// Whether a time or an event is printed, which no other kind of text has.
+    /// Set if a time or an event is printed, which no other kind of text has.
     pub(super) is_certain: bool,
 }
 
@@ -115,7 +115,7 @@ fn command_end(line: &[u8]) -> Option<usize> {
     }
 }
 
-/// Whether a word that `words` has just passed is the first one behind the command.
+/// Returns true if a word that `words` has just passed is the first one behind the command.
 fn begins_parts(word: &[u8], words: &Words<'_>) -> bool {
     is_time(word)
         || is_event(word)
@@ -126,7 +126,7 @@ fn begins_parts(word: &[u8], words: &Words<'_>) -> bool {
         || frame::is_address(word) && frame::parse(words.from(word)).is_some()
 }
 
-/// Whether a word that `words` has just passed is a process or thread, by what follows it: a command may end in
+/// Returns true if a word that `words` has just passed is a process or thread, by what follows it: a command may end in
 /// a number, and an address may have decimal digits only.
 fn is_process_before(word: &[u8], words: &Words<'_>) -> bool {
     if !is_process(word) {
@@ -152,7 +152,7 @@ impl<'a> Words<'a> {
     }
 }
 
-/// Whether a number is the period, by what follows it: the event, or behind the time what may follow an event.
+/// Returns true if a number is the period, by what follows it: the event, or behind the time what may follow an event.
 fn is_period_before(words: &Words<'_>, follows_time: bool) -> bool {
     let mut ahead = Words { ..*words };
     match ahead.next() {

@@ -65,6 +65,14 @@ fn damaged(what: &str) -> Fault {
     Fault::whole(format!("is not a pprof profile, or is damaged: {what}"))
 }
 
+// Numbers of the integer fields of the message `Profile`.
+const DROP_FRAMES: usize = 7;
+const KEEP_FRAMES: usize = 8;
+const TIME_NANOS: usize = 9;
+const DURATION_NANOS: usize = 10;
+const PERIOD: usize = 12;
+const DEFAULT_SAMPLE_TYPE: usize = 14;
+
 /// Top-level fields of the message, not decoded further.
 #[derive(Default)]
 struct Message<'a> {
@@ -76,7 +84,7 @@ struct Message<'a> {
     functions: Vec<&'a [u8]>,
     comments: Vec<u64>,
     period_type: Option<&'a [u8]>,
-    /// Fields 7, 8, 9, 10, 12 and 14 by number.
+    /// Integer fields, by field number. Unset fields are 0.
     numbers: [u64; 16],
 }
 
@@ -168,8 +176,9 @@ impl Reader<'_> {
             self.profile.period_type = Some(self.value_type(part).ok_or_else(malformed)?);
         }
         let mut text = |n: u64| self.string(Value::Number(n)).ok_or_else(malformed);
-        let (drop, keep) = (text(message.numbers[7])?, text(message.numbers[8])?);
-        let default = text(message.numbers[14])?;
+        let drop = text(message.numbers[DROP_FRAMES])?;
+        let keep = text(message.numbers[KEEP_FRAMES])?;
+        let default = text(message.numbers[DEFAULT_SAMPLE_TYPE])?;
         let comments = message
             .comments
             .iter()
@@ -177,13 +186,13 @@ impl Reader<'_> {
             .collect::<Result<_, _>>()?;
         let profile = &mut self.profile;
         (profile.drop_frames, profile.keep_frames, profile.comments) = (drop, keep, comments);
-        profile.period = message.numbers[12] as i64;
+        profile.period = message.numbers[PERIOD] as i64;
         profile.default_type = profile
             .type_index(&default)
             .unwrap_or(profile.sample_types.len() - 1);
         let known = |n: u64| (n != 0 && n <= i64::MAX as u64).then_some(n);
-        profile.facts.start_unix_ns = known(message.numbers[9]);
-        profile.facts.duration_ns = known(message.numbers[10]);
+        profile.facts.start_unix_ns = known(message.numbers[TIME_NANOS]);
+        profile.facts.duration_ns = known(message.numbers[DURATION_NANOS]);
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! Completions and man pages, made from the command line's own definitions.
+//! Generates completions and man pages from the definition of the command line.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use heap_format::printable;
 use super::{Cli, Document};
 use crate::destination;
 
-/// Prints or writes what is requested.
+/// Prints or writes the requested document.
 pub fn execute(document: &Document) -> Result<()> {
     match document {
         Document::Completions { shell } => {

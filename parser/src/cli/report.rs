@@ -1,4 +1,4 @@
-//! The requested output: a flag for each format.
+//! Options that select the output: a flag for each format.
 
 use std::path::Path;
 
@@ -10,22 +10,22 @@ use mem_parser::filters::pattern;
 use mem_parser::report::FORMATS;
 use mem_parser::{Format, Output};
 
-/// The output requested: one, or none for the table.
+/// The requested output; the table by default.
 #[derive(Debug)]
 pub struct Report {
     format: &'static Format,
     pattern: Option<String>,
-    /// Whether a flag requested it.
+    /// Set if a flag requested the format.
     given: bool,
 }
 
 impl Report {
-    /// Ending of the file that the output goes to where standard output cannot show it.
+    /// Returns the extension of the output file if standard output cannot show the format.
     pub fn ending(&self) -> Option<&'static str> {
         self.format.ending
     }
 
-    /// Where no flag requested an output, chooses the one whose ending the file has.
+    /// If no flag requested an output, chooses the format by the extension of the output file.
     pub fn choose_for(&mut self, file: &Path) {
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         let name = name.to_lowercase();
@@ -34,10 +34,10 @@ impl Report {
             before.is_some_and(|before| before.ends_with('.'))
         };
         let fitting = FORMATS.iter().copied().filter(has_ending);
-        // A flame graph's `.flame.svg` is a `.svg`, too.
+        // Looks for the longest extension: a flame graph's `.flame.svg` also ends in `.svg`.
         let longest = fitting.max_by_key(|format| format.ending.map_or(0, str::len));
         let extension = Path::new(&name).extension();
-        // Others are called after what they hold: x.json, x.csv, x.dot.
+        // Other formats are named by their flag: x.json, x.csv, x.dot.
         let is_named = |format: &&Format| {
             !format.takes_pattern && extension.is_some_and(|extension| extension == format.flag)
         };
@@ -47,7 +47,7 @@ impl Report {
         }
     }
 
-    /// Makes sure that the file is not taken for a picture in a format that is not written.
+    /// Returns an error if the file has the extension of a picture format that is not supported.
     pub fn check_name(file: &Path) -> Result<()> {
         const PICTURES: [&str; 6] = ["png", "jpg", "jpeg", "gif", "webp", "pdf"];
         let extension = file.extension().unwrap_or_default().to_string_lossy();
@@ -61,21 +61,22 @@ impl Report {
         Ok(())
     }
 
-    /// The output.
+    /// Returns the output.
     pub fn output(&self) -> Result<Output> {
         let pattern = pattern(self.format.flag, self.pattern.as_deref())?;
         Ok(Output::new(self.format, pattern))
     }
 }
 
-/// The flags of all formats.
+/// Adds the flags of all formats.
 impl Args for Report {
     fn augment_args(command: Command) -> Command {
         let command = command.next_help_heading("Outputs (one of these, or the table)");
         FORMATS.iter().fold(command, |command, format| {
-            let action = match format.takes_pattern {
-                true => ArgAction::Set,
-                false => ArgAction::SetTrue,
+            let action = if format.takes_pattern {
+                ArgAction::Set
+            } else {
+                ArgAction::SetTrue
             };
             let mut arg = Arg::new(format.flag)
                 .long(format.flag)
@@ -96,9 +97,12 @@ impl Args for Report {
 
 impl FromArgMatches for Report {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let given = |format: &&&'static Format| match format.takes_pattern {
-            true => matches.contains_id(format.flag),
-            false => matches.get_flag(format.flag),
+        let given = |format: &&&'static Format| {
+            if format.takes_pattern {
+                matches.contains_id(format.flag)
+            } else {
+                matches.get_flag(format.flag)
+            }
         };
         let asked = FORMATS.iter().find(given);
         let format = *asked

@@ -1,4 +1,4 @@
-//! Errors of usage: what is wrong, what was probably meant, and where to read on. Two lines.
+//! Usage errors: the error, what was probably meant, and where to read on, in two lines.
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -11,7 +11,7 @@ use mem_parser::nearest;
 use super::Cli;
 use crate::destination;
 
-/// Names that other programs have for options of this one.
+/// Words from other programs, and the corresponding options.
 const ELSEWHERE: [(&str, &str); 11] = [
     ("callgraph", "svg"),
     ("collapsed", "folded"),
@@ -26,13 +26,14 @@ const ELSEWHERE: [(&str, &str); 11] = [
     ("web", "html"),
 ];
 
-/// Ends the program: with help or the version, or with what is wrong and exit code 2.
+/// Exits: prints help or the version, or prints an error and exits with code 2.
 pub fn end(error: Error) -> ! {
     if !error.use_stderr() {
         let text = error.render();
-        let text = match std::io::stdout().is_terminal() {
-            true => text.ansi().to_string(),
-            false => text.to_string(),
+        let text = if std::io::stdout().is_terminal() {
+            text.ansi().to_string()
+        } else {
+            text.to_string()
         };
         let written = destination::to_stdout(text.as_bytes());
         if let Err(error) = &written {
@@ -41,7 +42,7 @@ pub fn end(error: Error) -> ! {
         std::process::exit(i32::from(written.is_err()));
     }
     let message = message(&error);
-    // A name in it is not a line of its own.
+    // Names in the message must not begin lines of their own.
     let message = message.replace('\n', " ");
     fail(&format!(
         "{message}\nFor all options, try 'mem_parser --help'."
@@ -49,14 +50,14 @@ pub fn end(error: Error) -> ! {
     std::process::exit(2);
 }
 
-/// Says what is wrong with the usage, and what to do; the exit code for it.
+/// Prints a usage error. Returns the exit code.
 pub fn fail(message: &str) -> ExitCode {
-    // A failure could not be reported to anybody any more.
+    // If stderr cannot be written, nobody could be told.
     let _ = writeln!(std::io::stderr(), "error: {}", printable::text(message));
     ExitCode::from(2)
 }
 
-/// The message, with what was probably meant.
+/// Returns the message with what was probably meant.
 fn message(error: &Error) -> String {
     let argument = match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(argument)) => argument.as_str(),
@@ -65,14 +66,15 @@ fn message(error: &Error) -> String {
     if error.kind() == ErrorKind::UnknownArgument && argument.starts_with('-') {
         return unknown(argument);
     }
-    let text = told(error);
-    match is_man(error) {
-        true => format!("{text}; a dump called man is read as ./man"),
-        false => text,
+    let text = message_line(error);
+    if is_man(error) {
+        format!("{text}; a dump called man is read as ./man")
+    } else {
+        text
     }
 }
 
-/// Whether the command `man` was meant, or a file of that name.
+/// Returns true if the command `man` or a file of that name was meant.
 fn is_man(error: &Error) -> bool {
     error.kind() == ErrorKind::MissingRequiredArgument
         && std::env::args_os()
@@ -80,8 +82,8 @@ fn is_man(error: &Error) -> bool {
             .is_some_and(|first| first == "man")
 }
 
-/// What the parser of the command line says, without usage, as one line.
-fn told(error: &Error) -> String {
+/// Returns clap's message on one line, without the usage.
+fn message_line(error: &Error) -> String {
     let text = error.render().to_string();
     let text = text.strip_prefix("error: ").unwrap_or(&text);
     let is_end = |line: &&str| line.starts_with("Usage:") || line.starts_with("For more");
@@ -100,7 +102,7 @@ fn told(error: &Error) -> String {
     in_other_words(told)
 }
 
-/// Errors in numbers are worded for users, not for programmers.
+/// Rewords errors about numbers, which clap words for programmers.
 fn in_other_words(told: String) -> String {
     let told = told
         .replace("invalid digit found in string", "expected a whole number")
@@ -121,7 +123,7 @@ fn unknown(argument: &str) -> String {
     }
 }
 
-/// The name of an option that was given with one dash, as pprof's are.
+/// Returns the name of an option that was given with one dash, as in pprof.
 fn single_dash() -> Option<String> {
     let names = names();
     let given = std::env::args().skip(1).filter_map(|argument| {
@@ -131,7 +133,7 @@ fn single_dash() -> Option<String> {
     given.into_iter().next()
 }
 
-/// The option whose name is nearest, with its dashes.
+/// Returns the option with the nearest name, with its dashes.
 pub fn option_like(typed: &str) -> Option<String> {
     let typed = typed.split('=').next().unwrap_or(typed);
     let names = names();
@@ -144,7 +146,7 @@ pub fn option_like(typed: &str) -> Option<String> {
     Some(format!("--{name}"))
 }
 
-/// The command whose name is nearest.
+/// Returns the command with the nearest name.
 pub fn command_like(typed: &str) -> Option<String> {
     let command = Cli::command();
     let names = command.get_subcommands().map(clap::Command::get_name);
@@ -152,7 +154,7 @@ pub fn command_like(typed: &str) -> Option<String> {
     Some(format!("mem_parser {name}"))
 }
 
-/// The long names of all options.
+/// Returns the long names of all options.
 fn names() -> Vec<String> {
     let mut command = Cli::command();
     command.build();

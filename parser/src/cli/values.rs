@@ -1,4 +1,4 @@
-//! Values of options that are words.
+//! Parsers for the values of options.
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use mem_parser::nodes::Granularity;
@@ -11,7 +11,7 @@ const GRANULARITIES: [(&str, Granularity); 4] = [
     ("addresses", Granularity::Addresses),
 ];
 
-/// Parser of `--granularity`.
+/// Returns the parser of `--granularity`.
 pub fn granularities() -> impl TypedValueParser<Value = Granularity> {
     PossibleValuesParser::new(GRANULARITIES.map(|(name, _)| name)).map(|name| {
         let found = GRANULARITIES.iter().find(|g| g.0 == name);
@@ -34,7 +34,7 @@ const STYLES: [(&str, Style, &str); 4] = [
     ("none", Style::None, "The name in the symbol table"),
 ];
 
-/// Parser of `--demangle`.
+/// Returns the parser of `--demangle`.
 pub fn styles() -> impl TypedValueParser<Value = Style> {
     let values = STYLES.map(|(name, _, help)| PossibleValue::new(name).help(help));
     PossibleValuesParser::new(values).map(|name| {
@@ -43,19 +43,17 @@ pub fn styles() -> impl TypedValueParser<Value = Style> {
     })
 }
 
-/// Parser of `--unit`.
+/// Parses `--unit`.
 pub fn unit(text: &str) -> Result<String, String> {
-    match mem_parser::is_unit(text) {
-        true => Ok(text.to_owned()),
-        false => {
-            let expected = "expected B, KiB, MiB, GiB, TiB, PiB (kB, MB and so on are the same, as in \
-                            pprof), ns, us, ms, s, hrs, count or auto";
-            Err(expected.to_owned())
-        }
+    if mem_parser::is_unit(text) {
+        return Ok(text.to_owned());
     }
+    let expected = "expected B, KiB, MiB, GiB, TiB, PiB (kB, MB and so on are the same, as in \
+                    pprof), ns, us, ms, s, hrs, count or auto";
+    Err(expected.to_owned())
 }
 
-/// Parser of `--label`.
+/// Parses `--label`.
 pub fn label(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
@@ -63,7 +61,7 @@ pub fn label(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// Parser of options that are shares of a total.
+/// Parses options that are shares of a total.
 pub fn share(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
@@ -71,10 +69,10 @@ pub fn share(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Divisors with which values remain numbers that can be shown.
+/// Divisors for which the quotients can still be shown.
 const DIVISORS: std::ops::RangeInclusive<f64> = 1e-6..=1e18;
 
-/// Parser of `--divide_by`.
+/// Parses `--divide_by`.
 pub fn divisor(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(divisor) if DIVISORS.contains(&divisor) => Ok(divisor),

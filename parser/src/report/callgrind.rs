@@ -1,4 +1,4 @@
-//! The callgrind format, for KCachegrind, as `pprof -callgrind` writes it.
+//! The callgrind format, for KCachegrind. Equal to `pprof -callgrind`.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -24,10 +24,10 @@ pub const FORMAT: Format = Format {
     ..Format::report("callgrind", "Call graph for KCachegrind", render)
 };
 
-/// The graph by address.
+/// Renders the graph by address.
 fn render(context: &Context) -> Result<String> {
     let trimmed = Graph::trimmed(context.view, context.nodes, &context.trim);
-    // Callgrind knows integers only.
+    // Callgrind only supports integers.
     let unit = context.unit_for(&trimmed, false);
     let mut writer = Writer {
         context,
@@ -58,7 +58,7 @@ struct Writer<'a> {
     context: &'a Context<'a>,
     unit: String,
     out: String,
-    /// The name of each entry of the graph.
+    /// Name of each entry of the graph.
     shown: Vec<String>,
     objects: HashMap<String, usize>,
     files: HashMap<String, usize>,
@@ -91,7 +91,7 @@ impl Writer<'_> {
             let name = compressed(&mut self.names, &self.shown[edge.to as usize]);
             let address = relative(before, callee.address);
             let value = self.scaled(edge.weight);
-            // The number of calls is not known.
+            // The number of calls is unknown.
             let _ = writeln!(self.out, "cfl={file}\ncfn={name}");
             let _ = writeln!(self.out, "calls=0 {address} {}\n* * {value}", callee.line);
         }
@@ -107,8 +107,8 @@ impl Writer<'_> {
     }
 }
 
-/// Readers treat entries of one file and name as one function. Those of several objects get a
-/// number.
+/// Returns a distinct name for each entry. Readers merge entries with equal file and name, so those
+/// of several objects get a number.
 fn distinct_names(graph: &Graph, nodes: &Nodes) -> Vec<String> {
     let mut objects: HashMap<(&str, &str), Vec<&str>> = HashMap::new();
     let infos = || graph.nodes.iter().map(|node| nodes.info(node.id));
@@ -128,7 +128,8 @@ fn distinct_names(graph: &Graph, nodes: &Nodes) -> Vec<String> {
     infos().map(name).collect()
 }
 
-/// A name, given once and referred to by number afterwards.
+/// Returns a name in compressed form: with its number, and only the first time with the name
+/// itself.
 fn compressed(known: &mut HashMap<String, usize>, name: &str) -> String {
     if name.is_empty() {
         return String::new();
@@ -141,7 +142,7 @@ fn compressed(known: &mut HashMap<String, usize>, name: &str) -> String {
     format!("({number}) {}", printable(name))
 }
 
-/// An address, relative to the one before where that is shorter.
+/// Returns an address, relative to the one before if that is shorter.
 fn relative(before: Option<&Info>, address: u64) -> String {
     let absolute = format!("{address:#x}");
     let Some(before) = before else {

@@ -1,6 +1,6 @@
-//! Rows for ClickHouse, as `deploy/clickhouse/schema.sql` takes them: one for each stack and
-//! column with a value, tab-separated. The first row of a stack also describes its frames; the
-//! schema keeps those once for all dumps, by a hash of what stays equal from process to process.
+//! Rows for ClickHouse, in the format of `deploy/clickhouse/schema.sql`: tab-separated, one row for
+//! each stack and column with a value. The first row of a stack also describes its frames; the
+//! schema stores frames once for all dumps, by a hash of what is equal in all processes.
 
 // Decision 44: rows for ClickHouse.
 use std::collections::BTreeMap;
@@ -29,8 +29,9 @@ pub const FORMAT: Format = Format {
     )
 };
 
-/// Labels that have a column of their own.
+/// Label with a column of its own: the service.
 const SERVICE: &str = "service";
+/// Label with a column of its own: the host.
 const HOST: &str = "host";
 
 fn render(context: &Context) -> Result<String> {
@@ -38,7 +39,7 @@ fn render(context: &Context) -> Result<String> {
     let frames = Frames::of(&profile);
     let head = head(&profile, &context.options.labels);
     let columns = profile.sample_types.len();
-    // Sums, since labels and size classes keep equal stacks apart.
+    // Summed, because equal stacks may differ in labels and size classes.
     let mut sums: BTreeMap<u64, (usize, Vec<i64>)> = BTreeMap::new();
     for stack in 0..profile.stacks.len() {
         let hash = frames.hash(profile.stacks.get(stack));
@@ -73,8 +74,8 @@ fn render(context: &Context) -> Result<String> {
     Ok(out)
 }
 
-/// The columns that are the same in all rows: service, host, process, pid, build id, start, time,
-/// labels.
+/// Returns the columns that are equal in all rows: service, host, process, pid, build id, start,
+/// time, labels.
 fn head(profile: &Profile, labels: &[(String, String)]) -> String {
     let facts = &profile.facts;
     let label = |key: &str| {
@@ -108,12 +109,13 @@ fn head(profile: &Profile, labels: &[(String, String)]) -> String {
     .join("\t")
 }
 
-/// The locations of a profile, by what is the same in other processes with the same code.
+/// Locations of a profile, by what is equal in all processes with the same code.
 struct Frames<'a> {
     profile: &'a Profile,
-    /// The object file's build id, or its path, or nothing; and the place in it.
+    /// Object file of each location (its build id, or else its path, or an empty string), and
+    /// offset in it.
     places: Vec<(String, u64)>,
-    /// What a stack's hash is made of, for each location.
+    /// Hash of each location, from which the hashes of stacks are computed.
     keys: Vec<[u8; 32]>,
 }
 
@@ -149,8 +151,8 @@ impl<'a> Frames<'a> {
         u64::from_le_bytes(first)
     }
 
-    /// The columns of a stack's frames, leaf first: objects, offsets, modules, functions, lines. The
-    /// last two have an entry for each inlined function, too.
+    /// Returns the columns of a stack's frames, leaf first: objects, offsets, modules, functions,
+    /// lines. The last two also have an entry for each inlined function.
     fn describe(&self, frames: &[u32]) -> String {
         let profile = self.profile;
         let [
@@ -194,14 +196,15 @@ fn place(profile: &Profile, location: &Location) -> (String, u64) {
         .address
         .wrapping_sub(mapping.start)
         .wrapping_add(mapping.file_offset);
-    match mapping.build_id.is_empty() {
-        true => (mapping.path.to_string_lossy().into_owned(), offset),
-        false => (mapping.build_id.to_string(), offset),
+    if mapping.build_id.is_empty() {
+        (mapping.path.to_string_lossy().into_owned(), offset)
+    } else {
+        (mapping.build_id.to_string(), offset)
     }
 }
 
-/// The functions of a location, innermost first; a pseudo-frame's name; for code without a name an
-/// empty one.
+/// Returns the functions of a location, innermost first; for a pseudo-frame, its name; for code
+/// without a name, an empty string.
 fn names<'a>(profile: &'a Profile, location: &Location) -> impl Iterator<Item = &'a str> {
     let lines = profile.lines_of(location);
     let known = lines
@@ -211,7 +214,7 @@ fn names<'a>(profile: &'a Profile, location: &Location) -> impl Iterator<Item = 
     known.chain(lines.is_empty().then_some(marker))
 }
 
-/// Text as a field.
+/// Escapes a field.
 fn field(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in printable(text).chars() {
@@ -227,7 +230,7 @@ fn field(text: &str) -> String {
     out
 }
 
-/// Text in an array or a map.
+/// Quotes text in an array or a map.
 fn quoted(text: &str) -> String {
     format!("'{}'", field(text))
 }

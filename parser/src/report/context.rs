@@ -1,4 +1,4 @@
-//! The material of a report: the view, its entries, and how values are written.
+//! Input of a report: the view, its entries, and the formatting of values.
 
 use std::path::Path;
 
@@ -18,42 +18,42 @@ use crate::options::Options;
 use crate::series::Series;
 use crate::view::View;
 
-/// The material of a report.
+/// Input of a report.
 pub struct Context<'a> {
-    /// The profile, with the column that counts.
+    /// The profile, with its selected column.
     pub view: &'a View,
     /// Entries of the view.
     pub nodes: &'a Nodes,
-    /// Moments of the dumps that the profile keeps apart.
+    /// Times of the dumps that the profile has side by side.
     pub series: &'a Series,
-    /// What percentages are of where a base is subtracted, also where it is kept apart.
+    /// Requested treatment of a base, which determines what percentages are of.
     pub base_rule: Base,
     /// Limits of graphs.
     pub trim: Trim,
-    /// Pattern of the functions that are requested.
+    /// Pattern of the requested functions, if any.
     pub pattern: Option<&'a Regex>,
-    /// The program, as given or as recorded.
+    /// Program, as given by the user or as recorded.
     pub program: Option<&'a Path>,
-    /// How values are written.
+    /// Style of values.
     pub style: Style,
-    /// The caller's choices.
+    /// Options of the user.
     pub options: &'a Options,
 }
 
 impl Context<'_> {
-    /// A value with its unit.
+    /// Formats a value with its unit.
     pub fn format(&self, value: i64, unit: &str) -> String {
         let value = self.divided(value);
         self.style.label(value, self.view.unit(), unit)
     }
 
-    /// The error of a value at 95 %, with its unit.
+    /// Formats the half-width of a value's 95 % confidence interval, with its unit.
     pub fn error(&self, value: i64, variance: f64, unit: &str) -> String {
         let half = half_width(value as f64, variance).round() as i64;
         self.format(half, unit)
     }
 
-    /// The error with its sign, to follow a value; empty where it is unknown or zero.
+    /// Formats the half-width with `±`, to follow a value. Empty if it is unknown or zero.
     pub fn plus_minus(&self, value: i64, variance: f64, unit: &str) -> String {
         if variance > 0.0 {
             format!(" \u{b1}{}", self.error(value, variance, unit))
@@ -62,7 +62,7 @@ impl Context<'_> {
         }
     }
 
-    /// A value as it is shown.
+    /// Returns a value divided by the requested divisor.
     pub fn divided(&self, value: i64) -> i64 {
         if self.options.divide_by == 1.0 {
             value
@@ -71,14 +71,13 @@ impl Context<'_> {
         }
     }
 
-    /// The one unit for all values of a report: that of the smallest one,
-    /// unless the largest is of another and far from it.
+    /// Returns the unit for all values of a report: that of the smallest value, unless the largest
+    /// value is much larger and has another unit.
     pub fn common_unit(&self, trimmed: &Trimmed) -> String {
         self.unit_for(trimmed, true)
     }
 
-    /// The one unit for all values, in which none but small ones vanish where
-    /// `vanish` allows it.
+    /// Returns the unit for all values. With `vanish`, small values may be rounded to 0.
     pub fn unit_for(&self, trimmed: &Trimmed, vanish: bool) -> String {
         if self.options.unit != "minimum" || trimmed.graph.nodes.is_empty() {
             return self.options.unit.clone();
@@ -104,7 +103,7 @@ impl Context<'_> {
         }
     }
 
-    /// The legend: origin of the values, filters, and how much is shown.
+    /// Returns the legend: origin of the values, filters, and how much is shown.
     pub fn legend(&self, trimmed: &Trimmed, unit: &str) -> Vec<String> {
         let mut lines = if self.options.compact_labels {
             Vec::new()
@@ -116,7 +115,7 @@ impl Context<'_> {
         lines
     }
 
-    /// The filters in force.
+    /// Returns the active filters.
     pub fn filters(&self) -> Vec<String> {
         let active = self.options.filters.active();
         if active.is_empty() {
@@ -128,13 +127,13 @@ impl Context<'_> {
             .collect()
     }
 
-    /// What the report is of: origin and filters, a line each.
+    /// Returns the heading of a report: origin and filters, one line each.
     pub fn heading(&self) -> String {
         let lines = self.origin().into_iter().chain(self.filters());
         lines.map(|line| line + "\n").collect()
     }
 
-    /// How many rows of a list are shown: what `-n` says, of which 0 is all, or `default`.
+    /// Returns the maximum number of rows: that of `-n`, where 0 means all, or `default`.
     pub fn rows(&self, default: usize) -> usize {
         match self.options.node_count {
             Some(0) => usize::MAX,
@@ -142,7 +141,7 @@ impl Context<'_> {
         }
     }
 
-    /// The line below a list of which only `shown` of all rows are shown.
+    /// Returns the line after a list of `all` rows of which only `shown` are shown.
     pub fn more(all: usize, shown: usize) -> String {
         match all.saturating_sub(shown) {
             0 => String::new(),
@@ -150,7 +149,7 @@ impl Context<'_> {
         }
     }
 
-    /// Origin of the profile.
+    /// Returns the origin of the profile.
     pub fn origin(&self) -> Vec<String> {
         self.origin_in(&self.options.unit)
     }
@@ -161,7 +160,7 @@ impl Context<'_> {
         lines
     }
 
-    /// Of which program the profile is, and what it counts.
+    /// Returns the program of the profile, and what it counts.
     pub fn identity(&self) -> Vec<String> {
         let mut lines = Vec::new();
         if let Some(name) = self.program.and_then(|p| p.file_name()) {
@@ -184,7 +183,7 @@ impl Context<'_> {
         lines
     }
 
-    /// That it is of a check for leaks, if it is.
+    /// Returns a line if the profile is of a leak check.
     pub fn leak_check(&self) -> Option<String> {
         let check = self.view.profile().facts.leak_check.as_ref()?;
         let live = i64::try_from(check.live_bytes).unwrap_or(i64::MAX);
@@ -195,7 +194,7 @@ impl Context<'_> {
         ))
     }
 
-    /// When the profile was taken, and for how long.
+    /// Returns the start and the duration of the session.
     fn session(&self, unit: &str) -> Vec<String> {
         let facts = &self.view.profile().facts;
         let mut lines = Vec::new();
@@ -228,12 +227,13 @@ impl Context<'_> {
         lines
     }
 
-    /// How a CPU profile was taken.
+    /// Returns facts about the sampling of a CPU profile.
     fn sampling(&self) -> Vec<String> {
         let (profile, column) = (self.view.profile(), self.view.column());
-        let facts = match sampling::is_about(profile, column) {
-            true => sampling::facts(profile),
-            false => Vec::new(),
+        let facts = if sampling::is_about(profile, column) {
+            sampling::facts(profile)
+        } else {
+            Vec::new()
         };
         facts
             .into_iter()
@@ -241,7 +241,7 @@ impl Context<'_> {
             .collect()
     }
 
-    /// The parts that are shown and left out.
+    /// Returns how much is shown, and what was dropped.
     pub fn shown(&self, trimmed: &Trimmed, unit: &str) -> Vec<String> {
         let nodes = &trimmed.graph.nodes;
         let total = self.view.total();

@@ -17,7 +17,7 @@ pub const FORMAT: Format = Format::report(
     render,
 );
 
-/// The table, with plain numbers.
+/// Renders the table, with numbers without units.
 fn render(context: &Context) -> Result<String> {
     let trimmed = Graph::trimmed(context.view, context.nodes, &context.trim);
     let share = |value: i64| match context.view.total() {
@@ -25,9 +25,10 @@ fn render(context: &Context) -> Result<String> {
         total => value as f64 / total as f64 * 100.0,
     };
     let unit = field(context.view.unit());
-    let error_heads = match context.options.error_bars {
-        true => format!(",flat \u{b1} ({unit}),cum \u{b1} ({unit})"),
-        false => String::new(),
+    let error_heads = if context.options.error_bars {
+        format!(",flat \u{b1} ({unit}),cum \u{b1} ({unit})")
+    } else {
+        String::new()
     };
     let mut out =
         format!("function,flat ({unit}),flat %,cum ({unit}),cum %,file,line{error_heads}\r\n");
@@ -58,7 +59,7 @@ fn render(context: &Context) -> Result<String> {
     Ok(out)
 }
 
-/// Errors of flat and cum at 95 %, if they are requested.
+/// Formats the half-widths of the 95 % confidence intervals of flat and cum, if requested.
 fn errors(context: &Context, node: &Node) -> String {
     if !context.options.error_bars {
         return String::new();
@@ -72,8 +73,8 @@ fn errors(context: &Context, node: &Node) -> String {
     format!(",{flat},{cum}")
 }
 
-/// A field, quoted where needed. One that a spreadsheet would interpret as a formula gets a leading
-/// apostrophe: names come from the dump.
+/// Quotes a field if needed. A field that a spreadsheet would interpret as a formula gets a leading
+/// apostrophe, because names come from the dump.
 fn field(text: &str) -> String {
     let text = printable(text);
     let formula = text.starts_with(['=', '+', '-', '@']);

@@ -1,5 +1,4 @@
-//! The call graph for graphviz, as `pprof -dot` writes it, without the boxes
-//! for labels.
+//! The call graph for graphviz. Equal to `pprof -dot`, except for the boxes of labels.
 
 use std::fmt::Write;
 
@@ -17,7 +16,7 @@ pub const FORMAT: Format = Format {
     ..Format::report("dot", "Call graph for graphviz", render)
 };
 
-/// The graph.
+/// Renders the graph.
 fn render(context: &Context) -> Result<String> {
     let trimmed = Graph::trimmed(context.view, context.nodes, &context.trim);
     let unit = context.common_unit(&trimmed);
@@ -117,7 +116,7 @@ fn arrow(context: &Context, out: &mut String, graph: &Graph, edge: u32, unit: &s
     );
 }
 
-/// The parts of a name, a line each.
+/// Returns the parts of a name, one per line.
 fn name(info: &Info) -> String {
     let mut info = info.clone();
     if let Some(base) = info.file.rsplit('/').next().filter(|_| !info.is_script()) {
@@ -128,12 +127,12 @@ fn name(info: &Info) -> String {
     lines.join("\\n") + "\\n"
 }
 
-/// Text inside a quoted string.
+/// Escapes text for a quoted string.
 fn escape(text: &str) -> String {
     printable(&text.replace('\\', "\\\\").replace('"', "\\\"")).into_owned()
 }
 
-/// Red for a large share, grey for none, green for a negative one.
+/// Returns red for a large share, grey for none, and green for a negative one.
 fn color(value: i64, total: i64, background: bool) -> String {
     let share = if total == 0 {
         0.0

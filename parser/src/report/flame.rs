@@ -1,20 +1,17 @@
-//! The flame graph: every stack at once, callers below what they called, as
-//! wide as what they hold.
+//! The flame graph: all stacks in one picture, with callees above their callers and widths in
+//! proportion to values.
 //!
-//! Promises: [`render`] returns one standalone SVG. Without a script it is a
-//! plain picture, light or dark as its surroundings; with one it zooms,
-//! searches, and turns around ([`SCRIPT`]). Names are text and nothing else:
-//! nothing from a dump can become markup, style or script. The same view gives
-//! the same bytes.
+//! Guarantees: [`render`] returns one standalone SVG. Without its script it is a plain picture, in
+//! the viewer's light or dark colour scheme; with the script it can be zoomed, searched and
+//! inverted ([`SCRIPT`]). Names are shown as text only: nothing in a dump can become markup, style
+//! or script. The same view yields the same bytes.
 //!
-//! Limits: what is narrower than [`LIMIT`] of the whole is merged into one
-//! frame of its caller, and the picture says how much that is. The plain
-//! picture ends at [`ROWS`] levels, since viewers end there too; the script
-//! shows all of them.
+//! Limits: frames narrower than [`LIMIT`] of the whole are merged into one frame per caller, and
+//! the picture says how much they hold. The plain picture has at most [`ROWS`] levels, because
+//! viewers limit its height; the script shows all of them.
 //!
-//! In a comparison colours show what changed. The width is the change where
-//! equal stacks cancel out (`--base`), and the larger of both where the base is
-//! kept (`--diff_base`).
+//! In a comparison, colours show what changed. The width is the change if equal stacks cancel out
+//! (`--base`), and the larger of both values if the base is kept (`--diff_base`).
 
 pub mod data;
 mod draw;
@@ -48,7 +45,7 @@ pub const FORMAT: Format = Format {
     )
 };
 
-/// The picture, as SVG.
+/// Renders the picture as SVG.
 fn render(context: &Context) -> Result<String> {
     let column = context.view.column();
     let tree = Tree::new(context.view, context.nodes, &[column], LIMIT);

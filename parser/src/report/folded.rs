@@ -1,4 +1,4 @@
-//! Folded stacks, as flame-graph tools read them: `root;…;leaf VALUE`.
+//! Folded stacks, for flame-graph tools: `root;…;leaf VALUE`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -11,7 +11,7 @@ use heap_format::printable::printable;
 /// `--folded`.
 pub const FORMAT: Format = Format::report("folded", "Folded stacks, for flame-graph tools", render);
 
-/// One line for each distinct stack with a value, sorted.
+/// Renders one line for each distinct stack with a value, sorted.
 fn render(context: &Context) -> Result<String> {
     let mut stacks: BTreeMap<Vec<u32>, i64> = BTreeMap::new();
     for (_, value, frames) in context.view.stacks() {
@@ -38,7 +38,7 @@ fn render(context: &Context) -> Result<String> {
     Ok(lines.concat())
 }
 
-/// A name without what separates frames and lines.
+/// Replaces the separators of frames and lines in a name.
 fn name(name: &str) -> String {
     printable(name).replace(';', ":")
 }

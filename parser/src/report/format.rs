@@ -1,5 +1,4 @@
-//! Output formats: the flag that selects each, what it needs from the stages before it, and
-//! the function that renders it.
+//! Output formats: the flag of each, its requirements of the stages before it, and its renderer.
 
 use anyhow::Result;
 use heap_format::Profile;
@@ -22,30 +21,30 @@ pub struct Format {
     pub alias: Option<&'static str>,
     /// Line of `--help`.
     pub help: &'static str,
-    /// Suffix of the output file if standard output is a terminal, which could not show the
-    /// output; `None` for text.
+    /// Extension of the output file if standard output is a terminal, which cannot show the output.
+    /// `None` for text.
     pub ending: Option<&'static str>,
-    /// Whether the flag takes a pattern of functions.
+    /// Set if the flag takes a pattern of functions.
     pub takes_pattern: bool,
-    /// How values are written: as pprof writes them where the layout is pprof's.
+    /// Style of values: pprof's in pprof's formats, ours in others.
     pub style: Style,
-    /// Needs from the stages before rendering.
+    /// Requirements of the stages before rendering.
     pub needs: Needs,
-    /// The renderer.
+    /// Renderer.
     pub render: Render,
 }
 
 /// A renderer, by its input.
 #[derive(Clone, Copy, Debug)]
 pub enum Render {
-    /// Text made of functions, lines, files or addresses.
+    /// Text about functions, lines, files or addresses.
     Report(fn(&Context) -> Result<String>),
-    /// A conversion of the filtered profile.
+    /// Conversion of the filtered profile.
     Conversion(fn(&Profile) -> Result<Vec<u8>>),
 }
 
 impl Format {
-    /// A report without short flag, alias or pattern, and with no special needs.
+    /// Defines a report without short flag, alias or pattern, and with the needs of a table.
     pub const fn report(
         flag: &'static str,
         help: &'static str,
@@ -54,7 +53,7 @@ impl Format {
         Self::new(flag, help, Render::Report(render))
     }
 
-    /// A report with a layout of our own, of one dump, that is not trimmed.
+    /// Defines a report of one dump in our own layout, which is not trimmed.
     pub const fn breakdown(
         flag: &'static str,
         help: &'static str,
@@ -70,13 +69,13 @@ impl Format {
         }
     }
 
-    /// The same format, which shows what only profiles of memory have.
+    /// Restricts the format to heap profiles.
     pub const fn of_memory(mut self) -> Self {
         self.needs.memory = true;
         self
     }
 
-    /// The same as [`report`](Self::report) for a conversion of the whole profile.
+    /// Defines a conversion of the whole profile, otherwise like [`report`](Self::report).
     pub const fn conversion(
         flag: &'static str,
         help: &'static str,
@@ -100,44 +99,43 @@ impl Format {
     }
 }
 
-/// What a format needs from the stages before rendering.
+/// Requirements of a format of the stages before rendering.
 #[derive(Clone, Copy, Debug)]
 pub struct Needs {
     /// Flag of the format, for messages.
     pub flag: &'static str,
-    /// Grouping of frames; `None` for the caller's choice.
+    /// Grouping of frames. `None`: the user's choice.
     pub granularity: Option<Granularity>,
-    /// Whether inlined functions are kept separate, whatever the caller chose.
+    /// Inlined functions are always entries of their own.
     pub inlines: bool,
-    /// Whether equal functions of different object files are kept separate.
+    /// Equal functions of different object files are different entries.
     pub objects: bool,
-    /// Entries shown unless the caller chose a number, 0 for all; `None` if the format is
-    /// never trimmed.
+    /// Default number of entries shown; 0 for all. `None`: the format is never trimmed.
     pub trim: Option<usize>,
-    /// Order of the entries; `None` for the caller's choice.
+    /// Order of the entries. `None`: the user's choice.
     pub order: Option<Order>,
-    /// Whether variances of all values are computed, even if no error bars were requested.
+    /// Variances are computed even if no error bars were requested.
     pub variance: bool,
-    /// Whether function names are needed.
+    /// Need for function names.
     pub symbols: Symbols,
-    /// How several dumps and a base are treated.
+    /// Treatment of several dumps and of a base.
     pub dumps: Dumps,
-    /// Whether equal stacks are merged, for formats that list each stack once.
+    /// Equal stacks are merged, for formats that list each stack once.
     pub merged_stacks: bool,
-    /// Whether the format shows what only profiles of memory have.
+    /// Only heap profiles are supported.
     pub memory: bool,
-    /// Whether a CPU profile of the same process may stand beside a heap profile.
+    /// A CPU profile of the same process may be combined with a heap profile.
     pub beside: bool,
 }
 
 /// Need for function names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Symbols {
-    /// The format shows names: it is refused if there is no program to find them in.
+    /// Names are shown. It is an error if there is no program to find them in.
     Required,
-    /// Names that are found are shown.
+    /// Names are shown if they are found.
     Optional,
-    /// The format shows no names.
+    /// No names are shown.
     Unused,
 }
 
@@ -148,14 +146,14 @@ pub enum Dumps {
     Sum,
     /// Added up, and the base kept separate.
     BaseApart,
-    /// Kept separate as dumps of one session, in chronological order; a base is an early one.
+    /// Kept separate as dumps of one session, in order of time. A base is an early dump.
     Series,
     /// One dump only.
     Single,
 }
 
 impl Needs {
-    /// Needs of a table: all entries, in the caller's order.
+    /// Requirements of a table: all entries, in the user's order.
     pub const TABLE: Self = Self {
         flag: "top",
         granularity: None,
@@ -171,7 +169,7 @@ impl Needs {
         beside: false,
     };
 
-    /// Needs of a drawn graph: the entries that add most to a picture.
+    /// Requirements of a drawn graph: the entries that contribute most to a picture.
     pub const GRAPH: Self = Self {
         trim: Some(80),
         order: Some(Order::Entropy),
@@ -187,23 +185,23 @@ pub struct Output {
 }
 
 impl Output {
-    /// An output; the pattern is that of the functions which a format with
-    /// [`takes_pattern`](Format::takes_pattern) shows.
+    /// Creates an output. `pattern`: the functions shown by a format with
+    /// [`takes_pattern`](Format::takes_pattern).
     pub fn new(format: &'static Format, pattern: Option<Regex>) -> Self {
         Self { format, pattern }
     }
 
-    /// The format.
+    /// Returns the format.
     pub fn format(&self) -> &'static Format {
         self.format
     }
 
-    /// The pattern of functions.
+    /// Returns the pattern of functions.
     pub fn pattern(&self) -> Option<&Regex> {
         self.pattern.as_ref()
     }
 
-    /// The needs of the format, with the caller's choices where it leaves them.
+    /// Returns the requirements of the format, completed by the user's choices.
     pub fn needs(&self, options: &Options) -> Needs {
         let needs = self.format.needs;
         Needs {

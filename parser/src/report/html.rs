@@ -1,26 +1,27 @@
-//! One page for a browser: flame graph, call graph, tables, source lines, memory over time, leak
-//! suspects, what a check for leaks found, and the allocator's figures, of every column at once. A tab is a Rust file, which makes its data, and
-//! a script of the same name, which draws them.
+//! A page for a browser with tabs for all columns of a profile: flame graph, call graph, tables,
+//! source lines, memory over time, leak suspects, leak check, allocator statistics.
 //!
-//! # Promises
+//! A tab consists of a Rust file, which generates its data, and a script of the same name, which
+//! draws them.
 //!
-//! - The page is one HTML document that needs no other file and no network, and works when
-//!   opened from a disk.
-//! - What comes from a dump is data in a `<script type="application/json">` and is shown as
-//!   text only.
-//! - The page forbids its browser to load anything and to run any script but the page's own, by
-//!   their hashes ([`policy`]).
-//! - The same view gives the same bytes.
+//! # Guarantees
 //!
-//! # Caller's duties
+//! - The page is one HTML document that needs no other file and no network, and works when opened
+//!   from disk.
+//! - Data from a dump is in a `<script type="application/json">`, and is shown as text only.
+//! - The page's policy forbids its browser to load anything, and to run any script but the page's
+//!   own, identified by their hashes ([`policy`]).
+//! - The same view yields the same bytes.
 //!
-//! The view keeps a base apart, as the page shows before, after and change.
+//! # Callers
+//!
+//! The view must keep a base separate, because the page shows before, after and change.
 //!
 //! # Limits
 //!
-//! - Functions and source lines are listed up to a number, largest first, and the page says so.
-//! - Source lines come from this machine's files, so the page holds them only where the files
-//!   are found.
+//! - Only a limited number of functions and source lines are listed, largest first, and the page
+//!   says so.
+//! - The page contains source lines only if this machine has the source files.
 
 mod about;
 mod allocator;
@@ -91,7 +92,7 @@ const TABS: &[Tab] = &[
     about::TAB,
 ];
 
-/// Scripts that those of the tabs build on.
+/// Scripts that the tabs' scripts depend on.
 const SHARED: &str = concat!(
     include_str!("html/dom.js"),
     include_str!("html/values.js"),
@@ -102,10 +103,10 @@ const SHARED: &str = concat!(
 const START: &str = include_str!("html/start.js");
 const STYLE: &str = concat!(include_str!("html/page.css"), include_str!("html/time.css"));
 
-/// More columns than a person can choose from are left out.
-const MOST_COLUMNS: usize = 8;
+/// Maximum number of columns on the page.
+const MAX_COLUMNS: usize = 8;
 
-/// The page.
+/// Renders the page.
 fn render(context: &Context) -> Result<String> {
     let page = PageContext {
         context,
@@ -134,13 +135,13 @@ fn render(context: &Context) -> Result<String> {
     ))
 }
 
-/// The columns of the page, in the profile's order.
+/// Returns the columns of the page, in the profile's order.
 fn columns(context: &Context) -> Vec<usize> {
     let profile = context.view.profile();
     let count = profile.sample_types.len();
-    let mut columns: Vec<usize> = (0..count.min(MOST_COLUMNS)).collect();
+    let mut columns: Vec<usize> = (0..count.min(MAX_COLUMNS)).collect();
     if profile.facts.leak_check.is_some() {
-        // What is lost was allocated: the same numbers.
+        // Lost objects are live, so allocated values would be the same numbers.
         columns.retain(|&c| !profile.sample_types[c].kind.starts_with("alloc_"));
     }
     if !columns.contains(&context.view.column()) {
@@ -155,7 +156,7 @@ fn is_compared(context: &Context) -> bool {
 }
 
 fn title(context: &Context) -> String {
-    // A process may be known by the name of a link to its program.
+    // A process may be named after a link to its program.
     let process = context.view.profile().facts.process.as_deref();
     let program = context.program.and_then(|p| p.file_name());
     let program = || program.map_or("profile".into(), |name| name.to_string_lossy());
@@ -163,7 +164,7 @@ fn title(context: &Context) -> String {
     format!("{} - {}", printable(&name), kind(context.view.profile()))
 }
 
-/// What a profile is of, as its title says.
+/// Returns the kind of a profile, for the title.
 fn kind(profile: &Profile) -> &'static str {
     let mode = profile.facts.cpu.as_ref().map(|cpu| cpu.mode);
     if profile.facts.leak_check.is_some() {
@@ -178,12 +179,12 @@ fn kind(profile: &Profile) -> &'static str {
     }
 }
 
-/// The tabs of a profile.
+/// Returns the tabs for a profile.
 fn tabs(profile: &Profile) -> impl Iterator<Item = &'static Tab> {
-    TABS.iter().filter(|tab| tab.of.holds(profile))
+    TABS.iter().filter(|tab| tab.profiles.holds(profile))
 }
 
-/// The JSON of the page.
+/// Returns the JSON of the page.
 fn data(page: &PageContext) -> String {
     let PageContext {
         context, columns, ..
@@ -212,7 +213,7 @@ fn data(page: &PageContext) -> String {
     out
 }
 
-/// How a CPU profile was taken, for display.
+/// Returns the facts about the sampling of a CPU profile, for display.
 fn sampling(profile: &Profile) -> Vec<(&'static str, Cow<'static, str>)> {
     let facts = super::sampling::facts(profile).into_iter();
     facts
@@ -220,7 +221,7 @@ fn sampling(profile: &Profile) -> Vec<(&'static str, Cow<'static, str>)> {
         .collect()
 }
 
-/// The page's own script.
+/// Returns the page's own script.
 fn script(profile: &Profile) -> String {
     let tabs: String = tabs(profile).map(|tab| tab.script).collect();
     let flame = super::flame::SCRIPT;

@@ -1,4 +1,4 @@
-//! Interval history of a session, as text.
+//! Formats the interval history of a session.
 
 use std::fmt::Write;
 
@@ -6,11 +6,12 @@ use heap_format::{Facts, IntervalPeriod, elapsed};
 
 use crate::measure::{self, percentage};
 
-/// If there are more intervals than this, only the first and the last ones are shown.
-const MOST: usize = 8;
+/// Maximum number of intervals shown. If there are more, only the first and the last ones are
+/// shown.
+const MAX_PERIODS: usize = 8;
 
-/// The history of the interval, where it changed: how long each was in force,
-/// and the share of the CPU time that sampling took in that time.
+/// Formats the intervals if the interval changed: how long each was used, and the CPU overhead of
+/// sampling in that time.
 ///
 /// `256 bytes (14.64% of CPU time) for 128ms, 2048 (4.22%) for 7.87s`
 pub fn history(facts: &Facts) -> Option<String> {
@@ -19,12 +20,12 @@ pub fn history(facts: &Facts) -> Option<String> {
         return None;
     }
     let all: Vec<String> = (0..periods.len()).map(|i| period(facts, i)).collect();
-    Some(if all.len() <= MOST {
+    Some(if all.len() <= MAX_PERIODS {
         all.join(", ")
     } else {
-        let half = MOST / 2;
+        let half = MAX_PERIODS / 2;
         let (first, last) = (&all[..half], &all[all.len() - half..]);
-        let between = all.len() - MOST;
+        let between = all.len() - MAX_PERIODS;
         format!("{}, {between} more, {}", first.join(", "), last.join(", "))
     })
 }
@@ -35,7 +36,7 @@ fn period(facts: &Facts, index: usize) -> String {
         interval,
         overhead,
     } = facts.intervals[index];
-    // Only the first has the units.
+    // Only the first interval is followed by units.
     let (unit, of) = match index {
         0 => (" bytes", " of CPU time"),
         _ => ("", ""),

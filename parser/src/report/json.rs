@@ -1,26 +1,27 @@
 //! The profile as JSON, for programs.
 //!
-//! One object; `version` changes when a field changes its meaning, new fields
-//! may appear at any time:
+//! One object. `version` changes when a field changes its meaning; new fields may be added at any
+//! time.
 //!
 //! - `version`: 1
 //! - `program`, `dumps`: paths
 //! - `format`: of the first dump
-//! - `interval`: bytes between samples on average; 1 when exact; nanoseconds in CPU profiles
-//! - `columns`: `[{kind, unit}]`; `column`: index of the one shown; `total` in it
-//! - `functions`: `[{name, file, line, flat, cum, flat_error?, cum_error?}]`,
-//!   largest first; errors with `--ci`: half of the width of the interval at 95 %
+//! - `interval`: mean bytes between samples; 1 if exact; nanoseconds in CPU profiles
+//! - `columns`: `[{kind, unit}]`; `column`: index of the one shown; `total`: its total
+//! - `functions`: `[{name, file, line, flat, cum, flat_error?, cum_error?}]`, largest first; errors
+//!   with `--ci`: half-width of the 95 % confidence interval
 //! - `frames`: `[{name, file, line, address, module}]`, referred to by stacks
-//! - `stacks`: `[{frames, values, detail?}]`, frames leaf first; `detail` has
-//!   the samples, ages and variances that this project's dumps carry
-//! - `moments`: `[{at_ns, live, allocated, resident?, stacks?: [{stack, bytes}]}]`, the
-//!   timeline of the session, `at_ns` since its start; `stack` is an index in `stacks`
+//! - `stacks`: `[{frames, values, detail?}]`, frames leaf first; `detail`: samples, ages and
+//!   variances, only for this project's dumps
+//! - `moments`: `[{at_ns, live, allocated, resident?, stacks?: [{stack, bytes}]}]`, the timeline of
+//!   the session; `at_ns`: since its start; `stack`: index in `stacks`
 //! - `mappings`: `[{start, end, offset, build_id, path, past}]`, numbers in hex
-//! - `remarks`: what makes values less certain than they look, in sentences; missing if nothing does
-//! - `facts`: what the dump says about itself; `intervals`, where the interval
-//!   changed: `[{from_unix_ns, interval, overhead?}]` in order of time, the
-//!   overhead as a share of the CPU time; `cpu`, of CPU profiles: engine, mode, samples per second,
-//!   and what is lost, truncated, not sampled or without a name
+//! - `remarks`: sentences about what makes values less certain than they look; missing if there are
+//!   none
+//! - `facts`: metadata of the dump; `intervals`, if the interval changed:
+//!   `[{from_unix_ns, interval, overhead?}]` in order of time, the overhead as a share of CPU time;
+//!   `cpu`, for CPU profiles: engine, mode, samples per second, and what was lost, truncated, not
+//!   sampled or has no name
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -206,7 +207,7 @@ struct StackDetail {
 }
 
 fn detail(d: &Detail) -> StackDetail {
-    // JSON knows no infinities.
+    // JSON cannot represent infinities.
     let finite = |value: f64| if value.is_finite() { value } else { 0.0 };
     StackDetail {
         alloc_samples: d.alloc_samples,
@@ -241,7 +242,7 @@ struct HeldEntry {
     bytes: u64,
 }
 
-/// The moments, of which the stacks have the numbers of [`stacks`].
+/// Returns the moments; their stacks are indices in the result of [`stacks`].
 fn moments(context: &Context) -> Vec<MomentEntry> {
     let profile = context.view.profile();
     let shown = context.view.stacks().map(|(stack, ..)| stack as u32);
@@ -336,7 +337,7 @@ struct Interval {
     overhead: Option<f64>,
 }
 
-/// How a CPU profile was taken. The parts of its time are missing in a comparison.
+/// Sampling of a CPU profile. A comparison has no parts of the time.
 #[derive(Serialize)]
 struct Cpu<'a> {
     engine: &'a str,

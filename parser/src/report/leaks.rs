@@ -1,4 +1,4 @@
-//! Leak suspects as a table: stacks that stay, age and grow, worst first.
+//! Leak suspects as a table: stacks whose objects stay, age and grow, worst first.
 
 use std::fmt::Write;
 
@@ -31,23 +31,23 @@ pub const FORMAT: Format = Format {
 
 const SEPARATOR: &str = "-----------+-------------------------------------------------------\n";
 
-/// Suspects shown by default.
-const MOST: usize = 20;
+/// Default number of suspects shown.
+const DEFAULT_ROWS: usize = 20;
 
-/// Units of time for rates, smallest first: name and seconds.
-const RATES: [(&str, f64); 4] = [("s", 1.0), ("min", 60.0), ("h", 3600.0), ("day", 86_400.0)];
+/// Units of time for growth rates, smallest first: name and seconds.
+const RATE_UNITS: [(&str, f64); 4] = [("s", 1.0), ("min", 60.0), ("h", 3600.0), ("day", 86_400.0)];
 
-/// A rate is shown for the shortest time in which the fastest stack grows by
-/// this much.
-const WORTH_SAYING: f64 = 1_048_576.0;
+/// Growth of the fastest stack per unit of time, in bytes, from which a unit is used. The smallest
+/// such unit is chosen.
+const MIN_GROWTH_BYTES: f64 = 1_048_576.0;
 
-/// The table.
+/// Renders the table.
 fn render(context: &Context) -> Result<String> {
     let series = context.series;
     let Some(found) = suspects::find(context.view, context.nodes, &series.moments) else {
         bail!("--leaks needs a heap profile: one with values in use");
     };
-    let most = context.rows(MOST);
+    let most = context.rows(DEFAULT_ROWS);
     let printer = Printer::new(context, &found);
     let mut out = String::new();
     printer.header(&mut out, &found, most);
@@ -60,7 +60,7 @@ fn render(context: &Context) -> Result<String> {
 
 struct Printer<'a> {
     context: &'a Context<'a>,
-    /// Unit of time of growth: name and seconds. `None` with one dump.
+    /// Unit of time for growth rates: name and seconds. `None` for a single dump.
     rate: Option<(&'static str, f64)>,
 }
 
@@ -72,8 +72,8 @@ impl<'a> Printer<'a> {
             if !context.series.timed {
                 return ("dump", 1.0);
             }
-            let shows = |(_, seconds): &&(&str, f64)| fastest * seconds >= WORTH_SAYING;
-            *RATES.iter().find(shows).unwrap_or(&RATES[3])
+            let shows = |(_, seconds): &&(&str, f64)| fastest * seconds >= MIN_GROWTH_BYTES;
+            *RATE_UNITS.iter().find(shows).unwrap_or(&RATE_UNITS[3])
         });
         Self { context, rate }
     }
@@ -119,7 +119,7 @@ impl<'a> Printer<'a> {
         out.push('\n');
     }
 
-    /// How many dumps there are, and of what time.
+    /// Describes the number of dumps and the time that they cover.
     fn dumps(&self) -> String {
         let series = &self.context.series;
         match (series.moments.len(), series.timed) {
@@ -143,7 +143,7 @@ impl<'a> Printer<'a> {
             self.bytes(suspect.score),
             self.bytes(suspect.bytes),
             self.bytes(suspect.error),
-            // What is left of a little may be a little less than nothing: no -0.
+            // Adding 0.0 avoids printing -0 for a small negative rest.
             suspect.objects.round() + 0.0,
             suspect.kept * 100.0,
             time(suspect.age, "-"),

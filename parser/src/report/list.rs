@@ -1,4 +1,4 @@
-//! Source of functions with values at their lines, as `pprof -list` prints it.
+//! Source code of functions with values at their lines. Equal to `pprof -list`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -28,13 +28,13 @@ pub const FORMAT: Format = Format {
     )
 };
 
-/// Lines shown before and after those with values.
+/// Number of lines shown before and after those with values.
 const MARGIN: u32 = 5;
 
-/// Weights of a line: flat, cum.
+/// Weights of a line: flat and cum.
 type Weights = (i64, i64);
 
-/// The functions whose name matches.
+/// Renders the functions whose names match.
 fn render(context: &Context) -> Result<String> {
     let Some(pattern) = context.pattern else {
         bail!("--list needs a pattern");
@@ -101,7 +101,7 @@ fn routine(
     listing(context, out, &source, lines);
 }
 
-/// The source lines around those with values.
+/// Writes the source lines around those with values.
 fn listing(context: &Context, out: &mut String, source: &str, lines: &BTreeMap<u32, Weights>) {
     let known = || lines.keys().copied().filter(|&line| line != 0);
     let first = known().min().unwrap_or(1).saturating_sub(MARGIN).max(1);

@@ -1,4 +1,4 @@
-//! Callers and callees of matching functions, as `pprof -peek` prints them.
+//! Callers and callees of matching functions. Equal to `pprof -peek`.
 
 use anyhow::Result;
 

@@ -1,4 +1,4 @@
-//! All samples, locations and mappings as text, as `pprof -raw` prints them.
+//! All samples, locations and mappings as text. Equal to `pprof -raw`.
 
 use std::fmt::Write;
 

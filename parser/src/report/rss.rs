@@ -1,6 +1,5 @@
-//! Where the resident memory is: the parts of the heap by the allocator's own
-//! figures, what is outside it by the kernel's, and the address space by the
-//! maps. All of it as the dump recorded it.
+//! Breaks down resident memory, as recorded in the dump: parts of the heap by the allocator's
+//! statistics, memory outside the heap by the kernel's, and the address space by the maps.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -34,7 +33,7 @@ pub const FORMAT: Format = Format {
     )
 };
 
-/// The table.
+/// Renders the table.
 fn render(context: &Context) -> Result<String> {
     let facts = &context.view.profile().facts;
     if facts.allocator.is_empty() && facts.memory.is_empty() && facts.maps_text.is_empty() {
@@ -93,14 +92,14 @@ fn headline(context: &Context) -> String {
     )
 }
 
-/// What the kernel counts as resident.
+/// Returns the resident memory by the kernel's statistics.
 fn resident(memory: &BTreeMap<String, u64>) -> Option<u64> {
     let of = |name: &str| memory.get(name).copied();
     let parts = [of("rss_anon")?, of("rss_file")?, of("rss_shmem")?];
     Some(parts.into_iter().fold(0, u64::saturating_add))
 }
 
-/// The parts, which add up to what is resident.
+/// Returns the parts, which add up to the resident memory.
 fn parts(allocator: &BTreeMap<String, u64>, memory: &BTreeMap<String, u64>) -> Vec<Part> {
     let of = |map: &BTreeMap<String, u64>, name: &str| map.get(name).copied().unwrap_or(0);
     let known = resident(memory).is_some();
@@ -141,7 +140,7 @@ fn parts(allocator: &BTreeMap<String, u64>, memory: &BTreeMap<String, u64>) -> V
     parts
 }
 
-/// The share of the live heap that the samples account for.
+/// Writes the share of the live heap that samples account for.
 fn sampled(context: &Context, out: &mut String, live: u64) {
     let profile = context.view.profile();
     let Some(column) = profile.type_index("inuse_space") else {
@@ -154,7 +153,7 @@ fn sampled(context: &Context, out: &mut String, live: u64) {
     let value = u64::try_from(value).unwrap_or(0);
     let shown = bytes(context, value) + &error;
     let Some(rest) = live.checked_sub(value) else {
-        // Figures of another moment, or within the samples' error.
+        // More than 100 %: statistics of another moment, or sampling error.
         let _ = writeln!(
             out,
             "{:>20}{shown:<21} by the samples, all of it since the session began: -t shows by whom",
@@ -192,11 +191,12 @@ fn notes(context: &Context, out: &mut String) {
     }
 }
 
-/// Least difference in time that is mentioned, ns: the agent looks once a second, if it can.
+/// Minimum difference in time that is mentioned, in ns. The agent updates the statistics once a
+/// second if it can.
 const STALE_NS: u64 = 2_000_000_000;
 
-/// When the allocator's figures were taken, where that was long before or after the samples'
-/// moment, or long for the time sampled.
+/// Describes the time of the allocator's statistics, if it is long before or after that of the
+/// samples, relative to the time sampled.
 fn age(facts: &Facts) -> Option<String> {
     let (taken, end) = (facts.allocator_unix_ns?, elapsed::end_by_length(facts)?);
     let apart = taken.abs_diff(end);
@@ -208,7 +208,7 @@ fn age(facts: &Facts) -> Option<String> {
     })
 }
 
-/// The address space by kind of mapping: its size, which need not be resident.
+/// Writes the size of the address space by kind of mapping. It need not be resident.
 fn address_space(context: &Context, out: &mut String) {
     let facts = &context.view.profile().facts;
     let mut kinds: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
@@ -232,7 +232,7 @@ fn address_space(context: &Context, out: &mut String) {
     }
 }
 
-/// Size and kind of a mapping.
+/// Returns size and kind of a mapping.
 fn mapping(entry: &Entry<'_>) -> Option<(u64, &'static str)> {
     let size = entry.end.checked_sub(entry.start)?;
     let (path, permissions) = (entry.path, entry.permissions);

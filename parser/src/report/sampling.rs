@@ -1,4 +1,4 @@
-//! How a CPU profile was taken, and what it lacks: by its engine, and by its stacks.
+//! Sampling of a CPU profile and its quality, by the recorded facts and by the stacks.
 
 use heap_format::cpu::Sampling;
 use heap_format::merge::BASE_LABEL;
@@ -6,23 +6,24 @@ use heap_format::{NOT_SAMPLED_ADDRESS, Profile, TRUNCATED_ADDRESS, marker_at};
 
 use crate::measure::{self, Style, percentage};
 
-/// What the stacks of a CPU profile show about its quality, whatever the filters.
+/// Quality of a CPU profile by its stacks, regardless of filters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Quality {
-    /// Samples.
+    /// Number of samples.
     pub samples: i64,
     /// Nanoseconds of all stacks.
     pub ns: i64,
-    /// Of these, in stacks that could not be unwound to their end.
+    /// Nanoseconds of stacks that could not be unwound to their end.
     pub truncated_ns: i64,
-    /// Of these, without a sample.
+    /// Nanoseconds that no sample covers.
     pub not_sampled_ns: i64,
-    /// Of these, in functions without a name.
+    /// Nanoseconds of functions without a name.
     pub unnamed_ns: i64,
 }
 
 impl Quality {
-    /// For a CPU profile of this project; `None` for others, and for the difference of two.
+    /// Computes the quality of this project's CPU profiles. Returns `None` for others, and for
+    /// differences.
     pub fn new(profile: &Profile) -> Option<Self> {
         let sampling = profile.facts.cpu.as_ref()?;
         let samples = profile.type_index("samples")?;
@@ -56,7 +57,7 @@ impl Quality {
         Some(quality)
     }
 
-    /// A part of the time, as a percentage.
+    /// Formats a part of the time as a percentage.
     fn share(&self, ns: i64) -> String {
         percentage(ns, self.ns).trim().to_owned()
     }
@@ -69,13 +70,13 @@ fn is_unnamed(profile: &Profile, leaf: Option<&u32>) -> bool {
     })
 }
 
-/// Whether a column is of what was sampled so: of a profile of heap and CPU time, some are not.
+/// Returns true if a column is of the sampled time. A combined profile also has columns of memory.
 pub fn is_about(profile: &Profile, column: usize) -> bool {
     let kind = &profile.sample_types[column];
     kind.unit == "nanoseconds" || kind.kind == "samples"
 }
 
-/// What there is to say of it: names and texts, in the order of their importance.
+/// Returns the facts as names and texts, most important first.
 pub fn facts(profile: &Profile) -> Vec<(&'static str, String)> {
     let Some(sampling) = &profile.facts.cpu else {
         return Vec::new();
@@ -101,7 +102,7 @@ fn rate(sampling: &Sampling) -> String {
     format!("{rate} samples per second of {mode}")
 }
 
-/// How often what a column is of was sampled; `None` where that is not known.
+/// Formats the sampling interval or rate of a column; `None` if it is unknown.
 pub fn interval(profile: &Profile, column: usize) -> Option<String> {
     if let Some(sampling) = &profile.facts.cpu
         && is_about(profile, column)
@@ -134,7 +135,7 @@ fn samples(quality: &Quality, sampling: &Sampling) -> String {
     )
 }
 
-/// The CPU time by the clock of the process, beside which the sum of the samples can be checked.
+/// Formats the CPU time by the clock of the process, to compare with the sum of the samples.
 fn clock(quality: &Quality, sampling: &Sampling) -> Option<String> {
     let ns = i64::try_from(sampling.process_ns?).unwrap_or(i64::MAX);
     let used = measure::Style::Own.label(ns, "nanoseconds", "auto");

@@ -1,4 +1,4 @@
-//! How large the objects are: a histogram of all, and the sizes of each function's.
+//! Sizes of objects: a histogram of all, and the sizes of each function's objects.
 
 use std::fmt::Write;
 
@@ -18,12 +18,12 @@ pub const FORMAT: Format = Format::breakdown(
 )
 .of_memory();
 
-/// Functions shown by default.
-const MOST: usize = 20;
-/// Sizes of a function that are shown.
-const MOST_SIZES: usize = 3;
-/// Characters of the longest bar.
-const BAR: f64 = 20.0;
+/// Default number of functions shown.
+const DEFAULT_FUNCTIONS: usize = 20;
+/// Maximum number of sizes shown for a function.
+const MAX_SIZES: usize = 3;
+/// Length of the longest bar, in characters.
+const MAX_BAR: f64 = 20.0;
 
 fn render(context: &Context) -> Result<String> {
     let Some(sizes) = breakdown::by_size(context.view) else {
@@ -50,7 +50,7 @@ fn histogram(context: &Context, sizes: &BySize, out: &mut String) {
     );
     for (&class, sums) in sizes {
         let value = sums.values[column];
-        let bar = (value.abs() as f64 / largest as f64 * BAR).ceil() as usize;
+        let bar = (value.abs() as f64 / largest as f64 * MAX_BAR).ceil() as usize;
         let line = format!(
             "{:>12} {:>13} {:>8}  {:>10.0}%  {}",
             class_name(class),
@@ -70,7 +70,7 @@ fn functions(context: &Context, out: &mut String) {
         .filter(|(_, function)| function.all.values[column] != 0)
         .collect();
     functions.sort_by_key(|(entry, f)| (std::cmp::Reverse(f.all.values[column].abs()), *entry));
-    let most = context.rows(MOST);
+    let most = context.rows(DEFAULT_FUNCTIONS);
     let _ = writeln!(
         out,
         "\n{:>13}    share  function, and the sizes of what it allocates",
@@ -90,7 +90,7 @@ fn functions(context: &Context, out: &mut String) {
     *out += &Context::more(functions.len(), most);
 }
 
-/// The sizes of a function, largest part first.
+/// Formats the sizes of a function, largest share first.
 fn parts(context: &Context, function: &Owner) -> String {
     let column = context.view.column();
     let whole = function.all.values[column];
@@ -104,9 +104,9 @@ fn parts(context: &Context, function: &Owner) -> String {
     let part = |&(class, value): &(u32, i64)| {
         format!("{} {}", class_name(class), percentage(value, whole).trim())
     };
-    let mut texts: Vec<String> = parts.iter().take(MOST_SIZES).map(part).collect();
-    if parts.len() > MOST_SIZES {
-        texts.push(format!("{} more", parts.len() - MOST_SIZES));
+    let mut texts: Vec<String> = parts.iter().take(MAX_SIZES).map(part).collect();
+    if parts.len() > MAX_SIZES {
+        texts.push(format!("{} more", parts.len() - MAX_SIZES));
     }
     texts.join(", ")
 }

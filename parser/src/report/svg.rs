@@ -22,13 +22,13 @@ pub const FORMAT: Format = Format {
     ..Format::report("svg", "Call graph as SVG", render)
 };
 
-/// The picture, as SVG.
+/// Renders the picture as SVG.
 fn render(context: &Context) -> Result<String> {
     let trimmed = Graph::trimmed(context.view, context.nodes, &context.trim);
     Ok(callgraph::render(&picture(context, &trimmed)))
 }
 
-/// The graph to draw.
+/// Returns the graph to draw.
 pub fn picture(context: &Context, trimmed: &Trimmed) -> callgraph::Graph {
     let unit = context.common_unit(trimmed);
     let graph = &trimmed.graph;
@@ -108,7 +108,7 @@ fn boxed(
     }
 }
 
-/// The name in the box: without the directories of its file.
+/// Returns the name for a box, without the directories of its file.
 fn short(info: &Info) -> String {
     let mut info = info.clone();
     if let Some(base) = info.file.rsplit('/').next().filter(|_| !info.is_script()) {
@@ -117,7 +117,7 @@ fn short(info: &Info) -> String {
     info.printable()
 }
 
-/// The end of the tooltip: how far the values may be off.
+/// Returns the last lines of the tooltip: the confidence intervals of the values.
 fn detail(context: &Context, node: &crate::graph::Node, unit: &str) -> String {
     if node.cum_variance <= 0.0 {
         return String::new();

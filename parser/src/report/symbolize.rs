@@ -1,4 +1,4 @@
-//! The dump itself with symbols inside.
+//! The dump itself, with symbols added.
 
 use anyhow::Result;
 use heap_format::{Profile, cpu, dump};

@@ -1,4 +1,4 @@
-//! Objects that die at once: allocations that a buffer kept for the next time would save.
+//! Short-lived objects, whose allocation could be avoided by reusing a buffer.
 
 use std::fmt::Write;
 
@@ -18,8 +18,8 @@ pub const FORMAT: Format = Format::breakdown(
 )
 .of_memory();
 
-/// Functions shown by default.
-const MOST: usize = 40;
+/// Default number of functions shown.
+const DEFAULT_FUNCTIONS: usize = 40;
 
 fn render(context: &Context) -> Result<String> {
     let mut functions: Vec<(u32, Owner)> = breakdown::by_function(context.view, context.nodes)
@@ -36,7 +36,7 @@ fn render(context: &Context) -> Result<String> {
     functions.sort_by_key(|(entry, function)| (std::cmp::Reverse(short_lived(function)), *entry));
     let all = |part: fn(&Owner) -> f64| functions.iter().map(|(_, f)| part(f)).sum::<f64>();
     let short = all(|f| f.all.detail.short_lived_objects);
-    let most = context.rows(MOST);
+    let most = context.rows(DEFAULT_FUNCTIONS);
     let mut lines = context.identity();
     lines.extend(context.filters());
     let mut out = lines.join("\n") + "\n";

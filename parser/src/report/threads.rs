@@ -1,4 +1,4 @@
-//! Which threads allocated, and what most of it is.
+//! Allocations by thread, with the largest functions of each.
 
 use std::fmt::Write;
 
@@ -18,8 +18,8 @@ pub const FORMAT: Format = Format::breakdown(
     render,
 );
 
-/// Functions of each thread that are shown.
-const FUNCTIONS: usize = 3;
+/// Number of functions shown for each thread.
+const SHOWN_FUNCTIONS: usize = 3;
 
 fn render(context: &Context) -> Result<String> {
     let Some(threads) = breakdown::by_thread(context.view, context.nodes) else {
@@ -53,7 +53,7 @@ fn render(context: &Context) -> Result<String> {
     Ok(out)
 }
 
-/// What the functions are that a thread is shown with.
+/// Describes the functions that are shown for a thread.
 fn most_of(view: &View) -> &'static str {
     match (view.profile().is_of_memory(), view.kind()) {
         (true, kind) if kind.starts_with("inuse_") => "that hold most",
@@ -71,7 +71,7 @@ fn functions(context: &Context, thread: &Owner, out: &mut String) {
         .filter(|&(_, value)| value != 0)
         .collect();
     parts.sort_by_key(|&(entry, value)| (std::cmp::Reverse(value.abs()), entry));
-    for (entry, value) in parts.iter().take(FUNCTIONS) {
+    for (entry, value) in parts.iter().take(SHOWN_FUNCTIONS) {
         let name = printable(context.nodes.name(*entry));
         let _ = writeln!(
             out,
@@ -80,7 +80,7 @@ fn functions(context: &Context, thread: &Owner, out: &mut String) {
             context.format(*value, &context.options.unit)
         );
     }
-    if parts.len() > FUNCTIONS {
-        let _ = writeln!(out, "{:>36}and {} more", "", parts.len() - FUNCTIONS);
+    if parts.len() > SHOWN_FUNCTIONS {
+        let _ = writeln!(out, "{:>36}and {} more", "", parts.len() - SHOWN_FUNCTIONS);
     }
 }

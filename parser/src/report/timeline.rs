@@ -1,5 +1,5 @@
-//! Memory over time in a terminal: curves of live bytes and of resident memory, and what
-//! functions held at the peak beside what they hold at the end.
+//! Memory over time in a terminal: charts of live and resident memory, and a table of functions
+//! with their live bytes at the peak and at the end.
 
 use std::cmp::Ordering;
 use std::fmt::Write;
@@ -30,23 +30,25 @@ pub const FORMAT: Format = Format {
     )
 };
 
-/// Columns of a chart, without its labels.
-const WIDTH: usize = 65;
-/// Columns of the labels.
-const LABEL: usize = 11;
-/// Rows of the charts.
+/// Width of a chart without its labels, in characters.
+const CHART_WIDTH: usize = 65;
+/// Width of the labels, in characters.
+const LABEL_WIDTH: usize = 11;
+/// Height of the chart of live memory, in lines.
 const LIVE_ROWS: usize = 12;
+/// Height of the chart of resident memory, in lines.
 const RESIDENT_ROWS: usize = 6;
-/// Functions that are listed by default.
-const MOST: usize = 10;
-/// How much higher than the end a peak must be to be set against it.
-const PEAK: f64 = 1.05;
-/// Blocks of no eighth to eight of a row.
+/// Default number of functions shown.
+const DEFAULT_FUNCTIONS: usize = 10;
+/// Minimum ratio of a peak to the end for the table to compare them.
+const MIN_PEAK_RATIO: f64 = 1.05;
+/// Blocks of zero to eight eighths of a line.
 const BLOCKS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-/// Signs of the charts, and what stands for them in ASCII.
+/// Characters of the charts.
 const SIGNS: &str = "▁▂▃▄▅▆▇█│┤─┬└";
+/// Replacements of [`SIGNS`] in ASCII.
 const ASCII_SIGNS: &str = "...::###||-++";
-/// Steps of the axis of time in seconds: from a millisecond to a year.
+/// Steps of the time axis, in seconds: from a millisecond to a year.
 const STEPS: [f64; 32] = [
     0.001,
     0.002,
@@ -90,13 +92,14 @@ fn render(context: &Context) -> Result<String> {
     let mut out = String::new();
     header(context, &timeline, &mut out);
     let live = |m: &Moment| Some(m.live);
-    chart(context, &timeline, ("Live", LIVE_ROWS), live, &mut out);
+    chart(context, &timeline, "Live", LIVE_ROWS, live, &mut out);
     if timeline.moments.iter().any(|m| m.resident.is_some()) {
         let resident = |m: &Moment| m.resident;
         chart(
             context,
             &timeline,
-            ("Resident", RESIDENT_ROWS),
+            "Resident",
+            RESIDENT_ROWS,
             resident,
             &mut out,
         );
@@ -139,7 +142,7 @@ fn header(context: &Context, timeline: &Timeline, out: &mut String) {
     }
 }
 
-/// A text of this format with its charts in ASCII. Lines that are not of a chart stay as they are.
+/// Converts the charts of a report to ASCII. Lines outside charts are not changed.
 pub fn in_ascii(text: &str) -> String {
     let is_of_chart = |line: &str| line.contains(['│', '┤', '└']);
     let sign = |c: char| {
@@ -159,54 +162,61 @@ pub fn in_ascii(text: &str) -> String {
         .join("\n")
 }
 
-/// The first of the highest moments.
+/// Returns the first of the moments with the most live bytes.
 fn peak<'a>(moments: impl Iterator<Item = &'a Moment>) -> Option<&'a Moment> {
     moments.reduce(|high, m| if m.live > high.live { m } else { high })
 }
 
+/// Writes a chart of `rows` lines.
 fn chart(
     context: &Context,
     timeline: &Timeline,
-    (title, rows): (&str, usize),
+    title: &str,
+    rows: usize,
     value: impl Fn(&Moment) -> Option<u64>,
     out: &mut String,
 ) {
     let columns = columns(timeline, value);
-    let most = columns
+    let top = columns
         .iter()
         .flatten()
-        .fold(0.0, |most: f64, &v| most.max(v));
-    let _ = writeln!(out, "\n{title:>LABEL$}");
+        .fold(0.0, |top: f64, &v| top.max(v));
+    let _ = writeln!(out, "\n{title:>LABEL_WIDTH$}");
     for row in (0..rows).rev() {
-        // A label at the top, in the middle and where the axis is.
+        // Labels at the top, in the middle and at the axis.
         let label = match row {
-            row if row + 1 == rows => bytes(context, most as u64),
-            row if row + 1 == rows / 2 => bytes(context, (most / 2.0) as u64),
+            row if row + 1 == rows => bytes(context, top as u64),
+            row if row + 1 == rows / 2 => bytes(context, (top / 2.0) as u64),
             _ => String::new(),
         };
         let mark = if label.is_empty() { '│' } else { '┤' };
-        let eighths = |v: f64| (v / most.max(1.0) * rows as f64 - row as f64) * 8.0;
+        let eighths = |v: f64| (v / top.max(1.0) * rows as f64 - row as f64) * 8.0;
         let block = |v: &Option<f64>| {
             v.map_or(' ', |v| BLOCKS[eighths(v).round().clamp(0.0, 8.0) as usize])
         };
         let blocks: String = columns.iter().map(block).collect();
         // Writing to a string cannot fail, here and below.
-        let _ = writeln!(out, "{label:>LABEL$} {mark}{}", blocks.trim_end());
+        let _ = writeln!(out, "{label:>LABEL_WIDTH$} {mark}{}", blocks.trim_end());
     }
     axis(timeline.length_ns(), out);
 }
 
-/// For each column the highest value in its time; where it has no moment, what lies between
-/// those on both sides.
+/// Returns the maximum value in the time of each column of the chart. Columns without a moment are
+/// interpolated.
 fn columns(timeline: &Timeline, value: impl Fn(&Moment) -> Option<u64>) -> Vec<Option<f64>> {
     let length = timeline.length_ns() as f64;
     let known = timeline.moments.iter();
     let known: Vec<(f64, f64)> = known
-        .filter_map(|m| Some((m.at_ns as f64 / length * WIDTH as f64, value(m)? as f64)))
+        .filter_map(|m| {
+            Some((
+                m.at_ns as f64 / length * CHART_WIDTH as f64,
+                value(m)? as f64,
+            ))
+        })
         .collect();
     let column = |at: usize| {
         let (from, to) = (at as f64, at as f64 + 1.0);
-        let last = at + 1 == WIDTH;
+        let last = at + 1 == CHART_WIDTH;
         let own = known
             .iter()
             .filter(|(x, _)| *x >= from && (*x < to || last));
@@ -214,7 +224,7 @@ fn columns(timeline: &Timeline, value: impl Fn(&Moment) -> Option<u64>) -> Vec<O
             .reduce(f64::max)
             .or_else(|| between(&known, from + 0.5))
     };
-    (0..WIDTH).map(column).collect()
+    (0..CHART_WIDTH).map(column).collect()
 }
 
 fn between(known: &[(f64, f64)], at: f64) -> Option<f64> {
@@ -223,19 +233,19 @@ fn between(known: &[(f64, f64)], at: f64) -> Option<f64> {
     Some(v0 + (v1 - v0) * (at - x0) / (x1 - x0).max(f64::MIN_POSITIVE))
 }
 
-/// The axis of time, with labels that do not touch.
+/// Writes the time axis, with labels that do not overlap.
 fn axis(length_ns: u64, out: &mut String) {
     let length = length_ns as f64 / 1e9;
     let step = STEPS.iter().find(|&&step| length / step <= 7.0);
     let step = step.copied().unwrap_or(length);
-    let mut line = vec!['─'; WIDTH];
-    let mut labels = vec![' '; LABEL + 2 + WIDTH + LABEL];
+    let mut line = vec!['─'; CHART_WIDTH];
+    let mut labels = vec![' '; LABEL_WIDTH + 2 + CHART_WIDTH + LABEL_WIDTH];
     let mut free = 0;
     for i in 0..=(length / step) as usize {
-        let at = ((i as f64 * step / length * WIDTH as f64) as usize).min(WIDTH - 1);
+        let at = ((i as f64 * step / length * CHART_WIDTH as f64) as usize).min(CHART_WIDTH - 1);
         line[at] = '┬';
         let text = tick(i as f64 * step, step);
-        let start = (LABEL + 2 + at).saturating_sub(text.chars().count() / 2);
+        let start = (LABEL_WIDTH + 2 + at).saturating_sub(text.chars().count() / 2);
         if start >= free {
             let room = labels[start..].iter_mut();
             room.zip(text.chars()).for_each(|(slot, c)| *slot = c);
@@ -244,10 +254,10 @@ fn axis(length_ns: u64, out: &mut String) {
     }
     let line: String = line.into_iter().collect();
     let labels: String = labels.into_iter().collect();
-    let _ = writeln!(out, "{:>LABEL$} └{line}\n{}", "0", labels.trim_end());
+    let _ = writeln!(out, "{:>LABEL_WIDTH$} └{line}\n{}", "0", labels.trim_end());
 }
 
-/// A time on the axis, in the unit of the axis' step.
+/// Formats a time on the axis, in the unit of the axis' step.
 fn tick(seconds: f64, step: f64) -> String {
     let units = [("d", 86_400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0)];
     let fits = units.iter().find(|(_, size)| step >= *size);
@@ -260,12 +270,12 @@ fn tick(seconds: f64, step: f64) -> String {
     }
 }
 
-/// The moment to compare with the end, and what it is: the peak, or, where the end is nearly as
-/// high, the middle, since which it has grown.
+/// Returns the moment to compare with the end, and its description: the peak, or if the end is
+/// nearly as high, the middle of the session.
 fn telling<'a>(timeline: &Timeline<'a>) -> Option<(&'a Moment, &'static str)> {
     let known = || timeline.moments.iter().filter(|m| m.stacks.is_some());
     let (highest, end) = (peak(known())?, timeline.moments.last()?);
-    if highest.live as f64 > end.live as f64 * PEAK {
+    if highest.live as f64 > end.live as f64 * MIN_PEAK_RATIO {
         let is_peak = peak(timeline.moments.iter())?.live == highest.live;
         let near = "the highest moment of which functions are known";
         return Some((highest, if is_peak { "the peak" } else { near }));
@@ -275,7 +285,7 @@ fn telling<'a>(timeline: &Timeline<'a>) -> Option<(&'a Moment, &'static str)> {
     Some((nearest, "near the middle"))
 }
 
-/// The functions at a moment, against the end.
+/// Writes the table of functions at a moment and at the end.
 fn table(context: &Context, timeline: &Timeline, out: &mut String) {
     let Some((at, which)) = telling(timeline) else {
         *out += "\nThe dump has no moment with the values of functions: the session was too \
@@ -283,7 +293,7 @@ fn table(context: &Context, timeline: &Timeline, out: &mut String) {
         return;
     };
     let functions = timeline.functions(at).unwrap_or_default();
-    let most = context.rows(MOST);
+    let most = context.rows(DEFAULT_FUNCTIONS);
     let _ = writeln!(
         out,
         "\nAt {}, {which}, {} live:\n{:>11} {:>11} {:>12}  function",
@@ -371,7 +381,10 @@ mod tests {
             let mut out = String::new();
             axis(length_ns, &mut out);
             let widest = out.lines().map(|line| line.chars().count()).max();
-            assert!(widest <= Some(LABEL + 2 + WIDTH + LABEL), "{out}");
+            assert!(
+                widest <= Some(LABEL_WIDTH + 2 + CHART_WIDTH + LABEL_WIDTH),
+                "{out}"
+            );
             assert!(out.contains('┬'), "{out}");
         }
     }

@@ -1,4 +1,4 @@
-//! The table of entries, as `pprof -top` prints it.
+//! The table of entries. Equal to `pprof -top`.
 
 use std::fmt::Write;
 
@@ -16,7 +16,7 @@ pub const FORMAT: Format = Format {
     ..Format::report("top", "Table of functions, largest first", render)
 };
 
-/// The table.
+/// Renders the table.
 fn render(context: &Context) -> Result<String> {
     let trimmed = Graph::trimmed(context.view, context.nodes, &context.trim);
     let unit = context.common_unit(&trimmed);
@@ -32,9 +32,12 @@ fn render(context: &Context) -> Result<String> {
     } else {
         "      flat          \u{b1}  flat%   sum%        cum          \u{b1}   cum%\n"
     };
-    let error = |value: i64, variance: f64| match exact {
-        true => String::new(),
-        false => format!(" {:>10}", context.error(value, variance, &unit)),
+    let error = |value: i64, variance: f64| {
+        if exact {
+            String::new()
+        } else {
+            format!(" {:>10}", context.error(value, variance, &unit))
+        }
     };
     let mut sum = 0i64;
     for node in &trimmed.graph.nodes {
@@ -57,7 +60,7 @@ fn render(context: &Context) -> Result<String> {
     Ok(out)
 }
 
-/// Whether an entry is inlined into its callers: all, some, or none of them.
+/// Describes whether an entry is inlined into all, some or none of its callers.
 fn inlining(graph: &Graph, node: &Node) -> &'static str {
     let inline = |&e: &u32| graph.edges[e as usize].inline;
     match (node.ins.iter().any(inline), node.ins.iter().all(inline)) {

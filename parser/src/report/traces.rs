@@ -1,4 +1,4 @@
-//! Every stack with its value, as `pprof -traces` prints them.
+//! Every stack with its value. Equal to `pprof -traces`.
 
 use std::fmt::Write;
 
@@ -21,7 +21,7 @@ pub const FORMAT: Format = Format {
 
 const SEPARATOR: &str = "-----------+-------------------------------------------------------\n";
 
-/// The stacks.
+/// Renders the stacks.
 fn render(context: &Context) -> Result<String> {
     let mut out = String::new();
     for line in context.origin() {

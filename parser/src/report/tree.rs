@@ -1,5 +1,4 @@
-//! Entries with their callers and callees, as `pprof -tree` and `-peek` print
-//! them.
+//! Entries with their callers and callees. Equal to `pprof -tree` and `pprof -peek`.
 
 use std::fmt::Write;
 
@@ -29,7 +28,7 @@ fn render(context: &Context) -> Result<String> {
     table(context, None)
 }
 
-/// All entries, or those whose name matches.
+/// Renders all entries, or those whose names match.
 pub fn table(context: &Context, only: Option<&Regex>) -> Result<String> {
     let trimmed = Graph::trimmed(context.view, context.nodes, &context.trim);
     let unit = context.common_unit(&trimmed);

@@ -1,36 +1,36 @@
-//! How a stack's live bytes grow from dump to dump: a line through the
-//! points, and how far its slope may be off.
+//! Growth of a stack's live bytes from dump to dump: the slope of a line through the points, and
+//! its confidence interval.
 //!
-//! A program's heap grows and shrinks all the time, so a slope alone says little. The interval of
-//! the slope counts the scatter around the line, that neighbouring points are not independent
-//! (fewer points than there are count, by the correlation of neighbouring residuals), and at least
-//! the error of sampling. Growth that happened in one jump, a cache that was filled, makes a slope
-//! as well: where the points are two levels without slope, it is recognised, and so is growth that
-//! ended some time before the last point. Their rate is the change over the whole time.
+//! A program's heap grows and shrinks all the time, so a slope alone means little. The confidence
+//! interval accounts for the scatter around the line, for the correlation of neighbouring points
+//! (which reduces the effective number of points), and at least for the sampling error. Growth in
+//! one jump, such as a cache that was filled, yields a slope as well: it is recognised if the
+//! points are on two levels without slope, and so is growth that ended some time before the last
+//! point. The rate of both is the change over the whole time.
 
 use heap_format::variance::QUANTILE;
 
-/// Judgement of the points.
+/// Classification of the points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Grows from dump to dump.
+    /// Growth from dump to dump.
     Steady,
-    /// Has grown between two dumps, and there are no others.
+    /// Growth between the only two dumps.
     Grew,
-    /// Grew in one jump, and not before or after it.
+    /// Growth in one jump, and none before or after it.
     Once,
-    /// Grew at first, and has not for the last quarter of the time or longer.
+    /// Growth at first, but none for the last quarter of the time or longer.
     Stopped,
-    /// Becomes less.
+    /// Decrease.
     Shrinks,
-    /// Stays the same, within a hundredth of what is live.
+    /// No change, within [`MAX_LEVEL_CHANGE`].
     Level,
-    /// No growth that could not be chance.
+    /// Growth that may be due to chance.
     Unclear,
 }
 
 impl Verdict {
-    /// One word for display.
+    /// Returns one word for display.
     pub fn word(self) -> &'static str {
         match self {
             Self::Steady => "steady",
@@ -47,18 +47,19 @@ impl Verdict {
 /// Growth of a stack.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Growth {
-    /// Slope of the line, or, where growth has ended, the change over the whole time: bytes per second.
+    /// Slope of the line, in bytes per second; for [`Verdict::Once`] and [`Verdict::Stopped`], the
+    /// change over the whole time divided by its length.
     pub rate: f64,
-    /// Half of the width of the rate's interval at 95 %.
+    /// Half-width of the 95 % confidence interval of `rate`, in bytes per second.
     pub error: f64,
-    /// Judgement of the points.
+    /// Classification of the points.
     pub verdict: Verdict,
     /// Time between the first and the last point, in seconds.
     pub span: f64,
 }
 
 impl Growth {
-    /// The least growth over the whole time that is not chance; 0 where the
+    /// Returns the lower confidence bound of the growth over the whole time, in bytes; 0 if the
     /// stack does not keep growing.
     pub fn proven(&self) -> f64 {
         match self.verdict {
@@ -72,52 +73,56 @@ impl Growth {
     }
 }
 
-/// A point: seconds, bytes, and the variance of the bytes by sampling.
+/// Live bytes of a stack in one dump.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Point {
-    /// Seconds since any moment that all points share.
+    /// Time in seconds; all points have the same origin.
     pub at: f64,
     /// Live bytes.
     pub bytes: f64,
-    /// Their variance by sampling.
+    /// Sampling variance of `bytes`.
     pub variance: f64,
-    /// Variance, by sampling, of all bytes that were allocated so far; `None` if that is not known.
+    /// Sampling variance of all bytes allocated so far; `None` if unknown.
     pub allocated: Option<f64>,
 }
 
 impl Point {
-    /// The variance, by sampling, of what was freed so far.
-    fn freed(&self) -> Option<f64> {
+    /// Returns the sampling variance of all bytes freed so far; `None` if unknown.
+    fn freed_variance(&self) -> Option<f64> {
         Some(self.allocated? - self.variance)
     }
 
-    /// The covariance, by sampling, with a later point of the same session, at least: objects that are live at
-    /// both are in both with the same weights. Of those live at this one, no more were freed by then than were
-    /// freed at all in between.
+    /// Returns a lower bound of the sampling covariance with a later point.
+    ///
+    /// Objects that are live at both points have the same weights in both. All that is freed in
+    /// between counts as if it had been live at this point, hence a lower bound.
     fn covariance(&self, later: &Self) -> f64 {
-        let (Some(before), Some(after)) = (self.freed(), later.freed()) else {
+        let (Some(before), Some(after)) = (self.freed_variance(), later.freed_variance()) else {
             return 0.0;
         };
-        // A session that began in between has nothing in common with the one before it.
-        let is_one = self.allocated <= later.allocated && before.is_finite() && after.is_finite();
+        // A session that began in between has no objects in common with the one before it.
+        let is_same_session =
+            self.allocated <= later.allocated && before.is_finite() && after.is_finite();
         let freed = (after - before).max(0.0);
-        match is_one {
-            true => (self.variance - freed).clamp(0.0, later.variance.max(0.0)),
-            false => 0.0,
+        if is_same_session {
+            (self.variance - freed).clamp(0.0, later.variance.max(0.0))
+        } else {
+            0.0
         }
     }
 }
 
-/// The variance, by sampling, of the change between two points.
+/// Returns the sampling variance of the change between two points.
 fn change_variance(earlier: &Point, later: &Point) -> f64 {
-    let apart = earlier.variance + later.variance;
-    (apart - 2.0 * earlier.covariance(later)).max(0.0)
+    let independent = earlier.variance + later.variance;
+    (independent - 2.0 * earlier.covariance(later)).max(0.0)
 }
 
-/// How many points are compared in pairs; of more, as many at equal distances.
+/// Maximum number of points whose covariances are computed, pair by pair. Of more points, only every
+/// n-th one is used.
 const MAX_COMPARED: usize = 128;
 
-/// The variance, by sampling, of the slope of a line through points.
+/// Returns the sampling variance of the slope of a line through the points.
 fn slope_variance(points: &[Point]) -> f64 {
     let step = points.len().div_ceil(MAX_COMPARED);
     let compared: Vec<&Point> = points.iter().step_by(step).collect();
@@ -134,8 +139,8 @@ fn slope_variance(points: &[Point]) -> f64 {
     (sum / (spread * spread)).max(0.0)
 }
 
-/// Fits points, in ascending order of time. `None` for fewer than two, or
-/// without time between them.
+/// Fits a line through the points, which are in ascending order of time. Returns `None` for fewer
+/// than two points, or if no time is between them.
 pub fn fit(points: &[Point]) -> Option<Growth> {
     let (first, last) = (points.first()?, points.last()?);
     let span = last.at - first.at;
@@ -165,7 +170,7 @@ pub fn fit(points: &[Point]) -> Option<Growth> {
         }
     } else if line.slope + error < 0.0 {
         Verdict::Shrinks
-    } else if (line.slope.abs() + error) * span <= LEVEL * last.bytes {
+    } else if (line.slope.abs() + error) * span <= MAX_LEVEL_CHANGE * last.bytes {
         Verdict::Level
     } else {
         Verdict::Unclear
@@ -178,11 +183,10 @@ pub fn fit(points: &[Point]) -> Option<Growth> {
     })
 }
 
-/// Change over the whole time, as a share of what is live, that counts as none.
-const LEVEL: f64 = 0.01;
+/// Maximum change over the whole time that counts as none, as a share of the live bytes.
+const MAX_LEVEL_CHANGE: f64 = 0.01;
 
-/// Whether the points are two levels, the second higher than the first, with
-/// no growth on either.
+/// Returns true if the points are on two levels, the second one higher, without growth on either.
 fn is_one_jump(points: &[Point]) -> bool {
     let rise = |pair: &[Point]| pair[1].bytes - pair[0].bytes;
     let rises = points.windows(2).map(rise).enumerate();
@@ -190,7 +194,7 @@ fn is_one_jump(points: &[Point]) -> bool {
         return false;
     };
     let (before, after) = points.split_at(at + 1);
-    // A level of one point is none: what grew at the very end may continue to grow.
+    // A single point is not a level: what grew at the very end may continue to grow.
     if before.len() < 2 || after.len() < 2 {
         return false;
     }
@@ -209,14 +213,14 @@ fn is_one_jump(points: &[Point]) -> bool {
         && step > QUANTILE * sampling
 }
 
-/// Share of the time before growth ended, in which it must not have grown since.
-const PLATEAU: f64 = 1.0 / 3.0;
-/// How many standard errors growth must have fallen behind its former rate; more than of one comparison, as
-/// the point where it ended is searched.
-const BEHIND: f64 = 4.0;
+/// Minimum length of the time without growth, as a share of the time with growth before it.
+const MIN_PLATEAU_RATIO: f64 = 1.0 / 3.0;
+/// Minimum difference between the growth expected at the former rate and the growth observed, in
+/// standard errors. Larger than for one comparison, because many possible ends are tried.
+const MIN_LAG_ERRORS: f64 = 4.0;
 
-/// Whether the points rise to a level, and stay there: the rise is certain, what came after it is not more than
-/// the sampling error, and much less than had it gone on.
+/// Returns true if the points rise to a level and stay there: the rise is significant, the change
+/// after it is within the sampling error, and far below that expected at the former rate.
 fn has_stopped(points: &[Point]) -> bool {
     let (Some(first), Some(last)) = (points.first(), points.last()) else {
         return false;
@@ -231,16 +235,16 @@ fn has_stopped(points: &[Point]) -> bool {
         let share = (last.at - end.at) / (end.at - first.at);
         let lag = rise * share - (last.bytes - end.bytes);
         let lag_error = error(first, end).mul_add(share, error(end, last));
-        rise > (QUANTILE * error(first, end)).max(LEVEL * last.bytes)
-            && share >= PLATEAU
-            && lag > BEHIND * lag_error
+        rise > (QUANTILE * error(first, end)).max(MAX_LEVEL_CHANGE * last.bytes)
+            && share >= MIN_PLATEAU_RATIO
+            && lag > MIN_LAG_ERRORS * lag_error
     })
 }
 
-/// Lines of one slope through groups of points, each at a height of its own.
+/// Lines with one slope through groups of points, each at its own height.
 struct Line {
     slope: f64,
-    /// Half of the width of the slope's interval at 95 %.
+    /// Half-width of the slope's 95 % confidence interval.
     error: f64,
     /// Standard deviation of the points around the lines.
     scatter: f64,
@@ -270,7 +274,7 @@ impl Line {
         let effective = count * (1.0 - correlation) / (1.0 + correlation);
         let fitted = 1.0 + groups.len() as f64;
         if count <= fitted {
-            // The lines go through all points: nothing shows how good they are.
+            // The lines go through all points, so their scatter is unknown.
             return Some(Self {
                 slope,
                 error: 0.0,
@@ -287,7 +291,7 @@ impl Line {
     }
 }
 
-/// How much each residual says of the next one; `squares` is the sum of their squares.
+/// Returns the correlation of neighbouring residuals. `squares`: the sum of their squares.
 fn correlation(residuals: &[f64], squares: f64) -> f64 {
     let neighbours: f64 = residuals.windows(2).map(|r| r[0] * r[1]).sum();
     if squares > 0.0 {
@@ -301,7 +305,7 @@ fn mean(points: &[Point], of: impl Fn(&Point) -> f64) -> f64 {
     points.iter().map(of).sum::<f64>() / points.len() as f64
 }
 
-/// Student's quantile for an interval of 95 %.
+/// Returns Student's quantile for a 95 % confidence interval.
 fn student(freedom: f64) -> f64 {
     const TABLE: [f64; 30] = [
         12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
@@ -464,7 +468,7 @@ mod tests {
         points: Vec<Point>,
     }
 
-    /// What happens to objects from one dump to the next.
+    /// Fate of objects from one dump to the next.
     #[derive(Clone, Copy, Debug)]
     enum History {
         /// So many more.

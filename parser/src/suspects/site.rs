@@ -1,4 +1,4 @@
-//! The line of the user's own code at which a stack allocates.
+//! Finds the line of the user's own code at which a stack allocates.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -8,20 +8,20 @@ use heap_format::{Function, Profile};
 use crate::nodes::clean;
 use crate::view::View;
 
-/// A line of source.
+/// A source line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Site {
     /// Name of the function.
     pub function: String,
-    /// Path of the file, by the debug information.
+    /// Path of the file, from debug information.
     pub file: String,
-    /// The line.
+    /// Line number.
     pub line: u32,
 }
 
-/// Beginnings of names that no user has written, whatever file they were instantiated in.
+/// Prefixes of function names of the standard library, in whatever file they were instantiated.
 const LIBRARY_NAMES: [&str; 2] = ["std::", "__gnu_cxx::"];
-/// Parts of paths at which headers and libraries of systems and compilers are.
+/// Parts of the paths of headers and libraries of the system and of compilers.
 const LIBRARY_PATHS: [&str; 8] = [
     "/usr/include/",
     "/include/c++/",
@@ -32,7 +32,8 @@ const LIBRARY_PATHS: [&str; 8] = [
     "/dist-packages/",
     "<frozen ",
 ];
-/// Parts of paths below which each package has a directory, and how many components lead to it.
+/// Parts of paths below which each package has a directory, and the number of components that lead
+/// to it.
 const PACKAGE_PATHS: [(&str, usize); 4] = [
     ("cargo/registry/src/", 2),
     ("cargo/git/checkouts/", 2),
@@ -40,24 +41,23 @@ const PACKAGE_PATHS: [(&str, usize); 4] = [
     ("/build/reproducible-path/", 1),
 ];
 
-/// Where a system keeps its libraries; a program that is installed there is the user's
-/// nevertheless.
+/// Directories of system libraries. A program installed there is nevertheless the user's.
 const SYSTEM_DIRECTORIES: [&str; 4] = ["/usr/lib", "/lib", "/usr/lib64", "/lib64"];
 
-/// Tells the user's own functions from those of standard libraries and of packages.
+/// Distinguishes the user's own functions from those of standard libraries and packages.
 ///
-/// A program that was itself built as a package (`cargo install`, a distribution) has its own
-/// sources where packages are: that package counts as the user's.
+/// If the program was itself built as a package (`cargo install`, a distribution), its sources are
+/// where packages are: that package counts as the user's own.
 pub struct Own {
-    /// Directories of the program's own packages, with a slash at the end.
+    /// Directories of the program's own packages, each with a trailing slash.
     packages: BTreeSet<String>,
 }
 
 impl Own {
-    /// Finds the program's own packages: those that have its `main` or its name.
+    /// Finds the program's own packages: those that contain its `main` or have its name.
     pub fn new(profile: &Profile) -> Self {
         let program = symbols::main_mapping(profile).map(|at| &profile.mappings[at].path);
-        // What an interpreter runs is the user's, and it is not.
+        // An interpreter is not the user's own code, but what it runs is.
         let of_interpreter = program.is_some_and(|path| is_interpreter(path));
         let program = program.and_then(|path| path.file_name());
         let program = program.map(|name| name.to_string_lossy().replace('_', "-"));
@@ -72,15 +72,15 @@ impl Own {
         }
     }
 
-    /// Whether a function is the user's own: not of a standard library, nor of a package.
+    /// Returns true if a function is the user's own, not of a standard library or a package.
     pub fn has(&self, name: &str, file: &str) -> bool {
         let library = LIBRARY_NAMES.iter().any(|start| name.starts_with(start))
             || LIBRARY_PATHS.iter().any(|part| file.contains(part));
         !library && package(file).is_none_or(|package| self.packages.contains(package))
     }
 
-    /// The innermost line of a stack that is the user's own, inlined functions included, and its
-    /// function. `frames` are locations, the allocating one first.
+    /// Returns the innermost line of a stack that is the user's own, including inlined functions,
+    /// with its function. `frames` are locations, innermost first.
     pub fn line<'a>(&self, view: &'a View, frames: &[u32]) -> Option<(&'a Function, u32)> {
         let profile = view.profile();
         let program = symbols::main_mapping(profile);
@@ -106,7 +106,7 @@ impl Own {
         })
     }
 
-    /// The same as a site.
+    /// Returns the innermost line of a stack that is the user's own, as a site.
     pub fn site(&self, view: &View, frames: &[u32]) -> Option<Site> {
         let (function, line) = self.line(view, frames)?;
         Some(Site {
@@ -117,7 +117,7 @@ impl Own {
     }
 }
 
-/// Whether a module is Python's interpreter, wherever it was built.
+/// Returns true if a module is a Python interpreter, wherever it was built.
 fn is_interpreter(module: &Path) -> bool {
     let name = module.file_name().unwrap_or_default().to_string_lossy();
     ["python", "libpython"]
@@ -125,7 +125,7 @@ fn is_interpreter(module: &Path) -> bool {
         .any(|start| name.starts_with(start))
 }
 
-/// The directory of the package that a file is of, with a slash at the end.
+/// Returns the package directory that a file is in, with a trailing slash.
 fn package(file: &str) -> Option<&str> {
     PACKAGE_PATHS.iter().find_map(|&(part, components)| {
         let below = file.find(part)? + part.len();
@@ -134,8 +134,8 @@ fn package(file: &str) -> Option<&str> {
     })
 }
 
-/// Whether a program is named like a package, or like the package and more: `mini-redis-server` of
-/// `mini-redis-0.4.1/`.
+/// Returns true if a program is named like a package, possibly with a suffix: `mini-redis-server`
+/// of `mini-redis-0.4.1/`.
 fn is_called(program: &str, package: &str) -> bool {
     let directory = package.trim_end_matches('/').rsplit('/').next();
     let name =
@@ -145,19 +145,19 @@ fn is_called(program: &str, package: &str) -> bool {
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
 }
 
-/// Whether a function is `main` of C, C++ or Rust, or inside it.
+/// Returns true if a function is `main` of C, C++ or Rust, or inside it.
 fn is_main(name: &str) -> bool {
     let mut parts = name.split("::");
     name == "main" || (parts.next().is_some_and(is_plain) && parts.next() == Some("main"))
 }
 
-/// Whether a part of a name is a crate's.
+/// Returns true if a part of a name can be the name of a crate.
 fn is_plain(part: &str) -> bool {
     !part.is_empty() && part.bytes().all(|b| b == b'_' || b.is_ascii_alphanumeric())
 }
 
 impl Site {
-    /// File name and line, for users who know the file.
+    /// Formats file name and line, for users who know the file.
     pub fn short(&self) -> String {
         let name = self.file.rsplit('/').next().unwrap_or_default();
         format!("{name}:{}", self.line)

@@ -1,4 +1,4 @@
-//! Leaving the allocator's frames out of a view.
+//! Drops the allocator's frames from a view.
 
 // Decision 62: only allocators at the leaf are left out.
 use std::sync::Arc;
@@ -7,25 +7,25 @@ use anyhow::{Result, bail};
 use heap_format::{Format, Line};
 use regex::Regex;
 
-use super::{View, beginnings, without_parameters};
+use super::{View, prefixes, without_parameters};
 
 impl View {
-    /// Leaves out the frames of the allocator, as the profile defines them. Where this project's
-    /// agent recorded the stacks, those at their leaves; in other formats with all that they
-    /// called, as pprof does.
+    /// Drops the frames of the allocator, as defined by the profile. In stacks recorded by this
+    /// project's agent, drops them at the leaf only; in other formats, drops them together with
+    /// their callees, like pprof.
     pub fn drop_allocator_frames(&mut self) -> Result<()> {
         if self.profile.drop_frames.is_empty() {
             return Ok(());
         }
-        let drop = whole(&self.profile.drop_frames)?;
+        let drop = anchored(&self.profile.drop_frames)?;
         let keep = match self.profile.keep_frames.as_str() {
             "" => None,
-            keep => Some(whole(keep)?),
+            keep => Some(anchored(keep)?),
         };
         let profile = Arc::clone(&self.profile);
-        let beginnings = beginnings::of(&profile.drop_frames);
+        let prefixes = prefixes::of(&profile.drop_frames);
         let drop = |name: &str| {
-            let may_match = beginnings.as_ref().is_none_or(|all| all.may_match(name));
+            let may_match = prefixes.as_ref().is_none_or(|all| all.may_match(name));
             may_match && drop.is_match(name)
         };
         let matching = self.matching(drop, keep.as_ref());
@@ -36,7 +36,7 @@ impl View {
         Ok(())
     }
 
-    /// Which functions match `drop`, and not `keep`.
+    /// Returns which functions match `drop` but not `keep`.
     fn matching(&self, drop: impl Fn(&str) -> bool, keep: Option<&Regex>) -> Vec<bool> {
         let functions = self.profile.functions.iter();
         functions
@@ -47,11 +47,11 @@ impl View {
             .collect()
     }
 
-    /// Leaves out the innermost frames of stacks as long as they match, unless nothing else is
-    /// there. What stands further out is the program's own, whatever it is called.
+    /// Drops the innermost frames of each stack as long as they match, unless all of them do.
+    /// Matching frames further out are the program's own functions.
     fn drop_leaves(&mut self, matching: &[bool]) {
         let of_heap = self.locations_of_heap();
-        // How many of a location's innermost functions match.
+        // Number of innermost functions of each location that match.
         let leading = |&(first, count): &(u32, u32)| {
             let lines = &self.lines[first as usize..(first + count) as usize];
             let other = |line: &Line| !matching[line.function as usize];
@@ -65,7 +65,7 @@ impl View {
             let count = self.ranges[frame as usize].1;
             count > 0 && leading[frame as usize] == count
         };
-        // A location is the same in all stacks: it loses functions if each of them reaches it.
+        // A location is shared by all stacks: it only loses functions if all stacks reach it.
         let (mut reached, mut kept) = (vec![false; leading.len()], vec![false; leading.len()]);
         for (i, span) in self.spans.iter_mut().enumerate() {
             if self.beside.get(i).is_some_and(|beside| *beside) {
@@ -89,14 +89,16 @@ impl View {
         }
     }
 
-    /// Leaves out frames that match, with all that they called, unless nothing but such frames
-    /// would remain.
+    /// Drops matching frames with all their callees, unless nothing else would remain.
     fn prune(&mut self, matching: &[bool]) {
         let locations = self.locations_of_heap();
         let pruned: Vec<Pruned> = (0..self.ranges.len())
-            .map(|i| match locations[i] {
-                true => self.prune_location(i, matching),
-                false => Pruned::None,
+            .map(|i| {
+                if locations[i] {
+                    self.prune_location(i, matching)
+                } else {
+                    Pruned::None
+                }
             })
             .collect();
         for (i, span) in self.spans.iter_mut().enumerate() {
@@ -122,9 +124,9 @@ impl View {
         }
     }
 
-    /// The locations that may be the allocator's. Not those of a CPU profile beside the heap
-    /// profile alone: in that one the time of the allocator is what counts. Nor Python's, where a
-    /// function called `allocate` is the program's own.
+    /// Returns the locations that may belong to the allocator. Excludes those that only the CPU
+    /// profile of a combined profile has, because the time of the allocator matters there. Also
+    /// excludes Python frames, because a Python function called `allocate` is the program's own.
     fn locations_of_heap(&self) -> Vec<bool> {
         let mut locations = self.locations_of_stacks();
         for (of_heap, location) in locations.iter_mut().zip(&self.profile.locations) {
@@ -146,8 +148,8 @@ impl View {
         locations
     }
 
-    /// Prunes a location at its outermost matching frame: the frames that this one called are
-    /// left out of the location.
+    /// Prunes a location at its outermost matching frame: drops the frames that this one called by
+    /// inlining.
     fn prune_location(&mut self, location: usize, matching: &[bool]) -> Pruned {
         let (first, count) = self.ranges[location];
         let lines = &self.lines[first as usize..(first + count) as usize];
@@ -164,15 +166,17 @@ impl View {
 }
 
 #[derive(Clone, Copy)]
+/// Result of pruning a location.
 enum Pruned {
     None,
-    /// The outermost function matches: the location goes too.
+    /// The outermost function matches: the location is dropped.
     Whole,
-    /// An inlined function matches: what it was inlined into stays.
+    /// An inlined function matches: the functions it was inlined into are kept.
     Beneath,
 }
 
-fn whole(pattern: &str) -> Result<Regex> {
+/// Compiles a pattern that must match a whole name.
+fn anchored(pattern: &str) -> Result<Regex> {
     match Regex::new(&format!("^({pattern})$")) {
         Ok(regex) => Ok(regex),
         Err(e) => bail!("the profile's pattern of frames to leave out is malformed: {e}"),

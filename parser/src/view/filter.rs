@@ -1,4 +1,4 @@
-//! Leaving frames and stacks out of a view by name or label.
+//! Drops frames and stacks from a view by name or label.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::View;
 use crate::filters::Filters;
 use crate::nearest;
 
-/// Functions and files of a profile that a pattern matches.
+/// Functions and files of a profile that match a pattern.
 struct Matches {
     functions: Vec<bool>,
     mappings: Vec<bool>,
@@ -105,7 +105,7 @@ impl View {
             .collect()
     }
 
-    /// Leaves out stacks for which `keep` is false.
+    /// Drops stacks for which `keep` returns false.
     fn keep_stacks(&mut self, keep: impl Fn(&[u32]) -> bool) {
         for i in 0..self.spans.len() {
             let (from, to) = self.spans[i];
@@ -114,8 +114,8 @@ impl View {
         }
     }
 
-    /// Leaves out the lines that match, or those that do not, and locations
-    /// that this leaves without lines.
+    /// Drops the lines that match, or with `keep` those that do not, and hides locations without
+    /// lines left.
     fn keep_lines(&mut self, matches: &Matches, keep: bool) {
         for i in 0..self.ranges.len() {
             let (first, count) = self.ranges[i];
@@ -128,7 +128,7 @@ impl View {
                 }
             }
             let kept = self.lines.len() as u32 - start;
-            // Frames without names match by their file alone.
+            // Frames without names can only match by their file.
             let nameless_stays = count == 0 && !keep && !whole;
             if kept == count {
                 self.lines.truncate(start as usize);
@@ -214,7 +214,7 @@ impl View {
         warn("tagignore", ignored || filters.tag_ignore.is_none());
     }
 
-    /// The labels of a stack, with the size of its objects as `bytes`.
+    /// Returns the labels of a stack, with the size of its objects as `bytes`.
     pub fn labels(&self, stack: usize) -> Vec<(String, LabelValue)> {
         let all = &self.profile.labels;
         let start = all.partition_point(|l| (l.stack as usize) < stack);

@@ -1,4 +1,4 @@
-//! A view as a profile of its own, for outputs that are profiles.
+//! Converts a view to a profile, for outputs that are profiles.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use heap_format::merge::BASE_LABEL;
 use super::View;
 
 impl View {
-    /// The profile with all that was left out of the view gone from it.
+    /// Returns the profile without everything that the view drops.
     pub fn materialize(&self) -> Profile {
         let mut out = self.profile.without_stacks();
         let mut numbers: HashMap<u32, u32> = HashMap::new();

@@ -19,7 +19,7 @@ pub struct Pace {
 
 impl Pace {
     /// Returns the time to wait before the next attempt.
-    pub fn left(&self) -> Duration {
+    pub fn remaining(&self) -> Duration {
         let until = self
             .until
             .map(|until| until.saturating_duration_since(Instant::now()));
@@ -64,20 +64,22 @@ mod tests {
     #[test]
     fn waiting_doubles_up_to_a_minute_or_is_what_the_receiver_says() {
         let mut pace = Pace::default();
-        assert!(pace.left().is_zero());
+        assert!(pace.remaining().is_zero());
         for failure in 0..20 {
             let said = pace.failed(None);
             assert_eq!(said, failure % 16 == 0);
             let whole = Duration::from_secs(1 << failure.min(6)).min(MAX_DELAY);
-            let left = pace.left();
+            let left = pace.remaining();
             assert!(
                 left <= whole && left > whole / 2 - Duration::from_millis(200),
                 "{left:?}"
             );
         }
         pace.failed(Some(Duration::from_secs(7)));
-        assert!(pace.left() > Duration::from_secs(6) && pace.left() <= Duration::from_secs(7));
+        assert!(
+            pace.remaining() > Duration::from_secs(6) && pace.remaining() <= Duration::from_secs(7)
+        );
         pace.succeeded();
-        assert!(pace.left().is_zero() && pace.failures() == 0);
+        assert!(pace.remaining().is_zero() && pace.failures() == 0);
     }
 }

@@ -79,7 +79,7 @@ impl Labels {
     }
 
     /// Returns all labels of a profile.
-    fn of(&self, profile: &Profile) -> Vec<(String, String)> {
+    fn for_profile(&self, profile: &Profile) -> Vec<(String, String)> {
         let facts = &profile.facts;
         let mut labels = self.given.clone();
         let mut add = |key: &str, value: Option<String>| {
@@ -148,7 +148,7 @@ impl Prepared {
         if let Some(trouble) = naming.and_then(|naming| naming.name(&mut profile)) {
             super::say(&trouble);
         }
-        let labels = labels.of(&profile);
+        let labels = labels.for_profile(&profile);
         let facts = profile.facts.clone();
         let start = facts.start_unix_ns.unwrap_or(0);
         let process = fixed_hash((facts.pid, start, facts.boot_id.as_deref()));

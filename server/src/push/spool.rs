@@ -19,21 +19,21 @@ pub struct Spool {
     directory: PathBuf,
     /// Maximum size of all dumps, in bytes.
     max_bytes: u64,
-    /// Set if the directory is to be removed at the end.
-    own: bool,
+    /// Set if the directory was created by this program and has to be removed at the end.
+    is_temporary: bool,
 }
 
 impl Spool {
     /// Opens the directory given, creating it if necessary, or a temporary one if none is given.
     pub fn open(directory: Option<PathBuf>, max_bytes: u64) -> anyhow::Result<Self> {
-        let own = directory.is_none();
+        let is_temporary = directory.is_none();
         let directory = directory.unwrap_or_else(|| {
             std::env::temp_dir().join(format!("mem_profiler_push.{}", std::process::id()))
         });
         let shown = printable::path(&directory);
         let made = fs::DirBuilder::new().mode(0o700).create(&directory);
         match made {
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists && !own => {}
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists && !is_temporary => {}
             made => made
                 .with_context(|| format!("{shown} cannot be created; name another with --spool"))?,
         }
@@ -43,7 +43,7 @@ impl Spool {
         Ok(Self {
             directory,
             max_bytes,
-            own,
+            is_temporary,
         })
     }
 
@@ -79,8 +79,8 @@ impl Spool {
     }
 
     /// Removes the directory at the end, if it is temporary and empty.
-    pub fn leave(&self) {
-        if self.own && fs::remove_dir(&self.directory).is_err() {
+    pub fn close(&self) {
+        if self.is_temporary && fs::remove_dir(&self.directory).is_err() {
             let shown = printable::path(&self.directory);
             super::say(&format!(
                 "what was not sent is in {shown}; send it with --dumps"

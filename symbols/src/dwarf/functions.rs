@@ -5,7 +5,7 @@ use gimli::{AttributeValue, Range, RangeListsOffset, Result, UnitOffset, UnitRef
 use super::plan::{FoundEntry, Plans, kind};
 use super::residency::Residency;
 use super::scan::StartAddresses;
-use super::units::{Asked, Slice, Units};
+use super::units::{Slice, UnitQuery, Units};
 use super::walk::{Entry, Walk};
 
 /// Maximum depth of nested inlined calls.
@@ -40,8 +40,8 @@ pub struct Call {
 }
 
 /// Finds the functions of a unit that cover the addresses.
-pub fn find(units: &Units, asked: &Asked, found: &mut [Option<Function>]) -> Result<()> {
-    let (number, wanted) = (asked.unit, asked.wanted);
+pub fn find(units: &Units, query: &UnitQuery, found: &mut [Option<Function>]) -> Result<()> {
+    let (number, wanted) = (query.unit, query.wanted);
     let opened = units.open(number)?;
     let unit = UnitRef::new(units.dwarf, &opened);
     let search = Search {
@@ -51,7 +51,7 @@ pub fn find(units: &Units, asked: &Asked, found: &mut [Option<Function>]) -> Res
         residency: &units.residency,
     };
     let mut plans = Plans::new(&opened.abbreviations);
-    search.by_start_addresses(&mut plans, &StartAddresses::new(asked.ranges), found)?;
+    search.by_start_addresses(&mut plans, &StartAddresses::new(query.ranges), found)?;
     // Types, namespaces and functions rarely contain functions that have addresses, so the
     // first pass skips their children.
     if found.iter().any(Option::is_none) {
@@ -149,7 +149,7 @@ impl<'u, 'a> Search<'u, 'a> {
                 None => self.facts(&walk, &entry)?.sibling,
             };
             if let Some(sibling) = sibling.filter(|&s| s > walk.next_offset()) {
-                walk.go(sibling)?;
+                walk.seek(sibling)?;
                 complete = false;
             }
         }
@@ -233,7 +233,7 @@ impl<'u, 'a> Search<'u, 'a> {
         functions.dedup();
         let mut walk = Walk::new(self.unit, self.residency)?;
         for function in functions {
-            walk.go(function)?;
+            walk.seek(function)?;
             self.inlined(&mut walk, plans, found)?;
         }
         Ok(())

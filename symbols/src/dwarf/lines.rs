@@ -6,7 +6,7 @@ use gimli::{Dwarf, Result, Unit};
 
 use super::rows;
 use super::scan::StartAddresses;
-use super::units::{Asked, Slice, Units};
+use super::units::{Slice, UnitQuery, Units};
 
 /// Source line of an address.
 #[derive(Clone, Copy)]
@@ -23,23 +23,23 @@ pub struct Row {
 
 /// Finds the lines of the addresses in a unit's line table. First runs only the sequences that
 /// start where the unit's ranges do, then, if addresses are left, all of them. No row is stored.
-pub fn find(units: &Units, asked: &Asked, found: &mut [Option<Row>]) -> Result<()> {
-    let opened = units.open_for_lines(asked.unit)?;
+pub fn find(units: &Units, query: &UnitQuery, found: &mut [Option<Row>]) -> Result<()> {
+    let opened = units.open_for_lines(query.unit)?;
     let Some(program) = &opened.line_program else {
         return Ok(());
     };
-    let starts = StartAddresses::new(asked.ranges);
+    let starts = StartAddresses::new(query.ranges);
     let residency = &units.residency;
-    rows::of_sequences(program, &starts, residency, collector(asked, found))?;
+    rows::of_sequences(program, &starts, residency, collector(query, found))?;
     if found.iter().all(Option::is_some) {
         return Ok(());
     }
-    rows::each(program, residency, collector(asked, found))
+    rows::each(program, residency, collector(query, found))
 }
 
 /// Returns a visitor of rows that fills in those of the addresses that have none yet.
-fn collector(asked: &Asked, found: &mut [Option<Row>]) -> impl FnMut(&rows::Row, bool) {
-    let Asked { unit, wanted, .. } = *asked;
+fn collector(query: &UnitQuery, found: &mut [Option<Row>]) -> impl FnMut(&rows::Row, bool) {
+    let UnitQuery { unit, wanted, .. } = *query;
     // The previous row of the same sequence, and the index of the first address at or after it.
     let mut last: Option<rows::Row> = None;
     let mut next = 0;

@@ -34,7 +34,7 @@ pub fn names(
     let addresses: Vec<u64> = partial.iter().map(|(address, _)| *address).collect();
     let matches = |address, symbol: &str| {
         let at = addresses.binary_search(&address);
-        at.is_ok_and(|at| is_of(symbol, &partial[at].1))
+        at.is_ok_and(|at| may_belong(symbol, &partial[at].1))
     };
     let names = table::names_that(image, &addresses, &units.residency, matches)?;
     // Equal names share their memory, because they are later looked up by address.
@@ -54,12 +54,13 @@ pub fn names(
 
 /// Returns true if a symbol may belong to a function of this name. An address may have several
 /// symbols, because linkers fold functions with identical code into one.
-fn is_of(symbol: &str, name: &str) -> bool {
+fn may_belong(symbol: &str, name: &str) -> bool {
     if !symbol.starts_with("_Z") {
         return symbol == name;
     }
     let name = name.strip_prefix('~').unwrap_or(name);
     if name.starts_with("operator()") {
+        // `cl` is the mangled `operator()`; `E` ends a nested name, `I` begins template arguments.
         return symbol.contains("clE") || symbol.contains("clI");
     }
     if name
@@ -92,15 +93,18 @@ mod tests {
     #[test]
     fn a_symbol_fits_where_it_has_the_name() {
         let free = "_ZN12_GLOBAL__N_15Cache4freeEv.constprop.0";
-        assert!(is_of(free, "free") && !is_of(free, "run"));
+        assert!(may_belong(free, "free") && !may_belong(free, "run"));
         assert_eq!(without_suffix(free), "_ZN12_GLOBAL__N_15Cache4freeEv");
-        assert!(is_of("main", "main") && !is_of("free", "cfree"));
+        assert!(may_belong("main", "main") && !may_belong("free", "cfree"));
         let lambda = "_ZZ4mainENKUliE_clEi";
-        assert!(is_of(lambda, "operator()") && !is_of(free, "operator()"));
+        assert!(may_belong(lambda, "operator()") && !may_belong(free, "operator()"));
         let pair = "_ZN12_GLOBAL__N_14makeIlEEPvT_";
-        assert!(is_of(pair, "make<long int>") && is_of("_ZN1_1SD2Ev", "~S"));
-        assert!(is_of("_ZN1_lsERSoRKNS_1SE", "operator<<"));
-        assert!(is_of("_ZNK12_GLOBAL__N_11ScviEv", "operator int") && !is_of(free, "operators"));
+        assert!(may_belong(pair, "make<long int>") && may_belong("_ZN1_1SD2Ev", "~S"));
+        assert!(may_belong("_ZN1_lsERSoRKNS_1SE", "operator<<"));
+        assert!(
+            may_belong("_ZNK12_GLOBAL__N_11ScviEv", "operator int")
+                && !may_belong(free, "operators")
+        );
         assert_eq!(without_suffix("memcpy@@GLIBC_2.14"), "memcpy@@GLIBC_2.14");
     }
 }

@@ -15,7 +15,7 @@ const DWARF64_LENGTH: u64 = 0xffff_ffff;
 /// Returns `.debug_info` up to the last unit that covers one of the addresses, which are sorted.
 /// Returns `None` if the section is not compressed, or `.debug_aranges` does not cover all the
 /// addresses.
-pub fn of<'i>(image: &'i Image, wanted: &[u64]) -> Option<Content<'i>> {
+pub fn covering<'i>(image: &'i Image, wanted: &[u64]) -> Option<Content<'i>> {
     let section = image.section(".debug_info")?;
     let mut unpacked = image.unpack(section)?;
     let last = last_unit(image, wanted)?;
@@ -96,12 +96,12 @@ mod tests {
         let section = image.section(".debug_info").unwrap();
         let whole = image.data(section).unwrap();
         let (first, last) = (symbol(&image, "first"), symbol(&image, "f399"));
-        let of_first = of(&image, &[first]).unwrap();
+        let of_first = covering(&image, &[first]).unwrap();
         assert!(of_first.len() * 10 < whole.len(), "{}", of_first.len());
         assert_eq!(of_first[..], whole[..of_first.len()]);
-        assert_eq!(of(&image, &[first, last]).unwrap()[..], whole[..]);
+        assert_eq!(covering(&image, &[first, last]).unwrap()[..], whole[..]);
         // An address that no unit has may be of any.
-        assert!(of(&image, &[first, last, u64::MAX / 2]).is_none());
+        assert!(covering(&image, &[first, last, u64::MAX / 2]).is_none());
         let by_part = look_up(&image, &[first]).unwrap();
         assert_eq!(by_part[0][0].name.as_ref(), "first");
         assert_eq!(Some(by_part), look_up_in(&image, None, &[first], &[first]));

@@ -150,7 +150,7 @@ fn scope(units: &Units, number: usize, path: &[Entry], name: &str) -> Result<Sco
                     scope.outer = class.declared;
                     break;
                 }
-                scope.enclose(&class.shown(nearest == 0, name));
+                scope.enclose(&class.display_name(nearest == 0, name));
             }
             _ => {}
         }
@@ -216,7 +216,7 @@ impl<'a> Description<'a> {
     /// Returns a type's name. An unnamed type that directly encloses the function `function`
     /// may be a lambda; lambdas are distinguished by line and column, because the numbers in
     /// their linkage names are not in the debug information.
-    fn shown(&self, is_nearest: bool, function: &str) -> String {
+    fn display_name(&self, is_nearest: bool, function: &str) -> String {
         const LAMBDA_FUNCTIONS: [&str; 4] = ["operator()", "_FUN", "<lambda", "~<lambda"];
         let is_lambda = is_nearest && LAMBDA_FUNCTIONS.iter().any(|own| function.starts_with(own));
         match (&self.name, self.line, self.column) {

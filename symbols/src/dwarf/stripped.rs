@@ -50,11 +50,12 @@ pub fn complete(
         return;
     };
     let mut names = Names {
-        of: stubs::names(&image, &sorted(addresses.iter().copied())),
+        by_address: stubs::names(&image, &sorted(addresses.iter().copied())),
         wanted: Vec::new(),
     };
     let known = addresses.iter().zip(frames.iter());
-    let left = known.filter(|(address, own)| own.is_empty() && !names.of.contains_key(address));
+    let left =
+        known.filter(|(address, own)| own.is_empty() && !names.by_address.contains_key(address));
     names.wanted = sorted(left.map(|(&address, _)| address));
     names.by_symbols(&image);
     if !names.wanted.is_empty() {
@@ -73,7 +74,7 @@ pub fn complete(
         names: HashMap::new(),
     };
     for (address, own) in addresses.iter().zip(frames) {
-        if let Some(name) = names.of.get(address) {
+        if let Some(name) = names.by_address.get(address) {
             *own = vec![Frame::named(Rc::clone(name))];
         } else if let Some(&start) = starts.get(address).filter(|_| own.is_empty()) {
             *own = vec![generated.frame(start)];
@@ -90,8 +91,7 @@ fn sorted(addresses: impl Iterator<Item = u64>) -> Vec<u64> {
 
 /// Names found so far.
 struct Names {
-    /// Names by address.
-    of: HashMap<u64, Rc<str>>,
+    by_address: HashMap<u64, Rc<str>>,
     /// Addresses without a name, sorted.
     wanted: Vec<u64>,
 }
@@ -106,7 +106,7 @@ impl Names {
         // A damaged table only loses its own names.
         let found = table::names(image, &self.wanted, &residency).unwrap_or_default();
         self.wanted.retain(|address| !found.contains_key(address));
-        self.of.extend(found);
+        self.by_address.extend(found);
     }
 }
 

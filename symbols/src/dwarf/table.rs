@@ -11,7 +11,7 @@ const SYMBOL_SIZE: usize = 24;
 /// Types of symbols for code or data: `STT_NOTYPE`, `STT_OBJECT`, `STT_FUNC`, `STT_GNU_IFUNC`.
 const TYPES: [u64; 4] = [0, 1, 2, 10];
 
-/// Maximum number of symbols at one address to examine for the right name.
+/// Maximum number of symbols at one address whose names are compared.
 const MAX_ALIASES: usize = 64;
 
 /// A symbol that may cover an address.
@@ -113,8 +113,8 @@ impl<F: Fn(u64, &str) -> bool> Search<'_, F> {
     }
 }
 
-/// Returns for each address the symbols with the greatest value up to it (but after the address
-/// before), largest first.
+/// Returns the symbols with the greatest value up to each address, largest symbol first. The list of
+/// an address is empty if its symbols are those of the preceding address in `wanted`.
 fn nearest(symbols: &[u8], wanted: &[u64], residency: &Residency) -> Option<Vec<Vec<Symbol>>> {
     let mut nearest: Vec<Vec<Symbol>> = vec![Vec::new(); wanted.len()];
     for entry in symbols.chunks_exact(SYMBOL_SIZE) {

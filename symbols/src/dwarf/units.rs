@@ -77,7 +77,7 @@ struct ParsedUnit<'a> {
 /// Units that may cover each address.
 pub struct Candidates {
     /// By address; units whose range starts last come first.
-    of: Vec<Vec<Candidate>>,
+    by_address: Vec<Vec<Candidate>>,
 }
 
 /// A unit that may cover an address, and its range that does.
@@ -88,7 +88,7 @@ struct Candidate {
 }
 
 /// Addresses to look up in one unit.
-pub struct Asked<'w> {
+pub struct UnitQuery<'w> {
     /// Number of the unit.
     pub unit: usize,
     /// The addresses, sorted.
@@ -202,7 +202,9 @@ impl<'a> Units<'a> {
             found.sort_unstable_by_key(last);
             found.dedup_by_key(|own| own.unit);
         }
-        Ok(Candidates { of: holding })
+        Ok(Candidates {
+            by_address: holding,
+        })
     }
 
     /// Adds the ranges of `.debug_aranges`. Returns for each unit whether it is listed there.
@@ -387,12 +389,12 @@ impl Candidates {
     pub fn in_turn<T>(
         &self,
         wanted: &[u64],
-        mut look: impl FnMut(&Asked, &mut [Option<T>]) -> Result<()>,
+        mut look: impl FnMut(&UnitQuery, &mut [Option<T>]) -> Result<()>,
     ) -> Result<Vec<Option<T>>> {
         let mut found: Vec<Option<T>> = wanted.iter().map(|_| None).collect();
         for turn in 0.. {
             let mut by_unit: BTreeMap<usize, Vec<(usize, Range)>> = BTreeMap::new();
-            for (at, units) in self.of.iter().enumerate() {
+            for (at, units) in self.by_address.iter().enumerate() {
                 if let Some(own) = units.get(turn).filter(|_| found[at].is_none()) {
                     by_unit.entry(own.unit).or_default().push((at, own.range));
                 }
@@ -404,12 +406,12 @@ impl Candidates {
                 let (indices, ranges): (Vec<usize>, Vec<Range>) = own.into_iter().unzip();
                 let addresses: Vec<u64> = indices.iter().map(|&at| wanted[at]).collect();
                 let mut results: Vec<Option<T>> = indices.iter().map(|_| None).collect();
-                let asked = Asked {
+                let query = UnitQuery {
                     unit,
                     wanted: &addresses,
                     ranges: &ranges,
                 };
-                look(&asked, &mut results)?;
+                look(&query, &mut results)?;
                 let results = indices.into_iter().zip(results);
                 results.for_each(|(at, result)| found[at] = result);
             }

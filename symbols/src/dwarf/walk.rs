@@ -73,7 +73,7 @@ impl<'w, 'a> Walk<'w, 'a> {
     }
 
     /// Moves to an entry, which gets depth 0.
-    pub fn go(&mut self, offset: UnitOffset) -> Result<()> {
+    pub fn seek(&mut self, offset: UnitOffset) -> Result<()> {
         let at = offset.0.checked_sub(self.base);
         let at = at.filter(|&at| at < self.bytes.len());
         let at = at.ok_or(Error::OffsetOutOfBounds(offset.0 as u64))?;
@@ -87,7 +87,7 @@ impl<'w, 'a> Walk<'w, 'a> {
 
     /// Skips the children of `entry`: moves forward to its sibling.
     pub fn pass_over(&mut self, entry: &Entry<'_>, sibling: UnitOffset) -> Result<()> {
-        self.go(sibling)?;
+        self.seek(sibling)?;
         self.depth = entry.depth;
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Data of the script, as JSON.
+//! Data of the flame graph's script, as JSON.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -10,44 +10,44 @@ use serde::Serialize;
 use super::rule::Rule;
 use super::size::LIMIT;
 use super::style;
-use super::tree::{ROOT, SMALL, Tree};
+use super::tree::{MERGED, ROOT, Tree};
 use crate::json;
 use crate::measure;
 use crate::places::Places;
 use crate::report::context::Context;
 use crate::view::View;
 
-/// Number of a name that stands for the root.
-const ALL: i64 = -1;
-/// Number of a name that stands for merged small frames.
-const FEW: i64 = -2;
+/// Name index that stands for the root.
+const ROOT_NAME: i64 = -1;
+/// Name index that stands for merged small frames.
+const SMALL_NAME: i64 = -2;
 
 const MEMORY: [&str; 6] = ["B", "kB", "MB", "GB", "TB", "PB"];
 const TIME: [&str; 5] = ["ns", "us", "ms", "s", "hrs"];
 
-/// A column as the script shows it.
+/// A column that the script can show.
 pub struct Column {
     /// Index in the profile.
     pub index: usize,
-    /// 100 %.
+    /// Values that count as 100 %.
     pub total: Totals,
 }
 
-/// 100 % under each rule of how wide a frame is.
+/// Values that count as 100 %, for each rule of frame widths.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Totals {
-    /// As wide as the change.
+    /// Width is the change.
     pub change: i128,
-    /// As wide as the larger one of before and after.
+    /// Width is the larger one of before and after.
     pub larger: i128,
-    /// Weight that is there now.
+    /// Width is the present value.
     pub now: i128,
-    /// Weight that was in the base.
+    /// Width is the base's value.
     pub base: i128,
 }
 
 impl Totals {
-    /// The same under every rule.
+    /// Returns the same total for every rule.
     pub fn same(total: i64) -> Self {
         let total = i128::from(total);
         Self {
@@ -58,8 +58,7 @@ impl Totals {
         }
     }
 
-    /// The totals of a column, of a profile that keeps its base apart if it
-    /// is a comparison.
+    /// Returns the totals of a column. In a comparison, the profile must keep its base separate.
     pub fn of_column(context: &Context, column: usize, compared: bool) -> Self {
         let view = context.view;
         let base = view.of_column(column, true).total();
@@ -79,7 +78,7 @@ impl Totals {
     }
 }
 
-/// The sum of what changed, as if equal stacks had cancelled out.
+/// Returns the sum of all changes, as if equal stacks had cancelled out.
 fn all_changes(view: &View, column: usize) -> i128 {
     let mut changes: HashMap<&[u32], i128> = HashMap::new();
     let profile = view.profile();
@@ -94,7 +93,7 @@ fn all_changes(view: &View, column: usize) -> i128 {
 #[derive(Serialize)]
 struct FlameData<'a> {
     names: Vec<Cow<'a, str>>,
-    /// File and line of each name, empty where unknown; none at all if all are.
+    /// File and line of each name, empty if unknown. Missing if all are unknown.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     places: Vec<String>,
     tints: Vec<String>,
@@ -119,7 +118,7 @@ struct ColumnData<'a> {
     variance: Option<Vec<f64>>,
 }
 
-/// The tree with its names and columns, as a JSON object.
+/// Returns the tree with its names and columns, as a JSON object.
 pub fn object(context: &Context, tree: &Tree, columns: &[Column], rule: Rule) -> String {
     let (nodes, numbers) = numbered_names(context, tree);
     let names: Vec<_> = nodes
@@ -143,7 +142,7 @@ pub fn object(context: &Context, tree: &Tree, columns: &[Column], rule: Rule) ->
     })
 }
 
-/// File and line of each of these entries, empty where unknown; an empty list if all are.
+/// Returns file and line of each entry, empty if unknown. Returns an empty list if all are unknown.
 pub fn places(places: &Places, entries: &[u32]) -> Vec<String> {
     let place = |&entry| places.of(entry).unwrap_or_default();
     let all: Vec<String> = entries.iter().map(place).collect();
@@ -153,14 +152,15 @@ pub fn places(places: &Places, entries: &[u32]) -> Vec<String> {
     all.iter().map(|p| printable(p).into_owned()).collect()
 }
 
-/// The entries in the order in which the frames name them first, and each frame's number there.
+/// Returns the entries in the order in which frames first refer to them, and the index of each
+/// frame's entry.
 fn numbered_names(context: &Context, tree: &Tree) -> (Vec<u32>, Vec<i64>) {
     let mut entries: Vec<u32> = Vec::new();
     let mut number_of = vec![u32::MAX; context.nodes.count()];
     let numbers = (tree.frames.iter())
         .map(|frame| match frame.node {
-            ROOT => ALL,
-            SMALL => FEW,
+            ROOT => ROOT_NAME,
+            MERGED => SMALL_NAME,
             node => {
                 let number = &mut number_of[node as usize];
                 if *number == u32::MAX {
@@ -189,7 +189,7 @@ fn column<'a>(context: &Context<'a>, tree: &Tree, at: usize, column: &Column) ->
     }
 }
 
-/// A variance with as many digits as are useful: a thousandth of itself.
+/// Rounds a variance to a relative precision of one thousandth.
 pub fn brief(variance: f64) -> f64 {
     if variance > 0.0 && variance.is_finite() {
         format!("{variance:.3e}").parse().unwrap_or(variance)
@@ -198,7 +198,7 @@ pub fn brief(variance: f64) -> f64 {
     }
 }
 
-/// Units that values may be shown in, smallest first: name and factor.
+/// Returns the units that values may be shown in, smallest first: name and factor.
 pub fn scales(from: &str, to: &str, divide_by: f64) -> Vec<(String, f64)> {
     let best = measure::scale(1, from, "minimum").1;
     let family: &[&str] = [&MEMORY[..], &TIME[..]]
@@ -215,7 +215,7 @@ pub fn scales(from: &str, to: &str, divide_by: f64) -> Vec<(String, f64)> {
         let factor = if family.is_empty() {
             1.0
         } else {
-            // Small units have no whole number of large ones, so ask the other way.
+            // A small unit is not an integer multiple of a large one, so this inverts the ratio.
             measure::scale(1, unit, &best).0 / measure::scale(1, from, &best).0
         };
         (measure::own_name(unit).to_owned(), factor * divide_by)

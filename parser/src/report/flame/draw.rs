@@ -6,7 +6,7 @@ use super::data::{self, Column, Totals};
 use super::rule::Rule;
 use super::size::{ROWS, WIDTH};
 use super::style;
-use super::tree::{Frame, ROOT, SMALL, Tree};
+use super::tree::{Frame, MERGED, ROOT, Tree};
 use crate::measure::percentage;
 use crate::nodes::Origin;
 use crate::places::Places;
@@ -17,7 +17,7 @@ use callgraph::text;
 use callgraph::xml::{escape, escape_lines};
 use heap_format::printable::printable;
 
-/// The script that draws a tree; `boot.js` starts it in a picture of its own.
+/// The script that draws a tree. `boot.js` starts it in a standalone picture.
 pub const SCRIPT: &str = concat!(
     include_str!("numbers.js"),
     include_str!("keys.js"),
@@ -28,13 +28,16 @@ pub const SCRIPT: &str = concat!(
 
 const BOOT: &str = include_str!("boot.js");
 
+/// Margin of the picture, in pixels.
 const MARGIN: f64 = 10.0;
+/// Height of a frame, in pixels.
 const ROW: f64 = 18.0;
+/// Font size of frames, in pixels.
 const FONT: f64 = 12.0;
-/// Height of a line above the frames.
+/// Height of a line of the legend, in pixels.
 const LINE: f64 = 17.0;
-/// Frames narrower than this are left out of the plain picture.
-const NARROWEST: f64 = 0.1;
+/// Minimum width of a frame in the plain picture, in pixels.
+const MIN_WIDTH: f64 = 0.1;
 
 /// A frame's extent in the plain picture.
 struct Extent {
@@ -42,25 +45,25 @@ struct Extent {
     width: f64,
 }
 
-/// The frames with all that is needed to draw them.
+/// The frames, with everything needed to draw them.
 struct Picture<'a> {
     context: &'a Context<'a>,
     tree: &'a Tree,
-    /// Widths, of each frame with its callees.
+    /// Width of each frame with its callees.
     widths: Vec<i128>,
-    /// Weights of each frame with its callees; the change in a comparison.
+    /// Weight of each frame with its callees; in a comparison, its change.
     nets: Vec<i128>,
-    /// Variances of these weights.
+    /// Variances of `nets`.
     variances: Vec<f64>,
-    /// Files and lines of functions.
+    /// Source positions of functions.
     places: Places<'a>,
-    /// There are values below zero, so colours show what changed.
+    /// Set if there are negative values, so that colours show what changed.
     compared: bool,
     extents: Vec<Extent>,
     rows: u32,
 }
 
-/// The document.
+/// Returns the document.
 pub fn document(context: &Context, tree: &Tree, rule: Rule) -> String {
     let picture = Picture::new(context, tree, rule);
     let lines = picture.legend();
@@ -124,7 +127,7 @@ impl<'a> Picture<'a> {
         picture
     }
 
-    /// Puts callees side by side over their caller.
+    /// Places callees side by side above their caller.
     fn lay_out(&mut self) {
         let whole = self.widths[0].max(1) as f64;
         let mut next = vec![MARGIN; self.widths.len()];
@@ -136,7 +139,7 @@ impl<'a> Picture<'a> {
             if frame.node == ROOT {
                 next[i] = MARGIN;
             }
-            if width >= NARROWEST && frame.depth < ROWS {
+            if width >= MIN_WIDTH && frame.depth < ROWS {
                 self.rows = self.rows.max(frame.depth + 1);
             }
             self.extents.push(Extent { x, width });
@@ -144,7 +147,7 @@ impl<'a> Picture<'a> {
         self.rows = self.rows.max(1);
     }
 
-    /// Lines above the picture.
+    /// Returns the lines above the picture.
     fn legend(&self) -> Vec<String> {
         let mut lines = self.context.origin();
         for file in &self.context.options.files {
@@ -164,10 +167,10 @@ impl<'a> Picture<'a> {
         lines
     }
 
-    /// What the colours of origins mean, if there are others than the program's.
+    /// Explains the colours of origins, if there are others than the program.
     fn origins(&self) -> Option<String> {
         let nodes = self.tree.frames.iter().map(|f| f.node);
-        let known = nodes.filter(|&node| node != ROOT && node != SMALL);
+        let known = nodes.filter(|&node| node != ROOT && node != MERGED);
         let seen: Vec<Origin> = known.map(|n| self.context.nodes.info(n).origin).collect();
         let parts = [
             (Origin::Kernel, "blue is the kernel"),
@@ -183,10 +186,10 @@ impl<'a> Picture<'a> {
         let mut lines = Vec::new();
         let frames = || self.tree.frames.iter().enumerate();
         if self.tree.pruned > 0 {
-            let small = frames().filter(|(_, f)| f.node == SMALL);
+            let small = frames().filter(|(_, f)| f.node == MERGED);
             let sum: i128 = small.map(|(i, _)| self.widths[i]).sum();
             lines.push(format!(
-                "Merged: {} branches narrower than {NARROWEST} px, {} ({}) together",
+                "Merged: {} branches narrower than {MIN_WIDTH} px, {} ({}) together",
                 self.tree.pruned,
                 self.value(sum),
                 self.share(sum)
@@ -203,7 +206,7 @@ impl<'a> Picture<'a> {
 
     fn frame(&self, out: &mut String, index: usize, bottom: f64) {
         let (frame, extent) = (&self.tree.frames[index], &self.extents[index]);
-        if extent.width < NARROWEST || frame.depth >= ROWS {
+        if extent.width < MIN_WIDTH || frame.depth >= ROWS {
             return;
         }
         let name = self.name(frame);
@@ -237,15 +240,15 @@ impl<'a> Picture<'a> {
     fn name(&self, frame: &Frame) -> String {
         match frame.node {
             ROOT => "all".to_owned(),
-            SMALL => "smaller frames".to_owned(),
+            MERGED => "smaller frames".to_owned(),
             node => printable(self.context.nodes.name(node)).into_owned(),
         }
     }
 
-    /// A line with the file and line of a frame; empty where they are unknown.
+    /// Returns a line with file and line of a frame; empty if they are unknown.
     fn place(&self, frame: &Frame) -> String {
         let known = match frame.node {
-            ROOT | SMALL => None,
+            ROOT | MERGED => None,
             node => self.places.of(node),
         };
         known.map_or(String::new(), |place| format!("{}\n", printable(&place)))
@@ -254,7 +257,7 @@ impl<'a> Picture<'a> {
     fn class(&self, frame: &Frame, index: usize, name: &str) -> String {
         if self.compared {
             style::change(self.nets[index], self.widths[index])
-        } else if frame.node == ROOT || frame.node == SMALL {
+        } else if frame.node == ROOT || frame.node == MERGED {
             style::PLAIN.to_owned()
         } else {
             style::tint(name, self.context.nodes.info(frame.node).origin)
@@ -276,7 +279,7 @@ impl<'a> Picture<'a> {
         detail
     }
 
-    /// A value and its share of the total.
+    /// Formats a value and its share of the total.
     fn label(&self, value: i128) -> String {
         let sign = if self.compared && value > 0 { "+" } else { "" };
         format!("{sign}{} ({})", self.value(value), self.share(value))
@@ -297,7 +300,7 @@ fn clamp(value: i128) -> i64 {
     value.clamp(i64::MIN.into(), i64::MAX.into()) as i64
 }
 
-/// As much of a name as is readable in a frame.
+/// Returns as much of a name as fits into a frame.
 fn fit(name: &str, width: f64) -> Option<String> {
     let name = text::printable(name);
     if text::width(&name) * FONT <= width {
@@ -312,11 +315,11 @@ fn fit(name: &str, width: f64) -> Option<String> {
         }
         shown.push(c);
     }
-    // Fewer than three letters say nothing.
+    // Fewer than three letters are not useful.
     (shown.chars().count() >= 3).then(|| shown + "\u{2026}")
 }
 
-/// A number with at most two decimals.
+/// Formats a number with at most two decimals.
 fn n(value: f64) -> String {
     format!("{}", (value * 100.0).round() / 100.0)
 }

@@ -5,17 +5,17 @@ use heap_format::merge::BASE_LABEL;
 use super::tree::Weight;
 use crate::report::context::Context;
 
-/// Width of a frame that has changed.
+/// Rule for the width of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// As wide as the change.
+    /// Width is the change.
     Change,
-    /// As wide as the larger one of before and after.
+    /// Width is the larger one of before and after.
     Larger,
 }
 
 impl Rule {
-    /// The rule for a view: the larger one if it keeps its base apart.
+    /// Returns the rule for a view: `Larger` if it keeps its base separate.
     pub fn for_view(context: &Context) -> Self {
         let labels = &context.view.profile().labels;
         if labels.iter().any(|l| l.key == BASE_LABEL) {
@@ -25,7 +25,7 @@ impl Rule {
         }
     }
 
-    /// Name of the rule in the script.
+    /// Returns the rule's name in the script.
     pub fn name(self) -> &'static str {
         match self {
             Self::Change => "change",
@@ -33,7 +33,7 @@ impl Rule {
         }
     }
 
-    /// Width of a frame of this weight.
+    /// Returns the width of a frame of this weight.
     pub fn width(self, weight: Weight) -> i128 {
         match self {
             Self::Change => weight.net().abs(),

@@ -1,8 +1,7 @@
 //! Colours of frames.
 //!
-//! The light colours are attributes too, so that viewers without style sheets
-//! show them; in a dark environment the style sheet replaces them, on screens
-//! only.
+//! Light colours are also attributes, so that viewers without style sheets show them. The style
+//! sheet replaces them for dark colour schemes, on screens only.
 
 use std::fmt::Write;
 
@@ -10,24 +9,27 @@ use callgraph::help;
 
 use crate::nodes::Origin;
 
-/// Hues of names, and shades of each.
+/// Number of hues of names.
 const HUES: u32 = 8;
+/// Number of shades of each hue.
 const SHADES: u32 = 2;
 
-/// Steps from hardly changed to wholly new or gone.
+/// Number of colour steps from hardly changed to wholly new or gone.
 const STEPS: u32 = 8;
 
-/// Colours that do not depend on a name or a change: frames without a name,
-/// merged small ones and the root.
+/// Class of frames whose colour depends neither on a name nor on a change: unnamed frames, merged
+/// small frames, and the root.
 pub const PLAIN: &str = "g";
 
-/// Colours of the kernel's functions, of those that a JIT has made, and of Python's.
+/// Classes of kernel functions.
 const KERNEL: [&str; SHADES as usize] = ["k0", "k1"];
+/// Classes of JIT code.
 const JIT: [&str; SHADES as usize] = ["j0", "j1"];
+/// Classes of Python functions.
 const PYTHON: [&str; SHADES as usize] = ["y0", "y1"];
 
-/// The class of a frame, by its name and its origin. Names that begin alike (the same
-/// namespace or module) have the same hue.
+/// Returns the class of a frame, by its name and origin. Names with the same first part (namespace
+/// or module) have the same hue.
 pub fn tint(name: &str, origin: Origin) -> String {
     let shade = (hash(name) % SHADES) as usize;
     match origin {
@@ -43,7 +45,7 @@ pub fn tint(name: &str, origin: Origin) -> String {
     format!("w{}", family * SHADES + hash(name) % SHADES)
 }
 
-/// The class of a frame that holds `net` more than the base, out of `whole`.
+/// Returns the class of a frame in a comparison: `net` is its change, out of `whole`.
 pub fn change(net: i128, whole: i128) -> String {
     let part = (net as f64 / whole as f64).abs();
     let part = if part.is_finite() { part.min(1.0) } else { 0.0 };
@@ -55,7 +57,7 @@ pub fn change(net: i128, whole: i128) -> String {
     }
 }
 
-/// The start of a name: namespace or first word.
+/// Returns the first part of a name: namespace or first word.
 fn family(name: &str) -> &str {
     let name = name.trim_start_matches('_');
     let end = ["::", "_", ".", " ", "<", "("]
@@ -66,14 +68,15 @@ fn family(name: &str) -> &str {
     &name[..end.unwrap_or(name.len())]
 }
 
-/// FNV-1a: the same everywhere and always, unlike the standard library's.
+/// Hashes by FNV-1a, which is the same on every platform and in every version, unlike the standard
+/// library's hash.
 fn hash(text: &str) -> u32 {
     let mix = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
     let hash = text.bytes().fold(0x811c_9dc5, mix);
     hash ^ (hash >> 15)
 }
 
-/// All classes with their light and dark fill.
+/// Returns all classes with their light and dark fills.
 fn fills() -> Vec<(String, String, String)> {
     let mut fills = vec![(
         PLAIN.to_owned(),
@@ -116,14 +119,14 @@ fn fills() -> Vec<(String, String, String)> {
     fills
 }
 
-/// The light fill of a class.
+/// Returns the light fill of a class.
 pub fn fill(class: &str) -> String {
     let fills = fills();
     let found = fills.iter().find(|(name, _, _)| name == class);
     found.map_or_else(|| "#ddd".to_owned(), |(_, light, _)| light.clone())
 }
 
-/// A colour in hexadecimal, from hue in degrees, saturation and lightness.
+/// Returns a colour in hex, from hue in degrees, saturation and lightness.
 fn hex(hue: f64, saturation: f64, lightness: f64) -> String {
     let spread = saturation * lightness.min(1.0 - lightness);
     let channel = |offset: f64| {
@@ -139,7 +142,7 @@ fn hex(hue: f64, saturation: f64, lightness: f64) -> String {
     )
 }
 
-/// The style sheet.
+/// Returns the style sheet.
 pub fn sheet() -> String {
     let (mut light, mut dark) = (String::new(), String::new());
     for (class, bright, dim) in fills() {

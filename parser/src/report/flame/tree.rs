@@ -1,30 +1,29 @@
-//! Stacks as a tree: equal beginnings, seen from the root, become one frame.
+//! Builds the tree of all stacks: equal prefixes, from the root on, become one frame.
 //!
-//! Only what is wide enough to be seen is built. A group of stacks is split
-//! level by level, and a part below the limit is never descended into, so the
-//! memory needed is that of the stacks' list and of the frames that are kept,
-//! however many others there are.
+//! Only frames wide enough to be seen are built. A group of stacks is split level by level, and
+//! parts below the limit are not descended into. So memory use depends on the number of stacks and
+//! of visible frames, however many other frames there are.
 
 use crate::nodes::Nodes;
 use crate::view::View;
 
-/// Instead of an entry's number: the frames too small to be shown by themselves.
-pub const SMALL: u32 = u32::MAX;
+/// Entry index of a frame for merged small frames.
+pub const MERGED: u32 = u32::MAX;
 
-/// Instead of an entry's number: the frame below all others.
+/// Entry index of the root frame.
 pub const ROOT: u32 = u32::MAX - 1;
 
-/// End of a stack.
+/// Entry index that marks the end of a stack.
 const ENDED: u32 = u32::MAX;
 
-/// A weight now, and in the base.
+/// Present and base values of a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Weight {
-    /// Sum of the values above zero.
+    /// Sum of the positive values.
     pub plus: i128,
-    /// Sum of the magnitudes of the values below zero.
+    /// Sum of the absolute negative values.
     pub minus: i128,
-    /// Variance of all of them by sampling; 0 where unknown or exact.
+    /// Sampling variance of all values; 0 if unknown or exact.
     pub variance: f64,
 }
 
@@ -46,7 +45,7 @@ impl Weight {
         }
     }
 
-    /// The change.
+    /// Returns the change.
     pub fn net(&self) -> i128 {
         self.plus - self.minus
     }
@@ -59,41 +58,41 @@ impl Weight {
 /// A frame of the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// The frame that called it; 0, itself, for the root.
+    /// Index of the caller; the root is its own caller.
     pub parent: u32,
-    /// Number of the entry, or [`SMALL`] or [`ROOT`].
+    /// Index of the entry, or [`MERGED`] or [`ROOT`].
     pub node: u32,
-    /// Calls from the root on.
+    /// Number of calls from the root.
     pub depth: u32,
 }
 
-/// The frames that are wide enough. A frame comes after its caller, and the
-/// callees of one caller follow each other, heaviest first.
+/// The frames that are wide enough. A frame comes after its caller, and the callees of a frame are
+/// adjacent, heaviest first.
 pub struct Tree {
-    /// The frames; the first one is the root.
+    /// Frames; the first one is the root.
     pub frames: Vec<Frame>,
     /// Number of columns.
     pub columns: usize,
-    /// Weights that end in a frame, for each frame and column.
+    /// Weights of stacks that end in a frame, by frame and column.
     own: Vec<Weight>,
-    /// Callees, with all that they called, that were too small.
+    /// Number of callees that were too small, including their own callees.
     pub pruned: u64,
 }
 
 impl Tree {
-    /// The tree of a view, for these columns of its profile. What is smaller
-    /// than `limit`, a share of the whole, in all columns becomes one
-    /// [`SMALL`] frame of its caller. The first column orders the callees.
+    /// Builds the tree of a view, for some columns of its profile. Frames smaller than `limit`, a
+    /// share of the whole, in all columns are merged into one [`MERGED`] frame per caller. Callees
+    /// are ordered by the first column.
     pub fn new(view: &View, nodes: &Nodes, columns: &[usize], limit: f64) -> Self {
         Builder::new(view, nodes, columns, limit).build()
     }
 
-    /// Weight that ends in a frame.
+    /// Returns the weight of stacks that end in a frame.
     pub fn own(&self, frame: usize, column: usize) -> Weight {
         self.own[frame * self.columns + column]
     }
 
-    /// Variances of what each frame and all it called hold.
+    /// Returns the variance of each frame with its callees.
     pub fn variances(&self, column: usize) -> Vec<f64> {
         let mut sums: Vec<f64> = (0..self.frames.len())
             .map(|frame| self.own(frame, column).variance)
@@ -104,7 +103,7 @@ impl Tree {
         sums
     }
 
-    /// Sums of `of` over each frame and all that it called.
+    /// Returns the sum of `of` over each frame and its callees.
     pub fn sums(&self, of: impl Fn(usize) -> i128) -> Vec<i128> {
         let mut sums: Vec<i128> = (0..self.frames.len()).map(of).collect();
         for frame in (1..sums.len()).rev() {
@@ -114,15 +113,15 @@ impl Tree {
     }
 }
 
-/// Progress along a stack.
+/// Position in a stack.
 struct Cursor<'a> {
     /// Index of the stack.
     stack: usize,
-    /// Locations still to come, the next one last.
+    /// Remaining locations, the next one last.
     locations: &'a [u32],
-    /// Entries of the current location still to come, the next one last.
+    /// Remaining entries of the current location, the next one last.
     entries: &'a [u32],
-    /// The entry it has arrived at.
+    /// Current entry.
     at: u32,
 }
 
@@ -151,7 +150,7 @@ struct Group {
     to: usize,
 }
 
-/// A part of a group, before it is known whether it is wide enough.
+/// Part of a group that may become a frame.
 struct Part {
     node: u32,
     from: usize,
@@ -159,7 +158,7 @@ struct Part {
     weights: Vec<Weight>,
 }
 
-/// The order of callees: by size, then by name.
+/// Orders callees by size, then by name.
 fn largest_first(nodes: &Nodes, a: &Part, b: &Part) -> std::cmp::Ordering {
     let size = |part: &Part| part.weights.first().map_or(0, Weight::magnitude);
     let name = |part: &Part| nodes.name(part.node);
@@ -173,7 +172,7 @@ struct Builder<'a> {
     nodes: &'a Nodes,
     columns: &'a [usize],
     cursors: Vec<Cursor<'a>>,
-    /// Least magnitude in each column.
+    /// Minimum magnitude in each column.
     limits: Vec<f64>,
     tree: Tree,
 }
@@ -237,8 +236,8 @@ impl<'a> Builder<'a> {
         frame
     }
 
-    /// Follows the stacks of a group by one frame, and makes a frame of each
-    /// part that is wide enough.
+    /// Advances the stacks of a group by one frame, and adds a frame for each part that is wide
+    /// enough.
     fn split(&mut self, group: &Group, groups: &mut Vec<Group>) {
         let (view, nodes) = (self.view, self.nodes);
         let cursors = &mut self.cursors[group.from..group.to];
@@ -273,11 +272,11 @@ impl<'a> Builder<'a> {
             });
         }
         if small.iter().any(|w| w.magnitude() != 0) {
-            self.push(group.frame, SMALL, depth, Some(&small));
+            self.push(group.frame, MERGED, depth, Some(&small));
         }
     }
 
-    /// The parts of a group whose stacks have arrived at the same entry.
+    /// Returns the parts of a group: stacks with the same current entry.
     fn parts(&self, group: &Group) -> Vec<Part> {
         let mut parts = Vec::new();
         let mut from = group.from;
@@ -327,7 +326,7 @@ mod tests {
         let shown = tree.frames.iter().enumerate().map(|(i, f)| {
             let name = match f.node {
                 ROOT => "root",
-                SMALL => "small",
+                MERGED => "small",
                 node => nodes.name(node),
             };
             format!("{} {name} {}", f.depth, tree.own(i, 0).net())

@@ -1,9 +1,9 @@
-//! Facts of the dump itself.
+//! Tab: facts of the dump.
 
 use heap_format::printable::printable;
 use heap_format::{Format, Profile, crowding};
 
-use super::tab::{Data, Of, PageContext, Tab};
+use super::tab::{Data, PageContext, ProfileKind, Tab};
 use crate::json;
 use crate::report::interval::history;
 use crate::report::sampling;
@@ -12,14 +12,14 @@ use crate::untracked;
 /// The tab of facts.
 pub const TAB: Tab = Tab {
     script: include_str!("about.js"),
-    of: Of::All,
+    profiles: ProfileKind::All,
     data: Some(Data {
         key: "about",
         json: facts,
     }),
 };
 
-/// The facts as pairs of texts.
+/// Returns the facts as pairs of strings.
 fn facts(page: &PageContext) -> String {
     let context = page.context;
     let profile = context.view.profile();
@@ -60,10 +60,13 @@ fn facts(page: &PageContext) -> String {
     add("Python", facts.python.clone());
     add(
         "Small objects of Python",
-        facts.python_hides.map(|hides| match hides {
-            true => "missing: they come from Python's own allocator (without PYTHONMALLOC=malloc)"
-                .to_owned(),
-            false => "each is seen".to_owned(),
+        facts.python_hides.map(|hides| {
+            if hides {
+                "missing: they come from Python's own allocator (without PYTHONMALLOC=malloc)"
+                    .to_owned()
+            } else {
+                "each is seen".to_owned()
+            }
         }),
     );
     add("Dump number", facts.sequence.map(|n| n.to_string()));

@@ -1,4 +1,4 @@
-//! The allocator's own figures.
+//! Tab: the allocator's statistics.
 
 use std::borrow::Cow;
 
@@ -6,22 +6,23 @@ use heap_format::Profile;
 use heap_format::printable::printable;
 use serde::Serialize;
 
-use super::tab::{Data, Of, PageContext, Tab};
+use super::tab::{Data, PageContext, ProfileKind, Tab};
 use crate::breakdown::rounding_of_mean;
 use crate::json;
 
 /// The tab of the allocator.
 pub const TAB: Tab = Tab {
     script: include_str!("allocator.js"),
-    of: Of::Memory,
+    profiles: ProfileKind::Memory,
     data: Some(Data {
         key: "allocator",
         json: figures,
     }),
 };
 
-/// Bytes that the objects in use take in jemalloc's size classes beyond their own size, by the mean size of
-/// each stack's objects, whose sizes lie within one doubling where the profile keeps sizes apart.
+/// Returns the bytes that live objects lose by rounding up to jemalloc's size classes. Uses the
+/// mean size of each stack's objects, whose sizes are within a factor of two if the profile
+/// separates size classes.
 fn rounding(profile: &Profile) -> i64 {
     let columns = profile
         .type_index("inuse_objects")
@@ -32,7 +33,7 @@ fn rounding(profile: &Profile) -> i64 {
     let of_stack = |stack: usize| {
         let values = profile.values_of(stack);
         let (samples, objects, bytes) = match profile.details.get(stack) {
-            // Values of a base are negative, and its details are not.
+            // Values of a base are negative, but its details are not.
             Some(d) if values[objects] > 0 => (d.alloc_samples, d.live_objects(), d.live_bytes()),
             _ => (
                 0,
@@ -44,14 +45,14 @@ fn rounding(profile: &Profile) -> i64 {
             return 0.0;
         }
         let mean = bytes / objects;
-        // Rounded numbers do not take an object of just a class's size into the next one.
+        // Rounding must not move an object of exactly a class's size into the next class.
         let size = mean - rounding_of_mean(samples, objects, bytes);
         (size_class(size) - mean).max(0.0) * objects
     };
     (0..profile.stacks.len()).map(of_stack).sum::<f64>() as i64
 }
 
-/// jemalloc's size class of a size: multiples of 16, and from 128 on four to each doubling.
+/// Returns jemalloc's size class: multiples of 16, and from 128 on four classes per doubling.
 fn size_class(bytes: f64) -> f64 {
     let step = match bytes {
         ..=128.0 => 16.0,
@@ -60,11 +61,12 @@ fn size_class(bytes: f64) -> f64 {
     (bytes / step).ceil().max(1.0) * step
 }
 
-/// The figures in bytes, by name, and the bytes in use by the samples.
+/// Statistics in bytes by name, and the live bytes by the samples.
 #[derive(Serialize)]
 struct Allocator<'a> {
     sampled: Option<i64>,
-    /// What rounding these to size classes takes, if all objects of a stack and size are of their mean size.
+    /// Bytes lost by rounding up to size classes, if all objects of a stack and size have their
+    /// mean size.
     rounding: i64,
     figures: Vec<(Cow<'a, str>, u64)>,
 }

@@ -1,5 +1,5 @@
-//! What allocation costs: of each function its CPU time, how much of it goes to the allocator, and,
-//! beside a heap profile, what it allocates and holds.
+//! Tab: cost of allocation. For each function its CPU time, the part of it spent in the allocator,
+//! and in a combined profile what it allocates and holds.
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -9,7 +9,7 @@ use heap_format::{Mapping, Profile};
 use regex::Regex;
 use serde::Serialize;
 
-use super::tab::{Data, Of, PageContext, Tab};
+use super::tab::{Data, PageContext, ProfileKind, Tab};
 use crate::json;
 use crate::nodes::Nodes;
 use crate::view::without_parameters;
@@ -17,18 +17,18 @@ use crate::view::without_parameters;
 /// The tab of costs.
 pub const TAB: Tab = Tab {
     script: include_str!("cost.js"),
-    of: Of::Time,
+    profiles: ProfileKind::Time,
     data: Some(Data {
         key: "cost",
         json: object,
     }),
 };
 
-/// More rows than anybody reads.
-const MOST: usize = 20_000;
+/// Maximum number of rows.
+const MAX_ROWS: usize = 20_000;
 
-/// The functions by which programs allocate and free, and those inside allocators for stacks in
-/// which nothing of the program is left.
+/// Pattern of the functions by which programs allocate and free, and of allocator-internal
+/// functions, for stacks without any frame of the program.
 static ALLOCATOR: LazyLock<Option<Regex>> = LazyLock::new(|| {
     let c = "(malloc|calloc|realloc|reallocarray|free|cfree|free_sized|free_aligned_sized|memalign\
         |aligned_alloc|posix_memalign|valloc|pvalloc|mallocx|rallocx|xallocx|dallocx|sdallocx)";
@@ -42,25 +42,24 @@ static ALLOCATOR: LazyLock<Option<Regex>> = LazyLock::new(|| {
     .ok()
 });
 
-/// Whether a function is one of an allocator.
+/// Returns true if a function belongs to an allocator.
 fn is_allocator(name: &str) -> bool {
     let name = without_parameters(name);
     ALLOCATOR.as_ref().is_some_and(|names| names.is_match(name))
 }
 
-/// Sums over a function itself, and with what it called.
+/// Sums of a function itself, and with its callees.
 #[derive(Clone, Copy, Default)]
 struct Sum {
     flat: i128,
     cum: i128,
 }
 
-/// Sums of a function.
+/// All sums of a function.
 #[derive(Clone, Copy, Default)]
 struct Row {
     time: Sum,
-    /// For the time, that in functions of the allocator: `flat` where the function called them
-    /// itself.
+    /// Time in the allocator; `flat` if the function called it itself.
     allocator: Sum,
     bytes: Sum,
     objects: Sum,
@@ -88,10 +87,11 @@ impl Columns {
 
 #[derive(Serialize)]
 struct Cost<'a> {
-    /// Nanoseconds of all stacks that are shown, and of these in the allocator.
+    /// Nanoseconds of all stacks that are shown.
     time: i128,
+    /// Nanoseconds of them in the allocator.
     allocator: i128,
-    /// Length of the heap's session; `None` if there is none.
+    /// Duration of the heap's session, in seconds; `None` without one.
     seconds: Option<f64>,
     left_out: usize,
     names: Vec<Cow<'a, str>>,
@@ -99,7 +99,7 @@ struct Cost<'a> {
     cum: Values,
 }
 
-/// One for each name.
+/// Values of one kind, one for each name.
 #[derive(Serialize, Default)]
 struct Values {
     time: Vec<i128>,
@@ -119,8 +119,8 @@ fn cost<'a>(page: &PageContext<'a>, columns: &Columns) -> Cost<'a> {
     let context = page.context;
     let (rows, all) = rows(page, columns);
     let mut ranked = ranked(&rows, context.nodes);
-    let left_out = ranked.len().saturating_sub(MOST);
-    ranked.truncate(MOST);
+    let left_out = ranked.len().saturating_sub(MAX_ROWS);
+    ranked.truncate(MAX_ROWS);
     let facts = &context.view.profile().facts;
     let of_memory = columns.bytes.is_some();
     let length = facts.duration_ns.filter(|&ns| of_memory && ns > 0);
@@ -148,7 +148,7 @@ fn values(rows: &[Row], ranked: &[u32], part: fn(Sum) -> i128) -> Values {
     values
 }
 
-/// The sums of each entry, and of everything.
+/// Returns the sums of each entry, and of everything.
 fn rows(page: &PageContext, columns: &Columns) -> (Vec<Row>, Row) {
     let (view, nodes) = (page.context.view, page.context.nodes);
     let allocators: Vec<bool> = (0..nodes.count() as u32)
@@ -167,13 +167,13 @@ fn rows(page: &PageContext, columns: &Columns) -> (Vec<Row>, Row) {
             value(columns.objects),
             value(columns.live),
         ];
-        let in_agent = calls_of_agent((view.profile(), &agents), nodes, frames);
+        let in_agent = calls_of_agent(view.profile(), &agents, nodes, frames);
         let shown = frames.iter().zip(in_agent);
         let entries: Vec<(u32, bool)> = shown
             .filter(|(f, _)| !view.is_hidden(**f))
             .flat_map(|(&f, own)| nodes.of_location(f).iter().map(move |&e| (e, own)))
             .collect();
-        // The outermost function of the allocator: all that it called is its doing.
+        // Starts at the outermost allocator function, which is responsible for its callees.
         let is_inside = |&(e, own): &(u32, bool)| own || allocators[e as usize];
         let inside = match stack_values[0] {
             0 => None,
@@ -195,14 +195,10 @@ fn rows(page: &PageContext, columns: &Columns) -> (Vec<Row>, Row) {
     (rows, all)
 }
 
-/// Which frames are the agent's, where it is the allocator: its entry point may have jumped to an
-/// inner function, so that no frame has the name `malloc`. Its other entry points (`dlopen`, …) are
-/// not allocations.
-fn calls_of_agent(
-    (profile, agents): (&Profile, &[bool]),
-    nodes: &Nodes,
-    frames: &[u32],
-) -> Vec<bool> {
+/// Returns which frames are allocations in the agent, if it is the allocator. Its entry point may
+/// have jumped to an inner function, so that no frame has the name `malloc`. Its other entry points
+/// (`dlopen`, …) are not allocations.
+fn calls_of_agent(profile: &Profile, agents: &[bool], nodes: &Nodes, frames: &[u32]) -> Vec<bool> {
     let is_of_agent = |&frame: &u32| {
         let mapping = profile.locations[frame as usize].mapping;
         agents.get(mapping as usize).is_some_and(|&is| is)
@@ -229,8 +225,8 @@ fn is_agent(mapping: &Mapping) -> bool {
 }
 
 impl Row {
-    /// Adds a stack's time, bytes, objects and live bytes, as the innermost function of it or as one
-    /// that is met for the first time in it.
+    /// Adds a stack's time, bytes, objects and live bytes. `innermost`: the function is the stack's
+    /// innermost one; `first`: it was not counted for this stack before.
     fn add(&mut self, values: [i128; 4], innermost: bool, first: bool) {
         let sums = [
             &mut self.time,
@@ -245,7 +241,7 @@ impl Row {
     }
 }
 
-/// The entries with anything, by how large they are where they are largest.
+/// Returns the entries with any value, ordered by their largest share of any column.
 fn ranked(rows: &[Row], nodes: &Nodes) -> Vec<u32> {
     let parts = |row: &Row| [row.time, row.allocator, row.bytes, row.live].map(|sum| sum.cum.abs());
     let mut most = [1i128; 4];

@@ -1,6 +1,6 @@
-//! The flame graph, of all columns at once.
+//! Tab: the flame graph, of all columns.
 
-use super::tab::{Data, Of, PageContext, Tab};
+use super::tab::{Data, PageContext, ProfileKind, Tab};
 use crate::report::flame::data::{self, Column, Totals};
 use crate::report::flame::tree::Tree;
 use crate::report::flame::{self, Rule};
@@ -8,7 +8,7 @@ use crate::report::flame::{self, Rule};
 /// The tab of the flame graph.
 pub const TAB: Tab = Tab {
     script: include_str!("flame.js"),
-    of: Of::All,
+    profiles: ProfileKind::All,
     data: Some(Data {
         key: "flame",
         json: tree,
@@ -18,9 +18,10 @@ pub const TAB: Tab = Tab {
 fn tree(page: &PageContext) -> String {
     let context = page.context;
     let tree = Tree::new(context.view, context.nodes, page.columns, flame::LIMIT);
-    let rule = match page.compared {
-        true => Rule::Larger,
-        false => Rule::Change,
+    let rule = if page.compared {
+        Rule::Larger
+    } else {
+        Rule::Change
     };
     let columns: Vec<Column> = page
         .columns

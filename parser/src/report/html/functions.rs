@@ -1,8 +1,8 @@
-//! The table of functions.
+//! Tab: the table of functions.
 
 use std::borrow::Cow;
 
-use super::tab::{Data, Of, PageContext, Tab};
+use super::tab::{Data, PageContext, ProfileKind, Tab};
 use super::weights::Weights;
 use crate::json;
 use crate::places::Places;
@@ -14,17 +14,17 @@ use serde::Serialize;
 /// The tab of functions.
 pub const TAB: Tab = Tab {
     script: include_str!("functions.js"),
-    of: Of::All,
+    profiles: ProfileKind::All,
     data: Some(Data {
         key: "functions",
         json: object,
     }),
 };
 
-/// More rows than anybody reads.
-const MOST: usize = 20_000;
+/// Maximum number of rows.
+const MAX_ROWS: usize = 20_000;
 
-/// The functions with what they hold, largest first.
+/// Returns the functions with their values, largest first.
 fn object(page: &PageContext) -> String {
     let PageContext {
         context,
@@ -39,7 +39,7 @@ fn object(page: &PageContext) -> String {
             all.sum::<i128>().max(1) as f64
         })
         .collect();
-    // How large an entry is where it is largest.
+    // Largest share of any column.
     let rank = |e: u32| {
         let part = |(c, total): (usize, &f64)| size(weights.cum(e, c)) as f64 / total;
         totals.iter().enumerate().map(part).fold(0.0, f64::max)
@@ -52,8 +52,8 @@ fn object(page: &PageContext) -> String {
         let name = |e: u32| context.nodes.name(e);
         (b.0.total_cmp(&a.0)).then_with(|| name(a.1).cmp(name(b.1)))
     });
-    let left_out = ranked.len().saturating_sub(MOST);
-    ranked.truncate(MOST);
+    let left_out = ranked.len().saturating_sub(MAX_ROWS);
+    ranked.truncate(MAX_ROWS);
     let entries: Vec<u32> = ranked.iter().map(|&(_, e)| e).collect();
     let names = ranked
         .iter()
@@ -70,15 +70,15 @@ fn object(page: &PageContext) -> String {
 #[derive(Serialize)]
 struct Functions<'a> {
     names: Vec<Cow<'a, str>>,
-    /// Files and lines, as the flame graph has them.
+    /// Files and lines, in the format of the flame graph.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     places: Vec<String>,
     left_out: usize,
     columns: Vec<Column>,
 }
 
-/// Flat and cum of all functions, with their variances where known, and those of the base in a
-/// comparison.
+/// Flat and cum of all functions, with their variances if known; in a comparison also those of the
+/// base.
 #[derive(Serialize)]
 struct Column {
     flat: Vec<i128>,

@@ -1,25 +1,25 @@
-//! The call graphs, a picture for each column.
+//! Tab: the call graphs, one picture per column.
 
 use serde::Serialize;
 
-use super::tab::{Of, PageContext, Tab};
+use super::tab::{PageContext, ProfileKind, Tab};
 use crate::graph::Graph;
 use crate::json;
 use crate::report::context::Context;
 use crate::report::flame::data::Totals;
 use crate::report::svg;
 
-/// The tab of the call graph. Its pictures are large, and are in an element of their own.
+/// The tab of the call graph. Its pictures are large and have an element of their own.
 pub const TAB: Tab = Tab {
     script: include_str!("graph.js"),
-    of: Of::All,
+    profiles: ProfileKind::All,
     data: None,
 };
 
 const SCRIPT_FROM: &str = "<script><![CDATA[";
 const SCRIPT_TO: &str = "]]></script>";
 
-/// The pictures of each column as a JSON list, and the script that all of them carry.
+/// Returns the pictures of each column as a JSON list, and the script that they share.
 pub fn all(page: &PageContext) -> (String, String) {
     let PageContext {
         context,
@@ -30,7 +30,7 @@ pub fn all(page: &PageContext) -> (String, String) {
     let mut one = |column: usize, with_base: bool| {
         let picture = picture(context, column, with_base)?;
         if script.is_empty() {
-            script = script_of(&picture).unwrap_or_default().to_owned();
+            script = embedded_script(&picture).unwrap_or_default().to_owned();
         }
         Some(picture)
     };
@@ -44,7 +44,7 @@ pub fn all(page: &PageContext) -> (String, String) {
     (json::embedded(&pictures), script)
 }
 
-/// The pictures of a column; `None` for one without a box.
+/// Pictures of a column; `None` for one without a box.
 #[derive(Serialize)]
 struct Pictures {
     now: Option<String>,
@@ -54,8 +54,7 @@ struct Pictures {
 fn picture(context: &Context, column: usize, with_base: bool) -> Option<String> {
     let mut view = context.view.of_column(column, with_base);
     if with_base {
-        // As everywhere on the page, and in the tables: shares of a change are of all that changed,
-        // or of the base.
+        // Percentages of a change refer to the sum of all changes, or to the base, as in tables.
         let change = Totals::of_column(context, column, true).change;
         view.set_total(change.try_into().unwrap_or(i64::MAX));
     }
@@ -68,14 +67,14 @@ fn picture(context: &Context, column: usize, with_base: bool) -> Option<String> 
         return None;
     }
     let picture = callgraph::render(&svg::picture(&context, &trimmed));
-    // Inside HTML there is no XML declaration.
+    // An XML declaration is not allowed inside HTML.
     let start = picture.find("<svg").unwrap_or(0);
     Some(picture[start..].to_owned())
 }
 
-/// The text of the script element, as a browser sees it. Names cannot contain
-/// the markers, since their `<` and `>` are escaped.
-fn script_of(picture: &str) -> Option<&str> {
+/// Returns the text of the script element, as a browser sees it. Names cannot contain the
+/// delimiters, because their `<` and `>` are escaped.
+fn embedded_script(picture: &str) -> Option<&str> {
     let (_, rest) = picture.split_once(SCRIPT_FROM)?;
     rest.split_once(SCRIPT_TO).map(|(script, _)| script)
 }

@@ -1,8 +1,8 @@
-//! Leak suspects, for the page's table.
+//! Tab: leak suspects.
 
 use std::borrow::Cow;
 
-use super::tab::{Data, Of, PageContext, Tab, share};
+use super::tab::{Data, PageContext, ProfileKind, Tab, share};
 use crate::json;
 use crate::report::context::Context;
 use crate::suspects::{self, Suspect};
@@ -13,26 +13,26 @@ use serde::Serialize;
 /// The tab of leak suspects.
 pub const TAB: Tab = Tab {
     script: include_str!("leaks.js"),
-    of: Of::Memory,
+    profiles: ProfileKind::Memory,
     data: Some(Data {
         key: "suspects",
         json: object,
     }),
 };
 
-/// Rows of the table.
-const MOST: usize = 200;
-/// Frames of a stack that are listed, from the allocating one on.
-const MOST_FRAMES: usize = 40;
+/// Maximum number of rows.
+const MAX_ROWS: usize = 200;
+/// Maximum number of frames of a stack, innermost first.
+const MAX_FRAMES: usize = 40;
 
 /// The suspects, worst first.
 #[derive(Serialize)]
 struct Suspects<'a> {
-    /// Length of the session in seconds.
+    /// Duration of the session, in seconds.
     duration: Option<f64>,
-    /// `None` without values in use.
+    /// Rows; `None` without live values.
     rows: Option<Vec<Row<'a>>>,
-    /// What the values in use do not hold.
+    /// Remark on objects that live values do not contain.
     #[serde(skip_serializing_if = "Option::is_none")]
     untracked: Option<String>,
 }
@@ -41,6 +41,7 @@ struct Suspects<'a> {
 struct Row<'a> {
     score: f64,
     bytes: f64,
+    /// Half-width of the 95 % confidence interval of `bytes`.
     error: f64,
     objects: f64,
     samples: Option<u64>,
@@ -51,11 +52,11 @@ struct Row<'a> {
     growth: Option<GrowthRow>,
     site: Option<SiteRow>,
     stack: Vec<Cow<'a, str>>,
-    /// Number of further frames of the stack.
+    /// Number of further frames.
     more: usize,
 }
 
-/// The user's own line that allocates; name and file as the source tab has them.
+/// Line of the user's own code that allocates. Name and file are those of the source tab.
 #[derive(Serialize)]
 struct SiteRow {
     short: String,
@@ -75,7 +76,13 @@ fn object(page: &PageContext) -> String {
     let context = page.context;
     let duration = context.view.profile().facts.duration_ns;
     let found = suspects::find(context.view, context.nodes, &context.series.moments);
-    let rows = |found: &Vec<Suspect>| found.iter().take(MOST).map(|s| row(context, s)).collect();
+    let rows = |found: &Vec<Suspect>| {
+        found
+            .iter()
+            .take(MAX_ROWS)
+            .map(|s| row(context, s))
+            .collect()
+    };
     json::embedded(&Suspects {
         duration: duration.map(|ns| (ns as f64 / 1e6).round() / 1e3),
         rows: found.as_ref().map(rows),
@@ -84,20 +91,20 @@ fn object(page: &PageContext) -> String {
 }
 
 fn row<'a>(context: &Context<'a>, suspect: &Suspect) -> Row<'a> {
-    let names = suspect.entries.iter().take(MOST_FRAMES);
+    let names = suspect.entries.iter().take(MAX_FRAMES);
     Row {
-        score: whole(suspect.score),
-        bytes: whole(suspect.bytes),
-        error: whole(suspect.error),
-        objects: whole(suspect.objects),
+        score: rounded(suspect.score),
+        bytes: rounded(suspect.bytes),
+        error: rounded(suspect.error),
+        objects: rounded(suspect.objects),
         samples: suspect.samples,
-        plain: whole(suspect.plain),
+        plain: rounded(suspect.plain),
         kept: share(suspect.kept),
-        age: suspect.age.map(whole),
-        lifetime: suspect.lifetime.map(whole),
+        age: suspect.age.map(rounded),
+        lifetime: suspect.lifetime.map(rounded),
         growth: suspect.growth.as_ref().map(|growth| GrowthRow {
-            rate: whole(growth.rate),
-            error: whole(growth.error),
+            rate: rounded(growth.rate),
+            error: rounded(growth.error),
             verdict: growth.verdict.word(),
         }),
         site: suspect.site.as_ref().map(|site| SiteRow {
@@ -107,12 +114,12 @@ fn row<'a>(context: &Context<'a>, suspect: &Suspect) -> Row<'a> {
             line: site.line,
         }),
         stack: names.map(|&e| printable(context.nodes.name(e))).collect(),
-        more: suspect.entries.len().saturating_sub(MOST_FRAMES),
+        more: suspect.entries.len().saturating_sub(MAX_FRAMES),
     }
 }
 
-/// A number of JSON, which knows neither infinity nor NaN.
-fn whole(value: f64) -> f64 {
+/// Rounds to an integer. Returns 0 for infinity and NaN, which JSON cannot represent.
+fn rounded(value: f64) -> f64 {
     if value.is_finite() {
         value.round()
     } else {

@@ -1,9 +1,9 @@
-//! What a check for leaks found: objects that no pointer led to, by what keeps them.
+//! Tab: result of a leak check: lost objects, in groups by what keeps them.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use super::tab::{Data, Of, PageContext, Tab};
+use super::tab::{Data, PageContext, ProfileKind, Tab};
 use crate::json;
 use crate::report::context::Context;
 use crate::suspects::site::{Own, Site};
@@ -16,7 +16,7 @@ use serde::Serialize;
 
 /// The tab of a leak check.
 pub const TAB: Tab = Tab {
-    of: Of::Memory,
+    profiles: ProfileKind::Memory,
     script: include_str!("lost.js"),
     data: Some(Data {
         key: "lost",
@@ -24,20 +24,20 @@ pub const TAB: Tab = Tab {
     }),
 };
 
-/// Rows of the table.
-const MOST: usize = 300;
-/// Stacks below a row.
-const MOST_MEMBERS: usize = 20;
-/// Frames of a stack that are listed, from the allocating one on.
-const MOST_FRAMES: usize = 40;
+/// Maximum number of rows.
+const MAX_ROWS: usize = 300;
+/// Maximum number of stacks below a row.
+const MAX_MEMBERS: usize = 20;
+/// Maximum number of frames of a stack, innermost first.
+const MAX_FRAMES: usize = 40;
 
-/// A check.
+/// Facts and rows of a leak check.
 #[derive(Serialize)]
 struct Check<'a> {
     live: u64,
-    /// Length of the session in seconds.
+    /// Duration of the session, in seconds.
     duration: Option<f64>,
-    /// How long the process was stopped; `None`: it ran.
+    /// Time for which the process was stopped. `None`: it kept running.
     pause_ms: Option<f64>,
     searches: u32,
     searched: u64,
@@ -54,7 +54,7 @@ struct Suppressed<'a> {
     template: Cow<'a, str>,
 }
 
-/// What is lost by itself, together with what is lost only with it.
+/// Objects lost directly, together with those lost only through them.
 #[derive(Serialize)]
 struct Row<'a> {
     how: &'static str,
@@ -67,13 +67,13 @@ struct Row<'a> {
     age: Option<f64>,
     site: Option<Place>,
     stack: Vec<Cow<'a, str>>,
-    /// Number of further frames of the stack.
+    /// Number of further frames.
     more: usize,
     members: Vec<Member<'a>>,
     members_left_out: usize,
 }
 
-/// A stack whose objects are lost with others.
+/// A stack whose objects are lost together with others.
 #[derive(Serialize)]
 struct Member<'a> {
     how: &'static str,
@@ -83,7 +83,7 @@ struct Member<'a> {
     stack: Vec<Cow<'a, str>>,
 }
 
-/// The user's own line that allocates; name and file as the source tab has them.
+/// Line of the user's own code that allocates. Name and file are those of the source tab.
 #[derive(Serialize)]
 struct Place {
     short: String,
@@ -92,7 +92,7 @@ struct Place {
     line: u32,
 }
 
-/// Sums of equal stacks that are lost in one way.
+/// Sums of equal stacks with the same kind of loss.
 #[derive(Default)]
 struct Sums {
     bytes: f64,
@@ -104,7 +104,7 @@ struct Sums {
 
 impl Sums {
     fn error(&self) -> f64 {
-        whole(half_width(self.bytes, self.variance))
+        rounded(half_width(self.bytes, self.variance))
     }
 
     fn add(&mut self, other: &Self) {
@@ -115,10 +115,10 @@ impl Sums {
     }
 }
 
-/// Stacks of one group, by how they are lost and their entries.
+/// Stacks of one leak group, by kind of loss and entries.
 type Group = HashMap<(Loss, Vec<u32>), Sums>;
 
-/// A group's key: its number, or the stack of what has none.
+/// Key of a group: its number, or the stack if it has none.
 #[derive(PartialEq, Eq, Hash)]
 enum Key {
     Number(i64),
@@ -137,8 +137,8 @@ fn check_of<'a>(context: &Context<'a>, facts: &'a LeakCheck) -> Check<'a> {
     let mut rows: Vec<Row<'a>> = groups.into_values().map(|g| row(context, g)).collect();
     let size = |row: &Row| row.bytes + row.kept_bytes;
     rows.sort_by(|a, b| size(b).total_cmp(&size(a)).then(a.stack.cmp(&b.stack)));
-    let left_out = rows.len().saturating_sub(MOST);
-    rows.truncate(MOST);
+    let left_out = rows.len().saturating_sub(MAX_ROWS);
+    rows.truncate(MAX_ROWS);
     let duration = context.view.profile().facts.duration_ns;
     let suppressed = |used: &'a heap_format::Suppressed| Suppressed {
         objects: used.objects,
@@ -158,8 +158,7 @@ fn check_of<'a>(context: &Context<'a>, facts: &'a LeakCheck) -> Check<'a> {
     }
 }
 
-/// How the objects of each stack are lost, and the number of their group; `None` for the stacks of a
-/// base.
+/// Returns the kind of loss and the group of each stack; `None` for stacks of a base.
 fn losses(profile: &Profile) -> Vec<Option<(Loss, Option<i64>)>> {
     let mut losses = vec![Some((Loss::Direct, None)); profile.stacks.len()];
     for label in &profile.labels {
@@ -214,7 +213,7 @@ fn groups(context: &Context) -> HashMap<Key, Group> {
     groups
 }
 
-/// A group as a row: what is lost by itself, and below it all its stacks, largest first.
+/// Returns a group as a row: direct losses, and below them all its stacks, largest first.
 fn row<'a>(context: &Context<'a>, group: Group) -> Row<'a> {
     let mut stacks: Vec<((Loss, Vec<u32>), Sums)> = group.into_iter().collect();
     stacks.sort_by(|(a, x), (b, y)| {
@@ -227,24 +226,25 @@ fn row<'a>(context: &Context<'a>, group: Group) -> Row<'a> {
     let (mut by_itself, mut kept) = (Sums::default(), Sums::default());
     let is_cause = stacks.first().is_some_and(|s| s.0.0 != Loss::Indirect);
     for ((loss, _), sums) in &stacks {
-        match is_cause && *loss == Loss::Indirect {
-            true => kept.add(sums),
-            false => by_itself.add(sums),
+        if is_cause && *loss == Loss::Indirect {
+            kept.add(sums)
+        } else {
+            by_itself.add(sums)
         }
     }
     let names = |entries: &[u32]| -> Vec<Cow<'a, str>> {
-        let shown = entries.iter().take(MOST_FRAMES);
+        let shown = entries.iter().take(MAX_FRAMES);
         shown.map(|&e| printable(context.nodes.name(e))).collect()
     };
     let members = stacks.iter().skip(1);
     let members = members.map(|((loss, entries), sums)| Member {
         how: loss.word(),
-        bytes: whole(sums.bytes),
+        bytes: rounded(sums.bytes),
         error: sums.error(),
-        objects: whole(sums.objects),
+        objects: rounded(sums.objects),
         stack: names(entries),
     });
-    let members: Vec<Member> = members.take(MOST_MEMBERS).collect();
+    let members: Vec<Member> = members.take(MAX_MEMBERS).collect();
     let (loss, entries) = stacks
         .first()
         .map_or((Loss::Direct, &[][..]), |s| (s.0.0, &s.0.1[..]));
@@ -252,15 +252,15 @@ fn row<'a>(context: &Context<'a>, group: Group) -> Row<'a> {
     let age = by_itself.detail.live_age_ms_sum / by_itself.detail.live_objects();
     Row {
         how: loss.word(),
-        bytes: whole(by_itself.bytes),
+        bytes: rounded(by_itself.bytes),
         error: by_itself.error(),
-        objects: whole(by_itself.objects),
-        kept_bytes: whole(kept.bytes),
+        objects: rounded(by_itself.objects),
+        kept_bytes: rounded(kept.bytes),
         kept_error: kept.error(),
-        kept_objects: whole(kept.objects),
+        kept_objects: rounded(kept.objects),
         age: Some(age)
             .filter(|age| age.is_finite() && *age >= 0.0)
-            .map(whole),
+            .map(rounded),
         site: site.map(|site| Place {
             short: printable(&site.short()).into_owned(),
             name: printable(&site.function).into_owned(),
@@ -268,14 +268,14 @@ fn row<'a>(context: &Context<'a>, group: Group) -> Row<'a> {
             line: site.line,
         }),
         stack: names(entries),
-        more: entries.len().saturating_sub(MOST_FRAMES),
+        more: entries.len().saturating_sub(MAX_FRAMES),
         members_left_out: (stacks.len() - 1).saturating_sub(members.len()),
         members,
     }
 }
 
-/// A number of JSON, which knows neither infinity nor NaN.
-fn whole(value: f64) -> f64 {
+/// Rounds to an integer. Returns 0 for infinity and NaN, which JSON cannot represent.
+fn rounded(value: f64) -> f64 {
     if value.is_finite() {
         value.round()
     } else {

@@ -1,11 +1,11 @@
-//! The page's Content-Security-Policy: nothing is allowed but the page's own styles and the
-//! scripts whose hashes it names.
+//! The page's Content-Security-Policy: allows nothing but the page's own styles, and the scripts
+//! whose hashes it lists.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use sha2::{Digest, Sha256};
 
-/// The policy that allows these scripts, given as the browser sees them.
+/// Returns the policy that allows these scripts, given as the browser sees them.
 pub fn allowing(scripts: &[&str]) -> String {
     let hashes: Vec<String> = scripts
         .iter()

@@ -1,8 +1,8 @@
-//! Sizes of objects: of all, and of each function's.
+//! Tab: sizes of objects, of all and of each function.
 
 use std::borrow::Cow;
 
-use super::tab::{Data, Of, PageContext, Tab, share};
+use super::tab::{Data, PageContext, ProfileKind, Tab, share};
 use crate::breakdown::{self, BySize, class_name};
 use crate::json;
 use heap_format::printable::printable;
@@ -11,15 +11,15 @@ use serde::Serialize;
 /// The tab of sizes.
 pub const TAB: Tab = Tab {
     script: include_str!("sizes.js"),
-    of: Of::Memory,
+    profiles: ProfileKind::Memory,
     data: Some(Data {
         key: "sizes",
         json: object,
     }),
 };
 
-/// Functions that have their sizes in the page.
-const MOST: usize = 500;
+/// Maximum number of functions.
+const MAX_FUNCTIONS: usize = 500;
 
 #[derive(Serialize)]
 struct Sizes<'a> {
@@ -34,7 +34,7 @@ struct Function<'a> {
     sizes: Vec<Row>,
 }
 
-/// A size class: its name, a value for each column, the share of short-lived objects.
+/// A size class: its name, a value for each column, and the share of short-lived objects.
 #[derive(Serialize)]
 struct Row {
     class: u32,
@@ -54,7 +54,7 @@ fn sizes<'a>(page: &PageContext<'a>, all: &BySize) -> Sizes<'a> {
     let mut functions: Vec<_> = breakdown::by_function(page.context.view, nodes)
         .into_iter()
         .collect();
-    // How large a function is where it is largest.
+    // Largest share of any column.
     let total = |c: usize| page.context.view.profile().total(c).max(1) as f64;
     let totals: Vec<f64> = page.columns.iter().map(|&c| total(c)).collect();
     let rank = |values: &[i64]| {
@@ -66,8 +66,8 @@ fn sizes<'a>(page: &PageContext<'a>, all: &BySize) -> Sizes<'a> {
         let order = rank(&right.all.values).total_cmp(&rank(&left.all.values));
         order.then(a.cmp(b))
     });
-    let left_out = functions.len().saturating_sub(MOST);
-    functions.truncate(MOST);
+    let left_out = functions.len().saturating_sub(MAX_FUNCTIONS);
+    functions.truncate(MAX_FUNCTIONS);
     let function = |(entry, owner): (u32, breakdown::Owner)| Function {
         name: printable(nodes.name(entry)),
         sizes: rows(page, &owner.parts),

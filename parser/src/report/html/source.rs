@@ -1,9 +1,9 @@
-//! Source lines of the functions that hold most.
+//! Tab: source lines of the functions with the largest values.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use super::tab::{Data, Of, PageContext, Tab};
+use super::tab::{Data, PageContext, ProfileKind, Tab};
 use super::weights::Weights;
 use crate::json;
 use crate::nodes::{Granularity, Nodes, clean};
@@ -17,26 +17,26 @@ use serde::Serialize;
 /// The tab of source lines.
 pub const TAB: Tab = Tab {
     script: include_str!("source.js"),
-    of: Of::All,
+    profiles: ProfileKind::All,
     data: Some(Data {
         key: "sources",
         json: all,
     }),
 };
 
-/// Functions whose source is shown.
-const MOST_FUNCTIONS: usize = 60;
-/// Lines shown of a function.
-const MOST_LINES: u32 = 600;
-/// Lines shown before and after those with values.
+/// Maximum number of functions.
+const MAX_FUNCTIONS: usize = 60;
+/// Maximum number of lines of a function.
+const MAX_LINES: u32 = 600;
+/// Number of lines shown before and after those with values.
 const MARGIN: u32 = 5;
-/// Longer lines are truncated.
-const LONGEST: usize = 400;
+/// Maximum length of a line, in characters. Longer lines are truncated.
+const MAX_LINE_LENGTH: usize = 400;
 
-/// The entries of a function, by line.
+/// Entries of a function, by line.
 type Lines = BTreeMap<u32, u32>;
 
-/// The functions with source, largest first.
+/// Returns the functions with source, largest first.
 fn all(page: &PageContext) -> String {
     let PageContext {
         context,
@@ -73,18 +73,17 @@ fn all(page: &PageContext) -> String {
                 ..function(name, file, &lines, text)
             });
         }
-        if shown.len() == MOST_FUNCTIONS {
+        if shown.len() == MAX_FUNCTIONS {
             break;
         }
     }
     json::embedded(&shown)
 }
 
-/// What stacks hold whose innermost own line is in a function, by the name and file of it, in
-/// each column.
+/// Weights in each column of stacks by the function of their innermost own line (name and file).
 type Innermost = HashMap<(String, String), Vec<Weight>>;
 
-/// Adds up the stacks of a view by the functions of their innermost own lines.
+/// Sums the stacks of a view by the functions of their innermost own lines.
 fn innermost(view: &View, own: &Own, columns: &[usize]) -> Innermost {
     let mut innermost = Innermost::new();
     for (stack, _, frames) in view.stacks() {
@@ -102,7 +101,7 @@ fn innermost(view: &View, own: &Own, columns: &[usize]) -> Innermost {
     innermost
 }
 
-/// The functions by what their lines hold themselves, in all, and as the innermost own ones,
+/// Orders the functions by the flat weight of their lines, overall and as innermost own functions,
 /// largest first.
 fn rank<'a>(
     functions: BTreeMap<(&'a str, &'a str), Lines>,
@@ -142,14 +141,17 @@ fn rank<'a>(
     ranked.into_iter().map(|(_, function)| function).collect()
 }
 
-/// For each column a list of `[line, flat, cum]`, with the base's flat and cum after them in a
-/// comparison.
+/// For each column a list of `[line, flat, cum]`; in a comparison followed by the base's flat and
+/// cum.
 type Rows = Vec<Vec<Vec<i128>>>;
 
 fn rows(weights: &Weights, lines: &Lines, columns: usize, compared: bool) -> Rows {
-    let row = |line: u32, flat: Weight, cum: Weight| match compared {
-        true => vec![line.into(), flat.plus, cum.plus, flat.minus, cum.minus],
-        false => vec![line.into(), flat.net(), cum.net()],
+    let row = |line: u32, flat: Weight, cum: Weight| {
+        if compared {
+            vec![line.into(), flat.plus, cum.plus, flat.minus, cum.minus]
+        } else {
+            vec![line.into(), flat.net(), cum.net()]
+        }
     };
     let column = |c: usize| {
         let rows = lines.iter();
@@ -159,11 +161,14 @@ fn rows(weights: &Weights, lines: &Lines, columns: usize, compared: bool) -> Row
     (0..columns).map(column).collect()
 }
 
-/// For each column the value, with the base's after it in a comparison.
+/// Returns the value of each column; in a comparison followed by the base's value.
 fn pairs(weights: &[Weight], compared: bool) -> Vec<Vec<i128>> {
-    let pair = |weight: &Weight| match compared {
-        true => vec![weight.plus, weight.minus],
-        false => vec![weight.net()],
+    let pair = |weight: &Weight| {
+        if compared {
+            vec![weight.plus, weight.minus]
+        } else {
+            vec![weight.net()]
+        }
     };
     weights.iter().map(pair).collect()
 }
@@ -173,9 +178,9 @@ fn pairs(weights: &[Weight], compared: bool) -> Vec<Vec<i128>> {
 struct Function {
     name: String,
     file: String,
-    /// Whether the user has written it, rather than a library's author.
+    /// Set if it is the user's own function, not a library's.
     own: bool,
-    /// What stacks hold whose innermost own line is in it: see [`pairs`].
+    /// Weights of stacks whose innermost own line is in the function; see [`pairs`].
     inner: Vec<Vec<i128>>,
     /// Number of the first line.
     first: u32,
@@ -183,16 +188,16 @@ struct Function {
     weights: Rows,
 }
 
-/// A function and its text, without weights.
+/// Returns a function with its source text, without weights.
 fn function(name: &str, file: &str, lines: &Lines, text: &str) -> Function {
     let known = || lines.keys().copied();
     let first = known().min().unwrap_or(1).saturating_sub(MARGIN).max(1);
     let last = known().max().unwrap_or(1).saturating_add(MARGIN);
-    let count = (last - first + 1).min(MOST_LINES) as usize;
+    let count = (last - first + 1).min(MAX_LINES) as usize;
     let shown = text.lines().skip(first as usize - 1).take(count);
     let line = |line: &str| {
         let line = line.replace('\t', "    ");
-        let start: String = line.trim_end().chars().take(LONGEST).collect();
+        let start: String = line.trim_end().chars().take(MAX_LINE_LENGTH).collect();
         printable(&start).into_owned()
     };
     Function {

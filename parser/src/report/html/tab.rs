@@ -6,31 +6,31 @@ use crate::report::context::Context;
 
 /// A tab: a script, and the part of the profile that it draws.
 pub struct Tab {
-    /// The profiles that have it.
-    pub of: Of,
-    /// The script, which adds the tab to `TABS`.
+    /// Profiles that have the tab.
+    pub profiles: ProfileKind,
+    /// Script that adds the tab to `TABS`.
     pub script: &'static str,
-    /// The data of the script; `None` if they are not in the page's JSON.
+    /// Data of the script; `None` if they are not in the page's JSON.
     pub data: Option<Data>,
 }
 
-/// Profiles that a tab is of.
+/// Kinds of profiles that have a tab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Of {
-    /// All.
+pub enum ProfileKind {
+    /// All profiles.
     All,
-    /// Those of memory.
+    /// Heap profiles.
     Memory,
-    /// Those of time.
+    /// CPU profiles.
     Time,
 }
 
-impl Of {
-    /// Whether a profile is one of these.
+impl ProfileKind {
+    /// Returns true if a profile is of this kind.
     pub fn holds(self, profile: &Profile) -> bool {
         match self {
             Self::All => true,
-            // Folded stacks do not say what they count.
+            // Folded stacks may count anything.
             Self::Memory => profile.is_of_memory() || profile.format == Format::Folded,
             Self::Time => profile.time_column().is_some(),
         }
@@ -41,21 +41,21 @@ impl Of {
 pub struct Data {
     /// Key of the part.
     pub key: &'static str,
-    /// The part.
+    /// Function that generates the JSON.
     pub json: fn(&PageContext) -> String,
 }
 
-/// The material of the page.
+/// Input of the page.
 pub struct PageContext<'a> {
-    /// The material of every report.
+    /// Input of every report.
     pub context: &'a Context<'a>,
-    /// Columns of the profile that the page has.
+    /// Columns of the profile that the page shows.
     pub columns: &'a [usize],
-    /// The profile keeps a base apart: the page shows before, after and change.
+    /// Set if the profile keeps a base separate, so that the page shows before, after and change.
     pub compared: bool,
 }
 
-/// A share as shown on the page: four decimals.
+/// Rounds a share to four decimals.
 pub fn share(part: f64) -> f64 {
     (part * 1e4).round() / 1e4
 }

@@ -1,8 +1,8 @@
-//! Functions whose objects die at once.
+//! Tab: short-lived objects, by function.
 
 use std::borrow::Cow;
 
-use super::tab::{Data, Of, PageContext, Tab, share};
+use super::tab::{Data, PageContext, ProfileKind, Tab, share};
 use crate::breakdown::{self, Owner};
 use crate::json;
 use heap_format::printable::printable;
@@ -11,15 +11,15 @@ use serde::Serialize;
 /// The tab of short-lived objects.
 pub const TAB: Tab = Tab {
     script: include_str!("temporary.js"),
-    of: Of::Memory,
+    profiles: ProfileKind::Memory,
     data: Some(Data {
         key: "temporary",
         json: object,
     }),
 };
 
-/// Rows of the table.
-const MOST: usize = 500;
+/// Maximum number of rows.
+const MAX_ROWS: usize = 500;
 
 #[derive(Serialize)]
 struct Row<'a> {
@@ -43,7 +43,7 @@ fn object(page: &PageContext) -> String {
             let count = |owner: &Owner| owner.all.detail.short_lived_objects;
             count(right).total_cmp(&count(left)).then(a.cmp(b))
         });
-        rows.truncate(MOST);
+        rows.truncate(MAX_ROWS);
         let row = |(entry, owner): (u32, Owner)| Row {
             name: printable(nodes.name(entry)),
             short: owner.all.detail.short_lived_objects.round(),

@@ -1,8 +1,8 @@
-//! Threads, and what each allocated most of.
+//! Tab: threads, with the largest functions of each.
 
 use std::borrow::Cow;
 
-use super::tab::{Data, Of, PageContext, Tab, share};
+use super::tab::{Data, PageContext, ProfileKind, Tab, share};
 use crate::breakdown::{self, Owner, Sums};
 use crate::json;
 use heap_format::printable::printable;
@@ -11,15 +11,15 @@ use serde::Serialize;
 /// The tab of threads.
 pub const TAB: Tab = Tab {
     script: include_str!("threads.js"),
-    of: Of::All,
+    profiles: ProfileKind::All,
     data: Some(Data {
         key: "threads",
         json: object,
     }),
 };
 
-/// Functions of a thread in the page.
-const MOST: usize = 50;
+/// Maximum number of functions of a thread.
+const MAX_FUNCTIONS: usize = 50;
 
 #[derive(Serialize)]
 struct Thread<'a> {
@@ -53,8 +53,8 @@ fn thread<'a>(page: &PageContext<'a>, name: &str, owner: Owner) -> Thread<'a> {
     let mut parts: Vec<(u32, Sums)> = owner.parts.into_iter().collect();
     let chosen = page.context.view.column();
     parts.sort_by_key(|(entry, sums)| (std::cmp::Reverse(sums.values[chosen].abs()), *entry));
-    let left_out = parts.len().saturating_sub(MOST);
-    parts.truncate(MOST);
+    let left_out = parts.len().saturating_sub(MAX_FUNCTIONS);
+    parts.truncate(MAX_FUNCTIONS);
     let function = |(entry, sums): &(u32, Sums)| Function {
         name: printable(page.context.nodes.name(*entry)),
         values: values(sums),

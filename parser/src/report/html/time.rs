@@ -1,4 +1,4 @@
-//! Memory over time: the moments, and what the stacks held at those of which it is known.
+//! Tab: memory over time, with the live bytes of stacks at the moments at which they are known.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -8,7 +8,7 @@ use heap_format::Moment;
 use heap_format::printable::printable;
 use serde::Serialize;
 
-use super::tab::{Data, Of, PageContext, Tab};
+use super::tab::{Data, PageContext, ProfileKind, Tab};
 use crate::json;
 use crate::report::context::Context;
 use crate::timeline::{Stack, Timeline};
@@ -16,31 +16,31 @@ use crate::timeline::{Stack, Timeline};
 /// The tab of memory over time.
 pub const TAB: Tab = Tab {
     script: include_str!("time.js"),
-    of: Of::Memory,
+    profiles: ProfileKind::Memory,
     data: Some(Data {
         key: "time",
         json: object,
     }),
 };
 
-/// More stacks than anybody looks at; the lightest count together.
-const MOST: usize = 2000;
-/// Frames of a stack that the page has, from the allocating one on.
-const MOST_FRAMES: usize = 128;
+/// Maximum number of stacks. The lightest ones are summed up.
+const MAX_STACKS: usize = 2000;
+/// Maximum number of frames of a stack, innermost first.
+const MAX_FRAMES: usize = 128;
 
 #[derive(Serialize)]
 struct TimelineData<'a> {
-    /// Why there is none.
+    /// Reason why there is no timeline.
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<&'a str>,
-    /// Seconds since the start, bytes live, allocated and resident.
+    /// Seconds since the start, live bytes, allocated bytes, resident bytes.
     points: Vec<(f64, u64, u64, Option<u64>)>,
     names: Vec<Cow<'a, str>>,
     stacks: Vec<StackRow>,
     tables: Vec<Table>,
-    /// Bytes at the end of the stacks that are not in the list.
+    /// Bytes of the stacks that are not listed, live at the end of the session.
     rest: u64,
-    /// Whether a filter leaves out stacks that the points still include.
+    /// Set if a filter drops stacks that the points still include.
     filtered: bool,
 }
 
@@ -51,14 +51,14 @@ struct StackRow {
     end: u64,
 }
 
-/// What the stacks held at a moment.
+/// Live bytes of the stacks at a moment.
 #[derive(Serialize)]
 struct Table {
     /// Index of the point.
     at: usize,
-    /// Indices of stacks, and bytes; `None` for what they hold at the end.
+    /// Index and live bytes of each listed stack. `None`: the `end` of each.
     held: Option<Vec<(usize, u64)>>,
-    /// Bytes of the others.
+    /// Live bytes of all stacks that are not listed.
     rest: u64,
 }
 
@@ -81,21 +81,20 @@ fn object(page: &PageContext) -> String {
 fn data<'a>(context: &Context<'a>, timeline: &Timeline) -> TimelineData<'a> {
     let mut order: Vec<usize> = (0..timeline.stacks.len()).collect();
     order.sort_by_key(|&place| (Reverse(timeline.stacks[place].most), place));
-    let (listed, others) = order.split_at(order.len().min(MOST));
+    let (listed, others) = order.split_at(order.len().min(MAX_STACKS));
     let places: HashMap<usize, usize> = listed.iter().copied().zip(0..).collect();
     let mut names = Names::new(context);
     let stack = |&place: &usize| row(&timeline.stacks[place], &mut names);
     let stacks = listed.iter().map(stack).collect();
     let end = |&place: &usize| timeline.stacks[place].end;
     let rest = others.iter().map(end).fold(0, u64::saturating_add);
-    let moments = timeline.moments.iter().enumerate();
     TimelineData {
         why: None,
         points: timeline.moments.iter().map(point).collect(),
         names: names.texts,
         stacks,
-        tables: moments
-            .filter_map(|(at, moment)| table(context, timeline, (at, moment), &places, rest))
+        tables: (0..timeline.moments.len())
+            .filter_map(|at| table(context, timeline, at, &places, rest))
             .collect(),
         rest,
         filtered: !context.options.filters.active().is_empty(),
@@ -103,18 +102,21 @@ fn data<'a>(context: &Context<'a>, timeline: &Timeline) -> TimelineData<'a> {
 }
 
 fn point(moment: &Moment) -> (f64, u64, u64, Option<u64>) {
-    // Milliseconds are enough to draw.
+    // Milliseconds are precise enough for drawing.
     let seconds = (moment.at_ns as f64 / 1e6).round() / 1e3;
     (seconds, moment.live, moment.allocated, moment.resident)
 }
 
+/// Returns the stacks of moment `at`, if they are known. `places`: index in the page of each listed
+/// stack.
 fn table(
     context: &Context,
     timeline: &Timeline,
-    (at, moment): (usize, &Moment),
+    at: usize,
     places: &HashMap<usize, usize>,
     rest_at_end: u64,
 ) -> Option<Table> {
+    let moment = &timeline.moments[at];
     if let Some(held) = timeline.held(moment) {
         let listed = |(place, bytes): (usize, u64)| Some((*places.get(&place)?, bytes));
         let unlisted = held.iter().filter(|(place, _)| !places.contains_key(place));
@@ -136,14 +138,14 @@ fn table(
 }
 
 fn row(stack: &Stack, names: &mut Names) -> StackRow {
-    let frames = stack.entries.iter().take(MOST_FRAMES);
+    let frames = stack.entries.iter().take(MAX_FRAMES);
     StackRow {
         frames: frames.map(|&entry| names.number(entry)).collect(),
         end: stack.end,
     }
 }
 
-/// The names that occur, each once.
+/// Table of the names that occur.
 struct Names<'a, 'c> {
     context: &'c Context<'a>,
     numbers: HashMap<u32, usize>,

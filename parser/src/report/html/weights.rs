@@ -1,10 +1,10 @@
-//! Weights of all entries, in all columns at once.
+//! Weights of all entries, in all columns.
 
 use crate::nodes::Nodes;
 use crate::report::flame::tree::Weight;
 use crate::view::View;
 
-/// Flat and cum of every entry, before and after apart.
+/// Flat and cum of every entry, with those of the base.
 pub struct Weights {
     columns: usize,
     flat: Vec<Weight>,
@@ -12,7 +12,7 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Adds up the stacks of a view, for these columns.
+    /// Sums the stacks of a view, for some columns.
     pub fn new(view: &View, nodes: &Nodes, columns: &[usize]) -> Self {
         let size = nodes.count() * columns.len();
         let mut weights = Self {
@@ -20,7 +20,7 @@ impl Weights {
             flat: vec![Weight::default(); size],
             cum: vec![Weight::default(); size],
         };
-        // Recursion counts once: the last stack that counted for an entry.
+        // Number of the last stack that was counted for an entry, so that recursion counts once.
         let mut seen = vec![usize::MAX; nodes.count()];
         for (stack, _, frames) in view.stacks() {
             let values = view.profile().values_of(stack);
@@ -41,12 +41,12 @@ impl Weights {
         weights
     }
 
-    /// Weight of an entry itself.
+    /// Returns the weight of an entry itself.
     pub fn flat(&self, entry: u32, column: usize) -> Weight {
         self.flat[entry as usize * self.columns + column]
     }
 
-    /// Weight of an entry with its callees.
+    /// Returns the weight of an entry with its callees.
     pub fn cum(&self, entry: u32, column: usize) -> Weight {
         self.cum[entry as usize * self.columns + column]
     }

@@ -1,18 +1,18 @@
-//! What a name must begin with to match a pattern.
+//! Literal prefixes of a pattern, as a fast pre-check.
 //!
-//! Patterns of frames to leave out are lists of names, and nearly all names are none of them:
-//! checking their first letters for that takes a hundredth of the time that the pattern takes.
+//! Patterns of frames to drop are lists of names, and nearly all names match none of them.
+//! Comparing the first letters takes a hundredth of the time of matching the pattern.
 
-/// What means more in a pattern than itself.
+/// Characters with a special meaning in patterns.
 const SPECIAL: &str = r".^$|?*+(){}[]\";
 
-/// Texts of which every match of a pattern begins with one. Sorted, so that those with one first
-/// letter are together.
+/// Prefixes such that every match of a pattern begins with one of them. Sorted, so that prefixes
+/// with the same first letter are adjacent.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Beginnings<'p>(Vec<&'p str>);
+pub struct Prefixes<'p>(Vec<&'p str>);
 
-impl Beginnings<'_> {
-    /// Whether a name begins with one of them.
+impl Prefixes<'_> {
+    /// Returns true if a name begins with one of the prefixes.
     pub fn may_match(&self, name: &str) -> bool {
         let first = |text: &str| text.as_bytes().first().copied();
         let own = first(name);
@@ -22,16 +22,17 @@ impl Beginnings<'_> {
     }
 }
 
-/// Those of a pattern that matches a whole name; `None` if they are not plain.
-pub fn of(pattern: &str) -> Option<Beginnings<'_>> {
-    // Flags reach over bars.
+/// Returns the prefixes of a pattern that matches whole names; `None` if the pattern is too
+/// complex.
+pub fn of(pattern: &str) -> Option<Prefixes<'_>> {
+    // Flags may apply to several alternatives.
     if pattern.contains("(?") {
         return None;
     }
     let mut all = Vec::new();
     for choice in choices(pattern)? {
         let mut rest = choice;
-        // What may be there and may be not: `(__)?posix_memalign`.
+        // An optional prefix, as in `(__)?posix_memalign`.
         if let Some((first, other)) = choice.strip_prefix('(').and_then(|c| c.split_once(")?")) {
             all.push(literal(first).filter(|own| *own == first)?);
             rest = other;
@@ -39,10 +40,11 @@ pub fn of(pattern: &str) -> Option<Beginnings<'_>> {
         all.push(literal(rest)?);
     }
     all.sort_unstable();
-    Some(Beginnings(all))
+    Some(Prefixes(all))
 }
 
-/// The choices that bars divide, outside of parentheses; `None` where there are classes of letters.
+/// Splits a pattern into its alternatives, outside of parentheses; `None` if it has character
+/// classes.
 fn choices(pattern: &str) -> Option<Vec<&str>> {
     let (mut choices, mut start, mut depth) = (Vec::new(), 0, 0_usize);
     let mut letters = pattern.char_indices();
@@ -63,12 +65,12 @@ fn choices(pattern: &str) -> Option<Vec<&str>> {
     Some(choices)
 }
 
-/// The letters that it begins with and that stand for themselves, if any.
+/// Returns the literal prefix of an alternative, if any.
 fn literal(choice: &str) -> Option<&str> {
     let end = choice.find(|letter| SPECIAL.contains(letter));
     let (own, rest) = choice.split_at(end.unwrap_or(choice.len()));
     let mut letters = own.chars();
-    // The last one may be there, or not.
+    // The last letter is optional.
     if rest.starts_with(['?', '*', '{']) {
         letters.next_back();
     }
