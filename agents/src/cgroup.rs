@@ -202,6 +202,28 @@ pub fn full_of_processes(pid: i32) -> Option<(String, u64)> {
     })
 }
 
+/// The control group around a process that is frozen, by its path, if one is: its own or one above it, of
+/// either version.
+pub fn frozen(pid: i32) -> Option<String> {
+    let groups = groups(pid);
+    Mount::all().iter().find_map(|mount| {
+        let shown =
+            |(controllers, path): &(String, String)| mount.shows(controllers, Path::new(path));
+        let own = groups.iter().find_map(shown)?;
+        let mut around = own.ancestors().take_while(|at| at.starts_with(&mount.at));
+        let frozen = around.find(|at| is_frozen(at))?;
+        Some(text::path(frozen))
+    })
+}
+
+/// Whether a group's processes stand still. Version 2 says so for each group by itself, and version 1
+/// whatever froze it.
+fn is_frozen(group: &Path) -> bool {
+    let read = |name: &str| fs::read_to_string(group.join(name)).unwrap_or_default();
+    read("freezer.state").trim() == "FROZEN"
+        || read("cgroup.events").lines().any(|line| line == "frozen 1")
+}
+
 /// The control groups whose memory a process's is part of, from its own up, and the names of the
 /// files that tell what is in use and the limit.
 fn memory_groups(pid: i32) -> Option<(Vec<PathBuf>, [&'static str; 2])> {
@@ -361,6 +383,21 @@ mod tests {
         assert_eq!(room_of(at, names), Some(220));
         write("memory.max", "100\n");
         assert_eq!(room_of(at, names), Some(0));
+    }
+
+    #[test]
+    fn a_frozen_group_says_so_in_either_version() {
+        for (file, text, expected) in [
+            ("freezer.state", "FROZEN\n", true),
+            ("freezer.state", "THAWED\n", false),
+            ("cgroup.events", "populated 1\nfrozen 1\n", true),
+            ("cgroup.events", "populated 1\nfrozen 0\n", false),
+        ] {
+            let directory = tempfile::tempdir().expect("a directory");
+            fs::write(directory.path().join(file), text).expect("written");
+            assert_eq!(is_frozen(directory.path()), expected, "{text}");
+        }
+        assert_eq!(frozen(std::process::id() as i32), None);
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::discovery::spaces::namespace;
 use crate::discovery::{Found, Life};
 use crate::mappings;
 use crate::text;
+use crate::unreadable;
 
 /// Inode of the initial pid namespace, a constant of the kernel (`PROC_PID_INIT_INO`).
 const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
@@ -28,7 +29,7 @@ pub enum Doubt {
     #[error("process {0} still maps it")]
     Mapped(i32),
     /// The mappings of this process cannot be read.
-    #[error("process {0} may map it: its maps cannot be read; run this as root")]
+    #[error("process {} may map it: {}", .0, unreadable::maps(*.0))]
     Unreadable(i32),
     /// The process would not be visible from here.
     #[error(

@@ -1,12 +1,14 @@
 //! Finds processes that lack the agent although `LD_PRELOAD` names it, and explains why. The
 //! loader's own message, if any, was printed when the program started.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::Metadata;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
+use heap_format::maps::Entry;
 use proc::Status;
 use symbols::Elf;
 
@@ -15,22 +17,48 @@ use crate::program;
 use crate::text;
 
 /// Explains why the agent in a process's `LD_PRELOAD` is not loaded. Returns `None` if `LD_PRELOAD`
-/// names no agent, if it is loaded, or if that is unknown.
+/// names no agent, if it is loaded, or if that is unknown, as of a process that just starts or exits.
 pub fn failure(pid: i32) -> Option<String> {
     let environment = proc::environment(pid)?;
     let agent = named(pid, &environment)?;
-    let maps = proc::maps(pid)?;
-    if agent_file::mapped(pid, &maps).is_some() {
-        return None;
+    let is_missing = || {
+        let maps = proc::maps(pid)?;
+        (has_loaded(pid, &maps) && agent_file::mapped(pid, &maps).is_none()).then_some(())
+    };
+    is_missing()?;
+    let failure = explain(pid, agent);
+    // What was read is of one process that lives, and of one program: it may have been replaced meanwhile.
+    is_missing()?;
+    (proc::environment(pid)? == environment).then_some(failure)
+}
+
+/// Whether a program's loader has been at work, or the program has none. The loader maps what is preloaded
+/// before all other libraries.
+fn has_loaded(pid: i32, maps: &[u8]) -> bool {
+    let exe = proc::directory(pid).join("exe");
+    // Not what the loader maps to read: its cache.
+    let is_code =
+        |mapped: &Entry<'_>| mapped.path.starts_with(b"/") && mapped.permissions.contains(&b'x');
+    let files: BTreeSet<u64> = Entry::all(maps)
+        .filter(is_code)
+        .map(|mapped| mapped.inode)
+        .collect();
+    match Elf::open(&exe) {
+        Ok(program) if program.has_interpreter => files.len() > 2,
+        Ok(_) => !files.is_empty(),
+        Err(_) => false,
     }
+}
+
+fn explain(pid: i32, agent: &Path) -> String {
     let shown = text::path(agent);
-    Some(match reason(pid, agent) {
+    match reason(pid, agent) {
         Some(reason) => format!("LD_PRELOAD names {shown}, but {reason}"),
         None => format!(
             "LD_PRELOAD names {shown}, but the loader did not load it; its message about that is \
              among the program's first"
         ),
-    })
+    }
 }
 
 /// Returns the agent's entry in `LD_PRELOAD`.

@@ -3,11 +3,16 @@
 use proc::{Stat, Status};
 use shm_protocol::snapshot::Header;
 
+use crate::cgroup;
+use crate::descriptors;
 use crate::text;
 
 /// Why there is nothing to see of a process of this number.
 pub fn absence(pid: i32) -> Option<String> {
     let Some(stat) = Stat::of(pid) else {
+        if let Some(shortage) = descriptors::shortage() {
+            return Some(shortage);
+        }
         return Some(format!("{pid}: there is no such process"));
     };
     match Status::of(pid).map(|status| status.tgid) {
@@ -22,8 +27,25 @@ pub fn absence(pid: i32) -> Option<String> {
     }
 }
 
+/// The limit on the size of files that a process writes, in bytes; `None`: there is none, or it is not
+/// known.
+pub fn file_size_limit(pid: i32) -> Option<u64> {
+    let limits = proc::file(pid, "limits")?;
+    let limits = String::from_utf8_lossy(&limits);
+    let line = limits
+        .lines()
+        .find_map(|line| line.strip_prefix("Max file size"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
 /// What to say of a process that is stopped: it neither allocates nor answers.
 pub fn stopped_hint(pid: i32) -> Option<String> {
+    if let Some(group) = cgroup::frozen(pid) {
+        return Some(format!(
+            "its control group {group} is frozen, so it neither allocates nor answers until that is \
+             thawed"
+        ));
+    }
     let stopped = proc::is_stopped(pid);
     stopped.then(|| format!("it is stopped (kill -CONT {pid} continues it)"))
 }

@@ -7,14 +7,15 @@ use proc::{Stat, Status};
 
 use crate::agent_file;
 use crate::cgroup;
+use crate::descriptors;
 use crate::discovery::{Agent, Found, Life, Refused, Scan};
+use crate::missing_segment;
 use crate::preload;
 use crate::process;
 use crate::program;
 use crate::segment::Refusal;
 use crate::text;
 use crate::unreadable;
-use shm_protocol::layout::MIN_MEMORY_LIMIT;
 use shm_protocol::pattern;
 use shm_protocol::snapshot::Invalid;
 
@@ -120,9 +121,42 @@ impl Selection {
             let path = text::path(path);
             return format!("{path}: there is no such control group: see /proc/PID/cgroup");
         }
+        if let Some(shortage) = descriptors::shortage() {
+            return shortage;
+        }
+        let (elsewhere, here): (Vec<i32>, Vec<i32>) = self
+            .carriers()
+            .partition(|pid| missing_segment::other_directory(*pid).is_some());
+        if let Some(pid) = here.first() {
+            return explain_process(*pid, &title_of(*pid));
+        }
         let filtered = self.user.is_some() || self.cgroup.is_some();
         let among = if filtered { " among those chosen" } else { "" };
-        format!("{who}{among} carries the agent: {HOW} PROGRAM, then try again")
+        let elsewhere = elsewhere.first().map_or_else(String::new, |pid| {
+            format!(
+                " (those with another MEM_PROFILER_DIR, as {}, aside)",
+                title_of(*pid)
+            )
+        });
+        format!("{who}{among} carries the agent{elsewhere}: {HOW} PROGRAM, then try again")
+    }
+
+    /// The processes that carry the agent, among those that are wanted, with a segment or without.
+    fn carriers(&self) -> impl Iterator<Item = i32> + '_ {
+        let us = nix::unistd::geteuid();
+        let is_wanted = move |pid: &i32| {
+            let uid = Status::of(*pid).map(|status| status.uid());
+            let user = self.user.or((!us.is_root()).then_some(us.as_raw()));
+            let group = self.cgroup.as_ref();
+            user.is_none_or(|user| uid == Some(user))
+                && group.is_none_or(|path| cgroup::contains(path, *pid))
+        };
+        let carries = |pid: &i32| {
+            let maps = proc::maps(*pid).unwrap_or_default();
+            agent_file::mapped(*pid, &maps).is_some()
+        };
+        let all = proc::all().into_iter();
+        all.filter(move |pid| is_wanted(pid) && carries(pid))
     }
 
     /// Explains why a name has no agent.
@@ -161,6 +195,12 @@ pub fn matches(name: &str, agent: &Found) -> bool {
     pattern::covers(name, &agent.name) || pattern::covers(name, &agent.comm)
 }
 
+/// `name (pid)`, for display.
+fn title_of(pid: i32) -> String {
+    let exe = proc::exe(pid).unwrap_or_default();
+    format!("{} ({pid})", text::escape(text::base_name(&exe)))
+}
+
 /// Explains why a running process has no usable agent.
 fn explain_process(pid: i32, title: &str) -> String {
     let us = nix::unistd::geteuid();
@@ -189,38 +229,8 @@ fn explain_process(pid: i32, title: &str) -> String {
         );
     }
     if agent_file::mapped(pid, &maps).is_some() {
-        let directory = crate::segment::default_directory();
-        if let Some(root) = proc::other_root(pid) {
-            return format!(
-                "{title}: the process carries the agent, but its root directory is {}, and there \
-                 is no segment in {} below that: the directory is missing there or was not \
-                 writable when the process started, or /proc is not mounted there; create and \
-                 mount them, and restart it",
-                text::path(root),
-                text::path(directory)
-            );
-        }
-        let environment = proc::environment(pid).unwrap_or_default();
-        if proc::value(&environment, "MEM_PROFILER_ONLY").is_some_and(|only| !only.is_empty()) {
-            return format!(
-                "{title}: the process carries the agent, but its environment leaves it out: add its \
-                 name to MEM_PROFILER_ONLY, and restart it"
-            );
-        }
-        if let Some(limit) = proc::memory_limit(pid).filter(|limit| *limit < MIN_MEMORY_LIMIT) {
-            return format!(
-                "{title}: the process is left alone, as it may have only {} of memory (ulimit -v \
-                 or -d): raise that to {} or more, and restart it",
-                text::bytes(limit as f64),
-                text::bytes(MIN_MEMORY_LIMIT as f64)
-            );
-        }
-        return format!(
-            "{title}: the process carries the agent, but there is no segment of it in {}: \
-             that directory was full or not writable when it started, /proc was not mounted where \
-             it runs, the segment was deleted, or MEM_PROFILER_DIR differs; restart it",
-            text::path(directory)
-        );
+        let reason = missing_segment::reason(pid);
+        return format!("{title}: the process carries the agent, but {reason}");
     }
     if let Some(failure) = preload::failure(pid) {
         return format!("{title}: the process runs without the agent: {failure}");

@@ -17,6 +17,7 @@ use shm_protocol::snapshot::{Header, Totals};
 
 use crate::claims::Claims;
 use crate::clock::now_ns;
+use crate::descriptors;
 use crate::discovery::{Agent, Life};
 use crate::dump;
 use crate::governor::{self, Governor, Reading, Step};
@@ -170,11 +171,15 @@ impl Target {
             cpu: CpuSetting::default(),
         };
         let segment_bytes = segment_bytes(&agent)?;
-        let target = Self::new(agent, session, pidfd, segment_bytes);
-        match target.is_alive() {
-            true => Ok(target),
-            false => Err(Error::Ended),
+        Self::new(agent, session, pidfd, segment_bytes).alive()
+    }
+
+    /// Returns this target if its process still exists.
+    fn alive(self) -> Result<Self, Error> {
+        if self.is_alive() {
+            return Ok(self);
         }
+        Err(descriptors::shortage().map_or(Error::Ended, Error::Descriptors))
     }
 
     /// Takes over a session that an agent started by itself, or what a dead process left of it.
@@ -211,10 +216,7 @@ impl Target {
         let mut target = Self::new(agent, session, pidfd, segment_bytes);
         // The owner of the session enlarges the table.
         target.full = true;
-        match target.is_alive() {
-            true => Ok(target),
-            false => Err(Error::Ended),
-        }
+        target.alive()
     }
 
     /// Marks the session's data as collected and removes the segment if it is not in use. Returns

@@ -197,19 +197,48 @@ impl Refusal {
     /// `EPERM` on seizing: says what to do about it.
     pub(crate) fn denied(pid: i32) -> Self {
         let yama = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
-        let advice = match yama.unwrap_or_default().trim() {
-            "3" => "kernel.yama.ptrace_scope is 3, which forbids tracing until the next boot",
-            "2" => "kernel.yama.ptrace_scope is 2; run as root, or with CAP_SYS_PTRACE",
-            "1" => {
-                "kernel.yama.ptrace_scope is 1; run as root, with CAP_SYS_PTRACE, or set it to 0 (sysctl kernel.yama.ptrace_scope=0)"
-            }
-            _ => {
-                "it belongs to another user, or has more rights than this process; run as root, or with CAP_SYS_PTRACE"
-            }
-        };
+        // SAFETY: cannot fail.
+        let is_root = unsafe { libc::geteuid() } == 0;
+        let advice = advice_of_denial(yama.unwrap_or_default().trim(), is_root);
         Self::Denied {
             pid,
             advice: advice.to_owned(),
+        }
+    }
+}
+
+/// What to do where tracing is not permitted, by Yama's scope; root may be one without the right to it, as in
+/// many containers.
+fn advice_of_denial(scope: &str, is_root: bool) -> &'static str {
+    match (scope, is_root) {
+        ("3", _) => "kernel.yama.ptrace_scope is 3, which forbids tracing until the next boot",
+        (_, true) => {
+            "root lacks CAP_SYS_PTRACE here, as in many containers, or a security module forbids it; run \
+             mem_profiler with CAP_SYS_PTRACE, or outside"
+        }
+        ("2", _) => "kernel.yama.ptrace_scope is 2; run as root, or with CAP_SYS_PTRACE",
+        ("1", _) => {
+            "kernel.yama.ptrace_scope is 1; run as root, with CAP_SYS_PTRACE, or set it to 0 (sysctl kernel.yama.ptrace_scope=0)"
+        }
+        _ => {
+            "it belongs to another user, or has more rights than this process; run as root, or with CAP_SYS_PTRACE"
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_is_not_told_to_be_root() {
+        for scope in ["", "0", "1", "2", "3"] {
+            let (user, root) = (
+                advice_of_denial(scope, false),
+                advice_of_denial(scope, true),
+            );
+            assert_eq!(user.contains("run as root"), scope != "3", "{user}");
+            assert!(!root.contains("run as root"), "{root}");
         }
     }
 }

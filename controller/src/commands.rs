@@ -23,6 +23,7 @@ mod why;
 
 use std::process::ExitCode;
 
+use mem_agents::descriptors;
 use mem_agents::discovery::Agent;
 use mem_agents::dump::Written;
 use mem_agents::process;
@@ -92,6 +93,9 @@ fn command(cli: Cli) -> anyhow::Result<ExitCode> {
         Some(Command::SelfCheck(_) | Command::SelfCpu(_) | Command::SelfProfile(_))
     );
     if is_about_processes && !is_the_agents {
+        if let Some(shortage) = descriptors::shortage_at_start() {
+            anyhow::bail!(shortage);
+        }
         warn_of_missing_directory();
     }
     match cli.command {

@@ -58,6 +58,6 @@ pub use machine::Machine;
 pub use perf::{Perf, Sampling};
 pub use ptrace::Ptrace;
 pub use recording::{Counts, Process, Recording};
-pub use refusal::Refusal;
+pub use refusal::{Refusal, get_right};
 pub use registers::Live;
 pub use waiting::Waiting;

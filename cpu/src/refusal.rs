@@ -4,13 +4,30 @@ use std::io;
 
 use crate::machine::Machine;
 
+/// What to do for want of a right: what users are told, or, to root, that it lacks the right, as in many
+/// containers.
+#[must_use]
+pub fn get_right(users: &str, right: &str) -> String {
+    // SAFETY: cannot fail.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    advice(is_root, users, right)
+}
+
+fn advice(is_root: bool, users: &str, right: &str) -> String {
+    if is_root {
+        format!("run with {right}, which root lacks here")
+    } else {
+        users.to_owned()
+    }
+}
+
 /// Why an engine does not work here.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
     /// The setting forbids it.
     #[error(
-        "the kernel does not allow perf events (kernel.perf_event_paranoid is {0}): run as root or \
-         with CAP_PERFMON, or set it to 2 or less"
+        "the kernel does not allow perf events (kernel.perf_event_paranoid is {}): {}, or set it to 2 or \
+         less", .0, get_right("run as root or with CAP_PERFMON", "CAP_PERFMON")
     )]
     Paranoid(i64),
     /// Something else forbids it: a container's filter, for one.
@@ -23,7 +40,10 @@ pub enum Refusal {
     #[error("this kernel has no perf events")]
     Missing,
     /// Another user's process.
-    #[error("no permission to observe process {pid}: run as its user or as root")]
+    #[error(
+        "no permission to observe process {pid}: {}",
+        get_right("run as its user or as root", "CAP_SYS_PTRACE")
+    )]
     Foreign {
         /// The process.
         pid: i32,
@@ -53,7 +73,8 @@ pub enum Refusal {
     },
     /// The setting forbids to trace.
     #[error(
-        "process {pid} may not be traced (kernel.yama.ptrace_scope): run as root, or set it to 0"
+        "process {pid} may not be traced (kernel.yama.ptrace_scope): {}, or set it to 0",
+        get_right("run as root", "CAP_SYS_PTRACE")
     )]
     Yama {
         /// The process.
@@ -210,6 +231,13 @@ impl Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn root_is_not_told_to_be_root() {
+        let said = |is_root| advice(is_root, "run as root", "CAP_SYS_PTRACE");
+        assert_eq!(said(false), "run as root");
+        assert_eq!(said(true), "run with CAP_SYS_PTRACE, which root lacks here");
+    }
 
     #[test]
     fn a_file_without_a_descriptor_does_not_mean_that_a_process_ended() {

@@ -32,6 +32,34 @@ impl Cgroup {
         group
     }
 
+    /// Makes one that can be frozen.
+    pub fn to_freeze() -> Self {
+        Self::controlled_by("freezer")
+    }
+
+    /// Has its processes stand still as long as the result lives.
+    pub fn freeze(&self) -> Frozen<'_> {
+        self.set_frozen(true);
+        let [(file, line), (other, other_line)] =
+            [("freezer.state", "FROZEN"), ("cgroup.events", "frozen 1")];
+        wait::until("the control group to be frozen", || {
+            let read = |name| fs::read_to_string(self.directory.join(name)).unwrap_or_default();
+            let is_so = read(file).lines().any(|text| text == line)
+                || read(other).lines().any(|text| text == other_line);
+            is_so.then_some(())
+        });
+        Frozen(self)
+    }
+
+    fn set_frozen(&self, frozen: bool) {
+        match (self.version, frozen) {
+            (1, true) => self.write("freezer.state", "FROZEN"),
+            (1, false) => self.write("freezer.state", "THAWED"),
+            (_, true) => self.write("cgroup.freeze", "1"),
+            (_, false) => self.write("cgroup.freeze", "0"),
+        }
+    }
+
     fn controlled_by(controller: &str) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -101,6 +129,16 @@ impl Cgroup {
         let text = fs::read_to_string(self.directory.join(file)).expect("our group");
         let count = text.lines().find_map(|line| line.strip_prefix("oom_kill "));
         count.and_then(|n| n.trim().parse().ok()).expect("a count")
+    }
+}
+
+/// A control group that is frozen; it is thawed with this value, without which its processes could not be
+/// killed.
+pub struct Frozen<'a>(&'a Cgroup);
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        self.0.set_frozen(false);
     }
 }
 

@@ -142,9 +142,12 @@ impl Directory {
         }
     }
 
-    /// Returns the free space on the file system, in bytes.
+    /// Returns the free space on the file system, in bytes; an error where it has no size, as ramfs.
     pub fn free_bytes(&self) -> io::Result<u64> {
         let stat = nix::sys::statvfs::fstatvfs(&self.fd)?;
+        if stat.blocks() == 0 {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
         Ok(stat.blocks_available().saturating_mul(stat.fragment_size()))
     }
 }

@@ -35,6 +35,9 @@ pub enum Error {
     /// The process has exited.
     #[error("it ended just now")]
     Ended,
+    /// Files cannot be opened.
+    #[error("{0}")]
+    Descriptors(String),
     /// The process runs under a sanitizer.
     #[error(
         "it runs under a sanitizer (AddressSanitizer, LeakSanitizer, ThreadSanitizer, \
@@ -63,6 +66,13 @@ pub enum Error {
          that runs mem_profiler"
     )]
     FileLimit,
+    /// Its directory's filesystem cannot reserve memory.
+    #[error(
+        "the filesystem of {} cannot reserve memory for its segment (ramfs cannot): move the segments to a \
+         tmpfs with MEM_PROFILER_DIR (for the program and for mem_profiler)",
+        text::path(.0)
+    )]
+    Unreserved(PathBuf),
     /// The bank cannot be prepared.
     #[error("its segment cannot be prepared: {0}")]
     Prepare(io::Error),

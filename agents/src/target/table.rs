@@ -88,6 +88,7 @@ impl Target {
         prepared.map_err(|error| match error.0 {
             libc::ENOSPC => self.no_room().into(),
             libc::EFBIG => Error::FileLimit,
+            libc::EOPNOTSUPP => Error::Unreserved(segment.directory.path.clone()),
             _ => Error::Prepare(io_error(error)),
         })
     }

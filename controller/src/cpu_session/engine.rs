@@ -320,8 +320,9 @@ impl Engine {
         match &self.taker {
             Taker::Perf(perf) if perf.sees_kernel() => None,
             Taker::Perf(_) => Some(format!(
-                "kernel.perf_event_paranoid is {}: run as root or with CAP_PERFMON, or set it to 1",
-                proc::setting("perf_event_paranoid").unwrap_or(2)
+                "kernel.perf_event_paranoid is {}: {}, or set it to 1",
+                proc::setting("perf_event_paranoid").unwrap_or(2),
+                cpu::get_right("run as root or with CAP_PERFMON", "CAP_PERFMON")
             )),
             Taker::Ptrace(_) => Some("ptrace does not see the kernel".to_owned()),
             Taker::Inside(_) => Some(ONLY_ITSELF.to_owned()),

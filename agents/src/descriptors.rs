@@ -1,0 +1,54 @@
+//! File descriptors of this program. Where there are none left, every file of `/proc` seems to be
+//! missing, and so every process.
+
+use std::fs::File;
+use std::io;
+
+/// Descriptors that a command about one process opens at the same time.
+const LEAST: usize = 16;
+
+/// Why files cannot be opened, if `count` more cannot.
+fn shortage_of(count: usize) -> Option<String> {
+    let opened: io::Result<Vec<File>> = (0..count).map(|_| File::open("/dev/null")).collect();
+    match opened.err()?.raw_os_error() {
+        Some(libc::EMFILE) => {
+            // SAFETY: all zero is a valid limit.
+            let mut limit: libc::rlimit = unsafe { std::mem::zeroed() };
+            // SAFETY: writes to a local of the type that it expects.
+            let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0;
+            let limit = known.then(|| format!(" is {}", limit.rlim_cur));
+            Some(format!(
+                "mem_profiler cannot open the files that it needs: the limit on their number (ulimit -n)\
+                 {}; raise it in the shell that runs mem_profiler",
+                limit.unwrap_or_else(|| " is too low".to_owned())
+            ))
+        }
+        Some(libc::ENFILE) => Some(
+            "mem_profiler cannot open the files that it needs: the machine has as many open as it may \
+             (fs.file-max)"
+                .to_owned(),
+        ),
+        _ => None,
+    }
+}
+
+/// Why this program cannot open a file now; `None` if it can.
+pub fn shortage() -> Option<String> {
+    shortage_of(1)
+}
+
+/// Why there are too few descriptors for a command about processes.
+pub fn shortage_at_start() -> Option<String> {
+    shortage_of(LEAST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_are_enough_of_them_here() {
+        assert_eq!(shortage(), None);
+        assert_eq!(shortage_at_start(), None);
+    }
+}

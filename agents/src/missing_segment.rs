@@ -1,0 +1,140 @@
+//! Why a process that carries the agent has no segment that we can find.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use nix::sys::statfs::{PROC_SUPER_MAGIC, statfs};
+use proc::Status;
+use shm_protocol::layout::{CONTROL_BYTES, MIN_MEMORY_LIMIT};
+use shm_protocol::segment::{DEFAULT_DIR, DIR_VARIABLE};
+
+use crate::process;
+use crate::segment::default_directory;
+use crate::text;
+
+/// Returns the cause, as a clause that follows "the process carries the agent, but".
+pub fn reason(pid: i32) -> String {
+    let environment = proc::environment(pid).unwrap_or_default();
+    if proc::value(&environment, "MEM_PROFILER_ONLY").is_some_and(|only| !only.is_empty()) {
+        return "its environment leaves it out: add its name to MEM_PROFILER_ONLY, and restart it"
+            .to_owned();
+    }
+    if let Some(limit) = proc::memory_limit(pid).filter(|limit| *limit < MIN_MEMORY_LIMIT) {
+        return format!(
+            "it is left alone, as it may have only {} of memory (ulimit -v or -d): raise that to {} or more, \
+             and restart it",
+            text::bytes(limit as f64),
+            text::bytes(MIN_MEMORY_LIMIT as f64)
+        );
+    }
+    if !proc::is_ours() {
+        return "the /proc here shows the pids of another pid namespace, which the names of segments \
+                do not have: mount that of this one (mount -t proc proc /proc), or run mem_profiler \
+                outside"
+            .to_owned();
+    }
+    if let Some(tool) = emulator(pid) {
+        return format!("{tool} runs it, with an allocator of its own: start it without");
+    }
+    if let Some(limit) = process::file_size_limit(pid).filter(|limit| *limit < CONTROL_BYTES as u64)
+    {
+        return format!(
+            "it may write no file of more than {limit} bytes (ulimit -f), and its segment is one: \
+             raise the limit, and restart it"
+        );
+    }
+    let ours = default_directory();
+    if let Some(directory) = other_directory(pid) {
+        return format!(
+            "its segment is in {}, and mem_profiler looks in {}: set MEM_PROFILER_DIR to the former",
+            text::path(directory),
+            text::path(&ours)
+        );
+    }
+    let root = proc::directory(pid).join("root");
+    in_directory(pid, &root, &ours).unwrap_or_else(|| {
+        format!(
+            "there is no segment of it in {}: it was deleted, or could not be made when the process \
+             started (the directory was full or not writable); restart it",
+            text::path(ours)
+        )
+    })
+}
+
+/// The directory of a process's segment, by its environment, if that is not the one that we search.
+pub fn other_directory(pid: i32) -> Option<PathBuf> {
+    let environment = proc::environment(pid)?;
+    let named = proc::value(&environment, DIR_VARIABLE).filter(|name| !name.is_empty());
+    let directory = named.map_or(DEFAULT_DIR.as_bytes(), |name| name);
+    let directory = PathBuf::from(OsStr::from_bytes(directory));
+    (directory.is_absolute() && directory != default_directory()).then_some(directory)
+}
+
+/// What is wrong with the directories that the process sees, now.
+fn in_directory(pid: i32, root: &Path, directory: &Path) -> Option<String> {
+    // Not reachable, or not ours to look into.
+    fs::metadata(root).ok()?;
+    let inside = |path: &Path| root.join(path.strip_prefix("/").unwrap_or(path));
+    let shown = text::path(directory);
+    let (of_root, there) = match proc::other_root(pid) {
+        Some(other) => {
+            let of_root = format!("its root directory is {}, and ", text::path(other));
+            (of_root, "there")
+        }
+        None => (String::new(), "where it runs"),
+    };
+    let is_proc = statfs(&inside(Path::new("/proc")))
+        .is_ok_and(|found| found.filesystem_type() == PROC_SUPER_MAGIC);
+    let found = match fs::metadata(inside(directory)) {
+        Ok(_) if !is_proc => {
+            return Some(format!(
+                "{of_root}/proc is not mounted {there}: mount it, and restart it"
+            ));
+        }
+        Ok(found) => found,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            let proc = if is_proc { "" } else { " and mount /proc" };
+            return Some(format!(
+                "{of_root}{shown} is missing {there}: create it{proc} there, and restart it"
+            ));
+        }
+        Err(_) => return None,
+    };
+    if !found.is_dir() {
+        return Some(format!(
+            "{of_root}{shown} is no directory {there}: create one, and restart it"
+        ));
+    }
+    let user = Status::of(pid)?.uid();
+    (!may_write(&found, user)).then(|| {
+        format!("{of_root}its user may not write to {shown} {there}: permit that, and restart it")
+    })
+}
+
+/// Whether a user may make files in a directory, by its mode alone; groups are given the benefit of the
+/// doubt.
+fn may_write(directory: &fs::Metadata, user: u32) -> bool {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    let mode = directory.permissions().mode();
+    let bits = if directory.uid() == user {
+        0o300
+    } else {
+        0o033
+    };
+    user == 0 || mode & bits & 0o222 != 0
+}
+
+/// The program that interprets the process's instructions, if it is known.
+fn emulator(pid: i32) -> Option<&'static str> {
+    let exe = PathBuf::from(OsStr::from_bytes(&proc::exe(pid)?));
+    let name = exe.file_name()?.to_str()?;
+    if exe.components().any(|part| part.as_os_str() == "valgrind") {
+        Some("valgrind")
+    } else if name.starts_with("qemu-") {
+        Some("qemu")
+    } else {
+        None
+    }
+}

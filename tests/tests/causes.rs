@@ -1,0 +1,292 @@
+//! Causes for which a process cannot be sampled, each planted: the message names that one, and no other.
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use mem_tests::cgroup::Cgroup;
+use mem_tests::session::copy_program;
+use mem_tests::{Outcome, Scratch, Target, artifacts, run, wait};
+
+fn idle(scratch: &Scratch) -> Target {
+    started(&mut scratch.preloaded(&scratch.compile("brood.c", &[])))
+}
+
+fn started(command: &mut Command) -> Target {
+    let mut target = Target::start(command);
+    target.hear();
+    target
+}
+
+/// A command that a shell executes after it has done something.
+fn after(script: &str, command: &Command) -> Command {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &format!("{script} && exec \"$0\" \"$@\"")]);
+    shell.arg(command.get_program()).args(command.get_args());
+    shell.envs(
+        command
+            .get_envs()
+            .filter_map(|(name, value)| Some((name, value?))),
+    );
+    if let Some(directory) = command.get_current_dir() {
+        shell.current_dir(directory);
+    }
+    shell.stdin(Stdio::piped()).stdout(Stdio::piped());
+    shell
+}
+
+/// The same in a mount namespace of its own, for which root is needed.
+fn mounted(script: &str, command: &Command) -> Command {
+    let inner = after(script, command);
+    let mut outer = Command::new("unshare");
+    outer.arg("--mount").arg("sh").args(inner.get_args());
+    outer.envs(
+        inner
+            .get_envs()
+            .filter_map(|(name, value)| Some((name, value?))),
+    );
+    outer.current_dir(inner.get_current_dir().unwrap_or_else(|| "/".as_ref()));
+    outer.stdin(Stdio::piped()).stdout(Stdio::piped());
+    outer
+}
+
+fn session(scratch: &Scratch, pid: u32) -> Outcome {
+    run(scratch
+        .profiler()
+        .args(["-s", "1", "-o", "p_", "-p", &pid.to_string()]))
+}
+
+/// Words of the messages about processes that are not sampled.
+const CAUSES: [&str; 12] = [
+    "no such process",
+    "ended just now",
+    "ulimit -n",
+    "ulimit -f",
+    "valgrind runs it",
+    "mem_profiler looks in",
+    "another pid namespace",
+    "/proc is not mounted",
+    "is missing where",
+    "may not write to",
+    "there is no segment of it",
+    "cannot reserve memory",
+];
+
+#[track_caller]
+fn assert_cause(outcome: &Outcome, cause: &str) {
+    assert_eq!(outcome.code, Some(1), "{outcome:?}");
+    let named = CAUSES
+        .iter()
+        .filter(|cause| outcome.stderr.contains(**cause));
+    let named: Vec<&&str> = named.collect();
+    assert_eq!(named, [&cause], "{outcome:?}");
+}
+
+/// A message may be about the limit, and about nothing that the process would be to blame for.
+#[test]
+fn few_descriptors_of_the_controller_are_called_so() {
+    let scratch = Scratch::new();
+    let target = idle(&scratch);
+    for limit in 5..=24 {
+        for args in [
+            &["-s", "1", "-o", "p_", "-p", &target.pid().to_string()][..],
+            &["-s", "1", "-o", "p_"],
+            &["list"],
+        ] {
+            let mut command = scratch.profiler();
+            command.args(args);
+            let outcome = run(&mut after(&format!("ulimit -n {limit}"), &command));
+            match outcome.code {
+                Some(0) => assert!(!outcome.stderr.contains("warning"), "{limit} {outcome:?}"),
+                _ => assert_cause(&outcome, "ulimit -n"),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_limit_on_the_size_of_the_programs_files_is_called_so() {
+    let scratch = Scratch::new();
+    let command = scratch.preloaded(scratch.compile("brood.c", &[]));
+    let target = started(&mut after("ulimit -f 1", &command));
+    assert_cause(&session(&scratch, target.pid()), "ulimit -f");
+}
+
+/// Nothing was named, and there is one.
+#[test]
+fn a_process_without_a_segment_is_explained_where_none_was_named() {
+    let scratch = Scratch::new();
+    let mut command = scratch.preloaded(scratch.compile("brood.c", &[]));
+    command.uid(NOBODY).gid(NOBODY);
+    let open = fs::Permissions::from(std::os::unix::fs::PermissionsExt::from_mode(0o777));
+    fs::set_permissions(scratch.files(), open).expect("our own");
+    let agent = scratch.file("libmem_agent.so");
+    copy_program(artifacts::agent(), &agent);
+    command.env("LD_PRELOAD", &agent);
+    let target = started(&mut command);
+    let mut asked = scratch.profiler();
+    let outcome = run(asked.args(["-s", "1", "--user", &NOBODY.to_string()]));
+    assert_cause(&outcome, "may not write to");
+    assert!(
+        outcome.stderr.contains(&target.pid().to_string()),
+        "{outcome:?}"
+    );
+}
+
+/// A user that no process of the machine has.
+const NOBODY: u32 = 63_217;
+
+#[test]
+fn a_program_in_valgrind_is_called_so() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("brood.c", &[]);
+    let mut command = scratch.preloaded("valgrind");
+    let target = started(command.arg("--quiet").arg(program));
+    assert_cause(&session(&scratch, target.pid()), "valgrind runs it");
+}
+
+#[test]
+fn a_segment_in_another_directory_is_called_so() {
+    let scratch = Scratch::new();
+    let other = Scratch::new();
+    let target = idle(&other);
+    let outcome = session(&scratch, target.pid());
+    assert_cause(&outcome, "mem_profiler looks in");
+    let place = other.shared().display().to_string();
+    assert!(outcome.stderr.contains(&place), "{outcome:?}");
+}
+
+#[test]
+fn the_proc_of_another_namespace_is_called_so() {
+    let scratch = Scratch::new();
+    let program = scratch.compile_as("brood.c", "outsider", &[]);
+    let outcome = run(&mut apart(
+        &scratch,
+        &["--pid", "--fork", "--kill-child"],
+        "",
+        &program,
+    ));
+    assert_cause(&outcome, "another pid namespace");
+}
+
+/// Starts a program in namespaces of its own, and there a session in it, after `prepare`.
+fn apart(scratch: &Scratch, namespaces: &[&str], prepare: &str, program: &Path) -> Command {
+    let script = format!(
+        r#"{prepare}
+        (tail -f /dev/null | LD_PRELOAD="$AGENT" "$1" >/dev/null &)
+        until [ -n "$(ls "$MEM_PROFILER_DIR")" ]; do :; done
+        exec "$0" -s 1 -o p_ -p "${{1##*/}}""#
+    );
+    let mut command = Command::new("unshare");
+    command.args(namespaces).args(["sh", "-c", &script]);
+    command.arg(artifacts::profiler()).arg(program);
+    command
+        .env("MEM_PROFILER_DIR", scratch.shared())
+        .env("AGENT", artifacts::agent())
+        .current_dir(scratch.files())
+        .stdin(Stdio::null());
+    command
+}
+
+#[test]
+fn what_is_missing_in_the_processs_own_mounts_is_called_so() {
+    for (script, cause) in [
+        ("mount -t tmpfs none /proc", "/proc is not mounted"),
+        ("mount -t tmpfs none /dev/shm", "is missing where"),
+    ] {
+        let scratch = Scratch::new();
+        let command = scratch.preloaded(scratch.compile("brood.c", &[]));
+        let target = started(&mut mounted(script, &command));
+        assert_cause(&session(&scratch, target.pid()), cause);
+    }
+}
+
+/// It has no size, so nothing is said of what is free there.
+#[test]
+fn a_filesystem_that_reserves_nothing_is_called_so() {
+    let scratch = Scratch::new();
+    let program = scratch.compile_as("brood.c", "reserving", &[]);
+    let namespaces = ["--mount", "--pid", "--fork", "--mount-proc", "--kill-child"];
+    let prepare = r#"mount -t ramfs none "$MEM_PROFILER_DIR""#;
+    let outcome = run(&mut apart(&scratch, &namespaces, prepare, &program));
+    assert_cause(&outcome, "cannot reserve memory");
+    assert!(!outcome.stderr.contains("free"), "{outcome:?}");
+}
+
+/// `/proc` of systemd's `ProcSubset=pid`.
+#[test]
+fn processes_alone_in_proc_suffice() {
+    let scratch = Scratch::new();
+    let target = idle(&scratch);
+    let mut command = scratch.profiler();
+    command.args(["-s", "1", "-o", "p_", "-p", &target.pid().to_string()]);
+    let script = "mount -t proc -o subset=pid proc /proc";
+    let outcome = run(&mut mounted(script, &command));
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    assert_eq!(outcome.dumps().len(), 1, "{outcome:?}");
+}
+
+/// In a program that has been executed and stands before its loader's first instruction, nothing is loaded yet.
+#[test]
+fn a_process_that_starts_or_has_ended_is_not_missing_its_agent() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("brood.c", &[]);
+    let mut command = scratch.preloaded(&program);
+    let trace = || {
+        // SAFETY: a plain call, which concerns this process alone.
+        match unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    };
+    // SAFETY: one system call.
+    unsafe { command.pre_exec(trace) };
+    // The tracer is the thread that starts it.
+    let mut starting = command.spawn().expect("a program");
+    let ended = scratch.preloaded("true").spawn().expect("a program");
+    wait::until("the other to have ended", || {
+        mem_tests::target::has_ended(ended.id()).then_some(())
+    });
+    let outcome = run(scratch.profiler().arg("list"));
+    for pid in [starting.id(), ended.id()] {
+        assert!(!outcome.stderr.contains(&pid.to_string()), "{outcome:?}");
+    }
+    starting.kill().expect("a child");
+    starting.wait().expect("a child");
+    let mut ended = ended;
+    ended.wait().expect("a child");
+}
+
+/// It is not advised to send a signal that does not continue it.
+#[test]
+fn a_frozen_control_group_is_named() {
+    let scratch = Scratch::new();
+    let group = Cgroup::to_freeze();
+    let mut command = scratch.preloaded(scratch.compile("brood.c", &[]));
+    group.put(&mut command);
+    let target = started(&mut command);
+    let frozen = group.freeze();
+    let outcome = session(&scratch, target.pid());
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    let path = group.path().display().to_string();
+    assert!(
+        outcome.stderr.contains(&format!("{path} is frozen")),
+        "{outcome:?}"
+    );
+    assert!(!outcome.stderr.contains("kill -CONT"), "{outcome:?}");
+    drop(frozen);
+}
+
+/// The kernel marks programs that were deleted like that, but this one is called so.
+#[test]
+fn a_program_called_as_if_deleted_is_found() {
+    let scratch = Scratch::new();
+    let program = scratch.compile_as("brood.c", "x (deleted)", &[]);
+    let _target = started(&mut scratch.preloaded(program));
+    let outcome = run(scratch
+        .profiler()
+        .args(["-s", "1", "-o", "p_", "-p", "x (deleted)"]));
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    assert_eq!(outcome.dumps().len(), 1, "{outcome:?}");
+}

@@ -1,0 +1,355 @@
+//! A program whose history is known by construction (`history.c`), and what each view says of it: values
+//! exactly where everything is sampled, within their bars where one byte in 1024 is; verdicts in words.
+//!
+//! `MEM_TESTS_PLANTED=all` repeats it at more intervals and with more steps, as before a release.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use mem_tests::{Scratch, Session, Steps, run};
+use serde_json::Value;
+
+/// What a site has in truth: objects and bytes in use, and those allocated so far.
+type Truth = BTreeMap<String, [f64; 4]>;
+
+/// The dumps of a history, one after each step, and the truth at each.
+struct History {
+    scratch: Scratch,
+    steps: Steps,
+    session: Session,
+    dumps: Vec<PathBuf>,
+    truths: Vec<Truth>,
+    /// When its steps were taken.
+    times: Vec<Instant>,
+}
+
+fn is_full() -> bool {
+    std::env::var("MEM_TESTS_PLANTED").is_ok_and(|what| what == "all")
+}
+
+fn truth(lines: &[String]) -> Truth {
+    let site = |line: &String| {
+        let mut fields = line.split(' ');
+        let name = fields.next().expect("a name").to_owned();
+        let mut number = || {
+            fields
+                .next()
+                .and_then(|n| n.parse().ok())
+                .expect("a number")
+        };
+        (name, [number(), number(), number(), number()])
+    };
+    lines.iter().map(site).collect()
+}
+
+impl History {
+    /// Runs it for so many steps, in a session with this interval.
+    fn of(interval: &str, steps: usize) -> Self {
+        Self::paced(interval, steps, Duration::ZERO)
+    }
+
+    /// Runs it with steps at equal distances, again if the machine did not let it.
+    fn even(interval: &str, steps: usize) -> Self {
+        const DISTANCE: Duration = Duration::from_millis(250);
+        for _ in 0..20 {
+            let history = Self::paced(interval, steps, DISTANCE);
+            let even = history.times.windows(2).all(|pair| {
+                let off = (pair[1] - pair[0]).as_secs_f64() / DISTANCE.as_secs_f64() - 1.0;
+                off.abs() < 0.3
+            });
+            if even {
+                return history;
+            }
+            history.end();
+        }
+        panic!("no history of even steps in 20 attempts");
+    }
+
+    fn paced(interval: &str, steps: usize, distance: Duration) -> Self {
+        let scratch = Scratch::new();
+        let program = scratch.compile("history.c", &[]);
+        let mut program = Steps::run(program.clone(), &mut scratch.preloaded(&program));
+        let session = Session::of(&scratch, program.pid(), interval);
+        program.step("begin");
+        let (mut dumps, mut truths, mut times) = (Vec::new(), Vec::new(), Vec::new());
+        let begun = Instant::now();
+        for step in 0..steps {
+            let due = begun + distance * step as u32;
+            sleep(due.saturating_duration_since(Instant::now()));
+            program.step("step");
+            times.push(Instant::now());
+            let mut command = scratch.profiler();
+            let pid = program.pid().to_string();
+            let outcome = run(command.args(["dump", "-o", "d_", "-p", &pid]));
+            dumps.push(scratch.file(&outcome.dump().to_string_lossy()));
+            truths.push(truth(&program.step("expected")));
+        }
+        Self {
+            scratch,
+            steps: program,
+            session,
+            dumps,
+            truths,
+            times,
+        }
+    }
+
+    fn parse(&self, args: &[&str], dumps: &[PathBuf]) -> String {
+        let mut command = self.scratch.parser();
+        let outcome = run(command.args(args).args(dumps));
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        outcome.stdout
+    }
+
+    /// The verdict of each site.
+    fn verdicts(&self) -> BTreeMap<String, String> {
+        let text = self.parse(&["--leaks"], &self.dumps);
+        let lines: Vec<&str> = text.lines().collect();
+        let of = |pair: &[&str]| {
+            let (_, site) = pair[1].trim().strip_prefix("at ")?.rsplit_once(" in ")?;
+            let verdict = pair[0].split_whitespace().next_back()?;
+            Some((site.to_owned(), verdict.to_owned()))
+        };
+        lines.windows(2).filter_map(of).collect()
+    }
+
+    fn end(self) {
+        let outcome = self.session.stop();
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        self.steps.target.finish_well();
+    }
+
+    fn last(&self) -> (&Path, &Truth) {
+        let dump = self.dumps.last().expect("a dump");
+        (dump, self.truths.last().expect("its truth"))
+    }
+}
+
+/// Estimates of each site by the page's data and their standard errors: objects and bytes in use, and all.
+fn estimates(json: &str) -> BTreeMap<String, ([f64; 4], [f64; 4])> {
+    let json: Value = serde_json::from_str(json).expect("JSON");
+    let mut sites: BTreeMap<String, ([f64; 4], [f64; 4])> = BTreeMap::new();
+    for stack in json["stacks"].as_array().expect("stacks") {
+        let frame = stack["frames"][0].as_u64().expect("a frame") as usize;
+        let name = json["frames"][frame]["name"].as_str().expect("a name");
+        let number = |key: &str| stack["detail"][key].as_f64().expect("a number");
+        let all = [number("alloc_objects"), number("alloc_bytes")];
+        let values = [
+            all[0] - number("freed_objects"),
+            all[1] - number("freed_bytes"),
+            all[0],
+            all[1],
+        ];
+        let variances = [
+            number("live_object_variance"),
+            number("live_variance"),
+            number("alloc_object_variance"),
+            number("alloc_variance"),
+        ];
+        let site = sites.entry(name.to_owned()).or_default();
+        for at in 0..4 {
+            site.0[at] += values[at];
+            site.1[at] += variances[at];
+        }
+    }
+    sites
+}
+
+/// Within six of the standard errors that the dump states: by chance once in 1e9 values.
+#[track_caller]
+fn assert_values(found: &BTreeMap<String, ([f64; 4], [f64; 4])>, truth: &Truth, what: &str) {
+    for (site, truth) in truth {
+        let (values, variances) = found.get(site).copied().unwrap_or_default();
+        for at in 0..4 {
+            let allowed = 6.0 * variances[at].sqrt() + 1e-6 * truth[at];
+            let off = (values[at] - truth[at]).abs();
+            assert!(
+                off <= allowed,
+                "{what}, {site}, value {at}: {} where {} is true, ± {allowed}",
+                values[at],
+                truth[at]
+            );
+        }
+    }
+}
+
+/// Size in bytes of a number with a unit.
+fn bytes(number: &str, unit: &str) -> f64 {
+    let scale = match unit {
+        "B" => 1.0,
+        "KiB" => 1024.0,
+        "MiB" => 1024.0 * 1024.0,
+        _ => panic!("{number} {unit}: no such unit"),
+    };
+    number.parse::<f64>().expect("a number") * scale
+}
+
+#[test]
+fn every_dump_of_a_history_has_its_values() {
+    let (intervals, steps) = match is_full() {
+        true => (&["1", "128", "1024", "16384"][..], 40),
+        false => (&["1", "1024"][..], 8),
+    };
+    for interval in intervals {
+        let history = History::of(interval, steps);
+        for (dump, truth) in history.dumps.iter().zip(&history.truths) {
+            let json = history.parse(&["--json"], &[dump.clone()]);
+            assert_values(&estimates(&json), truth, &format!("-c {interval}"));
+        }
+        history.end();
+    }
+}
+
+/// Each column of each view adds up to what the program has, which is exact at `-c 1`.
+#[test]
+fn views_of_one_moment_agree_with_the_history() {
+    let history = History::of("1", 6);
+    let (dump, truth) = history.last();
+    let (dump, first) = (dump.to_owned(), history.dumps[0].clone());
+    let live = |site: &str| truth[site][1];
+    let csv = |args: &[&str]| {
+        let text = history.parse(
+            &[&["--csv", "--nodefraction", "0"], args].concat(),
+            &[dump.clone()],
+        );
+        let row = |line: &str| {
+            let mut fields = line.split(',');
+            let name = fields.next()?.trim_matches('"').to_owned();
+            let value: f64 = fields.next()?.parse().ok()?;
+            name.starts_with("site_").then_some((name, value))
+        };
+        text.lines().filter_map(row).collect::<BTreeMap<_, _>>()
+    };
+    for (flag, at) in [
+        ("--inuse_objects", 0),
+        ("--inuse_space", 1),
+        ("--alloc_objects", 2),
+        ("--alloc_space", 3),
+    ] {
+        let rows = csv(&[flag]);
+        for (site, truth) in truth {
+            let value = rows.get(site).copied().unwrap_or(0.0);
+            assert_eq!(value, truth[at], "{flag} {site}");
+        }
+    }
+    // What changed since the first dump.
+    let base = csv(&["--inuse_space", "--base", &first.to_string_lossy()]);
+    for (site, truth) in truth {
+        let change = truth[1] - history.truths[0][site][1];
+        let value = base.get(site).copied().unwrap_or(0.0);
+        assert_eq!(value, change, "--base {site}");
+    }
+    // Sizes of powers of two are the first of their class.
+    let sizes = history.parse(&["--sizes"], &[dump.clone()]);
+    let class = |name: &str| {
+        let line = sizes
+            .lines()
+            .find(|line| line.trim_start().starts_with(name));
+        let line = line.unwrap_or_else(|| panic!("{name}: not in {sizes}"));
+        let rest = line.trim_start().strip_prefix(name).expect("a class");
+        let mut words = rest.split_whitespace();
+        bytes(
+            words.next().expect("a number"),
+            words.next().expect("a unit"),
+        )
+    };
+    let near = |found: f64, truth: f64| (found - truth).abs() <= truth * 0.005;
+    let of_4096 = live("site_stopped") + live("site_cache") + live("site_shrinks");
+    for (name, truth) in [
+        ("4-8 KiB", of_4096),
+        ("64-128 KiB", live("site_once")),
+        ("512-1023 B", live("site_ring")),
+        ("256-511 B", live("site_steady")),
+    ] {
+        assert!(near(class(name), truth), "{name}: {truth} in {sizes}");
+    }
+    assert!(
+        !sizes.contains("2-4 KiB") && !sizes.contains("32-64 KiB"),
+        "{sizes}"
+    );
+    // What is freed at once is so in no other site.
+    let temporary = history.parse(&["--temporary"], &[dump]);
+    assert!(temporary.contains("site_moment"), "{temporary}");
+    assert!(!temporary.contains("site_ring"), "{temporary}");
+    history.end();
+}
+
+/// Growth that goes on, that ended, and none.
+#[test]
+fn verdicts_are_those_of_the_history() {
+    let intervals = if is_full() {
+        &["1", "128", "1024"][..]
+    } else {
+        &["1", "1024"]
+    };
+    for interval in intervals {
+        let history = History::even(interval, 12);
+        let verdicts = history.verdicts();
+        for (site, expected) in [
+            ("site_once", &["level"][..]),
+            ("site_steady", &["steady"]),
+            ("site_stopped", &["stopped"]),
+            // At 1024 their samples differ from dump to dump: chance may give them a trend that is as small as
+            // their bars, and never more.
+            ("site_cache", &["level", "unclear", "shrinks", "steady"]),
+            ("site_ring", &["level", "unclear", "shrinks", "steady"]),
+            ("site_shrinks", &["shrinks"]),
+        ] {
+            let expected = match *interval {
+                "1" if expected.len() > 1 => &expected[..1],
+                _ => expected,
+            };
+            let found = verdicts.get(site).map_or("nothing", String::as_str);
+            assert!(expected.contains(&found), "-c {interval} {site}: {found}");
+        }
+        assert!(!verdicts.contains_key("site_moment"), "{verdicts:?}");
+        history.end();
+    }
+}
+
+/// Objects that live as long as ever are as old as ever, in each second of the session.
+#[test]
+fn the_age_of_a_ring_does_not_drift() {
+    const LIFETIME_MS: f64 = 500.0;
+    let seconds = if is_full() { 600 } else { 12 };
+    let scratch = Scratch::new();
+    let program = scratch.compile("history.c", &[]);
+    let mut steps = Steps::run(program.clone(), &mut scratch.preloaded(&program));
+    let session = Session::of(&scratch, steps.pid(), "1024");
+    steps.step("begin");
+    for second in 1..=seconds {
+        let begun = Instant::now();
+        steps.step(&format!("age {LIFETIME_MS}"));
+        // On a machine that stalls the program, objects grow older than they should.
+        let stalled_ms = (begun.elapsed().as_secs_f64() - 1.0).max(0.0) * 1e3;
+        if second < 3 || second % 4 != 0 {
+            continue;
+        }
+        let mut command = scratch.profiler();
+        let pid = steps.pid().to_string();
+        let outcome = run(command.args(["dump", "-o", "d_", "-p", &pid]));
+        let dump = scratch.file(&outcome.dump().to_string_lossy());
+        let taken_ms = begun.elapsed().as_secs_f64() * 1e3 - 1000.0;
+        let json = run(scratch.parser().arg("--json").arg(dump)).stdout;
+        let json: Value = serde_json::from_str(&json).expect("JSON");
+        let (mut ages, mut objects) = (0.0, 0.0);
+        for stack in json["stacks"].as_array().expect("stacks") {
+            let frame = stack["frames"][0].as_u64().expect("a frame") as usize;
+            if json["frames"][frame]["name"] == "site_ring" {
+                let number = |key: &str| stack["detail"][key].as_f64().expect("a number");
+                ages += number("live_age_ms_sum");
+                objects += number("alloc_objects") - number("freed_objects");
+            }
+        }
+        let age = ages / objects;
+        let (least, most) = (LIFETIME_MS * 0.4, LIFETIME_MS * 0.6 + taken_ms + stalled_ms);
+        assert!(
+            (least..=most).contains(&age),
+            "after {second} s: {age} ms, at most {most}"
+        );
+    }
+    session.stop();
+    steps.target.finish_well();
+}
