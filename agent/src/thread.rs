@@ -21,7 +21,7 @@ use core::mem::{MaybeUninit, size_of};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use shm_protocol::layout::SHARED_SHARD;
-use shm_protocol::record::{CPU_CLASS, NewSample, TABLE_FULL};
+use shm_protocol::record::{CPU_CLASS, NewSample, RecordKey, TABLE_FULL};
 use shm_protocol::tree::Place;
 use shm_protocol::{Bank, NodeId, RecordId, tree};
 use unwind::Registers;
@@ -141,7 +141,7 @@ impl walk::Tree for Interned<'_> {
         child.map(node)
     }
     #[inline]
-    fn expect(&self, path: u64, address: u64) -> u64 {
+    fn prefetch(&self, path: u64, address: u64) -> u64 {
         let path = tree::path_to(path, address);
         if let Some(slot) = self.bank.tree.slot(path, self.bank.node_limit()) {
             arch::prefetch(slot);
@@ -149,14 +149,14 @@ impl walk::Tree for Interned<'_> {
         path
     }
     #[inline]
-    fn seen(&self, stack: Key, address: u64) -> Option<u32> {
+    fn find_leaf(&self, stack: Key, address: u64) -> Option<u32> {
         let leaf = self.seen?.get(stack)?;
         let node = self.bank.tree.node(leaf)?;
         let differs = node.address.load(Ordering::Relaxed) ^ address;
         (differs << (u64::BITS - walk::ADDRESS_BITS) == 0).then_some(leaf)
     }
     #[inline]
-    fn see(&self, stack: Key, leaf: u32) {
+    fn insert_leaf(&self, stack: Key, leaf: u32) {
         if let Some(seen) = self.seen {
             seen.put(stack, leaf);
         }
@@ -260,12 +260,12 @@ impl Thread {
     pub fn walk_interrupted(&mut self, interrupted: &Interrupted, epoch: &Epoch) -> Walk {
         self.drop_old_rules();
         let tree = Interned::new(epoch, &self.roots, self.salt);
-        let from = (interrupted.registers, &interrupted.live[..]);
+        let (registers, live) = (interrupted.registers, &interrupted.live[..]);
         let (thread, code) = (arch::thread_pointer(), module::Modules::now());
         let python = &mut self.python;
         let walk = self
             .walker
-            .walk_interrupted(from, thread, &tree, code, |trail| {
+            .walk_interrupted(registers, live, thread, &tree, code, |trail| {
                 python.read_interrupted(trail, epoch)
             });
         self.cut = tree.cut.get();
@@ -292,7 +292,9 @@ impl Thread {
         if known == key && leaf != 0 {
             return record;
         }
-        let record = epoch.bank.record_of((leaf, class), self.shard);
+        let record = epoch
+            .bank
+            .record_of(RecordKey::new(leaf, class), self.shard);
         if record != TABLE_FULL {
             self.records[slot] = (key, record);
         }
@@ -335,8 +337,10 @@ impl Thread {
         if record == TABLE_FULL {
             return record;
         }
-        let (leaf, class) = epoch.bank.stack_of(record);
-        let own = epoch.bank.record_of_known((leaf, class), self.shard);
+        let RecordKey { leaf, class } = epoch.bank.stack_of(record);
+        let own = epoch
+            .bank
+            .record_of_known(RecordKey::new(leaf, class), self.shard);
         if own != TABLE_FULL {
             self.foreign[record as usize % FOREIGN_CACHE] = (record, own);
         }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use cpython::{Description, State, lines, text};
 use heap_format::{Function, Location, LocationId, Profile, ProfileBuilder, UNNAMED};
-use shm_protocol::codes::{Characters, Code, CodeTable, LEFT_OUT, NO_CODE, frame_of};
+use shm_protocol::codes::{Characters, Code, CodeTable, FRAMES_OMITTED, NO_CODE, frame_of};
 use shm_protocol::layout::{PYTHON_GONE, PYTHON_MET, PYTHON_NAMED, PYTHON_UNKNOWN};
 use shm_protocol::snapshot::Header;
 
@@ -100,7 +100,7 @@ pub fn without_room(profile: &Profile) -> u64 {
 
 fn function(number: u32, place: u32, code: Option<&Code<'_>>) -> Function {
     let name = match (number, place, code) {
-        (NO_CODE, LEFT_OUT, _) => cpython::LEFT_OUT.to_owned(),
+        (NO_CODE, FRAMES_OMITTED, _) => cpython::FRAMES_OMITTED.to_owned(),
         (NO_CODE, ..) => cpython::TABLE_FULL.to_owned(),
         (_, _, Some(code)) if code.name.bytes.is_empty() => UNNAMED.to_owned(),
         (_, _, Some(code)) => text(code.name),

@@ -149,7 +149,7 @@ impl Drop for Target {
     }
 }
 
-/// The process itself: memory that is all in use, threads that wait, and forks.
+/// Returns the process itself: memory that is all in use, threads that wait, and forks.
 fn be_target(threads: usize, huge: bool, memory: usize) -> Result<(), Box<dyn Error>> {
     fill_memory(huge, memory)?;
     for _ in 1..threads {

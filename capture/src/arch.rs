@@ -1,4 +1,4 @@
-//! What depends on the processor: registers, signal frames, instructions.
+//! Processor-specific code: registers, signal frames, instructions.
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
@@ -9,30 +9,30 @@ mod x86_64;
 #[cfg(target_arch = "x86_64")]
 pub use x86_64::*;
 
-/// How well a thread's state can be put back by a signal frame; the smaller, the better.
+/// Quality with which a signal frame can restore a thread's state; smaller is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rank {
-    /// Between two instructions of its own.
+    /// Between two instructions of the program.
     #[cfg(target_arch = "x86_64")]
     Running,
-    /// In a system call that starts again with the same arguments.
+    /// In a system call that is restarted with the same arguments.
     Restarts,
-    /// In a system call that the kernel continues from notes of its own (a sleep).
+    /// In a system call that the kernel continues from a restart block (a sleep).
     Continues,
 }
 
-/// The kernel's error numbers that say how a system call starts again.
+/// Error numbers by which the kernel restarts system calls.
 pub mod restart {
-    /// Starts again.
+    /// Restarts if the handler allows it.
     pub const SYS: i64 = -512;
-    /// Starts again, always.
+    /// Restarts always.
     pub const NOINTR: i64 = -513;
-    /// Starts again unless a handler ran.
+    /// Restarts unless a handler ran.
     pub const NOHAND: i64 = -514;
     /// Continues by `restart_syscall`.
     pub const BLOCK: i64 = -516;
 
-    /// Whether a system call's result is one of these.
+    /// Returns true if a system call's result is one of these numbers.
     pub fn is(result: i64) -> bool {
         matches!(result, SYS | NOINTR | NOHAND | BLOCK)
     }

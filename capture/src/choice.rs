@@ -1,4 +1,4 @@
-//! Which thread makes the system calls.
+//! Choice of the thread that makes the system calls.
 
 use crate::code::{Code, mapping_of};
 use crate::frames::Frames;
@@ -8,24 +8,24 @@ use crate::process::{self, Mapping};
 use crate::seizure::{Seized, Seizure};
 use crate::{Refusal, arch, request};
 
-/// A thread that can, and the way back for it.
+/// Chosen thread, and how to restore it.
 pub struct Chosen {
-    /// Its number.
+    /// Thread id.
     pub tid: i32,
     /// Registers to restore.
     pub regs: arch::General,
     /// Blocked signals to restore.
     pub mask: u64,
-    /// The way back.
+    /// Return frames.
     pub frames: Frames,
 }
 
-/// The thread whose state is the easiest to put back.
+/// Returns the thread whose state is easiest to restore.
 pub fn choose(seizure: &Seizure, code: &Code) -> Result<Chosen, Refusal> {
     let pid = seizure.pid;
     let mappings = process::mappings(pid)?;
     let mut threads: Vec<&Seized> = seizure.threads.iter().collect();
-    // The first thread's stack is the program's: it has room.
+    // The first thread's stack is the process's, which has room.
     threads.sort_by_key(|thread| (thread.regs.rank(), thread.tid != pid));
     let (mut reason, mut second) = (None, None);
     for thread in threads {
@@ -70,7 +70,7 @@ fn obstacle(pid: i32, tid: i32) -> Option<Obstacle> {
     arch::obstacle(tid).map(Obstacle::Other)
 }
 
-/// The frames for a thread, if it is on its own stack and they have room there.
+/// Returns the frames for a thread, if it is on its own stack and they fit there.
 fn prepare(
     thread: &Seized,
     abort: Option<u64>,
@@ -94,8 +94,9 @@ fn prepare(
         }))
 }
 
-/// A thread's own stack is the program's, or the mapping that also holds its thread pointer.
-/// Others (coroutines', signal handlers') may be so small that other data lies below.
+/// Returns true if the frames fit on a thread's own stack: the process's, or the mapping that also
+/// contains its thread pointer. Other stacks (of coroutines or signal handlers) may be so small
+/// that other data lies below.
 fn fits(frames: &Frames, sp: u64, thread_pointer: u64, mappings: &[Mapping]) -> bool {
     let Some(stack) = mapping_of(mappings, sp) else {
         return false;
@@ -104,10 +105,10 @@ fn fits(frames: &Frames, sp: u64, thread_pointer: u64, mappings: &[Mapping]) -> 
     own && stack.writable && frames.bottom >= stack.start
 }
 
-/// Where the kernel would continue a thread that is inside a restartable sequence (rseq): when
-/// we have used the thread, it no longer knows that it was.
+/// Returns where the kernel would continue a thread that is inside a restartable sequence (rseq).
+/// After this process has used the thread, the kernel no longer knows that it was in one.
 fn abort_of_sequence(pid: i32, thread: &Seized) -> Option<u64> {
-    /// Of `struct rseq`.
+    /// Offset of `rseq_cs` in `struct rseq`.
     const CURRENT: u64 = 8;
     let word = |address: u64| {
         let mut bytes = [0; 8];
@@ -115,7 +116,7 @@ fn abort_of_sequence(pid: i32, thread: &Seized) -> Option<u64> {
     };
     let area = Some(request::sequences(thread.tid)).filter(|&area| area != 0)?;
     let sequence = word(area.checked_add(CURRENT)?).filter(|&sequence| sequence != 0)?;
-    // `struct rseq_cs`: version and flags, start, length, where to continue.
+    // `struct rseq_cs`: version and flags, start, length, abort address.
     let part = |offset| word(sequence.checked_add(offset)?);
     let (start, length, abort) = (part(8)?, part(16)?, part(24)?);
     (thread.regs.pc().wrapping_sub(start) < length).then_some(abort)

@@ -1,24 +1,24 @@
-//! The two places in the target's code through which its threads make system calls for us.
+//! Instructions in the target's code by which its threads make system calls for this process.
 
 use crate::process::{self, Mapping};
 use crate::request;
 use crate::{Refusal, arch};
 
-/// Text that is searched at most.
-const MOST: u64 = 256 << 20;
+/// Maximum number of bytes of code that are searched.
+const MAX_SEARCHED_BYTES: u64 = 256 << 20;
 const PIECE: u64 = 1 << 20;
 
-/// Addresses of instructions that every C library has.
+/// Addresses of instruction sequences that every C library has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Code {
-    /// A system call, and then a return.
+    /// System call followed by a return.
     pub call: u64,
-    /// `rt_sigreturn`: restores every register from the frame on the stack.
+    /// `rt_sigreturn`, which restores every register from the frame on the stack.
     pub ret: u64,
 }
 
 impl Code {
-    /// Looks for them: in the C library first, then in all other code.
+    /// Searches the sequences: in the C library first, then in all other code.
     pub fn find(pid: i32) -> Result<Self, Refusal> {
         let mut code = process::mappings(pid)?;
         if code.is_empty() {
@@ -26,7 +26,7 @@ impl Code {
         }
         code.retain(|mapping| mapping.executable);
         code.sort_by_key(|mapping| !is_c_library(&mapping.name));
-        let (mut call, mut ret, mut left) = (None, None, MOST);
+        let (mut call, mut ret, mut left) = (None, None, MAX_SEARCHED_BYTES);
         for mapping in code {
             let (from, to) = (
                 mapping.start,
@@ -41,7 +41,7 @@ impl Code {
         Err(Refusal::NoCode { pid })
     }
 
-    /// Whether they are still there, now that the process is stopped.
+    /// Returns true if the sequences are still there, now that the process is stopped.
     pub fn holds(&self, pid: i32) -> bool {
         let at = |address, wanted: &[&[u8]]| {
             wanted.iter().any(|wanted| {
@@ -53,7 +53,7 @@ impl Code {
     }
 }
 
-/// Whether a mapping, by its name, has the C library's code, or what the kernel adds to it.
+/// Returns true if a mapping with this name contains the C library's code, or is the vdso.
 pub fn is_c_library(name: &str) -> bool {
     let file = name.rsplit('/').next().unwrap_or(name);
     ["libc.", "libc-", "ld-musl", "[vdso]"]
@@ -88,7 +88,7 @@ fn position(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
     Some(places.position(|window| window == wanted)? * arch::ALIGNMENT)
 }
 
-/// The mapping that holds an address.
+/// Returns the mapping that contains an address.
 pub fn mapping_of(mappings: &[Mapping], address: u64) -> Option<&Mapping> {
     let after = mappings.partition_point(|mapping| mapping.start <= address);
     let mapping = mappings.get(after.checked_sub(1)?)?;

@@ -1,10 +1,10 @@
-//! Making the copy: system calls that the target makes for us.
+//! Creation of the copy, by system calls that the target makes for this process.
 //!
 //! 1. A thread of the target clones itself: the first child, with a copy of the memory.
 //! 2. The first child clones itself: the second child, which shares that copy.
-//! 3. The first child is killed, and the target is made to reap it: the second one is now an
-//!    orphan, and the target has no child that it does not know about.
-//! 4. The thread gets its registers, its blocked signals and the bytes of its stack back.
+//! 3. The first child is killed, and the target is made to reap it. The second child is now an
+//!    orphan, and the target has no unknown child.
+//! 4. The thread gets back its registers, its blocked signals and the bytes of its stack.
 //! 5. When the target runs again, the second child gets a file descriptor table of its own, and
 //!    closes all files in it.
 //!
@@ -19,36 +19,36 @@ use crate::arch::{General, restart};
 use crate::choice::{Chosen, choose};
 use crate::code::Code;
 use crate::frames::ALL_SIGNALS;
-use crate::patience::next_event;
 use crate::priority;
 use crate::process;
 use crate::request::{self, Event};
 use crate::seizure::{OPTIONS, Seizure};
+use crate::waiter::next_event;
 use crate::worker;
 
-/// For one system call: copying the page tables of a terabyte takes less.
-const LIMIT: Duration = Duration::from_secs(60);
+/// Maximum time of one system call. Copying the page tables of a terabyte takes less.
+const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 const BIRTHS: i32 =
     libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEFORK | libc::PTRACE_O_TRACEVFORK;
 const OWN: i32 = libc::PTRACE_O_EXITKILL | libc::PTRACE_O_TRACESYSGOOD;
 const CLOSE_RANGE_UNSHARE: u64 = 2;
 
-/// A copy that still shares the target's open files.
+/// Copy that still shares the target's open files.
 pub struct Newborn {
-    /// Its process id.
+    /// Process id.
     pub pid: i32,
-    /// Where it can make system calls.
+    /// Instructions by which it can make system calls.
     pub code: Code,
-    /// The state in which it closes the files.
+    /// Registers with which it closes the files.
     closing: General,
-    /// The priority of the thread that it is a copy of.
+    /// Priority of the thread that was copied.
     priority: i32,
 }
 
-/// Makes a copy of a stopped process.
+/// Copies a stopped process.
 pub fn copy(seizure: &mut Seizure) -> Result<Newborn, Refusal> {
     let pid = seizure.pid;
-    // Whatever failed because it was killed, that is the reason.
+    // If the process was killed, that is the reason, whatever failed because of it.
     let is_ending = || process::mappings(pid).map_or(true, |mappings| mappings.is_empty());
     try_copy(seizure).map_err(|refusal| {
         if is_ending() {
@@ -78,57 +78,58 @@ fn try_copy(seizure: &mut Seizure) -> Result<Newborn, Refusal> {
         end(copy.pid);
     }
     if settled.is_err() {
-        // It finds back by itself when the tracing thread ends.
+        // The thread recovers by itself when the tracing thread ends.
         seizure.threads.retain(|thread| thread.tid != tid);
     }
     let copy = made?;
     settled.map(|()| copy)
 }
 
-/// Kills a process that we trace and waits for its end.
+/// Kills a traced process and waits for its end.
 pub fn end(pid: i32) {
     // It may be dead already.
     let _ = request::kill(pid);
-    while let Ok(event) = next_event(pid, pid, false, LIMIT) {
+    while let Ok(event) = next_event(pid, pid, false, CALL_TIMEOUT) {
         if matches!(event, Event::End | Event::None) {
             return;
         }
-        // A stop that was not examined yet: the end comes next.
+        // A stop that was not consumed yet; the end comes next.
     }
 }
 
 impl Newborn {
-    /// Gives it the target's priority, and files of its own, and closes them.
+    /// Gives the copy the target's priority and its own file descriptor table, and closes all files
+    /// in it.
     pub fn complete(self) {
         priority::set(self.pid, self.priority);
-        // Before Linux 5.9 it keeps sharing the target's open files.
+        // Before Linux 5.9, it keeps sharing the target's open files.
         if worker::call(self.pid, &self.closing).is_some() {
             process::offer_to_oom_killer(self.pid);
         }
     }
 }
 
-/// Where a thread has stopped.
+/// Point where a thread has stopped.
 enum Reached {
-    /// At the beginning or the end of a system call.
+    /// Start or end of a system call.
     Call,
-    /// In the middle of one that has made this child.
+    /// Middle of a system call that has created this child.
     Birth(i32),
 }
 
-/// A system call's result, and the child that it made.
+/// Result of a system call, and the child that it created.
 struct Made {
     result: i64,
     child: Option<i32>,
 }
 
-/// The first child: its pid here, and in the target's pid namespace.
+/// First child: its pid in this pid namespace, and in the target's.
 struct Child {
     pid: i32,
     theirs: i64,
 }
 
-/// The thread that makes the system calls.
+/// Thread that makes the system calls.
 struct Host {
     pid: i32,
     chosen: Chosen,
@@ -139,7 +140,7 @@ struct Host {
 }
 
 impl Host {
-    /// Writes the way back onto its stack.
+    /// Writes the return frames to the thread's stack.
     fn prepare(seizure: &Seizure, chosen: Chosen, code: Code) -> Result<Self, Refusal> {
         let (pid, own_child) = (seizure.pid, seizure.own_child);
         let failed = |error| Refusal::kernel(pid, "write to the stack of", error);
@@ -159,7 +160,7 @@ impl Host {
         })
     }
 
-    /// Makes the copy.
+    /// Creates the copy.
     fn make(&mut self) -> Result<Newborn, Refusal> {
         let (tid, wait, exit) = (
             self.chosen.tid,
@@ -170,8 +171,8 @@ impl Host {
             return Err(Refusal::Reaper { pid: self.pid });
         }
         self.done(request::set_options(tid, OPTIONS | BIRTHS))?;
-        // No exit signal: nobody is notified of its end. The same open files: none stays open
-        // longer, and none is flushed when it ends.
+        // No exit signal, so nobody is notified of the child's end. The same file descriptor table,
+        // so no file stays open longer, and none is flushed when the child ends.
         let flags = (libc::CLONE_FILES | libc::CLONE_PARENT_SETTID)
             .cast_unsigned()
             .into();
@@ -206,7 +207,7 @@ impl Host {
         })
     }
 
-    /// Makes the first child clone itself; it is left in the middle of that.
+    /// Makes the first child clone itself. The first child is left in the middle of that call.
     fn second_child(&self, child: i32, exit: u64) -> Result<i32, Refusal> {
         let flags = (libc::CLONE_FILES | libc::CLONE_VM).cast_unsigned().into();
         let args = [flags, exit, 0, 0, 0, 0];
@@ -222,7 +223,7 @@ impl Host {
         }
     }
 
-    /// Whether orphans become children of the target.
+    /// Returns true if orphans become children of the target.
     fn adopts_orphans(&self) -> Result<bool, Refusal> {
         let frames = &self.chosen.frames;
         let (question, answer) = (libc::PR_GET_CHILD_SUBREAPER as u64, frames.answer);
@@ -232,7 +233,7 @@ impl Host {
         Ok(bytes != [0; 4])
     }
 
-    /// A system call in the target: a signal that comes meanwhile waits.
+    /// Makes a system call in the target. Signals that arrive meanwhile stay pending.
     fn host_call(&self, number: i64, args: [u64; 6], frame: u64) -> Result<Made, Refusal> {
         self.enter_host_call(number, args, frame)?;
         self.finish_call(self.chosen.tid)
@@ -241,13 +242,13 @@ impl Host {
     fn enter_host_call(&self, number: i64, args: [u64; 6], frame: u64) -> Result<(), Refusal> {
         let tid = self.chosen.tid;
         let regs = self.chosen.regs.calling(&self.code, number, args, frame);
-        // In this order: the way back also restores the blocked signals.
+        // In this order, since the return frames restore the blocked signals too.
         self.done(request::set_general(tid, &regs))?;
         self.done(request::set_mask(tid, ALL_SIGNALS))?;
         self.run(tid).map(drop)
     }
 
-    /// Runs a thread to the end of the system call that it has begun.
+    /// Runs a thread to the end of the system call that it has started.
     fn finish_call(&self, tid: i32) -> Result<Made, Refusal> {
         let mut child = None;
         loop {
@@ -259,21 +260,21 @@ impl Host {
             if !restart::is(result) {
                 return Ok(Made { result, child });
             }
-            // The kernel starts it again.
+            // The kernel restarts the system call.
             self.run(tid)?;
         }
     }
 
-    /// Runs a thread to the beginning or the end of a system call, or to the birth of a child.
+    /// Runs a thread to the start or end of a system call, or to the creation of a child.
     fn run(&self, tid: i32) -> Result<Reached, Refusal> {
         let mut signal = 0;
         loop {
             self.done(request::proceed_to_call(tid, signal))?;
-            signal = match next_event(self.pid, tid, self.keeps_end(tid), LIMIT)? {
+            signal = match next_event(self.pid, tid, self.keeps_end(tid), CALL_TIMEOUT)? {
                 Event::Call => return Ok(Reached::Call),
                 Event::Birth => {
                     let child = self.done(request::newborn(tid))?;
-                    // The target waits for it.
+                    // The target waits for the child.
                     priority::raise(child);
                     return Ok(Reached::Birth(child));
                 }
@@ -284,13 +285,14 @@ impl Host {
         }
     }
 
-    /// What the system call returns, at whose end a thread is.
+    /// Returns the result of the system call at whose end the thread has stopped.
     fn result(&self, tid: i32) -> Result<i64, Refusal> {
         let regs = self.done(request::general(tid))?;
         Ok(regs.ok_or(Refusal::Width { pid: self.pid })?.result())
     }
 
-    /// Only a stop signal cannot be blocked; the process is stopped by it, as without us.
+    /// Returns the signal if it is harmless. Only stop signals cannot be blocked; the process is
+    /// stopped by them, as it would be anyway.
     fn harmless(&self, signal: i32) -> Result<i32, Refusal> {
         if signal == libc::SIGSTOP {
             return Ok(signal);
@@ -311,10 +313,10 @@ impl Host {
         Refusal::clone(self.pid, number)
     }
 
-    /// Waits for a child's first stop; from then on it ends with us.
+    /// Waits for a child's first stop. From then on, it ends with this process.
     fn await_birth(&self, child: i32, options: i32) -> Result<(), Refusal> {
         loop {
-            match next_event(self.pid, child, false, LIMIT)? {
+            match next_event(self.pid, child, false, CALL_TIMEOUT)? {
                 Event::Stop => return self.done(request::set_options(child, OWN | options)),
                 Event::End | Event::None => return Err(self.dead(child)),
                 _ => self.done(request::proceed(child, 0))?,
@@ -322,7 +324,7 @@ impl Host {
         }
     }
 
-    /// Puts everything back; to be called whatever happened.
+    /// Restores everything. Must be called whatever happened.
     fn settle(&mut self) -> Result<(), Refusal> {
         let (tid, frames) = (self.chosen.tid, &self.chosen.frames);
         let waited = match self.child.take() {
@@ -337,8 +339,8 @@ impl Host {
         waited
     }
 
-    /// Ends the first child, and makes the target wait for it. It dies while the target is still
-    /// getting there.
+    /// Kills the first child and makes the target wait for it. The child dies while the target is
+    /// on its way there.
     fn wait_for(&self, child: &Child) -> Result<(), Refusal> {
         // It may be dead already.
         let _ = request::kill(child.pid);
@@ -349,15 +351,15 @@ impl Host {
         entered.and_then(|()| self.finish_call(self.chosen.tid).map(drop))
     }
 
-    /// Brings the thread from the end of a system call to a stop like its first one: only
-    /// there does the kernel start an interrupted system call again.
+    /// Brings the thread from the end of a system call to a stop like its first one. Only there
+    /// does the kernel restart an interrupted system call.
     fn leave_call(&self) -> Result<(), Refusal> {
         let tid = self.chosen.tid;
         self.done(request::interrupt(tid))?;
         let mut signal = 0;
         loop {
             self.done(request::proceed(tid, signal))?;
-            signal = match next_event(self.pid, tid, self.keeps_end(tid), LIMIT)? {
+            signal = match next_event(self.pid, tid, self.keeps_end(tid), CALL_TIMEOUT)? {
                 Event::Stop => return Ok(()),
                 Event::Signal(number) => self.harmless(number).unwrap_or(0),
                 Event::End | Event::None => return Err(Refusal::Ended { pid: self.pid }),
@@ -366,7 +368,7 @@ impl Host {
         }
     }
 
-    /// Whether the end of this thread is left for others to wait for.
+    /// Returns true if the end of this thread must be left for others to wait for.
     fn keeps_end(&self, tid: i32) -> bool {
         self.own_child && tid == self.pid
     }

@@ -1,39 +1,40 @@
-//! The way back, written onto the unused part of a thread's stack.
+//! Return frames, written to the unused part of a thread's stack.
 //!
-//! While a thread makes system calls for us, its stack pointer points at signal frames. If we are
-//! killed then, the kernel releases the thread, and it returns into them by itself: it waits for
-//! the child that it may have been made to create, and then restores its own registers. The child
-//! returns into a frame that makes it exit, and runs none of the program's code.
+//! While a thread makes system calls for this process, its stack pointer points to signal frames.
+//! If this process is killed then, the kernel releases the thread, and it returns into these frames
+//! by itself: it waits for the child that it may have been made to create, and then restores its
+//! own registers. The child returns into a frame that makes it exit, and runs none of the program's
+//! code.
 
 use crate::arch::{self, General};
 use crate::code::Code;
 
-/// Below the stack pointer a leaf function may use so much.
+/// Size in bytes of the area below the stack pointer that a leaf function may use.
 const RED_ZONE: u64 = 128;
-/// No child has this pid: waiting for it fails at once.
+/// Pid of no child. Waiting for it fails at once.
 const NOBODY: u64 = i32::MAX as u64;
-/// Signals are blocked until the last frame.
+/// Mask of all signals, which are blocked until the last frame.
 pub const ALL_SIGNALS: u64 = u64::MAX;
 
-/// The frames. The lowest is used first: a handler that runs on this stack meanwhile uses what
-/// is below it.
+/// Return frames. The lowest is used first, since a handler that runs on this stack meanwhile uses
+/// what is below it.
 pub struct Frames {
-    /// Where they begin.
+    /// Address of the lowest frame.
     pub bottom: u64,
-    /// Their bytes.
+    /// Contents.
     pub bytes: Vec<u8>,
-    /// Waits for the child, and then goes back.
+    /// Address of the frame that waits for the child and then returns.
     pub wait: u64,
-    /// Goes back.
+    /// Address of the frame that returns.
     pub back: u64,
-    /// Exits.
+    /// Address of the frame that exits.
     pub exit: u64,
-    /// A word for an answer of the kernel's.
+    /// Address of a word for a result of the kernel.
     pub answer: u64,
 }
 
 impl Frames {
-    /// Frames for a thread in this state; `None` if no stack can hold them.
+    /// Builds the frames for a thread in this state. Returns `None` if no stack can hold them.
     pub fn new(regs: &General, vector: &[u8], mask: u64, code: &Code) -> Option<Self> {
         let small = arch::frame(0, regs, &[], mask, code).len() as u64;
         let large = arch::frame(0, regs, vector, mask, code).len() as u64;
@@ -59,7 +60,8 @@ impl Frames {
         })
     }
 
-    /// Where `clone` is to write the child's pid: into the call that waits for it.
+    /// Returns the address to which `clone` must write the child's pid: an argument of the call
+    /// that waits for it.
     pub fn child(&self) -> u64 {
         self.wait + arch::FIRST_ARGUMENT
     }

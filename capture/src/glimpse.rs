@@ -1,12 +1,13 @@
-//! One thread, stopped for a few microseconds: its registers, and what the caller reads meanwhile.
+//! Glimpses: stops one thread for a few microseconds to read its registers, and memory if the
+//! caller wants.
 //!
-//! The thread is traced only for that long, so signals are delivered as usual, and it continues by
-//! itself whenever this process is killed. A stop of its whole process (`SIGSTOP`) stays in effect.
+//! The thread is traced only that long, so signals are delivered as usual, and it continues by
+//! itself if this process is killed. A stop of its whole process (`SIGSTOP`) stays in effect.
 //!
-//! A thread of ours traces. A thread that it cannot detach with a request (because that thread does
-//! not stop soon, was killed while it was stopped, or must not be interrupted any more) is released
-//! by the kernel when our thread ends. So our thread ends in such a case, and the next glimpse uses
-//! another one.
+//! A thread of this process does the tracing. Sometimes it cannot detach a thread with a request:
+//! because that does not stop soon, was killed while stopped, or must not be interrupted any more.
+//! Then the tracing thread ends, by which the kernel releases the traced one, and the next glimpse
+//! uses another.
 
 use std::fs::File;
 use std::io;
@@ -14,42 +15,42 @@ use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use crate::arch::{self, General};
-use crate::patience::Patience;
 use crate::request::{self, Event};
 use crate::seizure::reap_dead_threads;
 use crate::suspension::Hold;
 use crate::tracer::Tracer;
+use crate::waiter::Waiter;
 
-/// Takes glimpses at threads, one after another.
+/// Takes glimpses of threads, one after another.
 #[derive(Default)]
 pub struct Glimpses {
-    /// Traces nothing between two glimpses.
+    /// Tracing thread, which traces nothing between two glimpses.
     tracer: Option<Tracer>,
 }
 
-/// What is seen of a thread while it is stopped.
+/// State of a thread while it is stopped.
 pub struct Glimpse<'a> {
-    /// Its general registers by their DWARF numbers.
+    /// General registers by DWARF number.
     pub registers: &'a [u64],
-    /// Its program counter.
+    /// Program counter.
     pub pc: u64,
     tid: i32,
     general: &'a General,
 }
 
 impl Glimpse<'_> {
-    /// Its thread pointer, by which the C library identifies threads; requested only now, since on
-    /// some machines that takes another request.
+    /// Returns the thread pointer, by which the C library identifies threads. Read only on request,
+    /// since on some machines it takes another system call.
     #[must_use]
     pub fn thread_pointer(&self) -> Option<u64> {
         arch::thread_pointer(self.tid, self.general).ok()
     }
 }
 
-/// What came of one.
+/// Result of a glimpse.
 struct Taken<R> {
     seen: io::Result<Option<R>>,
-    /// Whether the thread is not traced any more.
+    /// True if the thread is no longer traced.
     is_free: bool,
 }
 
@@ -61,15 +62,15 @@ impl<R> Taken<R> {
 }
 
 impl Glimpses {
-    /// Stops a thread of a process if it is running, and resumes it. `look` sees its registers, and
-    /// may read its memory. `None`: it sleeps, did not stop within `limit`, has ended, or runs code
-    /// of 32 bits.
+    /// Stops a thread if it is running, calls `look` and resumes it. `look` gets its registers, and
+    /// may read its memory. Returns `None` if the thread sleeps, did not stop within `limit`, has
+    /// ended, or runs 32-bit code.
     ///
-    /// Whatever comes of it, afterwards the kernel does not know the thread as traced by us,
-    /// or is about to forget it.
+    /// In any case, afterwards the thread is not traced by this process, or is about to be
+    /// released.
     ///
     /// # Errors
-    /// The kernel's, which forbids it to trace the thread, or to start one that traces.
+    /// Errors of the kernel, which forbids tracing the thread or starting a thread that traces.
     pub fn take<R: Send + 'static>(
         &mut self,
         (pid, tid): (i32, i32),
@@ -85,8 +86,8 @@ impl Glimpses {
         };
         let hold = Hold::new();
         let job = move || take(tid, limit, || state.is_running(), look);
-        // If the process executes a program meanwhile, its other threads are killed, and the
-        // kernel does not let any process trace or read it until they have been waited for.
+        // If the process executes a program meanwhile, its other threads are killed, and the kernel
+        // does not let any process trace or read it until these have been waited for.
         let taken = tracer.run_while(job, || reap_dead_threads(pid));
         let taken = taken.unwrap_or(Taken::nothing(false));
         self.tracer = taken.is_free.then_some(tracer);
@@ -95,8 +96,10 @@ impl Glimpses {
     }
 }
 
-/// `runs` is called twice: before the thread is traced, and at the last moment. A sleeper's system
-/// call could end with `EINTR`; one that is traced and was not interrupted does not notice.
+/// Takes a glimpse on the tracing thread. `runs` returns true if the thread is running. It is
+/// called before the thread is traced and at the last moment, since interrupting a sleeping thread
+/// could make its system call return `EINTR`. Being traced without an interruption does not affect
+/// it.
 fn take<R>(
     tid: i32,
     limit: Duration,
@@ -117,15 +120,17 @@ fn take<R>(
             };
         }
     }
-    // If it died just now, its interruption fails, and its end remains until our thread's.
+    // If the thread died just now, interrupting it fails, and it is released when the tracing
+    // thread ends.
     if !runs() || request::interrupt(tid).is_err() {
         return Taken::nothing(false);
     }
-    let mut patience = Patience::new(limit).sparing();
+    let mut waiter = Waiter::new(limit).sparing();
     loop {
-        // Its exit status is left unread: when our thread ends, the kernel notifies its parent.
+        // Its exit status is left unread. When the tracing thread ends, the kernel notifies the
+        // parent.
         match request::poll(tid, true) {
-            Ok(None) if patience.wait(tid) => {}
+            Ok(None) if waiter.wait(tid) => {}
             Ok(None | Some(Event::End)) | Err(_) => return Taken::nothing(false),
             Ok(Some(Event::None)) => return Taken::nothing(true),
             Ok(Some(event)) => {
@@ -149,7 +154,7 @@ fn seen<R>(tid: i32, general: &General, look: impl FnOnce(&Glimpse<'_>) -> R) ->
     })
 }
 
-/// Resumes a thread, with the signal that it was about to receive. False if it was killed
+/// Resumes a thread, with the signal that it was about to receive. Returns false if it was killed
 /// meanwhile.
 fn release(tid: i32, event: Event) -> bool {
     let signal = match event {
@@ -169,12 +174,12 @@ impl State {
             .map(Self)
     }
 
-    /// Whether it runs, or is runnable.
+    /// Returns true if the thread is running or runnable.
     fn is_running(&self) -> bool {
         let mut text = [0; 128];
         let read = self.0.read_at(&mut text, 0).unwrap_or(0);
         let text = &text[..read];
-        // The name may contain anything.
+        // The command name may contain any bytes.
         let name = text.iter().rposition(|b| *b == b')');
         name.and_then(|at| text.get(at + 2)) == Some(&b'R')
     }

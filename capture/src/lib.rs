@@ -1,4 +1,4 @@
-//! Stops a live process for a moment and takes a copy-on-write copy of it.
+//! Stops a live process briefly and takes a copy-on-write copy of it.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), capture::Refusal> {
@@ -10,66 +10,66 @@
 //! # Ok(()) }
 //! ```
 //!
-//! # Promises
-//! - The target never runs a function of ours, nor one of its own out of turn: one of its threads
-//!   makes three system calls for us (`prctl`, `clone`, `wait4`), and that is all.
+//! # Guarantees
+//! - The target runs no injected function, nor one of its own out of turn: one of its threads makes
+//!   three system calls for this process (`prctl`, `clone`, `wait4`), and that is all.
 //! - Afterwards the target is as before: registers, blocked signals, memory, children, group-stop.
 //!   The kernel restarts an interrupted system call as after any stop; signals that arrived
 //!   meanwhile are delivered once. The target gets no child that it can see, and no `SIGCHLD`.
-//! - Whenever this process is killed, the target recovers by itself: while one of its threads makes
-//!   system calls for us, the way back lies on the unused part of that thread's stack, as signal
-//!   frames (`src/frames.rs`). A copy that is being created at that moment exits; no copy ever runs
+//! - Whenever this process is killed, the target recovers by itself. While one of its threads makes
+//!   system calls for this process, signal frames on the unused part of that thread's stack lead it
+//!   back (`src/frames.rs`). A copy that is being created at that moment exits. No copy ever runs
 //!   the program's code, and none outlives this process.
 //! - A [`Copy`](struct@Copy) has the target's memory as of the stop, byte for byte, except for the
 //!   word in which the kernel records the processor that a thread runs on (rseq). Once the target
-//!   continues, its copy has no open files, so it keeps none open, and is the first process that
+//!   continues, its copy has no open files, so it keeps none open, and it is the first process that
 //!   the OOM killer picks.
-//! - A [`Refusal`] leaves the target as it was, running.
-//! - A [`Copy`](struct@Copy) runs only what a [`Worker`] is given: a function of this program, with memory that
-//!   this process shares with the copy. Other processes of the target's user may be able to reach
-//!   that memory, so nothing in it is trusted. The target's memory and the copy's own are not
-//!   changed.
+//! - A [`Refusal`] leaves the target running, as it was.
+//! - A [`Copy`](struct@Copy) runs only what a [`Worker`] is given: a function of this program, on
+//!   memory that this process shares with the copy. Other processes of the target's user may be
+//!   able to write to that memory, so nothing in it is trusted. Neither the target's memory nor the
+//!   copy's own is changed.
 //!
-//! While this process waits for a process's threads, a timer interrupts it. The timer uses this
-//! process's second-to-last real-time signal, `SIGRTMAX - 1`.
+//! While this process waits for a process's threads, a timer interrupts it, which uses the
+//! second-to-last real-time signal, `SIGRTMAX - 1`.
 //!
-//! This process is not suspended from its terminal while a target is stopped: from the first stop
+//! This process is not suspended from its terminal while a target is stopped. From the first stop
 //! on, those of `SIGTSTP`, `SIGTTIN` and `SIGTTOU` that had their default action are handled, and
 //! take effect as soon as the target continues.
 //!
 //! A single thread can be stopped just long enough to read its registers ([`Glimpses`]).
 //!
-//! # Caller's duties
+//! # Callers must
 //! - keep a [`Stopped`] short: the target is stopped, and so is everything that waits for it
 //!   ([`RaisedPriority`]);
-//! - do not wait for the target, or for any child at all (`waitpid(-1)`), in another thread while
-//!   it is stopped;
-//! - drop the [`Copy`](struct@Copy) soon: as long as it exists, the target's first write to each page
-//!   costs a copy of that page;
-//! - while the target is stopped, read from it what a copy lacks: memory that is shared, or
-//!   withheld from children (`MADV_DONTFORK`, `MADV_WIPEONFORK`).
+//! - not wait for the target, or for any child at all (`waitpid(-1)`), in another thread while it
+//!   is stopped;
+//! - drop the [`Copy`](struct@Copy) soon: as long as it exists, the target's first write to each
+//!   page costs a copy of that page;
+//! - read from the stopped target what a copy lacks: memory that is shared, or withheld from
+//!   children (`MADV_DONTFORK`, `MADV_WIPEONFORK`).
 //!
 //! # Limits
 //! - 64-bit programs on x86-64 and aarch64. Run on Linux 6.18 only. On aarch64 the code has been
-//!   compiled, but not run: ptrace does not work under qemu's user mode. On aarch64, no copy is
-//!   given work ([`Failure::Processor`]).
-//! - Every stop by ptrace makes `epoll_wait`, `semop`, `sigtimedwait` and socket calls with a
-//!   timeout return `EINTR`; this one too. If this process is killed during the few milliseconds of
-//!   [`Stopped::copy`], the chosen thread's `nanosleep`, `poll` or timed futex ends with `EINTR`,
-//!   and another thread's `waitpid` with `__WALL` or `__WCLONE` may see a child for a moment. On
+//!   compiled, but not run: ptrace does not work under qemu's user mode. On aarch64, copies cannot
+//!   do work ([`Failure::Processor`]).
+//! - Every ptrace stop makes `epoll_wait`, `semop`, `sigtimedwait` and socket calls with a timeout
+//!   return `EINTR`, and so does this one. If this process is killed during the few milliseconds of
+//!   [`Stopped::copy`], the chosen thread's `nanosleep`, `poll` or timed futex returns `EINTR`, and
+//!   another thread's `waitpid` with `__WALL` or `__WCLONE` may see a child for a moment. On
 //!   aarch64 a chosen thread's sleep may start over; another thread is chosen if there is one.
-//! - Refused: a process with a seccomp filter in all its threads, one with shadow stacks, one
-//!   whose threads are all on foreign stacks (coroutines), one that adopts orphans. Its
-//!   threads can still be stopped, and its memory read meanwhile.
+//! - Copies are refused of a process with a seccomp filter in all its threads, one with shadow
+//!   stacks, one whose threads are all on foreign stacks (coroutines), and one that adopts orphans.
+//!   Its threads can still be stopped, and its memory read meanwhile.
 //! - A target that executes another program or ends meanwhile is refused; try again.
 //! - `SIGSTOP` cannot be postponed: if this process gets it at the wrong moment, the target, or the
 //!   thread of a glimpse, stays stopped until `SIGCONT`.
-//! - The stop needs CPU time: among hundreds of busy threads it takes longer, especially without
-//!   the right to raise a thread's priority.
+//! - The stop needs CPU time: with hundreds of busy threads it takes longer, especially without the
+//!   right to raise a thread's priority.
 //! - The copy counts against the target's limits on processes and memory. It is a child of the
-//!   target's init process (or subreaper), which is notified of its end and has to reap it: if that
+//!   target's init process (or subreaper), which is notified of its end and has to reap it. If that
 //!   process never does, each copy leaves a zombie.
-//! - The chosen thread is one whose stack is the end of its mapping; a stack inside other memory
+//! - The chosen thread is one whose stack is the end of its mapping. A stack inside other memory
 //!   (`pthread_attr_setstack`) with less than 16 KiB of room would lose the bytes below it if this
 //!   process were killed in [`Stopped::copy`].
 
@@ -81,7 +81,6 @@ mod copying;
 mod frames;
 mod glimpse;
 mod image;
-mod patience;
 mod priority;
 mod process;
 mod refusal;
@@ -89,6 +88,7 @@ mod request;
 mod seizure;
 mod suspension;
 mod tracer;
+mod waiter;
 mod worker;
 
 use std::sync::Arc;
@@ -110,53 +110,53 @@ use seizure::Seizure;
 use suspension::Hold;
 use tracer::Tracer;
 
-/// A thread of a stopped process.
+/// Thread of a stopped process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Thread {
-    /// Its number.
+    /// Thread id.
     pub tid: i32,
     /// Stack pointer.
     pub sp: u64,
     /// Program counter.
     pub pc: u64,
-    /// Whether it is in a system call.
+    /// True if the thread is in a system call.
     pub in_call: bool,
     /// Thread pointer.
     pub thread_pointer: u64,
-    /// What may hold a pointer, as words: general registers, the thread pointer, and of the vector
-    /// registers what a function keeps for its caller.
+    /// Words that may hold pointers: general registers, the thread pointer, and the vector
+    /// registers that a callee preserves.
     pub words: Vec<u64>,
-    /// The rest of the vector and floating-point state, as words: a function that has called another
-    /// one has nothing in it.
+    /// Remaining vector and floating-point state, as words. A function that has made a call holds
+    /// nothing in it.
     pub scratch: Vec<u64>,
 }
 
-/// A process whose threads are all stopped. It continues when this is dropped.
+/// Process whose threads are all stopped. It continues when this is dropped.
 pub struct Stopped {
     tracer: Arc<Tracer>,
-    // Only the tracer's thread works on it; `None` while it does.
+    // Used only on the tracer's thread; `None` meanwhile.
     seizure: Option<Seizure>,
     threads: Vec<Thread>,
     newborns: Vec<Newborn>,
     began: Instant,
     cloned: Duration,
-    /// Until it continues.
+    /// Held until the process continues.
     hold: Option<Hold>,
 }
 
-/// How long a process was stopped.
+/// Times of a stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pause {
-    /// From the first thread's stop to the last one's release.
+    /// Time from the first thread's stop to the last one's release.
     pub stopped: Duration,
-    /// The part of it that copies took.
+    /// Part of that time that copies took.
     pub cloned: Duration,
-    /// The number of threads.
+    /// Number of threads.
     pub threads: usize,
 }
 
-/// A copy of a process. It is stopped except for what a [`Worker`] does, and ends when this is
-/// dropped, or when this process ends.
+/// Copy of a process. It is stopped except for what a [`Worker`] does, and ends when this is
+/// dropped or this process ends.
 pub struct Copy {
     tracer: Arc<Tracer>,
     pid: i32,
@@ -164,13 +164,13 @@ pub struct Copy {
 }
 
 impl Stopped {
-    /// Stops every thread of a process, or, if one has not stopped by the deadline, lets it run.
+    /// Stops every thread of a process. If one does not stop by the deadline, lets all run.
     pub fn stop(pid: i32, deadline: Duration) -> Result<Self, Refusal> {
         Self::stop_and(pid, deadline, |_| ()).map(|(stopped, ())| stopped)
     }
 
-    /// Stops it and takes a copy at once, which is faster than one after the other. If there is no
-    /// copy, it is stopped nevertheless.
+    /// Stops a process and copies it at once, which is faster than one after the other. Without a
+    /// copy, the process is stopped nevertheless.
     pub fn stop_with_copy(
         pid: i32,
         deadline: Duration,
@@ -185,14 +185,14 @@ impl Stopped {
         Ok((stopped, copied))
     }
 
-    /// Stops it, and does something more on the tracer's thread.
+    /// Stops a process, and runs a function on the tracer's thread.
     fn stop_and<R: Send + 'static>(
         pid: i32,
         deadline: Duration,
         then: impl FnOnce(&mut Seizure) -> R + Send + 'static,
     ) -> Result<(Self, R), Refusal> {
         let broken = |error| Refusal::kernel(pid, "start a thread to trace", error);
-        // Ends after the tracer, with which the target is let go at the latest.
+        // Ends after the tracer, whose end releases the target at the latest.
         let hold = Some(Hold::new());
         let tracer = Arc::new(Tracer::start().map_err(broken)?);
         let stop = move || {
@@ -222,13 +222,13 @@ impl Stopped {
         Ok((stopped, result))
     }
 
-    /// Its threads, by number.
+    /// Returns the threads, by id.
     #[must_use]
     pub fn threads(&self) -> &[Thread] {
         &self.threads
     }
 
-    /// Takes a copy of it. Until the process continues, the copy shares its open files.
+    /// Copies the process. Until it continues, the copy shares its open files.
     pub fn copy(&mut self) -> Result<Copy, Refusal> {
         let began = Instant::now();
         let copied = self.with_seizure(copying::copy);
@@ -237,7 +237,7 @@ impl Stopped {
         Ok(self.adopt(newborn))
     }
 
-    /// A copy that has just been made.
+    /// Takes ownership of a copy that was just made.
     fn adopt(&mut self, newborn: Newborn) -> Copy {
         let copy = Copy {
             tracer: Arc::clone(&self.tracer),
@@ -248,7 +248,7 @@ impl Stopped {
         copy
     }
 
-    /// Resumes it.
+    /// Resumes the process.
     pub fn resume(mut self) -> Pause {
         let released = self.release().unwrap_or_else(Instant::now);
         Pause {
@@ -258,7 +258,7 @@ impl Stopped {
         }
     }
 
-    /// Resumes it, and then does what copies still need.
+    /// Resumes the process, then completes its copies.
     fn release(&mut self) -> Option<Instant> {
         let newborns = std::mem::take(&mut self.newborns);
         let released = self.with_seizure(|seizure| {
@@ -270,7 +270,7 @@ impl Stopped {
         released
     }
 
-    /// Does something with it on the tracer's thread.
+    /// Runs a function on the tracer's thread.
     fn with_seizure<R: Send + 'static>(
         &mut self,
         work: impl FnOnce(&mut Seizure) -> R + Send + 'static,
@@ -293,22 +293,21 @@ impl Drop for Stopped {
 }
 
 impl Copy {
-    /// Its process id.
+    /// Returns the copy's process id.
     #[must_use]
     pub fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// Whether it still has its memory. What was read since must not be trusted if it does not: the
-    /// kernel, or its user, has killed it.
+    /// Returns true if the copy still has its memory. If not, because the kernel or its user has
+    /// killed it, what was read since must not be trusted.
     #[must_use]
     pub fn is_whole(&self) -> bool {
-        // Whoever has been killed is awake until the end.
+        // A killed process is no longer in the stopped state.
         Status::of(self.pid).is_some_and(|status| status.state() == 't')
     }
 
-    /// Prepares it for some work, with this many words of memory that it shares with us, which are
-    /// zero.
+    /// Prepares the copy for work, with this many words of shared memory, which are zero.
     pub fn worker(&self, work: Work, words: usize) -> Result<Worker, Failure> {
         Worker::new((&self.tracer, self.pid, self.code), work, words)
     }

@@ -1,38 +1,38 @@
-//! Priorities of threads that a stopped process waits for, or that collect data that is soon
+//! Priorities of threads that a stopped process waits for, or that collect data which is soon
 //! overwritten.
 
-/// The highest priority of normal scheduling.
-const HIGHEST: i32 = -20;
-/// One that has its turn soon, beside hundreds of threads that want theirs.
-const HIGH: i32 = -10;
+/// Highest nice level of normal scheduling.
+const HIGHEST_NICE: i32 = -20;
+/// Nice level with which a thread is scheduled soon even among hundreds of busy threads.
+const COLLECTOR_NICE: i32 = -10;
 
 /// Raises the calling thread's priority until this is dropped, so that a stopped process does not
-/// wait for the processor on its behalf. Where that is not allowed, nothing changes.
+/// wait for it to be scheduled. Does nothing where that is not permitted.
 #[must_use]
 pub struct RaisedPriority {
     tid: i32,
     before: i32,
-    /// Whether what it starts has the usual priority.
+    /// True if threads and processes that it starts have normal priority.
     resets: bool,
 }
 
 impl RaisedPriority {
-    /// Raises it.
+    /// Raises the priority as high as possible.
     pub fn new() -> Self {
         let this = Self::keep();
         raise(this.tid);
         this
     }
 
-    /// The same for a thread that collects samples, less so, unless somebody gave it a low priority.
-    /// What it starts meanwhile has the usual one.
+    /// Raises the priority of a thread that collects samples, less high, unless somebody gave it a
+    /// low one. Threads and processes that it starts meanwhile have normal priority.
     pub fn of_collector() -> Self {
         let mut this = Self::keep();
-        // SAFETY: takes a number only.
+        // SAFETY: the call takes no pointers.
         let policy = unsafe { libc::sched_getscheduler(this.tid) };
-        if policy == libc::SCHED_OTHER && (HIGH + 1..=0).contains(&this.before) {
+        if policy == libc::SCHED_OTHER && (COLLECTOR_NICE + 1..=0).contains(&this.before) {
             this.resets = reset_on_fork(this.tid, true);
-            set(this.tid, HIGH);
+            set(this.tid, COLLECTOR_NICE);
         }
         this
     }
@@ -63,28 +63,28 @@ impl Drop for RaisedPriority {
     }
 }
 
-/// Sets whether what a thread of normal scheduling starts has the usual priority, instead of a
-/// raised one. Only a thread that may raise priorities can undo that. Whether it was done.
+/// Sets whether threads and processes that a thread starts have normal priority instead of its
+/// raised one. Only a thread that may raise priorities can undo this. Returns true on success.
 fn reset_on_fork(tid: i32, yes: bool) -> bool {
     let policy = libc::SCHED_OTHER | if yes { libc::SCHED_RESET_ON_FORK } else { 0 };
     // SAFETY: all zero is valid, and what normal scheduling requires.
     let parameters: libc::sched_param = unsafe { std::mem::zeroed() };
-    // SAFETY: a struct of ours is read.
+    // SAFETY: the kernel only reads `parameters`.
     unsafe { libc::sched_setscheduler(tid, policy, &raw const parameters) == 0 }
 }
 
-/// The priority of a thread that is there.
+/// Returns the nice level of an existing thread.
 pub fn of(tid: i32) -> i32 {
     // SAFETY: takes numbers only.
     unsafe { libc::getpriority(libc::PRIO_PROCESS, tid.cast_unsigned()) }
 }
 
-/// Raises a thread's priority, where that is allowed.
+/// Raises a thread's priority, if that is permitted.
 pub fn raise(tid: i32) {
-    set(tid, HIGHEST);
+    set(tid, HIGHEST_NICE);
 }
 
-/// Sets a thread's priority, where that is allowed. On Linux, each thread has its own.
+/// Sets a thread's nice level, if that is permitted. On Linux, each thread has its own.
 pub fn set(tid: i32, priority: i32) {
     // SAFETY: takes numbers only.
     unsafe { libc::setpriority(libc::PRIO_PROCESS, tid.cast_unsigned(), priority) };
@@ -100,7 +100,10 @@ mod tests {
         let raised = RaisedPriority::new();
         let meanwhile = of(0);
         // Only some may.
-        assert!(meanwhile == HIGHEST || meanwhile == before, "{meanwhile}");
+        assert!(
+            meanwhile == HIGHEST_NICE || meanwhile == before,
+            "{meanwhile}"
+        );
         drop(raised);
         assert_eq!(of(0), before);
     }
@@ -116,7 +119,10 @@ mod tests {
             let before = of(0);
             let raised = RaisedPriority::of_collector();
             let meanwhile = of(0);
-            assert!(meanwhile == HIGH || meanwhile == before, "{meanwhile}");
+            assert!(
+                meanwhile == COLLECTOR_NICE || meanwhile == before,
+                "{meanwhile}"
+            );
             assert_eq!(of_a_child(), before);
             drop(raised);
             assert_eq!((of(0), of_a_child()), (before, before));

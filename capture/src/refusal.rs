@@ -1,9 +1,9 @@
-//! Why a process cannot be stopped or copied.
+//! Errors that say why a process cannot be stopped or copied.
 
 use std::io;
 use std::time::Duration;
 
-/// Why a process could not be stopped or copied. It continues as before.
+/// Reason why a process could not be stopped or copied. It continues as before.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -13,61 +13,61 @@ pub enum Refusal {
         /// The pid that was requested.
         pid: i32,
     },
-    /// A thread's number instead of a process's.
+    /// Thread id instead of a process id.
     #[error("{tid} is a thread of process {pid}; give the process's pid, {pid}")]
     Thread {
-        /// What was requested.
+        /// Thread id that was requested.
         tid: i32,
-        /// The process it belongs to.
+        /// Process that it belongs to.
         pid: i32,
     },
-    /// Our own process.
+    /// This process itself.
     #[error(
         "process {pid} is this one, and cannot stop itself; run the check from another process"
     )]
     Own {
-        /// Our own pid.
+        /// Pid of this process.
         pid: i32,
     },
-    /// Ended, but not waited for by its parent.
+    /// Zombie: ended, but not waited for by its parent.
     #[error("process {pid} has ended (it is a zombie); nothing is left to look at")]
     Zombie {
         /// The process.
         pid: i32,
     },
-    /// It ended while it was being stopped or copied.
+    /// Process ended while it was being stopped or copied.
     #[error("process {pid} ended while it was being captured; nothing is left to look at")]
     Ended {
         /// The process.
         pid: i32,
     },
-    /// It executed another program while it was being stopped.
+    /// Process executed another program while it was being stopped.
     #[error("process {pid} executed another program while it was being captured; try again")]
     Executed {
         /// The process.
         pid: i32,
     },
-    /// Another tracer has it.
+    /// Traced by another process.
     #[error(
         "process {pid} is traced by process {tracer} ({name}), and only one can trace it; end that one first"
     )]
     Traced {
         /// The process.
         pid: i32,
-        /// Who traces it; 0 if it is in another pid namespace.
+        /// Pid of the tracer; 0 if it is in another pid namespace.
         tracer: i32,
-        /// The tracer's name.
+        /// Name of the tracer.
         name: String,
     },
-    /// No right to trace it.
+    /// Tracing is not permitted.
     #[error("no permission to trace process {pid}: {advice}")]
     Denied {
         /// The process.
         pid: i32,
-        /// What to do.
+        /// Advice to the user.
         advice: String,
     },
-    /// A 32-bit program.
+    /// Program of another word size.
     #[error(
         "process {pid} runs a program of another word size; only 64-bit programs of this processor can be captured"
     )]
@@ -85,12 +85,12 @@ pub enum Refusal {
         pid: i32,
         /// The thread.
         tid: i32,
-        /// Its state in `/proc`.
+        /// State of the thread in `/proc`.
         state: char,
-        /// The time it had.
+        /// Deadline.
         limit: Duration,
     },
-    /// A filter of system calls might kill the process for the copy's `clone`.
+    /// Seccomp filter, which might kill the process for `clone`.
     #[error(
         "process {pid} has a seccomp filter, which may kill it for making a copy; scan it while it is stopped instead"
     )]
@@ -98,15 +98,15 @@ pub enum Refusal {
         /// The process.
         pid: i32,
     },
-    /// No thread whose state can be put back by the program itself.
+    /// No thread whose state a signal frame can restore.
     #[error("process {pid} cannot be copied safely: {reason}; scan it while it is stopped instead")]
     NoThread {
         /// The process.
         pid: i32,
-        /// What is in the way.
+        /// Reason.
         reason: &'static str,
     },
-    /// None of the C library's usual instructions.
+    /// Needed instructions not found in its code.
     #[error(
         "process {pid} has no code that makes a system call and returns; scan it while it is stopped instead"
     )]
@@ -114,7 +114,7 @@ pub enum Refusal {
         /// The process.
         pid: i32,
     },
-    /// Orphans become its children.
+    /// Process adopts orphans.
     #[error(
         "process {pid} adopts orphans (it is the first process of a container, or a subreaper) and would get the copy as a child; scan it while it is stopped instead"
     )]
@@ -122,19 +122,19 @@ pub enum Refusal {
         /// The process.
         pid: i32,
     },
-    /// The kernel refused to copy it.
+    /// Kernel refused to copy the process.
     #[error(
         "process {pid} cannot be copied: {error} ({advice}); scan it while it is stopped instead"
     )]
     Clone {
         /// The process.
         pid: i32,
-        /// What `clone` said.
+        /// Error of `clone`.
         error: io::Error,
-        /// What that usually means.
+        /// Usual meaning of the error.
         advice: String,
     },
-    /// Somebody killed the copy.
+    /// Copy was killed.
     #[error(
         "the copy of process {pid} was killed while it was being made, for example for lack of \
          memory; scan the process while it is stopped instead"
@@ -143,20 +143,21 @@ pub enum Refusal {
         /// The process.
         pid: i32,
     },
-    /// Anything else that the kernel refused.
+    /// Any other error of the kernel.
     #[error("cannot {action} process {pid}: {error}")]
     Kernel {
         /// The process.
         pid: i32,
-        /// What was tried.
+        /// Failed action.
         action: &'static str,
-        /// What the kernel said.
+        /// Error of the kernel.
         error: io::Error,
     },
 }
 
 impl Refusal {
-    /// Whether only the copy was refused: the process is still stopped, and can be read.
+    /// Returns true if only the copy was refused, so that the process is still stopped and can be
+    /// read.
     #[must_use]
     pub fn is_of_copy(&self) -> bool {
         matches!(
@@ -170,7 +171,7 @@ impl Refusal {
         )
     }
 
-    /// A request that the kernel refused; `ESRCH` means that the process is gone.
+    /// Returns the reason for a failed request. `ESRCH` means that the process is gone.
     pub(crate) fn kernel(pid: i32, action: &'static str, error: io::Error) -> Self {
         if error.raw_os_error() == Some(libc::ESRCH) {
             Self::Ended { pid }
@@ -179,7 +180,7 @@ impl Refusal {
         }
     }
 
-    /// `clone` in the target gave this error number.
+    /// Returns the reason for a failed `clone` in the target.
     pub(crate) fn clone(pid: i32, number: i32) -> Self {
         let advice = match number {
             libc::EAGAIN => {
@@ -194,7 +195,7 @@ impl Refusal {
         Self::Clone { pid, error, advice }
     }
 
-    /// `EPERM` on seizing: says what to do about it.
+    /// Returns the reason for `EPERM` on seizing, with advice.
     pub(crate) fn denied(pid: i32) -> Self {
         let yama = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
         // SAFETY: cannot fail.

@@ -1,53 +1,53 @@
-//! All threads of a process, stopped.
+//! Seizure: stops all threads of a process.
 
 use std::time::{Duration, Instant};
 
 use crate::arch::{self, General};
 use crate::code::Code;
-use crate::patience::{Patience, is_own_child};
+use crate::waiter::{Waiter, is_own_child};
 use proc::Status;
 
 use crate::request::{self, Event};
 use crate::{Refusal, Thread};
 
-/// What every thread is traced with. Nothing that outlives us: no EXITKILL.
+/// Trace options of every thread. Nothing that outlives this process: no EXITKILL.
 pub const OPTIONS: i32 = libc::PTRACE_O_TRACEEXEC | libc::PTRACE_O_TRACESYSGOOD;
-/// For threads that were killed while they were stopped.
-const REAPING: Duration = Duration::from_secs(2);
+/// Maximum time to wait for threads that were killed while they were stopped.
+const REAP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A thread that is traced.
+/// Traced thread.
 pub struct Seized {
-    /// Its number.
+    /// Thread id.
     pub tid: i32,
-    /// Whether it has stopped.
+    /// True if the thread has stopped.
     pub stopped: bool,
-    /// Its general registers, once it has.
+    /// General registers; valid once it has stopped.
     pub regs: General,
-    /// Its vector registers.
+    /// Vector registers; empty before it has stopped.
     pub vector: Vec<u8>,
 }
 
-/// A process whose threads are traced.
+/// Process whose threads are traced.
 pub struct Seizure {
-    /// The process.
+    /// Process id.
     pub pid: i32,
-    /// Its threads that are alive.
+    /// Threads that are alive.
     pub threads: Vec<Seized>,
-    /// Where its threads make system calls for us, if there is such a place.
+    /// Instructions by which its threads can make system calls; `None` if there are none.
     pub code: Option<Code>,
-    /// When the first one was stopped.
+    /// Time of the first thread's stop.
     pub began: Instant,
-    /// Whether we are also its parent.
+    /// True if this process is also its parent.
     pub own_child: bool,
-    /// Whether it is the first process of its pid namespace.
+    /// True if it is the first process of its pid namespace.
     pub is_first: bool,
 }
 
 impl Seizure {
-    /// Stops every thread; or stops none, and says why.
+    /// Stops every thread. On failure, all continue.
     pub fn new(pid: i32, limit: Duration) -> Result<Self, Refusal> {
         let is_first = identify(pid)?.is_first();
-        // Before the stop, since it takes time; without a right to look, seizing says so.
+        // Before the stop, since it takes time. If reading is not permitted, seizing reports that.
         let code = Code::find(pid).ok();
         let own_child = is_own_child(pid);
         let began = Instant::now();
@@ -67,15 +67,15 @@ impl Seizure {
         Ok(seizure)
     }
 
-    /// Until there are no more threads than have stopped, or their list has twice held no new one:
-    /// while it is read, a thread that still runs may start another, but when all have stopped,
-    /// none can. (One that has ended may be counted for long.)
+    /// Stops all threads. Ends when there are no more threads than have stopped, or their list
+    /// twice contained no new one. While the list is read, a running thread may create another, but
+    /// once all have stopped, none can. (An exited thread may be counted for long.)
     fn stop(&mut self, limit: Duration) -> Result<(), Refusal> {
-        let mut patience = Patience::new(limit);
+        let mut waiter = Waiter::new(limit);
         let mut quiet = 0;
         while quiet < 2 {
             quiet = if self.seize_new()? { 0 } else { quiet + 1 };
-            self.await_stops(&mut patience)?;
+            self.await_stops(&mut waiter)?;
             let count = Status::of(self.pid).and_then(|status| status.threads());
             if count == Some(self.threads.len()) {
                 break;
@@ -87,7 +87,7 @@ impl Seizure {
         Ok(())
     }
 
-    /// Seizes the threads that are not seized yet; says whether there were any.
+    /// Seizes the threads that are not seized yet. Returns true if there were any.
     fn seize_new(&mut self) -> Result<bool, Refusal> {
         let mut known: Vec<i32> = self.threads.iter().map(|thread| thread.tid).collect();
         known.sort_unstable();
@@ -107,13 +107,13 @@ impl Seizure {
                 regs,
                 vector: Vec::new(),
             });
-            // It may have ended meanwhile, which is found out by waiting for it.
+            // It may have ended meanwhile, which waiting for it detects.
             let _ = request::interrupt(tid);
         }
         Ok(self.threads.len() > before)
     }
 
-    /// Why a thread could not be seized: nothing to mind if it is dead.
+    /// Returns the reason why a thread could not be seized, or `Ok` if it is dead.
     fn judge(&self, tid: i32, error: std::io::Error) -> Result<(), Refusal> {
         let pid = self.pid;
         let status = Status::of_thread(pid, tid).filter(|status| !status.is_dead());
@@ -127,7 +127,7 @@ impl Seizure {
     }
 
     /// Waits until every seized thread has stopped or ended.
-    fn await_stops(&mut self, patience: &mut Patience) -> Result<(), Refusal> {
+    fn await_stops(&mut self, waiter: &mut Waiter) -> Result<(), Refusal> {
         loop {
             let mut index = 0;
             while index < self.threads.len() {
@@ -137,18 +137,18 @@ impl Seizure {
                     self.threads.swap_remove(index);
                 }
             }
-            self.forget_dead_leader(patience);
+            self.forget_dead_leader(waiter);
             let Some(running) = self.threads.iter().find(|thread| !thread.stopped) else {
-                patience.answered();
+                waiter.answered();
                 return Ok(());
             };
-            if !patience.wait(running.tid) {
-                return Err(patience.ended(self.pid, running.tid));
+            if !waiter.wait(running.tid) {
+                return Err(waiter.ended(self.pid, running.tid));
             }
         }
     }
 
-    /// Notes what happened to a thread; false if it has ended.
+    /// Processes a thread's event. Returns false if it has ended.
     fn look_at(&mut self, index: usize) -> Result<bool, Refusal> {
         let pid = self.pid;
         let thread = &mut self.threads[index];
@@ -164,12 +164,12 @@ impl Seizure {
             Some(Event::End) if tid == pid => return Err(Refusal::Ended { pid }),
             Some(Event::End | Event::None) => return Ok(false),
             Some(Event::Exec) => {
-                // The other threads are gone, and this one has the process's number now.
+                // The other threads are gone, and this one has the process's id now.
                 thread.stopped = true;
                 self.threads.retain(|thread| thread.tid == pid);
                 return Err(Refusal::Executed { pid });
             }
-            // It is delivered now, as without us; the thread stops before its handler runs.
+            // It is delivered now, as it would be anyway. The thread stops before its handler runs.
             Some(Event::Signal(signal)) => signal,
             Some(Event::Call | Event::Birth | Event::Other) => 0,
         };
@@ -178,10 +178,11 @@ impl Seizure {
         Ok(true)
     }
 
-    /// A first thread that ended before the others never stops, and its end is not reported.
-    fn forget_dead_leader(&mut self, patience: &Patience) {
+    /// Drops a first thread that exited before the others. It never stops, and its end is not
+    /// reported.
+    fn forget_dead_leader(&mut self, waiter: &Waiter) {
         let pid = self.pid;
-        if patience.seldom() && Status::of(pid).is_none_or(|s| s.is_dead()) {
+        if waiter.seldom() && Status::of(pid).is_none_or(|s| s.is_dead()) {
             self.threads
                 .retain(|thread| thread.tid != pid || thread.stopped);
         }
@@ -199,7 +200,7 @@ impl Seizure {
         Ok(())
     }
 
-    /// The threads' registers for the caller.
+    /// Returns the threads with their registers.
     pub fn described(&self) -> Result<Vec<Thread>, Refusal> {
         let failed = |error| Refusal::kernel(self.pid, "read the registers of", error);
         let describe = |thread: &Seized| {
@@ -209,9 +210,10 @@ impl Seizure {
             let mut scratch = Vec::with_capacity(thread.vector.len() / 8);
             for (index, word) in thread.vector.as_chunks().0.iter().enumerate() {
                 let word = u64::from_le_bytes(*word);
-                match arch::is_preserved(index) {
-                    true => words.push(word),
-                    false => scratch.push(word),
+                if arch::is_preserved(index) {
+                    words.push(word)
+                } else {
+                    scratch.push(word)
                 }
             }
             Ok(Thread {
@@ -227,8 +229,8 @@ impl Seizure {
         self.threads.iter().map(describe).collect()
     }
 
-    /// Resumes every thread, and returns when that was done. One that has not stopped is let go
-    /// when the tracing thread ends.
+    /// Resumes every thread, and returns when that was done. A thread that has not stopped is
+    /// released when the tracing thread ends.
     pub fn release(&mut self) -> Instant {
         let pid = self.pid;
         let stopped = self
@@ -241,9 +243,9 @@ impl Seizure {
             .collect();
         let released = Instant::now();
         self.threads.clear();
-        // A traced thread that was killed stays until its tracer has looked at it; the first
+        // A traced thread that was killed remains until its tracer has waited for it. The first
         // thread's end comes last.
-        let mut patience = Patience::new(REAPING);
+        let mut waiter = Waiter::new(REAP_TIMEOUT);
         loop {
             let ended = |tid: i32| {
                 let event = request::poll(tid, self.own_child && tid == pid);
@@ -253,14 +255,14 @@ impl Seizure {
             let Some(&left) = killed.first() else {
                 return released;
             };
-            if !patience.wait(left) {
+            if !waiter.wait(left) {
                 return released;
             }
         }
     }
 }
 
-/// Finds out what cannot be captured, before anything is touched.
+/// Checks that a process can be captured, before anything is touched.
 fn identify(pid: i32) -> Result<Status, Refusal> {
     let status = Status::of(pid).ok_or(Refusal::Gone { pid })?;
     if status.tgid != pid {
@@ -292,11 +294,11 @@ fn traced(pid: i32, thread: i32) -> Refusal {
     }
 }
 
-/// Waits for threads that were killed while they are traced, from another thread than the
-/// tracing one. A thread that executes a program kills the others, and holds a lock of the
-/// kernel's until they have been waited for; seizing takes the same lock.
+/// Waits, on another thread than the tracing one, for threads that were killed while they are
+/// traced. A thread that makes an exec kills the others, and holds a kernel lock until they have
+/// been waited for; seizing takes the same lock.
 pub fn reap_dead_threads(pid: i32) {
-    // Only of those: waiting for a thread that has stopped would take that from the tracer.
+    // Only for those: waiting for a thread that has stopped would take its stop from the tracer.
     let is_dead = |&tid: &i32| Status::of_thread(pid, tid).is_some_and(|status| status.is_dead());
     let threads = proc::threads(pid).into_iter();
     threads

@@ -1,5 +1,5 @@
-//! Suspension of this process from the terminal (Ctrl-Z), postponed while it has a target stopped:
-//! a user who gets the shell back must not find a server stopped as well.
+//! Postpones suspension of this process from the terminal (Ctrl-Z) while it has a target stopped. A
+//! user who gets the shell back must not find a server stopped as well.
 //!
 //! `SIGSTOP` cannot be postponed.
 
@@ -7,22 +7,23 @@ use std::ptr;
 use std::sync::Once;
 use std::sync::atomic::{AtomicI32, Ordering::SeqCst};
 
-/// Signals of job control that stop a process by default.
+/// Job control signals that stop a process by default.
 const SIGNALS: [libc::c_int; 3] = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
 
-/// How many targets are stopped, or [`SUSPENDING`].
+/// Number of stopped targets, or [`SUSPENDING`].
 static STOPPED: AtomicI32 = AtomicI32::new(0);
-/// A thread suspends this process: no other thread may stop a target meanwhile.
+/// Value of [`STOPPED`] while a thread suspends this process: no other thread may stop a target
+/// meanwhile.
 const SUSPENDING: i32 = -1;
-/// The signal that was put off; 0: none.
+/// Signal that was postponed; 0 if none.
 static PUT_OFF: AtomicI32 = AtomicI32::new(0);
 
-/// As long as one of these exists, this process is not suspended.
+/// Guard: as long as one exists, this process is not suspended.
 #[must_use]
 pub struct Hold(());
 
 impl Hold {
-    /// Postpones suspension. Signals that are ignored, or handled by somebody else, stay so.
+    /// Postpones suspension. Signals that are ignored, or have another handler, are left alone.
     pub fn new() -> Self {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| SIGNALS.into_iter().for_each(handle));
@@ -42,9 +43,10 @@ impl Drop for Hold {
     }
 }
 
-/// Suspends this process if a signal wants that, and no target is stopped. Async-signal-safe.
+/// Suspends this process if a signal was postponed and no target is stopped. Async-signal-safe.
 fn suspend_if_free() {
-    // In this order: a signal that comes later finds the last target let go by itself.
+    // In this order, since the handler of a later signal finds that the last target was released,
+    // and suspends by itself.
     if PUT_OFF.load(SeqCst) == 0
         || STOPPED
             .compare_exchange(0, SUSPENDING, SeqCst, SeqCst)
@@ -56,15 +58,15 @@ fn suspend_if_free() {
     if signal != 0 {
         suspend(signal);
     }
-    // What came before this process was continued is over.
+    // Signals from before this process was continued are obsolete.
     PUT_OFF.store(0, SeqCst);
     STOPPED.store(0, SeqCst);
 }
 
-/// Restores a signal's usual effect. Async-signal-safe.
+/// Lets a signal have its default effect. Async-signal-safe.
 fn suspend(signal: libc::c_int) {
-    // SAFETY: a zeroed set and a zeroed action (the default one) are valid; all calls are
-    // async-signal-safe, and what they change is put back.
+    // SAFETY: a zeroed set and a zeroed action (the default one) are valid. All calls are
+    // async-signal-safe, and what they change is restored.
     unsafe {
         let default: libc::sigaction = std::mem::zeroed();
         let mut ours: libc::sigaction = std::mem::zeroed();
@@ -81,19 +83,19 @@ fn suspend(signal: libc::c_int) {
 }
 
 extern "C" fn on_signal(signal: libc::c_int) {
-    // SAFETY: the calling thread's errno.
+    // SAFETY: the location of errno is valid for the calling thread.
     let errno = unsafe { libc::__errno_location() };
-    // SAFETY: as above.
+    // SAFETY: `errno` points to the calling thread's errno.
     let before = unsafe { *errno };
     PUT_OFF.store(signal, SeqCst);
     suspend_if_free();
-    // SAFETY: as above.
+    // SAFETY: `errno` points to the calling thread's errno.
     unsafe { *errno = before };
 }
 
 fn handle(signal: libc::c_int) {
-    // SAFETY: a zeroed action is the default one; the handler is async-signal-safe, and what it
-    // replaces is the default action only.
+    // SAFETY: a zeroed action is the default one. The handler is async-signal-safe, and replaces
+    // only the default action.
     unsafe {
         let mut now: libc::sigaction = std::mem::zeroed();
         if libc::sigaction(signal, ptr::null(), &raw mut now) != 0

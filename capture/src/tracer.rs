@@ -1,5 +1,5 @@
-//! The thread that traces. Tracing belongs to a thread, not to a process: only this one may make
-//! requests, and when it ends, the kernel releases everything that it traced.
+//! Tracing thread. Tracing belongs to a thread, not to a process: only this thread may make
+//! requests, and when it ends, the kernel releases all threads that it traced.
 
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{Builder, JoinHandle};
@@ -11,19 +11,19 @@ const IDLE: Duration = Duration::from_millis(10);
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A thread that does what it is given, one after another.
+/// Thread that runs jobs one after another.
 pub struct Tracer {
     jobs: Option<Sender<Job>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Tracer {
-    /// Starts it. Signals of this process are not handled there.
+    /// Starts the thread. It handles no signals of this process.
     pub fn start() -> std::io::Result<Self> {
         let (jobs, todo) = channel::<Job>();
         let work = move || {
             block_signals();
-            // Before the target's own threads.
+            // Scheduled before the target's own threads.
             let _raised = RaisedPriority::new();
             sleep_exactly();
             crate::alarm::set_up();
@@ -36,12 +36,13 @@ impl Tracer {
         })
     }
 
-    /// Does this there, and waits for the answer; `None` if the thread has panicked.
+    /// Runs a job on the thread and waits for its result. Returns `None` if the thread has
+    /// panicked.
     pub fn run<R: Send + 'static>(&self, job: impl FnOnce() -> R + Send + 'static) -> Option<R> {
         self.run_while(job, || {})
     }
 
-    /// The same; meanwhile `idle` is called here, now and then.
+    /// Like [`run`](Self::run), but calls `idle` here now and then meanwhile.
     pub fn run_while<R: Send + 'static>(
         &self,
         job: impl FnOnce() -> R + Send + 'static,
@@ -49,7 +50,7 @@ impl Tracer {
     ) -> Option<R> {
         let (answer, answered) = channel();
         let job = Box::new(move || {
-            // No receiver is left only if the caller has panicked.
+            // The receiver is gone only if the caller has panicked.
             let _ = answer.send(job());
         });
         self.jobs.as_ref()?.send(job).ok()?;
@@ -66,7 +67,7 @@ impl Drop for Tracer {
     fn drop(&mut self) {
         drop(self.jobs.take());
         if let Some(thread) = self.thread.take() {
-            // What it panicked with has been printed.
+            // The panic's message has been printed.
             let _ = thread.join();
         }
     }
@@ -81,9 +82,9 @@ fn block_signals() {
     }
 }
 
-/// Without the 50 µs by which the kernel may lengthen each sleep: the target is stopped for a
-/// shorter time.
+/// Disables the timer slack, by which the kernel may lengthen each sleep by 50 µs, so that the
+/// target is stopped for a shorter time.
 fn sleep_exactly() {
-    // SAFETY: takes numbers only, and concerns the calling thread.
+    // SAFETY: the call takes no pointers, and concerns the calling thread.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_u64) };
 }

@@ -1,12 +1,12 @@
-//! Work on the copy's memory, done in the copy.
+//! Work on the copy's memory, done by the copy itself.
 //!
 //! The kernel is slow at reading another process's memory, page by page. A copy belongs to nobody
-//! else and runs nothing of its own, so it can be made to run a function of ours, on memory that
-//! both share: this program's code is put into an unnamed file (memfd), which the copy maps.
+//! else and runs nothing of its own, so it can run a function of this program on memory that both
+//! share: this program's code is written to an unnamed file (memfd), which the copy maps.
 //!
 //! The target may have the right to write to its copy, and to kill it. So nothing that comes from
-//! there is trusted: the shared words may hold anything, the file cannot be truncated while we use
-//! it, and the work has a deadline.
+//! there is trusted: the shared words may hold anything, the file cannot be truncated while it is
+//! in use, and the work has a deadline.
 
 use std::ffi::c_void;
 use std::fs::File;
@@ -21,50 +21,50 @@ use std::time::{Duration, Instant};
 use crate::arch::{self, General};
 use crate::code::Code;
 use crate::image::{Image, PAGE};
-use crate::patience::next_event;
 use crate::request::{self, Event};
 use crate::tracer::Tracer;
+use crate::waiter::next_event;
 
-/// A function that a [`Worker`] runs. It gets the address of the shared words there, calls nothing
-/// outside this program's file and uses none of its variables: no allocation, no output, no panic.
-/// If it does so nevertheless, it fails, and no harm is done. The first of the words must change
-/// now and then while it works.
+/// Function that a [`Worker`] runs. It gets the address of the shared words. It must call nothing
+/// outside this program's file and use none of its variables: no allocation, no output, no panic.
+/// If it does so nevertheless, it fails, and no harm is done. It must change the first word now and
+/// then while it works.
 pub type Work = unsafe extern "C" fn(words: *mut u64);
 
-/// Why a copy did not do its work.
+/// Reason why a copy did not do its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Failure {
-    /// It has been run on x86-64 only.
+    /// Not supported on this machine, since it has been run on x86-64 only.
     #[error("that is done on x86-64 only")]
     Processor,
-    /// Our code could not be brought there.
+    /// Code could not be mapped into the copy.
     #[error(
         "our code could not be mapped there: a security module, vm.memfd_noexec, or a limit of its own (address space, open files) or of ours (size of files) forbids it"
     )]
     Unprepared,
-    /// It has ended.
+    /// Copy has ended.
     #[error("it was killed meanwhile, for example for lack of memory")]
     Ended,
-    /// It got this signal for what it did.
+    /// Copy received this signal because of what it did.
     #[error("it got signal {0} for what it read")]
     Signal(i32),
-    /// It made no progress for so long, or was not done after it.
+    /// No progress for this long, or not done after it.
     #[error("it was not done within {0:?}")]
     Deadline(Duration),
 }
 
-/// For one system call, which maps some memory.
-const LIMIT: Duration = Duration::from_secs(10);
-/// As long as nothing changes, it is given up after this time.
-const STANDSTILL: Duration = Duration::from_secs(30);
-/// Between two looks at it.
-const SHORTEST: Duration = Duration::from_micros(50);
-const LONGEST: Duration = Duration::from_millis(10);
-const STACK: usize = 256 << 10;
+/// Maximum time of one system call, which maps some memory.
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum time without progress, after which the work is given up.
+const PROGRESS_TIMEOUT: Duration = Duration::from_secs(30);
+/// Minimum and maximum interval between two checks of the copy.
+const MIN_CHECK_INTERVAL: Duration = Duration::from_micros(50);
+const MAX_CHECK_INTERVAL: Duration = Duration::from_millis(10);
+const STACK_BYTES: usize = 256 << 10;
 const MFD_EXEC: libc::c_uint = 0x10;
 
-/// Somebody in the copy who can be given work.
+/// Copy that is ready to do work.
 pub struct Worker {
     tracer: Arc<Tracer>,
     copy: i32,
@@ -72,22 +72,22 @@ pub struct Worker {
     there: There,
 }
 
-/// How a copy does the work.
+/// What the copy needs to do the work.
 #[derive(Clone, Copy)]
 struct There {
-    /// The state in which it begins.
+    /// Registers with which the function starts.
     start: General,
-    /// The state in which it makes system calls.
+    /// Registers with which it makes system calls.
     rest: General,
     code: Code,
-    /// Our code, to whose beginning the work returns, and its length.
+    /// Address and length of the mapped code, to whose start the function returns.
     image: (u64, usize),
-    /// The shared memory.
+    /// Address and length of the shared memory.
     room: (u64, usize),
 }
 
 impl Worker {
-    /// Prepares a copy for some work with this many shared words, which are zero.
+    /// Prepares a copy for work with this many shared words, which are zero.
     pub(crate) fn new(
         (tracer, copy, code): (&Arc<Tracer>, i32, Code),
         work: Work,
@@ -108,17 +108,18 @@ impl Worker {
         })
     }
 
-    /// The shared words. The target, too, might find a way to change them, at any time.
+    /// Returns the shared words. The target might find a way to change them at any time.
     #[must_use]
     pub fn words(&self) -> &[AtomicU64] {
         self.shared.words()
     }
 
-    /// Does the work, unless it takes longer than `limit`. If it fails, do not try again.
+    /// Does the work, unless it takes longer than `limit`. Must not be called again after a
+    /// failure.
     pub fn run(&self, limit: Duration) -> Result<(), Failure> {
         let (copy, there, shared) = (self.copy, self.there, Arc::clone(&self.shared));
         let work = move || {
-            let done = work(copy, &there, (&shared, limit));
+            let done = work(copy, &there, &shared, limit);
             let rests = request::set_general(copy, &there.rest);
             done.and(rests.map_err(|_| Failure::Ended))
         };
@@ -131,7 +132,7 @@ impl Drop for Worker {
         let (copy, there) = (self.copy, self.there);
         let leave = move || {
             for (start, bytes) in [there.image, there.room] {
-                // At the latest when the copy ends.
+                // Unmapped at the latest when the copy ends.
                 let args = [start, bytes as u64, 0, 0, 0, 0];
                 call(copy, &there.calling(libc::SYS_munmap, args));
             }
@@ -142,7 +143,7 @@ impl Drop for Worker {
 }
 
 impl There {
-    /// Whether the trap that a copy met is the one that the work returns to.
+    /// Checks that the copy trapped where the function returns to.
     fn has_returned(&self, copy: i32) -> Result<(), Failure> {
         let regs = request::general(copy).ok().flatten();
         let pc = regs.ok_or(Failure::Ended)?.pc();
@@ -155,48 +156,48 @@ impl There {
     }
 }
 
-/// Memory that a copy has, too: words, then a stack.
+/// Memory shared with a copy: words, then a stack.
 struct Shared {
     start: NonNull<AtomicU64>,
     words: usize,
 }
 
-// SAFETY: the memory is used through atomic words only, and unmapped by its one owner.
+// SAFETY: the memory is accessed through atomic words only, and unmapped by its only owner.
 unsafe impl Send for Shared {}
-// SAFETY: as above.
+// SAFETY: the memory is accessed through atomic words only.
 unsafe impl Sync for Shared {}
 
 impl Shared {
-    /// For a file that is long enough, from `offset` on.
+    /// Maps a file that is long enough, from `offset` on.
     fn map(file: &File, offset: usize, words: usize) -> Option<Self> {
-        let start = map(file, offset, words * 8 + STACK)?.cast();
+        let start = map(file, offset, words * 8 + STACK_BYTES)?.cast();
         Some(Self { start, words })
     }
 
     fn words(&self) -> &[AtomicU64] {
-        // SAFETY: a mapping of this many words and a stack, until this is dropped.
+        // SAFETY: the mapping has this many words, and a stack, until this is dropped.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.words) }
     }
 
-    /// The uppermost word of the stack.
+    /// Returns the highest word of the stack.
     fn top(&self) -> &AtomicU64 {
-        // SAFETY: the last word of the mapping.
-        unsafe { self.start.add(self.words + STACK / 8 - 1).as_ref() }
+        // SAFETY: this is the last word of the mapping.
+        unsafe { self.start.add(self.words + STACK_BYTES / 8 - 1).as_ref() }
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map`, and used by nobody any more.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), self.words * 8 + STACK) };
+        // SAFETY: `map` made the mapping, and no reference to it is left.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.words * 8 + STACK_BYTES) };
     }
 }
 
-/// Maps part of a file, to be written.
+/// Maps part of a file for writing.
 fn map(file: &File, offset: usize, bytes: usize) -> Option<NonNull<c_void>> {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let (file, offset) = (file.as_raw_fd(), offset as libc::off_t);
-    // SAFETY: a new mapping, where the kernel finds room.
+    // SAFETY: the kernel chooses the address, so no existing mapping changes.
     let start = unsafe {
         libc::mmap(
             ptr::null_mut(),
@@ -210,11 +211,11 @@ fn map(file: &File, offset: usize, bytes: usize) -> Option<NonNull<c_void>> {
     NonNull::new(start).filter(|start| start.as_ptr() != libc::MAP_FAILED)
 }
 
-/// Maps this program's code and shared memory into a copy. Gives that memory, and the state in
-/// which the function begins and the address that it returns to.
+/// Maps this program's code and shared memory into a copy. Returns that memory, and what is needed
+/// to start the function.
 fn prepare(copy: i32, code: &Code, image: &Image, words: usize) -> Option<(Shared, There)> {
     let words = words.checked_next_multiple_of(PAGE / 8)?;
-    let room = words.checked_mul(8)?.checked_add(STACK)?;
+    let room = words.checked_mul(8)?.checked_add(STACK_BYTES)?;
     let length = image.len().checked_add(room)?;
     let regs = request::general(copy).ok()??;
     let mut there = There {
@@ -239,7 +240,7 @@ fn prepare(copy: i32, code: &Code, image: &Image, words: usize) -> Option<(Share
     };
     there.image.0 = mapped(image.len(), libc::PROT_READ | libc::PROT_EXEC, 0)?;
     there.room.0 = mapped(room, libc::PROT_READ | libc::PROT_WRITE, image.len())?;
-    // It cannot be found there from now on.
+    // Without the descriptor, the copy's file cannot be opened by others.
     call(libc::SYS_close, [descriptor, 0, 0, 0, 0, 0])?;
     request::set_general(copy, &regs).ok()?;
     let (entry, back) = (there.image.0 + image.entry(), there.image.0);
@@ -249,58 +250,57 @@ fn prepare(copy: i32, code: &Code, image: &Image, words: usize) -> Option<(Share
     Some((shared, there))
 }
 
-/// Gives a file a length that nobody can change any more; otherwise our mapping could become
-/// invalid.
+/// Sets a file's length and seals it. Otherwise the mapping in this process could become invalid.
 fn fix_length(file: &File, length: u64) -> Option<()> {
-    // Beyond the limit we would get a signal.
+    // Beyond the limit, this process would get a signal.
     (length <= longest_file()).then(|| file.set_len(length).ok())??;
     let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-    // SAFETY: takes numbers only.
+    // SAFETY: the call takes no pointers.
     let sealed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) };
-    // Somebody else might have changed it before.
+    // Another process might have changed the length before the seal.
     (sealed == 0 && file.metadata().ok()?.len() == length).then_some(())
 }
 
-/// How long a file this process may make.
+/// Returns the maximum size in bytes of a file that this process may create.
 fn longest_file() -> u64 {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
-    // SAFETY: fills the two numbers.
+    // SAFETY: `limit` is writable.
     unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
     limit.rlim_cur
 }
 
-/// Makes a file without a name in a copy, whose stack is at `sp`; its descriptor.
+/// Creates an unnamed file in a copy, whose stack is at `sp`. Returns its descriptor.
 fn nameless(copy: i32, sp: u64, call: &dyn Fn(i64, [u64; 6]) -> Option<u64>) -> Option<u64> {
     let mut saved = [0; 8];
     if request::read(copy, sp, &mut saved) < saved.len() {
         return None;
     }
     request::write(copy, sp, &[0; 8]).ok()?;
-    // Before Linux 6.3 there is no such flag, and no need for it.
+    // Before Linux 6.3 the flag does not exist and is not needed.
     let usual = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
     let flags = [usual | MFD_EXEC, usual];
     let made = flags
         .into_iter()
         .find_map(|flags| call(libc::SYS_memfd_create, [sp, flags.into(), 0, 0, 0, 0]));
-    // The memory is to stay as it was.
+    // The copy's memory must not change.
     request::write(copy, sp, &saved).ok()?;
     made
 }
 
-/// A system call of a copy; `None` if it failed.
+/// Makes a system call in a copy. Returns `None` if it failed.
 pub fn call(copy: i32, regs: &General) -> Option<u64> {
     request::set_general(copy, regs).ok()?;
     let mut inside = false;
     loop {
         request::proceed_to_call(copy, 0).ok()?;
-        match next_event(copy, copy, false, LIMIT).ok()? {
+        match next_event(copy, copy, false, CALL_TIMEOUT).ok()? {
             Event::Call if inside => break,
             Event::Call => inside = true,
             Event::End | Event::None => return None,
-            // Signals are not for it.
+            // Signals are suppressed.
             _ => {}
         }
     }
@@ -308,8 +308,8 @@ pub fn call(copy: i32, regs: &General) -> Option<u64> {
     u64::try_from(result).ok()
 }
 
-/// Makes a copy do the work, to its end.
-fn work(copy: i32, there: &There, (shared, limit): (&Shared, Duration)) -> Result<(), Failure> {
+/// Runs the function in a copy, to its end.
+fn work(copy: i32, there: &There, shared: &Shared, limit: Duration) -> Result<(), Failure> {
     let ended = |_| Failure::Ended;
     request::set_general(copy, &there.start).map_err(ended)?;
     let progress = || {
@@ -329,19 +329,19 @@ fn work(copy: i32, there: &There, (shared, limit): (&Shared, Duration)) -> Resul
                 @ (libc::SIGSEGV | libc::SIGBUS | libc::SIGILL | libc::SIGFPE | libc::SIGSYS),
             )) => return Err(Failure::Signal(signal)),
             Some(Event::End | Event::None) => return Err(Failure::Ended),
-            // Other signals are not for it.
+            // Other signals are suppressed.
             Some(_) => request::proceed(copy, 0).map_err(ended)?,
-            // Looked at rather often while it is short, and seldom later: that takes time, too.
-            None => sleep((began.elapsed() / 16).clamp(SHORTEST, LONGEST)),
+            // Checked often while it is short, and seldom later, since a check takes time too.
+            None => sleep((began.elapsed() / 16).clamp(MIN_CHECK_INTERVAL, MAX_CHECK_INTERVAL)),
         }
         if progress() != last.0 {
             last = (progress(), Instant::now());
         }
-        let late = [(began, limit), (last.1, STANDSTILL)];
+        let late = [(began, limit), (last.1, PROGRESS_TIMEOUT)];
         if let Some((_, limit)) = late.into_iter().find(|(from, most)| from.elapsed() > *most) {
             request::interrupt(copy).map_err(ended)?;
-            // What it does then is nothing to us, but it is to rest.
-            let _ = next_event(copy, copy, false, LIMIT);
+            // The result does not matter, but the copy must be stopped.
+            let _ = next_event(copy, copy, false, CALL_TIMEOUT);
             return Err(Failure::Deadline(limit));
         }
     }

@@ -81,7 +81,8 @@ fn a_copy_does_not_change() {
     target.finish().assert_clean();
 }
 
-/// What is raised for the stop is a copy's no more when the target runs on, whatever priority that has.
+/// What is raised for the stop is a copy's no more when the target runs on, whatever priority that
+/// has.
 #[test]
 fn a_copy_has_the_target_s_priority() {
     let target = Target::start(&["read", "4"]);

@@ -28,7 +28,7 @@ fn capturer() {
     drop(copy);
 }
 
-/// Whether the capture was killed; false if it needs fewer steps.
+/// Returns true if the capture was killed; false if it needs fewer steps.
 fn killed_at(step: usize, how: &str, target: &Target, library: &Path) -> bool {
     let status = Command::new(std::env::current_exe().unwrap())
         .args(["--ignored", "--exact", "capturer"])

@@ -13,7 +13,7 @@ use common::{Target, compile, open_to_all, until};
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// The reading target, after `prepare` has run in it.
+/// Returns the reading target, after `prepare` has run in it.
 fn prepared(prepare: fn() -> Result<()>, user: u32) -> Target {
     let built = compile("target.c", &[]);
     let program = open_to_all(&built);

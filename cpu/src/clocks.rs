@@ -1,60 +1,58 @@
-//! What the kernel's events have counted for each thread, and how much of that was reported
-//! already.
+//! Accounting of the kernel's per-thread event counts, and of how much was reported already.
 //!
-//! Records in, nanoseconds out, each at most once: bookkeeping without system calls. It works both
-//! where samples come with their thread's clock (Linux 6.13) and where they stand for one period
-//! each.
+//! Takes records and returns nanoseconds, each at most once. Makes no system calls. Works both if
+//! samples come with their thread's clock (Linux 6.13) and if each stands for one period.
 //!
-//! - A thread that was born while its process was attached has inherited events, and then got its
-//!   own: only the latter count for it, and for the threads that it starts.
-//! - The end of a thread is reported first (EXIT); what its inherited events have counted comes
-//!   after that (READ), possibly much later. Events of its own report nothing.
-//! - A thread that executes a program takes over the ID of the process's first thread. All others
-//!   have ended by then, and this was reported.
+//! - A thread created during attach may hold both inherited and own events. Only its own events
+//!   count, for it and for its children.
+//! - The exit of a thread is reported first (EXIT). The final counts of its inherited events follow
+//!   (READ), possibly much later. A thread's own events report nothing.
+//! - A thread that makes an exec takes over the id of the process's first thread. All other threads
+//!   have exited by then, which was reported.
 
 use std::collections::{HashMap, VecDeque};
 
-/// Maximum number of threads that have ended and whose last counts may still come.
-const MOST_ENDED: usize = 1024;
+/// Maximum number of exited threads whose final counts are awaited.
+const MAX_ENDED: usize = 1024;
 
-/// Where a count comes from.
+/// Origin of a count.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct At {
     pub time: u64,
     pub pid: i32,
     pub tid: i32,
-    /// The event; those that were inherited have the number of the one that was opened.
+    /// Id of the event. Inherited events have the id of the one that was opened.
     pub id: u64,
 }
 
-/// A time, in nanoseconds.
+/// Time in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Share {
-    /// What a sample stands for; of a thread that has ended, what no sample stands for.
+    /// CPU time of a sample; for an exited thread, the time that no sample covers.
     pub ns: u64,
-    /// Besides, what was in the kernel where that is not sampled.
+    /// Additional time in the kernel, if that is not sampled.
     pub hidden: u64,
 }
 
-/// An event that was opened, with all that were inherited from it.
+/// Opened event, with all events inherited from it.
 struct Event {
-    /// Those of one thread are a group.
+    /// Group of the event. Events of one thread share a group.
     group: u64,
-    /// What was reported of its count.
-    told: u64,
-    /// What it counted of threads for which others count.
-    doubled: u64,
+    /// Part of its count that was reported.
+    reported: u64,
+    /// Part of its count that belongs to threads whose own events count.
+    uncounted: u64,
 }
 
 struct Thread {
     pid: i32,
-    /// The events that count for it; `None`: the first that are seen.
+    /// Group of the events that count for the thread. `None`: not known until the first record.
     group: Option<u64>,
-    /// The round in which it got events of its own.
+    /// Round in which it was given its own events.
     opened: Option<u64>,
-    /// What is known of its counts, by event.
+    /// Last known count of each event.
     counted: HashMap<u64, u64>,
-    /// When something was last heard of it.
+    /// Time of its last record.
     last: u64,
     ended: Option<u64>,
 }
@@ -72,17 +70,17 @@ impl Thread {
     }
 }
 
-/// All counts.
+/// Counts of all events and threads.
 pub(crate) struct Clocks {
     period: u64,
-    /// Whether samples that would be in the kernel are swallowed.
+    /// True if the kernel is not sampled, so that samples due there are dropped.
     hides_kernel: bool,
     events: HashMap<u64, Event>,
     threads: HashMap<i32, Thread>,
-    /// Threads that have ended, and when: the first of them is forgotten first.
+    /// Exited threads and the time of their exit, in the order in which they are dropped.
     ended: VecDeque<(i32, u64)>,
-    /// By process: what the samples of threads that have ended stood for beyond what they used.
-    /// Periods are an estimate; one thread's excess is another one's deficit.
+    /// Time, by process, that samples of exited threads stood for beyond what these had used.
+    /// Periods are an estimate, so one thread's excess offsets another's deficit.
     excess: HashMap<i32, u64>,
     groups: u64,
     round: u64,
@@ -102,7 +100,7 @@ impl Clocks {
         }
     }
 
-    /// A thread gets events of its own: the number of their group.
+    /// Starts to open a thread's own events. Returns the number of their group.
     pub(crate) fn begin(&mut self, pid: i32, tid: i32) -> u64 {
         self.groups += 1;
         let mut thread = Thread::new(pid, Some(self.groups), 0);
@@ -111,44 +109,44 @@ impl Clocks {
         self.groups
     }
 
-    /// It got this one.
+    /// Records that one of a thread's own events was opened.
     pub(crate) fn opened(&mut self, id: u64, group: u64) {
         let event = Event {
             group,
-            told: 0,
-            doubled: 0,
+            reported: 0,
+            uncounted: 0,
         };
         self.events.insert(id, event);
     }
 
-    /// It got none after all.
+    /// Records that opening a thread's own events failed.
     pub(crate) fn cancel(&mut self, tid: i32) {
         self.threads.remove(&tid);
     }
 
-    /// Whether a thread has events of its own.
+    /// Returns true if a thread has events of its own.
     pub(crate) fn has_own(&self, tid: i32) -> bool {
         let thread = self.threads.get(&tid);
         thread.is_some_and(|thread| thread.opened.is_some() && thread.ended.is_none())
     }
 
-    /// All records were seen that were written before this round began.
+    /// Ends a round: all records written before it began have been processed.
     pub(crate) fn end_round(&mut self) {
         self.round += 1;
     }
 
-    /// A thread was born.
-    pub(crate) fn born(&mut self, time: u64, (pid, tid): (i32, i32), parent: i32) {
+    /// Handles `PERF_RECORD_FORK` of a thread.
+    pub(crate) fn forked(&mut self, time: u64, pid: i32, tid: i32, parent: i32) {
         let known = self.threads.get(&tid);
         if known.is_some_and(|known| known.ended.is_none() && known.opened == Some(self.round)) {
-            // The record is older than its own events.
+            // The record was written before the thread was given its own events.
             return;
         }
         let group = self.threads.get(&parent).and_then(|parent| parent.group);
         self.threads.insert(tid, Thread::new(pid, group, time));
     }
 
-    /// A thread ended: nothing comes but its last counts.
+    /// Handles `PERF_RECORD_EXIT`. Only READ records of inherited events may follow.
     pub(crate) fn exit(&mut self, time: u64, pid: i32, tid: i32) {
         let thread = self.threads.entry(tid);
         let thread = thread.or_insert_with(|| Thread::new(pid, None, time));
@@ -157,7 +155,7 @@ impl Clocks {
         }
         thread.ended = Some(time);
         self.ended.push_back((tid, time));
-        if self.ended.len() > MOST_ENDED
+        if self.ended.len() > MAX_ENDED
             && let Some((tid, time)) = self.ended.pop_front()
             && self
                 .threads
@@ -168,7 +166,7 @@ impl Clocks {
         }
     }
 
-    /// A process executes a program: the thread that did so has the process's number now.
+    /// Handles an exec: the thread that made it has the process's id now.
     pub(crate) fn executed(&mut self, pid: i32) {
         let left = self.threads.iter();
         let left = left.filter(|(_, thread)| thread.pid == pid && thread.ended.is_none());
@@ -180,8 +178,8 @@ impl Clocks {
         let Some(mut heir) = self.threads.remove(&newest) else {
             return;
         };
-        // There are more where records were lost. Which counts continue is not known then: the
-        // highest are those for which nothing is reported twice.
+        // More than one thread is left if records were lost. It is not known then whose counts
+        // continue. With the highest counts, nothing is reported twice.
         for (_, tid) in left {
             let Some(other) = self.threads.remove(&tid) else {
                 continue;
@@ -197,8 +195,8 @@ impl Clocks {
         self.threads.insert(pid, heir);
     }
 
-    /// What a sample stands for, of which the thread's clock may be known. `None`: it comes from
-    /// an event that does not count.
+    /// Returns the CPU time of a sample. `count` is the thread's clock, if known. Returns `None` if
+    /// the sample comes from an event that does not count.
     pub(crate) fn sample(&mut self, at: At, count: Option<u64>) -> Option<Share> {
         let group = self.events.get(&at.id)?.group;
         self.revive(at);
@@ -213,9 +211,9 @@ impl Clocks {
         let ns = now.saturating_sub(*known);
         *known = now.max(*known);
         let event = self.events.get_mut(&at.id)?;
-        event.told = event.told.saturating_add(ns);
+        event.reported = event.reported.saturating_add(ns);
         let hidden = match self.hides_kernel {
-            // Ticks that came in the kernel were swallowed: whole periods.
+            // Samples due in the kernel were dropped, each a whole period.
             true => ns.saturating_add(self.period / 2) / self.period * self.period,
             false => 0,
         };
@@ -226,8 +224,8 @@ impl Clocks {
         })
     }
 
-    /// A thread that ended still runs: it was born again, or executed a program, and the record
-    /// of that was lost.
+    /// Handles a record of a thread that has exited: its id was reused, or a thread made an exec,
+    /// and the record of that was lost.
     fn revive(&mut self, at: At) {
         let thread = self.threads.get(&at.tid).and_then(|thread| thread.ended);
         if thread.is_some_and(|end| end < at.time) {
@@ -238,70 +236,71 @@ impl Clocks {
         }
     }
 
-    /// What no sample stands for of a thread that ended, by one of its events. `None`: the event
-    /// does not count.
+    /// Returns the CPU time of an exited thread that no sample covers, from one event's final
+    /// count. Returns `None` if the event does not count.
     pub(crate) fn read(&mut self, at: At, count: u64) -> Option<Share> {
         let event = self.events.get_mut(&at.id)?;
-        let mut told = 0;
+        let mut reported = 0;
         if let Some(thread) = self.threads.get_mut(&at.tid) {
             if *thread.group.get_or_insert(event.group) != event.group {
-                event.doubled = event.doubled.saturating_add(count);
+                event.uncounted = event.uncounted.saturating_add(count);
                 return None;
             }
-            told = thread.counted.remove(&at.id).unwrap_or(0);
+            reported = thread.counted.remove(&at.id).unwrap_or(0);
         }
-        let mut ns = count.saturating_sub(told);
-        if told > count {
+        let mut ns = count.saturating_sub(reported);
+        if reported > count {
             let excess = self.excess.entry(at.pid).or_default();
-            *excess = excess.saturating_add(told - count);
+            *excess = excess.saturating_add(reported - count);
         } else if let Some(excess) = self.excess.get_mut(&at.pid) {
             let taken = ns.min(*excess);
             *excess -= taken;
             ns -= taken;
         }
-        event.told = event.told.saturating_add(ns);
-        let hidden = self.swallowed(ns);
+        event.reported = event.reported.saturating_add(ns);
+        let hidden = self.dropped(ns);
         Some(Share {
             ns: ns - hidden,
             hidden,
         })
     }
 
-    /// For a time without a sample, that in the kernel where it is hidden: a sample would have come
-    /// after each period.
-    fn swallowed(&self, ns: u64) -> u64 {
-        match self.hides_kernel {
-            true => ns / self.period * self.period,
-            false => 0,
+    /// Returns the part of a time without samples that was spent in the kernel, if that is not
+    /// sampled: whole periods, since a sample would have been taken after each period in user mode.
+    fn dropped(&self, ns: u64) -> u64 {
+        if self.hides_kernel {
+            ns / self.period * self.period
+        } else {
+            0
         }
     }
 
-    /// For an event's value: what counts; and of that, what was in the kernel since the last
-    /// samples of those threads that have not said so themselves.
-    pub(crate) fn conclude(&mut self, id: u64, value: u64) -> Share {
+    /// Returns the part of an event's value that counts, and how much of it was spent in the kernel
+    /// since the last samples.
+    pub(crate) fn total(&mut self, id: u64, value: u64) -> Share {
         let Some(event) = self.events.get(&id) else {
             return Share::default();
         };
-        let ns = value.saturating_sub(event.doubled);
-        let hidden = self.swallowed(ns.saturating_sub(event.told));
+        let ns = value.saturating_sub(event.uncounted);
+        let hidden = self.dropped(ns.saturating_sub(event.reported));
         if let Some(event) = self.events.get_mut(&id) {
-            event.told += hidden;
+            event.reported += hidden;
         }
         Share { ns, hidden }
     }
 
-    /// An event was closed.
+    /// Drops an event that was closed.
     pub(crate) fn closed(&mut self, id: u64) {
         self.events.remove(&id);
     }
 
-    /// Processes ended, and all that they wrote was seen.
+    /// Drops processes that have ended and whose records were all processed.
     pub(crate) fn forget(&mut self, pids: &[i32]) {
         self.threads.retain(|_, thread| !pids.contains(&thread.pid));
         self.excess.retain(|pid, _| !pids.contains(pid));
     }
 
-    /// All events were closed.
+    /// Drops everything, after all events were closed.
     pub(crate) fn clear(&mut self) {
         self.events.clear();
         self.threads.clear();
@@ -348,7 +347,7 @@ mod tests {
         for with_clock in [true, false] {
             let mut clocks = clocks(false);
             let count = |ns| with_clock.then_some(ns);
-            clocks.born(1, (PID, 101), PID);
+            clocks.forked(1, PID, 101, PID);
             assert_eq!(clocks.sample(at(2, 101, 1), count(10)), shown(10));
             assert_eq!(clocks.sample(at(3, 101, 2), count(10)), shown(10));
             assert_eq!(clocks.sample(at(4, 101, 1), count(20)), shown(10));
@@ -356,7 +355,7 @@ mod tests {
             assert_eq!(clocks.read(at(6, 101, 1), 27), shown(7));
             assert_eq!(clocks.read(at(6, 101, 2), 10), shown(0));
             // Another one with its number begins at nothing.
-            clocks.born(7, (PID, 101), PID);
+            clocks.forked(7, PID, 101, PID);
             assert_eq!(clocks.sample(at(8, 101, 1), count(10)), shown(10));
         }
     }
@@ -388,7 +387,7 @@ mod tests {
             let mut clocks = clocks(false);
             let count = |ns| with_clock.then_some(ns);
             for tid in [101, 102] {
-                clocks.born(1, (PID, tid), PID);
+                clocks.forked(1, PID, tid, PID);
                 assert_eq!(clocks.sample(at(2, tid, 1), count(10)), shown(10));
             }
             assert_eq!(clocks.sample(at(3, PID, 1), count(10)), shown(10));
@@ -408,12 +407,12 @@ mod tests {
     #[test]
     fn a_lost_record_of_a_program_counts_nothing_twice() {
         let mut clocks = clocks(false);
-        clocks.born(1, (PID, 101), PID);
+        clocks.forked(1, PID, 101, PID);
         assert_eq!(clocks.sample(at(2, 101, 1), Some(70)), shown(70));
         clocks.exit(3, PID, PID);
         assert_eq!(clocks.sample(at(4, PID, 1), Some(80)), shown(10));
         // An end that was lost besides.
-        clocks.born(5, (PID, 102), PID);
+        clocks.forked(5, PID, 102, PID);
         assert_eq!(clocks.sample(at(6, 102, 1), Some(30)), shown(30));
         clocks.executed(PID);
         assert_eq!(clocks.sample(at(7, PID, 1), Some(90)), shown(10));
@@ -436,13 +435,13 @@ mod tests {
             own(&mut clocks, PID, &[1]);
             own(&mut clocks, 101, &[3]);
             // Read only now, but older than its own events.
-            clocks.born(1, (PID, 101), PID);
+            clocks.forked(1, PID, 101, PID);
             clocks.end_round();
             assert!(clocks.has_own(101));
             assert_eq!(clocks.sample(at(2, 101, 1), count(12)), None);
             assert_eq!(clocks.sample(at(2, 101, 3), count(10)), shown(10));
             // What it starts has both as well.
-            clocks.born(3, (PID, 102), 101);
+            clocks.forked(3, PID, 102, 101);
             assert_eq!(clocks.sample(at(4, 102, 1), count(10)), None);
             assert_eq!(clocks.sample(at(4, 102, 3), count(10)), shown(10));
             for tid in [101, 102] {
@@ -456,10 +455,10 @@ mod tests {
             assert_eq!(clocks.read(at(6, 102, 1), 14), None);
             assert_eq!(clocks.read(at(6, 102, 3), 14), shown(4));
             // Event 1: 50 of its own thread, and those of both others.
-            assert_eq!(clocks.conclude(1, 50 + 15 + 14).ns, 50);
-            assert_eq!(clocks.conclude(3, 13 + 14).ns, 27);
+            assert_eq!(clocks.total(1, 50 + 15 + 14).ns, 50);
+            assert_eq!(clocks.total(3, 13 + 14).ns, 27);
             // The number is free for one that has inherited events only.
-            clocks.born(7, (PID, 101), PID);
+            clocks.forked(7, PID, 101, PID);
             assert_eq!(clocks.sample(at(8, 101, 1), count(10)), shown(10));
         }
     }
@@ -481,10 +480,10 @@ mod tests {
     fn hidden_time_of_threads_that_say_nothing_at_their_end_is_found_by_their_events() {
         let mut clocks = clocks(true);
         clocks.sample(at(2, PID, 1), Some(10));
-        let hidden = clocks.conclude(1, 48);
+        let hidden = clocks.total(1, 48);
         assert_eq!((hidden.ns, hidden.hidden), (48, 30));
-        assert_eq!(clocks.conclude(1, 48).hidden, 0);
-        assert_eq!(clocks.conclude(2, 9).hidden, 0);
+        assert_eq!(clocks.total(1, 48).hidden, 0);
+        assert_eq!(clocks.total(2, 9).hidden, 0);
     }
 
     #[test]
@@ -496,7 +495,7 @@ mod tests {
         for tid in 0..10_000 {
             clocks.exit(3, PID + 1, 1000 + tid);
         }
-        assert!(clocks.threads.len() <= MOST_ENDED + 1);
+        assert!(clocks.threads.len() <= MAX_ENDED + 1);
         clocks.forget(&[PID + 1]);
         assert_eq!(clocks.threads.len(), 1);
         clocks.clear();

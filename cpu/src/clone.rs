@@ -1,5 +1,5 @@
-//! The system call that creates a thread. C libraries have no unwind tables from this call on: what
-//! is true for the caller is wrong for the new thread, which also returns from it.
+//! Steps from the system call that creates a thread. C libraries have no unwind tables from this
+//! call on: what is true for the caller is wrong for the new thread, which returns from it too.
 
 use unwind::Registers;
 use unwind::rule::{Step, Word};
@@ -8,14 +8,14 @@ use unwind::stack::Memory;
 use crate::registers::Live;
 use crate::space::{Caller, Space};
 
-/// Bytes of a function that makes it, at most.
-const LONGEST: u64 = 256;
-/// `syscall`
+/// Maximum size in bytes of the function that makes the call.
+const MAX_FUNCTION_BYTES: u64 = 256;
+/// Instruction `syscall`.
 const CALL: [u8; 2] = [0x0f, 0x05];
 
-/// The step from a thread that is in the call or right behind it. The function has nothing on the
-/// stack: there is the return address, in front of which this function is called; or this is the
-/// new thread, which has no caller. `None`: neither.
+/// Steps from a thread that is in the call or directly after it. The function has nothing on the
+/// stack but the return address, unless this is the new thread, which has no caller. Returns `None`
+/// if it is neither.
 pub fn step(
     space: &mut Space,
     live: &Live,
@@ -29,7 +29,7 @@ pub fn step(
     let word = Word::default();
     let ip = memory.read(at.sp).unwrap_or(0);
     if let Some(Caller::Of(start)) = space.caller(ip)
-        && pc.wrapping_sub(start) < LONGEST
+        && pc.wrapping_sub(start) < MAX_FUNCTION_BYTES
     {
         let sp = at.sp.checked_add(8)?;
         let registers = Registers { ip, sp, fp: at.fp };
@@ -39,6 +39,6 @@ pub fn step(
             fp: word,
         });
     }
-    // What the call returns (rax): 0 in the new thread.
+    // The call's result (rax) is 0 in the new thread.
     (live.known().first() == Some(&0)).then_some(Step::End { ra: word })
 }

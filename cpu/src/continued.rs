@@ -1,61 +1,63 @@
-//! A copy of a stack, and what lies beyond its end, which is read from the process afterwards.
+//! Copies of stacks that continue in the memory of the process.
 //!
-//! The kernel copies less than 64 KiB. What lies further out belongs to functions that wait for
-//! those further in, and seldom changes. It is trusted if the callee of the function at the end of
-//! the copy has not returned meanwhile: once it has been read, the words that lead out of that
-//! callee, and those saved next to them, must still be the same as in the copy.
+//! The kernel copies less than 64 KiB of a stack. What lies beyond is read from the process
+//! afterwards. It belongs to functions that wait for inner ones, so it seldom changes. It is
+//! trusted only if the callee of the function at the end of the copy has not returned meanwhile:
+//! after reading, the words that lead out of that callee, and the words saved next to them, must
+//! still be the same as in the copy.
 
 use unwind::Cause;
 use unwind::stack::Memory;
 
 use crate::memory::Copied;
 
-/// The most that is followed, from the stack pointer on: the usual limit of a stack.
-const MOST: u64 = 8 << 20;
-/// What is read at once: a part of the stack, not everything beyond. One function may have half a
-/// megabyte of its own, and while it is read, those further in may return.
-const PART: usize = 64 << 10;
-/// How much of it lies in front of the word that is looked for.
-const BEFORE: u64 = 4 << 10;
-/// The most parts of one stack.
-const MOST_PARTS: usize = 256;
-/// How many of the last words are compared, and how much below each: registers are saved there.
-/// They are the return address into the function at the end of the copy, and where its part of the
-/// stack begins. Functions further in may have returned: they have no part in what lies beyond.
-const WORDS: usize = 2;
-const BESIDE: u64 = 48;
+/// Maximum distance in bytes from the stack pointer that is followed: the usual limit of a stack.
+const MAX_BYTES: u64 = 8 << 20;
+/// Number of bytes that are read at once. Not all of the rest, since one function may have half a
+/// megabyte of locals, and while that is read, inner functions may return.
+const PART_BYTES: usize = 64 << 10;
+/// Number of these bytes that precede the requested word.
+const BYTES_BEFORE: u64 = 4 << 10;
+/// Maximum number of parts that are read of one stack.
+const MAX_PARTS: usize = 256;
+/// Number of last-read words that are compared, and number of bytes below each, where registers are
+/// saved. The words are the return address into the function at the end of the copy, and the one
+/// that leads to its frame. Inner functions may have returned, which does not matter to what lies
+/// beyond.
+const COMPARED_WORDS: usize = 2;
+const COMPARED_BELOW: u64 = 48;
 
-/// Room for what is read.
+/// Buffer for what is read.
 #[derive(Debug, Default)]
 pub struct Rest {
-    /// Where the last part begins.
+    /// Address of the last part.
     from: u64,
     bytes: Vec<u8>,
     check: Vec<u8>,
 }
 
-/// A copy that continues in the process.
+/// Copy of a stack that continues in the process.
 pub struct Continued<'a> {
     copied: Copied<'a>,
     pid: i32,
-    /// Addresses in the copy that were read last, and how many there were.
-    trail: ([u64; WORDS], usize),
+    /// Last addresses in the copy that were read, and their number.
+    trail: ([u64; COMPARED_WORDS], usize),
     rest: &'a mut Rest,
     parts: usize,
-    /// How much of the stack was requested, from the stack pointer on.
+    /// Size of the stack that was needed, in bytes from the stack pointer on.
     pub needed: u64,
-    /// Whether the process's stack is another one by now.
+    /// True if the process's stack has changed.
     is_over: bool,
 }
 
 impl<'a> Continued<'a> {
-    /// The copy of a stack of a process.
+    /// Returns a copy of a process's stack.
     pub fn new(copied: Copied<'a>, pid: i32, rest: &'a mut Rest) -> Self {
         rest.bytes.clear();
         Self {
             copied,
             pid,
-            trail: ([0; WORDS], 0),
+            trail: ([0; COMPARED_WORDS], 0),
             rest,
             parts: 0,
             needed: 0,
@@ -63,7 +65,7 @@ impl<'a> Continued<'a> {
         }
     }
 
-    /// Whether something was looked for beyond the end of the copy.
+    /// Returns true if a word beyond the end of the copy was needed.
     pub fn is_short(&self) -> bool {
         self.copied.is_short
     }
@@ -71,7 +73,7 @@ impl<'a> Continued<'a> {
     fn behind(&mut self, address: u64) -> Result<u64, Cause> {
         let (low, high) = self.copied.range();
         let to = address.wrapping_sub(low);
-        if address < high || to >= MOST || !address.is_multiple_of(8) {
+        if address < high || to >= MAX_BYTES || !address.is_multiple_of(8) {
             return Err(Cause::OutOfStack);
         }
         self.needed = self.needed.max(to + 8);
@@ -82,22 +84,22 @@ impl<'a> Continued<'a> {
         word.ok_or(Cause::OutOfStack)
     }
 
-    /// A word of the last part.
+    /// Returns a word of the last part that was read.
     fn word(&self, address: u64) -> Option<u64> {
         let at = usize::try_from(address.checked_sub(self.rest.from)?).ok()?;
         let word = self.rest.bytes.get(at..at.checked_add(8)?)?;
         word.try_into().ok().map(u64::from_ne_bytes)
     }
 
-    /// Reads the part around an address, if it belongs to the copy.
+    /// Reads the part around an address, if the stack is unchanged.
     fn look(&mut self, address: u64) {
         self.parts += 1;
-        if self.is_over || self.parts > MOST_PARTS {
+        if self.is_over || self.parts > MAX_PARTS {
             return;
         }
         let (_, high) = self.copied.range();
-        self.rest.from = address.saturating_sub(BEFORE).max(high);
-        self.rest.bytes.resize(PART, 0);
+        self.rest.from = address.saturating_sub(BYTES_BEFORE).max(high);
+        self.rest.bytes.resize(PART_BYTES, 0);
         let read = capture::read_memory(self.pid, self.rest.from, &mut self.rest.bytes);
         self.rest.bytes.truncate(read);
         self.is_over = !self.is_same();
@@ -106,21 +108,21 @@ impl<'a> Continued<'a> {
         }
     }
 
-    /// Whether the process still has around the last words what the copy has.
+    /// Returns true if the process's memory still equals the copy around the last words.
     fn is_same(&mut self) -> bool {
         let (words, count) = self.trail;
-        let words = &words[..count.min(WORDS)];
+        let words = &words[..count.min(COMPARED_WORDS)];
         let (Some(first), Some(last)) = (words.iter().min(), words.iter().max()) else {
             return false;
         };
         let (low, _) = self.copied.range();
-        let first = first.saturating_sub(BESIDE).max(low);
+        let first = first.saturating_sub(COMPARED_BELOW).max(low);
         let check = &mut self.rest.check;
         check.resize((last + 8 - first) as usize, 0);
         let is_read = capture::read_memory(self.pid, first, check) == check.len();
         is_read
             && words.iter().all(|word| {
-                let (from, to) = (word.saturating_sub(BESIDE).max(low), word + 8);
+                let (from, to) = (word.saturating_sub(COMPARED_BELOW).max(low), word + 8);
                 let now = &check[(from - first) as usize..(to - first) as usize];
                 self.copied.bytes(from, to) == Some(now)
             })
@@ -132,7 +134,7 @@ impl Memory for Continued<'_> {
         match self.copied.read(address) {
             Ok(word) => {
                 let (words, count) = &mut self.trail;
-                words[*count % WORDS] = address;
+                words[*count % COMPARED_WORDS] = address;
                 *count += 1;
                 Ok(word)
             }
@@ -155,7 +157,7 @@ mod tests {
 
     const COPIED: usize = 1024;
 
-    /// A stack of this process: words that are their own numbers.
+    /// Returns a stack of this process: words that are their own numbers.
     fn stack(words: usize) -> Vec<u64> {
         (0..words as u64).collect()
     }
@@ -180,7 +182,7 @@ mod tests {
             assert_eq!(memory.read(low + 8 * word), Ok(word));
         }
         assert!(memory.is_short());
-        for wild in [low - 8, low + 8 * 128 + 4, low + MOST, 0, u64::MAX - 7] {
+        for wild in [low - 8, low + 8 * 128 + 4, low + MAX_BYTES, 0, u64::MAX - 7] {
             assert_eq!(memory.read(wild), Err(Cause::OutOfStack), "{wild:x}");
         }
     }

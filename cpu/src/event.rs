@@ -1,4 +1,4 @@
-//! `perf_event_open(2)` by hand: what is requested from the kernel, and how it is opened.
+//! `perf_event_open(2)` without a library: attributes of events, and their descriptors.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -16,11 +16,11 @@ pub(crate) const SAMPLE_CALLCHAIN: u64 = 1 << 5;
 const SAMPLE_REGS_USER: u64 = 1 << 12;
 const SAMPLE_STACK_USER: u64 = 1 << 13;
 const SAMPLE_IDENTIFIER: u64 = 1 << 16;
-/// What every sample has.
+/// Fields that every sample has.
 pub(crate) const SAMPLE_ALWAYS: u64 =
     SAMPLE_IDENTIFIER | SAMPLE_IP | SAMPLE_TID | SAMPLE_TIME | SAMPLE_REGS_USER | SAMPLE_STACK_USER;
 
-/// Flags of the attribute, by their bits.
+/// Flags of the attributes, by bit.
 mod flag {
     pub const INHERIT: u64 = 1 << 1;
     pub const EXCLUDE_KERNEL: u64 = 1 << 5;
@@ -67,29 +67,29 @@ struct Attributes {
     interrupt_registers: u64,
 }
 
-/// How threads are sampled.
+/// Properties of the sampling events.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attribute {
     /// CPU time between samples, in nanoseconds.
     pub period: u64,
-    /// Bytes of stack that are copied.
+    /// Size of stack copies in bytes.
     pub stack_bytes: u32,
-    /// Whether the ring becomes readable with each sample.
+    /// True if each sample makes the ring readable.
     pub at_once: bool,
-    /// Whether the kernel is sampled too.
+    /// True if the kernel is sampled too.
     pub kernel: bool,
-    /// Whether each sample comes with its thread's clock.
+    /// True if samples carry their thread's clock.
     pub clock: bool,
-    /// Whether children of the process are sampled too, and not its threads only.
+    /// True if children of the process are sampled too, not only its threads.
     pub children: bool,
-    /// Whether the kernel can tell the two apart.
+    /// True if the kernel can restrict inheritance to threads.
     pub threads_only: bool,
-    /// Whether nothing is counted before the thread executes a program.
+    /// True if counting starts only with the thread's exec.
     pub from_exec: bool,
 }
 
 impl Attribute {
-    /// What samples have, besides what all of them have.
+    /// Returns the fields of samples.
     pub(crate) fn sample_type(&self) -> u64 {
         let kernel = if self.kernel { SAMPLE_CALLCHAIN } else { 0 };
         let clock = if self.clock { SAMPLE_READ } else { 0 };
@@ -123,7 +123,7 @@ impl Attribute {
         }
     }
 
-    /// Samples whatever runs on a processor.
+    /// Opens an event for all that runs on a processor.
     pub(crate) fn open_processor(&self, cpu: u32) -> io::Result<OwnedFd> {
         let mut attributes = self.for_kernel();
         attributes.config = CPU_CLOCK;
@@ -132,14 +132,14 @@ impl Attribute {
         open(&attributes, -1, cpu)
     }
 
-    /// Samples a thread on a processor.
+    /// Opens an event for a thread on a processor.
     pub(crate) fn open(&self, tid: i32, cpu: u32) -> io::Result<OwnedFd> {
         open(&self.for_kernel(), tid, cpu)
     }
 }
 
-/// An event of our own that never happens: it owns a processor's ring, which therefore outlives all
-/// threads that write to it. `wakeup`: bytes after which the ring becomes readable.
+/// Opens an event that never occurs. It owns a processor's ring, which therefore outlives all
+/// threads that write to it. `wakeup`: number of bytes after which the ring becomes readable.
 pub(crate) fn dummy(cpu: u32, wakeup: u32) -> io::Result<OwnedFd> {
     let attributes = Attributes {
         kind: TYPE_SOFTWARE,
@@ -155,8 +155,8 @@ pub(crate) fn dummy(cpu: u32, wakeup: u32) -> io::Result<OwnedFd> {
 fn open(attributes: &Attributes, tid: i32, cpu: u32) -> io::Result<OwnedFd> {
     let none: libc::c_int = -1;
     let attributes: *const Attributes = attributes;
-    // SAFETY: a struct of the size that it names itself, which the kernel only reads; a
-    // descriptor that is returned is ours alone.
+    // SAFETY: the kernel only reads the struct, whose size it contains. A returned descriptor is
+    // owned by nobody else.
     unsafe {
         let number = libc::SYS_perf_event_open;
         let fd = libc::syscall(number, attributes, tid, cpu, none, FLAG_FD_CLOEXEC);
@@ -169,7 +169,7 @@ fn open(attributes: &Attributes, tid: i32, cpu: u32) -> io::Result<OwnedFd> {
 
 /// Makes an event write to the ring of another one.
 pub(crate) fn redirect(event: &OwnedFd, ring: &OwnedFd) -> io::Result<()> {
-    // SAFETY: two open descriptors; no memory is passed.
+    // SAFETY: this request takes a descriptor, and no pointers.
     let done = unsafe { libc::ioctl(event.as_raw_fd(), IOC_SET_OUTPUT as _, ring.as_raw_fd()) };
     match done {
         0 => Ok(()),
@@ -177,7 +177,7 @@ pub(crate) fn redirect(event: &OwnedFd, ring: &OwnedFd) -> io::Result<()> {
     }
 }
 
-/// The number by which records name an event.
+/// Returns the id by which records refer to an event.
 pub(crate) fn id(event: &OwnedFd) -> io::Result<u64> {
     let mut id = 0u64;
     // SAFETY: the kernel writes a word to `id`.
@@ -187,10 +187,10 @@ pub(crate) fn id(event: &OwnedFd) -> io::Result<u64> {
     }
 }
 
-/// What an event has counted, with those that were inherited from it.
+/// Returns the count of an event, with that of the events inherited from it.
 pub(crate) fn value(event: &OwnedFd) -> io::Result<u64> {
     let mut word = 0u64;
-    // SAFETY: a word of ours, and its size.
+    // SAFETY: `word` is writable for the given size.
     let read = unsafe { libc::read(event.as_raw_fd(), (&raw mut word).cast(), size_of::<u64>()) };
     match read {
         8 => Ok(word),

@@ -1,5 +1,5 @@
-//! Frame pointers: followed where code has no tables, and searched for where that of a sleeping
-//! thread is needed and not known.
+//! Steps by frame pointers in code without tables, and a search for the frame pointer of a sleeping
+//! thread, whose registers are not known.
 
 use unwind::Registers;
 use unwind::arch::{Machine, Native};
@@ -9,27 +9,30 @@ use unwind::stack::Memory;
 
 use crate::space::{Caller, Library, Space};
 
-/// How far above the stack pointer a frame may end.
-const REACH: u64 = 64 << 10;
+/// Maximum distance in bytes from the stack pointer to the end of a frame.
+const MAX_FRAME_BYTES: u64 = 64 << 10;
 
-/// Code without tables may keep frame pointers: compilers at run time do, and Go's. `None`: what is
-/// there is no frame.
+/// Steps from code without tables, which may keep frame pointers: JIT compilers and Go do. Returns
+/// `None` if there is no valid frame.
 pub fn step(
-    (space, library, scratch): (&mut Space, &mut Library, &mut Scratch),
+    space: &mut Space,
+    library: &mut Library,
+    scratch: &mut Scratch,
     at: Registers,
     memory: &mut impl Memory,
 ) -> Option<Step> {
-    // Nothing to continue from where there is no code.
+    // There must be code at the address.
     let index = space.find(at.ip.wrapping_sub(1))?;
     let is_generated = space.ranges()[index].is_generated();
-    let step = by_record((space, library, scratch), at, memory);
+    let step = by_record(space, library, scratch, at, memory);
     step.or_else(|| is_generated.then(|| padded(space, at, memory)).flatten())
 }
 
-/// By the record that the frame pointer leads to: the caller's frame pointer, then the return
-/// address.
+/// Steps by the frame record: the caller's frame pointer, then the return address.
 fn by_record(
-    (space, library, scratch): (&mut Space, &mut Library, &mut Scratch),
+    space: &mut Space,
+    library: &mut Library,
+    scratch: &mut Scratch,
     at: Registers,
     memory: &mut impl Memory,
 ) -> Option<Step> {
@@ -46,21 +49,23 @@ fn by_record(
         && at.fp != at.sp
         && has_table(space, function)
     {
-        // Another function's record: this one has no table, and a frame that is more.
+        // The record is another function's: this one has no table, and the call's target has one.
         return None;
     }
     let low = at.fp.checked_add(16)?;
-    let sp = match Native::RECORD_ENDS_FRAME {
-        true => low,
-        false => space.rule(ip, library, scratch)?.sp_of_record(low, fp)?,
+    let sp = if Native::RECORD_ENDS_FRAME {
+        low
+    } else {
+        space.rule(ip, library, scratch)?.sp_of_record(low, fp)?
     };
     Some(caller(Registers { ip, sp, fp }))
 }
 
-/// Has the tables of the caller read that a record leads to, where they say what the record does
-/// not: the caller's stack pointer.
+/// Loads the tables of the caller that a record leads to, on machines where the record does not
+/// give the caller's stack pointer.
 pub fn load_caller(
-    (space, library): (&mut Space, &mut Library),
+    space: &mut Space,
+    library: &mut Library,
     at: Registers,
     memory: &mut impl Memory,
 ) {
@@ -72,13 +77,14 @@ pub fn load_caller(
     }
 }
 
-/// The return address of the record at `fp`.
+/// Returns the return address in the record at `fp`.
 fn saved_address(fp: u64, memory: &mut impl Memory) -> Option<u64> {
     let word = memory.read(fp.checked_add(8)?).ok()?;
     Some(Native::return_address(word))
 }
 
-/// A trampoline of Python 3.12 or 3.13: a frame of two words, the outer one its return address.
+/// Steps from a trampoline of Python 3.12 or 3.13, whose frame is two words, the outer one its
+/// return address.
 fn padded(space: &mut Space, at: Registers, memory: &mut impl Memory) -> Option<Step> {
     let code = Native::PADDED?;
     if !code.starts_with(&space.before(at.ip.wrapping_add(2))) {
@@ -99,7 +105,7 @@ fn caller(registers: Registers) -> Step {
     }
 }
 
-/// Whether there is a table for an address, as far as tables were loaded.
+/// Returns true if an address has an unwind table, as far as tables are loaded.
 fn has_table(space: &Space, address: u64) -> bool {
     let ip = address.wrapping_add(1);
     space
@@ -107,13 +113,13 @@ fn has_table(space: &Space, address: u64) -> bool {
         .is_some_and(|module| function(&module, ip).is_some())
 }
 
-/// The frame pointer of a frame that has one, found by what such frames look like: the caller's
-/// frame pointer, which is further out, and behind it a return address before which this very
-/// function is called. `None`: it is called through a table of addresses, or has none.
+/// Searches the stack for the frame's frame pointer. It points to the caller's frame pointer, which
+/// is further out, and a return address after a call of this very function. Returns `None` if the
+/// function is called through a table of addresses or has no frame pointer.
 pub fn find(space: &mut Space, at: Registers, memory: &mut impl Memory) -> Option<u64> {
     let start = function(&space.module(at.ip)?, at.ip)?;
     let first = at.sp.checked_add(7)? & !7;
-    let slots = (first..first.checked_add(REACH)?).step_by(8);
+    let slots = (first..first.checked_add(MAX_FRAME_BYTES)?).step_by(8);
     for fp in slots {
         let saved = memory.read(fp).ok()?;
         let is_outer = saved == 0 || saved > fp && saved.is_multiple_of(8);

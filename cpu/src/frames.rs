@@ -1,57 +1,56 @@
-//! The unwind tables of a file: `.eh_frame`, and the index by which its entries are found
-//! (`.eh_frame_hdr`; LSB core, 10.6). Programs that gcc links statically have no index: one is
-//! built.
+//! Unwind tables of a file: `.eh_frame`, and its search table `.eh_frame_hdr` (LSB core, 10.6).
+//! Programs that gcc links statically have no search table; one is built.
 //!
-//! Nothing that lies beyond the tables in their segment is read.
+//! Only the tables are read, not the rest of their segment.
 
 use unwind::compile::entries;
 use unwind::elf::{self, PT_GNU_EH_FRAME, PT_LOAD, Section, Segment};
 
 use crate::source::{Source, bytes};
 
-/// Maximum number of bytes of an index and of entries: programs of gigabytes have some tens of
+/// Maximum size in bytes of a search table and of entries. Programs of gigabytes have some tens of
 /// megabytes.
-const MOST_INDEX: u64 = 32 << 20;
-const MOST_ENTRIES: u64 = 128 << 20;
-/// Maximum number of sections of a file, and bytes of their names.
-const MOST_SECTIONS: u64 = 1 << 14;
-const MOST_NAMES: u64 = 1 << 20;
-/// Bytes of a section's header.
+const MAX_INDEX: u64 = 32 << 20;
+const MAX_ENTRIES: u64 = 128 << 20;
+/// Maximum number of sections of a file, and maximum size of their names in bytes.
+const MAX_SECTIONS: u64 = 1 << 14;
+const MAX_NAMES: u64 = 1 << 20;
+/// Size of a section header in bytes.
 const SECTION_BYTES: u64 = 64;
-/// Bytes of an index before its rows, and of a row.
+/// Size in bytes of a search table before its rows, and of a row.
 const HEAD_BYTES: usize = 12;
 const ROW_BYTES: usize = 8;
-/// How an index begins: version 1; pointers of four bytes relative to their own place, a count of
-/// four bytes, rows of four bytes twice, relative to the index. What all linkers write.
+/// First bytes of a search table as all linkers write it: version 1; a 4-byte pc-relative pointer,
+/// a 4-byte count, and rows of two 4-byte values relative to the section.
 const USUAL: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
 
-/// Bytes, and the address that the file gives to them.
+/// Part of a file, with its address before relocation.
 #[derive(Default)]
 pub struct Part {
-    /// Of the first byte.
+    /// Address of the first byte.
     pub address: u64,
-    /// The bytes.
+    /// Contents.
     pub bytes: Vec<u8>,
 }
 
-/// The unwind tables of a file.
+/// Unwind tables of a file.
 #[derive(Default)]
 pub struct Frames {
     /// `.eh_frame_hdr`.
     pub index: Part,
-    /// `.eh_frame`, and others that the index leads to: a program that BOLT has rewritten keeps its
-    /// old one for what was not moved.
+    /// `.eh_frame`, and other sections that the search table refers to: a program rewritten by BOLT
+    /// keeps its old section for functions that were not moved.
     pub entries: Vec<Part>,
 }
 
 impl Frames {
-    /// The bytes that are kept.
+    /// Returns the size of the tables in bytes.
     pub fn size(&self) -> usize {
         let entries: usize = self.entries.iter().map(|part| part.bytes.len()).sum();
         self.index.bytes.len() + entries
     }
 
-    /// Whether a function begins at one of these addresses, or between them.
+    /// Returns true if a function starts in `first..=last`.
     pub fn has_function(&self, first: u64, last: u64) -> bool {
         let rows = self.index.bytes.get(HEAD_BYTES..).unwrap_or_default();
         let (rows, _) = rows.as_chunks::<ROW_BYTES>();
@@ -64,7 +63,7 @@ impl Frames {
     }
 }
 
-/// Reads them. `page`: the file's first bytes; `headers`: the program headers.
+/// Reads the tables of a file. `page`: its first bytes; `headers`: its program headers.
 pub fn read(source: &(impl Source + ?Sized), page: &[u8], headers: &[u8]) -> Option<Frames> {
     let header = elf::segments(headers).find(|s| s.kind == PT_GNU_EH_FRAME);
     match header {
@@ -77,18 +76,19 @@ fn loaded(headers: &[u8]) -> impl Iterator<Item = Segment> {
     elf::segments(headers).filter(|s| s.kind == PT_LOAD)
 }
 
-/// Whether a segment has this many bytes at an address.
+/// Returns true if a segment's file contents include `len` bytes at an address.
 fn holds(segment: &Segment, address: u64, len: u64) -> bool {
     let from = address.checked_sub(segment.address);
     let end = from.and_then(|from| from.checked_add(len));
     end.is_some_and(|end| end <= segment.file_size)
 }
 
-/// Bytes at an address.
+/// Reads the bytes at an address.
 fn at(
     source: &(impl Source + ?Sized),
     headers: &[u8],
-    (address, len): (u64, u64),
+    address: u64,
+    len: u64,
     most: u64,
 ) -> Option<Vec<u8>> {
     let segment = loaded(headers).find(|s| holds(s, address, len))?;
@@ -102,10 +102,9 @@ fn indexed(
     headers: &[u8],
     header: &Segment,
 ) -> Option<Frames> {
-    let place = (header.address, header.file_size);
     let index = Part {
         address: header.address,
-        bytes: at(source, headers, place, MOST_INDEX)?,
+        bytes: at(source, headers, header.address, header.file_size, MAX_INDEX)?,
     };
     let relative = |at: usize, base: u64| {
         let word = index.bytes.get(at..at + 4)?.try_into().ok()?;
@@ -119,7 +118,7 @@ fn indexed(
     let count = u32::from_le_bytes(index.bytes.get(8..12)?.try_into().ok()?);
     let count = rows.min(usize::try_from(count).ok()?);
     let row = |n: usize| relative(HEAD_BYTES + n * ROW_BYTES + 4, index.address);
-    // For each segment that holds entries, the first and the last one.
+    // For each segment that contains entries: the first and the last one.
     let mut reach: Vec<(Segment, u64, u64)> = Vec::new();
     for entry in (0..count).filter_map(row) {
         let known = reach.iter_mut().find(|(s, ..)| holds(s, entry, 4));
@@ -132,23 +131,23 @@ fn indexed(
     let part = |(segment, first, last): (Segment, u64, u64)| {
         let begin = match holds(&segment, start, 4) && start <= first {
             true => start,
-            // What entries have in common lies in front of the first one.
+            // CIEs may precede the first entry.
             false => beginning(source, page, first).unwrap_or(first),
         };
-        // The entry that comes last in the file ends what can be found.
-        let len = u32::from_le_bytes(at(source, headers, (last, 4), 4)?.try_into().ok()?);
+        // The last entry in the file ends what is read.
+        let len = u32::from_le_bytes(at(source, headers, last, 4, 4)?.try_into().ok()?);
         let end = last.checked_add(4)?.checked_add(u64::from(len))?;
-        let place = (begin, end.checked_sub(begin)?);
+        let size = end.checked_sub(begin)?;
         Some(Part {
             address: begin,
-            bytes: at(source, headers, place, MOST_ENTRIES)?,
+            bytes: at(source, headers, begin, size, MAX_ENTRIES)?,
         })
     };
     let entries: Vec<Part> = reach.into_iter().filter_map(part).collect();
     (!entries.is_empty()).then_some(Frames { index, entries })
 }
 
-/// Where the section begins that has this address.
+/// Returns the start of the section that contains this address.
 fn beginning(source: &(impl Source + ?Sized), page: &[u8], address: u64) -> Option<u64> {
     let (headers, _) = sections(source, page)?;
     let (headers, _) = headers.as_chunks::<{ SECTION_BYTES as usize }>();
@@ -170,35 +169,35 @@ fn half(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from(u32::from_le_bytes(half.try_into().ok()?)))
 }
 
-/// Tables of a file without an index, which is made of what its section `.eh_frame` holds.
+/// Builds the tables of a file without a search table, from its section `.eh_frame`.
 fn made(source: &(impl Source + ?Sized), page: &[u8]) -> Option<Frames> {
     let (address, offset, len) = section(source, page, b".eh_frame\0")?;
-    let bytes = bytes(source, offset, len, MOST_ENTRIES)?;
+    let bytes = bytes(source, offset, len, MAX_ENTRIES)?;
     let entries = Part { address, bytes };
     let index = index_of(&entries)?;
     let entries = vec![entries];
     Some(Frames { index, entries })
 }
 
-/// The sections' headers, and which of them has their names.
+/// Returns the section headers, and the index of the section with their names.
 fn sections(source: &(impl Source + ?Sized), page: &[u8]) -> Option<(Vec<u8>, u64)> {
     let numbers = word(page, 58)?.to_le_bytes();
     let [size, count, names] =
         [0, 2, 4].map(|at| u64::from(u16::from_le_bytes([numbers[at], numbers[at + 1]])));
-    if size != SECTION_BYTES || count > MOST_SECTIONS {
+    if size != SECTION_BYTES || count > MAX_SECTIONS {
         return None;
     }
-    let most = MOST_SECTIONS * SECTION_BYTES;
+    let most = MAX_SECTIONS * SECTION_BYTES;
     let headers = bytes(source, word(page, 40)?, count * SECTION_BYTES, most)?;
     Some((headers, names))
 }
 
-/// Address, offset and size of a section.
+/// Returns the address, offset and size of a section.
 fn section(source: &(impl Source + ?Sized), page: &[u8], wanted: &[u8]) -> Option<(u64, u64, u64)> {
     let (headers, names) = sections(source, page)?;
     let headers: Vec<&[u8]> = headers.chunks_exact(SECTION_BYTES as usize).collect();
     let table = headers.get(usize::try_from(names).ok()?)?;
-    let table = bytes(source, word(table, 24)?, word(table, 32)?, MOST_NAMES)?;
+    let table = bytes(source, word(table, 24)?, word(table, 32)?, MAX_NAMES)?;
     let is_it = |header: &&&[u8]| {
         let name = half(header, 0).and_then(|name| table.get(usize::try_from(name).ok()?..));
         name.is_some_and(|name| name.starts_with(wanted))
@@ -207,7 +206,7 @@ fn section(source: &(impl Source + ?Sized), page: &[u8], wanted: &[u8]) -> Optio
     Some((word(header, 16)?, word(header, 24)?, word(header, 32)?))
 }
 
-/// The index of entries, as a linker would write it, right behind them.
+/// Builds the search table of entries, as a linker would write it, placed directly after them.
 fn index_of(frames: &Part) -> Option<Part> {
     let address = frames
         .address

@@ -3,21 +3,21 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 
-/// Maximum number of symbols, and maximum length of a line, that are read.
-const MOST_SYMBOLS: usize = 1 << 21;
-const LONGEST: usize = 1024;
+/// Maximum number of symbols, and maximum length of a line in bytes.
+const MAX_SYMBOLS: usize = 1 << 21;
+const MAX_LINE_BYTES: usize = 1024;
 
-/// The functions of the running kernel and its modules.
+/// Functions of the running kernel and its modules.
 #[derive(Default)]
 pub struct Symbols {
-    /// Address, and where in `names` its name ends; by address.
+    /// Address, and end of the name in `names`; sorted by address.
     starts: Vec<(u64, u32)>,
     names: String,
     first: Vec<u32>,
 }
 
 impl Symbols {
-    /// Reads them. None are known where the kernel hides their addresses (`kptr_restrict`).
+    /// Reads the functions. Returns none if the kernel hides their addresses (`kptr_restrict`).
     pub fn read() -> Self {
         match File::open("/proc/kallsyms") {
             Ok(file) => Self::from(BufReader::with_capacity(1 << 16, file)),
@@ -29,7 +29,7 @@ impl Symbols {
         let mut found = Vec::new();
         let mut names = String::new();
         let mut line = Vec::new();
-        while found.len() < MOST_SYMBOLS {
+        while found.len() < MAX_SYMBOLS {
             line.clear();
             match text.read_until(b'\n', &mut line) {
                 Ok(count) if count > 0 => {}
@@ -40,7 +40,7 @@ impl Symbols {
                 names.push_str(name);
             }
         }
-        // The first name of an address is kept.
+        // If an address has several names, the first is kept.
         found.sort_by_key(|(address, ..)| *address);
         found.dedup_by_key(|(address, ..)| *address);
         Self {
@@ -53,18 +53,18 @@ impl Symbols {
         }
     }
 
-    /// Whether no address is known.
+    /// Returns true if there are none.
     pub fn is_empty(&self) -> bool {
         self.starts.is_empty()
     }
 
-    /// Where the function begins that holds an address.
+    /// Returns the start of the function that contains an address.
     pub fn start(&self, address: u64) -> Option<u64> {
         let after = self.starts.partition_point(|(start, _)| *start <= address);
         Some(self.starts.get(after.checked_sub(1)?)?.0)
     }
 
-    /// Where a function of this name begins.
+    /// Returns the start of the function with this name.
     pub fn find(&self, name: &str) -> Option<u64> {
         let is = |at: &usize| {
             let first = self.first[*at] as usize;
@@ -74,7 +74,7 @@ impl Symbols {
         Some(self.starts[found].0)
     }
 
-    /// Name of the function that begins at an address.
+    /// Returns the name of the function that starts at an address.
     pub fn name(&self, start: u64) -> Option<&str> {
         let index = self
             .starts
@@ -85,9 +85,9 @@ impl Symbols {
     }
 }
 
-/// The address and name of a function on a line: `ffffffff81000000 T _stext`.
+/// Parses a line such as `ffffffff81000000 T _stext`.
 fn symbol(line: &[u8]) -> Option<(u64, &str)> {
-    let line = std::str::from_utf8(line.get(..LONGEST.min(line.len()))?).ok()?;
+    let line = std::str::from_utf8(line.get(..MAX_LINE_BYTES.min(line.len()))?).ok()?;
     let mut fields = line.split_ascii_whitespace();
     let address = u64::from_str_radix(fields.next()?, 16).ok()?;
     let kind = fields.next()?;

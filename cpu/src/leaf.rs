@@ -1,11 +1,12 @@
-//! The innermost function where no tables describe it: hand-written assembly. If it has nothing on
-//! the stack, its return address is at the stack pointer (x86-64), or in the link register
-//! (aarch64).
+//! Steps from an innermost function without unwind tables: hand-written assembly.
 //!
-//! Any word may look like a return address. This one is trusted if it points into code, if the
-//! instruction before it is a call, and if that call can lead to where the thread is: its target
-//! lies before that place, with no function in between that has tables; or it is a stub or slot of
-//! the linker that leads there; or the target was in a register, and the tables know the caller.
+//! If such a function has nothing on the stack, its return address is at the stack pointer (x86-64)
+//! or in the link register (aarch64). Any word may look like a return address. It is trusted if it
+//! points into code, if the instruction before it is a call, and if that call can lead to the
+//! thread's pc. That is the case if
+//! - the call's target is before the pc, with no function in between that has tables; or
+//! - the target is a linker stub or slot that leads there; or
+//! - the target was in a register, and the caller has tables.
 
 use unwind::Registers;
 use unwind::rule::{Step, Word};
@@ -14,30 +15,31 @@ use unwind::stack::Memory;
 use crate::registers::Live;
 use crate::space::{Library, Space};
 
-/// How far a place may lie behind the first instruction of its function.
-const LONGEST: u64 = 1 << 20;
-/// Stubs that lead from one to the next.
-const MOST_STUBS: usize = 3;
+/// Maximum distance in bytes of a pc from the start of its function.
+const MAX_FUNCTION_BYTES: u64 = 1 << 20;
+/// Maximum number of stubs in a chain.
+const MAX_STUBS: usize = 3;
 
-/// What a call calls.
+/// Target of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// Code at an address.
+    /// Address of code.
     At(u64),
-    /// Code whose address is in memory.
+    /// Address of a word that holds the target.
     #[cfg_attr(
         target_arch = "aarch64",
         expect(dead_code, reason = "its calls name registers")
     )]
     By(u64),
-    /// Code whose address was in a register, or in memory that a register led to.
+    /// Target in a register, or in memory addressed by a register.
     Unknown,
 }
 
-/// The step from a thread whose innermost function has no tables. `None`: nothing there looks like
+/// Steps from a thread whose innermost function has no tables. Returns `None` if nothing looks like
 /// its caller.
 pub fn step(
-    (space, library): (&mut Space, &mut Library),
+    space: &mut Space,
+    library: &mut Library,
     live: &Live,
     at: Registers,
     memory: &mut impl Memory,
@@ -64,10 +66,10 @@ pub fn step(
     })
 }
 
-/// Whether what begins at `target` may be at `pc`: by itself, or through stubs.
+/// Returns true if code at `target` may lead to `pc`, directly or through stubs.
 fn leads(space: &Space, mut target: u64, pc: u64) -> bool {
-    for _ in 0..MOST_STUBS {
-        if target <= pc && pc - target < LONGEST && space.are_together(target, pc) {
+    for _ in 0..MAX_STUBS {
+        if target <= pc && pc - target < MAX_FUNCTION_BYTES && space.are_together(target, pc) {
             return !space.has_function(target, pc);
         }
         match machine::stub(space, target) {
@@ -82,26 +84,26 @@ fn leads(space: &Space, mut target: u64, pc: u64) -> bool {
 mod machine {
     use super::{Call, Live, Memory, Registers, Space};
 
-    /// Bytes of the longest call.
-    const MOST: usize = 7;
+    /// Size of the longest call instruction in bytes.
+    const MAX_CALL_BYTES: usize = 7;
 
-    /// Its return address, and its caller's stack pointer.
+    /// Returns the return address and the caller's stack pointer.
     pub fn caller(_: &Live, at: Registers, memory: &mut impl Memory) -> Option<(u64, u64)> {
         Some((memory.read(at.sp).ok()?, at.sp.checked_add(8)?))
     }
 
-    /// What may be called in front of a return address: instructions are read from behind, and
+    /// Returns the calls that may end at a return address. Instructions are decoded backwards, and
     /// bytes may be the end of several.
     pub fn calls(space: &Space, ip: u64) -> impl Iterator<Item = Call> {
-        let mut bytes = [0; MOST];
-        let start = ip.wrapping_sub(MOST as u64);
-        // The code may begin less far in front of it.
-        let missing = (0..MOST).find(|missing| {
+        let mut bytes = [0; MAX_CALL_BYTES];
+        let start = ip.wrapping_sub(MAX_CALL_BYTES as u64);
+        // The code may start less far before it.
+        let missing = (0..MAX_CALL_BYTES).find(|missing| {
             let part = &mut bytes[*missing..];
             space.read(start.wrapping_add(*missing as u64), part)
         });
-        let from = missing.unwrap_or(MOST);
-        (from..MOST).filter_map(move |at| call(&bytes[at..], ip))
+        let from = missing.unwrap_or(MAX_CALL_BYTES);
+        (from..MAX_CALL_BYTES).filter_map(move |at| call(&bytes[at..], ip))
     }
 
     fn distance(bytes: &[u8]) -> Option<i64> {
@@ -109,8 +111,8 @@ mod machine {
         Some(i64::from(i32::from_le_bytes(*bytes)))
     }
 
-    /// The call that these bytes are, all of them, in front of `ip`: `e8`, or `ff` with 2 in the
-    /// middle of the byte after it (Intel's manual, volume 2, CALL).
+    /// Decodes a call that consists of exactly these bytes and ends at `ip`: `e8`, or `ff` with 2
+    /// in the middle of the ModRM byte (Intel's manual, volume 2, CALL).
     pub fn call(bytes: &[u8], ip: u64) -> Option<Call> {
         let bytes = match bytes {
             [0xe8, rest @ ..] => return Some(Call::At(ip.wrapping_add_signed(distance(rest)?))),
@@ -142,7 +144,7 @@ mod machine {
         (rest.len() == expected).then_some(Call::Unknown)
     }
 
-    /// Where a stub jumps to: `jmp rel32`, or `jmp *slot`, behind what marks targets of jumps.
+    /// Returns the target of a stub: `jmp rel32`, or `jmp *slot`, after an optional `endbr64`.
     pub fn stub(space: &Space, at: u64) -> Option<u64> {
         let mut bytes = [0; 11];
         if !space.read(at, &mut bytes) {
@@ -170,10 +172,10 @@ mod machine {
     use super::{Call, Live, Memory, Registers, Space};
     use unwind::arch::{Machine, Native};
 
-    /// The number of the link register.
+    /// DWARF number of the link register.
     const LR: usize = 30;
 
-    /// Its return address, and its caller's stack pointer.
+    /// Returns the return address and the caller's stack pointer.
     pub fn caller(live: &Live, at: Registers, _: &mut impl Memory) -> Option<(u64, u64)> {
         let link = *live.known().get(LR)?;
         Some((Native::return_address(link), at.sp))
@@ -186,7 +188,7 @@ mod machine {
             .then(|| u32::from_le_bytes(bytes))
     }
 
-    /// What is called in front of a return address: `bl`, or `blr` of any kind.
+    /// Returns the call that ends at a return address: `bl`, or `blr` of any kind.
     pub fn calls(space: &Space, ip: u64) -> impl Iterator<Item = Call> {
         let at = ip.wrapping_sub(4);
         let call = instruction(space, at).and_then(|word| call(word, at));
@@ -205,8 +207,8 @@ mod machine {
         at.wrapping_add_signed(i64::from((word << 6).cast_signed() >> 6) * 4)
     }
 
-    /// Where a stub jumps to: `b`, or `adrp x16` and `ldr x17` of a slot, behind what marks targets
-    /// of jumps.
+    /// Returns the target of a stub: `b`, or `adrp x16` and `ldr x17` of a slot, after an optional
+    /// `bti`.
     pub fn stub(space: &Space, at: u64) -> Option<u64> {
         const MARK: u32 = 0xd503_245f;
         let at = match instruction(space, at)? {

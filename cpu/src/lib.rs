@@ -1,26 +1,26 @@
-//! Samples the CPU time of other processes, and unwinds their stacks from outside.
+//! CPU sampling of other processes, with their stacks unwound from outside.
 //!
-//! # Promises
+//! # Guarantees
 //! - Nothing runs in the target, nothing is loaded into it, and no signal is sent to it.
 //! - Stacks are unwound here, with the tables of the files that the target maps ([`unwind`]), and
-//!   counted at once ([`stacks`]): what is kept grows with the code that ran, not with time.
-//! - Each sample stands for the CPU time that its thread has used since its last one, by the
-//!   thread's own clock; or, where processors are sampled, for its share of what its process has
-//!   used meanwhile. The CPU time that no sample stands for is known too
+//!   counted at once ([`stacks`]), so memory grows with the code that ran, not with time.
+//! - Each sample is weighted by the CPU time that its thread has used since its last sample, by the
+//!   thread's own clock. If processors are sampled instead of threads, it is weighted by its share
+//!   of what its process has used meanwhile. The CPU time that no sample covers is known too
 //!   ([`recording::Process::unsampled_ns`]).
-//! - Where threads are stopped ([`Ptrace`]), lines of Python are read as well, as they are in the
-//!   process's memory: they are frames of its [`script`].
+//! - Engines that stop threads ([`Ptrace`]) also read lines of Python from the process's memory;
+//!   these are frames of its [`script`].
 //! - A [`Refusal`] says what is missing, and leaves nothing behind.
 //!
-//! # Caller's duties
-//! - call [`Perf::collect`] when a descriptor becomes readable, and in any case within
+//! # Callers must
+//! - call [`Perf::collect`] when a descriptor becomes readable, and at least once every
 //!   [`Perf::due`];
-//! - choose the engine, and say which one it was: there is no policy here.
+//! - choose the engine, and tell the user which: there is no policy here.
 //!
 //! # Limits
 //! x86-64 and aarch64, 64-bit programs, Linux 4.11 and later. Programs for another [`Machine`] are
-//! recorded without samples. Before Linux 6.13, samples come
-//! without their thread's clock, and each stands for one period.
+//! recorded without samples. Before Linux 6.13, samples come without their thread's clock, and each
+//! stands for one period.
 
 mod clocks;
 mod clone;

@@ -1,9 +1,9 @@
-//! Which machine a process's program is for. Stacks are unwound by the rules of this program's own
-//! machine, so only programs for it can be sampled.
+//! Machine that a process's program is for. Stacks are unwound by the rules of this machine, so
+//! only programs for it can be sampled.
 
 use std::fmt;
 
-/// Bytes of an ELF header up to the machine's number (gABI, chapter 4).
+/// Size in bytes of an ELF header up to and including `e_machine` (gABI, chapter 4).
 const HEAD_BYTES: u64 = 20;
 /// `ELFCLASS64`, `ELFDATA2MSB`.
 const CLASS_64: u8 = 2;
@@ -14,23 +14,23 @@ const OWN: u16 = 62;
 #[cfg(target_arch = "aarch64")]
 const OWN: u16 = 183;
 
-/// Another machine than this program's own.
+/// Machine other than this program's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Machine {
     is_narrow: bool,
-    /// The number that ELF gives it, if it is known.
+    /// ELF machine number, if known.
     number: Option<u16>,
 }
 
 impl Machine {
-    /// Known only for its registers, which have 32 bits.
+    /// Machine that is known only to have 32-bit registers.
     pub(crate) const NARROW: Self = Self {
         is_narrow: true,
         number: None,
     };
 
-    /// The machine that a process's program is for. `None`: this program's own, or it may not be
-    /// known.
+    /// Returns the machine of a process's program, or `None` if it is this program's own or cannot
+    /// be determined.
     #[must_use]
     pub fn foreign_to_us(pid: i32) -> Option<Self> {
         let shown = proc::living_thread(pid);
@@ -56,7 +56,7 @@ impl Machine {
     }
 }
 
-/// A machine's common name.
+/// Returns the usual name of a machine.
 fn name(number: u16) -> String {
     let known = match number {
         3 => "i386",

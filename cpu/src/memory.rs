@@ -1,22 +1,23 @@
-//! A copy of a part of a thread's stack.
+//! Copies of a part of a thread's stack.
 
 use unwind::Cause;
 use unwind::stack::Memory;
 
-/// Distance within which what lies behind a copy would have been found in a longer one.
-const REACH: u64 = 1 << 20;
+/// Maximum distance in bytes beyond the end of a copy at which a longer copy would have contained a
+/// word.
+const MAX_DISTANCE: u64 = 1 << 20;
 
-/// Bytes of a stack, from an address on.
+/// Copy of a stack from an address on.
 #[derive(Clone, Copy, Debug)]
 pub struct Copied<'a> {
     low: u64,
     bytes: &'a [u8],
-    /// Whether something was looked for beyond the end.
+    /// True if a word beyond the end was needed.
     pub is_short: bool,
 }
 
 impl<'a> Copied<'a> {
-    /// These bytes from `low` on.
+    /// Returns a copy whose bytes are at `low`.
     #[must_use]
     pub fn new(low: u64, bytes: &'a [u8]) -> Self {
         Self {
@@ -26,12 +27,12 @@ impl<'a> Copied<'a> {
         }
     }
 
-    /// Where it begins and ends.
+    /// Returns the address range.
     pub(crate) fn range(&self) -> (u64, u64) {
         (self.low, self.low.saturating_add(self.bytes.len() as u64))
     }
 
-    /// What it has from one address to another.
+    /// Returns the bytes of an address range, or `None` if it is not all in the copy.
     pub(crate) fn bytes(&self, from: u64, to: u64) -> Option<&'a [u8]> {
         let at = |address: u64| usize::try_from(address.checked_sub(self.low)?).ok();
         self.bytes.get(at(from)?..at(to)?)
@@ -51,7 +52,7 @@ impl Memory for Copied<'_> {
             .filter(|_| address.is_multiple_of(8))
         else {
             let behind = end.wrapping_sub(self.bytes.len() as u64);
-            self.is_short |= address >= self.low && behind < REACH;
+            self.is_short |= address >= self.low && behind < MAX_DISTANCE;
             return Err(Cause::OutOfStack);
         };
         Ok(u64::from_ne_bytes(word.try_into().unwrap_or_default()))

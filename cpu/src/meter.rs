@@ -1,51 +1,57 @@
-//! What the samples of one process stand for, where processors are sampled (see `meters`).
+//! Weights samples of one process by CPU time (per-CPU sampling; see `meters`).
 //!
-//! A thread that has used enough CPU time since its last report gets what its own clock says,
-//! however many samples it had: the rhythm in which threads take turns may coincide with that of
-//! the sampling. Threads that have ended, or have used little, share the rest of what the process
-//! used, in proportion to their samples; they also stand for threads of this kind that have none.
-//! Which of the two applies depends on clocks alone, not on luck with samples, which would
-//! otherwise count twice.
+//! Sample counts alone are biased when thread scheduling is in step with the sampling period. So a
+//! thread that has used at least `MIN_PERIODS` since its last report is weighted by its own clock,
+//! whatever its number of samples. The rest of the process's CPU time is divided among threads that
+//! have ended or have used little, in proportion to their samples. That rest includes the time of
+//! such threads without any sample.
+//!
+//! Clocks alone decide which rule applies to a thread. If the number of samples did, luck would
+//! count twice.
 
 #[cfg(test)]
 pub(crate) mod tests;
 
 use std::collections::BTreeMap;
 
-/// What a sample is of: a stack in the recording, as it gave it; `None`: no stack.
-pub(crate) type Place = Option<(u64, u32)>;
+use crate::recording::StackId;
 
-/// A thread's part is taken from its clock from this many periods on.
-const ENOUGH: u64 = 4;
-/// A thread with this many samples no longer waits for its clock: the kernel may not keep one.
-const MOST_WAITING: u64 = 16;
+/// Target of a sample's weight: the program's serial number and the stack's node, as returned by
+/// the recording. `None`: a sample without a stack.
+pub(crate) type Place = Option<StackId>;
 
-/// Reads clocks: the CPU time of processes and threads, in nanoseconds; `None`: they have ended.
+/// Minimum CPU time, in periods, from which on a thread is weighted by its own clock.
+const MIN_PERIODS: u64 = 4;
+/// Maximum number of pending samples of a thread whose clock shows too little CPU time. It is
+/// weighted by samples then, since some kernels do not maintain the clock.
+const MAX_PENDING_SAMPLES: u64 = 16;
+
+/// Source of CPU time, in nanoseconds. Returns `None` for a process or thread that has ended.
 pub(crate) trait Clock {
     fn process(&self, pid: i32) -> Option<u64>;
     fn thread(&self, pid: i32, tid: i32) -> Option<u64>;
 }
 
-/// How samples are weighed.
+/// Method of weighting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scale {
-    /// By clocks. Threads that have used little wait for the next time.
+    /// By clocks. Samples of threads that have used little stay pending.
     Clock,
-    /// By clocks, all of them.
+    /// By clocks, without leaving samples pending.
     Last,
-    /// All by their periods, but not by more than the process has used: the rest is its next
-    /// program's.
+    /// By one period each, but not by more than the process has used. The rest belongs to its next
+    /// program.
     Periods,
 }
 
-/// Samples that are not weighed yet.
+/// Samples that are not weighted yet.
 #[derive(Default)]
-struct Waiting {
+struct Pending {
     places: BTreeMap<Place, u64>,
     count: u64,
 }
 
-impl Waiting {
+impl Pending {
     fn add(&mut self, place: Place, count: u64) {
         let known = self.places.entry(place).or_default();
         *known = known.saturating_add(count);
@@ -59,67 +65,67 @@ impl Waiting {
     }
 }
 
-/// Nanoseconds by place.
+/// Nanoseconds for each target.
 type Times = BTreeMap<Place, u64>;
 
-/// What a thread has used by its own clock.
+/// CPU time of a thread by its own clock, and its samples.
 struct Own {
     tid: i32,
     ns: u64,
-    samples: Waiting,
+    samples: Pending,
 }
 
-/// Samples that share what is left, and how many of them are of threads that continue.
+/// Samples that share the rest, and the number of them for each thread that continues.
 struct Shared {
-    samples: Waiting,
+    samples: Pending,
     tids: Vec<(i32, u64)>,
 }
 
 #[derive(Default)]
 struct Thread {
-    /// How much of its CPU time was reported; `None`: the first value of its clock is not known.
-    told: Option<u64>,
-    samples: Waiting,
-    /// What its clock said, if it was read this time.
+    /// CPU time reported so far; `None` if the first value of its clock is not known.
+    reported: Option<u64>,
+    samples: Pending,
+    /// Value of its clock, if it was read this time.
     read: Option<u64>,
-    /// Whether there are samples since its clock was last read.
+    /// True if there were samples since its clock was last read.
     is_new: bool,
 }
 
-/// A process.
+/// CPU time accounting of one process.
 #[derive(Default)]
 pub(crate) struct Meter {
-    /// Its CPU time as last reported.
-    told: u64,
-    /// Its clock when samples were last weighed, and how many there were since.
+    /// CPU time reported so far.
+    reported: u64,
+    /// Value of its clock when samples were last weighted.
     read: u64,
     count: u64,
-    /// Whether samples may have been lost since then.
+    /// True if samples may have been lost since they were last weighted.
     pub is_lossy: bool,
     threads: BTreeMap<i32, Thread>,
     /// Samples of threads that have ended.
-    ended: Waiting,
+    ended: Pending,
 }
 
-/// What samples stand for.
+/// Result of weighting.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Told {
-    /// Nanoseconds for each place.
+pub(crate) struct Weighed {
+    /// Nanoseconds for each target.
     pub times: Times,
-    /// Samples that were lost.
+    /// Number of samples that were lost.
     pub lost: u64,
-    /// What the process's clock said; `None`: it has ended.
+    /// Value of the process's clock; `None` if it has ended.
     pub clock: Option<u64>,
 }
 
 impl Meter {
-    /// For a process that is sampled from now on, with these threads.
+    /// Starts accounting for a process with these threads.
     pub(crate) fn new(pid: i32, tids: &[i32], clock: &impl Clock) -> Self {
-        // Threads first: together, they have not used more than the process by then.
+        // Threads are read first, so that together they have not used more than the process.
         let thread = |tid: &i32| {
-            let told = clock.thread(pid, *tid)?;
+            let reported = clock.thread(pid, *tid)?;
             let thread = Thread {
-                told: Some(told),
+                reported: Some(reported),
                 ..Thread::default()
             };
             Some((*tid, thread))
@@ -127,32 +133,33 @@ impl Meter {
         let threads = tids.iter().filter_map(thread).collect();
         let now = clock.process(pid).unwrap_or(0);
         Self {
-            told: now,
+            reported: now,
             read: now,
             threads,
             ..Self::default()
         }
     }
 
-    /// What its clock said at first, as long as nothing was reported.
-    pub(crate) fn told(&self) -> u64 {
-        self.told
+    /// Returns the CPU time reported so far; at first, the clock's value when sampling started.
+    pub(crate) fn reported(&self) -> u64 {
+        self.reported
     }
 
-    /// A thread was born. One that is known may be older than the record of that.
-    pub(crate) fn born(&mut self, tid: i32) {
+    /// Handles the creation of a thread. A known thread may have been found before its record is
+    /// read.
+    pub(crate) fn forked(&mut self, tid: i32) {
         let thread = self.threads.entry(tid).or_default();
-        thread.told.get_or_insert(0);
+        thread.reported.get_or_insert(0);
     }
 
-    /// A thread ended.
+    /// Handles the exit of a thread.
     pub(crate) fn exit(&mut self, tid: i32) {
         if let Some(thread) = self.threads.remove(&tid) {
             self.ended.append(thread.samples);
         }
     }
 
-    /// A sample came of a thread.
+    /// Counts a sample of a thread.
     pub(crate) fn count(&mut self, tid: i32, place: Place) {
         let thread = self.threads.entry(tid).or_default();
         thread.samples.add(place, 1);
@@ -160,27 +167,26 @@ impl Meter {
         self.count += 1;
     }
 
-    /// Another program is executed by one of the threads, which has the process's number from now
-    /// on.
+    /// Handles an exec: the thread that made it has the process's id from now on.
     pub(crate) fn executed(&mut self, pid: i32, clock: &impl Clock) {
         self.threads.clear();
-        let told = clock.thread(pid, pid);
-        self.threads.entry(pid).or_default().told = told;
+        let reported = clock.thread(pid, pid);
+        self.threads.entry(pid).or_default().reported = reported;
     }
 
-    /// What samples stand for. `None`: there are none that can be reported.
+    /// Weights the samples. Returns `None` if none can be reported.
     pub(crate) fn weigh(
         &mut self,
         pid: i32,
         period: u64,
         scale: Scale,
         clock: &impl Clock,
-    ) -> Option<Told> {
+    ) -> Option<Weighed> {
         let own = match scale {
             Scale::Clock | Scale::Last => self.own(pid, period, clock),
             Scale::Periods => Vec::new(),
         };
-        // After those of its threads, which have not used more together.
+        // Read after those of its threads, so that these have not used more together.
         let now = clock.process(pid);
         let all = scale != Scale::Clock || now.is_none();
         let shared = self.shared(all);
@@ -190,43 +196,44 @@ impl Meter {
         let waiting = self.threads.values().map(|thread| thread.samples.count);
         let waiting = shared.samples.count.saturating_add(waiting.sum());
         let periods = waiting.saturating_mul(period);
-        let used = now.map(|now| now.saturating_sub(self.told));
+        let used = now.map(|now| now.saturating_sub(self.reported));
         let used = match (used, scale) {
-            // One that has ended has no clock.
+            // A process that has ended has no clock.
             (None, _) => periods.saturating_add(sum(&own)),
             (Some(used), Scale::Periods) => used.min(periods),
             (Some(used), Scale::Clock | Scale::Last) => used,
         };
-        let mut told = Told {
+        let mut reported = Weighed {
             clock: now,
-            ..Told::default()
+            ..Weighed::default()
         };
         let by_clocks = sum(&own);
-        // Nothing gets more than the process used. At the end, what clocks do not show yet is
-        // assigned, and so is the time of threads without samples.
+        // No more is assigned than the process has used. At the end, all of it is assigned,
+        // including time that threads' clocks do not show yet and the time of threads without
+        // samples.
         let has_all = all && shared.samples.count == 0;
         let scaled = (has_all || by_clocks > used).then_some(used);
-        self.give_own(own, scaled, &mut told.times);
+        self.assign_own(own, scaled, &mut reported.times);
         let mut left = used - scaled.unwrap_or(by_clocks);
         if all && shared.samples.count > 0 {
-            // What all threads used so far is in what is shared.
+            // What is shared includes what all threads have used so far.
             let threads = self.threads.values_mut();
-            threads.for_each(|thread| thread.told = thread.read);
+            threads.for_each(|thread| thread.reported = thread.read);
         }
-        left -= self.give_shared(shared, left, waiting, &mut told.times);
-        self.told = self.told.saturating_add(used - left);
+        left -= self.assign_shared(shared, left, waiting, &mut reported.times);
+        self.reported = self.reported.saturating_add(used - left);
         if let Some(now) = now {
             let due = now.saturating_sub(self.read) / period;
             if std::mem::take(&mut self.is_lossy) {
-                told.lost = due.saturating_sub(self.count);
+                reported.lost = due.saturating_sub(self.count);
             }
             self.read = now;
         }
         self.count = 0;
-        Some(told)
+        Some(reported)
     }
 
-    /// Threads with new samples whose clocks say that they have used enough.
+    /// Returns the threads with new samples whose clocks show that they have used enough.
     fn own(&mut self, pid: i32, period: u64, clock: &impl Clock) -> Vec<Own> {
         let mut own = Vec::new();
         let mut gone = Vec::new();
@@ -241,9 +248,9 @@ impl Meter {
             };
             thread.read = Some(now);
             let periods = thread.samples.count.saturating_mul(period);
-            let told = *thread.told.get_or_insert(now.saturating_sub(periods));
-            let ns = now.saturating_sub(told);
-            if ns >= period.saturating_mul(ENOUGH) {
+            let reported = *thread.reported.get_or_insert(now.saturating_sub(periods));
+            let ns = now.saturating_sub(reported);
+            if ns >= period.saturating_mul(MIN_PERIODS) {
                 let samples = std::mem::take(&mut thread.samples);
                 own.push(Own {
                     tid: *tid,
@@ -256,7 +263,8 @@ impl Meter {
         own
     }
 
-    /// The samples of threads that have ended or wait no longer: of all, if they must not.
+    /// Returns the samples of threads that have ended or have too many pending ones. `all`: of all
+    /// threads.
     fn shared(&mut self, all: bool) -> Shared {
         let mut shared = Shared {
             samples: std::mem::take(&mut self.ended),
@@ -264,7 +272,7 @@ impl Meter {
         };
         for (tid, thread) in &mut self.threads {
             let count = thread.samples.count;
-            if count >= if all { 1 } else { MOST_WAITING } {
+            if count >= if all { 1 } else { MAX_PENDING_SAMPLES } {
                 shared.samples.append(std::mem::take(&mut thread.samples));
                 if !all {
                     shared.tids.push((*tid, count));
@@ -274,37 +282,40 @@ impl Meter {
         shared
     }
 
-    /// Gives threads what their clocks say, or shares a time by that.
-    fn give_own(&mut self, own: Vec<Own>, scaled: Option<u64>, times: &mut Times) {
+    /// Assigns each thread's time to its samples. `scaled`: total to which the times are scaled.
+    fn assign_own(&mut self, own: Vec<Own>, scaled: Option<u64>, times: &mut Times) {
         let all = sum(&own);
         let mut so_far: u64 = 0;
         for Own { tid, ns, samples } in own {
             let before = so_far;
             so_far = before.saturating_add(ns);
             let ns = scaled.map_or(ns, |to| part(to, so_far, all) - part(to, before, all));
-            self.told_of(tid, ns);
-            give(ns, samples, times);
+            self.add_reported(tid, ns);
+            assign(ns, samples, times);
         }
     }
 
-    /// Gives other threads their part of what is left, if one of those that wait has a part.
-    /// Returns how much it was.
-    fn give_shared(&mut self, shared: Shared, left: u64, waiting: u64, times: &mut Times) -> u64 {
+    /// Assigns the other threads their part of the time that is left, and returns it.
+    fn assign_shared(&mut self, shared: Shared, left: u64, waiting: u64, times: &mut Times) -> u64 {
         let count = shared.samples.count;
         if count == 0 {
             return 0;
         }
         let ns = part(left, count, waiting);
         for (tid, samples) in shared.tids {
-            self.told_of(tid, part(ns, samples, count));
+            self.add_reported(tid, part(ns, samples, count));
         }
-        give(ns, shared.samples, times);
+        assign(ns, shared.samples, times);
         ns
     }
 
-    fn told_of(&mut self, tid: i32, ns: u64) {
-        if let Some(told) = self.threads.get_mut(&tid).and_then(|it| it.told.as_mut()) {
-            *told = told.saturating_add(ns);
+    fn add_reported(&mut self, tid: i32, ns: u64) {
+        if let Some(reported) = self
+            .threads
+            .get_mut(&tid)
+            .and_then(|it| it.reported.as_mut())
+        {
+            *reported = reported.saturating_add(ns);
         }
     }
 }
@@ -314,13 +325,13 @@ fn sum(own: &[Own]) -> u64 {
     parts.fold(0, u64::saturating_add)
 }
 
-/// A part of a time, by samples or by other times; `whole` is not 0.
+/// Returns `ns` × `of` / `whole`. `whole` is not 0.
 fn part(ns: u64, of: u64, whole: u64) -> u64 {
     (u128::from(ns) * u128::from(of) / u128::from(whole)) as u64
 }
 
-/// Gives samples a time, which their parts add up to.
-fn give(ns: u64, samples: Waiting, times: &mut Times) {
+/// Divides a time among samples, exactly.
+fn assign(ns: u64, samples: Pending, times: &mut Times) {
     let mut so_far = 0;
     for (place, count) in samples.places {
         let before = part(ns, so_far, samples.count);

@@ -1,35 +1,35 @@
-//! What samples stand for where the kernel's events sample processors, and count nothing per thread
-//! or process.
+//! Weights samples where the kernel's events sample processors and count nothing per thread or
+//! process.
 //!
-//! Such samples hit everything that a process does equally, including threads that live only for a
-//! moment. What each process used ([`Meter`]) is divided among its samples over a time in which
-//! each processor has had many: if samples were weighed as they come, then of two threads that run
-//! side by side, the one that gets its samples a moment earlier would get the time of both.
+//! Such samples hit all that a process does alike, including threads that live only for a moment. A
+//! process's CPU time ([`Meter`]) is divided among its samples once each processor has had many. If
+//! samples were weighted as they come, then of two threads that run at the same time, the one that
+//! is sampled a moment earlier would be assigned the time of both.
 //!
-//! The kernel reports how many samples were lost, but not whose: a process's part is the number of
-//! samples that it lacks by its clock.
+//! The kernel reports how many samples were lost, but not of which process. A process's part is the
+//! number of samples that are missing by its clock.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::meter::{Clock, Meter, Place, Scale, Told};
+use crate::meter::{Clock, Meter, Place, Scale, Weighed};
 
-/// Periods after which samples are weighed, within these limits.
-const PERIODS: u64 = 20;
-const SHORTEST: Duration = Duration::from_millis(100);
-const LONGEST: Duration = Duration::from_secs(1);
+/// Number of periods after which samples are weighted, within the limits below.
+const WEIGH_PERIODS: u64 = 20;
+const MIN_INTERVAL: Duration = Duration::from_millis(100);
+const MAX_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The meters of all processes.
+/// Meters of all processes.
 pub(crate) struct Meters<C> {
     period: u64,
     clock: C,
     processes: HashMap<i32, Meter>,
-    /// When samples were last weighed.
+    /// Time when samples were last weighted.
     weighed: Instant,
 }
 
 impl<C: Clock> Meters<C> {
-    /// Of samples that come after `period` nanoseconds each.
+    /// Starts without processes. `period`: nanoseconds between samples.
     pub(crate) fn new(period: u64, clock: C) -> Self {
         Self {
             period: period.max(1),
@@ -39,41 +39,41 @@ impl<C: Clock> Meters<C> {
         }
     }
 
-    /// A process with these threads is sampled from now on, when its clock says what is returned.
+    /// Starts accounting for a process with these threads. Returns the value of its clock.
     pub(crate) fn begin(&mut self, pid: i32, tids: &[i32]) -> u64 {
         let meter = Meter::new(pid, tids, &self.clock);
-        let begun = meter.told();
+        let begun = meter.reported();
         self.processes.insert(pid, meter);
         begun
     }
 
-    /// Samples were lost, of an unknown thread.
+    /// Records that samples of unknown processes were lost.
     pub(crate) fn some_were_lost(&mut self) {
         self.processes
             .values_mut()
             .for_each(|of| of.is_lossy = true);
     }
 
-    /// A sample came of a thread.
+    /// Counts a sample of a thread.
     pub(crate) fn count(&mut self, pid: i32, tid: i32, place: Place) {
         if let Some(process) = self.process(pid) {
             process.count(tid, place);
         }
     }
 
-    /// A process that is sampled.
+    /// Returns the meter of a process.
     pub(crate) fn process(&mut self, pid: i32) -> Option<&mut Meter> {
         self.processes.get_mut(&pid)
     }
 
-    /// Whether it is time to weigh.
+    /// Returns true if samples are due to be weighted.
     pub(crate) fn is_due(&self) -> bool {
-        let periods = Duration::from_nanos(self.period.saturating_mul(PERIODS));
-        self.weighed.elapsed() >= periods.clamp(SHORTEST, LONGEST)
+        let periods = Duration::from_nanos(self.period.saturating_mul(WEIGH_PERIODS));
+        self.weighed.elapsed() >= periods.clamp(MIN_INTERVAL, MAX_INTERVAL)
     }
 
-    /// What samples stand for, by process, of those that were not weighed.
-    pub(crate) fn weigh_all(&mut self, scale: Scale) -> Vec<(i32, Told)> {
+    /// Weights the samples of all processes. Returns the result for each that had any.
+    pub(crate) fn weigh_all(&mut self, scale: Scale) -> Vec<(i32, Weighed)> {
         self.weighed = Instant::now();
         let (period, clock) = (self.period, &self.clock);
         let processes = self.processes.iter_mut();
@@ -82,15 +82,15 @@ impl<C: Clock> Meters<C> {
             .collect()
     }
 
-    /// The same for one process, of what it ran before it executed another program.
-    pub(crate) fn executed(&mut self, pid: i32) -> Option<Told> {
+    /// Weights the samples of one process before it executes another program.
+    pub(crate) fn executed(&mut self, pid: i32) -> Option<Weighed> {
         let process = self.processes.get_mut(&pid)?;
         let told = process.weigh(pid, self.period, Scale::Periods, &self.clock);
         process.executed(pid, &self.clock);
         told
     }
 
-    /// Processes ended.
+    /// Drops processes that have ended.
     pub(crate) fn forget(&mut self, pids: &[i32]) {
         self.processes.retain(|pid, _| !pids.contains(pid));
     }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Multiplies: addresses need no better one.
+/// Hasher that multiplies. Addresses need no better one.
 #[derive(Clone, Copy, Default)]
 pub struct Mixer(u64);
 
@@ -28,5 +28,5 @@ impl Hasher for Mixer {
     }
 }
 
-/// A table by addresses.
+/// Hash table keyed by addresses.
 pub type ByAddress<K, V> = HashMap<K, V, BuildHasherDefault<Mixer>>;

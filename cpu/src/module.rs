@@ -1,6 +1,6 @@
-//! The unwind tables of a module, read from its file or from memory.
+//! Unwind tables of a module, read from its file or from memory.
 //!
-//! Files are treated as hostile: each size is bounded, and what cannot be read has no tables.
+//! Files are untrusted: each size is bounded, and a file that cannot be parsed has no tables.
 
 use std::cell::RefCell;
 
@@ -11,43 +11,43 @@ use crate::frames::{self, Frames};
 use crate::mixer::ByAddress;
 use crate::source::{Source, bytes};
 
-/// Headers are looked for in this many bytes.
+/// Number of bytes at the start of a file in which headers are searched.
 const HEADER_BYTES: usize = 4096;
-const MOST_NOTES: u64 = 1 << 16;
-/// Maximum number of bytes of program headers.
-const MOST_HEADERS: u64 = 1 << 16;
-/// Files are mapped by pages, of 64 KiB at most.
+const MAX_NOTES: u64 = 1 << 16;
+/// Maximum size of program headers in bytes.
+const MAX_HEADERS: u64 = 1 << 16;
+/// Maximum page size in bytes, to which mappings of files are aligned.
 const LARGEST_PAGE: u64 = 64 << 10;
-/// Maximum number of rules that are kept of a module.
-const MOST_RULES: usize = 1 << 20;
+/// Maximum number of cached rules of a module.
+const MAX_RULES: usize = 1 << 20;
 
-/// What is known of a module's file.
+/// Data read from a module's file.
 #[derive(Default)]
 pub struct Tables {
     loaded: Vec<Segment>,
     entry: u64,
     frames: Frames,
     build_id: Vec<u8>,
-    /// Rules by address in the file: they are the same wherever it is loaded.
+    /// Rules by address before relocation, which are the same wherever the module is loaded.
     rules: RefCell<ByAddress<u64, Rule>>,
 }
 
 impl Tables {
-    /// The rule of an address in the file, which is compiled once.
+    /// Returns the rule of an address before relocation. Calls `compile` only once for each.
     pub fn rule(&self, address: u64, compile: impl FnOnce() -> Rule) -> Rule {
         if let Some(rule) = self.rules.borrow().get(&address) {
             return *rule;
         }
         let rule = compile();
         let mut rules = self.rules.borrow_mut();
-        if rules.len() >= MOST_RULES {
+        if rules.len() >= MAX_RULES {
             rules.clear();
         }
         rules.insert(address, rule);
         rule
     }
 
-    /// Reads them; empty where there are none.
+    /// Reads the tables of a file; empty if there are none.
     pub fn read(source: &(impl Source + ?Sized)) -> Self {
         Self::try_read(source).unwrap_or_default()
     }
@@ -55,7 +55,7 @@ impl Tables {
     fn try_read(source: &(impl Source + ?Sized)) -> Option<Self> {
         let page = bytes(source, 0, HEADER_BYTES as u64, HEADER_BYTES as u64)?;
         let (offset, len) = elf::program_headers_place(&page)?;
-        let headers = bytes(source, offset, len as u64, MOST_HEADERS)?;
+        let headers = bytes(source, offset, len as u64, MAX_HEADERS)?;
         if headers.len() < len {
             return None;
         }
@@ -68,22 +68,22 @@ impl Tables {
         };
         tables.build_id = of(PT_NOTE)
             .find_map(|s| {
-                let notes = bytes(source, s.offset, s.file_size, MOST_NOTES)?;
+                let notes = bytes(source, s.offset, s.file_size, MAX_NOTES)?;
                 elf::find_build_id(&notes).map(<[u8]>::to_vec)
             })
             .unwrap_or_default();
-        // What does not fit has no tables, but is a module nevertheless.
+        // A module whose tables cannot be read is still a module.
         tables.frames = frames::read(source, &page, headers).unwrap_or_default();
         Some(tables)
     }
 
-    /// Whether a function that the tables describe begins at one of these addresses in the file, or
-    /// between them.
+    /// Returns true if the tables describe a function that starts in `first..=last`, addresses
+    /// before relocation.
     pub fn has_function(&self, first: u64, last: u64) -> bool {
         self.frames.has_function(first, last)
     }
 
-    /// The same without unwind tables.
+    /// Drops the unwind tables.
     pub fn without_frames(self) -> Self {
         Self {
             frames: Frames::default(),
@@ -91,8 +91,7 @@ impl Tables {
         }
     }
 
-    /// The difference between addresses in memory and in the file, where `offset` of the file is
-    /// mapped at `start`.
+    /// Returns the load bias if `offset` of the file is mapped at `start`.
     pub fn bias(&self, start: u64, offset: u64) -> Option<u64> {
         let holds = |s: &&Segment| {
             s.flags & PF_X != 0
@@ -104,25 +103,25 @@ impl Tables {
         Some(start.wrapping_sub(address))
     }
 
-    /// The build id; empty: none.
+    /// Returns the build id; empty if there is none.
     pub fn build_id(&self) -> &[u8] {
         &self.build_id
     }
 
-    /// The bytes that are kept.
+    /// Returns the size in bytes.
     pub fn size(&self) -> usize {
         self.frames.size()
     }
 }
 
-/// A module's tables at the addresses that it is loaded at.
+/// Tables of a loaded module.
 #[derive(Clone, Copy)]
 pub struct Loaded<'a> {
-    /// The tables.
+    /// Tables.
     pub tables: &'a Tables,
-    /// See [`Tables::bias`].
+    /// Load bias; see [`Tables::bias`].
     pub bias: u64,
-    /// A process that runs it.
+    /// Process that has it loaded.
     pub pid: i32,
 }
 
@@ -161,8 +160,8 @@ impl<'a> Module<'a> for Loaded<'a> {
 mod tests {
     use super::*;
 
-    /// An ELF file's headers, with one segment of code: 4 KiB from `offset` on, 64 KiB further on in
-    /// memory.
+    /// Returns an ELF file's headers, with one segment of code: 4 KiB from `offset` on, 64 KiB
+    /// further on in memory.
     fn file(offset: u64) -> Vec<u8> {
         let mut bytes = vec![0; 128];
         bytes[..6].copy_from_slice(&[0x7f, b'E', b'L', b'F', 2, 1]);

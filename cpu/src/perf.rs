@@ -1,14 +1,14 @@
-//! The first engine: the kernel takes the samples (`perf_event_open`), and copies the registers and
-//! stack for each.
+//! Perf engine: the kernel takes the samples (`perf_event_open`) and copies registers and stack for
+//! each.
 //!
-//! Where system-wide sampling is permitted, each processor has one event, and samples of other
-//! processes are discarded: this costs the target nothing at context switches, however many threads
-//! it has. What a sample stands for is determined from its process's clock (`Meters`).
+//! If system-wide sampling is permitted, each processor has one event, and samples of other
+//! processes are discarded. This costs the target nothing at context switches, however many threads
+//! it has. Samples are weighted by their process's clock (`Meters`).
 //!
-//! Elsewhere, and for programs that we start, whose children must not be missed however short-lived
-//! they are, each thread has one event per processor, and all events of a processor write to its
-//! ring. New threads inherit them. Each sample comes with its event's clock, so that it is known
-//! what it stands for, whatever was lost before it.
+//! Otherwise, and for programs started by the profiler, each thread has one event per processor,
+//! and all events of a processor write to one ring buffer. New threads and children inherit the
+//! events, so that even short-lived ones are not missed. Each sample comes with its event's clock,
+//! so its weight is known even if earlier samples were lost.
 
 // Decision 38: CPU time is sampled from outside.
 mod opening;
@@ -33,92 +33,93 @@ use crate::recording::{self, Recording};
 use crate::refusal::Refusal;
 use crate::ring::Ring;
 use crate::space::Range;
-use opening::{LEAST_RING, Processor, RING_BYTES, allowed};
+use opening::{MIN_RING_BYTES, Processor, RING_BYTES, allowed};
 use processors::may_sample_all;
 
-/// Stack that is copied at first.
-const FIRST_STACK: u32 = 16 << 10;
-/// The most that the kernel copies.
-const MOST_STACK: u32 = 65_528;
-/// Maximum size of a sample besides the copy of the stack: 127 kernel addresses, registers, and
+/// Size of stack copies at first, in bytes.
+const INITIAL_STACK_BYTES: u32 = 16 << 10;
+/// Maximum size of a stack copy in the kernel, in bytes.
+const MAX_STACK_BYTES: u32 = 65_528;
+/// Maximum size in bytes of a sample without its stack copy: 127 kernel addresses, registers, and
 /// single fields.
-const BESIDE_STACK: usize = 2 << 10;
-/// Copies grow when this many of them are too short, or one led to a stack that was cut off, and
-/// more than one in [`TOLERATED`].
-const ENOUGH: u64 = 3;
-const TOLERATED: u64 = 500;
-/// The shortest time between samples, in nanoseconds, of which each is examined when it comes: what
-/// lies beyond the end of a copy is gone as soon as a function there calls another one. Nothing
-/// else comes so often that it would cost more than the samples themselves.
-const LEAST_AT_ONCE: u64 = 1_000_000;
-/// If they come more often, copies are examined soon for this long after one that was too short.
-const START: Duration = Duration::from_secs(1);
-const SOON: Duration = Duration::from_millis(10);
-/// Time between looks at the processes.
-const LOOK: Duration = Duration::from_millis(100);
+const MAX_FIXED_BYTES: usize = 2 << 10;
+/// Minimum number of samples with a short copy (or one truncated stack) after which copies grow, if
+/// these are also more than one in [`TOLERATED_ONE_IN`] samples.
+const MIN_SHORT: u64 = 3;
+const TOLERATED_ONE_IN: u64 = 500;
+/// Minimum sampling period, in nanoseconds, for which each sample is processed at once. What lies
+/// beyond the end of a copy changes as soon as a function there makes another call. With a shorter
+/// period, waking up for each sample would cost more than the samples themselves.
+const MIN_PERIOD_AT_ONCE_NS: u64 = 1_000_000;
+/// Time after a short copy during which samples are processed every [`SOON_INTERVAL`], if they come
+/// too often to be processed at once.
+const SOON_FOR: Duration = Duration::from_secs(1);
+const SOON_INTERVAL: Duration = Duration::from_millis(10);
+/// Time between checks for processes that have ended.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What is sampled, and how often.
+/// Sampling parameters.
 #[derive(Clone, Copy, Debug)]
 pub struct Sampling {
-    /// Samples in a second of CPU time.
+    /// Number of samples per second of CPU time.
     pub rate: u32,
-    /// Whether children of the processes are sampled too.
+    /// True if children of the processes are sampled too.
     pub children: bool,
 }
 
-/// An event, and whose it is.
+/// Event, with the process that it belongs to.
 struct Event {
     fd: OwnedFd,
     pid: i32,
     id: u64,
 }
 
-/// Samples by the size of their copies.
+/// Statistics on stack copies of the current size.
 #[derive(Clone, Copy, Debug, Default)]
 struct Judged {
     samples: u64,
-    /// Those whose copy was too short.
+    /// Number of samples whose copy was too short.
     short: u64,
-    /// Those of them whose stack was cut off.
+    /// Number of those whose stack was truncated.
     cut: u64,
-    /// The most that was requested of a stack, in bytes.
+    /// Largest stack that was needed, in bytes.
     needed: u64,
 }
 
-/// The engine.
+/// Perf engine.
 pub struct Perf {
     attribute: Attribute,
     processors: Vec<Processor>,
     events: Vec<Event>,
     processes: Vec<i32>,
-    /// Clocks of processes, where it is processors that are sampled.
+    /// Meters of processes, if processors are sampled. `None`: threads are.
     meters: Option<Meters<processors::Kernel>>,
-    /// What the events have counted.
+    /// Counts of the events.
     clocks: Clocks,
-    /// CPU time of processes before their events were opened again.
+    /// CPU time of processes in ns before their events were reopened.
     counted: HashMap<i32, u64>,
-    /// Records of which earlier ones may come, and room for those that come next.
+    /// Records that must wait for earlier ones, and a buffer for the next ones.
     bytes: (Vec<u8>, Vec<u8>),
-    /// The samples since the copies have this size.
+    /// Statistics since the copies have this size.
     judged: Judged,
-    /// Records that were lost, of events of threads.
+    /// Number of lost records of threads' events.
     pub lost: u64,
-    /// When the newest process was added, the copies grew, or one was too short.
+    /// Time when the newest process was added, the copies grew, or a copy was too short.
     started: Instant,
-    /// What lay beyond the end of a copy.
+    /// Buffer for the stack beyond the end of a copy.
     rest: Rest,
-    /// When the processes were examined.
+    /// Time when processes were last checked.
     looked: Instant,
 }
 
 impl Perf {
-    /// Finds out what is allowed, and maps the rings.
+    /// Determines what is allowed, and maps the ring buffers.
     pub fn open(sampling: Sampling) -> Result<Self, Refusal> {
         let period = 1_000_000_000 / u64::from(sampling.rate.max(1));
         let attribute = Attribute {
             period,
-            stack_bytes: FIRST_STACK,
-            at_once: period >= LEAST_AT_ONCE,
+            stack_bytes: INITIAL_STACK_BYTES,
+            at_once: period >= MIN_PERIOD_AT_ONCE_NS,
             kernel: true,
             clock: true,
             children: sampling.children,
@@ -131,8 +132,9 @@ impl Perf {
             attribute.clock = false;
             Meters::new(attribute.period, processors::Kernel)
         });
-        let processors = opening::processors(&numbers)
-            .map_err(|error| Refusal::of_rings(error, numbers.len() * Ring::size(LEAST_RING)))?;
+        let processors = opening::processors(&numbers).map_err(|error| {
+            Refusal::of_rings(error, numbers.len() * Ring::size(MIN_RING_BYTES))
+        })?;
         Ok(Self {
             clocks: Clocks::new(attribute.period, !attribute.kernel),
             attribute,
@@ -150,35 +152,37 @@ impl Perf {
         })
     }
 
-    /// Whether the kernel's part is sampled.
+    /// Returns true if time in the kernel is sampled.
     #[must_use]
     pub fn sees_kernel(&self) -> bool {
         self.attribute.kernel
     }
 
-    /// Bytes of each processor's buffer, and of one that is as large as it should be, if it is
-    /// smaller than that.
+    /// Returns the size in bytes of each processor's ring buffer and the desired size, if it is
+    /// smaller than desired.
     #[must_use]
     pub fn small_buffers(&self) -> Option<(usize, usize)> {
         let bytes = self.processors.first()?.ring.bytes();
         (bytes < RING_BYTES).then_some((bytes, RING_BYTES))
     }
 
-    /// The longest time until samples should be collected.
+    /// Returns the maximum time until samples should be collected.
     #[must_use]
     pub fn due(&self) -> Duration {
-        match self.started.elapsed() < START && !self.attribute.at_once {
-            true => SOON,
-            false => LOOK,
+        if self.started.elapsed() < SOON_FOR && !self.attribute.at_once {
+            SOON_INTERVAL
+        } else {
+            LOOK_INTERVAL
         }
     }
 
-    /// Samples a process from now on.
+    /// Starts to sample a process.
     pub fn attach(&mut self, pid: i32, recording: &mut Recording) -> Result<(), Refusal> {
         self.started = Instant::now();
-        let opened = match self.meters.is_some() {
-            true => self.open_processors(pid, recording),
-            false => self.open_threads(pid),
+        let opened = if self.meters.is_some() {
+            self.open_processors(pid, recording)
+        } else {
+            self.open_threads(pid)
         };
         match opened {
             Ok(()) => self.processes.push(pid),
@@ -187,7 +191,7 @@ impl Perf {
         opened
     }
 
-    /// Samples what this thread starts from now on, from when it executes a program.
+    /// Starts to sample the processes that this thread starts, each from its exec on.
     pub fn attach_children(&mut self) -> Result<(), Refusal> {
         // SAFETY: no memory is passed.
         let own = unsafe { libc::syscall(libc::SYS_gettid) } as i32;
@@ -197,30 +201,30 @@ impl Perf {
         opened.map(drop)
     }
 
-    /// What becomes readable when much was written.
+    /// Returns the descriptors that become readable when there is much to collect.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.processors
             .iter()
             .map(|processor| processor.owner.as_fd())
     }
 
-    /// Records what was written since the last time.
+    /// Processes the records written since the last time.
     pub fn collect(&mut self, recording: &mut Recording) {
         self.drain(recording);
         self.weigh_if_due(recording);
         self.judge(recording);
-        if self.looked.elapsed() >= LOOK {
+        if self.looked.elapsed() >= LOOK_INTERVAL {
             self.looked = Instant::now();
             self.bury(recording);
         }
     }
 
-    /// Makes all that was collected stand for what processes have used by now, for live views.
+    /// Weights all samples by what processes have used so far, for live views.
     pub fn show(&mut self, recording: &mut Recording) {
         self.weigh(Scale::Last, recording);
     }
 
-    /// The last collection: what has no sample by now will have none.
+    /// Collects for the last time. Time without a sample by now will not get one.
     pub fn finish(&mut self, recording: &mut Recording) {
         self.drain(recording);
         self.bury(recording);
@@ -230,16 +234,16 @@ impl Perf {
         }
     }
 
-    /// Releases those that have ended.
+    /// Drops processes that have ended.
     fn bury(&mut self, recording: &mut Recording) {
         let mut over = recording.look();
         if over.is_empty() {
             return;
         }
-        // What they wrote to their end is in the rings by now.
+        // The rings hold all records up to their exits by now.
         self.drain(recording);
         self.weigh(Scale::Last, recording);
-        // A number may be another one's already.
+        // A pid may have been reused.
         over.retain(|pid| proc::is_over(*pid));
         for &pid in &over {
             self.settle(pid, recording);
@@ -252,11 +256,12 @@ impl Perf {
         }
     }
 
-    /// Applies all records that were written until now, in their order.
+    /// Applies all records written so far, in order.
     ///
-    /// Rings are read one after another: what a later one has may follow what was written
-    /// meanwhile to one that was read before. So they are read twice: no record is missing that
-    /// is older than the newest of the first time. The others wait for the next time.
+    /// The rings are read one after another, so a ring that is read later may hold records that
+    /// follow ones written meanwhile to a ring that was read before. Therefore they are read twice:
+    /// no record is missing that is older than the newest one of the first pass. Later ones wait
+    /// for the next call.
     fn drain(&mut self, recording: &mut Recording) {
         let sample_type = self.attribute.sample_type();
         let (mut early, mut late) = std::mem::take(&mut self.bytes);
@@ -267,9 +272,10 @@ impl Perf {
         let ends = self.take(&mut late);
         let mut rest = Vec::new();
         for (time, bytes, record) in record::all(&late, &ends, sample_type) {
-            match time <= newest {
-                true => records.push((time, bytes, record)),
-                false => rest.extend_from_slice(bytes),
+            if time <= newest {
+                records.push((time, bytes, record))
+            } else {
+                rest.extend_from_slice(bytes)
             }
         }
         records.sort_by_key(|(time, ..)| *time);
@@ -282,12 +288,13 @@ impl Perf {
         self.bytes = (early, late);
     }
 
-    /// Appends what the rings have; where that of each ends.
+    /// Appends the contents of the rings, and returns the end of each.
     ///
-    /// The kernel reports lost records with the next one that it writes, which may not come before
-    /// the process has ended: none is known to be lost as long as there was room for one.
+    /// The kernel reports lost records with the next record that it writes, which may not come
+    /// before the process has ended. As long as there was room for a record, none is assumed to be
+    /// lost.
     fn take(&mut self, bytes: &mut Vec<u8>) -> Vec<usize> {
-        let largest = self.attribute.stack_bytes as usize + BESIDE_STACK;
+        let largest = self.attribute.stack_bytes as usize + MAX_FIXED_BYTES;
         let mut ends = vec![bytes.len()];
         for processor in &self.processors {
             let free = processor.ring.take(bytes);
@@ -329,10 +336,10 @@ impl Perf {
                     Some(meters) => {
                         let process = meters.process(pid).filter(|_| pid == parent);
                         if let Some(process) = process {
-                            process.born(tid);
+                            process.forked(tid);
                         }
                     }
-                    None => self.clocks.born(time, (pid, tid), parent_tid),
+                    None => self.clocks.forked(time, pid, tid, parent_tid),
                 }
                 recording.forked(pid, parent);
             }
@@ -350,23 +357,24 @@ impl Perf {
                 }
             }
             Record::Exec { pid } => {
-                match self.meters.is_some() {
-                    true => self.weigh_before_exec(pid, recording),
-                    false => self.clocks.executed(pid),
+                if self.meters.is_some() {
+                    self.weigh_before_exec(pid, recording)
+                } else {
+                    self.clocks.executed(pid)
                 }
                 recording.executed(pid);
             }
             Record::Mapped(mapped) => recording.mapped(mapped.pid, range(&mapped)),
             Record::Lost(count) => match &mut self.meters {
-                // It is not known whose samples they were.
+                // Their processes are not known.
                 Some(meters) => meters.some_were_lost(),
                 None => self.lost += count,
             },
         }
     }
 
-    /// Whether this process is recorded, from now on if necessary: the record of its start may be
-    /// lost.
+    /// Returns true if this process is recorded. Starts recording it if necessary, since the record
+    /// of its start may have been lost.
     fn is_recorded(&self, pid: i32, share: Share, recording: &mut Recording) -> bool {
         let ns = share.ns.saturating_add(share.hidden);
         if recording.process(pid).is_some() {
@@ -375,7 +383,7 @@ impl Perf {
         if !self.attribute.children || ns == 0 {
             return false;
         }
-        // All that write to the rings are descendants then.
+        // In this case, all that write to the rings are descendants.
         let is_there = recording.adopt(pid);
         if !is_there {
             recording.missed(ns);
@@ -394,7 +402,7 @@ impl Perf {
             return;
         }
         let share = match self.meters.is_some() {
-            // It is weighed later.
+            // Weighted later.
             true => Some(Share::default()),
             false => self.clocks.sample(at, sample.count),
         };
@@ -440,7 +448,7 @@ impl Perf {
         }
     }
 
-    /// Copies more of the stacks when too many are too short.
+    /// Increases the size of stack copies if too many are too short.
     fn judge(&mut self, recording: &mut Recording) {
         let Judged {
             samples,
@@ -448,14 +456,14 @@ impl Perf {
             cut,
             needed,
         } = self.judged;
-        let is_bad = (short >= ENOUGH || cut > 0) && short * TOLERATED > samples;
-        if !is_bad || self.attribute.stack_bytes >= MOST_STACK {
+        let is_bad = (short >= MIN_SHORT || cut > 0) && short * TOLERATED_ONE_IN > samples;
+        if !is_bad || self.attribute.stack_bytes >= MAX_STACK_BYTES {
             return;
         }
         let before = self.attribute.stack_bytes;
-        // The kernel takes multiples of eight.
-        let needed = u32::try_from(needed.next_multiple_of(8)).unwrap_or(MOST_STACK);
-        self.attribute.stack_bytes = (before * 2).max(needed).min(MOST_STACK);
+        // The kernel accepts multiples of eight.
+        let needed = u32::try_from(needed.next_multiple_of(8)).unwrap_or(MAX_STACK_BYTES);
+        self.attribute.stack_bytes = (before * 2).max(needed).min(MAX_STACK_BYTES);
         self.reopen(before, recording);
     }
 }

@@ -1,4 +1,4 @@
-//! Which program each process runs, for an engine that is not notified when that changes.
+//! Detection of exec and of new children, for engines that the kernel does not notify.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -7,49 +7,50 @@ use proc::Stat;
 
 use crate::recording::Recording;
 
-/// Time between looks for new children, at least.
-const SEARCH: Duration = Duration::from_millis(50);
-/// A look may take this part of the time: machines with many processes are examined less often.
-const SHARE: u32 = 20;
+/// Minimum time between searches for new children.
+const MIN_SEARCH_INTERVAL: Duration = Duration::from_millis(50);
+/// Inverse of the fraction of the time that searches may take. Machines with many processes are
+/// searched less often.
+const SEARCH_COST_FACTOR: u32 = 20;
 
-/// What became of a process since it was last examined, even if another engine has noticed.
+/// Change of a process since it was last checked, even if another engine has noticed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Nothing that is known.
+    /// No known change.
     None,
-    /// It executes another program.
+    /// Exec of another program.
     Executed,
-    /// It has ended, and another one has its number.
+    /// End of the process; its pid was reused.
     Ended,
 }
 
-/// A run of a program.
+/// Identity of one run of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Identity {
-    /// When the process was born.
+    /// Start time of the process.
     born: u64,
-    /// What it runs; `None`: that may not be known.
+    /// Program; `None` if it cannot be determined.
     program: Option<Program>,
 }
 
-/// A program: its file, and where the kernel put its code and its stack. They are chosen again when
-/// the same file is executed again.
+/// Identity of a program: its file, and the addresses of its code and stack, which the kernel
+/// chooses anew at each exec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Program {
     file: (u64, u64),
     places: (u64, u64),
 }
 
-/// The processes that are examined.
+/// Processes that are checked.
 pub struct Programs {
     children: bool,
-    /// With the serial numbers of what is recorded.
+    /// Last known identity and serial number in the recording, by pid.
     known: HashMap<i32, (Identity, u64)>,
     next: Instant,
 }
 
 impl Programs {
-    /// None yet. `children`: those of recorded processes are looked for.
+    /// Creates an empty set. `children`: children of recorded processes are searched for.
     pub fn new(children: bool) -> Self {
         Self {
             children,
@@ -58,7 +59,8 @@ impl Programs {
         }
     }
 
-    /// Tells the recording if a process executes another program, or is another one.
+    /// Checks a process, and tells the recording if it has executed another program or was
+    /// replaced.
     pub fn look(&mut self, pid: i32, recording: &mut Recording) -> Change {
         let serial = recording.process(pid).map(|process| process.serial);
         let (Some(mut now), Some(serial)) = (Identity::of(pid), serial) else {
@@ -82,13 +84,14 @@ impl Programs {
         let process = recording.process(pid);
         let serial = process.map_or(serial, |process| process.serial);
         self.known.insert(pid, (now, serial));
-        match is_other {
-            true => Change::Executed,
-            false => Change::None,
+        if is_other {
+            Change::Executed
+        } else {
+            Change::None
         }
     }
 
-    /// Records the descendants that are new, and forgets who is recorded no longer.
+    /// Starts to record new descendants, and drops processes that are no longer recorded.
     pub fn search(&mut self, recording: &mut Recording) {
         self.known
             .retain(|pid, _| recording.process(*pid).is_some());
@@ -97,18 +100,18 @@ impl Programs {
             return;
         }
         add_children(recording);
-        self.next = Instant::now() + SEARCH.max(began.elapsed() * SHARE);
+        self.next = Instant::now() + MIN_SEARCH_INTERVAL.max(began.elapsed() * SEARCH_COST_FACTOR);
     }
 }
 
-/// Records the children of recorded processes that are not recorded yet, and theirs.
+/// Starts to record descendants of recorded processes.
 pub fn add_children(recording: &mut Recording) {
     let mut parents = proc::parents();
-    // Parents first: a child has the larger number, mostly; the rest comes the next time.
+    // Parents come first, since a child usually has a larger pid. Others are found next time.
     parents.sort_unstable();
     for (pid, parent) in parents {
         let is_new = recording.process(pid).is_none() && recording.process(parent).is_some();
-        // One that has ended stays in the list until its parent waits for it.
+        // A zombie remains listed until its parent waits for it.
         if is_new && !proc::is_over(pid) {
             recording.add_newborn(pid);
         }
@@ -116,14 +119,14 @@ pub fn add_children(recording: &mut Recording) {
 }
 
 impl Identity {
-    /// `None`: the process is gone.
+    /// Reads the identity of a process. Returns `None` if it has ended.
     fn of(pid: i32) -> Option<Self> {
         let stat = Stat::of(pid)?;
         let file = proc::executable(pid);
-        // Between the two it may have executed a program.
+        // An exec may have happened between the two readings.
         let again = Stat::of(pid)?;
         let is_same = (again.start_time, again.addresses) == (stat.start_time, stat.addresses);
-        // The kernel shows 0 or 1 where they may not be known.
+        // The kernel shows 0 or 1 if they are hidden.
         let is_whole = is_same && stat.addresses.0 > 1 && stat.addresses.1 > 1;
         let program = file.filter(|_| is_whole).map(|file| Program {
             file,

@@ -1,9 +1,9 @@
-//! The second engine: threads are stopped one by one for a few microseconds (`ptrace`).
+//! Ptrace engine: stops threads one by one for a few microseconds.
 //!
-//! Only a running thread that has used the CPU time that a sample stands for since its last one is
-//! stopped: stopping a sleeping thread could interrupt its system call. A thread that goes to sleep
-//! in that very microsecond is stopped nevertheless, and if it sleeps in `epoll_wait` or another
-//! call that no kernel restarts, that call returns `EINTR`.
+//! A thread is stopped only if it is running and has used as much CPU time since its last sample as
+//! one stands for: stopping a sleeping thread could interrupt its system call. A thread that goes
+//! to sleep in that very microsecond is stopped nevertheless; if it sleeps in `epoll_wait` or
+//! another call that the kernel does not restart, the call returns `EINTR`.
 
 use std::collections::HashMap;
 use std::io;
@@ -20,27 +20,27 @@ use crate::refusal::Refusal;
 use crate::registers::Live;
 use proc::Reread;
 
-/// Stack that is copied at first, and at most. Few stacks are as deep as the first, and a copy
-/// ends where the stack does.
-const FIRST_STACK: usize = 64 << 10;
-const MOST_STACK: usize = 1 << 20;
-/// How long a thread may take to stop.
-const PATIENCE: Duration = Duration::from_millis(2);
-/// Time between looks for new threads.
-const SEARCH: Duration = Duration::from_millis(50);
+/// Initial and maximum size of stack copies in bytes. Few stacks are deeper than the initial size,
+/// and a copy ends where the stack does.
+const INITIAL_STACK_BYTES: usize = 64 << 10;
+const MAX_STACK_BYTES: usize = 1 << 20;
+/// Maximum time to wait for a thread to stop.
+const STOP_TIMEOUT: Duration = Duration::from_millis(2);
+/// Time between searches for new threads.
+const SEARCH_INTERVAL: Duration = Duration::from_millis(50);
 
-/// A thread that may be sampled.
+/// Thread that may be sampled.
 struct Thread {
     pid: i32,
-    /// Its CPU time.
+    /// File from which its CPU time is read.
     clock: Reread,
-    /// That at its last sample.
+    /// CPU time in ns at its last sample.
     last: u64,
-    /// Its stack's copies have this size.
+    /// Size of copies of its stack, in bytes.
     stack: usize,
 }
 
-/// The engine. Between two calls, no thread is stopped or traced.
+/// Ptrace engine. Between two calls, no thread is stopped or traced.
 pub struct Ptrace {
     period: Duration,
     threads: HashMap<i32, Thread>,
@@ -53,7 +53,7 @@ pub struct Ptrace {
 }
 
 impl Thread {
-    /// `is_first`: it may be old. What it ran before is not sampled then.
+    /// Opens a thread. `is_first`: it may have run before; that time is not sampled.
     fn new(pid: i32, tid: i32, is_first: bool) -> io::Result<Self> {
         let file = Reread::new(format!("/proc/{pid}/task/{tid}/schedstat"))?;
         let last = if is_first { clock(&file)? } else { 0 };
@@ -61,15 +61,15 @@ impl Thread {
             pid,
             clock: file,
             last,
-            stack: FIRST_STACK,
+            stack: INITIAL_STACK_BYTES,
         })
     }
 
-    /// Its CPU time, and what of it came since its last sample.
+    /// Returns its CPU time, and how much of it was used since its last sample.
     fn used(&mut self) -> io::Result<(u64, u64)> {
         let now = clock(&self.clock)?;
         if now < self.last {
-            // Another thread has its number.
+            // The thread id was reused.
             self.last = 0;
         }
         Ok((now, now - self.last))
@@ -77,7 +77,7 @@ impl Thread {
 }
 
 impl Ptrace {
-    /// Nothing is traced yet.
+    /// Creates an engine without threads.
     #[must_use]
     pub fn new(sampling: Sampling) -> Self {
         Self {
@@ -92,7 +92,7 @@ impl Ptrace {
         }
     }
 
-    /// Samples a process from now on, if that is allowed.
+    /// Starts to sample a process, if that is allowed.
     pub fn attach(&mut self, pid: i32) -> Result<(), Refusal> {
         if let Some(refusal) = Refusal::of_tracing(pid) {
             return Err(refusal);
@@ -100,27 +100,31 @@ impl Ptrace {
         self.search(pid, true).map_err(|error| {
             let threads = self.threads.len();
             self.leave(pid);
-            match proc::is_full(&error) {
-                true => Refusal::Files { threads },
-                false => Refusal::of_proc(pid, error),
+            if proc::is_full(&error) {
+                Refusal::Files { threads }
+            } else {
+                Refusal::of_proc(pid, error)
             }
         })
     }
 
-    /// When [`collect`](Self::collect) is due.
+    /// Returns the time until [`collect`](Self::collect) is due.
     #[must_use]
     pub fn due(&self) -> Duration {
         self.next.saturating_duration_since(Instant::now())
     }
 
-    /// Looks at all threads, and samples those that are due.
+    /// Checks all threads, and samples those that are due.
     pub fn collect(&mut self, recording: &mut Recording) {
         if Instant::now() < self.next {
             return;
         }
-        // What is late is not made up for: the weights do.
+        // Missed periods are not made up for; the weights account for them.
         self.next = Instant::now() + self.period;
-        if self.searched.is_none_or(|at| at.elapsed() >= SEARCH) {
+        if self
+            .searched
+            .is_none_or(|at| at.elapsed() >= SEARCH_INTERVAL)
+        {
             self.searched = Some(Instant::now());
             self.look(recording);
         }
@@ -136,12 +140,12 @@ impl Ptrace {
         }
     }
 
-    /// Looks for new processes and threads, and for those that have ended.
+    /// Finds new processes and threads, and those that have ended.
     fn look(&mut self, recording: &mut Recording) {
         self.programs.search(recording);
         for pid in recording.pids() {
             self.check(pid, recording);
-            // What cannot be read now may be the next time.
+            // Errors may be temporary; the next search tries again.
             let _ = self.search(pid, false);
         }
         for pid in recording.look() {
@@ -150,12 +154,12 @@ impl Ptrace {
         }
     }
 
-    /// Finds out whether a process still runs the same program.
+    /// Checks that a process still runs the same program.
     fn check(&mut self, pid: i32, recording: &mut Recording) {
         match self.programs.look(pid, recording) {
             Change::None => {}
             Change::Executed => {
-                // Its first thread may have been another one before.
+                // Its first thread may have been another one before the exec.
                 self.leave(pid);
                 let _ = self.search(pid, true);
             }
@@ -167,12 +171,13 @@ impl Ptrace {
         self.threads.retain(|_, thread| thread.pid != pid);
     }
 
-    /// Those that have used enough time since their last sample, with their processes and clocks.
+    /// Returns the threads that have used enough time since their last sample, with their processes
+    /// and clocks.
     fn due_threads(&mut self, recording: &mut Recording) -> Vec<(i32, i32, u64)> {
         let mut due = Vec::new();
         let period = self.period.as_nanos() as u64;
         self.threads.retain(|&tid, thread| {
-            // Or another process, which was not requested, has its number.
+            // The pid may belong to another process, which was not requested.
             let Some(process) = recording.process(thread.pid) else {
                 return false;
             };
@@ -192,7 +197,7 @@ impl Ptrace {
         due
     }
 
-    /// Takes in the threads of a process that are new. `is_first`: they may be old.
+    /// Adds the new threads of a process. `is_first`: they may have run before.
     fn search(&mut self, pid: i32, is_first: bool) -> io::Result<()> {
         for tid in proc::try_threads(pid)? {
             if self.threads.contains_key(&tid) {
@@ -215,7 +220,7 @@ impl Ptrace {
         };
         let ns = now.saturating_sub(thread.last);
         if Duration::from_nanos(ns) < self.period {
-            // It has begun another program since.
+            // The process has executed another program since.
             return;
         }
         let pid = thread.pid;
@@ -232,7 +237,7 @@ impl Ptrace {
             });
             (live, buffer, read, ran)
         };
-        let seen = self.glimpses.take((pid, tid), PATIENCE, look);
+        let seen = self.glimpses.take((pid, tid), STOP_TIMEOUT, look);
         let Ok(Some((live, buffer, read, script))) = seen else {
             return;
         };
@@ -249,15 +254,15 @@ impl Ptrace {
             time: Time::Running,
         };
         recording.sample(sample, &mut memory);
-        // The next time there is enough of it.
+        // The next copy will be large enough.
         if memory.is_short() && read == thread.stack {
-            thread.stack = (thread.stack * 2).min(MOST_STACK);
+            thread.stack = (thread.stack * 2).min(MAX_STACK_BYTES);
         }
         self.buffer = buffer;
     }
 }
 
-/// The CPU time of a thread: the first number of its `schedstat`.
+/// Reads the CPU time of a thread: the first number of its `schedstat`.
 fn clock(file: &Reread) -> io::Result<u64> {
     let mut text = [0; 64];
     let read = file.read(&mut text)?;

@@ -1,25 +1,25 @@
 //! Lines of Python (CPython 3.8 to 3.15) in the stacks of a process, read from outside while the
-//! thread is stopped: nothing of ours is in that process.
+//! thread is stopped. Nothing runs inside that process.
 //!
-//! # Promises
-//! - An interpreter is found by the symbols of the program, and of files that are named like one;
-//!   it is searched for once per program, and costs other programs only a look at their file names.
-//! - All that is read is hostile: each chain is bounded, each object must have the expected type,
-//!   and a mismatch costs only the Python part of one stack.
-//! - While a thread is stopped, a few pages are read, and all of its known code objects by one
-//!   system call. The states of threads are looked for between samples.
+//! # Guarantees
+//! - An interpreter is found by the symbols of the program, and of files named like one. The search
+//!   is done once per program, and costs other programs only a check of file names.
+//! - All data are untrusted: each chain is bounded, each object must have the expected type, and a
+//!   mismatch costs only the Python part of one stack.
+//! - While a thread is stopped, a few pages are read, and all known code objects by one system
+//!   call. The states of threads are searched between samples.
 //!
 //! # Limits
-//! The process's other threads run meanwhile: a stack may lack its lines while its thread's state
-//! is being made. Of an evaluation loop that compilers have split, 3.8 to 3.10, lines may be placed
-//! in the next native frame.
+//! The process's other threads run meanwhile, so a stack may lack its lines while its thread's
+//! state is being created. If the compiler has split the evaluation loop of 3.8 to 3.10, lines may
+//! be placed in the next native frame.
 //!
 //! # Modules
 //!
 //! | module | contents |
 //! |---|---|
-//! | `exports` | an interpreter's names in a file |
-//! | `runtime` | its version, and where its data are |
+//! | `exports` | symbols of an interpreter in a file |
+//! | `runtime` | its version, and the addresses of its data |
 //! | `threads` | the states of its threads |
 //! | `frames` | the frames that a state leads to |
 //! | `codes` | code objects, each once |
@@ -55,23 +55,33 @@ use exports::Names;
 use reader::Reader;
 use runtime::Runtime;
 
-/// Maximum number of files whose names are remembered.
-const MOST_FILES: usize = 1 << 14;
+/// Maximum number of files whose symbols are cached.
+const MAX_FILES: usize = 1 << 14;
 
-/// What a stopped thread's interpreter ran, innermost first: an address of the stack that lies in
-/// the native frame (0: the next one of the evaluation loop), the number of a code object, and the
-/// place in it.
+/// Interpreter frames of a stopped thread, innermost first.
 #[derive(Debug, Default)]
-pub struct Ran(Vec<(u64, u32, u32)>);
+pub struct Ran(Vec<RanFrame>);
 
-/// Names of interpreters in files, for all processes that map them.
+/// Interpreter frame of a stopped thread.
+#[derive(Clone, Copy, Debug)]
+struct RanFrame {
+    /// Stack address inside the native frame that runs it. 0: the next native frame of the
+    /// evaluation loop runs it.
+    at: u64,
+    /// Number of its code object.
+    code: u32,
+    /// Offset of its instruction in the code object.
+    offset: u32,
+}
+
+/// Symbols of interpreters in files, for all processes that map them.
 #[derive(Default)]
 pub struct Files(HashMap<FileId, Option<Names>>);
 
 impl Files {
-    /// Those of the file of a range.
+    /// Returns the symbols in the file of a range.
     fn names(&mut self, pid: i32, range: &Range) -> Option<Names> {
-        if self.0.len() >= MOST_FILES {
+        if self.0.len() >= MAX_FILES {
             self.0.clear();
         }
         let looks_further = is_called_python(&range.path);
@@ -82,7 +92,7 @@ impl Files {
     }
 }
 
-/// Reads a process's interpreter, in whichever thread may do so.
+/// Reader of a process's interpreter, shared between threads.
 #[derive(Clone)]
 pub struct Shared(Arc<Mutex<Reader>>);
 
@@ -91,29 +101,31 @@ impl Shared {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The frames of a thread that is stopped now, by its thread pointer and a copy of its stack.
+    /// Returns the interpreter frames of a stopped thread, given its thread pointer and a copy of
+    /// its stack.
     pub fn look(&self, pointer: u64, stack: Copied<'_>) -> Ran {
         self.lock().look(pointer, stack)
     }
 }
 
-/// The interpreter of a program.
+/// Interpreter of a program.
 #[derive(Default)]
 pub struct Python {
     reader: Option<Shared>,
-    /// The state of its code when it was last searched for without success.
+    /// Version of its mappings ([`Space::changes`]) when it was last searched in vain.
     looked: Option<u64>,
-    /// The path of the program, once it was requested.
+    /// Path of the program, once it was read.
     program: Option<Vec<u8>>,
-    /// What was reported last.
+    /// Description that was reported last.
     told: Option<State>,
     style: Option<(Style, (u64, u64))>,
-    /// By code object and place; `None`: it is not shown.
+    /// Frames by code object and instruction offset; `None` if a frame is not shown.
     lines: ByAddress<u64, Option<u64>>,
 }
 
 impl Python {
-    /// The place of a file that may have an interpreter which was not examined yet.
+    /// Returns the load bias and the symbols of a file that may contain an interpreter and was not
+    /// examined yet.
     pub fn candidate(&mut self, space: &Space, files: &mut Files) -> Option<(u64, Names)> {
         if self.reader.is_some() || self.looked == Some(space.changes()) {
             return None;
@@ -135,10 +147,10 @@ impl Python {
         found
     }
 
-    /// Takes the interpreter whose names these are, loaded at addresses that are `bias` more.
+    /// Sets the interpreter, which has these symbols and load bias.
     pub fn take(&mut self, space: &Space, names: &Names, bias: u64, script: &mut Script) {
         let Some(runtime) = Runtime::of(space.pid(), names, bias) else {
-            // It is being loaded; or nothing may be read.
+            // The interpreter is still being loaded, or reading is not permitted.
             return;
         };
         let Some(layout) = runtime.layout else {
@@ -155,7 +167,7 @@ impl Python {
         self.reader = Some(Shared(Arc::new(Mutex::new(reader))));
     }
 
-    /// What reads its frames, if there is one; after a look for new threads.
+    /// Returns the reader of its frames, if it has an interpreter, after a search for new threads.
     pub fn prepared(&mut self, script: &mut Script) -> Option<Shared> {
         let reader = self.reader.as_ref()?;
         reader.lock().prepare();
@@ -173,8 +185,8 @@ impl Python {
         }
     }
 
-    /// The frames of a walk, innermost first: the native ones by their lookup addresses, and on the
-    /// inner side of each the lines that it runs.
+    /// Merges the frames of a walk, innermost first: native frames by their lookup addresses, each
+    /// preceded by the lines that it runs.
     pub fn merge(
         &mut self,
         Ran(mut ran): Ran,
@@ -182,47 +194,46 @@ impl Python {
         script: &mut Script,
         frames: &mut Vec<u64>,
     ) {
-        self.place(&mut ran, native);
+        self.assign(&mut ran, native);
         self.tell(script);
         let mut rest = ran.into_iter().peekable();
         for (index, registers) in native.iter().enumerate() {
             let end = native.get(index + 1).map_or(u64::MAX, |caller| caller.sp);
-            while let Some((_, code, place)) = rest.next_if(|(at, ..)| *at < end) {
-                frames.extend(self.frame((code, place), script));
+            while let Some(ran) = rest.next_if(|ran| ran.at < end) {
+                frames.extend(self.frame(ran.code, ran.offset, script));
             }
             frames.push(registers.ip.wrapping_sub(1));
         }
     }
 
-    /// Gives each line a place on the stack, and puts them in their order.
-    fn place(&self, ran: &mut Vec<(u64, u32, u32)>, native: &[Registers]) {
+    /// Assigns each line to a native frame, and sorts them.
+    fn assign(&self, ran: &mut Vec<RanFrame>, native: &[Registers]) {
         if let Some((Style::Objects, (from, to))) = self.style {
             let runs = native
                 .iter()
                 .filter(|frame| frame.ip > from && frame.ip <= to);
             let count = (ran.iter_mut().zip(runs))
-                .map(|(line, frame)| line.0 = frame.sp)
+                .map(|(line, frame)| line.at = frame.sp)
                 .count();
             // No native frame is known to run the others.
             ran.truncate(count);
         }
-        // Those of one native frame stay in their order.
-        ran.sort_by_key(|(at, ..)| *at);
+        // A stable sort: lines of one native frame stay in order.
+        ran.sort_by_key(|ran| ran.at);
     }
 
-    /// The frame of a line, unless it is a shim: the interpreter's own (see
-    /// [`ScriptLine::is_shim`]).
-    fn frame(&mut self, (code, place): (u32, u32), script: &mut Script) -> Option<u64> {
-        let key = u64::from(code) << 32 | u64::from(place);
+    /// Returns the frame of a line, or `None` for a shim ([`ScriptLine::is_shim`]).
+    fn frame(&mut self, code: u32, offset: u32, script: &mut Script) -> Option<u64> {
+        let key = u64::from(code) << 32 | u64::from(offset);
         let reader = self.reader.as_ref();
         *self.lines.entry(key).or_insert_with(|| {
-            let line = reader?.lock().line(code, place);
+            let line = reader?.lock().line(code, offset);
             (!line.is_shim()).then(|| script.frame(line))
         })
     }
 }
 
-/// Whether a file is named like interpreters and their libraries.
+/// Returns true if a file is named like interpreters and their libraries.
 fn is_called_python(path: &[u8]) -> bool {
     let name = path.rsplit(|byte| *byte == b'/').next();
     name.is_some_and(|name| name.starts_with(b"python") || name.starts_with(b"libpython3"))

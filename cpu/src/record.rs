@@ -1,5 +1,4 @@
-//! The kernel's records, read from bytes. Each size is checked: a record that does not fit is
-//! ignored.
+//! Parser of perf records. Each size is checked; a record that does not fit is ignored.
 
 use crate::event::{SAMPLE_CALLCHAIN, SAMPLE_READ};
 use crate::registers::{Live, MASK};
@@ -16,64 +15,65 @@ const LOST_SAMPLES: u32 = 13;
 
 /// `PERF_RECORD_MISC_COMM_EXEC`
 const MISC_EXEC: u16 = 1 << 13;
-/// Values from here on are not kernel addresses, but change the context (`PERF_CONTEXT_MAX`).
+/// Lowest value in a call chain that marks a change of context instead of an address
+/// (`PERF_CONTEXT_MAX`).
 const CONTEXTS: u64 = (-4095i64).cast_unsigned();
 /// `PERF_SAMPLE_REGS_ABI_32`, `PERF_SAMPLE_REGS_ABI_64`
 const ABI_32: u64 = 1;
 const ABI_64: u64 = 2;
 const PROT_EXEC: u32 = 4;
 
-/// A record.
+/// Record that the engine processes.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Record<'a> {
-    /// A sample.
+    /// `PERF_RECORD_SAMPLE`.
     Sample(Sample<'a>),
-    /// The last of a thread's clock.
+    /// `PERF_RECORD_READ`: final count of an exited thread's event.
     Clock {
         pid: i32,
         tid: i32,
         id: u64,
         count: u64,
     },
-    /// A thread or process was born of a thread of another one, or the same.
+    /// `PERF_RECORD_FORK`: creation of a thread or process.
     Fork {
         pid: i32,
         tid: i32,
         parent: i32,
         parent_tid: i32,
     },
-    /// A thread ended.
+    /// `PERF_RECORD_EXIT` of a thread.
     Exit { pid: i32, tid: i32 },
-    /// A process executes another program.
+    /// `PERF_RECORD_COMM` of an exec.
     Exec { pid: i32 },
-    /// Code was mapped.
+    /// `PERF_RECORD_MMAP` of executable memory.
     Mapped(Mapped<'a>),
-    /// Records were lost for want of room.
+    /// Number of records that did not fit into the ring.
     Lost(u64),
 }
 
-/// A sample as it was taken.
+/// Sample as written by the kernel.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Sample<'a> {
     pub pid: i32,
     pub tid: i32,
-    /// The event, which is a thread's or was inherited from it.
+    /// Id of the opened event. Inherited events have the id of the one they come from.
     pub id: u64,
-    /// The thread's clock by this event.
+    /// Count of this event for the thread, if requested.
     pub count: Option<u64>,
-    /// Addresses in the kernel, innermost first.
+    /// Kernel call chain, innermost first: 8 bytes each.
     pub kernel: &'a [u8],
-    /// `None`: the thread has none, as those of the kernel's own, or runs code of 32 bits.
+    /// User registers. `None` for kernel threads and 32-bit code.
     pub registers: Option<Live>,
-    /// The stack from its pointer on.
+    /// Copy of the stack, from the stack pointer on.
     pub stack: &'a [u8],
-    /// Whether more of the stack was requested than there was room.
+    /// True if the copy has the maximum size, so that more of the stack may exist.
     pub stack_is_full: bool,
-    /// Whether its registers have 32 bits.
+    /// True if the thread runs 32-bit code.
     pub is_narrow: bool,
 }
 
-/// An executable mapping.
+/// New executable mapping.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Mapped<'a> {
     pub pid: i32,
@@ -85,7 +85,7 @@ pub(crate) struct Mapped<'a> {
     pub path: &'a [u8],
 }
 
-/// Bytes that are read from the front.
+/// Bytes that are parsed from the front.
 #[derive(Clone, Copy)]
 struct Cursor<'a>(&'a [u8]);
 
@@ -104,17 +104,17 @@ impl<'a> Cursor<'a> {
         Some(u32::from_ne_bytes(self.bytes(4)?.try_into().ok()?))
     }
 
-    /// A process or thread number.
+    /// Reads a process or thread id.
     fn number(&mut self) -> Option<i32> {
         Some(self.half()?.cast_signed())
     }
 }
 
-/// A record and when it was written.
+/// Time and contents of a record.
 type Timed<'a> = (u64, Record<'a>);
 
-/// The first record in `bytes` (`None`: one that is not of interest, or damaged), its time, and
-/// the rest. `sample_type`: what samples have.
+/// Parses the first record in `bytes`. Returns it (`None` if it is of no interest or damaged) and
+/// the remaining bytes. `sample_type`: fields of samples.
 pub(crate) fn next(bytes: &[u8], sample_type: u64) -> Option<(Option<Timed<'_>>, &[u8])> {
     let mut cursor = Cursor(bytes);
     let kind = cursor.half()?;
@@ -128,7 +128,8 @@ pub(crate) fn next(bytes: &[u8], sample_type: u64) -> Option<(Option<Timed<'_>>,
     Some((body(kind, misc, &record[8..], sample_type), rest))
 }
 
-/// The records of several rings, which end at `ends` in `bytes`, with their times and bytes.
+/// Parses the contents of several rings, which end at `ends` in `bytes`. Returns each record with
+/// its time and bytes.
 pub(crate) fn all<'a>(
     bytes: &'a [u8],
     ends: &[usize],
@@ -153,7 +154,7 @@ fn body(kind: u32, misc: u16, bytes: &[u8], sample_type: u64) -> Option<(u64, Re
     if kind == SAMPLE {
         return sample(at, sample_type);
     }
-    // All others end with: pid, tid; time; id.
+    // All other records end with pid, tid, time, id.
     let mut trailer = Cursor(at.0.get(at.0.len().checked_sub(24)?..)?);
     trailer.word()?;
     let (time, id) = (trailer.word()?, trailer.word()?);
@@ -260,7 +261,7 @@ fn mapped(mut at: Cursor<'_>, kind: u32) -> Option<Mapped<'_>> {
     })
 }
 
-/// The addresses of a kernel's stack, innermost first.
+/// Returns the addresses in a kernel call chain, innermost first.
 pub(crate) fn kernel_addresses(bytes: &[u8]) -> impl Iterator<Item = u64> {
     let words = bytes.as_chunks().0.iter();
     words
@@ -275,7 +276,7 @@ mod tests {
 
     const REGISTERS: usize = MASK.count_ones() as usize;
 
-    /// A record of words behind its header.
+    /// Returns a record of words behind its header.
     fn record(kind: u32, misc: u16, words: &[u64]) -> Vec<u8> {
         let size = (8 + words.len() * 8) as u16;
         let mut bytes = kind.to_ne_bytes().to_vec();

@@ -1,4 +1,4 @@
-//! What was sampled, process by process and program by program.
+//! Recorded samples, by process and program.
 
 mod process;
 
@@ -17,93 +17,98 @@ use crate::walk::Unwinder;
 
 pub use process::{Counts, Process};
 
-/// Stands outermost in a stack that could not be followed to its end.
+/// Outermost frame of a truncated stack.
 pub const TRUNCATED: u64 = 0x100;
-/// Alone: stands for samples without room for their stacks.
+/// Only frame of samples whose stack did not fit into the tree.
 pub const TABLE_FULL: u64 = 0x101;
-/// Stands for the kernel's stack where its functions are not known.
+/// Only kernel frame if the kernel's functions are not known.
 pub const KERNEL: u64 = u64::MAX;
-/// From here on, addresses are the kernel's.
+/// Lowest address of the kernel.
 pub const FIRST_OF_KERNEL: u64 = 1 << 63;
 
-/// A sample, whoever took it.
+/// Stack in a recording: serial number of the program, and node in the program's tree.
+pub type StackId = (u64, u32);
+
+/// Sample, as taken by any engine.
 pub struct Sample<'a> {
-    /// The process.
+    /// Process id.
     pub pid: i32,
-    /// The thread.
+    /// Thread id.
     pub tid: i32,
-    /// The thread's registers; `None`: there are none that can be used.
+    /// Registers of the thread; `None` if they cannot be used.
     pub live: Option<&'a Live>,
-    /// The kernel's frames, innermost first.
+    /// Kernel frames, innermost first.
     pub kernel: &'a mut dyn Iterator<Item = u64>,
-    /// What an interpreter ran, if that was examined.
+    /// Interpreter frames, if these were read.
     pub script: Option<python::Ran>,
-    /// The time that it stands for.
+    /// Time that the sample stands for, in nanoseconds.
     pub ns: u64,
-    /// Which time that is.
+    /// Kind of that time.
     pub time: Time,
 }
 
-/// What a thread did.
+/// State of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Time {
-    /// It ran.
+    /// Running on a processor.
     Running,
-    /// It waited.
+    /// Waiting.
     Waiting,
 }
 
-/// What became of a sample.
+/// Result of recording a sample.
 #[derive(Clone, Copy, Debug)]
 pub struct Taken {
-    /// The program's number, and the stack's place among its stacks.
-    pub place: (u64, u32),
-    /// Why the stack is cut off, if it is.
+    /// Serial number of the program, and node of the stack in its tree.
+    pub place: StackId,
+    /// Reason why the stack is truncated, or `None` if it is complete.
     pub cut: Option<Cause>,
 }
 
-/// Processes of which there is no sample.
+/// Processes without a sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unsampled {
-    /// How many.
+    /// Number of processes.
     pub processes: u64,
-    /// Their CPU time, and that of programs without a sample in other processes, in nanoseconds.
+    /// CPU time in nanoseconds of these processes, and of programs without a sample in other
+    /// processes.
     pub ns: u64,
 }
 
-/// What there is in the end.
+/// Result of a recording.
 pub struct Ended {
-    /// The programs that were sampled or named, those that ended first.
+    /// Programs that were sampled or named, in the order in which they ended.
     pub processes: Vec<Process>,
-    /// All others.
+    /// All other processes.
     pub unsampled: Unsampled,
-    /// Those of them whose programs are for another machine: one of them, and their number.
+    /// Unsampled programs for other machines: for each machine, the pid of one of them and their
+    /// number.
     pub foreign: BTreeMap<Machine, (i32, usize)>,
-    /// The kernel's functions.
+    /// Functions of the kernel.
     pub symbols: Symbols,
 }
 
-/// All that was sampled.
+/// Recording of samples.
 #[derive(Default)]
 pub struct Recording {
     processes: HashMap<i32, Process>,
     over: Vec<Process>,
     unsampled: Unsampled,
     foreign: BTreeMap<Machine, (i32, usize)>,
-    /// The numbers of programs that are in no list any more.
+    /// Serial numbers of programs that were dropped.
     dropped: Vec<u64>,
     unwinder: Unwinder,
     interpreters: python::Files,
     symbols: Symbols,
     frames: Vec<u64>,
-    /// The number of programs so far.
+    /// Number of programs so far.
     serial: u64,
-    /// Whether the children of a process are recorded too.
+    /// True if children of recorded processes are recorded too.
     children: bool,
 }
 
 impl Recording {
-    /// Nothing yet. `children`: those of recorded processes are recorded too.
+    /// Starts an empty recording. `children`: children of recorded processes are recorded too.
     #[must_use]
     pub fn new(children: bool) -> Self {
         Self {
@@ -113,13 +118,14 @@ impl Recording {
         }
     }
 
-    /// The kernel's functions.
+    /// Returns the functions of the kernel.
     #[must_use]
     pub fn symbols(&self) -> &Symbols {
         &self.symbols
     }
 
-    /// Records a process that somebody named from now on: it is kept, sampled or not.
+    /// Starts to record a process that the user named. It is part of the result even without
+    /// samples.
     pub fn add(&mut self, pid: i32) {
         if !self.processes.contains_key(&pid) {
             let clock = proc::cpu_ns(pid).unwrap_or(0);
@@ -129,17 +135,17 @@ impl Recording {
         }
     }
 
-    /// Records a process that was born after the engine began.
+    /// Starts to record a process that was created after the engine started.
     pub fn add_newborn(&mut self, pid: i32) {
         self.insert(Process::new(pid, Space::of(pid), 0));
     }
 
-    /// Records a process that has died: nothing of it can be read any more.
+    /// Records a process that has ended, so that nothing of it can be read any more.
     pub fn add_dead(&mut self, pid: i32) {
         self.insert(Process::new(pid, Space::empty(pid), 0));
     }
 
-    /// Records a process whose birth was missed. Whether it is still there.
+    /// Starts to record a process whose creation was missed. Returns true if it still exists.
     pub(crate) fn adopt(&mut self, pid: i32) -> bool {
         let space = Space::of(pid);
         let is_there = !space.ranges().is_empty();
@@ -149,18 +155,18 @@ impl Recording {
         is_there
     }
 
-    /// Counts CPU time of a process of which nothing is known.
+    /// Counts CPU time of an unknown process.
     pub(crate) fn missed(&mut self, ns: u64) {
         self.unsampled.ns = self.unsampled.ns.saturating_add(ns);
     }
 
-    /// The processes without a sample that have ended so far.
+    /// Returns the processes without a sample that have ended so far.
     #[must_use]
     pub fn unsampled(&self) -> Unsampled {
         self.unsampled
     }
 
-    /// The serial numbers of programs that are forgotten since the last time.
+    /// Returns the serial numbers of programs that were dropped since the last call.
     pub fn take_dropped(&mut self) -> Vec<u64> {
         std::mem::take(&mut self.dropped)
     }
@@ -171,22 +177,22 @@ impl Recording {
         self.processes.insert(process.pid, process);
     }
 
-    /// The processes that are recorded and have not ended.
+    /// Returns the processes that are recorded and have not ended.
     pub fn running(&self) -> impl Iterator<Item = &Process> {
         self.processes.values()
     }
 
-    /// Their pids, in no order.
+    /// Returns the pids of these processes, in no particular order.
     pub fn pids(&self) -> Vec<i32> {
         self.processes.keys().copied().collect()
     }
 
-    /// The same process, to change it.
+    /// Returns a process for modification.
     pub fn process(&mut self, pid: i32) -> Option<&mut Process> {
         self.processes.get_mut(&pid)
     }
 
-    /// Counts a sample, if its process is recorded.
+    /// Records a sample, if its process is recorded.
     pub fn sample(&mut self, sample: Sample<'_>, memory: &mut impl Memory) -> Option<Taken> {
         let process = self.processes.get_mut(&sample.pid)?;
         let counts = &mut process.counts;
@@ -203,7 +209,7 @@ impl Recording {
         let in_kernel = !self.frames.is_empty();
         match sample.live {
             None => counts.without_stack += 1,
-            // A program is executed, and the one that made the call no longer exists.
+            // During an exec: the program that made the call no longer exists.
             Some(live) if in_kernel && process.space.find(live.pc()).is_none() => {}
             Some(live) => {
                 let walked = self.unwinder.walk(&mut process.space, live, memory);
@@ -232,8 +238,10 @@ impl Recording {
         Some(Taken { place, cut })
     }
 
-    /// Counts a thread that still waits where it was the last time. Whether its process is there.
-    pub(crate) fn again(&mut self, pid: i32, (serial, place): (u64, u32), ns: u64) -> bool {
+    /// Counts time of a thread that still waits with the same stack as at its last sample. Returns
+    /// true if its process is still recorded.
+    pub(crate) fn again(&mut self, pid: i32, stack: StackId, ns: u64) -> bool {
+        let (serial, place) = stack;
         let process = self.processes.get_mut(&pid);
         let process = process.filter(|process| process.serial == serial);
         process.is_some_and(|process| {
@@ -243,10 +251,10 @@ impl Recording {
         })
     }
 
-    /// The processes that are recorded, and their descendants, which are recorded from now on.
+    /// Returns the recorded processes and their descendants, which are recorded from now on.
     pub(crate) fn family(&mut self) -> Vec<i32> {
         let mut parents: Vec<(i32, i32)> = proc::parents();
-        // Parents first: a child has the larger number, mostly; the rest comes the next time.
+        // Parents come first, since a child usually has a larger pid. Others are found next time.
         parents.sort_unstable();
         for (pid, parent) in parents {
             if !self.processes.contains_key(&pid) {
@@ -256,13 +264,13 @@ impl Recording {
         self.processes.keys().copied().collect()
     }
 
-    /// Records it no longer, and not what was recorded.
+    /// Drops a process and what was recorded of it.
     pub fn forget(&mut self, pid: i32) {
         let process = self.processes.remove(&pid);
         self.dropped.extend(process.map(|process| process.serial));
     }
 
-    /// A process mapped code.
+    /// Handles a new executable mapping.
     pub fn mapped(&mut self, pid: i32, range: Range) {
         if let Some(process) = self.processes.get_mut(&pid) {
             let address = range.start;
@@ -274,8 +282,8 @@ impl Recording {
         }
     }
 
-    /// What reads the frames of an interpreter in a process whose threads are stopped one by one, if
-    /// there is an interpreter.
+    /// Returns the reader for interpreter frames in a process whose threads are stopped one by one,
+    /// or `None` if it has no interpreter.
     pub(crate) fn python(&mut self, pid: i32) -> Option<python::Shared> {
         let process = self.processes.get_mut(&pid)?;
         let (python, space) = (&mut process.python, &mut process.space);
@@ -287,8 +295,8 @@ impl Recording {
         python.prepared(&mut process.script)
     }
 
-    /// Reads the tables that take long before the first sample: what lies beyond the copy of a
-    /// stack does not stay for as long.
+    /// Reads large unwind tables before the first sample. Reading them later would take so long
+    /// that the stack beyond a copy has changed.
     pub fn prepare(&mut self, pid: i32) {
         if let Some(process) = self.processes.get_mut(&pid) {
             for address in process.space.large() {
@@ -297,7 +305,7 @@ impl Recording {
         }
     }
 
-    /// A process was born.
+    /// Handles the creation of a process.
     pub fn forked(&mut self, pid: i32, parent: i32) {
         if !self.children || pid == parent {
             return;
@@ -307,24 +315,24 @@ impl Recording {
             match self.processes.get(&pid) {
                 // Two events of its parent have reported it.
                 Some(old) if old.is_empty() => self.forget(pid),
-                // Another one had this number a moment ago.
+                // The pid was reused.
                 _ => self.ended(pid),
             }
             self.insert(process);
         }
     }
 
-    /// A process executes another program.
+    /// Handles an exec.
     pub fn executed(&mut self, pid: i32) {
         let Some(mut old) = self.processes.remove(&pid) else {
             return;
         };
         old.reconcile();
-        // What is not counted by then is found out with the new program.
+        // Time not counted by then is assigned to the new program.
         old.clock.1 = old.clock.0.saturating_add(old.known_ns());
         let mut new = Process::new(pid, Space::empty(pid), old.clock.1);
         new.origin = old.origin;
-        // What is said of one of its programs is enough.
+        // One entry per process suffices.
         new.was_kept = old.was_kept || old.is_sampled();
         new.is_named = old.is_named && !old.is_sampled();
         old.is_named &= !new.is_named;
@@ -333,7 +341,7 @@ impl Recording {
         self.insert(new);
     }
 
-    /// A process ended.
+    /// Handles the end of a process.
     pub fn ended(&mut self, pid: i32) {
         if let Some(mut process) = self.processes.remove(&pid) {
             process.is_over = true;
@@ -342,7 +350,8 @@ impl Recording {
         }
     }
 
-    /// Shells start thousands that do nothing themselves: only their time is kept.
+    /// Stores a program that has ended. If it has no samples, only its time is kept, since shells
+    /// start thousands of such processes.
     fn put_away(&mut self, process: Process) {
         if process.is_kept() {
             self.over.push(process);
@@ -356,7 +365,7 @@ impl Recording {
         }
     }
 
-    /// Reads the clocks of all processes; returns those that have ended.
+    /// Reads the clocks of all processes. Returns those that have ended.
     pub fn look(&mut self) -> Vec<i32> {
         let mut over = Vec::new();
         for process in self.processes.values_mut() {
@@ -372,7 +381,7 @@ impl Recording {
         over
     }
 
-    /// Ends it: what was recorded, those that ended first, and the sum of what has no sample.
+    /// Ends the recording and returns the result.
     #[must_use]
     pub fn finish(mut self) -> Ended {
         self.look();
@@ -466,7 +475,8 @@ mod tests {
     fn samples_add_up_to_what_the_clock_said_where_events_counted_more() {
         const MS: u64 = 1_000_000;
         // What 2 s of samples are, by what the process's clock said: interrupts took 2 %; what may
-        // have come between two readings; an error of another kind; a process that was hardly sampled.
+        // have come between two readings; an error of another kind; a process that was hardly
+        // sampled.
         for (clock, samples, expected) in [
             (1960 * MS, 200, 1960 * MS),
             (1995 * MS, 200, 2000 * MS),

@@ -1,11 +1,11 @@
-//! Why an engine cannot be used, for display.
+//! Errors that say why an engine cannot be used, for display.
 
 use std::io;
 
 use crate::machine::Machine;
 
-/// What to do for want of a right: what users are told, or, to root, that it lacks the right, as in many
-/// containers.
+/// Returns what to do for want of a right: `users` for users; root, who lacks it in many containers, is told to run
+/// with `right`.
 #[must_use]
 pub fn get_right(users: &str, right: &str) -> String {
     // SAFETY: cannot fail.
@@ -21,110 +21,110 @@ fn advice(is_root: bool, users: &str, right: &str) -> String {
     }
 }
 
-/// Why an engine does not work here.
+/// Reason why an engine cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
-    /// The setting forbids it.
+    /// Perf events are forbidden by `perf_event_paranoid`, which has this value.
     #[error(
         "the kernel does not allow perf events (kernel.perf_event_paranoid is {}): {}, or set it to 2 or \
          less", .0, get_right("run as root or with CAP_PERFMON", "CAP_PERFMON")
     )]
     Paranoid(i64),
-    /// Something else forbids it: a container's filter, for one.
+    /// Perf events are forbidden by something else, for example a container's seccomp filter.
     #[error(
         "perf events are forbidden here, as in many containers (seccomp): allow perf_event_open, \
          or run mem_profiler outside"
     )]
     Forbidden,
-    /// The kernel has no perf events.
+    /// Kernel without perf events.
     #[error("this kernel has no perf events")]
     Missing,
-    /// Another user's process.
+    /// Process of another user.
     #[error(
         "no permission to observe process {pid}: {}",
         get_right("run as its user or as root", "CAP_SYS_PTRACE")
     )]
     Foreign {
-        /// The process.
+        /// Process id.
         pid: i32,
     },
-    /// Too few descriptors.
+    /// Limit on open files reached.
     #[error(
         "mem_profiler may not open enough files: the limit (ulimit -n) was reached{}; raise it, or \
          sample fewer processes at a time", after(*threads)
     )]
     Files {
-        /// Threads whose files could be opened.
+        /// Number of threads whose files could be opened.
         threads: usize,
     },
-    /// Too little memory may be locked.
+    /// Limit on locked memory too low.
     #[error(
         "too little memory may be locked for perf's buffers, which need {0} KiB in addition to \
          those of this user's other sessions: raise kernel.perf_event_mlock_kb or ulimit -l"
     )]
     Locked(usize),
-    /// Somebody else traces it.
+    /// Process is traced by another one.
     #[error("process {pid} is traced by process {tracer} (a debugger?): end that first")]
     Traced {
-        /// The process.
+        /// Process id.
         pid: i32,
-        /// Who traces it.
+        /// Pid of the tracer.
         tracer: i32,
     },
-    /// The setting forbids to trace.
+    /// Tracing is forbidden by `ptrace_scope`.
     #[error(
         "process {pid} may not be traced (kernel.yama.ptrace_scope): {}, or set it to 0",
         get_right("run as root", "CAP_SYS_PTRACE")
     )]
     Yama {
-        /// The process.
+        /// Process id.
         pid: i32,
     },
-    /// The process is gone.
+    /// No such process.
     #[error("process {pid} has ended")]
     Gone {
-        /// The process.
+        /// Process id.
         pid: i32,
     },
-    /// It has no code of its own.
+    /// Kernel thread.
     #[error(
         "process {pid} is a kernel thread, which has no memory of its own: only perf events can \
          sample it (--engine perf, as root)"
     )]
     OfKernel {
-        /// The thread.
+        /// Thread id.
         pid: i32,
     },
-    /// The agent in it takes no samples.
+    /// Agent in the process takes no samples.
     #[error("process {pid} cannot sample itself: {why}")]
     Agent {
-        /// The process.
+        /// Process id.
         pid: i32,
         /// Why.
         why: String,
     },
-    /// Its program is another machine's.
+    /// Program for another machine.
     #[error("process {pid} cannot be sampled: {machine}")]
     Machine {
-        /// The process.
+        /// Process id.
         pid: i32,
-        /// Which one.
+        /// Machine of the program.
         machine: Machine,
     },
-    /// Its files in `/proc` cannot be read, and it is there.
+    /// Files in `/proc` of an existing process cannot be read.
     #[error("/proc/{pid} cannot be read: {error}")]
     Proc {
-        /// The process.
+        /// Process id.
         pid: i32,
         /// Why.
         error: io::Error,
     },
-    /// Anything else.
+    /// Any other error.
     #[error("perf events do not work: {0}")]
     Kernel(io::Error),
 }
 
-/// When the limit of open files was reached.
+/// Returns the part of the message that says when the limit on open files was reached.
 fn after(threads: usize) -> String {
     match threads {
         0 => String::new(),
@@ -134,14 +134,15 @@ fn after(threads: usize) -> String {
 }
 
 impl Refusal {
-    /// Why no engine can sample what a process runs, if that is so.
+    /// Returns the reason why no engine can sample the process's program, or `None` if one may.
     #[must_use]
     pub fn of_program(pid: i32) -> Option<Self> {
         let machine = Machine::foreign_to_us(pid)?;
         Some(Self::Machine { pid, machine })
     }
 
-    /// Why a process cannot be traced, as far as can be known without trying.
+    /// Returns the reason why a process cannot be traced, as far as it can be determined without
+    /// trying.
     pub fn of_tracing(pid: i32) -> Option<Self> {
         let text = match proc::read(&format!("/proc/{pid}/status"), proc::MAX_FILE_BYTES) {
             Ok(text) => text,
@@ -155,7 +156,7 @@ impl Refusal {
         if let Some(tracer) = tracer.filter(|tracer| *tracer != 0) {
             return Some(Self::Traced { pid, tracer });
         }
-        // The kernel requires the same permission to read memory as to trace.
+        // Reading memory requires the same permission as tracing.
         match capture::read_memory_error(pid) {
             Some(libc::EPERM)
                 if proc::setting("yama/ptrace_scope").is_some_and(|scope| scope > 0) =>
@@ -163,7 +164,7 @@ impl Refusal {
                 Some(Self::Yama { pid })
             }
             Some(libc::EPERM) => Some(Self::Foreign { pid }),
-            // It has no memory, or there is nothing that could have any.
+            // The process has no memory or has ended.
             Some(libc::ESRCH) if proc::is_of_kernel(pid) => Some(Self::OfKernel { pid }),
             Some(libc::ESRCH) => Some(Self::Gone { pid }),
             Some(libc::ENOSYS) => Some(Self::Forbidden),
@@ -171,7 +172,7 @@ impl Refusal {
         }
     }
 
-    /// Whether it is the engine that does not work, and not the process that is refused.
+    /// Returns true if the engine cannot be used at all, not just for this process.
     #[must_use]
     pub fn is_of_engine(&self) -> bool {
         !matches!(
@@ -187,7 +188,7 @@ impl Refusal {
         )
     }
 
-    /// Of an event of our own.
+    /// Returns the reason for an error when opening an event of this process itself.
     pub(crate) fn of_kernel(error: io::Error) -> Self {
         let paranoid = proc::setting("perf_event_paranoid");
         match (error.raw_os_error(), paranoid) {
@@ -198,7 +199,8 @@ impl Refusal {
         }
     }
 
-    /// For an event of a process's thread, when we had this many.
+    /// Returns the reason for an error when opening an event of a thread, with `events` events
+    /// already open.
     pub(crate) fn of_thread(pid: i32, error: io::Error, events: usize) -> Self {
         match error.raw_os_error() {
             Some(libc::EACCES | libc::EPERM) => Self::Foreign { pid },
@@ -209,7 +211,7 @@ impl Refusal {
         }
     }
 
-    /// Of a process's file in `/proc`.
+    /// Returns the reason for an error of a process's file in `/proc`.
     pub(crate) fn of_proc(pid: i32, error: io::Error) -> Self {
         match error.raw_os_error() {
             _ if proc::is_gone(&error) => Self::Gone { pid },
@@ -219,7 +221,8 @@ impl Refusal {
         }
     }
 
-    /// For the rings, which need this many bytes at least.
+    /// Returns the reason for an error when mapping ring buffers of at least `least` bytes in
+    /// total.
     pub(crate) fn of_rings(error: io::Error, least: usize) -> Self {
         match error.raw_os_error() {
             Some(libc::EPERM | libc::ENOMEM | libc::EAGAIN) => Self::Locked(least.div_ceil(1024)),

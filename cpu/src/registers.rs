@@ -1,20 +1,20 @@
-//! The registers of an interrupted thread, in the kernel's order and in DWARF's.
+//! Registers of an interrupted thread, and their numbers in the kernel and in DWARF.
 
 use unwind::Registers;
 
-/// A thread's registers by their DWARF numbers, and its program counter.
+/// Registers of a thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Live {
     /// Registers by DWARF number.
     by_number: [u64; COUNT],
-    /// Address of the instruction that comes next.
+    /// Address of the next instruction.
     pc: u64,
-    /// Whether only the stack pointer and the program counter are known.
+    /// True if only the stack pointer and the program counter are known.
     is_sparse: bool,
 }
 
 impl Live {
-    /// All of them, by their DWARF numbers.
+    /// Returns registers that are all known, given by DWARF number.
     #[must_use]
     pub fn of_all(registers: &[u64], pc: u64) -> Self {
         let mut live = Self {
@@ -26,7 +26,7 @@ impl Live {
         live
     }
 
-    /// A sleeper's: nothing else is known.
+    /// Returns the registers of a sleeping thread, of which only these two are known.
     #[must_use]
     pub fn of_sleeper(sp: u64, pc: u64) -> Self {
         let mut live = Self {
@@ -38,28 +38,26 @@ impl Live {
         live
     }
 
-    /// The registers by number, as far as they are known.
+    /// Returns the registers by DWARF number; empty if they are not all known.
     #[must_use]
     pub fn known(&self) -> &[u64] {
-        match self.is_sparse {
-            true => &[],
-            false => &self.by_number,
-        }
+        if self.is_sparse { &[] } else { &self.by_number }
     }
 
-    /// Whether the frame pointer is not known.
+    /// Returns true if the frame pointer is not known.
     #[must_use]
     pub fn lacks_fp(&self) -> bool {
         self.is_sparse
     }
 
-    /// The address of the instruction that comes next.
+    /// Returns the address of the next instruction.
     #[must_use]
     pub fn pc(&self) -> u64 {
         self.pc
     }
 
-    /// Those that are followed. The pc is exact: one more makes it look like a return address.
+    /// Returns the registers that unwinding follows. The pc is exact; plus one, it is treated as a
+    /// return address.
     #[must_use]
     pub fn followed(&self) -> Registers {
         Registers {
@@ -69,7 +67,7 @@ impl Live {
         }
     }
 
-    /// From the values that perf gives for [`MASK`].
+    /// Converts the values of perf's registers for [`MASK`].
     pub(crate) fn of_perf(values: &[u64]) -> Option<Self> {
         let mut live = Self::default();
         let bits = (0..u64::BITS).filter(|bit| MASK >> bit & 1 != 0);
@@ -85,14 +83,14 @@ impl Live {
 
 #[cfg(target_arch = "x86_64")]
 mod machine {
-    /// Registers that DWARF numbers: x86-64 psABI, figure 3.36, without the return address.
+    /// Number of registers by DWARF number (x86-64 psABI, figure 3.36), without the return address.
     pub const COUNT: usize = 16;
     pub const SP: usize = 7;
     pub const FP: usize = 6;
-    /// `PERF_REG_X86_*`: ax, bx, cx, dx, si, di, bp, sp, ip, and r8 to r15.
+    /// Mask of `PERF_REG_X86_*`: ax, bx, cx, dx, si, di, bp, sp, ip, and r8 to r15.
     pub const MASK: u64 = 0xff << 16 | 0x1ff;
 
-    /// The DWARF number of the kernel's register; `None`: the program counter.
+    /// Returns the DWARF number of the kernel's register; `None`: the program counter.
     pub fn number(bit: u32) -> Option<usize> {
         const ORDER: [usize; 8] = [0, 3, 2, 1, 4, 5, 6, 7];
         match bit {
@@ -105,14 +103,14 @@ mod machine {
 
 #[cfg(target_arch = "aarch64")]
 mod machine {
-    /// Registers that DWARF numbers: x0 to x30, and sp.
+    /// Number of registers by DWARF number: x0 to x30, and sp.
     pub const COUNT: usize = 32;
     pub const SP: usize = 31;
     pub const FP: usize = 29;
-    /// `PERF_REG_ARM64_*`: x0 to x30, sp, pc.
+    /// Mask of `PERF_REG_ARM64_*`: x0 to x30, sp, pc.
     pub const MASK: u64 = (1 << 33) - 1;
 
-    /// The DWARF number of the kernel's register; `None`: the program counter.
+    /// Returns the DWARF number of the kernel's register; `None`: the program counter.
     pub fn number(bit: u32) -> Option<usize> {
         (bit < 32).then_some(bit as usize)
     }

@@ -1,7 +1,7 @@
-//! A processor's ring buffer: the kernel writes records into it, and we read them.
+//! Ring buffer of a processor, into which the kernel writes records.
 //!
-//! The kernel moves the head, we the tail. What lies between is copied out before the tail is
-//! moved: from then on the kernel may overwrite it.
+//! The kernel advances the head, and the reader the tail. The bytes between are copied before the
+//! tail is advanced, since the kernel may overwrite them from then on.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -12,32 +12,32 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const HEAD: usize = 1024;
 const TAIL: usize = 1032;
 
-/// A ring that is mapped.
+/// Mapped ring buffer.
 pub(crate) struct Ring {
     base: *mut u8,
     page: usize,
-    /// Bytes of data, a power of two.
+    /// Size of the data in bytes, a power of two.
     data: usize,
 }
 
-/// Bytes of a page of memory.
+/// Returns the page size in bytes.
 fn page() -> usize {
-    // SAFETY: no pointer is passed.
+    // SAFETY: `sysconf` takes no pointers.
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
 impl Ring {
-    /// Memory that is locked for a ring of this many bytes.
+    /// Returns the size in bytes of the memory that a ring with this much data locks.
     pub(crate) fn size(data: usize) -> usize {
         page() + data
     }
 
-    /// Bytes of data.
+    /// Returns the size of the data in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.data
     }
 
-    /// Maps a ring of this many bytes, a power of two, for an event.
+    /// Maps the ring of an event. `data`: size in bytes, a power of two.
     pub(crate) fn map(event: &OwnedFd, data: usize) -> io::Result<Self> {
         let page = page();
         let access = libc::PROT_READ | libc::PROT_WRITE;
@@ -52,25 +52,25 @@ impl Ring {
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: inside the first page, which stays mapped as long as `self`, aligned, and
-        // shared with the kernel, which accesses it atomically.
+        // SAFETY: the word is aligned and inside the first page, which stays mapped as long as
+        // `self`. It is shared with the kernel, which accesses it atomically.
         unsafe { &*self.base.add(offset).cast::<AtomicU64>() }
     }
 
-    /// Appends what the kernel has written since the last time to `bytes`. How many bytes of the
-    /// ring were free before.
+    /// Appends the records that the kernel has written since the last call. Returns how many bytes
+    /// of the ring were free before.
     pub(crate) fn take(&self, bytes: &mut Vec<u8>) -> usize {
         let head = self.word(HEAD).load(Ordering::Acquire);
         let tail = self.word(TAIL).load(Ordering::Relaxed);
         let len = head.wrapping_sub(tail);
         let Some(len) = usize::try_from(len).ok().filter(|len| *len <= self.data) else {
-            // Not by any kernel: begin again.
+            // No kernel does this; start again.
             self.word(TAIL).store(head, Ordering::Release);
             return 0;
         };
         let start = (tail as usize) & (self.data - 1);
         let first = len.min(self.data - start);
-        // SAFETY: both parts lie inside the data that follow the first page; the kernel writes
+        // SAFETY: both parts are inside the data, which follow the first page. The kernel writes
         // nothing between tail and head.
         unsafe {
             let data = self.base.add(self.page);
@@ -84,7 +84,7 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map`, with this size, and no slice of it is left.
+        // SAFETY: `map` mapped this range, and no reference to it is left.
         unsafe { libc::munmap(self.base.cast(), self.page + self.data) };
     }
 }

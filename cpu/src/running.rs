@@ -1,17 +1,17 @@
-//! Programs that end with the test that started them.
+//! Child processes for tests.
 
 use std::process::{Child, Command};
 
-/// A program. It is killed when this is dropped.
+/// Child process, which is killed when this is dropped.
 pub struct Running(pub Child);
 
 impl Running {
-    /// Starts it.
+    /// Starts the program.
     pub fn start(command: &mut Command) -> Self {
         Self(command.spawn().expect("a program that is installed"))
     }
 
-    /// Its process id.
+    /// Returns its process id.
     pub fn pid(&self) -> i32 {
         self.0.id().cast_signed()
     }

@@ -1,54 +1,54 @@
-//! Lines of an interpreter's functions, among the frames of stacks.
+//! Lines of interpreter functions as frames of stacks.
 
 use std::collections::HashMap;
 use std::rc::Rc;
 
 use cpython::Description;
 
-/// Frames from here on, and before [`FIRST_OF_KERNEL`](crate::recording::FIRST_OF_KERNEL), are lines of a
-/// script: addresses that no code of a process has.
+/// Lowest frame, below [`FIRST_OF_KERNEL`](crate::recording::FIRST_OF_KERNEL), that is a line of a
+/// script. No process has code at such addresses.
 pub const FIRST_OF_SCRIPT: u64 = 1 << 61;
 
-/// A line of a function.
+/// Line of a function.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ScriptLine {
-    /// The function, as the interpreter calls it.
+    /// Name of the function, as the interpreter has it.
     pub name: String,
-    /// The file that it is from, as in the interpreter.
+    /// Path of its file, as the interpreter has it.
     pub file: String,
-    /// The line where it begins; 0: not known.
+    /// Line at which the function begins; 0 if not known.
     pub first_line: u32,
-    /// The line; 0: not known.
+    /// Line number; 0 if not known.
     pub line: u32,
 }
 
 impl ScriptLine {
-    /// Whether it is of a frame of the interpreter's own, between `__init__` and who makes the object
-    /// (CPython from 3.13 on), which the interpreter does not show either: its code object has no
-    /// lines, and one string for its name and its file.
+    /// Returns true if this is a shim: a frame of the interpreter itself, between `__init__` and
+    /// its caller (CPython from 3.13 on), which the interpreter does not show either. Its code
+    /// object has no lines, and one string for both name and file.
     #[must_use]
     pub fn is_shim(&self) -> bool {
         self.first_line == 0 && !self.file.is_empty() && self.name == self.file
     }
 }
 
-/// The lines that a process's stacks lead through.
+/// Lines that appear in a process's stacks.
 #[derive(Default)]
 pub struct Script {
-    /// What is known about the interpreter.
+    /// Description of the interpreter, if there is one.
     pub interpreter: Option<Description>,
     lines: Vec<Rc<ScriptLine>>,
     frames: HashMap<Rc<ScriptLine>, u64>,
 }
 
 impl Script {
-    /// Whether no line was met.
+    /// Returns true if there are no lines.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.lines.is_empty()
     }
 
-    /// The frame of a line, which stays the same.
+    /// Returns the frame of a line. Adds the line if it is new.
     pub fn frame(&mut self, line: ScriptLine) -> u64 {
         if let Some(&frame) = self.frames.get(&line) {
             return frame;
@@ -60,7 +60,7 @@ impl Script {
         frame
     }
 
-    /// The line of a frame, if that is one.
+    /// Returns the line of a frame, or `None` if it is not a script's.
     #[must_use]
     pub fn line(&self, frame: u64) -> Option<&ScriptLine> {
         let index = frame.checked_sub(FIRST_OF_SCRIPT)?;

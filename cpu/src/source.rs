@@ -1,11 +1,11 @@
-//! Bytes of files that are not trusted.
+//! Access to untrusted files.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-/// Bytes by their offset in a file.
+/// Contents of a file.
 pub trait Source {
-    /// Fills the buffer from an offset on as far as possible; the number of bytes.
+    /// Reads as much of the buffer as possible from an offset on. Returns the number of bytes.
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> usize;
 }
 
@@ -32,7 +32,8 @@ impl Source for [u8] {
     }
 }
 
-/// This many bytes from an offset on, fewer where the file ends; `None`: more than `most`.
+/// Reads `len` bytes from an offset on, fewer if the file ends before. Returns `None` if `len`
+/// exceeds `most`.
 pub fn bytes(source: &(impl Source + ?Sized), offset: u64, len: u64, most: u64) -> Option<Vec<u8>> {
     if len > most {
         return None;

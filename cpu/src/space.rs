@@ -1,4 +1,4 @@
-//! The code of a process: what is mapped where, and the unwind rules found so far.
+//! Executable mappings of a process, and the unwind rules found so far.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -19,56 +19,56 @@ use crate::mixer::ByAddress;
 use crate::module::{Loaded, Tables};
 use crate::source::Source;
 
-/// Maximum number of mappings of code that a process is believed to have.
-const MOST_MAPPED: usize = 1 << 16;
-/// Maximum number of bytes of tables that are kept of all modules.
-const MOST_BYTES: usize = 512 << 20;
-/// Minimum time between readings of the maps for missing code, and the share of the time that they
-/// may take: large processes are examined less often.
-const AGAIN: Duration = Duration::from_millis(1);
-const SHARE: u32 = 20;
+/// Maximum number of executable mappings of a process that are read.
+const MAX_MAPPED: usize = 1 << 16;
+/// Maximum size in bytes of the tables of all modules together.
+const MAX_TABLE_BYTES: usize = 512 << 20;
+/// Minimum time between two readings of the maps because of unknown code, and the factor of the
+/// time that a reading took. Large processes are read less often.
+const MIN_READ_INTERVAL: Duration = Duration::from_millis(1);
+const READ_COST_FACTOR: u32 = 20;
 
-/// Bytes of code from which on reading its tables takes long.
-const LARGE: u64 = 8 << 20;
+/// Minimum size in bytes of code whose tables take long to read.
+const LARGE_CODE_BYTES: u64 = 8 << 20;
 
-/// Addresses of which it is remembered whether they follow a call.
-const MOST_CALLERS: usize = 1 << 16;
+/// Maximum number of cached return addresses.
+const MAX_CALLERS: usize = 1 << 16;
 
-/// A place that a function may return to.
+/// Kind of code before a return address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Caller {
-    /// Behind a call of the function at this address.
+    /// Call of the function at this address.
     Of(u64),
-    /// After a call whose instruction does not say where it goes, or whose bytes cannot be read.
+    /// Call with an unknown target, or unreadable bytes.
     OfAny,
-    /// In code that the process has made itself.
+    /// Code that the process has generated.
     Generated,
 }
 
 /// Device and inode of a file.
 pub type FileId = ((u32, u32), u64);
 
-/// A range of executable memory.
+/// Range of executable memory.
 #[derive(Clone)]
 pub struct Range {
     /// First address.
     pub start: u64,
-    /// End.
+    /// Address after the last.
     pub end: u64,
-    /// Where it begins in the file.
+    /// Offset of `start` in the file.
     pub offset: u64,
-    /// Device and inode of the file; inode 0: there is none.
+    /// Device and inode of the file; inode 0 if there is none.
     pub file: FileId,
-    /// The file, or the kernel's name in brackets.
+    /// Path of the file, or the kernel's name in brackets.
     pub path: Rc<[u8]>,
-    /// Its tables and bias, once they were requested.
+    /// Unwind tables and load bias, once they were needed.
     tables: Option<(Rc<Tables>, u64)>,
-    /// Its file's build id, if somebody else has read it.
+    /// Build id of the file, if the caller has read it.
     told: Option<Rc<[u8]>>,
 }
 
 impl Range {
-    /// Memory at these addresses, of this file.
+    /// Returns a range that maps a file.
     pub fn new((start, end): (u64, u64), offset: u64, file: FileId, path: &[u8]) -> Self {
         Self {
             start,
@@ -81,7 +81,7 @@ impl Range {
         }
     }
 
-    /// The same for a module whose build id is known.
+    /// Returns a range of a module whose build id is known.
     #[must_use]
     pub fn of_module(addresses: (u64, u64), offset: u64, path: &[u8], build_id: &[u8]) -> Self {
         Self {
@@ -90,18 +90,18 @@ impl Range {
         }
     }
 
-    /// Whether the process has made it itself: no file is mapped there. Perf events have a name for
-    /// that.
+    /// Returns true if the process has generated the code: no file is mapped there, for which perf
+    /// events have a special name.
     pub fn is_generated(&self) -> bool {
         self.file.1 == 0 && (self.path.is_empty() || &*self.path == b"//anon")
     }
 
-    /// Whether reading its tables takes long: milliseconds.
+    /// Returns true if reading its tables takes milliseconds.
     pub fn is_large(&self) -> bool {
-        self.end.saturating_sub(self.start) >= LARGE
+        self.end.saturating_sub(self.start) >= LARGE_CODE_BYTES
     }
 
-    /// The build id of its file, if that was read; empty: none.
+    /// Returns the build id of its file; empty if not read or absent.
     pub fn build_id(&self) -> &[u8] {
         let tables = self.tables.as_ref();
         let told = self.told.as_deref().unwrap_or_default();
@@ -109,7 +109,7 @@ impl Range {
     }
 }
 
-/// Tables of all files that were read, for the processes that share them.
+/// Tables of all files read so far, shared by processes.
 #[derive(Default)]
 pub struct Library {
     files: HashMap<FileId, Rc<Tables>>,
@@ -118,7 +118,7 @@ pub struct Library {
 }
 
 impl Library {
-    /// The tables of a range of a process; none are known where its file cannot be read.
+    /// Returns the tables of a range; empty if its file cannot be read.
     fn tables(&mut self, pid: i32, range: &Range) -> Rc<Tables> {
         if &*range.path == b"[vdso]" {
             let vdso = self.vdso.get_or_insert_with(|| Rc::new(own_vdso()));
@@ -131,8 +131,8 @@ impl Library {
             return Rc::clone(tables);
         }
         let mut tables = open(pid, range).map_or_else(Tables::default, |file| Tables::read(&file));
-        if self.bytes + tables.size() > MOST_BYTES {
-            // What is there already is in use. Its stacks end where this code is.
+        if self.bytes + tables.size() > MAX_TABLE_BYTES {
+            // Existing tables are in use. Stacks end where the new code is.
             tables = tables.without_frames();
         }
         self.bytes += tables.size();
@@ -142,7 +142,7 @@ impl Library {
     }
 }
 
-/// The file of a range: through the process's own mapping if that is allowed, otherwise by its
+/// Opens the file of a range: through the process's mapping if that is allowed, otherwise by its
 /// name.
 pub fn open(pid: i32, range: &Range) -> Option<File> {
     let pid = proc::living_thread(pid);
@@ -160,7 +160,7 @@ pub fn open(pid: i32, range: &Range) -> Option<File> {
     files.find(is_it)
 }
 
-/// The kernel maps the same one into every process, this one included.
+/// Returns the tables of the vdso, which the kernel maps into every process, this one included.
 fn own_vdso() -> Tables {
     let text = std::fs::read("/proc/self/maps").unwrap_or_default();
     let vdso = Entry::all(&text).find(|entry| entry.path == b"[vdso]");
@@ -176,25 +176,25 @@ fn own_vdso() -> Tables {
     read.unwrap_or_default()
 }
 
-/// The executable memory of a process.
+/// Executable memory of a process.
 #[derive(Clone, Default)]
 pub struct Space {
     pid: i32,
-    /// By address; none overlap.
+    /// Ranges by address, without overlap.
     ranges: Vec<Range>,
-    /// What calls precede addresses of files' code.
+    /// Calls before return addresses in files' code.
     callers: ByAddress<u64, Option<Caller>>,
-    /// How often something was mapped.
+    /// Number of changes of the mappings.
     changes: u64,
-    /// Whether the maps were read since anything changed.
+    /// True if the maps were read since the last change.
     is_fresh: bool,
-    /// When they may be read again nevertheless: ptrace is not notified of libraries that are
-    /// loaded.
+    /// Earliest time for reading the maps again nevertheless: the ptrace engine is not notified
+    /// when libraries are loaded.
     next: Option<Instant>,
 }
 
 impl Space {
-    /// That of a process, as it is now.
+    /// Reads the current mappings of a process.
     pub fn of(pid: i32) -> Self {
         let mut space = Self {
             pid,
@@ -204,7 +204,7 @@ impl Space {
         space
     }
 
-    /// Nothing yet: of a process that has just begun to run a program.
+    /// Creates an empty map, for a process that has just executed a program.
     pub fn empty(pid: i32) -> Self {
         Self {
             pid,
@@ -212,7 +212,7 @@ impl Space {
         }
     }
 
-    /// The same for a process that was just born of this one.
+    /// Returns a copy for a process that was just forked from this one.
     pub fn inherited(&self, pid: i32) -> Self {
         Self {
             pid,
@@ -221,40 +221,40 @@ impl Space {
         }
     }
 
-    /// The ranges, by address.
+    /// Returns the ranges, by address.
     pub fn ranges(&self) -> &[Range] {
         &self.ranges
     }
 
-    /// The process.
+    /// Returns the process.
     pub fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// A number that is another one after something was mapped.
+    /// Returns a number that changes whenever the mappings do.
     pub fn changes(&self) -> u64 {
         self.changes
     }
 
-    /// Where the large ranges begin.
+    /// Returns the start addresses of the large ranges.
     pub fn large(&self) -> Vec<u64> {
         let large = self.ranges.iter().filter(|range| range.is_large());
         large.map(|range| range.start).collect()
     }
 
-    /// Makes sure that the tables of the range that holds an address are there.
+    /// Loads the tables of the range that contains an address.
     pub fn prepare(&mut self, address: u64, library: &mut Library) {
         if let Some(index) = self.position(address) {
             self.load(index, library);
         }
     }
 
-    /// Reads what is mapped now, if the process is still there.
+    /// Reads the current mappings, if the process still exists.
     fn refresh(&mut self) {
         let began = Instant::now();
         let text = proc::maps(self.pid).unwrap_or_default();
         let entries = Entry::all(&text).filter(|entry| entry.permissions.contains(&b'x'));
-        for entry in entries.take(MOST_MAPPED) {
+        for entry in entries.take(MAX_MAPPED) {
             let addresses = (entry.start, entry.end);
             let range = Range::new(
                 addresses,
@@ -266,12 +266,13 @@ impl Space {
         }
         self.is_fresh = true;
         let cost = began.elapsed();
-        self.next = Some(Instant::now() + AGAIN.max(cost.saturating_mul(SHARE)));
+        self.next =
+            Some(Instant::now() + MIN_READ_INTERVAL.max(cost.saturating_mul(READ_COST_FACTOR)));
     }
 
-    /// Something was mapped.
+    /// Adds a mapping.
     pub fn map(&mut self, range: Range) {
-        if range.start >= range.end || self.ranges.len() >= MOST_MAPPED {
+        if range.start >= range.end || self.ranges.len() >= MAX_MAPPED {
             return;
         }
         let first = self
@@ -290,7 +291,7 @@ impl Space {
         self.ranges.splice(first..last, [range]);
     }
 
-    /// Puts what is known for certain in the place of what was there.
+    /// Replaces whatever was mapped at a range.
     pub fn replace(&mut self, range: Range) {
         let reach = (range.start, range.end);
         self.ranges
@@ -298,8 +299,8 @@ impl Space {
         self.map(range);
     }
 
-    /// The index of the range that holds an address. A miss makes it look again, if that is not
-    /// long enough ago for something to have been mapped since.
+    /// Returns the index of the range that contains an address. A miss reads the maps again, unless
+    /// the last reading was too short ago.
     pub fn find(&mut self, address: u64) -> Option<usize> {
         let found = self.position(address);
         let may_be_old = || self.next.is_none_or(|next| Instant::now() >= next);
@@ -316,38 +317,38 @@ impl Space {
         (range.start <= address).then_some(index)
     }
 
-    /// Makes the next miss look again: some time has gone by.
+    /// Allows the next miss to read the maps again, since some time has passed.
     pub fn age(&mut self) {
         self.is_fresh = false;
     }
 
-    /// The bytes before an address; zero where they cannot be read.
+    /// Returns the bytes before an address; zeros where they are unreadable.
     pub fn before(&self, address: u64) -> [u8; 8] {
         let mut bytes = [0; 8];
         capture::read_memory(self.pid, address.wrapping_sub(8), &mut bytes);
         bytes
     }
 
-    /// Reads memory of the process. Whether all of it could be read.
+    /// Reads memory of the process. Returns true if all of it was readable.
     pub fn read(&self, address: u64, bytes: &mut [u8]) -> bool {
         capture::read_memory(self.pid, address, bytes) == bytes.len()
     }
 
-    /// A word of its memory.
+    /// Returns a word of its memory.
     pub fn word(&self, address: u64) -> Option<u64> {
         let mut bytes = [0; 8];
         self.read(address, &mut bytes)
             .then(|| u64::from_ne_bytes(bytes))
     }
 
-    /// Whether two addresses lie in one range.
+    /// Returns true if two addresses are in the same range.
     pub fn are_together(&self, one: u64, other: u64) -> bool {
         self.position(one)
             .is_some_and(|index| self.position(other) == Some(index))
     }
 
-    /// Whether a function that the tables describe begins at one of these addresses, or between
-    /// them. Their range's tables have been loaded.
+    /// Returns true if the tables describe a function that starts in `first..=last`. The tables of
+    /// that range must be loaded.
     pub fn has_function(&self, first: u64, last: u64) -> bool {
         let module = self.module(last.wrapping_add(1));
         module.is_none_or(|module| {
@@ -356,16 +357,16 @@ impl Space {
         })
     }
 
-    /// Whether the tables describe the function that holds a return address; `None`: no code is
-    /// mapped there.
+    /// Returns true if the tables describe the function that contains a return address. Returns
+    /// `None` if no code is mapped there.
     pub fn function(&mut self, ip: u64, library: &mut Library) -> Option<bool> {
         let index = self.find(ip.wrapping_sub(1))?;
         self.load(index, library);
         Some(function(&self.module(ip)?, ip).is_some())
     }
 
-    /// What may call a function that returns to `ip`. Bytes of code that the process has made
-    /// itself are not examined: it changes.
+    /// Returns the kind of code before a return address, or `None` if that is no call. Generated
+    /// code is not examined, since it changes.
     pub fn caller(&mut self, ip: u64) -> Option<Caller> {
         let index = self.find(ip.wrapping_sub(1))?;
         if self.ranges[index].is_generated() {
@@ -380,14 +381,14 @@ impl Space {
             Some(Target::Unknown) => Some(Caller::OfAny),
             None => (before == [0; 8]).then_some(Caller::OfAny),
         };
-        if self.callers.len() >= MOST_CALLERS {
+        if self.callers.len() >= MAX_CALLERS {
             self.callers.clear();
         }
         self.callers.insert(ip, found);
         found
     }
 
-    /// Makes sure that the tables of a range are there.
+    /// Loads the tables of a range.
     fn load(&mut self, index: usize, library: &mut Library) {
         let pid = self.pid;
         let range = &mut self.ranges[index];
@@ -400,7 +401,7 @@ impl Space {
         }
     }
 
-    /// The module that holds a return address, if its tables are loaded.
+    /// Returns the module that holds a return address, if its tables are loaded.
     pub fn module(&self, ip: u64) -> Option<Loaded<'_>> {
         let range = &self.ranges[self.position(ip.wrapping_sub(1))?];
         let (tables, bias) = range.tables.as_ref()?;
@@ -411,7 +412,7 @@ impl Space {
         })
     }
 
-    /// The rule of a return address; `None`: no code is mapped there.
+    /// Returns the rule of a return address, or `None` if no code is mapped there.
     pub fn rule(&mut self, ip: u64, library: &mut Library, scratch: &mut Scratch) -> Option<Rule> {
         let index = self.find(ip.wrapping_sub(1))?;
         self.load(index, library);

@@ -1,21 +1,22 @@
-//! Stacks with what was counted for each, as one tree per thread: its size depends on the code that
-//! ran, not on how long it ran.
+//! Tree of stacks with counts, for each thread. Its size depends on the code that ran, not on how
+//! long it ran.
 
 use crate::mixer::ByAddress;
 
-/// Maximum number of nodes: 64 MiB. What does not fit counts for the longest part that does.
-const MOST_NODES: usize = 1 << 20;
+/// Maximum number of nodes, which take 64 MiB. A stack that does not fit counts for its longest
+/// outer part that does.
+const MAX_NODES: usize = 1 << 20;
 
-/// What was counted for a stack.
+/// Counts of a stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
-    /// Samples.
+    /// Number of samples.
     pub samples: u64,
-    /// The time that they stand for, in nanoseconds.
+    /// Time that they stand for, in nanoseconds.
     pub ns: u64,
 }
 
-/// A tree of stacks: below the root are the threads, below them the outermost frames.
+/// Tree of stacks. The root's children are the threads; below them are the outermost frames.
 pub struct Stacks {
     nodes: Vec<Node>,
     children: ByAddress<(u32, u64), u32>,
@@ -42,8 +43,8 @@ impl Default for Stacks {
 }
 
 impl Stacks {
-    /// Counts for the stack of these frames, outermost first, of a thread. Its place in the tree,
-    /// and whether there was room for all of it.
+    /// Counts a stack of a thread, outermost frame first. Returns its node, and true if all of it
+    /// fits.
     pub fn add(
         &mut self,
         thread: u32,
@@ -64,7 +65,7 @@ impl Stacks {
         (at, fits)
     }
 
-    /// Counts for the stack at a place that [`add`](Self::add) gave.
+    /// Counts a stack again, given its node from [`add`](Self::add).
     pub fn again(&mut self, place: u32, count: Count) {
         let sum = &mut self.nodes[place as usize].count;
         sum.samples += count.samples;
@@ -72,7 +73,7 @@ impl Stacks {
     }
 
     fn grow(&mut self, parent: u32, frame: u64) -> Option<u32> {
-        if self.nodes.len() >= MOST_NODES {
+        if self.nodes.len() >= MAX_NODES {
             return None;
         }
         let index = self.nodes.len() as u32;
@@ -86,24 +87,25 @@ impl Stacks {
         Some(index)
     }
 
-    /// All times that were counted.
+    /// Calls `visit` for the time of each stack.
     pub(crate) fn each_ns(&mut self, mut visit: impl FnMut(&mut u64)) {
         let nodes = self.nodes.iter_mut();
         nodes.for_each(|node| visit(&mut node.count.ns));
     }
 
-    /// Their sum.
+    /// Returns the sum of all times.
     pub(crate) fn ns(&self) -> u64 {
         self.nodes.iter().map(|node| node.count.ns).sum()
     }
 
-    /// The threads and stacks for which something was counted, innermost frame first.
+    /// Calls `visit` with the thread, the stack (innermost frame first) and the counts of each
+    /// counted stack.
     pub fn each(&self, mut visit: impl FnMut(u32, &[u64], Count)) {
         let mut frames = Vec::new();
         for node in self.nodes.iter().filter(|node| node.count.samples > 0) {
             frames.clear();
             let mut at = node;
-            // Parents are older than their children: this ends.
+            // Parents have smaller indices than their children, so this ends.
             while !std::ptr::eq(at, &raw const self.nodes[0]) {
                 frames.push(at.frame);
                 at = &self.nodes[at.parent as usize];

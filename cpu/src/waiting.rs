@@ -1,8 +1,9 @@
-//! Waiting threads, observed without stopping them: the kernel shows where a thread sleeps
-//! (`/proc/PID/task/TID/syscall`), and its stack does not change meanwhile.
+//! Off-CPU engine: observes waiting threads without stopping them.
 //!
-//! Each sample stands for the time that the thread waited since its last one. The time in which it
-//! could have run, but was in a processor's run queue, is reported separately: it is not sleep.
+//! The kernel shows where a thread sleeps (`/proc/PID/task/TID/syscall`), and its stack does not
+//! change meanwhile. Each sample stands for the time that the thread waited since its last one.
+//! Time in a processor's run queue, in which the thread could have run, is reported separately,
+//! since it is not sleep.
 
 mod clock;
 mod thread;
@@ -18,41 +19,42 @@ use crate::refusal::Refusal;
 use proc::Program;
 use thread::Thread;
 
-/// Time between looks for new threads.
-const SEARCH: Duration = Duration::from_millis(50);
-/// A look for children, which reads all processes, takes at most this part of the time.
-const SEARCH_SHARE: u32 = 20;
+/// Time between searches for new threads.
+const SEARCH_INTERVAL: Duration = Duration::from_millis(50);
+/// Inverse of the fraction of the time that searches for children may take, which read all
+/// processes.
+const SEARCH_COST_FACTOR: u32 = 20;
 
-/// The program that a process ran at the last search.
+/// Program that a process ran at the last search.
 struct Known {
     program: Program,
-    /// Its number in the recording.
+    /// Serial number in the recording.
     serial: u64,
-    /// Another one was seen, which has not been reported yet.
+    /// True if another program was seen that was not reported yet.
     is_doubtful: bool,
 }
 
-/// The engine.
+/// Off-CPU engine.
 pub struct Waiting {
     period: Duration,
     threads: HashMap<i32, Thread>,
     programs: HashMap<i32, Known>,
-    /// Whether children are looked for: the better engine, which attaches to nothing when it
-    /// starts a program, reports them itself.
+    /// True if this engine searches for children. The other engine reports them itself if it
+    /// attaches to nothing when it starts a program.
     children: bool,
     is_attached: bool,
     next: Instant,
     searched: Option<Instant>,
-    /// When children are looked for again.
+    /// Time of the next search for children.
     next_children: Instant,
     buffer: Vec<u8>,
 }
 
 impl Waiting {
-    /// Stands in stacks for the queue of a processor.
+    /// Frame that stands for a processor's run queue.
     pub const QUEUE: u64 = 0x500;
 
-    /// Nothing is examined yet.
+    /// Creates an engine without processes.
     #[must_use]
     pub fn new(sampling: Sampling) -> Self {
         Self {
@@ -68,7 +70,7 @@ impl Waiting {
         }
     }
 
-    /// Looks at a process from now on, if that is allowed.
+    /// Starts to observe a process, if that is allowed.
     pub fn attach(&mut self, pid: i32) -> Result<(), Refusal> {
         if let Some(refusal) = Refusal::of_tracing(pid) {
             return Err(refusal);
@@ -91,26 +93,29 @@ impl Waiting {
         Ok(())
     }
 
-    /// When [`collect`](Self::collect) is due.
+    /// Returns the time until [`collect`](Self::collect) is due.
     #[must_use]
     pub fn due(&self) -> Duration {
         self.next.saturating_duration_since(Instant::now())
     }
 
-    /// Looks at all threads.
+    /// Samples all threads that are due.
     pub fn collect(&mut self, recording: &mut Recording) {
         if Instant::now() < self.next {
             return;
         }
         self.next = Instant::now() + self.period;
-        if self.searched.is_none_or(|at| at.elapsed() >= SEARCH) {
+        if self
+            .searched
+            .is_none_or(|at| at.elapsed() >= SEARCH_INTERVAL)
+        {
             self.searched = Some(Instant::now());
             self.search_all(recording);
         }
         let (buffer, period, programs) = (&mut self.buffer, self.period, &self.programs);
         self.threads.retain(|&tid, thread| {
             let exe = programs.get(&thread.pid).map(|known| known.program.exe);
-            match thread.look((tid, exe), period, buffer, recording) {
+            match thread.look(tid, exe, period, buffer, recording) {
                 Err(error) if proc::is_gone(&error) => {
                     thread.settle(recording);
                     if let Some(process) = recording.process(thread.pid) {
@@ -118,17 +123,17 @@ impl Waiting {
                     }
                     false
                 }
-                // Without a descriptor there is only less to see: the next look makes up for it.
+                // Without a descriptor, the thread is skipped; its next sample covers the time.
                 _ => true,
             }
         });
     }
 
-    /// Counts what has no sample yet.
+    /// Counts the time without a sample, at the end.
     pub fn finish(&mut self, recording: &mut Recording) {
         for thread in self.threads.values_mut() {
-            // For one that has just ended, what is known counts.
-            let _ = thread.pass();
+            // If the thread has just exited, the last known values count.
+            let _ = thread.read_times();
             thread.settle(recording);
         }
     }
@@ -137,13 +142,13 @@ impl Waiting {
         if self.children && self.is_attached && Instant::now() >= self.next_children {
             let start = Instant::now();
             add_children(recording);
-            self.next_children = Instant::now() + start.elapsed() * SEARCH_SHARE;
+            self.next_children = Instant::now() + start.elapsed() * SEARCH_COST_FACTOR;
         }
         for pid in recording.pids() {
             self.notice(pid, recording);
-            // What cannot be read now may be the next time.
+            // Errors may be temporary; the next search tries again.
             let _ = self.search(pid);
-            // A first thread that ends stays in the list, and waits for nothing.
+            // A first thread that has exited remains listed, and waits for nothing.
             if self.threads.contains_key(&pid)
                 && proc::living_thread(pid) != pid
                 && let Some(mut first) = self.threads.remove(&pid)
@@ -155,7 +160,7 @@ impl Waiting {
             .retain(|pid, _| recording.process(*pid).is_some());
     }
 
-    /// Takes in the threads of a process that are new.
+    /// Adds the new threads of a process.
     fn search(&mut self, pid: i32) -> io::Result<()> {
         let has_first = proc::living_thread(pid) == pid;
         for tid in proc::try_threads(pid)? {
@@ -173,9 +178,9 @@ impl Waiting {
         Ok(())
     }
 
-    /// Notices that a process executes another program. An engine that reports that itself may not
-    /// have processed it yet, so it is given time until the next search; meanwhile there are no
-    /// samples of the process.
+    /// Detects that a process executes another program. An engine that reports this itself may not
+    /// have processed it yet, so it is given time until the next search. Meanwhile the process is
+    /// not sampled.
     fn notice(&mut self, pid: i32, recording: &mut Recording) {
         let Some(program) = proc::program(pid) else {
             return;
@@ -195,7 +200,7 @@ impl Waiting {
         if known.program == program || known.serial != serial {
             *known = seen;
         } else if known.program.start != program.start {
-            // The pid is another process's by now.
+            // The pid was reused.
             self.programs.remove(&pid);
             self.leave(pid, recording);
             recording.ended(pid);
@@ -209,7 +214,7 @@ impl Waiting {
         }
     }
 
-    /// Counts what there is of the threads of a process, and looks at them no longer.
+    /// Counts the remaining time of a process's threads, and stops observing them.
     fn leave(&mut self, pid: i32, recording: &mut Recording) {
         self.threads.retain(|_, thread| {
             let stays = thread.pid != pid;

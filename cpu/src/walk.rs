@@ -1,4 +1,4 @@
-//! Unwinds one stack, from the registers and memory of its thread.
+//! Unwinding of one stack, from the registers and memory of its thread.
 
 use unwind::compile::{Scratch, compile};
 use unwind::rule::{Rule, Step};
@@ -12,16 +12,16 @@ use crate::registers::Live;
 use crate::space::{Library, Space};
 
 /// Maximum number of frames of a stack.
-pub const MOST_FRAMES: usize = 8192;
+pub const MAX_FRAMES: usize = 8192;
 
-/// Unwinds stacks.
+/// Unwinder of stacks of other processes.
 pub struct Unwinder {
     library: Library,
     scratch: Box<Scratch>,
     frames: Vec<Registers>,
-    /// Whether the frame pointer is not known yet: no frame has restored it.
+    /// True if the frame pointer is not known yet, since no frame has restored it.
     lacks_fp: bool,
-    /// The rule of the frame before the last.
+    /// Rule of the frame before the last. `None`: there is none.
     callee: Option<Rule>,
 }
 
@@ -37,16 +37,16 @@ impl Default for Unwinder {
     }
 }
 
-/// A stack that was unwound.
+/// Unwound stack.
 pub struct Walked<'a> {
-    /// The frames, innermost first.
+    /// Frames, innermost first.
     pub frames: &'a [Registers],
-    /// Why it is cut off, if it is.
+    /// Reason why it is truncated, or `None` if it is complete.
     pub cut: Option<Cause>,
 }
 
 impl Unwinder {
-    /// Reads the tables of the code at an address.
+    /// Loads the tables of the code at an address.
     pub fn prepare(&mut self, space: &mut Space, address: u64) {
         space.prepare(address, &mut self.library);
     }
@@ -59,7 +59,7 @@ impl Unwinder {
         self.callee = None;
         let cut = loop {
             match self.advance(space, live, memory) {
-                Step::Caller { registers, .. } if self.frames.len() < MOST_FRAMES => {
+                Step::Caller { registers, .. } if self.frames.len() < MAX_FRAMES => {
                     self.frames.push(registers);
                 }
                 Step::Caller { .. } => break Some(Cause::TooDeep),
@@ -73,7 +73,7 @@ impl Unwinder {
         }
     }
 
-    /// The step from the last frame.
+    /// Steps from the last frame.
     fn advance(&mut self, space: &mut Space, live: &Live, memory: &mut impl Memory) -> Step {
         match self.frames[..] {
             [at] => self.step(space, live, &mut Interrupted { at, memory }),
@@ -94,20 +94,25 @@ impl Unwinder {
         }
         let at = *self.frames.last().expect("a walk begins with a frame");
         if rule.is_some_and(Rule::is_bare) {
-            frame_pointer::load_caller((space, &mut self.library), at, memory);
+            frame_pointer::load_caller(space, &mut self.library, at, memory);
         }
         let step = rule.map_or(Step::Truncated(Cause::NoModule), |rule| {
-            let (space, frames) = (&*space, (&self.frames[..], live.known()));
+            let space = &*space;
+            let unwound = remote::Unwound {
+                frames: &self.frames,
+                rule,
+                callee: self.callee,
+                live: live.known(),
+            };
             let module = |ip| space.module(ip);
             let rules = |ip, scratch: &mut Scratch| match space.module(ip) {
                 Some(found) => compile(&found, ip, scratch),
                 None => Rule::failed(Cause::NoModule),
             };
-            let code = (module, rules);
-            remote::step((rule, self.callee), frames, code, memory, &mut self.scratch)
+            remote::step(&unwound, module, rules, memory, &mut self.scratch)
         });
         self.callee = rule;
-        // What was on the stack is what the caller has.
+        // A frame pointer restored from the stack is the caller's.
         self.lacks_fp &= !matches!(step, Step::Caller { fp, .. } if fp.at != 0);
         match step {
             Step::Truncated(Cause::NoRule)
@@ -118,14 +123,14 @@ impl Unwinder {
             }
             Step::Truncated(Cause::NoRule)
                 if self.frames.len() == 1
-                    && let Some(step) =
-                        leaf::step((space, &mut self.library), live, at, memory) =>
+                    && let Some(step) = leaf::step(space, &mut self.library, live, at, memory) =>
             {
                 step
             }
             Step::Truncated(cause @ (Cause::NoModule | Cause::NoRule)) => {
-                let code = (space, &mut self.library, &mut *self.scratch);
-                frame_pointer::step(code, at, memory).unwrap_or(Step::Truncated(cause))
+                let (library, scratch) = (&mut self.library, &mut *self.scratch);
+                frame_pointer::step(space, library, scratch, at, memory)
+                    .unwrap_or(Step::Truncated(cause))
             }
             step => step,
         }

@@ -1,4 +1,5 @@
-//! What lies behind the end of a copied stack is gone before long: samples are told of as they come.
+//! What lies behind the end of a copied stack is gone before long: samples are told of as they
+//! come.
 
 use std::io::Write;
 use std::os::fd::AsRawFd;

@@ -1,107 +1,107 @@
-//! Where an interpreter's data are: offsets in bytes.
+//! Layouts of interpreter data: byte offsets of fields.
 
 use shm_protocol::codes::LineTable;
 
-/// How frames are linked.
+/// Way in which frames are linked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
-    /// A list of frame objects, each run by a native frame of its own (to 3.10).
+    /// List of frame objects, each run by a native frame of its own (to 3.10).
     Objects,
-    /// A chain of native frames' records, each of which has the frames that it runs (3.11).
+    /// Chain of records in native frames, each of which has the frames that it runs (3.11).
     Records,
-    /// A list in which a frame on the native stack stands behind those that it runs (from 3.12 on).
+    /// List in which an entry frame on the native stack follows the frames that its native frame
+    /// runs (from 3.12 on).
     Entries,
 }
 
-/// Offsets; 0 in the place of one: there is no such field.
+/// Layout of one version. All offsets are in bytes; 0 if there is no such field.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
-    /// How frames are linked.
+    /// Way in which frames are linked.
     pub style: Style,
-    /// In `_PyRuntime`: the newest interpreter.
+    /// `_PyRuntime`: pointer to the newest interpreter.
     pub interpreters: u64,
-    /// In an interpreter: the next one.
+    /// Interpreter: pointer to the next one.
     pub next_interpreter: u64,
-    /// In an interpreter: the state of its newest thread.
+    /// Interpreter: pointer to the newest thread's state.
     pub threads: u64,
-    /// In a thread's state: that of the next newer one.
+    /// Thread state: pointer to the next newer one.
     pub previous_thread: u64,
-    /// In a thread's state: that of the next older one.
+    /// Thread state: pointer to the next older one.
     pub next_thread: u64,
-    /// In a thread's state: the thread's number, as the C library has it (`pthread_self`).
+    /// Thread state: thread id, as in the C library (`pthread_self`).
     pub thread_id: u64,
-    /// In a thread's state: its frames.
+    /// Thread state: pointer to its innermost frame or record.
     pub frames: u64,
-    /// Whether that is a record, which in turn has the frame at `current`.
+    /// True if `frames` points to a record, which has the frame at `current`.
     pub has_record: bool,
-    /// In a record: the innermost of its frames; the next record further out is behind it (3.11).
+    /// Record: pointer to the innermost of its frames; the pointer to the next outer record follows
+    /// (3.11).
     pub current: u64,
-    /// In a thread's state: the piece of memory that its frames are in.
+    /// Thread state: pointer to the memory chunk that contains its frames.
     pub chunk: u64,
-    /// In a frame: the next one further out.
+    /// Frame: pointer to the next outer one.
     pub frame_previous: u64,
-    /// In a frame: its code object.
+    /// Frame: pointer to its code object.
     pub frame_code: u64,
-    /// In a frame: its instruction.
+    /// Frame: pointer to, or offset of, its current instruction.
     pub frame_instruction: u64,
-    /// In a frame: a byte that says who has made it.
+    /// Frame: byte that says who owns it.
     pub frame_owner: u64,
-    /// In a frame, its function, if `function_version` is not 0.
+    /// Frame: pointer to its function, if `function_version` is not 0.
     pub frame_function: u64,
-    /// In a function: its code object.
+    /// Function: pointer to its code object.
     pub function_code: u64,
-    /// In a function: a version, which is 0 or no other function's, and changes with its code
-    /// object.
+    /// Function: version; 0, or unique among functions. Changes with its code object.
     pub function_version: u64,
-    /// In a code object: the line that it begins at.
+    /// Code object: line at which the function begins.
     pub first_line: u64,
-    /// In a code object: its file.
+    /// Code object: pointer to its file name.
     pub file: u64,
-    /// In a code object: its name.
+    /// Code object: pointer to its name.
     pub name: u64,
-    /// In a code object: its table of lines.
+    /// Code object: pointer to its line table.
     pub lines: u64,
-    /// In a code object: a version, which is 0 or no other one's of its interpreter.
+    /// Code object: version; 0, or unique in its interpreter.
     pub version: u64,
-    /// The first instruction: from 3.11 on in the code object itself.
+    /// Code object: first instruction, from 3.11 on in the code object itself.
     pub instructions: u64,
-    /// Bytes that the head of an object has more than with a global lock.
+    /// Additional bytes in object headers of free-threaded builds.
     pub more: u64,
-    /// In a frame, which copy of the instructions it runs.
+    /// Frame: index of the copy of the instructions that it runs.
     pub frame_copy: u64,
-    /// In a code object, where the copies of its instructions are.
+    /// Code object: pointer to the copies of its instructions.
     pub copies: u64,
-    /// Size of the head of a string of ASCII characters.
+    /// Header size of ASCII strings in bytes.
     pub ascii: u64,
-    /// Size of the head of a string of others.
+    /// Header size of other compact strings in bytes.
     pub compact: u64,
-    /// Bytes of an instruction's place, in frame objects.
+    /// Size in bytes of the unit of instruction offsets, in frame objects.
     pub place_unit: u32,
-    /// How the lines of a code object are written down.
+    /// Format of line tables.
     pub table: LineTable,
 }
 
-/// Heads of objects, the same in all versions; without a global lock, there is [`Layout::more`]
-/// first. This is where an object has its type.
+/// Offset of an object's type. The same in all versions, like the following offsets; in
+/// free-threaded builds, [`Layout::more`] must be added.
 pub const TYPE: u64 = 8;
-/// Where a `bytes` object has its size.
+/// Offset of the size of a `bytes` object.
 pub const SIZE: u64 = 16;
-/// Where a `bytes` object has its contents.
+/// Offset of the contents of a `bytes` object.
 pub const BYTES: u64 = 32;
-/// Where a type has its name.
+/// Offset of a type's name.
 pub const TYPE_NAME: u64 = 24;
-/// Where a string has its length.
+/// Offset of a string's length.
 pub const LENGTH: u64 = 16;
-/// Where a string has its hash, or -1.
+/// Offset of a string's hash, which is -1 if not computed.
 pub const HASH: u64 = 24;
-/// Where a string says what its characters are.
+/// Offset of a string's state, which includes the kind of its characters.
 pub const KIND: u64 = 32;
 
-/// From 3.12 on, the least of a frame's owners that is none that runs Python: a frame on the native
-/// stack.
+/// 3.12+: owners from 3 on are C frames, on the native stack.
 pub const OWNED_BY_NATIVE: u8 = 3;
-/// Largest place of an instruction that is believed in.
-pub const MOST_PLACE: u64 = 1 << 24;
+/// Upper limit of plausible instruction offsets.
+pub const MAX_PLACE: u64 = 1 << 24;
 
 const OBJECTS: Layout = Layout {
     style: Style::Objects,
@@ -144,7 +144,7 @@ const PYTHON_3_10: Layout = Layout {
     ..OBJECTS
 };
 
-/// The only one with [`Style::Records`].
+/// Layout of 3.11, the only one with [`Style::Records`].
 pub const PYTHON_3_11: Layout = Layout {
     style: Style::Records,
     interpreters: 40,
@@ -178,7 +178,7 @@ const PYTHON_3_12: Layout = Layout {
     frame_previous: 8,
     frame_code: 0,
     frame_owner: 70,
-    // Code objects have versions.
+    // Code objects have versions instead.
     function_version: 0,
     first_line: 68,
     version: 92,
@@ -188,14 +188,15 @@ const PYTHON_3_12: Layout = Layout {
     ..PYTHON_3_11
 };
 
-/// From 3.13 on, the interpreter itself publishes most of it.
+/// Fields of 3.13 and later that are not published by the interpreter itself.
 const LATER: Layout = Layout {
     has_record: false,
     instructions: 200,
     ..PYTHON_3_12
 };
 
-/// Without a global lock. Threads that make code objects at a time may give them one version.
+/// Fields of free-threaded builds that are not published. Threads that create code objects at the
+/// same time may give them the same version.
 const UNLOCKED: Layout = Layout {
     version: 0,
     more: 16,
@@ -204,7 +205,7 @@ const UNLOCKED: Layout = Layout {
     ..LATER
 };
 
-/// By version, as `PY_VERSION_HEX` has it.
+/// Returns the layout of a version, given as `PY_VERSION_HEX`.
 pub fn of_version(version: u32) -> Option<Layout> {
     match version >> 16 {
         0x0308 | 0x0309 => Some(OBJECTS),
@@ -215,19 +216,20 @@ pub fn of_version(version: u32) -> Option<Layout> {
     }
 }
 
-/// Whether there is a layout for a version.
+/// Returns true if there is a layout for a version.
 pub fn is_known(version: u32) -> bool {
     of_version(version).is_some() || groups(version).is_some()
 }
 
-/// What `_PyRuntime` begins with, in versions that describe themselves.
+/// First word of `_PyRuntime` in versions that publish their layout.
 pub const COOKIE: u64 = u64::from_le_bytes(*b"xdebugpy");
-/// Where in a frame the last of its fields may be that are read.
-pub const MOST_OFFSET: u64 = 112;
-/// Words of it that are read.
+/// Maximum offset of a frame's fields.
+pub const MAX_OFFSET: u64 = 112;
+/// Number of words of `_PyRuntime` that are read.
 pub const WORDS: usize = 80;
 
-/// The first words of the groups in it, and places in the group of a thread's state that differ.
+/// Indices of groups of offsets in `_PyRuntime`, and indices in the thread state's group that
+/// differ between versions.
 struct Groups {
     interpreter: usize,
     thread: usize,
@@ -235,7 +237,7 @@ struct Groups {
     chunk: usize,
     frame: usize,
     code: usize,
-    /// Whether each thread may have its own copy of a code object's instructions.
+    /// True if each thread may have its own copy of a code object's instructions.
     has_copies: bool,
 }
 
@@ -257,9 +259,9 @@ fn groups(version: u32) -> Option<Groups> {
     })
 }
 
-/// Version and layout by the first words of `_PyRuntime`, where it describes itself; the layout of
-/// a version that is not known is not.
-pub fn told(words: &[u64; WORDS]) -> Option<(u32, Option<Layout>)> {
+/// Returns version and layout from the first words of `_PyRuntime`, if it publishes them. The
+/// layout is `None` for an unsupported version.
+pub fn published(words: &[u64; WORDS]) -> Option<(u32, Option<Layout>)> {
     let [cookie, version, threaded, ..] = *words;
     if cookie != COOKIE {
         return None;
@@ -275,10 +277,11 @@ pub fn told(words: &[u64; WORDS]) -> Option<(u32, Option<Layout>)> {
 fn by_words(version: u32, words: &[u64; WORDS], of: &Layout) -> Option<Layout> {
     let groups = groups(version)?;
     let offset = |word: usize| Some(words[word]).filter(|offset| *offset < 1 << 20);
-    let in_frame = |word: usize| offset(groups.frame + word).filter(|at| *at <= MOST_OFFSET);
-    let (frame_copy, copies) = match groups.has_copies && of.more != 0 {
-        true => (in_frame(7)?, offset(groups.code + 10)?),
-        false => (0, 0),
+    let in_frame = |word: usize| offset(groups.frame + word).filter(|at| *at <= MAX_OFFSET);
+    let (frame_copy, copies) = if groups.has_copies && of.more != 0 {
+        (in_frame(7)?, offset(groups.code + 10)?)
+    } else {
+        (0, 0)
     };
     let layout = Layout {
         interpreters: offset(5)?,
@@ -318,10 +321,10 @@ mod tests {
     #[test]
     fn offsets_are_the_interpreters_own() {
         for (version, first) in [(0x030d_00f0, 28), (0x030e_00f0, 31), (0x030f_00f0, 39)] {
-            let Some((told, Some(layout))) = told(&words(version, 0)) else {
+            let Some((published, Some(layout))) = published(&words(version, 0)) else {
                 panic!("{version:x}");
             };
-            assert_eq!(u64::from(told), version);
+            assert_eq!(u64::from(published), version);
             assert_eq!(layout.frame_previous, first + 1);
         }
     }
@@ -329,24 +332,24 @@ mod tests {
     #[test]
     fn builds_without_a_global_lock_and_later_versions_are_distinguished() {
         for (version, copies) in [(0x030d_00f0, 0), (0x030e_00f0, 49)] {
-            let Some((_, Some(layout))) = told(&words(version, 1)) else {
+            let Some((_, Some(layout))) = published(&words(version, 1)) else {
                 panic!("{version:x}");
             };
             assert_eq!((layout.more, layout.copies), (16, copies));
         }
         assert!(!is_known(0x0307_00f0) && is_known(0x0308_00f0));
         assert!(is_known(0x030f_00f0) && !is_known(0x0310_00a1));
-        let later = told(&words(0x0310_00a1, 0));
+        let later = published(&words(0x0310_00a1, 0));
         assert!(matches!(later, Some((0x0310_00a1, None))));
         let mut far = words(0x030e_00f0, 0);
         far[5] = 1 << 20;
-        assert!(matches!(told(&far), Some((_, None))));
+        assert!(matches!(published(&far), Some((_, None))));
         // For a frame, less is read where there is none.
         let mut far = words(0x030e_00f0, 1);
-        far[32] = MOST_OFFSET + 1;
-        assert!(matches!(told(&far), Some((_, None))));
+        far[32] = MAX_OFFSET + 1;
+        assert!(matches!(published(&far), Some((_, None))));
         let mut other = words(0x030d_00f0, 0);
         other[0] = 0;
-        assert!(told(&other).is_none());
+        assert!(published(&other).is_none());
     }
 }

@@ -1,10 +1,10 @@
-//! The lines of a code object's instructions, as CPython writes them down: `co_lnotab` (to 3.9),
-//! the table of PEP 626 (3.10), the location table (from 3.11 on). An instruction has two bytes,
-//! and a place is its number.
+//! Decoding of CPython's line tables: `co_lnotab` (to 3.9), the table of PEP 626 (3.10), the
+//! location table (from 3.11 on). Instructions are two bytes long, and are identified by their
+//! index.
 
 use shm_protocol::codes::{Code, LineTable};
 
-/// The line of the instruction at a place; 0: none is known.
+/// Returns the line of an instruction; 0 if not known.
 pub fn line(code: &Code<'_>, place: u32) -> u32 {
     let offset = u64::from(place) * 2;
     let first = i64::from(code.first_line);
@@ -16,7 +16,7 @@ pub fn line(code: &Code<'_>, place: u32) -> u32 {
     found.and_then(|line| u32::try_from(line).ok()).unwrap_or(0)
 }
 
-/// Pairs of bytes: how many bytes of code further, and how many lines.
+/// Decodes pairs of bytes: an increment of the code offset in bytes, and an increment of the line.
 fn increments(table: &[u8], first: i64, offset: u64) -> Option<i64> {
     let (mut line, mut at) = (first, 0);
     for pair in table.chunks_exact(2) {
@@ -29,8 +29,8 @@ fn increments(table: &[u8], first: i64, offset: u64) -> Option<i64> {
     Some(line)
 }
 
-/// Pairs of bytes: the length of a range in bytes of code, and how many lines further it is;
-/// -128: it has none.
+/// Decodes pairs of bytes: the length of a range in bytes of code, and an increment of the line;
+/// -128 if the range has no line.
 fn ranges(table: &[u8], first: i64, offset: u64) -> Option<i64> {
     let (mut line, mut end) = (first, 0);
     for pair in table.chunks_exact(2) {
@@ -47,8 +47,8 @@ fn ranges(table: &[u8], first: i64, offset: u64) -> Option<i64> {
     None
 }
 
-/// Entries of a first byte, which has the kind and the length in instructions, and of what the
-/// kind needs; only the first byte of an entry has its highest bit set.
+/// Decodes entries: a first byte with the kind and the length in instructions, then data that
+/// depend on the kind. Only the first byte of an entry has its highest bit set.
 fn locations(table: &[u8], first: i64, offset: u64) -> Option<i64> {
     const NONE: u8 = 15;
     const LONG: u8 = 14;
@@ -73,7 +73,7 @@ fn locations(table: &[u8], first: i64, offset: u64) -> Option<i64> {
     None
 }
 
-/// A number in groups of six bits, the lowest first, its sign in the lowest bit.
+/// Decodes a number in groups of six bits, lowest first, with the sign in the lowest bit.
 fn signed(bytes: &[u8]) -> i64 {
     let mut value = 0u64;
     for (index, byte) in bytes.iter().take(6).enumerate() {

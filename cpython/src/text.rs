@@ -3,11 +3,12 @@
 use crate::layout::Layout;
 use shm_protocol::codes::Characters;
 
-/// Where the characters of a string begin, and the bytes of each, by its word at
-/// [`KIND`](crate::layout::KIND); `None`: no string has that.
+/// Returns the offset of a string's characters and their size in bytes, from its word at
+/// [`KIND`](crate::layout::KIND). Returns `None` if no string has such a word.
 #[inline(always)]
 pub fn form(layout: &Layout, state: u64) -> Option<(u64, u64)> {
-    // Before the kind, versions have two, eight or sixteen bits that say whether it is interned.
+    // Depending on the version, two, eight or sixteen bits before the kind say whether the string
+    // is interned.
     [2, 8, 16].into_iter().find_map(|shift| {
         let kind = state >> shift & 7;
         let (compact, ascii) = (state >> (shift + 3) & 1, state >> (shift + 4) & 1);
@@ -19,8 +20,7 @@ pub fn form(layout: &Layout, state: u64) -> Option<(u64, u64)> {
     })
 }
 
-/// The characters of a string as the interpreter has them; what is not a character becomes one that
-/// says so.
+/// Decodes a string's characters. Invalid ones become U+FFFD.
 pub fn characters(text: Characters<'_>) -> impl Iterator<Item = char> {
     let wide = text.bytes.chunks(usize::from(text.width).max(1));
     wide.map(|bytes| {

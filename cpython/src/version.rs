@@ -1,31 +1,31 @@
-//! How an interpreter is described to users.
+//! Description of an interpreter for users.
 
 use core::fmt;
 
-/// Whether the frames of an interpreter are named.
+/// State of frame names of an interpreter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It is one that is known; no stack was read yet.
+    /// Supported version; no stack was read yet.
     Met,
-    /// They are.
+    /// Frames are named.
     Named,
-    /// It was unloaded.
+    /// Interpreter was unloaded.
     Gone,
-    /// Its version is not known.
+    /// Version is not supported.
     Unknown,
-    /// Its data are not what they should be.
+    /// Data are inconsistent with its version.
     Differs,
 }
 
-/// An interpreter, in words.
+/// Description of an interpreter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Description {
-    /// As `PY_VERSION_HEX` has it; without a release level where it was recognised by its functions
+    /// Version, as `PY_VERSION_HEX`; without a release level if it was recognised by its functions
     /// alone.
     pub version: u32,
-    /// Whether it has no global lock.
+    /// True for free-threaded builds.
     pub is_unlocked: bool,
-    /// Whether its frames are named.
+    /// State of its frame names.
     pub state: State,
 }
 
@@ -37,7 +37,7 @@ impl fmt::Display for Description {
             0 => to.write_str("?")?,
             _ => write!(to, "{major}.{minor}")?,
         }
-        // Functions say nothing of the patch.
+        // Functions do not reveal the patch level.
         if release & 15 != 0 {
             write!(to, ".{micro}")?;
         }

@@ -1,17 +1,17 @@
-//! A fixed number of bits.
+//! Bit set of fixed size.
 
-/// Bits, all zero at first.
+/// Bit set, initially empty.
 #[derive(Clone, Debug, Default)]
 pub struct Bits(Vec<u64>);
 
 impl Bits {
-    /// `count` zeros.
+    /// Creates `count` zero bits.
     #[must_use]
     pub fn new(count: usize) -> Self {
         Self(vec![0; count.div_ceil(64)])
     }
 
-    /// The bit at `index`; false beyond the end.
+    /// Returns the bit at `index`; false beyond the end.
     #[inline]
     #[must_use]
     pub fn get(&self, index: usize) -> bool {
@@ -20,7 +20,7 @@ impl Bits {
             .is_some_and(|word| word >> (index % 64) & 1 != 0)
     }
 
-    /// Sets a bit; returns what it was. Beyond the end, nothing is set, and it was true.
+    /// Sets a bit and returns its old value. Beyond the end, sets nothing and returns true.
     #[inline]
     pub fn set(&mut self, index: usize) -> bool {
         let Some(word) = self.0.get_mut(index / 64) else {
@@ -32,12 +32,12 @@ impl Bits {
         was
     }
 
-    /// Adds zeros, up to `count` bits in all.
+    /// Extends the set with zeros to `count` bits.
     pub fn grow(&mut self, count: usize) {
         self.0.resize(count.div_ceil(64).max(self.0.len()), 0);
     }
 
-    /// The bits from `start` to before `end` that are set.
+    /// Returns the indices of the bits in `start..end` that are set.
     pub fn ones(&self, start: usize, end: usize) -> impl Iterator<Item = usize> {
         let end = end.min(self.0.len() * 64);
         (start / 64..end.div_ceil(64)).flat_map(move |index| {
@@ -54,13 +54,13 @@ impl Bits {
         })
     }
 
-    /// All of them, 64 to a word.
+    /// Returns the bits, 64 in each word.
     #[must_use]
     pub fn words(&self) -> &[u64] {
         &self.0
     }
 
-    /// The same, to be changed.
+    /// Returns the bits for modification, 64 in each word.
     pub fn words_mut(&mut self) -> &mut [u64] {
         &mut self.0
     }

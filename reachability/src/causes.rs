@@ -1,9 +1,9 @@
-//! Which lost objects keep which others.
+//! Causes: which lost objects hold which others.
 //!
-//! A lost object that no other lost one points to is lost *directly*; one that others point to is
-//! lost *indirectly*, through the one that begins the chain. Objects that point to each other in a
-//! ring are lost as a *cycle*: of each strongly connected component that no other points to, all
-//! members are named after one of them. (Tarjan 1972, without recursion.)
+//! A lost object that no other lost one points to is lost *directly*. One that others point to is
+//! lost *indirectly*, through the one at the start of the chain. Objects that point to each other
+//! in a ring are lost as a *cycle*: the members of a strongly connected component that no other one
+//! points to are represented by one of them. (Tarjan 1972, without recursion.)
 
 use std::ops::Range;
 
@@ -12,26 +12,27 @@ use crate::lost::Found;
 use crate::memory::{self, Memory};
 use crate::pointers::Pointers;
 
-/// Maximum number of objects, and pointers between them, that are ordered: they take up to 2 GiB.
-const MOST: usize = 1 << 25;
-const CHUNK: usize = 1 << 20;
+/// Maximum number of objects, and of pointers between them, that are processed. They take up to 2
+/// GiB.
+const MAX_OBJECTS: usize = 1 << 25;
+const READ_BYTES: usize = 1 << 20;
 const NONE: u32 = u32::MAX;
 
-/// How an object is lost.
+/// Way in which an object is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
-    /// Nothing lost points to it, but perhaps itself.
+    /// Directly: nothing lost points to it, except perhaps itself.
     Directly,
-    /// It is in a ring that nothing else lost points to; the index of the member that stands for
-    /// the ring, which may be this one.
+    /// In a ring that nothing else lost points to. Index of the member that represents the ring,
+    /// which may be this one.
     InCycle(u32),
-    /// The lost object of this index leads to it.
+    /// Indirectly: the lost object with this index leads to it.
     Indirectly(u32),
-    /// Memory that was not sampled leads to it, which is lost itself, or free and not used again.
+    /// Through memory that was not sampled, which is lost itself, or free and not reused.
     ThroughUnknown,
 }
 
-/// How each of the lost objects is lost, by their index. `None`: there are too many.
+/// Returns how each lost object is lost, by index. Returns `None` if there are too many.
 #[must_use]
 pub fn order(
     memory: &dyn Memory,
@@ -44,18 +45,18 @@ pub fn order(
     Some(graph.classify(&components, found.lost.len()))
 }
 
-/// Unreached regions and the pointers between them.
+/// Graph of unreached regions and the pointers between them.
 struct Graph {
-    /// Regions, ascending, and the index of the lost object in each; [`NONE`]: of unknown memory.
+    /// Regions, ascending, and the index of the lost object in each; [`NONE`] for unknown memory.
     nodes: Vec<(u32, u32)>,
-    /// Where each node's targets begin.
+    /// Index of each node's first target.
     starts: Vec<u32>,
     targets: Vec<u32>,
 }
 
 impl Graph {
     fn of(memory: &dyn Memory, heap: &Heap, pointers: &Pointers, found: &Found) -> Option<Self> {
-        if found.lost.len() + found.unknown.len() > MOST {
+        if found.lost.len() + found.unknown.len() > MAX_OBJECTS {
             return None;
         }
         let lost = found
@@ -71,7 +72,7 @@ impl Graph {
             targets: Vec::new(),
             nodes,
         };
-        let mut buffer = vec![0; CHUNK];
+        let mut buffer = vec![0; READ_BYTES];
         let mut next = 0;
         while next < graph.nodes.len() {
             let (count, range) = graph.together(heap, next)?;
@@ -80,7 +81,7 @@ impl Graph {
                 let alignment = pointers.alignment();
                 memory::scan_while(memory, range, alignment, &mut buffer, |_, bytes| {
                     pointers.each(heap, bytes, |_, _, region| graph.add(next, region));
-                    graph.targets.len() <= MOST
+                    graph.targets.len() <= MAX_OBJECTS
                 });
             } else {
                 let bytes = &mut buffer[..(range.end - range.start) as usize];
@@ -92,7 +93,7 @@ impl Graph {
                     pointers.each(heap, own, |_, _, region| graph.add(node, region));
                 }
             }
-            if graph.targets.len() > MOST {
+            if graph.targets.len() > MAX_OBJECTS {
                 return None;
             }
             next += count;
@@ -101,15 +102,16 @@ impl Graph {
         Some(graph)
     }
 
-    /// How many nodes from `first` on lie so close together that they are read at once, and where.
+    /// Returns the number of nodes from `first` on that are so close together that they are read at
+    /// once, and their range.
     fn together(&self, heap: &Heap, first: usize) -> Option<(usize, Range<u64>)> {
-        /// As many bytes as are read in the time that one more piece takes.
-        const GAP: u64 = 4096;
+        /// Number of bytes that are read in the time that an additional piece takes.
+        const MAX_GAP_BYTES: u64 = 4096;
         let (start, size) = heap.region(self.nodes[first].0)?;
         let (mut count, mut end) = (1, start + size);
         for (region, _) in &self.nodes[first + 1..] {
             let (base, size) = heap.region(*region)?;
-            if base.saturating_sub(end) > GAP || base + size - start > CHUNK as u64 {
+            if base.saturating_sub(end) > MAX_GAP_BYTES || base + size - start > READ_BYTES as u64 {
                 break;
             }
             (count, end) = (count + 1, base + size);
@@ -117,7 +119,7 @@ impl Graph {
         Some((count, start..end))
     }
 
-    /// Adds a pointer from a node to a region, if that is one, too.
+    /// Adds a pointer from a node to a region, if that is a node too.
     fn add(&mut self, node: usize, region: u32) {
         let target = self
             .nodes
@@ -152,7 +154,7 @@ impl Graph {
         }
         let mut how = vec![How::ThroughUnknown; lost];
         let mut seen = vec![false; self.nodes.len()];
-        // First from what is known to be lost: what both lead to has a known cause.
+        // Known lost objects first: what they and unknown memory both lead to has a known cause.
         for known in [true, false] {
             for node in 0..self.nodes.len() as u32 {
                 let own = components.of[node as usize] as usize;
@@ -170,7 +172,7 @@ impl Graph {
         how
     }
 
-    /// Names all that `start` leads to after the object `cause`.
+    /// Assigns all that `start` leads to to the object `cause`.
     fn spread(
         &self,
         start: u32,
@@ -199,7 +201,7 @@ impl Graph {
     }
 }
 
-/// Strongly connected components.
+/// Strongly connected components of a graph.
 struct Components {
     of: Vec<u32>,
     count: u32,
@@ -230,9 +232,9 @@ impl Components {
 
 struct Search<'a> {
     graph: &'a Graph,
-    /// When each node was met.
+    /// Order in which each node was visited.
     order: Vec<u32>,
-    /// The earliest node of its component that each is known to lead to.
+    /// Earliest node in its component that each node is known to lead to.
     low: Vec<u32>,
     of: Vec<u32>,
     /// Nodes whose component is not complete.
@@ -275,7 +277,7 @@ impl Search<'_> {
         self.open.push(node);
     }
 
-    /// Completes the component that begins at `node`, if one does.
+    /// Completes the component that starts at `node`, if one does.
     fn leave(&mut self, node: u32) {
         if self.low[node as usize] != self.order[node as usize] {
             return;

@@ -1,7 +1,7 @@
 //! All objects of a heap: maps any address to the object that contains it.
 //!
-//! Each piece of memory that jemalloc hands out is a *region*, known by a number: regions of an
-//! extent are numbered consecutively, extents in the order of their addresses.
+//! Each piece of memory that jemalloc hands out is a *region*, identified by a number. Regions of
+//! an extent are numbered consecutively, and extents in the order of their addresses.
 
 use std::ops::Range;
 
@@ -11,83 +11,85 @@ use crate::memory::Memory;
 use crate::object::{self, Sampled};
 use crate::pages::Pages;
 
-/// Maximum number of regions: beyond, extents are left out. Their numbers take 32 bits.
-const MOST_REGIONS: usize = u32::MAX as usize - 1;
+/// Maximum number of regions, whose numbers have 32 bits. Extents beyond it are omitted.
+const MAX_REGIONS: usize = u32::MAX as usize - 1;
 
-/// Memory that holds objects of one size.
+/// Memory that contains objects of one size.
 #[derive(Clone, Debug)]
 pub struct Extent {
-    /// Where its first region begins.
+    /// Address of the first region.
     pub start: u64,
-    /// Size of each region.
+    /// Size of each region in bytes.
     pub size: u64,
     /// Number of the first region.
     pub first: u32,
     /// Number of regions.
     pub count: u32,
-    /// 2^[`INVERSE_BITS`] by `size`, and up to 1 more, which takes the place of a division: exact
-    /// for distances below 2^20, since these times an error of at most 1 are less than 2^40 by
-    /// `size`.
+    /// 2^[`INVERSE_BITS`] / `size`, rounded up, which replaces a division by a multiplication.
+    /// Exact for distances below 2^20, because such a distance times the rounding error is less
+    /// than 2^40 / `size`.
     inverse: u64,
 }
 
 pub(crate) const INVERSE_BITS: u32 = 40;
-/// Entries of the table of headers that are read at once.
-const READ_AT_ONCE: usize = 4096;
-/// Maximum number of bytes of an extent with several regions.
-const MOST_SLAB: u64 = 1 << 20;
+/// Number of entries of the header table that are read at once.
+const ENTRIES_PER_READ: usize = 4096;
+/// Maximum size in bytes of an extent with several regions.
+const MAX_SLAB_BYTES: u64 = 1 << 20;
 
 impl Extent {
-    /// The index of the region that `address` lies in.
+    /// Returns the index of the region that contains `address`.
     #[inline]
     fn index(&self, address: u64) -> Option<u32> {
         let distance = address.checked_sub(self.start)?;
         let index = match self.count {
             1 => u64::from(distance >= self.size),
-            _ if distance >= MOST_SLAB => return None,
+            _ if distance >= MAX_SLAB_BYTES => return None,
             _ => (distance * self.inverse) >> INVERSE_BITS,
         };
         (index < u64::from(self.count)).then_some(index as u32)
     }
 
-    /// What an address's distance is multiplied by to get its region, in 2^[`INVERSE_BITS`]ths.
+    /// Returns the factor by which an address's distance is multiplied to get its region, in units
+    /// of 2^-[`INVERSE_BITS`].
     pub(crate) fn inverse(&self) -> u64 {
         self.inverse
     }
 
-    /// Where one of its regions begins.
+    /// Returns the address of one of its regions.
     #[must_use]
     pub fn begin_of(&self, region: u32) -> u64 {
         self.start + u64::from(region - self.first) * self.size
     }
 
-    /// Numbers of its regions.
+    /// Returns the numbers of its regions.
     #[must_use]
     pub fn regions(&self) -> Range<u32> {
         self.first..self.first + self.count
     }
 }
 
-/// The objects of a heap.
+/// Objects of a heap.
 #[derive(Debug, Default)]
 pub struct Heap {
     extents: Vec<Extent>,
     pages: Pages,
-    /// Indexes of the extents of one region, by address.
+    /// Indices of the extents with a single region, by address.
     large: Vec<u32>,
-    /// Regions that are allocated, as far as jemalloc tells.
+    /// Regions that are allocated according to jemalloc.
     allocated: Bits,
     regions: u32,
-    /// What jemalloc manages, objects or not, and the table of headers: by address, none overlap.
+    /// Memory that jemalloc manages, with or without objects, and the header table; by address,
+    /// without overlap.
     own: Vec<Range<u64>>,
-    /// The range of sampled objects.
+    /// Range of sampled objects.
     sampled: Range<u64>,
-    /// Extents that had no place here.
+    /// Number of extents that were omitted.
     left_out: usize,
 }
 
 impl Heap {
-    /// For jemalloc's map, and the range that sampled objects lie in, which may be empty.
+    /// Builds the heap from jemalloc's map and the range of sampled objects, which may be empty.
     #[must_use]
     pub fn of(map: &Map, sampled: Range<u64>) -> Self {
         let mut heap = Self {
@@ -104,9 +106,9 @@ impl Heap {
                     (extent.pages.start, *usable, bytes / usable.max(&1))
                 }
             };
-            let room = MOST_REGIONS - heap.regions as usize;
+            let room = MAX_REGIONS - heap.regions as usize;
             let is_slab = matches!(extent.content, Content::Slab(..));
-            let fits = !is_slab || extent.pages.end - extent.pages.start <= MOST_SLAB;
+            let fits = !is_slab || extent.pages.end - extent.pages.start <= MAX_SLAB_BYTES;
             if !fits || size == 0 || count == 0 || count as usize > room {
                 heap.left_out += 1;
                 continue;
@@ -140,7 +142,7 @@ impl Heap {
             });
             heap.regions += count as u32;
         }
-        // Allocated, but not by the program; what they hold belongs to no object.
+        // Allocated, but not by the program; pointers in caches are not the program's.
         let caches: Vec<_> = map.caches.iter().filter_map(|at| heap.find(*at)).collect();
         for (_, region) in caches {
             heap.allocated.clear(region as usize);
@@ -153,16 +155,16 @@ impl Heap {
         heap
     }
 
-    /// Records which of the sampled objects that may have their headers in the table are alive: the
-    /// search finds no header in their memory. Before any search: without it, all of them count as
-    /// alive.
+    /// Records which of the sampled objects with headers in the table are alive, since a search in
+    /// place finds no header in their memory. Must be called before any search; otherwise all of
+    /// them count as alive.
     pub fn check_table(&mut self, memory: &dyn Memory) {
         let extents = self.extents.iter().filter(|extent| self.uses_table(extent));
         let regions: Vec<u32> = extents
             .flat_map(Extent::regions)
             .filter(|region| self.is_allocated(*region))
             .collect();
-        for some in regions.chunks(READ_AT_ONCE) {
+        for some in regions.chunks(ENTRIES_PER_READ) {
             let bases = some.iter().filter_map(|region| self.region(*region));
             let bases: Vec<(u64, u64)> = bases.collect();
             let heads = self.read_heads(memory, bases.iter().map(|(base, _)| *base));
@@ -178,7 +180,7 @@ impl Heap {
         }
     }
 
-    /// The table's entries for some addresses, each with the first bytes that are there.
+    /// Returns the table entries for some addresses, each with the first bytes of the memory there.
     fn read_heads(
         &self,
         memory: &dyn Memory,
@@ -192,7 +194,7 @@ impl Heap {
         heads.to_vec()
     }
 
-    /// The entries of the table for an extent's regions, if they may have headers there.
+    /// Returns the table entries for an extent's regions, if they may have headers there.
     pub(crate) fn entries(&self, memory: &dyn Memory, extent: &Extent) -> Vec<[u8; 16]> {
         if !self.uses_table(extent) {
             return Vec::new();
@@ -202,12 +204,12 @@ impl Heap {
         heads.map(|[entry, _]| entry).collect()
     }
 
-    /// The sampled object in a region, whose header is read.
+    /// Returns the sampled object in a region, by its header.
     pub(crate) fn sampled_at(&self, memory: &dyn Memory, region: u32) -> Option<Sampled> {
         self.look_at(memory, region).object()
     }
 
-    /// What is in a region of sampled objects.
+    /// Returns what a region of sampled objects contains.
     pub(crate) fn look_at(&self, memory: &dyn Memory, region: u32) -> object::Content {
         let Some(extent) = self.extent_of(region).filter(|e| self.is_sampled(e)) else {
             return object::Content::Nothing;
@@ -225,7 +227,7 @@ impl Heap {
         }
     }
 
-    /// What is in a region whose objects have their headers before them.
+    /// Returns what a region contains whose objects have their headers before them.
     pub(crate) fn content_at(&self, memory: &dyn Memory, region: u32) -> object::Content {
         let Some(extent) = self.extent_of(region).filter(|e| self.is_sampled(e)) else {
             return object::Content::Nothing;
@@ -237,25 +239,25 @@ impl Heap {
         })
     }
 
-    /// Number of regions.
+    /// Returns the number of regions.
     #[must_use]
     pub fn regions(&self) -> u32 {
         self.regions
     }
 
-    /// Extents with objects, by address.
+    /// Returns the extents with objects, by address.
     #[must_use]
     pub fn extents(&self) -> &[Extent] {
         &self.extents
     }
 
-    /// Extents whose objects are not known: damaged, or too many.
+    /// Returns the number of extents whose objects are not known: damaged, or too many.
     #[must_use]
     pub fn left_out(&self) -> usize {
         self.left_out
     }
 
-    /// The extent and the region that `address` lies in, if that is allocated.
+    /// Returns the extent and the region that contain `address`, if the region is allocated.
     #[inline]
     #[must_use]
     pub fn find(&self, address: u64) -> Option<(u32, u32)> {
@@ -285,7 +287,7 @@ impl Heap {
         self.large.get(after.checked_sub(1)?).copied()
     }
 
-    /// The extent that a region belongs to.
+    /// Returns the extent that a region belongs to.
     #[must_use]
     pub fn extent_of(&self, region: u32) -> Option<&Extent> {
         let after = self
@@ -294,7 +296,7 @@ impl Heap {
         self.extents.get(after.checked_sub(1)?)
     }
 
-    /// Where a region begins, and its size.
+    /// Returns the address and the size of a region.
     #[must_use]
     pub fn region(&self, region: u32) -> Option<(u64, u64)> {
         let extent = self.extent_of(region)?;
@@ -302,37 +304,37 @@ impl Heap {
         Some((extent.start + index * extent.size, extent.size))
     }
 
-    /// Whether a region is allocated according to jemalloc.
+    /// Returns true if a region is allocated according to jemalloc.
     #[must_use]
     pub fn is_allocated(&self, region: u32) -> bool {
         self.allocated.get(region as usize)
     }
 
-    /// Regions that are allocated, as far as jemalloc tells.
+    /// Returns the bits of regions that are allocated according to jemalloc.
     pub(crate) fn allocated(&self) -> &Bits {
         &self.allocated
     }
 
-    /// Whether sampled objects lie in an extent, each with a header.
+    /// Returns true if an extent contains sampled objects, each with a header.
     #[inline]
     #[must_use]
     pub fn is_sampled(&self, extent: &Extent) -> bool {
         self.sampled.contains(&extent.start)
     }
 
-    /// Whether sampled objects in an extent may have their headers in the table.
+    /// Returns true if sampled objects in an extent may have their headers in the table.
     #[inline]
     pub(crate) fn uses_table(&self, extent: &Extent) -> bool {
         object::may_be_in_table(extent.size) && self.is_sampled(extent)
     }
 
-    /// Whether the contents of an extent's regions show whether they hold a sampled object.
+    /// Returns true if the contents of an extent's regions show whether they hold a sampled object.
     #[inline]
     pub(crate) fn has_headers(&self, extent: &Extent) -> bool {
         self.is_sampled(extent) && !object::may_be_in_table(extent.size)
     }
 
-    /// The parts of `range` that are neither jemalloc's nor the agent's.
+    /// Returns the parts of `range` that are neither jemalloc's nor the agent's.
     #[must_use]
     pub fn outside(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let mut rest = Vec::new();
@@ -351,7 +353,7 @@ impl Heap {
     }
 }
 
-/// Sorted, with those that touch or overlap as one.
+/// Sorts ranges and joins those that touch or overlap.
 fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     ranges.sort_by_key(|range| range.start);
     let mut joined: Vec<Range<u64>> = Vec::new();

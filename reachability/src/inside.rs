@@ -1,11 +1,11 @@
-//! The search where the memory is: in a copy of the process, which does the work itself.
+//! Search in place: by a copy of the process, which does the work itself.
 //!
-//! Reading a page of another process takes the kernel longer than searching it. So what is known of
-//! the heap is laid out in memory that the copy shares ([`Tables`]), and the copy searches its own
-//! memory ([`work`]). What it cannot read there, or anything unusual, is left to [`crate::mark`].
+//! Reading a page of another process takes the kernel longer than searching it. So a description of
+//! the heap is written to memory that the copy shares ([`Tables`]), and the copy searches its own
+//! memory ([`work`]). What it cannot read there, and anything unusual, is left to [`crate::mark`].
 //!
-//! The result is trusted only as far as the memory itself, which also belongs to the other process:
-//! whatever the words are, only regions that exist and are allocated are accepted, and no more
+//! The result is trusted no more than the memory itself, which also belongs to the other process.
+//! Whatever the words say, only regions that exist and are allocated are accepted, and no more
 //! bytes can have been searched than there are.
 
 use std::collections::HashMap;
@@ -21,45 +21,47 @@ mod work;
 
 use layout::{HEADERS, Header, Kind, LEAF, LEAF_BITS, ONE, PAGE, PAGE_BITS, Page};
 
-/// Words of the header, and more.
-const FIRST: u64 = 64;
-/// Regions to search next, at least and at most; of more there is a bit each. Small heaps of tests
-/// are to fill it, too.
-const QUEUE: [u64; 2] = [if cfg!(test) { work::RUN } else { 1 << 15 }, 1 << 22];
-/// For a large heap as many as a part of its extents: to go through the bits of all takes so long.
-const PART_QUEUED: u64 = 8;
-/// Kinds of slabs, at most: real heaps have a few dozen.
-const MOST_KINDS: usize = 1 << 12;
-/// Bytes of leaves that any heap may have; of most of them a small part is used.
-const LEAVES: u64 = 64 << 20;
-/// More than that only in this proportion to its memory.
-const PART: u64 = 32;
+/// Offset of the first table in words, after the header.
+const FIRST_TABLE: u64 = 64;
+/// Minimum and maximum number of regions in the queue. Regions beyond it are recorded as bits.
+/// Small in tests, so that small heaps fill it.
+const QUEUE_CAPACITY: [u64; 2] = [if cfg!(test) { work::RUN } else { 1 << 15 }, 1 << 22];
+/// Number of extents for each entry of the queue in a large heap. Going through the bits of all
+/// regions takes longer there.
+const EXTENTS_PER_ENTRY: u64 = 8;
+/// Maximum number of kinds of slabs. Real heaps have a few dozen.
+const MAX_KINDS: usize = 1 << 12;
+/// Maximum size of leaves in bytes that any heap may have. Of most leaves, a small part is used.
+const FREE_LEAF_BYTES: u64 = 64 << 20;
+/// Number of bytes of the heap for each additional byte of leaves.
+const HEAP_PER_LEAF_BYTE: u64 = 32;
 
-/// A heap as the work sees it.
+/// Description of a heap in shared memory.
 pub struct Tables<'a> {
     heap: &'a Heap,
     place: Box<dyn Place + 'a>,
     header: Header,
-    /// Bytes that can be searched, each of them once.
+    /// Maximum number of bytes that can be searched, each of them once.
     most: u64,
 }
 
-/// What is to be laid out.
+/// Plan of the tables.
 struct Plan<'a> {
     heap: &'a Heap,
     here: &'a Here,
-    /// The kind of each extent.
+    /// Kind of each extent.
     kinds: Vec<u16>,
     shapes: Vec<Kind>,
     header: Header,
-    /// Where each leaf is.
+    /// Index and position of each leaf.
     leaves: Vec<(u64, u64)>,
     words: u64,
 }
 
 impl<'a> Tables<'a> {
-    /// Lays them out where the memory is, if that can be. `traced`: whether what led to each region
-    /// is noted. `ranges`: to be searched, besides what is pending, each with what to note.
+    /// Writes the tables at the place where the memory is. Returns `None` if that is not possible.
+    /// `traced`: the origin of each region is recorded. `ranges`: ranges to search in addition to
+    /// pending regions, each with its origin.
     pub fn new(
         memory: &'a dyn Memory,
         heap: &'a Heap,
@@ -67,7 +69,7 @@ impl<'a> Tables<'a> {
         ranges: &[(Range<u64>, u32)],
     ) -> Option<Self> {
         let here = memory.here()?;
-        let plan = Plan::of(heap, &here, (traced, ranges.len()))?;
+        let plan = Plan::of(heap, &here, traced, ranges.len())?;
         let words = usize::try_from(plan.words).ok()?;
         let place = memory.place(work::work, words)?;
         if place.words().len() < words {
@@ -83,18 +85,19 @@ impl<'a> Tables<'a> {
         })
     }
 
-    /// This many words of a table.
+    /// Returns the first words of a table.
     fn words(&self, table: u64, count: usize) -> &[AtomicU64] {
         &self.place.words()[table as usize..][..count]
     }
 
-    /// Searches what is pending, and all that it leads to. Afterwards what is pending is reached,
-    /// and must be searched elsewhere. Gives the bytes that were searched. `None`: it failed, and what
-    /// was reached before is not known any more. `from`: what led to each region, or empty.
+    /// Searches the pending regions and all that they lead to. Afterwards, `pending` contains the
+    /// regions that are reached but must be searched from outside. Returns the number of bytes
+    /// searched, or `None` on failure, after which the other arguments are undefined. `from`:
+    /// origin of each region, or empty.
     pub fn spread(&self, reached: &mut Bits, pending: &mut Bits, from: &mut [u32]) -> Option<u64> {
         self.put(reached, pending, from);
         let words = self.place.words();
-        // It counts from there on.
+        // The work counts from zero.
         words[0].store(0, Ordering::Relaxed);
         if !self.place.run(self.most) {
             return None;
@@ -104,7 +107,7 @@ impl<'a> Tables<'a> {
         (scanned <= self.most).then_some(scanned)
     }
 
-    /// Tells what has been reached.
+    /// Writes the state of the search to shared memory.
     fn put(&self, reached: &Bits, pending: &Bits, from: &[u32]) {
         let count = reached.words().len();
         let taken = self.words(self.header.taken, count).iter();
@@ -127,14 +130,14 @@ impl<'a> Tables<'a> {
         }
     }
 
-    /// Takes over what has been reached since.
+    /// Reads the state of the search from shared memory.
     fn get(&self, reached: &mut Bits, pending: &mut Bits, from: &mut [u32]) {
         let count = reached.words().len();
         let taken = self.words(self.header.taken, count);
         let foreign = self.words(self.header.foreign, count);
         for index in 0..count {
             let now = taken[index].load(Ordering::Relaxed) & self.allocated(index);
-            // What was reached remains so.
+            // Reached regions remain reached.
             reached.words_mut()[index] |= now;
             let elsewhere = foreign[index].swap(0, Ordering::Relaxed);
             pending.words_mut()[index] = elsewhere & reached.words()[index];
@@ -148,13 +151,13 @@ impl<'a> Tables<'a> {
         }
     }
 
-    /// Which of 64 regions are allocated.
+    /// Returns the allocation bits of 64 regions.
     fn allocated(&self, index: usize) -> u64 {
         let words = self.heap.allocated().words();
         words.get(index).copied().unwrap_or(0)
     }
 
-    /// What led to each of this many regions, two to a word; none if that is not noted.
+    /// Returns the origins of this many regions, two in each word; empty if they are not recorded.
     fn origins(&self, count: usize) -> &[AtomicU64] {
         match self.header.from {
             0 => &[],
@@ -164,7 +167,7 @@ impl<'a> Tables<'a> {
 }
 
 impl<'a> Plan<'a> {
-    fn of(heap: &'a Heap, here: &'a Here, (traced, ranges): (bool, usize)) -> Option<Self> {
+    fn of(heap: &'a Heap, here: &'a Here, traced: bool, ranges: usize) -> Option<Self> {
         let (first, last) = (heap.extents().first()?, heap.extents().last()?);
         let low = first.start >> LEAF_BITS << LEAF_BITS;
         let mut plan = Self {
@@ -182,7 +185,7 @@ impl<'a> Plan<'a> {
                 ..Header::default()
             },
             leaves: Vec::new(),
-            words: FIRST,
+            words: FIRST_TABLE,
         };
         plan.find_kinds()?;
         let bits = u64::from(heap.regions()).div_ceil(64);
@@ -201,21 +204,21 @@ impl<'a> Plan<'a> {
         Some(plan)
     }
 
-    /// Room for a table of this many words.
+    /// Allocates a table of this many words.
     fn table(&mut self, words: u64) -> u64 {
         let start = self.words;
         self.words += words.next_multiple_of(8);
         start
     }
 
-    /// Which kind each extent is of; `None`: there is something unusual.
+    /// Determines the kind of each extent. Returns `None` if there is anything unusual.
     fn find_kinds(&mut self) -> Option<()> {
         let mut numbers: HashMap<(u64, u64), u16> = HashMap::new();
         let mut parts = Cursor::new(&self.here.parts);
         let mut end = 0;
         for extent in self.heap.extents() {
             let (start, stop) = (extent.start, end_of(extent));
-            // Whole words, in the order of their addresses.
+            // Extents must consist of whole words, in the order of their addresses.
             if start % 8 != 0 || extent.size % 8 != 0 || start < end || stop >> 48 != 0 {
                 return None;
             }
@@ -239,7 +242,7 @@ impl<'a> Plan<'a> {
                 });
                 next as u16 + 1
             });
-            if next >= MOST_KINDS {
+            if next >= MAX_KINDS {
                 return None;
             }
             self.kinds.push(number);
@@ -247,8 +250,8 @@ impl<'a> Plan<'a> {
         Some(())
     }
 
-    /// Room for the leaves of all parts of the addresses that have extents. `None`: for the memory
-    /// that there is, those are too many, as in a forged heap that is meant to exhaust ours.
+    /// Allocates the leaves of all parts of the address space that have extents. Returns `None` if
+    /// these are too many for the heap's size, as in a forged heap that is meant to exhaust memory.
     fn find_leaves(&mut self) -> Option<()> {
         let present = length_of(&self.here.parts).saturating_add(length_of(&self.here.others));
         for extent in self.heap.extents() {
@@ -258,7 +261,9 @@ impl<'a> Plan<'a> {
             for number in first.max(next)..=last {
                 self.leaves.push((number, self.words));
                 self.words += LEAF;
-                if self.leaves.len() as u64 * LEAF * 8 > LEAVES + present / PART {
+                if self.leaves.len() as u64 * LEAF * 8
+                    > FREE_LEAF_BYTES + present / HEAP_PER_LEAF_BYTE
+                {
                     return None;
                 }
             }
@@ -336,10 +341,10 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// Room of the queue for this many extents, a power of two.
+/// Returns the capacity of the queue for this many extents, a power of two.
 fn queue_room(extents: u64) -> u64 {
-    let [least, most] = QUEUE;
-    (extents / PART_QUEUED)
+    let [least, most] = QUEUE_CAPACITY;
+    (extents / EXTENTS_PER_ENTRY)
         .clamp(least, most)
         .next_power_of_two()
 }
@@ -355,7 +360,7 @@ fn length_of(ranges: &[Range<u64>]) -> u64 {
     lengths.fold(0, u64::saturating_add)
 }
 
-/// Goes through ranges by address.
+/// Cursor over sorted ranges.
 struct Cursor<'a>(&'a [Range<u64>]);
 
 impl<'a> Cursor<'a> {
@@ -363,7 +368,7 @@ impl<'a> Cursor<'a> {
         Self(ranges)
     }
 
-    /// The first range that ends behind `at`, which never gets smaller.
+    /// Returns the first range that ends after `at`, which must not decrease between calls.
     fn next(&mut self, at: u64) -> Option<&Range<u64>> {
         while self.0.first().is_some_and(|range| range.end <= at) {
             self.0 = &self.0[1..];
@@ -371,13 +376,13 @@ impl<'a> Cursor<'a> {
         self.0.first()
     }
 
-    /// Whether one holds all of `range`.
+    /// Returns true if one range contains all of `range`.
     fn hold(&mut self, range: Range<u64>) -> bool {
         let found = self.next(range.start);
         found.is_some_and(|found| found.start <= range.start && range.end <= found.end)
     }
 
-    /// Whether one holds some of `range`.
+    /// Returns true if one range overlaps `range`.
     fn touch(&mut self, range: Range<u64>) -> bool {
         let found = self.next(range.start);
         found.is_some_and(|found| found.start < range.end)

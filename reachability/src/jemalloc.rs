@@ -1,7 +1,7 @@
-//! jemalloc's own data, read from outside: all extents, and the blocks that hold its metadata.
+//! Reader of jemalloc's own data from outside: all extents, and the blocks with its metadata.
 //!
-//! Source: jemalloc 5.3.1, `rtree.h`, `edata.h`, `base.h`, `emap.h`. The tests compare this with
-//! what jemalloc itself says about its objects, in builds for pages of 4, 16 and 64 KiB.
+//! Source: jemalloc 5.3.1, `rtree.h`, `edata.h`, `base.h`, `emap.h`. The tests compare the results
+//! with what jemalloc itself says about its objects, in builds for pages of 4, 16 and 64 KiB.
 
 mod caches;
 mod layout;
@@ -14,88 +14,89 @@ use layout::{
     ADDRESS_BITS, BITMAP_OFFSET, BLOCKS_OFFSET, EDATA_ALIGNMENT, Layout, ROOT_OFFSET, Shape,
 };
 
-/// Where it all begins, as the agent publishes it.
+/// Addresses of jemalloc's global data, as published by the agent.
 #[derive(Clone, Copy, Debug)]
 pub struct Globals {
     /// Address of `arena_emap_global`.
     pub emap: u64,
     /// Address of `arenas`.
     pub arenas: u64,
-    /// jemalloc's page size.
+    /// Page size of jemalloc, in bytes.
     pub page: u64,
 }
 
-/// A run of pages that jemalloc manages.
+/// Run of pages that jemalloc manages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Its pages.
+    /// Address range.
     pub pages: Range<u64>,
-    /// What they hold.
+    /// Contents.
     pub content: Content,
 }
 
-/// What an extent holds.
+/// Contents of an extent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
     /// Nothing that is allocated.
     Unused,
-    /// One object: its address, and the bytes from there to the extent's end. Some of the last
-    /// page may not be the object's.
+    /// One object: its address, and the number of bytes from there to the extent's end. The end of
+    /// the last page may not belong to the object.
     Large(u64, u64),
-    /// Small objects of one size, those whose bit is zero. The bits begin at a word of
-    /// [`Map::free`].
+    /// Small objects: their size, and the index in [`Map::free`] of the word where their bits
+    /// start. A bit is 0 if the object is allocated.
     Slab(u64, usize),
 }
 
-/// All that jemalloc manages.
+/// Memory that jemalloc manages.
 #[derive(Clone, Debug, Default)]
 pub struct Map {
-    /// Extents by address; none overlap.
+    /// Extents by address, without overlap.
     pub extents: Vec<Extent>,
-    /// Which objects of all slabs are free, of each from a whole word on.
+    /// Bits of the objects of all slabs, 1 if free. Each slab starts at a word.
     pub free: Vec<u64>,
     /// Blocks of metadata.
     pub metadata: Vec<Range<u64>>,
-    /// Addresses of the objects in which threads' caches are.
+    /// Addresses of the objects that contain thread caches.
     pub caches: Vec<u64>,
-    /// Extents that could not be read, or contradict others.
+    /// Number of extents that could not be read or contradict others.
     pub damaged: usize,
 }
 
-/// Why the heap cannot be read.
+/// Reason why the heap cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unreadable {
-    /// The addresses that the agent published lead to nothing.
+    /// Published addresses lead to nothing.
     #[error("the allocator's data cannot be read at the addresses that its agent published")]
     Globals,
-    /// Not the layout that this reads.
+    /// Unexpected layout.
     #[error("the allocator's data is not laid out as this program expects (jemalloc 5.3.1)")]
     Layout,
-    /// More than any real heap has.
+    /// More extents or metadata than any real heap has.
     #[error("the allocator's data describes more memory than a process can have in use")]
     Size,
 }
 
-/// Bytes of a slab, at most; real ones have up to 16 pages.
-const MOST_SLAB_BYTES: u64 = 1 << 20;
-/// Bytes read at once.
-const CHUNK: usize = 1 << 20;
-/// Descriptors read at once.
-const GROUP: usize = 8192;
-/// `arenas` has an entry for each number that a call can name.
+/// Maximum size of a slab in bytes. Real ones have up to 16 pages.
+const MAX_SLAB_BYTES: u64 = 1 << 20;
+/// Number of bytes that are read at once.
+const READ_BYTES: usize = 1 << 20;
+/// Number of descriptors that are read at once.
+const DESCRIPTORS_PER_READ: usize = 8192;
+/// Number of entries of `arenas`.
 const ARENAS: usize = 4095;
-/// Blocks of one arena, at most: each fourth one is twice as large as the one before.
-const MOST_BLOCKS: usize = 256;
-/// Blocks of all arenas, at most.
-const MOST_BLOCKS_OF_ALL: usize = 1 << 16;
-/// Leaves of the radix tree, at most. Each stands for a GiB of addresses, or an eighth of one.
-const MOST_LEAVES: usize = 1 << 14;
-/// Extents, at most: 12 GiB of this program's memory. Each takes as much of the process's.
-const MOST_EXTENTS: usize = 1 << 27;
-/// Damaged extents, at most. A process is stopped in the middle of few operations.
-const MOST_DAMAGED: usize = 1 << 16;
+/// Maximum number of blocks of one arena. Every fourth one is twice as large as the one before.
+const MAX_BLOCKS: usize = 256;
+/// Maximum number of blocks of all arenas.
+const MAX_BLOCKS_OF_ALL: usize = 1 << 16;
+/// Maximum number of leaves of the radix tree. Each covers a GiB of addresses, or an eighth of one.
+const MAX_LEAVES: usize = 1 << 14;
+/// Maximum number of extents, which take 12 GiB of this program's memory. Each takes as much of the
+/// process's.
+const MAX_EXTENTS: usize = 1 << 27;
+/// Maximum number of damaged extents. A process is stopped in the middle of only a few operations.
+const MAX_DAMAGED: usize = 1 << 16;
 
-/// Reads the map.
+/// Reads the map of the heap.
 ///
 /// # Errors
 /// If nothing can be read, or what there is is not jemalloc's.
@@ -122,17 +123,17 @@ pub fn read(memory: &dyn Memory, globals: &Globals) -> Result<Map, Unreadable> {
     Ok(map)
 }
 
-/// Reads the extents in the order of their addresses.
+/// Reader of extents, in the order of their addresses.
 struct Reader<'a> {
     memory: &'a dyn Memory,
     layout: Layout,
     map: &'a mut Map,
-    /// Extents to read: the first page of each, and its descriptor (`edata_t`).
+    /// Extents to read: address of the first page and of the descriptor (`edata_t`).
     group: Vec<(u64, u64)>,
-    /// The descriptor of the last page that had one: all pages of a slab have the same, and of
-    /// other extents the first page and the last.
+    /// Descriptor of the last page that had one. All pages of a slab have the same; of other
+    /// extents, only the first and last page have one.
     last: u64,
-    /// Where the last extent ends.
+    /// End of the last extent.
     end: u64,
 }
 
@@ -141,7 +142,7 @@ impl Reader<'_> {
         let page_bits = self.layout.page.trailing_zeros();
         let shape = shape(self.memory, globals, &self.layout);
         let leaves = leaves(self.memory, globals, &shape)?;
-        let mut buffer = vec![0; CHUNK];
+        let mut buffer = vec![0; READ_BYTES];
         for (index, leaf) in leaves {
             let mut result = Ok(());
             words(
@@ -159,7 +160,7 @@ impl Reader<'_> {
                         self.last = descriptor;
                         let page = ((index as u64) << shape.lower | number as u64) << page_bits;
                         self.group.push((page, descriptor));
-                        if self.group.len() == GROUP {
+                        if self.group.len() == DESCRIPTORS_PER_READ {
                             result = self.read_group();
                         }
                     }
@@ -170,9 +171,9 @@ impl Reader<'_> {
         self.read_group()
     }
 
-    /// Reads the descriptors at hand and adds what they describe.
+    /// Reads the collected descriptors, and adds the extents that they describe.
     fn read_group(&mut self) -> Result<(), Unreadable> {
-        // By their addresses, since many lie side by side.
+        // In the order of their addresses, since many are adjacent.
         let mut order: Vec<usize> = (0..self.group.len()).collect();
         order.sort_unstable_by_key(|&index| self.group[index].1);
         let size = self.layout.edata_bytes;
@@ -186,7 +187,7 @@ impl Reader<'_> {
         }
         for (&(page, _), place) in self.group.iter().zip(places) {
             let descriptor = &bytes[place..place + size];
-            // An extent of another place, or inside of another one, is none.
+            // An extent that does not match its page, or overlaps another one, is damaged.
             let before = self.map.free.len();
             let found = extent(descriptor, self.layout.page, &mut self.map.free)
                 .filter(|extent| extent.pages.start == page && page >= self.end);
@@ -203,45 +204,44 @@ impl Reader<'_> {
         }
         self.group.clear();
         match (self.map.extents.len(), self.map.damaged) {
-            (MOST_EXTENTS.., _) => Err(Unreadable::Size),
-            (_, MOST_DAMAGED..) => Err(Unreadable::Layout),
+            (MAX_EXTENTS.., _) => Err(Unreadable::Size),
+            (_, MAX_DAMAGED..) => Err(Unreadable::Layout),
             _ => Ok(()),
         }
     }
 }
 
-/// Entries at the start of the root by which the shapes differ: with 57 bits all of a program's
-/// addresses, with 48 those below 32 GiB, where jemalloc has none.
-const TELLING: usize = 32;
+/// Number of entries at the start of the root by which the shapes differ. With 57 bits, they cover
+/// all of a program's addresses; with 48, those below 32 GiB, where jemalloc has none.
+const SHAPE_ENTRIES: usize = 32;
 
-/// Returns the shape that the radix tree has.
+/// Returns the shape of the radix tree.
 fn shape(memory: &dyn Memory, globals: &Globals, layout: &Layout) -> Shape {
     let Some(deep) = layout.deep else {
         return layout.flat;
     };
     let root = globals.emap.wrapping_add(ROOT_OFFSET);
     let mut is_deep = false;
-    let mut buffer = vec![0; TELLING * 8];
-    words(memory, root, TELLING, &mut buffer, |_, word| {
+    let mut buffer = vec![0; SHAPE_ENTRIES * 8];
+    words(memory, root, SHAPE_ENTRIES, &mut buffer, |_, word| {
         is_deep |= word != 0;
     });
     if is_deep { deep } else { layout.flat }
 }
 
-/// The radix tree's leaves: the index of each, which is that of the addresses that it stands for,
-/// and where it is.
+/// Returns the radix tree's leaves: the index of the addresses that each covers, and its address.
 fn leaves(
     memory: &dyn Memory,
     globals: &Globals,
     shape: &Shape,
 ) -> Result<Vec<(usize, u64)>, Unreadable> {
     let mut leaves = vec![(0, globals.emap.wrapping_add(ROOT_OFFSET))];
-    let mut buffer = vec![0; CHUNK];
+    let mut buffer = vec![0; READ_BYTES];
     for (level, &bits) in shape.upper.iter().enumerate() {
         let mut below = Vec::new();
         for (index, at) in leaves {
             words(memory, at, 1 << bits, &mut buffer, |number, word| {
-                if word != 0 && below.len() <= MOST_LEAVES {
+                if word != 0 && below.len() <= MAX_LEAVES {
                     below.push((index << bits | number, word));
                 }
             });
@@ -249,9 +249,10 @@ fn leaves(
         if below.is_empty() {
             return Err(Unreadable::Globals);
         }
-        let entry = match level + 1 == shape.upper.len() {
-            true => (8 * shape.words as u64) << shape.lower,
-            false => 8 << shape.upper[level + 1],
+        let entry = if level + 1 == shape.upper.len() {
+            (8 * shape.words as u64) << shape.lower
+        } else {
+            8 << shape.upper[level + 1]
         };
         check_places(&below, entry)?;
         leaves = below;
@@ -259,7 +260,7 @@ fn leaves(
     Ok(leaves)
 }
 
-/// Tables of this many bytes must lie apart, at addresses of a program.
+/// Checks that tables of this size do not overlap and are at plausible addresses.
 fn check_places(tables: &[(usize, u64)], bytes: u64) -> Result<(), Unreadable> {
     let mut places: Vec<u64> = tables.iter().map(|(_, at)| *at).collect();
     places.sort_unstable();
@@ -267,14 +268,14 @@ fn check_places(tables: &[(usize, u64)], bytes: u64) -> Result<(), Unreadable> {
     let is_apart = places.windows(2).all(|pair| pair[1] - pair[0] >= bytes);
     let is_below = places.last().is_some_and(|at| at >> ADDRESS_BITS == 0);
     match is_aligned && is_apart && is_below {
-        true if tables.len() > MOST_LEAVES => Err(Unreadable::Size),
+        true if tables.len() > MAX_LEAVES => Err(Unreadable::Size),
         true => Ok(()),
         false => Err(Unreadable::Layout),
     }
 }
 
-/// Passes `count` words from `at` to `each`, with their index, except those that are zero because
-/// nothing is there. `buffer` is of whole words.
+/// Calls `each` with the index and value of `count` words from `at` on. May skip words that are
+/// zero because nothing is mapped. The length of `buffer` is a multiple of 8.
 fn words(
     memory: &dyn Memory,
     at: u64,
@@ -291,7 +292,7 @@ fn words(
     });
 }
 
-/// A descriptor's extent, if it makes sense. A slab's bits are added to `free`.
+/// Returns a descriptor's extent, or `None` if it is invalid. Appends a slab's bits to `free`.
 fn extent(descriptor: &[u8], page: u64, free: &mut Vec<u64>) -> Option<Extent> {
     let word = |index: usize| word_of(&descriptor[index * 8..]);
     let (bits, address) = (word(0), word(1));
@@ -305,12 +306,11 @@ fn extent(descriptor: &[u8], page: u64, free: &mut Vec<u64>) -> Option<Extent> {
     let content = if state != 0 {
         Content::Unused
     } else {
-        match is_slab {
-            true => {
-                let usable = size::of_class((bits >> 20 & 0xff) as u32)?;
-                slab(descriptor, (bytes, usable), free)?
-            }
-            false => Content::Large(address, end - address),
+        let usable = size::of_class((bits >> 20 & 0xff) as u32);
+        if is_slab {
+            slab(descriptor, bytes, usable?, free)?
+        } else {
+            Content::Large(address, end - address)
         }
     };
     Some(Extent {
@@ -319,10 +319,10 @@ fn extent(descriptor: &[u8], page: u64, free: &mut Vec<u64>) -> Option<Extent> {
     })
 }
 
-fn slab(descriptor: &[u8], (bytes, usable): (u64, u64), free: &mut Vec<u64>) -> Option<Content> {
+fn slab(descriptor: &[u8], bytes: u64, usable: u64, free: &mut Vec<u64>) -> Option<Content> {
     let count = (bytes / usable) as usize;
     let bitmap = &descriptor[BITMAP_OFFSET..];
-    if bytes > MOST_SLAB_BYTES || count == 0 || count.div_ceil(64) > bitmap.len() / 8 {
+    if bytes > MAX_SLAB_BYTES || count == 0 || count.div_ceil(64) > bitmap.len() / 8 {
         return None;
     }
     let first = free.len();
@@ -331,7 +331,7 @@ fn slab(descriptor: &[u8], (bytes, usable): (u64, u64), free: &mut Vec<u64>) -> 
     Some(Content::Slab(usable, first))
 }
 
-/// The arenas' addresses.
+/// Returns the addresses of all arenas.
 fn arenas(memory: &dyn Memory, globals: &Globals, layout: &Layout) -> Vec<u64> {
     let mut arenas = Vec::new();
     let mut buffer = vec![0; ARENAS * 8];
@@ -346,7 +346,7 @@ fn arenas(memory: &dyn Memory, globals: &Globals, layout: &Layout) -> Vec<u64> {
             }
         },
     );
-    // An arena lies in the first block of its own base allocator, behind that.
+    // An arena is in the first block of its own base allocator, after that.
     arenas.retain(|(index, arena)| {
         let number = memory.word(layout.base_of(*arena));
         number.is_some_and(|word| word as u32 as usize == *index)
@@ -354,12 +354,12 @@ fn arenas(memory: &dyn Memory, globals: &Globals, layout: &Layout) -> Vec<u64> {
     arenas.into_iter().map(|(_, arena)| arena).collect()
 }
 
-/// The blocks of memory in which arenas keep their metadata.
+/// Returns the blocks of memory that contain arenas' metadata.
 fn metadata(memory: &dyn Memory, arenas: &[u64], layout: &Layout) -> Vec<Range<u64>> {
     let mut blocks = Vec::new();
     for base in arenas.iter().map(|arena| layout.base_of(*arena)) {
         let mut block = memory.word(base + BLOCKS_OFFSET).unwrap_or(0);
-        for _ in 0..MOST_BLOCKS.min(MOST_BLOCKS_OF_ALL - blocks.len()) {
+        for _ in 0..MAX_BLOCKS.min(MAX_BLOCKS_OF_ALL - blocks.len()) {
             let mut header = [0; 16];
             if block == 0 || memory.read(block, &mut header) < header.len() {
                 break;

@@ -1,30 +1,31 @@
-//! Finds which objects of another process's heap can be reached from its roots, and what the
-//! others, the lost ones, hold.
+//! Reachability of heap objects in another process: which objects its roots reach, and which of the
+//! others, the lost ones, hold which.
 //!
-//! [`heap::Heap`] knows all objects: their bounds are read from jemalloc's radix tree, from
-//! outside. From the words and ranges that are given as roots, [`mark::mark`] follows every aligned
-//! word that is an address in an object, or whatever else counts as one for [`Pointers`];
-//! [`lost::find`] lists the sampled objects that it did not reach, [`lost::Found::excuse`] treats
-//! some of them as kept, and [`causes::order`] says which of them keep which others.
+//! [`heap::Heap`] knows all objects: it reads their bounds from jemalloc's radix tree, from
+//! outside. Starting from the words and ranges that are given as roots, [`mark::mark`] follows
+//! every aligned word that is an address in an object, or whatever else counts as a pointer for
+//! [`Pointers`]. [`lost::find`] lists the sampled objects that were not reached,
+//! [`lost::Found::excuse`] treats some of them as held, and [`causes::order`] says which of them
+//! hold which others.
 //!
-//! # Promises
-//! - Everything read is treated as hostile: counts, sizes, addresses and lists are bounded and
-//!   checked. No input makes it panic, hang, or take more memory than a fixed fraction of the heap
-//!   that it claims to describe.
-//! - With the default [`Pointers`], an object that a root or a reached object points to, even into
-//!   its middle, is reached.
+//! # Guarantees
+//! - All input is untrusted: counts, sizes, addresses and lists are bounded and checked. No input
+//!   causes a panic, a hang, or memory use beyond a fixed fraction of the heap that it claims to
+//!   describe.
+//! - With the default [`Pointers`], an object is reached if a root or a reached object points to
+//!   it, even into its middle.
 //! - Nothing is written to the other process.
 //!
-//! # Caller's duties
-//! - The memory does not change meanwhile: it is that of a stopped process, or of a copy. Otherwise
-//!   an object that is reported as lost may not be.
-//! - All roots are given: what only a pointer outside them leads to counts as lost.
+//! # Callers must
+//! - ensure that the memory does not change: it must be that of a stopped process, or of a copy.
+//!   Otherwise an object that is reported as lost may not be;
+//! - give all roots: what only other pointers lead to counts as lost.
 //!
 //! # Limits
 //! - jemalloc 5.3.1 with 48-bit addresses, as built into the agent.
-//! - Whether an unsampled object is allocated is known only from jemalloc's bitmap, in which
-//!   objects in a thread's cache count as allocated.
-//! - Pointers that a program disguises are not seen.
+//! - Whether an unsampled object is allocated is known only from jemalloc's bitmaps, in which
+//!   objects in thread caches count as allocated.
+//! - Disguised pointers are not seen.
 
 pub mod bits;
 pub mod causes;

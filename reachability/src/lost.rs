@@ -1,4 +1,4 @@
-//! The sampled objects that were not reached from the roots.
+//! Lost objects: sampled objects that were not reached from the roots.
 
 use crate::heap::{Extent, Heap};
 use crate::mark::{self, Marks, content_of};
@@ -6,38 +6,38 @@ use crate::memory::Memory;
 use crate::object::{self, Content, HEADER, Sampled};
 use crate::pointers::Pointers;
 
-/// Bytes up to which a slab is read at once.
-const MOST_SLAB: usize = 1 << 20;
+/// Maximum size in bytes of a slab that is read at once.
+const MAX_SLAB_BYTES: usize = 1 << 20;
 
-/// Maximum number of objects of each kind that are listed: up to 3 GiB of them.
-const MOST: usize = 1 << 26;
+/// Maximum number of objects of each kind that are listed, which take up to 3 GiB.
+const MAX_LISTED: usize = 1 << 26;
 
-/// A lost object.
+/// Lost object.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Lost {
-    /// Number of its region.
+    /// Region that contains it.
     pub region: u32,
-    /// The object.
+    /// Sampled object.
     pub object: Sampled,
 }
 
-/// What is sampled and allocated.
+/// Memory that is allocated and was not reached.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// Objects that were not reached, by address.
+    /// Sampled objects that were not reached, by address.
     pub lost: Vec<Lost>,
-    /// Regions with other memory that was not reached: allocated according to jemalloc, but
-    /// of no sampled object.
+    /// Other regions that were not reached: allocated according to jemalloc, but not of a sampled
+    /// object.
     pub unknown: Vec<u32>,
-    /// Those that are in neither list, since there are too many.
+    /// Number of regions that are in neither list, because there are too many.
     pub left_out: u64,
-    /// Regions of sampled objects that were not reached, and have no header that makes sense.
+    /// Number of regions of sampled objects that were not reached and have no valid header.
     pub unclear: u64,
 }
 
 impl Found {
-    /// Treats some of the lost objects, by their indexes, as kept: they are roots, too, and neither
-    /// they nor what they lead to is lost any more. `marks` are those by which they were found.
+    /// Treats some of the lost objects, given by index, as roots. Neither they nor what they lead
+    /// to is lost any more. `marks` are those with which they were found.
     pub fn excuse(
         &mut self,
         memory: &dyn Memory,
@@ -54,7 +54,7 @@ impl Found {
     }
 }
 
-/// Finds what was not reached, and satisfies `wanted`.
+/// Finds memory that was not reached and satisfies `wanted`.
 pub fn find(
     memory: &dyn Memory,
     heap: &Heap,
@@ -64,7 +64,7 @@ pub fn find(
     find_if(memory, heap, |region| !marks.has(region), wanted)
 }
 
-/// Finds sampled objects that satisfy `wanted`, in the regions that `chosen` names.
+/// Finds sampled objects that satisfy `wanted` in the regions that `chosen` selects.
 pub fn find_if(
     memory: &dyn Memory,
     heap: &Heap,
@@ -80,7 +80,7 @@ pub fn find_if(
         if unreached.is_empty() {
             continue;
         }
-        let room = MOST - found.lost.len().max(found.unknown.len());
+        let room = MAX_LISTED - found.lost.len().max(found.unknown.len());
         if unreached.len() > room {
             found.left_out += unreached.len() as u64;
             continue;
@@ -119,8 +119,8 @@ pub fn find_if(
     found
 }
 
-/// Where the sampled objects that do not begin after a plain header begin in their regions, by
-/// region.
+/// Returns the regions of sampled objects that do not start after a plain header, and the objects'
+/// offsets there.
 #[must_use]
 pub fn starts(memory: &dyn Memory, heap: &Heap) -> Vec<(u32, u64)> {
     let all = find_if(memory, heap, |_| true, |_| true).lost;
@@ -132,16 +132,16 @@ pub fn starts(memory: &dyn Memory, heap: &Heap) -> Vec<(u32, u64)> {
     starts.filter(|(_, start)| *start != HEADER).collect()
 }
 
-/// The sampled object in a region.
+/// Returns the sampled object in a region.
 #[must_use]
 pub fn sampled(memory: &dyn Memory, heap: &Heap, region: u32) -> Option<Sampled> {
     heap.sampled_at(memory, region)
 }
 
-/// All of an extent with several regions.
+/// Reads an extent with several regions.
 fn slab(memory: &dyn Memory, extent: &Extent) -> Option<Vec<u8>> {
     let len = extent.size as usize * extent.count as usize;
-    if extent.count == 1 || len > MOST_SLAB {
+    if extent.count == 1 || len > MAX_SLAB_BYTES {
         return None;
     }
     let mut bytes = vec![0; len];

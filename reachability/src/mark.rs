@@ -1,4 +1,4 @@
-//! Following pointers from the roots.
+//! Marking: follows pointers from the roots.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -14,46 +14,48 @@ mod batch;
 
 use batch::Batch;
 
-/// Bytes read at once.
-const CHUNK: usize = 1 << 20;
-/// As many bytes as are read in the time that one more piece takes: a slab is read as a whole if
-/// that is faster.
-const GAP: u64 = 16 << 10;
-/// A slab with less than one in this many regions to read waits until there is nothing else.
-const DENSE: u32 = 4;
+/// Number of bytes that are read at once.
+const READ_BYTES: usize = 1 << 20;
+/// Number of bytes that are read in the time that an additional piece takes. A slab is read as a
+/// whole if that is faster.
+const MAX_GAP_BYTES: u64 = 16 << 10;
+/// Inverse of the fraction of a slab's regions below which reading it is deferred until there is
+/// nothing else to do.
+const MIN_DENSITY: u32 = 4;
 /// Maximum number of extents whose objects are read in one call.
-const GROUP: usize = 256;
+const EXTENTS_PER_CALL: usize = 256;
 
-/// Where to begin, and how to look.
+/// Roots, and rules of the search.
 #[derive(Clone, Debug)]
 pub struct Roots<'a> {
-    /// Words that are at hand, such as registers, each with the number of its root. What ranges
-    /// lead to, too, is theirs.
+    /// Words that were already read, such as registers, each with the number of its root. They take
+    /// precedence over ranges.
     pub words: &'a [(u64, u32)],
-    /// Ranges to read, each with the number of its root: what several lead to is the first one's.
+    /// Ranges to read, each with the number of its root. What several lead to is assigned to the
+    /// first one.
     pub ranges: &'a [(Range<u64>, u32)],
-    /// What counts as a pointer.
+    /// Rules for pointers.
     pub pointers: &'a Pointers,
-    /// Whether to remember what led to each object.
+    /// True if the origin of each object is recorded.
     pub trace: bool,
 }
 
-/// What is reached.
+/// Set of reached regions.
 #[derive(Debug, Default)]
 pub struct Marks {
     reached: Bits,
-    /// For each region what led to it, if that was requested.
+    /// Origin of each region; empty if not recorded.
     from: Vec<u32>,
-    /// Bytes of objects and ranges that were read.
+    /// Number of bytes of objects and ranges that were read.
     pub scanned: u64,
 }
 
-/// What led to an object.
+/// Origin of an object: what pointed to it first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// The root of this number.
+    /// Root with this number.
     Root(u32),
-    /// The region of this number.
+    /// Region with this number.
     Region(u32),
 }
 
@@ -61,7 +63,7 @@ const UNKNOWN: u32 = u32::MAX;
 const ROOT: u32 = 1 << 31;
 
 impl Marks {
-    /// Nothing is reached.
+    /// Creates an empty set, without origins.
     #[must_use]
     pub fn none(heap: &Heap) -> Self {
         Self {
@@ -70,25 +72,26 @@ impl Marks {
         }
     }
 
-    /// Nothing is reached. `trace`: what leads to each region will be remembered.
+    /// Creates an empty set. `trace`: origins are recorded.
     fn to(heap: &Heap, trace: bool) -> Self {
         Self {
             // Regions above 2^31 cannot be distinguished from roots.
-            from: match trace && heap.regions() < ROOT {
-                true => vec![UNKNOWN; heap.regions() as usize],
-                false => Vec::new(),
+            from: if trace && heap.regions() < ROOT {
+                vec![UNKNOWN; heap.regions() as usize]
+            } else {
+                Vec::new()
             },
             ..Self::none(heap)
         }
     }
 
-    /// Whether a region was reached.
+    /// Returns true if a region was reached.
     #[must_use]
     pub fn has(&self, region: u32) -> bool {
         self.reached.get(region as usize)
     }
 
-    /// What led to a region first, if that was requested and it was reached.
+    /// Returns the origin of a region, if it was reached and origins were recorded.
     #[must_use]
     pub fn origin(&self, region: u32) -> Option<Origin> {
         match *self.from.get(region as usize)? {
@@ -99,11 +102,11 @@ impl Marks {
     }
 }
 
-/// Reaches all that the roots lead to.
+/// Returns all that the roots lead to.
 pub fn mark(memory: &dyn Memory, heap: &Heap, roots: &Roots<'_>) -> Marks {
     mark_there(memory, heap, roots).unwrap_or_else(|| {
         let mut flood = Flood::of(memory, heap, roots.pointers, Marks::to(heap, roots.trace));
-        let mut buffer = vec![0; CHUNK];
+        let mut buffer = vec![0; READ_BYTES];
         for (range, root) in roots.ranges {
             flood.read_range(range.clone(), ROOT | root, &mut buffer);
         }
@@ -116,20 +119,21 @@ pub fn mark(memory: &dyn Memory, heap: &Heap, roots: &Roots<'_>) -> Marks {
     })
 }
 
-/// The same, where the memory is; `None` if that does not work.
+/// Marks in place. Returns `None` if that is not possible.
 fn mark_there(memory: &dyn Memory, heap: &Heap, roots: &Roots<'_>) -> Option<Marks> {
     if !roots.pointers.are_plain() {
         return None;
     }
     let mut flood = Flood::of(memory, heap, roots.pointers, Marks::to(heap, roots.trace));
     let is_traced = !flood.marks.from.is_empty();
-    // What is searched there is searched after all others, which would change what led to what.
-    let (large, rest) = match is_traced {
-        true => (Vec::new(), roots.ranges.to_vec()),
-        false => memory::split(memory, roots.ranges),
+    // What is searched in place comes after everything else, so that origins would differ.
+    let (large, rest) = if is_traced {
+        (Vec::new(), roots.ranges.to_vec())
+    } else {
+        memory::split(memory, roots.ranges)
     };
     let tables = Tables::new(memory, heap, is_traced, &large)?;
-    let mut buffer = vec![0; CHUNK];
+    let mut buffer = vec![0; READ_BYTES];
     for (range, root) in rest {
         flood.read_range(range, ROOT | root, &mut buffer);
     }
@@ -143,7 +147,7 @@ fn mark_there(memory: &dyn Memory, heap: &Heap, roots: &Roots<'_>) -> Option<Mar
     Some(flood.marks)
 }
 
-/// Continues from regions that nothing led to: they are reached, and all that they lead to.
+/// Continues from unreached regions: marks them and all that they lead to.
 pub fn extend(
     memory: &dyn Memory,
     heap: &Heap,
@@ -158,14 +162,14 @@ pub fn extend(
             flood.reach(extent as u32, region, UNKNOWN);
         }
     }
-    flood.spread(&mut vec![0; CHUNK]);
+    flood.spread(&mut vec![0; READ_BYTES]);
     *marks = flood.marks;
 }
 
-/// The regions that words in some ranges point to, without following them further.
+/// Returns the regions that words in some ranges point to, without following them further.
 pub fn targets(memory: &dyn Memory, heap: &Heap, ranges: &[Range<u64>]) -> Bits {
     let mut targets = Bits::new(heap.regions() as usize);
-    let mut buffer = vec![0; CHUNK];
+    let mut buffer = vec![0; READ_BYTES];
     let pointers = Pointers::default();
     for range in ranges {
         memory::scan(memory, range.clone(), 8, &mut buffer, |_, bytes| {
@@ -184,13 +188,13 @@ struct Flood<'a> {
     marks: Marks,
     /// Regions that are reached and not read yet.
     pending: Bits,
-    /// Extents that are in the queue, or being read.
+    /// Extents that are in the queue or being read.
     waits: Bits,
-    /// Extents with objects that pointed to others in the same one, as in a list.
+    /// Extents with objects that pointed to others in the same extent, as in a list.
     clings: Bits,
     queue: VecDeque<u32>,
-    /// Those of which little is to be read, until there is nothing else to do: they may have more
-    /// by then.
+    /// Extents of which little is to be read. They are deferred until there is nothing else to do,
+    /// and may have more by then.
     later: VecDeque<u32>,
 }
 
@@ -209,7 +213,7 @@ impl<'a> Flood<'a> {
         }
     }
 
-    /// Reaches a region.
+    /// Marks a region.
     #[inline]
     fn reach(&mut self, extent: u32, region: u32, from: u32) {
         if self.marks.reached.set(region as usize) {
@@ -224,7 +228,7 @@ impl<'a> Flood<'a> {
         }
     }
 
-    /// Reaches what a word points to.
+    /// Marks what a word points to.
     fn meet(&mut self, word: u64, from: u32) {
         if let Some((extent, region)) = self.pointers.find(self.heap, word) {
             self.reach(extent, region, from);
@@ -246,8 +250,7 @@ impl<'a> Flood<'a> {
         });
     }
 
-    /// Has what is pending searched where the memory is, and reads the rest. `None` if that
-    /// failed.
+    /// Searches the pending regions in place, then reads the rest. Returns `None` if that failed.
     fn spread_there(&mut self, tables: &Tables<'_>, buffer: &mut [u8]) -> Option<()> {
         self.queue.clear();
         self.waits = Bits::new(self.heap.extents().len());
@@ -265,12 +268,12 @@ impl<'a> Flood<'a> {
         Some(())
     }
 
-    /// Reads what is pending until nothing is.
+    /// Reads pending regions until there are none.
     fn spread(&mut self, buffer: &mut [u8]) {
         let mut batch = Batch::default();
         loop {
             let Some(&number) = self.queue.front() else {
-                let few = self.later.len().min(GROUP);
+                let few = self.later.len().min(EXTENTS_PER_CALL);
                 if few == 0 {
                     break;
                 }
@@ -299,11 +302,10 @@ impl<'a> Flood<'a> {
         }
     }
 
-    /// Takes extents from the queue, as many as there is room for. `all`: also those of which
-    /// little is to be read.
+    /// Takes extents from the queue, as many as there is room for. `all`: deferred ones too.
     fn fill(&mut self, batch: &mut Batch, room: usize, all: bool) {
         batch.clear();
-        for _ in 0..GROUP {
+        for _ in 0..EXTENTS_PER_CALL {
             let Some(&number) = self.queue.front() else {
                 return;
             };
@@ -325,7 +327,7 @@ impl<'a> Flood<'a> {
         let pending = batch.regions.len() - first;
         let bytes = extent.size * u64::from(extent.count);
         let clings = self.clings.get(number as usize);
-        if !all && !clings && (pending as u32).saturating_mul(DENSE) < extent.count {
+        if !all && !clings && (pending as u32).saturating_mul(MIN_DENSITY) < extent.count {
             batch.regions.truncate(first);
             self.later.push_back(number);
             return;
@@ -334,7 +336,7 @@ impl<'a> Flood<'a> {
         for region in &batch.regions[first..] {
             self.pending.clear(*region as usize);
         }
-        let is_dense = clings || pending as u64 * GAP >= bytes;
+        let is_dense = clings || pending as u64 * MAX_GAP_BYTES >= bytes;
         if extent.count > 1 && is_dense && pending > 0 {
             let regions = first..batch.regions.len();
             batch.add(extent.start, bytes as usize, number, regions, true);
@@ -351,7 +353,7 @@ impl<'a> Flood<'a> {
         regions.extend(self.pending.ones(first, end).map(|region| region as u32));
     }
 
-    /// An extent has been read. It may have met more in itself, or others in it, meanwhile.
+    /// Finishes reading an extent. Regions in it may have become pending meanwhile.
     fn leave(&mut self, number: u32) {
         let regions = self.heap.extents()[number as usize].regions();
         let (first, end) = (regions.start as usize, regions.end as usize);
@@ -365,7 +367,7 @@ impl<'a> Flood<'a> {
     fn read_large(&mut self, extent: &Extent, buffer: &mut [u8]) {
         self.pending.clear(extent.first as usize);
         let (start, end) = (extent.start, extent.start + extent.size);
-        // Reached, and without a header that makes sense: the program has overwritten it.
+        // Reached, and without a valid header: the program has overwritten it.
         let is_alive = || self.heap.content_at(self.memory, extent.first) != Content::Nothing;
         if self.heap.has_headers(extent) && !is_alive() {
             return;
@@ -395,7 +397,7 @@ impl<'a> Flood<'a> {
                 }
                 continue;
             }
-            // What it points to in itself is at hand.
+            // Regions in the same extent are already in memory.
             loop {
                 more.clear();
                 self.find_pending(extent, &mut more);
@@ -410,7 +412,7 @@ impl<'a> Flood<'a> {
         }
     }
 
-    /// Meets what some regions point to, whose bytes are among those at `at`.
+    /// Marks what some regions point to. `bytes` is the memory at `at`, which contains them.
     fn read_regions(&mut self, extent: &Extent, at: u64, bytes: &[u8], regions: &[u32]) {
         let has_headers = self.heap.has_headers(extent);
         for &region in regions {
@@ -424,7 +426,7 @@ impl<'a> Flood<'a> {
     }
 }
 
-/// What is in memory that has been read.
+/// Returns the sampled object in memory that was read.
 pub(crate) fn content_of(base: u64, bytes: &[u8]) -> Content {
     object::look(base, bytes.len() as u64, |offset| {
         let offset = usize::try_from(offset).ok()?;

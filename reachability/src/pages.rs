@@ -1,23 +1,23 @@
-//! Maps an address to the slab that contains it: a table of pages, in leaves of one GiB.
+//! Page table that maps an address to the slab that contains it, with leaves of one GiB.
 
 use std::ops::Range;
 
-/// Bytes that an entry stands for.
+/// Logarithm of the number of bytes that an entry covers.
 const PAGE_BITS: u32 = 12;
-/// Bytes that a leaf stands for.
+/// Logarithm of the number of bytes that a leaf covers.
 const LEAF_BITS: u32 = 30;
-/// Addresses of programs.
+/// Number of bits of a program's addresses.
 const ADDRESS_BITS: u32 = 48;
 const LEAF: usize = 1 << (LEAF_BITS - PAGE_BITS);
-/// Maximum number of leaves; beyond them, pages are not entered.
-const MOST_LEAVES: usize = 1 << 12;
+/// Maximum number of leaves. Pages beyond that are not entered.
+const MAX_LEAVES: usize = 1 << 12;
 
-/// Slabs by page.
+/// Page table of slabs.
 #[derive(Debug)]
 pub struct Pages {
-    /// For each GiB the number of its leaf, from 1 on; 0: none.
+    /// Leaf of each GiB, from 1 on; 0 if it has none.
     roots: Vec<u32>,
-    /// For each page the number of its extent, from 1 on; 0: none.
+    /// Extent of each page, from 1 on; 0 if it has none.
     leaves: Vec<Box<[u32]>>,
 }
 
@@ -31,7 +31,7 @@ impl Default for Pages {
 }
 
 impl Pages {
-    /// The extent that `address` lies in.
+    /// Returns the extent that contains `address`.
     #[inline]
     #[must_use]
     pub fn find(&self, address: u64) -> Option<u32> {
@@ -41,7 +41,7 @@ impl Pages {
         leaf[page].checked_sub(1)
     }
 
-    /// Enters an extent for all pages of `range` that have none. Returns whether there was room.
+    /// Enters an extent for all pages of `range` that have none. Returns false if there is no room.
     pub fn enter(&mut self, range: Range<u64>, extent: u32) -> bool {
         let mut page = range.start >> PAGE_BITS;
         let end = range.end.div_ceil(1 << PAGE_BITS);
@@ -64,7 +64,7 @@ impl Pages {
     fn leaf(&mut self, address: u64) -> Option<&mut [u32]> {
         let root = self.roots.get_mut((address >> LEAF_BITS) as usize)?;
         if *root == 0 {
-            if self.leaves.len() >= MOST_LEAVES {
+            if self.leaves.len() >= MAX_LEAVES {
                 return None;
             }
             self.leaves.push(vec![0; LEAF].into_boxed_slice());

@@ -1,4 +1,4 @@
-//! What keeps an object: the chain of pointers from a root to it.
+//! Chains of pointers from a root to an object, which say what holds it.
 
 use std::ops::Range;
 
@@ -7,33 +7,34 @@ use crate::mark::{Marks, Origin};
 use crate::memory::{self, Memory};
 use crate::pointers::Pointers;
 
-/// Maximum number of steps of a chain; longer ones are cut at the object's end.
-pub const MOST_STEPS: usize = 100_000;
-const CHUNK: usize = 1 << 20;
+/// Maximum number of steps of a chain. Longer chains are cut at the object's end.
+pub const MAX_STEPS: usize = 100_000;
+const READ_BYTES: usize = 1 << 20;
 
-/// A step of a chain: memory that holds a pointer to the next one's.
+/// Step of a chain: memory that contains a pointer to the next step's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Region of the memory.
+    /// Region that contains the memory.
     pub region: u32,
-    /// Its address and size.
+    /// Address.
     pub at: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Distance in it of the pointer to the next step; `None` for the last.
+    /// Offset of the pointer to the next step; `None` in the last step.
     pub offset: Option<u64>,
 }
 
-/// A chain, from its root on.
+/// Chain of pointers, from a root on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Path {
     /// Number of the root.
     pub root: u32,
-    /// The objects, the one that was requested last.
+    /// Objects; the requested one is last.
     pub steps: Vec<Step>,
 }
 
-/// The chain that led to a region; `None` if it was not reached, or no origins were kept.
+/// Returns the chain by which a region was reached. Returns `None` if it was not reached or origins
+/// were not recorded.
 #[must_use]
 pub fn to(
     memory: &dyn Memory,
@@ -46,7 +47,7 @@ pub fn to(
     let root = loop {
         match marks.origin(*regions.last()?)? {
             Origin::Root(root) => break root,
-            Origin::Region(from) if regions.len() < MOST_STEPS => regions.push(from),
+            Origin::Region(from) if regions.len() < MAX_STEPS => regions.push(from),
             Origin::Region(_) => return None,
         }
     };
@@ -66,7 +67,7 @@ pub fn to(
     Some(Path { root, steps })
 }
 
-/// The address, in a range, of the first pointer into a region.
+/// Returns the address in `range` of the first pointer into a region.
 #[must_use]
 pub fn pointer(
     memory: &dyn Memory,
@@ -78,7 +79,7 @@ pub fn pointer(
     let bytes = range
         .end
         .saturating_sub(range.start)
-        .clamp(16, CHUNK as u64);
+        .clamp(16, READ_BYTES as u64);
     let mut buffer = vec![0; (bytes as usize).next_multiple_of(8)];
     let mut found = None;
     let alignment = pointers.alignment();

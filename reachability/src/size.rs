@@ -1,10 +1,10 @@
 //! jemalloc's size classes: 8, multiples of 16 up to 64, then four per doubling. Objects above 32
 //! KiB have sizes in between, in whole pages.
 
-/// Size classes of a 64-bit jemalloc with 16-byte alignment.
+/// Number of size classes of a 64-bit jemalloc with 16-byte alignment.
 pub const CLASSES: u32 = 232;
 
-/// The size of a class by its number, bytes; `None` from [`CLASSES`] on.
+/// Returns the size of a class in bytes, or `None` from [`CLASSES`] on.
 #[must_use]
 pub fn of_class(class: u32) -> Option<u64> {
     let index = match class {
@@ -26,9 +26,9 @@ mod tests {
     #[test]
     fn sizes_are_jemallocs() {
         // Above, jemalloc rounds to pages, not to classes.
-        const MOST: u64 = 32 << 10;
+        const MAX_SMALL: u64 = 32 << 10;
         let classes: Vec<u64> = (0..CLASSES).map_while(of_class).collect();
-        for pair in classes.windows(2).take_while(|pair| pair[0] < MOST) {
+        for pair in classes.windows(2).take_while(|pair| pair[0] < MAX_SMALL) {
             let (size, next) = (pair[0], pair[1]);
             crate::jemalloc::tests::alone(|| {
                 // SAFETY: sizes that are not 0.

@@ -5,17 +5,17 @@ use shm_protocol::header::{self, Counted, Drawn};
 use crate::jemalloc::{Content, Extent, Map};
 use crate::memory::Memory;
 
-/// In the place of a weight.
+/// Value in place of a weight, for an overwritten header.
 pub const OVERWRITTEN: f32 = -1.0;
 
-/// The words of the header of the object at `object`, see [`Bytes::put_header_of`].
+/// Returns the words of the header of the object at `object`, see [`Bytes::put_header_of`].
 pub fn header_words(object: u64, bytes: u32, weight: f32) -> [u64; 2] {
     let mut words = Bytes(0, vec![0; 16]);
     words.put_header_of(0, object, bytes, weight);
     [0, 8].map(|at| words.word(at).unwrap_or(0))
 }
 
-/// Bytes from an address on.
+/// Memory from an address on.
 pub struct Bytes(pub u64, pub Vec<u8>);
 
 impl Bytes {
@@ -30,8 +30,8 @@ impl Bytes {
         self.put_header_of(at, at + 16, bytes, weight);
     }
 
-    /// Writes the header of the object at `object`; the weight 0: of one that has been freed;
-    /// [`OVERWRITTEN`]: one that makes no sense.
+    /// Writes the header of the object at `object`. Weight 0: a freed one; [`OVERWRITTEN`]: an
+    /// invalid one.
     pub fn put_header_of(&mut self, at: u64, object: u64, bytes: u32, weight: f32) {
         let counted = Counted {
             record: 7,
@@ -66,7 +66,7 @@ impl Memory for Bytes {
     }
 }
 
-/// A slab of 4 pages whose regions are all allocated.
+/// Returns a slab of 4 pages whose regions are all allocated.
 pub fn slab(at: u64, size: u64) -> Extent {
     Extent {
         pages: at..at + 0x4000,
@@ -74,7 +74,7 @@ pub fn slab(at: u64, size: u64) -> Extent {
     }
 }
 
-/// One object.
+/// Returns an extent with one object.
 pub fn large(at: u64, bytes: u64) -> Extent {
     Extent {
         pages: at & !4095..at + bytes,
@@ -82,11 +82,11 @@ pub fn large(at: u64, bytes: u64) -> Extent {
     }
 }
 
-/// A map of extents.
+/// Returns a map of extents.
 pub fn map(extents: Vec<Extent>) -> Map {
     Map {
         extents,
-        // The same for all slabs.
+        // Shared by all slabs.
         free: vec![0; 8],
         ..Map::default()
     }

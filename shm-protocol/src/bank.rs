@@ -1,4 +1,4 @@
-//! A bank: the table of one session, carved out of the segment.
+//! Banks: the tables of one session, as views of a part of the segment.
 
 // Decision 04: two banks that sessions use in turn.
 use crate::codes::{CODE_STEP, Codes, MAX_CODE_BYTES};
@@ -6,40 +6,40 @@ use crate::layout::{
     BANK_HEADER_BYTES, BankHeader, HEADER_BYTES, MERGED_ADDRESS, Node, Record, ShardTotals,
     THREAD_ADDRESS, THREADS_KEPT,
 };
-use crate::record::{FreeSample, NewSample, RecordId, Records, Room, TABLE_FULL, add};
+use crate::record::{FreeSample, NewSample, RecordId, RecordKey, Records, Room, TABLE_FULL, add};
 use crate::sync::{AtomicU32, Ordering};
 use crate::tree::{Levels, MAX_NODES, Place, ROOT, TRUNCATED, Tree};
 use core::mem::size_of;
 
-/// Division of a bank of a given size: an eighth for code objects, the rest for units of nodes,
-/// records and slots, in which memory is reserved.
+/// Layout of a bank of a given size: an eighth for code objects; the rest is divided into units of
+/// nodes, records and slots, the granularity in which memory is committed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Bytes of the whole bank.
+    /// Size of the whole bank in bytes.
     pub bank_bytes: usize,
-    /// Units.
+    /// Number of units.
     pub units: u32,
-    /// Nodes of a unit, a power of two.
+    /// Number of nodes of a unit, a power of two.
     pub unit_nodes: u32,
-    /// Nodes of the tree.
+    /// Number of nodes of the tree.
     pub nodes: usize,
-    /// Records.
+    /// Number of records.
     pub records: usize,
-    /// Bytes for code objects.
+    /// Size of the code area in bytes.
     pub codes: usize,
-    /// The tree's slots.
+    /// Layout of the tree's slots.
     pub levels: Levels,
 }
 
 impl Geometry {
-    /// Nodes for each record. Programs have four to seven.
+    /// Number of nodes for each record. Programs need four to seven.
     const NODES_PER_RECORD: u32 = 4;
     /// Maximum and minimum number of nodes of a unit.
     const UNIT_NODES: (u32, u32) = (4096, 64);
-    /// Minimum number of units, where these are not small already.
+    /// Minimum number of units, unless that would make them smaller than the minimum.
     const MIN_UNITS: usize = 64;
 
-    /// The geometry of the banks of a segment of `segment_bytes`.
+    /// Returns the geometry of the banks of a segment of `segment_bytes`.
     #[must_use]
     pub fn of_segment(segment_bytes: usize) -> Self {
         let banks = segment_bytes.saturating_sub(HEADER_BYTES);
@@ -47,9 +47,9 @@ impl Geometry {
         let codes = (bank_bytes / 8).clamp(CODE_STEP, MAX_CODE_BYTES) & !(CODE_STEP - 1);
         let codes = codes.min(bank_bytes);
         let room = bank_bytes.saturating_sub(BANK_HEADER_BYTES + codes);
-        // Four nodes with their record and two slots each; of slots there are less than
-        // ten thirds as many, as the last table has up to twice as many as are needed, and those
-        // before it together less than two thirds of that.
+        // Size of four nodes, their record, and their slots. Each node has two slots, but all
+        // tables together have up to ten thirds as many as that: the last one is up to twice as
+        // large as needed, and the earlier ones add less than two thirds of its size.
         let four = 4 * size_of::<Node>() + size_of::<Record>() + size_of::<[u32; 8]>() * 10 / 3;
         let nodes = (room / four * 4).min(MAX_NODES as usize);
         let (most, least) = Self::UNIT_NODES;
@@ -68,57 +68,57 @@ impl Geometry {
         }
     }
 
-    /// Offset of a bank in the segment.
+    /// Returns the offset of a bank in the segment.
     #[must_use]
     pub fn bank_offset(&self, bank: u64) -> usize {
         HEADER_BYTES + (bank & 1) as usize * self.bank_bytes
     }
 
-    /// Offset of the slots in the bank.
+    /// Returns the offset of the slots in the bank.
     #[must_use]
     pub fn slots_offset(&self) -> usize {
         BANK_HEADER_BYTES
     }
 
-    /// Offset of the nodes in the bank.
+    /// Returns the offset of the nodes in the bank.
     #[must_use]
     pub fn nodes_offset(&self) -> usize {
         self.slots_offset() + self.levels.all() * size_of::<u32>()
     }
 
-    /// Offset of the records in the bank.
+    /// Returns the offset of the records in the bank.
     #[must_use]
     pub fn records_offset(&self) -> usize {
         self.nodes_offset() + self.nodes * size_of::<Node>()
     }
 
-    /// Offset of the code objects in the bank: its last bytes.
+    /// Returns the offset of the code objects in the bank: its last bytes.
     #[must_use]
     pub fn codes_offset(&self) -> usize {
         self.bank_bytes - self.codes
     }
 
-    /// Bytes of the tree's slots that must be backed by memory when `units` are reserved.
+    /// Returns the number of bytes of slots to commit together with `units` units.
     #[must_use]
     pub fn slot_bytes_in(&self, units: u32) -> usize {
         self.levels.backed(units.min(self.units)) * size_of::<u32>()
     }
 
-    /// Nodes usable when `units` are reserved.
+    /// Returns the number of nodes in `units` units.
     #[inline]
     #[must_use]
     pub fn nodes_in(&self, units: u32) -> u32 {
         units.min(self.units) * self.unit_nodes
     }
 
-    /// Records usable when `units` are reserved.
+    /// Returns the number of records in `units` units.
     #[inline]
     #[must_use]
     pub fn records_in(&self, units: u32) -> u32 {
         self.nodes_in(units) / Self::NODES_PER_RECORD
     }
 
-    /// Bytes of the slots, nodes and records of `units`.
+    /// Returns the number of bytes of slots, nodes and records in `units` units.
     #[must_use]
     pub fn bytes_in(&self, units: u32) -> usize {
         let nodes = self.nodes_in(units) as usize * size_of::<Node>();
@@ -126,29 +126,30 @@ impl Geometry {
         self.slot_bytes_in(units) + nodes + records
     }
 
-    /// As many units as do not take more than `bytes`, but one at least.
+    /// Returns the largest number of units that take at most `bytes`, but at least one.
     #[must_use]
     pub fn units_within(&self, bytes: u64) -> u32 {
         let (mut fits, mut too_many) = (1, self.units + 1);
         while fits + 1 < too_many {
             let middle = fits.midpoint(too_many);
-            match self.bytes_in(middle) as u64 <= bytes {
-                true => fits = middle,
-                false => too_many = middle,
+            if self.bytes_in(middle) as u64 <= bytes {
+                fits = middle
+            } else {
+                too_many = middle
             }
         }
         fits
     }
 }
 
-/// One node in this many is kept for stacks that find no room.
+/// Inverse of the fraction of nodes reserved for stacks that find no room.
 const NODES_KEPT: u32 = 16;
-/// One record in this many is kept for them, and for what other threads free of all stacks.
+/// Inverse of the fraction of records reserved for those stacks, and for frees by other threads.
 const RECORDS_KEPT: u32 = 8;
-/// Maximum number of frames that are followed.
+/// Maximum number of frames in a stack that is followed.
 const MAX_DEPTH: usize = 8192;
 
-/// The writer's view of a bank.
+/// Writer's view of a bank.
 #[derive(Clone, Copy)]
 pub struct Bank<'a> {
     /// Header of the bank.
@@ -160,20 +161,20 @@ pub struct Bank<'a> {
     /// The code objects of an interpreter.
     pub codes: Codes<'a>,
     geometry: Geometry,
-    /// Units that this process can access; `None`: all.
+    /// Number of units that this process can access; `None`: all.
     open: Option<&'a AtomicU32>,
 }
 
 impl<'a> Bank<'a> {
-    /// The bank at `base`.
+    /// Returns a view of the bank at `base`.
     ///
     /// # Safety
-    /// `base` is page-aligned and `geometry.bank_bytes` from it are mapped shared, readable and
-    /// writable, for `'a`; and the reserved parts are backed by memory.
+    /// `base` is page-aligned, `geometry.bank_bytes` from it on are mapped shared, readable and
+    /// writable for `'a`, and the reserved part is committed.
     #[must_use]
     pub unsafe fn at(base: *const u8, geometry: Geometry) -> Self {
-        // SAFETY: the caller vouches for the mapping; Geometry keeps every part inside
-        // it and aligned; all types are atomics for which any bytes are valid.
+        // SAFETY: the caller keeps the bank mapped. `Geometry` keeps every part inside it and
+        // aligned, and all types are atomics, for which any bytes are valid.
         unsafe {
             let header = &*base.cast::<BankHeader>();
             let slots = core::slice::from_raw_parts(
@@ -203,14 +204,14 @@ impl<'a> Bank<'a> {
         }
     }
 
-    /// Uses no more units than `open` says, which this process can access.
+    /// Restricts the view to the first `open` units, which this process can access.
     #[must_use]
     pub fn within(self, open: &'a AtomicU32) -> Self {
         let open = Some(open);
         Self { open, ..self }
     }
 
-    /// Units that can be used.
+    /// Returns the number of usable units.
     #[inline]
     fn units(&self) -> u32 {
         let units = self.header.units();
@@ -218,7 +219,7 @@ impl<'a> Bank<'a> {
             .map_or(units, |open| units.min(open.load(Ordering::Acquire)))
     }
 
-    /// A bank of the model checker's.
+    /// Returns a bank for the model checker.
     #[cfg(all(test, loom))]
     pub(crate) fn of_parts(
         header: &'a BankHeader,
@@ -237,21 +238,21 @@ impl<'a> Bank<'a> {
         }
     }
 
-    /// Its division.
+    /// Returns the bank's layout.
     #[must_use]
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }
 
-    /// Whether it is a session's.
+    /// Returns true if the bank holds this session's data.
     #[inline]
     #[must_use]
     pub fn holds(&self, session: u64) -> bool {
         self.header.session.load(Ordering::Relaxed) == session
     }
 
-    /// Nodes that frames may take: of those with memory behind them, all but a few for stacks that
-    /// find no room, see [`merged`](Self::merged).
+    /// Returns the number of nodes that stacks may use. Some committed nodes are reserved for
+    /// stacks that find no room ([`merged`](Self::merged)).
     #[inline]
     #[must_use]
     pub fn node_limit(&self) -> u32 {
@@ -259,7 +260,7 @@ impl<'a> Bank<'a> {
         limit - limit / NODES_KEPT
     }
 
-    /// Maximum number of units that the agent may put memory behind.
+    /// Returns the maximum number of units that the agent may commit.
     #[inline]
     #[must_use]
     pub fn most_units(&self) -> u32 {
@@ -269,33 +270,33 @@ impl<'a> Bank<'a> {
         }
     }
 
-    /// The record of `shard` for objects of a size class from the stack ending in `leaf`;
-    /// [`TABLE_FULL`] if there is no room.
+    /// Returns the record of `shard` for these objects, or [`TABLE_FULL`] if there is no room.
     #[must_use]
-    pub fn record_of(&self, (leaf, class): (u32, u32), shard: u32) -> RecordId {
+    pub fn record_of(&self, key: RecordKey, shard: u32) -> RecordId {
         let room = self.room();
         let kept = room.limit / RECORDS_KEPT;
         let room = Room {
             limit: room.limit - kept,
             ..room
         };
-        self.record_in(room, (leaf, class), shard)
+        self.record_in(room, key, shard)
     }
 
-    /// Like [`record_of`](Self::record_of), for a stack that was counted by another shard.
+    /// Like [`record_of`](Self::record_of), for objects that another shard has counted. Uses the
+    /// reserved records as well.
     #[must_use]
-    pub fn record_of_known(&self, (leaf, class): (u32, u32), shard: u32) -> RecordId {
-        self.record_in(self.room(), (leaf, class), shard)
+    pub fn record_of_known(&self, key: RecordKey, shard: u32) -> RecordId {
+        self.record_in(self.room(), key, shard)
     }
 
-    fn record_in(&self, room: Room, (leaf, class): (u32, u32), shard: u32) -> RecordId {
+    fn record_in(&self, room: Room, key: RecordKey, shard: u32) -> RecordId {
         self.tree
-            .node(leaf)
-            .and_then(|node| self.records.of_shard(node, (leaf, class), shard, room))
+            .node(key.leaf)
+            .and_then(|node| self.records.of_shard(node, key, shard, room))
             .unwrap_or(TABLE_FULL)
     }
 
-    /// All records with memory behind them.
+    /// Returns the limits of the committed records.
     fn room(&self) -> Room {
         Room {
             limit: self.geometry.records_in(self.units()),
@@ -303,11 +304,14 @@ impl<'a> Bank<'a> {
         }
     }
 
-    /// The record of `shard` for objects of a size class from stacks that found no room: at `place`
-    /// or the nearest caller that has one already if there is no room for more, below a node of
-    /// [`MERGED_ADDRESS`]. Each time that half of what is left of the records or nodes kept for this is used,
-    /// only callers half as deep get one, so that some are left for the outermost ones, which all
-    /// stacks have. [`TABLE_FULL`] if there is none at all.
+    /// Returns the record of `shard` for objects of a size class from stacks that found no room: a
+    /// record below `place`, at a node with [`MERGED_ADDRESS`]. Returns [`TABLE_FULL`] if there is
+    /// none at all.
+    ///
+    /// If there is no room below `place`, the nearest caller that already has such a record is
+    /// used. Each time half of the remaining reserved records or nodes are used up, only callers
+    /// half as deep get a new one. So some are left for the outermost callers, which all stacks
+    /// share.
     #[cold]
     #[must_use]
     pub fn merged(&self, place: Place, class: u32, shard: u32) -> RecordId {
@@ -321,12 +325,13 @@ impl<'a> Bank<'a> {
             depth >> records.max(halvings(nodes_free, nodes / NODES_KEPT))
         });
         for (at, depth) in self.callers(place).zip((0..depth).rev()) {
-            let marker = match deepest.is_some_and(|deepest| depth <= deepest) {
-                true => self.tree.child(at, MERGED_ADDRESS, nodes),
-                false => self.tree.find(at, MERGED_ADDRESS, nodes),
+            let marker = if deepest.is_some_and(|deepest| depth <= deepest) {
+                self.tree.child(at, MERGED_ADDRESS, nodes)
+            } else {
+                self.tree.find(at, MERGED_ADDRESS, nodes)
             };
             if let Some(Place { node, .. }) = marker {
-                let record = self.record_in(room, (node, class), shard);
+                let record = self.record_in(room, RecordKey::new(node, class), shard);
                 if record != TABLE_FULL {
                     return record;
                 }
@@ -335,12 +340,12 @@ impl<'a> Bank<'a> {
         TABLE_FULL
     }
 
-    /// A place and all of its callers up to the root.
+    /// Returns a node and all of its callers up to the root.
     fn callers(&self, place: Place) -> impl Iterator<Item = Place> {
         core::iter::successors(Some(place), |at| self.tree.caller(*at)).take(MAX_DEPTH)
     }
 
-    /// The place of the frame that called the innermost one of a stack.
+    /// Returns the node of the frame that called the innermost one of a stack.
     #[cold]
     #[must_use]
     pub fn caller_of(&self, leaf: u32) -> Place {
@@ -349,18 +354,23 @@ impl<'a> Bank<'a> {
         caller.unwrap_or(Place::root(ROOT))
     }
 
-    /// The stack and the size class whose record it is.
+    /// Returns the stack and the size class that a record counts.
     #[must_use]
-    pub fn stack_of(&self, id: RecordId) -> (u32, u32) {
-        self.records.record(id).map_or((0, 0), |record| {
-            let class = record.size_class.load(Ordering::Relaxed);
-            (record.node.load(Ordering::Relaxed), u32::from(class))
-        })
+    pub fn stack_of(&self, id: RecordId) -> RecordKey {
+        self.records
+            .record(id)
+            .map_or(RecordKey::new(0, 0), |record| {
+                let class = record.size_class.load(Ordering::Relaxed);
+                RecordKey::new(record.node.load(Ordering::Relaxed), u32::from(class))
+            })
     }
 
-    /// The nodes above the complete and the truncated stacks of a thread that notices the session:
-    /// its own, so that its stacks are kept apart, for the first [`THREADS_KEPT`] threads whose
-    /// number is known (`tid` is not 0) and while no more than a quarter of the nodes is taken.
+    /// Returns the nodes above the complete and the truncated stacks of the thread `tid`, which has
+    /// just noticed the session.
+    ///
+    /// The first [`THREADS_KEPT`] threads get nodes of their own, so that their stacks are recorded
+    /// per thread, as long as at most a quarter of the nodes is in use. Other threads, and those
+    /// whose `tid` is not known (0), share theirs.
     #[must_use]
     pub fn roots_of(&self, tid: u32) -> [Place; 2] {
         const SHARED: [Place; 2] = [Place::root(ROOT), Place::root(TRUNCATED)];
@@ -384,8 +394,8 @@ impl<'a> Bank<'a> {
 
     /// Counts a sampled allocation in its record and in the totals of `shard`.
     ///
-    /// `exclusive`: the calling thread is the only writer of `shard`. The record may still
-    /// be another's (a crowded bank has shared ones): it is asked.
+    /// `exclusive`: the calling thread is the only writer of `shard`. The record may still belong
+    /// to another shard, since a crowded bank has shared records; that is checked.
     #[inline]
     pub fn count_new(&self, id: RecordId, shard: u32, sample: &NewSample, exclusive: bool) {
         let owned = exclusive && self.owns(id, shard);
@@ -402,8 +412,8 @@ impl<'a> Bank<'a> {
         }
     }
 
-    /// Counts a sample of CPU time in its record, and in what the session counts of it; `exclusive`
-    /// as above.
+    /// Counts a sample of CPU time in its record and in the session's totals. `exclusive`: the
+    /// calling thread is the only writer of `shard`.
     pub fn count_cpu(&self, id: RecordId, shard: u32, ns: u64, exclusive: bool) {
         let cpu = &self.header.cpu;
         let (samples, sum) = match id {
@@ -418,7 +428,8 @@ impl<'a> Bank<'a> {
         }
     }
 
-    /// Counts the free of a sampled object, as [`count_new`](Self::count_new) does its birth.
+    /// Counts the free of a sampled object. `exclusive`: the calling thread is the only writer of
+    /// `shard`.
     #[inline]
     pub fn count_free(&self, id: RecordId, shard: u32, sample: &FreeSample, exclusive: bool) {
         let owned = exclusive && self.owns(id, shard);
@@ -429,20 +440,20 @@ impl<'a> Bank<'a> {
         peak.count_free(totals, bytes, exclusive);
     }
 
-    /// Counts a sampled allocation whose free cannot be seen, as freed at once: it is in no live
-    /// value, and in no peak.
+    /// Counts a sampled allocation whose free cannot be seen as if it was freed at once. It is not
+    /// part of any live value or peak.
     pub fn count_unseen(&self, id: RecordId, shard: u32, sample: &NewSample, exclusive: bool) {
         let freed = FreeSample {
             born: *sample,
             tick: sample.tick,
         };
-        // The free comes first: the heap is not higher in between.
+        // The free is counted first, so that the live heap is not higher in between.
         self.count_free(id, shard, &freed, exclusive);
         self.count_new(id, shard, sample, exclusive);
     }
 
-    /// Samples counted in a record, and the estimate of the bytes that are live of them, as far as
-    /// that record says; none of [`TABLE_FULL`], which says nothing about one stack.
+    /// Returns the number of samples counted in a record and its estimated live bytes. Zeros for
+    /// [`TABLE_FULL`], which says nothing about any one stack.
     #[inline]
     #[must_use]
     pub fn held(&self, id: RecordId) -> (u64, u64) {
@@ -452,7 +463,7 @@ impl<'a> Bank<'a> {
         }
     }
 
-    /// Whether a record is one of `shard`'s.
+    /// Returns true if a record belongs to `shard`.
     #[inline]
     #[must_use]
     pub fn owns(&self, id: RecordId, shard: u32) -> bool {
@@ -463,8 +474,8 @@ impl<'a> Bank<'a> {
         id != TABLE_FULL && owner == Some(shard)
     }
 
-    /// A record that an object's header names, [`TABLE_FULL`] if there is no memory behind it: the program
-    /// has overwritten the header, such that it passes its check by chance.
+    /// Returns the record named by an object's header, or [`TABLE_FULL`] if it is not committed:
+    /// the program has then overwritten the header with bytes that pass its check by chance.
     #[inline]
     #[must_use]
     pub fn checked(&self, id: RecordId) -> RecordId {
@@ -475,7 +486,7 @@ impl<'a> Bank<'a> {
         }
     }
 
-    /// The running totals of a shard.
+    /// Returns the running totals of a shard.
     #[inline]
     #[must_use]
     pub fn totals(&self, shard: u32) -> &'a ShardTotals {
@@ -550,7 +561,10 @@ mod tests {
                 .load(Ordering::Relaxed)
         };
         let kept = bank.merged(outer, 3, 0);
-        let (marker, class) = bank.stack_of(kept);
+        let RecordKey {
+            leaf: marker,
+            class,
+        } = bank.stack_of(kept);
         assert_eq!((address(marker), class), (MERGED_ADDRESS, 3));
         assert_eq!(
             bank.tree
@@ -560,14 +574,16 @@ mod tests {
         );
         assert_eq!(bank.merged(outer, 3, 0), kept);
 
-        let mut full = leaves.iter().map(|leaf| bank.record_of((leaf.node, 3), 0));
+        let mut full = leaves
+            .iter()
+            .map(|leaf| bank.record_of(RecordKey::new(leaf.node, 3), 0));
         assert!(full.any(|record| record == TABLE_FULL));
         let last = leaves[leaves.len() - 1].node;
         assert_eq!(bank.caller_of(last), outer);
-        assert_ne!(bank.record_of_known((last, 3), 0), TABLE_FULL);
+        assert_ne!(bank.record_of_known(RecordKey::new(last, 3), 0), TABLE_FULL);
         for class in 0..40 {
             for leaf in &leaves {
-                let _ = bank.record_of_known((leaf.node, class), 0);
+                let _ = bank.record_of_known(RecordKey::new(leaf.node, class), 0);
             }
         }
         // What has no room at all is counted where something was before.

@@ -1,71 +1,72 @@
-//! Time as the segment keeps it.
+//! Clocks and units of time in the segment.
 //!
 //! Births and deaths of objects are stored in *ticks* of 2^22 ns (4.19 ms) of
-//! `CLOCK_MONOTONIC_COARSE`, which the vdso answers from memory without even
-//! reading the cycle counter. Differences are taken modulo 2^32.
+//! `CLOCK_MONOTONIC_COARSE`, which the vdso reads from memory without even reading the cycle
+//! counter. Differences are taken modulo 2^32.
 //!
-//! Times in a segment are the machine's: a process in a time namespace
+//! Times in a segment are those of the machine. A process in a time namespace
 //! (`time_namespaces(7)`), whose clocks are shifted, translates with [`Shift`].
 
 /// Nanoseconds in one tick.
 pub const TICK_NS: u64 = 1 << 22;
 
-/// Nanoseconds of `CLOCK_MONOTONIC_COARSE`: monotonic, a few milliseconds coarse,
+/// Returns `CLOCK_MONOTONIC_COARSE` in ns: monotonic, with a resolution of a few milliseconds,
 /// about 5 ns to read. Keeps `errno`: the call cannot fail for this clock.
 #[must_use]
 pub fn now_ns() -> u64 {
     read(libc::CLOCK_MONOTONIC_COARSE)
 }
 
-/// Nanoseconds since the boot, including the time for which the machine was suspended.
+/// Returns the nanoseconds since boot, including the time for which the machine was suspended.
 #[must_use]
 pub fn boot_ns() -> u64 {
     read(libc::CLOCK_BOOTTIME)
 }
 
-/// Nanoseconds since the Unix epoch. The clock can be set: it orders nothing, and measures no time.
+/// Returns the nanoseconds since the Unix epoch. The clock can be set, so it neither orders events
+/// nor measures durations.
 #[must_use]
 pub fn unix_ns() -> u64 {
     read(libc::CLOCK_REALTIME)
 }
 
-/// The tick that `ns` of [`now_ns`] falls in.
+/// Returns the tick that `ns` of [`now_ns`] falls in.
 #[must_use]
 pub fn tick_of(ns: u64) -> u32 {
     (ns / TICK_NS) as u32
 }
 
-/// Whether an event was at or after a start, both in ticks and at most 208 days ago at the tick `now`.
-/// A plain difference of the two would be ambiguous after 104 days.
+/// Returns true if `event` was at or after `start`, where both are ticks at most 208 days before
+/// `now`. The plain difference would be ambiguous after 104 days.
 #[inline]
 #[must_use]
 pub fn is_since(event: u32, start: u32, now: u32) -> bool {
-    // Another thread may have read a clock that is a little ahead.
+    // Maximum number of ticks by which another thread's clock may be ahead.
     const AHEAD: u32 = 1 << 16;
     let now = now.wrapping_add(AHEAD);
     now.wrapping_sub(event) <= now.wrapping_sub(start)
 }
 
-/// Nanoseconds in a tick of `/proc/PID/stat`, whose rate is part of the kernel's interface.
+/// Nanoseconds in a tick of `/proc/PID/stat`, whose rate is part of the kernel's ABI.
 const STAT_TICK_NS: i64 = 10_000_000;
 
 /// Offset of a process's clocks from the machine's, in a time namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shift {
-    /// For `CLOCK_MONOTONIC`, ns.
+    /// Offset of `CLOCK_MONOTONIC` in ns.
     pub monotonic_ns: i64,
-    /// For `CLOCK_BOOTTIME`, ns: that of the start times in `/proc/PID/stat`.
+    /// Offset of `CLOCK_BOOTTIME` in ns, which applies to start times in `/proc/PID/stat`.
     pub boottime_ns: i64,
 }
 
 impl Shift {
-    /// None, as in most processes.
+    /// No shift, as in most processes.
     pub const NONE: Self = Self {
         monotonic_ns: 0,
         boottime_ns: 0,
     };
 
-    /// Reads what `/proc/self/timens_offsets` says; what it does not mention is not shifted.
+    /// Parses `/proc/self/timens_offsets`. Clocks that it does not list are not shifted.
     #[must_use]
     pub fn parse(text: &[u8]) -> Self {
         let of = |clock: &str| {
@@ -78,27 +79,27 @@ impl Shift {
         }
     }
 
-    /// The machine's time of a reading of [`now_ns`] in the process.
+    /// Converts a reading of [`now_ns`] in the process to the machine's time.
     #[must_use]
     pub fn to_machine(self, own_ns: u64) -> u64 {
         own_ns.wrapping_sub(self.monotonic_ns as u64)
     }
 
-    /// Reading of [`now_ns`] in the process at a time of the machine.
+    /// Converts a time of the machine to a reading of [`now_ns`] in the process.
     #[must_use]
     pub fn to_own(self, machine_ns: u64) -> u64 {
         machine_ns.wrapping_add_signed(self.monotonic_ns)
     }
 
-    /// The machine's value of a start time that the process read from `/proc/PID/stat`. Exact
-    /// for shifts of whole hundredths of a second.
+    /// Converts a start time that the process read from `/proc/PID/stat` to the machine's value.
+    /// Exact if the shift is a multiple of 10 ms.
     #[must_use]
     pub fn start_time(self, own_ticks: u64) -> u64 {
         own_ticks.wrapping_sub(self.boottime_ns.div_euclid(STAT_TICK_NS) as u64)
     }
 }
 
-/// The shift in a line of a clock's name, seconds and nanoseconds.
+/// Parses a line with a clock's name, seconds and nanoseconds.
 fn shift(line: &[u8], clock: &str) -> Option<i64> {
     let mut words = core::str::from_utf8(line).ok()?.split_ascii_whitespace();
     if words.next()? != clock {
@@ -108,8 +109,8 @@ fn shift(line: &[u8], clock: &str) -> Option<i64> {
     number()?.checked_mul(1_000_000_000)?.checked_add(number()?)
 }
 
-/// The kernel's boot id from its text: 32 hexadecimal digits, with dashes between them. Times
-/// of the machine mean nothing under another.
+/// Parses the kernel's boot id: 32 hexadecimal digits, with dashes between them. Times of the
+/// machine are meaningless under another boot id.
 pub fn parse_boot_id(text: &[u8]) -> Option<[u8; 16]> {
     let mut id = [0; 16];
     let mut count = 0;

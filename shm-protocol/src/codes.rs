@@ -1,51 +1,55 @@
-//! Code objects of an interpreter: what the frames are called that it runs, which have no address
-//! of machine code.
+//! Code objects of an interpreter: names, files and line tables of the functions that its frames
+//! run.
 //!
-//! A node of the tree stands for such a frame by the number of its code object and the place of
-//! the instruction in it ([`address_of`]). Each code object is written once, in the part of the
-//! bank behind the records, which takes memory only where there is an interpreter: the agent puts
-//! it there step by step. A code object never changes once its first word is set.
+//! Interpreter frames have no machine code address. In the tree, such a frame is represented by the
+//! index of its code object and the offset of the current instruction ([`address_of`]). Each code
+//! object is written once, to the code area at the end of the bank. The agent commits memory there
+//! in steps, so a program without an interpreter uses none. A code object never changes once its
+//! first word is set.
 
 use crate::sync::{AtomicU32, Ordering};
 
-/// Addresses of interpreted frames in the tree begin here: no process has code there.
+/// Lowest address of interpreter frames in the tree. No process has code there.
 pub const INTERPRETED: u64 = 1 << 61;
-/// Bits of the instruction's place.
-const PLACE_BITS: u32 = 28;
-const PLACE_MASK: u64 = (1 << PLACE_BITS) - 1;
-/// Bits of a code object's number.
+/// Number of bits of the instruction offset.
+const OFFSET_BITS: u32 = 28;
+const OFFSET_MASK: u64 = (1 << OFFSET_BITS) - 1;
+/// Number of bits of the code object's index.
 const CODE_BITS: u32 = 28;
-/// Bytes in which the part takes memory.
+/// Granularity in which the code area is committed, in bytes.
 pub const CODE_STEP: usize = 64 << 10;
-/// Largest part for code objects.
+/// Maximum size of the code area in bytes.
 pub const MAX_CODE_BYTES: usize = 16 << 20;
 
-/// The number that is not a code object's: see [`TABLE_FULL`] and [`LEFT_OUT`].
+/// Index that stands for no code object; the instruction offset is then [`TABLE_FULL`] or
+/// [`FRAMES_OMITTED`].
 pub const NO_CODE: u32 = 0;
-/// Place, in [`NO_CODE`], that stands for frames whose code objects found no room.
+/// Instruction offset, with [`NO_CODE`], of frames whose code objects did not fit.
 pub const TABLE_FULL: u32 = 0;
-/// Place, in [`NO_CODE`], that stands for the outer frames of a stack that is too deep.
-pub const LEFT_OUT: u32 = 1;
+/// Instruction offset, with [`NO_CODE`], that stands for the omitted outer frames of a stack that
+/// is too deep.
+pub const FRAMES_OMITTED: u32 = 1;
 
-/// The address of a node that stands for the instruction at `place` of a code object.
+/// Returns the address, in the tree, of the instruction at `offset` of a code object.
 #[inline]
 #[must_use]
-pub const fn address_of(code: u32, place: u32) -> u64 {
-    INTERPRETED | (code as u64) << PLACE_BITS | (place as u64 & PLACE_MASK)
+pub const fn address_of(code: u32, offset: u32) -> u64 {
+    INTERPRETED | (code as u64) << OFFSET_BITS | (offset as u64 & OFFSET_MASK)
 }
 
-/// The code object and the place that a node's address stands for; `None` for machine code.
+/// Returns the code object's index and the instruction offset that an address in the tree stands
+/// for, or `None` if it is an address of machine code.
 #[inline]
 #[must_use]
 pub const fn frame_of(address: u64) -> Option<(u32, u32)> {
-    if address >> (PLACE_BITS + CODE_BITS) != INTERPRETED >> (PLACE_BITS + CODE_BITS) {
+    if address >> (OFFSET_BITS + CODE_BITS) != INTERPRETED >> (OFFSET_BITS + CODE_BITS) {
         return None;
     }
-    let code = address >> PLACE_BITS & ((1 << CODE_BITS) - 1);
-    Some((code as u32, (address & PLACE_MASK) as u32))
+    let code = address >> OFFSET_BITS & ((1 << CODE_BITS) - 1);
+    Some((code as u32, (address & OFFSET_MASK) as u32))
 }
 
-/// How the lines of a code object are written down.
+/// Format of a code object's line table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum LineTable {
@@ -58,7 +62,7 @@ pub enum LineTable {
 }
 
 impl LineTable {
-    /// The format of this number.
+    /// Returns the format with this number, or `None` if there is none.
     #[must_use]
     pub fn from_number(number: u8) -> Option<Self> {
         match number {
@@ -70,37 +74,38 @@ impl LineTable {
     }
 }
 
-/// A string of an interpreter: characters of one, two or four bytes, by their code points.
+/// String of an interpreter: one code point for each character, in one, two or four bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Characters<'a> {
-    /// The bytes, little-endian.
+    /// Code points, little-endian.
     pub bytes: &'a [u8],
-    /// Bytes of each character.
+    /// Size of a character in bytes: 1, 2 or 4.
     pub width: u8,
 }
 
-/// A code object.
+/// Code object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Code<'a> {
     /// Qualified name of the function.
     pub name: Characters<'a>,
-    /// Its file.
+    /// Path of the source file.
     pub file: Characters<'a>,
-    /// The line it begins at.
+    /// Line at which the function begins.
     pub first_line: u32,
-    /// Where the lines of its instructions are.
+    /// Line table: maps instruction offsets to lines.
     pub lines: &'a [u8],
-    /// How they are written down.
+    /// Format of `lines`.
     pub table: LineTable,
 }
 
-/// Words before the bytes.
-const HEAD: usize = 5;
-/// Words that a number counts.
-const UNIT: usize = 2;
-const MOST: usize = 1 << 20;
+/// Size of a code object's header, in words.
+const HEADER_WORDS: usize = 5;
+/// Allocation unit in words. The index of a code object is its position in these units.
+const UNIT_WORDS: usize = 2;
+/// Maximum size of one code object in words: 4 MiB.
+const MAX_CODE_WORDS: usize = 1 << 20;
 
-/// The code objects of a bank, for the writer.
+/// Writer's view of a bank's code area.
 #[derive(Clone, Copy)]
 pub struct Codes<'a> {
     words: &'a [AtomicU32],
@@ -109,7 +114,7 @@ pub struct Codes<'a> {
 }
 
 impl<'a> Codes<'a> {
-    /// Over zeroed or already used memory.
+    /// Returns a view of a code area, which is zeroed or already in use.
     #[must_use]
     pub fn new(words: &'a [AtomicU32], used: &'a AtomicU32, reserved: &'a AtomicU32) -> Self {
         Self {
@@ -119,38 +124,38 @@ impl<'a> Codes<'a> {
         }
     }
 
-    /// Bytes that are backed by memory.
+    /// Returns the number of committed bytes.
     #[must_use]
     pub fn reserved(&self) -> usize {
         (self.reserved.load(Ordering::Acquire) as usize).min(self.words.len() * 4)
     }
 
-    /// Notes that `bytes` are backed by memory.
+    /// Records that the first `bytes` bytes are committed.
     pub fn reserve(&self, bytes: usize) {
         self.reserved.fetch_max(bytes as u32, Ordering::Release);
     }
 
-    /// Bytes that are reserved once there is room for `code` as well.
+    /// Returns the number of bytes that must be committed to have room for `code` as well.
     #[must_use]
     pub fn needed(&self, code: &Code<'_>) -> usize {
         let used = self.used.load(Ordering::Relaxed) as usize;
-        ((UNIT + used + words_of(code)) * 4).next_multiple_of(CODE_STEP)
+        ((UNIT_WORDS + used + words_of(code)) * 4).next_multiple_of(CODE_STEP)
     }
 
-    /// Writes a code object down; its number. `None`: there is no room.
+    /// Appends a code object and returns its index, or `None` if the committed part is full.
     #[must_use]
     pub fn add(&self, code: &Code<'_>) -> Option<u32> {
         let len = words_of(code);
-        let room = (self.reserved() / 4).checked_sub(UNIT)?;
+        let room = (self.reserved() / 4).checked_sub(UNIT_WORDS)?;
         let claim = |used: u32| {
             let end = (used as usize).checked_add(len)?;
-            (end <= room && len <= MOST).then_some(end as u32)
+            (end <= room && len <= MAX_CODE_WORDS).then_some(end as u32)
         };
         let at = self
             .used
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, claim)
             .ok()? as usize
-            + UNIT;
+            + UNIT_WORDS;
         let words = self.words.get(at..at + len)?;
         let width = u32::from(code.name.width) << 8 | u32::from(code.file.width) << 16;
         let head = [
@@ -162,7 +167,7 @@ impl<'a> Codes<'a> {
         for (word, value) in words[1..].iter().zip(head) {
             word.store(value, Ordering::Relaxed);
         }
-        let mut rest = words[HEAD..].iter();
+        let mut rest = words[HEADER_WORDS..].iter();
         for bytes in [code.name.bytes, code.file.bytes, code.lines] {
             for (chunk, word) in bytes.chunks(4).zip(&mut rest) {
                 let mut value = [0; 4];
@@ -171,45 +176,45 @@ impl<'a> Codes<'a> {
             }
         }
         words[0].store(len as u32, Ordering::Release);
-        u32::try_from(at / UNIT).ok()
+        u32::try_from(at / UNIT_WORDS).ok()
     }
 }
 
 fn words_of(code: &Code<'_>) -> usize {
     let parts = [code.name.bytes, code.file.bytes, code.lines];
     let bytes: usize = parts.iter().map(|part| part.len().div_ceil(4)).sum();
-    (HEAD + bytes).next_multiple_of(UNIT)
+    (HEADER_WORDS + bytes).next_multiple_of(UNIT_WORDS)
 }
 
-/// Longest name and file, in bytes: what their fields hold.
-pub const MAX_TEXT: usize = u16::MAX as usize;
+/// Maximum length in bytes of a name and of a file path: the header has 16 bits for each.
+pub const MAX_STRING_BYTES: usize = u16::MAX as usize;
 
-/// The code objects of a bank, from a private copy of them, by number. Wrong bytes give no code
-/// object, or a wrong one.
+/// Reader's view of a bank's code objects, from a private copy. Corrupt bytes give no code object
+/// or a wrong one.
 #[derive(Clone, Debug, Default)]
 pub struct CodeTable<'a> {
     bytes: &'a [u8],
 }
 
 impl<'a> CodeTable<'a> {
-    /// Over a copy of what is in use.
+    /// Returns a view of a copy of the code area's used part.
     #[must_use]
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { bytes }
     }
 
-    /// The code object of a number.
+    /// Returns the code object with this index, or `None` if there is none.
     #[must_use]
     pub fn get(&self, code: u32) -> Option<Code<'a>> {
-        let at = (code as usize).checked_mul(UNIT * 4)?;
+        let at = (code as usize).checked_mul(UNIT_WORDS * 4)?;
         let word = |index: usize| {
             let from = at.checked_add(index * 4)?;
             let bytes = self.bytes.get(from..from.checked_add(4)?)?;
             Some(u32::from_le_bytes(bytes.try_into().ok()?))
         };
         let len = word(0).filter(|len| *len != 0 && code != NO_CODE)? as usize;
-        let (first_line, kind, texts, lines) = (word(1)?, word(2)?, word(3)?, word(4)?);
-        let mut next = at.checked_add(HEAD * 4)?;
+        let (first_line, kind, lengths, lines) = (word(1)?, word(2)?, word(3)?, word(4)?);
+        let mut next = at.checked_add(HEADER_WORDS * 4)?;
         let end = at.checked_add(len.checked_mul(4)?)?;
         let mut part = |len: usize| {
             let from = next;
@@ -217,14 +222,14 @@ impl<'a> CodeTable<'a> {
             let to = from.checked_add(len).filter(|to| *to <= end)?;
             self.bytes.get(from..to)
         };
-        let (name, file) = (texts & 0xffff, texts >> 16);
-        let text = |bytes, shift: u32| Characters {
+        let (name, file) = (lengths & 0xffff, lengths >> 16);
+        let string = |bytes, shift: u32| Characters {
             bytes,
             width: (kind >> shift) as u8,
         };
         Some(Code {
-            name: text(part(name as usize)?, 8),
-            file: text(part(file as usize)?, 16),
+            name: string(part(name as usize)?, 8),
+            file: string(part(file as usize)?, 16),
             first_line,
             lines: part(lines as usize)?,
             table: LineTable::from_number(kind as u8)?,

@@ -1,27 +1,28 @@
-//! Counters of a session apart from its stacks, each declared once: field, offset, name in dumps,
-//! documentation. To add one, add a line, and count it in the agent: it is
-//! in every dump then. docs/dump-format.md has a line for each, which a test compares.
+//! Counters of a session that do not belong to a stack. Each is declared once: field, offset, name
+//! in dumps, documentation. A new one needs a line here, code in the agent that counts it, and a
+//! line in docs/dump-format.md, which a test checks.
 
 use core::mem::offset_of;
 use core::sync::atomic::AtomicU64;
 
-/// A counter as a reader finds it.
+/// Description of a counter, for readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counter {
     /// Name in dumps.
     pub name: &'static str,
     /// Offset in [`Counters`].
     pub offset: usize,
-    /// Whether a dump has it although it is 0.
+    /// True if dumps contain the counter even if it is 0.
     pub always: bool,
 }
 
-/// Words of [`Counters`].
+/// Size of [`Counters`] in words.
 const WORDS: usize = 16;
 
 macro_rules! counters {
     ($($(#[doc = $doc:literal])* $field:ident, $always:literal;)*) => {
-        /// The counters. Added to with locked instructions: all are rare but the first.
+        /// Counters. Incremented with locked instructions, since all but the first count rare
+        /// events.
         #[repr(C)]
         pub struct Counters {
             $($(#[doc = $doc])* pub $field: AtomicU64,)*
@@ -29,7 +30,7 @@ macro_rules! counters {
             pub reserved: [u64; WORDS - [$(stringify!($field)),*].len()],
         }
 
-        /// All counters.
+        /// Descriptions of all counters.
         pub const ALL: &[Counter] = &[$(Counter {
             name: stringify!($field),
             offset: offset_of!(Counters, $field),
@@ -43,7 +44,8 @@ counters! {
     threads, true;
     /// Samples counted under `[table full]`.
     table_full, true;
-    /// Samples whose free could not be tracked: their objects are not in the range of sampled objects.
+    /// Samples whose free could not be tracked: their objects are not in the range of sampled
+    /// objects.
     untracked, true;
     /// Threads that were not sampled: no memory for what that takes, or seccomp's strict mode.
     unsampled_threads, false;
@@ -59,17 +61,20 @@ counters! {
     truncated_out_of_stack, false;
     /// Stacks truncated because they have more frames than are kept.
     truncated_too_deep, false;
-    /// Those of `untracked` whose objects jemalloc allocates elsewhere, whatever is requested: those of
-    /// threads that are ending, and its own.
+    /// Samples in `untracked` whose objects jemalloc places elsewhere on its own: its internal
+    /// objects, and those of exiting threads.
     untracked_elsewhere, false;
-    /// Samples whose innermost frames found no room in the table: counted at the nearest caller that did.
+    /// Samples whose innermost frames found no room in the table: counted at the nearest caller
+    /// that did.
     table_merged, false;
-    /// Sampled objects that were freed, or resized, with a header that the program had overwritten by writing
-    /// before the object.
+    /// Sampled objects that were freed, or resized, with a header that the program had overwritten
+    /// by writing before the object.
     overwritten_before, false;
-    /// The same, by writing behind the object before it.
+    /// Sampled objects that were freed, or resized, with a header that the program had overwritten
+    /// by writing past the end of the preceding object.
     overwritten_behind, false;
-    /// Those of the two above that are not counted as freed, since their record is not known.
+    /// Sampled objects with an overwritten header that are not counted as freed, because their
+    /// record is not known.
     overwritten_uncounted, false;
     /// Frees of sampled objects that had been freed already, or of addresses inside of them.
     freed_twice, false;

@@ -1,33 +1,34 @@
-//! Sampling of CPU time by the process itself: what a controller requests, and what is counted
-//! apart from the stacks.
+//! CPU sampling by the process itself: what a controller requests, and the totals that do not
+//! belong to a stack.
 //!
-//! It is part of a session, beside its heap samples or instead of them (its interval is 0 then).
-//! The stacks are in the session's tree, with records of the size class
+//! CPU samples are part of a session, together with its heap samples or alone (its interval is 0
+//! then). Their stacks are in the session's tree, with records of the size class
 //! [`CPU_CLASS`](crate::record::CPU_CLASS), which no object has.
 
 use crate::sync::{AtomicU64, Ordering};
 use core::sync::atomic::{AtomicU32, AtomicU64 as Word};
 
-/// What an epoch wants of CPU time, as published. Written as the other parameters are.
+/// CPU sampling parameters of an epoch, as published. Written like the other parameters.
 #[repr(C)]
 pub struct CpuParams {
-    /// Samples in a second of each thread's CPU time; 0: none.
+    /// Sampling rate in samples per second of each thread's CPU time; 0: no sampling.
     pub rate: AtomicU64,
-    /// Signals that must not be used, signal N being bit N - 1: the program blocks or handles them.
+    /// Mask of signals that must not be used, because the program blocks or handles them; bit N - 1
+    /// is signal N.
     pub avoid: AtomicU64,
 }
 
-/// The same as a value.
+/// CPU sampling parameters as a value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuSetting {
-    /// See [`CpuParams::rate`].
+    /// Sampling rate; see [`CpuParams::rate`].
     pub rate: u64,
-    /// See [`CpuParams::avoid`].
+    /// Mask of signals; see [`CpuParams::avoid`].
     pub avoid: u64,
 }
 
 impl CpuParams {
-    /// The values.
+    /// Reads the parameters.
     #[must_use]
     pub fn read(&self) -> CpuSetting {
         CpuSetting {
@@ -36,36 +37,36 @@ impl CpuParams {
         }
     }
 
-    /// Sets the values, of an epoch that is not published.
+    /// Writes the parameters of an epoch that is not published.
     pub fn write(&self, setting: CpuSetting) {
         self.rate.store(setting.rate, Ordering::Relaxed);
         self.avoid.store(setting.avoid, Ordering::Relaxed);
     }
 }
 
-/// How far the process has come with a session's CPU time.
+/// State of CPU sampling in a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u32)]
 pub enum CpuState {
-    /// It has not noticed yet: none of its threads has allocated memory since.
+    /// Not noticed yet: no thread of the process has allocated memory since the session started.
     #[default]
     Unnoticed = 0,
-    /// Its threads have timers.
+    /// Threads have timers.
     Armed = 1,
-    /// The session is over, and its timers are gone.
+    /// Session is over, and its timers are deleted.
     Disarmed = 2,
-    /// It is under a seccomp filter, which may forbid timers.
+    /// Process is under a seccomp filter, which may forbid timers.
     Filtered = 3,
-    /// Every signal that may be used is in use.
+    /// No signal is free.
     NoSignal = 4,
-    /// The program has taken the signal for itself.
+    /// Program has started to use the signal itself.
     SignalTaken = 5,
-    /// The kernel refused a timer, or memory.
+    /// Kernel refused a timer or memory.
     Failed = 6,
 }
 
 impl CpuState {
-    /// The state with this number; hostile ones are the first.
+    /// Returns the state with this number; [`Unnoticed`](Self::Unnoticed) if there is none.
     #[must_use]
     pub fn from_number(number: u32) -> Self {
         const ALL: [CpuState; 7] = [
@@ -81,42 +82,43 @@ impl CpuState {
     }
 }
 
-/// Causes for which stacks are truncated, as the unwinder numbers them.
+/// Number of causes for which stacks are truncated. Indices are those of the unwinder.
 pub const CPU_CAUSES: usize = 6;
 
-/// What is counted of CPU time in a session apart from the stacks. Added to with locked
-/// instructions: all of it happens at most some thousand times a second.
+/// Totals of CPU sampling in a session. Incremented with locked instructions, since all events
+/// happen at most some thousand times a second.
 #[repr(C)]
 pub struct CpuTotals {
-    /// A [`CpuState`].
+    /// State, as the number of a [`CpuState`].
     pub state: AtomicU32,
-    /// `errno` of the call that failed, for [`CpuState::Failed`].
+    /// `errno` of the failed call, for [`CpuState::Failed`].
     pub errno: AtomicU32,
-    /// The signal in use.
+    /// Number of the signal in use.
     pub signal: AtomicU32,
     /// Zero.
     pub reserved: AtomicU32,
-    /// Threads that got a timer.
+    /// Number of threads with a timer.
     pub threads: Word,
-    /// Threads that got none: there are too many, or the kernel has no more timers.
+    /// Number of threads without a timer: there are too many, or the kernel has no more timers.
     pub unarmed: Word,
-    /// Samples.
+    /// Number of samples.
     pub samples: Word,
-    /// The CPU time that they stand for, in ns.
+    /// CPU time that the samples stand for, in ns.
     pub ns: Word,
-    /// Ticks of timers that came together with another one.
+    /// Number of timer expirations that were merged with another one.
     pub overruns: Word,
-    /// Samples not taken as the thread was in the agent: the next one stands for their time too.
+    /// Number of samples not taken because the thread was in the agent. The next sample stands for
+    /// their time too.
     pub postponed: Word,
-    /// Samples without room for their stack.
+    /// Number of samples whose stack did not fit into the tree.
     pub full_samples: Word,
-    /// The CPU time that those stand for, in ns.
+    /// CPU time that those samples stand for, in ns.
     pub full_ns: Word,
-    /// Samples whose stack is truncated, by cause.
+    /// Number of samples with a truncated stack, by cause.
     pub truncated: [Word; CPU_CAUSES],
-    /// The process's CPU clock when a thread of it ended or it ran its last destructor, whichever
-    /// came last, in ns: the process that reaps it may be faster than a controller that reads the
-    /// clock. 0: neither has happened.
+    /// CPU time of the process in ns when its last thread ended or it ran its last destructor,
+    /// whichever was later; 0 if neither has happened. Recorded because the process may be reaped
+    /// before a controller can read its clock.
     pub process_ns: Word,
 }
 

@@ -1,46 +1,46 @@
-//! The header of a sampled object: two words, before the object or in a table, which the agent
-//! writes and a leak check reads from outside.
+//! Header of a sampled object: two words, before the object or in a table. The agent writes it;
+//! leak checks read it from outside.
 //!
 //! A header before an object is the first thing that a program overwrites when it writes before its
-//! objects, so each word carries a check that depends on its contents and the object's address.
-//! A word whose check fails is not used.
+//! objects, so each word has a check value that depends on its contents and the object's address. A
+//! word whose check fails is not used.
 //!
 //! ```text
 //! first    bits 0-16 size, 17-19 flags, 20-31 check, 32-39 session, 40-63 record
 //! second   bits 0-31 birth tick, 32-55 weight, 56-63 check
-//! ```
-//! A freed object keeps a mark in the second word that no live object has. Free lists of the agent
-//! use the first.
+//! ``` The second word of a freed object has a value that no live object has. The agent's free
+//! lists use the first word.
 //!
-//! Objects with more bytes than the first word holds, or with an alignment above 16, have an
-//! *extension* of two words before the header: bytes and alignment, and a check.
+//! Objects that are larger than the first word can hold, or have an alignment above 16, have an
+//! *extension* of two words before the header: size and alignment, and a check value.
 //!
 //! ```text
 //!   base                                             object
 //!   | … padding for alignment … | extension (16) | header (16) | bytes …
 //! ```
-//! Objects that fill a size class of 1 to 14 KiB, a multiple of 1 KiB, begin where their memory does. Their
-//! headers are in a table at the start of the range of sampled objects, which has an entry for each KiB
-//! of the range.
+//! Objects that fill a size class of 1 to 14 KiB, a multiple of 1 KiB, start where their memory does.
+//! Their headers are in a table at the start of the range of sampled objects, which has an entry for
+//! each KiB of the range.
 //!
-//! Everything here is inlined: part of it runs in a copy of the process where no other code is.
+//! Everything here is inlined, since part of it runs in a copy of the process where no other code
+//! is mapped.
 
 // Decision 71: headers carry checks.
 
-/// Bytes of a header, and of an extension.
+/// Size of a header, and of an extension, in bytes.
 pub const HEADER: usize = 16;
-/// Distance from the start of an extension to its object, behind which the header follows.
+/// Distance in bytes from the start of an extension to its object. The header is between them.
 pub const EXTENSION_DISTANCE: usize = 2 * HEADER;
-/// Objects of at least this many bytes have an extension.
+/// Minimum size in bytes of objects with an extension.
 pub const LONG: u64 = 1 << 17;
-/// Bytes of the range of sampled objects for which the table has one entry. Objects with a header in the
-/// table begin at a multiple of it.
+/// Number of bytes of the range of sampled objects for each entry of the table. Objects with a header
+/// in the table start at a multiple of it.
 pub const TABLE_UNIT: usize = 1024;
-/// Largest size class, in bytes, with headers in the table: of larger ones, what is unused takes no
-/// memory.
+/// Largest size class, in bytes, with headers in the table. Unused pages of larger objects are not
+/// resident.
 pub const MAX_TABLE_CLASS: usize = 14 << 10;
 
-/// The words of a header, and of an extension.
+/// Words of a header, and of an extension.
 pub type Words = [u64; 2];
 
 /// Returns true if objects that fill this size class have their headers in the table.
@@ -50,7 +50,7 @@ pub const fn is_table_class(class: usize) -> bool {
     class <= MAX_TABLE_CLASS && class.is_multiple_of(TABLE_UNIT)
 }
 
-/// Returns where the table's entry for an address is, both as offsets from the range's start.
+/// Returns the offset of the table's entry for an object. Both are offsets from the range's start.
 #[inline(always)]
 #[must_use]
 pub const fn entry_offset(offset: usize) -> usize {
@@ -76,46 +76,46 @@ const FIRST_CHECK: u64 = 0xfff << 20;
 const WEIGHT_SHIFT: u32 = 32;
 const WEIGHT_MASK: u64 = 0xff_ffff;
 const SECOND_CHECK: u64 = 0xff << 56;
-/// Bits of an `f32` that a weight is stored without.
+/// Number of low bits of an `f32` that are dropped when a weight is stored.
 const WEIGHT_CUT: u32 = 5;
-/// The bits of the weight 1, the smallest.
+/// Bits of the smallest weight, 1.
 const WEIGHT_ONE: u32 = 1.0_f32.to_bits();
-/// In an extension's first word, the alignment's logarithm is above the size.
+/// Position of the alignment's logarithm in an extension's first word, above the size.
 const ALIGN_SHIFT: u32 = 56;
-/// Multipliers of the checks. With the first, a change of any single byte of a word changes its check
-/// (tested).
+/// Multipliers of the check values. With the first, a change of any single byte of a word changes
+/// its check value, which a test verifies.
 const MIX: u64 = 0x7969_0975_fbde_15b1;
 const MIX_SECOND: u64 = 0x9e37_79b9_7f4a_7c15;
 const MIX_FREED: u64 = 0xd6e8_feb8_6659_fd93;
 const MIX_EXTENSION: u64 = 0xbf58_476d_1ce4_e5b9;
 
-/// Contents of a first word.
+/// Contents of the first word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counted {
-    /// Record in which the object was counted.
+    /// Index of the record in which the object was counted.
     pub record: u32,
     /// Lowest 8 bits of the session's number.
     pub session: u8,
-    /// Requested bytes; with an extension, 0.
+    /// Requested size in bytes; 0 if there is an extension.
     pub bytes: u64,
-    /// Whether leak checks ignore it.
+    /// True if leak checks ignore the object.
     pub ignored: bool,
-    /// Whether it has all of its size class.
+    /// True if the object's usable size is its whole size class.
     pub exact: bool,
-    /// Whether it has an extension.
+    /// True if the object has an extension.
     pub extended: bool,
 }
 
-/// Contents of a second word.
+/// Contents of the second word.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Drawn {
-    /// Objects it stands for.
+    /// Number of objects that the sample stands for.
     pub weight: f32,
-    /// Birth: the clock's tick.
+    /// Clock tick of the allocation.
     pub born: u32,
 }
 
-/// The first word of the header of the object at `at`.
+/// Returns the first word of the header of the object at `at`.
 #[inline(always)]
 #[must_use]
 pub fn first(counted: &Counted, at: u64) -> u64 {
@@ -129,7 +129,7 @@ pub fn first(counted: &Counted, at: u64) -> u64 {
     word | first_check(word, at)
 }
 
-/// Reads a first word. `None`: it was overwritten.
+/// Decodes a first word. Returns `None` if it was overwritten.
 #[inline(always)]
 #[must_use]
 pub fn read_first(word: u64, at: u64) -> Option<Counted> {
@@ -151,8 +151,8 @@ fn first_check(word: u64, at: u64) -> u64 {
     ((word & !FIRST_CHECK) ^ at).wrapping_mul(MIX) >> 52 << 20
 }
 
-/// The second word of the header of the object at `at`; the weight is one that
-/// [`storable`] has returned.
+/// Returns the second word of the header of the object at `at`. The weight must come from
+/// [`storable`].
 #[inline(always)]
 #[must_use]
 pub fn second(drawn: Drawn, at: u64) -> u64 {
@@ -161,7 +161,7 @@ pub fn second(drawn: Drawn, at: u64) -> u64 {
     word | second_check(word, at)
 }
 
-/// Reads a second word. `None`: it was overwritten, or is that of a freed object.
+/// Decodes a second word. Returns `None` if it was overwritten, or if the object was freed.
 #[inline(always)]
 #[must_use]
 pub fn read_second(word: u64, at: u64) -> Option<Drawn> {
@@ -180,37 +180,37 @@ fn second_check(word: u64, at: u64) -> u64 {
     ((word & !SECOND_CHECK) ^ at).wrapping_mul(MIX_SECOND) & SECOND_CHECK
 }
 
-/// The second word of a freed object.
+/// Returns the second word of a freed object.
 #[inline(always)]
 #[must_use]
 pub fn freed(at: u64) -> u64 {
     at.wrapping_mul(MIX_FREED) & !(WEIGHT_MASK << WEIGHT_SHIFT)
 }
 
-/// Whether a second word says that the object was freed.
+/// Returns true if a second word says that the object was freed.
 #[inline(always)]
 #[must_use]
 pub fn is_freed(word: u64, at: u64) -> bool {
     word == freed(at)
 }
 
-/// The nearest weight that a header can hold: within 2 in a million.
+/// Returns the nearest weight that a header can hold, which differs by at most 2 in a million.
 #[inline(always)]
 #[must_use]
 pub fn storable(weight: f32) -> f32 {
     f32::from_bits(((weight_code(weight) - 1) << WEIGHT_CUT) + WEIGHT_ONE)
 }
 
-/// 1 for the weight 1, more for more; never 0, never more than 24 bits.
+/// Returns the code of a weight: 1 for weight 1, larger for larger weights; at most 24 bits.
 #[inline(always)]
 fn weight_code(weight: f32) -> u32 {
     let bits = weight.to_bits().wrapping_sub(WEIGHT_ONE);
     let rounded = bits.wrapping_add(1 << (WEIGHT_CUT - 1)) >> WEIGHT_CUT;
-    // A sign, as of anything below 1, is above the bits that are kept.
+    // Anything below 1 becomes negative, so that its sign bit is above the bits that are kept.
     rounded.min(WEIGHT_MASK as u32 - 1) + 1
 }
 
-/// The extension of the object at `at`; `align` is a power of two.
+/// Returns the extension of the object at `at`. `align` is a power of two.
 #[inline(always)]
 #[must_use]
 pub fn extension(bytes: u64, align: u64, at: u64) -> Words {
@@ -218,7 +218,8 @@ pub fn extension(bytes: u64, align: u64, at: u64) -> Words {
     [word, extension_check(word, at)]
 }
 
-/// Bytes and alignment of an extension. `None`: there is none, or it was overwritten.
+/// Decodes an extension into size and alignment. Returns `None` if there is none or it was
+/// overwritten.
 #[inline(always)]
 #[must_use]
 pub fn read_extension(words: Words, at: u64) -> Option<(u64, u64)> {
@@ -233,16 +234,16 @@ pub fn read_extension(words: Words, at: u64) -> Option<(u64, u64)> {
 #[inline(always)]
 fn extension_check(word: u64, at: u64) -> u64 {
     let mixed = (word ^ at.rotate_left(32)).wrapping_mul(MIX_EXTENSION);
-    // Never 0, which is what is left of a page that was given back.
+    // Never 0, which is what a page that was returned to the kernel reads as.
     (mixed ^ mixed >> 29).wrapping_mul(MIX) | 1
 }
 
-/// Times that a weight may be what size and interval give: at well-known call sites, one in 8 of the due
-/// samples is taken; and what is rounded for a header may be a little more.
+/// Maximum ratio of a weight to the one that follows from size and interval: thinning takes one of
+/// 8 due samples, and rounding adds a little.
 pub const LARGEST_FACTOR: f32 = 8.001;
 
-/// The largest weight that a sampled object of this many bytes can have, if no interval of its session
-/// was larger than `interval`.
+/// Returns the largest weight that a sampled object of this size can have in a session whose
+/// intervals were at most `interval`.
 #[must_use]
 pub fn largest_weight(bytes: u64, interval: u64) -> f32 {
     if interval <= 1 {

@@ -1,5 +1,5 @@
-//! The bytes of a segment. `repr(C)`, little-endian, pinned by tests: any
-//! change here is a change of [`ABI_VERSION`].
+//! Layout of a segment: `repr(C)`, little-endian, pinned by tests. Any change here is a change of
+//! [`ABI_VERSION`].
 //!
 //! ```text
 //! 0            Control      one page; the agent maps these three over a static
@@ -8,12 +8,11 @@
 //! 12288        ModuleTable  executable mappings, then their paths
 //! 256 KiB      bank 0       even sessions
 //! 256 KiB + B  bank 1       odd sessions
-//! ```
-//! Before its first session a segment is the first three pages only
+//! ``` Before its first session, a segment consists of the first three pages only
 //! ([`CONTROL_BYTES`]); whoever starts the session adds the rest.
 //!
-//! Sessions alternate between two banks, so a new one never waits for, nor
-//! wipes, what a slow thread is still adding to the one before.
+//! Sessions alternate between two banks, so a new session neither waits for nor overwrites what a
+//! slow thread is still adding to the previous one.
 
 // Decision 02: the shared file is the message, without a serializer.
 use crate::cpu::CpuParams;
@@ -36,7 +35,7 @@ pub const MIN_MEMORY_LIMIT: u64 = 32 << 20;
 pub const MAGIC: u64 = u64::from_le_bytes(*b"MEMPROF\n");
 /// Version of this layout. Readers refuse any other.
 pub const ABI_VERSION: u32 = 15;
-/// Bytes of a control page's view, whatever the machine's page size.
+/// Size of each control page in bytes, whatever the machine's page size.
 pub const PAGE: usize = 4096;
 /// Offset of the first bank. A multiple of the largest page size (64 KiB).
 pub const HEADER_BYTES: usize = 256 << 10;
@@ -46,40 +45,41 @@ pub const IDENTITY_OFFSET: usize = PAGE;
 pub const STATUS_OFFSET: usize = 2 * PAGE;
 /// Offset of [`ModuleTable`].
 pub const MODULES_OFFSET: usize = 3 * PAGE;
-/// Size of a segment that never had a session: control, identity and status. All of it is backed by
-/// memory from the start.
+/// Size of a segment that never had a session: control, identity and status. Committed from the
+/// start.
 pub const CONTROL_BYTES: usize = MODULES_OFFSET;
-/// Default size of a segment on a machine with much memory. Sparse: only what a session uses takes
-/// memory.
+/// Default size of a segment on a machine with much memory. Sparse: only what a session uses is
+/// committed.
 pub const DEFAULT_SEGMENT_BYTES: usize = 2 << 30;
 /// Smallest usable segment.
 pub const MIN_SEGMENT_BYTES: usize = 1 << 20;
 /// Largest accepted segment.
 pub const MAX_SEGMENT_BYTES: usize = 4 << 30;
 
-/// The first page: commands from the controller to the agent.
+/// First page: commands from the controller to the agent.
 #[repr(C)]
 pub struct Control {
-    /// The epoch in force. Each start and each change of parameters takes the next number
-    /// ([`Control::after`]), of which no two are the same in a process's life: a thread compares its own
-    /// with it, and may sleep through any number of them. `params[epoch & 1]` are in force. Sampling is
-    /// off where the lowest byte is 0.
+    /// Epoch in force. Sampling is off if its lowest byte is 0. `params[epoch & 1]` are in force.
     ///
-    /// The other bytes are written first, which changes nothing as long as the lowest one stays. That is
-    /// written by itself, so no write to it can be seen half done.
+    /// Each start of a session and each change of parameters uses the next number
+    /// ([`Control::after`]). Numbers do not repeat during a process's life, so a thread detects a
+    /// change by comparing, however many epochs it has missed.
+    ///
+    /// The upper bytes are written first, which changes nothing while the lowest one stays the
+    /// same. The lowest byte is then written alone, so that no reader can see a partial write.
     pub epoch: AtomicU32,
-    /// The last epoch that was published, so that the next one differs from it.
+    /// Last epoch that was published, so that the next one differs from it.
     pub last_epoch: AtomicU32,
     /// Zero.
     pub reserved: [u8; 56],
-    /// The parameters of even and odd epochs.
+    /// Parameters of even and odd epochs.
     pub params: [Params; 2],
-    /// The same for CPU time.
+    /// CPU sampling parameters of even and odd epochs.
     pub cpu: [CpuParams; 2],
 }
 
 impl Control {
-    /// The epoch in force; 0: sampling is off.
+    /// Returns the epoch in force; 0: sampling is off.
     #[inline(always)]
     #[must_use]
     pub fn epoch(&self, order: Ordering) -> u32 {
@@ -89,16 +89,16 @@ impl Control {
         }
     }
 
-    /// The parameters that were published with an epoch.
+    /// Returns the parameters of an epoch.
     #[inline(always)]
     #[must_use]
     pub fn params_of(&self, epoch: u32) -> &Params {
         &self.params[epoch as usize & 1]
     }
 
-    /// The epoch that follows. Parities alternate, so that the parameters in force are never the ones
-    /// rewritten, and the lowest byte is never 0. Some four billion follow before one comes again:
-    /// 136 years of one a second.
+    /// Returns the epoch after `epoch`. Parities alternate, so the parameters in force are never
+    /// overwritten. The lowest byte is never 0. Numbers repeat after some four billion: 136 years
+    /// at one a second.
     #[must_use]
     pub fn after(epoch: u32) -> u32 {
         let next = epoch.wrapping_add(1);
@@ -109,29 +109,31 @@ impl Control {
     }
 }
 
-/// The parameters of an epoch. Written while no epoch that uses them is published.
+/// Parameters of an epoch. Written only while no epoch that uses them is in force.
 #[repr(C)]
 pub struct Params {
     /// Number of the session, from 1. Its lowest bit names the bank.
     pub session: AtomicU64,
-    /// Mean bytes between samples; 1 samples every allocation. 0: none, for a session of CPU time
-    /// alone.
+    /// Mean number of bytes between samples; 1 samples every allocation. 0: no heap samples, in a
+    /// session of CPU time alone.
     pub interval: AtomicU64,
-    /// End of the session in ns of [`crate::clock::now_ns`]; 0: none.
+    /// End of the session in ns of [`crate::clock::now_ns`]; 0 if none.
     pub deadline_ns: AtomicU64,
     /// Start of the session in ns of [`crate::clock::now_ns`].
     pub start_ns: AtomicU64,
     /// Start of the session, Unix ns.
     pub start_unix_ns: AtomicU64,
-    /// Pid of the controller that started it (its own pid namespace); 0: the agent itself.
+    /// Pid of the controller that started the session, in its own pid namespace; 0 if the agent
+    /// itself did.
     pub controller_pid: AtomicU64,
-    /// Most address space to reserve for sampled objects; 0: no limit but the agent's own.
+    /// Maximum address space for sampled objects in bytes; 0: only the agent's own limit.
     pub range_limit: AtomicU64,
-    /// For well-known call sites at least one due sample in 2^this is taken; 0: each one.
+    /// Logarithm of the maximum thinning: at well-known call sites, at least one of 2^`thinning`
+    /// due samples is taken. 0: each one is.
     pub thinning: AtomicU64,
 }
 
-/// Identity of the process. Written once by the agent; `magic` is stored last.
+/// Identity of the process. Written once by the agent, `magic` last.
 #[repr(C)]
 pub struct Identity {
     /// [`MAGIC`] once everything else here is valid.
@@ -144,79 +146,81 @@ pub struct Identity {
     pub segment_bytes: u64,
     /// Pid as the process sees it (its own pid namespace).
     pub pid: u32,
-    /// Effective user at creation.
+    /// Effective user id at creation.
     pub uid: u32,
-    /// Field 22 of `/proc/self/stat`: with pid and boot id it identifies the process among all.
+    /// Start time (field 22 of `/proc/self/stat`), which with pid and boot id identifies the
+    /// process uniquely.
     pub start_time: u64,
     /// Kernel's boot id, binary.
     pub boot_id: [u8; 16],
-    /// Creation, Unix ns.
+    /// Creation time, Unix ns.
     pub created_unix_ns: u64,
-    /// Creation, ns of [`crate::clock::now_ns`].
+    /// Creation time in ns of [`crate::clock::now_ns`].
     pub created_ns: u64,
-    /// 0: jemalloc inside; 1: the program's own allocator.
+    /// Allocator: 0 for the built-in jemalloc, 1 for the program's own.
     pub allocator: u32,
-    /// Bytes used in `exe_build_id`.
+    /// Length of `exe_build_id` in bytes.
     pub exe_build_id_len: u32,
     /// Build id of the executable.
     pub exe_build_id: [u8; 32],
     /// Version of the agent, zero-padded UTF-8.
     pub agent_version: [u8; 32],
-    /// Bytes used in `exe`.
+    /// Length of `exe` in bytes.
     pub exe_len: u32,
-    /// Pid of the parent when this is a forked child's segment, else 0.
+    /// Pid of the parent if this is the segment of a forked child, else 0.
     pub forked_from: u32,
-    /// Inode of the pid namespace that `pid` is a number of.
+    /// Inode of the pid namespace in which `pid` is valid.
     pub pid_namespace: u64,
-    /// Short name of the process (its `comm`), zero-padded: a program started through a link
-    /// goes by the link's name.
+    /// Command name (`comm`) of the process, zero-padded. If a program is started through a link,
+    /// it is the link's name.
     pub comm: [u8; 16],
-    /// Path of the executable as the process saw it.
+    /// Path of the executable as the process sees it.
     pub exe: [u8; 1024],
-    /// Field `Seccomp` of `/proc/self/status` at creation: 0 none, 1 strict, 2 filter.
+    /// Seccomp mode at creation (field `Seccomp` of `/proc/self/status`): 0 none, 1 strict, 2
+    /// filter.
     pub seccomp_mode: u32,
-    /// Field `Seccomp_filters` of it; 0 on kernels before 5.9.
+    /// Number of seccomp filters (field `Seccomp_filters`); 0 on kernels before 5.9.
     pub seccomp_filters: u32,
-    /// Where the allocator keeps its data, with the program's own that of sampled objects alone;
-    /// all zero: not known.
+    /// Addresses of the allocator's data. If the program keeps its own allocator, only those of
+    /// sampled objects. All zero if not known.
     pub heap: HeapGlobals,
-    /// Where the agent's own memory is; all zero with `heap`.
+    /// Agent's own memory; all zero if `heap` is.
     pub agent_memory: AgentMemory,
 }
 
-/// The agent's own memory in the process, pointers in which are not the program's.
+/// Agent's own memory in the process. Pointers there are not the program's, so leak checks skip it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AgentMemory {
     /// First address of the agent's library.
     pub start: u64,
-    /// End of its last segment.
+    /// End of the library's last segment.
     pub end: u64,
-    /// Distance from a thread's pointer to its copy of the library's thread-local variables, with
-    /// jemalloc's: modulo 2^64.
+    /// Distance from a thread pointer to the library's thread-local variables, which include
+    /// jemalloc's. Modulo 2^64.
     pub variables: u64,
-    /// Bytes of them; 0: not known.
+    /// Size of these variables in bytes; 0 if not known.
     pub variables_bytes: u64,
-    /// Distance from a thread's pointer to the pointer to its memory for sampling, null before its
-    /// first sample.
+    /// Distance from a thread pointer to the pointer to the thread's sampling state, which is null
+    /// before its first sample.
     pub thread: u64,
-    /// Bytes of that memory.
+    /// Size of a thread's sampling state in bytes.
     pub thread_bytes: u64,
-    /// Address of pointers to such memory that waits for its next thread; null ones between.
+    /// Address of an array of pointers to sampling states that are not in use. Entries may be null.
     pub spare: u64,
-    /// Number of those pointers.
+    /// Number of entries of that array.
     pub spare_count: u64,
-    /// Address of the pointer to the [`Exemption`]s, null before the first; and of their number,
-    /// the next word.
+    /// Address of two words: a pointer to the [`Exemption`]s, null before the first one, and their
+    /// number.
     pub exemptions: u64,
-    /// Address of its [`OwnMapping`]s.
+    /// Address of the array of [`OwnMapping`]s.
     pub own: u64,
-    /// Number of those, used or not.
+    /// Number of entries of that array, used or not.
     pub own_count: u64,
 }
 
 impl AgentMemory {
-    /// None that is known.
+    /// No known memory.
     pub const NONE: Self = Self {
         start: 0,
         end: 0,
@@ -232,41 +236,41 @@ impl AgentMemory {
     };
 }
 
-/// Memory that the agent has mapped for itself: in the process's own memory.
+/// Memory that the agent has mapped. Entries are in the process's own memory.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct OwnMapping {
-    /// First address; 0: the entry is free.
+    /// First address; 0 if the entry is free.
     pub start: AtomicU64,
-    /// Its bytes.
+    /// Size in bytes.
     pub bytes: AtomicU64,
 }
 
-/// What a program says is not a leak, or may hold pointers: in the process's own memory.
+/// Statement of the program for leak checks. Entries are in the process's own memory.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Exemption {
-    /// [`EXEMPT_OBJECT`], [`EXEMPT_REGION`], [`STATED_SUPPRESSIONS`] or [`STATED_OPTIONS`];
-    /// anything else: nothing.
+    /// Kind: [`EXEMPT_OBJECT`], [`EXEMPT_REGION`], [`STATED_SUPPRESSIONS`] or [`STATED_OPTIONS`].
+    /// Entries of any other kind are ignored.
     pub kind: AtomicU64,
-    /// Address, in an object or of a region's or a text's first byte.
+    /// Address in the object, or first address of the region or string.
     pub at: AtomicU64,
-    /// For an object: the clock's tick when it was said, which later objects at its address do not
-    /// inherit. Of a region or a text: bytes.
+    /// Clock tick of the statement, for an object, since it does not hold for later objects at that
+    /// address. For a region or string: size in bytes.
     pub extent: AtomicU64,
 }
 
-/// The object, and what only it holds, is not a leak.
+/// Object that is not a leak, nor is anything that only it points to.
 pub const EXEMPT_OBJECT: u64 = 1;
-/// What memory of the program's own points to is held.
+/// Region of memory whose pointers keep objects reachable.
 pub const EXEMPT_REGION: u64 = 2;
-/// A text: leaks that are known, in LeakSanitizer's format.
+/// String with known leaks, in LeakSanitizer's suppression format.
 pub const STATED_SUPPRESSIONS: u64 = 3;
-/// A text: LeakSanitizer's options.
+/// String with LeakSanitizer's options.
 pub const STATED_OPTIONS: u64 = 4;
 
-/// Addresses in the process from which a reader outside finds all objects of the heap. What is
-/// there is laid out as in the jemalloc of [`ABI_VERSION`], 5.3.1.
+/// Addresses in the process from which a reader outside finds all heap objects. The data have the
+/// layout of jemalloc 5.3.1, which belongs to this [`ABI_VERSION`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeapGlobals {
@@ -276,143 +280,144 @@ pub struct HeapGlobals {
     pub arenas: u64,
     /// jemalloc's page size, bytes.
     pub page: u64,
-    /// A word that holds the first address of the range of sampled objects; 0 before there is one.
+    /// Address of a word that holds the start of the range of sampled objects; the word is 0 before
+    /// there is one.
     pub range_base: u64,
-    /// A word that holds the size of that range, bytes.
+    /// Address of a word that holds the size of that range in bytes.
     pub range_size: u64,
 }
 
 /// Status that the agent publishes while it runs.
 #[repr(C)]
 pub struct Status {
-    /// Last session that ended while the process lived: by the agent at its deadline, or by a
-    /// controller.
+    /// Last session that ended while the process lived, by its deadline or a controller.
     pub ended_session: AtomicU64,
-    /// When it did, ns of [`crate::clock::now_ns`].
+    /// End of that session in ns of [`crate::clock::now_ns`].
     pub ended_ns: AtomicU64,
-    /// Last session that a controller wrote out (the controller's word).
+    /// Last session that a controller has written out. Set by the controller.
     pub collected_session: AtomicU64,
-    /// 1: the process ended in order (its destructors ran).
+    /// 1 if the process exited normally, so that its destructors ran.
     pub exited: AtomicU64,
-    /// Bytes of address space reserved for sampled objects.
+    /// Address space reserved for sampled objects, in bytes.
     pub range_bytes: AtomicU64,
-    /// The allocator's own statistics, refreshed at most once a second while sampling.
+    /// Allocator's own statistics, refreshed at most once a second while sampling.
     pub allocator: AllocatorStats,
-    /// Modules that found no room in the table.
+    /// Number of modules that did not fit into the table.
     pub modules_lost: AtomicU64,
-    /// Why the agent does not sample, one of the `REFUSES_` constants; 0: nothing is known
-    /// that would keep it from it.
+    /// Reason why the agent does not sample: one of the `REFUSES_` constants. 0: none is known.
     pub refuses: AtomicU32,
-    /// `errno` of the call that failed, for [`REFUSES_MEMORY`].
+    /// `errno` of the failed call, for [`REFUSES_MEMORY`].
     pub refuses_errno: AtomicU32,
-    /// One of the `AT_EXIT_` constants.
+    /// State of the leak check at exit: one of the `AT_EXIT_` constants.
     pub at_exit: AtomicU64,
-    /// Version of the Python interpreter that was met, as `PY_VERSION_HEX` has it; 0: none.
+    /// Version of the Python interpreter, as `PY_VERSION_HEX`; 0 if none was found.
     pub python_version: AtomicU32,
-    /// One of the `PYTHON_` constants, with [`PYTHON_HIDES`] and [`PYTHON_UNLOCKED`].
+    /// State of the interpreter: one of the `PYTHON_` constants, with the flags [`PYTHON_HIDES`]
+    /// and [`PYTHON_UNLOCKED`].
     pub python: AtomicU32,
 }
 
-/// There is an interpreter, and no stack of its has been read yet.
+/// Interpreter found, but none of its stacks has been read yet.
 pub const PYTHON_MET: u32 = 0;
-/// Its frames are in the stacks.
+/// Interpreter frames are recorded in stacks.
 pub const PYTHON_NAMED: u32 = 1;
-/// Its version is none of those whose data the agent knows.
+/// Interpreter version is not supported.
 pub const PYTHON_UNKNOWN: u32 = 2;
-/// Its data are not as its version has them: its frames are left out.
+/// Interpreter data do not have the layout of its version, so interpreter frames are omitted.
 pub const PYTHON_DIFFERS: u32 = 3;
-/// It was in a library that has been unloaded.
+/// Interpreter was in a library that has been unloaded.
 pub const PYTHON_GONE: u32 = 4;
-/// Set beside one of these: its environment leaves small objects to an allocator of its own.
+/// Flag: the interpreter's environment makes it allocate small objects with its own allocator.
 pub const PYTHON_HIDES: u32 = 1 << 8;
-/// Set beside one of these: it is a build without a global lock.
+/// Flag: a build without the global interpreter lock.
 pub const PYTHON_UNLOCKED: u32 = 1 << 9;
 
-/// The process exits, and stands still until a controller has checked it for leaks.
+/// Process is exiting and waits until a controller has checked it for leaks.
 pub const AT_EXIT_WAITS: u64 = 1;
-/// It was checked, and may go (the controller's word).
+/// Leak check is done, so the process may exit. Set by the controller.
 pub const AT_EXIT_CHECKED: u64 = 2;
-/// A controller knows that it waits, and will check it (the controller's word).
+/// Controller has noticed that the process waits, and will check it. Set by the controller.
 pub const AT_EXIT_SEEN: u64 = 3;
-/// The program wants no check at its exit, or has made it itself.
+/// Program wants no check at exit, or has made it itself.
 pub const AT_EXIT_UNCHECKED: u64 = 4;
 
-/// The program has a sanitizer's allocator (AddressSanitizer, LeakSanitizer, …), which the
-/// agent leaves in charge.
+/// Program uses a sanitizer's allocator (AddressSanitizer, LeakSanitizer, …), which the agent does
+/// not replace.
 pub const REFUSES_SANITIZER: u32 = 1;
-/// The program has put itself under a seccomp filter since it started: the agent makes no
-/// system call that the filter may not expect.
+/// Program has installed a seccomp filter since it started. The agent makes no system call that the
+/// filter may not expect.
 pub const REFUSES_SECCOMP: u32 = 2;
-/// The tables could not be mapped.
+/// Tables could not be mapped.
 pub const REFUSES_MEMORY: u32 = 3;
-/// The C library is musl.
+/// C library is musl.
 pub const REFUSES_MUSL: u32 = 4;
 
-/// jemalloc's `stats.*`, bytes; zeros where the program keeps its own allocator.
+/// jemalloc's `stats.*`, in bytes. Zeros if the program keeps its own allocator.
 #[repr(C)]
 pub struct AllocatorStats {
-    /// When they were taken, ns of [`crate::clock::now_ns`]; 0: never. Also a sign of life.
+    /// Time of these statistics, in ns of [`crate::clock::now_ns`]; 0 if never taken. Also serves
+    /// as a sign of life.
     pub taken_ns: AtomicU64,
-    /// Bytes in live objects, as the allocator rounds them.
+    /// Bytes in live objects, rounded up to size classes.
     pub allocated: AtomicU64,
-    /// Bytes in pages that hold live objects.
+    /// Bytes in pages that contain live objects.
     pub active: AtomicU64,
-    /// Bytes of the allocator's own bookkeeping.
+    /// Bytes of the allocator's metadata.
     pub metadata: AtomicU64,
-    /// Bytes physically mapped by the allocator.
+    /// Resident bytes of the allocator.
     pub resident: AtomicU64,
     /// Bytes in active extents.
     pub mapped: AtomicU64,
-    /// Address space kept for reuse.
+    /// Bytes of address space retained for reuse.
     pub retained: AtomicU64,
 }
 
-/// Bits of an address in a node.
+/// Number of bits of an address in a node. The bits above hold the module's instance.
 pub const ADDRESS_BITS: u32 = 48;
 
-/// Maximum number of modules kept.
+/// Maximum number of modules in the table.
 pub const MODULE_CAPACITY: usize = 1024;
-/// Bytes for the modules' paths.
+/// Size of the area for modules' paths, in bytes.
 pub const MODULE_PATH_BYTES: usize = HEADER_BYTES - MODULES_OFFSET - 64 - MODULE_CAPACITY * 80;
 
-/// The executable mappings that stacks may point into, present and past.
+/// Executable mappings that stacks may point into, present and past.
 #[repr(C)]
 pub struct ModuleTable {
-    /// Entries claimed.
+    /// Number of entries claimed.
     pub count: AtomicU32,
-    /// Bytes of `paths` claimed.
+    /// Number of bytes of `paths` claimed.
     pub path_bytes: AtomicU32,
     /// Zero.
     pub reserved: [u64; 7],
-    /// The entries; those with `ready == 0` are being written.
+    /// Entries; those with `ready == 0` are being written.
     pub entries: [Module; MODULE_CAPACITY],
-    /// Paths, back to back, not terminated.
+    /// Paths, one after another, without terminators.
     pub paths: [u8; MODULE_PATH_BYTES],
 }
 
-/// One executable mapping.
+/// Executable mapping.
 #[repr(C)]
 pub struct Module {
     /// First address.
     pub start: u64,
-    /// One past the last.
+    /// Address after the last.
     pub end: u64,
     /// Offset of `start` in the file.
     pub file_offset: u64,
     /// Offset of the path in [`ModuleTable::paths`].
     pub path_offset: u32,
-    /// Length of the path.
+    /// Length of the path in bytes.
     pub path_len: u32,
     /// 1 once the entry is valid.
     pub ready: AtomicU32,
-    /// Tick at which it was found unloaded, or 0 while it is mapped.
+    /// Tick at which the module was found to be unloaded; 0 while it is mapped.
     pub unloaded_tick: AtomicU32,
-    /// Bytes used in `build_id`.
+    /// Length of `build_id` in bytes.
     pub build_id_len: u32,
     /// Build id.
     pub build_id: [u8; 32],
-    /// Number of modules that were at its addresses before: what the addresses of its frames carry
-    /// above [`ADDRESS_BITS`].
+    /// Number of earlier modules at the same addresses. Frames' addresses carry it above
+    /// [`ADDRESS_BITS`].
     pub instance: u32,
 }
 

@@ -1,9 +1,9 @@
-//! What the options of a Python interpreter say of its environment, with which
-//! [`PYTHON_HIDES`](crate::layout::PYTHON_HIDES) is set: the agent knows them when its program
-//! starts, and the controller before that.
+//! Command-line options of Python interpreters that make them ignore their environment, and so
+//! decide [`PYTHON_HIDES`](crate::layout::PYTHON_HIDES). The agent reads them when its program
+//! starts, the controller before that.
 
-/// Whether the arguments after the program's name make CPython ignore its environment: `-I`,
-/// `-E`.
+/// Returns true if the arguments after the program's name make CPython ignore its environment
+/// (`-I`, `-E`).
 pub fn ignore_environment<'a>(arguments: impl IntoIterator<Item = &'a [u8]>) -> bool {
     let mut arguments = arguments.into_iter();
     while let Some([b'-', letters @ ..]) = arguments.next() {
@@ -18,7 +18,7 @@ pub fn ignore_environment<'a>(arguments: impl IntoIterator<Item = &'a [u8]>) -> 
                 b'I' | b'E' => return true,
                 b'c' | b'm' => return false,
                 b'W' | b'X' => {
-                    // Its value is the rest, or the next argument.
+                    // The option's value is the rest, or the next argument.
                     if place + 1 == letters.len() {
                         arguments.next();
                     }

@@ -1,9 +1,9 @@
-//! The owner's state words, by which the threads of a segment's process, and copies of the
-//! process, agree on who may write what.
+//! State words of the segment's owner, by which threads of its process, and copies of the process,
+//! agree on who may write what.
 //!
-//! This module defines the shared state and the order in which it changes; it makes no system
-//! call and maps no memory. The words themselves are statics of the agent, or in the segment. So
-//! the model checker runs the same code as the agent (`owner/model`).
+//! This module defines the shared state and the order in which it changes. It makes no system call
+//! and maps no memory, so the model checker runs the same code as the agent (`owner/model`). The
+//! words themselves are statics of the agent, or in the segment.
 
 mod life;
 mod mapping;

@@ -1,8 +1,8 @@
-//! Names of programs, as users write them: with `*` for any text and `?` for any one byte.
+//! Wildcard patterns for names of programs: `*` matches any string, `?` any one byte.
 
 // Decision 31: the environment names the programs that carry the agent.
 
-/// Whether a pattern covers all of a text. Time at most their product.
+/// Returns true if a pattern matches the whole string. Takes O(pattern × string) time.
 pub fn covers(pattern: &[u8], text: &[u8]) -> bool {
     let (mut p, mut t) = (0, 0);
     let mut star: Option<(usize, usize)> = None;
@@ -17,7 +17,7 @@ pub fn covers(pattern: &[u8], text: &[u8]) -> bool {
                 t += 1;
             }
             _ => {
-                // Let the last star take one byte more.
+                // Let the last star match one byte more.
                 let Some((at, taken)) = star else {
                     return false;
                 };
@@ -30,7 +30,7 @@ pub fn covers(pattern: &[u8], text: &[u8]) -> bool {
     pattern[p..].iter().all(|c| *c == b'*')
 }
 
-/// Whether one of the patterns, which are separated by colons, covers a text.
+/// Returns true if one of the patterns, which are separated by colons, matches the string.
 pub fn any_covers(patterns: &[u8], text: &[u8]) -> bool {
     patterns
         .split(|byte| *byte == b':')

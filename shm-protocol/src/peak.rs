@@ -1,41 +1,44 @@
-//! Maximum of the live heap in a session, and what each stack held then.
+//! Peak of the live heap in a session, and what each stack held then.
 //!
-//! Nothing is copied when the heap is at its maximum. A free that is the first after a new maximum
-//! begins a new *peak epoch*: the state before that free is the peak. A record copies its sums the
-//! first time that they are about to change in the epoch ([`Records::keep`](crate::Records::keep)).
-//! A reader takes the copy of each record that has one of the last epoch, and the sums of the
-//! others, which have not changed since. While the heap only grows, there is no new epoch, and the
-//! present state is the peak: readers compare the two.
+//! Nothing is copied when the heap reaches a peak. The first free after a new maximum starts a new
+//! *peak epoch*: the state just before that free is the peak. A record copies its sums when they
+//! are about to change for the first time in the epoch ([`Records::keep`](crate::Records::keep)). A
+//! reader uses the copies of records that have one of the last epoch, and the sums of all others,
+//! which have not changed since. While the heap only grows, there is no new epoch, and the current
+//! state is the peak: readers compare the two.
 //!
-//! Each shard sums up the changes of its live bytes, and adds them to the common count when they
-//! exceed a limit ([`ShardTotals::unsettled_limit`]). A thread's view is the common count
-//! and its own rest, so one thread's view is exact.
+//! Each shard accumulates the changes of its live bytes and adds them to the common count when they
+//! exceed a limit ([`ShardTotals::unsettled_limit`]). A thread sees the common count plus its own
+//! unsettled part, so with one thread the count is exact.
 //!
-//! Limits: a new epoch begins only if the heap is higher than at the last one by more than one
-//! part in [`STEP`]. With several threads, a view is wrong by at most what the other shards have not
-//! settled: together one part in a thousand of the heap or 132 KiB, whichever is more. Events that
-//! other threads are counting while an epoch begins may be before or after it: one for each thread.
+//! Limits: a new epoch starts only if the heap is higher than at the last one by more than one part
+//! in [`STEP`]. With several threads, a thread's count is off by at most what the other shards have
+//! not settled: one part in a thousand of the heap or 132 KiB in total, whichever is more. Events
+//! that other threads are counting while an epoch starts, one for each thread, may fall before or
+//! after it.
 
 // Decision 70: the peak is found inside.
 use crate::layout::{PeakState, ShardTotals};
 use crate::record::add;
 use crate::sync::Ordering;
 
-/// The maximum grows by steps of this part of it, so that there are at most some 40,000 epochs in a
-/// session, however it grows.
+/// Inverse of the fraction by which a peak must exceed the last one. Bounds the number of epochs in
+/// a session to some 40,000, however the heap grows.
 const STEP: u64 = 1024;
-/// Share of the heap that a shard need not settle: together, one part in a thousand.
+/// Inverse of the fraction of the heap that a shard may leave unsettled. All shards together: one
+/// part in a thousand.
 const UNSETTLED_SHARE: u64 = 32 * 1024;
-/// Samples of the shard's mean size that it need not settle, up to [`UNSETTLED_BYTES`].
+/// Number of samples of the shard's mean size that it may leave unsettled, up to
+/// [`UNSETTLED_BYTES`].
 const UNSETTLED_SAMPLES: u64 = 16;
-/// Maximum that a shard need not settle if the heap is small, in bytes.
+/// Maximum number of bytes that a shard may leave unsettled if the heap is small.
 const UNSETTLED_BYTES: u64 = 4096;
-/// Fractional bits of bytes.
+/// Number of fractional bits of byte counts.
 const BYTE_BITS: u32 = 8;
 
 impl PeakState {
-    /// Begins a new epoch if the live bytes, which a thread of this shard is about to decrease, are a
-    /// new maximum.
+    /// Starts a new epoch if the live bytes are a new maximum. Called before a thread of this shard
+    /// decreases them.
     #[inline]
     pub(crate) fn before_free(&self, shard: &ShardTotals, tick: u32) {
         if self.view(shard) > self.next_level.load(Ordering::Relaxed) as i64 {
@@ -43,14 +46,14 @@ impl PeakState {
         }
     }
 
-    /// Returns the live bytes, as a shard sees them.
+    /// Returns the live bytes as this shard sees them.
     #[inline]
     fn view(&self, shard: &ShardTotals) -> i64 {
         let unsettled = shard.unsettled.load(Ordering::Relaxed);
         self.settled.load(Ordering::Relaxed).wrapping_add(unsettled) as i64
     }
 
-    /// Begins a new epoch, unless another thread has just done it.
+    /// Starts a new epoch, unless another thread has just done so.
     #[cold]
     #[inline(never)]
     fn mark(&self, shard: &ShardTotals, tick: u32) {
@@ -79,7 +82,7 @@ impl PeakState {
         }
     }
 
-    /// Counts a decrease.
+    /// Counts a decrease of the live bytes in a shard.
     #[inline]
     pub(crate) fn count_free(&self, shard: &ShardTotals, amount: u64, exclusive: bool) {
         let unsettled = add(&shard.unsettled, amount.wrapping_neg(), exclusive);
@@ -89,14 +92,15 @@ impl PeakState {
         }
     }
 
-    /// Adds what a shard has not settled to the common count.
+    /// Adds a shard's unsettled change to the common count.
     #[cold]
     #[inline(never)]
     fn settle(&self, shard: &ShardTotals, exclusive: bool) {
         let (all, relaxed) = (&shard.unsettled, Ordering::Relaxed);
-        let unsettled = match exclusive {
-            true => all.load(relaxed),
-            false => all.swap(0, relaxed),
+        let unsettled = if exclusive {
+            all.load(relaxed)
+        } else {
+            all.swap(0, relaxed)
         };
         let settled = self.settled.fetch_add(unsettled, relaxed);
         if exclusive {

@@ -1,14 +1,14 @@
-//! Counters of one stack, for objects of one size class.
+//! Records: counters of one stack, for objects of one size class.
 //!
-//! Each thread with a shard of its own writes its own records, with plain loads
-//! and stores: threads that sample one stack share no cache line. Other threads
-//! share the records of [`SHARED_SHARD`] and use locked additions. A free by
-//! another thread than the allocating one counts in a record of the freeing
-//! thread; only sums over a stack's records mean something.
+//! A thread with a shard of its own writes its own records, with plain loads and stores, so that
+//! threads which sample the same stack share no cache line. Other threads share the records of
+//! [`SHARED_SHARD`] and use locked additions. A free by another thread than the allocating one
+//! counts in a record of the freeing thread, so only the sums over all records of a stack are
+//! meaningful.
 //!
-//! Fixed point: objects 12 fractional bits, bytes 8, weights in time sums 9,
-//! variances in units of 256 bytes². Sums wrap modulo 2^64; differences
-//! (allocated - freed) stay right. The objects' variances are floats.
+//! Fixed point: objects have 12 fractional bits, bytes 8, weights in time sums 9; variances are in
+//! units of 256 bytes². Sums wrap modulo 2^64; differences (allocated - freed) stay correct. The
+//! variances of the number of objects are floats.
 
 // Decision 07: counters that one thread owns.
 use crate::layout::{KEPT_SUMS, Node, Record, SHARED_SHARD};
@@ -17,51 +17,68 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering};
 /// Index of a record.
 pub type RecordId = u32;
 
-/// The record that takes what finds no room: `[table full]`. Always shared.
+/// Record of stacks that find no room, shown as `[table full]`. Always shared.
 pub const TABLE_FULL: RecordId = 0;
-/// First record that is handed out.
+/// Index of the first record that is allocated.
 pub const FIRST_RECORD: RecordId = 1;
-/// Maximum number of records a sampled object's header can name.
+/// Maximum number of records, which is what a sampled object's header can hold.
 pub const MAX_RECORDS: u32 = 1 << 24;
 
-/// One object in the objects' sums.
+/// Fixed-point value of one object in sums of objects.
 pub const OBJECT_ONE: f64 = 4096.0;
-/// One byte in the bytes' sums.
+/// Fixed-point value of one byte in sums of bytes.
 pub const BYTE_ONE: f64 = 256.0;
-/// One object in the time sums, which hold products of weights and ticks: the same as in the objects' sums,
-/// so that a difference of both is exact however long the session is.
+/// Fixed-point value of one object in time sums, which hold products of weights and ticks. The same
+/// as in sums of objects, so that a difference of both is exact however long the session is.
 pub const TIME_ONE: f64 = OBJECT_ONE;
-/// One byte² in the variances.
+/// Fixed-point value of one byte² in variances of bytes.
 pub const VARIANCE_ONE: f64 = 1.0 / 256.0;
 
-/// An object counts as short-lived if it is freed at most this many ticks after its birth.
+/// Maximum lifetime of a short-lived object, in ticks.
 pub const SHORT_TICKS: u32 = 1;
-/// Size classes: those of objects of 0 or 1 byte, of 2 or 3, of 4 to 7 and so on.
+/// Number of size classes: objects of 0 or 1 byte, of 2 or 3, of 4 to 7 and so on.
 pub const SIZE_CLASSES: u32 = 64;
-/// In the place of a size class: the record is of CPU time, and has samples, and nanoseconds instead
-/// of bytes.
+/// Value in place of a size class in records of CPU time, which count nanoseconds instead of bytes.
 pub const CPU_CLASS: u32 = SIZE_CLASSES;
 
-/// The size class of an object: the logarithm of its size, base 2, rounded down.
+/// Returns the size class of an object: the binary logarithm of its size, rounded down.
 #[inline]
 #[must_use]
 pub fn size_class(bytes: u64) -> u32 {
     (bytes | 1).ilog2()
 }
 
-/// A sampled allocation.
+/// Identity of a record's objects: their stack and their size class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordKey {
+    /// Leaf node of the stack.
+    pub leaf: u32,
+    /// Size class ([`size_class`]), or [`CPU_CLASS`].
+    pub class: u32,
+}
+
+impl RecordKey {
+    /// Returns the key of objects of a size class from the stack that ends in `leaf`.
+    #[inline]
+    #[must_use]
+    pub const fn new(leaf: u32, class: u32) -> Self {
+        Self { leaf, class }
+    }
+}
+
+/// Sampled allocation.
 #[derive(Clone, Copy, Debug)]
 pub struct NewSample {
-    /// Requested bytes.
+    /// Requested size in bytes.
     pub bytes: u64,
-    /// Objects it stands for: 1 / (1 - exp(-bytes / interval)).
+    /// Number of objects that the sample stands for: 1 / (1 - exp(-bytes / interval)).
     pub weight: f32,
     /// Birth, in ticks since the session's start.
     pub tick: u32,
 }
 
 impl NewSample {
-    /// None: it stands for nothing.
+    /// Sample that stands for nothing.
     pub const NONE: Self = Self {
         bytes: 0,
         weight: 0.0,
@@ -69,16 +86,17 @@ impl NewSample {
     };
 }
 
-/// The end of a sampled allocation.
+/// Free of a sampled object.
 #[derive(Clone, Copy, Debug)]
 pub struct FreeSample {
-    /// The sample, as it was counted at its birth.
+    /// Sample as it was counted at its birth.
     pub born: NewSample,
     /// Death, in ticks since the session's start.
     pub tick: u32,
 }
 
-/// The same sums for birth and death, so that what is subtracted is what was added.
+/// Amounts that one sample adds to the sums. Computed in the same way at birth and death, so that
+/// exactly what was added is subtracted.
 struct Amounts {
     objects: u64,
     bytes: u64,
@@ -90,7 +108,7 @@ impl Amounts {
     #[inline]
     fn of(sample: &NewSample) -> Self {
         let weight = f64::from(sample.weight);
-        // Signed: no object has 2^63 bytes, and the conversion is one instruction.
+        // Signed, because the conversion is then a single instruction; no object has 2^63 bytes.
         let own = sample.bytes as i64 as f64;
         let estimate = own * weight;
         Self {
@@ -102,13 +120,13 @@ impl Amounts {
     }
 }
 
-/// Rounds a value that is never negative; saturates near 2^63.
+/// Rounds a non-negative value. Saturates near 2^63.
 #[inline]
 fn fixed(value: f64) -> u64 {
     rounded_down(value + 0.5) as u64
 }
 
-/// One instruction, where `as` takes six: what is out of range becomes 2^63.
+/// Rounds towards zero in one instruction; `as` takes six. Values out of range become 2^63.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn rounded_down(value: f64) -> i64 {
@@ -124,7 +142,7 @@ fn rounded_down(value: f64) -> i64 {
 }
 
 impl Record {
-    /// The sums, in the order of `kept`.
+    /// Returns the sums, in the order of `kept`.
     fn sums(&self) -> [&AtomicU64; KEPT_SUMS] {
         [
             &self.alloc_samples,
@@ -144,11 +162,12 @@ impl Record {
         ]
     }
 
-    /// Copies the sums, which are about to change for the first time since peak `epoch`.
+    /// Copies the sums before they change for the first time since peak `epoch`.
     ///
-    /// Of several threads, one copies what it has read before it was known to be that one: nobody
-    /// who knows of the peak has changed the sums by then, so a thread may sleep here for long.
-    /// Until the copy is complete, readers take the sums.
+    /// Several threads may do so at once, and the winner copies sums that it read before it won.
+    /// They are still those of the peak: no thread that knows of the peak changes them before the
+    /// copy is complete. A thread may be preempted here for long; until then, readers use the sums
+    /// themselves.
     #[cold]
     #[inline(never)]
     fn keep(&self, epoch: u32, exclusive: bool) {
@@ -174,27 +193,28 @@ impl Record {
         }
     }
 
-    /// Samples counted here, and the estimate of the bytes that are live of them.
+    /// Returns the number of samples and the estimated live bytes.
     #[inline]
     pub(crate) fn held(&self) -> (u64, u64) {
         let read = |word: &AtomicU64| word.load(Ordering::Relaxed);
         let live = read(&self.alloc_bytes).wrapping_sub(read(&self.free_bytes));
-        // More may have been freed here than allocated: what other threads allocated.
+        // This record may count more frees than allocations: of objects that other threads
+        // allocated.
         let live = (live as i64).max(0) as f64 / BYTE_ONE;
         (read(&self.alloc_samples), live as u64)
     }
 }
 
-/// Records that may be used.
+/// Limits on the use of records.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
-    /// Maximum number of records, all with memory behind them.
+    /// Maximum number of records, all of which are committed.
     pub limit: u32,
-    /// Number of records from which on shards get none of their own any more.
+    /// Number of records from which on shards get no more records of their own.
     pub crowded: u32,
 }
 
-/// The records of one bank.
+/// Records of one bank.
 #[derive(Clone, Copy)]
 pub struct Records<'a> {
     records: &'a [Record],
@@ -203,8 +223,8 @@ pub struct Records<'a> {
 }
 
 impl<'a> Records<'a> {
-    /// Records over zeroed or already used memory; with the number of the last peak, for which each
-    /// keeps its sums before they change.
+    /// Returns a view of records in memory that is zeroed or already in use. `peak_epoch` is the
+    /// number of the last peak, for which each record keeps its sums before they change.
     #[must_use]
     pub fn new(records: &'a [Record], count: &'a AtomicU32, peak_epoch: &'a AtomicU32) -> Self {
         Self {
@@ -214,32 +234,30 @@ impl<'a> Records<'a> {
         }
     }
 
-    /// The record of `shard` for objects of `class` from the stack that ends in `leaf`, made if
-    /// it is new.
-    ///
-    /// `None` when there is no room.
+    /// Finds or creates the record of `shard` for these objects. Returns `None` if there is no
+    /// room.
     pub fn of_shard(
         &self,
         node: &Node,
-        (leaf, class): (u32, u32),
+        key: RecordKey,
         shard: u32,
         room: Room,
     ) -> Option<RecordId> {
         let limit = self.limit(room);
         let crowded = self.count.load(Ordering::Relaxed) >= room.crowded.min(limit);
-        if let Some(found) = self.find(node, class, shard) {
+        if let Some(found) = self.find(node, key.class, shard) {
             return Some(found);
         }
         let shard = if crowded { SHARED_SHARD } else { shard };
-        if let Some(found) = crowded.then(|| self.find(node, class, shard)).flatten() {
+        if let Some(found) = crowded.then(|| self.find(node, key.class, shard)).flatten() {
             return Some(found);
         }
-        let id = self.claim((leaf, class), shard, limit)?;
+        let id = self.claim(key, shard, limit)?;
         self.link(node, id);
         Some(id)
     }
 
-    /// Copies the sums of a record that are about to change, if they have not changed since the
+    /// Copies the sums of a record that is about to change, if this is the first change since the
     /// last peak.
     #[inline]
     fn keep(&self, record: &Record, exclusive: bool) {
@@ -249,8 +267,8 @@ impl<'a> Records<'a> {
         }
     }
 
-    /// Counts an allocation. `exclusive`: the calling thread owns the record's shard.
-    /// Returns the estimated bytes, fixed point.
+    /// Counts an allocation and returns its estimated bytes, fixed point. `exclusive`: the calling
+    /// thread owns the record's shard.
     #[inline]
     pub fn count_new(&self, id: RecordId, sample: &NewSample, exclusive: bool) -> u64 {
         let Some(record) = self.records.get(id as usize) else {
@@ -272,7 +290,8 @@ impl<'a> Records<'a> {
         amounts.bytes
     }
 
-    /// Counts a free. `exclusive` as above; returns the estimated bytes, fixed point.
+    /// Counts a free and returns its estimated bytes, fixed point. `exclusive`: the calling thread
+    /// owns the record's shard.
     #[inline]
     pub fn count_free(&self, id: RecordId, sample: &FreeSample, exclusive: bool) -> u64 {
         let Some(record) = self.records.get(id as usize) else {
@@ -299,7 +318,8 @@ impl<'a> Records<'a> {
         amounts.bytes
     }
 
-    /// Counts a sample of CPU time, which stands for this many nanoseconds; `exclusive` as above.
+    /// Counts a sample of `ns` nanoseconds of CPU time. `exclusive`: the calling thread owns the
+    /// record's shard.
     #[inline]
     pub fn count_cpu(&self, id: RecordId, ns: u64, exclusive: bool) {
         if let Some(record) = self.records.get(id as usize) {
@@ -308,8 +328,9 @@ impl<'a> Records<'a> {
         }
     }
 
-    /// Mean weight and mean birth, in ticks since the session's start, of a record's samples in use;
-    /// `None` if it has none. The sum of all births wraps in long sessions, that of the samples in use does not.
+    /// Returns the mean weight and the mean birth, in ticks since the session's start, of a record's
+    /// samples in use. Returns `None` if it has none. The sum of all births wraps in long sessions;
+    /// that of the samples in use does not.
     #[cold]
     #[must_use]
     pub fn mean(&self, id: RecordId) -> Option<(f32, u32)> {
@@ -328,7 +349,7 @@ impl<'a> Records<'a> {
         Some(((objects / samples as f64) as f32, (births / objects) as u32))
     }
 
-    /// The record behind an index.
+    /// Returns the record with this index.
     #[inline]
     #[must_use]
     pub fn record(&self, id: RecordId) -> Option<&'a Record> {
@@ -339,7 +360,7 @@ impl<'a> Records<'a> {
         room.limit.min(self.records.len() as u32).min(MAX_RECORDS)
     }
 
-    /// Number of records that are not used; `None`: none.
+    /// Returns the number of unused records, or `None` if there are none.
     #[must_use]
     pub fn free(&self, room: Room) -> Option<u32> {
         let used = self.count.load(Ordering::Relaxed);
@@ -349,7 +370,7 @@ impl<'a> Records<'a> {
 
     fn find(&self, node: &Node, class: u32, shard: u32) -> Option<RecordId> {
         let mut id = node.records.load(Ordering::Acquire);
-        // A list longer than one record a shard and class can only be damage: stop.
+        // A list longer than one record for each shard and class is corrupt.
         for _ in 0..=SHARED_SHARD * (SIZE_CLASSES + 1) {
             let record = self.records.get(id as usize).filter(|_| id != 0)?;
             if u32::from(record.shard.load(Ordering::Relaxed)) == shard
@@ -362,7 +383,7 @@ impl<'a> Records<'a> {
         None
     }
 
-    fn claim(&self, (leaf, class): (u32, u32), shard: u32, limit: u32) -> Option<RecordId> {
+    fn claim(&self, key: RecordKey, shard: u32, limit: u32) -> Option<RecordId> {
         if self
             .count
             .load(Ordering::Relaxed)
@@ -376,14 +397,14 @@ impl<'a> Records<'a> {
             .fetch_add(1, Ordering::Relaxed)
             .saturating_add(FIRST_RECORD);
         let record = self.records.get(id as usize).filter(|_| id < limit)?;
-        record.node.store(leaf, Ordering::Relaxed);
+        record.node.store(key.leaf, Ordering::Relaxed);
         record.shard.store(shard as u16, Ordering::Relaxed);
-        record.size_class.store(class as u16, Ordering::Relaxed);
+        record.size_class.store(key.class as u16, Ordering::Relaxed);
         Some(id)
     }
 
-    /// Pushes a record on its node's list. Two records of the shared shard may race
-    /// in; both count, and readers add them up.
+    /// Pushes a record to its node's list. Two records of the shared shard may be pushed by racing
+    /// threads; both count, and readers add them up.
     fn link(&self, node: &Node, id: RecordId) {
         let Some(record) = self.records.get(id as usize) else {
             return;
@@ -402,7 +423,7 @@ impl<'a> Records<'a> {
     }
 }
 
-/// Adds to a counter: plain for the only writer, locked for one of many. Returns the sum.
+/// Adds to a counter and returns the sum. Uses locked instructions unless `exclusive`.
 #[inline]
 pub(crate) fn add(counter: &AtomicU64, amount: u64, exclusive: bool) -> u64 {
     if exclusive {
@@ -415,8 +436,8 @@ pub(crate) fn add(counter: &AtomicU64, amount: u64, exclusive: bool) -> u64 {
     }
 }
 
-/// The same for a sum that is kept as the bits of an `f64`: object variances reach from
-/// millionths to 2^60 a sample, more than a fixed point has room for.
+/// Adds to a sum that is stored as the bits of an `f64`. Variances of objects range from millionths
+/// to 2^60 per sample, which is too much for fixed point.
 #[inline]
 fn add_float(counter: &AtomicU64, amount: f64, exclusive: bool) {
     let mut known = counter.load(Ordering::Relaxed);
@@ -459,7 +480,9 @@ mod tests {
     fn the_mean_of_a_record_is_that_of_its_samples_in_use() {
         let (records, count, node) = memory(8);
         let records = Records::new(&records, &count, &NO_PEAK);
-        let id = records.of_shard(&node, (1, 4), 0, room(8)).unwrap();
+        let id = records
+            .of_shard(&node, RecordKey::new(1, 4), 0, room(8))
+            .unwrap();
         let sample = |weight, tick| NewSample {
             bytes: 1000,
             weight,
@@ -487,11 +510,21 @@ mod tests {
     fn each_shard_has_a_record_and_keeps_it() {
         let (records, count, node) = memory(64);
         let records = Records::new(&records, &count, &NO_PEAK);
-        let a = records.of_shard(&node, (5, 0), 0, room(64)).unwrap();
-        let b = records.of_shard(&node, (5, 0), 1, room(64)).unwrap();
+        let a = records
+            .of_shard(&node, RecordKey::new(5, 0), 0, room(64))
+            .unwrap();
+        let b = records
+            .of_shard(&node, RecordKey::new(5, 0), 1, room(64))
+            .unwrap();
         assert_ne!(a, b);
-        assert_eq!(records.of_shard(&node, (5, 0), 0, room(64)), Some(a));
-        assert_eq!(records.of_shard(&node, (5, 0), 1, room(64)), Some(b));
+        assert_eq!(
+            records.of_shard(&node, RecordKey::new(5, 0), 0, room(64)),
+            Some(a)
+        );
+        assert_eq!(
+            records.of_shard(&node, RecordKey::new(5, 0), 1, room(64)),
+            Some(b)
+        );
         assert_eq!(records.record(b).unwrap().node.load(Ordering::Relaxed), 5);
     }
 
@@ -501,12 +534,24 @@ mod tests {
         assert_eq!(classes, [0, 0, 1, 1, 2, 9, 10, 40]);
         let (records, count, node) = memory(64);
         let records = Records::new(&records, &count, &NO_PEAK);
-        let small = records.of_shard(&node, (5, 3), 0, room(64)).unwrap();
-        let large = records.of_shard(&node, (5, 20), 0, room(64)).unwrap();
-        let others = records.of_shard(&node, (5, 20), 1, room(64)).unwrap();
+        let small = records
+            .of_shard(&node, RecordKey::new(5, 3), 0, room(64))
+            .unwrap();
+        let large = records
+            .of_shard(&node, RecordKey::new(5, 20), 0, room(64))
+            .unwrap();
+        let others = records
+            .of_shard(&node, RecordKey::new(5, 20), 1, room(64))
+            .unwrap();
         assert!(small != large && large != others && small != others);
-        assert_eq!(records.of_shard(&node, (5, 3), 0, room(64)), Some(small));
-        assert_eq!(records.of_shard(&node, (5, 20), 0, room(64)), Some(large));
+        assert_eq!(
+            records.of_shard(&node, RecordKey::new(5, 3), 0, room(64)),
+            Some(small)
+        );
+        assert_eq!(
+            records.of_shard(&node, RecordKey::new(5, 20), 0, room(64)),
+            Some(large)
+        );
         let class = &records.record(others).unwrap().size_class;
         assert_eq!(class.load(Ordering::Relaxed), 20);
     }
@@ -515,8 +560,12 @@ mod tests {
     fn cpu_time_of_a_stack_is_apart_from_its_objects() {
         let (records, count, node) = memory(8);
         let records = Records::new(&records, &count, &NO_PEAK);
-        let objects = records.of_shard(&node, (5, 4), 0, room(8)).unwrap();
-        let time = records.of_shard(&node, (5, CPU_CLASS), 0, room(8)).unwrap();
+        let objects = records
+            .of_shard(&node, RecordKey::new(5, 4), 0, room(8))
+            .unwrap();
+        let time = records
+            .of_shard(&node, RecordKey::new(5, CPU_CLASS), 0, room(8))
+            .unwrap();
         assert_ne!(objects, time);
         for (ns, exclusive) in [(3, true), (5, false)] {
             records.count_cpu(time, ns, exclusive);
@@ -536,7 +585,9 @@ mod tests {
     fn what_is_freed_at_once_counts_as_short_lived() {
         let (records, count, node) = memory(8);
         let records = Records::new(&records, &count, &NO_PEAK);
-        let id = records.of_shard(&node, (1, 4), 0, room(8)).unwrap();
+        let id = records
+            .of_shard(&node, RecordKey::new(1, 4), 0, room(8))
+            .unwrap();
         for (born, died) in [(7, 7), (7, 8), (7, 9), (u32::MAX, 0), (9, 200)] {
             let born = NewSample {
                 bytes: 16,
@@ -556,9 +607,13 @@ mod tests {
         let records = Records::new(&records, &count, &NO_PEAK);
         let nodes: Vec<Node> = (0..8).map(|_| zeroed()).collect();
         for (i, other) in nodes.iter().enumerate().take(4) {
-            records.of_shard(other, (i as u32, 0), 0, room(8)).unwrap();
+            records
+                .of_shard(other, RecordKey::new(i as u32, 0), 0, room(8))
+                .unwrap();
         }
-        let shared = records.of_shard(&node, (9, 0), 3, room(8)).unwrap();
+        let shared = records
+            .of_shard(&node, RecordKey::new(9, 0), 3, room(8))
+            .unwrap();
         assert_eq!(
             records
                 .record(shared)
@@ -567,16 +622,24 @@ mod tests {
                 .load(Ordering::Relaxed),
             SHARED_SHARD as u16
         );
-        assert_eq!(records.of_shard(&node, (9, 0), 4, room(8)), Some(shared));
-        while records.claim((0, 0), 0, 8).is_some() {}
-        assert_eq!(records.of_shard(&nodes[7], (7, 0), 0, room(8)), None);
+        assert_eq!(
+            records.of_shard(&node, RecordKey::new(9, 0), 4, room(8)),
+            Some(shared)
+        );
+        while records.claim(RecordKey::new(0, 0), 0, 8).is_some() {}
+        assert_eq!(
+            records.of_shard(&nodes[7], RecordKey::new(7, 0), 0, room(8)),
+            None
+        );
     }
 
     #[test]
     fn what_is_freed_is_what_was_added() {
         let (records, count, node) = memory(8);
         let records = Records::new(&records, &count, &NO_PEAK);
-        let id = records.of_shard(&node, (1, 0), 0, room(8)).unwrap();
+        let id = records
+            .of_shard(&node, RecordKey::new(1, 0), 0, room(8))
+            .unwrap();
         for bytes in [0u64, 1, 16, 1000, 1 << 20, 1 << 40] {
             let born = NewSample {
                 bytes,
@@ -601,7 +664,9 @@ mod tests {
     fn object_variances_of_all_sizes_add_up() {
         let (records, count, node) = memory(8);
         let records = Records::new(&records, &count, &NO_PEAK);
-        let id = records.of_shard(&node, (1, 0), 0, room(8)).unwrap();
+        let id = records
+            .of_shard(&node, RecordKey::new(1, 0), 0, room(8))
+            .unwrap();
         let mut expected = 0.0;
         for weight in [1.0f32, 1.000_01, 1.5, 64.5, 4096.25, 1_048_576.5] {
             for exclusive in [true, false] {
@@ -623,7 +688,9 @@ mod tests {
     fn exact_sampling_counts_exactly() {
         let (records, count, node) = memory(8);
         let records = Records::new(&records, &count, &NO_PEAK);
-        let id = records.of_shard(&node, (1, 0), 0, room(8)).unwrap();
+        let id = records
+            .of_shard(&node, RecordKey::new(1, 0), 0, room(8))
+            .unwrap();
         for bytes in 0..1000u64 {
             records.count_new(
                 id,

@@ -1,9 +1,8 @@
-//! The segment as a file: made by the agent, opened by the controller.
+//! Segment files: created by the agent, opened by the controller.
 //!
-//! Both sides use plain system calls and no memory of their own, so that the agent
-//! can make a segment before its program has a heap. The controller never maps a segment:
-//! it reads with `pread` and writes with `pwrite`, so a target that shrinks or
-//! scribbles over its file cannot make it fault.
+//! Both sides use plain system calls and allocate nothing, so the agent can create a segment before
+//! its program has a heap. The controller never maps a segment: it reads with `pread` and writes
+//! with `pwrite`, so a target that truncates or overwrites its file cannot make it fault.
 
 // Decision 01: shared memory with plain system calls.
 // Decision 06: writing one byte publishes a command.
@@ -30,15 +29,15 @@ use store::check;
 pub const DEFAULT_DIR: &str = "/dev/shm";
 /// Environment variable that names another directory.
 pub const DIR_VARIABLE: &str = "MEM_PROFILER_DIR";
-/// Segment files are named `mem_profiler.<pid>.<start time>.<n>`; `n` distinguishes the
-/// images that one process executed one after another.
+/// Prefix of segment files, which are named `mem_profiler.<pid>.<start time>.<n>`. `n` tells apart
+/// the programs that one process has executed in turn.
 pub const FILE_PREFIX: &str = "mem_profiler.";
 
 fn is_segment_size(bytes: usize) -> bool {
     (MIN_SEGMENT_BYTES..=MAX_SEGMENT_BYTES).contains(&bytes)
 }
 
-/// An open segment. Closes nothing and owns nothing: the descriptor is the caller's.
+/// Open segment. Does not own the descriptor, which the caller closes.
 #[derive(Clone, Copy, Debug)]
 pub struct SegmentFile<F = Descriptor> {
     file: F,
@@ -46,9 +45,9 @@ pub struct SegmentFile<F = Descriptor> {
 }
 
 impl SegmentFile {
-    /// Uses an open descriptor (read-write to command, read-only to read) of a file of
-    /// `bytes`. The caller has checked that it is a regular file of the right owner.
-    /// `None` if no segment has this size.
+    /// Wraps an open descriptor of a file of `bytes` bytes, writable if commands are to be written.
+    /// The caller has checked that it is a regular file with the right owner. Returns `None` if no
+    /// segment has this size.
     #[must_use]
     pub fn new(fd: libc::c_int, bytes: u64) -> Option<Self> {
         let bytes = usize::try_from(bytes).ok()?;
@@ -58,8 +57,8 @@ impl SegmentFile {
         })
     }
 
-    /// The same file with room for tables. What is there stays; no memory is behind the rest
-    /// yet.
+    /// Extends the file to `bytes` bytes, with room for tables. Contents stay; the new part is not
+    /// committed.
     ///
     /// # Errors
     /// `EINVAL` if no segment has this size, and those of `ftruncate`.
@@ -68,18 +67,18 @@ impl SegmentFile {
             return Err(Errno(libc::EINVAL));
         }
         if self.bytes < bytes {
-            // SAFETY: a plain call on a descriptor.
+            // SAFETY: the call takes no pointers.
             check(unsafe { libc::ftruncate(self.file.0, bytes as libc::off_t) })?;
         }
         Ok(Self { bytes, ..self })
     }
 
-    /// Frees the memory behind what no reader needs: slots, nodes and records that were never
-    /// claimed, unused room for paths. Only for a segment of a process that is gone: to one that
-    /// writes there, a page not backed by memory may be deadly.
+    /// Frees the memory of parts that no reader needs: slots, nodes and records that were never
+    /// claimed, and the unused part of the path area. Must be called only for a segment of a dead
+    /// process: writing to a page that is not committed may kill a process.
     ///
     /// # Errors
-    /// Those of `pread` and `fallocate`.
+    /// Errors of `pread` and `fallocate`.
     pub fn trim(&self) -> Result<(), Errno> {
         if !self.has_tables() {
             return Ok(());
@@ -124,7 +123,7 @@ impl SegmentFile {
 
     fn punch(&self, from: usize, len: usize) -> Result<(), Errno> {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        // SAFETY: a plain call on a descriptor.
+        // SAFETY: the call takes no pointers.
         check(unsafe {
             libc::fallocate(self.file.0, mode, from as libc::off_t, len as libc::off_t)
         })
@@ -133,34 +132,34 @@ impl SegmentFile {
 }
 
 impl<F: Store> SegmentFile<F> {
-    /// Over the words of a model.
+    /// Returns a segment over the words of a model.
     #[cfg(all(test, loom))]
     pub(crate) fn over(file: F, bytes: usize) -> Self {
         Self { file, bytes }
     }
 
-    /// Size of the file when it was opened or grown.
+    /// Returns the size of the file when it was opened or grown.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Whether there is more than control, identity and status.
+    /// Returns true if the segment has tables, not just its first three pages.
     #[must_use]
     pub fn has_tables(&self) -> bool {
         self.bytes > CONTROL_BYTES
     }
 
-    /// Division of its banks.
+    /// Returns the layout of its banks.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         Geometry::of_segment(self.bytes)
     }
 
-    /// Reads at an offset. The count is short only at the end of the file.
+    /// Reads at an offset. Returns fewer bytes than asked for only at the end of the file.
     ///
     /// # Errors
-    /// Those of `pread`.
+    /// Errors of `pread`.
     pub fn read_at(&self, offset: usize, buffer: &mut [u8]) -> Result<usize, Errno> {
         self.file.read_at(offset, buffer)
     }
@@ -173,15 +172,15 @@ impl<F: Store> SegmentFile<F> {
         self.write_at(offset, &value.to_le_bytes())
     }
 
-    /// Empties the session's bank and puts memory behind the module table and `units` of
-    /// nodes and records, with their slots. The agent adds no more than to `most` of them.
+    /// Clears the session's bank and commits the module table and `units` units of nodes, records
+    /// and slots. The agent may commit more, up to `most` units.
     ///
-    /// Memory that an earlier session used is overwritten with zeros, never given back: a thread
-    /// that was stopped in the middle of a sample may still write there, and a page not backed by
-    /// memory would kill its process where the filesystem is full.
+    /// Memory that an earlier session used is overwritten with zeros, not freed. A thread that was
+    /// stopped in the middle of a sample may still write there, and if the filesystem is full,
+    /// writing to a page that is not committed would kill its process.
     ///
     /// # Errors
-    /// `ENOSPC` when the filesystem is full: nothing was started.
+    /// `ENOSPC` if the filesystem is full; nothing is started then.
     pub fn prepare_bank(&self, session: u64, units: u32, most: u32) -> Result<(), Errno> {
         let geometry = self.geometry();
         let base = geometry.bank_offset(session);
@@ -193,16 +192,16 @@ impl<F: Store> SegmentFile<F> {
         self.write_word(base + offset_of!(BankHeader, session), session)
     }
 
-    /// Limits the units of a bank that the agent puts memory behind.
+    /// Limits the number of units of a bank that the agent may commit.
     ///
     /// # Errors
-    /// Those of `pwrite`.
+    /// Errors of `pwrite`.
     pub fn limit_units(&self, session: u64, most: u32) -> Result<(), Errno> {
         let at = self.geometry().bank_offset(session) + offset_of!(BankHeader, most_units);
         self.write_at(at, &most.to_le_bytes())
     }
 
-    /// Writes zeros over what a bank holds.
+    /// Overwrites the used parts of a bank with zeros.
     fn empty_bank(&self, base: usize) -> Result<(), Errno> {
         let geometry = self.geometry();
         let mut reserved = [0];
@@ -210,7 +209,7 @@ impl<F: Store> SegmentFile<F> {
         let grown = self.read_half(base + offset_of!(BankHeader, grown_units))?;
         let units = reserved_units(reserved[0]).max(grown);
         if units == 0 {
-            // Never used: all holes, which read as zeros.
+            // The bank was never used. Its holes read as zeros.
             return Ok(());
         }
         let nodes = self.used(
@@ -238,7 +237,8 @@ impl<F: Store> SegmentFile<F> {
         )
     }
 
-    /// Maximum number of nodes or records that a bank may have in use, the fixed ones included.
+    /// Returns the number of nodes or records in use, fixed ones included, or `limit` if it is
+    /// lower.
     fn used(&self, base: usize, field: usize, limit: u32) -> Result<usize, Errno> {
         const FIXED: u32 = 2;
         Ok(self
@@ -247,10 +247,10 @@ impl<F: Store> SegmentFile<F> {
             .min(limit) as usize)
     }
 
-    /// Writes zeros.
+    /// Overwrites a range with zeros.
     fn clear(&self, from: usize, len: usize) -> Result<(), Errno> {
-        // Small, for it is part of the program's file; and not on the stack, for an agent creates
-        // a segment on whatever stack a forked child allocates.
+        // Small, since it is part of the program's file. Not on the stack, since an agent creates a
+        // segment on whatever stack a forked child allocates from.
         static ZEROS: [u8; PAGE] = [0; PAGE];
         let mut done = 0;
         while done < len {
@@ -261,11 +261,11 @@ impl<F: Store> SegmentFile<F> {
         Ok(())
     }
 
-    /// Puts memory behind `units` of nodes and records, or some more, and behind their slots, then
-    /// lets the agent use them.
+    /// Commits at least `units` units of nodes and records, with their slots, then lets the agent
+    /// use them.
     ///
     /// # Errors
-    /// `ENOSPC` when the directory is full: the agent continues with what it had.
+    /// `ENOSPC` if the directory's filesystem is full; the agent continues with what it had.
     pub fn reserve_units(&self, session: u64, units: u32) -> Result<(), Errno> {
         let geometry = self.geometry();
         let base = geometry.bank_offset(session);
@@ -288,14 +288,14 @@ impl<F: Store> SegmentFile<F> {
         Ok(u32::from_le_bytes(half))
     }
 
-    /// Writes the parameters of the next epoch, then its number: sampling runs by them
-    /// from each thread's next allocation. Returns the new epoch.
+    /// Publishes the next epoch: writes its parameters, then its number. They apply from each
+    /// thread's next allocation on. Returns the new epoch.
     ///
-    /// Starts a session, or changes interval or deadline of the one that runs
-    /// (`session.number` unchanged). A bank must have been prepared for it.
+    /// Starts a session, or changes the interval or deadline of the running one (`session.number`
+    /// unchanged). The bank must have been prepared.
     ///
     /// # Errors
-    /// Those of `pwrite`.
+    /// Errors of `pwrite`.
     pub fn publish(&self, session: &Session) -> Result<u32, Errno> {
         let epoch = self.next_epoch(session.is_probe())?;
         let at = offset_of!(Control, params) + (epoch as usize & 1) * size_of::<Params>();
@@ -321,11 +321,11 @@ impl<F: Store> SegmentFile<F> {
         Ok(epoch)
     }
 
-    /// Writes down how the interval of a session went: the last [`INTERVALS_KEPT`] of
-    /// `periods`, and the smallest interval of all.
+    /// Writes the interval history of a session: the last [`INTERVALS_KEPT`] of `periods`, and the
+    /// smallest interval of all.
     ///
     /// # Errors
-    /// Those of `pwrite`.
+    /// Errors of `pwrite`.
     pub fn log_intervals(
         &self,
         session: u64,
@@ -349,10 +349,10 @@ impl<F: Store> SegmentFile<F> {
         self.write_word(log + offset_of!(IntervalLog, count), kept.len() as u64)
     }
 
-    /// Writes down the name of a thread, by its index in the session's [`ThreadTable`].
+    /// Writes the name of a thread, given its index in the session's [`ThreadTable`].
     ///
     /// # Errors
-    /// Those of `pwrite`.
+    /// Errors of `pwrite`.
     pub fn name_thread(&self, session: u64, index: usize, name: [u8; 16]) -> Result<(), Errno> {
         let table = self.geometry().bank_offset(session) + offset_of!(BankHeader, threads);
         let entries = table + offset_of!(ThreadTable, entries);
@@ -360,28 +360,27 @@ impl<F: Store> SegmentFile<F> {
         self.write_at(entry + offset_of!(ThreadEntry, name), &name)
     }
 
-    /// Turns sampling off. The session's data stay; what is allocated or freed from now on is not
-    /// counted.
+    /// Turns sampling off. The session's data stay; later allocations and frees are not counted.
     ///
     /// # Errors
-    /// Those of `pwrite`.
+    /// Errors of `pwrite`.
     pub fn stop(&self) -> Result<(), Errno> {
         self.write_at(offset_of!(Control, epoch), &[0])
     }
 
-    /// Notes when a session ended.
+    /// Records the time when a session ended.
     ///
     /// # Errors
-    /// Those of `pwrite`.
+    /// Errors of `pwrite`.
     pub fn mark_ended(&self, session: u64, at_ns: u64) -> Result<(), Errno> {
         self.write_word(STATUS_OFFSET + offset_of!(Status, ended_ns), at_ns)?;
         self.write_word(STATUS_OFFSET + offset_of!(Status, ended_session), session)
     }
 
-    /// Notes that a session was written out, so that it need not be recovered.
+    /// Records that a session was written out, so that it need not be recovered.
     ///
     /// # Errors
-    /// Those of `pwrite`.
+    /// Errors of `pwrite`.
     pub fn mark_collected(&self, session: u64) -> Result<(), Errno> {
         self.write_word(
             STATUS_OFFSET + offset_of!(Status, collected_session),
@@ -389,10 +388,11 @@ impl<F: Store> SegmentFile<F> {
         )
     }
 
-    /// Whether the process waits at its exit for a check. If so, it learns that it was seen.
+    /// Returns true if the process waits at its exit for a leak check, and tells it that this was
+    /// noticed.
     ///
     /// # Errors
-    /// Those of `pread` and `pwrite`.
+    /// Errors of `pread` and `pwrite`.
     pub fn waits_at_exit(&self) -> Result<bool, Errno> {
         let state = self.at_exit()?;
         if state == AT_EXIT_WAITS {
@@ -402,10 +402,10 @@ impl<F: Store> SegmentFile<F> {
         Ok(state == AT_EXIT_WAITS || state == AT_EXIT_SEEN)
     }
 
-    /// Whether a process said that it wants no check at its exit.
+    /// Returns true if the process has said that it wants no leak check at exit.
     ///
     /// # Errors
-    /// Those of `pread`.
+    /// Errors of `pread`.
     pub fn exits_unchecked(&self) -> Result<bool, Errno> {
         Ok(self.at_exit()? == AT_EXIT_UNCHECKED)
     }
@@ -419,7 +419,7 @@ impl<F: Store> SegmentFile<F> {
     /// Releases a process that waits at its exit.
     ///
     /// # Errors
-    /// Those of `pwrite`.
+    /// Errors of `pwrite`.
     pub fn let_exit(&self) -> Result<(), Errno> {
         self.write_word(STATUS_OFFSET + offset_of!(Status, at_exit), AT_EXIT_CHECKED)
     }
@@ -431,9 +431,10 @@ impl<F: Store> SegmentFile<F> {
         self.read_at(at + offset_of!(Params, thinning), &mut thinning)?;
         let next = Control::after(last);
         Ok(
-            match is_probe && u64::from_le_bytes(thinning) == Session::PROBE {
-                true => Control::after(next),
-                false => next,
+            if is_probe && u64::from_le_bytes(thinning) == Session::PROBE {
+                Control::after(next)
+            } else {
+                next
             },
         )
     }

@@ -1,8 +1,8 @@
-//! Reading a segment: views over private copies of its bytes.
+//! Readers of segments: views of private copies of their bytes.
 //!
-//! Every byte is the target's word and may be a lie. Views check each index before
-//! use, so wrong bytes give wrong numbers or an [`Invalid`], never a fault, a hang or
-//! a read elsewhere. Strings come out as raw bytes; who prints them escapes them.
+//! All bytes come from the target and are untrusted. Views check each index before use, so corrupt
+//! bytes give wrong numbers or an [`Invalid`], never a fault, a hang or a read out of bounds.
+//! Strings are returned as raw bytes, which must be escaped before they are printed.
 
 mod bank;
 mod header;
@@ -16,18 +16,18 @@ pub use table::{RecordView, StackEnd, StackSums, Table, thread_of};
 
 use crate::tree::NodeId;
 
-/// Why bytes are not a segment of ours.
+/// Reason why bytes are not a valid segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Invalid {
-    /// Fewer bytes than a header.
+    /// Shorter than a header.
     TooShort,
-    /// No magic: not a segment, or its agent has not finished making it.
+    /// No magic: not a segment, or one that the agent has not finished creating.
     NoMagic,
-    /// Another version of the layout: theirs, ours.
+    /// Another layout version: the segment's, then ours.
     Version(u32, u32),
-    /// The sizes in the header contradict the file's.
+    /// Sizes in the header contradict the file's size.
     Sizes,
-    /// A node whose caller is not older than itself.
+    /// Node whose caller's index is not smaller.
     Cycle(NodeId),
 }
 

@@ -1,4 +1,4 @@
-//! The atomics, or loom's, so that what threads share can be model-checked.
+//! Atomics: the core library's, or loom's for model checking.
 
 #[cfg(not(loom))]
 pub(crate) use core::sync::atomic::{

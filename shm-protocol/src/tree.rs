@@ -1,23 +1,23 @@
-//! The calling-context tree: every stack once, outermost frame first, sharing
-//! what it shares with others.
+//! Calling-context tree: stores every stack once, outermost frame first, sharing common outer
+//! frames.
 //!
-//! A node is a caller's node plus a return address; its index names the whole
-//! stack up to it. Nodes are found through an open-addressing table of
-//! `tag | index` slots. All operations are lock-free: a node is filled in
-//! private, then published by one compare-and-swap of its slot; the loser of a
-//! race uses the winner's node and its own stays unused. A node's index is
-//! claimed after its parent's, so parents are always smaller: no reader can be
-//! led in circles.
+//! A node is its caller's node plus a return address, so the index of a node identifies a whole
+//! stack. Nodes are found through an open-addressing hash table of `tag | index` slots. All
+//! operations are lock-free: a node is filled in while private, then published by one
+//! compare-and-swap of its slot; the loser of a race uses the winner's node, and its own stays
+//! unused. A node's index is claimed after its parent's, so parents always have smaller indices,
+//! and readers cannot run into a cycle.
 //!
-//! A node's slot is chosen by a hash of its whole path, which is kept beside it ([`Place`]): the
-//! slots of a stack's frames can be read before any of its nodes is known.
+//! The slot is chosen by a hash of the node's whole path, which is passed along with the node
+//! ([`Place`]). So the slots of all frames of a stack can be prefetched before any of the nodes is
+//! known.
 //!
-//! A hash leads anywhere in a table, so all of a table takes memory, however few nodes there are.
-//! So there are several ([`Levels`]), each four times as large as the one before, which serves until
-//! more nodes are backed by memory than it has room for. From then on a node that is missing in the
-//! new one is looked for in those before, and entered in the new one, too. A thread that has not
-//! heard of this yet may enter a node in an earlier one that another has just not found there: then
-//! one stack has two nodes, which readers add up.
+//! A hash may select any slot of a table, so all of a table becomes resident however few nodes
+//! there are. Therefore there are several tables ([`Levels`]), each four times as large as the one
+//! before. A table is in use until more nodes are committed than it has room for. From then on, a
+//! node that is missing in the new table is looked up in the earlier ones, and entered in the new
+//! one too. A thread that has not noticed the change may enter a node in an earlier table after
+//! another thread has searched it. That stack then has two nodes; readers add up their counters.
 //!
 //! Cost: a lookup is one hash, one slot and one node (two cache lines), 30 instructions.
 
@@ -25,20 +25,20 @@
 use crate::layout::Node;
 use crate::sync::{AtomicU32, Ordering};
 
-/// Index of a node; also the name of the stack that ends in it.
+/// Index of a node, which identifies the stack that ends in it.
 pub type NodeId = u32;
 
-/// A node with the hash of its path, which leads to its children's slots.
+/// Node with the hash of its path, from which its children's slots are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The node.
     pub node: NodeId,
-    /// Hash of the addresses from the root to it.
+    /// Hash of the addresses from the root to the node.
     pub path: u64,
 }
 
 impl Place {
-    /// The place of [`ROOT`] or of [`TRUNCATED`].
+    /// Returns the place of [`ROOT`] or of [`TRUNCATED`].
     #[must_use]
     pub const fn root(node: NodeId) -> Self {
         Self {
@@ -48,7 +48,8 @@ impl Place {
     }
 }
 
-/// The hash of the path to a child. Its middle bits choose the slot, the upper ones are the tag.
+/// Returns the hash of the path to a child. Its middle bits choose the slot; the upper ones are the
+/// tag.
 #[inline(always)]
 #[must_use]
 pub fn path_to(parent: u64, address: u64) -> u64 {
@@ -59,7 +60,7 @@ pub fn path_to(parent: u64, address: u64) -> u64 {
 
 const A: u64 = 0x9E37_79B9_7F4A_7C15;
 const B: u64 = 0xBF58_476D_1CE4_E5B9;
-/// Inverse of `B` modulo 2^64: each step of Newton's doubles the number of right bits.
+/// Inverse of `B` modulo 2^64. Each step of Newton's method doubles the number of correct bits.
 const B_INVERSE: u64 = {
     let (mut inverse, mut step) = (B, 0);
     while step < 5 {
@@ -69,48 +70,52 @@ const B_INVERSE: u64 = {
     inverse
 };
 
-/// The path of the parent, whose child of `address` has this one: the inverse of [`path_to`].
+/// Returns the path of the parent of the child with this path and `address`: the inverse of
+/// [`path_to`].
 fn path_from(path: u64, address: u64) -> u64 {
     path.wrapping_sub((address ^ B).wrapping_mul(A))
         .wrapping_mul(B_INVERSE)
 }
 
-/// Above every complete stack.
+/// Node above all complete stacks.
 pub const ROOT: NodeId = 0;
-/// Above every stack that could not be followed to its end.
+/// Node above all truncated stacks.
 pub const TRUNCATED: NodeId = 1;
-/// First index that is handed out.
+/// Index of the first node that is allocated.
 pub const FIRST_NODE: NodeId = 2;
 
 const INDEX_BITS: u32 = 24;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
-/// Maximum number of nodes that a slot can name.
+/// Maximum number of nodes, which is what a slot's index bits can hold.
 pub const MAX_NODES: u32 = INDEX_MASK;
-/// Probes after which the table counts as full; at half load a miss takes two or three.
+/// Maximum number of probes, after which the table counts as full. At half load a miss takes two or
+/// three.
 const MAX_PROBES: u32 = 256;
 
-/// Division of a tree's slots into tables, each four times as large as the one before and behind
-/// it. The first has room for a unit of nodes, which is what memory is reserved in.
+/// Sizes of a tree's hash tables, each of which is four times as large as the one before and
+/// follows it in memory. The first has room for the nodes of one unit, the granularity in which
+/// memory is committed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Levels {
     unit_nodes_log2: u32,
     first_slots_log2: u32,
-    /// The last table need not be larger than for all units.
-    most_log2: u32,
+    /// Logarithm of the number of units, which bounds the size of the last table.
+    units_log2: u32,
 }
 
 impl Levels {
-    /// Tables for `units` times 2^`unit_nodes_log2` nodes, with two slots for each node.
+    /// Returns the sizes of tables for `units` times 2^`unit_nodes_log2` nodes, with two slots for
+    /// each node.
     #[must_use]
     pub const fn new(unit_nodes_log2: u32, units: u32) -> Self {
         Self {
             unit_nodes_log2,
             first_slots_log2: unit_nodes_log2 + 1,
-            most_log2: units.next_power_of_two().ilog2(),
+            units_log2: units.next_power_of_two().ilog2(),
         }
     }
 
-    /// Tables with fewer slots, for the model checker.
+    /// Returns sizes with a smaller first table, for the model checker.
     #[cfg(all(test, loom))]
     pub(crate) fn with_first_slots(self, log2: u32) -> Self {
         Self {
@@ -119,7 +124,7 @@ impl Levels {
         }
     }
 
-    /// Index of the table that serves while this many units are backed by memory.
+    /// Returns the index of the table that is in use while this many units are committed.
     #[inline(always)]
     #[must_use]
     pub const fn serving(units: u32) -> u32 {
@@ -129,34 +134,34 @@ impl Levels {
         }
     }
 
-    /// First slot of a table.
+    /// Returns the index of a table's first slot.
     #[inline(always)]
     #[must_use]
     pub const fn start(&self, level: u32) -> usize {
         (((1 << (2 * level)) - 1) / 3) << self.first_slots_log2
     }
 
-    /// Slots of a table, a power of two.
+    /// Returns the number of slots of a table, a power of two.
     #[inline(always)]
     #[must_use]
     pub const fn slots(&self, level: u32) -> usize {
-        let log2 = if 2 * level < self.most_log2 {
+        let log2 = if 2 * level < self.units_log2 {
             2 * level
         } else {
-            self.most_log2
+            self.units_log2
         };
         1 << (log2 + self.first_slots_log2)
     }
 
-    /// Slots of all tables.
+    /// Returns the number of slots of all tables.
     #[must_use]
     pub const fn all(&self) -> usize {
-        let last = Self::serving(1 << self.most_log2);
+        let last = Self::serving(1 << self.units_log2);
         self.start(last) + self.slots(last)
     }
 
-    /// Slots to be backed by memory together with this many units: those of the tables that serve,
-    /// and of the next one in proportion, so that no step is a large one.
+    /// Returns the number of slots to commit together with this many units: all slots of the tables
+    /// in use, and a proportional part of the next one, so that no step is large.
     #[must_use]
     pub const fn backed(&self, units: u32) -> usize {
         let level = Self::serving(units);
@@ -175,7 +180,7 @@ impl Levels {
     }
 }
 
-/// The tree of one bank.
+/// Calling-context tree of one bank.
 #[derive(Clone, Copy)]
 pub struct Tree<'a> {
     slots: &'a [AtomicU32],
@@ -185,7 +190,7 @@ pub struct Tree<'a> {
 }
 
 impl<'a> Tree<'a> {
-    /// A tree over zeroed or already used memory.
+    /// Returns a tree in memory that is zeroed or already in use.
     ///
     /// There must be as many slots as `levels` says, and at most [`MAX_NODES`] nodes; otherwise
     /// [`child`](Self::child) finds no room.
@@ -205,10 +210,11 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// The node of `address` called from `parent`, made if it is new.
+    /// Finds or creates the node of `address` called from `parent`. Returns `None` if there is no
+    /// room.
     ///
-    /// `limit` is the number of nodes with memory behind them; the slots have some, too, as
-    /// [`Levels::backed`] says. `None` when there is no room.
+    /// `limit` is the number of committed nodes; the slots for them must be committed too
+    /// ([`Levels::backed`]).
     #[inline]
     pub fn child(&self, parent: Place, address: u64, limit: u32) -> Option<Place> {
         let path = path_to(parent.path, address);
@@ -216,7 +222,7 @@ impl<'a> Tree<'a> {
         Some(Place { node, path })
     }
 
-    /// The node of `address` called from `parent`, if there is one.
+    /// Returns the node of `address` called from `parent`, or `None` if it does not exist.
     #[must_use]
     pub fn find(&self, parent: Place, address: u64, limit: u32) -> Option<Place> {
         let path = path_to(parent.path, address);
@@ -225,7 +231,7 @@ impl<'a> Tree<'a> {
         Some(Place { node, path })
     }
 
-    /// Number of nodes that are not used; `None`: none.
+    /// Returns the number of unused nodes, or `None` if there are none.
     #[must_use]
     pub fn free(&self, limit: u32) -> Option<u32> {
         let used = self.count.load(Ordering::Relaxed);
@@ -234,7 +240,8 @@ impl<'a> Tree<'a> {
         free.filter(|free| *free > 0)
     }
 
-    /// The place of a node, at most `depth` below the root.
+    /// Returns a node with its path hash, or `None` if it is more than `depth` levels below the
+    /// root.
     #[must_use]
     pub fn place_of(&self, node: NodeId, depth: usize) -> Option<Place> {
         let (mut at, mut path, mut factor) = (node, 0u64, 1u64);
@@ -252,7 +259,7 @@ impl<'a> Tree<'a> {
         None
     }
 
-    /// The place of the caller; `None` above the root.
+    /// Returns the parent, or `None` if there is none.
     #[must_use]
     pub fn caller(&self, place: Place) -> Option<Place> {
         let frame = self.node(place.node).filter(|_| place.node >= FIRST_NODE)?;
@@ -272,7 +279,7 @@ impl<'a> Tree<'a> {
         self.probe(hash, parent, address, limit)
     }
 
-    /// [`child`](Self::child) where the first slot is not its.
+    /// Finds or creates a node that is not in its first slot.
     #[inline(never)]
     fn probe(&self, hash: u64, parent: NodeId, address: u64, limit: u32) -> Option<NodeId> {
         let level = self.levels.level_of(limit);
@@ -300,7 +307,7 @@ impl<'a> Tree<'a> {
         None
     }
 
-    /// A node that was entered in a table before this one.
+    /// Looks a node up in the tables before `level`.
     #[cold]
     fn earlier(&self, level: u32, hash: u64, parent: NodeId, address: u64) -> Option<NodeId> {
         (0..level).rev().find_map(|level| {
@@ -313,7 +320,7 @@ impl<'a> Tree<'a> {
         })
     }
 
-    /// The slots of a table.
+    /// Returns the slots of a table.
     #[inline(always)]
     fn table(&self, level: u32) -> &'a [AtomicU32] {
         let start = self.levels.start(level);
@@ -321,7 +328,7 @@ impl<'a> Tree<'a> {
         table.unwrap_or_default()
     }
 
-    /// The slot in which the node with this path is looked up first.
+    /// Returns the first slot to be probed for the node with this path.
     #[inline]
     #[must_use]
     pub fn slot(&self, path: u64, limit: u32) -> Option<&'a AtomicU32> {
@@ -329,7 +336,7 @@ impl<'a> Tree<'a> {
         slots.get(first_slot(slots, path))
     }
 
-    /// The node behind an index.
+    /// Returns the node with this index.
     #[inline]
     #[must_use]
     pub fn node(&self, id: NodeId) -> Option<&'a Node> {
@@ -344,7 +351,7 @@ impl<'a> Tree<'a> {
         })
     }
 
-    /// A fresh node, filled in but not yet published.
+    /// Allocates a node and fills it in, without publishing it.
     #[cold]
     fn claim(&self, parent: NodeId, address: u64, limit: u32) -> Option<NodeId> {
         let limit = limit.min(self.nodes.len() as u32);
@@ -370,7 +377,7 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// The slots in which a node may be, the likeliest one first.
+/// Returns the slots in which a node may be, in the order in which they are probed.
 #[inline]
 fn probed(slots: &[AtomicU32], hash: u64) -> impl Iterator<Item = &AtomicU32> {
     let mask = slots.len().wrapping_sub(1);

@@ -1,7 +1,7 @@
-//! What differs between the machines.
+//! Properties of the supported machines.
 //!
 //! The code for both is compiled on both, so that a stack recorded on one can be unwound on the
-//! other ([`remote::walk_on`](crate::remote::walk_on)); the running thread's machine is [`Native`].
+//! other ([`remote::walk_on`](crate::remote::walk_on)). [`Native`] is the running thread's machine.
 
 mod aarch64;
 mod x86_64;
@@ -28,73 +28,74 @@ pub struct Numbers {
     pub ra: Register,
 }
 
-/// Where the kernel saves registers for a signal's handler, as distances from the stack pointer
-/// with which the handler returns.
+/// Positions of the registers that the kernel saves in a signal frame, as byte offsets from the
+/// stack pointer with which the handler returns.
 #[derive(Clone, Copy)]
 pub struct SignalFrame {
     /// Stack pointer.
     pub sp: i64,
     /// Frame pointer.
     pub fp: i64,
-    /// Instruction that was interrupted.
+    /// Interrupted pc.
     pub pc: i64,
     /// Link register.
     pub link: i64,
 }
 
-/// Where a call goes.
+/// Target of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// To this address.
+    /// Address that the instruction contains.
     Known(u64),
-    /// To the address in a register.
+    /// Address in a register or in memory.
     Unknown,
 }
 
-/// What the end of a function does to the stack.
+/// Frame layout that a function's epilogue reveals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Epilogue {
-    /// Whether the CFA is computed from the frame pointer, not the stack pointer.
+    /// True if the CFA is computed from the frame pointer, not the stack pointer.
     pub by_fp: bool,
-    /// Distance of the CFA from that register.
+    /// Offset of the CFA from that register, in bytes.
     pub cfa: i64,
-    /// Distance of the return address from the CFA.
+    /// Offset of the return address from the CFA, in bytes.
     pub ra: i64,
-    /// Distance of the saved frame pointer from the CFA, if it is restored.
+    /// Offset of the saved frame pointer from the CFA, in bytes. `None`: it is not restored.
     pub fp: Option<i64>,
 }
 
-/// A machine whose stacks are unwound.
+/// Machine whose stacks can be unwound.
 pub trait Machine {
     /// DWARF numbers of the registers that are followed.
     const NUMBERS: Numbers;
-    /// Whether the linker writes PLT entries whose CFA depends on the instruction.
+    /// True if linkers write PLT entries whose CFA depends on the instruction.
     const HAS_PLT_RULE: bool;
-    /// Vendor whose call frame instructions code carries.
+    /// Vendor of the machine's additional call frame instructions.
     const VENDOR: Vendor;
-    /// Where a call leaves the return address in a register, so that a frame may not have saved
-    /// it: what the kernel saves of a frame that a signal interrupts.
+    /// Layout of signal frames, on machines where a call leaves the return address in a link
+    /// register, so that a frame may not have saved it. `None`: calls push it.
     const LINKED: Option<SignalFrame>;
-    /// Whether a frame record (the caller's frame pointer, then the return address) is the
-    /// outermost part of its frame, as the call and the first instruction push it. Elsewhere a
-    /// frame may have any size beyond it.
+    /// True if a frame record (the caller's frame pointer, then the return address) is the
+    /// outermost part of its frame, as pushed by the call and the function's first instruction.
+    /// Otherwise the frame may continue beyond it.
     const RECORD_ENDS_FRAME: bool;
 
-    /// The instructions of a trampoline that Python 3.12 and 3.13 make without a frame record, the
-    /// first six bytes of which lie before the return address.
+    /// Instructions of the trampoline that Python 3.12 and 3.13 generate without a frame record.
+    /// The return address in it follows the sixth byte.
     const PADDED: Option<[u8; 11]>;
 
-    /// The return address that a stack word stands for.
+    /// Returns the return address in a stack word, without its signature.
     fn return_address(word: u64) -> u64;
 
-    /// Where the call goes that ends at the return address `ip`, if the bytes before that are one.
+    /// Returns the target of the call that ends at return address `ip`, or `None` if the bytes
+    /// before it are no call.
     fn call(before: [u8; 8], ip: u64) -> Option<Target>;
 
-    /// The function's end, if the code after a call is that and nothing else: what restores
-    /// registers, frees the frame and returns, and moves between registers that unwinding does not
-    /// follow.
+    /// Decodes the code after a call, if it is an epilogue and nothing else: it restores registers,
+    /// frees the frame and returns. Moves between registers that are not followed are allowed.
     fn epilogue(code: &[u8]) -> Option<Epilogue>;
 
-    /// Whether a signal's handler returns to these two instructions, where that can be known.
+    /// Returns true if the two instructions are a signal trampoline. Always false on machines where
+    /// that need not be known.
     fn is_signal_return(instructions: [u32; 2]) -> bool;
 }

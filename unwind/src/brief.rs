@@ -1,21 +1,21 @@
-//! Rules from what compilers nearly always write, straight from an entry's bytes.
+//! Fast path of rule compilation: rules from the instructions that compilers nearly always emit.
 //!
-//! `gimli` decodes any call-frame instruction ([`crate::row`]), at some hundred machine
-//! instructions each, and a large function's entry has hundreds. Nearly all are of a dozen kinds;
-//! of these, only what concerns the CFA, the return address and the frame pointer is kept here, in
-//! a few machine instructions. What is of another kind, or damaged, is left to the general path:
-//! there is no rule that only this one finds.
+//! `gimli` decodes any call frame instruction ([`crate::row`]), at some hundred machine
+//! instructions each, and the entry of a large function has hundreds. Nearly all are of a dozen
+//! kinds. This module executes those in a few machine instructions each, and tracks only the CFA,
+//! the return address and the frame pointer. It returns `None` for any other kind and for damaged
+//! entries, which then take the general path. The result is always that of the general path.
 
 use crate::arch::Machine;
 use crate::row::{Bytes, Row};
 use crate::rule::{Kind, Rule};
 use gimli::{CfaRule, FrameDescriptionEntry, RegisterRule};
 
-/// Maximum number of states on the stack of `DW_CFA_remember_state`; as in [`crate::row`].
-const MOST_SAVED: usize = 3;
+/// Maximum depth of `DW_CFA_remember_state`, as in [`crate::row`].
+const MAX_SAVED_STATES: usize = 3;
 
-/// The part of a row that a rule is made of; offsets are from the CFA. Small: a sample may be taken on
-/// a stack of 4 KiB.
+/// Part of a row that determines the rule. Offsets are relative to the CFA. Small, since a sample
+/// may be taken on a stack of 4 KiB.
 #[derive(Clone, Copy, Default)]
 struct State {
     cfa_register: u16,
@@ -24,7 +24,7 @@ struct State {
     fp: Offset,
 }
 
-/// Where a register was saved, if it was.
+/// Offset at which a register was saved, or [`NONE`](Self::NONE).
 #[derive(Clone, Copy)]
 struct Offset(i32);
 
@@ -37,7 +37,7 @@ impl Default for Offset {
 impl Offset {
     const NONE: Self = Self(i32::MIN);
 
-    /// `None`: out of reach.
+    /// Returns `None` if the offset does not fit.
     #[inline]
     fn new(at: i64) -> Option<Self> {
         let at = i32::try_from(at).ok();
@@ -50,7 +50,7 @@ impl Offset {
 }
 
 impl State {
-    /// That part of a row, if there is nothing unusual in it.
+    /// Returns the state for a row, or `None` if the row has other kinds of rules.
     fn of<A: Machine>(row: &Row) -> Option<Self> {
         let CfaRule::RegisterAndOffset { register, offset } = *row.cfa() else {
             return None;
@@ -85,8 +85,8 @@ impl State {
     }
 }
 
-/// The rule at `pc`, which lies in `entry`; `section` holds the entry, and `initial` is the row that
-/// its function begins with.
+/// Returns the rule at `pc`, which is in `entry`. `section` is the section that holds the entry;
+/// `initial` is the row at the start of the function.
 #[inline(never)]
 pub(crate) fn rule<A: Machine>(
     entry: &FrameDescriptionEntry<Bytes<'_>>,
@@ -100,14 +100,14 @@ pub(crate) fn rule<A: Machine>(
         code: cie.code_alignment_factor(),
         data: cie.data_alignment_factor(),
         initial: State::of::<A>(initial)?,
-        saved: [State::default(); MOST_SAVED],
+        saved: [State::default(); MAX_SAVED_STATES],
         depth: 0,
     };
     let state = program.run::<A>(entry.initial_address(), pc)?;
     state.rule::<A>()
 }
 
-/// The instructions of an entry (LSB 10.6.1.1.2).
+/// Returns the bytes of an entry's call frame instructions (LSB 10.6.1.1.2).
 fn instructions<'a>(
     entry: &FrameDescriptionEntry<Bytes<'a>>,
     section: &'a [u8],
@@ -116,7 +116,7 @@ fn instructions<'a>(
     const CIE_POINTER: usize = 4;
     let entry_bytes = section.get(entry.offset()..)?;
     let (length, rest) = entry_bytes.split_first_chunk::<LENGTH>()?;
-    // A 64-bit length begins with 0xffffffff, which no section has.
+    // The length 0xffffffff announces a 64-bit length; no section is that long, so it fails here.
     let rest = rest.get(..u32::from_le_bytes(*length) as usize)?;
     let encoding = entry.cie().fde_address_encoding();
     let address = match encoding.map_or(0, |encoding| encoding.0 & 0x07) {
@@ -134,7 +134,7 @@ fn instructions<'a>(
     augmentation.get(usize::try_from(length).ok()?..)
 }
 
-/// Takes a ULEB128 number of at most 32 bits from the front.
+/// Reads a ULEB128 number of at most 32 bits from the front.
 #[inline]
 fn uleb(rest: &mut &[u8]) -> Option<u32> {
     let mut value = 0;
@@ -152,7 +152,7 @@ fn uleb(rest: &mut &[u8]) -> Option<u32> {
     None
 }
 
-/// Takes bytes of a number from the front.
+/// Reads a number's bytes from the front.
 #[inline]
 fn take<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
     let (bytes, more) = rest.split_first_chunk::<N>()?;
@@ -165,12 +165,12 @@ struct Program<'a> {
     code: u64,
     data: i64,
     initial: State,
-    saved: [State; MOST_SAVED],
+    saved: [State; MAX_SAVED_STATES],
     depth: usize,
 }
 
 impl Program<'_> {
-    /// The state at `pc`, of a function that begins at `at`.
+    /// Returns the state at `pc`, in a function that starts at `at`.
     fn run<A: Machine>(&mut self, mut at: u64, pc: u64) -> Option<State> {
         let mut state = self.initial;
         while let Some((&opcode, rest)) = self.rest.split_first() {
@@ -203,7 +203,7 @@ impl Program<'_> {
         Some(state)
     }
 
-    /// `DW_CFA_restore`.
+    /// Executes `DW_CFA_restore`.
     #[inline]
     fn restore<A: Machine>(&self, state: &mut State, register: u8) {
         match u16::from(register) {
@@ -213,7 +213,7 @@ impl Program<'_> {
         }
     }
 
-    /// Instructions whose opcode takes the whole byte.
+    /// Executes an instruction whose opcode takes the whole byte.
     #[inline]
     fn other<A: Machine>(&mut self, state: &mut State, opcode: u8) -> Option<()> {
         match opcode {
@@ -238,7 +238,8 @@ impl Program<'_> {
             0x0d => state.cfa_register = u16::try_from(uleb(&mut self.rest)?).ok()?,
             // DW_CFA_def_cfa_offset
             0x0e => state.cfa = i32::try_from(uleb(&mut self.rest)?).ok()?,
-            // DW_CFA_AARCH64_negate_ra_state: the signature is taken off, if there is one.
+            // DW_CFA_AARCH64_negate_ra_state: no state is needed, since signatures are always
+            // stripped.
             0x2d if A::VENDOR == gimli::Vendor::AArch64 => {}
             // DW_CFA_GNU_args_size
             0x2e => {
@@ -250,13 +251,13 @@ impl Program<'_> {
     }
 }
 
-/// `DW_CFA_offset`.
+/// Executes `DW_CFA_offset`.
 #[inline]
 fn set<A: Machine>(state: &mut State, register: u8, at: Offset) -> Option<()> {
     match u16::from(register) {
         r if r == A::NUMBERS.ra.0 => state.ra = at,
         r if r == A::NUMBERS.fp.0 => state.fp = at,
-        // Where stacks are switched.
+        // A rule for the stack pointer: a switch of stacks.
         r if r == A::NUMBERS.sp.0 => return None,
         _ => {}
     }

@@ -1,13 +1,13 @@
-//! The rules found so far, shared by all threads.
+//! Rule cache, shared by all threads.
 //!
-//! Four-way set-associative; a set is one cache line, in which each address has a preferred entry:
-//! it is used if it is free, and looked at first. An entry is a key (return address and generation)
-//! and a rule. A writer takes an entry by replacing its key with `BUSY`, stores the rule, then
-//! the new key; a reader takes the rule only if it sees its own key both before and after. Within
-//! one generation the rule of a key never changes, so it does no harm if the key goes and comes
-//! back in between: the rule is still the right one.
+//! Four-way set-associative, with one set per cache line. Each address has a preferred entry in its
+//! set, which is used if it is free and looked up first. An entry is a key (return address and
+//! generation) and a rule. A writer claims an entry by replacing its key with `BUSY`, stores the
+//! rule, then stores the new key. A reader uses the rule only if it sees its own key both before
+//! and after. Within one generation, the rule of a key never changes, so it does no harm if the
+//! entry was replaced and restored in between.
 //!
-//! Cost of a hit: one cache line and, as long as the cache is not crowded, one compare.
+//! Cost of a hit: one cache line and, unless the cache is crowded, one compare.
 
 use crate::rule::Rule;
 use core::sync::atomic::{AtomicU64, Ordering, fence};
@@ -16,7 +16,7 @@ const WAYS: usize = 4;
 const SETS: usize = 4096;
 const BUSY: u64 = u64::MAX;
 
-/// A rule and its key.
+/// Cache entry.
 #[repr(C)]
 struct Entry {
     key: AtomicU64,
@@ -24,7 +24,7 @@ struct Entry {
 }
 
 impl Entry {
-    /// The rule, if it is the key's.
+    /// Returns the rule if the entry has this key.
     #[inline(always)]
     fn of(&self, key: u64) -> Option<Rule> {
         if self.key.load(Ordering::Acquire) != key {
@@ -54,13 +54,13 @@ impl Set {
     }
 }
 
-/// 16,384 rules, 256 KiB; zeroed memory is an empty one.
+/// Cache of 16,384 rules, 256 KiB. Zeroed memory is an empty cache.
 pub struct RuleCache {
     sets: [Set; SETS],
 }
 
 impl RuleCache {
-    /// An empty cache, for a static.
+    /// Creates an empty cache, for a static.
     #[must_use]
     #[expect(clippy::new_without_default, reason = "too large to be made by value")]
     pub const fn new() -> Self {
@@ -69,33 +69,32 @@ impl RuleCache {
         }
     }
 
-    /// The rule of a return address in a generation, if it is known.
+    /// Returns the rule of a return address in this generation, or `None` if it is not cached.
     #[inline(always)]
     #[must_use]
     pub fn get(&self, ip: u64, generation: u16) -> Option<Rule> {
         let key = key(ip, generation);
-        let (set, first) = place_of(ip);
+        let (set, first) = slot_of(ip);
         let rule = self.sets[set].entries[first].of(key);
         if rule.is_some() {
             return rule;
         }
-        self.elsewhere(set, key)
+        self.get_from_set(set, key)
     }
 
-    /// [`get`](Self::get) of a rule that is not in the place that is examined first.
+    /// Looks up a rule in all entries of its set.
     #[inline(never)]
-    fn elsewhere(&self, set: usize, key: u64) -> Option<Rule> {
+    fn get_from_set(&self, set: usize, key: u64) -> Option<Rule> {
         self.sets[set]
             .entries
             .iter()
             .find_map(|entry| entry.of(key))
     }
 
-    /// Remembers a rule, in place of another if the set is full. May do nothing when
-    /// threads race.
+    /// Caches a rule, in place of another if the set is full. May do nothing if threads race.
     pub fn put(&self, ip: u64, generation: u16, rule: Rule) {
         let key = key(ip, generation);
-        let (set, first) = place_of(ip);
+        let (set, first) = slot_of(ip);
         let entries = &self.sets[set].entries;
         let stale = |k: u64| k == 0 || k as u16 != generation;
         let key_of = |way: usize| entries[way].key.load(Ordering::Relaxed);
@@ -115,7 +114,7 @@ impl RuleCache {
             .key
             .compare_exchange(old, BUSY, Ordering::Acquire, Ordering::Relaxed);
         if taken.is_ok() {
-            // The rule must not become visible before the key is gone.
+            // The rule must not become visible before the old key is gone.
             fence(Ordering::Release);
             victim.rule.store(rule.bits(), Ordering::Relaxed);
             victim.key.store(key, Ordering::Release);
@@ -128,9 +127,9 @@ fn key(ip: u64, generation: u16) -> u64 {
     ip << 16 | u64::from(generation)
 }
 
-/// The set of a return address, and the entry there that is examined first.
+/// Returns the set of a return address and its preferred entry there.
 #[inline]
-fn place_of(ip: u64) -> (usize, usize) {
+fn slot_of(ip: u64) -> (usize, usize) {
     const BITS: u32 = (SETS * WAYS).ilog2();
     let place = (ip.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (u64::BITS - BITS)) as usize;
     (place / WAYS, place % WAYS)
@@ -177,7 +176,7 @@ mod tests {
     fn racing_writers_never_give_a_wrong_rule() {
         let cache = cache();
         // All in a handful of sets, so that entries are replaced all the time.
-        let ips: std::vec::Vec<u64> = (1u64..).filter(|ip| place_of(*ip).0 < 4).take(64).collect();
+        let ips: std::vec::Vec<u64> = (1u64..).filter(|ip| slot_of(*ip).0 < 4).take(64).collect();
         std::thread::scope(|scope| {
             for thread in 0..4 {
                 let (cache, ips) = (&cache, &ips);

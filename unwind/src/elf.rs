@@ -1,64 +1,64 @@
-//! A loaded ELF image, read in place: where its code and unwind tables are.
+//! Loaded ELF images, read in place: code, unwind tables, build id.
 //!
 //! The loader maps the file's first page, which holds the program headers (ELF-64 gABI), at the
-//! start of every module, the vdso included. Whether that page can be read is checked first;
-//! headers beyond it are not looked for.
+//! start of every module, the vdso included. That page is probed before it is read, since some
+//! programs hide it. Program headers further back are used only if they are mapped as the file has
+//! them.
 
 // Decision 26: ELF headers without the `object` crate.
 use crate::probe;
 use core::slice::from_raw_parts;
 
-/// Kind of a segment that is loaded.
+/// Type of loaded segments.
 pub const PT_LOAD: u32 = 1;
-/// Kind of a segment that holds notes.
+/// Type of segments that hold notes.
 pub const PT_NOTE: u32 = 4;
-/// Kind of the segment that is `.eh_frame_hdr`.
+/// Type of the segment that is `.eh_frame_hdr`.
 pub const PT_GNU_EH_FRAME: u32 = 0x6474_e550;
-/// Flag of a segment that may be executed.
+/// Flag of executable segments.
 pub const PF_X: u32 = 1;
-/// Flag of a segment that may be read.
+/// Flag of readable segments.
 pub const PF_R: u32 = 4;
 const NT_GNU_BUILD_ID: u32 = 3;
 const HEADER_BYTES: usize = 64;
 const PROGRAM_HEADER_BYTES: usize = 56;
 const MAX_PROGRAM_HEADERS: usize = 64;
 
-/// Bytes of a module, and the address that they have in the process which runs it.
+/// Bytes of a module, with their address in the process that runs it.
 #[derive(Clone, Copy, Debug)]
 pub struct Section<'a> {
-    /// The bytes.
+    /// Bytes, from `address` on.
     pub bytes: &'a [u8],
-    /// Their address.
+    /// Address of the first byte.
     pub address: u64,
 }
 
-/// A module's unwind tables, wherever its bytes are: mapped in this process ([`Image`]), or
-/// read from a file for another ([`Sections`]).
+/// Access to a module's unwind tables and code: mapped in this process ([`Image`]), or read from a
+/// file for another ([`Sections`]).
 pub trait Module<'a> {
-    /// The section `.eh_frame_hdr`.
+    /// Returns the section `.eh_frame_hdr`.
     fn eh_frame_hdr(&self) -> Option<Section<'a>>;
 
-    /// Bytes from an address of `.eh_frame` on, to the end of the section or beyond.
+    /// Returns the bytes from an address of `.eh_frame` on, to the end of the section or beyond.
     fn bytes_from(&self, address: u64) -> Option<Section<'a>>;
 
-    /// Where a program begins to run; `None`: it is a library, or not known.
+    /// Returns the program's entry point, or `None` for a library or if not known.
     fn entry(&self) -> Option<u64> {
         None
     }
 
-    /// The instruction of four bytes at an address of the module's code; `None` where there is no
-    /// code, or its bytes cannot be read.
+    /// Returns the four-byte instruction at an address, or `None` if there is no readable code.
     fn instruction(&self, _: u64) -> Option<u32> {
         None
     }
 
-    /// The bytes of the module's code that lie before an address; `None` as above.
+    /// Returns the eight bytes of code before an address, or `None` if there is no readable code.
     fn before(&self, _: u64) -> Option<[u8; 8]> {
         None
     }
 
-    /// Eight bytes of the module's code before an address and 24 from it on, zeros where its code
-    /// ends; `None` as above.
+    /// Returns eight bytes of code before an address and 24 from it on, with zeros after the end of
+    /// the readable code. Returns `None` if the first 16 are not readable code.
     fn around(&self, address: u64) -> Option<[[u8; 8]; 4]> {
         let after = |bytes: u64| self.before(address.checked_add(bytes)?);
         let [second, third] = [16, 24].map(|bytes| after(bytes).unwrap_or_default());
@@ -66,8 +66,8 @@ pub trait Module<'a> {
     }
 }
 
-/// The unwind tables of a module that another process runs, read from its file. Addresses are
-/// those of that process.
+/// Unwind tables of a module of another process, read from its file. Addresses are those of that
+/// process.
 #[derive(Clone, Copy, Debug)]
 pub struct Sections<'a> {
     /// `.eh_frame_hdr`.
@@ -88,25 +88,25 @@ impl<'a> Module<'a> for Sections<'a> {
     }
 }
 
-/// An executable segment.
+/// Executable segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Text {
     /// First address.
     pub start: u64,
-    /// One past the last.
+    /// Address after the last.
     pub end: u64,
     /// Offset of `start` in the file.
     pub file_offset: u64,
 }
 
-/// A loaded module.
+/// Loaded module.
 #[derive(Clone, Copy)]
 pub struct Image {
     headers: &'static [u8],
     start: u64,
     end: u64,
     bias: u64,
-    /// As the file has it; 0: none.
+    /// Entry point, relative to `bias`; 0 if none.
     entry: u64,
 }
 
@@ -118,45 +118,45 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-/// One program header.
+/// Program header of a segment.
 #[derive(Clone, Copy)]
 pub struct Segment {
-    /// Its kind.
+    /// Type ([`PT_LOAD`], …).
     pub kind: u32,
-    /// What may be done with its memory.
+    /// Access flags ([`PF_X`], [`PF_R`]).
     pub flags: u32,
-    /// Where it begins in the file.
+    /// Offset in the file.
     pub offset: u64,
-    /// The address that the file gives to it.
+    /// Address before relocation.
     pub address: u64,
-    /// Its bytes in the file.
+    /// Size in the file, in bytes.
     pub file_size: u64,
     memory_size: u64,
 }
 
-/// The first page of what is mapped at `start..end`; `None` where it cannot be read.
+/// Returns the first page of a module mapped at `start..end`, or `None` if it is unreadable.
 ///
 /// # Safety
-/// It stays mapped for as long as the bytes are used.
+/// The page stays mapped for as long as the bytes are used.
 #[must_use]
 pub unsafe fn first_page(start: u64, end: u64) -> Option<&'static [u8]> {
-    // Memory is mapped in whole pages: one can be read whole though the module ends within it, as
-    // aarch64's vdso does.
+    // Memory is mapped in whole pages, so a whole one can be read even if the module ends within
+    // it, as aarch64's vdso does.
     let length = end.checked_sub(start)?;
     let is_whole = length >= 4096 || length > 0 && start.is_multiple_of(4096);
     if !is_whole || start == 0 {
         return None;
     }
-    // Programs hide it (some packers and sandboxes do).
+    // Some packers and sandboxes make it unreadable.
     if !probe::are_readable(start, start.saturating_add(4096)) {
         return None;
     }
-    // SAFETY: found readable, and the caller vouches that it stays.
+    // SAFETY: the page is readable, and the caller keeps it mapped.
     Some(unsafe { from_raw_parts(start as *const u8, 4096) })
 }
 
-/// Where a module begins and ends whose code at `pc` has this offset in its file, by the file's
-/// first page.
+/// Returns the address range of the module whose code at `pc` has this file offset. `page` is the
+/// file's first page.
 #[must_use]
 pub fn extent(page: &[u8], pc: u64, offset: u64) -> Option<(u64, u64)> {
     let headers = program_headers(page)?;
@@ -173,8 +173,8 @@ pub fn extent(page: &[u8], pc: u64, offset: u64) -> Option<(u64, u64)> {
     ))
 }
 
-/// Where the program headers are in the file, and how many bytes they have, if the page is the
-/// first of an ELF file. Tools that rewrite programs (BOLT, patchelf) put them far behind it.
+/// Returns the file offset and size in bytes of the program headers, if `page` is the first of an
+/// ELF file. Tools that rewrite programs (BOLT, patchelf) move them far behind the first page.
 #[must_use]
 pub fn program_headers_place(page: &[u8]) -> Option<(u64, usize)> {
     if page.len() < HEADER_BYTES || !page.starts_with(b"\x7fELF\x02\x01") {
@@ -187,7 +187,7 @@ pub fn program_headers_place(page: &[u8]) -> Option<(u64, usize)> {
     is_usual.then_some((offset, count * PROGRAM_HEADER_BYTES))
 }
 
-/// The program headers, if the page is the first of an ELF file, and holds them.
+/// Returns the program headers, if `page` is the first of an ELF file and contains them.
 #[must_use]
 pub fn program_headers(page: &[u8]) -> Option<&[u8]> {
     let (offset, bytes) = program_headers_place(page)?;
@@ -195,11 +195,11 @@ pub fn program_headers(page: &[u8]) -> Option<&[u8]> {
     page.get(offset..offset.checked_add(bytes)?)
 }
 
-/// The program headers of what is mapped at `start..end`, whose first page this is. They are where
-/// the file has them only if the headers themselves say so.
+/// Returns the program headers of a module mapped at `start..end`, whose first page is `page`. If
+/// they are not in that page, they are used only if they themselves say that they are mapped there.
 ///
 /// # Safety
-/// It stays mapped for as long as they are used.
+/// The module stays mapped for as long as the headers are used.
 unsafe fn mapped_headers(page: &'static [u8], start: u64, end: u64) -> Option<&'static [u8]> {
     if let Some(headers) = program_headers(page) {
         return Some(headers);
@@ -210,7 +210,7 @@ unsafe fn mapped_headers(page: &'static [u8], start: u64, end: u64) -> Option<&'
     if to > end || !from.is_multiple_of(8) || !probe::are_readable(from, to) {
         return None;
     }
-    // SAFETY: found readable, and the caller vouches that it stays.
+    // SAFETY: the range is readable, and the caller keeps it mapped.
     let headers = unsafe { from_raw_parts(from as *const u8, bytes) };
     let first = first_address(headers)?;
     let mut loaded = segments(headers).filter(|s| s.kind == PT_LOAD);
@@ -222,7 +222,7 @@ unsafe fn mapped_headers(page: &'static [u8], start: u64, end: u64) -> Option<&'
     loaded.any(holds).then_some(headers)
 }
 
-/// Program headers one by one.
+/// Returns an iterator over program headers.
 pub fn segments<'a>(headers: &'a [u8]) -> impl Iterator<Item = Segment> + use<'a> {
     headers.chunks_exact(PROGRAM_HEADER_BYTES).filter_map(|h| {
         Some(Segment {
@@ -236,25 +236,24 @@ pub fn segments<'a>(headers: &'a [u8]) -> impl Iterator<Item = Segment> + use<'a
     })
 }
 
-/// The address that the file gives to its first page.
+/// Returns the address before relocation of the file's first page.
 fn first_address(headers: &[u8]) -> Option<u64> {
     let first = segments(headers).find(|s| s.kind == PT_LOAD)?;
     Some(first.address.wrapping_sub(first.offset) & !4095)
 }
 
 impl Image {
-    /// The module mapped at `start..end`.
-    ///
-    /// `None` also where the first page cannot be read.
+    /// Returns the module mapped at `start..end`, or `None` if its first page is unreadable or not
+    /// an ELF file's.
     ///
     /// # Safety
-    /// The module, first page and `PT_LOAD` segments, stays mapped for as long as the image and
-    /// what it returns are used.
+    /// The module's first page and `PT_LOAD` segments stay mapped for as long as the image and what
+    /// it returns are used.
     #[must_use]
     pub unsafe fn at(start: u64, end: u64) -> Option<Self> {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the first page mapped.
         let page = unsafe { first_page(start, end) }?;
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the module mapped.
         let headers = unsafe { mapped_headers(page, start, end) }?;
         let mut image = Self {
             headers,
@@ -271,7 +270,7 @@ impl Image {
         segments(self.headers)
     }
 
-    /// The file-backed bytes of the loaded segment from `address` on.
+    /// Returns the file-backed bytes of the loaded segment from `address` on.
     fn mapped_from(&self, address: u64) -> Option<Section<'static>> {
         let relative = address.wrapping_sub(self.bias);
         let segment = self.segments().find(|s| {
@@ -281,13 +280,13 @@ impl Image {
         if address < self.start || address.checked_add(len)? > self.end {
             return None;
         }
-        // SAFETY: inside a PT_LOAD segment of a module that the caller of `at` keeps mapped.
+        // SAFETY: the bytes are in a PT_LOAD segment, which the caller of `at` keeps mapped.
         let bytes = unsafe { from_raw_parts(address as *const u8, len as usize) };
         Some(Section { bytes, address })
     }
 
-    /// Whether this many bytes of code are there, and can be read: programs may hide their code,
-    /// which segments do not show.
+    /// Returns true if `bytes` bytes of code at `address` are in an executable segment and
+    /// readable. Programs may hide their code, which the program headers do not show.
     fn has_code(&self, address: u64, bytes: u64) -> bool {
         let relative = address.wrapping_sub(self.bias);
         let holds = |s: &Segment| {
@@ -303,7 +302,7 @@ impl Image {
             && probe::are_readable(address, address.saturating_add(bytes))
     }
 
-    /// The executable segment that holds `pc`.
+    /// Returns the executable segment that holds `pc`.
     #[must_use]
     pub fn text(&self, pc: u64) -> Option<Text> {
         let relative = pc.wrapping_sub(self.bias);
@@ -313,7 +312,7 @@ impl Image {
                 && relative >= s.address
                 && relative - s.address < s.memory_size
         })?;
-        // As /proc/PID/maps shows it: whole pages.
+        // Whole pages, as /proc/PID/maps shows them.
         let down = segment.address & 4095;
         let end = segment
             .address
@@ -327,7 +326,7 @@ impl Image {
         })
     }
 
-    /// Its build id (note `NT_GNU_BUILD_ID`), if it has one.
+    /// Returns the build id (note `NT_GNU_BUILD_ID`).
     #[must_use]
     pub fn build_id(&self) -> Option<&'static [u8]> {
         self.segments().filter(|s| s.kind == PT_NOTE).find_map(|s| {
@@ -337,18 +336,18 @@ impl Image {
         })
     }
 
-    /// Its file's first page.
+    /// Returns the file's first page.
     pub(crate) fn first_page(&self) -> &'static [u8] {
         // SAFETY: `at` found the page readable, and its caller keeps it mapped.
         unsafe { from_raw_parts(self.start as *const u8, 4096) }
     }
 
-    /// Its program headers, where they are mapped.
+    /// Returns the program headers.
     pub(crate) fn headers(&self) -> &'static [u8] {
         self.headers
     }
 
-    /// Where the module begins.
+    /// Returns the module's first address.
     #[must_use]
     pub fn start(&self) -> u64 {
         self.start
@@ -375,19 +374,21 @@ impl Module<'static> for Image {
 
     fn instruction(&self, address: u64) -> Option<u32> {
         let is_there = address.is_multiple_of(4) && self.has_code(address, 4);
-        // SAFETY: code of a module that the caller of `at` keeps mapped, just found readable.
+        // SAFETY: `has_code` found the word readable, and the caller of `at` keeps the module
+        // mapped.
         is_there.then(|| unsafe { (address as *const u32).read_volatile() })
     }
 
     fn before(&self, address: u64) -> Option<[u8; 8]> {
         let from = address.checked_sub(8)?;
-        // SAFETY: as above; bytes need no alignment.
+        // SAFETY: `has_code` found the bytes readable, the caller of `at` keeps the module mapped,
+        // and bytes need no alignment.
         self.has_code(from, 8)
             .then(|| unsafe { (from as *const [u8; 8]).read_volatile() })
     }
 }
 
-/// The build id among notes (`NT_GNU_BUILD_ID`).
+/// Returns the build id (`NT_GNU_BUILD_ID`) in a note section.
 #[must_use]
 pub fn find_build_id(mut notes: &[u8]) -> Option<&[u8]> {
     let aligned = |n: u32| (n as usize).checked_add(3).map(|n| n & !3);
@@ -410,7 +411,7 @@ mod tests {
     use super::*;
     use std::vec::Vec;
 
-    /// The first page of a file with these segments: flags, offset, address, size.
+    /// Returns the first page of a file with these segments: flags, offset, address, size.
     fn page(loaded: &[(u32, u64, u64, u64)]) -> Vec<u8> {
         let mut page = std::vec![0u8; 4096];
         page[..6].copy_from_slice(b"\x7fELF\x02\x01");

@@ -1,15 +1,14 @@
-//! Epilogues: the rule of a return address in code without an unwind table, derived from what that
-//! code does.
+//! Derives rules from epilogues, for code without an unwind table.
 //!
-//! Where a call is the last thing that a function does before it returns, the instructions after
-//! the call tell how large its frame is. rustc's `main` is such a function: with `panic=abort` it
-//! has no table, and it is the fourth frame from the outer end in every stack of the first thread.
+//! If a call is the last thing that a function does before it returns, the instructions after the
+//! call tell how large the frame is. rustc's `main` is such a function: with `panic=abort` it has
+//! no table, and it is the fourth frame from the outer end of every stack of the first thread.
 
 use crate::arch::Machine;
 use crate::elf::Module;
 use crate::rule::{Kind, Rule};
 
-/// The rule of `ip`, if a call leads there and the function ends behind it.
+/// Returns the rule of `ip`, if it follows a call and the function ends there.
 #[cold]
 pub(crate) fn rule<'a, A: Machine>(module: &impl Module<'a>, ip: u64) -> Option<Rule> {
     let [before, code @ ..] = module.around(ip)?;

@@ -1,47 +1,57 @@
-//! Words by which a mapped module is recognised again.
+//! Fingerprints: words of a module's headers by which it is recognised.
 //!
-//! The kernel is asked whether the module that was at an address is still there: it compares some
-//! words of the module's headers. None of the module's memory is read here, and it may be unmapped
-//! at any moment.
+//! Finding out whether a module is still mapped must not read its memory, which may be unmapped at
+//! any moment. Instead, the kernel compares the words ([`probe::holds`]).
 
 use crate::elf::{Image, PT_LOAD, PT_NOTE, find_build_id, program_headers, segments};
 use crate::probe;
 
-/// Maximum number of words: two of the build id, two of the program headers.
-const MOST: usize = 4;
-/// Offset of a loaded segment's size in its program header.
+/// Maximum number of words: two of the program headers, two of the build id.
+const MAX_WORDS: usize = 4;
+/// Offset of the segment's file size in a program header.
 const FILE_SIZE_OFFSET: usize = 32;
 
-/// Addresses, and what is there. An address of 0 stands for none.
+/// Addresses and the words there. Unused entries have address 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Fingerprint([(u64, u32); MOST]);
+pub struct Fingerprint([(u64, u32); MAX_WORDS]);
+
+/// Bytes of a module, and the address where they are mapped.
+struct Mapped<'a> {
+    bytes: &'a [u8],
+    at: u64,
+}
 
 impl Fingerprint {
-    /// For the module whose file's first page, `page`, is mapped at `at`. None where it is not a
-    /// module's.
+    /// Returns the fingerprint of a module whose file's first page is `page` and is mapped at `at`.
+    /// Empty if the page is not an ELF file's.
     #[must_use]
     pub fn of(page: &[u8], at: u64) -> Self {
         let Some(headers) = program_headers(page) else {
             return Self::default();
         };
         let first = headers.as_ptr() as usize - page.as_ptr() as usize;
-        Self::of_parts((page, at), (headers, at + first as u64))
+        let headers = Mapped {
+            bytes: headers,
+            at: at + first as u64,
+        };
+        Self::of_parts(&Mapped { bytes: page, at }, &headers)
     }
 
-    /// For a page and program headers, which are mapped at these addresses.
-    fn of_parts((page, at): (&[u8], u64), (headers, headers_at): (&[u8], u64)) -> Self {
+    /// Returns the fingerprint from a first page and program headers, with the addresses where
+    /// these are mapped.
+    fn of_parts(page: &Mapped<'_>, headers: &Mapped<'_>) -> Self {
         let mut fingerprint = Self::default();
-        let size = headers.len() / segments(headers).count().max(1);
-        let sizes = segments(headers).enumerate();
+        let size = headers.bytes.len() / segments(headers.bytes).count().max(1);
+        let sizes = segments(headers.bytes).enumerate();
         let mut sizes = sizes.filter(|(_, segment)| segment.kind == PT_LOAD);
         let sizes = [sizes.next(), sizes.last()].into_iter().flatten();
-        let sizes = sizes.map(|(index, _)| (headers, headers_at, index * size + FILE_SIZE_OFFSET));
-        let id = build_id_offset(page, headers);
+        let sizes = sizes.map(|(index, _)| (headers, index * size + FILE_SIZE_OFFSET));
+        let id = build_id_offset(page.bytes, headers.bytes);
         let id = id.into_iter().flat_map(|id| [id, id + 4]);
-        let places = sizes.chain(id.map(|offset| (page, at, offset)));
-        let words = places.filter_map(|(bytes, at, offset)| {
-            let word = bytes.get(offset..offset + 4)?.try_into().ok()?;
-            let address = at + offset as u64;
+        let offsets = sizes.chain(id.map(|offset| (page, offset)));
+        let words = offsets.filter_map(|(part, offset)| {
+            let word = part.bytes.get(offset..offset + 4)?.try_into().ok()?;
+            let address = part.at + offset as u64;
             let aligned = address.is_multiple_of(4);
             aligned.then_some((address, u32::from_le_bytes(word)))
         });
@@ -50,21 +60,28 @@ impl Fingerprint {
         fingerprint
     }
 
-    /// Of a module that is mapped.
+    /// Returns the fingerprint of a mapped module.
     #[must_use]
     pub fn of_image(image: &Image) -> Self {
         let headers = image.headers();
-        let page = (image.first_page(), image.start());
-        Self::of_parts(page, (headers, headers.as_ptr() as u64))
+        let page = Mapped {
+            bytes: image.first_page(),
+            at: image.start(),
+        };
+        let headers = Mapped {
+            bytes: headers,
+            at: headers.as_ptr() as u64,
+        };
+        Self::of_parts(&page, &headers)
     }
 
-    /// Whether there are none: nothing is known of the module.
+    /// Returns true if there are no words to compare.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0[0].0 == 0
     }
 
-    /// Whether all are where they were. About 0.25 µs each.
+    /// Returns true if all words are still mapped and unchanged. Takes about 0.25 µs for each word.
     #[must_use]
     pub fn is_there(&self) -> bool {
         let mut used = self.0.iter().take_while(|(at, _)| *at != 0);
@@ -72,7 +89,7 @@ impl Fingerprint {
     }
 }
 
-/// Where the page has the build id.
+/// Returns the offset of the build id in the first page.
 fn build_id_offset(page: &[u8], headers: &[u8]) -> Option<usize> {
     let mut notes = segments(headers).filter(|segment| segment.kind == PT_NOTE);
     notes.find_map(|segment| {
@@ -88,7 +105,7 @@ mod tests {
     use super::*;
     use std::vec::Vec;
 
-    /// The first page of this program, where it is mapped.
+    /// Returns the first page of this program, where it is mapped.
     fn own() -> (Vec<u8>, u64) {
         let exe = std::env::current_exe().unwrap();
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -110,7 +127,7 @@ mod tests {
         );
         let other = Fingerprint::of(&page, at + 4096);
         assert!(!other.is_empty() && !other.is_there());
-        for index in 0..MOST {
+        for index in 0..MAX_WORDS {
             let mut changed = fingerprint;
             changed.0[index].1 ^= 1;
             assert!(!changed.is_there());

@@ -1,36 +1,36 @@
-//! Frames of an interpreter, merged into a walk of the stack: they run inside a native frame, and
-//! are interned on its inner side, as if it had called them.
+//! Interpreter frames, merged into the native stack. Each runs inside a native frame and is
+//! interned below it in the tree, as if that had called it.
 
 use crate::Registers;
 use crate::stack::Known;
 
-/// A frame of an interpreter.
+/// Frame of an interpreter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Inserted {
-    /// An address on the stack that lies in the native frame which runs it.
+    /// Address on the stack inside the native frame that runs this one.
     pub at: u64,
-    /// What is interned for it.
+    /// Value to intern.
     pub address: u64,
 }
 
-/// The frames of an interpreter in one walk.
+/// Interpreter frames of one walk.
 #[derive(Clone, Copy, Debug)]
 pub struct Insertion<'a> {
-    /// Outermost first.
+    /// Frames, outermost first.
     pub frames: &'a [Inserted],
-    /// How many of them, from the outermost on, are what the walk before this one had.
-    pub same: usize,
+    /// Number of outermost frames that are unchanged since the previous walk.
+    pub unchanged: usize,
 }
 
 impl<'a> Insertion<'a> {
     /// No frames.
     pub const NONE: Self = Self {
         frames: &[],
-        same: 0,
+        unchanged: 0,
     };
 
-    /// Those of them that run further out than `sp`.
+    /// Returns the frames that run at or above stack pointer `sp`.
     #[inline]
     pub(crate) fn frames_above(&self, sp: u64) -> &'a [Inserted] {
         let count = self
@@ -44,15 +44,15 @@ impl<'a> Insertion<'a> {
             .unwrap_or_default()
     }
 
-    /// Whether a native frame whose stack begins at `sp` still has the same frames further out
-    /// and in itself: `count` of them.
+    /// Returns true if a native frame whose stack begins at `sp` still has the unchanged `count`
+    /// interpreter frames in itself and outside.
     #[inline]
     pub(crate) fn keeps(&self, count: usize, sp: u64) -> bool {
-        count <= self.same && self.frames.get(count).is_none_or(|next| next.at < sp)
+        count <= self.unchanged && self.frames.get(count).is_none_or(|next| next.at < sp)
     }
 }
 
-/// The native frames of a walk, and the stack that they are on.
+/// Native frames of a walk, and the stack that they are on.
 pub struct Trail<'a> {
     pub(crate) known: Known,
     pub(crate) count: usize,
@@ -60,7 +60,7 @@ pub struct Trail<'a> {
 }
 
 impl<'a> Trail<'a> {
-    /// For `count` native frames, by their registers, on a stack of which this is known.
+    /// Describes `count` native frames, given by `frame`, on a stack of which `known` is readable.
     #[must_use]
     pub fn new(known: Known, count: usize, frame: &'a dyn Fn(usize) -> Registers) -> Self {
         Self {
@@ -70,7 +70,7 @@ impl<'a> Trail<'a> {
         }
     }
 
-    /// Of a stack whose native frames are not given.
+    /// Describes a stack without giving its native frames.
     #[inline]
     pub(crate) fn of_stack(known: Known) -> Self {
         Self {
@@ -80,26 +80,26 @@ impl<'a> Trail<'a> {
         }
     }
 
-    /// The word at an address of the stack, if that is known to be readable.
+    /// Reads a word of the stack. Returns `None` if its address is not known to be readable.
     #[inline]
     #[must_use]
     pub fn peek(&self, address: u64) -> Option<u64> {
         self.known.peek(address)
     }
 
-    /// Number of native frames.
+    /// Returns the number of native frames; 0 if they are not given.
     #[must_use]
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// Whether there are none.
+    /// Returns true if no native frames are given.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// The registers of a native frame; the innermost is first.
+    /// Returns the registers of a native frame; 0 is the innermost.
     #[must_use]
     pub fn frame(&self, index: usize) -> Option<Registers> {
         (index < self.count).then(|| (self.frame)(index))

@@ -1,41 +1,38 @@
 //! Stack unwinding from inside a `malloc` call.
 //!
-//! # Promises
-//! - No lock, no allocation, no call into the loader, no wait: an unwind consists of
-//!   arithmetic on the caller's registers, reads of its stack and reads of the
-//!   modules' `.eh_frame`.
-//! - Stack words are read only from memory that was found readable in the same walk, or
-//!   that is the thread's own stack ([`stack::Stack`]); a damaged frame ends one stack,
-//!   never the process.
-//! - Rules are compiled when a return address is first met, the usual ones straight from the
-//!   table's bytes and the others by `gimli`, and kept in a table
-//!   shared by all threads ([`cache::RuleCache`]), about 5 ns a step.
-//! - A stack whose outer part is unchanged since the thread's last one costs
-//!   one or two compares for each unchanged frame ([`walk::Walker`]), and the
-//!   result is the same as without the memo: an unwind is a pure function of
-//!   (ip, sp, fp) and the words it read, and those are compared.
-//! - A stack that was seen before, with another one in between, is interned with one lookup
-//!   ([`seen::Seen`]) instead of one per frame; where such stacks follow one another, a frame costs
-//!   about 30 instructions.
-//! - The same rules unwind another process: one frame by [`rule::step`], a whole stack by
+//! # Guarantees
+//! - No locks, no allocation, no calls into the loader, no waiting. An unwind consists of
+//!   arithmetic on the caller's registers, and reads of its stack and of the modules' `.eh_frame`.
+//! - Stack words are read only if they are on the thread's own stack or were found readable in the
+//!   same walk ([`stack::Stack`]). A damaged frame ends one stack, never the process.
+//! - Rules are compiled when a return address is seen for the first time: the usual ones straight
+//!   from the table's bytes, the others through `gimli`. They are kept in a cache shared by all
+//!   threads ([`cache::RuleCache`]). A step by a cached rule takes about 5 ns.
+//! - If the outer frames are unchanged since the thread's last stack, each costs one or two
+//!   compares ([`walk::Walker`]). The result is the same as without that cache: an unwind is a pure
+//!   function of (ip, sp, fp) and the words it read, and those are compared.
+//! - A stack that was seen before, but not immediately before, is interned with one lookup
+//!   ([`seen::Seen`]) instead of one per frame. In a series of such stacks, a frame costs about 30
+//!   instructions.
+//! - The same rules unwind other processes: one frame by [`rule::step`], a whole stack by
 //!   [`remote::walk`], from any [`stack::Memory`] and any [`elf::Module`].
 //!
-//! # Caller's duties
-//! - pass registers that belong together: the return address, the stack pointer
-//!   after the return, the frame pointer;
-//! - keep a module mapped while its tables are read ([`readers`]); because of misread return
-//!   addresses this may be any module; and bump the generation when a module's address
-//!   range is reused;
+//! # Callers must
+//! - pass consistent registers: the return address, the stack pointer after the return, the frame
+//!   pointer;
+//! - keep modules mapped while their tables are read ([`readers`]): any module, since return
+//!   addresses may be misread;
+//! - increment the generation when a module's address range is reused;
 //! - use a [`walk::Walker`] from one thread at a time.
 //!
 //! # Limits
 //! x86-64 and aarch64, little-endian, DWARF call-frame information as compilers emit it (System V
-//! ABI, DWARF 5 §6.4, LSB `.eh_frame`). Only ip, sp and fp are followed; for the rare frame whose
-//! CFA depends on another register, the value is taken from a frame further in that saved it, and
-//! if none did, the stack ends with [`Cause::Unsupported`]. Code without `.eh_frame` is unwound
-//! with the function's epilogue, if that follows the call, or with its frame record, if it has made
-//! one that passes a check; otherwise it ends the stack with [`Cause::NoRule`], or with
-//! [`Cause::NoModule`] if it lies outside every module (JIT).
+//! ABI, DWARF 5 §6.4, LSB `.eh_frame`). Only ip, sp and fp are followed. For the rare frame whose
+//! CFA depends on another register, the value is taken from an inner frame that saved it; if none
+//! did, the stack ends with [`Cause::Unsupported`]. Code without `.eh_frame` is unwound by the
+//! function's epilogue, if that follows the call, or by its frame record, if it has one that passes
+//! a check. Otherwise the stack ends there with [`Cause::NoRule`], or with [`Cause::NoModule`] if
+//! the code is outside every module (JIT).
 #![no_std]
 
 #[cfg(test)]
@@ -61,10 +58,10 @@ mod slow;
 pub mod stack;
 pub mod walk;
 
-/// The registers that are followed.
+/// Registers that are followed.
 ///
-/// `ip` is always a *return address*: one more than an address inside the calling
-/// instruction. For a frame that a signal interrupted, it is the exact pc plus one.
+/// `ip` is always a *return address*: one more than an address inside the calling instruction. For
+/// a frame that a signal interrupted, it is the exact pc plus one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Registers {
@@ -76,26 +73,26 @@ pub struct Registers {
     pub fp: u64,
 }
 
-/// Why a stack could not be followed to its end.
+/// Reason why a stack is truncated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Cause {
     /// Code outside every module: JIT, generated.
     NoModule = 0,
-    /// A module without unwind data for this address.
+    /// No unwind data for this address in its module.
     NoRule = 1,
-    /// Unwind data that is not supported.
+    /// Unsupported unwind data.
     Unsupported = 2,
-    /// A frame that does not lie above the previous one.
+    /// Frame that is not above the previous one.
     BadFrame = 3,
-    /// A word outside the readable stack.
+    /// Word outside the readable stack.
     OutOfStack = 4,
-    /// More frames than are kept.
+    /// Too many frames.
     TooDeep = 5,
 }
 
 impl Cause {
-    /// The cause with this number.
+    /// Returns the cause with this number, or [`Unsupported`](Self::Unsupported) if there is none.
     #[must_use]
     pub fn from_index(index: u8) -> Self {
         match index {

@@ -1,23 +1,22 @@
-//! Asks the kernel whether memory can be read.
+//! Asks the kernel whether memory is readable, without touching it.
 //!
 //! `futex(address, FUTEX_CMP_REQUEUE_PRIVATE, 0, 0, address, …)` reads four bytes at the address to
-//! compare them, and then wakes and moves none of those that wait there: it returns `EFAULT` if
-//! they cannot be read, `EAGAIN` or 0 otherwise, and changes nothing. Both addresses are the same,
-//! so that even a kernel that moved a waiter would leave it where it is. The call needs no file
-//! descriptor, takes no lock that is held for longer than a compare, and never sleeps except for
-//! the page itself. The C library's `malloc` needs the same system call: a filter that forbids it
-//! has ended the process before. A filter that refuses it (EPERM, ENOSYS), or an emulator without
-//! it, leaves no page known to be readable.
+//! compare them, then wakes and requeues none of the waiters. It returns `EFAULT` if the bytes are
+//! unreadable, `EAGAIN` or 0 otherwise, and changes nothing. Source and target address are the
+//! same, so even a kernel that requeued a waiter would leave it where it is. The call needs no file
+//! descriptor, holds its lock only for a compare, and sleeps only if the page has to be read in.
 //!
-//! A process that has never had a second thread needs no futex, so its filter may forbid the call: see
-//! [`forbid`].
+//! The C library's `malloc` needs the same system call, so a filter that kills the process for it
+//! has already done so. If a filter refuses it (EPERM, ENOSYS), or an emulator lacks it, no page is
+//! known to be readable. A process that has never had a second thread needs no futex, so its filter
+//! may forbid the call: see [`forbid`].
 //!
-//! About 0.25 µs for a page that is there, 2 µs for one that is not.
+//! A call takes about 0.25 µs for a readable page and 2 µs for another.
 
 // Decision 09: the stack's bounds are probed.
 use core::sync::atomic::{AtomicBool, Ordering};
 
-/// Granularity of what is asked: no machine has smaller pages.
+/// Granularity of probes in bytes. No machine has smaller pages.
 pub const PAGE: u64 = 4096;
 
 const FUTEX: i64 = if cfg!(target_arch = "x86_64") {
@@ -27,14 +26,14 @@ const FUTEX: i64 = if cfg!(target_arch = "x86_64") {
 };
 /// `FUTEX_CMP_REQUEUE | FUTEX_PRIVATE_FLAG`.
 const CMP_REQUEUE_PRIVATE: u64 = 4 | 128;
-/// What the word is compared with. Any value does.
+/// Value that the word is compared with. Any value will do.
 const VALUE: u64 = 0x5A17_C0DE;
 const EAGAIN: i64 = -11;
 
-/// Whether no more calls are made.
+/// True if no more calls may be made.
 static IS_FORBIDDEN: AtomicBool = AtomicBool::new(false);
 
-/// From now on, the kernel is not asked: no page is known to be readable, in this process and its children.
+/// Makes no more calls in this process and its children. No page is known to be readable then.
 pub fn forbid() {
     IS_FORBIDDEN.store(true, Ordering::Relaxed);
 }
@@ -43,31 +42,29 @@ fn is_forbidden() -> bool {
     IS_FORBIDDEN.load(Ordering::Relaxed)
 }
 
-/// Whether the page that holds `address` can be read now. errno is not touched.
+/// Returns true if the page that holds `address` is readable now. Does not touch errno.
 #[must_use]
 pub fn is_readable(address: u64) -> bool {
     // Nothing is mapped below the first page.
     if address < PAGE || is_forbidden() {
         return false;
     }
-    // SAFETY: with these numbers the call has no effect but to read 4 bytes.
-    let answer = unsafe { compare_at(address & !3, VALUE) };
+    let answer = compare_at(address & !3, VALUE);
     answer == 0 || answer == EAGAIN
 }
 
-/// Whether the aligned word at `address` can be read now and is `value`. The kernel compares:
-/// the word may be unmapped at any moment.
+/// Returns true if the aligned word at `address` is readable now and equals `value`. The kernel
+/// compares, since the word may be unmapped at any moment.
 #[must_use]
 pub fn holds(address: u64, value: u32) -> bool {
-    // SAFETY: as above.
     address >= PAGE
         && address.is_multiple_of(4)
         && !is_forbidden()
-        && unsafe { compare_at(address, value.into()) } == 0
+        && compare_at(address, value.into()) == 0
 }
 
-/// Whether all pages that hold a byte of `start..end` can be read now. A range that ends before it
-/// begins, as one that goes beyond the last address does, cannot.
+/// Returns true if all pages of `start..end` are readable now. Returns false if the range wraps
+/// around the end of the address space.
 #[must_use]
 pub fn are_readable(start: u64, end: u64) -> bool {
     if end < start {
@@ -86,12 +83,12 @@ pub fn are_readable(start: u64, end: u64) -> bool {
     true
 }
 
-/// # Safety
-/// None is needed: the kernel checks the address. Unsafe as all assembly is.
+/// Makes the system call, and returns its result. The kernel checks the address.
 #[cfg(target_arch = "x86_64")]
-unsafe fn compare_at(address: u64, value: u64) -> i64 {
+fn compare_at(address: u64, value: u64) -> i64 {
     let result: i64;
-    // SAFETY: the system call with these arguments reads 4 bytes at `address`, no more.
+    // SAFETY: with these arguments, the call has no effect but that the kernel reads 4 bytes at
+    // `address`, and checks whether they are readable.
     unsafe {
         core::arch::asm!(
             "syscall",
@@ -105,12 +102,12 @@ unsafe fn compare_at(address: u64, value: u64) -> i64 {
     result
 }
 
-/// # Safety
-/// None is needed: the kernel checks the address. Unsafe as all assembly is.
+/// Makes the system call, and returns its result. The kernel checks the address.
 #[cfg(target_arch = "aarch64")]
-unsafe fn compare_at(address: u64, value: u64) -> i64 {
+fn compare_at(address: u64, value: u64) -> i64 {
     let result: i64;
-    // SAFETY: the system call with these arguments reads 4 bytes at `address`, no more.
+    // SAFETY: with these arguments, the call has no effect but that the kernel reads 4 bytes at
+    // `address`, and checks whether they are readable.
     unsafe {
         core::arch::asm!(
             "svc 0",

@@ -1,8 +1,8 @@
 //! Steps that need more than a frame's registers and its stack.
 //!
-//! They need the frames further in ([`slow`]); what the kernel saved of a function that a signal
-//! interrupted before it had saved its return address; or the frame record ([`record`]) of code
-//! without unwind tables.
+//! There are three kinds: frames that need inner frames ([`slow`]); functions that a signal
+//! interrupted before they saved their return address, which the kernel saved; and code without
+//! unwind tables, which is unwound by its frame record ([`record`]).
 
 use crate::Registers;
 use crate::arch::{Machine, Target};
@@ -13,15 +13,15 @@ use crate::rule::{self, Rule, Step};
 use crate::slow::{self, Inner};
 use crate::stack::Memory;
 
-/// A frame to step from.
+/// Frame to step from.
 pub(crate) struct Frame<'f> {
     pub(crate) rule: Rule,
     pub(crate) at: &'f Registers,
-    /// Rule and stack pointer of the frame directly further in.
+    /// Rule and stack pointer of the frame directly inside this one. `None`: this is the innermost.
     pub(crate) callee: Option<(Rule, u64)>,
 }
 
-/// Steps from a frame to its caller. `rules` gives the rule of another return address.
+/// Steps from a frame to its caller. `rules` returns the rule of another return address.
 pub(crate) fn step<'a, A, F, I, M>(
     from: &Frame<'_>,
     memory: &mut impl Memory,
@@ -54,7 +54,7 @@ where
                 None => rule::step_on::<A>(rule, at, memory),
             }
         }
-        // It is unknown whether a function that was interrupted has made its record yet.
+        // Not for functions that a signal interrupted, which may not have made their record yet.
         (_, None) if rule.is_bare() => {
             let step = bare_step::<A, _, _, _>(from, memory, inner, rules);
             step.unwrap_or_else(|| rule::step_on::<A>(rule, at, memory))
@@ -63,7 +63,7 @@ where
     }
 }
 
-/// Steps from a frame whose code has no table.
+/// Steps from a frame whose code has no unwind table.
 fn bare_step<'a, A, F, I, M>(
     from: &Frame<'_>,
     memory: &mut impl Memory,
@@ -82,12 +82,13 @@ where
     } = inner;
     let mut caller = |ip: u64| {
         let rule = rules(ip, scratch);
-        let (is_called, to) = match rule.is_outside() {
-            true => (false, None),
-            false => match A::call(module(ip)?.before(ip)?, ip) {
+        let (is_called, to) = if rule.is_outside() {
+            (false, None)
+        } else {
+            match A::call(module(ip)?.before(ip)?, ip) {
                 Some(Target::Known(to)) => (true, Some(rules(to.wrapping_add(1), scratch))),
                 target => (target.is_some(), None),
-            },
+            }
         };
         Some(Caller {
             rule,

@@ -1,12 +1,12 @@
-//! Coordinates threads that read the memory of modules with those about to unload one.
+//! Coordinates threads that read modules' memory with threads that unload modules.
 //!
-//! Reading a module's unwind tables is sound while the module is mapped. A misread return
-//! address may lie in any module, including one that another thread unloads. So readers enter
-//! and leave; a thread that unloads announces it, waits until no reader is inside, unloads, and
-//! withdraws the announcement. A reader that arrives in the meantime is refused.
-//! Readers never wait, and nothing here blocks.
+//! Unwind tables may be read only while their module is mapped. A misread return address may lie in
+//! any module, including one that another thread is unloading. So readers register while they read.
+//! A thread that unloads a module announces it, waits until no reader is registered, unloads, and
+//! ends the announcement. A reader that arrives in between is refused. Readers never wait, and
+//! nothing here blocks.
 //!
-//! Entering and leaving cost two atomic additions and a fence.
+//! A read costs two atomic additions and a fence.
 
 // Decision 19: `dlclose` waits for readers.
 #[cfg(not(loom))]
@@ -14,17 +14,17 @@ use core::sync::atomic::{AtomicU32, Ordering, fence};
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
 
-/// See above. All zero: no reader inside, nothing announced.
+/// Counts of readers and of announcements. Zeroed: none.
 pub struct Readers {
     inside: AtomicU32,
     closing: AtomicU32,
 }
 
-/// A reader inside; it leaves with this value.
+/// Registration of a reader, which ends when this is dropped.
 pub struct Reading<'a>(&'a Readers);
 
 impl Readers {
-    /// No reader inside, nothing announced.
+    /// Creates counts of zero.
     #[cfg(not(loom))]
     #[must_use]
     #[expect(clippy::new_without_default, reason = "for a static")]
@@ -43,22 +43,22 @@ impl Readers {
         }
     }
 
-    /// Comes in. Until the value is dropped no module is unloaded by who announces it;
-    /// `None`: one is being unloaded.
+    /// Registers a reader. While the returned value lives, no thread that announces it unloads a
+    /// module. Returns `None` if a module is being unloaded.
     #[must_use]
     pub fn enter(&self) -> Option<Reading<'_>> {
         if self.closing.load(Ordering::Relaxed) != 0 {
-            // So that who waits is not kept waiting by those that are refused.
+            // Refused readers must not prolong the wait of the unloading thread.
             return None;
         }
         self.inside.fetch_add(1, Ordering::Relaxed);
         let reading = Reading(self);
-        // Either we see the announcement, or who announced sees us.
+        // Either this thread sees the announcement, or the announcing thread sees this reader.
         fence(Ordering::SeqCst);
         (self.closing.load(Ordering::Acquire) == 0).then_some(reading)
     }
 
-    /// Announces that something is going to be unloaded: it may be once no reader [`is_inside`].
+    /// Announces that a module will be unloaded, which may happen once [`is_inside`] returns false.
     ///
     /// [`is_inside`]: Self::is_inside
     pub fn announce(&self) {
@@ -66,32 +66,33 @@ impl Readers {
         fence(Ordering::SeqCst);
     }
 
-    /// Whether readers are inside that came before the announcement, or are about to see it.
+    /// Returns true if a reader is registered, or is about to be refused.
     #[must_use]
     pub fn is_inside(&self) -> bool {
         self.inside.load(Ordering::Acquire) > 0
     }
 
-    /// Ends an announcement: what was unloaded is gone, and known to be gone.
+    /// Ends an announcement, after the module was unloaded and all caches know it.
     pub fn end(&self) {
-        // In a forked child the announcement may have been forgotten meanwhile.
+        // In a forked child, `forget_others` may have cleared the announcement.
         let less = |count: u32| count.checked_sub(1);
         let _ = self
             .closing
             .fetch_update(Ordering::Release, Ordering::Relaxed, less);
     }
 
-    /// In a forked child: only the calling thread is left, which is inside or is not.
+    /// Resets the counts in a forked child, where only the calling thread is left. `is_inside`: it
+    /// is a registered reader.
     pub fn forget_others(&self, is_inside: bool) {
         for (count, now) in [(&self.inside, u32::from(is_inside)), (&self.closing, 0)] {
-            // Only where it is needed: each page that a child writes to is copied for it.
+            // Writes only if needed, since each page that a child writes to is copied.
             if count.load(Ordering::Relaxed) != now {
                 count.store(now, Ordering::Release);
             }
         }
     }
 
-    /// The number of readers inside, to wait for a change of (`futex`).
+    /// Returns the number of registered readers, as a word to wait on (`futex`).
     #[cfg(not(loom))]
     #[must_use]
     pub fn inside(&self) -> &AtomicU32 {
@@ -114,7 +115,7 @@ mod model {
 
     struct Shared {
         readers: Readers,
-        /// Whether the module is mapped. Loom notices who reads it while it is written.
+        /// True if the module is mapped. Loom notices who reads it while it is written.
         mapped: UnsafeCell<bool>,
     }
 
@@ -136,7 +137,7 @@ mod model {
     /// Reads if it may: within, what is mapped stays so.
     fn read(shared: &Shared) -> Option<bool> {
         let _reading = shared.readers.enter()?;
-        // SAFETY: as above.
+        // SAFETY: loom reports every access that is not ordered with this one.
         let seen = || shared.mapped.with(|at| unsafe { *at });
         let first = seen();
         assert_eq!(first, seen(), "unloaded while it was read");

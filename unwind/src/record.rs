@@ -1,31 +1,30 @@
-//! Frame records: the step from code that has no unwind table.
+//! Frame records: steps from code that has no unwind table.
 //!
-//! In a function that keeps a frame pointer, it points to a frame record: the caller's frame
-//! pointer, then the return address. With that, the caller is found where there is no table: in
-//! code that the program generates itself (a JIT), in linked code without tables (V8's builtins,
-//! assembly), and, on aarch64, whose procedure call standard requires records (AAPCS64 6.4.6), in
-//! the C libraries of 2016, which have hardly any tables.
+//! The frame pointer of a function that keeps one points to a frame record: the caller's frame
+//! pointer, then the return address. Through it, the caller is found in code without tables:
+//! generated code (a JIT), linked code without tables (V8's builtins, assembly), and, on aarch64,
+//! where the procedure call standard requires records (AAPCS64 6.4.6), the C libraries of 2016,
+//! which have hardly any tables.
 //!
-//! Even so, such a function may have no record; then the frame pointer is its caller's, or any
-//! number. So a record is trusted only if
-//! - it lies on the stack, above the function's stack pointer and not far from it;
-//! - the return address in it follows a call instruction, in code of a module that can be read, and
-//!   that call is not to a function that has a table, since this one has none (but that function
-//!   may have jumped here: where the frame is nothing but the record, it does not matter); or
-//! - the return address is in no module, where code bytes may be unmapped at any moment and are not
-//!   read; then the records from there outwards, each above the one before, must lead to such a
-//!   call;
-//! - where the caller is in turn found by its own record, that lies above this one, or there is
-//!   none.
+//! A function without a table may not have a record either. The frame pointer is then its caller's,
+//! or any number. So a record is trusted only under these conditions:
+//! - It is on the stack, above the function's stack pointer and not far from it.
+//! - Its return address, if in a module, follows a call instruction that can be read. The call's
+//!   target must not have a table, since this function has none. (A function with a table may have
+//!   jumped here; that does not matter if the frame consists of nothing but the record.)
+//! - Its return address, if in no module, cannot be checked, since code there may be unmapped at
+//!   any moment. Instead, the records from there outwards, each above the one before, must lead to
+//!   such a call.
+//! - If the caller will be unwound by its own record, that lies above this one or is absent.
 //!
-//! On x86-64 a record is the outermost part of its frame, and the caller's stack pointer follows.
-//! On aarch64 it does not show how large its function's frame is: the caller's stack pointer
-//! follows from the caller's own rule, which says where it saved its frame pointer, and so where
-//! its record is. A caller that has a table but saved no frame pointer cannot be reached: the stack
+//! On x86-64, a record is the outermost part of its frame, so the caller's stack pointer follows
+//! it. On aarch64, the record does not show how large the frame is. The caller's stack pointer is
+//! computed from the caller's rule, which says where that saved its frame pointer, and so where its
+//! record is. A caller that has a table but saved no frame pointer cannot be reached, and the stack
 //! ends at the function.
 //!
 //! Python 3.12 and 3.13 generate trampolines on x86-64 that only align the stack: a word, then the
-//! return address. They are recognised by their instructions, which the kernel compares
+//! return address. These are recognised by their instructions, which the kernel compares
 //! ([`padded`]).
 
 // Decision 53: generated code is unwound by frame records.
@@ -34,43 +33,47 @@ use crate::arch::Machine;
 use crate::rule::{Rule, Step, Word};
 use crate::stack::Memory;
 
-/// Bytes of a frame record.
+/// Size of a frame record in bytes.
 const BYTES: u64 = 16;
-/// Maximum number of bytes of a frame between the stack pointer and the record: functions of a C
-/// library with buffers of 64 KiB exist.
-const REACH: u64 = 256 << 10;
-/// Records in a row that are believed without a call in a module behind them.
-const ENOUGH: usize = 32;
-/// Addresses of code lie between these.
+/// Maximum distance in bytes between the stack pointer and the record. Functions of C libraries
+/// have buffers of 64 KiB.
+const MAX_DISTANCE: u64 = 256 << 10;
+/// Maximum number of consecutive records that are followed in search of a call in a module. If
+/// there are more, the chain is trusted without one.
+const MAX_CHAIN: usize = 32;
+/// Bounds of plausible code addresses.
 const LOWEST: u64 = 1 << 16;
 const HIGHEST: u64 = 1 << 48;
 
-/// What is known of an address in code.
+/// Properties of a return address.
 pub(crate) struct Caller {
-    /// Its rule.
+    /// Rule of the code there.
     pub(crate) rule: Rule,
-    /// Whether it follows a call instruction; not known outside of modules.
+    /// True if it follows a call instruction. Always false outside of modules.
     pub(crate) is_called: bool,
-    /// The rule where the call goes to, if the instruction says where.
+    /// Rule of the call's target, or `None` if the instruction does not name it.
     pub(crate) to: Option<Rule>,
 }
 
 impl Caller {
-    /// Whether a function may return there. The outermost has no caller: its address was put
-    /// there for the first function of a coroutine, and the chain of records ends with it.
+    /// Returns true if a function may return there. The outermost frame is not returned to: its
+    /// address was put on the stack for the first function of a coroutine, and the chain of records
+    /// ends there.
     fn is_returned_to(&self, fp: u64) -> bool {
         self.is_called || fp == 0 && self.rule.is_end()
     }
 
-    /// Whether a function without a table may return there. `is_sure`: its record is one.
+    /// Returns true if a function without a table may return there. `is_sure`: the target of the
+    /// call does not matter.
     fn is_from_bare(&self, fp: u64, is_sure: bool) -> bool {
         self.is_returned_to(fp) && (is_sure || !self.to.is_some_and(Rule::is_tabled))
     }
 }
 
-/// Steps from a frame by its record. `is_chained`: it was found by the record of the frame further
-/// in. `caller` tells of an address in code, and `None` of one that no call leads to. `None`: there
-/// is no record.
+/// Steps from a frame by its record. Returns `None` if it has none that can be trusted.
+///
+/// `is_chained`: the frame itself was found by the record of its callee. `caller` describes a
+/// return address; it returns `None` if no call leads there.
 pub(crate) fn step<A: Machine>(
     at: &Registers,
     is_chained: bool,
@@ -78,7 +81,7 @@ pub(crate) fn step<A: Machine>(
     mut caller: impl FnMut(u64) -> Option<Caller>,
 ) -> Option<Step> {
     if at.fp == 0 {
-        // The chain's end, as in the standard, if it is one.
+        // End of the chain, as the standard defines it.
         let ra = Word::default();
         return is_chained.then_some(Step::End { ra });
     }
@@ -89,7 +92,7 @@ pub(crate) fn step<A: Machine>(
     let ip = A::return_address(ra.value);
     let low = at.fp.checked_add(BYTES)?;
     if ip == 0 {
-        // Where no standard requires records, zeros may be anything.
+        // Where no standard requires records, a pair of zeros need not be one.
         let is_record = is_chained || !A::RECORD_ENDS_FRAME;
         return (is_record && fp.value == 0).then_some(Step::End { ra });
     }
@@ -97,17 +100,20 @@ pub(crate) fn step<A: Machine>(
     let rule = found.rule;
     if rule.is_outside() {
         let leads = is_plausible(ip, at.fp)
-            && (is_chained || leads_to_call::<A>((at.fp, fp.value), memory, &mut caller));
+            && (is_chained || leads_to_call::<A>(at.fp, fp.value, memory, &mut caller));
         if !leads {
             return None;
         }
     } else if !found.is_from_bare(fp.value, A::RECORD_ENDS_FRAME && at.fp == at.sp) {
         return None;
     }
-    let sp = match A::RECORD_ENDS_FRAME {
-        true if rule.is_bare() && fp.value != 0 && fp.value < low => return None,
-        true => low,
-        false => sp_of_caller::<A>((rule, low), fp.value, memory, caller)?,
+    let sp = if A::RECORD_ENDS_FRAME {
+        if rule.is_bare() && fp.value != 0 && fp.value < low {
+            return None;
+        }
+        low
+    } else {
+        sp_of_caller::<A>(rule, low, fp.value, memory, caller)?
     };
     let registers = Registers {
         ip,
@@ -117,10 +123,12 @@ pub(crate) fn step<A: Machine>(
     Some(Step::Caller { registers, ra, fp })
 }
 
-/// The caller's stack pointer where a record does not give it: its frame pointer points to its own
-/// record, which holds up in the same way where the stack pointer is computed from it.
+/// Returns the caller's stack pointer on machines where a record does not give it. `fp` is the
+/// caller's frame pointer, which points to its own record. If the stack pointer is computed from
+/// that record, it is checked in the same way as the first.
 fn sp_of_caller<A: Machine>(
-    (rule, low): (Rule, u64),
+    rule: Rule,
+    low: u64,
     fp: u64,
     memory: &mut impl Memory,
     mut caller: impl FnMut(u64) -> Option<Caller>,
@@ -136,11 +144,10 @@ fn sp_of_caller<A: Machine>(
             return Some(sp);
         }
         let found = caller(ip)?;
-        let holds = match found.rule.is_outside() {
-            true => {
-                is_plausible(ip, fp) && leads_to_call::<A>((fp, outer.value), memory, &mut caller)
-            }
-            false => found.is_returned_to(outer.value),
+        let holds = if found.rule.is_outside() {
+            is_plausible(ip, fp) && leads_to_call::<A>(fp, outer.value, memory, &mut caller)
+        } else {
+            found.is_returned_to(outer.value)
         };
         if !holds {
             return None;
@@ -149,14 +156,15 @@ fn sp_of_caller<A: Machine>(
     Some(sp)
 }
 
-/// Whether the records from `outer` on, the frame pointer that the record at `inner` holds, lead to
-/// a return address behind a call in a module, or are many.
+/// Returns true if the chain of records leads to a return address that follows a call in a module,
+/// or is longer than [`MAX_CHAIN`]. `outer` is the frame pointer that the record at `inner` holds.
 fn leads_to_call<A: Machine>(
-    (mut inner, mut outer): (u64, u64),
+    mut inner: u64,
+    mut outer: u64,
     memory: &mut impl Memory,
     caller: &mut impl FnMut(u64) -> Option<Caller>,
 ) -> bool {
-    for _ in 0..ENOUGH {
+    for _ in 0..MAX_CHAIN {
         if outer <= inner || !is_near(inner, outer) {
             return false;
         }
@@ -177,8 +185,8 @@ fn leads_to_call<A: Machine>(
     true
 }
 
-/// Steps from a trampoline of Python 3.12 or 3.13: its instructions are compared, by who may do so.
-/// `None`: it is none.
+/// Steps from a trampoline of Python 3.12 or 3.13, which is recognised by its instructions. Returns
+/// `None` if it is none.
 pub(crate) fn padded<A: Machine>(
     at: &Registers,
     memory: &mut impl Memory,
@@ -186,7 +194,7 @@ pub(crate) fn padded<A: Machine>(
 ) -> Option<Step> {
     let code = A::PADDED?;
     let start = at.ip.checked_sub(6)?;
-    // The two or three words at multiples of four that lie in it.
+    // The code contains two or three aligned words, depending on its address.
     let skip = (start.next_multiple_of(4) - start) as usize;
     for (word, place) in code[skip..].chunks_exact(4).zip(0..) {
         let word = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
@@ -206,18 +214,18 @@ pub(crate) fn padded<A: Machine>(
         .then_some(Step::Caller { registers, ra, fp })
 }
 
-/// Whether a record at `fp` may be of a frame whose stack pointer is `sp`.
+/// Returns true if a record at `fp` may belong to a frame whose stack pointer is `sp`.
 fn is_near(sp: u64, fp: u64) -> bool {
-    fp >= sp && fp - sp <= REACH
+    fp >= sp && fp - sp <= MAX_DISTANCE
 }
 
-/// Whether code may be there: neither on the stack, of which `place` is a part, nor where nothing
-/// can be.
+/// Returns true if `ip` may be an address of code: in user space, and not near `place`, which is on
+/// the stack.
 fn is_plausible(ip: u64, place: u64) -> bool {
-    (LOWEST..HIGHEST).contains(&ip) && ip.abs_diff(place) > REACH
+    (LOWEST..HIGHEST).contains(&ip) && ip.abs_diff(place) > MAX_DISTANCE
 }
 
-/// The saved frame pointer and the return address of a record.
+/// Returns the saved frame pointer and the return address of a record.
 fn words(at: u64, memory: &mut impl Memory) -> Option<(Word, Word)> {
     Some((word(at, memory)?, word(at.checked_add(8)?, memory)?))
 }
@@ -272,7 +280,7 @@ mod tests {
         LOW + 8 * word
     }
 
-    /// The caller of a frame at the stack's begin whose frame pointer leads to this word.
+    /// Returns the caller of a frame at the stack's begin whose frame pointer leads to this word.
     fn stepped(fp: u64, words: &[u64]) -> Option<Registers> {
         let from = Registers {
             ip: MADE,

@@ -1,8 +1,8 @@
-//! Remote unwinding: the stack of another process, from a copy of its words and the tables of
-//! the modules that it runs.
+//! Remote unwinding: walks the stack of another process, from a copy of its words and the tables of
+//! its modules.
 //!
-//! The rules, and the slow path, are the same as for the running thread's stack; there is no memo
-//! and no cache. A caller that keeps rules goes step by step.
+//! Rules and slow path are the same as for the running thread. Nothing is cached; a caller that
+//! caches rules calls [`step`] for each frame.
 
 use crate::arch::{Machine, Native};
 use crate::compile::{Scratch, compile_on};
@@ -14,20 +14,35 @@ use crate::stack::Memory;
 use crate::{Cause, Registers};
 use core::marker::PhantomData;
 
-/// The step from the last of `frames`, which are the innermost first, by its rule and that of the
-/// frame directly further in. `live`: the registers of the innermost frame by their DWARF numbers,
-/// as far as they are known: a function that was interrupted may hold in them what others find on
-/// the stack. `rules` gives the rule of another return address.
+/// Frames unwound so far, and the rules of the outermost two.
+pub struct Unwound<'f> {
+    /// Registers of the frames, innermost first.
+    pub frames: &'f [Registers],
+    /// Rule of the last frame.
+    pub rule: Rule,
+    /// Rule of the frame before it. `None`: there is no such frame.
+    pub callee: Option<Rule>,
+    /// Registers of the innermost frame by DWARF number, as far as they are known. An interrupted
+    /// function may hold values in them that it would have saved by its next call.
+    pub live: &'f [u64],
+}
+
+/// Steps from the last frame to its caller.
+///
+/// `module` returns the module that contains a return address, and `rules` the rule of one.
 pub fn step<'a, M: Module<'a>>(
-    (rule, callee): (Rule, Option<Rule>),
-    (frames, live): (&[Registers], &[u64]),
-    (module, rules): (
-        impl Fn(u64) -> Option<M>,
-        impl Fn(u64, &mut Scratch) -> Rule,
-    ),
+    unwound: &Unwound<'_>,
+    module: impl Fn(u64) -> Option<M>,
+    rules: impl Fn(u64, &mut Scratch) -> Rule,
     memory: &mut impl Memory,
     scratch: &mut Scratch,
 ) -> Step {
+    let &Unwound {
+        frames,
+        rule,
+        callee,
+        live,
+    } = unwound;
     let Some((at, inner)) = frames.split_last() else {
         return Step::Truncated(Cause::BadFrame);
     };
@@ -46,11 +61,11 @@ pub fn step<'a, M: Module<'a>>(
     rare::step(&rare::Frame { rule, at, callee }, memory, &mut inner, rules)
 }
 
-/// Walks from `start` to the end of the stack in `memory`, and writes the registers of each
-/// frame, innermost first, to `frames`. `module` gives the module that holds a return address.
+/// Walks from `start` to the end of the stack in `memory` and writes the registers of each frame,
+/// innermost first, to `frames`. `module` returns the module of a return address.
 ///
-/// Returns the number of frames, and why the stack is truncated if it is:
-/// [`Cause::TooDeep`] where it has more than fit.
+/// Returns the number of frames, and the reason if the stack is truncated: [`Cause::TooDeep`] if it
+/// has more frames than fit.
 ///
 /// ```
 /// use unwind::elf::{Section, Sections};
@@ -76,7 +91,7 @@ pub fn walk<'a, M: Module<'a>>(
     walk_on::<Native, M>(start, module, memory, scratch, frames)
 }
 
-/// The same for a process of another machine.
+/// Like [`walk`], for a process of another machine.
 pub fn walk_on<'a, A: Machine, M: Module<'a>>(
     start: Registers,
     module: impl Fn(u64) -> Option<M>,

@@ -1,8 +1,7 @@
-//! The row of an instruction in an unwind table (DWARF 5 §6.4.2), computed in place.
+//! Computes the unwind table row of an instruction (DWARF 5 §6.4.2) in preallocated memory.
 //!
-//! `gimli` reads the instructions; they are executed here, in memory that is kept off the stack: a
-//! sample may be taken on a stack of 4 KiB, and `gimli`'s own interpreter copies whole rows around,
-//! which takes 5.5 KiB of stack.
+//! `gimli` decodes the call frame instructions; they are executed here. `gimli`'s own interpreter
+//! copies whole rows, which takes 5.5 KiB of stack, but a sample may be taken on a stack of 4 KiB.
 
 use crate::Cause;
 use core::mem::MaybeUninit;
@@ -11,19 +10,19 @@ use gimli::{
     FrameDescriptionEntry, LittleEndian, Register, RegisterRule,
 };
 
-/// Bytes of a module.
+/// Bytes of an unwind section.
 pub(crate) type Bytes<'a> = EndianSlice<'a, LittleEndian>;
 
-/// Maximum number of registers with a rule: 33 general ones and some to spare.
-const MOST_RULES: usize = 40;
-/// Maximum number of states on the stack of `DW_CFA_remember_state`.
-const MOST_SAVED: usize = 3;
+/// Maximum number of registers with a rule. There are 33 general ones.
+const MAX_RULES: usize = 40;
+/// Maximum depth of `DW_CFA_remember_state`.
+const MAX_SAVED_STATES: usize = 3;
 
-/// The CFA and the registers' rules at an instruction.
+/// Rules of the CFA and of the registers at one instruction.
 pub(crate) struct Row {
     cfa: CfaRule<usize>,
     len: usize,
-    rules: [MaybeUninit<(Register, RegisterRule<usize>)>; MOST_RULES],
+    rules: [MaybeUninit<(Register, RegisterRule<usize>)>; MAX_RULES],
 }
 
 impl Row {
@@ -31,7 +30,7 @@ impl Row {
         Self {
             cfa: NO_CFA,
             len: 0,
-            rules: [const { MaybeUninit::uninit() }; MOST_RULES],
+            rules: [const { MaybeUninit::uninit() }; MAX_RULES],
         }
     }
 
@@ -40,14 +39,15 @@ impl Row {
         &self.cfa
     }
 
-    /// The rule of a register, if it has one.
+    /// Returns the rule of a register, if it has one.
     pub(crate) fn register(&self, register: Register) -> Option<RegisterRule<usize>> {
         self.find(register).map(|at| self.rule(at).1.clone())
     }
 
     fn rule(&self, at: usize) -> &(Register, RegisterRule<usize>) {
         debug_assert!(at < self.len);
-        // SAFETY: the first `len` are written; callers pass less.
+        // SAFETY: the first `len` rules are initialized, and `at` comes from `find` or a loop below
+        // `len`.
         unsafe { self.rules[at].assume_init_ref() }
     }
 
@@ -89,7 +89,7 @@ const NO_CFA: CfaRule<usize> = CfaRule::RegisterAndOffset {
     offset: 0,
 };
 
-/// Factors of the instructions' operands.
+/// Factors by which operands of call frame instructions are multiplied.
 #[derive(Clone, Copy)]
 struct Factors {
     code: u64,
@@ -105,12 +105,12 @@ impl Factors {
     }
 }
 
-/// Room to compute a row in: 5 KiB.
+/// Memory in which rows are computed: 5 KiB.
 pub(crate) struct Rows {
     row: Row,
     initial: Row,
-    saved: [Row; MOST_SAVED],
-    /// Number of saved states.
+    saved: [Row; MAX_SAVED_STATES],
+    /// Number of states in `saved`.
     depth: usize,
 }
 
@@ -119,12 +119,12 @@ impl Rows {
         Self {
             row: Row::new(),
             initial: Row::new(),
-            saved: [const { Row::new() }; MOST_SAVED],
+            saved: [const { Row::new() }; MAX_SAVED_STATES],
             depth: 0,
         }
     }
 
-    /// The row of the instruction at `pc`, which lies in `entry`.
+    /// Returns the row of the instruction at `pc`, which is in `entry`.
     pub(crate) fn of(
         &mut self,
         entry: &FrameDescriptionEntry<Bytes<'_>>,
@@ -139,7 +139,7 @@ impl Rows {
         Ok(&self.row)
     }
 
-    /// The row that the function of `entry` begins with.
+    /// Returns the row at the start of the function, which the CIE of `entry` defines.
     pub(crate) fn initial(
         &mut self,
         entry: &FrameDescriptionEntry<Bytes<'_>>,
@@ -154,8 +154,8 @@ impl Rows {
         Ok(&self.initial)
     }
 
-    /// Executes instructions, those of an entry up to the row of the second of `span`; the
-    /// first is where the entry begins.
+    /// Executes call frame instructions. `span` holds the start of the function and the pc up to
+    /// which an FDE's instructions are executed; `None`: all instructions of a CIE.
     #[inline(never)]
     fn run(
         &mut self,
@@ -238,7 +238,7 @@ impl Rows {
         self.row.set(register, rule)
     }
 
-    /// Instructions that set no register's rule.
+    /// Executes an instruction that sets no register's rule.
     fn apply_other(
         &mut self,
         instruction: CallFrameInstruction<usize>,
@@ -281,7 +281,7 @@ impl Rows {
                 self.row.copy(&self.saved[self.depth]);
                 return Ok(());
             }
-            // Whether return addresses are signed is not asked: the signature is taken off.
+            // Signed return addresses need no state here: signatures are always stripped.
             I::ArgsSize { .. } | I::NegateRaState | I::Nop => return Ok(()),
             _ => return Err(Cause::Unsupported),
         };

@@ -1,80 +1,81 @@
-//! One frame's rule, in 64 bits, and how it is applied.
+//! Unwind rules: how to find one frame's caller, in 64 bits.
 //!
-//! A rule says where the canonical frame address (CFA, DWARF 5 §6.4.1) is, where
-//! the return address and the frame pointer were saved, and nothing else.
+//! A rule says where the canonical frame address (CFA, DWARF 5 §6.4.1) is and where the return
+//! address and the frame pointer were saved. Other registers are not followed. Frames that need
+//! more take the slow path ([`crate::slow`]).
 
 // Decision 24: an unwinder of our own, not framehop.
 use crate::arch::{Machine, Native, SignalFrame};
 use crate::stack::{Known, Memory};
 use crate::{Cause, Registers};
 
-/// Ways to find the CFA. Three bits of a rule, all of whose values are used: another kind would
-/// take a bit of the CFA's offset, which needs few of its 24.
+/// Way to find the CFA. Three bits of a rule, all values of which are in use. Another kind would
+/// have to take a bit from the CFA's offset, which has 24 and needs fewer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// None: zeroed memory, an empty rule. No valid rule has this kind.
+    /// No rule: zeroed memory.
     Empty = 0,
-    /// The stack cannot be unwound further; `cfa` holds the [`Cause`].
+    /// Stack cannot be unwound further; `cfa` holds the [`Cause`].
     Failed = 1,
-    /// The outermost frame.
+    /// Outermost frame.
     End = 2,
     /// CFA = sp + cfa.
     Sp = 3,
     /// CFA = fp + cfa.
     Fp = 4,
-    /// CFA = word at (fp + cfa); fp was saved at (fp + fp_at). Realigned stacks.
+    /// CFA = word at (fp + cfa), and the frame pointer was saved at (fp + fp_at): realigned stacks.
     FpDeref = 5,
-    /// CFA = word at (sp + cfa), others relative to sp. Signal frames: the kernel
-    /// saved all registers, and ip is exact.
+    /// CFA = word at (sp + cfa); other offsets are relative to sp too: signal frames, in which the
+    /// kernel has saved all registers, and ip is exact.
     Context = 6,
-    /// x86-64 PLT entry: CFA = sp + 8, and 8 more from offset `cfa` of the 16 on.
+    /// CFA = sp + 8, or sp + 16 from byte `cfa` of the entry's 16 bytes on: x86-64 PLT entries.
     Plt = 7,
 }
 
 /// Register that the CFA is computed from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Base {
-    /// The stack pointer, at a distance encoded in the code.
+    /// Stack pointer, at a distance that is fixed in the code.
     Sp,
-    /// A register that was saved.
+    /// Frame pointer.
     Fp,
-    /// Anything else: a switch of stacks is possible.
+    /// Any other register or word, so that the step may switch stacks.
     Other,
 }
 
-/// A packed rule. `instance:5 | kind:3 | cfa:24 (words, signed) | ra:16 | fp:16 (words,
-/// signed)`. The instance distinguishes modules that were loaded at the same addresses in turn.
+/// Packed rule: `instance:5 | kind:3 | cfa:24 (words, signed) | ra:16 | fp:16 (words, signed)`. The
+/// instance tells apart modules that were loaded at the same addresses in turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Rule(u64);
 
-/// `ra` or `fp` when the register still holds the caller's value.
+/// Value of `ra` or `fp` if the register still holds the caller's value.
 pub const KEPT: i16 = i16::MIN;
 
-/// Largest instance; later modules at the same addresses get this number, too.
+/// Largest instance. Shared by all later modules at the same addresses.
 pub const MAX_INSTANCE: u8 = 31;
 
 const CFA_LIMIT: i64 = 1 << 23;
 
-/// Takes the place of a cause.
+/// Value in place of a [`Cause`] in rules that take the slow path.
 const SLOW: u64 = 0x40;
 
 impl Rule {
-    /// The outermost frame.
+    /// Rule of the outermost frame.
     pub const END: Self = Self((Kind::End as u64) << 56);
 
-    /// A frame that takes the slow path ([`crate::slow`]). Without a slow path, it is
-    /// [`Cause::Unsupported`].
+    /// Rule of a frame that takes the slow path ([`crate::slow`]). Means [`Cause::Unsupported`]
+    /// where there is no slow path.
     pub(crate) const SLOW: Self = Self((Kind::Failed as u64) << 56 | SLOW << 32);
 
-    /// The rule of an address that cannot be looked up right now. It must never be
-    /// cached: the next sample looks it up again.
+    /// Rule of an address that cannot be looked up right now. Must never be cached, so that the
+    /// next sample looks it up again.
     pub const NOT_NOW: Self = Self::SLOW;
 
-    /// A rule from byte offsets: `ra_at` and `fp_at` relative to the CFA (or to fp, sp for
-    /// [`Kind::FpDeref`], [`Kind::Context`]); `None` if the register is unchanged.
-    /// [`Cause::Unsupported`] if an offset is out of reach or not a multiple of 8.
+    /// Returns a rule from byte offsets. `ra_at` and `fp_at` are relative to the CFA (to fp for
+    /// [`Kind::FpDeref`], to sp for [`Kind::Context`]); `None` if the register is unchanged.
+    /// Returns [`Cause::Unsupported`] if an offset is too large or not a multiple of 8.
     #[must_use]
     pub fn new(kind: Kind, cfa: i64, ra_at: Option<i64>, fp_at: Option<i64>) -> Self {
         let words = |offset: Option<i64>| match offset {
@@ -95,33 +96,33 @@ impl Rule {
         }
     }
 
-    /// The rule of an address whose frame cannot be unwound.
+    /// Returns the rule of an address whose frame cannot be unwound.
     #[must_use]
     pub fn failed(cause: Cause) -> Self {
         Self((Kind::Failed as u64) << 56 | (cause as u64) << 32)
     }
 
-    /// The rule with these bits, from [`bits`](Self::bits).
+    /// Returns the rule with these bits, from [`bits`](Self::bits).
     #[inline]
     #[must_use]
     pub fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
 
-    /// Packed form; never 0.
+    /// Returns the packed form, which is never 0.
     #[inline]
     #[must_use]
     pub fn bits(self) -> u64 {
         self.0
     }
 
-    /// The same rule for code of the `instance`th module at its addresses.
+    /// Returns this rule for code of the `instance`th module at its addresses.
     #[must_use]
     pub fn with_instance(self, instance: u8) -> Self {
         Self(self.0 & (u64::MAX >> 5) | u64::from(instance.min(MAX_INSTANCE)) << 59)
     }
 
-    /// Number of the module among those at its addresses, from 0.
+    /// Returns the number of the module, from 0, among those loaded at its addresses in turn.
     #[inline]
     #[must_use]
     pub fn instance(self) -> u8 {
@@ -142,13 +143,13 @@ impl Rule {
         }
     }
 
-    /// CFA offset in bytes (or cause, or PLT threshold, unscaled).
+    /// Returns the CFA's offset in bytes. For other uses of the field, eight times its value.
     #[inline]
     fn cfa(self) -> i64 {
         (self.0 << 8) as i64 >> 40 << 3
     }
 
-    /// Offset of the return address in bytes; `None`: it is in the link register.
+    /// Returns the offset of the return address in bytes, or `None` if it is in the link register.
     #[inline]
     fn ra(self) -> Option<i64> {
         Some((self.0 >> 16) as i16)
@@ -156,7 +157,7 @@ impl Rule {
             .map(|w| i64::from(w) * 8)
     }
 
-    /// Offset of the saved frame pointer in bytes; `None`: it is unchanged.
+    /// Returns the offset of the saved frame pointer in bytes, or `None` if it is unchanged.
     #[inline]
     fn fp(self) -> Option<i64> {
         Some(self.0 as i16)
@@ -164,15 +165,15 @@ impl Rule {
             .map(|w| i64::from(w) * 8)
     }
 
-    /// Whether a step by this rule depends only on registers and the two words that
-    /// it reads: comparing those is then as good as repeating it.
+    /// Returns true if the result of a step depends only on registers and on the two words that it
+    /// reads, so that comparing these words validates a cached step.
     #[inline]
     #[must_use]
     pub fn is_plain(self) -> bool {
         matches!(self.kind(), Kind::Sp | Kind::Fp)
     }
 
-    /// Register that the CFA is computed from.
+    /// Returns the register that the CFA is computed from.
     #[must_use]
     pub(crate) fn base(self) -> Base {
         match self.kind() {
@@ -182,20 +183,20 @@ impl Rule {
         }
     }
 
-    /// Whether a frame with this rule takes the slow path.
+    /// Returns true if a frame with this rule takes the slow path.
     #[inline]
     pub(crate) fn is_slow(self) -> bool {
         self == Self::SLOW.with_instance(self.instance())
     }
 
-    /// Whether a step by this rule takes more than the frame's registers and its stack: the
-    /// frames further in, or the code.
+    /// Returns true if a step needs more than the frame's registers and its stack: inner frames, or
+    /// the code.
     #[inline]
     pub(crate) fn is_rare<A: Machine>(self) -> bool {
         self.is_slow() || A::LINKED.is_some() && self.is_leaf() || self.is_bare()
     }
 
-    /// Whether a stack ends at this rule regardless of memory.
+    /// Returns true if the stack ends here whatever its memory holds.
     #[must_use]
     pub(crate) fn ends(self) -> bool {
         match self.kind() {
@@ -205,50 +206,50 @@ impl Rule {
         }
     }
 
-    /// The rule of a signal's frame, from which the interrupted one's registers are read.
+    /// Returns the rule of a signal frame, in which the interrupted frame's registers are saved.
     pub(crate) fn signal(frame: SignalFrame) -> Self {
         Self::new(Kind::Context, frame.sp, Some(frame.pc), Some(frame.fp))
     }
 
-    /// Whether a frame with this rule is the kernel's, below one that a signal interrupted.
+    /// Returns true if this is the rule of a signal frame.
     pub(crate) fn is_signal(self) -> bool {
         self.kind() == Kind::Context
     }
 
-    /// Whether the return address of a frame with this rule is in the link register.
+    /// Returns true if the return address is in the link register.
     pub(crate) fn is_leaf(self) -> bool {
         self.is_plain() && self.ra().is_none()
     }
 
-    /// Whether it is the outermost frame's.
+    /// Returns true if this is the rule of the outermost frame.
     pub(crate) fn is_end(self) -> bool {
         self.kind() == Kind::End
     }
 
-    /// Whether there is no unwind table for a frame with this rule.
+    /// Returns true if a module has no unwind table for the frame.
     pub(crate) fn is_missing(self) -> bool {
         self.with_instance(0) == Self::failed(Cause::NoRule)
     }
 
-    /// Whether the code is in no module: the program has made it itself, if it is code.
+    /// Returns true if the code is in no module: generated code, or no code at all.
     pub(crate) fn is_outside(self) -> bool {
         self.with_instance(0) == Self::failed(Cause::NoModule)
     }
 
-    /// Whether only a frame record may lead to the caller of a frame with this rule.
+    /// Returns true if only a frame record can lead to the caller.
     #[must_use]
     pub fn is_bare(self) -> bool {
         self.is_missing() || self.is_outside()
     }
 
-    /// Whether there is a table, or may be one that cannot be read now.
+    /// Returns true if the frame has an unwind table, or may have one that cannot be read now.
     pub(crate) fn is_tabled(self) -> bool {
         !self.is_bare()
     }
 
-    /// The stack pointer of a frame with this rule whose frame pointer points to its frame
-    /// record, if the rule says that it saved one; `low` where the frame does not need its stack
-    /// pointer.
+    /// Returns the stack pointer of a frame whose frame pointer `fp` points to its frame record.
+    /// Returns `None` if the rule says that the frame has none, and `low` if unwinding the frame
+    /// does not need its stack pointer.
     #[must_use]
     pub fn sp_of_record(self, low: u64, fp: u64) -> Option<u64> {
         match self.kind() {
@@ -265,14 +266,14 @@ impl Rule {
         }
     }
 
-    /// Whether a step by this rule needs the frame pointer to find the caller.
+    /// Returns true if a step by this rule needs the frame pointer to find the caller.
     #[inline]
     #[must_use]
     pub fn needs_fp(self) -> bool {
         self.base() == Base::Fp
     }
 
-    /// Whether a step by this rule does not depend on the frame pointer.
+    /// Returns true if a step by this rule does not depend on the frame pointer.
     #[inline]
     #[must_use]
     pub fn ignores_fp(self) -> bool {
@@ -280,39 +281,40 @@ impl Rule {
     }
 }
 
-/// A word that a step read.
+/// Word that a step has read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Word {
-    /// Address; 0: none was read.
+    /// Address; 0 if no word was read.
     pub at: u64,
     /// Value at that address.
     pub value: u64,
 }
 
-/// The outcome of a step.
+/// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// The caller's frame, and the words that held its return address and frame pointer.
+    /// Frame of the caller.
     Caller {
-        /// The caller's registers.
+        /// Registers of the caller.
         registers: Registers,
-        /// The return address as it was read.
+        /// Word that held the return address.
         ra: Word,
-        /// The frame pointer as it was read.
+        /// Word that held the frame pointer; address 0 if it is unchanged.
         fp: Word,
     },
-    /// This was the outermost frame.
+    /// No caller: the frame is the outermost.
     End {
-        /// The zero in place of its return address; none if the rule says that it is outermost.
+        /// Zero word in place of the return address; address 0 if the rule alone says so.
         ra: Word,
     },
-    /// The stack cannot be unwound further.
+    /// No known caller: the stack cannot be unwound further.
     Truncated(Cause),
 }
 
-/// The common case of [`step`], short enough for the hot path: a plain rule, words that are
-/// known to be readable, and a caller. `None`: use [`step`].
+/// Steps to the caller in the common case: a plain rule, words that are known to be readable, and
+/// not the outermost frame. Returns `None` otherwise. Short enough to be inlined in the walk's
+/// loop.
 #[inline(always)]
 #[must_use]
 pub fn plain_step(rule: Rule, at: Registers, stack: Known) -> Option<(Registers, Word, Word)> {
@@ -360,7 +362,7 @@ pub fn step(rule: Rule, at: &Registers, memory: &mut impl Memory) -> Step {
     step_on::<Native>(rule, at, memory)
 }
 
-/// The same for the stack of another machine.
+/// Like [`step`], for another machine's stack.
 #[inline]
 pub fn step_on<A: Machine>(rule: Rule, at: &Registers, memory: &mut impl Memory) -> Step {
     match apply::<A>(rule, at, memory) {
@@ -369,8 +371,8 @@ pub fn step_on<A: Machine>(rule: Rule, at: &Registers, memory: &mut impl Memory)
     }
 }
 
-/// The step of a frame that was interrupted and may not have saved its return address: that is
-/// `link` then, the link register.
+/// Steps from an interrupted frame that may not have saved its return address. `link` is the value
+/// of the link register.
 #[cold]
 pub(crate) fn leaf_step<A: Machine>(
     rule: Rule,
@@ -411,8 +413,8 @@ fn apply<A: Machine>(rule: Rule, at: &Registers, memory: &mut impl Memory) -> Re
     if cfa <= at.sp {
         return Err(Cause::BadFrame);
     }
-    // Only the innermost frame may keep its return address in a register, and that one
-    // called malloc: it does not.
+    // Only the innermost frame may hold its return address in a register. It called malloc, so it
+    // does not.
     let ra_at = cfa.wrapping_add_signed(rule.ra().ok_or(Cause::Unsupported)?);
     let fp_at = rule.fp().map(|offset| cfa.wrapping_add_signed(offset));
     read_caller::<A>(cfa, ra_at, fp_at, at, memory)
@@ -489,7 +491,7 @@ fn realigned<A: Machine>(
     read_caller::<A>(cfa, ra_at, fp_at, at, memory)
 }
 
-/// A signal frame. The interrupted frame may be on another stack, below or above.
+/// Steps from a signal frame. The interrupted frame may be on another stack, below or above.
 fn context(rule: Rule, at: &Registers, memory: &mut impl Memory) -> Result<Step, Cause> {
     let mut word = |offset: i64| {
         let at = at.sp.wrapping_add_signed(offset);
@@ -499,7 +501,7 @@ fn context(rule: Rule, at: &Registers, memory: &mut impl Memory) -> Result<Step,
     let ra = word(rule.ra().ok_or(Cause::Unsupported)?)?;
     let fp = word(rule.fp().ok_or(Cause::Unsupported)?)?;
     memory.move_to(sp)?;
-    // The interrupted pc is exact; one more makes it look like a return address.
+    // The interrupted pc is exact; plus one, it is treated as a return address.
     let registers = Registers {
         ip: ra.value.wrapping_add(1),
         sp,

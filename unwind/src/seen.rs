@@ -1,14 +1,14 @@
-//! The stacks that were seen before, shared by all threads: a stack whose frames all have their
-//! nodes already is interned with one lookup.
+//! Table of stacks that were seen before, shared by all threads: a known stack is interned with one
+//! lookup instead of one per frame.
 //!
-//! Four-way set-associative; a set is one cache line, chosen by 13 bits of a stack's hash. If it is
-//! full, a stack may be in another set, chosen by 13 other bits. An entry is two words: the leaf
-//! with 40 bits of the hash, and the whole hash combined with that. The hash depends on a random
-//! number of the session and thread: entries of former sessions, and those that a forked child
-//! inherits, are not found. The words are stored one by one; an entry that two threads have each
-//! half written is not found.
+//! Four-way set-associative: 13 bits of a stack's hash choose the set, which is one cache line. If
+//! that set is full, 13 other bits choose a second one. An entry is two words: the leaf with 40
+//! bits of the hash, and the whole hash XORed with the first word. The hash depends on a random
+//! number of the session and thread, so entries of earlier sessions and those inherited by a forked
+//! child do not match. The two words are stored separately; an entry half written by each of two
+//! threads does not match either.
 //!
-//! The cache only ever saves work. Nothing in an entry that is found is followed without a check.
+//! Entries may be lost or replaced, and a hash can collide: callers check what they find.
 
 // Decision 48: known stacks are found by a hash of all addresses.
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -18,29 +18,31 @@ const SETS: usize = 8192;
 const LEAF_BITS: u32 = 24;
 const LEAF_MASK: u64 = (1 << LEAF_BITS) - 1;
 
-/// What names a stack: a hash of its addresses and of where on the stack they are.
+/// Hash of a stack's addresses and of their positions on the stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Key(pub u64);
 
 impl Key {
-    /// What an entry holds beside its leaf; the bits below choose its set.
+    /// Returns the bits that an entry stores with its leaf. The bits below them choose the set.
     #[inline]
     fn tag(self) -> u64 {
         self.0 & !LEAF_MASK
     }
 
-    /// Its set, and the one that it is in if that was full.
+    /// Returns the indices of the first set and of the one used when that is full.
     #[inline]
     fn sets(self) -> [usize; 2] {
         [LEAF_BITS - SETS.ilog2(), 40].map(|bit| (self.0 >> bit) as usize % SETS)
     }
 }
 
-/// `named` is the tag and the leaf; `checked` the hash, combined with `named`.
+/// Table entry; zero if free.
 #[repr(C)]
 struct Entry {
-    named: AtomicU64,
+    /// Tag of the key, and the leaf in the lowest [`LEAF_BITS`].
+    tagged_leaf: AtomicU64,
+    /// Key XOR `tagged_leaf`.
     checked: AtomicU64,
 }
 
@@ -52,31 +54,31 @@ impl Set {
     fn get(&self, key: Key) -> Option<u32> {
         self.0.iter().find_map(|entry| {
             let checked = entry.checked.load(Ordering::Relaxed);
-            let named = entry.named.load(Ordering::Relaxed);
-            let found = checked ^ named == key.0 && named & !LEAF_MASK == key.tag();
-            (found && named & LEAF_MASK != 0).then_some((named & LEAF_MASK) as u32)
+            let tagged_leaf = entry.tagged_leaf.load(Ordering::Relaxed);
+            let found = checked ^ tagged_leaf == key.0 && tagged_leaf & !LEAF_MASK == key.tag();
+            (found && tagged_leaf & LEAF_MASK != 0).then_some((tagged_leaf & LEAF_MASK) as u32)
         })
     }
 
-    /// An entry that was never used. They are taken in turn.
+    /// Returns the first entry that was never used. Entries are used in order.
     fn free(&self) -> Option<usize> {
-        let is_free = |entry: &Entry| entry.named.load(Ordering::Relaxed) == 0;
+        let is_free = |entry: &Entry| entry.tagged_leaf.load(Ordering::Relaxed) == 0;
         self.0.iter().position(is_free)
     }
 
     #[inline]
     fn is_full(&self) -> bool {
-        self.0[WAYS - 1].named.load(Ordering::Relaxed) != 0
+        self.0[WAYS - 1].tagged_leaf.load(Ordering::Relaxed) != 0
     }
 }
 
-/// 32,768 stacks, 512 KiB; zeroed memory is an empty one.
+/// Table of 32,768 stacks, 512 KiB. Zeroed memory is an empty table.
 pub struct Seen {
     sets: [Set; SETS],
 }
 
 impl Seen {
-    /// The leaf of a stack that was [put](Self::put) here.
+    /// Returns the leaf of a stack that was [stored](Self::put).
     #[inline]
     #[must_use]
     pub fn get(&self, key: Key) -> Option<u32> {
@@ -88,8 +90,8 @@ impl Seen {
         })
     }
 
-    /// Remembers a stack's leaf, in place of another if both sets are full. Leaves that do not fit are
-    /// left out, as is 0.
+    /// Stores a stack's leaf, in place of another if both sets are full. Ignores 0 and leaves of
+    /// more than 24 bits.
     pub fn put(&self, key: Key, leaf: u32) {
         let leaf = u64::from(leaf);
         if leaf > LEAF_MASK {
@@ -100,9 +102,13 @@ impl Seen {
         let set = if is_second { second } else { first };
         let victim = set.free().unwrap_or((key.0 >> 60) as usize % WAYS);
         let set = &set.0;
-        let named = key.tag() | leaf;
-        set[victim].checked.store(key.0 ^ named, Ordering::Relaxed);
-        set[victim].named.store(named, Ordering::Relaxed);
+        let tagged_leaf = key.tag() | leaf;
+        set[victim]
+            .checked
+            .store(key.0 ^ tagged_leaf, Ordering::Relaxed);
+        set[victim]
+            .tagged_leaf
+            .store(tagged_leaf, Ordering::Relaxed);
     }
 }
 

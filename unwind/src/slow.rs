@@ -1,12 +1,11 @@
-//! The slow path: frames whose rule does not fit into 64 bits.
+//! Slow path: frames whose rule does not fit into 64 bits.
 //!
-//! Their CFA depends on a register that is not followed, or on an expression. The value of
-//! such a register is the one saved by the nearest frame further in that saved it: the
-//! frames of the walk in progress are searched one by one, starting next to this
-//! frame and going inwards. The loader's lazy binding, hand-written assembly and prologues that a
-//! signal interrupted are of this kind.
+//! The CFA of such a frame depends on an expression, or on a register that is not followed. That
+//! register's value is the one saved by the nearest inner frame that saved it, so the frames of the
+//! walk in progress are searched from this frame inwards. Examples are the loader's lazy binding,
+//! hand-written assembly, and prologues that a signal interrupted.
 //!
-//! Takes about 1 µs, and as much for each frame searched.
+//! A step takes about 1 µs, and as much again for each frame searched.
 
 use crate::arch::Machine;
 use crate::compile::{ENCODING, Scratch, Tables};
@@ -21,12 +20,12 @@ use gimli::{
     RegisterRule, UnwindExpression, Value,
 };
 
-/// How many frames are searched for a register.
-const MOST_ASKED: usize = 256;
-/// Maximum number of operations of an expression.
-const MOST_OPERATIONS: u32 = 256;
+/// Maximum number of frames that are searched for a register.
+const MAX_SEARCHED_FRAMES: usize = 256;
+/// Maximum number of operations that one expression may execute.
+const MAX_OPERATIONS: u32 = 256;
 
-/// Room for an expression's evaluation on a fixed budget.
+/// Storage of fixed size for `gimli`'s expression evaluation.
 struct Fixed;
 
 impl<'a> EvaluationStorage<Bytes<'a>> for Fixed {
@@ -35,27 +34,27 @@ impl<'a> EvaluationStorage<Bytes<'a>> for Fixed {
     type Result = [Piece<Bytes<'a>>; 1];
 }
 
-/// The frames between the current one and the allocation.
+/// Frames inside the current one, and what is needed to read their tables.
 pub(crate) struct Inner<'a, A, F, I> {
-    /// Registers of the frame with this number; 0 is the innermost.
+    /// Returns the registers of the frame with this index; 0 is the innermost.
     pub(crate) frame: F,
     /// Number of frames.
     pub(crate) count: usize,
-    /// The module that contains a return address.
+    /// Returns the module that contains a return address.
     pub(crate) module: I,
     pub(crate) scratch: &'a mut Scratch,
     pub(crate) machine: PhantomData<A>,
-    /// The innermost frame's registers by number, as far as they are known.
+    /// Registers of the innermost frame by DWARF number. Empty or short if not all are known.
     pub(crate) live: &'a [u64],
 }
 
-/// The part of a row that says how to find the caller.
+/// Rules of one row that are needed to find the caller.
 struct Row<'a> {
     frames: EhFrame<Bytes<'a>>,
     cfa: CfaRule<usize>,
     ra: RegisterRule<usize>,
     fp: RegisterRule<usize>,
-    /// Rule of the caller's stack pointer, if that is not the CFA.
+    /// Rule of the caller's stack pointer. `None`: it is the CFA.
     sp: Option<RegisterRule<usize>>,
     is_signal: bool,
 }
@@ -114,8 +113,9 @@ where
         };
         let mut value = |rule, of| self.value(rule, of, cfa, &row.frames, at, stack);
         let ip = A::return_address(value(row.ra, A::NUMBERS.ra)?);
-        // Compilers forget to undo this rule at the end of a function. Few frames need the
-        // value read then, and they detect it.
+        // At the end of a function, compilers omit the instruction that ends this rule, so the word
+        // may be unreadable. Few frames need the frame pointer then, and those detect that it is
+        // wrong.
         let fp = value(row.fp, A::NUMBERS.fp).unwrap_or(0);
         let sp = row.sp.map_or(Ok(cfa), |rule| value(rule, A::NUMBERS.sp))?;
         if row.is_signal {
@@ -129,7 +129,7 @@ where
             });
         }
         let registers = Registers {
-            // Exact where a signal interrupted: one more makes it look like a return address.
+            // The pc of an interrupted frame is exact; plus one, it is treated as a return address.
             ip: ip.wrapping_add(u64::from(row.is_signal)),
             sp,
             fp,
@@ -138,7 +138,7 @@ where
         Ok(Step::Caller { registers, ra, fp })
     }
 
-    /// Value of a register in the caller of `at`, by its rule.
+    /// Returns the value of register `of` in the caller of `at`, according to its rule.
     fn value(
         &mut self,
         rule: RegisterRule<usize>,
@@ -150,8 +150,8 @@ where
     ) -> Result<u64, Cause> {
         let count = self.count;
         match rule {
-            // The link register holds a return address in the innermost frame only, and
-            // one that called malloc has saved it.
+            // Only the innermost frame may hold its return address in the link register. If it
+            // called malloc, it has saved it.
             RegisterRule::SameValue | RegisterRule::Undefined if of == A::NUMBERS.ra => {
                 let live = self.live.get(usize::from(of.0)).filter(|_| count == 0);
                 live.copied().ok_or(Cause::Unsupported)
@@ -173,7 +173,7 @@ where
         }
     }
 
-    /// Value of a register in the frame `at`, of that number.
+    /// Returns the value of a register in the frame `at`, whose index is `number`.
     fn register(
         &mut self,
         register: Register,
@@ -184,13 +184,13 @@ where
         match register {
             r if r == A::NUMBERS.sp => Ok(at.sp),
             r if r == A::NUMBERS.fp => Ok(at.fp),
-            // Only linkage stubs need this, and they are interrupted, not returned to.
+            // Only linkage stubs need this. They are not returned to, so the pc is exact.
             r if r == A::NUMBERS.ra => Ok(at.ip.wrapping_sub(1)),
             _ => self.saved(register, at, number, stack),
         }
     }
 
-    /// Value of a register as the frames further in than `number` saved it.
+    /// Returns the value of a register as saved by the frames inside frame `number`.
     fn saved(
         &mut self,
         mut register: Register,
@@ -199,7 +199,7 @@ where
         stack: &mut impl Memory,
     ) -> Result<u64, Cause> {
         let mut outer = *at;
-        for index in (number.saturating_sub(MOST_ASKED)..number).rev() {
+        for index in (number.saturating_sub(MAX_SEARCHED_FRAMES)..number).rev() {
             let inner = (self.frame)(index);
             let cfa = outer.sp;
             let mut read = |address| stack.read_inner(inner.sp, address);
@@ -220,9 +220,10 @@ where
             }
             outer = inner;
         }
-        // None has saved it: it is what it was in the innermost, if all were asked.
+        // No inner frame has saved the register, so it still has the innermost frame's value,
+        // provided that all frames were searched.
         let live = self.live.get(usize::from(register.0));
-        let live = live.filter(|_| number <= MOST_ASKED).copied();
+        let live = live.filter(|_| number <= MAX_SEARCHED_FRAMES).copied();
         live.ok_or(Cause::Unsupported)
     }
 
@@ -236,14 +237,14 @@ where
         stack: &mut impl Memory,
     ) -> Result<u64, Cause> {
         let mut ask = |question| match question {
-            Question::Register(register) => self.register(register, at, number, stack),
-            Question::Word(address) => stack.read(address),
+            Input::Register(register) => self.register(register, at, number, stack),
+            Input::Word(address) => stack.read(address),
         };
         evaluate(expression, frames, initial, &mut ask)
     }
 }
 
-/// Evaluates an expression on the registers that are followed.
+/// Evaluates an expression that uses only the followed registers.
 fn local<A: Machine>(
     expression: &UnwindExpression<usize>,
     frames: &EhFrame<Bytes<'_>>,
@@ -252,19 +253,19 @@ fn local<A: Machine>(
     read: &mut impl FnMut(u64) -> Result<u64, Cause>,
 ) -> Result<u64, Cause> {
     let mut ask = |question| match question {
-        Question::Register(r) if r == A::NUMBERS.sp => Ok(at.sp),
-        Question::Register(r) if r == A::NUMBERS.fp => Ok(at.fp),
-        Question::Register(_) => Err(Cause::Unsupported),
-        Question::Word(address) => read(address),
+        Input::Register(r) if r == A::NUMBERS.sp => Ok(at.sp),
+        Input::Register(r) if r == A::NUMBERS.fp => Ok(at.fp),
+        Input::Register(_) => Err(Cause::Unsupported),
+        Input::Word(address) => read(address),
     };
     evaluate(expression, frames, Some(cfa), &mut ask)
 }
 
-/// The inputs of an expression.
-enum Question {
-    /// The value of a register.
+/// Input that the evaluation of an expression asks for.
+enum Input {
+    /// Value of a register.
     Register(Register),
-    /// The word at an address.
+    /// Word at an address.
     Word(u64),
 }
 
@@ -272,12 +273,12 @@ fn evaluate(
     expression: &UnwindExpression<usize>,
     frames: &EhFrame<Bytes<'_>>,
     initial: Option<u64>,
-    ask: &mut impl FnMut(Question) -> Result<u64, Cause>,
+    ask: &mut impl FnMut(Input) -> Result<u64, Cause>,
 ) -> Result<u64, Cause> {
     let unsupported = |_| Cause::Unsupported;
     let bytes = expression.get(frames).map_err(unsupported)?.0;
     let mut evaluation = Evaluation::<Bytes<'_>, Fixed>::new_in(bytes, ENCODING);
-    evaluation.set_max_iterations(MOST_OPERATIONS);
+    evaluation.set_max_iterations(MAX_OPERATIONS);
     if let Some(value) = initial {
         evaluation.set_initial_value(value);
     }
@@ -286,11 +287,11 @@ fn evaluate(
         state = match state {
             EvaluationResult::Complete => break,
             EvaluationResult::RequiresRegister { register: r, .. } => {
-                evaluation.resume_with_register(Value::Generic(ask(Question::Register(r))?))
+                evaluation.resume_with_register(Value::Generic(ask(Input::Register(r))?))
             }
             EvaluationResult::RequiresMemory {
                 address, size: 8, ..
-            } => evaluation.resume_with_memory(Value::Generic(ask(Question::Word(address))?)),
+            } => evaluation.resume_with_memory(Value::Generic(ask(Input::Word(address))?)),
             _ => return Err(Cause::Unsupported),
         }
         .map_err(unsupported)?;

@@ -1,44 +1,43 @@
-//! The readable part of the running thread's stack.
+//! Readable part of the running thread's stack.
 //!
-//! The bounds of a stack cannot be queried inside `malloc` (the libc call takes
-//! locks and allocates), and a program may run on stacks that no library knows
-//! (alternate signal stacks, coroutines). So memory is probed page by page
-//! ([`crate::probe`]). How long the result is valid depends on whose stack it is:
+//! The bounds of a stack cannot be queried inside `malloc`, since the libc call takes locks and
+//! allocates. Besides, a program may run on stacks that no library knows (alternate signal stacks,
+//! coroutines). So memory is probed page by page ([`crate::probe`]). How long the result is valid
+//! depends on the stack:
 //!
-//! - **The thread's own**, on which it started and which is mapped as long as it lives. The
+//! - **The thread's own stack**, on which it started, is mapped as long as the thread lives. The
 //!   result is kept (`Own`).
-//! - **Any other.** It may be unmapped, and another one mapped in its place, as soon as the
-//!   thread has left it. Nothing is kept from one walk to the next: each page is probed
-//!   in the walk that reads it, before it is read.
+//! - **A foreign stack** may be unmapped and replaced by another as soon as the thread has left it.
+//!   Nothing is kept between walks: each walk probes each page before it reads it.
 //!
-//! The number of system calls is limited (`Budget`): a walk whose stack has more pages than it may
-//! probe is truncated, and a wide gap between two frames (a large array, or the way from one piece of
-//! a split stack to the next) is left out.
+//! The number of system calls is limited (`Budget`). A walk that needs to probe more pages is
+//! truncated. A gap between two frames that is too wide for the budget (a large array, or the way
+//! from one piece of a split stack to the next) is skipped without probing.
 //!
-//! Whose stack it is cannot be queried either. It is treated as the thread's own if the memory is
-//! readable without a gap up to the thread's end ([`Ends`]) and
-//! - in threads other than the first: a complete walk ended so close below that end that no
-//!   other stack fits between, and every frame from there inwards was reached by going deeper
-//!   on one stack, not by a switch to another;
+//! Nor can it be queried which stack is the thread's own. A stack is treated as such if its memory
+//! is readable without a gap up to the thread's stack end ([`Ends`]) and
+//! - in threads other than the first: a complete walk ended so close below that end that no other
+//!   stack fits between, and every frame from there inwards was reached on one stack, without a
+//!   stack switch;
 //! - in the first thread: always, because the kernel keeps a gap below a growing stack.
 
 // Decision 18: stack memory stays trusted only on the thread's own stack.
 use crate::probe::{self, PAGE};
 use crate::{Cause, Registers};
 
-/// A stack's memory, from which a step reads.
+/// Memory of a stack, from which steps read.
 pub trait Memory {
-    /// The word at `address`.
+    /// Returns the word at `address`.
     ///
     /// # Errors
     /// [`Cause::OutOfStack`] if it is not on the stack, or not aligned.
     fn read(&mut self, address: u64) -> Result<u64, Cause>;
 
-    /// The word at `address` on the stack of a frame further in, at `sp`: that may be
-    /// another stack, which a signal interrupted.
+    /// Returns the word at `address` on the stack of an inner frame at `sp`, which may be another
+    /// stack that a signal interrupted.
     ///
     /// # Errors
-    /// Those of [`read`](Self::read).
+    /// Errors of [`read`](Self::read).
     fn read_inner(&mut self, sp: u64, address: u64) -> Result<u64, Cause>;
 
     /// Continues on another stack, at `sp`, where a signal interrupted a frame.
@@ -47,15 +46,15 @@ pub trait Memory {
     /// [`Cause::OutOfStack`] if its memory is not available.
     fn move_to(&mut self, sp: u64) -> Result<(), Cause>;
 
-    /// Whether the four bytes at `address`, a multiple of four, are there and have this value: of
-    /// code that is in no module, and may be unmapped at any moment. `false` also where that cannot
-    /// be told.
+    /// Returns true if the four bytes at `address`, which is a multiple of four, are readable and
+    /// equal `value`. Used for code outside every module, which may be unmapped at any moment.
+    /// Returns false if that cannot be determined.
     fn code_is(&self, _address: u64, _value: u32) -> bool {
         false
     }
 }
 
-/// A copy of a stack: of another process, or made up.
+/// Copy of a stack: of another process, or synthetic.
 #[derive(Clone, Copy, Debug)]
 pub struct Copied<'a> {
     low: u64,
@@ -63,7 +62,7 @@ pub struct Copied<'a> {
 }
 
 impl<'a> Copied<'a> {
-    /// A stack with these words from `low` on, which is a multiple of 8.
+    /// Returns a stack with these words from address `low` on, which must be a multiple of 8.
     #[must_use]
     pub fn new(low: u64, words: &'a [u64]) -> Self {
         Self { low, words }
@@ -90,22 +89,25 @@ impl Memory for Copied<'_> {
     }
 }
 
-/// The stack of a thread that was interrupted, for the step from its innermost frame: nothing below
-/// its stack pointer is read. At a function's end its tables still say that the frame pointer is
-/// there, from where it was taken a moment ago: it is in its register again.
+/// Stack of an interrupted thread, for the step from its innermost frame.
+///
+/// Words below the stack pointer are not read. At the end of a function, unwind tables may still
+/// say that the frame pointer is saved there. By then it has been restored, so its register's value
+/// is returned instead.
 pub struct Interrupted<'a, M> {
-    /// The innermost frame.
+    /// Innermost frame.
     pub at: Registers,
-    /// Its stack.
+    /// Memory of its stack.
     pub memory: &'a mut M,
 }
 
 impl<M: Memory> Memory for Interrupted<'_, M> {
     fn read(&mut self, address: u64) -> Result<u64, Cause> {
         let distance = self.at.sp.wrapping_sub(address);
-        match (1..=RED_ZONE).contains(&distance) {
-            true => Ok(self.at.fp),
-            false => self.memory.read(address),
+        if (1..=RED_ZONE).contains(&distance) {
+            Ok(self.at.fp)
+        } else {
+            self.memory.read(address)
         }
     }
 
@@ -122,16 +124,18 @@ impl<M: Memory> Memory for Interrupted<'_, M> {
     }
 }
 
-/// The most by which one read may extend the known part, in bytes: frames with arrays of
+/// Maximum number of bytes by which one read extends the known part. Frames with arrays of
 /// megabytes exist, but wild pointers point further away.
-const REACH: u64 = 16 << 20;
+const MAX_EXTENSION: u64 = 16 << 20;
 
-/// Pages between two reads that are probed as well, so that the known part has no gap.
+/// Maximum number of pages between two reads that are probed at the expense of the read budget.
 const SMALL_GAP: u64 = 8;
 
-/// System calls that walks may make. What is read has the larger share: without it a stack is
-/// truncated. What is only passed over, so that the known part has no gap, has the smaller one: without it
-/// the known part begins anew behind the gap, and the next walk begins without a memo. Both begin
+/// Number of system calls that walks may make.
+///
+/// Pages that are read have the larger budget: without it, a stack is truncated. Pages in gaps,
+/// which are probed only to keep the known part contiguous, have the smaller one: without it, the
+/// known part restarts after the gap, and the next walk starts without a cached stack. Both start
 /// with enough for a stack of 32 MiB, which is probed once if it turns out to be the thread's own.
 #[derive(Clone, Copy, Debug)]
 struct Budget {
@@ -140,13 +144,13 @@ struct Budget {
 }
 
 impl Budget {
-    const MOST: u16 = 8192;
-    /// What each walk adds: so many pages of a foreign stack are read in every walk.
+    const MAX: u16 = 8192;
+    /// Calls added by each walk, so that each can read that many pages of a foreign stack.
     const READ_PER_WALK: u16 = 32;
     const PASSED_PER_WALK: u16 = 1;
     const FULL: Self = Self {
-        read: Self::MOST,
-        passed: Self::MOST,
+        read: Self::MAX,
+        passed: Self::MAX,
     };
     const FEW: Self = Self {
         read: Self::READ_PER_WALK,
@@ -154,17 +158,17 @@ impl Budget {
     };
 
     fn refill(&mut self) {
-        self.read = (self.read + Self::READ_PER_WALK).min(Self::MOST);
-        self.passed = (self.passed + Self::PASSED_PER_WALK).min(Self::MOST);
+        self.read = (self.read + Self::READ_PER_WALK).min(Self::MAX);
+        self.passed = (self.passed + Self::PASSED_PER_WALK).min(Self::MAX);
     }
 
-    /// Takes as many calls as a gap of this many pages requires. Whether there were enough.
+    /// Takes the calls for a gap of `pages` pages. Returns false if there are not enough.
     fn take_gap(&mut self, pages: u64) -> bool {
         let left = u64::from(self.passed).checked_sub(pages);
         left.inspect(|left| self.passed = *left as u16).is_some()
     }
 
-    /// Takes one call for a page that is read. Whether there was one.
+    /// Takes one call for a page that is read. Returns false if none is left.
     fn take_read(&mut self) -> bool {
         let left = self.read.checked_sub(1);
         left.inspect(|left| self.read = *left).is_some()
@@ -174,21 +178,21 @@ impl Budget {
 /// Bytes that a function may use below its stack pointer (x86-64 psABI 3.2.2).
 const RED_ZONE: u64 = 128;
 
-/// Ends of the stacks that threads begin on.
+/// Ends (highest addresses) of the stacks on which threads start.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Ends {
-    /// End of the stack that the kernel made for the first thread; 0: unknown.
+    /// End of the stack that the kernel made for the first thread; 0 if unknown.
     pub first: u64,
-    /// The first thread's thread pointer: it points into a separate mapping, below which
-    /// the program may map anything.
+    /// Thread pointer of the first thread. It is not the end of a stack: it points into a separate
+    /// mapping, below which the program may map anything.
     pub first_thread: u64,
-    /// Maximum distance below its thread pointer of the outermost frame of another thread:
-    /// the size of what the C library puts between (thread-local storage), plus less stack than
-    /// the smallest stack has.
+    /// Maximum distance, in bytes, between a thread's thread pointer and its outermost frame, in
+    /// threads other than the first: the size of thread-local storage, plus less than the size of
+    /// the smallest stack.
     pub thread_slack: u64,
 }
 
-/// A copy of the range known to be readable, small enough for two registers.
+/// Copy of the range known to be readable, small enough for two registers.
 #[derive(Clone, Copy, Debug)]
 pub struct Known {
     low: u64,
@@ -196,43 +200,44 @@ pub struct Known {
 }
 
 impl Known {
-    /// The word at `address` if that is known to be readable; does not probe.
+    /// Returns the word at `address` if that is known to be readable; does not probe.
     #[inline(always)]
     #[must_use]
     pub fn peek(self, address: u64) -> Option<u64> {
         let inside = address.wrapping_sub(self.low) < self.bytes;
-        // SAFETY: as in `Stack::read`.
+        // SAFETY: the address is aligned and inside the known range, which is readable during this
+        // walk (see `Stack::read`).
         (inside && address & 7 == 0).then(|| unsafe { (address as *const u64).read_volatile() })
     }
 }
 
-/// Known part of the thread's own stack: mapped as long as the thread lives.
+/// Known part of the thread's own stack, which is mapped as long as the thread lives.
 #[derive(Clone, Copy, Debug)]
 struct Own {
     low: u64,
     high: u64,
 }
 
-/// Memory known to be readable in the walk in progress, as a half-open range around the
-/// stack pointer, and what is known for longer.
+/// Range of memory around the stack pointer that is known to be readable in the walk in progress,
+/// and what is known beyond that walk.
 #[derive(Clone, Copy, Debug)]
 pub struct Stack {
     low: u64,
     high: u64,
-    /// No word at or above this belongs to it; 0: unknown.
+    /// End of the stack, if the thread may have started on it; 0 if unknown.
     ceiling: u64,
     own: Own,
     ends: Ends,
     thread: u64,
-    /// Whether `low` and `high` are the known part of the thread's own stack.
+    /// True if `low` and `high` are the known part of the thread's own stack.
     on_own: bool,
-    /// Whether the walk came from another stack.
+    /// True if the walk has moved from one stack to another.
     moved: bool,
     budget: Budget,
 }
 
 impl Stack {
-    /// A stack of which nothing is known yet, in a process whose stacks end at `ends`.
+    /// Returns a stack of which nothing is known, in a process whose stacks end at `ends`.
     #[must_use]
     pub const fn new(ends: Ends) -> Self {
         Self {
@@ -248,7 +253,7 @@ impl Stack {
         }
     }
 
-    /// A stack at `sp` of which nothing is known, for a few reads.
+    /// Returns a stack at `sp` of which nothing is known, for a few reads.
     #[must_use]
     pub fn at(sp: u64) -> Self {
         let mut stack = Self::new(Ends::default());
@@ -257,23 +262,23 @@ impl Stack {
         stack
     }
 
-    /// Whether the last walk was on the known part of the thread's own stack, and `sp` is
-    /// there as well: a walk may begin without further checks.
+    /// Returns true if the last walk was on the known part of the thread's own stack and `sp` is
+    /// there too. A walk may then start without further checks.
     #[inline(always)]
     #[must_use]
     pub fn stays_on_own(&self, sp: u64) -> bool {
         self.on_own && sp.wrapping_sub(self.low) < self.high - self.low
     }
 
-    /// Whether the known range is the thread's own stack.
+    /// Returns true if the known range is the thread's own stack.
     #[inline(always)]
     #[must_use]
     pub fn is_on_own(&self) -> bool {
         self.on_own
     }
 
-    /// Begins a walk at `sp`, the lowest word in use, of the thread with that thread pointer
-    /// (0: unknown). Returns whether `sp` is on the known part of the thread's own stack.
+    /// Starts a walk at `sp`, the lowest word in use. `thread` is the thread pointer; 0 if unknown.
+    /// Returns true if `sp` is on the known part of the thread's own stack.
     pub fn enter(&mut self, sp: u64, thread: u64) -> bool {
         self.moved = false;
         self.budget.refill();
@@ -290,7 +295,7 @@ impl Stack {
         self.on_own
     }
 
-    /// The known part of the thread's own stack.
+    /// Returns the known part of the thread's own stack.
     #[must_use]
     pub fn own(&self) -> (u64, u64) {
         (self.own.low, self.own.high)
@@ -307,7 +312,7 @@ impl Stack {
         self.on_own = true;
     }
 
-    /// End of the stack at `sp` if the thread may have started on it; else 0.
+    /// Returns the end of the stack at `sp` if the thread may have started on it, else 0.
     fn end_above(&self, sp: u64) -> u64 {
         let ends = [self.thread, self.ends.first].map(|end| end & !7);
         let above = ends.into_iter().filter(|end| sp < *end);
@@ -322,14 +327,14 @@ impl Stack {
         self.ceiling = self.end_above(sp);
     }
 
-    /// Whether the walk in progress went over more than one stack.
+    /// Returns true if the walk in progress has moved from one stack to another.
     #[inline]
     #[must_use]
     pub fn moved(&self) -> bool {
         self.moved
     }
 
-    /// The currently known part. Valid until the stack is changed.
+    /// Returns the known part. Valid until the stack is changed.
     #[inline(always)]
     #[must_use]
     pub fn known(&self) -> Known {
@@ -339,24 +344,24 @@ impl Stack {
         }
     }
 
-    /// The same as a range.
+    /// Returns the bounds of the known part.
     #[inline]
     #[must_use]
     pub fn span(&self) -> (u64, u64) {
         (self.low, self.high)
     }
 
-    /// Whether everything between these is readable now. Probes if that extends the known part
-    /// upwards.
+    /// Returns true if all of the range `low..high` is readable now. Probes if that extends the
+    /// known part upwards.
     #[inline]
-    pub fn covers(&mut self, (low, high): (u64, u64)) -> bool {
+    pub fn covers(&mut self, low: u64, high: u64) -> bool {
         low >= self.low && (high <= self.high || self.extend(high - 8).is_ok())
     }
 
-    /// Whether a read at `address` is taken for one of this stack, or of one that it leads to.
+    /// Returns true if `address` may be on this stack, or on a stack that it was called from.
     fn is_near(&self, address: u64) -> bool {
         let beyond = self.ceiling != 0 && address >= self.ceiling;
-        address >= self.low && !beyond && address - self.high.min(address) <= REACH
+        address >= self.low && !beyond && address - self.high.min(address) <= MAX_EXTENSION
     }
 
     /// Extends the known part up to `address`, without a gap.
@@ -380,11 +385,12 @@ impl Stack {
         Ok(())
     }
 
-    /// Pages to be probed between the known part and the one at `address`.
+    /// Returns the number of pages to probe between the known part and the page of `address`.
     fn gap_to(&self, address: u64) -> u64 {
-        let end = match self.is_own(address) && self.high <= self.own.low {
-            true => self.own.low,
-            false => address,
+        let end = if self.is_own(address) && self.high <= self.own.low {
+            self.own.low
+        } else {
+            address
         };
         (end - self.high.min(end)) / PAGE
     }
@@ -399,8 +405,9 @@ impl Stack {
         Ok(())
     }
 
-    /// Makes the word at `address` known, with the pages before it if they are there and not too
-    /// many, else without them: the frame may have been called from another stack.
+    /// Makes the word at `address` known. Includes the pages below it if they are readable and not
+    /// too many; otherwise restarts at `address`, since the frame may have been called from another
+    /// stack.
     #[cold]
     fn fetch(&mut self, address: u64) -> Result<(), Cause> {
         let near = self.is_near(address);
@@ -410,13 +417,13 @@ impl Stack {
         }
     }
 
-    /// Continues at `address`, behind a gap in the known part.
+    /// Continues at `address`, after a gap in the known part.
     fn leap(&mut self, address: u64) -> Result<(), Cause> {
         let before = *self;
         self.moved = true;
         if self.is_own(address) {
             self.enter_own();
-            // The memo may refer to the stack on which the walk began.
+            // The cached stack may be that on which the walk started.
             self.on_own = false;
             return Ok(());
         }
@@ -429,16 +436,18 @@ impl Stack {
         is_there
     }
 
-    /// After a walk that did not begin on the known part of the thread's own stack, returns
-    /// whether it was on that stack after all. `outermost` is the stack pointer of its last frame
-    /// if it is complete, and `steady` gives that of the innermost frame from which the walk
-    /// certainly stayed on one stack.
+    /// Determines, after a walk that did not start on the known part of the thread's own stack,
+    /// whether it was on that stack after all.
+    ///
+    /// `outermost` is the stack pointer of the outermost frame, or `None` if the stack is
+    /// truncated. `steady` returns that of the innermost frame from which the walk certainly stayed
+    /// on one stack.
     #[cold]
     pub fn settle(&mut self, outermost: Option<u64>, steady: impl FnOnce() -> u64) {
         let end = self.ceiling;
         let first = end == self.ends.first & !7;
         let ends_here = outermost.is_some_and(|sp| end - sp.min(end) <= self.ends.thread_slack);
-        let near = end != 0 && end - self.high.min(end) <= REACH;
+        let near = end != 0 && end - self.high.min(end) <= MAX_EXTENSION;
         if !near || !(first || ends_here) || self.extend(end - 8).is_err() {
             return;
         }
@@ -463,9 +472,9 @@ impl Memory for Stack {
         if address & 7 != 0 {
             return Err(Cause::OutOfStack);
         }
-        // SAFETY: between `low` and `high` every page is either of this thread's own stack,
-        // which is mapped while the thread lives, or was found readable in this very walk,
-        // during which the thread stays on the stack that begins there.
+        // SAFETY: every page between `low` and `high` is readable. Either it is on this thread's
+        // own stack, which is mapped while the thread lives, or it was probed in this walk, and the
+        // thread does not leave a stack while it is being walked.
         Ok(unsafe { (address as *const u64).read_volatile() })
     }
 
@@ -474,9 +483,9 @@ impl Memory for Stack {
         Self::at(sp).read(address)
     }
 
-    /// Follows a switch of stacks (a signal frame): the known part no longer counts. The red
-    /// zone below `sp` belongs to the stack: a function that was interrupted as it was about
-    /// to return has its registers there.
+    /// Follows a switch of stacks at a signal frame, and restarts the known part there. The red
+    /// zone below `sp` belongs to it: a function interrupted just before it returns has saved
+    /// registers there.
     #[cold]
     fn move_to(&mut self, sp: u64) -> Result<(), Cause> {
         let red = sp.saturating_sub(RED_ZONE);

@@ -1,21 +1,21 @@
-//! Walking a stack with a memo of the last one.
+//! Stack walks that reuse the unchanged hash of the thread's last stack.
 //!
-//! A thread's consecutive samples share most of their stack: everything above the last
-//! common function. The memo holds the last stack: each frame with its
-//! registers, the addresses of the two words that its step read, and its node in the
-//! calling-context tree if that was needed. A new walk steps only until it meets a frame of the memo
-//! with equal registers, then validates the memo: it compares the words that its steps read, after
-//! making sure that all of them are readable now. If all are unchanged, the remaining frames
-//! and their nodes are the same. A word that differs ends the comparison; the walk continues
-//! from that frame and may meet frames of the memo again further out.
+//! Consecutive samples of a thread share most of their stack: everything above the last common
+//! function. The walker therefore caches the last stack ([`LastStack`]): for each frame its
+//! registers, the addresses and values of the two words that its step read, and its node in the
+//! calling-context tree. A new walk steps only until it reaches a cached frame with equal
+//! registers. It then validates the rest of the cache: it makes sure that all cached addresses are
+//! readable now and compares the words there. If no word has changed, the outer frames and their
+//! nodes are still valid. At a changed word, the walk continues by stepping, and may reach another
+//! cached frame further out.
 //!
-//! Cost: about 80 instructions for a new frame; two compares for an unchanged one, of adjacent
-//! words in memory.
+//! Cost: about 80 instructions for a new frame; for an unchanged one, two compares of words that
+//! are adjacent in the cache.
 
+mod frame_cache;
 mod intern;
-mod memo;
-mod name;
-mod places;
+mod key;
+mod last_stack;
 mod quick;
 mod tree;
 
@@ -30,9 +30,9 @@ use crate::stack::{Ends, Interrupted, Stack};
 use crate::{Cause, Registers};
 use core::marker::PhantomData;
 use core::mem::MaybeUninit;
-use memo::{Found, Memo, Noted};
-use name::InsertedSum;
-use places::Places;
+use frame_cache::FrameCache;
+use key::InsertedHash;
+use last_stack::{LastStack, NewFrames, Traced};
 use quick::Pace;
 
 pub use tree::{Code, Node, Tree};
@@ -42,15 +42,15 @@ pub const MAX_FRAMES: usize = 3072;
 /// Number of innermost frames kept of a stack that is too deep.
 pub const DEEP_FRAMES: usize = 128;
 
-/// Number of bits of an address; in an interned address, the bits above hold the rule's instance.
+/// Number of address bits in an interned address. The bits above hold the rule's instance.
 pub const ADDRESS_BITS: u32 = 48;
 
-/// A finished walk.
+/// Result of a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Walk {
-    /// Node of the innermost frame; `None`: no room in the tree.
+    /// Node of the innermost frame. `None`: the tree is full.
     pub leaf: Option<u32>,
-    /// Why the stack is truncated, if it is.
+    /// Reason why the stack is truncated, or `None` if it is complete.
     pub truncated: Option<Cause>,
 }
 
@@ -59,9 +59,10 @@ fn tagged(ip: u64, instance: u8) -> u64 {
     ip | u64::from(instance) << ADDRESS_BITS
 }
 
-/// Marks a step that cannot be validated by comparing words: it never compares equal.
+/// Address for a step that cannot be validated by comparing words: see [`never`].
 static NEVER: u64 = 0;
 
+/// Returns a word that never compares equal, so that the step is always taken again.
 fn never() -> Word {
     Word {
         at: &raw const NEVER as u64,
@@ -69,74 +70,80 @@ fn never() -> Word {
     }
 }
 
-/// The words that must be unchanged for a step to have the same result.
+/// Returns the words that must be unchanged for a step to have the same result. Unused words are
+/// zero.
 #[inline]
 fn words_read(rule: Rule, step: &Step) -> [Word; 2] {
     let reads_two = (rule.is_plain() && !rule.is_leaf()) || rule.is_bare();
     match *step {
         Step::Caller { ra, fp, .. } if reads_two => [ra, fp],
         Step::End { ra } if reads_two => [ra, Word::default()],
-        // The rule alone decides, whatever the stack holds.
+        // The result depends on the rule alone, not on any word of the stack.
         Step::End { .. } | Step::Truncated(_) if rule.ends() => [Word::default(); 2],
         _ => [never(), Word::default()],
     }
 }
 
-/// What is added to the sum of a truncated stack.
+/// Term added to the hash of a truncated stack.
 const TRUNCATED: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// What a frame adds to its stack's sum.
+/// Returns the frame's term in the stack hash.
 #[inline(always)]
-fn part((registers, rule): (Registers, Rule), salt: u64) -> u64 {
-    memo::part(tagged(registers.ip, rule.instance()), registers.sp, salt)
+fn frame_hash(registers: Registers, rule: Rule, salt: u64) -> u64 {
+    last_stack::frame_hash(tagged(registers.ip, rule.instance()), registers.sp, salt)
 }
 
-/// A thread's walker, with the memo of its last stack. It takes about 650 KiB, of which only the
-/// depth in use is ever touched. Start with zeroed memory and call [`init`](Self::init).
+/// Stack walker of one thread, with a cache of its last stack.
+///
+/// Occupies about 650 KiB of address space, of which only the depth in use is ever touched. Starts
+/// as zeroed memory on which [`init`](Self::init) is called.
 #[repr(C)]
 pub struct Walker {
     stack: Stack,
-    /// All words of the memo except [`NEVER`] lie between these.
+    /// Address range of all cached words, except [`NEVER`].
     span: (u64, u64),
     truncated: Option<Cause>,
-    /// Leaf of the memo's stack; 0: not known.
+    /// Leaf node of the cached stack; 0 if not interned yet.
     leaf: u32,
-    /// Whether the last stack was seen before it was walked.
+    /// True if the last stack was found in the table of seen stacks.
     was_seen: bool,
-    /// What names the last stack that was found without the memo; 0: it is the memo's.
-    last: u64,
+    /// Key of the last stack that a quick walk found; 0 if the last walk updated the cache.
+    last_quick_key: u64,
     pace: Pace,
-    /// How many of an interpreter's frames are still those of the memo, from the outermost on, as far
-    /// as the walks tell that left it alone.
-    same: usize,
-    inserted: InsertedSum,
+    /// Number of outermost interpreter frames that quick walks since the last cache update have
+    /// found unchanged. `usize::MAX`: all.
+    unchanged_inserted: usize,
+    inserted: InsertedHash,
     scratch: MaybeUninit<Scratch>,
-    memo: Memo,
-    places: Places,
+    cached: LastStack,
+    frames: FrameCache,
 }
 
-/// Result of a trace: what was found, and how the stack ended if it was walked to its end.
+/// Result of a trace.
 struct Trace {
-    found: Found,
+    stack: Traced,
+    /// `Some` if the walk reached the end of the stack, with the reason if it is truncated there.
+    /// `None`: the rest is cached.
     end: Option<Option<Cause>>,
 }
 
 impl Trace {
-    /// Walked to the end of the stack, or to where it is truncated.
+    /// Returns the result of a walk that reached the end of the stack or was truncated.
     #[inline]
-    fn ends(fresh: Noted, truncated: Option<Cause>) -> Self {
+    fn ends(new: NewFrames, truncated: Option<Cause>) -> Self {
         Self {
-            found: Found { fresh, joins: None },
+            stack: Traced { new, joins: None },
             end: Some(truncated),
         }
     }
 
-    /// Reached a frame of the memo, all of which from there on are still valid.
+    /// Returns the result of a walk that reached cached frame `index`, from which on all cached
+    /// frames are still valid.
     #[inline]
-    fn joins(index: usize, fresh: Noted) -> Self {
+    fn joins(index: usize, new: NewFrames) -> Self {
         Self {
-            found: Found {
-                fresh,
+            stack: Traced {
+                new,
                 joins: Some(index),
             },
             end: None,
@@ -145,64 +152,69 @@ impl Trace {
 }
 
 impl Walker {
-    /// Turns zeroed memory into a walker, for a thread whose stack is not known yet.
+    /// Initializes a walker in zeroed memory, for a thread whose stack bounds are not known yet.
     pub fn init(&mut self, ends: Ends) {
         self.stack = Stack::new(ends);
         self.forget();
         self.span = (0, 0);
         self.truncated = None;
         self.pace = Pace::SLOW;
-        self.same = usize::MAX;
-        self.inserted = InsertedSum::default();
+        self.unchanged_inserted = usize::MAX;
+        self.inserted = InsertedHash::default();
         self.scratch.write(Scratch::new());
     }
 
-    /// Forgets the last stack, whose nodes or rules are no longer valid.
+    /// Clears all caches. Called when nodes or rules become invalid.
     pub fn forget(&mut self) {
-        self.places.forget();
-        self.forget_last();
+        self.frames.forget();
+        self.clear_cached();
     }
 
-    /// Forgets the memo.
-    fn forget_last(&mut self) {
-        self.memo.forget();
+    /// Clears the cached stack.
+    fn clear_cached(&mut self) {
+        self.cached.clear();
         self.leaf = 0;
     }
 
-    /// The node of the last stack, if it is that once more: for who asks before [`walk`](Self::walk),
-    /// in the same generation of rules and the same tree.
+    /// Returns the node of the cached stack if the current stack is identical.
+    ///
+    /// Cheaper than [`walk`](Self::walk). Valid only for the same generation of rules and the same
+    /// tree as in the last walk.
     #[inline(always)]
     #[must_use]
     pub fn again(&mut self, start: &Registers) -> Option<Walk> {
-        self.is_last(start).then(|| self.last_again())
+        self.is_cached(start).then(|| self.cached_walk())
     }
 
-    /// Whether the native frames are those of the memo, whose node is known.
+    /// Returns true if the native frames equal the cached ones and the cached leaf is known.
     #[inline(always)]
-    fn is_last(&self, start: &Registers) -> bool {
-        let is_known = self.leaf != 0 && !self.memo.is_empty();
+    fn is_cached(&self, start: &Registers) -> bool {
+        let is_known = self.leaf != 0 && !self.cached.is_empty();
         if !is_known || !self.stack.stays_on_own(start.sp) {
             return false;
         }
-        let begin = self.memo.begin();
-        if !self.memo.is_at(begin, start) {
+        let begin = self.cached.begin();
+        if !self.cached.is_at(begin, start) {
             return false;
         }
-        // SAFETY: the memo is of the thread's own stack: `settle` forgets others.
-        unsafe { self.memo.first_changed(begin) }.is_none()
+        // SAFETY: the cached words are on the thread's own stack, which is mapped: `settle` clears
+        // the cache otherwise.
+        unsafe { self.cached.first_changed(begin) }.is_none()
     }
 
     #[inline(always)]
-    fn last_again(&mut self) -> Walk {
-        self.last = 0;
+    fn cached_walk(&mut self) -> Walk {
+        self.last_quick_key = 0;
         Walk {
             leaf: Some(self.leaf),
             truncated: self.truncated,
         }
     }
 
-    /// Walks from `start`, asking `code` for rules and interning in `tree`. `thread` is the
-    /// thread pointer, above which the thread's own stack holds nothing (0: unknown).
+    /// Walks from `start`, with rules from `code`, and interns the stack in `tree`.
+    ///
+    /// `thread` is the thread pointer, which lies above all frames of the thread's own stack; 0 if
+    /// unknown.
     #[inline]
     pub fn walk<T: Tree>(
         &mut self,
@@ -218,15 +230,17 @@ impl Walker {
         {
             return walk;
         }
-        let trace = self.trace(start, Noted::NONE, &[], (&code, tree.salt()));
+        let trace = self.trace(start, NewFrames::NONE, &[], &code, tree.salt());
         self.was_seen = false;
         let walk = self.complete(&trace, tree, |_| Insertion::NONE);
-        self.pace.walked(trace.found.fresh.count, self.was_seen);
+        self.pace.walked(trace.stack.new.count, self.was_seen);
         walk
     }
 
-    /// Like [`walk`](Self::walk), with an interpreter's frames in the result, which `insert` finds:
-    /// where `by_stack`, from the stack alone, without the native frames.
+    /// Like [`walk`](Self::walk), but adds the interpreter frames that `insert` finds.
+    ///
+    /// `by_stack`: `insert` needs only the stack's words, not the native frames. It can then be
+    /// called before the walk, which makes the shortcuts possible.
     #[inline(never)]
     pub fn walk_with<'a, T: Tree>(
         &mut self,
@@ -239,56 +253,60 @@ impl Walker {
     ) -> Walk {
         let mut insert = Some(insert);
         let mut known = None;
-        // Once: what is the same is so since the last time.
-        let mut once = |trail: &Trail<'_>| {
-            let found = insert.take().map(|insert| insert(trail));
-            *known.insert(found.or(known).unwrap_or(Insertion::NONE))
+        // At most one call: `unchanged` in the result is relative to the previous call.
+        let mut insert_once = |trail: &Trail<'_>| {
+            let inserted = insert.take().map(|insert| insert(trail));
+            *known.insert(inserted.or(known).unwrap_or(Insertion::NONE))
         };
         let mut trace = None;
         if !self.stack.stays_on_own(start.sp) {
             self.enter(start.sp, thread);
-        } else if by_stack && self.is_last(&start) {
-            let found = once(&Trail::of_stack(self.stack.known()));
-            self.inserted.note(&found);
+        } else if by_stack && self.is_cached(&start) {
+            let found = insert_once(&Trail::of_stack(self.stack.known()));
+            self.inserted.update(&found);
             if self.has_inserted(&found) {
-                return self.last_again();
+                return self.cached_walk();
             }
-            trace = Some(Trace::joins(self.memo.begin(), Noted::NONE));
+            trace = Some(Trace::joins(self.cached.begin(), NewFrames::NONE));
         } else if by_stack
             && self.pace.is_quick()
-            && let Some(walk) = self.walk_quickly(start, tree, &code, &mut once)
+            && let Some(walk) = self.walk_quickly(start, tree, &code, &mut insert_once)
         {
             return walk;
         }
         let trace =
-            trace.unwrap_or_else(|| self.trace(start, Noted::NONE, &[], (&code, tree.salt())));
+            trace.unwrap_or_else(|| self.trace(start, NewFrames::NONE, &[], &code, tree.salt()));
         self.was_seen = false;
-        let same = core::mem::replace(&mut self.same, usize::MAX);
+        let unchanged = core::mem::replace(&mut self.unchanged_inserted, usize::MAX);
         let walk = self.complete(&trace, tree, |trail| {
-            let found = once(trail);
+            let found = insert_once(trail);
             Insertion {
-                same: found.same.min(same),
+                unchanged: found.unchanged.min(unchanged),
                 ..found
             }
         });
-        self.pace.walked(trace.found.fresh.count, self.was_seen);
+        self.pace.walked(trace.stack.new.count, self.was_seen);
         walk
     }
 
-    /// Whether these are the frames that are inserted in the memo's.
+    /// Returns true if the cached stack has exactly these interpreter frames.
     #[inline(always)]
     fn has_inserted(&self, found: &Insertion<'_>) -> bool {
         let count = found.frames.len();
-        let inserted = self.memo.frame(self.memo.begin()).inserted;
-        found.same.min(self.same) >= count && inserted as usize == count
+        let inserted = self.cached.frame(self.cached.begin()).inserted;
+        found.unchanged.min(self.unchanged_inserted) >= count && inserted as usize == count
     }
 
-    /// The same from a frame that was interrupted, at any of its instructions: `start.ip` is the
-    /// next one's address plus one. `live`: all of its registers by their DWARF numbers. `insert`
-    /// finds the frames of an interpreter, if there are any, all of them again.
+    /// Like [`walk`](Self::walk), but starts at an interrupted frame, so that the rules of all
+    /// registers apply, not only of those that survive a call.
+    ///
+    /// `start.ip` is the address of the next instruction plus one. `live` holds all registers of
+    /// the interrupted frame by DWARF number. `insert` finds the interpreter frames, if any; the
+    /// previous walk's are not reused.
     pub fn walk_interrupted<'a, T: Tree>(
         &mut self,
-        (start, live): (Registers, &[u64]),
+        start: Registers,
+        live: &[u64],
         thread: u64,
         tree: &T,
         code: impl Code,
@@ -300,23 +318,24 @@ impl Walker {
         // SAFETY: `init` wrote it.
         let rule = code.rule(start.ip, unsafe { self.scratch.assume_init_mut() });
         let step = self.interrupted_step(rule, &start, live, &code);
-        let (frame, words) = ((start, rule), [never(), Word::default()]);
-        let (mut noted, salt) = (Noted::NONE, tree.salt());
-        // SAFETY: the first of all.
-        unsafe { self.memo.note(&mut noted, frame, words, part(frame, salt)) };
+        let (mut new, salt) = (NewFrames::NONE, tree.salt());
+        let words = [never(), Word::default()];
+        let hash = frame_hash(start, rule, salt);
+        // SAFETY: `new` is empty, so there is room.
+        unsafe { self.cached.push(&mut new, start, rule, words, hash) };
         let trace = match step {
-            Step::Caller { registers, .. } => self.trace(registers, noted, live, (&code, salt)),
-            Step::End { .. } => Trace::ends(noted, None),
-            Step::Truncated(cause) => Trace::ends(noted, Some(cause)),
+            Step::Caller { registers, .. } => self.trace(registers, new, live, &code, salt),
+            Step::End { .. } => Trace::ends(new, None),
+            Step::Truncated(cause) => Trace::ends(new, Some(cause)),
         };
-        self.same = usize::MAX;
+        self.unchanged_inserted = usize::MAX;
         self.complete(&trace, tree, |trail| Insertion {
-            same: 0,
+            unchanged: 0,
             ..insert(trail)
         })
     }
 
-    /// The step from the innermost frame, which was interrupted.
+    /// Steps from the innermost frame, which was interrupted.
     fn interrupted_step(
         &mut self,
         rule: Rule,
@@ -347,7 +366,7 @@ impl Walker {
             .unwrap_or(Step::Truncated(Cause::Unsupported))
     }
 
-    /// Interns what a trace has found.
+    /// Interns a traced stack.
     #[inline]
     fn complete<'a, T: Tree>(
         &mut self,
@@ -358,66 +377,68 @@ impl Walker {
         if let Some(end) = trace.end {
             self.truncated = end;
         }
-        let (memo, count) = (&self.memo, self.memo.count(&trace.found));
+        let (cached, count) = (&self.cached, self.cached.count(&trace.stack));
         let insertion = insert(&Trail {
             known: self.stack.known(),
             count,
-            frame: &|index| memo.found(&trace.found, index).registers,
+            frame: &|index| cached.found(&trace.stack, index).registers,
         });
-        self.inserted.note(&insertion);
+        self.inserted.update(&insertion);
         if count > MAX_FRAMES || self.truncated == Some(Cause::TooDeep) {
-            let walk = self.intern_deep(&trace.found, tree, &insertion);
+            let walk = self.intern_deep(&trace.stack, tree, &insertion);
             let own = self.stack.own();
             self.stack.settle(None, || 0);
             if self.stack.own() != own {
-                self.places.forget();
+                self.frames.forget();
             }
             return walk;
         }
-        let walk = self.intern(&trace.found, tree, &insertion);
+        let walk = self.intern(&trace.stack, tree, &insertion);
         if !self.stack.is_on_own() || self.stack.moved() {
             self.settle();
         }
         walk
     }
 
-    /// Begins a walk that does not stay on the known part of the thread's own stack.
+    /// Starts a walk that may leave the known part of the thread's own stack.
     #[cold]
     fn enter(&mut self, sp: u64, thread: u64) {
         if self.stack.enter(sp, thread) {
-            if !self.stack.covers(self.span) {
-                self.forget_last();
+            if !self.stack.covers(self.span.0, self.span.1) {
+                self.clear_cached();
             }
             self.span = self.stack.span();
         }
     }
 
-    /// Called after a walk that was not entirely on the known part of the thread's own stack.
+    /// Drops cached bounds and frames after a walk that left the thread's known stack range.
     #[cold]
     fn settle(&mut self) {
-        let complete = self.truncated.is_none() && !self.memo.is_empty();
-        let outermost = complete.then(|| self.memo.frame(self.memo.end() - 1).registers.sp);
+        let complete = self.truncated.is_none() && !self.cached.is_empty();
+        let outermost = complete.then(|| self.cached.frame(self.cached.end() - 1).registers.sp);
         let mut stack = self.stack;
         stack.settle(outermost, || self.steady());
         if stack.own() != self.stack.own() {
-            self.places.forget();
+            self.frames.forget();
         }
         self.stack = stack;
         if self.stack.moved() {
-            // Parts of two stacks: the memo's words are not all in one span.
-            self.forget_last();
+            // The words are on parts of two stacks, which no single span covers.
+            self.clear_cached();
         }
         self.span = self.stack.span();
     }
 
-    /// The stack pointer of the innermost frame from which the last walk certainly stayed on
-    /// one stack. Code that switches stacks returns by a saved register, and that step skips
-    /// at least all the unused space of the other stack.
+    /// Returns the stack pointer of the innermost frame from which the last walk certainly stayed
+    /// on one stack.
+    ///
+    /// Code that switches stacks returns through a saved register, and that step skips at least all
+    /// of the unused space of the other stack.
     fn steady(&self) -> u64 {
-        let memo = &self.memo;
-        let mut sp = memo.frame(memo.end() - 1).registers.sp;
-        for index in (memo.begin()..memo.end() - 1).rev() {
-            let frame = memo.frame(index);
+        let cached = &self.cached;
+        let mut sp = cached.frame(cached.end() - 1).registers.sp;
+        for index in (cached.begin()..cached.end() - 1).rev() {
+            let frame = cached.frame(index);
             let step = sp.wrapping_sub(frame.registers.sp);
             let stays = match frame.rule.base() {
                 Base::Sp => true,
@@ -432,80 +453,88 @@ impl Walker {
         sp
     }
 
-    /// Steps outwards until the end or a frame of the memo that is still valid; `noted` are the
-    /// frames further in, and `live` as above.
+    /// Steps outwards until the end of the stack or a cached frame that is still valid.
+    ///
+    /// `new` are the frames already pushed, inside `start`. `live` holds the registers of the
+    /// interrupted frame, if the walk began at one, by DWARF number.
     #[inline]
     fn trace(
         &mut self,
         start: Registers,
-        mut noted: Noted,
+        mut new: NewFrames,
         live: &[u64],
-        (code, salt): (&impl Code, u64),
+        code: &impl Code,
+        salt: u64,
     ) -> Trace {
         let mut at = start;
-        let mut from = self.memo.begin();
+        let mut from = self.cached.begin();
         let mut readable = self.stack.known();
         loop {
-            let met = self.memo.meet(at, &mut from);
-            if met.is_some() && !self.stack.is_on_own() && !self.stack.covers(self.span) {
-                // The memo is of another stack that was mapped here.
-                self.forget_last();
-                from = self.memo.begin();
+            let met = self.cached.find(at, &mut from);
+            if met.is_some()
+                && !self.stack.is_on_own()
+                && !self.stack.covers(self.span.0, self.span.1)
+            {
+                // The cached frames are on another stack, which was mapped at these addresses.
+                self.clear_cached();
+                from = self.cached.begin();
             } else if let Some(index) = met {
-                // SAFETY: all words of the memo are readable now, as just checked.
-                let Some(changed) = (unsafe { self.memo.first_changed(index) }) else {
-                    return Trace::joins(index, noted);
+                // SAFETY: the thread's own stack is mapped; of any other stack, `covers` has just
+                // checked all cached words.
+                let Some(changed) = (unsafe { self.cached.first_changed(index) }) else {
+                    return Trace::joins(index, new);
                 };
                 if changed > index {
-                    self.memo.take_back((index, changed), &mut noted);
+                    self.cached.copy_unchanged(index..changed, &mut new);
                 }
-                at = self.memo.frame(changed).registers;
+                at = self.cached.frame(changed).registers;
                 from = changed + 1;
             }
-            if noted.count == MAX_FRAMES {
-                return Trace::ends(noted, Some(Cause::TooDeep));
+            if new.count == MAX_FRAMES {
+                return Trace::ends(new, Some(Cause::TooDeep));
             }
             // SAFETY: `init` wrote it.
-            let found = code.rule(at.ip, unsafe { self.scratch.assume_init_mut() });
-            let part = part((at, found), salt);
-            if let Some((caller, ra, fp)) = plain_step(found, at, readable) {
-                // SAFETY: fewer than MAX_FRAMES, as checked above.
-                unsafe { self.memo.note(&mut noted, (at, found), [ra, fp], part) };
+            let rule = code.rule(at.ip, unsafe { self.scratch.assume_init_mut() });
+            let hash = frame_hash(at, rule, salt);
+            if let Some((caller, ra, fp)) = plain_step(rule, at, readable) {
+                // SAFETY: `new` has fewer than MAX_FRAMES frames, as checked above.
+                unsafe { self.cached.push(&mut new, at, rule, [ra, fp], hash) };
                 at = caller;
                 continue;
             }
-            // A copy, so that `at` may stay in registers.
+            // Copied, so that `at` itself can stay in registers.
             let here = at;
-            let step = if found.is_rare::<Native>() {
-                self.rare_step(found, &here, (noted.count, live), code)
+            let step = if rule.is_rare::<Native>() {
+                self.rare_step(rule, &here, new.count, live, code)
             } else {
-                step(found, &here, &mut self.stack)
+                step(rule, &here, &mut self.stack)
             };
             readable = self.stack.known();
-            let words = words_read(found, &step);
-            // SAFETY: fewer than MAX_FRAMES, as checked above.
-            unsafe { self.memo.note(&mut noted, (at, found), words, part) };
+            let words = words_read(rule, &step);
+            // SAFETY: `new` has fewer than MAX_FRAMES frames, as checked above.
+            unsafe { self.cached.push(&mut new, at, rule, words, hash) };
             match step {
                 Step::Caller { registers, .. } => at = registers,
-                Step::End { .. } => return Trace::ends(noted, None),
-                Step::Truncated(cause) => return Trace::ends(noted, Some(cause)),
+                Step::End { .. } => return Trace::ends(new, None),
+                Step::Truncated(cause) => return Trace::ends(new, Some(cause)),
             }
         }
     }
 
-    /// Steps from `at`, whose rule needs more than the followed registers, with `fresh`
-    /// frames further in.
+    /// Steps from `at` to its caller, where the rule needs more than the followed registers.
+    /// `fresh` is the number of frames already pushed, inside `at`.
     #[cold]
     fn rare_step(
         &mut self,
         rule: Rule,
         at: &Registers,
-        (fresh, live): (usize, &[u64]),
+        fresh: usize,
+        live: &[u64],
         code: &impl Code,
     ) -> Step {
-        let memo = &self.memo;
-        // `trace` noted the first `fresh` ones, and only those are requested.
-        let frame = |index: usize| memo.fresh(index);
+        let cached = &self.cached;
+        // `trace` has pushed `fresh` frames, and the steps ask for no others.
+        let frame = |index: usize| cached.new_frame(index);
         let callee = fresh.checked_sub(1).map(frame);
         let mut inner = slow::Inner {
             frame: |index: usize| frame(index).registers,

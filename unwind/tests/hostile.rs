@@ -260,7 +260,7 @@ proptest! {
     }
 }
 
-/// An image of two pages whose one entry, for the code from 0x800 on, has these
+/// Returns an image of two pages whose one entry, for the code from 0x800 on, has these
 /// instructions.
 fn handmade(augmentation: &str, instructions: &[u8]) -> Mapped {
     let mapped = Mapped::new(2 * PAGE);

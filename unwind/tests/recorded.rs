@@ -1,6 +1,6 @@
-//! Stacks of programs for aarch64, recorded under an emulator (`tests/aarch64/record`), unwound here
-//! whatever machine this is: with unwind tables; by the frame records of code that has none; with
-//! signed return addresses, in a program laid out for pages of 64 KiB. Each has the frame of a
+//! Stacks of programs for aarch64, recorded under an emulator (`tests/aarch64/record`), unwound
+//! here whatever machine this is: with unwind tables; by the frame records of code that has none;
+//! with signed return addresses, in a program laid out for pages of 64 KiB. Each has the frame of a
 //! signal, and of a function that the signal found with its return address in the link register.
 
 use std::fs;
@@ -100,7 +100,7 @@ impl Program {
         Section { bytes, address }
     }
 
-    /// The function that returns to, or is interrupted before, `ip`.
+    /// Returns the function that returns to, or is interrupted before, `ip`.
     fn function(&self, ip: u64) -> &str {
         let holds = |at: u64| {
             let mut all = self.functions.iter();
@@ -233,7 +233,7 @@ fn with_signed_return_addresses_and_pages_of_64_kib() {
     assert!(beyond.abs_diff(*last) < 0x1_0000, "{beyond:x}");
 }
 
-/// The stack with words changed by `change`, which gets the words and their address.
+/// Returns the stack with words changed by `change`, which gets the words and their address.
 fn changed(stack: &Stack, change: impl Fn(&mut [u64], u64)) -> Stack {
     let mut words = stack.words.clone();
     change(&mut words, stack.registers.sp);
@@ -245,7 +245,7 @@ fn changed(stack: &Stack, change: impl Fn(&mut [u64], u64)) -> Stack {
     }
 }
 
-/// Index of the word with the return address of the frame record of `arrange`.
+/// Returns the index of the word with the return address of the frame record of `arrange`.
 fn record_of_arrange(program: &Program, stack: &Stack) -> usize {
     let is_return = |word: &u64| program.function(*word) == "visit";
     let at = stack.words.iter().position(is_return);

@@ -31,7 +31,7 @@ fn hex(text: &str) -> u64 {
     u64::from_str_radix(text, 16).expect("a number")
 }
 
-/// Address ranges of our maps, with offset, permissions and path.
+/// Returns the address ranges of our maps, with offset, permissions and path.
 fn maps() -> Vec<(Mapping, String)> {
     let text = fs::read_to_string("/proc/self/maps").expect("our maps");
     let line = |line: &str| {
@@ -81,7 +81,7 @@ impl File {
         }
     }
 
-    /// Name of the function that holds an address.
+    /// Returns the name of the function that holds an address.
     fn name(&self, address: u64) -> Option<String> {
         let file = object::File::parse(&*self.data).ok()?;
         let address = address.wrapping_sub(self.bias);
@@ -93,7 +93,7 @@ impl File {
     }
 }
 
-/// The registers here, and the words from the stack pointer to the end of the stack.
+/// Returns the registers here, and the words from the stack pointer to the end of the stack.
 #[inline(never)]
 fn snapshot() -> (Registers, Vec<u64>) {
     let (pc, sp, fp): (u64, u64, u64);

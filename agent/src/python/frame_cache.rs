@@ -17,8 +17,8 @@ use super::memory::Memory;
 use super::quick_check::{QuickCheck, never};
 use super::tag::CodeTag;
 use core::mem::MaybeUninit;
-use cpython::MOST_FRAMES;
-use shm_protocol::codes::{LEFT_OUT, NO_CODE, address_of};
+use cpython::MAX_FRAMES;
+use shm_protocol::codes::{FRAMES_OMITTED, NO_CODE, address_of};
 use unwind::inserted::Inserted;
 
 /// Initial and minimum number of walks between two lookups of the functions of cached frames. A
@@ -30,7 +30,7 @@ const MAX_LOOKUP_WALKS: u32 = 1 << 10;
 /// Maximum number of cached frames that are searched for one frame of the current walk.
 const MAX_SEARCHED: usize = 16;
 
-type Buffer<T> = [MaybeUninit<T>; MOST_FRAMES];
+type Buffer<T> = [MaybeUninit<T>; MAX_FRAMES];
 /// Padding in cache lines: puts the hot heads of the buffers in different L1 sets.
 type Padding<const LINES: usize> = [MaybeUninit<[u64; 8]>; LINES];
 
@@ -129,9 +129,9 @@ impl FrameCache {
     /// Returns a cached frame. `index` must be below `count`.
     #[inline(always)]
     fn cached(&self, index: usize) -> &CachedFrame {
-        debug_assert!(index < MOST_FRAMES);
-        // SAFETY: every index in this module counts from `count` or `ahead` down, or is one that
-        // `end` has just written.
+        debug_assert!(index < MAX_FRAMES);
+        // SAFETY: every index in this module counts from `count` or `ahead` down, or is one that `end`
+        // has just written.
         unsafe { self.cached.get_unchecked(index).assume_init_ref() }
     }
 
@@ -197,7 +197,7 @@ impl FrameCache {
         let Some(index) = (from..self.ahead).rev().find(is_it) else {
             return Ok(false);
         };
-        if index + self.fresh_count + 2 >= MOST_FRAMES {
+        if index + self.fresh_count + 2 >= MAX_FRAMES {
             return Ok(false);
         }
         if let Some(changed) = self.first_changed_by_style(walk, memory, index) {
@@ -426,7 +426,7 @@ impl FrameCache {
     /// [`add_elision`](Self::add_elision).
     #[inline]
     pub fn has_room(&self) -> bool {
-        self.fresh_count + 1 < MOST_FRAMES
+        self.fresh_count + 1 < MAX_FRAMES
     }
 
     /// Adds a readable frame, the caller of those before.
@@ -465,7 +465,7 @@ impl FrameCache {
 
     #[inline]
     fn push(&mut self, cached: CachedFrame) {
-        if self.fresh_count < MOST_FRAMES {
+        if self.fresh_count < MAX_FRAMES {
             self.fresh[self.fresh_count].write(cached);
             self.fresh_count += 1;
             self.pending += 1;
@@ -475,13 +475,13 @@ impl FrameCache {
     /// Adds one frame that stands for all outer frames of a stack that is too deep.
     #[cold]
     pub fn add_elision(&mut self) {
-        if self.fresh_count + 1 == MOST_FRAMES {
+        if self.fresh_count + 1 == MAX_FRAMES {
             let words = Words {
                 code: never(),
                 previous: 0,
                 instruction: 0,
             };
-            let address = address_of(NO_CODE, LEFT_OUT);
+            let address = address_of(NO_CODE, FRAMES_OMITTED);
             self.push(CachedFrame {
                 frame: 0,
                 words,

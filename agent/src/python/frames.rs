@@ -105,8 +105,8 @@ impl Frames {
         if !(self.states.find(runtime, thread) && self.is_unchanged(&walk)) {
             self.read_anew(&walk, runtime.evaluation);
         }
-        let (frames, same) = self.cache.frames();
-        Insertion { frames, same }
+        let (frames, unchanged) = self.cache.frames();
+        Insertion { frames, unchanged }
     }
 
     /// Returns true if the thread has one state and its frames are those of the last walk.

@@ -2,7 +2,7 @@
 
 use super::frame::Words;
 use super::frames::Damaged;
-use super::layout::{Layout, MOST_PLACE, Style};
+use super::layout::{Layout, MAX_PLACE, Style};
 use super::state::{follow, follow_any};
 use shm_protocol::codes::{NO_CODE, TABLE_FULL, address_of};
 
@@ -33,7 +33,7 @@ pub unsafe fn address(
         }
     };
     match number {
-        _ if offset >= MOST_PLACE => Err(Damaged),
+        _ if offset >= MAX_PLACE => Err(Damaged),
         NO_CODE => Ok(address_of(NO_CODE, TABLE_FULL)),
         number => Ok(address_of(number, offset as u32)),
     }

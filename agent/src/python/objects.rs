@@ -5,7 +5,7 @@ use super::memory::word;
 use core::slice::from_raw_parts;
 use core::sync::atomic::{AtomicU64, Ordering};
 use cpython::text::form;
-use cpython::{MOST_FILE, MOST_LINES, MOST_NAME};
+use cpython::{MAX_FILE, MAX_LINES, MAX_NAME};
 use shm_protocol::codes::{Characters, Code};
 
 /// Function that returns true if all pages from one address to another are readable.
@@ -98,10 +98,10 @@ pub unsafe fn code(layout: &Layout, at: u64, probe: Probe<'_>) -> Option<Read> {
     }
     // SAFETY: a readable code object. It keeps its parts alive, and they do not change.
     unsafe {
-        let (name, of_name) = text(layout, probe, word(at + layout.name), MOST_NAME)?;
-        let (file, of_file) = text(layout, probe, word(at + layout.file), MOST_FILE)?;
+        let (name, of_name) = text(layout, probe, word(at + layout.name), MAX_NAME)?;
+        let (file, of_file) = text(layout, probe, word(at + layout.file), MAX_FILE)?;
         let lines_at = word(at + layout.lines);
-        let (lines, size) = bytes(layout, probe, lines_at, MOST_LINES)?;
+        let (lines, size) = bytes(layout, probe, lines_at, MAX_LINES)?;
         let code = Code {
             name,
             file,

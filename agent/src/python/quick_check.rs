@@ -5,7 +5,7 @@
 
 use super::compare::{Comparison, Pair};
 use super::frame::{Words, code_of};
-use super::layout::{Layout, MOST_OFFSET};
+use super::layout::{Layout, MAX_OFFSET};
 use super::memory::{half, word};
 
 /// Version that identifies the code of a frame. 0 is not a version.
@@ -34,7 +34,7 @@ pub struct QuickCheck {
 }
 
 /// Zeros that are read instead of a frame: as many bytes as are read of one.
-static NONE: [u64; MOST_OFFSET as usize / 8 + 2] = [0; MOST_OFFSET as usize / 8 + 2];
+static NONE: [u64; MAX_OFFSET as usize / 8 + 2] = [0; MAX_OFFSET as usize / 8 + 2];
 
 /// Returns an address that no function or code object has, but that is readable like one. A check
 /// with this address always fails, and never reads memory that may not be there.

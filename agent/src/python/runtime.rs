@@ -179,7 +179,7 @@ fn described(at: u64) -> Option<(u32, Option<Layout>)> {
     }
     // SAFETY: just found readable: a variable of a loaded module, whose first words are constant.
     let words = unsafe { (at as *const [u64; WORDS]).read_unaligned() };
-    layout::told(&words)
+    layout::published(&words)
 }
 
 /// Returns the version by `Py_Version` (from 3.11 on) or by the functions that it has; 0 if not

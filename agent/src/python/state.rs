@@ -9,7 +9,7 @@ use super::layout::Layout;
 use super::memory::{STATE_BYTES, word};
 use super::runtime::Runtime;
 use super::tag::mix;
-use cpython::{MOST_INTERPRETERS, MOST_THREADS};
+use cpython::{MAX_INTERPRETERS, MAX_THREADS};
 use unwind::probe;
 
 /// Maximum number of states that are kept of one thread: if it has more, the newest and the oldest.
@@ -116,7 +116,7 @@ impl States {
         if had_any || self.samples_to_search == 0 {
             let next = (self.search_samples * 2).clamp(MIN_SEARCH_SAMPLES, MAX_SEARCH_SAMPLES);
             (self.samples_to_search, self.search_samples) = (next, next);
-            self.collect(layout, newest, thread, MOST_THREADS);
+            self.collect(layout, newest, thread, MAX_THREADS);
         } else {
             self.samples_to_search -= 1;
             if !is_same {
@@ -137,7 +137,7 @@ impl States {
             return Heads { hash, only: newest };
         }
         let (mut hash, mut interpreter, mut count) = (0, newest, 0);
-        while count < MOST_INTERPRETERS {
+        while count < MAX_INTERPRETERS {
             count += 1;
             let threads = follow(interpreter + layout.threads).unwrap_or(0);
             hash = mix(mix(hash, interpreter), threads);
@@ -163,7 +163,7 @@ impl States {
     fn collect(&mut self, layout: &Layout, newest: u64, thread: u64, threads: usize) {
         self.count = 0;
         let mut interpreter = newest;
-        for _ in 0..MOST_INTERPRETERS {
+        for _ in 0..MAX_INTERPRETERS {
             // `None` if no thread runs this interpreter now.
             let mut next = follow(interpreter + layout.threads);
             for _ in 0..threads {

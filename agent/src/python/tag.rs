@@ -9,7 +9,7 @@ use super::compare::{Comparison, Pair};
 use super::layout::{self, Layout};
 use super::memory::{half, word};
 use super::objects::Read;
-use cpython::MOST_NAME;
+use cpython::MAX_NAME;
 use cpython::text::form;
 use unwind::probe;
 
@@ -258,7 +258,7 @@ unsafe fn ascii(at: u64, length: u64) -> u64 {
                 let first = mix(word(at), word(at + 8));
                 mix(mix(first, word(at + length - 16)), word(at + length - 8))
             }
-            _ => bytes(at, length.min(MOST_NAME)),
+            _ => bytes(at, length.min(MAX_NAME)),
         }
     }
 }
@@ -269,7 +269,7 @@ unsafe fn ascii(at: u64, length: u64) -> u64 {
 /// `name` is the address of a readable string with this length and state.
 #[cold]
 unsafe fn non_ascii(layout: &Layout, name: u64, length: u64, state: u64) -> u64 {
-    let length = length.min(MOST_NAME);
+    let length = length.min(MAX_NAME);
     match form(layout, state & 0xffff_ffff) {
         // SAFETY: characters of this width follow the head of the string.
         Some((head, width)) => unsafe { bytes(name + head, length * width) },

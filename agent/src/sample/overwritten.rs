@@ -9,6 +9,7 @@ use super::*;
 use crate::object::{Met, Remains};
 use crate::range::region::{self, Region};
 use shm_protocol::header::{self, Counted, HEADER};
+use shm_protocol::record::RecordKey;
 
 /// Number of offset bits of the smallest pages that jemalloc may be built for.
 const MIN_PAGE_BITS: u32 = 12;
@@ -168,7 +169,7 @@ fn count(local: &mut Local, remains: Option<Remains>) {
 /// not known either.
 fn count_by_record(bank: &Bank<'_>, counted: &Counted, tick: u32) -> bool {
     let record = bank.checked(counted.record);
-    let (leaf, class) = bank.stack_of(record);
+    let RecordKey { leaf, class } = bank.stack_of(record);
     let Some((weight, birth)) = bank.records.mean(record).filter(|_| record != TABLE_FULL) else {
         return false;
     };

@@ -1,7 +1,7 @@
 //! aarch64: `struct user_pt_regs`, the signal frame of `rt_sigreturn`, `svc #0; ret`.
 //!
-//! At a stop inside a system call the kernel has already moved the program counter back to the
-//! `svc` and put the first argument back, so the registers can be restored as they are.
+//! At a stop inside a system call, the kernel has already moved the program counter back to the
+//! `svc` and restored the first argument, so the registers can be restored as they are.
 
 use super::{Rank, put};
 use crate::code::Code;
@@ -11,11 +11,11 @@ use crate::request;
 pub const CALL: &[&[u8]] = &[b"\x01\x00\x00\xd4\xc0\x03\x5f\xd6"];
 /// `mov x8, #139; svc #0`, which the vDSO has.
 pub const RETURN: &[&[u8]] = &[b"\x68\x11\x80\xd2\x01\x00\x00\xd4"];
-/// An instruction that stops a traced thread with `SIGTRAP`: `brk #0`.
+/// Instruction that stops a traced thread with `SIGTRAP`: `brk #0`.
 pub const TRAP_CODE: &[u8] = b"\x00\x00\x20\xd4";
-/// What an instruction's address is a multiple of.
+/// Alignment of instructions in bytes.
 pub const ALIGNMENT: usize = 4;
-/// Where in a frame of [`frame`] the first argument of a system call (`x0`) lies.
+/// Offset of a system call's first argument (`x0`) in the result of [`frame`].
 pub const FIRST_ARGUMENT: u64 = REGISTERS as u64;
 
 const X8: usize = 8;
@@ -23,10 +23,10 @@ const LINK: usize = 30;
 const SP: usize = 31;
 const PC: usize = 32;
 const PSTATE: usize = 33;
-/// Single step, and the kind of the last branch.
+/// Bits of the processor state: single step, and the type of the last branch.
 const STEP_AND_BRANCH: u64 = 1 << 21 | 0b11 << 10;
 
-/// `struct rt_sigframe`: `siginfo`, then the context with, at its end, records of their own.
+/// Offset of the context in `struct rt_sigframe`, after `siginfo`. It ends with variable records.
 const CONTEXT: usize = 128;
 const ALTERNATE_FLAGS: usize = CONTEXT + 24;
 const MASK: usize = CONTEXT + 40;
@@ -35,7 +35,7 @@ const RECORDS: usize = CONTEXT + 176 + 288;
 const VECTOR_MAGIC: u64 = 0x4650_8001;
 const VECTOR_SIZE: usize = 528;
 
-/// The number of the system call that a thread is in, or -1.
+/// Register set: number of the system call that a thread is in, or -1.
 const NT_ARM_SYSTEM_CALL: i32 = 0x404;
 const NT_ARM_SVE: i32 = 0x405;
 const NT_ARM_ZA: i32 = 0x40c;
@@ -47,39 +47,39 @@ const NT_ARM_GCS: i32 = 0x410;
 pub struct General(pub [u64; 34]);
 
 impl General {
-    /// Nothing yet.
+    /// Returns zeros.
     pub fn empty() -> Self {
         Self([0; 34])
     }
 
-    /// The stack pointer.
+    /// Returns the stack pointer.
     pub fn sp(&self) -> u64 {
         self.0[SP]
     }
 
-    /// The program counter.
+    /// Returns the program counter.
     pub fn pc(&self) -> u64 {
         self.0[PC]
     }
 
-    /// The registers by DWARF's numbers: x0 to x30, sp.
+    /// Returns the registers by DWARF number: x0 to x30, sp.
     pub fn by_number(&self) -> [u64; 32] {
         std::array::from_fn(|at| self.0[at])
     }
 
-    /// Moves the program counter.
+    /// Sets the program counter.
     pub fn set_pc(&mut self, pc: u64) {
         self.0[PC] = pc;
     }
 
-    /// A system call's result.
+    /// Returns a system call's result.
     pub fn result(&self) -> i64 {
         self.0[0].cast_signed()
     }
 
-    /// How well this state can be put back. Whether the thread is inside a system call is not
-    /// to be seen; one whose next call would be a sleep may be inside it, and would then sleep
-    /// from the start again.
+    /// Returns how well this state can be restored. It does not show whether the thread is inside a
+    /// system call. A thread whose next call would be a sleep may be inside it, and would then
+    /// sleep from the start again.
     pub fn rank(&self) -> Rank {
         let sleeps = [
             libc::SYS_nanosleep,
@@ -93,8 +93,8 @@ impl General {
         }
     }
 
-    /// The same thread about to make a system call, with its stack at `frame`: if it is let
-    /// go there, it returns into that frame.
+    /// Returns the registers for making a system call, with the stack at `frame`. If the thread is
+    /// released there, it returns into that frame.
     #[must_use]
     pub fn calling(&self, code: &Code, number: libc::c_long, args: [u64; 6], frame: u64) -> Self {
         let mut regs = *self;
@@ -107,7 +107,7 @@ impl General {
         regs
     }
 
-    /// The same thread at the start of a function with one argument, which returns to `back`.
+    /// Returns the registers for starting a function with one argument, which returns to `back`.
     #[must_use]
     pub fn entering(&self, function: u64, argument: u64, stack: u64, back: u64) -> Self {
         let mut regs = *self;
@@ -120,41 +120,43 @@ impl General {
         regs
     }
 
-    /// What the kernel makes of an interrupted system call when no handler runs: done already.
+    /// Returns the registers with which the kernel restarts an interrupted system call when no
+    /// handler runs. On this machine it has done so already.
     #[must_use]
     pub fn restarted(&self) -> Self {
         *self
     }
 }
 
-/// The thread pointer.
+/// Returns the thread pointer.
 pub fn thread_pointer(tid: i32, _regs: &General) -> std::io::Result<u64> {
     let bytes = request::register_set(tid, request::NT_ARM_TLS)?;
     let word = bytes.first_chunk().copied().unwrap_or_default();
     Ok(u64::from_le_bytes(word))
 }
 
-/// Whether a thread was stopped in a system call; false where the kernel does not say.
+/// Returns true if a thread was stopped in a system call. Returns false if the kernel does not
+/// tell.
 pub fn is_in_call(tid: i32, _regs: &General) -> bool {
     let bytes = request::register_set(tid, NT_ARM_SYSTEM_CALL).unwrap_or_default();
     let number = bytes.first_chunk().copied().map(i32::from_le_bytes);
     number.is_some_and(|number| number != -1)
 }
 
-/// Whether a function keeps a word of [`vector`] for its caller: the lower halves of v8 to v15
-/// (AAPCS64, 6.1.2).
+/// Returns true if a callee preserves a word of [`vector`]: the lower halves of v8 to v15 (AAPCS64,
+/// 6.1.2).
 pub fn is_preserved(index: usize) -> bool {
     matches!(index, 16..32) && index % 2 == 0
 }
 
-/// Vector and floating-point registers.
+/// Returns the vector and floating-point registers.
 pub fn vector(tid: i32) -> std::io::Result<Vec<u8>> {
     request::register_set(tid, request::NT_PRFPREG)
 }
 
-/// Why this thread's state cannot be put back by a frame: scalable vectors and matrices, which
-/// have records that are not written here, and a guarded control stack, which refuses the way
-/// back.
+/// Returns the reason why a frame cannot restore this thread's state: scalable vectors and
+/// matrices, whose records are not supported here, or a guarded control stack, which rejects the
+/// return frames.
 pub fn obstacle(tid: i32) -> Option<&'static str> {
     let word = |kind, at: usize, bytes: usize| -> u64 {
         let set = request::register_set(tid, kind).unwrap_or_default();
@@ -175,12 +177,12 @@ pub fn obstacle(tid: i32) -> Option<&'static str> {
     (word(NT_ARM_GCS, 0, 8) & 1 == 1).then_some("its threads have a guarded control stack")
 }
 
-/// A signal frame that belongs at address `at` (a multiple of 64) and restores these registers
-/// and this mask of blocked signals. An empty `vector` clears the vector registers.
+/// Returns a signal frame for address `at` (a multiple of 64) that restores these registers and
+/// this mask of blocked signals. An empty `vector` clears the vector registers.
 pub fn frame(_at: u64, regs: &General, vector: &[u8], mask: u64, _code: &Code) -> Vec<u8> {
-    // The last record is one of zeros.
+    // The last record is all zero.
     let mut bytes = vec![0; (RECORDS + VECTOR_SIZE + 16).next_multiple_of(64)];
-    // No mode that exists: the alternate stack stays as it is.
+    // Not a valid mode, so the alternate stack stays as it is.
     put(&mut bytes, ALTERNATE_FLAGS, 7);
     put(&mut bytes, MASK, mask);
     for (index, register) in regs.0.into_iter().enumerate() {
@@ -191,7 +193,8 @@ pub fn frame(_at: u64, regs: &General, vector: &[u8], mask: u64, _code: &Code) -
         RECORDS,
         VECTOR_MAGIC | (VECTOR_SIZE as u64) << 32,
     );
-    // `struct user_fpsimd_state`: 32 vectors, then fpsr and fpcr, which the record has first.
+    // `struct user_fpsimd_state` has 32 vectors, then fpsr and fpcr; in the record, these come
+    // first.
     if let (Some(vectors), Some(control)) = (vector.get(..512), vector.get(512..520)) {
         bytes[RECORDS + 8..RECORDS + 16].copy_from_slice(control);
         bytes[RECORDS + 16..RECORDS + 16 + 512].copy_from_slice(vectors);

@@ -8,16 +8,16 @@ use crate::request;
 
 /// `syscall; ret`.
 pub const CALL: &[&[u8]] = &[b"\x0f\x05\xc3"];
-/// `mov $15, %rax; syscall`, in both encodings: the C library's return from a handler.
+/// `mov $15, %rax; syscall`, in both encodings: the C library's signal trampoline.
 pub const RETURN: &[&[u8]] = &[b"\x48\xc7\xc0\x0f\0\0\0\x0f\x05", b"\xb8\x0f\0\0\0\x0f\x05"];
-/// An instruction that stops a traced thread with `SIGTRAP`: `int3`.
+/// Instruction that stops a traced thread with `SIGTRAP`: `int3`.
 pub const TRAP_CODE: &[u8] = b"\xcc";
-/// What an instruction's address is a multiple of.
+/// Alignment of instructions in bytes.
 pub const ALIGNMENT: usize = 1;
-/// Where in a frame of [`frame`] the first argument of a system call (`rdi`) lies.
+/// Offset of a system call's first argument (`rdi`) in the result of [`frame`].
 pub const FIRST_ARGUMENT: u64 = (CONTEXT + 40 + 8 * 8) as u64;
 
-// Indices into `struct user_regs_struct`.
+// Indices into `struct user_regs_struct`, in the order of the signal frame.
 const ORDER_OF_FRAME: [usize; 18] = [
     9, 8, 7, 6, 3, 2, 1, 0, // r8 to r15
     14, 13, 4, 5, 12, 10, 11, 19, 16, 18, // rdi rsi rbp rbx rdx rax rcx rsp rip eflags
@@ -32,13 +32,13 @@ const RSP: usize = 19;
 const SS: usize = 20;
 const FS_BASE: usize = 21;
 
-/// The trap flag: a single step.
+/// Trap flag: single step.
 const TRAP: u64 = 1 << 8;
-/// `struct rt_sigframe`: the return address, then the context.
+/// Offset of the context in `struct rt_sigframe`, after the return address.
 const CONTEXT: usize = 8;
 const FRAME: usize = 440;
-/// For `struct ucontext`: the flags (extended state, both bits for `ss`), where the alternate
-/// stack's flags lie, the pointer to the vector state, the signal mask.
+/// Flags of `struct ucontext` (extended state, both bits for `ss`); and offsets in it of the
+/// alternate stack's flags, the pointer to the vector state, and the signal mask.
 const CONTEXT_FLAGS: u64 = 0b111;
 const ALTERNATE_FLAGS: usize = CONTEXT + 24;
 const SEGMENTS: usize = CONTEXT + 40 + 18 * 8;
@@ -51,38 +51,38 @@ const MASK: usize = CONTEXT + 40 + 256;
 pub struct General(pub [u64; 27]);
 
 impl General {
-    /// Nothing yet.
+    /// Returns zeros.
     pub fn empty() -> Self {
         Self([0; 27])
     }
 
-    /// The stack pointer.
+    /// Returns the stack pointer.
     pub fn sp(&self) -> u64 {
         self.0[RSP]
     }
 
-    /// The program counter.
+    /// Returns the program counter.
     pub fn pc(&self) -> u64 {
         self.0[RIP]
     }
 
-    /// The registers by DWARF's numbers (x86-64 psABI, figure 3.36).
+    /// Returns the registers by DWARF number (x86-64 psABI, figure 3.36).
     pub fn by_number(&self) -> [u64; 16] {
         // rax rdx rcx rbx rsi rdi rbp rsp, r8 to r15
         [10, 12, 11, 5, 13, 14, 4, 19, 9, 8, 7, 6, 3, 2, 1, 0].map(|at| self.0[at])
     }
 
-    /// Moves the program counter.
+    /// Sets the program counter.
     pub fn set_pc(&mut self, pc: u64) {
         self.0[RIP] = pc;
     }
 
-    /// A system call's result.
+    /// Returns a system call's result.
     pub fn result(&self) -> i64 {
         self.0[RAX].cast_signed()
     }
 
-    /// How well this state can be put back.
+    /// Returns how well this state can be restored.
     pub fn rank(&self) -> Rank {
         match self.interrupted() {
             None => Rank::Running,
@@ -91,14 +91,14 @@ impl General {
         }
     }
 
-    /// How the system call starts again in which the thread was stopped.
+    /// Returns how the system call that the thread was stopped in is restarted.
     fn interrupted(&self) -> Option<i64> {
         let inside = self.0[ORIG_RAX].cast_signed() >= 0;
         Some(self.result()).filter(|&result| inside && restart::is(result))
     }
 
-    /// The same thread about to make a system call, with its stack at `frame`: if it is let
-    /// go there, it returns into that frame.
+    /// Returns the registers for making a system call, with the stack at `frame`. If the thread is
+    /// released there, it returns into that frame.
     #[must_use]
     pub fn calling(&self, code: &Code, number: libc::c_long, args: [u64; 6], frame: u64) -> Self {
         let mut regs = *self;
@@ -106,7 +106,7 @@ impl General {
             regs.0[index] = arg;
         }
         regs.0[RAX] = number.cast_unsigned();
-        // Not inside a system call: the kernel is to start none again.
+        // Not inside a system call, so that the kernel restarts none.
         regs.0[ORIG_RAX] = u64::MAX;
         regs.0[RIP] = code.call;
         regs.0[RSP] = frame;
@@ -114,11 +114,11 @@ impl General {
         regs
     }
 
-    /// The same thread at the start of a function with one argument, which returns to `back`. The
-    /// word below `stack` must be `back`, too.
+    /// Returns the registers for starting a function with one argument, which returns to `back`.
+    /// The word below `stack` must be `back` too.
     #[must_use]
     pub fn entering(&self, function: u64, argument: u64, stack: u64, _back: u64) -> Self {
-        /// Interrupts allowed, and the bit that is always set.
+        /// Interrupts enabled, and the bit that is always set.
         const FLAGS: u64 = 0x202;
         let mut regs = *self;
         regs.0[..=RAX].fill(0);
@@ -130,9 +130,9 @@ impl General {
         regs
     }
 
-    /// What the kernel makes of an interrupted system call when no handler runs, since it does
-    /// not look for one after `rt_sigreturn`. A sleep, whose notes are lost by then, ends with
-    /// `EINTR`.
+    /// Returns the registers with which the kernel restarts an interrupted system call when no
+    /// handler runs, since it does not do that after `rt_sigreturn`. A sleep, whose restart block
+    /// is lost by then, ends with `EINTR`.
     #[must_use]
     pub fn restarted(&self) -> Self {
         let mut regs = *self;
@@ -149,40 +149,40 @@ impl General {
     }
 }
 
-/// The thread pointer.
+/// Returns the thread pointer.
 pub fn thread_pointer(_tid: i32, regs: &General) -> std::io::Result<u64> {
     Ok(regs.0[FS_BASE])
 }
 
-/// Whether a thread was stopped in a system call.
+/// Returns true if a thread was stopped in a system call.
 pub fn is_in_call(_tid: i32, regs: &General) -> bool {
     regs.0[ORIG_RAX].cast_signed() >= 0
 }
 
-/// Whether a function keeps a word of [`vector`] for its caller: none (System V ABI, 3.2.1).
+/// Returns true if a callee preserves a word of [`vector`]: none (System V ABI, 3.2.1).
 pub fn is_preserved(_index: usize) -> bool {
     false
 }
 
-/// Vector and floating-point registers.
+/// Returns the vector and floating-point registers.
 pub fn vector(tid: i32) -> std::io::Result<Vec<u8>> {
     request::register_set(tid, request::NT_X86_XSTATE)
         .or_else(|_| request::register_set(tid, request::NT_PRFPREG))
 }
 
-/// Why this thread's state cannot be put back by a frame.
+/// Returns the reason why a frame cannot restore this thread's state.
 pub fn obstacle(_tid: i32) -> Option<&'static str> {
-    // A shadow stack is seen in /proc: crate::process.
+    // Shadow stacks are detected from /proc: crate::process.
     None
 }
 
-/// A signal frame that belongs at address `at` (a multiple of 64) and restores these registers
-/// and this mask of blocked signals. An empty `vector` clears the vector registers.
+/// Returns a signal frame for address `at` (a multiple of 64) that restores these registers and
+/// this mask of blocked signals. An empty `vector` clears the vector registers.
 pub fn frame(at: u64, regs: &General, vector: &[u8], mask: u64, code: &Code) -> Vec<u8> {
     let mut bytes = vec![0; FRAME.next_multiple_of(64)];
     put(&mut bytes, 0, code.ret);
     put(&mut bytes, CONTEXT, CONTEXT_FLAGS);
-    // No mode that exists: the alternate stack stays as it is.
+    // Not a valid mode, so the alternate stack stays as it is.
     put(&mut bytes, ALTERNATE_FLAGS, 7);
     for (index, register) in ORDER_OF_FRAME.into_iter().enumerate() {
         put(&mut bytes, CONTEXT + 40 + 8 * index, regs.0[register]);
@@ -198,8 +198,8 @@ pub fn frame(at: u64, regs: &General, vector: &[u8], mask: u64, code: &Code) -> 
     bytes
 }
 
-/// The vector state as a signal frame holds it: with its size and features in the bytes that
-/// are left for software (`struct _fpx_sw_bytes`), and a second mark at its end.
+/// Returns the vector state as in a signal frame: with its size and features in the
+/// software-defined bytes (`struct _fpx_sw_bytes`), and a second magic number at its end.
 fn vector_area(registers: &[u8]) -> Vec<u8> {
     const SOFTWARE: usize = 464;
     const FEATURES: usize = 512;
@@ -232,10 +232,10 @@ fn vector_area(registers: &[u8]) -> Vec<u8> {
     area
 }
 
-/// Where a component of the extended state ends.
+/// Returns the end offset of a component of the extended state.
 fn end_of_component(bit: u32) -> usize {
     #[allow(unused_unsafe, reason = "a safe function since Rust 1.93")]
-    // SAFETY: every x86-64 processor has this instruction; for an unknown leaf it gives zeros.
+    // SAFETY: every x86-64 processor has this instruction, and returns zeros for an unknown leaf.
     let found = unsafe { __cpuid_count(0xd, bit) };
     found.ebx as usize + found.eax as usize
 }

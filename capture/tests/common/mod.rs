@@ -40,7 +40,7 @@ pub fn compile(source: &str, flags: &[&str]) -> PathBuf {
     output
 }
 
-/// A copy that other users reach too: they may not be able to enter the build's directory.
+/// Returns a copy that other users reach too: they may not be able to enter the build's directory.
 pub fn open_to_all(program: &Path) -> PathBuf {
     let name = program.file_name().expect("a name").to_string_lossy();
     let copy = std::env::temp_dir().join(format!("{name}-{}", std::process::id()));
@@ -233,7 +233,7 @@ fn processes() -> impl Iterator<Item = i32> {
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
 }
 
-/// A field of each thread's status.
+/// Returns a field of each thread's status.
 pub fn fields(pid: i32, name: &str) -> Vec<String> {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
         return Vec::new();

@@ -13,7 +13,7 @@ use shm_protocol::clock::{now_ns, tick_of};
 use shm_protocol::layout::{
     ABI_VERSION, Control, HEADER_BYTES, IDENTITY_OFFSET, Identity, MAGIC, STATUS_OFFSET, Status,
 };
-use shm_protocol::record::{FreeSample, NewSample};
+use shm_protocol::record::{FreeSample, NewSample, RecordKey};
 use shm_protocol::tree::{Place, ROOT};
 
 const BYTES: usize = 64 << 20;
@@ -228,7 +228,7 @@ fn count(mapping: &Mapping, epoch_seen: &mut u32) {
         let Some(node) = bank.tree.child(outer, leaf, limit) else {
             return;
         };
-        let record = bank.record_of((node.node, 9), 0);
+        let record = bank.record_of(RecordKey::new(node.node, 9), 0);
         bank.count_new(record, 0, &born, true);
         if leaf == 0x40_3000 {
             bank.count_free(record, 0, &FreeSample { born, tick }, true);
@@ -263,7 +263,12 @@ fn many(mapping: &Mapping, stacks: u64) {
             };
             node = child;
         }
-        bank.count_new(bank.record_of((node.node, 6), 0), 0, &born, true);
+        bank.count_new(
+            bank.record_of(RecordKey::new(node.node, 6), 0),
+            0,
+            &born,
+            true,
+        );
     }
 }
 

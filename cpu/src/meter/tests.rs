@@ -56,9 +56,9 @@ impl Process {
         (0..times).for_each(|_| self.meter.count(tid, place));
     }
 
-    fn born(&mut self, tid: i32) {
+    fn forked(&mut self, tid: i32) {
         self.said.threads.insert(tid, 0);
-        self.meter.born(tid);
+        self.meter.forked(tid);
     }
 
     fn exit(&mut self, tid: i32) {
@@ -67,15 +67,15 @@ impl Process {
     }
 
     fn weigh(&mut self, scale: Scale) -> Vec<(Place, u64)> {
-        let told = self.meter.weigh(PID, PERIOD, scale, &self.said);
-        let times = told.unwrap_or_default().times;
+        let reported = self.meter.weigh(PID, PERIOD, scale, &self.said);
+        let times = reported.unwrap_or_default().times;
         for (place, ns) in &times {
             *self.times.entry(*place).or_default() += ns;
         }
         times.into_iter().collect()
     }
 
-    fn told(&self) -> u64 {
+    fn reported(&self) -> u64 {
         self.times.values().sum()
     }
 }
@@ -113,7 +113,7 @@ fn who_has_used_little_waits_for_the_next_time() {
     process.use_up(1, 14);
     process.sampled(1, ONE, 1);
     assert_eq!(process.weigh(Scale::Last), [(ONE, 14)]);
-    assert_eq!(process.told(), 174);
+    assert_eq!(process.reported(), 174);
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn threads_that_have_ended_share_what_is_left() {
     process.use_up(1, 200);
     process.sampled(1, ONE, 10);
     for tid in 2..102 {
-        process.born(tid);
+        process.forked(tid);
         process.use_up(tid, 3);
         if tid % 10 == 0 {
             process.sampled(tid, OTHER, 1);
@@ -167,7 +167,7 @@ fn a_kernel_without_clocks_of_threads_leaves_the_samples() {
         process.sampled(2, OTHER, 1);
         process.weigh(Scale::Clock);
     }
-    assert!(process.told() >= 400, "they do not wait forever");
+    assert!(process.reported() >= 400, "they do not wait forever");
     process.weigh(Scale::Last);
     assert_eq!(process.times, Times::from([(ONE, 600), (OTHER, 200)]));
 }
@@ -213,7 +213,7 @@ fn clocks_that_go_backwards_are_waited_for() {
     process.said.processes.insert(PID, 1130);
     process.sampled(1, ONE, 3);
     process.weigh(Scale::Last);
-    assert_eq!(process.told(), 130);
+    assert_eq!(process.reported(), 130);
 }
 
 /// Threads of all kinds, whose samples are random: none has more than it used, or less, because
@@ -246,7 +246,7 @@ fn no_kind_of_thread_is_preferred() {
             .iter()
             .for_each(|tid| pass(&mut process, *tid, 2, LIGHT));
         for tid in 1000..1020 {
-            process.born(tid);
+            process.forked(tid);
             pass(&mut process, tid, 4, SHORT);
             process.exit(tid);
         }
@@ -254,9 +254,9 @@ fn no_kind_of_thread_is_preferred() {
         process.weigh(if is_shown { Scale::Last } else { Scale::Clock });
     }
     process.weigh(Scale::Last);
-    assert_eq!(process.told(), used.values().sum::<u64>());
+    assert_eq!(process.reported(), used.values().sum::<u64>());
     for (place, ns) in used {
-        let told = process.times[&place] as f64 / ns as f64;
-        assert!((told - 1.0).abs() < 0.03, "{place:?}: {told}");
+        let reported = process.times[&place] as f64 / ns as f64;
+        assert!((reported - 1.0).abs() < 0.03, "{place:?}: {reported}");
     }
 }

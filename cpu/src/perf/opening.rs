@@ -1,4 +1,4 @@
-//! What the kernel allows, and the rings.
+//! Determination of what the kernel allows, and allocation of ring buffers.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -7,27 +7,28 @@ use crate::event::{self, Attribute};
 use crate::refusal::Refusal;
 use crate::ring::Ring;
 
-/// Bytes of a ring: what an unprivileged user may lock for each processor.
+/// Size of a ring buffer in bytes, which an unprivileged user may lock for each processor.
 pub(super) const RING_BYTES: usize = 512 << 10;
-/// Bytes of a ring where any number may be locked: a controller that waits for its turn loses less.
-const LARGE_RING: usize = 2 << 20;
-/// The share of the machine's memory that large rings take at most.
-const SHARE_OF_MEMORY: usize = 64;
-/// The least that is worth having: some samples.
-pub(super) const LEAST_RING: usize = 128 << 10;
-/// A processor.
+/// Size of a ring buffer in bytes if locked memory is not limited: a controller that is scheduled
+/// late then loses fewer records.
+const LARGE_RING_BYTES: usize = 2 << 20;
+/// Inverse of the fraction of the machine's memory that large ring buffers may take together.
+const MEMORY_PER_RING_BYTE: usize = 64;
+/// Minimum useful size of a ring buffer in bytes: room for some samples.
+pub(super) const MIN_RING_BYTES: usize = 128 << 10;
+/// Processor, with its ring buffer.
 pub(super) struct Processor {
     pub number: u32,
     pub ring: Ring,
-    /// The event that owns the ring.
+    /// Event that owns the ring buffer.
     pub owner: OwnedFd,
 }
 
-/// The attribute that the kernel accepts from us, of the best one.
+/// Returns the best attribute that the kernel accepts.
 pub(super) fn allowed(mut attribute: Attribute, processors: &[u32]) -> Result<Attribute, Refusal> {
     let first = processors.first().copied().unwrap_or(0);
     loop {
-        // For this thread, for which it is always allowed.
+        // Tried on this thread, which may always be sampled.
         let Err(error) = attribute.open(0, first) else {
             return Ok(attribute);
         };
@@ -40,21 +41,25 @@ pub(super) fn allowed(mut attribute: Attribute, processors: &[u32]) -> Result<At
     }
 }
 
-/// Bytes of each ring, of this many, to begin with.
+/// Returns the size in bytes of each of `rings` ring buffers to try first.
 fn desired(rings: usize, may_lock: bool, memory: usize) -> usize {
-    let mut bytes = if may_lock { LARGE_RING } else { RING_BYTES };
-    while bytes > RING_BYTES && bytes.saturating_mul(rings) > memory / SHARE_OF_MEMORY {
+    let mut bytes = if may_lock {
+        LARGE_RING_BYTES
+    } else {
+        RING_BYTES
+    };
+    while bytes > RING_BYTES && bytes.saturating_mul(rings) > memory / MEMORY_PER_RING_BYTE {
         bytes /= 2;
     }
     bytes
 }
 
-/// All processors with their rings, which are alike: as large as may be.
+/// Returns all processors with ring buffers, all of the same size: as large as allowed.
 pub(super) fn processors(numbers: &[u32]) -> io::Result<Vec<Processor>> {
     let mut bytes = desired(numbers.len(), proc::may_lock(), proc::memory());
     loop {
         match with_rings(numbers, bytes) {
-            Err(_) if bytes > LEAST_RING => bytes /= 2,
+            Err(_) if bytes > MIN_RING_BYTES => bytes /= 2,
             done => return done,
         }
     }
@@ -65,7 +70,7 @@ fn with_rings(numbers: &[u32], bytes: usize) -> io::Result<Vec<Processor>> {
     for &number in numbers {
         match processor(number, bytes) {
             Ok(processor) => processors.push(processor),
-            // Switched off meanwhile.
+            // The processor has gone offline meanwhile.
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {}
             Err(error) => return Err(error),
         }
@@ -74,7 +79,7 @@ fn with_rings(numbers: &[u32], bytes: usize) -> io::Result<Vec<Processor>> {
 }
 
 fn processor(number: u32, bytes: usize) -> io::Result<Processor> {
-    // The rest of the ring is for times when nothing is read.
+    // The remaining three quarters are for times when nothing is read.
     let owner = event::dummy(number, (bytes.min(RING_BYTES) / 4) as u32)?;
     let ring = Ring::map(&owner, bytes)?;
     Ok(Processor {
@@ -92,8 +97,8 @@ mod tests {
 
     #[test]
     fn rings_are_large_where_they_may_be_and_memory_is_not_short() {
-        assert_eq!(desired(2, true, 8 * GIB), LARGE_RING);
-        assert_eq!(desired(4, true, GIB / 4), LARGE_RING / 2);
+        assert_eq!(desired(2, true, 8 * GIB), LARGE_RING_BYTES);
+        assert_eq!(desired(4, true, GIB / 4), LARGE_RING_BYTES / 2);
         assert_eq!(desired(64, true, GIB), RING_BYTES);
         assert_eq!(desired(2, false, 8 * GIB), RING_BYTES);
         assert_eq!(desired(usize::MAX, true, 0), RING_BYTES);

@@ -1,7 +1,5 @@
-//! The unwinder beside framehop, on the registers and stacks that the kernel copied of programs
-//! without frame pointers.
-//!
-//! Both have the same copy and no more: what is behind its end is not read.
+//! Comparison with framehop, on registers and stacks that the kernel copied from programs without
+//! frame pointers. Both unwinders have the same copy: what lies beyond its end is not read.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
@@ -16,7 +14,7 @@ use heap_format::maps::Entry;
 use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
 use object::{LittleEndian, Object, ObjectSection};
 
-use super::MOST_STACK;
+use super::MAX_STACK_BYTES;
 use super::opening::{self, allowed};
 use crate::event::{self, Attribute};
 use crate::memory::Copied;
@@ -24,31 +22,31 @@ use crate::record::{self, Record};
 use crate::registers::Live;
 use crate::running::Running;
 use crate::space::Space;
-use crate::walk::{MOST_FRAMES, Unwinder};
+use crate::walk::{MAX_FRAMES, Unwinder};
 
-/// Samples of each program.
+/// Number of samples of each program.
 const SAMPLES: usize = 1000;
-/// The longest time until it has used as much CPU time.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Maximum time until a program has used enough CPU time.
+const TIMEOUT: Duration = Duration::from_secs(120);
 const PERIOD_NS: u64 = 1_000_000;
 
-/// A thread as in a sample.
+/// Registers and stack of a sample.
 struct Dump {
     live: Live,
     stack: Vec<u8>,
 }
 
-/// A program that says nothing.
+/// Starts a program without output.
 fn start(command: &mut Command) -> Running {
     Running::start(command.stdout(Stdio::null()).stderr(Stdio::null()))
 }
 
-/// Samples the program until there is enough, and leaves it stopped.
+/// Samples the program until there are enough samples, and leaves it stopped.
 fn dumps(program: &Running) -> Vec<Dump> {
     let numbers = proc::processors();
     let attribute = Attribute {
         period: PERIOD_NS,
-        stack_bytes: MOST_STACK,
+        stack_bytes: MAX_STACK_BYTES,
         at_once: true,
         kernel: true,
         clock: false,
@@ -69,7 +67,7 @@ fn dumps(program: &Running) -> Vec<Dump> {
     let begun = Instant::now();
     let (mut found, mut executed) = (Vec::new(), 0);
     while found.len() < SAMPLES {
-        assert!(begun.elapsed() < PATIENCE, "{} samples", found.len());
+        assert!(begun.elapsed() < TIMEOUT, "{} samples", found.len());
         let mut descriptors: Vec<libc::pollfd> = (processors.iter())
             .map(|processor| libc::pollfd {
                 fd: processor.owner.as_raw_fd(),
@@ -110,7 +108,7 @@ fn dumps(program: &Running) -> Vec<Dump> {
 
 type Bytes = Rc<[u8]>;
 
-/// framehop with all that a process has mapped.
+/// framehop, with all modules that a process has mapped.
 struct Peer {
     unwinder: UnwinderX86_64<Bytes>,
     cache: CacheX86_64,
@@ -133,8 +131,8 @@ impl Peer {
         }
     }
 
-    /// The addresses of a stack. Why it ends is not given: framehop may take for an end where it
-    /// could not read.
+    /// Returns the addresses of a stack. Framehop does not tell the end of a stack from an
+    /// unreadable word.
     fn walk(&mut self, dump: &Dump) -> Vec<u64> {
         let at = dump.live.followed();
         let (pc, low) = (dump.live.pc(), at.sp);
@@ -148,7 +146,7 @@ impl Peer {
         let mut registers = UnwindRegsX86_64::new(pc, at.sp, at.fp);
         let mut address = FrameAddress::from_instruction_pointer(pc);
         let mut frames = vec![pc];
-        while frames.len() < MOST_FRAMES {
+        while frames.len() < MAX_FRAMES {
             let (unwinder, cache) = (&self.unwinder, &mut self.cache);
             let step = unwinder.unwind_frame(address, &mut registers, cache, &mut read);
             let Some(ip) = step.ok().flatten() else {
@@ -164,7 +162,7 @@ impl Peer {
     }
 }
 
-/// The sections of what is mapped there.
+/// Returns the module of a mapping, with its sections.
 fn module(pid: i32, entry: &Entry<'_>) -> Option<Module<Bytes>> {
     let name = String::from_utf8_lossy(entry.path).into_owned();
     let bytes = match &*name {
@@ -212,22 +210,21 @@ fn module(pid: i32, entry: &Entry<'_>) -> Option<Module<Bytes>> {
     Some(Module::new(name, entry.start..entry.end, bias, sections))
 }
 
-/// How two stacks differ.
+/// Difference between two stacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Verdict {
-    /// Not at all.
+    /// No difference.
     Equal,
-    /// Ours reaches its end; framehop's stops on the way there. It follows the three registers
-    /// that nearly all functions need, and `_dl_runtime_resolve`, for one, finds its caller by
-    /// another.
+    /// Ours is complete; framehop's is a prefix of it. Framehop follows only the three registers
+    /// that nearly all functions need, but for example `_dl_runtime_resolve` needs another one.
     Further,
-    /// Ours reaches its end; framehop's leaves the way there, and stops where no stack ends.
+    /// Ours is complete; framehop's deviates, and stops where no stack ends.
     Astray,
-    /// It is unknown which one is right.
+    /// Neither is known to be right.
     Unknown,
 }
 
-/// Judges our stack, which is `whole` or not, and framehop's. `ends`: where whole stacks end.
+/// Compares our stack with framehop's. `ends`: outermost addresses of complete stacks.
 fn judge((ours, is_whole): (&[u64], bool), theirs: &[u64], ends: &HashSet<u64>) -> Verdict {
     match is_whole {
         _ if ours == theirs => Verdict::Equal,
@@ -237,9 +234,9 @@ fn judge((ours, is_whole): (&[u64], bool), theirs: &[u64], ends: &HashSet<u64>) 
     }
 }
 
-/// Unwinds what was copied of the program by both. At least 99 in 100 stacks are equal; of the
-/// others, ours is the better one, except for two in a thousand at most: what has no tables is a
-/// matter of luck. Returns how many of ours reach their end.
+/// Unwinds all copies of the program's stacks with both. At least 99 in 100 stacks must be equal.
+/// Of the others, ours must be the better one, except for two in a thousand: what happens in code
+/// without tables is a matter of luck. Returns how many of ours are complete.
 fn compare(program: &Running) -> usize {
     let dumps = dumps(program);
     let mut peer = Peer::of(program.pid());
@@ -249,7 +246,7 @@ fn compare(program: &Running) -> usize {
         let mut memory = Copied::new(dump.live.followed().sp, &dump.stack);
         let walked = unwinder.walk(&mut space, &dump.live, &mut memory);
         let mut ours: Vec<u64> = walked.frames.iter().map(|frame| frame.ip).collect();
-        // It looks like a return address there.
+        // Framehop reports the pc itself.
         ours[0] = dump.live.pc();
         (ours, walked.cut.is_none(), peer.walk(dump))
     });
@@ -273,7 +270,7 @@ fn compare(program: &Running) -> usize {
     whole.count()
 }
 
-/// The same for programs whose stacks are shorter than what the kernel copies.
+/// Like [`compare`], for programs whose stacks are shorter than what the kernel copies.
 fn compare_whole(program: &Running) {
     let whole = compare(program);
     assert!(
@@ -312,7 +309,7 @@ fn framehop_agrees_on_redis() {
     let server = start(&mut command);
     let begun = Instant::now();
     while !socket.exists() {
-        assert!(begun.elapsed() < PATIENCE, "no socket");
+        assert!(begun.elapsed() < TIMEOUT, "no socket");
         std::thread::sleep(Duration::from_millis(10));
     }
     let mut load = Command::new("redis-benchmark");
@@ -334,7 +331,7 @@ const CPP: &str = "
 bool is_it(const std::string &text) { return std::regex_match(text, std::regex(\"a+b*\")); }
 ";
 
-/// g++'s compiler proper, at work on a file that keeps it for some seconds.
+/// g++'s compiler proper, on a file that keeps it busy for some seconds.
 #[test]
 fn framehop_agrees_on_cc1plus() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -385,7 +382,7 @@ fn framehop_agrees_on_a_program_in_rust() {
     compare_whole(&start(&mut Command::new(program)));
 }
 
-/// The compiler keeps more on its stack than the kernel copies: what both have is equal.
+/// The compiler's stacks are larger than what the kernel copies; what both can see must be equal.
 #[test]
 fn framehop_agrees_on_rustc() {
     let directory = tempfile::tempdir().expect("a directory");

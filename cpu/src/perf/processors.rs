@@ -1,14 +1,14 @@
-//! Events of the processors, where everything that runs may be sampled (see `meters`).
+//! Events of processors, if everything that runs may be sampled (see `meters`).
 
 // Decision 41: perf events per processor.
 use super::{Event, Perf};
 use crate::event::{self, Attribute};
-use crate::meter::{Clock, Scale, Told};
+use crate::meter::{Clock, Scale, Weighed};
 use crate::meters::Meters;
 use crate::recording::Recording;
 use crate::refusal::Refusal;
 
-/// The kernel's clocks.
+/// CPU time as reported by the kernel.
 pub(super) struct Kernel;
 
 impl Clock for Kernel {
@@ -21,15 +21,15 @@ impl Clock for Kernel {
     }
 }
 
-/// Whether everything that runs may be sampled, whoever its user is (`perf_event_paranoid` of 0 or
-/// less, or `CAP_PERFMON`).
+/// Returns true if processes of all users may be sampled (`perf_event_paranoid` of 0 or less, or
+/// `CAP_PERFMON`).
 pub(super) fn may_sample_all(attribute: &Attribute, processors: &[u32]) -> bool {
     let first = processors.first().copied().unwrap_or(0);
     attribute.kernel && attribute.open_processor(first).is_ok()
 }
 
 impl Perf {
-    /// Takes a process in, if that is allowed, and opens the processors' events if they are not.
+    /// Adds a process, if that is allowed. Opens the processors' events if they are not open.
     pub(super) fn open_processors(
         &mut self,
         pid: i32,
@@ -48,11 +48,11 @@ impl Perf {
         Ok(())
     }
 
-    /// Whether the process may be sampled: by events of a thread, which are closed again. They
-    /// would cost it something at each change of threads.
+    /// Checks that the process may be sampled, by opening events of one of its threads. Closes them
+    /// again, since they would cost the process something at each context switch.
     fn ask_for(&self, pid: i32) -> Result<(), Refusal> {
         let first = self.processors.first().map_or(0, |first| first.number);
-        // Its first thread may have ended before others.
+        // The first thread may have exited before others.
         for tid in proc::threads(pid) {
             match self.attribute.open(tid, first) {
                 Ok(_) => return Ok(()),
@@ -80,33 +80,33 @@ impl Perf {
         Ok(events)
     }
 
-    /// Opens them again, now that other sizes of stacks are copied than before.
+    /// Reopens the events after the size of stack copies has changed. `before` is the old size.
     pub(super) fn reopen_processors(&mut self, before: u32) {
-        // Two of them would sample everything twice.
+        // With two events, everything would be sampled twice.
         self.events.clear();
         let opened = self.sample_processors(0).or_else(|_| {
-            // As large as they were.
+            // Falls back to the old size.
             self.attribute.stack_bytes = before;
             self.sample_processors(0)
         });
         self.events = opened.unwrap_or_default();
     }
 
-    /// Makes the samples stand for what their processes used, if it is time.
+    /// Weights samples if that is due.
     pub(super) fn weigh_if_due(&mut self, recording: &mut Recording) {
         if self.meters.as_ref().is_some_and(Meters::is_due) {
             self.weigh(Scale::Clock, recording);
         }
     }
 
-    /// The same at once.
+    /// Weights samples now.
     pub(super) fn weigh(&mut self, scale: Scale, recording: &mut Recording) {
         for (pid, told) in self.weigh_all(scale) {
             give(pid, told, recording);
         }
     }
 
-    /// The same for the last time: what processes use from now on does not count.
+    /// Weights samples for the last time. What processes use from now on does not count.
     pub(super) fn weigh_at_end(&mut self, recording: &mut Recording) {
         for (pid, told) in self.weigh_all(Scale::Last) {
             if let (Some(clock), Some(process)) = (told.clock, recording.process(pid)) {
@@ -116,12 +116,12 @@ impl Perf {
         }
     }
 
-    fn weigh_all(&mut self, scale: Scale) -> Vec<(i32, Told)> {
+    fn weigh_all(&mut self, scale: Scale) -> Vec<(i32, Weighed)> {
         let meters = self.meters.as_mut();
         meters.map_or(Vec::new(), |meters| meters.weigh_all(scale))
     }
 
-    /// The same for a process that executes another program.
+    /// Weights the samples of a process before it executes another program.
     pub(super) fn weigh_before_exec(&mut self, pid: i32, recording: &mut Recording) {
         let meters = self.meters.as_mut();
         if let Some(told) = meters.and_then(|meters| meters.executed(pid)) {
@@ -130,7 +130,7 @@ impl Perf {
     }
 }
 
-fn give(pid: i32, told: Told, recording: &mut Recording) {
+fn give(pid: i32, told: Weighed, recording: &mut Recording) {
     if let Some(process) = recording.process(pid) {
         process.counts.lost = process.counts.lost.saturating_add(told.lost);
         for (place, ns) in told.times {
@@ -151,7 +151,7 @@ mod tests {
     const RATE: u32 = 999;
     /// More than the rings of all processors that it may have run on take, in nanoseconds.
     const HELD_UP: u64 = 300_000_000;
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const TIMEOUT: Duration = Duration::from_secs(60);
 
     /// The kernel reports lost samples with the next record that it writes. There is none of a
     /// process that has stopped.
@@ -172,7 +172,7 @@ mod tests {
         let held_up = HELD_UP * perf.processors.len() as u64;
         let begun = Instant::now();
         while proc::cpu_ns(pid).expect("its clock") < before + held_up {
-            assert!(begun.elapsed() < PATIENCE, "it has no turn");
+            assert!(begun.elapsed() < TIMEOUT, "it has no turn");
         }
         // SAFETY: no memory is passed, and the child is not waited for before the end.
         assert_eq!(unsafe { libc::kill(pid, libc::SIGSTOP) }, 0);

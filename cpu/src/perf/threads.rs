@@ -1,5 +1,5 @@
-//! Events of threads, one per processor each, where processors are not sampled; and what the events of
-//! a process have counted.
+//! Events of threads, one per processor each, if processors are not sampled; and total counts of a
+//! process's events.
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -11,7 +11,8 @@ use crate::recording::Recording;
 use crate::refusal::Refusal;
 
 impl Perf {
-    /// Until no thread is new: one that was born of a thread without events has none.
+    /// Opens events for all threads of a process. Repeats until no thread is new, since a thread
+    /// created by one without events has none.
     pub(super) fn open_threads(&mut self, pid: i32) -> Result<(), Refusal> {
         proc::allow_files();
         let mut tried: HashSet<i32> = HashSet::new();
@@ -32,7 +33,7 @@ impl Perf {
         }
     }
 
-    /// Whether the thread was still there.
+    /// Opens a thread's events. Returns false if the thread has exited.
     pub(super) fn open_thread(&mut self, pid: i32, tid: i32) -> Result<bool, Refusal> {
         let group = self.clocks.begin(pid, tid);
         let before = self.events.len();
@@ -49,7 +50,7 @@ impl Perf {
                 Err(error) => match error.raw_os_error() {
                     Some(libc::ESRCH) => {
                         if self.events.len() == before {
-                            // What it inherited counts.
+                            // Its inherited events count then.
                             self.clocks.cancel(tid);
                         }
                         return Ok(false);
@@ -62,7 +63,7 @@ impl Perf {
         Ok(true)
     }
 
-    /// Closes the events of a process.
+    /// Closes all events of a process.
     pub(super) fn close(&mut self, pid: i32) {
         for event in self.events.extract_if(.., |event| event.pid == pid) {
             self.clocks.closed(event.id);
@@ -70,8 +71,8 @@ impl Perf {
         self.clocks.forget(&[pid]);
     }
 
-    /// Opens all events again, now that other sizes of stacks are copied than before. The time
-    /// between is not sampled, but it is counted.
+    /// Reopens all events after the size of stack copies has changed. The time in between is not
+    /// sampled, but it is counted.
     pub(super) fn reopen(&mut self, before: u32, recording: &mut Recording) {
         self.drain(recording);
         self.judged = Judged::default();
@@ -82,7 +83,7 @@ impl Perf {
         for pid in self.processes.clone() {
             self.hide(pid, recording);
             if let Some(process) = recording.process(pid) {
-                // Events that count the same thread cannot be distinguished while it runs.
+                // Old and new events of one thread cannot be told apart while it runs.
                 self.counted.insert(pid, process.elapsed_ns());
             }
         }
@@ -90,10 +91,11 @@ impl Perf {
         self.clocks.clear();
         let mut known: HashSet<i32> = HashSet::new();
         loop {
-            // A child that was born meanwhile has no events, unless its parent had some by then.
-            let processes = match self.attribute.children {
-                true => recording.family(),
-                false => self.processes.clone(),
+            // A child created meanwhile has no events, unless its parent had some by then.
+            let processes = if self.attribute.children {
+                recording.family()
+            } else {
+                self.processes.clone()
             };
             let new: Vec<i32> = processes
                 .into_iter()
@@ -103,48 +105,48 @@ impl Perf {
                 return;
             }
             for pid in new {
-                // One that is gone has nothing more to sample.
+                // A process that has ended has nothing more to sample.
                 let _ = self.open_threads(pid);
             }
         }
     }
 
-    /// Whether the events of a process count nothing of its children, nor of others.
+    /// Returns true if the events of a process count neither its children nor other processes.
     fn counts_apart(&self) -> bool {
         !self.attribute.children && self.attribute.threads_only && self.meters.is_none()
     }
 
-    /// What the events of a process have counted, and what of it was hidden since its threads'
-    /// last samples.
-    fn conclude(&mut self, pid: i32) -> Share {
+    /// Returns the total count of a process's events, and the part that was hidden since its
+    /// threads' last samples.
+    fn total(&mut self, pid: i32) -> Share {
         let mut sum = Share::default();
         for event in self.events.iter().filter(|event| event.pid == pid) {
             let value = event::value(&event.fd).unwrap_or(0);
-            let share = self.clocks.conclude(event.id, value);
+            let share = self.clocks.total(event.id, value);
             sum.ns = sum.ns.saturating_add(share.ns);
             sum.hidden = sum.hidden.saturating_add(share.hidden);
         }
         sum
     }
 
-    /// Tells the recording what was hidden of a process that runs.
+    /// Adds the hidden time of a running process to the recording.
     pub(super) fn hide(&mut self, pid: i32, recording: &mut Recording) {
         if self.attribute.kernel || !self.counts_apart() {
             return;
         }
-        let hidden = self.conclude(pid).hidden;
+        let hidden = self.total(pid).hidden;
         if let Some(process) = recording.process(pid) {
             process.elapsed_ns();
             process.hide(hidden);
         }
     }
 
-    /// Tells the recording what the kernel has counted of a process that ended.
+    /// Adds the total count of a process that has ended to the recording.
     pub(super) fn settle(&mut self, pid: i32, recording: &mut Recording) {
         if !self.counts_apart() {
             return;
         }
-        let sum = self.conclude(pid);
+        let sum = self.total(pid);
         let before = self.counted.remove(&pid).unwrap_or(0);
         if let Some(process) = recording.process(pid) {
             process.counted(before.saturating_add(sum.ns));

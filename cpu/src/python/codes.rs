@@ -1,7 +1,7 @@
-//! Code objects: names and lines of the frames that run them.
+//! Cache of code objects: names and lines of the functions that frames run.
 //!
-//! A code object that was read is known by its address, and assumed to be the same as long as its
-//! words are unchanged, and, unless it has a version, those of its name and of its line table: they
+//! A code object is identified by its address. It is assumed to be unchanged as long as its own
+//! words are, and also, unless it has a version, the first bytes of its name and line table. These
 //! are read again with each sample, all of them by one system call.
 
 use std::collections::HashMap;
@@ -9,31 +9,30 @@ use std::sync::Arc;
 
 use cpython::layout::{self, Layout};
 use cpython::text::{characters, form};
-use cpython::{LEFT_OUT, MOST_FILE, MOST_LINES, MOST_NAME, TABLE_FULL, lines};
+use cpython::{FRAMES_OMITTED, MAX_FILE, MAX_LINES, MAX_NAME, TABLE_FULL, lines};
 use heap_format::UNNAMED;
 use shm_protocol::codes::{Characters, Code, LineTable};
 
 use super::frames::{Damaged, Found};
 use super::memory::{Memory, is_pointer};
-use super::runtime::MOST_CODE;
+use super::runtime::MAX_CODE;
 use crate::mixer::ByAddress;
 use crate::script::ScriptLine;
 
-/// The number that stands for code objects without room.
+/// Number that stands for code objects that do not fit.
 pub const FULL: u32 = 0;
-/// The number that stands for the frames that are left out.
+/// Number that stands for omitted frames.
 pub const OUTER: u32 = 1;
-/// Maximum number of code objects that are known by their addresses, and of bytes of what is kept
-/// of them.
-const MOST_KNOWN: usize = 1 << 16;
-const MOST_BYTES: usize = 16 << 20;
-/// So much is counted for each beside its own bytes.
-const EACH: usize = 128;
-/// Bytes of a name, and of a table of lines, that are compared: behind what counts references.
-const NAME: u64 = 96;
-const LINES: u64 = 64;
+/// Maximum number of code objects known by address, and maximum size of their contents in bytes.
+const MAX_KNOWN: usize = 1 << 16;
+const MAX_BYTES: usize = 16 << 20;
+/// Number of bytes counted for each besides its contents.
+const OVERHEAD_BYTES: usize = 128;
+/// Number of bytes of a name and of a line table that are compared, after the reference count.
+const COMPARED_NAME_BYTES: u64 = 96;
+const COMPARED_LINES_BYTES: u64 = 64;
 
-/// What is kept of a code object.
+/// Contents of a code object.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Text {
     name: String,
@@ -42,7 +41,7 @@ struct Text {
     lines: Vec<u8>,
 }
 
-/// Words of a code object.
+/// Fields of a code object that are compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Words {
     kind: u64,
@@ -53,13 +52,13 @@ struct Words {
     version: u32,
 }
 
-/// Bytes as they were, at an address.
+/// Bytes that were read at an address.
 struct Bytes {
     at: u64,
     bytes: Vec<u8>,
 }
 
-/// A code object by its address.
+/// Code object known by its address.
 struct Known {
     number: u32,
     words: Words,
@@ -67,14 +66,14 @@ struct Known {
     lines: Bytes,
 }
 
-/// A string or a table: its bytes, those of each character, and what is compared of it.
+/// String or table: contents, size of a character, and the part that is compared.
 struct Part {
     bytes: Vec<u8>,
     width: u8,
     mark: Bytes,
 }
 
-/// Types that were recognised by their names; 0: not yet.
+/// Addresses of the types, recognised by name; 0: not known yet.
 #[derive(Default)]
 struct Types {
     code: u64,
@@ -82,7 +81,7 @@ struct Types {
     bytes: u64,
 }
 
-/// All that were met.
+/// All code objects seen so far.
 pub struct Codes {
     table: LineTable,
     types: Types,
@@ -90,7 +89,7 @@ pub struct Codes {
     numbers: HashMap<Arc<Text>, u32>,
     texts: Vec<Arc<Text>>,
     bytes: usize,
-    /// While a thread is stopped: numbers by address; what is compared.
+    /// Numbers by address, for the current sample; and the bytes that are compared.
     seen: ByAddress<u64, u32>,
     compared: Vec<u8>,
 }
@@ -110,15 +109,15 @@ impl Codes {
             types: Types::default(),
             known: ByAddress::default(),
             numbers: HashMap::new(),
-            // By their numbers.
-            texts: vec![pseudo(TABLE_FULL), pseudo(LEFT_OUT)],
+            // Indexed by number.
+            texts: vec![pseudo(TABLE_FULL), pseudo(FRAMES_OMITTED)],
             bytes: 0,
             seen: ByAddress::default(),
             compared: Vec::new(),
         }
     }
 
-    /// The line at a place of a code object.
+    /// Returns the line at an instruction offset of a code object.
     pub fn line(&self, number: u32, place: u32) -> ScriptLine {
         let text = &self.texts[number as usize % self.texts.len()];
         let code = Code {
@@ -139,7 +138,7 @@ impl Codes {
         }
     }
 
-    /// The numbers of the code objects of frames, in their order.
+    /// Returns the numbers of the frames' code objects, in the same order.
     pub fn numbers(
         &mut self,
         memory: &mut Memory<'_>,
@@ -159,7 +158,7 @@ impl Codes {
         frames.iter().map(number).collect()
     }
 
-    /// Finds those that are what they were.
+    /// Finds the known code objects that are unchanged.
     fn compare(&mut self, pid: i32, layout: &Layout, frames: &[Found]) {
         self.seen.clear();
         let length = length(layout);
@@ -197,31 +196,32 @@ impl Codes {
         }
     }
 
-    /// Reads a code object; its number. `None`: it is none.
+    /// Reads a code object and returns its number, or `None` if it is none.
     fn meet(&mut self, memory: &mut Memory<'_>, layout: &Layout, at: u64) -> Option<u32> {
         let mut bytes = vec![0; length(layout)];
         memory.read(at, &mut bytes).then_some(())?;
         let words = Words::of(layout, &bytes);
         let types = &mut self.types;
-        is_kind(memory, layout, words.kind, (&mut types.code, b"code\0")).then_some(())?;
-        let name = text(memory, layout, types, (words.name, MOST_NAME))?;
-        let file = text(memory, layout, types, (words.file, MOST_FILE))?;
+        is_kind(memory, layout, words.kind, &mut types.code, b"code\0").then_some(())?;
+        let name = text(memory, layout, types, words.name, MAX_NAME)?;
+        let file = text(memory, layout, types, words.file, MAX_FILE)?;
         let lines = table(memory, layout, types, words.lines)?;
         let string = |part: &Part| {
             let (bytes, width) = (&part.bytes[..], part.width);
             characters(Characters { bytes, width }).collect()
         };
         let text = Text {
-            name: match name.bytes.is_empty() {
-                true => UNNAMED.to_owned(),
-                false => string(&name),
+            name: if name.bytes.is_empty() {
+                UNNAMED.to_owned()
+            } else {
+                string(&name)
             },
             file: string(&file),
             first_line: words.first_line,
             lines: lines.bytes,
         };
         let number = self.number(text);
-        if self.known.len() >= MOST_KNOWN {
+        if self.known.len() >= MAX_KNOWN {
             self.known.clear();
         }
         let mut known = Known {
@@ -231,7 +231,8 @@ impl Codes {
             lines: lines.mark,
         };
         if words.version != 0 {
-            // No other one of its interpreter has it: nothing else needs to be read.
+            // No other code object of its interpreter has this version, so nothing else needs to be
+            // compared.
             known.name.bytes.clear();
             known.lines.bytes.clear();
         }
@@ -239,13 +240,14 @@ impl Codes {
         Some(number)
     }
 
-    /// The number of what is kept: a program may compile the same text again and again.
+    /// Returns the number of a code object's contents. Programs may compile the same source again
+    /// and again.
     fn number(&mut self, text: Text) -> u32 {
         if let Some(number) = self.numbers.get(&text) {
             return *number;
         }
-        let bytes = EACH + text.name.len() + text.file.len() + text.lines.len();
-        if self.bytes + bytes > MOST_BYTES {
+        let bytes = OVERHEAD_BYTES + text.name.len() + text.file.len() + text.lines.len();
+        if self.bytes + bytes > MAX_BYTES {
             return FULL;
         }
         self.bytes += bytes;
@@ -258,7 +260,7 @@ impl Codes {
 }
 
 impl Words {
-    /// Of the first bytes of a code object, [`length`] of them.
+    /// Extracts the fields from a code object's first [`length`] bytes.
     fn of(layout: &Layout, bytes: &[u8]) -> Self {
         let word = |at: u64| {
             let bytes = bytes.get(at as usize..).and_then(<[u8]>::first_chunk);
@@ -278,7 +280,7 @@ impl Words {
     }
 }
 
-/// Bytes of a code object that are read.
+/// Returns the number of bytes to read of a code object.
 fn length(layout: &Layout) -> usize {
     let fields = [
         layout.more + layout::TYPE,
@@ -289,15 +291,16 @@ fn length(layout: &Layout) -> usize {
         layout.version,
     ];
     let last = fields.into_iter().max().unwrap_or_default();
-    (last + 8).min(MOST_CODE) as usize
+    (last + 8).min(MAX_CODE) as usize
 }
 
-/// Whether that is the type with this name.
+/// Returns true if `kind` is the type with this name.
 fn is_kind(
     memory: &mut Memory<'_>,
     layout: &Layout,
     kind: u64,
-    (known, name): (&mut u64, &[u8]),
+    known: &mut u64,
+    name: &[u8],
 ) -> bool {
     if *known != 0 || !is_pointer(kind) {
         return *known == kind && kind != 0;
@@ -312,12 +315,14 @@ fn is_kind(
     is
 }
 
-/// What is compared of an object with this many bytes: those from its type on.
+/// Returns the part of an object of `bytes` bytes that is compared: at most `most` bytes, from its
+/// type on.
 fn mark(
     memory: &mut Memory<'_>,
     layout: &Layout,
     object: u64,
-    (bytes, most): (u64, u64),
+    bytes: u64,
+    most: u64,
 ) -> Option<Bytes> {
     let at = object + layout.more + layout::TYPE;
     let length = (bytes - layout.more - layout::TYPE).min(most);
@@ -326,15 +331,17 @@ fn mark(
     is_there.then_some(Bytes { at, bytes })
 }
 
+/// Reads a string of at most `most` characters.
 fn text(
     memory: &mut Memory<'_>,
     layout: &Layout,
     types: &mut Types,
-    (at, most): (u64, u64),
+    at: u64,
+    most: u64,
 ) -> Option<Part> {
     is_pointer(at).then_some(())?;
     let kind = memory.word(at + layout.more + layout::TYPE)?;
-    is_kind(memory, layout, kind, (&mut types.text, b"str\0")).then_some(())?;
+    is_kind(memory, layout, kind, &mut types.text, b"str\0").then_some(())?;
     let length = memory.word(at + layout.more + layout::LENGTH)?.min(most);
     let state = memory.word(at + layout.more + layout::KIND)?;
     let (head, width) = form(layout, state)?;
@@ -343,23 +350,28 @@ fn text(
     Some(Part {
         bytes,
         width: width as u8,
-        mark: mark(memory, layout, at, (head + length * width, NAME))?,
+        mark: mark(
+            memory,
+            layout,
+            at,
+            head + length * width,
+            COMPARED_NAME_BYTES,
+        )?,
     })
 }
 
+/// Reads a `bytes` object.
 fn table(memory: &mut Memory<'_>, layout: &Layout, types: &mut Types, at: u64) -> Option<Part> {
     is_pointer(at).then_some(())?;
     let kind = memory.word(at + layout.more + layout::TYPE)?;
-    is_kind(memory, layout, kind, (&mut types.bytes, b"bytes\0")).then_some(())?;
-    let size = memory
-        .word(at + layout.more + layout::SIZE)?
-        .min(MOST_LINES);
+    is_kind(memory, layout, kind, &mut types.bytes, b"bytes\0").then_some(())?;
+    let size = memory.word(at + layout.more + layout::SIZE)?.min(MAX_LINES);
     let head = layout.more + layout::BYTES;
     let mut bytes = vec![0; size as usize];
     memory.read(at + head, &mut bytes).then_some(())?;
     Some(Part {
         bytes,
         width: 1,
-        mark: mark(memory, layout, at, (head + size, LINES))?,
+        mark: mark(memory, layout, at, head + size, COMPARED_LINES_BYTES)?,
     })
 }

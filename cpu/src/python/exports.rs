@@ -1,16 +1,16 @@
-//! An interpreter's names in the symbol tables of a file, which is not trusted.
+//! Symbols of an interpreter in an untrusted file.
 
 use crate::source::{Source, bytes};
 
-/// Maximum number of sections of a file, and bytes of a table's symbols and of their names.
-const MOST_SECTIONS: u64 = 1 << 14;
-const MOST_SYMBOLS: u64 = 32 << 20;
-const MOST_NAMES: u64 = 64 << 20;
-/// Bytes of a file's header, of a section's, and of a symbol.
+/// Maximum number of sections of a file, and maximum sizes of a table's symbols and names in bytes.
+const MAX_SECTIONS: u64 = 1 << 14;
+const MAX_SYMBOLS: u64 = 32 << 20;
+const MAX_NAMES: u64 = 64 << 20;
+/// Sizes in bytes of the ELF header, of a section header, and of a symbol.
 const HEADER: u64 = 64;
 const SECTION: u64 = 64;
 const SYMBOL: usize = 24;
-/// The kinds of section that hold symbols: all of them, and those for the loader.
+/// Types of sections with symbols: all, and those for dynamic linking.
 const ALL: u32 = 2;
 const DYNAMIC: u32 = 11;
 
@@ -23,24 +23,26 @@ const WANTED: [&[u8]; 6] = [
     b"PyVectorcall_Call\0",
 ];
 
-/// Addresses in the file, of which the first one is there.
+/// Addresses of symbols before relocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Names {
     pub runtime: u64,
-    /// The version, from 3.11 on.
+    /// Address of `Py_Version`, from 3.11 on.
     pub version: Option<u64>,
-    /// The evaluation loop: where it begins and ends.
+    /// Start and end of the evaluation loop.
     pub evaluate: Option<(u64, u64)>,
-    /// Whether there are functions that came with 3.10, 3.9 and 3.8.
+    /// True if functions introduced by 3.10, 3.9 and 3.8 exist.
     pub first_in: [bool; 3],
 }
 
-/// What a file has of them. `looks_further`: also among the symbols that the loader does not need.
+/// Reads the symbols of a file. `looks_further`: also those that are not needed for dynamic
+/// linking.
 pub fn read(source: &(impl Source + ?Sized), looks_further: bool) -> Option<Names> {
     let sections = sections(source)?;
-    let tables: &[u32] = match looks_further {
-        true => &[DYNAMIC, ALL],
-        false => &[DYNAMIC],
+    let tables: &[u32] = if looks_further {
+        &[DYNAMIC, ALL]
+    } else {
+        &[DYNAMIC]
     };
     tables
         .iter()
@@ -57,11 +59,11 @@ fn sections(source: &(impl Source + ?Sized)) -> Option<Vec<u8>> {
         source,
         word_at(&header, 40)?,
         count * SECTION,
-        MOST_SECTIONS * SECTION,
+        MAX_SECTIONS * SECTION,
     )
 }
 
-/// The word at a place of some bytes, of which the last may be missing.
+/// Returns the word at an offset, with zeros for missing bytes.
 fn word(bytes: &[u8], at: usize) -> Option<u64> {
     let mut word = [0; 8];
     let there = bytes.get(at..)?;
@@ -85,7 +87,7 @@ fn names(source: &(impl Source + ?Sized), sections: &[u8], kind: u32) -> Option<
         let (offset, size) = (word_at(section, 24)?, word_at(section, 32)?);
         bytes(source, offset, size, most)
     };
-    let (symbols, strings) = (part(table, MOST_SYMBOLS)?, part(strings, MOST_NAMES)?);
+    let (symbols, strings) = (part(table, MAX_SYMBOLS)?, part(strings, MAX_NAMES)?);
     let (symbols, _) = symbols.as_chunks::<SYMBOL>();
     let mut found = [None; WANTED.len()];
     for symbol in symbols {
@@ -112,7 +114,7 @@ fn names(source: &(impl Source + ?Sized), sections: &[u8], kind: u32) -> Option<
 mod tests {
     use super::*;
 
-    /// A file of a table of symbols of this kind, and its names.
+    /// Returns a file of a table of symbols of this kind, and its names.
     fn file(kind: u32, names: &[u8], symbols: &[(u32, u16, u64, u64)]) -> Vec<u8> {
         let mut bytes = vec![0; HEADER as usize];
         bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");

@@ -1,37 +1,37 @@
-//! The frames that a stopped thread's state leads to.
+//! Interpreter frames of a stopped thread, found from its state.
 
-use cpython::MOST_FRAMES;
-use cpython::layout::{Layout, MOST_PLACE, OWNED_BY_NATIVE, Style};
+use cpython::MAX_FRAMES;
+use cpython::layout::{Layout, MAX_PLACE, OWNED_BY_NATIVE, Style};
 
 use super::memory::{Memory, is_pointer};
 
-/// Maximum number of frames that are examined.
-const MOST_STEPS: usize = 1 << 14;
+/// Maximum number of frames that are visited.
+const MAX_STEPS: usize = 1 << 14;
 
-/// A frame.
+/// Interpreter frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// An address of the stack that lies in the native frame which runs it; 0: it is run by the next
-    /// native frame of the evaluation loop.
+    /// Stack address inside the native frame that runs it. 0: the next native frame of the
+    /// evaluation loop runs it.
     pub at: u64,
-    /// Its code object; 0: it stands for all that are further out.
+    /// Address of its code object. 0: the frame stands for all outer ones.
     pub code: u64,
-    /// The number of its instruction there.
+    /// Offset of its instruction in the code object.
     pub place: u32,
 }
 
-/// The data are not what they should be.
+/// Error: the data are inconsistent.
 pub struct Damaged;
 
-/// Frames that are being found.
+/// Collector of frames.
 pub struct Chain<'a, 'b> {
     pub layout: &'a Layout,
     pub memory: &'a mut Memory<'b>,
-    /// Innermost first.
+    /// Frames, innermost first.
     pub frames: &'a mut Vec<Found>,
-    /// How many of the last of them have no native frame yet.
+    /// Number of last frames that have no native frame yet.
     pending: usize,
-    /// How many there were before those of the same state.
+    /// Number of frames before those of the current state.
     begun: usize,
     steps: usize,
 }
@@ -48,7 +48,7 @@ impl<'a, 'b> Chain<'a, 'b> {
         }
     }
 
-    /// Adds those of a thread's state.
+    /// Adds the frames of a thread's state.
     pub fn collect(&mut self, state: u64) -> Result<(), Damaged> {
         self.begun = self.frames.len();
         let top = self
@@ -65,17 +65,17 @@ impl<'a, 'b> Chain<'a, 'b> {
             }
             Style::Entries => self.entries(top)?,
         }
-        // Those that no native frame is known to run.
+        // Drops frames that no native frame is known to run.
         self.frames.truncate(self.frames.len() - self.pending);
         self.pending = 0;
         Ok(())
     }
 
     fn is_full(&self) -> bool {
-        self.frames.len() >= MOST_FRAMES
+        self.frames.len() >= MAX_FRAMES
     }
 
-    /// Each frame object is run by a native frame of its own.
+    /// Collects frame objects, each of which has a native frame of its own.
     fn objects(&mut self, top: u64) -> Result<(), Damaged> {
         let mut frame = top;
         while frame != 0 && !self.is_full() {
@@ -85,7 +85,8 @@ impl<'a, 'b> Chain<'a, 'b> {
         Ok(())
     }
 
-    /// Each record lies on the native stack, in the frame that runs its frames.
+    /// Collects frames by the records on the native stack, each inside the native frame that runs
+    /// its frames.
     fn records(&mut self, top: u64) -> Result<(), Damaged> {
         let (current, previous) = (self.layout.current, self.layout.current + 8);
         let mut record = top;
@@ -107,7 +108,7 @@ impl<'a, 'b> Chain<'a, 'b> {
             self.settle(record)?;
             let next = self.memory.word(record + previous).ok_or(Damaged)?;
             if next <= record {
-                // Not further out on this stack: the thread's first record, in its state.
+                // Not further out on this stack: the thread's first record, which is in its state.
                 break;
             }
             record = next;
@@ -115,8 +116,8 @@ impl<'a, 'b> Chain<'a, 'b> {
         Ok(())
     }
 
-    /// A frame on the native stack, which the interpreter does not show, stands behind those that are
-    /// run there.
+    /// Collects frames by the entry frames on the native stack. Each is followed by the frames that
+    /// its native frame runs, and is itself not shown.
     fn entries(&mut self, top: u64) -> Result<(), Damaged> {
         let mut frame = top;
         while frame != 0 {
@@ -142,7 +143,7 @@ impl<'a, 'b> Chain<'a, 'b> {
 
     fn count(&mut self) -> Result<(), Damaged> {
         self.steps += 1;
-        (self.steps <= MOST_STEPS).then_some(()).ok_or(Damaged)
+        (self.steps <= MAX_STEPS).then_some(()).ok_or(Damaged)
     }
 
     fn previous(&mut self, frame: u64) -> Result<u64, Damaged> {
@@ -151,14 +152,14 @@ impl<'a, 'b> Chain<'a, 'b> {
             .ok_or(Damaged)
     }
 
-    /// Takes a frame, if there is room; its caller.
+    /// Adds a frame, if there is room, and returns its caller.
     fn step(&mut self, frame: u64) -> Result<u64, Damaged> {
         self.count()?;
         if !is_pointer(frame) {
             return Err(Damaged);
         }
         if !self.is_full() {
-            let found = match self.frames.len() + 1 == MOST_FRAMES {
+            let found = match self.frames.len() + 1 == MAX_FRAMES {
                 false => self.frame(frame).ok_or(Damaged)?,
                 true => Found {
                     at: 0,
@@ -175,7 +176,7 @@ impl<'a, 'b> Chain<'a, 'b> {
     fn frame(&mut self, frame: u64) -> Option<Found> {
         let layout = self.layout;
         let code = self.memory.word(frame + layout.frame_code)?;
-        // Interpreters of later versions keep a note in the lowest bits.
+        // Later versions store a tag in the lowest bits.
         let code = match layout.style {
             Style::Entries => code & !3,
             _ => code,
@@ -194,7 +195,7 @@ impl<'a, 'b> Chain<'a, 'b> {
                 (instruction.wrapping_sub(first).cast_signed()).max(0) as u64 / 2
             }
         };
-        let is_whole = is_pointer(code) && place < MOST_PLACE;
+        let is_whole = is_pointer(code) && place < MAX_PLACE;
         is_whole.then_some(Found {
             at: 0,
             code,
@@ -202,8 +203,8 @@ impl<'a, 'b> Chain<'a, 'b> {
         })
     }
 
-    /// Where the instructions begin that a frame runs, where each thread may have a copy of its own:
-    /// the first thread's is in the code object.
+    /// Returns the start of the instructions that a frame runs, in builds where each thread may
+    /// have a copy of its own. The first thread's copy is in the code object.
     fn own_copy(&mut self, frame: u64, code: u64) -> Option<u64> {
         let copy = u64::from(self.memory.half(frame + self.layout.frame_copy)?);
         if copy == 0 {
@@ -214,11 +215,11 @@ impl<'a, 'b> Chain<'a, 'b> {
         is_there.then(|| self.memory.follow(copies + 8 + 8 * copy))?
     }
 
-    /// The frames since the last call are run by the native frame in which `at` is.
+    /// Assigns the pending frames to the native frame that contains the stack address `at`.
     fn settle(&mut self, at: u64) -> Result<(), Damaged> {
         let first = self.frames.len() - self.pending;
         let (inner, fresh) = self.frames.split_at_mut(first);
-        // Or it is on another stack than the frames further in.
+        // Otherwise it is on another stack than the inner frames.
         let is_further = inner.len() == self.begun || inner.last().is_none_or(|last| last.at <= at);
         fresh.iter_mut().for_each(|frame| frame.at = at);
         self.pending = 0;

@@ -1,25 +1,24 @@
-//! The memory of a process while one of its threads is stopped: read by pages, each once.
-//!
-//! Frames lie next to each other, and a system call takes longer than what it copies of a page.
+//! Memory of a process while one of its threads is stopped, read by pages, each once. Frames are
+//! close to each other, and a system call takes longer than copying a page.
 
 use crate::memory::Copied;
 use crate::mixer::ByAddress;
 
 const PAGE: u64 = 4096;
-/// Maximum number of pages that are read while a thread is stopped.
-const MOST_PAGES: usize = 4096;
-/// Room for this many is kept until the next time.
+/// Maximum number of pages read while a thread is stopped.
+const MAX_PAGES: usize = 4096;
+/// Number of pages for which buffers are kept between samples.
 const KEPT_PAGES: usize = 256;
-/// So far from the stack pointer on, addresses may be the stack's.
-const STACK: u64 = 256 << 20;
-/// No address of a process is so large.
-const END: u64 = 1 << 56;
+/// Maximum distance in bytes from the stack pointer at which an address may be on the stack.
+const MAX_STACK_BYTES: u64 = 256 << 20;
+/// Upper limit of addresses of a process.
+const ADDRESS_LIMIT: u64 = 1 << 56;
 
-/// Room for what is read.
+/// Buffers of pages.
 #[derive(Default)]
 pub struct Pages {
     pid: i32,
-    /// By page, its place among the bytes; `None`: it cannot be read.
+    /// Index in the buffers by page; `None`: unreadable.
     places: ByAddress<u64, Option<u32>>,
     bytes: Vec<u8>,
 }
@@ -36,7 +35,7 @@ impl Pages {
         let size = PAGE as usize;
         if !self.places.contains_key(&page) {
             let (place, room) = (self.places.len(), size * (self.places.len() + 1));
-            if place >= MOST_PAGES {
+            if place >= MAX_PAGES {
                 return None;
             }
             if self.bytes.len() < room {
@@ -51,14 +50,14 @@ impl Pages {
     }
 }
 
-/// What is read through: a copy of the thread's stack, and pages.
+/// Reader of a process's memory: a copy of the thread's stack, and pages.
 pub struct Memory<'a> {
     pages: &'a mut Pages,
     stack: Copied<'a>,
 }
 
 impl<'a> Memory<'a> {
-    /// Of a thread that was just stopped.
+    /// Starts reading for a thread that was just stopped.
     pub fn new(pages: &'a mut Pages, stack: Copied<'a>) -> Self {
         pages.places.clear();
         let kept = KEPT_PAGES * PAGE as usize;
@@ -73,10 +72,10 @@ impl<'a> Memory<'a> {
         self.pages.pid
     }
 
-    /// Bytes from an address on. Whether all of them could be read.
+    /// Reads bytes from an address on. Returns true if all were readable.
     pub fn read(&mut self, mut at: u64, mut to: &mut [u8]) -> bool {
         let end = at.checked_add(to.len() as u64);
-        if end.is_none_or(|end| end > END) {
+        if end.is_none_or(|end| end > ADDRESS_LIMIT) {
             return false;
         }
         if let Some(bytes) = end.and_then(|end| self.stack.bytes(at, end)) {
@@ -113,21 +112,22 @@ impl<'a> Memory<'a> {
         self.array(at).map(|[byte]| byte)
     }
 
-    /// The pointer to an object at an address, if there is one.
+    /// Reads a pointer to an object. Returns `None` if it is none.
     pub fn follow(&mut self, at: u64) -> Option<u64> {
         self.word(at).filter(|pointer| is_pointer(*pointer))
     }
 
-    /// Whether an address may be the stack's, further out than the stack pointer.
+    /// Returns true if an address may be on the stack, above the stack pointer.
     pub fn is_on_stack(&self, at: u64) -> bool {
         let (low, _) = self.stack.range();
-        at.checked_sub(low).is_some_and(|distance| distance < STACK)
+        at.checked_sub(low)
+            .is_some_and(|distance| distance < MAX_STACK_BYTES)
     }
 }
 
-/// Whether a word may lead to an object.
+/// Returns true if a word may point to an object.
 pub fn is_pointer(word: u64) -> bool {
-    word != 0 && word.is_multiple_of(8) && word < END
+    word != 0 && word.is_multiple_of(8) && word < ADDRESS_LIMIT
 }
 
 #[cfg(test)]
@@ -150,7 +150,7 @@ mod tests {
         let mut many = [0; 3 * PAGE as usize];
         assert!(memory.read(start, &mut many));
         assert_eq!(many[8 * 1027..][..2], [3, 4]);
-        for wild in [0, 4090, END - 4, u64::MAX - 7, u64::MAX] {
+        for wild in [0, 4090, ADDRESS_LIMIT - 4, u64::MAX - 7, u64::MAX] {
             assert_eq!(memory.word(wild), None, "{wild:x}");
         }
         assert!(memory.is_on_stack(0x4000) && !memory.is_on_stack(8));

@@ -1,18 +1,18 @@
-//! Reads the frames of a stopped thread.
+//! Reader of the interpreter frames of stopped threads.
 
 use cpython::{Description, FORGIVEN, State};
 
-use super::Ran;
 use super::codes::Codes;
 use super::frames::{Chain, Damaged, Found};
 use super::memory::{Memory, Pages};
 use super::runtime::Runtime;
 use super::threads::Threads;
+use super::{Ran, RanFrame};
 use crate::memory::Copied;
 use crate::script::ScriptLine;
 use cpython::layout::Layout;
 
-/// What is known of the interpreter of a process.
+/// Reader for one process's interpreter.
 pub struct Reader {
     pid: i32,
     runtime: Runtime,
@@ -26,7 +26,8 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// For an interpreter that this layout is right for, unless its data say otherwise.
+    /// Creates a reader for an interpreter that is assumed to have this layout, until its data
+    /// contradict it.
     pub fn new(pid: i32, runtime: Runtime, layout: Layout) -> Self {
         Self {
             pid,
@@ -41,7 +42,7 @@ impl Reader {
         }
     }
 
-    /// What is known about it.
+    /// Returns a description of the interpreter.
     pub fn description(&self) -> Description {
         Description {
             version: self.runtime.version,
@@ -50,20 +51,21 @@ impl Reader {
         }
     }
 
-    /// Looks for new threads, while the process runs.
+    /// Finds new threads, while the process runs.
     pub fn prepare(&mut self) {
         self.threads.update(self.pid, self.runtime.at, &self.layout);
     }
 
-    /// The frames of a stopped thread, by its thread pointer. `stack`: a copy of its stack.
+    /// Returns the interpreter frames of a stopped thread with this thread pointer. `stack`: a copy
+    /// of its stack.
     pub fn look(&mut self, pointer: u64, stack: Copied<'_>) -> Ran {
         self.frames.clear();
         if self.state == State::Differs {
             return Ran::default();
         }
         let mut memory = Memory::new(&mut self.pages, stack);
-        let place = (self.runtime.at, &self.layout);
-        let states = self.threads.find(&mut memory, place, pointer);
+        let (runtime, layout) = (self.runtime.at, &self.layout);
+        let states = self.threads.find(&mut memory, runtime, layout, pointer);
         let mut chain = Chain::new(&self.layout, &mut memory, &mut self.frames);
         let found = states.iter().try_for_each(|state| chain.collect(*state));
         let numbers = found.and_then(|()| {
@@ -77,7 +79,11 @@ impl Reader {
                 }
                 let frames = self.frames.iter().zip(numbers);
                 Ran(frames
-                    .map(|(frame, number)| (frame.at, number, frame.place))
+                    .map(|(frame, code)| RanFrame {
+                        at: frame.at,
+                        code,
+                        offset: frame.place,
+                    })
                     .collect())
             }
             Err(Damaged) => {
@@ -90,7 +96,7 @@ impl Reader {
         }
     }
 
-    /// The line at a place of a code object.
+    /// Returns the line at an instruction offset of a code object.
     pub fn line(&self, code: u32, place: u32) -> ScriptLine {
         self.codes.line(code, place)
     }

@@ -1,27 +1,28 @@
-//! The interpreter of a process: its version, and where its data are.
+//! Interpreter of a process: version, and addresses of its data.
 
 use cpython::layout::{self, Layout, WORDS};
 
 use super::exports::Names;
 
-/// Maximum number of bytes of a code object that are read.
-pub const MOST_CODE: u64 = 512;
+/// Maximum number of bytes read of a code object.
+pub const MAX_CODE: u64 = 512;
 
-/// An interpreter.
+/// Interpreter.
 pub struct Runtime {
     /// Address of `_PyRuntime`.
     pub at: u64,
-    /// In the form of `PY_VERSION_HEX`.
+    /// Version, as `PY_VERSION_HEX`.
     pub version: u32,
-    /// `None`: this version is not known.
+    /// Layout of its data; `None` if the version is not supported.
     pub layout: Option<Layout>,
-    /// Return addresses into its evaluation loop: after the first of these, to the second.
+    /// Range of return addresses in its evaluation loop, excluding the first and including the
+    /// second.
     pub loop_at: (u64, u64),
 }
 
 impl Runtime {
-    /// The one whose names are at these addresses plus `bias`; `None`: the process's memory cannot be
-    /// read there, maybe not yet.
+    /// Reads the interpreter whose symbols have load bias `bias`. Returns `None` if the process's
+    /// memory cannot be read there, or not yet.
     pub fn of(pid: i32, names: &Names, bias: u64) -> Option<Self> {
         let at = names.runtime.wrapping_add(bias);
         let word = |at: u64| {
@@ -30,7 +31,7 @@ impl Runtime {
             (read == 8).then(|| u64::from_le_bytes(bytes))
         };
         word(at)?;
-        let (version, layout) = match told(pid, at) {
+        let (version, layout) = match published(pid, at) {
             Some(told) => told,
             None => {
                 let version = match names.version {
@@ -52,16 +53,16 @@ impl Runtime {
     }
 }
 
-/// What an interpreter says of itself.
-fn told(pid: i32, at: u64) -> Option<(u32, Option<Layout>)> {
+/// Reads the version and layout that the interpreter describes itself (3.13 and later).
+fn published(pid: i32, at: u64) -> Option<(u32, Option<Layout>)> {
     let mut bytes = [[0; 8]; WORDS];
     let read = capture::read_memory(pid, at, bytes.as_flattened_mut());
     (read == 8 * WORDS).then_some(())?;
-    layout::told(&bytes.map(u64::from_le_bytes))
+    layout::published(&bytes.map(u64::from_le_bytes))
 }
 
-/// By functions that came with a version; 0: not known. `_PyRuntime` came with 3.7, and who shows the
-/// evaluation loop shows the other functions, too.
+/// Determines the version by the functions that exist; 0 if not known. `_PyRuntime` exists since
+/// 3.7, and a file with a symbol for the evaluation loop has those of the other functions too.
 fn by_functions(names: &Names) -> u32 {
     let versions = [0x030a_0000, 0x0309_0000, 0x0308_0000];
     let mut first = names.first_in.into_iter().zip(versions);
@@ -71,7 +72,7 @@ fn by_functions(names: &Names) -> u32 {
         .map_or(oldest, |(_, v)| v)
 }
 
-/// Whether a code object's fields are where they can be.
+/// Returns true if the offsets of a code object's fields are plausible.
 fn is_near(layout: &Layout) -> bool {
     let fields = [
         layout.name,
@@ -80,5 +81,5 @@ fn is_near(layout: &Layout) -> bool {
         layout.first_line,
         layout.version,
     ];
-    fields.iter().all(|field| field + 8 <= MOST_CODE)
+    fields.iter().all(|field| field + 8 <= MAX_CODE)
 }

@@ -130,8 +130,8 @@ fn sampled(running: &Running, (samples, threads): (u64, usize)) -> Process {
     recording.finish().processes.pop().expect("the process")
 }
 
-/// Each stack innermost first: its lines of Python, and of native frames how many there are; and how
-/// many samples have it.
+/// Each stack innermost first: its lines of Python, and of native frames how many there are; and
+/// how many samples have it.
 fn stacks(process: &Process) -> Vec<(Vec<String>, u64)> {
     let mut all = Vec::new();
     process.stacks.each(|_, frames, count| {
@@ -213,7 +213,7 @@ fn each_thread_has_its_own_frames() {
     assert_eq!(seen, ["first", "second", "third"]);
 }
 
-/// The names of the lines of each stack, innermost first.
+/// Returns the names of the lines of each stack, innermost first.
 fn names(process: &Process) -> Vec<Vec<String>> {
     let name = |frame: &String| frame.split(' ').next().map(str::to_owned);
     let of = |stack: &Vec<String>| {
@@ -244,9 +244,9 @@ fn of_deep_stacks_the_innermost_frames_are_kept() {
             .iter()
             .filter_map(|frame| process.script.line(*frame));
         let names: Vec<&str> = lines.map(|line| &*line.name).collect();
-        assert_eq!(names.len(), cpython::MOST_FRAMES);
+        assert_eq!(names.len(), cpython::MAX_FRAMES);
         let (last, kept) = names.split_last().expect("frames");
-        assert_eq!(*last, cpython::LEFT_OUT);
+        assert_eq!(*last, cpython::FRAMES_OMITTED);
         assert!(kept.iter().all(|name| *name == "down"));
     });
 }
@@ -287,13 +287,13 @@ fn chains_that_lead_into_themselves_or_nowhere_end() {
     for layout in &layouts {
         // The thread's state, all of whose words lead to itself.
         let (_, count) = chain(layout, &mut words, |words, at| words.fill(at));
-        assert!(count <= cpython::MOST_FRAMES, "{count}");
+        assert!(count <= cpython::MAX_FRAMES, "{count}");
         let (_, count) = chain(layout, &mut words, |words, at| {
             for (index, word) in words.iter_mut().enumerate() {
                 *word = at + 8 * (index as u64 + 16);
             }
         });
-        assert!(count <= cpython::MOST_FRAMES, "{count}");
+        assert!(count <= cpython::MAX_FRAMES, "{count}");
         for bad in [0, 1, 8, 1 << 55, u64::MAX, u64::MAX - 7] {
             let (_, count) = chain(layout, &mut words, |words, _| words.fill(bad));
             assert_eq!(count, 0, "{bad:x}");
@@ -313,7 +313,7 @@ fn chains_that_lead_into_themselves_or_nowhere_end() {
                 }
             };
             let (_, count) = chain(layout, &mut words, make);
-            assert!(count <= cpython::MOST_FRAMES, "{count}");
+            assert!(count <= cpython::MAX_FRAMES, "{count}");
         }
     }
 }
@@ -330,8 +330,8 @@ impl Words {
     }
 }
 
-/// Objects of the right types, whose other words are anything: what is kept of them is bounded, and has
-/// a line, whatever the place.
+/// Objects of the right types, whose other words are anything: what is kept of them is bounded, and
+/// has a line, whatever the place.
 #[test]
 fn code_objects_may_say_anything() {
     const CODES: usize = 3000;
@@ -381,9 +381,9 @@ fn code_objects_may_say_anything() {
                 };
                 assert_eq!(numbers[0], numbers[1]);
                 assert_eq!(index % 3, 0, "{round}");
-                let line = codes.line(numbers[0], (any.next() % layout::MOST_PLACE) as u32);
-                assert!(line.name.chars().count() <= cpython::MOST_NAME as usize);
-                assert!(line.file.chars().count() <= cpython::MOST_FILE as usize);
+                let line = codes.line(numbers[0], (any.next() % layout::MAX_PLACE) as u32);
+                assert!(line.name.chars().count() <= cpython::MAX_NAME as usize);
+                assert!(line.file.chars().count() <= cpython::MAX_FILE as usize);
                 found += 1;
             }
         }

@@ -1,33 +1,33 @@
-//! The states of a process's threads.
+//! Thread states of an interpreter.
 //!
-//! The lists of them are walked between samples, while the process runs: inconsistent data are
-//! detected when a thread is stopped, since a state is accepted as that thread's only if it says so
-//! and is still in its list. New states, and new interpreters, are put at the beginnings of the
-//! lists: so little is read as long as these are unchanged.
+//! The lists of states are walked between samples, while the process runs. Inconsistent data are
+//! detected when a thread is stopped: a state is accepted only if it says that it is that thread's
+//! and is still in its list. New states and new interpreters are inserted at the heads of lists, so
+//! little is read while these are unchanged.
 
 use std::collections::BTreeMap;
 
 use cpython::layout::Layout;
-use cpython::{MOST_INTERPRETERS, MOST_THREADS};
+use cpython::{MAX_INTERPRETERS, MAX_THREADS};
 
 use super::memory::{Memory, is_pointer};
 use crate::mixer::ByAddress;
 
-/// Maximum number of states of one thread: one for each interpreter that it runs.
-const OWN: usize = 8;
-/// For a list with a new beginning, this many are examined while a thread is stopped, in this many
-/// interpreters.
-const NEWEST: usize = 4;
-/// Maximum number of states that are remembered.
-const MOST_STATES: usize = 4 * MOST_THREADS;
-/// How far below the thread pointer the number of a thread may be: nothing where they are the same,
-/// else the size of the C library's own data of it.
+/// Maximum number of states of one thread, which has one for each interpreter that it uses.
+const MAX_STATES_OF_THREAD: usize = 8;
+/// Maximum number of states visited at the head of a changed list while a thread is stopped, and
+/// maximum number of interpreters.
+const MAX_NEW_STATES: usize = 4;
+/// Maximum number of cached states.
+const MAX_STATES: usize = 4 * MAX_THREADS;
+/// Maximum distance in bytes of a thread's id below its thread pointer: 0 where both are the same,
+/// otherwise the size of the C library's data for the thread.
 #[cfg(target_arch = "x86_64")]
-const BELOW: u64 = 0;
+const MAX_ID_DISTANCE: u64 = 0;
 #[cfg(not(target_arch = "x86_64"))]
-const BELOW: u64 = 4096;
+const MAX_ID_DISTANCE: u64 = 4096;
 
-/// A state as it was read.
+/// Thread state as it was read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct State {
     interpreter: u64,
@@ -35,18 +35,18 @@ struct State {
     next: u64,
 }
 
-/// What is remembered of them.
+/// Cached thread states.
 #[derive(Default)]
 pub struct Threads {
-    /// The interpreters, the newest first, each with its first state.
+    /// Interpreters, newest first, each with its first state.
     beginnings: Vec<(u64, u64)>,
     states: ByAddress<u64, State>,
-    /// By the number of their thread.
+    /// States by thread id.
     own: BTreeMap<u64, Vec<u64>>,
 }
 
 impl Threads {
-    /// Looks for new ones. The process runs meanwhile.
+    /// Finds new states, while the process runs.
     pub fn update(&mut self, pid: i32, runtime: u64, layout: &Layout) {
         let word = |at: u64| {
             let mut bytes = [0; 8];
@@ -54,19 +54,19 @@ impl Threads {
             (read == 8).then(|| u64::from_le_bytes(bytes))
         };
         let follow = |at: u64| word(at).filter(|pointer| is_pointer(*pointer));
-        if self.states.len() > MOST_STATES {
+        if self.states.len() > MAX_STATES {
             *self = Self::default();
         }
         let mut beginnings = Vec::new();
         let mut next = follow(runtime.wrapping_add(layout.interpreters));
-        while let Some(interpreter) = next.filter(|_| beginnings.len() < MOST_INTERPRETERS) {
+        while let Some(interpreter) = next.filter(|_| beginnings.len() < MAX_INTERPRETERS) {
             let first = follow(interpreter + layout.threads).unwrap_or(0);
             beginnings.push((interpreter, first));
             next = follow(interpreter + layout.next_interpreter);
         }
         for &(interpreter, first) in &beginnings {
             let mut at = first;
-            for _ in 0..MOST_THREADS {
+            for _ in 0..MAX_THREADS {
                 let (Some(thread), Some(next)) =
                     (word(at + layout.thread_id), word(at + layout.next_thread))
                 else {
@@ -77,7 +77,7 @@ impl Threads {
                     thread,
                     next,
                 };
-                // Those behind one that is what it was are, too.
+                // The states after an unchanged one are unchanged too.
                 if !self.note(at, state) || !is_pointer(next) {
                     break;
                 }
@@ -87,7 +87,7 @@ impl Threads {
         self.beginnings = beginnings;
     }
 
-    /// Whether that is new.
+    /// Caches a state. Returns true if it is new.
     fn note(&mut self, at: u64, state: State) -> bool {
         match self.states.insert(at, state) {
             Some(known) if known == state => return false,
@@ -111,53 +111,58 @@ impl Threads {
         }
     }
 
-    /// The states of a stopped thread, by its thread pointer; those in newer interpreters first.
+    /// Returns the states of a stopped thread with this thread pointer, those in newer interpreters
+    /// first.
     pub fn find(
         &mut self,
         memory: &mut Memory<'_>,
-        (runtime, layout): (u64, &Layout),
+        runtime: u64,
+        layout: &Layout,
         pointer: u64,
     ) -> Vec<u64> {
-        let mut last = self.own.range(pointer.saturating_sub(BELOW)..=pointer);
+        let mut last = self
+            .own
+            .range(pointer.saturating_sub(MAX_ID_DISTANCE)..=pointer);
         let known = last.next_back().map(|(_, own)| own.clone());
         let mut found = Vec::new();
         for at in known.unwrap_or_default() {
             let Some(&state) = self.states.get(&at) else {
                 continue;
             };
-            if is_listed(memory, layout, (at, state)) == Some(true) {
+            if is_listed(memory, layout, at, state) == Some(true) {
                 found.push((state.interpreter, at));
             } else {
                 self.states.remove(&at);
                 self.leave(at, state.thread);
             }
         }
-        self.newest(memory, (runtime, layout), pointer, &mut found);
+        self.newest(memory, runtime, layout, pointer, &mut found);
         let order = |interpreter: u64| {
             let mut all = self.beginnings.iter();
             all.position(|known| known.0 == interpreter)
         };
-        // One that is not known yet is newer than those that are.
+        // An unknown interpreter is newer than the known ones.
         found.sort_by_key(|(interpreter, _)| order(*interpreter));
-        found.truncate(OWN);
+        found.truncate(MAX_STATES_OF_THREAD);
         found.into_iter().map(|(_, at)| at).collect()
     }
 
-    /// Looks for a thread's states where the lists have new beginnings.
+    /// Searches the heads of changed lists for a thread's states.
     fn newest(
         &self,
         memory: &mut Memory<'_>,
-        (runtime, layout): (u64, &Layout),
+        runtime: u64,
+        layout: &Layout,
         pointer: u64,
         found: &mut Vec<(u64, u64)>,
     ) {
         let mut next = memory.follow(runtime.wrapping_add(layout.interpreters));
-        for _ in 0..NEWEST {
+        for _ in 0..MAX_NEW_STATES {
             let Some(interpreter) = next else { break };
             let mut state = memory.follow(interpreter + layout.threads);
             let beginning = (interpreter, state.unwrap_or(0));
             let is_known = self.beginnings.contains(&beginning);
-            for _ in 0..if is_known { 0 } else { NEWEST } {
+            for _ in 0..if is_known { 0 } else { MAX_NEW_STATES } {
                 let Some(at) = state else { break };
                 let thread = memory.word(at + layout.thread_id);
                 let is_own = thread.is_some_and(|thread| is_of(thread, pointer));
@@ -171,13 +176,13 @@ impl Threads {
     }
 }
 
-/// Whether a thread's number belongs to a thread pointer.
+/// Returns true if a thread id belongs to a thread pointer.
 fn is_of(thread: u64, pointer: u64) -> bool {
-    (pointer.saturating_sub(BELOW)..=pointer).contains(&thread)
+    (pointer.saturating_sub(MAX_ID_DISTANCE)..=pointer).contains(&thread)
 }
 
-/// Whether what was a thread's state still is one.
-fn is_listed(memory: &mut Memory<'_>, layout: &Layout, (at, was): (u64, State)) -> Option<bool> {
+/// Returns true if a cached state is still in its list.
+fn is_listed(memory: &mut Memory<'_>, layout: &Layout, at: u64, was: State) -> Option<bool> {
     let thread = memory.word(at + layout.thread_id)?;
     let previous = memory.word(at + layout.previous_thread)?;
     let from = match previous {

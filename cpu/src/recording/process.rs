@@ -1,6 +1,6 @@
-//! One program in one process: its threads, its stacks, its time.
+//! One program in one process: threads, stacks, times.
 
-use super::Time;
+use super::{StackId, Time};
 use crate::machine::Machine;
 use crate::mixer::ByAddress;
 use crate::python::Python;
@@ -8,38 +8,38 @@ use crate::script::Script;
 use crate::space::Space;
 use crate::stacks::{Count, Stacks};
 
-/// Maximum number of threads of a process whose stacks are kept apart.
-const MOST_THREADS: usize = 1000;
-/// Maximum CPU time that a process is believed to have used, whatever it says of itself.
-const MOST_NS: u64 = 1 << 62;
+/// Maximum number of threads of a process whose stacks are recorded per thread.
+const MAX_THREADS: usize = 1000;
+/// Maximum plausible CPU time of a process, in nanoseconds.
+const MAX_NS: u64 = 1 << 62;
 
-/// What is known of a program's run besides its stacks.
+/// Counts and times of a program, besides its stacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Samples.
+    /// Number of samples.
     pub samples: u64,
-    /// The CPU time that they stand for, in nanoseconds.
+    /// CPU time that the samples stand for, in nanoseconds.
     pub ns: u64,
-    /// Samples whose stack could not be followed to its end, by [`unwind::Cause`].
+    /// Number of samples with a truncated stack, by [`unwind::Cause`].
     pub truncated: [u64; 6],
-    /// Samples without a stack: of code of 32 bits in a program of 64.
+    /// Number of samples without a stack: 32-bit code in a 64-bit program.
     pub without_stack: u64,
-    /// Samples whose stack had no room in the table.
+    /// Number of samples whose stack did not fit into the tree.
     pub table_full: u64,
-    /// Time of threads that ended without another sample.
+    /// CPU time in ns of threads after their last sample.
     pub rest_ns: u64,
-    /// Time that threads waited.
+    /// Time in ns that threads waited.
     pub waiting_ns: u64,
-    /// Time that they waited without a sample.
+    /// Time in ns that threads waited, not covered by samples.
     pub waited_ns: u64,
-    /// Time in the kernel, where that may not be sampled.
+    /// CPU time in ns in the kernel, if that may not be sampled.
     pub hidden_ns: u64,
-    /// Samples that were due and are missing: there was no room for them, their signal came too
-    /// late, or their stack changed while it was read.
+    /// Number of samples that were due but are missing: the buffer was full, the signal came too
+    /// late, or the stack changed while it was read.
     pub lost: u64,
-    /// Threads in which the signal that takes samples was blocked, the most at a time.
+    /// Maximum number of threads that blocked the sampling signal at one time.
     pub blocked: u64,
-    /// Whether threads have no timer of those that take samples: the kernel gave it none.
+    /// True if some threads have no sampling timer, because the kernel gave them none.
     pub lacks_timers: bool,
 }
 
@@ -52,7 +52,7 @@ impl Counts {
         }
     }
 
-    /// All samples whose stack is not complete.
+    /// Returns the number of samples with a truncated stack.
     #[must_use]
     pub fn all_truncated(&self) -> u64 {
         self.truncated.iter().sum()
@@ -61,43 +61,45 @@ impl Counts {
 
 /// One program in one process.
 pub struct Process {
-    /// The process.
+    /// Process id.
     pub pid: i32,
-    /// Its number among all programs that were recorded.
+    /// Serial number among all recorded programs.
     pub serial: u64,
-    /// Its code.
+    /// Executable mappings.
     pub space: Space,
-    /// Its stacks: lookup addresses of the user's frames, and of the kernel's functions, and frames of
-    /// its `script`. Their threads are numbered from 1 by their places in `threads`.
+    /// Stacks: lookup addresses of user frames, addresses of kernel functions, and frames of
+    /// `script`. Threads are numbered from 1 by their index in `threads`.
     pub stacks: Stacks,
-    /// The lines of an interpreter's functions that are among their frames.
+    /// Lines of interpreter functions that appear in stacks.
     pub script: Script,
-    /// What reads these from outside.
+    /// Reader of interpreter frames.
     pub(super) python: Python,
-    /// Its threads that were sampled, with their names as they were then.
+    /// Threads that were sampled, with their names at that time.
     pub threads: Vec<(i32, Vec<u8>)>,
     numbers: ByAddress<u64, u32>,
-    /// Counts.
+    /// Counts and times.
     pub counts: Counts,
-    /// Whether the process has ended, or executes another program.
+    /// True if the process has ended or executes another program.
     pub is_over: bool,
-    /// CPU time of the process when this program began to be sampled, and when it was last read.
+    /// CPU time of the process in ns when this program's sampling started, and when it was last
+    /// read.
     pub(super) clock: (u64, u64),
-    /// The same when the process began to be sampled, even if it ran another program then.
+    /// CPU time of the process in ns when its sampling started, even if it ran another program
+    /// then.
     pub(super) origin: u64,
-    /// The same when it was sampled for the last time.
+    /// CPU time of the process in ns when its sampling ended; `None` before that.
     end: Option<u64>,
-    /// CPU time that the engine itself has counted.
+    /// CPU time in ns that the engine itself has counted, if it does.
     pub counted_ns: Option<u64>,
-    /// CPU time by its clock when that was last read, and what was known of it by then.
+    /// CPU time in ns when it was last read, and how much of that was accounted for.
     compared: (u64, u64),
-    /// The machine that its program is for, if that is another one, once it was examined.
+    /// Machine of the program if it is another one; the outer `None`: not determined yet.
     machine: Option<Option<Machine>>,
-    /// Whether a sample had that machine's registers.
+    /// True if a sample had that machine's registers.
     runs_there: bool,
-    /// Whether it was requested by its number.
+    /// True if the user named the process.
     pub(super) is_named: bool,
-    /// Whether an earlier program of the process is kept.
+    /// True if an earlier program of the process is part of the result.
     pub(super) was_kept: bool,
 }
 
@@ -126,35 +128,36 @@ impl Process {
         }
     }
 
-    /// Whether it has samples. Those of a program for another machine are of the kernel's work for its
-    /// `exec`, before the registers are the other machine's, and do not count.
+    /// Returns true if the program has samples. Samples of a program for another machine do not
+    /// count: they were taken in the kernel during its exec, before the registers are the other
+    /// machine's.
     #[must_use]
     pub fn is_sampled(&self) -> bool {
         self.counts.samples > 0 && !self.runs_there
     }
 
-    /// The machine that its program is for, if that is another one. A program with samples may have
-    /// executed another one before the machine was determined.
+    /// Returns the program's machine if it is another one. A program with samples may have been
+    /// replaced by another before its machine was determined, so it counts as this machine's.
     #[must_use]
     pub fn foreign(&self) -> Option<Machine> {
         self.machine.flatten().filter(|_| !self.is_sampled())
     }
 
-    /// Finds out which machine its program is for, once.
+    /// Determines the program's machine, once.
     pub(super) fn judge(&mut self) {
         let pid = self.pid;
         self.machine
             .get_or_insert_with(|| Machine::foreign_to_us(pid));
     }
 
-    /// Whether its program is another machine's.
+    /// Returns true if the program is for another machine.
     pub(crate) fn is_foreign(&mut self) -> bool {
         self.judge();
         self.foreign().is_some()
     }
 
-    /// Whether its program is another machine's, of one of whose samples the registers are those of
-    /// `machine`, which it is if nothing else can be found out.
+    /// Returns true if the program is for another machine. A sample's registers are those of
+    /// `machine`, which is assumed if nothing else can be determined.
     pub(crate) fn is_foreign_by(&mut self, machine: Machine) -> bool {
         if self.machine.is_none() && proc::is_over(self.pid) {
             self.machine = Some(Some(machine));
@@ -164,15 +167,15 @@ impl Process {
         self.runs_there
     }
 
-    /// The CPU time that it used meanwhile, in nanoseconds.
+    /// Returns the CPU time used during sampling, in nanoseconds.
     #[must_use]
     pub fn cpu_ns(&self) -> u64 {
         let read = self.clock.1.saturating_sub(self.clock.0);
         read.max(self.counted_ns.unwrap_or(0)).max(self.known_ns())
     }
 
-    /// The number of a thread; 0 for those beyond the maximum, and for one that has returned its
-    /// own and is ending.
+    /// Returns the number of a thread. Returns 0 for threads beyond the maximum, and for one that
+    /// is exiting and has given up its number.
     pub(super) fn thread(&mut self, tid: i32) -> u32 {
         if tid <= 0 {
             return 0;
@@ -181,7 +184,7 @@ impl Process {
         if let Some(known) = self.numbers.get(&key) {
             return *known;
         }
-        if self.threads.len() >= MOST_THREADS {
+        if self.threads.len() >= MAX_THREADS {
             return 0;
         }
         let name = proc::thread_name(self.pid, tid).unwrap_or_default();
@@ -191,17 +194,17 @@ impl Process {
         number
     }
 
-    /// The number of a thread whose name is known; 0 for those that are too many.
+    /// Returns the number of a thread with this name, or 0 beyond the maximum.
     pub fn named_thread(&mut self, tid: i32, name: &[u8]) -> u32 {
         let key = u64::from(tid.cast_unsigned());
-        if !self.numbers.contains_key(&key) && self.threads.len() < MOST_THREADS {
+        if !self.numbers.contains_key(&key) && self.threads.len() < MAX_THREADS {
             self.threads.push((tid, name.to_vec()));
             self.numbers.insert(key, self.threads.len() as u32);
         }
         self.numbers.get(&key).copied().unwrap_or(0)
     }
 
-    /// A thread ended: another one may get its number.
+    /// Handles the exit of a thread, whose id may be reused.
     pub(crate) fn thread_ended(&mut self, tid: i32) {
         self.numbers.remove(&u64::from(tid.cast_unsigned()));
     }
@@ -210,14 +213,14 @@ impl Process {
         self.is_named || self.is_sampled()
     }
 
-    /// Whether nothing was recorded of it, nor requested.
+    /// Returns true if the process was not named and nothing was recorded of it.
     pub(super) fn is_empty(&self) -> bool {
         !self.is_named && self.counts == Counts::default()
     }
 
-    /// Adds time to samples that were counted without any: those of a place among its stacks, or, as
-    /// `None`, what has no stack.
-    pub(crate) fn weigh(&mut self, place: Option<(u64, u32)>, ns: u64) {
+    /// Adds time to samples that were counted without any: those of a stack, or, for `None`, those
+    /// without one.
+    pub(crate) fn weigh(&mut self, place: Option<StackId>, ns: u64) {
         match place {
             Some((serial, place)) if serial == self.serial => {
                 self.counts.ns += ns;
@@ -227,36 +230,36 @@ impl Process {
         }
     }
 
-    /// What its clock said when it began to be sampled.
+    /// Returns the value of its clock when sampling started.
     #[must_use]
     pub fn begun(&self) -> u64 {
         self.clock.0
     }
 
-    /// It is sampled from when its clock said this.
+    /// Sets the value of its clock when sampling started.
     pub fn begin(&mut self, clock: u64) {
         self.clock = (clock, clock);
         self.origin = clock;
     }
 
-    /// It was sampled to when its clock said this.
+    /// Sets the value of its clock when sampling ended.
     pub(crate) fn end(&mut self, clock: u64) {
         self.end = Some(clock);
     }
 
-    /// Takes what the engine has counted of the process since it began to be sampled.
+    /// Sets the CPU time that the engine has counted since the process's sampling started.
     pub(crate) fn counted(&mut self, ns: u64) {
-        // Its earlier programs had their part.
+        // Minus what its earlier programs have used.
         let before = self.clock.0.saturating_sub(self.origin);
         self.counted_ns = Some(ns.saturating_sub(before));
     }
 
-    /// Takes what its clock said when somebody else read it.
+    /// Sets the value of its clock, as read by the caller.
     pub fn used(&mut self, clock: u64) {
-        self.clock.1 = self.clock.1.max(clock.min(MOST_NS));
+        self.clock.1 = self.clock.1.max(clock.min(MAX_NS));
     }
 
-    /// Takes what its clock says now, and compares it with what is known.
+    /// Sets the current value of its clock, and how much of it is accounted for.
     pub(super) fn compare(&mut self, now: u64) {
         let now = self.end.map_or(now, |end| end.min(now));
         self.clock.1 = self.clock.1.max(now);
@@ -264,19 +267,19 @@ impl Process {
         self.compared = (read, self.known_ns());
     }
 
-    /// Makes what samples stand for add up to what its clock said, if that was less.
+    /// Scales samples down to the CPU time of the process's clock, if that is less.
     ///
-    /// The kernel's events count the time for which a thread had a processor, even if interrupts
-    /// used it, or another machine did: a process's clock counts neither. A difference below a
-    /// 200th, or of less than a second of samples, may be the time between two readings; one above
-    /// a tenth has another cause.
+    /// The kernel's events count the time for which a thread had a processor, even if interrupts or
+    /// another virtual machine used it; a process's clock counts neither. Differences below a
+    /// 200th, or with less than a second of samples, may be due to the time between two readings.
+    /// Differences above a tenth have another cause.
     pub(super) fn reconcile(&mut self) {
-        const LEAST_NS: u64 = 1_000_000_000;
+        const MIN_COMPARED_NS: u64 = 1_000_000_000;
         let (read, known) = self.compared;
         let earlier = self.clock.0.saturating_sub(self.origin);
         let differs = read < known - known / 200 && read > known - known / 10;
-        // An error in the times of earlier programs is one in this one's.
-        if !differs || known < LEAST_NS || earlier > known || self.counts.waiting_ns > 0 {
+        // An error in earlier programs' times would distort this one's.
+        if !differs || known < MIN_COMPARED_NS || earlier > known || self.counts.waiting_ns > 0 {
             return;
         }
         let scaled = |ns: u64| (u128::from(ns) * u128::from(read) / u128::from(known)) as u64;
@@ -290,12 +293,12 @@ impl Process {
         self.compared = (read, self.known_ns());
     }
 
-    /// Takes a guess at time in the kernel, which may not be more than there is.
+    /// Adds an estimate of time in the kernel, limited by the time that is not accounted for.
     pub(crate) fn hide(&mut self, ns: u64) {
         self.counts.hidden_ns += ns.min(self.cpu_ns() - self.known_ns());
     }
 
-    /// Reads its clock: the CPU time that it used since it began to be sampled, in all programs.
+    /// Reads its clock. Returns the CPU time since sampling started, over all its programs.
     pub(crate) fn elapsed_ns(&mut self) -> u64 {
         if let Some(now) = proc::cpu_ns(self.pid) {
             self.clock.1 = self.clock.1.max(now);
@@ -307,7 +310,7 @@ impl Process {
         self.counts.ns + self.counts.rest_ns + self.counts.hidden_ns
     }
 
-    /// The part of it that no sample stands for, and that was not hidden.
+    /// Returns the CPU time that no sample covers and that was not hidden.
     #[must_use]
     pub fn unsampled_ns(&self) -> u64 {
         self.cpu_ns() - self.counts.ns - self.counts.hidden_ns

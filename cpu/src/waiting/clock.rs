@@ -1,18 +1,18 @@
-//! How long a thread slept, and waited for a processor, by the kernel's clocks.
+//! Times for which a thread slept and waited for a processor, by the kernel's clocks.
 
 use std::io;
 use std::time::{Duration, Instant};
 
 use proc::Reread;
 
-/// What `schedstat` says of a thread.
+/// Contents of a thread's `schedstat`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Clock {
-    /// CPU time.
+    /// CPU time in ns.
     pub(super) ns: u64,
-    /// Time in queues of processors.
+    /// Time in run queues in ns.
     pub(super) queued_ns: u64,
-    /// How often it was given a processor.
+    /// Number of times it was given a processor.
     pub(super) turns: u64,
 }
 
@@ -35,14 +35,15 @@ impl Clock {
     }
 }
 
-/// How long a thread waited. It counts from the last sample on, not from one reading to the next:
-/// the kernel adds time in a queue when that is over, and running time whenever it chooses.
+/// Accounting of a thread's waiting time. Differences are taken from the last sample, not from one
+/// reading to the next, since the kernel adds time in a queue when it is over, and running time
+/// whenever it chooses.
 pub(super) struct Meter {
-    /// At the last sample of a sleep.
+    /// Values at the last sample of a sleep.
     pub(super) base: (Clock, Instant),
-    /// At the last look.
+    /// Values at the last reading.
     pub(super) last: (Clock, Instant),
-    /// Its time in queues that has samples.
+    /// Time in run queues that is covered by samples, in ns.
     pub(super) queued_ns: u64,
 }
 
@@ -55,7 +56,7 @@ impl Meter {
         }
     }
 
-    /// Time asleep without a sample.
+    /// Returns the time asleep without a sample.
     pub(super) fn asleep(&self) -> Duration {
         let ((from, start), (to, end)) = (self.base, self.last);
         let ran = to.ns.saturating_sub(from.ns);
@@ -64,7 +65,7 @@ impl Meter {
         end.saturating_duration_since(start).saturating_sub(awake)
     }
 
-    /// Time in queues without a sample.
+    /// Returns the time in queues without a sample.
     pub(super) fn queued(&self) -> Duration {
         Duration::from_nanos(self.last.0.queued_ns.saturating_sub(self.queued_ns))
     }

@@ -1,4 +1,4 @@
-//! One thread: where it sleeps, and its samples.
+//! One waiting thread: where it sleeps, and its samples.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -6,29 +6,39 @@ use std::time::{Duration, Instant};
 use super::Waiting;
 use super::clock::{Clock, Meter};
 use crate::memory::Copied;
-use crate::recording::{Process, Recording, Sample, Time};
+use crate::recording::{Process, Recording, Sample, StackId, Time};
 use crate::registers::Live;
 use crate::stacks::Count;
 use proc::Reread;
 
-/// Stack that is copied at first, and at most.
-const FIRST_STACK: usize = 16 << 10;
-const MOST_STACK: usize = 8 << 20;
+/// Initial and maximum size of stack copies in bytes.
+const INITIAL_STACK_BYTES: usize = 16 << 10;
+const MAX_STACK_BYTES: usize = 8 << 20;
 
-/// A thread that is looked at.
+/// Thread that is observed.
 pub(super) struct Thread {
     pub(super) pid: i32,
-    /// Its CPU time, its time in queues, and how often it was given a processor.
+    /// File with its CPU time, its time in run queues, and how often it was given a processor.
     clock: Reread,
-    /// Where it sleeps.
+    /// File that says where it sleeps.
     place: Reread,
     meter: Meter,
-    /// Where it slept at its last sample, how often it had run by then, and its place in the table.
-    slept: Option<(Vec<u8>, u64, (u64, u32))>,
-    /// The place in the table of its time in queues.
-    queue: Option<(u64, u32)>,
-    /// Its stack's copies have this size.
+    /// Last sample of a sleep, if there is one.
+    slept: Option<Slept>,
+    /// Stack in the recording that counts its time in run queues.
+    queue: Option<StackId>,
+    /// Size of copies of its stack, in bytes.
     stack: usize,
+}
+
+/// Sample of a sleep.
+struct Slept {
+    /// Contents of `place`.
+    text: Vec<u8>,
+    /// Number of times the thread had been given a processor.
+    turns: u64,
+    /// Stack in the recording.
+    stack: StackId,
 }
 
 impl Thread {
@@ -42,17 +52,17 @@ impl Thread {
             place: open("syscall")?,
             slept: None,
             queue: None,
-            stack: FIRST_STACK,
+            stack: INITIAL_STACK_BYTES,
         })
     }
 
-    /// Reads its clock.
-    pub(super) fn pass(&mut self) -> io::Result<()> {
+    /// Reads its times.
+    pub(super) fn read_times(&mut self) -> io::Result<()> {
         self.meter.last = (Clock::read(&self.clock)?, Instant::now());
         Ok(())
     }
 
-    /// Counts the time that has no sample, and will have none.
+    /// Counts the time that has no sample and will get none.
     pub(super) fn settle(&mut self, recording: &mut Recording) {
         let left = self.meter.asleep() + self.meter.queued();
         self.meter = Meter::new(self.meter.last.0, self.meter.last.1);
@@ -61,22 +71,23 @@ impl Thread {
         }
     }
 
-    /// Makes a sample of what it does, if it is due. `exe`: what its process executes.
+    /// Takes a sample, if one is due. `exe`: the file that its process executes.
     pub(super) fn look(
         &mut self,
-        (tid, exe): (i32, Option<(u64, u64)>),
+        tid: i32,
+        exe: Option<(u64, u64)>,
         period: Duration,
         buffer: &mut Vec<u8>,
         recording: &mut Recording,
     ) -> io::Result<()> {
-        self.pass()?;
+        self.read_times()?;
         if recording.process(self.pid).is_some_and(Process::is_foreign) {
             return Ok(());
         }
         if self.meter.queued() >= period / 2 {
             self.count_queue(tid, recording);
         }
-        // Less is left of a turn.
+        // The thread has slept less than half a period since its last sample.
         if self.meter.asleep() < period / 2 {
             return Ok(());
         }
@@ -87,26 +98,27 @@ impl Thread {
         let ns = self.meter.asleep().as_nanos() as u64;
         let turns = self.meter.last.0.turns;
         let unchanged = self.slept.as_ref();
-        let unchanged = unchanged.filter(|(at, then, _)| (&at[..], *then) == (&text[..len], turns));
-        if let Some(&(_, _, node)) = unchanged
-            && recording.again(self.pid, node, ns)
+        let unchanged = unchanged.filter(|last| last.text == text[..len] && last.turns == turns);
+        if let Some(last) = unchanged
+            && recording.again(self.pid, last.stack, ns)
         {
             self.meter.base = self.meter.last;
             return Ok(());
         }
-        // Its code is not known yet, if the process executes another program.
+        // If the process executes another program, its code is not known yet.
         if exe.is_some() && proc::executable(self.pid).is_some_and(|now| Some(now) != exe) {
             return Ok(());
         }
-        self.sample(tid, (&text[..len], place), buffer, recording);
+        self.sample(tid, &text[..len], &place, buffer, recording);
         Ok(())
     }
 
-    /// Makes a sample of where it sleeps, and has slept since it last ran.
+    /// Takes a sample of where it sleeps and has slept since it last ran.
     fn sample(
         &mut self,
         tid: i32,
-        (text, place): (&[u8], Place),
+        text: &[u8],
+        place: &Place,
         buffer: &mut Vec<u8>,
         recording: &mut Recording,
     ) {
@@ -119,7 +131,7 @@ impl Thread {
             .is_some_and(|(n, _)| after[..n] == *text)
             && Clock::read(&self.clock).is_ok_and(|clock| clock.turns == turns);
         if !same {
-            // It ran meanwhile: what was read may be of two moments.
+            // The thread has run meanwhile, so the values may be of two moments.
             if let Some(process) = recording.process(self.pid) {
                 process.counts.lost += 1;
             }
@@ -140,14 +152,18 @@ impl Thread {
         };
         if let Some(taken) = recording.sample(sample, &mut memory) {
             self.meter.base = self.meter.last;
-            self.slept = Some((text.to_vec(), turns, taken.place));
+            self.slept = Some(Slept {
+                text: text.to_vec(),
+                turns,
+                stack: taken.place,
+            });
         }
         if memory.is_short && read == self.stack {
-            self.stack = (self.stack * 2).min(MOST_STACK);
+            self.stack = (self.stack * 2).min(MAX_STACK_BYTES);
         }
     }
 
-    /// Makes a sample of its time in queues: it has no stack that would say anything.
+    /// Takes a sample of its time in run queues. There is no stack that would be of interest.
     fn count_queue(&mut self, tid: i32, recording: &mut Recording) {
         let ns = self.meter.queued().as_nanos() as u64;
         let known = self.queue;
@@ -155,7 +171,7 @@ impl Thread {
             let Some(process) = recording.process(self.pid) else {
                 return;
             };
-            // The last one of this number, as numbers are used again; 0: it has none yet.
+            // Ids are reused, so the last one counts; 0: the thread has no number yet.
             let numbered = process.threads.iter().rposition(|(known, _)| *known == tid);
             let thread = numbered.map_or(0, |at| at as u32 + 1);
             let count = Count { samples: 1, ns };
@@ -163,20 +179,21 @@ impl Thread {
             let (place, _) = process.stacks.add(thread, frames, count);
             process.counts.samples += 1;
             process.counts.waiting_ns += ns;
-            // It is looked up again until the thread has a number.
+            // Not cached until the thread has a number.
             self.queue = numbered.map(|_| (process.serial, place));
         }
         self.meter.queued_ns = self.meter.last.0.queued_ns;
     }
 
-    /// Where it sleeps, and the length of the text that says so; `None`: it does not.
+    /// Returns where it sleeps, and the length of the file's contents. Returns `None` if it does
+    /// not sleep.
     fn asleep(&self, text: &mut [u8; 256]) -> Option<(usize, Place)> {
         let len = self.place.read(text).ok()?;
         Some((len, Place::parse(&text[..len])?))
     }
 }
 
-/// A sleeper's stack pointer and program counter.
+/// Stack pointer and program counter of a sleeping thread.
 #[derive(Debug, PartialEq)]
 struct Place {
     sp: u64,
@@ -184,7 +201,8 @@ struct Place {
 }
 
 impl Place {
-    /// For `NUMBER ARGUMENT… SP PC`, or `-1 SP PC` outside system calls; `None`: `running`.
+    /// Parses `NUMBER ARGUMENT… SP PC`, or `-1 SP PC` outside system calls. Returns `None` for
+    /// `running`.
     fn parse(text: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(text).ok()?;
         let mut last = text.split_ascii_whitespace().rev();

@@ -183,7 +183,7 @@ impl Numbers {
     }
 }
 
-/// A heap of slabs of many sizes, large objects and gaps, in which words point anywhere.
+/// Returns a heap of slabs of many sizes, large objects and gaps, in which words point anywhere.
 fn heap_of(numbers: &mut Numbers, memory: &mut Local) -> Heap {
     let mut all = map(Vec::new());
     all.free.clear();
@@ -356,7 +356,7 @@ fn work_that_fails_is_done_from_outside() {
 fn what_does_not_fit_in_the_queue_is_searched_later() {
     let mut memory = Local::new();
     let count = 1 << 17;
-    assert!(count > 4 * QUEUE[0]);
+    assert!(count > 4 * QUEUE_CAPACITY[0]);
     let (table, slabs) = (BASE, BASE + 0x20_0000);
     assert!(8 * count <= 0x20_0000 && 32 * (count + 1) < LENGTH - 0x20_0000);
     let mut extents = vec![crate::synthetic::large(table, 8 * count)];

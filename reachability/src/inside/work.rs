@@ -1,8 +1,8 @@
-//! The search itself, as it runs in a copy of the process.
+//! Search of the heap, as it runs in a copy of the process.
 //!
-//! All it knows is in the shared words, at distances from their start, since they are elsewhere
-//! there. It calls nothing outside this program's file and uses no variables, neither allocates nor
-//! panics: see [`crate::memory::Work`].
+//! All input is in the shared words, given by offsets from their start, since their address differs
+//! in the copy. The code calls nothing outside this program's file, uses no variables, and neither
+//! allocates nor panics: see [`crate::memory::Work`].
 
 // Decision 37: the copy searches its own memory.
 use std::mem::MaybeUninit;
@@ -12,31 +12,32 @@ use super::layout::{HEADERS, Header, Kind, LEAF, LEAF_BITS, ONE, PAGE, PAGE_BITS
 use crate::heap::INVERSE_BITS;
 use crate::object::{Content, find_by_words};
 
-/// Bytes of a word.
+/// Size of a word in bytes.
 const WORD: u64 = 8;
-/// Regions whose memory is being fetched.
-const AHEAD: usize = 16;
-/// Words whose tables are being fetched.
-const MET: usize = 64;
-/// Regions that are searched at once in the order of their addresses; no more than the queue has
-/// room for.
+/// Number of regions whose memory is being prefetched.
+const PREFETCHED_REGIONS: usize = 16;
+/// Number of words whose tables are being prefetched.
+const PREFETCHED_WORDS: usize = 64;
+/// Number of regions that are searched at once in the order of their addresses. At most the
+/// capacity of the queue.
 pub const RUN: u64 = 256;
 
-/// A region to search.
+/// Region to search.
 #[derive(Clone, Copy)]
 struct Item {
-    /// Its address, and above it its kind.
+    /// Address; the kind is in the bits above.
     place: u64,
-    /// Its number, and above it, if it is an extent's only one, that extent's.
+    /// Number of the region; the bits above hold the extent, if this is its only region.
     number: u64,
 }
 
 /// Follows all pointers.
 ///
 /// # Safety
-/// `words` are those that [`super::Tables`] has laid out, and what they say is here can be read.
+/// `words` are the shared words that [`super::Tables`] has written, and the memory that they
+/// describe as readable is readable.
 pub unsafe extern "C" fn work(words: *mut u64) {
-    // SAFETY: the words begin with it.
+    // SAFETY: the shared words start with the header.
     let header = unsafe { words.cast::<Header>().read() };
     let mut flood = Flood {
         words,
@@ -44,35 +45,35 @@ pub unsafe extern "C" fn work(words: *mut u64) {
         first: 0,
         count: 0,
         by_address: false,
-        put_off: 0,
-        met: [const { MaybeUninit::uninit() }; MET],
+        deferred: 0,
+        met: [const { MaybeUninit::uninit() }; PREFETCHED_WORDS],
         met_count: 0,
     };
-    // SAFETY: as the caller says.
+    // SAFETY: the tables are as `Tables` has written them, which the caller guarantees.
     unsafe {
         flood.search_ranges();
         loop {
             flood.sweep();
-            if flood.put_off == 0 {
+            if flood.deferred == 0 {
                 break;
             }
-            flood.by_address = flood.put_off >= flood.header.queue_room;
-            flood.put_off = 0;
+            flood.by_address = flood.deferred >= flood.header.queue_room;
+            flood.deferred = 0;
         }
         flood.tell();
     }
 }
 
-/// A word that may be a pointer, and what led to it.
+/// Word that may be a pointer, and its origin.
 #[derive(Clone, Copy)]
 struct Met {
     word: u64,
     from: u64,
-    /// Where the word of its page is.
+    /// Address of the description of its page.
     page: *mut u64,
 }
 
-/// A region that a word points to.
+/// Region that a word points to.
 #[derive(Clone, Copy)]
 struct Found {
     item: Item,
@@ -82,46 +83,46 @@ struct Found {
 struct Flood {
     words: *mut u64,
     header: Header,
-    /// Where the queue begins, and how many regions it has.
+    /// Start of the queue, and number of regions in it.
     first: u64,
     count: u64,
-    /// Whether what is reached is not queued, but put off, to be searched in the order of
-    /// addresses. With many regions that is faster, though it takes as many rounds as a tree is
-    /// deep: neighbours share pages, whose addresses the processor takes long to translate.
+    /// True if reached regions are not queued but deferred, to be searched in the order of their
+    /// addresses. With many regions that is faster, since neighbours share TLB entries, though it
+    /// takes as many rounds as the object graph is deep.
     by_address: bool,
-    /// Regions that were put off.
-    put_off: u64,
-    /// Words that are noted, the first this many. Not zeros at first: to write them, the compiler
-    /// would call `memset`, which is not here.
-    met: [MaybeUninit<Met>; MET],
+    /// Number of deferred regions.
+    deferred: u64,
+    /// Collected words, up to `count`. Not initialized with zeros, since the compiler would call
+    /// `memset`, which is not available here.
+    met: [MaybeUninit<Met>; PREFETCHED_WORDS],
     met_count: usize,
 }
 
-// All of its functions have the same duty, that of `work`: the tables are as laid out. Every
-// number that leads into one comes from another one of them.
+// All unsafe functions here require what `work` does: that the tables are as `Tables` has written
+// them. Every index into a table comes from another table.
 impl Flood {
-    /// The word at a distance in a table.
+    /// Returns the address of a table's word.
     #[inline(always)]
     unsafe fn at(&self, table: u64, index: u64) -> *mut u64 {
-        // SAFETY: in the shared words, as `work` demands.
+        // SAFETY: the index is inside the shared words, which `work` requires.
         unsafe { self.words.add(table.wrapping_add(index) as usize) }
     }
 
-    /// The word at an address of the process.
+    /// Converts an address of the process to one in place.
     #[inline(always)]
     fn here(&self, address: u64) -> *const u64 {
         ptr::with_exposed_provenance(address.wrapping_add(self.header.shift) as usize)
     }
 
-    /// Says that it is at work.
+    /// Reports progress.
     unsafe fn tell(&self) {
-        // SAFETY: the first word is for that.
+        // SAFETY: the first word is the progress counter.
         unsafe { self.words.write_volatile(self.header.scanned) };
     }
 
     unsafe fn search_ranges(&mut self) {
         for index in 0..self.header.range_count {
-            // SAFETY: as for all.
+            // SAFETY: the tables are valid, as for all functions of `Flood`.
             unsafe {
                 let range = self.at(self.header.ranges, index.wrapping_mul(3));
                 let (start, end, from) = (*range, *range.add(1), *range.add(2));
@@ -136,10 +137,11 @@ impl Flood {
         }
     }
 
-    /// Searches what is pending, by address, and what it leads to as far as that is queued.
+    /// Searches the pending regions in the order of their addresses, and what they lead to as far
+    /// as that is queued.
     unsafe fn sweep(&mut self) {
         for index in 0..self.header.extent_count {
-            // SAFETY: as for all.
+            // SAFETY: the tables are valid, as for all functions of `Flood`.
             unsafe {
                 let extent = self.at(self.header.extents, index.wrapping_mul(3));
                 let (start, size, numbers) = (*extent, *extent.add(1) & !HEADERS, *extent.add(2));
@@ -176,18 +178,19 @@ impl Flood {
                 }
             }
         }
-        // SAFETY: as for all.
+        // SAFETY: the tables are valid, as for all functions of `Flood`.
         unsafe { self.drain() };
     }
 
-    /// What is known of the page that an address of the heap lies in.
+    /// Returns the description of the page of an address in the heap.
     #[inline(always)]
     unsafe fn page(&self, address: u64) -> Page {
         let offset = address.wrapping_sub(self.header.low);
         if offset >= self.header.span {
             return Page(0);
         }
-        // SAFETY: as for all; the roots are for all of the span.
+        // SAFETY: the tables are valid, as for all functions of `Flood`; the roots are for all of
+        // the span.
         unsafe {
             let leaf = *self.at(self.header.roots, offset >> LEAF_BITS);
             match leaf {
@@ -197,7 +200,7 @@ impl Flood {
         }
     }
 
-    /// Notes a word that may be a pointer.
+    /// Collects a word that may be a pointer.
     #[inline(always)]
     unsafe fn meet(&mut self, word: u64, from: u64) {
         let offset = word.wrapping_sub(self.header.low);
@@ -205,10 +208,12 @@ impl Flood {
             return;
         }
         if self.count == 0 && !self.by_address {
-            // Perhaps there is nothing else to search, as along a list: then this is waited for.
+            // There may be nothing else to search meanwhile, as in a list, so the memory is
+            // prefetched already.
             fetch(self.here(word));
         }
-        // SAFETY: as for all; the roots are for all of the span, and there is room for one more.
+        // SAFETY: the tables are valid, as for all functions of `Flood`; the roots are for all of
+        // the span, and there is room for one more.
         unsafe {
             let leaf = *self.at(self.header.roots, offset >> LEAF_BITS);
             if leaf == 0 {
@@ -219,19 +224,20 @@ impl Flood {
             let met = self.met.as_mut_ptr().add(self.met_count);
             (*met).write(Met { word, from, page });
             self.met_count = self.met_count.wrapping_add(1);
-            if self.met_count == MET {
+            if self.met_count == PREFETCHED_WORDS {
                 self.settle();
             }
         }
     }
 
-    /// Reaches what the noted words point to. By now their pages' words have been fetched, and
-    /// while the regions are looked up, so are the bits.
+    /// Marks the regions that the collected words point to. Their pages' descriptions have been
+    /// prefetched by now; while the regions are looked up, their bits are prefetched.
     #[inline(never)]
     unsafe fn settle(&mut self) {
-        let mut found = [const { MaybeUninit::<Found>::uninit() }; MET];
+        let mut found = [const { MaybeUninit::<Found>::uninit() }; PREFETCHED_WORDS];
         let mut count = 0_usize;
-        // SAFETY: as for all; no more are found than were met.
+        // SAFETY: the tables are valid, as for all functions of `Flood`; no more are found than
+        // were met.
         unsafe {
             for index in 0..self.met_count {
                 let met = (*self.met.as_ptr().add(index)).assume_init();
@@ -255,10 +261,10 @@ impl Flood {
         }
     }
 
-    /// The region that a word points to, which lies in a page.
+    /// Returns the region that a word points to. `page` describes the word's page.
     #[inline(always)]
     unsafe fn look_up(&self, word: u64, page: Page) -> Option<Item> {
-        // SAFETY: as for all.
+        // SAFETY: the tables are valid, as for all functions of `Flood`.
         unsafe {
             match page.kind() {
                 0 => None,
@@ -285,12 +291,12 @@ impl Flood {
         }
     }
 
-    /// Reaches a region, if that is new.
+    /// Marks a region, and queues it if it is new.
     #[inline(always)]
     unsafe fn take(&mut self, item: Item, from: u64) {
         let region = item.number & 0xffff_ffff;
         let bit = 1 << (region % 64);
-        // SAFETY: as for all.
+        // SAFETY: the tables are valid, as for all functions of `Flood`.
         unsafe {
             let taken = self.at(self.header.taken, region / 64);
             let old = *taken;
@@ -302,19 +308,19 @@ impl Flood {
             }
             if self.by_address {
                 *self.at(self.header.pending, region / 64) |= bit & !old;
-                self.put_off = self.put_off.wrapping_add(u64::from(is_new));
+                self.deferred = self.deferred.wrapping_add(u64::from(is_new));
                 return;
             }
-            // Written in any case: whether it is new cannot be foreseen.
+            // Written in any case, since it cannot be predicted whether the region is new.
             self.write(item);
             self.add(u64::from(is_new));
         }
     }
 
-    /// Writes to where the queue ends; it has room for one.
+    /// Writes to the end of the queue, which has room for one more.
     #[inline(always)]
     unsafe fn write(&mut self, item: Item) {
-        // SAFETY: as for all.
+        // SAFETY: the tables are valid, as for all functions of `Flood`.
         unsafe {
             let words = self.queued(self.count);
             *words = item.place;
@@ -322,25 +328,27 @@ impl Flood {
         }
     }
 
-    /// Counts what was written. A full queue takes nothing more until it has been searched.
+    /// Adds what was written to the queue. A full queue accepts nothing more until it has been
+    /// searched.
     #[inline(always)]
     fn add(&mut self, count: u64) {
         self.count = self.count.wrapping_add(count);
         self.by_address |= self.count == self.header.queue_room;
     }
 
-    /// The words of a region in the queue, whose room is a power of two.
+    /// Returns the words of a queue entry.
     #[inline(always)]
     unsafe fn queued(&self, index: u64) -> *mut u64 {
         let room = self.header.queue_room;
         let place = self.first.wrapping_add(index) & room.wrapping_sub(1);
-        // SAFETY: as for all.
+        // SAFETY: the tables are valid, as for all functions of `Flood`.
         unsafe { self.at(self.header.queue, place.wrapping_mul(2)) }
     }
 
     #[inline(always)]
     unsafe fn kind(&self, kind: u64) -> Kind {
-        // SAFETY: as for all; kinds are counted from 1 on.
+        // SAFETY: the tables are valid, as for all functions of `Flood`; kinds are counted from 1
+        // on.
         unsafe {
             let words = self.at(self.header.kinds, kind.wrapping_sub(1).wrapping_mul(2));
             Kind {
@@ -350,14 +358,14 @@ impl Flood {
         }
     }
 
-    /// Searches all regions of the queue and what comes to it. The memory of some is fetched while
-    /// others are searched.
+    /// Searches all regions in the queue, and those added meanwhile. The memory of some is
+    /// prefetched while others are searched.
     unsafe fn drain(&mut self) {
-        let mut ahead = [const { MaybeUninit::<Item>::uninit() }; AHEAD];
+        let mut ahead = [const { MaybeUninit::<Item>::uninit() }; PREFETCHED_REGIONS];
         let (mut first, mut count) = (0_usize, 0_usize);
         loop {
-            while count < AHEAD && self.count > 0 {
-                // SAFETY: as for all.
+            while count < PREFETCHED_REGIONS && self.count > 0 {
+                // SAFETY: the tables are valid, as for all functions of `Flood`.
                 let item = unsafe {
                     let words = self.queued(0);
                     Item {
@@ -368,22 +376,22 @@ impl Flood {
                 self.first = self.first.wrapping_add(1);
                 self.count = self.count.wrapping_sub(1);
                 fetch(self.here(item.place & ((1 << 48) - 1)));
-                ahead[first.wrapping_add(count) % AHEAD].write(item);
+                ahead[first.wrapping_add(count) % PREFETCHED_REGIONS].write(item);
                 count = count.wrapping_add(1);
             }
             if count == 0 {
                 if self.met_count == 0 {
                     return;
                 }
-                // SAFETY: as for all.
+                // SAFETY: the tables are valid, as for all functions of `Flood`.
                 unsafe { self.settle() };
                 continue;
             }
-            // SAFETY: written above, as are the next `count` ones.
-            let item = unsafe { ahead[first % AHEAD].assume_init() };
+            // SAFETY: this entry, like the next `count` ones, was initialized above.
+            let item = unsafe { ahead[first % PREFETCHED_REGIONS].assume_init() };
             first = first.wrapping_add(1);
             count = count.wrapping_sub(1);
-            // SAFETY: as for all.
+            // SAFETY: the tables are valid, as for all functions of `Flood`.
             unsafe {
                 self.search_item(item);
                 self.tell();
@@ -396,7 +404,7 @@ impl Flood {
     unsafe fn search_item(&mut self, item: Item) {
         let at = item.place & ((1 << 48) - 1);
         let (kind, region) = (item.place >> 48, item.number & 0xffff_ffff);
-        // SAFETY: as for all.
+        // SAFETY: the tables are valid, as for all functions of `Flood`.
         unsafe {
             if kind == ONE {
                 let extent = self.at(self.header.extents, (item.number >> 32).wrapping_mul(3));
@@ -418,19 +426,19 @@ impl Flood {
         }
     }
 
-    /// Whether a sampled object is in memory that can all be read.
+    /// Returns true if memory that is all readable contains a live sampled object.
     #[inline(always)]
     unsafe fn is_alive(&self, at: u64, size: u64) -> bool {
-        // SAFETY: readable, as the caller says.
+        // SAFETY: the caller guarantees that the memory is readable in place.
         let word = |address: u64| unsafe { *self.here(address) };
         is_alive_in(at, size, word)
     }
 
-    /// Searches a region of which perhaps not all is here.
+    /// Searches a region of which some pages may not be readable in place.
     #[inline(never)]
     unsafe fn search_pages(&mut self, at: u64, size: u64, is_sampled: bool, region: u64) {
         let end = at.wrapping_add(size);
-        // SAFETY: as for all.
+        // SAFETY: the tables are valid, as for all functions of `Flood`.
         unsafe {
             let mut next = at;
             let mut is_here = true;
@@ -464,10 +472,11 @@ impl Flood {
         }
     }
 
-    /// Whether a sampled object is in memory of which some pages are zeros.
+    /// Returns true if memory of which some pages are zeros contains a live sampled object.
     #[inline(always)]
     unsafe fn is_alive_in_part(&self, at: u64, size: u64) -> bool {
-        // SAFETY: as for all; a word is in one page, since regions and offsets are multiples of 8.
+        // SAFETY: the tables are valid, as for all functions of `Flood`; a word is in one page,
+        // since regions and offsets are multiples of 8.
         let word = |address: u64| unsafe {
             match self.page(address).0 & Page::HERE {
                 0 => 0,
@@ -477,13 +486,14 @@ impl Flood {
         is_alive_in(at, size, word)
     }
 
-    /// Searches memory that is here, of whole words.
+    /// Searches memory that is readable in place, of whole words.
     #[inline(always)]
     unsafe fn search(&mut self, start: u64, end: u64, from: u64) {
         let bytes = end.wrapping_sub(start);
         self.header.scanned = self.header.scanned.wrapping_add(bytes);
         let mut at = self.here(start);
-        // SAFETY: readable, as the caller says; and as for all.
+        // SAFETY: the caller guarantees that the memory is readable in place, and the tables are
+        // valid as `work` requires.
         unsafe {
             let last = at.byte_add(bytes as usize);
             while at < last {
@@ -497,7 +507,7 @@ impl Flood {
     }
 }
 
-/// Whether a sampled object is in memory of which `word` gives the words.
+/// Returns true if memory whose words `word` returns contains a live sampled object.
 #[inline(always)]
 fn is_alive_in(at: u64, size: u64, word: impl Fn(u64) -> u64) -> bool {
     let peek = |offset: u64| {
@@ -505,11 +515,11 @@ fn is_alive_in(at: u64, size: u64, word: impl Fn(u64) -> u64) -> bool {
         let is_inside = offset.wrapping_add(2 * WORD) <= size;
         is_inside.then(|| [word(start), word(start.wrapping_add(WORD))])
     };
-    // What is reached and has no header that makes sense is an object whose header was overwritten.
+    // A reached object without a valid header is one whose header was overwritten.
     !matches!(find_by_words(at, size, peek), Content::Nothing)
 }
 
-/// Asks the processor to fetch memory, which need not be there.
+/// Prefetches memory, which need not be mapped.
 #[inline(always)]
 fn fetch(address: *const u64) {
     #[cfg(target_arch = "x86_64")]

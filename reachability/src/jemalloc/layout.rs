@@ -1,9 +1,9 @@
-//! Sizes and offsets of jemalloc's structures, as far as they depend on how it was configured: on the
-//! page size, which the agent publishes, and on the architecture.
+//! Sizes and offsets of jemalloc's structures that depend on its configuration: on the page size,
+//! which the agent publishes, and on the architecture.
 
-/// Bits of an address that a descriptor or the radix tree may hold.
+/// Number of bits of an address in a descriptor or the radix tree.
 pub const ADDRESS_BITS: u32 = 48;
-/// Offset of the root in `rtree_t`: behind a pointer and a mutex.
+/// Offset of the root in `rtree_t`, after a pointer and a mutex.
 pub const ROOT_OFFSET: u64 = if cfg!(target_arch = "aarch64") {
     128
 } else {
@@ -21,28 +21,29 @@ pub const BLOCKS_OFFSET: u64 = if cfg!(target_arch = "aarch64") {
 } else {
     160
 };
-/// Bits of an address in jemalloc for x86-64 processors that have so many.
+/// Number of bits of an address in jemalloc for x86-64 processors with larger addresses.
 const DEEP_ADDRESS_BITS: u32 = 57;
 const CACHE_LINE: u64 = 64;
-/// Bits of a word of a bitmap.
+/// Number of bits of a bitmap word.
 const WORD_BITS: u32 = 64;
-/// Maximum number of words of a bitmap that jemalloc searches one after the other; larger ones are trees
+/// Maximum number of words of a bitmap that jemalloc searches linearly. Larger ones are trees
 /// (`BITMAP_USE_TREE`).
 const MAX_FLAT_WORDS: u32 = 8;
 
-/// How the radix tree is laid out (`rtree.h`).
+/// Shape of the radix tree (`rtree.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Bits of an address that each level above the leaves stands for.
+    /// Number of address bits of each level above the leaves.
     pub upper: &'static [u32],
-    /// Bits that a leaf stands for.
+    /// Number of address bits of a leaf.
     pub lower: u32,
-    /// Words of a leaf's entry, the first of which is, or contains, the descriptor's address.
+    /// Number of words of a leaf's entry. The first word is, or contains, the descriptor's address.
     pub words: usize,
 }
 
 impl Shape {
-    /// The tree over page numbers of `bits` bits with these levels above its leaves.
+    /// Returns the shape of a tree over page numbers of `bits` bits, with these levels above its
+    /// leaves.
     fn below(upper: &'static [u32], bits: u32, words: usize) -> Self {
         let lower = bits - upper.iter().sum::<u32>();
         Self {
@@ -53,23 +54,23 @@ impl Shape {
     }
 }
 
-/// Sizes and shapes that depend on the page size.
+/// Sizes and shapes for one page size.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
-    /// Bytes of a page.
+    /// Page size in bytes.
     pub page: u64,
     /// Size of a descriptor (`edata_t`), whose last field is a slab's bitmap.
     pub edata_bytes: usize,
-    /// Size of the `base_block_t` at the start of each block of metadata, up to a cache line.
+    /// Size of the `base_block_t` at the start of each metadata block, rounded up to a cache line.
     pub block_header: u64,
-    /// The tree for addresses of 48 bits.
+    /// Tree for 48-bit addresses.
     pub flat: Shape,
-    /// The tree for addresses of 57 bits, which jemalloc has on x86-64 only.
+    /// Tree for 57-bit addresses, which exists on x86-64 only.
     pub deep: Option<Shape>,
 }
 
 impl Layout {
-    /// The layout for pages of this size; `None`: not one of 4, 16 or 64 KiB.
+    /// Returns the layout for a page size, or `None` if it is not 4, 16 or 64 KiB.
     pub fn of_pages(page: u64) -> Option<Self> {
         let (flat, deep): (&'static [u32], &'static [u32]) = match page {
             0x1000 => (&[18], &[15, 15]),
@@ -84,21 +85,21 @@ impl Layout {
         Some(Self {
             page,
             edata_bytes,
-            // Two words and the descriptor of the block itself.
+            // Two words, and the descriptor of the block itself.
             block_header: (16 + edata_bytes as u64).next_multiple_of(CACHE_LINE),
             flat,
             deep: cfg!(target_arch = "x86_64").then_some(deep),
         })
     }
 
-    /// The base allocator of an arena, which lies at the start of the arena's first block.
+    /// Returns the base allocator of an arena, at the start of the arena's first block.
     pub fn base_of(&self, arena: u64) -> u64 {
         (arena & !(BLOCK - 1)) + self.block_header
     }
 }
 
-/// Words of the bitmap of a slab with the most objects: a page of the smallest, 8 bytes each. A tree
-/// has its higher levels behind its leaves.
+/// Returns the number of words of the bitmap of the slab with the most objects: a page of objects
+/// of 8 bytes. A tree has its higher levels after its leaves.
 fn bitmap_words(page: u64) -> u32 {
     let objects = (page / 8) as u32;
     let leaves = objects.div_ceil(WORD_BITS);

@@ -53,7 +53,8 @@ fn page() -> u64 {
     page as u64
 }
 
-/// Memory of this process, read through its file: emulators know it, but not every call for other processes.
+/// Memory of this process, read through its file: emulators know it, but not every call for other
+/// processes.
 struct OwnMemory(File);
 
 impl Memory for OwnMemory {
@@ -151,7 +152,7 @@ fn its_metadata_is_known_to_be_no_object() {
         let shape = shape(&memory(), &globals(), &layout);
         let mut descriptors = HashSet::new();
         for (_, leaf) in leaves(&memory(), &globals(), &shape).expect("leaves") {
-            let (count, buffer) = (shape.words << shape.lower, &mut vec![0; CHUNK]);
+            let (count, buffer) = (shape.words << shape.lower, &mut vec![0; READ_BYTES]);
             words(&memory(), leaf, count, buffer, |number, word| {
                 if number % shape.words == 0 {
                     let address = word & ((1 << ADDRESS_BITS) - 1);

@@ -1,17 +1,17 @@
-//! Memory to read in one call.
+//! Memory to read in one system call.
 
 use std::ops::Range;
 
-/// Memory to read in one call.
+/// Memory to read in one system call.
 #[derive(Default)]
 pub struct Batch {
     pub extents: Vec<u32>,
     pub pieces: Vec<Piece>,
-    /// Addresses and lengths of all pieces, those that touch as one.
+    /// Addresses and lengths of all pieces; adjacent ones are joined.
     pub wanted: Vec<(u64, usize)>,
     /// Regions of all pieces.
     pub regions: Vec<u32>,
-    /// Bytes of all pieces.
+    /// Size of all pieces in bytes.
     pub bytes: usize,
 }
 
@@ -20,9 +20,9 @@ pub struct Piece {
     pub at: u64,
     pub len: usize,
     pub extent: u32,
-    /// Which of the batch's regions.
+    /// Indices of its regions in the batch.
     pub regions: Range<usize>,
-    /// Whether it is all of the extent.
+    /// True if the piece is a whole extent.
     pub is_whole: bool,
 }
 

@@ -134,7 +134,7 @@ fn lists_are_followed_to_their_end_in_any_order() {
 
 #[test]
 fn large_objects_are_read_up_to_their_last_word() {
-    let chunk = CHUNK as u64;
+    let chunk = READ_BYTES as u64;
     for offset in [0, chunk - 8, chunk, 2 * chunk - 8, (3 << 20) - 8] {
         let (mut memory, heap) = (memory(), heap(0..0));
         memory.put(LARGE + offset, SLAB);

@@ -4,8 +4,8 @@ use super::*;
 
 use shm_protocol::header::{Counted, Drawn, extension, first, freed, second};
 
-/// Memory of `room` bytes at 0x1000 with an object of `bytes` at an offset, its header and, if it has one,
-/// its extension before it; the weight 0: it has been freed.
+/// Memory of `room` bytes at 0x1000 with an object of `bytes` at an offset, its header and, if it
+/// has one, its extension before it; the weight 0: it has been freed.
 fn memory(room: usize, offset: usize, bytes: u64, align: Option<u64>, weight: f32) -> Vec<u8> {
     let mut memory = vec![0xaa; room];
     let mut put = |at: usize, word: u64| memory[at..at + 8].copy_from_slice(&word.to_le_bytes());

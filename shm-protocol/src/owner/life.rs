@@ -1,4 +1,5 @@
-//! Whose segment is in a process's view, and how a copy of the process leaves its parent's.
+//! Ownership of the segment in a process's view, and how a copy of the process leaves its parent's
+//! segment.
 //!
 //! ```text
 //!          leave            claim_making           own
@@ -8,22 +9,22 @@
 
 use crate::sync::{AtomicU8, AtomicU32, Ordering, fence};
 
-/// No segment: there is none, and there will be none.
+/// No segment, now or later.
 pub const NONE: u8 = 0;
-/// This process's; or, in a copy that has not noticed yet, its parent's.
+/// Segment of this process; or, in a copy that has not noticed yet, of its parent.
 pub const OWN: u8 = 1;
-/// A forked child that has no segment yet: a private page counts what the child allocates.
+/// No segment yet, in a forked child. A private page counts what the child allocates.
 pub const WAITING: u8 = 2;
-/// As [`WAITING`], or a starting process, while one of its threads makes the segment.
+/// No segment yet, in a forked child or a starting process, while one of its threads makes it.
 pub const MAKING: u8 = 3;
-/// The parent's segment, while a thread takes the process out of it.
+/// Segment of the parent, while a thread makes the process leave it.
 pub const LEAVING: u8 = 4;
 
-/// Whose segment is in view: one of the constants here.
+/// Owner of the segment in view: one of the constants here.
 pub struct Life(pub(super) AtomicU8);
 
 impl Life {
-    /// [`NONE`].
+    /// Creates the state [`NONE`].
     #[cfg(not(loom))]
     #[must_use]
     #[expect(clippy::new_without_default, reason = "for a static")]
@@ -31,30 +32,30 @@ impl Life {
         Self(AtomicU8::new(NONE))
     }
 
-    /// The state.
+    /// Returns the state.
     #[inline(always)]
     #[must_use]
     pub fn get(&self) -> u8 {
         self.0.load(Ordering::Acquire)
     }
 
-    /// The state, for a thread that comes because of an epoch: at least as recent as the epoch.
+    /// Returns the state, for a thread that has read an epoch: at least as recent as the epoch.
     #[must_use]
     pub fn since_epoch(&self) -> u8 {
         fence(Ordering::Acquire);
         self.get()
     }
 
-    /// Whether there is a segment of this process's own. Also true in a copy that has not noticed
-    /// yet.
+    /// Returns true if this process has a segment of its own. Also true in a copy that has not
+    /// noticed yet.
     #[inline(always)]
     #[must_use]
     pub fn is_own(&self) -> bool {
         self.get() == OWN
     }
 
-    /// Whether this process is a copy that has yet to leave its parent's segment. Three loads.
-    /// Copies of a waiting child share nothing with it.
+    /// Returns true if this process is a copy that has yet to leave its parent's segment. Costs
+    /// three loads. Copies of a waiting child share nothing with it.
     #[inline]
     #[must_use]
     pub fn is_copy<'a>(&self, mark: impl FnOnce() -> Option<&'a Mark>) -> bool {
@@ -64,17 +65,19 @@ impl Life {
         }
     }
 
-    /// Makes one thread take a copy that `fork`'s handlers did not see out of its parent's segment.
-    /// Returns whether the calling thread is that one.
+    /// Elects the thread that makes a copy, which `fork`'s handlers did not see, leave its parent's
+    /// segment. Returns true for that thread.
     pub fn claim_leaving(&self, mark: Option<&Mark>) -> bool {
-        // Not in a signal handler that interrupts `leave` itself.
+        // A signal handler that interrupts `leave` itself is not elected.
         self.is_own() && mark.is_some_and(Mark::claim)
     }
 
-    /// Takes a copy out of its parent's segment; called by the only thread that may. `remember`
-    /// saves the parent's session; `forget` drops all knowledge of its sessions; `cover` puts
-    /// private memory over the mapped part of the segment, and returns whether it succeeded; `wait`
-    /// then records there that the copy waits. Returns whether the copy waits now.
+    /// Makes a copy leave its parent's segment. Must be called only by the elected thread. Returns
+    /// true if the copy waits now.
+    ///
+    /// `remember` saves the parent's session. `forget` drops all knowledge of its sessions. `cover`
+    /// maps private memory over the mapped part of the segment, and returns true on success. `wait`
+    /// then records there that the copy waits.
     #[inline(always)]
     pub fn leave(
         &self,
@@ -90,10 +93,10 @@ impl Life {
         }
         let left = match was {
             NONE => return false,
-            // Its view is private, and copied with the rest.
+            // The view is private, so it was copied with the rest.
             WAITING => true,
-            // If a thread of the waiting parent was making a segment, that may be in view
-            // already. Whatever a thread of another copy had begun to save is void.
+            // If a thread of the waiting parent was making a segment, that may already be in view.
+            // State that a thread of another copy had started to save is void.
             state => {
                 forget();
                 cover() && state != LEAVING
@@ -102,19 +105,18 @@ impl Life {
         if left {
             wait();
         }
-        // Last: other threads of the copy keep away until then.
+        // Last, since other threads of the copy wait for it.
         let now = if left { WAITING } else { NONE };
         self.0.store(now, Ordering::Release);
         left
     }
 
-    /// Begins making the first segment; called at start-up by the only thread that may.
+    /// Starts making the first segment. Must be called only by the initial thread, at start-up.
     pub fn make(&self) {
         self.0.store(MAKING, Ordering::Release);
     }
 
-    /// Makes one thread of a waiting child make its segment. Returns whether the calling thread is
-    /// that one.
+    /// Elects the thread of a waiting child that makes its segment. Returns true for that thread.
     pub fn claim_making(&self) -> bool {
         let taken = self
             .0
@@ -122,7 +124,7 @@ impl Life {
         taken.is_ok()
     }
 
-    /// The segment in view is this process's from here on.
+    /// Records that the segment in view is this process's own from now on.
     pub fn own(&self, mark: Option<&Mark>) {
         if let Some(mark) = mark {
             mark.sign();
@@ -136,22 +138,22 @@ impl Life {
     }
 }
 
-/// The word that distinguishes a process from its copies: it lies in a page that the kernel clears
-/// in every copy, however it was made.
+/// Word that distinguishes a process from its copies. It is in a page that the kernel clears in
+/// every copy, however it was made.
 #[repr(transparent)]
 pub struct Mark(pub(super) AtomicU32);
 
-/// Values of the word.
+/// Value in a new copy.
 const WIPED: u32 = 0;
 const OURS: u32 = 1;
 const TAKEN: u32 = 2;
 
 impl Mark {
-    /// Whether this process is the one that signed.
+    /// Returns true if this process is the one that signed the word.
     #[inline(always)]
     fn is_ours(&self) -> bool {
-        // Acquire: a thread that read the state before another thread took the copy out of its
-        // parent's segment, and the mark after, must not use what it knew of that segment.
+        // Acquire: suppose that a thread read the state before another thread made the copy leave
+        // its parent's segment, and the mark after. It must not use what it knew of that segment.
         self.0.load(Ordering::Acquire) == OURS
     }
 

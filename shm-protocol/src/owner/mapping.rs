@@ -1,14 +1,14 @@
-//! Where the whole segment is mapped.
+//! Address at which the whole segment is mapped.
 
 // Decision 54: a table takes memory as stacks are added.
 use crate::sync::{AtomicPtr, Ordering};
 use core::ptr::null_mut;
 
-/// Address of the whole segment; null: not mapped yet.
+/// Address of the mapping of the whole segment; null if it is not mapped yet.
 pub struct Mapping(AtomicPtr<u8>);
 
 impl Mapping {
-    /// Not mapped.
+    /// Creates an empty word: not mapped.
     #[cfg(not(loom))]
     #[must_use]
     #[expect(clippy::new_without_default, reason = "for a static")]
@@ -21,7 +21,7 @@ impl Mapping {
         Self(AtomicPtr::new(null_mut()))
     }
 
-    /// The address.
+    /// Returns the address, or `None` if not mapped.
     #[inline]
     #[must_use]
     pub fn get(&self) -> Option<*mut u8> {
@@ -29,8 +29,8 @@ impl Mapping {
     }
 
     /// Offers a mapping that the caller has made. Threads that notice a session at the same time
-    /// all make one, so none has to wait for another that may be preempted; only one mapping stays.
-    /// `Err`: another one stays, and no other thread knows the caller's.
+    /// all make one, so that none has to wait for another that may be preempted; only one mapping
+    /// stays.
     ///
     /// # Errors
     /// The address that stays.
@@ -40,12 +40,13 @@ impl Mapping {
             .map(|_| ())
     }
 
-    /// Sets the address; called by the only thread that may.
+    /// Sets the address. Must be called only by the thread that makes the segment.
     pub fn set(&self, base: *mut u8) {
         self.0.store(base, Ordering::Release);
     }
 
-    /// Forgets the address and returns it; called by the only thread that may.
+    /// Clears the address and returns it. Must be called only by the thread that leaves the
+    /// segment.
     #[inline]
     pub fn take(&self) -> Option<*mut u8> {
         let base = self.get()?;

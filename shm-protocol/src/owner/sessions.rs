@@ -1,19 +1,20 @@
-//! The sessions whose banks are in use.
+//! Sessions whose banks are in use.
 
 use crate::clock::is_since;
 use crate::sync::{AtomicU64, Ordering};
 
-/// For each bank, the number and first tick of the last session that a thread has met. Needed for
-/// frees by threads that never sampled in it.
+/// Number and first tick of the last session that a thread has noticed, for each bank. Needed for
+/// frees by threads that never sampled in that session.
 pub struct Sessions([AtomicU64; 2]);
 
-/// Both in one word: no thread sees the number of one session with the tick of another.
+/// Packs both into one word, so that no thread sees the number of one session with the tick of
+/// another.
 fn word(session: u64, start_tick: u32) -> u64 {
     session << 32 | u64::from(start_tick)
 }
 
 impl Sessions {
-    /// None.
+    /// Creates an empty set.
     #[cfg(not(loom))]
     #[must_use]
     #[expect(clippy::new_without_default, reason = "for a static")]
@@ -26,8 +27,8 @@ impl Sessions {
         Self([AtomicU64::new(0), AtomicU64::new(0)])
     }
 
-    /// Records a session that a thread has met, unless a later one already uses its bank: the
-    /// thread may have slept since.
+    /// Records a session that a thread has noticed, unless a later one already uses its bank: the
+    /// thread may have been preempted meanwhile.
     pub fn note(&self, session: u64, start_tick: u32) {
         let place = &self.0[session as usize & 1];
         let mine = word(session, start_tick);
@@ -44,8 +45,9 @@ impl Sessions {
         }
     }
 
-    /// The session that an object was sampled in, by the last bits of its number, and its first
-    /// tick; the number's lower half. `None`: another session uses the bank at the tick `now`.
+    /// Returns the lower half of the number of the session that an object was sampled in, and its
+    /// first tick. `session` is the number's lowest byte. Returns `None` if another session uses
+    /// the bank at tick `now`.
     #[inline]
     #[must_use]
     pub fn of_object(&self, session: u8, born: u32, now: u32) -> Option<(u32, u32)> {
@@ -55,11 +57,12 @@ impl Sessions {
         same.then_some((number, start))
     }
 
-    /// Forgets them: those of a copy are its parent's, in whose banks the copy must not count.
+    /// Clears all sessions. In a copy of the process they are its parent's, and the copy must not
+    /// count in their banks.
     #[inline]
     pub fn forget(&self) {
         for session in &self.0 {
-            // Only if needed: each page that a child writes to is copied.
+            // Writes only if needed, since each page that a child writes to is copied.
             if session.load(Ordering::Relaxed) != 0 {
                 session.store(0, Ordering::Release);
             }

@@ -1,4 +1,4 @@
-//! The setting that the threads of a process sample by.
+//! Settings by which threads of a process sample.
 
 use super::Sessions;
 use crate::bank::Bank;
@@ -7,29 +7,30 @@ use crate::layout::{Control, MAGIC};
 use crate::segment::Session;
 use crate::sync::{AtomicU64, Ordering, fence};
 
-/// The parameters of one epoch.
+/// Parameters of one epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setting {
     /// Number of the epoch.
     pub epoch: u32,
-    /// The session's number.
+    /// Number of the session.
     pub session: u64,
-    /// Mean bytes between samples; 0: none, CPU time alone is sampled.
+    /// Mean number of bytes between samples; 0: only CPU time is sampled.
     pub interval: u64,
-    /// End, in ns of the machine's clock; 0: none.
+    /// End of the session in ns of the machine's clock; 0 if none.
     pub deadline_ns: u64,
-    /// Start, in ns of the machine's clock.
+    /// Start of the session in ns of the machine's clock.
     pub start_ns: u64,
-    /// Maximum address space for sampled objects; 0: no limit.
+    /// Maximum address space for sampled objects in bytes; 0: no limit.
     pub range_limit: u64,
-    /// For well-known call sites at least one due sample in 2^this is taken; 0: each one.
+    /// Logarithm of the maximum thinning: at well-known call sites, at least one of 2^`thinning`
+    /// due samples is taken. 0: each one is.
     pub thinning: u64,
-    /// What is wanted of CPU time.
+    /// CPU sampling parameters.
     pub cpu: CpuSetting,
 }
 
 impl Setting {
-    /// The setting in force. `None` if there is none, or if it changed meanwhile.
+    /// Returns the setting in force, or `None` if there is none or it changed meanwhile.
     #[must_use]
     pub fn in_force(control: &Control) -> Option<Self> {
         let epoch = control.epoch(Ordering::Acquire);
@@ -50,15 +51,15 @@ impl Setting {
             thinning: read(&params.thinning),
             cpu,
         };
-        // A thread may sleep for two sessions between any two of these. Parameters are rewritten
-        // only after their epoch is over. It is not over, so they belong to it.
+        // A thread may be preempted here for two whole sessions. Parameters are rewritten only
+        // after their epoch is over. If it is not over now, what was read belongs to it.
         fence(Ordering::Acquire);
         let stays = control.epoch(Ordering::Relaxed) == epoch;
         (stays && setting.session != 0).then_some(setting)
     }
 
-    /// Whether the epoch that was entered is still the one with its number: a program that takes another
-    /// one's place in this memory begins to count anew.
+    /// Returns true if the epoch that was entered is still in force. Its number alone is not
+    /// sufficient: a program that replaces this one with exec starts counting anew.
     #[inline]
     #[must_use]
     pub fn is_current(control: &Control, epoch: u32, session: u64, deadline_ns: u64) -> bool {
@@ -67,7 +68,7 @@ impl Setting {
             && params.deadline_ns.load(Ordering::Relaxed) == deadline_ns
     }
 
-    /// Ends an epoch if it is in force. Returns whether it was.
+    /// Ends an epoch if it is in force. Returns true if it was.
     pub fn end(control: &Control, epoch: u32) -> bool {
         let ended = control
             .epoch
@@ -76,17 +77,18 @@ impl Setting {
     }
 }
 
-/// Makes a new segment visible to controllers and begins its first session, whose bank
-/// is prepared. Called by the segment's maker.
+/// Makes a new segment visible to controllers and starts its first session, whose bank is prepared.
+/// Called by the process that made the segment.
 pub fn appear(control: &Control, magic: &AtomicU64, first: Option<&Session>) {
     if let Some(session) = first {
         begin(control, session);
     }
-    // After the session: a controller that finds a segment without one may begin one.
+    // After the session has started, since a controller that finds a segment without one may start
+    // one.
     magic.store(MAGIC, Ordering::Release);
 }
 
-/// Publishes the first session of a segment that no controller commands yet.
+/// Publishes the first session of a segment that no controller can see yet.
 fn begin(control: &Control, session: &Session) {
     const FIRST: u32 = 1;
     let params = control.params_of(FIRST);
@@ -107,19 +109,19 @@ fn begin(control: &Control, session: &Session) {
     control.epoch.store(FIRST, Ordering::Release);
 }
 
-/// A session that a thread has met.
+/// Session that a thread has noticed.
 pub struct Met<'a> {
-    /// Its parameters.
+    /// Parameters of the session.
     pub setting: Setting,
-    /// Its bank.
+    /// Bank of the session.
     pub bank: Bank<'a>,
-    /// Its first tick.
+    /// First tick of the session.
     pub start_tick: u32,
 }
 
-/// Meets the session in force, and records it for frees by threads that do not meet it. `bank`
-/// maps the bank of a session, `tick` gives the tick of a time. `None` if there is no session, or
-/// its bank is not ready.
+/// Enters the session in force, and records it for frees by threads that do not notice it. `bank`
+/// maps the bank of a session; `tick` returns the tick of a time. Returns `None` if there is no
+/// session or its bank is not ready.
 pub fn meet<'a>(
     control: &Control,
     sessions: &Sessions,

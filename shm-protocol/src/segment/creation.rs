@@ -1,4 +1,4 @@
-//! Making a segment, and mapping it.
+//! Creation and mapping of segments.
 
 use super::store::{check, last_error};
 use super::{Descriptor, Errno, SegmentFile};
@@ -6,37 +6,40 @@ use crate::layout::CONTROL_BYTES;
 use core::ffi::CStr;
 use core::ptr::null_mut;
 
-/// Tables that a segment has from the start, for a process that samples by itself.
+/// Tables that a segment has from the start, if the process samples on its own.
 #[derive(Clone, Copy, Debug)]
 pub struct Tables {
     /// Size of the whole segment.
     pub bytes: usize,
-    /// The session whose bank is prepared.
+    /// Number of the session whose bank is prepared.
     pub session: u64,
-    /// Units of the bank that are reserved.
+    /// Number of units of the bank to commit.
     pub units: u32,
-    /// Units that may be added to, see [`SegmentFile::prepare_bank`].
+    /// Maximum number of units that the agent may commit; see [`SegmentFile::prepare_bank`].
     pub most: u32,
 }
 
-/// Makes the file `path`, exclusively and readable by its owner only, and maps its first
-/// [`CONTROL_BYTES`] at `control`, in place of what is there. The file is closed again: the view
-/// alone stays, and [`whole`] maps the rest. All zero, so no session, no magic. All of the view and
-/// what `tables` requires is backed by memory. On failure no file is left, and the view at
-/// `control` is what it was.
+/// Creates the file `path`, exclusively and readable by its owner only, and maps its first
+/// [`CONTROL_BYTES`] at `control`, in place of what is mapped there. Closes the file; only the view
+/// remains, and [`whole`] maps the rest.
 ///
-/// Where [`whole`] cannot work (under Valgrind and some emulators) the `bytes` that the segment
-/// is to have with tables are mapped here, and their address is the result; otherwise null.
+/// The file is all zero, so it has no session and no magic. All of the view, and what `tables`
+/// requires, is committed. After a failure there is no file, and the view at `control` is what it
+/// was.
+///
+/// Where [`whole`] cannot work (under Valgrind and some emulators), this maps the `bytes` that the
+/// segment is to have with tables, and returns their address. Otherwise it returns null.
 ///
 /// System calls: `open`, `pwrite`, `mmap`, `mremap`, `munmap`, `close`; with `tables` also
 /// `ftruncate` and `fallocate`; `unlink` after a failure.
 ///
 /// # Safety
-/// The [`CONTROL_BYTES`] at `control`, rounded up to pages, are the caller's to replace.
+/// The caller owns the [`CONTROL_BYTES`] at `control`, rounded up to pages, and may replace their
+/// mapping.
 ///
 /// # Errors
-/// `EEXIST` if the name is taken, `ENOSPC` if the directory's filesystem is full, `ENOMEM`
-/// if the address space is.
+/// `EEXIST` if the name is taken, `ENOSPC` if the directory's filesystem is full, `ENOMEM` if the
+/// address space is.
 pub unsafe fn create(
     path: &CStr,
     control: *mut u8,
@@ -46,9 +49,9 @@ pub unsafe fn create(
     let flags = libc::O_CREAT | libc::O_EXCL | libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW;
     // SAFETY: `path` is NUL-terminated.
     let fd = check(unsafe { libc::open(path.as_ptr(), flags, 0o600) })?;
-    // SAFETY: the caller's.
+    // SAFETY: the caller lets the mapping at `control` be replaced.
     let made = size(fd, tables).and_then(|()| unsafe { map(fd, control, bytes) });
-    // SAFETY: `fd` is ours, and `path` NUL-terminated.
+    // SAFETY: this function has opened `fd`, and `path` is NUL-terminated.
     unsafe {
         libc::close(fd);
         if made.is_err() {
@@ -58,10 +61,10 @@ pub unsafe fn create(
     made
 }
 
-/// Gives the new file its size, and memory.
+/// Sets the size of the new file and commits it.
 fn size(fd: libc::c_int, tables: Option<Tables>) -> Result<(), Errno> {
-    // Written, not truncated to size: writing puts memory behind every page, on any
-    // filesystem, with the plainest system call there is.
+    // Written instead of `ftruncate`: writing commits every page on any filesystem, with the
+    // plainest system call there is.
     let file = SegmentFile {
         file: Descriptor(fd),
         bytes: 0,
@@ -80,21 +83,21 @@ unsafe fn map(fd: libc::c_int, control: *mut u8, bytes: usize) -> Result<*mut u8
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let view = |at: *mut u8, bytes: usize, flags| {
         let flags = flags | libc::MAP_SHARED | libc::MAP_NORESERVE;
-        // SAFETY: in place of what is the caller's to replace, or where nothing is.
+        // SAFETY: the caller of `create` lets this replace what is at `control`; the other mapping
+        // is at an address that the kernel chooses.
         match unsafe { libc::mmap(at.cast(), bytes, protection, flags, fd, 0) } {
             libc::MAP_FAILED => Err(last_error()),
             base => Ok(base.cast::<u8>()),
         }
     };
-    // As the kernel rounds it; qemu does not, and refuses shared parts of pages.
-    // SAFETY: takes a number, and reads what the C library knows.
+    // SAFETY: `sysconf` takes no pointers.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     let pages = CONTROL_BYTES.next_multiple_of(usize::try_from(page).unwrap_or(1).max(1));
     view(control, pages, libc::MAP_FIXED)?;
-    // SAFETY: the view just made.
+    // SAFETY: `control` is the view that was just made.
     match unsafe { whole(control, CONTROL_BYTES) } {
         Ok(twice) => {
-            // SAFETY: the mapping just made, which nobody knows.
+            // SAFETY: the mapping was just made, and nothing refers to it.
             unsafe { libc::munmap(twice.cast(), CONTROL_BYTES) };
             Ok(null_mut())
         }
@@ -102,18 +105,19 @@ unsafe fn map(fd: libc::c_int, control: *mut u8, bytes: usize) -> Result<*mut u8
     }
 }
 
-/// Maps all `bytes` of a segment whose view at `control` [`create`] made. The address is anybody's
-/// choice but the caller's; the view stays. Needs neither path nor descriptor.
+/// Maps all `bytes` of a segment, whose view at `control` [`create`] made, at an address that the
+/// kernel chooses. The view stays. Needs neither path nor descriptor.
 ///
 /// System call: `mremap`, whose old size of 0 requests a second mapping of the same file.
 ///
 /// # Safety
-/// `control` is still that view.
+/// `control` is the view that [`create`] made.
 ///
 /// # Errors
-/// `ENOMEM` if the address space has no room, `EAGAIN` if more would be locked than may be.
+/// `ENOMEM` if the address space has no room, `EAGAIN` if a limit on locked memory is exceeded.
 pub unsafe fn whole(control: *mut u8, bytes: usize) -> Result<*mut u8, Errno> {
-    // SAFETY: the caller's view of a shared file. Nothing that is mapped changes.
+    // SAFETY: `control` is a view of a shared file. The call adds a mapping and changes no existing
+    // one.
     let made = unsafe { libc::mremap(control.cast(), 0, bytes, libc::MREMAP_MAYMOVE) };
     match made {
         libc::MAP_FAILED => Err(last_error()),

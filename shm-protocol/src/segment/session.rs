@@ -1,59 +1,60 @@
-//! The settings of a session.
+//! Settings of a session.
 
 use crate::cpu::CpuSetting;
 
-/// Settings of a session, from its starter to the segment's owner.
+/// Settings of a session, passed from whoever starts it to the segment's owner.
 #[derive(Clone, Copy, Debug)]
 pub struct Session {
-    /// Number, from 1, one more than the last.
+    /// Number, from 1; one more than the last.
     pub number: u64,
-    /// Mean bytes between samples, at least 1; 0: none, CPU time alone is sampled.
+    /// Mean number of bytes between samples; 0: only CPU time is sampled.
     pub interval: u64,
-    /// End, ns of [`crate::clock::now_ns`]; 0: none.
+    /// End in ns of [`crate::clock::now_ns`]; 0 if none.
     pub deadline_ns: u64,
-    /// Start, ns of [`crate::clock::now_ns`].
+    /// Start in ns of [`crate::clock::now_ns`].
     pub start_ns: u64,
     /// Start, Unix ns.
     pub start_unix_ns: u64,
-    /// Pid of the controller; 0: the agent itself.
+    /// Pid of the controller; 0 if the agent started the session itself.
     pub controller_pid: u64,
-    /// Most address space to reserve for sampled objects; 0: no limit but the agent's own.
+    /// Maximum address space for sampled objects in bytes; 0: only the agent's own limit.
     pub range_limit: u64,
-    /// For well-known call sites at least one due sample in 2^this is taken; 0: each one;
-    /// [`Session::PROBE`]: see there.
+    /// Logarithm of the maximum thinning: at well-known call sites, at least one of 2^`thinning`
+    /// due samples is taken. 0: each one is. [`Session::PROBE`]: the session is a probe.
     pub thinning: u64,
-    /// What is wanted of CPU time.
+    /// CPU sampling parameters.
     pub cpu: CpuSetting,
 }
 
 impl Session {
-    /// The thinning of a session that is only a query: for a moment, each allocation is
-    /// sampled (which leaves none out), and the samples are not wanted. It keeps the bank and the
-    /// parameters of the session before, and has those of the last probe instead.
+    /// Value of `thinning` in a probe: a session that samples each allocation for a moment and
+    /// whose samples are discarded. A probe keeps the bank and the parameters of the last real
+    /// session, and reuses those of the last probe.
     pub const PROBE: u64 = u64::MAX;
 
-    /// Whether it is a probe.
+    /// Returns true if the session is a probe.
     #[must_use]
     pub fn is_probe(&self) -> bool {
         self.thinning == Self::PROBE
     }
 
-    /// The number of the next session, by what that is.
+    /// Returns the number of the next session. `is_probe`: that session is a probe.
     #[must_use]
     pub fn next_number(&self, is_probe: bool) -> u64 {
-        // Banks alternate.
+        // Banks alternate, except that a probe reuses the bank of the probe before it.
         let step = if is_probe && self.is_probe() { 2 } else { 1 };
         self.number.checked_add(step).unwrap_or(1)
     }
 }
 
-/// One interval of a session that had several.
+/// Period of a session in which its interval stayed the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IntervalPeriod {
-    /// From when on, ns of [`crate::clock::now_ns`].
+    /// Start in ns of [`crate::clock::now_ns`].
     pub from_ns: u64,
     /// Mean bytes between samples.
     pub interval: u64,
-    /// Share of the process's CPU time that the agent took in that time, in millionths.
+    /// Fraction of the process's CPU time that the agent used meanwhile, in millionths. `None`: not
+    /// measured.
     pub overhead: Option<u32>,
 }

@@ -1,7 +1,7 @@
-//! Where the bytes of a segment are. Commands and tables are written through the few calls
-//! here, so that the model checker can watch the same writes in the same order.
+//! Storage of a segment's bytes. Commands and tables are written through the few calls here, so
+//! that the model checker can observe the same writes in the same order.
 
-/// A failed system call: `errno`.
+/// Error of a failed system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Errno(pub i32);
 
@@ -13,7 +13,7 @@ impl core::fmt::Display for Errno {
 
 impl core::error::Error for Errno {}
 
-/// The `errno` of the call that just failed.
+/// Returns the `errno` of the call that just failed.
 pub(super) fn last_error() -> Errno {
     // SAFETY: errno's location is valid for the calling thread.
     Errno(unsafe { *libc::__errno_location() })
@@ -27,29 +27,29 @@ pub(super) fn check(result: libc::c_int) -> Result<libc::c_int, Errno> {
     }
 }
 
-/// The bytes of a segment. Each call is seen by the segment's process after all calls before
-/// it: the kernel takes and gives back a lock in each.
+/// Bytes of a segment. The segment's process sees the effects of calls in order, since the kernel
+/// acquires and releases a lock in each.
 pub trait Store {
-    /// Reads at an offset. The count is short only at the end of the file.
+    /// Reads at an offset. Returns fewer bytes than asked for only at the end of the file.
     ///
     /// # Errors
-    /// Those of `pread`.
+    /// Errors of `pread`.
     fn read_at(&self, offset: usize, buffer: &mut [u8]) -> Result<usize, Errno>;
 
     /// Writes at an offset.
     ///
     /// # Errors
-    /// Those of `pwrite`.
+    /// Errors of `pwrite`.
     fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), Errno>;
 
-    /// Puts memory behind a part. What is there stays.
+    /// Commits a part of the file. Existing contents stay.
     ///
     /// # Errors
-    /// Those of `fallocate`.
+    /// Errors of `fallocate`.
     fn reserve(&self, from: usize, len: usize) -> Result<(), Errno>;
 }
 
-/// An open file.
+/// Open file.
 #[derive(Clone, Copy, Debug)]
 pub struct Descriptor(pub(super) libc::c_int);
 
@@ -92,7 +92,7 @@ impl Store for Descriptor {
 
     fn reserve(&self, from: usize, len: usize) -> Result<(), Errno> {
         loop {
-            // SAFETY: a plain call; a bad descriptor is an error, not undefined.
+            // SAFETY: `fallocate` takes no pointers.
             let done =
                 unsafe { libc::fallocate(self.0, 0, from as libc::off_t, len as libc::off_t) };
             match check(done) {

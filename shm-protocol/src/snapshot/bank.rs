@@ -1,4 +1,4 @@
-//! Head of a bank: how full it is, counters, running totals.
+//! Header of a bank: number of entries in use, counters, running totals.
 
 use super::{Invalid, u32_at, u64_at};
 use crate::bank::Geometry;
@@ -13,7 +13,7 @@ use crate::segment::IntervalPeriod;
 use crate::tree::FIRST_NODE;
 use core::mem::{offset_of, size_of};
 
-/// A bank's header, read from a copy.
+/// View of a copy of a bank's header.
 #[derive(Clone, Copy)]
 pub struct BankSummary<'a> {
     bytes: &'a [u8],
@@ -21,7 +21,7 @@ pub struct BankSummary<'a> {
 }
 
 impl<'a> BankSummary<'a> {
-    /// Over a copy of the bank's first [`BANK_HEADER_BYTES`].
+    /// Returns a view of a copy of the bank's first [`BANK_HEADER_BYTES`].
     ///
     /// # Errors
     /// [`Invalid::TooShort`].
@@ -32,13 +32,13 @@ impl<'a> BankSummary<'a> {
         Ok(Self { bytes, geometry })
     }
 
-    /// The session whose data the bank holds; 0: none.
+    /// Returns the session whose data the bank holds; 0 if none.
     #[must_use]
     pub fn session(&self) -> u64 {
         u64_at(self.bytes, offset_of!(BankHeader, session))
     }
 
-    /// Units of nodes and records that are backed by memory.
+    /// Returns the number of committed units of nodes and records.
     #[must_use]
     pub fn units(&self) -> u32 {
         let reserved = reserved_units(self.bytes[offset_of!(BankHeader, reserved_step)]);
@@ -46,7 +46,7 @@ impl<'a> BankSummary<'a> {
         reserved.max(grown).min(self.geometry.units)
     }
 
-    /// Maximum number of units that the agent may add to.
+    /// Returns the maximum number of units that the agent may commit.
     #[must_use]
     pub fn most_units(&self) -> u32 {
         match u32_at(self.bytes, offset_of!(BankHeader, most_units)) {
@@ -55,7 +55,7 @@ impl<'a> BankSummary<'a> {
         }
     }
 
-    /// Nodes to read, fixed ones included.
+    /// Returns the number of nodes to read, fixed ones included.
     #[must_use]
     pub fn nodes(&self) -> usize {
         let made = u32_at(self.bytes, offset_of!(BankHeader, node_count)) as usize;
@@ -63,7 +63,7 @@ impl<'a> BankSummary<'a> {
         (made + FIRST_NODE as usize).min(limit)
     }
 
-    /// Records to read, the fixed one included.
+    /// Returns the number of records to read, the fixed one included.
     #[must_use]
     pub fn records(&self) -> usize {
         let made = u32_at(self.bytes, offset_of!(BankHeader, record_count)) as usize;
@@ -71,7 +71,7 @@ impl<'a> BankSummary<'a> {
         (made + FIRST_RECORD as usize).min(limit)
     }
 
-    /// Bytes of code objects to read.
+    /// Returns the number of bytes of code objects to read.
     #[must_use]
     pub fn code_bytes(&self) -> usize {
         let used = u32_at(self.bytes, offset_of!(BankHeader, code_words)) as usize;
@@ -80,38 +80,38 @@ impl<'a> BankSummary<'a> {
         used.saturating_add(2).saturating_mul(4).min(room)
     }
 
-    /// Counter by its offset in [`Counters`].
+    /// Returns a counter, given its offset in [`Counters`].
     fn counter(&self, field: usize) -> u64 {
         u64_at(self.bytes, offset_of!(BankHeader, counters) + field)
     }
 
-    /// Threads that noticed the session's epochs. 0 after a while: nothing allocates through the
-    /// agent.
+    /// Returns the number of threads that noticed the session. If it stays 0, nothing allocates
+    /// through the agent.
     #[must_use]
     pub fn threads(&self) -> u64 {
         self.counter(offset_of!(Counters, threads))
     }
 
-    /// Samples under `[table full]`.
+    /// Returns the number of samples under `[table full]`.
     #[must_use]
     pub fn table_full(&self) -> u64 {
         self.counter(offset_of!(Counters, table_full))
     }
 
-    /// Samples whose free could not be followed.
+    /// Returns the number of samples whose free could not be tracked.
     #[must_use]
     pub fn untracked(&self) -> u64 {
         self.counter(offset_of!(Counters, untracked))
     }
 
-    /// All counters, with their values.
+    /// Returns all counters, with their values.
     pub fn counters(&self) -> impl Iterator<Item = (Counter, u64)> + use<'_, 'a> {
         counters::ALL
             .iter()
             .map(|counter| (*counter, self.counter(counter.offset)))
     }
 
-    /// What was counted of CPU time.
+    /// Returns the totals of CPU sampling.
     #[must_use]
     pub fn cpu(&self) -> CpuView {
         let at = offset_of!(BankHeader, cpu);
@@ -135,7 +135,7 @@ impl<'a> BankSummary<'a> {
         }
     }
 
-    /// Returns the last maximum of the live heap after which memory was freed.
+    /// Returns the last peak of the live heap.
     #[must_use]
     pub fn peak(&self) -> PeakView {
         let half = |field: usize| u32_at(self.bytes, offset_of!(BankHeader, peak) + field);
@@ -145,8 +145,7 @@ impl<'a> BankSummary<'a> {
         }
     }
 
-    /// Leaves of the stacks that allocated objects before which the program has written, as far as they are
-    /// kept.
+    /// Returns the leaves of the first stacks whose objects were found with overwritten headers.
     pub fn overwritten(&self) -> impl Iterator<Item = u32> + use<'a> {
         let bytes = self.bytes;
         let leaf =
@@ -154,7 +153,7 @@ impl<'a> BankSummary<'a> {
         (0..OVERWRITTEN_KEPT).map(leaf).filter(|leaf| *leaf != 0)
     }
 
-    /// The threads whose stacks are kept apart, in the order of their indexes.
+    /// Returns the threads whose stacks are recorded per thread, in the order of their indices.
     pub fn thread_entries(&self) -> impl Iterator<Item = ThreadView> + use<'a> {
         let table = offset_of!(BankHeader, threads);
         let count = u32_at(self.bytes, table + offset_of!(ThreadTable, count)) as usize;
@@ -174,14 +173,14 @@ impl<'a> BankSummary<'a> {
         u64_at(self.bytes, offset_of!(BankHeader, intervals) + field)
     }
 
-    /// The smallest interval that was in force, where a controller changed it.
+    /// Returns the smallest interval of the session, or `None` if no controller could change it.
     #[must_use]
     pub fn least_interval(&self) -> Option<u64> {
         let governed = self.log(offset_of!(IntervalLog, count)) != 0;
         governed.then(|| self.log(offset_of!(IntervalLog, least)).max(1))
     }
 
-    /// Interval history; empty where no controller changed the interval.
+    /// Returns the interval history; empty if no controller could change the interval.
     pub fn intervals(&self) -> impl Iterator<Item = IntervalPeriod> + use<'_, 'a> {
         let count = self.log(offset_of!(IntervalLog, count));
         let count = count.min(INTERVALS_KEPT as u64) as usize;
@@ -197,7 +196,7 @@ impl<'a> BankSummary<'a> {
         })
     }
 
-    /// Sums over the shards.
+    /// Returns the sums over all shards.
     #[must_use]
     pub fn totals(&self) -> Totals {
         let shards = crate::layout::EXCLUSIVE_SHARDS as usize + 1;
@@ -224,7 +223,7 @@ impl<'a> BankSummary<'a> {
     }
 }
 
-/// What a process counted of its CPU time in a session, see [`CpuTotals`].
+/// Totals of CPU sampling in a session; see [`CpuTotals`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(
     missing_docs,
@@ -246,27 +245,27 @@ pub struct CpuView {
     pub process_ns: u64,
 }
 
-/// A maximum of the live heap.
+/// Peak of the live heap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PeakView {
-    /// Its number, see [`Table::records_at_peak`](super::Table::records_at_peak); 0: none, the heap
-    /// has only grown.
+    /// Number of the peak; see [`Table::records_at_peak`](super::Table::records_at_peak). 0 if the
+    /// heap has only grown.
     pub epoch: u32,
-    /// Its time, in ticks since the session's start.
+    /// Time of the peak, in ticks since the session's start.
     pub tick: u32,
 }
 
-/// A thread of a session.
+/// Thread of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadView {
-    /// Its number as the process sees it (its own pid namespace); 0: not known.
+    /// Thread id in the process's own pid namespace; 0 if not known.
     pub tid: u32,
-    /// Its name, zero-padded; zeros: not known. Any bytes, of a hostile process.
+    /// Name, zero-padded; all zero if not known. May be any bytes.
     pub name: [u8; 16],
 }
 
 impl ThreadView {
-    /// Its name; empty: not known.
+    /// Returns the name; empty if not known.
     #[must_use]
     pub fn name(&self) -> &[u8] {
         let end = self.name.iter().position(|byte| *byte == 0);
@@ -277,14 +276,14 @@ impl ThreadView {
 /// Running totals of a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Totals {
-    /// Samples taken.
+    /// Number of samples.
     pub samples: u64,
     /// Estimated bytes allocated.
     pub alloc_bytes: f64,
     /// Estimated bytes allocated in the session and still live.
     pub live_bytes: f64,
-    /// Nanoseconds that all samples took in the agent, as estimated from the timed ones.
+    /// Time that all samples took in the agent, in ns, estimated from the timed ones.
     pub timed_ns: u64,
-    /// Samples that were timed.
+    /// Number of timed samples.
     pub timed: u64,
 }

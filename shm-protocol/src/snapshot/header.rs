@@ -1,4 +1,4 @@
-//! Head of a segment: identity, commands, status, modules.
+//! Header of a segment: identity, commands, status, modules.
 
 use super::{Invalid, text_at, u32_at, u64_at};
 use crate::cpu::{CpuParams, CpuSetting};
@@ -10,15 +10,14 @@ use crate::layout::{
 use crate::segment::Session;
 use core::mem::{offset_of, size_of};
 
-/// A copy of the first [`HEADER_BYTES`] of a segment, checked.
+/// View of a copy of a segment's first [`HEADER_BYTES`], which were checked.
 #[derive(Clone, Copy)]
 pub struct Header<'a> {
     bytes: &'a [u8],
 }
 
 impl<'a> Header<'a> {
-    /// Checks magic, version and sizes against the file's size. Of a segment without tables
-    /// the bytes behind [`CONTROL_BYTES`] are zeros.
+    /// [`Invalid`]; with both versions if they differ.
     ///
     /// # Errors
     /// [`Invalid`], with both versions where they differ.
@@ -51,8 +50,7 @@ impl<'a> Header<'a> {
         u32_at(self.bytes, IDENTITY_OFFSET + field)
     }
 
-    /// Seccomp mode and number of filters when the segment was made, as in
-    /// `/proc/PID/status`.
+    /// Returns the seccomp mode and the number of filters at creation, as in `/proc/PID/status`.
     #[must_use]
     pub fn seccomp(&self) -> (u32, u32) {
         (
@@ -61,31 +59,31 @@ impl<'a> Header<'a> {
         )
     }
 
-    /// Size of the segment once it has tables.
+    /// Returns the size of the segment once it has tables.
     #[must_use]
     pub fn segment_bytes(&self) -> u64 {
         self.identity64(offset_of!(Identity, segment_bytes))
     }
 
-    /// Pid in the process's own pid namespace.
+    /// Returns the pid in the process's own pid namespace.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.identity32(offset_of!(Identity, pid))
     }
 
-    /// User that the process ran as when it made the segment.
+    /// Returns the effective user id at creation.
     #[must_use]
     pub fn uid(&self) -> u32 {
         self.identity32(offset_of!(Identity, uid))
     }
 
-    /// Field 22 of `/proc/PID/stat`.
+    /// Returns the process's start time (field 22 of `/proc/PID/stat`).
     #[must_use]
     pub fn start_time(&self) -> u64 {
         self.identity64(offset_of!(Identity, start_time))
     }
 
-    /// Boot id of the kernel it ran under.
+    /// Returns the boot id of the kernel that the process ran under.
     #[must_use]
     pub fn boot_id(&self) -> &'a [u8] {
         text_at(
@@ -96,37 +94,37 @@ impl<'a> Header<'a> {
         )
     }
 
-    /// When the segment was made, Unix ns.
+    /// Returns the creation time, Unix ns.
     #[must_use]
     pub fn created_unix_ns(&self) -> u64 {
         self.identity64(offset_of!(Identity, created_unix_ns))
     }
 
-    /// When the segment was made, ns of [`crate::clock::now_ns`].
+    /// Returns the creation time in ns of [`crate::clock::now_ns`].
     #[must_use]
     pub fn created_ns(&self) -> u64 {
         self.identity64(offset_of!(Identity, created_ns))
     }
 
-    /// Whether the program kept its own allocator.
+    /// Returns true if the program kept its own allocator.
     #[must_use]
     pub fn system_allocator(&self) -> bool {
         self.identity32(offset_of!(Identity, allocator)) == 1
     }
 
-    /// Pid of the parent whose segment this one replaced at fork, or 0.
+    /// Returns the pid of the parent if this is the segment of a forked child, else 0.
     #[must_use]
     pub fn forked_from(&self) -> u32 {
         self.identity32(offset_of!(Identity, forked_from))
     }
 
-    /// Inode of the pid namespace that the pid belongs to; 0: not known.
+    /// Returns the inode of the pid namespace in which the pid is valid; 0 if not known.
     #[must_use]
     pub fn pid_namespace(&self) -> u64 {
         self.identity64(offset_of!(Identity, pid_namespace))
     }
 
-    /// Short name of the process when it made the segment; not checked to be text.
+    /// Returns the process's command name at creation; may be any bytes.
     #[must_use]
     pub fn comm(&self) -> &'a [u8] {
         let at = IDENTITY_OFFSET + offset_of!(Identity, comm);
@@ -134,7 +132,7 @@ impl<'a> Header<'a> {
         text.split(|b| *b == 0).next().unwrap_or_default()
     }
 
-    /// Path of the executable, as the process saw it; not checked to be text.
+    /// Returns the path of the executable as the process saw it; may be any bytes.
     #[must_use]
     pub fn exe(&self) -> &'a [u8] {
         let len = self.identity32(offset_of!(Identity, exe_len)) as usize;
@@ -146,7 +144,7 @@ impl<'a> Header<'a> {
         )
     }
 
-    /// Build id of the executable; may be empty.
+    /// Returns the build id of the executable; may be empty.
     #[must_use]
     pub fn exe_build_id(&self) -> &'a [u8] {
         let len = self.identity32(offset_of!(Identity, exe_build_id_len)) as usize;
@@ -158,7 +156,7 @@ impl<'a> Header<'a> {
         )
     }
 
-    /// Version of the agent.
+    /// Returns the version of the agent.
     #[must_use]
     pub fn agent_version(&self) -> &'a [u8] {
         let at = IDENTITY_OFFSET + offset_of!(Identity, agent_version);
@@ -166,8 +164,8 @@ impl<'a> Header<'a> {
         text.split(|b| *b == 0).next().unwrap_or_default()
     }
 
-    /// Where the allocator keeps its data, that of sampled objects alone if the program keeps its
-    /// own allocator; `None`: not known.
+    /// Returns the addresses of the allocator's data, or `None` if not known. If the program keeps
+    /// its own allocator, only those of sampled objects.
     #[must_use]
     pub fn heap(&self) -> Option<HeapGlobals> {
         let field = |field: usize| self.identity64(offset_of!(Identity, heap) + field);
@@ -181,7 +179,7 @@ impl<'a> Header<'a> {
         (globals != HeapGlobals::default()).then_some(globals)
     }
 
-    /// Where the agent's own memory is in the process.
+    /// Returns the location of the agent's own memory in the process.
     #[must_use]
     pub fn agent_memory(&self) -> AgentMemory {
         let field = |field: usize| self.identity64(offset_of!(Identity, agent_memory) + field);
@@ -200,32 +198,33 @@ impl<'a> Header<'a> {
         }
     }
 
-    /// Lowest byte of the epoch in force; 0: sampling is off.
+    /// Returns the lowest byte of the epoch in force; 0 if sampling is off.
     #[must_use]
     pub fn epoch(&self) -> u8 {
         self.bytes[offset_of!(Control, epoch)]
     }
 
-    /// The last session that was published, running or not; `None` before the first.
+    /// Returns the last session that was published, whether it is running or not. Returns `None`
+    /// before the first.
     #[must_use]
     pub fn session(&self) -> Option<Session> {
         self.session_of(self.bytes[offset_of!(Control, last_epoch)])
     }
 
-    /// The last session that was not a probe, whose samples may be wanted. Its bank may be
-    /// another's by now.
+    /// Returns the last session that was not a probe. Its bank may hold another session by now.
     #[must_use]
     pub fn profiled(&self) -> Option<Session> {
         let last = self.session()?;
         if !last.is_probe() {
             return Some(last);
         }
-        // Probes leave the parameters of the session before them.
+        // Probes do not overwrite the parameters of the session before them.
         let other = self.session_of(self.bytes[offset_of!(Control, last_epoch)] ^ 1)?;
         (!other.is_probe() && other.number < last.number).then_some(other)
     }
 
-    /// The session of an epoch of this parity, given the epoch's lowest byte. 0: there is none.
+    /// Returns the session whose epochs have the parity of `last`, the lowest byte of an epoch.
+    /// Returns `None` if `last` is 0.
     fn session_of(&self, last: u8) -> Option<Session> {
         let at = offset_of!(Control, params) + usize::from(last & 1) * size_of::<Params>();
         let field = |field: usize| u64_at(self.bytes, at + field);
@@ -252,7 +251,7 @@ impl<'a> Header<'a> {
         u64_at(self.bytes, STATUS_OFFSET + field)
     }
 
-    /// Last session that ended while its process lived, and when (ns of the clock).
+    /// Returns the last session that ended while its process lived, and its end (ns of the clock).
     #[must_use]
     pub fn ended(&self) -> (u64, u64) {
         (
@@ -261,26 +260,26 @@ impl<'a> Header<'a> {
         )
     }
 
-    /// Last session that was written out.
+    /// Returns the last session that was written out.
     #[must_use]
     pub fn collected_session(&self) -> u64 {
         self.status(offset_of!(Status, collected_session))
     }
 
-    /// Whether the process ended in order.
+    /// Returns true if the process exited normally.
     #[must_use]
     pub fn exited(&self) -> bool {
         self.status(offset_of!(Status, exited)) != 0
     }
 
-    /// Address space reserved for sampled objects.
+    /// Returns the address space reserved for sampled objects, in bytes.
     #[must_use]
     pub fn range_bytes(&self) -> u64 {
         self.status(offset_of!(Status, range_bytes))
     }
 
-    /// Why the agent does not sample (one of the layout's `REFUSES_` constants, 0: it would),
-    /// and the `errno` behind it.
+    /// Returns the reason why the agent does not sample (one of the layout's `REFUSES_` constants;
+    /// 0: none), and the `errno` that belongs to it.
     #[must_use]
     pub fn refuses(&self) -> (u32, u32) {
         let at = STATUS_OFFSET + offset_of!(Status, refuses);
@@ -288,8 +287,8 @@ impl<'a> Header<'a> {
         (u32_at(self.bytes, at), u32_at(self.bytes, errno))
     }
 
-    /// The Python interpreter that was met: its version as `PY_VERSION_HEX` has it, and one of the
-    /// `PYTHON_` constants; `None`: none was.
+    /// Returns the version of the Python interpreter, as `PY_VERSION_HEX`, and one of the `PYTHON_`
+    /// constants. Returns `None` if no interpreter was found.
     #[must_use]
     pub fn python(&self) -> Option<(u32, u32)> {
         let field = |field: usize| u32_at(self.bytes, STATUS_OFFSET + field);
@@ -298,14 +297,15 @@ impl<'a> Header<'a> {
         (version != 0).then_some((version, judgement))
     }
 
-    /// Whether that is a build without a global lock.
+    /// Returns true if the interpreter is a build without the global interpreter lock.
     #[must_use]
     pub fn python_is_unlocked(&self) -> bool {
         let at = STATUS_OFFSET + offset_of!(Status, python);
         u32_at(self.bytes, at) & PYTHON_UNLOCKED != 0
     }
 
-    /// Whether its environment leaves small objects to an allocator of its own; `None`: there is none.
+    /// Returns true if the interpreter's environment makes it allocate small objects with its own
+    /// allocator. Returns `None` if there is no interpreter.
     #[must_use]
     pub fn python_hides(&self) -> Option<bool> {
         let at = STATUS_OFFSET + offset_of!(Status, python);
@@ -313,23 +313,22 @@ impl<'a> Header<'a> {
             .map(|_| u32_at(self.bytes, at) & PYTHON_HIDES != 0)
     }
 
-    /// Modules that found no room.
+    /// Returns the number of modules that did not fit into the table.
     #[must_use]
     pub fn modules_lost(&self) -> u64 {
         self.status(offset_of!(Status, modules_lost))
     }
 
-    /// When a thread that samples last looked after things (ns of the clock): once a second
-    /// while there are samples.
+    /// Returns when a sampling thread last did its periodic work, in ns of the clock. It does so
+    /// once a second while there are samples.
     #[must_use]
     pub fn last_sign_of_life(&self) -> Option<u64> {
         let taken = offset_of!(AllocatorStats, taken_ns);
         Some(self.status(offset_of!(Status, allocator) + taken)).filter(|taken| *taken != 0)
     }
 
-    /// The allocator's statistics by name, in bytes, and when they were taken (ns of the
-    /// clock); `None` if never, or where the program keeps its own allocator, of which
-    /// nothing is known.
+    /// Returns the time of the allocator's statistics (ns of the clock), and each by name, in
+    /// bytes. Returns `None` if there are none yet, or if the program keeps its own allocator.
     #[must_use]
     pub fn allocator_stats(&self) -> Option<(u64, [(&'static str, u64); 6])> {
         let field = |field: usize| self.status(offset_of!(Status, allocator) + field);
@@ -347,7 +346,7 @@ impl<'a> Header<'a> {
         })
     }
 
-    /// The modules, in order of discovery.
+    /// Returns the modules, in order of discovery.
     pub fn modules(&self) -> impl Iterator<Item = ModuleView<'a>> + use<'a> {
         let bytes = self.bytes;
         let count = u32_at(bytes, MODULES_OFFSET + offset_of!(ModuleTable, count)) as usize;
@@ -355,22 +354,22 @@ impl<'a> Header<'a> {
     }
 }
 
-/// An executable mapping.
+/// Executable mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModuleView<'a> {
     /// First address.
     pub start: u64,
-    /// One past the last.
+    /// Address after the last.
     pub end: u64,
     /// Offset of `start` in the file.
     pub file_offset: u64,
-    /// Path as the process saw it; not checked to be text.
+    /// Path as the process saw it; may be any bytes.
     pub path: &'a [u8],
     /// Build id; may be empty.
     pub build_id: &'a [u8],
-    /// Tick at which it was found unloaded.
+    /// Tick at which the module was found to be unloaded; `None` while it is mapped.
     pub unloaded_tick: Option<u32>,
-    /// Number of modules that were at its addresses before it.
+    /// Number of earlier modules at the same addresses.
     pub instance: u32,
 }
 

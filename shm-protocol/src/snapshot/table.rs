@@ -1,4 +1,4 @@
-//! The stacks of a bank and what was counted for each.
+//! Stacks of a bank, and their counters.
 
 use super::{Invalid, u16_at, u32_at, u64_at};
 use crate::layout::{Node, Record, THREAD_ADDRESS, THREADS_KEPT};
@@ -6,7 +6,7 @@ use crate::record::{BYTE_ONE, CPU_CLASS, OBJECT_ONE, SIZE_CLASSES, TIME_ONE, VAR
 use crate::tree::{FIRST_NODE, NodeId, TRUNCATED};
 use core::mem::{offset_of, size_of};
 
-/// The tree and the records of a bank, from private copies.
+/// View of private copies of a bank's tree and records.
 #[derive(Clone, Copy)]
 pub struct Table<'a> {
     nodes: &'a [u8],
@@ -14,20 +14,19 @@ pub struct Table<'a> {
 }
 
 impl<'a> Table<'a> {
-    /// Over copies of a bank's first nodes and records, as many as its summary says.
+    /// Returns a view of copies of a bank's first nodes and records, as many as its summary says.
     #[must_use]
     pub fn new(nodes: &'a [u8], records: &'a [u8]) -> Self {
         Self { nodes, records }
     }
 
-    /// Number of nodes, fixed ones included.
+    /// Returns the number of nodes, fixed ones included.
     #[must_use]
     pub fn node_count(&self) -> usize {
         self.nodes.len() / size_of::<Node>()
     }
 
-    /// The caller's node and the return address of a node. `None` for the fixed nodes and
-    /// for one that was claimed but never filled in.
+    /// [`Invalid::Cycle`] if the caller's index is not smaller.
     ///
     /// # Errors
     /// [`Invalid::Cycle`] if its caller is not older.
@@ -45,7 +44,7 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// Appends the addresses of the stack that ends in `leaf`, leaf first; returns where it ends.
+    /// [`Invalid::Cycle`] if the tree is corrupt.
     ///
     /// # Errors
     /// [`Invalid::Cycle`] on a damaged tree.
@@ -64,15 +63,15 @@ impl<'a> Table<'a> {
         })
     }
 
-    /// All records that were filled in; the first is `[table full]`. A stack may have
+    /// Returns all records that were filled in. The first is `[table full]`. A stack may have
     /// several.
     pub fn records(&self) -> impl Iterator<Item = RecordView> + use<'a> {
         let bytes = self.records;
         (0..bytes.len() / size_of::<Record>()).map(move |i| RecordView::at(bytes, i, 0))
     }
 
-    /// Like [`records`](Self::records), with the sums as they were at peak `epoch`, the last one of
-    /// the bank.
+    /// Like [`records`](Self::records), but with the sums as of peak `epoch`, which must be the
+    /// bank's last.
     pub fn records_at_peak(&self, epoch: u32) -> impl Iterator<Item = RecordView> + use<'a> {
         let bytes = self.records;
         (0..bytes.len() / size_of::<Record>()).map(move |i| {
@@ -86,38 +85,39 @@ impl<'a> Table<'a> {
     }
 }
 
-/// Where a stack ends.
+/// Outer end of a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StackEnd {
-    /// It could not be followed to the thread's start.
+    /// True if outer frames are missing.
     pub truncated: bool,
-    /// Index of its thread among [`BankSummary::thread_entries`](super::BankSummary::thread_entries);
-    /// `None`: one of the others.
+    /// Index of the thread among
+    /// [`BankSummary::thread_entries`](super::BankSummary::thread_entries). `None`: a thread whose
+    /// stacks are not recorded per thread.
     pub thread: Option<u32>,
 }
 
-/// Index of the thread whose stacks are below a node of this address; `None` for an address
-/// of code.
+/// Returns the index of the thread whose stacks are below the node with this address. Returns
+/// `None` for an address of code.
 #[must_use]
 pub fn thread_of(address: u64) -> Option<u32> {
     let index = address.wrapping_sub(THREAD_ADDRESS);
     (index < THREADS_KEPT as u64).then_some(index as u32)
 }
 
-/// The sums of a record, still in fixed point: add those of one stack with
-/// [`RecordView::merge`] before converting them.
+/// Sums of a record, in fixed point. Those of one stack must be added ([`RecordView::merge`])
+/// before they are converted.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RecordView {
-    /// Leaf of the stack; 0 for `[table full]`.
+    /// Leaf node of the stack; 0 for `[table full]`.
     pub node: NodeId,
-    /// Size class of its objects, see [`crate::record::size_class`]; or [`CPU_CLASS`].
+    /// Size class of the objects ([`crate::record::size_class`]), or [`CPU_CLASS`].
     pub size_class: u32,
     sums: [u64; 12],
-    /// Variance of the objects allocated, and the part that left with freed ones.
+    /// Variance of the number of objects allocated, and the part due to freed ones.
     object_variances: [f64; 2],
 }
 
-/// Distance of the kept sums from the present ones.
+/// Distance in bytes from the current sums to those of the last peak.
 const KEPT: usize = offset_of!(Record, kept) - offset_of!(Record, alloc_samples);
 
 const FIELDS: [usize; 12] = [
@@ -140,12 +140,12 @@ const FLOATS: [usize; 2] = [
     offset_of!(Record, free_object_variance),
 ];
 
-/// Sum of a stack's records, in plain units.
+/// Sums of a stack's records, in plain units.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StackSums {
-    /// Samples of allocations.
+    /// Number of samples.
     pub alloc_samples: u64,
-    /// Of those, freed.
+    /// Number of samples that were freed.
     pub free_samples: u64,
     /// Estimated objects allocated.
     pub alloc_objects: f64,
@@ -163,16 +163,16 @@ pub struct StackSums {
     pub live_variance: f64,
     /// Variance of the live objects.
     pub live_object_variance: f64,
-    /// Sum over live objects of their age, in object-ticks.
+    /// Sum of the ages of live objects, in object-ticks.
     pub live_age_ticks: f64,
-    /// Sum over freed objects of their lifetime, in object-ticks.
+    /// Sum of the lifetimes of freed objects, in object-ticks.
     pub freed_lifetime_ticks: f64,
     /// Estimated objects freed within [`crate::record::SHORT_TICKS`] of their birth.
     pub short_lived_objects: f64,
 }
 
 impl RecordView {
-    /// Record `index`, whose sums are `shift` bytes behind the present ones.
+    /// Returns record `index`, whose sums are read `shift` bytes after the current ones.
     fn at(bytes: &[u8], index: usize, shift: usize) -> Self {
         let base = index * size_of::<Record>();
         Self {
@@ -184,21 +184,21 @@ impl RecordView {
         }
     }
 
-    /// Samples of CPU time and the nanoseconds that they stand for, if it is of those.
+    /// Returns the number of CPU samples and their time in ns, or `None` if this is not a CPU
+    /// record.
     #[must_use]
     pub fn cpu(&self) -> Option<(u64, u64)> {
         let [samples, _, ns, ..] = self.sums;
         (self.size_class == CPU_CLASS).then_some((samples, ns))
     }
 
-    /// Whether nothing was counted.
+    /// Returns true if nothing was counted.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.sums.iter().all(|sum| *sum == 0)
     }
 
-    /// Adds another record of the same stack; of the same size class, if that is to mean
-    /// something.
+    /// Adds another record of the same stack, which should be of the same size class.
     pub fn merge(&mut self, other: &Self) {
         for (sum, more) in self.sums.iter_mut().zip(other.sums) {
             *sum = sum.wrapping_add(more);
@@ -208,8 +208,8 @@ impl RecordView {
         }
     }
 
-    /// In plain units, `now_tick` ticks after the session's start. Sums that a torn copy
-    /// or a hostile target made negative come out as zero.
+    /// Converts the sums to plain units, as of `now_tick` ticks after the session's start. Sums
+    /// that a torn copy or a hostile target made negative become zero.
     #[must_use]
     pub fn sums(&self, now_tick: u32) -> StackSums {
         let [
@@ -228,8 +228,8 @@ impl RecordView {
         ] = self.sums;
         let left = |all: u64, gone: u64| (all.wrapping_sub(gone) as i64).max(0) as f64;
         let live_objects = left(objects, f_objects) / OBJECT_ONE;
-        // Sums wrap, and their difference does not: it is exact before it becomes a float. The last sixteenth
-        // of the range is below zero.
+        // Sums wrap, but their difference does not, and is exact before it becomes a float. The last
+        // sixteenth of the range is negative.
         let now = objects.wrapping_sub(f_objects);
         let now = now.wrapping_mul(u64::from(now_tick));
         let age = now.wrapping_sub(birth.wrapping_sub(f_birth));
@@ -253,7 +253,7 @@ impl RecordView {
     }
 }
 
-/// A variance from its bits; a hostile target may have put any there.
+/// Converts the bits of a variance, which may be any bits.
 fn variance(bits: u64) -> f64 {
     Some(f64::from_bits(bits))
         .filter(|v| (0.0..1e100).contains(v))
@@ -268,7 +268,7 @@ mod tests {
 
     use super::*;
     use crate::layout::Node;
-    use crate::record::{FreeSample, NewSample, Records, Room};
+    use crate::record::{FreeSample, NewSample, RecordKey, Records, Room};
 
     /// Objects that are always this old when they are freed, and one in each tick.
     const LIFETIME: u32 = 250;
@@ -288,7 +288,9 @@ mod tests {
             limit: 4,
             crowded: 4,
         };
-        let id = records.of_shard(&node, (1, 0), 0, room).expect("a record");
+        let id = records
+            .of_shard(&node, RecordKey::new(1, 0), 0, room)
+            .expect("a record");
         let weight = (1.0 / (1.0 - (-(bytes as f64) / interval).exp())) as f32;
         let mut ring = VecDeque::new();
         for tick in ticks - 3 * LIFETIME..=ticks {

@@ -2,7 +2,7 @@ use super::*;
 use crate::bank::{Bank, Geometry};
 use crate::layout::{ABI_VERSION, HEADER_BYTES, IDENTITY_OFFSET, MAGIC};
 use crate::layout::{BANK_HEADER_BYTES, Record, SHARED_SHARD, THREADS_KEPT};
-use crate::record::{CPU_CLASS, FreeSample, NewSample, TABLE_FULL, VARIANCE_ONE};
+use crate::record::{CPU_CLASS, FreeSample, NewSample, RecordKey, TABLE_FULL, VARIANCE_ONE};
 use crate::sync::Ordering;
 use crate::tree::{Place, ROOT, TRUNCATED};
 use proptest::prelude::*;
@@ -37,7 +37,7 @@ fn cpu_time_is_read_apart_from_objects() {
         .store(geometry.units, core::sync::atomic::Ordering::Relaxed);
     let limit = bank.node_limit();
     let leaf = bank.tree.child(Place::root(ROOT), 0x10, limit).unwrap();
-    let record = bank.record_of((leaf.node, CPU_CLASS), 0);
+    let record = bank.record_of(RecordKey::new(leaf.node, CPU_CLASS), 0);
     bank.count_cpu(record, 0, 1000, true);
     bank.count_cpu(record, 0, 234, true);
     bank.count_cpu(TABLE_FULL, 0, 7, true);
@@ -84,15 +84,20 @@ fn what_the_writer_counts_the_reader_reads() {
         tick: 10,
     };
     for shard in [0, 1] {
-        bank.count_new(bank.record_of((leaf, 6), shard), shard, &born, true);
+        bank.count_new(
+            bank.record_of(RecordKey::new(leaf, 6), shard),
+            shard,
+            &born,
+            true,
+        );
     }
     bank.count_free(
-        bank.record_of((leaf, 6), 1),
+        bank.record_of(RecordKey::new(leaf, 6), 1),
         1,
         &FreeSample { born, tick: 30 },
         true,
     );
-    bank.count_new(bank.record_of((cut, 6), 0), 0, &born, true);
+    bank.count_new(bank.record_of(RecordKey::new(cut, 6), 0), 0, &born, true);
 
     let bytes = &as_bytes(&words)[skip * 8..];
     let summary = BankSummary::new(bytes, geometry).unwrap();
@@ -309,7 +314,7 @@ fn the_peak_is_the_state_before_the_first_free_after_a_maximum() {
         weight: 1.0,
         tick: 0,
     };
-    let record = |leaf, shard| bank.record_of((leaf, 6), shard);
+    let record = |leaf, shard| bank.record_of(RecordKey::new(leaf, 6), shard);
     let new = |leaf, bytes, shard, exclusive| {
         bank.count_new(record(leaf, shard), shard, &sample(bytes), exclusive);
     };
@@ -371,7 +376,7 @@ fn what_is_freed_unseen_is_no_peak() {
         weight: 1.0,
         tick: 1,
     };
-    let id = bank.record_of((leaf, 6), 0);
+    let id = bank.record_of(RecordKey::new(leaf, 6), 0);
     bank.count_new(id, 0, &sample(1000), true);
     bank.count_unseen(id, 0, &sample(1 << 30), true);
     let bytes = &as_bytes(&words)[skip * 8..];

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use criterion::Criterion;
 use shm_protocol::layout::{Node, Record};
-use shm_protocol::record::Room;
+use shm_protocol::record::{RecordKey, Room};
 use shm_protocol::tree::{Levels, Place};
 use shm_protocol::{NewSample, Records, Tree};
 use unwind::Registers;
@@ -172,7 +172,7 @@ fn table(c: &mut Criterion) {
         crowded: 64,
     };
     let record = records
-        .of_shard(node, (leaf.node, 6), 0, room)
+        .of_shard(node, RecordKey::new(leaf.node, 6), 0, room)
         .expect("room");
     let sample = NewSample {
         bytes: 100,

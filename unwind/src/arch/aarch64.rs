@@ -8,11 +8,12 @@ use gimli::{Register, Vendor};
 #[derive(Clone, Copy, Debug)]
 pub struct Aarch64;
 
-/// Distance of the general registers in a signal's frame: `siginfo_t` (128 bytes), `ucontext_t` up
-/// to `uc_mcontext` (176), and the address of the fault (8).
+/// Offset of the general registers in a signal frame: `siginfo_t` (128 bytes), `ucontext_t` up to
+/// `uc_mcontext` (176), and the fault address (8).
 const SAVED: i64 = 128 + 176 + 8;
 
-/// `mov x8, #__NR_rt_sigreturn` and `svc #0`: what the kernel's vdso has, and libgcc looks for.
+/// `mov x8, #__NR_rt_sigreturn` and `svc #0`: the trampoline in the kernel's vdso, which libgcc
+/// looks for as well.
 const SIGNAL_RETURN: [u32; 2] = [0xd280_1168, 0xd400_0001];
 
 impl Machine for Aarch64 {
@@ -32,15 +33,15 @@ impl Machine for Aarch64 {
     const RECORD_ENDS_FRAME: bool = false;
     const PADDED: Option<[u8; 11]> = None;
 
-    /// Without its pointer-authentication code, whose bits depend on the kernel's address space
-    /// (from 39 bits on). Elsewhere, those of an address space of 48 bits are taken off.
+    /// Strips the pointer-authentication code, whose position depends on the kernel's address space
+    /// (from 39 bits on). On other machines, strips all bits above an address space of 48 bits.
     #[inline(always)]
     fn return_address(word: u64) -> u64 {
         #[cfg(target_arch = "aarch64")]
         let word = {
             let address: u64;
-            // SAFETY: XPACLRI, spelled as the hint that it is to cores that sign nothing. It
-            // changes the one register that is named.
+            // SAFETY: XPACLRI, encoded as a hint, which is a no-op on cores without pointer
+            // authentication. It changes only x30, which is declared.
             unsafe {
                 core::arch::asm!(
                     "hint #7",
@@ -60,12 +61,12 @@ impl Machine for Aarch64 {
             return None;
         }
         if instruction & 0xfc00_0000 == 0x9400_0000 {
-            // BL: a distance of 26 bits, in words.
+            // BL: a signed offset of 26 bits, in words.
             let distance = i64::from((instruction << 6) as i32 >> 6) * 4;
             let at = ip.wrapping_sub(4);
             return Some(Target::Known(at.wrapping_add_signed(distance)));
         }
-        // BLR; those that authenticate the target (BLRAA, BLRABZ and so on).
+        // BLR, and its forms that authenticate the target (BLRAA, BLRABZ and so on).
         let is_by_register =
             instruction & 0xffff_fc1f == 0xd63f_0000 || instruction & 0xfeff_f800 == 0xd63f_0800;
         is_by_register.then_some(Target::Unknown)
@@ -75,44 +76,44 @@ impl Machine for Aarch64 {
         const RET: u32 = 0xd65f_03c0;
         const RETAA: u32 = 0xd65f_0bff;
         const AUTIASP: u32 = 0xd503_23bf;
-        // Bytes that were taken off the stack; where the link register and the frame pointer were.
-        let (mut taken, mut link, mut fp) = (0, None, None);
+        // Bytes popped so far, and the positions of the saved registers among them.
+        let (mut taken, mut saved) = (0, Saved::default());
         for word in code.chunks_exact(4) {
             let word = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
             match word {
                 RET | RETAA => {
-                    // The stack pointer is a multiple of 16 (AAPCS64 6.2.2), and what calls another
-                    // function has saved where it returns to.
+                    // The stack pointer is a multiple of 16 (AAPCS64 6.2.2), and a function that
+                    // makes a call has saved its return address.
                     let is_whole = taken > 0 && taken % 16 == 0;
-                    return link.filter(|_| is_whole).map(|link: i64| Epilogue {
+                    return saved.link.filter(|_| is_whole).map(|link| Epilogue {
                         by_fp: false,
                         cfa: taken,
                         ra: link - taken,
-                        fp: fp.map(|at: i64| at - taken),
+                        fp: saved.fp.map(|at| at - taken),
                     });
                 }
                 AUTIASP => {}
-                // mov of a general register below 29 from another, or of a number.
+                // mov to a general register below 29, from another or of a constant.
                 _ if word & 0x7fe0_ffe0 == 0x2a00_03e0 && word & 31 < 29 => {}
                 _ if word & 0x7f80_0000 == 0x5280_0000 && word & 31 < 29 => {}
                 // add sp, sp, #n.
                 _ if word & 0xffc0_03ff == 0x9100_03ff => taken += i64::from(word >> 10 & 0xfff),
                 // ldr x, [sp], #n; ldr x, [sp, #n].
                 _ if word & 0xffe0_0fe0 == 0xf840_07e0 => {
-                    note(word & 31, taken, (&mut link, &mut fp))?;
+                    record(word & 31, taken, &mut saved)?;
                     taken += signed(word >> 12, 9);
                 }
                 _ if word & 0xffc0_03e0 == 0xf940_03e0 => {
                     let at = taken + i64::from(word >> 10 & 0xfff) * 8;
-                    note(word & 31, at, (&mut link, &mut fp))?;
+                    record(word & 31, at, &mut saved)?;
                 }
                 // ldp x, x, [sp], #n; ldp x, x, [sp, #n].
                 _ if word & 0xffc0_03e0 == 0xa8c0_03e0 || word & 0xffc0_03e0 == 0xa940_03e0 => {
                     let distance = signed(word >> 15, 7) * 8;
                     let is_after = word & 0x0100_0000 == 0;
                     let at = taken + if is_after { 0 } else { distance };
-                    note(word & 31, at, (&mut link, &mut fp))?;
-                    note(word >> 10 & 31, at + 8, (&mut link, &mut fp))?;
+                    record(word & 31, at, &mut saved)?;
+                    record(word >> 10 & 31, at + 8, &mut saved)?;
                     taken += if is_after { distance } else { 0 };
                 }
                 _ => return None,
@@ -126,19 +127,26 @@ impl Machine for Aarch64 {
     }
 }
 
-/// Notes where a register was saved that is restored from `at`; `None` if it is none that functions
-/// restore.
-fn note(register: u32, at: i64, (link, fp): (&mut Option<i64>, &mut Option<i64>)) -> Option<()> {
+/// Positions of saved registers, in bytes above the stack pointer at the start of an epilogue.
+#[derive(Default)]
+struct Saved {
+    link: Option<i64>,
+    fp: Option<i64>,
+}
+
+/// Records the position `at` of a saved register. Returns `None` if no epilogue restores that
+/// register.
+fn record(register: u32, at: i64, saved: &mut Saved) -> Option<()> {
     match register {
         19..=28 => {}
-        29 => *fp = Some(at),
-        30 => *link = Some(at),
+        29 => saved.fp = Some(at),
+        30 => saved.link = Some(at),
         _ => return None,
     }
     Some(())
 }
 
-/// A signed number in the lowest bits of a field.
+/// Sign-extends the lowest `bits` bits of a field.
 fn signed(field: u32, bits: u32) -> i64 {
     i64::from((field << (32 - bits)) as i32 >> (32 - bits))
 }

@@ -28,8 +28,7 @@ impl Machine for X86_64 {
     }
 
     fn call(before: [u8; 8], ip: u64) -> Option<Target> {
-        // Bytes of a call through a register or memory: opcode FF, the operand's kind, then what that
-        // kind takes.
+        // A call through a register or memory: opcode FF, ModRM byte, then what that requires.
         let by_operand = (2..=7).any(|bytes| {
             let [opcode, operand, rest @ ..] = &before[8 - bytes..] else {
                 return false;
@@ -47,15 +46,15 @@ impl Machine for X86_64 {
     }
 
     fn epilogue(mut code: &[u8]) -> Option<Epilogue> {
-        // Bytes that were taken off the stack; where among them the frame pointer was.
+        // Bytes popped so far, and the position of the saved frame pointer among them.
         let (mut taken, mut fp) = (0, None);
         loop {
             let length = match *code {
-                // ret, also as AMD's processors like it.
+                // ret; rep ret.
                 [0xc3, ..] | [0xf3, 0xc3, ..] => {
                     let cfa = taken + 8;
-                    // At a call the stack is aligned to 16 bytes (psABI 3.2.2), so that a function which
-                    // calls another has moved it.
+                    // The stack is aligned to 16 bytes at a call (psABI 3.2.2), so a function that
+                    // makes a call has moved the stack pointer by 8 plus a multiple of 16.
                     let is_whole = taken > 0 && cfa % 16 == 0;
                     return is_whole.then_some(Epilogue {
                         by_fp: false,
@@ -95,7 +94,7 @@ impl Machine for X86_64 {
                     taken += 8;
                     1
                 }
-                // The function's result: xor or mov of one register with another; mov of a number.
+                // Setting the return value: xor or mov between registers; mov of a constant.
                 [0x31 | 0x33 | 0x89 | 0x8b, operand, ..] if is_of_others(operand) => 2,
                 [0x40..=0x4f, 0x31 | 0x33 | 0x89 | 0x8b, operand, ..] if is_of_others(operand) => 3,
                 [0xb8, ..] => 5,
@@ -110,21 +109,22 @@ impl Machine for X86_64 {
     }
 }
 
-/// Whether an operand (ModRM) is two registers, neither the stack pointer nor the frame pointer (nor,
-/// after a prefix, two others that are as rare).
+/// Returns true if a ModRM byte names two registers, neither of which is rsp or rbp (or, with a REX
+/// prefix, r12 or r13).
 fn is_of_others(operand: u8) -> bool {
     let is_other = |register: u8| !matches!(register & 7, 4 | 5);
     operand >= 0xc0 && is_other(operand) && is_other(operand >> 3)
 }
 
-/// How many bytes an operand takes that begins with this byte (ModRM): itself, a scaled index, and a
-/// distance of one or four bytes.
+/// Returns the size of an operand that starts with ModRM byte `operand`: that byte, a SIB byte if
+/// there is one, and a displacement of none, one or four bytes.
 fn operand_bytes(operand: u8, rest: &[u8]) -> usize {
     let (mode, base) = (operand >> 6, operand & 7);
     let has_index = mode != 3 && base == 4;
-    let is_based_on_nothing = match has_index {
-        true => rest.first().is_some_and(|index| index & 7 == 5),
-        false => base == 5,
+    let is_based_on_nothing = if has_index {
+        rest.first().is_some_and(|index| index & 7 == 5)
+    } else {
+        base == 5
     };
     let distance = match mode {
         0 if is_based_on_nothing => 4,

@@ -1,59 +1,59 @@
-//! Walks that leave the memo alone.
+//! Quick walks, which do not update the cached stack.
 //!
-//! To change the memo is of little use where the next stack differs again. Once some walks in a row
-//! found stacks that differ, and that had been seen before, the walker goes by
-//! [places](super::places), keeps nothing but the stack's sum, and looks that up. If the stack
-//! was not seen before, it is walked once more, for the memo; so is one that comes twice in a row,
-//! whose frames then need no lookups.
+//! Updating the cache is of little use when the next stack differs again. After some walks in a row
+//! that found different stacks, all seen before, the walker switches to the [frame
+//! cache](super::frame_cache): it computes only the hash of a stack and looks that up. A stack that
+//! was not seen before is walked again with an update; so is one that comes twice in a row, since
+//! the cached stack then costs no lookup at all.
 
-use super::name::named;
-use super::{Code, Tree, Walk, Walker, part};
+use super::key::stack_key;
+use super::{Code, Tree, Walk, Walker, frame_hash};
 use crate::arch::Native;
 use crate::inserted::{Insertion, Trail};
 use crate::rule::{Step, plain_step, step};
 use crate::seen::Key;
 use crate::{Cause, Registers};
 
-/// Walks in a row that leave the memo alone.
-const ROW: u32 = 32;
-/// As how many of them a walk counts that found nothing.
-const IN_VAIN: u32 = 8;
-/// The same for one that found the stack of the walk before.
-const TWICE: u32 = 4;
-/// Walks in a row that must have found a stack that differs, and that was seen before.
-const TRIED: i32 = 2;
-/// Walks for the memo that are not counted as such after a run of them that did not pay off.
-const PAUSE: i32 = 8;
-/// For the frames from the third on, one in this many is looked up in the memo. The innermost is
-/// not: a stack that is the memo's wholly was found before.
-const OFTEN: usize = 4;
+/// Number of quick walks before normal walks are tried again.
+const QUICK_WALKS: u32 = 32;
+/// Cost of a quick walk that found nothing, in units of quick walks.
+const MISS_COST: u32 = 8;
+/// Cost of a quick walk that found the same stack as the walk before, in units of quick walks.
+const REPEAT_COST: u32 = 4;
+/// Number of consecutive different stacks, all seen before, after which quick walks begin.
+const MIN_CHANGES: i32 = 2;
+/// Number of additional such stacks that are required after quick walks that did not pay off.
+const BACKOFF_CHANGES: i32 = 8;
+/// Number of frames between two lookups in the cached stack, from the third frame on. The innermost
+/// frame is not looked up: a walk whose stack equals the cached one entirely ends earlier.
+const LOOKUP_EVERY: usize = 4;
 
-/// Whether to leave the memo alone.
+/// Decides between quick and normal walks.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct Pace {
-    /// Walks left that do.
+    /// Number of quick walks left; 0: walks are normal.
     left: u32,
-    /// Walks in a row after which doing so would have been worth it.
-    worth: i32,
-    /// How many times [`OFTEN`] frames may differ from the memo's; if more do, that is too old to
-    /// be of use.
-    reach: u32,
+    /// Number of consecutive walks that would have been cheaper as quick walks. Negative: back-off.
+    score: i32,
+    /// Maximum number of lookups in the cached stack in one quick walk. A cached stack that shares
+    /// no frame with the first [`LOOKUP_EVERY`] × `max_lookups` is too old to be of use.
+    max_lookups: u32,
 }
 
-/// What came of a walk that left the memo alone.
+/// Result of a quick walk.
 enum Outcome {
     Found(Walk),
-    /// As the walk before.
-    Twice,
-    InVain,
+    /// The stack equals that of the walk before.
+    Repeated,
+    Missed,
 }
 
 impl Pace {
     pub(super) const SLOW: Self = Self {
         left: 0,
-        worth: 0,
-        reach: 0,
+        score: 0,
+        max_lookups: 0,
     };
 
     #[inline(always)]
@@ -61,51 +61,55 @@ impl Pace {
         self.left > 0
     }
 
-    /// A walk for the memo found a stack with that many new frames.
+    /// Records a normal walk that found `fresh` new frames.
     #[inline(always)]
     pub(super) fn walked(&mut self, fresh: usize, was_seen: bool) {
         if self.is_quick() {
             return;
         }
         if fresh == 0 || !was_seen {
-            self.worth = self.worth.min(0);
+            self.score = self.score.min(0);
             return;
         }
-        self.worth += 1;
-        if self.worth >= TRIED {
-            self.left = ROW;
-            self.reach = (2 * fresh).div_ceil(OFTEN) as u32;
+        self.score += 1;
+        if self.score >= MIN_CHANGES {
+            self.left = QUICK_WALKS;
+            self.max_lookups = (2 * fresh).div_ceil(LOOKUP_EVERY) as u32;
         }
     }
 
-    /// The node that a quick walk has found.
+    /// Records a quick walk, and returns what it found.
     #[inline(always)]
     fn walked_quickly(&mut self, outcome: &Outcome) -> Option<Walk> {
         let (cost, walk) = match outcome {
             Outcome::Found(walk) => (1, Some(*walk)),
-            Outcome::Twice => (TWICE, None),
-            Outcome::InVain => (IN_VAIN, None),
+            Outcome::Repeated => (REPEAT_COST, None),
+            Outcome::Missed => (MISS_COST, None),
         };
         self.left = self.left.saturating_sub(cost);
         if self.left == 0 {
-            self.worth = if cost < IN_VAIN { 0 } else { -PAUSE };
+            self.score = if cost < MISS_COST {
+                0
+            } else {
+                -BACKOFF_CHANGES
+            };
         }
         walk
     }
 }
 
-/// What is known of a stack without its frames.
+/// Hash of a stack whose frames are not stored.
 struct Sum {
     sum: u64,
-    /// Where the innermost frame ends.
+    /// Stack pointer of the innermost frame's caller; `u64::MAX` if there is none.
     inner_end: u64,
     truncated: Option<Cause>,
 }
 
 impl Walker {
-    /// Walks from `start`, on the known part of the thread's own stack, with an interpreter's
-    /// frames in the result, which `insert` finds. `None`: the stack was not seen before, or takes
-    /// more than plain steps.
+    /// Walks from `start`, on the known part of the thread's own stack, and adds the interpreter
+    /// frames that `insert` finds. Returns `None` if the stack was not seen before or has a frame
+    /// whose step is not plain.
     #[inline(always)]
     pub(super) fn walk_quickly<'a, T: Tree>(
         &mut self,
@@ -115,7 +119,7 @@ impl Walker {
         insert: &mut impl FnMut(&Trail<'_>) -> Insertion<'a>,
     ) -> Option<Walk> {
         let found = self.find_quickly(start, tree, code, insert);
-        self.pace.walked_quickly(&found.unwrap_or(Outcome::InVain))
+        self.pace.walked_quickly(&found.unwrap_or(Outcome::Missed))
     }
 
     #[inline(always)]
@@ -126,33 +130,34 @@ impl Walker {
         code: &impl Code,
         insert: &mut impl FnMut(&Trail<'_>) -> Insertion<'a>,
     ) -> Option<Outcome> {
-        let found = self.sum(start, (code, tree.salt()))?;
+        let found = self.sum(start, code, tree.salt())?;
         let insertion = insert(&Trail::of_stack(self.stack.known()));
-        self.same = self.same.min(insertion.same);
-        self.inserted.note(&insertion);
+        self.unchanged_inserted = self.unchanged_inserted.min(insertion.unchanged);
+        self.inserted.update(&insertion);
         let inserted = insertion.frames_above(start.sp);
-        let Key(native) = named(found.sum, found.truncated);
-        let key = self.inserted.name(native, inserted, tree.salt());
-        if core::mem::replace(&mut self.last, key.0) == key.0 {
-            return Some(Outcome::Twice);
+        let Key(native) = stack_key(found.sum, found.truncated);
+        let key = self.inserted.key(native, inserted, tree.salt());
+        if core::mem::replace(&mut self.last_quick_key, key.0) == key.0 {
+            return Some(Outcome::Repeated);
         }
         let innermost = match inserted.last() {
             Some(last) if last.at < found.inner_end => last.address,
             _ => start.ip,
         };
-        let leaf = tree.seen(key, innermost)?;
+        let leaf = tree.find_leaf(key, innermost)?;
         Some(Outcome::Found(Walk {
             leaf: Some(leaf),
             truncated: found.truncated,
         }))
     }
 
-    /// Sums up the frames from `start` outwards.
+    /// Sums the hashes of the frames from `start` outwards. Returns `None` if a step is not plain
+    /// or the walk has become too long.
     #[inline(always)]
-    fn sum(&mut self, start: Registers, code: (&impl Code, u64)) -> Option<Sum> {
+    fn sum(&mut self, start: Registers, code: &impl Code, salt: u64) -> Option<Sum> {
         let mut sum = 0u64;
-        let mut from = self.memo.begin();
-        let first = self.outwards(start, &mut sum, code)?;
+        let mut from = self.cached.begin();
+        let first = self.outwards(start, &mut sum, code, salt)?;
         let inner_end = first.map_or(u64::MAX, |caller| caller.sp);
         let whole = |sum| Sum {
             sum,
@@ -170,15 +175,15 @@ impl Walker {
         if let Some(outer) = self.joined(second, &mut from) {
             return Some(joined(sum, outer, self.truncated));
         }
-        let Some(mut at) = self.outwards(second, &mut sum, code)? else {
+        let Some(mut at) = self.outwards(second, &mut sum, code, salt)? else {
             return Some(whole(sum));
         };
-        for _ in 0..self.pace.reach {
+        for _ in 0..self.pace.max_lookups {
             if let Some(outer) = self.joined(at, &mut from) {
                 return Some(joined(sum, outer, self.truncated));
             }
-            for _ in 0..OFTEN {
-                match self.outwards(at, &mut sum, code)? {
+            for _ in 0..LOOKUP_EVERY {
+                match self.outwards(at, &mut sum, code, salt)? {
                     Some(caller) => at = caller,
                     None => return Some(whole(sum)),
                 }
@@ -187,54 +192,57 @@ impl Walker {
         None
     }
 
-    /// A frame's caller, or that there is none; adds the frame to the sum. `None`: not a plain
-    /// step.
+    /// Adds a frame's hash to `sum` and returns its caller, or `Some(None)` at the end of the
+    /// stack. Returns `None` if the step is not plain.
     #[inline(always)]
     fn outwards(
         &mut self,
         at: Registers,
         sum: &mut u64,
-        code: (&impl Code, u64),
+        code: &impl Code,
+        salt: u64,
     ) -> Option<Option<Registers>> {
-        // SAFETY: they were noted in walks on the thread's own stack, which stays mapped while
-        // the thread lives; with another thread, stack or generation of rules they are
-        // forgotten.
-        let known = unsafe { self.places.caller(at) };
-        let (caller, part) = match known {
-            Some(caller) if caller.registers.ip != 0 => (Some(caller.registers), caller.part),
-            _ => self.plain(at, code)?,
+        // SAFETY: the words were read in walks on the thread's own stack, which stays mapped while
+        // the thread lives. The frame cache is cleared when thread, stack or rules change.
+        let known = unsafe { self.frames.caller(at) };
+        let (caller, hash) = match known {
+            Some(caller) if caller.registers.ip != 0 => (Some(caller.registers), caller.hash),
+            _ => self.plain(at, code, salt)?,
         };
-        *sum = sum.wrapping_add(part);
+        *sum = sum.wrapping_add(hash);
         Some(caller)
     }
 
-    /// The sum of the memo's frames from the one with these registers outwards, if there is one and
-    /// they are all unchanged.
+    /// Returns the sum of the hashes from the cached frame with these registers outwards, if there
+    /// is one and no word has changed.
     #[inline(always)]
     fn joined(&self, at: Registers, from: &mut usize) -> Option<u64> {
-        let index = self.memo.meet(at, from)?;
-        // SAFETY: the memo is of the thread's own stack: `settle` forgets others.
-        let changed = unsafe { self.memo.first_changed(index) };
-        changed.is_none().then(|| self.memo.sum_from(index))
+        let index = self.cached.find(at, from)?;
+        // SAFETY: the cached words are on the thread's own stack, which is mapped: `settle` clears
+        // the cache otherwise.
+        let changed = unsafe { self.cached.first_changed(index) };
+        changed.is_none().then(|| self.cached.sum_from(index))
     }
 
-    /// The step from a frame at a new place: its caller, or that there is none, and its part.
-    /// `None`: not a plain step.
+    /// Takes the step from a frame that is not in the frame cache, and caches it. Returns the
+    /// caller, or `None` at the end of the stack, and the frame's hash. Returns `None` if the step
+    /// is not plain.
     #[inline(never)]
     fn plain(
         &mut self,
         at: Registers,
-        (code, salt): (&impl Code, u64),
+        code: &impl Code,
+        salt: u64,
     ) -> Option<(Option<Registers>, u64)> {
         // SAFETY: `init` wrote it.
         let rule = code.rule(at.ip, unsafe { self.scratch.assume_init_mut() });
-        let part = part((at, rule), salt);
+        let hash = frame_hash(at, rule, salt);
         if let Some((caller, ra, fp)) = plain_step(rule, at, self.stack.known()) {
-            self.places.note((at, rule), (ra, fp), caller.sp, part);
-            return Some((Some(caller), part));
+            self.frames.insert(at, rule, ra, fp, caller.sp, hash);
+            return Some((Some(caller), hash));
         }
         let is_end = !rule.is_rare::<Native>()
             && matches!(step(rule, &at, &mut self.stack), Step::End { .. });
-        is_end.then_some((None, part))
+        is_end.then_some((None, hash))
     }
 }

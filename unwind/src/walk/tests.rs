@@ -35,12 +35,12 @@ impl Tree for Interned {
         let next = map.len() as u32 + 2;
         Some((*map.entry((parent.id, address)).or_insert(next)).into())
     }
-    fn seen(&self, stack: Key, address: u64) -> Option<u32> {
+    fn find_leaf(&self, stack: Key, address: u64) -> Option<u32> {
         let leaf = *self.leaves.borrow().get(&stack.0)?;
         assert_eq!(self.path(leaf).0.first(), Some(&address));
         Some(leaf)
     }
-    fn see(&self, stack: Key, leaf: u32) {
+    fn insert_leaf(&self, stack: Key, leaf: u32) {
         self.leaves.borrow_mut().insert(stack.0, leaf);
     }
 }
@@ -65,7 +65,7 @@ fn walker() -> Box<Walker> {
     walker
 }
 
-/// A walk as a sampler makes it.
+/// Returns a walk as a sampler makes it.
 fn walk(walker: &mut Walker, start: Registers, tree: &Interned, code: impl Code) -> Walk {
     let again = walker.again(&start);
     again.unwrap_or_else(|| walker.walk(start, 0, tree, code))
@@ -80,7 +80,7 @@ fn rules(ip: u64, _: &mut Scratch) -> Rule {
     }
 }
 
-/// A fake stack whose frames return to `ips` (innermost first), ending in 0.
+/// Returns a fake stack whose frames return to `ips` (innermost first), ending in 0.
 fn lay(memory: &mut [u64], ips: &[u64]) -> Registers {
     let top = memory.len();
     let first = top - 4 * ips.len();
@@ -205,7 +205,7 @@ fn a_frame_that_was_interrupted_has_its_frame_pointer_in_the_register() {
     };
     let (mut walker, tree) = (walker(), Interned::default());
     for _ in 0..2 {
-        let walk = walker.walk_interrupted((start, &[]), 0, &tree, rules, |_| Insertion::NONE);
+        let walk = walker.walk_interrupted(start, &[], 0, &tree, rules, |_| Insertion::NONE);
         assert_eq!(walk.truncated, None);
         assert_eq!(tree.path(walk.leaf.unwrap()), (vec![INNER, 0x200], false));
     }
@@ -237,7 +237,10 @@ fn an_interpreters_frames_stand_inside_of_the_native_ones_that_run_them() {
     let frames = inserted(start, 3, &[vec![], vec![0x900, 0x800], vec![0x700]]);
     let (mut walker, tree) = (walker(), Interned::default());
     let mut walk = |frames: &[Inserted], same| {
-        let walk = walker.walk_with(start, 0, &tree, rules, true, |_| Insertion { frames, same });
+        let walk = walker.walk_with(start, 0, &tree, rules, true, |_| Insertion {
+            frames,
+            unchanged: same,
+        });
         tree.path(walk.leaf.unwrap()).0
     };
     let all = [0x10, 0x800, 0x900, 0x20, 0x700, 0x30];
@@ -259,7 +262,7 @@ fn a_deep_stack_keeps_the_interpreters_innermost_frames() {
     let (mut walker, tree) = (walker(), Interned::default());
     let insertion = Insertion {
         frames: &frames,
-        same: 0,
+        unchanged: 0,
     };
     let walk = walker.walk_with(start, 0, &tree, rules, true, |_| insertion);
     let (path, _) = tree.path(walk.leaf.unwrap());
@@ -287,7 +290,7 @@ proptest! {
             let frames = inserted(start, ips.len(), &inside);
             let same = frames.iter().zip(&last).take_while(|(now, then)| now == then).count();
             let walk = |walker: &mut Walker, same| {
-                let insertion = Insertion { frames: &frames, same };
+                let insertion = Insertion { frames: &frames, unchanged: same };
                 let walk = walker.walk_with(start, 0, &tree, rules, true, |_| insertion);
                 walk.leaf.unwrap()
             };

@@ -1,4 +1,4 @@
-//! What a walker needs from outside: where stacks are interned, and the rules of the walked code.
+//! Interfaces that a walker needs: the tree that interns stacks, and the rules of the walked code.
 
 // Decision 30: a node's slot follows from its path's hash.
 #[cfg(doc)]
@@ -8,59 +8,60 @@ use crate::elf::Image;
 use crate::rule::Rule;
 use crate::seen::Key;
 
-/// A node of a [`Tree`], as the tree names it.
+/// Node of a [`Tree`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Node {
-    /// Its number.
+    /// Number of the node.
     pub id: u32,
-    /// What the tree wants to be given with it, for example a hash of the node's path.
+    /// Value that the tree passes along with the node, for example a hash of the node's path.
     pub path: u64,
 }
 
 impl From<u32> for Node {
-    /// For trees that need the number alone.
+    /// Makes a node for a tree that does not use `path`.
     fn from(id: u32) -> Self {
         Self { id, path: 0 }
     }
 }
 
-/// Where walked stacks are interned, as return addresses with their module's instance
-/// above [`ADDRESS_BITS`].
+/// Calling-context tree in which walked stacks are interned. Addresses are return addresses, with
+/// their module's instance above [`ADDRESS_BITS`].
 pub trait Tree {
-    /// The node above all complete stacks; the same as long as a walker remembers its last one.
+    /// Returns the node above all complete stacks. Must not change while a walker caches a stack.
     fn root(&self) -> Node;
-    /// The node above all truncated stacks, likewise.
+    /// Returns the node above all truncated stacks. Must not change while a walker caches a stack.
     fn truncated(&self) -> Node;
-    /// The node of `address` under `parent`; `None` when there is no room.
+    /// Finds or creates the node of `address` under `parent`. Returns `None` if the tree is full.
     fn child(&self, parent: Node, address: u64) -> Option<Node>;
-    /// Told for each frame of a stack, outermost first, before [`child`](Self::child) is requested
-    /// them: a tree may prefetch what it will need. The path of the child of `address` under a node
-    /// with this path.
-    fn expect(&self, path: u64, _address: u64) -> u64 {
+    /// Prefetches the child of `address` under a node with this path, and returns the child's path.
+    /// Called for all new frames of a stack, outermost first, before [`child`](Self::child) is
+    /// called for any of them.
+    fn prefetch(&self, path: u64, _address: u64) -> u64 {
         path
     }
-    /// The leaf of a stack that was seen before, if that is known. What was interned for its
-    /// innermost frame has the lower [`ADDRESS_BITS`] of `address`.
-    fn seen(&self, _stack: Key, _address: u64) -> Option<u32> {
+    /// Returns the leaf of a stack that was seen before, or `None` if it is not known. The address
+    /// interned for the innermost frame has the same lower [`ADDRESS_BITS`] bits as `address`.
+    fn find_leaf(&self, _stack: Key, _address: u64) -> Option<u32> {
         None
     }
-    /// Notes a stack's leaf.
-    fn see(&self, _stack: Key, _leaf: u32) {}
-    /// A number of the tree's own, which all keys depend on.
+    /// Records the leaf of a stack.
+    fn insert_leaf(&self, _stack: Key, _leaf: u32) {}
+    /// Returns a random number of this tree, which enters all keys.
     fn salt(&self) -> u64 {
         0
     }
 }
 
-/// Where the walked code's rules come from.
+/// Source of the walked code's rules.
 pub trait Code {
-    /// The rule of a return address.
+    /// Returns the rule of a return address.
     fn rule(&self, ip: u64, scratch: &mut Scratch) -> Rule;
-    /// The image that contains a return address, for the rare frame that takes the slow path;
-    /// `None`: such frames end the stack.
+    /// Returns the image that contains a return address, for a rare frame that takes the slow path.
+    /// `None` ends the stack there.
     fn image(&self, ip: u64) -> Option<Image>;
-    /// Runs code that reads images, which stay mapped meanwhile; `None`: not possible right now.
+    /// Runs `work`, which reads images, and keeps them mapped meanwhile. Returns `None` if that is
+    /// not possible now.
     fn reading<R>(&self, work: impl FnOnce() -> R) -> Option<R> {
         Some(work())
     }

@@ -126,7 +126,7 @@ fn lists_of_blocks_that_loop_end() {
         words.0.insert(at + 8, at);
     }
     let blocks = metadata(&words, &arenas(&words, &GLOBALS, &layout()), &layout());
-    assert_eq!(blocks.len(), MOST_BLOCKS_OF_ALL);
+    assert_eq!(blocks.len(), MAX_BLOCKS_OF_ALL);
 }
 
 #[test]

@@ -88,7 +88,7 @@ impl Process {
         process
     }
 
-    /// A copy of that.
+    /// Returns a copy of that.
     fn copy() -> Self {
         Self::new(OWN, FOREIGN, FOREIGN)
     }
@@ -228,7 +228,7 @@ fn waiting_child_makes_one_segment() {
     });
 }
 
-/// A thread of a process samples while another one forks; `seen` by the handlers or not.
+/// Returns a thread of a process samples while another one forks; `seen` by the handlers or not.
 fn fork_beside(process: fn() -> Process, seen: bool) {
     explore(3, move || {
         let process = Arc::new(process());

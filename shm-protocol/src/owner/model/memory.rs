@@ -6,7 +6,7 @@ use crate::layout::{
     BankHeader, Control, IntervalEntry, IntervalLog, MIN_SEGMENT_BYTES, Node, Params, PeakState,
     Record, ShardTotals, ThreadEntry, ThreadTable,
 };
-use crate::record::NewSample;
+use crate::record::{NewSample, RecordKey};
 use crate::segment::{Errno, SegmentFile, Session, Store};
 use crate::sync::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use crate::tree::{Levels, Place, ROOT};
@@ -113,7 +113,7 @@ fn header() -> BankHeader {
                 name: core::array::from_fn(|_| word()),
             }),
         },
-        // SAFETY: as for the counters.
+        // SAFETY: all bytes zero are valid atomics.
         cpu: unsafe { core::mem::zeroed() },
         peak: PeakState {
             epoch: half(),
@@ -199,7 +199,7 @@ fn geometry() -> Geometry {
     Geometry::of_segment(MIN_SEGMENT_BYTES)
 }
 
-/// Its first table, with fewer slots. What is where in the segment stays.
+/// Returns its first table, with fewer slots. What is where in the segment stays.
 fn levels() -> Levels {
     Levels::new(geometry().unit_nodes.ilog2(), UNITS).with_first_slots(SLOTS_LOG2)
 }
@@ -212,7 +212,10 @@ pub fn count(bank: &Bank<'_>, shard: u32) {
         tick: 0,
     };
     let leaf = bank.tree.child(Place::root(ROOT), 7, bank.node_limit());
-    let record = bank.record_of((leaf.expect("room for the node").node, 4), shard);
+    let record = bank.record_of(
+        RecordKey::new(leaf.expect("room for the node").node, 4),
+        shard,
+    );
     bank.count_new(record, shard, &sample, true);
 }
 
@@ -265,7 +268,7 @@ impl Segment {
         self.file().prepare_bank(number, UNITS, 0).unwrap();
     }
 
-    /// Whether there is or was a session, as the controller finds out.
+    /// Returns true if there is or was a session, as the controller finds out.
     pub fn had_session(&self) -> bool {
         let mut last = [0; 4];
         let at = offset_of!(Control, last_epoch);
@@ -283,8 +286,8 @@ impl Segment {
         self.file().stop().unwrap();
     }
 
-    /// The words that the controller reads and writes, with their offsets. Of what a session
-    /// counts, those that the models look at.
+    /// Returns the words that the controller reads and writes, with their offsets. Of what a
+    /// session counts, those that the models look at.
     fn words(&self) -> Vec<(usize, Word<'_>)> {
         let control = &self.control;
         let mut words = Vec::from([

@@ -18,7 +18,7 @@ struct Memory {
 }
 
 impl Memory {
-    /// A record of [`BEFORE`] samples.
+    /// Returns a record of [`BEFORE`] samples.
     fn new() -> Arc<Self> {
         let half = || AtomicU32::new(0);
         let word = || AtomicU64::new(0);

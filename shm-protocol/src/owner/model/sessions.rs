@@ -15,7 +15,7 @@ struct Process {
     segment: Segment,
     sessions: Sessions,
     base: Mapping,
-    /// Whether each thread's own mapping of the segment is there. Loom notices who uses one
+    /// True if each thread's own mapping of the segment is there. Loom notices who uses one
     /// while it is made or given back.
     mapped: [UnsafeCell<bool>; SHARDS as usize],
 }
@@ -50,7 +50,7 @@ impl Process {
         match self.base.offer((&raw const *made).cast_mut().cast()) {
             Ok(()) => made,
             Err(first) => {
-                // SAFETY: as above.
+                // SAFETY: loom reports every access that is not ordered with this one.
                 made.with_mut(|at| unsafe { *at = false });
                 mapped(first)
             }
@@ -60,7 +60,7 @@ impl Process {
     /// As a thread of the agent notices a session.
     fn meet(&self, shard: u32) -> Option<Met<'_>> {
         let bank = |session| {
-            // SAFETY: as above.
+            // SAFETY: loom reports every access that is not ordered with this one.
             let is_mapped = self.attach(shard).with(|at| unsafe { *at });
             assert!(is_mapped, "used where it is not mapped");
             Some(self.segment.bank(session))
@@ -94,7 +94,7 @@ fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// A thread's slow path, up to two times: the sessions that it has counted one sample for.
+/// Returns a thread's slow path, up to two times: the sessions that it has counted one sample for.
 fn run(process: &Process, shard: u32, samples: u32) -> Vec<u64> {
     let control = &process.segment.control;
     let mut counted = Vec::new();
@@ -144,7 +144,7 @@ fn threads_meet_a_session_that_begins() {
         counted.extend(second.join().unwrap());
         check_counts(&process, 1, &counted);
         assert_eq!(run(&process, 0, 1), [1], "whoever comes later is let in");
-        // SAFETY: as in `attach`.
+        // SAFETY: loom reports every access that is not ordered with this one.
         let mapped = |place: &&UnsafeCell<bool>| place.with(|at| unsafe { *at });
         assert_eq!(process.mapped.iter().filter(mapped).count(), 1);
     });

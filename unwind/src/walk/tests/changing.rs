@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A walker for whose thread `memory` is the stack that it began on.
+/// Returns a walker for whose thread `memory` is the stack that it began on.
 fn walker_on(memory: &[u64]) -> Box<Walker> {
     let mut walker = walker();
     walker.init(Ends {
@@ -41,7 +41,7 @@ fn lay_with_fp(memory: &mut [u64], ips: &[u64]) -> Registers {
 }
 
 proptest! {
-    /// The same where stacks change all the time, so that the memo is left alone.
+    /// The same where stacks change all the time, so that the cached stack is not updated.
     #[test]
     fn places_never_change_the_result(
         stacks in prop::collection::vec(prop::collection::vec(0x30u64..0x36, 8..14), 2..5),
@@ -74,7 +74,8 @@ proptest! {
 }
 
 proptest! {
-    /// The same with frames of an interpreter, which stay or change with the native ones or without.
+    /// The same with frames of an interpreter, which stay or change with the native ones or
+    /// without.
     #[test]
     fn places_never_change_the_result_with_an_interpreter(
         stacks in prop::collection::vec(prop::collection::vec(0x30u64..0x36, 8..14), 2..4),
@@ -93,7 +94,7 @@ proptest! {
             let frames = inserted(start, ips.len(), inside);
             let same = frames.iter().zip(&last).take_while(|(now, then)| now == then).count();
             let walk = |walker: &mut Walker, same| {
-                let insertion = Insertion { frames: &frames, same };
+                let insertion = Insertion { frames: &frames, unchanged: same };
                 walker.walk_with(start, 0, &tree, rules_by_fp, true, |_| insertion)
             };
             forgetful.forget();
@@ -197,7 +198,7 @@ fn a_stack_once_more_or_near_asks_for_few_rules() {
     rules_for(0x33);
     rules_for(0x33);
     assert_eq!(rules_for(0x33), 0);
-    // At two places in turn: the memo has one of them, and the other is known.
+    // At two places in turn: the cached stack has one of them, and the other is known.
     let in_turn: usize = (0..100).map(|_| rules_for(0x36) + rules_for(0x33)).sum();
     assert!(in_turn < 120, "{in_turn}");
     // Twice in a row: noted.
@@ -236,7 +237,11 @@ fn sums_of_stacks_differ() {
             for step in [16, 32] {
                 let part = |frame: u32| {
                     let address = 0x5555_5555_0000 + 5 * (number / 7u64.pow(frame) % 7);
-                    memo::part(address, 0x7fff_ffff_0000 + step * u64::from(frame), salt)
+                    last_stack::frame_hash(
+                        address,
+                        0x7fff_ffff_0000 + step * u64::from(frame),
+                        salt,
+                    )
                 };
                 let sum = (0..5).map(part).fold(0, u64::wrapping_add);
                 assert_eq!(sums.insert(sum, (number, step)), None, "{number} {step}");

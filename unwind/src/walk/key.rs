@@ -1,0 +1,120 @@
+//! Stack keys: sums of the hashes of a stack's frames ([`last_stack::frame_hash`]).
+
+use super::{TRUNCATED, last_stack};
+use crate::Cause;
+use crate::inserted::{Inserted, Insertion};
+use crate::seen::Key;
+
+/// Returns the key of a stack of native frames, from the sum of their hashes.
+#[inline(always)]
+pub(super) fn stack_key(sum: u64, truncated: Option<Cause>) -> Key {
+    match truncated {
+        Some(_) => Key(sum.wrapping_add(TRUNCATED)),
+        None => Key(sum),
+    }
+}
+
+/// Cached sum of the hashes of the interpreter frames that were found last. Zeroed: no frames.
+#[derive(Default)]
+pub(super) struct InsertedHash {
+    /// Number of outermost frames in `sum`. `usize::MAX`: invalid.
+    count: usize,
+    salt: u64,
+    sum: u64,
+}
+
+impl InsertedHash {
+    /// Invalidates the sum if the frames that were found now differ from those found last.
+    #[inline(always)]
+    pub(super) fn update(&mut self, found: &Insertion<'_>) {
+        if found.unchanged < found.frames.len() {
+            self.count = usize::MAX;
+        }
+    }
+
+    /// Returns the key of a stack with native hash `native` and these interpreter frames, which are
+    /// the outermost of those passed to the last [`update`](Self::update).
+    #[inline(always)]
+    pub(super) fn key(&mut self, native: u64, frames: &[Inserted], salt: u64) -> Key {
+        if self.count != frames.len() || self.salt != salt {
+            *self = Self {
+                count: frames.len(),
+                salt,
+                sum: sum_of(frames, salt),
+            };
+        }
+        Key(native.wrapping_add(self.sum))
+    }
+}
+
+/// Returns the sum of the hashes of interpreter frames.
+fn sum_of(frames: &[Inserted], salt: u64) -> u64 {
+    let hash = |(index, frame): (usize, &Inserted)| {
+        // The index tells apart frames that run at the same stack address.
+        let place = frame.at ^ (index as u64) << 48;
+        last_stack::frame_hash(frame.address, place, !salt)
+    };
+    let hashes = frames.iter().enumerate().map(hash);
+    hashes.fold(0, u64::wrapping_add)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(at: u64, address: u64) -> Inserted {
+        Inserted { at, address }
+    }
+
+    /// Returns the key from the cached sum, after checking that an empty cache gives the same.
+    fn key(sum: &mut InsertedHash, frames: &[Inserted], unchanged: usize, salt: u64) -> Key {
+        sum.update(&Insertion { frames, unchanged });
+        let key = sum.key(7, frames, salt);
+        assert_eq!(key, InsertedHash::default().key(7, frames, salt));
+        key
+    }
+
+    #[test]
+    fn a_sum_is_recomputed_where_frames_differ() {
+        let sum = &mut InsertedHash::default();
+        let frames = [frame(64, 1), frame(64, 2), frame(32, 3)];
+        let first = key(sum, &frames, 0, 5);
+        assert_eq!(key(sum, &frames, 3, 5), first);
+        // The same number of frames, but another innermost one.
+        let other = [frame(64, 1), frame(64, 2), frame(32, 4)];
+        assert_ne!(key(sum, &other, 2, 5), first);
+        // The outermost frames alone; then all of them again.
+        assert_ne!(key(sum, &other[..2], 2, 5), first);
+        assert_eq!(key(sum, &frames, 2, 5), first);
+        assert_eq!(key(sum, &[], 0, 5), Key(7));
+        assert_eq!(key(sum, &frames, 0, 5), first);
+    }
+
+    /// Some walks update the sum without asking for a key.
+    #[test]
+    fn a_changed_stack_without_key_invalidates_the_sum() {
+        let sum = &mut InsertedHash::default();
+        let (frames, others) = ([frame(64, 1)], [frame(64, 2)]);
+        let first = key(sum, &frames, 0, 5);
+        sum.update(&Insertion {
+            frames: &others,
+            unchanged: 0,
+        });
+        assert_ne!(key(sum, &others, 1, 5), first);
+    }
+
+    #[test]
+    fn names_differ_by_salt_place_and_order() {
+        let sum = &mut InsertedHash::default();
+        let names = [
+            key(sum, &[frame(64, 1), frame(64, 2)], 0, 5),
+            key(sum, &[frame(64, 1), frame(64, 2)], 2, 1 << 40),
+            key(sum, &[frame(64, 2), frame(64, 1)], 0, 1 << 40),
+            key(sum, &[frame(64, 2), frame(56, 1)], 1, 1 << 40),
+            key(sum, &[frame(64, 2)], 1, 1 << 40),
+        ];
+        for (index, one) in names.iter().enumerate() {
+            assert!(names[..index].iter().all(|other| other != one), "{index}");
+        }
+    }
+}
