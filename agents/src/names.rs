@@ -252,7 +252,7 @@ impl Symbols {
         }
     }
 
-    /// Looks up the return addresses that are not cached, at most [`BATCH`] at once. `profile`
+    /// Looks up the return addresses that are not cached, at most `BATCH` at once. `profile`
     /// builds a profile of them. Unless `at_once`, pauses between lookups.
     pub fn resolve(
         &mut self,
