@@ -11,23 +11,7 @@ use proc_macro2::Span;
 use syn::visit::{self, Visit};
 
 /// Crates that are not checked yet.
-const EXEMPT: &[&str] = &[
-    "agent",
-    "agents",
-    "capture",
-    "controller",
-    "cpu",
-    "cpython",
-    "leaks",
-    "proc",
-    "reachability",
-    "shm-protocol",
-    "tests",
-    "tests/bench",
-    "tests/forge",
-    "tests/oracle",
-    "unwind",
-];
+const EXEMPT: &[&str] = &[];
 
 /// Words that say neither what a constant limits nor in what unit.
 const GENERIC: &[&str] = &[
