@@ -77,7 +77,7 @@ fn without_proc_a_program_runs_and_the_controller_says_what_is_missing() {
     let pid = program.pid().to_string();
     // From outside, where there is one.
     let outcome = run(scratch.profiler().args(["-s", "1", "-p", &pid]));
-    outcome.refused(1, &[&pid, "/proc was not mounted"]);
+    outcome.refused(1, &[&pid, "/proc is not mounted"]);
     for command in ["recover", "clean"] {
         let outcome = run(scratch.profiler().arg(command));
         assert!(outcome.dumps().is_empty(), "{outcome:?}");
