@@ -8,7 +8,7 @@ use std::vec::Vec;
 const INTERVAL: u64 = 1024;
 const SEEDS: u64 = 400;
 
-/// What is known of a stack: samples, and allocated and live bytes with their variances.
+/// Estimates for one stack: samples, and allocated and live bytes with their variances.
 #[derive(Clone, Copy, Default)]
 struct Sums {
     samples: u64,
@@ -57,7 +57,7 @@ impl Sampler {
         }
     }
 
-    /// As the agent does it.
+    /// Allocates as the agent does. Returns the object if it is sampled.
     fn allocate(&mut self, request: Request) -> Option<Object> {
         self.left -= request.bytes as i64;
         if self.left >= 0 {
