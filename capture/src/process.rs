@@ -8,11 +8,11 @@ pub struct Mapping {
     pub start: u64,
     /// End.
     pub end: u64,
-    /// Whether it can be written.
+    /// Set if the mapping is writable.
     pub writable: bool,
-    /// Whether it can be executed.
+    /// Set if the mapping is executable.
     pub executable: bool,
-    /// The file, or a name in brackets.
+    /// Path of the file, or the kernel's name in brackets.
     pub name: String,
 }
 
