@@ -123,7 +123,7 @@ unsafe fn clone(
     unsafe { libc::clone(entry, top.cast(), flags, order.cast_mut().cast()) }
 }
 
-/// The first child: starts the controller and ends.
+/// Runs the first child, which starts the controller and exits.
 extern "C" fn between(order: *mut c_void) -> c_int {
     // SAFETY: the order of `run`, which waits for us.
     let order = unsafe { &*order.cast::<Order>() };
@@ -139,7 +139,7 @@ extern "C" fn between(order: *mut c_void) -> c_int {
     sys::end(0)
 }
 
-/// The second child: becomes the controller.
+/// Runs the second child, which becomes the controller.
 extern "C" fn controller(order: *mut c_void) -> c_int {
     // SAFETY: the order of `run`; all who could change it wait.
     let order = unsafe { &*order.cast::<Order>() };
@@ -173,7 +173,7 @@ unsafe extern "C" {
 /// lets the socket be inherited.
 ///
 /// # Safety
-/// In a child with descriptors of its own.
+/// Called in a child with its own descriptor table.
 unsafe fn close_all_but(socket: c_int) {
     let close = |first: c_int, last: c_int| {
         if first <= last {
