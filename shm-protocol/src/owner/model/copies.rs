@@ -13,7 +13,7 @@ const FOREIGN: u8 = 0;
 const PRIVATE: u8 = 1;
 const MINE: u8 = 2;
 
-/// A place where something is mapped. Loom notices who uses it while that changes.
+/// Place where something is mapped. Loom reports a use that races with a change of the mapping.
 struct Place {
     what: AtomicU8,
     uses: UnsafeCell<()>,
@@ -40,14 +40,14 @@ impl Place {
     }
 }
 
-/// A process whose view, and the tables of session 1, were mapped by its parent or are its own.
+/// Process whose view, and the tables of session 1, were mapped by its parent or are its own.
 struct Process {
     life: Life,
     mark: Mark,
     sessions: Sessions,
-    /// The view of commands, identity and status.
+    /// View of commands, identity and status.
     view: Place,
-    /// The tables of session 1.
+    /// Tables of session 1.
     tables: Place,
     /// Amount recorded of the parent's session: nothing, a part, all.
     remembered: AtomicU8,

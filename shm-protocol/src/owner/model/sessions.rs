@@ -10,7 +10,7 @@ use loom::sync::Arc;
 use loom::thread;
 use std::vec::Vec;
 
-/// A process: its segment, and the words of its agent.
+/// Process: its segment, and the state of its agent.
 struct Process {
     segment: Segment,
     sessions: Sessions,
