@@ -41,7 +41,7 @@ pub fn in_table(base: u64, room: u64, entry: [u8; 16]) -> Option<Sampled> {
     whole(words, base, 0, room)
 }
 
-/// A sampled object.
+/// Sampled object.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampled {
     /// Address.
@@ -155,8 +155,8 @@ pub(crate) fn find_by_words(
     }
 }
 
-/// The object at `at`, `offset` bytes behind the start of its memory, whose header is intact and
-/// has no extension.
+/// Returns the object at `at`, `offset` bytes behind the start of its memory, whose header is
+/// intact and has no extension.
 #[inline(always)]
 fn whole(words: header::Words, at: u64, offset: u64, room: u64) -> Option<Sampled> {
     let counted = header::read_first(words[0], at)?;
@@ -165,7 +165,7 @@ fn whole(words: header::Words, at: u64, offset: u64, room: u64) -> Option<Sample
     is_here.then_some(sampled(&counted, counted.bytes, drawn, at))
 }
 
-/// The object at `at` of which the extension is intact.
+/// Returns the object at `at`, whose extension is intact.
 #[inline(always)]
 fn extended(own: header::Words, bytes: u64, at: u64, offset: u64, room: u64) -> Option<Sampled> {
     let counted = header::read_first(own[0], at)?;
@@ -174,7 +174,7 @@ fn extended(own: header::Words, bytes: u64, at: u64, offset: u64, room: u64) -> 
     is_here.then_some(sampled(&counted, bytes, drawn, at))
 }
 
-/// The object at `at` of whose header the first word is intact alone.
+/// Returns the object at `at`, of whose header only the first word is intact.
 #[inline(always)]
 fn partly(words: header::Words, at: u64, room: u64) -> Option<Sampled> {
     let counted = header::read_first(words[0], at)?;
@@ -182,7 +182,7 @@ fn partly(words: header::Words, at: u64, room: u64) -> Option<Sampled> {
     is_here.then_some(sampled(&counted, counted.bytes, UNKNOWN, at))
 }
 
-/// Of an object whose header was overwritten.
+/// Weight and birth of an object whose header was overwritten.
 const UNKNOWN: header::Drawn = header::Drawn {
     weight: 0.0,
     born: 0,

@@ -6,7 +6,7 @@ use crate::object::Sampled;
 const BASE: u64 = 0x10_0000;
 const SIZE: u64 = 64;
 
-/// A slab whose objects point to others by number.
+/// Slab whose objects point to each other.
 struct Slab(Vec<u8>);
 
 impl Memory for Slab {

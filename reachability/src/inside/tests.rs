@@ -380,7 +380,7 @@ fn what_does_not_fit_in_the_queue_is_searched_later() {
     assert_eq!(marks.scanned, 8 * count + 32 * (count + 1));
 }
 
-/// The copy is the other process's: it may answer anything.
+/// The copy belongs to the target, so it may answer anything.
 #[test]
 fn whatever_is_answered_nothing_is_reached_that_is_not_there() {
     let mut believed = 0;

@@ -9,7 +9,8 @@ const SLAB: u64 = 0x10_0000;
 const LARGE_EXTENT: u64 = 0x20_0000;
 const ROOTS: u64 = 0x80_0000;
 
-/// For a heap of small objects and one of 3 MiB, those that a word in the roots leads to.
+/// Returns the objects that a word in the roots leads to, in a heap of small objects and one of
+/// 3 MiB.
 fn reached(memory: &Bytes, heap: &Heap, pointers: &Pointers) -> Vec<u64> {
     let roots = Roots {
         words: &[],
