@@ -2,7 +2,7 @@
 
 use crate::Refusal;
 
-/// A line of `/proc/PID/maps`.
+/// Line of `/proc/PID/maps`.
 pub struct Mapping {
     /// First address.
     pub start: u64,
@@ -16,7 +16,7 @@ pub struct Mapping {
     pub name: String,
 }
 
-/// The mappings of a process, in the order of addresses.
+/// Returns the mappings of a process, in the order of addresses.
 pub fn mappings(pid: i32) -> Result<Vec<Mapping>, Refusal> {
     let text = proc::maps(pid).ok_or(Refusal::Ended { pid })?;
     let text = String::from_utf8_lossy(&text);

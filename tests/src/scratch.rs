@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use crate::{artifacts, wait};
 
-/// Directories of one test. Removed on drop.
+/// Directories of one test, which are removed on drop.
 pub struct Scratch {
     files: TempDir,
     shared: TempDir,

@@ -26,11 +26,11 @@ impl Clock for Said {
     }
 }
 
-/// A process with threads, which uses time.
+/// Simulated process with threads that use CPU time.
 struct Process {
     meter: Meter,
     said: Said,
-    /// The time that each place was reported with.
+    /// CPU time reported for each place.
     times: Times,
 }
 
