@@ -278,13 +278,13 @@ extern "C" fn choose() {
     }
 }
 
-/// Limits of the process below this are so low that unused memory is to be returned soon. In bytes.
-pub const LITTLE: u64 = 4 << 30;
+/// Resource limit of the process, in bytes, below which unused memory is returned soon.
+pub const LOW_LIMIT_BYTES: u64 = 4 << 30;
 
 /// Returns true if the process may map so little that arenas, of megabytes each, would take much of
 /// it.
 fn is_limited() -> bool {
-    least_limit() < LITTLE
+    least_limit() < LOW_LIMIT_BYTES
 }
 
 /// Returns the smaller of the limits of address space and of writable memory, in bytes.
@@ -299,7 +299,8 @@ fn least_limit() -> u64 {
 /// memory, to descriptor 2, which may be any file of the program's.
 unsafe extern "C" fn say_nothing(_: *mut c_void, _: *const c_char) {}
 
-/// Determines the value of [`is_left_out`]: true if the process is not named or has too little memory.
+/// Determines the value of [`is_left_out`]: true if the process is not named or has too little
+/// memory.
 fn looks_left_out() -> bool {
     let left_out = environment::leaves_us_out() || least_limit() < MIN_MEMORY_LIMIT;
     LEFT_OUT.store(left_out, Ordering::Relaxed);

@@ -45,7 +45,7 @@ static SOCKET: [AtomicU8; request::NAME] = [const { AtomicU8::new(0) }; request:
 
 /// Profile in progress.
 pub struct Running {
-    /// Its start, as Unix time in seconds.
+    /// Start time, in seconds since the Unix epoch.
     pub started: i64,
 }
 

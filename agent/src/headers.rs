@@ -14,24 +14,24 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use shm_protocol::header::{HEADER, TABLE_UNIT, entry_offset};
 
-/// The table takes one byte of this many.
+/// Bytes of the range per byte of the table.
 const SHARE: usize = TABLE_UNIT / HEADER;
-/// The largest page that a machine may have: what is made accessible begins and ends at one.
-const MOST_PAGE: usize = 64 << 10;
+/// Largest page size of any machine. The accessible part of the table is aligned to it.
+const MAX_PAGE_BYTES: usize = 64 << 10;
 
 /// First address of the table; 0 before there is a range.
 static BASE: AtomicUsize = AtomicUsize::new(0);
 
 /// Returns the size of the table in a range of `range` bytes.
 pub const fn bytes(range: usize) -> usize {
-    (range / SHARE).next_multiple_of(MOST_PAGE)
+    (range / SHARE).next_multiple_of(MAX_PAGE_BYTES)
 }
 
 /// Returns the part of a table of `table` bytes, in whole pages, that has the entries for addresses
 /// behind the table and below `used` bytes from the start of the range.
 #[cfg_attr(test, allow(dead_code))]
 pub fn in_use(table: usize, used: usize) -> Range<usize> {
-    let start = table / SHARE / MOST_PAGE * MOST_PAGE;
+    let start = table / SHARE / MAX_PAGE_BYTES * MAX_PAGE_BYTES;
     start..bytes(used).clamp(start, table)
 }
 
@@ -46,9 +46,9 @@ pub fn begin(base: usize) {
 /// The memory lies in the range behind the table, whose size is that of [`bytes`].
 pub unsafe fn open(at: *const u8, bytes: usize) -> bool {
     let (first, last) = (entry(at), entry(at.wrapping_add(bytes)));
-    let skew = (first.addr() - BASE.load(Ordering::Relaxed)) % MOST_PAGE;
+    let skew = (first.addr() - BASE.load(Ordering::Relaxed)) % MAX_PAGE_BYTES;
     let start = first.wrapping_sub(skew);
-    let len = (last.addr() - start.addr()).next_multiple_of(MOST_PAGE);
+    let len = (last.addr() - start.addr()).next_multiple_of(MAX_PAGE_BYTES);
     // SAFETY: pages of the table, which belongs to the range.
     unsafe {
         libc::madvise(start.cast(), len, libc::MADV_DODUMP);

@@ -46,7 +46,7 @@ unsafe fn before(resource: Resource, limit: *const libc::rlimit) {
     if !is_on_memory || !is_filtered && session::is_guest() {
         return;
     }
-    if limit.rlim_cur < backend::LITTLE {
+    if limit.rlim_cur < backend::LOW_LIMIT_BYTES {
         exhaustion::save_memory();
     }
     if resource == libc::RLIMIT_DATA {

@@ -18,7 +18,8 @@ use crate::headers;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering};
 use shm_protocol::header::{
-    self, Counted, Drawn, EXTENSION_DISTANCE, HEADER, LONG, MAX_TABLE_CLASS, TABLE_UNIT, Words,
+    self, Counted, Drawn, EXTENSION_DISTANCE, HEADER, MAX_TABLE_CLASS, MIN_EXTENDED_BYTES,
+    TABLE_UNIT, Words,
 };
 use shm_protocol::record::{NewSample, RecordId};
 
@@ -123,7 +124,7 @@ fn uncommon_layout(bytes: usize, align: usize, exact: bool) -> Layout {
     }
     let flags = align.trailing_zeros() as c_int;
     let bytes = bytes.max(1);
-    let offset = if aligned && (bytes as u64) < LONG {
+    let offset = if aligned && (bytes as u64) < MIN_EXTENDED_BYTES {
         HEADER
     } else {
         header::extended_offset(align)
@@ -164,11 +165,14 @@ static USABLE: [u16; MAX_KNOWN / STEP + 1] = {
     while at < usable.len() {
         let bytes = at * STEP;
         let (own, both) = (class_of(bytes), class_of(bytes + HEADER) - HEADER);
-        usable[at] = match is_in_table(bytes, false) {
-            true => own | IN_TABLE,
-            false if both > 0 && both < own => both,
-            false => own,
-        } as u16;
+        let size = if is_in_table(bytes, false) {
+            own | IN_TABLE
+        } else if both > 0 && both < own {
+            both
+        } else {
+            own
+        };
+        usable[at] = size as u16;
         at += 1;
     }
     usable

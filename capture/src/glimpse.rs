@@ -73,7 +73,8 @@ impl Glimpses {
     /// Errors of the kernel, which forbids tracing the thread or starting a thread that traces.
     pub fn take<R: Send + 'static>(
         &mut self,
-        (pid, tid): (i32, i32),
+        pid: i32,
+        tid: i32,
         limit: Duration,
         look: impl FnOnce(&Glimpse<'_>) -> R + Send + 'static,
     ) -> io::Result<Option<R>> {
@@ -195,7 +196,7 @@ mod tests {
     use std::sync::mpsc::{Receiver, channel};
     use std::time::Instant;
 
-    const LONG: Duration = Duration::from_secs(60);
+    const TEST_TIMEOUT: Duration = Duration::from_secs(60);
     /// Makes threads that run for a moment, until it reads something; then says so.
     const SHORT_THREADS: &str = r#"
         #include <poll.h>
@@ -281,7 +282,7 @@ mod tests {
         }
 
         fn hear(&self) -> String {
-            self.1.recv_timeout(LONG).expect("a line")
+            self.1.recv_timeout(TEST_TIMEOUT).expect("a line")
         }
 
         fn say(&mut self) {
@@ -314,9 +315,9 @@ mod tests {
     }
 
     fn until(what: &str, is_so: impl Fn() -> bool) {
-        let end = Instant::now() + LONG;
+        let end = Instant::now() + TEST_TIMEOUT;
         while !is_so() {
-            assert!(Instant::now() < end, "waited {LONG:?} for {what}");
+            assert!(Instant::now() < end, "waited {TEST_TIMEOUT:?} for {what}");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -352,10 +353,13 @@ mod tests {
         let pid = running.pid();
         let mut glimpses = Glimpses::default();
         let (mut seen, mut last) = (0, None);
-        let end = Instant::now() + LONG;
+        let end = Instant::now() + TEST_TIMEOUT;
         // A program that begins has no thread pointer yet.
         while seen < 20 || last.is_none_or(|pointer| pointer == 0) {
-            assert!(Instant::now() < end, "seen {seen} times in {LONG:?}");
+            assert!(
+                Instant::now() < end,
+                "seen {seen} times in {TEST_TIMEOUT:?}"
+            );
             let look = |glimpse: &Glimpse<'_>| {
                 (
                     glimpse.registers.len(),
@@ -364,14 +368,18 @@ mod tests {
                 )
             };
             // It is not running for a moment while it is being let go.
-            if let Some((count, pc, pointer)) = glimpses.take((pid, pid), LONG, look).unwrap() {
+            if let Some((count, pc, pointer)) = glimpses.take(pid, pid, TEST_TIMEOUT, look).unwrap()
+            {
                 assert!(count >= 16 && pc != 0);
                 assert!(!is_traced(pid));
                 (seen, last) = (seen + 1, pointer);
             }
         }
         drop(running);
-        assert!(matches!(glimpses.take((pid, pid), LONG, |_| ()), Ok(None)));
+        assert!(matches!(
+            glimpses.take(pid, pid, TEST_TIMEOUT, |_| ()),
+            Ok(None)
+        ));
     }
 
     #[test]
@@ -383,12 +391,17 @@ mod tests {
         until("the stop", || state(pid) == Some('T'));
         let tracer = Tracer::start().unwrap();
         // As if it had stopped at the last moment.
-        let taken = tracer.run(move || take(pid, LONG, || true, |_| ()));
+        let taken = tracer.run(move || take(pid, TEST_TIMEOUT, || true, |_| ()));
         assert!(matches!(taken.unwrap().seen, Ok(Some(()))));
         // On its way from our stop to the other one it is awake for a moment, in the kernel.
         until("the stop", || state(pid) == Some('T'));
         let mut glimpses = Glimpses::default();
-        assert!(glimpses.take((pid, pid), LONG, |_| ()).unwrap().is_none());
+        assert!(
+            glimpses
+                .take(pid, pid, TEST_TIMEOUT, |_| ())
+                .unwrap()
+                .is_none()
+        );
     }
 
     #[test]
@@ -400,8 +413,12 @@ mod tests {
         let mut glimpses = Glimpses::default();
         // SAFETY: takes numbers only.
         let kill = move |_: &Glimpse<'_>| unsafe { libc::kill(pid, libc::SIGKILL) };
-        let end = Instant::now() + LONG;
-        while glimpses.take((pid, pid), LONG, kill).unwrap().is_none() {
+        let end = Instant::now() + TEST_TIMEOUT;
+        while glimpses
+            .take(pid, pid, TEST_TIMEOUT, kill)
+            .unwrap()
+            .is_none()
+        {
             assert!(Instant::now() < end, "it was never seen");
         }
         // While the other end of this still stands.
@@ -416,8 +433,12 @@ mod tests {
         let mut glimpses = Glimpses::default();
         // SAFETY: takes numbers only.
         let kill = move |_: &Glimpse<'_>| unsafe { libc::kill(pid, libc::SIGKILL) };
-        let end = Instant::now() + LONG;
-        while glimpses.take((pid, pid), LONG, kill).unwrap().is_none() {
+        let end = Instant::now() + TEST_TIMEOUT;
+        while glimpses
+            .take(pid, pid, TEST_TIMEOUT, kill)
+            .unwrap()
+            .is_none()
+        {
             assert!(Instant::now() < end, "it was never seen");
         }
         let status = running.0.wait().unwrap();
@@ -432,11 +453,11 @@ mod tests {
         let mut running = Running::of_c(SHORT_THREADS);
         let pid = running.pid();
         let mut glimpses = Glimpses::default();
-        let (mut seen, end) = (0, Instant::now() + LONG);
+        let (mut seen, end) = (0, Instant::now() + TEST_TIMEOUT);
         while seen < 200 && Instant::now() < end {
             for tid in proc::threads(pid) {
                 let limit = Duration::from_millis(2);
-                let taken = glimpses.take((pid, tid), limit, |_| ());
+                let taken = glimpses.take(pid, tid, limit, |_| ());
                 // One that is not let go by the last glimpse's tracer yet is refused.
                 seen += u32::from(matches!(taken, Ok(Some(()))));
             }
@@ -470,7 +491,7 @@ mod tests {
         for _ in 0..10 {
             let asked = AtomicU32::new(0);
             let runs_at_first = move || asked.fetch_add(1, Ordering::Relaxed) == 0;
-            assert!(!take_alone(pid, LONG, runs_at_first));
+            assert!(!take_alone(pid, TEST_TIMEOUT, runs_at_first));
             until("it to be let go", || !is_traced(pid));
         }
         running.say();

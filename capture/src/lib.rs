@@ -309,7 +309,7 @@ impl Copy {
 
     /// Prepares the copy for work, with this many words of shared memory, which are zero.
     pub fn worker(&self, work: Work, words: usize) -> Result<Worker, Failure> {
-        Worker::new((&self.tracer, self.pid, self.code), work, words)
+        Worker::new(&self.tracer, self.pid, self.code, work, words)
     }
 }
 

@@ -2,21 +2,21 @@
 
 use crate::Refusal;
 
-/// A line of `/proc/PID/maps`.
+/// Line of `/proc/PID/maps`.
 pub struct Mapping {
     /// First address.
     pub start: u64,
     /// End.
     pub end: u64,
-    /// Whether it can be written.
+    /// Set if the mapping is writable.
     pub writable: bool,
-    /// Whether it can be executed.
+    /// Set if the mapping is executable.
     pub executable: bool,
-    /// The file, or a name in brackets.
+    /// Path of the file, or the kernel's name in brackets.
     pub name: String,
 }
 
-/// The mappings of a process, in the order of addresses.
+/// Returns the mappings of a process, in the order of addresses.
 pub fn mappings(pid: i32) -> Result<Vec<Mapping>, Refusal> {
     let text = proc::maps(pid).ok_or(Refusal::Ended { pid })?;
     let text = String::from_utf8_lossy(&text);

@@ -208,8 +208,8 @@ impl Refusal {
     }
 }
 
-/// What to do where tracing is not permitted, by Yama's scope; root may be one without the right to it, as in
-/// many containers.
+/// Returns advice for a user who may not trace, given Yama's scope. Root may lack the capability
+/// too, as in many containers.
 fn advice_of_denial(scope: &str, is_root: bool) -> &'static str {
     match (scope, is_root) {
         ("3", _) => "kernel.yama.ptrace_scope is 3, which forbids tracing until the next boot",

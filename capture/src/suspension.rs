@@ -25,8 +25,8 @@ pub struct Hold(());
 impl Hold {
     /// Postpones suspension. Signals that are ignored, or have another handler, are left alone.
     pub fn new() -> Self {
-        static ONCE: Once = Once::new();
-        ONCE.call_once(|| SIGNALS.into_iter().for_each(handle));
+        static HANDLERS_SET: Once = Once::new();
+        HANDLERS_SET.call_once(|| SIGNALS.into_iter().for_each(handle));
         let more = |count| (count != SUSPENDING).then_some(count + 1);
         while STOPPED.fetch_update(SeqCst, SeqCst, more).is_err() {
             // This process is about to be suspended, and continues from here afterwards.

@@ -72,7 +72,7 @@ pub struct Worker {
     there: There,
 }
 
-/// What the copy needs to do the work.
+/// Registers and memory with which the copy does the work.
 #[derive(Clone, Copy)]
 struct There {
     /// Registers with which the function starts.
@@ -89,7 +89,9 @@ struct There {
 impl Worker {
     /// Prepares a copy for work with this many shared words, which are zero.
     pub(crate) fn new(
-        (tracer, copy, code): (&Arc<Tracer>, i32, Code),
+        tracer: &Arc<Tracer>,
+        copy: i32,
+        code: Code,
         work: Work,
         words: usize,
     ) -> Result<Self, Failure> {

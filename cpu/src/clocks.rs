@@ -212,10 +212,11 @@ impl Clocks {
         *known = now.max(*known);
         let event = self.events.get_mut(&at.id)?;
         event.reported = event.reported.saturating_add(ns);
-        let hidden = match self.hides_kernel {
+        let hidden = if self.hides_kernel {
             // Samples due in the kernel were dropped, each a whole period.
-            true => ns.saturating_add(self.period / 2) / self.period * self.period,
-            false => 0,
+            ns.saturating_add(self.period / 2) / self.period * self.period
+        } else {
+            0
         };
         let hidden = hidden.saturating_sub(self.period).min(ns);
         Some(Share {

@@ -129,10 +129,11 @@ fn indexed(
         }
     }
     let part = |(segment, first, last): (Segment, u64, u64)| {
-        let begin = match holds(&segment, start, 4) && start <= first {
-            true => start,
+        let begin = if holds(&segment, start, 4) && start <= first {
+            start
+        } else {
             // CIEs may precede the first entry.
-            false => beginning(source, page, first).unwrap_or(first),
+            beginning(source, page, first).unwrap_or(first)
         };
         // The last entry in the file ends what is read.
         let len = u32::from_le_bytes(at(source, headers, last, 4, 4)?.try_into().ok()?);
@@ -245,7 +246,7 @@ mod tests {
         (file, page)
     }
 
-    /// Where functions begin, and their entries.
+    /// Returns the addresses of functions and of their entries.
     fn rows(index: &Part) -> Vec<(u64, u64)> {
         let part = |row: &[u8], at: usize| {
             let distance = i32::from_le_bytes(row[at..at + 4].try_into().unwrap());

@@ -99,7 +99,7 @@ impl<C: Clock> Meters<C> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::meter::tests::{ONE, OTHER, Said};
+    use crate::meter::tests::{FIRST, OTHER, Said};
 
     fn meters(pids: &[i32]) -> Meters<Said> {
         let mut meters = Meters::new(10, Said::default());
@@ -115,7 +115,7 @@ mod tests {
         for (pid, now) in [(7, 136), (8, 11)] {
             meters.clock.processes.insert(pid, now);
             // Threads that have ended.
-            meters.count(pid, pid, ONE);
+            meters.count(pid, pid, FIRST);
             meters.count(pid, pid, OTHER);
             meters.process(pid).expect("it began").exit(pid);
         }
@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(times.copied().collect::<Vec<u64>>(), [68, 68, 5, 6]);
         assert_eq!(meters.weigh_all(Scale::Last), []);
         meters.forget(&[7]);
-        meters.count(7, 7, ONE);
+        meters.count(7, 7, FIRST);
         assert_eq!(meters.weigh_all(Scale::Last), []);
     }
 
@@ -134,8 +134,8 @@ mod tests {
         let mut meters = meters(&[7, 8]);
         let round = |meters: &mut Meters<Said>, pids: &[i32], now: u64| {
             for pid in pids {
-                meters.count(*pid, *pid, ONE);
-                meters.count(*pid, *pid, ONE);
+                meters.count(*pid, *pid, FIRST);
+                meters.count(*pid, *pid, FIRST);
             }
             meters.clock.processes.extend([(7, now), (8, now)]);
             let mut lost: Vec<(i32, u64)> = (meters.weigh_all(Scale::Last).iter())

@@ -45,7 +45,7 @@ const MAX_STACK_BYTES: u32 = 65_528;
 const MAX_FIXED_BYTES: usize = 2 << 10;
 /// Minimum number of samples with a short copy (or one truncated stack) after which copies grow, if
 /// these are also more than one in [`TOLERATED_ONE_IN`] samples.
-const MIN_SHORT: u64 = 3;
+const MIN_SHORT_SAMPLES: u64 = 3;
 const TOLERATED_ONE_IN: u64 = 500;
 /// Minimum sampling period, in nanoseconds, for which each sample is processed at once. What lies
 /// beyond the end of a copy changes as soon as a function there makes another call. With a shorter
@@ -401,10 +401,11 @@ impl Perf {
         if self.meters.is_some() && recording.process(sample.pid).is_none() {
             return;
         }
-        let share = match self.meters.is_some() {
+        let share = if self.meters.is_some() {
             // Weighted later.
-            true => Some(Share::default()),
-            false => self.clocks.sample(at, sample.count),
+            Some(Share::default())
+        } else {
+            self.clocks.sample(at, sample.count)
         };
         let Some(share) = share else { return };
         if !self.is_recorded(sample.pid, share, recording) {
@@ -456,7 +457,7 @@ impl Perf {
             cut,
             needed,
         } = self.judged;
-        let is_bad = (short >= MIN_SHORT || cut > 0) && short * TOLERATED_ONE_IN > samples;
+        let is_bad = (short >= MIN_SHORT_SAMPLES || cut > 0) && short * TOLERATED_ONE_IN > samples;
         if !is_bad || self.attribute.stack_bytes >= MAX_STACK_BYTES {
             return;
         }
@@ -471,5 +472,5 @@ impl Perf {
 fn range(mapped: &Mapped<'_>) -> Range {
     let end = mapped.start.saturating_add(mapped.len);
     let file = (mapped.device, mapped.inode);
-    Range::new((mapped.start, end), mapped.offset, file, mapped.path)
+    Range::new(mapped.start, end, mapped.offset, file, mapped.path)
 }

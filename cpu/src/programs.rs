@@ -146,7 +146,7 @@ mod tests {
     use std::io::{BufRead, BufReader, Write};
     use std::process::{Command, Stdio};
 
-    const LONG: Duration = Duration::from_secs(60);
+    const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
     fn start(script: &str) -> Running {
         let mut command = Command::new("sh");
@@ -159,9 +159,9 @@ mod tests {
     }
 
     fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-        let end = Instant::now() + LONG;
+        let end = Instant::now() + TEST_TIMEOUT;
         while !is_so() {
-            assert!(Instant::now() < end, "waited {LONG:?} for {what}");
+            assert!(Instant::now() < end, "waited {TEST_TIMEOUT:?} for {what}");
             std::thread::sleep(Duration::from_millis(1));
         }
     }

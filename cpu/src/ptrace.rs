@@ -237,7 +237,7 @@ impl Ptrace {
             });
             (live, buffer, read, ran)
         };
-        let seen = self.glimpses.take((pid, tid), STOP_TIMEOUT, look);
+        let seen = self.glimpses.take(pid, tid, STOP_TIMEOUT, look);
         let Ok(Some((live, buffer, read, script))) = seen else {
             return;
         };
@@ -276,7 +276,7 @@ mod tests {
     use crate::running::Running;
     use std::process::{Command, Stdio};
 
-    const LONG: Duration = Duration::from_secs(60);
+    const TEST_TIMEOUT: Duration = Duration::from_secs(60);
     const SAMPLING: Sampling = Sampling {
         rate: 1000,
         children: true,
@@ -290,12 +290,13 @@ mod tests {
     /// Samples until it is so.
     fn until(
         what: &str,
-        (ptrace, recording): (&mut Ptrace, &mut Recording),
+        ptrace: &mut Ptrace,
+        recording: &mut Recording,
         is_so: impl Fn(&Recording) -> bool,
     ) {
-        let end = Instant::now() + LONG;
+        let end = Instant::now() + TEST_TIMEOUT;
         while !is_so(recording) {
-            assert!(Instant::now() < end, "waited {LONG:?} for {what}");
+            assert!(Instant::now() < end, "waited {TEST_TIMEOUT:?} for {what}");
             std::thread::sleep(ptrace.due());
             ptrace.collect(recording);
         }
@@ -318,12 +319,12 @@ mod tests {
             ..SAMPLING
         });
         ptrace.attach(pid).unwrap();
-        until("both", (&mut ptrace, &mut recording), |recording| {
+        until("both", &mut ptrace, &mut recording, |recording| {
             let mut processes = recording.running();
             processes.any(|p| p.serial > 1 && p.counts.samples > 10)
         });
         drop(ptrace);
-        let end = Instant::now() + LONG;
+        let end = Instant::now() + TEST_TIMEOUT;
         while is_traced(pid) {
             assert!(Instant::now() < end, "it is still traced");
             std::thread::sleep(Duration::from_millis(1));
@@ -339,11 +340,11 @@ mod tests {
         recording.add_newborn(pid);
         let mut ptrace = Ptrace::new(SAMPLING);
         ptrace.attach(pid).unwrap();
-        until("a child", (&mut ptrace, &mut recording), |recording| {
+        until("a child", &mut ptrace, &mut recording, |recording| {
             let mut processes = recording.running();
             processes.any(|p| p.pid != pid && p.counts.samples > 0)
         });
-        until("the end", (&mut ptrace, &mut recording), |recording| {
+        until("the end", &mut ptrace, &mut recording, |recording| {
             recording.running().next().is_none()
         });
         assert_eq!(running.0.wait().unwrap().code(), Some(7));

@@ -4,8 +4,8 @@ use std::io;
 
 use crate::machine::Machine;
 
-/// Returns what to do for want of a right: `users` for users; root, who lacks it in many containers, is told to run
-/// with `right`.
+/// Returns advice for a missing capability: `users` for ordinary users. Root, who lacks it in many
+/// containers, is told to run with `right`.
 #[must_use]
 pub fn get_right(users: &str, right: &str) -> String {
     // SAFETY: cannot fail.
@@ -100,7 +100,7 @@ pub enum Refusal {
     Agent {
         /// Process id.
         pid: i32,
-        /// Why.
+        /// Reason, in words.
         why: String,
     },
     /// Program for another machine.
@@ -116,7 +116,7 @@ pub enum Refusal {
     Proc {
         /// Process id.
         pid: i32,
-        /// Why.
+        /// Error of the system call.
         error: io::Error,
     },
     /// Any other error.

@@ -69,7 +69,7 @@ pub struct Range {
 
 impl Range {
     /// Returns a range that maps a file.
-    pub fn new((start, end): (u64, u64), offset: u64, file: FileId, path: &[u8]) -> Self {
+    pub fn new(start: u64, end: u64, offset: u64, file: FileId, path: &[u8]) -> Self {
         Self {
             start,
             end,
@@ -83,10 +83,10 @@ impl Range {
 
     /// Returns a range of a module whose build id is known.
     #[must_use]
-    pub fn of_module(addresses: (u64, u64), offset: u64, path: &[u8], build_id: &[u8]) -> Self {
+    pub fn of_module(start: u64, end: u64, offset: u64, path: &[u8], build_id: &[u8]) -> Self {
         Self {
             told: Some(build_id.into()),
-            ..Self::new(addresses, offset, ((0, 0), 0), path)
+            ..Self::new(start, end, offset, ((0, 0), 0), path)
         }
     }
 
@@ -255,9 +255,9 @@ impl Space {
         let text = proc::maps(self.pid).unwrap_or_default();
         let entries = Entry::all(&text).filter(|entry| entry.permissions.contains(&b'x'));
         for entry in entries.take(MAX_MAPPED) {
-            let addresses = (entry.start, entry.end);
             let range = Range::new(
-                addresses,
+                entry.start,
+                entry.end,
                 entry.file_offset,
                 (entry.device, entry.inode),
                 &with_newlines(entry.path),

@@ -160,7 +160,7 @@ mod tests {
         0xa8c2_7bfd,
         0xd65f_03c0,
     ];
-    /// Where its call returns to.
+    /// Offset of the return address of its call.
     const RETURN: u64 = if cfg!(target_arch = "x86_64") { 12 } else { 20 };
     const FP: usize = if cfg!(target_arch = "x86_64") { 6 } else { 29 };
     const SP: usize = if cfg!(target_arch = "x86_64") { 7 } else { 31 };
@@ -171,7 +171,7 @@ mod tests {
         fn __clear_cache(start: *mut libc::c_void, end: *mut libc::c_void);
     }
 
-    /// Where the code is.
+    /// Returns the address of the generated code.
     fn made() -> *mut libc::c_void {
         static PLACE: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
         let place = PLACE.get_or_init(|| {
@@ -193,10 +193,10 @@ mod tests {
         *place as *mut _
     }
 
-    /// What was found, if it was not what is there.
+    /// Description of a wrong stack, if one was found.
     static WRONG: Mutex<Option<String>> = Mutex::new(None);
 
-    /// Unwinds the stack from the made code outwards.
+    /// Unwinds the stack from the generated code outwards.
     extern "C" fn look(sp: *const u8) {
         // SAFETY: as much is on the stack above it: `outermost` has it in its frame.
         let bytes = unsafe { std::slice::from_raw_parts(sp, BYTES) };

@@ -51,7 +51,7 @@ fn ranges(table: &[u8], first: i64, offset: u64) -> Option<i64> {
 /// depend on the kind. Only the first byte of an entry has its highest bit set.
 fn locations(table: &[u8], first: i64, offset: u64) -> Option<i64> {
     const NONE: u8 = 15;
-    const LONG: u8 = 14;
+    const LONG_FORM: u8 = 14;
     const NO_COLUMNS: u8 = 13;
     const ONE_LINE: core::ops::RangeInclusive<u8> = 10..=12;
     let (mut line, mut end) = (first, 0);
@@ -60,7 +60,7 @@ fn locations(table: &[u8], first: i64, offset: u64) -> Option<i64> {
         let kind = head >> 3 & 15;
         end += (u64::from(head & 7) + 1) * 2;
         line += match kind {
-            LONG | NO_COLUMNS => signed(tail),
+            LONG_FORM | NO_COLUMNS => signed(tail),
             kind if ONE_LINE.contains(&kind) => i64::from(kind - ONE_LINE.start()),
             _ => 0,
         };

@@ -1,7 +1,7 @@
-//! Reading the text that `perf script` prints.
+//! Reader for the text that `perf script` prints.
 //!
-//! Each event is a column of its own: what one counts is no part of what another does. Events of
-//! clocks, whose periods are nanoseconds, are one column of CPU time.
+//! Each event gets its own column, because counts of different events cannot be added. Clock
+//! events, whose periods are nanoseconds, share one column of CPU time.
 
 mod frame;
 mod head;
@@ -41,8 +41,8 @@ pub(crate) fn looks_like(start: &[u8]) -> bool {
 /// Start of the output of `perf script --header`.
 const HEADER: &[u8] = b"# ========\n# captured on";
 
-/// Returns true if a sample without time and event is one of those that perf aligns in columns. A folded stack ends in a
-/// number.
+/// Returns true if a sample without time and event has a form that perf aligns in columns, rather
+/// than that of a folded stack, which ends in a number.
 fn is_flat(line: &[u8], head: &Head<'_>) -> bool {
     let is_aligned = line.windows(2).any(|blanks| blanks == b"  ");
     let last = line.trim_ascii_end().rsplit(u8::is_ascii_whitespace).next();
@@ -50,8 +50,8 @@ fn is_flat(line: &[u8], head: &Head<'_>) -> bool {
     head.frame.is_some() && is_aligned && !ends_in_number
 }
 
-/// Returns true if a line without time and event begins a sample: the command of one with a chain stands at the line's
-/// start. An indented line is a sample's if it has a frame, or numbers only.
+/// Returns true if a line without time and event begins a sample. The command of a sample with a
+/// call chain is not indented. An indented line is a sample if it has a frame, or numbers only.
 fn is_plausible(line: &[u8], head: &Head<'_>) -> bool {
     head.is_record || !line.starts_with(b" ") || head.frame.is_some() || head.command.is_empty()
 }
@@ -59,7 +59,7 @@ fn is_plausible(line: &[u8], head: &Head<'_>) -> bool {
 /// Reads all samples.
 pub(crate) fn read<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
     let mut reader = Reader {
-        // The values are put in when all events are known.
+        // Values are added once all events are known.
         builder: NamedBuilder::new(Format::PerfScript, vec![ValueType::new("samples", "count")]),
         samples: Vec::new(),
         events: Vec::new(),
@@ -73,10 +73,10 @@ pub(crate) fn read<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
     Ok(reader.finish())
 }
 
-/// Maximum number of events, each of which has a column: more than anybody records at once.
+/// Maximum number of events, each of which has a column. Real recordings have fewer.
 const MAX_EVENTS: usize = 16;
 
-/// A sample whose frames are being read.
+/// Sample whose frames are being read.
 struct Open {
     command: Vec<u8>,
     event: usize,
@@ -120,8 +120,8 @@ impl Reader {
         if text.starts_with(b"|") || text.starts_with(b" insn:") {
             return self.annotate();
         }
-        // A frame of the sample that is open: those of a chain begin with a tab, or with blanks where tabs
-        // have been replaced.
+        // A frame of the current sample. Frames of a call chain are indented by a tab, or by blanks
+        // where tabs have been replaced.
         let is_chained = text.starts_with(b"\t") || text.starts_with(b" ") && self.open.is_some();
         let found = if is_chained { frame::parse(text) } else { None };
         if let Some(head) = head::parse(text)
@@ -132,7 +132,7 @@ impl Reader {
                 self.begin(&head)?;
             }
             if head.frame.is_some() {
-                // Has no chain.
+                // A sample without a call chain is complete.
                 self.close();
             }
         } else if let Some(frame) = found {
@@ -150,7 +150,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Skips a line that belongs to the frame before it: its line in the source (`+srcline`), that line's text
+    /// Skips an annotation of the preceding frame: its source line (`+srcline`), that line's text
     /// (`+srccode`), or an instruction (`+insn`).
     fn annotate(&self) -> Result<(), Fault> {
         if self.open.is_none() && self.samples.is_empty() {
@@ -207,7 +207,7 @@ impl Reader {
         let clocks = self.events.iter().all(|event| is_clock(event));
         let columns: Vec<ValueType> = match (given, clocks) {
             _ if self.samples.is_empty() => Vec::new(),
-            // Nothing says how much a sample stands for.
+            // Without periods, only the number of samples is known.
             (false, _) => Vec::new(),
             (true, true) => vec![ValueType::new("cpu", "nanoseconds")],
             (true, false) => self
@@ -230,9 +230,9 @@ impl Reader {
     }
 }
 
-/// Returns an event's name without what does not change what it counts: modifiers (`:u`), the default PMU
-/// (`cpu/cycles/`) and the terms of a software event (`cpu-clock/call-graph=fp/`). Events of different PMUs
-/// (`cpu_core/cycles/`, `cpu_atom/cycles/`) remain different.
+/// Returns an event's name without the parts that do not change what is counted: modifiers (`:u`),
+/// the default PMU (`cpu/cycles/`) and the terms of a software event (`cpu-clock/call-graph=fp/`).
+/// Events of different PMUs (`cpu_core/cycles/`, `cpu_atom/cycles/`) remain different.
 fn plain_name(name: &[u8]) -> &[u8] {
     let mut parts = name.splitn(3, |&c| c == b'/');
     let (pmu, terms) = (parts.next().unwrap_or(name), parts.next());
@@ -245,14 +245,14 @@ fn plain_name(name: &[u8]) -> &[u8] {
     }
 }
 
-/// Returns true if the terms of an event say themselves what it counts.
+/// Returns true if the terms of an event determine what it counts.
 fn is_raw(terms: &[u8]) -> bool {
     [&b"event="[..], b"config", b"umask="]
         .iter()
         .any(|term| terms.windows(term.len()).any(|window| window == *term))
 }
 
-/// A name without `:u`, `:ppp` and the like behind it; a tracepoint's `:` stays.
+/// Strips modifiers such as `:u` and `:ppp` from a name. A tracepoint's `:` stays.
 fn without_modifiers(name: &[u8]) -> &[u8] {
     match name.iter().rposition(|&c| c == b':') {
         Some(at) if name[at + 1..].iter().all(|c| b"ukhGHpPSDeWIb".contains(c)) => &name[..at],
@@ -260,7 +260,7 @@ fn without_modifiers(name: &[u8]) -> &[u8] {
     }
 }
 
-/// Returns true if the period of an event is nanoseconds of CPU time.
+/// Returns true if the period of an event is in nanoseconds of CPU time.
 fn is_clock(event: &str) -> bool {
     matches!(event, "cpu-clock" | "task-clock")
 }

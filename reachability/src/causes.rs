@@ -159,35 +159,30 @@ impl Graph {
             for node in 0..self.nodes.len() as u32 {
                 let own = components.of[node as usize] as usize;
                 if sources[own] && (first[own] != NONE) == known && !seen[node as usize] {
-                    let ring = sizes[own] > 1;
-                    self.spread(
-                        node,
-                        (components, own as u32, first[own], ring),
-                        &mut seen,
-                        &mut how,
-                    );
+                    let source = Source {
+                        components,
+                        own: own as u32,
+                        cause: first[own],
+                        is_cycle: sizes[own] > 1,
+                    };
+                    self.spread(node, &source, &mut seen, &mut how);
                 }
             }
         }
         how
     }
 
-    /// Assigns all that `start` leads to to the object `cause`.
-    fn spread(
-        &self,
-        start: u32,
-        (components, own, cause, ring): (&Components, u32, u32, bool),
-        seen: &mut [bool],
-        how: &mut [How],
-    ) {
+    /// Assigns all unseen objects reachable from `start` to the cause of the source.
+    fn spread(&self, start: u32, source: &Source<'_>, seen: &mut [bool], how: &mut [How]) {
+        let cause = source.cause;
         let mut stack = vec![start];
         seen[start as usize] = true;
         while let Some(node) = stack.pop() {
             let object = self.nodes[node as usize].1;
             if let Some(how) = how.get_mut(object as usize) {
-                *how = match (components.of[node as usize] == own, cause) {
+                *how = match (source.components.of[node as usize] == source.own, cause) {
                     (_, NONE) => How::ThroughUnknown,
-                    (true, _) if ring => How::InCycle(cause),
+                    (true, _) if source.is_cycle => How::InCycle(cause),
                     (true, _) => How::Directly,
                     (false, _) => How::Indirectly(cause),
                 };
@@ -199,6 +194,17 @@ impl Graph {
             }
         }
     }
+}
+
+/// Component that no other component points to.
+struct Source<'a> {
+    components: &'a Components,
+    /// Number of the component.
+    own: u32,
+    /// First known lost object of the component; `NONE` if all its objects are unknown.
+    cause: u32,
+    /// Set if the component has more than one object.
+    is_cycle: bool,
 }
 
 /// Strongly connected components of a graph.

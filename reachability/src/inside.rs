@@ -19,7 +19,7 @@ use crate::memory::{Here, Memory, Place};
 mod layout;
 mod work;
 
-use layout::{HEADERS, Header, Kind, LEAF, LEAF_BITS, ONE, PAGE, PAGE_BITS, Page};
+use layout::{HEADERS, Header, Kind, LEAF, LEAF_BITS, PAGE, PAGE_BITS, Page, SINGLE_REGION};
 
 /// Offset of the first table in words, after the header.
 const FIRST_TABLE: u64 = 64;
@@ -224,7 +224,7 @@ impl<'a> Plan<'a> {
             }
             end = stop;
             if extent.count == 1 {
-                self.kinds.push(ONE as u16);
+                self.kinds.push(SINGLE_REGION as u16);
                 continue;
             }
             if start % PAGE != 0 || stop - start > 256 * PAGE {
@@ -326,7 +326,7 @@ impl<'a> Plan<'a> {
                     leaf = leaves.next().unwrap_or((u64::MAX, 0));
                 }
                 let page = match *kind {
-                    kind if u64::from(kind) == ONE => Page::new(number, 0, ONE),
+                    kind if u64::from(kind) == SINGLE_REGION => Page::new(number, 0, SINGLE_REGION),
                     kind => Page::new(number, place, kind.into()),
                 };
                 let whole = at..at + PAGE;

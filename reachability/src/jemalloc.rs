@@ -267,10 +267,12 @@ fn check_places(tables: &[(usize, u64)], bytes: u64) -> Result<(), Unreadable> {
     let is_aligned = places.iter().all(|at| at % 8 == 0);
     let is_apart = places.windows(2).all(|pair| pair[1] - pair[0] >= bytes);
     let is_below = places.last().is_some_and(|at| at >> ADDRESS_BITS == 0);
-    match is_aligned && is_apart && is_below {
-        true if tables.len() > MAX_LEAVES => Err(Unreadable::Size),
-        true => Ok(()),
-        false => Err(Unreadable::Layout),
+    if !(is_aligned && is_apart && is_below) {
+        Err(Unreadable::Layout)
+    } else if tables.len() > MAX_LEAVES {
+        Err(Unreadable::Size)
+    } else {
+        Ok(())
     }
 }
 

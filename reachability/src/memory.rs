@@ -129,7 +129,7 @@ type Origins = Vec<(Range<u64>, u32)>;
 /// Returns the parts of ranges that can be read in place and are large enough to be worth it, and
 /// all other parts.
 pub(crate) fn split(memory: &dyn Memory, ranges: &[(Range<u64>, u32)]) -> (Origins, Origins) {
-    const LONG: u64 = 1 << 20;
+    const MIN_IN_PLACE_BYTES: u64 = 1 << 20;
     let here = memory.here().unwrap_or_default();
     let (mut long, mut rest) = (Vec::new(), Vec::new());
     for (range, note) in ranges {
@@ -140,7 +140,7 @@ pub(crate) fn split(memory: &dyn Memory, ranges: &[(Range<u64>, u32)]) -> (Origi
             // Whole words, as in a search from outside.
             let start = part.start.max(at).next_multiple_of(8);
             let end = part.end.min(range.end) & !7;
-            if end.saturating_sub(start) >= LONG {
+            if end.saturating_sub(start) >= MIN_IN_PLACE_BYTES {
                 rest.push((at..start, *note));
                 long.push((start..end, *note));
                 at = end;

@@ -11,40 +11,40 @@ use crate::memory::word_of;
 pub const HEADER: u64 = header::HEADER as u64;
 /// Distance from the start of an extension to its object.
 const EXTENSION_DISTANCE: u64 = header::EXTENSION_DISTANCE as u64;
-/// The farthest that an object begins behind its memory's start.
-const MOST_OFFSET: u64 = 1 << 30;
+/// Maximum distance in bytes of an object from the start of its memory.
+const MAX_OFFSET_BYTES: u64 = 1 << 30;
 
-/// Whether an object that fills memory of this size may have its header in the table.
+/// Returns true if an object that fills memory of this size may have its header in the table.
 #[must_use]
 pub fn may_be_in_table(room: u64) -> bool {
     header::is_table_class(room as usize)
 }
 
-/// Where the table's entry for an address in a range is.
+/// Returns the address of the table's entry for an address in a range.
 #[must_use]
 pub fn entry(range: &Range<u64>, at: u64) -> u64 {
     let offset = header::entry_offset(at.wrapping_sub(range.start) as usize);
     range.start.wrapping_add(offset as u64)
 }
 
-/// The table of a range.
+/// Returns the table of a range.
 #[must_use]
 pub fn table(range: &Range<u64>) -> Range<u64> {
     range.start..entry(range, range.end)
 }
 
-/// The object that fills memory of `room` bytes at `base`, and has this header in the table. `None`:
-/// there is none, or it has been freed.
+/// Returns the object that fills `room` bytes at `base` and has this header in the table, or `None`
+/// if there is none or it has been freed.
 #[must_use]
 pub fn in_table(base: u64, room: u64, entry: [u8; 16]) -> Option<Sampled> {
     let words = [word_of(&entry[..8]), word_of(&entry[8..])];
     whole(words, base, 0, room)
 }
 
-/// A sampled object.
+/// Sampled object.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampled {
-    /// Its address.
+    /// Address.
     pub at: u64,
     /// Requested bytes.
     pub bytes: u64,
@@ -56,12 +56,12 @@ pub struct Sampled {
     pub weight: f32,
     /// Birth: the clock's tick; 0 with the weight.
     pub born: u32,
-    /// Whether the program said that it is not a leak.
+    /// Set if the program declared that the object is not a leak.
     pub ignored: bool,
 }
 
-/// The object in memory of `room` bytes at `base`; `peek` gives 16 bytes at an offset in it.
-/// `None`: there is none, or it has been freed.
+/// Returns the object in memory of `room` bytes at `base`, or `None` if there is none or it has
+/// been freed. `peek` reads 16 bytes at an offset in the memory.
 #[must_use]
 pub fn find(
     base: u64,
@@ -75,7 +75,8 @@ pub fn find(
     .object()
 }
 
-/// What is in memory of `room` bytes at `base`; `peek` gives 16 bytes at an offset in it.
+/// Returns the content of memory of `room` bytes at `base`. `peek` reads 16 bytes at an offset in
+/// the memory.
 #[must_use]
 pub fn look(base: u64, room: u64, mut peek: impl FnMut(u64) -> Option<[u8; 16]>) -> Content {
     find_by_words(base, room, |offset| {
@@ -84,20 +85,20 @@ pub fn look(base: u64, room: u64, mut peek: impl FnMut(u64) -> Option<[u8; 16]>)
     })
 }
 
-/// What is in memory that may have a sampled object.
+/// Content of memory that may have a sampled object.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Content {
     /// An object, whose header may have been overwritten in part.
     Object(Sampled),
-    /// None: it has been freed, or there never was one.
+    /// No object: it has been freed, or there never was one.
     Nothing,
-    /// No header that makes sense: it was overwritten, or there was no object yet, and the memory has what
-    /// was there before.
+    /// No valid header: it was overwritten, or there is no object yet and the memory has earlier
+    /// contents.
     Unknown,
 }
 
 impl Content {
-    /// The object.
+    /// Returns the object, if there is one.
     #[must_use]
     pub fn object(self) -> Option<Sampled> {
         match self {
@@ -107,8 +108,8 @@ impl Content {
     }
 }
 
-/// [`look`], where `peek` gives two words. It is part of what runs in a copy of the process, where
-/// nothing but its own code is: it has no slices, which know how to panic, and calls nothing.
+/// Like [`look`], but `peek` reads two words. Also runs in a copy of the process that has no other
+/// code, so it calls nothing, and uses no slices, whose bounds checks call the panic handler.
 #[inline(always)]
 pub(crate) fn find_by_words(
     base: u64,
@@ -125,7 +126,7 @@ pub(crate) fn find_by_words(
     let is_nothing = words[1] == 0 || header::is_freed(words[1], at);
     // Behind an extension: 32 bytes from the start, or as far as it is aligned.
     let mut offset = EXTENSION_DISTANCE;
-    while offset < room && offset <= MOST_OFFSET {
+    while offset < room && offset <= MAX_OFFSET_BYTES {
         let at = base.wrapping_add(offset);
         let (extension, own) = (
             offset.wrapping_sub(EXTENSION_DISTANCE),
@@ -154,8 +155,8 @@ pub(crate) fn find_by_words(
     }
 }
 
-/// The object at `at`, `offset` bytes behind the start of its memory, whose header is intact and has no
-/// extension.
+/// Returns the object at `at`, `offset` bytes behind the start of its memory, whose header is
+/// intact and has no extension.
 #[inline(always)]
 fn whole(words: header::Words, at: u64, offset: u64, room: u64) -> Option<Sampled> {
     let counted = header::read_first(words[0], at)?;
@@ -164,7 +165,7 @@ fn whole(words: header::Words, at: u64, offset: u64, room: u64) -> Option<Sample
     is_here.then_some(sampled(&counted, counted.bytes, drawn, at))
 }
 
-/// The object at `at` of which the extension is intact.
+/// Returns the object at `at`, whose extension is intact.
 #[inline(always)]
 fn extended(own: header::Words, bytes: u64, at: u64, offset: u64, room: u64) -> Option<Sampled> {
     let counted = header::read_first(own[0], at)?;
@@ -173,7 +174,7 @@ fn extended(own: header::Words, bytes: u64, at: u64, offset: u64, room: u64) -> 
     is_here.then_some(sampled(&counted, bytes, drawn, at))
 }
 
-/// The object at `at` of whose header the first word is intact alone.
+/// Returns the object at `at`, of whose header only the first word is intact.
 #[inline(always)]
 fn partly(words: header::Words, at: u64, room: u64) -> Option<Sampled> {
     let counted = header::read_first(words[0], at)?;
@@ -181,14 +182,14 @@ fn partly(words: header::Words, at: u64, room: u64) -> Option<Sampled> {
     is_here.then_some(sampled(&counted, counted.bytes, UNKNOWN, at))
 }
 
-/// Of an object whose header was overwritten.
+/// Weight and birth of an object whose header was overwritten.
 const UNKNOWN: header::Drawn = header::Drawn {
     weight: 0.0,
     born: 0,
 };
 
-/// Whether an object of this many bytes at this offset has memory of this size. Much of it may be left:
-/// objects shrink in place.
+/// Returns true if memory of `room` bytes has room for an object of this size at this offset. Much
+/// of the memory may be unused, because objects shrink in place.
 #[inline(always)]
 fn has_room(bytes: u64, offset: u64, room: u64) -> bool {
     bytes

@@ -26,9 +26,12 @@ mod tests {
     #[test]
     fn sizes_are_jemallocs() {
         // Above, jemalloc rounds to pages, not to classes.
-        const MAX_SMALL: u64 = 32 << 10;
+        const MAX_CLASS_ROUNDED_BYTES: u64 = 32 << 10;
         let classes: Vec<u64> = (0..CLASSES).map_while(of_class).collect();
-        for pair in classes.windows(2).take_while(|pair| pair[0] < MAX_SMALL) {
+        for pair in classes
+            .windows(2)
+            .take_while(|pair| pair[0] < MAX_CLASS_ROUNDED_BYTES)
+        {
             let (size, next) = (pair[0], pair[1]);
             crate::jemalloc::tests::alone(|| {
                 // SAFETY: sizes that are not 0.

@@ -32,9 +32,9 @@ pub const HEADER: usize = 16;
 /// Distance in bytes from the start of an extension to its object. The header is between them.
 pub const EXTENSION_DISTANCE: usize = 2 * HEADER;
 /// Minimum size in bytes of objects with an extension.
-pub const LONG: u64 = 1 << 17;
-/// Number of bytes of the range of sampled objects for each entry of the table. Objects with a header
-/// in the table start at a multiple of it.
+pub const MIN_EXTENDED_BYTES: u64 = 1 << 17;
+/// Number of bytes of the range of sampled objects for each entry of the table. Objects with a
+/// header in the table start at a multiple of it.
 pub const TABLE_UNIT: usize = 1024;
 /// Largest size class, in bytes, with headers in the table. Unused pages of larger objects are not
 /// resident.
@@ -68,7 +68,7 @@ pub const fn extended_offset(align: usize) -> usize {
     }
 }
 
-const SIZE_MASK: u64 = LONG - 1;
+const SIZE_MASK: u64 = MIN_EXTENDED_BYTES - 1;
 const IGNORED: u64 = 1 << 17;
 const EXACT: u64 = 1 << 18;
 const EXTENDED: u64 = 1 << 19;
@@ -258,7 +258,7 @@ pub fn largest_weight(bytes: u64, interval: u64) -> f32 {
 mod tests {
     use super::*;
 
-    const AT: u64 = 0x2000_1234_5670;
+    const ADDRESS: u64 = 0x2000_1234_5670;
     /// Words of one header, an extension's, and the mark of a freed object.
     const PINNED: Words = [0xabcd_ef12_a6bb_2345, 0xdb04_0001_dead_beef];
     const PINNED_EXTENSION: Words = [0x0c00_0100_0000_0000, 0x3885_5382_9e1c_f525];
@@ -279,26 +279,30 @@ mod tests {
     fn words_are_read_as_they_were_written() {
         for seed in 0..10_000 {
             let counted = counted(seed);
-            assert_eq!(read_first(first(&counted, AT), AT), Some(counted));
+            assert_eq!(read_first(first(&counted, ADDRESS), ADDRESS), Some(counted));
             let weight = storable(1.0 + (seed * seed) as f32 / 77.0);
             let born = (seed as u32).wrapping_mul(0x9e37_79b9);
             let drawn = Drawn { weight, born };
-            let word = second(drawn, AT);
-            assert_eq!(read_second(word, AT), Some(drawn));
-            assert!(!is_freed(word, AT));
+            let word = second(drawn, ADDRESS);
+            assert_eq!(read_second(word, ADDRESS), Some(drawn));
+            assert!(!is_freed(word, ADDRESS));
         }
-        assert_eq!(read_second(freed(AT), AT), None);
-        assert!(is_freed(freed(AT), AT) && !is_freed(0, AT));
+        assert_eq!(read_second(freed(ADDRESS), ADDRESS), None);
+        assert!(is_freed(freed(ADDRESS), ADDRESS) && !is_freed(0, ADDRESS));
     }
 
-    /// Agents and leak checks of different builds meet, so a change here is a change of `ABI_VERSION`.
+    /// Agents and leak checks of different builds meet, so a change here is a change of
+    /// `ABI_VERSION`.
     #[test]
     fn layout_is_pinned() {
         assert_eq!(
             (HEADER, size_of::<Words>(), EXTENSION_DISTANCE),
             (16, 16, 32)
         );
-        assert_eq!((LONG, TABLE_UNIT, MAX_TABLE_CLASS), (131_072, 1024, 14_336));
+        assert_eq!(
+            (MIN_EXTENDED_BYTES, TABLE_UNIT, MAX_TABLE_CLASS),
+            (131_072, 1024, 14_336)
+        );
         for (offset, entry) in [
             (0, 0),
             (1023, 0),
@@ -322,17 +326,17 @@ mod tests {
             exact: false,
             extended: true,
         };
-        let word = first(&counted, AT);
+        let word = first(&counted, ADDRESS);
         assert_eq!(word & !FIRST_CHECK, 0xabcd_ef12_000b_2345 & !FIRST_CHECK);
         let drawn = Drawn {
             weight: 2.0,
             born: 0xdead_beef,
         };
-        let words = [word, second(drawn, AT)];
+        let words = [word, second(drawn, ADDRESS)];
         assert_eq!(words, PINNED, "{words:#x?}");
-        let words = extension(1 << 40, 4096, AT);
+        let words = extension(1 << 40, 4096, ADDRESS);
         assert_eq!(words, PINNED_EXTENSION, "{words:#x?}");
-        assert_eq!(freed(AT), PINNED_FREED, "{:#x}", freed(AT));
+        assert_eq!(freed(ADDRESS), PINNED_FREED, "{:#x}", freed(ADDRESS));
     }
 
     #[test]
@@ -354,10 +358,10 @@ mod tests {
     #[test]
     fn any_single_byte_that_changes_in_the_first_word_is_noticed() {
         for seed in 0..300 {
-            let word = first(&counted(seed), AT);
+            let word = first(&counted(seed), ADDRESS);
             for byte in 0..8 {
                 for change in 1..=255_u64 {
-                    assert_eq!(read_first(word ^ change << (8 * byte), AT), None);
+                    assert_eq!(read_first(word ^ change << (8 * byte), ADDRESS), None);
                 }
             }
         }
@@ -372,7 +376,7 @@ mod tests {
         };
         let mut missed = 0;
         for seed in 0..1000 {
-            let at = AT + 48 * seed;
+            let at = ADDRESS + 48 * seed;
             let words = [first(&counted(seed), at), second(drawn, at)];
             for len in 1..=16 {
                 for value in [0_u8, b'z', 0xff] {
@@ -396,18 +400,23 @@ mod tests {
 
     #[test]
     fn extensions_are_read_and_checked() {
-        for (bytes, align) in [(0, 32), (LONG, 1), (1 << 40, 1 << 21), (100, 4096)] {
-            let words = extension(bytes, align, AT);
-            assert_eq!(read_extension(words, AT), Some((bytes, align)));
-            assert_eq!(read_extension(words, AT + 16), None);
+        for (bytes, align) in [
+            (0, 32),
+            (MIN_EXTENDED_BYTES, 1),
+            (1 << 40, 1 << 21),
+            (100, 4096),
+        ] {
+            let words = extension(bytes, align, ADDRESS);
+            assert_eq!(read_extension(words, ADDRESS), Some((bytes, align)));
+            assert_eq!(read_extension(words, ADDRESS + 16), None);
             for byte in 0..16 {
                 let mut other = words;
                 other[byte / 8] ^= 1 << (byte % 8 * 8);
-                assert_eq!(read_extension(other, AT), None);
+                assert_eq!(read_extension(other, ADDRESS), None);
             }
         }
-        assert_eq!(read_extension([0; 2], AT), None);
-        assert_eq!(read_extension([u64::MAX; 2], AT), None);
+        assert_eq!(read_extension([0; 2], ADDRESS), None);
+        assert_eq!(read_extension([u64::MAX; 2], ADDRESS), None);
     }
 
     #[test]

@@ -328,9 +328,9 @@ impl<'a> Records<'a> {
         }
     }
 
-    /// Returns the mean weight and the mean birth, in ticks since the session's start, of a record's
-    /// samples in use. Returns `None` if it has none. The sum of all births wraps in long sessions;
-    /// that of the samples in use does not.
+    /// Returns the mean weight and the mean birth, in ticks since the session's start, of a
+    /// record's samples in use. Returns `None` if it has none. The sum of all births wraps in long
+    /// sessions; that of the samples in use does not.
     #[cold]
     #[must_use]
     pub fn mean(&self, id: RecordId) -> Option<(f32, u32)> {
@@ -474,8 +474,8 @@ mod tests {
         )
     }
 
-    /// What is known of an object whose header was overwritten is what its record has in use: the births of all
-    /// that was ever freed say nothing of it, and their sum has wrapped.
+    /// The age of an object with an overwritten header is estimated from its record's samples in
+    /// use. Births of freed objects say nothing about it, and their sum has wrapped.
     #[test]
     fn the_mean_of_a_record_is_that_of_its_samples_in_use() {
         let (records, count, node) = memory(8);

@@ -43,7 +43,7 @@ impl Place {
     pub const fn root(node: NodeId) -> Self {
         Self {
             node,
-            path: (node as u64).wrapping_mul(B),
+            path: (node as u64).wrapping_mul(PATH_FACTOR),
         }
     }
 }
@@ -53,18 +53,21 @@ impl Place {
 #[inline(always)]
 #[must_use]
 pub fn path_to(parent: u64, address: u64) -> u64 {
-    (address ^ B)
-        .wrapping_mul(A)
-        .wrapping_add(parent.wrapping_mul(B))
+    (address ^ PATH_FACTOR)
+        .wrapping_mul(ADDRESS_FACTOR)
+        .wrapping_add(parent.wrapping_mul(PATH_FACTOR))
 }
 
-const A: u64 = 0x9E37_79B9_7F4A_7C15;
-const B: u64 = 0xBF58_476D_1CE4_E5B9;
-/// Inverse of `B` modulo 2^64. Each step of Newton's method doubles the number of correct bits.
-const B_INVERSE: u64 = {
-    let (mut inverse, mut step) = (B, 0);
+/// Factor of an address in the path of its node.
+const ADDRESS_FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
+/// Factor of the caller's path in the path of a node.
+const PATH_FACTOR: u64 = 0xBF58_476D_1CE4_E5B9;
+/// Inverse of `PATH_FACTOR` modulo 2^64. Each step of Newton's method doubles the number of correct
+/// bits.
+const PATH_FACTOR_INVERSE: u64 = {
+    let (mut inverse, mut step) = (PATH_FACTOR, 0);
     while step < 5 {
-        inverse = inverse.wrapping_mul(2u64.wrapping_sub(B.wrapping_mul(inverse)));
+        inverse = inverse.wrapping_mul(2u64.wrapping_sub(PATH_FACTOR.wrapping_mul(inverse)));
         step += 1;
     }
     inverse
@@ -73,8 +76,8 @@ const B_INVERSE: u64 = {
 /// Returns the path of the parent of the child with this path and `address`: the inverse of
 /// [`path_to`].
 fn path_from(path: u64, address: u64) -> u64 {
-    path.wrapping_sub((address ^ B).wrapping_mul(A))
-        .wrapping_mul(B_INVERSE)
+    path.wrapping_sub((address ^ PATH_FACTOR).wrapping_mul(ADDRESS_FACTOR))
+        .wrapping_mul(PATH_FACTOR_INVERSE)
 }
 
 /// Node above all complete stacks.
@@ -251,9 +254,10 @@ impl<'a> Tree<'a> {
                 return Some(Place { node, path });
             }
             let frame = self.node(at)?;
-            let own = (frame.address.load(Ordering::Relaxed) ^ B).wrapping_mul(A);
+            let own =
+                (frame.address.load(Ordering::Relaxed) ^ PATH_FACTOR).wrapping_mul(ADDRESS_FACTOR);
             path = path.wrapping_add(own.wrapping_mul(factor));
-            factor = factor.wrapping_mul(B);
+            factor = factor.wrapping_mul(PATH_FACTOR);
             at = frame.parent.load(Ordering::Relaxed);
         }
         None

@@ -1,4 +1,4 @@
-//! Headless Chromium that is driven over a pipe, by its own protocol: pages are used as they are
+//! Headless Chromium, driven over a pipe by the DevTools protocol: pages are used as they are
 //! served, with their policies.
 
 use std::fs::File;
@@ -74,9 +74,10 @@ impl Browser {
             command.pre_exec(move || {
                 let read = libc::fcntl(read, libc::F_DUPFD_CLOEXEC, 10);
                 let write = libc::fcntl(write, libc::F_DUPFD_CLOEXEC, 10);
-                match libc::dup2(read, 3) == 3 && libc::dup2(write, 4) == 4 {
-                    true => Ok(()),
-                    false => Err(std::io::Error::last_os_error()),
+                if libc::dup2(read, 3) == 3 && libc::dup2(write, 4) == 4 {
+                    Ok(())
+                } else {
+                    Err(std::io::Error::last_os_error())
                 }
             });
         }
@@ -121,13 +122,14 @@ impl Browser {
         }
     }
 
-    /// The value of an expression on the page; `null` if it fails.
+    /// Returns the value of an expression on the page, or `null` if it throws.
     pub fn value(&mut self, expression: &str) -> Value {
         let params = json!({ "expression": expression, "returnByValue": true });
         let result = self.call("Runtime.evaluate", params);
-        match result["exceptionDetails"].is_null() {
-            true => result["result"]["value"].clone(),
-            false => Value::Null,
+        if result["exceptionDetails"].is_null() {
+            result["result"]["value"].clone()
+        } else {
+            Value::Null
         }
     }
 

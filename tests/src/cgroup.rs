@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::wait;
 
-/// The group; it goes with this value, once its processes are gone.
+/// Control group. Removed on drop, once its processes are gone.
 pub struct Cgroup {
     directory: PathBuf,
     version: u8,
@@ -103,7 +103,7 @@ impl Cgroup {
         fs::write(&path, text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     }
 
-    /// The path, as `--cgroup` takes it.
+    /// Returns the path in the form that `--cgroup` takes.
     pub fn path(&self) -> &Path {
         &self.directory
     }
@@ -123,7 +123,7 @@ impl Cgroup {
         unsafe { command.pre_exec(enter) };
     }
 
-    /// How many of its processes the OOM killer has killed.
+    /// Returns the number of processes of the group that the OOM killer has killed.
     pub fn kills(&self) -> u64 {
         let file = ["memory.oom_control", "memory.events"][usize::from(self.version - 1)];
         let text = fs::read_to_string(self.directory.join(file)).expect("our group");
@@ -132,8 +132,7 @@ impl Cgroup {
     }
 }
 
-/// A control group that is frozen; it is thawed with this value, without which its processes could not be
-/// killed.
+/// Frozen control group. Thawed on drop, because frozen processes cannot be killed.
 pub struct Frozen<'a>(&'a Cgroup);
 
 impl Drop for Frozen<'_> {

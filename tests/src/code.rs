@@ -1,5 +1,5 @@
-//! What a dump says about a program's functions, told without the parser: addresses are
-//! looked up in the symbol table that `nm` prints.
+//! Sums of a dump by function, computed without the parser: addresses are looked up in the symbol
+//! table that `nm` prints.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ pub struct Code {
 /// Sum over the stacks that end in a function.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sum {
-    /// As the dump has it.
+    /// Sum of the values, as the dump has them.
     pub detail: Detail,
     /// Number of stacks.
     pub stacks: usize,

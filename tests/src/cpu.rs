@@ -22,9 +22,9 @@ pub fn files(outcome: &Outcome) -> Vec<PathBuf> {
 
 /// A profile, and sums over it.
 pub struct Read {
-    /// Its stacks and names.
+    /// Stacks and names.
     pub profile: Profile,
-    /// How it was made.
+    /// Way in which the profile was sampled.
     pub sampling: Sampling,
 }
 
@@ -106,13 +106,13 @@ impl Read {
         sums
     }
 
-    /// How many samples there are.
+    /// Returns the number of samples.
     pub fn samples(&self) -> i64 {
         self.profile.total(0)
     }
 }
 
-/// What `split` says of itself: nanoseconds by name.
+/// Parses what `split` prints about itself. Returns nanoseconds of CPU time by name.
 pub fn truth(lines: &str) -> BTreeMap<String, f64> {
     let line = |line: &str| {
         let (name, ns) = line.split_once(' ')?;
@@ -121,10 +121,10 @@ pub fn truth(lines: &str) -> BTreeMap<String, f64> {
     lines.lines().filter_map(line).collect()
 }
 
-/// The least share of complete stacks.
+/// Minimum fraction of complete stacks.
 pub const COMPLETE: f64 = 0.99;
-/// The same of short runs with stacks so deep that their copies have to grow first: the time until
-/// that is noticed depends on the machine's load.
+/// Minimum fraction of complete stacks in short runs with deep stacks. Copies have to grow first,
+/// and the time until then depends on the machine's load.
 pub const COMPLETE_DEEP: f64 = 0.85;
 
 /// A running `split`, which waits for a line of input before it works.

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::{Scratch, Steps};
 
-/// How a child of `frail.c` ends that came to no harm.
+/// Line that `frail.c` prints for an unharmed child.
 pub const WELL: &str = "ended 17 0";
 
 /// The program `frail.c`, started after `prepare` has seen the command.

@@ -1,4 +1,4 @@
-//! The programs of `tests/harm`: what each says about how it is built and run, in its first lines.
+//! Programs of `tests/harm`, with the directives for building and running them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,13 +9,13 @@ use crate::artifacts;
 use crate::limits::{Scarce, limit};
 use crate::scratch::Scratch;
 
-/// Time that a program may take if it does not say another.
+/// Deadline of programs without a directive for it.
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(20);
 
-/// What the agent does while a program runs.
+/// Activity of the agent while a program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// It is preloaded; no session.
+    /// Agent is preloaded; no session.
     Idle,
     /// A session from the start, one sample every 1024 bytes.
     Every1024,
@@ -37,14 +37,14 @@ impl Mode {
     }
 }
 
-/// Where a library stands among those that are preloaded.
+/// Position of a preloaded library relative to the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     BeforeTheAgent,
     AfterTheAgent,
 }
 
-/// A library that is preloaded beside the agent.
+/// Library that is preloaded together with the agent.
 #[derive(Clone, Debug)]
 struct Preload {
     library: PathBuf,
@@ -54,13 +54,13 @@ struct Preload {
 /// One program, built.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// File name of its source.
+    /// File name of the source.
     pub name: String,
-    /// Modes that it is run in.
+    /// Modes in which the program runs.
     pub modes: Vec<Mode>,
     /// Text for its standard input.
     pub input: String,
-    /// Time that it may take.
+    /// Deadline of a run.
     pub deadline: Duration,
     binary: PathBuf,
     arguments: Vec<String>,
@@ -93,13 +93,13 @@ pub fn sources() -> Vec<PathBuf> {
     sources
 }
 
-/// A line of a source that says how it is built or run.
+/// Directive for building or running a program.
 struct Directive {
     name: String,
     value: String,
 }
 
-/// Directives of a source: its first lines, as far as they are comments of the form `// name: value`.
+/// Directives of a source: its leading comment lines of the form `// name: value`.
 fn directives(source: &Path) -> Vec<Directive> {
     const NAMES: [&str; 10] = [
         "guards",
@@ -154,9 +154,10 @@ fn words(value: &str) -> Vec<String> {
 fn library(scratch: &Scratch, owner: &str, words: &[String]) -> PathBuf {
     let (name, flags) = words.split_first().expect("a library's name");
     let beside = directory().join(name);
-    let source = match beside.exists() {
-        true => beside,
-        false => directory().join("lib").join(name),
+    let source = if beside.exists() {
+        beside
+    } else {
+        directory().join("lib").join(name)
     };
     let stem = name.split('.').next().unwrap_or(name);
     let out = scratch.file(&format!("lib{owner}_{stem}.so"));
@@ -246,7 +247,7 @@ impl Program {
         program
     }
 
-    /// The command that runs it, without the agent or, in a mode, with it.
+    /// Returns the command that runs the program: plain, or with the agent in a mode.
     #[must_use]
     pub fn command(&self, scratch: &Scratch, mode: Option<Mode>) -> Command {
         let mut command = Command::new(&self.binary);

@@ -13,8 +13,8 @@ pub fn tell(target: &mut Target, line: &str, answer: &str) {
     assert_eq!(target.hear(), answer);
 }
 
-/// Starts a program that plants leaks when it is told to, with a session that samples everything,
-/// and tells it.
+/// Starts a program that plants leaks on request, with a session that samples every allocation, and
+/// makes the request.
 #[must_use]
 pub fn planted(scratch: &Scratch, program: &Path) -> (Target, Session) {
     let mut target = Target::start(&mut scratch.preloaded(program));
@@ -47,7 +47,7 @@ pub fn lost(report: &Value) -> BTreeMap<String, f64> {
     sums
 }
 
-/// What `planted.cpp` loses: the function, how, the objects, the bytes.
+/// Losses of `planted.cpp`: function, kind of loss, objects, bytes.
 const PLANTED: [(&str, &str, f64, f64); 11] = [
     ("lost_plain", "direct", 10.0, 1045.0),
     ("lost_list", "direct", 2.0, 96.0),
@@ -80,7 +80,7 @@ pub fn kinds(report: &Value) -> BTreeMap<(String, String), (f64, f64)> {
     sums
 }
 
-/// What `planted.cpp` loses, by the function, and how: objects and bytes.
+/// Returns the losses of `planted.cpp`, objects and bytes, by function and kind of loss.
 #[must_use]
 pub fn planted_losses() -> BTreeMap<(String, String), (f64, f64)> {
     PLANTED

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
-use crate::wait::{self, PATIENCE};
+use crate::wait::{self, WAIT_TIMEOUT};
 
-/// What clients have done.
+/// Work that clients have done.
 #[derive(Default)]
 struct Work {
     stop: AtomicBool,
@@ -17,7 +17,7 @@ struct Work {
     failures: Mutex<Vec<String>>,
 }
 
-/// Clients at work until they are told to end.
+/// Clients that work until they are stopped.
 pub struct Load {
     work: Arc<Work>,
     clients: Vec<JoinHandle<()>>,
@@ -56,7 +56,8 @@ impl Load {
         })
     }
 
-    /// Waits until more work has been done than now: what happens meanwhile happens under load.
+    /// Waits until the clients have made progress, so that what happens meanwhile happens under
+    /// load.
     pub fn goes_on(&self) {
         let before = self.work.rounds.load(Ordering::Relaxed);
         wait::until("clients to be served", || {
@@ -70,7 +71,7 @@ impl Load {
         assert!(failures.is_empty(), "{failures:?}");
     }
 
-    /// Ends it. No client has met an error.
+    /// Stops the clients, none of which may have met an error.
     pub fn end(self) {
         self.work.stop.store(true, Ordering::Relaxed);
         for client in self.clients {
@@ -85,7 +86,7 @@ impl Load {
 pub fn get(connection: &UnixStream, path: &str) -> Result<String, String> {
     let failed =
         |what: &'static str| move |error: std::io::Error| format!("{path}: {what}: {error}");
-    let limit = connection.set_read_timeout(Some(PATIENCE));
+    let limit = connection.set_read_timeout(Some(WAIT_TIMEOUT));
     limit.map_err(failed("a limit"))?;
     write!(&*connection, "GET {path} HTTP/1.1\r\nHost: a\r\n\r\n").map_err(failed("ask"))?;
     let mut answer = BufReader::new(connection);

@@ -1,4 +1,4 @@
-//! A package as it is unpacked on a machine, with the shell scripts for boards.
+//! Unpacked package, with the shell scripts for boards.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -18,7 +18,7 @@ pub struct Package {
 }
 
 impl Package {
-    /// Lays it out below a test's directory, under this name.
+    /// Unpacks the package below a test's directory, under this name.
     pub fn unpack(scratch: &Scratch, name: &str) -> Self {
         let home = scratch.file(name);
         // Root's programs are refused an agent that other users cannot read.
@@ -46,7 +46,7 @@ impl Package {
         package
     }
 
-    /// Where it is.
+    /// Returns the directory of the package.
     pub fn home(&self) -> &Path {
         &self.home
     }
@@ -56,7 +56,7 @@ impl Package {
         self.home.join("lib/libmem_agent.so")
     }
 
-    /// One of its scripts.
+    /// Returns the path of a script of the package.
     pub fn script(&self, name: &str) -> PathBuf {
         self.home.join("share/mem-profiler").join(name)
     }

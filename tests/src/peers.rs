@@ -20,13 +20,13 @@ pub const HEAP: [&str; 4] = [
     "alloc_objects",
 ];
 
-/// The columns of one that tells only what is in use, or what the heap has grown by.
+/// Columns of a profile that has only live bytes, or only growth of the heap.
 pub const PLAIN: [&str; 2] = ["space", "objects"];
 
 /// The columns of a CPU profile.
 pub const CPU: [&str; 2] = ["cpu", "samples"];
 
-/// Our reports and pprof's.
+/// Our reports with the corresponding reports of pprof.
 pub const REPORTS: [(&str, &str); 8] = [
     ("-t", "-top"),
     ("-t --cum", "-top -cum"),
@@ -44,7 +44,7 @@ pub struct Profiled {
     pub program: PathBuf,
     /// The dumps.
     pub dumps: Vec<PathBuf>,
-    /// The values that they count.
+    /// Values that the columns count.
     pub columns: &'static [&'static str],
 }
 
@@ -89,7 +89,7 @@ fn good(outcome: Outcome) -> String {
     outcome.stdout
 }
 
-/// The dump with names, as pprof reads it.
+/// Returns the dump with names, in the form that pprof reads.
 fn with_names(scratch: &Scratch, profiled: &Profiled, number: usize) -> String {
     let name = format!("{number}.pb.gz");
     let (program, dump) = (text(&profiled.program), text(&profiled.dumps[number]));
@@ -111,14 +111,15 @@ fn settled(report: &str) -> Vec<Vec<&str>> {
     blocks.iter().map(sorted).collect()
 }
 
-/// Every report of every column with names, and comparisons where there are two dumps.
+/// Compares every report of every column, and differences if there are two dumps.
 pub fn compare_reports(scratch: &Scratch, profiled: &Profiled) {
     let file = with_names(scratch, profiled, 0);
     let base = (profiled.dumps.len() > 1).then(|| with_names(scratch, profiled, 1));
     compare_files(scratch, profiled.columns, &file, base.as_deref(), &[]);
 }
 
-/// The same of files as they are; `extra` tells the parser where to look for names.
+/// Like [`compare_reports`], but compares files as they are. `extra`: options that tell the parser
+/// where to look for names.
 pub fn compare_files(
     scratch: &Scratch,
     columns: &[&str],
@@ -127,11 +128,19 @@ pub fn compare_files(
     extra: &[&str],
 ) {
     for column in columns {
-        for report in REPORTS {
-            same(scratch, file, column, report, None, extra);
+        for (ours, theirs) in REPORTS {
+            same(scratch, file, column, ours, theirs, None, extra);
             for option in ["base", "diff_base"] {
                 if let Some(base) = base {
-                    same(scratch, file, column, report, Some((option, base)), extra);
+                    same(
+                        scratch,
+                        file,
+                        column,
+                        ours,
+                        theirs,
+                        Some((option, base)),
+                        extra,
+                    );
                 }
             }
         }
@@ -143,15 +152,16 @@ fn same(
     scratch: &Scratch,
     file: &str,
     column: &str,
-    report: (&str, &str),
+    our_report: &str,
+    their_report: &str,
     base: Option<(&str, &str)>,
     extra: &[&str],
 ) {
     let index = format!("-sample_index={column}");
     let option = base.map(|(option, _)| format!("--{option}"));
-    let mut our: Vec<&str> = report.0.split(' ').chain(["-f", file]).collect();
+    let mut our: Vec<&str> = our_report.split(' ').chain(["-f", file]).collect();
     our.extend(["--sample_index", column].iter().chain(extra));
-    let mut their: Vec<&str> = report.1.split(' ').chain([&*index]).collect();
+    let mut their: Vec<&str> = their_report.split(' ').chain([&*index]).collect();
     if let (Some(option), Some((_, base))) = (&option, base) {
         our.extend([option, base]);
         their.extend([&option[1..], base]);
@@ -160,7 +170,7 @@ fn same(
     let outcome = outcome_of_pprof(scratch, &their);
     let empty = outcome.code == Some(1) && outcome.stderr.contains("no matches found");
     let empty = empty || !outcome.stdout.contains('|');
-    if report.0.starts_with("--peek") && base.is_some() && empty {
+    if our_report.starts_with("--peek") && base.is_some() && empty {
         // Nothing is left of the difference; we say so.
         let outcome = run(scratch.parser().args(&our));
         return outcome.refused(1, &["no function matches"]);

@@ -45,7 +45,7 @@ pub fn profiled(scratch: &Scratch, python: &Path, arguments: &[&Path]) -> Profil
     profiled_by(scratch.profiler(), scratch, python, arguments)
 }
 
-/// The same with a command that has an environment of its own.
+/// Like `profiled`, but runs a command with its own environment.
 ///
 /// # Panics
 /// If it fails.

@@ -19,7 +19,7 @@ fn python() -> PathBuf {
 /// A receiver with its log.
 pub struct Receiver {
     server: Target,
-    /// Where it is.
+    /// URL of the receiver.
     pub url: String,
     log: PathBuf,
 }
@@ -53,7 +53,7 @@ impl Receiver {
         Self { server, url, log }
     }
 
-    /// What came, none of which broke a rule.
+    /// Returns the requests received so far, all of which kept the rules.
     pub fn received(&self) -> Vec<Value> {
         let text = fs::read_to_string(&self.log).unwrap_or_default();
         let lines = text
@@ -73,7 +73,7 @@ impl Drop for Receiver {
     }
 }
 
-/// A program with many sites, and a dump of it, sampled every 1024 bytes.
+/// Program with many sites, and a dump of it, sampled every 1024 bytes.
 pub fn dump(scratch: &Scratch) -> (PathBuf, PathBuf, Profile) {
     let program = scratch.compile("truth.cpp", &[]);
     let mut target = Target::start(&mut scratch.preloaded(&program));

@@ -1,4 +1,4 @@
-//! A test's own directories, and the programs it compiles into them.
+//! Temporary directories of a test, and the programs compiled into them.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use crate::{artifacts, wait};
 
-/// Directories of one test; they go with it.
+/// Directories of one test, which are removed on drop.
 pub struct Scratch {
     files: TempDir,
     shared: TempDir,
@@ -146,7 +146,7 @@ impl Scratch {
         self.segments().into_iter().rfind(ours)
     }
 
-    /// Whether a session is running in a process, as its segment tells.
+    /// Returns true if a session is running in a process, according to its segment.
     pub fn is_sampling(&self, pid: u32) -> bool {
         let mut epoch = [0];
         self.segment(pid)

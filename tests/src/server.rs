@@ -1,4 +1,4 @@
-//! `mem_profiler serve`, and a client that sends what it is told to.
+//! `mem_profiler serve`, and a client that sends given requests.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -13,7 +13,7 @@ use heap_format::Profile;
 use crate::{Scratch, Target};
 
 /// Longest time that a client waits for bytes.
-const PATIENCE: Duration = Duration::from_secs(60);
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A server of this test's processes.
 pub struct Server {
@@ -21,7 +21,7 @@ pub struct Server {
     client: Client,
 }
 
-/// Who asks it.
+/// Client of a server.
 pub struct Client {
     /// `127.0.0.1:PORT`.
     pub address: String,
@@ -35,7 +35,7 @@ impl Deref for Server {
     }
 }
 
-/// What a client got.
+/// Response to a client.
 pub struct Answer {
     /// The status code; 0 if the connection was closed without one.
     pub status: u16,
@@ -46,7 +46,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Takes apart what came over a connection.
+    /// Parses the bytes received over a connection.
     pub fn of(bytes: &[u8]) -> Self {
         let end = bytes.windows(4).position(|four| four == b"\r\n\r\n");
         let (head, body) = bytes.split_at(end.map_or(bytes.len(), |end| end + 4));
@@ -72,7 +72,7 @@ impl Answer {
             .unwrap_or_else(|error| panic!("{status} {error}: {}", self.text()))
     }
 
-    /// The same of an answer that must be of this status.
+    /// Returns the text of an answer that must have this status.
     #[track_caller]
     pub fn expect(&self, status: u16) -> String {
         let text = self.text();
@@ -95,7 +95,7 @@ impl Server {
         Self::by(scratch.profiler(), options)
     }
 
-    /// Starts one by a command that is `mem_profiler`, in one way or another.
+    /// Starts a server by a command that runs `mem_profiler`.
     pub fn by(mut command: Command, options: &[&str]) -> Self {
         command
             .args(["serve", "--listen", "127.0.0.1:0"])
@@ -111,7 +111,7 @@ impl Server {
         }
     }
 
-    /// A program with many sites that it samples, which is quiet after it has allocated.
+    /// Starts a program with many sites under the server. It is idle after it has allocated.
     pub fn quiet(&self, scratch: &Scratch) -> (Target, PathBuf) {
         let program = scratch.compile("truth.cpp", &[]);
         let mut target = Target::start(&mut scratch.preloaded(&program));
@@ -125,12 +125,12 @@ impl Server {
         (target, program)
     }
 
-    /// Its process.
+    /// Returns the process ID.
     pub fn pid(&self) -> u32 {
         self.target.pid()
     }
 
-    /// Ends it as Ctrl-C does; it must end well.
+    /// Ends the server like Ctrl-C does; it must exit successfully.
     pub fn stop(mut self) {
         self.target.signal(libc::SIGINT);
         let status = self.target.ended();
@@ -139,15 +139,17 @@ impl Server {
 }
 
 impl Client {
-    /// Where a path is.
+    /// Returns the URL of a path.
     pub fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.address)
     }
 
-    /// A connection to it.
+    /// Returns a connection to the server.
     pub fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(&self.address).expect("the server listens");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
+        stream
+            .set_read_timeout(Some(READ_TIMEOUT))
+            .expect("a socket");
         stream
     }
 

@@ -11,7 +11,7 @@ use heap_format::Profile;
 use crate::scratch::Scratch;
 use crate::wait;
 
-/// How a command ended.
+/// Exit and output of a command.
 #[derive(Debug)]
 pub struct Outcome {
     /// Exit code; `None` after a signal.
@@ -55,7 +55,7 @@ impl Outcome {
         heap_format::open(&dumps[0]).expect("a dump that can be read")
     }
 
-    /// Checks that it failed as it should, and said all of this.
+    /// Checks that the command failed with this code and printed all of these texts.
     pub fn refused(&self, code: i32, said: &[&str]) {
         assert_eq!(self.code, Some(code), "{self:?}");
         for part in said {
@@ -64,7 +64,7 @@ impl Outcome {
     }
 }
 
-/// A command that is running.
+/// Running command.
 pub struct Session {
     child: Child,
     stdout: JoinHandle<String>,
@@ -102,19 +102,19 @@ impl Session {
         self.child.id()
     }
 
-    /// Sends it a signal.
+    /// Sends the command a signal.
     pub fn signal(&self, signal: i32) {
         // SAFETY: our own child, not yet waited for.
         let sent = unsafe { libc::kill(self.pid() as i32, signal) };
         assert_eq!(sent, 0, "the command cannot be signalled");
     }
 
-    /// Whether it has ended.
+    /// Returns true if the command has ended.
     pub fn is_over(&mut self) -> bool {
         self.child.try_wait().expect("a child").is_some()
     }
 
-    /// Ends it as Ctrl-C does.
+    /// Ends the command like Ctrl-C does.
     pub fn stop(self) -> Outcome {
         self.signal(libc::SIGINT);
         self.wait()

@@ -7,9 +7,9 @@ use std::process::{Child, ChildStdin, Command, ExitStatus};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 
-use crate::wait::{self, PATIENCE};
+use crate::wait::{self, WAIT_TIMEOUT};
 
-/// A running program; it is killed with this value.
+/// Running program. Killed on drop.
 pub struct Target {
     child: Child,
     input: Option<ChildStdin>,
@@ -47,21 +47,23 @@ impl Target {
         self.child.id()
     }
 
-    /// Gives it a line.
+    /// Writes a line to its input.
     pub fn say(&mut self, line: &str) {
         let input = self.input.as_mut().expect("an open input");
         writeln!(input, "{line}").expect("the target reads");
     }
 
-    /// The next line of its output.
+    /// Returns the next line of its output.
     pub fn hear(&mut self) -> String {
-        self.lines.recv_timeout(PATIENCE).unwrap_or_else(|error| {
-            let status = self.child.try_wait();
-            panic!("{}: no line from it ({error}); {status:?}", self.title)
-        })
+        self.lines
+            .recv_timeout(WAIT_TIMEOUT)
+            .unwrap_or_else(|error| {
+                let status = self.child.try_wait();
+                panic!("{}: no line from it ({error}); {status:?}", self.title)
+            })
     }
 
-    /// Waits for a line; gives those before it.
+    /// Waits for a line. Returns the lines before it.
     pub fn hear_until(&mut self, last: &str) -> Vec<String> {
         let mut heard = Vec::new();
         loop {
@@ -73,12 +75,12 @@ impl Target {
         }
     }
 
-    /// The rest of its output, once it has ended by itself.
+    /// Returns the rest of its output, once it has ended by itself.
     pub fn finish_output(&mut self) -> String {
         self.input = None;
         let mut said = Vec::new();
         loop {
-            match self.lines.recv_timeout(PATIENCE) {
+            match self.lines.recv_timeout(WAIT_TIMEOUT) {
                 Ok(line) => said.push(line),
                 Err(RecvTimeoutError::Disconnected) => return said.join("\n"),
                 Err(RecvTimeoutError::Timeout) => {
@@ -88,26 +90,26 @@ impl Target {
         }
     }
 
-    /// Sends it a signal.
+    /// Sends the program a signal.
     pub fn signal(&self, signal: i32) {
         // SAFETY: our own child, not yet waited for.
         let sent = unsafe { libc::kill(self.pid() as i32, signal) };
         assert_eq!(sent, 0, "{}: cannot be signalled", self.title);
     }
 
-    /// Kills it and waits until it is gone.
+    /// Kills the program and waits until it is gone.
     pub fn kill(&mut self) {
         self.signal(libc::SIGKILL);
         assert_eq!(self.ended().signal(), Some(libc::SIGKILL));
     }
 
-    /// Ends its input, and waits for it to end by itself.
+    /// Closes its input, and waits for the program to end by itself.
     pub fn finish(&mut self) -> ExitStatus {
         self.input = None;
         self.ended()
     }
 
-    /// Ends its input, waits for it to end, and checks that it ended well.
+    /// Closes its input, waits for the program to end, and checks that it exited successfully.
     pub fn finish_well(mut self) {
         let status = self.finish();
         assert!(status.success(), "{}: {status}", self.title);
@@ -140,7 +142,7 @@ pub fn cpu_seconds(pid: u32) -> f64 {
     ticks as f64 / per_second as f64
 }
 
-/// Whether a child of ours has ended, and was not waited for yet.
+/// Returns true if a child has ended and was not waited for yet.
 #[must_use]
 pub fn has_ended(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("a child");

@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 use crate::cpu::{COMPLETE, Read};
 use crate::{Outcome, Scratch, Session, Target, run, target, wait};
 
-/// The share of a program's CPU time that has samples at least, on a busy machine: what a thread used
-/// after the last tick that it met has none.
+/// Minimum fraction of a program's CPU time that has samples on a busy machine. The time that a
+/// thread used after its last tick has none.
 pub const BUSY: f64 = 0.6;
 /// Real-time signals, signal N being bit N - 1.
 const REAL_TIME: u64 = !((1 << 33) - 1);
@@ -25,7 +25,7 @@ pub fn timed_run(
     run(command.arg("--").arg(program).args(arguments))
 }
 
-/// The sum is what the process used, and the stacks are complete.
+/// Checks that the sum is the CPU time of the process, and that the stacks are complete.
 pub fn check(read: &Read, cpu: f64, least_sampled: f64) {
     assert_eq!(read.sampling.engine, "timers");
     assert!(read.sampling.kernel_hidden.is_some());
@@ -36,7 +36,7 @@ pub fn check(read: &Read, cpu: f64, least_sampled: f64) {
     read.assert_complete(COMPLETE);
 }
 
-/// Whether a process handles a real-time signal.
+/// Returns true if a process handles a real-time signal.
 fn handles(pid: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
@@ -64,7 +64,7 @@ pub fn attached(scratch: &Scratch, command: &mut Command, pid: u32) -> Session {
     session
 }
 
-/// Starts `timed.cpp` in one of its ways, which lasts until it is killed or told to end.
+/// Starts `timed.cpp` in one of its modes. It runs until it is killed or told to end.
 pub fn staying(scratch: &Scratch, program: &Path, shape: &str) -> Target {
     let mut command = scratch.preloaded(program);
     command.args([shape, "wait"]);

@@ -4,12 +4,12 @@ use std::io::{Error, Result};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
-/// How a command went that was to be killed.
+/// Fate of a command that was to be killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It was killed as it was about to make that call.
+    /// Command was killed as it was about to make that call.
     Killed,
-    /// It had ended before, with this status, after this number of calls.
+    /// Command had ended before, with this status, after this number of calls.
     Ended(i32, usize),
 }
 
@@ -19,12 +19,12 @@ pub fn kill_at(command: &mut Command, calls: usize) -> Fate {
     kill_where(command, calls, |_| true)
 }
 
-/// The same, counting only one system call: `libc::SYS_…`.
+/// Like [`kill_at`], but counts only one kind of system call: `libc::SYS_…`.
 pub fn kill_at_call(command: &mut Command, call: libc::c_long, calls: usize) -> Fate {
     kill_where(command, calls, |pid| number_of_call(pid) == call as u64)
 }
 
-/// A process whose main thread this thread traces, until this value is dropped.
+/// Process whose main thread is traced by this thread until this value is dropped.
 pub struct Debugged {
     pid: i32,
 }

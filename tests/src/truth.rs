@@ -37,7 +37,7 @@ pub fn expected(lines: &[String]) -> BTreeMap<String, Site> {
     lines.iter().filter_map(site).collect()
 }
 
-/// The same four values from a dump.
+/// Returns the four values from a dump.
 pub fn estimates(sum: &Sum) -> [f64; 4] {
     let d = &sum.detail;
     [

@@ -429,8 +429,9 @@ mod tests {
         page
     }
 
-    /// As lld lays out a small program for pages of 64 KiB: all of it is in the file's first page.
-    const SMALL: [(u32, u64, u64, u64); 3] = [
+    /// Segments of a small program that lld linked for pages of 64 KiB: all of it is in the file's
+    /// first page.
+    const SMALL_PROGRAM: [(u32, u64, u64, u64); 3] = [
         (4, 0, 0x20_0000, 0x6c0),
         (4 | PF_X, 0x6c0, 0x21_06c0, 0x200),
         (6, 0x8c0, 0x22_08c0, 0x80),
@@ -438,7 +439,7 @@ mod tests {
 
     #[test]
     fn a_module_begins_where_its_header_says_whatever_the_page_was_mapped_for() {
-        let page = page(&SMALL);
+        let page = page(&SMALL_PROGRAM);
         let (bias, pc) = (0x7000_0000_0000, 0x7000_0021_0700);
         let expected = (bias + 0x20_0000, bias + 0x22_0a40);
         assert_eq!(extent(&page, pc, 0x700), Some(expected));
@@ -451,7 +452,7 @@ mod tests {
 
     #[test]
     fn offsets_without_code_and_pages_that_are_no_header_say_nothing() {
-        let good = page(&SMALL);
+        let good = page(&SMALL_PROGRAM);
         for offset in [0, 0x6bf, 0x8c0, 0x1000, u64::MAX] {
             assert_eq!(extent(&good, 0x21_0700, offset), None, "{offset:x}");
         }

@@ -207,8 +207,8 @@ mod tests {
         assert!(!is_readable(at + len + LEN as u64));
     }
 
-    /// What the kernel does with its waiters is its own affair, as long as none of them
-    /// moves: the mutex of two threads that fight for it is asked about all the time.
+    /// Probing neither wakes nor loses threads that wait at the probed word: two threads contend
+    /// for a mutex that is probed all the time.
     #[test]
     fn threads_that_wait_at_the_word_are_neither_woken_nor_lost() {
         use std::sync::{Arc, Condvar, Mutex};

@@ -144,22 +144,24 @@ struct Budget {
 }
 
 impl Budget {
-    const MAX: u16 = 8192;
+    /// Maximum number of calls saved up, of each kind.
+    const MAX_CALLS: u16 = 8192;
     /// Calls added by each walk, so that each can read that many pages of a foreign stack.
     const READ_PER_WALK: u16 = 32;
     const PASSED_PER_WALK: u16 = 1;
     const FULL: Self = Self {
-        read: Self::MAX,
-        passed: Self::MAX,
+        read: Self::MAX_CALLS,
+        passed: Self::MAX_CALLS,
     };
-    const FEW: Self = Self {
+    /// Allowance of a single walk.
+    const ONE_WALK: Self = Self {
         read: Self::READ_PER_WALK,
         passed: 0,
     };
 
     fn refill(&mut self) {
-        self.read = (self.read + Self::READ_PER_WALK).min(Self::MAX);
-        self.passed = (self.passed + Self::PASSED_PER_WALK).min(Self::MAX);
+        self.read = (self.read + Self::READ_PER_WALK).min(Self::MAX_CALLS);
+        self.passed = (self.passed + Self::PASSED_PER_WALK).min(Self::MAX_CALLS);
     }
 
     /// Takes the calls for a gap of `pages` pages. Returns false if there are not enough.
@@ -257,7 +259,7 @@ impl Stack {
     #[must_use]
     pub fn at(sp: u64) -> Self {
         let mut stack = Self::new(Ends::default());
-        stack.budget = Budget::FEW;
+        stack.budget = Budget::ONE_WALK;
         stack.restart(sp);
         stack
     }

@@ -80,7 +80,8 @@ const NUMBERED: usize = 16;
 
 /// Function that a signal interrupted.
 pub struct Interrupted {
-    /// Its registers. `ip` is the instruction's address plus one, as if it were a return address.
+    /// Registers of the function. `ip` is the instruction's address plus one, as if it were a
+    /// return address.
     pub registers: Registers,
     /// All registers by their DWARF numbers.
     pub live: [u64; NUMBERED],

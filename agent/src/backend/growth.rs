@@ -193,7 +193,7 @@ mod tests {
         }
     }
 
-    /// What the destination held before is overwritten, also by zeros.
+    /// Zeros overwrite the destination's earlier contents like other bytes.
     #[test]
     fn zeros_are_copied_over_other_contents() {
         let bytes = MIN_BYTES + 100;

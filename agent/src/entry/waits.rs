@@ -19,17 +19,17 @@ type TimedWait = unsafe extern "C" fn(
 type Descriptor = unsafe extern "C" fn(c_int, *const libc::sigset_t, c_int) -> c_int;
 
 /// Functions of the next library; null before they are looked up.
-static WAIT: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-static WAIT_INFO: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-static TIMED_WAIT: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+static SIGWAIT: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+static SIGWAITINFO: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+static SIGTIMEDWAIT: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 static DESCRIPTOR: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
 /// Looks up the functions, at start-up.
 pub fn find_next() {
     for (function, name) in [
-        (&WAIT, c"sigwait"),
-        (&WAIT_INFO, c"sigwaitinfo"),
-        (&TIMED_WAIT, c"sigtimedwait"),
+        (&SIGWAIT, c"sigwait"),
+        (&SIGWAITINFO, c"sigwaitinfo"),
+        (&SIGTIMEDWAIT, c"sigtimedwait"),
         (&DESCRIPTOR, c"signalfd"),
     ] {
         function.store(next_symbol(name), Ordering::Relaxed);
@@ -54,7 +54,7 @@ fn fail() -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sigwait(set: *const libc::sigset_t, number: *mut c_int) -> c_int {
     if !timers::are_running() {
-        let real = real(&WAIT, c"sigwait");
+        let real = real(&SIGWAIT, c"sigwait");
         // SAFETY: null, or the C library's function of this type.
         let real = unsafe { transmute::<*mut c_void, Option<Wait>>(real) };
         // SAFETY: called with the caller's arguments.
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn sigwaitinfo(
         // SAFETY: called with the caller's arguments.
         return unsafe { wait_for_others(set, info, null()) };
     }
-    let real = real(&WAIT_INFO, c"sigwaitinfo");
+    let real = real(&SIGWAITINFO, c"sigwaitinfo");
     // SAFETY: null, or the C library's function of this type.
     match unsafe { transmute::<*mut c_void, Option<WaitInfo>>(real) } {
         // SAFETY: called with the caller's arguments.
@@ -119,7 +119,7 @@ unsafe fn timed_wait(
     info: *mut libc::siginfo_t,
     timeout: *const libc::timespec,
 ) -> c_int {
-    let real = real(&TIMED_WAIT, c"sigtimedwait");
+    let real = real(&SIGTIMEDWAIT, c"sigtimedwait");
     // SAFETY: null, or the C library's function of this type.
     match unsafe { transmute::<*mut c_void, Option<TimedWait>>(real) } {
         // SAFETY: valid arguments, as the caller guarantees.

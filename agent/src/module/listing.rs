@@ -238,11 +238,12 @@ mod tests {
     use super::*;
     use core::ffi::CStr;
 
-    static ONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    static LISTING_LOCK: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
-    /// As [`search_maps`], one test at a time, and whatever was spent.
+    /// Calls [`search_maps`] with the budget reset. Tests take turns, because they share the
+    /// listing.
     fn find_in_maps(pc: u64) -> Option<Found> {
-        let _one = ONE.lock().unwrap();
+        let _lock = LISTING_LOCK.lock().unwrap();
         listing().unwrap().budget.earned_ns = 0;
         search_maps(pc)
     }
@@ -301,7 +302,7 @@ mod tests {
 
     #[test]
     fn what_was_read_is_used_until_it_is_gone() {
-        let _one = ONE.lock().unwrap();
+        let _lock = LISTING_LOCK.lock().unwrap();
         let listing = listing().unwrap();
         listing.budget.earned_ns = 0;
         assert!(search_maps(libc()).is_some());

@@ -287,12 +287,12 @@ mod tests {
         assert_eq!(path_of(file), b"[vdso]");
     }
 
-    /// Where the header cannot be read.
+    /// Stands for a header that cannot be read.
     fn untold(_: &Line<'_>, _: u64, _: u64) -> Option<(u64, u64)> {
         None
     }
 
-    /// As lld and zig link small programs, and a mapping of the file in front of it.
+    /// Mappings of a small program linked by lld or zig, behind another mapping of its file.
     const SHARED_PAGE: &[u8] = b"\
 10000-30000 r--p 00000000 fd:01 7    /opt/a
 30000-31000 r--p 00000000 fd:01 7    /opt/a

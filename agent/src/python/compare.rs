@@ -118,18 +118,18 @@ mod machine {
     /// # Safety
     /// 16 bytes at `at` are readable.
     #[inline(always)]
-    pub unsafe fn at(at: u64) -> (u64, u64) {
+    pub unsafe fn at(at: u64) -> Pair {
         // SAFETY: 16 bytes are readable.
-        unsafe { (word(at), word(at + 8)) }
+        unsafe { Pair(word(at), word(at + 8)) }
     }
 
     #[inline(always)]
-    pub fn of(first: u64, second: u64) -> (u64, u64) {
-        (first, second)
+    pub fn of(first: u64, second: u64) -> Pair {
+        Pair(first, second)
     }
 
     #[inline(always)]
-    pub fn and(so_far: Bits, is: (u64, u64), were: &Pair) -> Bits {
+    pub fn and(so_far: Bits, is: Pair, were: &Pair) -> Bits {
         so_far | (is.0 ^ were.0) | (is.1 ^ were.1)
     }
 

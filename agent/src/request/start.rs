@@ -18,14 +18,14 @@ const CANDIDATES: usize = 3;
 
 type Path = sys::Text<4096>;
 
-/// A controller that runs.
+/// Running controller.
 pub struct Started {
-    /// Its pid.
+    /// Process ID.
     pub pid: c_int,
 }
 
 impl Started {
-    /// Whether it is still running, as far as is known.
+    /// Returns true if the controller is still running, as far as is known.
     pub fn is_alive(&self) -> bool {
         // SAFETY: signal 0 is not sent.
         unsafe { libc::kill(self.pid, 0) == 0 || sys::errno() != libc::ESRCH }
@@ -39,7 +39,7 @@ impl Started {
     }
 }
 
-/// What the children are to do, and what became of it. In memory that all three share.
+/// Task of the two children, and its outcome. In memory that they share with this process.
 struct Order {
     stacks: *mut u8,
     paths: [*const c_char; CANDIDATES],
@@ -101,9 +101,10 @@ fn run(order: &Order) -> c_int {
     }
     // SAFETY: the set that was in force before.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &before, null_mut()) };
-    match child > 0 {
-        true => order.outcome.load(Ordering::Relaxed),
-        false => -errno,
+    if child > 0 {
+        order.outcome.load(Ordering::Relaxed)
+    } else {
+        -errno
     }
 }
 
@@ -122,7 +123,7 @@ unsafe fn clone(
     unsafe { libc::clone(entry, top.cast(), flags, order.cast_mut().cast()) }
 }
 
-/// The first child: starts the controller and ends.
+/// Runs the first child, which starts the controller and exits.
 extern "C" fn between(order: *mut c_void) -> c_int {
     // SAFETY: the order of `run`, which waits for us.
     let order = unsafe { &*order.cast::<Order>() };
@@ -138,7 +139,7 @@ extern "C" fn between(order: *mut c_void) -> c_int {
     sys::end(0)
 }
 
-/// The second child: becomes the controller.
+/// Runs the second child, which becomes the controller.
 extern "C" fn controller(order: *mut c_void) -> c_int {
     // SAFETY: the order of `run`; all who could change it wait.
     let order = unsafe { &*order.cast::<Order>() };
@@ -172,7 +173,7 @@ unsafe extern "C" {
 /// lets the socket be inherited.
 ///
 /// # Safety
-/// In a child with descriptors of its own.
+/// Called in a child with its own descriptor table.
 unsafe fn close_all_but(socket: c_int) {
     let close = |first: c_int, last: c_int| {
         if first <= last {
@@ -186,7 +187,7 @@ unsafe fn close_all_but(socket: c_int) {
     unsafe { libc::fcntl(socket, libc::F_SETFD, 0) };
 }
 
-/// Where the controller may be, beside the agent or as packages place both.
+/// Returns the possible paths of the controller: beside the agent, or where packages install it.
 fn candidates() -> [Path; CANDIDATES] {
     let own = library::path().to_bytes();
     let directory = match own.iter().rposition(|byte| *byte == b'/') {

@@ -55,11 +55,11 @@ pub fn forget() {
 
 /// State of a parent's session.
 pub enum Standing {
-    /// It continues, with this setting.
+    /// Session continues, with this setting.
     Current(Setting),
-    /// It continues as far as is known; the parent may have exited.
+    /// Session continues as far as is known; the parent may have exited.
     Unknown,
-    /// It is over, or only its controller knows.
+    /// Session is over, or only its controller knows.
     Over,
 }
 

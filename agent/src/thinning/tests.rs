@@ -8,7 +8,7 @@ use std::vec::Vec;
 const INTERVAL: u64 = 1024;
 const SEEDS: u64 = 400;
 
-/// What is known of a stack: samples, and allocated and live bytes with their variances.
+/// Estimates for one stack: samples, and allocated and live bytes with their variances.
 #[derive(Clone, Copy, Default)]
 struct Sums {
     samples: u64,
@@ -16,7 +16,7 @@ struct Sums {
     live: (f64, f64),
 }
 
-/// A profiler over simulated allocations.
+/// Profiler of simulated allocations.
 struct Sampler {
     gaps: Gaps,
     sites: std::boxed::Box<Sites>,
@@ -33,7 +33,7 @@ struct Request {
     bytes: u64,
 }
 
-/// A sampled object: its stack, its estimate of bytes and the variance of that.
+/// Sampled object: stack, estimated bytes and their variance.
 type Object = (u64, f64, f64);
 
 impl Sampler {
@@ -57,7 +57,7 @@ impl Sampler {
         }
     }
 
-    /// As the agent does it.
+    /// Allocates as the agent does. Returns the object if it is sampled.
     fn allocate(&mut self, request: Request) -> Option<Object> {
         self.left -= request.bytes as i64;
         if self.left >= 0 {
@@ -105,7 +105,8 @@ impl Sampler {
     }
 }
 
-/// A program: allocates, frees, and returns the true allocated and live bytes of each stack.
+/// Simulated program: allocates, frees, and returns the true allocated and live bytes of each
+/// stack.
 type Program = fn(&mut Sampler) -> Vec<(u64, f64, f64)>;
 
 /// Objects die at once; another stack of the same call site keeps one object in 300.
@@ -132,7 +133,7 @@ fn leak_amid_churn(sampler: &mut Sampler) -> Vec<(u64, f64, f64)> {
     std::vec![(1, f64::from(rounds * 64), 0.0), (2, leaked, leaked)]
 }
 
-/// A call site of which objects die at once, and which begins to keep them.
+/// Call site whose objects are freed at once at first, and kept later.
 fn churn_that_holds(sampler: &mut Sampler) -> Vec<(u64, f64, f64)> {
     let request = Request {
         site: 1,
@@ -151,7 +152,7 @@ fn churn_that_holds(sampler: &mut Sampler) -> Vec<(u64, f64, f64)> {
     std::vec![(1, f64::from((churned + kept) * 128), held)]
 }
 
-/// A cache that replaces its objects one by one, and large blocks that come and go beside it.
+/// Cache that replaces its objects one by one, while large blocks are allocated and freed.
 fn cache(sampler: &mut Sampler) -> Vec<(u64, f64, f64)> {
     let entry = Request {
         site: 1,

@@ -228,7 +228,8 @@ pub fn fill(
     for module in modules {
         use std::os::unix::ffi::OsStrExt;
         let range = Range::of_module(
-            (module.start, module.end),
+            module.start,
+            module.end,
             module.file_offset,
             module.path.as_os_str().as_bytes(),
             &module.build_id.0,

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::*;
 
-pub(crate) const ONE: Place = Some((1, 1));
+pub(crate) const FIRST: Place = Some((1, 1));
 pub(crate) const OTHER: Place = Some((1, 2));
 const PERIOD: u64 = 10;
 const PID: i32 = 7;
@@ -26,11 +26,11 @@ impl Clock for Said {
     }
 }
 
-/// A process with threads, which uses time.
+/// Simulated process with threads that use CPU time.
 struct Process {
     meter: Meter,
     said: Said,
-    /// The time that each place was reported with.
+    /// CPU time reported for each place.
     times: Times,
 }
 
@@ -86,15 +86,15 @@ fn a_thread_has_what_its_own_clock_says() {
     process.use_up(1, 300);
     process.use_up(2, 100);
     // As many samples of each: their turns kept time with them.
-    process.sampled(1, ONE, 20);
+    process.sampled(1, FIRST, 20);
     process.sampled(2, OTHER, 20);
-    assert_eq!(process.weigh(Scale::Clock), [(ONE, 300), (OTHER, 100)]);
+    assert_eq!(process.weigh(Scale::Clock), [(FIRST, 300), (OTHER, 100)]);
     // Samples that were lost make the others heavier, in the same thread.
     process.use_up(1, 900);
     process.use_up(2, 100);
-    process.sampled(1, ONE, 1);
+    process.sampled(1, FIRST, 1);
     process.sampled(2, OTHER, 10);
-    assert_eq!(process.weigh(Scale::Clock), [(ONE, 900), (OTHER, 100)]);
+    assert_eq!(process.weigh(Scale::Clock), [(FIRST, 900), (OTHER, 100)]);
 }
 
 #[test]
@@ -102,17 +102,17 @@ fn who_has_used_little_waits_for_the_next_time() {
     let mut process = Process::new(&[1, 2]);
     process.use_up(1, 30);
     process.use_up(2, 100);
-    process.sampled(1, ONE, 5);
+    process.sampled(1, FIRST, 5);
     process.sampled(2, OTHER, 8);
     assert_eq!(process.weigh(Scale::Clock), [(OTHER, 100)]);
     process.use_up(1, 30);
     assert_eq!(process.weigh(Scale::Clock), []);
     process.sampled(1, OTHER, 1);
-    assert_eq!(process.weigh(Scale::Clock), [(ONE, 50), (OTHER, 10)]);
+    assert_eq!(process.weigh(Scale::Clock), [(FIRST, 50), (OTHER, 10)]);
     // The last time, there is nothing to wait for.
     process.use_up(1, 14);
-    process.sampled(1, ONE, 1);
-    assert_eq!(process.weigh(Scale::Last), [(ONE, 14)]);
+    process.sampled(1, FIRST, 1);
+    assert_eq!(process.weigh(Scale::Last), [(FIRST, 14)]);
     assert_eq!(process.reported(), 174);
 }
 
@@ -123,9 +123,9 @@ fn what_clocks_do_not_show_yet_is_reported_at_the_end() {
     process.use_up(2, 100);
     process.use_up(3, 50);
     process.said.threads.insert(2, 560);
-    process.sampled(1, ONE, 1);
+    process.sampled(1, FIRST, 1);
     process.sampled(2, OTHER, 1);
-    assert_eq!(process.weigh(Scale::Last), [(ONE, 156), (OTHER, 94)]);
+    assert_eq!(process.weigh(Scale::Last), [(FIRST, 156), (OTHER, 94)]);
     // It is not reported twice, now that the clock includes it.
     process.said.threads.insert(2, 600);
     process.sampled(2, OTHER, 1);
@@ -139,7 +139,7 @@ fn what_clocks_do_not_show_yet_is_reported_at_the_end() {
 fn threads_that_have_ended_share_what_is_left() {
     let mut process = Process::new(&[1]);
     process.use_up(1, 200);
-    process.sampled(1, ONE, 10);
+    process.sampled(1, FIRST, 10);
     for tid in 2..102 {
         process.forked(tid);
         process.use_up(tid, 3);
@@ -150,10 +150,10 @@ fn threads_that_have_ended_share_what_is_left() {
     }
     // Of a birth that is not known.
     process.use_up(200, 5);
-    process.sampled(200, ONE, 1);
+    process.sampled(200, FIRST, 1);
     process.exit(200);
     let times = process.weigh(Scale::Clock);
-    assert_eq!(times, [(ONE, 200 + 27), (OTHER, 305 - 27)]);
+    assert_eq!(times, [(FIRST, 200 + 27), (OTHER, 305 - 27)]);
 }
 
 #[test]
@@ -163,22 +163,22 @@ fn a_kernel_without_clocks_of_threads_leaves_the_samples() {
     process.meter = Meter::new(PID, &[1, 2], &process.said);
     for _ in 0..20 {
         process.said.processes.entry(PID).and_modify(|ns| *ns += 40);
-        process.sampled(1, ONE, 3);
+        process.sampled(1, FIRST, 3);
         process.sampled(2, OTHER, 1);
         process.weigh(Scale::Clock);
     }
     assert!(process.reported() >= 400, "they do not wait forever");
     process.weigh(Scale::Last);
-    assert_eq!(process.times, Times::from([(ONE, 600), (OTHER, 200)]));
+    assert_eq!(process.times, Times::from([(FIRST, 600), (OTHER, 200)]));
 }
 
 #[test]
 fn a_process_that_has_ended_is_known_by_its_samples() {
     let mut process = Process::new(&[1]);
-    process.sampled(1, ONE, 2);
+    process.sampled(1, FIRST, 2);
     process.sampled(2, OTHER, 1);
     process.said = Said::default();
-    assert_eq!(process.weigh(Scale::Clock), [(ONE, 20), (OTHER, 10)]);
+    assert_eq!(process.weigh(Scale::Clock), [(FIRST, 20), (OTHER, 10)]);
     assert_eq!(process.weigh(Scale::Last), []);
 }
 
@@ -186,9 +186,9 @@ fn a_process_that_has_ended_is_known_by_its_samples() {
 fn samples_before_a_program_is_executed_do_not_have_the_next_ones_time() {
     let mut process = Process::new(&[1, PID]);
     process.use_up(1, 100);
-    process.sampled(1, ONE, 2);
+    process.sampled(1, FIRST, 2);
     process.sampled(PID, None, 1);
-    assert_eq!(process.weigh(Scale::Periods), [(None, 10), (ONE, 20)]);
+    assert_eq!(process.weigh(Scale::Periods), [(None, 10), (FIRST, 20)]);
     // The thread that did so has the process's number and its own clock.
     process.said.threads = HashMap::from([(PID, 600)]);
     process.meter.executed(PID, &process.said);
@@ -203,15 +203,15 @@ fn samples_before_a_program_is_executed_do_not_have_the_next_ones_time() {
 fn clocks_that_go_backwards_are_waited_for() {
     let mut process = Process::new(&[1]);
     process.use_up(1, 100);
-    process.sampled(1, ONE, 10);
+    process.sampled(1, FIRST, 10);
     process.weigh(Scale::Clock);
     process.said.processes.insert(PID, 1000);
     process.said.threads.insert(1, 700);
-    process.sampled(1, ONE, 10);
+    process.sampled(1, FIRST, 10);
     // What its process has not used cannot be its own.
-    assert_eq!(process.weigh(Scale::Last), [(ONE, 0)]);
+    assert_eq!(process.weigh(Scale::Last), [(FIRST, 0)]);
     process.said.processes.insert(PID, 1130);
-    process.sampled(1, ONE, 3);
+    process.sampled(1, FIRST, 3);
     process.weigh(Scale::Last);
     assert_eq!(process.reported(), 130);
 }
@@ -222,7 +222,7 @@ fn clocks_that_go_backwards_are_waited_for() {
 fn no_kind_of_thread_is_preferred() {
     const BUSY: Place = Some((0, 0));
     const LIGHT: Place = Some((0, 1));
-    const SHORT: Place = Some((0, 2));
+    const SHORT_LIVED: Place = Some((0, 2));
     const ROUNDS: u64 = 2000;
     let mut seed = 1_u64;
     let mut sampled = |ns: u64| {
@@ -247,7 +247,7 @@ fn no_kind_of_thread_is_preferred() {
             .for_each(|tid| pass(&mut process, *tid, 2, LIGHT));
         for tid in 1000..1020 {
             process.forked(tid);
-            pass(&mut process, tid, 4, SHORT);
+            pass(&mut process, tid, 4, SHORT_LIVED);
             process.exit(tid);
         }
         let is_shown = round % 10 == 0;

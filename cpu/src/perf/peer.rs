@@ -225,12 +225,15 @@ enum Verdict {
 }
 
 /// Compares our stack with framehop's. `ends`: outermost addresses of complete stacks.
-fn judge((ours, is_whole): (&[u64], bool), theirs: &[u64], ends: &HashSet<u64>) -> Verdict {
-    match is_whole {
-        _ if ours == theirs => Verdict::Equal,
-        true if ours.starts_with(theirs) => Verdict::Further,
-        true if theirs.last().is_none_or(|end| !ends.contains(end)) => Verdict::Astray,
-        _ => Verdict::Unknown,
+fn judge(ours: &[u64], is_whole: bool, theirs: &[u64], ends: &HashSet<u64>) -> Verdict {
+    if ours == theirs {
+        Verdict::Equal
+    } else if is_whole && ours.starts_with(theirs) {
+        Verdict::Further
+    } else if is_whole && theirs.last().is_none_or(|end| !ends.contains(end)) {
+        Verdict::Astray
+    } else {
+        Verdict::Unknown
     }
 }
 
@@ -257,7 +260,7 @@ fn compare(program: &Running) -> usize {
         .collect();
     let mut counts: BTreeMap<Verdict, usize> = BTreeMap::new();
     for (ours, is_whole, theirs) in &pairs {
-        let verdict = judge((ours, *is_whole), theirs, &ends);
+        let verdict = judge(ours, *is_whole, theirs, &ends);
         if verdict != Verdict::Equal {
             println!("{verdict:?}:\n  ours     {ours:x?}\n  framehop {theirs:x?}");
         }

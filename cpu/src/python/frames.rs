@@ -159,13 +159,14 @@ impl<'a, 'b> Chain<'a, 'b> {
             return Err(Damaged);
         }
         if !self.is_full() {
-            let found = match self.frames.len() + 1 == MAX_FRAMES {
-                false => self.frame(frame).ok_or(Damaged)?,
-                true => Found {
+            let found = if self.frames.len() + 1 == MAX_FRAMES {
+                Found {
                     at: 0,
                     code: 0,
                     place: 0,
-                },
+                }
+            } else {
+                self.frame(frame).ok_or(Damaged)?
             };
             self.frames.push(found);
             self.pending += 1;

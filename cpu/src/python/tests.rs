@@ -16,7 +16,7 @@ use crate::recording::{Process, Recording};
 use crate::running::Running;
 
 const PYTHON: &str = "/usr/bin/python3";
-const LONG: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Calls from Python, from C, from a generator, and of a function with the name of another.
 const NEST: &str = "\
@@ -106,8 +106,8 @@ fn start(script: &str) -> Running {
     running
 }
 
-/// Samples a process this many times at least, and until this many of its threads were sampled.
-fn sampled(running: &Running, (samples, threads): (u64, usize)) -> Process {
+/// Samples a process until it has at least `samples` samples, of at least `threads` threads.
+fn sampled(running: &Running, samples: u64, threads: usize) -> Process {
     let pid = running.pid();
     let mut recording = Recording::new(false);
     recording.add(pid);
@@ -116,14 +116,14 @@ fn sampled(running: &Running, (samples, threads): (u64, usize)) -> Process {
         children: false,
     });
     ptrace.attach(pid).expect("a child may be traced");
-    let end = Instant::now() + LONG;
+    let end = Instant::now() + TEST_TIMEOUT;
     let is_enough =
         |process: &Process| process.counts.samples >= samples && process.threads.len() >= threads;
     while !recording
         .process(pid)
         .is_some_and(|process| is_enough(process))
     {
-        assert!(Instant::now() < end, "waited {LONG:?} for samples");
+        assert!(Instant::now() < end, "waited {TEST_TIMEOUT:?} for samples");
         std::thread::sleep(ptrace.due());
         ptrace.collect(&mut recording);
     }
@@ -160,7 +160,7 @@ fn stacks(process: &Process) -> Vec<(Vec<String>, u64)> {
 #[test]
 fn each_line_is_in_the_native_frame_that_runs_it() {
     let running = start(NEST);
-    let process = sampled(&running, (100, 1));
+    let process = sampled(&running, 100, 1);
     let told = process
         .script
         .interpreter
@@ -195,7 +195,7 @@ fn each_line_is_in_the_native_frame_that_runs_it() {
 #[test]
 fn each_thread_has_its_own_frames() {
     let running = start(THREADS);
-    let process = sampled(&running, (100, 3));
+    let process = sampled(&running, 100, 3);
     let mut seen = Vec::new();
     for names in names(&process) {
         let [leaf, run, inner, outer] = &names[..] else {
@@ -229,7 +229,7 @@ fn names(process: &Process) -> Vec<Vec<String>> {
 #[test]
 fn an_interpreter_within_another_one_has_its_frames_inside() {
     let running = start(WITHIN);
-    let process = sampled(&running, (50, 1));
+    let process = sampled(&running, 50, 1);
     for names in names(&process) {
         assert_eq!(names, ["inner", "<module>", "enter", "<module>"]);
     }
@@ -238,7 +238,7 @@ fn an_interpreter_within_another_one_has_its_frames_inside() {
 #[test]
 fn of_deep_stacks_the_innermost_frames_are_kept() {
     let running = start(DEEP);
-    let process = sampled(&running, (20, 1));
+    let process = sampled(&running, 20, 1);
     process.stacks.each(|_, frames, _| {
         let lines = frames
             .iter()
@@ -255,7 +255,7 @@ fn of_deep_stacks_the_innermost_frames_are_kept() {
 fn a_program_that_is_no_interpreter_has_none() {
     let mut command = Command::new("sh");
     let running = Running::start(command.args(["-c", "while :; do :; done"]));
-    let process = sampled(&running, (20, 1));
+    let process = sampled(&running, 20, 1);
     assert_eq!(process.script.interpreter, None);
     process.stacks.each(|_, frames, _| {
         assert!(
@@ -278,7 +278,7 @@ fn chain(layout: &Layout, words: &mut [u64], make: impl FnOnce(&mut [u64], u64))
     (whole.is_ok(), frames.len())
 }
 
-/// Whatever the words are, a look at them ends, and nothing is found that goes beyond the limits.
+/// Reading arbitrary words terminates, and finds nothing that exceeds the limits.
 #[test]
 fn chains_that_lead_into_themselves_or_nowhere_end() {
     let layouts = [0x0308_0000, 0x030a_0000, 0x030b_0000, 0x030c_0000]

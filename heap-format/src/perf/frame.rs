@@ -1,17 +1,17 @@
-//! A frame as `perf script` prints it: `ADDRESS symbol+0xOFFSET (module)`.
+//! Parser for frames as `perf script` prints them: `ADDRESS symbol+0xOFFSET (module)`.
 
 use crate::scan::Scan;
 
-/// A frame.
+/// Stack frame.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct FrameText<'a> {
-    /// Name of the function; of one that perf does not know, that of the module's file or the address.
+    /// Name of the function. If perf does not know it: name of the module's file, or the address.
     pub(super) name: &'a [u8],
-    /// Set if the frame is the kernel's.
+    /// Set for a kernel frame.
     pub(super) is_kernels: bool,
 }
 
-/// Least number of digits of an address that stands where a process id could.
+/// Minimum number of digits of an address where a process ID may also occur.
 const MIN_ADDRESS_DIGITS: usize = 4;
 
 /// Returns true if a word is an address of at least [`MIN_ADDRESS_DIGITS`] digits.
@@ -20,8 +20,8 @@ pub(super) fn is_address(word: &[u8]) -> bool {
     (MIN_ADDRESS_DIGITS..=16).contains(&digits.len()) && digits.iter().all(u8::is_ascii_hexdigit)
 }
 
-/// Parses a frame. Symbol, offset and module may be missing, as `-F` selects them; simpleperf separates the
-/// address by a tab.
+/// Parses a frame. Symbol, offset and module may be missing, depending on `-F`. simpleperf prints a
+/// tab after the address.
 pub(super) fn parse(text: &[u8]) -> Option<FrameText<'_>> {
     let text = without_instruction(text).trim_ascii();
     let word = text.split(u8::is_ascii_whitespace).next()?;
@@ -47,7 +47,7 @@ pub(super) fn parse(text: &[u8]) -> Option<FrameText<'_>> {
     })
 }
 
-/// Cuts off the instruction's bytes that `-F +insn` prints behind a frame.
+/// Strips the instruction bytes that `-F +insn` prints after a frame.
 fn without_instruction(text: &[u8]) -> &[u8] {
     const INSTRUCTION: &[u8] = b") insn: ";
     let at = text
@@ -70,7 +70,7 @@ fn split_module(text: &[u8]) -> (&[u8], &[u8]) {
         }
         if depth == 0 {
             let before = &text[..at];
-            // `operator()(int)` alone: its parameters are no module.
+            // In a bare `operator()(int)`, the parameters are not a module.
             let is_module = before.is_empty() || before.ends_with(b" ");
             return if is_module {
                 (before.trim_ascii(), &text[at + 1..text.len() - 1])
@@ -89,8 +89,9 @@ fn without_offset(symbol: &[u8]) -> &[u8] {
     }
 }
 
-/// Returns true if a frame is the kernel's: by its module, where 32-bit kernels have addresses like programs; else by
-/// the upper half of the addresses, except for a page that programs see.
+/// Returns true for a kernel frame. The module decides if it names the kernel, since addresses of
+/// 32-bit kernels look like those of programs. Otherwise kernel addresses are those in the upper
+/// half, except for a page that programs can execute.
 fn is_kernels(address: u64, module: &[u8]) -> bool {
     let file = module.rsplit(|&c| c == b'/').next().unwrap_or(module);
     let is_image = [&b"[kernel"[..], b"[guest.kernel", b"vmlinux", b"[vmlinux"]

@@ -1,16 +1,16 @@
-//! The line that begins a sample, in the forms that `perf script` prints it.
+//! Parser for the first line of a sample, in all forms that `perf script` prints.
 //!
-//! The full form is `comm pid/tid [cpu] time: period event: address symbol+0xOFFSET (module)`. Each part may be
-//! missing: `-F` selects them, samples with a call chain have their frames on the following lines, and
-//! tracepoints have their arguments instead of a frame. Commands may contain blanks and digits, so the line is
-//! read from the first word that can only be another part.
+//! The full form is `comm pid/tid [cpu] time: period event: address symbol+0xOFFSET (module)`. Each
+//! part may be missing: `-F` selects the parts, samples with a call chain have their frames on the
+//! following lines, and tracepoints have arguments instead of a frame. A command may contain blanks
+//! and digits, so it ends before the first word that can only be another part.
 
 use super::frame::{self, FrameText};
 
-/// The parts of a sample's first line that matter here.
+/// Parsed first line of a sample.
 #[derive(Debug, Default)]
 pub(super) struct Head<'a> {
-    /// Empty: not printed.
+    /// Name of the command. Empty: not printed.
     pub(super) command: &'a [u8],
     /// Event with its modifiers, without the colon: `cycles:u`. Empty: not printed.
     pub(super) event: &'a [u8],
@@ -24,7 +24,7 @@ pub(super) struct Head<'a> {
     pub(super) is_certain: bool,
 }
 
-/// Words of a line, each with the offset of its end.
+/// Cursor over the words of a line.
 struct Words<'a> {
     line: &'a [u8],
     at: usize,
@@ -53,7 +53,7 @@ impl<'a> Words<'a> {
     }
 }
 
-/// Parses the first line of a sample. `None`: it is none.
+/// Parses the first line of a sample. Returns `None` for any other line.
 pub(super) fn parse(line: &[u8]) -> Option<Head<'_>> {
     if line.starts_with(b"\t") {
         return None;
@@ -97,15 +97,15 @@ pub(super) fn parse(line: &[u8]) -> Option<Head<'_>> {
     is_whole.then_some(head)
 }
 
-/// Offset at which the command ends: before the first word from which on the line can be read as parts of a
-/// head. `None`: there is no such word.
+/// Returns the offset of the end of the command: before the first word from which the rest of the
+/// line parses as the other parts. Returns `None` if there is no such word.
 fn command_end(line: &[u8]) -> Option<usize> {
     let mut words = Words { line, at: 0 };
     let mut end = 0;
     loop {
         let before = words.at;
         let Some(word) = words.next() else {
-            // The command alone, as with `-F comm,ip,sym`.
+            // Only the command, as with `-F comm,ip,sym`.
             return (end > 0).then_some(before);
         };
         if begins_parts(word, &words) {
@@ -115,7 +115,7 @@ fn command_end(line: &[u8]) -> Option<usize> {
     }
 }
 
-/// Returns true if a word that `words` has just passed is the first one behind the command.
+/// Returns true if `word`, which `words` has just passed, is the first one after the command.
 fn begins_parts(word: &[u8], words: &Words<'_>) -> bool {
     is_time(word)
         || is_event(word)
@@ -126,8 +126,9 @@ fn begins_parts(word: &[u8], words: &Words<'_>) -> bool {
         || frame::is_address(word) && frame::parse(words.from(word)).is_some()
 }
 
-/// Returns true if a word that `words` has just passed is a process or thread, by what follows it: a command may end in
-/// a number, and an address may have decimal digits only.
+/// Returns true if `word`, which `words` has just passed, is a process or thread ID. The words
+/// after it decide, because a command may end in a number, and an address may have decimal digits
+/// only.
 fn is_process_before(word: &[u8], words: &Words<'_>) -> bool {
     if !is_process(word) {
         return false;
@@ -146,13 +147,14 @@ fn is_process_before(word: &[u8], words: &Words<'_>) -> bool {
 }
 
 impl<'a> Words<'a> {
-    /// The line from `word` on, which is the last one passed.
+    /// Returns the rest of the line from `word` on, which is the last word passed.
     fn from(&self, word: &[u8]) -> &'a [u8] {
         &self.line[self.at - word.len()..]
     }
 }
 
-/// Returns true if a number is the period, by what follows it: the event, or behind the time what may follow an event.
+/// Returns true if the number just passed is a period: an event follows, or, after a time, anything
+/// that may follow an event.
 fn is_period_before(words: &Words<'_>, follows_time: bool) -> bool {
     let mut ahead = Words { ..*words };
     match ahead.next() {
@@ -170,7 +172,7 @@ fn parse_number(word: &[u8]) -> Option<i64> {
     std::str::from_utf8(word).ok()?.parse().ok()
 }
 
-/// `pid`, `tid` or `pid/tid`, in which perf prints -1 for a thread that it does not know.
+/// Matches `pid`, `tid` or `pid/tid`. perf prints -1 for an unknown thread.
 fn is_process(word: &[u8]) -> bool {
     word.split(|&c| c == b'/').all(|part| {
         let digits = part.strip_prefix(b"-").unwrap_or(part);
@@ -178,13 +180,13 @@ fn is_process(word: &[u8]) -> bool {
     })
 }
 
-/// `[003]`
+/// Matches `[003]`.
 fn is_processor(word: &[u8]) -> bool {
     let inner = word.strip_prefix(b"[").and_then(|w| w.strip_suffix(b"]"));
     inner.is_some_and(|digits| !digits.is_empty() && is_number(digits))
 }
 
-/// `12345.678901:`
+/// Matches `12345.678901:`.
 fn is_time(word: &[u8]) -> bool {
     let Some(number) = word.strip_suffix(b":") else {
         return false;
@@ -194,7 +196,7 @@ fn is_time(word: &[u8]) -> bool {
     is_part(parts.next()) && is_part(parts.next()) && parts.next().is_none()
 }
 
-/// `cycles:`, `cpu_core/cycles/u:`, `sched:sched_switch:`
+/// Matches `cycles:`, `cpu_core/cycles/u:` and `sched:sched_switch:`.
 fn is_event(word: &[u8]) -> bool {
     word.ends_with(b":")
         && word.first().is_some_and(u8::is_ascii_alphanumeric)

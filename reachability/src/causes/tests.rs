@@ -6,7 +6,7 @@ use crate::object::Sampled;
 const BASE: u64 = 0x10_0000;
 const SIZE: u64 = 64;
 
-/// A slab whose objects point to others by number.
+/// Slab whose objects point to each other.
 struct Slab(Vec<u8>);
 
 impl Memory for Slab {
@@ -23,8 +23,8 @@ impl Memory for Slab {
     }
 }
 
-/// How the objects are lost of which each points to those of its row; those of `unknown` are not
-/// sampled.
+/// Returns how each object is lost. Row `i` of `pointers` lists the objects that object `i` points
+/// to. Objects in `unknown` are not sampled.
 fn classified(pointers: &[&[u64]], unknown: &[u32]) -> Vec<How> {
     let mut bytes = vec![0; 4096];
     for (object, targets) in pointers.iter().enumerate() {

@@ -20,7 +20,7 @@ pub struct Header {
     pub kinds: u64,
     /// Table of extents, three words each: address, size, and first region with number of regions.
     pub extents: u64,
-    /// How many.
+    /// Number of extents.
     pub extent_count: u64,
     /// Bits of regions that are reached, or not allocated.
     pub taken: u64,
@@ -32,7 +32,7 @@ pub struct Header {
     pub from: u64,
     /// Table of ranges to search, three words each: start, end, origin.
     pub ranges: u64,
-    /// How many.
+    /// Number of ranges.
     pub range_count: u64,
     /// Queue of regions to search, two words each.
     pub queue: u64,
@@ -74,7 +74,7 @@ pub const LEAF_BITS: u32 = 28;
 /// Number of words of a leaf.
 pub const LEAF: u64 = 1 << (LEAF_BITS - PAGE_BITS);
 /// Kind of extents with one region.
-pub const ONE: u64 = 0xffff;
+pub const SINGLE_REGION: u64 = 0xffff;
 /// Flag in the word of an extent's size: objects have headers.
 pub const HEADERS: u64 = 1 << 63;
 

@@ -10,29 +10,29 @@ use crate::object::Content;
 use crate::pointers::Pointers;
 use crate::synthetic::{OVERWRITTEN, header_words, map, slab};
 
-/// Where made-up memory begins, and its length: parts of two leaves.
+/// Start and length of the synthetic memory, which covers parts of two leaves.
 const BASE: u64 = 0x1_1000_0000 - 0x60_0000;
 const LENGTH: u64 = 0xc0_0000;
 
-/// Memory that is also here, so that the work is done in this process.
+/// Memory of this process, in which the work is done too.
 struct Local {
     words: Vec<u64>,
-    /// Which pages are what.
+    /// Kind of each page.
     kinds: Vec<Kind>,
-    /// How often work was done.
+    /// Number of times that work was done.
     done: Cell<usize>,
     answer: Answer,
     is_open: bool,
 }
 
-/// What becomes of work.
+/// Outcome of work.
 enum Answer {
-    /// It is done.
+    /// Work is done.
     Work,
-    /// It fails.
+    /// Work fails.
     Failure,
-    /// Somebody else writes to the shared words, seeded with this number.
-    Lies(Cell<u64>),
+    /// Target writes to the shared words at random, seeded with this number.
+    HostileWrites(Cell<u64>),
 }
 
 /// Writes anything anywhere.
@@ -159,7 +159,7 @@ impl Place for Own<'_> {
         match &self.memory.answer {
             Answer::Work => {}
             Answer::Failure => return false,
-            Answer::Lies(seed) => {
+            Answer::HostileWrites(seed) => {
                 lie(&self.words, seed);
                 return true;
             }
@@ -248,7 +248,7 @@ fn heap_of(numbers: &mut Numbers, memory: &mut Local) -> Heap {
     heap
 }
 
-/// What is reached, found in the plainest way.
+/// Returns the reached regions, found by the simplest algorithm.
 fn reference(memory: &Local, heap: &Heap, words: &[u64], ranges: &[Range<u64>]) -> HashSet<u32> {
     let mut reached = HashSet::new();
     let mut next: Vec<u64> = words.to_vec();
@@ -380,7 +380,7 @@ fn what_does_not_fit_in_the_queue_is_searched_later() {
     assert_eq!(marks.scanned, 8 * count + 32 * (count + 1));
 }
 
-/// The copy is the other process's: it may answer anything.
+/// The copy belongs to the target, so it may answer anything.
 #[test]
 fn whatever_is_answered_nothing_is_reached_that_is_not_there() {
     let mut believed = 0;
@@ -388,7 +388,7 @@ fn whatever_is_answered_nothing_is_reached_that_is_not_there() {
         let mut numbers = Numbers(0x2545_f491_4f6c_dd1d ^ seed << 24);
         let mut memory = Local::new();
         let heap = heap_of(&mut numbers, &mut memory);
-        memory.answer = Answer::Lies(Cell::new(seed << 7 | 1));
+        memory.answer = Answer::HostileWrites(Cell::new(seed << 7 | 1));
         let word = heap.region(0).expect("a region").0;
         let roots = Roots {
             words: &[(word, 1)],

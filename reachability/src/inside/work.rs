@@ -8,7 +8,7 @@
 use std::mem::MaybeUninit;
 use std::ptr;
 
-use super::layout::{HEADERS, Header, Kind, LEAF, LEAF_BITS, ONE, PAGE, PAGE_BITS, Page};
+use super::layout::{HEADERS, Header, Kind, LEAF, LEAF_BITS, PAGE, PAGE_BITS, Page, SINGLE_REGION};
 use crate::heap::INVERSE_BITS;
 use crate::object::{Content, find_by_words};
 
@@ -163,7 +163,7 @@ impl Flood {
                     let at = start.wrapping_add(region.wrapping_sub(first).wrapping_mul(size));
                     let page = self.page(at);
                     let number = match page.kind() {
-                        ONE => region | index << 32,
+                        SINGLE_REGION => region | index << 32,
                         _ => region,
                     };
                     self.write(Item {
@@ -268,12 +268,12 @@ impl Flood {
         unsafe {
             match page.kind() {
                 0 => None,
-                ONE => {
+                SINGLE_REGION => {
                     let extent = self.at(self.header.extents, page.first().wrapping_mul(3));
                     let (start, size) = (*extent, *extent.add(1) & !HEADERS);
                     let region = *extent.add(2) & 0xffff_ffff;
                     (word.wrapping_sub(start) < size).then_some(Item {
-                        place: start | ONE << 48,
+                        place: start | SINGLE_REGION << 48,
                         number: region | page.first() << 32,
                     })
                 }
@@ -406,7 +406,7 @@ impl Flood {
         let (kind, region) = (item.place >> 48, item.number & 0xffff_ffff);
         // SAFETY: the tables are valid, as for all functions of `Flood`.
         unsafe {
-            if kind == ONE {
+            if kind == SINGLE_REGION {
                 let extent = self.at(self.header.extents, (item.number >> 32).wrapping_mul(3));
                 let size = *extent.add(1);
                 self.search_pages(at, size & !HEADERS, size & HEADERS != 0, region);

@@ -3,7 +3,7 @@ use crate::synthetic::{Bytes, OVERWRITTEN, large, map, slab};
 
 const SLAB: u64 = 0x10_0000;
 const SECOND: u64 = 0x10_4000;
-const LARGE: u64 = 0x20_0000;
+const LARGE_EXTENT: u64 = 0x20_0000;
 const ROOTS: u64 = 0x80_0000;
 
 fn memory() -> Bytes {
@@ -12,7 +12,11 @@ fn memory() -> Bytes {
 
 /// Two slabs of objects of 64 bytes, and one object of 3 MiB.
 fn heap(sampled: Range<u64>) -> Heap {
-    let extents = vec![slab(SLAB, 64), slab(SECOND, 64), large(LARGE, 3 << 20)];
+    let extents = vec![
+        slab(SLAB, 64),
+        slab(SECOND, 64),
+        large(LARGE_EXTENT, 3 << 20),
+    ];
     Heap::of(&map(extents), sampled)
 }
 
@@ -41,14 +45,18 @@ fn pointers_into_the_middle_count_and_past_the_end_do_not() {
     let marks = marked(
         &memory(),
         &heap,
-        &[SLAB + 64 + 63, SLAB + 4 * 64, LARGE - 1],
+        &[SLAB + 64 + 63, SLAB + 4 * 64, LARGE_EXTENT - 1],
     );
     assert!(has(&heap, &marks, SLAB + 64) && has(&heap, &marks, SLAB + 256));
     assert!(!has(&heap, &marks, SLAB) && !has(&heap, &marks, SLAB + 128));
-    assert!(!has(&heap, &marks, SLAB + 192) && !has(&heap, &marks, LARGE));
-    let inside = marked(&memory(), &heap, &[LARGE + (3 << 20) - 1]);
-    assert!(has(&heap, &inside, LARGE));
-    let past = marked(&memory(), &heap, &[LARGE + (3 << 20), SECOND + 0x4000]);
+    assert!(!has(&heap, &marks, SLAB + 192) && !has(&heap, &marks, LARGE_EXTENT));
+    let inside = marked(&memory(), &heap, &[LARGE_EXTENT + (3 << 20) - 1]);
+    assert!(has(&heap, &inside, LARGE_EXTENT));
+    let past = marked(
+        &memory(),
+        &heap,
+        &[LARGE_EXTENT + (3 << 20), SECOND + 0x4000],
+    );
     assert!((0..heap.regions()).all(|region| !past.has(region)));
 }
 
@@ -76,7 +84,7 @@ fn what_led_to_an_object_is_known() {
     let (mut memory, heap) = (memory(), heap(0..0));
     memory.put(ROOTS + 8, SECOND);
     memory.put(SECOND + 56, SECOND + 640);
-    memory.put(SECOND + 640, LARGE + 100);
+    memory.put(SECOND + 640, LARGE_EXTENT + 100);
     let marks = marked(&memory, &heap, &[SLAB]);
     let origin = |at| marks.origin(number(&heap, at));
     assert_eq!(origin(SLAB), Some(Origin::Root(5)));
@@ -86,7 +94,7 @@ fn what_led_to_an_object_is_known() {
         Some(Origin::Region(number(&heap, SECOND)))
     );
     assert_eq!(
-        origin(LARGE),
+        origin(LARGE_EXTENT),
         Some(Origin::Region(number(&heap, SECOND + 640)))
     );
     assert_eq!(origin(SLAB + 64), None);
@@ -95,7 +103,7 @@ fn what_led_to_an_object_is_known() {
         &heap,
         &Pointers::default(),
         &marks,
-        number(&heap, LARGE),
+        number(&heap, LARGE_EXTENT),
     )
     .expect("reached");
     let steps: Vec<_> = path
@@ -103,7 +111,11 @@ fn what_led_to_an_object_is_known() {
         .iter()
         .map(|step| (step.at, step.offset))
         .collect();
-    let expected = [(SECOND, Some(56)), (SECOND + 640, Some(0)), (LARGE, None)];
+    let expected = [
+        (SECOND, Some(56)),
+        (SECOND + 640, Some(0)),
+        (LARGE_EXTENT, None),
+    ];
     assert_eq!((path.root, &steps[..]), (6, &expected[..]));
 }
 
@@ -137,8 +149,8 @@ fn large_objects_are_read_up_to_their_last_word() {
     let chunk = READ_BYTES as u64;
     for offset in [0, chunk - 8, chunk, 2 * chunk - 8, (3 << 20) - 8] {
         let (mut memory, heap) = (memory(), heap(0..0));
-        memory.put(LARGE + offset, SLAB);
-        let marks = marked(&memory, &heap, &[LARGE + 1]);
+        memory.put(LARGE_EXTENT + offset, SLAB);
+        let marks = marked(&memory, &heap, &[LARGE_EXTENT + 1]);
         assert!(has(&heap, &marks, SLAB), "{offset}");
         assert_eq!(marks.scanned, (3 << 20) + 64 + 64);
     }
@@ -147,14 +159,14 @@ fn large_objects_are_read_up_to_their_last_word() {
 #[test]
 fn freed_objects_among_the_sampled_lead_nowhere() {
     for (weight, is_alive) in [(1.0, true), (0.0, false), (OVERWRITTEN, true)] {
-        let (mut memory, heap) = (memory(), heap(SLAB..LARGE + (4 << 20)));
-        for (at, bytes) in [(SLAB, 40), (LARGE, 3_000_000)] {
+        let (mut memory, heap) = (memory(), heap(SLAB..LARGE_EXTENT + (4 << 20)));
+        for (at, bytes) in [(SLAB, 40), (LARGE_EXTENT, 3_000_000)] {
             memory.put_header(at, bytes, weight);
             memory.put(at + 16, SECOND + at % 0x1000);
             memory.put(at + 24, SECOND + if at == SLAB { 64 } else { 128 });
         }
-        let marks = marked(&memory, &heap, &[SLAB + 16, LARGE + 16]);
-        assert!(has(&heap, &marks, SLAB) && has(&heap, &marks, LARGE));
+        let marks = marked(&memory, &heap, &[SLAB + 16, LARGE_EXTENT + 16]);
+        assert!(has(&heap, &marks, SLAB) && has(&heap, &marks, LARGE_EXTENT));
         assert_eq!(has(&heap, &marks, SECOND + 64), is_alive, "{weight}");
         assert_eq!(has(&heap, &marks, SECOND + 128), is_alive, "{weight}");
     }

@@ -96,7 +96,7 @@ fn every_shape_is_found() {
     }
 }
 
-/// What remains of a header that a program has overwritten by writing before or behind its objects.
+/// Headers that the program has overwritten in part, by writing before or behind its objects.
 #[test]
 fn overwritten_objects_are_known_as_far_as_possible() {
     let content = |memory: &[u8]| {

@@ -6,10 +6,11 @@ use crate::mark::{Roots, mark};
 use crate::synthetic::{Bytes, large, map, slab};
 
 const SLAB: u64 = 0x10_0000;
-const LARGE: u64 = 0x20_0000;
+const LARGE_EXTENT: u64 = 0x20_0000;
 const ROOTS: u64 = 0x80_0000;
 
-/// For a heap of small objects and one of 3 MiB, those that a word in the roots leads to.
+/// Returns the objects that a word in the roots leads to, in a heap of small objects and one of
+/// 3 MiB.
 fn reached(memory: &Bytes, heap: &Heap, pointers: &Pointers) -> Vec<u64> {
     let roots = Roots {
         words: &[],
@@ -23,7 +24,10 @@ fn reached(memory: &Bytes, heap: &Heap, pointers: &Pointers) -> Vec<u64> {
 }
 
 fn heap(sampled: std::ops::Range<u64>) -> Heap {
-    Heap::of(&map(vec![slab(SLAB, 64), large(LARGE, 3 << 20)]), sampled)
+    Heap::of(
+        &map(vec![slab(SLAB, 64), large(LARGE_EXTENT, 3 << 20)]),
+        sampled,
+    )
 }
 
 fn memory() -> Bytes {
@@ -73,7 +77,7 @@ fn known_tag_bits_are_masked_in_addresses() {
 fn pointers_lead_into_objects_as_far_as_they_may() {
     let far = |offset: u64, most: u64| {
         let (mut memory, heap) = (memory(), heap(0..0));
-        memory.put(ROOTS, LARGE + offset);
+        memory.put(ROOTS, LARGE_EXTENT + offset);
         let pointers = Pointers::default().within(most, lost::starts(&memory, &heap));
         !reached(&memory, &heap, &pointers).is_empty()
     };
@@ -82,37 +86,36 @@ fn pointers_lead_into_objects_as_far_as_they_may() {
     assert!(far((3 << 20) - 1, u64::MAX));
 }
 
-/// Where the header and the alignment of a sampled object end.
+/// Offsets in a sampled object are counted from its start, behind the header and the alignment.
 #[test]
 fn the_distance_in_a_sampled_object_counts_from_its_start() {
     let far = |offset: u64, most: u64, aligned: bool| {
         let (mut memory, heap) = (memory(), heap(SLAB..ROOTS));
-        match aligned {
-            // An extension of 16 bytes before the header of 16: the bytes, and the alignment.
-            true => {
-                let header = LARGE + 4096 - 16;
-                let at = LARGE + 4096;
-                let [bytes, check] = header::extension(9000, 4096, at);
-                memory.put(header - 16, bytes);
-                memory.put(header - 8, check);
-                let counted = Counted {
-                    record: 7,
-                    session: 1,
-                    bytes: 0,
-                    ignored: false,
-                    exact: false,
-                    extended: true,
-                };
-                let drawn = Drawn {
-                    weight: 1.0,
-                    born: 99,
-                };
-                memory.put(header, header::first(&counted, at));
-                memory.put(header + 8, header::second(drawn, at));
-            }
-            false => memory.put_header(LARGE, 99_000, 1.0),
+        if aligned {
+            // An extension of 16 bytes precedes the header of 16: size and alignment.
+            let header = LARGE_EXTENT + 4096 - 16;
+            let at = LARGE_EXTENT + 4096;
+            let [bytes, check] = header::extension(9000, 4096, at);
+            memory.put(header - 16, bytes);
+            memory.put(header - 8, check);
+            let counted = Counted {
+                record: 7,
+                session: 1,
+                bytes: 0,
+                ignored: false,
+                exact: false,
+                extended: true,
+            };
+            let drawn = Drawn {
+                weight: 1.0,
+                born: 99,
+            };
+            memory.put(header, header::first(&counted, at));
+            memory.put(header + 8, header::second(drawn, at));
+        } else {
+            memory.put_header(LARGE_EXTENT, 99_000, 1.0);
         }
-        memory.put(ROOTS, LARGE + offset);
+        memory.put(ROOTS, LARGE_EXTENT + offset);
         let pointers = Pointers::default().within(most, lost::starts(&memory, &heap));
         !reached(&memory, &heap, &pointers).is_empty()
     };

@@ -228,8 +228,8 @@ impl RecordView {
         ] = self.sums;
         let left = |all: u64, gone: u64| (all.wrapping_sub(gone) as i64).max(0) as f64;
         let live_objects = left(objects, f_objects) / OBJECT_ONE;
-        // Sums wrap, but their difference does not, and is exact before it becomes a float. The last
-        // sixteenth of the range is negative.
+        // Sums wrap, but their difference does not, and is exact before it becomes a float. The
+        // last sixteenth of the range is negative.
         let now = objects.wrapping_sub(f_objects);
         let now = now.wrapping_mul(u64::from(now_tick));
         let age = now.wrapping_sub(birth.wrapping_sub(f_birth));
@@ -314,8 +314,8 @@ mod tests {
         sums.live_age_ticks / (sums.alloc_objects - sums.free_objects)
     }
 
-    /// An error of a weight, however small, counts once for each tick since the session's start: weights
-    /// rounded to 1/512 of an object were wrong by half a second after a day.
+    /// An error of a weight, however small, counts once for each tick since the session's start:
+    /// weights rounded to 1/512 of an object were wrong by half a second after a day.
     #[test]
     fn ages_are_exact_however_long_the_session_is() {
         let a_day = 24 * 3600 * 250;
@@ -329,7 +329,7 @@ mod tests {
         }
     }
 
-    /// What a torn copy or a hostile target left is no age beyond the session's length.
+    /// Sums from a torn copy or a hostile target yield no age beyond the session's length.
     #[test]
     fn sums_that_cannot_be_are_no_ages() {
         let mut record = RecordView::default();

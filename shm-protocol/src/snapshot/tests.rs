@@ -278,7 +278,8 @@ fn intervals_are_read_as_they_were_written_and_no_further() {
     }
 }
 
-/// What each stack held at the peak, and its tick, by the bytes of a bank.
+/// Parses a bank's bytes. Returns the epoch and tick of the peak, and the bytes that each record
+/// held then.
 fn at_peak(bytes: &[u8], geometry: Geometry) -> (u32, u32, Vec<f64>) {
     let summary = BankSummary::new(bytes, geometry).unwrap();
     let records = &bytes[geometry.records_offset()..][..summary.records() * size_of::<Record>()];

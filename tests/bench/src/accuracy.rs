@@ -29,7 +29,7 @@ struct Errors {
     bytes: Vec<f64>,
     /// (estimate − truth) ÷ truth.
     relative: Vec<f64>,
-    /// The same ÷ √(1024 ÷ bytes), the bound for small objects.
+    /// Relative error ÷ √(1024 ÷ bytes), the bound for small objects.
     to_bound: Vec<f64>,
     /// Standard error by the sizes as they were, relative to the truth.
     expected: Vec<f64>,
@@ -52,7 +52,7 @@ impl Errors {
     }
 }
 
-/// What the runs have shown.
+/// Results of the runs.
 pub struct Accuracy {
     /// Worst place: RMS error ÷ √(1024 ÷ bytes).
     pub worst_rms: f64,

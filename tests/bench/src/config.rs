@@ -24,7 +24,7 @@ pub enum Config {
     Every,
     /// jemalloc's own profiler, libunwind, every 1024 bytes.
     JemallocFine,
-    /// The same every 512 KiB.
+    /// jemalloc's own profiler, libunwind, every 512 KiB.
     JemallocCoarse,
     /// tcmalloc, sampling every 1024 bytes.
     Tcmalloc,
@@ -56,7 +56,7 @@ impl Config {
         Self::Memray,
     ];
 
-    /// How the tables call it.
+    /// Returns the name in the tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::Glibc => "glibc malloc",
@@ -74,12 +74,13 @@ impl Config {
         }
     }
 
-    /// Whether it is one of those that the requirements speak of.
+    /// Returns true if the requirements apply to the configuration.
     pub fn is_ours(self) -> bool {
         (Self::Jemalloc..=Self::Every).contains(&self)
     }
 
-    /// The environment that makes a program run under it; the agent does not sample yet.
+    /// Sets the environment that makes a program run under the configuration. The agent does not
+    /// sample yet.
     pub fn apply(self, tools: &Tools, command: &mut Command) -> Result<()> {
         let mut set = |name: &str, value: OsString| {
             command.env(name, value);
@@ -118,8 +119,8 @@ impl Config {
         Ok(())
     }
 
-    /// The same, and the agent samples from its start on. It then prepares its table itself,
-    /// some milliseconds of work, which otherwise is the controller's.
+    /// Like [`Self::apply`], but the agent samples from the start. It then prepares its table
+    /// itself, which takes some milliseconds and is otherwise done by the controller.
     pub fn apply_from_start(self, tools: &Tools, command: &mut Command) -> Result<()> {
         self.apply(tools, command)?;
         if let Some(interval) = self.interval() {

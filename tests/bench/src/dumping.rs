@@ -1,4 +1,4 @@
-//! What a dump costs its target.
+//! Cost of dumps for their target.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,14 +12,14 @@ use crate::stats::median;
 use crate::table::{Table, duration};
 use crate::tools::Tools;
 
-/// Between two dumps.
-const PAUSE: Duration = Duration::from_millis(10);
+/// Time between two dumps.
+const DUMP_INTERVAL: Duration = Duration::from_millis(10);
 
-/// CPU of a program that is dumped a hundred times a second, and of one that is not.
+/// CPU time of a program that is dumped a hundred times a second, relative to one that is not.
 pub struct Dumping {
     /// Median ratio.
     pub ratio: f64,
-    /// Most times that the dumped one waited or was stopped, less the same of the other.
+    /// Maximum number of waits and stops of the dumped program, minus those of the other program.
     pub waits: i64,
     /// In full.
     pub table: Table,
@@ -83,7 +83,7 @@ fn dump_until_its_end(tools: &Tools, pid: u32) -> Result<u64> {
             segment.stacks(session.number, |_, _| stacks += 1)?;
             dumps += u64::from(stacks > 0);
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(DUMP_INTERVAL);
     }
     Ok(dumps)
 }

@@ -12,11 +12,11 @@ use crate::stats::median;
 use crate::table::{Table, duration};
 use crate::tools::Tools;
 
-/// What the controller gives a table at first; it adds to it as it fills.
+/// Units of a table that the controller provides at first. It adds more as the table fills.
 const FIRST_UNITS: u32 = 1;
-const PATIENCE: Duration = Duration::from_secs(30);
+const SAMPLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What was measured, seconds.
+/// Measured times, in seconds.
 pub struct Latency {
     /// By the calls that the controller makes, without starting a program.
     pub command: Vec<f64>,
@@ -42,7 +42,7 @@ impl Latency {
         Ok(latency)
     }
 
-    /// Its table.
+    /// Returns the results as a table.
     pub fn table(&self) -> Table {
         let mut table = Table::new(["command to first sample", "times", "median", "worst"]);
         for (name, values) in [
@@ -61,7 +61,7 @@ impl Latency {
     }
 }
 
-/// A process that allocates until it is killed.
+/// Process that allocates until it is killed.
 struct Target(Child);
 
 impl Target {
@@ -132,9 +132,9 @@ fn controller(path: &Path, tools: &Tools, pid: u32) -> Command {
     command
 }
 
-/// Asks all the time, for the sake of the clock: nothing else is to be measured by it.
+/// Waits without sleeping, so that the measured time contains nothing else.
 fn wait(what: &str, mut ready: impl FnMut() -> Result<bool>) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + SAMPLE_TIMEOUT;
     while !ready()? {
         ensure!(Instant::now() < deadline, "waited too long for {what}");
         std::hint::spin_loop();

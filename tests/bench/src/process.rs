@@ -1,4 +1,4 @@
-//! Runs a program to its end and tells what it took.
+//! Runs a program to its end and measures its resources.
 
 use std::fs::{File, read_to_string};
 use std::os::unix::process::ExitStatusExt;
@@ -11,16 +11,16 @@ use anyhow::{Context, Result, bail};
 
 use crate::tools::Tools;
 
-/// What a process took.
+/// Resources that a process used.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Usage {
     /// Seconds of CPU, user and system, of the process and the children it waited for.
     pub cpu: f64,
     /// Seconds from start to end.
     pub wall: f64,
-    /// Times that it gave the CPU away itself: waits, stops.
+    /// Number of voluntary context switches: waits and stops.
     pub waits: i64,
-    /// Its memory as it ended, but for the segment: most that was resident of that.
+    /// Memory at the end; of the segment, the maximum that was resident.
     pub memory: Memory,
 }
 
@@ -33,7 +33,7 @@ pub struct Memory {
     pub anonymous: u64,
     /// Of files.
     pub file: u64,
-    /// Shared: of these programs only the agent has such, its segment.
+    /// Shared memory, which in these programs is only the agent's segment.
     pub shared: u64,
 }
 
@@ -67,8 +67,8 @@ pub fn run(tools: &Tools, command: &mut Command) -> Result<Usage> {
     run_with(tools, command, |_| Ok(()))
 }
 
-/// Runs a command, and with it, from another thread, `driver`, which is told its pid and
-/// must see to it that it ends.
+/// Runs a command and, in another thread, `driver`, which gets the pid and must make the command
+/// end.
 pub fn run_with(
     tools: &Tools,
     command: &mut Command,
@@ -108,8 +108,8 @@ pub fn run_with(
     Ok(usage)
 }
 
-/// Most of the segment that was seen resident. The agent gives back what it has not used of
-/// that as the process ends, and the kernel keeps no high-water mark of it.
+/// Maximum resident size of the segment that was seen. At exit the agent returns the unused part,
+/// and the kernel keeps no high-water mark of shared memory.
 fn most_shared(pid: i32, running: &AtomicBool) -> u64 {
     const BETWEEN: Duration = Duration::from_millis(10);
     let mut most = 0;
@@ -125,13 +125,13 @@ pub fn output(tools: &Tools) -> Result<String> {
     Ok(read_to_string(tools.scratch("stdout"))?)
 }
 
-/// Its standard error.
+/// Returns the standard error of the last process.
 pub fn errors(tools: &Tools) -> Result<String> {
     Ok(read_to_string(tools.scratch("stderr"))?)
 }
 
-/// Waits for a child's end. It is stopped once, as it ends, to read its memory: `ru_maxrss`
-/// would also tell of the memory that it had before `exec`.
+/// Waits for a child to end. Stops it at its exit to read its memory, because `ru_maxrss` includes
+/// the memory that it had before `exec`.
 fn watch(pid: i32) -> Result<(ExitStatus, Usage)> {
     let options = libc::PTRACE_O_TRACEEXIT | libc::PTRACE_O_EXITKILL;
     // SAFETY: seizing our own child.

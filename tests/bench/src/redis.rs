@@ -8,8 +8,8 @@ use anyhow::{Context, Result, ensure};
 
 use crate::tools::Tools;
 
-/// How long a server may take to start.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Maximum time for a server to start.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A server that keeps nothing on disk and listens in our own directory.
 pub fn server(tools: &Tools) -> Command {
@@ -21,10 +21,10 @@ pub fn server(tools: &Tools) -> Command {
     command
 }
 
-/// Gives the server this many commands, half SET and half LPUSH, then ends it.
+/// Sends the server this many commands, half SET and half LPUSH, then ends it.
 pub fn load(tools: &Tools, commands: u64) -> Result<()> {
     let socket = tools.scratch("redis.socket");
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + START_TIMEOUT;
     while UnixStream::connect(&socket).is_err() {
         ensure!(
             Instant::now() < deadline,

@@ -1,4 +1,4 @@
-//! What must be reached, and what was.
+//! Requirements, and the values reached.
 
 use crate::accuracy::Accuracy;
 use crate::config::Config;
@@ -10,10 +10,10 @@ use crate::table::Table;
 use crate::timing::Timings;
 use crate::workload::Workload;
 
-/// Frames of the deep stack beyond those of the other.
+/// Frames that the deep stack has more than the other.
 const MORE_FRAMES: f64 = 170.0;
 
-/// Everything measured; what was left out is `None`.
+/// Results of all measurements. `None`: not measured.
 #[derive(Default)]
 pub struct Findings {
     /// By workload.

@@ -1,4 +1,4 @@
-//! What an agent counted, read from its segment as the controller does.
+//! Counts of an agent, read from its segment like the controller does.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
@@ -13,8 +13,8 @@ use shm_protocol::snapshot::{BankSummary, Header, StackSums, Table};
 
 use crate::tools::Tools;
 
-/// How long an agent may take to make its segment.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Maximum time for an agent to create its segment.
+const SEGMENT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// An agent's segment.
 pub struct Segment {
@@ -22,16 +22,16 @@ pub struct Segment {
     file: File,
 }
 
-/// What a session has counted so far.
+/// Counts of a session so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
-    /// Samples.
+    /// Number of samples.
     pub samples: u64,
-    /// Of those, what `[table full]` took.
+    /// Samples counted under `[table full]`.
     pub table_full: u64,
-    /// Of those, how many were not followed to their free.
+    /// Samples that were not followed to their free.
     pub untracked: u64,
-    /// Of those, how many have a truncated stack.
+    /// Samples with a truncated stack.
     pub truncated: u64,
 }
 
@@ -50,7 +50,7 @@ impl Segment {
         Ok(found)
     }
 
-    /// The one of a process, once it is there and complete.
+    /// Opens the segment of a process, once it exists and is complete.
     pub fn of(tools: &Tools, pid: u32) -> Result<Option<Self>> {
         let found = Self::all(tools)?
             .into_iter()
@@ -64,7 +64,7 @@ impl Segment {
         Some(header.pid())
     }
 
-    /// Its head; zeros where it has no tables yet.
+    /// Reads the head of the segment; zeros where it has no tables yet.
     fn head(&self) -> Result<Vec<u8>> {
         let mut head = vec![0; HEADER_BYTES];
         if self.file()?.read_at(0, &mut head)? < CONTROL_BYTES {
@@ -73,14 +73,14 @@ impl Segment {
         Ok(head)
     }
 
-    /// For commands and reading.
+    /// Returns the file, for commands and reading.
     pub fn file(&self) -> Result<SegmentFile> {
         let bytes = self.file.metadata()?.len();
         SegmentFile::new(self.file.as_raw_fd(), bytes)
             .with_context(|| format!("{}: no segment has this size", self.path.display()))
     }
 
-    /// Its last session; `None` before the first.
+    /// Returns the last session, or `None` before the first.
     pub fn session(&self) -> Result<Option<Session>> {
         let head = self.head()?;
         let header = Header::new(&head, self.file()?.bytes())?;
@@ -110,7 +110,7 @@ impl Segment {
         Ok(number)
     }
 
-    /// What the session of this number has counted; nothing if the bank is not its own.
+    /// Returns the counts of the session with this number; zeros if the bank is another session's.
     pub fn counts(&self, session: u64) -> Result<Counts> {
         let base = self.file()?.geometry().bank_offset(session);
         let head = self.read(base, BANK_HEADER_BYTES)?;
@@ -170,7 +170,7 @@ impl Segment {
 /// Starts a session in a process that has just been started, as the controller does. All
 /// of the table has memory: nobody is there to add some.
 pub fn start(tools: &Tools, pid: u32, interval: u64) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + SEGMENT_TIMEOUT;
     loop {
         if let Some(segment) = Segment::of(tools, pid)? {
             return segment.start(interval, u32::MAX).map(|_| ());
@@ -180,7 +180,8 @@ pub fn start(tools: &Tools, pid: u32, interval: u64) -> Result<()> {
     }
 }
 
-/// Adds up what the agents left, and removes it. `None`: they left nothing.
+/// Adds up the counts of the segments that agents left, and removes these. Returns `None` if there
+/// are none.
 pub fn collect(tools: &Tools) -> Result<Option<Counts>> {
     let mut all = None;
     for segment in Segment::all(tools)? {

@@ -12,27 +12,27 @@ use crate::table::{Table, duration, ratio};
 use crate::tools::Tools;
 use crate::workload::Workload;
 
-/// How much to measure.
+/// Amount of measurements.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
     /// Rounds of everything.
     pub rounds: u32,
-    /// Rounds after those, of what the requirements speak of.
+    /// Further rounds, of configurations and workloads with requirements.
     pub more: u32,
-    /// What the operations of a full run are divided by.
+    /// Divisor of a full run's number of operations.
     pub shorter: u64,
 }
 
 /// One run.
 #[derive(Clone, Copy, Debug)]
 pub struct Run {
-    /// Which round it was of.
+    /// Round of the run.
     pub round: u32,
-    /// Operations it was given.
+    /// Number of operations.
     pub operations: u64,
-    /// What it took.
+    /// Resources used.
     pub usage: Usage,
-    /// What the agent counted.
+    /// Counts of the agent.
     pub counts: segment::Counts,
 }
 
@@ -49,7 +49,7 @@ impl Run {
 
 /// All runs of a workload.
 pub struct Timings {
-    /// Which.
+    /// Workload of the runs.
     pub workload: Workload,
     runs: BTreeMap<Config, Vec<Run>>,
 }
@@ -81,7 +81,7 @@ impl Timings {
         self.runs.get(&config).map_or(&[], Vec::as_slice)
     }
 
-    /// For each round that ran both, what `of` says of one over what it says of the other.
+    /// Returns the ratio of `of` between both configurations, for each round that ran both.
     pub fn ratios(&self, a: Config, b: Config, of: impl Fn(&Run) -> f64) -> Vec<f64> {
         let other = |round| self.of(b).iter().find(|run| run.round == round);
         let pairs = self.of(a).iter().filter_map(|run| {

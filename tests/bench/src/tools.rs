@@ -1,4 +1,4 @@
-//! What the script `run` has installed and built, by path.
+//! Paths of the tools that the script `run` has installed and built.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 /// Directory in shared memory that scratch files, segments among them, go to.
 const SHARED_MEMORY: &str = "/dev/shm";
 
-/// Everything that is run, and a directory of our own, gone with this value.
+/// Tools that are run, and a temporary directory that is removed on drop.
 pub struct Tools {
     target: PathBuf,
     sources: PathBuf,
@@ -19,7 +19,7 @@ pub struct Tools {
 }
 
 impl Tools {
-    /// Finds them under cargo's target directory; fails naming what is missing.
+    /// Finds the tools under cargo's target directory. Fails with the name of a missing one.
     pub fn find(target: &Path) -> Result<Self> {
         let scratch = Path::new(SHARED_MEMORY).join(format!("mem-bench.{}", std::process::id()));
         std::fs::create_dir(&scratch)
@@ -62,7 +62,7 @@ impl Tools {
         self.target.join("peers/libjemalloc_plain.so")
     }
 
-    /// The same with its own profiler.
+    /// Returns the path of jemalloc with its own profiler.
     pub fn jemalloc_profiling(&self) -> PathBuf {
         self.target.join("peers/libjemalloc_profiling.so")
     }
@@ -95,7 +95,7 @@ impl Tools {
         self.scratch.join(name)
     }
 
-    /// Where agents under measurement put their segments.
+    /// Returns the directory for the segments of measured agents.
     pub fn segments(&self) -> OsString {
         self.scratch.clone().into_os_string()
     }
@@ -109,7 +109,7 @@ impl Drop for Tools {
     }
 }
 
-/// What a command prints.
+/// Returns the output of a command.
 fn output(program: &str, arguments: &[&str]) -> Result<String> {
     let output = Command::new(program)
         .args(arguments)

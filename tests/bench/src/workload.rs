@@ -16,23 +16,23 @@ use crate::tools::Tools;
 pub enum Workload {
     /// Pairs of malloc and free under a stack of 30 frames.
     Micro,
-    /// The same under 200 frames.
+    /// Pairs of malloc and free under a stack of 200 frames.
     Deep,
-    /// The same as `Micro`, two threads with one stack.
+    /// Like `Micro`, with two threads that share one stack.
     Two,
     /// Four threads.
     Four,
     /// Sixteen threads.
     Sixteen,
-    /// Two threads allocate, with one stack, what two others free.
+    /// Two threads allocate, with one stack, and two others free.
     Handed,
-    /// Eight and eight.
+    /// Eight threads allocate, with one stack, and eight others free.
     HandedMore,
     /// Pairs of malloc and free on two stacks in turn, which have few frames in common.
     Alternating,
-    /// On 1,024 stacks at random.
+    /// Pairs of malloc and free on 1,024 stacks at random.
     Changing,
-    /// On 16,384 stacks at random.
+    /// Pairs of malloc and free on 16,384 stacks at random.
     ManyChanging,
     /// C++ containers built and dropped.
     Live,
@@ -66,7 +66,7 @@ impl Workload {
         Self::Cc1plus,
     ];
 
-    /// Its name on the command line and in the tables.
+    /// Returns the name on the command line and in the tables.
     pub fn name(self) -> &'static str {
         match self {
             Self::Micro => "micro",
@@ -87,7 +87,7 @@ impl Workload {
         }
     }
 
-    /// What one operation is.
+    /// Returns the name of one operation.
     pub fn operation(self) -> &'static str {
         match self {
             Self::Micro | Self::Deep | Self::Two | Self::Four | Self::Sixteen => "pair",
@@ -101,7 +101,7 @@ impl Workload {
         }
     }
 
-    /// Whether it does the same all over, so that a shorter run tells as much.
+    /// Returns true if the workload is uniform, so that a shorter run is as meaningful.
     pub fn is_micro(self) -> bool {
         self <= Self::ManyChanging
     }
@@ -121,8 +121,8 @@ impl Workload {
         }
     }
 
-    /// How many times fewer operations a run under `config` is given, so that it ends
-    /// within seconds; `None`: it is not run.
+    /// Returns the divisor of the number of operations under `config`, chosen so that a run ends
+    /// within seconds, or `None` if the workload is not run under it.
     pub fn divisor(self, config: Config) -> Option<u64> {
         match (self, config) {
             (Self::Json, Config::Memray) => Some(30),
@@ -150,7 +150,7 @@ impl Workload {
         }
     }
 
-    /// The command for this many operations, without what the configuration adds.
+    /// Returns the command for this many operations, without the additions of a configuration.
     fn command(self, tools: &Tools, config: Config, operations: u64) -> Result<Command> {
         let mut command;
         match self {
@@ -203,8 +203,8 @@ impl Workload {
         Ok(command)
     }
 
-    /// Runs it under a configuration. Where the agent is to sample, it is told so as the
-    /// controller does it, when it has just started.
+    /// Runs the workload under a configuration. If the agent is to sample, the session is started
+    /// like the controller does it, when the program has just started.
     pub fn run(self, tools: &Tools, config: Config, operations: u64) -> Result<Usage> {
         let mut command = self.command(tools, config, operations)?;
         config.apply(tools, &mut command)?;
@@ -241,7 +241,7 @@ impl Workload {
         process::run_with(tools, &mut command, |_| self.load(tools, operations))
     }
 
-    /// What a server is to do; other programs know it by their arguments.
+    /// Sends the load to a server. Other programs get their work by arguments.
     fn load(self, tools: &Tools, operations: u64) -> Result<()> {
         match self {
             Self::Redis => redis::load(tools, operations),

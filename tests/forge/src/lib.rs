@@ -1,4 +1,4 @@
-//! Segments that nobody's agent made, for the tests of what reads them.
+//! Forged segments, for tests of their readers.
 
 use std::fs::File;
 use std::mem::offset_of;
@@ -11,21 +11,21 @@ use shm_protocol::layout::{
 };
 use shm_protocol::segment::{SegmentFile, Session};
 
-/// What a forged segment claims.
+/// Claims of a forged segment.
 pub struct Forged {
-    /// Pid and start time of its name.
+    /// Pid and start time in the file name.
     pub named: (u32, u64),
-    /// Those inside.
+    /// Pid and start time inside the segment.
     pub inside: (u32, u64),
     /// Inode of the pid namespace.
     pub namespace: u64,
-    /// When it was created.
+    /// Creation time, in nanoseconds.
     pub created_ns: u64,
     /// Name of the process.
     pub comm: Vec<u8>,
-    /// Path of its program.
+    /// Path of the program.
     pub exe: Vec<u8>,
-    /// Number of the program, of those that the process has executed.
+    /// Number of the program among those that the process has executed.
     pub image: u32,
     /// Size of the segment.
     pub bytes: usize,
@@ -50,7 +50,7 @@ pub fn namespace() -> u64 {
 }
 
 impl Forged {
-    /// Of a process, as its agent would have made it.
+    /// Returns the claims that a process's own agent would make.
     pub fn of(pid: u32, start: u64) -> Self {
         Self {
             named: (pid, start),
@@ -64,7 +64,7 @@ impl Forged {
         }
     }
 
-    /// Of a process that is gone.
+    /// Returns the claims of a process that is gone.
     pub fn of_dead() -> Self {
         let mut child = std::process::Command::new("sleep")
             .arg("60")
@@ -119,7 +119,7 @@ impl Forged {
         path
     }
 
-    /// Makes it with a session of `stacks` stacks, all on one path of `depth` frames.
+    /// Creates the segment with a session of `stacks` stacks, all on one path of `depth` frames.
     pub fn make_with_stacks(&self, dir: &Path, stacks: u32, depth: u32) -> PathBuf {
         let path = self.make(dir);
         let file = File::options().read(true).write(true).open(&path).unwrap();
@@ -183,7 +183,7 @@ pub fn give_to_nobody(path: &Path) {
     std::os::unix::fs::chown(path, Some(65534), Some(65534)).unwrap();
 }
 
-/// Whether tests may act as other users.
+/// Returns true if tests may act as other users.
 pub fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }

@@ -62,8 +62,8 @@ impl Next {
         }
     }
 
-    /// Its address; null while it is being looked up by this very thread: the loader can
-    /// do without the memory that it then asks for.
+    /// Returns the function's address, or null while this thread is looking it up: the loader
+    /// copes with failing allocations then.
     fn address(&self) -> *mut c_void {
         let known = self.address.load(Ordering::Relaxed);
         if !known.is_null() || RESOLVING.replace(true) {

@@ -1,8 +1,8 @@
-//! Who is right.
+//! Verdicts on the differences between unwinders.
 //!
-//! libgcc follows every register, so a whole stack of its is the truth. framehop is
-//! asked as well because it shares nothing with libgcc but the tables; where it alone
-//! differs, the frame at which it does tells whether that was to be expected.
+//! libgcc follows every register, so its complete stacks are the reference. framehop is compared
+//! too because it shares nothing with libgcc but the tables. Where framehop alone differs, the
+//! frame at which it does shows whether that was expected.
 
 use crate::module::Anew;
 use crate::report::{self, Outcome};
@@ -11,16 +11,16 @@ use unwind::Cause;
 use unwind::compile::Scratch;
 use unwind::walk::Code;
 
-/// A stack as our walker sees it.
+/// Stack that our walker found.
 #[derive(PartialEq, Eq)]
 pub struct Sight {
     /// Return addresses, innermost first.
     pub frames: Vec<u64>,
-    /// Why it is truncated, if it is.
+    /// Cause of the truncation, if the stack is truncated.
     pub truncated: Option<Cause>,
 }
 
-/// Counts what the four say of one stack.
+/// Compares the four results for one stack and counts the outcome.
 pub fn judge(remembered: &Sight, anew: &Sight, gcc: &libgcc::Trace, peer: &peer::Trace) {
     report::compared(anew.frames.len());
     let outcome = if remembered != anew {
@@ -66,22 +66,27 @@ fn whole(ours: &[u64], gcc: &libgcc::Trace, peer: &peer::Trace) -> Outcome {
     }
 }
 
-/// Whether the frame that returns to `ip` is one that framehop does not follow: it reads
-/// no memory for a CFA, and knows no register but those that are followed here.
+/// Returns true if framehop cannot unwind the frame that returns to `ip`: it reads no memory for a
+/// CFA, and knows only the registers that are followed here.
 fn is_beyond_framehop(ip: u64) -> bool {
     !Anew.rule(ip, &mut Scratch::new()).is_plain()
 }
 
-/// Of a stack that we say is truncated: is there nothing that leads further?
+/// Judges a stack that we report as truncated: right if libgcc gets no further.
 fn truncated(ours: &[u64], cause: Cause, gcc: &libgcc::Trace) -> Outcome {
     let deep = cause == Cause::TooDeep && gcc.frames.len() > unwind::walk::MAX_FRAMES;
     if deep && gcc.frames.starts_with(ours) {
         return Outcome::Truncated(cause);
     }
-    match gcc.frames == ours {
-        true if !gcc.is_whole => Outcome::Truncated(cause),
-        true => Outcome::TruncatedAtEnd(cause),
-        false if gcc.frames.starts_with(ours) => Outcome::TruncatedEarly(cause),
-        false => Outcome::Wrong,
+    if gcc.frames == ours {
+        if gcc.is_whole {
+            Outcome::TruncatedAtEnd(cause)
+        } else {
+            Outcome::Truncated(cause)
+        }
+    } else if gcc.frames.starts_with(ours) {
+        Outcome::TruncatedEarly(cause)
+    } else {
+        Outcome::Wrong
     }
 }

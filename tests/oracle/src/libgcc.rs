@@ -19,7 +19,7 @@ unsafe extern "C" {
 
 const GO_ON: c_int = 0;
 
-/// A stack as libgcc sees it.
+/// Stack that libgcc found.
 pub struct Trace {
     start: Registers,
     begun: bool,
@@ -28,11 +28,11 @@ pub struct Trace {
     pub frames: Vec<u64>,
     /// Indices of frames that a signal interrupted.
     pub interrupted: Vec<usize>,
-    /// Whether it came to the outermost frame.
+    /// Set if unwinding reached the outermost frame.
     pub is_whole: bool,
 }
 
-/// Unwinds from here, and keeps what lies outside of `start`.
+/// Unwinds from here, and keeps the frames outside of `start`.
 pub fn trace(start: &Registers) -> Trace {
     let mut trace = Trace {
         start: *start,

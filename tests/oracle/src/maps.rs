@@ -1,15 +1,15 @@
-//! What is mapped, from `/proc/self/maps`.
+//! Mapped files, from `/proc/self/maps`.
 
 use std::ops::Range;
 
-/// A file's mappings that belong together, in the order of their addresses.
+/// Mappings of one loaded file, in the order of their addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mapped {
     /// From the file's first page to the last mapping of it.
     pub range: Range<u64>,
     /// Path, or `[vdso]`.
     pub name: String,
-    /// Whether there is code in it.
+    /// Set if a mapping is executable.
     pub has_code: bool,
 }
 

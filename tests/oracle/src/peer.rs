@@ -1,4 +1,4 @@
-//! `framehop`, over the sections that files say they have.
+//! Unwinding with `framehop`, given the sections of the mapped files.
 
 use crate::libgcc;
 use crate::maps::{self, Mapped};
@@ -13,8 +13,8 @@ use std::fs::File;
 use std::ops::Range;
 use unwind::Registers;
 
-/// More frames than any comparison has use for.
-const MOST: usize = 20_000;
+/// Maximum number of frames of a stack: more than any comparison needs.
+const MAX_FRAMES: usize = 20_000;
 
 type Bytes = &'static [u8];
 
@@ -26,11 +26,11 @@ pub struct Peer {
     changes: (u64, u64),
 }
 
-/// A stack as framehop sees it.
+/// Stack that framehop found.
 pub struct Trace {
-    /// As [`libgcc::Trace::frames`].
+    /// Return addresses, like [`libgcc::Trace::frames`].
     pub frames: Vec<u64>,
-    /// Why it stopped before the outermost frame.
+    /// Error that ended the stack before the outermost frame.
     pub error: Option<Error>,
 }
 
@@ -70,7 +70,7 @@ impl Peer {
         let mut registers = UnwindRegsX86_64::new(start.ip, start.sp, start.fp);
         let mut frames = vec![start.ip];
         let mut at = FrameAddress::from_return_address(start.ip);
-        while let Some(address) = at.take().filter(|_| frames.len() < MOST) {
+        while let Some(address) = at.take().filter(|_| frames.len() < MAX_FRAMES) {
             let step = self.unwinder.unwind_frame(
                 address,
                 &mut registers,
@@ -121,7 +121,7 @@ fn read_word(address: u64) -> Result<u64, ()> {
     if read == 8 { Ok(word) } else { Err(()) }
 }
 
-/// How many libraries were ever loaded and unloaded.
+/// Returns the numbers of libraries ever loaded and unloaded.
 fn load_changes() -> (u64, u64) {
     extern "C" fn first(
         info: *mut libc::dl_phdr_info,

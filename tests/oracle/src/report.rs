@@ -1,7 +1,7 @@
-//! What was counted, and the stacks to look at.
+//! Report of the counts, with examples of stacks.
 //!
-//! Lines of `name value`, then for each outcome that is not plain equality the first few
-//! stacks that had it, each behind a line `== outcome`.
+//! Begins with lines `name value`. For each outcome other than equality, the first few stacks
+//! follow, each after a line `== outcome`.
 
 use crate::maps;
 use std::collections::BTreeMap;
@@ -14,12 +14,12 @@ pub const OUT: &str = "UNWIND_ORACLE_OUT";
 
 const EXAMPLES: usize = 12;
 
-/// What came out of a comparison.
+/// Outcome of a comparison.
 #[derive(Clone, Copy, Debug)]
 pub enum Outcome {
-    /// All four the same.
+    /// All four are equal.
     Equal,
-    /// framehop lost its way at a frame of a kind that it cannot follow; the others agree.
+    /// framehop failed at a frame of a kind that it cannot unwind; the others agree.
     BeyondFramehop,
     /// framehop took another way; the others agree.
     FramehopDiffers,
@@ -78,7 +78,7 @@ pub fn compared(frames: usize) {
     });
 }
 
-/// Counts an outcome; asks for the stacks if they are worth looking at.
+/// Counts an outcome. Calls for the stacks if they are to be reported as an example.
 pub fn count(outcome: Outcome, stacks: impl FnOnce() -> String) {
     let name = outcome.name();
     let is_equal = matches!(outcome, Outcome::Equal);

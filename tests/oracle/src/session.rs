@@ -1,19 +1,19 @@
-//! When comparing begins and ends.
+//! Begin and end of comparisons.
 
 use crate::report;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 static RUNNING: AtomicBool = AtomicBool::new(false);
-static EVERY: AtomicU32 = AtomicU32::new(1);
+static COMPARE_EVERY: AtomicU32 = AtomicU32::new(1);
 
-/// Whether allocations are to be compared now.
+/// Returns true if allocations are to be compared now.
 pub fn is_running() -> bool {
     RUNNING.load(Ordering::Relaxed)
 }
 
 /// Mean number of allocations between comparisons.
 pub fn every() -> u32 {
-    EVERY.load(Ordering::Relaxed)
+    COMPARE_EVERY.load(Ordering::Relaxed)
 }
 
 #[used]
@@ -25,7 +25,7 @@ extern "C" fn start() {
         return;
     }
     let every = std::env::var("UNWIND_ORACLE_EVERY").map(|text| text.parse());
-    EVERY.store(
+    COMPARE_EVERY.store(
         every.unwrap_or(Ok(1)).unwrap_or(1u32).max(1),
         Ordering::Relaxed,
     );
@@ -43,7 +43,7 @@ extern "C" fn finish() {
     }
 }
 
-/// The child of a fork has the locks of threads that it does not have.
+/// Stops comparing in the child of a fork: its locks may be held by threads that it lacks.
 unsafe extern "C" fn stop() {
     RUNNING.store(false, Ordering::Relaxed);
 }

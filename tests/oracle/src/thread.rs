@@ -1,4 +1,4 @@
-//! What a thread keeps between comparisons, and the comparisons.
+//! Comparisons, and the state that a thread keeps between them.
 
 use crate::judge::{self, Sight};
 use crate::peer::Peer;
@@ -87,7 +87,7 @@ fn walker() -> Box<Walker> {
     walker
 }
 
-/// As the agent finds them out, near enough for programs that unmap no stack.
+/// Returns the ends of stacks, found like in the agent. Assumes a program that unmaps no stack.
 fn ends() -> Ends {
     // SAFETY: a plain lookup by a terminated name.
     let at = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__libc_stack_end".as_ptr()) };
@@ -166,7 +166,7 @@ pub fn allocated(registers: &Registers) {
     }
 }
 
-/// Allocations to let pass: random, so that no pattern of the program hides from it.
+/// Returns the number of allocations to skip. Random, so that it is not in step with the program.
 fn gap() -> u32 {
     let mut random = RANDOM.get() | 1;
     random ^= random << 13;

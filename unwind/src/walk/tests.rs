@@ -18,7 +18,7 @@ use std::vec::Vec;
 struct Interned {
     nodes: RefCell<HashMap<(u32, u64), u32>>,
     leaves: RefCell<HashMap<u64, u32>>,
-    /// How many nodes were requested.
+    /// Number of nodes requested.
     asked: Cell<usize>,
 }
 
@@ -136,8 +136,7 @@ fn unknown_code_truncates() {
 }
 
 proptest! {
-    /// Whatever the stacks of a thread, a walk that remembers gives what a walk that
-    /// does not gives.
+    /// For any stacks, walks with the last-stack cache give the same results as walks without it.
     #[test]
     fn memory_never_changes_the_result(
         stacks in prop::collection::vec(prop::collection::vec(0x10u64..0x18, 1..12), 1..40),
@@ -271,7 +270,8 @@ fn a_deep_stack_keeps_the_interpreters_innermost_frames() {
 }
 
 proptest! {
-    /// The same with frames of an interpreter, which may change while the native ones stay.
+    /// Cached walks are right with interpreter frames too, which may change while the native ones
+    /// stay.
     #[test]
     fn memory_never_changes_the_result_with_an_interpreter(
         stacks in prop::collection::vec(

@@ -8,12 +8,12 @@ use loom::model::Builder;
 use loom::sync::Arc;
 use loom::thread;
 
-/// What is mapped somewhere.
+/// Kinds of mappings.
 const FOREIGN: u8 = 0;
 const PRIVATE: u8 = 1;
 const MINE: u8 = 2;
 
-/// A place where something is mapped. Loom notices who uses it while that changes.
+/// Place where something is mapped. Loom reports a use that races with a change of the mapping.
 struct Place {
     what: AtomicU8,
     uses: UnsafeCell<()>,
@@ -40,23 +40,23 @@ impl Place {
     }
 }
 
-/// A process whose view, and the tables of session 1, were mapped by its parent or are its own.
+/// Process whose view, and the tables of session 1, were mapped by its parent or are its own.
 struct Process {
     life: Life,
     mark: Mark,
     sessions: Sessions,
-    /// The view of commands, identity and status.
+    /// View of commands, identity and status.
     view: Place,
-    /// The tables of session 1.
+    /// Tables of session 1.
     tables: Place,
-    /// How much is written down of what the parent was in: nothing, a part, all.
+    /// Amount recorded of the parent's session: nothing, a part, all.
     remembered: AtomicU8,
-    /// How often it has left its parent's segment, and made one.
+    /// Numbers of times that the copy left its parent's segment and made its own.
     left: AtomicU8,
     made: AtomicU8,
 }
 
-/// Whether a thread has met session 1.
+/// Knowledge that a thread has of session 1.
 #[derive(Clone, Copy, PartialEq)]
 enum Thread {
     Knows,
@@ -93,7 +93,7 @@ impl Process {
         Self::new(OWN, FOREIGN, FOREIGN)
     }
 
-    /// As the agent's `session::leave`.
+    /// Models the agent's `session::leave`.
     fn leave(&self) {
         self.left.fetch_add(1, Ordering::AcqRel);
         self.life.leave(
@@ -118,7 +118,7 @@ impl Process {
         );
     }
 
-    /// As the agent's `fork::leave_if_unseen`.
+    /// Models the agent's `fork::leave_if_unseen`.
     fn may_go_on(&self) -> bool {
         if !self.life.is_copy(|| Some(&self.mark)) {
             return true;
@@ -130,7 +130,7 @@ impl Process {
         first
     }
 
-    /// As the agent's `sample_if_due`, by a thread whose countdown is over.
+    /// Models the agent's `sample_if_due` in a thread whose countdown is over.
     fn sample(&self) {
         if !self.may_go_on() {
             return;
@@ -147,7 +147,7 @@ impl Process {
         }
     }
 
-    /// As the agent's `count_free`, for an object of session 1; whether it counts.
+    /// Models the agent's `count_free` for an object of session 1. Returns true if the free counts.
     fn free(&self, thread: Thread) -> bool {
         if !self.may_go_on() {
             return false;
@@ -162,7 +162,7 @@ impl Process {
         tables == MINE
     }
 
-    /// As `fork` copies it: `None` where the words seen are not of one moment.
+    /// Models the copy that `fork` makes. Returns `None` if the words read are not of one moment.
     fn fork(&self) -> Option<Self> {
         let see = |word: &AtomicU8| word.load(Ordering::Acquire);
         let [made, left, life] = [&self.made, &self.left, &self.life.0].map(see);
@@ -180,7 +180,7 @@ impl Process {
         same.then_some(child)
     }
 
-    /// What a child does first: frees what its parent allocated, and allocates.
+    /// Runs a child's first calls: frees an object of its parent, and allocates.
     fn run(&self, thread: Thread) {
         assert!(!self.free(thread), "not its own object");
         self.sample();

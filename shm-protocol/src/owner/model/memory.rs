@@ -259,7 +259,7 @@ impl Segment {
         self.of_session(session).bank()
     }
 
-    /// As the controller has it open.
+    /// Returns the segment as the controller opens it.
     pub fn file(&self) -> SegmentFile<&Self> {
         SegmentFile::over(self, MIN_SEGMENT_BYTES)
     }
@@ -276,7 +276,7 @@ impl Segment {
         last != [0; 4]
     }
 
-    /// As the controller starts a session.
+    /// Starts a session like the controller.
     pub fn begin(&self, number: u64) {
         self.prepare(number);
         self.file().publish(&session(number)).unwrap();

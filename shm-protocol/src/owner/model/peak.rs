@@ -39,13 +39,13 @@ impl Memory {
         Arc::new(memory)
     }
 
-    /// As `Bank::count_new`, for the record.
+    /// Models `Bank::count_new` for the record.
     fn count(&self, exclusive: bool) {
         let records = Records::new(&self.records, &self.count, &self.peak.epoch);
         records.count_new(FIRST_RECORD, &NewSample::NONE, exclusive);
     }
 
-    /// As the free that finds the heap at a maximum.
+    /// Models a free that finds the heap at a maximum.
     fn mark(&self) {
         self.peak.epoch.fetch_add(1, Ordering::Release);
     }

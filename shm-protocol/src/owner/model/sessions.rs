@@ -10,7 +10,7 @@ use loom::sync::Arc;
 use loom::thread;
 use std::vec::Vec;
 
-/// A process: its segment, and the words of its agent.
+/// Process: its segment, and the state of its agent.
 struct Process {
     segment: Segment,
     sessions: Sessions,
@@ -35,7 +35,7 @@ impl Process {
         })
     }
 
-    /// As the agent's `attach`, by the thread of a shard.
+    /// Models the agent's `attach` in the thread of a shard.
     fn attach(&self, shard: u32) -> &UnsafeCell<bool> {
         let mapped = |base: *mut u8| {
             // SAFETY: the address of one of `mapped`, which stays.
@@ -57,7 +57,7 @@ impl Process {
         }
     }
 
-    /// As a thread of the agent notices a session.
+    /// Models a thread of the agent that notices a session.
     fn meet(&self, shard: u32) -> Option<Met<'_>> {
         let bank = |session| {
             // SAFETY: loom reports every access that is not ordered with this one.
@@ -71,7 +71,7 @@ impl Process {
     }
 }
 
-/// What a thread samples by is all of one session.
+/// Checks that all of a thread's sampling state belongs to one session.
 fn check(met: &Met<'_>) {
     let published = session(met.setting.session);
     let expected = Setting {

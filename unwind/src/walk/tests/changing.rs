@@ -41,7 +41,8 @@ fn lay_with_fp(memory: &mut [u64], ips: &[u64]) -> Registers {
 }
 
 proptest! {
-    /// The same where stacks change all the time, so that the cached stack is not updated.
+    /// Cached walks are right where stacks change all the time, so that the cached stack is not
+    /// updated.
     #[test]
     fn places_never_change_the_result(
         stacks in prop::collection::vec(prop::collection::vec(0x30u64..0x36, 8..14), 2..5),
@@ -74,8 +75,8 @@ proptest! {
 }
 
 proptest! {
-    /// The same with frames of an interpreter, which stay or change with the native ones or
-    /// without.
+    /// Cached walks are right with interpreter frames that change together with the native ones or
+    /// independently of them.
     #[test]
     fn places_never_change_the_result_with_an_interpreter(
         stacks in prop::collection::vec(prop::collection::vec(0x30u64..0x36, 8..14), 2..4),
@@ -146,7 +147,8 @@ fn stacks_in_turn_are_walked_quickly() {
 }
 
 proptest! {
-    /// The same where one function allocates at several places, and now and then another does.
+    /// Cached walks are right where one function allocates at several call sites, and sometimes
+    /// another function does.
     #[test]
     fn near_stacks_never_change_the_result(
         picks in prop::collection::vec((0u64..4, 0usize..16, 0usize..16), 20..120),
@@ -275,21 +277,21 @@ fn new_frames_that_read_more_words_than_there_is_room_for_are_kept() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// Deep stacks whose inner parts are replaced by longer and shorter ones, whose frames read one
-    /// word or two.
+    /// Cached walks are right where the inner part of a deep stack is replaced by a longer or shorter
+    /// one, whose frames read one or two words.
     #[test]
     fn whatever_is_replaced_of_a_deep_stack_is_noticed(
         edits in prop::collection::vec((0usize..700, 0usize..700, 0u64..4), 1..30),
     ) {
-        const MOST: usize = 2000;
-        let mut memory = vec![0u64; 4 * MOST];
+        const MAX_DEPTH: usize = 2000;
+        let mut memory = vec![0u64; 4 * MAX_DEPTH];
         let tree = Interned::default();
         let (mut remembering, mut forgetful) = (walker_on(&memory), walker_on(&memory));
         // Outermost first.
         let mut stack: Vec<u64> = (0..300).map(|i| 0x10 + 2 * i).collect();
         for (removed, added, kind) in edits {
             stack.truncate(stack.len().saturating_sub(removed).max(1));
-            let count = added.min(MOST - stack.len()) as u64;
+            let count = added.min(MAX_DEPTH - stack.len()) as u64;
             stack.extend((0..count).map(|i| 0x1000 * (kind + 1) + i % 7 * 2 + kind % 2));
             let ips: Vec<u64> = stack.iter().rev().copied().collect();
             let start = lay(&mut memory, &ips);
