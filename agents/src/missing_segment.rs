@@ -46,14 +46,16 @@ pub fn reason(pid: i32) -> String {
         );
     }
     let ours = default_directory();
-    if let Some(directory) = other_directory(pid) {
-        return format!(
-            "its segment is in {}, and mem_profiler looks in {}: set MEM_PROFILER_DIR to the former",
-            text::path(directory),
-            text::path(&ours)
-        );
-    }
     let root = proc::directory(pid).join("root");
+    if let Some(directory) = other_directory(pid) {
+        return in_directory(pid, &root, &directory).unwrap_or_else(|| {
+            format!(
+                "its segment is in {}, and mem_profiler looks in {}: set MEM_PROFILER_DIR to the former",
+                text::path(&directory),
+                text::path(&ours)
+            )
+        });
+    }
     in_directory(pid, &root, &ours).unwrap_or_else(|| {
         format!(
             "there is no segment of it in {}: it was deleted, or could not be made when the process \
