@@ -49,12 +49,12 @@ pub(crate) fn with_room<T>(read: impl Fn() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
-/// Whether an error says that there is no such process or thread.
+/// Returns true if the error says that there is no such process or thread.
 pub fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH))
 }
 
-/// Whether an error says that no more files can be opened.
+/// Returns true if the error says that no more files can be opened.
 pub fn is_full(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
@@ -96,7 +96,7 @@ impl Reread {
         Ok(Self { path, kept })
     }
 
-    /// Its text, as far as there is room for it.
+    /// Reads the beginning of the file, up to the buffer's length. Returns the number of bytes.
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         match &self.kept {
             Some(file) => file.read_at(buffer, 0),
@@ -109,7 +109,7 @@ impl Reread {
     }
 }
 
-/// How many files a process may open.
+/// Limit on the number of open files of a process (`RLIMIT_NOFILE`).
 #[derive(Clone, Copy)]
 pub struct FileLimit(libc::rlimit);
 

@@ -19,13 +19,14 @@ pub fn processors() -> Vec<u32> {
     online
 }
 
-/// A list as the kernel writes it: `0-3,8`.
+/// Parses a list of processors as the kernel writes it: `0-3,8`. Skips malformed parts.
 fn list(text: &str) -> Vec<u32> {
-    const MOST: u32 = 1 << 14;
+    /// Processor numbers must be below this one.
+    const MAX_PROCESSORS: u32 = 1 << 14;
     let part = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
-        (last < MOST).then_some(first..=last)
+        (last < MAX_PROCESSORS).then_some(first..=last)
     };
     text.split(',').filter_map(part).flatten().collect()
 }
@@ -36,7 +37,7 @@ pub fn setting(name: &str) -> Option<i64> {
     String::from_utf8_lossy(&text).trim().parse().ok()
 }
 
-/// Whether this process may lock any amount of memory (`CAP_IPC_LOCK`).
+/// Returns true if this process may lock any amount of memory (`CAP_IPC_LOCK`).
 pub fn may_lock() -> bool {
     read("/proc/self/status", MAX_FILE_BYTES).is_ok_and(|status| locks(&status))
 }
@@ -79,25 +80,24 @@ pub fn boot_id() -> Option<([u8; 16], String)> {
     Some((id, text.trim().to_owned()))
 }
 
-/// What is mounted here, as the kernel lists it.
+/// Returns the mounts of our mount namespace, in the format of `/proc/self/mountinfo`.
 pub fn own_mounts() -> Option<Vec<u8>> {
     read("/proc/self/mountinfo", MAX_MAPS_BYTES).ok()
 }
 
-/// Whether `/proc` is what it should be.
+/// Returns true if procfs is mounted on `/proc`.
 pub fn is_mounted() -> bool {
     Status::of_self().is_some()
 }
 
-/// Whether `/proc` shows the pids of our own pid namespace. It may belong to another one
-/// (`unshare --pid` without `--mount-proc`), in which case its pids denote other
-/// processes for us.
+/// Returns true if `/proc` shows the pids of our own pid namespace. It may belong to another one
+/// (`unshare --pid` without `--mount-proc`). Its pids then denote other processes for us.
 pub fn is_ours() -> bool {
     static OURS: OnceLock<bool> = OnceLock::new();
     *OURS.get_or_init(|| Status::of_self().is_some_and(|status| status.ns_pids.len() <= 1))
 }
 
-/// How far this process's clocks are shifted.
+/// Returns the offsets of this process's clocks in its time namespace.
 pub fn clock_shift() -> Shift {
     static SHIFT: OnceLock<Shift> = OnceLock::new();
     *SHIFT.get_or_init(|| {

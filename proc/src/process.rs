@@ -12,14 +12,15 @@ use crate::stat::{PF_EXITING, PF_KTHREAD, Stat, page_bytes};
 use crate::status::{Status, status_field};
 use crate::threads::{living_thread, other_thread, threads, try_threads};
 
-/// What distinguishes the programs that a process executes one after the other.
+/// Identity of a program that a process runs. Each exec changes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Program {
-    /// When the process began, in ticks since boot: distinguishes processes with the same pid.
+    /// Start time of the process, in ticks since boot. Distinguishes processes with the same pid.
     pub start: u64,
     /// Device and inode of the executable.
     pub exe: (u64, u64),
-    /// Where its code and its first stack are: new with each execution, also of the same file.
+    /// Addresses of the code and of the main thread's stack. Randomized at each exec, also of the
+    /// same file.
     pub addresses: (u64, u64),
 }
 
@@ -33,29 +34,32 @@ pub fn program(pid: i32) -> Option<Program> {
     })
 }
 
-/// Device and inode of a process's executable.
+/// Returns the device and inode of a process's executable.
 pub fn executable(pid: i32) -> Option<(u64, u64)> {
     let of = |pid| fs::metadata(format!("/proc/{pid}/exe"));
-    let meta = of(pid).or_else(|error| match is_gone(&error) {
-        true => of(living_thread(pid)),
-        false => Err(error),
+    let meta = of(pid).or_else(|error| {
+        if is_gone(&error) {
+            of(living_thread(pid))
+        } else {
+            Err(error)
+        }
     });
     let meta = meta.ok()?;
     Some((meta.dev(), meta.ino()))
 }
 
-/// Whether it is a thread of the kernel, which has no memory of its own.
+/// Returns true for a kernel thread, which has no memory of its own.
 pub fn is_of_kernel(pid: i32) -> bool {
     Stat::read(pid).is_ok_and(|stat| stat.flags & PF_KTHREAD != 0)
 }
 
-/// All processes with their parents.
+/// Returns the pids of all visible processes, each with its parent's.
 pub fn parents() -> Vec<(i32, i32)> {
     let parent = |pid: i32| Some((pid, Stat::read(pid).ok()?.parent));
     all().into_iter().filter_map(parent).collect()
 }
 
-/// All processes that we can see.
+/// Returns the pids of all visible processes.
 pub fn all() -> Vec<i32> {
     let entries = with_room(|| Ok(fs::read_dir("/proc")?.flatten().collect::<Vec<_>>()));
     let entries = entries.unwrap_or_default().into_iter();
@@ -64,8 +68,8 @@ pub fn all() -> Vec<i32> {
         .collect()
 }
 
-/// Whether a process has ended, even if its parent has not waited for it yet. One that cannot be
-/// read for another reason counts as running.
+/// Returns true if a process has exited, even if its parent has not waited for it yet. A process
+/// that cannot be read for another reason counts as running.
 pub fn is_over(pid: i32) -> bool {
     match Stat::read(pid) {
         Err(error) => is_gone(&error),
@@ -74,13 +78,14 @@ pub fn is_over(pid: i32) -> bool {
     }
 }
 
-/// Whether a process is exiting, or has ended, with all of its threads.
+/// Returns true if a process is exiting or has exited, with all of its threads.
 pub fn is_ending(pid: i32) -> bool {
     let first_is = Stat::read(pid).is_ok_and(|stat| stat.flags & PF_EXITING != 0);
     first_is && is_alone(pid, |_| false) || is_over(pid)
 }
 
-/// Whether a process has no other threads; `failed` says what a failed look at them means.
+/// Returns true if a process has at most one thread. `failed` gives the result if its threads
+/// cannot be listed.
 fn is_alone(pid: i32, failed: fn(&io::Error) -> bool) -> bool {
     match try_threads(pid) {
         Ok(threads) => threads.len() < 2,
@@ -88,7 +93,7 @@ fn is_alone(pid: i32, failed: fn(&io::Error) -> bool) -> bool {
     }
 }
 
-/// Whether a process is stopped, by a signal or by who traces it.
+/// Returns true if a process is stopped, by a signal or by its tracer.
 pub fn is_stopped(pid: i32) -> bool {
     Stat::read(pid).is_ok_and(|stat| matches!(stat.state, b'T' | b't'))
 }
@@ -112,7 +117,7 @@ pub fn cpu_ns(pid: i32) -> Option<u64> {
     known.then_some(seconds.checked_mul(1_000_000_000)?.checked_add(ns)?)
 }
 
-/// Whether a debugger or the like traces the process.
+/// Returns true if a debugger or another tracer is attached to the process.
 pub fn is_traced(pid: i32) -> bool {
     Status::of(pid).is_some_and(|status| status.tracer().is_some())
 }

@@ -83,12 +83,12 @@ impl Status {
             .unwrap_or('X')
     }
 
-    /// Whether it no longer runs.
+    /// Returns true if the thread has exited.
     pub fn is_dead(&self) -> bool {
         matches!(self.state(), 'Z' | 'X' | 'x')
     }
 
-    /// How many threads its process has, including ended ones that have not been reaped.
+    /// Returns the number of threads of the process, including exited ones that are not reaped yet.
     pub fn threads(&self) -> Option<usize> {
         self.field("Threads")?.parse().ok()
     }
@@ -98,17 +98,18 @@ impl Status {
         self.number("PPid")
     }
 
-    /// Who traces it, if anyone does.
+    /// Returns the pid of the tracer, if there is one.
     pub fn tracer(&self) -> Option<i32> {
         self.number("TracerPid").filter(|&tracer| tracer != 0)
     }
 
-    /// Whether a filter checks its system calls.
+    /// Returns true if the thread is under seccomp.
     pub fn has_seccomp(&self) -> bool {
         self.number("Seccomp").is_some_and(|mode| mode != 0)
     }
 
-    /// Whether the processor checks its return addresses.
+    /// Returns true if the thread has a shadow stack, against which the processor checks return
+    /// addresses.
     pub fn has_shadow_stack(&self) -> bool {
         let features = self.field("x86_Thread_features").unwrap_or_default();
         features
@@ -116,7 +117,7 @@ impl Status {
             .any(|feature| feature == "shstk")
     }
 
-    /// Whether it is the first process of its pid namespace.
+    /// Returns true for the init process of a pid namespace.
     pub fn is_first(&self) -> bool {
         self.ns_pids.last() == Some(&1)
     }
