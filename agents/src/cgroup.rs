@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::text;
 
-/// Where control groups are mounted.
+/// Usual mount point of control groups.
 const MOUNT: &str = "/sys/fs/cgroup";
 
 /// Memory of a control group.
@@ -34,7 +34,7 @@ fn parse(text: &str) -> Vec<(String, String)> {
 
 /// A hierarchy of control groups that is mounted.
 struct Mount {
-    /// Its controllers; none: version 2.
+    /// Controllers of the hierarchy; empty for version 2.
     controllers: Vec<String>,
     /// The group that is shown at the mount point.
     root: PathBuf,
@@ -69,7 +69,8 @@ impl Mount {
         })
     }
 
-    /// Where a group of a process is shown.
+    /// Returns the directory of a process's group below this mount, or `None` if the group belongs
+    /// to another hierarchy or is outside of the mounted part.
     fn shows(&self, controllers: &str, path: &Path) -> Option<PathBuf> {
         let is_it = match controllers {
             "" => self.controllers.is_empty(),
@@ -96,17 +97,20 @@ impl Group {
         Self { path, mounts }
     }
 
-    /// Whether there is one, with a process or without.
+    /// Returns true if the group exists, with or without processes.
     pub fn exists(&self) -> bool {
         let inside = self.path.strip_prefix("/").unwrap_or(&self.path);
-        let in_mount = |mount: &Mount| match self.path.starts_with(&mount.at) {
-            true => self.path.is_dir(),
-            false => mount.at.join(inside).is_dir(),
+        let in_mount = |mount: &Mount| {
+            if self.path.starts_with(&mount.at) {
+                self.path.is_dir()
+            } else {
+                mount.at.join(inside).is_dir()
+            }
         };
         self.mounts.iter().any(in_mount) || Path::new(MOUNT).join(inside).is_dir()
     }
 
-    /// Whether a process is in it or below it.
+    /// Returns true if a process is in the group or in a descendant of it.
     pub fn contains(&self, pid: i32) -> bool {
         let wanted = normal(&self.path);
         groups(pid).iter().any(|(controllers, own)| {
@@ -130,13 +134,13 @@ impl Group {
     }
 }
 
-/// Whether a process is in the control group `path` or below it. The path may be given
-/// with or without the mount point.
+/// Returns true if a process is in the control group `path` or in a descendant of it. The path may
+/// be given with or without the mount point.
 pub fn contains(path: &Path, pid: i32) -> bool {
     Group::at(path).contains(pid)
 }
 
-/// Whether a process is in a control group of this name, or below one.
+/// Returns true if a process is in a control group of this name, or in a descendant of one.
 pub fn is_called(name: &str, pid: i32) -> bool {
     let mut groups = groups(pid).into_iter();
     groups.any(|(_, path)| path.split('/').any(|part| part == name))
@@ -169,7 +173,8 @@ pub fn room(pid: i32) -> Option<u64> {
     rooms.min()
 }
 
-/// What a control group has left. The kernel takes back what it keeps of files.
+/// Returns the bytes that a control group may still use. File cache counts as free, because the
+/// kernel reclaims it.
 fn room_of(directory: &Path, names: [&str; 2]) -> Option<u64> {
     let memory = memory_of(directory, names)?;
     let stat = fs::read_to_string(directory.join("memory.stat")).unwrap_or_default();
@@ -216,8 +221,8 @@ pub fn frozen(pid: i32) -> Option<String> {
     })
 }
 
-/// Whether a group's processes stand still. Version 2 says so for each group by itself, and version 1
-/// whatever froze it.
+/// Returns true if a group's processes are frozen. Version 2 shows only whether the group itself
+/// was frozen; version 1 includes freezing by an ancestor.
 fn is_frozen(group: &Path) -> bool {
     let read = |name: &str| fs::read_to_string(group.join(name)).unwrap_or_default();
     read("freezer.state").trim() == "FROZEN"

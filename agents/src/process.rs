@@ -1,4 +1,4 @@
-//! What people are told of a process, and how it is called.
+//! Display names of processes, and explanations of their state for users.
 
 use proc::{Stat, Status};
 use shm_protocol::snapshot::Header;
@@ -7,7 +7,7 @@ use crate::cgroup;
 use crate::descriptors;
 use crate::text;
 
-/// Why there is nothing to see of a process of this number.
+/// Explains why the process with this pid cannot be examined; `None` if it can.
 pub fn absence(pid: i32) -> Option<String> {
     let Some(stat) = Stat::of(pid) else {
         if let Some(shortage) = descriptors::shortage() {
@@ -38,7 +38,7 @@ pub fn file_size_limit(pid: i32) -> Option<u64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// What to say of a process that is stopped: it neither allocates nor answers.
+/// Returns a hint for users if a process is stopped or frozen: it neither allocates nor answers.
 pub fn stopped_hint(pid: i32) -> Option<String> {
     if let Some(group) = cgroup::frozen(pid) {
         return Some(format!(
