@@ -85,7 +85,8 @@ impl Stat {
     }
 
     /// Returns true if the process has exited and waits for its parent to reap it. If only its main
-    /// thread has exited (`pthread_exit` in `main`), the state is the same, but other threads exist.
+    /// thread has exited (`pthread_exit` in `main`), the state is the same, but other threads
+    /// exist.
     pub fn is_dead(&self) -> bool {
         self.first_has_ended() && self.threads < 2
     }
