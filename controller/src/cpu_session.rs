@@ -256,7 +256,7 @@ impl Run {
     fn follow_child(mut self, child: Launched, needs_attaching: bool) -> anyhow::Result<Outcome> {
         let pid = child.pid();
         self.waited_before_ns = ending::waited_ns();
-        // Raised only now, so that the program does not inherit it.
+        // The program runs already, at its own priority.
         self.raised = Some(RaisedPriority::of_collector());
         if let Some(files) = self.files {
             files.restore(pid);
@@ -383,7 +383,8 @@ impl Run {
         child.status.is_some()
     }
 
-    /// Reads the descriptions of new processes, and drops those of processes without a recording.
+    /// Reads the descriptions of new processes, and removes those of programs that the recording
+    /// has dropped.
     fn describe(&mut self) {
         for serial in self.recording.take_dropped() {
             self.descriptions.remove(&serial);

@@ -39,7 +39,8 @@ pub struct Stat {
 }
 
 impl Stat {
-    /// Reads it; `None` if there is no such process.
+    /// Reads the state of a process; `None` if there is no such process. If only the main thread has
+    /// exited, facts about memory come from another thread.
     pub fn of(pid: i32) -> Option<Self> {
         let mut stat = Self::read(pid).ok()?;
         if stat.first_has_ended()

@@ -26,11 +26,11 @@ const ATTEMPTS: u32 = 16;
 /// Request of a program about its own profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Question {
-    /// Returns the number of samples so far.
+    /// Query of the number of samples so far.
     Samples,
-    /// Writes the profile so far.
+    /// Request to write the profile so far.
     Flush,
-    /// Ends the session and writes the profile.
+    /// Request to end the session and to write the profile.
     Stop,
 }
 

@@ -155,7 +155,7 @@ impl Engine {
         closed.troubles.get(&pid).map(String::as_str)
     }
 
-    /// Tells agents' engine where the program that is about to be started will put its segments.
+    /// Tells the agents' engine where the program that is about to be started will put its segments.
     pub fn follow_agents(&mut self, discovery: Discovery) {
         if let Taker::Inside(inside) = &mut self.taker {
             inside.timers.follow(discovery);

@@ -44,7 +44,7 @@ pub struct Timers {
     /// segment may have the same name and inode, once the process has removed the old one.
     replaced: HashSet<(Entry, u64)>,
     renewal: Instant,
-    /// Reasons for missing samples of processes that are no longer members.
+    /// Reasons for missing samples, by pid.
     troubles: HashMap<i32, String>,
     /// Processes of the started program whose agents have started a session.
     begun: HashSet<i32>,
