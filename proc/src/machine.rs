@@ -1,4 +1,4 @@
-//! The machine, its kernel, and what this process may do.
+//! Facts about the machine, its kernel, and the permissions of this process.
 
 use std::sync::OnceLock;
 
@@ -7,7 +7,7 @@ use shm_protocol::clock::Shift;
 use crate::files::{MAX_FILE_BYTES, MAX_MAPS_BYTES, read};
 use crate::status::Status;
 
-/// The processors that are switched on.
+/// Returns the numbers of the online processors.
 pub fn processors() -> Vec<u32> {
     let text = read("/sys/devices/system/cpu/online", MAX_FILE_BYTES).unwrap_or_default();
     let online = list(String::from_utf8_lossy(&text).trim());
@@ -31,7 +31,7 @@ fn list(text: &str) -> Vec<u32> {
     text.split(',').filter_map(part).flatten().collect()
 }
 
-/// A number in a file of `/proc/sys/kernel`.
+/// Reads a number from a file in `/proc/sys/kernel`.
 pub fn setting(name: &str) -> Option<i64> {
     let text = read(&format!("/proc/sys/kernel/{name}"), MAX_FILE_BYTES).ok()?;
     String::from_utf8_lossy(&text).trim().parse().ok()
@@ -50,7 +50,7 @@ fn locks(status: &[u8]) -> bool {
     effective.is_some_and(|bits| bits >> IPC_LOCK & 1 == 1)
 }
 
-/// Bytes of the machine's memory.
+/// Returns the size of the machine's memory, in bytes.
 pub fn memory() -> usize {
     let known = |name| {
         // SAFETY: no pointer is passed.
@@ -59,8 +59,8 @@ pub fn memory() -> usize {
     known(libc::_SC_PHYS_PAGES).saturating_mul(known(libc::_SC_PAGESIZE))
 }
 
-/// Bytes of memory that the machine can give to programs without swapping, as the kernel estimates
-/// it; before Linux 3.14, what is free.
+/// Returns the kernel's estimate of the memory available to programs without swapping, in bytes;
+/// before Linux 3.14, the free memory.
 pub fn available_memory() -> Option<u64> {
     let text = read("/proc/meminfo", MAX_FILE_BYTES).ok()?;
     let text = String::from_utf8_lossy(&text);
@@ -72,7 +72,7 @@ pub fn available_memory() -> Option<u64> {
     value("MemAvailable:").or_else(|| value("MemFree:"))
 }
 
-/// The kernel's boot id: binary, and as text.
+/// Returns the kernel's boot id, binary and as text.
 pub fn boot_id() -> Option<([u8; 16], String)> {
     let text = read("/proc/sys/kernel/random/boot_id", MAX_FILE_BYTES).ok()?;
     let id = shm_protocol::clock::parse_boot_id(&text)?;

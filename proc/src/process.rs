@@ -1,4 +1,4 @@
-//! A process.
+//! Facts about one process.
 
 use std::ffi::OsString;
 use std::fs;
@@ -24,7 +24,7 @@ pub struct Program {
     pub addresses: (u64, u64),
 }
 
-/// The program that a process runs now; `None`: it is not known, or there is no process.
+/// Returns the program that a process runs now. `None`: unknown, or there is no such process.
 pub fn program(pid: i32) -> Option<Program> {
     let stat = Stat::of(pid)?;
     Some(Program {
@@ -73,7 +73,7 @@ pub fn all() -> Vec<i32> {
 pub fn is_over(pid: i32) -> bool {
     match Stat::read(pid) {
         Err(error) => is_gone(&error),
-        // A first thread that has ended before the others looks the same.
+        // A process looks the same if only its main thread has exited.
         Ok(stat) => stat.first_has_ended() && is_alone(pid, is_gone),
     }
 }
@@ -98,7 +98,7 @@ pub fn is_stopped(pid: i32) -> bool {
     Stat::read(pid).is_ok_and(|stat| matches!(stat.state, b'T' | b't'))
 }
 
-/// CPU time that a process has used in all its threads, also in those that have ended.
+/// Returns the CPU time of a process in nanoseconds, including that of exited threads.
 pub fn cpu_ns(pid: i32) -> Option<u64> {
     // A clock's number has 29 bits for the process. What exceeds them would name another one.
     if !(1..1 << 28).contains(&pid) {
@@ -125,7 +125,7 @@ pub fn is_traced(pid: i32) -> bool {
 /// Maximum number of threads of a process that are examined.
 const MAX_EXAMINED: usize = 1024;
 
-/// Seccomp mode and number of filters of a process: the most that any of its threads has.
+/// Returns the seccomp mode and the number of filters of a process: the maximum over its threads.
 pub fn seccomp(pid: i32) -> (u32, u32) {
     let of = |tid| {
         let text = file(pid, &format!("task/{tid}/status"))?;
@@ -143,15 +143,15 @@ pub fn innermost_tid(pid: i32, tid: i32) -> Option<u32> {
     numbers.split_ascii_whitespace().last()?.parse().ok()
 }
 
-/// Bytes of a process's page tables.
+/// Returns the size of a process's page tables, in bytes.
 pub fn page_tables(pid: i32) -> Option<u64> {
     let text = file(pid, "status")?;
     let kib = status_field(&text, "VmPTE:")?.strip_suffix("kB")?;
     kib.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Bytes of address space that a process may still map; `None` if there is no limit, or it
-/// cannot be read.
+/// Returns the bytes of address space that a process may still map; `None` if there is no limit, or
+/// it cannot be read.
 pub fn address_space_left(pid: i32) -> Option<u64> {
     let limits = file(pid, "limits")?;
     let limit = status_field(&limits, "Max address space")?;
@@ -178,12 +178,12 @@ pub fn memory_limit(pid: i32) -> Option<u64> {
     limits.into_iter().flatten().min()
 }
 
-/// A process's environment at its start; `None` if it cannot be read or holds nothing.
+/// Returns a process's initial environment; `None` if it cannot be read or is empty.
 pub fn environment(pid: i32) -> Option<Vec<u8>> {
     read_of_memory(pid, "environ", MAX_FILE_BYTES).filter(|text| !text.is_empty())
 }
 
-/// The value of a variable in an environment.
+/// Returns the value of a variable in an environment.
 pub fn value<'a>(environment: &'a [u8], name: &str) -> Option<&'a [u8]> {
     let mut variables = environment.split(|b| *b == 0);
     variables.find_map(|one| one.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
@@ -215,7 +215,7 @@ pub fn directory(pid: i32) -> PathBuf {
     format!("/proc/{}", living_thread(pid)).into()
 }
 
-/// The text of `/proc/PID/maps`; `None` without permission, empty for a zombie.
+/// Returns the text of `/proc/PID/maps`; `None` without permission, empty for a zombie.
 pub fn maps(pid: i32) -> Option<Vec<u8>> {
     let mut text = read_of_memory(pid, "maps", MAX_MAPS_BYTES)?;
     if text.len() as u64 == MAX_MAPS_BYTES {
@@ -248,7 +248,7 @@ pub fn memory_counters(pid: i32) -> Vec<(&'static str, u64)> {
     NAMES.iter().filter_map(value).collect()
 }
 
-/// Path of the executable; `None` without permission.
+/// Returns the path of the executable; `None` without permission.
 pub fn exe(pid: i32) -> Option<Vec<u8>> {
     let of_other = || {
         let tid = other_thread(pid)?;
@@ -259,22 +259,22 @@ pub fn exe(pid: i32) -> Option<Vec<u8>> {
     Some(OsString::from(path).into_vec())
 }
 
-/// Device and inode of a process's root directory; `None` without permission. The process is a
-/// pid, or `self`.
+/// Returns the device and inode of a process's root directory; `None` without permission. The
+/// process is a pid, or `self`.
 pub fn root_of(process: &str) -> Option<(u64, u64)> {
     let root = fs::metadata(format!("/proc/{process}/root")).ok()?;
     Some((root.dev(), root.ino()))
 }
 
-/// The root directory of a process, if it differs from ours and has a name here.
+/// Returns the root directory of a process, if it differs from ours and has a path here.
 pub fn other_root(pid: i32) -> Option<PathBuf> {
     let shown = living_thread(pid);
     let path = fs::read_link(format!("/proc/{shown}/root")).ok()?;
     (path != Path::new("/")).then_some(path)
 }
 
-/// The command line, argument by argument. Programs that overwrite it with a title leave
-/// empty arguments behind: trailing ones are dropped.
+/// Returns the command line, argument by argument, without trailing empty arguments. Programs that
+/// overwrite it with a title leave such arguments behind.
 pub fn command_line(pid: i32) -> Vec<Vec<u8>> {
     let text = read_of_memory(pid, "cmdline", MAX_FILE_BYTES).unwrap_or_default();
     let used = text.iter().rposition(|b| *b != 0).map_or(0, |at| at + 1);

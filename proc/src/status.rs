@@ -1,4 +1,4 @@
-//! `/proc/PID/status`.
+//! Parser of `/proc/PID/status`.
 
 use crate::files::{MAX_FILE_BYTES, file, read};
 
@@ -15,17 +15,17 @@ pub struct Status {
 }
 
 impl Status {
-    /// Reads it; `None` if there is no such process.
+    /// Reads the status of a process; `None` if there is no such process.
     pub fn of(pid: i32) -> Option<Self> {
         Self::parse(&file(pid, "status")?)
     }
 
-    /// Reads a thread's; `None` if there is no such thread.
+    /// Reads the status of a thread; `None` if there is no such thread.
     pub fn of_thread(pid: i32, tid: i32) -> Option<Self> {
         Self::parse(&file(pid, &format!("task/{tid}/status"))?)
     }
 
-    /// Reads our own, by whatever pid `/proc` knows us.
+    /// Reads the status of this process, by whatever pid `/proc` shows it.
     pub fn of_self() -> Option<Self> {
         Self::parse(&read("/proc/self/status", MAX_FILE_BYTES).ok()?)
     }
@@ -57,7 +57,7 @@ impl Status {
         uids_seen.then_some(status)
     }
 
-    /// Effective user.
+    /// Returns the effective user id.
     pub fn uid(&self) -> u32 {
         self.uids[1]
     }
@@ -76,7 +76,7 @@ impl Status {
         self.field(name)?.parse().ok()
     }
 
-    /// The letter of its state; `X` if there is none.
+    /// Returns the letter of the state; `X` if there is none.
     pub fn state(&self) -> char {
         self.field("State")
             .and_then(|state| state.chars().next())
@@ -93,7 +93,7 @@ impl Status {
         self.field("Threads")?.parse().ok()
     }
 
-    /// The parent.
+    /// Returns the pid of the parent.
     pub fn parent(&self) -> Option<i32> {
         self.number("PPid")
     }
@@ -123,7 +123,7 @@ impl Status {
     }
 }
 
-/// The value of a line in `/proc/PID/status`.
+/// Returns the value of a line in `/proc/PID/status`.
 pub fn status_field<'a>(text: &'a [u8], name: &str) -> Option<&'a str> {
     let mut lines = text.split(|b| *b == b'\n');
     let value = lines.find_map(|line| line.strip_prefix(name.as_bytes()))?;
