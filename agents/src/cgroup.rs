@@ -1,4 +1,4 @@
-//! Control groups: whose memory limit a process lives under, and which container it is.
+//! Control groups of processes: memory limits, freezing, and container names.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,11 +13,11 @@ const MOUNT: &str = "/sys/fs/cgroup";
 pub struct Memory {
     /// Bytes in use.
     pub current: u64,
-    /// Limit in bytes, where there is one.
+    /// Limit in bytes; `None` if there is none.
     pub limit: Option<u64>,
 }
 
-/// The control groups of a process: controllers (empty for version 2), and the path.
+/// Returns the control groups of a process: controllers (empty for version 2), and the path.
 fn groups(pid: i32) -> Vec<(String, String)> {
     let text = proc::file(pid, "cgroup").unwrap_or_default();
     parse(&String::from_utf8_lossy(&text))
@@ -32,7 +32,7 @@ fn parse(text: &str) -> Vec<(String, String)> {
         .collect()
 }
 
-/// A hierarchy of control groups that is mounted.
+/// Mounted hierarchy of control groups.
 struct Mount {
     /// Controllers of the hierarchy; empty for version 2.
     controllers: Vec<String>,
@@ -42,7 +42,7 @@ struct Mount {
 }
 
 impl Mount {
-    /// All, version 1 and 2: on many machines there are both.
+    /// Returns all mounts of version 1 and 2. Many machines have both.
     fn all() -> Vec<Self> {
         let text = proc::own_mounts().unwrap_or_default();
         String::from_utf8_lossy(&text)
@@ -51,7 +51,7 @@ impl Mount {
             .collect()
     }
 
-    /// A line of `mountinfo`.
+    /// Parses a line of `mountinfo`. Returns `None` for other file systems.
     fn parse(line: &str) -> Option<Self> {
         let (mount, file_system) = line.split_once(" - ")?;
         let mut file_system = file_system.split(' ');
@@ -83,14 +83,14 @@ impl Mount {
     }
 }
 
-/// A control group that was requested.
+/// Control group that was requested.
 pub struct Group {
     path: PathBuf,
     mounts: Vec<Mount>,
 }
 
 impl Group {
-    /// By its path, with or without the mount point.
+    /// Selects the group at a path, with or without the mount point.
     pub fn at(path: &Path) -> Self {
         let mounts = Mount::all();
         let path = Path::new("/").join(path);
@@ -151,7 +151,8 @@ fn normal(path: &Path) -> PathBuf {
     Path::new("/").join(inside.strip_prefix("/").unwrap_or(inside))
 }
 
-/// Memory of the nearest control group around a process that has a limit, else of its own.
+/// Returns the memory of the nearest control group around a process that has a limit, or else of the
+/// process's own group.
 pub fn memory(pid: i32) -> Option<Memory> {
     let (directories, names) = memory_groups(pid)?;
     let mut own_memory = None;
@@ -165,8 +166,8 @@ pub fn memory(pid: i32) -> Option<Memory> {
     own_memory
 }
 
-/// Bytes that a process's control groups have left, where they have a limit: more, and the kernel
-/// kills one of their processes.
+/// Returns the bytes that a process's control groups may still use; `None` if they have no limit.
+/// Beyond the limit, the kernel kills one of their processes.
 pub fn room(pid: i32) -> Option<u64> {
     let (directories, names) = memory_groups(pid)?;
     let rooms = directories.iter().filter_map(|at| room_of(at, names));
@@ -183,7 +184,7 @@ fn room_of(directory: &Path, names: [&str; 2]) -> Option<u64> {
         let found = lines.find(|(key, _)| *key == name);
         found.and_then(|(_, number)| number.parse::<u64>().ok())
     };
-    // In version 1 those of the group with all below it have a prefix.
+    // In version 1, totals that include descendants have a prefix.
     let files = ["inactive_file", "active_file"].map(|name| {
         number(&format!("total_{name}"))
             .or_else(|| number(name))
@@ -196,7 +197,7 @@ fn room_of(directory: &Path, names: [&str; 2]) -> Option<u64> {
     Some(memory.limit?.saturating_sub(in_use))
 }
 
-/// A control group around a process that has as many threads as it may, and how many that is.
+/// Returns a control group around a process that has reached its limit on threads, and the limit.
 pub fn full_of_processes(pid: i32) -> Option<(String, u64)> {
     let (directories, _) = controlled_by("pids", pid)?;
     directories.iter().find_map(|directory| {
@@ -207,8 +208,8 @@ pub fn full_of_processes(pid: i32) -> Option<(String, u64)> {
     })
 }
 
-/// The control group around a process that is frozen, by its path, if one is: its own or one above it, of
-/// either version.
+/// Returns the path of the frozen control group around a process, if there is one: its own or an
+/// ancestor, of either version.
 pub fn frozen(pid: i32) -> Option<String> {
     let groups = groups(pid);
     Mount::all().iter().find_map(|mount| {
@@ -229,8 +230,8 @@ fn is_frozen(group: &Path) -> bool {
         || read("cgroup.events").lines().any(|line| line == "frozen 1")
 }
 
-/// The control groups whose memory a process's is part of, from its own up, and the names of the
-/// files that tell what is in use and the limit.
+/// Returns the control groups that account a process's memory, from its own up, and the names of the
+/// files with the usage and the limit.
 fn memory_groups(pid: i32) -> Option<(Vec<PathBuf>, [&'static str; 2])> {
     let (directories, version) = controlled_by("memory", pid)?;
     let names = match version {
@@ -240,8 +241,8 @@ fn memory_groups(pid: i32) -> Option<(Vec<PathBuf>, [&'static str; 2])> {
     Some((directories, names))
 }
 
-/// The directories of the control groups around a process that a controller sees, from its own up, and
-/// their version.
+/// Returns the directories of a process's control groups in a controller's hierarchy, from its own
+/// up, and the version.
 fn controlled_by(controller: &str, pid: i32) -> Option<(Vec<PathBuf>, u8)> {
     let (root, path, version) = groups(pid).into_iter().find_map(|(controllers, path)| {
         if controllers.is_empty() && Path::new(MOUNT).join("cgroup.controllers").exists() {
@@ -269,7 +270,7 @@ fn memory_of(directory: &Path, [current, limit]: [&str; 2]) -> Option<Memory> {
     })
 }
 
-/// The container that a process runs in, by what its control groups are called.
+/// Returns the container that a process runs in, judged by the names of its control groups.
 pub fn container(pid: i32) -> Option<String> {
     groups(pid).iter().find_map(|(_, path)| container_of(path))
 }

@@ -27,8 +27,8 @@ pub fn absence(pid: i32) -> Option<String> {
     }
 }
 
-/// The limit on the size of files that a process writes, in bytes; `None`: there is none, or it is not
-/// known.
+/// Returns the limit on the size of files that a process writes, in bytes. `None`: no limit, or
+/// unknown.
 pub fn file_size_limit(pid: i32) -> Option<u64> {
     let limits = proc::file(pid, "limits")?;
     let limits = String::from_utf8_lossy(&limits);
@@ -50,9 +50,9 @@ pub fn stopped_hint(pid: i32) -> Option<String> {
     stopped.then(|| format!("it is stopped (kill -CONT {pid} continues it)"))
 }
 
-/// The name by which users know a process: its executable's, or the link's if it was started
-/// through one (`redis-server` may be a link to a differently named file). A name that the process
-/// gave itself counts only if it agrees with these.
+/// Returns the name by which users know a process: that of its executable, or of the link through
+/// which it was started (`redis-server` may be a link to a file with another name). A name that the
+/// process gave itself counts only if it agrees with these.
 pub fn display_name(comm: &[u8], exe: &[u8], arguments: &[Vec<u8>]) -> Vec<u8> {
     let exe = text::base_name(exe);
     let first = arguments.first().map_or(&b""[..], |a| a);
