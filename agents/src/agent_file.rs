@@ -77,7 +77,7 @@ pub fn path_in(pid: i32, name: &[u8]) -> Option<PathBuf> {
 pub struct Library {
     /// Path of the file, as in the process's maps.
     pub path: PathBuf,
-    /// Its kind.
+    /// Kind of the library.
     pub role: Role,
 }
 

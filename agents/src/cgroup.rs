@@ -1,11 +1,11 @@
-//! Control groups: whose memory limit a process lives under, and which container it is.
+//! Control groups of processes: memory limits, freezing, and container names.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::text;
 
-/// Where control groups are mounted.
+/// Usual mount point of control groups.
 const MOUNT: &str = "/sys/fs/cgroup";
 
 /// Memory of a control group.
@@ -13,11 +13,11 @@ const MOUNT: &str = "/sys/fs/cgroup";
 pub struct Memory {
     /// Bytes in use.
     pub current: u64,
-    /// Limit in bytes, where there is one.
+    /// Limit in bytes; `None` if there is none.
     pub limit: Option<u64>,
 }
 
-/// The control groups of a process: controllers (empty for version 2), and the path.
+/// Returns the control groups of a process: controllers (empty for version 2), and the path.
 fn groups(pid: i32) -> Vec<(String, String)> {
     let text = proc::file(pid, "cgroup").unwrap_or_default();
     parse(&String::from_utf8_lossy(&text))
@@ -32,9 +32,9 @@ fn parse(text: &str) -> Vec<(String, String)> {
         .collect()
 }
 
-/// A hierarchy of control groups that is mounted.
+/// Mounted hierarchy of control groups.
 struct Mount {
-    /// Its controllers; none: version 2.
+    /// Controllers of the hierarchy; empty for version 2.
     controllers: Vec<String>,
     /// The group that is shown at the mount point.
     root: PathBuf,
@@ -42,7 +42,7 @@ struct Mount {
 }
 
 impl Mount {
-    /// All, version 1 and 2: on many machines there are both.
+    /// Returns all mounts of version 1 and 2. Many machines have both.
     fn all() -> Vec<Self> {
         let text = proc::own_mounts().unwrap_or_default();
         String::from_utf8_lossy(&text)
@@ -51,7 +51,7 @@ impl Mount {
             .collect()
     }
 
-    /// A line of `mountinfo`.
+    /// Parses a line of `mountinfo`. Returns `None` for other file systems.
     fn parse(line: &str) -> Option<Self> {
         let (mount, file_system) = line.split_once(" - ")?;
         let mut file_system = file_system.split(' ');
@@ -69,7 +69,8 @@ impl Mount {
         })
     }
 
-    /// Where a group of a process is shown.
+    /// Returns the directory of a process's group below this mount, or `None` if the group belongs
+    /// to another hierarchy or is outside of the mounted part.
     fn shows(&self, controllers: &str, path: &Path) -> Option<PathBuf> {
         let is_it = match controllers {
             "" => self.controllers.is_empty(),
@@ -82,31 +83,34 @@ impl Mount {
     }
 }
 
-/// A control group that was requested.
+/// Control group that was requested.
 pub struct Group {
     path: PathBuf,
     mounts: Vec<Mount>,
 }
 
 impl Group {
-    /// By its path, with or without the mount point.
+    /// Selects the group at a path, with or without the mount point.
     pub fn at(path: &Path) -> Self {
         let mounts = Mount::all();
         let path = Path::new("/").join(path);
         Self { path, mounts }
     }
 
-    /// Whether there is one, with a process or without.
+    /// Returns true if the group exists, with or without processes.
     pub fn exists(&self) -> bool {
         let inside = self.path.strip_prefix("/").unwrap_or(&self.path);
-        let in_mount = |mount: &Mount| match self.path.starts_with(&mount.at) {
-            true => self.path.is_dir(),
-            false => mount.at.join(inside).is_dir(),
+        let in_mount = |mount: &Mount| {
+            if self.path.starts_with(&mount.at) {
+                self.path.is_dir()
+            } else {
+                mount.at.join(inside).is_dir()
+            }
         };
         self.mounts.iter().any(in_mount) || Path::new(MOUNT).join(inside).is_dir()
     }
 
-    /// Whether a process is in it or below it.
+    /// Returns true if a process is in the group or in a descendant of it.
     pub fn contains(&self, pid: i32) -> bool {
         let wanted = normal(&self.path);
         groups(pid).iter().any(|(controllers, own)| {
@@ -130,13 +134,13 @@ impl Group {
     }
 }
 
-/// Whether a process is in the control group `path` or below it. The path may be given
-/// with or without the mount point.
+/// Returns true if a process is in the control group `path` or in a descendant of it. The path may
+/// be given with or without the mount point.
 pub fn contains(path: &Path, pid: i32) -> bool {
     Group::at(path).contains(pid)
 }
 
-/// Whether a process is in a control group of this name, or below one.
+/// Returns true if a process is in a control group of this name, or in a descendant of one.
 pub fn is_called(name: &str, pid: i32) -> bool {
     let mut groups = groups(pid).into_iter();
     groups.any(|(_, path)| path.split('/').any(|part| part == name))
@@ -147,7 +151,8 @@ fn normal(path: &Path) -> PathBuf {
     Path::new("/").join(inside.strip_prefix("/").unwrap_or(inside))
 }
 
-/// Memory of the nearest control group around a process that has a limit, else of its own.
+/// Returns the memory of the nearest control group around a process that has a limit, or else of the
+/// process's own group.
 pub fn memory(pid: i32) -> Option<Memory> {
     let (directories, names) = memory_groups(pid)?;
     let mut own_memory = None;
@@ -161,15 +166,16 @@ pub fn memory(pid: i32) -> Option<Memory> {
     own_memory
 }
 
-/// Bytes that a process's control groups have left, where they have a limit: more, and the kernel
-/// kills one of their processes.
+/// Returns the bytes that a process's control groups may still use; `None` if they have no limit.
+/// Beyond the limit, the kernel kills one of their processes.
 pub fn room(pid: i32) -> Option<u64> {
     let (directories, names) = memory_groups(pid)?;
     let rooms = directories.iter().filter_map(|at| room_of(at, names));
     rooms.min()
 }
 
-/// What a control group has left. The kernel takes back what it keeps of files.
+/// Returns the bytes that a control group may still use. File cache counts as free, because the
+/// kernel reclaims it.
 fn room_of(directory: &Path, names: [&str; 2]) -> Option<u64> {
     let memory = memory_of(directory, names)?;
     let stat = fs::read_to_string(directory.join("memory.stat")).unwrap_or_default();
@@ -178,7 +184,7 @@ fn room_of(directory: &Path, names: [&str; 2]) -> Option<u64> {
         let found = lines.find(|(key, _)| *key == name);
         found.and_then(|(_, number)| number.parse::<u64>().ok())
     };
-    // In version 1 those of the group with all below it have a prefix.
+    // In version 1, totals that include descendants have a prefix.
     let files = ["inactive_file", "active_file"].map(|name| {
         number(&format!("total_{name}"))
             .or_else(|| number(name))
@@ -191,7 +197,7 @@ fn room_of(directory: &Path, names: [&str; 2]) -> Option<u64> {
     Some(memory.limit?.saturating_sub(in_use))
 }
 
-/// A control group around a process that has as many threads as it may, and how many that is.
+/// Returns a control group around a process that has reached its limit on threads, and the limit.
 pub fn full_of_processes(pid: i32) -> Option<(String, u64)> {
     let (directories, _) = controlled_by("pids", pid)?;
     directories.iter().find_map(|directory| {
@@ -202,8 +208,8 @@ pub fn full_of_processes(pid: i32) -> Option<(String, u64)> {
     })
 }
 
-/// The control group around a process that is frozen, by its path, if one is: its own or one above it, of
-/// either version.
+/// Returns the path of the frozen control group around a process, if there is one: its own or an
+/// ancestor, of either version.
 pub fn frozen(pid: i32) -> Option<String> {
     let groups = groups(pid);
     Mount::all().iter().find_map(|mount| {
@@ -216,16 +222,16 @@ pub fn frozen(pid: i32) -> Option<String> {
     })
 }
 
-/// Whether a group's processes stand still. Version 2 says so for each group by itself, and version 1
-/// whatever froze it.
+/// Returns true if a group's processes are frozen. Version 2 shows only whether the group itself
+/// was frozen; version 1 includes freezing by an ancestor.
 fn is_frozen(group: &Path) -> bool {
     let read = |name: &str| fs::read_to_string(group.join(name)).unwrap_or_default();
     read("freezer.state").trim() == "FROZEN"
         || read("cgroup.events").lines().any(|line| line == "frozen 1")
 }
 
-/// The control groups whose memory a process's is part of, from its own up, and the names of the
-/// files that tell what is in use and the limit.
+/// Returns the control groups that account a process's memory, from its own up, and the names of the
+/// files with the usage and the limit.
 fn memory_groups(pid: i32) -> Option<(Vec<PathBuf>, [&'static str; 2])> {
     let (directories, version) = controlled_by("memory", pid)?;
     let names = match version {
@@ -235,8 +241,8 @@ fn memory_groups(pid: i32) -> Option<(Vec<PathBuf>, [&'static str; 2])> {
     Some((directories, names))
 }
 
-/// The directories of the control groups around a process that a controller sees, from its own up, and
-/// their version.
+/// Returns the directories of a process's control groups in a controller's hierarchy, from its own
+/// up, and the version.
 fn controlled_by(controller: &str, pid: i32) -> Option<(Vec<PathBuf>, u8)> {
     let (root, path, version) = groups(pid).into_iter().find_map(|(controllers, path)| {
         if controllers.is_empty() && Path::new(MOUNT).join("cgroup.controllers").exists() {
@@ -264,7 +270,7 @@ fn memory_of(directory: &Path, [current, limit]: [&str; 2]) -> Option<Memory> {
     })
 }
 
-/// The container that a process runs in, by what its control groups are called.
+/// Returns the container that a process runs in, judged by the names of its control groups.
 pub fn container(pid: i32) -> Option<String> {
     groups(pid).iter().find_map(|(_, path)| container_of(path))
 }

@@ -22,7 +22,7 @@ const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 /// Reason to believe that a segment is still in use.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Doubt {
-    /// Its process is running.
+    /// The segment's process is running.
     #[error("its process runs")]
     Alive,
     /// A process has it mapped.

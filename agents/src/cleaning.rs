@@ -109,7 +109,8 @@ impl Cleaned {
     /// another version.
     fn remove_unread(&mut self, found: &Found) {
         let bytes = found.memory_bytes();
-        match found.directory.remove_file(found.entry.name, found.file) {
+        let (device, inode) = found.file;
+        match found.directory.remove_file(found.entry.name, device, inode) {
             Ok(true) => {
                 self.removed += 1;
                 self.removed_bytes = self.removed_bytes.saturating_add(bytes);

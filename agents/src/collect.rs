@@ -36,7 +36,7 @@ pub struct Metadata {
     pub name: Vec<u8>,
     /// Cause of the dump.
     pub trigger: String,
-    /// How the process or session ended; empty if it still runs.
+    /// Text for display on how the process or session ended; empty if it still runs.
     pub ended: String,
     /// True if the dump shows the session's high-water mark.
     pub is_peak: bool,

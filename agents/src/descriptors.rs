@@ -5,9 +5,9 @@ use std::fs::File;
 use std::io;
 
 /// Descriptors that a command about one process opens at the same time.
-const LEAST: usize = 16;
+const MIN_FREE_DESCRIPTORS: usize = 16;
 
-/// Why files cannot be opened, if `count` more cannot.
+/// Explains why `count` more files cannot be opened; `None` if they can.
 fn shortage_of(count: usize) -> Option<String> {
     let opened: io::Result<Vec<File>> = (0..count).map(|_| File::open("/dev/null")).collect();
     match opened.err()?.raw_os_error() {
@@ -32,14 +32,15 @@ fn shortage_of(count: usize) -> Option<String> {
     }
 }
 
-/// Why this program cannot open a file now; `None` if it can.
+/// Explains why this program cannot open a file now; `None` if it can.
 pub fn shortage() -> Option<String> {
     shortage_of(1)
 }
 
-/// Why there are too few descriptors for a command about processes.
+/// Explains why there are too few free descriptors for a command about processes; `None` if there
+/// are enough.
 pub fn shortage_at_start() -> Option<String> {
-    shortage_of(LEAST)
+    shortage_of(MIN_FREE_DESCRIPTORS)
 }
 
 #[cfg(test)]

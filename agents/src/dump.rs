@@ -225,7 +225,7 @@ pub fn write(
     write_content(output, agent, &header, &content)
 }
 
-/// What a dump is made of.
+/// Input from which a dump is built.
 struct Content<'a> {
     snapshot: &'a Snapshot,
     /// Earlier moments of the session, with stacks identified by leaf nodes. Empty: no timeline.

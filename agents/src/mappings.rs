@@ -5,18 +5,19 @@ use std::os::fd::AsRawFd;
 
 use heap_format::maps::Entry;
 
-/// Splits a device number as the kernel prints it in maps.
+/// Splits a device number into its major and minor number, as the kernel prints it in maps.
 pub fn device(number: u64) -> (u32, u32) {
     (libc::major(number), libc::minor(number))
 }
 
 /// Returns true if the maps contain the file with this device, inode and name. Inodes alone are not
 /// unique, and users can choose them on file systems of their own.
-pub fn has_file(maps: &[u8], device: (u32, u32), inode: u64, name: &[u8]) -> bool {
+pub fn has_file(maps: &[u8], major: u32, minor: u32, inode: u64, name: &[u8]) -> bool {
     let mut lines = maps
         .split(|b| *b == b'\n')
         .filter(|line| line_ends(line, name));
-    lines.any(|line| Entry::parse(line).is_some_and(|m| (m.device, m.inode) == (device, inode)))
+    let is_file = |m: Entry| m.device == (major, minor) && m.inode == inode;
+    lines.any(|line| Entry::parse(line).is_some_and(is_file))
 }
 
 /// Like [`has_file`], but on any device.
@@ -81,16 +82,16 @@ mod tests {
     fn a_mapping_is_found_by_device_inode_and_name() {
         let maps = b"7f0-7f1 rw-s 00000000 00:1b 4711 /dev/shm/mem_profiler.1.2.0\n";
         let name = b"mem_profiler.1.2.0";
-        assert!(has_file(maps, (0, 0x1b), 4711, name));
-        assert!(!has_file(maps, (0, 0x1b), 471, name));
-        assert!(!has_file(maps, (0, 0x1c), 4711, name));
-        assert!(!has_file(maps, (0, 0x1b), 4711, b"mem_profiler.1.2.1"));
-        assert!(!has_file(maps, (0, 0x1b), 4711, b"profiler.1.2.0"));
+        assert!(has_file(maps, 0, 0x1b, 4711, name));
+        assert!(!has_file(maps, 0, 0x1b, 471, name));
+        assert!(!has_file(maps, 0, 0x1c, 4711, name));
+        assert!(!has_file(maps, 0, 0x1b, 4711, b"mem_profiler.1.2.1"));
+        assert!(!has_file(maps, 0, 0x1b, 4711, b"profiler.1.2.0"));
         assert!(has_name(maps, 4711, name));
         assert_eq!(largest(maps, 4711, name), 0x1);
         assert_eq!(largest(maps, 471, name), 0);
         let deleted = b"7f0-7f1 rw-s 00000000 08:1b 4711    /dev/shm/mem_profiler.1.2.0 (deleted)";
-        assert!(has_file(deleted, (8, 0x1b), 4711, name));
+        assert!(has_file(deleted, 8, 0x1b, 4711, name));
         let all = b"1-2 rw-p 00000000 08:1b 9 /x\n3-4 rw-s 00000000 00:01 8 /y z\n\
             5-6 r--s 00000000 00:01 7 /z\n";
         let shared = written_files(all).map(|m| (m.device, m.inode, m.path));

@@ -1,4 +1,4 @@
-//! Why a process that carries the agent has no segment that we can find.
+//! Explains why a process that carries the agent has no segment that we can find.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -74,7 +74,7 @@ pub fn other_directory(pid: i32) -> Option<PathBuf> {
     (directory.is_absolute() && directory != default_directory()).then_some(directory)
 }
 
-/// What is wrong with the directories that the process sees, now.
+/// Explains what is wrong now with a segment directory, as the process sees it.
 fn in_directory(pid: i32, root: &Path, directory: &Path) -> Option<String> {
     // Not reachable, or not ours to look into.
     fs::metadata(root).ok()?;
@@ -115,8 +115,8 @@ fn in_directory(pid: i32, root: &Path, directory: &Path) -> Option<String> {
     })
 }
 
-/// Whether a user may make files in a directory, by its mode alone; groups are given the benefit of the
-/// doubt.
+/// Returns true if a user may create files in a directory, judged by its mode alone. Assumes that
+/// the user may be in the directory's group.
 fn may_write(directory: &fs::Metadata, user: u32) -> bool {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
     let mode = directory.permissions().mode();

@@ -41,7 +41,7 @@ pub struct Symbols {
     /// Files that contain the interpreter's loop: they called a Python frame in some stack.
     interpreters: HashSet<Rc<Path>>,
     allocator: Option<Allocator>,
-    /// Which frames [`frames`](Self::frames) returns.
+    /// Selection of the frames that [`frames`](Self::frames) returns.
     shown: Shown,
     /// True once an address was a line of Python.
     has_python: bool,

@@ -58,7 +58,7 @@ pub struct IntervalArgs {
 }
 
 impl IntervalArgs {
-    /// How densely a session samples at its beginning.
+    /// Returns the sampling density at the beginning of a session.
     pub fn first(&self) -> Density {
         let interval = match self.max_overhead {
             Some(_) => self.interval.clamp(governor::FLOOR, governor::CEILING),

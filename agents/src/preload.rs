@@ -32,8 +32,8 @@ pub fn failure(pid: i32) -> Option<String> {
     (proc::environment(pid)? == environment).then_some(failure)
 }
 
-/// Whether a program's loader has been at work, or the program has none. The loader maps what is preloaded
-/// before all other libraries.
+/// Returns true if the program's dynamic loader has begun to map libraries, or the program has no
+/// loader. Preloaded libraries are mapped before all others.
 fn has_loaded(pid: i32, maps: &[u8]) -> bool {
     let exe = proc::directory(pid).join("exe");
     // Not what the loader maps to read: its cache.

@@ -1,4 +1,4 @@
-//! What people are told of a process, and how it is called.
+//! Display names of processes, and explanations of their state for users.
 
 use proc::{Stat, Status};
 use shm_protocol::snapshot::Header;
@@ -7,7 +7,7 @@ use crate::cgroup;
 use crate::descriptors;
 use crate::text;
 
-/// Why there is nothing to see of a process of this number.
+/// Explains why the process with this pid cannot be examined; `None` if it can.
 pub fn absence(pid: i32) -> Option<String> {
     let Some(stat) = Stat::of(pid) else {
         if let Some(shortage) = descriptors::shortage() {
@@ -27,8 +27,8 @@ pub fn absence(pid: i32) -> Option<String> {
     }
 }
 
-/// The limit on the size of files that a process writes, in bytes; `None`: there is none, or it is not
-/// known.
+/// Returns the limit on the size of files that a process writes, in bytes. `None`: no limit, or
+/// unknown.
 pub fn file_size_limit(pid: i32) -> Option<u64> {
     let limits = proc::file(pid, "limits")?;
     let limits = String::from_utf8_lossy(&limits);
@@ -38,7 +38,7 @@ pub fn file_size_limit(pid: i32) -> Option<u64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// What to say of a process that is stopped: it neither allocates nor answers.
+/// Returns a hint for users if a process is stopped or frozen: it neither allocates nor answers.
 pub fn stopped_hint(pid: i32) -> Option<String> {
     if let Some(group) = cgroup::frozen(pid) {
         return Some(format!(
@@ -50,9 +50,9 @@ pub fn stopped_hint(pid: i32) -> Option<String> {
     stopped.then(|| format!("it is stopped (kill -CONT {pid} continues it)"))
 }
 
-/// The name by which users know a process: its executable's, or the link's if it was started
-/// through one (`redis-server` may be a link to a differently named file). A name that the process
-/// gave itself counts only if it agrees with these.
+/// Returns the name by which users know a process: that of its executable, or of the link through
+/// which it was started (`redis-server` may be a link to a file with another name). A name that the
+/// process gave itself counts only if it agrees with these.
 pub fn display_name(comm: &[u8], exe: &[u8], arguments: &[Vec<u8>]) -> Vec<u8> {
     let exe = text::base_name(exe);
     let first = arguments.first().map_or(&b""[..], |a| a);

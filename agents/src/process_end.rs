@@ -1,10 +1,10 @@
-//! How a process ended, as reported by the kernel.
+//! Exit status of a process, as reported by the kernel.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use proc::Stat;
 
-/// How a process ended.
+/// Exit status of a process: an exit code or a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessEnd {
     /// Exit with this code.

@@ -14,7 +14,7 @@ pub struct ResolvedTree<'a> {
     links: Vec<Link>,
 }
 
-/// What is known about a node.
+/// Resolution state of a node.
 #[derive(Clone, Copy)]
 enum Link {
     /// Not visited.

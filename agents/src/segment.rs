@@ -119,7 +119,7 @@ impl Segment {
     /// Removes the file. Returns false if it was removed or replaced before.
     pub fn remove(&self) -> io::Result<bool> {
         self.directory
-            .remove_file(self.name, (self.device, self.inode))
+            .remove_file(self.name, self.device, self.inode)
     }
 
     /// Returns the memory that the segment occupies, in bytes.

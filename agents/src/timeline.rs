@@ -36,7 +36,7 @@ const TABLE_COST_FACTOR: u64 = 100;
 /// Assumed cost of the first reading of the tables.
 const INITIAL_COST: Duration = Duration::from_millis(1);
 
-/// What to record at a poll.
+/// Decision on what to record at a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
     /// Nothing. (A poll that is the highest so far is kept anyway.)

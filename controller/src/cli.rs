@@ -1,5 +1,4 @@
-//! The command line: what is valid, and what it says about itself. Completions and man
-//! pages are made from these definitions.
+//! Definition of the command line, from which help, completions and man pages are generated.
 
 mod cpu;
 mod leaks;
@@ -53,12 +52,12 @@ pub struct Cli {
 }
 
 impl Cli {
-    /// Reads a word alone, as if it were all that was given.
+    /// Parses a command line that consists of this word alone.
     fn try_parse_word(word: &str) -> Result<Self, clap::Error> {
         Self::try_parse_from(["mem_profiler", word])
     }
 
-    /// Whether nothing was requested: no command, no option.
+    /// Returns true if the command line has no arguments at all.
     pub fn is_bare() -> bool {
         std::env::args_os().len() <= 1
     }
@@ -296,7 +295,7 @@ pub struct TopArgs {
 }
 
 impl TopArgs {
-    /// Which frames of stacks with Python are shown.
+    /// Returns the selection of frames that is shown of stacks with Python.
     pub fn shown(&self) -> Shown {
         match (self.native, self.python_only) {
             (true, _) => Shown::Native,
@@ -360,8 +359,8 @@ pub struct CleanArgs {
     pub all: bool,
 }
 
-/// No program is called like an option: this one, after the command `run` or `cpu run`, is
-/// misspelt.
+/// Exits with a usage error if the program after `run` or `cpu run` looks like an option: it is a
+/// misspelt one.
 pub fn refuse_option(command: &[&str], program: &OsStr) {
     if program.as_encoded_bytes().starts_with(b"-") {
         let meant = usage::option_like(command, program);
@@ -374,14 +373,14 @@ pub fn refuse_option(command: &[&str], program: &OsStr) {
     }
 }
 
-/// Ends where what was given cannot be: a line on stderr, and the exit code 2.
+/// Exits with a usage error: the message on stderr, and exit code 2.
 pub fn refuse(message: impl std::fmt::Display) -> ! {
     Cli::command()
         .error(ErrorKind::ValueValidation, message)
         .exit()
 }
 
-/// Reads the command line; does not return where it is not valid.
+/// Parses the command line. Exits with a usage error if it is invalid.
 pub fn parse() -> Cli {
     let cli = Cli::try_parse();
     let cli = cli.map_err(usage::hinted);
@@ -396,7 +395,7 @@ pub fn parse() -> Cli {
     cli
 }
 
-/// The completions for a shell.
+/// Returns the completion script for a shell.
 pub fn completions(shell: Shell) -> String {
     let mut text = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "mem_profiler", &mut text);

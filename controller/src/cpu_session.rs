@@ -1,5 +1,5 @@
-//! A session that samples CPU time: chooses the engine, follows processes until the session or the
-//! process ends, and writes a profile of each.
+//! CPU profiling sessions: chooses the sampling engine, follows the processes until they exit or
+//! the session ends, and writes a profile of each.
 
 mod answers;
 mod asked;
@@ -44,67 +44,70 @@ pub use outcome::{Outcome, Silent, Written};
 pub use profile::{Session, Times, modules, user_location};
 pub use targets::{Targets, find};
 
-/// Longest time between looks at what was sampled.
+/// Maximum interval between collections of samples.
 const ROUND: Duration = Duration::from_millis(100);
 
-/// Descriptors that are kept for reads of `/proc` while engines open theirs, and afterwards: the
-/// difference is for the files of programs.
-const RESERVE: (usize, usize) = (24, 4);
+/// Descriptors reserved for reads of `/proc` while an engine opens its own. What is released
+/// afterwards is used for executables and libraries.
+const RESERVED_WHILE_ATTACHING: usize = 24;
 
-/// Longest time for which a session waits for a program that is exiting.
-const MOST_AWAITED: Duration = Duration::from_secs(2);
+/// Descriptors reserved for reads of `/proc` after attaching.
+const RESERVED_WHILE_SAMPLING: usize = 4;
 
-/// Settings of a session.
+/// Maximum time that a session waits for a program that is exiting.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Settings of a CPU session.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Length; if `None`, until a signal or the end of the processes.
+    /// Length of the session. `None`: until a signal arrives or all processes have exited.
     pub length: Option<Duration>,
-    /// Samples in a second of CPU time.
+    /// Samples per second of CPU time.
     pub rate: u32,
     /// Directory and name prefix of the profiles.
     pub prefix: PathBuf,
-    /// What is to take the samples, if not the best that is allowed.
+    /// Requested engine. `None`: the best engine that is permitted.
     pub engine: Option<EngineName>,
-    /// Which time is sampled.
+    /// Kind of time that is sampled.
     pub mode: Mode,
-    /// What the profiles are written as.
+    /// File format of the profiles.
     pub format: CpuFormat,
-    /// Whether processes leave samples out, by a filter of their own.
+    /// True if the processes exclude samples by a filter of their own.
     pub is_filtered: bool,
 }
 
-/// A session.
+/// CPU session before or during sampling.
 pub struct Run {
     settings: Settings,
     sink: Sink,
     signals: Signals,
     engine: Engine,
     recording: Recording,
-    /// By the programs' serial numbers.
+    /// Descriptions by serial number of the program.
     descriptions: HashMap<u64, Description>,
-    /// The processes that were requested, with their titles.
+    /// Requested processes: pid and title.
     named: Vec<(i32, String)>,
     child: Option<Launched>,
-    /// The limit that a program which is started should have.
+    /// Original limit on open files, which a started program gets back.
     files: Option<FileLimit>,
-    /// CPU time of children of this process that were waited for before that program began.
+    /// CPU time of our children that were waited for before the program was started.
     waited_before_ns: u64,
     start: Instant,
     start_unix_ns: u64,
-    /// Whether it has the terminal for itself.
+    /// True if no other session of this program uses the terminal.
     is_alone: bool,
-    /// Whether a process that did nothing is a failure.
+    /// True if a process without samples is a failure.
     expects_samples: bool,
-    /// What is to be done when sampling has begun.
+    /// Callback for the start of sampling.
     begun: Option<Box<dyn FnOnce()>>,
-    /// As long as it samples.
+    /// Raised scheduling priority of this process; `Some` while it samples.
     raised: Option<RaisedPriority>,
     outcome: Outcome,
 }
 
 impl Run {
-    /// Makes sure that profiles can be written, and finds an engine. `launches`: children of what
-    /// is sampled are sampled too.
+    /// Creates a session with the terminal for itself. Checks that profiles can be written, and
+    /// chooses an engine. `launches`: the session starts a program and also samples its children.
     pub fn new(settings: Settings, launches: bool) -> anyhow::Result<Self> {
         let mut signals = Vec::new();
         if launches {
@@ -113,21 +116,22 @@ impl Run {
         }
         let signals = Signals::block(&signals)?;
         let sink = files(&settings)?;
-        Self::by(signals, settings, sink, (launches, Agents::Asked))
+        Self::with_sink(signals, settings, sink, launches, Agents::Asked)
     }
 
-    /// A session in a thread beside another session, which shows the progress. It ends on request.
-    /// The other one has a result even of a process that does nothing.
+    /// Creates a session that runs in a thread, together with a heap session. The heap session
+    /// shows the progress and ends this one. A process without samples is no failure here, since
+    /// its heap profile is written.
     pub fn beside(settings: Settings, signals: Signals) -> anyhow::Result<Self> {
         let sink = files(&settings)?;
-        let mut run = Self::by(signals, settings, sink, (false, Agents::Beside))?;
+        let mut run = Self::with_sink(signals, settings, sink, false, Agents::Beside)?;
         run.is_alone = false;
         run.expects_samples = false;
         Ok(run)
     }
 
-    /// A session that a program requested. It says nothing while it runs, and calls `begun` when
-    /// sampling has begun, if it does.
+    /// Creates a session that a program has requested for itself. Shows no progress. Calls `begun`
+    /// once sampling has started; never if it cannot start.
     pub fn asked(
         settings: Settings,
         asked: Asked,
@@ -135,24 +139,25 @@ impl Run {
     ) -> anyhow::Result<Self> {
         let sink = Sink::Asked(Box::new(asked), 0);
         let signals = Signals::block(&[])?;
-        let mut run = Self::by(signals, settings, sink, (false, Agents::Asked))?;
+        let mut run = Self::with_sink(signals, settings, sink, false, Agents::Asked)?;
         run.is_alone = false;
         run.begun = Some(begun);
         Ok(run)
     }
 
-    fn by(
+    fn with_sink(
         signals: Signals,
         settings: Settings,
         sink: Sink,
-        (launches, agents): (bool, Agents),
+        launches: bool,
+        agents: Agents,
     ) -> anyhow::Result<Self> {
         let files = proc::allow_files();
         let sampling = Sampling {
             rate: settings.rate,
             children: launches,
         };
-        let mut engine = Engine::choose((settings.engine, settings.mode), sampling, agents)?;
+        let mut engine = Engine::choose(settings.engine, settings.mode, sampling, agents)?;
         if settings.format == CpuFormat::Gperftools {
             engine.leave_lines_out();
         }
@@ -181,7 +186,7 @@ impl Run {
         })
     }
 
-    /// Samples processes that run already.
+    /// Samples running processes until the session ends, and writes their profiles.
     pub fn attach(mut self, targets: Targets) -> anyhow::Result<Outcome> {
         for failure in &targets.failures {
             self.fail(failure);
@@ -206,9 +211,10 @@ impl Run {
         self.warn_of_fallbacks();
         if self.recording.running().next().is_some() {
             self.begin()?;
-            let mut progress = match self.is_alone {
-                true => Progress::start(self.settings.length),
-                false => Progress::silent(),
+            let mut progress = if self.is_alone {
+                Progress::start(self.settings.length)
+            } else {
+                Progress::silent()
             };
             let watched = self.watch(&progress);
             progress.finish();
@@ -218,20 +224,22 @@ impl Run {
         Ok(self.outcome)
     }
 
-    /// Starts a program, and samples it and its children to its end.
+    /// Starts a program and samples it and its children until it exits. The inner error is a
+    /// failure to start the program.
     pub fn follow(mut self, command: &[OsString]) -> anyhow::Result<io::Result<Outcome>> {
         let needs_attaching = self.engine.attach_children()?;
-        let directory = match self.engine.is_inside() {
-            true => Some(launch::make_directory(&default_directory())?),
-            false => None,
+        let directory = if self.engine.is_inside() {
+            Some(launch::make_directory(&default_directory())?)
+        } else {
+            None
         };
         let child = match &directory {
             Some(directory) => {
                 let agent = launch::find_agent(None)?;
                 let discovery = Discovery::in_directory(directory.clone());
                 self.engine.follow_agents(discovery);
-                let how = (self.settings.rate, filters::that_let_timers_pass());
-                Launched::start_timed(command, &agent, how, directory)
+                let filters = filters::that_let_timers_pass();
+                Launched::start_timed(command, &agent, self.settings.rate, filters, directory)
             }
             None => Launched::start_plain(command),
         };
@@ -248,7 +256,7 @@ impl Run {
     fn follow_child(mut self, child: Launched, needs_attaching: bool) -> anyhow::Result<Outcome> {
         let pid = child.pid();
         self.waited_before_ns = ending::waited_ns();
-        // The program has its own.
+        // The program runs already, at its own priority.
         self.raised = Some(RaisedPriority::of_collector());
         if let Some(files) = self.files {
             files.restore(pid);
@@ -264,7 +272,7 @@ impl Run {
         self.await_end()?;
         self.finish();
         drop(progress);
-        // The program may outlive the session: how it ends is passed on nevertheless.
+        // The program may outlive the session. Its exit status is passed on nevertheless.
         while self
             .child
             .as_ref()
@@ -277,12 +285,13 @@ impl Run {
         Ok(self.outcome)
     }
 
-    /// Waits for how the program ended, if it is ending: an engine may know that before its parent
-    /// is reported, and what all of its children used is known only then.
+    /// Waits up to `EXIT_TIMEOUT` for the exit status of a program that is exiting. The engine may
+    /// notice the exit before SIGCHLD arrives, and the CPU time of the program's children is only
+    /// known once we have waited for it.
     fn await_end(&mut self) -> anyhow::Result<()> {
         let since = Instant::now();
         let is_due = |child: &Launched| child.status.is_none() && proc::is_ending(child.pid());
-        while self.child.as_ref().is_some_and(is_due) && since.elapsed() < MOST_AWAITED {
+        while self.child.as_ref().is_some_and(is_due) && since.elapsed() < EXIT_TIMEOUT {
             let came = self.signals.wait(&[], Duration::from_millis(1))?;
             self.receive(&came);
             self.recording.look();
@@ -293,26 +302,27 @@ impl Run {
         Ok(())
     }
 
-    /// Has processes sampled, and forgets those that are refused.
+    /// Attaches the engine to processes. Removes those that it refuses from the recording, and
+    /// returns them with the reasons.
     fn attach_engine(&mut self, pids: &[i32]) -> Vec<(i32, Refusal)> {
         for &pid in pids {
             self.engine.prepare(pid, &mut self.recording);
         }
-        proc::reserve_files(RESERVE.0);
+        proc::reserve_files(RESERVED_WHILE_ATTACHING);
         let refused = self.engine.attach(pids, &mut self.recording);
-        proc::reserve_files(RESERVE.1);
+        proc::reserve_files(RESERVED_WHILE_SAMPLING);
         refused
             .iter()
             .for_each(|(pid, _)| self.recording.forget(*pid));
         refused
     }
 
-    /// Has the program sampled that we started.
+    /// Attaches the engine to the program that we started.
     fn attach_child(&mut self, pid: i32) {
         let title = Description::read(pid).map_or_else(|| pid.to_string(), |d| d.title(pid));
         for (_, refusal) in self.attach_engine(&[pid]) {
             match refusal {
-                // A short program is none that failed.
+                // A program that exits at once is no failure.
                 Refusal::Gone { .. } => self.outcome.silent.processes += 1,
                 refusal => self.fail(&format!(
                     "{title}: {refusal}; it runs without being sampled"
@@ -336,7 +346,7 @@ impl Run {
         length.map(|length| length.saturating_sub(self.start.elapsed()))
     }
 
-    /// Until the time is over, a signal arrives, or no process is left.
+    /// Collects samples until the time is over, a signal arrives, or no process is left.
     fn watch(&mut self, progress: &Progress) -> anyhow::Result<()> {
         self.start = Instant::now();
         loop {
@@ -357,7 +367,7 @@ impl Run {
         }
     }
 
-    /// Handles signals. Whether the session should end.
+    /// Handles signals. Returns true if the session should end.
     fn receive(&mut self, came: &[Received]) -> bool {
         let Some(child) = &mut self.child else {
             return came.iter().any(|received| received.ends_session());
@@ -366,14 +376,15 @@ impl Run {
             .iter()
             .any(|received| received.signal == Signal::SIGCHLD)
         {
-            // Once we have asked how it ended, it has no clock any more.
+            // Reads its CPU clock, which disappears once we have waited for it.
             self.recording.look();
         }
         came.iter().for_each(|received| child.signal(*received));
         child.status.is_some()
     }
 
-    /// Reads who the processes are that are new.
+    /// Reads the descriptions of new processes, and removes those of programs that the recording
+    /// has dropped.
     fn describe(&mut self) {
         for serial in self.recording.take_dropped() {
             self.descriptions.remove(&serial);

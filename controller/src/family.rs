@@ -13,7 +13,7 @@ use proc::{Stat, Status};
 /// Pause between two polls, as a multiple of the time that the last one took.
 const PAUSE_FACTOR: u32 = 10;
 /// Minimum pause between two polls.
-const MIN_PAUSE: Duration = Duration::from_millis(20);
+const MIN_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Descendants seen so far.
 pub struct Family {
@@ -69,7 +69,7 @@ impl Family {
                 );
             }
         }
-        self.next = Instant::now() + (start.elapsed() * PAUSE_FACTOR).max(MIN_PAUSE);
+        self.next = Instant::now() + (start.elapsed() * PAUSE_FACTOR).max(MIN_POLL_INTERVAL);
     }
 
     /// Returns true if a segment in this run's directory is a descendant's.

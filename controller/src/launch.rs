@@ -89,7 +89,8 @@ impl Launched {
     pub fn start_timed(
         command: &[OsString],
         agent: &Path,
-        (rate, filters): (u32, Option<u32>),
+        rate: u32,
+        filters: Option<u32>,
         directory: &Path,
     ) -> io::Result<Self> {
         let mut command = program(command)?;
@@ -310,7 +311,7 @@ mod tests {
 
     use super::*;
 
-    const LONG: Duration = Duration::from_secs(60);
+    const DEADLINE: Duration = Duration::from_secs(60);
 
     /// Waits for a stop of a child; `options`: how.
     fn is_stopped(pid: i32, options: i32) -> bool {
@@ -323,9 +324,9 @@ mod tests {
     }
 
     fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-        let end = Instant::now() + LONG;
+        let end = Instant::now() + DEADLINE;
         while !is_so() {
-            assert!(Instant::now() < end, "waited {LONG:?} for {what}");
+            assert!(Instant::now() < end, "waited {DEADLINE:?} for {what}");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -341,7 +342,7 @@ mod tests {
         assert!(is_ours, "{}", io::Error::last_os_error());
         until("the stop", || is_stopped(pid, libc::WNOWAIT));
         stopped.send(true).unwrap();
-        go_on.recv_timeout(LONG).unwrap();
+        go_on.recv_timeout(DEADLINE).unwrap();
         stopped.send(is_stopped(pid, 0)).unwrap();
     }
 
@@ -352,13 +353,13 @@ mod tests {
         let (stopped, was_stopped) = channel();
         let (go, go_on) = channel();
         let tracer = std::thread::spawn(move || stop(pid, &stopped, &go_on));
-        assert!(was_stopped.recv_timeout(LONG).unwrap());
+        assert!(was_stopped.recv_timeout(DEADLINE).unwrap());
         for _ in 0..3 {
             child.ask();
             assert_eq!(child.status, None);
         }
         go.send(()).unwrap();
-        assert!(was_stopped.recv_timeout(LONG).unwrap());
+        assert!(was_stopped.recv_timeout(DEADLINE).unwrap());
         tracer.join().unwrap();
         // SAFETY: takes numbers only.
         unsafe { libc::kill(pid, libc::SIGKILL) };

@@ -1,10 +1,10 @@
-//! Results to stdout, diagnostics to stderr, progress only on a terminal. A closed terminal or pipe
-//! must not end a session, so failed writes are dropped; that a result could not be written for
-//! another reason, such as a full disk, is reported at the end ([`stdout::loss`]).
+//! Prints results to stdout, diagnostics to stderr, and progress if stderr is a terminal.
 //!
-//! A terminal that accepts nothing, because it was stopped by Ctrl-S or its line is dead, must not
-//! delay a session either: while one runs, a thread of its own does all the writing, and only
-//! [`Progress::finish`] waits for it.
+//! A closed terminal or pipe must not end a session, so failed writes are ignored. Results lost for
+//! another reason, such as a full disk, are reported at the end ([`stdout::loss`]).
+//!
+//! A blocked terminal (Ctrl-S, dead connection) must not delay a session either. While a session
+//! runs, a separate thread does all the writing, and only [`Progress::finish`] waits for it.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -17,40 +17,40 @@ use heap_format::locale;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use mem_agents::{stdout, text};
 
-/// Whether results may be written anywhere on a screen: a dumb terminal only has lines.
+/// Returns true if stdout is a terminal with cursor control (not `TERM=dumb`).
 pub fn is_screen() -> bool {
     stdout::is_watched() && std::env::var_os("TERM").is_none_or(|kind| kind != "dumb")
 }
 
-/// Writes a line of results. Whatever it holds, the terminal only shows it.
+/// Writes a line of results. Control characters in it are escaped.
 pub fn result(line: &str) {
     let line = text::line(line);
     print(Line::Result(shown(&line, &std::io::stdout()).into_owned()));
 }
 
-/// Writes a diagnostic, likewise.
+/// Writes a diagnostic. Control characters in it are escaped.
 pub fn diagnostic(line: &str) {
     let line = text::line(line);
     let line = shown(&line, &std::io::stderr());
     print(Line::Diagnostic(format!("mem_profiler: {line}")));
 }
 
-/// Writes a diagnostic of something that did not stop the work.
+/// Writes a diagnostic about a problem that does not stop the work.
 pub fn warning(line: &str) {
     diagnostic(&format!("warning: {line}"));
 }
 
-/// Writes a report that is not a result, as the program's own output is: lines without our name.
+/// Writes lines to stderr without our name in front, like output of the profiled program.
 pub fn report(lines: &[String]) {
     for line in lines {
-        // There is no one left to tell.
         let line = text::line(line);
+        // A failed write to stderr cannot be reported anywhere.
         let line = shown(&line, &std::io::stderr());
         let _ = writeln!(std::io::stderr().lock(), "{line}");
     }
 }
 
-/// A line as a stream can show it: without signs beyond ASCII on a terminal without UTF-8.
+/// Converts a line for a stream: to ASCII on a terminal without UTF-8.
 fn shown<'a>(line: &'a str, stream: &impl IsTerminal) -> Cow<'a, str> {
     if locale::is_ascii_terminal(stream) {
         locale::in_ascii(line)
@@ -66,7 +66,7 @@ pub fn json(value: &impl serde::Serialize) -> serde_json::Result<()> {
     Ok(())
 }
 
-/// Writes lines that are this program's own.
+/// Writes trusted text to stdout as it is.
 pub fn own(lines: &str) {
     print(Line::Result(lines.to_owned()));
 }
@@ -76,7 +76,7 @@ enum Line {
     Diagnostic(String),
 }
 
-/// Leaves a line to the thread that prints, where there is one.
+/// Passes a line to the printing thread, or writes it now if there is none.
 fn print(line: Line) {
     let board = lock(&PRINTING).clone();
     match board {
@@ -96,10 +96,10 @@ impl Line {
     }
 }
 
-/// Where lines go while a session runs.
+/// Board of the printing thread while a session runs.
 static PRINTING: Mutex<Option<Arc<Board>>> = Mutex::new(None);
 
-/// Lines to print, and the thread that waits for them.
+/// Queue of the printing thread.
 #[derive(Default)]
 struct Board {
     news: Mutex<News>,
@@ -109,7 +109,7 @@ struct Board {
 #[derive(Default)]
 struct News {
     lines: VecDeque<Line>,
-    /// The bar's last state: older ones are not worth printing.
+    /// Latest state of the progress bar. Older ones are dropped.
     state: Option<(Duration, String)>,
     over: bool,
 }
@@ -120,7 +120,7 @@ impl Board {
         self.came.notify_one();
     }
 
-    /// Waits for news.
+    /// Waits until the queue has something to print or is closed, and takes its content.
     fn take(&self) -> News {
         let nothing = |news: &mut News| news.lines.is_empty() && news.state.is_none() && !news.over;
         let news = self.came.wait_while(lock(&self.news), nothing);
@@ -132,26 +132,27 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Printing while a session runs, with a bar where stderr is a terminal.
+/// Handle of the printing thread while a session runs, with a progress bar if stderr is a terminal.
 pub struct Progress {
-    /// The thread that prints, and whether it has a bar.
+    /// Printing thread and its queue.
     printer: Option<(JoinHandle<()>, Arc<Board>)>,
     has_bar: bool,
 }
 
 impl Progress {
-    /// Starts a bar for a session of this length; without one it shows the time gone by.
+    /// Starts the printing thread with a bar for a session of this length. If `None`, the bar shows
+    /// the elapsed time.
     pub fn start(total: Option<Duration>) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| Bar::new(total));
         Self::printing(bar)
     }
 
-    /// No bar.
+    /// Starts the printing thread without a bar.
     pub fn without_bar() -> Self {
         Self::printing(None)
     }
 
-    /// No session yet: lines are written by who has them.
+    /// Creates a handle without a thread: lines are written by the calling threads.
     pub fn silent() -> Self {
         Self {
             printer: None,
@@ -173,7 +174,7 @@ impl Progress {
         }
     }
 
-    /// Shows how far the session is, and what it has.
+    /// Updates the bar. `gone`: time since the start; `state`: text for display.
     pub fn show(&self, gone: Duration, state: impl FnOnce() -> String) {
         if let Some((_, board)) = self.printer.as_ref().filter(|_| self.has_bar) {
             let state = state();
@@ -181,12 +182,12 @@ impl Progress {
         }
     }
 
-    /// Removes the bar, once all lines are written.
+    /// Waits until all lines are written, then removes the bar.
     pub fn finish(&mut self) {
         if let Some((thread, board)) = self.printer.take() {
             *lock(&PRINTING) = None;
             board.post(|news| news.over = true);
-            // A panic aborts: there is no error to report here.
+            // `join` fails only after a panic, and panics abort.
             let _ = thread.join();
         }
     }
@@ -198,7 +199,7 @@ impl Drop for Progress {
     }
 }
 
-/// Prints what comes until it is over.
+/// Prints the queue's content until the queue is closed.
 fn work(board: &Board, bar: Option<Bar>) {
     loop {
         let news = board.take();

@@ -79,7 +79,7 @@ pub use stacks::{Leak, Leaks};
 pub use suppressions::Suppressions;
 pub use variables::Variables;
 
-/// How the process is kept unchanged while it is searched.
+/// Method of keeping the process unchanged while it is searched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Means {
     /// Searches a copy while the process continues.
@@ -92,7 +92,7 @@ pub enum Means {
     Running(u32),
 }
 
-/// Which objects count as lost.
+/// Criterion by which objects count as lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// Objects that no pointer leads to.
@@ -104,11 +104,11 @@ pub enum Scope {
 /// Parameters of a check.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan<'a> {
-    /// How the process is kept unchanged.
+    /// Method of keeping the process unchanged.
     pub means: Means,
-    /// Which objects count as lost.
+    /// Criterion by which objects count as lost.
     pub scope: Scope,
-    /// Which roots and pointers count.
+    /// Selection of the roots and pointers that count.
     pub options: &'a Options,
     /// Known leaks, which are not reported.
     pub suppressions: &'a Suppressions,
@@ -121,7 +121,7 @@ pub struct Plan<'a> {
 /// Suppression that has matched.
 #[derive(Clone, Debug)]
 pub struct Used {
-    /// Its template, for display.
+    /// Template of the suppression, for display.
     pub template: String,
     /// Lost objects whose stacks match the template.
     pub sum: Sum,

@@ -61,7 +61,7 @@ struct Part {
     source: Source,
 }
 
-/// Where a part is read from.
+/// Source of a part's bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Source {
     /// The copy, through its `/proc/PID/mem`. With `process_vm_readv`, the kernel would first copy

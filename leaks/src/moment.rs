@@ -41,7 +41,7 @@ pub struct Moment {
     shown: i32,
 }
 
-/// What is held while the memory is read.
+/// Process or copy that is held while the memory is read.
 pub enum Hold {
     /// A copy; the process continues.
     Copy(Arc<Copy>, Pause),

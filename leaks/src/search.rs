@@ -26,7 +26,7 @@ pub struct Search {
     pub heap: Heap,
     /// Roots of the search.
     pub roots: Roots,
-    /// What counts as a pointer.
+    /// Rules for what counts as a pointer.
     pub pointers: Pointers,
     /// Objects that were reached.
     pub marks: Marks,

@@ -18,7 +18,7 @@ use super::base::{Amount, EPSILON, Share, Since};
 pub struct Leak {
     /// Leaf node of the stack; 0: `[table full]`.
     pub node: NodeId,
-    /// How the objects are lost.
+    /// Kind of loss: direct, in a cycle, or indirect.
     pub loss: Loss,
     /// Lost objects.
     pub lost: Sum,

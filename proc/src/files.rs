@@ -1,7 +1,7 @@
-//! Reads of files in `/proc`, bounded.
+//! Reads files in `/proc`, up to a limit.
 //!
-//! A process is gone only if the kernel says so: a file that cannot be opened because descriptors
-//! have run out says nothing about it. [`reserve_files`] keeps some descriptors for these reads.
+//! A process counts as gone only if the kernel says so. A failure to open a file because descriptors
+//! have run out says nothing about the process. [`reserve_files`] keeps descriptors for these reads.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -9,9 +9,9 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, PoisonError};
 
-/// Maximum number of bytes that are read of `/proc/PID/maps`: enough for a million mappings.
+/// Maximum number of bytes read from `/proc/PID/maps`. Enough for a million mappings.
 pub const MAX_MAPS_BYTES: u64 = 128 << 20;
-/// Maximum number of bytes that are read of any other file.
+/// Maximum number of bytes read from any other file.
 pub const MAX_FILE_BYTES: u64 = 1 << 20;
 /// Room, in bytes, for most of these files at once: without it, they are read in small pieces, while a
 /// stopped process waits.
@@ -20,11 +20,11 @@ const USUAL_BYTES: usize = 16 << 10;
 /// Descriptors that files which are kept open leave to others.
 const LEFT: u64 = 32;
 
-/// Descriptors for reads that would fail without.
+/// Reserved descriptors, for reads that would otherwise fail for lack of one.
 static RESERVE: Mutex<Vec<File>> = Mutex::new(Vec::new());
 
-/// Keeps this many descriptors for reads of `/proc`, while something else takes all that it can
-/// get; 0 releases them.
+/// Reserves this many descriptors for reads of `/proc`, while other code may use up all others; 0
+/// releases them.
 pub fn reserve_files(count: usize) {
     let mut reserve = RESERVE.lock().unwrap_or_else(PoisonError::into_inner);
     reserve.clear();
@@ -32,7 +32,7 @@ pub fn reserve_files(count: usize) {
     reserve.extend(files);
 }
 
-/// Does a read that keeps no file open, if need be with a descriptor of the reserve.
+/// Runs a read that leaves no file open. Uses a reserved descriptor if there is no other.
 pub(crate) fn with_room<T>(read: impl Fn() -> io::Result<T>) -> io::Result<T> {
     match read() {
         Err(error) if is_full(&error) => {
@@ -49,12 +49,12 @@ pub(crate) fn with_room<T>(read: impl Fn() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
-/// Whether an error says that there is no such process or thread.
+/// Returns true if the error says that there is no such process or thread.
 pub fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH))
 }
 
-/// Whether an error says that no more files can be opened.
+/// Returns true if the error says that no more files can be opened.
 pub fn is_full(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
@@ -86,7 +86,7 @@ pub struct Reread {
 }
 
 impl Reread {
-    /// Opens it.
+    /// Opens the file.
     pub fn new(path: String) -> io::Result<Self> {
         let file = with_room(|| File::open(&path))?;
         // The kernel gives the lowest number that is free.
@@ -96,7 +96,7 @@ impl Reread {
         Ok(Self { path, kept })
     }
 
-    /// Its text, as far as there is room for it.
+    /// Reads the beginning of the file, up to the buffer's length. Returns the number of bytes.
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         match &self.kept {
             Some(file) => file.read_at(buffer, 0),
@@ -109,7 +109,7 @@ impl Reread {
     }
 }
 
-/// How many files a process may open.
+/// Limit on the number of open files of a process (`RLIMIT_NOFILE`).
 #[derive(Clone, Copy)]
 pub struct FileLimit(libc::rlimit);
 

@@ -1,4 +1,4 @@
-//! What `/proc` says of processes, threads and the machine.
+//! Reads facts about processes, threads and the machine from `/proc`.
 //!
 //! # Promises
 //! - Each file is read up to a limit ([`MAX_FILE_BYTES`], [`MAX_MAPS_BYTES`]), and each text is treated

@@ -1,4 +1,4 @@
-//! The machine, its kernel, and what this process may do.
+//! Facts about the machine, its kernel, and the permissions of this process.
 
 use std::sync::OnceLock;
 
@@ -7,7 +7,7 @@ use shm_protocol::clock::Shift;
 use crate::files::{MAX_FILE_BYTES, MAX_MAPS_BYTES, read};
 use crate::status::Status;
 
-/// The processors that are switched on.
+/// Returns the numbers of the online processors.
 pub fn processors() -> Vec<u32> {
     let text = read("/sys/devices/system/cpu/online", MAX_FILE_BYTES).unwrap_or_default();
     let online = list(String::from_utf8_lossy(&text).trim());
@@ -19,24 +19,25 @@ pub fn processors() -> Vec<u32> {
     online
 }
 
-/// A list as the kernel writes it: `0-3,8`.
+/// Parses a list of processors as the kernel writes it: `0-3,8`. Skips malformed parts.
 fn list(text: &str) -> Vec<u32> {
-    const MOST: u32 = 1 << 14;
+    /// Processor numbers must be below this one.
+    const MAX_PROCESSORS: u32 = 1 << 14;
     let part = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
-        (last < MOST).then_some(first..=last)
+        (last < MAX_PROCESSORS).then_some(first..=last)
     };
     text.split(',').filter_map(part).flatten().collect()
 }
 
-/// A number in a file of `/proc/sys/kernel`.
+/// Reads a number from a file in `/proc/sys/kernel`.
 pub fn setting(name: &str) -> Option<i64> {
     let text = read(&format!("/proc/sys/kernel/{name}"), MAX_FILE_BYTES).ok()?;
     String::from_utf8_lossy(&text).trim().parse().ok()
 }
 
-/// Whether this process may lock any amount of memory (`CAP_IPC_LOCK`).
+/// Returns true if this process may lock any amount of memory (`CAP_IPC_LOCK`).
 pub fn may_lock() -> bool {
     read("/proc/self/status", MAX_FILE_BYTES).is_ok_and(|status| locks(&status))
 }
@@ -49,7 +50,7 @@ fn locks(status: &[u8]) -> bool {
     effective.is_some_and(|bits| bits >> IPC_LOCK & 1 == 1)
 }
 
-/// Bytes of the machine's memory.
+/// Returns the size of the machine's memory, in bytes.
 pub fn memory() -> usize {
     let known = |name| {
         // SAFETY: no pointer is passed.
@@ -58,8 +59,8 @@ pub fn memory() -> usize {
     known(libc::_SC_PHYS_PAGES).saturating_mul(known(libc::_SC_PAGESIZE))
 }
 
-/// Bytes of memory that the machine can give to programs without swapping, as the kernel estimates
-/// it; before Linux 3.14, what is free.
+/// Returns the kernel's estimate of the memory available to programs without swapping, in bytes;
+/// before Linux 3.14, the free memory.
 pub fn available_memory() -> Option<u64> {
     let text = read("/proc/meminfo", MAX_FILE_BYTES).ok()?;
     let text = String::from_utf8_lossy(&text);
@@ -71,7 +72,7 @@ pub fn available_memory() -> Option<u64> {
     value("MemAvailable:").or_else(|| value("MemFree:"))
 }
 
-/// The kernel's boot id: binary, and as text.
+/// Returns the kernel's boot id, binary and as text.
 pub fn boot_id() -> Option<([u8; 16], String)> {
     let text = read("/proc/sys/kernel/random/boot_id", MAX_FILE_BYTES).ok()?;
     let id = shm_protocol::clock::parse_boot_id(&text)?;
@@ -79,25 +80,24 @@ pub fn boot_id() -> Option<([u8; 16], String)> {
     Some((id, text.trim().to_owned()))
 }
 
-/// What is mounted here, as the kernel lists it.
+/// Returns the mounts of our mount namespace, in the format of `/proc/self/mountinfo`.
 pub fn own_mounts() -> Option<Vec<u8>> {
     read("/proc/self/mountinfo", MAX_MAPS_BYTES).ok()
 }
 
-/// Whether `/proc` is what it should be.
+/// Returns true if procfs is mounted on `/proc`.
 pub fn is_mounted() -> bool {
     Status::of_self().is_some()
 }
 
-/// Whether `/proc` shows the pids of our own pid namespace. It may belong to another one
-/// (`unshare --pid` without `--mount-proc`), in which case its pids denote other
-/// processes for us.
+/// Returns true if `/proc` shows the pids of our own pid namespace. It may belong to another one
+/// (`unshare --pid` without `--mount-proc`). Its pids then denote other processes for us.
 pub fn is_ours() -> bool {
     static OURS: OnceLock<bool> = OnceLock::new();
     *OURS.get_or_init(|| Status::of_self().is_some_and(|status| status.ns_pids.len() <= 1))
 }
 
-/// How far this process's clocks are shifted.
+/// Returns the offsets of this process's clocks in its time namespace.
 pub fn clock_shift() -> Shift {
     static SHIFT: OnceLock<Shift> = OnceLock::new();
     *SHIFT.get_or_init(|| {

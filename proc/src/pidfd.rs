@@ -18,7 +18,7 @@ pub fn pidfd(pid: i32) -> Option<OwnedFd> {
     }
 }
 
-/// Whether the process behind a pidfd has ended.
+/// Returns true if the process behind a pidfd has exited.
 pub fn has_ended(pidfd: &OwnedFd) -> bool {
     wait_for_end(pidfd, Duration::ZERO)
 }

@@ -1,4 +1,4 @@
-//! A process.
+//! Facts about one process.
 
 use std::ffi::OsString;
 use std::fs;
@@ -12,18 +12,19 @@ use crate::stat::{PF_EXITING, PF_KTHREAD, Stat, page_bytes};
 use crate::status::{Status, status_field};
 use crate::threads::{living_thread, other_thread, threads, try_threads};
 
-/// What distinguishes the programs that a process executes one after the other.
+/// Identity of a program that a process runs. Each exec changes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Program {
-    /// When the process began, in ticks since boot: distinguishes processes with the same pid.
+    /// Start time of the process, in ticks since boot. Distinguishes processes with the same pid.
     pub start: u64,
     /// Device and inode of the executable.
     pub exe: (u64, u64),
-    /// Where its code and its first stack are: new with each execution, also of the same file.
+    /// Addresses of the code and of the main thread's stack. Randomized at each exec, also of the
+    /// same file.
     pub addresses: (u64, u64),
 }
 
-/// The program that a process runs now; `None`: it is not known, or there is no process.
+/// Returns the program that a process runs now. `None`: unknown, or there is no such process.
 pub fn program(pid: i32) -> Option<Program> {
     let stat = Stat::of(pid)?;
     Some(Program {
@@ -33,29 +34,32 @@ pub fn program(pid: i32) -> Option<Program> {
     })
 }
 
-/// Device and inode of a process's executable.
+/// Returns the device and inode of a process's executable.
 pub fn executable(pid: i32) -> Option<(u64, u64)> {
     let of = |pid| fs::metadata(format!("/proc/{pid}/exe"));
-    let meta = of(pid).or_else(|error| match is_gone(&error) {
-        true => of(living_thread(pid)),
-        false => Err(error),
+    let meta = of(pid).or_else(|error| {
+        if is_gone(&error) {
+            of(living_thread(pid))
+        } else {
+            Err(error)
+        }
     });
     let meta = meta.ok()?;
     Some((meta.dev(), meta.ino()))
 }
 
-/// Whether it is a thread of the kernel, which has no memory of its own.
+/// Returns true for a kernel thread, which has no memory of its own.
 pub fn is_of_kernel(pid: i32) -> bool {
     Stat::read(pid).is_ok_and(|stat| stat.flags & PF_KTHREAD != 0)
 }
 
-/// All processes with their parents.
+/// Returns the pids of all visible processes, each with its parent's.
 pub fn parents() -> Vec<(i32, i32)> {
     let parent = |pid: i32| Some((pid, Stat::read(pid).ok()?.parent));
     all().into_iter().filter_map(parent).collect()
 }
 
-/// All processes that we can see.
+/// Returns the pids of all visible processes.
 pub fn all() -> Vec<i32> {
     let entries = with_room(|| Ok(fs::read_dir("/proc")?.flatten().collect::<Vec<_>>()));
     let entries = entries.unwrap_or_default().into_iter();
@@ -64,23 +68,24 @@ pub fn all() -> Vec<i32> {
         .collect()
 }
 
-/// Whether a process has ended, even if its parent has not waited for it yet. One that cannot be
-/// read for another reason counts as running.
+/// Returns true if a process has exited, even if its parent has not waited for it yet. A process
+/// that cannot be read for another reason counts as running.
 pub fn is_over(pid: i32) -> bool {
     match Stat::read(pid) {
         Err(error) => is_gone(&error),
-        // A first thread that has ended before the others looks the same.
+        // A process looks the same if only its main thread has exited.
         Ok(stat) => stat.first_has_ended() && is_alone(pid, is_gone),
     }
 }
 
-/// Whether a process is exiting, or has ended, with all of its threads.
+/// Returns true if a process is exiting or has exited, with all of its threads.
 pub fn is_ending(pid: i32) -> bool {
     let first_is = Stat::read(pid).is_ok_and(|stat| stat.flags & PF_EXITING != 0);
     first_is && is_alone(pid, |_| false) || is_over(pid)
 }
 
-/// Whether a process has no other threads; `failed` says what a failed look at them means.
+/// Returns true if a process has at most one thread. `failed` gives the result if its threads
+/// cannot be listed.
 fn is_alone(pid: i32, failed: fn(&io::Error) -> bool) -> bool {
     match try_threads(pid) {
         Ok(threads) => threads.len() < 2,
@@ -88,12 +93,12 @@ fn is_alone(pid: i32, failed: fn(&io::Error) -> bool) -> bool {
     }
 }
 
-/// Whether a process is stopped, by a signal or by who traces it.
+/// Returns true if a process is stopped, by a signal or by its tracer.
 pub fn is_stopped(pid: i32) -> bool {
     Stat::read(pid).is_ok_and(|stat| matches!(stat.state, b'T' | b't'))
 }
 
-/// CPU time that a process has used in all its threads, also in those that have ended.
+/// Returns the CPU time of a process in nanoseconds, including that of exited threads.
 pub fn cpu_ns(pid: i32) -> Option<u64> {
     // A clock's number has 29 bits for the process. What exceeds them would name another one.
     if !(1..1 << 28).contains(&pid) {
@@ -112,7 +117,7 @@ pub fn cpu_ns(pid: i32) -> Option<u64> {
     known.then_some(seconds.checked_mul(1_000_000_000)?.checked_add(ns)?)
 }
 
-/// Whether a debugger or the like traces the process.
+/// Returns true if a debugger or another tracer is attached to the process.
 pub fn is_traced(pid: i32) -> bool {
     Status::of(pid).is_some_and(|status| status.tracer().is_some())
 }
@@ -120,7 +125,7 @@ pub fn is_traced(pid: i32) -> bool {
 /// Maximum number of threads of a process that are examined.
 const MAX_EXAMINED: usize = 1024;
 
-/// Seccomp mode and number of filters of a process: the most that any of its threads has.
+/// Returns the seccomp mode and the number of filters of a process: the maximum over its threads.
 pub fn seccomp(pid: i32) -> (u32, u32) {
     let of = |tid| {
         let text = file(pid, &format!("task/{tid}/status"))?;
@@ -138,15 +143,15 @@ pub fn innermost_tid(pid: i32, tid: i32) -> Option<u32> {
     numbers.split_ascii_whitespace().last()?.parse().ok()
 }
 
-/// Bytes of a process's page tables.
+/// Returns the size of a process's page tables, in bytes.
 pub fn page_tables(pid: i32) -> Option<u64> {
     let text = file(pid, "status")?;
     let kib = status_field(&text, "VmPTE:")?.strip_suffix("kB")?;
     kib.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Bytes of address space that a process may still map; `None` if there is no limit, or it
-/// cannot be read.
+/// Returns the bytes of address space that a process may still map; `None` if there is no limit, or
+/// it cannot be read.
 pub fn address_space_left(pid: i32) -> Option<u64> {
     let limits = file(pid, "limits")?;
     let limit = status_field(&limits, "Max address space")?;
@@ -173,12 +178,12 @@ pub fn memory_limit(pid: i32) -> Option<u64> {
     limits.into_iter().flatten().min()
 }
 
-/// A process's environment at its start; `None` if it cannot be read or holds nothing.
+/// Returns a process's initial environment; `None` if it cannot be read or is empty.
 pub fn environment(pid: i32) -> Option<Vec<u8>> {
     read_of_memory(pid, "environ", MAX_FILE_BYTES).filter(|text| !text.is_empty())
 }
 
-/// The value of a variable in an environment.
+/// Returns the value of a variable in an environment.
 pub fn value<'a>(environment: &'a [u8], name: &str) -> Option<&'a [u8]> {
     let mut variables = environment.split(|b| *b == 0);
     variables.find_map(|one| one.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
@@ -210,7 +215,7 @@ pub fn directory(pid: i32) -> PathBuf {
     format!("/proc/{}", living_thread(pid)).into()
 }
 
-/// The text of `/proc/PID/maps`; `None` without permission, empty for a zombie.
+/// Returns the text of `/proc/PID/maps`; `None` without permission, empty for a zombie.
 pub fn maps(pid: i32) -> Option<Vec<u8>> {
     let mut text = read_of_memory(pid, "maps", MAX_MAPS_BYTES)?;
     if text.len() as u64 == MAX_MAPS_BYTES {
@@ -243,7 +248,7 @@ pub fn memory_counters(pid: i32) -> Vec<(&'static str, u64)> {
     NAMES.iter().filter_map(value).collect()
 }
 
-/// Path of the executable; `None` without permission.
+/// Returns the path of the executable; `None` without permission.
 pub fn exe(pid: i32) -> Option<Vec<u8>> {
     let of_other = || {
         let tid = other_thread(pid)?;
@@ -254,22 +259,22 @@ pub fn exe(pid: i32) -> Option<Vec<u8>> {
     Some(OsString::from(path).into_vec())
 }
 
-/// Device and inode of a process's root directory; `None` without permission. The process is a
-/// pid, or `self`.
+/// Returns the device and inode of a process's root directory; `None` without permission. The
+/// process is a pid, or `self`.
 pub fn root_of(process: &str) -> Option<(u64, u64)> {
     let root = fs::metadata(format!("/proc/{process}/root")).ok()?;
     Some((root.dev(), root.ino()))
 }
 
-/// The root directory of a process, if it differs from ours and has a name here.
+/// Returns the root directory of a process, if it differs from ours and has a path here.
 pub fn other_root(pid: i32) -> Option<PathBuf> {
     let shown = living_thread(pid);
     let path = fs::read_link(format!("/proc/{shown}/root")).ok()?;
     (path != Path::new("/")).then_some(path)
 }
 
-/// The command line, argument by argument. Programs that overwrite it with a title leave
-/// empty arguments behind: trailing ones are dropped.
+/// Returns the command line, argument by argument, without trailing empty arguments. Programs that
+/// overwrite it with a title leave such arguments behind.
 pub fn command_line(pid: i32) -> Vec<Vec<u8>> {
     let text = read_of_memory(pid, "cmdline", MAX_FILE_BYTES).unwrap_or_default();
     let used = text.iter().rposition(|b| *b != 0).map_or(0, |at| at + 1);

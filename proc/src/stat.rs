@@ -31,14 +31,16 @@ pub struct Stat {
     pub start_time: u64,
     /// Resident pages.
     pub rss_pages: u64,
-    /// Where its code and its first stack are; 0 or 1 if that may not be known. New with each execution.
+    /// Addresses of the code and of the main thread's stack. Randomized at each exec; 0 or 1 if the
+    /// kernel hides them from us.
     pub addresses: (u64, u64),
     /// Exit status, as from `wait`; meaningless while it runs.
     pub wait_status: Option<i32>,
 }
 
 impl Stat {
-    /// Reads it; `None` if there is no such process.
+    /// Reads the state of a process; `None` if there is no such process. If only the main thread has
+    /// exited, facts about memory come from another thread.
     pub fn of(pid: i32) -> Option<Self> {
         let mut stat = Self::read(pid).ok()?;
         if stat.first_has_ended()
@@ -83,13 +85,15 @@ impl Stat {
         Some(self.rss_pages.saturating_mul(page_bytes()?))
     }
 
-    /// Whether the process has ended and waits for its parent to reap it. Its first thread may have
-    /// ended before the others (`pthread_exit` in `main`), which looks the same except for those.
+    /// Returns true if the process has exited and waits for its parent to reap it. If only its main
+    /// thread has exited (`pthread_exit` in `main`), the state is the same, but other threads
+    /// exist.
     pub fn is_dead(&self) -> bool {
         self.first_has_ended() && self.threads < 2
     }
 
-    /// Whether its first thread has ended: the kernel shows nothing of the process's memory there.
+    /// Returns true if the main thread has exited. The kernel then shows nothing of the process's
+    /// memory in the process's own files.
     pub fn first_has_ended(&self) -> bool {
         matches!(self.state, b'Z' | b'X' | b'x')
     }

@@ -1,4 +1,4 @@
-//! `/proc/PID/status`.
+//! Parser of `/proc/PID/status`.
 
 use crate::files::{MAX_FILE_BYTES, file, read};
 
@@ -15,17 +15,17 @@ pub struct Status {
 }
 
 impl Status {
-    /// Reads it; `None` if there is no such process.
+    /// Reads the status of a process; `None` if there is no such process.
     pub fn of(pid: i32) -> Option<Self> {
         Self::parse(&file(pid, "status")?)
     }
 
-    /// Reads a thread's; `None` if there is no such thread.
+    /// Reads the status of a thread; `None` if there is no such thread.
     pub fn of_thread(pid: i32, tid: i32) -> Option<Self> {
         Self::parse(&file(pid, &format!("task/{tid}/status"))?)
     }
 
-    /// Reads our own, by whatever pid `/proc` knows us.
+    /// Reads the status of this process, by whatever pid `/proc` shows it.
     pub fn of_self() -> Option<Self> {
         Self::parse(&read("/proc/self/status", MAX_FILE_BYTES).ok()?)
     }
@@ -57,7 +57,7 @@ impl Status {
         uids_seen.then_some(status)
     }
 
-    /// Effective user.
+    /// Returns the effective user id.
     pub fn uid(&self) -> u32 {
         self.uids[1]
     }
@@ -76,39 +76,40 @@ impl Status {
         self.field(name)?.parse().ok()
     }
 
-    /// The letter of its state; `X` if there is none.
+    /// Returns the letter of the state; `X` if there is none.
     pub fn state(&self) -> char {
         self.field("State")
             .and_then(|state| state.chars().next())
             .unwrap_or('X')
     }
 
-    /// Whether it no longer runs.
+    /// Returns true if the thread has exited.
     pub fn is_dead(&self) -> bool {
         matches!(self.state(), 'Z' | 'X' | 'x')
     }
 
-    /// How many threads its process has, including ended ones that have not been reaped.
+    /// Returns the number of threads of the process, including exited ones that are not reaped yet.
     pub fn threads(&self) -> Option<usize> {
         self.field("Threads")?.parse().ok()
     }
 
-    /// The parent.
+    /// Returns the pid of the parent.
     pub fn parent(&self) -> Option<i32> {
         self.number("PPid")
     }
 
-    /// Who traces it, if anyone does.
+    /// Returns the pid of the tracer, if there is one.
     pub fn tracer(&self) -> Option<i32> {
         self.number("TracerPid").filter(|&tracer| tracer != 0)
     }
 
-    /// Whether a filter checks its system calls.
+    /// Returns true if the thread is under seccomp.
     pub fn has_seccomp(&self) -> bool {
         self.number("Seccomp").is_some_and(|mode| mode != 0)
     }
 
-    /// Whether the processor checks its return addresses.
+    /// Returns true if the thread has a shadow stack, against which the processor checks return
+    /// addresses.
     pub fn has_shadow_stack(&self) -> bool {
         let features = self.field("x86_Thread_features").unwrap_or_default();
         features
@@ -116,13 +117,13 @@ impl Status {
             .any(|feature| feature == "shstk")
     }
 
-    /// Whether it is the first process of its pid namespace.
+    /// Returns true for the init process of a pid namespace.
     pub fn is_first(&self) -> bool {
         self.ns_pids.last() == Some(&1)
     }
 }
 
-/// The value of a line in `/proc/PID/status`.
+/// Returns the value of a line in `/proc/PID/status`.
 pub fn status_field<'a>(text: &'a [u8], name: &str) -> Option<&'a str> {
     let mut lines = text.split(|b| *b == b'\n');
     let value = lines.find_map(|line| line.strip_prefix(name.as_bytes()))?;

@@ -35,7 +35,7 @@ pub struct Found {
     pub life: Life,
     /// True if the process ran before the last boot.
     pub other_boot: bool,
-    /// How the process ended; `None` if unknown.
+    /// Exit status of the process; `None` if unknown.
     pub end: Option<ProcessEnd>,
     /// Short name, chosen by the process: untrusted bytes.
     pub name: Vec<u8>,
@@ -142,8 +142,9 @@ impl Agent {
         let maps = proc::maps(self.pid)
             .ok_or_else(|| Unconfirmed::Unreadable(unreadable::maps(self.pid)))?;
         let name = self.segment.name.to_string();
-        let is_mapped = |device| {
-            mappings::has_file(&maps, device, self.segment.inode, name.as_bytes()).then_some(())
+        let is_mapped = |(major, minor)| {
+            let inode = self.segment.inode;
+            mappings::has_file(&maps, major, minor, inode, name.as_bytes()).then_some(())
         };
         let mapped = is_mapped(mappings::device(self.segment.device)).or_else(|| {
             // Some file systems show another device in maps than `stat` reports.

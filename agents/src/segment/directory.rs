@@ -123,14 +123,14 @@ impl Directory {
         Self::of(fd, self.path.join(name))
     }
 
-    /// Removes a file of this device and inode. Returns false if it was removed or replaced before,
-    /// by its process or another controller.
-    pub fn remove_file(&self, name: SegmentName, file: (u64, u64)) -> io::Result<bool> {
+    /// Removes a file if it still has this device and inode. Returns false if it was removed or
+    /// replaced before, by its process or another controller.
+    pub fn remove_file(&self, name: SegmentName, device: u64, inode: u64) -> io::Result<bool> {
         let name = name.to_string();
         let flags = nix::fcntl::AtFlags::AT_SYMLINK_NOFOLLOW;
         let how = nix::unistd::UnlinkatFlags::NoRemoveDir;
         let removed = nix::sys::stat::fstatat(&self.fd, name.as_str(), flags).and_then(|now| {
-            let is_same = (now.st_dev, now.st_ino) == file;
+            let is_same = now.st_dev == device && now.st_ino == inode;
             if is_same {
                 nix::unistd::unlinkat(&self.fd, name.as_str(), how)?;
             }
@@ -152,7 +152,7 @@ impl Directory {
     }
 }
 
-/// What is known of a file without opening it.
+/// Properties of a file that are known without opening it.
 pub struct Kind {
     /// Owner of the file.
     pub owner: u32,

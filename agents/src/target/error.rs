@@ -66,7 +66,7 @@ pub enum Error {
          that runs mem_profiler"
     )]
     FileLimit,
-    /// Its directory's filesystem cannot reserve memory.
+    /// The filesystem of the segment's directory cannot reserve memory.
     #[error(
         "the filesystem of {} cannot reserve memory for its segment (ramfs cannot): move the segments to a \
          tmpfs with MEM_PROFILER_DIR (for the program and for mem_profiler)",

@@ -70,14 +70,15 @@ pub struct KnownArgs {
 }
 
 impl KnownArgs {
-    /// Those of the files, and of the one that the variable `LSAN_OPTIONS` names. Ends where one
-    /// cannot be read.
+    /// Reads the suppressions of the given files, and of the file that the variable `LSAN_OPTIONS`
+    /// names. Exits with an error if one cannot be read.
     pub fn read(&self) -> Suppressions {
         let variable = std::env::var("LSAN_OPTIONS").unwrap_or_default();
         self.read_with(&LsanOptions::read([&*variable]))
     }
 
-    /// Those of the files, and of the one that options name.
+    /// Reads the suppressions of the given files, and of the file that `options` name. Exits with
+    /// an error if one cannot be read.
     pub fn read_with(&self, options: &LsanOptions) -> Suppressions {
         let mut all = Suppressions::default();
         let named = options.suppressions.as_ref().map(PathBuf::from);
@@ -88,7 +89,8 @@ impl KnownArgs {
     }
 }
 
-/// Given to each option: a heading of the group would also apply to what follows it.
+/// Help heading of the search options. Set on each option, because the heading of a group would
+/// also apply to the options that follow it.
 const SEARCH: &str = "The search for pointers";
 
 /// Where a search starts, and what it follows.
@@ -105,7 +107,7 @@ pub struct SearchArgs {
 
     /// Ignore the top N bits of each pointer: they hold a tag
     #[arg(help_heading = SEARCH, long, value_name = "N", default_value_t = 0, hide_default_value = true,
-          value_parser = clap::value_parser!(u32).range(0..=MOST_TAG_BITS))]
+          value_parser = clap::value_parser!(u32).range(0..=MAX_TAG_BITS))]
     pub tag_bits: u32,
 
     /// Start only from registers and stacks: not from variables, mappings, or data that the kernel
@@ -118,11 +120,11 @@ pub struct SearchArgs {
     pub no_threads: bool,
 }
 
-/// Programs have addresses of 47 bits at least.
-const MOST_TAG_BITS: i64 = 17;
+/// Maximum number of tag bits in a pointer, since user-space addresses have at least 47 bits.
+const MAX_TAG_BITS: i64 = 17;
 
 impl SearchArgs {
-    /// Some options with what is given here in their place.
+    /// Returns `options`, overridden by what was given on the command line.
     pub fn over(&self, mut options: Options) -> Options {
         if self.unaligned {
             options.alignment = 1;
@@ -156,13 +158,13 @@ pub enum LeakMode {
 }
 
 impl LeakMode {
-    /// As it is called.
+    /// Returns the mode's name on the command line.
     pub fn name(self) -> String {
         let value = self.to_possible_value();
         value.map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
-    /// Which objects are lost.
+    /// Returns the criterion by which objects count as lost.
     pub fn scope(self) -> Scope {
         match self {
             Self::Minimal | Self::Normal | Self::Strict | Self::AsIs | Self::Local => {

@@ -4,7 +4,8 @@ use std::ffi::OsString;
 
 use clap::Args;
 
-/// Given to each option: a heading of the group would also apply to what follows it.
+/// Help heading of these options. Set on each option, because the heading of a group would also
+/// apply to the options that follow it.
 const SENDING: &str = "Sending the dumps";
 
 /// Where the dumps of a session go, besides their files.

@@ -1,4 +1,4 @@
-//! Options of sessions, and of what resembles them.
+//! Options of sessions and of similar commands.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Options that say when to write dumps during a session.
+//! Options for writing dumps during a session.
 
 use std::time::Duration;
 
@@ -8,7 +8,8 @@ use nix::sys::signal::Signal;
 
 use crate::triggers::{Threshold, Triggers};
 
-/// Given to each option: a heading of the group would also apply to what follows it.
+/// Help heading of these options. Set on each option, because the heading of a group would also
+/// apply to the options that follow it.
 const DUMPS: &str = "Dumps during the session";
 
 /// When to write a dump besides the one at the end. All may be combined.
@@ -62,14 +63,14 @@ impl From<TriggerArgs> for Triggers {
     }
 }
 
-/// Least memory of a control group that can be a threshold: any process has more.
-const LEAST_THRESHOLD: u64 = 4096;
+/// Minimum threshold for a control group's memory, in bytes. Any process uses more.
+const MIN_THRESHOLD_BYTES: u64 = 4096;
 
-/// `90%`, or an amount of memory.
+/// Parses a threshold: a share of the limit (`90%`), or a number of bytes with a unit.
 pub fn threshold(text: &str) -> Result<Threshold, String> {
     let Some(percent) = text.strip_suffix('%') else {
         return match amount(text)? {
-            n if n < LEAST_THRESHOLD => Err(format!(
+            n if n < MIN_THRESHOLD_BYTES => Err(format!(
                 "less than a page: a share is written {text}%, an amount such as 2G"
             )),
             n => Ok(Threshold::Bytes(n)),
@@ -81,7 +82,7 @@ pub fn threshold(text: &str) -> Result<Threshold, String> {
     }
 }
 
-/// A signal that requests a dump.
+/// Parses the name of a signal that requests a dump, with or without `SIG`.
 pub fn dump_signal(text: &str) -> Result<Signal, String> {
     let name = text.to_ascii_uppercase();
     let name = if name.starts_with("SIG") {
@@ -98,7 +99,7 @@ pub fn dump_signal(text: &str) -> Result<Signal, String> {
     }
 }
 
-/// How many dumps to keep.
+/// Parses the number of dumps to keep.
 pub fn count(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(0) | Err(_) => Err("expected a number of dumps, at least 1".to_owned()),

@@ -1,5 +1,5 @@
-//! Hints for usage errors for which the parser of the command line has none: it knows near misses
-//! of options and commands, but not that a word is a process.
+//! Hints for usage errors that clap does not have. It suggests similar options and commands, but
+//! does not know that a word may be a process or a program.
 
 use std::ffi::OsStr;
 
@@ -9,10 +9,10 @@ use mem_agents::text;
 
 use super::Cli;
 
-/// Commands that are not about processes.
+/// Commands that take no processes.
 const WITHOUT_PROCESSES: [&str; 3] = ["completions", "man", "help"];
 
-/// The error with a hint, if there is one.
+/// Adds a hint to a usage error, if there is one.
 pub fn hinted(mut error: Error) -> Error {
     if let Some(probed) = instead(&error) {
         error = probed;
@@ -25,8 +25,8 @@ pub fn hinted(mut error: Error) -> Error {
     error
 }
 
-/// The option of `run` or `cpu run` that is nearest to one that it has not: what follows these is
-/// treated as a program, so the parser says nothing of it.
+/// Returns the option of `run` or `cpu run` that is most similar to an unknown one. clap treats an
+/// unknown option of these commands as the program to start, so it suggests nothing.
 pub fn option_like(command: &[&str], typed: &OsStr) -> Option<String> {
     let root = Cli::command();
     let found = command
@@ -45,8 +45,8 @@ pub fn option_like(command: &[&str], typed: &OsStr) -> Option<String> {
     }
 }
 
-/// A word behind an option of the plain form is not a conflict with that if there is no such
-/// command.
+/// Returns the error to report instead of `error`: if options of the plain form are followed by a
+/// word that is no command, clap reports a conflict, although the word is the mistake.
 fn instead(error: &Error) -> Option<Error> {
     let word = text_of(error, ContextKind::InvalidSubcommand)?;
     let is_conflict = error.kind() == ErrorKind::ArgumentConflict;
@@ -86,20 +86,18 @@ fn hint(error: &Error) -> Vec<String> {
     }
 }
 
-/// What a word that is neither an option nor a command may have meant.
+/// Returns hints on what a word that is neither an option nor a command may have meant.
 fn of_word(word: &str) -> Vec<String> {
     if word.starts_with('-') {
         return Vec::new();
     }
     let shown = text::shell_word(word);
     let process = format!("to select a process, use '-p {shown}'");
-    match word.bytes().all(|byte| byte.is_ascii_digit()) {
-        true => vec![process],
-        false => {
-            let program = format!("to start a program, use 'mem_profiler run {shown}'");
-            vec![process, program]
-        }
+    if word.bytes().all(|byte| byte.is_ascii_digit()) {
+        return vec![process];
     }
+    let program = format!("to start a program, use 'mem_profiler run {shown}'");
+    vec![process, program]
 }
 
 fn is_about_processes() -> bool {
@@ -113,7 +111,7 @@ mod tests {
 
     use super::*;
 
-    /// What is said of a command line.
+    /// Returns the error message for a command line.
     fn said(line: &[&str]) -> String {
         let line = [&["mem_profiler"], line].concat();
         let error = hinted(Cli::try_parse_from(line).unwrap_err());

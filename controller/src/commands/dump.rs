@@ -18,7 +18,7 @@ use crate::cpu_session::{self, remains};
 use crate::session::Outcome;
 use crate::terminal::{diagnostic, result};
 
-/// What happens to the sessions.
+/// Action on the sessions after the dump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Then {
     /// The sessions continue.

@@ -68,7 +68,7 @@ pub fn execute(args: DumpArgs) -> anyhow::Result<ExitCode> {
     Ok(super::conclude(&outcome))
 }
 
-/// What was written of one process.
+/// Files that were written for one process.
 #[derive(Default)]
 struct Left {
     peak: Option<Written>,

@@ -78,7 +78,8 @@ pub fn execute(args: SelfCheckArgs) -> anyhow::Result<ExitCode> {
         found.hide_suppressed();
     }
     if args.style != Style::Silent {
-        print(&args, &found, &check.leaks, reachable(&check, &found));
+        let (objects, bytes) = reachable(&check, &found);
+        print(&args, &found, &check.leaks, objects, bytes);
         if variables.test_alignment && !is_lsans && found.lost_samples > 0 {
             report(&[mem_leaks::test_alignment(&agent, &header, &session, &plan)?]);
         }
@@ -162,8 +163,14 @@ fn scope(mode: &str) -> Scope {
     Scope::Unreachable
 }
 
-/// Prints the result. `reachable`: objects and bytes.
-fn print(args: &SelfCheckArgs, found: &Report, leaks: &Leaks, reachable: (f64, f64)) {
+/// Prints the result of a check.
+fn print(
+    args: &SelfCheckArgs,
+    found: &Report,
+    leaks: &Leaks,
+    reachable_objects: f64,
+    reachable_bytes: f64,
+) {
     let name = text::escape(args.name.as_bytes());
     let (bytes, objects) = (leaks.total.bytes.round(), leaks.total.objects.round());
     let is_clean = leaks.total.samples == 0;
@@ -173,8 +180,8 @@ fn print(args: &SelfCheckArgs, found: &Report, leaks: &Leaks, reachable: (f64, f
         report(&[format!(
             "No leaks found for check \"{name}\" (but no 100% guarantee that there aren't any): \
              found {:.0} reachable heap objects of {:.0} bytes",
-            reachable.0.max(0.0),
-            reachable.1.max(0.0)
+            reachable_objects.max(0.0),
+            reachable_bytes.max(0.0)
         )]);
     }
     if is_clean {

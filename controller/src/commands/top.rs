@@ -92,9 +92,10 @@ fn show<F: Feed>(
 ) -> anyhow::Result<ExitCode> {
     let sort = args.sort.unwrap_or(F::Numbers::SORTS[0]);
     if F::Numbers::column(sort).is_none() {
-        cli::refuse(match args.cpu {
-            true => "CPU time is sorted by now, flat-now, cpu or flat",
-            false => "the heap is sorted by live, flat, growth, rate or age: the others need --cpu",
+        cli::refuse(if args.cpu {
+            "CPU time is sorted by now, flat-now, cpu or flat"
+        } else {
+            "the heap is sorted by live, flat, growth, rate or age: the others need --cpu"
         });
     }
     let (feed, process) = opened?;

@@ -1,4 +1,4 @@
-//! Where a session's profiles are written, and its answers to a program that has requested its own.
+//! Output of a session's profiles, and replies to a program that has requested its own profile.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -11,16 +11,16 @@ use crate::cli::CpuFormat;
 use crate::question;
 use crate::terminal;
 
-/// Where profiles are written.
+/// Destination of the profiles.
 pub(super) enum Sink {
-    /// Each into a file of its own.
+    /// One file for each process.
     Files(Output),
-    /// That of one program into the file that it has named; with its serial number.
+    /// File that a program has named for its own profile, and the program's serial number.
     Asked(Box<Asked>, u64),
 }
 
 impl Sink {
-    /// Becomes readable when there is a question.
+    /// Returns a descriptor that becomes readable when a request arrives.
     pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Files(_) => None,
@@ -29,7 +29,7 @@ impl Sink {
     }
 }
 
-/// Files of their own for profiles, which can be written.
+/// Opens the output for one file per process. Fails if its directory cannot be written.
 pub(super) fn files(settings: &Settings) -> io::Result<Sink> {
     let suffix = match settings.format {
         CpuFormat::Cpu => output::CPU,
@@ -39,7 +39,7 @@ pub(super) fn files(settings: &Settings) -> io::Result<Sink> {
 }
 
 impl Run {
-    /// Tells the process that requested the session that it has begun.
+    /// Tells the process that requested the session that sampling has started.
     pub(super) fn begin(&mut self) -> io::Result<()> {
         if let Sink::Asked(asked, _) = &self.sink {
             asked.clear()?;
@@ -50,17 +50,18 @@ impl Run {
         Ok(())
     }
 
-    /// Whether anything is sampled that was requested.
+    /// Returns true while a requested program is running.
     pub(super) fn is_anybody_left(&self) -> bool {
         let mut running = self.recording.running();
         match &self.sink {
             Sink::Files(_) => running.next().is_some(),
-            // What the process executes later has not asked.
+            // A program that the process executes later has not requested a profile.
             Sink::Asked(_, serial) => running.any(|process| process.serial == *serial),
         }
     }
 
-    /// Answers requests of the program that requested the profile. Whether one of them ends it.
+    /// Answers pending requests of the program that requested the profile. Returns true if one of
+    /// them ends the session.
     pub(super) fn answer(&mut self) -> bool {
         let mut ends = false;
         while let Sink::Asked(asked, _) = &self.sink
@@ -80,20 +81,20 @@ impl Run {
                     continue;
                 }
             };
-            // Who does not wait for it has ended.
+            // This fails only if the program no longer waits for the reply.
             let _ = question::answer(&mut stream, answer.as_bytes());
         }
         ends
     }
 
-    /// How many samples there are of a process so far.
+    /// Returns the number of samples of a process so far.
     fn samples(&mut self, pid: i32) -> u64 {
         self.engine.show(&mut self.recording, pid);
         let process = self.recording.process(pid);
         process.map_or(0, |process| process.counts.samples)
     }
 
-    /// Writes what there is so far into the file that the program has named.
+    /// Writes the profile so far into the file that the program has named.
     fn flush(&mut self) -> io::Result<()> {
         let session = self.session();
         let Sink::Asked(asked, serial) = &mut self.sink else {
@@ -109,8 +110,8 @@ impl Run {
         };
         let description = description.unwrap_or_else(|| Description::by_code(process));
         let mut bytes = Vec::new();
-        let of = (process, &description);
-        session.write(of, self.recording.symbols(), 0, &mut bytes)?;
+        let symbols = self.recording.symbols();
+        session.write(process, &description, symbols, 0, &mut bytes)?;
         match &mut self.sink {
             Sink::Asked(asked, _) if asked.is_rewritable() => asked.write(&bytes),
             _ => Ok(()),

@@ -1,7 +1,7 @@
-//! A profile that a program requests itself (`agent/src/cpu_profile.rs`): it is written into the
-//! file that the program named. Over a socket whose name it was given, the program queries the
-//! state, has the profile written early, and ends it. It keeps no descriptor for that, since
-//! programs close descriptors that they do not know.
+//! CPU profile that a program requests of itself (`agent/src/cpu_profile.rs`), written into the
+//! file that the program named. The program sends its requests (number of samples, flush, stop) to
+//! a socket whose name it received. It connects anew for each request, because programs may close
+//! descriptors that they have not opened.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -16,25 +16,25 @@ use anyhow::{Context, bail};
 use mem_agents::text;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 
-/// How long a question may take to arrive.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// Longest question.
-const LONGEST: u64 = 16;
-/// How many names are tried for the socket.
+/// Timeout for reading a request and for writing its reply.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
+/// Maximum length of a request.
+const MAX_REQUEST_BYTES: u64 = 16;
+/// Maximum number of names that are tried for the socket.
 const ATTEMPTS: u32 = 16;
 
-/// What the program asks.
+/// Request of a program about its own profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Question {
-    /// How many samples there are.
+    /// Query of the number of samples so far.
     Samples,
-    /// To have them written.
+    /// Request to write the profile so far.
     Flush,
-    /// To have them written, and no more taken.
+    /// Request to end the session and to write the profile.
     Stop,
 }
 
-/// The file and the socket.
+/// Output file of a program's own profile, and the socket for its requests.
 pub struct Asked {
     pid: i32,
     path: PathBuf,
@@ -45,12 +45,12 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// For this process. The file exists from now on, and keeps its content until sampling has
-    /// begun.
+    /// Opens the file and the socket for this process. Creates the file if it does not exist, but
+    /// keeps its content until sampling has started.
     pub fn open(pid: i32, path: &Path) -> anyhow::Result<Self> {
         let mut options = OpenOptions::new();
         options.write(true).create(true).mode(0o666);
-        // A pipe without a reader is refused, rather than waited for.
+        // `O_NONBLOCK`: opening a FIFO without a reader fails instead of blocking.
         options.custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);
         let file = options.open(path).map_err(|error| explain(path, &error))?;
         let is_regular = file.metadata()?.is_file();
@@ -65,35 +65,36 @@ impl Asked {
         })
     }
 
-    /// The process.
+    /// Returns the pid of the process.
     pub fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// The file's path, as the program wrote it.
+    /// Returns the file's path as the program gave it.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The socket's name, in the abstract namespace.
+    /// Returns the socket's name in the abstract namespace.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Becomes readable when there is a question.
+    /// Returns the socket's descriptor, which becomes readable when a request arrives.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// Throws away what the file has.
+    /// Truncates the file, if it is a regular one.
     pub fn clear(&self) -> io::Result<()> {
-        match self.is_regular {
-            true => self.file.set_len(0),
-            false => Ok(()),
+        if self.is_regular {
+            self.file.set_len(0)
+        } else {
+            Ok(())
         }
     }
 
-    /// Whether it can be written more than once.
+    /// Returns true if the file can be written more than once.
     pub fn is_rewritable(&self) -> bool {
         self.is_regular
     }
@@ -104,18 +105,22 @@ impl Asked {
             self.file.seek(SeekFrom::Start(0))?;
         }
         let written = self.file.write_all(profile);
-        let written = written.and_then(|()| match self.is_regular {
-            true => self.file.set_len(profile.len() as u64),
-            false => Ok(()),
+        let written = written.and_then(|()| {
+            if self.is_regular {
+                self.file.set_len(profile.len() as u64)
+            } else {
+                Ok(())
+            }
         });
         written.map_err(|error| {
-            // The failure is reported.
+            // The write error is reported; one while truncating adds nothing.
             let _ = self.clear();
             io::Error::other(format!("{}: {error}", text::path(&self.path)))
         })
     }
 
-    /// The next question, and who waits for its answer.
+    /// Returns the next request, and the stream for its reply. Skips malformed requests and those
+    /// of other processes. `None`: no request is pending.
     pub fn next(&self) -> Option<(Question, UnixStream)> {
         loop {
             let (stream, _) = self.socket.accept().ok()?;
@@ -131,10 +136,12 @@ impl Asked {
             bail!("process {} is somebody else", peer.pid());
         }
         stream.set_nonblocking(false)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
+        stream.set_write_timeout(Some(REQUEST_TIMEOUT))?;
         let mut question = String::new();
-        stream.take(LONGEST).read_to_string(&mut question)?;
+        stream
+            .take(MAX_REQUEST_BYTES)
+            .read_to_string(&mut question)?;
         Ok(match &question[..] {
             "samples" => Question::Samples,
             "flush" => Question::Flush,
@@ -144,7 +151,8 @@ impl Asked {
     }
 }
 
-/// A socket that nobody else has, as files in directories might be.
+/// Binds a socket in the abstract namespace under a new name. Unlike a socket in a directory, it
+/// cannot be replaced by others.
 fn bind() -> anyhow::Result<(UnixListener, String)> {
     let mut bound = Err(io::Error::from(io::ErrorKind::AddrInUse));
     for attempt in 0..ATTEMPTS {

@@ -1,4 +1,4 @@
-//! A process's name and the like, read while it exists.
+//! Name, executable and command line of a process, read while it exists.
 
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -9,26 +9,26 @@ use mem_agents::process;
 use mem_agents::text;
 use proc::Stat;
 
-/// A process as users know it.
+/// Description of a process for users.
 #[derive(Clone, Debug, Default)]
 pub struct Description {
-    /// Its name.
+    /// Display name.
     pub name: Vec<u8>,
-    /// Its executable.
+    /// Path of the executable; `None` if unknown.
     pub exe: Option<PathBuf>,
-    /// Its command line.
+    /// Command line; empty if unknown.
     pub command_line: Vec<Vec<u8>>,
 }
 
 impl Description {
-    /// Reads it; `None` if it is gone.
+    /// Reads the description of a process. `None`: the process has exited.
     pub fn read(pid: i32) -> Option<Self> {
         let stat = Stat::of(pid)?;
         let exe = proc::exe(pid);
         let command_line = proc::command_line(pid);
         let name = match &exe {
             Some(exe) => process::display_name(&stat.comm, exe, &command_line),
-            // A thread of the kernel, or a process that we may not look at.
+            // A kernel thread, or a process that we may not examine.
             None => stat.comm,
         };
         Some(Self {
@@ -38,8 +38,8 @@ impl Description {
         })
     }
 
-    /// For a process that ended before it could be read: by its first mapping, which is its
-    /// executable's.
+    /// Describes a process that exited before it could be read. Takes the name of its first
+    /// file-backed mapping, which is normally the executable.
     pub fn by_code(process: &Process) -> Self {
         let path = process.space.ranges().iter().map(|range| &range.path[..]);
         let exe = path.into_iter().find(|path| path.starts_with(b"/"));
@@ -54,8 +54,8 @@ impl Description {
         }
     }
 
-    /// Its executable, if that has no build id by which its file would be known again, and is the
-    /// file of that name here.
+    /// Returns the executable's path if the file has no build id, so that users have to pass it to
+    /// get symbols. `None` if it has one, or if another file is at the path here.
     pub fn nameless(&self, process: &Process) -> Option<PathBuf> {
         let exe = self.exe.as_ref()?;
         let ranges = process.space.ranges().iter();
@@ -66,14 +66,15 @@ impl Description {
         (!has_id(first) && !own.any(has_id) && is_it()).then(|| exe.clone())
     }
 
-    /// Whether it is of this program: the process may execute another one meanwhile.
+    /// Returns true if the description is plausible for this program. The process may have executed
+    /// another program in between.
     pub fn fits(&self, process: &Process) -> bool {
         let ranges = process.space.ranges();
         let exe = self.exe.as_ref().map(|exe| exe.as_os_str().as_bytes());
         ranges.is_empty() || exe.is_none_or(|exe| ranges.iter().any(|range| &*range.path == exe))
     }
 
-    /// `NAME (PID)`
+    /// Formats the title `NAME (PID)`.
     pub fn title(&self, pid: i32) -> String {
         format!("{} ({pid})", text::escape(&self.name))
     }

@@ -1,5 +1,4 @@
-//! The end of a session: a profile of each process that was sampled, and the reason for each that was
-//! not.
+//! End of a session: writes a profile of each sampled process, and reports why others have none.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
@@ -18,10 +17,11 @@ use crate::launch::Launched;
 use crate::terminal;
 
 impl Run {
-    /// Writes what was sampled.
+    /// Ends sampling, writes the profiles, and reports processes without samples.
     pub(super) fn finish(&mut self) {
         self.engine.finish(&mut self.recording);
-        // Writing may take a while, and needs files: nothing of the processes is held by then.
+        // Writing may take a while and needs descriptors, so the engine lets go of the processes
+        // first.
         self.engine.close();
         self.raised = None;
         proc::reserve_files(0);
@@ -42,7 +42,7 @@ impl Run {
             let description = known.unwrap_or_else(|| Description::by_code(process));
             // A program that requested a file gets one, even without a sample.
             if process.is_sampled() || matches!(self.sink, Sink::Asked(..)) {
-                self.write((process, &description), &session, &symbols);
+                self.write(process, &description, &session, &symbols);
                 told.insert(process.pid);
             }
         }
@@ -77,15 +77,15 @@ impl Run {
         }
     }
 
-    /// Counts the time of processes that ended before the engine knew of them, where that is known:
-    /// a program that we started and waited for has it with its own, if it waited for them. `seen`:
-    /// what is known of all others.
+    /// Counts the CPU time of descendants that exited before the engine noticed them. It is part of
+    /// the children's time that the kernel reports for a program that we have waited for, provided
+    /// that the program waited for them. `seen`: CPU time of all known processes, in nanoseconds.
     fn count_unseen(&mut self, seen: u64) {
         let has_ended = |child: &Launched| child.status.is_some();
         if self.child.as_ref().is_some_and(has_ended) {
             let all = waited_ns().saturating_sub(self.waited_before_ns);
             let unseen = all.saturating_sub(seen);
-            // Clocks are not read at one moment, and count in ticks where the kernel does.
+            // The clocks are not read at the same moment, and some kernels count in ticks.
             if unseen > all / 50 {
                 self.outcome.silent.cpu_ns += unseen;
                 self.outcome.silent.unseen_ns = unseen;
@@ -93,9 +93,9 @@ impl Run {
         }
     }
 
-    /// Says which of the requested processes have no samples, because they used so little time:
-    /// those that used less than one sample stands for are reported together. That is a failure,
-    /// unless the session is beside another one.
+    /// Reports requested processes without samples. Those that used less time than one sampling
+    /// period are reported together. Each counts as a failure, unless the session runs together
+    /// with a heap session.
     fn tell_idle(&mut self, idle: &[(String, &Process)]) {
         let mode = self.settings.mode;
         let period = 1_000_000_000 / u64::from(self.settings.rate.max(1));
@@ -113,14 +113,15 @@ impl Run {
             let titles: Vec<&str> = together.iter().map(|(title, _)| &title[..]).collect();
             terminal::diagnostic(&idle_together(&titles, most, mode));
         }
-        match self.expects_samples {
-            true => self.outcome.failures += idle.len(),
-            false => self.outcome.idle += idle.len(),
+        if self.expects_samples {
+            self.outcome.failures += idle.len();
+        } else {
+            self.outcome.idle += idle.len();
         }
     }
 
-    /// Says which processes had no samples because their programs are for another machine. If there
-    /// are no others, that is a failure.
+    /// Reports processes without samples because their programs are for another architecture.
+    /// Counts them as failures if no profile was written.
     fn tell_foreign(&mut self, foreign: BTreeMap<Machine, (i32, usize)>) {
         let mut all = 0;
         for (machine, (one, count)) in foreign {
@@ -135,8 +136,8 @@ impl Run {
         }
     }
 
-    /// Says which of the program's processes could not be sampled. If none could, that is a
-    /// failure; short-lived ones do not count as failures.
+    /// Reports which of the program's processes could not be sampled. Counts them as failures if no
+    /// profile was written. Short-lived processes are never failures.
     fn tell_refusals(&mut self, told: &HashSet<i32>) {
         let mut refused = 0;
         for (why, mut pids) in self.engine.refusals() {
@@ -171,20 +172,20 @@ impl Run {
 
     pub(super) fn write(
         &mut self,
-        (process, description): (&Process, &Description),
+        process: &Process,
+        description: &Description,
         session: &Session,
         symbols: &Symbols,
     ) {
         let title = description.title(process.pid);
-        let of = (process, description);
         let written = match &mut self.sink {
             Sink::Files(output) => output.write(&description.name, process.pid, |number, file| {
-                session.write(of, symbols, number, file)
+                session.write(process, description, symbols, number, file)
             }),
             Sink::Asked(_, serial) if *serial != process.serial => return,
             Sink::Asked(asked, _) => {
                 let mut bytes = Vec::new();
-                let written = session.write(of, symbols, 0, &mut bytes);
+                let written = session.write(process, description, symbols, 0, &mut bytes);
                 let written = written.and_then(|()| asked.write(&bytes));
                 written.map(|()| asked.path().to_owned())
             }
@@ -204,7 +205,7 @@ impl Run {
     }
 }
 
-/// CPU time of this process's children, and theirs, as far as they were waited for.
+/// Returns the CPU time of this process's descendants that were waited for, in nanoseconds.
 pub(super) fn waited_ns() -> u64 {
     let usage = getrusage(UsageWho::RUSAGE_CHILDREN);
     let ns = |usage: Usage| {
@@ -215,12 +216,12 @@ pub(super) fn waited_ns() -> u64 {
     usage.map_or(0, ns)
 }
 
-/// Maximum number of processes that are named in a line.
-const MOST_NAMED: usize = 8;
+/// Maximum number of processes named in one message.
+const MAX_NAMED_PROCESSES: usize = 8;
 
-/// Several processes that used hardly any time, at most `most` nanoseconds each.
+/// Formats the message about several processes that used at most `most` nanoseconds each.
 fn idle_together(titles: &[&str], most: u64, mode: Mode) -> String {
-    let (named, others) = titles.split_at(titles.len().min(MOST_NAMED));
+    let (named, others) = titles.split_at(titles.len().min(MAX_NAMED_PROCESSES));
     let others = match others.len() {
         0 => String::new(),
         n => format!(" and {n} others"),
@@ -236,7 +237,7 @@ fn idle_together(titles: &[&str], most: u64, mode: Mode) -> String {
     format!("{all} processes have no samples, since they used {time}: {named}{others}")
 }
 
-/// Processes, by the one with the lowest number.
+/// Formats a group of processes by its lowest pid and its size.
 fn these(first: i32, all: usize) -> String {
     match all {
         1 => format!("process {first}"),
@@ -245,20 +246,22 @@ fn these(first: i32, all: usize) -> String {
     }
 }
 
-/// The same where the reason is known.
+/// Formats the message about a requested process without samples, for a known reason.
 fn nothing_for(process: &Process, why: &str) -> String {
     let time = text::short_time(Duration::from_nanos(process.cpu_ns()));
     format!("no samples of its {time} of CPU time: {why}")
 }
 
-/// Why there is no sample of a requested process.
+/// Formats the message about a requested process without samples, with advice.
 fn nothing(process: &Process, mode: Mode) -> String {
     let time = Duration::from_nanos(Times::of(process, mode).all);
     let time = text::short_time(time);
-    let end = match process.is_over {
-        true => "; it has ended",
-        false if proc::is_stopped(process.pid) => "; it is stopped (kill -CONT continues it)",
-        false => "",
+    let end = if process.is_over {
+        "; it has ended"
+    } else if proc::is_stopped(process.pid) {
+        "; it is stopped (kill -CONT continues it)"
+    } else {
+        ""
     };
     let when = match mode {
         Mode::Cpu => ", or when it is busy",

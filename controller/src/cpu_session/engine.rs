@@ -1,4 +1,4 @@
-//! What takes the samples: the best engine that is allowed, found by trying.
+//! Sampling engines behind one interface. The best permitted engine is found by trying.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::BorrowedFd;
@@ -13,36 +13,37 @@ use super::member::Trouble;
 use super::timers::name_lines;
 use crate::cli::EngineName;
 
-/// What part the agents have that processes carry.
+/// Role of the agents in processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Agents {
-    /// They take the samples where nothing better is allowed.
+    /// Agents take the samples where no better engine is permitted. Their sessions are started
+    /// here.
     Asked,
-    /// The same, in sessions that another session of this program begins.
+    /// Like `Asked`, but a heap session of this program starts the agents' sessions.
     Beside,
 }
 
-/// What takes the samples, and why nothing better does.
+/// Engine in use, and the reasons why better ones are not.
 pub struct Engine {
     taker: Taker,
-    /// What sees threads that wait, if they are requested.
+    /// Sampler of waiting threads, if off-CPU time is requested.
     waiting: Option<Waiting>,
     sampling: Sampling,
-    /// What samples if agents that were chosen for their lines of Python do not.
+    /// Opened perf events, in reserve while agents sample for their Python lines.
     reserve: Option<Box<Perf>>,
-    /// Processes that it samples since then, and why not before.
+    /// Processes that the reserve has taken over during the session, with the reason for display.
     late: HashMap<i32, String>,
-    /// Why better ones are not used, and what that costs.
+    /// Reasons why better engines are not used, with the consequences.
     pub fallbacks: Vec<String>,
-    /// How many of them were reported.
+    /// Number of `fallbacks` that were reported.
     told: usize,
     may_change: bool,
-    /// Whether lines of Python are wanted, where there are any.
+    /// True if the output can hold Python lines.
     wants_lines: bool,
     agents: Agents,
-    /// When the processes were examined, if nothing else does.
+    /// Time of the last check for exited processes. Used only if there is no engine that notices.
     looked: Option<Instant>,
-    /// What is still known of it after its end.
+    /// Facts about the engine that are kept after its end.
     closed: Option<Closed>,
 }
 
@@ -50,7 +51,7 @@ struct Closed {
     name: String,
     lost: u64,
     kernel_hidden: Option<String>,
-    /// Why nothing was sampled of a process.
+    /// Reasons why processes were not sampled, by pid.
     troubles: HashMap<i32, String>,
 }
 
@@ -58,14 +59,15 @@ enum Taker {
     Perf(Box<Perf>),
     Ptrace(Box<Ptrace>),
     Inside(Box<Inside>),
-    /// Only what waits is sampled.
+    /// Only waiting threads are sampled, or the engine is closed.
     Nothing,
 }
 
 impl Engine {
-    /// The one that was requested, or the best that is allowed.
+    /// Opens the engine that was requested, or the best that is permitted.
     pub fn choose(
-        (wanted, mode): (Option<EngineName>, Mode),
+        wanted: Option<EngineName>,
+        mode: Mode,
         sampling: Sampling,
         agents: Agents,
     ) -> Result<Self, Refusal> {
@@ -97,7 +99,9 @@ impl Engine {
         }
         match Perf::open(sampling) {
             Ok(perf) => {
-                engine.fallbacks.extend(perf.small_buffers().map(small));
+                let small = perf.small_buffers();
+                let small = small.map(|(bytes, wanted)| describe_small_buffers(bytes, wanted));
+                engine.fallbacks.extend(small);
                 engine.taker = Taker::Perf(Box::new(perf));
             }
             Err(refusal) if engine.may_change => engine.fall_back(&refusal),
@@ -106,10 +110,10 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Without perf events: the agents, and ptrace where there are none.
+    /// Replaces refused perf events by the agents, and by ptrace where there are no agents.
     fn fall_back(&mut self, refusal: &Refusal) {
-        // A program that we start may be traced, and carries no agent unless that was requested.
-        // Waiting threads are seen with the permissions needed for tracing.
+        // A program that we start may always be traced, and carries no agent unless that was
+        // requested. Sampling waiting threads needs the same permissions as tracing.
         if self.sampling.children || self.waiting.is_some() {
             let missed = if self.sampling.children { MISSED } else { "" };
             self.fallbacks.push(format!("{refusal}; {STOPPED}{missed}"));
@@ -120,20 +124,20 @@ impl Engine {
         }
     }
 
-    /// What it samples is written in a format that has no lines of Python.
+    /// Tells the engine that the output format has no Python lines.
     pub fn leave_lines_out(&mut self) {
         self.wants_lines = false;
     }
 
-    /// What has to be said that was not said yet.
+    /// Returns the fallbacks that were not reported yet.
     pub fn news(&mut self) -> Vec<String> {
         let news = self.fallbacks[self.told..].to_vec();
         self.told = self.fallbacks.len();
         news
     }
 
-    /// The processes that could not be sampled, by the reason. Not those that never noticed: short
-    /// programs do not.
+    /// Returns the processes that could not be sampled, by reason. Excludes those that never
+    /// noticed the session, since short programs do not.
     pub fn refusals(&self) -> BTreeMap<&str, Vec<i32>> {
         let mut all: BTreeMap<&str, Vec<i32>> = BTreeMap::new();
         let troubles = self.closed.iter().flat_map(|closed| &closed.troubles);
@@ -145,40 +149,40 @@ impl Engine {
         all
     }
 
-    /// Why nothing was sampled of a process, if that is known.
+    /// Returns the reason why a process was not sampled, if it is known.
     pub fn trouble(&self, pid: i32) -> Option<&str> {
         let closed = self.closed.as_ref()?;
         closed.troubles.get(&pid).map(String::as_str)
     }
 
-    /// Takes in what the program that is about to be started samples by itself, if it does.
+    /// Tells the agents' engine where the program that is about to be started will put its segments.
     pub fn follow_agents(&mut self, discovery: Discovery) {
         if let Taker::Inside(inside) = &mut self.taker {
             inside.timers.follow(discovery);
         }
     }
 
-    /// Makes agents end their sessions some time after this, if nobody else does.
+    /// Sets the length after which agents end their sessions by themselves if no controller does.
     pub fn limit(&mut self, length: Option<Duration>) {
         if let Taker::Inside(inside) = &mut self.taker {
             inside.timers.limit(length);
         }
     }
 
-    /// Whether agents sample.
+    /// Returns true if the agents take the samples.
     pub fn is_inside(&self) -> bool {
         matches!(self.taker, Taker::Inside(_))
     }
 
-    /// Reads what takes long before a process is sampled.
+    /// Does the slow part of preparing a process before its sampling starts.
     pub fn prepare(&self, pid: i32, recording: &mut Recording) {
         if matches!(self.taker, Taker::Perf(_)) {
             recording.prepare(pid);
         }
     }
 
-    /// Samples these processes, the first time all that run already; returns those that cannot be,
-    /// with the reason.
+    /// Starts sampling these processes. Returns those that cannot be sampled, with the reason. The
+    /// first call has to name all requested processes, since it may still change the engine.
     pub fn attach(&mut self, pids: &[i32], recording: &mut Recording) -> Vec<(i32, Refusal)> {
         if self.prefer_lines(pids, recording) {
             return Vec::new();
@@ -210,8 +214,9 @@ impl Engine {
         refused
     }
 
-    /// Agents see the lines of Python that processes run, and perf events do not: where all of them
-    /// run it, and their agents can sample, the agents do. Whether they sample now.
+    /// Lets the agents sample instead of perf events if all processes run Python and have agents
+    /// that can sample: agents see Python lines, and perf events do not. Returns true if the agents
+    /// sample now.
     fn prefer_lines(&mut self, pids: &[i32], recording: &mut Recording) -> bool {
         let may = self.may_change
             && self.wants_lines
@@ -241,7 +246,8 @@ impl Engine {
         true
     }
 
-    /// Perf events in the place of agents that were chosen for their lines and cannot sample.
+    /// Switches from the agents back to perf events if an agent that was chosen for its Python
+    /// lines cannot sample.
     fn give_up_lines(&mut self, recording: &mut Recording) {
         let Taker::Inside(inside) = &mut self.taker else {
             return;
@@ -262,7 +268,7 @@ impl Engine {
                 if let Err(refusal) = perf.attach(pid, recording) {
                     self.fallbacks.push(refusal.to_string());
                 }
-                // What it has used since has no sample, and is known.
+                // CPU time between the start and now is known, but has no samples.
                 if let (Some(process), Some(begun)) = (recording.process(pid), begun) {
                     process.begin(begun);
                 }
@@ -271,18 +277,18 @@ impl Engine {
         }
     }
 
-    /// Samples what this thread is about to start. Whether the program must be attached once it
-    /// runs.
+    /// Prepares to sample the program that this thread is about to start. Returns true if the
+    /// program must be attached once it runs.
     pub fn attach_children(&mut self) -> Result<bool, Refusal> {
         match &mut self.taker {
             Taker::Perf(perf) => perf.attach_children().map(|()| false),
-            // It begins by itself.
+            // The program's agent starts its session by itself.
             Taker::Inside(_) => Ok(false),
             Taker::Ptrace(_) | Taker::Nothing => Ok(true),
         }
     }
 
-    /// Its name in profiles.
+    /// Returns the engine's name for profiles.
     pub fn name(&self) -> String {
         if let Some(closed) = &self.closed {
             return closed.name.clone();
@@ -299,7 +305,7 @@ impl Engine {
         }
     }
 
-    /// What profiles say of it.
+    /// Returns the facts about sampling that profiles hold.
     pub fn facts(&self, mode: Mode) -> format::Sampling {
         format::Sampling {
             engine: self.name(),
@@ -312,7 +318,7 @@ impl Engine {
         }
     }
 
-    /// Why the kernel's part is not seen, if it is not.
+    /// Explains why kernel frames are not visible; `None` if they are.
     pub fn kernel_hidden(&self) -> Option<String> {
         if let Some(closed) = &self.closed {
             return closed.kernel_hidden.clone();
@@ -330,7 +336,7 @@ impl Engine {
         }
     }
 
-    /// Samples that the kernel had no room for, where it is not known whose they were.
+    /// Returns the number of samples that the kernel dropped and that belong to no known process.
     pub fn lost(&self) -> u64 {
         if let Some(closed) = &self.closed {
             return closed.lost;
@@ -341,7 +347,8 @@ impl Engine {
         }
     }
 
-    /// What becomes readable before [`collect`](Self::collect) is due.
+    /// Returns descriptors that become readable when [`collect`](Self::collect) should be called
+    /// early.
     pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         match &self.taker {
             Taker::Perf(perf) => perf.descriptors().collect(),
@@ -349,7 +356,7 @@ impl Engine {
         }
     }
 
-    /// The longest time until it is due.
+    /// Returns the maximum time until the next [`collect`](Self::collect).
     pub fn pause(&self) -> Duration {
         let pause = match &self.taker {
             Taker::Perf(perf) => perf.due(),
@@ -361,7 +368,7 @@ impl Engine {
         waiting.map_or(pause, |waiting| waiting.due().min(pause))
     }
 
-    /// Records what was sampled since the last time.
+    /// Records the samples since the last call.
     pub fn collect(&mut self, recording: &mut Recording) {
         match &mut self.taker {
             Taker::Perf(perf) => perf.collect(recording),
@@ -386,8 +393,8 @@ impl Engine {
         }
     }
 
-    /// The same, with all that processes have counted by themselves, for live views. Why this one
-    /// is not sampled, if that is known.
+    /// Like [`collect`](Self::collect), but also reads the counts of agents and of events so far,
+    /// for live views. Returns the reason why process `pid` is not sampled, if that is known.
     pub fn show(&mut self, recording: &mut Recording, pid: i32) -> Option<String> {
         self.collect(recording);
         match &mut self.taker {
@@ -401,7 +408,8 @@ impl Engine {
         None
     }
 
-    /// Ends it: counts what has no sample yet, and lets go of the processes.
+    /// Ends sampling: records the last samples and the time without samples, then closes the
+    /// engine.
     pub fn finish(&mut self, recording: &mut Recording) {
         match &mut self.taker {
             Taker::Perf(perf) => perf.finish(recording),
@@ -422,8 +430,8 @@ impl Engine {
         }
     }
 
-    /// Closes all events, and lets go of all threads: profiles take time to write, and a program
-    /// may keep running for long. What is known of the engine can still be requested.
+    /// Closes all events and detaches from all threads, because profiles take time to write and a
+    /// program may run on for long. The engine's facts stay available.
     pub fn close(&mut self) {
         let closed = Closed {
             name: self.name(),
@@ -438,8 +446,8 @@ impl Engine {
     }
 }
 
-/// What small buffers cost.
-fn small((bytes, wanted): (usize, usize)) -> String {
+/// Formats the message about perf buffers that are smaller than wanted, both in bytes.
+fn describe_small_buffers(bytes: usize, wanted: usize) -> String {
     format!(
         "only {} of {} KiB may be locked for perf's buffers, so samples may be lost: raise \
          kernel.perf_event_mlock_kb or ulimit -l",
@@ -448,8 +456,8 @@ fn small((bytes, wanted): (usize, usize)) -> String {
     )
 }
 
-/// Whether agents take samples of these processes at this rate rather than what is outside, as far
-/// as can be told before a process is attached.
+/// Predicts whether the agents will take the samples of these processes, as far as that is known
+/// before attaching.
 pub fn samples_inside(engine: Option<EngineName>, rate: u32, pids: &[i32]) -> bool {
     let sampling = Sampling {
         rate,
@@ -461,18 +469,18 @@ pub fn samples_inside(engine: Option<EngineName>, rate: u32, pids: &[i32]) -> bo
     }
 }
 
-/// Why agents sample where perf events are allowed, and what that costs.
+/// Message: agents sample although perf events are permitted.
 const FOR_LINES: &str = ", whose lines the agent names: instead of perf events, it takes the \
                          samples, by timers and a signal, and time spent in the kernel counts for \
                          the calls that lead there (--engine perf sees the kernel, but no lines of \
                          Python)";
-/// What is missing where agents that would name lines cannot sample.
+/// Message: perf events sample because agents that see Python lines cannot.
 const NO_LINES: &str = "; instead perf events sample it, which see no lines of Python";
 
-/// What is not seen either where children are looked for.
+/// Message: ptrace misses short-lived children.
 const MISSED: &str = "; processes that end within some milliseconds are missed";
 
-/// What agents do not see.
+/// Message: agents do not see kernel frames.
 pub const ONLY_ITSELF: &str = "timers do not see the kernel: time spent there counts for the calls \
                                that lead there";
 
@@ -486,8 +494,8 @@ mod tests {
             rate: 99,
             children: false,
         };
-        let wanted = (Some(EngineName::Ptrace), Mode::Cpu);
-        let mut engine = Engine::choose(wanted, sampling, Agents::Asked).unwrap();
+        let wanted = Some(EngineName::Ptrace);
+        let mut engine = Engine::choose(wanted, Mode::Cpu, sampling, Agents::Asked).unwrap();
         let known = |engine: &Engine| (engine.name(), engine.lost(), engine.kernel_hidden());
         let before = known(&engine);
         assert_eq!(before.0, "ptrace");

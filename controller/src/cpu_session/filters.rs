@@ -1,23 +1,23 @@
-//! Seccomp filters under which the agent's timers are allowed.
+//! Tests whether our seccomp filters allow the system calls of the agent's timers.
 //!
-//! A filter may kill a process for a system call, and cannot be queried. But a program that we
-//! start has our filters, and filters never go away: as long as it has as many as we have, they are
-//! the same ones. So a child of ours, which may be killed, tries the calls.
+//! A filter cannot be queried, and may kill the process for a system call. So a child of ours tries
+//! the calls. The result also holds for a program that we start: it inherits our filters, and
+//! filters cannot be removed, so as long as it has as many as we have, they are the same.
 
 // Decision 49: a child tests the timers under seccomp filters.
 use std::mem::zeroed;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A filter of ours decides about system calls (`Seccomp` in `/proc/PID/status`).
+/// Value of `Seccomp` in `/proc/PID/status` for a process under a filter.
 const FILTERED: u32 = 2;
-/// Bytes for a part of the list of threads.
-const LISTED: usize = 4096;
-/// CPU time in which a timer must have fired, in nanoseconds.
-const PATIENCE: i64 = 500_000_000;
+/// Size of the buffer for `getdents64`, in bytes.
+const LIST_BYTES: usize = 4096;
+/// CPU time within which the timer must fire, in nanoseconds.
+const TIMER_TIMEOUT_NS: i64 = 500_000_000;
 
-/// How many filters this process is under, if there are any and they let pass what the agent's
-/// timers need.
+/// Returns the number of filters on this process, if there are any and all of them allow the system
+/// calls of the agent's timers.
 pub fn that_let_timers_pass() -> Option<u32> {
     let (mode, filters) = proc::seccomp(std::process::id() as i32);
     (mode == FILTERED && filters > 0 && passes_in_a_child()).then_some(filters)
@@ -52,8 +52,8 @@ fn done(result: impl Into<i64>) -> Option<i64> {
     (result >= 0).then_some(result)
 }
 
-/// Makes each system call of a session that samples CPU time (`agent/src/timers.rs`), as it is made
-/// there. In a child without other threads: nothing here allocates or locks.
+/// Makes each system call of the agent's CPU sessions (`agent/src/timers.rs`) with the same
+/// arguments. Runs in a forked child of a process with threads, so nothing here allocates or locks.
 fn try_all() -> Option<()> {
     // SAFETY: numbers only; no core of this process is wanted if a filter kills it.
     unsafe {
@@ -87,14 +87,19 @@ fn try_all() -> Option<()> {
 }
 
 fn list_threads() -> Option<()> {
-    let mut list = [0u64; LISTED / 8];
+    let mut list = [0u64; LIST_BYTES / 8];
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
     // SAFETY: a terminated path, a descriptor of ours, and memory for as much as is requested.
     unsafe {
         let path = c"/proc/self/task".as_ptr();
         let list_fd = done(libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path, flags))?;
         let into = list.as_mut_ptr();
-        done(libc::syscall(libc::SYS_getdents64, list_fd, into, LISTED))?;
+        done(libc::syscall(
+            libc::SYS_getdents64,
+            list_fd,
+            into,
+            LIST_BYTES,
+        ))?;
         done(libc::syscall(libc::SYS_close, list_fd))?;
     }
     Some(())
@@ -115,7 +120,7 @@ fn ask_for_the_thread_s_memory() -> Option<()> {
     Some(())
 }
 
-/// Makes a timer of this thread's clock fire once.
+/// Makes a timer on this thread's CPU clock fire once.
 fn fire(signal: i32) -> Option<()> {
     // SAFETY: takes nothing.
     let tid = unsafe { libc::getpid() };
@@ -142,7 +147,7 @@ fn fire(signal: i32) -> Option<()> {
         while !FIRED.load(Ordering::Relaxed) {
             done(libc::clock_gettime(clock, &raw mut used))?;
             let ns = used.tv_sec * 1_000_000_000 + used.tv_nsec;
-            done(PATIENCE - ns)?;
+            done(TIMER_TIMEOUT_NS - ns)?;
         }
         done(libc::syscall(libc::SYS_timer_delete, timer))?;
     }

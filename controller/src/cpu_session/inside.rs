@@ -1,31 +1,31 @@
-//! Processes that sample themselves, and along with them those that cannot, but may be traced.
+//! Engine for processes that sample themselves by their agents, with ptrace for those that cannot.
 
 use cpu::{Ptrace, Recording, Refusal, Sampling};
 
 use super::timers::Timers;
 
-/// What timers cost.
+/// Message: the agent's timers sample, with the consequences.
 pub const INSIDE: &str = "instead the agent in it samples its threads, by timers and a signal: \
                           time spent in the kernel counts for the calls that lead there";
 
-/// What ptrace costs.
+/// Message: ptrace samples, with the consequences.
 pub const STOPPED: &str = "instead its running threads are stopped for some microseconds each \
                            (ptrace): what they do in the kernel is not seen, and a waiting call \
                            (epoll_wait and the like) may occasionally return EINTR";
 
-/// Both.
+/// Agents and ptrace.
 pub struct Inside {
-    /// The agents.
+    /// Engine of the agents.
     pub timers: Timers,
-    /// For processes without one; `None`: only agents are required.
+    /// Engine for processes whose agents cannot sample. `None`: only agents may sample.
     ptrace: Option<Ptrace>,
     is_traced: bool,
-    /// Why no better engine is used.
+    /// Reason why perf events are not used.
     refused: Option<String>,
 }
 
 impl Inside {
-    /// The agents alone. `beside`: their sessions are begun by another session of this program.
+    /// Uses the agents alone. `beside`: a heap session of this program starts the agents' sessions.
     pub fn only(sampling: Sampling, beside: bool) -> Self {
         Self {
             timers: Timers::new(sampling.rate, beside),
@@ -35,7 +35,7 @@ impl Inside {
         }
     }
 
-    /// Agents that were chosen for their lines of Python, which ptrace sees, too.
+    /// Uses agents for their Python lines, and otherwise ptrace, which sees them too.
     pub fn with_lines(sampling: Sampling, beside: bool) -> Self {
         Self {
             ptrace: Some(Ptrace::new(sampling)),
@@ -43,7 +43,8 @@ impl Inside {
         }
     }
 
-    /// In place of an engine that was refused: agents where there are any.
+    /// Uses agents where there are any, and otherwise ptrace, in place of an engine that was
+    /// refused.
     pub fn instead(sampling: Sampling, beside: bool, refused: &Refusal) -> Self {
         Self {
             ptrace: Some(Ptrace::new(sampling)),
@@ -52,7 +53,7 @@ impl Inside {
         }
     }
 
-    /// Has a process sampled; what is to be said of it goes to `fallbacks`.
+    /// Starts sampling a process. Appends messages about the engine to `fallbacks`.
     pub fn attach(&mut self, pid: i32, fallbacks: &mut Vec<String>) -> Result<(), Refusal> {
         let refused = self.refused.as_deref();
         let mut tell = |what: &str| {
@@ -88,7 +89,7 @@ impl Inside {
         }
     }
 
-    /// Records what was sampled, and traces processes that run without sampling themselves.
+    /// Records samples, and traces processes that turn out not to sample themselves.
     pub fn collect(&mut self, recording: &mut Recording, fallbacks: &mut Vec<String>) {
         self.timers.collect(recording);
         let Some(ptrace) = &mut self.ptrace else {
@@ -108,7 +109,7 @@ impl Inside {
         }
     }
 
-    /// Its name in profiles.
+    /// Returns the engine's name for profiles.
     pub fn name(&self) -> &'static str {
         match (self.timers.is_used(), self.is_traced) {
             (true, true) => "timers + ptrace",
@@ -117,7 +118,7 @@ impl Inside {
         }
     }
 
-    /// The longest time until [`collect`](Self::collect) is due.
+    /// Returns the maximum time until [`collect`](Self::collect) is due.
     pub fn due(&self) -> std::time::Duration {
         let ptrace = self.ptrace.as_ref().filter(|_| self.is_traced);
         ptrace.map_or(super::ROUND, |ptrace| ptrace.due().min(super::ROUND))

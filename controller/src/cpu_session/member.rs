@@ -1,4 +1,4 @@
-//! A process that samples itself, and what it has counted in its segment.
+//! Process that samples itself, and the counts in its segment.
 
 use std::collections::HashMap;
 
@@ -19,22 +19,22 @@ use shm_protocol::snapshot::CpuView;
 use super::signals::Blocked;
 use crate::launch::FILTERS_VARIABLE;
 
-/// CPU time that a process may use without noticing that it is to sample itself.
-const UNNOTICED: u64 = 100_000_000;
+/// CPU time that a process may use before it counts as not noticing the session, in nanoseconds.
+const NOTICE_TIMEOUT_NS: u64 = 100_000_000;
 
-/// What has become of a process that samples itself.
+/// Reason why a process does not sample itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trouble {
-    /// None that is known.
+    /// No known problem.
     None,
-    /// It has used CPU time and not noticed the session.
+    /// The process has used CPU time without noticing the session.
     Unnoticed,
-    /// It cannot sample itself, for this reason.
+    /// The process cannot sample itself, for this reason.
     Refused(String),
 }
 
 impl Trouble {
-    /// The same for display, if there is any.
+    /// Returns the reason for display, or `None` if there is no problem.
     pub fn reason(&self) -> Option<&str> {
         match self {
             Self::None => None,
@@ -52,9 +52,9 @@ pub(super) struct Member {
     pub target: Target,
     pub pid: i32,
     pub counted: CpuView,
-    /// Its CPU time when the session began.
+    /// CPU time of the process at the start of the session, in nanoseconds.
     pub clock: u64,
-    /// The program that it ran then.
+    /// Executable at the start of the session.
     exe: Option<Vec<u8>>,
     blocked: (Blocked, u64),
 }
@@ -72,13 +72,13 @@ impl Member {
         }
     }
 
-    /// Whether its process runs another program by now.
+    /// Returns true if the process has executed another program since the start of the session.
     pub fn has_executed(&self) -> bool {
         let exe = proc::exe(self.pid);
         exe.is_some() && exe != self.exe && self.target.agent.confirm().is_err()
     }
 
-    /// Why it makes no timers under seccomp filters.
+    /// Explains why the agent creates no timers under seccomp filters, with advice.
     fn filtered(&self) -> String {
         let mut head = Head::new();
         let header = self.target.agent.segment.head(&mut head);
@@ -97,7 +97,7 @@ impl Member {
         }
     }
 
-    /// Reads what it has counted, all of it.
+    /// Reads all stacks and counts from the segment.
     pub fn read(&mut self, recording: &mut Recording) -> anyhow::Result<()> {
         let target = &self.target;
         let mut head = Head::new();
@@ -114,7 +114,7 @@ impl Member {
         Ok(())
     }
 
-    /// Notes how far it is, for who watches the session.
+    /// Updates the totals of the process, for the progress display.
     pub fn note(&mut self, recording: &mut Recording) {
         let (segment, number) = (&self.target.agent.segment, self.target.session.number);
         let mut buffer = [0; BANK_HEADER_BYTES];
@@ -124,9 +124,9 @@ impl Member {
         self.counted = bank.cpu();
         if let Some(process) = recording.process(self.pid) {
             count(process, &self.counted);
-            let time = (process.cpu_ns(), process.counts.ns);
-            let whose = (self.pid, self.counted.signal);
-            self.blocked.1 = self.blocked.0.most(whose, time);
+            let (cpu_ns, sampled_ns) = (process.cpu_ns(), process.counts.ns);
+            let (blocked, signal) = (&mut self.blocked.0, self.counted.signal);
+            self.blocked.1 = blocked.update(self.pid, signal, cpu_ns, sampled_ns);
             process.counts.blocked = self.blocked.1;
         }
     }
@@ -143,9 +143,10 @@ impl Member {
             CpuState::Armed | CpuState::Disarmed => Trouble::None,
             CpuState::Unnoticed => {
                 let now = proc::cpu_ns(self.pid).unwrap_or(0);
-                match now.saturating_sub(self.clock) > UNNOTICED {
-                    true => Trouble::Unnoticed,
-                    false => Trouble::None,
+                if now.saturating_sub(self.clock) > NOTICE_TIMEOUT_NS {
+                    Trouble::Unnoticed
+                } else {
+                    Trouble::None
                 }
             }
             CpuState::Filtered => Trouble::Refused(self.filtered()),
@@ -167,7 +168,7 @@ impl Member {
     }
 }
 
-/// Why there are no samples of threads.
+/// Formats the reason for missing samples of threads that block the timers' signal.
 fn blocked(threads: u64, signal: u32) -> String {
     let (who, block) = match threads {
         1 => ("a thread".to_owned(), "blocks"),
@@ -186,10 +187,10 @@ fn count(process: &mut Process, counted: &CpuView) {
     counts.lacks_timers = counted.unarmed > 0;
 }
 
-/// Lines of Python in a process's segment, by the addresses that stand for them there.
+/// Python frames in a process's segment, by the pseudo-addresses that encode them there.
 struct ScriptFrames<'a> {
     interpreted: Interpreted<'a>,
-    /// `None`: machine code.
+    /// Frames by address, as numbered in the profile. `None`: the address is machine code.
     known: HashMap<u64, Option<u64>>,
 }
 
@@ -201,7 +202,7 @@ impl<'a> ScriptFrames<'a> {
         }
     }
 
-    /// The frame of an address; `None`: it is machine code.
+    /// Returns the Python frame of an address, or `None` if it is machine code.
     fn frame(&mut self, script: &mut Script, address: u64) -> Option<u64> {
         let new = || {
             let (function, line) = self.interpreted.frame(address)?;
@@ -216,8 +217,8 @@ impl<'a> ScriptFrames<'a> {
     }
 }
 
-/// Takes a process's stacks and modules out of its segment. `maps`: what it maps, while it is
-/// there.
+/// Copies a process's stacks and modules from its segment into the recording. `maps`: text of
+/// `/proc/PID/maps`; empty if the process has exited.
 pub fn fill(
     process: &mut Process,
     snapshot: &Snapshot,
@@ -265,7 +266,7 @@ pub fn fill(
         sum.ns = sum.ns.saturating_add(ns);
     }
     let mut counted = snapshot.cpu_totals;
-    // A hostile process may have reported anything; these are the sums of the stacks.
+    // Totals from the segment are untrusted, so the sums over the stacks replace them.
     (counted.samples, counted.ns) = (sum.samples, sum.ns);
     if counted.full_samples > 0 {
         let count = Count {

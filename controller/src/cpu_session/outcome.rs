@@ -1,4 +1,4 @@
-//! The outcome of a session of CPU time.
+//! Outcome of a CPU session.
 
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -8,53 +8,54 @@ use heap_format::cpu::Mode;
 
 use crate::cli::CpuFormat;
 
-/// What a session led to.
+/// Outcome of a CPU session.
 #[derive(Default)]
 pub struct Outcome {
-    /// Files that were written.
+    /// Profiles that were written.
     pub written: Vec<Written>,
-    /// Processes or files that failed.
+    /// Number of processes or files that failed.
     pub failures: usize,
-    /// Processes that did too little to be sampled, where that is no failure.
+    /// Number of processes that used too little time to be sampled, where that is no failure.
     pub idle: usize,
-    /// What has no profile, as nothing of it was sampled.
+    /// Programs without a profile, because they have no samples.
     pub silent: Silent,
-    /// Which time was sampled.
+    /// Kind of time that was sampled.
     pub mode: Mode,
-    /// What the profiles are written as.
+    /// File format of the profiles.
     pub format: CpuFormat,
-    /// How the program that we started ended.
+    /// Exit status of the program that we started.
     pub status: Option<ExitStatus>,
-    /// Who waits for the end of a session that a program requested, and for its report.
+    /// Connections of a program that waits for the end of the session that it requested.
     pub waiting: Vec<UnixStream>,
 }
 
-/// Programs of which nothing was sampled, and which were not named.
+/// Programs without samples that were not requested by name or pid.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Silent {
-    /// How many.
+    /// Number of processes.
     pub processes: u64,
-    /// Their CPU time, and that of unsampled programs in processes that have profiles of others.
+    /// CPU time of these programs in nanoseconds, including unsampled programs of processes that
+    /// have a profile of another program.
     pub cpu_ns: u64,
-    /// The part of it that was used unobserved: by processes that ended before the engine noticed
-    /// them, as far as their parents have waited for them.
+    /// Part of `cpu_ns` of processes that exited before the engine noticed them, as far as their
+    /// parents have waited for them.
     pub unseen_ns: u64,
 }
 
-/// A profile that was written.
+/// Profile that was written.
 pub struct Written {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// The process.
+    /// Pid of the process.
     pub pid: i32,
-    /// Its name and pid, for display.
+    /// Name and pid of the process, for display.
     pub title: String,
-    /// Its samples.
+    /// Number of samples.
     pub samples: u64,
-    /// Its time of the kind that was sampled, in nanoseconds.
+    /// Time that the process used, of the kind that was sampled, in nanoseconds.
     pub ns: u64,
-    /// What should be known of it.
+    /// Remarks on the profile's quality, for display.
     pub remark: String,
-    /// Its program, if it must be given for its functions to be named: it has no build id.
+    /// Executable, if users must pass it to get function names because it has no build id.
     pub program: Option<PathBuf>,
 }

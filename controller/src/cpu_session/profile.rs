@@ -1,4 +1,4 @@
-//! From what was sampled of a process to its profile.
+//! Writes the profile of a recorded process, and the remarks on its quality.
 
 use std::ffi::OsStr;
 use std::io::{self, BufWriter, Write};
@@ -18,36 +18,37 @@ use super::Description;
 use crate::cli::CpuFormat;
 use crate::python;
 
-/// Share of the time without samples, in percent, from which on there is advice.
-const MUCH: f64 = 10.0;
-/// This many missing samples are no coincidence.
-const MANY: u64 = 10;
-/// What may have had no sample.
+/// Minimum share of time without samples for advice, in percent.
+const MIN_ADVICE_PERCENT: f64 = 10.0;
+/// Minimum unsampled time for advice, in sampling periods. Less may be chance.
+const MIN_MISSING_PERIODS: u64 = 10;
+/// Message: possible reason for time without samples.
 const UNSEEN: &str = "short-lived threads are rarely seen";
-/// Name of the time that threads spend in a processor's run queue.
+/// Frame for time that threads spend in a processor's run queue.
 const QUEUE: &str = "[waits for a processor]";
-/// The engine that sees no stacks.
+/// Name of the engine that sees no stacks.
 const WITHOUT_STACKS: &str = "/proc";
-/// How the names of engines begin that are of perf events.
+/// Prefix of the names of engines with perf events.
 const PERF: &str = "perf_event";
-/// The same for ptrace.
+/// Prefix of the names of engines with ptrace.
 const PTRACE: &str = "ptrace";
-/// What it does not see.
-const SHORT: &str = "ptrace does not see threads that end within some 50 ms: --engine perf does";
-/// Maximum number of samples in a second that may be requested.
-const MOST_RATE: u32 = 10_000;
+/// Message: ptrace misses short-lived threads.
+const PTRACE_MISSES: &str =
+    "ptrace does not see threads that end within some 50 ms: --engine perf does";
+/// Maximum sampling rate that may be requested, in samples per second.
+const MAX_RATE: u32 = 10_000;
 
-/// The time that a session is about, of one process.
+/// Time of one process, of the kind that a session samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Times {
-    /// All of it, in nanoseconds.
+    /// Total, in nanoseconds.
     pub all: u64,
-    /// The part that no sample stands for.
+    /// Part that no sample covers, in nanoseconds.
     pub unsampled: u64,
 }
 
 impl Times {
-    /// In this mode.
+    /// Returns the times of a process for a sampling mode.
     pub fn of(process: &Process, mode: Mode) -> Self {
         let counts = &process.counts;
         let waited = Self {
@@ -69,28 +70,29 @@ impl Times {
     }
 }
 
-/// How all processes of a session were sampled.
+/// Facts about a session that hold for the profiles of all its processes.
 pub struct Session {
-    /// What all profiles say of it.
+    /// Engine, mode and rate, and what was lost.
     pub sampling: Sampling,
-    /// What they are written as.
+    /// File format of the profiles.
     pub format: CpuFormat,
-    /// Whether the processes' clocks were read: all that they used is known.
+    /// True if the processes' CPU clocks were read, so that their total CPU time is known.
     pub has_clock: bool,
-    /// When it began.
+    /// Start of the session, in nanoseconds since the Unix epoch.
     pub start_unix_ns: u64,
-    /// How long it took.
+    /// Length of the session.
     pub length: Duration,
-    /// Whether what has no sample was left out on purpose.
+    /// True if the program excludes samples by a filter of its own.
     pub is_filtered: bool,
 }
 
 impl Session {
-    /// Writes the profile of a process, the `number`th file of it. Where the disk is too small, the
-    /// error says how much the profile needs.
+    /// Writes the profile of a process to `file`. `number` is the file's sequence number. If the
+    /// disk is full, the error says how much space the profile needs.
     pub fn write(
         &self,
-        (process, description): (&Process, &Description),
+        process: &Process,
+        description: &Description,
         symbols: &Symbols,
         number: u64,
         file: &mut impl Write,
@@ -151,8 +153,8 @@ impl Session {
         }
     }
 
-    /// What should be known of a profile, in a line. `trouble`: why the process was not sampled all
-    /// the time, if that is known.
+    /// Returns one line of remarks on a profile's quality. `trouble`: reason why the process was
+    /// not sampled all the time, if that is known.
     pub fn remark(&self, process: &Process, trouble: Option<&str>) -> String {
         let counts = &process.counts;
         let mut parts = vec![self.sampling.engine.clone()];
@@ -177,7 +179,7 @@ impl Session {
             };
             parts.push(format!("{unsampled:.1} % of the time {why}"));
         }
-        if counts.blocked > 0 && unsampled >= MUCH {
+        if counts.blocked > 0 && unsampled >= MIN_ADVICE_PERCENT {
             let threads = text::count(counts.blocked, "thread blocks", "threads block");
             parts.push(format!("{threads} the timers' signal"));
         }
@@ -186,23 +188,24 @@ impl Session {
         }
         let short = counts.rest_ns.min(times.unsampled);
         let period = 1_000_000_000 / u64::from(self.sampling.rate.max(1));
-        let is_much = |ns| share(ns, times.all) >= MUCH;
+        let is_much = |ns| share(ns, times.all) >= MIN_ADVICE_PERCENT;
         let can_help = trouble.is_none()
             && self.sampling.mode != Mode::OffCpu
-            && self.sampling.rate < MOST_RATE;
+            && self.sampling.rate < MAX_RATE;
         let is_traced = self.sampling.engine.starts_with(PTRACE);
         if is_traced && self.sampling.mode == Mode::Cpu && is_much(times.unsampled) {
-            parts.push(SHORT.to_owned());
+            parts.push(PTRACE_MISSES.to_owned());
         } else if can_help && is_much(short) {
-            // Each thread that ended has less than one period of it.
-            let why = match short >= period.saturating_mul(MANY) {
-                true => "many threads end before a sample is due",
-                false => "it ran only briefly",
+            // Each exited thread contributes less than one period to this time.
+            let why = if short >= period.saturating_mul(MIN_MISSING_PERIODS) {
+                "many threads end before a sample is due"
+            } else {
+                "it ran only briefly"
             };
             parts.push(more_often(why, self.sampling.rate));
         } else if can_help && counts.blocked == 0 && !self.is_filtered && is_much(times.unsampled) {
-            // What other engines than perf events do not see, they do not know of.
-            if times.unsampled >= period.saturating_mul(MANY) {
+            // Engines other than perf events do not know which threads they missed.
+            if times.unsampled >= period.saturating_mul(MIN_MISSING_PERIODS) {
                 parts.push(more_often(UNSEEN, self.sampling.rate));
             }
         }
@@ -221,8 +224,8 @@ impl Session {
     }
 }
 
-/// Whether a process runs Python, and its stacks have neither lines nor code that Python makes for
-/// profilers.
+/// Returns true if a process runs Python, but its stacks have neither Python lines nor the
+/// trampolines that Python generates for profilers.
 fn lacks_lines(process: &Process) -> bool {
     let mut ranges = process.space.ranges().iter();
     let is_python = |path: &[u8]| {
@@ -236,7 +239,7 @@ fn lacks_lines(process: &Process) -> bool {
     runs_python && process.script.is_empty() && !ranges.any(|range| range.is_generated())
 }
 
-/// What to say of the lines that are missing, if that is known.
+/// Explains why Python lines are missing, if that is known.
 fn without_lines(process: &Process, is_perf: bool) -> Option<String> {
     let told = process.script.interpreter;
     let by_name = || {
@@ -266,13 +269,13 @@ fn without_lines(process: &Process, is_perf: bool) -> Option<String> {
     }
 }
 
-/// What helps where much of the time has no sample, and why it has none.
+/// Formats the advice to sample at a higher rate, for this reason.
 fn more_often(why: &str, rate: u32) -> String {
-    let more = rate.saturating_mul(10).min(MOST_RATE);
+    let more = rate.saturating_mul(10).min(MAX_RATE);
     format!("{why}: sample more often (-F {more})")
 }
 
-/// The code of a process.
+/// Returns the executable mappings of a process.
 pub fn modules(process: &Process) -> impl Iterator<Item = Mapping> {
     process.space.ranges().iter().map(|range| Mapping {
         start: range.start,
@@ -303,7 +306,7 @@ fn stacks(process: &Process, symbols: &Symbols, builder: &mut CpuBuilder) {
     });
 }
 
-/// The location of a frame of the process itself: of its code, or a line of a script.
+/// Returns the location of a user-space frame: machine code or a Python line.
 pub fn user_location(process: &Process, frame: u64, builder: &mut CpuBuilder) -> LocationId {
     let Some(line) = process.script.line(frame) else {
         return builder.location(Frame::User(frame));
@@ -317,7 +320,7 @@ pub fn user_location(process: &Process, frame: u64, builder: &mut CpuBuilder) ->
     builder.location(Frame::Python(&function, line.line))
 }
 
-/// The time without a sample.
+/// Adds the time without samples, and hidden kernel time, as stacks of one frame.
 fn rest(process: &Process, mode: Mode, builder: &mut CpuBuilder) {
     let mut alone = |frame, ns: u64| {
         if ns > 0 {

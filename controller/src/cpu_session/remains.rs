@@ -1,5 +1,5 @@
-//! What a process had sampled of itself by the time it died, if the controller of its session is
-//! gone as well: `recover` writes it from the segment.
+//! Recovers the CPU profile of a dead process from its segment, for `recover`. Needed if the
+//! session's controller has died too.
 
 use std::path::Path;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use shm_protocol::snapshot::Header;
 use super::engine::ONLY_ITSELF;
 use super::{CpuFormat, Description, Session, Written, member};
 
-/// Writes the CPU profile of a dead process. `None`: its session has none.
+/// Writes the CPU profile of a dead process. Returns `None` if its session has no CPU samples.
 pub fn write(
     prefix: &Path,
     agent: &Agent,
@@ -33,7 +33,7 @@ pub fn write(
     let Some(process) = recording.process(pid) else {
         return Ok(None);
     };
-    // Another process may have its number by now, and maps of its own.
+    // The pid may have been reused, so `/proc/PID/maps` may be another process's.
     member::fill(process, &snapshot, header, &[]);
     let end = dump::end_of(session, header).ns;
     let written = Session {
@@ -58,8 +58,7 @@ pub fn write(
     };
     let output = Output::open_for(prefix, output::CPU)?;
     let path = output.write(&description.name, pid, |number, file| {
-        let of = (&*process, &description);
-        written.write(of, &Symbols::default(), number, file)
+        written.write(process, &description, &Symbols::default(), number, file)
     })?;
     Ok(Some(Written {
         path,

@@ -1,15 +1,16 @@
-//! The signals that a process uses, which timers must leave alone, and threads that block the one
-//! that timers use.
+//! Signals of a process: those that it uses, which the agent's timers must avoid, and threads that
+//! block the timers' signal.
 
 use std::time::{Duration, Instant};
 
-/// From this one on they are real-time signals.
-const FIRST: u32 = 34;
-/// A thread that blocks more of them than this blocks them all, and waits for none.
-const SOME: u32 = 16;
+/// First real-time signal that glibc leaves to programs.
+const FIRST_REAL_TIME: u32 = 34;
+/// Maximum number of real-time signals that a thread blocks in order to wait for them. A thread
+/// with more of them wants to be left alone by all signals.
+const MAX_AWAITED_SIGNALS: u32 = 16;
 
-/// Signals that a process handles or ignores, or that a thread of it blocks to wait for them;
-/// signal N is bit N - 1.
+/// Returns the signals that a process handles or ignores, or that one of its threads blocks in
+/// order to wait for them. Signal N is bit N - 1.
 pub fn in_use(pid: i32) -> u64 {
     let threads = proc::threads(pid).into_iter();
     threads.fold(0, |used, tid| used | of_status(&status(pid, tid)))
@@ -20,23 +21,24 @@ fn status(pid: i32, tid: i32) -> String {
     String::from_utf8_lossy(&status).into_owned()
 }
 
-/// Threads in which the timers' signal has come and is blocked. They are looked for while samples
-/// are missing: a process with thousands of threads is not read needlessly.
+/// Counts threads in which the timers' signal is pending and blocked. Reads the threads only while
+/// samples are missing, since a process may have thousands of them.
 pub struct Blocked {
     looked: Instant,
-    /// CPU time, and that of samples, at the last look.
+    /// CPU time of the process at the last check, in nanoseconds.
     clock: u64,
+    /// CPU time of its samples at the last check, in nanoseconds.
     sampled: u64,
-    /// The most threads at a time.
-    most: u64,
+    /// Maximum number of such threads at one check.
+    max_threads: u64,
 }
 
-/// Time between looks.
-const EACH: Duration = Duration::from_millis(200);
-/// CPU time, in nanoseconds, of which there should be samples.
-const ENOUGH: u64 = 50_000_000;
-/// Threads that are examined.
-const MOST: usize = 1024;
+/// Minimum interval between checks.
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
+/// Minimum CPU time between checks, in nanoseconds: enough to expect samples.
+const MIN_CPU_NS: u64 = 50_000_000;
+/// Maximum number of threads that a check examines.
+const MAX_CHECKED_THREADS: usize = 1024;
 
 impl Blocked {
     pub fn new() -> Self {
@@ -44,33 +46,34 @@ impl Blocked {
             looked: Instant::now(),
             clock: 0,
             sampled: 0,
-            most: 0,
+            max_threads: 0,
         }
     }
 
-    /// The most threads at a time so far, of a process that has used so much CPU time, of which
-    /// its samples have so much.
-    pub fn most(&mut self, (pid, signal): (i32, u32), (clock, sampled): (u64, u64)) -> u64 {
+    /// Checks the threads of process `pid` if a check is due. Returns the maximum number of threads
+    /// that blocked a pending `signal` at one check so far. `clock` is the CPU time of the process,
+    /// and `sampled` that of its samples, in nanoseconds.
+    pub fn update(&mut self, pid: i32, signal: u32, clock: u64, sampled: u64) -> u64 {
         let used = clock.saturating_sub(self.clock);
-        if self.looked.elapsed() >= EACH && used >= ENOUGH {
+        if self.looked.elapsed() >= CHECK_INTERVAL && used >= MIN_CPU_NS {
             let is_missing = sampled.saturating_sub(self.sampled) < used / 2;
             (self.looked, self.clock, self.sampled) = (Instant::now(), clock, sampled);
             if is_missing {
-                self.most = self.most.max(blocking(pid, signal));
+                self.max_threads = self.max_threads.max(blocking(pid, signal));
             }
         }
-        self.most
+        self.max_threads
     }
 }
 
 fn blocking(pid: i32, signal: u32) -> u64 {
-    let threads = proc::threads(pid).into_iter().take(MOST);
+    let threads = proc::threads(pid).into_iter().take(MAX_CHECKED_THREADS);
     threads
         .filter(|tid| has_blocked(&status(pid, *tid), signal))
         .count() as u64
 }
 
-/// Whether a thread blocks a signal that was sent to it.
+/// Returns true if the signal is pending for the thread and blocked by it.
 fn has_blocked(status: &str, signal: u32) -> bool {
     let bit = signal.checked_sub(1).and_then(|at| 1u64.checked_shl(at));
     let held = mask(status, "SigPnd:") & mask(status, "SigBlk:");
@@ -86,10 +89,11 @@ fn mask(status: &str, name: &str) -> u64 {
 fn of_status(status: &str) -> u64 {
     let mask = |name: &str| mask(status, name);
     let blocked = mask("SigBlk:");
-    let real_time = blocked >> (FIRST - 1);
-    let waited_for = match real_time.count_ones() > SOME {
-        true => 0,
-        false => blocked,
+    let real_time = blocked >> (FIRST_REAL_TIME - 1);
+    let waited_for = if real_time.count_ones() > MAX_AWAITED_SIGNALS {
+        0
+    } else {
+        blocked
     };
     waited_for | mask("SigCgt:") | mask("SigIgn:")
 }
@@ -103,7 +107,7 @@ mod tests {
         let status = "Name:\tx\nSigBlk:\t0000000200000000\nSigIgn:\t0000000000001000\n\
                       SigCgt:\t0000000180000000\n";
         assert_eq!(of_status(status), 0x3_8000_1000);
-        // A thread that wants to be left alone.
+        // A thread that blocks all signals.
         assert_eq!(of_status("SigBlk:\tfffffffe7ffbfeff\n"), 0);
         assert_eq!(of_status("SigCgt:\tnonsense\n"), 0);
     }

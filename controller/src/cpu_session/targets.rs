@@ -1,4 +1,4 @@
-//! Which processes are sampled, and why others cannot be.
+//! Resolves names, pids, patterns and control groups to the processes that are sampled.
 
 use std::path::Path;
 
@@ -7,19 +7,19 @@ use mem_agents::process;
 use mem_agents::select;
 use mem_agents::text;
 
-/// Where control groups are mounted.
+/// Usual mount point of control groups, for messages.
 const GROUPS: &str = "/sys/fs/cgroup";
 
 /// Processes that were requested, and error messages for names that match none.
 #[derive(Debug, Default)]
 pub struct Targets {
-    /// The processes, each once.
+    /// Pids of the processes, each once.
     pub pids: Vec<i32>,
-    /// One message for each name that led nowhere.
+    /// One message for each name without a process.
     pub failures: Vec<String>,
 }
 
-/// The processes of these pids, names, patterns and control groups.
+/// Finds the processes with these pids, names, patterns and control groups.
 pub fn find(names: &[String]) -> Targets {
     let mut targets = Targets::default();
     for name in names {
@@ -40,34 +40,31 @@ fn of_name(name: &str) -> Result<Vec<i32>, String> {
     }
     let own = std::process::id() as i32;
     let others = || proc::all().into_iter().filter(|pid| *pid != own);
-    let called: Vec<i32> = match name.contains('/') {
-        true => Vec::new(),
-        false => select::processes_called(name).into_iter().collect(),
-    };
-    let (pids, what) = match name.contains('/') {
-        true => {
-            let group = cgroup::Group::at(Path::new(name));
-            if !group.exists() {
-                return Err(format!(
-                    "{shown}: there is no such control group below {GROUPS}"
-                ));
-            }
-            let pids = others().filter(|pid| group.contains(*pid)).collect();
-            (pids, "no process is in this control group")
+    if name.contains('/') {
+        let group = cgroup::Group::at(Path::new(name));
+        if !group.exists() {
+            return Err(format!(
+                "{shown}: there is no such control group below {GROUPS}"
+            ));
         }
-        false if called.is_empty() => {
-            let pids = others().filter(|pid| cgroup::is_called(name, *pid));
-            let none = "no process has this name, and there is none in a control group of this \
-                        name";
-            (pids.collect(), none)
+        let pids: Vec<i32> = others().filter(|pid| group.contains(*pid)).collect();
+        if pids.is_empty() {
+            return Err(format!("{shown}: no process is in this control group"));
         }
-        false => (called, ""),
-    };
-    let pids: Vec<i32> = pids;
-    match pids.is_empty() {
-        true => Err(format!("{shown}: {what}")),
-        false => Ok(pids),
+        return Ok(pids);
     }
+    let called: Vec<i32> = select::processes_called(name).into_iter().collect();
+    if !called.is_empty() {
+        return Ok(called);
+    }
+    let in_group = others().filter(|pid| cgroup::is_called(name, *pid));
+    let pids: Vec<i32> = in_group.collect();
+    if pids.is_empty() {
+        return Err(format!(
+            "{shown}: no process has this name, and there is none in a control group of this name"
+        ));
+    }
+    Ok(pids)
 }
 
 fn of_pid(pid: i32) -> Result<i32, String> {

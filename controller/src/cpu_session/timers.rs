@@ -1,6 +1,6 @@
-//! The engine inside: the agent in each process gives its threads timers and counts in its segment,
-//! from which stacks are read at the end, whether or not the process still exists, and before that
-//! for live views.
+//! Engine of the agents. The agent in each process creates timers for its threads, and counts
+//! stacks in its segment. The segment is read at the end of the session, even if the process has
+//! exited, and earlier for live views.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -19,45 +19,48 @@ use super::signals;
 use crate::family::Family;
 use crate::terminal;
 
-/// Delay after the stop, in which samples in progress are still counted.
-const SETTLE: Duration = Duration::from_millis(5);
-/// How much longer than its length a session may continue if its controller does not end it.
-const GRACE: Duration = Duration::from_secs(1);
-/// Why a program that we started has no samples, if its agent never began.
+/// Delay between stopping the sessions and reading the segments, for samples in progress.
+const SETTLE_TIME: Duration = Duration::from_millis(5);
+/// Time after its planned end at which a session ends by itself if its controller has not ended it.
+const STOP_GRACE: Duration = Duration::from_secs(1);
+/// Message: a program that we started has no samples, because its agent never started a session.
 const NOT_LOADED: &str = "it has not loaded the agent (static, another C library or machine, \
                           privileges): leave out --engine timers";
 
-/// What becomes of a process that was attached and executes another program.
+/// Message: an attached process has executed another program.
 const EXECUTED: &str = "has executed another program, and its timers are gone: start another \
                         session, or it with cpu run --engine timers";
 
-/// The engine.
+/// Engine of the agents.
 pub struct Timers {
     rate: u32,
     members: Vec<Member>,
-    /// Agents that were found, before a process is attached.
+    /// Agents that were found when the first process was attached.
     found: Option<Vec<Found>>,
-    /// Where the processes of a program that we start are looked for.
+    /// Search for the segments of a program that we start: directory, descendants, and segments
+    /// that need no further look.
     family: Option<(Discovery, Family, HashSet<Entry>)>,
-    /// For programs that were replaced, segments that are still there, and when they were made: the
-    /// next program's may have the same name and inode once the process has removed them.
+    /// Segments that programs left behind at an exec, with creation times. The next program's
+    /// segment may have the same name and inode, once the process has removed the old one.
     replaced: HashSet<(Entry, u64)>,
     renewal: Instant,
-    /// Why there are no samples of processes that are over.
+    /// Reasons for missing samples, by pid.
     troubles: HashMap<i32, String>,
-    /// Processes of the program that we start whose agents began.
+    /// Processes of the started program whose agents have started a session.
     begun: HashSet<i32>,
-    /// Those that ended before that was seen.
+    /// Processes of the started program that exited without a known session.
     unbegun: HashSet<i32>,
-    /// Whether the sessions are another's, which began them with ours.
+    /// True if a heap session of this program starts and stops the agents' sessions.
     beside: bool,
     is_used: bool,
-    /// When the session ends; `None`: that is not known.
+    /// Time at which the agents end their sessions by themselves. `None`: the session has no fixed
+    /// length.
     end: Option<Instant>,
 }
 
 impl Timers {
-    /// For processes that carry the agent.
+    /// Creates the engine, without processes. `beside`: a heap session of this program starts and
+    /// stops the agents' sessions.
     pub fn new(rate: u32, beside: bool) -> Self {
         Self {
             rate,
@@ -75,24 +78,25 @@ impl Timers {
         }
     }
 
-    /// Makes sessions end by themselves some time after this.
+    /// Lets the agents end their sessions by themselves shortly after `length`.
     pub fn limit(&mut self, length: Option<Duration>) {
-        self.end = length.map(|length| Instant::now() + length + GRACE);
+        self.end = length.map(|length| Instant::now() + length + STOP_GRACE);
     }
 
-    /// When sessions end by themselves, as segments hold it.
+    /// Returns the deadline for segments, at which agents end their sessions by themselves.
     fn deadline(&self) -> u64 {
         let left = |end: Instant| end.saturating_duration_since(Instant::now());
         Deadline::ns_after(self.end.map(left))
     }
 
-    /// Takes in what a program that we start, and its children, sample by themselves.
+    /// Searches for the sessions that agents of a started program and of its children start by
+    /// themselves.
     pub fn follow(&mut self, discovery: Discovery) {
         self.is_used = true;
         self.family = Some((discovery, Family::new(), HashSet::new()));
     }
 
-    /// Has a process sample itself from now on.
+    /// Starts a session in which the process samples itself.
     pub fn attach(&mut self, pid: i32) -> Result<(), Refusal> {
         let refused = |why: String| Refusal::Agent { pid, why };
         let found = self
@@ -108,9 +112,10 @@ impl Timers {
         };
         let agent = found.clone().open();
         let agent = agent.map_err(|error| refused(error.to_string()))?;
-        let target = match self.beside {
-            true => self.share(agent),
-            false => self.begin(agent),
+        let target = if self.beside {
+            self.share(agent)
+        } else {
+            self.begin(agent)
         };
         let target = target.map_err(|error| refused(error.to_string()))?;
         self.members.push(Member::of(target));
@@ -139,7 +144,7 @@ impl Timers {
         Ok(target)
     }
 
-    /// The session that the one beside has begun.
+    /// Joins the session that the heap session of this program has started.
     fn share(&self, agent: Agent) -> anyhow::Result<Target> {
         let mut head = Head::new();
         let session = agent.segment.head(&mut head)?.session();
@@ -150,29 +155,29 @@ impl Timers {
         }
     }
 
-    /// The processes that sample themselves.
+    /// Returns the pids of the processes that sample themselves.
     pub fn pids(&self) -> Vec<i32> {
         self.members.iter().map(|member| member.pid).collect()
     }
 
-    /// What keeps processes from being sampled.
+    /// Returns the processes that do not sample themselves, with the reasons.
     pub fn troubled(&self) -> Vec<(i32, Trouble)> {
         let all = self.members.iter().map(|m| (m.pid, m.trouble()));
         all.filter(|(_, trouble)| *trouble != Trouble::None)
             .collect()
     }
 
-    /// Why nothing was sampled of processes.
+    /// Takes the reasons for missing samples, by pid.
     pub fn take_troubles(&mut self) -> HashMap<i32, String> {
         std::mem::take(&mut self.troubles)
     }
 
-    /// Whether any process has sampled itself.
+    /// Returns true if the engine was used for any process.
     pub fn is_used(&self) -> bool {
         self.is_used
     }
 
-    /// Releases a process that another engine samples from now on.
+    /// Stops the session of a process that another engine samples from now on.
     pub fn release(&mut self, pid: i32, recording: &mut Recording) {
         if let Some(at) = self.members.iter().position(|member| member.pid == pid) {
             let member = self.members.swap_remove(at);
@@ -181,12 +186,12 @@ impl Timers {
         }
     }
 
-    /// Looks after the sessions, and notes how far they are.
+    /// Renews deadlines, finds new and ended sessions, and updates the totals of processes.
     pub fn collect(&mut self, recording: &mut Recording) {
         if Instant::now() >= self.renewal && !self.beside && self.end.is_none() {
             self.renewal = Instant::now() + RENEWAL;
             for member in &mut self.members {
-                // At its end it is read nevertheless.
+                // On failure the session ends early, and is still read at the end.
                 let _ = member.target.publish(Deadline::ns_after(None));
             }
         }
@@ -199,15 +204,16 @@ impl Timers {
                 terminal::warning(&warning);
             }
             match looked {
-                // What a program that we start executes continues by itself.
+                // Only for attached processes: in a started program, the agent is loaded again at
+                // each exec.
                 Ok(_) if self.family.is_none() && member.has_executed() => {
                     member.target.agent.life = Life::Replaced;
                     let title = member.target.agent.title();
                     terminal::warning(&format!("{title} {EXECUTED}"));
                     self.over(at, recording);
                 }
-                // Somebody has ended its session: what a program that we start counts is read at
-                // its end.
+                // Another program has ended the session. For a started program, the segment is
+                // read when the process exits.
                 Ok(Look::Stopped) if self.family.is_none() && !self.beside => {
                     if member.target.is_cut_short() {
                         terminal::warning(&format!(
@@ -240,21 +246,22 @@ impl Timers {
         }
     }
 
-    /// A member's process is gone, or executes another program, which may have no agent, or none
-    /// yet.
+    /// Removes a member whose process has exited, or has executed another program, which may have
+    /// no agent, or none yet.
     fn over(&mut self, at: usize, recording: &mut Recording) {
         let mut member = self.members.swap_remove(at);
         let pid = member.pid;
         member.target.settle_life();
         let goes_on = self.family.is_some() && member.target.agent.life == Life::Replaced;
         self.take_in(member, recording);
-        match goes_on {
-            true => recording.executed(pid),
-            false => recording.ended(pid),
+        if goes_on {
+            recording.executed(pid);
+        } else {
+            recording.ended(pid);
         }
     }
 
-    /// Takes in sessions that agents of the program's processes began by themselves.
+    /// Adopts new sessions that agents of the started program's processes started by themselves.
     fn adopt(&mut self, recording: &mut Recording) {
         let Some((discovery, family, known)) = &mut self.family else {
             return;
@@ -278,14 +285,15 @@ impl Timers {
             }
             let agent = found.open().ok();
             let is_new = |agent: &Agent| !self.replaced.contains(&(entry, agent.created_ns));
-            // `None`: not begun yet, or it is gone; the next search asks again.
+            // `None`: the session has not started yet, or the segment is gone. The next search
+            // looks again.
             let adopted = agent.filter(is_new).map_or(Ok(None), Target::adopt);
             if let Ok(Some(target)) = adopted {
                 known.insert(entry);
                 new.push(target);
             }
         }
-        // Programs that a process has executed come in their order.
+        // The scan returns a process's successive programs in order.
         for target in new {
             self.adopted(target, recording);
         }
@@ -293,14 +301,14 @@ impl Timers {
 
     fn adopted(&mut self, mut target: Target, recording: &mut Recording) {
         if target.agent.life == Life::Running {
-            // If no controller is left to end it, it ends by itself. If it cannot be told, its
-            // process has ended.
+            // The deadline ends the session if no controller is left to do so. Publishing only
+            // fails if the process has exited.
             let _ = target.publish(Deadline::ns_after(None));
         }
         let pid = target.agent.pid;
         self.begun.insert(pid);
         if let Some(at) = self.members.iter().position(|member| member.pid == pid) {
-            // It executes another program by now.
+            // The process has executed another program.
             let mut earlier = self.members.swap_remove(at);
             earlier.target.agent.life = Life::Replaced;
             self.take_in(earlier, recording);
@@ -317,7 +325,7 @@ impl Timers {
         }
     }
 
-    /// Ends all sessions, and takes in what they counted.
+    /// Stops all sessions and reads their segments.
     pub fn finish(&mut self, recording: &mut Recording) {
         self.adopt(recording);
         if self.family.is_some() {
@@ -328,7 +336,7 @@ impl Timers {
             }
         }
         self.members.iter().for_each(|member| self.stop(member));
-        std::thread::sleep(SETTLE);
+        std::thread::sleep(SETTLE_TIME);
         for member in std::mem::take(&mut self.members) {
             self.take_in(member, recording);
         }
@@ -343,7 +351,7 @@ impl Timers {
         }
     }
 
-    /// What keeps a process from being sampled, if that is known.
+    /// Returns the reason why a process is not sampled, if that is known.
     pub fn trouble(&self, pid: i32) -> Option<String> {
         let member = self.members.iter().find(|member| member.pid == pid);
         match member {
@@ -352,7 +360,7 @@ impl Timers {
         }
     }
 
-    /// Takes in what the processes have counted so far, for live views.
+    /// Reads the segments' counts so far, for live views.
     pub fn show(&mut self, recording: &mut Recording) {
         for member in &mut self.members {
             if let Err(error) = member.read(recording) {
@@ -361,7 +369,7 @@ impl Timers {
         }
     }
 
-    /// Reads what a process has counted, and gives its segment back.
+    /// Reads a process's segment for the last time, and releases it.
     fn take_in(&mut self, mut member: Member, recording: &mut Recording) {
         member.target.settle_life();
         let pid = member.pid;
@@ -369,7 +377,7 @@ impl Timers {
             self.troubles.insert(pid, error.to_string());
         }
         let trouble = match member.counted.state {
-            // However little time it used: this is why there is nothing.
+            // Unlike `trouble`, without a minimum of CPU time: the session is over.
             CpuState::Unnoticed => Trouble::Unnoticed,
             _ => member.trouble(),
         };
@@ -385,7 +393,7 @@ impl Timers {
                 let path = mem_agents::text::path(agent.segment.path());
                 terminal::warning(&format!("{path}: {error}"));
             }
-            // The next program that it executes may have a file of this name, at this inode.
+            // The next program of the process may have a segment of the same name and inode.
             (Ok(is_removed), Some((_, _, known))) if agent.life != Life::Running => {
                 known.remove(&agent.entry);
                 if !is_removed {
@@ -397,7 +405,7 @@ impl Timers {
     }
 }
 
-/// The message for a process that an agent samples already: it has one session at a time.
+/// Formats the message for a process that has a session already; an agent has one at a time.
 fn running(pid: i32, session: Option<&Session>) -> String {
     match session {
         Some(session) if session.cpu.rate == 0 => format!(
@@ -409,7 +417,7 @@ fn running(pid: i32, session: Option<&Session>) -> String {
     }
 }
 
-/// Whether all of these processes carry agents that name lines of Python.
+/// Returns true if all of these processes have agents that see Python lines.
 pub fn name_lines(pids: &[i32]) -> bool {
     let found = Discovery::new().scan().found;
     let names = |pid: i32| {
@@ -423,13 +431,14 @@ pub fn name_lines(pids: &[i32]) -> bool {
     !pids.is_empty() && pids.iter().all(|pid| names(*pid) == Some(true))
 }
 
-/// Whether a process runs another machine's program, which the recording reports.
+/// Returns true if a process's program is for another architecture. The recording reports such
+/// processes itself.
 fn is_foreign(recording: &mut Recording, pid: i32) -> bool {
     let process = recording.process(pid);
     process.is_some_and(|process| process.foreign().is_some())
 }
 
-/// What is read of a process: signals that it uses must not be touched.
+/// Returns the settings for a process's agent, with the signals that it must not use.
 pub fn setting(rate: u32, pid: i32) -> CpuSetting {
     CpuSetting {
         rate: rate.into(),

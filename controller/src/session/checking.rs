@@ -12,7 +12,7 @@ use super::{Member, Run};
 /// Settings of the leak check at exit.
 #[derive(Clone, Debug)]
 pub struct ExitCheck {
-    /// Which objects count as lost.
+    /// Criterion by which objects count as lost.
     pub scope: Scope,
     /// Options of the search.
     pub options: Options,

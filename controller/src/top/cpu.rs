@@ -40,7 +40,7 @@ pub struct Cpu {
     stacks: Vec<Stack>,
     /// Serial number of the program image that the process runs.
     serial: u64,
-    /// What the numbers lack.
+    /// Known gaps in the numbers.
     pub quality: Quality,
 }
 
@@ -58,7 +58,8 @@ impl Cpu {
     pub fn update(
         &mut self,
         model: &mut Model<Used>,
-        (process, kernel): (&Process, &kernel::Symbols),
+        process: &Process,
+        kernel: &kernel::Symbols,
         seconds: f64,
         at_once: bool,
     ) {
@@ -68,7 +69,7 @@ impl Cpu {
             model.symbols = model.symbols.anew(process.pid);
         }
         self.count(process);
-        self.name_stacks(model, (process, kernel), at_once);
+        self.name_stacks(model, process, kernel, at_once);
         self.fill_stacks(model, seconds.max(0.001));
         self.quality = Quality::of(process);
         self.judge(&model.symbols);
@@ -118,7 +119,8 @@ impl Cpu {
     fn name_stacks(
         &mut self,
         model: &mut Model<Used>,
-        (process, kernel): (&Process, &kernel::Symbols),
+        process: &Process,
+        kernel: &kernel::Symbols,
         at_once: bool,
     ) {
         let new = self.stacks.iter().filter(|stack| stack.functions.is_none());
@@ -313,7 +315,7 @@ mod tests {
                 let stack = [FIRST_OF_KERNEL + u64::from(thread)].into_iter();
                 process.stacks.add(thread, stack, count(500_000_000));
             }
-            cpu.update(&mut model, (process, &kernel), 2.0, true);
+            cpu.update(&mut model, process, &kernel, 2.0, true);
             assert_eq!(model.stacks.len(), 1);
             let used = model.total;
             assert_eq!((used.cpus, used.cpu_seconds), (0.5, f64::from(round)));
@@ -346,7 +348,7 @@ mod tests {
         process.counts.hidden_ns = 3;
         let (mut cpu, mut model) = (Cpu::default(), Model::new(i32::MAX));
         let kernel = kernel::Symbols::default();
-        cpu.update(&mut model, (process, &kernel), 1.0, true);
+        cpu.update(&mut model, process, &kernel, 1.0, true);
         let expected = Quality {
             all: 11_121,
             samples: 0,

@@ -64,7 +64,8 @@ impl Heap {
     pub fn update(
         &mut self,
         model: &mut Model<Live>,
-        (snapshot, header): (&Snapshot, &Header<'_>),
+        snapshot: &Snapshot,
+        header: &Header<'_>,
         at_once: bool,
     ) {
         if self.session != snapshot.session.number {
@@ -78,7 +79,7 @@ impl Heap {
         self.taken_ns = snapshot.end_ns;
         model.samples = snapshot.totals.samples;
         let stacks = snapshot.stacks();
-        self.name_stacks(model, &stacks, (snapshot, header), at_once);
+        self.name_stacks(model, &stacks, snapshot, header, at_once);
         self.fill_stacks(model, &stacks, snapshot, seconds.max(0.001));
         model.fill_functions();
     }
@@ -93,7 +94,8 @@ impl Heap {
         &mut self,
         model: &mut Model<Live>,
         stacks: &[RecordView],
-        (snapshot, header): (&Snapshot, &Header<'_>),
+        snapshot: &Snapshot,
+        header: &Header<'_>,
         at_once: bool,
     ) {
         let mut addresses = Vec::new();

@@ -1,5 +1,5 @@
-//! What the CPU numbers lack, as far as it is known. Corresponds to what `mem_parser` shows for a
-//! profile.
+//! Quality of the CPU numbers: time without samples, names or complete stacks. Corresponds to what
+//! `mem_parser` shows for a profile.
 
 use cpu::Process;
 use heap_format::cpu::Sampling;

@@ -20,7 +20,7 @@ pub struct Title {
     pub process: String,
     /// Interval and time left.
     pub session: String,
-    /// What the numbers lack; empty: nothing.
+    /// Known gaps in the numbers, for display; empty: none.
     pub quality: String,
     /// Resident memory in bytes.
     pub rss_bytes: Option<u64>,
@@ -260,13 +260,13 @@ fn fitting(parts: &[String], width: usize) -> String {
     let mut line = String::new();
     for part in parts {
         let room = width.saturating_sub(line.chars().count() + 2);
-        match line.is_empty() {
-            true => line.push_str(part),
-            false if part.chars().count() <= room => {
-                line.push_str("  ");
-                line.push_str(part);
-            }
-            false => break,
+        if line.is_empty() {
+            line.push_str(part);
+        } else if part.chars().count() <= room {
+            line.push_str("  ");
+            line.push_str(part);
+        } else {
+            break;
         }
     }
     line

@@ -111,12 +111,12 @@ impl View {
     fn wanted<N: Numbers>(&self, model: &Model<N>) -> Vec<bool> {
         let wanted = self.filter.to_lowercase();
         let passes = |id: FunctionId| model.symbols.name(id).to_lowercase().contains(&wanted);
-        match wanted.is_empty() {
-            true => Vec::new(),
-            false => (0..model.symbols.function_count() as FunctionId)
-                .map(passes)
-                .collect(),
+        if wanted.is_empty() {
+            return Vec::new();
         }
+        (0..model.symbols.function_count() as FunctionId)
+            .map(passes)
+            .collect()
     }
 
     /// Scrolls so that the selected row is visible; `height` rows fit.

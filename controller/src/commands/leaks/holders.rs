@@ -46,7 +46,7 @@ pub fn execute(chosen: &Chosen, path: &str, args: &LeaksArgs) -> ExitCode {
     }
 }
 
-/// What keeps the requested objects of one process alive.
+/// Objects of one process that match the request, with what keeps them alive.
 #[derive(Debug, Serialize)]
 struct Answer {
     pid: i32,

@@ -55,7 +55,7 @@ impl CpuFeed {
             rate: args.frequency,
             children: false,
         };
-        let mut engine = Engine::choose((args.engine, Mode::Cpu), sampling, Agents::Asked)?;
+        let mut engine = Engine::choose(args.engine, Mode::Cpu, sampling, Agents::Asked)?;
         let mut recording = Recording::new(false);
         recording.add(pid);
         if let Some((_, refusal)) = engine.attach(&[pid], &mut recording).pop() {
@@ -143,7 +143,7 @@ impl Feed for CpuFeed {
             title.process = self.description.title(self.pid);
         }
         let kernel = self.recording.symbols();
-        self.cpu.update(model, (process, kernel), seconds, at_once);
+        self.cpu.update(model, process, kernel, seconds, at_once);
         let mut sampling = self.engine.facts(Mode::Cpu);
         sampling.lost += process.counts.lost;
         title.quality = self.cpu.quality.text(&sampling);
@@ -191,11 +191,10 @@ impl Feed for CpuFeed {
         else {
             return "the process has ended".to_owned();
         };
-        let of = (process, &self.description);
         let symbols = self.recording.symbols();
         let written = Output::open_for(&self.output, output::CPU).and_then(|output| {
             output.write(&self.description.name, self.pid, |number, file| {
-                session.write(of, symbols, number, file)
+                session.write(process, &self.description, symbols, number, file)
             })
         });
         match written {

@@ -204,7 +204,7 @@ impl Feed for HeapFeed {
         };
         title.rss_bytes = rss_bytes(agent.pid);
         let snapshot = dump::snapshot(agent, &session, &header)?;
-        self.heap.update(model, (&snapshot, &header), at_once);
+        self.heap.update(model, &snapshot, &header, at_once);
         title.quality = self.remarks().join("; ");
         Ok(running && title.rss_bytes.is_some())
     }
