@@ -72,8 +72,7 @@ pub fn check(mut command: Command) {
         }
         assert!(
             std::env::var_os("UPDATE_GOLDEN").is_some(),
-            "{} differs from the definitions of {}: UPDATE_GOLDEN=1 writes it",
-            path.display(),
+            "{path:?} differs from the definitions of {}: UPDATE_GOLDEN=1 writes it",
             command.get_name()
         );
         let page = format!("{head}{begin}{rendered}{end}{tail}");

@@ -10,7 +10,7 @@ use mem_tests::session::copy_program;
 use mem_tests::{Outcome, Scratch, Target, artifacts, run, wait};
 
 fn idle(scratch: &Scratch) -> Target {
-    started(&mut scratch.preloaded(&scratch.compile("brood.c", &[])))
+    started(&mut scratch.preloaded(scratch.compile("brood.c", &[])))
 }
 
 fn started(command: &mut Command) -> Target {
@@ -119,7 +119,7 @@ fn a_process_without_a_segment_is_explained_where_none_was_named() {
     let scratch = Scratch::new();
     let mut command = scratch.preloaded(scratch.compile("brood.c", &[]));
     command.uid(NOBODY).gid(NOBODY);
-    let open = fs::Permissions::from(std::os::unix::fs::PermissionsExt::from_mode(0o777));
+    let open: fs::Permissions = std::os::unix::fs::PermissionsExt::from_mode(0o777);
     fs::set_permissions(scratch.files(), open).expect("our own");
     let agent = scratch.file("libmem_agent.so");
     copy_program(artifacts::agent(), &agent);

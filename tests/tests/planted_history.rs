@@ -195,7 +195,7 @@ fn every_dump_of_a_history_has_its_values() {
     for interval in intervals {
         let history = History::of(interval, steps);
         for (dump, truth) in history.dumps.iter().zip(&history.truths) {
-            let json = history.parse(&["--json"], &[dump.clone()]);
+            let json = history.parse(&["--json"], std::slice::from_ref(dump));
             assert_values(&estimates(&json), truth, &format!("-c {interval}"));
         }
         history.end();
@@ -212,7 +212,7 @@ fn views_of_one_moment_agree_with_the_history() {
     let csv = |args: &[&str]| {
         let text = history.parse(
             &[&["--csv", "--nodefraction", "0"], args].concat(),
-            &[dump.clone()],
+            std::slice::from_ref(&dump),
         );
         let row = |line: &str| {
             let mut fields = line.split(',');
@@ -242,7 +242,7 @@ fn views_of_one_moment_agree_with_the_history() {
         assert_eq!(value, change, "--base {site}");
     }
     // Sizes of powers of two are the first of their class.
-    let sizes = history.parse(&["--sizes"], &[dump.clone()]);
+    let sizes = history.parse(&["--sizes"], std::slice::from_ref(&dump));
     let class = |name: &str| {
         let line = sizes
             .lines()
