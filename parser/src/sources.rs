@@ -82,7 +82,7 @@ pub enum Refusal {
          directory if it is a source"
     )]
     Private,
-    /// The file is larger than [`MAX_SOURCE`].
+    /// The file is larger than `MAX_SOURCE`.
     #[error("it is too large for a source")]
     TooLarge,
     /// The file contains NUL bytes.

@@ -1,12 +1,12 @@
 //! The HTTP server: hyper on one tokio thread, with limits on everything that clients can consume.
 //!
 //! Guarantees:
-//! - A connection is closed if it does not complete a request within [`REQUEST_TIMEOUT`], or takes
-//!   none of an answer for [`WRITE_TIMEOUT`]. A request's head has at most [`MAX_HEAD`] bytes, its
-//!   body [`MAX_BODY`].
-//! - At most [`MAX_CONNECTIONS`] connections are open. One more evicts the oldest idle one, so that
+//! - A connection is closed if it does not complete a request within `REQUEST_TIMEOUT`, or takes
+//!   none of an answer for `WRITE_TIMEOUT`. A request's head has at most `MAX_HEAD` bytes, its
+//!   body `MAX_BODY`.
+//! - At most `MAX_CONNECTIONS` connections are open. One more evicts the oldest idle one, so that
 //!   idle connections cannot lock clients out.
-//! - At most [`MAX_WAITING`] requests wait for a session or for another program.
+//! - At most `MAX_WAITING` requests wait for a session or for another program.
 //! - A few threads do the work. If a client has left, only the current step of its work is
 //!   completed.
 

@@ -2,7 +2,7 @@
 //!
 //! A rule says where the canonical frame address (CFA, DWARF 5 §6.4.1) is and where the return
 //! address and the frame pointer were saved. Other registers are not followed. Frames that need
-//! more take the slow path ([`crate::slow`]).
+//! more take the slow path (`crate::slow`).
 
 // Decision 24: an unwinder of our own, not framehop.
 use crate::arch::{Machine, Native, SignalFrame};

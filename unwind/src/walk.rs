@@ -1,7 +1,7 @@
 //! Stack walks that reuse the unchanged hash of the thread's last stack.
 //!
 //! Consecutive samples of a thread share most of their stack: everything above the last common
-//! function. The walker therefore caches the last stack ([`LastStack`]): for each frame its
+//! function. The walker therefore caches the last stack (`LastStack`): for each frame its
 //! registers, the addresses and values of the two words that its step read, and its node in the
 //! calling-context tree. A new walk steps only until it reaches a cached frame with equal
 //! registers. It then validates the rest of the cache: it makes sure that all cached addresses are
