@@ -94,7 +94,7 @@ fn layouts() -> Vec<Layout> {
     let told = all.map(|(version, threaded)| {
         let mut words: [u64; WORDS] = std::array::from_fn(|number| (number as u64 % 8 + 1) * 8);
         [words[0], words[1], words[2]] = [COOKIE, version, threaded];
-        match layout::told(&words) {
+        match layout::published(&words) {
             Some((_, Some(layout))) => layout,
             _ => unreachable!("a version that is known"),
         }
@@ -151,7 +151,7 @@ fn sample(frames: &mut Frames, sp: u64, epoch: &Epoch, is_interrupted: bool) {
         true => frames.read_interrupted(&trail, epoch),
         false => frames.read(&trail, epoch),
     };
-    assert!(insertion.same <= insertion.frames.len());
+    assert!(insertion.unchanged <= insertion.frames.len());
     // What a code object is called is read again from what was written.
     let named = insertion.frames.iter();
     assert!(named.clone().all(|frame| frame_of(frame.address).is_some()));

@@ -260,7 +260,7 @@ fn variance(bits: u64) -> f64 {
         .unwrap_or(0.0)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::collections::VecDeque;
     use std::sync::atomic::AtomicU32;
