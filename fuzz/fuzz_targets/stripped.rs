@@ -29,10 +29,9 @@ fuzz_target!(|data: &[u8]| {
     file.write_all(data).expect("room in /dev/shm");
     let addresses: Vec<u64> = ADDRESSES.into_iter().flatten().step_by(3).collect();
     let mut frames = vec![Vec::new(); addresses.len()];
-    let place = (PLACE.as_path(), &[][..]);
     mem_fuzz::bounded(data.len(), || {
-        symbols::dwarf::stripped::lacks_debug_info(place.0, place.1);
-        symbols::dwarf::stripped::complete(place, Some("app"), &addresses, &mut frames);
+        symbols::dwarf::stripped::lacks_debug_info(&PLACE, &[]);
+        symbols::dwarf::stripped::complete(&PLACE, &[], Some("app"), &addresses, &mut frames);
     });
     assert!(frames.iter().all(|own| own.len() < 2));
 });
