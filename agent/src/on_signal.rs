@@ -1,7 +1,7 @@
 //! Handlers of signals by which a user makes requests to the profiler: gperftools'
 //! `CPUPROFILESIGNAL` and `HEAPPROFILESIGNAL`.
 //!
-//! They need more stack than a thread may have left, so all of them share one stack of our own.
+//! Handlers need more stack than a thread may have left, so all of them share one stack of our own.
 //! While a handler is running, or a thread makes another request to the controller, these signals
 //! do nothing.
 

@@ -1,6 +1,6 @@
 //! Per-thread memory of the sampler: countdown generator, caches, stack walker, free lists.
 //!
-//! It cannot come from the heap, so each thread gets a slot of 2 MiB of address space ([`slots`])
+//! The data cannot come from the heap, so each thread gets a slot of 2 MiB of address space ([`slots`])
 //! at its first sample; a stack of ordinary depth touches a few pages of it. When the thread exits,
 //! the slot goes to the next thread. If the address space is limited, only as many threads get a
 //! slot as leave most of the address space to the program. The others are not sampled, and are

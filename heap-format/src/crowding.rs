@@ -3,8 +3,8 @@
 use crate::marker::{MERGED_ADDRESS, TABLE_FULL_ADDRESS};
 use crate::profile::Profile;
 
-/// Returns the share of a profile, from 0 to 1, in stacks that found no room in the target's table.
-/// It is the largest share of all columns.
+/// Returns the share of a profile, from 0 to 1, in stacks that found no room in the target's table:
+/// the largest share of all columns.
 pub fn without_room(profile: &Profile) -> f64 {
     let is_marker = |frame: &u32| {
         let address = profile.locations[*frame as usize].address;

@@ -158,8 +158,11 @@ unsafe fn return_pages(at: *mut u8, bytes: usize) {
     let start = at.addr().next_multiple_of(sys::PAGE);
     let end = (at.addr() + bytes) / sys::PAGE * sys::PAGE;
     if start < end {
+        // The kernel refuses locked pages, which must not show in `errno`.
+        let saved = sys::errno();
         // SAFETY: whole pages of that part.
         unsafe { libc::madvise(at.with_addr(start).cast(), end - start, libc::MADV_DONTNEED) };
+        sys::set_errno(saved);
     }
 }
 
@@ -194,6 +197,30 @@ mod tests {
     }
 
     /// Zeros overwrite the destination's earlier contents like other bytes.
+    #[test]
+    fn locked_pages_do_not_change_errno() {
+        let bytes = MIN_BYTES + STEP_BYTES;
+        // SAFETY: objects of jemalloc's, used within their sizes.
+        unsafe {
+            let from: *mut u8 = jemalloc::mallocx(bytes, 0).cast();
+            let to: *mut u8 = jemalloc::mallocx(bytes, 0).cast();
+            from.write_bytes(7, bytes);
+            let locked = from.add(STEP_BYTES / 2).cast();
+            assert_eq!(libc::mlock(locked, 1), 0, "one page may be locked");
+            sys::set_errno(0);
+            move_bytes(from, to, bytes);
+            assert_eq!(sys::errno(), 0);
+            assert!(
+                slice::from_raw_parts(to, bytes)
+                    .iter()
+                    .all(|byte| *byte == 7)
+            );
+            libc::munlock(locked, 1);
+            jemalloc::dallocx(from.cast(), 0);
+            jemalloc::dallocx(to.cast(), 0);
+        }
+    }
+
     #[test]
     fn zeros_are_copied_over_other_contents() {
         let bytes = MIN_BYTES + 100;

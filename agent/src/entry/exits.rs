@@ -1,6 +1,6 @@
 //! `_exit` and `_Exit`, by which most forked children exit.
 //!
-//! They run no destructors, and the parent may reap the child before a controller has read its CPU
+//! Such exits run no destructors, and the parent may reap the child before a controller has read its CPU
 //! clock. A server that forks for each request would fill the directory with unused segments.
 
 use crate::{cpu_totals, session, sys};

@@ -57,7 +57,7 @@ pub struct Memory {
 /// Reads eight bytes.
 ///
 /// # Safety
-/// They are readable.
+/// The words are readable.
 #[inline(always)]
 pub unsafe fn word(at: u64) -> u64 {
     // SAFETY: eight bytes are readable; any alignment will do.
@@ -67,7 +67,7 @@ pub unsafe fn word(at: u64) -> u64 {
 /// Reads four bytes.
 ///
 /// # Safety
-/// They are readable.
+/// The words are readable.
 #[inline(always)]
 pub unsafe fn half(at: u64) -> u32 {
     // SAFETY: four bytes are readable; any alignment will do.

@@ -2,8 +2,8 @@
 //! returned.
 
 use super::{BASE, SHARE, USED};
-use crate::headers;
-use core::ffi::{c_uint, c_void};
+use crate::{headers, sys};
+use core::ffi::{c_int, c_uint, c_void};
 use core::mem::size_of;
 use core::ptr::{null_mut, without_provenance_mut};
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -129,6 +129,18 @@ unsafe extern "C" fn keep(
     true
 }
 
+/// Gives the kernel advice on pages, as `free` does, which must keep `errno`. Returns true if it was refused.
+///
+/// # Safety
+/// Pages whose contents are not needed any more.
+unsafe fn advise(at: *mut c_void, bytes: usize, advice: c_int) -> bool {
+    let saved = sys::errno();
+    // SAFETY: this function's contract.
+    let is_refused = unsafe { libc::madvise(at, bytes, advice) } != 0;
+    sys::set_errno(saved);
+    is_refused
+}
+
 unsafe extern "C" fn purge_lazy(
     _: *mut jemalloc::extent_hooks_t,
     at: *mut c_void,
@@ -138,7 +150,7 @@ unsafe extern "C" fn purge_lazy(
     _: c_uint,
 ) -> bool {
     // SAFETY: pages of an extent that jemalloc owns and does not need.
-    unsafe { libc::madvise(at.byte_add(offset), len, libc::MADV_FREE) != 0 }
+    unsafe { advise(at.byte_add(offset), len, libc::MADV_FREE) }
 }
 
 unsafe extern "C" fn purge_forced(
@@ -150,7 +162,7 @@ unsafe extern "C" fn purge_forced(
     _: c_uint,
 ) -> bool {
     // SAFETY: pages of an extent that jemalloc owns and does not need.
-    unsafe { libc::madvise(at.byte_add(offset), len, libc::MADV_DONTNEED) != 0 }
+    unsafe { advise(at.byte_add(offset), len, libc::MADV_DONTNEED) }
 }
 
 unsafe extern "C" fn allow_split(

@@ -251,7 +251,7 @@ fn first_session(start: Start) -> Result<Session, Errno> {
 const ALONE_BYTES: u64 = 32 << 20;
 
 /// Returns the number of units with which a session without a controller begins, and the maximum.
-/// It begins with few if more can be added later, and with all otherwise.
+/// The table begins with few units if more can be added later, and with all otherwise.
 fn units_alone(geometry: &Geometry) -> (u32, u32) {
     let most = match variable(c"MEM_PROFILER_TABLE") {
         Some(_) => geometry.units,
