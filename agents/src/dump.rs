@@ -262,6 +262,8 @@ fn write_content(
     if snapshot.is_past {
         // The kernel's counters are of now, not of the snapshot's time.
         metadata.memory.clear();
+    } else if !metadata.memory.is_empty() {
+        metadata.add_owners(header);
     }
     metadata.is_peak = is_peak;
     metadata.trigger = trigger.to_owned();
