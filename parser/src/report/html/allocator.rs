@@ -4,11 +4,14 @@ use std::borrow::Cow;
 
 use heap_format::Profile;
 use heap_format::printable::printable;
+use heap_format::resident::ByOwner;
+use heap_format::variance::half_width;
 use serde::Serialize;
 
 use super::tab::{Data, PageContext, ProfileKind, Tab};
 use crate::breakdown::rounding_of_mean;
 use crate::json;
+use crate::report::rss;
 
 /// The tab of the allocator.
 pub const TAB: Tab = Tab {
@@ -64,20 +67,41 @@ fn size_class(bytes: f64) -> f64 {
 /// Statistics in bytes by name, and the live bytes by the samples.
 #[derive(Serialize)]
 struct Allocator<'a> {
+    /// Live bytes by the samples.
     sampled: Option<i64>,
+    /// Half-width of their 95 % confidence interval.
+    error: i64,
     /// Bytes lost by rounding up to size classes, if all objects of a stack and size have their
     /// mean size.
     rounding: i64,
     figures: Vec<(Cow<'a, str>, u64)>,
+    /// Time between the statistics and the samples, if it is known and is not zero.
+    taken: Option<String>,
+    /// True if that is too long to compare them.
+    apart: bool,
+    /// Heap that was resident when the dump was written, by the kernel.
+    resident: Option<u64>,
 }
 
 fn figures(page: &PageContext) -> String {
     let profile = page.context.view.profile();
     let figures = &profile.facts.allocator;
-    let allocator = (!figures.is_empty()).then(|| Allocator {
-        sampled: profile.type_index("inuse_space").map(|c| profile.total(c)),
-        rounding: rounding(profile),
-        figures: figures.iter().map(|(k, &v)| (printable(k), v)).collect(),
+    let allocator = (!figures.is_empty()).then(|| {
+        let column = profile.type_index("inuse_space");
+        let sampled = column.map(|column| profile.total(column));
+        let columns = profile.sample_types.len().max(1);
+        let variances = |column| profile.variances.iter().skip(column).step_by(columns);
+        let variance = column.map_or(0.0, |column| variances(column).sum());
+        let owners = ByOwner::of(|name| profile.facts.memory.get(name).copied());
+        Allocator {
+            sampled,
+            error: half_width(sampled.unwrap_or(0) as f64, variance).round() as i64,
+            rounding: rounding(profile),
+            figures: figures.iter().map(|(k, &v)| (printable(k), v)).collect(),
+            taken: rss::distance(&profile.facts),
+            apart: rss::apart(&profile.facts).is_some(),
+            resident: owners.map(|owners| owners.heap()),
+        }
     });
     json::embedded(&allocator)
 }
