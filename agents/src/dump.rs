@@ -122,8 +122,8 @@ pub fn write_dead(
 
 /// Like [`end_of`], for the session of a dead process.
 fn end_of_dead(session: &Session, header: &Header<'_>) -> Time {
-    let same_boot = proc::boot_id().is_some_and(|(id, _)| header.boot_id() == id);
-    if same_boot {
+    let own = proc::boot_id().map(|(id, _)| id);
+    if !process::is_of_other_boot(own, header) {
         return last_sign_of_life(end_of(session, header), session, header);
     }
     // Times of an earlier boot cannot be compared with the present clock.
