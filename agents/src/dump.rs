@@ -51,6 +51,8 @@ pub struct Written {
     pub ended: Ended,
     /// Number of samples in the dump.
     pub samples: u64,
+    /// True if every allocation was sampled, so that the sums are exact.
+    pub is_exact: bool,
     /// Estimated bytes allocated.
     pub alloc_bytes: f64,
     /// Estimated live bytes.
@@ -299,6 +301,7 @@ fn write_content(
         title: agent.title(),
         ended,
         samples: snapshot.totals.samples,
+        is_exact: snapshot.largest_interval() <= 1,
         alloc_bytes: snapshot.totals.alloc_bytes,
         live_bytes: snapshot.totals.live_bytes,
         threads: snapshot.threads,
