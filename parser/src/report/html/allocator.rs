@@ -83,19 +83,34 @@ struct Allocator<'a> {
     resident: Option<u64>,
 }
 
+/// Returns the live bytes of a profile and their variance, without those of a base, which are
+/// negative.
+fn live(profile: &Profile, column: usize) -> (i64, f64) {
+    let columns = profile.sample_types.len();
+    let mut live = (0i64, 0.0);
+    for stack in 0..profile.stacks.len() {
+        let value = profile.values_of(stack)[column];
+        if value > 0 {
+            let variance = profile.variances.get(stack * columns + column);
+            live.0 = live.0.saturating_add(value);
+            live.1 += variance.copied().unwrap_or(0.0);
+        }
+    }
+    live
+}
+
 fn figures(page: &PageContext) -> String {
     let profile = page.context.view.profile();
     let figures = &profile.facts.allocator;
     let allocator = (!figures.is_empty()).then(|| {
-        let column = profile.type_index("inuse_space");
-        let sampled = column.map(|column| profile.total(column));
-        let columns = profile.sample_types.len().max(1);
-        let variances = |column| profile.variances.iter().skip(column).step_by(columns);
-        let variance = column.map_or(0.0, |column| variances(column).sum());
+        let live = profile
+            .type_index("inuse_space")
+            .map(|column| live(profile, column));
+        let error = live.map_or(0.0, |(bytes, variance)| half_width(bytes as f64, variance));
         let owners = ByOwner::of(|name| profile.facts.memory.get(name).copied());
         Allocator {
-            sampled,
-            error: half_width(sampled.unwrap_or(0) as f64, variance).round() as i64,
+            sampled: live.map(|(bytes, _)| bytes),
+            error: error.round() as i64,
             rounding: rounding(profile),
             figures: figures.iter().map(|(k, &v)| (printable(k), v)).collect(),
             taken: rss::distance(&profile.facts),
