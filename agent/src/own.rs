@@ -1,7 +1,6 @@
 //! List of the memory that the agent maps for itself. A leak check from outside does not search it
-//! for pointers: the agent's tables are full of numbers that look like addresses of objects.
-//!
-//! Per-thread memory is not listed; it is found through the threads ([`crate::thread`]).
+//! for pointers: the agent's tables are full of numbers that look like addresses of objects. Reports
+//! on resident memory tell it from the program's mappings.
 
 use crate::sys;
 use core::ffi::c_void;
@@ -28,9 +27,14 @@ pub fn place() -> *const OwnMapping {
 pub fn map(bytes: usize) -> *mut c_void {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let at = sys::map_unlocked(null_mut(), bytes, access);
-    if at.is_null() {
-        return at;
+    if !at.is_null() {
+        list(at, bytes);
     }
+    at
+}
+
+/// Lists a mapping that is never unmapped, or is unmapped by [`unmap`].
+pub fn list(at: *mut c_void, bytes: usize) {
     let start = at.addr() as u64;
     let free = LIST.iter().find(|entry| {
         entry
@@ -41,7 +45,6 @@ pub fn map(bytes: usize) -> *mut c_void {
     if let Some(entry) = free {
         entry.bytes.store(bytes as u64, Ordering::Relaxed);
     }
-    at
 }
 
 /// Unmaps memory that [`map`] returned, and removes it from the list.

@@ -17,6 +17,7 @@ use shm_protocol::snapshot::{Header, ModuleView, RecordView, ThreadView};
 
 use crate::helper;
 use crate::interpreted::{self, Interpreted};
+use crate::resident;
 use crate::resolved_tree::ResolvedTree;
 use crate::snapshot::Snapshot;
 
@@ -62,6 +63,13 @@ impl Metadata {
             boot_id: proc::boot_id().map(|(_, text)| text),
             ..Self::default()
         }
+    }
+
+    /// Adds the resident anonymous memory by owner, if it can be told.
+    pub fn add_owners(&mut self, header: &Header<'_>) {
+        let known = resident::by_owner(self.pid, header, &self.maps, &[]);
+        self.memory
+            .extend(known.iter().flat_map(|known| known.counters()));
     }
 }
 

@@ -256,11 +256,11 @@ impl Discovery {
         search: &mut Search<'_>,
     ) -> Result<Found, Refusal> {
         let header = segment.head(&mut search.head)?;
-        let other_boot = self.boot_id.is_some_and(|id| header.boot_id() != id);
+        let other_boot = process::is_of_other_boot(self.boot_id, &header);
         let named = (entry.name.pid as u32, entry.name.start_time);
         // An agent did not write this. It is refused, so that it does not affect other segments.
         let honest = (header.pid(), header.start_time()) == named
-            && (other_boot || header.created_ns() <= crate::clock::now_ns() + AHEAD_NS);
+            && (other_boot || header.created_ns() <= crate::clock::now_ns() + process::AHEAD_NS);
         if !honest {
             return Err(Refusal::Misnamed);
         }
@@ -289,9 +289,6 @@ impl Discovery {
         Ok(found)
     }
 }
-
-/// Maximum time by which a segment's creation may be ahead of our clock, in ns.
-const AHEAD_NS: u64 = 1_000_000_000;
 
 impl Search<'_> {
     /// Records a segment whose process was killed while creating it, for cleaning up. Returns false

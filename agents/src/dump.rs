@@ -51,6 +51,8 @@ pub struct Written {
     pub ended: Ended,
     /// Number of samples in the dump.
     pub samples: u64,
+    /// True if every allocation was sampled, so that the sums are exact.
+    pub is_exact: bool,
     /// Estimated bytes allocated.
     pub alloc_bytes: f64,
     /// Estimated live bytes.
@@ -122,8 +124,8 @@ pub fn write_dead(
 
 /// Like [`end_of`], for the session of a dead process.
 fn end_of_dead(session: &Session, header: &Header<'_>) -> Time {
-    let same_boot = proc::boot_id().is_some_and(|(id, _)| header.boot_id() == id);
-    if same_boot {
+    let own = proc::boot_id().map(|(id, _)| id);
+    if !process::is_of_other_boot(own, header) {
         return last_sign_of_life(end_of(session, header), session, header);
     }
     // Times of an earlier boot cannot be compared with the present clock.
@@ -262,6 +264,8 @@ fn write_content(
     if snapshot.is_past {
         // The kernel's counters are of now, not of the snapshot's time.
         metadata.memory.clear();
+    } else if !metadata.memory.is_empty() {
+        metadata.add_owners(header);
     }
     metadata.is_peak = is_peak;
     metadata.trigger = trigger.to_owned();
@@ -297,6 +301,7 @@ fn write_content(
         title: agent.title(),
         ended,
         samples: snapshot.totals.samples,
+        is_exact: snapshot.largest_interval() <= 1,
         alloc_bytes: snapshot.totals.alloc_bytes,
         live_bytes: snapshot.totals.live_bytes,
         threads: snapshot.threads,

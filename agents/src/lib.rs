@@ -50,6 +50,7 @@ pub mod preload;
 pub mod process;
 pub mod process_end;
 pub mod program;
+pub mod resident;
 mod resolved_tree;
 pub mod room;
 pub mod segment;

@@ -62,6 +62,7 @@ pub fn profile(agent: &Agent, trigger: &str) -> Result<Option<Live>, Error> {
     let running = is_counting(&header, &session);
     let snapshot = dump::snapshot(agent, &session, &header)?;
     let mut metadata = Metadata::of_live(agent.pid, &agent.name);
+    metadata.add_owners(&header);
     trigger.clone_into(&mut metadata.trigger);
     metadata.ended = if running {
         Ended::Not.fact()

@@ -84,6 +84,21 @@ pub fn boot_id_of(header: &Header<'_>) -> Option<String> {
     Some(text)
 }
 
+/// Returns true if a segment is of another boot than `own`. Where either is not known, because
+/// `/proc` does not show it, the segment counts as one of this boot unless its clock is ahead of
+/// ours.
+pub fn is_of_other_boot(own: Option<[u8; 16]>, header: &Header<'_>) -> bool {
+    let id = header.boot_id();
+    let is_known = id.iter().any(|byte| *byte != 0);
+    match own.filter(|_| is_known) {
+        Some(own) => id != own,
+        None => header.created_ns() > crate::clock::now_ns() + AHEAD_NS,
+    }
+}
+
+/// Maximum time by which a segment's creation may be ahead of our clock, in ns.
+pub const AHEAD_NS: u64 = 1_000_000_000;
+
 /// Name of a user, or the number if it has none.
 pub fn user_name(uid: u32) -> String {
     match nix::unistd::User::from_uid(uid.into()) {

@@ -210,12 +210,12 @@ fn summary(written: &[Written]) {
     }
 }
 
-/// Prints a table of the dumps.
+/// Prints a table of the dumps. Marks estimates with `~`.
 fn table(written: &[Written]) {
     let rows = written.iter().map(|w| {
-        let bytes = mem_agents::text::bytes;
-        let sizes = [bytes(w.alloc_bytes), bytes(w.live_bytes)];
-        let [allocated, live] = sizes;
+        let mark = if w.is_exact { "" } else { "~" };
+        let bytes = |bytes| format!("{mark}{}", mem_agents::text::bytes(bytes));
+        let (allocated, live) = (bytes(w.alloc_bytes), bytes(w.live_bytes));
         vec![
             w.title.clone(),
             w.ended.label(),

@@ -73,18 +73,14 @@ fn parse_line(line: &[u8]) -> Option<Mapping> {
     if without_colon.is_some() {
         return Some(brief_entry(start, end, rest));
     }
-    let (permissions, rest) = split_field(rest);
-    if !permissions.iter().all(|c| b"-rwxps".contains(c)) || permissions.is_empty() {
-        return Some(brief_entry(
-            start,
-            end,
-            [permissions, rest].concat().as_slice(),
-        ));
+    let (permissions, after) = split_field(rest);
+    if permissions.is_empty() || !permissions.iter().all(|c| b"-rwxps".contains(c)) {
+        return Some(brief_entry(start, end, rest));
     }
     if !permissions.contains(&b'x') {
         return None;
     }
-    let (offset, rest) = split_field(rest);
+    let (offset, rest) = split_field(after);
     let (_device, rest) = split_field(rest);
     let (_inode, path) = split_field(rest);
     Some(Mapping {
@@ -329,6 +325,11 @@ mod tests {
         );
         assert_eq!(maps[0].build_id.to_string(), "abc12345");
         assert_eq!(maps[0].path, Path::new("/path/to/binary"));
+        // Without a colon.
+        let maps = parse(b"40000-80000 /path/to/binary (@FF00) abc12345\n");
+        assert_eq!(maps[0].path, Path::new("/path/to/binary"));
+        assert_eq!(maps[0].file_offset, 0xff00);
+        assert_eq!(maps[0].build_id.to_string(), "abc12345");
     }
 
     #[test]

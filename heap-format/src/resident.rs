@@ -1,4 +1,4 @@
-//! Divides a process's resident memory by jemalloc's statistics.
+//! Divides a process's resident anonymous memory: by owner, or by jemalloc's statistics alone.
 
 /// A part of the resident memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,13 +52,12 @@ impl Heap {
         }
     }
 
-    /// Divides this much anonymous memory into the parts. Returns them, and the rest that belongs
+    /// Divides this much anonymous memory into the parts, where owners are not known. Returns them, and the rest that belongs
     /// to none of them.
     ///
     /// jemalloc counts pages as resident that were never touched, above all of its metadata, so no
-    /// part is taken to be larger than what the parts before leave of `anonymous`. Live objects are
-    /// counted whole, including untouched pages, so the rest certainly belongs to none of the
-    /// parts.
+    /// part is taken to be larger than what the parts before leave of `anonymous`. What the heap
+    /// has grown by since the statistics is in the rest.
     pub fn within(&self, anonymous: u64) -> ([Part; 4], u64) {
         let mut rest = anonymous;
         let mut part = |name, counted: u64, remark| {
@@ -85,6 +84,115 @@ impl Heap {
     }
 }
 
+/// Resident anonymous memory by owner, in bytes. Owners are told apart by address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ByOwner {
+    /// Allocator's pages with objects.
+    pub heap_in_use: u64,
+    /// Allocator's pages without objects.
+    pub heap_unused: u64,
+    /// Allocator's metadata.
+    pub heap_metadata: u64,
+    /// Agent's mappings.
+    pub agent: u64,
+    /// Stacks of those threads whose stack pointers are known.
+    pub stacks: u64,
+    /// Program's own mappings, and other stacks.
+    pub own_mappings: u64,
+}
+
+/// Names under which a dump records them. Stacks are own mappings there.
+const NAMES: [&str; 5] = [
+    "heap_in_use",
+    "heap_unused",
+    "heap_metadata",
+    "agent",
+    "own_mappings",
+];
+
+impl ByOwner {
+    /// Returns what a dump records.
+    pub fn counters(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let own = self.own_mappings.saturating_add(self.stacks);
+        let heap = [self.heap_in_use, self.heap_unused, self.heap_metadata];
+        let values = heap.into_iter().chain([self.agent, own]);
+        NAMES.into_iter().zip(values)
+    }
+
+    /// Reads what a dump records. `None` if it is not there.
+    pub fn of(counter: impl Fn(&str) -> Option<u64>) -> Option<Self> {
+        let [in_use, unused, metadata, agent, own] = NAMES.map(counter);
+        Some(Self {
+            heap_in_use: in_use?,
+            heap_unused: unused?,
+            heap_metadata: metadata?,
+            agent: agent?,
+            stacks: 0,
+            own_mappings: own?,
+        })
+    }
+
+    /// Returns the memory of the heap.
+    #[must_use]
+    pub fn heap(&self) -> u64 {
+        let parts = [self.heap_in_use, self.heap_unused, self.heap_metadata];
+        parts.into_iter().fold(0, u64::saturating_add)
+    }
+
+    /// Limits the memory of all owners together to `anonymous`, read at another moment. Returns the
+    /// rest that belongs to none of them.
+    pub fn limit(&mut self, anonymous: u64) -> u64 {
+        let mut rest = anonymous;
+        let owners = [
+            &mut self.own_mappings,
+            &mut self.stacks,
+            &mut self.agent,
+            &mut self.heap_metadata,
+            &mut self.heap_unused,
+            &mut self.heap_in_use,
+        ];
+        for bytes in owners {
+            *bytes = (*bytes).min(rest);
+            rest -= *bytes;
+        }
+        rest
+    }
+
+    /// Returns the parts of the heap. `figures` are the allocator's, if they are of the same
+    /// moment.
+    pub fn heap_parts(&self, figures: Option<&Heap>) -> Vec<Part> {
+        let part = |name, bytes, remark| Part {
+            name,
+            bytes,
+            counted: None,
+            remark,
+        };
+        let in_use = self.heap_in_use;
+        let mut parts = match figures {
+            None => vec![part(
+                "live heap",
+                in_use,
+                "objects in use, holes between them",
+            )],
+            Some(figures) => {
+                let holes = figures.fragmentation.min(in_use);
+                vec![
+                    part(
+                        "live heap",
+                        in_use - holes,
+                        "objects in use, as far as touched",
+                    ),
+                    part("fragmentation", holes, "holes between live objects"),
+                ]
+            }
+        };
+        parts.push(part("dirty pages", self.heap_unused, "freed, kept"));
+        let metadata = self.heap_metadata;
+        parts.push(part("allocator metadata", metadata, "bookkeeping"));
+        parts
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -107,5 +215,43 @@ mod tests {
         assert_eq!(counted, [None, None, Some(20), Some(20)]);
         assert_eq!(rest, 0);
         assert_eq!(heap.within(1000).1, 830);
+    }
+
+    #[test]
+    fn owners_divide_anonymous_memory_whatever_the_figures_claim() {
+        let owners = ByOwner {
+            heap_in_use: 100,
+            heap_unused: 20,
+            heap_metadata: 5,
+            agent: 7,
+            stacks: 3,
+            own_mappings: 50,
+        };
+        let figures = Heap::of(|name| match name {
+            "allocated" => 900,
+            "active" => 910,
+            _ => 0,
+        });
+        let sizes = |owners: &ByOwner, figures| {
+            let parts = owners.heap_parts(figures);
+            parts.iter().map(|part| part.bytes).collect::<Vec<_>>()
+        };
+        // Of the live objects, most pages were never touched.
+        assert_eq!(sizes(&owners, Some(&figures)), [90, 10, 20, 5]);
+        assert_eq!(sizes(&owners, None), [100, 20, 5]);
+        let mut limited = owners;
+        assert_eq!((limited.limit(200), limited), (15, owners));
+        // Read a moment later than the sum.
+        assert_eq!(limited.limit(100), 0);
+        assert_eq!(sizes(&limited, None), [15, 20, 5]);
+        let recorded: std::collections::HashMap<_, _> = owners.counters().collect();
+        let read = ByOwner::of(|name| recorded.get(name).copied());
+        let expected = ByOwner {
+            stacks: 0,
+            own_mappings: 53,
+            ..owners
+        };
+        assert_eq!(read, Some(expected));
+        assert_eq!(ByOwner::of(|_| None), None);
     }
 }

@@ -5,9 +5,10 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
+use proc::Pages;
 use reachability::{Memory, ProcessMemory};
 
-use super::regions::{Pages, Region};
+use super::regions::Region;
 
 /// Maximum total size, in bytes. Reading this much takes some tenths of a second.
 const MAX_BYTES: u64 = 512 << 20;
@@ -72,7 +73,7 @@ impl Held {
         let range = &region.range;
         let size = range.end.saturating_sub(range.start);
         let present = pages
-            .present(range.clone(), !region.is_shared)
+            .present(range.clone(), region.pages_wanted())
             .ok_or(size)?;
         let sizes = present.iter().map(|part| part.end - part.start);
         let bytes = sizes.sum::<u64>();

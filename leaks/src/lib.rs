@@ -24,6 +24,7 @@
 //! - A process that may not be traced, or that another tracer has stopped, is refused.
 
 mod base;
+mod calls;
 mod control_blocks;
 mod exemptions;
 mod gentle;

@@ -18,11 +18,12 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use capture::{Copy, Failure, Worker};
+use proc::Pages;
 use reachability::{Here, Memory, Place, ProcessMemory, Work};
 
 use super::held::Held;
 use super::intervals::Intervals;
-use super::regions::{Pages, Region};
+use super::regions::Region;
 
 /// Minimum number of bytes for which the copy searches its own memory. Below this, reading from
 /// outside is faster than preparing the copy for it.
@@ -129,7 +130,7 @@ impl MomentMemory {
             } else {
                 &mut of_copy
             };
-            let Some(present) = pages.present(region.range.clone(), !region.is_shared) else {
+            let Some(present) = pages.present(region.range.clone(), region.pages_wanted()) else {
                 memory.left_out += 1;
                 continue;
             };

@@ -17,6 +17,7 @@ use shm_protocol::NodeId;
 use shm_protocol::segment::Session;
 use shm_protocol::snapshot::Header;
 
+use super::calls;
 use super::notes::notes;
 use super::{Base, Check, Earlier, Leak, Used};
 
@@ -111,6 +112,8 @@ struct Entry {
     example: String,
     /// Functions, innermost first.
     stack: Vec<String>,
+    /// Calls by which the stack differs from others of the same functions: file and offset.
+    calls: Vec<String>,
 }
 
 /// Creates the report on a check. Shows at most `most` stacks.
@@ -128,6 +131,7 @@ pub fn report(
     let overwritten = overwritten.chain(check.overwritten.keys()).copied();
     let leaves = shown.clone().map(|leak| leak.node).chain(overwritten);
     let (names, trouble) = names(agent, header, &check.snapshot, leaves);
+    let calls = calls::telling_apart(agent, header, &check.snapshot, &names);
     let (now, end) = (now_ns(), end_of(session, header).ns);
     let seconds = |ns: u64| ns as f64 / 1e9;
     Report {
@@ -148,7 +152,7 @@ pub fn report(
             Some(Earlier::Dump(base)) => Some(before(base)),
             Some(Earlier::Own(_)) | None => None,
         },
-        leaks: shown.map(|leak| entry(leak, &names)).collect(),
+        leaks: shown.map(|leak| entry(leak, &names, &calls)).collect(),
         stacks: check.leaks.leaks.len(),
         suppressed: check.used.iter().map(suppressed).collect(),
         threads: check.pause.threads,
@@ -192,7 +196,12 @@ fn suppressed(used: &Used) -> Suppressed {
     }
 }
 
-fn entry(leak: &Leak, names: &HashMap<NodeId, Vec<String>>) -> Entry {
+fn entry(
+    leak: &Leak,
+    names: &HashMap<NodeId, Vec<String>>,
+    calls: &HashMap<NodeId, Vec<String>>,
+) -> Entry {
+    let of_node = |of: &HashMap<NodeId, Vec<String>>| of.get(&leak.node).cloned();
     Entry {
         kind: leak.loss.word(),
         bytes: leak.lost.bytes,
@@ -201,7 +210,8 @@ fn entry(leak: &Leak, names: &HashMap<NodeId, Vec<String>>) -> Entry {
         kept_bytes: leak.kept.bytes,
         kept_objects: leak.kept.objects,
         example: format!("{:#x}", leak.example),
-        stack: names.get(&leak.node).cloned().unwrap_or_default(),
+        stack: of_node(names).unwrap_or_default(),
+        calls: of_node(calls).unwrap_or_default(),
     }
 }
 
@@ -343,11 +353,11 @@ impl Report {
                 text::bytes(self.least_seen_bytes),
             ),
             _ => format!(
-                "{title}: {}{} lost in {} {}, {since}; {} is live",
+                "{title}: {}{} lost in {}, {since}; {}{} is live",
                 text::bytes(self.lost_bytes),
                 margin(self.lost_bytes_margin, self.interval == 1),
-                count(self.lost_objects),
-                objects_word(self.lost_objects),
+                objects(self.lost_objects, self.interval == 1),
+                about(self.interval == 1),
                 text::bytes(self.live_bytes),
             ),
         }
@@ -393,17 +403,18 @@ impl Entry {
             "indirect" => "Indirect leak",
             _ => "Direct leak",
         };
-        let (size, objects) = (text::bytes(self.bytes), count(self.objects));
+        let size = text::bytes(self.bytes);
         let margin = margin(self.margin, is_exact);
-        let what = objects_word(self.objects);
+        let objects = objects(self.objects, is_exact);
         lines.push(String::new());
-        lines.push(format!(
-            "{kind}: {size}{margin} in {objects} {what}{kept}, from"
-        ));
+        lines.push(format!("{kind}: {size}{margin} in {objects}{kept}, from"));
         let frames = self.stack.iter().take(MAX_FRAMES);
         lines.extend(frames.map(|frame| format!("    {frame}")));
         if self.stack.len() > MAX_FRAMES {
             lines.push(format!("    … {} more", self.stack.len() - MAX_FRAMES));
+        }
+        if !self.calls.is_empty() {
+            lines.push(format!("  by the call at {}", self.calls.join(", ")));
         }
         lines.push(format!("  one is at {}", self.example));
     }
@@ -418,12 +429,16 @@ fn margin(bytes: f64, is_exact: bool) -> String {
     }
 }
 
-/// Returns the noun for [`count`].
-fn objects_word(objects: f64) -> &'static str {
-    match count(objects).as_str() {
-        "1" => "object",
-        _ => "objects",
-    }
+/// Returns the word before an estimate without a margin; empty for exact values.
+fn about(is_exact: bool) -> &'static str {
+    if is_exact { "" } else { "about " }
+}
+
+/// Formats a number of objects with its noun.
+fn objects(objects: f64, is_exact: bool) -> String {
+    let count = count(objects);
+    let noun = if count == "1" { "object" } else { "objects" };
+    format!("{}{count} {noun}", about(is_exact))
 }
 
 /// Formats a number of objects, which may be an estimate.

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use heap_format::variance::half_width;
 use heap_format::{Detail, Loss, Lost as Label};
 use mem_agents::snapshot::Snapshot;
 use reachability::causes::How;
@@ -137,7 +138,7 @@ impl Sum {
 
     /// Returns half the width of the 95 % confidence interval of `bytes`.
     pub fn margin(&self) -> f64 {
-        1.96 * self.variance.sqrt()
+        half_width(self.bytes, self.variance)
     }
 }
 

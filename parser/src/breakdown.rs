@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use heap_format::variance::half_width;
 use heap_format::{Detail, LabelValue, Profile, THREAD_LABEL};
 
 use crate::nodes::Nodes;
@@ -12,8 +13,12 @@ use crate::view::View;
 pub struct Sums {
     /// Sum of each column of the profile.
     pub values: Vec<i64>,
+    /// Variance of each sum; empty if unknown.
+    pub variances: Vec<f64>,
     /// Exact values, which only this project's dumps have.
     pub detail: Detail,
+    /// Variance of the number of short-lived objects, as if their samples had the weights of all.
+    pub short_lived_variance: f64,
 }
 
 impl Sums {
@@ -23,9 +28,33 @@ impl Sums {
         for (sum, value) in self.values.iter_mut().zip(values) {
             *sum = sum.saturating_add(*value);
         }
+        let columns = values.len();
+        let variances = profile
+            .variances
+            .get(stack * columns..(stack + 1) * columns);
+        if let Some(variances) = variances {
+            self.variances.resize(columns, 0.0);
+            let sums = self.variances.iter_mut().zip(variances);
+            sums.for_each(|(sum, variance)| *sum += variance);
+        }
         if let Some(detail) = profile.details.get(stack) {
             self.detail.add(detail);
+            let share = detail.short_lived_objects / detail.alloc_objects;
+            let variance = detail.alloc_object_variance * share.clamp(0.0, 1.0);
+            self.short_lived_variance += Some(variance).filter(|v| v.is_finite()).unwrap_or(0.0);
         }
+    }
+
+    /// Returns the variance of the sum of a column; 0 if unknown.
+    pub fn variance(&self, column: usize) -> f64 {
+        self.variances.get(column).copied().unwrap_or(0.0)
+    }
+
+    /// Returns the half-width of the 95 % confidence interval of a column's sum; 0 if it is exact or
+    /// unknown.
+    pub fn error(&self, column: usize) -> i64 {
+        let value = self.values.get(column).copied().unwrap_or(0) as f64;
+        half_width(value, self.variance(column)).round() as i64
     }
 
     /// Returns the share of allocated objects that were short-lived, 0 to 1.

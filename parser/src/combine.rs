@@ -64,14 +64,17 @@ pub fn sum(
     rule: Base,
     needs: &Needs,
 ) -> Result<Combined> {
+    let remarks = remarks(&dumps);
     if bases.is_empty() && dumps.len() == 1 && !needs.merged_stacks {
-        return Ok(Combined::single(dumps.swap_remove(0)));
+        let mut profile = dumps.swap_remove(0);
+        profile.comments.extend(remarks);
+        return Ok(Combined::single(profile));
     }
     let keeps_base = needs.dumps == Dumps::BaseApart;
     let subtracted = if keeps_base { Base::Comparison } else { rule };
     let mut profile = merge::subtract(&dumps, bases, subtracted)?;
     let remark = elapsed::remark(facts_of(bases, &dumps));
-    profile.comments.extend(remark);
+    profile.comments.extend(remark.into_iter().chain(remarks));
     if !bases.is_empty() {
         set_time(&mut profile.facts, &dumps, bases, keeps_base);
     }
@@ -88,6 +91,50 @@ pub fn sum(
         series,
         base_rule: rule,
     })
+}
+
+/// Maximum number of processes named in a remark.
+const MAX_NAMED: usize = 4;
+
+/// Returns remarks on what the sum of dumps is, and on a session without samples.
+fn remarks(dumps: &[Profile]) -> Vec<String> {
+    let is_dump = |dump: &Profile| dump.format == Format::Dump && dump.facts.pid.is_some();
+    if !dumps.iter().all(is_dump) {
+        return Vec::new();
+    }
+    let unsampled = dumps.iter().all(is_unsampled) && !dumps.is_empty();
+    let unsampled = unsampled.then(|| {
+        "No sample was taken: the session saw next to no allocations, and a dump has nothing that was \
+         allocated before its session"
+            .to_owned()
+    });
+    added(dumps).into_iter().chain(unsampled).collect()
+}
+
+/// Returns true if a session of memory took no sample.
+fn is_unsampled(dump: &Profile) -> bool {
+    let samples = dump.facts.counters.get("samples");
+    samples == Some(&0) && dump.is_of_memory() && dump.facts.leak_check.is_none()
+}
+
+/// Says of which processes dumps are added up.
+fn added(dumps: &[Profile]) -> Option<String> {
+    let process = |dump: &Profile| {
+        let name = dump.facts.process.as_deref().unwrap_or("?");
+        let pid = dump.facts.pid.unwrap_or_default();
+        format!("{} ({pid})", printable::printable(name))
+    };
+    let mut processes: Vec<String> = dumps.iter().map(process).collect();
+    let count = processes.len();
+    processes.dedup();
+    let all = processes.len();
+    processes.truncate(MAX_NAMED);
+    let names = processes.join(", ");
+    let more = match all.saturating_sub(MAX_NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    (count > 1).then(|| format!("Sum of {count} dumps: {names}{more}"))
 }
 
 /// Returns the facts of all dumps.
@@ -172,6 +219,23 @@ mod tests {
         let mut facts = Facts::default();
         set_time(&mut facts, dumps, bases, keeps_base);
         facts.start_unix_ns.zip(facts.duration_ns)
+    }
+
+    #[test]
+    fn sums_name_what_they_are_of() {
+        let of = |pid: u32| {
+            let mut profile = dump(1, 2);
+            (profile.facts.pid, profile.facts.process) = (Some(pid), Some("app".to_owned()));
+            profile
+        };
+        assert_eq!(remarks(&[of(7)]), [""; 0]);
+        assert_eq!(
+            remarks(&[of(7), of(8)]),
+            ["Sum of 2 dumps: app (7), app (8)"]
+        );
+        assert_eq!(remarks(&[of(7), of(7)]), ["Sum of 2 dumps: app (7)"]);
+        let many: Vec<Profile> = (1..=7).map(of).collect();
+        assert!(remarks(&many)[0].ends_with("app (4) and 3 more"));
     }
 
     #[test]

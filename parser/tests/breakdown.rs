@@ -181,7 +181,7 @@ pick.value = parse.value;
 pick.dispatchEvent(new Event("change"));
 state.own = document.querySelectorAll("#sizes tbody tr").length;
 state.picked = pick.selectedOptions[0] === parse;
-const threads = open("threads").map((tr) => tr.children[3].textContent);
+const threads = open("threads").map((tr) => tr.children[4].textContent);
 state.bold = Boolean(document.querySelector("#threads b"));
 state.threads = threads.join("+");
 state.short = open("temporary").map((tr) => tr.children[4].textContent).join("+");

@@ -20,6 +20,7 @@
 
 mod files;
 mod machine;
+mod pagemap;
 mod pidfd;
 mod process;
 mod stat;
@@ -34,6 +35,7 @@ pub use machine::{
     available_memory, boot_id, clock_shift, is_mounted, is_ours, may_lock, memory, own_mounts,
     processors, setting,
 };
+pub use pagemap::{Pages, Wanted};
 pub use pidfd::{has_ended, pidfd, wait_for_end};
 pub use process::{
     Program, address_space_left, all, command_line, cpu_ns, directory, environment, exe,

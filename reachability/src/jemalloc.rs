@@ -11,7 +11,8 @@ use std::ops::Range;
 use crate::memory::{self, Memory, word_of};
 use crate::size;
 use layout::{
-    ADDRESS_BITS, BITMAP_OFFSET, BLOCKS_OFFSET, EDATA_ALIGNMENT, Layout, ROOT_OFFSET, Shape,
+    ADDRESS_BITS, BITMAP_OFFSET, BLOCKS_OFFSET, EDATA_ALIGNMENT, Layout, ROOT_OFFSET, STATE_MASK,
+    STATE_SHIFT, Shape,
 };
 
 /// Addresses of jemalloc's global data, as published by the agent.
@@ -90,11 +91,17 @@ const MAX_BLOCKS: usize = 256;
 const MAX_BLOCKS_OF_ALL: usize = 1 << 16;
 /// Maximum number of leaves of the radix tree. Each covers a GiB of addresses, or an eighth of one.
 const MAX_LEAVES: usize = 1 << 14;
+/// Maximum number of leaves that are read for [`mapped`]: some 4 GiB, which takes a second.
+const MAX_SCANNED_LEAVES: usize = 1 << 11;
 /// Maximum number of extents, which take 12 GiB of this program's memory. Each takes as much of the
 /// process's.
 const MAX_EXTENTS: usize = 1 << 27;
 /// Maximum number of damaged extents. A process is stopped in the middle of only a few operations.
 const MAX_DAMAGED: usize = 1 << 16;
+
+/// Maximum number of separate ranges that jemalloc has mapped. A process can have some 65,000
+/// mappings by default.
+const MAX_RANGES: usize = 1 << 20;
 
 /// Reads the map of the heap.
 ///
@@ -121,6 +128,106 @@ pub fn read(memory: &dyn Memory, globals: &Globals) -> Result<Map, Unreadable> {
     };
     reader.read_tree(globals)?;
     Ok(map)
+}
+
+/// Addresses of all memory that jemalloc has mapped: sorted ranges that do not touch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Mapped {
+    /// Pages that contain objects.
+    pub in_use: Vec<Range<u64>>,
+    /// Pages without objects, whether they were given back to the kernel or not.
+    pub unused: Vec<Range<u64>>,
+    /// Blocks of metadata.
+    pub metadata: Vec<Range<u64>>,
+}
+
+/// Returns the addresses of all memory that jemalloc has mapped.
+///
+/// Reads only the radix tree, 0.2 % of the heap, and no extents. The memory may change meanwhile;
+/// what changes may be missing, or be in two of the lists.
+///
+/// # Errors
+/// If nothing can be read, or what there is is not jemalloc's.
+pub fn mapped(memory: &dyn Memory, globals: &Globals) -> Result<Mapped, Unreadable> {
+    let layout = Layout::of_pages(globals.page).ok_or(Unreadable::Layout)?;
+    let arenas = arenas(memory, globals, &layout);
+    let metadata = metadata(memory, &arenas, &layout);
+    if metadata.is_empty() {
+        return Err(Unreadable::Layout);
+    }
+    let mut runs = Runs::default();
+    let shape = shape(memory, globals, &layout);
+    let mut buffer = vec![0; READ_BYTES];
+    let leaves = leaves(memory, globals, &shape)?;
+    if leaves.len() > MAX_SCANNED_LEAVES {
+        return Err(Unreadable::Size);
+    }
+    for (index, leaf) in leaves {
+        let count = shape.words << shape.lower;
+        let (mut descriptor, mut page) = (0, 0);
+        words(memory, leaf, count, &mut buffer, |number, word| {
+            if number % shape.words == 0 {
+                let number = (number / shape.words) as u64;
+                descriptor = descriptor_of(word);
+                page = ((index as u64) << shape.lower | number) * layout.page;
+            }
+            // The state is in an entry's last word.
+            if (number + 1) % shape.words == 0 && descriptor != 0 {
+                let is_in_use = word >> STATE_SHIFT & STATE_MASK == 0;
+                runs.add(page..page + layout.page, descriptor, is_in_use);
+            }
+        });
+        if runs.in_use.len() + runs.unused.len() > MAX_RANGES {
+            return Err(Unreadable::Size);
+        }
+    }
+    Ok(Mapped {
+        in_use: joined(runs.in_use),
+        unused: joined(runs.unused),
+        metadata: joined(metadata),
+    })
+}
+
+/// Runs of pages, collected in the order of their addresses.
+#[derive(Default)]
+struct Runs {
+    in_use: Vec<Range<u64>>,
+    unused: Vec<Range<u64>>,
+    /// Descriptor of the last page, and whether it is in use.
+    last: (u64, bool),
+}
+
+impl Runs {
+    /// Adds a page that has a descriptor. All pages of a slab have the same; of other extents, only
+    /// the first and the last page have one.
+    fn add(&mut self, page: Range<u64>, descriptor: u64, is_in_use: bool) {
+        let runs = if is_in_use {
+            &mut self.in_use
+        } else {
+            &mut self.unused
+        };
+        let page_of = (descriptor, is_in_use);
+        let continues = |run: &&mut Range<u64>| self.last == page_of || run.end == page.start;
+        match runs.last_mut().filter(continues) {
+            Some(run) => run.end = page.end,
+            None => runs.push(page),
+        }
+        self.last = page_of;
+    }
+}
+
+/// Sorts ranges and joins those that overlap or touch.
+fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.retain(|range| range.start < range.end);
+    ranges.sort_unstable_by_key(|range| range.start);
+    let mut joined: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
+    for range in ranges {
+        match joined.last_mut().filter(|last| last.end >= range.start) {
+            Some(last) => last.end = last.end.max(range.end),
+            None => joined.push(range),
+        }
+    }
+    joined
 }
 
 /// Reader of extents, in the order of their addresses.
@@ -155,7 +262,7 @@ impl Reader<'_> {
                         return;
                     }
                     let number = number / shape.words;
-                    let descriptor = word & ((1 << ADDRESS_BITS) - 1) & !(EDATA_ALIGNMENT - 1);
+                    let descriptor = descriptor_of(word);
                     if descriptor != 0 && descriptor != self.last && result.is_ok() {
                         self.last = descriptor;
                         let page = ((index as u64) << shape.lower | number as u64) << page_bits;
@@ -209,6 +316,11 @@ impl Reader<'_> {
             _ => Ok(()),
         }
     }
+}
+
+/// Returns the address of the descriptor in the word of a page; 0 if there is none.
+fn descriptor_of(word: u64) -> u64 {
+    word & ((1 << ADDRESS_BITS) - 1) & !(EDATA_ALIGNMENT - 1)
 }
 
 /// Number of entries at the start of the root by which the shapes differ. With 57 bits, they cover

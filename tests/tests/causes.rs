@@ -227,6 +227,24 @@ fn processes_alone_in_proc_suffice() {
     assert_eq!(outcome.dumps().len(), 1, "{outcome:?}");
 }
 
+/// The process may not know of which boot it is, or the tools may not.
+#[test]
+fn a_boot_id_that_only_one_side_can_read_does_not_hide_a_process() {
+    let script = "mount --bind /dev/null /proc/sys/kernel/random/boot_id";
+    let scratch = Scratch::new();
+    let command = scratch.preloaded(scratch.compile("brood.c", &[]));
+    let masked = started(&mut mounted(script, &command));
+    let outcome = session(&scratch, masked.pid());
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    assert_eq!(outcome.dumps().len(), 1, "{outcome:?}");
+    let target = idle(&scratch);
+    let mut command = scratch.profiler();
+    command.args(["-s", "1", "-o", "p_", "-p", &target.pid().to_string()]);
+    let outcome = run(&mut mounted(script, &command));
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    assert_eq!(outcome.dumps().len(), 1, "{outcome:?}");
+}
+
 /// In a program that has been executed and stands before its loader's first instruction, nothing is loaded yet.
 #[test]
 fn a_process_that_starts_or_has_ended_is_not_missing_its_agent() {

@@ -1,10 +1,11 @@
 //! Reports of leak checks that cannot be written.
 
-use std::fs::File;
+use std::fs::{self, File};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use mem_tests::leaks::tell;
-use mem_tests::{Scratch, Session, Target, run};
+use mem_tests::{Scratch, Session, Steps, Target, run};
 
 fn full() -> Stdio {
     File::options()
@@ -44,6 +45,52 @@ fn results_that_cannot_be_written_are_a_failure() {
     drop(child.stdout.take());
     assert_eq!(child.wait().expect("its end").code(), Some(0));
     session.stop();
+}
+
+/// Two calls of one function are two leaks with the same names. Each says where its call is.
+#[test]
+fn stacks_of_the_same_names_are_told_apart_by_their_calls() {
+    let scratch = Scratch::new();
+    let program = scratch.compile("alike.c", &[]);
+    let mut steps = Steps::run(program.clone(), &mut scratch.preloaded(&program));
+    let session = Session::of(&scratch, steps.pid(), "1");
+    steps.step("lose");
+    let outcome = run(scratch
+        .profiler()
+        .args(["leaks", "-p", &steps.pid().to_string()]));
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    let call = |line: &str| {
+        line.strip_prefix("  by the call at alike+")
+            .map(str::to_owned)
+    };
+    let calls: Vec<String> = outcome.stdout.lines().filter_map(call).collect();
+    assert_eq!(calls.len(), 2, "{outcome:?}");
+    let source = fs::read_to_string("programs/alike.c").expect("the source");
+    let mut marks: Vec<&str> = calls
+        .iter()
+        .map(|call| {
+            let line = line_of(&program, call);
+            let line = source.lines().nth(line - 1).expect("a line of it");
+            line.rsplit(' ').next().expect("a mark")
+        })
+        .collect();
+    marks.sort_unstable();
+    assert_eq!(marks, ["first", "second"], "{outcome:?}");
+    session.stop();
+    steps.target.finish_well();
+}
+
+/// Line of the code at an offset of a program, by binutils.
+fn line_of(program: &Path, offset: &str) -> usize {
+    let mut command = Command::new("addr2line");
+    let output = command.arg("-e").arg(program).arg(offset).output();
+    let output = output.expect("addr2line");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let number = text.trim().rsplit(':').next().unwrap_or("");
+    let number = number.split(' ').next().unwrap_or("");
+    number
+        .parse()
+        .unwrap_or_else(|_| panic!("{offset}: {text}"))
 }
 
 #[test]

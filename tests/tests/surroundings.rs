@@ -48,6 +48,16 @@ const SURROUNDINGS: &[(&str, &str, Outcomes)] = &[
         Exact,
     ),
     (
+        "an empty boot id",
+        "mount --bind /dev/null /proc/sys/kernel/random/boot_id",
+        Exact,
+    ),
+    (
+        "a boot id that must not be read",
+        "mkdir /tmp/none && mount --bind /tmp/none /proc/sys/kernel/random",
+        Exact,
+    ),
+    (
         "/proc hides others",
         "mount -t proc -o hidepid=2 proc /proc",
         Exact,

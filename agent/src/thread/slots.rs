@@ -5,7 +5,7 @@
 //! many threads at once (doubling the total each time), and slots are made accessible from the
 //! start of a reservation on. The accessible slots are one mapping, the others another.
 
-use crate::{seccomp, sys};
+use crate::{own, seccomp, sys};
 use core::ffi::c_void;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
@@ -162,7 +162,10 @@ fn reserve(
         });
     }
     let found = match place.compare_exchange(null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
-        Ok(_) => new,
+        Ok(_) => {
+            own::list(start, size);
+            new
+        }
         Err(others) => {
             give_up();
             others

@@ -3,9 +3,10 @@
 use std::process::ExitCode;
 
 use anyhow::anyhow;
-use heap_format::resident::{Heap, Part};
+use heap_format::resident::{ByOwner, Heap, Part};
 use mem_agents::clock::now_ns;
 use mem_agents::discovery::{Agent, Discovery};
+use mem_agents::resident;
 use mem_agents::segment::Head;
 use mem_agents::select::Selection;
 use mem_agents::target::is_running;
@@ -109,7 +110,10 @@ fn answer(agent: &Agent, start: u64, missing: Option<String>) -> anyhow::Result<
     let mut head = Head::new();
     let header = agent.segment.head(&mut head)?;
     let allocator = allocator_stats::since(&header, start).map(|stats| heap(&stats));
-    let resident = smaps::read(agent.pid, &smaps::stack_pointers(agent.pid));
+    let stacks = smaps::stack_pointers(agent.pid);
+    let maps = proc::maps(agent.pid).unwrap_or_default();
+    let owners = resident::by_owner(agent.pid, &header, &maps, &stacks);
+    let resident = smaps::read(agent.pid, &stacks);
     let resident = resident.map_err(|error| {
         let path = proc::path_of_memory(agent.pid, "smaps");
         anyhow!(unreadable::explain(&path, &error))
@@ -118,7 +122,7 @@ fn answer(agent: &Agent, start: u64, missing: Option<String>) -> anyhow::Result<
         pid: agent.pid,
         name: text::escape(&agent.name),
         rss_bytes: resident.total(),
-        parts: parts(&resident, allocator.as_ref()),
+        parts: parts(&resident, owners, allocator.as_ref()),
         resident,
         system_allocator: header.system_allocator(),
         sampled_live: sampled_live(agent, &header),
@@ -179,7 +183,15 @@ fn print_notes(answer: &Answer) {
         }
     } else {
         let missing = answer.missing.as_deref();
-        result("  No breakdown of the heap: the allocator's current figures are not known:");
+        let what = match answer.parts.first() {
+            Some(part) if part.name == "live heap" => {
+                "Holes between live objects are not told apart"
+            }
+            _ => "No breakdown of the heap",
+        };
+        result(&format!(
+            "  {what}: the allocator's current figures are not known:"
+        ));
         result(&format!("  {}.", missing.unwrap_or("why is not known")));
     }
 }
@@ -193,7 +205,25 @@ fn heap(stats: &[(&'static str, u64)]) -> Heap {
 }
 
 /// Lists the parts of the resident memory: heap first, then the rest.
-fn parts(resident: &Resident, allocator: Option<&Heap>) -> Vec<Part> {
+fn parts(resident: &Resident, owners: Option<ByOwner>, allocator: Option<&Heap>) -> Vec<Part> {
+    let Some(mut owners) = owners else {
+        return parts_by_figures(resident, allocator);
+    };
+    let variables = owners.limit(resident.anonymous.saturating_add(resident.stacks));
+    let mut parts = owners.heap_parts(allocator);
+    parts.extend(outside(&Resident {
+        agent: resident.agent.saturating_add(owners.agent),
+        stacks: owners.stacks,
+        ..*resident
+    }));
+    let own = owners.own_mappings;
+    parts.push(part("own mappings", own, "the program's, other stacks"));
+    parts.push(part("variables", variables, "of program and libraries"));
+    parts
+}
+
+/// Like [`parts`], where the memory of the heap cannot be told by address.
+fn parts_by_figures(resident: &Resident, allocator: Option<&Heap>) -> Vec<Part> {
     let (mut parts, mut anonymous) = (Vec::new(), resident.anonymous);
     if let Some(heap) = allocator {
         let (heap, rest) = heap.within(anonymous);
@@ -201,23 +231,31 @@ fn parts(resident: &Resident, allocator: Option<&Heap>) -> Vec<Part> {
         anonymous = rest;
     }
     let (other, remark) = match allocator {
-        Some(_) => ("other anonymous", "own mappings, at least"),
-        None => ("anonymous", "heap and own mappings"),
+        Some(_) => ("other anonymous", "own mappings, variables"),
+        None => ("anonymous", "heap, own mappings, variables"),
     };
-    let outside = [
-        ("agent", resident.agent, "this profiler"),
-        ("stacks", resident.stacks, "of threads that wait"),
-        ("code", resident.code, "executable pages of files"),
-        ("files", resident.files, "other files, shared memory"),
-        (other, anonymous, remark),
-    ];
-    parts.extend(outside.map(|(name, bytes, remark)| Part {
+    parts.extend(outside(resident));
+    parts.push(part(other, anonymous, remark));
+    parts
+}
+
+/// Lists the parts that are outside the heap whatever is known of it.
+fn outside(resident: &Resident) -> [Part; 4] {
+    [
+        part("agent", resident.agent, "this profiler"),
+        part("stacks", resident.stacks, "of threads that wait"),
+        part("code", resident.code, "executable pages of files"),
+        part("files", resident.files, "other files, shared memory"),
+    ]
+}
+
+fn part(name: &'static str, bytes: u64, remark: &'static str) -> Part {
+    Part {
         name,
         bytes,
         counted: None,
         remark,
-    }));
-    parts
+    }
 }
 
 #[cfg(test)]
@@ -233,9 +271,17 @@ mod tests {
                 ..Resident::default()
             };
             let heap = Heap::of(|_| figure);
-            let parts = parts(&resident, Some(&heap));
-            let sum: u64 = parts.iter().map(|part| part.bytes).sum();
-            assert_eq!(sum, resident.total(), "{figure}");
+            let owners = ByOwner {
+                heap_in_use: figure,
+                own_mappings: 7,
+                agent: 3,
+                ..ByOwner::default()
+            };
+            for owners in [None, Some(owners)] {
+                let parts = parts(&resident, owners, Some(&heap));
+                let sum: u64 = parts.iter().map(|part| part.bytes).sum();
+                assert_eq!(sum, resident.total(), "{figure}");
+            }
         }
     }
 }

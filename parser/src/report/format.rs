@@ -63,6 +63,7 @@ impl Format {
             style: Style::Own,
             needs: Needs {
                 dumps: Dumps::Single,
+                variance: true,
                 ..Needs::TABLE
             },
             ..Self::report(flag, help, render)

@@ -8,13 +8,14 @@ use anyhow::{Result, bail};
 use heap_format::Facts;
 use heap_format::elapsed;
 use heap_format::maps::Entry;
-use heap_format::resident::{Heap, Part};
+use heap_format::resident::{ByOwner, Heap, Part};
 
 use super::context::Context;
 use super::format::{Dumps, Format, Needs, Symbols};
 use crate::measure::{Style, percentage};
 use crate::moment::moment;
 use heap_format::printable::printable;
+use heap_format::variance::half_width;
 
 /// `--rss`.
 pub const FORMAT: Format = Format {
@@ -51,7 +52,7 @@ fn render(context: &Context) -> Result<String> {
         out += &line;
         out.push('\n');
     }
-    let parts = parts(&facts.allocator, &facts.memory);
+    let parts = parts(facts);
     let total: u64 = parts.iter().map(|p| p.bytes).sum();
     if !parts.is_empty() {
         out += "       size  share\n";
@@ -67,7 +68,7 @@ fn render(context: &Context) -> Result<String> {
             part.note(|n| bytes(context, n))
         );
         if part.name == "live heap" {
-            sampled(context, &mut out, part.bytes);
+            sampled(context, &mut out, part.bytes, Live::of(facts));
         }
     }
     notes(context, &mut out);
@@ -100,48 +101,107 @@ fn resident(memory: &BTreeMap<String, u64>) -> Option<u64> {
 }
 
 /// Returns the parts, which add up to the resident memory.
-fn parts(allocator: &BTreeMap<String, u64>, memory: &BTreeMap<String, u64>) -> Vec<Part> {
+fn parts(facts: &Facts) -> Vec<Part> {
+    let (allocator, memory) = (&facts.allocator, &facts.memory);
     let of = |map: &BTreeMap<String, u64>, name: &str| map.get(name).copied().unwrap_or(0);
-    let known = resident(memory).is_some();
-    let (mut parts, mut anonymous) = (Vec::new(), of(memory, "rss_anon"));
-    if !allocator.is_empty() {
-        let most = if known { anonymous } else { u64::MAX };
-        let (heap, rest) = Heap::of(|name| of(allocator, name)).within(most);
-        parts.extend(heap);
-        anonymous = rest;
+    let figures = (!allocator.is_empty()).then(|| Heap::of(|name| of(allocator, name)));
+    if resident(memory).is_none() {
+        let parts = figures.map(|figures| figures.within(u64::MAX).0);
+        return parts.into_iter().flatten().collect();
     }
-    if !known {
-        return parts;
-    }
-    let rest = if allocator.is_empty() {
-        "heap, stacks, and what the program maps: the dump has no figures of the allocator"
-    } else {
-        "stacks of threads, and what the program maps by itself: at least so much"
+    let anonymous = of(memory, "rss_anon");
+    let mut parts = match owners(memory) {
+        Some(owners) => {
+            let current = figures.filter(|_| apart(facts).is_none());
+            parts_by_owner(owners, current.as_ref(), anonymous)
+        }
+        None => parts_by_figures(figures.as_ref(), anonymous),
     };
-    let outside = [
-        (anonymous, "other anonymous", rest),
-        (
-            of(memory, "rss_file"),
-            "files",
-            "code and data of mapped files",
-        ),
-        (
-            of(memory, "rss_shmem"),
-            "shared memory",
-            "segments and tmpfs files, this profiler's table among them",
-        ),
-    ];
-    parts.extend(outside.map(|(bytes, name, remark)| Part {
-        bytes,
-        counted: None,
-        name,
-        remark,
-    }));
+    parts.push(part(
+        "files",
+        of(memory, "rss_file"),
+        "code and data of mapped files",
+    ));
+    parts.push(part(
+        "shared memory",
+        of(memory, "rss_shmem"),
+        "segments and tmpfs files, this profiler's table among them",
+    ));
     parts
 }
 
+/// Returns the resident anonymous memory by owner; `None` if the dump does not have it.
+fn owners(memory: &BTreeMap<String, u64>) -> Option<ByOwner> {
+    ByOwner::of(|name| memory.get(name).copied())
+}
+
+fn parts_by_owner(mut owners: ByOwner, figures: Option<&Heap>, anonymous: u64) -> Vec<Part> {
+    let variables = owners.limit(anonymous);
+    let mut parts = owners.heap_parts(figures);
+    let own = owners.own_mappings;
+    parts.push(part(
+        "own mappings",
+        own,
+        "what the program maps by itself, and stacks of threads",
+    ));
+    parts.push(part("agent", owners.agent, "this profiler's tables"));
+    parts.push(part(
+        "variables",
+        variables,
+        "of the program and its libraries",
+    ));
+    parts
+}
+
+/// Like [`parts_by_owner`], where the memory of the heap is not told by address.
+fn parts_by_figures(figures: Option<&Heap>, anonymous: u64) -> Vec<Part> {
+    let (mut parts, mut rest) = (Vec::new(), anonymous);
+    if let Some(figures) = figures {
+        let (heap, other) = figures.within(anonymous);
+        parts.extend(heap);
+        rest = other;
+    }
+    let remark = if figures.is_some() {
+        "stacks, variables, what the program maps by itself, and what the heap has grown by since"
+    } else {
+        "heap, stacks, and what the program maps: the dump has no figures of the allocator"
+    };
+    parts.push(part("other anonymous", rest, remark));
+    parts
+}
+
+fn part(name: &'static str, bytes: u64, remark: &'static str) -> Part {
+    Part {
+        name,
+        bytes,
+        counted: None,
+        remark,
+    }
+}
+
+/// What the live heap of the table is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Live {
+    /// Objects, as far as they are resident.
+    Touched,
+    /// Objects by the allocator's figures, of the samples' moment.
+    Counted,
+    /// Objects by figures of another moment.
+    Apart,
+}
+
+impl Live {
+    fn of(facts: &Facts) -> Self {
+        match owners(&facts.memory) {
+            Some(_) => Self::Touched,
+            None if apart(facts).is_some() => Self::Apart,
+            None => Self::Counted,
+        }
+    }
+}
+
 /// Writes the share of the live heap that samples account for.
-fn sampled(context: &Context, out: &mut String, live: u64) {
+fn sampled(context: &Context, out: &mut String, live: u64, kind: Live) {
     let profile = context.view.profile();
     let Some(column) = profile.type_index("inuse_space") else {
         return;
@@ -152,26 +212,32 @@ fn sampled(context: &Context, out: &mut String, live: u64) {
     let error = context.plus_minus(value, variance, &context.options.unit);
     let value = u64::try_from(value).unwrap_or(0);
     let shown = bytes(context, value) + &error;
-    let Some(rest) = live.checked_sub(value) else {
-        // More than 100 %: statistics of another moment, or sampling error.
-        let _ = writeln!(
-            out,
-            "{:>20}{shown:<21} by the samples, all of it since the session began: -t shows by whom",
-            ""
-        );
+    let mut line = |value: &str, text: &str| {
+        let _ = writeln!(out, "{:>20}{value:<21} {text}", "");
+    };
+    let rest = live.checked_sub(value).filter(|_| kind != Live::Apart);
+    let Some(rest) = rest else {
+        let exceeds = value as f64 - half_width(value as f64, variance) > live as f64;
+        let text = match kind {
+            Live::Apart => "by the samples, which are of another moment: -t shows by whom",
+            Live::Touched if exceeds => {
+                "by the samples, with pages that are not resident: -t shows by whom"
+            }
+            _ => "by the samples, all of it since the session began: -t shows by whom",
+        };
+        line(&shown, text);
         return;
     };
-    let _ = writeln!(
-        out,
-        "{:>20}{shown:<21} of it allocated since the session began: -t shows by whom",
-        ""
+    line(
+        &shown,
+        "of it allocated since the session began: -t shows by whom",
     );
-    let _ = writeln!(
-        out,
-        "{:>20}{:<21} of it older, or rounding up to the allocator's size classes",
-        "",
-        bytes(context, rest)
-    );
+    let what = if kind == Live::Touched {
+        "or more of it older, rounding up to size classes, or free in a cache"
+    } else {
+        "of it older, rounding up to size classes, or free in a cache"
+    };
+    line(&bytes(context, rest), what);
 }
 
 fn notes(context: &Context, out: &mut String) {
@@ -183,11 +249,18 @@ fn notes(context: &Context, out: &mut String) {
             bytes(context, retained)
         );
     }
-    if let Some(age) = age(facts) {
-        *out += &age;
+    if let Some(apart) = apart(facts).filter(|_| !facts.allocator.is_empty()) {
+        let _ = writeln!(out, "The allocator's figures are of {apart}.");
     }
-    if facts.allocator.is_empty() {
-        *out += "The dump has no figures of the allocator, so the heap is not broken down.\n";
+    if facts.allocator.is_empty() && resident(&facts.memory).is_some() {
+        let missing = match owners(&facts.memory) {
+            Some(_) => "holes between live objects are not told apart",
+            None => "the heap is not broken down",
+        };
+        let _ = writeln!(
+            out,
+            "The dump has no figures of the allocator, so {missing}."
+        );
     }
 }
 
@@ -195,17 +268,20 @@ fn notes(context: &Context, out: &mut String) {
 /// second if it can.
 const STALE_NS: u64 = 2_000_000_000;
 
-/// Describes the time of the allocator's statistics, if it is long before or after that of the
-/// samples, relative to the time sampled.
-fn age(facts: &Facts) -> Option<String> {
+/// Describes the time of the allocator's statistics relative to that of the samples, if it is so
+/// long before or after them, relative to the time sampled, that they cannot be compared.
+pub fn apart(facts: &Facts) -> Option<String> {
     let (taken, end) = (facts.allocator_unix_ns?, elapsed::end_by_length(facts)?);
-    let apart = taken.abs_diff(end);
     let ignored = STALE_NS.min(facts.duration_ns.unwrap_or(0) / 4);
+    distance(facts).filter(|_| taken.abs_diff(end) > ignored)
+}
+
+/// Describes the time of the allocator's statistics relative to that of the samples.
+pub fn distance(facts: &Facts) -> Option<String> {
+    let (taken, end) = (facts.allocator_unix_ns?, elapsed::end_by_length(facts)?);
     let when = if taken < end { "before" } else { "after" };
-    (apart > ignored).then(|| {
-        let apart = Style::Own.label(clamp(apart), "nanoseconds", "auto");
-        format!("The allocator's figures are of {apart} {when} the samples'.\n")
-    })
+    let apart = Style::Own.label(clamp(taken.abs_diff(end)), "nanoseconds", "auto");
+    (taken != end).then(|| format!("{apart} {when} the samples'"))
 }
 
 /// Writes the size of the address space by kind of mapping. It need not be resident.
@@ -269,14 +345,27 @@ mod tests {
         pairs.iter().map(|&(k, v)| (k.to_owned(), v)).collect()
     }
 
+    fn facts(allocator: BTreeMap<String, u64>, memory: BTreeMap<String, u64>) -> Facts {
+        Facts {
+            allocator,
+            memory,
+            ..Facts::default()
+        }
+    }
+
     #[test]
     fn parts_add_up_to_what_is_resident_whatever_the_allocator_claims() {
         let memory = map(&[("rss_anon", 1000), ("rss_file", 200), ("rss_shmem", 30)]);
         for claim in [0, 10, 700, u64::MAX] {
             let names = ["allocated", "active", "metadata", "resident"];
             let allocator = map(&names.map(|n| (n, claim)));
-            let parts = parts(&allocator, &memory);
-            assert_eq!(parts.iter().map(|p| p.bytes).sum::<u64>(), 1230, "{claim}");
+            let mut facts = facts(allocator, memory.clone());
+            let sum = |facts: &Facts| parts(facts).iter().map(|p| p.bytes).sum::<u64>();
+            assert_eq!(sum(&facts), 1230, "{claim}");
+            let owners = ["heap_in_use", "heap_unused", "heap_metadata", "agent"];
+            facts.memory.extend(map(&owners.map(|name| (name, claim))));
+            facts.memory.insert("own_mappings".to_owned(), 40);
+            assert_eq!(sum(&facts), 1230, "{claim}");
         }
     }
 
@@ -289,13 +378,23 @@ mod tests {
             ("resident", 800),
         ]);
         let memory = map(&[("rss_anon", 1000), ("rss_file", 200), ("rss_shmem", 30)]);
-        let sizes = |memory| {
-            let parts = parts(&allocator, memory);
+        let sizes = |memory: &BTreeMap<String, u64>| {
+            let parts = parts(&facts(allocator.clone(), memory.clone()));
             parts.iter().map(|p| p.bytes).collect::<Vec<_>>()
         };
         assert_eq!(sizes(&memory), [600, 100, 50, 50, 200, 200, 30]);
         // Without the kernel's figures, the heap alone.
         assert_eq!(sizes(&BTreeMap::new()), [600, 100, 50, 50]);
+        // Of large objects, 300 bytes were never touched; a mapping of 240 is not the heap's.
+        let mut memory = memory;
+        memory.extend(map(&[
+            ("heap_in_use", 400),
+            ("heap_unused", 60),
+            ("heap_metadata", 9),
+            ("agent", 11),
+            ("own_mappings", 240),
+        ]));
+        assert_eq!(sizes(&memory), [300, 100, 60, 9, 240, 11, 280, 200, 30]);
     }
 
     #[test]

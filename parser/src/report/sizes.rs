@@ -23,7 +23,7 @@ const DEFAULT_FUNCTIONS: usize = 20;
 /// Maximum number of sizes shown for a function.
 const MAX_SIZES: usize = 3;
 /// Length of the longest bar, in characters.
-const MAX_BAR: f64 = 20.0;
+const MAX_BAR: f64 = 16.0;
 
 fn render(context: &Context) -> Result<String> {
     let Some(sizes) = breakdown::by_size(context.view) else {
@@ -45,16 +45,18 @@ fn histogram(context: &Context, sizes: &BySize, out: &mut String) {
     // Writing to a string cannot fail, here and below.
     let _ = writeln!(
         out,
-        "        size {:>13}    share  short-lived",
-        context.view.kind()
+        "        size {:>13} {:>11}    share  short-lived",
+        context.view.kind(),
+        "\u{b1}"
     );
     for (&class, sums) in sizes {
         let value = sums.values[column];
         let bar = (value.abs() as f64 / largest as f64 * MAX_BAR).ceil() as usize;
         let line = format!(
-            "{:>12} {:>13} {:>8}  {:>10.0}%  {}",
+            "{:>12} {:>13} {:>11} {:>8}  {:>10.0}%  {}",
             class_name(class),
             context.format(value, &context.options.unit),
+            context.format(sums.error(column), &context.options.unit),
             percentage(value, context.view.total()),
             sums.short_lived() * 100.0,
             "#".repeat(bar),
@@ -73,8 +75,9 @@ fn functions(context: &Context, out: &mut String) {
     let most = context.rows(DEFAULT_FUNCTIONS);
     let _ = writeln!(
         out,
-        "\n{:>13}    share  function, and the sizes of what it allocates",
-        context.view.kind()
+        "\n{:>13} {:>11}    share  function, and the sizes of what it allocates",
+        context.view.kind(),
+        "\u{b1}"
     );
     for (entry, function) in functions.iter().take(most) {
         let value = function.all.values[column];
@@ -82,8 +85,9 @@ fn functions(context: &Context, out: &mut String) {
         let share = percentage(value, context.view.total());
         let _ = writeln!(
             out,
-            "{:>13} {share:>8}  {name}",
-            context.format(value, &context.options.unit)
+            "{:>13} {:>11} {share:>8}  {name}",
+            context.format(value, &context.options.unit),
+            context.format(function.all.error(column), &context.options.unit),
         );
         let _ = writeln!(out, "{:>24}{}", "", parts(context, function));
     }

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use anyhow::{Result, bail};
 use heap_format::printable::printable;
+use heap_format::variance::half_width;
 
 use super::context::Context;
 use super::format::Format;
@@ -48,17 +49,18 @@ fn render(context: &Context) -> Result<String> {
     let _ = writeln!(
         out,
         "Short-lived: {short:.0} objects, freed within 4 to 8 ms of their allocation\n\
-         short-lived    share  of its own    of bytes  freed after  function"
+         short-lived       ±    share  of its own    of bytes  freed after  function"
     );
     for (entry, function) in functions.iter().take(most) {
         let count = short_lived(function);
+        let error = half_width(count as f64, function.all.short_lived_variance).round();
         let life = function
             .all
             .lifetime()
             .map_or_else(|| "-".to_owned(), measure::lifetime);
         let _ = writeln!(
             out,
-            "{count:>11} {:>8}  {:>9.0}% {:>11}  {life:>11}  {}",
+            "{count:>11} {error:>7} {:>8}  {:>9.0}% {:>11}  {life:>11}  {}",
             percentage(count, short as i64),
             function.all.short_lived() * 100.0,
             bytes(context, function.all.detail.alloc_bytes),

@@ -7,7 +7,7 @@ use heap_format::printable::printable;
 
 use super::context::Context;
 use super::format::Format;
-use crate::breakdown::{self, Owner};
+use crate::breakdown::{self, Owner, Sums};
 use crate::measure::percentage;
 use crate::view::View;
 
@@ -35,8 +35,9 @@ fn render(context: &Context) -> Result<String> {
     // Writing to a string cannot fail, here and below.
     let _ = writeln!(
         out,
-        "{:>13}    share  thread, and the functions {}",
+        "{:>13} {:>11}    share  thread, and the functions {}",
         context.view.kind(),
+        "\u{b1}",
         most_of(context.view),
     );
     for (name, thread) in &threads {
@@ -44,8 +45,9 @@ fn render(context: &Context) -> Result<String> {
         let share = percentage(value, context.view.total());
         let _ = writeln!(
             out,
-            "{:>13} {share:>8}  {}",
+            "{:>13} {:>11} {share:>8}  {}",
             context.format(value, &context.options.unit),
+            context.format(thread.all.error(column), &context.options.unit),
             printable(name)
         );
         functions(context, thread, &mut out);
@@ -64,23 +66,20 @@ fn most_of(view: &View) -> &'static str {
 
 fn functions(context: &Context, thread: &Owner, out: &mut String) {
     let column = context.view.column();
-    let mut parts: Vec<(u32, i64)> = thread
-        .parts
-        .iter()
-        .map(|(&entry, sums)| (entry, sums.values[column]))
-        .filter(|&(_, value)| value != 0)
+    let parts = thread.parts.iter();
+    let mut parts: Vec<(u32, &Sums)> = parts
+        .map(|(&entry, sums)| (entry, sums))
+        .filter(|(_, sums)| sums.values[column] != 0)
         .collect();
-    parts.sort_by_key(|&(entry, value)| (std::cmp::Reverse(value.abs()), entry));
-    for (entry, value) in parts.iter().take(SHOWN_FUNCTIONS) {
+    parts.sort_by_key(|(entry, sums)| (std::cmp::Reverse(sums.values[column].abs()), *entry));
+    for (entry, sums) in parts.iter().take(SHOWN_FUNCTIONS) {
         let name = printable(context.nodes.name(*entry));
-        let _ = writeln!(
-            out,
-            "{:>24}{:>10}  {name}",
-            "",
-            context.format(*value, &context.options.unit)
-        );
+        let value = sums.values[column];
+        let error = context.plus_minus(value, sums.variance(column), &context.options.unit);
+        let shown = context.format(value, &context.options.unit) + &error;
+        let _ = writeln!(out, "{:>16}{shown:>22}  {name}", "");
     }
     if parts.len() > SHOWN_FUNCTIONS {
-        let _ = writeln!(out, "{:>36}and {} more", "", parts.len() - SHOWN_FUNCTIONS);
+        let _ = writeln!(out, "{:>40}and {} more", "", parts.len() - SHOWN_FUNCTIONS);
     }
 }

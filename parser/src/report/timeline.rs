@@ -91,8 +91,10 @@ fn render(context: &Context) -> Result<String> {
     };
     let mut out = String::new();
     header(context, &timeline, &mut out);
-    let live = |m: &Moment| Some(m.live);
-    chart(context, &timeline, "Live", LIVE_ROWS, live, &mut out);
+    if timeline.moments.iter().any(|m| m.live > 0) {
+        let live = |m: &Moment| Some(m.live);
+        chart(context, &timeline, "Live", LIVE_ROWS, live, &mut out);
+    }
     if timeline.moments.iter().any(|m| m.resident.is_some()) {
         let resident = |m: &Moment| m.resident;
         chart(
@@ -104,7 +106,9 @@ fn render(context: &Context) -> Result<String> {
             &mut out,
         );
     }
-    table(context, &timeline, &mut out);
+    if timeline.moments.iter().any(|m| m.live > 0) {
+        table(context, &timeline, &mut out);
+    }
     Ok(out)
 }
 
@@ -121,13 +125,20 @@ fn header(context: &Context, timeline: &Timeline, out: &mut String) {
     let (Some(peak), Some(end)) = (peak(timeline.moments.iter()), timeline.moments.last()) else {
         return;
     };
-    lines.push(format!(
-        "Live: {} at most, at {}; {} at the end, at {}",
-        bytes(context, peak.live),
-        time(peak.at_ns),
-        bytes(context, end.live),
-        time(end.at_ns),
-    ));
+    lines.push(if peak.live == 0 {
+        format!(
+            "Live: nothing of what was sampled, at any of {} moments",
+            timeline.moments.len()
+        )
+    } else {
+        format!(
+            "Live: {} at most, at {}; {} at the end, at {}",
+            bytes(context, peak.live),
+            time(peak.at_ns),
+            bytes(context, end.live),
+            time(end.at_ns),
+        )
+    });
     lines.push(format!(
         "Allocated: {}, {}/s",
         bytes(context, end.allocated),

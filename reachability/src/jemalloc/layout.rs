@@ -11,6 +11,11 @@ pub const ROOT_OFFSET: u64 = if cfg!(target_arch = "aarch64") {
 };
 /// Alignment of descriptors (`EDATA_ALIGNMENT`), in bytes.
 pub const EDATA_ALIGNMENT: u64 = 128;
+/// Position of the state of a page's extent in the last word of its entry in the radix tree
+/// (`RTREE_LEAF_STATE_SHIFT`).
+pub const STATE_SHIFT: u32 = 2;
+/// Bits of that state; 0: active.
+pub const STATE_MASK: u64 = 7;
 /// Offset of a slab's bitmap in a descriptor (`edata_t`).
 pub const BITMAP_OFFSET: usize = 64;
 /// Alignment of blocks of metadata, in bytes.

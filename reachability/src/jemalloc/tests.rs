@@ -172,6 +172,56 @@ fn its_metadata_is_known_to_be_no_object() {
 }
 
 #[test]
+fn all_mapped_memory_is_told_from_memory_of_others() {
+    alone(|| {
+        let sizes = [16, 3000, 20_000, 1 << 20, 5 << 20];
+        let mut objects = Vec::new();
+        for round in 0..100 {
+            let of_round = sizes.iter().filter(|size| **size < 100_000 || round < 3);
+            objects.extend(of_round.map(|&size| (alloc(size, 1), size as u64)));
+        }
+        // As large as what jemalloc maps, and next to it: maps show both as one mapping.
+        let other = vec![1_u8; 1 << 20];
+        let freed = objects.split_off(objects.len() / 2);
+        freed.iter().for_each(|(at, _)| free(*at));
+        let mapped = mapped(&memory(), &globals()).expect("jemalloc's memory");
+        let is_in = |ranges: &[Range<u64>], at: u64| ranges.iter().any(|r| r.contains(&at));
+        for (at, size) in &objects {
+            for inside in [0, size - 1] {
+                let at = at.addr() as u64 + inside;
+                assert!(is_in(&mapped.in_use, at) && !is_in(&mapped.unused, at));
+            }
+        }
+        let other = other.as_ptr().addr() as u64;
+        for ranges in [&mapped.in_use, &mapped.unused, &mapped.metadata] {
+            assert!(ranges.windows(2).all(|pair| pair[0].end < pair[1].start));
+            assert!(!is_in(ranges, other) && !is_in(ranges, other + (1 << 20) - 1));
+        }
+        let bytes = |ranges: &[Range<u64>]| ranges.iter().map(|r| r.end - r.start).sum::<u64>();
+        // SAFETY: the controls write numbers of this size.
+        let stat = |name: &std::ffi::CStr| unsafe {
+            let (mut epoch, mut value, mut size) = (1_u64, 0_u64, size_of::<u64>());
+            let at = (&raw mut epoch).cast();
+            jemalloc::mallctl(
+                c"epoch".as_ptr(),
+                std::ptr::null_mut(),
+                &raw mut size,
+                at,
+                8,
+            );
+            let at = (&raw mut value).cast();
+            let name = name.as_ptr();
+            jemalloc::mallctl(name, at, &raw mut size, std::ptr::null_mut(), 0);
+            value
+        };
+        assert_eq!(bytes(&mapped.in_use), stat(c"stats.active"));
+        let all = bytes(&mapped.in_use) + bytes(&mapped.unused) + bytes(&mapped.metadata);
+        assert_eq!(all, stat(c"stats.mapped") + stat(c"stats.retained"));
+        objects.iter().for_each(|(at, _)| free(*at));
+    });
+}
+
+#[test]
 fn threads_caches_are_no_objects() {
     alone(|| {
         let mut index: u32 = 0;

@@ -5,24 +5,35 @@ function allocatorTab(page, panel) {
     panel.append(remark("The dump has no figures of the allocator."));
     return () => {};
   }
+  const { sampled, error, rounding, taken, apart, resident } = data.allocator;
   const figures = new Map(data.allocator.figures);
   const get = (key) => figures.get(key) || 0;
-  const [allocated, active, resident] = ["allocated", "active", "resident"].map(get);
+  const [allocated, active, counted] = ["allocated", "active", "resident"].map(get);
   const [metadata, retained] = ["metadata", "retained"].map(get);
-  const sampled = Math.max(0, Math.min(data.allocator.sampled || 0, allocated || Infinity));
   const less = (a, b) => Math.max(0, a - b);
-  const rounding = Math.max(0, Math.min(data.allocator.rounding || 0, allocated - sampled));
+  const seen = `${bytes(sampled || 0)} ± ${bytes(error)}`;
+  // Sums are of one moment only, and an estimate is not cut to fit.
+  const fits = !apart && sampled !== null && sampled >= 0 && sampled <= allocated;
+  const lost = Math.max(0, Math.min(rounding, allocated - sampled));
+  const live = fits
+    ? [
+        ["Live, seen in this session", sampled, `± ${bytes(error)}: by the samples, allocated since profiling began and in use`],
+        ["Live, rounding up", lost, "of what was seen, to the allocator's size classes: an estimate from mean sizes"],
+        ["Live, other", less(allocated, sampled + lost), "allocated before the session, or not profiled, or freed and kept in a thread's cache; and what the two estimates above are too small by"],
+      ]
+    : [["Live objects", allocated, "in use, each rounded up to its size class"]];
   const parts = [
-    ["Live, seen in this session", sampled, "what the samples say was allocated since profiling began and is in use"],
-    ["Live, rounding up", rounding, "of what was seen, to the allocator's size classes, by its mean sizes"],
-    ["Live, older or not seen", less(allocated, sampled + rounding), "allocated before the session, or by what is not profiled; and what the two above are too small by"],
+    ...live,
     ["Fragmentation", less(active, allocated), "free space in pages that hold live objects"],
     ["Metadata", metadata, "the allocator's own"],
-    ["Dirty pages", less(resident, active + metadata), "free, but not yet given back to the system"],
+    ["Dirty pages", less(counted, active + metadata), "free, but not yet given back to the system"],
     ["Retained", retained, "given back to the system, addresses kept: not resident"],
   ];
   const whole = parts.reduce((sum, p) => sum + p[1], 0);
-  panel.append(remark("Where the allocator's memory is, by its own figures at the time of the dump. All but the retained part is resident."));
+  panel.append(remark(`Where the allocator's memory is, by its own figures${taken ? `, which are of ${taken}` : ""}.`));
+  if (apart && sampled !== null) panel.append(remark(`By the samples, ${seen} were allocated in the session and in use at their moment, which is another one.`));
+  else if (!fits && sampled > 0) panel.append(remark(`By the samples, all of the live objects were allocated in the session: ${seen}.`));
+  panel.append(remark(`The allocator counts pages that were never touched, which are not resident. ${resident === null ? "How much of this was resident is not in the dump." : `By the kernel, ${bytes(resident)} of the heap were resident when the dump was written.`}`));
   const stacked = make("div", "", { class: "stacked" });
   const body = make("tbody");
   parts.forEach(([label, value, why], i) => {

@@ -4,11 +4,14 @@ use std::borrow::Cow;
 
 use heap_format::Profile;
 use heap_format::printable::printable;
+use heap_format::resident::ByOwner;
+use heap_format::variance::half_width;
 use serde::Serialize;
 
 use super::tab::{Data, PageContext, ProfileKind, Tab};
 use crate::breakdown::rounding_of_mean;
 use crate::json;
+use crate::report::rss;
 
 /// The tab of the allocator.
 pub const TAB: Tab = Tab {
@@ -64,20 +67,56 @@ fn size_class(bytes: f64) -> f64 {
 /// Statistics in bytes by name, and the live bytes by the samples.
 #[derive(Serialize)]
 struct Allocator<'a> {
+    /// Live bytes by the samples.
     sampled: Option<i64>,
+    /// Half-width of their 95 % confidence interval.
+    error: i64,
     /// Bytes lost by rounding up to size classes, if all objects of a stack and size have their
     /// mean size.
     rounding: i64,
     figures: Vec<(Cow<'a, str>, u64)>,
+    /// Time between the statistics and the samples, if it is known and is not zero.
+    taken: Option<String>,
+    /// True if that is too long to compare them.
+    apart: bool,
+    /// Heap that was resident when the dump was written, by the kernel.
+    resident: Option<u64>,
+}
+
+/// Returns the live bytes of a profile and their variance, without those of a base, which are
+/// negative.
+fn live(profile: &Profile, column: usize) -> (i64, f64) {
+    let columns = profile.sample_types.len();
+    let mut live = (0i64, 0.0);
+    for stack in 0..profile.stacks.len() {
+        let value = profile.values_of(stack)[column];
+        if value > 0 {
+            let variance = profile.variances.get(stack * columns + column);
+            live.0 = live.0.saturating_add(value);
+            live.1 += variance.copied().unwrap_or(0.0);
+        }
+    }
+    live
 }
 
 fn figures(page: &PageContext) -> String {
     let profile = page.context.view.profile();
     let figures = &profile.facts.allocator;
-    let allocator = (!figures.is_empty()).then(|| Allocator {
-        sampled: profile.type_index("inuse_space").map(|c| profile.total(c)),
-        rounding: rounding(profile),
-        figures: figures.iter().map(|(k, &v)| (printable(k), v)).collect(),
+    let allocator = (!figures.is_empty()).then(|| {
+        let live = profile
+            .type_index("inuse_space")
+            .map(|column| live(profile, column));
+        let error = live.map_or(0.0, |(bytes, variance)| half_width(bytes as f64, variance));
+        let owners = ByOwner::of(|name| profile.facts.memory.get(name).copied());
+        Allocator {
+            sampled: live.map(|(bytes, _)| bytes),
+            error: error.round() as i64,
+            rounding: rounding(profile),
+            figures: figures.iter().map(|(k, &v)| (printable(k), v)).collect(),
+            taken: rss::distance(&profile.facts),
+            apart: rss::apart(&profile.facts).is_some(),
+            resident: owners.map(|owners| owners.heap()),
+        }
     });
     json::embedded(&allocator)
 }

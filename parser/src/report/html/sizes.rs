@@ -40,6 +40,8 @@ struct Row {
     class: u32,
     name: String,
     values: Vec<i64>,
+    /// Half-width of each value's 95 % confidence interval.
+    errors: Vec<i64>,
     short: f64,
 }
 
@@ -84,6 +86,7 @@ fn rows(page: &PageContext, sizes: &BySize) -> Vec<Row> {
         class,
         name: class_name(class),
         values: page.columns.iter().map(|&c| sums.values[c]).collect(),
+        errors: page.columns.iter().map(|&c| sums.error(c)).collect(),
         short: share(sums.short_lived()),
     };
     sizes.iter().map(row).collect()

@@ -12,6 +12,7 @@ function threadsTab(page, panel) {
   const value = (r) => r.values[values.column];
   const heads = [
     { key: "value", label: "Value", title: "in the chosen column", value, cell: (td, r) => bar(values, td, value(r), values.total()) },
+    { key: "error", label: "±", title: "at 95 %", soft: true, value: (r) => r.errors[values.column], text: (r) => (r.errors[values.column] ? values.number(r.errors[values.column]) : "") },
     { key: "share", label: "Share", soft: true, value, text: (r) => share(value(r), values.total()) },
     ...(data.memory ? [{ key: "short", label: "Short-lived", title: "share of its objects that were freed within 4 to 8 ms", soft: true, value: (r) => r.short, text: (r) => share(r.short, 1) }] : []),
     { key: "name", label: "Thread", words: true, narrow: true, value: (r) => r.name, text: (r) => r.name },

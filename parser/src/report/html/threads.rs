@@ -25,6 +25,8 @@ const MAX_FUNCTIONS: usize = 50;
 struct Thread<'a> {
     name: String,
     values: Vec<i64>,
+    /// Half-width of each value's 95 % confidence interval.
+    errors: Vec<i64>,
     short: f64,
     functions: Vec<Function<'a>>,
     left_out: usize,
@@ -62,6 +64,7 @@ fn thread<'a>(page: &PageContext<'a>, name: &str, owner: Owner) -> Thread<'a> {
     Thread {
         name: printable(name).into_owned(),
         values: values(&owner.all),
+        errors: page.columns.iter().map(|&c| owner.all.error(c)).collect(),
         short: share(owner.all.short_lived()),
         functions: parts.iter().map(function).collect(),
         left_out,

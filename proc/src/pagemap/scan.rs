@@ -5,7 +5,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 
-use super::add;
+use super::{Wanted, add};
 
 /// `struct pm_scan_arg`.
 #[repr(C)]
@@ -45,10 +45,18 @@ const RUNS: usize = 4096;
 
 /// Returns the parts of `range` with pages other than the zero page, or `None` if the kernel does
 /// not support the call.
-pub fn present(pagemap: &File, range: Range<u64>, private: bool) -> Option<Vec<Range<u64>>> {
+pub fn present(pagemap: &File, range: Range<u64>, wanted: Wanted) -> Option<Vec<Range<u64>>> {
     let mut runs = vec![Run::default(); RUNS];
     let mut found = Vec::new();
-    let without = if private { OF_FILE | ZERO } else { ZERO };
+    let mut without = ZERO;
+    if wanted.is_private() {
+        without |= OF_FILE;
+    }
+    let there = if wanted.may_be_swapped() {
+        PRESENT | SWAPPED
+    } else {
+        PRESENT
+    };
     let mut start = range.start;
     while start < range.end {
         let mut scan = Scan {
@@ -59,7 +67,7 @@ pub fn present(pagemap: &File, range: Range<u64>, private: bool) -> Option<Vec<R
             vec_len: RUNS as u64,
             category_inverted: without,
             category_mask: without,
-            category_anyof_mask: PRESENT | SWAPPED,
+            category_anyof_mask: there,
             return_mask: PRESENT,
             ..Scan::default()
         };

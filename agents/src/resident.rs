@@ -1,0 +1,204 @@
+//! Resident anonymous memory of a process, by owner.
+//!
+//! Owners are told apart by address: the allocator's memory by its radix tree, the agent's by its
+//! list, variables by the files that they belong to. The maps alone do not suffice, because the
+//! kernel joins adjacent mappings of different owners.
+
+use std::cell::RefCell;
+use std::mem::offset_of;
+use std::ops::Range;
+
+use heap_format::maps::Entry;
+use heap_format::resident::ByOwner;
+use proc::{Pages, Wanted};
+use reachability::jemalloc::{self, Globals};
+use reachability::{Memory, ProcessMemory};
+use shm_protocol::layout::{AgentMemory, OwnMapping};
+use shm_protocol::snapshot::Header;
+
+/// Maximum number of pages that are looked up on kernels that cannot skip missing ones: 128 GiB,
+/// some tenths of a second.
+const MAX_PAGES: u64 = 1 << 25;
+/// Maximum number of the agent's mappings.
+const MAX_OWN_MAPPINGS: u64 = 1 << 10;
+
+/// Looks at a running process. `maps` is the text of its maps, `stacks` are addresses in stacks of
+/// its threads. Returns `None` if the program keeps its own allocator, or without permission to
+/// read the process's memory.
+pub fn by_owner(pid: i32, header: &Header<'_>, maps: &[u8], stacks: &[u64]) -> Option<ByOwner> {
+    let globals = header.heap().filter(|_| !header.system_allocator())?;
+    let globals = Globals {
+        emap: globals.emap,
+        arenas: globals.arenas,
+        page: globals.page,
+    };
+    let mut pages = Pages::limited(pid, MAX_PAGES);
+    if !pages.is_known() {
+        return None;
+    }
+    let memory = ExistingMemory::of(pid);
+    let heap = jemalloc::mapped(&memory, &globals).ok()?;
+    let agent = agents(&memory, &header.agent_memory());
+    let mut resident = |ranges: &[Range<u64>]| {
+        let mut bytes = 0;
+        for range in ranges {
+            let found = pages.present(range.clone(), Wanted::ResidentPrivate)?;
+            bytes += found.iter().map(|part| part.end - part.start).sum::<u64>();
+        }
+        Some(bytes)
+    };
+    let lists = [&heap.in_use, &heap.unused, &heap.metadata, &agent];
+    let others = joined(lists.into_iter().flatten().cloned().collect());
+    let (mut of_stacks, mut own) = (Vec::new(), Vec::new());
+    for mapping in anonymous(maps) {
+        let is_stack = stacks.iter().any(|at| mapping.contains(at));
+        let rest = if is_stack { &mut of_stacks } else { &mut own };
+        rest.extend(without(mapping, &others));
+    }
+    Some(ByOwner {
+        heap_in_use: resident(&heap.in_use)?,
+        heap_unused: resident(&heap.unused)?,
+        heap_metadata: resident(&heap.metadata)?,
+        agent: resident(&agent)?,
+        stacks: resident(&of_stacks)?,
+        own_mappings: resident(&own)?,
+    })
+}
+
+/// Returns the private anonymous mappings that are not variables of a program or library.
+fn anonymous(maps: &[u8]) -> Vec<Range<u64>> {
+    let is_code = |entry: &Entry<'_>| entry.inode != 0 && entry.permissions.contains(&b'x');
+    let code = Entry::all(maps).filter(is_code);
+    let mut modules: Vec<_> = code.map(|entry| (entry.device, entry.inode)).collect();
+    modules.sort_unstable();
+    modules.dedup();
+    let mut found = Vec::new();
+    // End of the last mapping if it has variables of a module: its `.bss` follows.
+    let mut variables = None;
+    for entry in Entry::all(maps) {
+        let file = (entry.device, entry.inode);
+        let is_module = entry.inode != 0 && modules.binary_search(&file).is_ok();
+        let is_bss = entry.inode == 0 && entry.path.is_empty() && variables == Some(entry.start);
+        let is_writable = entry.permissions.get(1) == Some(&b'w');
+        variables = (is_module && is_writable).then_some(entry.end);
+        let is_kernels = entry.path.starts_with(b"[v");
+        let is_accessible = !entry.permissions.starts_with(b"---");
+        let is_private = entry.permissions.ends_with(b"p");
+        if entry.inode == 0 && is_private && is_accessible && !is_bss && !is_kernels {
+            found.push(entry.start..entry.end);
+        }
+    }
+    found
+}
+
+/// Returns the agent's mappings, by the list in the process's memory.
+fn agents(memory: &dyn Memory, agent: &AgentMemory) -> Vec<Range<u64>> {
+    let listed = (0..agent.own_count.min(MAX_OWN_MAPPINGS)).filter_map(|number| {
+        let at = agent
+            .own
+            .wrapping_add(number * size_of::<OwnMapping>() as u64);
+        let word = |field: usize| memory.word(at.wrapping_add(field as u64));
+        let start = word(offset_of!(OwnMapping, start)).filter(|start| *start != 0)?;
+        let end = start.checked_add(word(offset_of!(OwnMapping, bytes))?)?;
+        Some(start..end)
+    });
+    joined(listed.collect())
+}
+
+/// Sorts ranges and joins those that overlap or touch.
+fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.sort_unstable_by_key(|range| range.start);
+    let mut joined: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
+    for range in ranges {
+        match joined.last_mut().filter(|last| last.end >= range.start) {
+            Some(last) => last.end = last.end.max(range.end),
+            None => joined.push(range),
+        }
+    }
+    joined
+}
+
+/// Subtracts other ranges, which are sorted and disjoint, from a range.
+fn without(range: Range<u64>, others: &[Range<u64>]) -> Vec<Range<u64>> {
+    let mut rest = Vec::new();
+    let mut start = range.start;
+    let first = others.partition_point(|other| other.end <= range.start);
+    for other in others[first..].iter().take_while(|o| o.start < range.end) {
+        if other.start > start {
+            rest.push(start..other.start);
+        }
+        start = start.max(other.end);
+    }
+    if start < range.end {
+        rest.push(start..range.end);
+    }
+    rest
+}
+
+/// Memory of a running process. Skips pages that do not exist: reading them would create them.
+struct ExistingMemory {
+    memory: ProcessMemory,
+    pages: RefCell<Pages>,
+    /// Range that was looked up last, and its pages.
+    last: RefCell<(Range<u64>, Vec<Range<u64>>)>,
+}
+
+impl ExistingMemory {
+    fn of(pid: i32) -> Self {
+        Self {
+            memory: ProcessMemory::of(proc::living_thread(pid)),
+            pages: RefCell::new(Pages::limited(pid, MAX_PAGES)),
+            last: RefCell::new((0..0, Vec::new())),
+        }
+    }
+}
+
+impl Memory for ExistingMemory {
+    fn read(&self, at: u64, buffer: &mut [u8]) -> usize {
+        self.memory.read(at, buffer)
+    }
+
+    fn gather(&self, pieces: &[(u64, usize)], buffer: &mut [u8]) {
+        self.memory.gather(pieces, buffer);
+    }
+
+    fn next(&self, range: Range<u64>) -> Option<Range<u64>> {
+        let (known, parts) = &mut *self.last.borrow_mut();
+        if range.start < known.start || range.end != known.end {
+            *known = range.clone();
+            *parts = self
+                .pages
+                .borrow_mut()
+                .present(range.clone(), Wanted::Private)
+                .unwrap_or_default();
+        }
+        let next = parts.iter().find(|part| part.end > range.start)?;
+        let next = next.start.max(range.start)..next.end.min(range.end);
+        (next.start < next.end).then_some(next)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_are_no_mappings_of_the_programs_own() {
+        let maps = b"1000-2000 r-xp 0 08:01 5 /bin/x\n2000-3000 rw-p 0 08:01 5 /bin/x\n\
+            3000-4000 rw-p 0 00:00 0 \n5000-6000 rw-p 0 00:00 0 [heap]\n\
+            7000-8000 rw-p 0 08:01 9 /data\n8000-9000 rw-p 0 00:00 0 \n\
+            9000-a000 ---p 0 00:00 0 \na000-b000 rw-s 0 00:01 7 /dev/zero (deleted)\n\
+            b000-c000 rw-p 0 00:00 0 [anon:pool]\nc000-d000 r--p 0 00:00 0 [vvar]\n";
+        let expected = [0x5000..0x6000, 0x8000..0x9000, 0xb000..0xc000];
+        assert_eq!(anonymous(maps), expected);
+    }
+
+    #[test]
+    fn what_belongs_to_others_is_cut_out() {
+        let cut = |range: Range<u64>| without(range, &[10..20, 40..50]);
+        assert_eq!(cut(0..30), [0..10, 20..30]);
+        assert_eq!(cut(12..15), []);
+        assert_eq!(cut(30..60), [30..40, 50..60]);
+        assert_eq!(joined(vec![5..7, 1..2, 2..4, 6..9]), [1..4, 5..9]);
+    }
+}

@@ -1,0 +1,127 @@
+//! The page's tab of the allocator: figures of one moment only, whose sums add up.
+
+mod browser;
+mod invoke;
+
+use std::fs::{self, File};
+
+use heap_format::{Detail, Facts, ProfileBuilder, dump};
+use invoke::{parser, stdout};
+
+const KIB: u64 = 1024;
+const SECOND: u64 = 1_000_000_000;
+const END: u64 = 1_795_235_047 * SECOND;
+
+/// A dump of a session in which 1,000 objects of 4,097 bytes were allocated, and of a process whose
+/// allocator had 8 MiB in objects `ago` ns before.
+fn facts(ago: u64) -> Facts {
+    let map = |pairs: &[(&str, u64)]| {
+        let pair = |&(name, kib): &(&str, u64)| (name.to_owned(), kib * KIB);
+        pairs.iter().map(pair).collect()
+    };
+    Facts {
+        start_unix_ns: Some(END - 60 * SECOND),
+        end_unix_ns: Some(END),
+        duration_ns: Some(60 * SECOND),
+        allocator_unix_ns: Some(END - ago),
+        allocator: map(&[
+            ("allocated", 8192),
+            ("active", 9000),
+            ("metadata", 2000),
+            ("resident", 12_000),
+            ("retained", 5000),
+        ]),
+        memory: map(&[
+            ("heap_in_use", 7000),
+            ("heap_unused", 900),
+            ("heap_metadata", 100),
+            ("agent", 50),
+            ("own_mappings", 70),
+        ]),
+        ..Facts::default()
+    }
+}
+
+/// What the tab says, and the bytes of each row by its label.
+fn tab(facts: Facts) -> String {
+    const PROBE: &str = r##"
+document.querySelector("#to-allocator").click();
+const state = { says: [...document.querySelectorAll("#allocator p")].map((p) => p.textContent).join(" ") };
+for (const row of document.querySelector("#allocator table").rows) {
+  state[row.querySelector("b").textContent] = row.cells[0].textContent;
+}
+document.documentElement.setAttribute("data-state", JSON.stringify(state));
+"##;
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut builder = ProfileBuilder::new(1024);
+    builder.facts(facts);
+    let bytes = 1000.0 * 4097.0;
+    let detail = Detail {
+        alloc_samples: 980,
+        alloc_objects: 1000.0,
+        alloc_bytes: bytes,
+        alloc_variance: 4097.0 * 4097.0 * 19.0,
+        live_variance: 4097.0 * 4097.0 * 19.0,
+        ..Detail::default()
+    };
+    builder.stack([0x1001, 0x2001], &detail);
+    let path = directory.path().join("x.heap");
+    let mut file = File::create(&path).expect("a file");
+    dump::write(&builder.finish(), &mut file).expect("a dump");
+    let output = parser(&["-f", path.to_str().expect("a path"), "--html"]);
+    let page = browser::open_page(&stdout(&output));
+    let path = directory.path().join("probe.html");
+    fs::write(&path, browser::with_probe(&page, PROBE, "</body>")).expect("a page");
+    browser::state(&path, "")
+}
+
+#[test]
+fn figures_of_one_moment_add_up() {
+    let state = tab(facts(0));
+    for row in [
+        r#""Live, seen in this session":"3.91 MiB""#,
+        r#""Live, rounding up":"999.02 KiB""#,
+        r#""Live, other":"3.12 MiB""#,
+        r#""Fragmentation":"808 KiB""#,
+        r#""Metadata":"1.95 MiB""#,
+        r#""Dirty pages":"1000 KiB""#,
+        r#""Retained":"4.88 MiB""#,
+    ] {
+        assert!(state.contains(row), "{row}: {state}");
+    }
+    assert!(
+        state.contains("By the kernel, 7.81 MiB of the heap were resident"),
+        "{state}"
+    );
+    assert!(!state.contains("All but the retained"), "{state}");
+}
+
+#[test]
+fn figures_of_another_moment_are_dated_and_not_compared_with_the_samples() {
+    let state = tab(facts(12 * SECOND));
+    assert!(
+        state.contains("which are of 12 s before the samples'"),
+        "{state}"
+    );
+    assert!(state.contains(r#""Live objects":"8 MiB""#), "{state}");
+    assert!(!state.contains("seen in this session\""), "{state}");
+    assert!(state.contains("By the samples, 3.91 MiB"), "{state}");
+}
+
+/// An estimate is not cut to what the allocator counts.
+#[test]
+fn samples_of_more_than_the_allocator_counts_are_shown_as_they_are() {
+    let mut little = facts(0);
+    little.allocator.insert("allocated".to_owned(), 3 << 20);
+    little.memory.clear();
+    let state = tab(little);
+    assert!(state.contains(r#""Live objects":"3 MiB""#), "{state}");
+    assert!(
+        state.contains("all of the live objects were allocated in the session: 3.91 MiB"),
+        "{state}"
+    );
+    assert!(
+        state.contains("How much of this was resident is not in the dump"),
+        "{state}"
+    );
+}

@@ -1,0 +1,206 @@
+//! Which pages of a process exist, from `/proc/PID/pagemap`.
+
+mod scan;
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+use crate::path_of_memory;
+
+/// Returns the kernel's page size, the unit of `pagemap`.
+fn page_size() -> u64 {
+    // SAFETY: `sysconf` takes a number, and this one is always supported.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) }.max(4096) as u64
+}
+
+/// Maximum number of pages whose `pagemap` entries are read, on kernels that cannot skip missing
+/// pages: 2 TiB, which takes some seconds.
+const MAX_PAGES: u64 = 1 << 29;
+/// Number of entries per read.
+const ENTRIES: usize = 1 << 16;
+
+/// Pages that are looked up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// Pages that are resident or swapped out.
+    Any,
+    /// Like `Any`, without pages of a file that the process has not modified.
+    Private,
+    /// Like `Private`, without pages that are swapped out.
+    ResidentPrivate,
+}
+
+impl Wanted {
+    fn is_private(self) -> bool {
+        self != Self::Any
+    }
+
+    fn may_be_swapped(self) -> bool {
+        self != Self::ResidentPrivate
+    }
+}
+
+/// Looks up which pages of a process exist.
+pub struct Pages {
+    pagemap: Option<File>,
+    page: u64,
+    left: u64,
+    can_skip: bool,
+}
+
+impl Pages {
+    /// Prepares lookups for the process `pid`.
+    pub fn of(pid: i32) -> Self {
+        Self::limited(pid, MAX_PAGES)
+    }
+
+    /// Like [`of`](Self::of), for at most `pages` pages on kernels that cannot skip missing ones.
+    pub fn limited(pid: i32, pages: u64) -> Self {
+        Self {
+            pagemap: File::open(path_of_memory(pid, "pagemap")).ok(),
+            page: page_size(),
+            left: pages,
+            can_skip: true,
+        }
+    }
+
+    /// Returns true if the kernel lets us look at this process.
+    pub fn is_known(&self) -> bool {
+        self.pagemap.is_some()
+    }
+
+    /// Returns the parts of `range` whose pages are `wanted`. Returns the whole range if the kernel
+    /// does not provide the information, and `None` if the lookup would take too long.
+    pub fn present(&mut self, range: Range<u64>, wanted: Wanted) -> Option<Vec<Range<u64>>> {
+        if self.can_skip
+            && let Some(pagemap) = &self.pagemap
+        {
+            match scan::present(pagemap, range.clone(), wanted) {
+                Some(found) => return Some(found),
+                None => self.can_skip = false,
+            }
+        }
+        let count = range.end.saturating_sub(range.start).div_ceil(self.page);
+        self.left = self.left.checked_sub(count)?;
+        Some(self.look_up(range, wanted))
+    }
+
+    /// Like [`present`](Self::present), but reads one entry for each page.
+    fn look_up(&self, range: Range<u64>, wanted: Wanted) -> Vec<Range<u64>> {
+        let Some(pagemap) = &self.pagemap else {
+            return vec![range];
+        };
+        let count = (range.end - range.start).div_ceil(self.page);
+        let first = range.start / self.page;
+        let mut found: Vec<Range<u64>> = Vec::new();
+        let mut buffer = vec![0; ENTRIES.min(count as usize) * 8];
+        let mut done = 0;
+        while done < count {
+            let part = &mut buffer[..ENTRIES.min((count - done) as usize) * 8];
+            let read = pagemap.read_at(part, (first + done) * 8).unwrap_or(0);
+            if read < 8 {
+                add(&mut found, (first + done) * self.page..range.end);
+                break;
+            }
+            for entry in part[..read].chunks_exact(8) {
+                let entry = u64::from_le_bytes(entry.try_into().unwrap_or_default());
+                if is_there(entry, wanted) {
+                    let start = (first + done) * self.page;
+                    add(&mut found, start..(start + self.page).min(range.end));
+                }
+                done += 1;
+            }
+        }
+        found
+    }
+}
+
+/// Appends a range, which must not begin before the last one ends. Merges them if they touch.
+fn add(ranges: &mut Vec<Range<u64>>, range: Range<u64>) {
+    match ranges.last_mut().filter(|last| last.end == range.start) {
+        Some(last) => last.end = range.end,
+        None => ranges.push(range),
+    }
+}
+
+/// Evaluates an entry of `pagemap` (Linux, `Documentation/admin-guide/mm/pagemap.rst`).
+fn is_there(entry: u64, wanted: Wanted) -> bool {
+    const PRESENT: u64 = 1 << 63;
+    const SWAPPED: u64 = 1 << 62;
+    const OF_FILE: u64 = 1 << 61;
+    let there = if wanted.may_be_swapped() {
+        PRESENT | SWAPPED
+    } else {
+        PRESENT
+    };
+    entry & there != 0 && !(wanted.is_private() && entry & OF_FILE != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_pages_that_were_written_exist() {
+        let page = page_size() as usize;
+        let length = 64 * page;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping; its pages 3 to 5 and 9 are written, and it is removed at the end.
+        let at = unsafe {
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            let at = libc::mmap(std::ptr::null_mut(), length, access, flags, -1, 0);
+            assert_ne!(at, libc::MAP_FAILED);
+            libc::madvise(at, length, libc::MADV_NOHUGEPAGE);
+            for index in [3, 4, 5, 9] {
+                at.cast::<u8>().add(index * page).write(1);
+            }
+            at
+        };
+        let start = at.addr() as u64;
+        let own = std::process::id() as i32;
+        let range = start..start + length as u64;
+        let page = page as u64;
+        let expected = [3..6, 9..10].map(|p| start + p.start * page..start + p.end * page);
+        let pages = &mut Pages::of(own);
+        assert_eq!(
+            pages.present(range.clone(), Wanted::Private).as_deref(),
+            Some(&expected[..])
+        );
+        assert_eq!(pages.look_up(range.clone(), Wanted::Private), expected);
+        // Reading a page that is not there maps the page of zeros.
+        // SAFETY: in the mapping.
+        let zero = unsafe { at.cast::<u8>().add(20 * page as usize).read_volatile() };
+        assert_eq!(zero, 0);
+        if pages.can_skip {
+            assert_eq!(
+                pages.present(range, Wanted::Private).as_deref(),
+                Some(&expected[..])
+            );
+        }
+        // SAFETY: made above.
+        unsafe { libc::munmap(at, length) };
+    }
+
+    #[test]
+    fn huge_empty_mappings_take_no_time() {
+        const LENGTH: usize = 10 << 40;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping, which is not in use.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), LENGTH, access, flags, -1, 0) };
+        assert_ne!(at, libc::MAP_FAILED);
+        let range = at.addr() as u64..at.addr() as u64 + LENGTH as u64;
+        let own = std::process::id() as i32;
+        let begin = std::time::Instant::now();
+        let mut pages = Pages::of(own);
+        let found = pages.present(range.clone(), Wanted::Private);
+        assert_eq!(found, pages.can_skip.then(Vec::new));
+        // An older kernel would report each page.
+        pages.can_skip = false;
+        assert_eq!(pages.present(range, Wanted::Private), None);
+        assert!(begin.elapsed().as_secs() < 5, "{:?}", begin.elapsed());
+        // SAFETY: made above.
+        unsafe { libc::munmap(at, LENGTH) };
+    }
+}
