@@ -4,7 +4,8 @@
 //! Source: jemalloc 5.3.1, `rtree.h`, `edata.h`, `emap.h`; `reachability/src/jemalloc.rs` reads the
 //! same from outside. A test compares the result with what jemalloc has allocated.
 
-use super::{CLASSES, EMAP, room};
+use super::room;
+use crate::backend::jemalloc::{CLASSES, EMAP};
 use core::ptr;
 
 /// Allocation in the range.
