@@ -69,6 +69,13 @@ unsafe extern "C" {
     #[link_name = "_rjem_je_opt_dirty_decay_ms"]
     pub static DECAY_MS: AtomicIsize;
 
+    /// Mode of transparent huge pages that jemalloc has read from the system.
+    #[link_name = "_rjem_je_init_system_thp_mode"]
+    pub static HUGE_PAGE_MODE: AtomicU32;
+
+    /// Frees jemalloc's data of an exiting thread.
+    #[link_name = "_rjem_je_tsd_cleanup"]
+    pub fn tsd_cleanup(data: *mut c_void);
     #[link_name = "_rjem_je_arena_nthreads_get"]
     pub fn threads_of(arena: *mut Arena, internal: bool) -> c_uint;
     /// Returns an arena's unused memory to the system; all of it if `all`.

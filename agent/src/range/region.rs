@@ -109,7 +109,7 @@ unsafe fn descriptor(at: *const u8) -> Option<*const u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tikv_jemalloc_sys as jemalloc;
+    use crate::backend::jemalloc;
 
     #[test]
     fn regions_are_those_that_jemalloc_has_allocated() {
