@@ -10,22 +10,18 @@
 // Decision 03: `tikv-jemalloc-sys`.
 mod extended;
 pub mod growth;
+pub mod jemalloc;
 mod system;
 
 use crate::{arch, definitions, environment, musl};
 use core::ffi::{CStr, c_char, c_int, c_void};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use shm_protocol::layout::MIN_MEMORY_LIMIT;
-use tikv_jemalloc_sys as jemalloc;
-
-unsafe extern "C" {
-    fn _rjem_memalign(align: usize, size: usize) -> *mut c_void;
-}
 
 /// jemalloc's `memalign`, but sets `errno` if memory runs out.
 unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
     // SAFETY: takes any size and alignment.
-    no_memory_if_null(unsafe { _rjem_memalign(align, size) })
+    no_memory_if_null(unsafe { jemalloc::_rjem_memalign(align, size) })
 }
 
 /// `valloc` by [`memalign`]: jemalloc's own does not align an object of size 0.
@@ -62,21 +58,6 @@ const LIMITED: &CStr = c"disable_large_size_classes:false,narenas:1,\
 retain:false,dirty_decay_ms:100,lg_extent_max_active_fit:64";
 core::arch::global_asm!(".hidden _rjem_malloc_conf");
 
-unsafe extern "C" {
-    /// jemalloc's size classes of small requests, one entry for each 8 bytes. Filled when it is
-    /// initialised.
-    #[link_name = "_rjem_je_sz_size2index_tab"]
-    static mut CLASS_OF_REQUEST: [u8; 3];
-}
-
-unsafe extern "C" {
-    /// State of jemalloc's initialisation.
-    #[link_name = "_rjem_je_malloc_init_state"]
-    static INIT_STATE: AtomicI32;
-}
-/// `malloc_init_initialized`.
-const INITIALISED: c_int = 0;
-
 /// Makes the choice before jemalloc's constructor: constructors with a priority run first.
 #[used]
 #[cfg_attr(not(test), unsafe(link_section = ".init_array.00100"))]
@@ -91,7 +72,7 @@ extern "C" fn settle_first() {
 /// Makes jemalloc's constructor do nothing: it would map memory that nobody uses.
 fn keep_jemalloc_asleep() {
     // SAFETY: a word of jemalloc's of this type, and the process has one thread.
-    unsafe { INIT_STATE.store(INITIALISED, Ordering::Relaxed) };
+    unsafe { jemalloc::INIT_STATE.store(jemalloc::INITIALISED, Ordering::Relaxed) };
 }
 
 /// Gives requests of up to 8 bytes the size class of 16: all results of `malloc` are then aligned
@@ -102,7 +83,7 @@ fn align_smallest() {
     // exists yet.
     unsafe {
         jemalloc::nallocx(1, 0);
-        let classes = &raw mut CLASS_OF_REQUEST;
+        let classes = &raw mut jemalloc::CLASS_OF_REQUEST;
         let of_sixteen = (*classes)[2];
         (*classes)[0] = of_sixteen;
         (*classes)[1] = of_sixteen;

@@ -15,11 +15,14 @@
 //!
 //! The build script makes the linker redirect jemalloc's calls to these functions.
 
+use crate::backend::jemalloc::{
+    ARENAS, ASSIGNED, Arena, MAX_ARENAS, MAX_FIT, RETAIN, decay, threads_of,
+};
 use crate::{arch, keeping, range, sys};
 use core::arch::global_asm;
 use core::ffi::{c_uint, c_void};
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 // Not exported.
 global_asm!(
@@ -29,34 +32,12 @@ global_asm!(
     ".hidden __wrap__rjem_je_pa_alloc",
 );
 
-/// jemalloc's `arena_t`.
-type Arena = c_void;
-/// `MALLOCX_ARENA_LIMIT`.
-const MAX_ARENAS: usize = (1 << 12) - 1;
-
 unsafe extern "C" {
-    #[link_name = "_rjem_je_arenas"]
-    static ARENAS: [AtomicPtr<Arena>; MAX_ARENAS];
-    /// Number of arenas that threads are assigned to; some may not exist yet.
-    #[link_name = "_rjem_je_narenas_auto"]
-    static ASSIGNED: AtomicU32;
-    #[link_name = "_rjem_je_arena_nthreads_get"]
-    fn threads_of(arena: *mut Arena, internal: bool) -> c_uint;
-    /// jemalloc's option `retain`: addresses are kept when their memory is returned.
-    #[link_name = "_rjem_je_opt_retain"]
-    static RETAIN: AtomicBool;
     fn __real__rjem_je_arena_new(
         thread: *mut c_void,
         index: c_uint,
         config: *const c_void,
     ) -> *mut Arena;
-    /// jemalloc's option `lg_extent_max_active_fit`: log2 of how much larger than a request an
-    /// unused extent may be to be split for it.
-    #[link_name = "_rjem_je_opt_lg_extent_max_active_fit"]
-    static MAX_FIT: AtomicUsize;
-    /// Returns an arena's unused memory to the system; all of it if `all`.
-    #[link_name = "_rjem_je_arena_decay"]
-    pub fn decay(thread: *mut c_void, arena: *mut Arena, is_background: bool, all: bool);
     fn __real__rjem_je_pa_alloc(
         thread: *mut c_void,
         part: *mut c_void,

@@ -1,24 +1,19 @@
 //! Keeps mappings from getting transparent huge pages.
 
+use crate::backend::jemalloc::HUGE_PAGE_MODE;
 use crate::{seccomp, sys};
 use core::ffi::c_void;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::Ordering;
 
 /// jemalloc's `system_thp_mode_always`.
 const ALWAYS: u32 = 1;
-
-unsafe extern "C" {
-    /// Mode of transparent huge pages that jemalloc has read from the system.
-    #[link_name = "_rjem_je_init_system_thp_mode"]
-    static MODE: AtomicU32;
-}
 
 /// Excludes a mapping from huge pages if the system gives them to every mapping: the first write
 /// would make 2 MiB resident. Does nothing in other modes, or if a seccomp filter is installed. A
 /// failure is ignored. Keeps `errno`.
 pub fn exclude(at: *mut c_void, bytes: usize) {
     // SAFETY: an `int` of jemalloc's, written while the process has one thread.
-    if unsafe { &MODE }.load(Ordering::Relaxed) != ALWAYS || seccomp::is_installed() {
+    if unsafe { &HUGE_PAGE_MODE }.load(Ordering::Relaxed) != ALWAYS || seccomp::is_installed() {
         return;
     }
     let saved = sys::errno();

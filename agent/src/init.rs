@@ -106,7 +106,7 @@ fn is_requested() -> bool {
 extern "C" fn begin() {
     // SAFETY: a size that is not 0. The call initialises jemalloc. Its own constructor, which runs
     // after this one, would do so on the program's stack.
-    unsafe { tikv_jemalloc_sys::nallocx(1, 0) };
+    unsafe { backend::jemalloc::nallocx(1, 0) };
     atfork::start();
     ends::find();
     library::find();

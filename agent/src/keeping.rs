@@ -14,10 +14,11 @@
 //! its decay advances with requests to the other arenas.
 
 // Decision 72: what large objects leave is kept from their second use on.
-use crate::exhaustion::{arena_of, decay};
+use crate::backend::jemalloc::{DECAY_MS, DIRTY, LARGE_ARENA, LIMIT, decay, set_decay};
+use crate::exhaustion::arena_of;
 use crate::range;
-use core::ffi::{c_int, c_uint, c_void};
-use core::sync::atomic::{AtomicBool, AtomicIsize, AtomicU32, AtomicUsize, Ordering};
+use core::ffi::{c_uint, c_void};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 /// Adjacent free bytes that are returned at once (jemalloc's option `oversize_threshold`).
 pub const USUAL_LIMIT: usize = 8 << 20;
@@ -27,21 +28,6 @@ const LARGE_LIMIT: usize = 40 << 20;
 /// Number of requests for pages, to any arena, between two steps of decay in the arenas for large
 /// and for sampled objects.
 const DECAY_EVERY: u32 = 64;
-/// jemalloc's `extent_state_dirty`.
-const DIRTY: c_int = 1;
-
-unsafe extern "C" {
-    /// Index of the arena for large objects; 0 before jemalloc is initialised.
-    #[link_name = "_rjem_je_huge_arena_ind"]
-    static LARGE_ARENA: AtomicU32;
-    /// Limit for arenas that are created from now on. Read with jemalloc's lock on the arenas held.
-    #[link_name = "_rjem_je_oversize_threshold"]
-    static LIMIT: AtomicUsize;
-    #[link_name = "_rjem_je_opt_dirty_decay_ms"]
-    static DECAY_MS: AtomicIsize;
-    #[link_name = "_rjem_je_arena_decay_ms_set"]
-    fn set_decay(thread: *mut c_void, arena: *mut c_void, state: c_int, ms: isize) -> bool;
-}
 
 /// Size of the largest memory that was returned, in bytes.
 static RETURNED: AtomicUsize = AtomicUsize::new(0);

@@ -14,6 +14,7 @@
 //! own.
 
 // Decision 56: headers lie in what the size class leaves over.
+use crate::backend::jemalloc;
 use crate::headers;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -130,7 +131,7 @@ fn uncommon_layout(bytes: usize, align: usize, exact: bool) -> Layout {
         header::extended_offset(align)
     };
     // SAFETY: a size that is not 0 and a power of two.
-    let class = |bytes| unsafe { tikv_jemalloc_sys::nallocx(bytes, flags) };
+    let class = |bytes| unsafe { jemalloc::nallocx(bytes, flags) };
     let usable = match (class(bytes), exact) {
         (own, true) => own,
         // 0 if it is too large for any class.
@@ -586,7 +587,7 @@ mod tests {
             [1usize, 8, 16, 32, 64, 4096, 1 << 21].map(|align| {
                 let flags = align.trailing_zeros() as c_int;
                 // SAFETY: a size that is not 0 and a power of two.
-                let class = move |bytes| unsafe { tikv_jemalloc_sys::nallocx(bytes, flags) };
+                let class = move |bytes| unsafe { jemalloc::nallocx(bytes, flags) };
                 // The backend has jemalloc's smallest class skipped.
                 (bytes, align, move |bytes| class(bytes).max(16))
             })

@@ -21,7 +21,9 @@
 //! | `memory` | memory that is known to be readable |
 //! | `state` | thread states of the running thread |
 //! | `frames` | its frames, for the stack walker |
-//! | `frame` | words of a frame, and its entry in the cache |
+//! | `frame` | words of a frame |
+//! | `walk` | context of one walk |
+//! | `cached_frame` | entry of the cache |
 //! | `frame_cache` | frames of the last walk |
 //! | `instruction` | position of a frame within its code object |
 //! | `quick_check` | first check that a cached frame is unchanged |
@@ -33,6 +35,7 @@
 //! | `codes` | numbers of code objects in the segment |
 
 // Decision 46: Python's frames are read from the interpreter's data.
+mod cached_frame;
 mod codes;
 mod compare;
 mod frame;
@@ -47,6 +50,7 @@ mod quick_check;
 mod runtime;
 mod state;
 mod tag;
+mod walk;
 
 use cpython::layout;
 

@@ -17,7 +17,7 @@ mod transfer;
 
 pub use free_lists::FreeLists;
 
-use crate::backend::growth;
+use crate::backend::{growth, jemalloc};
 use crate::object::Layout;
 use crate::{headers, seccomp, sys};
 use core::ffi::{CStr, c_int, c_uint, c_void};
@@ -25,7 +25,6 @@ use core::mem::size_of;
 use core::ptr::{NonNull, null_mut, without_provenance_mut};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use shm_protocol::layout::HeapGlobals;
-use tikv_jemalloc_sys as jemalloc;
 
 /// First address; 0 before there is a range.
 static BASE: AtomicUsize = AtomicUsize::new(0);
@@ -85,24 +84,6 @@ pub fn contains(p: *const c_void) -> bool {
     (p as usize).wrapping_sub(BASE.load(Ordering::Relaxed)) < SIZE.load(Ordering::Relaxed)
 }
 
-unsafe extern "C" {
-    /// Declared with another type, because only its address is used.
-    #[link_name = "_rjem_je_arena_emap_global"]
-    static EMAP: u8;
-    #[link_name = "_rjem_je_arenas"]
-    static ARENAS: u8;
-    /// jemalloc's small size classes. The first one has slabs of one page.
-    #[link_name = "_rjem_je_bin_infos"]
-    static CLASSES: BinInfo;
-}
-
-/// Head of jemalloc 5.3.1's `bin_info_t`.
-#[repr(C)]
-struct BinInfo {
-    _object: usize,
-    slab: usize,
-}
-
 /// Returns the addresses by which a reader outside the process finds all objects. With `is_system`,
 /// the program keeps its own allocator, and only sampled objects are found.
 pub fn globals(is_system: bool) -> HeapGlobals {
@@ -111,7 +92,7 @@ pub fn globals(is_system: bool) -> HeapGlobals {
         // SAFETY: a size that is not 0. The call initialises jemalloc, which fills the table.
         unsafe {
             jemalloc::nallocx(1, 0);
-            (&raw const CLASSES.slab).read_volatile()
+            (&raw const jemalloc::CLASSES.slab).read_volatile()
         }
     } else if cfg!(target_arch = "x86_64") {
         // jemalloc must not be initialised before the first sample.
@@ -120,8 +101,8 @@ pub fn globals(is_system: bool) -> HeapGlobals {
         return HeapGlobals::default();
     };
     HeapGlobals {
-        emap: (&raw const EMAP).addr() as u64,
-        arenas: (&raw const ARENAS).addr() as u64,
+        emap: (&raw const jemalloc::EMAP).addr() as u64,
+        arenas: (&raw const jemalloc::ARENAS).addr() as u64,
         page: page as u64,
         range_base: (&raw const BASE).addr() as u64,
         range_size: (&raw const SIZE).addr() as u64,

@@ -2,13 +2,13 @@
 //! the modules, and calibrates the cycle counter.
 
 // Decision 25: `mallctl` without a wrapper.
+use crate::backend::jemalloc;
 use crate::{cycles, module, session};
 use core::ffi::{CStr, c_void};
 use core::mem::size_of;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicU64, Ordering};
 use shm_protocol::layout::AllocatorStats;
-use tikv_jemalloc_sys as jemalloc;
 
 /// Interval of this work, in ns.
 const REFRESH_EVERY_NS: u64 = 1_000_000_000;

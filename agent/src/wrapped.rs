@@ -6,6 +6,7 @@
 //! The build script makes the linker resolve these names to the functions here.
 
 // Decision 63: where jemalloc and glibc differ, the agent follows glibc.
+use crate::backend::jemalloc::tsd_cleanup;
 use crate::{arch, huge_pages, keeping, seccomp, symbol_table, sys};
 use core::arch::global_asm;
 use core::ffi::{c_int, c_long, c_void};
@@ -114,9 +115,6 @@ unsafe extern "C" fn __wrap_pthread_cond_init(
 type Destructor = unsafe extern "C" fn(*mut c_void);
 
 unsafe extern "C" {
-    /// Frees jemalloc's data of an exiting thread.
-    #[link_name = "_rjem_je_tsd_cleanup"]
-    fn tsd_cleanup(data: *mut c_void);
     fn mem_agent_next_pthread_key_create(
         key: *mut libc::pthread_key_t,
         destructor: Option<Destructor>,

@@ -20,11 +20,11 @@ use spaces::{Process, Spaces};
 use shm_protocol::snapshot::Invalid;
 
 use crate::process;
-use crate::segment::{Directory, Entry, Head, Kind, Refusal, Segment, default_directory, is_young};
+use crate::segment::{
+    Directory, Entry, Head, Kind, RUN_PREFIX, Refusal, Segment, default_directory, is_young,
+};
 use crate::text;
 
-/// Name prefix of the directories that `run` creates in the shared directory.
-pub const RUN_PREFIX: &str = "mem_profiler.run.";
 /// Name prefix of the directory with an unguessable name that `run` creates within, when run as
 /// root.
 pub const HIDDEN_PREFIX: &str = "segments.";

@@ -26,7 +26,7 @@ use shm_protocol::segment::SegmentFile;
 use shm_protocol::snapshot::{BankSummary, Header, Invalid};
 
 pub use directory::{Directory, Kind, default_directory, is_young};
-pub use name::{Entry, SegmentName};
+pub use name::{Entry, RUN_PREFIX, SegmentName};
 pub use refusal::Refusal;
 
 use directory::{is_regular, modified_unix_ns};
@@ -270,19 +270,22 @@ mod tests {
         assert_eq!(directory.segments().unwrap().len(), 5);
     }
 
-    #[test]
-    fn a_lock_is_one_controllers() {
-        let dir = tempfile::tempdir().unwrap();
-        let directory = Directory::open(dir.path()).unwrap();
+    /// Opens a directory, with one file that may be a segment by its name and size.
+    fn with_segment(path: &std::path::Path) -> (Arc<Directory>, SegmentName) {
         let name = SegmentName {
             pid: 5,
             start_time: 1,
             image: 0,
         };
-        File::create(dir.path().join(name.to_string()))
-            .unwrap()
-            .set_len(1 << 20)
-            .unwrap();
+        let file = File::create(path.join(name.to_string())).unwrap();
+        file.set_len(1 << 20).unwrap();
+        (Directory::open(path).unwrap(), name)
+    }
+
+    #[test]
+    fn a_lock_is_one_controllers() {
+        let dir = tempfile::tempdir().unwrap();
+        let (directory, name) = with_segment(dir.path());
         let (a, b) = (
             Segment::open(&directory, name).unwrap(),
             Segment::open(&directory, name).unwrap(),
@@ -302,14 +305,8 @@ mod tests {
     #[test]
     fn what_has_taken_a_removed_segments_name_is_kept() {
         let dir = tempfile::tempdir().unwrap();
-        let directory = Directory::open(dir.path()).unwrap();
-        let name = SegmentName {
-            pid: 5,
-            start_time: 1,
-            image: 0,
-        };
+        let (directory, name) = with_segment(dir.path());
         let path = dir.path().join(name.to_string());
-        File::create(&path).unwrap().set_len(1 << 20).unwrap();
         let segment = Segment::open(&directory, name).unwrap();
         std::fs::remove_file(&path).unwrap();
         assert!(!segment.remove().unwrap());

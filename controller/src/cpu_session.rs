@@ -3,6 +3,7 @@
 
 mod answers;
 mod asked;
+mod choose;
 mod description;
 mod ending;
 mod engine;
@@ -12,6 +13,7 @@ mod member;
 mod outcome;
 mod profile;
 pub mod remains;
+mod sampler;
 mod signals;
 mod targets;
 pub mod timers;
@@ -19,6 +21,7 @@ pub mod timers;
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -35,13 +38,15 @@ use proc::{self, FileLimit};
 
 pub use crate::cli::{CpuFormat, EngineName};
 use crate::launch::{self, FORWARDED, Launched};
-use crate::terminal::{self, Progress};
+use crate::reporter::Reporter;
+use crate::rounds::{self, Rounds};
 use answers::{Sink, files};
 pub use asked::Asked;
+pub use choose::samples_inside;
 pub use description::Description;
-pub use engine::{Agents, Engine, samples_inside};
 pub use outcome::{Outcome, Silent, Written};
 pub use profile::{Session, Times, modules, user_location};
+pub use sampler::{Agents, Sampler};
 pub use targets::{Targets, find};
 
 /// Maximum interval between collections of samples.
@@ -81,7 +86,8 @@ pub struct Run {
     settings: Settings,
     sink: Sink,
     signals: Signals,
-    engine: Engine,
+    reporter: Box<dyn Reporter>,
+    sampler: Sampler,
     recording: Recording,
     /// Descriptions by serial number of the program.
     descriptions: HashMap<u64, Description>,
@@ -94,21 +100,21 @@ pub struct Run {
     waited_before_ns: u64,
     start: Instant,
     start_unix_ns: u64,
-    /// True if no other session of this program uses the terminal.
-    is_alone: bool,
     /// True if a process without samples is a failure.
     expects_samples: bool,
-    /// Callback for the start of sampling.
-    begun: Option<Box<dyn FnOnce()>>,
     /// Raised scheduling priority of this process; `Some` while it samples.
     raised: Option<RaisedPriority>,
     outcome: Outcome,
 }
 
 impl Run {
-    /// Creates a session with the terminal for itself. Checks that profiles can be written, and
+    /// Creates a session on its own. Checks that profiles can be written, and
     /// chooses an engine. `launches`: the session starts a program and also samples its children.
-    pub fn new(settings: Settings, launches: bool) -> anyhow::Result<Self> {
+    pub fn new(
+        settings: Settings,
+        launches: bool,
+        reporter: Box<dyn Reporter>,
+    ) -> anyhow::Result<Self> {
         let mut signals = Vec::new();
         if launches {
             signals.extend(FORWARDED);
@@ -116,33 +122,34 @@ impl Run {
         }
         let signals = Signals::block(&signals)?;
         let sink = files(&settings)?;
-        Self::with_sink(signals, settings, sink, launches, Agents::Asked)
+        let agents = Agents::Asked;
+        Self::with_sink(signals, settings, sink, launches, agents, reporter)
     }
 
     /// Creates a session that runs in a thread, together with a heap session. The heap session
     /// shows the progress and ends this one. A process without samples is no failure here, since
     /// its heap profile is written.
-    pub fn beside(settings: Settings, signals: Signals) -> anyhow::Result<Self> {
+    pub fn beside(
+        settings: Settings,
+        signals: Signals,
+        reporter: Box<dyn Reporter>,
+    ) -> anyhow::Result<Self> {
         let sink = files(&settings)?;
-        let mut run = Self::with_sink(signals, settings, sink, false, Agents::Beside)?;
-        run.is_alone = false;
+        let agents = Agents::Beside;
+        let mut run = Self::with_sink(signals, settings, sink, false, agents, reporter)?;
         run.expects_samples = false;
         Ok(run)
     }
 
-    /// Creates a session that a program has requested for itself. Shows no progress. Calls `begun`
-    /// once sampling has started; never if it cannot start.
+    /// Creates a session that a program has requested for itself.
     pub fn asked(
         settings: Settings,
         asked: Asked,
-        begun: Box<dyn FnOnce()>,
+        reporter: Box<dyn Reporter>,
     ) -> anyhow::Result<Self> {
         let sink = Sink::Asked(Box::new(asked), 0);
         let signals = Signals::block(&[])?;
-        let mut run = Self::with_sink(signals, settings, sink, false, Agents::Asked)?;
-        run.is_alone = false;
-        run.begun = Some(begun);
-        Ok(run)
+        Self::with_sink(signals, settings, sink, false, Agents::Asked, reporter)
     }
 
     fn with_sink(
@@ -151,18 +158,20 @@ impl Run {
         sink: Sink,
         launches: bool,
         agents: Agents,
+        reporter: Box<dyn Reporter>,
     ) -> anyhow::Result<Self> {
         let files = proc::allow_files();
         let sampling = Sampling {
             rate: settings.rate,
             children: launches,
         };
-        let mut engine = Engine::choose(settings.engine, settings.mode, sampling, agents)?;
+        let mut sampler = Sampler::choose(settings.engine, settings.mode, sampling, agents)?;
         if settings.format == CpuFormat::Gperftools {
-            engine.leave_lines_out();
+            sampler.leave_lines_out();
         }
         Ok(Self {
-            engine,
+            sampler,
+            reporter,
             recording: Recording::new(launches),
             signals,
             descriptions: HashMap::new(),
@@ -172,9 +181,7 @@ impl Run {
             waited_before_ns: 0,
             start: Instant::now(),
             start_unix_ns: shm_protocol::clock::unix_ns(),
-            is_alone: true,
             expects_samples: true,
-            begun: None,
             raised: None,
             outcome: Outcome {
                 mode: settings.mode,
@@ -200,7 +207,7 @@ impl Run {
             let process = self.recording.process(asked.pid());
             *serial = process.map_or(0, |process| process.serial);
         }
-        self.engine.limit(self.settings.length);
+        self.sampler.limit(self.settings.length);
         self.raised = Some(RaisedPriority::of_collector());
         for (pid, refusal) in self.attach_engine(&targets.pids) {
             let at = self.named.iter().position(|(named, _)| *named == pid);
@@ -208,16 +215,11 @@ impl Run {
             let title = title.unwrap_or_else(|| pid.to_string());
             self.fail(&format!("{title}: {refusal}"));
         }
-        self.warn_of_fallbacks();
+        self.warn();
         if self.recording.running().next().is_some() {
             self.begin()?;
-            let mut progress = if self.is_alone {
-                Progress::start(self.settings.length)
-            } else {
-                Progress::silent()
-            };
-            let watched = self.watch(&progress);
-            progress.finish();
+            let watched = self.watch();
+            self.reporter.end();
             watched?;
             self.finish();
         }
@@ -227,8 +229,8 @@ impl Run {
     /// Starts a program and samples it and its children until it exits. The inner error is a
     /// failure to start the program.
     pub fn follow(mut self, command: &[OsString]) -> anyhow::Result<io::Result<Outcome>> {
-        let needs_attaching = self.engine.attach_children()?;
-        let directory = if self.engine.is_inside() {
+        let needs_attaching = self.sampler.attach_children()?;
+        let directory = if self.sampler.is_inside() {
             Some(launch::make_directory(&default_directory())?)
         } else {
             None
@@ -237,7 +239,7 @@ impl Run {
             Some(directory) => {
                 let agent = launch::find_agent(None)?;
                 let discovery = Discovery::in_directory(directory.clone());
-                self.engine.follow_agents(discovery);
+                self.sampler.follow_agents(discovery);
                 let filters = filters::that_let_timers_pass();
                 Launched::start_timed(command, &agent, self.settings.rate, filters, directory)
             }
@@ -266,22 +268,13 @@ impl Run {
         if needs_attaching {
             self.attach_child(pid);
         }
-        self.warn_of_fallbacks();
-        let progress = Progress::without_bar();
-        self.watch(&progress)?;
+        self.warn();
+        self.begin()?;
+        self.watch()?;
         self.await_end()?;
         self.finish();
-        drop(progress);
-        // The program may outlive the session. Its exit status is passed on nevertheless.
-        while self
-            .child
-            .as_ref()
-            .is_some_and(|child| child.status.is_none())
-        {
-            let came = self.signals.wait(&[], Duration::from_secs(3600))?;
-            self.receive(&came);
-        }
-        self.outcome.status = self.child.take().and_then(|child| child.status);
+        self.reporter.end();
+        self.outcome.status = rounds::await_exit(&mut self)?;
         Ok(self.outcome)
     }
 
@@ -306,10 +299,10 @@ impl Run {
     /// returns them with the reasons.
     fn attach_engine(&mut self, pids: &[i32]) -> Vec<(i32, Refusal)> {
         for &pid in pids {
-            self.engine.prepare(pid, &mut self.recording);
+            self.sampler.prepare(pid, &mut self.recording);
         }
         proc::reserve_files(RESERVED_WHILE_ATTACHING);
-        let refused = self.engine.attach(pids, &mut self.recording);
+        let refused = self.sampler.attach(pids, &mut self.recording);
         proc::reserve_files(RESERVED_WHILE_SAMPLING);
         refused
             .iter()
@@ -333,54 +326,21 @@ impl Run {
 
     fn fail(&mut self, message: &str) {
         self.outcome.failures += 1;
-        terminal::diagnostic(message);
+        self.reporter.failure(message);
     }
 
-    fn warn_of_fallbacks(&mut self) {
-        let news = self.engine.news();
-        news.iter().for_each(|reason| terminal::warning(reason));
+    /// Reports warnings about single processes and new fallbacks.
+    fn warn(&mut self) {
+        let warnings = self.sampler.take_warnings();
+        let news = self.sampler.news();
+        for line in warnings.iter().chain(&news) {
+            self.reporter.warning(line);
+        }
     }
 
-    fn time_left(&self) -> Option<Duration> {
-        let length = self.settings.length;
-        length.map(|length| length.saturating_sub(self.start.elapsed()))
-    }
-
-    /// Collects samples until the time is over, a signal arrives, or no process is left.
-    fn watch(&mut self, progress: &Progress) -> anyhow::Result<()> {
+    fn watch(&mut self) -> nix::Result<()> {
         self.start = Instant::now();
-        loop {
-            let left = self.time_left();
-            let pause = self.engine.pause();
-            let pause = left.map_or(pause, |left| left.min(pause));
-            let mut descriptors = self.engine.descriptors();
-            descriptors.extend(self.sink.descriptor());
-            let came = self.signals.wait(&descriptors, pause)?;
-            self.engine.collect(&mut self.recording);
-            self.warn_of_fallbacks();
-            self.describe();
-            let is_over = self.receive(&came) || self.answer() || !self.is_anybody_left();
-            if is_over || left.is_some_and(|left| left.is_zero()) {
-                return Ok(());
-            }
-            progress.show(self.start.elapsed(), || self.state());
-        }
-    }
-
-    /// Handles signals. Returns true if the session should end.
-    fn receive(&mut self, came: &[Received]) -> bool {
-        let Some(child) = &mut self.child else {
-            return came.iter().any(|received| received.ends_session());
-        };
-        if came
-            .iter()
-            .any(|received| received.signal == Signal::SIGCHLD)
-        {
-            // Reads its CPU clock, which disappears once we have waited for it.
-            self.recording.look();
-        }
-        came.iter().for_each(|received| child.signal(*received));
-        child.status.is_some()
+        rounds::watch(self)
     }
 
     /// Reads the descriptions of new processes, and removes those of programs that the recording
@@ -411,5 +371,57 @@ impl Run {
         let samples = text::count(samples, "sample", "samples");
         let processes = text::count(processes, "process", "processes");
         format!("{samples}, {time} of {mode}, {processes}")
+    }
+}
+
+impl Rounds for Run {
+    fn signals(&self) -> &Signals {
+        &self.signals
+    }
+
+    fn time_left(&self) -> Option<Duration> {
+        let length = self.settings.length;
+        length.map(|length| length.saturating_sub(self.start.elapsed()))
+    }
+
+    fn pause(&self) -> Duration {
+        self.sampler.pause()
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        let mut descriptors = self.sampler.descriptors();
+        descriptors.extend(self.sink.descriptor());
+        descriptors
+    }
+
+    fn round(&mut self, came: &[Received]) -> bool {
+        self.sampler.collect(&mut self.recording);
+        self.warn();
+        self.describe();
+        self.receive(came) || self.answer() || !self.is_anybody_left()
+    }
+
+    fn receive(&mut self, came: &[Received]) -> bool {
+        let Some(child) = &mut self.child else {
+            return came.iter().any(|received| received.ends_session());
+        };
+        if came
+            .iter()
+            .any(|received| received.signal == Signal::SIGCHLD)
+        {
+            // Reads its CPU clock, which disappears once we have waited for it.
+            self.recording.look();
+        }
+        came.iter().for_each(|received| child.signal(*received));
+        child.status.is_some()
+    }
+
+    fn show(&self) {
+        self.reporter
+            .progress(self.start.elapsed(), &|| self.state());
+    }
+
+    fn child(&self) -> Option<&Launched> {
+        self.child.as_ref()
     }
 }

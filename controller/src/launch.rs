@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus};
 
 use anyhow::{Context, bail};
-use mem_agents::discovery::{HIDDEN_PREFIX, RUN_PREFIX};
-use mem_agents::segment::Directory;
+use mem_agents::discovery::HIDDEN_PREFIX;
+use mem_agents::segment::{Directory, RUN_PREFIX};
 use mem_agents::target::{Density, ROLLING};
 use mem_agents::text;
 use mem_agents::waiting::{Received, unblock_all};

@@ -21,6 +21,8 @@ mod launch;
 mod page;
 mod python;
 mod question;
+mod reporter;
+mod rounds;
 mod session;
 mod smaps;
 mod terminal;

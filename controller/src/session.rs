@@ -5,9 +5,9 @@ mod checking;
 mod dumping;
 mod joining;
 mod member;
-mod reporter;
 
 use std::collections::HashSet;
+use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -24,11 +24,12 @@ use mem_agents::waiting::{Received, Signals};
 use crate::family::Family;
 use crate::launch::{FORWARDED, Launched};
 use crate::python;
+use crate::reporter::Reporter;
+use crate::rounds::{self, Rounds};
 use crate::triggers::Triggers;
 
 pub use checking::ExitCheck;
 use member::Member;
-pub use reporter::{Reporter, Tally};
 
 /// Polling interval while tables fill up quickly.
 const FAST_INTERVAL: Duration = Duration::from_millis(20);
@@ -151,6 +152,10 @@ pub struct Run {
     start_ns: Option<u64>,
     last_search: Instant,
     last_glance: Instant,
+    /// Time of the next renewal of the sessions' deadlines.
+    renewal: Instant,
+    /// Last time at which the session had processes.
+    company: Instant,
     /// Program that we started; its agents start sessions by themselves.
     child: Option<Launched>,
     /// Descendants of the program.
@@ -187,6 +192,8 @@ impl Run {
             start_ns: None,
             last_search: Instant::now(),
             last_glance: Instant::now(),
+            renewal: Instant::now() + RENEWAL,
+            company: Instant::now(),
             child: None,
             family: Family::new(),
             lineage: Lineage::default(),
@@ -233,16 +240,7 @@ impl Run {
         self.look();
         self.end();
         self.warn_of_strangers();
-        // The program may outlive a session with a length; its exit status is still passed on.
-        while self
-            .child
-            .as_ref()
-            .is_some_and(|child| child.status.is_none())
-        {
-            let came = self.signals.wait(&[], Duration::from_secs(3600))?;
-            self.receive(&came);
-        }
-        self.outcome.status = self.child.take().and_then(|child| child.status);
+        self.outcome.status = rounds::await_exit(&mut self)?;
         Ok(self.outcome)
     }
 
@@ -261,80 +259,10 @@ impl Run {
         self.reporter.failure(message);
     }
 
-    fn time_left(&self) -> Option<Duration> {
-        self.settings
-            .length
-            .map(|length| length.saturating_sub(self.start.elapsed()))
-    }
-
-    /// Polls until the time is over, a signal arrives, or no process is left.
-    fn watch(&mut self) -> anyhow::Result<()> {
-        let mut renewal = Instant::now() + RENEWAL;
-        let mut company = Instant::now();
-        while self.time_left().is_none_or(|left| !left.is_zero()) {
-            let came = self.wait()?;
-            if self.receive(&came) {
-                return Ok(());
-            }
-            self.look();
-            let now = Instant::now();
-            self.search(now);
-            // Sessions that agents start by themselves end unless they are extended.
-            let is_rolling = self.settings.length.is_none() || self.child.is_some();
-            if is_rolling && now >= renewal {
-                renewal = now + RENEWAL;
-                self.prolong();
-            }
-            if !self.members.is_empty() || self.child.is_some() {
-                company = now;
-            } else if now - company >= EMPTY_TIMEOUT {
-                return Ok(());
-            }
-            self.show();
-        }
-        Ok(())
-    }
-
-    fn wait(&self) -> nix::Result<Vec<Received>> {
-        let young = self.start.elapsed() < Duration::from_secs(1);
-        let pause = if young
-            || self.settings.leak_check.is_some()
-            || self.members.iter().any(|m| m.target.growing)
-        {
-            FAST_INTERVAL
-        } else if self.settings.triggers.is_watchful() {
-            TRIGGER_INTERVAL
-        } else if self.members.len() <= MAX_CURVE_MEMBERS
-            && (self.members.iter()).any(|m| m.timeline.period() < POLL_INTERVAL)
-        {
-            CURVE_INTERVAL
-        } else {
-            POLL_INTERVAL
-        };
-        let pause = self.time_left().map_or(pause, |left| left.min(pause));
-        let fds: Vec<_> = self
-            .members
-            .iter()
-            .filter_map(|m| m.target.pidfd())
-            .collect();
-        self.signals.wait(&fds, pause)
-    }
-
-    /// Handles signals. Returns whether the session should end.
-    fn receive(&mut self, came: &[Received]) -> bool {
-        for received in came {
-            if Some(received.signal) == self.settings.triggers.signal {
-                for at in 0..self.members.len() {
-                    self.dump(at, &format!("signal {}", received.signal));
-                }
-            } else if let Some(child) = &mut self.child {
-                child.signal(*received);
-            }
-        }
-        match &self.child {
-            Some(child) => child.status.is_some(),
-            None => came.iter().any(|received| received.ends_session()),
-        }
+    fn watch(&mut self) -> nix::Result<()> {
+        self.renewal = Instant::now() + RENEWAL;
+        self.company = Instant::now();
+        rounds::watch(self)
     }
 
     fn look(&mut self) {
@@ -418,18 +346,100 @@ impl Run {
         }
     }
 
-    fn show(&mut self) {
-        let mut tally = Tally {
-            processes: self.members.len(),
-            ..Tally::default()
-        };
+    /// Formats the progress so far.
+    fn state(&self) -> String {
+        let (mut samples, mut bytes) = (0_u64, 0.0);
         let running = self.members.iter().map(|m| &m.target.totals);
         let running = running.map(|t| (t.samples, t.alloc_bytes));
         let ended = self.outcome.written.iter().filter(|w| w.is_last);
-        for (samples, bytes) in running.chain(ended.map(|w| (w.samples, w.alloc_bytes))) {
-            tally.samples = tally.samples.saturating_add(samples);
-            tally.bytes += bytes;
+        for (more, more_bytes) in running.chain(ended.map(|w| (w.samples, w.alloc_bytes))) {
+            samples = samples.saturating_add(more);
+            bytes += more_bytes;
         }
-        self.reporter.progress(self.start.elapsed(), &tally);
+        format!(
+            "{}, {} sampled, {}",
+            text::count(samples, "sample", "samples"),
+            text::bytes(bytes),
+            text::count(self.members.len() as u64, "process", "processes")
+        )
+    }
+}
+
+impl Rounds for Run {
+    fn signals(&self) -> &Signals {
+        &self.signals
+    }
+
+    fn time_left(&self) -> Option<Duration> {
+        self.settings
+            .length
+            .map(|length| length.saturating_sub(self.start.elapsed()))
+    }
+
+    fn pause(&self) -> Duration {
+        let young = self.start.elapsed() < Duration::from_secs(1);
+        if young
+            || self.settings.leak_check.is_some()
+            || self.members.iter().any(|m| m.target.growing)
+        {
+            FAST_INTERVAL
+        } else if self.settings.triggers.is_watchful() {
+            TRIGGER_INTERVAL
+        } else if self.members.len() <= MAX_CURVE_MEMBERS
+            && (self.members.iter()).any(|m| m.timeline.period() < POLL_INTERVAL)
+        {
+            CURVE_INTERVAL
+        } else {
+            POLL_INTERVAL
+        }
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        let pidfds = self.members.iter().filter_map(|m| m.target.pidfd());
+        pidfds.collect()
+    }
+
+    fn round(&mut self, came: &[Received]) -> bool {
+        if self.receive(came) {
+            return true;
+        }
+        self.look();
+        let now = Instant::now();
+        self.search(now);
+        // Sessions that agents start by themselves end unless they are extended.
+        let is_rolling = self.settings.length.is_none() || self.child.is_some();
+        if is_rolling && now >= self.renewal {
+            self.renewal = now + RENEWAL;
+            self.prolong();
+        }
+        if !self.members.is_empty() || self.child.is_some() {
+            self.company = now;
+        }
+        now - self.company >= EMPTY_TIMEOUT
+    }
+
+    fn receive(&mut self, came: &[Received]) -> bool {
+        for received in came {
+            if Some(received.signal) == self.settings.triggers.signal {
+                for at in 0..self.members.len() {
+                    self.dump(at, &format!("signal {}", received.signal));
+                }
+            } else if let Some(child) = &mut self.child {
+                child.signal(*received);
+            }
+        }
+        match &self.child {
+            Some(child) => child.status.is_some(),
+            None => came.iter().any(|received| received.ends_session()),
+        }
+    }
+
+    fn show(&self) {
+        self.reporter
+            .progress(self.start.elapsed(), &|| self.state());
+    }
+
+    fn child(&self) -> Option<&Launched> {
+        self.child.as_ref()
     }
 }

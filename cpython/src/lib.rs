@@ -3,9 +3,9 @@
 //! CPU profiler from outside.
 //!
 //! # Guarantees
-//! - Nothing is read here: there are byte offsets ([`layout`]), and functions of bytes that the
-//!   caller has read ([`lines`], [`text`]). These accept any bytes, do not panic, and take linear
-//!   time.
+//! - Nothing is read here: there are byte offsets ([`layout`]), a walk over frames that reads by
+//!   the caller's [`chain::Thread`], and functions of bytes that the caller has read ([`lines`],
+//!   [`text`]). These accept any bytes, do not panic, and take linear time.
 //! - No allocation and no lock, since the agent calls it during an allocation.
 //!
 //! # Callers must
@@ -21,6 +21,7 @@
 #[cfg(test)]
 extern crate std;
 
+pub mod chain;
 pub mod layout;
 pub mod lines;
 pub mod text;

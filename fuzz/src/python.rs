@@ -2,6 +2,8 @@
 
 pub use cpython::layout;
 
+#[path = "../../agent/src/python/cached_frame.rs"]
+mod cached_frame;
 #[path = "../../agent/src/python/codes.rs"]
 mod codes;
 #[path = "../../agent/src/python/compare.rs"]
@@ -26,6 +28,8 @@ mod quick_check;
 mod state;
 #[path = "../../agent/src/python/tag.rs"]
 mod tag;
+#[path = "../../agent/src/python/walk.rs"]
+mod walk;
 
 /// The interpreter of an input.
 pub mod runtime {

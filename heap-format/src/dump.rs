@@ -30,7 +30,7 @@
 pub(crate) mod facts;
 pub(crate) mod numbers;
 pub(crate) mod split;
-pub(crate) mod write;
+mod write;
 
 pub use write::{PART_STACKS, Part, Text, write};
 

@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use crate::dump::write::plain;
+use crate::printable::plain;
 use crate::profile::{BuildId, Mapping, NO_MAPPING, Profile};
 
 /// A line of the maps.

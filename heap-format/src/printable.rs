@@ -54,6 +54,24 @@ fn screened(text: &str, hidden: impl Fn(char) -> bool) -> Cow<'_, str> {
     out.into()
 }
 
+/// Appends text, with `?` for characters that act on a terminal, except for the control characters
+/// `kept`. The facts have the exact paths.
+pub(crate) fn plain(buffer: &mut Vec<u8>, text: &[u8], kept: &[u8]) {
+    for chunk in text.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            let shown = match c {
+                c if c.is_ascii() && kept.contains(&(c as u8)) => c,
+                c if is_hidden(c) => '?',
+                c => c,
+            };
+            buffer.extend_from_slice(shown.encode_utf8(&mut [0; 4]).as_bytes());
+        }
+        // C1 control bytes act on terminals that do not use UTF-8.
+        let invalid = chunk.invalid().iter();
+        buffer.extend(invalid.map(|&b| if b < 0xa0 { b'?' } else { b }));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -94,6 +94,35 @@ fn code(text: &str) -> String {
 }
 
 #[test]
+fn only_the_backend_names_jemalloc() {
+    // The functions that the linker redirects carry jemalloc's names.
+    let redirected = ["__wrap__rjem_", "__real__rjem_"];
+    let list = "c_library/names.rs";
+    let root = source();
+    let (mut named, mut wrong) = (0, Vec::new());
+    for path in files(&root) {
+        let inside = path.strip_prefix(&root).expect("a file below");
+        let mut text = code(&read(&path));
+        if inside.starts_with("backend") || inside == Path::new("backend.rs") {
+            named += text.matches("_rjem_").count();
+            continue;
+        }
+        redirected
+            .iter()
+            .for_each(|start| text = text.replace(start, ""));
+        let names = text.contains("_rjem_") || text.contains("tikv_jemalloc_sys");
+        if names && inside != Path::new(list) {
+            wrong.push(inside.display().to_string());
+        }
+    }
+    assert!(named > 10, "only {named} names were found in the backend");
+    assert!(
+        wrong.is_empty(),
+        "these name jemalloc's internals: {wrong:?}"
+    );
+}
+
+#[test]
 fn each_module_uses_only_those_before_it_in_the_table() {
     let root = source();
     let text = read(&root.join("lib.rs"));

@@ -13,10 +13,10 @@
 //! Limit: copying takes time that `mremap` does not need, as with every jemalloc, but is done less
 //! often.
 
+use super::jemalloc;
 use crate::{seccomp, sys};
 use core::ffi::{c_int, c_void};
 use core::slice;
-use tikv_jemalloc_sys as jemalloc;
 
 /// Minimum usable size, in bytes, of objects that are moved in steps.
 pub const MIN_BYTES: usize = 4 << 20;

@@ -85,7 +85,7 @@ fn tables() -> Option<&'static Tables> {
 
 /// Returns the number and the tag of a code object, which is written into the segment if it is new.
 /// The number is [`NO_CODE`] if the segment is full. `None`: `at` is no code object.
-#[inline]
+#[inline(always)]
 pub fn number(layout: &Layout, at: u64, epoch: &Epoch) -> Option<(u32, CodeTag)> {
     // Address 0 equals an empty entry.
     let tables = tables().filter(|_| at != 0 && at.is_multiple_of(8))?;

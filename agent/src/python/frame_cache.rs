@@ -7,17 +7,19 @@
 //! the first one that is linked differently are read again.
 
 // Decision 51: Python's frames are compared in place.
+use super::cached_frame::{CachedFrame, Link};
 use super::codes;
-use super::frame::{CachedFrame, Link, Words, code_of, is_entry};
-use super::frames::{Damaged, Walk};
+use super::frame::{code_of, is_entry, words_of};
 use super::function::Function;
 use super::instruction;
 use super::layout::{self, Layout, Style};
 use super::memory::Memory;
 use super::quick_check::{QuickCheck, never};
 use super::tag::CodeTag;
+use super::walk::Walk;
 use core::mem::MaybeUninit;
 use cpython::MAX_FRAMES;
+use cpython::chain::{Damaged, Frame, Words};
 use shm_protocol::codes::{FRAMES_OMITTED, NO_CODE, address_of};
 use unwind::inserted::Inserted;
 
@@ -181,7 +183,7 @@ impl FrameCache {
 
     /// Tries to end the walk at a cached frame. Returns true if `frame`, run by the native frame
     /// `at` (0 if not known yet), is cached and all its callers are unchanged. These are reused.
-    #[inline]
+    #[inline(always)]
     pub fn joins_cached(
         &mut self,
         walk: &Walk<'_>,
@@ -308,7 +310,7 @@ impl FrameCache {
         // SAFETY: unchanged callees lead here, and the frame was readable in the last walk.
         let (words, is_entry) = unsafe {
             (
-                Words::of(layout, cached.frame),
+                words_of(layout, cached.frame),
                 is_entry(layout, cached.frame),
             )
         };
@@ -354,7 +356,7 @@ impl FrameCache {
         // SAFETY: `index` is below `count`, and `end` wrote that many frames.
         let cached = unsafe { self.cached[index].assume_init_mut() };
         // SAFETY: the caller has just read this frame.
-        let words = unsafe { Words::of(layout, cached.frame) };
+        let words = unsafe { words_of(layout, cached.frame) };
         // SAFETY: the frame is readable. A code object with this tag was at its address in the last
         // walk, and the frame keeps what is there now alive.
         let is_same = words.code == cached.words.code
@@ -424,21 +426,27 @@ impl FrameCache {
 
     /// Returns true if a frame can be added and there is still room for
     /// [`add_elision`](Self::add_elision).
-    #[inline]
+    #[inline(always)]
     pub fn has_room(&self) -> bool {
         self.fresh_count + 1 < MAX_FRAMES
     }
 
-    /// Adds a readable frame, the caller of those before.
-    #[inline]
+    /// Returns true if no more frames can be added.
+    #[inline(always)]
+    pub fn is_full(&self) -> bool {
+        self.fresh_count >= MAX_FRAMES
+    }
+
+    /// Adds the readable frame at `at`, the caller of those before.
+    #[inline(always)]
     pub fn add(
         &mut self,
         walk: &Walk<'_>,
         memory: &mut Memory,
-        frame: u64,
-        words: Words,
+        at: u64,
+        frame: &Frame,
     ) -> Result<(), Damaged> {
-        let layout = walk.layout;
+        let (layout, words) = (walk.layout, frame.words);
         let found = if memory.is_interrupted() {
             let number = codes::number_anew(layout, memory, words.code, walk.epoch);
             number.map(|number| (number, CodeTag::default()))
@@ -446,18 +454,17 @@ impl FrameCache {
             codes::number(layout, words.code, walk.epoch)
         };
         let (number, tag) = found.ok_or(Damaged)?;
-        // SAFETY: `words` were read from this frame.
-        let address = unsafe { instruction::address(layout, number, frame, words) }?;
+        // SAFETY: `frame` was read there.
+        let address = unsafe { instruction::address(layout, number, at, words) }?;
         self.push(CachedFrame {
-            frame,
+            frame: at,
             words,
             inserted: Inserted { at: 0, address },
             number,
-            // SAFETY: `words` were read from this frame.
-            is_entry: unsafe { is_entry(layout, frame) },
+            is_entry: frame.is_entry,
             link: Link::None,
-            // SAFETY: `words` were read from this frame.
-            function: unsafe { Function::known(layout, memory, frame, words.code) },
+            // SAFETY: `frame` was read there.
+            function: unsafe { Function::known(layout, memory, at, words.code) },
             tag,
         });
         Ok(())
@@ -496,7 +503,7 @@ impl FrameCache {
     }
 
     /// Records that the pending frames are run by the native frame that contains address `at`.
-    #[inline]
+    #[inline(always)]
     pub fn attach_to(&mut self, at: u64) -> Result<(), Damaged> {
         let first = self.fresh_count - self.pending;
         for cached in &mut self.fresh[first..self.fresh_count] {

@@ -1,18 +1,19 @@
 //! Finds the interpreter frames of the running thread, for the stack walker.
 //!
-//! CPython links frames in three ways (see `Style`), and an interpreter frame has to be put
-//! next to the native frame that runs it. Each way has its own loop here. Frames that are unchanged
+//! [`cpython::chain`] follows them through the memory of this thread. Frames that are unchanged
 //! since the last walk come from the [cache](super::frame_cache).
 
 // Decision 57: asyncio tasks by coroutines, not by names.
-use super::frame::{Words, is_entry};
+use super::frame;
 use super::frame_cache::FrameCache;
-use super::layout::{Layout, OWNED_BY_NATIVE, Style};
+use super::layout::{Layout, Style};
 use super::memory::{Memory, word};
 use super::runtime::{self, Code, Runtime};
 use super::state::States;
+use super::walk::Walk;
 use crate::module;
 use crate::session::Epoch;
+use cpython::chain::{self, Damaged, Frame, Thread};
 use unwind::inserted::{Insertion, Trail};
 
 /// Maximum number of frames that are followed in one walk.
@@ -30,9 +31,6 @@ pub struct Frames {
     memory: Memory,
     cache: FrameCache,
 }
-
-/// Error: the interpreter's data are not as expected.
-pub struct Damaged;
 
 impl Frames {
     /// Forgets everything that another thread left here.
@@ -156,164 +154,108 @@ impl Frames {
     /// Collects the frames of all states. A nested interpreter comes first: its frames are called
     /// from the frames of the interpreter that started it.
     fn collect(&mut self, walk: &Walk<'_>, evaluation: Code) -> Result<(), Damaged> {
-        let mut native = 0;
-        for index in 0..self.states.count() {
-            self.collect_of(walk, self.states.get(index), evaluation, &mut native)?;
-            self.cache.discard_pending();
-        }
-        Ok(())
-    }
-
-    /// Collects the frames of one state.
-    fn collect_of(
-        &mut self,
-        walk: &Walk<'_>,
-        state: u64,
-        evaluation: Code,
-        native: &mut usize,
-    ) -> Result<(), Damaged> {
-        let (layout, trail) = (walk.layout, walk.trail);
+        let layout = walk.layout;
         let bytes = match layout.style {
             Style::Objects => FRAME_OBJECT_BYTES,
             _ => FRAME_BYTES,
         };
-        self.memory.take_state(state, bytes);
-        // SAFETY: `states` has only readable states of this thread.
-        let top = unsafe {
-            if layout.chunk != 0 {
-                self.memory.begin(state + layout.chunk);
-            }
-            word(state + layout.frames)
+        let mut collector = Collector {
+            walk,
+            memory: &mut self.memory,
+            cache: &mut self.cache,
+            evaluation,
+            native: 0,
+            steps: 0,
         };
-        match layout.style {
-            Style::Objects => self.objects(walk, top, evaluation, native),
-            Style::Records => self.records(walk, top),
-            Style::Entries if layout.has_record => {
-                let at = top + layout.current;
-                let first = self.memory.record_word(trail, at);
-                self.entries(walk, first.unwrap_or(0))
-            }
-            Style::Entries => self.entries(walk, top),
-        }
-    }
-
-    /// Collects frame objects: each is run by its own native frame of the evaluation loop, whose
-    /// code is `evaluation`.
-    fn objects(
-        &mut self,
-        walk: &Walk<'_>,
-        top: u64,
-        evaluation: Code,
-        native: &mut usize,
-    ) -> Result<(), Damaged> {
-        let mut frame = top;
-        let mut steps = 0;
-        while frame != 0 && steps < MAX_STEPS {
-            let native_frame = loop {
-                let Some(registers) = walk.trail.frame(*native) else {
-                    return Ok(());
-                };
-                *native += 1;
-                if registers.ip > evaluation.start && registers.ip <= evaluation.end {
-                    break registers;
+        for index in 0..self.states.count() {
+            let state = self.states.get(index);
+            collector.memory.take_state(state, bytes);
+            // SAFETY: `states` has only readable states of this thread.
+            let top = unsafe {
+                if layout.chunk != 0 {
+                    collector.memory.begin(state + layout.chunk);
                 }
+                word(state + layout.frames)
             };
-            frame = self.step(walk, frame)?;
-            self.cache.attach_to(native_frame.sp)?;
-            steps += 1;
+            collector.steps = 0;
+            chain::follow(&mut collector, layout, top)?;
+            collector.cache.discard_pending();
         }
         Ok(())
-    }
-
-    /// Collects the frames of records: each record lies on the native stack, in the native frame
-    /// that runs its interpreter frames.
-    fn records(&mut self, walk: &Walk<'_>, top: u64) -> Result<(), Damaged> {
-        let (current, previous) = (walk.layout.current, walk.layout.current + 8);
-        let mut record = top;
-        let mut steps = 0;
-        let mut expected = None;
-        while let Some(mut frame) = walk.trail.peek(record + current) {
-            if expected.is_some_and(|expected| expected != frame) {
-                return Err(Damaged);
-            }
-            while frame != 0 {
-                steps += 1;
-                if steps > MAX_STEPS {
-                    return Ok(());
-                }
-                if self
-                    .cache
-                    .joins_cached(walk, &mut self.memory, frame, record)?
-                {
-                    return Ok(());
-                }
-                let next = self.step(walk, frame)?;
-                // SAFETY: `step` found the frame readable.
-                let was_entry = unsafe { is_entry(walk.layout, frame) } != 0;
-                frame = next;
-                if was_entry {
-                    break;
-                }
-            }
-            expected = Some(frame);
-            self.cache.attach_to(record)?;
-            let next = walk.trail.peek(record + previous).ok_or(Damaged)?;
-            if next <= record {
-                // Not a caller on this stack: the first record of the thread, in its state.
-                break;
-            }
-            record = next;
-        }
-        Ok(())
-    }
-
-    /// Collects frames in one list, where an entry frame on the native stack follows those that
-    /// the same native frame runs. Entry frames are internal and not shown.
-    fn entries(&mut self, walk: &Walk<'_>, top: u64) -> Result<(), Damaged> {
-        let mut frame = top;
-        for _ in 0..MAX_STEPS {
-            if frame == 0 || self.cache.joins_cached(walk, &mut self.memory, frame, 0)? {
-                break;
-            }
-            if !self.memory.has_frame(walk.trail, frame) {
-                return Err(Damaged);
-            }
-            // SAFETY: `has_frame` found the frame readable.
-            let owner = unsafe { *((frame + walk.layout.frame_owner) as *const u8) };
-            if owner < OWNED_BY_NATIVE {
-                frame = self.step(walk, frame)?;
-                continue;
-            }
-            if walk.trail.peek(frame).is_some() {
-                self.cache.attach_to(frame)?;
-            }
-            // SAFETY: `has_frame` found the frame readable.
-            frame = unsafe { word(frame + walk.layout.frame_previous) };
-        }
-        Ok(())
-    }
-
-    /// Adds a frame and returns its caller.
-    #[inline]
-    fn step(&mut self, walk: &Walk<'_>, frame: u64) -> Result<u64, Damaged> {
-        let layout = walk.layout;
-        if !self.memory.has_frame(walk.trail, frame) {
-            return Err(Damaged);
-        }
-        // SAFETY: `has_frame` found the frame readable.
-        let words = unsafe { Words::of(layout, frame) };
-        if self.cache.has_room() {
-            self.cache.add(walk, &mut self.memory, frame, words)?;
-        } else {
-            self.cache.add_elision();
-        }
-        Ok(words.previous)
     }
 }
 
-/// Context of one walk.
-pub struct Walk<'a> {
-    pub layout: &'a Layout,
-    pub trail: &'a Trail<'a>,
-    pub epoch: &'a Epoch,
+/// Collector of the frames that one walk reads anew.
+struct Collector<'a> {
+    walk: &'a Walk<'a>,
+    memory: &'a mut Memory,
+    cache: &'a mut FrameCache,
+    /// Code of the evaluation loop.
+    evaluation: Code,
+    /// Number of native frames that were passed (up to 3.10).
+    native: usize,
+    /// Number of frames of the current state that were followed.
+    steps: usize,
+}
+
+impl Thread for Collector<'_> {
+    #[inline(always)]
+    fn stack_word(&mut self, at: u64) -> Result<Option<u64>, Damaged> {
+        Ok(self.walk.trail.peek(at))
+    }
+
+    #[inline(always)]
+    fn record_word(&mut self, at: u64) -> Option<u64> {
+        self.memory.record_word(self.walk.trail, at)
+    }
+
+    #[inline(always)]
+    fn frame(&mut self, layout: &Layout, at: u64) -> Option<Frame> {
+        let is_readable = self.memory.has_frame(self.walk.trail, at);
+        // SAFETY: `has_frame` found the frame readable.
+        is_readable.then(|| unsafe { frame::read(layout, at) })
+    }
+
+    fn next_evaluation(&mut self) -> Option<u64> {
+        loop {
+            let registers = self.walk.trail.frame(self.native)?;
+            self.native += 1;
+            if registers.ip > self.evaluation.start && registers.ip <= self.evaluation.end {
+                return Some(registers.sp);
+            }
+        }
+    }
+
+    /// Frames of a deeper stack are left out.
+    #[inline(always)]
+    fn count(&mut self) -> Result<bool, Damaged> {
+        self.steps += 1;
+        Ok(self.steps <= MAX_STEPS)
+    }
+
+    #[inline(always)]
+    fn is_full(&self) -> bool {
+        self.cache.is_full()
+    }
+
+    #[inline(always)]
+    fn joins(&mut self, frame: u64, at: u64) -> Result<bool, Damaged> {
+        self.cache.joins_cached(self.walk, self.memory, frame, at)
+    }
+
+    // One copy, with all that it calls, for the loops over frames.
+    #[inline(never)]
+    fn add(&mut self, _layout: &Layout, at: u64, frame: &Frame) -> Result<(), Damaged> {
+        if self.cache.has_room() {
+            self.cache.add(self.walk, self.memory, at, frame)
+        } else {
+            self.cache.add_elision();
+            Ok(())
+        }
+    }
+
+    #[inline(always)]
+    fn attach_to(&mut self, at: u64) -> Result<(), Damaged> {
+        self.cache.attach_to(at)
+    }
 }

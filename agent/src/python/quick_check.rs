@@ -4,9 +4,10 @@
 //! apart from the rest of the cache entry, which is more than four times as large.
 
 use super::compare::{Comparison, Pair};
-use super::frame::{Words, code_of};
+use super::frame::code_of;
 use super::layout::{Layout, MAX_OFFSET};
 use super::memory::{half, word};
+use cpython::chain::Words;
 
 /// Version that identifies the code of a frame. 0 is not a version.
 #[derive(Clone, Copy)]

@@ -9,6 +9,7 @@ use super::layout::Layout;
 use super::memory::{STATE_BYTES, word};
 use super::runtime::Runtime;
 use super::tag::mix;
+use cpython::chain::is_pointer;
 use cpython::{MAX_INTERPRETERS, MAX_THREADS};
 use unwind::probe;
 
@@ -261,10 +262,8 @@ fn is_of(layout: &Layout, state: u64, thread: u64) -> bool {
 }
 
 /// Reads a pointer. Returns `None` if it is null or not plausible, or if `at` is not readable.
-pub fn follow(at: u64) -> Option<u64> {
-    let is_plausible =
-        |pointer: &u64| *pointer != 0 && pointer.is_multiple_of(8) && *pointer < 1 << 56;
-    follow_any(at).filter(is_plausible)
+fn follow(at: u64) -> Option<u64> {
+    follow_any(at).filter(|pointer| is_pointer(*pointer))
 }
 
 /// Reads a word. Returns `None` if it is not readable.

@@ -2,12 +2,12 @@
 //! returned.
 
 use super::{BASE, SHARE, USED};
+use crate::backend::jemalloc;
 use crate::{headers, sys};
 use core::ffi::{c_int, c_uint, c_void};
 use core::mem::size_of;
 use core::ptr::{null_mut, without_provenance_mut};
 use core::sync::atomic::{AtomicUsize, Ordering};
-use tikv_jemalloc_sys as jemalloc;
 
 /// Creates the arena for a range of `size` bytes. Returns its index.
 pub fn make_arena(size: usize) -> Option<c_uint> {

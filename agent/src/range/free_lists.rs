@@ -20,11 +20,11 @@
 use super::transfer::{Transfer, batch};
 use super::{Flags, NoPlace};
 use crate::arch;
+use crate::backend::jemalloc;
 use crate::object::Layout;
 use core::ffi::{CStr, c_void};
 use core::mem::size_of;
 use core::ptr::{NonNull, null_mut};
-use tikv_jemalloc_sys as jemalloc;
 
 /// Granularity of sizes in bytes.
 const STEP: usize = 16;

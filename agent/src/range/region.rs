@@ -4,7 +4,8 @@
 //! Source: jemalloc 5.3.1, `rtree.h`, `edata.h`, `emap.h`; `reachability/src/jemalloc.rs` reads the
 //! same from outside. A test compares the result with what jemalloc has allocated.
 
-use super::{CLASSES, EMAP, room};
+use super::room;
+use crate::backend::jemalloc::{CLASSES, EMAP};
 use core::ptr;
 
 /// Allocation in the range.
@@ -108,7 +109,7 @@ unsafe fn descriptor(at: *const u8) -> Option<*const u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tikv_jemalloc_sys as jemalloc;
+    use crate::backend::jemalloc;
 
     #[test]
     fn regions_are_those_that_jemalloc_has_allocated() {

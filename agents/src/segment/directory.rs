@@ -15,10 +15,9 @@ use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
 use shm_protocol::layout::CONTROL_BYTES;
 use shm_protocol::segment::SegmentFile;
 
-use super::name::{Entry, SegmentName};
+use super::name::{Entry, RUN_PREFIX, SegmentName};
 use super::refusal::Refusal;
 use super::resolution::open_below;
-use crate::discovery::RUN_PREFIX;
 
 /// Maximum number of directory entries that are read.
 const MAX_ENTRIES: usize = 1_000_000;

@@ -4,6 +4,9 @@ use std::ffi::OsStr;
 
 use shm_protocol::segment::FILE_PREFIX;
 
+/// Name prefix of the directories that `run` creates in the shared directory.
+pub const RUN_PREFIX: &str = "mem_profiler.run.";
+
 /// Identity of a process image, as encoded in the segment's file name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SegmentName {

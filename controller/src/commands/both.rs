@@ -39,7 +39,10 @@ pub fn execute(args: BothArgs) -> anyhow::Result<ExitCode> {
     let thread: Rc<OnceCell<io::Result<Beside>>> = Rc::default();
     let begun = thread.clone();
     let reporter = Printer::attached().at_beginning(move || {
-        let session = move || cpu_session::Run::beside(settings, signals)?.attach(targets);
+        let session = move || {
+            let reporter = Box::new(Printer::beside());
+            cpu_session::Run::beside(settings, signals, reporter)?.attach(targets)
+        };
         // `set` cannot fail, since sampling begins once.
         let _ = begun.set(thread::Builder::new().name("cpu".to_owned()).spawn(session));
     });

@@ -7,6 +7,7 @@ use std::time::Duration;
 use heap_format::cpu::Mode;
 use mem_agents::text;
 
+use super::reporting::Printer;
 use crate::cli::{self, CpuArgs, CpuCommand, CpuFormat, CpuSamplingArgs};
 use crate::cpu_session::{self, Outcome, Run, Settings, Silent};
 use crate::launch;
@@ -28,14 +29,16 @@ fn attach(sampling: CpuSamplingArgs, names: &[String]) -> anyhow::Result<ExitCod
         );
     }
     let targets = cpu_session::find(names);
-    let outcome = Run::new(settings(sampling), false)?.attach(targets)?;
+    let reporter = Box::new(Printer::attached());
+    let outcome = Run::new(settings(sampling), false, reporter)?.attach(targets)?;
     report(&outcome, result);
     Ok(conclude(&outcome))
 }
 
 fn run(sampling: CpuSamplingArgs, command: &[OsString]) -> anyhow::Result<ExitCode> {
     cli::refuse_option(&["cpu", "run"], &command[0]);
-    let run = Run::new(settings(sampling), true)?;
+    let reporter = Box::new(Printer::following());
+    let run = Run::new(settings(sampling), true, reporter)?;
     let outcome = match run.follow(command)? {
         Ok(outcome) => outcome,
         Err(error) => {

@@ -1,12 +1,11 @@
-//! Prints the reports of a session on the terminal.
+//! Prints the reports of heap and CPU sessions on the terminal.
 
 use std::time::Duration;
 
 use mem_agents::dump::Written;
-use mem_agents::text;
 
 use super::push::Push;
-use crate::session::{Reporter, Tally};
+use crate::reporter::Reporter;
 use crate::terminal::{self, Progress};
 
 /// Function that is called for each dump.
@@ -19,6 +18,8 @@ pub struct Printer {
     shares_stdout: bool,
     /// True if only failures are printed.
     is_quiet: bool,
+    /// True if no other session of this program shows its progress, or could show it.
+    is_alone: bool,
     /// Called once when sampling begins.
     at_beginning: Option<Box<dyn FnOnce()>>,
     /// Called for each dump.
@@ -32,6 +33,7 @@ impl Printer {
             progress: Progress::silent(),
             shares_stdout: false,
             is_quiet: false,
+            is_alone: true,
             at_beginning: None,
             at_dump: None,
         }
@@ -55,6 +57,15 @@ impl Printer {
         self
     }
 
+    /// Creates a printer for a session that shows no progress, because another session of this
+    /// program does, or because nobody looks.
+    pub fn beside() -> Self {
+        Self {
+            is_alone: false,
+            ..Self::attached()
+        }
+    }
+
     /// Creates a printer for a session of a program that we start.
     pub fn following() -> Self {
         Self {
@@ -66,7 +77,9 @@ impl Printer {
 
 impl Reporter for Printer {
     fn begin(&mut self, length: Option<Duration>) {
-        self.progress = if self.shares_stdout || self.is_quiet {
+        self.progress = if !self.is_alone {
+            Progress::silent()
+        } else if self.shares_stdout || self.is_quiet {
             Progress::without_bar()
         } else {
             Progress::start(length)
@@ -76,8 +89,8 @@ impl Reporter for Printer {
         }
     }
 
-    fn progress(&mut self, elapsed: Duration, tally: &Tally) {
-        self.progress.show(elapsed, || state(tally));
+    fn progress(&self, elapsed: Duration, state: &dyn Fn() -> String) {
+        self.progress.show(elapsed, state);
     }
 
     fn written(&mut self, dump: &Written) {
@@ -115,13 +128,4 @@ impl Reporter for Printer {
     fn end(&mut self) {
         self.progress.finish();
     }
-}
-
-fn state(tally: &Tally) -> String {
-    format!(
-        "{}, {} sampled, {}",
-        text::count(tally.samples, "sample", "samples"),
-        text::bytes(tally.bytes),
-        text::count(tally.processes as u64, "process", "processes")
-    )
 }

@@ -16,6 +16,7 @@ use mem_agents::text;
 use nix::errno::Errno;
 use nix::unistd;
 
+use super::reporting::Printer;
 use crate::cli::{CpuAction, CpuFormat, SelfCpuArgs};
 use crate::cpu_session::{Asked, EngineName, Outcome, Run, Settings, Targets};
 use crate::question;
@@ -32,7 +33,7 @@ pub fn execute(args: SelfCpuArgs) -> anyhow::Result<ExitCode> {
     leave_the_program()?;
     let asked = Asked::open(args.pid, &args.file)?;
     let answer = format!("{} {}\n", process::id(), asked.name());
-    let begun = Box::new(move || {
+    let reporter = Printer::beside().at_beginning(move || {
         // An error means that the process has exited, which ends the session.
         let _ = question::answer(&mut socket, answer.as_bytes());
     });
@@ -40,7 +41,8 @@ pub fn execute(args: SelfCpuArgs) -> anyhow::Result<ExitCode> {
         pids: vec![args.pid],
         failures: Vec::new(),
     };
-    let mut outcome = Run::asked(settings(args.action), asked, begun)?.attach(targets)?;
+    let run = Run::asked(settings(args.action), asked, Box::new(reporter))?;
+    let mut outcome = run.attach(targets)?;
     let code = print(&args.file, &outcome);
     for stream in &mut outcome.waiting {
         // An error means that the process has exited.

@@ -9,7 +9,6 @@ use super::asked::{Asked, Question};
 use super::{Description, Run, Settings};
 use crate::cli::CpuFormat;
 use crate::question;
-use crate::terminal;
 
 /// Destination of the profiles.
 pub(super) enum Sink {
@@ -39,14 +38,12 @@ pub(super) fn files(settings: &Settings) -> io::Result<Sink> {
 }
 
 impl Run {
-    /// Tells the process that requested the session that sampling has started.
+    /// Reports that sampling has started.
     pub(super) fn begin(&mut self) -> io::Result<()> {
         if let Sink::Asked(asked, _) = &self.sink {
             asked.clear()?;
         }
-        if let Some(begun) = self.begun.take() {
-            begun();
-        }
+        self.reporter.begin(self.settings.length);
         Ok(())
     }
 
@@ -71,7 +68,7 @@ impl Run {
                 Question::Samples => self.samples(asked.pid()).to_string(),
                 Question::Flush => {
                     if let Err(error) = self.flush() {
-                        terminal::diagnostic(&error.to_string());
+                        self.reporter.diagnostic(&error.to_string());
                     }
                     String::new()
                 }
@@ -89,7 +86,7 @@ impl Run {
 
     /// Returns the number of samples of a process so far.
     fn samples(&mut self, pid: i32) -> u64 {
-        self.engine.show(&mut self.recording, pid);
+        self.sampler.show(&mut self.recording, pid);
         let process = self.recording.process(pid);
         process.map_or(0, |process| process.counts.samples)
     }
@@ -101,7 +98,7 @@ impl Run {
             return Ok(());
         };
         let (pid, serial) = (asked.pid(), *serial);
-        self.engine.show(&mut self.recording, pid);
+        self.sampler.show(&mut self.recording, pid);
         self.describe();
         let description = self.descriptions.get(&serial).cloned();
         let mut running = self.recording.running();

@@ -14,15 +14,14 @@ use nix::sys::time::TimeValLike;
 use super::answers::Sink;
 use super::{Description, Run, Session, Times, Written};
 use crate::launch::Launched;
-use crate::terminal;
 
 impl Run {
     /// Ends sampling, writes the profiles, and reports processes without samples.
     pub(super) fn finish(&mut self) {
-        self.engine.finish(&mut self.recording);
         // Writing may take a while and needs descriptors, so the engine lets go of the processes
         // first.
-        self.engine.close();
+        self.sampler.finish(&mut self.recording);
+        self.warn();
         self.raised = None;
         proc::reserve_files(0);
         let session = self.session();
@@ -55,7 +54,7 @@ impl Run {
             } else if told.insert(process.pid) {
                 let title = self.title(process.pid);
                 let machine = process.foreign().map(|machine| machine.to_string());
-                let why = self.engine.trouble(process.pid);
+                let why = self.sampler.trouble(process.pid);
                 match machine.as_deref().or(why) {
                     Some(why) => self.fail(&format!("{title}: {}", nothing_for(process, why))),
                     None => idle.push((title, process)),
@@ -107,11 +106,13 @@ impl Run {
             _ => (few, some),
         };
         for (title, process) in alone {
-            terminal::diagnostic(&format!("{title}: {}", nothing(process, mode)));
+            self.reporter
+                .diagnostic(&format!("{title}: {}", nothing(process, mode)));
         }
         if let Some(most) = together.iter().map(|(_, process)| used(process)).max() {
             let titles: Vec<&str> = together.iter().map(|(title, _)| &title[..]).collect();
-            terminal::diagnostic(&idle_together(&titles, most, mode));
+            self.reporter
+                .diagnostic(&idle_together(&titles, most, mode));
         }
         if self.expects_samples {
             self.outcome.failures += idle.len();
@@ -126,7 +127,8 @@ impl Run {
         let mut all = 0;
         for (machine, (one, count)) in foreign {
             let who = these(one, count);
-            terminal::warning(&format!("{who}: no samples: {machine}"));
+            self.reporter
+                .warning(&format!("{who}: no samples: {machine}"));
             all += count;
         }
         let silent = &mut self.outcome.silent.processes;
@@ -140,10 +142,11 @@ impl Run {
     /// profile was written. Short-lived processes are never failures.
     fn tell_refusals(&mut self, told: &HashSet<i32>) {
         let mut refused = 0;
-        for (why, mut pids) in self.engine.refusals() {
+        for (why, mut pids) in self.sampler.refusals() {
             pids.retain(|pid| !told.contains(pid));
             if let Some(first) = pids.iter().min() {
-                terminal::warning(&format!("{}: no samples: {why}", these(*first, pids.len())));
+                self.reporter
+                    .warning(&format!("{}: no samples: {why}", these(*first, pids.len())));
             }
             refused += pids.len();
         }
@@ -161,7 +164,7 @@ impl Run {
 
     pub(super) fn session(&self) -> Session {
         Session {
-            sampling: self.engine.facts(self.settings.mode),
+            sampling: self.sampler.facts(self.settings.mode),
             format: self.settings.format,
             has_clock: true,
             is_filtered: self.settings.is_filtered,
@@ -197,7 +200,7 @@ impl Run {
                 title,
                 samples: process.counts.samples,
                 ns: Times::of(process, self.settings.mode).all,
-                remark: session.remark(process, self.engine.trouble(process.pid)),
+                remark: session.remark(process, self.sampler.trouble(process.pid)),
                 program: description.nameless(process),
             }),
             Err(error) => self.fail(&format!("{title}: {error}")),

@@ -1,11 +1,22 @@
 //! Engine for processes that sample themselves by their agents, with ptrace for those that cannot.
 
-use cpu::{Ptrace, Recording, Refusal, Sampling};
+use std::collections::HashMap;
+use std::time::Duration;
 
+use cpu::{Ptrace, Recording, Refusal, Sampling};
+use mem_agents::discovery::Discovery;
+
+use super::ROUND;
+use super::engine::Engine;
+use super::member::Trouble;
 use super::timers::Timers;
 
+/// Message: agents do not see kernel frames.
+pub const ONLY_ITSELF: &str = "timers do not see the kernel: time spent there counts for the calls \
+                               that lead there";
+
 /// Message: the agent's timers sample, with the consequences.
-pub const INSIDE: &str = "instead the agent in it samples its threads, by timers and a signal: \
+const INSIDE: &str = "instead the agent in it samples its threads, by timers and a signal: \
                           time spent in the kernel counts for the calls that lead there";
 
 /// Message: ptrace samples, with the consequences.
@@ -16,7 +27,7 @@ pub const STOPPED: &str = "instead its running threads are stopped for some micr
 /// Agents and ptrace.
 pub struct Inside {
     /// Engine of the agents.
-    pub timers: Timers,
+    timers: Timers,
     /// Engine for processes whose agents cannot sample. `None`: only agents may sample.
     ptrace: Option<Ptrace>,
     is_traced: bool,
@@ -53,8 +64,27 @@ impl Inside {
         }
     }
 
-    /// Starts sampling a process. Appends messages about the engine to `fallbacks`.
-    pub fn attach(&mut self, pid: i32, fallbacks: &mut Vec<String>) -> Result<(), Refusal> {
+    /// Starts sampling these processes by their agents alone.
+    pub fn attach_agents(&mut self, pids: &[i32]) -> Result<(), Refusal> {
+        pids.iter().try_for_each(|pid| self.timers.attach(*pid))
+    }
+}
+
+impl Engine for Inside {
+    fn name(&self) -> Option<&str> {
+        Some(match (self.timers.is_used(), self.is_traced) {
+            (true, true) => "timers + ptrace",
+            (false, true) => "ptrace",
+            (_, false) => "timers",
+        })
+    }
+
+    fn attach(
+        &mut self,
+        pid: i32,
+        _recording: &mut Recording,
+        fallbacks: &mut Vec<String>,
+    ) -> Result<(), Refusal> {
         let refused = self.refused.as_deref();
         let mut tell = |what: &str| {
             let said = refused.map(|refused| format!("{refused}; {what}"));
@@ -89,8 +119,13 @@ impl Inside {
         }
     }
 
-    /// Records samples, and traces processes that turn out not to sample themselves.
-    pub fn collect(&mut self, recording: &mut Recording, fallbacks: &mut Vec<String>) {
+    /// The program's agent starts its session by itself.
+    fn attach_children(&mut self) -> Result<bool, Refusal> {
+        Ok(false)
+    }
+
+    /// Also traces processes that turn out not to sample themselves.
+    fn collect(&mut self, recording: &mut Recording, fallbacks: &mut Vec<String>) {
         self.timers.collect(recording);
         let Some(ptrace) = &mut self.ptrace else {
             return;
@@ -109,18 +144,56 @@ impl Inside {
         }
     }
 
-    /// Returns the engine's name for profiles.
-    pub fn name(&self) -> &'static str {
-        match (self.timers.is_used(), self.is_traced) {
-            (true, true) => "timers + ptrace",
-            (false, true) => "ptrace",
-            (_, false) => "timers",
-        }
+    fn show(&mut self, recording: &mut Recording) {
+        self.timers.show(recording);
     }
 
-    /// Returns the maximum time until [`collect`](Self::collect) is due.
-    pub fn due(&self) -> std::time::Duration {
+    fn finish(&mut self, recording: &mut Recording) {
+        self.timers.finish(recording);
+    }
+
+    fn due(&self) -> Duration {
         let ptrace = self.ptrace.as_ref().filter(|_| self.is_traced);
-        ptrace.map_or(super::ROUND, |ptrace| ptrace.due().min(super::ROUND))
+        ptrace.map_or(ROUND, |ptrace| ptrace.due().min(ROUND))
+    }
+
+    fn kernel_hidden(&self) -> Option<String> {
+        Some(ONLY_ITSELF.to_owned())
+    }
+
+    fn is_inside(&self) -> bool {
+        true
+    }
+
+    fn follow_agents(&mut self, discovery: Discovery) {
+        self.timers.follow(discovery);
+    }
+
+    fn limit(&mut self, length: Option<Duration>) {
+        self.timers.limit(length);
+    }
+
+    fn troubled(&self) -> Vec<(i32, Trouble)> {
+        self.timers.troubled()
+    }
+
+    fn release_all(&mut self, recording: &mut Recording) -> Vec<i32> {
+        let pids = self.timers.pids();
+        for pid in &pids {
+            self.timers.release(*pid, recording);
+        }
+        pids
+    }
+
+    fn trouble(&self, pid: i32) -> Option<String> {
+        self.timers.trouble(pid)
+    }
+
+    fn take_troubles(&mut self) -> HashMap<i32, String> {
+        self.timers.take_troubles()
+    }
+
+    fn take_warnings(&mut self) -> Vec<String> {
+        self.timers.take_warnings()
     }
 }

@@ -12,7 +12,7 @@ use mem_agents::dump;
 use mem_agents::output::{self, Output};
 use shm_protocol::snapshot::Header;
 
-use super::engine::ONLY_ITSELF;
+use super::inside::ONLY_ITSELF;
 use super::{CpuFormat, Description, Session, Written, member};
 
 /// Writes the CPU profile of a dead process. Returns `None` if its session has no CPU samples.

@@ -17,7 +17,6 @@ use shm_protocol::segment::Session;
 use super::member::{Member, Trouble};
 use super::signals;
 use crate::family::Family;
-use crate::terminal;
 
 /// Delay between stopping the sessions and reading the segments, for samples in progress.
 const SETTLE_TIME: Duration = Duration::from_millis(5);
@@ -46,6 +45,8 @@ pub struct Timers {
     renewal: Instant,
     /// Reasons for missing samples, by pid.
     troubles: HashMap<i32, String>,
+    /// Warnings about single processes that were not taken yet.
+    warnings: Vec<String>,
     /// Processes of the started program whose agents have started a session.
     begun: HashSet<i32>,
     /// Processes of the started program that exited without a known session.
@@ -70,6 +71,7 @@ impl Timers {
             replaced: HashSet::new(),
             renewal: Instant::now() + RENEWAL,
             troubles: HashMap::new(),
+            warnings: Vec::new(),
             begun: HashSet::new(),
             unbegun: HashSet::new(),
             beside,
@@ -172,6 +174,11 @@ impl Timers {
         std::mem::take(&mut self.troubles)
     }
 
+    /// Takes the warnings since the last call.
+    pub fn take_warnings(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.warnings)
+    }
+
     /// Returns true if the engine was used for any process.
     pub fn is_used(&self) -> bool {
         self.is_used
@@ -200,23 +207,21 @@ impl Timers {
         while at < self.members.len() {
             let member = &mut self.members[at];
             let looked = member.target.look();
-            for warning in member.target.take_warnings() {
-                terminal::warning(&warning);
-            }
+            self.warnings.append(&mut member.target.take_warnings());
             match looked {
                 // Only for attached processes: in a started program, the agent is loaded again at
                 // each exec.
                 Ok(_) if self.family.is_none() && member.has_executed() => {
                     member.target.agent.life = Life::Replaced;
                     let title = member.target.agent.title();
-                    terminal::warning(&format!("{title} {EXECUTED}"));
+                    self.warnings.push(format!("{title} {EXECUTED}"));
                     self.over(at, recording);
                 }
                 // Another program has ended the session. For a started program, the segment is
                 // read when the process exits.
                 Ok(Look::Stopped) if self.family.is_none() && !self.beside => {
                     if member.target.is_cut_short() {
-                        terminal::warning(&format!(
+                        self.warnings.push(format!(
                             "{}: another program has ended its session after {}: its profile is of that time only",
                             member.target.agent.title(),
                             text::short_time(member.target.lasted()),
@@ -335,19 +340,21 @@ impl Timers {
                 self.troubles.insert(pid, NOT_LOADED.to_owned());
             }
         }
-        self.members.iter().for_each(|member| self.stop(member));
+        let members = std::mem::take(&mut self.members);
+        members.iter().for_each(|member| self.stop(member));
         std::thread::sleep(SETTLE_TIME);
-        for member in std::mem::take(&mut self.members) {
+        for member in members {
             self.take_in(member, recording);
         }
     }
 
-    fn stop(&self, member: &Member) {
+    fn stop(&mut self, member: &Member) {
         if self.beside {
             return;
         }
         if let Err(error) = member.target.stop() {
-            terminal::warning(&format!("{}: {error}", member.target.agent.title()));
+            self.warnings
+                .push(format!("{}: {error}", member.target.agent.title()));
         }
     }
 
@@ -391,7 +398,7 @@ impl Timers {
         match (member.target.release(), &mut self.family) {
             (Err(error), _) => {
                 let path = mem_agents::text::path(agent.segment.path());
-                terminal::warning(&format!("{path}: {error}"));
+                self.warnings.push(format!("{path}: {error}"));
             }
             // The next program of the process may have a segment of the same name and inode.
             (Ok(is_removed), Some((_, _, known))) if agent.life != Life::Running => {

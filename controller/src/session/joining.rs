@@ -16,6 +16,7 @@ use proc::Stat;
 
 use super::{NAMES_INTERVAL, Run, SCAN_INTERVAL};
 use crate::cpu_session::timers;
+use crate::rounds::Rounds;
 use crate::session::member::Member;
 
 /// Number of remembered segments from which those that no longer exist are forgotten.

@@ -7,14 +7,15 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use cpython::chain::{Damaged, is_pointer};
 use cpython::layout::{self, Layout};
 use cpython::text::{characters, form};
 use cpython::{FRAMES_OMITTED, MAX_FILE, MAX_LINES, MAX_NAME, TABLE_FULL, lines};
 use heap_format::UNNAMED;
 use shm_protocol::codes::{Characters, Code, LineTable};
 
-use super::frames::{Damaged, Found};
-use super::memory::{Memory, is_pointer};
+use super::frames::Found;
+use super::memory::Memory;
 use super::runtime::MAX_CODE;
 use crate::mixer::ByAddress;
 use crate::script::ScriptLine;

@@ -1,9 +1,10 @@
 //! Interpreter frames of a stopped thread, found from its state.
 
 use cpython::MAX_FRAMES;
-use cpython::layout::{Layout, MAX_PLACE, OWNED_BY_NATIVE, Style};
+use cpython::chain::{self, Damaged, Frame, Thread, Words, first_instruction, is_pointer};
+use cpython::layout::{Layout, Style};
 
-use super::memory::{Memory, is_pointer};
+use super::memory::Memory;
 
 /// Maximum number of frames that are visited.
 const MAX_STEPS: usize = 1 << 14;
@@ -19,9 +20,6 @@ pub struct Found {
     /// Offset of its instruction in the code object.
     pub place: u32,
 }
-
-/// Error: the data are inconsistent.
-pub struct Damaged;
 
 /// Collector of frames.
 pub struct Chain<'a, 'b> {
@@ -51,113 +49,94 @@ impl<'a, 'b> Chain<'a, 'b> {
     /// Adds the frames of a thread's state.
     pub fn collect(&mut self, state: u64) -> Result<(), Damaged> {
         self.begun = self.frames.len();
-        let top = self
-            .memory
-            .word(state + self.layout.frames)
-            .ok_or(Damaged)?;
-        match self.layout.style {
-            Style::Objects => self.objects(top)?,
-            Style::Records => self.records(top)?,
-            Style::Entries if self.layout.has_record => {
-                let first = top.checked_add(self.layout.current);
-                let first = first.and_then(|at| self.memory.word(at)).unwrap_or(0);
-                self.entries(first)?;
-            }
-            Style::Entries => self.entries(top)?,
-        }
+        let layout = self.layout;
+        let top = self.memory.word(state + layout.frames).ok_or(Damaged)?;
+        chain::follow(self, layout, top)?;
         // Drops frames that no native frame is known to run.
         self.frames.truncate(self.frames.len() - self.pending);
         self.pending = 0;
         Ok(())
     }
 
+    /// Returns what a frame runs, or `None` if it runs no code object.
+    fn found(&mut self, at: u64, words: Words) -> Option<Found> {
+        let layout = self.layout;
+        let copy = match layout.copies {
+            0 => 0,
+            _ => self.memory.half(at + layout.frame_copy)?,
+        };
+        let memory = &mut *self.memory;
+        let first = first_instruction(layout, words.code, copy, |at| memory.word(at))?;
+        let place = chain::offset(layout, words, first)?;
+        is_pointer(words.code).then_some(Found {
+            at: 0,
+            code: words.code,
+            place,
+        })
+    }
+}
+
+impl Thread for Chain<'_, '_> {
+    fn stack_word(&mut self, at: u64) -> Result<Option<u64>, Damaged> {
+        if !is_pointer(at) || !self.memory.is_on_stack(at) {
+            return Ok(None);
+        }
+        self.memory.word(at).map(Some).ok_or(Damaged)
+    }
+
+    fn record_word(&mut self, at: u64) -> Option<u64> {
+        self.memory.word(at)
+    }
+
+    fn frame(&mut self, layout: &Layout, at: u64) -> Option<Frame> {
+        if !is_pointer(at) {
+            return None;
+        }
+        let code = self.memory.word(at + layout.frame_code)?;
+        let words = Words {
+            // Later versions store a tag in the lowest bits.
+            code: match layout.style {
+                Style::Entries => code & !3,
+                _ => code,
+            },
+            previous: self.memory.word(at + layout.frame_previous)?,
+            instruction: self.memory.word(at + layout.frame_instruction)?,
+        };
+        let owner = at + layout.frame_owner;
+        Some(Frame {
+            words,
+            owner: match layout.style {
+                Style::Entries => self.memory.byte(owner)?,
+                _ => 0,
+            },
+            is_entry: match layout.style {
+                Style::Records => self.memory.byte(owner + 4)?,
+                _ => 0,
+            },
+        })
+    }
+
+    /// Native frames are found later, when the stack has been unwound.
+    fn next_evaluation(&mut self) -> Option<u64> {
+        Some(0)
+    }
+
+    fn count(&mut self) -> Result<bool, Damaged> {
+        self.steps += 1;
+        (self.steps <= MAX_STEPS).then_some(true).ok_or(Damaged)
+    }
+
     fn is_full(&self) -> bool {
         self.frames.len() >= MAX_FRAMES
     }
 
-    /// Collects frame objects, each of which has a native frame of its own.
-    fn objects(&mut self, top: u64) -> Result<(), Damaged> {
-        let mut frame = top;
-        while frame != 0 && !self.is_full() {
-            frame = self.step(frame)?;
-        }
-        self.pending = 0;
-        Ok(())
+    /// No frames are kept from one sample to the next.
+    fn joins(&mut self, _frame: u64, _at: u64) -> Result<bool, Damaged> {
+        Ok(false)
     }
 
-    /// Collects frames by the records on the native stack, each inside the native frame that runs
-    /// its frames.
-    fn records(&mut self, top: u64) -> Result<(), Damaged> {
-        let (current, previous) = (self.layout.current, self.layout.current + 8);
-        let mut record = top;
-        let mut expected = None;
-        while is_pointer(record) && self.memory.is_on_stack(record) && !self.is_full() {
-            let mut frame = self.memory.word(record + current).ok_or(Damaged)?;
-            if expected.is_some_and(|expected| expected != frame) {
-                return Err(Damaged);
-            }
-            while frame != 0 {
-                let inner = frame;
-                frame = self.step(frame)?;
-                let is_last = self.memory.byte(inner + self.layout.frame_owner + 4);
-                if is_last.ok_or(Damaged)? != 0 {
-                    break;
-                }
-            }
-            expected = Some(frame);
-            self.settle(record)?;
-            let next = self.memory.word(record + previous).ok_or(Damaged)?;
-            if next <= record {
-                // Not further out on this stack: the thread's first record, which is in its state.
-                break;
-            }
-            record = next;
-        }
-        Ok(())
-    }
-
-    /// Collects frames by the entry frames on the native stack. Each is followed by the frames that
-    /// its native frame runs, and is itself not shown.
-    fn entries(&mut self, top: u64) -> Result<(), Damaged> {
-        let mut frame = top;
-        while frame != 0 {
-            if !is_pointer(frame) {
-                return Err(Damaged);
-            }
-            let owner = self.memory.byte(frame + self.layout.frame_owner);
-            if owner.ok_or(Damaged)? < OWNED_BY_NATIVE {
-                frame = self.step(frame)?;
-                continue;
-            }
-            if self.memory.is_on_stack(frame) {
-                self.settle(frame)?;
-                if self.is_full() {
-                    break;
-                }
-            }
-            self.count()?;
-            frame = self.previous(frame)?;
-        }
-        Ok(())
-    }
-
-    fn count(&mut self) -> Result<(), Damaged> {
-        self.steps += 1;
-        (self.steps <= MAX_STEPS).then_some(()).ok_or(Damaged)
-    }
-
-    fn previous(&mut self, frame: u64) -> Result<u64, Damaged> {
-        self.memory
-            .word(frame + self.layout.frame_previous)
-            .ok_or(Damaged)
-    }
-
-    /// Adds a frame, if there is room, and returns its caller.
-    fn step(&mut self, frame: u64) -> Result<u64, Damaged> {
-        self.count()?;
-        if !is_pointer(frame) {
-            return Err(Damaged);
-        }
+    /// Adds a frame, if there is room.
+    fn add(&mut self, _layout: &Layout, at: u64, frame: &Frame) -> Result<(), Damaged> {
         if !self.is_full() {
             let found = if self.frames.len() + 1 == MAX_FRAMES {
                 Found {
@@ -166,58 +145,15 @@ impl<'a, 'b> Chain<'a, 'b> {
                     place: 0,
                 }
             } else {
-                self.frame(frame).ok_or(Damaged)?
+                self.found(at, frame.words).ok_or(Damaged)?
             };
             self.frames.push(found);
             self.pending += 1;
         }
-        self.previous(frame)
+        Ok(())
     }
 
-    fn frame(&mut self, frame: u64) -> Option<Found> {
-        let layout = self.layout;
-        let code = self.memory.word(frame + layout.frame_code)?;
-        // Later versions store a tag in the lowest bits.
-        let code = match layout.style {
-            Style::Entries => code & !3,
-            _ => code,
-        };
-        let instruction = self.memory.word(frame + layout.frame_instruction)?;
-        let place = match layout.style {
-            Style::Objects => {
-                let place = i64::from(instruction as i32).max(0) as u64;
-                place / u64::from(layout.place_unit)
-            }
-            _ => {
-                let first = match layout.copies {
-                    0 => code.checked_add(layout.instructions)?,
-                    _ => self.own_copy(frame, code)?,
-                };
-                (instruction.wrapping_sub(first).cast_signed()).max(0) as u64 / 2
-            }
-        };
-        let is_whole = is_pointer(code) && place < MAX_PLACE;
-        is_whole.then_some(Found {
-            at: 0,
-            code,
-            place: place as u32,
-        })
-    }
-
-    /// Returns the start of the instructions that a frame runs, in builds where each thread may
-    /// have a copy of its own. The first thread's copy is in the code object.
-    fn own_copy(&mut self, frame: u64, code: u64) -> Option<u64> {
-        let copy = u64::from(self.memory.half(frame + self.layout.frame_copy)?);
-        if copy == 0 {
-            return code.checked_add(self.layout.instructions);
-        }
-        let copies = self.memory.follow(code.checked_add(self.layout.copies)?)?;
-        let is_there = self.memory.word(copies).is_some_and(|count| copy < count);
-        is_there.then(|| self.memory.follow(copies + 8 + 8 * copy))?
-    }
-
-    /// Assigns the pending frames to the native frame that contains the stack address `at`.
-    fn settle(&mut self, at: u64) -> Result<(), Damaged> {
+    fn attach_to(&mut self, at: u64) -> Result<(), Damaged> {
         let first = self.frames.len() - self.pending;
         let (inner, fresh) = self.frames.split_at_mut(first);
         // Otherwise it is on another stack than the inner frames.

@@ -1,6 +1,8 @@
 //! Memory of a process while one of its threads is stopped, read by pages, each once. Frames are
 //! close to each other, and a system call takes longer than copying a page.
 
+use cpython::chain::{ADDRESS_LIMIT, is_pointer};
+
 use crate::memory::Copied;
 use crate::mixer::ByAddress;
 
@@ -11,9 +13,6 @@ const MAX_PAGES: usize = 4096;
 const KEPT_PAGES: usize = 256;
 /// Maximum distance in bytes from the stack pointer at which an address may be on the stack.
 const MAX_STACK_BYTES: u64 = 256 << 20;
-/// Upper limit of addresses of a process.
-const ADDRESS_LIMIT: u64 = 1 << 56;
-
 /// Buffers of pages.
 #[derive(Default)]
 pub struct Pages {
@@ -123,11 +122,6 @@ impl<'a> Memory<'a> {
         at.checked_sub(low)
             .is_some_and(|distance| distance < MAX_STACK_BYTES)
     }
-}
-
-/// Returns true if a word may point to an object.
-pub fn is_pointer(word: u64) -> bool {
-    word != 0 && word.is_multiple_of(8) && word < ADDRESS_LIMIT
 }
 
 #[cfg(test)]

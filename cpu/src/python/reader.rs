@@ -1,9 +1,10 @@
 //! Reader of the interpreter frames of stopped threads.
 
+use cpython::chain::Damaged;
 use cpython::{Description, FORGIVEN, State};
 
 use super::codes::Codes;
-use super::frames::{Chain, Damaged, Found};
+use super::frames::{Chain, Found};
 use super::memory::{Memory, Pages};
 use super::runtime::Runtime;
 use super::threads::Threads;

@@ -7,10 +7,11 @@
 
 use std::collections::BTreeMap;
 
+use cpython::chain::is_pointer;
 use cpython::layout::Layout;
 use cpython::{MAX_INTERPRETERS, MAX_THREADS};
 
-use super::memory::{Memory, is_pointer};
+use super::memory::Memory;
 use crate::mixer::ByAddress;
 
 /// Maximum number of states of one thread, which has one for each interpreter that it uses.

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use super::numbers::{HEX_ROOM, HexText, decimal, fraction};
 use super::split::{Record, split};
-use crate::printable::is_hidden;
+use crate::printable::plain;
 
 use super::facts::{self, version};
 use super::{END, MIN_REPEATED_FIELDS, SIGNATURE, STACK};
@@ -372,24 +372,6 @@ fn exact(buffer: &mut Vec<u8>, fields: &[f64; FIELDS], more: [u32; 3], min_field
         decimal(buffer, number.into());
     }
     buffer.push(b'\n');
-}
-
-/// Appends text, with `?` for characters that act on a terminal, except for the control characters
-/// `kept`. The facts have the exact paths.
-pub(crate) fn plain(buffer: &mut Vec<u8>, text: &[u8], kept: &[u8]) {
-    for chunk in text.utf8_chunks() {
-        for c in chunk.valid().chars() {
-            let shown = match c {
-                c if c.is_ascii() && kept.contains(&(c as u8)) => c,
-                c if is_hidden(c) => '?',
-                c => c,
-            };
-            buffer.extend_from_slice(shown.encode_utf8(&mut [0; 4]).as_bytes());
-        }
-        // C1 control bytes act on terminals that do not use UTF-8.
-        let invalid = chunk.invalid().iter();
-        buffer.extend(invalid.map(|&b| if b < 0xa0 { b'?' } else { b }));
-    }
 }
 
 /// Writes the maps text, or one generated from the modules. Adds ranges for the pseudo-frames, so

@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::Feed;
 use crate::cli::{self, CpuFormat, TopArgs};
-use crate::cpu_session::{Agents, Description, Engine, Session, find};
+use crate::cpu_session::{Agents, Description, Sampler, Session, find};
 use crate::terminal::warning;
 use crate::top::cpu::{Cpu, Used};
 use crate::top::model::Model;
@@ -26,7 +26,7 @@ use crate::top::screen::Title;
 pub struct CpuFeed {
     pid: i32,
     description: Description,
-    engine: Engine,
+    sampler: Sampler,
     recording: Recording,
     rate: u32,
     cpu: Cpu,
@@ -55,18 +55,18 @@ impl CpuFeed {
             rate: args.frequency,
             children: false,
         };
-        let mut engine = Engine::choose(args.engine, Mode::Cpu, sampling, Agents::Asked)?;
+        let mut sampler = Sampler::choose(args.engine, Mode::Cpu, sampling, Agents::Asked)?;
         let mut recording = Recording::new(false);
         recording.add(pid);
-        if let Some((_, refusal)) = engine.attach(&[pid], &mut recording).pop() {
+        if let Some((_, refusal)) = sampler.attach(&[pid], &mut recording).pop() {
             bail!("{title}: {refusal}");
         }
-        engine.news().iter().for_each(|reason| warning(reason));
+        sampler.news().iter().for_each(|reason| warning(reason));
         let now = Instant::now();
         let feed = Self {
             pid,
             description,
-            engine,
+            sampler,
             recording,
             rate: args.frequency,
             cpu: Cpu::default(),
@@ -79,6 +79,11 @@ impl CpuFeed {
             _raised: RaisedPriority::of_collector(),
         };
         Ok((feed, title))
+    }
+
+    fn warn(&mut self) {
+        let warnings = self.sampler.take_warnings();
+        warnings.iter().for_each(|line| warning(line));
     }
 }
 
@@ -113,8 +118,9 @@ impl Feed for CpuFeed {
         title: &mut Title,
         at_once: bool,
     ) -> anyhow::Result<bool> {
-        let trouble = self.engine.show(&mut self.recording, self.pid);
-        if let Some(news) = self.engine.news().pop() {
+        let trouble = self.sampler.show(&mut self.recording, self.pid);
+        self.warn();
+        if let Some(news) = self.sampler.news().pop() {
             title.message = news;
         }
         if trouble != self.trouble {
@@ -125,7 +131,7 @@ impl Feed for CpuFeed {
         self.refreshed = Instant::now();
         title.session = format!(
             "{}, {} samples per second of CPU time, {}",
-            self.engine.name(),
+            self.sampler.name(),
             self.rate,
             text::duration(self.start.elapsed())
         );
@@ -144,7 +150,7 @@ impl Feed for CpuFeed {
         }
         let kernel = self.recording.symbols();
         self.cpu.update(model, process, kernel, seconds, at_once);
-        let mut sampling = self.engine.facts(Mode::Cpu);
+        let mut sampling = self.sampler.facts(Mode::Cpu);
         sampling.lost += process.counts.lost;
         title.quality = self.cpu.quality.text(&sampling);
         self.sampling = sampling;
@@ -164,11 +170,12 @@ impl Feed for CpuFeed {
     ) -> nix::Result<Vec<Received>> {
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            let pause = self.engine.pause().min(left);
-            let mut descriptors = self.engine.descriptors();
+            let pause = self.sampler.pause().min(left);
+            let mut descriptors = self.sampler.descriptors();
             descriptors.extend(others);
             let came = signals.wait(&descriptors, pause)?;
-            self.engine.collect(&mut self.recording);
+            self.sampler.collect(&mut self.recording);
+            self.warn();
             if !came.is_empty() || is_readable(others)? || Instant::now() >= until {
                 return Ok(came);
             }
@@ -178,7 +185,7 @@ impl Feed for CpuFeed {
     fn write(&mut self) -> String {
         let session = Session {
             is_filtered: false,
-            sampling: self.engine.facts(Mode::Cpu),
+            sampling: self.sampler.facts(Mode::Cpu),
             format: CpuFormat::Cpu,
             has_clock: true,
             start_unix_ns: self.start_unix_ns,
@@ -207,7 +214,8 @@ impl Feed for CpuFeed {
 impl Drop for CpuFeed {
     /// Tells a process that samples itself to stop.
     fn drop(&mut self) {
-        self.engine.finish(&mut self.recording);
+        self.sampler.finish(&mut self.recording);
+        self.warn();
     }
 }
 

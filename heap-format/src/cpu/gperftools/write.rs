@@ -5,8 +5,8 @@ use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 
 use crate::cpu::kernel_function;
-use crate::dump::write::plain;
 use crate::marker::{KERNEL_ADDRESS, MARKERS, NOT_SAMPLED_ADDRESS, marker_at, to_gperftools};
+use crate::printable::plain;
 use crate::profile::{Mapping, Profile};
 use crate::python::PYTHON;
 

@@ -4,23 +4,12 @@ use std::time::Duration;
 
 use mem_agents::dump::Written;
 
-/// Progress of a session.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Tally {
-    /// Number of processes being sampled.
-    pub processes: usize,
-    /// Number of samples so far.
-    pub samples: u64,
-    /// Estimated number of bytes allocated so far.
-    pub bytes: f64,
-}
-
 /// Receives the reports of a session, in order. Must not block, since that would stall the session.
 pub trait Reporter {
     /// Sampling begins. `None`: until it is stopped.
     fn begin(&mut self, length: Option<Duration>);
-    /// Reports the progress, several times a second.
-    fn progress(&mut self, elapsed: Duration, tally: &Tally);
+    /// Reports the progress, several times a second. Calls `state` for the text if it is shown.
+    fn progress(&self, elapsed: Duration, state: &dyn Fn() -> String);
     /// Reports that a dump was written.
     fn written(&mut self, dump: &Written);
     /// Prints a report of several lines.
@@ -31,6 +20,6 @@ pub trait Reporter {
     fn failure(&mut self, line: &str);
     /// Reports a problem that does not end the session.
     fn warning(&mut self, line: &str);
-    /// Reports that all dumps are written.
+    /// Removes the progress: sampling is over, or all dumps are written.
     fn end(&mut self);
 }

@@ -1,0 +1,86 @@
+//! All of jemalloc that the agent uses: its functions, and internals of version 5.3.1. No other
+//! module names them, except the functions that the linker redirects (`exhaustion`, `wrapped`).
+
+#[cfg(not(test))]
+use core::ffi::c_uint;
+use core::ffi::{c_int, c_void};
+#[cfg(not(test))]
+use core::sync::atomic::{AtomicBool, AtomicIsize, AtomicU32, AtomicUsize};
+use core::sync::atomic::{AtomicI32, AtomicPtr};
+
+pub use tikv_jemalloc_sys::*;
+
+/// jemalloc's `arena_t`.
+pub type Arena = c_void;
+/// `MALLOCX_ARENA_LIMIT`.
+pub const MAX_ARENAS: usize = (1 << 12) - 1;
+/// `malloc_init_initialized`.
+pub const INITIALISED: c_int = 0;
+/// jemalloc's `extent_state_dirty`.
+#[cfg(not(test))]
+pub const DIRTY: c_int = 1;
+
+/// Head of jemalloc 5.3.1's `bin_info_t`.
+#[repr(C)]
+pub struct BinInfo {
+    _object: usize,
+    /// Size of a slab in bytes.
+    pub slab: usize,
+}
+
+unsafe extern "C" {
+    pub fn _rjem_memalign(align: usize, size: usize) -> *mut c_void;
+
+    /// State of jemalloc's initialisation.
+    #[link_name = "_rjem_je_malloc_init_state"]
+    pub static INIT_STATE: AtomicI32;
+    /// jemalloc's size classes of small requests, one entry for each 8 bytes. Filled when it is
+    /// initialised.
+    #[link_name = "_rjem_je_sz_size2index_tab"]
+    pub static mut CLASS_OF_REQUEST: [u8; 3];
+    /// Declared with another type, because only its address is used.
+    #[link_name = "_rjem_je_arena_emap_global"]
+    pub static EMAP: u8;
+    #[link_name = "_rjem_je_arenas"]
+    pub static ARENAS: [AtomicPtr<Arena>; MAX_ARENAS];
+    /// jemalloc's small size classes. The first one has slabs of one page.
+    #[link_name = "_rjem_je_bin_infos"]
+    pub static CLASSES: BinInfo;
+}
+
+#[cfg(not(test))]
+unsafe extern "C" {
+    /// Number of arenas that threads are assigned to; some may not exist yet.
+    #[link_name = "_rjem_je_narenas_auto"]
+    pub static ASSIGNED: AtomicU32;
+    /// jemalloc's option `retain`: addresses are kept when their memory is returned.
+    #[link_name = "_rjem_je_opt_retain"]
+    pub static RETAIN: AtomicBool;
+    /// jemalloc's option `lg_extent_max_active_fit`: log2 of how much larger than a request an
+    /// unused extent may be to be split for it.
+    #[link_name = "_rjem_je_opt_lg_extent_max_active_fit"]
+    pub static MAX_FIT: AtomicUsize;
+    /// Index of the arena for large objects; 0 before jemalloc is initialised.
+    #[link_name = "_rjem_je_huge_arena_ind"]
+    pub static LARGE_ARENA: AtomicU32;
+    /// Limit for arenas that are created from now on. Read with jemalloc's lock on the arenas held.
+    #[link_name = "_rjem_je_oversize_threshold"]
+    pub static LIMIT: AtomicUsize;
+    #[link_name = "_rjem_je_opt_dirty_decay_ms"]
+    pub static DECAY_MS: AtomicIsize;
+
+    /// Mode of transparent huge pages that jemalloc has read from the system.
+    #[link_name = "_rjem_je_init_system_thp_mode"]
+    pub static HUGE_PAGE_MODE: AtomicU32;
+
+    /// Frees jemalloc's data of an exiting thread.
+    #[link_name = "_rjem_je_tsd_cleanup"]
+    pub fn tsd_cleanup(data: *mut c_void);
+    #[link_name = "_rjem_je_arena_nthreads_get"]
+    pub fn threads_of(arena: *mut Arena, internal: bool) -> c_uint;
+    /// Returns an arena's unused memory to the system; all of it if `all`.
+    #[link_name = "_rjem_je_arena_decay"]
+    pub fn decay(thread: *mut c_void, arena: *mut Arena, is_background: bool, all: bool);
+    #[link_name = "_rjem_je_arena_decay_ms_set"]
+    pub fn set_decay(thread: *mut c_void, arena: *mut c_void, state: c_int, ms: isize) -> bool;
+}

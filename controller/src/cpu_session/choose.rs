@@ -1,0 +1,181 @@
+//! Choice of the sampling engine: the best one that is permitted, found by trying.
+
+use cpu::{Perf, Ptrace, Recording, Refusal, Sampling, Waiting};
+use heap_format::cpu::Mode;
+
+use super::engine::{Engine, Exits};
+use super::inside::{Inside, STOPPED};
+use super::sampler::{Agents, Choice, Sampler};
+use super::timers::name_lines;
+use crate::cli::EngineName;
+
+impl Sampler {
+    /// Opens the engine that was requested, or the best that is permitted.
+    pub fn choose(
+        wanted: Option<EngineName>,
+        mode: Mode,
+        sampling: Sampling,
+        agents: Agents,
+    ) -> Result<Self, Refusal> {
+        let choice = Choice {
+            may_change: wanted.is_none(),
+            wants_lines: true,
+            agents,
+            reserve: None,
+        };
+        let waiting = (mode != Mode::Cpu).then(|| Waiting::new(sampling));
+        let with = |engine: Box<dyn Engine>| Self::new(engine, waiting, sampling, choice);
+        if mode == Mode::OffCpu {
+            return Ok(with(Box::new(Exits::default())));
+        }
+        match wanted {
+            Some(EngineName::Ptrace) => return Ok(with(Box::new(Ptrace::new(sampling)))),
+            Some(EngineName::Timers) => {
+                let inside = Inside::only(sampling, agents == Agents::Beside);
+                return Ok(with(Box::new(inside)));
+            }
+            Some(EngineName::Perf) | None => {}
+        }
+        match Perf::open(sampling) {
+            Ok(perf) => {
+                let small = perf.small_buffers();
+                let mut sampler = with(Box::new(perf));
+                let small = small.map(|(bytes, wanted)| describe_small_buffers(bytes, wanted));
+                sampler.fallbacks.extend(small);
+                Ok(sampler)
+            }
+            Err(refusal) if wanted.is_none() => {
+                let mut sampler = with(Box::new(Exits::default()));
+                sampler.fall_back(&refusal);
+                Ok(sampler)
+            }
+            Err(refusal) => Err(refusal),
+        }
+    }
+
+    /// Tells the sampler that the output format has no Python lines.
+    pub fn leave_lines_out(&mut self) {
+        self.choice.wants_lines = false;
+    }
+
+    /// Replaces refused perf events by the agents, and by ptrace where there are no agents.
+    fn fall_back(&mut self, refusal: &Refusal) {
+        // A program that we start may always be traced, and carries no agent unless that was
+        // requested. Sampling waiting threads needs the same permissions as tracing.
+        if self.sampling.children || self.waiting.is_some() {
+            let missed = if self.sampling.children { MISSED } else { "" };
+            self.fallbacks.push(format!("{refusal}; {STOPPED}{missed}"));
+            self.engine = Box::new(Ptrace::new(self.sampling));
+        } else {
+            let beside = self.choice.agents == Agents::Beside;
+            self.engine = Box::new(Inside::instead(self.sampling, beside, refusal));
+        }
+    }
+
+    /// Falls back if the choice is still open and another engine may succeed where this one was
+    /// refused. Returns true if the engine has changed.
+    pub(super) fn change_after(&mut self, refusal: &Refusal) -> bool {
+        let may = self.choice.may_change && refusal.is_of_engine();
+        if may {
+            self.fall_back(refusal);
+            self.choice.may_change = false;
+        }
+        may
+    }
+
+    /// Lets the agents sample instead of perf events if all processes run Python and have agents
+    /// that can sample: agents see Python lines, and perf events do not. Returns true if the agents
+    /// sample now.
+    pub(super) fn prefer_lines(&mut self, pids: &[i32], recording: &mut Recording) -> bool {
+        let may = self.choice.may_change
+            && self.choice.wants_lines
+            && self.waiting.is_none()
+            && !self.sampling.children;
+        if !may || !self.engine.lacks_lines() || !name_lines(pids) {
+            return false;
+        }
+        let beside = self.choice.agents == Agents::Beside;
+        let mut inside = Inside::with_lines(self.sampling, beside);
+        if let Err(refusal) = inside.attach_agents(pids) {
+            self.fallbacks.push(format!("{refusal}{NO_LINES}"));
+            inside.release_all(recording);
+            self.warnings.append(&mut inside.take_warnings());
+            return false;
+        }
+        let who = match pids {
+            [pid] => format!("process {pid} runs Python"),
+            pids => format!("{} processes run Python", pids.len()),
+        };
+        self.fallbacks.push(format!("{who}{FOR_LINES}"));
+        let perf = std::mem::replace(&mut self.engine, Box::new(inside));
+        self.choice.reserve = Some(perf);
+        self.choice.may_change = false;
+        true
+    }
+
+    /// Switches from the agents back to perf events if an agent that was chosen for its Python
+    /// lines cannot sample.
+    pub(super) fn give_up_lines(&mut self, recording: &mut Recording) {
+        if self.choice.reserve.is_none() {
+            return;
+        }
+        let troubled = self.engine.troubled();
+        let Some((pid, why)) = troubled.first() else {
+            return;
+        };
+        let why = why.reason().unwrap_or_default();
+        let Some(mut perf) = self.choice.reserve.take() else {
+            return;
+        };
+        self.fallbacks
+            .push(format!("process {pid}: {why}{NO_LINES}"));
+        for pid in self.engine.release_all(recording) {
+            let late = "perf events took over during the session".to_owned();
+            self.troubles.insert(pid, late);
+            let begun = recording.process(pid).map(|process| process.begun());
+            if let Err(refusal) = perf.attach(pid, recording, &mut self.fallbacks) {
+                self.fallbacks.push(refusal.to_string());
+            }
+            // CPU time between the start and now is known, but has no samples.
+            if let (Some(process), Some(begun)) = (recording.process(pid), begun) {
+                process.begin(begun);
+            }
+        }
+        self.warnings.append(&mut self.engine.take_warnings());
+        self.engine = perf;
+    }
+}
+
+/// Formats the message about perf buffers that are smaller than wanted, both in bytes.
+fn describe_small_buffers(bytes: usize, wanted: usize) -> String {
+    format!(
+        "only {} of {} KiB may be locked for perf's buffers, so samples may be lost: raise \
+         kernel.perf_event_mlock_kb or ulimit -l",
+        bytes >> 10,
+        wanted >> 10
+    )
+}
+
+/// Predicts whether the agents will take the samples of these processes, as far as that is known
+/// before attaching.
+pub fn samples_inside(engine: Option<EngineName>, rate: u32, pids: &[i32]) -> bool {
+    let sampling = Sampling {
+        rate,
+        children: false,
+    };
+    match engine {
+        Some(engine) => engine == EngineName::Timers,
+        None => name_lines(pids) || Perf::open(sampling).is_err(),
+    }
+}
+
+/// Message: agents sample although perf events are permitted.
+const FOR_LINES: &str = ", whose lines the agent names: instead of perf events, it takes the \
+                         samples, by timers and a signal, and time spent in the kernel counts for \
+                         the calls that lead there (--engine perf sees the kernel, but no lines of \
+                         Python)";
+/// Message: perf events sample because agents that see Python lines cannot.
+const NO_LINES: &str = "; instead perf events sample it, which see no lines of Python";
+
+/// Message: ptrace misses short-lived children.
+const MISSED: &str = "; processes that end within some milliseconds are missed";

@@ -1,0 +1,267 @@
+//! Sampler of a CPU session: the engine in use, the sampler of waiting threads, and the reasons why
+//! better engines are not used.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use cpu::{Recording, Refusal, Sampling, Waiting};
+use heap_format::cpu::{self as format, Mode};
+use mem_agents::discovery::Discovery;
+
+use super::engine::{Closed, Engine};
+use super::member::Trouble;
+
+/// Role of the agents in processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Agents {
+    /// Agents take the samples where no better engine is permitted. Their sessions are started
+    /// here.
+    Asked,
+    /// Like `Asked`, but a heap session of this program starts the agents' sessions.
+    Beside,
+}
+
+/// State of the choice: what may still change, and to what.
+pub(super) struct Choice {
+    pub(super) may_change: bool,
+    /// True if the output can hold Python lines.
+    pub(super) wants_lines: bool,
+    pub(super) agents: Agents,
+    /// Engine in reserve while agents sample for their Python lines.
+    pub(super) reserve: Option<Box<dyn Engine>>,
+}
+
+/// Engine in use, and the reasons why better ones are not.
+pub struct Sampler {
+    pub(super) engine: Box<dyn Engine>,
+    /// Sampler of waiting threads, if off-CPU time is requested.
+    pub(super) waiting: Option<Waiting>,
+    pub(super) sampling: Sampling,
+    pub(super) choice: Choice,
+    /// Reasons why better engines are not used, with the consequences.
+    pub(super) fallbacks: Vec<String>,
+    /// Number of `fallbacks` that were reported.
+    told: usize,
+    /// Warnings about single processes that were not reported yet.
+    pub(super) warnings: Vec<String>,
+    /// Reasons why processes were not sampled throughout, by pid. Complete once the engine is
+    /// closed.
+    pub(super) troubles: HashMap<i32, String>,
+}
+
+impl Sampler {
+    pub(super) fn new(
+        engine: Box<dyn Engine>,
+        waiting: Option<Waiting>,
+        sampling: Sampling,
+        choice: Choice,
+    ) -> Self {
+        Self {
+            engine,
+            waiting,
+            sampling,
+            choice,
+            fallbacks: Vec::new(),
+            told: 0,
+            warnings: Vec::new(),
+            troubles: HashMap::new(),
+        }
+    }
+
+    /// Returns the fallbacks that were not reported yet.
+    pub fn news(&mut self) -> Vec<String> {
+        let news = self.fallbacks[self.told..].to_vec();
+        self.told = self.fallbacks.len();
+        news
+    }
+
+    /// Takes the warnings about single processes since the last call.
+    pub fn take_warnings(&mut self) -> Vec<String> {
+        let mut warnings = std::mem::take(&mut self.warnings);
+        warnings.append(&mut self.engine.take_warnings());
+        warnings
+    }
+
+    /// Returns the processes that could not be sampled, by reason. Excludes those that never
+    /// noticed the session, since short programs do not.
+    pub fn refusals(&self) -> BTreeMap<&str, Vec<i32>> {
+        let mut all: BTreeMap<&str, Vec<i32>> = BTreeMap::new();
+        for (pid, why) in &self.troubles {
+            if Trouble::Unnoticed.reason() != Some(why) {
+                all.entry(why).or_default().push(*pid);
+            }
+        }
+        all
+    }
+
+    /// Returns the reason why a process was not sampled, if it is known. Complete once the engine
+    /// is closed.
+    pub fn trouble(&self, pid: i32) -> Option<&str> {
+        self.troubles.get(&pid).map(String::as_str)
+    }
+
+    /// Tells the agents' engine where the program that is about to be started will put its segments.
+    pub fn follow_agents(&mut self, discovery: Discovery) {
+        self.engine.follow_agents(discovery);
+    }
+
+    /// Sets the length after which agents end their sessions by themselves if no controller does.
+    pub fn limit(&mut self, length: Option<Duration>) {
+        self.engine.limit(length);
+    }
+
+    /// Returns true if the agents take the samples.
+    pub fn is_inside(&self) -> bool {
+        self.engine.is_inside()
+    }
+
+    /// Does the slow part of preparing a process before its sampling starts.
+    pub fn prepare(&self, pid: i32, recording: &mut Recording) {
+        self.engine.prepare(pid, recording);
+    }
+
+    /// Starts sampling these processes. Returns those that cannot be sampled, with the reason. The
+    /// first call has to name all requested processes, since it may still change the engine.
+    pub fn attach(&mut self, pids: &[i32], recording: &mut Recording) -> Vec<(i32, Refusal)> {
+        if self.prefer_lines(pids, recording) {
+            return Vec::new();
+        }
+        let mut refused = Vec::new();
+        for &pid in pids {
+            if let Some(refusal) = Refusal::of_program(pid) {
+                refused.push((pid, refusal));
+                continue;
+            }
+            if let Err(refusal) = self.attach_one(pid, recording) {
+                if self.change_after(&refusal) {
+                    return self.attach(pids, recording);
+                }
+                refused.push((pid, refusal));
+            }
+        }
+        refused
+    }
+
+    fn attach_one(&mut self, pid: i32, recording: &mut Recording) -> Result<(), Refusal> {
+        self.engine.attach(pid, recording, &mut self.fallbacks)?;
+        match &mut self.waiting {
+            Some(waiting) => waiting.attach(pid),
+            None => Ok(()),
+        }
+    }
+
+    /// Prepares to sample the program that this thread is about to start. Returns true if the
+    /// program must be attached once it runs.
+    pub fn attach_children(&mut self) -> Result<bool, Refusal> {
+        self.engine.attach_children()
+    }
+
+    /// Returns the engine's name for profiles.
+    pub fn name(&self) -> String {
+        match (self.engine.name(), &self.waiting) {
+            (Some(name), Some(_)) => format!("{name} + /proc"),
+            (Some(name), None) => name.to_owned(),
+            (None, _) => "/proc".to_owned(),
+        }
+    }
+
+    /// Returns the facts about sampling that profiles hold.
+    pub fn facts(&self, mode: Mode) -> format::Sampling {
+        format::Sampling {
+            engine: self.name(),
+            mode,
+            rate: self.sampling.rate,
+            process_ns: None,
+            lost: self.engine.lost(),
+            kernel_hidden: self.engine.kernel_hidden(),
+            fallbacks: self.fallbacks.clone(),
+        }
+    }
+
+    /// Returns descriptors that become readable when [`collect`](Self::collect) should be called
+    /// early.
+    pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        self.engine.descriptors()
+    }
+
+    /// Returns the maximum time until the next [`collect`](Self::collect).
+    pub fn pause(&self) -> Duration {
+        let due = self.engine.due();
+        let waiting = self.waiting.as_ref();
+        waiting.map_or(due, |waiting| waiting.due().min(due))
+    }
+
+    /// Records the samples since the last call.
+    pub fn collect(&mut self, recording: &mut Recording) {
+        self.engine.collect(recording, &mut self.fallbacks);
+        self.give_up_lines(recording);
+        if let Some(waiting) = &mut self.waiting {
+            waiting.collect(recording);
+        }
+    }
+
+    /// Like [`collect`](Self::collect), but also reads the counts of agents and of events so far,
+    /// for live views. Returns the reason why process `pid` is not sampled, if that is known.
+    pub fn show(&mut self, recording: &mut Recording, pid: i32) -> Option<String> {
+        self.collect(recording);
+        self.engine.show(recording);
+        self.engine.trouble(pid)
+    }
+
+    /// Ends sampling: records the last samples and the time without samples, then closes the
+    /// engine.
+    pub fn finish(&mut self, recording: &mut Recording) {
+        self.engine.finish(recording);
+        if let Some(waiting) = &mut self.waiting {
+            waiting.finish(recording);
+        }
+        self.close();
+    }
+
+    /// Closes all events and detaches from all threads, because profiles take time to write and a
+    /// program may run on for long. The engine's facts stay available.
+    fn close(&mut self) {
+        let closed = Closed {
+            name: self.name(),
+            lost: self.engine.lost(),
+            kernel_hidden: self.engine.kernel_hidden(),
+        };
+        self.troubles.extend(self.engine.take_troubles());
+        self.warnings.append(&mut self.engine.take_warnings());
+        self.engine = Box::new(closed);
+        self.choice.reserve = None;
+        self.waiting = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::EngineName;
+
+    #[test]
+    fn a_closed_engine_is_known_and_samples_nothing() {
+        let sampling = Sampling {
+            rate: 99,
+            children: false,
+        };
+        let wanted = Some(EngineName::Ptrace);
+        let mut sampler = Sampler::choose(wanted, Mode::Cpu, sampling, Agents::Asked).unwrap();
+        let known = |sampler: &Sampler| {
+            let facts = sampler.facts(Mode::Cpu);
+            (facts.engine, facts.lost, facts.kernel_hidden)
+        };
+        let before = known(&sampler);
+        assert_eq!(before.0, "ptrace");
+        assert!(before.2.is_some());
+        // There is no such process, which a closed engine does not find out.
+        let mut recording = Recording::new(false);
+        assert!(sampler.attach_one(i32::MAX, &mut recording).is_err());
+        sampler.finish(&mut recording);
+        sampler.finish(&mut recording);
+        assert_eq!(known(&sampler), before);
+        assert!(sampler.attach_one(i32::MAX, &mut recording).is_ok());
+        assert!(sampler.descriptors().is_empty());
+    }
+}

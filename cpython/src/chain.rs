@@ -1,0 +1,224 @@
+//! Follows the frames of a thread from its state.
+//!
+//! CPython links frames in three ways (see [`Style`]), and an interpreter frame has to be put next
+//! to the native frame that runs it. Each way has its own loop here. What is read, how far it is
+//! trusted, and where the frames go is up to the [`Thread`].
+
+use crate::layout::{Layout, MAX_PLACE, OWNED_BY_NATIVE, Style};
+
+/// Error: the interpreter's data are not as expected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Damaged;
+
+/// Words of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Words {
+    /// Address of the code object.
+    pub code: u64,
+    /// Address of the caller's frame; 0 for the outermost.
+    pub previous: u64,
+    /// Address of the current instruction; up to 3.10 its offset.
+    pub instruction: u64,
+}
+
+/// Frame as it was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// Words of the frame.
+    pub words: Words,
+    /// Owner (from 3.12 on).
+    pub owner: u8,
+    /// Nonzero if this is the outermost frame that its native frame runs (3.11).
+    pub is_entry: u8,
+}
+
+/// Thread whose frames are followed: its memory, and the place for its frames.
+pub trait Thread {
+    /// Returns a word of the native stack, or `None` if the address is not on it.
+    ///
+    /// # Errors
+    /// [`Damaged`] if the address should be on the stack but cannot be read.
+    fn stack_word(&mut self, at: u64) -> Result<Option<u64>, Damaged>;
+
+    /// Returns a word of the native stack or of the thread's state; `None` if it is in neither.
+    fn record_word(&mut self, at: u64) -> Option<u64>;
+
+    /// Reads a frame. Returns `None` if it is unreadable.
+    fn frame(&mut self, layout: &Layout, at: u64) -> Option<Frame>;
+
+    /// Returns a stack address in the next native frame of the evaluation loop, or `None` if there
+    /// is none (up to 3.10).
+    fn next_evaluation(&mut self) -> Option<u64>;
+
+    /// Counts a step. Returns false if the walk should end here.
+    ///
+    /// # Errors
+    /// [`Damaged`] if that many steps mean damaged data.
+    fn count(&mut self) -> Result<bool, Damaged>;
+
+    /// Returns true if no more frames can be added.
+    fn is_full(&self) -> bool;
+
+    /// Tries to end the walk at a frame of an earlier walk. Returns true if `frame` and its callers
+    /// are known. `at`: stack address in the native frame that runs it; 0 if not known yet.
+    ///
+    /// # Errors
+    /// [`Damaged`] if the frame contradicts its callees.
+    fn joins(&mut self, frame: u64, at: u64) -> Result<bool, Damaged>;
+
+    /// Adds the frame at `at`, the caller of those before.
+    ///
+    /// # Errors
+    /// [`Damaged`] if it runs no code object.
+    fn add(&mut self, layout: &Layout, at: u64, frame: &Frame) -> Result<(), Damaged>;
+
+    /// Records that the frames since the last call are run by the native frame that contains stack
+    /// address `at`.
+    ///
+    /// # Errors
+    /// [`Damaged`] if it is further in than the native frame of their callees.
+    fn attach_to(&mut self, at: u64) -> Result<(), Damaged>;
+}
+
+/// Adds the frames of a thread's state, innermost first. `top` is the word of the state that leads
+/// to them.
+///
+/// # Errors
+/// [`Damaged`] as soon as the data contradict the layout. The frames so far are of no use then.
+#[inline(always)]
+pub fn follow(thread: &mut impl Thread, layout: &Layout, top: u64) -> Result<(), Damaged> {
+    match layout.style {
+        Style::Objects => objects(thread, layout, top),
+        Style::Records => records(thread, layout, top),
+        Style::Entries if layout.has_record => {
+            let first = thread.record_word(top.wrapping_add(layout.current));
+            entries(thread, layout, first.unwrap_or(0))
+        }
+        Style::Entries => entries(thread, layout, top),
+    }
+}
+
+/// Follows frame objects: each is run by its own native frame of the evaluation loop.
+#[inline(always)]
+fn objects(thread: &mut impl Thread, layout: &Layout, top: u64) -> Result<(), Damaged> {
+    let mut at = top;
+    while at != 0 && !thread.is_full() {
+        let Some(native) = thread.next_evaluation() else {
+            return Ok(());
+        };
+        at = step(thread, layout, at)?.words.previous;
+        thread.attach_to(native)?;
+    }
+    Ok(())
+}
+
+/// Follows records: each lies on the native stack, in the native frame that runs its frames.
+#[inline(always)]
+fn records(thread: &mut impl Thread, layout: &Layout, top: u64) -> Result<(), Damaged> {
+    let (current, previous) = (layout.current, layout.current + 8);
+    let mut record = top;
+    let mut expected = None;
+    while let Some(mut at) = thread.stack_word(record.wrapping_add(current))? {
+        if expected.is_some_and(|expected| expected != at) {
+            return Err(Damaged);
+        }
+        while at != 0 {
+            if !thread.count()? || thread.joins(at, record)? {
+                return Ok(());
+            }
+            let frame = step(thread, layout, at)?;
+            at = frame.words.previous;
+            if frame.is_entry != 0 {
+                break;
+            }
+        }
+        expected = Some(at);
+        thread.attach_to(record)?;
+        let next = thread.stack_word(record.wrapping_add(previous))?;
+        let next = next.ok_or(Damaged)?;
+        if next <= record || thread.is_full() {
+            // Not a caller on this stack: the first record of the thread, in its state.
+            break;
+        }
+        record = next;
+    }
+    Ok(())
+}
+
+/// Follows one list, where an entry frame on the native stack follows the frames that the same
+/// native frame runs. Entry frames are internal and not shown.
+#[inline(always)]
+fn entries(thread: &mut impl Thread, layout: &Layout, top: u64) -> Result<(), Damaged> {
+    let mut at = top;
+    while at != 0 {
+        if !thread.count()? || thread.joins(at, 0)? {
+            break;
+        }
+        let frame = thread.frame(layout, at).ok_or(Damaged)?;
+        if frame.owner < OWNED_BY_NATIVE {
+            thread.add(layout, at, &frame)?;
+        } else if thread.stack_word(at)?.is_some() {
+            thread.attach_to(at)?;
+            if thread.is_full() {
+                break;
+            }
+        }
+        at = frame.words.previous;
+    }
+    Ok(())
+}
+
+#[inline(always)]
+fn step(thread: &mut impl Thread, layout: &Layout, at: u64) -> Result<Frame, Damaged> {
+    let frame = thread.frame(layout, at).ok_or(Damaged)?;
+    thread.add(layout, at, &frame)?;
+    Ok(frame)
+}
+
+/// Returns true if a word may point to an object.
+#[inline(always)]
+#[must_use]
+pub fn is_pointer(word: u64) -> bool {
+    word != 0 && word.is_multiple_of(8) && word < ADDRESS_LIMIT
+}
+
+/// Upper limit of addresses of a process.
+pub const ADDRESS_LIMIT: u64 = 1 << 56;
+
+/// Returns the offset of a frame's instruction in its code object, in units of the line table;
+/// `None` if it is implausible. `first`: address of the first instruction ([`first_instruction`]);
+/// unused up to 3.10.
+#[inline(always)]
+#[must_use]
+pub fn offset(layout: &Layout, words: Words, first: u64) -> Option<u32> {
+    let offset = match layout.style {
+        Style::Objects => {
+            let offset = i64::from(words.instruction as i32).max(0) as u64;
+            offset / u64::from(layout.place_unit)
+        }
+        _ => words.instruction.wrapping_sub(first).cast_signed().max(0) as u64 / 2,
+    };
+    (offset < MAX_PLACE).then_some(offset as u32)
+}
+
+/// Returns the address of the first instruction of the copy that a frame runs. Without the GIL,
+/// each thread may have its own copy of the instructions; copy 0 is in the code object. `word` reads
+/// a word, if it is readable. The table of copies may be replaced by a larger one meanwhile.
+#[inline(always)]
+#[must_use]
+pub fn first_instruction(
+    layout: &Layout,
+    code: u64,
+    copy: u32,
+    mut word: impl FnMut(u64) -> Option<u64>,
+) -> Option<u64> {
+    if layout.copies == 0 || copy == 0 {
+        return Some(code.wrapping_add(layout.instructions));
+    }
+    let copies = word(code.checked_add(layout.copies)?).filter(|at| is_pointer(*at))?;
+    let copy = u64::from(copy);
+    let exists = word(copies).is_some_and(|count| copy < count);
+    let first = exists.then(|| word(copies + 8 + 8 * copy))?;
+    first.filter(|at| is_pointer(*at))
+}
