@@ -210,7 +210,10 @@ fn an_agent_that_does_not_load_leaves_the_environment_alone() {
             assert_eq!(outcome.stdout, "0\n<>\n", "{outcome:?}");
             assert_eq!(outcome.stderr.lines().count(), 1, "{outcome:?}");
             assert!(outcome.stderr.contains(said), "{outcome:?}");
-            assert!(outcome.stderr.contains("start without the agent"), "{outcome:?}");
+            assert!(
+                outcome.stderr.contains("start without the agent"),
+                "{outcome:?}"
+            );
         }
     }
 }
@@ -642,10 +645,7 @@ fn where_there_is_no_room_nothing_is_started_or_pages_are_left_out() {
                         said.iter().all(|part| outcome.stderr.contains(part)),
                         "{outcome:?}"
                     );
-                    assert!(
-                        outcome.stderr.contains("use another -o"),
-                        "{outcome:?}"
-                    );
+                    assert!(outcome.stderr.contains("use another -o"), "{outcome:?}");
                     assert!(names(&disk).is_empty(), "{:?}", names(&disk));
                 }
                 "4m" => assert!(
