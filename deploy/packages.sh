@@ -50,3 +50,11 @@ need_rust() {
     echo "Rust is missing: rustup installs it" >&2
     return 1
 }
+
+# need_std TRIPLE: Rust's standard library for it. Debian's package of it fits Debian's own compiler alone.
+need_std() {
+    [ ! -d "$(rustc --print sysroot)/lib/rustlib/$1/lib" ] || return 0
+    if command -v rustup >/dev/null && rustup target add "$1"; then return 0; fi
+    echo "Rust's standard library for $1 is missing: with https://rustup.rs, rustup target add $1" >&2
+    return 1
+}

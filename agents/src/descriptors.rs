@@ -18,14 +18,12 @@ fn shortage_of(count: usize) -> Option<String> {
             let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0;
             let limit = known.then(|| format!(" is {}", limit.rlim_cur));
             Some(format!(
-                "mem_profiler cannot open the files that it needs: the limit on their number (ulimit -n)\
-                 {}; raise it in the shell that runs mem_profiler",
+                "mem_profiler cannot open the files that it needs: the limit on their number (ulimit -n){}; raise it in its shell",
                 limit.unwrap_or_else(|| " is too low".to_owned())
             ))
         }
         Some(libc::ENFILE) => Some(
-            "mem_profiler cannot open the files that it needs: the machine has as many open as it may \
-             (fs.file-max)"
+            "mem_profiler cannot open the files that it needs: the machine has as many open as it may (fs.file-max)"
                 .to_owned(),
         ),
         _ => None,

@@ -30,9 +30,7 @@ pub fn reason(pid: i32) -> String {
         );
     }
     if !proc::is_ours() {
-        return "the /proc here shows the pids of another pid namespace, which the names of segments \
-                do not have: mount that of this one (mount -t proc proc /proc), or run mem_profiler \
-                outside"
+        return "the /proc here shows the pids of another pid namespace: mount its own (mount -t proc proc /proc), or run mem_profiler outside"
             .to_owned();
     }
     if let Some(tool) = emulator(pid) {
@@ -58,8 +56,7 @@ pub fn reason(pid: i32) -> String {
     }
     in_directory(pid, &root, &ours).unwrap_or_else(|| {
         format!(
-            "there is no segment of it in {}: it was deleted, or could not be made when the process \
-             started (the directory was full or not writable); restart it",
+            "there is no segment of it in {}: it was deleted, or the directory was full or not writable when it started; restart it",
             text::path(ours)
         )
     })

@@ -38,6 +38,22 @@ pub fn file_size_limit(pid: i32) -> Option<u64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
+/// Mappings that a session makes in the process, or a few more.
+const SESSION_MAPPINGS: usize = 32;
+
+/// Explains why a session may have nowhere to count: the process has as many mappings as it may. `None` if
+/// it may have more.
+pub fn mapping_shortage(pid: i32) -> Option<String> {
+    let most = proc::max_mappings()?;
+    let count = proc::maps(pid)?.iter().filter(|b| **b == b'\n').count();
+    (count.saturating_add(SESSION_MAPPINGS) > most).then(|| {
+        format!(
+            "it has {count} mappings, and a session needs a few more than the {most} that the kernel \
+             allows: raise vm.max_map_count"
+        )
+    })
+}
+
 /// Returns a hint for users if a process is stopped or frozen: it neither allocates nor answers.
 pub fn stopped_hint(pid: i32) -> Option<String> {
     if let Some(group) = cgroup::frozen(pid) {

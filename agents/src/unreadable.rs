@@ -28,13 +28,10 @@ fn explain_to(path: &str, error: &io::Error, is_root: bool) -> String {
         }
         // Root of a container or service may lack capabilities of the machine's root.
         ErrorKind::PermissionDenied if is_root => format!(
-            "{path} cannot be read: no permission, even as root: the process has privileges that \
-             root lacks here, or is outside of this container; run mem_profiler where the process \
-             was started, or with CAP_SYS_PTRACE"
+            "{path} cannot be read, even as root: run mem_profiler where the process was started, or with CAP_SYS_PTRACE"
         ),
         ErrorKind::PermissionDenied => format!(
-            "{path} cannot be read: no permission, since the process has other privileges than you \
-             or protects its memory (PR_SET_DUMPABLE); run mem_profiler as root"
+            "{path} cannot be read: no permission, for it has other privileges or is protected (PR_SET_DUMPABLE); run mem_profiler as root"
         ),
         _ => format!("{path} cannot be read: {error}"),
     }

@@ -77,8 +77,7 @@ pub enum Refusal {
     },
     /// A thread did not stop in time.
     #[error(
-        "thread {tid} of process {pid} did not stop within {limit:?} (its state: {state}); it \
-         waits in the kernel, for example for a disk or for a child of vfork: try again later"
+        "thread {tid} of process {pid} did not stop within {limit:?} (state {state}): it waits in the kernel; try again later"
     )]
     Deadline {
         /// The process.
@@ -116,7 +115,7 @@ pub enum Refusal {
     },
     /// Process adopts orphans.
     #[error(
-        "process {pid} adopts orphans (it is the first process of a container, or a subreaper) and would get the copy as a child; scan it while it is stopped instead"
+        "process {pid} adopts orphans (first of a container, or a subreaper), so also the copy; scan it while it is stopped instead"
     )]
     Reaper {
         /// The process.
@@ -136,8 +135,7 @@ pub enum Refusal {
     },
     /// Copy was killed.
     #[error(
-        "the copy of process {pid} was killed while it was being made, for example for lack of \
-         memory; scan the process while it is stopped instead"
+        "the copy of process {pid} was killed while it was made, perhaps for lack of memory; scan it while it is stopped instead"
     )]
     Killed {
         /// The process.
@@ -214,8 +212,7 @@ fn advice_of_denial(scope: &str, is_root: bool) -> &'static str {
     match (scope, is_root) {
         ("3", _) => "kernel.yama.ptrace_scope is 3, which forbids tracing until the next boot",
         (_, true) => {
-            "root lacks CAP_SYS_PTRACE here, as in many containers, or a security module forbids it; run \
-             mem_profiler with CAP_SYS_PTRACE, or outside"
+            "root lacks CAP_SYS_PTRACE here, or a security module forbids it; run mem_profiler with CAP_SYS_PTRACE, or outside"
         }
         ("2", _) => "kernel.yama.ptrace_scope is 2; run as root, or with CAP_SYS_PTRACE",
         ("1", _) => {

@@ -40,7 +40,7 @@ pub enum Failure {
     Processor,
     /// Code could not be mapped into the copy.
     #[error(
-        "our code could not be mapped there: a security module, vm.memfd_noexec, or a limit of its own (address space, open files) or of ours (size of files) forbids it"
+        "our code could not be mapped there: a security module, vm.memfd_noexec or a limit (ulimit -v, -n, -f) forbids it"
     )]
     Unprepared,
     /// Copy has ended.

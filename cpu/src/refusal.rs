@@ -59,8 +59,7 @@ pub enum Refusal {
     },
     /// Limit on locked memory too low.
     #[error(
-        "too little memory may be locked for perf's buffers, which need {0} KiB in addition to \
-         those of this user's other sessions: raise kernel.perf_event_mlock_kb or ulimit -l"
+        "too little memory may be locked for perf's buffers, {0} KiB more are needed: raise kernel.perf_event_mlock_kb or ulimit -l"
     )]
     Locked(usize),
     /// Process is traced by another one.

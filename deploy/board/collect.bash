@@ -178,7 +178,7 @@ size() {
 pids=$(mem_profiler list --json "$@" | tr ',' '\n' | sed -n 's/^.*"pid": *\([0-9]*\).*$/\1/p')
 count=$(echo "$pids" | grep -c .)
 [ "$count" -gt 0 ] || {
-    say "no process carries the agent, or none of these names: mem_profiler list shows them; start them after use_mem_agent"
+    say "no process carries the agent, or none of these names (mem_profiler list): start them after use_mem_agent"
     exit 1
 }
 free_kib=$(df -Pk "$output" | awk 'NR == 2 { print $4 }')
@@ -195,7 +195,7 @@ needed_kib=$(for pid in $pids; do
 done | wc -c)
 needed_kib=$(((needed_kib / 1024 + count * 4 + 64) * 3 / 2))
 [ "$budget" -ge "$needed_kib" ] || {
-    say "too little space in $output: the dumps of $processes need $(size "$needed_kib") at least, $(size "$free_kib") are free, of which $(size "$budget") may be used (half of it, at most -m $limit_mib MiB): choose another directory with -o"
+    say "too little space in $output: $processes need $(size "$needed_kib") at least, $(size "$free_kib") are free, of which half may be used, at most -m: use another -o"
     exit 1
 }
 name=mem-profiler-$(uname -n)-$(date +%Y%m%d-%H%M%S)
@@ -312,7 +312,7 @@ parse "$last"
 echo "$found dumps" >>"$summary"
 [ "$sampled" -gt 0 ] || {
     complete=1
-    empty="no dump has a sample: nothing was allocated in $seconds s, or less than $interval bytes; sample for longer (-s) while the programs work, or each byte (-c 1)"
+    empty="no dump has a sample: nothing, or little, was allocated in $seconds s: sample for longer (-s) while the programs work, or each byte (-c 1)"
     say "$empty"
     echo "$empty" >>"$summary"
 }
@@ -324,7 +324,7 @@ if [ -e "$work/failed" ] || ! gzip -t "$work/archive" || ! mv "$work/archive" "$
     rm -f "$work/archive"
     needed_kib=$(used_kib)
     free_kib=$(df -Pk "$output" | awk 'NR == 2 { print $4 }')
-    say "the archive could not be written to $output: it needs at most $(size "$needed_kib"), $(size "$free_kib") are free: choose another directory with -o"
+    say "the archive could not be written to $output: it needs up to $(size "$needed_kib"), $(size "$free_kib") are free: use another -o"
     exit 1
 fi
 echo "$archive"

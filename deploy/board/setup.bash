@@ -29,7 +29,7 @@ use_mem_agent() {
     for _mem_name in "$@"; do
         case $_mem_name in
         '' | */* | *:*)
-            echo "use_mem_agent: '$_mem_name' is left out, it is no name of a program: names have no / and no :" >&2
+            echo "use_mem_agent: '$_mem_name' is left out: a program's name has no / and no :" >&2
             ;;
         *) _mem_names=${_mem_names:+$_mem_names:}$_mem_name ;;
         esac
@@ -37,11 +37,11 @@ use_mem_agent() {
     [ $# = 0 ] || [ -n "$_mem_names" ] || return 0
     _mem_agent=$(_mem_find_agent) || return 0
     _mem_said=$(_mem_check_readers "$_mem_agent") || {
-        echo "use_mem_agent: the programs start without the agent: $_mem_said" >&2
+        echo "use_mem_agent: programs start without the agent: $_mem_said" >&2
         return 0
     }
     _mem_said=$(_mem_try "$_mem_agent") || {
-        echo "use_mem_agent: the agent does not load here, the programs start without it: $_mem_said" >&2
+        echo "use_mem_agent: programs start without the agent, it does not load: $_mem_said" >&2
         return 0
     }
     _mem_add_names "$_mem_agent"
@@ -87,7 +87,7 @@ _mem_find_agent() {
         esac
         return 0
     done
-    echo "use_mem_agent: there is no agent that can be preloaded at ${MEM_AGENT_LIB:-$MEM_PROFILER_HOME/lib}; the programs start without it" >&2
+    echo "use_mem_agent: programs start without the agent, there is none at ${MEM_AGENT_LIB:-$MEM_PROFILER_HOME/lib}" >&2
     return 1
 }
 
@@ -109,7 +109,7 @@ _mem_check_readers() {
         [ -n "$_mem_file" ] || return 0
         _mem_file=${_mem_file%/*}
     done
-    echo "other users' programs cannot read $1, since ${_mem_file:-/} has the mode ${_mem_mode%%[ .]*}: move the package to /opt, or set USE_MEM_AGENT=own if all of them run as root"
+    echo "other users cannot read it, ${_mem_file:-/} is ${_mem_mode%%[ .]*}: move it to /opt, or if all run as root: USE_MEM_AGENT=own"
     return 1
 }
 

@@ -1,5 +1,5 @@
 # shellcheck shell=dash
-# Checks inside a machine that deploy/try-aarch64 boots, for busybox's shell:
+# Checks inside a machine that deploy/try-machines boots, for busybox's shell:
 #
 #   sh checks.sh NAME[:ARGUMENT],...      each in a process of its own, with a deadline
 #
@@ -8,6 +8,10 @@
 # `@file CHECK NAME` and `@end`, as base64 of gzip.
 agent=/opt/mem-profiler/lib/libmem_agent.so
 programs=/checks/programs
+# shellcheck source=page.sh
+. /checks/page.sh
+# shellcheck source=settings.sh
+. /checks/settings.sh
 
 # Deadline of one check, and of what it waits for, in seconds. Emulated processors are slow.
 CHECK_TIMEOUT=600
@@ -91,11 +95,14 @@ wait_for() {
 
 # ---- a program, and a session on it
 
+# Command that starts programs and sessions as somebody else, if that is wanted.
+as=
+
 # start COMMAND...: with the agent; what it prints first must be `ready`. Sets $pid.
 start() {
     rm -f to from
     mkfifo to from
-    LD_PRELOAD=$agent "$@" <to >from 2>errors &
+    $as env LD_PRELOAD=$agent "$@" <to >from 2>errors &
     pid=$!
     echo "$pid" >program.pid
     exec 5>to 6<from
@@ -124,11 +131,12 @@ sampling() {
     mem_profiler list -p "$pid" | grep -q sampling
 }
 
-# sample INTERVAL OPTION...: begins a session.
+# sample INTERVAL OPTION...: begins a session. Dumps of earlier ones are removed.
 sample() {
     local interval=$1
     shift
-    mem_profiler -s 1000 -c "$interval" -p "$pid" -o d_ "$@" >session 2>&1 5>&- 6<&- &
+    rm -f d_*.heap
+    $as mem_profiler -s 1000 -c "$interval" -p "$pid" -o d_ "$@" >session 2>&1 5>&- 6<&- &
     profiler=$!
     echo "$profiler" >profiler.pid
     wait_for sampling
@@ -385,62 +393,6 @@ check_picture() {
     end_program
 }
 
-# memory PRELOAD: RSS of an idle sleep, how much of it is anonymous, and how much in huge pages; KiB.
-memory() {
-    LD_PRELOAD=$1 "$programs/sleep" 1000 &
-    echo $! >program.pid
-    wait_for asleep $!
-    awk '/^(Rss|Anonymous|AnonHugePages):/ { n[$1] += $2 } END {
-        print n["Rss:"], n["Anonymous:"], n["AnonHugePages:"] }' "/proc/$!/smaps_rollup"
-    kill $!
-    wait $! 2>/dev/null || :
-}
-
-# Whether the process has got as far as its sleep.
-asleep() {
-    [ "$(readlink "/proc/$1/exe")" = "$programs/sleep" ] || return 1
-    # clock_nanosleep
-    [ "$(cut -d ' ' -f 1 "/proc/$1/syscall")" = 115 ]
-}
-
-# Anonymous memory that an idle agent adds, KiB. The rest of its RSS is its file.
-IDLE_KIB=410
-
-# An idle agent's memory, by what the system does about huge pages.
-check_idle() {
-    local mode text=''
-    for mode in always madvise never; do
-        echo $mode >/sys/kernel/mm/transparent_hugepage/enabled
-        grep -q "\[$mode\]" /sys/kernel/mm/transparent_hugepage/enabled
-        memory '' >alone
-        memory "$agent" >carried
-        text="$text$(echo "$(cat alone) $(cat carried)" | awk -v mode=$mode '{
-            printf "%s: RSS %d -> %d KiB, anonymous %d -> %d, huge %d; ", mode, $1, $4, $2, $5, $6 }')"
-        echo "$text"
-        [ "$(echo "$(cat alone) $(cat carried)" | awk '{ print $5 - $2 }')" -le "$IDLE_KIB" ] || fail "$mode: more than $IDLE_KIB KiB"
-        [ "$(awk '{ print $3 }' carried)" = 0 ] || fail "$mode: huge pages of an idle program"
-    done
-    figures "${text%; }"
-}
-
-# The session, the program and the table have 64 MB of memory together.
-check_small() {
-    local group=/sys/fs/cgroup/small program=$programs/truth-plain
-    echo +memory >/sys/fs/cgroup/cgroup.subtree_control
-    mkdir -p $group
-    echo 64M >$group/memory.max
-    echo $$ >$group/cgroup.procs
-    start "$program"
-    sample 1
-    tell "go 200 4 1" "done"
-    end_session
-    compare "$program"
-    grep -q '^oom_kill 0$' $group/memory.events || fail "killed: $(cat $group/memory.events)"
-    figures "$(wc -l <found) places; at most $(cat $group/memory.peak 2>/dev/null || cat $group/memory.current) bytes used"
-    end_program
-    echo $$ >/sys/fs/cgroup/cgroup.procs
-}
-
 # A machine without a clock begins in 1970, gets the time, and is corrected by three days: what
 # --leaks says of the series is by the time that has passed.
 check_clock() {
@@ -488,9 +440,9 @@ written() {
     [ $(($# - 1)) -ge "$1" ]
 }
 
-# The checks set the clock and the system's huge pages: nowhere but in a machine made for them.
+# The checks set the clock and much else of the system: nowhere but in a machine made for them.
 if [ "$(cat /proc/1/comm)" != init ] || ! grep -q ' checks=' /proc/cmdline; then
-    echo "checks.sh: this is no machine that deploy/try-aarch64 has booted" >&2
+    echo "checks.sh: this is no machine that deploy/try-machines has booted" >&2
     exit 2
 fi
 case $1 in

@@ -353,8 +353,7 @@ fn ensure_tracked(snapshot: &Snapshot) -> anyhow::Result<()> {
     let (samples, untracked) = (snapshot.totals.samples, snapshot.untracked());
     anyhow::ensure!(
         samples == 0 || untracked < samples,
-        "none of its {samples} samples has a place in the range of sampled objects, since the \
-         address space is limited or used up: raise the limit (ulimit -v) and start it again"
+        "none of its {samples} samples has a place in the range of sampled objects: raise the limit (ulimit -v) and start it again"
     );
     Ok(())
 }
@@ -427,7 +426,6 @@ impl Suppressed {
 /// Returns the addresses of the allocator's global data.
 fn globals(header: &Header<'_>) -> anyhow::Result<HeapGlobals> {
     header.heap().context(
-        "the program keeps its own allocator (MEM_PROFILER_ALLOCATOR=system), in which case its \
-         sampled objects cannot be listed on this processor: start it without that variable",
+        "it keeps its own allocator (MEM_PROFILER_ALLOCATOR=system), so sampled objects cannot be listed on this processor",
     )
 }

@@ -141,8 +141,7 @@ impl Moment {
         match &self.hold {
             Hold::Copy(copy, _) => ensure!(
                 copy.is_whole(),
-                "the copy of process {pid} was killed while it was being searched, perhaps because \
-                 memory ran short: try again, or search the process itself: --stop"
+                "the copy of process {pid} was killed while it was searched, perhaps for lack of memory: try again, or use --stop"
             ),
             Hold::Process(_) => {
                 ensure!(

@@ -26,9 +26,7 @@ pub fn notes(check: &Check, names: &HashMap<NodeId, Vec<String>>) -> Vec<String>
     add(
         check.missed > 0,
         format!(
-            "{} that copies lack (MADV_DONTFORK) was read while the process ran: what only that \
-             memory points to may be reported as lost; --stop reads it while the process is \
-             stopped",
+            "{} that copies lack (MADV_DONTFORK) was read while it ran: what only that points to may be reported as lost; or use --stop",
             text::bytes(check.missed as f64)
         ),
     );
@@ -59,8 +57,7 @@ pub fn notes(check: &Check, names: &HashMap<NodeId, Vec<String>>) -> Vec<String>
     add(
         untracked > 0,
         format!(
-            "{untracked} samples have no place in the range of sampled objects, since the address \
-             space is limited or used up: whether their objects are lost is not known"
+            "{untracked} samples have no place in the range of sampled objects: whether those are lost is not known; raise ulimit -v"
         ),
     );
     let overwritten = overwritten(check, names);
@@ -73,15 +70,13 @@ pub fn notes(check: &Check, names: &HashMap<NodeId, Vec<String>>) -> Vec<String>
     let is_lossy = check.leaks.total.samples > 0;
     add(
         is_lossy && check.looks.is_some(),
-        "it was not stopped, so its registers are not known: what only a register points to is \
-         reported as lost. Without --gentle, they are known"
+        "it was not stopped, so its registers are not known: what only they point to is reported as lost (not without --gentle)"
             .to_owned(),
     );
     add(
         is_lossy && check.shared > 0,
         format!(
-            "{} of shared memory was read while the process ran: what only that memory points to \
-             may be reported as lost; --stop reads it while the process is stopped",
+            "{} of shared memory was read while it ran: what only that points to may be reported as lost; or use --stop",
             text::bytes(check.shared as f64)
         ),
     );
@@ -114,8 +109,7 @@ fn overwritten(check: &Check, names: &HashMap<NodeId, Vec<String>>) -> Option<St
     let found = all.remark(&stacks);
     let unclear = (check.unclear > 0).then(|| {
         format!(
-            "{} objects that nothing points to have nothing legible before them: memory that was not used yet, \
-             or lost objects before or behind which the program has written, which are missing above then",
+            "{} objects that nothing points to are left out: memory not used yet, or lost and overwritten before their beginning",
             check.unclear
         )
     });

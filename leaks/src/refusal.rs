@@ -14,9 +14,7 @@ pub fn no_room(pid: i32) -> Option<anyhow::Error> {
     let needed = tables.saturating_add(tables / 8).saturating_add(RESERVE);
     (room < needed).then(|| {
         anyhow!(
-            "process {pid} cannot be copied: the memory limit of its control group leaves {}, and a copy \
-             needs {} for its page tables: without them, the kernel would kill the process; search it \
-             while it is stopped instead: --stop; or while it runs: --gentle",
+            "process {pid} cannot be copied: the memory limit of its control group leaves {}, page tables need {}: --stop or --gentle search without",
             text::bytes(room as f64),
             text::bytes(needed as f64)
         )
@@ -89,8 +87,7 @@ fn overcommitted(policy: &str, meminfo: &str) -> Option<String> {
     (policy.trim() == "2").then_some(())?;
     let (promised, most) = (bytes("Committed_AS")?, bytes("CommitLimit")?);
     Some(format!(
-        "vm.overcommit_memory is 2, {promised} of {most} are already committed, and a copy counts \
-         with all memory that the process may write to"
+        "vm.overcommit_memory is 2, {promised} of {most} are committed, and a copy counts with all that the process may write to"
     ))
 }
 

@@ -59,8 +59,7 @@ pub fn hidden_objects(profile: &Profile) -> Option<String> {
     let is_unlocked = |python: &String| python.contains(FREE_THREADED);
     if hides && profile.facts.python.as_ref().is_some_and(is_unlocked) {
         return Some(
-            "Python objects are missing here: a free-threaded build takes all from its own \
-             allocator; what extensions take from malloc is included"
+            "Python objects are missing here: a free-threaded build takes them from its own allocator; what extensions take is included"
                 .to_owned(),
         );
     }

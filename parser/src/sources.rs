@@ -42,8 +42,7 @@ pub enum NotShown {
     },
     /// The source is part of an archive.
     #[error(
-        "{file} is within {archive}, a zip file that Python imports from, and is not read there: \
-         unpack that, and name the directory with --source_path"
+        "{file} is within {archive}, a zip file, and is not read there: unpack it, and name the directory with --source_path"
     )]
     Packed {
         /// Path of the source.

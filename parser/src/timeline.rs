@@ -133,8 +133,6 @@ fn why_none(profile: &Profile) -> &'static str {
     } else if profile.facts.duration_ns.is_none() || profile.details.is_empty() {
         "several sessions have no timeline in common: take one dump, or several of one session"
     } else {
-        "the dump has no timeline: mem_profiler records one while it runs a session (mem_profiler -s \
-         60 -p PID, mem_profiler run PROGRAM), but its commands dump, stop and recover find none, \
-         and several sessions have none in common"
+        "the dump has no timeline: mem_profiler -s 60 -p PID or run PROGRAM records one; dump, stop and recover find none"
     }
 }

@@ -37,6 +37,12 @@ pub fn setting(name: &str) -> Option<i64> {
     String::from_utf8_lossy(&text).trim().parse().ok()
 }
 
+/// Returns the number of mappings that each process may have.
+pub fn max_mappings() -> Option<usize> {
+    let text = read("/proc/sys/vm/max_map_count", MAX_FILE_BYTES).ok()?;
+    String::from_utf8_lossy(&text).trim().parse().ok()
+}
+
 /// Returns true if this process may lock any amount of memory (`CAP_IPC_LOCK`).
 pub fn may_lock() -> bool {
     read("/proc/self/status", MAX_FILE_BYTES).is_ok_and(|status| locks(&status))

@@ -92,8 +92,7 @@ fn no_session(agent: &Agent) -> Reply {
     Reply::refusal(
         404,
         format!(
-            "{}: no session is sampling it: start one with mem_profiler -p {}, on the live page, \
-             or with mem_profiler serve --sample; ?seconds=N samples for that time only",
+            "{}: no session is sampling it: mem_profiler -p {} starts one, or serve --sample, or ?seconds=N for that time only",
             agent.title(),
             agent.pid
         ),

@@ -9,10 +9,12 @@
 //   site_moment    300 objects of 2000 bytes in each step, freed at once
 //
 // Talks in lines: "begin", "step" and "ok" after each; "expected" prints for each site the objects and bytes
-// in use, and those allocated so far; "age N" lets the ring's objects live N milliseconds each, for a second.
+// in use, and those allocated so far; "age N" lets the ring's objects live N milliseconds each, for a second;
+// "map N" makes N mappings, or as many as the kernel allows.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 
 #define SITE __attribute__((noinline, noclone))
@@ -86,6 +88,18 @@ static void take_step(void) {
     step++;
 }
 
+// Pages of which every other one may not be read are a mapping each.
+static void map(long count) {
+    char *pages = mmap(NULL, count * 65536, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (pages == MAP_FAILED) return;
+    for (long i = 0; i < count; i += 2)
+        if (mprotect(pages + i * 65536, 65536, PROT_NONE)) {
+            // Leaves room for two.
+            munmap(pages + (i - 2) * 65536, 2 * 65536);
+            return;
+        }
+}
+
 static double now(void) {
     struct timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
@@ -107,12 +121,14 @@ static void turn_ring(double lifetime) {
 int main(void) {
     char line[64];
     double lifetime;
+    long mappings;
     setvbuf(stdout, NULL, _IOLBF, 0);
     puts("ready");
     while (fgets(line, sizeof line, stdin)) {
         if (!strcmp(line, "begin\n")) begin();
         else if (!strcmp(line, "step\n")) take_step();
         else if (sscanf(line, "age %lf", &lifetime) == 1) turn_ring(lifetime);
+        else if (sscanf(line, "map %ld", &mappings) == 1) map(mappings);
         else
             for (struct site *s = sites; s < sites + SITES; s++)
                 printf("%s %ld %ld %ld %ld\n", s->name, s->live, s->live_bytes, s->all, s->all_bytes);

@@ -210,7 +210,10 @@ fn an_agent_that_does_not_load_leaves_the_environment_alone() {
             assert_eq!(outcome.stdout, "0\n<>\n", "{outcome:?}");
             assert_eq!(outcome.stderr.lines().count(), 1, "{outcome:?}");
             assert!(outcome.stderr.contains(said), "{outcome:?}");
-            assert!(outcome.stderr.contains("start without it"), "{outcome:?}");
+            assert!(
+                outcome.stderr.contains("start without the agent"),
+                "{outcome:?}"
+            );
         }
     }
 }
@@ -635,17 +638,14 @@ fn where_there_is_no_room_nothing_is_started_or_pages_are_left_out() {
             match size {
                 "128k" => {
                     let said = [
-                        "the dumps of ",
-                        " KiB at least, 128 KiB are free, of which 64 KiB may be used",
+                        "processes need ",
+                        " KiB at least, 128 KiB are free, of which half may be used",
                     ];
                     assert!(
                         said.iter().all(|part| outcome.stderr.contains(part)),
                         "{outcome:?}"
                     );
-                    assert!(
-                        outcome.stderr.contains("choose another directory"),
-                        "{outcome:?}"
-                    );
+                    assert!(outcome.stderr.contains("use another -o"), "{outcome:?}");
                     assert!(names(&disk).is_empty(), "{:?}", names(&disk));
                 }
                 "4m" => assert!(
@@ -712,7 +712,7 @@ fn an_agent_that_other_users_cannot_read_is_refused_to_root() {
             closed(&path, mode);
             let outcome = run(&mut package.shell(&scratch, shell, call));
             assert_eq!(outcome.stdout, "0 <>\n", "{shell:?}: {outcome:?}");
-            let said = format!("since {} has the mode ", path.display());
+            let said = format!("other users cannot read it, {} is ", path.display());
             assert!(outcome.stderr.contains(&said), "{shell:?}: {outcome:?}");
             assert!(!outcome.stderr.contains("will carry"), "{outcome:?}");
             let mut own = package.shell(&scratch, shell, call);

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use mem_tests::cgroup::Cgroup;
 use mem_tests::session::copy_program;
-use mem_tests::{Outcome, Scratch, Target, artifacts, run, wait};
+use mem_tests::{Outcome, Scratch, Session, Target, artifacts, run, wait};
 
 fn idle(scratch: &Scratch) -> Target {
     started(&mut scratch.preloaded(scratch.compile("brood.c", &[])))
@@ -294,6 +294,32 @@ fn a_frozen_control_group_is_named() {
     );
     assert!(!outcome.stderr.contains("kill -CONT"), "{outcome:?}");
     drop(frozen);
+}
+
+/// It allocates, and says so: the session's tables could not be mapped.
+#[test]
+fn a_process_with_all_the_mappings_that_it_may_have_is_told_so() {
+    let scratch = Scratch::new();
+    let most = fs::read_to_string("/proc/sys/vm/max_map_count").expect("a limit");
+    let program = scratch.compile("history.c", &[]);
+    let mut target = Target::start(&mut scratch.preloaded(program));
+    assert_eq!(target.hear(), "ready");
+    target.say("begin");
+    target.hear();
+    target.say("step");
+    target.hear();
+    target.say(&format!(
+        "map {}",
+        2 * most.trim().parse::<u64>().expect("a number")
+    ));
+    target.hear();
+    let session = Session::of(&scratch, target.pid(), "1");
+    target.say("age 1");
+    target.hear();
+    let outcome = session.stop();
+    assert!(outcome.stderr.contains("vm.max_map_count"), "{outcome:?}");
+    assert!(!outcome.stderr.contains("allocates nothing"), "{outcome:?}");
+    target.finish_well();
 }
 
 /// The kernel marks programs that were deleted like that, but this one is called so.

@@ -158,34 +158,39 @@ fn the_service_works_with_the_rights_and_calls_that_it_has() {
     assert!(checked > 100, "only {checked} calls were seen");
 }
 
+/// Where the clock is set back between two sessions, the older dump has the later time.
 #[test]
-fn the_service_keeps_the_newest_dumps_of_a_name() {
+fn the_service_keeps_the_newest_dumps_of_a_name_whatever_the_clock_says() {
     let scratch = Scratch::new();
     install(&scratch);
     units(&scratch);
     let dumps = scratch.file("var/lib/mem-profiler");
     fs::create_dir_all(&dumps).expect("a new directory");
     let now = std::time::SystemTime::now();
-    for age in 0..30 {
-        for name in ["sleeper", "other"] {
-            let path = dumps.join(format!("{name}_{age:02}.heap"));
-            let file = fs::File::create(path).expect("a file");
-            file.set_modified(now - std::time::Duration::from_secs(age))
+    let line = commands(&scratch, "ExecStartPost=");
+    let mut words = line.split(' ');
+    let script = words.next().expect("a script").to_owned();
+    let words: Vec<_> = words.collect();
+    // Pids come in any order, too.
+    let name = |session: u64| format!("sleeper_sleep.{}.0001.heap", 900 - session);
+    for session in 0..30 {
+        for file in [name(session), format!("other_{session}.heap")] {
+            let file = fs::File::create(dumps.join(file)).expect("a file");
+            file.set_modified(now - std::time::Duration::from_secs(3600 * session))
                 .expect("a time");
         }
+        tool(&script, words.iter());
     }
-    let line = commands(&scratch, "ExecStartPost=/bin/sh -c ");
-    tool("sh", ["-c", line.trim_matches('\'')]);
-    let left = |name: &str| {
+    let count = |start: &str| {
         let files = fs::read_dir(&dumps).expect("ours").flatten();
         let names = files.map(|file| file.file_name().to_string_lossy().into_owned());
-        names
-            .filter(|file| file.starts_with(name))
-            .max()
-            .expect("some")
+        names.filter(|file| file.starts_with(start)).count()
     };
-    assert_eq!(left("sleeper"), "sleeper_23.heap");
-    assert_eq!(left("other"), "other_29.heap");
+    assert_eq!(count("sleeper_sleep."), 24);
+    for session in 6..30 {
+        assert!(dumps.join(name(session)).exists(), "session {session}");
+    }
+    assert_eq!(count("other_"), 30);
 }
 
 #[test]

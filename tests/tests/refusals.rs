@@ -93,7 +93,7 @@ fn without_the_server_it_says_where_to_get_it() {
             "mem_server",
             "a separate program",
             "same package",
-            "mem-server",
+            "board's",
         ];
         outcome.refused(1, &parts);
         let place = place.display().to_string();

@@ -40,21 +40,17 @@ pub enum Error {
     Descriptors(String),
     /// The process runs under a sanitizer.
     #[error(
-        "it runs under a sanitizer (AddressSanitizer, LeakSanitizer, ThreadSanitizer, \
-         MemorySanitizer), whose allocator the agent leaves in charge: profile a build without it"
+        "it runs under a sanitizer (AddressSanitizer or another), whose allocator stays in charge: profile a build without it"
     )]
     Sanitizer,
     /// The process's C library is musl.
     #[error(
-        "its C library is musl, and the agent needs glibc: the program runs as it would without \
-         the agent, but cannot be sampled; sample it in an image with glibc (Debian, Ubuntu, Fedora)"
+        "its C library is musl, and the agent needs glibc: sample it in an image with glibc (Debian, Ubuntu, Fedora)"
     )]
     Musl,
     /// The process has installed a seccomp filter.
     #[error(
-        "it has installed a seccomp filter since it started, and the agent makes no system call \
-         that the filter might not allow: start it with MEM_PROFILER_START=1, which maps the \
-         tables beforehand"
+        "it has installed a seccomp filter, which might not allow what a session needs: start it with MEM_PROFILER_START=1"
     )]
     Sandboxed,
     /// The shared directory has too little space.
@@ -68,8 +64,7 @@ pub enum Error {
     FileLimit,
     /// The filesystem of the segment's directory cannot reserve memory.
     #[error(
-        "the filesystem of {} cannot reserve memory for its segment (ramfs cannot): move the segments to a \
-         tmpfs with MEM_PROFILER_DIR (for the program and for mem_profiler)",
+        "the filesystem of {} cannot reserve memory for its segment (ramfs cannot): set MEM_PROFILER_DIR to a tmpfs, for both",
         text::path(.0)
     )]
     Unreserved(PathBuf),

@@ -97,8 +97,7 @@ fn one(
     let Some(session) = session_of(agent, &header) else {
         anyhow::ensure!(
             !named,
-            "nothing was sampled yet: start a session with mem_profiler -s 60 -c 1 -p {}, which \
-             knows what is allocated from then on, or the program with mem_profiler run -c 1",
+            "nothing was sampled yet: mem_profiler -s 60 -c 1 -p {} knows what is allocated from then on; run -c 1, everything",
             agent.pid
         );
         return Ok(None);

@@ -28,9 +28,7 @@ pub fn execute(command: &str, args: &[OsString]) -> anyhow::Result<ExitCode> {
     let error = Command::new(&server).arg(command).args(args).exec();
     if error.kind() == ErrorKind::NotFound {
         bail!(
-            "{command} is done by {SERVER}, a separate program, which is not installed here: it \
-             comes in the same package as mem_profiler, and cargo build --release -p mem-server \
-             makes it from the sources; put it {}",
+            "{command} is done by {SERVER}, a separate program of the same package (but not of the board's): put it {}",
             place()
         );
     }

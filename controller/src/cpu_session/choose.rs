@@ -170,10 +170,8 @@ pub fn samples_inside(engine: Option<EngineName>, rate: u32, pids: &[i32]) -> bo
 }
 
 /// Message: agents sample although perf events are permitted.
-const FOR_LINES: &str = ", whose lines the agent names: instead of perf events, it takes the \
-                         samples, by timers and a signal, and time spent in the kernel counts for \
-                         the calls that lead there (--engine perf sees the kernel, but no lines of \
-                         Python)";
+const FOR_LINES: &str = ", whose lines the agent names: sampled by timers, with time in the \
+                         kernel attributed to its callers (--engine perf: the kernel, no lines)";
 /// Message: perf events sample because agents that see Python lines cannot.
 const NO_LINES: &str = "; instead perf events sample it, which see no lines of Python";
 

@@ -12,17 +12,16 @@ use super::member::Trouble;
 use super::timers::Timers;
 
 /// Message: agents do not see kernel frames.
-pub const ONLY_ITSELF: &str = "timers do not see the kernel: time spent there counts for the calls \
-                               that lead there";
+pub const ONLY_ITSELF: &str = "timers do not see the kernel: time spent there is attributed to its \
+                               callers";
 
 /// Message: the agent's timers sample, with the consequences.
-const INSIDE: &str = "instead the agent in it samples its threads, by timers and a signal: \
-                          time spent in the kernel counts for the calls that lead there";
+const INSIDE: &str = "instead the agent in it samples its threads by timers: time in the kernel \
+                      is attributed to its callers";
 
 /// Message: ptrace samples, with the consequences.
-pub const STOPPED: &str = "instead its running threads are stopped for some microseconds each \
-                           (ptrace): what they do in the kernel is not seen, and a waiting call \
-                           (epoll_wait and the like) may occasionally return EINTR";
+pub const STOPPED: &str = "instead its running threads are stopped for microseconds (ptrace): \
+                           without the kernel; waiting calls may return EINTR";
 
 /// Agents and ptrace.
 pub struct Inside {

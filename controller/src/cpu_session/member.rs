@@ -87,8 +87,7 @@ impl Member {
         match inherited {
             0 => format!("it is under a seccomp filter, and {why}"),
             1 => format!(
-                "it was started under a seccomp filter, and {why}; if the filter allows timers, as \
-                 those of Docker and Kubernetes do, start the program with {FILTERS_VARIABLE}=1"
+                "it was started under a seccomp filter, and {why}; if that allows timers (Docker, Kubernetes), start it with {FILTERS_VARIABLE}=1"
             ),
             n => format!(
                 "it was started under {n} seccomp filters, and {why}; if they allow timers, start \

@@ -416,9 +416,7 @@ impl Timers {
 fn running(pid: i32, session: Option<&Session>) -> String {
     match session {
         Some(session) if session.cpu.rate == 0 => format!(
-            "a heap session of it is running, and its agent has one session at a time: \
-             mem_profiler stop -p {pid} ends it; mem_profiler both -p {pid} samples heap and CPU \
-             time together instead"
+            "a heap session of it is running, and its agent has one session at a time: mem_profiler stop -p {pid}, or mem_profiler both -p {pid}"
         ),
         _ => format!("a session of it is running: mem_profiler stop -p {pid} ends it"),
     }

@@ -269,6 +269,11 @@ impl Run {
                 .warning(&format!("{}: 0 calls seen: {why}", written.title));
             return;
         }
+        if let Some(why) = process::mapping_shortage(pid).filter(|_| none) {
+            self.reporter
+                .warning(&format!("{}: 0 calls seen: {why}", written.title));
+            return;
+        }
         let other = allocator::of_process(pid, few).filter(|other| none || !other.takes_all());
         let why = match other {
             Some(other) if none => format!("0 calls seen: {other}"),

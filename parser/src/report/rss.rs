@@ -39,8 +39,7 @@ fn render(context: &Context) -> Result<String> {
     let facts = &context.view.profile().facts;
     if facts.allocator.is_empty() && facts.memory.is_empty() && facts.maps_text.is_empty() {
         bail!(
-            "the dump has figures neither of the allocator nor of resident memory: --rss needs a dump \
-             of mem_profiler, taken while the process lived"
+            "the dump has no figures of resident memory: --rss needs a dump of mem_profiler, taken while the process lived"
         );
     }
     let mut out = String::new();

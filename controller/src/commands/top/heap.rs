@@ -153,8 +153,7 @@ impl HeapFeed {
     fn remarks(&self) -> Vec<String> {
         let brief = match &self.source {
             Source::Own(target) if self.is_brief => Some(format!(
-                "of the last {} only: older objects are not in it, and growth is what was allocated in that \
-                 time and kept, whatever of the older was freed",
+                "of the last {} only: older objects are not in it; growth is what was allocated in that time and kept",
                 text::short_time(target.lasted())
             )),
             _ => None,

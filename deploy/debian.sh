@@ -1,37 +1,37 @@
 # shellcheck shell=bash
-# Debian's packages for arm64, for the scripts that try programs under qemu. Sourced; needs
-# deploy/packages.sh.
+# Debian's packages of any architecture and suite, unpacked and not installed, for the scripts that try
+# programs under qemu. Sourced; needs deploy/packages.sh. ARCH is Debian's name: arm64, amd64.
 
-# arm64_apt DIRECTORY SUITE: sets `options`, with which apt-get and apt-cache know the suite's packages
-# for arm64. Apt checks the signatures; its own lists, and what is installed on this machine, stay as
-# they are.
-arm64_apt() {
-    local apt=$1 suite=$2 from
+# debian_apt ARCH DIRECTORY SUITE: sets `options`, with which apt-get and apt-cache know the suite's
+# packages for it. Apt checks the signatures; its own lists, and what is installed on this machine,
+# stay as they are.
+debian_apt() {
+    local arch=$1 apt=$2 suite=$3 from
     mkdir -p "$apt"/{lists,cache}/partial "$apt/cache/archives/partial"
     : >"$apt/status"
     from=$(mirror) || return 1
     echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $from $suite main" >"$apt/sources.list"
     options=(
-        -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o APT::Sandbox::User=root
+        -o APT::Architecture="$arch" -o APT::Architectures="$arch" -o APT::Sandbox::User=root
         -o APT::Install-Recommends=false -o Acquire::Languages=none -o Debug::NoLocking=true
         -o Dir::State::Lists="$apt/lists" -o Dir::State::status="$apt/status" -o Dir::Cache="$apt/cache"
         -o Dir::Etc::SourceList="$apt/sources.list" -o Dir::Etc::SourceParts=- -o Dir::Etc::Parts=-
     )
 }
 
-# arm64_packages DIRECTORY SUITE PACKAGE...: unpacks them and what they depend on, unless they are
-# there from last time.
-arm64_packages() {
-    local root=$1 suite=$2 apt=$1.apt log options
-    shift 2
+# debian_packages ARCH DIRECTORY SUITE PACKAGE...: unpacks them and what they depend on, unless they
+# are there from last time.
+debian_packages() {
+    local arch=$1 root=$2 suite=$3 apt=$2.apt log options
+    shift 3
     [ "$(cat "$root.list" 2>/dev/null)" != "$*" ] || return 0
     rm -rf "$root" "$apt" "$root.list"
     mkdir -p "$root"
-    arm64_apt "$apt" "$suite" || return 1
+    debian_apt "$arch" "$apt" "$suite" || return 1
     log=$(mktemp)
     if ! { apt-get "${options[@]}" -y update && apt-get "${options[@]}" -y --download-only install "$@"; } >"$log" 2>&1; then
         tail -n 20 "$log" >&2
-        echo "could not download $* for arm64: is the mirror in reach? All of the output is in $log" >&2
+        echo "could not download $* for $arch: is the mirror in reach? All of the output is in $log" >&2
         return 1
     fi
     local package
@@ -40,13 +40,13 @@ arm64_packages() {
     echo "$*" >"$root.list"
 }
 
-# arm64_kernel FILE SUITE PACKAGE: the kernel that the package stands for or contains, without its
-# modules, unless it is there from last time.
-arm64_kernel() {
-    local file=$1 suite=$2 package=$3 apt=$1.apt log options named
+# debian_kernel ARCH FILE SUITE PACKAGE: the kernel that the package stands for or contains, without
+# its modules, unless it is there from last time.
+debian_kernel() {
+    local arch=$1 file=$2 suite=$3 package=$4 apt=$2.apt log options named
     [ ! -e "$file" ] || return 0
     rm -rf "$apt"
-    arm64_apt "$apt" "$suite" || return 1
+    debian_apt "$arch" "$apt" "$suite" || return 1
     log=$(mktemp)
     if ! apt-get "${options[@]}" -y update >"$log" 2>&1; then
         tail -n 20 "$log" >&2
