@@ -2,6 +2,8 @@
 
 use std::io;
 
+use crate::foreign;
+
 /// Error of reading a file as a profile. Each message names the file, and the line if there is one.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
@@ -41,6 +43,8 @@ pub(crate) enum Fault {
     Here(String),
     /// Fault of the contents as a whole.
     Whole(String),
+    /// The file is of another kind. The advice may contain a place for its name.
+    Foreign(&'static str),
 }
 
 impl From<io::Error> for Fault {
@@ -68,6 +72,10 @@ impl Fault {
                 what,
             },
             Fault::Whole(what) => ReadError::Content { name, what },
+            Fault::Foreign(advice) => ReadError::Content {
+                what: foreign::with_name(advice, &name),
+                name,
+            },
         }
     }
 }

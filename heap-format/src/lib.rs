@@ -21,17 +21,20 @@ pub mod beside;
 mod builder;
 pub mod cpu;
 pub mod crowding;
+mod decimal;
 mod detail;
 pub mod dump;
 pub mod elapsed;
 mod error;
 pub mod fold;
 mod folded;
+mod foreign;
 mod frames;
 mod heap_text;
 pub mod history;
 mod intern;
 mod jemalloc;
+mod kind;
 mod labels;
 pub mod leaks;
 mod lines;
@@ -56,6 +59,7 @@ mod sampling;
 mod scale;
 mod scan;
 mod stacks;
+mod symbolized;
 mod value_type;
 pub mod variance;
 
@@ -82,6 +86,7 @@ pub use stacks::Stacks;
 pub use value_type::{ValueType, heap_sample_types};
 
 use error::Fault;
+use kind::Kind;
 use lines::Lines;
 use packed::Unpacking;
 
@@ -127,6 +132,9 @@ pub fn read_from(reader: impl Read, name: &str) -> Result<Profile, ReadError> {
     recognise(&mut lines).map_err(|fault| fault.into_error(name, lines.number()))
 }
 
+/// Name of standard input in messages.
+pub const STANDARD_INPUT: &str = "standard input";
+
 /// Bytes at the start of a file that are examined to recognise its format.
 const START_SIZE: usize = 1 << 16;
 
@@ -136,46 +144,39 @@ fn recognise<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
         return Err(Fault::whole("is empty"));
     }
     if packed::looks_like(start) {
-        let packed = lines.rest()?;
-        let mut lines = Lines::new(Unpacking::new(&packed, packed::TEXT));
-        return if is_text(lines.peek(START_SIZE)?) {
-            plain(&mut lines)
+        return read_packed(lines.rest()?);
+    }
+    match Kind::of(start)? {
+        Kind::Binary(kind) => kind.read(&lines.rest()?, None),
+        Kind::Text(kind) => kind.read(lines),
+    }
+}
+
+/// Reads a file that was compressed once or several times.
+fn read_packed(mut content: Vec<u8>) -> Result<Profile, Fault> {
+    let stored = content.len();
+    for _ in 0..packed::MAX_LAYERS {
+        let mut lines = Lines::new(Unpacking::new(&content, stored, packed::TEXT));
+        let start = lines.peek(START_SIZE)?;
+        if start.is_empty() {
+            return Err(Fault::whole("is empty once it is unpacked"));
+        }
+        let is_packed = packed::looks_like(start);
+        let kind = if is_packed {
+            None
         } else {
-            pprof::read(&packed::unpack(&packed)?, packed.len())
+            Some(Kind::of(start)?)
         };
+        match kind {
+            Some(Kind::Text(kind)) => return kind.read(&mut lines),
+            Some(Kind::Binary(kind)) => {
+                return kind.read(&packed::unpack(&content, stored)?, Some(stored));
+            }
+            None => content = packed::unpack(&content, stored)?,
+        }
     }
-    plain(lines)
-}
-
-/// Returns true for a text format.
-fn is_text(start: &[u8]) -> bool {
-    start.starts_with(heap_text::START)
-        || start.starts_with(jemalloc::START)
-        || start.starts_with(cpu::START)
-}
-
-/// Reads a file that is not compressed.
-fn plain<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
-    let start = lines.peek(START_SIZE)?;
-    if start.starts_with(heap_text::START) {
-        heap_text::read(lines)
-    } else if start.starts_with(jemalloc::START) {
-        jemalloc::read(lines)
-    } else if start.starts_with(cpu::START) {
-        cpu::read(lines)
-    } else if cpu::gperftools::looks_like(start) {
-        cpu::gperftools::read(&lines.rest()?)
-    } else if perf::looks_like(start) {
-        perf::read(lines)
-    } else if pprof::looks_like(start) {
-        let content = lines.rest()?;
-        pprof::read(&content, content.len())
-    } else if folded::looks_like(start) {
-        folded::read(lines)
-    } else {
-        let shown: String = String::from_utf8_lossy(start).chars().take(24).collect();
-        let what =
-            format!("is not a profile: it begins with {shown:?}, which matches no known format");
-        Err(Fault::whole(what))
-    }
+    let most = packed::MAX_LAYERS;
+    Err(Fault::whole(format!(
+        "is compressed more than {most} times: unpack it first"
+    )))
 }

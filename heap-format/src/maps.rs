@@ -215,7 +215,7 @@ fn is_range_of(mapping: &Mapping, module: &Mapping) -> bool {
 /// Loaded modules are preferred to unloaded ones, and earlier entries to later ones. An address
 /// before a mapping that starts inside its file belongs to it as well, because some writers list
 /// only the second half of a range.
-pub(crate) fn assign(profile: &mut Profile) {
+pub fn assign(profile: &mut Profile) {
     let mappings = &profile.mappings;
     let mut order: Vec<u32> = (0..mappings.len() as u32).collect();
     order.sort_by_key(|&i| mappings[i as usize].start);

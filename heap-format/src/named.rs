@@ -28,12 +28,6 @@ impl NamedBuilder {
         }
     }
 
-    /// Adds a stack, leaf first, with its values.
-    pub(crate) fn stack<'a>(&mut self, names: impl Iterator<Item = &'a [u8]>, values: &[i64]) {
-        self.stack_of(names.map(|name| (name, false)));
-        self.profile.values.extend_from_slice(values);
-    }
-
     /// Adds a stack, leaf first, without its values. A frame is a name, and whether it is a kernel
     /// function.
     pub(crate) fn stack_of<'a>(&mut self, frames: impl Iterator<Item = (&'a [u8], bool)>) {

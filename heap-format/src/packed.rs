@@ -1,8 +1,11 @@
-//! Decompresses gzip files: pprof profiles, or the text of any other format.
+//! Decompresses gzip and zstd files: profiles of any format.
 //!
 //! Some contents compress a thousandfold, so a small file may expand to any size. The decompressed
 //! size is bounded by the number of compressed bytes read so far, not by the file's size. So a
-//! decompression bomb is refused early, however large its file is.
+//! decompression bomb is refused early, however large its file is. A file that was compressed
+//! several times is bounded by the size of its outermost layer (decision 80).
+
+mod zstd;
 
 use std::io::{self, Read, Write};
 
@@ -10,10 +13,15 @@ use flate2::Compression;
 use flate2::bufread::MultiGzDecoder;
 use flate2::write::GzEncoder;
 
+use self::zstd::ZstdFrames;
 use crate::error::Fault;
 
 /// Magic number of gzip.
 const GZIP: &[u8] = &[0x1f, 0x8b];
+
+/// Maximum number of layers of compression. Some web servers compress files that are compressed
+/// already.
+pub(crate) const MAX_LAYERS: usize = 4;
 
 /// Limit on the decompressed size: `base + ratio × compressed bytes`.
 #[derive(Clone, Copy)]
@@ -36,24 +44,59 @@ pub(crate) const WHOLE: Expansion = Expansion {
     ratio: 24,
 };
 
-/// Returns true if the first bytes of a file are those of gzip.
+/// Returns true if the first bytes of a file are those of gzip or zstd.
 pub(crate) fn looks_like(start: &[u8]) -> bool {
-    start.starts_with(GZIP)
+    start.starts_with(GZIP) || zstd::looks_like(start)
+}
+
+/// Decoder of one layer.
+enum Decoder<'a> {
+    Gzip(MultiGzDecoder<&'a [u8]>),
+    Zstd(Box<ZstdFrames<'a>>),
+}
+
+impl<'a> Decoder<'a> {
+    fn new(packed: &'a [u8]) -> Self {
+        if zstd::looks_like(packed) {
+            Self::Zstd(Box::new(ZstdFrames::new(packed)))
+        } else {
+            Self::Gzip(MultiGzDecoder::new(packed))
+        }
+    }
+
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Gzip(decoder) => decoder.read(out),
+            Self::Zstd(decoder) => decoder.read(out),
+        }
+    }
+
+    /// Returns the size of what has not been read yet, in bytes.
+    fn left(&self) -> usize {
+        match self {
+            Self::Gzip(decoder) => decoder.get_ref().len(),
+            Self::Zstd(decoder) => decoder.left(),
+        }
+    }
 }
 
 /// Reader of the decompressed contents of a file.
 pub(crate) struct Unpacking<'a> {
-    decoder: MultiGzDecoder<&'a [u8]>,
+    decoder: Decoder<'a>,
     packed: u64,
+    /// Size of the file, in bytes. Less than `packed` in an inner layer.
+    stored: u64,
     unpacked: u64,
     expansion: Expansion,
 }
 
 impl<'a> Unpacking<'a> {
-    pub(crate) fn new(packed: &'a [u8], expansion: Expansion) -> Self {
+    /// Creates a reader of one layer of a file of `stored` bytes.
+    pub(crate) fn new(packed: &'a [u8], stored: usize, expansion: Expansion) -> Self {
         Self {
-            decoder: MultiGzDecoder::new(packed),
+            decoder: Decoder::new(packed),
             packed: packed.len() as u64,
+            stored: stored as u64,
             unpacked: 0,
             expansion,
         }
@@ -68,22 +111,23 @@ impl Read for Unpacking<'_> {
             .read(out)
             .map_err(|error| invalid(format!("cannot be unpacked: {error}; cut off or damaged")))?;
         self.unpacked += read as u64;
-        let consumed = self.packed - self.decoder.get_ref().len() as u64;
+        let consumed = (self.packed - self.decoder.left() as u64).min(self.stored);
         let Expansion { base, ratio } = self.expansion;
         if self.unpacked > base + ratio * consumed {
             let size = base >> 20;
             return Err(invalid(format!(
-                "unpacks to more than {ratio} times its size, and more than {size} MiB"
+                "unpacks to more than {ratio} times its size, and more than {size} MiB; if you \
+                 trust it, unpack it first"
             )));
         }
         Ok(read)
     }
 }
 
-/// Decompresses a whole file.
-pub(crate) fn unpack(packed: &[u8]) -> Result<Vec<u8>, Fault> {
+/// Decompresses one layer of a file of `stored` bytes.
+pub(crate) fn unpack(packed: &[u8], stored: usize) -> Result<Vec<u8>, Fault> {
     let mut out = Vec::new();
-    Unpacking::new(packed, WHOLE).read_to_end(&mut out)?;
+    Unpacking::new(packed, stored, WHOLE).read_to_end(&mut out)?;
     Ok(out)
 }
 
@@ -94,7 +138,7 @@ pub(crate) fn pack(content: &[u8]) -> io::Result<Option<Vec<u8>>> {
     let packed = encoder.finish()?;
     let is_small = content.len() as u64 <= TEXT.base;
     let is_accepted = is_small || {
-        let mut unpacking = Unpacking::new(&packed, TEXT);
+        let mut unpacking = Unpacking::new(&packed, packed.len(), TEXT);
         io::copy(&mut unpacking, &mut io::sink()).is_ok()
     };
     Ok(is_accepted.then_some(packed))
@@ -109,8 +153,8 @@ mod tests {
         let text: Vec<u8> = (0..100_000).flat_map(|n: u32| n.to_le_bytes()).collect();
         let packed = pack(&text).unwrap().expect("it is packed");
         assert!(looks_like(&packed) && packed.len() < text.len());
-        assert_eq!(unpack(&packed).ok(), Some(text));
-        assert!(unpack(&packed[..packed.len() / 2]).is_err());
+        assert_eq!(unpack(&packed, packed.len()).ok(), Some(text));
+        assert!(unpack(&packed[..packed.len() / 2], packed.len()).is_err());
     }
 
     #[test]
@@ -119,6 +163,7 @@ mod tests {
         assert_eq!(pack(&alike).unwrap(), None);
         let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
         encoder.write_all(&alike).unwrap();
-        assert!(unpack(&encoder.finish().unwrap()).is_err());
+        let bomb = encoder.finish().unwrap();
+        assert!(unpack(&bomb, bomb.len()).is_err());
     }
 }

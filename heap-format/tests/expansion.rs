@@ -151,6 +151,54 @@ fn what_unpacks_without_end_is_refused_early() {
     }
 }
 
+/// A zstd frame with a window, which expands without end: blocks that repeat one byte.
+fn zstd_bomb(start: &[u8], blocks: usize) -> Vec<u8> {
+    const RUN: u32 = 128 << 10;
+    /// Window of 64 MiB, the largest that is accepted.
+    const WINDOW: u8 = 16 << 3;
+    let header = |size: u32, kind: u32| (size << 3 | kind << 1).to_le_bytes();
+    let mut frame = vec![0x28, 0xb5, 0x2f, 0xfd, 0, WINDOW];
+    frame.extend(&header(start.len() as u32, 0)[..3]);
+    frame.extend(start);
+    for _ in 0..blocks {
+        frame.extend(&header(RUN, 1)[..3]);
+        frame.push(b'1');
+    }
+    frame
+}
+
+#[test]
+fn zstd_that_unpacks_without_end_is_refused_early() {
+    let pprof = message(1, &[0x08, 1, 0x10, 2]);
+    let pprof = [pprof, open(6, 1 << 40)].concat();
+    let starts: [&[u8]; 4] = [
+        &pprof,
+        b"main;a ",
+        b"heap profile: 1: 1 [1: 1] @ heapprofile\n",
+        b"x",
+    ];
+    for start in starts {
+        let bomb = zstd_bomb(start, 100_000);
+        let packed_bomb = pack(&bomb, b"\0", 1);
+        for file in [bomb, packed_bomb] {
+            let (how, kib) = read_apart(&file);
+            assert!(!how.ends_with(" stacks"), "{how}");
+            assert!(kib < MAX_KIB, "{kib} KiB, {how}");
+            println!("{kib} KiB, {how}");
+        }
+    }
+}
+
+#[test]
+fn a_bomb_in_a_bomb_is_refused_early() {
+    for (name, start, unit) in cases().into_iter().take(3) {
+        let inner = pack(&start, &unit, 64 << 20);
+        let (how, kib) = read_apart(&pack(&inner, b"\0", 8 << 20));
+        assert!(!how.ends_with(" stacks"), "{name}: {how}");
+        assert!(kib < MAX_KIB, "{name}: {kib} KiB, {how}");
+    }
+}
+
 #[test]
 fn a_large_bomb_takes_no_more_than_a_small_one() {
     let start = message(1, &[0x08, 1, 0x10, 2]);

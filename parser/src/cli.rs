@@ -20,6 +20,7 @@ use mem_parser::graph::Order;
 use mem_parser::load::Missing;
 use mem_parser::nodes::Granularity;
 use mem_parser::python::Shown;
+use mem_parser::stdin;
 use symbols::demangle::Style;
 
 use report::Report;
@@ -34,13 +35,15 @@ const EXAMPLES: &str = "Examples:
   mem_parser x.heap --html -o page.html         page for a browser
   mem_parser x.heap --base early.heap --cum     what has grown since
   mem_parser x.heap --peek '^parse'             who calls these functions
-  mem_parser -p bin/app -f x.heap -s -o x.svg   with another copy of the program";
+  mem_parser -p bin/app -f x.heap -s -o x.svg   with another copy of the program
+  perf script | mem_parser --flame -            from a pipe";
 
 /// Reads heap and CPU profiles: tables, call graphs, and conversions.
 ///
 /// Reads this project's dumps (.heap) and CPU profiles (.cpu), what jemalloc,
-/// gperftools, pprof and perf write, and folded stacks, and recognises them by
-/// their content. Without an output, prints the table.
+/// gperftools, pprof and perf write, and folded stacks, also compressed (gzip,
+/// zstd), and recognises them by their content. Without an output, prints the
+/// table.
 #[derive(Parser, Debug)]
 #[command(name = "mem_parser", version, max_term_width = 80)]
 #[command(override_usage = USAGE, after_help = EXAMPLES)]
@@ -51,7 +54,7 @@ pub struct Cli {
     #[command(subcommand)]
     pub command: Option<Document>,
 
-    /// The dump to read, as with -f
+    /// The dump to read, as with -f; - is standard input
     #[arg(value_name = "DUMP")]
     bare: Vec<PathBuf>,
 
@@ -324,8 +327,13 @@ impl Cli {
         if let Some(file) = cli.file().map(Path::to_path_buf) {
             cli.report.choose_for(&file);
         }
+        // Without any argument, a pipe may be anybody's.
+        let has_arguments = std::env::args_os().len() > 1;
+        if cli.command.is_none() && cli.dumps().is_empty() && has_arguments && stdin::is_offered() {
+            cli.bare.push(stdin::PATH.into());
+        }
         if cli.command.is_none() && cli.dumps().is_empty() {
-            let missing = "no dump was given; name one: mem_parser x.heap";
+            let missing = "no dump was given; name one: mem_parser x.heap (- is standard input)";
             usage::end(Self::command().error(ErrorKind::MissingRequiredArgument, missing));
         }
         cli
@@ -380,6 +388,29 @@ impl Cli {
         }
     }
 
+    /// Checks that only one dump comes from standard input, and nothing else.
+    pub fn check_input(&self) -> Result<()> {
+        let BaseOptions { base, diff_base } = &self.base;
+        let dumps = self.dumps();
+        let all = dumps.iter().chain(base).chain(diff_base);
+        anyhow::ensure!(
+            all.filter(|dump| stdin::is_meant(dump)).count() < 2,
+            "standard input (-) can be read only once; save the profile to a file first"
+        );
+        let files = [
+            ("-p", "the program", &self.binary),
+            ("--perf-map", "the list of names", &self.symbols.perf_map),
+        ];
+        for (option, what, file) in files {
+            let is_stdin = file.as_deref().is_some_and(stdin::is_meant);
+            anyhow::ensure!(
+                !is_stdin,
+                "{option} -: only a dump can come from standard input; {what} must be a file"
+            );
+        }
+        Ok(())
+    }
+
     /// Checks that the extension of the output file fits its contents.
     pub fn check_output(&self) -> Result<()> {
         self.file().map_or(Ok(()), Report::check_name)
@@ -420,7 +451,11 @@ impl Cli {
             divide_by: view.divide_by,
             compact_labels: view.compact_labels,
             program: self.binary.clone(),
-            files: self.dumps(),
+            files: self
+                .dumps()
+                .iter()
+                .map(|dump| stdin::shown(dump).into())
+                .collect(),
             source_directories: view.source_path.clone(),
             labels: view.label.clone(),
         })

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
 use heap_format::{opening, printable};
+use mem_parser::stdin;
 
 /// Destination of a result.
 #[derive(Debug)]
@@ -43,7 +44,7 @@ impl Destination {
             Some(input) => bail!(
                 "{} would be replaced, but is read as {}; name another file with -o",
                 printable::path(path),
-                printable::path(input)
+                stdin::shown(input)
             ),
             None => Ok(()),
         }
@@ -67,9 +68,13 @@ impl Destination {
 
 /// Returns the name of the output file for a dump, in the current directory.
 pub fn name_for(dump: &Path, ending: &str) -> PathBuf {
-    let name = dump.file_name().unwrap_or(dump.as_os_str());
+    let name = if stdin::is_meant(dump) {
+        "stdin".as_ref()
+    } else {
+        dump.file_name().unwrap_or(dump.as_os_str())
+    };
     let mut stem = Path::new(name);
-    for known in ["gz", "heap", "cpu", "pb", "prof", "folded", "txt"] {
+    for known in ["zst", "gz", "heap", "cpu", "pb", "prof", "folded", "txt"] {
         if stem.extension().is_some_and(|e| e == known) {
             stem = Path::new(stem.file_stem().unwrap_or(name));
         }
@@ -83,6 +88,11 @@ pub fn name_for(dump: &Path, ending: &str) -> PathBuf {
 /// Returns device and inode of a regular file. Other files have no identity here: a device may be
 /// both read and written.
 fn identity(path: &Path) -> Option<(u64, u64)> {
+    let path = if stdin::is_meant(path) {
+        Path::new("/dev/stdin")
+    } else {
+        path
+    };
     let found = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
     Some((found.dev(), found.ino()))
 }
@@ -252,6 +262,7 @@ mod tests {
         assert_eq!(name("prof.0001", "html"), Path::new("prof.0001.html"));
         assert_eq!(name(".heap", "html"), Path::new(".heap.html"));
         assert_eq!(name("x.html", "html"), Path::new("x.html.html"));
+        assert_eq!(name("-", "html"), Path::new("stdin.html"));
     }
 
     #[test]

@@ -45,6 +45,7 @@
 //!   latter only read files that [`sources`] accepts as source files.
 //! - The whole report is built in memory.
 
+mod bare;
 mod breakdown;
 pub mod combine;
 pub mod files;
@@ -64,6 +65,7 @@ pub mod python;
 pub mod report;
 pub mod series;
 pub mod sources;
+pub mod stdin;
 mod suspects;
 mod timeline;
 mod untracked;

@@ -13,7 +13,7 @@ use crate::python::{self, Shown};
 use crate::report::format::{Dumps, Needs, Symbols};
 use crate::series::{self, Named};
 use crate::view::View;
-use crate::{hint, nearest, program, untracked};
+use crate::{bare, hint, nearest, program, stdin, untracked};
 
 /// Magic number of programs and libraries.
 const ELF: [u8; 4] = *b"\x7fELF";
@@ -112,7 +112,13 @@ fn symbolize(profile: &mut Profile, sources: &Sources) -> Vec<String> {
         debuginfod: sources.debuginfod,
         perf_map: sources.perf_map.as_deref(),
     };
-    let warnings = symbols::symbolize(profile, &options);
+    let placed = sources
+        .binary
+        .as_ref()
+        .and_then(|binary| bare::place(profile, binary));
+    symbols::demangle::names(profile, sources.demangle);
+    let mut warnings = symbols::symbolize(profile, &options);
+    warnings.extend(placed);
     if let Some(binary) = &sources.binary {
         rename_program(profile, binary);
     }
@@ -121,7 +127,11 @@ fn symbolize(profile: &mut Profile, sources: &Sources) -> Vec<String> {
 
 fn open_all(files: &[PathBuf], sources: &Sources, needs: &Needs) -> Result<Vec<Profile>> {
     let open = |file: &PathBuf| {
-        let mut profile = heap_format::open(file).map_err(|error| refused(file, sources, error))?;
+        let mut profile = if stdin::is_meant(file) {
+            stdin::read()?
+        } else {
+            heap_format::open(file).map_err(|error| refused(file, sources, error))?
+        };
         combine::prepare(&mut profile, needs);
         Ok(profile)
     };
@@ -144,7 +154,8 @@ fn refused(file: &Path, sources: &Sources, error: ReadError) -> anyhow::Error {
             let file = file.to_path_buf();
             anyhow::Error::new(Missing { file, error, near })
         }
-        ReadError::Content { .. } if is_program(file) => no_profile(file, sources),
+        ReadError::Io { .. } if file.is_dir() => directory(file),
+        ReadError::Content { .. } if is_program(file) => swapped(file, sources, error),
         _ => error.into(),
     }
 }
@@ -160,7 +171,7 @@ fn is_program(file: &Path) -> bool {
 }
 
 /// Returns the error for a program that was given as a dump.
-fn no_profile(file: &Path, sources: &Sources) -> anyhow::Error {
+fn swapped(file: &Path, sources: &Sources, error: ReadError) -> anyhow::Error {
     let shown = printable::path(file);
     let binary = sources.binary.as_deref();
     match binary.filter(|binary| heap_format::open(binary).is_ok()) {
@@ -169,10 +180,19 @@ fn no_profile(file: &Path, sources: &Sources) -> anyhow::Error {
              swapped; use -p {shown} -f {dump}",
             dump = printable::path(dump)
         ),
-        None => anyhow!(
-            "{shown} is a program (ELF), not a profile; name the program with -p, and the dump \
-             with -f"
+        None => error.into(),
+    }
+}
+
+/// Returns the error for a directory that was given as a dump, with the newest dump in it.
+fn directory(file: &Path) -> anyhow::Error {
+    let shown = printable::path(file);
+    match nearest::newest_dump(file) {
+        Some(dump) => anyhow!(
+            "{shown}: is a directory; name a dump in it, such as the newest: {}",
+            printable::path(&dump)
         ),
+        None => anyhow!("{shown}: is a directory, in which there is no dump; name a file"),
     }
 }
 
@@ -238,7 +258,7 @@ fn check_beside(
     cpu: &[(Profile, PathBuf)],
 ) -> Result<()> {
     let [(heap, heap_file), (cpu, cpu_file)] = [&heap[0], &cpu[0]];
-    let (a, b) = (printable::path(heap_file), printable::path(cpu_file));
+    let (a, b) = (stdin::shown(heap_file), stdin::shown(cpu_file));
     if !needs.beside {
         bail!("{a} is of memory and {b} of time: only --html shows both, on one page");
     }
@@ -314,7 +334,7 @@ fn check(
     if let Some(warning) = symbols::doubt_binary(profile, binary) {
         warn(warning);
     }
-    let checked = symbols::check_binary(profile, binary, &printable::path(file));
+    let checked = symbols::check_binary(profile, binary, &stdin::shown(file));
     checked.map_err(|error| match nearest::file(binary) {
         Some(near) if binary.try_exists().is_ok_and(|there| !there) => {
             anyhow!("{error}{}", meant(Some(&near)))

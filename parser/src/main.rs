@@ -59,6 +59,7 @@ fn run(cli: &Cli) -> Result<()> {
     let options = cli.options().map_err(BadUsage)?;
     let output = cli.report.output().map_err(BadUsage)?;
     cli.check_output().map_err(BadUsage)?;
+    cli.check_input().map_err(BadUsage)?;
     cli.missing_directories().for_each(warn);
     let destination = destination(cli);
     destination.check()?;

@@ -101,9 +101,36 @@ pub fn scale(value: i64, from: &str, to: &str) -> (f64, String) {
         };
         return (base / target.factor, target.name.to_owned());
     }
+    let value = value as f64 / count_divisor(from).map_or(1.0, f64::from);
     match to {
-        "count" | "sample" | "unit" | "minimum" | "auto" => (value as f64, String::new()),
-        _ => (value as f64, to.to_owned()),
+        "count" | "sample" | "unit" | "minimum" | "auto" => (value, String::new()),
+        _ if to == from && count_divisor(from).is_some() => (value, String::new()),
+        _ => (value, to.to_owned()),
+    }
+}
+
+/// Returns what values of a unit are divided by to be counts: 100 for `count/100`, the unit of
+/// fractions.
+pub fn count_divisor(unit: &str) -> Option<u32> {
+    unit.strip_prefix("count/")?.parse().ok().filter(|&n| n > 0)
+}
+
+/// Formats a number with as many decimal places as a divisor has zeros, without trailing ones.
+fn fraction(value: f64, divisor: u32) -> String {
+    let places = divisor.ilog10() as usize;
+    let text = format!("{value:.places$}");
+    if text.contains('.') {
+        text.trim_end_matches('0').trim_end_matches('.').to_owned()
+    } else {
+        text
+    }
+}
+
+/// Formats a value without its unit, as an integer or as the fraction that was read.
+pub fn plain(value: i64, unit: &str) -> String {
+    match count_divisor(unit) {
+        Some(divisor) => fraction(value as f64 / f64::from(divisor), divisor),
+        None => value.to_string(),
     }
 }
 
@@ -121,7 +148,10 @@ impl Style {
     /// Formats a value with its unit.
     pub fn label(self, value: i64, from: &str, to: &str) -> String {
         let (value, unit) = scale(value, from, to);
-        let number = format!("{value:.2}");
+        let number = match count_divisor(from) {
+            Some(divisor) => fraction(value, divisor),
+            None => format!("{value:.2}"),
+        };
         let number = number.strip_suffix(".00").unwrap_or(&number);
         match self {
             _ if number == "0" || number == "-0" => "0".to_owned(),
@@ -221,6 +251,19 @@ mod tests {
         assert_eq!(label(15360, "bytes", "MB"), "0.01MB");
         assert_eq!(label(17, "count", "minimum"), "17");
         assert_eq!(label(1_500_000, "nanoseconds", "minimum"), "1.50ms");
+    }
+
+    #[test]
+    fn fractions_are_shown_as_they_were_read() {
+        assert_eq!(label(25, "count/100", "minimum"), "0.25");
+        assert_eq!(label(-1250, "count/1000", "count"), "-1.25");
+        assert_eq!(label(300, "count/100", "minimum"), "3");
+        assert_eq!(Style::Own.label(1, "count/1000", "auto"), "0.001");
+        assert_eq!(plain(30, "count/100"), "0.3");
+        assert_eq!(
+            (plain(30, "count"), plain(7, "count/0")),
+            ("30".into(), "7".into())
+        );
     }
 
     #[test]

@@ -40,6 +40,24 @@ pub fn file(missing: &Path) -> Option<PathBuf> {
     Some(parent.join(found))
 }
 
+/// Extensions of the names of dumps.
+const DUMPS: [&str; 2] = ["heap", "cpu"];
+
+/// Returns the newest dump in a directory.
+pub fn newest_dump(directory: &Path) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(directory).ok()?.take(MAX_NAMES).flatten();
+    let is_dump = |path: &Path| {
+        let extension = path.extension().and_then(|extension| extension.to_str());
+        extension.is_some_and(|extension| DUMPS.contains(&extension))
+    };
+    let dumps = entries.filter(|entry| is_dump(&entry.path()));
+    let aged = dumps.filter_map(|entry| {
+        let about = entry.metadata().ok().filter(std::fs::Metadata::is_file)?;
+        Some((about.modified().ok()?, entry.path()))
+    });
+    aged.max().map(|(_, path)| path)
+}
+
 /// Returns the shortest name that begins with an incomplete one: users do not type the pid and
 /// number of a dump.
 fn continued<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {

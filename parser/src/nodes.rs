@@ -4,7 +4,9 @@ use std::collections::HashMap;
 
 use std::os::unix::ffi::OsStrExt;
 
-use heap_format::{Function, Line, Location, NO_MAPPING, Profile, UNNAMED, marker_at, script_name};
+use heap_format::{
+    Function, Line, Location, Mapping, NO_MAPPING, Profile, UNNAMED, marker_at, script_name,
+};
 
 use crate::view::View;
 
@@ -72,7 +74,12 @@ pub fn origin(profile: &Profile, location: &Location) -> Origin {
     };
     let path = mapping.path.as_os_str().as_bytes();
     let made = ["//anon", "[anon", "/memfd:"];
-    if !path.is_empty() && !made.iter().any(|start| path.starts_with(start.as_bytes())) {
+    let is_made = match path {
+        // Some writers name no file at all: Go's, where the system lists no mappings.
+        b"" => mapping.contains(location.address) && profile.mappings.iter().any(has_file),
+        path => made.iter().any(|start| path.starts_with(start.as_bytes())),
+    };
+    if !is_made {
         return Origin::Program;
     }
     let mut lines = profile.lines_of(location).iter();
@@ -85,6 +92,10 @@ pub fn origin(profile: &Profile, location: &Location) -> Origin {
     } else {
         Origin::Jit
     }
+}
+
+fn has_file(mapping: &Mapping) -> bool {
+    !mapping.path.as_os_str().is_empty()
 }
 
 /// Returns true if a function has the name of a Python trampoline: `py::work:/srv/app.py`.
@@ -312,8 +323,6 @@ pub fn clean(path: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use heap_format::Mapping;
-
     use super::*;
 
     #[test]
@@ -368,6 +377,43 @@ mod tests {
         let python = origin_of("py::work:/srv/app.py", of_a_file());
         assert_eq!(python, Origin::Python);
         assert_eq!(origin_of("work a.js:7", of_a_file()), Origin::Jit);
+    }
+
+    #[test]
+    fn a_mapping_without_a_file_is_of_generated_code_only_beside_files() {
+        let origin_in = |mappings: Vec<Mapping>| {
+            let profile = Profile {
+                mappings,
+                functions: vec![Function {
+                    name: "main.work".into(),
+                    file: "/src/main.go".into(),
+                    ..Function::default()
+                }],
+                lines: vec![Line::default()],
+                ..Profile::default()
+            };
+            let location = Location {
+                address: 0x1_0000_0010,
+                mapping: 0,
+                first_line: 0,
+                line_count: 1,
+            };
+            origin(&profile, &location)
+        };
+        let anonymous = |start| Mapping {
+            start,
+            end: start + 0x1000,
+            ..Mapping::default()
+        };
+        let file = || Mapping {
+            path: "/usr/bin/x".into(),
+            ..Mapping::default()
+        };
+        assert_eq!(origin_in(vec![Mapping::default()]), Origin::Program);
+        assert_eq!(origin_in(vec![anonymous(0x1_0000_0000)]), Origin::Program);
+        assert_eq!(origin_in(vec![Mapping::default(), file()]), Origin::Program);
+        let beside = vec![anonymous(0x1_0000_0000), file()];
+        assert_eq!(origin_in(beside), Origin::Jit);
     }
 
     #[test]

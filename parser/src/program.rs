@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use heap_format::{BuildId, Mapping, Profile, maps, printable};
 use symbols::WrongBinary;
 
-use crate::hint;
+use crate::{hint, stdin};
 
 /// Error if the functions of a program cannot be named.
 #[derive(Debug, thiserror::Error)]
@@ -119,7 +119,7 @@ pub fn find(
             Ok(program) => programs.push(program),
             Err(_) if force => done_without = true,
             Err(reason) => missing.push(NoProgram {
-                dump: printable::path(file),
+                dump: stdin::shown(file),
                 reason,
                 code: main(profile).map(|m| (m.path.clone(), m.build_id.clone())),
             }),

@@ -8,6 +8,8 @@ use anyhow::{Result, bail};
 use heap_format::elapsed::Clock;
 use heap_format::{Profile, history, maps, numbering, printable};
 
+use crate::stdin;
+
 /// Times of several dumps.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Series {
@@ -25,7 +27,7 @@ impl Series {
         if !force {
             for i in 1..profiles.len() {
                 if let Some(what) = difference(&profiles[0], &profiles[i]) {
-                    let (a, b) = (printable::path(&files[0]), printable::path(&files[i]));
+                    let (a, b) = (stdin::shown(&files[0]), stdin::shown(&files[i]));
                     bail!(
                         "{a} and {b} are not of one session: {what}; growth needs several dumps \
                          of one session (mem_profiler --every 60s), or --force"
@@ -110,7 +112,7 @@ pub fn last_of_each(
             "{} dumps are of one session of process {pid}: the last, {}, counts \
              (--force adds them up)",
             members.len(),
-            printable::path(&files[newest])
+            stdin::shown(&files[newest])
         ));
     }
     let all = profiles.into_iter().zip(kept);
@@ -173,7 +175,7 @@ pub fn check_base(dumps: Named, bases: Named) -> Result<()> {
             continue;
         };
         if differences.iter().all(Option::is_some) {
-            let (a, b) = (printable::path(&dumps.files[0]), printable::path(base_file));
+            let (a, b) = (stdin::shown(&dumps.files[0]), stdin::shown(base_file));
             bail!(
                 "{a} and {b} are not of one session: {what}; a difference needs two dumps of one \
                  session, or --force"

@@ -3,6 +3,7 @@
 mod simple;
 
 use cpp_demangle::{DemangleOptions, Symbol};
+use heap_format::Profile;
 
 /// Detail of a demangled name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,6 +48,28 @@ pub fn demangle(name: &str, style: Style) -> String {
         }
     }
     name.to_owned()
+}
+
+/// Demangles the names that a profile has itself, of formats that write them as they are in symbol
+/// tables: perf's text, folded stacks, some profiles in pprof's format.
+pub fn names(profile: &mut Profile, style: Style) {
+    for function in &mut profile.functions {
+        let is_own = function.system_name.is_empty() || function.system_name == function.name;
+        if !is_own || !is_mangled(&function.name) {
+            continue;
+        }
+        let shown = demangle(&function.name, style);
+        if shown != function.name {
+            function.system_name = std::mem::replace(&mut function.name, shown);
+        }
+    }
+}
+
+/// Returns true if a name begins like a mangled one.
+fn is_mangled(name: &str) -> bool {
+    ["_Z", "__Z", "_R"]
+        .iter()
+        .any(|start| name.starts_with(start))
 }
 
 /// Formats a name from debug information, which is as the source has it.

@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use heap_format::{BuildId, opening, printable};
+use heap_format::{BuildId, Mapping, opening, printable};
 
 const PT_LOAD: u32 = 1;
 const PT_INTERP: u32 = 3;
@@ -61,6 +61,23 @@ impl Elf {
         let file = opening::regular(path)
             .with_context(|| format!("{} cannot be opened", printable::path(path)))?;
         read(&file).with_context(|| format!("{} is not a usable ELF file", printable::path(path)))
+    }
+
+    /// Returns mappings of the file's code at the addresses that it was linked for.
+    pub fn code(&self, path: &Path) -> Vec<Mapping> {
+        let code = self.segments.iter().filter(|s| s.executable);
+        let mappings = code.filter_map(|segment| {
+            let (start, size) = segment.mapped(PAGES[0])?;
+            Some(Mapping {
+                start,
+                end: start.checked_add(size)?,
+                file_offset: segment.offset & !(PAGES[0] - 1),
+                path: path.to_path_buf(),
+                build_id: self.build_id.clone(),
+                past: false,
+            })
+        });
+        mappings.collect()
     }
 
     /// Returns the virtual address of the byte at file offset `offset`.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-use super::wire::{Field, Fields, Value};
+use super::wire::{Field, Fields, Glimpse, Value};
 use crate::error::Fault;
 use crate::profile::{
     BuildId, Format, Function, Label, LabelValue, Line, Location, Mapping, NO_MAPPING, Profile,
@@ -17,11 +17,47 @@ const MAX_EXPANSION: usize = 24;
 /// Memory that an entry of a hash table takes, in bytes.
 const ENTRY_SIZE: usize = 32;
 
-/// Returns true if the start of a file may be that of a pprof profile: a valid first field.
+/// Maximum number of fields that are examined to recognise a profile.
+const MAX_EXAMINED_FIELDS: usize = 64;
+/// Maximum size of the tag and the length of a field, in bytes.
+const MAX_FIELD_HEADER: usize = 20;
+
+/// Returns true if the start of a file may be that of a pprof profile: fields of the message
+/// `Profile`, in any order. Writers begin with sample types, but Go's begins with the period type.
 pub(crate) fn looks_like(start: &[u8]) -> bool {
-    // Writers begin with sample types, samples or mappings, which are messages.
-    matches!(start, [0x0a | 0x12 | 0x1a, length, tag, ..]
-        if *length > 0 && *tag != 0 && (*tag >> 3) <= 10 && matches!(tag & 7, 0 | 2))
+    let (mut rest, mut has_message, mut has_string) = (start, false, false);
+    for examined in 0..MAX_EXAMINED_FIELDS {
+        if rest.is_empty() {
+            break;
+        }
+        let Some(glimpse) = Glimpse::take(&mut rest) else {
+            // The start may end within a field's tag or length.
+            return has_message && rest.len() < MAX_FIELD_HEADER;
+        };
+        let is_expected = match glimpse.number {
+            1..=5 | 11 => is_message(&glimpse),
+            // The first string is empty.
+            6 => glimpse.is_bytes && (has_string || glimpse.content.is_empty()),
+            7..=10 | 12 | 14 | 15 => !glimpse.is_bytes,
+            _ => examined > 0,
+        };
+        // Text may begin like other fields.
+        let is_certain = !glimpse.is_cut || examined > 0 || glimpse.number <= 3;
+        if !is_expected || !is_certain {
+            return false;
+        }
+        has_message |= glimpse.number <= 5;
+        has_string |= glimpse.number == 6;
+    }
+    has_message
+}
+
+/// Returns true if a field may be one of the messages in a profile.
+fn is_message(glimpse: &Glimpse) -> bool {
+    let starts = matches!(glimpse.content, [tag, ..]
+        if *tag != 0 && (*tag >> 3) <= 10 && matches!(tag & 7, 0 | 2));
+    let is_valid = || Fields(glimpse.content).all(|field| field.is_some());
+    glimpse.is_bytes && starts && (glimpse.is_cut || is_valid())
 }
 
 /// Reads a whole profile. `stored` is the size of its file, which may be compressed.

@@ -97,6 +97,42 @@ impl<'a> Fields<'a> {
     }
 }
 
+/// A field of a message of which only the start is at hand.
+pub(super) struct Glimpse<'a> {
+    pub(super) number: u32,
+    /// Set for a message or a string, not for a number.
+    pub(super) is_bytes: bool,
+    /// What is at hand of a message or a string.
+    pub(super) content: &'a [u8],
+    /// Set if the content continues beyond what is at hand.
+    pub(super) is_cut: bool,
+}
+
+impl<'a> Glimpse<'a> {
+    /// Takes the next field. Returns `None` if it is malformed, or if its tag or length is cut off.
+    pub(super) fn take(rest: &mut &'a [u8]) -> Option<Self> {
+        let mut ahead = *rest;
+        let tag = varint(&mut ahead)?;
+        let number = u32::try_from(tag >> 3).ok().filter(|&n| n != 0)?;
+        let length = match tag & 7 {
+            0 => varint(&mut ahead).map(|_| 0)?,
+            1 => 8,
+            2 => varint(&mut ahead)?,
+            5 => 4,
+            _ => return None,
+        };
+        let length = usize::try_from(length).ok()?;
+        let (content, after) = ahead.split_at(length.min(ahead.len()));
+        *rest = after;
+        Some(Self {
+            number,
+            is_bytes: tag & 7 == 2,
+            content,
+            is_cut: content.len() < length,
+        })
+    }
+}
+
 fn varint(bytes: &mut &[u8]) -> Option<u64> {
     let mut value = 0u64;
     for shift in (0..64).step_by(7) {

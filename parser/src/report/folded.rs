@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use super::context::Context;
 use super::format::Format;
+use crate::measure;
 use anyhow::Result;
 use heap_format::printable::printable;
 
@@ -31,7 +32,7 @@ fn render(context: &Context) -> Result<String> {
         let names: Vec<String> = ids.iter().map(|&id| name(context.nodes.name(id))).collect();
         let mut line = names.join(";");
         // Writing to a string cannot fail.
-        let _ = writeln!(line, " {value}");
+        let _ = writeln!(line, " {}", measure::plain(value, context.view.unit()));
         lines.push(line);
     }
     lines.sort();

@@ -1,0 +1,107 @@
+//! Decimal numbers, kept exactly.
+
+/// Maximum number of decimal places that are kept.
+const MAX_PLACES: u32 = 9;
+
+/// Largest value of a scaled number. Below it, `f64` is exact.
+const MAX_SCALED: i64 = 1 << 53;
+
+/// A number: `digits × 10^-places`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Decimal {
+    digits: i64,
+    places: u32,
+}
+
+impl Decimal {
+    /// Parses `12`, `-1.25` or `1.5e-3`. Digits beyond [`MAX_PLACES`] places are rounded.
+    pub(crate) fn parse(text: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(text).ok()?;
+        if let Ok(digits) = text.parse::<i64>() {
+            return Some(Self { digits, places: 0 });
+        }
+        let is_number = text.contains('.') && text.bytes().any(|c| c.is_ascii_digit());
+        let value = text
+            .parse::<f64>()
+            .ok()
+            .filter(|n| n.is_finite() && is_number)?;
+        // Shortest text of the same value, without an exponent.
+        let plain = format!("{value}");
+        let fraction = plain.split_once('.').map_or("", |(_, fraction)| fraction);
+        let places = (fraction.len() as u32).min(MAX_PLACES);
+        let digits = (value * 10f64.powi(places as i32)).round();
+        Some(Self {
+            digits: digits as i64,
+            places,
+        })
+    }
+
+    /// Returns the number of places with which all numbers are integers, or fewer if those would be
+    /// too large.
+    pub(crate) fn common_places(numbers: &[Self]) -> u32 {
+        let most = numbers
+            .iter()
+            .map(|number| number.places)
+            .max()
+            .unwrap_or(0);
+        let largest = |places| {
+            let scaled = numbers
+                .iter()
+                .map(|number| number.scaled(places).saturating_abs());
+            scaled.fold(0, i64::saturating_add)
+        };
+        (0..=most)
+            .rev()
+            .find(|&places| largest(places) < MAX_SCALED)
+            .unwrap_or(0)
+    }
+
+    /// Returns the number times `10^places`, rounded.
+    pub(crate) fn scaled(self, places: u32) -> i64 {
+        match places.checked_sub(self.places) {
+            Some(more) => self.digits.saturating_mul(10i64.saturating_pow(more)),
+            None => {
+                let divisor = 10i64.saturating_pow(self.places - places);
+                (self.digits as f64 / divisor as f64).round() as i64
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> Option<(i64, u32)> {
+        Decimal::parse(text.as_bytes()).map(|number| (number.digits, number.places))
+    }
+
+    #[test]
+    fn numbers_are_exact() {
+        assert_eq!(parsed("12"), Some((12, 0)));
+        assert_eq!(parsed("-1.25"), Some((-125, 2)));
+        assert_eq!(parsed("0.30"), Some((3, 1)));
+        assert_eq!(parsed("2.0"), Some((2, 0)));
+        assert_eq!(parsed("1.5e-3"), Some((15, 4)));
+        assert_eq!(parsed("0.1234567891"), Some((123_456_789, 9)));
+        for text in ["", ".", "nan", "inf", "1e3", "x", "1.x", "infinity."] {
+            assert_eq!(parsed(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn numbers_of_one_file_have_one_scale() {
+        let numbers: Vec<Decimal> = ["0.25", "3", "1.5"]
+            .iter()
+            .map(|text| Decimal::parse(text.as_bytes()).unwrap())
+            .collect();
+        let places = Decimal::common_places(&numbers);
+        let scaled: Vec<i64> = numbers.iter().map(|n| n.scaled(places)).collect();
+        assert_eq!((places, scaled), (2, vec![25, 300, 150]));
+        let mut large = numbers;
+        large.push(Decimal::parse(b"4000000000000000").unwrap());
+        assert_eq!(Decimal::common_places(&large), 0);
+        assert_eq!(large[0].scaled(0), 0);
+        assert_eq!(large[2].scaled(0), 2);
+    }
+}

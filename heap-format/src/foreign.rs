@@ -1,0 +1,404 @@
+//! Files that are not profiles in a format read here: what they are, and what to do with them.
+
+use crate::error::Fault;
+
+/// Stands for the file's name in advice.
+const FILE: &str = "{FILE}";
+
+/// Fills the file's name into advice. What came through a pipe is called `-`, as in a command.
+pub(crate) fn with_name(advice: &str, name: &str) -> String {
+    let shown = if name == crate::STANDARD_INPUT {
+        "-"
+    } else {
+        name
+    };
+    advice.replace(FILE, shown)
+}
+
+/// A kind of file that is recognised by its first bytes.
+struct Magic {
+    start: &'static [u8],
+    advice: &'static str,
+}
+
+const fn magic(start: &'static [u8], advice: &'static str) -> Magic {
+    Magic { start, advice }
+}
+
+const PERF_DATA: &str = "is a recording of perf, which perf itself turns into text: \
+                         perf script -i {FILE} | mem_parser -";
+const HEAPTRACK: &str = "is a recording of heaptrack, which its own program turns into folded \
+                         stacks: heaptrack_print -f {FILE} -F out.folded; mem_parser out.folded";
+const ZIP: &str = "is a zip archive; unpack it, and give a profile in it: unzip {FILE}";
+const TAR: &str = "is a tar archive; unpack it, and give a profile in it: tar -xf {FILE}";
+
+/// Kinds of binary files, and of text with a fixed first line.
+const MAGICS: [Magic; 30] = [
+    magic(b"PERFILE2", PERF_DATA),
+    magic(b"2ELIFREP", PERF_DATA),
+    magic(b"PERFFILE", PERF_DATA),
+    magic(
+        b"SIMPLEPERF",
+        "is a recording of simpleperf, which its report_sample.py turns into text: \
+         report_sample.py -i {FILE} | mem_parser -",
+    ),
+    magic(
+        b"memray\0",
+        "is a recording of memray, which only memray reads: memray flamegraph {FILE}; to profile \
+         Python here: mem_profiler run -- python3 PROGRAM",
+    ),
+    magic(
+        b"FLR\0",
+        "is a recording of Java's Flight Recorder; async-profiler turns it into folded stacks: \
+         jfrconv --alloc -o collapsed {FILE} out.folded (--cpu for time); mem_parser out.folded",
+    ),
+    magic(
+        b"JAVA PROFILE 1.0",
+        "is a heap dump of Java (hprof): objects, but not where they were allocated; Eclipse MAT \
+         opens it",
+    ),
+    magic(
+        b"Nettrace",
+        "is a trace of .NET, which dotnet-trace shows: dotnet-trace report {FILE} topN",
+    ),
+    magic(
+        b"go 1.",
+        "is an execution trace of Go, which Go itself shows: go tool trace {FILE}; a heap profile \
+         is at /debug/pprof/heap",
+    ),
+    magic(
+        b"goroutine profile:",
+        "is a list of goroutines as text; the same without debug=1 is read here",
+    ),
+    magic(
+        b"desc:",
+        "is a profile of Valgrind's massif, which ms_print shows: ms_print {FILE}; to profile the \
+         program here: mem_profiler run -- PROGRAM",
+    ),
+    magic(
+        b"--- Execution profile ---",
+        "is a summary of async-profiler; request folded stacks: -o collapsed",
+    ),
+    magic(
+        b"___ Begin jemalloc statistics ___",
+        "is jemalloc's statistics, not a heap profile: those are written with \
+         MALLOC_CONF=prof:true,prof_final:true",
+    ),
+    magic(
+        b"File: ",
+        "is a table made from a profile, not a profile; give the profile that it was made from",
+    ),
+    magic(
+        b"Total: ",
+        "is a table made from a profile, not a profile; give the profile that it was made from",
+    ),
+    magic(
+        b"digraph ",
+        "is a call graph (DOT), not a profile; draw it with dot -Tsvg {FILE}, or give the profile \
+         that it was made from",
+    ),
+    magic(
+        b"rbspy",
+        "is rbspy's raw format; rbspy turns it into folded stacks: rbspy report -f collapsed -i \
+         {FILE} -o out.folded",
+    ),
+    magic(b"PK\x03\x04", ZIP),
+    magic(b"PK\x05\x06", ZIP),
+    magic(
+        b"\xfd7zXZ\0",
+        "is compressed with xz; unpack it first: xz -dc {FILE} | mem_parser -",
+    ),
+    magic(
+        b"BZh",
+        "is compressed with bzip2; unpack it first: bzip2 -dc {FILE} | mem_parser -",
+    ),
+    magic(
+        b"\x04\x22\x4d\x18",
+        "is compressed with lz4; unpack it first: lz4 -dc {FILE} | mem_parser -",
+    ),
+    magic(
+        b"\x1f\x9d",
+        "is compressed with compress; unpack it first: zcat {FILE} | mem_parser -",
+    ),
+    magic(
+        b"7z\xbc\xaf\x27\x1c",
+        "is a 7z archive; unpack it, and give a profile in it: 7z x {FILE}",
+    ),
+    magic(
+        b"\x89PNG",
+        "is a picture (PNG), not a profile; give the profile that it was made from",
+    ),
+    magic(
+        b"%PDF-",
+        "is a document (PDF), not a profile; give the profile that it was made from",
+    ),
+    magic(
+        b"!<arch>\n",
+        "is a static library, not a profile; name the program with -p, and the dump with -f",
+    ),
+    magic(
+        b"SQLite format 3\0",
+        "is an SQLite database, not a profile; export the profile from the program that wrote it",
+    ),
+    magic(
+        b"# To display the perf.data header info",
+        "is what perf report prints; the stacks are in what perf script prints: perf script | \
+         mem_parser -",
+    ),
+    magic(
+        b"#!",
+        "is a script, not a profile; to profile it: mem_profiler run -- {FILE}",
+    ),
+];
+
+/// A kind of text that is recognised by words at its start.
+struct Words {
+    /// Words that all occur.
+    all: &'static [&'static [u8]],
+    advice: &'static str,
+}
+
+const fn words(all: &'static [&'static [u8]], advice: &'static str) -> Words {
+    Words { all, advice }
+}
+
+/// Kinds of JSON, the most specific first.
+const JSON: [Words; 13] = [
+    words(
+        &[b"speedscope.app"],
+        "is a profile for speedscope (JSON), which https://www.speedscope.app shows; where its \
+         writer has folded stacks as well (py-spy -f raw, rbspy -f collapsed), mem_parser reads them",
+    ),
+    words(
+        &[b"\"snapshot\"", b"\"node_fields\""],
+        "is a heap snapshot of V8 (JSON): objects, but not where they were allocated; Chrome's \
+         DevTools open it. For native memory: mem_profiler run -- node --perf-basic-prof PROGRAM",
+    ),
+    words(
+        &[b"\"head\"", b"\"callFrame\""],
+        "is a heap profile of V8 (JSON, .heapprofile), which Chrome's DevTools open. For native \
+         memory: mem_profiler run -- node --perf-basic-prof PROGRAM",
+    ),
+    words(
+        &[b"\"nodes\"", b"\"callFrame\""],
+        "is a CPU profile of V8 (JSON, .cpuprofile), which Chrome's DevTools and \
+         https://www.speedscope.app open. From here: mem_profiler cpu run -- node \
+         --perf-basic-prof PROGRAM",
+    ),
+    words(
+        &[b"\"traceEvents\""],
+        "is a trace for Chrome (JSON), which https://ui.perfetto.dev opens",
+    ),
+    words(
+        &[b"\"ph\"", b"\"ts\""],
+        "is a trace for Chrome (JSON), which https://ui.perfetto.dev opens",
+    ),
+    words(
+        &[b"\"dhatFileVersion\""],
+        "is a profile of DHAT (JSON), which Valgrind's dh_view.html opens",
+    ),
+    words(
+        &[b"\"preprocessedProfileVersion\""],
+        "is a profile for Firefox's profiler (JSON), which https://profiler.firefox.com opens; it \
+         also reads what mem_parser --proto writes",
+    ),
+    words(
+        &[b"\"meta\"", b"\"threads\""],
+        "is a profile for Firefox's profiler (JSON), which https://profiler.firefox.com opens; it \
+         also reads what mem_parser --proto writes",
+    ),
+    words(
+        &[b"\"flamebearer\""],
+        "is a flame graph of Pyroscope (JSON); download the profile as pprof instead",
+    ),
+    words(
+        &[b"\"resourceProfiles\""],
+        "is a profile of OpenTelemetry (JSON), which is not read here; export it as pprof",
+    ),
+    words(
+        &[b"\"children\"", b"\"value\""],
+        "is a flame graph (JSON), not a profile; give the profile that it was made from",
+    ),
+    words(
+        &[],
+        "is JSON of a kind that is not read here; profiles are read as pprof (.pb.gz) or as folded \
+         stacks",
+    ),
+];
+
+/// Returns what a file that starts like this is, and what to do with it. Returns `None` for what
+/// may be a profile.
+pub(crate) fn advice(start: &[u8]) -> Option<Fault> {
+    let text = start.strip_prefix(b"\xef\xbb\xbf").unwrap_or(start);
+    let text = text.trim_ascii_start();
+    let known = MAGICS.iter().find(|magic| start.starts_with(magic.start));
+    let known = known
+        .map(|magic| magic.advice)
+        .filter(|_| !is_folded(start));
+    let advice = known
+        .or_else(|| program(start))
+        .or_else(|| json(text))
+        .or_else(|| markup(text))
+        .or_else(|| callgrind(start))
+        .or_else(|| serialized(start))
+        .or_else(|| is_heaptrack(start).then_some(HEAPTRACK))
+        .or_else(|| is_bytehound(start).then_some(BYTEHOUND))
+        .or_else(|| (start.get(257..262) == Some(b"ustar")).then_some(TAR))
+        .or_else(|| is_maps(text).then_some(MAPS))?;
+    Some(Fault::Foreign(advice))
+}
+
+/// Returns the fault of a file of which nothing is known.
+pub(crate) fn unknown(start: &[u8]) -> Fault {
+    let shown: String = String::from_utf8_lossy(start).chars().take(24).collect();
+    Fault::whole(format!(
+        "is not a profile: it begins with {shown:?}, which matches no known format"
+    ))
+}
+
+/// Returns true if the first line may be a folded stack, whose first function has any name.
+fn is_folded(start: &[u8]) -> bool {
+    let line = start.split(|&c| c == b'\n').next().unwrap_or_default();
+    let is_text = !line.contains(&0);
+    let count = line.trim_ascii().rsplit(|&c| c == b' ').next();
+    let is_count = count.is_some_and(|c| !c.is_empty() && c.iter().all(u8::is_ascii_digit));
+    is_text && is_count && line.contains(&b';')
+}
+
+/// Returns advice for programs, libraries and core dumps.
+fn program(start: &[u8]) -> Option<&'static str> {
+    /// Type of an ELF file that is a core dump.
+    const CORE: u8 = 4;
+    if !start.starts_with(b"\x7fELF") {
+        return None;
+    }
+    // The type has two bytes, of which the other is 0, in either order.
+    let kind = start
+        .get(16)
+        .copied()
+        .unwrap_or(0)
+        .max(start.get(17).copied().unwrap_or(0));
+    Some(if kind == CORE {
+        "is a core dump: the memory of a program, but not where it was allocated; gdb opens it. To \
+         profile a running program: mem_profiler -p PID"
+    } else {
+        "is a program (ELF), not a profile; name the program with -p, and the dump with -f"
+    })
+}
+
+fn json(text: &[u8]) -> Option<&'static str> {
+    let is_json = match text {
+        [b'{', rest @ ..] => rest
+            .trim_ascii_start()
+            .first()
+            .is_none_or(|c| b"\"}".contains(c)),
+        [b'[', rest @ ..] => rest
+            .trim_ascii_start()
+            .first()
+            .is_none_or(|c| b"{]\"[".contains(c)),
+        _ => false,
+    };
+    if !is_json {
+        return None;
+    }
+    let occurs = |word: &[u8]| memchr::memmem::find(text, word).is_some();
+    let found = JSON
+        .iter()
+        .find(|kind| kind.all.iter().all(|word| occurs(word)));
+    found.map(|kind| kind.advice)
+}
+
+/// Returns advice for pages and pictures.
+fn markup(text: &[u8]) -> Option<&'static str> {
+    if !text.starts_with(b"<") || text.starts_with(b"<jemalloc>") {
+        return None;
+    }
+    let start = text[..text.len().min(4096)].to_ascii_lowercase();
+    let has = |word: &[u8]| memchr::memmem::find(&start, word).is_some();
+    let is_page = start.starts_with(b"<!doctype html") || start.starts_with(b"<html");
+    if is_page && has(b"mem_parser") {
+        Some(
+            "is a page that mem_parser made: open it in a browser, or give the dump that it was \
+             made from",
+        )
+    } else if is_page {
+        Some(
+            "is a web page (HTML), not a profile; if it was downloaded, look at it: a server may \
+             have answered with an error",
+        )
+    } else if has(b"<svg") {
+        Some(
+            "is a picture (SVG), not a profile: open it in a browser, or give the dump that it was \
+             made from",
+        )
+    } else if start.starts_with(b"<?xml") {
+        Some("is XML, not a profile in a format that is read here")
+    } else {
+        None
+    }
+}
+
+fn callgrind(start: &[u8]) -> Option<&'static str> {
+    let head = &start[..start.len().min(4096)];
+    let has = |word: &[u8]| memchr::memmem::find(head, word).is_some();
+    let is_callgrind = start.starts_with(b"# callgrind format")
+        || has(b"\ncreator: callgrind")
+        || has(b"events: ") && (has(b"\nfn=") || has(b"\nfl="));
+    is_callgrind.then_some(
+        "is a profile of callgrind, which callgrind_annotate and kcachegrind show: \
+         callgrind_annotate {FILE}",
+    )
+}
+
+/// Returns advice for objects that Python wrote: pickles and marshalled profiles.
+fn serialized(start: &[u8]) -> Option<&'static str> {
+    match start {
+        [0x80, 2..=5, ..] if memchr::memmem::find(start, b"tracemalloc").is_some() => Some(
+            "is a snapshot of Python's tracemalloc, which Python shows: python3 -c \"import \
+             tracemalloc; [print(s) for s in \
+             tracemalloc.Snapshot.load('{FILE}').statistics('lineno')[:20]]\"",
+        ),
+        [0x80, 2..=5, ..] => Some("is a pickle of Python, not a profile"),
+        [b'{' | 0xfb, b'(' | 0xa8 | 0xa9 | b')', 3, ..] => {
+            Some("is a profile of Python's cProfile, which pstats shows: python3 -m pstats {FILE}")
+        }
+        _ => None,
+    }
+}
+
+/// Returns true for heaptrack's own format: `v 10200 3`, then `x` and `X` with the program.
+fn is_heaptrack(start: &[u8]) -> bool {
+    let mut lines = start.split(|&c| c == b'\n');
+    let is_version = |line: &[u8]| {
+        let words: Vec<&[u8]> = line.split(|&c| c == b' ').collect();
+        let is_hex = |word: &&[u8]| !word.is_empty() && word.iter().all(u8::is_ascii_hexdigit);
+        words[0] == b"v" && (2..=3).contains(&words.len()) && words[1..].iter().all(is_hex)
+    };
+    lines.next().is_some_and(is_version) && lines.next().is_some_and(|l| l.get(1) == Some(&b' '))
+}
+
+const BYTEHOUND: &str = "is a recording of bytehound, which only its server shows: bytehound server \
+                         {FILE}; to profile the program here: mem_profiler run -- PROGRAM";
+
+/// Returns true for bytehound's recordings: blocks with a kind and a length, of which the first
+/// names the architecture.
+fn is_bytehound(start: &[u8]) -> bool {
+    /// Maximum size of a block, in bytes.
+    const MAX_BLOCK: u32 = 1 << 20;
+    let [1 | 2, a, b, c, d, rest @ ..] = start else {
+        return false;
+    };
+    let length = u32::from_le_bytes([*a, *b, *c, *d]);
+    let head = &rest[..rest.len().min(4096)];
+    let architectures: [&[u8]; 5] = [b"x86_64", b"aarch64", b"arm", b"mips64", b"i686"];
+    let is_named = |name: &&[u8]| memchr::memmem::find(head, name).is_some();
+    (32..=MAX_BLOCK).contains(&length) && architectures.iter().any(is_named)
+}
+
+const MAPS: &str = "is a map of a process's memory (/proc/PID/maps), not a profile; to profile the \
+                    process: mem_profiler -p PID";
+
+fn is_maps(text: &[u8]) -> bool {
+    let line = text.split(|&c| c == b'\n').next().unwrap_or_default();
+    crate::maps::Entry::parse(line).is_some()
+}

@@ -1,0 +1,124 @@
+//! Recognises the format of a file by its first bytes.
+
+use std::io::Read;
+
+use crate::error::Fault;
+use crate::lines::Lines;
+use crate::profile::Profile;
+use crate::{cpu, folded, foreign, heap_text, jemalloc, perf, pprof, symbolized};
+
+/// Format of a file that is not compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Text(TextKind),
+    Binary(BinaryKind),
+}
+
+/// Format that is streamed line by line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TextKind {
+    HeapText,
+    Jemalloc,
+    Cpu,
+    Symbolized,
+    Perf,
+    Folded,
+    /// Lines of a log before heap text.
+    Logged,
+}
+
+/// Format that is held in memory as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BinaryKind {
+    Gperftools,
+    Pprof,
+}
+
+impl Kind {
+    /// Returns the format of a file that starts like this. The error says what the file is instead,
+    /// and what to do with it.
+    pub(crate) fn of(start: &[u8]) -> Result<Self, Fault> {
+        if let Some(kind) = TextKind::with_header(start) {
+            return Ok(Self::Text(kind));
+        }
+        if cpu::gperftools::looks_like(start) {
+            return Ok(Self::Binary(BinaryKind::Gperftools));
+        }
+        if let Some(fault) = foreign::advice(start) {
+            return Err(fault);
+        }
+        if heap_line(start).is_some() {
+            Ok(Self::Text(TextKind::Logged))
+        } else if perf::looks_like(start) {
+            Ok(Self::Text(TextKind::Perf))
+        } else if pprof::looks_like(start) {
+            Ok(Self::Binary(BinaryKind::Pprof))
+        } else if folded::looks_like(start) {
+            Ok(Self::Text(TextKind::Folded))
+        } else {
+            Err(foreign::unknown(start))
+        }
+    }
+}
+
+impl TextKind {
+    /// Returns the format of text that begins with a header of its own.
+    fn with_header(start: &[u8]) -> Option<Self> {
+        let headers: [(&[u8], Self); 4] = [
+            (heap_text::START, Self::HeapText),
+            (jemalloc::START, Self::Jemalloc),
+            (cpu::START, Self::Cpu),
+            (symbolized::START, Self::Symbolized),
+        ];
+        let found = headers.iter().find(|(header, _)| start.starts_with(header));
+        found.map(|&(_, kind)| kind)
+    }
+
+    pub(crate) fn read<R: Read>(self, lines: &mut Lines<R>) -> Result<Profile, Fault> {
+        match self {
+            Self::HeapText => heap_text::read(lines),
+            Self::Jemalloc => jemalloc::read(lines),
+            Self::Cpu => cpu::read(lines),
+            Self::Symbolized => symbolized::read(lines),
+            Self::Perf => perf::read(lines),
+            Self::Folded => folded::read(lines),
+            Self::Logged => read_logged(lines),
+        }
+    }
+}
+
+impl BinaryKind {
+    /// Reads a whole profile. `stored` is the size of its file, if that is compressed.
+    pub(crate) fn read(self, bytes: &[u8], stored: Option<usize>) -> Result<Profile, Fault> {
+        match self {
+            Self::Gperftools => cpu::gperftools::read(bytes),
+            Self::Pprof => pprof::read(bytes, stored.unwrap_or(bytes.len())),
+        }
+    }
+}
+
+/// Returns the header of heap text or of a jemalloc dump that follows other lines: what a program
+/// or its allocator printed into the same file, such as `<jemalloc>: …`.
+fn heap_line(start: &[u8]) -> Option<TextKind> {
+    let is_text = |line: &[u8]| !line.contains(&0);
+    let mut lines = start.split(|&c| c == b'\n');
+    let found = lines.find_map(|line| match TextKind::with_header(line) {
+        Some(kind @ (TextKind::HeapText | TextKind::Jemalloc)) => Some(Some(kind)),
+        _ if is_text(line) => None,
+        _ => Some(None),
+    });
+    found.flatten()
+}
+
+/// Reads a profile after the lines of a log.
+fn read_logged<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
+    loop {
+        let header = lines.peek(heap_text::START.len())?;
+        if let Some(kind) = TextKind::with_header(header) {
+            return kind.read(lines);
+        }
+        if lines.next()?.is_none() {
+            return Err(Fault::whole("holds no profile after its first lines"));
+        }
+    }
+}

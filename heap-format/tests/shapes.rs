@@ -1,0 +1,312 @@
+//! Files in every wrapping that users give them, and files of other tools.
+
+use std::io::Write;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use heap_format::{Format, Profile, read};
+use ruzstd::encoding::{CompressionLevel, compress_to_vec};
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn zstd(bytes: &[u8]) -> Vec<u8> {
+    compress_to_vec(bytes, CompressionLevel::Fastest)
+}
+
+/// A frame that readers skip, as `pzstd` writes.
+fn skippable(bytes: &[u8]) -> Vec<u8> {
+    let length = (bytes.len() as u32).to_le_bytes();
+    [&[0x50, 0x2a, 0x4d, 0x18], &length[..], bytes].concat()
+}
+
+const HEAP: &[u8] = b"heap profile: 2: 300 [3: 900] @ heapprofile\n 2: 300 [3: 900] @ 0x10 0x20\n";
+const JEMALLOC: &[u8] =
+    b"heap_v2/1\n  t*: 1: 100 [0: 0]\n@ 0x10 0x20\n  t*: 1: 100 [0: 0]\n\nMAPPED_LIBRARIES:\n";
+const FOLDED: &[u8] = b"main;a 3\nmain;b 4\n";
+const PERF: &[u8] = b"app 1 2.5: 100 cpu-clock: \n\t55d0 work+0x1 (/opt/app)\n\n";
+
+/// Protobuf of a stack of one function with the value 30, fields in the order of `numbers`.
+fn pprof(numbers: &[u8]) -> Vec<u8> {
+    let fields: [(u8, &[&[u8]]); 7] = [
+        (1, &[b"\x08\x01\x10\x02"]),
+        (2, &[b"\x0a\x01\x01\x12\x01\x1e"]),
+        (3, &[b"\x08\x01"]),
+        (
+            4,
+            &[b"\x08\x01\x10\x01\x18\x90\x01\x22\x04\x08\x01\x10\x0a"],
+        ),
+        (5, &[b"\x08\x01\x10\x03\x18\x03"]),
+        (6, &[b"", b"cpu", b"nanoseconds", b"main.work"]),
+        (11, &[b"\x08\x01\x10\x02"]),
+    ];
+    let mut out = Vec::new();
+    for number in numbers {
+        let (_, contents) = fields.iter().find(|(n, _)| n == number).unwrap();
+        for content in *contents {
+            out.extend([number << 3 | 2, content.len() as u8]);
+            out.extend(*content);
+        }
+    }
+    // The period, which Go's writer puts before the samples.
+    out.extend([12 << 3, 1]);
+    out
+}
+
+fn binary_cpu() -> Vec<u8> {
+    let words: [u64; 11] = [0, 3, 0, 10_000, 0, 2, 1, 0x40_1000, 0, 1, 0];
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// Asserts that both profiles hold the same numbers.
+fn same(name: &str, wrapped: &[u8], plain: &Profile) {
+    let profile = read(wrapped, name).unwrap_or_else(|error| panic!("{name}: {error}"));
+    assert_eq!(profile.format, plain.format, "{name}");
+    assert_eq!(profile.values, plain.values, "{name}");
+    assert_eq!(profile.functions, plain.functions, "{name}");
+}
+
+#[test]
+fn every_format_is_read_in_every_wrapping() {
+    let pprof = pprof(&[1, 2, 3, 4, 5, 6]);
+    let cpu = binary_cpu();
+    let files: [(&str, &[u8]); 6] = [
+        ("heap text", HEAP),
+        ("jemalloc", JEMALLOC),
+        ("folded", FOLDED),
+        ("perf", PERF),
+        ("pprof", &pprof),
+        ("gperftools", &cpu),
+    ];
+    for (name, file) in files {
+        let plain = read(file, name).unwrap();
+        assert!(!plain.values.is_empty(), "{name}");
+        same(&format!("{name}.gz"), &gzip(file), &plain);
+        same(&format!("{name}.gz.gz"), &gzip(&gzip(file)), &plain);
+        same(&format!("{name}.zst"), &zstd(file), &plain);
+        same(&format!("{name}.gz.zst"), &zstd(&gzip(file)), &plain);
+        let (a, b) = file.split_at(file.len() / 2);
+        let frames = [skippable(b"note"), zstd(a), skippable(b""), zstd(b)].concat();
+        same(&format!("{name} in frames"), &frames, &plain);
+        same(
+            &format!("{name} in members"),
+            &[gzip(a), gzip(b)].concat(),
+            &plain,
+        );
+    }
+    let deep = (0..5).fold(FOLDED.to_vec(), |file, _| gzip(&file));
+    let error = read(&deep, "deep.gz").unwrap_err().to_string();
+    assert!(error.contains("more than 4 times"), "{error}");
+}
+
+#[test]
+fn damaged_and_empty_packings_are_refused() {
+    for pack in [gzip, zstd] {
+        let packed = pack(&FOLDED.repeat(1000));
+        for length in [5, packed.len() / 2, packed.len() - 1] {
+            assert!(read(&packed[..length], "cut").is_err(), "{length}");
+        }
+        let error = read(&pack(b""), "x").unwrap_err().to_string();
+        assert!(error.contains("is empty once it is unpacked"), "{error}");
+    }
+    let mut wrong = zstd(&FOLDED.repeat(1000));
+    let last = wrong.len() - 1;
+    wrong[last] ^= 1;
+    let error = read(&wrong, "x.zst").unwrap_err().to_string();
+    assert!(error.contains("checksum"), "{error}");
+}
+
+#[test]
+fn fields_of_protobuf_may_come_in_any_order() {
+    let expected = read(&pprof(&[1, 2, 3, 4, 5, 6]), "x").unwrap();
+    assert_eq!(expected.format, Format::Pprof);
+    assert_eq!(expected.values, [30]);
+    for order in [
+        [11, 1, 2, 3, 4, 5, 6],
+        [6, 5, 4, 3, 2, 1, 11],
+        [4, 1, 11, 2, 3, 6, 5],
+        [5, 3, 1, 11, 2, 4, 6],
+    ] {
+        same(&format!("{order:?}"), &pprof(&order), &expected);
+        same(&format!("{order:?}.gz"), &gzip(&pprof(&order)), &expected);
+    }
+    // Folded stacks whose first characters could be fields.
+    for text in [
+        "\n\nmain;a 5\n",
+        "\"a b\";c 5\n",
+        "2;x 5\n",
+        "*;b 5\n",
+        "ZZ;b 5\n",
+        "8 8\n",
+    ] {
+        let profile = read(text.as_bytes(), text).unwrap();
+        assert_eq!(profile.format, Format::Folded, "{text:?}");
+    }
+}
+
+#[test]
+fn lines_of_a_log_before_a_heap_profile_are_skipped() {
+    let notes = "<jemalloc>: Leak approximation summary: ~100 bytes\nWARNING: x\n\n";
+    for file in [HEAP, JEMALLOC] {
+        let plain = read(file, "plain").unwrap();
+        let noted = [notes.as_bytes(), file].concat();
+        same("notes", &noted, &plain);
+        same("notes.gz", &gzip(&noted), &plain);
+        same("crlf", &[b"starting\r\n", file].concat(), &plain);
+    }
+}
+
+#[test]
+fn names_before_a_profile_are_its_names() {
+    // A leaf is looked up at the return address minus one.
+    let names = "--- symbol\nbinary=/opt/app\n0x000000000000000f inlined--leaf\n0x20 main\n0x30 0x30\n---\n";
+    let names_of = |profile: &Profile| {
+        let frames = profile.stacks.get(0).iter();
+        let lines = frames.flat_map(|&f| profile.lines_of(&profile.locations[f as usize]).to_vec());
+        lines
+            .map(|line| profile.functions[line.function as usize].name.clone())
+            .collect::<Vec<_>>()
+    };
+    for (marker, file) in [("heap", HEAP), ("heap", JEMALLOC), ("growth", HEAP)] {
+        let text = [names.as_bytes(), format!("--- {marker}\n").as_bytes(), file].concat();
+        let profile = read(&text, "raw").unwrap();
+        assert_eq!(names_of(&profile), ["inlined", "leaf", "main"]);
+        assert_eq!(profile.values, read(file, "plain").unwrap().values);
+    }
+    let cpu_names = "--- symbol\nbinary=/opt/app\n0x401000 work\n---\n--- profile\n";
+    let cpu = read(&[cpu_names.as_bytes(), &binary_cpu()].concat(), "raw").unwrap();
+    assert_eq!(
+        (names_of(&cpu), cpu.values.len()),
+        (vec!["work".to_owned()], 2)
+    );
+    for cut in [
+        "--- symbol\n0x20 main\n",
+        "--- symbol\n---\n",
+        "--- symbol\n---\n--- heap\n",
+    ] {
+        assert!(read(cut.as_bytes(), "cut").is_err(), "{cut:?}");
+    }
+}
+
+#[test]
+fn fractions_keep_their_shares() {
+    let text = b"main;a 0.25\nmain;b 0.30\nmain;c 0.45\nmain;d 1.5\n";
+    let profile = read(text, "x.folded").unwrap();
+    assert_eq!(profile.values, [25, 30, 45, 150]);
+    assert_eq!(profile.sample_types[0].unit, "count/100");
+    let whole = read(b"a 1.0\nb 2.0\n", "x.folded").unwrap();
+    assert_eq!(
+        (&whole.values[..], whole.sample_types[0].unit.as_str()),
+        (&[1, 2][..], "count")
+    );
+    let compared = read(b"a 1.5 2\nb 0 0.125\n", "x.folded").unwrap();
+    assert_eq!(compared.values, [1500, 2000, 0, 125]);
+}
+
+#[test]
+fn files_of_other_tools_are_told_what_to_do() {
+    let tar = [&[b'a'; 257][..], b"ustar\0"].concat();
+    let elf = |kind: u8| {
+        [
+            b"\x7fELF\x02\x01\x01".as_slice(),
+            &[0; 9],
+            &[kind, 0, 62, 0],
+        ]
+        .concat()
+    };
+    let (core, library) = (elf(4), elf(3));
+    let bytehound = [
+        b"\x01\x80\0\0\0".as_slice(),
+        b"\x40\x7b/usr/bin/x x86_64",
+        &[0; 120],
+    ]
+    .concat();
+    let tracemalloc = b"\x80\x04\x95\0\0\0\0\0\0\0\0\x8c\x0btracemalloc\x94\x8c\x08Snapshot";
+    let files: Vec<(&[u8], &[&str])> = vec![
+        (
+            b"PERFILE2\x68\0\0\0",
+            &["perf script -i FILE | mem_parser -"],
+        ),
+        (
+            b"v 10200 3\nx 13 /usr/bin/app\nX 9 app\n",
+            &["heaptrack_print -f FILE -F"],
+        ),
+        (b"memray\0\x0b\0", &["memray flamegraph FILE"]),
+        (b"FLR\0\0\x02\0\0", &["jfrconv", "collapsed FILE"]),
+        (
+            b"{\"head\":{\"callFrame\":{\"functionName\":\"(root)\"},\"selfSize\":0",
+            &[".heapprofile", "DevTools"],
+        ),
+        (
+            b"{\"nodes\":[{\"id\":1,\"callFrame\":{\"functionName\":\"(root)\"}",
+            &[".cpuprofile"],
+        ),
+        (
+            b"{\"snapshot\":{\"meta\":{\"node_fields\":[\"type\"",
+            &["heap snapshot"],
+        ),
+        (
+            b"\xef\xbb\xbf {\n \"$schema\":\"https://www.speedscope.app/file-format-schema.json\"",
+            &["speedscope", "py-spy -f raw"],
+        ),
+        (b"{\"x\": 1}", &["is JSON of a kind"]),
+        (b"[{\"ph\":\"X\",\"ts\":1}]", &["ui.perfetto.dev"]),
+        (
+            b"desc: (none)\ncmd: ./a\ntime_unit: i\n#-----\nsnapshot=0\n",
+            &["massif", "ms_print FILE"],
+        ),
+        (
+            b"# callgrind format\nversion: 1\ncreator: callgrind-3.19\nevents: Ir\n",
+            &["callgrind_annotate FILE"],
+        ),
+        (
+            b"version: 1\ncreator: callgrind-3.19.0\npid: 1\ncmd:  ./a\nevents: Ir\nfn=(1) main\n",
+            &["callgrind"],
+        ),
+        (tracemalloc, &["tracemalloc", "Snapshot.load('FILE')"]),
+        (&core, &["core dump", "mem_profiler -p PID"]),
+        (&library, &["is a program (ELF)", "-p"]),
+        (&tar, &["tar -xf FILE"]),
+        (b"PK\x03\x04\x14\0", &["unzip FILE"]),
+        (b"\xfd7zXZ\0\0", &["xz -dc FILE | mem_parser -"]),
+        (b"<!DOCTYPE html>\n<html><body>502", &["web page", "error"]),
+        (
+            b"<!DOCTYPE html>\n<html><title>app - mem_parser</title>",
+            &["page that mem_parser made"],
+        ),
+        (
+            b"<?xml version=\"1.0\"?>\n<svg xmlns=",
+            &["picture (SVG)", "the dump that it was"],
+        ),
+        (
+            b"55d0-55e0 r-xp 00001000 08:01 42 /usr/bin/x\n",
+            &["/proc/PID/maps"],
+        ),
+        (b"___ Begin jemalloc statistics ___\n", &["prof:true"]),
+        (&bytehound, &["bytehound server FILE"]),
+    ];
+    for (file, expected) in files {
+        for (name, file) in [
+            ("FILE", file.to_vec()),
+            ("FILE", gzip(file)),
+            ("FILE", zstd(file)),
+        ] {
+            let error = read(&file, name).unwrap_err().to_string();
+            for part in expected {
+                assert!(error.contains(part), "{part}: {error}");
+            }
+            assert!(
+                error.starts_with("FILE: is ") && !error.contains('{'),
+                "{error}"
+            );
+        }
+    }
+    // From a pipe, commands name it as such.
+    let error = read(b"PERFILE2\0", heap_format::STANDARD_INPUT)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("perf script -i - |"), "{error}");
+}

@@ -1,0 +1,47 @@
+//! Profiles that do not say where the program was loaded: without mappings, or with one that names
+//! no file. Their addresses are taken for those in the program's file, as pprof takes them, which is
+//! right for programs that are not position-independent.
+
+use std::path::Path;
+
+use heap_format::{Mapping, NO_MAPPING, Profile, maps, printable};
+use symbols::Elf;
+
+/// Assigns the addresses of a profile without files to the program given by the user. Returns a
+/// warning if none of them lies in it.
+pub fn place(profile: &mut Profile, binary: &Path) -> Option<String> {
+    let has_file = |mapping: &Mapping| !mapping.path.as_os_str().is_empty();
+    if profile.mappings.iter().any(has_file) {
+        return None;
+    }
+    // A range without a file is the program's, as for pprof, if it is known where it lies.
+    let is_range = |mapping: &&mut Mapping| mapping.start > 0 && mapping.end > mapping.start;
+    if let Some(mapping) = profile.mappings.iter_mut().find(is_range) {
+        mapping.path = binary.to_path_buf();
+        return None;
+    }
+    let unplaced = |profile: &Profile| {
+        let left = |l: &&heap_format::Location| l.line_count == 0 && l.address != 0;
+        profile.locations.iter().filter(left).count()
+    };
+    if unplaced(profile) == 0 {
+        return None;
+    }
+    // An unusable file is reported where symbols are read.
+    let code = Elf::open(binary).ok()?.code(binary);
+    for location in &mut profile.locations {
+        location.mapping = NO_MAPPING;
+    }
+    profile.mappings = code;
+    maps::assign(profile);
+    let is_within = |l: &heap_format::Location| l.mapping != NO_MAPPING;
+    if profile.locations.iter().any(is_within) {
+        return None;
+    }
+    profile.mappings.clear();
+    Some(format!(
+        "the profile does not say where {} was loaded, and its addresses are not those in the file: \
+         functions cannot be named; record it with the list of mappings (MAPPED_LIBRARIES)",
+        printable::path(binary)
+    ))
+}
