@@ -67,10 +67,22 @@ pub fn assert_figure(text: &str, truth: f64, what: &str) {
     assert_printed(text, 2, truth, what);
 }
 
+/// Checks a number whose neighbour has the unit of both, if it is a zero without one.
+#[track_caller]
+pub fn assert_beside(text: &str, neighbour: &str, truth: f64, what: &str) {
+    let unit = neighbour.trim_start_matches(|c: char| c.is_ascii_digit() || "-.+".contains(c));
+    let text = match text {
+        "0" => format!("0.{unit}"),
+        _ => text.to_owned(),
+    };
+    assert_figure(&text, truth, what);
+}
+
 /// Checks that a printed number with so many decimals is `truth`.
 #[track_caller]
 pub fn assert_printed(text: &str, decimals: i32, truth: f64, what: &str) {
-    let figure = Figure::read(text, decimals).unwrap_or_else(|| panic!("{what}: {text:?} is no number"));
+    let figure =
+        Figure::read(text, decimals).unwrap_or_else(|| panic!("{what}: {text:?} is no number"));
     assert!(figure.is(truth), "{what}: {text:?}, where {truth} is true");
 }
 
@@ -78,6 +90,28 @@ pub fn assert_printed(text: &str, decimals: i32, truth: f64, what: &str) {
 #[track_caller]
 pub fn assert_share(text: &str, part: f64, whole: f64, what: &str) {
     assert!(text.trim().ends_with('%'), "{what}: {text:?}");
-    let share = if whole == 0.0 { 0.0 } else { (part / whole).abs() };
+    let share = if whole == 0.0 {
+        0.0
+    } else {
+        (part / whole).abs()
+    };
     assert_figure(text, share, what);
+}
+
+/// The rest of the line after a label.
+#[track_caller]
+pub fn after<'a>(text: &'a str, label: &str) -> &'a str {
+    let at = text
+        .find(label)
+        .unwrap_or_else(|| panic!("{label:?} is not in {text}"));
+    let rest = &text[at + label.len()..];
+    rest.lines().next().expect("a line").trim()
+}
+
+/// Lines of a table below its head, which contains `head`.
+#[track_caller]
+pub fn below<'a>(text: &'a str, head: &str) -> Vec<&'a str> {
+    let mut lines = text.lines().skip_while(|line| !line.contains(head));
+    assert!(lines.next().is_some(), "{head:?} is not in {text}");
+    lines.collect()
 }

@@ -21,6 +21,9 @@ pub const COLUMNS: [&str; 4] = [
     "--inuse_space",
 ];
 
+/// Column of the bytes in use, which most screens show.
+pub const IN_USE: usize = 3;
+
 /// Least and greatest number of seconds between two moments that a test can only bound.
 #[derive(Clone, Copy, Debug)]
 pub struct Between {
@@ -235,12 +238,20 @@ impl Stacks {
         let stack = |stack: &Value| {
             let name = |frame: &Value| {
                 let at = frame.as_u64().expect("a frame") as usize;
-                json["frames"][at]["name"].as_str().expect("a name").to_owned()
+                json["frames"][at]["name"]
+                    .as_str()
+                    .expect("a name")
+                    .to_owned()
             };
             let number = |key: &str| stack["detail"][key].as_f64().expect("a number");
             let value = |at: usize| stack["values"][at].as_f64().expect("a value");
             Stack {
-                frames: stack["frames"].as_array().expect("frames").iter().map(name).collect(),
+                frames: stack["frames"]
+                    .as_array()
+                    .expect("frames")
+                    .iter()
+                    .map(name)
+                    .collect(),
                 values: std::array::from_fn(value),
                 variances: [
                     number("alloc_object_variance"),
@@ -255,7 +266,14 @@ impl Stacks {
                 lifetimes: number("freed_lifetime_ms_sum") / 1e3,
             }
         };
-        Self(json["stacks"].as_array().expect("stacks").iter().map(stack).collect())
+        Self(
+            json["stacks"]
+                .as_array()
+                .expect("stacks")
+                .iter()
+                .map(stack)
+                .collect(),
+        )
     }
 
     /// The stacks that end in a function.
@@ -283,7 +301,9 @@ impl Stacks {
     /// Variances of the sums of all.
     pub fn total_variances(&self) -> Values {
         let mut sum = Values::default();
-        self.0.iter().for_each(|stack| add(&mut sum, &stack.variances));
+        self.0
+            .iter()
+            .for_each(|stack| add(&mut sum, &stack.variances));
         sum
     }
 
@@ -319,7 +339,8 @@ impl Stacks {
                     continue;
                 }
                 // Rows are rounded to integers.
-                let allowed = BARS * 1.96 * sum.variances[at].sqrt() + if is_all { 0.0 } else { 2.0 };
+                let allowed =
+                    BARS * 1.96 * sum.variances[at].sqrt() + if is_all { 0.0 } else { 2.0 };
                 let off = (sum.values[at] - site.values[at]).abs();
                 assert!(
                     off <= allowed,
@@ -330,7 +351,10 @@ impl Stacks {
                 );
             }
         }
-        let others = self.0.iter().filter(|stack| !stack.frames[0].starts_with("site_"));
+        let others = self
+            .0
+            .iter()
+            .filter(|stack| !stack.frames[0].starts_with("site_"));
         let others: f64 = others.map(|stack| stack.values[1]).sum();
         assert!(others <= 8192.0, "{others} bytes by others than its sites");
     }

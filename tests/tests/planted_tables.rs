@@ -6,11 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use heap_format::variance::half_width;
-use mem_tests::figures::{Figure, assert_figure, assert_share};
-use mem_tests::planted::{BARS, COLUMNS, Dumped, Function, Inventory, Stacks};
-
-/// Column of the bytes in use, which most screens show.
-const IN_USE: usize = 3;
+use mem_tests::figures::{Figure, after, assert_beside, assert_figure, assert_share, below};
+use mem_tests::planted::{BARS, COLUMNS, Dumped, Function, IN_USE, Inventory, Stacks};
 
 /// The program with its two dumps.
 struct Planted {
@@ -69,22 +66,6 @@ fn cells(line: &str, from: usize) -> Vec<String> {
     cells
 }
 
-/// The line's text after a label.
-#[track_caller]
-fn after<'a>(text: &'a str, label: &str) -> &'a str {
-    let at = text.find(label).unwrap_or_else(|| panic!("{label:?} is not in {text}"));
-    let rest = &text[at + label.len()..];
-    rest.lines().next().expect("a line").trim()
-}
-
-/// Lines of a table below its head, which contains `head`.
-#[track_caller]
-fn below<'a>(text: &'a str, head: &str) -> Vec<&'a str> {
-    let mut lines = text.lines().skip_while(|line| !line.contains(head));
-    assert!(lines.next().is_some(), "{head:?} is not in {text}");
-    lines.collect()
-}
-
 /// `-t` and `--ci`, by each column: flat, cum, shares, their running sum, bars, totals and the length.
 fn tables(planted: &Planted, _: &Stacks, stacks: &Stacks) {
     let functions = stacks.functions();
@@ -93,7 +74,10 @@ fn tables(planted: &Planted, _: &Stacks, stacks: &Stacks) {
         for bars in [&[][..], &["--ci"]] {
             let text = planted.late(&[&["-t", "--nodefraction", "0", column], bars].concat());
             table(&text, at, &functions, stacks.total()[at], !bars.is_empty());
-            let duration = after(&text, "Duration: ").split(',').next().expect("a length");
+            let duration = after(&text, "Duration: ")
+                .split(',')
+                .next()
+                .expect("a length");
             let duration = Figure::read(duration, 2).expect("a length").value;
             assert!(length.holds(duration), "{duration} s, {length:?}");
         }
@@ -107,23 +91,24 @@ fn table(text: &str, at: usize, functions: &BTreeMap<String, Function>, total: f
     let words: Vec<&str> = shown.split_whitespace().collect();
     assert_figure(words[0], total, "what is shown");
     assert_figure(words[words.len() - 2], total, "the total");
-    // The unit of all cells, which a zero does not have.
-    let unit = words[0].trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');
-    let cell = |text: &str, truth: f64, what: &str| match text {
-        "0" => assert_figure(&format!("0.{unit}"), truth, what),
-        _ => assert_figure(text, truth, what),
-    };
+    let cell = |text: &str, truth: f64, what: &str| assert_beside(text, words[0], truth, what);
     let (mut sum, mut last, mut listed) = (0.0, f64::INFINITY, 0);
     for line in below(text, "flat%") {
         let row = cells(line, wide);
         let name = row[wide].trim_end_matches(" (inline)").to_owned();
-        let function = functions.get(&name).unwrap_or_else(|| panic!("{name} in {text}"));
+        let function = functions
+            .get(&name)
+            .unwrap_or_else(|| panic!("{name} in {text}"));
         let (flat, cum) = (function.flat[at], function.cum[at]);
         let what = |of: &str| format!("column {at}, {name}, {of}");
         sum += flat;
         assert!(flat.abs() <= last, "{name} is not in order: {text}");
         last = flat.abs();
-        let columns = if bars { [0, 2, 3, 4, 6] } else { [0, 1, 2, 3, 4] };
+        let columns = if bars {
+            [0, 2, 3, 4, 6]
+        } else {
+            [0, 1, 2, 3, 4]
+        };
         cell(&row[columns[0]], flat, &what("flat"));
         assert_share(&row[columns[1]], flat, total, &what("flat%"));
         assert_share(&row[columns[2]], sum, total, &what("sum%"));
@@ -137,10 +122,16 @@ fn table(text: &str, at: usize, functions: &BTreeMap<String, Function>, total: f
         }
         listed += 1;
     }
-    let held = functions.values().filter(|function| function.cum[at] != 0.0);
+    let held = functions
+        .values()
+        .filter(|function| function.cum[at] != 0.0);
     assert_eq!(listed, held.count(), "{text}");
     let samples = after(text, "Total samples = ");
-    assert_figure(samples.split('±').next().expect("a number"), total, "total samples");
+    assert_figure(
+        samples.split('±').next().expect("a number"),
+        total,
+        "total samples",
+    );
 }
 
 /// `--base`: what changed, with the bars of the samples that differ.
@@ -163,12 +154,19 @@ fn base(planted: &Planted, before: &Stacks, stacks: &Stacks) {
             let change = &changed[name];
             // Estimates are rounded after they are subtracted.
             let near = |found: f64, truth: f64| (found - truth).abs() <= 2.0;
-            assert!(near(number(1), change.flat[at]), "{column} {line}: {change:?}");
-            assert!(near(number(3), change.cum[at]), "{column} {line}: {change:?}");
+            assert!(
+                near(number(1), change.flat[at]),
+                "{column} {line}: {change:?}"
+            );
+            assert!(
+                near(number(3), change.cum[at]),
+                "{column} {line}: {change:?}"
+            );
         }
         let moved = |name: &str| rows.iter().any(|row| row.starts_with(name));
         assert!(moved("site_once") && !moved("site_crew"), "{text}");
-        let truth = planted.late.truth["site_once"].values[at] - planted.early.truth["site_once"].values[at];
+        let truth = planted.late.truth["site_once"].values[at]
+            - planted.early.truth["site_once"].values[at];
         assert_eq!(changed["site_once"].flat[at], truth, "{column}");
     }
 }
@@ -178,7 +176,12 @@ fn classes(stacks: &Stacks) -> BTreeMap<u32, [f64; 4]> {
     let mut classes: BTreeMap<u32, [f64; 4]> = BTreeMap::new();
     for stack in &stacks.0 {
         let mean = stack.values[1] / stack.values[0];
-        let sizes = [("site_holes", 512), ("site_churn", 300), ("site_moment", 200), ("site_crew", 100)];
+        let sizes = [
+            ("site_holes", 512),
+            ("site_churn", 300),
+            ("site_moment", 200),
+            ("site_crew", 100),
+        ];
         let known = sizes.iter().find(|(site, _)| *site == stack.frames[0]);
         let class = match known {
             Some((_, bytes)) => u32::ilog2(*bytes),
@@ -187,7 +190,9 @@ fn classes(stacks: &Stacks) -> BTreeMap<u32, [f64; 4]> {
             None => mean.log2().floor() as u32,
         };
         let sum = classes.entry(class).or_default();
-        sum.iter_mut().zip(stack.values).for_each(|(sum, more)| *sum += more);
+        sum.iter_mut()
+            .zip(stack.values)
+            .for_each(|(sum, more)| *sum += more);
     }
     classes
 }
@@ -195,7 +200,12 @@ fn classes(stacks: &Stacks) -> BTreeMap<u32, [f64; 4]> {
 /// The class of a row: the power of two that its first size is.
 fn class(name: &str) -> u32 {
     let mut words = name.split(' ');
-    let least = words.next().expect("sizes").split('-').next().expect("a size");
+    let least = words
+        .next()
+        .expect("sizes")
+        .split('-')
+        .next()
+        .expect("a size");
     let least: f64 = least.parse().expect("a size");
     let unit = name.rsplit(' ').next().expect("a unit");
     // The unit is that of the second size: 512-1024 KiB.
@@ -213,29 +223,52 @@ fn sizes(planted: &Planted, _: &Stacks, stacks: &Stacks) {
         let words: Vec<&str> = line.split_whitespace().collect();
         let name = words[..2].join(" ");
         let values = &truth[&class(&name)];
-        let end = words.iter().position(|word| word.ends_with('%')).expect("a share");
+        let end = words
+            .iter()
+            .position(|word| word.ends_with('%'))
+            .expect("a share");
         assert_figure(&words[2..end].join(" "), values[IN_USE], &name);
         assert_share(words[end], values[IN_USE], total, &name);
         let short = Figure::read(words[end + 1], 0).expect("a share");
         assert!((0.0..=1.0).contains(&short.value), "{line}");
-        let is_mixed = name.starts_with("128-") || name.starts_with("256-") || name.starts_with("512-1023");
-        assert!(short.value == 0.0 || is_mixed, "only freed objects were short-lived: {line}");
+        let is_mixed =
+            name.starts_with("128-") || name.starts_with("256-") || name.starts_with("512-1023");
+        assert!(
+            short.value == 0.0 || is_mixed,
+            "only freed objects were short-lived: {line}"
+        );
         listed += 1;
     }
-    assert_eq!(listed, truth.values().filter(|values| values[1] > 0.0).count(), "{text}");
+    assert_eq!(
+        listed,
+        truth.values().filter(|values| values[1] > 0.0).count(),
+        "{text}"
+    );
     let functions = stacks.functions();
     let pairs: Vec<&str> = below(&text, "the sizes of what it allocates");
     for pair in pairs.chunks(2).filter(|pair| pair.len() == 2) {
         let words: Vec<&str> = pair[0].split_whitespace().collect();
-        let end = words.iter().position(|word| word.ends_with('%')).expect("a share");
+        let end = words
+            .iter()
+            .position(|word| word.ends_with('%'))
+            .expect("a share");
         let name = words[end + 1..].join(" ");
         let flat = functions[&name].flat[IN_USE];
         assert_figure(&words[..end].join(" "), flat, &name);
         assert_share(words[end], flat, total, &name);
-        for part in pair[1].trim().split(", ").filter(|part| !part.ends_with("more")) {
+        for part in pair[1]
+            .trim()
+            .split(", ")
+            .filter(|part| !part.ends_with("more"))
+        {
             let (range, share) = part.rsplit_once(' ').expect("sizes and a share");
             let of_class = classes(&Stacks(stacks.of(&name).cloned().collect()));
-            assert_share(share, of_class[&class(range)][IN_USE], flat, &format!("{name}, {part}"));
+            assert_share(
+                share,
+                of_class[&class(range)][IN_USE],
+                flat,
+                &format!("{name}, {part}"),
+            );
         }
     }
     // Each power of two is the first size of its class, and there are four.
@@ -254,8 +287,13 @@ fn threads(planted: &Planted, _: &Stacks, stacks: &Stacks) {
     let total = stacks.total()[2];
     let row = |thread: &str| {
         let rows = below(&text, "thread, and");
-        let line = rows.iter().find(|line| line.split_whitespace().last() == Some(thread));
-        let words = cells(line.unwrap_or_else(|| panic!("{thread} is not in {text}")), 2);
+        let line = rows
+            .iter()
+            .find(|line| line.split_whitespace().last() == Some(thread));
+        let words = cells(
+            line.unwrap_or_else(|| panic!("{thread} is not in {text}")),
+            2,
+        );
         let value: f64 = words[0].parse().expect("a number");
         assert_share(&words[1], value, total, thread);
         value
@@ -293,7 +331,9 @@ fn rows(text: &str) -> Vec<Suspect> {
         let numbers = WIDTHS.map(&mut cell).to_vec();
         let growth = [13, 12].map(&mut cell).to_vec();
         let verdict = cell(20);
-        let frames = lines.map(|line| line.trim().to_owned()).filter(|line| !line.starts_with("at "));
+        let frames = lines
+            .map(|line| line.trim().to_owned())
+            .filter(|line| !line.starts_with("at "));
         let frames = frames.map(|name| name.trim_end_matches(" (inline)").to_owned());
         Some(Suspect {
             numbers,
@@ -302,7 +342,10 @@ fn rows(text: &str) -> Vec<Suspect> {
             frames: frames.collect(),
         })
     };
-    blocks.filter_map(row).filter(|row| !row.frames.is_empty()).collect()
+    blocks
+        .filter_map(row)
+        .filter(|row| !row.frames.is_empty())
+        .collect()
 }
 
 /// `--leaks` of one dump and of two: score, live bytes, bars, objects, what is kept, ages, lifetimes, growth.
@@ -317,13 +360,26 @@ fn suspects(planted: &Planted, before: &Stacks, stacks: &Stacks) {
     };
     let span = after(&two, "2 dumps in ");
     let span = Figure::read(span, 2).expect("a time");
-    assert!((apart[0] - 0.012..=apart[1] + 0.012).contains(&span.value), "{span:?} {apart:?}");
-    let unit = after(&two, "growth/").split(' ').next().expect("a unit").to_owned();
+    assert!(
+        (apart[0] - 0.012..=apart[1] + 0.012).contains(&span.value),
+        "{span:?} {apart:?}"
+    );
+    let unit = after(&two, "growth/")
+        .split(' ')
+        .next()
+        .expect("a unit")
+        .to_owned();
     let per = [("s", 1.0), ("min", 60.0), ("h", 3600.0), ("day", 86_400.0)];
-    let per = per.iter().find(|(name, _)| *name == unit).expect("a unit").1;
+    let per = per
+        .iter()
+        .find(|(name, _)| *name == unit)
+        .expect("a unit")
+        .1;
     for (text, is_series) in [(&one, false), (&two, true)] {
         let live: f64 = stacks.total()[IN_USE];
-        let shown = after(text, "Showing ").replace(" stacks, ", " ").replace(" live;", " of");
+        let shown = after(text, "Showing ")
+            .replace(" stacks, ", " ")
+            .replace(" live;", " of");
         let sums: Vec<&str> = shown.split(" of ").collect();
         assert_figure(sums[2], live, "live in all");
         let rows = rows(text);
@@ -340,7 +396,10 @@ fn suspects(planted: &Planted, before: &Stacks, stacks: &Stacks) {
             assert_figure(&row.numbers[3], sum.values[2], &what("objects"));
             let kept = sum.values[IN_USE] / sum.values[1];
             let shown = Figure::read(&row.numbers[4], 1).expect("a share");
-            assert!((shown.value - kept).abs() <= 0.000_51, "{name}, kept: {shown:?}, {kept}");
+            assert!(
+                (shown.value - kept).abs() <= 0.000_51,
+                "{name}, kept: {shown:?}, {kept}"
+            );
             let (age, lifetime) = (sum.ages / sum.live, sum.lifetimes / sum.freed);
             assert_near(&row.numbers[5], age, &what("age"));
             if sum.freed > 0.0 {
@@ -348,13 +407,20 @@ fn suspects(planted: &Planted, before: &Stacks, stacks: &Stacks) {
             } else {
                 assert_eq!(row.numbers[6], "never", "{name}");
             }
-            let older = if sum.freed > 0.0 { age / (age + lifetime) } else { 1.0 };
+            let older = if sum.freed > 0.0 {
+                age / (age + lifetime)
+            } else {
+                1.0
+            };
             let score = Figure::read(&row.numbers[0], 2).expect("a score").value;
             if is_series {
                 growth(planted, before, stacks, row, [per, span.value, span.half]);
                 assert!(score <= sum.values[IN_USE] + 6000.0, "{name}: {score}");
             } else {
-                assert!((score / (sum.values[IN_USE] * kept * older) - 1.0).abs() < 0.01, "{name}: {score}");
+                assert!(
+                    (score / (sum.values[IN_USE] * kept * older) - 1.0).abs() < 0.01,
+                    "{name}: {score}"
+                );
             }
         }
     }
@@ -369,7 +435,10 @@ fn assert_near(text: &str, truth: f64, what: &str) {
         return;
     }
     let figure = Figure::read(text, 2).unwrap_or_else(|| panic!("{what}: {text}"));
-    assert!((figure.value - truth).abs() <= figure.half + 1e-4 * truth, "{what}: {text}, {truth}");
+    assert!(
+        (figure.value - truth).abs() <= figure.half + 1e-4 * truth,
+        "{what}: {text}, {truth}"
+    );
 }
 
 /// Growth over the time between the dumps, and what is said of it.
@@ -381,7 +450,11 @@ fn growth(planted: &Planted, before: &Stacks, stacks: &Stacks, row: &Suspect, ti
     let rate = Figure::read(&row.growth[0], 2).expect("a rate");
     let found = rate.value / per * span;
     let allowed = (rate.half / per * span) + change.abs() * half / span + 2.0;
-    assert!((found - change).abs() <= allowed, "{name} grew by {change}: {:?}, {span} s", row.growth);
+    assert!(
+        (found - change).abs() <= allowed,
+        "{name} grew by {change}: {:?}, {span} s",
+        row.growth
+    );
     let bar = Figure::read(&row.growth[1], 2).expect("a bar").value / per * span;
     // By the construction: 20 objects of 64 KiB more, 1000 of 300 bytes less, and nothing else.
     let (verdict, truth) = match (name, row.frames[1].as_str()) {
@@ -401,7 +474,13 @@ fn growth(planted: &Planted, before: &Stacks, stacks: &Stacks, row: &Suspect, ti
 /// Ages are those of objects that were allocated at a known time.
 fn ages(planted: &Planted, stacks: &Stacks) {
     let age = planted.inventory.age(&planted.late);
-    for site in ["site_power", "site_holes", "site_churn", "site_crew", "site_lost"] {
+    for site in [
+        "site_power",
+        "site_holes",
+        "site_churn",
+        "site_crew",
+        "site_lost",
+    ] {
         let sum = stacks.sum(site);
         let found = sum.ages / sum.live;
         assert!(age.holds(found), "{site}: {found} s, {age:?}");
@@ -409,7 +488,10 @@ fn ages(planted: &Planted, stacks: &Stacks) {
     // A third of these were allocated after the first dump.
     let once = stacks.sum("site_once");
     let found = once.ages / once.live;
-    assert!(found <= age.most && found >= age.least * 2.0 / 3.0, "{found} {age:?}");
+    assert!(
+        found <= age.most && found >= age.least * 2.0 / 3.0,
+        "{found} {age:?}"
+    );
 }
 
 /// `--rss`: parts that add up to what is resident, and a map of the address space that adds up.
@@ -425,28 +507,48 @@ fn resident(planted: &Planted, _: &Stacks, stacks: &Stacks) {
     let most = words.next().and_then(|text| text.strip_prefix("at most "));
     assert_figure(most.expect("the peak"), memory("peak"), "the peak");
     let (mut parts, mut shares) = (0.0, 0.0);
-    for line in below(&text, "size  share").iter().take_while(|line| !line.is_empty()) {
+    for line in below(&text, "size  share")
+        .iter()
+        .take_while(|line| !line.is_empty())
+    {
         let Some(end) = line.find('%').filter(|end| *end < 20) else {
             continue;
         };
-        let (size, share) = line[..=end].trim().rsplit_once(' ').expect("a size and a share");
+        let (size, share) = line[..=end]
+            .trim()
+            .rsplit_once(' ')
+            .expect("a size and a share");
         let size = Figure::read(size, 2).expect("a size");
         parts += size.value;
         let share = Figure::read(share, 2).expect("a share");
         shares += share.value;
         assert!((share.value - size.value / all).abs() <= 0.0006, "{line}");
     }
-    assert!((parts / all - 1.0).abs() < 0.002, "{parts} in parts of {all}: {text}");
+    assert!(
+        (parts / all - 1.0).abs() < 0.002,
+        "{parts} in parts of {all}: {text}"
+    );
     assert!((shares - 1.0).abs() < 0.002, "{text}");
     let sampled = stacks.total()[IN_USE];
-    let mut lines = text.lines().filter(|line| line.contains("the samples") || line.contains("since the session"));
+    let mut lines = text
+        .lines()
+        .filter(|line| line.contains("the samples") || line.contains("since the session"));
     if let Some(line) = lines.next() {
         let line = line.trim();
         let end = line.find("  ").or_else(|| line.find(" ±")).expect("a size");
-        assert_figure(line[..end].split('±').next().expect("a size"), sampled, "by samples");
+        assert_figure(
+            line[..end].split('±').next().expect("a size"),
+            sampled,
+            "by samples",
+        );
     }
     // The program's own memory is resident, whatever else is.
-    let own: f64 = planted.late.truth.values().map(|site| site.values[IN_USE]).sum();
+    let own: f64 = planted
+        .late
+        .truth
+        .values()
+        .map(|site| site.values[IN_USE])
+        .sum();
     assert!(all >= own + f64::from(24 << 20), "{all} {own}");
     let (mut sizes, mut count) = (0.0, 0.0);
     for line in below(&text, "mappings") {
@@ -454,11 +556,16 @@ fn resident(planted: &Planted, _: &Stacks, stacks: &Stacks) {
         if words.len() < 4 {
             continue;
         }
-        sizes += Figure::read(&words[..2].join(" "), 2).expect("a size").value;
+        sizes += Figure::read(&words[..2].join(" "), 2)
+            .expect("a size")
+            .value;
         count += words[2].parse::<f64>().expect("a number");
     }
     let entries: Vec<_> = heap_format::maps::Entry::all(&facts.maps_text).collect();
-    let truth: f64 = entries.iter().map(|entry| (entry.end - entry.start) as f64).sum();
+    let truth: f64 = entries
+        .iter()
+        .map(|entry| (entry.end - entry.start) as f64)
+        .sum();
     assert_eq!(count, entries.len() as f64, "{text}");
     assert!((sizes / truth - 1.0).abs() < 1e-3, "{sizes} {truth}");
 }
@@ -476,8 +583,13 @@ fn timeline(planted: &Planted, _: &Stacks, stacks: &Stacks) {
     let (all, rate) = allocated.split_once(", ").expect("a sum and a rate");
     assert_figure(all, stacks.total()[1], "allocated");
     let length = planted.inventory.length(&planted.late);
-    let rate = Figure::read(rate.trim_end_matches("/s"), 2).expect("a rate").value;
-    assert!(length.holds(stacks.total()[1] / rate), "{allocated} {length:?}");
+    let rate = Figure::read(rate.trim_end_matches("/s"), 2)
+        .expect("a rate")
+        .value;
+    assert!(
+        length.holds(stacks.total()[1] / rate),
+        "{allocated} {length:?}"
+    );
     if planted.inventory.interval == "1" {
         let truth = |site: &str, at: usize| planted.late.truth[site].values[at];
         // Before the holes were made, and before the second half of the churn was freed.
