@@ -14,6 +14,8 @@
 //! Limits: ages are only in this project's dumps; without them, the score is the kept fraction of
 //! the live bytes. A cache that fills looks like a leak until it is full.
 
+#[cfg(test)]
+mod coverage;
 pub mod growth;
 pub mod site;
 

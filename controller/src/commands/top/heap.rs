@@ -170,6 +170,12 @@ impl Feed for HeapFeed {
         (agent.pid, text::escape(&agent.name))
     }
 
+    /// What was allocated between the start of our session and a first snapshot would be missing
+    /// from the rates.
+    fn has_baseline(&self) -> bool {
+        matches!(self.source, Source::Theirs(_))
+    }
+
     fn refresh(
         &mut self,
         model: &mut Model<Live>,

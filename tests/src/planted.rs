@@ -1,0 +1,361 @@
+//! The program `inventory.c`, which holds known numbers of objects of each kind, and the stacks of its dumps,
+//! from which every other screen's figures follow.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use serde_json::Value;
+
+use crate::truth::{self, Site};
+use crate::{Scratch, Session, Steps, run};
+
+/// Objects and bytes allocated, objects and bytes in use: the columns of a heap profile.
+pub type Values = [f64; 4];
+
+/// Columns, as options of the parser.
+pub const COLUMNS: [&str; 4] = [
+    "--alloc_objects",
+    "--alloc_space",
+    "--inuse_objects",
+    "--inuse_space",
+];
+
+/// Column of the bytes in use, which most screens show.
+pub const IN_USE: usize = 3;
+
+/// Least and greatest number of seconds between two moments that a test can only bound.
+#[derive(Clone, Copy, Debug)]
+pub struct Between {
+    /// The least number.
+    pub least: f64,
+    /// The greatest number.
+    pub most: f64,
+}
+
+impl Between {
+    /// Returns true if a number of seconds lies within, or is off by less than the agent's clock.
+    pub fn holds(&self, seconds: f64) -> bool {
+        const TICKS: f64 = 0.012;
+        (self.least - TICKS..=self.most + TICKS).contains(&seconds)
+    }
+}
+
+/// A dump, and the truth at its moment.
+pub struct Dumped {
+    /// The file.
+    pub dump: PathBuf,
+    /// What each site has.
+    pub truth: BTreeMap<String, Site>,
+    /// Before and after it was taken.
+    pub taken: [Instant; 2],
+}
+
+/// The program in a session, with its dumps: one after "hold", and one after "more".
+pub struct Inventory {
+    /// Its directories.
+    pub scratch: Scratch,
+    /// The program.
+    pub steps: Steps,
+    /// The session, which lasts until it is stopped.
+    session: Option<Session>,
+    /// Before the session was started.
+    pub begun: Instant,
+    /// Before and after the objects were allocated.
+    pub held: [Instant; 2],
+    /// The mean interval of samples.
+    pub interval: &'static str,
+}
+
+impl Inventory {
+    /// Starts the program and a session, and has it allocate.
+    pub fn hold(interval: &'static str) -> Self {
+        let scratch = Scratch::new();
+        let program = scratch.compile("inventory.c", &[]);
+        let mut steps = Steps::run(program.clone(), &mut scratch.preloaded(&program));
+        let begun = Instant::now();
+        let session = Session::of(&scratch, steps.pid(), interval);
+        let before = Instant::now();
+        steps.step("hold");
+        Self {
+            scratch,
+            steps,
+            session: Some(session),
+            begun,
+            held: [before, Instant::now()],
+            interval,
+        }
+    }
+
+    /// Has it do something, and returns what it said.
+    pub fn step(&mut self, line: &str) -> Vec<String> {
+        self.steps.step(line)
+    }
+
+    /// What each site has.
+    pub fn truth(&mut self) -> BTreeMap<String, Site> {
+        truth::expected(&self.step("expected"))
+    }
+
+    /// Takes a dump.
+    pub fn dump(&mut self) -> Dumped {
+        let truth = self.truth();
+        let pid = self.steps.pid().to_string();
+        let mut command = self.scratch.profiler();
+        let before = Instant::now();
+        let outcome = run(command.args(["dump", "-o", "d_", "-p", &pid]));
+        let taken = [before, Instant::now()];
+        let dump = self.scratch.file(&outcome.dump().to_string_lossy());
+        Dumped { dump, truth, taken }
+    }
+
+    /// Seconds from when it allocated to when a dump was taken.
+    pub fn age(&self, dumped: &Dumped) -> Between {
+        let [begun, done] = self.held;
+        let [asked, given] = dumped.taken;
+        Between {
+            least: (asked - done).as_secs_f64(),
+            most: (given - begun).as_secs_f64(),
+        }
+    }
+
+    /// Seconds from the session's start to a dump.
+    pub fn length(&self, dumped: &Dumped) -> Between {
+        let [asked, given] = dumped.taken;
+        Between {
+            least: (asked - self.held[0]).as_secs_f64(),
+            most: (given - self.begun).as_secs_f64(),
+        }
+    }
+
+    /// Ends the session. Returns its dump.
+    pub fn stop(&mut self) -> Dumped {
+        let truth = self.truth();
+        let session = self.session.take().expect("a session");
+        let before = Instant::now();
+        let dump = session.stop().dump();
+        Dumped {
+            dump,
+            truth,
+            taken: [before, Instant::now()],
+        }
+    }
+
+    /// Ends the program, and the session if there is still one.
+    pub fn end(mut self) {
+        if self.session.is_some() {
+            self.stop();
+        }
+        self.steps.target.finish_well();
+    }
+
+    /// Output of the parser for these dumps.
+    #[track_caller]
+    pub fn parse(&self, args: &[&str], dumps: &[&Path]) -> String {
+        let mut command = self.scratch.parser();
+        let outcome = run(command.args(args).args(dumps));
+        assert_eq!(outcome.code, Some(0), "{args:?}: {outcome:?}");
+        outcome.stdout
+    }
+
+    /// The stacks of a dump, which are checked against the truth.
+    pub fn stacks(&self, dumped: &Dumped) -> Stacks {
+        let stacks = Stacks::read(&self.parse(&["--json"], &[&dumped.dump]));
+        stacks.assert_true(&dumped.truth, self.interval);
+        stacks
+    }
+}
+
+/// Stack of objects of one size class and one thread.
+#[derive(Clone, Debug, Default)]
+pub struct Stack {
+    /// Functions, innermost first.
+    pub frames: Vec<String>,
+    /// The four values.
+    pub values: Values,
+    /// Sampling variances of the values.
+    pub variances: Values,
+    /// Samples of all that was allocated.
+    pub samples: f64,
+    /// Objects in use, not rounded.
+    pub live: f64,
+    /// Objects freed, not rounded.
+    pub freed: f64,
+    /// Sum of the ages of live objects, in object-seconds.
+    pub ages: f64,
+    /// Sum of the lifetimes of freed objects, in object-seconds.
+    pub lifetimes: f64,
+}
+
+impl Stack {
+    /// Sums of stacks of other sizes and threads.
+    fn sum<'a>(stacks: impl Iterator<Item = &'a Stack>) -> Self {
+        stacks.fold(Self::default(), |mut sum, stack| {
+            add(&mut sum.values, &stack.values);
+            add(&mut sum.variances, &stack.variances);
+            sum.samples += stack.samples;
+            sum.live += stack.live;
+            sum.freed += stack.freed;
+            sum.ages += stack.ages;
+            sum.lifetimes += stack.lifetimes;
+            sum
+        })
+    }
+}
+
+/// Flat and cumulative values of a function, with their variances.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Function {
+    /// Values of stacks that end in it.
+    pub flat: Values,
+    /// Values of stacks that contain it.
+    pub cum: Values,
+    /// Variances of `flat`.
+    pub flat_variances: Values,
+    /// Variances of `cum`.
+    pub cum_variances: Values,
+}
+
+/// Stacks of a dump.
+pub struct Stacks(pub Vec<Stack>);
+
+fn add(sum: &mut Values, more: &Values) {
+    for (sum, more) in sum.iter_mut().zip(more) {
+        *sum += more;
+    }
+}
+
+/// Times the 95 % bar that an estimate of 300 samples or more may be off: a Poisson number of 300 strays so
+/// far once in 1e12, and larger ones less often.
+pub const BARS: f64 = 4.5;
+/// Samples from which on an estimate is compared with the truth.
+const MIN_SAMPLES: f64 = 300.0;
+
+impl Stacks {
+    /// Reads the output of `--json`.
+    pub fn read(json: &str) -> Self {
+        let json: Value = serde_json::from_str(json).expect("JSON");
+        let stack = |stack: &Value| {
+            let name = |frame: &Value| {
+                let at = frame.as_u64().expect("a frame") as usize;
+                json["frames"][at]["name"]
+                    .as_str()
+                    .expect("a name")
+                    .to_owned()
+            };
+            let number = |key: &str| stack["detail"][key].as_f64().expect("a number");
+            let value = |at: usize| stack["values"][at].as_f64().expect("a value");
+            Stack {
+                frames: stack["frames"]
+                    .as_array()
+                    .expect("frames")
+                    .iter()
+                    .map(name)
+                    .collect(),
+                values: std::array::from_fn(value),
+                variances: [
+                    number("alloc_object_variance"),
+                    number("alloc_variance"),
+                    number("live_object_variance"),
+                    number("live_variance"),
+                ],
+                samples: number("alloc_samples"),
+                live: number("alloc_objects") - number("freed_objects"),
+                freed: number("freed_objects"),
+                ages: number("live_age_ms_sum") / 1e3,
+                lifetimes: number("freed_lifetime_ms_sum") / 1e3,
+            }
+        };
+        Self(
+            json["stacks"]
+                .as_array()
+                .expect("stacks")
+                .iter()
+                .map(stack)
+                .collect(),
+        )
+    }
+
+    /// The stacks that end in a function.
+    pub fn of<'a>(&'a self, site: &'a str) -> impl Iterator<Item = &'a Stack> {
+        self.0.iter().filter(move |stack| stack.frames[0] == site)
+    }
+
+    /// Sums of the stacks that end in a function.
+    pub fn sum(&self, site: &str) -> Stack {
+        Stack::sum(self.of(site))
+    }
+
+    /// Sums of the stacks with these functions.
+    pub fn sum_of(&self, frames: &[String]) -> Stack {
+        Stack::sum(self.0.iter().filter(|stack| stack.frames == frames))
+    }
+
+    /// Sums of all.
+    pub fn total(&self) -> Values {
+        let mut sum = Values::default();
+        self.0.iter().for_each(|stack| add(&mut sum, &stack.values));
+        sum
+    }
+
+    /// Variances of the sums of all.
+    pub fn total_variances(&self) -> Values {
+        let mut sum = Values::default();
+        self.0
+            .iter()
+            .for_each(|stack| add(&mut sum, &stack.variances));
+        sum
+    }
+
+    /// Values of each function.
+    pub fn functions(&self) -> BTreeMap<String, Function> {
+        let mut functions: BTreeMap<String, Function> = BTreeMap::new();
+        for stack in &self.0 {
+            let leaf = functions.entry(stack.frames[0].clone()).or_default();
+            add(&mut leaf.flat, &stack.values);
+            add(&mut leaf.flat_variances, &stack.variances);
+            for (at, name) in stack.frames.iter().enumerate() {
+                if !stack.frames[..at].contains(name) {
+                    let function = functions.entry(name.clone()).or_default();
+                    add(&mut function.cum, &stack.values);
+                    add(&mut function.cum_variances, &stack.variances);
+                }
+            }
+        }
+        functions
+    }
+
+    /// Checks each site against the truth: exactly where every object is sampled, else within
+    /// [`BARS`] bars where there are [`MIN_SAMPLES`]. What is not of a site is the C library's, and little.
+    #[track_caller]
+    pub fn assert_true(&self, truth: &BTreeMap<String, Site>, interval: &str) {
+        for (name, site) in truth {
+            let sum = self.sum(name);
+            let is_all = interval == "1";
+            let live = sum.samples * sum.values[2] / sum.values[0].max(1.0);
+            for at in 0..4 {
+                let samples = if at < 2 { sum.samples } else { live };
+                if !is_all && samples < MIN_SAMPLES && sum.variances[at] > 0.0 {
+                    continue;
+                }
+                // Rows are rounded to integers.
+                let allowed =
+                    BARS * 1.96 * sum.variances[at].sqrt() + if is_all { 0.0 } else { 2.0 };
+                let off = (sum.values[at] - site.values[at]).abs();
+                assert!(
+                    off <= allowed,
+                    "{name}, {}: {} where {} is true, ± {allowed}",
+                    COLUMNS[at],
+                    sum.values[at],
+                    site.values[at]
+                );
+            }
+        }
+        let others = self
+            .0
+            .iter()
+            .filter(|stack| !stack.frames[0].starts_with("site_"));
+        let others: f64 = others.map(|stack| stack.values[1]).sum();
+        assert!(others <= 8192.0, "{others} bytes by others than its sites");
+    }
+}
