@@ -1,10 +1,10 @@
-//! Says how long a process stands still for a copy.
+//! Measures how long a process is stopped for a copy.
 //!
-//! - `cargo run --release -p capture --example capture_measure`: processes of 1 GiB with 1, 16 and
-//!   64 threads, on pages of 4 KiB and huge ones; for each, in turns, its own `fork` and our copy.
-//!   An error if a median is above the limit.
+//! - `cargo run --release -p capture --example capture_measure`: starts processes of 1 GiB with 1, 16
+//!   and 64 threads, on pages of 4 KiB and on huge pages, and compares their own `fork` with our copy,
+//!   in turns. Fails if a median exceeds the limit.
 //!   `… -- of 64`: the same with 64 MiB.
-//! - `… -- PID [TIMES]`: a process that runs already.
+//! - `… -- PID [TIMES]`: copies a running process.
 
 use std::error::Error;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -14,14 +14,14 @@ use std::time::{Duration, Instant};
 const MIB: usize = 1 << 20;
 const HUGE_PAGE: usize = 2 << 20;
 const ROUNDS: usize = 15;
-const PATIENCE: Duration = Duration::from_secs(10);
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match &arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [] => compare(1024),
         ["of", mib] => compare(mib.parse()?),
-        ["target", threads, pages, mib] => be_target(
+        ["target", threads, pages, mib] => run_target(
             threads.parse()?,
             *pages == "huge",
             mib.parse::<usize>()? * MIB,
@@ -31,21 +31,20 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Captures a process some times.
+/// Captures a process several times.
 fn measure(pid: i32, times: usize) -> Result<(), Box<dyn Error>> {
     for _ in 0..times {
         let pause = capture(pid)?;
-        let (all, cloned) = (pause.stopped, pause.cloned);
         println!(
-            "stopped {all:.1?}, of it copying {cloned:.1?}; {} threads",
-            pause.threads
+            "stopped for {:.1?}, including {:.1?} for the copy; {} threads",
+            pause.stopped, pause.cloned, pause.threads
         );
     }
     Ok(())
 }
 
 fn capture(pid: i32) -> Result<capture::Pause, capture::Refusal> {
-    let (stopped, copy) = capture::Stopped::stop_with_copy(pid, PATIENCE)?;
+    let (stopped, copy) = capture::Stopped::stop_with_copy(pid, STOP_TIMEOUT)?;
     let copy = copy?;
     let pause = stopped.resume();
     drop(copy);
@@ -55,12 +54,14 @@ fn capture(pid: i32) -> Result<capture::Pause, capture::Refusal> {
 /// Prints a table of processes, forks and copies.
 fn compare(mib: usize) -> Result<(), Box<dyn Error>> {
     let mut misses = 0;
-    println!("| pages | threads | its own `fork` | it stands still | limit | of that, copying |");
+    println!("| pages | threads | its own `fork` | stopped | limit | of that, copying |");
     println!("|---|---|---|---|---|---|");
     for pages in ["4 KiB", "huge"] {
         for threads in [1, 16, 64] {
             let mut target = Target::start(threads, pages, mib)?;
-            let (mut forks, mut pauses, mut copies) = (Vec::new(), Vec::new(), Vec::new());
+            let mut forks = Vec::new();
+            let mut pauses = Vec::new();
+            let mut copies = Vec::new();
             for _ in 0..ROUNDS {
                 forks.push(target.fork()?);
                 let pause = capture(target.child.id().cast_signed())?;
@@ -80,9 +81,7 @@ fn compare(mib: usize) -> Result<(), Box<dyn Error>> {
             );
         }
     }
-    println!(
-        "Milliseconds: the median of {ROUNDS}, and the shortest. The limit: fork + 1 ms + 20 µs a thread."
-    );
+    println!("Milliseconds: median (minimum) of {ROUNDS}. Limit: fork + 1 ms + 20 µs per thread.");
     match misses {
         0 => Ok(()),
         _ => Err(format!("{misses} of the medians are above their limit").into()),
@@ -103,11 +102,11 @@ fn spread(times: &mut [Duration]) -> String {
     format!("{median} ({})", milliseconds(times[0]))
 }
 
-/// A process that forks when it is told to.
+/// A process that forks on request.
 struct Target {
     child: Child,
-    orders: ChildStdin,
-    answers: BufReader<ChildStdout>,
+    requests: ChildStdin,
+    results: BufReader<ChildStdout>,
 }
 
 impl Target {
@@ -117,40 +116,41 @@ impl Target {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
-        let orders = child.stdin.take().ok_or("no pipe")?;
-        let answers = BufReader::new(child.stdout.take().ok_or("no pipe")?);
+        let requests = child.stdin.take().ok_or("no pipe")?;
+        let results = BufReader::new(child.stdout.take().ok_or("no pipe")?);
         let mut target = Self {
             child,
-            orders,
-            answers,
+            requests,
+            results,
         };
-        target.answer()?;
+        // The first line shows that the target is ready.
+        target.read_result()?;
         Ok(target)
     }
 
-    fn answer(&mut self) -> Result<u64, Box<dyn Error>> {
+    fn read_result(&mut self) -> Result<u64, Box<dyn Error>> {
         let mut line = String::new();
-        self.answers.read_line(&mut line)?;
+        self.results.read_line(&mut line)?;
         Ok(line.trim().parse()?)
     }
 
-    /// How long its `fork` takes.
+    /// Makes the process fork, and returns how long that took.
     fn fork(&mut self) -> Result<Duration, Box<dyn Error>> {
-        self.orders.write_all(b"f")?;
-        Ok(Duration::from_nanos(self.answer()?))
+        self.requests.write_all(b"f")?;
+        Ok(Duration::from_nanos(self.read_result()?))
     }
 }
 
 impl Drop for Target {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Returns the process itself: memory that is all in use, threads that wait, and forks.
-fn be_target(threads: usize, huge: bool, memory: usize) -> Result<(), Box<dyn Error>> {
+/// Runs as the target: uses all its memory, starts threads that wait, and forks on request.
+fn run_target(threads: usize, huge: bool, memory: usize) -> Result<(), Box<dyn Error>> {
     fill_memory(huge, memory)?;
     for _ in 1..threads {
         std::thread::spawn(|| {
@@ -165,11 +165,11 @@ fn be_target(threads: usize, huge: bool, memory: usize) -> Result<(), Box<dyn Er
         // SAFETY: the child does nothing but exit.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            // SAFETY: ends the child, without a call of anything that may be locked.
+            // SAFETY: `_exit` is async-signal-safe, so it takes no lock that a thread may have held.
             unsafe { libc::_exit(0) };
         }
         let took = began.elapsed();
-        // SAFETY: waits for the child; its status is not wanted.
+        // SAFETY: the status pointer may be null.
         unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
         println!("{}", took.as_nanos());
     }
@@ -177,26 +177,25 @@ fn be_target(threads: usize, huge: bool, memory: usize) -> Result<(), Box<dyn Er
 }
 
 fn fill_memory(huge: bool, memory: usize) -> Result<(), Box<dyn Error>> {
-    let (access, flags) = (
-        libc::PROT_READ | libc::PROT_WRITE,
-        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-    );
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     let bytes = memory + HUGE_PAGE;
-    // SAFETY: a new mapping, of which the part that begins at a multiple of a huge page is written.
+    // SAFETY: the mapping is new, and only `memory` bytes of it are used, from its first multiple of
+    // a huge page on.
     unsafe {
         let start = libc::mmap(std::ptr::null_mut(), bytes, access, flags, -1, 0);
         if start == libc::MAP_FAILED {
             return Err(std::io::Error::last_os_error().into());
         }
         let start = start.cast::<u8>();
-        let start = start.add(start.align_offset(HUGE_PAGE));
+        let aligned = start.add(start.align_offset(HUGE_PAGE));
         let advice = if huge {
             libc::MADV_HUGEPAGE
         } else {
             libc::MADV_NOHUGEPAGE
         };
-        libc::madvise(start.cast(), memory, advice);
-        start.write_bytes(1, memory);
+        libc::madvise(aligned.cast(), memory, advice);
+        aligned.write_bytes(1, memory);
     }
     Ok(())
 }

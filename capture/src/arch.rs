@@ -9,10 +9,10 @@ mod x86_64;
 #[cfg(target_arch = "x86_64")]
 pub use x86_64::*;
 
-/// Quality with which a signal frame can restore a thread's state; smaller is better.
+/// How well a signal frame can restore a thread's state, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rank {
-    /// Between two instructions of the program.
+    /// Between two instructions of the program: restored exactly.
     #[cfg(target_arch = "x86_64")]
     Running,
     /// In a system call that is restarted with the same arguments.
@@ -23,13 +23,13 @@ pub enum Rank {
 
 /// Error numbers by which the kernel restarts system calls.
 pub mod restart {
-    /// Restarts if the handler allows it.
+    /// `ERESTARTSYS`: restarts if the handler allows it.
     pub const SYS: i64 = -512;
-    /// Restarts always.
+    /// `ERESTARTNOINTR`: always restarts.
     pub const NOINTR: i64 = -513;
-    /// Restarts unless a handler ran.
+    /// `ERESTARTNOHAND`: restarts unless a handler ran.
     pub const NOHAND: i64 = -514;
-    /// Continues by `restart_syscall`.
+    /// `ERESTART_RESTARTBLOCK`: continues through `restart_syscall`.
     pub const BLOCK: i64 = -516;
 
     /// Returns true if a system call's result is one of these numbers.
@@ -39,6 +39,6 @@ pub mod restart {
 }
 
 /// Writes a word into a frame that is being built.
-fn put(bytes: &mut [u8], at: usize, word: u64) {
-    bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
+fn put(bytes: &mut [u8], offset: usize, word: u64) {
+    bytes[offset..offset + 8].copy_from_slice(&word.to_le_bytes());
 }

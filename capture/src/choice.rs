@@ -1,14 +1,13 @@
-//! Choice of the thread that makes the system calls.
+//! Chooses the thread that makes the system calls.
 
 use crate::code::{Code, mapping_of};
 use crate::frames::Frames;
-use proc::Status;
-
 use crate::process::{self, Mapping};
 use crate::seizure::{Seized, Seizure};
 use crate::{Refusal, arch, request};
+use proc::Status;
 
-/// Chosen thread, and how to restore it.
+/// Chosen thread, and the state to restore.
 pub struct Chosen {
     /// Thread id.
     pub tid: i32,
@@ -25,33 +24,37 @@ pub fn choose(seizure: &Seizure, code: &Code) -> Result<Chosen, Refusal> {
     let pid = seizure.pid;
     let mappings = process::mappings(pid)?;
     let mut threads: Vec<&Seized> = seizure.threads.iter().collect();
-    // The first thread's stack is the process's, which has room.
+    // Among equals the main thread is preferred, since its stack has room.
     threads.sort_by_key(|thread| (thread.regs.rank(), thread.tid != pid));
-    let (mut reason, mut second) = (None, None);
+    let mut first_obstacle = None;
+    let mut in_sequence = None;
     for thread in threads {
-        if let Some(found) = obstacle(pid, thread.tid) {
-            reason.get_or_insert(found);
+        if let Some(obstacle) = obstacle(pid, thread.tid) {
+            first_obstacle.get_or_insert(obstacle);
             continue;
         }
-        let abort = abort_of_sequence(pid, thread);
+        let abort = rseq_abort_address(pid, thread);
         let Some(chosen) = prepare(thread, abort, &mappings, code)
             .map_err(|error| Refusal::kernel(pid, "read the registers of", error))?
         else {
-            reason.get_or_insert(Obstacle::Other("no thread is on its own stack, with room"));
+            first_obstacle
+                .get_or_insert(Obstacle::Other("no thread is on its own stack, with room"));
             continue;
         };
         if abort.is_none() {
             return Ok(chosen);
         }
-        second.get_or_insert(chosen);
+        // A thread inside a restartable sequence, which would be aborted, is the second choice.
+        in_sequence.get_or_insert(chosen);
     }
-    second.ok_or(match reason {
+    in_sequence.ok_or(match first_obstacle {
         Some(Obstacle::Seccomp) => Refusal::Seccomp { pid },
         Some(Obstacle::Other(reason)) => Refusal::NoThread { pid, reason },
         None => Refusal::Ended { pid },
     })
 }
 
+/// Reason why a thread cannot be used.
 enum Obstacle {
     Seccomp,
     Other(&'static str),
@@ -94,30 +97,37 @@ fn prepare(
         }))
 }
 
-/// Returns true if the frames fit on a thread's own stack: the process's, or the mapping that also
-/// contains its thread pointer. Other stacks (of coroutines or signal handlers) may be so small
-/// that other data lies below.
+/// Returns true if the frames fit on a thread's own stack: `[stack]`, or a mapping that also
+/// contains the thread pointer. Other stacks (of coroutines or signal handlers) may be so small that
+/// unrelated data lies below them.
 fn fits(frames: &Frames, sp: u64, thread_pointer: u64, mappings: &[Mapping]) -> bool {
     let Some(stack) = mapping_of(mappings, sp) else {
         return false;
     };
-    let own = stack.name == "[stack]" || sp < thread_pointer && thread_pointer < stack.end;
-    own && stack.writable && frames.bottom >= stack.start
+    let has_thread_pointer = sp < thread_pointer && thread_pointer < stack.end;
+    let is_own = stack.name == "[stack]" || has_thread_pointer;
+    is_own && stack.writable && frames.bottom >= stack.start
 }
 
-/// Returns where the kernel would continue a thread that is inside a restartable sequence (rseq).
-/// After this process has used the thread, the kernel no longer knows that it was in one.
-fn abort_of_sequence(pid: i32, thread: &Seized) -> Option<u64> {
+/// Returns the address at which the kernel would continue a thread that is inside a restartable
+/// sequence (rseq), or `None` if it is in none. Once this process has changed the thread's program
+/// counter, the kernel no longer knows that the thread was in one.
+fn rseq_abort_address(pid: i32, thread: &Seized) -> Option<u64> {
     /// Offset of `rseq_cs` in `struct rseq`.
-    const CURRENT: u64 = 8;
+    const RSEQ_CS: u64 = 8;
+    // Offsets in `struct rseq_cs`, after the version and the flags.
+    const START_IP: u64 = 8;
+    const POST_COMMIT_OFFSET: u64 = 16;
+    const ABORT_IP: u64 = 24;
     let word = |address: u64| {
         let mut bytes = [0; 8];
         (request::read(pid, address, &mut bytes) == 8).then(|| u64::from_le_bytes(bytes))
     };
-    let area = Some(request::sequences(thread.tid)).filter(|&area| area != 0)?;
-    let sequence = word(area.checked_add(CURRENT)?).filter(|&sequence| sequence != 0)?;
-    // `struct rseq_cs`: version and flags, start, length, abort address.
-    let part = |offset| word(sequence.checked_add(offset)?);
-    let (start, length, abort) = (part(8)?, part(16)?, part(24)?);
+    let area = request::rseq_area(thread.tid)?;
+    let sequence = word(area.checked_add(RSEQ_CS)?).filter(|&sequence| sequence != 0)?;
+    let field = |offset| word(sequence.checked_add(offset)?);
+    let start = field(START_IP)?;
+    let length = field(POST_COMMIT_OFFSET)?;
+    let abort = field(ABORT_IP)?;
     (thread.regs.pc().wrapping_sub(start) < length).then_some(abort)
 }

@@ -1,4 +1,4 @@
-//! Instructions in the target's code by which its threads make system calls for this process.
+//! Instructions in the target's code with which its threads make system calls for this process.
 
 use crate::process::{self, Mapping};
 use crate::request;
@@ -6,9 +6,12 @@ use crate::{Refusal, arch};
 
 /// Maximum number of bytes of code that are searched.
 const MAX_SEARCHED_BYTES: u64 = 256 << 20;
-const PIECE: u64 = 1 << 20;
+/// Number of bytes of code that are read at a time.
+const PIECE_BYTES: u64 = 1 << 20;
+/// Number of bytes by which pieces overlap: more than the longest sequence has.
+const OVERLAP_BYTES: u64 = 16;
 
-/// Addresses of instruction sequences that every C library has.
+/// Addresses of instruction sequences that every C library contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Code {
     /// System call followed by a return.
@@ -18,7 +21,7 @@ pub struct Code {
 }
 
 impl Code {
-    /// Searches the sequences: in the C library first, then in all other code.
+    /// Searches for the sequences: in the C library first, then in all other code.
     pub fn find(pid: i32) -> Result<Self, Refusal> {
         let mut code = process::mappings(pid)?;
         if code.is_empty() {
@@ -26,14 +29,14 @@ impl Code {
         }
         code.retain(|mapping| mapping.executable);
         code.sort_by_key(|mapping| !is_c_library(&mapping.name));
-        let (mut call, mut ret, mut left) = (None, None, MAX_SEARCHED_BYTES);
+        let mut call = None;
+        let mut ret = None;
+        let mut bytes_left = MAX_SEARCHED_BYTES;
         for mapping in code {
-            let (from, to) = (
-                mapping.start,
-                mapping.end.min(mapping.start.saturating_add(left)),
-            );
-            left -= to - from;
-            search(pid, from, to, &mut call, &mut ret);
+            let start = mapping.start;
+            let end = mapping.end.min(start.saturating_add(bytes_left));
+            bytes_left -= end - start;
+            search(pid, start, end, &mut call, &mut ret);
             if let (Some(call), Some(ret)) = (call, ret) {
                 return Ok(Self { call, ret });
             }
@@ -41,15 +44,15 @@ impl Code {
         Err(Refusal::NoCode { pid })
     }
 
-    /// Returns true if the sequences are still there, now that the process is stopped.
-    pub fn holds(&self, pid: i32) -> bool {
-        let at = |address, wanted: &[&[u8]]| {
-            wanted.iter().any(|wanted| {
-                let mut bytes = vec![0; wanted.len()];
-                request::read(pid, address, &mut bytes) == bytes.len() && bytes == *wanted
+    /// Returns true if the sequences are still at these addresses, now that the process is stopped.
+    pub fn is_current(&self, pid: i32) -> bool {
+        let contains = |address, encodings: &[&[u8]]| {
+            encodings.iter().any(|encoding| {
+                let mut bytes = vec![0; encoding.len()];
+                request::read(pid, address, &mut bytes) == bytes.len() && bytes == *encoding
             })
         };
-        at(self.call, arch::CALL) && at(self.ret, arch::RETURN)
+        contains(self.call, arch::CALL) && contains(self.ret, arch::RETURN)
     }
 }
 
@@ -58,34 +61,35 @@ pub fn is_c_library(name: &str) -> bool {
     let file = name.rsplit('/').next().unwrap_or(name);
     ["libc.", "libc-", "ld-musl", "[vdso]"]
         .iter()
-        .any(|start| file.starts_with(start))
+        .any(|prefix| file.starts_with(prefix))
 }
 
-/// Searches one mapping, in pieces that overlap by the longest sequence.
-fn search(pid: i32, from: u64, to: u64, call: &mut Option<u64>, ret: &mut Option<u64>) {
-    let mut piece = vec![0; PIECE as usize];
-    let mut at = from;
-    while at < to && (call.is_none() || ret.is_none()) {
-        let bytes = (to - at).min(PIECE) as usize;
-        let got = request::read(pid, at, &mut piece[..bytes]);
-        let here = |wanted: &[&[u8]]| {
-            let found = wanted
+/// Searches one mapping, in overlapping pieces.
+fn search(pid: i32, start: u64, end: u64, call: &mut Option<u64>, ret: &mut Option<u64>) {
+    let mut piece = vec![0; PIECE_BYTES as usize];
+    let mut address = start;
+    while address < end && (call.is_none() || ret.is_none()) {
+        let wanted_bytes = (end - address).min(PIECE_BYTES) as usize;
+        let read_bytes = request::read(pid, address, &mut piece[..wanted_bytes]);
+        let find = |encodings: &[&[u8]]| {
+            let offset = encodings
                 .iter()
-                .find_map(|wanted| position(&piece[..got], wanted));
-            found.map(|offset| at + offset as u64)
+                .find_map(|encoding| position(&piece[..read_bytes], encoding));
+            offset.map(|offset| address + offset as u64)
         };
-        *call = call.or_else(|| here(arch::CALL));
-        *ret = ret.or_else(|| here(arch::RETURN));
-        if got < bytes || at + got as u64 == to {
+        *call = call.or_else(|| find(arch::CALL));
+        *ret = ret.or_else(|| find(arch::RETURN));
+        if read_bytes < wanted_bytes || address + read_bytes as u64 == end {
             return;
         }
-        at += got as u64 - 16;
+        address += read_bytes as u64 - OVERLAP_BYTES;
     }
 }
 
-fn position(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
-    let mut places = bytes.windows(wanted.len()).step_by(arch::ALIGNMENT);
-    Some(places.position(|window| window == wanted)? * arch::ALIGNMENT)
+/// Returns the offset of a sequence in the code, at a multiple of the instructions' alignment.
+fn position(code: &[u8], sequence: &[u8]) -> Option<usize> {
+    let mut windows = code.windows(sequence.len()).step_by(arch::ALIGNMENT);
+    Some(windows.position(|window| window == sequence)? * arch::ALIGNMENT)
 }
 
 /// Returns the mapping that contains an address.

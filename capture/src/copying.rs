@@ -8,8 +8,8 @@
 //! 5. When the target runs again, the second child gets a file descriptor table of its own, and
 //!    closes all files in it.
 //!
-//! Each stop of a thread costs two context switches, one of which often wakes a processor: some 50
-//! µs. So no stop is requested that is not needed, and what can wait is done in step 5.
+//! Each stop of a thread costs two context switches, one of which often wakes a processor: about
+//! 50 µs. So no unnecessary stop is requested, and everything that can wait is done in step 5.
 
 use std::io::Error;
 use std::time::Duration;
@@ -28,27 +28,29 @@ use crate::worker;
 
 /// Maximum time of one system call. Copying the page tables of a terabyte takes less.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
-const BIRTHS: i32 =
+/// Trace options that report and trace new children.
+const CHILD_EVENTS: i32 =
     libc::PTRACE_O_TRACECLONE | libc::PTRACE_O_TRACEFORK | libc::PTRACE_O_TRACEVFORK;
-const OWN: i32 = libc::PTRACE_O_EXITKILL | libc::PTRACE_O_TRACESYSGOOD;
+/// Trace options of the children that this module creates: they are killed if this process dies.
+const CHILD_OPTIONS: i32 = libc::PTRACE_O_EXITKILL | libc::PTRACE_O_TRACESYSGOOD;
 const CLOSE_RANGE_UNSHARE: u64 = 2;
 
-/// Copy that still shares the target's open files.
+/// A copy that still shares the target's open files.
 pub struct Newborn {
     /// Process id.
     pub pid: i32,
-    /// Instructions by which it can make system calls.
+    /// Instructions with which it can make system calls.
     pub code: Code,
     /// Registers with which it closes the files.
     closing: General,
-    /// Priority of the thread that was copied.
-    priority: i32,
+    /// Nice level of the thread that was copied.
+    nice: i32,
 }
 
 /// Copies a stopped process.
 pub fn copy(seizure: &mut Seizure) -> Result<Newborn, Refusal> {
     let pid = seizure.pid;
-    // If the process was killed, that is the reason, whatever failed because of it.
+    // If the process was killed, that is the reason, whatever request failed because of it.
     let is_ending = || process::mappings(pid).map_or(true, |mappings| mappings.is_empty());
     try_copy(seizure).map_err(|refusal| {
         if is_ending() {
@@ -61,7 +63,7 @@ pub fn copy(seizure: &mut Seizure) -> Result<Newborn, Refusal> {
 
 fn try_copy(seizure: &mut Seizure) -> Result<Newborn, Refusal> {
     let pid = seizure.pid;
-    let code = match seizure.code.filter(|code| code.holds(pid)) {
+    let code = match seizure.code.filter(|code| code.is_current(pid)) {
         Some(code) => code,
         None => Code::find(pid)?,
     };
@@ -72,28 +74,28 @@ fn try_copy(seizure: &mut Seizure) -> Result<Newborn, Refusal> {
     }
     let tid = chosen.tid;
     let mut host = Host::prepare(seizure, chosen, code)?;
-    let made = host.make();
-    let settled = host.settle();
-    if let (Ok(copy), Err(_)) = (&made, &settled) {
-        end(copy.pid);
-    }
-    if settled.is_err() {
-        // The thread recovers by itself when the tracing thread ends.
+    let copy = host.make_copy();
+    let restored = host.restore();
+    if restored.is_err() {
+        if let Ok(copy) = &copy {
+            end(copy.pid);
+        }
+        // The thread recovers by itself when the tracing thread exits.
         seizure.threads.retain(|thread| thread.tid != tid);
     }
-    let copy = made?;
-    settled.map(|()| copy)
+    let copy = copy?;
+    restored.map(|()| copy)
 }
 
-/// Kills a traced process and waits for its end.
+/// Kills a traced process and waits for its exit.
 pub fn end(pid: i32) {
-    // It may be dead already.
+    // The process may be dead already.
     let _ = request::kill(pid);
     while let Ok(event) = next_event(pid, pid, false, CALL_TIMEOUT) {
         if matches!(event, Event::End | Event::None) {
             return;
         }
-        // A stop that was not consumed yet; the end comes next.
+        // This was a stop that had not been consumed yet; the exit comes next.
     }
 }
 
@@ -101,48 +103,52 @@ impl Newborn {
     /// Gives the copy the target's priority and its own file descriptor table, and closes all files
     /// in it.
     pub fn complete(self) {
-        priority::set(self.pid, self.priority);
-        // Before Linux 5.9, it keeps sharing the target's open files.
+        priority::set(self.pid, self.nice);
+        // Before Linux 5.9, this call fails, and the copy keeps sharing the target's open files.
         if worker::call(self.pid, &self.closing).is_some() {
             process::offer_to_oom_killer(self.pid);
         }
     }
 }
 
-/// Point where a thread has stopped.
+/// Point at which a thread has stopped.
 enum Reached {
     /// Start or end of a system call.
     Call,
     /// Middle of a system call that has created this child.
-    Birth(i32),
+    NewChild(i32),
 }
 
 /// Result of a system call, and the child that it created.
-struct Made {
-    result: i64,
+struct CallResult {
+    value: i64,
     child: Option<i32>,
 }
 
 /// First child: its pid in this pid namespace, and in the target's.
 struct Child {
     pid: i32,
-    theirs: i64,
+    pid_in_target: i64,
 }
 
 /// Thread that makes the system calls.
 struct Host {
+    /// Pid of the target.
     pid: i32,
     chosen: Chosen,
     code: Code,
+    /// Original contents of the stack where the return frames are.
     saved: Vec<u8>,
+    /// First child, until it has been reaped.
     child: Option<Child>,
+    /// True if the target is a child of this process.
     own_child: bool,
 }
 
 impl Host {
     /// Writes the return frames to the thread's stack.
     fn prepare(seizure: &Seizure, chosen: Chosen, code: Code) -> Result<Self, Refusal> {
-        let (pid, own_child) = (seizure.pid, seizure.own_child);
+        let pid = seizure.pid;
         let failed = |error| Refusal::kernel(pid, "write to the stack of", error);
         let frames = &chosen.frames;
         let mut saved = vec![0; frames.bytes.len()];
@@ -156,58 +162,58 @@ impl Host {
             code,
             saved,
             child: None,
-            own_child,
+            own_child: seizure.own_child,
         })
     }
 
     /// Creates the copy.
-    fn make(&mut self) -> Result<Newborn, Refusal> {
-        let (tid, wait, exit) = (
-            self.chosen.tid,
-            self.chosen.frames.wait,
-            self.chosen.frames.exit,
-        );
+    fn make_copy(&mut self) -> Result<Newborn, Refusal> {
+        let tid = self.chosen.tid;
+        let wait = self.chosen.frames.wait;
+        let exit = self.chosen.frames.exit;
         if self.adopts_orphans()? {
             return Err(Refusal::Reaper { pid: self.pid });
         }
-        self.done(request::set_options(tid, OPTIONS | BIRTHS))?;
-        // No exit signal, so nobody is notified of the child's end. The same file descriptor table,
-        // so no file stays open longer, and none is flushed when the child ends.
+        self.check(request::set_options(tid, OPTIONS | CHILD_EVENTS))?;
+        // Without an exit signal, nobody is notified of the child's exit. With a shared file
+        // descriptor table, no file stays open longer, and none is flushed when the child exits.
         let flags = (libc::CLONE_FILES | libc::CLONE_PARENT_SETTID)
             .cast_unsigned()
             .into();
-        let made = self.host_call(
+        let cloned = self.host_call(
             libc::SYS_clone,
             [flags, exit, self.chosen.frames.child(), 0, 0, 0],
             wait,
         )?;
-        let child = self.born(&made)?;
+        let child = self.created_child(&cloned)?;
         self.child = Some(Child {
             pid: child,
-            theirs: made.result,
+            pid_in_target: cloned.value,
         });
-        self.await_birth(child, BIRTHS)?;
+        self.await_child(child, CHILD_EVENTS)?;
         let copy = self.second_child(child, exit)?;
-        let complete = self
-            .await_birth(copy, 0)
-            .and_then(|()| self.done(request::write(copy, self.chosen.frames.bottom, &self.saved)));
-        if complete.is_err() {
+        let completed = self.await_child(copy, 0).and_then(|()| {
+            self.check(request::write(copy, self.chosen.frames.bottom, &self.saved))
+        });
+        if let Err(refusal) = completed {
             end(copy);
+            return Err(refusal);
         }
-        let all = [0, u32::MAX.into(), CLOSE_RANGE_UNSHARE, 0, 0, 0];
+        let all_files = [0, u32::MAX.into(), CLOSE_RANGE_UNSHARE, 0, 0, 0];
         let closing = self
             .chosen
             .regs
-            .calling(&self.code, libc::SYS_close_range, all, exit);
-        complete.map(|()| Newborn {
+            .calling(&self.code, libc::SYS_close_range, all_files, exit);
+        Ok(Newborn {
             pid: copy,
             code: self.code,
             closing,
-            priority: priority::of(self.chosen.tid),
+            nice: priority::nice_level(self.chosen.tid),
         })
     }
 
-    /// Makes the first child clone itself. The first child is left in the middle of that call.
+    /// Makes the first child clone itself and returns the second child's pid. The first child is left
+    /// in the middle of that call.
     fn second_child(&self, child: i32, exit: u64) -> Result<i32, Refusal> {
         let flags = (libc::CLONE_FILES | libc::CLONE_VM).cast_unsigned().into();
         let args = [flags, exit, 0, 0, 0, 0];
@@ -215,85 +221,88 @@ impl Host {
             .chosen
             .regs
             .calling(&self.code, libc::SYS_clone, args, exit);
-        self.done(request::set_general(child, &regs))?;
+        self.check(request::set_general(child, &regs))?;
         self.run(child)?;
         match self.run(child)? {
-            Reached::Birth(second) => Ok(second),
-            Reached::Call => Err(self.without_child(self.result(child)?)),
+            Reached::NewChild(second) => Ok(second),
+            Reached::Call => Err(self.clone_refusal(self.result(child)?)),
         }
     }
 
     /// Returns true if orphans become children of the target.
     fn adopts_orphans(&self) -> Result<bool, Refusal> {
         let frames = &self.chosen.frames;
-        let (question, answer) = (libc::PR_GET_CHILD_SUBREAPER as u64, frames.answer);
-        self.host_call(libc::SYS_prctl, [question, answer, 0, 0, 0, 0], frames.back)?;
+        let option = libc::PR_GET_CHILD_SUBREAPER as u64;
+        let args = [option, frames.result, 0, 0, 0, 0];
+        self.host_call(libc::SYS_prctl, args, frames.back)?;
         let mut bytes = [0; 4];
-        request::read(self.pid, answer, &mut bytes);
+        request::read(self.pid, frames.result, &mut bytes);
         Ok(bytes != [0; 4])
     }
 
-    /// Makes a system call in the target. Signals that arrive meanwhile stay pending.
-    fn host_call(&self, number: i64, args: [u64; 6], frame: u64) -> Result<Made, Refusal> {
-        self.enter_host_call(number, args, frame)?;
+    /// Makes a system call in the target. Signals that arrive during the call stay pending.
+    fn host_call(&self, number: i64, args: [u64; 6], frame: u64) -> Result<CallResult, Refusal> {
+        self.start_host_call(number, args, frame)?;
         self.finish_call(self.chosen.tid)
     }
 
-    fn enter_host_call(&self, number: i64, args: [u64; 6], frame: u64) -> Result<(), Refusal> {
+    /// Starts a system call in the target, and runs the thread to the start of the call.
+    fn start_host_call(&self, number: i64, args: [u64; 6], frame: u64) -> Result<(), Refusal> {
         let tid = self.chosen.tid;
         let regs = self.chosen.regs.calling(&self.code, number, args, frame);
-        // In this order, since the return frames restore the blocked signals too.
-        self.done(request::set_general(tid, &regs))?;
-        self.done(request::set_mask(tid, ALL_SIGNALS))?;
+        // The registers are set first: once they lead to the return frames, these restore the
+        // blocked signals too.
+        self.check(request::set_general(tid, &regs))?;
+        self.check(request::set_mask(tid, ALL_SIGNALS))?;
         self.run(tid).map(drop)
     }
 
     /// Runs a thread to the end of the system call that it has started.
-    fn finish_call(&self, tid: i32) -> Result<Made, Refusal> {
+    fn finish_call(&self, tid: i32) -> Result<CallResult, Refusal> {
         let mut child = None;
         loop {
-            if let Reached::Birth(born) = self.run(tid)? {
-                child = Some(born);
+            if let Reached::NewChild(pid) = self.run(tid)? {
+                child = Some(pid);
                 continue;
             }
-            let result = self.result(tid)?;
-            if !restart::is(result) {
-                return Ok(Made { result, child });
+            let value = self.result(tid)?;
+            if !restart::is(value) {
+                return Ok(CallResult { value, child });
             }
             // The kernel restarts the system call.
             self.run(tid)?;
         }
     }
 
-    /// Runs a thread to the start or end of a system call, or to the creation of a child.
+    /// Resumes a thread until the start or end of a system call, or the creation of a child.
     fn run(&self, tid: i32) -> Result<Reached, Refusal> {
         let mut signal = 0;
         loop {
-            self.done(request::proceed_to_call(tid, signal))?;
+            self.check(request::proceed_to_call(tid, signal))?;
             signal = match next_event(self.pid, tid, self.keeps_end(tid), CALL_TIMEOUT)? {
                 Event::Call => return Ok(Reached::Call),
-                Event::Birth => {
-                    let child = self.done(request::newborn(tid))?;
+                Event::NewChild => {
+                    let child = self.check(request::child_of_event(tid))?;
                     // The target waits for the child.
                     priority::raise(child);
-                    return Ok(Reached::Birth(child));
+                    return Ok(Reached::NewChild(child));
                 }
                 Event::Stop | Event::Other | Event::Exec => 0,
-                Event::Signal(number) => self.harmless(number)?,
-                Event::End | Event::None => return Err(self.dead(tid)),
+                Event::Signal(number) => self.accept_signal(number)?,
+                Event::End | Event::None => return Err(self.exit_refusal(tid)),
             };
         }
     }
 
     /// Returns the result of the system call at whose end the thread has stopped.
     fn result(&self, tid: i32) -> Result<i64, Refusal> {
-        let regs = self.done(request::general(tid))?;
+        let regs = self.check(request::general(tid))?;
         Ok(regs.ok_or(Refusal::Width { pid: self.pid })?.result())
     }
 
-    /// Returns the signal if it is harmless. Only stop signals cannot be blocked; the process is
-    /// stopped by them, as it would be anyway.
-    fn harmless(&self, signal: i32) -> Result<i32, Refusal> {
+    /// Returns the signal if it may be delivered. Except for SIGKILL, only SIGSTOP cannot be blocked;
+    /// it stops the process, as it would anyway.
+    fn accept_signal(&self, signal: i32) -> Result<i32, Refusal> {
         if signal == libc::SIGSTOP {
             return Ok(signal);
         }
@@ -301,83 +310,93 @@ impl Host {
         Err(Refusal::kernel(self.pid, "copy", error))
     }
 
-    fn born(&self, made: &Made) -> Result<i32, Refusal> {
-        match (made.result, made.child) {
+    /// Returns the pid of the child that a `clone` created.
+    fn created_child(&self, cloned: &CallResult) -> Result<i32, Refusal> {
+        match (cloned.value, cloned.child) {
             (1.., Some(child)) => Ok(child),
-            (result, _) => Err(self.without_child(result)),
+            (result, _) => Err(self.clone_refusal(result)),
         }
     }
 
-    fn without_child(&self, result: i64) -> Refusal {
-        let number = i32::try_from(result.wrapping_neg()).unwrap_or(0);
-        Refusal::clone(self.pid, number)
+    /// Returns the refusal for a `clone` with this result.
+    fn clone_refusal(&self, result: i64) -> Refusal {
+        let errno = i32::try_from(result.wrapping_neg()).unwrap_or(0);
+        Refusal::clone(self.pid, errno)
     }
 
-    /// Waits for a child's first stop. From then on, it ends with this process.
-    fn await_birth(&self, child: i32, options: i32) -> Result<(), Refusal> {
+    /// Waits for a child's first stop, and sets its trace options, with which it dies when this
+    /// process does.
+    fn await_child(&self, child: i32, options: i32) -> Result<(), Refusal> {
         loop {
             match next_event(self.pid, child, false, CALL_TIMEOUT)? {
-                Event::Stop => return self.done(request::set_options(child, OWN | options)),
-                Event::End | Event::None => return Err(self.dead(child)),
-                _ => self.done(request::proceed(child, 0))?,
+                Event::Stop => {
+                    return self.check(request::set_options(child, CHILD_OPTIONS | options));
+                }
+                Event::End | Event::None => return Err(self.exit_refusal(child)),
+                _ => self.check(request::proceed(child, 0))?,
             }
         }
     }
 
-    /// Restores everything. Must be called whatever happened.
-    fn settle(&mut self) -> Result<(), Refusal> {
-        let (tid, frames) = (self.chosen.tid, &self.chosen.frames);
-        let waited = match self.child.take() {
-            Some(child) => self.wait_for(&child),
+    /// Makes the target reap the first child, and restores the thread. Must be called even if the
+    /// copy failed.
+    fn restore(&mut self) -> Result<(), Refusal> {
+        let child = self.child.take();
+        let tid = self.chosen.tid;
+        let frames = &self.chosen.frames;
+        let reaped = match child {
+            Some(child) => self.reap(&child),
             None => Ok(()),
         };
         self.leave_call()?;
-        self.done(request::set_mask(tid, self.chosen.mask))?;
-        self.done(request::set_general(tid, &self.chosen.regs))?;
-        self.done(request::write(self.pid, frames.bottom, &self.saved))?;
-        self.done(request::set_options(tid, OPTIONS))?;
-        waited
+        self.check(request::set_mask(tid, self.chosen.mask))?;
+        self.check(request::set_general(tid, &self.chosen.regs))?;
+        self.check(request::write(self.pid, frames.bottom, &self.saved))?;
+        self.check(request::set_options(tid, OPTIONS))?;
+        reaped
     }
 
-    /// Kills the first child and makes the target wait for it. The child dies while the target is
-    /// on its way there.
-    fn wait_for(&self, child: &Child) -> Result<(), Refusal> {
-        // It may be dead already.
+    /// Kills the first child and makes the target reap it. To save time, the child dies while the
+    /// target is entering its system call.
+    fn reap(&self, child: &Child) -> Result<(), Refusal> {
+        // The child may be dead already.
         let _ = request::kill(child.pid);
-        let all = u64::from(libc::__WALL.cast_unsigned());
-        let args = [child.theirs.cast_unsigned(), 0, all, 0, 0, 0];
-        let entered = self.enter_host_call(libc::SYS_wait4, args, self.chosen.frames.back);
+        let options = u64::from(libc::__WALL.cast_unsigned());
+        let args = [child.pid_in_target.cast_unsigned(), 0, options, 0, 0, 0];
+        let started = self.start_host_call(libc::SYS_wait4, args, self.chosen.frames.back);
         end(child.pid);
-        entered.and_then(|()| self.finish_call(self.chosen.tid).map(drop))
+        started.and_then(|()| self.finish_call(self.chosen.tid).map(drop))
     }
 
-    /// Brings the thread from the end of a system call to a stop like its first one. Only there
-    /// does the kernel restart an interrupted system call.
+    /// Brings the thread from the end of a system call to a stop like its first one
+    /// ([`Event::Stop`]). Only from such a stop does the kernel restart an interrupted system call.
     fn leave_call(&self) -> Result<(), Refusal> {
         let tid = self.chosen.tid;
-        self.done(request::interrupt(tid))?;
+        self.check(request::interrupt(tid))?;
         let mut signal = 0;
         loop {
-            self.done(request::proceed(tid, signal))?;
+            self.check(request::proceed(tid, signal))?;
             signal = match next_event(self.pid, tid, self.keeps_end(tid), CALL_TIMEOUT)? {
                 Event::Stop => return Ok(()),
-                Event::Signal(number) => self.harmless(number).unwrap_or(0),
+                Event::Signal(number) => self.accept_signal(number).unwrap_or(0),
                 Event::End | Event::None => return Err(Refusal::Ended { pid: self.pid }),
                 _ => 0,
             };
         }
     }
 
-    /// Returns true if the end of this thread must be left for others to wait for.
+    /// Returns true if the exit of this thread must be left for others to wait for.
     fn keeps_end(&self, tid: i32) -> bool {
         self.own_child && tid == self.pid
     }
 
-    fn done<T>(&self, result: std::io::Result<T>) -> Result<T, Refusal> {
+    /// Turns a failed request into a refusal.
+    fn check<T>(&self, result: std::io::Result<T>) -> Result<T, Refusal> {
         result.map_err(|error| Refusal::kernel(self.pid, "copy", error))
     }
 
-    fn dead(&self, tid: i32) -> Refusal {
+    /// Returns the refusal for the exit of a thread of the target, or of a child.
+    fn exit_refusal(&self, tid: i32) -> Refusal {
         let pid = self.pid;
         if tid == self.chosen.tid {
             Refusal::Ended { pid }

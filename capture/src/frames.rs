@@ -1,36 +1,40 @@
 //! Return frames, written to the unused part of a thread's stack.
 //!
 //! While a thread makes system calls for this process, its stack pointer points to signal frames.
-//! If this process is killed then, the kernel releases the thread, and it returns into these frames
-//! by itself: it waits for the child that it may have been made to create, and then restores its
-//! own registers. The child returns into a frame that makes it exit, and runs none of the program's
-//! code.
+//! If this process is killed during that time, the kernel releases the thread, which then returns
+//! into these frames by itself: it reaps the child that it may have been made to create, and
+//! restores its own registers. The child returns into a frame that makes it exit, and runs none of
+//! the program's code.
 
 use crate::arch::{self, General};
 use crate::code::Code;
 
 /// Size in bytes of the area below the stack pointer that a leaf function may use.
 const RED_ZONE: u64 = 128;
-/// Pid of no child. Waiting for it fails at once.
-const NOBODY: u64 = i32::MAX as u64;
+/// Pid that does not exist. Waiting for it fails at once.
+const NO_PID: u64 = i32::MAX as u64;
+/// Size in bytes of the area for [`Frames::result`], which keeps the frames' alignment.
+const RESULT_BYTES: u64 = 64;
+/// Alignment of signal frames in bytes, which XSAVE requires.
+const FRAME_ALIGNMENT: u64 = 64;
 /// Mask of all signals, which are blocked until the last frame.
 pub const ALL_SIGNALS: u64 = u64::MAX;
 
-/// Return frames. The lowest is used first, since a handler that runs on this stack meanwhile uses
-/// what is below it.
+/// Return frames, in the order of use from the lowest address up: a handler that runs on this stack
+/// in the meantime overwrites only what is below the current frame.
 pub struct Frames {
     /// Address of the lowest frame.
     pub bottom: u64,
-    /// Contents.
+    /// Contents of the stack from `bottom` up.
     pub bytes: Vec<u8>,
-    /// Address of the frame that waits for the child and then returns.
+    /// Address of the frame that waits for the child and then enters `back`.
     pub wait: u64,
-    /// Address of the frame that returns.
+    /// Address of the frame that restores the thread's own registers.
     pub back: u64,
     /// Address of the frame that exits.
     pub exit: u64,
-    /// Address of a word for a result of the kernel.
-    pub answer: u64,
+    /// Address of a word to which the kernel writes a result.
+    pub result: u64,
 }
 
 impl Frames {
@@ -38,30 +42,31 @@ impl Frames {
     pub fn new(regs: &General, vector: &[u8], mask: u64, code: &Code) -> Option<Self> {
         let small = arch::frame(0, regs, &[], mask, code).len() as u64;
         let large = arch::frame(0, regs, vector, mask, code).len() as u64;
-        let size = 2 * small + large + 64;
-        let bottom = regs.sp().checked_sub(RED_ZONE + size)? & !63;
-        let (wait, back) = (bottom, bottom + small);
+        let size = 2 * small + large + RESULT_BYTES;
+        let bottom = regs.sp().checked_sub(RED_ZONE + size)? & !(FRAME_ALIGNMENT - 1);
+        let wait = bottom;
+        let back = wait + small;
         let exit = back + large;
-        let all = u64::from(libc::__WALL.cast_unsigned());
-        let waiting = regs.calling(code, libc::SYS_wait4, [NOBODY, 0, all, 0, 0, 0], back);
+        let result = exit + small;
+        let options = u64::from(libc::__WALL.cast_unsigned());
+        let waiting = regs.calling(code, libc::SYS_wait4, [NO_PID, 0, options, 0, 0, 0], back);
         let exiting = regs.calling(code, libc::SYS_exit_group, [0; 6], exit);
         let mut bytes = arch::frame(wait, &waiting, &[], ALL_SIGNALS, code);
         bytes.extend(arch::frame(back, &regs.restarted(), vector, mask, code));
         bytes.extend(arch::frame(exit, &exiting, &[], ALL_SIGNALS, code));
-        let answer = exit + small;
-        bytes.extend([0; 64]);
+        bytes.extend([0; RESULT_BYTES as usize]);
         Some(Self {
             bottom,
             bytes,
             wait,
             back,
             exit,
-            answer,
+            result,
         })
     }
 
-    /// Returns the address to which `clone` must write the child's pid: an argument of the call
-    /// that waits for it.
+    /// Returns the address to which `clone` must write the child's pid: that of the pid argument in
+    /// the frame that waits for the child.
     pub fn child(&self) -> u64 {
         self.wait + arch::FIRST_ARGUMENT
     }

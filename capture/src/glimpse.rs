@@ -1,13 +1,13 @@
-//! Glimpses: stops one thread for a few microseconds to read its registers, and memory if the
-//! caller wants.
+//! Glimpses: stops one thread for a few microseconds to read its registers and, if the caller wants,
+//! memory.
 //!
-//! The thread is traced only that long, so signals are delivered as usual, and it continues by
+//! The thread is traced only for that time, so signals are delivered as usual, and it continues by
 //! itself if this process is killed. A stop of its whole process (`SIGSTOP`) stays in effect.
 //!
-//! A thread of this process does the tracing. Sometimes it cannot detach a thread with a request:
-//! because that does not stop soon, was killed while stopped, or must not be interrupted any more.
-//! Then the tracing thread ends, by which the kernel releases the traced one, and the next glimpse
-//! uses another.
+//! A thread of this process does the tracing. It cannot detach the other thread if that one does not
+//! stop in time, was killed while stopped, or has gone to sleep and must not be interrupted. Then
+//! the tracing thread exits, so that the kernel releases the traced one, and the next glimpse starts
+//! a new tracing thread.
 
 use std::fs::File;
 use std::io;
@@ -24,7 +24,7 @@ use crate::waiter::Waiter;
 /// Takes glimpses of threads, one after another.
 #[derive(Default)]
 pub struct Glimpses {
-    /// Tracing thread, which traces nothing between two glimpses.
+    /// Tracing thread, which traces nothing between two glimpses; `None` if a new one is needed.
     tracer: Option<Tracer>,
 }
 
@@ -39,8 +39,8 @@ pub struct Glimpse<'a> {
 }
 
 impl Glimpse<'_> {
-    /// Returns the thread pointer, by which the C library identifies threads. Read only on request,
-    /// since on some machines it takes another system call.
+    /// Returns the thread pointer, by which the C library identifies threads. Reading it may take
+    /// another system call (aarch64).
     #[must_use]
     pub fn thread_pointer(&self) -> Option<u64> {
         arch::thread_pointer(self.tid, self.general).ok()
@@ -49,34 +49,34 @@ impl Glimpse<'_> {
 
 /// Result of a glimpse.
 struct Taken<R> {
-    seen: io::Result<Option<R>>,
+    /// Result of `inspect`, as [`Glimpses::take`] returns it.
+    result: io::Result<Option<R>>,
     /// True if the thread is no longer traced.
     is_free: bool,
 }
 
 impl<R> Taken<R> {
     fn nothing(is_free: bool) -> Self {
-        let seen = Ok(None);
-        Self { seen, is_free }
+        let result = Ok(None);
+        Self { result, is_free }
     }
 }
 
 impl Glimpses {
-    /// Stops a thread if it is running, calls `look` and resumes it. `look` gets its registers, and
-    /// may read its memory. Returns `None` if the thread sleeps, did not stop within `limit`, has
-    /// ended, or runs 32-bit code.
+    /// Stops a thread if it is running, calls `inspect` with its registers, and resumes it. `inspect`
+    /// may also read the thread's memory. Returns `None` if the thread sleeps, did not stop within
+    /// `limit`, has exited, or runs 32-bit code.
     ///
-    /// In any case, afterwards the thread is not traced by this process, or is about to be
-    /// released.
+    /// When this returns, the thread is no longer traced, or is about to be released.
     ///
     /// # Errors
-    /// Errors of the kernel, which forbids tracing the thread or starting a thread that traces.
+    /// Returns the kernel's error if it forbids tracing the thread, or starting the tracing thread.
     pub fn take<R: Send + 'static>(
         &mut self,
         pid: i32,
         tid: i32,
         limit: Duration,
-        look: impl FnOnce(&Glimpse<'_>) -> R + Send + 'static,
+        inspect: impl FnOnce(&Glimpse<'_>) -> R + Send + 'static,
     ) -> io::Result<Option<R>> {
         let Some(state) = State::open(pid, tid) else {
             return Ok(None);
@@ -86,59 +86,58 @@ impl Glimpses {
             None => Tracer::start()?,
         };
         let hold = Hold::new();
-        let job = move || take(tid, limit, || state.is_running(), look);
-        // If the process executes a program meanwhile, its other threads are killed, and the kernel
-        // does not let any process trace or read it until these have been waited for.
-        let taken = tracer.run_while(job, || reap_dead_threads(pid));
-        let taken = taken.unwrap_or(Taken::nothing(false));
+        let job = move || take(tid, limit, || state.is_running(), inspect);
+        // If the process calls exec during the glimpse, its other threads are killed, and the kernel
+        // does not let any process trace or read it until these have been reaped.
+        let taken = tracer
+            .run_while(job, || reap_dead_threads(pid))
+            .unwrap_or(Taken::nothing(false));
         self.tracer = taken.is_free.then_some(tracer);
         drop(hold);
-        taken.seen
+        taken.result
     }
 }
 
-/// Takes a glimpse on the tracing thread. `runs` returns true if the thread is running. It is
-/// called before the thread is traced and at the last moment, since interrupting a sleeping thread
-/// could make its system call return `EINTR`. Being traced without an interruption does not affect
-/// it.
+/// Takes a glimpse on the tracing thread. `is_running` returns true if the thread is running. It is
+/// called before the thread is traced and again just before the interruption, since interrupting a
+/// sleeping thread could make its system call return `EINTR`. Tracing alone does not affect a thread.
 fn take<R>(
     tid: i32,
     limit: Duration,
-    runs: impl Fn() -> bool,
-    look: impl FnOnce(&Glimpse<'_>) -> R,
+    is_running: impl Fn() -> bool,
+    inspect: impl FnOnce(&Glimpse<'_>) -> R,
 ) -> Taken<R> {
-    if !runs() {
+    if !is_running() {
         return Taken::nothing(true);
     }
     match request::seize(tid, 0) {
         Ok(()) => {}
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Taken::nothing(true),
         Err(error) => {
-            let seen = Err(error);
             return Taken {
-                seen,
+                result: Err(error),
                 is_free: true,
             };
         }
     }
-    // If the thread died just now, interrupting it fails, and it is released when the tracing
-    // thread ends.
-    if !runs() || request::interrupt(tid).is_err() {
+    // If the thread has just died, interrupting it fails, and it is released when the tracing thread
+    // exits.
+    if !is_running() || request::interrupt(tid).is_err() {
         return Taken::nothing(false);
     }
     let mut waiter = Waiter::new(limit).sparing();
     loop {
-        // Its exit status is left unread. When the tracing thread ends, the kernel notifies the
-        // parent.
+        // An exit is left to be waited for by the parent, which the kernel notifies when the tracing
+        // thread exits.
         match request::poll(tid, true) {
             Ok(None) if waiter.wait(tid) => {}
             Ok(None | Some(Event::End)) | Err(_) => return Taken::nothing(false),
             Ok(Some(Event::None)) => return Taken::nothing(true),
             Ok(Some(event)) => {
                 let registers = request::general(tid).ok().flatten();
-                let seen = registers.map(|registers| seen(tid, &registers, look));
+                let result = registers.map(|registers| call(tid, &registers, inspect));
                 return Taken {
-                    seen: Ok(seen),
+                    result: Ok(result),
                     is_free: release(tid, event),
                 };
             }
@@ -146,8 +145,9 @@ fn take<R>(
     }
 }
 
-fn seen<R>(tid: i32, general: &General, look: impl FnOnce(&Glimpse<'_>) -> R) -> R {
-    look(&Glimpse {
+/// Calls `inspect` with the registers of a stopped thread.
+fn call<R>(tid: i32, general: &General, inspect: impl FnOnce(&Glimpse<'_>) -> R) -> R {
+    inspect(&Glimpse {
         registers: &general.by_number(),
         pc: general.pc(),
         tid,
@@ -155,8 +155,8 @@ fn seen<R>(tid: i32, general: &General, look: impl FnOnce(&Glimpse<'_>) -> R) ->
     })
 }
 
-/// Resumes a thread, with the signal that it was about to receive. Returns false if it was killed
-/// meanwhile.
+/// Detaches from a thread, and delivers the signal that it was about to receive. Returns false if
+/// the thread was killed during the stop.
 fn release(tid: i32, event: Event) -> bool {
     let signal = match event {
         Event::Signal(signal) => signal,
@@ -165,7 +165,8 @@ fn release(tid: i32, event: Event) -> bool {
     request::detach_with(tid, signal).is_ok()
 }
 
-/// `/proc/PID/task/TID/stat`, opened in advance: at the last moment, a read is quicker.
+/// `/proc/PID/task/TID/stat`, opened in advance, so that the check just before the interruption is
+/// quick.
 struct State(File);
 
 impl State {
@@ -178,11 +179,11 @@ impl State {
     /// Returns true if the thread is running or runnable.
     fn is_running(&self) -> bool {
         let mut text = [0; 128];
-        let read = self.0.read_at(&mut text, 0).unwrap_or(0);
-        let text = &text[..read];
-        // The command name may contain any bytes.
-        let name = text.iter().rposition(|b| *b == b')');
-        name.and_then(|at| text.get(at + 2)) == Some(&b'R')
+        let length = self.0.read_at(&mut text, 0).unwrap_or(0);
+        let text = &text[..length];
+        // The command name, in parentheses, may contain any bytes. The state follows after a blank.
+        let name_end = text.iter().rposition(|b| *b == b')');
+        name_end.and_then(|end| text.get(end + 2)) == Some(&b'R')
     }
 }
 
@@ -197,7 +198,7 @@ mod tests {
     use std::time::Instant;
 
     const TEST_TIMEOUT: Duration = Duration::from_secs(60);
-    /// Makes threads that run for a moment, until it reads something; then says so.
+    /// Creates threads that run briefly, until there is something to read; then prints "done".
     const SHORT_THREADS: &str = r#"
         #include <poll.h>
         #include <pthread.h>
@@ -219,7 +220,8 @@ mod tests {
             getchar();
             getchar();
         }"#;
-    /// Waits for a child of vfork, and does not stop meanwhile; says so.
+    /// Waits for a vfork child. Until the child reads a byte and exits, the program cannot be
+    /// stopped.
     const VFORK: &str = r#"
         #include <stdio.h>
         #include <unistd.h>
@@ -235,7 +237,7 @@ mod tests {
             fflush(stdout);
             read(0, &byte, 1);
         }"#;
-    /// Says how epoll_wait ended.
+    /// Prints the outcome of `epoll_wait`.
     const EPOLL: &str = r#"
         #include <errno.h>
         #include <stdio.h>
@@ -252,7 +254,7 @@ mod tests {
             getchar();
         }"#;
 
-    /// A child that is killed at the latest with this, and the lines that it writes.
+    /// A child, which is killed when this is dropped, and the lines that it writes.
     struct Running(Child, Receiver<String>);
 
     impl Running {
@@ -270,7 +272,7 @@ mod tests {
             Self(child, lines)
         }
 
-        fn of_c(source: &str) -> Self {
+        fn compile_and_start(source: &str) -> Self {
             let program = compile(source);
             let running = Self::start(&mut Command::new(&program));
             std::fs::remove_file(program).unwrap();
@@ -281,11 +283,11 @@ mod tests {
             self.0.id().cast_signed()
         }
 
-        fn hear(&self) -> String {
+        fn read_line(&self) -> String {
             self.1.recv_timeout(TEST_TIMEOUT).expect("a line")
         }
 
-        fn say(&mut self) {
+        fn send_byte(&mut self) {
             let input = self.0.stdin.as_mut().unwrap();
             input.write_all(b"x").unwrap();
         }
@@ -314,10 +316,10 @@ mod tests {
         program
     }
 
-    fn until(what: &str, is_so: impl Fn() -> bool) {
+    fn wait_until(event: &str, has_happened: impl Fn() -> bool) {
         let end = Instant::now() + TEST_TIMEOUT;
-        while !is_so() {
-            assert!(Instant::now() < end, "waited {TEST_TIMEOUT:?} for {what}");
+        while !has_happened() {
+            assert!(Instant::now() < end, "waited {TEST_TIMEOUT:?} for {event}");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -332,47 +334,52 @@ mod tests {
         !status.contains("TracerPid:\t0\n")
     }
 
-    /// In a thread that ends, as that of [`Glimpses`].
-    fn take_alone(tid: i32, limit: Duration, runs: impl Fn() -> bool + Send + 'static) -> bool {
-        let take = move || take(tid, limit, runs, |_| ());
+    /// Takes a glimpse in a tracing thread that then exits, like one of [`Glimpses`]. Returns true if
+    /// the traced thread was detached.
+    fn take_in_new_tracer(
+        tid: i32,
+        limit: Duration,
+        is_running: impl Fn() -> bool + Send + 'static,
+    ) -> bool {
+        let take = move || take(tid, limit, is_running, |_| ());
         let tracer = Tracer::start().unwrap();
         let taken = tracer.run(take).unwrap();
-        assert!(taken.seen.unwrap().is_none());
+        assert!(taken.result.unwrap().is_none());
         taken.is_free
     }
 
     fn busy() -> Running {
         let running = Running::start(Command::new("sh").args(["-c", "while :; do :; done"]));
-        until("it to run", || state(running.pid()) == Some('R'));
+        wait_until("the loop", || state(running.pid()) == Some('R'));
         running
     }
 
     #[test]
-    fn a_thread_is_seen_and_runs_on() {
+    fn glimpses_of_a_running_thread_give_its_registers() {
         let running = busy();
         let pid = running.pid();
         let mut glimpses = Glimpses::default();
-        let (mut seen, mut last) = (0, None);
+        let mut taken = 0;
+        let mut last_pointer = None;
         let end = Instant::now() + TEST_TIMEOUT;
-        // A program that begins has no thread pointer yet.
-        while seen < 20 || last.is_none_or(|pointer| pointer == 0) {
-            assert!(
-                Instant::now() < end,
-                "seen {seen} times in {TEST_TIMEOUT:?}"
-            );
-            let look = |glimpse: &Glimpse<'_>| {
+        // A program that is starting has no thread pointer yet.
+        while taken < 20 || last_pointer.is_none_or(|pointer| pointer == 0) {
+            assert!(Instant::now() < end, "{taken} glimpses in {TEST_TIMEOUT:?}");
+            let inspect = |glimpse: &Glimpse<'_>| {
                 (
                     glimpse.registers.len(),
                     glimpse.pc,
                     glimpse.thread_pointer(),
                 )
             };
-            // It is not running for a moment while it is being let go.
-            if let Some((count, pc, pointer)) = glimpses.take(pid, pid, TEST_TIMEOUT, look).unwrap()
+            // Just after a glimpse, the thread may not be running again yet.
+            if let Some((count, pc, pointer)) =
+                glimpses.take(pid, pid, TEST_TIMEOUT, inspect).unwrap()
             {
                 assert!(count >= 16 && pc != 0);
                 assert!(!is_traced(pid));
-                (seen, last) = (seen + 1, pointer);
+                taken += 1;
+                last_pointer = pointer;
             }
         }
         drop(running);
@@ -386,15 +393,15 @@ mod tests {
     fn a_stopped_process_stays_stopped() {
         let running = busy();
         let pid = running.pid();
-        // SAFETY: takes numbers only.
+        // SAFETY: the call takes no pointers.
         assert_eq!(unsafe { libc::kill(pid, libc::SIGSTOP) }, 0);
-        until("the stop", || state(pid) == Some('T'));
+        wait_until("the stop", || state(pid) == Some('T'));
         let tracer = Tracer::start().unwrap();
-        // As if it had stopped at the last moment.
+        // Simulates a process that is stopped just before the interruption.
         let taken = tracer.run(move || take(pid, TEST_TIMEOUT, || true, |_| ()));
-        assert!(matches!(taken.unwrap().seen, Ok(Some(()))));
-        // On its way from our stop to the other one it is awake for a moment, in the kernel.
-        until("the stop", || state(pid) == Some('T'));
+        assert!(matches!(taken.unwrap().result, Ok(Some(()))));
+        // Between the tracing stop and the group-stop, the thread is briefly awake in the kernel.
+        wait_until("the stop", || state(pid) == Some('T'));
         let mut glimpses = Glimpses::default();
         assert!(
             glimpses
@@ -405,13 +412,13 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_is_killed_meanwhile_ends_for_its_parent() {
+    fn the_exit_of_a_thread_killed_during_a_glimpse_is_reported_to_its_parent() {
         let script = "sh -c 'while :; do :; done' & echo $!; wait $!; echo ended $?";
         let parent = Running::start(Command::new("sh").args(["-c", script]));
-        let pid: i32 = parent.hear().parse().unwrap();
-        until("it to run", || state(pid) == Some('R'));
+        let pid: i32 = parent.read_line().parse().unwrap();
+        wait_until("the loop", || state(pid) == Some('R'));
         let mut glimpses = Glimpses::default();
-        // SAFETY: takes numbers only.
+        // SAFETY: the call takes no pointers.
         let kill = move |_: &Glimpse<'_>| unsafe { libc::kill(pid, libc::SIGKILL) };
         let end = Instant::now() + TEST_TIMEOUT;
         while glimpses
@@ -419,19 +426,19 @@ mod tests {
             .unwrap()
             .is_none()
         {
-            assert!(Instant::now() < end, "it was never seen");
+            assert!(Instant::now() < end, "no glimpse succeeded");
         }
-        // While the other end of this still stands.
-        assert_eq!(parent.hear(), "ended 137");
+        // The parent is notified even though `glimpses` still exists.
+        assert_eq!(parent.read_line(), "ended 137");
         drop(glimpses);
     }
 
     #[test]
-    fn our_own_child_that_is_killed_meanwhile_is_left_for_its_waiter() {
+    fn a_child_of_this_process_killed_during_a_glimpse_is_left_for_its_waiter() {
         let mut running = busy();
         let pid = running.pid();
         let mut glimpses = Glimpses::default();
-        // SAFETY: takes numbers only.
+        // SAFETY: the call takes no pointers.
         let kill = move |_: &Glimpse<'_>| unsafe { libc::kill(pid, libc::SIGKILL) };
         let end = Instant::now() + TEST_TIMEOUT;
         while glimpses
@@ -439,7 +446,7 @@ mod tests {
             .unwrap()
             .is_none()
         {
-            assert!(Instant::now() < end, "it was never seen");
+            assert!(Instant::now() < end, "no glimpse succeeded");
         }
         let status = running.0.wait().unwrap();
         assert_eq!(
@@ -449,52 +456,53 @@ mod tests {
     }
 
     #[test]
-    fn threads_that_come_and_go_leave_no_zombies() {
-        let mut running = Running::of_c(SHORT_THREADS);
+    fn short_lived_threads_leave_no_zombies() {
+        let mut running = Running::compile_and_start(SHORT_THREADS);
         let pid = running.pid();
         let mut glimpses = Glimpses::default();
-        let (mut seen, end) = (0, Instant::now() + TEST_TIMEOUT);
-        while seen < 200 && Instant::now() < end {
+        let mut taken = 0;
+        let end = Instant::now() + TEST_TIMEOUT;
+        while taken < 200 && Instant::now() < end {
             for tid in proc::threads(pid) {
                 let limit = Duration::from_millis(2);
-                let taken = glimpses.take(pid, tid, limit, |_| ());
-                // One that is not let go by the last glimpse's tracer yet is refused.
-                seen += u32::from(matches!(taken, Ok(Some(()))));
+                let result = glimpses.take(pid, tid, limit, |_| ());
+                // Tracing fails while the last glimpse's tracer has not released the thread yet.
+                taken += u32::from(matches!(result, Ok(Some(()))));
             }
         }
-        assert!(seen > 0);
-        running.say();
-        assert_eq!(running.hear(), "done");
-        until("the last thread to be gone", || proc::threads(pid) == [pid]);
+        assert!(taken > 0);
+        running.send_byte();
+        assert_eq!(running.read_line(), "done");
+        wait_until("the last thread to be gone", || proc::threads(pid) == [pid]);
         drop(glimpses);
     }
 
     #[test]
-    fn a_thread_that_does_not_stop_is_let_go() {
-        let mut running = Running::of_c(VFORK);
-        assert_eq!(running.hear(), "ready");
+    fn a_thread_that_does_not_stop_in_time_is_released() {
+        let mut running = Running::compile_and_start(VFORK);
+        assert_eq!(running.read_line(), "ready");
         let pid = running.pid();
-        until("vfork", || state(pid) == Some('D'));
-        assert!(!take_alone(pid, Duration::from_millis(5), || true));
-        until("it to be let go", || !is_traced(pid));
-        running.say();
-        // It stops nowhere on its way.
-        assert_eq!(running.hear(), "done");
+        wait_until("vfork", || state(pid) == Some('D'));
+        assert!(!take_in_new_tracer(pid, Duration::from_millis(5), || true));
+        wait_until("its release", || !is_traced(pid));
+        running.send_byte();
+        // The pending interruption must not stop the thread later.
+        assert_eq!(running.read_line(), "done");
     }
 
     #[test]
-    fn a_thread_that_has_gone_to_sleep_meanwhile_is_not_interrupted() {
-        let mut running = Running::of_c(EPOLL);
-        assert_eq!(running.hear(), "ready");
+    fn a_thread_that_has_just_gone_to_sleep_is_not_interrupted() {
+        let mut running = Running::compile_and_start(EPOLL);
+        assert_eq!(running.read_line(), "ready");
         let pid = running.pid();
-        until("it to sleep", || state(pid) == Some('S'));
+        wait_until("the sleep", || state(pid) == Some('S'));
         for _ in 0..10 {
-            let asked = AtomicU32::new(0);
-            let runs_at_first = move || asked.fetch_add(1, Ordering::Relaxed) == 0;
-            assert!(!take_alone(pid, TEST_TIMEOUT, runs_at_first));
-            until("it to be let go", || !is_traced(pid));
+            let checks = AtomicU32::new(0);
+            let is_running_at_first = move || checks.fetch_add(1, Ordering::Relaxed) == 0;
+            assert!(!take_in_new_tracer(pid, TEST_TIMEOUT, is_running_at_first));
+            wait_until("its release", || !is_traced(pid));
         }
-        running.say();
-        assert_eq!(running.hear(), "done");
+        running.send_byte();
+        assert_eq!(running.read_line(), "done");
     }
 }

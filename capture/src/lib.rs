@@ -11,31 +11,31 @@
 //! ```
 //!
 //! # Guarantees
-//! - The target runs no injected function, nor one of its own out of turn: one of its threads makes
-//!   three system calls for this process (`prctl`, `clone`, `wait4`), and that is all.
+//! - The target runs no injected function, and none of its own functions is called. One of its
+//!   threads makes three system calls for this process (`prctl`, `clone`, `wait4`), and that is all.
 //! - Afterwards the target is as before: registers, blocked signals, memory, children, group-stop.
-//!   The kernel restarts an interrupted system call as after any stop; signals that arrived
-//!   meanwhile are delivered once. The target gets no child that it can see, and no `SIGCHLD`.
+//!   The kernel restarts an interrupted system call as after any stop. Signals that arrive during
+//!   the stop are delivered once. The target gets no child that it can see, and no `SIGCHLD`.
 //! - Whenever this process is killed, the target recovers by itself. While one of its threads makes
-//!   system calls for this process, signal frames on the unused part of that thread's stack lead it
-//!   back (`src/frames.rs`). A copy that is being created at that moment exits. No copy ever runs
-//!   the program's code, and none outlives this process.
+//!   system calls for this process, signal frames on the unused part of that thread's stack restore
+//!   its state if this process dies (`src/frames.rs`). A copy that is being created at that moment
+//!   exits. No copy ever runs the program's code, and none outlives this process.
 //! - A [`Copy`](struct@Copy) has the target's memory as of the stop, byte for byte, except for the
 //!   word in which the kernel records the processor that a thread runs on (rseq). Once the target
-//!   continues, its copy has no open files, so it keeps none open, and it is the first process that
-//!   the OOM killer picks.
-//! - A [`Refusal`] leaves the target running, as it was.
-//! - A [`Copy`](struct@Copy) runs only what a [`Worker`] is given: a function of this program, on
+//!   continues, its copy has no open files and so keeps none open, and the OOM killer picks it
+//!   first.
+//! - After a [`Refusal`], the target continues as before.
+//! - A [`Copy`](struct@Copy) runs only the function that a [`Worker`] is given, one of this program, on
 //!   memory that this process shares with the copy. Other processes of the target's user may be
 //!   able to write to that memory, so nothing in it is trusted. Neither the target's memory nor the
 //!   copy's own is changed.
 //!
-//! While this process waits for a process's threads, a timer interrupts it, which uses the
-//! second-to-last real-time signal, `SIGRTMAX - 1`.
+//! While this process waits for the target's threads, it is interrupted by a timer, whose signal is
+//! `SIGRTMAX - 1`.
 //!
-//! This process is not suspended from its terminal while a target is stopped. From the first stop
-//! on, those of `SIGTSTP`, `SIGTTIN` and `SIGTTOU` that had their default action are handled, and
-//! take effect as soon as the target continues.
+//! This process is not suspended from its terminal while a target is stopped: at the first stop, it
+//! installs handlers for those of `SIGTSTP`, `SIGTTIN` and `SIGTTOU` that have their default action.
+//! These signals then take effect as soon as the target continues.
 //!
 //! A single thread can be stopped just long enough to read its registers ([`Glimpses`]).
 //!
@@ -50,25 +50,25 @@
 //!   children (`MADV_DONTFORK`, `MADV_WIPEONFORK`).
 //!
 //! # Limits
-//! - 64-bit programs on x86-64 and aarch64. Run on Linux 6.18 only. On aarch64 the code has been
-//!   compiled, but not run: ptrace does not work under qemu's user mode. On aarch64, copies cannot
-//!   do work ([`Failure::Processor`]).
-//! - Every ptrace stop makes `epoll_wait`, `semop`, `sigtimedwait` and socket calls with a timeout
-//!   return `EINTR`, and so does this one. If this process is killed during the few milliseconds of
+//! - 64-bit programs on x86-64 and aarch64. Tested on Linux 6.18 only. The aarch64 code has been
+//!   compiled, but not run, since qemu's user mode has no ptrace. Copies cannot do work there
+//!   ([`Failure::Processor`]).
+//! - As after every ptrace stop, `epoll_wait`, `semop`, `sigtimedwait` and socket calls with a
+//!   timeout return `EINTR`. If this process is killed during the few milliseconds of
 //!   [`Stopped::copy`], the chosen thread's `nanosleep`, `poll` or timed futex returns `EINTR`, and
 //!   another thread's `waitpid` with `__WALL` or `__WCLONE` may see a child for a moment. On
 //!   aarch64 a chosen thread's sleep may start over; another thread is chosen if there is one.
-//! - Copies are refused of a process with a seccomp filter in all its threads, one with shadow
-//!   stacks, one whose threads are all on foreign stacks (coroutines), and one that adopts orphans.
-//!   Its threads can still be stopped, and its memory read meanwhile.
-//! - A target that executes another program or ends meanwhile is refused; try again.
+//! - A process is not copied if all its threads have a seccomp filter, if it has shadow stacks, if
+//!   all its threads are on foreign stacks (coroutines), or if it adopts orphans. Its threads can
+//!   still be stopped, and its memory read during the stop.
+//! - A target that executes another program or exits during the stop is refused; try again.
 //! - `SIGSTOP` cannot be postponed: if this process gets it at the wrong moment, the target, or the
 //!   thread of a glimpse, stays stopped until `SIGCONT`.
-//! - The stop needs CPU time: with hundreds of busy threads it takes longer, especially without the
-//!   right to raise a thread's priority.
+//! - The stop needs CPU time: with hundreds of busy threads it takes longer, especially without
+//!   permission to raise a thread's priority.
 //! - The copy counts against the target's limits on processes and memory. It is a child of the
-//!   target's init process (or subreaper), which is notified of its end and has to reap it. If that
-//!   process never does, each copy leaves a zombie.
+//!   target's init process (or subreaper), which is notified of its exit and has to reap it. If that
+//!   process does not, each copy leaves a zombie.
 //! - The chosen thread is one whose stack is the end of its mapping. A stack inside other memory
 //!   (`pthread_attr_setstack`) with less than 16 KiB of room would lose the bytes below it if this
 //!   process were killed in [`Stopped::copy`].
@@ -110,7 +110,7 @@ use seizure::Seizure;
 use suspension::Hold;
 use tracer::Tracer;
 
-/// Thread of a stopped process.
+/// A thread of a stopped process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Thread {
     /// Thread id.
@@ -126,21 +126,22 @@ pub struct Thread {
     /// Words that may hold pointers: general registers, the thread pointer, and the vector
     /// registers that a callee preserves.
     pub words: Vec<u64>,
-    /// Remaining vector and floating-point state, as words. A function that has made a call holds
-    /// nothing in it.
+    /// The remaining vector and floating-point state, as words. A caller keeps nothing in it across
+    /// a call.
     pub scratch: Vec<u64>,
 }
 
-/// Process whose threads are all stopped. It continues when this is dropped.
+/// A process whose threads are all stopped. It continues when this is dropped.
 pub struct Stopped {
     tracer: Arc<Tracer>,
-    // Used only on the tracer's thread; `None` meanwhile.
+    /// Traced threads; `None` while they are moved to the tracer's thread, which alone uses them.
     seizure: Option<Seizure>,
     threads: Vec<Thread>,
+    /// Copies that are completed when the process continues.
     newborns: Vec<Newborn>,
     began: Instant,
     cloned: Duration,
-    /// Held until the process continues.
+    /// Prevents suspension of this process until the target continues.
     hold: Option<Hold>,
 }
 
@@ -149,14 +150,14 @@ pub struct Stopped {
 pub struct Pause {
     /// Time from the first thread's stop to the last one's release.
     pub stopped: Duration,
-    /// Part of that time that copies took.
+    /// Part of that time spent on making copies.
     pub cloned: Duration,
-    /// Number of threads.
+    /// Number of stopped threads.
     pub threads: usize,
 }
 
-/// Copy of a process. It is stopped except for what a [`Worker`] does, and ends when this is
-/// dropped or this process ends.
+/// A copy of a process. It is stopped except while a [`Worker`] runs in it, and ends when this is
+/// dropped or this process exits.
 pub struct Copy {
     tracer: Arc<Tracer>,
     pid: i32,
@@ -164,13 +165,13 @@ pub struct Copy {
 }
 
 impl Stopped {
-    /// Stops every thread of a process. If one does not stop by the deadline, lets all run.
+    /// Stops every thread of a process. If one does not stop by the deadline, resumes all.
     pub fn stop(pid: i32, deadline: Duration) -> Result<Self, Refusal> {
         Self::stop_and(pid, deadline, |_| ()).map(|(stopped, ())| stopped)
     }
 
-    /// Stops a process and copies it at once, which is faster than one after the other. Without a
-    /// copy, the process is stopped nevertheless.
+    /// Stops a process and copies it in one step, which is faster than [`stop`](Self::stop) and
+    /// [`copy`](Self::copy). The process is stopped even if the copy fails.
     pub fn stop_with_copy(
         pid: i32,
         deadline: Duration,
@@ -179,25 +180,26 @@ impl Stopped {
             let began = Instant::now();
             (copying::copy(seizure), began.elapsed())
         };
-        let (mut stopped, (copied, took)) = Self::stop_and(pid, deadline, copy)?;
-        stopped.cloned = took;
-        let copied = copied.map(|newborn| stopped.adopt(newborn));
-        Ok((stopped, copied))
+        let (mut stopped, (result, duration)) = Self::stop_and(pid, deadline, copy)?;
+        stopped.cloned = duration;
+        let copy = result.map(|newborn| stopped.adopt(newborn));
+        Ok((stopped, copy))
     }
 
-    /// Stops a process, and runs a function on the tracer's thread.
+    /// Stops a process, and then runs a function on the tracer's thread.
     fn stop_and<R: Send + 'static>(
         pid: i32,
         deadline: Duration,
         then: impl FnOnce(&mut Seizure) -> R + Send + 'static,
     ) -> Result<(Self, R), Refusal> {
-        let broken = |error| Refusal::kernel(pid, "start a thread to trace", error);
-        // Ends after the tracer, whose end releases the target at the latest.
+        let failed = |error| Refusal::kernel(pid, "start a thread to trace", error);
+        // Declared before the tracer and so dropped after it: if this function fails, the exit of
+        // the tracer's thread releases the target.
         let hold = Some(Hold::new());
-        let tracer = Arc::new(Tracer::start().map_err(broken)?);
+        let tracer = Arc::new(Tracer::start().map_err(failed)?);
         let stop = move || {
             let mut seizure = Seizure::new(pid, deadline)?;
-            let threads = match seizure.described() {
+            let threads = match seizure.describe_threads() {
                 Ok(threads) => threads,
                 Err(refusal) => {
                     seizure.release();
@@ -207,8 +209,8 @@ impl Stopped {
             let result = then(&mut seizure);
             Ok((threads, seizure, result))
         };
-        let stopped = tracer.run_while(stop, || seizure::reap_dead_threads(pid));
-        let (threads, seizure, result) = stopped.unwrap_or(Err(Refusal::Ended { pid }))?;
+        let outcome = tracer.run_while(stop, || seizure::reap_dead_threads(pid));
+        let (threads, seizure, result) = outcome.unwrap_or(Err(Refusal::Ended { pid }))?;
         let began = seizure.began;
         let stopped = Self {
             tracer,
@@ -228,12 +230,12 @@ impl Stopped {
         &self.threads
     }
 
-    /// Copies the process. Until it continues, the copy shares its open files.
+    /// Copies the process. The copy shares the process's open files until the process continues.
     pub fn copy(&mut self) -> Result<Copy, Refusal> {
         let began = Instant::now();
-        let copied = self.with_seizure(copying::copy);
+        let result = self.with_seizure(copying::copy);
         self.cloned += began.elapsed();
-        let newborn = copied.unwrap_or(Err(Refusal::Ended { pid: 0 }))?;
+        let newborn = result.unwrap_or(Err(Refusal::Ended { pid: 0 }))?;
         Ok(self.adopt(newborn))
     }
 
@@ -270,7 +272,7 @@ impl Stopped {
         released
     }
 
-    /// Runs a function on the tracer's thread.
+    /// Runs a function with the seizure on the tracer's thread. Returns `None` if it panicked.
     fn with_seizure<R: Send + 'static>(
         &mut self,
         work: impl FnOnce(&mut Seizure) -> R + Send + 'static,
@@ -299,15 +301,15 @@ impl Copy {
         self.pid
     }
 
-    /// Returns true if the copy still has its memory. If not, because the kernel or its user has
-    /// killed it, what was read since must not be trusted.
+    /// Returns true if the copy still has its memory. The kernel or a user may have killed it;
+    /// memory that was read since must not be trusted.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         // A killed process is no longer in the stopped state.
         Status::of(self.pid).is_some_and(|status| status.state() == 't')
     }
 
-    /// Prepares the copy for work, with this many words of shared memory, which are zero.
+    /// Prepares the copy for work, with this many zeroed words of shared memory.
     pub fn worker(&self, work: Work, words: usize) -> Result<Worker, Failure> {
         Worker::new(&self.tracer, self.pid, self.code, work, words)
     }

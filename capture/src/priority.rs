@@ -1,49 +1,53 @@
-//! Priorities of threads that a stopped process waits for, or that collect data which is soon
-//! overwritten.
+//! Raises the priority of threads on which a stopped process depends, and of those that must read
+//! data before it is overwritten.
 
-/// Highest nice level of normal scheduling.
+/// Nice level of the highest priority.
 const HIGHEST_NICE: i32 = -20;
 /// Nice level with which a thread is scheduled soon even among hundreds of busy threads.
 const COLLECTOR_NICE: i32 = -10;
 
-/// Raises the calling thread's priority until this is dropped, so that a stopped process does not
-/// wait for it to be scheduled. Does nothing where that is not permitted.
+/// Guard that raises the calling thread's priority until it is dropped, so that a stopped process
+/// does not have to wait until the thread is scheduled. Does nothing if that is not permitted.
 #[must_use]
 pub struct RaisedPriority {
     tid: i32,
+    /// Nice level to restore.
     before: i32,
-    /// True if threads and processes that it starts have normal priority.
-    resets: bool,
+    /// True if `SCHED_RESET_ON_FORK` was set, so that new threads and processes start with normal
+    /// priority.
+    resets_on_fork: bool,
 }
 
 impl RaisedPriority {
-    /// Raises the priority as high as possible.
+    /// Raises the priority to the maximum.
     pub fn new() -> Self {
-        let this = Self::keep();
+        let this = Self::unchanged();
         raise(this.tid);
         this
     }
 
-    /// Raises the priority of a thread that collects samples, less high, unless somebody gave it a
-    /// low one. Threads and processes that it starts meanwhile have normal priority.
+    /// Raises the priority moderately, for a thread that collects samples, unless it was given a low
+    /// one. Threads and processes that the thread starts while the guard exists have normal
+    /// priority.
     pub fn of_collector() -> Self {
-        let mut this = Self::keep();
+        let mut this = Self::unchanged();
         // SAFETY: the call takes no pointers.
         let policy = unsafe { libc::sched_getscheduler(this.tid) };
         if policy == libc::SCHED_OTHER && (COLLECTOR_NICE + 1..=0).contains(&this.before) {
-            this.resets = reset_on_fork(this.tid, true);
+            this.resets_on_fork = set_reset_on_fork(this.tid, true);
             set(this.tid, COLLECTOR_NICE);
         }
         this
     }
 
-    fn keep() -> Self {
-        // SAFETY: takes nothing.
+    /// Records the calling thread's priority without changing it.
+    fn unchanged() -> Self {
+        // SAFETY: the call takes no arguments.
         let tid = unsafe { libc::syscall(libc::SYS_gettid) } as i32;
         Self {
             tid,
-            before: of(tid),
-            resets: false,
+            before: nice_level(tid),
+            resets_on_fork: false,
         }
     }
 }
@@ -57,25 +61,26 @@ impl Default for RaisedPriority {
 impl Drop for RaisedPriority {
     fn drop(&mut self) {
         set(self.tid, self.before);
-        if self.resets {
-            reset_on_fork(self.tid, false);
+        if self.resets_on_fork {
+            set_reset_on_fork(self.tid, false);
         }
     }
 }
 
-/// Sets whether threads and processes that a thread starts have normal priority instead of its
-/// raised one. Only a thread that may raise priorities can undo this. Returns true on success.
-fn reset_on_fork(tid: i32, yes: bool) -> bool {
-    let policy = libc::SCHED_OTHER | if yes { libc::SCHED_RESET_ON_FORK } else { 0 };
-    // SAFETY: all zero is valid, and what normal scheduling requires.
+/// Sets whether threads and processes that a thread starts get normal priority instead of its
+/// raised one. Only a thread that may raise priorities can clear the flag. Returns true on success.
+fn set_reset_on_fork(tid: i32, resets: bool) -> bool {
+    let flag = if resets { libc::SCHED_RESET_ON_FORK } else { 0 };
+    let policy = libc::SCHED_OTHER | flag;
+    // SAFETY: all-zero bytes are a valid `sched_param`; `SCHED_OTHER` requires priority 0.
     let parameters: libc::sched_param = unsafe { std::mem::zeroed() };
     // SAFETY: the kernel only reads `parameters`.
     unsafe { libc::sched_setscheduler(tid, policy, &raw const parameters) == 0 }
 }
 
 /// Returns the nice level of an existing thread.
-pub fn of(tid: i32) -> i32 {
-    // SAFETY: takes numbers only.
+pub fn nice_level(tid: i32) -> i32 {
+    // SAFETY: the call takes no pointers.
     unsafe { libc::getpriority(libc::PRIO_PROCESS, tid.cast_unsigned()) }
 }
 
@@ -85,9 +90,9 @@ pub fn raise(tid: i32) {
 }
 
 /// Sets a thread's nice level, if that is permitted. On Linux, each thread has its own.
-pub fn set(tid: i32, priority: i32) {
-    // SAFETY: takes numbers only.
-    unsafe { libc::setpriority(libc::PRIO_PROCESS, tid.cast_unsigned(), priority) };
+pub fn set(tid: i32, nice: i32) {
+    // SAFETY: the call takes no pointers.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, tid.cast_unsigned(), nice) };
 }
 
 #[cfg(test)]
@@ -95,41 +100,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_priority_comes_back() {
-        let before = of(0);
-        let raised = RaisedPriority::new();
-        let meanwhile = of(0);
-        // Only some may.
-        assert!(
-            meanwhile == HIGHEST_NICE || meanwhile == before,
-            "{meanwhile}"
-        );
-        drop(raised);
-        assert_eq!(of(0), before);
+    fn dropping_the_guard_restores_the_priority() {
+        let before = nice_level(0);
+        let guard = RaisedPriority::new();
+        let raised = nice_level(0);
+        // Without the privilege, the priority is unchanged.
+        assert!(raised == HIGHEST_NICE || raised == before, "{raised}");
+        drop(guard);
+        assert_eq!(nice_level(0), before);
     }
 
-    fn of_a_child() -> i32 {
-        let child = std::thread::spawn(|| of(0));
-        child.join().expect("no failure")
+    fn nice_level_of_a_new_thread() -> i32 {
+        let thread = std::thread::spawn(|| nice_level(0));
+        thread.join().expect("no panic")
     }
 
     #[test]
-    fn a_collector_that_was_made_nice_stays_so() {
+    fn a_collector_with_low_priority_keeps_it() {
         let thread = std::thread::spawn(|| {
-            let before = of(0);
-            let raised = RaisedPriority::of_collector();
-            let meanwhile = of(0);
-            assert!(
-                meanwhile == COLLECTOR_NICE || meanwhile == before,
-                "{meanwhile}"
-            );
-            assert_eq!(of_a_child(), before);
-            drop(raised);
-            assert_eq!((of(0), of_a_child()), (before, before));
+            let before = nice_level(0);
+            let guard = RaisedPriority::of_collector();
+            let raised = nice_level(0);
+            assert!(raised == COLLECTOR_NICE || raised == before, "{raised}");
+            assert_eq!(nice_level_of_a_new_thread(), before);
+            drop(guard);
+            assert_eq!(nice_level(0), before);
+            assert_eq!(nice_level_of_a_new_thread(), before);
             set(0, 15);
-            let _raised = RaisedPriority::of_collector();
-            assert_eq!(of(0), 15);
+            let _guard = RaisedPriority::of_collector();
+            assert_eq!(nice_level(0), 15);
         });
-        thread.join().expect("no failure");
+        thread.join().expect("no panic");
     }
 }

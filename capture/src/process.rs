@@ -1,4 +1,4 @@
-//! The mappings of a process, and its place in the kernel's order of victims.
+//! The mappings of a process, and its priority as a victim of the OOM killer.
 
 use crate::Refusal;
 
@@ -6,7 +6,7 @@ use crate::Refusal;
 pub struct Mapping {
     /// First address.
     pub start: u64,
-    /// End.
+    /// End address (exclusive).
     pub end: u64,
     /// Set if the mapping is writable.
     pub writable: bool,
@@ -16,7 +16,7 @@ pub struct Mapping {
     pub name: String,
 }
 
-/// Returns the mappings of a process, in the order of addresses.
+/// Returns the mappings of a process, sorted by address.
 pub fn mappings(pid: i32) -> Result<Vec<Mapping>, Refusal> {
     let text = proc::maps(pid).ok_or(Refusal::Ended { pid })?;
     let text = String::from_utf8_lossy(&text);
@@ -26,10 +26,11 @@ pub fn mappings(pid: i32) -> Result<Vec<Mapping>, Refusal> {
 fn mapping(line: &str) -> Option<Mapping> {
     let mut fields = line.split_ascii_whitespace();
     let (start, end) = fields.next()?.split_once('-')?;
-    let rights = fields.next()?.as_bytes();
-    let number = |text| u64::from_str_radix(text, 16).ok();
-    let (start, end) = (number(start)?, number(end)?);
-    let has = |index: usize, right| rights.get(index) == Some(&right);
+    let permissions = fields.next()?.as_bytes();
+    let address = |text| u64::from_str_radix(text, 16).ok();
+    let start = address(start)?;
+    let end = address(end)?;
+    let has = |index: usize, letter| permissions.get(index) == Some(&letter);
     let name = fields.nth(3).unwrap_or_default().to_owned();
     (start < end).then_some(Mapping {
         start,
@@ -40,8 +41,9 @@ fn mapping(line: &str) -> Option<Mapping> {
     })
 }
 
-/// Makes the kernel prefer this process when it runs out of memory. Needs no right.
+/// Makes the kernel kill this process first when it runs out of memory. Raising the score needs no
+/// privilege.
 pub fn offer_to_oom_killer(pid: i32) {
-    // Without it the copy is merely as likely to be chosen as the target.
+    // If this fails, the copy is merely as likely to be chosen as the target.
     let _ = std::fs::write(format!("/proc/{pid}/oom_score_adj"), "1000");
 }

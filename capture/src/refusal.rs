@@ -1,9 +1,9 @@
-//! Errors that say why a process cannot be stopped or copied.
+//! Reasons why a process cannot be stopped or copied.
 
 use std::io;
 use std::time::Duration;
 
-/// Reason why a process could not be stopped or copied. It continues as before.
+/// Reason why a process could not be stopped or copied. The process continues as before.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -29,13 +29,13 @@ pub enum Refusal {
         /// Pid of this process.
         pid: i32,
     },
-    /// Zombie: ended, but not waited for by its parent.
+    /// Zombie: exited, but not reaped by its parent.
     #[error("process {pid} has ended (it is a zombie); nothing is left to look at")]
     Zombie {
         /// The process.
         pid: i32,
     },
-    /// Process ended while it was being stopped or copied.
+    /// Process exited while it was being stopped or copied.
     #[error("process {pid} ended while it was being captured; nothing is left to look at")]
     Ended {
         /// The process.
@@ -105,7 +105,7 @@ pub enum Refusal {
         /// Reason.
         reason: &'static str,
     },
-    /// Needed instructions not found in its code.
+    /// The process's code does not contain the required instructions.
     #[error(
         "process {pid} has no code that makes a system call and returns; scan it while it is stopped instead"
     )]
@@ -169,7 +169,7 @@ impl Refusal {
         )
     }
 
-    /// Returns the reason for a failed request. `ESRCH` means that the process is gone.
+    /// Returns the refusal for a failed request. `ESRCH` means that the process is gone.
     pub(crate) fn kernel(pid: i32, action: &'static str, error: io::Error) -> Self {
         if error.raw_os_error() == Some(libc::ESRCH) {
             Self::Ended { pid }
@@ -178,9 +178,9 @@ impl Refusal {
         }
     }
 
-    /// Returns the reason for a failed `clone` in the target.
-    pub(crate) fn clone(pid: i32, number: i32) -> Self {
-        let advice = match number {
+    /// Returns the refusal for a failed `clone` in the target.
+    pub(crate) fn clone(pid: i32, errno: i32) -> Self {
+        let advice = match errno {
             libc::EAGAIN => {
                 "a limit on processes: RLIMIT_NPROC of its user, pids.max of its control group, or kernel.threads-max"
             }
@@ -188,15 +188,15 @@ impl Refusal {
             libc::EPERM | libc::ENOSYS => "a security module forbids it",
             _ => "unexpected",
         };
-        let error = io::Error::from_raw_os_error(number);
+        let error = io::Error::from_raw_os_error(errno);
         let advice = advice.to_owned();
         Self::Clone { pid, error, advice }
     }
 
-    /// Returns the reason for `EPERM` on seizing, with advice.
+    /// Returns the refusal for a process that may not be seized (`EPERM`), with advice.
     pub(crate) fn denied(pid: i32) -> Self {
         let yama = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
-        // SAFETY: cannot fail.
+        // SAFETY: the call takes no arguments and cannot fail.
         let is_root = unsafe { libc::geteuid() } == 0;
         let advice = advice_of_denial(yama.unwrap_or_default().trim(), is_root);
         Self::Denied {
@@ -206,8 +206,8 @@ impl Refusal {
     }
 }
 
-/// Returns advice for a user who may not trace, given Yama's scope. Root may lack the capability
-/// too, as in many containers.
+/// Returns advice for a user who may not trace, given Yama's `ptrace_scope`. Root may lack the
+/// capability too, as in many containers.
 fn advice_of_denial(scope: &str, is_root: bool) -> &'static str {
     match (scope, is_root) {
         ("3", _) => "kernel.yama.ptrace_scope is 3, which forbids tracing until the next boot",
@@ -229,12 +229,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn root_is_not_told_to_be_root() {
+    fn root_is_not_advised_to_run_as_root() {
         for scope in ["", "0", "1", "2", "3"] {
-            let (user, root) = (
-                advice_of_denial(scope, false),
-                advice_of_denial(scope, true),
-            );
+            let user = advice_of_denial(scope, false);
+            let root = advice_of_denial(scope, true);
             assert_eq!(user.contains("run as root"), scope != "3", "{user}");
             assert!(!root.contains("run as root"), "{root}");
         }

@@ -1,4 +1,4 @@
-//! Wrappers of the system calls on another process, one function for each.
+//! Wrappers of the system calls that act on another process, one function for each.
 
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -22,44 +22,49 @@ pub const NT_ARM_TLS: i32 = 0x401;
 const PTRACE_GETSIGMASK: libc::c_uint = 0x420a;
 const PTRACE_SETSIGMASK: libc::c_uint = 0x420b;
 const PTRACE_GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
-/// Maximum size of a register set in bytes: more than any processor has.
+/// Maximum size of a register set in bytes: more than any processor needs.
 const MAX_REGISTER_BYTES: usize = 64 << 10;
 
 /// Event of a traced thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// Stopped by this process, or with its process (`PTRACE_EVENT_STOP`).
+    /// Stopped by this process or by a group-stop (`PTRACE_EVENT_STOP`).
     Stop,
-    /// Stopped before or after a system call.
+    /// Stopped at the start or end of a system call.
     Call,
-    /// Stopped for a new child or thread.
-    Birth,
+    /// Stopped after creating a child or a thread.
+    NewChild,
     /// Stopped by a successful execve.
     Exec,
     /// Stopped because of another event.
     Other,
     /// Stopped before it receives this signal.
     Signal(i32),
-    /// Ended.
+    /// Exited or killed.
     End,
-    /// Not traced, or not any more.
+    /// Not traced (any more).
     None,
 }
 
-/// Makes a request with two numbers.
-fn plain(request: libc::c_uint, tid: i32, address: usize, data: i32) -> Result<()> {
+/// Makes a request whose arguments are numbers.
+fn ptrace_numbers(request: libc::c_uint, tid: i32, address: usize, data: i32) -> Result<()> {
     let address = ptr::without_provenance_mut::<c_void>(address);
     let data = ptr::without_provenance_mut::<c_void>(data as usize);
-    // SAFETY: the requests that are made with this function take numbers and no pointers.
+    // SAFETY: the requests that are made with this function take no pointers.
     check(unsafe { libc::ptrace(request, tid, address, data) })
 }
 
 /// Makes a request that reads or writes `data`.
 ///
 /// # Safety
-/// The request accesses `data` and at most its `size_of::<T>()` bytes, and buffers that `data`
-/// points to are valid.
-unsafe fn with<T>(request: libc::c_uint, tid: i32, address: usize, data: *mut T) -> Result<()> {
+/// The request accesses at most the `size_of::<T>()` bytes of `data`, and buffers to which `data`
+/// points are valid.
+unsafe fn ptrace_data<T>(
+    request: libc::c_uint,
+    tid: i32,
+    address: usize,
+    data: *mut T,
+) -> Result<()> {
     let address = ptr::without_provenance_mut::<c_void>(address);
     // SAFETY: `data` is as large as the request requires, which the caller guarantees.
     check(unsafe { libc::ptrace(request, tid, address, data.cast::<c_void>()) })
@@ -75,22 +80,22 @@ fn check(result: libc::c_long) -> Result<()> {
 
 /// Starts to trace a thread, which keeps running.
 pub fn seize(tid: i32, options: i32) -> Result<()> {
-    plain(libc::PTRACE_SEIZE, tid, 0, options)
+    ptrace_numbers(libc::PTRACE_SEIZE, tid, 0, options)
 }
 
-/// Stops a thread, at once or when it is continued.
+/// Stops a thread: at once, or when it is resumed if it has stopped already.
 pub fn interrupt(tid: i32) -> Result<()> {
-    plain(libc::PTRACE_INTERRUPT, tid, 0, 0)
+    ptrace_numbers(libc::PTRACE_INTERRUPT, tid, 0, 0)
 }
 
-/// Resumes a thread, with a signal or 0.
+/// Resumes a thread and delivers a signal; 0 for none.
 pub fn proceed(tid: i32, signal: i32) -> Result<()> {
-    plain(libc::PTRACE_CONT, tid, 0, signal)
+    ptrace_numbers(libc::PTRACE_CONT, tid, 0, signal)
 }
 
-/// Resumes a thread until the start or end of a system call.
+/// Resumes a thread up to the start or end of a system call.
 pub fn proceed_to_call(tid: i32, signal: i32) -> Result<()> {
-    plain(libc::PTRACE_SYSCALL, tid, 0, signal)
+    ptrace_numbers(libc::PTRACE_SYSCALL, tid, 0, signal)
 }
 
 /// Stops tracing; the thread continues.
@@ -100,44 +105,44 @@ pub fn detach(tid: i32) -> Result<()> {
 
 /// Stops tracing; the thread continues and receives a signal.
 pub fn detach_with(tid: i32, signal: i32) -> Result<()> {
-    plain(libc::PTRACE_DETACH, tid, 0, signal)
+    ptrace_numbers(libc::PTRACE_DETACH, tid, 0, signal)
 }
 
 /// Sets trace options: which events are reported, and what happens when the tracer ends.
 pub fn set_options(tid: i32, options: i32) -> Result<()> {
-    plain(libc::PTRACE_SETOPTIONS, tid, 0, options)
+    ptrace_numbers(libc::PTRACE_SETOPTIONS, tid, 0, options)
 }
 
-/// Returns the pid of the child that an [`Event::Birth`] reports.
-pub fn newborn(tid: i32) -> Result<i32> {
+/// Returns the pid of the child that an [`Event::NewChild`] reports.
+pub fn child_of_event(tid: i32) -> Result<i32> {
     let mut pid: libc::c_ulong = 0;
     // SAFETY: the request writes an `unsigned long`.
-    unsafe { with(libc::PTRACE_GETEVENTMSG, tid, 0, &raw mut pid) }?;
+    unsafe { ptrace_data(libc::PTRACE_GETEVENTMSG, tid, 0, &raw mut pid) }?;
     i32::try_from(pid).map_err(Error::other)
 }
 
-/// Returns a register set, of whatever size.
+/// Returns a register set.
 pub fn register_set(tid: i32, kind: i32) -> Result<Vec<u8>> {
     thread_local! {
-        // Allocated once, since clearing it for each of many threads takes longer than the kernel
-        // does.
-        static ROOM: RefCell<Vec<u8>> = RefCell::new(vec![0; MAX_REGISTER_BYTES]);
+        // Allocated once, since zeroing it for each of many threads would take longer than the
+        // system call.
+        static BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; MAX_REGISTER_BYTES]);
     }
-    ROOM.with_borrow_mut(|room| {
-        let len = fill_registers(tid, kind, room)?;
-        Ok(room[..len].to_vec())
+    BUFFER.with_borrow_mut(|buffer| {
+        let len = fill_registers(tid, kind, buffer)?;
+        Ok(buffer[..len].to_vec())
     })
 }
 
 /// Reads a register set into a buffer and returns its size.
-fn fill_registers(tid: i32, kind: i32, room: &mut [u8]) -> Result<usize> {
+fn fill_registers(tid: i32, kind: i32, buffer: &mut [u8]) -> Result<usize> {
     let mut area = libc::iovec {
-        iov_base: room.as_mut_ptr().cast(),
-        iov_len: room.len(),
+        iov_base: buffer.as_mut_ptr().cast(),
+        iov_len: buffer.len(),
     };
-    // SAFETY: the request updates the `iovec`, and writes only to its area, which is `room`.
-    unsafe { with(libc::PTRACE_GETREGSET, tid, kind as usize, &raw mut area) }?;
-    Ok(area.iov_len.min(room.len()))
+    // SAFETY: the request updates the `iovec`, and writes only to its area, which is `buffer`.
+    unsafe { ptrace_data(libc::PTRACE_GETREGSET, tid, kind as usize, &raw mut area) }?;
+    Ok(area.iov_len.min(buffer.len()))
 }
 
 /// Returns the general registers, or `None` for a 32-bit program.
@@ -164,98 +169,103 @@ pub fn set_general(tid: i32, regs: &General) -> Result<()> {
     };
     let kind = NT_PRSTATUS as usize;
     // SAFETY: the request updates the `iovec`, and reads only its area, which is `copy`.
-    unsafe { with(libc::PTRACE_SETREGSET, tid, kind, &raw mut area) }
+    unsafe { ptrace_data(libc::PTRACE_SETREGSET, tid, kind, &raw mut area) }
 }
 
 /// Returns the mask of blocked signals.
 pub fn mask(tid: i32) -> Result<u64> {
     let mut mask = 0_u64;
     // SAFETY: the request writes a mask of the given size.
-    unsafe { with(PTRACE_GETSIGMASK, tid, size_of::<u64>(), &raw mut mask) }?;
+    unsafe { ptrace_data(PTRACE_GETSIGMASK, tid, size_of::<u64>(), &raw mut mask) }?;
     Ok(mask)
 }
 
 /// Sets the mask of blocked signals.
 pub fn set_mask(tid: i32, mut mask: u64) -> Result<()> {
     // SAFETY: the request reads a mask of the given size.
-    unsafe { with(PTRACE_SETSIGMASK, tid, size_of::<u64>(), &raw mut mask) }
+    unsafe { ptrace_data(PTRACE_SETSIGMASK, tid, size_of::<u64>(), &raw mut mask) }
 }
 
 /// `struct ptrace_rseq_configuration`.
 #[repr(C)]
-struct Sequences {
-    area: u64,
+struct RseqConfiguration {
+    address: u64,
     size: u32,
     signature: u32,
     flags: u32,
     padding: u32,
 }
 
-/// Returns the address of a thread's area for restartable sequences; 0 if it has none.
-pub fn sequences(tid: i32) -> u64 {
-    let mut found = Sequences {
-        area: 0,
+/// Returns the address of a thread's `struct rseq`, or `None` if it has registered none.
+pub fn rseq_area(tid: i32) -> Option<u64> {
+    let mut configuration = RseqConfiguration {
+        address: 0,
         size: 0,
         signature: 0,
         flags: 0,
         padding: 0,
     };
-    let (request, size) = (PTRACE_GET_RSEQ_CONFIGURATION, size_of::<Sequences>());
+    let request = PTRACE_GET_RSEQ_CONFIGURATION;
+    let size = size_of::<RseqConfiguration>();
     // SAFETY: the request writes a `ptrace_rseq_configuration` of at most the given size.
-    let got = unsafe { with(request, tid, size, &raw mut found) };
-    // Kernels before 5.13 do not report it; programs on them rarely have one.
-    got.map_or(0, |()| found.area)
+    let result = unsafe { ptrace_data(request, tid, size, &raw mut configuration) };
+    // Kernels before 5.13 do not have this request; programs on them rarely use rseq.
+    result.ok()?;
+    (configuration.address != 0).then_some(configuration.address)
 }
 
-/// Returns a thread's next event, if there is one. The end of a process that is also a child of
-/// this one is left for others to wait for (`keep_end`).
+/// Returns a thread's next event, if there is one. If `keep_end`, its exit is left to be waited for
+/// by others: it is that of a process that is also a child of this one.
 pub fn poll(tid: i32, keep_end: bool) -> Result<Option<Event>> {
-    match take(tid, keep_end) {
-        // The thread may be gone: a killed thread can be reaped between two of these requests.
+    match wait_event(tid, keep_end) {
+        // A killed thread may be reaped by another tracing thread between two requests.
         Err(error) if error.raw_os_error() == Some(libc::ECHILD) => Ok(Some(Event::None)),
-        found => found,
+        result => result,
     }
 }
 
-fn take(tid: i32, keep_end: bool) -> Result<Option<Event>> {
-    // Only threads that the calling thread traces.
+fn wait_event(tid: i32, keep_end: bool) -> Result<Option<Event>> {
+    // `__WNOTHREAD`: only threads that the calling thread traces.
     let kinds = libc::WEXITED | libc::WSTOPPED | libc::__WNOTHREAD;
-    let look = if keep_end { libc::WNOWAIT } else { 0 };
-    let Some((code, status)) = wait(tid, kinds | look)? else {
+    let peek = if keep_end { libc::WNOWAIT } else { 0 };
+    let Some((code, status)) = wait(tid, kinds | peek)? else {
         return Ok(None);
     };
     if matches!(code, libc::CLD_EXITED | libc::CLD_KILLED | libc::CLD_DUMPED) {
         return Ok(Some(Event::End));
     }
     if keep_end {
-        // It may have been killed since. Then there is no stop any more, but soon an end.
+        // If the thread was killed since, the stop is gone, and its exit will follow.
         return Ok(wait(tid, libc::WSTOPPED | libc::__WNOTHREAD)?.map(|_| event(status)));
     }
     Ok(Some(event(status)))
 }
 
+/// Decodes the status of a stop: the signal and, in the next byte, the ptrace event.
 fn event(status: i32) -> Event {
-    let trap = status & 0xff;
+    /// Bit that `PTRACE_O_TRACESYSGOOD` adds to the signal of a stop at a system call.
+    const SYSTEM_CALL: i32 = 0x80;
+    let signal = status & 0xff;
     match status >> 8 {
-        0 if trap == libc::SIGTRAP | 0x80 => Event::Call,
-        0 => Event::Signal(trap),
+        0 if signal == (libc::SIGTRAP | SYSTEM_CALL) => Event::Call,
+        0 => Event::Signal(signal),
         libc::PTRACE_EVENT_STOP => Event::Stop,
         libc::PTRACE_EVENT_CLONE | libc::PTRACE_EVENT_FORK | libc::PTRACE_EVENT_VFORK => {
-            Event::Birth
+            Event::NewChild
         }
         libc::PTRACE_EVENT_EXEC => Event::Exec,
         _ => Event::Other,
     }
 }
 
-/// Checks for the end of a thread that another thread of this process traces. Does nothing if it
-/// has not ended, or is not traced.
+/// Reaps a thread that another thread of this process traces. Does nothing if it has not exited or
+/// is not traced.
 pub fn reap(tid: i32) {
     let _ = wait(tid, libc::WEXITED);
 }
 
-/// Waits until a thread that the calling one traces has stopped or ended, or a signal arrives. The
-/// event is left for [`poll`].
+/// Waits until a thread that the calling thread traces has stopped or exited, or a signal arrives.
+/// The event is left for [`poll`].
 pub fn await_change(tid: i32) -> Result<()> {
     let kinds = libc::WEXITED | libc::WSTOPPED | libc::WNOWAIT | libc::__WNOTHREAD;
     wait_with(tid, kinds).map(drop)
@@ -266,13 +276,13 @@ fn wait(tid: i32, kinds: i32) -> Result<Option<(i32, i32)>> {
 }
 
 fn wait_with(tid: i32, kinds: i32) -> Result<Option<(i32, i32)>> {
-    // SAFETY: all zero is valid: numbers and a union of them.
+    // SAFETY: all-zero bytes are a valid `siginfo_t`.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
     let options = kinds | libc::__WALL;
     // SAFETY: `info` is writable.
-    let got = unsafe { libc::waitid(libc::P_PID, tid.cast_unsigned(), &raw mut info, options) };
-    check(got.into())?;
-    // SAFETY: the kernel fills these members for an event of a child; otherwise they are zero.
+    let result = unsafe { libc::waitid(libc::P_PID, tid.cast_unsigned(), &raw mut info, options) };
+    check(result.into())?;
+    // SAFETY: the kernel sets these members if there is an event; otherwise they are zero.
     let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
     Ok((pid != 0).then_some((info.si_code, status)))
 }
@@ -286,26 +296,26 @@ pub fn kill(pid: i32) -> Result<()> {
 /// Reads another process's memory up to the first unreadable byte. Returns the number of bytes
 /// read.
 pub fn read(pid: i32, address: u64, bytes: &mut [u8]) -> usize {
-    let here = libc::iovec {
+    let local = libc::iovec {
         iov_base: bytes.as_mut_ptr().cast(),
         iov_len: bytes.len(),
     };
-    let there = remote(address, bytes.len());
-    let got = of_living(pid, |tid| {
+    let remote = remote_range(address, bytes.len());
+    let result = through_live_thread(pid, |tid| {
         // SAFETY: the kernel writes at most `bytes`, and checks the other process's addresses
         // itself.
-        unsafe { libc::process_vm_readv(tid, &raw const here, 1, &raw const there, 1, 0) }
+        unsafe { libc::process_vm_readv(tid, &raw const local, 1, &raw const remote, 1, 0) }
     });
-    usize::try_from(got).unwrap_or(0)
+    usize::try_from(result).unwrap_or(0)
 }
 
-/// Accesses a process's memory, through another thread if the first one has exited and has none.
-fn of_living(pid: i32, access: impl Fn(i32) -> isize) -> isize {
-    let got = access(pid);
-    if got >= 0 || Error::last_os_error().raw_os_error() != Some(libc::ESRCH) {
-        return got;
+/// Accesses a process's memory, through another thread if the main thread has exited.
+fn through_live_thread(pid: i32, access: impl Fn(i32) -> isize) -> isize {
+    let result = access(pid);
+    if result >= 0 || Error::last_os_error().raw_os_error() != Some(libc::ESRCH) {
+        return result;
     }
-    // Repeated in any case, since the search changes errno.
+    // Repeated even if no other thread is found, since the search changes errno.
     access(proc::living_thread(pid))
 }
 
@@ -317,103 +327,102 @@ const MAX_PARTS: usize = 1024;
 /// The contents of an unreadable part, and of those after it in the same system call, are
 /// undefined.
 pub fn read_parts(pid: i32, parts: &[(u64, usize)], bytes: &mut [u8]) -> usize {
-    let (mut whole, mut rest) = (0, bytes);
-    for parts in parts.chunks(MAX_PARTS) {
-        let length = parts.iter().map(|(_, length)| *length).sum::<usize>();
-        let Some((first, others)) = std::mem::take(&mut rest).split_at_mut_checked(length) else {
+    let mut complete = 0;
+    let mut rest = bytes;
+    for batch in parts.chunks(MAX_PARTS) {
+        let length = batch.iter().map(|(_, length)| *length).sum::<usize>();
+        let Some((target, after)) = std::mem::take(&mut rest).split_at_mut_checked(length) else {
             break;
         };
-        rest = others;
-        let here = libc::iovec {
-            iov_base: first.as_mut_ptr().cast(),
-            iov_len: first.len(),
+        rest = after;
+        let local = libc::iovec {
+            iov_base: target.as_mut_ptr().cast(),
+            iov_len: target.len(),
         };
-        let there: Vec<libc::iovec> = (parts.iter())
-            .map(|&(address, length)| remote(address, length))
+        let remote: Vec<libc::iovec> = (batch.iter())
+            .map(|&(address, length)| remote_range(address, length))
             .collect();
-        let count = there.len() as libc::c_ulong;
-        let got = of_living(pid, |tid| {
-            // SAFETY: the kernel writes at most `first`, and checks the other process's addresses
+        let count = remote.len() as libc::c_ulong;
+        let result = through_live_thread(pid, |tid| {
+            // SAFETY: the kernel writes at most `target`, and checks the other process's addresses
             // itself.
-            unsafe { libc::process_vm_readv(tid, &raw const here, 1, there.as_ptr(), count, 0) }
+            unsafe { libc::process_vm_readv(tid, &raw const local, 1, remote.as_ptr(), count, 0) }
         });
-        let mut got = usize::try_from(got).unwrap_or(0);
-        let is_whole = |&&(_, length): &&(u64, usize)| match got.checked_sub(length) {
-            Some(left) => {
-                got = left;
-                true
-            }
-            None => false,
-        };
-        let found = parts.iter().take_while(is_whole).count();
-        whole += found;
-        if found < parts.len() {
-            break;
+        let mut bytes_left = usize::try_from(result).unwrap_or(0);
+        for &(_, length) in batch {
+            let Some(left) = bytes_left.checked_sub(length) else {
+                return complete;
+            };
+            bytes_left = left;
+            complete += 1;
         }
     }
-    whole
+    complete
 }
 
 /// Returns the error with which the kernel refuses to read a process's memory, or `None` if it is
 /// permitted.
 pub fn read_error(pid: i32) -> Option<i32> {
     let mut byte = 0u8;
-    let here = libc::iovec {
+    let local = libc::iovec {
         iov_base: (&raw mut byte).cast(),
         iov_len: 1,
     };
-    let there = remote(0, 1);
-    let got = of_living(pid, |tid| {
+    let remote = remote_range(0, 1);
+    let result = through_live_thread(pid, |tid| {
         // SAFETY: the byte is writable.
-        unsafe { libc::process_vm_readv(tid, &raw const here, 1, &raw const there, 1, 0) }
+        unsafe { libc::process_vm_readv(tid, &raw const local, 1, &raw const remote, 1, 0) }
     });
-    let error = Error::last_os_error().raw_os_error();
+    let errno = Error::last_os_error().raw_os_error();
     // Address 0 is not mapped, so EFAULT shows that reading is permitted.
-    error.filter(|error| got < 0 && *error != libc::EFAULT)
+    errno.filter(|errno| result < 0 && *errno != libc::EFAULT)
 }
 
 /// Writes another process's memory. Fails if not all of it could be written.
 pub fn write(pid: i32, address: u64, bytes: &[u8]) -> Result<()> {
     let base = bytes.as_ptr().cast_mut().cast();
-    let here = libc::iovec {
+    let local = libc::iovec {
         iov_base: base,
         iov_len: bytes.len(),
     };
-    let there = remote(address, bytes.len());
-    let got = of_living(pid, |tid| {
+    let remote = remote_range(address, bytes.len());
+    let result = through_live_thread(pid, |tid| {
         // SAFETY: the kernel only reads `bytes`, and checks the other process's addresses itself.
-        unsafe { libc::process_vm_writev(tid, &raw const here, 1, &raw const there, 1, 0) }
+        unsafe { libc::process_vm_writev(tid, &raw const local, 1, &raw const remote, 1, 0) }
     });
-    match usize::try_from(got) {
+    match usize::try_from(result) {
         Err(_) => Err(Error::last_os_error()),
-        Ok(got) if got < bytes.len() => Err(Error::from_raw_os_error(libc::EFAULT)),
+        Ok(written) if written < bytes.len() => Err(Error::from_raw_os_error(libc::EFAULT)),
         Ok(_) => Ok(()),
     }
 }
 
-fn remote(address: u64, bytes: usize) -> libc::iovec {
+fn remote_range(address: u64, bytes: usize) -> libc::iovec {
     libc::iovec {
         iov_base: ptr::without_provenance_mut(address as usize),
         iov_len: bytes,
     }
 }
 
-const _: () = assert!(offset_of!(Sequences, padding) == 20, "as the kernel has it");
+const _: () = assert!(
+    offset_of!(RseqConfiguration, padding) == 20,
+    "the kernel's layout"
+);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn parts_are_read_up_to_one_that_cannot_be() {
+    fn parts_are_read_up_to_the_first_unreadable_one() {
         let pid = std::process::id().cast_signed();
         let words: Vec<u64> = (0..4096).collect();
-        let at = |index: usize| (&raw const words[index]) as u64;
+        let address = |index: usize| (&raw const words[index]) as u64;
         let mut bytes = vec![0; 8 * words.len()];
         // More parts than one system call accepts.
-        let mut parts: Vec<(u64, usize)> = (0..3000).map(|index| (at(index), 8)).collect();
-        parts.push((at(0), 0));
-        parts.push((at(3000), 16));
+        let mut parts: Vec<(u64, usize)> = (0..3000).map(|index| (address(index), 8)).collect();
+        parts.push((address(0), 0));
+        parts.push((address(3000), 16));
         assert_eq!(read_parts(pid, &parts, &mut bytes), parts.len());
         assert_eq!(bytes[8 * 2999..8 * 3000], 2999u64.to_le_bytes());
         assert_eq!(bytes[8 * 3001..8 * 3002], 3001u64.to_le_bytes());

@@ -1,21 +1,20 @@
-//! Seizure: stops all threads of a process.
+//! Stops all threads of a process, by tracing them.
 
 use std::time::{Duration, Instant};
 
 use crate::arch::{self, General};
 use crate::code::Code;
+use crate::request::{self, Event};
 use crate::waiter::{Waiter, is_own_child};
+use crate::{Refusal, Thread};
 use proc::Status;
 
-use crate::request::{self, Event};
-use crate::{Refusal, Thread};
-
-/// Trace options of every thread. Nothing that outlives this process: no EXITKILL.
+/// Trace options of every thread. Not EXITKILL: it would kill the process if this one dies.
 pub const OPTIONS: i32 = libc::PTRACE_O_TRACEEXEC | libc::PTRACE_O_TRACESYSGOOD;
 /// Maximum time to wait for threads that were killed while they were stopped.
 const REAP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Traced thread.
+/// A traced thread.
 pub struct Seized {
     /// Thread id.
     pub tid: i32,
@@ -27,27 +26,28 @@ pub struct Seized {
     pub vector: Vec<u8>,
 }
 
-/// Process whose threads are traced.
+/// A process whose threads are traced.
 pub struct Seizure {
     /// Process id.
     pub pid: i32,
-    /// Threads that are alive.
+    /// Seized threads that have not exited.
     pub threads: Vec<Seized>,
-    /// Instructions by which its threads can make system calls; `None` if there are none.
+    /// Instructions with which its threads can make system calls; `None` if none were found.
     pub code: Option<Code>,
-    /// Time of the first thread's stop.
+    /// Time just before the first thread was stopped.
     pub began: Instant,
-    /// True if this process is also its parent.
+    /// True if the process is a child of this one.
     pub own_child: bool,
-    /// True if it is the first process of its pid namespace.
+    /// True if the process is the init process of its pid namespace.
     pub is_first: bool,
 }
 
 impl Seizure {
-    /// Stops every thread. On failure, all continue.
+    /// Stops every thread. On failure, all threads continue.
     pub fn new(pid: i32, limit: Duration) -> Result<Self, Refusal> {
         let is_first = identify(pid)?.is_first();
-        // Before the stop, since it takes time. If reading is not permitted, seizing reports that.
+        // The search takes time, so it is done before the stop. If reading is not permitted,
+        // seizing reports that.
         let code = Code::find(pid).ok();
         let own_child = is_own_child(pid);
         let began = Instant::now();
@@ -59,22 +59,27 @@ impl Seizure {
             own_child,
             is_first,
         };
-        let stopped = seizure.stop(limit).and_then(|()| seizure.read_registers());
-        if let Err(refusal) = stopped {
+        let result = seizure.stop(limit).and_then(|()| seizure.read_registers());
+        if let Err(refusal) = result {
             seizure.release();
             return Err(refusal);
         }
         Ok(seizure)
     }
 
-    /// Stops all threads. Ends when there are no more threads than have stopped, or their list
-    /// twice contained no new one. While the list is read, a running thread may create another, but
-    /// once all have stopped, none can. (An exited thread may be counted for long.)
+    /// Stops all threads. Ends when the kernel counts as many threads as have stopped, or when two
+    /// readings in a row of the thread list found no new thread. While the list is read, a running
+    /// thread may create another, but once all have stopped, none can. The count alone does not
+    /// suffice, since an exited thread may stay in it for long.
     fn stop(&mut self, limit: Duration) -> Result<(), Refusal> {
         let mut waiter = Waiter::new(limit);
-        let mut quiet = 0;
-        while quiet < 2 {
-            quiet = if self.seize_new()? { 0 } else { quiet + 1 };
+        let mut readings_without_new = 0;
+        while readings_without_new < 2 {
+            if self.seize_new()? {
+                readings_without_new = 0;
+            } else {
+                readings_without_new += 1;
+            }
             self.await_stops(&mut waiter)?;
             let count = Status::of(self.pid).and_then(|status| status.threads());
             if count == Some(self.threads.len()) {
@@ -89,15 +94,15 @@ impl Seizure {
 
     /// Seizes the threads that are not seized yet. Returns true if there were any.
     fn seize_new(&mut self) -> Result<bool, Refusal> {
-        let mut known: Vec<i32> = self.threads.iter().map(|thread| thread.tid).collect();
-        known.sort_unstable();
-        let before = self.threads.len();
+        let mut seized: Vec<i32> = self.threads.iter().map(|thread| thread.tid).collect();
+        seized.sort_unstable();
+        let count_before = self.threads.len();
         for tid in proc::threads(self.pid) {
-            if known.binary_search(&tid).is_ok() {
+            if seized.binary_search(&tid).is_ok() {
                 continue;
             }
             if let Err(error) = request::seize(tid, OPTIONS) {
-                self.judge(tid, error)?;
+                self.check_seize_error(tid, error)?;
                 continue;
             }
             let regs = General::empty();
@@ -107,17 +112,21 @@ impl Seizure {
                 regs,
                 vector: Vec::new(),
             });
-            // It may have ended meanwhile, which waiting for it detects.
+            // Interrupting fails if the thread has exited, which waiting for it detects.
             let _ = request::interrupt(tid);
         }
-        Ok(self.threads.len() > before)
+        Ok(self.threads.len() > count_before)
     }
 
-    /// Returns the reason why a thread could not be seized, or `Ok` if it is dead.
-    fn judge(&self, tid: i32, error: std::io::Error) -> Result<(), Refusal> {
+    /// Returns `Ok` if a thread could not be seized because it has exited, or else the reason.
+    fn check_seize_error(&self, tid: i32, error: std::io::Error) -> Result<(), Refusal> {
         let pid = self.pid;
-        let status = Status::of_thread(pid, tid).filter(|status| !status.is_dead());
-        let Some(status) = status else { return Ok(()) };
+        let Some(status) = Status::of_thread(pid, tid) else {
+            return Ok(());
+        };
+        if status.is_dead() {
+            return Ok(());
+        }
         match (error.raw_os_error(), status.tracer()) {
             (Some(libc::ESRCH), _) => Ok(()),
             (Some(libc::EPERM), Some(tracer)) => Err(traced(pid, tracer)),
@@ -126,30 +135,30 @@ impl Seizure {
         }
     }
 
-    /// Waits until every seized thread has stopped or ended.
+    /// Waits until every seized thread has stopped or exited.
     fn await_stops(&mut self, waiter: &mut Waiter) -> Result<(), Refusal> {
         loop {
             let mut index = 0;
             while index < self.threads.len() {
-                if self.threads[index].stopped || self.look_at(index)? {
+                if self.threads[index].stopped || self.poll_thread(index)? {
                     index += 1;
                 } else {
                     self.threads.swap_remove(index);
                 }
             }
-            self.forget_dead_leader(waiter);
+            self.drop_dead_leader(waiter);
             let Some(running) = self.threads.iter().find(|thread| !thread.stopped) else {
-                waiter.answered();
+                waiter.record_response();
                 return Ok(());
             };
             if !waiter.wait(running.tid) {
-                return Err(waiter.ended(self.pid, running.tid));
+                return Err(waiter.timed_out(self.pid, running.tid));
             }
         }
     }
 
-    /// Processes a thread's event. Returns false if it has ended.
-    fn look_at(&mut self, index: usize) -> Result<bool, Refusal> {
+    /// Handles a thread's next event, if there is one. Returns false if the thread has exited.
+    fn poll_thread(&mut self, index: usize) -> Result<bool, Refusal> {
         let pid = self.pid;
         let thread = &mut self.threads[index];
         let tid = thread.tid;
@@ -164,30 +173,33 @@ impl Seizure {
             Some(Event::End) if tid == pid => return Err(Refusal::Ended { pid }),
             Some(Event::End | Event::None) => return Ok(false),
             Some(Event::Exec) => {
-                // The other threads are gone, and this one has the process's id now.
+                // The other threads are gone, and the thread that called exec now has the process's
+                // tid.
                 thread.stopped = true;
                 self.threads.retain(|thread| thread.tid == pid);
                 return Err(Refusal::Executed { pid });
             }
-            // It is delivered now, as it would be anyway. The thread stops before its handler runs.
+            // The signal is delivered now, as it would be anyway. The thread stops before the
+            // handler runs.
             Some(Event::Signal(signal)) => signal,
-            Some(Event::Call | Event::Birth | Event::Other) => 0,
+            Some(Event::Call | Event::NewChild | Event::Other) => 0,
         };
-        // If it was killed meanwhile, its end comes next.
+        // Resuming fails if the thread was killed. Its exit is then the next event.
         let _ = request::proceed(tid, signal);
         Ok(true)
     }
 
-    /// Drops a first thread that exited before the others. It never stops, and its end is not
-    /// reported.
-    fn forget_dead_leader(&mut self, waiter: &Waiter) {
+    /// Drops a thread-group leader that exited before the other threads. It never stops, and its
+    /// exit is not reported.
+    fn drop_dead_leader(&mut self, waiter: &Waiter) {
         let pid = self.pid;
-        if waiter.seldom() && Status::of(pid).is_none_or(|s| s.is_dead()) {
+        if waiter.may_check() && Status::of(pid).is_none_or(|status| status.is_dead()) {
             self.threads
                 .retain(|thread| thread.tid != pid || thread.stopped);
         }
     }
 
+    /// Reads the registers of every thread, and sorts the threads by id.
     fn read_registers(&mut self) -> Result<(), Refusal> {
         let pid = self.pid;
         for thread in &mut self.threads {
@@ -201,7 +213,7 @@ impl Seizure {
     }
 
     /// Returns the threads with their registers.
-    pub fn described(&self) -> Result<Vec<Thread>, Refusal> {
+    pub fn describe_threads(&self) -> Result<Vec<Thread>, Refusal> {
         let failed = |error| Refusal::kernel(self.pid, "read the registers of", error);
         let describe = |thread: &Seized| {
             let regs = &thread.regs;
@@ -229,8 +241,8 @@ impl Seizure {
         self.threads.iter().map(describe).collect()
     }
 
-    /// Resumes every thread, and returns when that was done. A thread that has not stopped is
-    /// released when the tracing thread ends.
+    /// Resumes every thread and returns the time at which that was done. A thread that has not
+    /// stopped is released when the tracing thread exits.
     pub fn release(&mut self) -> Instant {
         let pid = self.pid;
         let stopped = self
@@ -243,19 +255,18 @@ impl Seizure {
             .collect();
         let released = Instant::now();
         self.threads.clear();
-        // A traced thread that was killed remains until its tracer has waited for it. The first
-        // thread's end comes last.
+        // A killed thread remains until its tracer has reaped it. The thread-group leader's exit is
+        // reported last.
         let mut waiter = Waiter::new(REAP_TIMEOUT);
         loop {
-            let ended = |tid: i32| {
+            killed.retain(|&tid| {
                 let event = request::poll(tid, self.own_child && tid == pid);
                 !matches!(event, Ok(Some(Event::End | Event::None)))
-            };
-            killed.retain(|&tid| ended(tid));
-            let Some(&left) = killed.first() else {
+            });
+            let Some(&tid) = killed.first() else {
                 return released;
             };
-            if !waiter.wait(left) {
+            if !waiter.wait(tid) {
                 return released;
             }
         }
@@ -277,15 +288,16 @@ fn identify(pid: i32) -> Result<Status, Refusal> {
     if let Some(tracer) = status.tracer() {
         return Err(traced(pid, tracer));
     }
-    let ended = |&tid: &i32| Status::of_thread(pid, tid).is_none_or(|status| status.is_dead());
-    if status.is_dead() && proc::threads(pid).iter().all(ended) {
+    let is_dead = |&tid: &i32| Status::of_thread(pid, tid).is_none_or(|status| status.is_dead());
+    if status.is_dead() && proc::threads(pid).iter().all(is_dead) {
         return Err(Refusal::Zombie { pid });
     }
     Ok(status)
 }
 
-fn traced(pid: i32, thread: i32) -> Refusal {
-    let tracer = Status::of(thread).map_or(thread, |status| status.tgid);
+/// Returns the refusal for a process that the given thread traces.
+fn traced(pid: i32, tracing_thread: i32) -> Refusal {
+    let tracer = Status::of(tracing_thread).map_or(tracing_thread, |status| status.tgid);
     let name = proc::thread_name(tracer, tracer).unwrap_or_default();
     Refusal::Traced {
         pid,
@@ -294,11 +306,11 @@ fn traced(pid: i32, thread: i32) -> Refusal {
     }
 }
 
-/// Waits, on another thread than the tracing one, for threads that were killed while they are
-/// traced. A thread that makes an exec kills the others, and holds a kernel lock until they have
-/// been waited for; seizing takes the same lock.
+/// Reaps killed threads of a process, from a thread other than the tracer. A thread that calls exec
+/// kills the others, and holds a kernel lock until they have been reaped. Seizing takes the same
+/// lock, so the tracer itself may be blocked.
 pub fn reap_dead_threads(pid: i32) {
-    // Only for those: waiting for a thread that has stopped would take its stop from the tracer.
+    // Only dead threads: waiting for a stopped thread would take its stop from the tracer.
     let is_dead = |&tid: &i32| Status::of_thread(pid, tid).is_some_and(|status| status.is_dead());
     let threads = proc::threads(pid).into_iter();
     threads

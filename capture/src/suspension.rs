@@ -1,5 +1,5 @@
-//! Postpones suspension of this process from the terminal (Ctrl-Z) while it has a target stopped. A
-//! user who gets the shell back must not find a server stopped as well.
+//! Postpones suspension of this process from the terminal (Ctrl-Z) while it has a target stopped.
+//! Otherwise the target, perhaps a server, would stay stopped until the user continues this process.
 //!
 //! `SIGSTOP` cannot be postponed.
 
@@ -12,23 +12,23 @@ const SIGNALS: [libc::c_int; 3] = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
 
 /// Number of stopped targets, or [`SUSPENDING`].
 static STOPPED: AtomicI32 = AtomicI32::new(0);
-/// Value of [`STOPPED`] while a thread suspends this process: no other thread may stop a target
-/// meanwhile.
+/// Value of [`STOPPED`] while a thread is suspending this process. No other thread may stop a target
+/// during that time.
 const SUSPENDING: i32 = -1;
 /// Signal that was postponed; 0 if none.
-static PUT_OFF: AtomicI32 = AtomicI32::new(0);
+static POSTPONED: AtomicI32 = AtomicI32::new(0);
 
 /// Guard: as long as one exists, this process is not suspended.
 #[must_use]
 pub struct Hold(());
 
 impl Hold {
-    /// Postpones suspension. Signals that are ignored, or have another handler, are left alone.
+    /// Postpones suspension. Signals that are ignored or have a handler already are left alone.
     pub fn new() -> Self {
         static HANDLERS_SET: Once = Once::new();
         HANDLERS_SET.call_once(|| SIGNALS.into_iter().for_each(handle));
-        let more = |count| (count != SUSPENDING).then_some(count + 1);
-        while STOPPED.fetch_update(SeqCst, SeqCst, more).is_err() {
+        let increment = |count| (count != SUSPENDING).then_some(count + 1);
+        while STOPPED.fetch_update(SeqCst, SeqCst, increment).is_err() {
             // This process is about to be suspended, and continues from here afterwards.
             std::thread::yield_now();
         }
@@ -45,28 +45,28 @@ impl Drop for Hold {
 
 /// Suspends this process if a signal was postponed and no target is stopped. Async-signal-safe.
 fn suspend_if_free() {
-    // In this order, since the handler of a later signal finds that the last target was released,
-    // and suspends by itself.
-    if PUT_OFF.load(SeqCst) == 0
+    // The signal is checked first. A signal that arrives after this check needs nothing from here:
+    // the last target has been released, so its handler suspends this process itself.
+    if POSTPONED.load(SeqCst) == 0
         || STOPPED
             .compare_exchange(0, SUSPENDING, SeqCst, SeqCst)
             .is_err()
     {
         return;
     }
-    let signal = PUT_OFF.load(SeqCst);
+    let signal = POSTPONED.load(SeqCst);
     if signal != 0 {
         suspend(signal);
     }
-    // Signals from before this process was continued are obsolete.
-    PUT_OFF.store(0, SeqCst);
+    // Signals that arrived before this process was continued are obsolete.
+    POSTPONED.store(0, SeqCst);
     STOPPED.store(0, SeqCst);
 }
 
 /// Lets a signal have its default effect. Async-signal-safe.
 fn suspend(signal: libc::c_int) {
-    // SAFETY: a zeroed set and a zeroed action (the default one) are valid. All calls are
-    // async-signal-safe, and what they change is restored.
+    // SAFETY: all-zero sets and actions (`SIG_DFL`) are valid. All calls are async-signal-safe, and
+    // the action and the mask that they change are restored.
     unsafe {
         let default: libc::sigaction = std::mem::zeroed();
         let mut ours: libc::sigaction = std::mem::zeroed();
@@ -87,19 +87,19 @@ extern "C" fn on_signal(signal: libc::c_int) {
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: `errno` points to the calling thread's errno.
     let before = unsafe { *errno };
-    PUT_OFF.store(signal, SeqCst);
+    POSTPONED.store(signal, SeqCst);
     suspend_if_free();
     // SAFETY: `errno` points to the calling thread's errno.
     unsafe { *errno = before };
 }
 
 fn handle(signal: libc::c_int) {
-    // SAFETY: a zeroed action is the default one. The handler is async-signal-safe, and replaces
+    // SAFETY: an all-zero action is valid (`SIG_DFL`). The handler is async-signal-safe, and replaces
     // only the default action.
     unsafe {
-        let mut now: libc::sigaction = std::mem::zeroed();
-        if libc::sigaction(signal, ptr::null(), &raw mut now) != 0
-            || now.sa_sigaction != libc::SIG_DFL
+        let mut current: libc::sigaction = std::mem::zeroed();
+        if libc::sigaction(signal, ptr::null(), &raw mut current) != 0
+            || current.sa_sigaction != libc::SIG_DFL
         {
             return;
         }

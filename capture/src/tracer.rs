@@ -1,5 +1,5 @@
-//! Tracing thread. Tracing belongs to a thread, not to a process: only this thread may make
-//! requests, and when it ends, the kernel releases all threads that it traced.
+//! The tracing thread. A tracer is a thread, not a process: only this thread may make ptrace
+//! requests, and when it exits, the kernel releases all threads that it traced.
 
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{Builder, JoinHandle};
@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use crate::RaisedPriority;
 
-const IDLE: Duration = Duration::from_millis(10);
+/// Interval at which `idle` is called while a job runs.
+const IDLE_INTERVAL: Duration = Duration::from_millis(10);
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -20,14 +21,14 @@ pub struct Tracer {
 impl Tracer {
     /// Starts the thread. It handles no signals of this process.
     pub fn start() -> std::io::Result<Self> {
-        let (jobs, todo) = channel::<Job>();
+        let (jobs, queue) = channel::<Job>();
         let work = move || {
             block_signals();
-            // Scheduled before the target's own threads.
+            // So that this thread is scheduled before the target's threads.
             let _raised = RaisedPriority::new();
             sleep_exactly();
             crate::alarm::set_up();
-            todo.into_iter().for_each(|job| job());
+            queue.into_iter().for_each(|job| job());
         };
         let thread = Builder::new().name("capture".to_owned()).spawn(work)?;
         Ok(Self {
@@ -42,22 +43,23 @@ impl Tracer {
         self.run_while(job, || {})
     }
 
-    /// Like [`run`](Self::run), but calls `idle` here now and then meanwhile.
+    /// Like [`run`](Self::run), but calls `idle` on the calling thread from time to time while the
+    /// job runs.
     pub fn run_while<R: Send + 'static>(
         &self,
         job: impl FnOnce() -> R + Send + 'static,
         idle: impl Fn(),
     ) -> Option<R> {
-        let (answer, answered) = channel();
+        let (sender, results) = channel();
         let job = Box::new(move || {
-            // The receiver is gone only if the caller has panicked.
-            let _ = answer.send(job());
+            // Sending fails only if the caller has panicked, which drops the receiver.
+            let _ = sender.send(job());
         });
         self.jobs.as_ref()?.send(job).ok()?;
         loop {
-            match answered.recv_timeout(IDLE) {
+            match results.recv_timeout(IDLE_INTERVAL) {
                 Err(RecvTimeoutError::Timeout) => idle(),
-                answer => return answer.ok(),
+                result => return result.ok(),
             }
         }
     }
@@ -67,14 +69,14 @@ impl Drop for Tracer {
     fn drop(&mut self) {
         drop(self.jobs.take());
         if let Some(thread) = self.thread.take() {
-            // The panic's message has been printed.
+            // If the thread has panicked, its message has been printed.
             let _ = thread.join();
         }
     }
 }
 
 fn block_signals() {
-    // SAFETY: plain numbers, filled by sigfillset; the call changes this thread's mask only.
+    // SAFETY: an all-zero set is valid, and `pthread_sigmask` changes only this thread's mask.
     unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();
         libc::sigfillset(&raw mut all);
@@ -82,9 +84,9 @@ fn block_signals() {
     }
 }
 
-/// Disables the timer slack, by which the kernel may lengthen each sleep by 50 µs, so that the
-/// target is stopped for a shorter time.
+/// Disables timer slack, with which the kernel may lengthen each sleep by 50 µs: the target is
+/// stopped during these sleeps.
 fn sleep_exactly() {
-    // SAFETY: the call takes no pointers, and concerns the calling thread.
+    // SAFETY: the call takes no pointers, and affects only the calling thread.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_u64) };
 }

@@ -9,95 +9,96 @@ use crate::alarm;
 use crate::request::{self, Event};
 use proc::Status;
 
-/// Number of polls without a pause: some 30 µs. A thread on another processor has responded by
-/// then, which saves two context switches.
+/// Number of polls without a pause, which take about 30 µs. A thread on another CPU has usually
+/// responded by then, which saves two context switches.
 const SPINS: u32 = 64;
-/// Number of polls without a pause if processor time matters more.
+/// Number of polls without a pause if CPU time matters more than a fast response.
 const SPARING_SPINS: u32 = 20;
-/// Limit below which a response after a pause shows that the thread runs on this processor. It can
-/// respond only when this processor is given up, so the next [`YIELDING_WAITS`] waits start with
-/// that.
+/// Maximum time to a response after a pause that shows that the thread runs on this CPU and can
+/// respond only once we block. The next [`BLOCK_FIRST_WAITS`] waits therefore block at once.
 const MAX_LOCAL_RESPONSE: Duration = Duration::from_micros(200);
-const YIELDING_WAITS: u32 = 6;
-/// First sleep in µs, if no timer wakes this thread. Each further sleep is a µs longer.
+const BLOCK_FIRST_WAITS: u32 = 6;
+/// First sleep in µs, if this thread has no timer. Each further sleep is 1 µs longer.
 const INITIAL_SLEEP_US: u32 = 21;
+/// Number of polls between two expensive checks.
+const CHECK_EVERY: u32 = 64;
 
 thread_local! {
-    /// Number of next waits that start by giving up the processor.
-    static YIELDING: Cell<u32> = const { Cell::new(0) };
+    /// Number of upcoming waits that block at once.
+    static BLOCK_FIRST: Cell<u32> = const { Cell::new(0) };
 }
 
 /// Wait with a deadline, which polls at first and then sleeps.
 pub struct Waiter {
     /// Number of polls so far.
-    asked: u32,
+    polls: u32,
     /// Number of polls before the first pause.
     spins: u32,
     /// Number of pauses so far.
-    slept: u32,
+    pauses: u32,
     /// Maximum length of a pause.
-    longest: Duration,
+    max_pause: Duration,
     limit: Duration,
-    end: Instant,
+    start: Instant,
 }
 
 impl Waiter {
     /// Starts a wait of at most `limit`.
     pub fn new(limit: Duration) -> Self {
-        let yielding = YIELDING.get();
-        YIELDING.set(yielding.saturating_sub(1));
+        let block_first = BLOCK_FIRST.get();
+        BLOCK_FIRST.set(block_first.saturating_sub(1));
         Self {
-            asked: 0,
-            spins: if yielding == 0 { SPINS } else { 0 },
-            slept: 0,
-            longest: Duration::from_millis(1),
+            polls: 0,
+            spins: if block_first == 0 { SPINS } else { 0 },
+            pauses: 0,
+            max_pause: Duration::from_millis(1),
             limit,
-            end: Instant::now() + limit,
+            start: Instant::now(),
         }
     }
 
-    /// Makes the wait poll often all the time, since a process cannot continue before it ends.
+    /// Keeps the pauses short throughout: a process is stopped until this wait ends.
     fn brisk(mut self) -> Self {
-        self.longest = Duration::from_micros(50);
+        self.max_pause = Duration::from_micros(50);
         self
     }
 
-    /// Makes the wait poll less often, since processor time matters more than a fast response.
+    /// Makes the wait pause earlier, since CPU time matters more than a fast response.
     pub fn sparing(mut self) -> Self {
         self.spins = SPARING_SPINS;
         self
     }
 
-    /// Waits for some time, or until the thread has an event. Returns false after the deadline.
+    /// Waits for a short time, or until the thread has an event. Returns false after the deadline.
     pub fn wait(&mut self, tid: i32) -> bool {
-        self.asked += 1;
-        // No yielding, which takes the longest among busy threads.
-        if self.asked > self.spins {
+        self.polls += 1;
+        // Not `sched_yield`, which takes longest when other threads are busy.
+        if self.polls > self.spins {
             if !alarm::wait_for(tid) {
-                let time = Duration::from_micros((INITIAL_SLEEP_US + self.slept).into());
-                sleep(time.min(self.longest));
+                let pause = Duration::from_micros((INITIAL_SLEEP_US + self.pauses).into());
+                sleep(pause.min(self.max_pause));
             }
-            self.slept += 1;
+            self.pauses += 1;
         }
-        Instant::now() < self.end
+        self.start.elapsed() < self.limit
     }
 
-    /// Records that the response arrived. If it shows that the other thread runs on this processor,
-    /// the next waits start by giving it up.
-    pub fn answered(&self) {
-        let gone = || self.limit.saturating_sub(self.end - Instant::now());
-        if self.spins > 0 && self.slept > 0 && gone() < MAX_LOCAL_RESPONSE {
-            YIELDING.set(YIELDING_WAITS);
+    /// Records that the response arrived. If the response time shows that the other thread runs on
+    /// this CPU, the next waits block at once.
+    pub fn record_response(&self) {
+        if self.spins > 0 && self.pauses > 0 && self.start.elapsed() < MAX_LOCAL_RESPONSE {
+            BLOCK_FIRST.set(BLOCK_FIRST_WAITS);
         }
     }
 
-    /// Returns true now and then, for checks that are expensive.
-    pub fn seldom(&self) -> bool {
-        self.asked % 64 == 63 || self.slept > 1
+    /// Returns true if an expensive check may be made now: at every [`CHECK_EVERY`]th poll, and at
+    /// every poll after the second pause.
+    pub fn may_check(&self) -> bool {
+        self.polls % CHECK_EVERY == CHECK_EVERY - 1 || self.pauses > 1
     }
 
-    /// Returns the error that this thread did not stop in time.
-    pub fn ended(&self, pid: i32, tid: i32) -> Refusal {
+    /// Returns the error for a thread that did not stop in time.
+    pub fn timed_out(&self, pid: i32, tid: i32) -> Refusal {
         let state = Status::of_thread(pid, tid).map_or('X', |status| status.state());
         Refusal::Deadline {
             pid,
@@ -108,27 +109,28 @@ impl Waiter {
     }
 }
 
-/// Returns the next event of a thread, or of a child of it, that was resumed.
+/// Waits for the next ptrace event of a resumed thread, or of its new child. If `keep_end`, the exit
+/// of the thread is left for others to wait for.
 pub fn next_event(pid: i32, tid: i32, keep_end: bool, limit: Duration) -> Result<Event, Refusal> {
     let mut waiter = Waiter::new(limit).brisk();
     let failed = |error| Refusal::kernel(pid, "wait for", error);
     loop {
-        // A first thread's end is not reported before the others have been waited for.
-        let dead = waiter.seldom() && Status::of(tid).is_none_or(|status| status.is_dead());
+        // The exit of a thread-group leader is not reported until all other threads have been
+        // reaped.
+        let is_dead = waiter.may_check() && Status::of(tid).is_none_or(|status| status.is_dead());
         match request::poll(tid, keep_end).map_err(failed)? {
             Some(event) => {
-                waiter.answered();
+                waiter.record_response();
                 return Ok(event);
             }
-            None if dead => return Ok(Event::End),
+            None if is_dead => return Ok(Event::End),
             None if waiter.wait(tid) => {}
-            None => return Err(waiter.ended(pid, tid)),
+            None => return Err(waiter.timed_out(pid, tid)),
         }
     }
 }
 
-/// Returns true if this process is the parent of `pid`, so that it is notified of its end and waits
-/// for it elsewhere.
+/// Returns true if this process is the parent of `pid` and therefore reaps it elsewhere.
 pub fn is_own_child(pid: i32) -> bool {
     let parent = || Status::of(pid)?.parent();
     parent() == Some(std::process::id().cast_signed())

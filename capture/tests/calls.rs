@@ -1,4 +1,4 @@
-//! Threads continue where they were.
+//! Captures do not disturb what the target's threads are doing.
 #![cfg(target_arch = "x86_64")]
 
 mod common;
@@ -7,17 +7,17 @@ use std::time::{Duration, Instant};
 
 use common::Target;
 
-/// Captures a program some times while its first thread is in a system call.
+/// Captures a program several times while its main thread is in a system call.
 fn captured_in(call: &str, number: i64, threads: &str) -> common::Outcome {
     let target = Target::start(&[call, threads]);
     for _ in 0..5 {
-        target.until_in(number);
+        target.wait_for_call(number);
         let (copy, _) = target.capture();
         drop(copy);
-        target.until_left_alone();
+        target.wait_until_released();
     }
     if call == "sigsuspend" {
-        target.until_in(number);
+        target.wait_for_call(number);
         target.signal(libc::SIGUSR1);
     }
     let outcome = target.finish();
@@ -25,7 +25,7 @@ fn captured_in(call: &str, number: i64, threads: &str) -> common::Outcome {
     outcome
 }
 
-fn continues(call: &str, number: i64) {
+fn assert_continues(call: &str, number: i64) {
     for threads in ["0", "6"] {
         let outcome = captured_in(call, number, threads);
         assert_eq!(outcome.interrupted, 0, "{call}: {outcome:?}");
@@ -37,14 +37,13 @@ fn nanosleep_sleeps_its_full_time() {
     for threads in ["0", "6"] {
         let target = Target::start(&["nanosleep", threads]);
         let began = Instant::now();
-        target.until_in(libc::SYS_clock_nanosleep);
-        // As often as there is time for, the last time late: what began again would end as late
-        // again.
+        target.wait_for_call(libc::SYS_clock_nanosleep);
+        // The last captures are late: if the sleep started over, it would last too long.
         for due in [0, 0, 0, 500, 2000] {
             std::thread::sleep(Duration::from_millis(due).saturating_sub(began.elapsed()));
             if began.elapsed() < Duration::from_secs(3) {
                 drop(target.capture());
-                target.until_left_alone();
+                target.wait_until_released();
             }
         }
         let outcome = target.finish();
@@ -56,36 +55,36 @@ fn nanosleep_sleeps_its_full_time() {
 
 #[test]
 fn futex_wait_wakes() {
-    continues("futex", libc::SYS_futex);
+    assert_continues("futex", libc::SYS_futex);
 }
 
 #[test]
 fn timed_futex_wait_wakes() {
-    continues("timed", libc::SYS_futex);
+    assert_continues("timed", libc::SYS_futex);
 }
 
 #[test]
 fn read_gets_its_byte() {
-    continues("read", libc::SYS_read);
+    assert_continues("read", libc::SYS_read);
 }
 
 #[test]
 fn poll_continues() {
-    continues("poll", libc::SYS_poll);
+    assert_continues("poll", libc::SYS_poll);
 }
 
 #[test]
 fn poll_with_a_timeout_continues() {
-    continues("polltimed", libc::SYS_poll);
+    assert_continues("polltimed", libc::SYS_poll);
 }
 
 #[test]
 fn sigsuspend_waits_for_its_signal() {
-    continues("sigsuspend", libc::SYS_rt_sigsuspend);
+    assert_continues("sigsuspend", libc::SYS_rt_sigsuspend);
 }
 
 #[test]
-fn epoll_is_interrupted_once_for_each_stop_at_most() {
+fn epoll_is_interrupted_at_most_once_per_stop() {
     for threads in ["0", "6"] {
         let outcome = captured_in("epoll", libc::SYS_epoll_wait, threads);
         assert!(outcome.interrupted <= 5, "{outcome:?}");
@@ -99,7 +98,7 @@ fn registers_red_zone_and_vectors_survive() {
         for _ in 0..20 {
             drop(target.capture());
         }
-        target.until_left_alone();
+        target.wait_until_released();
         let outcome = target.finish();
         outcome.assert_clean();
     }

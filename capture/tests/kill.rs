@@ -1,4 +1,4 @@
-//! A capture that is killed at any step leaves the target unharmed.
+//! If a capturing process is killed at any step, the target is unharmed.
 #![cfg(target_arch = "x86_64")]
 
 mod common;
@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use common::{Target, compile};
 
-/// Not a test: the process that captures, and is killed.
+/// Not a test: the process that captures and is killed.
 #[test]
 #[ignore = "started by the tests of this file"]
 fn capturer() {
@@ -28,8 +28,9 @@ fn capturer() {
     drop(copy);
 }
 
-/// Returns true if the capture was killed; false if it needs fewer steps.
-fn killed_at(step: usize, how: &str, target: &Target, library: &Path) -> bool {
+/// Captures a program in a process that is killed at this step. Returns false if the capture needs
+/// fewer steps.
+fn is_killed_at(step: usize, how: &str, target: &Target, library: &Path) -> bool {
     let status = Command::new(std::env::current_exe().unwrap())
         .args(["--ignored", "--exact", "capturer"])
         .env("CAPTURE_PID", target.pid().to_string())
@@ -38,7 +39,7 @@ fn killed_at(step: usize, how: &str, target: &Target, library: &Path) -> bool {
         .env("DIE_HOW", how)
         .stdout(Stdio::null())
         .status()
-        .expect("ourselves");
+        .expect("this test's program");
     if status.success() {
         return false;
     }
@@ -46,24 +47,24 @@ fn killed_at(step: usize, how: &str, target: &Target, library: &Path) -> bool {
     true
 }
 
-/// Kills captures of one program at each of their steps.
-fn survives(call: &str, number: Option<i64>, threads: &str) {
+/// Kills a capture of one program at each step, and checks that the program is unharmed.
+fn assert_survives(call: &str, number: Option<i64>, threads: &str) {
     let library = compile("kill.c", &["-shared", "-fPIC"]);
     for how in ["before", "after"] {
         let mut steps = 0;
         let mut target = Target::start(&[call, threads]);
         loop {
             if let Some(number) = number {
-                target.until_in(number);
+                target.wait_for_call(number);
             }
-            let killed = killed_at(steps + 1, how, &target, &library);
-            target.until_left_alone();
+            let is_killed = is_killed_at(steps + 1, how, &target, &library);
+            target.wait_until_released();
             target.assert_runs();
-            if !killed {
+            if !is_killed {
                 break;
             }
             steps += 1;
-            // Its registers are looked at when it finishes.
+            // The program checks its registers when it finishes.
             if steps % 8 == 0 {
                 check(target.finish(), steps);
                 target = Target::start(&[call, threads]);
@@ -81,23 +82,23 @@ fn check(outcome: common::Outcome, steps: usize) {
 }
 
 #[test]
-fn while_it_computes() {
-    survives("spin", None, "0");
+fn a_computing_program_survives() {
+    assert_survives("spin", None, "0");
 }
 
 #[test]
-fn while_it_reads() {
-    survives("read", Some(libc::SYS_read), "0");
+fn a_reading_program_survives() {
+    assert_survives("read", Some(libc::SYS_read), "0");
 }
 
 #[test]
-fn while_it_waits_for_a_futex() {
-    survives("timed", Some(libc::SYS_futex), "3");
+fn a_program_waiting_for_a_futex_survives() {
+    assert_survives("timed", Some(libc::SYS_futex), "3");
 }
 
 #[test]
-fn while_it_polls() {
-    survives("polltimed", Some(libc::SYS_poll), "0");
+fn a_polling_program_survives() {
+    assert_survives("polltimed", Some(libc::SYS_poll), "0");
 }
 
 #[test]
@@ -109,18 +110,20 @@ fn a_copy_ends_with_its_capturer() {
         .env("HOLD", "1")
         .stdout(Stdio::null())
         .spawn()
-        .expect("ourselves");
-    common::until("the copy", || {
-        target.others().len() == 1 && target.children().is_empty() && target.states().len() == 4
+        .expect("this test's program");
+    common::wait_until("the copy", || {
+        target.other_processes().len() == 1
+            && target.children().is_empty()
+            && target.states().len() == 4
     });
-    common::until("the release", || {
+    common::wait_until("the release", || {
         common::fields(target.pid(), "TracerPid")
             .iter()
-            .all(|t| t == "0")
+            .all(|tracer| tracer == "0")
     });
-    assert_eq!(target.others().len(), 1);
+    assert_eq!(target.other_processes().len(), 1);
     capturer.kill().expect("killed");
-    capturer.wait().expect("its end");
-    target.until_left_alone();
+    capturer.wait().expect("its exit");
+    target.wait_until_released();
     target.finish().assert_clean();
 }

@@ -1,4 +1,4 @@
-//! What is refused leaves the target unharmed.
+//! Refused captures leave the target unharmed.
 #![cfg(target_arch = "x86_64")]
 
 mod common;
@@ -9,21 +9,21 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use capture::{Refusal, Stopped};
-use common::{Target, compile, open_to_all, until};
+use common::{Target, compile, open_to_all, wait_until};
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Returns the reading target, after `prepare` has run in it.
-fn prepared(prepare: fn() -> Result<()>, user: u32) -> Target {
+/// Starts a target that reads, after `prepare` has run in it.
+fn start_prepared(prepare: fn() -> Result<()>, user: u32) -> Target {
     let built = compile("target.c", &[]);
     let program = open_to_all(&built);
     std::fs::remove_file(built).expect("removed");
     let mut command = Command::new(&program);
     command.args(["read", "0"]).uid(user);
-    // SAFETY: the functions of this file make system calls only.
+    // SAFETY: the functions in this file that are passed here only make system calls.
     unsafe { command.pre_exec(prepare) };
     let target = Target::run(&mut command, program);
-    target.until_in(libc::SYS_read);
+    target.wait_for_call(libc::SYS_read);
     target
 }
 
@@ -35,33 +35,33 @@ fn check(result: libc::c_int) -> Result<()> {
     }
 }
 
-/// No copy, but everything else; gives the reason.
-fn refused(target: Target) -> Refusal {
+/// Checks that a target can be stopped and read, but not copied, and returns the reason.
+fn copy_refusal(target: Target) -> Refusal {
     let (mut stopped, copy) = target.stop_with_copy().expect("stopped");
     let refusal = copy.err().expect("refused");
-    let again = stopped.copy().err().expect("refused again");
-    assert_eq!(again.to_string(), refusal.to_string());
+    let second = stopped.copy().err().expect("refused again");
+    assert_eq!(second.to_string(), refusal.to_string());
     assert_eq!(stopped.threads().len(), 1);
-    // Its memory can be read all the same.
+    // The target's memory can be read nevertheless.
     common::memory(target.pid(), stopped.threads()[0].sp, 8);
     stopped.resume();
-    target.until_left_alone();
+    target.wait_until_released();
     target.finish().assert_clean();
     println!("{refusal}");
     refusal
 }
 
 #[test]
-fn a_limit_on_processes() {
+fn a_target_at_its_limit_on_processes_is_not_copied() {
     let limit = || {
         let one = libc::rlimit {
             rlim_cur: 1,
             rlim_max: 1,
         };
-        // SAFETY: reads a struct of ours.
+        // SAFETY: the kernel only reads `one`.
         check(unsafe { libc::setrlimit(libc::RLIMIT_NPROC, &raw const one) })
     };
-    let refusal = refused(prepared(limit, 54_321));
+    let refusal = copy_refusal(start_prepared(limit, 54_321));
     let Refusal::Clone { error, .. } = refusal else {
         panic!("{refusal}")
     };
@@ -69,7 +69,7 @@ fn a_limit_on_processes() {
 }
 
 #[test]
-fn a_seccomp_filter() {
+fn a_target_with_a_seccomp_filter_is_not_copied() {
     let filter = || {
         const RETURN: u16 = 6;
         let mut allow = libc::sock_filter {
@@ -83,20 +83,20 @@ fn a_seccomp_filter() {
             filter: &raw mut allow,
         };
         let mode = libc::SECCOMP_MODE_FILTER;
-        // SAFETY: the program has the length that it says.
+        // SAFETY: `program` points to one filter instruction, and its length is 1.
         check(unsafe { libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program) })
     };
-    let refusal = refused(prepared(filter, 0));
+    let refusal = copy_refusal(start_prepared(filter, 0));
     assert!(matches!(refusal, Refusal::Seccomp { .. }), "{refusal}");
 }
 
 #[test]
-fn a_process_that_adopts_orphans() {
+fn a_target_that_adopts_orphans_is_not_copied() {
     let adopt = || {
-        // SAFETY: takes numbers only.
+        // SAFETY: the call takes no pointers.
         check(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) })
     };
-    let refusal = refused(prepared(adopt, 0));
+    let refusal = copy_refusal(start_prepared(adopt, 0));
     assert!(matches!(refusal, Refusal::Reaper { .. }), "{refusal}");
 }
 
@@ -108,21 +108,21 @@ fn a_process_in_a_pid_namespace_is_copied() {
         .args(["--pid", "--fork", "sh", "-c", "\"$0\" read 2; exit $?"])
         .arg(&program);
     let target = Target::run(&mut command, program);
-    let pid = target.others()[0];
+    let pid = target.other_processes()[0];
     for _ in 0..3 {
         let mut stopped = Stopped::stop(pid, LIMIT).expect("stopped");
         let copy = stopped.copy().expect("a copy");
         stopped.resume();
         assert_eq!(common::fields(copy.pid(), "State")[0], "t (tracing stop)");
     }
-    until("the copies to end", || target.others().len() == 1);
+    wait_until("the copies to end", || target.other_processes().len() == 1);
     target.finish().assert_clean();
 }
 
 #[test]
-fn a_process_that_waits_for_its_vfork_child() {
+fn a_target_waiting_for_its_vfork_child_is_refused() {
     let target = Target::start(&["vfork", "0"]);
-    until("the wait", || {
+    wait_until("the wait", || {
         target.states().iter().any(|state| state == "D")
     });
     let refusal = Stopped::stop(target.pid(), Duration::from_millis(200))
@@ -132,7 +132,7 @@ fn a_process_that_waits_for_its_vfork_child() {
         panic!("{refusal}")
     };
     assert_eq!(state, 'D');
-    until("tracing to end", || {
+    wait_until("tracing to end", || {
         common::fields(target.pid(), "TracerPid")
             .iter()
             .all(|tracer| tracer == "0")
@@ -142,7 +142,7 @@ fn a_process_that_waits_for_its_vfork_child() {
 }
 
 #[test]
-fn a_process_that_is_traced() {
+fn a_traced_target_is_refused() {
     let target = Target::start(&["read", "2"]);
     let stopped = target.stop().expect("stopped");
     let refusal = target.stop().err().expect("refused");
@@ -155,15 +155,17 @@ fn a_process_that_is_traced() {
 }
 
 #[test]
-fn numbers_that_are_no_process() {
+fn pids_that_cannot_be_captured_are_refused() {
     let refusal = |pid| Stopped::stop(pid, LIMIT).err().expect("refused");
     assert!(matches!(refusal(i32::MAX), Refusal::Gone { .. }));
     assert!(matches!(refusal(-1), Refusal::Gone { .. }));
-    let own = std::process::id().cast_signed();
-    assert!(matches!(refusal(own), Refusal::Own { .. }));
+    let this_process = std::process::id().cast_signed();
+    assert!(matches!(refusal(this_process), Refusal::Own { .. }));
     let mut child = Command::new("true").spawn().expect("true");
     let pid = child.id().cast_signed();
-    until("its end", || common::fields(pid, "State") == ["Z (zombie)"]);
+    wait_until("its exit", || {
+        common::fields(pid, "State") == ["Z (zombie)"]
+    });
     assert!(matches!(refusal(pid), Refusal::Zombie { .. }));
     assert!(child.wait().expect("still ours to wait for").success());
     let target = Target::start(&["read", "2"]);
@@ -188,16 +190,16 @@ fn stranger() {
 }
 
 #[test]
-fn a_process_of_another_user() {
+fn a_process_of_another_user_is_refused() {
     let target = Target::start(&["read", "2"]);
-    let own = open_to_all(&std::env::current_exe().unwrap());
-    let status = Command::new(&own)
+    let program = open_to_all(&std::env::current_exe().unwrap());
+    let status = Command::new(&program)
         .args(["--ignored", "--exact", "stranger"])
         .env("CAPTURE_PID", target.pid().to_string())
         .uid(54_322)
         .stdout(Stdio::null())
         .status();
-    std::fs::remove_file(&own).expect("removed");
-    assert!(status.expect("ourselves").success());
+    std::fs::remove_file(&program).expect("removed");
+    assert!(status.expect("this test's program").success());
     target.finish().assert_clean();
 }

@@ -1,4 +1,4 @@
-//! Signals and group-stops are as without a capture.
+//! Captures do not affect signals and group-stops.
 #![cfg(target_arch = "x86_64")]
 
 mod common;
@@ -6,10 +6,10 @@ mod common;
 use std::time::Duration;
 
 use capture::{Refusal, Stopped};
-use common::{Target, until};
+use common::{Target, wait_until};
 
 #[test]
-fn a_signal_that_comes_meanwhile_is_delivered_once() {
+fn a_signal_during_a_capture_is_delivered_once() {
     for (call, threads) in [("spin", "0"), ("read", "0"), ("futex", "5")] {
         let target = Target::start(&[call, threads]);
         let mut stopped = target.stop().expect("stopped");
@@ -25,12 +25,12 @@ fn a_signal_that_comes_meanwhile_is_delivered_once() {
 }
 
 #[test]
-fn no_signal_is_lost_or_doubled() {
+fn no_signal_is_lost_or_duplicated() {
     let target = Target::start(&["spin", "3"]);
     let pid = target.pid();
     let sender = std::thread::spawn(move || {
         for _ in 0..4000 {
-            // SAFETY: takes numbers only.
+            // SAFETY: the call takes no pointers.
             assert_eq!(unsafe { libc::kill(pid, libc::SIGRTMIN()) }, 0);
             std::thread::sleep(Duration::from_micros(100));
         }
@@ -55,11 +55,11 @@ fn a_stopped_program_stays_stopped() {
     for (call, threads) in [("spin", "0"), ("read", "0"), ("futex", "5")] {
         let target = Target::start(&[call, threads]);
         target.signal(libc::SIGSTOP);
-        until("the stop", || is_stopped(&target));
+        wait_until("the stop", || is_stopped(&target));
         for _ in 0..3 {
             drop(target.capture());
-            target.until_left_alone();
-            until("the stop", || is_stopped(&target));
+            target.wait_until_released();
+            wait_until("the stop", || is_stopped(&target));
         }
         target.signal(libc::SIGCONT);
         target.finish().assert_clean();
@@ -67,7 +67,7 @@ fn a_stopped_program_stays_stopped() {
 }
 
 #[test]
-fn a_stop_signal_that_comes_meanwhile_stops() {
+fn a_stop_signal_during_a_capture_takes_effect() {
     for (call, threads) in [("spin", "0"), ("read", "0"), ("futex", "5")] {
         let target = Target::start(&[call, threads]);
         let mut stopped = target.stop().expect("stopped");
@@ -75,7 +75,7 @@ fn a_stop_signal_that_comes_meanwhile_stops() {
         let copy = stopped.copy().expect("a copy");
         stopped.resume();
         drop(copy);
-        until("the stop", || is_stopped(&target));
+        wait_until("the stop", || is_stopped(&target));
         let mut stopped = target.stop().expect("stopped");
         target.signal(libc::SIGCONT);
         let copy = stopped.copy().expect("a copy");
@@ -86,7 +86,7 @@ fn a_stop_signal_that_comes_meanwhile_stops() {
 }
 
 #[test]
-fn a_process_that_is_killed_meanwhile_is_refused() {
+fn a_process_that_is_killed_during_a_capture_is_refused() {
     for threads in ["0", "8"] {
         let mut target = Target::start(&["spin", threads]);
         let mut stopped = target.stop().expect("stopped");
@@ -94,14 +94,14 @@ fn a_process_that_is_killed_meanwhile_is_refused() {
         let refusal = stopped.copy().err().expect("refused");
         assert!(matches!(refusal, Refusal::Ended { .. }), "{refusal}");
         stopped.resume();
-        // Its parent is told.
-        target.child.wait().expect("its end");
-        assert_eq!(target.others(), [0; 0]);
+        // Its parent is notified.
+        target.child.wait().expect("its exit");
+        assert_eq!(target.other_processes(), [0; 0]);
     }
 }
 
 #[test]
-fn a_process_that_executes_itself_repeatedly_continues() {
+fn a_process_that_repeatedly_calls_exec_continues() {
     let target = Target::start(&["exec", "3"]);
     let mut captured = 0;
     for _ in 0..100 {
@@ -112,7 +112,7 @@ fn a_process_that_executes_itself_repeatedly_continues() {
         }
     }
     assert!(captured > 0);
-    target.until_left_alone();
+    target.wait_until_released();
     target.assert_runs();
 }
 
@@ -123,17 +123,17 @@ fn a_process_that_is_killed_at_any_time_leaves_nothing() {
         let pid = target.pid();
         let killer = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_micros(delay * 100));
-            // SAFETY: takes numbers only.
+            // SAFETY: the call takes no pointers.
             unsafe { libc::kill(pid, libc::SIGKILL) };
         });
         match target.stop().and_then(|mut stopped| stopped.copy()) {
-            // What was copied may be looked at.
+            // A copy may have been completed before the kill.
             Ok(copy) => drop(copy),
             Err(Refusal::Ended { .. } | Refusal::Zombie { .. }) => {}
             Err(refusal) => panic!("{delay}: {refusal}"),
         }
         killer.join().expect("killed");
-        target.child.wait().expect("its end");
-        until("the copy's end", || target.others().is_empty());
+        target.child.wait().expect("its exit");
+        wait_until("the copy's exit", || target.other_processes().is_empty());
     }
 }

@@ -164,7 +164,7 @@ impl Refusal {
             }
             Some(libc::EPERM) => Some(Self::Foreign { pid }),
             // The process has no memory or has ended.
-            Some(libc::ESRCH) if proc::is_of_kernel(pid) => Some(Self::OfKernel { pid }),
+            Some(libc::ESRCH) if proc::is_kernel_thread(pid) => Some(Self::OfKernel { pid }),
             Some(libc::ESRCH) => Some(Self::Gone { pid }),
             Some(libc::ENOSYS) => Some(Self::Forbidden),
             _ => None,

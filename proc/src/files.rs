@@ -13,17 +13,18 @@ use std::sync::{Mutex, PoisonError};
 pub const MAX_MAPS_BYTES: u64 = 128 << 20;
 /// Maximum number of bytes read from any other file.
 pub const MAX_FILE_BYTES: u64 = 1 << 20;
-/// Room, in bytes, for most of these files at once: without it, they are read in small pieces, while a
-/// stopped process waits.
+/// Initial buffer size in bytes, so that most of these files are read with one call. A process may
+/// be stopped until its files are read.
 const USUAL_BYTES: usize = 16 << 10;
 
-/// Descriptors that files which are kept open leave to others.
-const LEFT: u64 = 32;
+/// Number of descriptors that a [`Reread`] leaves free: it keeps its file open only if that many
+/// remain.
+const SPARE_DESCRIPTORS: u64 = 32;
 
 /// Reserved descriptors, for reads that would otherwise fail for lack of one.
 static RESERVE: Mutex<Vec<File>> = Mutex::new(Vec::new());
 
-/// Reserves this many descriptors for reads of `/proc`, while other code may use up all others; 0
+/// Reserves descriptors for reads of `/proc`, in case other code uses up all others. A count of 0
 /// releases them.
 pub fn reserve_files(count: usize) {
     let mut reserve = RESERVE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -32,7 +33,7 @@ pub fn reserve_files(count: usize) {
     reserve.extend(files);
 }
 
-/// Runs a read that leaves no file open. Uses a reserved descriptor if there is no other.
+/// Runs a read that leaves no file open. Uses a reserved descriptor if no other is left.
 pub(crate) fn with_room<T>(read: impl Fn() -> io::Result<T>) -> io::Result<T> {
     match read() {
         Err(error) if is_full(&error) => {
@@ -41,11 +42,11 @@ pub(crate) fn with_room<T>(read: impl Fn() -> io::Result<T>) -> io::Result<T> {
                 return Err(error);
             };
             drop(spare);
-            let again = read();
+            let result = read();
             reserve.extend(File::open("/dev/null"));
-            again
+            result
         }
-        done => done,
+        result => result,
     }
 }
 
@@ -68,7 +69,8 @@ pub fn read(path: &str, most: u64) -> io::Result<Vec<u8>> {
     })
 }
 
-/// Reads a file of a process's directory; `None` if there is no such process, or without permission.
+/// Reads a file of a process's directory. Returns `None` if there is no such process, or without
+/// permission.
 pub fn file(pid: i32, name: &str) -> Option<Vec<u8>> {
     bounded(pid, name, MAX_FILE_BYTES)
 }
@@ -78,8 +80,8 @@ pub(crate) fn bounded(pid: i32, name: &str, most: u64) -> Option<Vec<u8>> {
     read(&format!("/proc/{pid}/{name}"), most).ok()
 }
 
-/// A small file of `/proc` that is read again and again. It is kept open as long as enough
-/// descriptors are left, and opened for each read otherwise.
+/// Small file of `/proc` that is read repeatedly. It is kept open if enough descriptors are left,
+/// and otherwise opened for each read.
 pub struct Reread {
     path: String,
     kept: Option<File>,
@@ -89,10 +91,11 @@ impl Reread {
     /// Opens the file.
     pub fn new(path: String) -> io::Result<Self> {
         let file = with_room(|| File::open(&path))?;
-        // The kernel gives the lowest number that is free.
-        let number = u64::try_from(file.as_raw_fd()).unwrap_or(u64::MAX);
-        let fits = file_limit().is_some_and(|limit| number.saturating_add(LEFT) < limit.rlim_cur);
-        let kept = fits.then_some(file);
+        // The kernel assigns the lowest free descriptor.
+        let lowest_free = u64::try_from(file.as_raw_fd()).unwrap_or(u64::MAX);
+        let needed = lowest_free.saturating_add(SPARE_DESCRIPTORS);
+        let has_spare = file_limit().is_some_and(|limit| needed < limit.rlim_cur);
+        let kept = has_spare.then_some(file);
         Ok(Self { path, kept })
     }
 
@@ -101,7 +104,7 @@ impl Reread {
         match &self.kept {
             Some(file) => file.read_at(buffer, 0),
             None => {
-                // Borrowed again for each attempt, of which the last one counts.
+                // `with_room` may call the closure twice, so each call borrows the buffer anew.
                 let buffer = std::cell::RefCell::new(buffer);
                 with_room(|| File::open(&self.path)?.read_at(&mut buffer.borrow_mut(), 0))
             }
@@ -114,9 +117,9 @@ impl Reread {
 pub struct FileLimit(libc::rlimit);
 
 impl FileLimit {
-    /// Gives a process that this one has started the limit that it would have had.
+    /// Sets this limit for a child process, which inherited the raised one.
     pub fn restore(self, pid: i32) {
-        // SAFETY: a struct of ours is read; a failure leaves the process its higher limit.
+        // SAFETY: the kernel only reads `self.0`. On failure, the process keeps the raised limit.
         unsafe {
             libc::prlimit(
                 pid,
@@ -133,22 +136,22 @@ fn file_limit() -> Option<libc::rlimit> {
         rlim_cur: 0,
         rlim_max: 0,
     };
-    // SAFETY: the call takes a struct of ours.
-    let read = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
-    (read == 0).then_some(limit)
+    // SAFETY: `limit` is writable.
+    let status = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    (status == 0).then_some(limit)
 }
 
-/// Allows this process, and what it starts from then on, to open as many files as it may. The limit
-/// that there was, if it was changed.
+/// Raises this process's limit on open files to its hard limit. Children started later inherit the
+/// raised limit. Returns the previous limit if it was changed.
 pub fn allow_files() -> Option<FileLimit> {
     let before = file_limit().filter(|limit| limit.rlim_cur < limit.rlim_max)?;
-    let all = libc::rlimit {
+    let raised = libc::rlimit {
         rlim_cur: before.rlim_max,
         ..before
     };
-    // SAFETY: the call takes a struct of ours; a failure leaves the limit as it is.
-    let set = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const all) };
-    (set == 0).then_some(FileLimit(before))
+    // SAFETY: the kernel only reads `raised`. On failure, the limit stays as it was.
+    let status = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const raised) };
+    (status == 0).then_some(FileLimit(before))
 }
 
 #[cfg(test)]
@@ -156,22 +159,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_the_kernel_calls_gone_is_gone() {
+    fn error_numbers_are_classified() {
         let error = io::Error::from_raw_os_error;
-        for number in [libc::ENOENT, libc::ESRCH] {
-            assert!(is_gone(&error(number)) && !is_full(&error(number)));
+        for errno in [libc::ENOENT, libc::ESRCH] {
+            assert!(is_gone(&error(errno)) && !is_full(&error(errno)));
         }
-        for number in [libc::EMFILE, libc::ENFILE] {
-            assert!(!is_gone(&error(number)) && is_full(&error(number)));
+        for errno in [libc::EMFILE, libc::ENFILE] {
+            assert!(!is_gone(&error(errno)) && is_full(&error(errno)));
         }
         assert!(!is_gone(&error(libc::EACCES)) && !is_full(&error(libc::EACCES)));
     }
 
     #[test]
-    fn the_reserve_lets_a_read_succeed_that_found_no_room() {
+    fn a_read_without_free_descriptors_uses_the_reserve() {
         use std::cell::Cell;
         let attempts = Cell::new(0);
-        let second = || {
+        let fails_every_other_time = || {
             attempts.set(attempts.get() + 1);
             match attempts.get() % 2 {
                 1 => Err(io::Error::from_raw_os_error(libc::EMFILE)),
@@ -179,14 +182,15 @@ mod tests {
             }
         };
         reserve_files(1);
-        assert!(with_room(second).is_ok() && with_room(second).is_ok());
+        assert!(with_room(fails_every_other_time).is_ok());
+        assert!(with_room(fails_every_other_time).is_ok());
         assert_eq!(attempts.get(), 4);
         reserve_files(0);
-        assert!(with_room(second).is_err());
+        assert!(with_room(fails_every_other_time).is_err());
     }
 
     #[test]
-    fn files_are_read_again_with_and_without_being_kept() {
+    fn a_file_is_reread_whether_or_not_it_is_kept_open() {
         let file = Reread::new("/proc/self/stat".to_owned()).expect("a file");
         let unkept = Reread {
             path: file.path.clone(),

@@ -1,22 +1,24 @@
 //! Reads facts about processes, threads and the machine from `/proc`.
 //!
-//! # Promises
-//! - Each file is read up to a limit ([`MAX_FILE_BYTES`], [`MAX_MAPS_BYTES`]), and each text is treated
-//!   as hostile: a process chooses its name, its arguments and its environment.
-//! - A process whose first thread has ended before the others (`pthread_exit` in `main`) is described
-//!   by another of its threads, where the kernel shows nothing of it ([`living_thread`]).
-//! - A process is gone only if the kernel says so. If no descriptors are left, that is another error
-//!   ([`is_full`]), and [`reserve_files`] keeps some for these reads.
-//! - Nothing is changed, except this process's own limit on open files, on request ([`allow_files`]).
+//! # Guarantees
+//! - Each file is read up to a limit ([`MAX_FILE_BYTES`], [`MAX_MAPS_BYTES`]), and its contents are
+//!   treated as hostile: a process chooses its name, its arguments and its environment.
+//! - If a process's main thread has exited before the others (`pthread_exit` in `main`), the kernel
+//!   shows some facts only for its other threads. They are read from one of those
+//!   ([`living_thread`]).
+//! - A process is reported as gone only if the kernel says so. Running out of descriptors is a
+//!   different error ([`is_full`]), and [`reserve_files`] keeps some for these reads.
+//! - Nothing is changed, except limits on open files, on request ([`allow_files`],
+//!   [`FileLimit::restore`]).
 //!
-//! # Caller's duties
-//! - Expect no answer: a process may end between two reads, and its number may be another one's
-//!   then. Compare [`Stat::start_time`] where that matters.
+//! # Callers must
+//! - expect any read to fail, since a process may end between two reads. Its pid may then be
+//!   reused; compare [`Stat::start_time`] if that matters.
 //!
 //! # Limits
-//! - Linux. Numbers are those of the pid namespace that `/proc` shows; [`is_ours`] says whether that is
-//!   this process's own.
-//! - There is no policy here: what the facts mean is the callers' affair.
+//! - Linux only. Pids are those of the pid namespace that `/proc` shows; [`is_ours`] returns whether
+//!   that is this process's own.
+//! - No policy: callers decide what the facts mean.
 
 mod files;
 mod machine;
@@ -39,7 +41,7 @@ pub use pagemap::{Pages, Wanted};
 pub use pidfd::{has_ended, pidfd, wait_for_end};
 pub use process::{
     Program, address_space_left, all, command_line, cpu_ns, directory, environment, exe,
-    executable, innermost_tid, is_ending, is_of_kernel, is_over, is_stopped, is_traced, maps,
+    executable, innermost_tid, is_ending, is_kernel_thread, is_over, is_stopped, is_traced, maps,
     memory_counters, memory_limit, other_root, page_tables, parents, path_of_memory, program,
     root_of, seccomp, value,
 };

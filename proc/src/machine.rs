@@ -21,14 +21,15 @@ pub fn processors() -> Vec<u32> {
 
 /// Parses a list of processors as the kernel writes it: `0-3,8`. Skips malformed parts.
 fn list(text: &str) -> Vec<u32> {
-    /// Processor numbers must be below this one.
+    /// Limit on processor numbers (exclusive), against absurd ranges.
     const MAX_PROCESSORS: u32 = 1 << 14;
-    let part = |part: &str| {
+    let range = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
+        let first: u32 = first.parse().ok()?;
+        let last: u32 = last.parse().ok()?;
         (last < MAX_PROCESSORS).then_some(first..=last)
     };
-    text.split(',').filter_map(part).flatten().collect()
+    text.split(',').filter_map(range).flatten().collect()
 }
 
 /// Reads a number from a file in `/proc/sys/kernel`.
@@ -45,35 +46,36 @@ pub fn max_mappings() -> Option<usize> {
 
 /// Returns true if this process may lock any amount of memory (`CAP_IPC_LOCK`).
 pub fn may_lock() -> bool {
-    read("/proc/self/status", MAX_FILE_BYTES).is_ok_and(|status| locks(&status))
+    read("/proc/self/status", MAX_FILE_BYTES).is_ok_and(|status| has_ipc_lock(&status))
 }
 
-fn locks(status: &[u8]) -> bool {
-    const IPC_LOCK: u32 = 14;
+/// Returns true if a `/proc/PID/status` lists `CAP_IPC_LOCK` among the effective capabilities.
+fn has_ipc_lock(status: &[u8]) -> bool {
+    const CAP_IPC_LOCK: u32 = 14;
     let status = String::from_utf8_lossy(status);
-    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let effective = effective.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok());
-    effective.is_some_and(|bits| bits >> IPC_LOCK & 1 == 1)
+    let digits = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = digits.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok());
+    effective.is_some_and(|set| (set >> CAP_IPC_LOCK) & 1 == 1)
 }
 
 /// Returns the size of the machine's memory, in bytes.
 pub fn memory() -> usize {
-    let known = |name| {
+    let sysconf = |name| {
         // SAFETY: no pointer is passed.
         usize::try_from(unsafe { libc::sysconf(name) }).unwrap_or(0)
     };
-    known(libc::_SC_PHYS_PAGES).saturating_mul(known(libc::_SC_PAGESIZE))
+    sysconf(libc::_SC_PHYS_PAGES).saturating_mul(sysconf(libc::_SC_PAGESIZE))
 }
 
-/// Returns the kernel's estimate of the memory available to programs without swapping, in bytes;
-/// before Linux 3.14, the free memory.
+/// Returns the kernel's estimate of the memory available to programs without swapping, in bytes.
+/// Before Linux 3.14, returns the free memory.
 pub fn available_memory() -> Option<u64> {
     let text = read("/proc/meminfo", MAX_FILE_BYTES).ok()?;
     let text = String::from_utf8_lossy(&text);
     let value = |field: &str| {
-        let rest = text.lines().find_map(|line| line.strip_prefix(field))?;
-        let kilobytes: u64 = rest.trim().strip_suffix(" kB")?.parse().ok()?;
-        Some(kilobytes.saturating_mul(1024))
+        let value = text.lines().find_map(|line| line.strip_prefix(field))?;
+        let kib: u64 = value.trim().strip_suffix(" kB")?.parse().ok()?;
+        Some(kib.saturating_mul(1024))
     };
     value("MemAvailable:").or_else(|| value("MemFree:"))
 }
@@ -96,8 +98,9 @@ pub fn is_mounted() -> bool {
     Status::of_self().is_some()
 }
 
-/// Returns true if `/proc` shows the pids of our own pid namespace. It may belong to another one
-/// (`unshare --pid` without `--mount-proc`). Its pids then denote other processes for us.
+/// Returns true if `/proc` shows the pids of our own pid namespace. If it belongs to another one
+/// (`unshare --pid` without `--mount-proc`), its pids denote different processes in our system
+/// calls.
 pub fn is_ours() -> bool {
     static OURS: OnceLock<bool> = OnceLock::new();
     *OURS.get_or_init(|| Status::of_self().is_some_and(|status| status.ns_pids.len() <= 1))
@@ -107,7 +110,7 @@ pub fn is_ours() -> bool {
 pub fn clock_shift() -> Shift {
     static SHIFT: OnceLock<Shift> = OnceLock::new();
     *SHIFT.get_or_init(|| {
-        // The file is about the namespace of future children, which may be another one.
+        // The file shows the namespace of future children, which may differ from ours.
         let namespace = |name: &str| std::fs::read_link(format!("/proc/self/ns/{name}")).ok();
         let is_own = namespace("time") == namespace("time_for_children");
         match read("/proc/self/timens_offsets", MAX_FILE_BYTES) {
@@ -122,17 +125,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn capabilities_are_read_as_the_kernel_writes_them() {
-        assert!(locks(b"Name:\tx\nCapEff:\t000001ffffffffff\nSeccomp:\t0\n"));
-        assert!(locks(b"CapEff:\t0000000000004000\n"));
-        assert!(!locks(
+    fn effective_capabilities_are_parsed() {
+        assert!(has_ipc_lock(
+            b"Name:\tx\nCapEff:\t000001ffffffffff\nSeccomp:\t0\n"
+        ));
+        assert!(has_ipc_lock(b"CapEff:\t0000000000004000\n"));
+        assert!(!has_ipc_lock(
             b"CapPrm:\t0000000000004000\nCapEff:\t0000000000000000\n"
         ));
-        assert!(!locks(b"CapEff:\tmany\n") && !locks(b""));
+        assert!(!has_ipc_lock(b"CapEff:\tmany\n") && !has_ipc_lock(b""));
     }
 
     #[test]
-    fn lists_are_read_as_the_kernel_writes_them() {
+    fn processor_lists_are_parsed() {
         assert_eq!(list("0-2,5,7-8"), [0, 1, 2, 5, 7, 8]);
         assert_eq!(list("0"), [0]);
         assert!(list("").is_empty() && list("x-3,4-").is_empty() && list("0-99999999").is_empty());

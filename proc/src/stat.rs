@@ -6,9 +6,9 @@ use crate::files::{self, MAX_FILE_BYTES};
 use crate::machine::clock_shift;
 use crate::threads::other_thread;
 
-/// Of [`Stat::flags`]: the process is exiting.
+/// Flag in [`Stat::flags`]: the process is exiting.
 pub(crate) const PF_EXITING: u64 = 4;
-/// Of [`Stat::flags`]: it is a thread of the kernel.
+/// Flag in [`Stat::flags`]: kernel thread.
 pub(crate) const PF_KTHREAD: u64 = 0x0020_0000;
 
 /// The fields of `/proc/PID/stat` that are used here.
@@ -16,25 +16,25 @@ pub(crate) const PF_KTHREAD: u64 = 0x0020_0000;
 pub struct Stat {
     /// Name of the main thread, as the process chose it.
     pub comm: Vec<u8>,
-    /// One letter: `R`, `S`, `T`, `Z`, …
+    /// State, as a letter: `R`, `S`, `T`, `Z`, …
     pub state: u8,
-    /// Parent.
+    /// Pid of the parent.
     pub parent: i32,
     /// The kernel's flags (`PF_…`).
     pub flags: u64,
     /// CPU time used, in clock ticks.
     pub cpu_ticks: u64,
-    /// Threads, the first one included as long as the process has a number.
+    /// Number of threads, including an exited main thread until the process is reaped.
     pub threads: u64,
-    /// Start, in clock ticks since boot: together with the pid, it uniquely identifies the
-    /// process.
+    /// Start time, in clock ticks since boot. Together with the pid, it identifies the process
+    /// uniquely.
     pub start_time: u64,
-    /// Resident pages.
+    /// Number of resident pages.
     pub rss_pages: u64,
     /// Addresses of the code and of the main thread's stack. Randomized at each exec; 0 or 1 if the
     /// kernel hides them from us.
     pub addresses: (u64, u64),
-    /// Exit status, as from `wait`; meaningless while it runs.
+    /// Exit status, as from `wait`; meaningless while the process runs.
     pub wait_status: Option<i32>,
 }
 
@@ -43,29 +43,32 @@ impl Stat {
     /// exited, facts about memory come from another thread.
     pub fn of(pid: i32) -> Option<Self> {
         let mut stat = Self::read(pid).ok()?;
-        if stat.first_has_ended()
-            && let Some(other) = other_thread(pid)
-            && let Some(other) = files::file(pid, &format!("task/{other}/stat"))
-            && let Some(other) = Self::parse(&other)
+        if stat.main_thread_has_exited()
+            && let Some(tid) = other_thread(pid)
+            && let Some(text) = files::file(pid, &format!("task/{tid}/stat"))
+            && let Some(other) = Self::parse(&text)
         {
-            (stat.rss_pages, stat.addresses) = (other.rss_pages, other.addresses);
+            stat.rss_pages = other.rss_pages;
+            stat.addresses = other.addresses;
         }
         Some(stat)
     }
 
-    /// Reads it as the kernel shows it: nothing about memory, if the first thread has ended before others.
+    /// Reads the file as it is. If the main thread has exited before the others, the fields about
+    /// memory are 0.
     pub fn read(pid: i32) -> io::Result<Self> {
         let text = files::read(&format!("/proc/{pid}/stat"), MAX_FILE_BYTES)?;
         Self::parse(&text).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
     fn parse(text: &[u8]) -> Option<Self> {
-        // The name may contain anything, including parentheses and blanks.
+        // The name may contain any bytes, including parentheses and blanks.
         let open = text.iter().position(|b| *b == b'(')?;
         let close = text.iter().rposition(|b| *b == b')')?;
-        let rest = std::str::from_utf8(text.get(close + 1..)?).ok()?;
-        let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
-        let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
+        let after_name = std::str::from_utf8(text.get(close + 1..)?).ok()?;
+        // Index 0 is the third field of proc_pid_stat(5), the state.
+        let fields: Vec<&str> = after_name.split_ascii_whitespace().collect();
+        let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
         Some(Self {
             comm: text.get(open + 1..close)?.to_vec(),
             state: *fields.first()?.as_bytes().first()?,
@@ -80,33 +83,33 @@ impl Stat {
         })
     }
 
-    /// Resident memory.
+    /// Returns the resident memory, in bytes.
     pub fn rss_bytes(&self) -> Option<u64> {
         Some(self.rss_pages.saturating_mul(page_bytes()?))
     }
 
-    /// Returns true if the process has exited and waits for its parent to reap it. If only its main
-    /// thread has exited (`pthread_exit` in `main`), the state is the same, but other threads
-    /// exist.
+    /// Returns true if the process has exited and has not been reaped by its parent yet. If only its
+    /// main thread has exited (`pthread_exit` in `main`), the state is the same, but there are other
+    /// threads.
     pub fn is_dead(&self) -> bool {
-        self.first_has_ended() && self.threads < 2
+        self.main_thread_has_exited() && self.threads < 2
     }
 
-    /// Returns true if the main thread has exited. The kernel then shows nothing of the process's
-    /// memory in the process's own files.
-    pub fn first_has_ended(&self) -> bool {
+    /// Returns true if the main thread has exited. The files in `/proc/PID` then show nothing about
+    /// the process's memory.
+    pub fn main_thread_has_exited(&self) -> bool {
         matches!(self.state, b'Z' | b'X' | b'x')
     }
 }
 
-/// Bytes of a page.
+/// Returns the page size in bytes.
 pub(crate) fn page_bytes() -> Option<u64> {
     // SAFETY: no pointer is passed.
     let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     u64::try_from(bytes).ok().filter(|bytes| *bytes > 0)
 }
 
-/// Resident memory of a process.
+/// Returns the resident memory of a process, in bytes.
 pub fn rss_bytes(pid: i32) -> Option<u64> {
     Stat::of(pid)?.rss_bytes()
 }
@@ -129,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_are_counted_behind_the_name() {
+    fn fields_are_counted_after_the_name() {
         let text =
             b"7 (a) R b) S 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28";
         let stat = Stat::parse(text).unwrap();
@@ -140,12 +143,14 @@ mod tests {
     }
 
     #[test]
-    fn a_process_whose_first_thread_has_ended_is_not_dead() {
-        let of = |threads: &str| {
+    fn a_process_whose_main_thread_has_exited_is_not_dead() {
+        let parse_with_threads = |threads: &str| {
             let text = format!("42 (a) Z 1 1 1 0 -1 0 1 2 3 4 50 60 0 0 20 0 {threads} 0 9999 0 0");
             Stat::parse(text.as_bytes()).unwrap()
         };
-        assert!(of("2").first_has_ended() && !of("2").is_dead());
-        assert!(of("1").is_dead() && of("0").is_dead());
+        let others_run = parse_with_threads("2");
+        assert!(others_run.main_thread_has_exited() && !others_run.is_dead());
+        assert!(parse_with_threads("1").is_dead());
+        assert!(parse_with_threads("0").is_dead());
     }
 }

@@ -6,26 +6,26 @@ use crate::files::{MAX_FILE_BYTES, file, read};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
     text: String,
-    /// Process that this thread belongs to.
+    /// Pid of the process that this thread belongs to.
     pub tgid: i32,
-    /// Real, effective, saved and filesystem user.
+    /// Real, effective, saved and filesystem user id.
     pub uids: [u32; 4],
-    /// Pids from our namespace to the process's own.
+    /// Pids of the process, from the namespace of `/proc` to the process's own.
     pub ns_pids: Vec<i32>,
 }
 
 impl Status {
-    /// Reads the status of a process; `None` if there is no such process.
+    /// Reads the status of a process. Returns `None` if there is no such process.
     pub fn of(pid: i32) -> Option<Self> {
         Self::parse(&file(pid, "status")?)
     }
 
-    /// Reads the status of a thread; `None` if there is no such thread.
+    /// Reads the status of a thread. Returns `None` if there is no such thread.
     pub fn of_thread(pid: i32, tid: i32) -> Option<Self> {
         Self::parse(&file(pid, &format!("task/{tid}/status"))?)
     }
 
-    /// Reads the status of this process, by whatever pid `/proc` shows it.
+    /// Reads the status of this process, whatever its pid in `/proc` is.
     pub fn of_self() -> Option<Self> {
         Self::parse(&read("/proc/self/status", MAX_FILE_BYTES).ok()?)
     }
@@ -62,7 +62,7 @@ impl Status {
         self.uids[1]
     }
 
-    /// Pid as the process itself sees it.
+    /// Returns the pid that the process itself sees.
     pub fn own_pid(&self) -> i32 {
         self.ns_pids.last().copied().unwrap_or(self.tgid)
     }
@@ -76,7 +76,7 @@ impl Status {
         self.field(name)?.parse().ok()
     }
 
-    /// Returns the letter of the state; `X` if there is none.
+    /// Returns the letter of the state; `X` (dead) if there is none.
     pub fn state(&self) -> char {
         self.field("State")
             .and_then(|state| state.chars().next())
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn status_of_a_process_in_a_container() {
+    fn pids_and_uids_of_a_process_in_a_container_are_parsed() {
         let text = b"Name:\tx\nTgid:\t400\nUid:\t1\t2\t3\t4\nNSpid:\t400\t7\n";
         let status = Status::parse(text).unwrap();
         assert_eq!((status.uid(), status.own_pid(), status.tgid), (2, 7, 400));

@@ -9,7 +9,7 @@ use crate::request;
 
 /// `svc #0; ret`.
 pub const CALL: &[&[u8]] = &[b"\x01\x00\x00\xd4\xc0\x03\x5f\xd6"];
-/// `mov x8, #139; svc #0`, which the vDSO has.
+/// `mov x8, #139; svc #0`, which the vDSO contains.
 pub const RETURN: &[&[u8]] = &[b"\x68\x11\x80\xd2\x01\x00\x00\xd4"];
 /// Instruction that stops a traced thread with `SIGTRAP`: `brk #0`.
 pub const TRAP_CODE: &[u8] = b"\x00\x00\x20\xd4";
@@ -24,9 +24,10 @@ const SP: usize = 31;
 const PC: usize = 32;
 const PSTATE: usize = 33;
 /// Bits of the processor state: single step, and the type of the last branch.
-const STEP_AND_BRANCH: u64 = 1 << 21 | 0b11 << 10;
+const STEP_AND_BRANCH: u64 = (1 << 21) | (0b11 << 10);
 
-/// Offset of the context in `struct rt_sigframe`, after `siginfo`. It ends with variable records.
+/// Offset of the context in `struct rt_sigframe`, after `siginfo`. The context ends with records of
+/// variable size.
 const CONTEXT: usize = 128;
 const ALTERNATE_FLAGS: usize = CONTEXT + 24;
 const MASK: usize = CONTEXT + 40;
@@ -35,19 +36,19 @@ const RECORDS: usize = CONTEXT + 176 + 288;
 const VECTOR_MAGIC: u64 = 0x4650_8001;
 const VECTOR_SIZE: usize = 528;
 
-/// Register set: number of the system call that a thread is in, or -1.
+/// Register set: number of the system call in which a thread is, or -1.
 const NT_ARM_SYSTEM_CALL: i32 = 0x404;
 const NT_ARM_SVE: i32 = 0x405;
 const NT_ARM_ZA: i32 = 0x40c;
 const NT_ARM_GCS: i32 = 0x410;
 
-/// General registers, as `NT_PRSTATUS` has them.
+/// General registers, in the layout of `NT_PRSTATUS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct General(pub [u64; 34]);
 
 impl General {
-    /// Returns zeros.
+    /// Returns registers that are all zero.
     pub fn empty() -> Self {
         Self([0; 34])
     }
@@ -64,7 +65,7 @@ impl General {
 
     /// Returns the registers by DWARF number: x0 to x30, sp.
     pub fn by_number(&self) -> [u64; 32] {
-        std::array::from_fn(|at| self.0[at])
+        std::array::from_fn(|number| self.0[number])
     }
 
     /// Sets the program counter.
@@ -77,9 +78,9 @@ impl General {
         self.0[0].cast_signed()
     }
 
-    /// Returns how well this state can be restored. It does not show whether the thread is inside a
-    /// system call. A thread whose next call would be a sleep may be inside it, and would then
-    /// sleep from the start again.
+    /// Returns how well this state can be restored. The registers do not show whether the thread is
+    /// inside a system call. If x8 holds the number of a sleep, the thread may be inside that sleep,
+    /// which would then start over.
     pub fn rank(&self) -> Rank {
         let sleeps = [
             libc::SYS_nanosleep,
@@ -120,8 +121,8 @@ impl General {
         regs
     }
 
-    /// Returns the registers with which the kernel restarts an interrupted system call when no
-    /// handler runs. On this machine it has done so already.
+    /// Returns the registers with which an interrupted system call restarts if no handler runs. On
+    /// this architecture, the kernel has already set them so.
     #[must_use]
     pub fn restarted(&self) -> Self {
         *self
@@ -136,15 +137,15 @@ pub fn thread_pointer(tid: i32, _regs: &General) -> std::io::Result<u64> {
 }
 
 /// Returns true if a thread was stopped in a system call. Returns false if the kernel does not
-/// tell.
+/// report that.
 pub fn is_in_call(tid: i32, _regs: &General) -> bool {
     let bytes = request::register_set(tid, NT_ARM_SYSTEM_CALL).unwrap_or_default();
     let number = bytes.first_chunk().copied().map(i32::from_le_bytes);
     number.is_some_and(|number| number != -1)
 }
 
-/// Returns true if a callee preserves a word of [`vector`]: the lower halves of v8 to v15 (AAPCS64,
-/// 6.1.2).
+/// Returns true if a callee preserves the word of [`vector`] with this index. These are the lower
+/// halves of v8 to v15 (AAPCS64, 6.1.2).
 pub fn is_preserved(index: usize) -> bool {
     matches!(index, 16..32) && index % 2 == 0
 }
@@ -158,31 +159,31 @@ pub fn vector(tid: i32) -> std::io::Result<Vec<u8>> {
 /// matrices, whose records are not supported here, or a guarded control stack, which rejects the
 /// return frames.
 pub fn obstacle(tid: i32) -> Option<&'static str> {
-    let word = |kind, at: usize, bytes: usize| -> u64 {
+    let field = |kind, offset: usize, bytes: usize| -> u64 {
         let set = request::register_set(tid, kind).unwrap_or_default();
         let mut word = [0; 8];
-        if let Some(part) = set.get(at..at + bytes) {
-            word[..bytes].copy_from_slice(part);
+        if let Some(field) = set.get(offset..offset + bytes) {
+            word[..bytes].copy_from_slice(field);
         }
         u64::from_le_bytes(word)
     };
     // `struct user_sve_header`: size, max_size, vl, max_vl, flags; bit 0: SVE registers.
-    if word(NT_ARM_SVE, 12, 2) & 1 == 1 {
+    if field(NT_ARM_SVE, 12, 2) & 1 == 1 {
         return Some("its threads use SVE registers");
     }
     // `struct user_za_header`: 16 bytes, more if the matrix is in use.
-    if word(NT_ARM_ZA, 0, 4) > 16 {
+    if field(NT_ARM_ZA, 0, 4) > 16 {
         return Some("its threads use SME registers");
     }
-    (word(NT_ARM_GCS, 0, 8) & 1 == 1).then_some("its threads have a guarded control stack")
+    (field(NT_ARM_GCS, 0, 8) & 1 == 1).then_some("its threads have a guarded control stack")
 }
 
-/// Returns a signal frame for address `at` (a multiple of 64) that restores these registers and
-/// this mask of blocked signals. An empty `vector` clears the vector registers.
-pub fn frame(_at: u64, regs: &General, vector: &[u8], mask: u64, _code: &Code) -> Vec<u8> {
-    // The last record is all zero.
+/// Returns a signal frame that restores these registers and this mask of blocked signals. An empty
+/// `vector` clears the vector registers. (The frame does not depend on its address here.)
+pub fn frame(_address: u64, regs: &General, vector: &[u8], mask: u64, _code: &Code) -> Vec<u8> {
+    // The list of records ends with one that is all zero.
     let mut bytes = vec![0; (RECORDS + VECTOR_SIZE + 16).next_multiple_of(64)];
-    // Not a valid mode, so the alternate stack stays as it is.
+    // An invalid mode, with which the kernel leaves the alternate stack as it is.
     put(&mut bytes, ALTERNATE_FLAGS, 7);
     put(&mut bytes, MASK, mask);
     for (index, register) in regs.0.into_iter().enumerate() {
@@ -191,10 +192,10 @@ pub fn frame(_at: u64, regs: &General, vector: &[u8], mask: u64, _code: &Code) -
     put(
         &mut bytes,
         RECORDS,
-        VECTOR_MAGIC | (VECTOR_SIZE as u64) << 32,
+        VECTOR_MAGIC | ((VECTOR_SIZE as u64) << 32),
     );
-    // `struct user_fpsimd_state` has 32 vectors, then fpsr and fpcr; in the record, these come
-    // first.
+    // `struct user_fpsimd_state` has 32 vectors, then fpsr and fpcr. In the record, fpsr and fpcr
+    // come first.
     if let (Some(vectors), Some(control)) = (vector.get(..512), vector.get(512..520)) {
         bytes[RECORDS + 8..RECORDS + 16].copy_from_slice(control);
         bytes[RECORDS + 16..RECORDS + 16 + 512].copy_from_slice(vectors);

@@ -36,22 +36,24 @@ const FS_BASE: usize = 21;
 const TRAP: u64 = 1 << 8;
 /// Offset of the context in `struct rt_sigframe`, after the return address.
 const CONTEXT: usize = 8;
+/// Size of the frame in bytes without the vector state.
 const FRAME: usize = 440;
-/// Flags of `struct ucontext` (extended state, both bits for `ss`); and offsets in it of the
-/// alternate stack's flags, the pointer to the vector state, and the signal mask.
+/// Flags of `struct ucontext`: extended state, and both bits for `ss`.
 const CONTEXT_FLAGS: u64 = 0b111;
+// Offsets of the alternate stack's flags, the segment registers, the pointer to the vector state, and
+// the signal mask.
 const ALTERNATE_FLAGS: usize = CONTEXT + 24;
 const SEGMENTS: usize = CONTEXT + 40 + 18 * 8;
 const VECTOR_POINTER: usize = SEGMENTS + 8 + 4 * 8;
 const MASK: usize = CONTEXT + 40 + 256;
 
-/// General registers, as `NT_PRSTATUS` has them.
+/// General registers, in the layout of `NT_PRSTATUS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct General(pub [u64; 27]);
 
 impl General {
-    /// Returns zeros.
+    /// Returns registers that are all zero.
     pub fn empty() -> Self {
         Self([0; 27])
     }
@@ -69,7 +71,7 @@ impl General {
     /// Returns the registers by DWARF number (x86-64 psABI, figure 3.36).
     pub fn by_number(&self) -> [u64; 16] {
         // rax rdx rcx rbx rsi rdi rbp rsp, r8 to r15
-        [10, 12, 11, 5, 13, 14, 4, 19, 9, 8, 7, 6, 3, 2, 1, 0].map(|at| self.0[at])
+        [10, 12, 11, 5, 13, 14, 4, 19, 9, 8, 7, 6, 3, 2, 1, 0].map(|index| self.0[index])
     }
 
     /// Sets the program counter.
@@ -84,17 +86,19 @@ impl General {
 
     /// Returns how well this state can be restored.
     pub fn rank(&self) -> Rank {
-        match self.interrupted() {
+        match self.restart_number() {
             None => Rank::Running,
             Some(restart::BLOCK) => Rank::Continues,
             Some(_) => Rank::Restarts,
         }
     }
 
-    /// Returns how the system call that the thread was stopped in is restarted.
-    fn interrupted(&self) -> Option<i64> {
-        let inside = self.0[ORIG_RAX].cast_signed() >= 0;
-        Some(self.result()).filter(|&result| inside && restart::is(result))
+    /// Returns the error number by which the kernel will restart the system call in which the thread
+    /// was stopped; `None` if there is no call to restart.
+    fn restart_number(&self) -> Option<i64> {
+        let is_in_call = self.0[ORIG_RAX].cast_signed() >= 0;
+        let result = self.result();
+        (is_in_call && restart::is(result)).then_some(result)
     }
 
     /// Returns the registers for making a system call, with the stack at `frame`. If the thread is
@@ -106,7 +110,7 @@ impl General {
             regs.0[index] = arg;
         }
         regs.0[RAX] = number.cast_unsigned();
-        // Not inside a system call, so that the kernel restarts none.
+        // Shows that the thread is in no system call, so that the kernel restarts none.
         regs.0[ORIG_RAX] = u64::MAX;
         regs.0[RIP] = code.call;
         regs.0[RSP] = frame;
@@ -130,13 +134,13 @@ impl General {
         regs
     }
 
-    /// Returns the registers with which the kernel restarts an interrupted system call when no
-    /// handler runs, since it does not do that after `rt_sigreturn`. A sleep, whose restart block
-    /// is lost by then, ends with `EINTR`.
+    /// Returns the registers with which an interrupted system call restarts if no handler runs. The
+    /// kernel sets them so at the end of a stop, but not in `rt_sigreturn`. A sleep ends with
+    /// `EINTR`, since its restart block is lost by then.
     #[must_use]
     pub fn restarted(&self) -> Self {
         let mut regs = *self;
-        match self.interrupted() {
+        match self.restart_number() {
             None => {}
             Some(restart::BLOCK) => regs.0[RAX] = i64::from(-libc::EINTR).cast_unsigned(),
             Some(_) => {
@@ -159,7 +163,8 @@ pub fn is_in_call(_tid: i32, regs: &General) -> bool {
     regs.0[ORIG_RAX].cast_signed() >= 0
 }
 
-/// Returns true if a callee preserves a word of [`vector`]: none (System V ABI, 3.2.1).
+/// Returns true if a callee preserves the word of [`vector`] with this index. It preserves none
+/// (System V ABI, 3.2.1).
 pub fn is_preserved(_index: usize) -> bool {
     false
 }
@@ -172,25 +177,29 @@ pub fn vector(tid: i32) -> std::io::Result<Vec<u8>> {
 
 /// Returns the reason why a frame cannot restore this thread's state.
 pub fn obstacle(_tid: i32) -> Option<&'static str> {
-    // Shadow stacks are detected from /proc: crate::process.
+    // Shadow stacks are detected from `/proc` (see `crate::choice`).
     None
 }
 
-/// Returns a signal frame for address `at` (a multiple of 64) that restores these registers and
-/// this mask of blocked signals. An empty `vector` clears the vector registers.
-pub fn frame(at: u64, regs: &General, vector: &[u8], mask: u64, code: &Code) -> Vec<u8> {
+/// Returns a signal frame for this address (a multiple of 64) that restores these registers and this
+/// mask of blocked signals. An empty `vector` clears the vector registers.
+pub fn frame(address: u64, regs: &General, vector: &[u8], mask: u64, code: &Code) -> Vec<u8> {
     let mut bytes = vec![0; FRAME.next_multiple_of(64)];
     put(&mut bytes, 0, code.ret);
     put(&mut bytes, CONTEXT, CONTEXT_FLAGS);
-    // Not a valid mode, so the alternate stack stays as it is.
+    // An invalid mode, with which the kernel leaves the alternate stack as it is.
     put(&mut bytes, ALTERNATE_FLAGS, 7);
     for (index, register) in ORDER_OF_FRAME.into_iter().enumerate() {
         put(&mut bytes, CONTEXT + 40 + 8 * index, regs.0[register]);
     }
-    put(&mut bytes, SEGMENTS, regs.0[CS] & 0xffff | regs.0[SS] << 48);
+    put(
+        &mut bytes,
+        SEGMENTS,
+        (regs.0[CS] & 0xffff) | (regs.0[SS] << 48),
+    );
     put(&mut bytes, MASK, mask);
     if !vector.is_empty() {
-        let pointer = at + bytes.len() as u64;
+        let pointer = address + bytes.len() as u64;
         put(&mut bytes, VECTOR_POINTER, pointer);
         bytes.extend(vector_area(vector));
         bytes.resize(bytes.len().next_multiple_of(64), 0);
@@ -198,37 +207,41 @@ pub fn frame(at: u64, regs: &General, vector: &[u8], mask: u64, code: &Code) -> 
     bytes
 }
 
-/// Returns the vector state as in a signal frame: with its size and features in the
+/// Returns the vector state in the format of a signal frame: with its size and features in the
 /// software-defined bytes (`struct _fpx_sw_bytes`), and a second magic number at its end.
 fn vector_area(registers: &[u8]) -> Vec<u8> {
     const SOFTWARE: usize = 464;
     const FEATURES: usize = 512;
     const LEGACY_AND_HEADER: usize = 576;
+    const X87_AND_SSE: u64 = 0b11;
     const PROTECTION_KEYS: u64 = 1 << 9;
-    const FIRST_MARK: u32 = 0x4650_5853;
-    const SECOND_MARK: u32 = 0x4650_5845;
+    const FP_XSTATE_MAGIC1: u32 = 0x4650_5853;
+    const FP_XSTATE_MAGIC2: u32 = 0x4650_5845;
     let mut area = registers.to_vec();
     if area.len() < LEGACY_AND_HEADER {
         return area;
     }
-    let word = |at: usize| u64::from_le_bytes(registers[at..at + 8].try_into().unwrap_or_default());
-    let features = word(FEATURES) | 0b11 | word(SOFTWARE) & PROTECTION_KEYS;
-    let components = (2..63).filter(|bit| features >> bit & 1 == 1);
-    let size = components
+    let word = |offset: usize| {
+        let bytes = registers[offset..offset + 8].try_into();
+        u64::from_le_bytes(bytes.unwrap_or_default())
+    };
+    let features = word(FEATURES) | X87_AND_SSE | (word(SOFTWARE) & PROTECTION_KEYS);
+    let components = (2..63).filter(|bit| (features >> bit) & 1 == 1);
+    let end = components
         .map(end_of_component)
         .fold(LEGACY_AND_HEADER, usize::max);
-    let size = size.min(area.len());
+    let size = end.min(area.len());
     area.truncate(size);
     area[SOFTWARE..512].fill(0);
     put(
         &mut area,
         SOFTWARE,
-        u64::from(FIRST_MARK) | ((size + 4) as u64) << 32,
+        u64::from(FP_XSTATE_MAGIC1) | (((size + 4) as u64) << 32),
     );
     put(&mut area, SOFTWARE + 8, features);
     put(&mut area, SOFTWARE + 16, size as u64);
     put(&mut area, FEATURES, features);
-    area.extend(SECOND_MARK.to_le_bytes());
+    area.extend(FP_XSTATE_MAGIC2.to_le_bytes());
     area
 }
 
@@ -236,6 +249,8 @@ fn vector_area(registers: &[u8]) -> Vec<u8> {
 fn end_of_component(bit: u32) -> usize {
     #[allow(unused_unsafe, reason = "a safe function since Rust 1.93")]
     // SAFETY: every x86-64 processor has this instruction, and returns zeros for an unknown leaf.
-    let found = unsafe { __cpuid_count(0xd, bit) };
-    found.ebx as usize + found.eax as usize
+    let leaf = unsafe { __cpuid_count(0xd, bit) };
+    let offset = leaf.ebx as usize;
+    let size = leaf.eax as usize;
+    offset + size
 }

@@ -1,6 +1,6 @@
 //! Programs to capture.
 
-#![allow(dead_code, reason = "each test file uses a part of it")]
+#![allow(dead_code, reason = "each test file uses a part of this module")]
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -10,18 +10,18 @@ use std::time::{Duration, Instant};
 
 use capture::{Refusal, Stopped};
 
-pub const PATIENCE: Duration = Duration::from_secs(300);
+pub const TEST_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Asks until it is so.
-pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < end, "waited {PATIENCE:?} for {what}");
+/// Polls until an event has happened. Panics after [`TEST_TIMEOUT`].
+pub fn wait_until(event: &str, mut has_happened: impl FnMut() -> bool) {
+    let end = Instant::now() + TEST_TIMEOUT;
+    while !has_happened() {
+        assert!(Instant::now() < end, "waited {TEST_TIMEOUT:?} for {event}");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
 
-/// Compiles a C program or library under a name that is used once.
+/// Compiles a C program or library under a unique name.
 pub fn compile(source: &str, flags: &[&str]) -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -40,14 +40,15 @@ pub fn compile(source: &str, flags: &[&str]) -> PathBuf {
     output
 }
 
-/// Returns a copy that other users reach too: they may not be able to enter the build's directory.
+/// Copies a program to where other users can execute it: they may not be able to enter the build
+/// directory.
 pub fn open_to_all(program: &Path) -> PathBuf {
     let name = program.file_name().expect("a name").to_string_lossy();
     let copy = std::env::temp_dir().join(format!("{name}-{}", std::process::id()));
-    // By another process: what this one has open for writing, another test's child may have open
-    // for a moment longer, and it could not be executed.
-    let copied = Command::new("cp").arg(program).arg(&copy).status();
-    assert!(copied.expect("cp").success());
+    // Copied by another process: a descriptor open for writing in this one could be inherited by
+    // another test's child, and the program could not be executed while that is open (ETXTBSY).
+    let status = Command::new("cp").arg(program).arg(&copy).status();
+    assert!(status.expect("cp").success());
     copy
 }
 
@@ -57,33 +58,39 @@ pub struct Target {
     pub child: Child,
     stdin: Option<ChildStdin>,
     stdout: BufReader<ChildStdout>,
-    pub said: Vec<String>,
+    /// Lines that the program has printed so far.
+    pub lines: Vec<String>,
 }
 
-/// How its call went.
+/// Counters that `target.c` prints when it finishes.
 #[derive(Debug)]
 pub struct Outcome {
+    /// Result of the call; 0 for success.
     pub result: i64,
+    /// Number of `EINTR` results.
     pub interrupted: i64,
+    /// Duration of the call, in milliseconds.
     pub ms: i64,
+    /// Number of `SIGCHLD` signals.
     pub chld: i64,
-    /// Times that `waitpid` knew of a child.
+    /// Number of calls of `waitpid` that saw a child.
     pub bad: i64,
-    /// The same with `__WALL`.
+    /// Number of calls of `waitpid` with `__WALL` that saw a child.
     pub hidden: i64,
+    /// Number of signals that the test sent.
     pub usr1: i64,
 }
 
 impl Outcome {
-    /// It went as without us.
+    /// Checks that the program noticed nothing of the captures.
     pub fn assert_clean(&self) {
-        let seen = (self.result, self.chld, self.bad, self.hidden);
-        assert_eq!(seen, (0, 0, 0, 0), "{self:?}");
+        let counters = (self.result, self.chld, self.bad, self.hidden);
+        assert_eq!(counters, (0, 0, 0, 0), "{self:?}");
     }
 }
 
 impl Target {
-    /// `target.c` with these arguments.
+    /// Starts `target.c` with these arguments.
     pub fn start(arguments: &[&str]) -> Self {
         let program = compile("target.c", &[]);
         Self::run(Command::new(&program).args(arguments), program)
@@ -99,19 +106,19 @@ impl Target {
             child,
             stdin,
             stdout,
-            said: Vec::new(),
+            lines: Vec::new(),
         };
         loop {
-            let line = target.hear();
+            let line = target.read_line();
             assert!(!line.is_empty(), "the program ended");
-            target.said.push(line.trim().to_owned());
+            target.lines.push(line.trim().to_owned());
             if line == "ready\n" {
                 return target;
             }
         }
     }
 
-    fn hear(&mut self) -> String {
+    fn read_line(&mut self) -> String {
         let mut line = String::new();
         self.stdout.read_line(&mut line).expect("a line");
         line
@@ -121,14 +128,14 @@ impl Target {
         self.child.id().cast_signed()
     }
 
-    /// Waits until its first thread sleeps in a system call of this number.
-    pub fn until_in(&self, call: i64) {
+    /// Waits until the main thread sleeps in the system call of this number.
+    pub fn wait_for_call(&self, call: i64) {
         let path = format!("/proc/{}/syscall", self.pid());
-        // After a stop, some calls continue as another one.
-        let wanted = [call, libc::SYS_restart_syscall].map(|call| format!("{call} "));
-        until("the system call", || {
-            let now = std::fs::read_to_string(&path);
-            now.is_ok_and(|text| wanted.iter().any(|wanted| text.starts_with(wanted)))
+        // After a stop, some calls continue as `restart_syscall`.
+        let prefixes = [call, libc::SYS_restart_syscall].map(|call| format!("{call} "));
+        wait_until("the system call", || {
+            let text = std::fs::read_to_string(&path);
+            text.is_ok_and(|text| prefixes.iter().any(|prefix| text.starts_with(prefix)))
         });
     }
 
@@ -140,17 +147,17 @@ impl Target {
         Stopped::stop_with_copy(self.pid(), Duration::from_secs(10))
     }
 
-    /// Stops, copies, lets go.
+    /// Stops, copies and resumes the program.
     pub fn capture(&self) -> (capture::Copy, capture::Pause) {
         let (stopped, copy) = self.stop_with_copy().expect("stopped");
         (copy.expect("a copy"), stopped.resume())
     }
 
-    /// Lets it finish.
+    /// Makes the program finish, and returns its counters.
     pub fn finish(mut self) -> Outcome {
-        // One that has finished already does not read.
+        // Writing fails if the program has finished already.
         let _ = self.stdin.take().map(|mut stdin| stdin.write_all(b"x"));
-        let line = self.hear();
+        let line = self.read_line();
         let numbers: Vec<i64> = line
             .split_whitespace()
             .skip(1)
@@ -173,21 +180,20 @@ impl Target {
     }
 
     pub fn signal(&self, signal: i32) {
-        // SAFETY: takes numbers only.
+        // SAFETY: the call takes no pointers.
         assert_eq!(unsafe { libc::kill(self.pid(), signal) }, 0);
     }
 
-    /// Nothing of the capture is left: not stopped, not traced, no child, no copy.
-    pub fn until_left_alone(&self) {
-        until("tracing to end", || {
+    /// Waits until nothing of the captures is left: the program is not traced, has no children, and
+    /// no copy exists.
+    pub fn wait_until_released(&self) {
+        wait_until("tracing to end", || {
             fields(self.pid(), "TracerPid")
                 .iter()
                 .all(|tracer| tracer == "0")
         });
-        until("the copies to end", || self.others().is_empty());
-        until("its children to be waited for", || {
-            self.children().is_empty()
-        });
+        wait_until("the copies to end", || self.other_processes().is_empty());
+        wait_until("its children to be reaped", || self.children().is_empty());
     }
 
     pub fn children(&self) -> Vec<i32> {
@@ -196,24 +202,25 @@ impl Target {
         processes().filter(|&pid| is_child(pid)).collect()
     }
 
-    /// No thread of it is stopped.
+    /// Checks that no thread is stopped.
     pub fn assert_runs(&self) {
         let states = self.states();
         let is_stopped = |state: &String| "Tt".contains(&state[..]);
         assert!(!states.iter().any(is_stopped), "{states:?}");
     }
 
-    /// Other processes of the same program, but for zombies.
-    pub fn others(&self) -> Vec<i32> {
-        let same = |pid: i32| {
+    /// Returns the pids of other processes that run the same program, except for zombies.
+    pub fn other_processes(&self) -> Vec<i32> {
+        let runs_program = |pid: i32| {
             let program = std::fs::read_link(format!("/proc/{pid}/exe"));
             program.is_ok_and(|program| program == self.program)
         };
         processes()
-            .filter(|&pid| pid != self.pid() && same(pid))
+            .filter(|&pid| pid != self.pid() && runs_program(pid))
             .collect()
     }
 
+    /// Returns the state of each thread, as a letter.
     pub fn states(&self) -> Vec<String> {
         let states = fields(self.pid(), "State");
         states.iter().map(|state| state[..1].to_owned()).collect()
@@ -233,7 +240,7 @@ fn processes() -> impl Iterator<Item = i32> {
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
 }
 
-/// Returns a field of each thread's status.
+/// Returns the value of a field in the status of each thread.
 pub fn fields(pid: i32, name: &str) -> Vec<String> {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
         return Vec::new();
