@@ -155,13 +155,13 @@ check_map_count() {
         wait "$profiler" && code=0 || code=$?
         cat session
         diff plain answer || fail "with $room more: the program said something else"
-        if [ "$code" = 0 ]; then
+        if grep -q max_map_count session; then
+            text="$text$room: said; "
+        else
+            [ "$code" = 0 ] || fail "with $room more: exit status $code"
             last_dump
             is_history plain "$program"
             text="$text$room: exact; "
-        else
-            grep -q max_map_count session || fail "with $room more: the reason is not said"
-            text="$text$room: refused; "
         fi
         end_program
     done
@@ -318,6 +318,8 @@ check_surroundings() {
     mkdir -p $place
     cd $place
     mkdir -p out
+    # shellcheck disable=SC3040  # busybox knows it
+    set -o pipefail
     printf '%s\n' begin step step step step step step expected >input
     "$program" <input >plain
     # In files: the loop must not lose lines to what it starts.
@@ -326,12 +328,14 @@ check_surroundings() {
         name=${line%% | *} script=${line#* | }
         outcome=${script%% | *} script=${script#* | }
         echo "== $name"
+        # Through pipes, since the limit on the size of files is among what is tried.
         # shellcheck disable=SC2016  # expanded inside
-        within "$script" 'LD_PRELOAD="$AGENT" exec "$1" <"$INPUT"' >idle || fail "$name: exit status $?"
+        within "$script" 'LD_PRELOAD="$AGENT" exec "$1" <"$INPUT"' | cat >idle || fail "$name: exit status $?"
         diff plain idle || fail "$name: an idle agent changes what the program says"
         rm -f p_*.heap
         # shellcheck disable=SC2016  # expanded inside
-        within "$script" 'exec "$0" run -c 1 --agent "$AGENT" -o p_ -- "$1" <"$INPUT"' >sampled 2>said && code=0 || code=$?
+        { within "$script" 'exec "$0" run -c 1 --agent "$AGENT" -o p_ -- "$1" <"$INPUT"' 2>&1 >&4 | cat >said; } 4>&1 |
+            cat >sampled && code=0 || code=$?
         cat said
         if [ "$outcome" = exact ]; then
             [ "$code" = 0 ] || fail "$name: exit status $code"

@@ -239,7 +239,7 @@ const DAMAGES: [Damage; 5] = [
     Damage {
         what: "no agent",
         inflict: |package| fs::remove_file(package.agent()).expect("ours"),
-        said: "there is no agent",
+        said: "there is none at",
     },
     Damage {
         what: "no tools",
