@@ -1,4 +1,4 @@
-//! Causes: which lost objects hold which others.
+//! Determines which lost objects hold which others.
 //!
 //! A lost object that no other lost one points to is lost *directly*. One that others point to is
 //! lost *indirectly*, through the one at the start of the chain. Objects that point to each other
@@ -18,12 +18,12 @@ const MAX_OBJECTS: usize = 1 << 25;
 const READ_BYTES: usize = 1 << 20;
 const NONE: u32 = u32::MAX;
 
-/// Way in which an object is lost.
+/// How an object is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
-    /// Directly: nothing lost points to it, except perhaps itself.
+    /// Directly: no other lost object points to it.
     Directly,
-    /// In a ring that nothing else lost points to. Index of the member that represents the ring,
+    /// In a ring that no other lost object points to. Index of the member that represents the ring,
     /// which may be this one.
     InCycle(u32),
     /// Indirectly: the lost object with this index leads to it.
@@ -102,8 +102,8 @@ impl Graph {
         Some(graph)
     }
 
-    /// Returns the number of nodes from `first` on that are so close together that they are read at
-    /// once, and their range.
+    /// Returns the number of nodes, starting at `first`, that are close enough together to be read
+    /// with one call, and their range.
     fn together(&self, heap: &Heap, first: usize) -> Option<(usize, Range<u64>)> {
         /// Number of bytes that are read in the time that an additional piece takes.
         const MAX_GAP_BYTES: u64 = 4096;
@@ -114,7 +114,8 @@ impl Graph {
             if base.saturating_sub(end) > MAX_GAP_BYTES || base + size - start > READ_BYTES as u64 {
                 break;
             }
-            (count, end) = (count + 1, base + size);
+            count += 1;
+            end = base + size;
         }
         Some((count, start..end))
     }
@@ -132,7 +133,8 @@ impl Graph {
     }
 
     fn targets(&self, node: u32) -> &[u32] {
-        let (start, end) = (self.starts[node as usize], self.starts[node as usize + 1]);
+        let start = self.starts[node as usize];
+        let end = self.starts[node as usize + 1];
         &self.targets[start as usize..end as usize]
     }
 
@@ -154,7 +156,8 @@ impl Graph {
         }
         let mut how = vec![How::ThroughUnknown; lost];
         let mut seen = vec![false; self.nodes.len()];
-        // Known lost objects first: what they and unknown memory both lead to has a known cause.
+        // Known lost objects come first, so that objects that they and unknown memory both lead to
+        // get a known cause.
         for known in [true, false] {
             for node in 0..self.nodes.len() as u32 {
                 let own = components.of[node as usize] as usize;
@@ -261,9 +264,9 @@ impl Search<'_> {
                     self.enter(target);
                     path.push((target, 0));
                 } else if self.of[target as usize] == NONE {
-                    let met = self.order[target as usize];
+                    let order = self.order[target as usize];
                     let low = &mut self.low[node as usize];
-                    *low = met.min(*low);
+                    *low = order.min(*low);
                 }
             } else {
                 path.pop();
