@@ -108,7 +108,8 @@ impl Graph {
         /// Number of bytes that are read in the time that an additional piece takes.
         const MAX_GAP_BYTES: u64 = 4096;
         let (start, size) = heap.region(self.nodes[first].0)?;
-        let (mut count, mut end) = (1, start + size);
+        let mut count = 1;
+        let mut end = start + size;
         for (region, _) in &self.nodes[first + 1..] {
             let (base, size) = heap.region(*region)?;
             if base.saturating_sub(end) > MAX_GAP_BYTES || base + size - start > READ_BYTES as u64 {

@@ -123,7 +123,7 @@ impl Heap {
                         continue;
                     }
                     let free = map.free.get(*bits..).unwrap_or_default();
-                    let bit = |index: usize| free.get(index / 64).map(|w| w >> (index % 64) & 1);
+                    let bit = |index: usize| free.get(index / 64).map(|w| (w >> (index % 64)) & 1);
                     for index in (0..count as usize).filter(|index| bit(*index) == Some(0)) {
                         heap.allocated.set(first + index);
                     }
@@ -274,7 +274,8 @@ impl Heap {
 
     #[inline]
     fn find_large(&self, address: u64) -> Option<u32> {
-        let (first, last) = (*self.large.first()?, *self.large.last()?);
+        let first = *self.large.first()?;
+        let last = *self.large.last()?;
         let end = |extent: &Extent| extent.start + extent.size;
         if address < self.extents[first as usize].start
             || address >= end(&self.extents[last as usize])

@@ -158,7 +158,7 @@ impl Reader<'_> {
                     let descriptor = word & ((1 << ADDRESS_BITS) - 1) & !(EDATA_ALIGNMENT - 1);
                     if descriptor != 0 && descriptor != self.last && result.is_ok() {
                         self.last = descriptor;
-                        let page = ((index as u64) << shape.lower | number as u64) << page_bits;
+                        let page = (((index as u64) << shape.lower) | number as u64) << page_bits;
                         self.group.push((page, descriptor));
                         if self.group.len() == DESCRIPTORS_PER_READ {
                             result = self.read_group();
@@ -243,7 +243,7 @@ fn leaves(
         for (index, at) in leaves {
             words(memory, at, 1 << bits, &mut buffer, |number, word| {
                 if word != 0 && below.len() <= MAX_LEAVES {
-                    below.push((index << bits | number, word));
+                    below.push(((index << bits) | number, word));
                 }
             });
         }
@@ -298,7 +298,8 @@ fn words(
 /// Returns a descriptor's extent, or `None` if it is invalid. Appends a slab's bitmap to `free`.
 fn extent(descriptor: &[u8], page: u64, free: &mut Vec<u64>) -> Option<Extent> {
     let word = |index: usize| word_of(&descriptor[index * 8..]);
-    let (bits, address) = (word(0), word(1));
+    let bits = word(0);
+    let address = word(1);
     let bytes = word(2) & !(page - 1);
     let start = address & !(page - 1);
     let end = start.checked_add(bytes)?;
@@ -310,7 +311,7 @@ fn extent(descriptor: &[u8], page: u64, free: &mut Vec<u64>) -> Option<Extent> {
     let content = if state != 0 {
         Content::Unused
     } else {
-        let usable = size::of_class((bits >> 20 & 0xff) as u32);
+        let usable = size::of_class(((bits >> 20) & 0xff) as u32);
         if is_slab {
             slab(descriptor, bytes, usable?, free)?
         } else {
@@ -369,7 +370,8 @@ fn metadata(memory: &dyn Memory, arenas: &[u64], layout: &Layout) -> Vec<Range<u
             if block == 0 || memory.read(block, &mut header) < header.len() {
                 break;
             }
-            let (bytes, next) = (word_of(&header), word_of(&header[8..]));
+            let bytes = word_of(&header);
+            let next = word_of(&header[8..]);
             let Some(end) = block.checked_add(bytes).filter(|end| *end > block) else {
                 break;
             };

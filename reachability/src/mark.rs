@@ -273,7 +273,8 @@ impl<'a> Flood<'a> {
     fn spread_in_place(&mut self, tables: &Tables<'_>, buffer: &mut [u8]) -> Option<()> {
         self.queue.clear();
         self.queued = Bits::new(self.heap.extents().len());
-        let (marks, pending) = (&mut self.marks, &mut self.pending);
+        let marks = &mut self.marks;
+        let pending = &mut self.pending;
         let scanned = tables.spread(&mut marks.reached, pending, &mut marks.from)?;
         marks.scanned = marks.scanned.saturating_add(scanned);
         for (number, extent) in (0..).zip(self.heap.extents()) {

@@ -220,7 +220,8 @@ impl ProcessMemory {
     /// bytes are zero, and reading continues after it.
     fn gather_group(&self, group: &[(u64, usize)], bytes: &mut [u8]) {
         let pieces: Vec<iovec> = group.iter().map(|&(at, len)| piece(at, len)).collect();
-        let (mut next, mut done) = (0, 0);
+        let mut next = 0;
+        let mut done = 0;
         while next < pieces.len() {
             let mut read = self.call(&mut bytes[done..], &pieces[next..]);
             while next < pieces.len() && read >= pieces[next].iov_len {

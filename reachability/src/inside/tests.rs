@@ -357,7 +357,8 @@ fn regions_that_do_not_fit_in_the_queue_are_searched_later() {
     let mut memory = Local::new();
     let count = 1 << 17;
     assert!(count > 4 * QUEUE_CAPACITY[0]);
-    let (table, slabs) = (BASE, BASE + 0x20_0000);
+    let table = BASE;
+    let slabs = BASE + 0x20_0000;
     assert!(8 * count <= 0x20_0000 && 32 * (count + 1) < LENGTH - 0x20_0000);
     let mut extents = vec![crate::synthetic::large(table, 8 * count)];
     let pages = (0..=32 * count / 0x4000).map(|index| slab(slabs + index * 0x4000, 32));

@@ -149,8 +149,11 @@ impl Flood {
             // SAFETY: the tables are valid, as for all functions of `Flood`.
             unsafe {
                 let extent = self.at(self.header.extents, index.wrapping_mul(3));
-                let (start, size, numbers) = (*extent, *extent.add(1) & !HEADERS, *extent.add(2));
-                let (first, count) = (numbers & 0xffff_ffff, numbers >> 32);
+                let start = *extent;
+                let size = *extent.add(1) & !HEADERS;
+                let numbers = *extent.add(2);
+                let first = numbers & 0xffff_ffff;
+                let count = numbers >> 32;
                 let mut region = first;
                 while region < first.wrapping_add(count) {
                     let word = self.at(self.header.pending, region / 64);

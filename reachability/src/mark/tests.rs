@@ -81,7 +81,8 @@ fn every_region_size_is_found_by_every_byte() {
 
 #[test]
 fn the_origin_of_an_object_is_recorded() {
-    let (mut memory, heap) = (memory(), heap(0..0));
+    let mut memory = memory();
+    let heap = heap(0..0);
     memory.put(ROOTS + 8, SECOND);
     memory.put(SECOND + 56, SECOND + 640);
     memory.put(SECOND + 640, LARGE_EXTENT + 100);
@@ -123,7 +124,8 @@ fn the_origin_of_an_object_is_recorded() {
 #[test]
 fn lists_are_followed_to_their_end_in_any_order() {
     for step in [1, 3, 7, 101, 255, 511] {
-        let (mut memory, heap) = (memory(), heap(0..0));
+        let mut memory = memory();
+        let heap = heap(0..0);
         let at = |index: u64| SLAB + index * step % 512 * 64;
         for index in 0..511 {
             memory.put(at(index) + 24, at(index + 1) + 8);
@@ -148,7 +150,8 @@ fn lists_are_followed_to_their_end_in_any_order() {
 fn large_objects_are_read_up_to_their_last_word() {
     let chunk = READ_BYTES as u64;
     for offset in [0, chunk - 8, chunk, 2 * chunk - 8, (3 << 20) - 8] {
-        let (mut memory, heap) = (memory(), heap(0..0));
+        let mut memory = memory();
+        let heap = heap(0..0);
         memory.put(LARGE_EXTENT + offset, SLAB);
         let marks = marked(&memory, &heap, &[LARGE_EXTENT + 1]);
         assert!(has(&heap, &marks, SLAB), "{offset}");
@@ -159,7 +162,8 @@ fn large_objects_are_read_up_to_their_last_word() {
 #[test]
 fn pointers_in_freed_sampled_objects_do_not_count() {
     for (weight, is_alive) in [(1.0, true), (0.0, false), (OVERWRITTEN, true)] {
-        let (mut memory, heap) = (memory(), heap(SLAB..LARGE_EXTENT + (4 << 20)));
+        let mut memory = memory();
+        let heap = heap(SLAB..LARGE_EXTENT + (4 << 20));
         for (at, bytes) in [(SLAB, 40), (LARGE_EXTENT, 3_000_000)] {
             memory.put_header(at, bytes, weight);
             memory.put(at + 16, SECOND + at % 0x1000);
