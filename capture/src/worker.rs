@@ -45,7 +45,7 @@ pub enum Failure {
     )]
     Unprepared,
     /// The copy has exited.
-    #[error("it was killed meanwhile, for example for lack of memory")]
+    #[error("it was killed while it worked, for example for lack of memory")]
     Ended,
     /// The copy received this signal because of an instruction that it executed.
     #[error("it got signal {0} for what it read")]

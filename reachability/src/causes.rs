@@ -18,7 +18,7 @@ const MAX_OBJECTS: usize = 1 << 25;
 const READ_BYTES: usize = 1 << 20;
 const NONE: u32 = u32::MAX;
 
-/// How an object is lost.
+/// Way in which an object is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
     /// Directly: no other lost object points to it.
@@ -89,8 +89,8 @@ impl Graph {
                 for node in next..next + count {
                     graph.starts.push(graph.targets.len() as u32);
                     let (base, size) = heap.region(graph.nodes[node].0)?;
-                    let own = &bytes[(base - range.start) as usize..][..size as usize];
-                    pointers.each(heap, own, |_, _, region| graph.add(node, region));
+                    let contents = &bytes[(base - range.start) as usize..][..size as usize];
+                    pointers.each(heap, contents, |_, _, region| graph.add(node, region));
                 }
             }
             if graph.targets.len() > MAX_OBJECTS {
@@ -144,13 +144,13 @@ impl Graph {
         let mut sizes = vec![0u32; components.count as usize];
         let mut first = vec![NONE; components.count as usize];
         for node in 0..self.nodes.len() as u32 {
-            let own = components.of[node as usize] as usize;
-            sizes[own] += 1;
+            let component = components.of[node as usize] as usize;
+            sizes[component] += 1;
             let object = self.nodes[node as usize].1;
-            first[own] = first[own].min(object);
+            first[component] = first[component].min(object);
             for target in self.targets(node) {
                 let other = components.of[*target as usize] as usize;
-                if other != own {
+                if other != component {
                     sources[other] = false;
                 }
             }
@@ -161,13 +161,14 @@ impl Graph {
         // get a known cause.
         for known in [true, false] {
             for node in 0..self.nodes.len() as u32 {
-                let own = components.of[node as usize] as usize;
-                if sources[own] && (first[own] != NONE) == known && !seen[node as usize] {
+                let component = components.of[node as usize] as usize;
+                let is_known = first[component] != NONE;
+                if sources[component] && is_known == known && !seen[node as usize] {
                     let source = Source {
                         components,
-                        own: own as u32,
-                        cause: first[own],
-                        is_cycle: sizes[own] > 1,
+                        number: component as u32,
+                        cause: first[component],
+                        is_cycle: sizes[component] > 1,
                     };
                     self.spread(node, &source, &mut seen, &mut how);
                 }
@@ -184,7 +185,7 @@ impl Graph {
         while let Some(node) = stack.pop() {
             let object = self.nodes[node as usize].1;
             if let Some(how) = how.get_mut(object as usize) {
-                *how = match (source.components.of[node as usize] == source.own, cause) {
+                *how = match (source.components.of[node as usize] == source.number, cause) {
                     (_, NONE) => How::ThroughUnknown,
                     (true, _) if source.is_cycle => How::InCycle(cause),
                     (true, _) => How::Directly,
@@ -204,15 +205,16 @@ impl Graph {
 struct Source<'a> {
     components: &'a Components,
     /// Number of the component.
-    own: u32,
+    number: u32,
     /// First known lost object of the component; `NONE` if all its objects are unknown.
     cause: u32,
-    /// Set if the component has more than one object.
+    /// True if the component has more than one object.
     is_cycle: bool,
 }
 
 /// Strongly connected components of a graph.
 struct Components {
+    /// Component of each node.
     of: Vec<u32>,
     count: u32,
 }

@@ -181,12 +181,12 @@ impl Reader<'_> {
         let pieces: Vec<(u64, usize)> = pieces.collect();
         let mut bytes = vec![0; pieces.len() * size];
         self.memory.gather(&pieces, &mut bytes);
-        let mut places = vec![0; order.len()];
-        for (place, index) in order.into_iter().enumerate() {
-            places[index] = place * size;
+        let mut offsets = vec![0; order.len()];
+        for (position, index) in order.into_iter().enumerate() {
+            offsets[index] = position * size;
         }
-        for (&(page, _), place) in self.group.iter().zip(places) {
-            let descriptor = &bytes[place..place + size];
+        for (&(page, _), offset) in self.group.iter().zip(offsets) {
+            let descriptor = &bytes[offset..offset + size];
             // An extent that does not match its page, or overlaps another one, is damaged.
             let before = self.map.free.len();
             let found = extent(descriptor, self.layout.page, &mut self.map.free)
@@ -255,20 +255,22 @@ fn leaves(
         } else {
             8 << shape.upper[level + 1]
         };
-        check_places(&below, entry)?;
+        check_addresses(&below, entry)?;
         leaves = below;
     }
     Ok(leaves)
 }
 
 /// Checks that tables of this size do not overlap and are at plausible addresses.
-fn check_places(tables: &[(usize, u64)], bytes: u64) -> Result<(), Unreadable> {
-    let mut places: Vec<u64> = tables.iter().map(|(_, at)| *at).collect();
-    places.sort_unstable();
-    let is_aligned = places.iter().all(|at| at % 8 == 0);
-    let is_apart = places.windows(2).all(|pair| pair[1] - pair[0] >= bytes);
-    let is_below = places.last().is_some_and(|at| at >> ADDRESS_BITS == 0);
-    if !(is_aligned && is_apart && is_below) {
+fn check_addresses(tables: &[(usize, u64)], bytes: u64) -> Result<(), Unreadable> {
+    let mut addresses: Vec<u64> = tables.iter().map(|(_, address)| *address).collect();
+    addresses.sort_unstable();
+    let are_aligned = addresses.iter().all(|address| address % 8 == 0);
+    let are_disjoint = addresses.windows(2).all(|pair| pair[1] - pair[0] >= bytes);
+    let are_in_range = addresses
+        .last()
+        .is_some_and(|last| last >> ADDRESS_BITS == 0);
+    if !(are_aligned && are_disjoint && are_in_range) {
         Err(Unreadable::Layout)
     } else if tables.len() > MAX_LEAVES {
         Err(Unreadable::Size)

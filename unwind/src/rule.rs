@@ -9,8 +9,8 @@ use crate::arch::{Machine, Native, SignalFrame};
 use crate::stack::{Known, Memory};
 use crate::{Cause, Registers};
 
-/// How to find the CFA. A kind takes three bits of a rule, and all eight values are in use. Another
-/// kind would have to take a bit from the CFA's offset, which has 24 and needs fewer.
+/// Method of finding the CFA. A kind takes three bits of a rule, and all eight values are in use.
+/// Another kind would have to take a bit from the CFA's offset, which has 24 and needs fewer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
