@@ -9,7 +9,7 @@ mod x86_64;
 #[cfg(target_arch = "x86_64")]
 pub use x86_64::*;
 
-/// How well a signal frame can restore a thread's state, best first.
+/// Quality with which a signal frame can restore a thread's state, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rank {
     /// Between two instructions of the program: restored exactly.

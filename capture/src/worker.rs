@@ -45,7 +45,7 @@ pub enum Failure {
     )]
     Unprepared,
     /// The copy has exited.
-    #[error("it was killed meanwhile, for example for lack of memory")]
+    #[error("it was killed while it worked, for example for lack of memory")]
     Ended,
     /// The copy received this signal because of an instruction that it executed.
     #[error("it got signal {0} for what it read")]
@@ -121,7 +121,9 @@ impl Worker {
     /// Runs the function to its end, but no longer than `limit`. Must not be called again after a
     /// failure.
     pub fn run(&self, limit: Duration) -> Result<(), Failure> {
-        let (copy, setup, shared) = (self.copy, self.setup, Arc::clone(&self.shared));
+        let copy = self.copy;
+        let setup = self.setup;
+        let shared = Arc::clone(&self.shared);
         let work = move || {
             let result = work(copy, &setup, &shared, limit);
             let restored = request::set_general(copy, &setup.idle);
@@ -133,7 +135,8 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        let (copy, setup) = (self.copy, self.setup);
+        let copy = self.copy;
+        let setup = self.setup;
         let unmap = move || {
             for (start, bytes) in [setup.image, setup.shared] {
                 // If this fails, the memory remains mapped until the copy exits.

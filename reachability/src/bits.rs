@@ -17,7 +17,7 @@ impl Bits {
     pub fn get(&self, index: usize) -> bool {
         self.0
             .get(index / 64)
-            .is_some_and(|word| word >> (index % 64) & 1 != 0)
+            .is_some_and(|word| (word >> (index % 64)) & 1 != 0)
     }
 
     /// Sets a bit and returns its old value. Beyond the end, sets nothing and returns true.
@@ -27,9 +27,9 @@ impl Bits {
             return true;
         };
         let bit = 1 << (index % 64);
-        let was = *word & bit != 0;
+        let old = *word & bit != 0;
         *word |= bit;
-        was
+        old
     }
 
     /// Extends the set with zeros to `count` bits.
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ones_are_those_of_the_range() {
+    fn ones_lists_the_set_bits_of_a_range() {
         let mut bits = Bits::default();
         bits.grow(200);
         let all = [0, 5, 63, 64, 127, 128, 190];

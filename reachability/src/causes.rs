@@ -1,4 +1,4 @@
-//! Causes: which lost objects hold which others.
+//! Determines which lost objects hold which others.
 //!
 //! A lost object that no other lost one points to is lost *directly*. One that others point to is
 //! lost *indirectly*, through the one at the start of the chain. Objects that point to each other
@@ -21,9 +21,9 @@ const NONE: u32 = u32::MAX;
 /// Way in which an object is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
-    /// Directly: nothing lost points to it, except perhaps itself.
+    /// Directly: no other lost object points to it.
     Directly,
-    /// In a ring that nothing else lost points to. Index of the member that represents the ring,
+    /// In a ring that no other lost object points to. Index of the member that represents the ring,
     /// which may be this one.
     InCycle(u32),
     /// Indirectly: the lost object with this index leads to it.
@@ -89,8 +89,8 @@ impl Graph {
                 for node in next..next + count {
                     graph.starts.push(graph.targets.len() as u32);
                     let (base, size) = heap.region(graph.nodes[node].0)?;
-                    let own = &bytes[(base - range.start) as usize..][..size as usize];
-                    pointers.each(heap, own, |_, _, region| graph.add(node, region));
+                    let contents = &bytes[(base - range.start) as usize..][..size as usize];
+                    pointers.each(heap, contents, |_, _, region| graph.add(node, region));
                 }
             }
             if graph.targets.len() > MAX_OBJECTS {
@@ -102,19 +102,21 @@ impl Graph {
         Some(graph)
     }
 
-    /// Returns the number of nodes from `first` on that are so close together that they are read at
-    /// once, and their range.
+    /// Returns the number of nodes, starting at `first`, that are close enough together to be read
+    /// with one call, and their range.
     fn together(&self, heap: &Heap, first: usize) -> Option<(usize, Range<u64>)> {
         /// Number of bytes that are read in the time that an additional piece takes.
         const MAX_GAP_BYTES: u64 = 4096;
         let (start, size) = heap.region(self.nodes[first].0)?;
-        let (mut count, mut end) = (1, start + size);
+        let mut count = 1;
+        let mut end = start + size;
         for (region, _) in &self.nodes[first + 1..] {
             let (base, size) = heap.region(*region)?;
             if base.saturating_sub(end) > MAX_GAP_BYTES || base + size - start > READ_BYTES as u64 {
                 break;
             }
-            (count, end) = (count + 1, base + size);
+            count += 1;
+            end = base + size;
         }
         Some((count, start..end))
     }
@@ -132,7 +134,8 @@ impl Graph {
     }
 
     fn targets(&self, node: u32) -> &[u32] {
-        let (start, end) = (self.starts[node as usize], self.starts[node as usize + 1]);
+        let start = self.starts[node as usize];
+        let end = self.starts[node as usize + 1];
         &self.targets[start as usize..end as usize]
     }
 
@@ -141,29 +144,31 @@ impl Graph {
         let mut sizes = vec![0u32; components.count as usize];
         let mut first = vec![NONE; components.count as usize];
         for node in 0..self.nodes.len() as u32 {
-            let own = components.of[node as usize] as usize;
-            sizes[own] += 1;
+            let component = components.of[node as usize] as usize;
+            sizes[component] += 1;
             let object = self.nodes[node as usize].1;
-            first[own] = first[own].min(object);
+            first[component] = first[component].min(object);
             for target in self.targets(node) {
                 let other = components.of[*target as usize] as usize;
-                if other != own {
+                if other != component {
                     sources[other] = false;
                 }
             }
         }
         let mut how = vec![How::ThroughUnknown; lost];
         let mut seen = vec![false; self.nodes.len()];
-        // Known lost objects first: what they and unknown memory both lead to has a known cause.
+        // Known lost objects come first, so that objects that they and unknown memory both lead to
+        // get a known cause.
         for known in [true, false] {
             for node in 0..self.nodes.len() as u32 {
-                let own = components.of[node as usize] as usize;
-                if sources[own] && (first[own] != NONE) == known && !seen[node as usize] {
+                let component = components.of[node as usize] as usize;
+                let is_known = first[component] != NONE;
+                if sources[component] && is_known == known && !seen[node as usize] {
                     let source = Source {
                         components,
-                        own: own as u32,
-                        cause: first[own],
-                        is_cycle: sizes[own] > 1,
+                        number: component as u32,
+                        cause: first[component],
+                        is_cycle: sizes[component] > 1,
                     };
                     self.spread(node, &source, &mut seen, &mut how);
                 }
@@ -180,7 +185,7 @@ impl Graph {
         while let Some(node) = stack.pop() {
             let object = self.nodes[node as usize].1;
             if let Some(how) = how.get_mut(object as usize) {
-                *how = match (source.components.of[node as usize] == source.own, cause) {
+                *how = match (source.components.of[node as usize] == source.number, cause) {
                     (_, NONE) => How::ThroughUnknown,
                     (true, _) if source.is_cycle => How::InCycle(cause),
                     (true, _) => How::Directly,
@@ -200,15 +205,16 @@ impl Graph {
 struct Source<'a> {
     components: &'a Components,
     /// Number of the component.
-    own: u32,
+    number: u32,
     /// First known lost object of the component; `NONE` if all its objects are unknown.
     cause: u32,
-    /// Set if the component has more than one object.
+    /// True if the component has more than one object.
     is_cycle: bool,
 }
 
 /// Strongly connected components of a graph.
 struct Components {
+    /// Component of each node.
     of: Vec<u32>,
     count: u32,
 }
@@ -261,9 +267,9 @@ impl Search<'_> {
                     self.enter(target);
                     path.push((target, 0));
                 } else if self.of[target as usize] == NONE {
-                    let met = self.order[target as usize];
+                    let order = self.order[target as usize];
                     let low = &mut self.low[node as usize];
-                    *low = met.min(*low);
+                    *low = order.min(*low);
                 }
             } else {
                 path.pop();

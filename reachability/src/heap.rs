@@ -1,4 +1,4 @@
-//! All objects of a heap: maps any address to the object that contains it.
+//! The objects of a heap: maps any address to the object that contains it.
 //!
 //! Each piece of memory that jemalloc hands out is a *region*, identified by a number. Regions of
 //! an extent are numbered consecutively, and extents in the order of their addresses.
@@ -79,9 +79,9 @@ pub struct Heap {
     /// Regions that are allocated according to jemalloc.
     allocated: Bits,
     regions: u32,
-    /// Memory that jemalloc manages, with or without objects, and the header table; by address,
-    /// without overlap.
-    own: Vec<Range<u64>>,
+    /// Memory that jemalloc manages, with or without objects, and the header table. Sorted by
+    /// address, without overlap.
+    managed: Vec<Range<u64>>,
     /// Range of sampled objects.
     sampled: Range<u64>,
     /// Number of extents that were omitted.
@@ -123,7 +123,7 @@ impl Heap {
                         continue;
                     }
                     let free = map.free.get(*bits..).unwrap_or_default();
-                    let bit = |index: usize| free.get(index / 64).map(|w| w >> (index % 64) & 1);
+                    let bit = |index: usize| free.get(index / 64).map(|w| (w >> (index % 64)) & 1);
                     for index in (0..count as usize).filter(|index| bit(*index) == Some(0)) {
                         heap.allocated.set(first + index);
                     }
@@ -142,7 +142,7 @@ impl Heap {
             });
             heap.regions += count as u32;
         }
-        // Allocated, but not by the program; pointers in caches are not the program's.
+        // Caches are allocated, but not by the program, whose pointers they do not contain.
         let caches: Vec<_> = map.caches.iter().filter_map(|at| heap.find(*at)).collect();
         for (_, region) in caches {
             heap.allocated.clear(region as usize);
@@ -151,24 +151,24 @@ impl Heap {
         let metadata = map.metadata.iter().cloned();
         let table = object::table(&heap.sampled);
         let table = (!table.is_empty()).then_some(table);
-        heap.own = joined(extents.chain(metadata).chain(table).collect());
+        heap.managed = joined(extents.chain(metadata).chain(table).collect());
         heap
     }
 
-    /// Records which of the sampled objects with headers in the table are alive, since a search in
+    /// Records which of the sampled objects with headers in the table are live, since a search in
     /// place finds no header in their memory. Must be called before any search; otherwise all of
-    /// them count as alive.
+    /// them count as live.
     pub fn check_table(&mut self, memory: &dyn Memory) {
         let extents = self.extents.iter().filter(|extent| self.uses_table(extent));
         let regions: Vec<u32> = extents
             .flat_map(Extent::regions)
             .filter(|region| self.is_allocated(*region))
             .collect();
-        for some in regions.chunks(ENTRIES_PER_READ) {
-            let bases = some.iter().filter_map(|region| self.region(*region));
+        for batch in regions.chunks(ENTRIES_PER_READ) {
+            let bases = batch.iter().filter_map(|region| self.region(*region));
             let bases: Vec<(u64, u64)> = bases.collect();
             let heads = self.read_heads(memory, bases.iter().map(|(base, _)| *base));
-            for ((region, (base, size)), [entry, start]) in some.iter().zip(bases).zip(heads) {
+            for ((region, (base, size)), [entry, start]) in batch.iter().zip(bases).zip(heads) {
                 let before = |offset| (offset == 0).then_some(start);
                 let is_alive = object::in_table(base, size, entry).is_some()
                     || object::find(base, size, before).is_some()
@@ -186,8 +186,8 @@ impl Heap {
         memory: &dyn Memory,
         bases: impl Iterator<Item = u64>,
     ) -> Vec<[[u8; 16]; 2]> {
-        let places = bases.flat_map(|base| [object::entry(&self.sampled, base), base]);
-        let wanted: Vec<(u64, usize)> = places.map(|at| (at, 16)).collect();
+        let addresses = bases.flat_map(|base| [object::entry(&self.sampled, base), base]);
+        let wanted: Vec<(u64, usize)> = addresses.map(|address| (address, 16)).collect();
         let mut bytes = vec![0; wanted.len() * 16];
         memory.gather(&wanted, &mut bytes);
         let (heads, _) = bytes.as_chunks().0.as_chunks();
@@ -206,11 +206,11 @@ impl Heap {
 
     /// Returns the sampled object in a region, by its header.
     pub(crate) fn sampled_at(&self, memory: &dyn Memory, region: u32) -> Option<Sampled> {
-        self.look_at(memory, region).object()
+        self.content(memory, region).object()
     }
 
-    /// Returns what a region of sampled objects contains.
-    pub(crate) fn look_at(&self, memory: &dyn Memory, region: u32) -> object::Content {
+    /// Returns the content of a region of sampled objects.
+    pub(crate) fn content(&self, memory: &dyn Memory, region: u32) -> object::Content {
         let Some(extent) = self.extent_of(region).filter(|e| self.is_sampled(e)) else {
             return object::Content::Nothing;
         };
@@ -227,13 +227,13 @@ impl Heap {
         }
     }
 
-    /// Returns what a region contains whose objects have their headers before them.
+    /// Returns the content of a region whose objects have their headers before them.
     pub(crate) fn content_at(&self, memory: &dyn Memory, region: u32) -> object::Content {
         let Some(extent) = self.extent_of(region).filter(|e| self.is_sampled(e)) else {
             return object::Content::Nothing;
         };
         let base = extent.begin_of(region);
-        object::look(base, extent.size, |offset| {
+        object::content(base, extent.size, |offset| {
             let mut bytes = [0; 16];
             (memory.read(base + offset, &mut bytes) == 16).then_some(bytes)
         })
@@ -251,7 +251,7 @@ impl Heap {
         &self.extents
     }
 
-    /// Returns the number of extents whose objects are not known: damaged, or too many.
+    /// Returns the number of extents that were omitted because they are damaged or too many.
     #[must_use]
     pub fn left_out(&self) -> usize {
         self.left_out
@@ -274,7 +274,8 @@ impl Heap {
 
     #[inline]
     fn find_large(&self, address: u64) -> Option<u32> {
-        let (first, last) = (*self.large.first()?, *self.large.last()?);
+        let first = *self.large.first()?;
+        let last = *self.large.last()?;
         let end = |extent: &Extent| extent.start + extent.size;
         if address < self.extents[first as usize].start
             || address >= end(&self.extents[last as usize])
@@ -339,8 +340,11 @@ impl Heap {
     pub fn outside(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let mut rest = Vec::new();
         let mut start = range.start;
-        let first = self.own.partition_point(|own| own.end <= range.start);
-        for own in self.own[first..].iter().take_while(|o| o.start < range.end) {
+        let first = self.managed.partition_point(|own| own.end <= range.start);
+        for own in self.managed[first..]
+            .iter()
+            .take_while(|o| o.start < range.end)
+        {
             if own.start > start {
                 rest.push(start..own.start);
             }

@@ -1,12 +1,13 @@
-//! Search in place: by a copy of the process, which does the work itself.
+//! Search in place: a copy of the process searches its own memory.
 //!
-//! Reading a page of another process takes the kernel longer than searching it. So a description of
-//! the heap is written to memory that the copy shares ([`Tables`]), and the copy searches its own
-//! memory ([`work`]). What it cannot read there, and anything unusual, is left to [`crate::mark`].
+//! Reading a page of another process takes longer than searching it. So a description of the heap is
+//! written to memory that is shared with the copy ([`Tables`]), and the copy searches its own memory
+//! ([`work`]). Memory that the copy cannot read, and heaps with anything unusual, are left to
+//! [`crate::mark`].
 //!
-//! The result is trusted no more than the memory itself, which also belongs to the other process.
-//! Whatever the words say, only regions that exist and are allocated are accepted, and no more
-//! bytes can have been searched than there are.
+//! The result is trusted no more than the searched memory, since the process may be able to change
+//! it. Whatever the shared words contain, only regions that exist and are allocated are accepted,
+//! and a number of searched bytes above the size of the heap is rejected.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -19,21 +20,21 @@ use crate::memory::{Here, Memory, Place};
 mod layout;
 mod work;
 
-use layout::{HEADERS, Header, Kind, LEAF, LEAF_BITS, PAGE, PAGE_BITS, Page, SINGLE_REGION};
+use layout::{HEADERS, Header, LEAF, LEAF_BITS, PAGE, PAGE_BITS, Page, SINGLE_REGION, SlabClass};
 
 /// Offset of the first table in words, after the header.
 const FIRST_TABLE: u64 = 64;
-/// Minimum and maximum number of regions in the queue. Regions beyond it are recorded as bits.
-/// Small in tests, so that small heaps fill it.
+/// Minimum and maximum capacity of the queue, in regions. Regions that do not fit are recorded in the
+/// bitmap. The minimum is small in tests, so that small heaps fill the queue.
 const QUEUE_CAPACITY: [u64; 2] = [if cfg!(test) { work::RUN } else { 1 << 15 }, 1 << 22];
-/// Number of extents for each entry of the queue in a large heap. Going through the bits of all
-/// regions takes longer there.
+/// Number of extents per entry of the queue: a large heap gets a larger queue, since going through
+/// the bitmap of all its regions takes longer.
 const EXTENTS_PER_ENTRY: u64 = 8;
-/// Maximum number of kinds of slabs. Real heaps have a few dozen.
-const MAX_KINDS: usize = 1 << 12;
-/// Maximum size of leaves in bytes that any heap may have. Of most leaves, a small part is used.
-const FREE_LEAF_BYTES: u64 = 64 << 20;
-/// Number of bytes of the heap for each additional byte of leaves.
+/// Maximum number of slab classes. Real heaps have a few dozen.
+const MAX_CLASSES: usize = 1 << 12;
+/// Maximum size of the leaves of a small heap, in bytes. Leaves may be sparsely used.
+const BASE_LEAF_BYTES: u64 = 64 << 20;
+/// Number of bytes of heap that allow one additional byte of leaves.
 const HEAP_PER_LEAF_BYTE: u64 = 32;
 
 /// Description of a heap in shared memory.
@@ -42,26 +43,27 @@ pub struct Tables<'a> {
     place: Box<dyn Place + 'a>,
     header: Header,
     /// Maximum number of bytes that can be searched, each of them once.
-    most: u64,
+    max_bytes: u64,
 }
 
-/// Plan of the tables.
+/// Plan of the tables, before the shared memory is allocated.
 struct Plan<'a> {
     heap: &'a Heap,
     here: &'a Here,
-    /// Kind of each extent.
-    kinds: Vec<u16>,
-    shapes: Vec<Kind>,
+    /// Number of each extent's slab class.
+    classes: Vec<u16>,
+    shapes: Vec<SlabClass>,
     header: Header,
-    /// Index and position of each leaf.
+    /// Number of each leaf, and its offset in words.
     leaves: Vec<(u64, u64)>,
+    /// Number of words planned so far.
     words: u64,
 }
 
 impl<'a> Tables<'a> {
-    /// Writes the tables at the place where the memory is. Returns `None` if that is not possible.
-    /// `traced`: the origin of each region is recorded. `ranges`: ranges to search in addition to
-    /// pending regions, each with its origin.
+    /// Writes the tables to words that are shared with the copy. Returns `None` if that is not
+    /// possible. If `traced`, the origin of each region is recorded. `ranges` are searched in
+    /// addition to the pending regions; each has its origin.
     pub fn new(
         memory: &'a dyn Memory,
         heap: &'a Heap,
@@ -76,55 +78,55 @@ impl<'a> Tables<'a> {
             return None;
         }
         plan.write(place.words(), ranges);
-        let of_ranges = ranges.iter().map(|(range, _)| range.end - range.start);
+        let range_lengths = ranges.iter().map(|(range, _)| range.end - range.start);
         Some(Self {
             heap,
             place,
             header: plan.header,
-            most: length_of(&here.parts).saturating_add(of_ranges.sum()),
+            max_bytes: length_of(&here.parts).saturating_add(range_lengths.sum()),
         })
     }
 
-    /// Returns the first words of a table.
+    /// Returns the first `count` words of a table.
     fn words(&self, table: u64, count: usize) -> &[AtomicU64] {
         &self.place.words()[table as usize..][..count]
     }
 
-    /// Searches the pending regions and all that they lead to. Afterwards, `pending` contains the
-    /// regions that are reached but must be searched from outside. Returns the number of bytes
-    /// searched, or `None` on failure, after which the other arguments are undefined. `from`:
-    /// origin of each region, or empty.
+    /// Searches the pending regions and everything that they lead to. Afterwards, `pending` contains
+    /// the regions that are reached but must be searched from outside. `from` has the origin of each
+    /// region, or is empty. Returns the number of bytes searched, or `None` on failure, after which
+    /// the contents of the arguments are undefined.
     pub fn spread(&self, reached: &mut Bits, pending: &mut Bits, from: &mut [u32]) -> Option<u64> {
         self.put(reached, pending, from);
         let words = self.place.words();
-        // The work counts from zero.
+        // The progress counter starts at zero.
         words[0].store(0, Ordering::Relaxed);
-        if !self.place.run(self.most) {
+        if !self.place.run(self.max_bytes) {
             return None;
         }
         let scanned = words[0].load(Ordering::Relaxed);
         self.get(reached, pending, from);
-        (scanned <= self.most).then_some(scanned)
+        (scanned <= self.max_bytes).then_some(scanned)
     }
 
     /// Writes the state of the search to shared memory.
     fn put(&self, reached: &Bits, pending: &Bits, from: &[u32]) {
         let count = reached.words().len();
-        let taken = self.words(self.header.taken, count).iter();
-        for (index, word) in taken.enumerate() {
+        let marked = self.words(self.header.marked, count).iter();
+        for (index, word) in marked.enumerate() {
             word.store(
                 reached.words()[index] | !self.allocated(index),
                 Ordering::Relaxed,
             );
         }
-        let waiting = self.words(self.header.pending, count).iter();
-        for (word, bits) in waiting.zip(pending.words()) {
+        let pending_words = self.words(self.header.pending, count).iter();
+        for (word, bits) in pending_words.zip(pending.words()) {
             word.store(*bits, Ordering::Relaxed);
         }
         for (word, pair) in self.origins(from.len()).iter().zip(from.chunks(2)) {
             let second = pair.get(1).copied().unwrap_or(0);
             word.store(
-                u64::from(pair[0]) | u64::from(second) << 32,
+                u64::from(pair[0]) | (u64::from(second) << 32),
                 Ordering::Relaxed,
             );
         }
@@ -133,14 +135,14 @@ impl<'a> Tables<'a> {
     /// Reads the state of the search from shared memory.
     fn get(&self, reached: &mut Bits, pending: &mut Bits, from: &mut [u32]) {
         let count = reached.words().len();
-        let taken = self.words(self.header.taken, count);
+        let marked = self.words(self.header.marked, count);
         let foreign = self.words(self.header.foreign, count);
         for index in 0..count {
-            let now = taken[index].load(Ordering::Relaxed) & self.allocated(index);
-            // Reached regions remain reached.
-            reached.words_mut()[index] |= now;
-            let elsewhere = foreign[index].swap(0, Ordering::Relaxed);
-            pending.words_mut()[index] = elsewhere & reached.words()[index];
+            let marked = marked[index].load(Ordering::Relaxed) & self.allocated(index);
+            // Regions that were reached before remain so, whatever the shared words contain.
+            reached.words_mut()[index] |= marked;
+            let foreign = foreign[index].swap(0, Ordering::Relaxed);
+            pending.words_mut()[index] = foreign & reached.words()[index];
         }
         for (word, pair) in self.origins(from.len()).iter().zip(from.chunks_mut(2)) {
             let word = word.load(Ordering::Relaxed);
@@ -159,7 +161,7 @@ impl<'a> Tables<'a> {
 
     /// Returns the origins of this many regions, two in each word; empty if they are not recorded.
     fn origins(&self, count: usize) -> &[AtomicU64] {
-        match self.header.from {
+        match self.header.origins {
             0 => &[],
             table => self.words(table, count.div_ceil(2)),
         }
@@ -168,12 +170,13 @@ impl<'a> Tables<'a> {
 
 impl<'a> Plan<'a> {
     fn of(heap: &'a Heap, here: &'a Here, traced: bool, ranges: usize) -> Option<Self> {
-        let (first, last) = (heap.extents().first()?, heap.extents().last()?);
-        let low = first.start >> LEAF_BITS << LEAF_BITS;
+        let first = heap.extents().first()?;
+        let last = heap.extents().last()?;
+        let low = (first.start >> LEAF_BITS) << LEAF_BITS;
         let mut plan = Self {
             heap,
             here,
-            kinds: Vec::with_capacity(heap.extents().len()),
+            classes: Vec::with_capacity(heap.extents().len()),
             shapes: Vec::new(),
             header: Header {
                 shift: here.shift,
@@ -181,25 +184,25 @@ impl<'a> Plan<'a> {
                 span: end_of(last).checked_sub(low)?,
                 extent_count: heap.extents().len() as u64,
                 range_count: ranges as u64,
-                queue_room: queue_room(heap.extents().len() as u64),
+                queue_capacity: queue_capacity(heap.extents().len() as u64),
                 ..Header::default()
             },
             leaves: Vec::new(),
             words: FIRST_TABLE,
         };
-        plan.find_kinds()?;
+        plan.find_classes()?;
         let bits = u64::from(heap.regions()).div_ceil(64);
-        plan.header.roots = plan.table((plan.header.span >> LEAF_BITS) + 1);
-        plan.header.kinds = plan.table(2 * plan.shapes.len() as u64);
+        plan.header.leaf_table = plan.table((plan.header.span >> LEAF_BITS) + 1);
+        plan.header.slab_classes = plan.table(2 * plan.shapes.len() as u64);
         plan.header.extents = plan.table(3 * plan.header.extent_count);
-        plan.header.taken = plan.table(bits);
+        plan.header.marked = plan.table(bits);
         plan.header.pending = plan.table(bits);
         plan.header.foreign = plan.table(bits);
         if traced {
-            plan.header.from = plan.table(u64::from(heap.regions()).div_ceil(2));
+            plan.header.origins = plan.table(u64::from(heap.regions()).div_ceil(2));
         }
         plan.header.ranges = plan.table(3 * ranges as u64);
-        plan.header.queue = plan.table(2 * plan.header.queue_room);
+        plan.header.queue = plan.table(2 * plan.header.queue_capacity);
         plan.find_leaves()?;
         Some(plan)
     }
@@ -211,47 +214,49 @@ impl<'a> Plan<'a> {
         start
     }
 
-    /// Determines the kind of each extent. Returns `None` if there is anything unusual.
-    fn find_kinds(&mut self) -> Option<()> {
+    /// Determines the slab class of each extent. Returns `None` if an extent is unusual.
+    fn find_classes(&mut self) -> Option<()> {
         let mut numbers: HashMap<(u64, u64), u16> = HashMap::new();
         let mut parts = Cursor::new(&self.here.parts);
-        let mut end = 0;
+        let mut previous_end = 0;
         for extent in self.heap.extents() {
-            let (start, stop) = (extent.start, end_of(extent));
-            // Extents must consist of whole words, in the order of their addresses.
-            if start % 8 != 0 || extent.size % 8 != 0 || start < end || stop >> 48 != 0 {
+            let start = extent.start;
+            let end = end_of(extent);
+            // Extents must consist of whole words, and be in the order of their addresses.
+            if start % 8 != 0 || extent.size % 8 != 0 || start < previous_end || end >> 48 != 0 {
                 return None;
             }
-            end = stop;
+            previous_end = end;
             if extent.count == 1 {
-                self.kinds.push(SINGLE_REGION as u16);
+                self.classes.push(SINGLE_REGION as u16);
                 continue;
             }
-            if start % PAGE != 0 || stop - start > 256 * PAGE {
+            // A page's index in its slab has 8 bits.
+            if start % PAGE != 0 || end - start > 256 * PAGE {
                 return None;
             }
             let is_sampled = u64::from(self.heap.has_headers(extent));
-            let is_partial = u64::from(!parts.hold(start..stop));
-            let flags = (is_sampled * Kind::SAMPLED) | (is_partial * Kind::PARTIAL);
-            let shape = Kind::shape(extent.size, extent.count, flags);
+            let is_partial = u64::from(!parts.contains(start..end));
+            let flags = (is_sampled * SlabClass::SAMPLED) | (is_partial * SlabClass::PARTIAL);
+            let shape = SlabClass::shape(extent.size, extent.count, flags);
             let next = self.shapes.len();
             let number = *numbers.entry((extent.inverse(), shape)).or_insert_with(|| {
-                self.shapes.push(Kind {
+                self.shapes.push(SlabClass {
                     inverse: extent.inverse(),
                     shape,
                 });
                 next as u16 + 1
             });
-            if next >= MAX_KINDS {
+            if next >= MAX_CLASSES {
                 return None;
             }
-            self.kinds.push(number);
+            self.classes.push(number);
         }
         Some(())
     }
 
-    /// Allocates the leaves of all parts of the address space that have extents. Returns `None` if
-    /// these are too many for the heap's size, as in a forged heap that is meant to exhaust memory.
+    /// Allocates the leaves for all parts of the address space that have extents. Returns `None` if
+    /// there are too many for the heap's size, as in a forged heap that is meant to exhaust memory.
     fn find_leaves(&mut self) -> Option<()> {
         let present = length_of(&self.here.parts).saturating_add(length_of(&self.here.others));
         for extent in self.heap.extents() {
@@ -262,7 +267,7 @@ impl<'a> Plan<'a> {
                 self.leaves.push((number, self.words));
                 self.words += LEAF;
                 if self.leaves.len() as u64 * LEAF * 8
-                    > FREE_LEAF_BYTES + present / HEAP_PER_LEAF_BYTE
+                    > BASE_LEAF_BYTES + present / HEAP_PER_LEAF_BYTE
                 {
                     return None;
                 }
@@ -272,69 +277,70 @@ impl<'a> Plan<'a> {
     }
 
     fn write(&self, words: &[AtomicU64], ranges: &[(Range<u64>, u32)]) {
-        let put = |at: u64, word: u64| {
-            if let Some(place) = words.get(at as usize) {
-                place.store(word, Ordering::Relaxed);
+        let put = |index: u64, word: u64| {
+            if let Some(slot) = words.get(index as usize) {
+                slot.store(word, Ordering::Relaxed);
             }
         };
-        for (at, word) in (0..).zip(self.header.words()) {
-            put(at, word);
+        for (index, word) in (0..).zip(self.header.words()) {
+            put(index, word);
         }
         for (number, leaf) in &self.leaves {
-            put(self.header.roots + number, *leaf);
+            put(self.header.leaf_table + number, *leaf);
         }
-        for (index, kind) in (0..).zip(&self.shapes) {
-            put(self.header.kinds + 2 * index, kind.inverse);
-            put(self.header.kinds + 2 * index + 1, kind.shape);
+        for (index, class) in (0..).zip(&self.shapes) {
+            put(self.header.slab_classes + 2 * index, class.inverse);
+            put(self.header.slab_classes + 2 * index + 1, class.shape);
         }
         for (index, (range, from)) in (0..).zip(ranges) {
-            let at = self.header.ranges + 3 * index;
-            put(at, range.start);
-            put(at + 1, range.end);
-            put(at + 2, u64::from(*from));
+            let entry = self.header.ranges + 3 * index;
+            put(entry, range.start);
+            put(entry + 1, range.end);
+            put(entry + 2, u64::from(*from));
         }
         for (index, extent) in (0..).zip(self.heap.extents()) {
-            let at = self.header.extents + 3 * index;
+            let entry = self.header.extents + 3 * index;
             let headers = u64::from(self.heap.has_headers(extent)) * HEADERS;
-            put(at, extent.start);
-            put(at + 1, extent.size | headers);
+            put(entry, extent.start);
+            put(entry + 1, extent.size | headers);
             put(
-                at + 2,
-                u64::from(extent.first) | u64::from(extent.count) << 32,
+                entry + 2,
+                u64::from(extent.first) | (u64::from(extent.count) << 32),
             );
         }
         self.write_pages(put);
     }
 
     fn write_pages(&self, put: impl Fn(u64, u64)) {
-        let (mut parts, mut others) = (
-            Cursor::new(&self.here.parts),
-            Cursor::new(&self.here.others),
-        );
+        let mut in_place = Cursor::new(&self.here.parts);
+        let mut outside = Cursor::new(&self.here.others);
         let mut leaves = self.leaves.iter().copied();
         let mut leaf = leaves.next().unwrap_or_default();
-        for ((index, extent), kind) in (0..).zip(self.heap.extents()).zip(&self.kinds) {
+        for ((index, extent), class) in (0..).zip(self.heap.extents()).zip(&self.classes) {
             let number = if extent.count == 1 {
                 index
             } else {
                 extent.first
             };
-            let (first, end) = (extent.start & !(PAGE - 1), end_of(extent));
-            for (place, at) in (0..).zip((first..end).step_by(PAGE as usize)) {
-                let offset = at - self.header.low;
+            let first_page = extent.start & !(PAGE - 1);
+            let pages = (first_page..end_of(extent)).step_by(PAGE as usize);
+            for (page_index, address) in (0..).zip(pages) {
+                let offset = address - self.header.low;
                 while leaf.0 < offset >> LEAF_BITS {
                     leaf = leaves.next().unwrap_or((u64::MAX, 0));
                 }
-                let page = match *kind {
-                    kind if u64::from(kind) == SINGLE_REGION => Page::new(number, 0, SINGLE_REGION),
-                    kind => Page::new(number, place, kind.into()),
+                let page = match *class {
+                    class if u64::from(class) == SINGLE_REGION => {
+                        Page::new(number, 0, SINGLE_REGION)
+                    }
+                    class => Page::new(number, page_index, class.into()),
                 };
-                let whole = at..at + PAGE;
-                let is_here = u64::from(parts.hold(whole.clone())) * Page::HERE;
-                let is_there = u64::from(others.touch(whole)) * Page::ELSEWHERE;
+                let range = address..address + PAGE;
+                let in_place_flag = u64::from(in_place.contains(range.clone())) * Page::IN_PLACE;
+                let outside_flag = u64::from(outside.overlaps(range)) * Page::OUTSIDE;
                 put(
                     leaf.1 + (offset >> PAGE_BITS) % LEAF,
-                    page.0 | is_here | is_there,
+                    page.0 | in_place_flag | outside_flag,
                 );
             }
         }
@@ -342,10 +348,10 @@ impl<'a> Plan<'a> {
 }
 
 /// Returns the capacity of the queue for this many extents, a power of two.
-fn queue_room(extents: u64) -> u64 {
-    let [least, most] = QUEUE_CAPACITY;
+fn queue_capacity(extents: u64) -> u64 {
+    let [min, max] = QUEUE_CAPACITY;
     (extents / EXTENTS_PER_ENTRY)
-        .clamp(least, most)
+        .clamp(min, max)
         .next_power_of_two()
 }
 
@@ -368,22 +374,22 @@ impl<'a> Cursor<'a> {
         Self(ranges)
     }
 
-    /// Returns the first range that ends after `at`, which must not decrease between calls.
-    fn next(&mut self, at: u64) -> Option<&Range<u64>> {
-        while self.0.first().is_some_and(|range| range.end <= at) {
+    /// Returns the first range that ends after `address`, which must not decrease between calls.
+    fn next(&mut self, address: u64) -> Option<&Range<u64>> {
+        while self.0.first().is_some_and(|range| range.end <= address) {
             self.0 = &self.0[1..];
         }
         self.0.first()
     }
 
     /// Returns true if one range contains all of `range`.
-    fn hold(&mut self, range: Range<u64>) -> bool {
+    fn contains(&mut self, range: Range<u64>) -> bool {
         let found = self.next(range.start);
         found.is_some_and(|found| found.start <= range.start && range.end <= found.end)
     }
 
     /// Returns true if one range overlaps `range`.
-    fn touch(&mut self, range: Range<u64>) -> bool {
+    fn overlaps(&mut self, range: Range<u64>) -> bool {
         let found = self.next(range.start);
         found.is_some_and(|found| found.start < range.end)
     }

@@ -1,7 +1,7 @@
 //! Reader of jemalloc's own data from outside: all extents, and the blocks with its metadata.
 //!
 //! Source: jemalloc 5.3.1, `rtree.h`, `edata.h`, `base.h`, `emap.h`. The tests compare the results
-//! with what jemalloc itself says about its objects, in builds for pages of 4, 16 and 64 KiB.
+//! with what jemalloc itself reports, in builds for pages of 4, 16 and 64 KiB.
 
 mod caches;
 mod layout;
@@ -40,8 +40,8 @@ pub struct Extent {
 pub enum Content {
     /// Nothing that is allocated.
     Unused,
-    /// One object: its address, and the number of bytes from there to the extent's end. The end of
-    /// the last page may not belong to the object.
+    /// One object: its address, and the number of bytes from there to the extent's end. The object
+    /// may end earlier in the last page.
     Large(u64, u64),
     /// Small objects: their size, and the index in [`Map::free`] of the word where their bits
     /// start. A bit is 0 if the object is allocated.
@@ -66,7 +66,7 @@ pub struct Map {
 /// Reason why the heap cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unreadable {
-    /// Published addresses lead to nothing.
+    /// There is no data at the published addresses.
     #[error("the allocator's data cannot be read at the addresses that its agent published")]
     Globals,
     /// Unexpected layout.
@@ -93,8 +93,8 @@ const MAX_BLOCKS_OF_ALL: usize = 1 << 16;
 const MAX_LEAVES: usize = 1 << 14;
 /// Maximum number of leaves that are read for [`mapped`]: some 4 GiB, which takes a second.
 const MAX_SCANNED_LEAVES: usize = 1 << 11;
-/// Maximum number of extents, which take 12 GiB of this program's memory. Each takes as much of the
-/// process's.
+/// Maximum number of extents, which take 12 GiB of this program's memory. Their descriptors take as
+/// much of the process's memory.
 const MAX_EXTENTS: usize = 1 << 27;
 /// Maximum number of damaged extents. A process is stopped in the middle of only a few operations.
 const MAX_DAMAGED: usize = 1 << 16;
@@ -106,7 +106,7 @@ const MAX_RANGES: usize = 1 << 20;
 /// Reads the map of the heap.
 ///
 /// # Errors
-/// If nothing can be read, or what there is is not jemalloc's.
+/// Returns an error if nothing can be read, or the data is not jemalloc's.
 pub fn read(memory: &dyn Memory, globals: &Globals) -> Result<Map, Unreadable> {
     let layout = Layout::of_pages(globals.page).ok_or(Unreadable::Layout)?;
     let arenas = arenas(memory, globals, &layout);
@@ -237,8 +237,8 @@ struct Reader<'a> {
     map: &'a mut Map,
     /// Extents to read: address of the first page and of the descriptor (`edata_t`).
     group: Vec<(u64, u64)>,
-    /// Descriptor of the last page that had one. All pages of a slab have the same; of other
-    /// extents, only the first and last page have one.
+    /// Descriptor of the last page that had one. All pages of a slab have the same descriptor; of
+    /// other extents, only the first and the last page have one.
     last: u64,
     /// End of the last extent.
     end: u64,
@@ -265,7 +265,7 @@ impl Reader<'_> {
                     let descriptor = descriptor_of(word);
                     if descriptor != 0 && descriptor != self.last && result.is_ok() {
                         self.last = descriptor;
-                        let page = ((index as u64) << shape.lower | number as u64) << page_bits;
+                        let page = (((index as u64) << shape.lower) | number as u64) << page_bits;
                         self.group.push((page, descriptor));
                         if self.group.len() == DESCRIPTORS_PER_READ {
                             result = self.read_group();
@@ -280,7 +280,7 @@ impl Reader<'_> {
 
     /// Reads the collected descriptors, and adds the extents that they describe.
     fn read_group(&mut self) -> Result<(), Unreadable> {
-        // In the order of their addresses, since many are adjacent.
+        // They are read in the order of their addresses, since many are adjacent.
         let mut order: Vec<usize> = (0..self.group.len()).collect();
         order.sort_unstable_by_key(|&index| self.group[index].1);
         let size = self.layout.edata_bytes;
@@ -288,12 +288,12 @@ impl Reader<'_> {
         let pieces: Vec<(u64, usize)> = pieces.collect();
         let mut bytes = vec![0; pieces.len() * size];
         self.memory.gather(&pieces, &mut bytes);
-        let mut places = vec![0; order.len()];
-        for (place, index) in order.into_iter().enumerate() {
-            places[index] = place * size;
+        let mut offsets = vec![0; order.len()];
+        for (position, index) in order.into_iter().enumerate() {
+            offsets[index] = position * size;
         }
-        for (&(page, _), place) in self.group.iter().zip(places) {
-            let descriptor = &bytes[place..place + size];
+        for (&(page, _), offset) in self.group.iter().zip(offsets) {
+            let descriptor = &bytes[offset..offset + size];
             // An extent that does not match its page, or overlaps another one, is damaged.
             let before = self.map.free.len();
             let found = extent(descriptor, self.layout.page, &mut self.map.free)
@@ -323,8 +323,8 @@ fn descriptor_of(word: u64) -> u64 {
     word & ((1 << ADDRESS_BITS) - 1) & !(EDATA_ALIGNMENT - 1)
 }
 
-/// Number of entries at the start of the root by which the shapes differ. With 57 bits, they cover
-/// all of a program's addresses; with 48, those below 32 GiB, where jemalloc has none.
+/// Number of entries at the start of the root that distinguish the shapes. With 57 bits, they cover
+/// all of a program's addresses; with 48, only those below 32 GiB, where jemalloc has no memory.
 const SHAPE_ENTRIES: usize = 32;
 
 /// Returns the shape of the radix tree.
@@ -341,7 +341,8 @@ fn shape(memory: &dyn Memory, globals: &Globals, layout: &Layout) -> Shape {
     if is_deep { deep } else { layout.flat }
 }
 
-/// Returns the radix tree's leaves: the index of the addresses that each covers, and its address.
+/// Returns the radix tree's leaves: the index of the address range that each covers, and the leaf's
+/// address.
 fn leaves(
     memory: &dyn Memory,
     globals: &Globals,
@@ -354,7 +355,7 @@ fn leaves(
         for (index, at) in leaves {
             words(memory, at, 1 << bits, &mut buffer, |number, word| {
                 if word != 0 && below.len() <= MAX_LEAVES {
-                    below.push((index << bits | number, word));
+                    below.push(((index << bits) | number, word));
                 }
             });
         }
@@ -366,20 +367,22 @@ fn leaves(
         } else {
             8 << shape.upper[level + 1]
         };
-        check_places(&below, entry)?;
+        check_addresses(&below, entry)?;
         leaves = below;
     }
     Ok(leaves)
 }
 
 /// Checks that tables of this size do not overlap and are at plausible addresses.
-fn check_places(tables: &[(usize, u64)], bytes: u64) -> Result<(), Unreadable> {
-    let mut places: Vec<u64> = tables.iter().map(|(_, at)| *at).collect();
-    places.sort_unstable();
-    let is_aligned = places.iter().all(|at| at % 8 == 0);
-    let is_apart = places.windows(2).all(|pair| pair[1] - pair[0] >= bytes);
-    let is_below = places.last().is_some_and(|at| at >> ADDRESS_BITS == 0);
-    if !(is_aligned && is_apart && is_below) {
+fn check_addresses(tables: &[(usize, u64)], bytes: u64) -> Result<(), Unreadable> {
+    let mut addresses: Vec<u64> = tables.iter().map(|(_, address)| *address).collect();
+    addresses.sort_unstable();
+    let are_aligned = addresses.iter().all(|address| address % 8 == 0);
+    let are_disjoint = addresses.windows(2).all(|pair| pair[1] - pair[0] >= bytes);
+    let are_in_range = addresses
+        .last()
+        .is_some_and(|last| last >> ADDRESS_BITS == 0);
+    if !(are_aligned && are_disjoint && are_in_range) {
         Err(Unreadable::Layout)
     } else if tables.len() > MAX_LEAVES {
         Err(Unreadable::Size)
@@ -388,8 +391,8 @@ fn check_places(tables: &[(usize, u64)], bytes: u64) -> Result<(), Unreadable> {
     }
 }
 
-/// Calls `each` with the index and value of `count` words from `at` on. May skip words that are
-/// zero because nothing is mapped. The length of `buffer` is a multiple of 8.
+/// Calls `each` with the index and value of each of the `count` words at `at`. May skip words that
+/// are zero because nothing is mapped. The length of `buffer` must be a multiple of 8.
 fn words(
     memory: &dyn Memory,
     at: u64,
@@ -406,21 +409,23 @@ fn words(
     });
 }
 
-/// Returns a descriptor's extent, or `None` if it is invalid. Appends a slab's bits to `free`.
+/// Returns a descriptor's extent, or `None` if it is invalid. Appends a slab's bitmap to `free`.
 fn extent(descriptor: &[u8], page: u64, free: &mut Vec<u64>) -> Option<Extent> {
     let word = |index: usize| word_of(&descriptor[index * 8..]);
-    let (bits, address) = (word(0), word(1));
+    let bits = word(0);
+    let address = word(1);
     let bytes = word(2) & !(page - 1);
     let start = address & !(page - 1);
     let end = start.checked_add(bytes)?;
     if start == 0 || bytes == 0 || end > 1 << ADDRESS_BITS || address >= end {
         return None;
     }
-    let (is_slab, state) = (bits >> 12 & 1 != 0, bits >> 17 & 7);
+    let is_slab = (bits >> 12) & 1 != 0;
+    let state = (bits >> 17) & 7;
     let content = if state != 0 {
         Content::Unused
     } else {
-        let usable = size::of_class((bits >> 20 & 0xff) as u32);
+        let usable = size::of_class(((bits >> 20) & 0xff) as u32);
         if is_slab {
             slab(descriptor, bytes, usable?, free)?
         } else {
@@ -460,7 +465,8 @@ fn arenas(memory: &dyn Memory, globals: &Globals, layout: &Layout) -> Vec<u64> {
             }
         },
     );
-    // An arena is in the first block of its own base allocator, after that.
+    // An arena follows its own base allocator in the first block. The base allocator's first field
+    // is the arena's index.
     arenas.retain(|(index, arena)| {
         let number = memory.word(layout.base_of(*arena));
         number.is_some_and(|word| word as u32 as usize == *index)
@@ -478,7 +484,8 @@ fn metadata(memory: &dyn Memory, arenas: &[u64], layout: &Layout) -> Vec<Range<u
             if block == 0 || memory.read(block, &mut header) < header.len() {
                 break;
             }
-            let (bytes, next) = (word_of(&header), word_of(&header[8..]));
+            let bytes = word_of(&header);
+            let next = word_of(&header[8..]);
             let Some(end) = block.checked_add(bytes).filter(|end| *end > block) else {
                 break;
             };

@@ -1,11 +1,11 @@
-//! Reachability of heap objects in another process: which objects its roots reach, and which of the
-//! others, the lost ones, hold which.
+//! Reachability of heap objects in another process: which objects its roots reach, and how the
+//! unreached (lost) objects hold each other.
 //!
-//! [`heap::Heap`] knows all objects: it reads their bounds from jemalloc's radix tree, from
-//! outside. Starting from the words and ranges that are given as roots, [`mark::mark`] follows
-//! every aligned word that is an address in an object, or whatever else counts as a pointer for
-//! [`Pointers`]. [`lost::find`] lists the sampled objects that were not reached,
-//! [`lost::Found::excuse`] treats some of them as held, and [`causes::order`] says which of them
+//! [`heap::Heap`] contains the bounds of all objects, which it reads from jemalloc's radix tree, from
+//! outside. Starting from the words and ranges that are given as roots, [`mark::mark`] follows every
+//! word that counts as a pointer by the rules of [`Pointers`]: by default, every aligned word that is
+//! an address in an object. [`lost::find`] lists the sampled objects that were not reached,
+//! [`lost::Found::excuse`] treats some of them as roots, and [`causes::order`] returns which of them
 //! hold which others.
 //!
 //! # Guarantees
@@ -17,15 +17,15 @@
 //! - Nothing is written to the other process.
 //!
 //! # Callers must
-//! - ensure that the memory does not change: it must be that of a stopped process, or of a copy.
-//!   Otherwise an object that is reported as lost may not be;
-//! - give all roots: what only other pointers lead to counts as lost.
+//! - ensure that the memory does not change: it must belong to a stopped process or to a copy.
+//!   Otherwise objects may be reported as lost that are not;
+//! - pass all roots: objects that only other pointers lead to count as lost.
 //!
 //! # Limits
 //! - jemalloc 5.3.1 with 48-bit addresses, as built into the agent.
 //! - Whether an unsampled object is allocated is known only from jemalloc's bitmaps, in which
-//!   objects in thread caches count as allocated.
-//! - Disguised pointers are not seen.
+//!   freed objects in thread caches count as allocated.
+//! - Disguised pointers (XORed or compressed, for example) are not recognised.
 
 pub mod bits;
 pub mod causes;

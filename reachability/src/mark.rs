@@ -16,11 +16,11 @@ use batch::Batch;
 
 /// Number of bytes that are read at once.
 const READ_BYTES: usize = 1 << 20;
-/// Number of bytes that are read in the time that an additional piece takes. A slab is read as a
+/// Number of bytes that can be read in the time that one additional piece takes. A slab is read as a
 /// whole if that is faster.
 const MAX_GAP_BYTES: u64 = 16 << 10;
-/// Inverse of the fraction of a slab's regions below which reading it is deferred until there is
-/// nothing else to do.
+/// A slab is deferred until there is nothing else to read if less than one in this many of its
+/// regions is pending.
 const MIN_DENSITY: u32 = 4;
 /// Maximum number of extents whose objects are read in one call.
 const EXTENTS_PER_CALL: usize = 256;
@@ -28,15 +28,15 @@ const EXTENTS_PER_CALL: usize = 256;
 /// Roots, and rules of the search.
 #[derive(Clone, Debug)]
 pub struct Roots<'a> {
-    /// Words that were already read, such as registers, each with the number of its root. They take
-    /// precedence over ranges.
+    /// Words that were already read, such as registers, each with the number of its root. Objects are
+    /// assigned to them only if no range leads there.
     pub words: &'a [(u64, u32)],
-    /// Ranges to read, each with the number of its root. What several lead to is assigned to the
-    /// first one.
+    /// Ranges to read, each with the number of its root. Objects that several of them lead to are
+    /// assigned to the first one.
     pub ranges: &'a [(Range<u64>, u32)],
     /// Rules for pointers.
     pub pointers: &'a Pointers,
-    /// True if the origin of each object is recorded.
+    /// True to record the origin of each object.
     pub trace: bool,
 }
 
@@ -59,7 +59,9 @@ pub enum Origin {
     Region(u32),
 }
 
+/// Value of a region's origin if it is not recorded.
 const UNKNOWN: u32 = u32::MAX;
+/// Flag of an origin that is a root.
 const ROOT: u32 = 1 << 31;
 
 impl Marks {
@@ -72,10 +74,10 @@ impl Marks {
         }
     }
 
-    /// Creates an empty set. `trace`: origins are recorded.
-    fn to(heap: &Heap, trace: bool) -> Self {
+    /// Creates an empty set, which records origins if `trace`.
+    fn with_origins_if(heap: &Heap, trace: bool) -> Self {
         Self {
-            // Regions above 2^31 cannot be distinguished from roots.
+            // Region numbers from 2^31 up could not be distinguished from roots.
             from: if trace && heap.regions() < ROOT {
                 vec![UNKNOWN; heap.regions() as usize]
             } else {
@@ -102,17 +104,22 @@ impl Marks {
     }
 }
 
-/// Returns all that the roots lead to.
+/// Returns the regions that the roots lead to.
 pub fn mark(memory: &dyn Memory, heap: &Heap, roots: &Roots<'_>) -> Marks {
-    mark_there(memory, heap, roots).unwrap_or_else(|| {
-        let mut flood = Flood::of(memory, heap, roots.pointers, Marks::to(heap, roots.trace));
+    mark_in_place(memory, heap, roots).unwrap_or_else(|| {
+        let mut flood = Flood::of(
+            memory,
+            heap,
+            roots.pointers,
+            Marks::with_origins_if(heap, roots.trace),
+        );
         let mut buffer = vec![0; READ_BYTES];
         for (range, root) in roots.ranges {
             flood.read_range(range.clone(), ROOT | root, &mut buffer);
         }
         flood.spread(&mut buffer);
         for &(word, root) in roots.words {
-            flood.meet(word, ROOT | root);
+            flood.follow(word, ROOT | root);
         }
         flood.spread(&mut buffer);
         flood.marks
@@ -120,13 +127,19 @@ pub fn mark(memory: &dyn Memory, heap: &Heap, roots: &Roots<'_>) -> Marks {
 }
 
 /// Marks in place. Returns `None` if that is not possible.
-fn mark_there(memory: &dyn Memory, heap: &Heap, roots: &Roots<'_>) -> Option<Marks> {
+fn mark_in_place(memory: &dyn Memory, heap: &Heap, roots: &Roots<'_>) -> Option<Marks> {
     if !roots.pointers.are_plain() {
         return None;
     }
-    let mut flood = Flood::of(memory, heap, roots.pointers, Marks::to(heap, roots.trace));
+    let mut flood = Flood::of(
+        memory,
+        heap,
+        roots.pointers,
+        Marks::with_origins_if(heap, roots.trace),
+    );
     let is_traced = !flood.marks.from.is_empty();
-    // What is searched in place comes after everything else, so that origins would differ.
+    // Ranges that are searched in place come after everything else, which would change origins. So
+    // with origins, all ranges are read from outside.
     let (large, rest) = if is_traced {
         (Vec::new(), roots.ranges.to_vec())
     } else {
@@ -138,16 +151,16 @@ fn mark_there(memory: &dyn Memory, heap: &Heap, roots: &Roots<'_>) -> Option<Mar
         flood.read_range(range, ROOT | root, &mut buffer);
     }
     if is_traced {
-        flood.spread_there(&tables, &mut buffer)?;
+        flood.spread_in_place(&tables, &mut buffer)?;
     }
     for &(word, root) in roots.words {
-        flood.meet(word, ROOT | root);
+        flood.follow(word, ROOT | root);
     }
-    flood.spread_there(&tables, &mut buffer)?;
+    flood.spread_in_place(&tables, &mut buffer)?;
     Some(flood.marks)
 }
 
-/// Continues from unreached regions: marks them and all that they lead to.
+/// Marks these regions, which were not reached, and everything that they lead to.
 pub fn extend(
     memory: &dyn Memory,
     heap: &Heap,
@@ -157,7 +170,9 @@ pub fn extend(
 ) {
     let mut flood = Flood::of(memory, heap, pointers, std::mem::take(marks));
     for region in regions.filter(|region| *region < heap.regions()) {
-        let after = heap.extents().partition_point(|e| e.first <= region);
+        let after = heap
+            .extents()
+            .partition_point(|extent| extent.first <= region);
         if let Some(extent) = after.checked_sub(1) {
             flood.reach(extent as u32, region, UNKNOWN);
         }
@@ -181,6 +196,7 @@ pub fn targets(memory: &dyn Memory, heap: &Heap, ranges: &[Range<u64>]) -> Bits 
     targets
 }
 
+/// A search that is under way.
 struct Flood<'a> {
     memory: &'a dyn Memory,
     heap: &'a Heap,
@@ -188,14 +204,14 @@ struct Flood<'a> {
     marks: Marks,
     /// Regions that are reached and not read yet.
     pending: Bits,
-    /// Extents that are in the queue or being read.
-    waits: Bits,
-    /// Extents with objects that pointed to others in the same extent, as in a list.
-    clings: Bits,
+    /// Extents that are in the queue, deferred, or being read.
+    queued: Bits,
+    /// Extents with objects that pointed to others in the same extent, as in a linked list.
+    linked: Bits,
     queue: VecDeque<u32>,
-    /// Extents of which little is to be read. They are deferred until there is nothing else to do,
-    /// and may have more by then.
-    later: VecDeque<u32>,
+    /// Extents with few pending regions. They are read when the queue is empty, and may have more
+    /// pending regions by then.
+    deferred: VecDeque<u32>,
 }
 
 impl<'a> Flood<'a> {
@@ -206,10 +222,10 @@ impl<'a> Flood<'a> {
             pointers,
             marks,
             pending: Bits::new(heap.regions() as usize),
-            waits: Bits::new(heap.extents().len()),
-            clings: Bits::new(heap.extents().len()),
+            queued: Bits::new(heap.extents().len()),
+            linked: Bits::new(heap.extents().len()),
             queue: VecDeque::new(),
-            later: VecDeque::new(),
+            deferred: VecDeque::new(),
         }
     }
 
@@ -223,21 +239,23 @@ impl<'a> Flood<'a> {
             *origin = from;
         }
         self.pending.set(region as usize);
-        if !self.waits.set(extent as usize) {
+        if !self.queued.set(extent as usize) {
             self.queue.push_back(extent);
         }
     }
 
     /// Marks what a word points to.
-    fn meet(&mut self, word: u64, from: u32) {
+    fn follow(&mut self, word: u64, from: u32) {
         if let Some((extent, region)) = self.pointers.find(self.heap, word) {
             self.reach(extent, region, from);
         }
     }
 
-    fn meet_all(&mut self, bytes: &[u8], from: u32) {
+    /// Marks what the words of some memory point to.
+    fn follow_all(&mut self, bytes: &[u8], from: u32) {
         self.marks.scanned += bytes.len() as u64;
-        let (heap, pointers) = (self.heap, self.pointers);
+        let heap = self.heap;
+        let pointers = self.pointers;
         pointers.each(heap, bytes, |_, extent, region| {
             self.reach(extent, region, from);
         });
@@ -246,21 +264,22 @@ impl<'a> Flood<'a> {
     fn read_range(&mut self, range: Range<u64>, from: u32, buffer: &mut [u8]) {
         let alignment = self.pointers.alignment();
         memory::scan(self.memory, range, alignment, buffer, |_, bytes| {
-            self.meet_all(bytes, from);
+            self.follow_all(bytes, from);
         });
     }
 
-    /// Searches the pending regions in place, then reads the rest. Returns `None` if that failed.
-    fn spread_there(&mut self, tables: &Tables<'_>, buffer: &mut [u8]) -> Option<()> {
+    /// Searches the pending regions in place, and reads those that must be read from outside. Returns
+    /// `None` if the search in place failed.
+    fn spread_in_place(&mut self, tables: &Tables<'_>, buffer: &mut [u8]) -> Option<()> {
         self.queue.clear();
-        self.waits = Bits::new(self.heap.extents().len());
-        let (marks, pending) = (&mut self.marks, &mut self.pending);
+        self.queued = Bits::new(self.heap.extents().len());
+        let marks = &mut self.marks;
+        let pending = &mut self.pending;
         let scanned = tables.spread(&mut marks.reached, pending, &mut marks.from)?;
         marks.scanned = marks.scanned.saturating_add(scanned);
         for (number, extent) in (0..).zip(self.heap.extents()) {
-            let (first, end) = (extent.first as usize, extent.regions().end as usize);
-            if self.pending.ones(first, end).next().is_some() {
-                self.waits.set(number as usize);
+            if self.has_pending(extent) {
+                self.queued.set(number as usize);
                 self.queue.push_back(number);
             }
         }
@@ -268,42 +287,44 @@ impl<'a> Flood<'a> {
         Some(())
     }
 
-    /// Reads pending regions until there are none.
+    /// Reads pending regions, and those that they lead to, until none is left.
     fn spread(&mut self, buffer: &mut [u8]) {
         let mut batch = Batch::default();
         loop {
             let Some(&number) = self.queue.front() else {
-                let few = self.later.len().min(EXTENTS_PER_CALL);
-                if few == 0 {
+                let count = self.deferred.len().min(EXTENTS_PER_CALL);
+                if count == 0 {
                     break;
                 }
-                self.queue.extend(self.later.drain(..few));
+                self.queue.extend(self.deferred.drain(..count));
                 self.fill(&mut batch, buffer.len(), true);
-                self.finish(&mut batch, buffer);
+                self.process(&mut batch, buffer);
                 continue;
             };
             let extent = &self.heap.extents()[number as usize];
             if extent.count == 1 && extent.size as usize > buffer.len() / 4 {
                 self.queue.pop_front();
                 self.read_large(extent, buffer);
-                self.waits.clear(number as usize);
+                self.queued.clear(number as usize);
                 continue;
             }
             self.fill(&mut batch, buffer.len(), false);
-            self.finish(&mut batch, buffer);
+            self.process(&mut batch, buffer);
         }
     }
 
-    fn finish(&mut self, batch: &mut Batch, buffer: &mut [u8]) {
+    /// Reads a batch and marks what it points to.
+    fn process(&mut self, batch: &mut Batch, buffer: &mut [u8]) {
         batch.join();
         self.read_batch(batch, buffer);
         for number in &batch.extents {
-            self.leave(*number);
+            self.finish_extent(*number);
         }
     }
 
-    /// Takes extents from the queue, as many as there is room for. `all`: deferred ones too.
-    fn fill(&mut self, batch: &mut Batch, room: usize, all: bool) {
+    /// Fills a batch with extents from the queue, up to `max_bytes`. Extents with few pending regions
+    /// are deferred unless `all`.
+    fn fill(&mut self, batch: &mut Batch, max_bytes: usize, all: bool) {
         batch.clear();
         for _ in 0..EXTENTS_PER_CALL {
             let Some(&number) = self.queue.front() else {
@@ -311,32 +332,32 @@ impl<'a> Flood<'a> {
             };
             let extent = &self.heap.extents()[number as usize];
             let bytes = extent.size * u64::from(extent.count);
-            if batch.bytes as u64 + bytes > room as u64 {
+            if batch.bytes as u64 + bytes > max_bytes as u64 {
                 return;
             }
             self.queue.pop_front();
-            self.take(number, batch, all);
+            self.add_pending(number, batch, all);
         }
     }
 
-    /// Adds the pieces to read for an extent's pending regions.
-    fn take(&mut self, number: u32, batch: &mut Batch, all: bool) {
+    /// Adds the pieces to read for an extent's pending regions, or defers the extent.
+    fn add_pending(&mut self, number: u32, batch: &mut Batch, all: bool) {
         let extent = &self.heap.extents()[number as usize];
         let first = batch.regions.len();
         self.find_pending(extent, &mut batch.regions);
         let pending = batch.regions.len() - first;
         let bytes = extent.size * u64::from(extent.count);
-        let clings = self.clings.get(number as usize);
-        if !all && !clings && (pending as u32).saturating_mul(MIN_DENSITY) < extent.count {
+        let is_linked = self.linked.get(number as usize);
+        if !all && !is_linked && (pending as u32).saturating_mul(MIN_DENSITY) < extent.count {
             batch.regions.truncate(first);
-            self.later.push_back(number);
+            self.deferred.push_back(number);
             return;
         }
         batch.extents.push(number);
         for region in &batch.regions[first..] {
             self.pending.clear(*region as usize);
         }
-        let is_dense = clings || pending as u64 * MAX_GAP_BYTES >= bytes;
+        let is_dense = is_linked || pending as u64 * MAX_GAP_BYTES >= bytes;
         if extent.count > 1 && is_dense && pending > 0 {
             let regions = first..batch.regions.len();
             batch.add(extent.start, bytes as usize, number, regions, true);
@@ -348,26 +369,37 @@ impl<'a> Flood<'a> {
         }
     }
 
-    fn find_pending(&self, extent: &Extent, regions: &mut Vec<u32>) {
-        let (first, end) = (extent.first as usize, extent.regions().end as usize);
-        regions.extend(self.pending.ones(first, end).map(|region| region as u32));
+    /// Returns an extent's pending regions.
+    fn pending_of(&self, extent: &Extent) -> impl Iterator<Item = usize> {
+        let regions = extent.regions();
+        self.pending
+            .ones(regions.start as usize, regions.end as usize)
     }
 
-    /// Finishes reading an extent. Regions in it may have become pending meanwhile.
-    fn leave(&mut self, number: u32) {
-        let regions = self.heap.extents()[number as usize].regions();
-        let (first, end) = (regions.start as usize, regions.end as usize);
-        self.waits.clear(number as usize);
-        if self.pending.ones(first, end).next().is_some() {
-            self.waits.set(number as usize);
+    fn has_pending(&self, extent: &Extent) -> bool {
+        self.pending_of(extent).next().is_some()
+    }
+
+    fn find_pending(&self, extent: &Extent, regions: &mut Vec<u32>) {
+        regions.extend(self.pending_of(extent).map(|region| region as u32));
+    }
+
+    /// Finishes reading an extent. Queues it again if regions in it have become pending while it was
+    /// read.
+    fn finish_extent(&mut self, number: u32) {
+        self.queued.clear(number as usize);
+        if self.has_pending(&self.heap.extents()[number as usize]) {
+            self.queued.set(number as usize);
             self.queue.push_back(number);
         }
     }
 
     fn read_large(&mut self, extent: &Extent, buffer: &mut [u8]) {
         self.pending.clear(extent.first as usize);
-        let (start, end) = (extent.start, extent.start + extent.size);
-        // Reached, and without a valid header: the program has overwritten it.
+        let start = extent.start;
+        let end = start + extent.size;
+        // If a reached object has no valid header, the program has overwritten it, so it counts as
+        // alive.
         let is_alive = || self.heap.content_at(self.memory, extent.first) != Content::Nothing;
         if self.heap.has_headers(extent) && !is_alive() {
             return;
@@ -381,8 +413,8 @@ impl<'a> Flood<'a> {
         let mut rest = &*buffer;
         let mut more = Vec::new();
         for piece in &batch.pieces {
-            let (bytes, others) = rest.split_at(piece.len);
-            rest = others;
+            let (bytes, after) = rest.split_at(piece.len);
+            rest = after;
             let extent = &self.heap.extents()[piece.extent as usize];
             self.read_regions(
                 extent,
@@ -391,13 +423,12 @@ impl<'a> Flood<'a> {
                 &batch.regions[piece.regions.clone()],
             );
             if !piece.is_whole {
-                let (first, end) = (extent.first as usize, extent.regions().end as usize);
-                if extent.count > 1 && self.pending.ones(first, end).next().is_some() {
-                    self.clings.set(piece.extent as usize);
+                if extent.count > 1 && self.has_pending(extent) {
+                    self.linked.set(piece.extent as usize);
                 }
                 continue;
             }
-            // Regions in the same extent are already in memory.
+            // New pending regions of the same extent have been read already.
             loop {
                 more.clear();
                 self.find_pending(extent, &mut more);
@@ -412,23 +443,23 @@ impl<'a> Flood<'a> {
         }
     }
 
-    /// Marks what some regions point to. `bytes` is the memory at `at`, which contains them.
+    /// Marks what some regions point to. `bytes` is the memory at `at`, which contains the regions.
     fn read_regions(&mut self, extent: &Extent, at: u64, bytes: &[u8], regions: &[u32]) {
         let has_headers = self.heap.has_headers(extent);
         for &region in regions {
             let begin = extent.begin_of(region);
             let offset = (begin - at) as usize;
-            let own = &bytes[offset..offset + extent.size as usize];
-            if !has_headers || content_of(begin, own) != Content::Nothing {
-                self.meet_all(own, region);
+            let contents = &bytes[offset..offset + extent.size as usize];
+            if !has_headers || content_of(begin, contents) != Content::Nothing {
+                self.follow_all(contents, region);
             }
         }
     }
 }
 
-/// Returns the sampled object in memory that was read.
+/// Returns the content of a region of sampled objects whose memory has been read.
 pub(crate) fn content_of(base: u64, bytes: &[u8]) -> Content {
-    object::look(base, bytes.len() as u64, |offset| {
+    object::content(base, bytes.len() as u64, |offset| {
         let offset = usize::try_from(offset).ok()?;
         bytes.get(offset..offset.checked_add(16)?)?.try_into().ok()
     })

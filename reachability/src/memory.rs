@@ -29,7 +29,7 @@ pub trait Memory {
         (range.start < range.end).then_some(range)
     }
 
-    /// Returns which parts can be read in place, or `None` if no work can be done there.
+    /// Returns the parts that can be read in place, or `None` if no work can be done in place.
     fn here(&self) -> Option<Here> {
         None
     }
@@ -52,9 +52,10 @@ pub trait Memory {
 pub struct Here {
     /// Ranges that can be read in place.
     pub parts: Vec<Range<u64>>,
-    /// Ranges that can be read from outside only. All other memory is zeros.
+    /// Ranges that can be read from outside only. All other memory contains zeros.
     pub others: Vec<Range<u64>>,
-    /// Difference between an address in place and the process's, modulo 2^64.
+    /// Added to an address of the process to get the address of the same memory in place, modulo
+    /// 2^64.
     pub shift: u64,
 }
 
@@ -64,7 +65,7 @@ pub trait Place {
     fn words(&self) -> &[AtomicU64];
 
     /// Does the work, which reads at most `bytes` bytes. Returns false if it fails or takes too
-    /// long; nothing is known about the words then.
+    /// long; the contents of the words are then undefined.
     fn run(&self, bytes: u64) -> bool;
 }
 
@@ -100,7 +101,7 @@ pub fn scan_while(
     let overlap = 8 - alignment as u64;
     let mut at = range.start;
     while let Some(part) = memory.next(at..range.end) {
-        // Nothing follows the last address.
+        // Rounding up overflows only at the end of the address space.
         let start = part.start.max(at);
         let Some(start) = start.checked_next_multiple_of(alignment as u64) else {
             return;
@@ -131,13 +132,14 @@ type Origins = Vec<(Range<u64>, u32)>;
 pub(crate) fn split(memory: &dyn Memory, ranges: &[(Range<u64>, u32)]) -> (Origins, Origins) {
     const MIN_IN_PLACE_BYTES: u64 = 1 << 20;
     let here = memory.here().unwrap_or_default();
-    let (mut long, mut rest) = (Vec::new(), Vec::new());
+    let mut long = Vec::new();
+    let mut rest = Vec::new();
     for (range, note) in ranges {
         let first = here.parts.partition_point(|part| part.end <= range.start);
         let parts = here.parts[first..].iter();
         let mut at = range.start;
         for part in parts.take_while(|part| part.start < range.end) {
-            // Whole words, as in a search from outside.
+            // Rounded to whole words, as in a search from outside.
             let start = part.start.max(at).next_multiple_of(8);
             let end = part.end.min(range.end) & !7;
             if end.saturating_sub(start) >= MIN_IN_PLACE_BYTES {
@@ -168,7 +170,7 @@ pub struct ProcessMemory {
 const MAX_PIECES: usize = 1024;
 
 impl ProcessMemory {
-    /// Returns the memory of `pid`, which this process must have the right to trace.
+    /// Returns the memory of `pid`, which this process must be permitted to trace.
     #[must_use]
     pub fn of(pid: i32) -> Self {
         Self { pid }
@@ -218,7 +220,8 @@ impl ProcessMemory {
     /// bytes are zero, and reading continues after it.
     fn gather_group(&self, group: &[(u64, usize)], bytes: &mut [u8]) {
         let pieces: Vec<iovec> = group.iter().map(|&(at, len)| piece(at, len)).collect();
-        let (mut next, mut done) = (0, 0);
+        let mut next = 0;
+        let mut done = 0;
         while next < pieces.len() {
             let mut read = self.call(&mut bytes[done..], &pieces[next..]);
             while next < pieces.len() && read >= pieces[next].iov_len {

@@ -1,4 +1,4 @@
-//! The header of each sampled object, before it or in a table, as the agent writes it
+//! Reads the headers of sampled objects, which the agent writes before each object or to a table
 //! (`agent/src/object.rs`, `agent/src/headers.rs`).
 
 use std::ops::Range;
@@ -7,11 +7,11 @@ use shm_protocol::header;
 
 use crate::memory::word_of;
 
-/// Bytes of a header.
+/// Size of a header in bytes.
 pub const HEADER: u64 = header::HEADER as u64;
 /// Distance from the start of an extension to its object.
 const EXTENSION_DISTANCE: u64 = header::EXTENSION_DISTANCE as u64;
-/// Maximum distance in bytes of an object from the start of its memory.
+/// Maximum offset in bytes of an object in its region.
 const MAX_OFFSET_BYTES: u64 = 1 << 30;
 
 /// Returns true if an object that fills memory of this size may have its header in the table.
@@ -38,7 +38,7 @@ pub fn table(range: &Range<u64>) -> Range<u64> {
 #[must_use]
 pub fn in_table(base: u64, room: u64, entry: [u8; 16]) -> Option<Sampled> {
     let words = [word_of(&entry[..8]), word_of(&entry[8..])];
-    whole(words, base, 0, room)
+    intact(words, base, 0, room)
 }
 
 /// Sampled object.
@@ -52,11 +52,11 @@ pub struct Sampled {
     pub record: u32,
     /// Lowest 8 bits of its session's number.
     pub session: u8,
-    /// Objects that it stands for; 0: not known, since its header was overwritten.
+    /// Number of objects that it stands for; 0 if unknown because its header was overwritten.
     pub weight: f32,
-    /// Birth: the clock's tick; 0 with the weight.
+    /// Tick at which it was allocated; 0 if the weight is.
     pub born: u32,
-    /// Set if the program declared that the object is not a leak.
+    /// True if the program declared that the object is not a leak.
     pub ignored: bool,
 }
 
@@ -78,7 +78,7 @@ pub fn find(
 /// Returns the content of memory of `room` bytes at `base`. `peek` reads 16 bytes at an offset in
 /// the memory.
 #[must_use]
-pub fn look(base: u64, room: u64, mut peek: impl FnMut(u64) -> Option<[u8; 16]>) -> Content {
+pub fn content(base: u64, room: u64, mut peek: impl FnMut(u64) -> Option<[u8; 16]>) -> Content {
     find_by_words(base, room, |offset| {
         let bytes = peek(offset)?;
         Some([word_of(&bytes[..8]), word_of(&bytes[8..])])
@@ -108,7 +108,7 @@ impl Content {
     }
 }
 
-/// Like [`look`], but `peek` reads two words. Also runs in a copy of the process that has no other
+/// Like [`content`], but `peek` reads two words. Also runs in a copy of the process that has no other
 /// code, so it calls nothing, and uses no slices, whose bounds checks call the panic handler.
 #[inline(always)]
 pub(crate) fn find_by_words(
@@ -120,19 +120,19 @@ pub(crate) fn find_by_words(
         return Content::Nothing;
     };
     let at = base.wrapping_add(HEADER);
-    if let Some(object) = whole(words, at, HEADER, room) {
+    if let Some(object) = intact(words, at, HEADER, room) {
         return Content::Object(object);
     }
     let is_nothing = words[1] == 0 || header::is_freed(words[1], at);
-    // Behind an extension: 32 bytes from the start, or as far as it is aligned.
+    // An object with an extension starts at an offset of 32 bytes, or of its alignment if that is
+    // larger.
     let mut offset = EXTENSION_DISTANCE;
     while offset < room && offset <= MAX_OFFSET_BYTES {
         let at = base.wrapping_add(offset);
-        let (extension, own) = (
-            offset.wrapping_sub(EXTENSION_DISTANCE),
-            offset.wrapping_sub(HEADER),
-        );
-        let (Some(extension), Some(own)) = (peek(extension), peek(own)) else {
+        let Some(extension) = peek(offset.wrapping_sub(EXTENSION_DISTANCE)) else {
+            break;
+        };
+        let Some(own) = peek(offset.wrapping_sub(HEADER)) else {
             break;
         };
         if header::is_freed(own[1], at) {
@@ -149,23 +149,23 @@ pub(crate) fn find_by_words(
     if is_nothing {
         return Content::Nothing;
     }
-    match partly(words, at, room) {
+    match half_overwritten(words, at, room) {
         Some(object) => Content::Object(object),
         None => Content::Unknown,
     }
 }
 
-/// Returns the object at `at`, `offset` bytes behind the start of its memory, whose header is
-/// intact and has no extension.
+/// Returns the object at `at`, `offset` bytes after the start of its region, if its header is intact
+/// and has no extension.
 #[inline(always)]
-fn whole(words: header::Words, at: u64, offset: u64, room: u64) -> Option<Sampled> {
+fn intact(words: header::Words, at: u64, offset: u64, room: u64) -> Option<Sampled> {
     let counted = header::read_first(words[0], at)?;
     let drawn = header::read_second(words[1], at)?;
     let is_here = !counted.extended && has_room(counted.bytes, offset, room);
     is_here.then_some(sampled(&counted, counted.bytes, drawn, at))
 }
 
-/// Returns the object at `at`, whose extension is intact.
+/// Returns the object at `at` if its extension is intact.
 #[inline(always)]
 fn extended(own: header::Words, bytes: u64, at: u64, offset: u64, room: u64) -> Option<Sampled> {
     let counted = header::read_first(own[0], at)?;
@@ -174,9 +174,9 @@ fn extended(own: header::Words, bytes: u64, at: u64, offset: u64, room: u64) -> 
     is_here.then_some(sampled(&counted, bytes, drawn, at))
 }
 
-/// Returns the object at `at`, of whose header only the first word is intact.
+/// Returns the object at `at` if at least the first word of its header is intact.
 #[inline(always)]
-fn partly(words: header::Words, at: u64, room: u64) -> Option<Sampled> {
+fn half_overwritten(words: header::Words, at: u64, room: u64) -> Option<Sampled> {
     let counted = header::read_first(words[0], at)?;
     let is_here = !counted.extended && has_room(counted.bytes, HEADER, room);
     is_here.then_some(sampled(&counted, counted.bytes, UNKNOWN, at))

@@ -8,6 +8,7 @@ const PAGE_BITS: u32 = 12;
 const LEAF_BITS: u32 = 30;
 /// Number of bits of a program's addresses.
 const ADDRESS_BITS: u32 = 48;
+/// Number of entries of a leaf.
 const LEAF: usize = 1 << (LEAF_BITS - PAGE_BITS);
 /// Maximum number of leaves. Pages beyond that are not entered.
 const MAX_LEAVES: usize = 1 << 12;
@@ -15,9 +16,9 @@ const MAX_LEAVES: usize = 1 << 12;
 /// Page table of slabs.
 #[derive(Debug)]
 pub struct Pages {
-    /// Leaf of each GiB, from 1 on; 0 if it has none.
+    /// Index of the leaf of each GiB, plus 1; 0 if there is none.
     roots: Vec<u32>,
-    /// Extent of each page, from 1 on; 0 if it has none.
+    /// Leaves: index of the extent of each page, plus 1; 0 if there is none.
     leaves: Vec<Box<[u32]>>,
 }
 
@@ -35,13 +36,14 @@ impl Pages {
     #[inline]
     #[must_use]
     pub fn find(&self, address: u64) -> Option<u32> {
-        let leaf = *self.roots.get((address >> LEAF_BITS) as usize)?;
-        let leaf = self.leaves.get((leaf as usize).wrapping_sub(1))?;
+        let number = *self.roots.get((address >> LEAF_BITS) as usize)?;
+        let leaf = self.leaves.get((number as usize).wrapping_sub(1))?;
         let page = (address >> PAGE_BITS) as usize % LEAF;
         leaf[page].checked_sub(1)
     }
 
-    /// Enters an extent for all pages of `range` that have none. Returns false if there is no room.
+    /// Enters an extent for all pages of `range` that have none. Returns false if there are too many
+    /// leaves, or the addresses have more than [`ADDRESS_BITS`] bits.
     pub fn enter(&mut self, range: Range<u64>, extent: u32) -> bool {
         let mut page = range.start >> PAGE_BITS;
         let end = range.end.div_ceil(1 << PAGE_BITS);
@@ -61,6 +63,7 @@ impl Pages {
         true
     }
 
+    /// Returns the leaf of an address, and creates it if there is none.
     fn leaf(&mut self, address: u64) -> Option<&mut [u32]> {
         let root = self.roots.get_mut((address >> LEAF_BITS) as usize)?;
         if *root == 0 {

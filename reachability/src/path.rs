@@ -1,4 +1,4 @@
-//! Chains of pointers from a root to an object, which say what holds it.
+//! Chains of pointers from a root to an object, which show what holds it.
 
 use std::ops::Range;
 
@@ -7,11 +7,11 @@ use crate::mark::{Marks, Origin};
 use crate::memory::{self, Memory};
 use crate::pointers::Pointers;
 
-/// Maximum number of steps of a chain. Longer chains are cut at the object's end.
+/// Maximum number of steps of a chain. Longer chains are not returned.
 pub const MAX_STEPS: usize = 100_000;
 const READ_BYTES: usize = 1 << 20;
 
-/// Step of a chain: memory that contains a pointer to the next step's.
+/// Step of a chain: an object that contains a pointer to the next step's object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
     /// Region that contains the memory.
@@ -24,7 +24,7 @@ pub struct Step {
     pub offset: Option<u64>,
 }
 
-/// Chain of pointers, from a root on.
+/// Chain of pointers that starts at a root.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Path {
     /// Number of the root.
@@ -67,7 +67,7 @@ pub fn to(
     Some(Path { root, steps })
 }
 
-/// Returns the address in `range` of the first pointer into a region.
+/// Returns the address of the first pointer in `range` to a region.
 #[must_use]
 pub fn pointer(
     memory: &dyn Memory,

@@ -1,4 +1,4 @@
-//! Rules for which words count as pointers, and to which regions.
+//! Rules that determine which words count as pointers, and to which regions.
 
 use crate::heap::Heap;
 use crate::memory::word_of;
@@ -6,10 +6,10 @@ use crate::object::HEADER;
 
 /// Size of a word in bytes.
 const WORD_BYTES: usize = 8;
-/// Upper limit of small numbers, which are no addresses and are the most frequent words.
+/// Upper limit of small numbers. They are the most frequent words and never addresses.
 const MAX_SMALL_NUMBER: u64 = 0xffff;
 
-/// Rules for pointers. By default, each aligned word with an address in a region is one.
+/// Rules for pointers. By default, each aligned word that is an address in a region is a pointer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pointers {
     /// Alignment of pointers: 1, 2, 4 or 8.
@@ -18,8 +18,8 @@ pub struct Pointers {
     mask: u64,
     /// Maximum offset in an object to which a pointer may point.
     max_offset: u64,
-    /// Regions of sampled objects that do not start after a plain header, and the objects' offsets
-    /// there; by region. Used only with a limited `max_offset`.
+    /// Regions whose sampled objects do not start after a plain header, with the objects' offsets in
+    /// them, sorted by region. Used only with a limited `max_offset`.
     starts: Vec<(u32, u64)>,
 }
 
@@ -35,8 +35,8 @@ impl Default for Pointers {
 }
 
 impl Pointers {
-    /// Also accepts pointers at multiples of `alignment`, which is 1, 2 or 4. Other values change
-    /// nothing.
+    /// Also accepts pointers at multiples of `alignment`, which is 1, 2 or 4. Other values have no
+    /// effect.
     #[must_use]
     pub fn aligned(mut self, alignment: usize) -> Self {
         if matches!(alignment, 1 | 2 | 4) {
@@ -52,9 +52,9 @@ impl Pointers {
         self
     }
 
-    /// Accepts only pointers that point at most this many bytes into an object. `starts`: offsets
-    /// of sampled objects in their regions, by region ([`crate::lost::starts`]). Objects in other
-    /// regions start after a plain header.
+    /// Accepts only pointers that point at most this many bytes into an object. `starts` has the
+    /// offsets of sampled objects in their regions, sorted by region ([`crate::lost::starts`]).
+    /// Objects in other regions start after a plain header.
     #[must_use]
     pub fn within(mut self, max_offset: u64, starts: Vec<(u32, u64)>) -> Self {
         self.max_offset = max_offset;
@@ -84,20 +84,21 @@ impl Pointers {
         if self.max_offset == u64::MAX {
             return Some((extent, region));
         }
-        let found = heap.extents().get(extent as usize)?;
-        let base = found.start + u64::from(region - found.first) * found.size;
-        let start = if heap.is_sampled(found) {
+        let in_extent = heap.extents().get(extent as usize)?;
+        let base = in_extent.begin_of(region);
+        let start = if heap.is_sampled(in_extent) {
             self.start_in(region)
         } else {
             0
         };
-        let is_near = address - base <= self.max_offset.saturating_add(start);
-        is_near.then_some((extent, region))
+        let is_accepted = address - base <= self.max_offset.saturating_add(start);
+        is_accepted.then_some((extent, region))
     }
 
+    /// Returns the offset of the sampled object in a region.
     fn start_in(&self, region: u32) -> u64 {
-        let found = self.starts.binary_search_by_key(&region, |start| start.0);
-        found.map_or(HEADER, |index| self.starts[index].1)
+        let index = self.starts.binary_search_by_key(&region, |start| start.0);
+        index.map_or(HEADER, |index| self.starts[index].1)
     }
 
     /// Calls `found` with the offset, the extent and the region of each pointer in some memory,

@@ -5,17 +5,17 @@ use shm_protocol::header::{self, Counted, Drawn};
 use crate::jemalloc::{Content, Extent, Map};
 use crate::memory::Memory;
 
-/// Value in place of a weight, for an overwritten header.
+/// Pseudo-weight for an overwritten header.
 pub const OVERWRITTEN: f32 = -1.0;
 
-/// Returns the words of the header of the object at `object`, see [`Bytes::put_header_of`].
+/// Returns the header words of the object at `object` (see [`Bytes::put_header_of`]).
 pub fn header_words(object: u64, bytes: u32, weight: f32) -> [u64; 2] {
     let mut words = Bytes(0, vec![0; 16]);
     words.put_header_of(0, object, bytes, weight);
     [0, 8].map(|at| words.word(at).unwrap_or(0))
 }
 
-/// Memory from an address on.
+/// Memory that starts at an address.
 pub struct Bytes(pub u64, pub Vec<u8>);
 
 impl Bytes {
@@ -25,13 +25,13 @@ impl Bytes {
         self.1[at..at + 8].copy_from_slice(&word.to_le_bytes());
     }
 
-    /// Writes the header of a sampled object of this many bytes whose memory begins at an address.
+    /// Writes a header at an address, for a sampled object of this many bytes that follows it.
     pub fn put_header(&mut self, at: u64, bytes: u32, weight: f32) {
         self.put_header_of(at, at + 16, bytes, weight);
     }
 
-    /// Writes the header of the object at `object`. Weight 0: a freed one; [`OVERWRITTEN`]: an
-    /// invalid one.
+    /// Writes the header of the object at `object`. If the weight is 0, the object has been freed; if
+    /// it is [`OVERWRITTEN`], the header is invalid.
     pub fn put_header_of(&mut self, at: u64, object: u64, bytes: u32, weight: f32) {
         let counted = Counted {
             record: 7,
@@ -86,7 +86,7 @@ pub fn large(at: u64, bytes: u64) -> Extent {
 pub fn map(extents: Vec<Extent>) -> Map {
     Map {
         extents,
-        // Shared by all slabs.
+        // All slabs share these words.
         free: vec![0; 8],
         ..Map::default()
     }

@@ -60,7 +60,7 @@ pub struct Epilogue {
     pub cfa: i64,
     /// Offset of the return address from the CFA, in bytes.
     pub ra: i64,
-    /// Offset of the saved frame pointer from the CFA, in bytes. `None`: it is not restored.
+    /// Offset of the saved frame pointer from the CFA, in bytes; `None` if it is not restored.
     pub fp: Option<i64>,
 }
 
@@ -72,9 +72,11 @@ pub trait Machine {
     const HAS_PLT_RULE: bool;
     /// Vendor of the machine's additional call frame instructions.
     const VENDOR: Vendor;
-    /// Layout of signal frames, on machines where a call leaves the return address in a link
-    /// register, so that a frame may not have saved it. `None`: calls push it.
-    const LINKED: Option<SignalFrame>;
+    /// Layout of signal frames, on machines with a link register, in which an interrupted function's
+    /// return address may still be. `None` if calls push it.
+    const SIGNAL_FRAME: Option<SignalFrame>;
+    /// True if calls put the return address into a register instead of pushing it.
+    const HAS_LINK_REGISTER: bool = Self::SIGNAL_FRAME.is_some();
     /// True if a frame record (the caller's frame pointer, then the return address) is the
     /// outermost part of its frame, as pushed by the call and the function's first instruction.
     /// Otherwise the frame may continue beyond it.
@@ -88,7 +90,7 @@ pub trait Machine {
     fn return_address(word: u64) -> u64;
 
     /// Returns the target of the call that ends at return address `ip`, or `None` if the bytes
-    /// before it are no call.
+    /// before it are not a call.
     fn call(before: [u8; 8], ip: u64) -> Option<Target>;
 
     /// Decodes the code after a call, if it is an epilogue and nothing else: it restores registers,

@@ -72,7 +72,7 @@ impl State {
     }
 
     fn rule<A: Machine>(self) -> Option<Rule> {
-        if self.ra.get().is_none() && A::LINKED.is_none() {
+        if self.ra.get().is_none() && !A::HAS_LINK_REGISTER {
             return None;
         }
         let kind = match self.cfa_register {

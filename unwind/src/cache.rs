@@ -124,7 +124,7 @@ impl RuleCache {
 
 #[inline]
 fn key(ip: u64, generation: u16) -> u64 {
-    ip << 16 | u64::from(generation)
+    (ip << 16) | u64::from(generation)
 }
 
 /// Returns the set of a return address and its preferred entry there.
@@ -142,7 +142,7 @@ mod tests {
     use std::sync::Arc;
 
     fn cache() -> Arc<RuleCache> {
-        // SAFETY: all zero is a valid, empty cache.
+        // SAFETY: zeroed memory is a valid, empty table.
         unsafe { Arc::<RuleCache>::new_zeroed().assume_init() }
     }
 
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_generation_forgets_the_one_before() {
+    fn a_new_generation_discards_earlier_rules() {
         let cache = cache();
         cache.put(0x1234, 1, rule_for(1));
         assert_eq!(cache.get(0x1234, 1), Some(rule_for(1)));
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn holds_eight_thousand_rules_with_few_losses() {
+    fn eight_thousand_rules_fit_with_few_losses() {
         let cache = cache();
         for ip in 0..8192u64 {
             cache.put(0x7f00_0000_0000 + ip * 37, 1, rule_for(ip));
@@ -175,11 +175,12 @@ mod tests {
     #[test]
     fn racing_writers_never_give_a_wrong_rule() {
         let cache = cache();
-        // All in a handful of sets, so that entries are replaced all the time.
+        // All keys fall into a few sets, so that entries are replaced all the time.
         let ips: std::vec::Vec<u64> = (1u64..).filter(|ip| slot_of(*ip).0 < 4).take(64).collect();
         std::thread::scope(|scope| {
             for thread in 0..4 {
-                let (cache, ips) = (&cache, &ips);
+                let cache = &cache;
+                let ips = &ips;
                 scope.spawn(move || {
                     for i in 0..200_000usize {
                         let ip = ips[(i * 7 + thread * 13) % ips.len()];

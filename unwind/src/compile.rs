@@ -26,7 +26,7 @@ impl Scratch {
     #[must_use]
     #[expect(
         clippy::new_without_default,
-        reason = "large: to be made where it stays"
+        reason = "large: should be constructed in place"
     )]
     pub const fn new() -> Self {
         Self { rows: Rows::new() }
@@ -47,13 +47,13 @@ pub fn compile_on<'a, A: Machine>(
     scratch: &mut Scratch,
 ) -> Rule {
     let tables = Tables::of::<A>(module);
-    let found = tables.as_ref().map_err(|cause| *cause).and_then(|tables| {
+    let lookup = tables.as_ref().map_err(|cause| *cause).and_then(|tables| {
         let entry = tables.entry(ip.wrapping_sub(1))?;
         let rule = tables.rule::<A>(&entry, ip.wrapping_sub(1), scratch)?;
         Ok((rule, entry.is_signal_trampoline()))
     });
     let begins = || tables.as_ref().is_ok_and(|tables| tables.begins_at(ip));
-    match found {
+    match lookup {
         Ok((rule, false)) => rule,
         Ok((rule, true)) => signal_return::<A>(module, ip).unwrap_or(rule),
         Err(Cause::NoRule) if begins() || is_start(module, ip) => Rule::END,
@@ -64,11 +64,11 @@ pub fn compile_on<'a, A: Machine>(
     }
 }
 
-/// Returns the rule of the signal trampoline (the code that a handler returns to), on machines
-/// where its own table cannot be used: aarch64's vdso has had none since Linux 5.8; the earlier one
-/// leads from the handler to the interrupted function's caller.
+/// Returns the rule of the signal trampoline (the code that a handler returns to), on machines on
+/// which its own table cannot be used: aarch64's vdso has had none since Linux 5.8, and the vdso's
+/// earlier CFI skips the interrupted function.
 fn signal_return<'a, A: Machine>(module: &impl Module<'a>, ip: u64) -> Option<Rule> {
-    let frame = A::LINKED?;
+    let frame = A::SIGNAL_FRAME?;
     let instructions = [module.instruction(ip)?, module.instruction(ip + 4)?];
     A::is_signal_return(instructions).then(|| Rule::signal(frame))
 }
@@ -94,8 +94,8 @@ pub fn entries(section: &Section<'_>, mut visit: impl FnMut(u64, u64)) {
             continue;
         };
         if let Ok(entry) = partial.parse(EhFrame::cie_from_offset) {
-            let place = section.address.wrapping_add(entry.offset() as u64);
-            visit(entry.initial_address(), place);
+            let address = section.address.wrapping_add(entry.offset() as u64);
+            visit(entry.initial_address(), address);
         }
     }
 }
@@ -287,23 +287,20 @@ fn is_outermost<A: Machine>(row: &Row) -> bool {
 
 pub(crate) type MaybeRule = Option<RegisterRule<usize>>;
 
+/// Returns the rule for a CFA at an offset from a register.
 fn plain<A: Machine>(kind: Kind, cfa: i64, ra: MaybeRule, fp: MaybeRule) -> Option<Rule> {
     let ra_at = match ra {
-        Some(RegisterRule::Offset(at)) => Some(at),
-        None | Some(RegisterRule::SameValue) if A::LINKED.is_some() => None,
+        Some(RegisterRule::Offset(offset)) => Some(offset),
+        None | Some(RegisterRule::SameValue) if A::HAS_LINK_REGISTER => None,
         _ => return None,
     };
-    Some(Rule::new(kind, cfa, ra_at, saved_fp(fp)?))
-}
-
-/// Returns the offset of the saved frame pointer from the CFA, or `Some(None)` if the register
-/// keeps its value. Returns `None` if a rule cannot express where it is.
-fn saved_fp(fp: MaybeRule) -> Option<Option<i64>> {
-    match fp {
-        None | Some(RegisterRule::SameValue | RegisterRule::Undefined) => Some(None),
-        Some(RegisterRule::Offset(at)) => Some(Some(at)),
-        _ => None,
-    }
+    let fp_at = match fp {
+        // The register keeps its value.
+        None | Some(RegisterRule::SameValue | RegisterRule::Undefined) => None,
+        Some(RegisterRule::Offset(offset)) => Some(offset),
+        _ => return None,
+    };
+    Some(Rule::new(kind, cfa, ra_at, fp_at))
 }
 
 fn by_expression<A: Machine>(
@@ -440,9 +437,10 @@ mod tests {
     }
 
     #[test]
-    fn entries_read_briefly_give_the_rules_of_the_general_way() {
+    fn the_fast_path_gives_the_same_rules_as_gimli() {
         let mut scratch = Scratch::new();
-        let (mut all, mut brief) = (0, 0);
+        let mut all = 0;
+        let mut brief = 0;
         for (start, end) in modules() {
             // SAFETY: nothing here unloads modules.
             let Some(image) = (unsafe { Image::at(start, end) }) else {
@@ -459,7 +457,8 @@ mod tests {
                 };
                 let step = usize::try_from(entry.len() / 13 + 1).unwrap();
                 for pc in (function..entry.end_address()).step_by(step) {
-                    let (section, rows) = (tables.section.bytes, &mut scratch.rows);
+                    let section = tables.section.bytes;
+                    let rows = &mut scratch.rows;
                     let initial = rows.initial(&entry, &tables.frames, &tables.bases);
                     let found = brief::rule::<Native>(&entry, section, initial.unwrap(), pc);
                     let row = rows.of(&entry, &tables.frames, &tables.bases, pc).unwrap();

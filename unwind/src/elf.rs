@@ -27,7 +27,7 @@ const MAX_PROGRAM_HEADERS: usize = 64;
 /// Bytes of a module, with their address in the process that runs it.
 #[derive(Clone, Copy, Debug)]
 pub struct Section<'a> {
-    /// Bytes, from `address` on.
+    /// Bytes, starting at `address`.
     pub bytes: &'a [u8],
     /// Address of the first byte.
     pub address: u64,
@@ -39,7 +39,7 @@ pub trait Module<'a> {
     /// Returns the section `.eh_frame_hdr`.
     fn eh_frame_hdr(&self) -> Option<Section<'a>>;
 
-    /// Returns the bytes from an address of `.eh_frame` on, to the end of the section or beyond.
+    /// Returns the bytes that start at an address of `.eh_frame`, up to the end of the section or beyond.
     fn bytes_from(&self, address: u64) -> Option<Section<'a>>;
 
     /// Returns the program's entry point, or `None` for a library or if not known.
@@ -57,8 +57,8 @@ pub trait Module<'a> {
         None
     }
 
-    /// Returns eight bytes of code before an address and 24 from it on, with zeros after the end of
-    /// the readable code. Returns `None` if the first 16 are not readable code.
+    /// Returns eight bytes of code before an address and 24 that start at it, with zeros after the
+    /// end of the readable code. Returns `None` if the first 16 are not readable code.
     fn around(&self, address: u64) -> Option<[[u8; 8]; 4]> {
         let after = |bytes: u64| self.before(address.checked_add(bytes)?);
         let [second, third] = [16, 24].map(|bytes| after(bytes).unwrap_or_default());
@@ -147,7 +147,7 @@ pub unsafe fn first_page(start: u64, end: u64) -> Option<&'static [u8]> {
     if !is_whole || start == 0 {
         return None;
     }
-    // Some packers and sandboxes make it unreadable.
+    // Some packers and sandboxes make the page unreadable.
     if !probe::are_readable(start, start.saturating_add(4096)) {
         return None;
     }
@@ -174,7 +174,7 @@ pub fn extent(page: &[u8], pc: u64, offset: u64) -> Option<(u64, u64)> {
 }
 
 /// Returns the file offset and size in bytes of the program headers, if `page` is the first of an
-/// ELF file. Tools that rewrite programs (BOLT, patchelf) move them far behind the first page.
+/// ELF file. Tools that rewrite programs (BOLT, patchelf) move them far past the first page.
 #[must_use]
 pub fn program_headers_place(page: &[u8]) -> Option<(u64, usize)> {
     if page.len() < HEADER_BYTES || !page.starts_with(b"\x7fELF\x02\x01") {
@@ -196,7 +196,7 @@ pub fn program_headers(page: &[u8]) -> Option<&[u8]> {
 }
 
 /// Returns the program headers of a module mapped at `start..end`, whose first page is `page`. If
-/// they are not in that page, they are used only if they themselves say that they are mapped there.
+/// they are not in that page, they are used only if a segment that they describe maps them.
 ///
 /// # Safety
 /// The module stays mapped for as long as the headers are used.
@@ -270,7 +270,7 @@ impl Image {
         segments(self.headers)
     }
 
-    /// Returns the file-backed bytes of the loaded segment from `address` on.
+    /// Returns the file-backed bytes of a loaded segment that start at `address`.
     fn mapped_from(&self, address: u64) -> Option<Section<'static>> {
         let relative = address.wrapping_sub(self.bias);
         let segment = self.segments().find(|s| {
@@ -312,7 +312,7 @@ impl Image {
                 && relative >= s.address
                 && relative - s.address < s.memory_size
         })?;
-        // Whole pages, as /proc/PID/maps shows them.
+        // Rounded to whole pages, as in /proc/PID/maps.
         let down = segment.address & 4095;
         let end = segment
             .address
@@ -438,12 +438,13 @@ mod tests {
     ];
 
     #[test]
-    fn a_module_begins_where_its_header_says_whatever_the_page_was_mapped_for() {
+    fn a_modules_extent_follows_its_headers_not_its_mappings() {
         let page = page(&SMALL_PROGRAM);
-        let (bias, pc) = (0x7000_0000_0000, 0x7000_0021_0700);
+        let bias = 0x7000_0000_0000;
+        let pc = 0x7000_0021_0700;
         let expected = (bias + 0x20_0000, bias + 0x22_0a40);
         assert_eq!(extent(&page, pc, 0x700), Some(expected));
-        // As another process maps it that has its own idea of addresses.
+        // The module is mapped at another address in another process.
         assert_eq!(
             extent(&page, 0x21_0700, 0x700),
             Some((0x20_0000, 0x22_0a40))
@@ -451,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn offsets_without_code_and_pages_that_are_no_header_say_nothing() {
+    fn pages_without_a_header_and_offsets_without_code_give_no_extent() {
         let good = page(&SMALL_PROGRAM);
         for offset in [0, 0x6bf, 0x8c0, 0x1000, u64::MAX] {
             assert_eq!(extent(&good, 0x21_0700, offset), None, "{offset:x}");
@@ -462,9 +463,9 @@ mod tests {
         assert_eq!(extent(&huge, 1, 0x700), None);
     }
 
-    /// The vdso of aarch64 has no more than half a page, and signals' handlers return to it.
+    /// The vdso of aarch64, to which signal handlers return, is only half a page long.
     #[test]
-    fn a_module_may_end_within_its_first_page() {
+    fn a_module_may_end_in_its_first_page() {
         const PAGE: u64 = 4096;
         const END: u64 = 0x928;
         let header = page(&[(PF_R | PF_X, 0, 0, END)]);

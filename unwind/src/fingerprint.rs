@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn this_program_is_known_again_and_another_is_not() {
+    fn a_program_is_recognised_and_another_is_not() {
         let (page, at) = own();
         let fingerprint = Fingerprint::of(&page, at);
         assert!(!fingerprint.is_empty() && fingerprint.is_there());
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_are_no_header_have_none() {
+    fn pages_without_an_elf_header_have_no_fingerprint() {
         let (page, at) = own();
         for bytes in [&page[..40], &[0; 4096], &page[4..]] {
             assert!(Fingerprint::of(bytes, at).is_empty());

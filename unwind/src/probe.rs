@@ -1,4 +1,4 @@
-//! Asks the kernel whether memory is readable, without touching it.
+//! Determines through a system call whether memory is readable, without touching it.
 //!
 //! `futex(address, FUTEX_CMP_REQUEUE_PRIVATE, 0, 0, address, …)` reads four bytes at the address to
 //! compare them, then wakes and requeues none of the waiters. It returns `EFAULT` if the bytes are
@@ -33,7 +33,8 @@ const EAGAIN: i64 = -11;
 /// True if no more calls may be made.
 static IS_FORBIDDEN: AtomicBool = AtomicBool::new(false);
 
-/// Makes no more calls in this process and its children. No page is known to be readable then.
+/// Forbids further calls in this process and its children. From then on, no page is known to be
+/// readable.
 pub fn forbid() {
     IS_FORBIDDEN.store(true, Ordering::Relaxed);
 }
@@ -138,12 +139,12 @@ mod tests {
     const LEN: usize = 1 << 16;
 
     fn mapped(access: i32) -> u64 {
-        // SAFETY: a new mapping where nothing is.
+        // SAFETY: the kernel chooses the address, so no existing mapping changes.
         unsafe { mmap(0, LEN, access, PRIVATE | ANONYMOUS, -1, 0) }
     }
 
     #[test]
-    fn readable_pages_are_known_whatever_they_hold() {
+    fn readable_pages_are_detected_whatever_their_contents() {
         for access in [1, 3] {
             let page = mapped(access);
             assert!(is_readable(page) && is_readable(page + 8), "never touched");
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_compared_where_they_can_be_read() {
+    fn readable_words_are_compared() {
         let words = [7u32, 8];
         let at = &raw const words[0] as u64;
         assert!(holds(at, 7) && holds(at + 4, 8));
@@ -165,12 +166,12 @@ mod tests {
     }
 
     #[test]
-    fn unreadable_pages_are_known_as_well() {
+    fn unreadable_pages_are_detected() {
         let page = mapped(3);
-        // SAFETY: our own mapping.
+        // SAFETY: the range is this test's own mapping.
         assert_eq!(unsafe { mprotect(page, LEN, 0) }, 0);
         assert!(!is_readable(page));
-        // SAFETY: our own mapping.
+        // SAFETY: the range is this test's own mapping.
         assert_eq!(unsafe { munmap(page, LEN) }, 0);
         assert!(!is_readable(page));
         for wild in [0, 8, 0xfff, 1 << 63, !7, 0xffff_8000_0000_0000] {
@@ -181,24 +182,24 @@ mod tests {
     }
 
     #[test]
-    fn one_hole_is_enough() {
+    fn a_single_hole_makes_a_range_unreadable() {
         let at = mapped(3);
         assert!(are_readable(at + 8, at + LEN as u64));
-        // SAFETY: our own mapping.
+        // SAFETY: the range is this test's own mapping.
         assert_eq!(unsafe { mprotect(at + (LEN / 2) as u64, LEN / 2, 0) }, 0);
         assert!(are_readable(at + 8, at + LEN as u64 / 2));
         assert!(!are_readable(at + 8, at + LEN as u64 / 2 + 1));
     }
 
     #[test]
-    fn a_mapping_beyond_the_end_of_its_file_is_unreadable_and_no_bus_error() {
+    fn a_mapping_past_the_end_of_its_file_is_unreadable_without_sigbus() {
         let file = File::open("/proc/self/exe").expect("this program");
         let len = file
             .metadata()
             .expect("its size")
             .len()
             .next_multiple_of(LEN as u64);
-        // SAFETY: a new mapping where nothing is.
+        // SAFETY: the kernel chooses the address, so no existing mapping changes.
         let at = unsafe {
             let bytes = len as usize + 2 * LEN;
             mmap(0, bytes, 1, PRIVATE, file.as_raw_fd(), 0)
@@ -210,7 +211,7 @@ mod tests {
     /// Probing neither wakes nor loses threads that wait at the probed word: two threads contend
     /// for a mutex that is probed all the time.
     #[test]
-    fn threads_that_wait_at_the_word_are_neither_woken_nor_lost() {
+    fn probing_does_not_wake_or_lose_waiters() {
         use std::sync::{Arc, Condvar, Mutex};
         let pair = Arc::new((Mutex::new(0u32), Condvar::new()));
         let other = Arc::clone(&pair);

@@ -17,7 +17,7 @@ use crate::stack::Memory;
 pub(crate) struct Frame<'f> {
     pub(crate) rule: Rule,
     pub(crate) at: &'f Registers,
-    /// Rule and stack pointer of the frame directly inside this one. `None`: this is the innermost.
+    /// Rule and stack pointer of the frame's callee; `None` if the frame is the innermost.
     pub(crate) callee: Option<(Rule, u64)>,
 }
 
@@ -38,9 +38,9 @@ where
     if rule.is_slow() {
         return slow::step(at, memory, inner);
     }
-    let signal = callee.filter(|(rule, _)| rule.is_signal());
-    let signal = signal.map(|(_, sp)| sp);
-    match (A::LINKED, signal) {
+    let signal_callee = callee.filter(|(rule, _)| rule.is_signal());
+    let signal_sp = signal_callee.map(|(_, sp)| sp);
+    match (A::SIGNAL_FRAME, signal_sp) {
         (Some(saved), Some(frame)) if rule.is_leaf() => {
             match memory.read_inner(frame, frame.wrapping_add_signed(saved.link)) {
                 Ok(link) => rule::leaf_step::<A>(rule, at, link, memory),
@@ -54,7 +54,7 @@ where
                 None => rule::step_on::<A>(rule, at, memory),
             }
         }
-        // Not for functions that a signal interrupted, which may not have made their record yet.
+        // Excludes functions that a signal interrupted, which may not have made their record yet.
         (_, None) if rule.is_bare() => {
             let step = bare_step::<A, _, _, _>(from, memory, inner, rules);
             step.unwrap_or_else(|| rule::step_on::<A>(rule, at, memory))

@@ -72,7 +72,8 @@ impl Readers {
         self.inside.load(Ordering::Acquire) > 0
     }
 
-    /// Ends an announcement, after the module was unloaded and all caches know it.
+    /// Ends an announcement, after the module was unloaded and its entries were removed from all
+    /// caches.
     pub fn end(&self) {
         // In a forked child, `forget_others` may have cleared the announcement.
         let less = |count: u32| count.checked_sub(1);
@@ -81,8 +82,8 @@ impl Readers {
             .fetch_update(Ordering::Release, Ordering::Relaxed, less);
     }
 
-    /// Resets the counts in a forked child, where only the calling thread is left. `is_inside`: it
-    /// is a registered reader.
+    /// Resets the counts in a forked child, where only the calling thread is left. `is_inside` is
+    /// true if that thread is a registered reader.
     pub fn forget_others(&self, is_inside: bool) {
         for (count, now) in [(&self.inside, u32::from(is_inside)), (&self.closing, 0)] {
             // Writes only if needed, since each page that a child writes to is copied.
@@ -115,11 +116,11 @@ mod model {
 
     struct Shared {
         readers: Readers,
-        /// True if the module is mapped. Loom notices who reads it while it is written.
+        /// True if the module is mapped. Loom reports reads that race with a write.
         mapped: UnsafeCell<bool>,
     }
 
-    // SAFETY: what the model is to prove.
+    // SAFETY: the model proves that no reader is registered now.
     unsafe impl Sync for Shared {}
 
     fn shared() -> Arc<Shared> {
@@ -134,7 +135,7 @@ mod model {
         shared.mapped.with_mut(|at| unsafe { *at = mapped });
     }
 
-    /// Reads if it may: within, what is mapped stays so.
+    /// Reads if the reader is not refused. The module must stay mapped during the read.
     fn read(shared: &Shared) -> Option<bool> {
         let _reading = shared.readers.enter()?;
         // SAFETY: loom reports every access that is not ordered with this one.
@@ -154,7 +155,7 @@ mod model {
     }
 
     #[test]
-    fn nothing_is_unloaded_while_it_is_read() {
+    fn nothing_is_unloaded_during_a_read() {
         loom::model(|| {
             let shared = shared();
             let other = Arc::clone(&shared);
@@ -166,12 +167,12 @@ mod model {
     }
 
     #[test]
-    fn two_may_unload_at_once() {
+    fn two_threads_may_unload_at_once() {
         loom::model(|| {
             let shared = shared();
             let other = Arc::clone(&shared);
             let closer = thread::spawn(move || {
-                // As the loader does under its lock: here, one after the other.
+                // The loader's lock serialises unloading; here, the two threads take turns.
                 other.readers.announce();
                 while other.readers.is_inside() {
                     thread::yield_now();
@@ -190,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn readers_are_refused_while_something_is_unloaded() {
+    fn readers_are_refused_during_an_unload() {
         let readers = Readers::new();
         let reading = readers.enter();
         assert!(reading.is_some() && readers.is_inside());
@@ -203,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forked_child_knows_nothing_of_the_others() {
+    fn a_forked_child_ignores_readers_of_the_parent() {
         let readers = Readers::new();
         core::mem::forget(readers.enter());
         readers.announce();
@@ -214,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_is_forked_leaves_in_the_child_as_well() {
+    fn a_reader_can_leave_in_a_forked_child() {
         let readers = Readers::new();
         core::mem::forget(readers.enter());
         let reading = readers.enter();

@@ -19,9 +19,9 @@
 //!
 //! On x86-64, a record is the outermost part of its frame, so the caller's stack pointer follows
 //! it. On aarch64, the record does not show how large the frame is. The caller's stack pointer is
-//! computed from the caller's rule, which says where that saved its frame pointer, and so where its
-//! record is. A caller that has a table but saved no frame pointer cannot be reached, and the stack
-//! ends at the function.
+//! computed from the caller's rule, which gives the location of the saved frame pointer and so of
+//! the caller's record. A caller that has a table but saved no frame pointer cannot be reached, and
+//! the stack ends at the function.
 //!
 //! Python 3.12 and 3.13 generate trampolines on x86-64 that only align the stack: a word, then the
 //! return address. These are recognised by their instructions, which the kernel compares
@@ -63,7 +63,7 @@ impl Caller {
         self.is_called || fp == 0 && self.rule.is_end()
     }
 
-    /// Returns true if a function without a table may return there. `is_sure`: the target of the
+    /// Returns true if a function without a table may return there. If `is_sure`, the target of the
     /// call does not matter.
     fn is_from_bare(&self, fp: u64, is_sure: bool) -> bool {
         self.is_returned_to(fp) && (is_sure || !self.to.is_some_and(Rule::is_tabled))
@@ -72,8 +72,8 @@ impl Caller {
 
 /// Steps from a frame by its record. Returns `None` if it has none that can be trusted.
 ///
-/// `is_chained`: the frame itself was found by the record of its callee. `caller` describes a
-/// return address; it returns `None` if no call leads there.
+/// `is_chained` is true if the frame itself was found by the record of its callee. `caller` describes
+/// a return address; it returns `None` if no call leads there.
 pub(crate) fn step<A: Machine>(
     at: &Registers,
     is_chained: bool,
@@ -81,7 +81,7 @@ pub(crate) fn step<A: Machine>(
     mut caller: impl FnMut(u64) -> Option<Caller>,
 ) -> Option<Step> {
     if at.fp == 0 {
-        // End of the chain, as the standard defines it.
+        // The standard defines this as the end of the chain.
         let ra = Word::default();
         return is_chained.then_some(Step::End { ra });
     }
@@ -92,7 +92,7 @@ pub(crate) fn step<A: Machine>(
     let ip = A::return_address(ra.value);
     let low = at.fp.checked_add(BYTES)?;
     if ip == 0 {
-        // Where no standard requires records, a pair of zeros need not be one.
+        // If no standard requires records, a pair of zeros may be something else.
         let is_record = is_chained || !A::RECORD_ENDS_FRAME;
         return (is_record && fp.value == 0).then_some(Step::End { ra });
     }
@@ -186,7 +186,7 @@ fn leads_to_call<A: Machine>(
 }
 
 /// Steps from a trampoline of Python 3.12 or 3.13, which is recognised by its instructions. Returns
-/// `None` if it is none.
+/// `None` if the code is not such a trampoline.
 pub(crate) fn padded<A: Machine>(
     at: &Registers,
     memory: &mut impl Memory,
@@ -196,9 +196,9 @@ pub(crate) fn padded<A: Machine>(
     let start = at.ip.checked_sub(6)?;
     // The code contains two or three aligned words, depending on its address.
     let skip = (start.next_multiple_of(4) - start) as usize;
-    for (word, place) in code[skip..].chunks_exact(4).zip(0..) {
-        let word = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
-        if !memory.code_is(start + skip as u64 + 4 * place, word) {
+    for (bytes, index) in code[skip..].chunks_exact(4).zip(0..) {
+        let word = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        if !memory.code_is(start + skip as u64 + 4 * index, word) {
             return None;
         }
     }
@@ -219,10 +219,9 @@ fn is_near(sp: u64, fp: u64) -> bool {
     fp >= sp && fp - sp <= MAX_DISTANCE
 }
 
-/// Returns true if `ip` may be an address of code: in user space, and not near `place`, which is on
-/// the stack.
-fn is_plausible(ip: u64, place: u64) -> bool {
-    (LOWEST..HIGHEST).contains(&ip) && ip.abs_diff(place) > MAX_DISTANCE
+/// Returns true if `ip` may be an address of code: in user space, and not near `stack_address`.
+fn is_plausible(ip: u64, stack_address: u64) -> bool {
+    (LOWEST..HIGHEST).contains(&ip) && ip.abs_diff(stack_address) > MAX_DISTANCE
 }
 
 /// Returns the saved frame pointer and the return address of a record.
@@ -244,20 +243,23 @@ mod tests {
     use crate::stack::Copied;
 
     const LOW: u64 = 0x7000_0000;
-    /// Addresses in a module: behind a call through a register, of a function with a table, of one
-    /// without, and behind none.
+    /// Address in a module, after a call through a register.
     const BY_REGISTER: u64 = 0x40_1001;
+    /// Address in a module, after a call of a function with an unwind table.
     const OF_TABLED: u64 = 0x40_1002;
+    /// Address in a module, after a call of a function without an unwind table.
     const OF_BARE: u64 = 0x40_1003;
+    /// Address in a module that does not follow a call.
     const NOT_CALLED: u64 = 0x40_1004;
-    /// In no module.
+    /// Address in no module.
     const MADE: u64 = 0x5000_0000;
 
     /// Frames in the module have 32 bytes, the outermost word of which is the return address.
     fn caller(ip: u64) -> Option<Caller> {
         if ip >> 12 != 0x401 {
             let rule = Rule::failed(Cause::NoModule);
-            let (is_called, to) = (false, None);
+            let is_called = false;
+            let to = None;
             return Some(Caller {
                 rule,
                 is_called,
@@ -280,7 +282,8 @@ mod tests {
         LOW + 8 * word
     }
 
-    /// Returns the caller of a frame at the stack's begin whose frame pointer leads to this word.
+    /// Returns the caller of a frame at the start of the stack whose frame pointer points to this
+    /// word.
     fn stepped(fp: u64, words: &[u64]) -> Option<Registers> {
         let from = Registers {
             ip: MADE,
@@ -295,10 +298,11 @@ mod tests {
     }
 
     #[test]
-    fn a_record_ends_its_frame_and_its_return_address_follows_a_call() {
+    fn a_record_gives_the_caller_if_its_return_address_follows_a_call() {
         let with = |ip| stepped(2, &[1, 2, 77, ip, 5]);
         for ip in [BY_REGISTER, OF_BARE] {
-            let (sp, fp) = (at(4), 77);
+            let sp = at(4);
+            let fp = 77;
             assert_eq!(with(ip), Some(Registers { ip, sp, fp }));
         }
         for ip in [OF_TABLED, NOT_CALLED, 0, 8, at(2)] {
@@ -309,12 +313,14 @@ mod tests {
     }
 
     #[test]
-    fn records_of_made_code_must_lead_to_a_call() {
+    fn records_of_generated_code_must_lead_to_a_call() {
         let chain = |saved: [u64; 2], last: u64| {
             let words = [at(3), MADE, 9, saved[0], MADE + 64, 9, saved[1], last, 9];
             stepped(0, &words)
         };
-        let (ip, sp, fp) = (MADE, at(2), at(3));
+        let ip = MADE;
+        let sp = at(2);
+        let fp = at(3);
         let whole = Some(Registers { ip, sp, fp });
         assert_eq!(chain([at(6), 1], BY_REGISTER), whole);
         for (saved, last) in [
@@ -330,10 +336,10 @@ mod tests {
         }
     }
 
-    /// On aarch64 the caller's own record counts, which lies at the bottom of its frame of 32
-    /// bytes: what has called it may be made code again.
+    /// On aarch64, the caller's own record must be valid. It lies at the bottom of the caller's
+    /// 32-byte frame, and the caller's caller may be generated code again.
     #[test]
-    fn made_code_may_have_called_the_caller_too() {
+    fn generated_code_may_have_called_the_caller() {
         let caller = |ip| {
             caller(ip).map(|mut found| {
                 if !found.rule.is_outside() {
@@ -344,7 +350,9 @@ mod tests {
         };
         let stepped = |saved: u64, outer: [u64; 2]| {
             let words = [at(3), BY_REGISTER, 9, saved, outer[0], 9, 9, 1, outer[1], 9];
-            let (ip, sp, fp) = (MADE, LOW, at(0));
+            let ip = MADE;
+            let sp = LOW;
+            let fp = at(0);
             let mut memory = Copied::new(LOW, &words);
             let from = Registers { ip, sp, fp };
             step::<Aarch64>(&from, false, &mut memory, caller).map(|step| match step {
@@ -352,7 +360,9 @@ mod tests {
                 other => panic!("{other:?}"),
             })
         };
-        let (ip, sp, fp) = (BY_REGISTER, at(3), at(3));
+        let ip = BY_REGISTER;
+        let sp = at(3);
+        let fp = at(3);
         let whole = Some(Registers { ip, sp, fp });
         for (saved, outer) in [
             (at(7), [MADE + 64, BY_REGISTER]),
@@ -372,7 +382,7 @@ mod tests {
         }
     }
 
-    /// A stack, and code at [`MADE`].
+    /// Memory with a stack, and with code at [`MADE`].
     struct Made<'a>(Copied<'a>, &'a [u8]);
 
     impl Memory for Made<'_> {
@@ -396,23 +406,25 @@ mod tests {
     }
 
     #[test]
-    fn a_trampoline_of_two_words_is_stepped_over() {
+    fn a_two_word_trampoline_is_stepped_over() {
         let walked = |ip: u64, code: &[u8], ra: u64| {
             let words = [1, ra, 1, 2];
             let mut memory = Made(Copied::new(LOW, &words), code);
-            let (sp, fp) = (LOW, 3);
+            let sp = LOW;
+            let fp = 3;
             let step = padded::<X86_64>(&Registers { ip, sp, fp }, &mut memory, caller);
             step.map(|step| match step {
                 Step::Caller { registers, .. } => registers,
                 other => panic!("{other:?}"),
             })
         };
-        // Python 3.12 writes one right behind the other.
+        // Python 3.12 writes the trampolines one after another.
         let code = X86_64::PADDED.expect("some").repeat(5);
         let returns: [u64; 4] = [6, 17, 28, 39];
         for at_return in returns.map(|offset| MADE + offset) {
             for ip in [BY_REGISTER, OF_TABLED] {
-                let (sp, fp) = (at(2), 3);
+                let sp = at(2);
+                let fp = 3;
                 let expected = Some(Registers { ip, sp, fp });
                 assert_eq!(walked(at_return, &code, ip), expected);
             }
@@ -433,9 +445,11 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_of_a_record_alone_may_have_been_jumped_to() {
+    fn a_function_with_only_a_record_may_have_been_jumped_to() {
         let found = stepped(0, &[77, OF_TABLED, 5]);
-        let (ip, sp, fp) = (OF_TABLED, at(2), 77);
+        let ip = OF_TABLED;
+        let sp = at(2);
+        let fp = 77;
         assert_eq!(found, Some(Registers { ip, sp, fp }));
     }
 }

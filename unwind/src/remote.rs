@@ -20,10 +20,10 @@ pub struct Unwound<'f> {
     pub frames: &'f [Registers],
     /// Rule of the last frame.
     pub rule: Rule,
-    /// Rule of the frame before it. `None`: there is no such frame.
+    /// Rule of that frame's callee; `None` if there is none.
     pub callee: Option<Rule>,
-    /// Registers of the innermost frame by DWARF number, as far as they are known. An interrupted
-    /// function may hold values in them that it would have saved by its next call.
+    /// Registers of the innermost frame that are known, by DWARF number. An interrupted function may
+    /// hold values in them that it would have saved by its next call.
     pub live: &'f [u64],
 }
 

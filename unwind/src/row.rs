@@ -154,8 +154,9 @@ impl Rows {
         Ok(&self.initial)
     }
 
-    /// Executes call frame instructions. `span` holds the start of the function and the pc up to
-    /// which an FDE's instructions are executed; `None`: all instructions of a CIE.
+    /// Executes call frame instructions. For an FDE, `span` holds the start of the function and the
+    /// pc up to which instructions are executed. If it is `None`, all instructions of a CIE are
+    /// executed.
     #[inline(never)]
     fn run(
         &mut self,

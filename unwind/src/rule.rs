@@ -1,22 +1,22 @@
 //! Unwind rules: how to find one frame's caller, in 64 bits.
 //!
-//! A rule says where the canonical frame address (CFA, DWARF 5 §6.4.1) is and where the return
-//! address and the frame pointer were saved. Other registers are not followed. Frames that need
-//! more take the slow path (`crate::slow`).
+//! A rule gives the canonical frame address (CFA, DWARF 5 §6.4.1), and the places on the stack where
+//! the return address and the frame pointer were saved. Other registers are not followed. Frames
+//! that need more take the slow path (`crate::slow`).
 
 // Decision 24: an unwinder of our own, not framehop.
 use crate::arch::{Machine, Native, SignalFrame};
 use crate::stack::{Known, Memory};
 use crate::{Cause, Registers};
 
-/// Way to find the CFA. Three bits of a rule, all values of which are in use. Another kind would
-/// have to take a bit from the CFA's offset, which has 24 and needs fewer.
+/// Method of finding the CFA. A kind takes three bits of a rule, and all eight values are in use.
+/// Another kind would have to take a bit from the CFA's offset, which has 24 and needs fewer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
     /// No rule: zeroed memory.
     Empty = 0,
-    /// Stack cannot be unwound further; `cfa` holds the [`Cause`].
+    /// The stack cannot be unwound further; `cfa` holds the [`Cause`].
     Failed = 1,
     /// Outermost frame.
     End = 2,
@@ -29,7 +29,8 @@ pub enum Kind {
     /// CFA = word at (sp + cfa); other offsets are relative to sp too: signal frames, in which the
     /// kernel has saved all registers, and ip is exact.
     Context = 6,
-    /// CFA = sp + 8, or sp + 16 from byte `cfa` of the entry's 16 bytes on: x86-64 PLT entries.
+    /// CFA = sp + 8 before byte `cfa` of the entry's 16 bytes, and sp + 16 from that byte: x86-64 PLT
+    /// entries.
     Plt = 7,
 }
 
@@ -45,7 +46,7 @@ pub enum Base {
 }
 
 /// Packed rule: `instance:5 | kind:3 | cfa:24 (words, signed) | ra:16 | fp:16 (words, signed)`. The
-/// instance tells apart modules that were loaded at the same addresses in turn.
+/// instance distinguishes modules that were loaded at the same addresses one after another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Rule(u64);
@@ -66,8 +67,8 @@ impl Rule {
     pub const END: Self = Self((Kind::End as u64) << 56);
 
     /// Rule of a frame that takes the slow path ([`crate::slow`]). Means [`Cause::Unsupported`]
-    /// where there is no slow path.
-    pub(crate) const SLOW: Self = Self((Kind::Failed as u64) << 56 | SLOW << 32);
+    /// if there is no slow path.
+    pub(crate) const SLOW: Self = Self(((Kind::Failed as u64) << 56) | (SLOW << 32));
 
     /// Rule of an address that cannot be looked up right now. Must never be cached, so that the
     /// next sample looks it up again.
@@ -89,8 +90,9 @@ impl Rule {
         match (words(ra_at), words(fp_at)) {
             (Some(ra), Some(fp)) if cfa % 8 == 0 && (cfa / 8).abs() < CFA_LIMIT => {
                 let cfa = (cfa / 8) as u64 & 0xff_ffff;
-                let (ra, fp) = (u64::from(ra as u16), u64::from(fp as u16));
-                Self((kind as u64) << 56 | cfa << 32 | ra << 16 | fp)
+                let ra = u64::from(ra as u16);
+                let fp = u64::from(fp as u16);
+                Self(((kind as u64) << 56) | (cfa << 32) | (ra << 16) | fp)
             }
             _ => Self::failed(Cause::Unsupported),
         }
@@ -99,7 +101,7 @@ impl Rule {
     /// Returns the rule of an address whose frame cannot be unwound.
     #[must_use]
     pub fn failed(cause: Cause) -> Self {
-        Self((Kind::Failed as u64) << 56 | (cause as u64) << 32)
+        Self(((Kind::Failed as u64) << 56) | ((cause as u64) << 32))
     }
 
     /// Returns the rule with these bits, from [`bits`](Self::bits).
@@ -119,10 +121,11 @@ impl Rule {
     /// Returns this rule for code of the `instance`th module at its addresses.
     #[must_use]
     pub fn with_instance(self, instance: u8) -> Self {
-        Self(self.0 & (u64::MAX >> 5) | u64::from(instance.min(MAX_INSTANCE)) << 59)
+        Self(self.0 & (u64::MAX >> 5) | (u64::from(instance.min(MAX_INSTANCE)) << 59))
     }
 
-    /// Returns the number of the module, from 0, among those loaded at its addresses in turn.
+    /// Returns the number of the module, starting at 0, among those loaded at its addresses one after
+    /// another.
     #[inline]
     #[must_use]
     pub fn instance(self) -> u8 {
@@ -193,10 +196,10 @@ impl Rule {
     /// the code.
     #[inline]
     pub(crate) fn is_rare<A: Machine>(self) -> bool {
-        self.is_slow() || A::LINKED.is_some() && self.is_leaf() || self.is_bare()
+        self.is_slow() || A::HAS_LINK_REGISTER && self.is_leaf() || self.is_bare()
     }
 
-    /// Returns true if the stack ends here whatever its memory holds.
+    /// Returns true if the stack ends here, whatever its memory contains.
     #[must_use]
     pub(crate) fn ends(self) -> bool {
         match self.kind() {
@@ -248,8 +251,8 @@ impl Rule {
     }
 
     /// Returns the stack pointer of a frame whose frame pointer `fp` points to its frame record.
-    /// Returns `None` if the rule says that the frame has none, and `low` if unwinding the frame
-    /// does not need its stack pointer.
+    /// Returns `None` if the frame has no record according to the rule, and `low` if unwinding the
+    /// frame does not need its stack pointer.
     #[must_use]
     pub fn sp_of_record(self, low: u64, fp: u64) -> Option<u64> {
         match self.kind() {
@@ -305,15 +308,15 @@ pub enum Step {
     },
     /// No caller: the frame is the outermost.
     End {
-        /// Zero word in place of the return address; address 0 if the rule alone says so.
+        /// Zero word in place of the return address; address 0 if the rule itself ends the stack.
         ra: Word,
     },
     /// No known caller: the stack cannot be unwound further.
     Truncated(Cause),
 }
 
-/// Steps to the caller in the common case: a plain rule, words that are known to be readable, and
-/// not the outermost frame. Returns `None` otherwise. Short enough to be inlined in the walk's
+/// Steps to the caller in the common case: the rule is plain, its words are known to be readable, and
+/// the frame is not the outermost. Returns `None` otherwise. Short enough to be inlined in the walk's
 /// loop.
 #[inline(always)]
 #[must_use]

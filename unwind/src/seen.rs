@@ -118,29 +118,29 @@ mod tests {
     use std::sync::Arc;
 
     fn seen() -> Arc<Seen> {
-        // SAFETY: all zero is a valid, empty cache.
+        // SAFETY: zeroed memory is a valid, empty table.
         unsafe { Arc::<Seen>::new_zeroed().assume_init() }
     }
 
     fn key(number: u64) -> Key {
         let mixed = number.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        Key((mixed ^ mixed >> 32).wrapping_mul(0xD6E8_FEB8_6659_FD93))
+        Key((mixed ^ (mixed >> 32)).wrapping_mul(0xD6E8_FEB8_6659_FD93))
     }
 
     #[test]
-    fn a_stack_is_found_by_all_of_its_hash_only() {
+    fn a_stack_is_found_only_by_its_complete_hash() {
         let seen = seen();
         let key = key(1);
         assert_eq!(seen.get(key), None);
         seen.put(key, 4711);
         assert_eq!(seen.get(key), Some(4711));
         for bit in 0..64 {
-            assert_eq!(seen.get(Key(key.0 ^ 1 << bit)), None, "{bit}");
+            assert_eq!(seen.get(Key(key.0 ^ (1 << bit))), None, "{bit}");
         }
     }
 
     #[test]
-    fn an_empty_entry_is_no_stack() {
+    fn an_empty_entry_is_not_a_stack() {
         let nothing = Key(0);
         assert_eq!(seen().get(nothing), None);
     }
@@ -159,14 +159,15 @@ mod tests {
     #[test]
     fn racing_writers_never_give_a_wrong_leaf() {
         let seen = seen();
-        // All in a handful of sets, so that entries are replaced all the time.
+        // All keys fall into a few sets, so that entries are replaced all the time.
         let numbers = (1u64..)
             .filter(|number| key(*number).sets()[0] < 4)
             .take(64);
         let numbers: std::vec::Vec<u64> = numbers.collect();
         std::thread::scope(|scope| {
             for thread in 0..4 {
-                let (seen, numbers) = (&seen, &numbers);
+                let seen = &seen;
+                let numbers = &numbers;
                 scope.spawn(move || {
                     for i in 0..200_000usize {
                         let number = numbers[(i * 7 + thread * 13) % numbers.len()];

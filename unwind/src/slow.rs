@@ -54,7 +54,7 @@ struct Row<'a> {
     cfa: CfaRule<usize>,
     ra: RegisterRule<usize>,
     fp: RegisterRule<usize>,
-    /// Rule of the caller's stack pointer. `None`: it is the CFA.
+    /// Rule of the caller's stack pointer; `None` if it is the CFA.
     sp: Option<RegisterRule<usize>>,
     is_signal: bool,
 }
@@ -134,7 +134,8 @@ where
             sp,
             fp,
         };
-        let (ra, fp) = (Word::default(), Word::default());
+        let ra = Word::default();
+        let fp = Word::default();
         Ok(Step::Caller { registers, ra, fp })
     }
 
@@ -153,7 +154,10 @@ where
             // Only the innermost frame may hold its return address in the link register. If it
             // called malloc, it has saved it.
             RegisterRule::SameValue | RegisterRule::Undefined if of == A::NUMBERS.ra => {
-                let live = self.live.get(usize::from(of.0)).filter(|_| count == 0);
+                if count != 0 {
+                    return Err(Cause::Unsupported);
+                }
+                let live = self.live.get(usize::from(of.0));
                 live.copied().ok_or(Cause::Unsupported)
             }
             RegisterRule::SameValue | RegisterRule::Undefined => {
@@ -184,7 +188,7 @@ where
         match register {
             r if r == A::NUMBERS.sp => Ok(at.sp),
             r if r == A::NUMBERS.fp => Ok(at.fp),
-            // Only linkage stubs need this. They are not returned to, so the pc is exact.
+            // Only linkage stubs use the pc. No call returns to them, so it is exact.
             r if r == A::NUMBERS.ra => Ok(at.ip.wrapping_sub(1)),
             _ => self.saved(register, at, number, stack),
         }
@@ -222,9 +226,11 @@ where
         }
         // No inner frame has saved the register, so it still has the innermost frame's value,
         // provided that all frames were searched.
+        if number > MAX_SEARCHED_FRAMES {
+            return Err(Cause::Unsupported);
+        }
         let live = self.live.get(usize::from(register.0));
-        let live = live.filter(|_| number <= MAX_SEARCHED_FRAMES).copied();
-        live.ok_or(Cause::Unsupported)
+        live.copied().ok_or(Cause::Unsupported)
     }
 
     fn evaluate(
@@ -261,7 +267,7 @@ fn local<A: Machine>(
     evaluate(expression, frames, Some(cfa), &mut ask)
 }
 
-/// Input that the evaluation of an expression asks for.
+/// Input that the evaluation of an expression requires.
 enum Input {
     /// Value of a register.
     Register(Register),

@@ -14,12 +14,11 @@
 //! truncated. A gap between two frames that is too wide for the budget (a large array, or the way
 //! from one piece of a split stack to the next) is skipped without probing.
 //!
-//! Nor can it be queried which stack is the thread's own. A stack is treated as such if its memory
-//! is readable without a gap up to the thread's stack end ([`Ends`]) and
-//! - in threads other than the first: a complete walk ended so close below that end that no other
-//!   stack fits between, and every frame from there inwards was reached on one stack, without a
-//!   stack switch;
-//! - in the first thread: always, because the kernel keeps a gap below a growing stack.
+//! Nor can the kernel be asked which stack is the thread's own. A stack is treated as such if its
+//! memory is readable without a gap up to the thread's stack end ([`Ends`]) and, except in the main
+//! thread, a complete walk ended so close below that end that no other stack fits between, and every
+//! frame from there inwards was reached without a stack switch. In the main thread, no such walk is
+//! needed, because the kernel keeps a gap below a growing stack.
 
 // Decision 18: stack memory stays trusted only on the thread's own stack.
 use crate::probe::{self, PAGE};
@@ -62,7 +61,7 @@ pub struct Copied<'a> {
 }
 
 impl<'a> Copied<'a> {
-    /// Returns a stack with these words from address `low` on, which must be a multiple of 8.
+    /// Returns a stack with these words, starting at address `low`, which must be a multiple of 8.
     #[must_use]
     pub fn new(low: u64, words: &'a [u64]) -> Self {
         Self { low, words }
@@ -72,12 +71,11 @@ impl<'a> Copied<'a> {
 impl Memory for Copied<'_> {
     fn read(&mut self, address: u64) -> Result<u64, Cause> {
         let offset = address.wrapping_sub(self.low);
-        let word = self
-            .words
-            .get(usize::try_from(offset / 8).unwrap_or(usize::MAX));
-        word.filter(|_| offset.is_multiple_of(8))
-            .copied()
-            .ok_or(Cause::OutOfStack)
+        if !offset.is_multiple_of(8) {
+            return Err(Cause::OutOfStack);
+        }
+        let index = usize::try_from(offset / 8).unwrap_or(usize::MAX);
+        self.words.get(index).copied().ok_or(Cause::OutOfStack)
     }
 
     fn read_inner(&mut self, _: u64, address: u64) -> Result<u64, Cause> {
@@ -91,9 +89,9 @@ impl Memory for Copied<'_> {
 
 /// Stack of an interrupted thread, for the step from its innermost frame.
 ///
-/// Words below the stack pointer are not read. At the end of a function, unwind tables may still
-/// say that the frame pointer is saved there. By then it has been restored, so its register's value
-/// is returned instead.
+/// Words below the stack pointer are not read. At the end of a function, unwind tables may still give
+/// such a word as the location of the saved frame pointer. By then the frame pointer has been
+/// restored, so its register's value is returned instead.
 pub struct Interrupted<'a, M> {
     /// Innermost frame.
     pub at: Registers,
@@ -131,12 +129,14 @@ const MAX_EXTENSION: u64 = 16 << 20;
 /// Maximum number of pages between two reads that are probed at the expense of the read budget.
 const SMALL_GAP: u64 = 8;
 
-/// Number of system calls that walks may make.
+/// Numbers of system calls that walks may still make, one for pages that are read and one for pages
+/// in gaps.
 ///
-/// Pages that are read have the larger budget: without it, a stack is truncated. Pages in gaps,
-/// which are probed only to keep the known part contiguous, have the smaller one: without it, the
-/// known part restarts after the gap, and the next walk starts without a cached stack. Both start
-/// with enough for a stack of 32 MiB, which is probed once if it turns out to be the thread's own.
+/// The budget for pages that are read is refilled faster, because a stack is truncated when it is
+/// exhausted. Pages in gaps are probed only to keep the known part contiguous; when their budget is
+/// exhausted, the known part restarts after the gap, and the next walk starts without a cached stack.
+/// Both start with enough for a stack of 32 MiB, which is probed once if it turns out to be the
+/// thread's own.
 #[derive(Clone, Copy, Debug)]
 struct Budget {
     read: u16,
@@ -183,13 +183,13 @@ const RED_ZONE: u64 = 128;
 /// Ends (highest addresses) of the stacks on which threads start.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Ends {
-    /// End of the stack that the kernel made for the first thread; 0 if unknown.
+    /// End of the stack that the kernel made for the main thread; 0 if unknown.
     pub first: u64,
-    /// Thread pointer of the first thread. It is not the end of a stack: it points into a separate
+    /// Thread pointer of the main thread. It is not the end of a stack: it points into a separate
     /// mapping, below which the program may map anything.
     pub first_thread: u64,
     /// Maximum distance, in bytes, between a thread's thread pointer and its outermost frame, in
-    /// threads other than the first: the size of thread-local storage, plus less than the size of
+    /// threads other than the main one: the size of thread-local storage, plus less than the size of
     /// the smallest stack.
     pub thread_slack: u64,
 }
@@ -206,10 +206,10 @@ impl Known {
     #[inline(always)]
     #[must_use]
     pub fn peek(self, address: u64) -> Option<u64> {
-        let inside = address.wrapping_sub(self.low) < self.bytes;
+        let is_inside = address.wrapping_sub(self.low) < self.bytes;
         // SAFETY: the address is aligned and inside the known range, which is readable during this
         // walk (see `Stack::read`).
-        (inside && address & 7 == 0).then(|| unsafe { (address as *const u64).read_volatile() })
+        (is_inside && address & 7 == 0).then(|| unsafe { (address as *const u64).read_volatile() })
     }
 }
 
@@ -439,7 +439,7 @@ impl Stack {
     }
 
     /// Determines, after a walk that did not start on the known part of the thread's own stack,
-    /// whether it was on that stack after all.
+    /// whether the walk was on that stack nevertheless.
     ///
     /// `outermost` is the stack pointer of the outermost frame, or `None` if the stack is
     /// truncated. `steady` returns that of the innermost frame from which the walk certainly stayed

@@ -48,7 +48,7 @@ pub const ADDRESS_BITS: u32 = 48;
 /// Result of a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Walk {
-    /// Node of the innermost frame. `None`: the tree is full.
+    /// Node of the innermost frame; `None` if the tree is full.
     pub leaf: Option<u32>,
     /// Reason why the stack is truncated, or `None` if it is complete.
     pub truncated: Option<Cause>,
@@ -56,7 +56,7 @@ pub struct Walk {
 
 #[inline]
 fn tagged(ip: u64, instance: u8) -> u64 {
-    ip | u64::from(instance) << ADDRESS_BITS
+    ip | (u64::from(instance) << ADDRESS_BITS)
 }
 
 /// Address for a step that cannot be validated by comparing words: see [`never`].
@@ -111,7 +111,7 @@ pub struct Walker {
     last_quick_key: u64,
     pace: Pace,
     /// Number of outermost interpreter frames that quick walks since the last cache update have
-    /// found unchanged. `usize::MAX`: all.
+    /// found unchanged; `usize::MAX` if all.
     unchanged_inserted: usize,
     inserted: InsertedHash,
     scratch: MaybeUninit<Scratch>,
@@ -122,8 +122,8 @@ pub struct Walker {
 /// Result of a trace.
 struct Trace {
     stack: Traced,
-    /// `Some` if the walk reached the end of the stack, with the reason if it is truncated there.
-    /// `None`: the rest is cached.
+    /// `Some` if the walk reached the end of the stack, with the reason if it is truncated there;
+    /// `None` if the rest is cached.
     end: Option<Option<Cause>>,
 }
 
@@ -137,8 +137,8 @@ impl Trace {
         }
     }
 
-    /// Returns the result of a walk that reached cached frame `index`, from which on all cached
-    /// frames are still valid.
+    /// Returns the result of a walk that reached cached frame `index`. That frame and all cached
+    /// frames outside it are still valid.
     #[inline]
     fn joins(index: usize, new: NewFrames) -> Self {
         Self {
@@ -239,7 +239,7 @@ impl Walker {
 
     /// Like [`walk`](Self::walk), but adds the interpreter frames that `insert` finds.
     ///
-    /// `by_stack`: `insert` needs only the stack's words, not the native frames. It can then be
+    /// If `by_stack`, `insert` needs only the stack's words, not the native frames. It can then be
     /// called before the walk, which makes the shortcuts possible.
     #[inline(never)]
     pub fn walk_with<'a, T: Tree>(
@@ -253,7 +253,7 @@ impl Walker {
     ) -> Walk {
         let mut insert = Some(insert);
         let mut known = None;
-        // At most one call: `unchanged` in the result is relative to the previous call.
+        // `insert` is called at most once: `unchanged` in its result is relative to the previous call.
         let mut insert_once = |trail: &Trail<'_>| {
             let inserted = insert.take().map(|insert| insert(trail));
             *known.insert(inserted.or(known).unwrap_or(Insertion::NONE))
@@ -318,7 +318,8 @@ impl Walker {
         // SAFETY: `init` wrote it.
         let rule = code.rule(start.ip, unsafe { self.scratch.assume_init_mut() });
         let step = self.interrupted_step(rule, &start, live, &code);
-        let (mut new, salt) = (NewFrames::NONE, tree.salt());
+        let mut new = NewFrames::NONE;
+        let salt = tree.salt();
         let words = [never(), Word::default()];
         let hash = frame_hash(start, rule, salt);
         // SAFETY: `new` is empty, so there is room.
@@ -377,11 +378,12 @@ impl Walker {
         if let Some(end) = trace.end {
             self.truncated = end;
         }
-        let (cached, count) = (&self.cached, self.cached.count(&trace.stack));
+        let cached = &self.cached;
+        let count = self.cached.count(&trace.stack);
         let insertion = insert(&Trail {
             known: self.stack.known(),
             count,
-            frame: &|index| cached.found(&trace.stack, index).registers,
+            frame: &|index| cached.traced_frame(&trace.stack, index).registers,
         });
         self.inserted.update(&insertion);
         if count > MAX_FRAMES || self.truncated == Some(Cause::TooDeep) {
@@ -470,15 +472,15 @@ impl Walker {
         let mut from = self.cached.begin();
         let mut readable = self.stack.known();
         loop {
-            let met = self.cached.find(at, &mut from);
-            if met.is_some()
+            let cached_index = self.cached.find(at, &mut from);
+            if cached_index.is_some()
                 && !self.stack.is_on_own()
                 && !self.stack.covers(self.span.0, self.span.1)
             {
                 // The cached frames are on another stack, which was mapped at these addresses.
                 self.clear_cached();
                 from = self.cached.begin();
-            } else if let Some(index) = met {
+            } else if let Some(index) = cached_index {
                 // SAFETY: the thread's own stack is mapped; of any other stack, `covers` has just
                 // checked all cached words.
                 let Some(changed) = (unsafe { self.cached.first_changed(index) }) else {
@@ -521,7 +523,7 @@ impl Walker {
         }
     }
 
-    /// Steps from `at` to its caller, where the rule needs more than the followed registers.
+    /// Steps from `at` to its caller, if the rule needs more than the followed registers.
     /// `fresh` is the number of frames already pushed, inside `at`.
     #[cold]
     fn rare_step(
@@ -533,7 +535,7 @@ impl Walker {
         code: &impl Code,
     ) -> Step {
         let cached = &self.cached;
-        // `trace` has pushed `fresh` frames, and the steps ask for no others.
+        // `trace` has pushed `fresh` frames, and the steps use no others.
         let frame = |index: usize| cached.new_frame(index);
         let callee = fresh.checked_sub(1).map(frame);
         let mut inner = slow::Inner {

@@ -59,7 +59,8 @@ fn copy_of_this() -> Mapped {
     let readable =
         |line: &&str| line.ends_with(exe) && line.split(' ').nth(1).unwrap().contains('r');
     let parts: Vec<Range<usize>> = maps.lines().filter(readable).map(range_of).collect();
-    let (first, last) = (parts[0].start, parts[parts.len() - 1].end);
+    let first = parts[0].start;
+    let last = parts[parts.len() - 1].end;
     let copy = Mapped::new(last - first);
     for part in parts {
         // SAFETY: a readable mapping of this program, which stays.
@@ -115,16 +116,16 @@ impl Tree for Nowhere {
 }
 
 fn walker() -> Box<Walker> {
-    // SAFETY: of this layout, and zeroed memory is what `init` expects.
+    // SAFETY: the memory has this layout, and zeroed memory is what `init` expects.
     let mut walker: Box<Walker> =
         unsafe { Box::from_raw(alloc_zeroed(Layout::new::<Walker>()).cast()) };
     walker.init(Ends::default());
     walker
 }
 
-/// Asks an image all there is to ask, about code at these places in it; returns how many
+/// Asks an image all there is to ask, about code at these addresses in it; returns how many
 /// rules were found.
-fn look(mapped: &Mapped, places: &[u64]) -> usize {
+fn look_up(mapped: &Mapped, addresses: &[u64]) -> usize {
     let Some(image) = mapped.image() else {
         return 0;
     };
@@ -136,7 +137,7 @@ fn look(mapped: &Mapped, places: &[u64]) -> usize {
     assert!(image.build_id().is_none_or(inside));
     assert!(image.eh_frame_hdr().is_none_or(|s| inside(s.bytes)));
     let mut scratch = Scratch::new();
-    let ips = places
+    let ips = addresses
         .iter()
         .map(|place| range.start + place % (range.end - range.start));
     let ips: Vec<u64> = ips.collect();
@@ -184,16 +185,16 @@ fn tables(mapped: &Mapped) -> [Range<usize>; 2] {
 }
 
 #[test]
-fn a_sound_copy_is_understood() {
+fn a_valid_copy_can_be_unwound() {
     let copy = copied();
     let image = copy.image().expect("an image");
     let start = copy.range().start;
-    let this = a_sound_copy_is_understood as *const () as u64 + 5;
+    let this = a_valid_copy_can_be_unwound as *const () as u64 + 5;
     let exe = fs::read_to_string("/proc/self/maps").expect("own mappings");
     let first = exe.lines().next().map(range_of).expect("a mapping").start as u64;
     let rule = compile(&image, start + this - first, &mut Scratch::new());
     assert_ne!(rule, Rule::failed(unwind::Cause::NoRule));
-    assert!(look(&copy, &[this - first]) == 1);
+    assert!(look_up(&copy, &[this - first]) == 1);
 }
 
 proptest! {
@@ -202,14 +203,14 @@ proptest! {
     #[test]
     fn damaged_program_headers(
         damage in prop::collection::vec((0usize..1024, any::<u8>()), 1..6),
-        places in prop::collection::vec(any::<u64>(), 4),
+        addresses in prop::collection::vec(any::<u64>(), 4),
     ) {
         let mut copy = copied();
         let before = copy.bytes[..1024].to_vec();
         for (at, byte) in damage {
             copy.bytes[at] = byte;
         }
-        look(&copy, &places);
+        look_up(&copy, &addresses);
         copy.bytes[..1024].copy_from_slice(&before);
     }
 
@@ -223,21 +224,22 @@ proptest! {
         let place = tables(&copy)[which].clone();
         let at = place.start + near.index(place.len() - 64);
         let before = copy.bytes[at..at + 64].to_vec();
-        // Code whose entries may lie there: the index is sorted as the frames are. Its
-        // entries are of 8 bytes behind the first 12, a function's address first.
+        // Looks up code whose entries may have been damaged: the index is sorted like the frames.
+        // After 12 bytes, it has entries of 8 bytes, each with a function's address first.
         let index = tables(&copy)[0].clone();
         let count = (index.len() - 12) / 8;
         let share = (at - place.start) as f64 / place.len() as f64;
-        let (header, entry) = (index.start, index.start + 12 + (count as f64 * share) as usize * 8);
+        let header = index.start;
+        let entry = index.start + 12 + (count as f64 * share) as usize * 8;
         let code = |at: usize| {
             let word = copy.bytes.get(at..at + 4).map(|w| i32::from_le_bytes(w.try_into().unwrap()));
             (header as i64 + i64::from(word.unwrap_or(0))) as u64
         };
-        let places = [code(entry) + 1, code(entry + 8) + 9, code(entry + 16), at as u64];
+        let addresses = [code(entry) + 1, code(entry + 8) + 9, code(entry + 16), at as u64];
         for (offset, byte) in damage {
             copy.bytes[at + offset] = byte;
         }
-        look(&copy, &places);
+        look_up(&copy, &addresses);
         copy.bytes[at..at + 64].copy_from_slice(&before);
     }
 
@@ -245,9 +247,9 @@ proptest! {
     fn random_frames_behind_a_sound_index(
         entries in prop::collection::vec(any::<u8>(), 64..512),
         augmentation in prop::sample::select(vec!["", "zR", "zRS", "zPLR"]),
-        places in prop::collection::vec(0u64..64, 6),
+        addresses in prop::collection::vec(0u64..64, 6),
     ) {
-        look(&handmade(augmentation, &entries), &places.iter().map(|p| 0x800 + p).collect::<Vec<_>>());
+        look_up(&handmade(augmentation, &entries), &addresses.iter().map(|p| 0x800 + p).collect::<Vec<_>>());
     }
 
     #[test]
@@ -256,11 +258,11 @@ proptest! {
         let good = handmade("zR", &[]);
         mapped.bytes[..256].copy_from_slice(&page);
         mapped.bytes[..sound].copy_from_slice(&good.bytes[..sound]);
-        look(&mapped, &[0x801, 0x10]);
+        look_up(&mapped, &[0x801, 0x10]);
     }
 }
 
-/// Returns an image of two pages whose one entry, for the code from 0x800 on, has these
+/// Returns an image of two pages whose only entry, for the code that starts at 0x800, has these
 /// instructions.
 fn handmade(augmentation: &str, instructions: &[u8]) -> Mapped {
     let mapped = Mapped::new(2 * PAGE);

@@ -192,12 +192,12 @@ fn all_are_whole(program: &Program) {
 }
 
 #[test]
-fn by_tables() {
+fn stacks_are_unwound_by_tables() {
     all_are_whole(&Program::read("tables"));
 }
 
 #[test]
-fn by_frame_records_where_there_are_no_tables() {
+fn stacks_without_tables_are_unwound_by_frame_records() {
     let program = Program::read("records");
     for function in ["visit", "arrange"] {
         let rule = program.rule(program.address(function) + 20);
@@ -207,7 +207,7 @@ fn by_frame_records_where_there_are_no_tables() {
 }
 
 #[test]
-fn with_signed_return_addresses_and_pages_of_64_kib() {
+fn signed_return_addresses_and_64_kib_pages_are_supported() {
     let program = Program::read("signed");
     let text = program.section(".text");
     let code = text.address..text.address + text.bytes.len() as u64;
@@ -216,7 +216,7 @@ fn with_signed_return_addresses_and_pages_of_64_kib() {
     assert!(words.filter(is_signed).count() > 20);
     all_are_whole(&program);
 
-    // The loader maps whole pages: where a module begins and ends its headers say.
+    // The loader maps whole pages, so the module's bounds come from its headers.
     let [(start, end, access, offset), .., (_, last, ..)] = &program.mapped[..] else {
         panic!("{:?}", program.mapped)
     };
@@ -229,7 +229,7 @@ fn with_signed_return_addresses_and_pages_of_64_kib() {
     let pc = text.address;
     let (first, beyond) = elf::extent(&page, pc, pc - start + offset).expect("code");
     assert_eq!(first, *start);
-    // What has no bytes in the file is not in its mappings.
+    // Memory that has no bytes in the file (.bss) is not in the file's mappings.
     assert!(beyond.abs_diff(*last) < 0x1_0000, "{beyond:x}");
 }
 
@@ -253,7 +253,7 @@ fn record_of_arrange(program: &Program, stack: &Stack) -> usize {
 }
 
 #[test]
-fn what_is_no_frame_record_is_not_followed() {
+fn invalid_frame_records_are_not_followed() {
     let program = Program::read("records");
     let stack = program.stack("library");
     let at = record_of_arrange(&program, stack);
@@ -273,14 +273,14 @@ fn what_is_no_frame_record_is_not_followed() {
         stack.registers.sp,
         text.address + 1,
         not_after_a_call,
-        // The call of a function that has a table: another's record.
+        // After the call of a function that has a table, so this record belongs to another frame.
         after_another_call,
     ] {
         let stack = changed(stack, |words, _| words[at] = wrong);
         let found = program.walk(&stack);
         assert_eq!(found, (cut.clone(), Some(Cause::NoRule)), "{wrong:x}");
     }
-    // The caller's record is not above: at itself, below, in the way, nowhere.
+    // The caller's record is not above this one: it is the same, below, overlapping, or unreadable.
     let own = stack.registers.sp + 8 * (at as u64 - 1);
     for wrong in [own, own - 64, own + 8, 8] {
         let stack = changed(stack, |words, _| words[at - 1] = wrong);
@@ -289,9 +289,9 @@ fn what_is_no_frame_record_is_not_followed() {
     }
 }
 
-/// Code that the program has made itself would be outside of its modules.
+/// Simulates generated code, which is in no module.
 #[test]
-fn through_code_of_no_module_records_are_followed_if_they_lead_to_a_call() {
+fn records_through_generated_code_are_followed_if_they_lead_to_a_call() {
     let program = Program::read("records");
     let stack = program.stack("library");
     let at = record_of_arrange(&program, stack);
@@ -302,7 +302,7 @@ fn through_code_of_no_module_records_are_followed_if_they_lead_to_a_call() {
     let generated = |words: &mut [u64]| words[at] = 0x7654_3210;
     let made = changed(stack, |words, _| generated(words));
     assert_eq!(program.walk(&made), (expected.clone(), None));
-    // The record of that code is none: below, zero, or without a call behind it.
+    // The record of that code is invalid: below, zero, or its return address does not follow a call.
     let own = stack.registers.sp + 8 * (at as u64 - 1);
     let place = |words: &[u64], low: u64| (words[at - 1] - low) as usize / 8;
     for wrong in [own - 64, own, 0] {
@@ -318,7 +318,7 @@ fn through_code_of_no_module_records_are_followed_if_they_lead_to_a_call() {
 }
 
 #[test]
-fn a_damaged_stack_is_cut() {
+fn a_damaged_stack_never_loops() {
     for name in ["tables", "records", "signed"] {
         let program = Program::read(name);
         for stack in &program.stacks {
@@ -327,7 +327,7 @@ fn a_damaged_stack_is_cut() {
                 for wrong in [0, stack.registers.sp, top - 16, stack.registers.ip, !0] {
                     let stack = changed(stack, |words, _| words[at] = wrong);
                     let (names, cause) = program.walk(&stack);
-                    // What a signal interrupted may be on any stack.
+                    // A frame that a signal interrupted may be on any stack.
                     let may_turn = names.contains(&"handler_return");
                     let is_endless = cause == Some(Cause::TooDeep) && !may_turn;
                     assert!(!is_endless, "{at} {wrong:x}: {names:?}");

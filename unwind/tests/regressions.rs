@@ -17,26 +17,27 @@ fn look_up(module: &[u8]) -> usize {
     // SAFETY: the layout has a size.
     let at = unsafe { alloc_zeroed(layout) };
     assert!(!at.is_null());
-    // SAFETY: just allocated, of this size, and nobody else has it.
+    // SAFETY: the memory was just allocated with this size, and nothing else refers to it.
     unsafe { at.copy_from_nonoverlapping(module.as_ptr(), module.len()) };
-    let (start, end) = (at as u64, at as u64 + size as u64);
-    // SAFETY: all of it stays allocated until the image is gone.
+    let start = at as u64;
+    let end = at as u64 + size as u64;
+    // SAFETY: the memory stays allocated until `image` has been dropped.
     let image = unsafe { Image::at(start, end) };
-    let mut asked = 0;
+    let mut lookups = 0;
     if let Some(image) = image {
         let mut scratch = Scratch::new();
         for ip in start..end {
             let _ = compile(&image, ip, &mut scratch);
-            asked += 1;
+            lookups += 1;
         }
     }
-    // SAFETY: allocated above with this layout; what borrowed it is gone.
+    // SAFETY: the memory was allocated above with this layout, and nothing borrows it any more.
     unsafe { dealloc(at, layout) };
-    asked
+    lookups
 }
 
 #[test]
-fn tables_that_lie_are_survived() {
+fn corrupt_tables_are_handled() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/regressions");
     let mut modules = 0;
     for entry in fs::read_dir(directory).expect("the inputs") {

@@ -113,8 +113,8 @@ fn snapshot() -> (Registers, Vec<u64>) {
     let stack = maps.iter().find(|(m, _)| (m.start..m.end).contains(&sp));
     let end = stack.expect("the stack").0.end;
     let word = |at: u64| {
-        // SAFETY: inside the mapping that holds our stack; words that change meanwhile are those
-        // of this function's callees.
+        // SAFETY: the word is in the mapping that contains our stack. Only words of this function's
+        // callees may change during the read.
         unsafe { (at as *const u64).read_volatile() }
     };
     let words = (sp..end).step_by(8).map(word).collect();
@@ -141,7 +141,7 @@ fn outer() -> (Registers, Vec<u64>) {
 }
 
 #[test]
-fn a_copied_stack_is_unwound_by_the_files_of_its_modules() {
+fn a_copied_stack_is_unwound_with_the_files_of_its_modules() {
     let (start, words) = outer();
     let is_code = |(m, permissions): &&(Mapping, String)| {
         permissions.contains('x') && m.path.starts_with('/')
@@ -175,7 +175,7 @@ fn a_copied_stack_is_unwound_by_the_files_of_its_modules() {
         "{names:#?}"
     );
 
-    // Of a copy that is too short it says so, and a full buffer is no end.
+    // A copy that is too short and a full buffer are reported as causes of truncation.
     let mut short = Copied::new(start.sp, &words[..words.len().min(300)]);
     let (cut, cause) = remote::walk(start, module, &mut short, &mut scratch, &mut frames);
     assert_eq!(cause, Some(Cause::OutOfStack));

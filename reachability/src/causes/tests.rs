@@ -6,7 +6,7 @@ use crate::object::Sampled;
 const BASE: u64 = 0x10_0000;
 const SIZE: u64 = 64;
 
-/// Slab whose objects point to each other.
+/// A slab whose objects point to each other.
 struct Slab(Vec<u8>);
 
 impl Memory for Slab {
@@ -25,7 +25,7 @@ impl Memory for Slab {
 
 /// Returns how each object is lost. Row `i` of `pointers` lists the objects that object `i` points
 /// to. Objects in `unknown` are not sampled.
-fn classified(pointers: &[&[u64]], unknown: &[u32]) -> Vec<How> {
+fn classify(pointers: &[&[u64]], unknown: &[u32]) -> Vec<How> {
     let mut bytes = vec![0; 4096];
     for (object, targets) in pointers.iter().enumerate() {
         for (word, target) in targets.iter().enumerate() {
@@ -70,37 +70,37 @@ fn classified(pointers: &[&[u64]], unknown: &[u32]) -> Vec<How> {
 use How::{Directly, InCycle, Indirectly, ThroughUnknown};
 
 #[test]
-fn a_list_is_lost_by_its_head() {
+fn a_list_is_lost_through_its_head() {
     assert_eq!(
-        classified(&[&[1], &[2], &[]], &[]),
+        classify(&[&[1], &[2], &[]], &[]),
         [Directly, Indirectly(0), Indirectly(0)]
     );
     assert_eq!(
-        classified(&[&[], &[0], &[1]], &[]),
+        classify(&[&[], &[0], &[1]], &[]),
         [Indirectly(2), Indirectly(2), Directly]
     );
 }
 
 #[test]
-fn rings_are_cycles_unless_something_leads_to_them() {
+fn a_ring_is_a_cycle_unless_another_object_leads_to_it() {
     assert_eq!(
-        classified(&[&[1], &[0, 2], &[]], &[]),
+        classify(&[&[1], &[0, 2], &[]], &[]),
         [InCycle(0), InCycle(0), Indirectly(0)]
     );
     assert_eq!(
-        classified(&[&[1], &[0], &[1]], &[]),
+        classify(&[&[1], &[0], &[1]], &[]),
         [Indirectly(2), Indirectly(2), Directly]
     );
-    assert_eq!(classified(&[&[0]], &[]), [Directly], "a ring of one");
+    assert_eq!(classify(&[&[0]], &[]), [Directly], "a ring of one");
 }
 
 #[test]
 fn unknown_memory_is_a_cause_of_last_resort() {
-    assert_eq!(classified(&[&[1], &[]], &[0]), [ThroughUnknown]);
+    assert_eq!(classify(&[&[1], &[]], &[0]), [ThroughUnknown]);
     assert_eq!(
-        classified(&[&[2], &[2], &[]], &[0]),
+        classify(&[&[2], &[2], &[]], &[0]),
         [Directly, Indirectly(0)]
     );
-    // A ring of a sampled object and another.
-    assert_eq!(classified(&[&[1], &[0]], &[0]), [InCycle(0)]);
+    // The ring consists of a sampled object and an unsampled one.
+    assert_eq!(classify(&[&[1], &[0]], &[0]), [InCycle(0)]);
 }

@@ -1,43 +1,45 @@
-//! Layout of the shared words: tables, given by their offsets from the first word, since their
-//! address differs in the copy.
+//! Layout of the shared words. Tables are given by their offsets from the first word, since the words
+//! have a different address in the copy.
 
-/// Header of the shared words. Tables are given as offsets in words.
+/// Header of the shared words. Offsets of tables are in words.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Header {
-    /// Number of bytes searched so far. Changes all the time.
+    /// Number of bytes searched so far; shows progress.
     pub scanned: u64,
-    /// Difference between an address in place and the process's.
+    /// Added to an address of the process to get the address at which this memory is mapped in the
+    /// copy, modulo 2^64.
     pub shift: u64,
-    /// Lowest address that may be in the heap, a multiple of what a leaf covers.
+    /// Lowest address that may be in the heap, rounded down to the start of a leaf.
     pub low: u64,
-    /// Number of bytes from `low` to the highest such address.
+    /// Number of bytes from `low` to the end of the heap.
     pub span: u64,
-    /// Table of leaves, for each part of the addresses; 0 if there is none. A leaf has a word for
-    /// each page: [`Page`].
-    pub roots: u64,
-    /// Table of kinds of slabs, two words each: [`Kind`].
-    pub kinds: u64,
-    /// Table of extents, three words each: address, size, and first region with number of regions.
+    /// Table of the offsets of leaves, one for each `1 << LEAF_BITS` bytes from `low` up; 0 if there
+    /// is no leaf. A leaf has a word for each page ([`Page`]).
+    pub leaf_table: u64,
+    /// Table of slab classes, two words each ([`SlabClass`]).
+    pub slab_classes: u64,
+    /// Table of extents, three words each: address, size with the flag [`HEADERS`], and first region
+    /// with number of regions.
     pub extents: u64,
     /// Number of extents.
     pub extent_count: u64,
-    /// Bits of regions that are reached, or not allocated.
-    pub taken: u64,
-    /// Bits of regions that are reached and not searched.
+    /// Bitmap of the regions that are reached or not allocated.
+    pub marked: u64,
+    /// Bitmap of the regions that are reached and not searched yet.
     pub pending: u64,
-    /// Bits of regions that are reached and cannot be searched in place.
+    /// Bitmap of the regions that are reached and cannot be searched in place.
     pub foreign: u64,
     /// Table of the origins of regions, half a word each; 0 if not recorded.
-    pub from: u64,
+    pub origins: u64,
     /// Table of ranges to search, three words each: start, end, origin.
     pub ranges: u64,
     /// Number of ranges.
     pub range_count: u64,
-    /// Queue of regions to search, two words each.
+    /// Ring buffer of regions to search, two words each.
     pub queue: u64,
-    /// Capacity of the queue, a power of two.
-    pub queue_room: u64,
+    /// Capacity of the queue in regions, a power of two.
+    pub queue_capacity: u64,
 }
 
 impl Header {
@@ -49,18 +51,18 @@ impl Header {
             self.shift,
             self.low,
             self.span,
-            self.roots,
-            self.kinds,
+            self.leaf_table,
+            self.slab_classes,
             self.extents,
             self.extent_count,
-            self.taken,
+            self.marked,
             self.pending,
             self.foreign,
-            self.from,
+            self.origins,
             self.ranges,
             self.range_count,
             self.queue,
-            self.queue_room,
+            self.queue_capacity,
         ]
     }
 }
@@ -73,58 +75,63 @@ pub const PAGE: u64 = 1 << PAGE_BITS;
 pub const LEAF_BITS: u32 = 28;
 /// Number of words of a leaf.
 pub const LEAF: u64 = 1 << (LEAF_BITS - PAGE_BITS);
-/// Kind of extents with one region.
+/// Class of extents with one region.
 pub const SINGLE_REGION: u64 = 0xffff;
-/// Flag in the word of an extent's size: objects have headers.
+/// Flag in the size of an extent: objects have headers.
 pub const HEADERS: u64 = 1 << 63;
 
-/// Description of a page of the heap, in one word: the first region of its extent, or, if that has
-/// only one, the extent; the page's index in its slab; its kind, from 1 on; whether it can be read
-/// in place, and whether it is anything but zeros.
+/// Description of a page of the heap, in one word:
+///
+/// - bits 0 to 31: the first region of the page's extent or, if that has only one region, the index
+///   of the extent;
+/// - bits 32 to 39: index of the page in its slab;
+/// - bits 40 to 55: number of the slab class, starting at 1; 0 if the page is in no extent;
+/// - bit 56: the page can be read in place;
+/// - bit 57: the page can only be read from outside. If neither flag is set, it contains zeros.
 #[derive(Clone, Copy)]
 pub struct Page(pub u64);
 
 impl Page {
     /// Flag: can be read in place.
-    pub const HERE: u64 = 1 << 56;
+    pub const IN_PLACE: u64 = 1 << 56;
     /// Flag: can only be read from outside.
-    pub const ELSEWHERE: u64 = 1 << 57;
+    pub const OUTSIDE: u64 = 1 << 57;
 
-    /// Returns the description of a page of an extent.
-    pub fn new(first: u32, index: u64, kind: u64) -> Self {
-        Self(u64::from(first) | index << 32 | (kind & 0xffff) << 40)
+    /// Returns the description of a page of an extent, without flags.
+    pub fn new(first: u32, index: u64, class: u64) -> Self {
+        Self(u64::from(first) | (index << 32) | ((class & 0xffff) << 40))
     }
 
-    /// Returns the first region of its extent, or the extent.
+    /// Returns the first region of the page's extent, or the index of the extent.
     #[inline(always)]
     pub fn first(self) -> u64 {
         self.0 & 0xffff_ffff
     }
 
-    /// Returns its index in its slab.
+    /// Returns the index of the page in its slab.
     #[inline(always)]
     pub fn index(self) -> u64 {
-        self.0 >> 32 & 0xff
+        (self.0 >> 32) & 0xff
     }
 
-    /// Returns its kind; 0 if it is in no extent.
+    /// Returns the number of the slab class; 0 if the page is in no extent.
     #[inline(always)]
-    pub fn kind(self) -> u64 {
-        self.0 >> 40 & 0xffff
+    pub fn class(self) -> u64 {
+        (self.0 >> 40) & 0xffff
     }
 }
 
-/// Properties of all slabs of one kind, in two words: the inverse of the size; and the size, the
-/// number of regions, whether objects have headers, and whether all pages can be read in place.
+/// Properties shared by all slabs of one class, in two words: the inverse of the size; and the size,
+/// the number of regions, and the flags.
 #[derive(Clone, Copy)]
-pub struct Kind {
+pub struct SlabClass {
     /// 2^40 / size.
     pub inverse: u64,
     /// Size, number of regions and flags.
     pub shape: u64,
 }
 
-impl Kind {
+impl SlabClass {
     /// Flag: objects have headers.
     pub const SAMPLED: u64 = 1 << 62;
     /// Flag: some pages cannot be read in place.
@@ -132,7 +139,7 @@ impl Kind {
 
     /// Packs a size below 2^32, a number of regions below 2^24, and flags.
     pub fn shape(size: u64, count: u32, flags: u64) -> u64 {
-        size | u64::from(count) << 32 | flags
+        size | (u64::from(count) << 32) | flags
     }
 
     /// Returns the size of a region in bytes.
@@ -144,6 +151,6 @@ impl Kind {
     /// Returns the number of regions of a slab.
     #[inline(always)]
     pub fn count(self) -> u64 {
-        self.shape >> 32 & 0xff_ffff
+        (self.shape >> 32) & 0xff_ffff
     }
 }

@@ -21,12 +21,12 @@ struct Local {
     kinds: Vec<Kind>,
     /// Number of times that work was done.
     done: Cell<usize>,
-    answer: Answer,
+    outcome: Outcome,
     is_open: bool,
 }
 
 /// Outcome of work.
-enum Answer {
+enum Outcome {
     /// Work is done.
     Work,
     /// Work fails.
@@ -35,22 +35,22 @@ enum Answer {
     HostileWrites(Cell<u64>),
 }
 
-/// Writes anything anywhere.
-fn lie(words: &[AtomicU64], seed: &Cell<u64>) {
+/// Writes random values to random words.
+fn write_at_random(words: &[AtomicU64], seed: &Cell<u64>) {
     let mut numbers = Numbers(seed.get());
     let dense = 1 + numbers.below(4);
     let total = numbers.below(3);
     for word in words {
         if numbers.below(dense) == 0 {
-            let lie = match numbers.below(3) {
+            let value = match numbers.below(3) {
                 0 => u64::MAX,
                 1 => numbers.below(u64::MAX),
-                _ => numbers.below(1000) << 32 | numbers.below(1000),
+                _ => (numbers.below(1000) << 32) | numbers.below(1000),
             };
-            word.store(lie, Ordering::Relaxed);
+            word.store(value, Ordering::Relaxed);
         }
     }
-    // The bytes that were searched; too many of them are not believed at all.
+    // The bytes that were searched; too many of them are not accepted at all.
     match total {
         0 => words[0].store(u64::MAX, Ordering::Relaxed),
         _ => words[0].store(numbers.below(LENGTH), Ordering::Relaxed),
@@ -71,7 +71,7 @@ impl Local {
             words: vec![0; LENGTH as usize / 8],
             kinds: vec![Kind::Here; (LENGTH / PAGE) as usize],
             done: Cell::new(0),
-            answer: Answer::Work,
+            outcome: Outcome::Work,
             is_open: true,
         }
     }
@@ -156,11 +156,11 @@ impl Place for Own<'_> {
     fn run(&self, bytes: u64) -> bool {
         self.memory.done.set(self.memory.done.get() + 1);
         assert!(bytes <= 2 * LENGTH);
-        match &self.memory.answer {
-            Answer::Work => {}
-            Answer::Failure => return false,
-            Answer::HostileWrites(seed) => {
-                lie(&self.words, seed);
+        match &self.memory.outcome {
+            Outcome::Work => {}
+            Outcome::Failure => return false,
+            Outcome::HostileWrites(seed) => {
+                write_at_random(&self.words, seed);
                 return true;
             }
         }
@@ -171,7 +171,7 @@ impl Place for Own<'_> {
     }
 }
 
-/// Numbers that look random (xorshift).
+/// Pseudo-random numbers (xorshift).
 struct Numbers(u64);
 
 impl Numbers {
@@ -293,9 +293,9 @@ fn check_origins(memory: &Local, heap: &Heap, marks: &Marks) {
 }
 
 #[test]
-fn both_searches_reach_what_the_plainest_one_does() {
+fn both_searches_agree_with_a_naive_one() {
     for seed in 1..16 {
-        let mut numbers = Numbers(0x9e37_79b9_7f4a_7c15 ^ seed << 20);
+        let mut numbers = Numbers(0x9e37_79b9_7f4a_7c15 ^ (seed << 20));
         let mut memory = Local::new();
         let heap = heap_of(&mut numbers, &mut memory);
         let words: Vec<u64> = (0..4).map(|_| BASE + numbers.below(LENGTH)).collect();
@@ -317,7 +317,7 @@ fn both_searches_reach_what_the_plainest_one_does() {
             assert_eq!(
                 memory.done.get(),
                 1 + usize::from(trace),
-                "done there: {seed}"
+                "done in place: {seed}"
             );
             assert!(reached(&heap, &there) == expected, "{seed}");
             memory.is_open = false;
@@ -337,7 +337,7 @@ fn work_that_fails_is_done_from_outside() {
     let mut memory = Local::new();
     let heap = heap_of(&mut numbers, &mut memory);
     let word = heap.region(0).expect("a region").0;
-    memory.answer = Answer::Failure;
+    memory.outcome = Outcome::Failure;
     let roots = Roots {
         words: &[(word, 1)],
         ranges: &[(BASE..BASE + LENGTH, 2)],
@@ -351,13 +351,14 @@ fn work_that_fails_is_done_from_outside() {
     assert!(reached(&heap, &marks) == expected);
 }
 
-/// One object leads to more than there is room for, by far.
+/// One object leads to far more regions than the queue can hold.
 #[test]
-fn what_does_not_fit_in_the_queue_is_searched_later() {
+fn regions_that_do_not_fit_in_the_queue_are_searched_later() {
     let mut memory = Local::new();
     let count = 1 << 17;
     assert!(count > 4 * QUEUE_CAPACITY[0]);
-    let (table, slabs) = (BASE, BASE + 0x20_0000);
+    let table = BASE;
+    let slabs = BASE + 0x20_0000;
     assert!(8 * count <= 0x20_0000 && 32 * (count + 1) < LENGTH - 0x20_0000);
     let mut extents = vec![crate::synthetic::large(table, 8 * count)];
     let pages = (0..=32 * count / 0x4000).map(|index| slab(slabs + index * 0x4000, 32));
@@ -366,7 +367,7 @@ fn what_does_not_fit_in_the_queue_is_searched_later() {
     for index in 0..count {
         memory.put(table + 8 * index, slabs + 32 * index);
     }
-    // The last one leads one further.
+    // The last object leads to one more.
     memory.put(slabs + 32 * (count - 1), slabs + 32 * count);
     let roots = Roots {
         words: &[(table, 1)],
@@ -380,15 +381,15 @@ fn what_does_not_fit_in_the_queue_is_searched_later() {
     assert_eq!(marks.scanned, 8 * count + 32 * (count + 1));
 }
 
-/// The copy belongs to the target, so it may answer anything.
+/// The target may be able to write to the shared words, so they may contain anything.
 #[test]
-fn whatever_is_answered_nothing_is_reached_that_is_not_there() {
-    let mut believed = 0;
+fn hostile_results_never_mark_regions_that_do_not_exist() {
+    let mut accepted = 0;
     for seed in 1..40_u64 {
-        let mut numbers = Numbers(0x2545_f491_4f6c_dd1d ^ seed << 24);
+        let mut numbers = Numbers(0x2545_f491_4f6c_dd1d ^ (seed << 24));
         let mut memory = Local::new();
         let heap = heap_of(&mut numbers, &mut memory);
-        memory.answer = Answer::HostileWrites(Cell::new(seed << 7 | 1));
+        memory.outcome = Outcome::HostileWrites(Cell::new((seed << 7) | 1));
         let word = heap.region(0).expect("a region").0;
         let roots = Roots {
             words: &[(word, 1)],
@@ -398,7 +399,7 @@ fn whatever_is_answered_nothing_is_reached_that_is_not_there() {
         };
         let marks = mark(&memory, &heap, &roots);
         assert!(memory.done.get() > 0);
-        believed += usize::from(memory.done.get() == 1 + usize::from(roots.trace));
+        accepted += usize::from(memory.done.get() == 1 + usize::from(roots.trace));
         assert!(marks.scanned <= 8 * LENGTH, "{}", marks.scanned);
         for region in 0..heap.regions() {
             assert!(!marks.has(region) || heap.is_allocated(region), "{region}");
@@ -414,7 +415,7 @@ fn whatever_is_answered_nothing_is_reached_that_is_not_there() {
         let how = crate::causes::order(&memory, &heap, roots.pointers, &found);
         assert_eq!(how.map(|how| how.len()), Some(found.lost.len()));
     }
-    assert!(believed > 5, "{believed}");
+    assert!(accepted > 5, "{accepted}");
 }
 
 /// A heap of few pages that lie far apart would take a table for each.

@@ -28,6 +28,7 @@ pub const BLOCKS_OFFSET: u64 = if cfg!(target_arch = "aarch64") {
 };
 /// Number of bits of an address in jemalloc for x86-64 processors with larger addresses.
 const DEEP_ADDRESS_BITS: u32 = 57;
+/// Size of a cache line in bytes, as jemalloc assumes it.
 const CACHE_LINE: u64 = 64;
 /// Number of bits of a bitmap word.
 const WORD_BITS: u32 = 64;
@@ -111,12 +112,13 @@ fn bitmap_words(page: u64) -> u32 {
     if leaves <= MAX_FLAT_WORDS {
         return leaves;
     }
-    let (mut all, mut level) = (leaves, leaves);
+    let mut total = leaves;
+    let mut level = leaves;
     while level > 1 {
         level = level.div_ceil(WORD_BITS);
-        all += level;
+        total += level;
     }
-    all
+    total
 }
 
 #[cfg(test)]
@@ -124,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_those_of_jemallocs_headers() {
+    fn descriptor_sizes_equal_jemallocs() {
         // `sizeof(edata_t)` in builds with JEMALLOC_SYS_WITH_LG_PAGE of 12, 14 and 16.
         for (page, edata_bytes) in [(0x1000, 128), (0x4000, 328), (0x1_0000, 1112)] {
             let layout = Layout::of_pages(page).expect("a page size");

@@ -1,4 +1,4 @@
-//! Against jemalloc itself: what it says of its objects, found from outside.
+//! Compares the objects found from outside with what jemalloc itself reports.
 
 use super::*;
 use crate::Heap;
@@ -17,9 +17,9 @@ unsafe extern "C" {
     static ARENA_TABLE: u8;
 }
 
-/// Runs a test while no other uses jemalloc, in a thread that has ended afterwards: with the last
-/// thread of an arena, jemalloc gives all the arena's free pages back.
-pub fn alone(test: impl FnOnce() + Send) {
+/// Runs a test alone, in a thread that exits: when an arena's last thread exits, jemalloc returns
+/// the arena's free pages.
+pub fn run_alone(test: impl FnOnce() + Send) {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
     let ended = thread::scope(|scope| scope.spawn(test).join());
@@ -36,10 +36,11 @@ fn globals() -> Globals {
     }
 }
 
-/// jemalloc's page size, of which it says itself what it is.
+/// Returns jemalloc's page size, as jemalloc reports it.
 fn page() -> u64 {
-    let (mut page, mut bytes) = (0_usize, size_of::<usize>());
-    // SAFETY: a name that ends with a zero; a number as large as is said.
+    let mut page = 0_usize;
+    let mut bytes = size_of::<usize>();
+    // SAFETY: a NUL-terminated name, and a `usize` of the given size to write to.
     let failed = unsafe {
         jemalloc::mallctl(
             c"arenas.page".as_ptr(),
@@ -53,8 +54,8 @@ fn page() -> u64 {
     page as u64
 }
 
-/// Memory of this process, read through its file: emulators know it, but not every call for other
-/// processes.
+/// Memory of this process, read through `/proc/self/mem`, which emulators (qemu-user) support, unlike
+/// some system calls that read other processes.
 struct OwnMemory(File);
 
 impl Memory for OwnMemory {
@@ -68,20 +69,20 @@ fn memory() -> OwnMemory {
 }
 
 fn alloc(size: usize, align: usize) -> *mut c_void {
-    // SAFETY: sizes that are not 0, powers of two.
+    // SAFETY: the size is not 0, and the alignment is a power of two.
     unsafe { jemalloc::mallocx(size, align.trailing_zeros() as i32 | NO_CACHE) }
 }
 
 fn free(at: *mut c_void) {
-    // SAFETY: objects of `alloc`, each freed once.
+    // SAFETY: `at` is an object of `alloc` that is freed only here.
     unsafe { jemalloc::dallocx(at, NO_CACHE) }
 }
 
 mod hostile;
 
 #[test]
-fn every_object_has_the_bounds_that_jemalloc_says() {
-    alone(|| {
+fn object_bounds_match_jemallocs() {
+    run_alone(|| {
         let sizes = [
             1,
             8,
@@ -123,7 +124,7 @@ fn every_object_has_the_bounds_that_jemalloc_says() {
             for inside in [0, 1, usable / 2, usable - 1] {
                 let (_, region) = heap.find(address + inside).expect("allocated");
                 let (at, size) = heap.region(region).expect("a region");
-                // Large objects begin somewhere in their first page.
+                // Large objects start at a random offset in their first page.
                 let is_large = usable >= 4 * globals().page;
                 let spare = if is_large { globals().page } else { 0 };
                 assert_eq!(at, address, "{inside}");
@@ -143,8 +144,8 @@ fn every_object_has_the_bounds_that_jemalloc_says() {
 }
 
 #[test]
-fn its_metadata_is_known_to_be_no_object() {
-    alone(|| {
+fn jemalloc_metadata_is_not_an_object() {
+    run_alone(|| {
         let objects: Vec<_> = (0..20_000).map(|_| alloc(4096, 1)).collect();
         let map = read(&memory(), &globals()).expect("jemalloc's map");
         let heap = Heap::of(&map, 0..0);
@@ -152,7 +153,8 @@ fn its_metadata_is_known_to_be_no_object() {
         let shape = shape(&memory(), &globals(), &layout);
         let mut descriptors = HashSet::new();
         for (_, leaf) in leaves(&memory(), &globals(), &shape).expect("leaves") {
-            let (count, buffer) = (shape.words << shape.lower, &mut vec![0; READ_BYTES]);
+            let count = shape.words << shape.lower;
+            let buffer = &mut vec![0; READ_BYTES];
             words(&memory(), leaf, count, buffer, |number, word| {
                 if number % shape.words == 0 {
                     let address = word & ((1 << ADDRESS_BITS) - 1);
@@ -173,7 +175,7 @@ fn its_metadata_is_known_to_be_no_object() {
 
 #[test]
 fn all_mapped_memory_is_told_from_memory_of_others() {
-    alone(|| {
+    run_alone(|| {
         let sizes = [16, 3000, 20_000, 1 << 20, 5 << 20];
         let mut objects = Vec::new();
         for round in 0..100 {
@@ -222,18 +224,18 @@ fn all_mapped_memory_is_told_from_memory_of_others() {
 }
 
 #[test]
-fn threads_caches_are_no_objects() {
-    alone(|| {
+fn thread_caches_are_not_objects() {
+    run_alone(|| {
         let mut index: u32 = 0;
         let mut len = size_of::<u32>();
-        // SAFETY: a number of that size is written.
+        // SAFETY: a NUL-terminated name, and a `u32` of the given size to write to.
         let made = unsafe {
             let name = c"tcache.create".as_ptr();
             let index = (&raw mut index).cast();
             jemalloc::mallctl(name, index, &raw mut len, std::ptr::null_mut(), 0)
         };
         assert_eq!(made, 0);
-        // One object by that cache, one by the thread's own.
+        // One object is allocated through that cache, one through the thread's own.
         let flags = (index as i32 + 2) << 8;
         for flags in [flags, 0] {
             // SAFETY: a size that is not 0.
@@ -259,7 +261,7 @@ fn threads_caches_are_no_objects() {
 }
 
 #[test]
-fn other_data_is_refused() {
+fn data_that_is_not_jemallocs_is_rejected() {
     let mut wrong = globals();
     wrong.emap = 0x1000;
     assert_eq!(read(&memory(), &wrong).err(), Some(Unreadable::Globals));

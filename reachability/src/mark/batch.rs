@@ -1,10 +1,11 @@
-//! Memory to read in one system call.
+//! Batches of memory that are read in one system call.
 
 use std::ops::Range;
 
-/// Memory to read in one system call.
+/// Batch of memory that is read in one system call.
 #[derive(Default)]
 pub struct Batch {
+    /// Indices of the extents that are read.
     pub extents: Vec<u32>,
     pub pieces: Vec<Piece>,
     /// Addresses and lengths of all pieces; adjacent ones are joined.
@@ -15,12 +16,14 @@ pub struct Batch {
     pub bytes: usize,
 }
 
-/// Regions of one extent.
+/// Contiguous memory of one extent.
 pub struct Piece {
+    /// Address.
     pub at: u64,
+    /// Length in bytes.
     pub len: usize,
     pub extent: u32,
-    /// Indices of its regions in the batch.
+    /// Indices in [`Batch::regions`] of the piece's regions.
     pub regions: Range<usize>,
     /// True if the piece is a whole extent.
     pub is_whole: bool,
@@ -46,7 +49,7 @@ impl Batch {
         });
     }
 
-    /// Orders the pieces by address and determines what to read.
+    /// Sorts the pieces by address and joins adjacent ones into `wanted`.
     pub fn join(&mut self) {
         self.pieces.sort_unstable_by_key(|piece| piece.at);
         for piece in &self.pieces {

@@ -40,7 +40,7 @@ fn has(heap: &Heap, marks: &Marks, at: u64) -> bool {
 }
 
 #[test]
-fn pointers_into_the_middle_count_and_past_the_end_do_not() {
+fn interior_pointers_count_and_pointers_past_the_end_do_not() {
     let heap = heap(0..0);
     let marks = marked(
         &memory(),
@@ -80,8 +80,9 @@ fn every_region_size_is_found_by_every_byte() {
 }
 
 #[test]
-fn what_led_to_an_object_is_known() {
-    let (mut memory, heap) = (memory(), heap(0..0));
+fn the_origin_of_an_object_is_recorded() {
+    let mut memory = memory();
+    let heap = heap(0..0);
     memory.put(ROOTS + 8, SECOND);
     memory.put(SECOND + 56, SECOND + 640);
     memory.put(SECOND + 640, LARGE_EXTENT + 100);
@@ -123,7 +124,8 @@ fn what_led_to_an_object_is_known() {
 #[test]
 fn lists_are_followed_to_their_end_in_any_order() {
     for step in [1, 3, 7, 101, 255, 511] {
-        let (mut memory, heap) = (memory(), heap(0..0));
+        let mut memory = memory();
+        let heap = heap(0..0);
         let at = |index: u64| SLAB + index * step % 512 * 64;
         for index in 0..511 {
             memory.put(at(index) + 24, at(index + 1) + 8);
@@ -133,7 +135,7 @@ fn lists_are_followed_to_their_end_in_any_order() {
             (0..512).all(|index| has(&heap, &marks, at(index))),
             "{step}"
         );
-        assert_eq!(marks.scanned, 512 * 64 + 64, "each is read once");
+        assert_eq!(marks.scanned, 512 * 64 + 64, "each object is read once");
         let none = marked(&memory, &heap, &[at(511)]);
         assert_eq!(
             (0..512)
@@ -148,7 +150,8 @@ fn lists_are_followed_to_their_end_in_any_order() {
 fn large_objects_are_read_up_to_their_last_word() {
     let chunk = READ_BYTES as u64;
     for offset in [0, chunk - 8, chunk, 2 * chunk - 8, (3 << 20) - 8] {
-        let (mut memory, heap) = (memory(), heap(0..0));
+        let mut memory = memory();
+        let heap = heap(0..0);
         memory.put(LARGE_EXTENT + offset, SLAB);
         let marks = marked(&memory, &heap, &[LARGE_EXTENT + 1]);
         assert!(has(&heap, &marks, SLAB), "{offset}");
@@ -157,9 +160,10 @@ fn large_objects_are_read_up_to_their_last_word() {
 }
 
 #[test]
-fn freed_objects_among_the_sampled_lead_nowhere() {
+fn pointers_in_freed_sampled_objects_do_not_count() {
     for (weight, is_alive) in [(1.0, true), (0.0, false), (OVERWRITTEN, true)] {
-        let (mut memory, heap) = (memory(), heap(SLAB..LARGE_EXTENT + (4 << 20)));
+        let mut memory = memory();
+        let heap = heap(SLAB..LARGE_EXTENT + (4 << 20));
         for (at, bytes) in [(SLAB, 40), (LARGE_EXTENT, 3_000_000)] {
             memory.put_header(at, bytes, weight);
             memory.put(at + 16, SECOND + at % 0x1000);
@@ -173,7 +177,7 @@ fn freed_objects_among_the_sampled_lead_nowhere() {
 }
 
 #[test]
-fn ranges_that_make_no_sense_are_read_without_trouble() {
+fn invalid_ranges_are_harmless() {
     let heap = heap(0..0);
     for range in [u64::MAX - 3..u64::MAX, 5..5, 1..3] {
         let roots = Roots {

@@ -1,11 +1,11 @@
-//! The headers that `agent/src/object.rs` writes, and bytes that are none.
+//! Tests with headers as `agent/src/object.rs` writes them, and with bytes that are not headers.
 
 use super::*;
 
 use shm_protocol::header::{Counted, Drawn, extension, first, freed, second};
 
-/// Memory of `room` bytes at 0x1000 with an object of `bytes` at an offset, its header and, if it
-/// has one, its extension before it; the weight 0: it has been freed.
+/// Returns memory of `room` bytes at 0x1000 with an object of `bytes` at an offset, preceded by its
+/// header and, if `align` is given, an extension. If the weight is 0, the object has been freed.
 fn memory(room: usize, offset: usize, bytes: u64, align: Option<u64>, weight: f32) -> Vec<u8> {
     let mut memory = vec![0xaa; room];
     let mut put = |at: usize, word: u64| memory[at..at + 8].copy_from_slice(&word.to_le_bytes());
@@ -64,7 +64,7 @@ fn found(memory: &[u8]) -> Option<Sampled> {
 }
 
 #[test]
-fn every_shape_is_found() {
+fn objects_of_every_size_and_alignment_are_found() {
     let shapes: [(usize, usize, u64, Option<u64>); 12] = [
         (32, 16, 0, None),
         (32, 16, 8, None),
@@ -96,11 +96,11 @@ fn every_shape_is_found() {
     }
 }
 
-/// Headers that the program has overwritten in part, by writing before or behind its objects.
+/// A program may overwrite part of a header by writing before or past the end of an object.
 #[test]
-fn overwritten_objects_are_known_as_far_as_possible() {
+fn objects_with_partly_overwritten_headers_are_found() {
     let content = |memory: &[u8]| {
-        look(0x1000, memory.len() as u64, |offset| {
+        super::content(0x1000, memory.len() as u64, |offset| {
             let offset = offset as usize;
             memory.get(offset..offset + 16)?.try_into().ok()
         })
@@ -129,7 +129,7 @@ fn overwritten_objects_are_known_as_far_as_possible() {
 }
 
 #[test]
-fn other_bytes_are_no_object() {
+fn bytes_without_a_valid_header_are_not_an_object() {
     assert_eq!(found(&memory(128, 16, 100, None, 0.0)), None);
     assert_eq!(found(&memory(128, 64, 64, Some(64), 0.0)), None);
     // Sizes that do not fit their memory.
@@ -147,7 +147,7 @@ fn other_bytes_are_no_object() {
             "{bytes} {align}"
         );
     }
-    // That of an object elsewhere.
+    // A header copied from another address.
     let mut copy = memory(128, 16, 100, None, 1.0);
     copy.rotate_right(48);
     assert_eq!(found(&copy[32..]), None);

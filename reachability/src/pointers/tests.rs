@@ -9,8 +9,7 @@ const SLAB: u64 = 0x10_0000;
 const LARGE_EXTENT: u64 = 0x20_0000;
 const ROOTS: u64 = 0x80_0000;
 
-/// Returns the objects that a word in the roots leads to, in a heap of small objects and one of
-/// 3 MiB.
+/// Returns the addresses of the objects that the words at [`ROOTS`] lead to.
 fn reached(memory: &Bytes, heap: &Heap, pointers: &Pointers) -> Vec<u64> {
     let roots = Roots {
         words: &[],
@@ -20,9 +19,12 @@ fn reached(memory: &Bytes, heap: &Heap, pointers: &Pointers) -> Vec<u64> {
     };
     let marks = mark(memory, heap, &roots);
     let regions = (0..heap.regions()).filter(|region| marks.has(*region));
-    regions.filter_map(|r| Some(heap.region(r)?.0)).collect()
+    regions
+        .filter_map(|region| Some(heap.region(region)?.0))
+        .collect()
 }
 
+/// Returns a heap of small objects and one object of 3 MiB.
 fn heap(sampled: std::ops::Range<u64>) -> Heap {
     Heap::of(
         &map(vec![slab(SLAB, 64), large(LARGE_EXTENT, 3 << 20)]),
@@ -35,16 +37,17 @@ fn memory() -> Bytes {
 }
 
 #[test]
-fn unaligned_pointers_count_if_they_are_wanted() {
-    // In the middle, and across the end of what is read at once.
+fn unaligned_pointers_count_if_the_alignment_allows_them() {
+    // In the middle, and across the end of a part that is read at once.
     for at in [ROOTS, ROOTS + 100, ROOTS + (1 << 20) - 8, ROOTS + (2 << 20)] {
         for shift in 0..8 {
-            let (mut memory, heap) = (memory(), heap(0..0));
+            let mut memory = memory();
+            let heap = heap(0..0);
             memory.put(at + shift, SLAB + 64);
             for alignment in [1, 2, 4, 8] {
                 let pointers = Pointers::default().aligned(alignment);
-                let is_met = (at + shift) % alignment as u64 == 0;
-                let expected: &[u64] = if is_met { &[SLAB + 64] } else { &[] };
+                let is_aligned = (at + shift) % alignment as u64 == 0;
+                let expected: &[u64] = if is_aligned { &[SLAB + 64] } else { &[] };
                 let found = reached(&memory, &heap, &pointers);
                 assert_eq!(found, expected, "{at:#x} + {shift} by {alignment}");
             }
@@ -53,15 +56,16 @@ fn unaligned_pointers_count_if_they_are_wanted() {
 }
 
 #[test]
-fn known_tag_bits_are_masked_in_addresses() {
+fn tag_bits_are_masked() {
     for (word, bits) in [
         (SLAB, 0),
-        (SLAB | 0x7e << 56, 7),
-        (SLAB | 0xff << 56, 8),
-        (SLAB | 0xfffc << 48, 16),
-        (SLAB | 0x1_ffff << 47, 17),
+        (SLAB | (0x7e << 56), 7),
+        (SLAB | (0xff << 56), 8),
+        (SLAB | (0xfffc << 48), 16),
+        (SLAB | (0x1_ffff << 47), 17),
     ] {
-        let (mut memory, heap) = (memory(), heap(0..0));
+        let mut memory = memory();
+        let heap = heap(0..0);
         memory.put(ROOTS, word);
         for tag in [0, 7, 8, 16, 17] {
             let found = reached(&memory, &heap, &Pointers::default().tagged(tag));
@@ -74,25 +78,27 @@ fn known_tag_bits_are_masked_in_addresses() {
 }
 
 #[test]
-fn pointers_lead_into_objects_as_far_as_they_may() {
-    let far = |offset: u64, most: u64| {
-        let (mut memory, heap) = (memory(), heap(0..0));
+fn interior_pointers_count_up_to_the_allowed_offset() {
+    let reaches = |offset: u64, max_offset: u64| {
+        let mut memory = memory();
+        let heap = heap(0..0);
         memory.put(ROOTS, LARGE_EXTENT + offset);
-        let pointers = Pointers::default().within(most, lost::starts(&memory, &heap));
+        let pointers = Pointers::default().within(max_offset, lost::starts(&memory, &heap));
         !reached(&memory, &heap, &pointers).is_empty()
     };
-    assert!(far(0, 0) && !far(1, 0));
-    assert!(far(1024, 1024) && !far(1025, 1024));
-    assert!(far((3 << 20) - 1, u64::MAX));
+    assert!(reaches(0, 0) && !reaches(1, 0));
+    assert!(reaches(1024, 1024) && !reaches(1025, 1024));
+    assert!(reaches((3 << 20) - 1, u64::MAX));
 }
 
-/// Offsets in a sampled object are counted from its start, behind the header and the alignment.
+/// Offsets in a sampled object are counted from the object's start, after header and padding.
 #[test]
-fn the_distance_in_a_sampled_object_counts_from_its_start() {
-    let far = |offset: u64, most: u64, aligned: bool| {
-        let (mut memory, heap) = (memory(), heap(SLAB..ROOTS));
+fn offsets_in_a_sampled_object_count_from_its_start() {
+    let reaches = |offset: u64, max_offset: u64, aligned: bool| {
+        let mut memory = memory();
+        let heap = heap(SLAB..ROOTS);
         if aligned {
-            // An extension of 16 bytes precedes the header of 16: size and alignment.
+            // The 16-byte header is preceded by a 16-byte extension with the size and the alignment.
             let header = LARGE_EXTENT + 4096 - 16;
             let at = LARGE_EXTENT + 4096;
             let [bytes, check] = header::extension(9000, 4096, at);
@@ -116,11 +122,11 @@ fn the_distance_in_a_sampled_object_counts_from_its_start() {
             memory.put_header(LARGE_EXTENT, 99_000, 1.0);
         }
         memory.put(ROOTS, LARGE_EXTENT + offset);
-        let pointers = Pointers::default().within(most, lost::starts(&memory, &heap));
+        let pointers = Pointers::default().within(max_offset, lost::starts(&memory, &heap));
         !reached(&memory, &heap, &pointers).is_empty()
     };
-    assert!(far(16, 0, false) && !far(17, 0, false));
-    assert!(far(16 + 8, 8, false) && !far(16 + 9, 8, false));
-    assert!(far(4096, 0, true) && !far(4097, 0, true));
-    assert!(far(4100, 4, true) && !far(4101, 4, true));
+    assert!(reaches(16, 0, false) && !reaches(17, 0, false));
+    assert!(reaches(16 + 8, 8, false) && !reaches(16 + 9, 8, false));
+    assert!(reaches(4096, 0, true) && !reaches(4097, 0, true));
+    assert!(reaches(4100, 4, true) && !reaches(4101, 4, true));
 }

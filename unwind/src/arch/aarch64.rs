@@ -24,7 +24,7 @@ impl Machine for Aarch64 {
     };
     const HAS_PLT_RULE: bool = false;
     const VENDOR: Vendor = Vendor::AArch64;
-    const LINKED: Option<SignalFrame> = Some(SignalFrame {
+    const SIGNAL_FRAME: Option<SignalFrame> = Some(SignalFrame {
         fp: SAVED + 29 * 8,
         link: SAVED + 30 * 8,
         sp: SAVED + 31 * 8,
@@ -34,7 +34,7 @@ impl Machine for Aarch64 {
     const PADDED: Option<[u8; 11]> = None;
 
     /// Strips the pointer-authentication code, whose position depends on the kernel's address space
-    /// (from 39 bits on). On other machines, strips all bits above an address space of 48 bits.
+    /// (at least 39 bits). On other machines, strips all bits above an address space of 48 bits.
     #[inline(always)]
     fn return_address(word: u64) -> u64 {
         #[cfg(target_arch = "aarch64")]
@@ -77,7 +77,8 @@ impl Machine for Aarch64 {
         const RETAA: u32 = 0xd65f_0bff;
         const AUTIASP: u32 = 0xd503_23bf;
         // Bytes popped so far, and the positions of the saved registers among them.
-        let (mut taken, mut saved) = (0, Saved::default());
+        let mut taken = 0;
+        let mut saved = Saved::default();
         for word in code.chunks_exact(4) {
             let word = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
             match word {
@@ -97,14 +98,14 @@ impl Machine for Aarch64 {
                 _ if word & 0x7fe0_ffe0 == 0x2a00_03e0 && word & 31 < 29 => {}
                 _ if word & 0x7f80_0000 == 0x5280_0000 && word & 31 < 29 => {}
                 // add sp, sp, #n.
-                _ if word & 0xffc0_03ff == 0x9100_03ff => taken += i64::from(word >> 10 & 0xfff),
+                _ if word & 0xffc0_03ff == 0x9100_03ff => taken += i64::from((word >> 10) & 0xfff),
                 // ldr x, [sp], #n; ldr x, [sp, #n].
                 _ if word & 0xffe0_0fe0 == 0xf840_07e0 => {
                     record(word & 31, taken, &mut saved)?;
                     taken += signed(word >> 12, 9);
                 }
                 _ if word & 0xffc0_03e0 == 0xf940_03e0 => {
-                    let at = taken + i64::from(word >> 10 & 0xfff) * 8;
+                    let at = taken + i64::from((word >> 10) & 0xfff) * 8;
                     record(word & 31, at, &mut saved)?;
                 }
                 // ldp x, x, [sp], #n; ldp x, x, [sp, #n].
@@ -113,7 +114,7 @@ impl Machine for Aarch64 {
                     let is_after = word & 0x0100_0000 == 0;
                     let at = taken + if is_after { 0 } else { distance };
                     record(word & 31, at, &mut saved)?;
-                    record(word >> 10 & 31, at + 8, &mut saved)?;
+                    record((word >> 10) & 31, at + 8, &mut saved)?;
                     taken += if is_after { distance } else { 0 };
                 }
                 _ => return None,

@@ -15,7 +15,7 @@ impl Machine for X86_64 {
     };
     const HAS_PLT_RULE: bool = true;
     const VENDOR: Vendor = Vendor::Default;
-    const LINKED: Option<SignalFrame> = None;
+    const SIGNAL_FRAME: Option<SignalFrame> = None;
     const RECORD_ENDS_FRAME: bool = true;
     /// `sub $8, %rsp`, `call *%rcx`, `add $8, %rsp`, `ret`.
     const PADDED: Option<[u8; 11]> = Some([
@@ -33,7 +33,7 @@ impl Machine for X86_64 {
             let [opcode, operand, rest @ ..] = &before[8 - bytes..] else {
                 return false;
             };
-            *opcode == 0xff && operand >> 3 & 7 == 2 && operand_bytes(*operand, rest) == bytes - 1
+            *opcode == 0xff && (operand >> 3) & 7 == 2 && operand_bytes(*operand, rest) == bytes - 1
         });
         if by_operand {
             return Some(Target::Unknown);
@@ -47,7 +47,8 @@ impl Machine for X86_64 {
 
     fn epilogue(mut code: &[u8]) -> Option<Epilogue> {
         // Bytes popped so far, and the position of the saved frame pointer among them.
-        let (mut taken, mut fp) = (0, None);
+        let mut taken = 0;
+        let mut fp = None;
         loop {
             let length = match *code {
                 // ret; rep ret.
@@ -95,8 +96,12 @@ impl Machine for X86_64 {
                     1
                 }
                 // Setting the return value: xor or mov between registers; mov of a constant.
-                [0x31 | 0x33 | 0x89 | 0x8b, operand, ..] if is_of_others(operand) => 2,
-                [0x40..=0x4f, 0x31 | 0x33 | 0x89 | 0x8b, operand, ..] if is_of_others(operand) => 3,
+                [0x31 | 0x33 | 0x89 | 0x8b, operand, ..] if is_between_unfollowed(operand) => 2,
+                [0x40..=0x4f, 0x31 | 0x33 | 0x89 | 0x8b, operand, ..]
+                    if is_between_unfollowed(operand) =>
+                {
+                    3
+                }
                 [0xb8, ..] => 5,
                 _ => return None,
             };
@@ -111,7 +116,7 @@ impl Machine for X86_64 {
 
 /// Returns true if a ModRM byte names two registers, neither of which is rsp or rbp (or, with a REX
 /// prefix, r12 or r13).
-fn is_of_others(operand: u8) -> bool {
+fn is_between_unfollowed(operand: u8) -> bool {
     let is_other = |register: u8| !matches!(register & 7, 4 | 5);
     operand >= 0xc0 && is_other(operand) && is_other(operand >> 3)
 }
@@ -119,20 +124,21 @@ fn is_of_others(operand: u8) -> bool {
 /// Returns the size of an operand that starts with ModRM byte `operand`: that byte, a SIB byte if
 /// there is one, and a displacement of none, one or four bytes.
 fn operand_bytes(operand: u8, rest: &[u8]) -> usize {
-    let (mode, base) = (operand >> 6, operand & 7);
+    let mode = operand >> 6;
+    let base = operand & 7;
     let has_index = mode != 3 && base == 4;
-    let is_based_on_nothing = if has_index {
+    let has_no_base = if has_index {
         rest.first().is_some_and(|index| index & 7 == 5)
     } else {
         base == 5
     };
-    let distance = match mode {
-        0 if is_based_on_nothing => 4,
+    let displacement = match mode {
+        0 if has_no_base => 4,
         1 => 1,
         2 => 4,
         _ => 0,
     };
-    1 + usize::from(has_index) + distance
+    1 + usize::from(has_index) + displacement
 }
 
 #[cfg(test)]
@@ -164,7 +170,7 @@ mod tests {
         for instruction in calls {
             assert_eq!(call(instruction), Some(Target::Unknown), "{instruction:x?}");
         }
-        // jmp rax; push [rbx]; jmp rel32; ret; syscall; zero; a call's beginning; nothing.
+        // jmp rax; push [rbx]; jmp rel32; ret; syscall; zeros; the first bytes of a call; no bytes.
         let others: [&[u8]; 8] = [
             &[0xff, 0xe0],
             &[0xff, 0x33],

@@ -1,4 +1,4 @@
-//! Steps over frames made by hand.
+//! Tests with steps over synthetic frames.
 
 use super::*;
 use crate::stack::Stack;
@@ -15,7 +15,7 @@ fn offsets_survive_packing() {
 }
 
 #[test]
-fn an_instance_changes_nothing_else() {
+fn an_instance_changes_only_the_instance_bits() {
     let rule = Rule::new(Kind::Plt, 11, Some(-8), Some(80));
     let tagged = rule.with_instance(31).with_instance(17);
     assert_eq!((tagged.instance(), tagged.kind()), (17, Kind::Plt));
@@ -24,7 +24,7 @@ fn an_instance_changes_nothing_else() {
 }
 
 #[test]
-fn what_cannot_be_packed_fails_as_unsupported() {
+fn rules_that_cannot_be_packed_fail_as_unsupported() {
     let unsupported = Rule::failed(Cause::Unsupported);
     assert_eq!(Rule::new(Kind::Sp, 12, None, None), unsupported);
     assert_eq!(Rule::new(Kind::Sp, 1 << 40, None, None), unsupported);
@@ -54,7 +54,7 @@ fn a_plain_step_reads_return_address_and_frame_pointer() {
 }
 
 #[test]
-fn frames_that_do_not_grow_are_cut() {
+fn frames_that_do_not_grow_end_the_stack() {
     let words = [1u64, 2, 3, 4];
     let (sp, mut stack) = frame(&words);
     let at = Registers {
@@ -75,7 +75,7 @@ fn frames_that_do_not_grow_are_cut() {
 }
 
 #[test]
-fn a_return_address_in_a_register_is_not_made_up() {
+fn an_unsaved_return_address_truncates_the_stack() {
     let words = [1u64, 2, 3, 4];
     let (sp, mut stack) = frame(&words);
     let at = Registers { ip: 9, sp, fp: 3 };
@@ -104,7 +104,7 @@ fn a_zero_return_address_ends_the_stack() {
 }
 
 #[test]
-fn a_wild_frame_pointer_is_cut_not_followed() {
+fn a_wild_frame_pointer_truncates_the_stack() {
     let words = [1u64, 2, 3, 4];
     let (sp, mut stack) = frame(&words);
     let at = Registers {
@@ -122,7 +122,8 @@ fn a_wild_frame_pointer_is_cut_not_followed() {
 #[cfg(target_arch = "aarch64")]
 #[test]
 fn a_signed_return_address_is_read_without_its_signature() {
-    let (plain, modifier) = (frame as *const () as u64, 0x1230u64);
+    let plain = frame as *const () as u64;
+    let modifier = 0x1230u64;
     let signed: u64;
     // SAFETY: PACIA1716; older cores sign nothing.
     unsafe {

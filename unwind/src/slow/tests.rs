@@ -9,10 +9,10 @@ use std::boxed::Box;
 use std::cell::RefCell;
 use std::vec::Vec;
 
-// Never run: only their unwind tables are of interest. The return address of a call
+// These functions never run: only their unwind tables are used. The return address of a call
 // from each is the address of its name plus one.
 core::arch::global_asm!(
-    // Keeps nothing, saves rbx in the word below its return address.
+    // Saves rbx in the word below its return address, and no other register.
     ".p2align 4",
     "saves_rbx: .cfi_startproc",
     ".cfi_def_cfa_offset 32",
@@ -27,7 +27,7 @@ core::arch::global_asm!(
     ".cfi_def_cfa rbx, 16",
     ".zero 16, 0x90",
     ".cfi_endproc",
-    // The frame pointer was saved where the frame pointer points to.
+    // The saved frame pointer is at the address in the frame pointer.
     "stale_fp: .cfi_startproc",
     ".cfi_def_cfa_offset 16",
     ".cfi_escape 0x10, 6, 2, 0x76, 0",
@@ -68,7 +68,7 @@ impl Code for Own {
     }
 
     fn image(&self, _: u64) -> Option<Image> {
-        // SAFETY: this very program.
+        // SAFETY: the addresses are those of this program, which stays mapped.
         unsafe { Image::at(&raw const __ehdr_start as u64, &raw const _end as u64) }
     }
 }
@@ -91,7 +91,7 @@ impl Tree for Frames {
 
 fn walk(memory: &[u64], ip: u64, fp: u64) -> (Vec<u64>, Walk) {
     let layout = std::alloc::Layout::new::<Walker>();
-    // SAFETY: of this layout, and zeroed memory is what `init` expects.
+    // SAFETY: the memory has this layout, and zeroed memory is what `init` expects.
     let mut walker: Box<Walker> = unsafe { Box::from_raw(std::alloc::alloc_zeroed(layout).cast()) };
     walker.init(Ends::default());
     let sp = memory.as_ptr() as u64;
@@ -101,7 +101,7 @@ fn walk(memory: &[u64], ip: u64, fp: u64) -> (Vec<u64>, Walk) {
 }
 
 #[test]
-fn a_cfa_in_a_register_is_what_the_nearest_inner_frame_saved_of_it() {
+fn a_cfa_register_is_taken_from_the_nearest_inner_frame_that_saved_it() {
     let mut memory = [0u64; 12];
     let base = memory.as_ptr() as u64;
     memory[1] = after(saves_rbx);
@@ -124,7 +124,7 @@ fn a_cfa_in_an_unsaved_register_truncates_the_stack() {
 }
 
 #[test]
-fn an_unreadable_frame_pointer_costs_no_frame_that_does_not_need_it() {
+fn frames_that_do_not_need_an_unreadable_frame_pointer_are_unwound() {
     let mut memory = [0u64; 8];
     memory[1] = after(touches_nothing);
     let (frames, walk) = walk(&memory, after(stale_fp), 0x10);
@@ -133,7 +133,7 @@ fn an_unreadable_frame_pointer_costs_no_frame_that_does_not_need_it() {
 }
 
 #[test]
-fn a_caller_s_stack_pointer_that_is_not_the_cfa_is_followed() {
+fn a_callers_stack_pointer_may_differ_from_the_cfa() {
     let mut memory = [0u64; 12];
     memory[1] = after(touches_nothing);
     memory[3] = after(hangs_on_rbx);
@@ -144,7 +144,7 @@ fn a_caller_s_stack_pointer_that_is_not_the_cfa_is_followed() {
 }
 
 #[test]
-fn the_function_that_a_coroutine_returns_to_ends_its_stack() {
+fn the_outermost_function_of_a_coroutine_ends_its_stack() {
     let mut memory = [0u64; 4];
     memory[1] = begins as *const () as u64;
     let (frames, walk) = walk(&memory, after(touches_nothing), 0);

@@ -1,10 +1,10 @@
-//! Reads of memory made by hand.
+//! Tests with reads of synthetic stacks.
 
 use super::*;
 use std::vec;
 
 #[test]
-fn words_are_read_across_pages_and_misalignment_refused() {
+fn words_are_read_across_pages_and_misaligned_ones_refused() {
     let words = vec![7u64; 4096];
     let base = words.as_ptr() as u64;
     let mut stack = Stack::at(base);
@@ -29,7 +29,7 @@ fn words_below_an_interrupted_stack_pointer_are_read_across_a_page() {
 }
 
 #[test]
-fn nothing_below_the_stack_or_above_its_ceiling_is_read() {
+fn memory_below_the_stack_or_above_its_ceiling_is_not_read() {
     let words = vec![7u64; 4096];
     let base = words.as_ptr() as u64;
     let mut stack = Stack::new(Ends::default());
@@ -46,7 +46,7 @@ const SLACK: Ends = Ends {
     thread_slack: 512,
 };
 
-/// Memory in the place of a stack that ends at the second value.
+/// Returns memory that serves as a stack, and the end of that stack.
 fn memory() -> (vec::Vec<u64>, u64) {
     let words = vec![7u64; 8 * 512];
     let end = words.as_ptr() as u64 + 8 * 8 * 512;
@@ -54,7 +54,7 @@ fn memory() -> (vec::Vec<u64>, u64) {
 }
 
 #[test]
-fn a_thread_s_own_stack_is_known_by_a_walk_that_ends_close_to_its_end() {
+fn a_walk_that_ends_near_the_stack_end_identifies_the_own_stack() {
     let (_words, end) = memory();
     let mut stack = Stack::new(SLACK);
     assert!(!stack.enter(end - 9000, end));
@@ -68,7 +68,7 @@ fn a_thread_s_own_stack_is_known_by_a_walk_that_ends_close_to_its_end() {
 }
 
 #[test]
-fn every_other_stack_is_queried_again() {
+fn foreign_stacks_are_probed_again_by_each_walk() {
     let (_words, end) = memory();
     for (outermost, steady) in [(None, 0), (Some(end - 600), end - 9000)] {
         let mut stack = Stack::new(SLACK);
@@ -80,7 +80,7 @@ fn every_other_stack_is_queried_again() {
 }
 
 #[test]
-fn what_a_switch_lies_between_is_not_the_thread_s_own() {
+fn memory_beyond_a_stack_switch_is_not_the_own_stack() {
     let (_words, end) = memory();
     let mut stack = Stack::new(SLACK);
     stack.enter(end - 20_000, end);
@@ -90,7 +90,7 @@ fn what_a_switch_lies_between_is_not_the_thread_s_own() {
 }
 
 #[test]
-fn the_first_thread_s_stack_needs_no_complete_walk() {
+fn the_main_threads_stack_needs_no_complete_walk() {
     let (_words, end) = memory();
     let mut stack = Stack::new(Ends {
         first: end,
@@ -102,7 +102,7 @@ fn the_first_thread_s_stack_needs_no_complete_walk() {
 }
 
 #[test]
-fn what_lies_below_the_first_thread_s_pointer_is_no_stack_of_its_own() {
+fn memory_below_the_main_threads_pointer_is_not_its_stack() {
     let (_words, end) = memory();
     let mut stack = Stack::new(Ends {
         first_thread: end,
@@ -113,7 +113,8 @@ fn what_lies_below_the_first_thread_s_pointer_is_no_stack_of_its_own() {
     assert!(!stack.enter(end - 9000, end));
 }
 
-/// Reads a word of each page of a stack in its order, and returns how many could be read.
+/// Reads one word of each page of a stack, from the lowest up to the first that cannot be read.
+/// Returns the number of pages read.
 fn read_through(stack: &mut Stack, words: &[u64]) -> usize {
     const WORDS: usize = PAGE as usize / 8;
     stack.enter(words.as_ptr() as u64, 0);
@@ -122,7 +123,7 @@ fn read_through(stack: &mut Stack, words: &[u64]) -> usize {
 }
 
 #[test]
-fn a_deep_foreign_stack_is_read_to_its_end_at_first_and_in_part_for_ever() {
+fn the_probing_budget_for_deep_foreign_stacks_shrinks() {
     let words = vec![7u64; 200 * 512];
     let mut stack = Stack::new(Ends::default());
     let walks: vec::Vec<_> = (0..500).map(|_| read_through(&mut stack, &words)).collect();
@@ -132,14 +133,15 @@ fn a_deep_foreign_stack_is_read_to_its_end_at_first_and_in_part_for_ever() {
     assert!(late.iter().all(|pages| *pages >= least), "{walks:?}");
     let average = late.iter().sum::<usize>() / late.len();
     assert!(average <= least + 1, "{average}");
-    // A shallow one has what it needs.
+    // A shallow stack is read completely.
     assert_eq!(read_through(&mut stack, &words[..20 * 512]), 20);
 }
 
 #[test]
-fn wide_gaps_are_probed_for_a_while_and_then_left_out() {
+fn wide_gaps_are_probed_until_the_budget_is_spent() {
     let words = vec![7u64; 1000 * 512];
-    let (low, high) = (words.as_ptr() as u64, words.as_ptr() as u64 + 990 * PAGE);
+    let low = words.as_ptr() as u64;
+    let high = words.as_ptr() as u64 + 990 * PAGE;
     let mut stack = Stack::new(Ends::default());
     let walk = |stack: &mut Stack| {
         stack.enter(low, 0);
@@ -155,22 +157,23 @@ fn wide_gaps_are_probed_for_a_while_and_then_left_out() {
 }
 
 #[test]
-fn what_lies_behind_a_hole_is_read_and_the_hole_is_not() {
+fn memory_past_a_hole_is_read_and_the_hole_is_not() {
     let words = vec![7u64; 64 * 512];
     let low = (words.as_ptr() as u64 + PAGE) & !(PAGE - 1);
-    let (hole, beyond) = (low + 20 * PAGE, low + 21 * PAGE);
+    let hole = low + 20 * PAGE;
+    let beyond = low + 21 * PAGE;
     unsafe extern "C" {
         fn mprotect(at: u64, len: usize, access: i32) -> i32;
     }
-    // SAFETY: a page of the vector's, which nobody reads meanwhile.
+    // SAFETY: the page belongs to the vector, and nothing accesses it directly until it is restored.
     assert_eq!(unsafe { mprotect(hole, PAGE as usize, 0) }, 0);
     let mut stack = Stack::new(Ends::default());
     stack.enter(low, 0);
     assert_eq!(stack.read(low), Ok(7));
     assert_eq!(stack.read(hole + 8), Err(Cause::OutOfStack));
-    assert_eq!(stack.read(low + 8), Ok(7), "what was known still is");
+    assert_eq!(stack.read(low + 8), Ok(7), "known memory remains known");
     assert_eq!(stack.read(beyond), Ok(7));
     assert!(stack.moved());
-    // SAFETY: the same page, as it was.
+    // SAFETY: restores the access to the same page.
     assert_eq!(unsafe { mprotect(hole, PAGE as usize, 3) }, 0);
 }

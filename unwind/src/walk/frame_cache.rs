@@ -62,9 +62,9 @@ impl FrameCache {
 
     #[inline(always)]
     fn index(at: Registers) -> usize {
-        // Mixed this way round since the stack pointer is known early, the return address last.
+        // The return address comes last, since it is known later than the stack pointer.
         let sp = at.sp.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40;
-        (at.ip ^ at.ip >> 11 ^ sp) as usize % ENTRIES
+        (at.ip ^ (at.ip >> 11) ^ sp) as usize % ENTRIES
     }
 
     /// Returns the caller of a cached frame.
@@ -75,11 +75,11 @@ impl FrameCache {
     #[inline(always)]
     pub(super) unsafe fn caller(&self, at: Registers) -> Option<Caller> {
         let entry = &self.entries[Self::index(at)];
-        let known = entry.registers;
-        // One branch, since it cannot be predicted which of them differs.
-        let differs = (known.ip ^ at.ip)
-            | (known.sp ^ at.sp)
-            | ((known.fp ^ at.fp) & entry.needs_fp)
+        let cached = entry.registers;
+        // A single branch, since it is unpredictable which of them differs.
+        let differs = (cached.ip ^ at.ip)
+            | (cached.sp ^ at.sp)
+            | ((cached.fp ^ at.fp) & entry.needs_fp)
             | u64::from(entry.era ^ self.era);
         if differs != 0 {
             return None;

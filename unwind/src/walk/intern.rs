@@ -62,8 +62,8 @@ impl Walker {
         kept + changed
     }
 
-    /// Assigns the interpreter frames to the native frames inside `first_unchanged`, and drops the
-    /// nodes of those from `kept` on, which had other interpreter frames.
+    /// Assigns the interpreter frames to the native frames inside `first_unchanged`. Drops the nodes
+    /// of the native frames starting at `kept`, which had other interpreter frames.
     fn assign_inserted(&mut self, kept: usize, first_unchanged: usize, insertion: &Insertion<'_>) {
         let mut inserted = self.inserted_from(first_unchanged);
         for index in (self.cached.begin()..first_unchanged).rev() {
@@ -132,17 +132,18 @@ impl Walker {
     #[inline]
     fn inserted_in<'a>(&self, index: usize, insertion: &Insertion<'a>) -> &'a [Inserted] {
         let outer = self.inserted_from(index + 1) as usize;
-        let own = outer..self.cached.frame(index).inserted as usize;
-        insertion.frames.get(own).unwrap_or_default()
+        let range = outer..self.cached.frame(index).inserted as usize;
+        insertion.frames.get(range).unwrap_or_default()
     }
 
     /// Finds or creates the nodes of the cached frames without one, outermost first. Returns the
     /// innermost node, or `None` if the tree is full.
     #[inline(never)]
     fn intern_frames<T: Tree>(&mut self, tree: &T, insertion: &Insertion<'_>) -> Option<u32> {
-        let (begin, end) = (self.cached.begin(), self.cached.end());
-        let known = |index: &usize| self.cached.frame(*index).node != 0;
-        let known = (begin..end).find(known).unwrap_or(end);
+        let begin = self.cached.begin();
+        let end = self.cached.end();
+        let has_node = |index: &usize| self.cached.frame(*index).node != 0;
+        let known = (begin..end).find(has_node).unwrap_or(end);
         let mut node = if known == end {
             self.root(tree)
         } else {
@@ -180,7 +181,7 @@ impl Walker {
         let count = self.cached.count(found);
         let depth = count.min(DEEP_FRAMES);
         let end = if depth < count {
-            self.cached.found(found, depth).registers.sp
+            self.cached.traced_frame(found, depth).registers.sp
         } else {
             u64::MAX
         };
@@ -188,8 +189,9 @@ impl Walker {
         let mut inserted = frames.partition_point(|frame| frame.at >= end);
         let mut node = Some(tree.truncated());
         for index in (0..depth).rev() {
-            let frame = self.cached.found(found, index);
-            let (address, sp) = (frame.address(), frame.registers.sp);
+            let frame = self.cached.traced_frame(found, index);
+            let address = frame.address();
+            let sp = frame.registers.sp;
             node = node.and_then(|parent| tree.child(parent, address));
             node = node.and_then(|child| insert(child, &mut inserted, sp, tree, insertion));
         }

@@ -17,7 +17,7 @@ pub(super) fn stack_key(sum: u64, truncated: Option<Cause>) -> Key {
 /// Cached sum of the hashes of the interpreter frames that were found last. Zeroed: no frames.
 #[derive(Default)]
 pub(super) struct InsertedHash {
-    /// Number of outermost frames in `sum`. `usize::MAX`: invalid.
+    /// Number of outermost frames in `sum`; `usize::MAX` if it is invalid.
     count: usize,
     salt: u64,
     sum: u64,
@@ -50,8 +50,8 @@ impl InsertedHash {
 /// Returns the sum of the hashes of interpreter frames.
 fn sum_of(frames: &[Inserted], salt: u64) -> u64 {
     let hash = |(index, frame): (usize, &Inserted)| {
-        // The index tells apart frames that run at the same stack address.
-        let place = frame.at ^ (index as u64) << 48;
+        // The index distinguishes frames that run at the same stack address.
+        let place = frame.at ^ ((index as u64) << 48);
         last_stack::frame_hash(frame.address, place, !salt)
     };
     let hashes = frames.iter().enumerate().map(hash);
@@ -75,26 +75,27 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_is_recomputed_where_frames_differ() {
+    fn the_sum_is_recomputed_for_frames_that_differ() {
         let sum = &mut InsertedHash::default();
         let frames = [frame(64, 1), frame(64, 2), frame(32, 3)];
         let first = key(sum, &frames, 0, 5);
         assert_eq!(key(sum, &frames, 3, 5), first);
-        // The same number of frames, but another innermost one.
+        // As many frames as before, with a different innermost one.
         let other = [frame(64, 1), frame(64, 2), frame(32, 4)];
         assert_ne!(key(sum, &other, 2, 5), first);
-        // The outermost frames alone; then all of them again.
+        // First only the outermost frames, then all of them again.
         assert_ne!(key(sum, &other[..2], 2, 5), first);
         assert_eq!(key(sum, &frames, 2, 5), first);
         assert_eq!(key(sum, &[], 0, 5), Key(7));
         assert_eq!(key(sum, &frames, 0, 5), first);
     }
 
-    /// Some walks update the sum without asking for a key.
+    /// Some walks update the sum without computing a key.
     #[test]
     fn a_changed_stack_without_key_invalidates_the_sum() {
         let sum = &mut InsertedHash::default();
-        let (frames, others) = ([frame(64, 1)], [frame(64, 2)]);
+        let frames = [frame(64, 1)];
+        let others = [frame(64, 2)];
         let first = key(sum, &frames, 0, 5);
         sum.update(&Insertion {
             frames: &others,
@@ -104,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn names_differ_by_salt_place_and_order() {
+    fn names_depend_on_salt_position_and_order() {
         let sum = &mut InsertedHash::default();
         let names = [
             key(sum, &[frame(64, 1), frame(64, 2)], 0, 5),

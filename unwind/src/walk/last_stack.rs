@@ -3,7 +3,7 @@
 //! There are two buffers: one holds the last stack, the other receives the frames of the new one.
 //! Frames are stored innermost first. When a walk reaches a cached frame, the shorter hash is
 //! copied next to the longer one: either the new frames in front of the cached ones that are kept,
-//! or those behind the new ones. When it reaches none, the buffers are swapped.
+//! or those after the new ones. When it reaches none, the buffers are swapped.
 //!
 //! A stack's hash is the sum of its frames' hashes ([`frame_hash`]). Each frame stores the sum of
 //! the frames inside it. The sum from a frame outwards is therefore a difference, which does not
@@ -57,7 +57,7 @@ pub(super) struct Frame {
     sum: u64,
     /// [`Node::path`](super::Node::path) of `node`. Undefined if `node` is 0.
     pub(super) path: u64,
-    /// Node in the tree; 0 if not known.
+    /// Node in the tree; 0 if unknown.
     pub(super) node: u32,
     /// Number of interpreter frames that run in this frame or outside it.
     pub(super) inserted: u32,
@@ -103,7 +103,7 @@ impl NewFrames {
 #[derive(Clone, Copy)]
 pub(super) struct Traced {
     pub(super) new: NewFrames,
-    /// Index of the cached frame that called the outermost new one. `None`: all frames are new.
+    /// Index of the cached frame that called the outermost new one; `None` if all frames are new.
     pub(super) joins: Option<usize>,
 }
 
@@ -117,7 +117,8 @@ pub(super) struct LastStack {
     end: usize,
     /// Index after the last stack's last word.
     words_end: usize,
-    /// Sum of the hashes of all its frames, and of those that were once in front of them.
+    /// Sum of the hashes of all its frames, including frames that have since been removed from the
+    /// front.
     total: u64,
     /// Frame index by stack pointer ([`sp_slot`]); the latest frame of each slot. An entry may be
     /// of an earlier stack or of the walk in progress, so it must be checked.
@@ -188,8 +189,8 @@ impl LastStack {
 
     /// Returns a frame of a traced stack; 0 is the innermost.
     #[inline]
-    pub(super) fn found(&self, found: &Traced, index: usize) -> &Frame {
-        match (index.checked_sub(found.new.count), found.joins) {
+    pub(super) fn traced_frame(&self, traced: &Traced, index: usize) -> &Frame {
+        match (index.checked_sub(traced.new.count), traced.joins) {
             (Some(outwards), Some(joins)) => self.frame(joins + outwards),
             _ => self.new_frame(index),
         }
@@ -278,7 +279,7 @@ impl LastStack {
     #[inline(always)]
     pub(super) fn is_at(&self, index: usize, at: &Registers) -> bool {
         let frame = self.frame(index);
-        // One branch, since it cannot be predicted which of the two differs.
+        // A single branch, since it is unpredictable which of the two differs.
         (frame.registers.sp ^ at.sp) | (frame.registers.ip ^ at.ip) == 0
             && (frame.registers.fp == at.fp || frame.rule.ignores_fp())
     }
@@ -303,10 +304,12 @@ impl LastStack {
             core::slice::from_raw_parts(start, self.words_end - first)
         };
         // SAFETY: all words are readable, which the caller guarantees.
-        let changed = unsafe { first_differing(words) }?;
-        let changed = self.frame(from).words as usize + changed;
-        let is_inside = |index: &usize| self.frame(*index + 1).words as usize <= changed;
-        Some(from + (from..self.end - 1).take_while(is_inside).count())
+        let offset = unsafe { first_differing(words) }?;
+        let changed = self.frame(from).words as usize + offset;
+        // The changed word belongs to the last frame whose words start at or before it.
+        let ends_before_change = |index: &usize| self.frame(*index + 1).words as usize <= changed;
+        let unchanged = (from..self.end - 1).take_while(ends_before_change);
+        Some(from + unchanged.count())
     }
 
     /// Pushes the cached frames `range`, which are unchanged, to the walk in progress. Called when
@@ -316,7 +319,8 @@ impl LastStack {
         let from = range.start;
         let count = range.len().min(MAX_FRAMES - new.count);
         for index in from..from + count {
-            let (frame, next) = (*self.frame(index), *self.frame(index + 1));
+            let frame = *self.frame(index);
+            let next = *self.frame(index + 1);
             let mut words = [Word::default(); 2];
             for (word, at) in words.iter_mut().zip(frame.words..next.words) {
                 // SAFETY: words between those of two cached frames are initialized.
@@ -335,11 +339,14 @@ impl LastStack {
         let Traced { new, joins } = *found;
         let Some(joins) = joins else {
             self.current ^= 1;
-            (self.begin, self.end) = (HEADROOM, HEADROOM + new.count);
-            (self.words_end, self.total) = (new.words, new.sum);
+            self.begin = HEADROOM;
+            self.end = HEADROOM + new.count;
+            self.words_end = new.words;
+            self.total = new.sum;
             return 0;
         };
-        // There may be room in front for the frames but not for their words, or vice versa.
+        // There may be room in front of the kept frames for the new frames but not for their words,
+        // or vice versa.
         let words = new.words - NewFrames::NONE.words;
         let has_room = new.count <= joins && words <= self.frame(joins).words as usize;
         if !has_room || new.count > self.end - joins {
@@ -373,29 +380,32 @@ impl LastStack {
         let sum = kept.sum.wrapping_sub(new.sum);
         let words = kept.words.wrapping_sub(new.words as u32);
         let shift = Shift { sum, words };
-        // SAFETY: the walk has pushed `new.count` frames, from HEADROOM on.
+        // SAFETY: the walk has pushed `new.count` frames, starting at HEADROOM.
         unsafe { copy(next, HEADROOM..HEADROOM + new.count, last, begin, &shift) };
         copy_words(next, 2 * HEADROOM..new.words, last, words);
         self.index(begin..joins);
     }
 
-    /// Copies the kept frames to the other buffer, behind the new ones. Returns by how much their
+    /// Copies the kept frames to the other buffer, after the new ones. Returns by how much their
     /// indices have grown.
     #[inline(never)]
     fn append_kept(&mut self, joins: usize, new: &NewFrames) -> isize {
-        let (count, words_end) = (self.end - joins, self.words_end);
+        let count = self.end - joins;
+        let words_end = self.words_end;
         let begin = HEADROOM + new.count;
         let (last, next) = self.both();
         // SAFETY: `joins` is a frame of the last stack, which is initialized.
         let kept = unsafe { last.frames[joins].assume_init_ref() };
-        let (first, sum) = (kept.words as usize, new.sum.wrapping_sub(kept.sum));
+        let first = kept.words as usize;
+        let sum = new.sum.wrapping_sub(kept.sum);
         let words = (new.words as u32).wrapping_sub(kept.words);
         let shift = Shift { sum, words };
         // SAFETY: the last stack's frames end at `joins + count`.
         unsafe { copy(last, joins..joins + count, next, begin, &shift) };
         copy_words(last, first..words_end, next, words);
         self.current ^= 1;
-        (self.begin, self.end) = (HEADROOM, begin + count);
+        self.begin = HEADROOM;
+        self.end = begin + count;
         self.words_end = new.words + (words_end - first);
         self.total = self.total.wrapping_add(sum);
         self.index(begin..begin + count);

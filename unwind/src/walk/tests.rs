@@ -1,4 +1,4 @@
-//! Walks over stacks made by hand.
+//! Tests with walks over synthetic stacks.
 
 mod changing;
 
@@ -13,13 +13,13 @@ use std::collections::HashMap;
 use std::vec;
 use std::vec::Vec;
 
-/// The nodes by parent and address, and the leaves by their stacks' hashes.
+/// A tree: nodes by parent and address, and leaves by the hashes of their stacks.
 #[derive(Default)]
 struct Interned {
     nodes: RefCell<HashMap<(u32, u64), u32>>,
     leaves: RefCell<HashMap<u64, u32>>,
     /// Number of nodes requested.
-    asked: Cell<usize>,
+    lookups: Cell<usize>,
 }
 
 impl Tree for Interned {
@@ -30,7 +30,7 @@ impl Tree for Interned {
         1.into()
     }
     fn child(&self, parent: Node, address: u64) -> Option<Node> {
-        self.asked.set(self.asked.get() + 1);
+        self.lookups.set(self.lookups.get() + 1);
         let mut map = self.nodes.borrow_mut();
         let next = map.len() as u32 + 2;
         Some((*map.entry((parent.id, address)).or_insert(next)).into())
@@ -65,7 +65,7 @@ fn walker() -> Box<Walker> {
     walker
 }
 
-/// Returns a walk as a sampler makes it.
+/// Walks a stack in the way that the sampler does.
 fn walk(walker: &mut Walker, start: Registers, tree: &Interned, code: impl Code) -> Walk {
     let again = walker.again(&start);
     again.unwrap_or_else(|| walker.walk(start, 0, tree, code))
@@ -102,7 +102,8 @@ fn a_deep_stack_keeps_its_innermost_frames() {
         .collect();
     let mut memory = vec![0u64; ips.len() * 4];
     let start = lay(&mut memory, &ips);
-    let (mut walker, tree) = (walker(), Interned::default());
+    let mut walker = walker();
+    let tree = Interned::default();
     let walk = walker.walk(start, 0, &tree, rules);
     assert_eq!(walk.truncated, Some(Cause::TooDeep));
     let (path, truncated) = tree.path(walk.leaf.unwrap());
@@ -110,10 +111,11 @@ fn a_deep_stack_keeps_its_innermost_frames() {
 }
 
 #[test]
-fn growing_over_the_limit_one_frame_at_a_time_is_noticed() {
+fn growing_past_the_limit_frame_by_frame_truncates() {
     let ips: Vec<u64> = (0..MAX_FRAMES as u64 + 1).map(|i| 0x1000 + 2 * i).collect();
     let mut memory = vec![0u64; ips.len() * 4];
-    let (mut walker, tree) = (walker(), Interned::default());
+    let mut walker = walker();
+    let tree = Interned::default();
     let start = lay(&mut memory, &ips[1..]);
     assert_eq!(walker.walk(start, 0, &tree, rules).truncated, None);
     let start = lay(&mut memory, &ips);
@@ -126,7 +128,8 @@ fn growing_over_the_limit_one_frame_at_a_time_is_noticed() {
 fn unknown_code_truncates() {
     let mut memory = vec![0u64; 64];
     let start = lay(&mut memory, &[0x10, 0x20, 0xdead, 0x30]);
-    let (mut walker, tree) = (walker(), Interned::default());
+    let mut walker = walker();
+    let tree = Interned::default();
     for _ in 0..2 {
         let walk = walker.walk(start, 0, &tree, rules);
         assert_eq!(walk.truncated, Some(Cause::NoModule));
@@ -144,7 +147,8 @@ proptest! {
     ) {
         let mut memory = vec![0u64; 4 * 16];
         let tree = Interned::default();
-        let (mut remembering, mut forgetful) = (walker(), walker());
+        let mut remembering = walker();
+        let mut forgetful = walker();
         for (ips, fp) in stacks.iter().zip(fps) {
             let mut start = lay(&mut memory, ips);
             start.fp = fp;
@@ -159,41 +163,43 @@ proptest! {
 }
 
 #[test]
-fn a_stack_that_was_seen_asks_for_no_node() {
+fn a_repeated_stack_looks_up_no_node() {
     let mut memory = vec![0u64; 64];
-    let (mut walker, tree) = (walker(), Interned::default());
+    let mut walker = walker();
+    let tree = Interned::default();
     let mut walk = |ips: &[u64]| {
         let start = lay(&mut memory, ips);
-        let asked = tree.asked.get();
+        let lookups = tree.lookups.get();
         let leaf = walker.walk(start, 0, &tree, rules).leaf.unwrap();
         assert_eq!(tree.path(leaf).0, ips);
-        (leaf, tree.asked.get() - asked)
+        (leaf, tree.lookups.get() - lookups)
     };
-    let (one, other) = ([0x10, 0x20, 0x30, 0x50], [0x10, 0x22, 0x40, 0x50]);
-    let (first, asked) = walk(&one);
-    assert_eq!(asked, 4);
-    let (second, asked) = walk(&other);
-    assert_eq!(asked, 3);
+    let one = [0x10, 0x20, 0x30, 0x50];
+    let other = [0x10, 0x22, 0x40, 0x50];
+    let (first, lookups) = walk(&one);
+    assert_eq!(lookups, 4);
+    let (second, lookups) = walk(&other);
+    assert_eq!(lookups, 3);
     for _ in 0..3 {
         assert_eq!(walk(&one), (first, 0));
         assert_eq!(walk(&other), (second, 0));
     }
-    // Below frames whose nodes were not needed until now.
+    // The frames inside have no nodes yet, since none were needed.
     assert_ne!(walk(&[0x11, 0x20, 0x30, 0x50]).0, first);
     assert_eq!(walk(&one), (first, 0));
 }
 
 #[test]
-fn a_frame_that_was_interrupted_has_its_frame_pointer_in_the_register() {
-    // The outer frame is found by the frame pointer, which the inner one has just taken back: its
-    // tables still say that it is below the stack pointer.
+fn an_interrupted_frame_keeps_its_frame_pointer_in_the_register() {
+    // The outer frame is found by the frame pointer, which the inner frame has just restored: its
+    // tables still locate the saved value below the stack pointer.
     const INNER: u64 = 0x100;
     let rules = |ip: u64, _: &mut Scratch| match ip {
         INNER => Rule::new(Kind::Sp, 8, Some(-8), Some(-16)),
         _ => Rule::new(Kind::Fp, 16, Some(-8), Some(-16)),
     };
     let mut memory = [0u64; 16];
-    // Below the stack pointer: what another function has left there.
+    // The word below the stack pointer was left there by another function.
     (memory[3], memory[4]) = (0xbad, 0x200);
     (memory[8], memory[9]) = (1, 0);
     let address = |index: usize| &raw const memory[index] as u64;
@@ -202,13 +208,14 @@ fn a_frame_that_was_interrupted_has_its_frame_pointer_in_the_register() {
         sp: address(4),
         fp: address(8),
     };
-    let (mut walker, tree) = (walker(), Interned::default());
+    let mut walker = walker();
+    let tree = Interned::default();
     for _ in 0..2 {
         let walk = walker.walk_interrupted(start, &[], 0, &tree, rules, |_| Insertion::NONE);
         assert_eq!(walk.truncated, None);
         assert_eq!(tree.path(walk.leaf.unwrap()), (vec![INNER, 0x200], false));
     }
-    // The memo's outer frame serves both kinds of walks.
+    // Both kinds of walks use the cached outer frame.
     let caller = Registers {
         ip: 0x200,
         sp: address(5),
@@ -218,7 +225,7 @@ fn a_frame_that_was_interrupted_has_its_frame_pointer_in_the_register() {
     assert_eq!(tree.path(walk.leaf.unwrap()).0, [0x200]);
 }
 
-/// Lays frames of an interpreter inside native ones: by native frame, outermost first.
+/// Places interpreter frames inside native ones. Each row belongs to a native frame, outermost first.
 fn inserted(start: Registers, frames: usize, inside: &[Vec<u64>]) -> Vec<Inserted> {
     let mut all = Vec::new();
     for index in (0..frames).rev() {
@@ -230,11 +237,12 @@ fn inserted(start: Registers, frames: usize, inside: &[Vec<u64>]) -> Vec<Inserte
 }
 
 #[test]
-fn an_interpreters_frames_stand_inside_of_the_native_ones_that_run_them() {
+fn interpreter_frames_are_inserted_inside_the_native_frames_that_run_them() {
     let mut memory = vec![0u64; 64];
     let start = lay(&mut memory, &[0x10, 0x20, 0x30]);
     let frames = inserted(start, 3, &[vec![], vec![0x900, 0x800], vec![0x700]]);
-    let (mut walker, tree) = (walker(), Interned::default());
+    let mut walker = walker();
+    let tree = Interned::default();
     let mut walk = |frames: &[Inserted], same| {
         let walk = walker.walk_with(start, 0, &tree, rules, true, |_| Insertion {
             frames,
@@ -251,14 +259,15 @@ fn an_interpreters_frames_stand_inside_of_the_native_ones_that_run_them() {
 }
 
 #[test]
-fn a_deep_stack_keeps_the_interpreters_innermost_frames() {
+fn a_deep_stack_keeps_the_innermost_interpreter_frames() {
     let count = MAX_FRAMES + 10;
     let ips: Vec<u64> = (0..count as u64).map(|i| 0x1000 + 2 * i).collect();
     let mut memory = vec![0u64; ips.len() * 4];
     let start = lay(&mut memory, &ips);
     let inside: Vec<Vec<u64>> = (0..count as u64).map(|i| vec![0x90_0000 + i]).collect();
     let frames = inserted(start, count, &inside);
-    let (mut walker, tree) = (walker(), Interned::default());
+    let mut walker = walker();
+    let tree = Interned::default();
     let insertion = Insertion {
         frames: &frames,
         unchanged: 0,
@@ -270,8 +279,8 @@ fn a_deep_stack_keeps_the_interpreters_innermost_frames() {
 }
 
 proptest! {
-    /// Cached walks are right with interpreter frames too, which may change while the native ones
-    /// stay.
+    /// Walks with the cache are also correct with interpreter frames, which may change while the native
+    /// frames do not.
     #[test]
     fn memory_never_changes_the_result_with_an_interpreter(
         stacks in prop::collection::vec(
@@ -281,7 +290,8 @@ proptest! {
     ) {
         let mut memory = vec![0u64; 4 * 16];
         let tree = Interned::default();
-        let (mut remembering, mut forgetful) = (walker(), walker());
+        let mut remembering = walker();
+        let mut forgetful = walker();
         let mut last: Vec<Inserted> = Vec::new();
         for stack in stacks {
             let ips: Vec<u64> = stack.iter().map(|frame| frame.0).collect();

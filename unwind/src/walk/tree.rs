@@ -60,8 +60,8 @@ pub trait Code {
     /// Returns the image that contains a return address, for a rare frame that takes the slow path.
     /// `None` ends the stack there.
     fn image(&self, ip: u64) -> Option<Image>;
-    /// Runs `work`, which reads images, and keeps them mapped meanwhile. Returns `None` if that is
-    /// not possible now.
+    /// Runs `work`, which reads images, and keeps them mapped until it returns. Returns `None` if
+    /// that is not possible now.
     fn reading<R>(&self, work: impl FnOnce() -> R) -> Option<R> {
         Some(work())
     }

@@ -1,8 +1,8 @@
-//! Stacks that change: walks by place, and those that hardly differ.
+//! Tests with stacks that change from walk to walk, in part or entirely.
 
 use super::*;
 
-/// Returns a walker for whose thread `memory` is the stack that it began on.
+/// Returns a walker of a thread that started on the stack `memory`.
 fn walker_on(memory: &[u64]) -> Box<Walker> {
     let mut walker = walker();
     walker.init(Ends {
@@ -86,7 +86,8 @@ proptest! {
     ) {
         let mut memory = vec![0u64; 4 * 16];
         let tree = Interned::default();
-        let (mut remembering, mut forgetful) = (walker_on(&memory), walker_on(&memory));
+        let mut remembering = walker_on(&memory);
+        let mut forgetful = walker_on(&memory);
         let mut last: Vec<Inserted> = Vec::new();
         for (stack, other) in picks {
             let ips = &stacks[stack % stacks.len()];
@@ -114,7 +115,7 @@ proptest! {
 }
 
 #[test]
-fn stacks_in_turn_are_walked_quickly() {
+fn alternating_stacks_are_walked_quickly() {
     let (one, other): (Vec<u64>, Vec<u64>) = (
         (0..9).map(|i| 0x30 + i).collect(),
         (0..9).map(|i| 0x50 + i).collect(),
@@ -178,10 +179,10 @@ proptest! {
 }
 
 #[test]
-fn a_stack_once_more_or_near_asks_for_few_rules() {
-    let asked = Cell::new(0);
+fn a_repeated_or_similar_stack_looks_up_few_rules() {
+    let lookups = Cell::new(0);
     let rules = |ip: u64, scratch: &mut Scratch| {
-        asked.set(asked.get() + 1);
+        lookups.set(lookups.get() + 1);
         rules_by_fp(ip, scratch)
     };
     let mut memory = vec![0u64; 4 * 16];
@@ -191,26 +192,26 @@ fn a_stack_once_more_or_near_asks_for_few_rules() {
         let ips: Vec<u64> = (1..9).map(|i| 0x30 + i).collect();
         let ips = [&[innermost], &ips[..]].concat();
         let start = lay_with_fp(&mut memory, &ips);
-        let before = asked.get();
+        let before = lookups.get();
         let walk = walk(&mut walker, start, &tree, rules);
         assert_eq!(tree.path(walk.leaf.unwrap()).0, ips);
-        asked.get() - before
+        lookups.get() - before
     };
-    // It depends on where the memory lies whether the first walk finds out whose stack it is.
+    // Whether the first walk identifies the stack depends on where its memory lies.
     rules_for(0x33);
     rules_for(0x33);
     assert_eq!(rules_for(0x33), 0);
-    // At two places in turn: the cached stack has one of them, and the other is known.
+    // Alternates between two stacks: one is the cached stack, and the other is in the frame cache.
     let in_turn: usize = (0..100).map(|_| rules_for(0x36) + rules_for(0x33)).sum();
     assert!(in_turn < 120, "{in_turn}");
-    // Twice in a row: noted.
+    // A stack that is walked twice in a row becomes the cached stack.
     rules_for(0x36);
     rules_for(0x36);
     assert_eq!(rules_for(0x36), 0);
 }
 
 #[test]
-fn other_rules_for_the_same_addresses_are_noticed() {
+fn changed_rules_for_the_same_addresses_are_detected() {
     let stacks: [Vec<u64>; 2] = [
         (0..9).map(|i| 0x30 + i).collect(),
         (0..9).map(|i| 0x50 + i).collect(),
@@ -231,8 +232,8 @@ fn other_rules_for_the_same_addresses_are_noticed() {
 }
 
 #[test]
-fn sums_of_stacks_differ() {
-    // All stacks of five frames at two kinds of places, from seven addresses that are alike.
+fn different_stacks_have_different_sums() {
+    // All stacks of five frames of two sizes, with seven similar addresses.
     for salt in [0, 1, 0x1234_5678_9ABC_DEF0, u64::MAX] {
         let mut sums = HashMap::new();
         for number in 0..7u64.pow(5) {
@@ -253,7 +254,7 @@ fn sums_of_stacks_differ() {
 }
 
 #[test]
-fn new_frames_that_read_more_words_than_there_is_room_for_are_kept() {
+fn new_frames_that_read_too_many_words_are_kept() {
     // Frames that read one word each are replaced by more frames, which read two.
     let outer = (0..400).map(|i| 0x1000 + 2 * i);
     let few: Vec<u64> = (0..100)
@@ -262,7 +263,8 @@ fn new_frames_that_read_more_words_than_there_is_room_for_are_kept() {
         .collect();
     let many: Vec<u64> = (0..330).map(|i| 0x4001 + 2 * i).chain(outer).collect();
     let mut memory = vec![0u64; 4 * many.len()];
-    let (mut walker, tree) = (walker(), Interned::default());
+    let mut walker = walker();
+    let tree = Interned::default();
     for ips in [&few, &many, &few, &many] {
         let start = lay(&mut memory, ips);
         for saved in memory.iter_mut().skip(2).step_by(4) {
@@ -286,7 +288,8 @@ proptest! {
         const MAX_DEPTH: usize = 2000;
         let mut memory = vec![0u64; 4 * MAX_DEPTH];
         let tree = Interned::default();
-        let (mut remembering, mut forgetful) = (walker_on(&memory), walker_on(&memory));
+        let mut remembering = walker_on(&memory);
+        let mut forgetful = walker_on(&memory);
         // Outermost first.
         let mut stack: Vec<u64> = (0..300).map(|i| 0x10 + 2 * i).collect();
         for (removed, added, kind) in edits {
