@@ -359,3 +359,49 @@ impl Stacks {
         assert!(others <= 8192.0, "{others} bytes by others than its sites");
     }
 }
+
+/// A row of `--leaks`.
+pub struct Suspect {
+    /// Score, live bytes and their bar, objects, share that is kept, age, lifetime of those freed.
+    pub numbers: Vec<String>,
+    /// Growth and its bar, in the unit of the column.
+    pub growth: Vec<String>,
+    /// What the growth is.
+    pub verdict: String,
+    /// Functions, innermost first.
+    pub frames: Vec<String>,
+}
+
+/// Reads the rows of `--leaks`, whose columns have fixed widths.
+pub fn suspects_of(text: &str) -> Vec<Suspect> {
+    const WIDTHS: [usize; 7] = [11, 12, 12, 11, 7, 10, 12];
+    let blocks = text.split("-----------+---").skip(1);
+    let row = |block: &str| {
+        let mut lines = block.lines().skip(1);
+        let line: Vec<char> = lines.next()?.chars().collect();
+        let mut at = 0;
+        let mut cell = |width: usize| {
+            let end = (at + width).min(line.len());
+            let cell: String = line[at..end].iter().collect();
+            at = end;
+            cell.trim().to_owned()
+        };
+        let numbers = WIDTHS.map(&mut cell).to_vec();
+        let growth = [13, 12].map(&mut cell).to_vec();
+        let verdict = cell(20);
+        let frames = lines
+            .map(|line| line.trim().to_owned())
+            .filter(|line| !line.starts_with("at "));
+        let frames = frames.map(|name| name.trim_end_matches(" (inline)").to_owned());
+        Some(Suspect {
+            numbers,
+            growth,
+            verdict,
+            frames: frames.collect(),
+        })
+    };
+    blocks
+        .filter_map(row)
+        .filter(|row| !row.frames.is_empty())
+        .collect()
+}

@@ -370,7 +370,7 @@ fn suspects(page: &Value, stacks: &Stacks) {
         };
         near("bytes", bytes);
         near("error", half_width(bytes, sum.variances[IN_USE]));
-        near("objects", sum.live);
+        near("objects", sum.values[2]);
         assert!((number(&row["kept"]) - bytes / all).abs() < 1e-3, "{row}");
         let (age, lifetime) = (sum.ages / sum.live, sum.lifetimes / sum.freed);
         near("age", age * 1e3);

@@ -44,6 +44,12 @@ trait Feed {
         at_once: bool,
     ) -> anyhow::Result<bool>;
 
+    /// Returns true if the rates of a table are relative to an earlier snapshot; false if they are
+    /// relative to the start of a session that was started for the table.
+    fn has_baseline(&self) -> bool {
+        true
+    }
+
     /// Waits until a signal arrives, a descriptor of `others` becomes readable, or `until`.
     fn wait(
         &mut self,
@@ -141,7 +147,9 @@ impl<F: Feed> Top<F> {
 
     /// Prints one table. If the session was started for it, it covers the first second.
     fn once(&mut self, signals: &Signals) -> anyhow::Result<()> {
-        self.refresh(false)?;
+        if self.feed.has_baseline() {
+            self.refresh(false)?;
+        }
         let until = Instant::now() + self.args.delay.unwrap_or(REFRESH);
         self.feed.wait(signals, &[], until)?;
         if !self.refresh(true)? && self.title.message.is_empty() {
