@@ -45,7 +45,7 @@ impl Between {
 pub struct Dumped {
     /// The file.
     pub dump: PathBuf,
-    /// What each site has.
+    /// Objects and bytes of each site, by the program.
     pub truth: BTreeMap<String, Site>,
     /// Before and after it was taken.
     pub taken: [Instant; 2],
@@ -53,7 +53,7 @@ pub struct Dumped {
 
 /// The program in a session, with its dumps: one after "hold", and one after "more".
 pub struct Inventory {
-    /// Its directories.
+    /// Directories of the test.
     pub scratch: Scratch,
     /// The program.
     pub steps: Steps,
@@ -92,7 +92,7 @@ impl Inventory {
         self.steps.step(line)
     }
 
-    /// What each site has.
+    /// Objects and bytes of each site, by the program.
     pub fn truth(&mut self) -> BTreeMap<String, Site> {
         truth::expected(&self.step("expected"))
     }
@@ -366,7 +366,7 @@ pub struct Suspect {
     pub numbers: Vec<String>,
     /// Growth and its bar, in the unit of the column.
     pub growth: Vec<String>,
-    /// What the growth is.
+    /// Verdict on the growth.
     pub verdict: String,
     /// Functions, innermost first.
     pub frames: Vec<String>,

@@ -36,7 +36,7 @@ impl Random {
     }
 }
 
-/// What happens to the objects between two dumps.
+/// Fate of the objects from one dump to the next.
 #[derive(Clone, Copy, Debug)]
 enum History {
     /// A tenth of the first ones more.
@@ -59,7 +59,7 @@ struct Kind {
 }
 
 impl Kind {
-    fn new((bytes, first): (u64, usize)) -> Self {
+    fn new(bytes: u64, first: usize) -> Self {
         let bytes = bytes as f64;
         Self {
             bytes,
@@ -129,7 +129,9 @@ struct Series {
 
 impl Series {
     fn of(history: History, count: usize, random: &mut Random) -> Self {
-        let mut stacks: Vec<[Kind; 3]> = (0..STACKS).map(|_| KINDS.map(Kind::new)).collect();
+        let mut stacks: Vec<[Kind; 3]> = (0..STACKS)
+            .map(|_| KINDS.map(|(bytes, first)| Kind::new(bytes, first)))
+            .collect();
         let mut dumps = Vec::new();
         for dump in 0..count {
             let mut builder = ProfileBuilder::new(INTERVAL as u64);

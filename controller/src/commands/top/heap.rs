@@ -174,8 +174,8 @@ impl Feed for HeapFeed {
         (agent.pid, text::escape(&agent.name))
     }
 
-    /// What was allocated between the start of our session and a first snapshot would be missing
-    /// from the rates.
+    /// Returns false for our own session: rates relative to a first snapshot would lack what was
+    /// allocated before it.
     fn has_baseline(&self) -> bool {
         matches!(self.source, Source::Theirs(_))
     }
