@@ -333,7 +333,7 @@ impl Stacks {
             let sum = self.sum(name);
             let is_all = interval == "1";
             let live = sum.samples * sum.values[2] / sum.values[0].max(1.0);
-            for at in 0..4 {
+            for (at, column) in COLUMNS.iter().enumerate() {
                 let samples = if at < 2 { sum.samples } else { live };
                 if !is_all && samples < MIN_SAMPLES && sum.variances[at] > 0.0 {
                     continue;
@@ -345,7 +345,7 @@ impl Stacks {
                 assert!(
                     off <= allowed,
                     "{name}, {}: {} where {} is true, ± {allowed}",
-                    COLUMNS[at],
+                    column,
                     sum.values[at],
                     site.values[at]
                 );
