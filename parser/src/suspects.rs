@@ -188,10 +188,11 @@ impl Sums {
         // The base of a comparison has negative values.
         point.bytes += values[columns.bytes].unsigned_abs() as f64;
         point.variance += variance.copied().unwrap_or(0.0);
-        let allocated = columns.allocated.filter(|_| !profile.details.is_empty());
-        let allocated = allocated.and_then(|at| profile.variances.get(stack * width + at));
-        if let Some(allocated) = allocated {
-            *point.allocated.get_or_insert(0.0) += allocated;
+        let column = columns.allocated.filter(|_| !profile.details.is_empty());
+        let variance = column.and_then(|at| profile.variances.get(stack * width + at));
+        if let (Some(column), Some(variance)) = (column, variance) {
+            *point.allocated.get_or_insert(0.0) += variance;
+            point.allocated_bytes += values[column].unsigned_abs() as f64;
         }
         if number + 1 != dumps {
             return;

@@ -45,7 +45,7 @@ impl Between {
 pub struct Dumped {
     /// The file.
     pub dump: PathBuf,
-    /// What each site has.
+    /// Objects and bytes of each site, by the program.
     pub truth: BTreeMap<String, Site>,
     /// Before and after it was taken.
     pub taken: [Instant; 2],
@@ -53,7 +53,7 @@ pub struct Dumped {
 
 /// The program in a session, with its dumps: one after "hold", and one after "more".
 pub struct Inventory {
-    /// Its directories.
+    /// Directories of the test.
     pub scratch: Scratch,
     /// The program.
     pub steps: Steps,
@@ -92,7 +92,7 @@ impl Inventory {
         self.steps.step(line)
     }
 
-    /// What each site has.
+    /// Objects and bytes of each site, by the program.
     pub fn truth(&mut self) -> BTreeMap<String, Site> {
         truth::expected(&self.step("expected"))
     }
@@ -333,7 +333,7 @@ impl Stacks {
             let sum = self.sum(name);
             let is_all = interval == "1";
             let live = sum.samples * sum.values[2] / sum.values[0].max(1.0);
-            for at in 0..4 {
+            for (at, column) in COLUMNS.iter().enumerate() {
                 let samples = if at < 2 { sum.samples } else { live };
                 if !is_all && samples < MIN_SAMPLES && sum.variances[at] > 0.0 {
                     continue;
@@ -345,7 +345,7 @@ impl Stacks {
                 assert!(
                     off <= allowed,
                     "{name}, {}: {} where {} is true, ± {allowed}",
-                    COLUMNS[at],
+                    column,
                     sum.values[at],
                     site.values[at]
                 );
@@ -358,4 +358,50 @@ impl Stacks {
         let others: f64 = others.map(|stack| stack.values[1]).sum();
         assert!(others <= 8192.0, "{others} bytes by others than its sites");
     }
+}
+
+/// A row of `--leaks`.
+pub struct Suspect {
+    /// Score, live bytes and their bar, objects, share that is kept, age, lifetime of those freed.
+    pub numbers: Vec<String>,
+    /// Growth and its bar, in the unit of the column.
+    pub growth: Vec<String>,
+    /// Verdict on the growth.
+    pub verdict: String,
+    /// Functions, innermost first.
+    pub frames: Vec<String>,
+}
+
+/// Reads the rows of `--leaks`, whose columns have fixed widths.
+pub fn suspects_of(text: &str) -> Vec<Suspect> {
+    const WIDTHS: [usize; 7] = [11, 12, 12, 11, 7, 10, 12];
+    let blocks = text.split("-----------+---").skip(1);
+    let row = |block: &str| {
+        let mut lines = block.lines().skip(1);
+        let line: Vec<char> = lines.next()?.chars().collect();
+        let mut at = 0;
+        let mut cell = |width: usize| {
+            let end = (at + width).min(line.len());
+            let cell: String = line[at..end].iter().collect();
+            at = end;
+            cell.trim().to_owned()
+        };
+        let numbers = WIDTHS.map(&mut cell).to_vec();
+        let growth = [13, 12].map(&mut cell).to_vec();
+        let verdict = cell(20);
+        let frames = lines
+            .map(|line| line.trim().to_owned())
+            .filter(|line| !line.starts_with("at "));
+        let frames = frames.map(|name| name.trim_end_matches(" (inline)").to_owned());
+        Some(Suspect {
+            numbers,
+            growth,
+            verdict,
+            frames: frames.collect(),
+        })
+    };
+    blocks
+        .filter_map(row)
+        .filter(|row| !row.frames.is_empty())
+        .collect()
 }

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use mem_tests::figures::{Figure, after};
+use mem_tests::planted::{BARS, Suspect, suspects_of};
 use mem_tests::{Scratch, Session, Steps, run};
 use serde_json::Value;
 
@@ -103,16 +105,51 @@ impl History {
         outcome.stdout
     }
 
-    /// The verdict of each site.
-    fn verdicts(&self) -> BTreeMap<String, String> {
+    /// What `--leaks` says of each site, with the time in seconds that its rates are for.
+    fn suspects(&self) -> (BTreeMap<String, Suspect>, f64) {
         let text = self.parse(&["--leaks"], &self.dumps);
-        let lines: Vec<&str> = text.lines().collect();
-        let of = |pair: &[&str]| {
-            let (_, site) = pair[1].trim().strip_prefix("at ")?.rsplit_once(" in ")?;
-            let verdict = pair[0].split_whitespace().next_back()?;
-            Some((site.to_owned(), verdict.to_owned()))
+        let unit = after(&text, "growth/").split(' ').next().expect("a unit");
+        let units = [("s", 1.0), ("min", 60.0), ("h", 3600.0), ("day", 86_400.0)];
+        let seconds = units
+            .iter()
+            .find(|(name, _)| *name == unit)
+            .expect("a unit")
+            .1;
+        let rows = suspects_of(&text).into_iter();
+        (
+            rows.map(|row| (row.frames[0].clone(), row)).collect(),
+            seconds,
+        )
+    }
+
+    /// Growth of a site's bytes in use per second in truth: the slope of a line through them, or, where it
+    /// ended, the change over the whole time.
+    fn growth(&self, site: &str, has_ended: bool) -> f64 {
+        let at = |dump: &PathBuf| {
+            let facts = heap_format::open(dump).expect("a dump").facts;
+            facts.end_unix_ns.expect("a time") as f64 / 1e9
         };
-        lines.windows(2).filter_map(of).collect()
+        let bytes = self.truths.iter().map(|truth| truth[site][1]);
+        let points: Vec<[f64; 2]> = self
+            .dumps
+            .iter()
+            .map(at)
+            .zip(bytes)
+            .map(|(t, b)| [t, b])
+            .collect();
+        let [first, last] = [points[0], points[points.len() - 1]];
+        if has_ended {
+            return (last[1] - first[1]) / (last[0] - first[0]);
+        }
+        let mean =
+            |at: usize| points.iter().map(|point| point[at]).sum::<f64>() / points.len() as f64;
+        let (time, level) = (mean(0), mean(1));
+        let spread: f64 = points.iter().map(|point| (point[0] - time).powi(2)).sum();
+        let product: f64 = points
+            .iter()
+            .map(|point| (point[0] - time) * (point[1] - level))
+            .sum();
+        product / spread
     }
 
     fn end(self) {
@@ -286,7 +323,7 @@ fn verdicts_are_those_of_the_history() {
     };
     for interval in intervals {
         let history = History::even(interval, 12);
-        let verdicts = history.verdicts();
+        let (suspects, seconds) = history.suspects();
         for (site, expected) in [
             ("site_once", &["level"][..]),
             ("site_steady", &["steady"]),
@@ -301,10 +338,29 @@ fn verdicts_are_those_of_the_history() {
                 "1" if expected.len() > 1 => &expected[..1],
                 _ => expected,
             };
-            let found = verdicts.get(site).map_or("nothing", String::as_str);
+            let suspect = &suspects[site];
+            let found = suspect.verdict.as_str();
             assert!(expected.contains(&found), "-c {interval} {site}: {found}");
+            let truth = history.growth(site, found == "stopped");
+            let [rate, bar] =
+                [0, 1].map(|at| Figure::read(&suspect.growth[at], 2).expect("a number"));
+            let off = (rate.value / seconds - truth).abs();
+            // Dumps have their times in two clocks, which differ by a tick of the agent's.
+            const TIMES: f64 = 0.005;
+            // Where every object is sampled, the bar is the scatter of the program.
+            let by_chance = if *interval == "1" {
+                0.0
+            } else {
+                BARS * bar.value
+            };
+            let allowed = (rate.half + bar.half + by_chance) / seconds + truth.abs() * TIMES;
+            assert!(
+                off <= allowed,
+                "-c {interval} {site}: {:?}, {truth} B/s is true",
+                suspect.growth
+            );
         }
-        assert!(!verdicts.contains_key("site_moment"), "{verdicts:?}");
+        assert!(!suspects.contains_key("site_moment"));
         history.end();
     }
 }

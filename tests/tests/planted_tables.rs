@@ -7,7 +7,9 @@ use std::path::Path;
 
 use heap_format::variance::half_width;
 use mem_tests::figures::{Figure, after, assert_beside, assert_figure, assert_share, below};
-use mem_tests::planted::{BARS, COLUMNS, Dumped, Function, IN_USE, Inventory, Stacks};
+use mem_tests::planted::{
+    BARS, COLUMNS, Dumped, Function, IN_USE, Inventory, Stacks, Suspect, suspects_of,
+};
 
 /// The program with its two dumps.
 struct Planted {
@@ -306,48 +308,6 @@ fn threads(planted: &Planted, _: &Stacks, stacks: &Stacks) {
     }
 }
 
-/// A row of `--leaks`.
-struct Suspect {
-    numbers: Vec<String>,
-    growth: Vec<String>,
-    verdict: String,
-    frames: Vec<String>,
-}
-
-/// Reads the rows: numbers are separated by two blanks or more, or are columns of a fixed width.
-fn rows(text: &str) -> Vec<Suspect> {
-    const WIDTHS: [usize; 7] = [11, 12, 12, 11, 7, 10, 12];
-    let blocks = text.split("-----------+---").skip(1);
-    let row = |block: &str| {
-        let mut lines = block.lines().skip(1);
-        let line: Vec<char> = lines.next()?.chars().collect();
-        let mut at = 0;
-        let mut cell = |width: usize| {
-            let end = (at + width).min(line.len());
-            let cell: String = line[at..end].iter().collect();
-            at = end;
-            cell.trim().to_owned()
-        };
-        let numbers = WIDTHS.map(&mut cell).to_vec();
-        let growth = [13, 12].map(&mut cell).to_vec();
-        let verdict = cell(20);
-        let frames = lines
-            .map(|line| line.trim().to_owned())
-            .filter(|line| !line.starts_with("at "));
-        let frames = frames.map(|name| name.trim_end_matches(" (inline)").to_owned());
-        Some(Suspect {
-            numbers,
-            growth,
-            verdict,
-            frames: frames.collect(),
-        })
-    };
-    blocks
-        .filter_map(row)
-        .filter(|row| !row.frames.is_empty())
-        .collect()
-}
-
 /// `--leaks` of one dump and of two: score, live bytes, bars, objects, what is kept, ages, lifetimes, growth.
 fn suspects(planted: &Planted, before: &Stacks, stacks: &Stacks) {
     let inventory = &planted.inventory;
@@ -382,7 +342,7 @@ fn suspects(planted: &Planted, before: &Stacks, stacks: &Stacks) {
             .replace(" live;", " of");
         let sums: Vec<&str> = shown.split(" of ").collect();
         assert_figure(sums[2], live, "live in all");
-        let rows = rows(text);
+        let rows = suspects_of(text);
         let held = stacks.0.iter().filter(|stack| stack.values[IN_USE] > 0.0);
         let held: BTreeSet<&[String]> = held.map(|stack| &stack.frames[..]).collect();
         assert_eq!(rows.len(), held.len(), "{text}");

@@ -36,7 +36,7 @@ impl Random {
     }
 }
 
-/// What happens to the objects between two dumps.
+/// Fate of the objects from one dump to the next.
 #[derive(Clone, Copy, Debug)]
 enum History {
     /// A tenth of the first ones more.
@@ -59,7 +59,7 @@ struct Kind {
 }
 
 impl Kind {
-    fn new((bytes, first): (u64, usize)) -> Self {
+    fn new(bytes: u64, first: usize) -> Self {
         let bytes = bytes as f64;
         Self {
             bytes,
@@ -129,7 +129,9 @@ struct Series {
 
 impl Series {
     fn of(history: History, count: usize, random: &mut Random) -> Self {
-        let mut stacks: Vec<[Kind; 3]> = (0..STACKS).map(|_| KINDS.map(Kind::new)).collect();
+        let mut stacks: Vec<[Kind; 3]> = (0..STACKS)
+            .map(|_| KINDS.map(|(bytes, first)| Kind::new(bytes, first)))
+            .collect();
         let mut dumps = Vec::new();
         for dump in 0..count {
             let mut builder = ProfileBuilder::new(INTERVAL as u64);
@@ -206,7 +208,6 @@ fn bars_of_mixed_sizes_hold_the_truth_in_95_of_100_cases() {
         for dumps in [2, 6] {
             let shares = Shares::of(history, dumps, &mut random);
             let what = format!("{history:?}, {dumps} dumps: {shares:?}");
-            println!("{what}");
             assert!((0.93..=0.97).contains(&shares.live), "{what}");
             // With more dumps, the bar is that of the scatter where it is larger, as it is by chance.
             let most = if dumps == 2 { 0.97 } else { 1.0 };

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use mem_agents::discovery::{Agent, Discovery};
@@ -54,6 +54,8 @@ pub struct HeapFeed {
     renewal: Instant,
     /// Children that continue our session.
     offspring: Offspring,
+    /// Time from the session's start to the last snapshot.
+    covered: Duration,
     /// Prefix of dump names.
     output: PathBuf,
 }
@@ -75,6 +77,7 @@ impl HeapFeed {
             heap: Heap::default(),
             is_brief,
             renewal: Instant::now() + RENEWAL,
+            covered: Duration::ZERO,
             output: args.output.output.clone(),
         };
         Ok((feed, title))
@@ -152,9 +155,9 @@ impl HeapFeed {
     /// Returns remarks on what the numbers cover.
     fn remarks(&self) -> Vec<String> {
         let brief = match &self.source {
-            Source::Own(target) if self.is_brief => Some(format!(
+            Source::Own(_) if self.is_brief => Some(format!(
                 "of the last {} only: older objects are not in it; growth is what was allocated in that time and kept",
-                text::short_time(target.lasted())
+                text::short_time(self.covered)
             )),
             _ => None,
         };
@@ -170,8 +173,8 @@ impl Feed for HeapFeed {
         (agent.pid, text::escape(&agent.name))
     }
 
-    /// What was allocated between the start of our session and a first snapshot would be missing
-    /// from the rates.
+    /// Returns false for our own session: rates relative to a first snapshot would lack what was
+    /// allocated before it.
     fn has_baseline(&self) -> bool {
         matches!(self.source, Source::Theirs(_))
     }
@@ -209,6 +212,8 @@ impl Feed for HeapFeed {
         };
         title.rss_bytes = rss_bytes(agent.pid);
         let snapshot = dump::snapshot(agent, &session, &header)?;
+        let covered = snapshot.end_ns.saturating_sub(snapshot.session.start_ns);
+        self.covered = Duration::from_nanos(covered);
         self.heap.update(model, &snapshot, &header, at_once);
         title.quality = self.remarks().join("; ");
         Ok(running && title.rss_bytes.is_some())
