@@ -34,7 +34,6 @@ const EXAMPLES: &str = "Examples:
   mem_parser x.heap                             table of functions
   mem_parser x.heap --html -o page.html         page for a browser
   mem_parser x.heap --base early.heap --cum     what has grown since
-  mem_parser x.heap --peek '^parse'             who calls these functions
   mem_parser -p bin/app -f x.heap -s -o x.svg   with another copy of the program
   perf script | mem_parser --flame -            from a pipe";
 

@@ -54,17 +54,20 @@ pub fn picture(context: &Context, trimmed: &Trimmed) -> callgraph::Graph {
 fn title(context: &Context, trimmed: &Trimmed, unit: &str) -> Vec<String> {
     let total = context.divided(context.view.total());
     let asked = context.options.unit.as_str();
-    let (scaled, best) = measure::scale(total, context.view.unit(), asked);
+    let (mut scaled, mut best) = measure::scale(total, context.view.unit(), asked);
+    let mut name = measure::own_name(&best).to_owned();
+    // As jeprof writes it, unless another unit was requested.
+    if asked == "minimum" && ["MB", "GB", "TB", "PB"].contains(&best.as_str()) {
+        (scaled, best) = measure::scale(total, context.view.unit(), "MB");
+        name.clone_from(&best);
+    }
     let unit = if best.is_empty() { unit } else { best.as_str() };
     let kind = context.view.kind();
-    // As jeprof writes it.
     let mut lines = vec![if best.is_empty() {
-        format!(
-            "Total: {} ({kind})",
-            context.format(context.view.total(), unit)
-        )
+        let total = context.format(context.view.total(), unit);
+        format!("Total: {total} ({kind})")
     } else {
-        format!("Total {best}: {scaled:.1} ({kind})")
+        format!("Total {name}: {scaled:.1} ({kind})")
     }];
     if let Some(program) = context.program {
         lines.push(heap_format::printable::path(program));
@@ -80,8 +83,11 @@ fn title(context: &Context, trimmed: &Trimmed, unit: &str) -> Vec<String> {
     lines.extend(sampling::interval(profile, column));
     lines.extend(context.shown(trimmed, unit));
     // The legend has one name for a unit.
-    let own = measure::own_name(&best);
-    let same = |line: String| line.replace(&format!(" {own}"), &format!(" {best}"));
+    let own = format!(" {}", measure::own_name(&best));
+    let same = |line: String| line.replace(&own, &format!(" {name}"));
+    if best.is_empty() {
+        return lines;
+    }
     lines.into_iter().map(same).collect()
 }
 
