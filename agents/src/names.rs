@@ -51,10 +51,21 @@ pub struct Symbols {
     trouble: Option<String>,
 }
 
+/// A function at an address, and the source line there.
+#[derive(Clone, Debug)]
+pub struct Frame {
+    /// The function.
+    pub function: FunctionId,
+    /// Source file; empty if unknown, and for Python, whose names contain it.
+    pub file: Rc<str>,
+    /// Line in the file; 0 if unknown.
+    pub line: u32,
+}
+
 /// Result of looking up an address.
 struct Known {
     /// Functions at the address, innermost (inlined) first.
-    functions: Rc<[FunctionId]>,
+    functions: Rc<[Frame]>,
     /// True for a line of Python.
     is_python: bool,
     /// File that contains the code; `None` if unknown.
@@ -174,11 +185,26 @@ impl Symbols {
         id
     }
 
+    /// Returns a frame of which only the name is known.
+    fn without_place(&mut self, name: &str) -> Frame {
+        Frame {
+            function: self.intern(name),
+            file: Rc::default(),
+            line: 0,
+        }
+    }
+
     /// Returns the functions of a stack of return addresses; both lists are leaf first. Omits the
     /// allocator's frames at the leaf, unless there are no others. In stacks with Python, omits the
     /// interpreter's frames between Python lines. Returns `None` until all addresses have been
     /// looked up.
     pub fn frames(&mut self, addresses: &[u64]) -> Option<Vec<FunctionId>> {
+        let frames = self.placed(addresses)?;
+        Some(frames.iter().map(|frame| frame.function).collect())
+    }
+
+    /// Like [`frames`](Self::frames), with source lines.
+    pub fn placed(&mut self, addresses: &[u64]) -> Option<Vec<Frame>> {
         let all: Option<Vec<(u64, &Known)>> = addresses
             .iter()
             .map(|address| Some((*address, self.known.get(address)?)))
@@ -194,17 +220,17 @@ impl Symbols {
         }
         let shown = self.shown_of(&all);
         if shown.is_empty() && self.shown == Shown::PythonOnly {
-            return Some(vec![self.intern(interpreter::NATIVE)]);
+            return Some(vec![self.without_place(interpreter::NATIVE)]);
         }
-        let all: Vec<FunctionId> = shown.into_iter().flatten().copied().collect();
-        let is_own = |id: &FunctionId| !self.left_out[*id as usize];
+        let all: Vec<Frame> = shown.into_iter().flatten().cloned().collect();
+        let is_own = |frame: &Frame| !self.left_out[frame.function as usize];
         let first = all.iter().position(is_own).unwrap_or(0);
         Some(all[first..].to_vec())
     }
 
     /// Returns the functions of the frames that [`show`](Self::show) selects, innermost first.
-    fn shown_of<'a>(&self, all: &[(u64, &'a Known)]) -> Vec<&'a [FunctionId]> {
-        let mut shown: Vec<&[FunctionId]> = Vec::with_capacity(all.len());
+    fn shown_of<'a>(&self, all: &[(u64, &'a Known)]) -> Vec<&'a [Frame]> {
+        let mut shown: Vec<&[Frame]> = Vec::with_capacity(all.len());
         let mut show = |(_, known): (u64, &'a Known)| shown.push(&known.functions);
         match self.shown {
             Shown::Native => all.iter().copied().for_each(show),
@@ -227,7 +253,10 @@ impl Symbols {
             _ if known.is_python => Role::Python,
             None => Role::Other,
             Some(file) => {
-                let names = known.functions.iter().map(|function| self.name(*function));
+                let names = known
+                    .functions
+                    .iter()
+                    .map(|frame| self.name(frame.function));
                 Role::native(file, self.interpreters.contains(file), names)
             }
         }
@@ -280,7 +309,7 @@ impl Symbols {
         };
         let objects: Vec<String> = profile.locations.iter().map(object).collect();
         let places: Vec<_> = places(&profile);
-        let names = apart::names(profile, &OPTIONS, LOOKUP_TIMEOUT, waiting::is_ending);
+        let names = apart::code_by_name(profile, &OPTIONS, LOOKUP_TIMEOUT, waiting::is_ending);
         let names = names.unwrap_or_else(|error| {
             self.trouble = Some(error.to_string());
             vec![Vec::new(); locations]
@@ -289,14 +318,17 @@ impl Symbols {
             let location = location.map_or(usize::MAX, |location| location as usize);
             let functions = match names.get(location) {
                 Some(names) if !names.is_empty() => {
-                    let ids = names
-                        .iter()
-                        .map(|n| self.intern(&text::escape(n.as_bytes())));
-                    ids.collect()
+                    let frames = names.iter().map(|code| Frame {
+                        function: self.intern(&text::escape(code.name.as_bytes())),
+                        file: code.file.clone(),
+                        line: code.line,
+                    });
+                    frames.collect()
                 }
                 _ => {
                     self.unnamed.insert(address);
-                    [self.intern(objects.get(location).map_or("<unknown>", |o| o))].into()
+                    let object = objects.get(location).map_or("<unknown>", |o| o);
+                    [self.without_place(object)].into()
                 }
             };
             let (is_python, file) = places.get(location).cloned().unwrap_or_default();
@@ -352,7 +384,10 @@ mod tests {
             keep: None,
         });
         for (address, names) in known {
-            let functions = names.iter().map(|name| symbols.intern(name)).collect();
+            let functions = names
+                .iter()
+                .map(|name| symbols.without_place(name))
+                .collect();
             let known = Known {
                 functions,
                 is_python: names[0].ends_with(')'),

@@ -51,7 +51,7 @@ pub(crate) fn looks_like(start: &[u8]) -> bool {
 
 /// Decoder of one layer.
 enum Decoder<'a> {
-    Gzip(MultiGzDecoder<&'a [u8]>),
+    Gzip(Box<MultiGzDecoder<&'a [u8]>>),
     Zstd(Box<ZstdFrames<'a>>),
 }
 
@@ -60,7 +60,7 @@ impl<'a> Decoder<'a> {
         if zstd::looks_like(packed) {
             Self::Zstd(Box::new(ZstdFrames::new(packed)))
         } else {
-            Self::Gzip(MultiGzDecoder::new(packed))
+            Self::Gzip(Box::new(MultiGzDecoder::new(packed)))
         }
     }
 

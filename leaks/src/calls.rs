@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use super::report::Frame;
 use heap_format::{NO_MAPPING, Profile};
 use mem_agents::collect;
 use mem_agents::discovery::Agent;
@@ -10,17 +11,17 @@ use mem_agents::text;
 use shm_protocol::NodeId;
 use shm_protocol::snapshot::Header;
 
-/// Returns, for each stack with the same functions as another one, the calls that not all of them
-/// have: file and offset of the call, innermost first. `names` has the functions by leaf node.
+/// Returns, for each stack with the same functions and lines as another one, the calls that not all
+/// of them have: file and offset of the call, innermost first. `stacks` has the frames by leaf node.
 pub fn telling_apart(
     agent: &Agent,
     header: &Header<'_>,
     snapshot: &Snapshot,
-    names: &HashMap<NodeId, Vec<String>>,
+    stacks: &HashMap<NodeId, Vec<Frame>>,
 ) -> HashMap<NodeId, Vec<String>> {
-    let mut groups: BTreeMap<&[String], Vec<NodeId>> = BTreeMap::new();
-    for (node, names) in names {
-        groups.entry(names).or_default().push(*node);
+    let mut groups: BTreeMap<&[Frame], Vec<NodeId>> = BTreeMap::new();
+    for (node, frames) in stacks {
+        groups.entry(frames).or_default().push(*node);
     }
     let groups = groups.into_values().filter(|nodes| nodes.len() > 1);
     let mut own = HashMap::new();

@@ -75,7 +75,7 @@ pub use base::{Amount, Base, Earlier, TRIGGER};
 pub use holders::{Chain, Holder, Link, Wanted, holders};
 pub use lsan::LsanOptions;
 pub use options::Options;
-pub use report::{Report, names, report};
+pub use report::{Frame, Report, names, own_part, report};
 pub use stacks::{Leak, Leaks};
 pub use suppressions::Suppressions;
 pub use variables::Variables;

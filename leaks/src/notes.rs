@@ -6,6 +6,7 @@ use mem_agents::text;
 use shm_protocol::NodeId;
 
 use super::Check;
+use super::report::Frame;
 
 /// Maximum number of stacks of overwritten objects that are named.
 const MAX_STACKS: usize = 4;
@@ -13,7 +14,7 @@ const MAX_STACKS: usize = 4;
 const MAX_FRAMES: usize = 4;
 
 /// Returns remarks on the completeness of a check.
-pub fn notes(check: &Check, names: &HashMap<NodeId, Vec<String>>) -> Vec<String> {
+pub fn notes(check: &Check, names: &HashMap<NodeId, Vec<Frame>>) -> Vec<String> {
     let mut notes = Vec::new();
     let mut add = |is_so: bool, note: String| notes.extend(is_so.then_some(note));
     add(
@@ -93,7 +94,7 @@ pub fn notes(check: &Check, names: &HashMap<NodeId, Vec<String>>) -> Vec<String>
 
 /// Describes writes of the program outside its objects, as found by the agent when objects were
 /// freed and by the search.
-fn overwritten(check: &Check, names: &HashMap<NodeId, Vec<String>>) -> Option<String> {
+fn overwritten(check: &Check, names: &HashMap<NodeId, Vec<Frame>>) -> Option<String> {
     let mut all = check.snapshot.overwritten();
     all.before += check.overwritten.values().sum::<u64>();
     let leaves: BTreeSet<NodeId> = check.snapshot.overwritten.iter().copied().collect();
@@ -104,7 +105,10 @@ fn overwritten(check: &Check, names: &HashMap<NodeId, Vec<String>>) -> Option<St
         .filter_map(|leaf| names.get(leaf))
         .take(MAX_STACKS);
     let stacks: Vec<Vec<String>> = stacks
-        .map(|stack| stack.iter().take(MAX_FRAMES).cloned().collect())
+        .map(|stack| {
+            let frames = stack.iter().take(MAX_FRAMES);
+            frames.map(|frame| frame.function.clone()).collect()
+        })
         .collect();
     let found = all.remark(&stacks);
     let unclear = (check.unclear > 0).then(|| {

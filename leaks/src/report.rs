@@ -16,6 +16,7 @@ use serde::Serialize;
 use shm_protocol::NodeId;
 use shm_protocol::segment::Session;
 use shm_protocol::snapshot::Header;
+use symbols::own;
 
 use super::calls;
 use super::notes::notes;
@@ -114,6 +115,53 @@ struct Entry {
     stack: Vec<String>,
     /// Calls by which the stack differs from others of the same functions: file and offset.
     calls: Vec<String>,
+    /// The same functions with their source lines.
+    frames: Vec<Frame>,
+}
+
+/// Returns the user's own part of a stack, without the start of the program or thread, and the
+/// library functions that it called, if any.
+pub fn own_part(frames: &[Frame]) -> (&[Frame], Option<String>) {
+    let own = own::part(frames.len(), |at| {
+        (frames[at].function.as_str(), frames[at].file.as_str())
+    });
+    let called = own.start.checked_sub(1).and_then(|at| frames.get(at));
+    let through = called.map(|called| match own.start - 1 {
+        0 => called.function.clone(),
+        more => format!("{} and {more} more of libraries", called.function),
+    });
+    (&frames[own], through)
+}
+
+/// A frame of a stack.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Frame {
+    /// The function.
+    pub function: String,
+    /// Source file; empty if unknown.
+    pub file: String,
+    /// Line in the file; 0 if unknown.
+    pub line: u32,
+}
+
+impl Frame {
+    /// Returns a frame without a source line.
+    fn named(function: &str) -> Self {
+        Self {
+            function: function.to_owned(),
+            file: String::new(),
+            line: 0,
+        }
+    }
+
+    /// Formats the source line; `None` if it is unknown.
+    pub fn place(&self) -> Option<String> {
+        match (self.file.as_str(), self.line) {
+            ("", _) => None,
+            (file, 0) => Some(file.to_owned()),
+            (file, line) => Some(format!("{file}:{line}")),
+        }
+    }
 }
 
 /// Creates the report on a check. Shows at most `most` stacks.
@@ -198,10 +246,10 @@ fn suppressed(used: &Used) -> Suppressed {
 
 fn entry(
     leak: &Leak,
-    names: &HashMap<NodeId, Vec<String>>,
+    stacks: &HashMap<NodeId, Vec<Frame>>,
     calls: &HashMap<NodeId, Vec<String>>,
 ) -> Entry {
-    let of_node = |of: &HashMap<NodeId, Vec<String>>| of.get(&leak.node).cloned();
+    let frames = stacks.get(&leak.node).cloned().unwrap_or_default();
     Entry {
         kind: leak.loss.word(),
         bytes: leak.lost.bytes,
@@ -210,19 +258,19 @@ fn entry(
         kept_bytes: leak.kept.bytes,
         kept_objects: leak.kept.objects,
         example: format!("{:#x}", leak.example),
-        stack: of_node(names).unwrap_or_default(),
-        calls: of_node(calls).unwrap_or_default(),
+        stack: frames.iter().map(|frame| frame.function.clone()).collect(),
+        calls: calls.get(&leak.node).cloned().unwrap_or_default(),
+        frames,
     }
 }
 
-/// Returns the functions of stacks, innermost first, by leaf node, and an error from looking them
-/// up.
+/// Returns the frames of stacks, innermost first, by leaf node, and an error from looking them up.
 pub fn names(
     agent: &Agent,
     header: &Header<'_>,
     snapshot: &Snapshot,
     leaves: impl Iterator<Item = NodeId>,
-) -> (HashMap<NodeId, Vec<String>>, Option<String>) {
+) -> (HashMap<NodeId, Vec<Frame>>, Option<String>) {
     let mut symbols = Symbols::new(agent.pid);
     let stacks: HashMap<NodeId, (Vec<u64>, bool)> = leaves
         .map(|leaf| {
@@ -237,15 +285,19 @@ pub fn names(
     });
     let trouble = symbols.trouble();
     let named = stacks.into_iter().map(|(leaf, (stack, whole))| {
-        let frames = symbols.frames(&stack).unwrap_or_default();
-        let frames = frames.iter().map(|frame| symbols.name(*frame).to_owned());
-        let mut names: Vec<String> = frames.collect();
+        let found = symbols.placed(&stack).unwrap_or_default();
+        let frames = found.iter().map(|frame| Frame {
+            function: symbols.name(frame.function).to_owned(),
+            file: text::escape(frame.file.as_bytes()),
+            line: frame.line,
+        });
+        let mut frames: Vec<Frame> = frames.collect();
         if stack.is_empty() {
-            names.push("[table full]".to_owned());
+            frames.push(Frame::named("[table full]"));
         } else if !whole {
-            names.push("[truncated]".to_owned());
+            frames.push(Frame::named("[truncated]"));
         }
-        (leaf, names)
+        (leaf, frames)
     });
     (named.collect(), trouble)
 }
@@ -408,11 +460,15 @@ impl Entry {
         let objects = objects(self.objects, is_exact);
         lines.push(String::new());
         lines.push(format!("{kind}: {size}{margin} in {objects}{kept}, from"));
-        let frames = self.stack.iter().take(MAX_FRAMES);
-        lines.extend(frames.map(|frame| format!("    {frame}")));
-        if self.stack.len() > MAX_FRAMES {
-            lines.push(format!("    … {} more", self.stack.len() - MAX_FRAMES));
+        let (own, through) = own_part(&self.frames);
+        for frame in own.iter().take(MAX_FRAMES) {
+            lines.push(format!("    {}", frame.function));
+            lines.extend(frame.place().map(|place| format!("      at {place}")));
         }
+        if own.len() > MAX_FRAMES {
+            lines.push(format!("    … {} more", own.len() - MAX_FRAMES));
+        }
+        lines.extend(through.map(|called| format!("    (through {called})")));
         if !self.calls.is_empty() {
             lines.push(format!("  by the call at {}", self.calls.join(", ")));
         }

@@ -17,7 +17,7 @@ use mem_parser::Options;
 use mem_parser::files::Sources;
 use mem_parser::filters::{Filters, TagFilter, pattern};
 use mem_parser::graph::Order;
-use mem_parser::load::Missing;
+use mem_parser::load::{self, Missing};
 use mem_parser::nodes::Granularity;
 use mem_parser::python::Shown;
 use mem_parser::stdin;
@@ -34,7 +34,6 @@ const EXAMPLES: &str = "Examples:
   mem_parser x.heap                             table of functions
   mem_parser x.heap --html -o page.html         page for a browser
   mem_parser x.heap --base early.heap --cum     what has grown since
-  mem_parser x.heap --peek '^parse'             who calls these functions
   mem_parser -p bin/app -f x.heap -s -o x.svg   with another copy of the program
   perf script | mem_parser --flame -            from a pipe";
 
@@ -234,6 +233,10 @@ pub struct ViewOptions {
     #[arg(long, group = "python", alias = "python-only")]
     pub python_only: bool,
 
+    /// Show the table as pprof does, without the lines of your own code above it
+    #[arg(long, alias = "all-frames")]
+    pub all_frames: bool,
+
     /// Show the 95 % confidence interval of each value
     #[arg(long)]
     pub ci: bool,
@@ -323,7 +326,9 @@ pub struct BaseOptions {
 impl Cli {
     /// Parses the command line of this process. Exits if it is invalid, and after help.
     pub fn of_process() -> Self {
+        usage::check_elsewhere(std::env::args().skip(1));
         let mut cli = Self::try_parse().unwrap_or_else(|error| usage::end(error));
+        cli.take_program();
         if let Some(file) = cli.file().map(Path::to_path_buf) {
             cli.report.choose_for(&file);
         }
@@ -337,6 +342,16 @@ impl Cli {
             usage::end(Self::command().error(ErrorKind::MissingRequiredArgument, missing));
         }
         cli
+    }
+
+    /// Takes the first of several bare words for the program if it is one, as in
+    /// `jeprof --text PROGRAM DUMP`.
+    fn take_program(&mut self) {
+        let dumps = self.named.len() + self.bare.len();
+        let is_one = |file: &PathBuf| load::is_program(file) || load::is_script(file);
+        if self.binary.is_none() && dumps > 1 && self.bare.first().is_some_and(is_one) {
+            self.binary = Some(self.bare.remove(0));
+        }
     }
 
     /// Returns the dumps, those of -f first.
@@ -446,6 +461,7 @@ impl Cli {
             node_fraction: view.nodefraction,
             edge_fraction: view.edgefraction,
             drop_negative: view.drop_negative,
+            all_frames: view.all_frames,
             error_bars: view.ci,
             unit: view.unit.clone(),
             divide_by: view.divide_by,
@@ -454,6 +470,13 @@ impl Cli {
             files: self
                 .dumps()
                 .iter()
+                .map(|dump| stdin::shown(dump).into())
+                .collect(),
+            base_files: self
+                .base
+                .base
+                .iter()
+                .chain(&self.base.diff_base)
                 .map(|dump| stdin::shown(dump).into())
                 .collect(),
             source_directories: view.source_path.clone(),

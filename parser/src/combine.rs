@@ -7,6 +7,7 @@ use heap_format::elapsed::{self, Clock};
 use heap_format::merge::{self, Base};
 use heap_format::{Facts, Format, LabelValue, Profile, printable, variance};
 
+use crate::measure;
 use crate::report::format::{Dumps, Needs};
 use crate::series::Series;
 
@@ -39,6 +40,30 @@ pub fn prepare(profile: &mut Profile, needs: &Needs) {
     clean_units(profile);
     if needs.variance {
         variance::fill(profile);
+    }
+}
+
+/// Gives the values of folded stacks with fractions one unit, so that files whose fractions have
+/// different numbers of digits can be combined.
+pub fn align_fractions(dumps: &mut [Profile], bases: &mut [Profile]) {
+    let divisor = |profile: &Profile| {
+        let unit = profile.sample_types.first().map(|kind| kind.unit.as_str());
+        unit.and_then(measure::count_divisor).unwrap_or(1)
+    };
+    let all = dumps.iter().chain(bases.iter());
+    let largest = all.map(divisor).max().unwrap_or(1);
+    let folded = dumps.iter_mut().chain(bases);
+    for profile in folded.filter(|profile| profile.format == Format::Folded) {
+        let factor = i64::from(largest / divisor(profile));
+        if factor < 2 {
+            continue;
+        }
+        for value in &mut profile.values {
+            *value = value.saturating_mul(factor);
+        }
+        for kind in &mut profile.sample_types {
+            kind.unit = format!("count/{largest}");
+        }
     }
 }
 

@@ -21,7 +21,17 @@ const BELOW_RATIO: i64 = 5;
 /// Maximum number of files named in a hint.
 const MAX_FILES: usize = 3;
 /// Prefixes of the names of files whose code starts programs and threads.
-const RUNTIME_FILES: [&str; 4] = ["libc.", "libc-", "libpthread", "ld-"];
+const RUNTIME_FILES: [&str; 9] = [
+    "libc.",
+    "libc-",
+    "libpthread",
+    "ld-",
+    "libstdc++.",
+    "libc++.",
+    "libc++abi.",
+    "libgomp.",
+    "libomp.",
+];
 
 /// Sums of absolute values by whether code has names.
 #[derive(Default)]

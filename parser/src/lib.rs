@@ -59,6 +59,7 @@ mod moment;
 pub mod nearest;
 pub mod nodes;
 mod options;
+mod php;
 mod places;
 pub mod program;
 pub mod python;

@@ -13,7 +13,7 @@ use crate::python::{self, Shown};
 use crate::report::format::{Dumps, Needs, Symbols};
 use crate::series::{self, Named};
 use crate::view::View;
-use crate::{bare, hint, nearest, program, stdin, untracked};
+use crate::{bare, hint, nearest, php, program, stdin, untracked};
 
 /// Magic number of programs and libraries.
 const ELF: [u8; 4] = *b"\x7fELF";
@@ -21,13 +21,21 @@ const ELF: [u8; 4] = *b"\x7fELF";
 /// Reads the dumps, combines them as the format requires, and finds symbols. Warnings go to `warn`,
 /// even before an error. The error may be a [`NoProgram`](program::NoProgram) or [`Missing`].
 pub fn load(sources: &Sources, needs: &Needs, warn: &mut dyn FnMut(String)) -> Result<Combined> {
-    let dumps = open_all(&sources.dumps, sources, needs)?;
+    let mut sources = Cow::Borrowed(sources);
+    // `which python` may be a script that starts the program.
+    if let Some(script) = sources.binary.clone().filter(|file| is_script(file)) {
+        warn(format!(
+            "{} is a script, not the program that it starts: the program that the dump names is used",
+            printable::path(&script)
+        ));
+        sources.to_mut().binary = None;
+    }
+    let dumps = open_all(&sources.dumps, &sources, needs)?;
     let unnamed = dumps.iter().find_map(overwritten::remark);
     if needs.symbols == Symbols::Unused {
         unnamed.into_iter().for_each(&mut *warn);
-        return combined(sources, needs, dumps, warn);
+        return combined(&sources, needs, dumps, warn);
     }
-    let mut sources = Cow::Borrowed(sources);
     let mut missing = Vec::new();
     if needs.symbols == Symbols::Required && !can_name(&sources, &dumps) {
         match program::find(&dumps, &sources.dumps, sources.force) {
@@ -66,6 +74,7 @@ pub fn load(sources: &Sources, needs: &Needs, warn: &mut dyn FnMut(String)) -> R
         .into_iter()
         .chain(hint)
         .chain(python)
+        .chain(php::remark(&combined.profile))
         .chain(python::hidden_objects(&combined.profile))
         .chain(overwritten::remark(&combined.profile).or(unnamed))
         .for_each(warn);
@@ -161,13 +170,22 @@ fn refused(file: &Path, sources: &Sources, error: ReadError) -> anyhow::Error {
 }
 
 /// Returns true if the file is a program or library. A FIFO is not: its contents are consumed.
-fn is_program(file: &Path) -> bool {
+pub fn is_program(file: &Path) -> bool {
+    starts_with(file, &ELF)
+}
+
+/// Returns true if the file is a script.
+pub fn is_script(file: &Path) -> bool {
+    starts_with(file, b"#!")
+}
+
+fn starts_with<const N: usize>(file: &Path, magic: &[u8; N]) -> bool {
     let start = || {
-        let mut start = [0; ELF.len()];
+        let mut start = [0; N];
         opening::regular(file).ok()?.read_exact(&mut start).ok()?;
         Some(start)
     };
-    start().is_some_and(|start| start == ELF)
+    start().is_some_and(|start| start == *magic)
 }
 
 /// Returns the error for a program that was given as a dump.
@@ -180,7 +198,10 @@ fn swapped(file: &Path, sources: &Sources, error: ReadError) -> anyhow::Error {
              swapped; use -p {shown} -f {dump}",
             dump = printable::path(dump)
         ),
-        None => error.into(),
+        None => match error {
+            ReadError::Content { name, what } => anyhow!("{name} {what}"),
+            other => other.into(),
+        },
     }
 }
 
@@ -284,6 +305,7 @@ fn of_one_kind(
     warn: &mut dyn FnMut(String),
 ) -> Result<Combined> {
     let mut bases = open_all(&sources.base, sources, needs)?;
+    combine::align_fractions(&mut dumps, &mut bases);
     untracked::remark_of_all(dumps.iter().chain(&bases))
         .into_iter()
         .for_each(&mut *warn);

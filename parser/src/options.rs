@@ -31,6 +31,8 @@ pub struct Options {
     pub edge_fraction: f64,
     /// Drop entries below zero.
     pub drop_negative: bool,
+    /// Omit the user's own lines above the table.
+    pub all_frames: bool,
     /// Show values with their 95 % confidence intervals.
     pub error_bars: bool,
     /// Unit to print; `minimum` for the best one.
@@ -43,6 +45,8 @@ pub struct Options {
     pub program: Option<PathBuf>,
     /// Input files, for titles.
     pub files: Vec<PathBuf>,
+    /// Input files that are subtracted, for titles.
+    pub base_files: Vec<PathBuf>,
     /// Directories to search for source files.
     pub source_directories: Vec<PathBuf>,
     /// Labels of all rows, for formats that are read into a database.
@@ -63,12 +67,14 @@ impl Default for Options {
             node_fraction: 0.005,
             edge_fraction: 0.001,
             drop_negative: false,
+            all_frames: false,
             error_bars: false,
             unit: "minimum".to_owned(),
             divide_by: 1.0,
             compact_labels: false,
             program: None,
             files: Vec::new(),
+            base_files: Vec::new(),
             source_directories: Vec::new(),
             labels: Vec::new(),
         }

@@ -15,6 +15,7 @@ mod html;
 mod json;
 mod leaks;
 mod list;
+mod own;
 mod peek;
 mod proto;
 mod raw;

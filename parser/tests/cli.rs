@@ -186,7 +186,7 @@ fn pictures_are_written_whole_or_not_at_all() {
         "{}",
         &svg[..40]
     );
-    assert!(svg.contains("Total: 8 KiB (inuse_space)") && svg.trim_end().ends_with("</svg>"));
+    assert!(svg.contains("Total KiB: 8.0 (inuse_space)") && svg.trim_end().ends_with("</svg>"));
     let nowhere = directory.path().join("no/out.svg");
     let output = parser(&[&arguments[..], &[text(&nowhere)]].concat());
     assert_eq!(output.status.code(), Some(1));

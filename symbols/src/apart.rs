@@ -4,7 +4,7 @@
 //! without a writer, endless, or crafted. So all of [`symbolize`], not only the reading of symbols,
 //! runs in a child process with resource limits and a deadline.
 //!
-//! Guarantees: [`names`] returns within its timeout, whatever the files are, and leaves no process
+//! Guarantees: [`code`] returns within its timeout, whatever the files are, and leaves no process
 //! behind.
 //!
 //! The calling process must have only one thread, because it forks.
@@ -54,35 +54,12 @@ pub struct Code {
     pub name: Rc<str>,
     /// Source file of the function; empty if unknown.
     pub file: Rc<str>,
+    /// Line in the file; 0 if unknown.
+    pub line: u32,
 }
 
-/// Returns the names of the functions at each location of `profile`, innermost first. Empty for a
-/// location without a name. `is_cancelled` is polled.
-///
-/// # Errors
-/// The child died, exceeded `timeout`, or the lookup was cancelled.
-pub fn names(
-    profile: Profile,
-    options: &Options,
-    timeout: Duration,
-    is_cancelled: impl Fn() -> bool,
-) -> Result<Vec<Vec<String>>, Error> {
-    // Python's frames already have names, and `frames` drops their line numbers.
-    let locations = profile.locations.iter();
-    let python: Vec<Option<String>> = locations.map(|l| profile.python_name(l)).collect();
-    let frames = frames(profile, options, timeout, is_cancelled)?;
-    let name = |frame: &Frame| frame.name.as_ref().to_owned();
-    let names = frames
-        .iter()
-        .zip(python)
-        .map(|(frames, python)| match python {
-            Some(line) => vec![line],
-            None => frames.iter().map(name).collect(),
-        });
-    Ok(names.collect())
-}
-
-/// Returns the functions at each location of `profile` with their source files, innermost first.
+/// Returns the functions at each location of `profile` with their source lines, innermost first.
+/// Empty for a location without a name. `is_cancelled` is polled.
 ///
 /// # Errors
 /// The child died, exceeded `timeout`, or the lookup was cancelled.
@@ -93,9 +70,39 @@ pub fn code(
     is_cancelled: impl Fn() -> bool,
 ) -> Result<Vec<Vec<Code>>, Error> {
     let frames = frames(profile, options, timeout, is_cancelled)?;
-    let code = |Frame { name, file, .. }| Code { name, file };
+    let code = |frame: Frame| Code {
+        name: frame.name,
+        file: frame.file,
+        line: frame.line,
+    };
     let all = frames.into_iter();
     Ok(all.map(|f| f.into_iter().map(code).collect()).collect())
+}
+
+/// Like [`code`], with the names of Python's frames as [`Profile::python_name`] formats them,
+/// which contain file and line.
+///
+/// # Errors
+/// Those of [`code`].
+pub fn code_by_name(
+    profile: Profile,
+    options: &Options,
+    timeout: Duration,
+    is_cancelled: impl Fn() -> bool,
+) -> Result<Vec<Vec<Code>>, Error> {
+    let locations = profile.locations.iter();
+    let python: Vec<Option<String>> = locations.map(|l| profile.python_name(l)).collect();
+    let mut all = code(profile, options, timeout, is_cancelled)?;
+    for (functions, python) in all.iter_mut().zip(python) {
+        if let Some(name) = python {
+            *functions = vec![Code {
+                name: name.into(),
+                file: Rc::default(),
+                line: 0,
+            }];
+        }
+    }
+    Ok(all)
 }
 
 fn frames(
@@ -141,7 +148,10 @@ fn answer(mut profile: Profile, options: &Options, mut to: PipeWriter) -> io::Re
         ..Frame::default()
     };
     let functions: Vec<Frame> = profile.functions.iter().map(frame_of).collect();
-    let frame = |line: &heap_format::Line| functions[line.function as usize].clone();
+    let frame = |line: &heap_format::Line| Frame {
+        line: line.line,
+        ..functions[line.function as usize].clone()
+    };
     let locations = profile.locations.iter();
     let frames = locations.map(|l| {
         lines(l.first_line, l.line_count)

@@ -23,6 +23,7 @@ mod links;
 mod module;
 mod names;
 mod options;
+pub mod own;
 mod perf_map;
 mod process;
 mod program;

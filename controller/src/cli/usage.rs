@@ -64,10 +64,12 @@ fn text_of(error: &Error, kind: ContextKind) -> Option<&str> {
 
 fn hint(error: &Error) -> Vec<String> {
     let has = |kind| error.get(kind).is_some();
-    if has(ContextKind::SuggestedArg) || has(ContextKind::SuggestedSubcommand) {
-        return Vec::new();
-    }
     let command = text_of(error, ContextKind::InvalidSubcommand);
+    if has(ContextKind::SuggestedArg) || has(ContextKind::SuggestedSubcommand) {
+        // A process may be called almost like a command.
+        let process = command.filter(|word| is_process(word));
+        return process.map_or(Vec::new(), of_word);
+    }
     match (
         error.kind(),
         command,
@@ -98,6 +100,18 @@ fn of_word(word: &str) -> Vec<String> {
     }
     let program = format!("to start a program, use 'mem_profiler run {shown}'");
     vec![process, program]
+}
+
+/// Returns true if a process has this name.
+fn is_process(word: &str) -> bool {
+    let Ok(processes) = std::fs::read_dir("/proc") else {
+        return false;
+    };
+    let mut names = processes.flatten().filter_map(|process| {
+        let name = std::fs::read(process.path().join("comm")).ok()?;
+        Some(name.trim_ascii_end().to_vec())
+    });
+    names.any(|name| name == word.as_bytes())
 }
 
 fn is_about_processes() -> bool {
@@ -137,6 +151,26 @@ mod tests {
         for part in ["'-p redis-server'", "'mem_profiler run redis-server'"] {
             assert!(said.contains(part), "{said}");
         }
+    }
+
+    #[test]
+    fn a_process_that_is_called_almost_like_a_command_is_found() {
+        let directory = std::env::temp_dir().join(format!("lisst.{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let program = directory.join("lisst");
+        std::fs::copy("/bin/sleep", &program).unwrap();
+        let mut process = std::process::Command::new(&program)
+            .arg("600")
+            .spawn()
+            .unwrap();
+        let said = said(&["lisst"]);
+        process.kill().unwrap();
+        process.wait().unwrap();
+        std::fs::remove_dir_all(&directory).unwrap();
+        assert!(
+            said.contains("'-p lisst'") && said.contains("'list'"),
+            "{said}"
+        );
     }
 
     #[test]

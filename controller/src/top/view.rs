@@ -1,6 +1,7 @@
 //! Choices of the user, and the rows to show for them. Independent of the terminal.
 
 use mem_agents::names::FunctionId;
+use symbols::own;
 
 use crate::top::model::Model;
 use crate::top::numbers::Numbers;
@@ -37,7 +38,12 @@ impl<N: Numbers> Row<N> {
             Key::Function(function) => named(&function).to_owned(),
             Key::Stack(at) => {
                 let frames = &model.stacks[at].frames;
-                frames.iter().map(named).collect::<Vec<_>>().join(" < ")
+                let names: Vec<&str> = frames.iter().map(named).collect();
+                // The user's own code first, then the library function that it called.
+                let own = own::part(names.len(), |at| (names[at], ""));
+                let through = own.start.checked_sub(1).map(|at| names[at]);
+                let through = through.map_or(String::new(), |name| format!(" (through {name})"));
+                names[own].join(" < ") + &through
             }
             Key::Frame(depth) => {
                 let Page::Frames(leaf) = page else {

@@ -26,6 +26,72 @@ const ELSEWHERE: [(&str, &str); 11] = [
     ("web", "html"),
 ];
 
+/// Options of jeprof, gperftools' pprof and Go's pprof that are called otherwise here, and how.
+const THEIRS: [(&str, &str); 14] = [
+    ("gif", PICTURE),
+    ("ps", PICTURE),
+    ("jpg", PICTURE),
+    ("gv", SHOWN),
+    ("evince", SHOWN),
+    (
+        "http",
+        "--html writes a page for a browser, which needs no server: mem_parser x.heap --html -o x.html",
+    ),
+    ("show_bytes", "values are shown in bytes with --unit B"),
+    (
+        "heapcheck",
+        "the dump of a leak check is recognised: leave the option out",
+    ),
+    (
+        "maxdegree",
+        "a call graph is limited with -n, --nodefraction and --edgefraction",
+    ),
+    (
+        "add_lib",
+        "libraries are found by the paths in the dump, or with --symbol-path DIRECTORY",
+    ),
+    (
+        "lib_prefix",
+        "libraries are found by the paths in the dump, or with --symbol-path DIRECTORY",
+    ),
+    (
+        "disasm",
+        "source lines are shown with --list PATTERN; there is no disassembly",
+    ),
+    (
+        "weblist",
+        "source lines are shown with --list PATTERN, or on the page of --html",
+    ),
+    ("stacks", "all stacks are listed with --traces"),
+];
+const PICTURE: &str = "pictures are written as SVG (--svg, --flame), which rsvg-convert or a browser \
+                       converts: mem_parser x.heap --svg -o x.svg";
+const SHOWN: &str = "write the picture to a file, and open that in a browser: mem_parser x.heap \
+                     --svg -o x.svg";
+
+/// Exits with code 2 if an option of another program was given: says what to use here.
+pub fn check_elsewhere(arguments: impl Iterator<Item = String>) {
+    for argument in arguments.take_while(|argument| argument != "--") {
+        if let Some(message) = elsewhere(&argument) {
+            fail(&format!(
+                "{message}\nFor all options, try 'mem_parser --help'."
+            ));
+            std::process::exit(2);
+        }
+    }
+}
+
+/// Returns the message about an option of another program.
+fn elsewhere(argument: &str) -> Option<String> {
+    let option = argument.split('=').next().unwrap_or(argument);
+    let name = option
+        .strip_prefix("--")
+        .or_else(|| option.strip_prefix('-'))?;
+    let spelt = name.replace('-', "_").to_lowercase();
+    let (_, here) = THEIRS.iter().find(|(theirs, _)| *theirs == spelt)?;
+    Some(format!("there is no option {option}: {here}"))
+}
+
 /// Exits: prints help or the version, or prints an error and exits with code 2.
 pub fn end(error: Error) -> ! {
     if !error.use_stderr() {
@@ -175,6 +241,21 @@ mod tests {
         for (theirs, ours) in ELSEWHERE {
             assert!(names.iter().any(|name| name == ours), "{ours}");
             assert!(!names.iter().any(|name| name == theirs), "{theirs}");
+        }
+    }
+
+    #[test]
+    fn options_of_articles_are_answered() {
+        let names = names();
+        for (theirs, _) in THEIRS {
+            assert!(!names.iter().any(|name| name == theirs), "{theirs}");
+            let said = elsewhere(&format!("--{theirs}=x")).unwrap();
+            assert!(said.starts_with(&format!("there is no option --{theirs}: ")));
+        }
+        assert!(elsewhere("-http=:8080").unwrap().contains("--html"));
+        assert!(elsewhere("--add-lib").unwrap().contains("--symbol-path"));
+        for other in ["-h", "--html", "x.heap", "-", "--", "--focus=web"] {
+            assert_eq!(elsewhere(other), None);
         }
     }
 

@@ -4,7 +4,7 @@ use super::context::Context;
 use super::format::{Format, Needs};
 use super::sampling;
 use crate::graph::{Graph, Trimmed};
-use crate::measure::{Style, percentage};
+use crate::measure::{self, Style, percentage};
 use crate::nodes::Info;
 use crate::places::Places;
 use anyhow::Result;
@@ -50,23 +50,45 @@ pub fn picture(context: &Context, trimmed: &Trimmed) -> callgraph::Graph {
     }
 }
 
+/// Returns the lines of the legend. All values have the unit that suits the total.
 fn title(context: &Context, trimmed: &Trimmed, unit: &str) -> Vec<String> {
-    let mut lines = Vec::new();
+    let total = context.divided(context.view.total());
+    let asked = context.options.unit.as_str();
+    let (mut scaled, mut best) = measure::scale(total, context.view.unit(), asked);
+    let mut name = measure::own_name(&best).to_owned();
+    // As jeprof writes it, unless another unit was requested.
+    if asked == "minimum" && ["MB", "GB", "TB", "PB"].contains(&best.as_str()) {
+        (scaled, best) = measure::scale(total, context.view.unit(), "MB");
+        name.clone_from(&best);
+    }
+    let unit = if best.is_empty() { unit } else { best.as_str() };
+    let kind = context.view.kind();
+    let mut lines = vec![if best.is_empty() {
+        let total = context.format(context.view.total(), unit);
+        format!("Total: {total} ({kind})")
+    } else {
+        format!("Total {name}: {scaled:.1} ({kind})")
+    }];
     if let Some(program) = context.program {
         lines.push(heap_format::printable::path(program));
     }
     for file in &context.options.files {
         lines.push(format!("Dump: {}", heap_format::printable::path(file)));
     }
+    for file in &context.options.base_files {
+        lines.push(format!("Base: {}", heap_format::printable::path(file)));
+    }
     lines.extend(context.leak_check());
-    let total = context.view.total();
-    let kind = context.view.kind();
-    let total = context.format(total, &context.options.unit);
-    lines.push(format!("Total: {total} ({kind})"));
     let (profile, column) = (context.view.profile(), context.view.column());
     lines.extend(sampling::interval(profile, column));
     lines.extend(context.shown(trimmed, unit));
-    lines
+    // The legend has one name for a unit.
+    let own = format!(" {}", measure::own_name(&best));
+    let same = |line: String| line.replace(&own, &format!(" {name}"));
+    if best.is_empty() {
+        return lines;
+    }
+    lines.into_iter().map(same).collect()
 }
 
 fn boxed(

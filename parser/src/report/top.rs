@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use super::context::Context;
 use super::format::Format;
+use super::own;
 use crate::graph::{Graph, Node};
 use crate::measure::percentage;
 use anyhow::Result;
@@ -22,7 +23,9 @@ fn render(context: &Context) -> Result<String> {
     let unit = context.common_unit(&trimmed);
     let total = context.view.total();
     let mut out = String::new();
-    for line in context.legend(&trimmed, &unit) {
+    let mut lines = context.legend(&trimmed, &unit);
+    lines.extend(own::lines(context, &unit));
+    for line in lines {
         out += &line;
         out.push('\n');
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use heap_format::{Function, Profile};
+use symbols::own;
 
 use crate::nodes::clean;
 use crate::view::View;
@@ -19,19 +20,6 @@ pub struct Site {
     pub line: u32,
 }
 
-/// Prefixes of function names of the standard library, in whatever file they were instantiated.
-const LIBRARY_NAMES: [&str; 2] = ["std::", "__gnu_cxx::"];
-/// Parts of the paths of headers and libraries of the system and of compilers.
-const LIBRARY_PATHS: [&str; 8] = [
-    "/usr/include/",
-    "/include/c++/",
-    "/rustc/",
-    "/library/alloc/src/",
-    "/lib/python3",
-    "/site-packages/",
-    "/dist-packages/",
-    "<frozen ",
-];
 /// Parts of paths below which each package has a directory, and the number of components that lead
 /// to it.
 const PACKAGE_PATHS: [(&str, usize); 4] = [
@@ -74,9 +62,8 @@ impl Own {
 
     /// Returns true if a function is the user's own, not of a standard library or a package.
     pub fn has(&self, name: &str, file: &str) -> bool {
-        let library = LIBRARY_NAMES.iter().any(|start| name.starts_with(start))
-            || LIBRARY_PATHS.iter().any(|part| file.contains(part));
-        !library && package(file).is_none_or(|package| self.packages.contains(package))
+        !own::is_library(name, file)
+            && package(file).is_none_or(|package| self.packages.contains(package))
     }
 
     /// Returns the innermost line of a stack that is the user's own, including inlined functions,
@@ -103,6 +90,27 @@ impl Own {
         });
         known.find(|(function, _)| {
             !function.file.is_empty() && self.has(&function.name, &function.file)
+        })
+    }
+
+    /// Returns the innermost function of the program's file that is the user's own, for programs
+    /// without lines.
+    pub fn function<'a>(&self, view: &'a View, frames: &[u32]) -> Option<&'a Function> {
+        let profile = view.profile();
+        let program = symbols::main_mapping(profile)?;
+        let program = &profile.mappings[program].path;
+        let is_programs = |&&frame: &&u32| {
+            let at = profile.locations[frame as usize].mapping as usize;
+            let path = profile.mappings.get(at).map(|mapping| &mapping.path);
+            path == Some(program) && !view.is_hidden(frame)
+        };
+        let frames = frames.iter().filter(is_programs);
+        let lines = frames.flat_map(|&frame| view.lines(frame));
+        let mut functions = lines.filter_map(|line| profile.functions.get(line.function as usize));
+        functions.find(|function| {
+            !function.is_unnamed()
+                && !own::is_start(&function.name)
+                && self.has(&function.name, &function.file)
         })
     }
 

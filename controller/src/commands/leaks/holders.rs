@@ -9,7 +9,7 @@ use mem_agents::live::session_of;
 use mem_agents::segment::Head;
 use mem_agents::select::Chosen;
 use mem_agents::text;
-use mem_leaks::{Chain, Holder, Link, Options, Wanted, names};
+use mem_leaks::{Chain, Frame, Holder, Link, Options, Wanted, names, own_part};
 use serde::Serialize;
 use shm_protocol::NodeId;
 
@@ -61,6 +61,8 @@ struct Kept {
     bytes: u64,
     /// Functions that allocated the object, innermost first; empty if it was not sampled.
     stack: Vec<String>,
+    /// The same functions with their source lines.
+    frames: Vec<Frame>,
     /// Name of the root; null if nothing leads to the object.
     root: Option<String>,
     /// Size of the sampled objects that only this root keeps alive.
@@ -78,6 +80,7 @@ struct Step {
     /// Offset of the pointer to the next object; null for the last.
     offset: Option<u64>,
     stack: Vec<String>,
+    frames: Vec<Frame>,
 }
 
 fn one(agent: &Agent, path: &str, args: &LeaksArgs) -> anyhow::Result<Answer> {
@@ -93,7 +96,8 @@ fn one(agent: &Agent, path: &str, args: &LeaksArgs) -> anyhow::Result<Answer> {
         Some(address) => Wanted::Address(address),
         None => {
             let (names, _) = names(agent, &header, &snapshot, leaves);
-            let matches = |frames: &Vec<String>| frames.iter().any(|name| name.contains(path));
+            let matches =
+                |frames: &Vec<Frame>| frames.iter().any(|frame| frame.function.contains(path));
             let chosen = names.iter().filter(|(_, frames)| matches(frames));
             let chosen: HashSet<NodeId> = chosen.map(|(node, _)| *node).collect();
             anyhow::ensure!(
@@ -147,20 +151,25 @@ fn ends(links: &[Link]) -> ([&[Link]; 2], usize) {
     ([&links[..MAX_LINKS], &links[last..]], last - MAX_LINKS)
 }
 
-fn kept(holder: &Holder, names: &HashMap<NodeId, Vec<String>>) -> Kept {
-    let named = |node: Option<NodeId>| node.and_then(|n| names.get(&n).cloned());
+fn kept(holder: &Holder, names: &HashMap<NodeId, Vec<Frame>>) -> Kept {
+    let frames = |node: Option<NodeId>| {
+        let found = node.and_then(|node| names.get(&node).cloned());
+        found.unwrap_or_default()
+    };
     let step = |link: &Link| Step {
         address: format!("{:#x}", link.at),
         bytes: link.bytes,
         offset: link.offset,
-        stack: named(link.node).unwrap_or_default(),
+        stack: functions(&frames(link.node)),
+        frames: frames(link.node),
     };
     let chain = holder.chain.as_ref();
     let alone = chain.map(|chain| chain.alone).unwrap_or_default();
     Kept {
         address: format!("{:#x}", holder.at),
         bytes: holder.bytes,
-        stack: named(holder.node).unwrap_or_default(),
+        stack: functions(&frames(holder.node)),
+        frames: frames(holder.node),
         root: chain.map(|chain: &Chain| chain.root.clone()),
         root_alone_bytes: alone.bytes,
         root_alone_objects: alone.objects,
@@ -169,12 +178,16 @@ fn kept(holder: &Holder, names: &HashMap<NodeId, Vec<String>>) -> Kept {
     }
 }
 
+fn functions(frames: &[Frame]) -> Vec<String> {
+    frames.iter().map(|frame| frame.function.clone()).collect()
+}
+
 fn print(answer: &Answer) {
     for kept in &answer.objects {
         let bytes = |bytes: u64| text::bytes(bytes as f64);
         let title = format!("{} ({})", answer.name, answer.pid);
         let what = format!("{} at {}", bytes(kept.bytes), kept.address);
-        result(&format!("{title}: {what}, {}", origin(&kept.stack)));
+        result(&format!("{title}: {what}, {}", origin(&kept.frames)));
         let Some(root) = &kept.root else {
             result("  nothing leads to it: it is lost");
             continue;
@@ -195,7 +208,7 @@ fn print(answer: &Answer) {
             let place = format!("{}{at}", step.address);
             result(&format!(
                 "  → {place:<24} {size:>9}, {}",
-                origin(&step.stack)
+                origin(&step.frames)
             ));
         }
         result(&alone(kept));
@@ -225,13 +238,21 @@ fn alone(kept: &Kept) -> String {
     }
 }
 
-/// Describes where an object was allocated.
-fn origin(stack: &[String]) -> String {
-    match stack {
-        [] => "not sampled".to_owned(),
-        stack => {
-            let shown: Vec<&str> = stack.iter().take(MAX_FRAMES).map(String::as_str).collect();
-            format!("from {}", shown.join(" ← "))
-        }
+/// Describes where an object was allocated: the user's own code, then the library function that it
+/// called.
+fn origin(frames: &[Frame]) -> String {
+    if frames.is_empty() {
+        return "not sampled".to_owned();
     }
+    let (own, through) = own_part(frames);
+    let shown = own
+        .iter()
+        .take(MAX_FRAMES)
+        .map(|frame| match frame.place() {
+            Some(place) => format!("{} ({place})", frame.function),
+            None => frame.function.clone(),
+        });
+    let shown: Vec<String> = shown.collect();
+    let through = through.map_or(String::new(), |called| format!(" (through {called})"));
+    format!("from {}{through}", shown.join(" ← "))
 }

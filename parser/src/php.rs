@@ -1,0 +1,106 @@
+//! Tells users of PHP that its values are not seen, because PHP has an allocator of its own, which
+//! maps memory from the kernel.
+
+use heap_format::{Profile, maps};
+
+/// Beginnings of the names of functions that run a script.
+const RUNNING: [&str; 4] = [
+    "execute_ex",
+    "zend_execute",
+    "zend_call_function",
+    "php_execute",
+];
+/// Inverse of the share of the values below which scripts are taken for unseen.
+const MIN_RATIO: i64 = 2;
+
+/// Returns a remark if a heap profile is of PHP, and scripts allocated little of what it shows.
+pub fn remark(profile: &Profile) -> Option<String> {
+    if !profile.is_of_memory() || !profile.mappings.iter().any(|m| is_php(&m.path)) {
+        return None;
+    }
+    let runs: Vec<bool> = profile
+        .locations
+        .iter()
+        .map(|location| {
+            let mut lines = profile.lines_of(location).iter();
+            lines.any(|line| {
+                let name = &profile.functions[line.function as usize].name;
+                RUNNING.iter().any(|start| name.starts_with(start))
+            })
+        })
+        .collect();
+    let (mut all, mut run) = (0i64, 0i64);
+    let columns = profile.sample_types.len();
+    for index in 0..profile.stacks.len() {
+        let value = profile.values[index * columns + profile.default_type].saturating_abs();
+        all = all.saturating_add(value);
+        if profile
+            .stacks
+            .get(index)
+            .iter()
+            .any(|&frame| runs[frame as usize])
+        {
+            run = run.saturating_add(value);
+        }
+    }
+    (run < all / MIN_RATIO).then(|| {
+        "PHP takes the memory of scripts from an allocator of its own, which is not seen here; run \
+         it with USE_ZEND_ALLOC=0 in its environment to see it"
+            .to_owned()
+    })
+}
+
+/// Returns true for PHP's programs and its library for web servers.
+fn is_php(path: &std::path::Path) -> bool {
+    let path = maps::strip_deleted(path).0;
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let name = name.strip_suffix(".so").unwrap_or(&name);
+    let is_version = |rest: &str| rest.chars().all(|c| c.is_ascii_digit() || c == '.');
+    ["php-fpm", "php-cgi", "phpdbg", "libphp", "php"]
+        .iter()
+        .any(|start| name.strip_prefix(start).is_some_and(is_version))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn of(path: &str, function: &str) -> Option<String> {
+        let text = format!(
+            "heap profile: 1: 100 [1: 100] @ heapprofile\n1: 100 [1: 100] @ 0x1010\n\
+             MAPPED_LIBRARIES:\n1000-2000 r-xp 0 08:01 42 {path}\n"
+        );
+        let mut profile = heap_format::read(text.as_bytes(), "x").unwrap();
+        profile.functions = vec![heap_format::Function {
+            name: function.into(),
+            ..Default::default()
+        }];
+        profile.lines = vec![heap_format::Line::default()];
+        profile.locations[0].line_count = 1;
+        remark(&profile)
+    }
+
+    #[test]
+    fn php_whose_scripts_are_not_seen_is_told_how_they_are() {
+        let said = of("/usr/bin/php8.2", "php_module_startup").unwrap();
+        assert!(said.contains("USE_ZEND_ALLOC=0"), "{said}");
+        assert_eq!(of("/usr/bin/php8.2", "execute_ex"), None);
+        assert_eq!(of("/usr/bin/phpize", "main"), None);
+        assert_eq!(of("/usr/bin/python3", "main"), None);
+    }
+
+    #[test]
+    fn php_is_known_by_its_names() {
+        for path in [
+            "/usr/sbin/php-fpm8.2",
+            "/usr/lib/libphp.so",
+            "/usr/lib/libphp8.2.so",
+            "/opt/php",
+        ] {
+            assert!(is_php(Path::new(path)), "{path}");
+        }
+        assert!(!is_php(Path::new("/usr/lib/phpredis.so")));
+    }
+}

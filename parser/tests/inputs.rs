@@ -1,0 +1,443 @@
+//! Where a profile comes from, and what is given beside it: pipes, programs, other tools' habits.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+mod invoke;
+
+use invoke::{stderr, stdout};
+
+const FOLDED: &[u8] = b"main;a 3\nmain;b 4\n";
+const PERF: &[u8] = b"app 1 2.5: 100 cpu-clock: \n\t55d0 work+0x1 (/opt/app)\n\n";
+
+/// Runs the parser in a directory with this standard input.
+fn run(directory: &Path, words: &str, input: impl Into<Stdio>) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_mem_parser"))
+        .current_dir(directory)
+        .args(words.split(' '))
+        .stdin(input)
+        .output()
+        .unwrap()
+}
+
+/// Runs the parser with a pipe as its standard input.
+fn piped(directory: &Path, words: &str, input: &[u8]) -> Output {
+    let (from, mut to) = std::io::pipe().unwrap();
+    let input = input.to_vec();
+    let writer = std::thread::spawn(move || {
+        // The parser may refuse the input before it has read all of it.
+        let _ = to.write_all(&input);
+    });
+    let output = run(directory, words, from);
+    writer.join().unwrap();
+    output
+}
+
+fn ok(output: &Output) -> String {
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(output));
+    stdout(output)
+}
+
+#[test]
+fn a_dash_is_standard_input_for_every_output() {
+    let scratch = tempfile::tempdir().unwrap();
+    let at = |name: &str| scratch.path().join(name);
+    fs::write(at("x.folded"), FOLDED).unwrap();
+    for options in ["-t", "--folded", "--json", "--raw", "--traces", "--csv"] {
+        let named = ok(&run(
+            scratch.path(),
+            &format!("{options} x.folded"),
+            Stdio::null(),
+        ));
+        for words in [
+            "OPTIONS -",
+            "- OPTIONS",
+            "OPTIONS -f -",
+            "-f - OPTIONS -o -",
+            "OPTIONS",
+        ] {
+            let words = words.replace("OPTIONS", options);
+            let shown = ok(&piped(scratch.path(), &words, FOLDED));
+            let shown = shown.replace("standard input", "x.folded");
+            assert_eq!(shown, named, "{words}");
+        }
+        let redirected = run(
+            scratch.path(),
+            &format!("{options} -"),
+            File::open(at("x.folded")).unwrap(),
+        );
+        assert_eq!(ok(&redirected).replace("standard input", "x.folded"), named);
+    }
+    for output in ["--flame", "--svg", "--html"] {
+        let shown = ok(&piped(scratch.path(), &format!("{output} -"), PERF));
+        assert!(
+            shown.contains("work") && shown.contains("standard input"),
+            "{output}"
+        );
+    }
+    let dump = fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/shop.heap")).unwrap();
+    assert!(ok(&piped(scratch.path(), "-t -", &dump)).contains("flat%"));
+    // A base, and a file of that name.
+    fs::write(at("-"), b"main;a 1\n").unwrap();
+    let change = ok(&piped(
+        scratch.path(),
+        "--folded x.folded --base -",
+        b"main;a 2\nmain;b 4\n",
+    ));
+    assert_eq!(change, "main;a 1\n");
+    assert_eq!(
+        ok(&run(scratch.path(), "--folded ./-", Stdio::null())),
+        "main;a 1\n"
+    );
+}
+
+#[test]
+fn what_cannot_come_from_standard_input_is_told() {
+    let scratch = tempfile::tempdir().unwrap();
+    fs::write(scratch.path().join("x.folded"), FOLDED).unwrap();
+    let cases = [
+        (
+            "-t -",
+            &b""[..],
+            1,
+            "standard input is empty: the program before the pipe",
+        ),
+        ("-t - -", FOLDED, 2, "can be read only once"),
+        ("-t - --base -", FOLDED, 2, "can be read only once"),
+        (
+            "-t x.folded -p -",
+            FOLDED,
+            2,
+            "-p -: only a dump can come from standard input",
+        ),
+        (
+            "-t x.folded --perf-map -",
+            FOLDED,
+            2,
+            "--perf-map -: only a dump",
+        ),
+        (
+            "-t -",
+            b"PERFILE2\0\0",
+            1,
+            "perf script -i - | mem_parser -",
+        ),
+        (
+            "-t -",
+            b"what is it\n",
+            1,
+            "standard input: is not a profile",
+        ),
+    ];
+    for (words, input, code, expected) in cases {
+        let output = piped(scratch.path(), words, input);
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(code), "{words}: {said}");
+        assert!(said.contains(expected), "{words}: {said}");
+        assert!(output.stdout.is_empty(), "{words}");
+    }
+    // Nothing was offered.
+    let output = run(scratch.path(), "-t", Stdio::null());
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        stderr(&output).contains("- is standard input"),
+        "{}",
+        stderr(&output)
+    );
+    // A terminal of its own.
+    let program = env!("CARGO_BIN_EXE_mem_parser");
+    let output = Command::new("script")
+        .args(["-qec", &format!("{program} -t -"), "/dev/null"])
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let said = stdout(&output);
+    assert!(said.contains("standard input is a terminal"), "{output:?}");
+    // The file behind it is not replaced.
+    let own = scratch.path().join("x.folded");
+    let output = run(
+        scratch.path(),
+        "--raw - -o x.folded",
+        File::open(&own).unwrap(),
+    );
+    assert!(
+        stderr(&output).contains("would be replaced"),
+        "{}",
+        stderr(&output)
+    );
+    assert_eq!(fs::read(&own).unwrap(), FOLDED);
+}
+
+/// Builds a program of `main` and `work`. Returns the addresses of both.
+fn program(directory: &Path, options: &[&str]) -> [u64; 2] {
+    let source = directory.join("app.c");
+    fs::write(&source, "int work(int n) { return n * 3; }\nint main(int n, char **v) { (void)v; return work(n); }\n").unwrap();
+    let built = Command::new("cc")
+        .args(options)
+        .args(["-g", "-O0", "-o"])
+        .arg(directory.join("app"))
+        .arg(&source)
+        .status()
+        .unwrap();
+    assert!(built.success());
+    let symbols = Command::new("nm")
+        .arg(directory.join("app"))
+        .output()
+        .unwrap();
+    let symbols = stdout(&symbols);
+    ["work", "main"].map(|name| {
+        let line = symbols
+            .lines()
+            .find(|line| line.ends_with(&format!(" T {name}")));
+        let address = line.unwrap().split(' ').next().unwrap();
+        u64::from_str_radix(address, 16).unwrap()
+    })
+}
+
+/// Functions of a table, with what they hold.
+fn rows(table: &str) -> Vec<(String, String)> {
+    let rows = table
+        .lines()
+        .skip_while(|line| !line.contains("flat%"))
+        .skip(1);
+    let row = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        (words[0].to_owned(), words[5..].join(" "))
+    };
+    rows.map(row).collect()
+}
+
+#[test]
+fn a_program_counts_for_profiles_without_mappings() {
+    let scratch = tempfile::tempdir().unwrap();
+    let [work, main] = program(scratch.path(), &["-no-pie"]);
+    let heap = format!(
+        "heap profile: 2: 2000 [2: 2000] @ heapprofile\n2: 2000 [2: 2000] @ {:#x} {:#x}\n",
+        work + 5,
+        main + 9
+    );
+    fs::write(scratch.path().join("x.heap"), heap).unwrap();
+    // A frame that all stacks share is taken for the signal handler.
+    let header = [0, 3, 0, 10_000, 0];
+    let stacks = [7, 2, work + 5, main + 9, 1, 1, work + 5];
+    let words: Vec<u64> = [&header[..], &stacks, &[0, 1, 0]].concat();
+    let prof: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    fs::write(scratch.path().join("x.prof"), prof).unwrap();
+    for (file, value) in [("x.heap", "1.95kB"), ("x.prof", "80ms")] {
+        for words in ["-p app -f FILE -t", "-t app FILE", "--text app FILE"] {
+            let output = run(scratch.path(), &words.replace("FILE", file), Stdio::null());
+            let table = ok(&output);
+            let expected =
+                [(value, "work"), ("0", "main")].map(|(v, n)| (v.to_owned(), n.to_owned()));
+            assert_eq!(rows(&table), expected, "{file}: {table}");
+            assert!(table.starts_with("File: app"), "{table}");
+        }
+        let go = Command::new("go")
+            .args(["tool", "pprof", "-top", "app", file])
+            .current_dir(scratch.path())
+            .output()
+            .unwrap();
+        let theirs = rows(&stdout(&go));
+        assert_eq!(theirs.len(), 2, "{go:?}");
+        assert!(theirs[0].1.starts_with("work"), "{theirs:?}");
+    }
+    // The addresses of a position-independent program are not known.
+    let pie = tempfile::tempdir().unwrap();
+    program(pie.path(), &["-pie", "-fPIE"]);
+    fs::copy(scratch.path().join("x.heap"), pie.path().join("x.heap")).unwrap();
+    let output = run(pie.path(), "-p app -f x.heap -t", Stdio::null());
+    assert!(
+        stderr(&output).contains("does not say where app was loaded"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn a_script_in_the_place_of_the_program_is_passed_over() {
+    let scratch = tempfile::tempdir().unwrap();
+    let shim = scratch.path().join("python");
+    fs::write(&shim, "#!/bin/sh\nexec python3 \"$@\"\n").unwrap();
+    let shop = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/shop.heap");
+    for words in ["--text python DUMP", "-p python -f DUMP -t"] {
+        let output = run(scratch.path(), &words.replace("DUMP", shop), Stdio::null());
+        assert!(ok(&output).contains("flat%"));
+        assert!(
+            stderr(&output).contains("python is a script, not the program"),
+            "{words}"
+        );
+    }
+}
+
+#[test]
+fn a_directory_is_answered_with_the_dump_in_it() {
+    let scratch = tempfile::tempdir().unwrap();
+    let output = run(scratch.path(), "-t .", Stdio::null());
+    assert!(stderr(&output).contains("is a directory, in which there is no dump"));
+    fs::write(scratch.path().join("app.1.heap"), "x").unwrap();
+    let output = run(scratch.path(), "-t .", Stdio::null());
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stderr(&output).contains("such as the newest: ./app.1.heap"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn fractions_are_shown_as_they_were_written() {
+    let scratch = tempfile::tempdir().unwrap();
+    let text = b"main;a 0.25\nmain;b 0.3\nmain;c 0.45\nmain;d 1.5\n";
+    let table = ok(&piped(scratch.path(), "-t -", text));
+    let expected = [
+        ("1.5", "d"),
+        ("0.45", "c"),
+        ("0.3", "b"),
+        ("0.25", "a"),
+        ("0", "main"),
+    ];
+    assert_eq!(
+        rows(&table),
+        expected.map(|(v, n)| (v.to_owned(), n.to_owned())),
+        "{table}"
+    );
+    assert!(
+        table.contains("100% of 2.5 total") && table.contains("60.00%"),
+        "{table}"
+    );
+    let folded = ok(&piped(scratch.path(), "--folded -", text));
+    assert_eq!(folded.as_bytes(), text);
+    // Other files count in other fractions.
+    fs::write(scratch.path().join("b.folded"), "main;d 0.125\nmain;e 2\n").unwrap();
+    let sum = ok(&piped(scratch.path(), "--folded - b.folded", text));
+    assert_eq!(
+        sum,
+        "main;a 0.25\nmain;b 0.3\nmain;c 0.45\nmain;d 1.625\nmain;e 2\n"
+    );
+}
+
+#[test]
+fn names_that_perf_did_not_demangle_are_demangled() {
+    let scratch = tempfile::tempdir().unwrap();
+    let text = "app 1 2.5: 100 cpu-clock: \n\
+        \t55d0 _ZN4shop4Room4fillEi+0x1 (/opt/app)\n\
+        \t55d1 _ZN3app4load17h0123456789abcdefE+0x1 (/opt/app)\n\
+        \t55d2 _RNvC3app4main+0x1 (/opt/app)\n\n";
+    let folded = ok(&piped(scratch.path(), "--folded -", text.as_bytes()));
+    assert_eq!(folded, "app;app::main;app::load;shop::Room::fill 100\n");
+    let full = ok(&piped(
+        scratch.path(),
+        "--folded --demangle full -",
+        text.as_bytes(),
+    ));
+    assert!(full.contains("shop::Room::fill(int)"), "{full}");
+    let none = ok(&piped(
+        scratch.path(),
+        "--folded --demangle none -",
+        text.as_bytes(),
+    ));
+    assert!(
+        none.contains("_ZN4shop4Room4fillEi") && none.contains("_RNvC3app4main"),
+        "{none}"
+    );
+}
+
+#[test]
+fn a_mapping_without_a_file_is_no_script() {
+    // As Go writes where the system lists no mappings: addresses, lines and one empty mapping.
+    let message: &[u8] = b"\n\x04\x08\x01\x10\x02\x12\x07\n\x02\x01\x03\x12\x01\n\x12\x07\n\x02\x02\x03\
+        \x12\x01\x14\x1a\x04\x08\x018\x01\"\x10\x08\x01\x10\x01\x18\x90\x80\x80\x80\x10\"\x04\x08\x01\
+        \x10\n\"\x10\x08\x02\x10\x01\x18\xa0\x80\x80\x80\x10\"\x04\x08\x01\x10\x0b\"\x10\x08\x03\x10\
+        \x01\x18\xb0\x80\x80\x80\x10\"\x04\x08\x02\x10\x14*\x08\x08\x01\x10\x03\x18\x03 \x04*\x08\x08\
+        \x02\x10\x05\x18\x05 \x042\x002\x03cpu2\x0bnanoseconds2\tmain.work2\x10/src/app/main.go2\tmain.main";
+    let scratch = tempfile::tempdir().unwrap();
+    let table = ok(&piped(scratch.path(), "-t -", message));
+    let expected = [("30ns", "main.work"), ("0", "main.main")];
+    assert_eq!(
+        rows(&table),
+        expected.map(|(v, n)| (v.to_owned(), n.to_owned())),
+        "{table}"
+    );
+}
+
+#[test]
+fn the_users_own_lines_come_before_libraries() {
+    let scratch = tempfile::tempdir().unwrap();
+    let perf = "app 1 2.5: 100 cpu-clock: \n\t55d0 std::vector::push_back+0x1 (/opt/app)\n\t55d1 fill+0x1 (/opt/app)\n\n";
+    // Without lines and without the program's file, nothing is said.
+    assert!(!ok(&piped(scratch.path(), "-t -", perf.as_bytes())).contains("In your own code"));
+    let source = scratch.path().join("cache.cpp");
+    let text = "#include <vector>\nstd::vector<int> all;\nvoid fill(int n) {\n  all.push_back(n);\n}\n\
+        int main() { for (int n = 0; n < 9; n++) fill(n); return 0; }\n";
+    fs::write(&source, text).unwrap();
+    let built = Command::new("c++")
+        .args(["-g", "-O0", "-no-pie", "-o", "cache", "cache.cpp"])
+        .current_dir(scratch.path())
+        .status()
+        .unwrap();
+    assert!(built.success());
+    let symbols = Command::new("nm")
+        .arg(scratch.path().join("cache"))
+        .output()
+        .unwrap();
+    let symbols = stdout(&symbols);
+    let address = |name: &str| {
+        let line = symbols.lines().find(|line| line.contains(name)).unwrap();
+        u64::from_str_radix(line.split(' ').next().unwrap(), 16).unwrap()
+    };
+    // In the middle of each function, after its first instructions.
+    let stack = format!(
+        "{:#x} {:#x} {:#x}",
+        address("push_back") + 20,
+        address("T _Z4filli") + 24,
+        address("T main") + 20
+    );
+    let heap =
+        format!("heap profile: 2: 2000 [2: 2000] @ heapprofile\n2: 2000 [2: 2000] @ {stack}\n");
+    fs::write(scratch.path().join("x.heap"), heap).unwrap();
+    let table = ok(&run(scratch.path(), "-p cache -f x.heap -t", Stdio::null()));
+    let own = table
+        .lines()
+        .skip_while(|line| !line.contains("In your own code"))
+        .nth(1);
+    let own = own.unwrap_or_else(|| panic!("{table}"));
+    assert!(
+        own.contains("1.95kB") && own.contains("100%") && own.contains("fill "),
+        "{table}"
+    );
+    assert!(own.ends_with("cache.cpp:4"), "{table}");
+    let all = ok(&run(
+        scratch.path(),
+        "-p cache -f x.heap -t --all-frames",
+        Stdio::null(),
+    ));
+    assert!(!all.contains("In your own code"), "{all}");
+    assert_eq!(rows(&all), rows(&table));
+}
+
+#[test]
+fn recipes_of_articles_are_answered() {
+    let scratch = tempfile::tempdir().unwrap();
+    fs::write(scratch.path().join("x.folded"), FOLDED).unwrap();
+    for (words, expected) in [
+        ("--gif x.folded", "pictures are written as SVG"),
+        ("--ps x.folded", "pictures are written as SVG"),
+        ("--gv x.folded", "--svg -o x.svg"),
+        ("--evince x.folded", "--svg -o x.svg"),
+        ("--show_bytes x.folded", "--unit B"),
+        ("--heapcheck x.folded", "leave the option out"),
+        ("--maxdegree=8 x.folded", "--nodefraction"),
+        ("--add_lib=/lib/x.so x.folded", "--symbol-path"),
+        ("-http=:8080 x.folded", "--html"),
+        ("-http :8080 x.folded", "--html"),
+    ] {
+        let output = run(scratch.path(), words, Stdio::null());
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{words}: {said}");
+        assert!(said.starts_with("error: there is no option -"), "{said}");
+        assert!(said.contains(expected), "{words}: {said}");
+        assert_eq!(said.lines().count(), 2, "{said}");
+    }
+}
