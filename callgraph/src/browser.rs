@@ -4,9 +4,7 @@
 use crate::graph::{Edge, Graph, Node};
 use crate::render;
 use crate::synthetic;
-
-#[path = "../../parser/tests/browser/mod.rs"]
-mod chromium;
+use helpers::browser as chromium;
 
 /// Sends events and writes the resulting state into the document, which Chromium then prints.
 const PROBE: &str = r#"

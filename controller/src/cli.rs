@@ -408,17 +408,13 @@ pub fn man_pages(directory: &Path) -> io::Result<()> {
 }
 
 #[cfg(test)]
-#[path = "../../tests/src/reference.rs"]
-mod reference;
-
-#[cfg(test)]
 mod tests {
     use super::*;
     use mem_agents::governor;
 
     #[test]
     fn the_reference_is_current() {
-        reference::check(Cli::command());
+        helpers::reference::check(Cli::command());
     }
 
     #[test]

@@ -6,16 +6,7 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
-
-/// The reader alone, which the library keeps to itself.
-#[allow(dead_code, unused_imports)]
-#[path = "../../symbols/src"]
-mod symbols {
-    pub mod demangle;
-    pub mod dwarf;
-    pub mod elf;
-    pub mod frame;
-}
+use symbols::internals::read_debug_info;
 
 /// Bytes after which code is asked for, in a small program.
 const ADDRESSES: std::ops::Range<u64> = 0x1000..0x1400;
@@ -28,7 +19,7 @@ fuzz_target!(|data: &[u8]| {
     let mut file = std::fs::File::create(&*PLACE).expect("room in /dev/shm");
     file.write_all(data).expect("room in /dev/shm");
     let addresses: Vec<u64> = ADDRESSES.step_by(3).collect();
-    let found = mem_fuzz::bounded(data.len(), || symbols::dwarf::read(&PLACE, &addresses, &[]));
+    let found = mem_fuzz::bounded(data.len(), || read_debug_info(&PLACE, &addresses, &[]));
     if let Some(frames) = found {
         assert_eq!(frames.len(), addresses.len());
     }

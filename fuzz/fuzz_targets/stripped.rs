@@ -6,16 +6,7 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
-
-/// The reader alone, which the library keeps to itself.
-#[allow(dead_code, unused_imports)]
-#[path = "../../symbols/src"]
-mod symbols {
-    pub mod demangle;
-    pub mod dwarf;
-    pub mod elf;
-    pub mod frame;
-}
+use symbols::internals::{complete, lacks_debug_info};
 
 /// Where stubs and code are asked for, in a small program.
 const ADDRESSES: [std::ops::Range<u64>; 2] = [0x300..0x380, 0x1000..0x1400];
@@ -30,8 +21,8 @@ fuzz_target!(|data: &[u8]| {
     let addresses: Vec<u64> = ADDRESSES.into_iter().flatten().step_by(3).collect();
     let mut frames = vec![Vec::new(); addresses.len()];
     mem_fuzz::bounded(data.len(), || {
-        symbols::dwarf::stripped::lacks_debug_info(&PLACE, &[]);
-        symbols::dwarf::stripped::complete(&PLACE, &[], Some("app"), &addresses, &mut frames);
+        lacks_debug_info(&PLACE, &[]);
+        complete(&PLACE, &[], Some("app"), &addresses, &mut frames);
     });
     assert!(frames.iter().all(|own| own.len() < 2));
 });

@@ -545,21 +545,12 @@ impl Values {
 }
 
 #[cfg(test)]
-#[path = "../../tests/src/reference.rs"]
-mod reference;
-
-#[cfg(test)]
 mod tests {
     use super::*;
     use clap::CommandFactory;
 
     #[test]
     fn the_reference_is_current() {
-        reference::check(Cli::command());
-    }
-
-    #[test]
-    fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
+        helpers::reference::check(Cli::command());
     }
 }

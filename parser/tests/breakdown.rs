@@ -1,6 +1,6 @@
 //! Sizes, threads and lives of objects, in text and on the page.
 
-mod browser;
+use helpers::browser;
 mod expected;
 mod invoke;
 

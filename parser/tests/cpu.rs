@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-mod browser;
+use helpers::browser;
 mod expected;
 
 /// Runs the parser in the directory with the data.

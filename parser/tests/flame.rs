@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
-mod browser;
+use helpers::browser;
 mod expected;
 
 use expected::compare;

@@ -7,7 +7,7 @@ use std::process::Command;
 use heap_format::{Detail, Facts, Profile, ProfileBuilder, dump};
 use tempfile::TempDir;
 
-mod browser;
+use helpers::browser;
 
 const HOSTILE: &str = "</script><script>window.pwned=1</script><img src=x onerror=window.pwned=2>";
 

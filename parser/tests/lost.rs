@@ -7,7 +7,7 @@ use heap_format::{
     Detail, Facts, Function, LeakCheck, Line, Loss, Lost, Profile, ProfileBuilder, Suppressed, dump,
 };
 
-mod browser;
+use helpers::browser;
 mod expected;
 
 const SECOND: u64 = 1_000_000_000;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-mod browser;
+use helpers::browser;
 
 const SHOP: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/shop.heap");
 

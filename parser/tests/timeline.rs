@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use heap_format::{Detail, Facts, Function, Held, Line, Moment, Profile, ProfileBuilder, dump};
 use tempfile::TempDir;
 
-mod browser;
+use helpers::browser;
 mod expected;
 
 const SECOND: u64 = 1_000_000_000;

@@ -64,10 +64,6 @@ pub struct ServeArgs {
 }
 
 #[cfg(test)]
-#[path = "../../tests/src/reference.rs"]
-mod reference;
-
-#[cfg(test)]
 mod tests {
     use clap::CommandFactory;
 
@@ -75,6 +71,6 @@ mod tests {
 
     #[test]
     fn the_reference_is_current() {
-        reference::check(Cli::command());
+        helpers::reference::check(Cli::command());
     }
 }

@@ -31,6 +31,13 @@ mod reader;
 mod variables;
 mod vdso;
 
+/// Readers of untrusted files, which otherwise run in a child process, for the fuzz targets.
+#[cfg(feature = "internals")]
+pub mod internals {
+    pub use crate::dwarf::read as read_debug_info;
+    pub use crate::dwarf::stripped::{complete, lacks_debug_info};
+}
+
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 

@@ -94,14 +94,13 @@ const TABS: &[Tab] = &[
 
 /// Scripts that the tabs' scripts depend on.
 const SHARED: &str = concat!(
-    include_str!("html/dom.js"),
     include_str!("html/values.js"),
     include_str!("html/table.js"),
     include_str!("html/header.js"),
     include_str!("html/page.js"),
 );
 const START: &str = include_str!("html/start.js");
-const STYLE: &str = concat!(include_str!("html/page.css"), include_str!("html/time.css"));
+const TIME_STYLE: &str = include_str!("html/time.css");
 
 /// Maximum number of columns on the page.
 const MAX_COLUMNS: usize = 8;
@@ -126,12 +125,13 @@ fn render(context: &Context) -> Result<String> {
          <meta name=\"viewport\" content=\"width=device-width\">\n\
          <meta name=\"color-scheme\" content=\"light dark\">\n\
          <meta name=\"referrer\" content=\"no-referrer\">\n\
-         <title>{title}</title>\n<style>\n{style}{STYLE}</style>\n</head>\n<body>\n\
+         <title>{title}</title>\n<style>\n{style}{}{TIME_STYLE}</style>\n</head>\n<body>\n\
          <noscript>This page draws with its own script, which this browser does not run.\
          </noscript>\n\
          <script type=\"application/json\" id=\"profile\">\n{data}</script>\n\
          <script type=\"application/json\" id=\"graphs\">\n{graphs}</script>\n\
-         <script>{script}</script>\n</body>\n</html>\n"
+         <script>{script}</script>\n</body>\n</html>\n",
+        page::STYLE
     ))
 }
 
@@ -226,8 +226,9 @@ fn script(profile: &Profile) -> String {
     let tabs: String = tabs(profile).map(|tab| tab.script).collect();
     let flame = super::flame::SCRIPT;
     format!(
-        "\n{flame}{}{}{SHARED}{tabs}{START}",
+        "\n{flame}{}{}{}{SHARED}{tabs}{START}",
         help::SCRIPT,
-        help::KEYS
+        help::KEYS,
+        page::SCRIPT
     )
 }

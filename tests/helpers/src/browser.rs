@@ -1,22 +1,24 @@
-//! Headless Chromium, for tests that look at what a page becomes. Needs the
-//! package chromium.
+//! Headless Chromium, for tests that look at what a page becomes. Needs the package chromium.
 //!
-//! A document's probe runs while it loads, so nothing is waited for but the
-//! end of loading, and that has a deadline. Each call has a profile of its own:
-//! calls do not see each other, nor the user's browser.
-#![allow(dead_code)]
+//! A document's probe runs while it loads, so nothing is waited for but the end of loading, and that
+//! has a deadline. Each call has a profile of its own: calls do not see each other, nor the user's
+//! browser.
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-/// How long a document may take to load, in seconds; a second is usual.
+/// Time limit for loading a document, in seconds; a second is usual.
 const DEADLINE: &str = "180";
 
-/// What `timeout` exits with when the deadline has come.
+/// Exit status of `timeout` when the deadline has come.
 const TIMED_OUT: i32 = 124;
 
-/// What Chromium prints of a document: the elements on standard output, what
-/// its console says on standard error.
+/// Returns what Chromium prints of a document: the elements on standard output, the messages of its
+/// console on standard error.
+///
+/// # Panics
+/// If Chromium is missing or does not finish.
+#[must_use]
 pub fn open(path: &Path, anchor: &str) -> Output {
     let profile = tempfile::tempdir().expect("a directory for the browser's profile");
     let home = profile.path();
@@ -52,8 +54,11 @@ pub fn open(path: &Path, anchor: &str) -> Output {
     }
 }
 
-/// Adds a script to the end of a document, after its own: `end` is the tag that
-/// closes it.
+/// Adds a script to the end of a document, after its own. `end`: the tag that closes the document.
+///
+/// # Panics
+/// If the document has no such tag.
+#[must_use]
 pub fn with_probe(document: &str, probe: &str, end: &str) -> String {
     let at = document.rfind(end).expect("a document with an end");
     let (start, end) = document.split_at(at);
@@ -65,8 +70,12 @@ pub fn with_probe(document: &str, probe: &str, end: &str) -> String {
     format!("{start}<script>{open}{{{probe}}}{close}</script>\n{end}")
 }
 
-/// A page of ours without what keeps a probe from running and from looking into the
-/// frame of the call graph.
+/// Removes from a page of ours what keeps a probe from running and from looking into the frame of
+/// the call graph.
+///
+/// # Panics
+/// If the page has nothing of that.
+#[must_use]
 pub fn open_page(page: &str) -> String {
     let free = page.replace("Content-Security-Policy", "X-None");
     let seen = free.replace(
@@ -77,7 +86,11 @@ pub fn open_page(page: &str) -> String {
     seen
 }
 
-/// What a probe in the document wrote into `data-state`.
+/// Returns what a probe in the document wrote into `data-state`.
+///
+/// # Panics
+/// If the probe did not finish.
+#[must_use]
 pub fn state(path: &Path, anchor: &str) -> String {
     let output = open(path, anchor);
     let dom = String::from_utf8_lossy(&output.stdout);
@@ -97,7 +110,8 @@ pub fn state(path: &Path, anchor: &str) -> String {
         .fold(state.to_owned(), |s, (from, to)| s.replace(from, to))
 }
 
-/// A number of the state.
+/// Returns a number of the state.
+#[must_use]
 pub fn number(state: &str, key: &str) -> f64 {
     let rest = state.split(&format!("\"{key}\":")).nth(1).unwrap_or("");
     let end = rest.find([',', '}']).unwrap_or(0);
@@ -105,6 +119,9 @@ pub fn number(state: &str, key: &str) -> f64 {
 }
 
 /// Checks that the state holds `"key":value`, as JSON writes it.
+///
+/// # Panics
+/// If it does not.
 #[track_caller]
 pub fn assert_state(state: &str, key: &str, value: &str) {
     let expected = format!("\"{key}\":{value}");

@@ -1,5 +1,5 @@
 //! Renders the command line of one program into `docs/guide/reference.md` and checks that the page
-//! is up to date. Each program's tests include this file, since only they see its definitions.
+//! is up to date.
 //!
 //! With `UPDATE_GOLDEN=1` the page is written. The Chinese page keeps its own texts, by command and
 //! option; a new option appears there in English until somebody translates it.
@@ -46,12 +46,16 @@ const CHINESE: Phrases = Phrases {
 /// below the heading, `"**1"` the first group's title.
 type Texts = BTreeMap<(String, String), String>;
 
-/// Compares the section of a program with its definitions, in both languages.
+/// Checks that a program's definitions are consistent, and compares its section of the page with
+/// them, in both languages.
+///
+/// # Panics
+/// If they differ.
 pub fn check(mut command: Command) {
     command.build();
     for phrases in [&ENGLISH, &CHINESE] {
         let path = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-            .join("../docs/guide")
+            .join("../../docs/guide")
             .join(phrases.page);
         let page = fs::read_to_string(&path).expect("the reference");
         let (begin, end) = (

@@ -1,0 +1,4 @@
+//! Helpers of the unit tests of several crates.
+
+pub mod browser;
+pub mod reference;
