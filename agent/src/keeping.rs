@@ -117,6 +117,12 @@ pub fn note_freed(bytes: usize) -> bool {
     peak.saturating_sub(now) >= MIN_SHRINKAGE && now <= peak / 2
 }
 
+/// Forgets an earlier size of the heap, of which a part was counted twice.
+#[cold]
+pub fn forget_peak() {
+    PEAK.store(IN_USE.load(Ordering::Relaxed), Ordering::Relaxed);
+}
+
 /// Returns the unused memory of all arenas, unless the program needed such memory again soon. The
 /// calling thread holds none of jemalloc's locks.
 #[cold]

@@ -20,10 +20,11 @@
 use crate::{arch, keeping, range, seccomp};
 use core::arch::global_asm;
 use core::ffi::{c_uint, c_void};
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicIsize, AtomicU64, AtomicUsize, Ordering};
 
 // Not exported.
 global_asm!(
+    ".hidden __wrap__rjem_je_pac_init",
     ".hidden __wrap__rjem_je_pa_dalloc",
     ".hidden __wrap__rjem_je_pa_expand",
     ".hidden __wrap__rjem_je_pa_shrink",
@@ -34,6 +35,19 @@ global_asm!(
 type Extent = c_void;
 
 unsafe extern "C" {
+    fn __real__rjem_je_pac_init(
+        thread: *mut c_void,
+        cache: *mut c_void,
+        base: *mut c_void,
+        map: *mut c_void,
+        descriptors: *mut c_void,
+        time: *mut c_void,
+        limit: usize,
+        dirty_ms: isize,
+        muzzy_ms: isize,
+        statistics: *mut Statistics,
+        mutex: *mut c_void,
+    ) -> bool;
     fn __real__rjem_je_pa_dalloc(
         thread: *mut c_void,
         part: *mut c_void,
@@ -87,13 +101,84 @@ const MAX_THRESHOLD: usize = (32 << 20) + (64 << 10);
 /// `DEFAULT_MMAP_THRESHOLD`.
 static THRESHOLD: AtomicUsize = AtomicUsize::new(128 << 10);
 
+/// jemalloc's statistics of an arena's pages (`pac_stats_t`), which it counts when it returns pages.
+///
+/// Source: jemalloc 5.3.1, `pac.h`.
+#[repr(C)]
+struct Statistics {
+    purges: AtomicU64,
+    /// Number of system calls that returned unused pages.
+    calls: AtomicU64,
+    /// Number of unused pages returned.
+    pages: AtomicU64,
+    _of_muzzy_pages: [AtomicU64; 3],
+    _retained: usize,
+    /// Bytes of addresses that are not retained.
+    mapped: AtomicUsize,
+}
+
+/// Offset of an arena's statistics from its cache of free pages (`pac_t`), in bytes. Both are parts
+/// of an arena, so it is the same in each.
+static STATISTICS_OFFSET: AtomicIsize = AtomicIsize::new(0);
+
+/// Initialises an arena's cache of free pages. Returns true if that fails.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __wrap__rjem_je_pac_init(
+    thread: *mut c_void,
+    cache: *mut c_void,
+    base: *mut c_void,
+    map: *mut c_void,
+    descriptors: *mut c_void,
+    time: *mut c_void,
+    limit: usize,
+    dirty_ms: isize,
+    muzzy_ms: isize,
+    statistics: *mut Statistics,
+    mutex: *mut c_void,
+) -> bool {
+    let offset = statistics.addr().wrapping_sub(cache.addr()) as isize;
+    STATISTICS_OFFSET.store(offset, Ordering::Relaxed);
+    // SAFETY: called with the caller's arguments.
+    unsafe {
+        __real__rjem_je_pac_init(
+            thread,
+            cache,
+            base,
+            map,
+            descriptors,
+            time,
+            limit,
+            dirty_ms,
+            muzzy_ms,
+            statistics,
+            mutex,
+        )
+    }
+}
+
+/// Counts pages that are returned, as jemalloc does.
+///
+/// # Safety
+/// An arena's cache of free pages.
+unsafe fn count_returned(cache: *mut c_void, bytes: usize) {
+    let at: *const Statistics = cache
+        .wrapping_byte_offset(STATISTICS_OFFSET.load(Ordering::Relaxed))
+        .cast();
+    let pages = bytes / range::jemalloc_page();
+    // SAFETY: the arena's statistics, which are only accessed as atomics.
+    let statistics = unsafe { &*at };
+    statistics.calls.fetch_add(1, Ordering::Relaxed);
+    statistics.pages.fetch_add(pages as u64, Ordering::Relaxed);
+    statistics.mapped.fetch_sub(bytes, Ordering::Relaxed);
+}
+
 /// Mark of a large object: size of the mapping that glibc would have made for it. It is stored in
 /// the descriptor's first word, above jemalloc's own bits (45, or 49 with pages of 64 KiB).
 ///
 /// Source: jemalloc 5.3.1, `edata.h`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Mark {
-    /// Size in units of [`Mark::UNIT`], rounded up; [`Mark::MAX`] if larger; 0: not marked.
+    /// Size in units of [`Mark::UNIT`], rounded up; [`Mark::MAX_UNITS`] if larger; 0: not marked.
     units: u64,
 }
 
@@ -101,7 +186,7 @@ impl Mark {
     /// Unit of the size, in bytes.
     const UNIT: usize = 4096;
     const SHIFT: u32 = 50;
-    const MAX: u64 = (1 << (u64::BITS - Self::SHIFT)) - 1;
+    const MAX_UNITS: u64 = (1 << (u64::BITS - Self::SHIFT)) - 1;
     const NONE: Self = Self { units: 0 };
 
     /// Returns the mark for a mapping of `bytes` bytes.
@@ -109,7 +194,7 @@ impl Mark {
         if bytes <= THRESHOLD.load(Ordering::Relaxed) {
             return Self::NONE;
         }
-        let units = (bytes.div_ceil(Self::UNIT) as u64).min(Self::MAX);
+        let units = (bytes.div_ceil(Self::UNIT) as u64).min(Self::MAX_UNITS);
         Self { units }
     }
 
@@ -134,7 +219,7 @@ impl Mark {
 }
 
 const _: () = assert!(
-    MAX_THRESHOLD / Mark::UNIT < Mark::MAX as usize,
+    MAX_THRESHOLD / Mark::UNIT < Mark::MAX_UNITS as usize,
     "a size up to the threshold's maximum has a mark of its own"
 );
 
@@ -172,11 +257,12 @@ pub fn is_renewing() -> bool {
 
 /// Calls jemalloc's function that frees a marked object or a part of it.
 fn renewing<T>(free: impl FnOnce() -> T) -> T {
+    let before = is_renewing();
     // SAFETY: the word is the thread's own.
     unsafe { (*arch::local()).renewing = true };
     let result = free();
     // SAFETY: as before.
-    unsafe { (*arch::local()).renewing = false };
+    unsafe { (*arch::local()).renewing = before };
     result
 }
 
@@ -201,7 +287,13 @@ unsafe extern "C" fn __wrap__rjem_je_pa_dalloc(
         }
         renewing(free);
     }
-    if keeping::note_freed(bytes) {
+    if !keeping::note_freed(bytes) {
+        return;
+    }
+    if is_renewing() {
+        // A large object has moved: the heap has not shrunk.
+        keeping::forget_peak();
+    } else {
         keeping::return_after_shrinkage(thread);
     }
 }
@@ -284,7 +376,9 @@ unsafe extern "C" fn __wrap__rjem_je_ecache_dalloc(
     // and in no list.
     unsafe {
         if is_renewing() && !seccomp::is_installed() {
+            let bytes = size_of_extent(extent);
             return_extent(thread, cache, hooks, extent);
+            count_returned(cache, bytes);
         } else {
             __real__rjem_je_ecache_dalloc(thread, cache, hooks, kind, extent);
         }

@@ -115,4 +115,5 @@ const JEMALLOCS: &[&str] = &[
     "_rjem_je_pa_dalloc",
     "_rjem_je_pa_expand",
     "_rjem_je_pa_shrink",
+    "_rjem_je_pac_init",
 ];
