@@ -133,14 +133,25 @@ static int file_is_untouched(void)
     return 1;
 }
 
+// Where an object is touched next: in each page of its beginning, in few of the rest.
+static size_t next(size_t at)
+{
+    return at + (at < 512 * KIB ? KIB : 128 * KIB + 4 * KIB);
+}
+
+static void fill(char *object, size_t bytes)
+{
+    for (size_t at = 0; at < bytes; at = next(at))
+        object[at] = (char)(at / KIB + 1);
+}
+
 // Writes to an object, and has a forked child read it.
 static int is_like_new(char *object, size_t bytes, enum state state)
 {
-    for (size_t at = 0; at < bytes; at += KIB)
-        object[at] = (char)(at / KIB + 1);
+    fill(object, bytes);
     pid_t child = fork();
     if (!child) {
-        for (size_t at = 0; at < bytes; at += KIB)
+        for (size_t at = 0; at < bytes; at = next(at))
             if (object[at] != (char)(at / KIB + 1))
                 _exit(1);
         _exit(0);
@@ -166,7 +177,7 @@ static const struct way ways[] = {
     {"64 KiB, aligned to 1 MiB", 64 * KIB, MIB, MOST, 1},
     {"5 MiB", 5 * MIB, 0, 2, 1},
     {"20 MiB", 20 * MIB, 0, 2, 1},
-    {"50 MiB, again and again", 50 * MIB, 0, 1, 3},
+    {"50 MiB, again and again", 50 * MIB, 0, 1, 2},
     {"50 MiB, made smaller", 50 * MIB, 0, 1, 1, MIB},
 };
 
@@ -187,7 +198,7 @@ static void try(const struct way *way, enum state state)
     for (int round = 0; round < way->rounds; round++) {
         for (int n = 0; n < way->count; n++) {
             objects[n] = allocate(way);
-            memset(objects[n], 1, way->bytes);
+            fill(objects[n], way->bytes);
         }
         for (int n = 0; n < way->count; n++)
             if (apply(state, inside(objects[n], way->bytes)))
