@@ -1,4 +1,5 @@
 // guards: for a program that reads jemalloc's statistics, they stay true while large objects come, grow and go
+// modes: idle
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>
