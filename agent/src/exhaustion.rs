@@ -18,7 +18,7 @@
 use crate::backend::jemalloc::{
     ARENAS, ASSIGNED, Arena, MAX_ARENAS, MAX_FIT, RETAIN, decay, threads_of,
 };
-use crate::{arch, keeping, range, sys};
+use crate::{arch, keeping, range, renewal, sys};
 use core::arch::global_asm;
 use core::ffi::{c_uint, c_void};
 use core::ptr::null_mut;
@@ -78,11 +78,16 @@ unsafe extern "C" fn __wrap__rjem_je_pa_alloc(
     deferred: *mut bool,
 ) -> *mut c_void {
     let take = || {
-        // SAFETY: called with the caller's arguments.
+        // SAFETY: called with the caller's arguments. Nobody uses the new extent yet.
         unsafe {
-            __real__rjem_je_pa_alloc(
+            let taken = __real__rjem_je_pa_alloc(
                 thread, part, bytes, align, slab, class, zero, guarded, deferred,
-            )
+            );
+            if !taken.is_null() {
+                renewal::mark(taken, bytes, align, slab);
+                keeping::note_taken(bytes);
+            }
+            taken
         }
     };
     keeping::note_request(thread, bytes);
@@ -107,7 +112,7 @@ fn is_in_range(part: *const c_void) -> bool {
 
 /// Returns the unused memory of all arenas to the system.
 #[cold]
-fn return_unused(thread: *mut c_void) {
+pub fn return_unused(thread: *mut c_void) {
     for index in 0..MAX_ARENAS as c_uint {
         if let Some(arena) = arena_of(index) {
             // SAFETY: an existing arena, and this thread holds none of its locks.
@@ -123,15 +128,17 @@ pub fn arena_of(index: c_uint) -> Option<*mut Arena> {
     (!arena.is_null()).then_some(arena)
 }
 
-/// Minimum size of memory whose addresses are released, in bytes. Each release may split a mapping,
-/// and a process may only have a limited number of mappings (`vm.max_map_count`).
+/// Minimum size of memory whose addresses are released, in bytes, except that of a large object
+/// which glibc would unmap. Each release may split a mapping, and a process may only have a limited
+/// number of mappings (`vm.max_map_count`).
 const MIN_GIVEN_BACK: usize = 1 << 20;
 
 /// Unmaps memory that jemalloc does not need. Returns true if its addresses are kept instead.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap__rjem_je_extent_dalloc_mmap(at: *mut c_void, bytes: usize) -> bool {
+    let is_kept = bytes < MIN_GIVEN_BACK && !renewal::is_renewing();
     // SAFETY: called with the caller's arguments.
-    bytes < MIN_GIVEN_BACK || unsafe { __real__rjem_je_extent_dalloc_mmap(at, bytes) }
+    is_kept || unsafe { __real__rjem_je_extent_dalloc_mmap(at, bytes) }
 }
 
 /// Makes jemalloc release addresses together with their memory, and use any unused memory before it

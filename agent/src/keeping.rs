@@ -10,15 +10,21 @@
 //! memory of that size is requested after as much has been returned, the arena for large objects
 //! begins to keep freed memory, and to return it by decay like other arenas.
 //!
+//! Free pages that do not adjoin, or lie in different mappings, stay below that limit. So all unused
+//! memory is returned when the heap has shrunk to half of its size, too, as glibc returns the end of
+//! its heap. A program that grows again soon has to fault its pages in again: from then on its
+//! memory is kept, at first for a second, each time for twice as long.
+//!
 //! An arena decays when it is used. The arena of sampled objects is not used between sessions, so
 //! its decay advances with requests to the other arenas.
 
 // Decision 72: what large objects leave is kept from their second use on.
 use crate::backend::jemalloc::{DECAY_MS, DIRTY, LARGE_ARENA, LIMIT, decay, set_decay};
-use crate::exhaustion::arena_of;
-use crate::range;
+use crate::exhaustion::{arena_of, return_unused};
+use crate::{range, seccomp};
 use core::ffi::{c_uint, c_void};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use shm_protocol::clock;
 
 /// Adjacent free bytes that are returned at once (jemalloc's option `oversize_threshold`).
 pub const USUAL_LIMIT: usize = 8 << 20;
@@ -35,6 +41,93 @@ static RETURNED: AtomicUsize = AtomicUsize::new(0);
 static KEEPS: AtomicBool = AtomicBool::new(false);
 /// Number of requests for pages, while an arena here needs steps of decay.
 static REQUESTS: AtomicU32 = AtomicU32::new(0);
+
+/// Minimum number of bytes by which the heap must have shrunk for its unused memory to be returned.
+const MIN_SHRINKAGE: usize = USUAL_LIMIT;
+/// Time within which memory must be needed again to be kept from then on, in ns.
+const SOON_NS: u64 = 10_000_000_000;
+/// Minimum and maximum time for which memory is kept, in ns.
+const MIN_KEPT_NS: u64 = 1_000_000_000;
+const MAX_KEPT_NS: u64 = 600_000_000_000;
+
+/// Bytes of the pages that jemalloc has in use.
+static IN_USE: AtomicUsize = AtomicUsize::new(0);
+/// Maximum of [`IN_USE`] since unused memory was last returned because the heap had shrunk.
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+/// Value of [`PEAK`] when unused memory was last returned; 0 if the heap has grown as large again.
+static PEAK_BEFORE: AtomicUsize = AtomicUsize::new(0);
+/// Time when unused memory was last returned, in ns of the monotonic clock.
+static RETURNED_NS: AtomicU64 = AtomicU64::new(0);
+/// Time until which unused memory is kept, in ns of the monotonic clock.
+static KEPT_UNTIL_NS: AtomicU64 = AtomicU64::new(0);
+/// Time for which memory is kept the next time, in ns.
+static KEPT_NS: AtomicU64 = AtomicU64::new(MIN_KEPT_NS);
+
+/// Records that pages are in use.
+#[inline]
+pub fn note_taken(bytes: usize) {
+    let now = IN_USE
+        .fetch_add(bytes, Ordering::Relaxed)
+        .wrapping_add(bytes);
+    if now > PEAK.load(Ordering::Relaxed) {
+        PEAK.store(now, Ordering::Relaxed);
+        let before = PEAK_BEFORE.load(Ordering::Relaxed);
+        if before != 0 && now >= before / 4 * 3 {
+            note_regrowth();
+        }
+    }
+}
+
+/// Records that the heap has grown again after its unused memory was returned.
+#[cold]
+fn note_regrowth() {
+    PEAK_BEFORE.store(0, Ordering::Relaxed);
+    let now = clock::now_ns();
+    if now.saturating_sub(RETURNED_NS.load(Ordering::Relaxed)) > SOON_NS {
+        KEPT_NS.store(MIN_KEPT_NS, Ordering::Relaxed);
+        return;
+    }
+    let kept = KEPT_NS.load(Ordering::Relaxed);
+    KEPT_UNTIL_NS.store(now + kept, Ordering::Relaxed);
+    KEPT_NS.store((2 * kept).min(MAX_KEPT_NS), Ordering::Relaxed);
+}
+
+/// Records that pages are not in use any more. Returns true if the heap has shrunk so much that its
+/// unused memory should be returned ([`return_after_shrinkage`]).
+#[inline]
+pub fn note_freed(bytes: usize) -> bool {
+    let now = IN_USE
+        .fetch_sub(bytes, Ordering::Relaxed)
+        .wrapping_sub(bytes);
+    let peak = PEAK.load(Ordering::Relaxed);
+    peak.saturating_sub(now) >= MIN_SHRINKAGE && now <= peak / 2
+}
+
+/// Forgets an earlier size of the heap, of which a part was counted twice.
+#[cold]
+pub fn forget_peak() {
+    PEAK.store(IN_USE.load(Ordering::Relaxed), Ordering::Relaxed);
+}
+
+/// Returns the unused memory of all arenas, unless the program needed such memory again soon. The
+/// calling thread holds none of jemalloc's locks.
+#[cold]
+pub fn return_after_shrinkage(thread: *mut c_void) {
+    // SAFETY: a variable of jemalloc's of this type.
+    let is_never_returned = unsafe { &DECAY_MS }.load(Ordering::Relaxed) < 0;
+    let now = IN_USE.load(Ordering::Relaxed);
+    // The next time is when it has halved again. Another thread may do the same at the same time.
+    let peak = PEAK.swap(now, Ordering::Relaxed);
+    if peak / 2 < now || is_never_returned || seccomp::is_installed() {
+        return;
+    }
+    let time = clock::now_ns();
+    if time >= KEPT_UNTIL_NS.load(Ordering::Relaxed) {
+        PEAK_BEFORE.store(peak, Ordering::Relaxed);
+        RETURNED_NS.store(time, Ordering::Relaxed);
+        return_unused(thread);
+    }
+}
 
 /// Creates an arena by calling `make`, with the right limit. Called with jemalloc's lock on the
 /// arenas held.

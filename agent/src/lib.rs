@@ -95,6 +95,8 @@ mod own;
 mod probes;
 mod python;
 mod range;
+#[cfg(not(test))]
+mod renewal;
 mod request;
 mod roomy;
 mod sample;

@@ -27,6 +27,9 @@ pub struct Local {
     pub freed: u8,
     /// Number of rounds of destructors of thread-specific data so far (see [`crate::wrapped`]).
     pub rounds: u8,
+    /// True while the thread frees memory that is to be replaced by a new mapping (see
+    /// `renewal.rs`).
+    pub renewing: bool,
     /// First address of the alternate signal stack; 0 if there is none.
     pub signal_stack: u64,
     /// End of the alternate signal stack; 0 if there is none.

@@ -84,6 +84,12 @@ pub fn contains(p: *const c_void) -> bool {
     (p as usize).wrapping_sub(BASE.load(Ordering::Relaxed)) < SIZE.load(Ordering::Relaxed)
 }
 
+/// Returns the size of jemalloc's pages in bytes; 0 before jemalloc is initialised.
+pub fn jemalloc_page() -> usize {
+    // SAFETY: a static of jemalloc's of this type.
+    unsafe { (&raw const jemalloc::CLASSES.slab).read_volatile() }
+}
+
 /// Returns the addresses by which a reader outside the process finds all objects. With `is_system`,
 /// the program keeps its own allocator, and only sampled objects are found.
 pub fn globals(is_system: bool) -> HeapGlobals {
@@ -92,8 +98,8 @@ pub fn globals(is_system: bool) -> HeapGlobals {
         // SAFETY: a size that is not 0. The call initialises jemalloc, which fills the table.
         unsafe {
             jemalloc::nallocx(1, 0);
-            (&raw const jemalloc::CLASSES.slab).read_volatile()
         }
+        jemalloc_page()
     } else if cfg!(target_arch = "x86_64") {
         // jemalloc must not be initialised before the first sample.
         4096
@@ -441,13 +447,14 @@ pub unsafe fn alloc(
     unsafe { in_range(jemalloc::mallocx(size, flags.0 | zero | align)) }
 }
 
-/// Like [`alloc`], for a large object that has grown and may grow again.
+/// Like [`alloc`], for a large object that has grown and may grow again. Aligned to a page, so that
+/// its pages can be moved when it does.
 ///
 /// # Safety
 /// See [`alloc`]. In addition, `size` is at least [`growth::MIN_BYTES`].
 #[cold]
 unsafe fn alloc_with_room(size: usize, align: usize, flags: Flags) -> Result<NonNull<u8>, NoPlace> {
-    let align = align.max(16).trailing_zeros() as c_int;
+    let align = align.max(sys::PAGE).trailing_zeros() as c_int;
     // SAFETY: the flags name an existing arena and cache, and nobody uses the new object yet.
     unsafe { in_range(growth::allocate_with_room(size, flags.0 | align)) }
 }

@@ -7,7 +7,7 @@
 
 // Decision 63: where jemalloc and glibc differ, the agent follows glibc.
 use crate::backend::jemalloc::tsd_cleanup;
-use crate::{arch, huge_pages, keeping, seccomp, symbol_table, sys};
+use crate::{arch, huge_pages, keeping, renewal, seccomp, symbol_table, sys};
 use core::arch::global_asm;
 use core::ffi::{c_int, c_long, c_void};
 use core::mem::transmute;
@@ -75,6 +75,8 @@ unsafe extern "C" fn __wrap_munmap(at: *mut c_void, bytes: usize) -> c_int {
     keeping_errno(|| unsafe { libc::syscall(libc::SYS_munmap, at, bytes) as c_int })
 }
 
+/// Returns pages by mapping new ones over them if these are to be as new ([`renewal`]).
+///
 /// Does nothing in a program with a seccomp filter: the filter may have been tested with the C
 /// library's allocator only, which seldom makes this call. jemalloc keeps pages that it cannot
 /// return.
@@ -85,10 +87,30 @@ unsafe extern "C" fn __wrap_madvise(at: *mut c_void, bytes: usize, advice: c_int
     }
     if advice == libc::MADV_DONTNEED {
         keeping::note_return(bytes);
+        // SAFETY: memory of jemalloc's, whose contents it does not need.
+        if renewal::is_due(bytes) && unsafe { renew(at, bytes) } {
+            return 0;
+        }
     }
     let advice = c_long::from(advice);
     // SAFETY: jemalloc's advice about memory of its own.
     keeping_errno(|| unsafe { libc::syscall(libc::SYS_madvise, at, bytes, advice) as c_int })
+}
+
+/// Maps new memory over jemalloc's, with the properties that [`__wrap_mmap`] gives it. Returns
+/// false if that fails.
+///
+/// # Safety
+/// Nobody needs the contents of the memory.
+unsafe fn renew(at: *mut c_void, bytes: usize) -> bool {
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+    // SAFETY: replaces memory of jemalloc's.
+    let new = keeping_errno(|| unsafe { sys::map(at, bytes, access, flags, -1, 0) });
+    if new != libc::MAP_FAILED && bytes < HUGE_PAGES_FROM {
+        huge_pages::exclude(new, bytes);
+    }
+    new != libc::MAP_FAILED
 }
 
 /// Makes system calls that may fail, without changing `errno`: `free` and requests that succeed

@@ -1,4 +1,5 @@
 // guards: allocation in a signal's handler on a small alternate stack: 2.5 KiB beside what the kernel puts there
+// build: -Wl,-z,now
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdio.h>
@@ -7,6 +8,7 @@
 #include <sys/auxv.h>
 #include <sys/mman.h>
 
+// The loader would resolve functions on that stack, and save all vector registers there: bound at the start.
 enum { PAGE = 4096, ROOM = 2560 };
 #ifndef AT_MINSIGSTKSZ
 #define AT_MINSIGSTKSZ 51

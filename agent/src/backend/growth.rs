@@ -1,20 +1,21 @@
 //! Moves large objects that grow, without keeping two copies resident.
 //!
 //! glibc moves the pages of a large object by `mremap`: no byte is copied, and the process never
-//! needs the memory of both. jemalloc's pages lie among others in its extents and cannot be moved
-//! like that: each move would leave further mappings behind, of which a process may have a limited
-//! number. So jemalloc copies, and both copies are resident meanwhile. A process in a control group
-//! with room for one of them would be killed.
+//! needs the memory of both. jemalloc copies, and both copies are resident meanwhile. A process in a
+//! control group with room for one of them would be killed.
 //!
-//! Here the object is copied in steps, and the pages of each step are returned before the next one
-//! begins: at most [`STEP_BYTES`] are resident twice. A page that was never written to is not
-//! copied, so that a sparse object remains sparse.
+//! Here the pages are moved, too. jemalloc keeps the old addresses, so the old pages stay mapped
+//! (`MREMAP_DONTUNMAP`). An object that has moved is a mapping of its own, as with glibc, until it
+//! is freed and its memory replaced (`renewal.rs`).
 //!
-//! Limit: copying takes time that `mremap` does not need, as with every jemalloc, but is done less
-//! often.
+//! Where the kernel does not move pages (before Linux 5.7, or if the program has changed the state
+//! of some of them), the object is copied in steps, and the pages of each step are returned before
+//! the next one begins: at most [`STEP_BYTES`] are resident twice. A page that was never written to
+//! is not copied, so that a sparse object remains sparse.
 
 use super::jemalloc;
-use crate::{seccomp, sys};
+use crate::range::region;
+use crate::{arch, seccomp, sys};
 use core::ffi::{c_int, c_void};
 use core::slice;
 
@@ -56,10 +57,43 @@ unsafe fn grow(p: *mut c_void, size: usize) -> *mut c_void {
         if new.is_null() {
             return jemalloc::realloc(p, size);
         }
+        let new = place_like(new, p);
         move_bytes(p.cast(), new.cast(), usable);
+        // Its pages have been moved or returned.
+        (*arch::local()).renewing = true;
         jemalloc::dallocx(p, 0);
+        (*arch::local()).renewing = false;
         new
     }
+}
+
+/// Places a new object at the same offset within a page as another one, so that pages can be moved
+/// between them. jemalloc places each large object at a random offset within the first of its pages
+/// and has a page more for that. Returns the object's address.
+///
+/// # Safety
+/// Both are live large objects of jemalloc's, and nobody else has the address of `new`.
+unsafe fn place_like(new: *mut c_void, other: *const c_void) -> *mut c_void {
+    /// Index of the object's address in the descriptor.
+    ///
+    /// Source: jemalloc 5.3.1, `edata.h`.
+    const ADDRESS: usize = 1;
+    let offset = |p: *const c_void| p.addr() % sys::PAGE;
+    // SAFETY: memory that jemalloc has allocated.
+    let Some(descriptor) = (unsafe { region::descriptor(new.cast()) }) else {
+        return new;
+    };
+    let placed = new.wrapping_sub(offset(new)).wrapping_add(offset(other));
+    // SAFETY: the descriptor of an object of the caller's. The other object's offset is one that
+    // jemalloc gives, so there is room for it if the new one has an offset, too.
+    unsafe {
+        let address = descriptor.cast_mut().add(ADDRESS);
+        if offset(new) == 0 || address.read() != new.addr() as u64 {
+            return new;
+        }
+        address.write(placed.addr() as u64);
+    }
+    placed
 }
 
 /// Allocates a large object with free addresses behind it, so that it can grow there: an object
@@ -93,6 +127,10 @@ pub unsafe fn move_bytes(from: *mut u8, to: *mut u8, bytes: usize) {
         unsafe { to.copy_from_nonoverlapping(from, bytes) };
         return;
     }
+    // SAFETY: this function's contract.
+    if unsafe { move_pages(from, to, bytes) } {
+        return;
+    }
     let mut done = 0;
     while done < bytes {
         let step = STEP_BYTES.min(bytes - done);
@@ -104,6 +142,40 @@ pub unsafe fn move_bytes(from: *mut u8, to: *mut u8, bytes: usize) {
         }
         done += step;
     }
+}
+
+/// Moves the whole pages of an object, and copies what is before and behind them. Returns false,
+/// without having changed the old object, if the pages cannot be moved.
+///
+/// # Safety
+/// See [`move_bytes`].
+unsafe fn move_pages(from: *mut u8, to: *mut u8, bytes: usize) -> bool {
+    let head = from.addr().next_multiple_of(sys::PAGE) - from.addr();
+    if from.addr() % sys::PAGE != to.addr() % sys::PAGE || bytes < head {
+        return false;
+    }
+    let whole = (bytes - head) / sys::PAGE * sys::PAGE;
+    let tail = head + whole;
+    let saved = sys::errno();
+    // SAFETY: within both objects. The pages of the new one have no contents yet.
+    let is_moved = unsafe {
+        let start = from.add(head).cast::<c_void>();
+        // The kernel would unlock the whole mapping that contains locked pages.
+        let is_locked = libc::madvise(start, sys::PAGE, libc::MADV_COLD) != 0;
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
+        let target = to.add(head).cast::<c_void>();
+        !is_locked && libc::mremap(start, whole, whole, flags, target) != libc::MAP_FAILED
+    };
+    sys::set_errno(saved);
+    if is_moved {
+        // SAFETY: within both objects, which do not overlap.
+        unsafe {
+            to.copy_from_nonoverlapping(from, head);
+            to.add(tail)
+                .copy_from_nonoverlapping(from.add(tail), bytes - tail);
+        }
+    }
+    is_moved
 }
 
 /// Number of bytes that are compared with zero at a time.

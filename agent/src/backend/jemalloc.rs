@@ -78,6 +78,14 @@ unsafe extern "C" {
     pub fn tsd_cleanup(data: *mut c_void);
     #[link_name = "_rjem_je_arena_nthreads_get"]
     pub fn threads_of(arena: *mut Arena, internal: bool) -> c_uint;
+    /// Returns an extent's pages to the system, and keeps its addresses if jemalloc retains them.
+    #[link_name = "_rjem_je_extent_dalloc_wrapper"]
+    pub fn return_extent(
+        thread: *mut c_void,
+        cache: *mut c_void,
+        hooks: *mut c_void,
+        extent: *mut c_void,
+    );
     /// Returns an arena's unused memory to the system; all of it if `all`.
     #[link_name = "_rjem_je_arena_decay"]
     pub fn decay(thread: *mut c_void, arena: *mut Arena, is_background: bool, all: bool);

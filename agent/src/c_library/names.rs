@@ -105,10 +105,15 @@ const REPLACED: &[&str] = &[
 /// them.
 const LOOKED_UP: &[&str] = &["dlsym", "signal", "strlcpy"];
 
-/// Functions of jemalloc that `exhaustion.rs` replaces.
+/// Functions of jemalloc that `exhaustion.rs` and `renewal.rs` replace.
 const JEMALLOCS: &[&str] = &[
     "_rjem_je_arena_new",
     "_rjem_je_arena_nthreads_inc",
+    "_rjem_je_ecache_dalloc",
     "_rjem_je_extent_dalloc_mmap",
     "_rjem_je_pa_alloc",
+    "_rjem_je_pa_dalloc",
+    "_rjem_je_pa_expand",
+    "_rjem_je_pa_shrink",
+    "_rjem_je_pac_init",
 ];

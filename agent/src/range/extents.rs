@@ -3,8 +3,8 @@
 
 use super::{BASE, SHARE, USED};
 use crate::backend::jemalloc;
-use crate::{headers, sys};
-use core::ffi::{c_int, c_uint, c_void};
+use crate::{arch, headers, sys};
+use core::ffi::{c_int, c_long, c_uint, c_void};
 use core::mem::size_of;
 use core::ptr::{null_mut, without_provenance_mut};
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -162,7 +162,52 @@ unsafe extern "C" fn purge_forced(
     _: c_uint,
 ) -> bool {
     // SAFETY: pages of an extent that jemalloc owns and does not need.
-    unsafe { advise(at.byte_add(offset), len, libc::MADV_DONTNEED) }
+    unsafe {
+        let at = at.byte_add(offset);
+        let is_new = (*arch::local()).renewing && renew(at, len);
+        !is_new && advise(at, len, libc::MADV_DONTNEED)
+    }
+}
+
+/// Maps new pages over others, with the properties of the range. Changes `errno`.
+///
+/// # Safety
+/// See [`advise`].
+unsafe fn cover(at: *mut c_void, bytes: usize) -> bool {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let [access, flags, file] = [access, flags, -1].map(c_long::from);
+    // SAFETY: replaces memory of the range that nobody needs. Not by `libc::mmap`, which
+    // `wrapped.rs` replaces for jemalloc's other memory.
+    unsafe { libc::syscall(libc::SYS_mmap, at, bytes, access, flags, file, 0) != -1 }
+}
+
+/// Maps new pages over a part of the range ([`renewal`](crate::renewal)). Does nothing if the
+/// process has locked its future mappings: the kernel would back the part at once. Returns true
+/// if all is as new.
+///
+/// # Safety
+/// See [`advise`].
+#[cold]
+unsafe fn renew(at: *mut c_void, bytes: usize) -> bool {
+    let saved = sys::errno();
+    let page = sys::PAGE.min(bytes);
+    // SAFETY: pages within the part.
+    let is_new = unsafe {
+        cover(at, page)
+            && if sys::is_locked(at) {
+                libc::munlock(at, page);
+                false
+            } else {
+                cover(at.byte_add(page), bytes - page)
+            }
+    };
+    #[cfg(not(test))]
+    if is_new {
+        crate::huge_pages::exclude(at, bytes);
+    }
+    sys::set_errno(saved);
+    is_new
 }
 
 unsafe extern "C" fn allow_split(

@@ -72,8 +72,8 @@ pub unsafe fn of(at: *const u8) -> Option<Region> {
 /// Returns the descriptor (`edata_t`) of the page that contains `at`.
 ///
 /// # Safety
-/// See [`of`].
-unsafe fn descriptor(at: *const u8) -> Option<*const u64> {
+/// `at` is in memory that jemalloc has allocated.
+pub unsafe fn descriptor(at: *const u8) -> Option<*const u64> {
     // SAFETY: statics that jemalloc has filled; tables with as many entries as the bits of an index
     // say; the address of a descriptor.
     unsafe {

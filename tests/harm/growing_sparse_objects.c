@@ -1,0 +1,44 @@
+// guards: a sparse object that grows in many steps is not read in each
+// modes: idle
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+
+enum { MIB = 1 << 20 };
+
+static long faults(void)
+{
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_minflt;
+}
+
+// Reading a page that was never written to takes a fault, of which copying 4 GiB takes a million.
+static int sparse_grows_without_being_read(void)
+{
+    enum { STEPS = 64 };
+    const size_t step = 64ul * MIB;
+    char *p = NULL;
+    long before = faults();
+    for (size_t n = 1; n <= STEPS; n++) {
+        p = realloc(p, n * step);
+        if (!p)
+            return 0;
+        p[n * step - 1] = (char)n;
+    }
+    long taken = faults() - before;
+    int good = 1;
+    for (size_t n = 1; n <= STEPS; n++)
+        good &= p[n * step - 1] == (char)n;
+    free(p);
+    if (taken > 200000)
+        fprintf(stderr, "%ld faults\n", taken);
+    return good && taken <= 200000;
+}
+
+int main(void)
+{
+    int good = sparse_grows_without_being_read();
+    puts(good ? "ok" : "its pages were read");
+    return !good;
+}
