@@ -60,12 +60,13 @@ const OWN_NAMES: [&str; 7] = [
 
 /// The loader's: the agent must know when code is gone, and no library may be led to
 /// another allocator. And what lets AddressSanitizer start behind a preloaded library.
-const PASSED_ON: [&str; 5] = [
+const PASSED_ON: [&str; 6] = [
     "__asan_default_options",
     "dlclose",
     "dlmopen",
     "dlopen",
     "dlsym",
+    "dlvsym",
 ];
 
 /// Names of the C library that sound like the family but hand out no objects of it.

@@ -103,7 +103,7 @@ const REPLACED: &[&str] = &[
 
 /// Functions that are only looked up: the agent exports them itself, or not every C library has
 /// them.
-const LOOKED_UP: &[&str] = &["dlsym", "signal", "strlcpy"];
+const LOOKED_UP: &[&str] = &["dlsym", "dlvsym", "signal", "strlcpy"];
 
 /// Functions of jemalloc that `exhaustion.rs` and `renewal.rs` replace.
 const JEMALLOCS: &[&str] = &[

@@ -1,7 +1,8 @@
-//! `dlopen`, `dlmopen` and `dlsym`, where they decide whose `malloc` and `free` a library uses.
+//! `dlopen`, `dlmopen`, `dlsym` and `dlvsym`, where they decide whose `malloc` and `free` a library
+//! uses.
 //!
 //! A library that is loaded with `RTLD_DEEPBIND` finds the C library's allocator before ours, and
-//! so does `dlsym` with the C library's own handle. Then one allocator would have to free the
+//! so do `dlsym` and `dlvsym` with the C library's own handle. Then one allocator would have to free the
 //! other's objects. So the flag is dropped, and a lookup of the C library's `free` returns ours:
 //! all use one allocator.
 //!
@@ -25,6 +26,7 @@ static KEPT_FLAGS: AtomicI32 = AtomicI32::new(!libc::RTLD_DEEPBIND);
 static DLOPEN: AtomicPtr<c_void> = AtomicPtr::new(first_dlopen as *mut c_void);
 static DLMOPEN: AtomicPtr<c_void> = AtomicPtr::new(first_dlmopen as *mut c_void);
 static DLSYM: AtomicPtr<c_void> = AtomicPtr::new(first_dlsym as *mut c_void);
+static DLVSYM: AtomicPtr<c_void> = AtomicPtr::new(first_dlvsym as *mut c_void);
 
 jump_without! {
     /// dlopen(3), without `RTLD_DEEPBIND`.
@@ -42,9 +44,15 @@ answer_or_jump! {
     dlsym(handle: *mut c_void, name: *const c_char), ours_for, DLSYM
 }
 
+answer_or_jump! {
+    /// dlvsym(3), with our allocator instead of the C library's, whatever the version.
+    dlvsym(handle: *mut c_void, name: *const c_char, version: *const c_char), ours_for_version, DLVSYM
+}
+
 find_and_jump!(first_dlopen, find_dlopen);
 find_and_jump!(first_dlmopen, find_dlmopen);
 find_and_jump!(first_dlsym, find_dlsym);
+find_and_jump!(first_dlvsym, find_dlvsym);
 
 /// Looks up all functions at start-up, so that nothing is looked up later.
 pub fn find_next() {
@@ -52,6 +60,7 @@ pub fn find_next() {
         KEPT_FLAGS.store(!0, Ordering::Relaxed);
     }
     find_dlsym();
+    find_dlvsym();
     find_dlopen();
     find_dlmopen();
 }
@@ -64,29 +73,28 @@ extern "C" fn find_dlmopen() -> *mut c_void {
     keep(&DLMOPEN, next_symbol(c"dlmopen"))
 }
 
-/// First version of `dlsym` on this machine. All later glibcs still have it.
-const DLSYM_VERSION: &CStr = if cfg!(target_arch = "aarch64") {
-    c"GLIBC_2.17"
-} else {
-    c"GLIBC_2.2.5"
-};
-
-/// Finds `dlsym` in the C library's own tables, or else by `dlvsym`, which the agent does not
-/// replace.
+/// Finds `dlsym` in the C library's own tables.
 extern "C" fn find_dlsym() -> *mut c_void {
-    // `dlsym` could return a function that registers fork handlers, so ours are registered first.
+    find_in_tables(&DLSYM, c"dlsym")
+}
+
+/// Finds `dlvsym`, which musl lacks.
+extern "C" fn find_dlvsym() -> *mut c_void {
+    find_in_tables(&DLVSYM, c"dlvsym")
+}
+
+fn find_in_tables(slot: &AtomicPtr<c_void>, name: &'static CStr) -> *mut c_void {
+    // Must come first: another library's constructor may be here before the first allocation.
+    c_library::resolve();
+    // The function could return one that registers fork handlers, so ours are registered first.
     crate::atfork::register();
-    let found = c_library::looked_up(c"dlsym");
-    if !found.is_null() {
-        return keep(&DLSYM, found);
-    }
-    let (name, version) = (c"dlsym", DLSYM_VERSION.as_ptr());
-    let found = match musl::dlvsym() {
-        // SAFETY: both names are terminated, and `dlvsym` keeps neither.
-        Some(dlvsym) => unsafe { dlvsym(libc::RTLD_NEXT, name.as_ptr(), version) },
-        None => musl::function(name),
+    let found = c_library::looked_up(name);
+    let found = if found.is_null() {
+        musl::function(name)
+    } else {
+        found
     };
-    keep(&DLSYM, found)
+    keep(slot, found)
 }
 
 fn keep(slot: &AtomicPtr<c_void>, found: *mut c_void) -> *mut c_void {
@@ -118,21 +126,57 @@ unsafe extern "C" fn ours_for(handle: *mut c_void, name: *const c_char) -> *mut 
         let has_ours = is_default || unsafe { in_loader(handle, c"dlsym") } == own;
         return if has_ours { hidden } else { null_mut() };
     }
-    let mut family = family().into_iter();
-    let Some((_, own)) = family.find(|(known, _)| *known == name) else {
+    let Some(own) = own(name).filter(|_| !is_default) else {
         return null_mut();
     };
-    let found = if is_default {
-        null_mut()
-    } else {
-        // SAFETY: a valid handle, passed on to the loader.
-        unsafe { in_loader(handle, name) }
-    };
+    // SAFETY: a valid handle, passed on to the loader.
+    let found = unsafe { in_loader(handle, name) };
     if !found.is_null() && found == next_symbol(name) {
         own
     } else {
         null_mut()
     }
+}
+
+/// Returns the agent's answer to `dlvsym`, or null for the loader's own answer; see [`ours_for`].
+/// The C library's function may be an old version, which `dlsym` does not find. Even for
+/// `RTLD_DEFAULT` the loader returns it, because the agent's functions have no version.
+///
+/// # Safety
+/// The arguments are valid ones of `dlvsym`.
+unsafe extern "C" fn ours_for_version(
+    handle: *mut c_void,
+    name: *const c_char,
+    version: *const c_char,
+) -> *mut c_void {
+    let is_passed_on = backend::stands_aside() || backend::is_left_out();
+    if handle == libc::RTLD_NEXT || name.is_null() || version.is_null() || is_passed_on {
+        return null_mut();
+    }
+    // SAFETY: the caller of `dlvsym` passes a terminated string.
+    let name = unsafe { CStr::from_ptr(name) };
+    let Some(own) = own(name) else {
+        return null_mut();
+    };
+    type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
+    // SAFETY: the loader's function of this type, or one of ours that finds and calls it; called
+    // with the caller's arguments, and with a handle that is always valid.
+    let (found, next) = unsafe {
+        let real: Dlvsym = core::mem::transmute(DLVSYM.load(Ordering::Relaxed));
+        let found = real(handle, name.as_ptr(), version);
+        (found, real(libc::RTLD_NEXT, name.as_ptr(), version))
+    };
+    if !found.is_null() && found == next {
+        own
+    } else {
+        null_mut()
+    }
+}
+
+/// Returns the agent's function for a name of the C library's [`family`].
+fn own(name: &CStr) -> Option<*mut c_void> {
+    let mut family = family().into_iter();
+    family.find_map(|(known, own)| (known == name).then_some(own))
 }
 
 /// Calls the loader's `dlsym`.
