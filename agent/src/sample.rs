@@ -20,7 +20,7 @@ use crate::fork;
 use crate::local::Local;
 use crate::object::{self, Layout, Met, Object};
 use crate::probes;
-use crate::range::{self, Flags, FreeLists, NoPlace};
+use crate::range::{self, Flags, NoPlace};
 use crate::seccomp;
 use crate::session::{self, Epoch};
 use crate::stats;
@@ -472,7 +472,9 @@ fn allocate(thread: &mut Thread, align: usize, layout: Layout) -> Result<NonNull
     if !range::is_ready() {
         return Err(NoPlace::Exhausted);
     }
-    let free_lists = thread.free_lists.get_or_insert_with(FreeLists::new);
+    let Some(free_lists) = thread.own_free_lists() else {
+        return Err(NoPlace::Elsewhere);
+    };
     // SAFETY: the range is ready, and every layout has at least one usable byte.
     unsafe { free_lists.alloc(layout, align) }
 }
@@ -487,7 +489,9 @@ fn allocate_with_room(
     if !range::is_ready() {
         return Err(NoPlace::Exhausted);
     }
-    let free_lists = thread.free_lists.get_or_insert_with(FreeLists::new);
+    let Some(free_lists) = thread.own_free_lists() else {
+        return Err(NoPlace::Elsewhere);
+    };
     // SAFETY: the range is ready; the layout has at least `MIN_BYTES`.
     unsafe { free_lists.alloc_with_room(layout, align) }
 }
@@ -665,7 +669,7 @@ fn take_part(local: &mut Local) {
         local.left = thread.gaps.next(thread.interval);
         // Objects that it frees were allocated by other threads, which may need their memory again:
         // free lists pass it on.
-        thread.free_lists.get_or_insert_with(FreeLists::new);
+        thread.own_free_lists();
     }
 }
 
@@ -737,7 +741,7 @@ unsafe fn give_back(local: &mut Local, at: *mut u8, object: &Object) {
 unsafe fn give_back_memory(local: &mut Local, base: *mut u8, layout: Layout) {
     // SAFETY: null, or this thread's memory, which is mapped until the thread exits.
     let thread = unsafe { thread::of(local).as_mut() };
-    let free_lists = thread.and_then(|thread| thread.free_lists.as_mut());
+    let free_lists = thread.and_then(Thread::known_free_lists);
     // SAFETY: the memory at `base` has this layout, and nobody uses it after this call.
     unsafe {
         if session::control().epoch(Ordering::Relaxed) == 0 {

@@ -5,7 +5,11 @@
 //! the slot goes to the next thread. If the address space is limited, only as many threads get a
 //! slot as leave most of the address space to the program. The others are not sampled, and are
 //! counted.
+//!
+//! A thread may allocate when no destructor of its data will run any more; its slot is an orphan
+//! ([`orphans`]).
 
+mod orphans;
 mod slots;
 
 use crate::arch::Interrupted;
@@ -14,7 +18,7 @@ use crate::range::{self, FreeLists, NoPlace};
 use crate::sampler::{Gaps, Weights};
 use crate::session::{self, Epoch};
 use crate::thinning::Sites;
-use crate::{arch, cpu_totals, cycles, module, python, stats, tid, timers};
+use crate::{arch, cpu_totals, cycles, module, python, stats, tid, timers, wrapped};
 use core::cell::Cell;
 use core::ffi::c_void;
 use core::mem::{MaybeUninit, size_of};
@@ -49,7 +53,9 @@ pub struct Thread {
     /// Shard of the counters in the segment.
     pub shard: u32,
     /// Free blocks for sampled objects; `None` before the first one.
-    pub free_lists: Option<FreeLists>,
+    free_lists: Option<FreeLists>,
+    /// Thread id if the memory is an [orphan](orphans); otherwise 0.
+    orphan_of: u32,
     /// Weights of small objects at `interval`.
     pub weights: Weights,
     /// Sample whose object is being allocated outside the range (see `sample::untracked`).
@@ -168,6 +174,22 @@ impl walk::Tree for Interned<'_> {
 }
 
 impl Thread {
+    /// Returns the thread's free blocks, which are created if necessary. `None` in the last round
+    /// of destructors: nobody would free them, and jemalloc serves no arena but its first any more.
+    #[inline]
+    pub fn own_free_lists(&mut self) -> Option<&mut FreeLists> {
+        if self.free_lists.is_none() && self.orphan_of == 0 {
+            self.free_lists = Some(FreeLists::new());
+        }
+        self.free_lists.as_mut()
+    }
+
+    /// Returns the thread's free blocks, if it has any.
+    #[inline]
+    pub fn known_free_lists(&mut self) -> Option<&mut FreeLists> {
+        self.free_lists.as_mut()
+    }
+
     /// Starts to sample in `epoch`.
     pub fn enter(&mut self, epoch: Epoch) {
         if self.session != epoch.session {
@@ -408,14 +430,21 @@ pub fn make_key() {
     }
 }
 
-/// Memory of exited threads, for reuse.
+/// Memory of exited threads, for reuse; behind it, that of [orphans].
 static SPARE: [AtomicPtr<Thread>; SPARES] = [const { AtomicPtr::new(null_mut()) }; SPARES];
+/// Number of pointers in [`SPARE`].
+pub const SPARES: usize = KEPT + orphans::MAX_ORPHANS;
 /// Maximum number of exited threads whose memory is kept for reuse.
-pub const SPARES: usize = 256;
+const KEPT: usize = 256;
 
 /// Returns the address of the pointers to memory of exited threads.
 pub fn spare() -> *const AtomicPtr<Thread> {
     SPARE.as_ptr()
+}
+
+/// Returns the pointers to memory for reuse and to orphans.
+fn spares() -> (&'static [AtomicPtr<Thread>], &'static [AtomicPtr<Thread>]) {
+    SPARE.split_at(KEPT)
 }
 
 /// Maximum address space for the memory of all threads, in bytes.
@@ -449,13 +478,25 @@ fn map(limit: u64) -> *mut Thread {
 /// Returns initialised memory for a thread, or null if there is none. `limit`: see [`map`].
 #[cold]
 pub fn make(limit: u64) -> *mut Thread {
-    let spare = SPARE.iter().find_map(|slot| {
+    let (kept, orphaned) = spares();
+    let spare = kept.iter().find_map(|slot| {
         let seen = !slot.load(Ordering::Relaxed).is_null();
         Some(seen.then(|| slot.swap(null_mut(), Ordering::Acquire))?).filter(|t| !t.is_null())
     });
+    let spare = spare.or_else(|| orphans::take_dead(orphaned));
     let thread = spare.unwrap_or_else(|| map(limit));
     if thread.is_null() {
         return thread;
+    }
+    let mut orphan_of = 0;
+    if wrapped::is_last_round() {
+        orphan_of = tid::own();
+        // SAFETY: mapped, and used by this thread alone.
+        unsafe { (*thread).orphan_of = orphan_of };
+        if orphan_of == 0 || !orphans::list(orphaned, thread) {
+            keep_or_unmap(thread);
+            return null_mut();
+        }
     }
     // SAFETY: mapped, and used by this thread alone. The fields are plain data for which zeros and
     // the values of an exited thread are valid, until the lines below and `enter` set them.
@@ -463,6 +504,7 @@ pub fn make(limit: u64) -> *mut Thread {
         (*thread).session = 0;
         (*thread).untracked = NONE_UNTRACKED;
         (&raw mut (*thread).free_lists).write(None);
+        (*thread).orphan_of = orphan_of;
         (*thread).weights.forget();
         // Random, so that threads are represented that exit before their first timed sample.
         (*thread).until_timed = 1 + seed(thread) as u32 % TIMED_EVERY;
@@ -474,7 +516,7 @@ pub fn make(limit: u64) -> *mut Thread {
         (*thread).python.forget();
     }
     let key = KEY.load(Ordering::Relaxed);
-    if key != u32::MAX {
+    if key != u32::MAX && orphan_of == 0 {
         // SAFETY: the key was created. If this fails, the memory is lost when the thread exits.
         unsafe { libc::pthread_setspecific(key, thread.cast()) };
     }
@@ -523,13 +565,18 @@ unsafe extern "C" fn exited(value: *mut c_void) {
         timers::thread_ends();
         (*local).busy = 0;
     }
+    keep_or_unmap(thread);
+    crate::sys::set_errno(saved);
+}
+
+/// Keeps a slot for the next thread, or releases it if enough are kept. Changes `errno`.
+fn keep_or_unmap(thread: *mut Thread) {
     let put = |slot: &AtomicPtr<Thread>| {
         slot.compare_exchange(null_mut(), thread, Ordering::Release, Ordering::Relaxed)
             .is_ok()
     };
-    if !SPARE.iter().any(put) {
+    if !spares().0.iter().any(put) {
         // SAFETY: the memory lies in this slot, and nobody uses it any more.
         unsafe { slots::give_back((*thread).slot, thread.cast(), size_of::<Thread>()) };
     }
-    crate::sys::set_errno(saved);
 }

@@ -174,6 +174,13 @@ unsafe extern "C" fn __wrap_pthread_key_create(
     }
 }
 
+/// Returns true if the calling thread is in its last round of destructors of thread-specific data:
+/// destructors of data that it sets from now on do not run.
+pub fn is_last_round() -> bool {
+    // SAFETY: a word of the thread's own, which is only read.
+    unsafe { (*arch::local()).rounds >= ROUNDS }
+}
+
 /// Sets jemalloc's data again until the last round of destructors, and frees them then.
 unsafe extern "C" fn clean_up_last(data: *mut c_void) {
     // SAFETY: the word is the thread's own, and no borrow of its state is alive here.

@@ -1,0 +1,71 @@
+//! Memory of threads that sample in their last round of destructors of thread-specific data.
+//!
+//! A destructor may set its own data again, and is then called again, but only
+//! `PTHREAD_DESTRUCTOR_ITERATIONS` times in all. What a thread gets in the last round, no destructor
+//! of ours hands back. So its memory is listed with the thread id, and goes to a later thread once
+//! the kernel knows no such thread any more.
+
+use super::Thread;
+use crate::session;
+use crate::{seccomp, sys};
+use core::ffi::{c_int, c_long};
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, Ordering};
+
+/// Maximum number of threads that sample in their last round at the same time. Further ones are
+/// not sampled, and are counted.
+pub const MAX_ORPHANS: usize = 64;
+/// Maximum number of orphans whose threads one new thread asks the kernel about. Nearly always the
+/// first one has exited.
+const MAX_CHECKED: usize = 8;
+/// Lowest bit of a pointer that a thread is checking.
+const CHECKING: usize = 1;
+
+/// Lists the calling thread's memory. Returns false if there is no room.
+pub fn list(orphans: &[AtomicPtr<Thread>], thread: *mut Thread) -> bool {
+    orphans.iter().any(|place| {
+        place
+            .compare_exchange(null_mut(), thread, Ordering::Release, Ordering::Relaxed)
+            .is_ok()
+    })
+}
+
+/// Takes the memory of a thread that has exited, if there is one. Changes `errno`.
+pub fn take_dead(orphans: &[AtomicPtr<Thread>]) -> Option<*mut Thread> {
+    let listed = orphans
+        .iter()
+        .filter(|place| !place.load(Ordering::Relaxed).is_null());
+    listed.take(MAX_CHECKED).find_map(take_if_dead)
+}
+
+fn take_if_dead(place: &AtomicPtr<Thread>) -> Option<*mut Thread> {
+    let thread = place.load(Ordering::Relaxed);
+    if thread.is_null() || thread.addr() & CHECKING != 0 {
+        return None;
+    }
+    let checking = thread.map_addr(|at| at | CHECKING);
+    place
+        .compare_exchange(thread, checking, Ordering::Acquire, Ordering::Relaxed)
+        .ok()?;
+    // SAFETY: a slot, whose memory stays mapped while it is listed, and which nobody else takes
+    // now. Its thread wrote these words before it listed the slot, or its shard before it exited.
+    let (owner, shard) = unsafe { ((*thread).orphan_of, &raw const (*thread).shard) };
+    if !has_exited(owner) {
+        place.store(thread, Ordering::Release);
+        return None;
+    }
+    // SAFETY: the thread has exited.
+    session::release_shard(unsafe { shard.read() });
+    place.store(null_mut(), Ordering::Release);
+    Some(thread)
+}
+
+/// Returns true if the process has no thread of this id. In a program with a seccomp filter, the
+/// kernel is not asked.
+fn has_exited(id: u32) -> bool {
+    let (pid, id) = (c_long::from(sys::pid()), c_long::from(id));
+    // SAFETY: signal 0 is not sent.
+    !seccomp::is_installed()
+        && unsafe { libc::syscall(libc::SYS_tgkill, pid, id, c_long::from(0 as c_int)) } != 0
+        && sys::errno() == libc::ESRCH
+}
