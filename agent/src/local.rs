@@ -36,6 +36,18 @@ pub struct Local {
     pub signal_stack_end: u64,
 }
 
+/// Number of times that a C library runs destructors of data that was set again
+/// (`PTHREAD_DESTRUCTOR_ITERATIONS`).
+const ROUNDS: u8 = 4;
+
+impl Local {
+    /// Returns true in the last round of destructors of thread-specific data: destructors of data
+    /// that the thread sets from now on do not run.
+    pub fn is_last_round(&self) -> bool {
+        self.rounds >= ROUNDS
+    }
+}
+
 const _: () = assert!(size_of::<Local>() == 56, "the assembly reserves 56 bytes");
 const _: () = assert!(
     offset_of!(Local, left) == 0 && offset_of!(Local, epoch) == 8,

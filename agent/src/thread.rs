@@ -18,7 +18,7 @@ use crate::range::{self, FreeLists, NoPlace};
 use crate::sampler::{Gaps, Weights};
 use crate::session::{self, Epoch};
 use crate::thinning::Sites;
-use crate::{arch, cpu_totals, cycles, module, python, stats, tid, timers, wrapped};
+use crate::{arch, cpu_totals, cycles, module, python, stats, tid, timers};
 use core::cell::Cell;
 use core::ffi::c_void;
 use core::mem::{MaybeUninit, size_of};
@@ -489,7 +489,8 @@ pub fn make(limit: u64) -> *mut Thread {
         return thread;
     }
     let mut orphan_of = 0;
-    if wrapped::is_last_round() {
+    // SAFETY: a word of the thread's own, which is only read.
+    if unsafe { (*arch::local()).is_last_round() } {
         orphan_of = tid::own();
         // SAFETY: mapped, and used by this thread alone.
         unsafe { (*thread).orphan_of = orphan_of };

@@ -145,9 +145,6 @@ unsafe extern "C" {
 
 /// Key of jemalloc's thread-specific data; `u32::MAX` before it is created.
 static TSD: AtomicU32 = AtomicU32::new(u32::MAX);
-/// Number of times that a C library runs destructors of data that was set again
-/// (`PTHREAD_DESTRUCTOR_ITERATIONS`).
-const ROUNDS: u8 = 4;
 
 /// Creates a key. jemalloc's destructor is replaced by one that runs last: without jemalloc's data,
 /// requests of later destructors would be served from its first arena, whatever arena they name,
@@ -174,21 +171,17 @@ unsafe extern "C" fn __wrap_pthread_key_create(
     }
 }
 
-/// Returns true if the calling thread is in its last round of destructors of thread-specific data:
-/// destructors of data that it sets from now on do not run.
-pub fn is_last_round() -> bool {
-    // SAFETY: a word of the thread's own, which is only read.
-    unsafe { (*arch::local()).rounds >= ROUNDS }
-}
-
 /// Sets jemalloc's data again until the last round of destructors, and frees them then.
 unsafe extern "C" fn clean_up_last(data: *mut c_void) {
     // SAFETY: the word is the thread's own, and no borrow of its state is alive here.
-    let rounds = unsafe { &mut (*arch::local()).rounds };
-    *rounds = rounds.saturating_add(1);
+    let is_last = unsafe {
+        let local = &mut *arch::local();
+        local.rounds = local.rounds.saturating_add(1);
+        local.is_last_round()
+    };
     // SAFETY: jemalloc's key, data and destructor, as jemalloc passed them.
     unsafe {
-        if *rounds >= ROUNDS || libc::pthread_setspecific(TSD.load(Ordering::Relaxed), data) != 0 {
+        if is_last || libc::pthread_setspecific(TSD.load(Ordering::Relaxed), data) != 0 {
             tsd_cleanup(data);
         }
     }
