@@ -441,14 +441,15 @@ impl Stack {
     /// Determines, after a walk that did not start on the known part of the thread's own stack,
     /// whether the walk was on that stack nevertheless.
     ///
-    /// `outermost` is the stack pointer of the outermost frame, or `None` if the stack is
-    /// truncated. `steady` returns that of the innermost frame from which the walk certainly stayed
+    /// `outermost` is the stack pointer of the outermost frame, or of the last one that was reached
+    /// of a stack that is too deep; `None` if the stack is truncated otherwise. `steady` returns that of the innermost frame from which the walk certainly stayed
     /// on one stack.
     #[cold]
     pub fn settle(&mut self, outermost: Option<u64>, steady: impl FnOnce() -> u64) {
         let end = self.ceiling;
         let first = end == self.ends.first & !7;
-        let ends_here = outermost.is_some_and(|sp| end - sp.min(end) <= self.ends.thread_slack);
+        let is_there = |sp: u64| end - sp.min(end) <= self.ends.thread_slack || self.is_own(sp);
+        let ends_here = outermost.is_some_and(is_there);
         let near = end != 0 && end - self.high.min(end) <= MAX_EXTENSION;
         if !near || !(first || ends_here) || self.extend(end - 8).is_err() {
             return;

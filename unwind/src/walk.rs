@@ -39,6 +39,9 @@ pub use tree::{Code, Node, Tree};
 
 /// Maximum number of frames. Of deeper stacks, the innermost [`DEEP_FRAMES`] are kept.
 pub const MAX_FRAMES: usize = 3072;
+/// Number of frames that are cached of a deeper stack: as long as [`MAX_FRAMES`] of them are left,
+/// the stack is known to be too deep without another step.
+const CACHED_FRAMES: usize = MAX_FRAMES + 256;
 /// Number of innermost frames kept of a stack that is too deep.
 pub const DEEP_FRAMES: usize = 128;
 
@@ -103,8 +106,10 @@ pub struct Walker {
     /// Address range of all cached words, except [`NEVER`].
     span: (u64, u64),
     truncated: Option<Cause>,
-    /// Leaf node of the cached stack; 0 if not interned yet.
+    /// Leaf node of the cached stack; 0 if not interned yet, or if the stack is too deep.
     leaf: u32,
+    /// Leaf node of the cached stack if it is too deep; 0 if not interned yet.
+    deep_leaf: u32,
     /// True if the last stack was found in the table of seen stacks.
     was_seen: bool,
     /// Key of the last stack that a quick walk found; 0 if the last walk updated the cache.
@@ -174,6 +179,7 @@ impl Walker {
     fn clear_cached(&mut self) {
         self.cached.clear();
         self.leaf = 0;
+        self.deep_leaf = 0;
     }
 
     /// Returns the node of the cached stack if the current stack is identical.
@@ -189,7 +195,7 @@ impl Walker {
     /// Returns true if the native frames equal the cached ones and the cached leaf is known.
     #[inline(always)]
     fn is_cached(&self, start: &Registers) -> bool {
-        let is_known = self.leaf != 0 && !self.cached.is_empty();
+        let is_known = self.leaf | self.deep_leaf != 0 && !self.cached.is_empty();
         if !is_known || !self.stack.stays_on_own(start.sp) {
             return false;
         }
@@ -205,6 +211,12 @@ impl Walker {
     #[inline(always)]
     fn cached_walk(&mut self) -> Walk {
         self.last_quick_key = 0;
+        if self.leaf == 0 {
+            return Walk {
+                leaf: Some(self.deep_leaf),
+                truncated: Some(Cause::TooDeep),
+            };
+        }
         Walk {
             leaf: Some(self.leaf),
             truncated: self.truncated,
@@ -386,7 +398,9 @@ impl Walker {
             frame: &|index| cached.traced_frame(&trace.stack, index).registers,
         });
         self.inserted.update(&insertion);
-        if count > MAX_FRAMES || self.truncated == Some(Cause::TooDeep) {
+        let is_deep = count > MAX_FRAMES || self.truncated == Some(Cause::TooDeep);
+        // Deep stacks with frames of an interpreter are not cached.
+        if is_deep && !insertion.frames.is_empty() {
             let walk = self.intern_deep(&trace.stack, tree, &insertion);
             let own = self.stack.own();
             self.stack.settle(None, || 0);
@@ -395,7 +409,11 @@ impl Walker {
             }
             return walk;
         }
-        let walk = self.intern(&trace.stack, tree, &insertion);
+        let walk = if is_deep {
+            self.intern_deep_cached(&trace.stack, tree, &insertion)
+        } else {
+            self.intern(&trace.stack, tree, &insertion)
+        };
         if !self.stack.is_on_own() || self.stack.moved() {
             self.settle();
         }
@@ -416,8 +434,9 @@ impl Walker {
     /// Drops cached bounds and frames after a walk that left the thread's known stack range.
     #[cold]
     fn settle(&mut self) {
-        let complete = self.truncated.is_none() && !self.cached.is_empty();
-        let outermost = complete.then(|| self.cached.frame(self.cached.end() - 1).registers.sp);
+        let is_known = matches!(self.truncated, None | Some(Cause::TooDeep));
+        let outermost = (is_known && !self.cached.is_empty())
+            .then(|| self.cached.frame(self.cached.end() - 1).registers.sp);
         let mut stack = self.stack;
         stack.settle(outermost, || self.steady());
         if stack.own() != self.stack.own() {
@@ -483,7 +502,8 @@ impl Walker {
             } else if let Some(index) = cached_index {
                 // SAFETY: the thread's own stack is mapped; of any other stack, `covers` has just
                 // checked all cached words.
-                let Some(changed) = (unsafe { self.cached.first_changed(index) }) else {
+                let changed = unsafe { self.cached.first_changed(index) };
+                let Some(changed) = changed.or_else(|| self.unfinished(index, new.count)) else {
                     return Trace::joins(index, new);
                 };
                 if changed > index {
@@ -492,14 +512,14 @@ impl Walker {
                 at = self.cached.frame(changed).registers;
                 from = changed + 1;
             }
-            if new.count == MAX_FRAMES {
+            if new.count == CACHED_FRAMES {
                 return Trace::ends(new, Some(Cause::TooDeep));
             }
             // SAFETY: `init` wrote it.
             let rule = code.rule(at.ip, unsafe { self.scratch.assume_init_mut() });
             let hash = frame_hash(at, rule, salt);
             if let Some((caller, ra, fp)) = plain_step(rule, at, readable) {
-                // SAFETY: `new` has fewer than MAX_FRAMES frames, as checked above.
+                // SAFETY: `new` has fewer than CACHED_FRAMES frames, as checked above.
                 unsafe { self.cached.push(&mut new, at, rule, [ra, fp], hash) };
                 at = caller;
                 continue;
@@ -513,7 +533,7 @@ impl Walker {
             };
             readable = self.stack.known();
             let words = words_read(rule, &step);
-            // SAFETY: `new` has fewer than MAX_FRAMES frames, as checked above.
+            // SAFETY: `new` has fewer than CACHED_FRAMES frames, as checked above.
             unsafe { self.cached.push(&mut new, at, rule, words, hash) };
             match step {
                 Step::Caller { registers, .. } => at = registers,
@@ -521,6 +541,15 @@ impl Walker {
                 Step::Truncated(cause) => return Trace::ends(new, Some(cause)),
             }
         }
+    }
+
+    /// Returns the outermost cached frame if the cache ends there only because the stack was too
+    /// deep, and a stack of `fresh` new frames and the cached ones from `index` on may not be.
+    #[inline(always)]
+    fn unfinished(&self, index: usize, fresh: usize) -> Option<usize> {
+        let end = self.cached.end();
+        let is_cut = self.truncated == Some(Cause::TooDeep);
+        (is_cut && fresh + (end - index) < MAX_FRAMES).then_some(end - 1)
     }
 
     /// Steps from `at` to its caller, if the rule needs more than the followed registers.

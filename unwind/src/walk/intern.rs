@@ -17,6 +17,21 @@ impl Walker {
         tree: &T,
         insertion: &Insertion<'_>,
     ) -> Walk {
+        self.cache(found, insertion);
+        let leaf = self.leaf(tree, insertion);
+        self.leaf = leaf.unwrap_or(0);
+        if leaf.is_none() {
+            self.clear_cached();
+        }
+        Walk {
+            leaf,
+            truncated: self.truncated,
+        }
+    }
+
+    /// Makes a traced stack the cached one. Forgets its leaf if that has changed.
+    #[inline(always)]
+    fn cache(&mut self, found: &Traced, insertion: &Insertion<'_>) {
         let is_last = found.new.count == 0 && found.joins == Some(self.cached.begin());
         let moved = self.cached.commit(found);
         let kept = match found.joins {
@@ -29,15 +44,7 @@ impl Walker {
         }
         if !is_last || first_unchanged > kept {
             self.leaf = 0;
-        }
-        let leaf = self.leaf(tree, insertion);
-        self.leaf = leaf.unwrap_or(0);
-        if leaf.is_none() {
-            self.clear_cached();
-        }
-        Walk {
-            leaf,
-            truncated: self.truncated,
+            self.deep_leaf = 0;
         }
     }
 
@@ -167,6 +174,47 @@ impl Walker {
             let frame = self.cached.frame_mut(index);
             (frame.node, frame.path) = (node.id, node.path);
         }
+        Some(node.id)
+    }
+
+    /// Interns only the innermost frames of a stack that is too deep, and caches up to
+    /// `CACHED_FRAMES` of its frames, without nodes. The stack has no interpreter frames.
+    #[cold]
+    pub(super) fn intern_deep_cached<T: Tree>(
+        &mut self,
+        found: &Traced,
+        tree: &T,
+        insertion: &Insertion<'_>,
+    ) -> Walk {
+        if self.cached.cut(found) {
+            self.truncated = Some(Cause::TooDeep);
+        }
+        self.cache(found, insertion);
+        self.leaf = 0;
+        if self.deep_leaf == 0 {
+            self.deep_leaf = self.innermost_leaf(tree).unwrap_or(0);
+        }
+        Walk {
+            leaf: Some(self.deep_leaf).filter(|leaf| *leaf != 0),
+            truncated: Some(Cause::TooDeep),
+        }
+    }
+
+    /// Returns the node of the cached stack's innermost frames, or `None` if the tree is full.
+    fn innermost_leaf<T: Tree>(&mut self, tree: &T) -> Option<u32> {
+        /// Term that tells the key from that of a stack with these frames alone.
+        const CUT: u64 = 0xC2B2_AE3D_27D4_EB4F;
+        let begin = self.cached.begin();
+        let inner = self.cached.sum_of_innermost(DEEP_FRAMES);
+        let key = stack_key(inner.wrapping_add(CUT), Some(Cause::TooDeep));
+        if let Some(leaf) = tree.find_leaf(key, self.cached.frame(begin).address()) {
+            return Some(leaf);
+        }
+        let mut node = tree.truncated();
+        for index in (begin..begin + DEEP_FRAMES).rev() {
+            node = tree.child(node, self.cached.frame(index).address())?;
+        }
+        tree.insert_leaf(key, node.id);
         Some(node.id)
     }
 

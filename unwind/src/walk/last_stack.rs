@@ -10,7 +10,7 @@
 //! change when other frames are put in front.
 
 // Decision 08: a stack is compared by the words it was read from.
-use super::MAX_FRAMES;
+use super::CACHED_FRAMES;
 use crate::Registers;
 use crate::rule::{Rule, Word};
 use core::mem::MaybeUninit;
@@ -18,7 +18,7 @@ use core::ops::Range;
 
 /// Index where a walk stores its innermost frame. Later walks put frames in front of it.
 const HEADROOM: usize = 256;
-const CAPACITY: usize = HEADROOM + MAX_FRAMES;
+const CAPACITY: usize = HEADROOM + CACHED_FRAMES;
 /// Two words for each frame, and one that `push` may write without using it.
 const WORD_CAPACITY: usize = 2 * CAPACITY + 1;
 
@@ -222,7 +222,7 @@ impl LastStack {
     /// those with address 0 are unused.
     ///
     /// # Safety
-    /// `new` has fewer than [`MAX_FRAMES`] frames.
+    /// `new` has fewer than [`CACHED_FRAMES`] frames.
     #[inline(always)]
     pub(super) unsafe fn push(
         &mut self,
@@ -235,7 +235,7 @@ impl LastStack {
         let index = HEADROOM + new.count;
         let next = &mut self.buffers[!self.current & 1];
         self.by_sp[sp_slot(registers.sp)] = index as u16;
-        // SAFETY: `new` has fewer than MAX_FRAMES frames, so both indices are in bounds: there are
+        // SAFETY: `new` has fewer than CACHED_FRAMES frames, so both indices are in bounds: there are
         // two words for each frame and one more. Both words are written without a branch; the next
         // frame overwrites the unused ones.
         unsafe {
@@ -317,7 +317,7 @@ impl LastStack {
     #[cold]
     pub(super) fn copy_unchanged(&mut self, range: Range<usize>, new: &mut NewFrames) {
         let from = range.start;
-        let count = range.len().min(MAX_FRAMES - new.count);
+        let count = range.len().min(CACHED_FRAMES - new.count);
         for index in from..from + count {
             let frame = *self.frame(index);
             let next = *self.frame(index + 1);
@@ -327,12 +327,47 @@ impl LastStack {
                 *word = unsafe { self.current_buffer().words[at as usize].assume_init() };
             }
             let hash = next.sum.wrapping_sub(frame.sum);
-            // SAFETY: `count` is bounded so that `new` stays below MAX_FRAMES until this push.
+            // SAFETY: `count` is bounded so that `new` stays below CACHED_FRAMES until this push.
             unsafe { self.push(new, frame.registers, frame.rule, words, hash) };
         }
     }
 
-    /// Makes a traced stack of at most [`MAX_FRAMES`] frames the last stack. Returns by how much
+    /// Drops the outermost frames so that a traced stack has at most [`CACHED_FRAMES`] frames, with
+    /// the nodes of all others, whose callers are not known any more. Returns true if any were
+    /// dropped.
+    #[cold]
+    pub(super) fn cut(&mut self, found: &Traced) -> bool {
+        let (Some(joins), Some(excess)) = (
+            found.joins,
+            self.count(found).checked_sub(CACHED_FRAMES + 1),
+        ) else {
+            return false;
+        };
+        let end = self.end - 1 - excess;
+        debug_assert!(end > joins);
+        self.words_end = self.frame(end).words as usize;
+        self.end = end;
+        self.forget_nodes();
+        true
+    }
+
+    /// Forgets the nodes of all frames: if one has a node, so do all outside it.
+    pub(super) fn forget_nodes(&mut self) {
+        for index in (self.begin..self.end).rev() {
+            if core::mem::take(&mut self.frame_mut(index).node) == 0 {
+                break;
+            }
+        }
+    }
+
+    /// Returns the sum of the hashes of the last stack's innermost frames, of which there are more.
+    #[inline]
+    pub(super) fn sum_of_innermost(&self, count: usize) -> u64 {
+        let sum = |index| self.frame(index).sum;
+        sum(self.begin + count).wrapping_sub(sum(self.begin))
+    }
+
+    /// Makes a traced stack of at most [`CACHED_FRAMES`] frames the last stack. Returns by how much
     /// the indices of the kept frames have grown.
     #[inline]
     pub(super) fn commit(&mut self, found: &Traced) -> isize {
@@ -343,6 +378,10 @@ impl LastStack {
             self.end = HEADROOM + new.count;
             self.words_end = new.words;
             self.total = new.sum;
+            if new.count > SP_SLOTS / 4 {
+                // Outer frames, pushed later, may have taken the slots of inner ones.
+                self.index(HEADROOM..HEADROOM + new.count.min(SP_SLOTS));
+            }
             return 0;
         };
         // There may be room in front of the kept frames for the new frames but not for their words,
@@ -408,14 +447,15 @@ impl LastStack {
         self.end = begin + count;
         self.words_end = new.words + (words_end - first);
         self.total = self.total.wrapping_add(sum);
-        self.index(begin..begin + count);
+        self.index(HEADROOM..begin + count);
         begin as isize - joins as isize
     }
 
-    /// Enters frames of the last stack in the index by stack pointer.
+    /// Enters frames of the last stack in the index by stack pointer. Of frames that share a slot,
+    /// the innermost is entered: a later walk reaches it first.
     #[inline]
     fn index(&mut self, indices: Range<usize>) {
-        for index in indices {
+        for index in indices.rev() {
             let slot = sp_slot(self.frame(index).registers.sp);
             self.by_sp[slot] = index as u16;
         }

@@ -1,6 +1,7 @@
 //! Tests with walks over synthetic stacks.
 
 mod changing;
+mod deep;
 
 use super::*;
 use crate::inserted::Inserted;
