@@ -1,11 +1,11 @@
 //! The page's tab of the allocator: figures of one moment only, whose sums add up.
 
-mod browser;
 mod invoke;
 
 use std::fs::{self, File};
 
 use heap_format::{Detail, Facts, ProfileBuilder, dump};
+use helpers::browser;
 use invoke::{parser, stdout};
 
 const KIB: u64 = 1024;

@@ -26,7 +26,7 @@ impl Sampler {
         let waiting = (mode != Mode::Cpu).then(|| Waiting::new(sampling));
         let with = |engine: Box<dyn Engine>| Self::new(engine, waiting, sampling, choice);
         if mode == Mode::OffCpu {
-            return Ok(with(Box::new(Exits::default())));
+            return Ok(with(Box::<Exits>::default()));
         }
         match wanted {
             Some(EngineName::Ptrace) => return Ok(with(Box::new(Ptrace::new(sampling)))),
@@ -45,7 +45,7 @@ impl Sampler {
                 Ok(sampler)
             }
             Err(refusal) if wanted.is_none() => {
-                let mut sampler = with(Box::new(Exits::default()));
+                let mut sampler = with(Box::<Exits>::default());
                 sampler.fall_back(&refusal);
                 Ok(sampler)
             }
