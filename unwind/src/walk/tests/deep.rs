@@ -78,9 +78,9 @@ fn a_deep_stack_is_not_walked_anew() {
     };
     let mut taken = |depth: usize| {
         let start = lay_recursion(&mut memory, depth, 0, 0);
-        let (before, asked) = (steps.get(), tree.asked.get());
+        let (before, lookups) = (steps.get(), tree.lookups.get());
         walk(&mut walker, start, &tree, code);
-        (steps.get() - before, tree.asked.get() - asked)
+        (steps.get() - before, tree.lookups.get() - lookups)
     };
     let deep = MAX_FRAMES + 700;
     for _ in 0..3 {
