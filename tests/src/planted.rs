@@ -326,7 +326,7 @@ impl Stacks {
     }
 
     /// Checks each site against the truth: exactly where every object is sampled, else within
-    /// [`BARS`] bars where there are [`MIN_SAMPLES`]. What is not of a site is the C library's, and little.
+    /// [`BARS`] bars if it has enough samples. The rest of the sum is the C library's, and small.
     #[track_caller]
     pub fn assert_true(&self, truth: &BTreeMap<String, Site>, interval: &str) {
         for (name, site) in truth {
