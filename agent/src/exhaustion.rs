@@ -15,9 +15,7 @@
 //!
 //! The build script makes the linker redirect jemalloc's calls to these functions.
 
-use crate::backend::jemalloc::{
-    ARENAS, ASSIGNED, Arena, MAX_ARENAS, MAX_FIT, RETAIN, decay, threads_of,
-};
+use crate::backend::jemalloc::{ARENAS, ASSIGNED, Arena, MAX_FIT, RETAIN, threads_of};
 use crate::{arch, keeping, range, renewal, sys};
 use core::arch::global_asm;
 use core::ffi::{c_uint, c_void};
@@ -95,7 +93,7 @@ unsafe extern "C" fn __wrap__rjem_je_pa_alloc(
     if !taken.is_null() || bytes > MAX_RETRIED || is_in_range(part) {
         return taken;
     }
-    return_unused(thread);
+    keeping::return_unused(thread);
     take()
 }
 
@@ -104,28 +102,10 @@ unsafe extern "C" fn __wrap__rjem_je_pa_alloc(
 fn is_in_range(part: *const c_void) -> bool {
     /// Upper bound of the size of an arena's data, which lie in a block of 2 MiB.
     const ARENA: usize = 1 << 20;
-    let Some(arena) = range::arena().and_then(arena_of) else {
+    let Some(arena) = range::arena().and_then(keeping::arena_of) else {
         return false;
     };
     (part.addr()).wrapping_sub(arena.addr()) < ARENA
-}
-
-/// Returns the unused memory of all arenas to the system.
-#[cold]
-pub fn return_unused(thread: *mut c_void) {
-    for index in 0..MAX_ARENAS as c_uint {
-        if let Some(arena) = arena_of(index) {
-            // SAFETY: an existing arena, and this thread holds none of its locks.
-            unsafe { decay(thread, arena, false, true) };
-        }
-    }
-}
-
-/// Returns the arena with this index, if it exists.
-pub fn arena_of(index: c_uint) -> Option<*mut Arena> {
-    // SAFETY: jemalloc's table of arenas, which it accesses as atomics of this type.
-    let arena = unsafe { ARENAS.get(index as usize) }?.load(Ordering::Acquire);
-    (!arena.is_null()).then_some(arena)
 }
 
 /// Minimum size of memory whose addresses are released, in bytes, except that of a large object
@@ -170,7 +150,7 @@ unsafe extern "C" fn __wrap__rjem_je_arena_new(
     }
     if index >= assigned {
         // The arena for large objects, or one that was requested explicitly.
-        return_unused(thread);
+        keeping::return_unused(thread);
         return keeping::with_limit(index, make);
     }
     sys::set_errno(saved);
@@ -196,7 +176,7 @@ unsafe extern "C" fn __wrap__rjem_je_arena_nthreads_inc(arena: *mut Arena, inter
 
 /// Returns the arena that the fewest threads use.
 fn least_used(assigned: c_uint) -> Option<*mut Arena> {
-    let arenas = (0..assigned).filter_map(arena_of);
+    let arenas = (0..assigned).filter_map(keeping::arena_of);
     // SAFETY: an existing arena, which is never destroyed.
     arenas.min_by_key(|arena| unsafe { threads_of(*arena, false) })
 }

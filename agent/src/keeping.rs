@@ -19,8 +19,9 @@
 //! its decay advances with requests to the other arenas.
 
 // Decision 72: what large objects leave is kept from their second use on.
-use crate::backend::jemalloc::{DECAY_MS, DIRTY, LARGE_ARENA, LIMIT, decay, set_decay};
-use crate::exhaustion::{arena_of, return_unused};
+use crate::backend::jemalloc::{
+    ARENAS, Arena, DECAY_MS, DIRTY, LARGE_ARENA, LIMIT, MAX_ARENAS, decay, set_decay,
+};
 use crate::{range, seccomp};
 use core::ffi::{c_uint, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -127,6 +128,24 @@ pub fn return_after_shrinkage(thread: *mut c_void) {
         RETURNED_NS.store(time, Ordering::Relaxed);
         return_unused(thread);
     }
+}
+
+/// Returns the unused memory of all arenas to the system.
+#[cold]
+pub fn return_unused(thread: *mut c_void) {
+    for index in 0..MAX_ARENAS as c_uint {
+        if let Some(arena) = arena_of(index) {
+            // SAFETY: an existing arena, and this thread holds none of its locks.
+            unsafe { decay(thread, arena, false, true) };
+        }
+    }
+}
+
+/// Returns the arena with this index, if it exists.
+pub fn arena_of(index: c_uint) -> Option<*mut Arena> {
+    // SAFETY: jemalloc's table of arenas, which it accesses as atomics of this type.
+    let arena = unsafe { ARENAS.get(index as usize) }?.load(Ordering::Acquire);
+    (!arena.is_null()).then_some(arena)
 }
 
 /// Creates an arena by calling `make`, with the right limit. Called with jemalloc's lock on the

@@ -28,7 +28,7 @@
 //!
 //! # Modules
 //! In reading order: each uses only those before it, in rows above or to its left. Only `cpu` and
-//! `cpu_profile`, and `exhaustion` and `keeping`, use each other.
+//! `cpu_profile` use each other.
 //!
 //! | module | contents |
 //! |---|---|
@@ -42,7 +42,8 @@
 //! | `cycles`, `ends`, `tid` | the process's cycle counter; ends of stacks; a thread's number |
 //! | `request`, `checks`, `on_signal` | starting the controller for a request of the program; the program's own leak checks; handlers of signals by which a user requests a profile |
 //! | `headers`, `huge_pages`, `object`, `range` | the table of headers; what is kept from huge pages; sampled objects; where they are |
-//! | `exhaustion`, `keeping`, `wrapped` | arenas of jemalloc when memory is exhausted; how much freed memory it keeps; what it requests from the system |
+//! | `keeping`, `renewal` | how much freed memory jemalloc keeps; freed large objects come back as new pages |
+//! | `exhaustion`, `wrapped` | arenas of jemalloc when memory is exhausted; what it requests from the system |
 //! | `timers`, `thinning`, `sampler` | timers on threads' CPU time; which due samples are taken; arithmetic |
 //! | `session`, `cpu_totals` | the segment and its life cycle, epochs; where a session's CPU time is counted |
 //! | `module`, `python` | loaded code and its unwind rules; the frames of a Python interpreter |

@@ -79,7 +79,7 @@ fn jemalloc_text_cut_before_its_maps_is_refused() {
 fn faults_name_file_and_line() {
     let cases = [
         ("", "x: is empty"),
-        ("#!/bin/sh\n", "x: is not a profile"),
+        ("#!/bin/sh\n", "x: is a script, not a profile"),
         ("heap profile: 1: 2 [3\n", "x: line 1: "),
         (
             "heap profile: 1: 2 [1: 2] @ unheard_of\n",

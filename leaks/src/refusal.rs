@@ -107,7 +107,7 @@ mod tests {
             "MemTotal:  24000000 kB\nCommitLimit:    12582912 kB\nCommitted_AS:  11534336 kB\n";
         let said = overcommitted("2\n", meminfo).expect("a cause");
         assert!(
-            said.contains("11.0 GiB of 12.0 GiB are already committed"),
+            said.contains("11.0 GiB of 12.0 GiB are committed"),
             "{said}"
         );
         assert_eq!(overcommitted("0\n", meminfo), None);

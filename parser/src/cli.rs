@@ -326,7 +326,7 @@ pub struct BaseOptions {
 impl Cli {
     /// Parses the command line of this process. Exits if it is invalid, and after help.
     pub fn of_process() -> Self {
-        usage::check_elsewhere(std::env::args().skip(1));
+        usage::check_elsewhere(usage::arguments());
         let mut cli = Self::try_parse().unwrap_or_else(|error| usage::end(error));
         cli.take_program();
         if let Some(file) = cli.file().map(Path::to_path_buf) {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::os::unix::ffi::OsStrExt;
 
 use heap_format::{
-    Function, Line, Location, Mapping, NO_MAPPING, Profile, UNNAMED, marker_at, script_name,
+    Format, Function, Line, Location, Mapping, NO_MAPPING, Profile, UNNAMED, marker_at, script_name,
 };
 
 use crate::view::View;
@@ -75,8 +75,12 @@ pub fn origin(profile: &Profile, location: &Location) -> Origin {
     let path = mapping.path.as_os_str().as_bytes();
     let made = ["//anon", "[anon", "/memfd:"];
     let is_made = match path {
-        // Some writers name no file at all: Go's, where the system lists no mappings.
-        b"" => mapping.contains(location.address) && profile.mappings.iter().any(has_file),
+        // Some writers of pprof's format name no file at all: Go's, if the system lists no mappings.
+        b"" => {
+            let names_files =
+                profile.format != Format::Pprof || profile.mappings.iter().any(has_file);
+            mapping.contains(location.address) && names_files
+        }
         path => made.iter().any(|start| path.starts_with(start.as_bytes())),
     };
     if !is_made {
@@ -383,6 +387,7 @@ mod tests {
     fn a_mapping_without_a_file_is_of_generated_code_only_beside_files() {
         let origin_in = |mappings: Vec<Mapping>| {
             let profile = Profile {
+                format: Format::Pprof,
                 mappings,
                 functions: vec![Function {
                     name: "main.work".into(),

@@ -6,7 +6,7 @@ use std::fs::{self, File};
 
 use heap_format::{Detail, Facts, ProfileBuilder, dump};
 use helpers::browser;
-use invoke::{parser, stdout};
+use invoke::{parser, stderr, stdout};
 
 const KIB: u64 = 1024;
 const SECOND: u64 = 1_000_000_000;
@@ -68,8 +68,9 @@ document.documentElement.setAttribute("data-state", JSON.stringify(state));
     let path = directory.path().join("x.heap");
     let mut file = File::create(&path).expect("a file");
     dump::write(&builder.finish(), &mut file).expect("a dump");
-    let output = parser(&["-f", path.to_str().expect("a path"), "--html"]);
-    let page = browser::open_page(&stdout(&output));
+    let output = parser(&["-f", path.to_str().expect("a path"), "--html", "--force"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let page = stdout(&output).replace("Content-Security-Policy", "X-None");
     let path = directory.path().join("probe.html");
     fs::write(&path, browser::with_probe(&page, PROBE, "</body>")).expect("a page");
     browser::state(&path, "")

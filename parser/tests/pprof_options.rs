@@ -64,7 +64,13 @@ fn every_option_does_what_it_does_in_pprof() {
             let mut pprof = Command::new("go");
             pprof.args(["tool", "pprof", "-symbolize=none", output, option]);
             let theirs = run(pprof.arg(&profile).env("PPROF_TMPDIR", directory.path()));
-            let ours = ours(&profile, &[&format!("-{output}"), &format!("-{option}")]);
+            // Without the lines of own code, which pprof does not have.
+            let arguments = [
+                format!("-{output}"),
+                format!("-{option}"),
+                "--all-frames".to_owned(),
+            ];
+            let ours = ours(&profile, &arguments.each_ref().map(String::as_str));
             assert!(theirs.lines().count() > 2, "{output} {option}: {theirs}");
             assert_eq!(ours, theirs, "{output} {option}");
         }

@@ -189,10 +189,17 @@ fn unknown(argument: &str) -> String {
     }
 }
 
+/// Returns the arguments of this program. Bytes that are not UTF-8 are replaced: file names may have
+/// them, options do not.
+pub fn arguments() -> impl Iterator<Item = String> {
+    let given = std::env::args_os().skip(1);
+    given.map(|argument| argument.to_string_lossy().into_owned())
+}
+
 /// Returns the name of an option that was given with one dash, as in pprof.
 fn single_dash() -> Option<String> {
     let names = names();
-    let given = std::env::args().skip(1).filter_map(|argument| {
+    let given = arguments().filter_map(|argument| {
         let name = argument.strip_prefix('-')?.split('=').next()?.to_owned();
         (name.len() > 1 && names.contains(&name)).then_some(name)
     });

@@ -57,6 +57,8 @@ fn rounding(profile: &Profile) -> i64 {
 
 /// Returns jemalloc's size class: multiples of 16, and from 128 on four classes per doubling.
 fn size_class(bytes: f64) -> f64 {
+    // Requests are whole bytes: between 4,096 and 4,097 starts the class of 4,097.
+    let bytes = bytes.ceil();
     let step = match bytes {
         ..=128.0 => 16.0,
         _ => (2.0_f64).powi((bytes - 1.0).log2() as i32 - 2),
