@@ -47,24 +47,37 @@ fn results_that_cannot_be_written_are_a_failure() {
     session.stop();
 }
 
-/// Two calls of one function are two leaks with the same names. Each says where its call is.
+/// Two calls of one function are two leaks with the same names. Each says where its call is: by its
+/// line, and without debug information by its offset.
 #[test]
 fn stacks_of_the_same_names_are_told_apart_by_their_calls() {
     let scratch = Scratch::new();
     let program = scratch.compile("alike.c", &[]);
-    let mut steps = Steps::run(program.clone(), &mut scratch.preloaded(&program));
-    let session = Session::of(&scratch, steps.pid(), "1");
-    steps.step("lose");
-    let outcome = run(scratch
-        .profiler()
-        .args(["leaks", "-p", &steps.pid().to_string()]));
-    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    let directory = scratch.file("bare");
+    fs::create_dir(&directory).expect("a directory");
+    let bare = directory.join("alike");
+    let mut strip = Command::new("strip");
+    let stripped = strip.args(["--strip-debug", "-o"]).args([&bare, &program]);
+    assert!(stripped.status().expect("binutils").success());
+
+    let lines = report(&scratch, &program);
+    let marked = |mark: &str| {
+        let source = fs::read_to_string("programs/alike.c").expect("the source");
+        let at = source.lines().position(|line| line.ends_with(mark));
+        format!("alike.c:{}\n", at.expect("the mark") + 1)
+    };
+    assert!(!lines.contains("by the call at"), "{lines}");
+    assert!(
+        lines.contains(&marked("first")) && lines.contains(&marked("second")),
+        "{lines}"
+    );
+    let offsets = report(&scratch, &bare);
     let call = |line: &str| {
         line.strip_prefix("  by the call at alike+")
             .map(str::to_owned)
     };
-    let calls: Vec<String> = outcome.stdout.lines().filter_map(call).collect();
-    assert_eq!(calls.len(), 2, "{outcome:?}");
+    let calls: Vec<String> = offsets.lines().filter_map(call).collect();
+    assert_eq!(calls.len(), 2, "{offsets}");
     let source = fs::read_to_string("programs/alike.c").expect("the source");
     let mut marks: Vec<&str> = calls
         .iter()
@@ -75,9 +88,21 @@ fn stacks_of_the_same_names_are_told_apart_by_their_calls() {
         })
         .collect();
     marks.sort_unstable();
-    assert_eq!(marks, ["first", "second"], "{outcome:?}");
+    assert_eq!(marks, ["first", "second"], "{offsets}");
+}
+
+/// Runs a program that loses objects, and returns the report of a leak check.
+fn report(scratch: &Scratch, program: &Path) -> String {
+    let mut steps = Steps::run(program.to_path_buf(), &mut scratch.preloaded(program));
+    let session = Session::of(&scratch, steps.pid(), "1");
+    steps.step("lose");
+    let outcome = run(scratch
+        .profiler()
+        .args(["leaks", "-p", &steps.pid().to_string()]));
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
     session.stop();
     steps.target.finish_well();
+    outcome.stdout
 }
 
 /// Line of the code at an offset of a program, by binutils.

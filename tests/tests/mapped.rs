@@ -58,7 +58,11 @@ fn own_mappings_are_neither_heap_nor_metadata() {
     let scratch = Scratch::new();
     let mut program = program(&scratch);
     let pid = program.pid();
-    let own = |parts: &Value| parts["own mappings"].as_f64().expect("bytes");
+    // Where the heap is, the agent says when it samples.
+    let session = Session::of(&scratch, pid, "1024");
+    program.step("allocate 1 10000 10000");
+    // Parts of 0 bytes are left out.
+    let own = |parts: &Value| parts["own mappings"].as_f64().unwrap_or(0.0);
     let metadata = |parts: &Value| parts["allocator metadata"].as_f64().expect("bytes");
     let before = parts(&scratch, pid);
     program.step("map");
@@ -74,6 +78,7 @@ fn own_mappings_are_neither_heap_nor_metadata() {
         number("live heap") + number("fragmentation")
     };
     assert_near("heap", live(&grown) - live(&after), 2000.0 * 10240.0);
+    session.stop();
     program.target.finish_well();
 }
 
