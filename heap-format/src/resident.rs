@@ -180,7 +180,7 @@ impl ByOwner {
                     part(
                         "live heap",
                         in_use - holes,
-                        "objects in use, as far as touched",
+                        "objects in use: touched pages",
                     ),
                     part("fragmentation", holes, "holes between live objects"),
                 ]

@@ -176,6 +176,10 @@ fn same(
         return outcome.refused(1, &["no function matches"]);
     }
     let theirs = good(outcome);
+    if our_report.starts_with("-t") {
+        // Without the lines of own code, which pprof does not have.
+        our.push("--all-frames");
+    }
     let ours = ours(scratch, &our);
     assert!(theirs.lines().count() > 4, "{their:?}: {theirs}");
     if ours != theirs {

@@ -89,8 +89,15 @@ fn a_program_with_leaks_ends_with_1_and_its_output_written() {
         assert!(outcome.stdout.ends_with("not flushed by the program"));
         let first = "Leak check _main_ detected leaks of 400 bytes in 1 objects";
         assert_eq!(leaks(&outcome)[0], first, "{mode}: {outcome:?}");
+        let frames = outcome.stderr.lines();
+        let frames = frames.filter(|line| line.starts_with("    ") && !line.starts_with("     "));
+        assert_eq!(
+            frames.collect::<Vec<_>>(),
+            ["    leaks", "    main"],
+            "{outcome:?}"
+        );
         assert!(
-            outcome.stderr.contains("\n    leaks\n    main\n"),
+            outcome.stderr.contains("heap_checker.cpp:64\n"),
             "{outcome:?}"
         );
     }

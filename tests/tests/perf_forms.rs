@@ -37,7 +37,7 @@ const FORMS: [&str; 24] = [
 fn record(scratch: &Scratch, program: &Path, options: &[&str], name: &str) -> std::path::PathBuf {
     let data = scratch.file(name);
     let outcome = run(Command::new("perf")
-        .args(["record", "-q", "-F", "200", "-e", "cpu-clock:u"])
+        .args(["record", "-q", "-F", "500", "-e", "cpu-clock:u"])
         .args(options)
         .arg("-o")
         .arg(&data)

@@ -51,6 +51,12 @@ fn assert_count(text: &str, truth: f64, what: &str) {
     assert!((count - truth).abs() <= 0.51, "{what}: {text}, {truth}");
 }
 
+/// Returns the number at the start of `406 objects, …` or `about 406 objects, …`.
+fn count_in(text: &str) -> &str {
+    let text = text.trim_start_matches("about ");
+    text.split(' ').next().expect("a number")
+}
+
 /// Words of a row that are two blanks or more apart.
 fn columns(line: &str) -> Vec<&str> {
     line.split("  ")
@@ -264,7 +270,7 @@ fn assert_report(text: &str, report: &Value) {
     assert_short(bytes, number(&report["lost_bytes"]), head);
     assert_short(margin, number(&report["lost_bytes_margin"]), head);
     assert_short(
-        rest.split(' ').next().expect("a number"),
+        count_in(rest),
         number(&report["lost_objects"]).round(),
         head,
     );
@@ -284,8 +290,7 @@ fn assert_report(text: &str, report: &Value) {
         let (bytes, margin) = bytes.split_once(" ± ").unwrap_or((bytes, "0 B"));
         assert_short(bytes, number(&leak["bytes"]), line);
         assert_short(margin, number(&leak["margin"]), line);
-        let objects = objects.split(' ').next().expect("a number");
-        assert_short(objects, number(&leak["objects"]).round(), line);
+        assert_short(count_in(objects), number(&leak["objects"]).round(), line);
         if let Some((bytes, objects)) = kept.split_once(" in ") {
             let (_, bytes) = bytes.split_once(' ').expect("it or them");
             assert_short(bytes, number(&leak["kept_bytes"]), line);
@@ -336,12 +341,7 @@ fn paths(inventory: &Inventory, stacks: &Stacks) {
         let (bytes, objects) = kept.split_once(" in ").expect("objects");
         let bytes = bytes.split(" ±").next().expect("a size");
         assert_short(bytes, sum.values[IN_USE], kept);
-        let objects = objects
-            .trim_start_matches("about ")
-            .split(' ')
-            .next()
-            .expect("a number");
-        assert_count(objects, sum.live, kept);
+        assert_count(count_in(objects), sum.live, kept);
     }
 }
 
@@ -497,8 +497,7 @@ fn a_checked_run_reports_what_was_lost_at_the_end() {
         let (shown, rest) = head.split_once(" lost in ").expect("what is lost");
         let shown = shown.split(" ± ").next().expect("a size");
         assert_short(shown, bytes.iter().sum(), head);
-        let count = rest.split(' ').next().expect("a number");
-        assert_count(count, objects.iter().sum(), head);
+        assert_count(count_in(rest), objects.iter().sum(), head);
         let shown = rest
             .rsplit("; ")
             .next()
@@ -512,8 +511,7 @@ fn a_checked_run_reports_what_was_lost_at_the_end() {
         let direct = lines[0].split_once(": ").expect("a size").1;
         let (size, rest) = direct.split_once(" in ").expect("objects");
         assert_short(size.split(" ± ").next().expect("a size"), bytes[0], direct);
-        let count = rest.split(' ').next().expect("a number");
-        assert_count(count, objects[0], direct);
+        assert_count(count_in(rest), objects[0], direct);
         if interval == "1" {
             assert_eq!([objects.iter().sum::<f64>(), bytes.iter().sum()], LOST);
             let chain = "Direct leak: 1.5 KiB in 1 object, and with it 13.2 KiB in 9, from";

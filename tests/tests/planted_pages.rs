@@ -4,7 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use heap_format::variance::half_width;
-use mem_tests::figures::{Figure, after, assert_beside, assert_figure, assert_share};
+use mem_tests::figures::{
+    Figure, after, assert_beside, assert_figure, assert_printed, assert_share,
+};
 use mem_tests::planted::{COLUMNS, Dumped, IN_USE, Inventory, Stacks};
 use serde_json::Value;
 
@@ -82,11 +84,9 @@ fn call_graph(inventory: &Inventory, late: &Dumped, stacks: &Stacks) {
             .expect("text")
             .to_owned()
     };
-    assert_figure(
-        line("Total: ").split(" (").next().expect("a size"),
-        total,
-        "the legend",
-    );
+    let megabytes = line("Total MB: ");
+    let megabytes = megabytes.split(" (").next().expect("a number");
+    assert_printed(&format!("{megabytes} MiB"), 1, total, "the legend");
     let shown = line("accounting for ");
     let parts: Vec<&str> = shown.trim_end_matches(" total").split([',', 'o']).collect();
     assert_figure(parts[0], total, "what is shown");

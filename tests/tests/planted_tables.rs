@@ -215,6 +215,12 @@ fn class(name: &str) -> u32 {
     (least * scale).max(1.0).log2().round() as u32
 }
 
+/// Returns the first of sizes in a row, with its unit.
+fn first_size(words: &[&str]) -> String {
+    let unit = words.get(1).filter(|word| word.parse::<f64>().is_err());
+    format!("{} {}", words[0], unit.unwrap_or(&""))
+}
+
 /// `--sizes`: the histogram, and each function's classes.
 fn sizes(planted: &Planted, _: &Stacks, stacks: &Stacks) {
     let text = planted.late(&["--sizes"]);
@@ -229,7 +235,7 @@ fn sizes(planted: &Planted, _: &Stacks, stacks: &Stacks) {
             .iter()
             .position(|word| word.ends_with('%'))
             .expect("a share");
-        assert_figure(&words[2..end].join(" "), values[IN_USE], &name);
+        assert_figure(&first_size(&words[2..end]), values[IN_USE], &name);
         assert_share(words[end], values[IN_USE], total, &name);
         let short = Figure::read(words[end + 1], 0).expect("a share");
         assert!((0.0..=1.0).contains(&short.value), "{line}");
@@ -256,7 +262,7 @@ fn sizes(planted: &Planted, _: &Stacks, stacks: &Stacks) {
             .expect("a share");
         let name = words[end + 1..].join(" ");
         let flat = functions[&name].flat[IN_USE];
-        assert_figure(&words[..end].join(" "), flat, &name);
+        assert_figure(&first_size(&words[..end]), flat, &name);
         assert_share(words[end], flat, total, &name);
         for part in pair[1]
             .trim()
@@ -294,10 +300,10 @@ fn threads(planted: &Planted, _: &Stacks, stacks: &Stacks) {
             .find(|line| line.split_whitespace().last() == Some(thread));
         let words = cells(
             line.unwrap_or_else(|| panic!("{thread} is not in {text}")),
-            2,
+            3,
         );
         let value: f64 = words[0].parse().expect("a number");
-        assert_share(&words[1], value, total, thread);
+        assert_share(&words[2], value, total, thread);
         value
     };
     let crew: Vec<f64> = ["crew-1", "crew-2", "crew-3"].map(row).to_vec();
@@ -511,7 +517,7 @@ fn resident(planted: &Planted, _: &Stacks, stacks: &Stacks) {
         .sum();
     assert!(all >= own + f64::from(24 << 20), "{all} {own}");
     let (mut sizes, mut count) = (0.0, 0.0);
-    for line in below(&text, "mappings") {
+    for line in below(&text, "size mappings") {
         let words: Vec<&str> = line.split_whitespace().collect();
         if words.len() < 4 {
             continue;

@@ -157,7 +157,7 @@ fn print(answer: &Answer) {
         let note = part.note(|bytes| text::bytes(bytes as f64));
         let size = text::bytes(bytes as f64);
         let line = format!(
-            "  {name:<18} {size:>9} {:>5.1}%  {bar:<BAR$}  {note}",
+            "  {name:<18}  {size:>9} {:>5.1}%  {bar:<BAR$}  {note}",
             share * 100.0
         );
         result(line.trim_end());
