@@ -177,11 +177,7 @@ impl ByOwner {
             Some(figures) => {
                 let holes = figures.fragmentation.min(in_use);
                 vec![
-                    part(
-                        "live heap",
-                        in_use - holes,
-                        "objects in use: touched pages",
-                    ),
+                    part("live heap", in_use - holes, "objects in use: touched pages"),
                     part("fragmentation", holes, "holes between live objects"),
                 ]
             }

@@ -115,7 +115,7 @@ struct Entry {
     stack: Vec<String>,
     /// Calls by which the stack differs from others of the same functions: file and offset.
     calls: Vec<String>,
-    /// The same functions with their source lines.
+    /// Functions of `stack` with their source lines.
     frames: Vec<Frame>,
 }
 

@@ -1,4 +1,4 @@
-//! Which pages of a process exist, from `/proc/PID/pagemap`.
+//! Reads which pages of a process exist, from `/proc/PID/pagemap`.
 
 mod scan;
 

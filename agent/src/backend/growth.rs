@@ -13,8 +13,7 @@
 //! the next one begins: at most [`STEP_BYTES`] are resident twice. A page that was never written to
 //! is not copied, so that a sparse object remains sparse.
 
-use super::jemalloc;
-use crate::range::region;
+use super::{extent_map, jemalloc};
 use crate::{arch, seccomp, sys};
 use core::ffi::{c_int, c_void};
 use core::slice;
@@ -80,7 +79,7 @@ unsafe fn place_like(new: *mut c_void, other: *const c_void) -> *mut c_void {
     const ADDRESS: usize = 1;
     let offset = |p: *const c_void| p.addr() % sys::PAGE;
     // SAFETY: memory that jemalloc has allocated.
-    let Some(descriptor) = (unsafe { region::descriptor(new.cast()) }) else {
+    let Some(descriptor) = (unsafe { extent_map::descriptor(new.cast()) }) else {
         return new;
     };
     let placed = new.wrapping_sub(offset(new)).wrapping_add(offset(other));

@@ -1,12 +1,12 @@
 //! Finds the allocation that contains an address of the range, from jemalloc's own data: for
 //! objects whose headers a program has overwritten. Rarely used, and far slower than a header.
 //!
-//! Source: jemalloc 5.3.1, `rtree.h`, `edata.h`, `emap.h`; `reachability/src/jemalloc.rs` reads the
-//! same from outside. A test compares the result with what jemalloc has allocated.
+//! Source: jemalloc 5.3.1, `edata.h`; `reachability/src/jemalloc.rs` reads the same from outside. A
+//! test compares the result with what jemalloc has allocated.
 
 use super::room;
-use crate::backend::jemalloc::{CLASSES, EMAP};
-use core::ptr;
+use crate::backend::extent_map::descriptor;
+use crate::backend::jemalloc::CLASSES;
 
 /// Allocation in the range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,20 +17,8 @@ pub struct Region {
     pub bytes: usize,
 }
 
-/// Offset of the root in `rtree_t`, in bytes: behind a pointer and a mutex.
-const ROOT_OFFSET: usize = if cfg!(target_arch = "aarch64") {
-    128
-} else {
-    120
-};
-/// Alignment of an `edata_t`, in bytes.
-const EDATA_ALIGNMENT: u64 = 128;
 /// Offset of the bitmap of a slab in an `edata_t`, in words. Bits of allocated objects are 0.
 const BITMAP: usize = 8;
-const ADDRESS_BITS: u32 = 48;
-/// Number of entries at the start of the root that are empty in a tree of two levels, because no
-/// memory has such addresses. In a tree of three levels, programs use only these.
-const LOWEST_ENTRIES: usize = 32;
 
 /// Returns the allocation that contains `at`. `None`: that memory is not allocated, or lies in a
 /// page of a large object that is neither the first nor the last.
@@ -66,43 +54,6 @@ pub unsafe fn of(at: *const u8) -> Option<Region> {
         let is_allocated = group >> (index % 64) & 1 == 0;
         let base = at.cast_mut().with_addr(start + index * bytes);
         is_allocated.then_some(Region { base, bytes })
-    }
-}
-
-/// Returns the descriptor (`edata_t`) of the page that contains `at`.
-///
-/// # Safety
-/// `at` is in memory that jemalloc has allocated.
-pub unsafe fn descriptor(at: *const u8) -> Option<*const u64> {
-    // SAFETY: statics that jemalloc has filled; tables with as many entries as the bits of an index
-    // say; the address of a descriptor.
-    unsafe {
-        let page_bits = (&raw const CLASSES.slab).read_volatile().trailing_zeros();
-        let root: *const u64 = (&raw const EMAP).byte_add(ROOT_OFFSET).cast();
-        let number = at.addr() >> page_bits;
-        let part = |shift: u32, bits: u32| number >> shift & ((1 << bits) - 1);
-        let is_deep = page_bits == 12
-            && (0..LOWEST_ENTRIES).any(|index| root.add(index).read_volatile() != 0);
-        let (upper, lower, words): (&[u32], _, _) = match (page_bits, is_deep) {
-            (12, true) => (&[15, 15], 15, 2),
-            (12, false) => (&[18], 18, 1),
-            (14, _) => (&[17], 17, 1),
-            (16, _) => (&[16], 16, 1),
-            _ => return None,
-        };
-        let mut table = root;
-        let mut shift = lower + upper.iter().sum::<u32>();
-        for bits in upper {
-            shift -= bits;
-            let next = table.add(part(shift, *bits)).read_volatile();
-            if next == 0 {
-                return None;
-            }
-            table = ptr::with_exposed_provenance(next as usize);
-        }
-        let entry = table.add(part(0, lower) * words).read_volatile();
-        let address = entry & ((1 << ADDRESS_BITS) - 1) & !(EDATA_ALIGNMENT - 1);
-        (address != 0).then(|| ptr::with_exposed_provenance(address as usize))
     }
 }
 

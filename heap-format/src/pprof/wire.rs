@@ -102,7 +102,7 @@ pub(super) struct Glimpse<'a> {
     pub(super) number: u32,
     /// Set for a message or a string, not for a number.
     pub(super) is_bytes: bool,
-    /// What is at hand of a message or a string.
+    /// Part of the message or string that is at hand.
     pub(super) content: &'a [u8],
     /// Set if the content continues beyond what is at hand.
     pub(super) is_cut: bool,

@@ -178,7 +178,7 @@ fn part(name: &'static str, bytes: u64, remark: &'static str) -> Part {
     }
 }
 
-/// What the live heap of the table is.
+/// Meaning of the live heap in the table.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Live {
     /// Objects, as far as they are resident.

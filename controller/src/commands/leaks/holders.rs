@@ -61,7 +61,7 @@ struct Kept {
     bytes: u64,
     /// Functions that allocated the object, innermost first; empty if it was not sampled.
     stack: Vec<String>,
-    /// The same functions with their source lines.
+    /// Functions of `stack` with their source lines.
     frames: Vec<Frame>,
     /// Name of the root; null if nothing leads to the object.
     root: Option<String>,

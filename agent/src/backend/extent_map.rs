@@ -1,0 +1,56 @@
+//! Finds jemalloc's descriptor of a page, in its radix tree of all pages.
+//!
+//! Source: jemalloc 5.3.1, `rtree.h`, `edata.h`, `emap.h`.
+
+use super::jemalloc::{CLASSES, EMAP};
+use core::ptr;
+
+/// Offset of the root in `rtree_t`, in bytes: behind a pointer and a mutex.
+const ROOT_OFFSET: usize = if cfg!(target_arch = "aarch64") {
+    128
+} else {
+    120
+};
+/// Alignment of an `edata_t`, in bytes.
+const EDATA_ALIGNMENT: u64 = 128;
+const ADDRESS_BITS: u32 = 48;
+/// Number of entries at the start of the root that are empty in a tree of two levels, because no
+/// memory has such addresses. In a tree of three levels, programs use only these.
+const LOWEST_ENTRIES: usize = 32;
+
+/// Returns the descriptor (`edata_t`) of the page that contains `at`.
+///
+/// # Safety
+/// `at` is in memory that jemalloc has allocated.
+pub unsafe fn descriptor(at: *const u8) -> Option<*const u64> {
+    // SAFETY: statics that jemalloc has filled; tables with as many entries as the bits of an index
+    // say; the address of a descriptor.
+    unsafe {
+        let page_bits = (&raw const CLASSES.slab).read_volatile().trailing_zeros();
+        let root: *const u64 = (&raw const EMAP).byte_add(ROOT_OFFSET).cast();
+        let number = at.addr() >> page_bits;
+        let part = |shift: u32, bits: u32| number >> shift & ((1 << bits) - 1);
+        let is_deep = page_bits == 12
+            && (0..LOWEST_ENTRIES).any(|index| root.add(index).read_volatile() != 0);
+        let (upper, lower, words): (&[u32], _, _) = match (page_bits, is_deep) {
+            (12, true) => (&[15, 15], 15, 2),
+            (12, false) => (&[18], 18, 1),
+            (14, _) => (&[17], 17, 1),
+            (16, _) => (&[16], 16, 1),
+            _ => return None,
+        };
+        let mut table = root;
+        let mut shift = lower + upper.iter().sum::<u32>();
+        for bits in upper {
+            shift -= bits;
+            let next = table.add(part(shift, *bits)).read_volatile();
+            if next == 0 {
+                return None;
+            }
+            table = ptr::with_exposed_provenance(next as usize);
+        }
+        let entry = table.add(part(0, lower) * words).read_volatile();
+        let address = entry & ((1 << ADDRESS_BITS) - 1) & !(EDATA_ALIGNMENT - 1);
+        (address != 0).then(|| ptr::with_exposed_provenance(address as usize))
+    }
+}
