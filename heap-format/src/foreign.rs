@@ -27,8 +27,8 @@ const fn magic(start: &'static [u8], advice: &'static str) -> Magic {
 
 const PERF_DATA: &str = "is a recording of perf, which perf itself turns into text: \
                          perf script -i {FILE} | mem_parser -";
-const HEAPTRACK: &str = "is a recording of heaptrack, which its own program turns into folded \
-                         stacks: heaptrack_print -f {FILE} -F out.folded; mem_parser out.folded";
+const HEAPTRACK: &str = "is a recording of heaptrack; turn it into folded stacks: \
+                         heaptrack_print -f {FILE} -F out.folded; mem_parser out.folded";
 const ZIP: &str = "is a zip archive; unpack it, and give a profile in it: unzip {FILE}";
 const TAR: &str = "is a tar archive; unpack it, and give a profile in it: tar -xf {FILE}";
 
@@ -49,8 +49,8 @@ const MAGICS: [Magic; 30] = [
     ),
     magic(
         b"FLR\0",
-        "is a recording of Java's Flight Recorder; async-profiler turns it into folded stacks: \
-         jfrconv --alloc -o collapsed {FILE} out.folded (--cpu for time); mem_parser out.folded",
+        "is a recording of Java's Flight Recorder; make folded stacks: jfrconv --alloc -o collapsed \
+         {FILE} out.folded (--cpu for time)",
     ),
     magic(
         b"JAVA PROFILE 1.0",
@@ -166,24 +166,23 @@ const fn words(all: &'static [&'static [u8]], advice: &'static str) -> Words {
 const JSON: [Words; 13] = [
     words(
         &[b"speedscope.app"],
-        "is a profile for speedscope (JSON), which https://www.speedscope.app shows; where its \
-         writer has folded stacks as well (py-spy -f raw, rbspy -f collapsed), mem_parser reads them",
+        "is a profile for speedscope (JSON); mem_parser reads what py-spy -f raw and rbspy \
+         -f collapsed write",
     ),
     words(
         &[b"\"snapshot\"", b"\"node_fields\""],
-        "is a heap snapshot of V8 (JSON): objects, but not where they were allocated; Chrome's \
-         DevTools open it. For native memory: mem_profiler run -- node --perf-basic-prof PROGRAM",
+        "is a heap snapshot of V8 (JSON), which Chrome's DevTools open. For native memory: \
+         mem_profiler run -- node --perf-basic-prof PROGRAM",
     ),
     words(
         &[b"\"head\"", b"\"callFrame\""],
-        "is a heap profile of V8 (JSON, .heapprofile), which Chrome's DevTools open. For native \
-         memory: mem_profiler run -- node --perf-basic-prof PROGRAM",
+        "is a .heapprofile of V8 (JSON), which Chrome's DevTools open. For native memory: \
+         mem_profiler run -- node --perf-basic-prof PROGRAM",
     ),
     words(
         &[b"\"nodes\"", b"\"callFrame\""],
-        "is a CPU profile of V8 (JSON, .cpuprofile), which Chrome's DevTools and \
-         https://www.speedscope.app open. From here: mem_profiler cpu run -- node \
-         --perf-basic-prof PROGRAM",
+        "is a .cpuprofile of V8 (JSON), which Chrome's DevTools open. From here: mem_profiler cpu \
+         run -- node --perf-basic-prof PROGRAM",
     ),
     words(
         &[b"\"traceEvents\""],
@@ -354,9 +353,8 @@ fn callgrind(start: &[u8]) -> Option<&'static str> {
 fn serialized(start: &[u8]) -> Option<&'static str> {
     match start {
         [0x80, 2..=5, ..] if memchr::memmem::find(start, b"tracemalloc").is_some() => Some(
-            "is a snapshot of Python's tracemalloc, which Python shows: python3 -c \"import \
-             tracemalloc; [print(s) for s in \
-             tracemalloc.Snapshot.load('{FILE}').statistics('lineno')[:20]]\"",
+            "is a snapshot of tracemalloc: python3 -c \"import tracemalloc as t; \
+             print(t.Snapshot.load('{FILE}').statistics('lineno')[:20])\"",
         ),
         [0x80, 2..=5, ..] => Some("is a pickle of Python, not a profile"),
         [b'{' | 0xfb, b'(' | 0xa8 | 0xa9 | b')', 3, ..] => {
@@ -378,7 +376,7 @@ fn is_heaptrack(start: &[u8]) -> bool {
 }
 
 const BYTEHOUND: &str = "is a recording of bytehound, which only its server shows: bytehound server \
-                         {FILE}; to profile the program here: mem_profiler run -- PROGRAM";
+                         {FILE}";
 
 /// Returns true for bytehound's recordings: blocks with a kind and a length, of which the first
 /// names the architecture.

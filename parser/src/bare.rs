@@ -40,8 +40,8 @@ pub fn place(profile: &mut Profile, binary: &Path) -> Option<String> {
     }
     profile.mappings.clear();
     Some(format!(
-        "the profile does not say where {} was loaded, and its addresses are not those in the file: \
-         functions cannot be named; record it with the list of mappings (MAPPED_LIBRARIES)",
+        "the profile does not say where {} was loaded: functions cannot be named; record it with \
+         the list of mappings (MAPPED_LIBRARIES)",
         printable::path(binary)
     ))
 }

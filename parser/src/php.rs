@@ -44,8 +44,8 @@ pub fn remark(profile: &Profile) -> Option<String> {
         }
     }
     (run < all / MIN_RATIO).then(|| {
-        "PHP takes the memory of scripts from an allocator of its own, which is not seen here; run \
-         it with USE_ZEND_ALLOC=0 in its environment to see it"
+        "PHP has an allocator of its own for scripts, which is not seen here; to see their memory, \
+         set USE_ZEND_ALLOC=0"
             .to_owned()
     })
 }

@@ -170,8 +170,8 @@ pub fn samples_inside(engine: Option<EngineName>, rate: u32, pids: &[i32]) -> bo
 }
 
 /// Message: agents sample although perf events are permitted.
-const FOR_LINES: &str = ", whose lines the agent names: sampled by timers, with time in the \
-                         kernel attributed to its callers (--engine perf: the kernel, no lines)";
+const FOR_LINES: &str = ", whose lines the agent names: sampled by timers, the kernel's time \
+                         attributed to callers (--engine perf: the kernel, no lines)";
 /// Message: perf events sample because agents that see Python lines cannot.
 const NO_LINES: &str = "; instead perf events sample it, which see no lines of Python";
 
