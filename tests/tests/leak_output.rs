@@ -94,7 +94,7 @@ fn stacks_of_the_same_names_are_told_apart_by_their_calls() {
 /// Runs a program that loses objects, and returns the report of a leak check.
 fn report(scratch: &Scratch, program: &Path) -> String {
     let mut steps = Steps::run(program.to_path_buf(), &mut scratch.preloaded(program));
-    let session = Session::of(&scratch, steps.pid(), "1");
+    let session = Session::of(scratch, steps.pid(), "1");
     steps.step("lose");
     let outcome = run(scratch
         .profiler()
