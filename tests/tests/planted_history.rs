@@ -306,10 +306,15 @@ fn views_of_one_moment_agree_with_the_history() {
         !sizes.contains("2-4 KiB") && !sizes.contains("32-64 KiB"),
         "{sizes}"
     );
-    // What is freed at once is so in no other site.
+    // All of it is freed at once at one site. On a fast machine, the ring's objects may live for a
+    // few milliseconds only, but the last ones stay.
     let temporary = history.parse(&["--temporary"], &[dump]);
-    assert!(temporary.contains("site_moment"), "{temporary}");
-    assert!(!temporary.contains("site_ring"), "{temporary}");
+    let is_all = |site: &str| {
+        let mut rows = temporary.lines().filter(|line| line.ends_with(site));
+        rows.any(|row| row.split_whitespace().nth(3) == Some("100%"))
+    };
+    assert!(is_all("site_moment"), "{temporary}");
+    assert!(!is_all("site_ring"), "{temporary}");
     history.end();
 }
 
