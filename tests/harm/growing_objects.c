@@ -1,4 +1,5 @@
 // guards: a large object that grows needs the memory of one, keeps its contents, and stays sparse
+// modes: idle
 // seconds: 60
 #include <stdio.h>
 #include <stdlib.h>
