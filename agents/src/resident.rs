@@ -11,7 +11,7 @@ use std::ops::Range;
 use heap_format::maps::Entry;
 use heap_format::resident::ByOwner;
 use proc::{Pages, Wanted};
-use reachability::jemalloc::{self, Globals};
+use reachability::jemalloc::{self, Globals, joined};
 use reachability::{Memory, ProcessMemory};
 use shm_protocol::layout::{AgentMemory, OwnMapping};
 use shm_protocol::snapshot::Header;
@@ -103,19 +103,6 @@ fn agents(memory: &dyn Memory, agent: &AgentMemory) -> Vec<Range<u64>> {
         Some(start..end)
     });
     joined(listed.collect())
-}
-
-/// Sorts ranges and joins those that overlap or touch.
-fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
-    ranges.sort_unstable_by_key(|range| range.start);
-    let mut joined: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
-    for range in ranges {
-        match joined.last_mut().filter(|last| last.end >= range.start) {
-            Some(last) => last.end = last.end.max(range.end),
-            None => joined.push(range),
-        }
-    }
-    joined
 }
 
 /// Subtracts other ranges, which are sorted and disjoint, from a range.

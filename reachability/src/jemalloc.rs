@@ -193,8 +193,15 @@ pub fn mapped(memory: &dyn Memory, globals: &Globals) -> Result<Mapped, Unreadab
 struct Runs {
     in_use: Vec<Range<u64>>,
     unused: Vec<Range<u64>>,
-    /// Descriptor of the last page, and whether it is in use.
-    last: (u64, bool),
+    last: LastPage,
+}
+
+/// Page that was added last.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+struct LastPage {
+    /// Address of its descriptor.
+    descriptor: u64,
+    is_in_use: bool,
 }
 
 impl Runs {
@@ -206,18 +213,21 @@ impl Runs {
         } else {
             &mut self.unused
         };
-        let page_of = (descriptor, is_in_use);
-        let continues = |run: &&mut Range<u64>| self.last == page_of || run.end == page.start;
+        let added = LastPage {
+            descriptor,
+            is_in_use,
+        };
+        let continues = |run: &&mut Range<u64>| self.last == added || run.end == page.start;
         match runs.last_mut().filter(continues) {
             Some(run) => run.end = page.end,
             None => runs.push(page),
         }
-        self.last = page_of;
+        self.last = added;
     }
 }
 
-/// Sorts ranges and joins those that overlap or touch.
-fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+/// Sorts ranges and joins those that overlap or touch. Empty ones are dropped.
+pub fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
     ranges.retain(|range| range.start < range.end);
     ranges.sort_unstable_by_key(|range| range.start);
     let mut joined: Vec<Range<u64>> = Vec::with_capacity(ranges.len());

@@ -83,7 +83,7 @@ pub fn code(
 /// which contain file and line.
 ///
 /// # Errors
-/// Those of [`code`].
+/// Fails as [`code`] does.
 pub fn code_by_name(
     profile: Profile,
     options: &Options,
