@@ -82,10 +82,17 @@ struct Setup {
     /// Registers of the copy when it does no work; system calls are made with them.
     idle: General,
     code: Code,
-    /// Address and length of the mapped code in the copy. The function returns to its start.
-    image: (u64, usize),
-    /// Address and length of the shared memory in the copy.
-    shared: (u64, usize),
+    /// The mapped code. The function returns to its start.
+    image: Mapped,
+    /// The shared memory.
+    shared: Mapped,
+}
+
+/// Mapping in the copy.
+#[derive(Clone, Copy)]
+struct Mapped {
+    start: u64,
+    bytes: usize,
 }
 
 impl Worker {
@@ -138,7 +145,7 @@ impl Drop for Worker {
         let copy = self.copy;
         let setup = self.setup;
         let unmap = move || {
-            for (start, bytes) in [setup.image, setup.shared] {
+            for Mapped { start, bytes } in [setup.image, setup.shared] {
                 // If this fails, the memory remains mapped until the copy exits.
                 let args = [start, bytes as u64, 0, 0, 0, 0];
                 call(copy, &setup.calling(libc::SYS_munmap, args));
@@ -154,7 +161,7 @@ impl Setup {
     fn check_return(&self, copy: i32) -> Result<(), Failure> {
         let regs = request::general(copy).ok().flatten();
         let pc = regs.ok_or(Failure::Ended)?.pc();
-        if pc.wrapping_sub(self.image.0) <= arch::TRAP_CODE.len() as u64 {
+        if pc.wrapping_sub(self.image.start) <= arch::TRAP_CODE.len() as u64 {
             Ok(())
         } else {
             Err(Failure::Signal(libc::SIGTRAP))
@@ -234,8 +241,14 @@ fn prepare(copy: i32, code: &Code, image: &Image, words: usize) -> Option<(Share
         start: regs,
         idle: regs,
         code: *code,
-        image: (0, image.len()),
-        shared: (0, shared_bytes),
+        image: Mapped {
+            start: 0,
+            bytes: image.len(),
+        },
+        shared: Mapped {
+            start: 0,
+            bytes: shared_bytes,
+        },
     };
     let idle = setup;
     let call = |number, args| call(copy, &idle.calling(number, args));
@@ -257,8 +270,8 @@ fn prepare(copy: i32, code: &Code, image: &Image, words: usize) -> Option<(Share
         ];
         call(libc::SYS_mmap, args)
     };
-    setup.image.0 = map_file(image.len(), libc::PROT_READ | libc::PROT_EXEC, 0)?;
-    setup.shared.0 = map_file(
+    setup.image.start = map_file(image.len(), libc::PROT_READ | libc::PROT_EXEC, 0)?;
+    setup.shared.start = map_file(
         shared_bytes,
         libc::PROT_READ | libc::PROT_WRITE,
         image.len(),
@@ -266,11 +279,11 @@ fn prepare(copy: i32, code: &Code, image: &Image, words: usize) -> Option<(Share
     // Without the descriptor, other processes cannot open the file through `/proc`.
     call(libc::SYS_close, [descriptor, 0, 0, 0, 0, 0])?;
     request::set_general(copy, &regs).ok()?;
-    let entry = setup.image.0 + image.entry();
-    let return_address = setup.image.0;
-    let stack = setup.shared.0 + shared_bytes as u64;
+    let entry = setup.image.start + image.entry();
+    let return_address = setup.image.start;
+    let stack = setup.shared.start + shared_bytes as u64;
     shared.top().store(return_address, Ordering::Relaxed);
-    setup.start = regs.entering(entry, setup.shared.0, stack, return_address);
+    setup.start = regs.entering(entry, setup.shared.start, stack, return_address);
     Some((shared, setup))
 }
 
