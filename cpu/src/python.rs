@@ -157,7 +157,7 @@ impl Python {
             self.looked = Some(space.changes());
             script.interpreter = Some(Description {
                 version: runtime.version,
-                is_unlocked: false,
+                is_free_threaded: false,
                 state: State::Unknown,
             });
             return;

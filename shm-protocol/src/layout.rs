@@ -318,7 +318,7 @@ pub struct Status {
 }
 
 /// Interpreter found, but none of its stacks has been read yet.
-pub const PYTHON_MET: u32 = 0;
+pub const PYTHON_DETECTED: u32 = 0;
 /// Interpreter frames are recorded in stacks.
 pub const PYTHON_NAMED: u32 = 1;
 /// Interpreter version is not supported.

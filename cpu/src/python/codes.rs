@@ -268,7 +268,7 @@ impl Words {
             bytes.copied().map_or(0, u64::from_le_bytes)
         };
         Self {
-            kind: word(layout.more + layout::TYPE),
+            kind: word(layout.extra_header_bytes + layout::TYPE),
             name: word(layout.name),
             file: word(layout.file),
             lines: word(layout.lines),
@@ -284,7 +284,7 @@ impl Words {
 /// Returns the number of bytes to read of a code object.
 fn length(layout: &Layout) -> usize {
     let fields = [
-        layout.more + layout::TYPE,
+        layout.extra_header_bytes + layout::TYPE,
         layout.name,
         layout.file,
         layout.lines,
@@ -308,7 +308,7 @@ fn is_kind(
     }
     let mut text = [0; 8];
     let text = &mut text[..name.len()];
-    let at = memory.word(kind + layout.more + layout::TYPE_NAME);
+    let at = memory.word(kind + layout.extra_header_bytes + layout::TYPE_NAME);
     let is = at.is_some_and(|at| memory.read(at, text) && text == name);
     if is {
         *known = kind;
@@ -325,8 +325,8 @@ fn mark(
     bytes: u64,
     most: u64,
 ) -> Option<Bytes> {
-    let at = object + layout.more + layout::TYPE;
-    let length = (bytes - layout.more - layout::TYPE).min(most);
+    let at = object + layout.extra_header_bytes + layout::TYPE;
+    let length = (bytes - layout.extra_header_bytes - layout::TYPE).min(most);
     let mut bytes = vec![0; length as usize];
     let is_there = memory.read(at, &mut bytes);
     is_there.then_some(Bytes { at, bytes })
@@ -341,10 +341,12 @@ fn text(
     most: u64,
 ) -> Option<Part> {
     is_pointer(at).then_some(())?;
-    let kind = memory.word(at + layout.more + layout::TYPE)?;
+    let kind = memory.word(at + layout.extra_header_bytes + layout::TYPE)?;
     is_kind(memory, layout, kind, &mut types.text, b"str\0").then_some(())?;
-    let length = memory.word(at + layout.more + layout::LENGTH)?.min(most);
-    let state = memory.word(at + layout.more + layout::KIND)?;
+    let length = memory
+        .word(at + layout.extra_header_bytes + layout::LENGTH)?
+        .min(most);
+    let state = memory.word(at + layout.extra_header_bytes + layout::KIND)?;
     let (head, width) = form(layout, state)?;
     let mut bytes = vec![0; (length * width) as usize];
     memory.read(at + head, &mut bytes).then_some(())?;
@@ -364,10 +366,12 @@ fn text(
 /// Reads a `bytes` object.
 fn table(memory: &mut Memory<'_>, layout: &Layout, types: &mut Types, at: u64) -> Option<Part> {
     is_pointer(at).then_some(())?;
-    let kind = memory.word(at + layout.more + layout::TYPE)?;
+    let kind = memory.word(at + layout.extra_header_bytes + layout::TYPE)?;
     is_kind(memory, layout, kind, &mut types.bytes, b"bytes\0").then_some(())?;
-    let size = memory.word(at + layout.more + layout::SIZE)?.min(MAX_LINES);
-    let head = layout.more + layout::BYTES;
+    let size = memory
+        .word(at + layout.extra_header_bytes + layout::SIZE)?
+        .min(MAX_LINES);
+    let head = layout.extra_header_bytes + layout::BYTES;
     let mut bytes = vec![0; size as usize];
     memory.read(at + head, &mut bytes).then_some(())?;
     Some(Part {

@@ -131,7 +131,7 @@ impl Thread for Chain<'_, '_> {
     }
 
     /// No frames are kept from one sample to the next.
-    fn joins(&mut self, _frame: u64, _at: u64) -> Result<bool, Damaged> {
+    fn joins_earlier_walk(&mut self, _frame: u64, _at: u64) -> Result<bool, Damaged> {
         Ok(false)
     }
 

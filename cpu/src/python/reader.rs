@@ -37,7 +37,7 @@ impl Reader {
             threads: Threads::default(),
             codes: Codes::new(layout.table),
             pages: Pages::new(pid),
-            state: State::Met,
+            state: State::Detected,
             failures: 0,
             frames: Vec::new(),
         }
@@ -47,7 +47,7 @@ impl Reader {
     pub fn description(&self) -> Description {
         Description {
             version: self.runtime.version,
-            is_unlocked: self.layout.more != 0,
+            is_free_threaded: self.layout.extra_header_bytes != 0,
             state: self.state,
         }
     }
@@ -89,7 +89,7 @@ impl Reader {
             }
             Err(Damaged) => {
                 self.failures = self.failures.saturating_add(1);
-                if self.state == State::Met && self.failures > FORGIVEN {
+                if self.state == State::Detected && self.failures > FORGIVEN {
                     self.state = State::Differs;
                 }
                 Ran::default()

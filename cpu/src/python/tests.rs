@@ -381,7 +381,7 @@ fn code_objects_may_say_anything() {
                 };
                 assert_eq!(numbers[0], numbers[1]);
                 assert_eq!(index % 3, 0, "{round}");
-                let line = codes.line(numbers[0], (any.next() % layout::MAX_PLACE) as u32);
+                let line = codes.line(numbers[0], (any.next() % layout::MAX_INSTRUCTION) as u32);
                 assert!(line.name.chars().count() <= cpython::MAX_NAME as usize);
                 assert!(line.file.chars().count() <= cpython::MAX_FILE as usize);
                 found += 1;

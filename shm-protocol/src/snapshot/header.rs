@@ -299,7 +299,7 @@ impl<'a> Header<'a> {
 
     /// Returns true if the interpreter is a build without the global interpreter lock.
     #[must_use]
-    pub fn python_is_unlocked(&self) -> bool {
+    pub fn python_is_free_threaded(&self) -> bool {
         let at = STATUS_OFFSET + offset_of!(Status, python);
         u32_at(self.bytes, at) & PYTHON_UNLOCKED != 0
     }
