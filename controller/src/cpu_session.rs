@@ -264,7 +264,7 @@ impl Run {
             files.restore(pid);
         }
         self.child = Some(child);
-        self.recording.add_newborn(pid);
+        self.recording.add_new(pid);
         if needs_attaching {
             self.attach_child(pid);
         }
@@ -287,7 +287,7 @@ impl Run {
         while self.child.as_ref().is_some_and(is_due) && since.elapsed() < EXIT_TIMEOUT {
             let came = self.signals.wait(&[], Duration::from_millis(1))?;
             self.receive(&came);
-            self.recording.look();
+            self.recording.poll_exited();
             if let Some(child) = &mut self.child {
                 child.ask();
             }
@@ -410,7 +410,7 @@ impl Rounds for Run {
             .any(|received| received.signal == Signal::SIGCHLD)
         {
             // Reads its CPU clock, which disappears once we have waited for it.
-            self.recording.look();
+            self.recording.poll_exited();
         }
         came.iter().for_each(|received| child.signal(*received));
         child.status.is_some()

@@ -23,14 +23,15 @@ use super::suppressions::Suppressions;
 const BATCH: usize = 200_000;
 /// Maximum time of one lookup.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(60);
-/// Maximum number of bytes of names and templates that are compared. Takes some seconds.
+/// Maximum number of bytes of names and templates that are compared. Comparing that much takes a
+/// few seconds.
 const MAX_COMPARED_BYTES: u64 = 1 << 34;
 
 /// Suppressions of the stacks examined so far.
 pub struct Known<'a> {
     suppressions: &'a Suppressions,
     pid: i32,
-    /// Matching template by the leaf node of a stack; `None`: no template matches.
+    /// Index of the matching template by the leaf node of a stack; `None` if no template matches.
     stacks: HashMap<NodeId, Option<usize>>,
     addresses: HashMap<u64, Option<usize>>,
     texts: HashMap<Rc<str>, Option<usize>>,
@@ -79,10 +80,10 @@ impl<'a> Known<'a> {
             snapshot.addresses(leaf, &mut stack);
             new.extend(stack.iter().filter(|a| !self.addresses.contains_key(a)));
             if new.len() >= BATCH {
-                self.name(&mut new, header);
+                self.match_addresses(&mut new, header);
             }
         }
-        self.name(&mut new, header);
+        self.match_addresses(&mut new, header);
         for leaf in leaves {
             snapshot.addresses(leaf, &mut stack);
             let mut frames = stack.iter().filter_map(|a| self.addresses.get(a));
@@ -91,8 +92,8 @@ impl<'a> Known<'a> {
         }
     }
 
-    /// Finds the templates for the code at some return addresses, and empties the list.
-    fn name(&mut self, addresses: &mut Vec<u64>, header: &Header<'_>) {
+    /// Finds the templates that match the code at these return addresses, and empties the list.
+    fn match_addresses(&mut self, addresses: &mut Vec<u64>, header: &Header<'_>) {
         addresses.sort_unstable();
         addresses.dedup();
         if addresses.is_empty() {
@@ -137,11 +138,11 @@ impl<'a> Known<'a> {
         if let Some(known) = self.texts.get(name) {
             return *known;
         }
-        let mut of = |style| {
+        let mut first = |style| {
             self.suppressions
                 .first(&demangle(name, style), &mut self.left)
         };
-        let found = of(Style::Full).or_else(|| of(Style::Simple));
+        let found = first(Style::Full).or_else(|| first(Style::Simple));
         self.texts.insert(name.clone(), found);
         found
     }

@@ -4,7 +4,7 @@
 //! A node is its caller's node plus a return address, so the index of a node identifies a whole
 //! stack. Nodes are found through an open-addressing hash table of `tag | index` slots. All
 //! operations are lock-free: a node is filled in while private, then published by one
-//! compare-and-swap of its slot; the loser of a race uses the winner's node, and its own stays
+//! compare-and-swap of its slot; the loser of a race uses the winner's node, and its own remains
 //! unused. A node's index is claimed after its parent's, so parents always have smaller indices,
 //! and readers cannot run into a cycle.
 //!
@@ -14,9 +14,9 @@
 //!
 //! A hash may select any slot of a table, so all of a table becomes resident however few nodes
 //! there are. Therefore there are several tables ([`Levels`]), each four times as large as the one
-//! before. A table is in use until more nodes are committed than it has room for. From then on, a
-//! node that is missing in the new table is looked up in the earlier ones, and entered in the new
-//! one too. A thread that has not noticed the change may enter a node in an earlier table after
+//! before. When more nodes are committed than a table has room for, the next table is used. A node
+//! that is missing there is looked up in the earlier tables and then inserted into the new one,
+//! too. A thread that has not noticed the change may insert a node into an earlier table after
 //! another thread has searched it. That stack then has two nodes; readers add up their counters.
 //!
 //! Cost: a lookup is one hash, one slot and one node (two cache lines), 30 instructions.
@@ -65,7 +65,8 @@ const PATH_FACTOR: u64 = 0xBF58_476D_1CE4_E5B9;
 /// Inverse of `PATH_FACTOR` modulo 2^64. Each step of Newton's method doubles the number of correct
 /// bits.
 const PATH_FACTOR_INVERSE: u64 = {
-    let (mut inverse, mut step) = (PATH_FACTOR, 0);
+    let mut inverse = PATH_FACTOR;
+    let mut step = 0;
     while step < 5 {
         inverse = inverse.wrapping_mul(2u64.wrapping_sub(PATH_FACTOR.wrapping_mul(inverse)));
         step += 1;
@@ -91,8 +92,8 @@ const INDEX_BITS: u32 = 24;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 /// Maximum number of nodes, which is what a slot's index bits can hold.
 pub const MAX_NODES: u32 = INDEX_MASK;
-/// Maximum number of probes, after which the table counts as full. At half load a miss takes two or
-/// three.
+/// Maximum number of probes, after which the table counts as full. At half load, a miss takes two
+/// or three probes.
 const MAX_PROBES: u32 = 256;
 
 /// Sizes of a tree's hash tables, each of which is four times as large as the one before and
@@ -172,9 +173,12 @@ impl Levels {
         if level == 0 || served >= self.all() {
             return served;
         }
-        let before = 1 << (2 * (level - 1));
+        // The table in use serves the units from `first_units` up to four times as many.
+        let first_units = 1 << (2 * (level - 1));
         let next = self.slots(level + 1);
-        served + next / (3 * before) * (units as usize - before) + next % (3 * before)
+        served
+            + next / (3 * first_units) * (units as usize - first_units)
+            + next % (3 * first_units)
     }
 
     #[inline(always)]
@@ -193,10 +197,9 @@ pub struct Tree<'a> {
 }
 
 impl<'a> Tree<'a> {
-    /// Returns a tree in memory that is zeroed or already in use.
-    ///
-    /// There must be as many slots as `levels` says, and at most [`MAX_NODES`] nodes; otherwise
-    /// [`child`](Self::child) finds no room.
+    /// Returns a tree in memory that is zeroed or already in use. There must be at least
+    /// [`Levels::all`] slots, and at most [`MAX_NODES`] nodes; otherwise [`child`](Self::child)
+    /// finds no room.
     #[must_use]
     pub fn new(
         slots: &'a [AtomicU32],
@@ -247,18 +250,21 @@ impl<'a> Tree<'a> {
     /// root.
     #[must_use]
     pub fn place_of(&self, node: NodeId, depth: usize) -> Option<Place> {
-        let (mut at, mut path, mut factor) = (node, 0u64, 1u64);
+        let mut ancestor = node;
+        let mut path = 0u64;
+        let mut factor = 1u64;
         for _ in 0..=depth {
-            if at < FIRST_NODE {
-                let path = path.wrapping_add(Place::root(at).path.wrapping_mul(factor));
+            if ancestor < FIRST_NODE {
+                let root = Place::root(ancestor).path;
+                let path = path.wrapping_add(root.wrapping_mul(factor));
                 return Some(Place { node, path });
             }
-            let frame = self.node(at)?;
-            let own =
+            let frame = self.node(ancestor)?;
+            let address_part =
                 (frame.address.load(Ordering::Relaxed) ^ PATH_FACTOR).wrapping_mul(ADDRESS_FACTOR);
-            path = path.wrapping_add(own.wrapping_mul(factor));
+            path = path.wrapping_add(address_part.wrapping_mul(factor));
             factor = factor.wrapping_mul(PATH_FACTOR);
-            at = frame.parent.load(Ordering::Relaxed);
+            ancestor = frame.parent.load(Ordering::Relaxed);
         }
         None
     }
@@ -298,8 +304,8 @@ impl<'a> Tree<'a> {
                         None => self.claim(parent, address, limit)?,
                     };
                 }
-                let mine = tag << INDEX_BITS | node;
-                match slot.compare_exchange(0, mine, Ordering::Release, Ordering::Acquire) {
+                let new = (tag << INDEX_BITS) | node;
+                match slot.compare_exchange(0, new, Ordering::Release, Ordering::Acquire) {
                     Ok(_) => return Some(node),
                     Err(other) => seen = other,
                 }
@@ -419,16 +425,17 @@ mod tests {
         )
     }
 
-    /// One table for all nodes.
+    /// Returns the size of one table for all nodes.
     fn whole(nodes: &[Node]) -> Levels {
         Levels::new(nodes.len().ilog2(), 1)
     }
 
     #[test]
-    fn tables_lie_behind_each_other_and_have_room_for_what_is_backed() {
+    fn tables_are_adjacent_and_large_enough_for_the_committed_nodes() {
         for units in [1, 2, 3, 4, 5, 16, 17, 63, 64, 100, 1024, 2047] {
             let levels = Levels::new(6, units);
-            let (mut end, mut backed) = (0, 0);
+            let mut end = 0;
+            let mut backed = 0;
             for level in 0..=Levels::serving(units) {
                 assert_eq!(levels.start(level), end);
                 end += levels.slots(level);
@@ -448,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn same_path_same_node_other_path_other_node() {
+    fn each_path_has_one_node() {
         let (slots, nodes, count) = memory(64, 32);
         let tree = Tree::new(&slots, whole(&nodes), &nodes, &count);
         let a = tree.child(Place::root(ROOT), 0x1000, 32).unwrap();
@@ -461,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_found_from_its_node_and_so_are_its_callers() {
+    fn places_and_callers_are_computed_from_nodes() {
         let (slots, nodes, count) = memory(64, 32);
         let tree = Tree::new(&slots, whole(&nodes), &nodes, &count);
         for root in [ROOT, TRUNCATED].map(Place::root) {
@@ -482,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn full_tree_says_so_and_keeps_what_it_has() {
+    fn a_full_tree_still_finds_its_nodes() {
         let (slots, nodes, count) = memory(64, 8);
         let tree = Tree::new(&slots, whole(&nodes), &nodes, &count);
         let made: Vec<_> = (1..=6)
@@ -504,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_of_earlier_tables_are_found_when_later_ones_serve() {
+    fn nodes_of_earlier_tables_are_found_when_later_ones_are_in_use() {
         const UNIT: u32 = 8;
         let levels = Levels::new(3, 8);
         let (slots, nodes, count) = memory(levels.all(), 64);
@@ -552,11 +559,11 @@ mod model {
     use loom::sync::Arc;
     use std::vec::Vec;
 
-    /// One thread enters a path in an early table, another, for which more nodes are backed by
-    /// memory already, in a later one: what either has entered is found by all later on, and
-    /// every node that is found is the right one.
+    /// One thread inserts a path into an earlier table while another one, which has seen more nodes
+    /// committed, inserts it into a later table. Each later lookup finds the node that the same
+    /// table gave before, and it is the right one.
     #[test]
-    fn a_later_table_serves_while_a_thread_still_uses_an_earlier_one() {
+    fn threads_may_use_different_tables_at_the_same_time() {
         loom::model(|| {
             let node = |_| Node {
                 address: AtomicU64::new(0),
@@ -582,8 +589,8 @@ mod model {
         });
     }
 
-    /// Two threads insert the same path and each a path of its own: they agree on the
-    /// shared node, and a thread that reads a node's index reads the node filled in.
+    /// Two threads insert the same path, and each another path below it. They agree on the shared
+    /// node, and a thread that reads a node's index sees a complete node.
     #[test]
     fn racing_inserts_agree() {
         loom::model(|| {

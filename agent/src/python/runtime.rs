@@ -16,8 +16,8 @@ use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use cpython::FORGIVEN;
 use shm_protocol::layout::{
-    PYTHON_DETECTED, PYTHON_DIFFERS, PYTHON_GONE, PYTHON_HIDES, PYTHON_NAMED, PYTHON_UNKNOWN,
-    PYTHON_UNLOCKED,
+    PYTHON_DETECTED, PYTHON_DIFFERS, PYTHON_FREE_THREADED, PYTHON_GONE, PYTHON_HIDES, PYTHON_NAMED,
+    PYTHON_UNKNOWN,
 };
 use unwind::probe;
 
@@ -34,7 +34,7 @@ static IS_SOUGHT: AtomicBool = AtomicBool::new(false);
 static VERSION: AtomicU32 = AtomicU32::new(0);
 /// State of the interpreter, as one of the `PYTHON_` constants.
 static STATE: AtomicU8 = AtomicU8::new(PYTHON_DETECTED as u8);
-/// Set of [`PYTHON_HIDES`] and [`PYTHON_UNLOCKED`].
+/// Set of [`PYTHON_HIDES`] and [`PYTHON_FREE_THREADED`].
 static FLAGS: AtomicU32 = AtomicU32::new(0);
 /// Number of stacks that could not be read, as long as none could.
 static FAILURES: AtomicU32 = AtomicU32::new(0);
@@ -150,7 +150,7 @@ fn take(names: &Names, may_unload: bool) {
     VERSION.store(version, Ordering::Relaxed);
     if layout.is_some_and(|layout| layout.extra_header_bytes != 0) {
         // Without the GIL, all objects come from an allocator of the interpreter's own.
-        FLAGS.fetch_or(PYTHON_UNLOCKED | PYTHON_HIDES, Ordering::Relaxed);
+        FLAGS.fetch_or(PYTHON_FREE_THREADED | PYTHON_HIDES, Ordering::Relaxed);
     }
     let Some(layout) = layout else {
         return STATE.store(PYTHON_UNKNOWN as u8, Ordering::Relaxed);

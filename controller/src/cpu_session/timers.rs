@@ -241,7 +241,7 @@ impl Timers {
                 }
             }
         }
-        for pid in recording.look() {
+        for pid in recording.poll_exited() {
             if !self.members.iter().any(|member| member.pid == pid) {
                 if !is_foreign(recording, pid) {
                     self.unbegun.insert(pid);
@@ -319,7 +319,7 @@ impl Timers {
             self.take_in(earlier, recording);
             recording.executed(pid);
         } else if recording.process(pid).is_none() {
-            recording.add_newborn(pid);
+            recording.add_new(pid);
         }
         let is_over = target.agent.life != Life::Running;
         let mut member = Member::of(target);

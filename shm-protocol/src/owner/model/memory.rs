@@ -1,4 +1,4 @@
-//! A segment in memory, of words that the model checker follows.
+//! Segment in memory, made of words that the model checker tracks.
 
 use crate::bank::{Bank, Geometry};
 use crate::cpu::{CpuParams, CpuSetting};
@@ -13,15 +13,15 @@ use crate::tree::{Levels, Place, ROOT};
 use core::mem::{offset_of, size_of};
 use std::vec::Vec;
 
-/// Units of a bank that are reserved: its first table serves.
+/// Number of units of a bank that are reserved: the first table suffices.
 const UNITS: u32 = 1;
 /// Binary logarithm of the slots of that table.
 const SLOTS_LOG2: u32 = 1;
-/// Enough for one stack, including what racing threads claim and do not use, and for a record per
-/// shard.
+/// Numbers of nodes and records: enough for one stack, including nodes that racing threads claim
+/// and do not use, and for a record per shard.
 const NODES: usize = 5;
 const RECORDS: usize = 5;
-/// Thread numbers are shards.
+/// Number of shards; thread N uses shard N.
 pub const SHARDS: u32 = 2;
 
 pub struct BankWords {
@@ -95,7 +95,7 @@ fn header() -> BankHeader {
         most_units: half(),
         reserved2: 0,
         reserved3: [0; 3],
-        // SAFETY: core's atomics and integers, for which all zero is valid.
+        // SAFETY: the struct has core's atomics and integers, for which zeros are valid.
         counters: unsafe { core::mem::zeroed() },
         totals: core::array::from_fn(|_| totals()),
         intervals: IntervalLog {
@@ -113,7 +113,7 @@ fn header() -> BankHeader {
                 name: core::array::from_fn(|_| word()),
             }),
         },
-        // SAFETY: all bytes zero are valid atomics.
+        // SAFETY: the struct has core's atomics, for which zeros are valid.
         cpu: unsafe { core::mem::zeroed() },
         peak: PeakState {
             epoch: half(),
@@ -181,13 +181,15 @@ impl BankWords {
         )
     }
 
-    /// Samples by the totals, and by the records.
+    /// Returns the number of samples by the totals, and by the records.
     pub fn samples(&self) -> [u64; 2] {
-        let totals = self.header.totals.iter();
-        let totals = totals.map(|shard| shard.samples.load(Ordering::Relaxed));
-        let records = self.records.iter();
-        let records = records.map(|record| record.alloc_samples.load(Ordering::Relaxed));
-        [totals.sum(), records.sum()]
+        let in_totals = (self.header.totals.iter())
+            .map(|shard| shard.samples.load(Ordering::Relaxed))
+            .sum();
+        let in_records = (self.records.iter())
+            .map(|record| record.alloc_samples.load(Ordering::Relaxed))
+            .sum();
+        [in_totals, in_records]
     }
 
     pub fn session(&self) -> u64 {
@@ -199,12 +201,13 @@ fn geometry() -> Geometry {
     Geometry::of_segment(MIN_SEGMENT_BYTES)
 }
 
-/// Returns its first table, with fewer slots. What is where in the segment stays.
+/// Returns a layout of the tree's slots with fewer slots in the first table; offsets in the segment
+/// stay the same.
 fn levels() -> Levels {
     Levels::new(geometry().unit_nodes.ilog2(), UNITS).with_first_slots(SLOTS_LOG2)
 }
 
-/// Counts an allocation of `shard` in a bank, on the one stack that there is.
+/// Counts an allocation of `shard` in a bank. All allocations have the same stack.
 pub fn count(bank: &Bank<'_>, shard: u32) {
     let sample = NewSample {
         bytes: 16,
@@ -219,7 +222,7 @@ pub fn count(bank: &Bank<'_>, shard: u32) {
     bank.count_new(record, shard, &sample, true);
 }
 
-/// Session `number`, each parameter of which shows which session it belongs to.
+/// Returns session `number`, each parameter of which shows which session it belongs to.
 pub fn session(number: u64) -> Session {
     Session {
         number,
@@ -268,7 +271,7 @@ impl Segment {
         self.file().prepare_bank(number, UNITS, 0).unwrap();
     }
 
-    /// Returns true if there is or was a session, as the controller finds out.
+    /// Returns true if there is or was a session, as seen by a controller.
     pub fn had_session(&self) -> bool {
         let mut last = [0; 4];
         let at = offset_of!(Control, last_epoch);
@@ -286,8 +289,8 @@ impl Segment {
         self.file().stop().unwrap();
     }
 
-    /// Returns the words that the controller reads and writes, with their offsets. Of what a
-    /// session counts, those that the models look at.
+    /// Returns the words that the controller reads and writes, with their offsets; of a session's
+    /// counters, only those that the models check.
     fn words(&self) -> Vec<(usize, Word<'_>)> {
         let control = &self.control;
         let mut words = Vec::from([
@@ -385,7 +388,7 @@ impl BankWords {
 }
 
 enum Word<'a> {
-    /// The lowest byte of a word whose others are 0 in all models, which are short.
+    /// Lowest byte of a word whose other bytes are 0 in all models.
     Lowest(&'a AtomicU32),
     Byte(&'a AtomicU8),
     Half(&'a AtomicU32),
@@ -406,10 +409,10 @@ impl Store for &Segment {
     fn read_at(&self, offset: usize, buffer: &mut [u8]) -> Result<usize, Errno> {
         buffer.fill(0);
         for (at, word) in self.words() {
-            let Some(place) = at.checked_sub(offset).and_then(|at| buffer.get_mut(at..)) else {
+            let Some(target) = at.checked_sub(offset).and_then(|at| buffer.get_mut(at..)) else {
                 continue;
             };
-            if place.is_empty() {
+            if target.is_empty() {
                 continue;
             }
             let now = match word {
@@ -419,24 +422,24 @@ impl Store for &Segment {
                 Word::Whole(word) => word.load(Ordering::Acquire),
             };
             let now = now.to_le_bytes();
-            place[..word.bytes()].copy_from_slice(&now[..word.bytes()]);
+            target[..word.bytes()].copy_from_slice(&now[..word.bytes()]);
         }
         Ok(buffer.len())
     }
 
     fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), Errno> {
         for (at, word) in self.words() {
-            let place = at.checked_sub(offset).and_then(|at| bytes.get(at..));
-            let Some(place) = place.filter(|place| !place.is_empty()) else {
+            let source = at.checked_sub(offset).and_then(|at| bytes.get(at..));
+            let Some(source) = source.filter(|source| !source.is_empty()) else {
                 continue;
             };
             let mut now = [0; 8];
-            now[..word.bytes()].copy_from_slice(&place[..word.bytes()]);
+            now[..word.bytes()].copy_from_slice(&source[..word.bytes()]);
             let now = u64::from_le_bytes(now);
             // Release: see `Store`.
             match word {
-                // An exchange, for loom does not order stores with the exchange by which
-                // a thread ends an epoch.
+                // An exchange instead of a store: loom does not order stores with the exchange by
+                // which a thread ends an epoch.
                 Word::Lowest(word) => {
                     word.swap(now as u32, Ordering::Release);
                 }
