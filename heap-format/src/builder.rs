@@ -44,7 +44,7 @@ impl ProfileBuilder {
             period: interval.min(i64::MAX as u64) as i64,
             period_type: Some(ValueType::new("space", "bytes")),
             drop_frames: crate::frames::ALLOCATOR_FRAMES.clone(),
-            sizes_apart: true,
+            split_by_size_class: true,
             ..Profile::default()
         };
         Self {

@@ -119,29 +119,29 @@ mod tests {
     }
 
     #[test]
-    fn the_best_clock_in_common_is_used() {
-        let of = |dumps: &[Facts]| Clock::of(dumps.iter());
+    fn the_best_common_clock_is_used() {
+        let clock_of = |dumps: &[Facts]| Clock::of(dumps.iter());
         let boot = [dump(1, 101, Some(11)), dump(2, 102, Some(12))];
-        assert_eq!(of(&boot), Some(Clock::Boot));
+        assert_eq!(clock_of(&boot), Some(Clock::Boot));
         let mut other = boot.clone();
         other[1].boot_id = Some("b".into());
-        assert_eq!(of(&other), Some(Clock::System), "of another boot");
+        assert_eq!(clock_of(&other), Some(Clock::System), "of another boot");
         let mut later = boot.clone();
         later[1].start_unix_ns = Some(7);
-        assert_eq!(of(&later), Some(Clock::Boot), "another session of it");
+        assert_eq!(clock_of(&later), Some(Clock::Boot), "another session of it");
         later[1].end_boot_ns = None;
-        assert_eq!(of(&later), Some(Clock::System), "an old dump of it");
+        assert_eq!(clock_of(&later), Some(Clock::System), "an old dump of it");
         let old = [dump(1, 101, None), dump(2, 102, Some(12))];
-        assert_eq!(of(&old), Some(Clock::Session));
+        assert_eq!(clock_of(&old), Some(Clock::Session));
         let mut untimed = boot;
         untimed[0].end_unix_ns = None;
-        assert_eq!(of(&untimed), None);
+        assert_eq!(clock_of(&untimed), None);
     }
 
     #[test]
-    fn a_clock_that_was_set_is_named_and_one_that_was_slewed_is_not() {
+    fn only_clocks_that_were_set_are_reported() {
         let set = |dumps: &[Facts]| remark(dumps.iter());
-        let said = |dumps: &[Facts]| set(dumps).unwrap_or_default();
+        let message = |dumps: &[Facts]| set(dumps).unwrap_or_default();
         assert_eq!(
             set(&[dump(1, 101, Some(11)), dump(61, 162, Some(71))]),
             None
@@ -153,12 +153,12 @@ mod tests {
             facts.end_boot_ns = None;
             facts
         });
-        assert!(said(&unknown).contains("was set, or the machine was suspended,"));
+        assert!(message(&unknown).contains("was set, or the machine was suspended,"));
         for unix in [20, 1_700_000_000] {
             let boot = [dump(1, 101, Some(11)), dump(61, unix, Some(71))];
-            assert!(said(&boot).starts_with("The system clock was set between"));
+            assert!(message(&boot).starts_with("The system clock was set between"));
         }
         let back = [dump(1, 101, None), dump(61, 20, None)];
-        assert!(said(&back).starts_with("The system clock was set between"));
+        assert!(message(&back).starts_with("The system clock was set between"));
     }
 }

@@ -235,7 +235,8 @@ impl Reader {
 /// Events of different PMUs (`cpu_core/cycles/`, `cpu_atom/cycles/`) remain different.
 fn plain_name(name: &[u8]) -> &[u8] {
     let mut parts = name.splitn(3, |&c| c == b'/');
-    let (pmu, terms) = (parts.next().unwrap_or(name), parts.next());
+    let pmu = parts.next().unwrap_or(name);
+    let terms = parts.next();
     match terms {
         None => without_modifiers(name),
         Some(b"") => pmu,

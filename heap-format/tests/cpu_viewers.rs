@@ -139,7 +139,8 @@ fn legacy(profile: &Profile) -> (tempfile::TempDir, std::path::PathBuf) {
 
 /// What the format can hold of [`whole`].
 fn expected() -> Stacks {
-    let (main, kernel) = (BASE + 0x2000, 0x400);
+    let main = BASE + 0x2000;
+    let kernel = 0x400;
     let stack = |frames: &[u64], n: i64| (frames.to_vec(), (n, n * PERIOD_NS as i64));
     [
         stack(&[BASE + 0x1000, main], 70),
@@ -171,7 +172,7 @@ fn gperftools_files_have_our_stacks_in_every_reader() {
 }
 
 #[test]
-fn a_second_frame_that_all_stacks_share_stays() {
+fn a_second_frame_common_to_all_stacks_is_kept() {
     let mut stacks = whole();
     stacks.retain(|(frames, ..)| frames.len() == 2 && frames[1] != Frame::Truncated);
     let more = (1..200).map(|i| (vec![user(0x3000 + i), user(0x2000)], 1, PERIOD_NS));
@@ -217,8 +218,8 @@ fn google_pprof_counts_our_samples() {
 }
 
 #[test]
-fn every_subtree_is_right_to_a_period() {
-    // Weights that are no whole periods, as clocks give them.
+fn every_subtree_is_exact_to_one_period() {
+    // Weights are not whole periods, as with clocks.
     let stacks: Vec<_> = (0..2000u64)
         .map(|i| {
             let frames = vec![user(i), user(0x8000 + i % 50), user(0x9000 + i % 5)];
@@ -247,7 +248,7 @@ fn every_subtree_is_right_to_a_period() {
 }
 
 #[test]
-fn what_was_read_is_written_as_it_was() {
+fn profiles_are_written_as_they_were_read() {
     let (_directory, file) = legacy(&profile(&whole()));
     let (_again, second) = legacy(&open(&file).unwrap());
     assert_eq!(

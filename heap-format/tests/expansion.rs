@@ -14,7 +14,7 @@ const VARIABLE: &str = "HEAP_FORMAT_TEST_FILE";
 
 /// A message of this number.
 fn message(number: u8, content: &[u8]) -> Vec<u8> {
-    let mut out = vec![number << 3 | 2];
+    let mut out = vec![(number << 3) | 2];
     out.extend(length(content.len() as u64));
     out.extend(content);
     out
@@ -32,7 +32,7 @@ fn length(mut value: u64) -> Vec<u8> {
 
 /// The beginning of a message of this number that claims to be so long.
 fn open(number: u8, bytes: u64) -> Vec<u8> {
-    [vec![number << 3 | 2], length(bytes)].concat()
+    [vec![(number << 3) | 2], length(bytes)].concat()
 }
 
 /// A beginning, and what follows it without end.
@@ -117,8 +117,10 @@ fn read_apart(file: &[u8]) -> (String, u64) {
         .env(VARIABLE, &path)
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    let line = said.lines().find_map(|line| line.split_once("result: "));
+    let text_shown = String::from_utf8_lossy(&output.stdout).into_owned();
+    let line = text_shown
+        .lines()
+        .find_map(|line| line.split_once("result: "));
     let line = line.unwrap_or_else(|| panic!("{output:?}")).1;
     let (kib, how) = line.split_once(' ').unwrap();
     (how.to_owned(), kib.parse().unwrap())
@@ -141,7 +143,7 @@ fn child() {
 }
 
 #[test]
-fn what_unpacks_without_end_is_refused_early() {
+fn endless_compressed_data_are_refused_early() {
     for (name, start, unit) in cases() {
         let bomb = pack(&start, &unit, 128 << 20);
         let (how, kib) = read_apart(&bomb);
@@ -156,7 +158,7 @@ fn zstd_bomb(start: &[u8], blocks: usize) -> Vec<u8> {
     const RUN: u32 = 128 << 10;
     /// Window of 64 MiB, the largest that is accepted.
     const WINDOW: u8 = 16 << 3;
-    let header = |size: u32, kind: u32| (size << 3 | kind << 1).to_le_bytes();
+    let header = |size: u32, kind: u32| ((size << 3) | (kind << 1)).to_le_bytes();
     let mut frame = vec![0x28, 0xb5, 0x2f, 0xfd, 0, WINDOW];
     frame.extend(&header(start.len() as u32, 0)[..3]);
     frame.extend(start);
@@ -168,7 +170,7 @@ fn zstd_bomb(start: &[u8], blocks: usize) -> Vec<u8> {
 }
 
 #[test]
-fn zstd_that_unpacks_without_end_is_refused_early() {
+fn endless_zstd_data_are_refused_early() {
     let pprof = message(1, &[0x08, 1, 0x10, 2]);
     let pprof = [pprof, open(6, 1 << 40)].concat();
     let starts: [&[u8]; 4] = [
@@ -190,7 +192,7 @@ fn zstd_that_unpacks_without_end_is_refused_early() {
 }
 
 #[test]
-fn a_bomb_in_a_bomb_is_refused_early() {
+fn nested_decompression_bombs_are_refused_early() {
     for (name, start, unit) in cases().into_iter().take(3) {
         let inner = pack(&start, &unit, 64 << 20);
         let (how, kib) = read_apart(&pack(&inner, b"\0", 8 << 20));
@@ -212,7 +214,7 @@ fn a_large_bomb_takes_no_more_than_a_small_one() {
 }
 
 #[test]
-fn what_stands_for_much_is_refused() {
+fn inputs_that_expand_too_much_are_refused() {
     for (name, start, unit) in cases()
         .into_iter()
         .filter(|case| case.1.starts_with(&[0x0a]))

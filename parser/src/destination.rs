@@ -100,8 +100,8 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 /// Bytes by which an earlier output is recognised.
 const SIGNATURE_SIZE: usize = 90;
 
-/// Returns true if nothing would be lost by writing to `path`: there is no file, or an earlier
-/// output of this kind.
+/// Returns true if nothing would be lost by writing to `path`: there is no file, or it is an
+/// earlier output of this kind.
 fn is_replaceable(path: &Path, content: &[u8]) -> bool {
     let found = match fs::symlink_metadata(path) {
         Err(_) => return true,
@@ -240,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_appear_whole_and_leave_nothing_else() {
+    fn files_are_written_atomically() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("out.svg");
         fs::write(&path, "old").unwrap();

@@ -263,9 +263,10 @@ fn combined(
         };
         of_one_kind(&sources, needs, profiles, warn)
     };
-    let (heap, cpu) = (combine(heap)?, combine(cpu)?);
+    let heap = combine(heap)?;
+    let cpu = combine(cpu)?;
     Ok(Combined {
-        profile: beside::beside(heap.profile, &cpu.profile),
+        profile: beside::combine(heap.profile, &cpu.profile),
         series: heap.series,
         base_rule: heap.base_rule,
     })
@@ -279,7 +280,8 @@ fn check_beside(
     cpu: &[(Profile, PathBuf)],
 ) -> Result<()> {
     let [(heap, heap_file), (cpu, cpu_file)] = [&heap[0], &cpu[0]];
-    let (a, b) = (stdin::shown(heap_file), stdin::shown(cpu_file));
+    let a = stdin::shown(heap_file);
+    let b = stdin::shown(cpu_file);
     if !needs.beside {
         bail!("{a} is of memory and {b} of time: only --html shows both, on one page");
     }

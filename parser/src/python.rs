@@ -10,8 +10,8 @@ pub use symbols::interpreter::Shown;
 
 use crate::nodes::{Origin, origin};
 
-/// Drops the frames that `shown` excludes. `merged`: merges stacks that become equal. Returns a
-/// warning for the user.
+/// Drops the frames that `shown` excludes. With `merged`, merges stacks that become equal. Returns
+/// a warning for the user.
 pub fn narrow(profile: &mut Profile, shown: Shown, merged: bool) -> Option<String> {
     let python: Vec<bool> = profile
         .locations

@@ -122,7 +122,7 @@ fn formats_for_other_programs() {
 #[test]
 fn json() {
     let json = output(&["-f", "shop.heap", "--json"]);
-    // One entry a line, so that a change can be read.
+    // Writes one entry per line, so that a diff is readable.
     expected::compare("profile.json", &json.replace("},{", "},\n{"));
 }
 

@@ -92,7 +92,8 @@ fn named(mut profile: Profile) -> Profile {
             function: (location.address as u32 - 0x1000) / 0x100,
             ..Line::default()
         });
-        (location.first_line, location.line_count) = (number as u32, 1);
+        location.first_line = number as u32;
+        location.line_count = 1;
     }
     profile
 }
@@ -104,12 +105,12 @@ fn written(directory: &Path, profile: &Profile) -> String {
 }
 
 fn output(arguments: &[&str]) -> String {
-    // Its files are named by whole paths.
+    // Files are named by their complete paths.
     expected::printed(Path::new("/"), arguments)
 }
 
 #[test]
-fn every_view_says_that_it_is_of_a_check() {
+fn every_view_mentions_the_leak_check() {
     let directory = tempfile::tempdir().unwrap();
     let file = written(directory.path(), &check());
     for format in ["-t", "--tree", "--traces", "-s", "--flame", "--dot"] {
@@ -123,7 +124,7 @@ fn every_view_says_that_it_is_of_a_check() {
 }
 
 #[test]
-fn labels_choose_how_it_is_lost() {
+fn labels_select_kinds_of_loss() {
     let directory = tempfile::tempdir().unwrap();
     let file = written(directory.path(), &check());
     let total = |focus: &str| {
@@ -140,7 +141,7 @@ fn labels_choose_how_it_is_lost() {
 
 /// A base takes from each way of being lost what it has of it.
 #[test]
-fn a_base_is_subtracted_by_how_it_is_lost() {
+fn a_base_is_subtracted_by_kind_of_loss() {
     let directory = tempfile::tempdir().unwrap();
     let file = written(directory.path(), &check());
     let other = tempfile::tempdir().unwrap();
@@ -192,7 +193,7 @@ document.documentElement.setAttribute("data-state", JSON.stringify(state));
 "##;
 
 #[test]
-fn the_tab_shows_what_is_lost_with_what() {
+fn the_tab_shows_what_each_loss_keeps() {
     let directory = tempfile::tempdir().unwrap();
     let file = written(directory.path(), &check());
     let page = browser::open_page(&output(&["-f", &file, "--html"]));

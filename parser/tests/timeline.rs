@@ -155,7 +155,7 @@ fn dumps_of_one_session_have_one_timeline() {
 }
 
 #[test]
-fn a_profile_without_a_timeline_says_why_and_what_to_do() {
+fn a_profile_without_a_timeline_gets_an_explanation_and_advice() {
     let directory = tempfile::tempdir().unwrap();
     let dump = write(&directory, "x.heap", &profile(END, Vec::new()));
     let folded = directory.path().join("x.folded");
@@ -216,7 +216,7 @@ fn a_click_on_a_moment_shows_its_stacks() {
     let dump = write(&directory, "x.heap", &profile(END, session()));
     let page = shown(&[&dump], &["--html"]);
     let path = directory.path().join("x.html");
-    // The probe is no script of the page's own, which its policy would forbid.
+    // The page's policy would forbid the probe's script.
     let (start, rest) = page.split_once("<meta http-equiv").unwrap();
     let page = format!("{start}{}", rest.split_once('>').unwrap().1);
     fs::write(&path, browser::with_probe(&page, PROBE, "</body>")).unwrap();

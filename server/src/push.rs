@@ -300,7 +300,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Sends what is in the spool, as far as the receiver accepts it.
+    /// Sends the files in the spool until the receiver rejects one.
     fn empty(&mut self, spool: &Spool) -> anyhow::Result<()> {
         for dropped in spool.shrink() {
             self.tally.dropped += 1;

@@ -119,8 +119,8 @@ impl Names {
         let (name, system_name) = match origin {
             Origin::Symbol => (demangle(system_name, self.style), own),
             Origin::Source => (demangle::of_source(system_name, self.style), own),
-            // Not a name in a symbol table.
-            Origin::Made => (own, String::new()),
+            // The name is generated, so it has no name in a symbol table.
+            Origin::Synthetic => (own, String::new()),
         };
         self.functions.push(Function {
             name,
@@ -137,7 +137,8 @@ impl Names {
         profile.functions = self.functions;
         profile.lines = self.lines;
         for (location, (first, count)) in profile.locations.iter_mut().zip(self.ranges) {
-            (location.first_line, location.line_count) = (first, count);
+            location.first_line = first;
+            location.line_count = count;
         }
     }
 }

@@ -544,7 +544,8 @@ impl Walker {
     }
 
     /// Returns the outermost cached frame if the cache ends there only because the stack was too
-    /// deep, and a stack of `fresh` new frames and the cached ones from `index` on may not be.
+    /// deep, while a stack of `fresh` new frames and the cached ones starting at `index` may not
+    /// be.
     #[inline(always)]
     fn unfinished(&self, index: usize, fresh: usize) -> Option<usize> {
         let end = self.cached.end();

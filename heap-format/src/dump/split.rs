@@ -72,7 +72,8 @@ impl Estimate {
             .iter()
             .filter(|r| r.count > 0 && r.size > 0)
             .fold((0.0, 0.0), |(o, b), r| {
-                let (count, size) = (r.count as f64, r.size as f64 / self.interval);
+                let count = r.count as f64;
+                let size = r.size as f64 / self.interval;
                 let scale = weight(size / count);
                 (o + count * scale, b + size * scale)
             })
@@ -159,7 +160,8 @@ impl Estimate {
     /// between bounds.
     fn sizes(&self, small: f64, large: f64) -> Option<(f64, f64)> {
         let equal = self.objects / (small + large);
-        let (mut low, mut high) = (equal, (self.objects - large) / small);
+        let mut low = equal;
+        let mut high = (self.objects - large) / small;
         let missing = self.units - self.objects * inverse_weight(equal);
         if !(low > 1.0 && high > low && missing > 0.0) {
             return None;
@@ -266,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn senseless_estimates_give_records_that_readers_accept() {
+    fn implausible_estimates_give_valid_records() {
         for (o, b) in [
             (f64::NAN, 1.0),
             (-1.0, 5.0),

@@ -104,8 +104,8 @@ impl FromArgMatches for Report {
                 matches.get_flag(format.flag)
             }
         };
-        let asked = FORMATS.iter().find(given);
-        let format = *asked
+        let requested = FORMATS.iter().find(given);
+        let format = *requested
             .or(FORMATS.first())
             .ok_or_else(|| clap::Error::new(ErrorKind::InvalidValue))?;
         let pattern = format
@@ -114,7 +114,7 @@ impl FromArgMatches for Report {
         Ok(Self {
             format,
             pattern: pattern.flatten(),
-            given: asked.is_some(),
+            given: requested.is_some(),
         })
     }
 

@@ -86,7 +86,8 @@ impl Context<'_> {
         let values = trimmed.graph.nodes.iter().map(|n| own(n).saturating_abs());
         let largest = self.view.total();
         let smallest = values.filter(|&v| v > 0).min().unwrap_or(largest);
-        let (smallest, largest) = (self.divided(smallest), self.divided(largest));
+        let smallest = self.divided(smallest);
+        let largest = self.divided(largest);
         let best = |value| measure::scale(value, self.view.unit(), "minimum").1;
         let unit = if vanish
             && best(smallest) != best(largest)
@@ -229,7 +230,8 @@ impl Context<'_> {
 
     /// Returns facts about the sampling of a CPU profile.
     fn sampling(&self) -> Vec<String> {
-        let (profile, column) = (self.view.profile(), self.view.column());
+        let profile = self.view.profile();
+        let column = self.view.column();
         let facts = if sampling::is_about(profile, column) {
             sampling::facts(profile)
         } else {
@@ -280,7 +282,8 @@ impl Context<'_> {
             );
         }
         if !nodes.is_empty() && nodes.len() < trimmed.candidates {
-            let (shown, all) = (nodes.len(), trimmed.candidates);
+            let shown = nodes.len();
+            let all = trimmed.candidates;
             lines.push(format!("Showing top {shown} nodes out of {all}"));
         }
         lines

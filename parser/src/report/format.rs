@@ -105,15 +105,15 @@ impl Format {
 pub struct Needs {
     /// Flag of the format, for messages.
     pub flag: &'static str,
-    /// Grouping of frames. `None`: the user's choice.
+    /// Grouping of frames; `None` for the user's choice.
     pub granularity: Option<Granularity>,
     /// Inlined functions are always entries of their own.
     pub inlines: bool,
     /// Equal functions of different object files are different entries.
     pub objects: bool,
-    /// Default number of entries shown; 0 for all. `None`: the format is never trimmed.
+    /// Default number of entries shown; 0 for all, `None` if the format is never trimmed.
     pub trim: Option<usize>,
-    /// Order of the entries. `None`: the user's choice.
+    /// Order of the entries; `None` for the user's choice.
     pub order: Option<Order>,
     /// Variances are computed even if no error bars were requested.
     pub variance: bool,
@@ -186,7 +186,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// Creates an output. `pattern`: the functions shown by a format with
+    /// Creates an output. `pattern` matches the functions shown by a format with
     /// [`takes_pattern`](Format::takes_pattern).
     pub fn new(format: &'static Format, pattern: Option<Regex>) -> Self {
         Self { format, pattern }

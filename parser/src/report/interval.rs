@@ -24,7 +24,8 @@ pub fn history(facts: &Facts) -> Option<String> {
         all.join(", ")
     } else {
         let half = MAX_PERIODS / 2;
-        let (first, last) = (&all[..half], &all[all.len() - half..]);
+        let first = &all[..half];
+        let last = &all[all.len() - half..];
         let between = all.len() - MAX_PERIODS;
         format!("{}, {between} more, {}", first.join(", "), last.join(", "))
     })
@@ -77,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interval_that_stayed_has_no_history() {
+    fn a_constant_interval_has_no_history() {
         assert_eq!(history(&facts(&[], Some(9))), None);
         assert_eq!(history(&facts(&[(1, 256, Some(5))], Some(9))), None);
     }
@@ -101,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_intervals_the_first_and_the_last_are_shown() {
+    fn first_and_last_of_many_intervals_are_shown() {
         let periods: Vec<_> = (0..30).map(|i| (i * 500, 1000 + i, None)).collect();
         let text = history(&facts(&periods, Some(15_000))).unwrap();
         assert!(text.starts_with("1000 bytes for 500ms, 1001"), "{text}");

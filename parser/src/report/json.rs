@@ -175,7 +175,8 @@ struct Stack<'a> {
 }
 
 fn stacks<'a>(context: &Context<'a>) -> Vec<Stack<'a>> {
-    let (view, nodes) = (context.view, context.nodes);
+    let view = context.view;
+    let nodes = context.nodes;
     let profile = view.profile();
     let stack = |(stack, _, frames): (usize, i64, &[u32])| {
         let shown = frames.iter().filter(|&&f| !view.is_hidden(f));

@@ -43,6 +43,7 @@ fn render(context: &Context) -> Result<String> {
                 let name = printable(context.nodes.name(id));
                 // Writing to a string cannot fail, here and below.
                 let _ = writeln!(out, "{value:>10}   {name}{inline}");
+                // Only the first frame's line has the value.
                 value.clear();
             }
         }

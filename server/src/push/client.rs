@@ -42,8 +42,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Creates a client for the receiver at a URL. `timeout`: for each answer; `gzip`: compress
-    /// bodies.
+    /// Creates a client for the receiver at a URL. `timeout` is the limit for each response; with
+    /// `gzip`, bodies are compressed.
     pub fn new(
         receiver: Receiver,
         url: &str,
@@ -143,11 +143,11 @@ impl Client {
         body: Result<Vec<u8>, String>,
     ) -> Answer {
         let url = &self.url;
-        let said = body.as_deref().map(excerpt).unwrap_or_default();
+        let message = body.as_deref().map(excerpt).unwrap_or_default();
         match (status.as_u16(), body.as_deref()) {
             (200..=299, Ok(body)) if self.receiver == Receiver::Otlp => match rejected(body) {
                 0 => Answer::Accepted,
-                count => Answer::Refused(format!("{url}: {count} profiles rejected: {said}")),
+                count => Answer::Refused(format!("{url}: {count} profiles rejected: {message}")),
             },
             (200..=299, Ok(_)) => Answer::Accepted,
             (200..=299, Err(error)) => Answer::Later(format!("{url}: {error}"), None),
@@ -158,8 +158,8 @@ impl Client {
                 ))
             }
             (413, _) => Answer::TooLarge,
-            (429 | 500..=599, _) => Answer::Later(format!("{url}: {status} {said}"), after),
-            _ => Answer::Refused(format!("{url}: {status} {said}")),
+            (429 | 500..=599, _) => Answer::Later(format!("{url}: {status} {message}"), after),
+            _ => Answer::Refused(format!("{url}: {status} {message}")),
         }
     }
 }
@@ -216,7 +216,7 @@ mod tests {
     const TEST_TIMEOUT: Duration = Duration::from_secs(1);
 
     #[test]
-    fn answers_have_their_meaning() {
+    fn responses_are_classified() {
         let client =
             Client::new(Receiver::Otlp, "http://127.0.0.1:1/", false, TEST_TIMEOUT).unwrap();
         assert_eq!(client.url, "http://127.0.0.1:1/v1development/profiles");
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn urls_that_cannot_be_are_refused() {
+    fn impossible_urls_are_refused() {
         for url in ["https://x", "ftp://x", "x:1", "http://", "http:///p"] {
             assert!(
                 Client::new(Receiver::Parca, url, false, TEST_TIMEOUT).is_err(),

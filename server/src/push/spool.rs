@@ -31,10 +31,10 @@ impl Spool {
             std::env::temp_dir().join(format!("mem_profiler_push.{}", std::process::id()))
         });
         let shown = printable::path(&directory);
-        let made = fs::DirBuilder::new().mode(0o700).create(&directory);
-        match made {
+        let created = fs::DirBuilder::new().mode(0o700).create(&directory);
+        match created {
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists && !is_temporary => {}
-            made => made
+            created => created
                 .with_context(|| format!("{shown} cannot be created; name another with --spool"))?,
         }
         if !directory.is_dir() {
@@ -125,7 +125,7 @@ struct Dump {
 fn order_by_number(dumps: Vec<Dump>) -> Vec<Dump> {
     let mut processes: BTreeMap<PathBuf, Vec<usize>> = BTreeMap::new();
     for (at, Dump { path, .. }) in dumps.iter().enumerate() {
-        // Without the number and the suffix.
+        // Removes the suffix and the number.
         let process = path.with_extension("").with_extension("");
         processes.entry(process).or_default().push(at);
     }
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_go_when_it_is_full() {
+    fn the_oldest_files_are_dropped_from_a_full_spool() {
         let directory = tempfile::tempdir().unwrap();
         let spool = Spool::open(Some(directory.path().to_owned()), 25).unwrap();
         for (seconds, name) in [

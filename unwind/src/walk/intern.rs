@@ -172,7 +172,8 @@ impl Walker {
                 node = tree.child(node, inserted.address)?;
             }
             let frame = self.cached.frame_mut(index);
-            (frame.node, frame.path) = (node.id, node.path);
+            frame.node = node.id;
+            frame.path = node.path;
         }
         Some(node.id)
     }
@@ -251,9 +252,9 @@ impl Walker {
     }
 }
 
-/// Interns the interpreter frames of a native frame whose stack begins at `sp`: those from index
-/// `inserted` on that lie at or above `sp`. Returns the innermost node, or `None` if the tree is
-/// full.
+/// Interns the interpreter frames of a native frame whose stack begins at `sp`: those at index
+/// `inserted` or later that lie at or above `sp`. Returns the innermost node, or `None` if the tree
+/// is full.
 #[inline]
 fn insert<T: Tree>(
     mut node: Node,
