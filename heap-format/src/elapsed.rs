@@ -14,7 +14,7 @@ const TOLERANCE_NS: u64 = 2_000_000_000;
 /// Tolerated slew rate, as its reciprocal: one part in a thousand.
 const SLEW_RECIPROCAL: u64 = 1000;
 
-/// A clock that several dumps have in common.
+/// Clock that several dumps have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clock {
     /// Time since boot, including suspended time. All dumps are of one boot.
@@ -105,7 +105,7 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    /// A dump of a session that began at the Unix time 100 s, and 10 s after the boot.
+    /// Returns a dump of a session that began at Unix time 100 s, 10 s after the boot.
     fn dump(seconds: u64, unix: u64, boot: Option<u64>) -> Facts {
         Facts {
             pid: Some(1),
@@ -146,7 +146,7 @@ mod tests {
             set(&[dump(1, 101, Some(11)), dump(61, 162, Some(71))]),
             None
         );
-        // Suspended for an hour.
+        // The machine was suspended for an hour.
         let slept = [dump(1, 101, Some(11)), dump(61, 3761, Some(3671))];
         assert_eq!(set(&slept), None);
         let unknown = slept.map(|mut facts| {

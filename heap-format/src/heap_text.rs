@@ -469,9 +469,9 @@ fn place_symbols(
 ) {
     profile.functions = functions;
     for (address, lines) in symbols {
-        let known = profile.locations.len();
+        let location_count = profile.locations.len();
         let number = interner.intern(address).0 as usize;
-        if number >= known {
+        if number >= location_count {
             // An address that is in no stack: interner and locations must stay in step.
             let mapping = NO_MAPPING;
             profile.locations.push(Location {

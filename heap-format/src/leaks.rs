@@ -14,9 +14,9 @@ pub const LEAK_GROUP_LABEL: &str = "leak_group";
 pub enum Loss {
     /// None.
     Direct,
-    /// Only those of the other members of its cycle.
+    /// Only pointers from other members of its cycle.
     Cycle,
-    /// Only those of other lost objects.
+    /// Only pointers from other lost objects.
     Indirect,
 }
 
@@ -61,9 +61,9 @@ impl Lost {
 
     /// Decodes the numbers of [`Lost::to_numbers`]. Returns `None` for others.
     pub(crate) fn from_numbers([how, group]: [f64; 2]) -> Option<Self> {
-        let whole = |number: f64| (number as u32 as f64 == number).then_some(number as u32);
-        let how = whole(how)?;
-        let group = whole(group)?;
+        let integer = |number: f64| (number as u32 as f64 == number).then_some(number as u32);
+        let how = integer(how)?;
+        let group = integer(group)?;
         let how = match how {
             0 => None,
             number => Some(*Loss::ALL.get(number as usize - 1)?),
@@ -162,7 +162,7 @@ mod tests {
         Lost { how, group }
     }
 
-    /// A stack lost in three ways, and one in one.
+    /// Returns a profile with a stack that is lost in three ways, and one that is lost in one way.
     fn profile() -> crate::Profile {
         let detail = |bytes: f64| Detail {
             alloc_samples: 1,
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(labels(1), [how("cycle"), group(8)]);
         assert_eq!(labels(2), [how("indirect")]);
         assert_eq!(labels(3), [how("indirect"), group(7)]);
-        // A sum of both keeps them apart.
+        // A sum of both profiles keeps the kinds separate.
         let both = crate::merge::merge(&[read.clone(), read]).expect("of one kind");
         assert_eq!(both.stacks.len(), 4);
         assert_eq!(both.values_of(3), [2, 1200, 2, 1200]);

@@ -207,7 +207,7 @@ impl Reader {
         let clocks = self.events.iter().all(|event| is_clock(event));
         let columns: Vec<ValueType> = match (given, clocks) {
             _ if self.samples.is_empty() => Vec::new(),
-            // Without periods, only the number of samples is known.
+            // Without periods, only numbers of samples are known.
             (false, _) => Vec::new(),
             (true, true) => vec![ValueType::new("cpu", "nanoseconds")],
             (true, false) => self

@@ -238,7 +238,7 @@ mod tests {
         assert_eq!(sizes(&owners, None), [100, 20, 5]);
         let mut limited = owners;
         assert_eq!((limited.limit(200), limited), (15, owners));
-        // Read a moment later than the sum.
+        // The parts were read slightly later than the sum.
         assert_eq!(limited.limit(100), 0);
         assert_eq!(sizes(&limited, None), [15, 20, 5]);
         let recorded: std::collections::HashMap<_, _> = owners.counters().collect();

@@ -27,7 +27,7 @@ impl Random {
         ((self.0 >> 11) + 1) as f64 / (1u64 << 53) as f64
     }
 
-    /// The bytes to the next sample.
+    /// Returns the number of bytes until the next sample.
     fn gap(&mut self, interval: u64) -> f64 {
         -self.next().ln() * interval as f64
     }
@@ -243,7 +243,7 @@ fn confidence_intervals_of_sums_have_the_right_coverage() {
         }
         inside += usize::from((value - total).abs() <= half_width(value, variance));
     }
-    // 400 intervals: 1.1 % one standard error.
+    // With 400 intervals, one standard error is 1.1 %.
     let share = inside as f64 / runs() as f64;
     assert!((0.92..=0.98).contains(&share), "{share}");
 }

@@ -71,7 +71,7 @@ fn run(command: &str, arguments: &[&str], package: &str) -> String {
 /// Stacks of lookup addresses, leaf first, with their samples and nanoseconds.
 type Stacks = BTreeMap<Vec<u64>, (i64, i64)>;
 
-/// The stacks that `go tool pprof` reads.
+/// Returns the stacks that `go tool pprof` reads.
 fn go(file: &Path) -> Stacks {
     let path = file.to_str().unwrap();
     let text = run(
@@ -113,7 +113,7 @@ fn go(file: &Path) -> Stacks {
     stacks
 }
 
-/// The same of our own reader.
+/// Returns the stacks that our own reader reads.
 fn ours(file: &Path) -> Stacks {
     let profile = open(file).unwrap();
     let mut stacks = Stacks::new();
@@ -137,7 +137,7 @@ fn legacy(profile: &Profile) -> (tempfile::TempDir, std::path::PathBuf) {
     (directory, file)
 }
 
-/// What the format can hold of [`whole`].
+/// Returns the part of [`whole`] that the format can represent.
 fn expected() -> Stacks {
     let main = BASE + 0x2000;
     let kernel = 0x400;
@@ -152,7 +152,7 @@ fn expected() -> Stacks {
     .into()
 }
 
-/// The address that stands for a pseudo-frame in the file.
+/// Returns the address of a pseudo-frame in the file.
 fn aside(address: u64) -> u64 {
     match address {
         0..0x1000 => address + (1 << 60),
@@ -186,7 +186,7 @@ fn a_second_frame_common_to_all_stacks_is_kept() {
     assert_eq!(cum[&(BASE + 0x2000)], 269, "{cum:?}");
 }
 
-/// By address, the samples that google-pprof counts for it and what it called.
+/// Returns, by address, the samples that google-pprof counts for a function and its callees.
 fn google(file: &Path) -> BTreeMap<u64, i64> {
     let path = file.to_str().unwrap();
     let arguments = ["--text", "--addresses", "--cum", "/usr/bin/true", path];

@@ -12,7 +12,7 @@ fn written(profile: &Profile) -> Vec<u8> {
     out
 }
 
-/// A detail of samples of these sizes, of which some are freed.
+/// Returns the details of samples of these sizes, some of which are freed.
 fn detail(sizes: &[(u64, bool)], interval: u64) -> Detail {
     let mut d = Detail::default();
     for &(size, freed) in sizes {
@@ -301,7 +301,7 @@ fn lines_without_values_are_not_repeated() {
     }
     let thread = read("# s 1 0 1 16 0 0 0 0 0 0 0 0 0 9").unwrap();
     assert_eq!((thread.threads, thread.labels.len()), (vec![0, 9], 0));
-    // Objects that are all zero are written, since they are what makes it a repetition.
+    // Values that are all zero are written, since they mark the line as a repetition.
     let freed = read("# s 2 1 0").unwrap();
     let back = heap_format::read(&written(&freed)[..], "b.heap").unwrap();
     assert_eq!(back.details, freed.details);

@@ -96,7 +96,7 @@ fn inconsistent_moments_are_refused_with_their_line() {
             "{error}"
         );
     }
-    // Stacks of no moment, and of one that has them.
+    // Stacks without a moment, and a second list for one moment.
     for again in [
         "# moment_stacks 0:1\n# moment 0 0",
         "# moment 5 100 200 107\n# moment_stacks \n",
@@ -159,7 +159,7 @@ fn the_moments_of_a_series_are_joined() {
         at(0, 0, None),
         at(2, 50, Some(&[(0, 30), (2, 20)])),
         at(5, 100, Some(&[(0, 60), (2, 40)])),
-        // The early dump itself; one of its stacks is not in the last.
+        // The earlier dump itself; one of its stacks is not in the last dump.
         at(6, 109, Some(&[(0, 60), (2, 40)])),
         at(9, 600, None),
     ];

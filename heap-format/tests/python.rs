@@ -13,7 +13,7 @@ fn function(name: &str) -> Function {
     }
 }
 
-/// A stack of a native frame, a line of each of these functions and a native one.
+/// Returns a stack of a native frame, a line of each of these functions, and another native frame.
 fn profile(names: &[&str]) -> Profile {
     let mut builder = ProfileBuilder::new(1024);
     let detail = Detail {

@@ -260,7 +260,7 @@ mod tests {
                 power,
                 "{samples} samples of {size} at {interval}"
             );
-            // The next smaller size is told apart, unless a dump's decimals are too few.
+            // The next smaller size is distinguished, unless the dump has too few decimals.
             if (2.0..300.0).contains(&size) {
                 assert_eq!(
                     estimated_class(size - 1.0),

@@ -142,7 +142,7 @@ fn is_unsampled(dump: &Profile) -> bool {
     samples == Some(&0) && dump.is_of_memory() && dump.facts.leak_check.is_none()
 }
 
-/// Says of which processes dumps are added up.
+/// Describes the processes whose dumps are added up.
 fn added(dumps: &[Profile]) -> Option<String> {
     let process = |dump: &Profile| {
         let name = dump.facts.process.as_deref().unwrap_or("?");

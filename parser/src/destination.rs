@@ -57,8 +57,8 @@ impl Destination {
             Self::File(path) => to_file(path, content),
             Self::Named(path) => {
                 if !is_replaceable(path, content) {
-                    let shown = printable::path(path);
-                    bail!("{shown} exists and seems to be something else; name a file with -o");
+                    let path_text = printable::path(path);
+                    bail!("{path_text} exists and seems to be something else; name a file with -o");
                 }
                 to_file(path, content)
             }
@@ -157,15 +157,17 @@ fn to_file(path: &Path, content: &[u8]) -> Result<()> {
 /// Returns the error of a failed write. If the disk is full, it states the needed and the free
 /// size.
 fn failure(path: &Path, error: io::Error, content: &[u8]) -> anyhow::Error {
-    let shown = printable::path(path);
+    let path_text = printable::path(path);
     let is_short = matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT));
     match free_bytes(directory(path)).filter(|_| is_short) {
         Some(free) => {
             let sizes = [content.len() as u64, free].map(shown_bytes);
             let [needed, free] = sizes;
-            anyhow!("{shown} needs {needed}, {free} are free: make room, or name another with -o")
+            anyhow!(
+                "{path_text} needs {needed}, {free} are free: make room, or name another with -o"
+            )
         }
-        None => anyhow::Error::from(error).context(format!("{shown} cannot be written")),
+        None => anyhow::Error::from(error).context(format!("{path_text} cannot be written")),
     }
 }
 

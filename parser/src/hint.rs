@@ -50,8 +50,8 @@ struct Unnamed {
 /// to get the names. Omits files for which a warning already explains why they were not read.
 pub fn unnamed(view: &View, sources: &Sources, warnings: &[String]) -> Option<String> {
     let is_explained = |file: &Path| {
-        let shown = printable::path(file);
-        warnings.iter().any(|warning| warning.contains(&shown))
+        let path_text = printable::path(file);
+        warnings.iter().any(|warning| warning.contains(&path_text))
     };
     let unnamed = Unnamed::count(view, is_explained);
     // The total of a difference is less than the sum of its changes.
@@ -165,17 +165,17 @@ impl Unnamed {
             let value = value.saturating_abs();
             let add = |sum: &mut i64| *sum = sum.saturating_add(value);
             add(&mut unnamed.all);
-            let shown = frames.iter().filter(|&&frame| !view.is_hidden(frame));
-            let shown: Vec<u32> = shown.copied().collect();
+            let visible = frames.iter().filter(|&&frame| !view.is_hidden(frame));
+            let visible: Vec<u32> = visible.copied().collect();
             let file = |frame: &u32| files[*frame as usize];
-            let innermost = shown.first().and_then(file);
+            let innermost = visible.first().and_then(file);
             // The start-up code of programs and threads is ignored: the C library, and the entry
             // point that the kernel starts, which has no name in stripped programs.
-            let mut frames = &shown[..];
+            let mut frames = &visible[..];
             if let [rest @ .., caller, _] = frames
                 && starts(caller)
             {
-                frames = &shown[..rest.len() + 1];
+                frames = &visible[..rest.len() + 1];
             }
             let mut own: Vec<&Path> = frames.iter().filter_map(file).collect();
             own.retain(|path| innermost == Some(path) || !is_starting(path));

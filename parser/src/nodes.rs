@@ -294,7 +294,7 @@ fn of_line(function: &Function, line: u32, granularity: Granularity, origin: Ori
     if !by_name || is_script {
         info.file = clean(&function.file);
     }
-    // JIT code without line numbers gets the first line of the function.
+    // JIT code without line numbers gets the first line of its function.
     let line = match line {
         0 if is_script => function.start_line,
         line => line,

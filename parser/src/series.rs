@@ -344,7 +344,7 @@ mod tests {
                 assert_eq!(kept[0].facts.sequence, Some(10_000));
             }
         }
-        // Names that say nothing of an order.
+        // Names without an order.
         let mut files = ["late.heap", "early.heap"].map(PathBuf::from);
         let given = files.clone();
         Series::sort(&mut [dump(1, 1, None), dump(1, 1, None)], &mut files, false).unwrap();

@@ -132,8 +132,8 @@ fn gather(view: &View, nodes: &Nodes, columns: &Columns, dumps: usize) -> HashMa
     largest.sort_by_key(|&(i, _)| (std::cmp::Reverse(bytes(i)), i));
     largest.truncate(MAX_STACKS.saturating_mul(dumps));
     let entries = |frames: &[u32]| -> Vec<u32> {
-        let shown = frames.iter().filter(|&&f| !view.is_hidden(f));
-        let entries = shown.flat_map(|&f| nodes.of_location(f).iter().copied());
+        let visible = frames.iter().filter(|&&f| !view.is_hidden(f));
+        let entries = visible.flat_map(|&f| nodes.of_location(f).iter().copied());
         entries.collect()
     };
     let number = |stack: usize| numbers.get(stack).copied().unwrap_or(dumps - 1);
@@ -289,7 +289,7 @@ mod tests {
         }
     }
 
-    /// A dump with these stacks, each at an address of its own.
+    /// Returns a dump with these stacks, each at its own address.
     fn dump(stacks: &[Detail]) -> Profile {
         let mut builder = ProfileBuilder::new(1024);
         for (i, detail) in stacks.iter().enumerate() {

@@ -30,7 +30,7 @@ fn fifo(path: &Path) {
     assert!(made.unwrap().success());
 }
 
-/// A directory that everybody may enter.
+/// Creates a world-accessible directory.
 fn open_directory() -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).unwrap();
@@ -58,7 +58,7 @@ const DETAIL: Detail = Detail {
     short_lived_objects: 0.0,
 };
 
-/// A dump of one function, which it says is from `source`.
+/// Writes a dump of one function with source file `source`.
 fn dump_of(directory: &Path, source: &Path) -> PathBuf {
     let mut builder = ProfileBuilder::new(1024);
     builder.stack([0x1001], &DETAIL);
@@ -81,7 +81,7 @@ fn dump_of(directory: &Path, source: &Path) -> PathBuf {
 
 const SECRET: &str = "root:x_secret_x:1\n";
 
-/// Whether `--list` and `--html` show the secret that this source holds.
+/// Returns whether `--list` and `--html` show the secret in this source.
 fn shown(source: &Path, more: &[&str]) -> [bool; 2] {
     let directory = tempfile::tempdir().unwrap();
     let dump = dump_of(directory.path(), source);
@@ -134,7 +134,7 @@ fn symlinked_sources_are_not_followed() {
     );
 }
 
-/// What root may read is not what its caller may.
+/// Root may read files that the user who started it may not.
 #[test]
 fn root_reads_only_world_readable_or_requested_sources() {
     if !is_root() {
@@ -201,7 +201,7 @@ fn outputs_belong_to_the_caller() {
     }
 }
 
-/// A dump of code in files of these names, which have no names for it.
+/// Writes a dump of code in files of these names, which have no symbols.
 fn dump_in(directory: &Path, modules: &[&str], facts: Facts) -> PathBuf {
     let mut builder = ProfileBuilder::new(1024);
     builder.facts(facts);
@@ -358,14 +358,14 @@ fn debug_links_open_only_regular_files() {
     }
 }
 
-/// A list of names that another user left for a process that is gone is not believed.
+/// A perf map that another user has created for a process that no longer exists is not trusted.
 #[test]
 fn perf_maps_of_other_users_are_not_trusted() {
     if !is_root() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    // No process has it: it is above the highest id there can be.
+    // This pid exceeds the maximum, so no process has it.
     let pid = 4_194_304 + std::process::id();
     let map = PathBuf::from(format!("/tmp/perf-{pid}.map"));
     fs::write(&map, "700000001000 1000 made_up\n").unwrap();

@@ -27,8 +27,8 @@ fn good(arguments: &[&str], files: &[PathBuf]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What a function of the made-up server holds after `minute` minutes: objects
-/// allocated, of these freed, size, and how old live and freed ones are.
+/// Returns what a function of the simulated server holds after `minute` minutes: objects allocated,
+/// of these freed, size, and how old live and freed ones are.
 struct Behaviour {
     name: &'static str,
     size: f64,
@@ -139,7 +139,7 @@ fn series(directory: &Path) -> Vec<PathBuf> {
     [3, 1, 2, 6, 5, 4].map(one).to_vec()
 }
 
-/// The functions that allocate in the stacks, in the order of the suspects.
+/// Returns the allocating functions in the order of the suspects.
 fn order(text: &str) -> Vec<&str> {
     let mut lines = text.lines();
     let mut found = Vec::new();
@@ -201,7 +201,7 @@ fn objects_freed_at_once_have_a_lifetime() {
     }
     let file = write(directory.path(), "young.heap", &profile);
     let text = good(&["--leaks"], &[file]);
-    // Age and lifetime of what is freed; of what is not, its age.
+    // Freed objects have a lifetime, live ones an age.
     let both = text
         .lines()
         .filter(|line| line.ends_with("< 4 ms      < 4 ms"));
@@ -235,7 +235,7 @@ fn suspects_need_a_heap_profile() {
     assert!(message.contains("needs a heap profile"), "{message}");
 }
 
-/// What the system clock shows after some minutes, in ns of Unix time, if it is set in between.
+/// Returns the system clock after `minute` minutes, in ns of Unix time, if it is set in between.
 struct Set {
     what: &'static str,
     shown: fn(u64) -> u64,

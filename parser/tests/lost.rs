@@ -23,7 +23,7 @@ const NAMES: [&str; 6] = [
     "</script><script>window.pwned=1</script>",
 ];
 
-/// A stack: its function, how it is lost, the group, objects and bytes of each.
+/// Stack: its function, kind of loss, group, number of objects and size of each.
 type Stack = (usize, Option<Loss>, u32, f64, f64);
 
 const STACKS: [Stack; 6] = [
@@ -36,7 +36,7 @@ const STACKS: [Stack; 6] = [
     (5, Some(Loss::Indirect), 0, 3.0, 4096.0),
 ];
 
-/// A check that found these, sampled.
+/// Writes the dump of a check that found these losses by sampling.
 fn check() -> Profile {
     let mut builder = ProfileBuilder::new(1024);
     let note = "</script>5 parts of its memory cannot be read: what only they point to is lost";
@@ -139,7 +139,7 @@ fn labels_select_kinds_of_loss() {
     assert_eq!(total("leak_group=12"), 29_400);
 }
 
-/// A base takes from each way of being lost what it has of it.
+/// A base is subtracted separately from each kind of loss.
 #[test]
 fn a_base_is_subtracted_by_kind_of_loss() {
     let directory = tempfile::tempdir().unwrap();

@@ -14,7 +14,7 @@ mod keeper;
 
 use keeper::{BASE, Built, build, mapping, text, tool, write};
 
-/// A dump of the program, as if it lay at `path`.
+/// Writes a dump of the program as if it were at `path`.
 fn dump_at(directory: &Path, built: &Built, path: &str) -> String {
     let module = mapping(built, path);
     let facts = Facts {
@@ -44,7 +44,7 @@ fn the_program_that_the_dump_names_is_used() {
             "{output}"
         );
     }
-    // A deleted file whose place the same build has taken is the same program.
+    // A deleted file that was replaced by the same build is the same program.
     let deleted = format!("{} (deleted)", text(&built.path));
     let found = parser(&[&dump_at(directory.path(), &built, &deleted)]);
     assert!(
@@ -182,7 +182,7 @@ fn a_profile_of_a_missing_program_is_shown_without_names() {
     );
     let message = stderr(&forced);
     assert!(message.contains("/opt/nowhere/keeper"), "{message}");
-    // Another dump's program is not taken for it.
+    // Another dump's program is not used for it.
     let other = build(two.path(), "other", &["-DNAME", "-O2"]);
     let here = dump_at(two.path(), &other, text(&other.path));
     let both = parser(&[&gone, &here, "--force"]);
@@ -236,7 +236,7 @@ fn programs_are_accepted_only_by_build_id() {
     );
 }
 
-/// The mapping alone has no build id: its file must not be used by its name.
+/// Only the mapping has no build id, so its file must not be used by name.
 #[test]
 fn a_programs_build_id_is_used_for_its_code() {
     let directory = tempfile::tempdir().unwrap();
@@ -346,7 +346,7 @@ fn a_program_without_symbols_gets_a_hint_once() {
     // Its function is nevertheless distinguished from others, unless entries are files.
     let start = format!("keeper+{:#x}", built.address);
     assert!(stdout(&hinted).contains(&start), "{}", stdout(&hinted));
-    // The program is called what the user calls it.
+    // The program has the name that the user gave.
     let copy = directory.path().join("copy");
     fs::copy(&built.path, &copy).unwrap();
     let copied = stdout(&parser(&[&dump, "-p", text(&copy)]));

@@ -26,7 +26,7 @@ use Frame::{Native, Python, Truncated};
 const EVALUATION: Frame = Native(INTERPRETER, "_PyEval_EvalFrameDefault");
 const CALL: Frame = Native(INTERPRETER, "cfunction_call");
 
-/// A thumbnail that a C extension encodes, in a function that another one of Python calls.
+/// Stack of a C extension that encodes a thumbnail, called through two Python functions.
 const ENCODED: [Frame; 15] = [
     Native(LIBC, "malloc"),
     Native(INTERPRETER, "PyObject_Malloc"),
@@ -45,7 +45,7 @@ const ENCODED: [Frame; 15] = [
     Native(INTERPRETER, "_start"),
 ];
 
-/// A row that a C extension hands to Python.
+/// Stack of a C extension that passes a row to Python.
 const CALLED_BACK: [Frame; 10] = [
     Native(LIBC, "malloc"),
     Native(INTERPRETER, "list_resize"),
@@ -63,7 +63,7 @@ const CALLED_BACK: [Frame; 10] = [
     Native(INTERPRETER, "Py_RunMain"),
 ];
 
-/// A server that embeds Python.
+/// Stack of a server that embeds Python.
 const EMBEDDED: [Frame; 6] = [
     Native(INTERPRETER, "PyDict_New"),
     Python("application", "/srv/app.py", 20),
@@ -73,7 +73,7 @@ const EMBEDDED: [Frame; 6] = [
     Native(LIBC, "start_thread"),
 ];
 
-/// A thread that knows nothing of Python.
+/// Stack of a thread without Python.
 const NATIVE: [Frame; 3] = [
     Native(LIBC, "malloc"),
     Native(EXTENSION, "worker"),
@@ -169,7 +169,7 @@ fn written_of(directory: &Path, stacks: &[(&[Frame], f64)]) -> PathBuf {
     path
 }
 
-/// What is shown, and what is said besides.
+/// Returns the output and the messages.
 fn shown(dump: &Path, arguments: &[&str]) -> (String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mem_parser"));
     let output = command.arg(dump).args(arguments).output().unwrap();
@@ -294,7 +294,7 @@ fn every_view_names_python_lines() {
         text.contains("at /srv/app.py:4 in make_thumbnail"),
         "{text}"
     );
-    // The callback is of a library: the line that called it is one's own.
+    // The callback belongs to a library; the line that called it is user code.
     assert!(text.contains("at /srv/app.py:12 in <module>"), "{text}");
 }
 
@@ -333,7 +333,7 @@ fn sources_of_python_are_listed() {
     assert!(line.contains("3.91kB") && line.contains(" 4:"), "{line}");
 }
 
-/// A program may give its functions any name, and none.
+/// Functions of a program may have any name, or none.
 #[test]
 fn functions_without_a_name_have_their_file_and_line() {
     let directory = tempfile::tempdir().unwrap();
@@ -386,7 +386,7 @@ fn truncated_stacks_are_distinguished_from_complete_ones() {
     }
 }
 
-/// As `zipimport` names them.
+/// File names as `zipimport` has them.
 #[test]
 fn sources_within_a_zip_file_are_reported() {
     let directory = tempfile::tempdir().unwrap();

@@ -131,7 +131,7 @@ fn figures_of_another_moment_are_marked() {
         new.contains("figures are of 12 s after the samples'"),
         "{new}"
     );
-    // The process had hardly begun when the allocator was asked.
+    // The allocator's figures are from shortly after the start of the process.
     let mut early = at(end);
     early.allocator.insert("allocated".to_owned(), 4096);
     let early = reported(early);

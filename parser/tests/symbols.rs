@@ -48,7 +48,7 @@ fn another_machines_file_system_is_searched() {
         line.contains("keeps_memory") && line.contains("keeper.c:"),
         "{line} {message}"
     );
-    // A directory with the file alone will do too.
+    // A directory that contains only the file is sufficient, too.
     let (line, message) = named(&dump, &["--symbol-path", text(&bin)]);
     assert!(line.contains("keeps_memory"), "{line} {message}");
     // A directory without the file gives a message.
@@ -67,7 +67,7 @@ fn unloaded_libraries_are_named_too() {
     let directory = tempfile::tempdir().unwrap();
     let built = build(directory.path(), "keeper", &[]);
     let mut gone = mapping(&built, PATH);
-    // Where the controller puts modules whose place another one has taken.
+    // Address at which the controller puts modules whose addresses are in use by another one.
     let away = (1 << 62) - BASE;
     gone.start += away;
     gone.end += away;
@@ -102,7 +102,7 @@ fn debug_files_are_found_by_build_id() {
         line.contains("keeps_memory") && line.contains("keeper.c:"),
         "{line} {message}"
     );
-    // The stripped program beside it changes nothing.
+    // The stripped program in the same directory makes no difference.
     let stripped = directory.path().join("stripped");
     fs::create_dir_all(stripped.join("bin")).unwrap();
     let program = stripped.join("bin/keeper");
@@ -112,7 +112,7 @@ fn debug_files_are_found_by_build_id() {
     assert!(line.contains("keeps_memory"), "{line} {message}");
 }
 
-/// The mapping of a program's code as kernels with pages of this size make it.
+/// Returns the mapping of a program's code under a kernel with this page size.
 fn mapped(built: &keeper::Built, page: u64) -> Mapping {
     let headers = tool("readelf", &["-lW", text(&built.path)]);
     let code = headers
@@ -157,14 +157,14 @@ fn debug_files_of_programs_on_pages_of_any_size_name_the_right_functions() {
             BASE + built.address + 5,
             Facts::default(),
         );
-        // The debug file alone, and with the program.
+        // Only the debug file, and together with the program.
         for with in [&[][..], &["-p", text(&program)]] {
             let arguments = [&["--symbol-path", text(&store)], with].concat();
             let (line, message) = named(&dump, &arguments);
             let is_named = line.contains("keeps_memory") && line.contains("keeper.c:");
             assert!(is_named, "{page}, {with:?}: {line} {message}");
         }
-        // A part of the mapping, of which cannot be said where in the code it is.
+        // A part of the mapping, whose position in the code is unknown.
         let mut part = mapped(&built, page);
         part.end += 16 * page;
         let address = BASE + built.address + 5;

@@ -80,7 +80,7 @@ fn profile(facts: Facts) -> Profile {
         live_object_variance: 1e6,
         ..Detail::default()
     };
-    // The last one has no name: its file is looked for.
+    // The last location has no name, so its file is searched.
     for stack in [[0x1101, 0x1201], [0x1101, 0x1301], [0x1401, 0x1501]] {
         builder.stack(stack, &detail);
     }
@@ -127,7 +127,7 @@ fn facts() -> Facts {
     }
 }
 
-/// As a dump, and as a pprof profile whose values and labels have that name too.
+/// Writes it as a dump, and as a pprof profile whose values and labels have that name, too.
 fn files(directory: &Path) -> [PathBuf; 2] {
     let dump_path = directory.join("x.heap");
     let mut bytes = Vec::new();

@@ -96,7 +96,7 @@ fn help_fits_80_columns_and_has_examples() {
     }
 }
 
-/// The examples of the help are accepted, but for their files.
+/// The examples in the help are accepted, except for their files.
 #[test]
 fn examples_are_valid() {
     let help = stdout(&parser(&["-h"]));
@@ -306,7 +306,7 @@ fn in_a_terminal_pictures_and_pages_go_to_files() {
         assert!(directory.path().join(file).exists());
     }
     assert_eq!(fs::read(directory.path().join("x.html")).unwrap(), piped);
-    // Again, and over something else.
+    // Writing again, and over another file.
     assert!(in_terminal(directory.path(), "x.heap --html").contains("x.html: written"));
     fs::write(directory.path().join("x.html"), "<p>my own").unwrap();
     assert!(in_terminal(directory.path(), "x.heap --html").contains("x.html exists"));

@@ -248,9 +248,9 @@ mod tests {
 
     #[test]
     fn own_functions_are_found_and_others_are_not() {
-        let own = std::env::current_exe().unwrap();
+        let exe = std::env::current_exe().unwrap();
         let names = ["main", "malloc", "no_such_function"];
-        let found = definitions(&own, &names).unwrap();
+        let found = definitions(&exe, &names).unwrap();
         assert!(found.has_symbols);
         let main = Definition {
             name: "main",

@@ -148,8 +148,8 @@ pub fn usual<F: Copy>(
         return frames.iter().for_each(|&frame| show(frame));
     };
     let mut show_but = |frames: &[F], hidden: &[Role]| {
-        let shown = frames.iter().filter(|&&frame| !has_role(frame, hidden));
-        shown.for_each(|&frame| show(frame));
+        let visible = frames.iter().filter(|&&frame| !has_role(frame, hidden));
+        visible.for_each(|&frame| show(frame));
     };
     // A trampoline is the caller of the frame that runs its code.
     let inner = &frames[..first];

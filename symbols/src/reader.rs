@@ -337,15 +337,15 @@ fn by_blazesym(
     request: &Request,
     debug_directories: Option<&[PathBuf]>,
 ) -> Answer {
-    let shown = printable::path(&request.path);
-    opening::regular(&request.path).map_err(|error| Failure(format!("{shown} {error}")))?;
+    let path_text = printable::path(&request.path);
+    opening::regular(&request.path).map_err(|error| Failure(format!("{path_text} {error}")))?;
     let mut source = ElfSource::new(&request.path);
     source.debug_syms = debug_directories
         .is_some_and(|directories| links::are_harmless(&request.path, directories));
     let source = Source::Elf(source);
     let found = symbolizer
         .symbolize(&source, Input::VirtOffset(&request.addresses))
-        .map_err(|e| Failure(format!("{shown}: symbols cannot be read: {e:#}")))?;
+        .map_err(|e| Failure(format!("{path_text}: symbols cannot be read: {e:#}")))?;
     let one = |symbol: &Symbolized| match symbol {
         Symbolized::Sym(symbol) => frames(symbol),
         Symbolized::Unknown(_) => Vec::new(),

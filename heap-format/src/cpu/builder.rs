@@ -199,8 +199,8 @@ impl CpuBuilder {
     /// merged. The locations must come from this builder; others cause wrong stacks, or a panic.
     pub fn stack(&mut self, locations: &[LocationId], samples: u64, ns: u64, thread: u32) {
         let last = locations.iter().map(|location| location.0 as usize).max();
-        let known = self.profile.locations.len();
-        assert!(last < Some(known), "a location of another builder");
+        let location_count = self.profile.locations.len();
+        assert!(last < Some(location_count), "a location of another builder");
         let profile = &mut self.profile;
         let frames = locations.iter().map(|location| location.0);
         profile.stacks.push_frames(frames);

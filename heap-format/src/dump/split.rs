@@ -22,10 +22,14 @@ pub(crate) struct Record {
 pub(crate) fn split(samples: u64, objects: f64, bytes: f64, interval: u64) -> [Record; 2] {
     let usable = |v: f64| v.is_finite() && v > 0.0 && v < 9e18;
     if interval <= 1 {
-        let whole = |v: f64| if usable(v) { v.round() as u64 } else { 0 };
+        let rounded = |v: f64| if usable(v) { v.round() as u64 } else { 0 };
         return single_record(
-            whole(objects),
-            if whole(objects) == 0 { 0 } else { whole(bytes) },
+            rounded(objects),
+            if rounded(objects) == 0 {
+                0
+            } else {
+                rounded(bytes)
+            },
         );
     }
     if !usable(objects) || !usable(bytes) {

@@ -26,7 +26,7 @@ const ELSEWHERE: [(&str, &str); 11] = [
     ("web", "html"),
 ];
 
-/// Options of jeprof, gperftools' pprof and Go's pprof that are called otherwise here, and how.
+/// Options of jeprof, gperftools' pprof and Go's pprof that have another name here, with that name.
 const THEIRS: [(&str, &str); 14] = [
     ("gif", PICTURE),
     ("ps", PICTURE),
@@ -69,7 +69,7 @@ const PICTURE: &str = "pictures are written as SVG (--svg, --flame), which rsvg-
 const SHOWN: &str = "write the picture to a file, and open that in a browser: mem_parser x.heap \
                      --svg -o x.svg";
 
-/// Exits with code 2 if an option of another program was given: says what to use here.
+/// Exits with code 2 if an option of another program was given, with advice what to use instead.
 pub fn check_elsewhere(arguments: impl Iterator<Item = String>) {
     for argument in arguments.take_while(|argument| argument != "--") {
         if let Some(message) = elsewhere(&argument) {

@@ -157,7 +157,7 @@ fn parts_by_owner(mut owners: ByOwner, figures: Option<&Heap>, anonymous: u64) -
     parts
 }
 
-/// Like [`parts_by_owner`], where the memory of the heap is not told by address.
+/// Like [`parts_by_owner`], for dumps that do not distinguish the memory of the heap by address.
 fn parts_by_figures(figures: Option<&Heap>, anonymous: u64) -> Vec<Part> {
     let mut parts = Vec::new();
     let mut rest = anonymous;

@@ -56,7 +56,7 @@ fn title(context: &Context, trimmed: &Trimmed, unit: &str) -> Vec<String> {
     let requested = context.options.unit.as_str();
     let (mut scaled, mut best) = measure::scale(total, context.view.unit(), requested);
     let mut name = measure::own_name(&best).to_owned();
-    // As jeprof writes it, unless another unit was requested.
+    // Uses jeprof's unit, unless another one was requested.
     if requested == "minimum" && ["MB", "GB", "TB", "PB"].contains(&best.as_str()) {
         (scaled, best) = measure::scale(total, context.view.unit(), "MB");
         name.clone_from(&best);

@@ -39,7 +39,7 @@ impl Random {
 /// Fate of the objects from one dump to the next.
 #[derive(Clone, Copy, Debug)]
 enum History {
-    /// A tenth of the first ones more.
+    /// Grows by a tenth of the initial objects in each dump.
     Grows,
     /// The oldest quarter is replaced.
     Turns,

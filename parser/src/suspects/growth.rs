@@ -405,7 +405,7 @@ mod tests {
 
     #[test]
     fn steady_growth_is_found_through_noise() {
-        // 100 a step, and noise of a quarter of a step up to a whole one.
+        // Growth of 100 per step, with noise between a quarter of a step and a whole step.
         for (count, noise, least) in [(5, 10.0, 0.95), (10, 50.0, 0.95), (20, 100.0, 0.95)] {
             let found = share(Verdict::Steady, count, |i, random| {
                 1e4 + 100.0 * i as f64 + noise * random.normal()
@@ -420,7 +420,7 @@ mod tests {
             let wrong = share(Verdict::Steady, count, |_, random| {
                 1e4 + 500.0 * random.normal()
             });
-            // Half of the 5 % outside an interval lie above it.
+            // Of the 5 % of values outside a confidence interval, half are above it.
             assert!(wrong <= 0.06, "{count} points: {wrong}");
         }
     }
@@ -501,7 +501,8 @@ mod tests {
         assert!((error - QUANTILE * (2.0 * huge).sqrt() / 10.0).abs() < 1.0);
     }
 
-    /// A stack whose objects of 1000 bytes are sampled at 1024, as its dumps show it. `true` for each that is.
+    /// Stack whose objects of 1000 bytes are sampled at an interval of 1024, as its dumps show it.
+    /// An element is true if its object was sampled.
     struct Sampled {
         live: Vec<bool>,
         /// Samples of all that were allocated.
@@ -550,7 +551,7 @@ mod tests {
             });
         }
 
-        /// The points of a history, and its rate in truth.
+        /// Returns the points of a history, and its true rate.
         fn of(history: History, dumps: usize, random: &mut Random) -> (Vec<Point>, f64) {
             const START: usize = 1000;
             let mut all = Self {
@@ -592,8 +593,9 @@ mod tests {
         }
     }
 
-    /// The bars of growth, where sampling alone makes an error: what dumps of one session have in common counts
-    /// only once in them. Of 3,000 intervals 95 % are in 94.2 to 95.8 (two standard errors); the seed is fixed.
+    /// Error bars of growth if sampling is the only source of error: what dumps of one session have
+    /// in common counts only once in them. Of 3,000 intervals 95 % are in 94.2 to 95.8 (two
+    /// standard errors); the seed is fixed.
     #[test]
     fn error_bars_of_growth_have_the_right_coverage() {
         const SERIES: usize = 3000;
@@ -657,7 +659,7 @@ mod tests {
         }
     }
 
-    /// The change is exact where every object is sampled, and so is that it ended.
+    /// If every object is sampled, the change is exact, and so is the verdict that growth ended.
     #[test]
     fn growth_that_ended_has_the_rate_of_the_whole_time() {
         let point = |at: f64, bytes: f64| Point {

@@ -309,7 +309,7 @@ mod tests {
             ("fill", "fill.cpp:30".to_owned())
         );
         assert_eq!(own.site(&view, &[0]), None);
-        // An interpreter that was built in somebody's directory is not theirs.
+        // An interpreter that was built in a home directory is not user code.
         let mut profile = view.profile().clone();
         profile.mappings = vec![Mapping {
             path: "/home/you/.pyenv/bin/python3.13".into(),

@@ -262,7 +262,7 @@ mod tests {
         assert_eq!(one(&anonymous), "parse Cache::free main");
         let cgo = ["mk", "_cgo_Cfunc_mk", "runtime.asmcgocall", "[truncated]"];
         assert_eq!(one(&cgo), cgo.join(" "));
-        // Where a function of the program hides an allocator's, too.
+        // A function of the program may hide an allocator's, too.
         assert_eq!(
             one(&["read_file", "malloc", "main"]),
             "read_file malloc main"

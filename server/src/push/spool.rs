@@ -30,15 +30,16 @@ impl Spool {
         let directory = directory.unwrap_or_else(|| {
             std::env::temp_dir().join(format!("mem_profiler_push.{}", std::process::id()))
         });
-        let shown = printable::path(&directory);
+        let path_text = printable::path(&directory);
         let created = fs::DirBuilder::new().mode(0o700).create(&directory);
         match created {
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists && !is_temporary => {}
-            created => created
-                .with_context(|| format!("{shown} cannot be created; name another with --spool"))?,
+            created => created.with_context(|| {
+                format!("{path_text} cannot be created; name another with --spool")
+            })?,
         }
         if !directory.is_dir() {
-            bail!("{shown} is not a directory; name one with --spool");
+            bail!("{path_text} is not a directory; name one with --spool");
         }
         Ok(Self {
             directory,
@@ -81,9 +82,9 @@ impl Spool {
     /// Removes the directory at the end, if it is temporary and empty.
     pub fn close(&self) {
         if self.is_temporary && fs::remove_dir(&self.directory).is_err() {
-            let shown = printable::path(&self.directory);
+            let path_text = printable::path(&self.directory);
             super::say(&format!(
-                "what was not sent is in {shown}; send it with --dumps"
+                "what was not sent is in {path_text}; send it with --dumps"
             ));
         }
     }

@@ -169,8 +169,8 @@ fn rows(page: &PageContext, columns: &Columns) -> (Vec<Row>, Row) {
             value(columns.live),
         ];
         let in_agent = calls_of_agent(view.profile(), &agents, nodes, frames);
-        let shown = frames.iter().zip(in_agent);
-        let entries: Vec<(u32, bool)> = shown
+        let visible = frames.iter().zip(in_agent);
+        let entries: Vec<(u32, bool)> = visible
             .filter(|(f, _)| !view.is_hidden(**f))
             .flat_map(|(&f, own)| nodes.of_location(f).iter().map(move |&e| (e, own)))
             .collect();

@@ -196,8 +196,8 @@ fn groups(context: &Context) -> HashMap<Key, Group> {
         let Some((loss, number)) = losses[stack].filter(|_| values[space] > 0) else {
             continue;
         };
-        let shown = frames.iter().filter(|&&f| !view.is_hidden(f));
-        let entries = shown.flat_map(|&f| nodes.of_location(f).iter().copied());
+        let visible = frames.iter().filter(|&&f| !view.is_hidden(f));
+        let entries = visible.flat_map(|&f| nodes.of_location(f).iter().copied());
         let entries: Vec<u32> = entries.collect();
         let key = number.map_or_else(|| Key::Stack(entries.clone()), Key::Number);
         let group = groups.entry(key).or_default();
