@@ -2,7 +2,7 @@
 
 use super::memory::{SHARDS, Segment, count, session};
 use crate::layout::MAGIC;
-use crate::owner::{Life, Mapping, Met, NONE, Sessions, Setting, appear, meet};
+use crate::owner::{Entered, Life, Mapping, NONE, Sessions, Setting, enter, publish};
 use crate::sync::{AtomicU8, AtomicU64, Ordering};
 use loom::cell::UnsafeCell;
 use loom::model::Builder;
@@ -58,24 +58,24 @@ impl Process {
     }
 
     /// Models a thread of the agent that enters a session.
-    fn meet(&self, shard: u32) -> Option<Met<'_>> {
+    fn enter(&self, shard: u32) -> Option<Entered<'_>> {
         let bank = |session| {
             // SAFETY: loom reports every access that is not ordered with this one.
             let is_mapped = self.attach(shard).with(|at| unsafe { *at });
             assert!(is_mapped, "used where it is not mapped");
             Some(self.segment.bank(session))
         };
-        let met = meet(&self.segment.control, &self.sessions, bank, |ns| ns as u32)?;
-        check(&met);
-        Some(met)
+        let entered = enter(&self.segment.control, &self.sessions, bank, |ns| ns as u32)?;
+        check(&entered);
+        Some(entered)
     }
 }
 
 /// Checks that all of a thread's sampling state belongs to one session.
-fn check(met: &Met<'_>) {
-    let published = session(met.setting.session);
+fn check(entered: &Entered<'_>) {
+    let published = session(entered.setting.session);
     let expected = Setting {
-        epoch: met.setting.epoch,
+        epoch: entered.setting.epoch,
         session: published.number,
         interval: published.interval,
         deadline_ns: published.deadline_ns,
@@ -84,8 +84,8 @@ fn check(met: &Met<'_>) {
         thinning: published.thinning,
         cpu: published.cpu,
     };
-    assert_eq!(met.setting, expected, "parameters of two sessions");
-    assert_eq!(u64::from(met.start_tick), published.start_ns);
+    assert_eq!(entered.setting, expected, "parameters of two sessions");
+    assert_eq!(u64::from(entered.start_tick), published.start_ns);
 }
 
 fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
@@ -98,24 +98,24 @@ fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
 fn run(process: &Process, shard: u32, samples: u32) -> Vec<u64> {
     let control = &process.segment.control;
     let mut counted = Vec::new();
-    let mut known: Option<Met<'_>> = None;
+    let mut known: Option<Entered<'_>> = None;
     for _ in 0..samples {
-        let current = known.as_ref().is_some_and(|met| {
+        let current = known.as_ref().is_some_and(|entered| {
             let number = control.epoch(Ordering::Relaxed);
             let Setting {
                 epoch,
                 session,
                 deadline_ns,
                 ..
-            } = met.setting;
+            } = entered.setting;
             epoch == number && Setting::is_current(control, epoch, session, deadline_ns)
         });
         if !current {
-            known = process.meet(shard);
+            known = process.enter(shard);
         }
-        if let Some(met) = &known {
-            count(&met.bank, shard);
-            counted.push(met.setting.session);
+        if let Some(entered) = &known {
+            count(&entered.bank, shard);
+            counted.push(entered.setting.session);
         }
     }
     counted
@@ -181,8 +181,11 @@ fn thread_sleeps_through_two_sessions() {
         count(&process.segment.bank(1), 0);
         let other = Arc::clone(&process);
         let thread = thread::spawn(move || {
-            if let Some(met) = other.meet(1).filter(|met| met.setting.session == 3) {
-                let record = met.bank.records.record(1).unwrap();
+            if let Some(entered) = other
+                .enter(1)
+                .filter(|entered| entered.setting.session == 3)
+            {
+                let record = entered.bank.records.record(1).unwrap();
                 let samples = record.alloc_samples.load(Ordering::Relaxed);
                 assert_eq!(samples, 0, "a bank with a sample of another session");
             }
@@ -191,8 +194,8 @@ fn thread_sleeps_through_two_sessions() {
         process.segment.begin(2);
         process.segment.stop();
         process.segment.begin(3);
-        let met = process.meet(0).expect("a session that runs");
-        let born = met.start_tick;
+        let entered = process.enter(0).expect("a session that runs");
+        let born = entered.start_tick;
         thread.join().unwrap();
         assert_eq!(
             process.sessions.of_object(3, born, born),
@@ -228,10 +231,10 @@ fn deadline_ends_no_other_session() {
         process.segment.begin(1);
         let other = Arc::clone(&process);
         let thread = thread::spawn(move || {
-            if let Some(met) = other.meet(1) {
-                let ended = Setting::end(&other.segment.control, met.setting.epoch);
-                assert!(met.setting.session == 1 || ended);
-                return ended.then_some(met.setting.session);
+            if let Some(entered) = other.enter(1) {
+                let ended = Setting::end(&other.segment.control, entered.setting.epoch);
+                assert!(entered.setting.session == 1 || ended);
+                return ended.then_some(entered.setting.session);
             }
             None
         });
@@ -257,9 +260,9 @@ fn the_first_session_begins_before_the_segment_is_visible() {
             let (magic, life) = &*shown;
             life.make();
             other.segment.prepare(2);
-            appear(&other.segment.control, magic, Some(&session(2)));
+            publish(&other.segment.control, magic, Some(&session(2)));
             life.own(None);
-            other.meet(1).map(|met| met.setting.session)
+            other.enter(1).map(|entered| entered.setting.session)
         });
         let (magic, life) = &*words;
         if process.segment.control.epoch(Ordering::Relaxed) != 0 {
