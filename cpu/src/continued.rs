@@ -20,8 +20,8 @@ const BYTES_BEFORE: u64 = 4 << 10;
 /// Maximum number of parts that are read of one stack.
 const MAX_PARTS: usize = 256;
 /// Number of last-read words of the copy that are compared. They are the return address into the
-/// function at the end of the copy, and the word that leads to its frame. Functions further in may
-/// have returned, which does not change the rest of the stack.
+/// function at the end of the copy, and the saved frame pointer or other word from which its frame
+/// was computed. Inner functions may have returned, which does not change the rest of the stack.
 const COMPARED_WORDS: usize = 2;
 /// Number of bytes below each compared word that are compared too, since registers are saved there.
 const COMPARED_BELOW: u64 = 48;

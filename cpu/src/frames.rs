@@ -7,7 +7,7 @@ use unwind::elf::{self, PT_GNU_EH_FRAME, PT_LOAD, Section, Segment};
 
 use crate::source::{Source, bytes};
 
-/// Maximum size in bytes of a search table and of entries. Programs of several gigabytes have tens
+/// Maximum sizes in bytes of a search table and of entries. Programs of several gigabytes have tens
 /// of megabytes.
 const MAX_INDEX: u64 = 32 << 20;
 const MAX_ENTRIES: u64 = 128 << 20;
@@ -25,7 +25,7 @@ const HEAD_BYTES: usize = 12;
 const ROW_BYTES: usize = 8;
 /// First bytes of a search table, as all linkers write them: version 1; a 4-byte pc-relative
 /// pointer, a 4-byte count, and rows of two 4-byte values relative to the section.
-const USUAL: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
+const USUAL_START: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
 
 /// Part of a file, with its address before relocation.
 #[derive(Default)]
@@ -70,8 +70,8 @@ impl Frames {
 pub fn read(source: &(impl Source + ?Sized), page: &[u8], headers: &[u8]) -> Option<Frames> {
     let header = elf::segments(headers).find(|s| s.kind == PT_GNU_EH_FRAME);
     match header {
-        Some(header) => indexed(source, page, headers, &header),
-        None => built(source, page),
+        Some(header) => read_indexed(source, page, headers, &header),
+        None => build(source, page),
     }
 }
 
@@ -101,7 +101,7 @@ fn read_at(
 }
 
 /// Reads the tables of a file with a search table.
-fn indexed(
+fn read_indexed(
     source: &(impl Source + ?Sized),
     page: &[u8],
     headers: &[u8],
@@ -115,7 +115,7 @@ fn indexed(
         let word = index.bytes.get(at..at + 4)?.try_into().ok()?;
         base.checked_add_signed(i64::from(i32::from_le_bytes(word)))
     };
-    if !index.bytes.starts_with(&USUAL) {
+    if !index.bytes.starts_with(&USUAL_START) {
         return None;
     }
     let start = relative(4, index.address.checked_add(4)?)?;
@@ -174,13 +174,13 @@ fn word(bytes: &[u8], at: usize) -> Option<u64> {
 }
 
 /// Returns the 4-byte value at an offset.
-fn half(bytes: &[u8], at: usize) -> Option<u64> {
-    let half = bytes.get(at..at.checked_add(4)?)?;
-    Some(u64::from(u32::from_le_bytes(half.try_into().ok()?)))
+fn word32(bytes: &[u8], at: usize) -> Option<u64> {
+    let word = bytes.get(at..at.checked_add(4)?)?;
+    Some(u64::from(u32::from_le_bytes(word.try_into().ok()?)))
 }
 
 /// Reads the section `.eh_frame` of a file without a search table, and builds one.
-fn built(source: &(impl Source + ?Sized), page: &[u8]) -> Option<Frames> {
+fn build(source: &(impl Source + ?Sized), page: &[u8]) -> Option<Frames> {
     let (address, offset, len) = section(source, page, b".eh_frame\0")?;
     let bytes = bytes(source, offset, len, MAX_ENTRIES)?;
     let entries = Part { address, bytes };
@@ -219,7 +219,7 @@ fn section(source: &(impl Source + ?Sized), page: &[u8], wanted: &[u8]) -> Optio
         MAX_NAMES,
     )?;
     let has_name = |header: &&&[u8]| {
-        let sh_name = half(header, 0);
+        let sh_name = word32(header, 0);
         let name = sh_name.and_then(|offset| table.get(usize::try_from(offset).ok()?..));
         name.is_some_and(|name| name.starts_with(wanted))
     };
@@ -242,13 +242,13 @@ fn index_of(frames: &Part) -> Option<Part> {
         address: frames.address,
     };
     let mut rows: Vec<(i32, i32)> = Vec::new();
-    let from_index = |to: u64| i32::try_from(to.wrapping_sub(address).cast_signed()).ok();
+    let distance = |to: u64| i32::try_from(to.wrapping_sub(address).cast_signed()).ok();
     entries(&section, |start, entry| {
-        rows.extend(from_index(start).zip(from_index(entry)));
+        rows.extend(distance(start).zip(distance(entry)));
     });
     rows.sort_unstable();
     let begin = frames.address.wrapping_sub(address + 4).cast_signed();
-    let mut bytes = USUAL.to_vec();
+    let mut bytes = USUAL_START.to_vec();
     bytes.extend(i32::try_from(begin).ok()?.to_le_bytes());
     bytes.extend(u32::try_from(rows.len()).ok()?.to_le_bytes());
     for (start, entry) in rows {
@@ -286,7 +286,7 @@ mod tests {
         let (file, page) = own_file();
         let headers = elf::program_headers(&page).unwrap();
         let linked = read(&file, &page, headers).unwrap();
-        let built = built(&file, &page).unwrap();
+        let built = build(&file, &page).unwrap();
         let [[linked_part], [built_part]] = [&linked.entries[..], &built.entries[..]] else {
             panic!("one section each");
         };
@@ -318,7 +318,7 @@ mod tests {
             longer.file_size = wild.max(1 << 31);
             for damaged in [moved, longer] {
                 assert!(
-                    indexed(&file, &page, headers, &damaged).is_none(),
+                    read_indexed(&file, &page, headers, &damaged).is_none(),
                     "{wild:x}"
                 );
             }
@@ -327,8 +327,8 @@ mod tests {
             let mut page = page.clone();
             page[at..at + 2].fill(0xff);
             // Must neither panic nor allocate without a limit.
-            let _ = built(&file, &page);
+            let _ = build(&file, &page);
         }
-        assert!(built(&file, &page[..60]).is_none());
+        assert!(build(&file, &page[..60]).is_none());
     }
 }

@@ -49,10 +49,10 @@ pub fn step(
     let (ip, sp) = machine::caller(live, at, memory)?;
     let caller_has_tables = space.function(ip, library)?;
     let is_caller = |call| match call {
-        Call::At(target) => leads(space, target, pc),
+        Call::At(target) => leads_to(space, target, pc),
         Call::Slot(slot) => space
             .word(slot)
-            .is_some_and(|target| leads(space, target, pc)),
+            .is_some_and(|target| leads_to(space, target, pc)),
         Call::Unknown => caller_has_tables,
     };
     machine::calls(space, ip).any(is_caller).then(|| {
@@ -67,7 +67,7 @@ pub fn step(
 }
 
 /// Returns true if code at `target` may lead to `pc`, directly or through stubs.
-fn leads(space: &Space, mut target: u64, pc: u64) -> bool {
+fn leads_to(space: &Space, mut target: u64, pc: u64) -> bool {
     for _ in 0..MAX_STUBS {
         if target <= pc && pc - target < MAX_FUNCTION_BYTES && space.are_in_one_range(target, pc) {
             return !space.has_function(target, pc);
@@ -92,8 +92,8 @@ mod machine {
         Some((memory.read(at.sp).ok()?, at.sp.checked_add(8)?))
     }
 
-    /// Returns the calls that may end at a return address. Instructions are decoded backwards, and
-    /// bytes may be the end of several.
+    /// Returns the calls that may end at a return address. The start of the instruction
+    /// before it is unknown, so every length is tried, and several may give a call.
     pub fn calls(space: &Space, ip: u64) -> impl Iterator<Item = Call> {
         let mut bytes = [0; MAX_CALL_BYTES];
         let start = ip.wrapping_sub(MAX_CALL_BYTES as u64);
@@ -197,6 +197,7 @@ mod machine {
         call.into_iter()
     }
 
+    /// Decodes the instruction `word` at address `at` (Arm's manual, BL and BLR).
     pub fn call(word: u32, at: u64) -> Option<Call> {
         match word {
             _ if word >> 26 == 0b10_0101 => Some(Call::At(branch(word, at))),

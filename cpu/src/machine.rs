@@ -9,14 +9,16 @@ const HEAD_BYTES: u64 = 20;
 const CLASS_64: u8 = 2;
 const BIG_ENDIAN: u8 = 2;
 
+/// `e_machine` of programs that we can unwind: `EM_X86_64`, `EM_AARCH64`.
 #[cfg(target_arch = "x86_64")]
-const OWN: u16 = 62;
+const OWN_MACHINE: u16 = 62;
 #[cfg(target_arch = "aarch64")]
-const OWN: u16 = 183;
+const OWN_MACHINE: u16 = 183;
 
 /// Machine that is not the one that we run on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Machine {
+    /// True if its registers have 32 bits.
     is_narrow: bool,
     /// ELF machine number, if known.
     number: Option<u16>,
@@ -49,7 +51,7 @@ impl Machine {
             _ => u16::from_le_bytes(e_machine),
         };
         let is_narrow = class != CLASS_64;
-        (is_narrow || number != OWN).then_some(Self {
+        (is_narrow || number != OWN_MACHINE).then_some(Self {
             is_narrow,
             number: Some(number),
         })
@@ -84,7 +86,7 @@ impl fmt::Display for Machine {
         write!(
             f,
             ", and only 64-bit programs for {} can be sampled here",
-            name(OWN)
+            name(OWN_MACHINE)
         )
     }
 }
@@ -102,7 +104,7 @@ mod tests {
 
     #[test]
     fn other_machines_are_recognised() {
-        assert_eq!(Machine::parse(&head(2, 1, OWN.to_le_bytes())), None);
+        assert_eq!(Machine::parse(&head(2, 1, OWN_MACHINE.to_le_bytes())), None);
         let display = |head: &[u8]| Machine::parse(head).expect("another one").to_string();
         let narrow = display(&head(1, 1, [3, 0]));
         assert!(narrow.contains("a 32-bit program for i386,"), "{narrow}");
@@ -110,8 +112,8 @@ mod tests {
         assert!(x32.contains("a 32-bit program for x86-64,"), "{x32}");
         let big = display(&head(2, 2, [0, 22]));
         assert!(big.contains("a program for S/390,"), "{big}");
-        let unheard_of = display(&head(2, 1, [0x34, 0x12]));
-        assert!(unheard_of.contains("for machine 4660,"), "{unheard_of}");
+        let unlisted = display(&head(2, 1, [0x34, 0x12]));
+        assert!(unlisted.contains("for machine 4660,"), "{unlisted}");
         for not_a_program in [&b"#!/bin/sh"[..], b"", &head(1, 1, [3, 0])[..19]] {
             assert_eq!(Machine::parse(not_a_program), None);
         }

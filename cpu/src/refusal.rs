@@ -220,11 +220,13 @@ impl Refusal {
         }
     }
 
-    /// Returns the reason for an error when mapping ring buffers of at least `least` bytes in
-    /// total.
-    pub(crate) fn of_rings(error: io::Error, least: usize) -> Self {
+    /// Returns the reason for an error when mapping ring buffers of `min_bytes` bytes in
+    /// total, the smallest that would do.
+    pub(crate) fn of_rings(error: io::Error, min_bytes: usize) -> Self {
         match error.raw_os_error() {
-            Some(libc::EPERM | libc::ENOMEM | libc::EAGAIN) => Self::Locked(least.div_ceil(1024)),
+            Some(libc::EPERM | libc::ENOMEM | libc::EAGAIN) => {
+                Self::Locked(min_bytes.div_ceil(1024))
+            }
             _ => Self::of_kernel(error),
         }
     }

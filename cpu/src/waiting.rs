@@ -41,7 +41,9 @@ pub struct Waiting {
     /// attached to none, because the other engine starts a program, that engine reports children.
     children: bool,
     is_attached: bool,
+    /// Time of the next round of samples.
     next: Instant,
+    /// Time of the last search for new threads.
     searched: Option<Instant>,
     /// Time of the next search for children.
     next_children: Instant,
@@ -129,7 +131,7 @@ impl Waiting {
         });
     }
 
-    /// Counts the time without a sample, at the end.
+    /// Counts the time since each thread's last sample. Called once, when sampling ends.
     pub fn finish(&mut self, recording: &mut Recording) {
         for thread in self.threads.values_mut() {
             // If the thread has just exited, the last known values count.

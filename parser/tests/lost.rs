@@ -13,7 +13,7 @@ mod expected;
 const SECOND: u64 = 1_000_000_000;
 const START: u64 = 1_795_235_047 * SECOND;
 
-/// A hostile name among the others.
+/// Functions' names. The last one would run a script if the page did not escape it.
 const NAMES: [&str; 6] = [
     "open_session",
     "main",
@@ -36,7 +36,7 @@ const STACKS: [Stack; 6] = [
     (5, Some(Loss::Indirect), 0, 3.0, 4096.0),
 ];
 
-/// Writes the dump of a check that found these losses by sampling.
+/// Returns the profile of a leak check that found the losses in [`STACKS`] by sampling.
 fn check() -> Profile {
     let mut builder = ProfileBuilder::new(1024);
     let note = "</script>5 parts of its memory cannot be read: what only they point to is lost";
@@ -61,7 +61,7 @@ fn check() -> Profile {
         }),
         ..Facts::default()
     });
-    for (function, how, group, objects, size) in STACKS {
+    for (function, kind, group, objects, size) in STACKS {
         let variance = objects * size * 1024.0;
         let detail = Detail {
             alloc_samples: objects as u64,
@@ -73,12 +73,12 @@ fn check() -> Profile {
             ..Detail::default()
         };
         builder.stack([0x1001 + 0x100 * function as u64, 0x1101], &detail);
-        builder.lost(Lost { how, group });
+        builder.lost(Lost { how: kind, group });
     }
     named(builder.finish())
 }
 
-/// Locations get the name of their address.
+/// Gives each location the function that its address stands for.
 fn named(mut profile: Profile) -> Profile {
     for name in NAMES {
         profile.functions.push(Function {
@@ -98,7 +98,7 @@ fn named(mut profile: Profile) -> Profile {
     profile
 }
 
-fn written(directory: &Path, profile: &Profile) -> String {
+fn write_dump(directory: &Path, profile: &Profile) -> String {
     let path = directory.join("lost.heap");
     dump::write(profile, &mut File::create(&path).unwrap()).unwrap();
     path.to_str().unwrap().to_owned()
@@ -112,7 +112,7 @@ fn output(arguments: &[&str]) -> String {
 #[test]
 fn every_view_mentions_the_leak_check() {
     let directory = tempfile::tempdir().unwrap();
-    let file = written(directory.path(), &check());
+    let file = write_dump(directory.path(), &check());
     for format in ["-t", "--tree", "--traces", "-s", "--flame", "--dot"] {
         let text = output(&["-f", &file, format]);
         for part in ["Leak check: what no pointer led to, while ", " was live"] {
@@ -126,7 +126,7 @@ fn every_view_mentions_the_leak_check() {
 #[test]
 fn labels_select_kinds_of_loss() {
     let directory = tempfile::tempdir().unwrap();
-    let file = written(directory.path(), &check());
+    let file = write_dump(directory.path(), &check());
     let total = |focus: &str| {
         let csv = output(&["-f", &file, "--folded", "--tagfocus", focus]);
         let values = csv.lines().filter_map(|line| line.rsplit_once(' '));
@@ -143,11 +143,11 @@ fn labels_select_kinds_of_loss() {
 #[test]
 fn a_base_is_subtracted_by_kind_of_loss() {
     let directory = tempfile::tempdir().unwrap();
-    let file = written(directory.path(), &check());
+    let file = write_dump(directory.path(), &check());
     let other = tempfile::tempdir().unwrap();
     let mut early = check();
     early.facts.end_unix_ns = Some(START + 30 * SECOND);
-    let base = written(other.path(), &early);
+    let base = write_dump(other.path(), &early);
     let none = output(&["-f", &file, "--base", &base, "--folded"]);
     assert_eq!(none, "");
 }
@@ -155,7 +155,7 @@ fn a_base_is_subtracted_by_kind_of_loss() {
 #[test]
 fn the_page_begins_with_the_leaks() {
     let directory = tempfile::tempdir().unwrap();
-    let file = written(directory.path(), &check());
+    let file = write_dump(directory.path(), &check());
     let page = output(&["-f", &file, "--html"]);
     let start = page.find("\"lost\":").expect("the data of the tab");
     let end = page[start..].find(",\n\"flame\"").expect("the next tab");
@@ -195,7 +195,7 @@ document.documentElement.setAttribute("data-state", JSON.stringify(state));
 #[test]
 fn the_tab_shows_what_each_loss_keeps() {
     let directory = tempfile::tempdir().unwrap();
-    let file = written(directory.path(), &check());
+    let file = write_dump(directory.path(), &check());
     let page = browser::open_page(&output(&["-f", &file, "--html"]));
     let path = directory.path().join("probe.html");
     fs::write(&path, browser::with_probe(&page, PROBE, "</body>")).unwrap();

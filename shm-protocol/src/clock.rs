@@ -71,7 +71,7 @@ impl Shift {
     pub fn parse(text: &[u8]) -> Self {
         let offset = |clock: &str| {
             text.split(|byte| *byte == b'\n')
-                .find_map(|line| shift(line, clock))
+                .find_map(|line| offset_ns(line, clock))
         };
         Self {
             monotonic_ns: offset("monotonic").unwrap_or(0),
@@ -99,8 +99,9 @@ impl Shift {
     }
 }
 
-/// Parses a line with a clock's name, seconds and nanoseconds.
-fn shift(line: &[u8], clock: &str) -> Option<i64> {
+/// Parses a line with a clock's name, seconds and nanoseconds. Returns the sum in ns if the line is
+/// that of `clock`.
+fn offset_ns(line: &[u8], clock: &str) -> Option<i64> {
     let mut words = core::str::from_utf8(line).ok()?.split_ascii_whitespace();
     if words.next()? != clock {
         return None;
