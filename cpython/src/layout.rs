@@ -244,6 +244,7 @@ struct Groups {
     has_copies: bool,
 }
 
+/// Returns the indices for a version, given as `PY_VERSION_HEX`.
 fn groups(version: u32) -> Option<Groups> {
     match version >> 16 {
         0x030d => Some(Groups {

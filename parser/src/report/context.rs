@@ -77,19 +77,23 @@ impl Context<'_> {
         self.unit_for(trimmed, true)
     }
 
-    /// Returns the unit for all values. With `vanish`, small values may be rounded to 0.
-    pub fn unit_for(&self, trimmed: &Trimmed, vanish: bool) -> String {
+    /// Returns the unit for all values. If `may_vanish`, small values may be rounded to 0.
+    pub fn unit_for(&self, trimmed: &Trimmed, may_vanish: bool) -> String {
         if self.options.unit != "minimum" || trimmed.graph.nodes.is_empty() {
             return self.options.unit.clone();
         }
-        let own = |n: &crate::graph::Node| if n.flat == 0 { n.cum } else { n.flat };
-        let values = trimmed.graph.nodes.iter().map(|n| own(n).saturating_abs());
+        let value = |n: &crate::graph::Node| if n.flat == 0 { n.cum } else { n.flat };
+        let values = trimmed
+            .graph
+            .nodes
+            .iter()
+            .map(|n| value(n).saturating_abs());
         let largest = self.view.total();
         let smallest = values.filter(|&v| v > 0).min().unwrap_or(largest);
         let smallest = self.divided(smallest);
         let largest = self.divided(largest);
         let best = |value| measure::scale(value, self.view.unit(), "minimum").1;
-        let unit = if vanish
+        let unit = if may_vanish
             && best(smallest) != best(largest)
             && smallest.saturating_mul(100) < largest
         {

@@ -31,6 +31,7 @@ pub fn history(facts: &Facts) -> Option<String> {
     })
 }
 
+/// Formats the interval with index `index`: value, CPU overhead and duration, where known.
 fn period(facts: &Facts, index: usize) -> String {
     let IntervalPeriod {
         from_unix_ns,
@@ -38,7 +39,7 @@ fn period(facts: &Facts, index: usize) -> String {
         overhead,
     } = facts.intervals[index];
     // Only the first interval is followed by units.
-    let (unit, of) = match index {
+    let (unit, share_of) = match index {
         0 => (" bytes", " of CPU time"),
         _ => ("", ""),
     };
@@ -46,7 +47,7 @@ fn period(facts: &Facts, index: usize) -> String {
     if let Some(millionths) = overhead {
         let share = percentage(millionths.into(), 1_000_000);
         // Writing to a string cannot fail.
-        let _ = write!(text, " ({}{of})", share.trim());
+        let _ = write!(text, " ({}{share_of})", share.trim());
     }
     let next = facts.intervals.get(index + 1).map(|p| p.from_unix_ns);
     if let Some(until) = next.or(elapsed::end_by_length(facts)) {

@@ -21,16 +21,16 @@ struct Memory {
 impl Memory {
     /// Returns memory with a record of [`BEFORE`] samples.
     fn new() -> Arc<Self> {
-        let half = || AtomicU32::new(0);
-        let word = || AtomicU64::new(0);
+        let word32 = || AtomicU32::new(0);
+        let word64 = || AtomicU64::new(0);
         let memory = Self {
             records: (0..2).map(|_| record()).collect(),
-            count: half(),
+            count: word32(),
             peak: PeakState {
-                epoch: half(),
-                tick: half(),
-                next_level: word(),
-                settled: word(),
+                epoch: word32(),
+                tick: word32(),
+                next_level: word64(),
+                settled: word64(),
                 reserved: [0; 5],
             },
         };
