@@ -33,10 +33,13 @@ pub struct Known<'a> {
     pid: i32,
     /// Index of the matching template by the leaf node of a stack; `None` if no template matches.
     stacks: HashMap<NodeId, Option<usize>>,
+    /// The same by return address.
     addresses: HashMap<u64, Option<usize>>,
+    /// The same by function name, file or module.
     texts: HashMap<Rc<str>, Option<usize>>,
     /// Number of bytes that may still be compared.
     left: u64,
+    /// Last error of a lookup, for display.
     trouble: Option<String>,
 }
 
@@ -69,7 +72,7 @@ impl<'a> Known<'a> {
     }
 
     /// Examines the stacks of a session that are new.
-    pub fn learn(&mut self, snapshot: &Snapshot, header: &Header<'_>) {
+    pub fn examine(&mut self, snapshot: &Snapshot, header: &Header<'_>) {
         let leaves = snapshot.records().iter().map(|record| record.node);
         let mut leaves: Vec<NodeId> = leaves.filter(|l| !self.stacks.contains_key(l)).collect();
         leaves.sort_unstable();
@@ -115,26 +118,26 @@ impl<'a> Known<'a> {
         for (address, location) in addresses.drain(..).zip(locations) {
             let location = location.map_or(usize::MAX, |location| location as usize);
             let frames = code.get(location).map_or(&[][..], |frames| frames);
-            let template = self.of_frames(modules.get(location), frames);
+            let template = self.match_frames(modules.get(location), frames);
             self.addresses.insert(address, template);
         }
     }
 
     /// Returns the first template that matches the code of an address: its module, then each
     /// function, then that function's file.
-    fn of_frames(&mut self, module: Option<&Rc<str>>, frames: &[Code]) -> Option<usize> {
-        if let Some(found) = module.and_then(|module| self.of_text(module)) {
+    fn match_frames(&mut self, module: Option<&Rc<str>>, frames: &[Code]) -> Option<usize> {
+        if let Some(found) = module.and_then(|module| self.match_text(module)) {
             return Some(found);
         }
         frames.iter().find_map(|code| {
-            self.of_function(&code.name)
-                .or_else(|| self.of_text(&code.file))
+            self.match_function(&code.name)
+                .or_else(|| self.match_text(&code.file))
         })
     }
 
     /// Returns the first template that matches a function's full name or the short name that
     /// reports show.
-    fn of_function(&mut self, name: &Rc<str>) -> Option<usize> {
+    fn match_function(&mut self, name: &Rc<str>) -> Option<usize> {
         if let Some(known) = self.texts.get(name) {
             return *known;
         }
@@ -147,7 +150,7 @@ impl<'a> Known<'a> {
         found
     }
 
-    fn of_text(&mut self, text: &Rc<str>) -> Option<usize> {
+    fn match_text(&mut self, text: &Rc<str>) -> Option<usize> {
         if let Some(known) = self.texts.get(text) {
             return *known;
         }

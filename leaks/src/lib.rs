@@ -190,7 +190,7 @@ pub fn check(
     let mut tries = 0;
     loop {
         if !plan.suppressions.is_empty() {
-            known.learn(&dump::snapshot(agent, session, header)?, header);
+            known.examine(&dump::snapshot(agent, session, header)?, header);
         }
         tries += 1;
         let (mut check, is_new) = attempt(agent, header, session, plan, &known)?;

@@ -67,7 +67,7 @@ impl Destination {
 }
 
 /// Returns the name of the output file for a dump, in the current directory.
-pub fn name_for(dump: &Path, ending: &str) -> PathBuf {
+pub fn name_for(dump: &Path, extension: &str) -> PathBuf {
     let name = if stdin::is_meant(dump) {
         "stdin".as_ref()
     } else {
@@ -81,7 +81,7 @@ pub fn name_for(dump: &Path, ending: &str) -> PathBuf {
     }
     let mut name = stem.as_os_str().to_owned();
     name.push(".");
-    name.push(ending);
+    name.push(extension);
     name.into()
 }
 
@@ -254,7 +254,7 @@ mod tests {
 
     #[test]
     fn outputs_are_named_after_dumps() {
-        let name = |dump: &str, ending| name_for(Path::new(dump), ending);
+        let name = |dump: &str, extension| name_for(Path::new(dump), extension);
         assert_eq!(name("/tmp/x.heap", "html"), Path::new("x.html"));
         assert_eq!(
             name("a.4711.0001.heap", "svg"),

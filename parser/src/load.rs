@@ -282,7 +282,7 @@ fn check_beside(
     let [(heap, heap_file), (cpu, cpu_file)] = [&heap[0], &cpu[0]];
     let a = stdin::shown(heap_file);
     let b = stdin::shown(cpu_file);
-    if !needs.beside {
+    if !needs.accepts_cpu_profile {
         bail!("{a} is of memory and {b} of time: only --html shows both, on one page");
     }
     if !heap.is_of_memory() {

@@ -84,7 +84,7 @@ impl Geometry {
     /// Returns the offset of the nodes in the bank.
     #[must_use]
     pub fn nodes_offset(&self) -> usize {
-        self.slots_offset() + self.levels.all() * size_of::<u32>()
+        self.slots_offset() + self.levels.slot_count() * size_of::<u32>()
     }
 
     /// Returns the offset of the records in the bank.
@@ -102,7 +102,7 @@ impl Geometry {
     /// Returns the number of bytes of slots to commit together with `units` units.
     #[must_use]
     pub fn slot_bytes_in(&self, units: u32) -> usize {
-        self.levels.backed(units.min(self.units)) * size_of::<u32>()
+        self.levels.committed_slots(units.min(self.units)) * size_of::<u32>()
     }
 
     /// Returns the number of nodes in `units` units.
@@ -183,7 +183,7 @@ impl<'a> Bank<'a> {
             let header = &*base.cast::<BankHeader>();
             let slots = core::slice::from_raw_parts(
                 base.add(geometry.slots_offset()).cast::<AtomicU32>(),
-                geometry.levels.all(),
+                geometry.levels.slot_count(),
             );
             let nodes = core::slice::from_raw_parts(
                 base.add(geometry.nodes_offset()).cast::<Node>(),
@@ -521,7 +521,7 @@ mod tests {
                 assert!(reserved_units(step_of(g.units)) >= g.units, "{g:?}");
                 assert_eq!(g.nodes_in(g.units) as usize, g.nodes);
                 assert_eq!(g.records_in(g.units) as usize, g.records);
-                assert_eq!(g.slot_bytes_in(g.units), g.levels.all() * 4);
+                assert_eq!(g.slot_bytes_in(g.units), g.levels.slot_count() * 4);
                 assert_eq!(g.slots_offset() % 64, 0);
                 assert_eq!(g.records_offset() % 64, 0);
                 let steps = (1..g.units).map(|units| g.bytes_in(units + 1) - g.bytes_in(units));

@@ -131,7 +131,7 @@ impl Levels {
     /// Returns the index of the table that is in use while this many units are committed.
     #[inline(always)]
     #[must_use]
-    pub const fn serving(units: u32) -> u32 {
+    pub const fn level_for(units: u32) -> u32 {
         match units {
             0 | 1 => 0,
             _ => (units - 1).ilog2() / 2 + 1,
@@ -159,18 +159,18 @@ impl Levels {
 
     /// Returns the number of slots of all tables.
     #[must_use]
-    pub const fn all(&self) -> usize {
-        let last = Self::serving(1 << self.units_log2);
+    pub const fn slot_count(&self) -> usize {
+        let last = Self::level_for(1 << self.units_log2);
         self.start(last) + self.slots(last)
     }
 
     /// Returns the number of slots to commit together with this many units: all slots of the tables
     /// in use, and a proportional part of the next one, so that no step is large.
     #[must_use]
-    pub const fn backed(&self, units: u32) -> usize {
-        let level = Self::serving(units);
+    pub const fn committed_slots(&self, units: u32) -> usize {
+        let level = Self::level_for(units);
         let served = self.start(level) + self.slots(level);
-        if level == 0 || served >= self.all() {
+        if level == 0 || served >= self.slot_count() {
             return served;
         }
         // The table in use serves the units from `first_units` up to four times as many.
@@ -181,9 +181,10 @@ impl Levels {
             + next % (3 * first_units)
     }
 
+    /// Returns the index of the table that is in use while this many nodes are committed.
     #[inline(always)]
     const fn level_of(&self, nodes: u32) -> u32 {
-        Self::serving((nodes.saturating_sub(1) >> self.unit_nodes_log2) + 1)
+        Self::level_for((nodes.saturating_sub(1) >> self.unit_nodes_log2) + 1)
     }
 }
 
@@ -198,7 +199,7 @@ pub struct Tree<'a> {
 
 impl<'a> Tree<'a> {
     /// Returns a tree in memory that is zeroed or already in use. There must be at least
-    /// [`Levels::all`] slots, and at most [`MAX_NODES`] nodes; otherwise [`child`](Self::child)
+    /// [`Levels::slot_count`] slots, and at most [`MAX_NODES`] nodes; otherwise [`child`](Self::child)
     /// finds no room.
     #[must_use]
     pub fn new(
@@ -207,7 +208,7 @@ impl<'a> Tree<'a> {
         nodes: &'a [Node],
         count: &'a AtomicU32,
     ) -> Self {
-        let usable = slots.len() >= levels.all() && nodes.len() <= MAX_NODES as usize;
+        let usable = slots.len() >= levels.slot_count() && nodes.len() <= MAX_NODES as usize;
         Self {
             slots: if usable { slots } else { &[] },
             levels,
@@ -220,7 +221,7 @@ impl<'a> Tree<'a> {
     /// room.
     ///
     /// `limit` is the number of committed nodes; the slots for them must be committed too
-    /// ([`Levels::backed`]).
+    /// ([`Levels::committed_slots`]).
     #[inline]
     pub fn child(&self, parent: Place, address: u64, limit: u32) -> Option<Place> {
         let path = path_to(parent.path, address);
@@ -283,7 +284,7 @@ impl<'a> Tree<'a> {
     fn child_at(&self, hash: u64, parent: NodeId, address: u64, limit: u32) -> Option<NodeId> {
         let first = self.slot(hash, limit)?;
         let seen = first.load(Ordering::Acquire);
-        if seen >> INDEX_BITS == tag(hash) && self.is(seen & INDEX_MASK, parent, address) {
+        if seen >> INDEX_BITS == tag(hash) && self.matches(seen & INDEX_MASK, parent, address) {
             return Some(seen & INDEX_MASK);
         }
         self.probe(hash, parent, address, limit)
@@ -310,7 +311,7 @@ impl<'a> Tree<'a> {
                     Err(other) => seen = other,
                 }
             }
-            if seen >> INDEX_BITS == tag && self.is(seen & INDEX_MASK, parent, address) {
+            if seen >> INDEX_BITS == tag && self.matches(seen & INDEX_MASK, parent, address) {
                 return Some(seen & INDEX_MASK);
             }
         }
@@ -324,7 +325,7 @@ impl<'a> Tree<'a> {
             let slots = probed(self.table(level), hash).map(|slot| slot.load(Ordering::Acquire));
             let mut taken = slots.take_while(|slot| *slot != 0);
             let found = taken.find(|slot| {
-                slot >> INDEX_BITS == tag(hash) && self.is(slot & INDEX_MASK, parent, address)
+                slot >> INDEX_BITS == tag(hash) && self.matches(slot & INDEX_MASK, parent, address)
             });
             found.map(|slot| slot & INDEX_MASK)
         })
@@ -353,8 +354,9 @@ impl<'a> Tree<'a> {
         self.nodes.get(id as usize)
     }
 
+    /// Returns true if node `id` is that of `address` called from `parent`.
     #[inline]
-    fn is(&self, id: NodeId, parent: NodeId, address: u64) -> bool {
+    fn matches(&self, id: NodeId, parent: NodeId, address: u64) -> bool {
         self.node(id).is_some_and(|node| {
             node.address.load(Ordering::Relaxed) == address
                 && node.parent.load(Ordering::Relaxed) == parent
@@ -436,19 +438,31 @@ mod tests {
             let levels = Levels::new(6, units);
             let mut end = 0;
             let mut backed = 0;
-            for level in 0..=Levels::serving(units) {
+            for level in 0..=Levels::level_for(units) {
                 assert_eq!(levels.start(level), end);
                 end += levels.slots(level);
             }
-            assert!(end <= levels.all(), "{units}");
-            for some in 1..=units {
-                let level = Levels::serving(some);
-                assert!(levels.slots(level) >= 2 * some as usize * 64, "{some}");
-                let now = levels.backed(some);
-                assert!(now >= levels.start(level) + levels.slots(level), "{some}");
-                assert!((backed..=levels.all()).contains(&now), "{some} of {units}");
+            assert!(end <= levels.slot_count(), "{units}");
+            for committed in 1..=units {
+                let level = Levels::level_for(committed);
+                assert!(
+                    levels.slots(level) >= 2 * committed as usize * 64,
+                    "{committed}"
+                );
+                let now = levels.committed_slots(committed);
+                assert!(
+                    now >= levels.start(level) + levels.slots(level),
+                    "{committed}"
+                );
+                assert!(
+                    (backed..=levels.slot_count()).contains(&now),
+                    "{committed} of {units}"
+                );
                 let step = now - backed;
-                assert!(some <= 2 || step <= 12 * 128, "{some} of {units}: {step}");
+                assert!(
+                    committed <= 2 || step <= 12 * 128,
+                    "{committed} of {units}: {step}"
+                );
                 backed = now;
             }
         }
@@ -514,7 +528,7 @@ mod tests {
     fn nodes_of_earlier_tables_are_found_when_later_ones_are_in_use() {
         const UNIT: u32 = 8;
         let levels = Levels::new(3, 8);
-        let (slots, nodes, count) = memory(levels.all(), 64);
+        let (slots, nodes, count) = memory(levels.slot_count(), 64);
         let tree = Tree::new(&slots, levels, &nodes, &count);
         let child = |address, limit| tree.child(Place::root(ROOT), address, limit);
         let mut made: Vec<_> = (1..=6).map(|i| child(i, UNIT).unwrap()).collect();
@@ -571,13 +585,15 @@ mod model {
                 records: AtomicU32::new(0),
             };
             let levels = Levels::new(2, 2);
-            let slots: Vec<AtomicU32> = (0..levels.all()).map(|_| AtomicU32::new(0)).collect();
+            let slots: Vec<AtomicU32> = (0..levels.slot_count())
+                .map(|_| AtomicU32::new(0))
+                .collect();
             let nodes: Vec<Node> = (0..8).map(node).collect();
             let memory = Arc::new((slots, nodes, AtomicU32::new(0)));
             let run = move |memory: &(Vec<AtomicU32>, Vec<Node>, AtomicU32), limit: u32| {
                 let tree = Tree::new(&memory.0, levels, &memory.1, &memory.2);
                 let place = tree.child(Place::root(ROOT), 7, limit).unwrap();
-                assert!(tree.is(place.node, ROOT, 7));
+                assert!(tree.matches(place.node, ROOT, 7));
                 place
             };
             let other = memory.clone();
@@ -607,7 +623,7 @@ mod model {
                 let tree = Tree::new(&memory.0, levels, &memory.1, &memory.2);
                 let shared = tree.child(Place::root(ROOT), 7, 8).unwrap();
                 let mine = tree.child(shared, own, 8).unwrap();
-                assert!(tree.is(mine.node, shared.node, own));
+                assert!(tree.matches(mine.node, shared.node, own));
                 shared
             };
             let other = memory.clone();

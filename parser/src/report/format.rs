@@ -23,7 +23,7 @@ pub struct Format {
     pub help: &'static str,
     /// Extension of the output file if standard output is a terminal, which cannot show the output.
     /// `None` for text.
-    pub ending: Option<&'static str>,
+    pub extension: Option<&'static str>,
     /// Set if the flag takes a pattern of functions.
     pub takes_pattern: bool,
     /// Style of values: pprof's in pprof's formats, ours in others.
@@ -72,7 +72,7 @@ impl Format {
 
     /// Restricts the format to heap profiles.
     pub const fn of_memory(mut self) -> Self {
-        self.needs.memory = true;
+        self.needs.heap_only = true;
         self
     }
 
@@ -91,7 +91,7 @@ impl Format {
             short: None,
             alias: None,
             help,
-            ending: None,
+            extension: None,
             takes_pattern: false,
             style: Style::Pprof,
             needs: Needs::TABLE,
@@ -124,9 +124,9 @@ pub struct Needs {
     /// Equal stacks are merged, for formats that list each stack once.
     pub merged_stacks: bool,
     /// Only heap profiles are supported.
-    pub memory: bool,
+    pub heap_only: bool,
     /// A CPU profile of the same process may be combined with a heap profile.
-    pub beside: bool,
+    pub accepts_cpu_profile: bool,
 }
 
 /// Need for function names.
@@ -166,8 +166,8 @@ impl Needs {
         symbols: Symbols::Required,
         dumps: Dumps::Sum,
         merged_stacks: false,
-        memory: false,
-        beside: false,
+        heap_only: false,
+        accepts_cpu_profile: false,
     };
 
     /// Requirements of a drawn graph: the entries that contribute most to a picture.

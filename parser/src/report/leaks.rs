@@ -19,7 +19,7 @@ pub const FORMAT: Format = Format {
     needs: Needs {
         variance: true,
         dumps: Dumps::Series,
-        memory: true,
+        heap_only: true,
         ..Needs::TABLE
     },
     ..Format::report(

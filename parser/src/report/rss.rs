@@ -24,7 +24,7 @@ pub const FORMAT: Format = Format {
         variance: true,
         symbols: Symbols::Unused,
         dumps: Dumps::Single,
-        memory: true,
+        heap_only: true,
         ..Needs::TABLE
     },
     ..Format::report(

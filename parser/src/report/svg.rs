@@ -13,7 +13,7 @@ use heap_format::printable::printable;
 /// `-s`.
 pub const FORMAT: Format = Format {
     short: Some('s'),
-    ending: Some("svg"),
+    extension: Some("svg"),
     style: Style::Own,
     needs: Needs {
         variance: true,

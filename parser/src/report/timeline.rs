@@ -20,7 +20,7 @@ pub const FORMAT: Format = Format {
     style: Style::Own,
     needs: Needs {
         dumps: Dumps::BaseApart,
-        memory: true,
+        heap_only: true,
         ..Needs::TABLE
     },
     ..Format::report(

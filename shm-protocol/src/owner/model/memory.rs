@@ -163,7 +163,7 @@ fn bank_words() -> BankWords {
     };
     BankWords {
         header: header(),
-        slots: (0..levels().all()).map(|_| word32()).collect(),
+        slots: (0..levels().slot_count()).map(|_| word32()).collect(),
         nodes: (0..NODES).map(node).collect(),
         records: (0..RECORDS).map(|_| record()).collect(),
     }
