@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use heap_format::{Detail, Mapping, ProfileBuilder, TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS, dump};
 
-/// A small generator (xorshift), so that runs are alike.
+/// A pseudo-random number generator (xorshift), so that runs are alike.
 struct Random(u64);
 
 impl Random {

@@ -1,5 +1,5 @@
-//! Error bars hold what they promise: over many simulated runs, the interval
-//! around a sampled number holds the true one in 95 of 100.
+//! Coverage of error bars: over many simulated runs, the 95 % confidence interval of a sampled
+//! value contains the true value in 95 % of the runs.
 //!
 //! The generator's seeds are fixed, so no test here fails by chance.
 
@@ -15,7 +15,7 @@ fn runs() -> usize {
 const INTERVAL: u64 = 1024;
 const WIDE: u64 = 65_536;
 
-/// A small generator (xorshift), so that every test run is the same.
+/// A pseudo-random number generator (xorshift), so that every test run is the same.
 struct Random(u64);
 
 impl Random {
@@ -136,10 +136,10 @@ fn run(workload: &Workload, interval: u64, random: &mut Random) -> (Detail, [f64
     (d, truth)
 }
 
-/// How often intervals of each column held the truth, of how many.
+/// Returns the fraction of the intervals of each column that contain the true value.
 fn coverage(workloads: &[Workload], interval: u64, kept: Kept) -> [f64; 4] {
     let mut random = Random(0x0123_4567_89ab_cdef);
-    let mut held = [0; 4];
+    let mut covered = [0; 4];
     for _ in 0..runs() {
         let mut builder = ProfileBuilder::new(interval);
         let run = |w| run(w, interval, &mut random);
@@ -150,24 +150,24 @@ fn coverage(workloads: &[Workload], interval: u64, kept: Kept) -> [f64; 4] {
         let mut profile = kept.of(builder.finish());
         fill(&mut profile);
         for (stack, (_, truth)) in runs.iter().enumerate() {
-            for (column, inside) in held.iter_mut().enumerate() {
+            for (column, inside) in covered.iter_mut().enumerate() {
                 let value = profile.values_of(stack)[column] as f64;
                 let half = half_width(value, profile.variances[stack * 4 + column]);
                 *inside += usize::from((value - truth[column]).abs() <= half);
             }
         }
     }
-    held.map(|inside| inside as f64 / (runs() * workloads.len()) as f64)
+    covered.map(|inside| inside as f64 / (runs() * workloads.len()) as f64)
 }
 
-/// What a format keeps of what was sampled.
+/// Format in which a profile is stored before its variances are computed.
 #[derive(Clone, Copy)]
 enum Kept {
     /// A dump that was written and read.
     Dump,
-    /// One of the first version, without the variances of objects.
+    /// Dump of the first format version, which has no variances of objects.
     FirstDump,
-    /// The four values alone.
+    /// Only the four values of each stack.
     Values,
 }
 
@@ -202,7 +202,8 @@ fn first_version(text: &str) -> String {
     text.lines().map(line).collect()
 }
 
-/// 2800 and 1600 intervals: their share strays by 0.4 and 0.5 % (one standard error).
+/// The two workloads give 2800 and 1600 intervals, so the standard errors of the fractions are
+/// 0.4 % and 0.5 %.
 #[test]
 fn confidence_intervals_have_the_right_coverage() {
     for (workloads, interval) in [

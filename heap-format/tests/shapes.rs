@@ -1,4 +1,4 @@
-//! Files in every wrapping that users give them, and files of other tools.
+//! Files with every compression and container that users give them, and files of other tools.
 
 use std::io::Write;
 

@@ -93,8 +93,8 @@ fn number(text: &str, before: &str) -> i64 {
     digits.parse().unwrap()
 }
 
-/// Each tool truncates each of two lines a stack; objects lose in addition
-/// what rounding the size of small records costs.
+/// Checks that a tool's sum differs from ours only by rounding. Each tool rounds down each of two
+/// lines per stack; objects differ further because sizes of small records are rounded.
 fn assert_close(tool: &str, column: &str, got: i64, want: i64) {
     let lines = 2 * STACKS as i64 + 2;
     let slack = if column.ends_with("objects") {

@@ -168,9 +168,9 @@ pub fn by_thread(view: &View, nodes: &Nodes) -> Option<BTreeMap<String, Owner>> 
 
 /// Returns the name of each stack's thread. Empty if no stack has one.
 fn thread_names(profile: &Profile) -> Vec<Option<&str>> {
-    let own = |label: &&heap_format::Label| label.key == THREAD_LABEL;
+    let is_thread = |label: &&heap_format::Label| label.key == THREAD_LABEL;
     let mut names = Vec::new();
-    for label in profile.labels.iter().filter(own) {
+    for label in profile.labels.iter().filter(is_thread) {
         names.resize(profile.stacks.len(), None);
         if let (LabelValue::Text(name), Some(slot)) =
             (&label.value, names.get_mut(label.stack as usize))

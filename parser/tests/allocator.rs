@@ -42,7 +42,7 @@ fn facts(ago: u64) -> Facts {
     }
 }
 
-/// What the tab says, and the bytes of each row by its label.
+/// Returns as JSON the text of the tab, and the bytes of each row by its label.
 fn tab(facts: Facts) -> String {
     const PROBE: &str = r##"
 document.querySelector("#to-allocator").click();

@@ -48,7 +48,7 @@ fn call_graphs_show_how_often_time_was_sampled() {
         assert!(text.contains("Sampling: 99 samples per second of CPU time"));
         assert!(!text.contains("Interval: 10101010"));
     }
-    // Each graph of a page with both tells its own.
+    // On a page with both, each flame graph shows its own sampling.
     let both = output(&["-f", "shop.heap", "shop.cpu", "--html"]);
     assert!(both.contains("Sampling: 99 samples per second of CPU time"));
     assert!(both.contains("Interval: 512 bytes"));

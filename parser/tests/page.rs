@@ -19,7 +19,7 @@ fn output(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What a probe finds on the page of a file.
+/// Returns the state that the script `probe` reports on the page of a file.
 fn probe(file: &str, probe: &str) -> String {
     let page = browser::open_page(&output(&["-f", file, "--html"]));
     let directory = tempfile::tempdir().unwrap();

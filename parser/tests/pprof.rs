@@ -10,7 +10,7 @@ use heap_format::{
     pprof, read,
 };
 
-/// A small generator (xorshift), so that every run tests the same profiles.
+/// A pseudo-random number generator (xorshift), so that every run tests the same profiles.
 struct Random(u64);
 
 impl Random {

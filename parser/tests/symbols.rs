@@ -349,7 +349,7 @@ fn kernel_functions_are_named_only_under_the_same_kernel() {
     assert!(table(BuildId::default()).ends_with(" [vdso]"));
 }
 
-/// A small generator (xorshift), so that every run damages the same bytes.
+/// A pseudo-random number generator (xorshift), so that every run damages the same bytes.
 struct Random(u64);
 
 impl Random {

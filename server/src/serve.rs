@@ -112,11 +112,11 @@ fn open(address: &Address) -> anyhow::Result<OpenListener> {
             let listener =
                 TcpListener::bind(requested).map_err(|error| bind_error(*requested, error))?;
             listener.set_nonblocking(true)?;
-            let own = listener.local_addr()?;
+            let bound_address = listener.local_addr()?;
             let listener = tokio::net::TcpListener::from_std(listener)?;
             Ok(OpenListener {
                 listener: Listener::Tcp(listener),
-                address: format!("http://{own}/"),
+                address: format!("http://{bound_address}/"),
                 socket: None,
             })
         }

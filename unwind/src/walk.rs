@@ -402,9 +402,9 @@ impl Walker {
         // Deep stacks with frames of an interpreter are not cached.
         if is_deep && !insertion.frames.is_empty() {
             let walk = self.intern_deep(&trace.stack, tree, &insertion);
-            let own = self.stack.own();
+            let bounds_before = self.stack.own();
             self.stack.settle(None, || 0);
-            if self.stack.own() != own {
+            if self.stack.own() != bounds_before {
                 self.frames.forget();
             }
             return walk;

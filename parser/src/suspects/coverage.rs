@@ -24,7 +24,7 @@ fn series() -> usize {
     if is_full { 600 } else { 30 }
 }
 
-/// A small generator (xorshift), so that every run is the same.
+/// A pseudo-random number generator (xorshift), so that every run is the same.
 struct Random(u64);
 
 impl Random {

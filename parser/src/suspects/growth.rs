@@ -359,7 +359,7 @@ fn student(freedom: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// A small generator (xorshift), so that every run is the same.
+    /// A pseudo-random number generator (xorshift), so that every run is the same.
     struct Random(u64);
 
     impl Random {

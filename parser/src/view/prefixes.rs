@@ -15,9 +15,11 @@ impl Prefixes<'_> {
     /// Returns true if a name begins with one of the prefixes.
     pub fn may_match(&self, name: &str) -> bool {
         let first = |text: &str| text.as_bytes().first().copied();
-        let own = first(name);
-        let from = self.0.partition_point(|text| first(text) < own);
-        let mut alike = self.0[from..].iter().take_while(|text| first(text) == own);
+        let initial = first(name);
+        let from = self.0.partition_point(|text| first(text) < initial);
+        let mut alike = self.0[from..]
+            .iter()
+            .take_while(|text| first(text) == initial);
         alike.any(|text| name.starts_with(text))
     }
 }

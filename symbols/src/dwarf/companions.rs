@@ -31,9 +31,9 @@ const PIECE_SIZE: usize = 1 << 16;
 /// Returns the debug files of a program: those found by its build id, then those found by its debug
 /// link.
 pub fn debug_files(image: &Image, directories: &[PathBuf]) -> impl Iterator<Item = Image> {
-    let own = Elf::open(image.path()).map(|elf| elf.build_id);
-    let own = own.unwrap_or_default();
-    let hex = own.to_string();
+    let build_id = Elf::open(image.path()).map(|elf| elf.build_id);
+    let build_id = build_id.unwrap_or_default();
+    let hex = build_id.to_string();
     let by_id = hex.split_at_checked(2).filter(|_| hex.len() >= 8);
     let by_id = by_id.map(|(first, rest)| format!("{first}/{rest}.debug"));
     let by_id = by_id.into_iter().flat_map(|inside| {
@@ -47,15 +47,15 @@ pub fn debug_files(image: &Image, directories: &[PathBuf]) -> impl Iterator<Item
             .collect::<Vec<_>>()
     });
     let same = {
-        let own = own.clone();
-        move |path: &PathBuf| Elf::open(path).is_ok_and(|elf| elf.build_id == own)
+        let build_id = build_id.clone();
+        move |path: &PathBuf| Elf::open(path).is_ok_and(|elf| elf.build_id == build_id)
     };
     let link = Link::of(image);
     let by_link = link.into_iter().flat_map(move |link| {
         let candidates = link.candidates(image.path(), directories);
-        let own = own.clone();
+        let build_id = build_id.clone();
         let is_meant = move |path: &PathBuf| match Elf::open(path) {
-            Ok(elf) if !own.is_empty() && !elf.build_id.is_empty() => elf.build_id == own,
+            Ok(elf) if !build_id.is_empty() && !elf.build_id.is_empty() => elf.build_id == build_id,
             Ok(_) => checksum(path).is_ok_and(|sum| sum == link.checksum),
             Err(_) => false,
         };
@@ -111,9 +111,14 @@ impl Link {
         let Ok(linker) = linker.canonicalize() else {
             return Vec::new();
         };
-        let own = linker.parent().unwrap_or(Path::new("/"));
-        let below = own.strip_prefix("/").unwrap_or(own);
-        let mut candidates = vec![own.join(&self.name), own.join(".debug").join(&self.name)];
+        let directory_of_linker = linker.parent().unwrap_or(Path::new("/"));
+        let below = directory_of_linker
+            .strip_prefix("/")
+            .unwrap_or(directory_of_linker);
+        let mut candidates = vec![
+            directory_of_linker.join(&self.name),
+            directory_of_linker.join(".debug").join(&self.name),
+        ];
         for directory in directories {
             candidates.push(directory.join(below).join(&self.name));
             candidates.push(directory.join(&self.name));
