@@ -53,8 +53,8 @@ impl Heap {
         }
     }
 
-    /// Divides this much anonymous memory into the parts, where owners are not known. Returns them, and the rest that belongs
-    /// to none of them.
+    /// Divides this much anonymous memory into the parts, where owners are not known. Returns them,
+    /// and the rest that belongs to none of them.
     ///
     /// jemalloc counts pages as resident that were never touched, above all of its metadata, so no
     /// part is taken to be larger than what the parts before leave of `anonymous`. What the heap

@@ -50,8 +50,8 @@ impl Sums {
         self.variances.get(column).copied().unwrap_or(0.0)
     }
 
-    /// Returns the half-width of the 95 % confidence interval of a column's sum; 0 if it is exact or
-    /// unknown.
+    /// Returns the half-width of the 95 % confidence interval of a column's sum; 0 if it is exact
+    /// or unknown.
     pub fn error(&self, column: usize) -> i64 {
         let value = self.values.get(column).copied().unwrap_or(0) as f64;
         half_width(value, self.variance(column)).round() as i64

@@ -258,7 +258,8 @@ const SETS: [Set; 2] = [
     },
 ];
 
-/// The dump after some minutes under a clock that was set, in a session that began `boot` ns after the boot.
+/// The dump after some minutes under a clock that was set, in a session that began `boot` ns after
+/// the boot.
 fn under_set_clock(minute: u64, set: &Set, boot: Option<u64>) -> Profile {
     let mut profile = server(minute as f64, 7);
     let facts = &mut profile.facts;

@@ -142,8 +142,8 @@ fn bind_error(address: SocketAddr, error: io::Error) -> anyhow::Error {
     }
 }
 
-/// Extends and ends sessions until a signal arrives. With `sample_new`, starts a session in each new
-/// process.
+/// Extends and ends sessions until a signal arrives. With `sample_new`, starts a session in each
+/// new process.
 fn maintain_sessions(server: &Server, sample_new: bool, signals: &Signals) {
     let mut searched: Option<Instant> = None;
     loop {

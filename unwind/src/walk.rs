@@ -265,7 +265,8 @@ impl Walker {
     ) -> Walk {
         let mut insert = Some(insert);
         let mut known = None;
-        // `insert` is called at most once: `unchanged` in its result is relative to the previous call.
+        // `insert` is called at most once: `unchanged` in its result is relative to the previous
+        // call.
         let mut insert_once = |trail: &Trail<'_>| {
             let inserted = insert.take().map(|insert| insert(trail));
             *known.insert(inserted.or(known).unwrap_or(Insertion::NONE))

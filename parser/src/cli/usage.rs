@@ -189,8 +189,8 @@ fn unknown(argument: &str) -> String {
     }
 }
 
-/// Returns the arguments of this program. Bytes that are not UTF-8 are replaced: file names may have
-/// them, options do not.
+/// Returns the arguments of this program. Bytes that are not UTF-8 are replaced: file names may
+/// have them, options do not.
 pub fn arguments() -> impl Iterator<Item = String> {
     let given = std::env::args_os().skip(1);
     given.map(|argument| argument.to_string_lossy().into_owned())

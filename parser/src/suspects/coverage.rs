@@ -1,7 +1,9 @@
-//! Bars of growth and of live bytes over many simulated programs, from dumps to suspects: objects of mixed
-//! sizes are sampled at 1024, and what is live at several dumps has the same samples in each.
+//! Bars of growth and of live bytes over many simulated programs, from dumps to suspects: objects
+//! of mixed sizes are sampled at 1024, and what is live at several dumps has the same samples in
+//! each.
 //!
-//! The seeds are fixed. `MEM_TESTS_PLANTED=all` simulates twenty times as many, as before a release.
+//! The seeds are fixed. `MEM_TESTS_PLANTED=all` simulates twenty times as many, as before a
+//! release.
 
 use heap_format::{Detail, Profile, ProfileBuilder, merge, variance};
 
@@ -121,7 +123,8 @@ impl Kind {
     }
 }
 
-/// Dumps of a program with many stacks, and the true growth per second and live bytes of each stack.
+/// Dumps of a program with many stacks, and the true growth per second and live bytes of each
+/// stack.
 struct Series {
     dumps: Vec<Profile>,
     rate: f64,

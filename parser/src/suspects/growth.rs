@@ -151,8 +151,8 @@ fn slope_error(points: &[Point], first: &Point, last: &Point) -> f64 {
     QUANTILE * slope_variance(points).sqrt() * widened
 }
 
-/// Maximum number of points whose covariances are computed, pair by pair. Of more points, only every
-/// n-th one is used.
+/// Maximum number of points whose covariances are computed, pair by pair. Of more points, only
+/// every n-th one is used.
 const MAX_COMPARED: usize = 128;
 
 /// Returns the sampling variance of the slope of a line through the points.

@@ -235,9 +235,9 @@ impl LastStack {
         let index = HEADROOM + new.count;
         let next = &mut self.buffers[!self.current & 1];
         self.by_sp[sp_slot(registers.sp)] = index as u16;
-        // SAFETY: `new` has fewer than CACHED_FRAMES frames, so both indices are in bounds: there are
-        // two words for each frame and one more. Both words are written without a branch; the next
-        // frame overwrites the unused ones.
+        // SAFETY: `new` has fewer than CACHED_FRAMES frames, so both indices are in bounds: there
+        // are two words for each frame and one more. Both words are written without a branch; the
+        // next frame overwrites the unused ones.
         unsafe {
             let frame = next.frames.get_unchecked_mut(index);
             frame.write(Frame {
