@@ -6,7 +6,7 @@
 use heap_format::variance::{fill, half_width};
 use heap_format::{Detail, Profile, ProfileBuilder, dump};
 
-/// Number of runs; twenty times as many before a release.
+/// Returns the number of runs, which is twenty times as large before a release.
 fn runs() -> usize {
     let is_full = std::env::var("MEM_TESTS_PLANTED").is_ok_and(|what| what == "all");
     if is_full { 8000 } else { 400 }
@@ -19,7 +19,7 @@ const WIDE: u64 = 65_536;
 struct Random(u64);
 
 impl Random {
-    /// Uniform in (0, 1].
+    /// Returns a number that is uniformly distributed in (0, 1].
     fn next(&mut self) -> f64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -187,7 +187,7 @@ impl Kept {
     }
 }
 
-/// A dump as the first version wrote it: ten exact values, not thirteen.
+/// Converts a dump to the first format version, which has ten exact values instead of thirteen.
 fn first_version(text: &str) -> String {
     let line = |line: &str| match line.strip_prefix("# s ") {
         Some(values) => {

@@ -47,7 +47,8 @@ fn facts() -> Facts {
     }
 }
 
-/// Two threads, frames of every kind, a stack without frames and one without values.
+/// Returns a profile of two threads with frames of every kind, a stack without frames and one
+/// without values.
 fn sample() -> Profile {
     let mut builder = CpuBuilder::new(sampling());
     builder.module(Mapping {

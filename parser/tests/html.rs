@@ -44,7 +44,7 @@ fn folded(scale: u64) -> String {
     )
 }
 
-/// A dump with ages, figures of the allocator and facts, without symbols.
+/// Writes a dump with ages, figures of the allocator and facts, without symbols.
 fn write_dump(directory: &TempDir) -> PathBuf {
     let mut builder = ProfileBuilder::new(1024);
     let figures = [
@@ -72,7 +72,7 @@ fn write_dump(directory: &TempDir) -> PathBuf {
     path
 }
 
-/// The JSON of a script element.
+/// Returns the JSON in a script element.
 fn json<'a>(page: &'a str, id: &str) -> &'a str {
     let start = format!("<script type=\"application/json\" id=\"{id}\">");
     let (_, rest) = page.split_once(&start).unwrap();

@@ -19,7 +19,8 @@ const MOST: u64 = 2_500;
 /// Types before each function, which are passed through on the way to it.
 const TYPES: usize = 520;
 
-/// A unit whose entries take 100 MB: the functions are far apart, and so are their names.
+/// Returns the source of a compilation unit whose debug information takes 100 MB when it is read:
+/// the functions are far apart, and so are their names.
 fn source() -> String {
     let mut source = format!(
         ".text\n.globl keeps\n.type keeps, @function\nkeeps: .fill {STACKS}, 4, 0x90909090\nret\n\
@@ -67,7 +68,7 @@ fn build(directory: &Path) -> (PathBuf, u64) {
     (program, u64::from_str_radix(address, 16).unwrap())
 }
 
-/// A dump with a stack for each function.
+/// Writes a dump with a stack for each function.
 fn dumped(directory: &Path, program: &Path, address: u64) -> PathBuf {
     let mut builder = ProfileBuilder::new(1);
     builder.module(Mapping {

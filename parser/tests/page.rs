@@ -8,7 +8,7 @@ use helpers::browser;
 
 const SHOP: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/shop.heap");
 
-/// An output of a file.
+/// Returns the output of a command line.
 fn output(arguments: &[&str]) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_mem_parser"))
         .args(arguments)
@@ -28,7 +28,7 @@ fn probe(file: &str, probe: &str) -> String {
     browser::state(&path, "")
 }
 
-/// A profile of functions whose file has a hostile name.
+/// Writes a profile of functions whose file has a hostile name.
 fn hostile(directory: &Path) -> String {
     let folded = "main;f 10\nmain;g 5\n";
     let mut profile = heap_format::read(folded.as_bytes(), "test").unwrap();

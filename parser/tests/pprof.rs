@@ -22,8 +22,8 @@ impl Random {
     }
 }
 
-/// A profile with inlined functions, recursion, frames without names,
-/// negative values when asked for, and sizes.
+/// Returns a profile with inlined functions, recursion, frames without names, and sizes. Some
+/// values are negative if `negative` is set.
 fn profile(seed: u64, negative: bool) -> Profile {
     let mut random = Random(seed);
     // Stacks come from the only way to make some: text.

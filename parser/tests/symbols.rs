@@ -21,7 +21,7 @@ fn parser(dump: &Path, arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-/// The last line of the table, and what was said.
+/// Returns the last line of the table, and the messages.
 fn named(dump: &Path, arguments: &[&str]) -> (String, String) {
     let output = parser(dump, arguments);
     let message = String::from_utf8(output.stderr).unwrap();

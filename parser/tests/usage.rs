@@ -275,7 +275,7 @@ fn without_a_terminal_outputs_go_to_standard_output() {
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
 }
 
-/// What a command line shows in a terminal of 80 columns. Needs script, of util-linux.
+/// Returns the output of a command line in a terminal of 80 columns. Needs `script` of util-linux.
 fn in_terminal(directory: &Path, arguments: &str) -> String {
     parser_in(directory, &["--version"]);
     let command = format!(

@@ -164,7 +164,7 @@ fn climb(image: Image, ips: &[u64]) {
     const { assert!(MAX_FRAMES > 512) };
 }
 
-/// Where the unwind tables of the copy are: header, then frames.
+/// Returns the address ranges of the copy's unwind tables: `.eh_frame_hdr`, then `.eh_frame`.
 fn tables(mapped: &Mapped) -> [Range<usize>; 2] {
     let image = mapped.image().expect("a sound image");
     let start = mapped.range().start;

@@ -20,7 +20,7 @@ const STACKS: u64 = 100;
 /// Sizes of a stack's objects, each a class of its own, and how many there are at first.
 const KINDS: [(u64, usize); 3] = [(64, 300), (1000, 80), (6000, 10)];
 
-/// Number of series for each history.
+/// Returns the number of series for each history.
 fn series() -> usize {
     let is_full = std::env::var("MEM_TESTS_PLANTED").is_ok_and(|what| what == "all");
     if is_full { 600 } else { 30 }

@@ -370,7 +370,7 @@ mod tests {
             ((self.0 >> 11) + 1) as f64 / (1u64 << 53) as f64
         }
 
-        /// Normally distributed around 0 (Box and Muller).
+        /// Returns a normally distributed number with mean 0 (by Box and Muller's method).
         fn normal(&mut self) -> f64 {
             let a = self.uniform();
             let b = self.uniform();
@@ -380,7 +380,7 @@ mod tests {
 
     const RUNS: usize = 400;
 
-    /// Number, of 400 series, that `make` draws get this verdict.
+    /// Returns the fraction of the series that `make` generates that get this verdict.
     fn share(
         verdict: Verdict,
         count: usize,

@@ -36,7 +36,7 @@ pub fn of(pattern: &str) -> Option<Prefixes<'_>> {
         let mut rest = choice;
         // An optional prefix, as in `(__)?posix_memalign`.
         if let Some((first, other)) = choice.strip_prefix('(').and_then(|c| c.split_once(")?")) {
-            all.push(literal(first).filter(|own| *own == first)?);
+            all.push(literal(first).filter(|prefix| *prefix == first)?);
             rest = other;
         }
         all.push(literal(rest)?);
@@ -72,13 +72,13 @@ fn choices(pattern: &str) -> Option<Vec<&str>> {
 /// Returns the literal prefix of an alternative, if any.
 fn literal(choice: &str) -> Option<&str> {
     let end = choice.find(|letter| SPECIAL.contains(letter));
-    let (own, rest) = choice.split_at(end.unwrap_or(choice.len()));
-    let mut letters = own.chars();
+    let (prefix, rest) = choice.split_at(end.unwrap_or(choice.len()));
+    let mut letters = prefix.chars();
     // The last letter is optional.
     if rest.starts_with(['?', '*', '{']) {
         letters.next_back();
     }
-    Some(letters.as_str()).filter(|own| !own.is_empty())
+    Some(letters.as_str()).filter(|prefix| !prefix.is_empty())
 }
 
 #[cfg(test)]

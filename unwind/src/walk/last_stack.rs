@@ -142,7 +142,7 @@ impl LastStack {
         self.begin
     }
 
-    /// One more than the index of the outermost frame.
+    /// Returns one more than the index of the outermost frame.
     #[inline]
     pub(super) fn end(&self) -> usize {
         self.end
