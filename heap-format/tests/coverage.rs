@@ -33,8 +33,8 @@ impl Random {
     }
 }
 
-/// What a simulated function allocates: sizes, how many of each, and how many
-/// of 8 objects are freed.
+/// Allocations of a simulated function: sizes, number of objects of each size, and how many of 8
+/// objects are freed.
 struct Workload {
     sizes: &'static [(u64, u64)],
     freed_of_8: u64,
@@ -71,8 +71,8 @@ const WORKLOADS: [Workload; 7] = [
     },
 ];
 
-/// Small and large objects of one stack: some count for a thousand times more objects
-/// than others, so that their average says nothing about how far the sum may be off.
+/// Small and large objects of one stack. Some samples stand for a thousand times more objects than
+/// others, so the error of the sum cannot be computed from their average.
 const MIXED: [Workload; 4] = [
     Workload {
         sizes: &[(16, 20_000), (64, 6_000), (512, 1_000), (8192, 60)],

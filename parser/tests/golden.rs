@@ -1,9 +1,9 @@
 //! Every output of the parser on the same small dumps, compared with golden
 //! files.
 //!
-//! `tests/data/shop.heap` and `shop_before.heap` are dumps of `shop.cpp`, with
-//! symbols inside; how to make new ones is said in CONTRIBUTING.md. The flame
-//! graph's golden files are compared in `flame.rs`.
+//! `tests/data/shop.heap` and `shop_before.heap` are dumps of `shop.cpp` that contain symbols;
+//! CONTRIBUTING.md describes how to make new ones. The flame graph's golden files are compared in
+//! `flame.rs`.
 
 use std::fs;
 

@@ -333,7 +333,7 @@ fn page_interaction_works_and_no_name_is_executed() {
     }
 }
 
-/// What is there for paper while the page is printed, and afterwards.
+/// Reports the state of the page while it is printed, and afterwards.
 const PRINT_PROBE: &str = r##"
 const state = {};
 const $ = (s) => document.querySelector(s);

@@ -1,4 +1,4 @@
-//! Where a profile comes from, and what is given beside it: pipes, programs, other tools' habits.
+//! Sources of a profile and its companions: pipes, programs, and files given as for other tools.
 
 use std::fs::{self, File};
 use std::io::Write;

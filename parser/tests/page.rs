@@ -120,7 +120,7 @@ fn tooltips_have_places_and_help_lists_the_keys() {
     }
 }
 
-/// Where the heaviest box of the call graph is, in its frame.
+/// Reports the position of the heaviest box of the call graph in its frame.
 const GRAPH_PROBE: &str = r##"
 const state = {};
 document.querySelector("#to-graph").click();
@@ -154,7 +154,7 @@ fn the_start_view_shows_the_largest_boxes() {
     }
 }
 
-/// What each tab says.
+/// Reports the text of each tab.
 const TABS_PROBE: &str = r##"
 const state = {};
 const says = (tab) => {

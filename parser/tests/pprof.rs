@@ -108,7 +108,7 @@ fn theirs(file: &Path, arguments: &str) -> String {
     run(command.arg(file))
 }
 
-/// What both print, ours and pprof's arguments side by side.
+/// Our arguments, and pprof's for the same output.
 const CASES: [(&str, &str); 26] = [
     ("-t", "-top"),
     ("-t --cum", "-top -cum"),

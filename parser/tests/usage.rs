@@ -1,4 +1,5 @@
-//! What is typed: bare dumps, help, suggestions, completions, and where outputs go.
+//! Usage of the command line: dumps without options, help, suggestions, completions, and
+//! destinations of outputs.
 
 use std::fs;
 use std::path::Path;
@@ -314,7 +315,7 @@ fn in_a_terminal_pictures_and_pages_go_to_files() {
         fs::read(directory.path().join("x.html")).unwrap(),
         b"<p>my own"
     );
-    // The table and what is asked for by -o are as everywhere.
+    // Tables, and outputs with -o, are the same as without a terminal.
     assert!(in_terminal(directory.path(), "x.heap").contains("flat%"));
     assert!(in_terminal(directory.path(), "x.heap -s -o -").contains("<svg"));
     assert_eq!(in_terminal(directory.path(), "x.heap -s -o y.svg"), "");

@@ -24,7 +24,7 @@ pub struct Settings {
     pub max_overhead: Option<f64>,
 }
 
-/// Settings that a request for a session asks for. The server's limits hold in any case.
+/// Settings in a request for a session. The server's limits apply in any case.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RequestedSettings {
     /// Initial mean bytes between samples; `None` for the server's default.

@@ -487,7 +487,7 @@ mod tests {
                 request(path, addresses.clone())
             })
             .collect();
-        // Whatever each is, it has an answer, and the next one too.
+        // Every request has an answer, even after a corrupt file.
         assert_eq!(read(&requests, &[]).len(), requests.len());
     }
 }

@@ -14,11 +14,11 @@
 //! truncated. A gap between two frames that is too wide for the budget (a large array, or the way
 //! from one piece of a split stack to the next) is skipped without probing.
 //!
-//! Nor can the kernel be asked which stack is the thread's own. A stack is treated as such if its
-//! memory is readable without a gap up to the thread's stack end ([`Ends`]) and, except in the main
-//! thread, a complete walk ended so close below that end that no other stack fits between, and
-//! every frame from there inwards was reached without a stack switch. In the main thread, no such
-//! walk is needed, because the kernel keeps a gap below a growing stack.
+//! The kernel has no system call that returns which stack is the thread's own, either. A stack is
+//! treated as such if its memory is readable without a gap up to the thread's stack end ([`Ends`])
+//! and, except in the main thread, a complete walk ended so close below that end that no other
+//! stack fits between, and every frame from there inwards was reached without a stack switch. In
+//! the main thread, no such walk is needed, because the kernel keeps a gap below a growing stack.
 
 // Decision 18: stack memory stays trusted only on the thread's own stack.
 use crate::probe::{self, PAGE};

@@ -123,8 +123,8 @@ fn walker() -> Box<Walker> {
     walker
 }
 
-/// Asks an image all there is to ask, about code at these addresses in it; returns how many
-/// rules were found.
+/// Makes all lookups of an image for code at these addresses in it. Returns the number of rules
+/// found.
 fn look_up(mapped: &Mapped, addresses: &[u64]) -> usize {
     let Some(image) = mapped.image() else {
         return 0;

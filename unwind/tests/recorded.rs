@@ -106,7 +106,7 @@ impl Program {
             let mut all = self.functions.iter();
             all.find(move |(_, start, size)| (*start..start + size).contains(&at))
         };
-        // Where a handler returns to is where a function begins: nobody has called it.
+        // A signal handler returns to the start of a function, which was not called.
         let found = self.functions.iter().find(|(_, start, _)| *start == ip);
         let found = found.or_else(|| holds(ip.wrapping_sub(1)));
         found.map_or("nothing", |(name, ..)| name)

@@ -172,7 +172,8 @@ impl Series {
     }
 }
 
-/// Shares of suspects whose bars hold the truth, and of those that are said to grow.
+/// Shares of suspects whose error bars contain the true value, and of suspects that are reported to
+/// grow.
 #[derive(Debug)]
 struct Shares {
     growth: f64,

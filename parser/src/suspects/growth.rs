@@ -227,7 +227,7 @@ fn is_one_jump(points: &[Point]) -> bool {
         return false;
     };
     let (before, after) = points.split_at(at + 1);
-    // A single point is not a level: what grew at the very end may continue to grow.
+    // A single point is not a level: memory that grew at the last point may continue to grow.
     if before.len() < 2 || after.len() < 2 {
         return false;
     }
@@ -623,7 +623,7 @@ mod tests {
                     (0.93..=0.97).contains(&by_sampling),
                     "{history:?}, {dumps}: {by_sampling}"
                 );
-                // Where the points scatter as well, the larger of both counts.
+                // If the points scatter too, the larger of both errors is used.
                 assert!(shown >= 0.93, "{history:?}, {dumps}: {shown}");
             }
         }

@@ -1,4 +1,4 @@
-//! Golden files: what an output looked like when somebody last looked at it.
+//! Golden files: outputs that were reviewed when they were last changed.
 #![allow(dead_code)]
 
 use std::fs;

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 
 use heap_format::{BuildId, Detail, Facts, Mapping, ProfileBuilder, dump};
 
-/// Where the dumps have the program.
+/// Address at which the program is mapped in the dumps.
 pub const BASE: u64 = 0x5555_0000_0000;
 
 pub fn tool(program: &str, arguments: &[&str]) -> String {

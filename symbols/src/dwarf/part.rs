@@ -1,8 +1,8 @@
 //! Decompresses only the part of compressed debug information that is needed.
 //!
 //! Distributions compress whole debug files, and most stacks begin in the same two functions of the
-//! C library, whose units are among the first. `.debug_aranges` tells which units are needed; what
-//! follows the last of them is not decompressed.
+//! C library, whose units are among the first. `.debug_aranges` shows which units are needed; the
+//! bytes after the last of them are not decompressed.
 
 use gimli::{DebugAranges, LittleEndian};
 

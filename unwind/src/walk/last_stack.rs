@@ -50,8 +50,8 @@ pub(super) fn frame_hash(address: u64, sp: u64, salt: u64) -> u64 {
 #[repr(C, align(64))]
 pub(super) struct Frame {
     pub(super) registers: Registers,
-    /// Unwind rule, which also tells which of the successive modules at its address the code
-    /// belongs to.
+    /// Unwind rule, which also identifies the one of the successive modules at its address that the
+    /// code belongs to.
     pub(super) rule: Rule,
     /// Sum of the hashes of the frames inside this one.
     sum: u64,
