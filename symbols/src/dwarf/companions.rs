@@ -46,7 +46,7 @@ pub fn debug_files(image: &Image, directories: &[PathBuf]) -> impl Iterator<Item
             .flat_map(in_directory)
             .collect::<Vec<_>>()
     });
-    let same = {
+    let has_build_id = {
         let build_id = build_id.clone();
         move |path: &PathBuf| Elf::open(path).is_ok_and(|elf| elf.build_id == build_id)
     };
@@ -54,15 +54,15 @@ pub fn debug_files(image: &Image, directories: &[PathBuf]) -> impl Iterator<Item
     let by_link = link.into_iter().flat_map(move |link| {
         let candidates = link.candidates(image.path(), directories);
         let build_id = build_id.clone();
-        let is_meant = move |path: &PathBuf| match Elf::open(path) {
+        let is_companion = move |path: &PathBuf| match Elf::open(path) {
             Ok(elf) if !build_id.is_empty() && !elf.build_id.is_empty() => elf.build_id == build_id,
             Ok(_) => checksum(path).is_ok_and(|sum| sum == link.checksum),
             Err(_) => false,
         };
-        candidates.into_iter().filter(is_meant)
+        candidates.into_iter().filter(is_companion)
     });
     by_id
-        .filter(same)
+        .filter(has_build_id)
         .chain(by_link)
         .filter_map(|path| Image::open(&path))
 }
@@ -107,23 +107,23 @@ impl Link {
 
     /// Returns the paths to try: those that debuggers use, and the file in each directory
     /// itself.
-    fn candidates(&self, linker: &Path, directories: &[PathBuf]) -> Vec<PathBuf> {
-        let Ok(linker) = linker.canonicalize() else {
+    fn candidates(&self, program: &Path, directories: &[PathBuf]) -> Vec<PathBuf> {
+        let Ok(program) = program.canonicalize() else {
             return Vec::new();
         };
-        let directory_of_linker = linker.parent().unwrap_or(Path::new("/"));
-        let below = directory_of_linker
+        let directory_of_program = program.parent().unwrap_or(Path::new("/"));
+        let below = directory_of_program
             .strip_prefix("/")
-            .unwrap_or(directory_of_linker);
+            .unwrap_or(directory_of_program);
         let mut candidates = vec![
-            directory_of_linker.join(&self.name),
-            directory_of_linker.join(".debug").join(&self.name),
+            directory_of_program.join(&self.name),
+            directory_of_program.join(".debug").join(&self.name),
         ];
         for directory in directories {
             candidates.push(directory.join(below).join(&self.name));
             candidates.push(directory.join(&self.name));
         }
-        candidates.retain(|candidate| *candidate != linker);
+        candidates.retain(|candidate| *candidate != program);
         candidates
     }
 }
@@ -136,7 +136,7 @@ fn checksum(path: &Path) -> io::Result<u32> {
     loop {
         match file.read(&mut piece)? {
             0 => return Ok(sum.sum()),
-            got => sum.update(&piece[..got]),
+            read => sum.update(&piece[..read]),
         }
     }
 }
