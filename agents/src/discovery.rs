@@ -337,11 +337,13 @@ impl Search<'_> {
     fn refuse(&mut self, directory: &Directory, entry: Entry, reason: Refusal, young: bool) {
         let process = self.spaces.process_of(entry.name, 0);
         // On a busy disk, an agent may take seconds to fill in its segment.
-        let is_unfinished = matches!(
-            reason,
-            Refusal::Content(Invalid::NoMagic) | Refusal::Size(_) | Refusal::Io(_)
-        );
-        if !young && !(is_unfinished && process.is_some()) {
+        let may_change = young
+            || process.is_some()
+                && matches!(
+                    reason,
+                    Refusal::Content(Invalid::NoMagic) | Refusal::Size(_) | Refusal::Io(_)
+                );
+        if !may_change {
             self.scan.settled.push(entry);
         }
         // A file of another user must not say anything about the process that it is named after.
