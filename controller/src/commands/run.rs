@@ -292,8 +292,8 @@ fn conclude(outcome: &Outcome, min: u64, page: PageArgs, command: Option<&OsStri
         warning(&match obstacle(command) {
             Some(why) => format!("no process was sampled: {why}"),
             None if !outcome.survivors.is_empty() => {
-                "no process was sampled: the program continues in the background, where run does not \
-                 follow it; if it can stay in the foreground, start it so"
+                "no process was sampled: what continues in the background is not; start it in the \
+                 foreground if it can stay there"
                     .to_owned()
             }
             None => {
