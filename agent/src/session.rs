@@ -39,7 +39,7 @@ use shm_protocol::layout::{
     AgentMemory, CONTROL_BYTES, Control, MODULES_OFFSET, ModuleTable, REFUSES_MEMORY,
     REFUSES_SECCOMP, STATUS_OFFSET, Status,
 };
-use shm_protocol::owner::{self, Life, Mapping, Met, Sessions, Setting};
+use shm_protocol::owner::{self, Entered, Life, Mapping, Sessions, Setting};
 use shm_protocol::record::FIRST_RECORD;
 use shm_protocol::tree::FIRST_NODE;
 use shm_protocol::{Bank, Geometry, clock, segment};
@@ -262,11 +262,11 @@ static SESSIONS: Sessions = Sessions::new();
 /// Returns the current epoch. `None`: sampling is off, or the session's bank is not ready.
 pub fn current() -> Option<Epoch> {
     let shift = time::shift();
-    let Met {
+    let Entered {
         setting,
         bank,
         start_tick,
-    } = owner::meet(
+    } = owner::enter(
         control(),
         &SESSIONS,
         |session| Some(opened(attach()?, session)),
@@ -323,7 +323,7 @@ fn bank(base: *mut u8, session: u64) -> Bank<'static> {
     // forgets its sessions before it gives the mapping up). Before a session is published, its bank
     // is backed with memory as far as its header says, and stays so while this process lives.
     let bank = unsafe { Bank::at(base.add(geometry.bank_offset(session)), geometry) };
-    bank.within(tables::open(session))
+    bank.restricted_to(tables::open(session))
 }
 
 /// Returns the bank of a session that the calling thread enters, after making its units accessible.

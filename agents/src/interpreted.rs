@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use cpython::{Description, State, lines, text};
 use heap_format::{Function, Location, LocationId, Profile, ProfileBuilder, UNNAMED};
 use shm_protocol::codes::{Characters, Code, CodeTable, FRAMES_OMITTED, NO_CODE, frame_of};
-use shm_protocol::layout::{PYTHON_GONE, PYTHON_MET, PYTHON_NAMED, PYTHON_UNKNOWN};
+use shm_protocol::layout::{PYTHON_DETECTED, PYTHON_GONE, PYTHON_NAMED, PYTHON_UNKNOWN};
 use shm_protocol::snapshot::Header;
 
 /// Name of a frame with an invalid code object.
@@ -65,7 +65,7 @@ pub fn describe(header: &Header<'_>) -> Option<String> {
 pub fn description(header: &Header<'_>) -> Option<Description> {
     let (version, judgement) = header.python()?;
     let state = match judgement {
-        PYTHON_MET => State::Met,
+        PYTHON_DETECTED => State::Detected,
         PYTHON_NAMED => State::Named,
         PYTHON_GONE => State::Gone,
         PYTHON_UNKNOWN => State::Unknown,
@@ -73,7 +73,7 @@ pub fn description(header: &Header<'_>) -> Option<Description> {
     };
     Some(Description {
         version,
-        is_unlocked: header.python_is_unlocked(),
+        is_free_threaded: header.python_is_free_threaded(),
         state,
     })
 }

@@ -173,11 +173,13 @@ impl<'a> Axes<'a> {
         let mut found: Vec<Cut> = Vec::new();
         for pair in path.windows(2) {
             // The path enters the chain's axis in one row and leaves it in another.
-            let (out, inc) = (pair[0].left, pair[1].right);
+            let out = pair[0].left;
+            let inc = pair[1].right;
             let (Kind::Bend(wire) | Kind::Label(wire)) = items[out].kind else {
                 continue;
             };
-            let (a, b) = (items[out].row, items[inc].row);
+            let a = items[out].row;
+            let b = items[inc].row;
             if a != b {
                 let cost = wires[wire].weight as f64 / a.abs_diff(b) as f64;
                 found.push(Cut {

@@ -58,7 +58,8 @@ impl Bare {
         let mut lists = [vec![Vec::new(); item.len()], vec![Vec::new(); item.len()]];
         for chain in &layered.chains {
             for pair in chain.windows(3).step_by(2) {
-                let (upper, lower) = (bare[pair[0]], bare[pair[2]]);
+                let upper = bare[pair[0]];
+                let lower = bare[pair[2]];
                 lists[0][lower].push(upper);
                 lists[1][upper].push(lower);
             }

@@ -56,7 +56,7 @@ const inside = [...root.querySelectorAll(".node")].every((g) => {
   });
 });
 state.inside = inside;
-// By then images have failed to load, too.
+// By then, an injected image has also failed to load and run its `onerror`.
 addEventListener("load", () => {
   state.executed = "pwned" in window;
   root.setAttribute("data-state", JSON.stringify(state));
@@ -118,11 +118,17 @@ state.reached = [...root.querySelectorAll(".bar > :not(:empty), .bar > input")].
 root.setAttribute("data-state", JSON.stringify(state));
 "#;
 
-/// Builds a long chain of calls, as of an interpreter, with the memory at its end.
+/// Builds a long chain of calls, as an interpreter makes, with the memory at its end.
 fn chain() -> Graph {
+    const HEAVY: usize = 59;
+    const SECOND: usize = 55;
     let node = |i: usize| Node {
         name: format!("function{i}"),
-        flat: [0.0, 90.0, 10.0][usize::from(i == 59) + 2 * usize::from(i == 55)],
+        flat: match i {
+            HEAVY => 90.0,
+            SECOND => 10.0,
+            _ => 0.0,
+        },
         cum: 100.0,
         ..Node::default()
     };
@@ -141,7 +147,7 @@ fn chain() -> Graph {
 }
 
 #[test]
-fn the_first_view_is_where_the_memory_is_and_a_box_says_the_keys() {
+fn the_start_view_shows_the_largest_boxes_and_help_lists_the_keys() {
     let directory = tempfile::tempdir().expect("a directory for the picture");
     let path = directory.path().join("view.svg");
     let picture = chromium::with_probe(&render(&chain()), VIEW_PROBE, "</svg>");
@@ -164,12 +170,12 @@ fn without_a_script_the_whole_picture_is_shown() {
     let svg = render(&chain());
     assert!(!svg.contains("transform="), "{svg}");
     let root = svg.split("<svg ").nth(1).expect("an element");
-    let of = |name: &str| {
+    let attribute = |name: &str| {
         let value = root.split(&format!(" {name}=\"")).nth(1).expect("a size");
         value.split('"').next().expect("a value").to_owned()
     };
-    let size = format!("0 0 {} {}", of("width"), of("height"));
-    assert_eq!(of("viewBox"), size);
+    let size = format!("0 0 {} {}", attribute("width"), attribute("height"));
+    assert_eq!(attribute("viewBox"), size);
 }
 
 #[test]

@@ -225,7 +225,8 @@ fn crossings(lines: &[Line]) -> usize {
     for part in parts {
         open.retain(|o| o.area.bottom() > part.area.y);
         for other in open.iter().filter(|o| o.line != part.line) {
-            let (a, b) = (other.line.min(part.line), other.line.max(part.line));
+            let a = other.line.min(part.line);
+            let b = other.line.max(part.line);
             let points = part.meets(other, lines);
             found.extend(points.into_iter().map(|point| (a, b, point)));
         }
@@ -251,7 +252,8 @@ impl Part {
         if !overlaps(&self.area, &other.area) {
             return found;
         }
-        let (a, b) = (&lines[self.line], &lines[other.line]);
+        let a = &lines[self.line];
+        let b = &lines[other.line];
         for p in a.part(self.index).windows(2) {
             let area = grown(&bounds(p), 0.1);
             if !overlaps(&area, &other.area) {
@@ -283,13 +285,15 @@ fn apart(points: impl Iterator<Item = Point>) -> usize {
 
 /// Returns the point at which two segments cross, if they do.
 fn intersection(p: &[Point], q: &[Point]) -> Option<Point> {
-    let (r, s) = (sub(p[1], p[0]), sub(q[1], q[0]));
+    let r = sub(p[1], p[0]);
+    let s = sub(q[1], q[0]);
     let det = r.x * s.y - r.y * s.x;
     if det.abs() < 1e-12 {
         return None;
     }
     let d = sub(q[0], p[0]);
-    let (t, u) = ((d.x * s.y - d.y * s.x) / det, (d.x * r.y - d.y * r.x) / det);
+    let t = (d.x * s.y - d.y * s.x) / det;
+    let u = (d.x * r.y - d.y * r.x) / det;
     let inside = (0.0..=1.0).contains(&t) && (0.0..=1.0).contains(&u);
     inside.then(|| Point {
         x: p[0].x + r.x * t,
@@ -307,7 +311,10 @@ fn sub(a: Point, b: Point) -> Point {
 /// Returns true if a line has a segment inside the rectangle.
 fn enters(line: &[Point], area: &Rect) -> bool {
     let corner = |x, y| Point { x, y };
-    let (l, r, t, b) = (area.x, area.right(), area.y, area.bottom());
+    let l = area.x;
+    let r = area.right();
+    let t = area.y;
+    let b = area.bottom();
     if l >= r || t >= b {
         return false;
     }

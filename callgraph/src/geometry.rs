@@ -53,7 +53,8 @@ impl Rect {
 
     /// Returns the bounding box of both.
     pub fn union(&self, other: &Rect) -> Rect {
-        let (x, y) = (self.x.min(other.x), self.y.min(other.y));
+        let x = self.x.min(other.x);
+        let y = self.y.min(other.y);
         Rect {
             x,
             y,
@@ -78,7 +79,10 @@ pub fn straight(a: Point, b: Point) -> Cubic {
 /// Returns the point of a cubic at `t` in 0..=1.
 pub fn cubic_at(c: &Cubic, t: f64) -> Point {
     let s = 1.0 - t;
-    let (a, b, d, e) = (s * s * s, 3.0 * s * s * t, 3.0 * s * t * t, t * t * t);
+    let a = s * s * s;
+    let b = 3.0 * s * s * t;
+    let d = 3.0 * s * t * t;
+    let e = t * t * t;
     Point {
         x: a * c[0].x + b * c[1].x + d * c[2].x + e * c[3].x,
         y: a * c[0].y + b * c[1].y + d * c[2].y + e * c[3].y,

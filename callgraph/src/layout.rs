@@ -195,7 +195,8 @@ fn split(graph: &Graph) -> Vec<Part> {
     }
     let valid = |e: &Edge| e.from < count && e.to < count;
     for edge in graph.edges.iter().filter(|e| valid(e)) {
-        let (a, b) = (find(&mut root, edge.from), find(&mut root, edge.to));
+        let a = find(&mut root, edge.from);
+        let b = find(&mut root, edge.to);
         root[a.max(b)] = a.min(b);
     }
     let mut part_of = vec![usize::MAX; count];
@@ -254,7 +255,8 @@ fn least_crossing(
 impl Part {
     /// Lays out the component. The result has its edges, then its self-loops.
     fn lay_out(&self, graph: &Graph, lines: &[Vec<Line>]) -> Drawn {
-        let (blocks, wires) = (self.blocks(graph, lines), self.wires(graph));
+        let blocks = self.blocks(graph, lines);
+        let wires = self.wires(graph);
         let mut best = least_crossing(&blocks, &wires, rank::assign(&blocks, &wires));
         let is_tangled = |best: &Arrangement| 2 * best.crossings > wires.len();
         if best.as_ref().is_some_and(is_tangled) {
@@ -322,7 +324,8 @@ impl Part {
                 .copied()
                 .filter(|&e| graph.edges[e].from == v)
                 .collect();
-            let (area, count) = (drawn.boxes[i], own.len() as f64);
+            let area = drawn.boxes[i];
+            let count = own.len() as f64;
             let widest = own
                 .iter()
                 .map(|&e| style::thickness(&graph.edges[e], graph.total));
@@ -362,7 +365,8 @@ fn loop_reach(index: usize) -> f64 {
 }
 
 fn loop_curve(area: &Rect, reach: f64, half: f64) -> Vec<Cubic> {
-    let (x, y) = (area.right(), area.y + area.h / 2.0);
+    let x = area.right();
+    let y = area.y + area.h / 2.0;
     // A cubic whose control points are 4/3 of the width away extends exactly to the width.
     let far = x + reach * 4.0 / 3.0;
     let start = Point { x, y: y - half };

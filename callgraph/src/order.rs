@@ -294,18 +294,22 @@ impl<'a> Ordering<'a> {
         self.collect(row, 0);
         self.collect(row, 1);
         let from = self.position[v];
-        let (mut best, mut to, mut sum) = (0, from, 0);
+        let mut best = 0;
+        let mut to = from;
+        let mut sum = 0;
         for i in (0..from).rev() {
             sum += self.gain(self.rows[row][i], v);
             if sum > best {
-                (best, to) = (sum, i);
+                best = sum;
+                to = i;
             }
         }
         sum = 0;
         for i in from + 1..self.rows[row].len() {
             sum += self.gain(v, self.rows[row][i]);
             if sum > best {
-                (best, to) = (sum, i);
+                best = sum;
+                to = i;
             }
         }
         if to != from {
@@ -331,11 +335,13 @@ impl<'a> Ordering<'a> {
         let mut tree = std::mem::take(&mut self.tree);
         tree.clear();
         tree.resize(self.rows[row - 1].len() + 1, 0);
-        let (mut crossings, mut total) = (0, 0);
+        let mut crossings = 0;
+        let mut total = 0;
         for &v in &self.rows[row] {
             let positions = self.near(0, v);
             for &position in positions {
-                let (mut i, mut before) = (position + 1, 0);
+                let mut i = position + 1;
+                let mut before = 0;
                 while i > 0 {
                     before += tree[i];
                     i &= i - 1;
@@ -363,7 +369,9 @@ fn crossing_change(left: &[usize], right: &[usize]) -> i64 {
     if let ([p], [q]) = (left, right) {
         return i64::from(p > q) - i64::from(p < q);
     }
-    let (mut sum, mut below, mut upto) = (0, 0, 0);
+    let mut sum = 0;
+    let mut below = 0;
+    let mut upto = 0;
     for &p in left {
         while below < right.len() && right[below] < p {
             below += 1;
@@ -388,7 +396,8 @@ fn median_of(positions: &[usize]) -> f64 {
     if positions.len() == 2 {
         return (at(0) + at(1)) / 2.0;
     }
-    let (left, right) = (at(m - 1) - at(0), at(positions.len() - 1) - at(m));
+    let left = at(m - 1) - at(0);
+    let right = at(positions.len() - 1) - at(m);
     if left + right == 0.0 {
         return (at(m - 1) + at(m)) / 2.0;
     }

@@ -12,21 +12,22 @@ const MIN_ASPECT: f64 = 0.5;
 /// Maximum ratio of width to height of a picture of many components.
 const MAX_ASPECT: f64 = 4.0;
 
-/// Returns the rectangle of each component. The columns are at least as high as the highest
+/// Returns the rectangle of each component. The columns are at least as tall as the tallest
 /// component; among several heights, the one with the smallest picture is used.
 pub fn columns(sizes: &[Size]) -> Vec<Rect> {
     let area: f64 = sizes.iter().map(|s| (s.w + GAP) * (s.h + GAP_DOWN)).sum();
     let min_height = sizes.iter().map(|s| s.h).fold(0.0, f64::max);
     let mut order: Vec<usize> = (0..sizes.len()).collect();
     order.sort_by(|&a, &b| sizes[b].h.total_cmp(&sizes[a].h));
-    let (flat, high) = ((area / MAX_ASPECT).sqrt(), (area / MIN_ASPECT).sqrt());
+    let flat = (area / MAX_ASPECT).sqrt();
+    let high = (area / MIN_ASPECT).sqrt();
     let heights = (0..=8).map(|i| min_height.max(flat + (high - flat) * f64::from(i) / 8.0));
     let all = heights.map(|height| filled(sizes, &order, height));
     let best = all.min_by(|a, b| a.0.total_cmp(&b.0));
     best.map(|b| b.1).unwrap_or_default()
 }
 
-/// Packs the components into columns of at most the height `highest`. Returns the area of the
+/// Packs the components into columns with a height of at most `highest`. Returns the area of the
 /// picture, and the rectangles.
 fn filled(sizes: &[Size], order: &[usize], highest: f64) -> (f64, Vec<Rect>) {
     let mut rects = vec![Rect::default(); sizes.len()];
@@ -70,7 +71,7 @@ struct Shelf {
 }
 
 impl Shelf {
-    /// Places a component that is no higher than those before, if there is room. Returns its
+    /// Places a component that is not taller than those before, if there is room. Returns its
     /// corner.
     fn take(&mut self, w: f64, h: f64, highest: f64) -> Option<(f64, f64)> {
         if h <= self.height && self.used + GAP + w <= self.w {
@@ -82,7 +83,10 @@ impl Shelf {
         if w > self.w || y + h > highest {
             return None;
         }
-        (self.line, self.height, self.used, self.bottom) = (y, h, w, y + h);
+        self.line = y;
+        self.height = h;
+        self.used = w;
+        self.bottom = y + h;
         Some((self.x, y))
     }
 }
@@ -94,7 +98,8 @@ pub fn beside_title(title: Size, drawing: Size, obstacles: &[Rect]) -> (f64, f64
     if title.w == 0.0 {
         return (0.0, 0.0);
     }
-    let (w, h) = (title.w + GAP, title.h + GAP);
+    let w = title.w + GAP;
+    let h = title.h + GAP;
     let mut best = (0.0, h);
     let mut best_area = f64::INFINITY;
     for step in 0..=20 {
@@ -108,7 +113,8 @@ pub fn beside_title(title: Size, drawing: Size, obstacles: &[Rect]) -> (f64, f64
         let dy = h - top;
         let area = (drawing.w + dx).max(title.w) * (drawing.h + dy).max(title.h);
         if area < best_area {
-            (best, best_area) = ((dx, dy), area);
+            best = (dx, dy);
+            best_area = area;
         }
     }
     best

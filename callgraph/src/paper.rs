@@ -1,11 +1,11 @@
 //! Style sheet for printing a standalone picture.
 
-/// Maximum ratio of height to width of a picture that is printed on one sheet. A higher one would
+/// Maximum ratio of height to width of a picture that is printed on one sheet. A taller one would
 /// be illegible.
 const MAX_ASPECT: f64 = 3.0;
 
 /// Returns the style sheet for printing a picture of this size. Shrinks it to fit on a sheet, but
-/// does not enlarge it. A very high one continues on further sheets.
+/// does not enlarge it. A very tall picture continues on further sheets.
 pub fn sheet(width: f64, height: f64) -> String {
     let max_height = if height <= MAX_ASPECT * width {
         "100vh"
@@ -22,7 +22,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_picture_fits_the_sheet_unless_it_is_very_high() {
+    fn a_picture_fits_the_sheet_unless_it_is_very_tall() {
         assert!(sheet(2000.0, 900.0).contains("max-width:2000px;max-height:100vh}"));
         assert!(sheet(900.0, 2700.0).contains("max-height:100vh}"));
         assert!(sheet(900.0, 2701.0).contains("max-height:none}"));

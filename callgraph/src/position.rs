@@ -92,7 +92,8 @@ fn solve(layered: &Layered, wires: &[Wire], ports: &[[f64; 2]]) -> Vec<i64> {
     for (wire, chain) in layered.chains.iter().enumerate() {
         let last = chain.len() - 2;
         for (i, pair) in chain.windows(2).enumerate() {
-            let (above, below) = (axis[pair[0]], axis[pair[1]]);
+            let above = axis[pair[0]];
+            let below = axis[pair[1]];
             if above == below {
                 continue;
             }
@@ -124,8 +125,10 @@ fn add_walls(
     x: &mut Vec<i64>,
     constraints: &mut Vec<Constraint>,
 ) {
-    let (left, right) = (x.len(), x.len() + 1);
-    let (mut min_x, mut max_x) = (0, 0);
+    let left = x.len();
+    let right = x.len() + 1;
+    let mut min_x = 0;
+    let mut max_x = 0;
     for row in &layered.rows {
         let (Some(&a), Some(&b)) = (row.first(), row.last()) else {
             continue;

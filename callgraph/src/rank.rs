@@ -114,7 +114,8 @@ fn back_wires(count: usize, wires: &[Wire], walk: Walk) -> Vec<bool> {
 
 /// Runs the depth-first search. Returns which wires lead to a block that is still open.
 fn wires_to_open(starts: &[usize], out: &[Vec<usize>], wires: &[Wire]) -> Vec<bool> {
-    let (mut seen, mut open) = (vec![false; out.len()], vec![false; out.len()]);
+    let mut seen = vec![false; out.len()];
+    let mut open = vec![false; out.len()];
     let mut back = vec![false; wires.len()];
     for &start in starts {
         let mut stack = if seen[start] {
@@ -168,7 +169,8 @@ fn even_out(blocks: &[Block], constraints: &[Constraint], ranks: &mut [usize]) {
         edges[c.tail].push(e);
     }
     for v in (0..blocks.len()).filter(|&v| pull[v] == 0) {
-        let (mut low, mut high) = (0, depth - 1);
+        let mut low = 0;
+        let mut high = depth - 1;
         for c in edges[v].iter().map(|&e| constraints[e]) {
             if c.head == v {
                 low = low.max(ranks[c.tail] + 1);

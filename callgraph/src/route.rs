@@ -42,7 +42,7 @@ struct Band {
     bend: f64,
 }
 
-/// Draws a component whose items have positions. `down`: which wires point downwards.
+/// Draws a component whose items have positions. `down` says which wires point downwards.
 pub fn draw(
     blocks: &[Block],
     wires: &[Wire],
@@ -126,7 +126,8 @@ fn lanes(steps: &Steps) -> usize {
         ends.extend([(a.min(b), 1), (a.max(b), -1)]);
     }
     ends.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-    let (mut max_open, mut open) = (0, 0);
+    let mut max_open = 0;
+    let mut open = 0;
     for (_, by) in ends {
         open += by;
         max_open = max_open.max(open);
@@ -135,8 +136,8 @@ fn lanes(steps: &Steps) -> usize {
 }
 
 /// Returns the distances below the rows. They grow with the horizontal steps there. They also grow
-/// with the number of wires that would otherwise overlap, as far as the picture does not become
-/// much higher.
+/// with the number of wires that would otherwise overlap, unless the picture would become much
+/// taller.
 fn gaps(steps: &[Steps], heights: &[f64]) -> Vec<f64> {
     let max_gap = MAX_GAP + (MAX_GAP_PER_ROW * steps.len() as f64).min(MAX_GAP);
     let mut gaps: Vec<f64> = steps
@@ -211,10 +212,8 @@ fn curve(
         y: boxes[chain[0]].bottom(),
     });
     for i in 1..=last {
-        let (above, below) = (
-            &bands[layered.items[chain[i - 1]].row],
-            &bands[layered.items[chain[i]].row],
-        );
+        let above = &bands[layered.items[chain[i - 1]].row];
+        let below = &bands[layered.items[chain[i]].row];
         pen.down_to(above.bottom);
         pen.bend_to(
             Point {
@@ -255,16 +254,16 @@ impl Pen {
             return;
         }
         self.flush();
-        let (a, h) = (self.at, (to.y - self.at.y) * bend);
-        let (b, c) = (
-            Point { x: a.x, y: a.y + h },
-            Point {
-                x: to.x,
-                y: to.y - h,
-            },
-        );
+        let a = self.at;
+        let h = (to.y - self.at.y) * bend;
+        let b = Point { x: a.x, y: a.y + h };
+        let c = Point {
+            x: to.x,
+            y: to.y - h,
+        };
         self.pieces.push([a, b, c, to]);
-        (self.at, self.from) = (to, to);
+        self.at = to;
+        self.from = to;
     }
 
     fn flush(&mut self) {

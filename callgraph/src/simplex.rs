@@ -120,7 +120,8 @@ impl<'a> Simplex<'a> {
 
     /// Returns a tree edge with a negative cut value: the least of the next few.
     fn leaving(&mut self) -> Option<usize> {
-        let (mut best, mut found) = (None, 0);
+        let mut best = None;
+        let mut found = 0;
         for _ in 0..self.tree.len() {
             self.cursor = (self.cursor + 1) % self.tree.len();
             let e = self.tree[self.cursor];
@@ -169,7 +170,8 @@ impl<'a> Simplex<'a> {
     /// Replaces a tree edge by another one.
     fn pivot(&mut self, leaving: usize, entering: usize) {
         self.shift(leaving, self.slack(entering));
-        let (flow, c) = (self.cut[leaving], self.constraints[entering]);
+        let flow = self.cut[leaving];
+        let c = self.constraints[entering];
         let meet = self.spread_flow(c.tail, c.head, flow);
         let other = self.spread_flow_back(c.head, meet, flow);
         debug_assert_eq!(meet, other);
@@ -179,7 +181,8 @@ impl<'a> Simplex<'a> {
         for v in self.changed.drain(..) {
             self.low[v] = NONE;
         }
-        let (parent, first) = (self.parent[meet], self.low[meet]);
+        let parent = self.parent[meet];
+        let first = self.low[meet];
         self.number(meet, parent, first);
     }
 

@@ -95,34 +95,38 @@ fn step(weight: f64) -> usize {
     (weight.sqrt() * (STEPS - 1) as f64).round() as usize
 }
 
-/// Returns true if there is less than in the base.
+/// Returns true if the value has decreased compared with the base.
 fn is_less(weight: f64) -> bool {
     weight < 0.0
 }
 
 /// Returns the colours of a box.
 pub fn of_box(weight: f64) -> Paint {
-    let (step, up) = (step(weight), !is_less(weight));
-    let (scale, sign) = if up { (&BOX_UP, 'p') } else { (&BOX_DOWN, 'm') };
+    let index = step(weight);
+    let (scale, sign) = if is_less(weight) {
+        (&BOX_DOWN, 'm')
+    } else {
+        (&BOX_UP, 'p')
+    };
     Paint {
-        class: format!("b{sign}{step}"),
-        main: scale.at(step),
-        border: scale.shaded(step, 0.62),
+        class: format!("b{sign}{index}"),
+        main: scale.at(index),
+        border: scale.shaded(index, 0.62),
     }
 }
 
 /// Returns the colours of an arrow.
 pub fn of_edge(weight: f64, total: f64) -> Paint {
-    let (step, up) = (step(share(weight, total)), !is_less(weight));
-    let (scale, sign) = if up {
-        (&EDGE_UP, 'p')
-    } else {
+    let index = step(share(weight, total));
+    let (scale, sign) = if is_less(weight) {
         (&EDGE_DOWN, 'm')
+    } else {
+        (&EDGE_UP, 'p')
     };
     Paint {
-        class: format!("e{sign}{step}"),
-        main: scale.at(step),
-        border: scale.at(step),
+        class: format!("e{sign}{index}"),
+        main: scale.at(index),
+        border: scale.at(index),
     }
 }
 
@@ -202,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_of_nothing_are_nothing() {
+    fn share_of_zero_or_nan_is_zero() {
         assert_eq!(share(5.0, 0.0), 0.0);
         assert_eq!(share(f64::NAN, 1.0), 0.0);
         assert_eq!(share(-5.0, 10.0), 0.5);

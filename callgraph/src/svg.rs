@@ -23,7 +23,8 @@ pub fn write(graph: &Graph, layout: &Layout) -> String {
         layout.size.w = layout.size.w.max(360.0);
         layout.size.h += 50.0;
     }
-    let (w, h) = (layout.size.w.ceil(), layout.size.h.ceil());
+    let w = layout.size.w.ceil();
+    let h = layout.size.h.ceil();
     let mut out = String::with_capacity(1024 * (16 + graph.nodes.len() + graph.edges.len()));
     let _ = write!(
         out,
@@ -66,7 +67,8 @@ fn edges(out: &mut String, graph: &Graph, layout: &Layout) {
     let weight = |e: usize| style::share(graph.edges[e].weight, graph.total);
     edges.sort_by(|&a, &b| weight(a).total_cmp(&weight(b)));
     for e in edges {
-        let (curve, label) = (&layout.curves[e], layout.labels[e]);
+        let curve = &layout.curves[e];
+        let label = layout.labels[e];
         edge(out, graph, &graph.edges[e], curve, label);
     }
 }
@@ -90,7 +92,8 @@ struct Tenths(i64);
 
 impl fmt::Display for Tenths {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (whole, rest) = (self.0.unsigned_abs() / 10, self.0.unsigned_abs() % 10);
+        let whole = self.0.unsigned_abs() / 10;
+        let rest = self.0.unsigned_abs() % 10;
         if self.0 < 0 {
             out.write_str("-")?;
         }
@@ -165,7 +168,8 @@ fn edge(out: &mut String, graph: &Graph, edge: &Edge, curve: &[Cubic], label: Op
 
 /// Describes an edge for its tooltip.
 fn call(graph: &Graph, edge: &Edge) -> String {
-    let (from, to) = (&graph.nodes[edge.from].name, &graph.nodes[edge.to].name);
+    let from = &graph.nodes[edge.from].name;
+    let to = &graph.nodes[edge.to].name;
     let inlined = if edge.inlined { " (inlined)" } else { "" };
     let residual = if edge.residual {
         " (through functions not shown)"
@@ -197,7 +201,8 @@ fn with_head(curve: &[Cubic], length: f64, half: f64) -> (Vec<Cubic>, String) {
     }
     if let Some(last) = line.last_mut() {
         // Bisection for the parameter at which the curve is a head's length away from the tip.
-        let (mut low, mut high) = (0.0, 1.0);
+        let mut low = 0.0;
+        let mut high = 1.0;
         for _ in 0..24 {
             let middle = (low + high) / 2.0;
             if far(cubic_at(last, middle)) > length {
@@ -209,9 +214,11 @@ fn with_head(curve: &[Cubic], length: f64, half: f64) -> (Vec<Cubic>, String) {
         *last = first_part(last, low);
     }
     let base = line.last().map_or(tip, |c| c[3]);
-    let (dx, dy) = (tip.x - base.x, tip.y - base.y);
+    let dx = tip.x - base.x;
+    let dy = tip.y - base.y;
     let norm = dx.hypot(dy).max(0.1);
-    let (sx, sy) = (-dy / norm * half, dx / norm * half);
+    let sx = -dy / norm * half;
+    let sy = dx / norm * half;
     let d = format!(
         "M{} {}L{} {}L{} {}Z",
         n(tip.x),
@@ -230,13 +237,17 @@ fn first_part(c: &Cubic, t: f64) -> Cubic {
         x: a.x + (b.x - a.x) * t,
         y: a.y + (b.y - a.y) * t,
     };
-    let (ab, bc, cd) = (mix(c[0], c[1]), mix(c[1], c[2]), mix(c[2], c[3]));
-    let (abc, bcd) = (mix(ab, bc), mix(bc, cd));
+    let ab = mix(c[0], c[1]);
+    let bc = mix(c[1], c[2]);
+    let cd = mix(c[2], c[3]);
+    let abc = mix(ab, bc);
+    let bcd = mix(bc, cd);
     [c[0], ab, abc, mix(abc, bcd)]
 }
 
 fn write_box(out: &mut String, index: usize, node: &Node, total: f64, layout: &Layout) {
-    let (area, lines) = (layout.boxes[index], &layout.lines[index]);
+    let area = layout.boxes[index];
+    let lines = &layout.lines[index];
     let paint = style::of_box(node.color_weight);
     let cum = format!("flat {}, cum {}", node.flat_label, node.cum_label);
     let part = |weight: f64| (style::share(weight, total) * 1e5).round() / 1e5;

@@ -80,8 +80,8 @@ pub fn from_stacks(stacks: &[(Vec<usize>, f64)], name: impl Fn(usize) -> String)
     }
 }
 
-/// Generates a program of `functions` functions, sampled in `stacks` stacks: mostly calls from one
-/// layer to a lower one, shared helpers at the bottom, and some recursion.
+/// Generates a program of `functions` functions, with samples of `stacks` stacks: mostly calls from
+/// one layer to a lower one, shared helpers at the bottom, and some recursion.
 pub fn program(functions: usize, stacks: usize, seed: u64) -> Graph {
     let mut random = Random(seed);
     let reach = 9.max(functions / 6);
@@ -123,11 +123,9 @@ pub fn name(f: usize) -> String {
         "alloc", "parse", "insert", "node", "table", "reserve", "event", "loop", "string", "push",
         "read", "buffer",
     ];
-    let (a, b, c) = (
-        WORDS[f % 12],
-        WORDS[(f / 5 + 3) % 12],
-        WORDS[(f / 7 + 6) % 12],
-    );
+    let a = WORDS[f % 12];
+    let b = WORDS[(f / 5 + 3) % 12];
+    let c = WORDS[(f / 7 + 6) % 12];
     match f % 5 {
         0 => format!("{a}_{b}{f}"),
         1 => format!("std::{a}<{b}::{c}{f}, std::allocator<{b}::{c}{f}> >::{c}"),
@@ -186,7 +184,8 @@ pub fn all() -> Vec<(String, Graph)> {
     let mut pairs = |count: usize, arrows: usize, forward: bool| -> Vec<(usize, usize, f64)> {
         let mut list = Vec::new();
         for _ in 0..arrows {
-            let (a, b) = (random.below(count), random.below(count));
+            let a = random.below(count);
+            let b = random.below(count);
             let (a, b) = if forward {
                 (a.min(b), a.max(b))
             } else {

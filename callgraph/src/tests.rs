@@ -1,4 +1,4 @@
-//! Guarantees that every picture keeps, whatever the graph.
+//! Tests of the guarantees for every picture, with many kinds of graphs.
 
 use crate::check::{self, Arrow, Picture};
 use crate::layout::{self, Layout};
@@ -54,7 +54,7 @@ fn the_same_graph_gives_the_same_bytes() {
 }
 
 #[test]
-fn an_empty_graph_says_so() {
+fn an_empty_graph_is_drawn_with_a_message() {
     let svg = render(&Graph {
         title: vec!["File: x".into()],
         ..Graph::default()
@@ -67,7 +67,7 @@ fn an_empty_graph_says_so() {
 }
 
 #[test]
-fn hostile_names_stay_text() {
+fn hostile_names_remain_text() {
     let evil = "]]></title></text><script>alert(1)</script>\"'&\u{0}\u{1b}\n<img onerror=x>";
     let node = Node {
         name: evil.into(),
@@ -103,7 +103,7 @@ fn hostile_names_stay_text() {
 }
 
 #[test]
-fn edges_to_nowhere_and_numbers_that_are_none_are_survived() {
+fn dangling_edges_and_nan_are_handled() {
     let mut graph = synthetic::plain(
         3,
         &[(0, 1, 1.0), (1, 9, 1.0), (7, 2, 1.0), (1, 2, f64::NAN)],

@@ -51,8 +51,8 @@ pub fn is_shown(c: char) -> bool {
         && !matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Breaks a function name into lines. Lines may be `free` wide at least (at font size 1). Shortens
-/// a very long name first.
+/// Breaks a function name into lines. Lines are not broken below a width of `free` (at font size
+/// 1). Shortens a very long name first.
 pub fn wrap_name(name: &str, free: f64) -> Vec<String> {
     let name = shorten(&printable(name), MAX_NAME);
     if name.trim().is_empty() {
@@ -61,7 +61,8 @@ pub fn wrap_name(name: &str, free: f64) -> Vec<String> {
     let pieces = pieces(&name);
     let widest = pieces.iter().map(|p| width(p)).fold(0.0, f64::max);
     let total = width(&name);
-    // Aims at a box about three times as wide as high; a line is as high as two digits are wide.
+    // Aims at a box whose width is about three times its height. The height of a line is the width
+    // of two digits.
     let width_aim = (total * 3.2)
         .sqrt()
         .max(widest)
@@ -150,7 +151,8 @@ fn shorten(name: &str, max_length: usize) -> String {
     if chars.len() <= max_length {
         return name;
     }
-    let (head, tail) = (max_length * 3 / 5, max_length * 2 / 5 - 1);
+    let head = max_length * 3 / 5;
+    let tail = max_length * 2 / 5 - 1;
     let head: String = chars[..head].iter().collect();
     let tail: String = chars[chars.len() - tail..].iter().collect();
     format!("{head}…{tail}")
@@ -208,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_behind_a_name_stays_in_one_piece() {
+    fn a_file_after_a_name_is_not_broken() {
         let lines = wrap_name("Worker.handle (worker.py:12)", 0.0);
         assert_eq!(lines, ["Worker.handle", "(worker.py:12)"]);
     }
@@ -233,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn control_and_direction_characters_do_not_survive() {
+    fn control_and_direction_characters_are_removed() {
         let shown = printable("a\nb\0c\u{202e}d\u{ffff}");
         assert_eq!(shown, "a\u{fffd}b\u{fffd}c\u{fffd}d\u{fffd}");
     }

@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn markup_and_hidden_characters_do_not_survive() {
+    fn markup_and_hidden_characters_are_removed() {
         let text = "<a href=\"'\">&\n\u{202e}";
         let line = "&lt;a href=&quot;&#39;&quot;&gt;&amp;\u{fffd}\u{fffd}";
         assert_eq!(escape(text).to_string(), line);

@@ -272,7 +272,7 @@ impl Run {
             files.restore(pid);
         }
         self.child = Some(child);
-        self.recording.add_newborn(pid);
+        self.recording.add_new(pid);
         if needs_attaching {
             self.attach_child(pid);
         }
@@ -312,7 +312,7 @@ impl Run {
         while self.child.as_ref().is_some_and(is_due) && since.elapsed() < EXIT_TIMEOUT {
             let came = self.signals.wait(&[], Duration::from_millis(1))?;
             self.receive(&came);
-            self.recording.look();
+            self.recording.poll_exited();
             if let Some(child) = &mut self.child {
                 child.ask();
             }
@@ -435,7 +435,7 @@ impl Rounds for Run {
             .any(|received| received.signal == Signal::SIGCHLD)
         {
             // Reads its CPU clock, which disappears once we have waited for it.
-            self.recording.look();
+            self.recording.poll_exited();
         }
         came.iter().for_each(|received| child.signal(*received));
         child.status.is_some()

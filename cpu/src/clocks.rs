@@ -1,23 +1,21 @@
-//! Accounting of the kernel's per-thread event counts, and of how much was reported already.
-//!
-//! Takes records and returns nanoseconds, each at most once. Makes no system calls. Works both if
-//! samples come with their thread's clock (Linux 6.13) and if each stands for one period.
+//! Accounting of the kernel's per-thread event counts, and of how much was reported already. Turns
+//! records into nanoseconds and reports each nanosecond at most once. Makes no system calls.
+//! Samples come with their thread's clock (Linux 6.13 and later), or each stands for one period.
 //!
 //! - A thread created during attach may hold both inherited and own events. Only its own events
 //!   count, for it and for its children.
 //! - The exit of a thread is reported first (EXIT). The final counts of its inherited events follow
 //!   (READ), possibly much later. A thread's own events report nothing.
-//! - A thread that makes an exec takes over the id of the process's first thread. All other threads
-//!   have exited by then, which was reported.
+//! - A thread that calls exec takes over the id of the main thread. All other threads have exited by then, and their exits were reported.
 
 use std::collections::{HashMap, VecDeque};
 
 /// Maximum number of exited threads whose final counts are awaited.
 const MAX_ENDED: usize = 1024;
 
-/// Origin of a count.
+/// Origin of a record: when, in which thread, and by which event.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct At {
+pub(crate) struct Origin {
     pub time: u64,
     pub pid: i32,
     pub tid: i32,
@@ -38,19 +36,19 @@ pub(crate) struct Share {
 struct Event {
     /// Group of the event. Events of one thread share a group.
     group: u64,
-    /// Part of its count that was reported.
+    /// Part of its count that was reported, in ns.
     reported: u64,
-    /// Part of its count that belongs to threads whose own events count.
+    /// Part of its count, in ns, of threads that are counted by their own events instead.
     uncounted: u64,
 }
 
 struct Thread {
     pid: i32,
-    /// Group of the events that count for the thread. `None`: not known until the first record.
+    /// Group of the events that count for the thread; `None` until its first record.
     group: Option<u64>,
-    /// Round in which it was given its own events.
+    /// Round in which the thread was given its own events; `None` if it has inherited ones only.
     opened: Option<u64>,
-    /// Last known count of each event.
+    /// Last known count of each event, by id.
     counted: HashMap<u64, u64>,
     /// Time of its last record.
     last: u64,
@@ -138,7 +136,7 @@ impl Clocks {
     /// Handles `PERF_RECORD_FORK` of a thread.
     pub(crate) fn forked(&mut self, time: u64, pid: i32, tid: i32, parent: i32) {
         let known = self.threads.get(&tid);
-        if known.is_some_and(|known| known.ended.is_none() && known.opened == Some(self.round)) {
+        if known.is_some_and(|thread| thread.ended.is_none() && thread.opened == Some(self.round)) {
             // The record was written before the thread was given its own events.
             return;
         }
@@ -166,26 +164,27 @@ impl Clocks {
         }
     }
 
-    /// Handles an exec: the thread that made it has the process's id now.
+    /// Handles an exec: the thread that called it has the process's id now.
     pub(crate) fn executed(&mut self, pid: i32) {
-        let left = self.threads.iter();
-        let left = left.filter(|(_, thread)| thread.pid == pid && thread.ended.is_none());
-        let mut left: Vec<(u64, i32)> = left.map(|(tid, thread)| (thread.last, *tid)).collect();
-        left.sort_unstable();
-        let Some((_, newest)) = left.pop() else {
+        let live =
+            (self.threads.iter()).filter(|(_, thread)| thread.pid == pid && thread.ended.is_none());
+        let mut live: Vec<(u64, i32)> = live.map(|(tid, thread)| (thread.last, *tid)).collect();
+        live.sort_unstable();
+        let Some((_, newest)) = live.pop() else {
             return;
         };
         let Some(mut heir) = self.threads.remove(&newest) else {
             return;
         };
-        // More than one thread is left if records were lost. It is not known then whose counts
-        // continue. With the highest counts, nothing is reported twice.
-        for (_, tid) in left {
+        // If exit records were lost, more than one thread seems to live, and it is not known whose
+        // counts continue. With the highest counts, nothing is reported twice.
+        for (_, tid) in live {
             let Some(other) = self.threads.remove(&tid) else {
                 continue;
             };
             if other.group != heir.group {
-                (heir.group, heir.opened) = (None, None);
+                heir.group = None;
+                heir.opened = None;
             }
             for (id, count) in other.counted {
                 let known = heir.counted.entry(id).or_default();
@@ -197,20 +196,20 @@ impl Clocks {
 
     /// Returns the CPU time of a sample. `count` is the thread's clock, if known. Returns `None` if
     /// the sample comes from an event that does not count.
-    pub(crate) fn sample(&mut self, at: At, count: Option<u64>) -> Option<Share> {
-        let group = self.events.get(&at.id)?.group;
-        self.revive(at);
-        let thread = self.threads.entry(at.tid);
-        let thread = thread.or_insert_with(|| Thread::new(at.pid, None, at.time));
+    pub(crate) fn sample(&mut self, origin: Origin, count: Option<u64>) -> Option<Share> {
+        let group = self.events.get(&origin.id)?.group;
+        self.revive(origin);
+        let thread = self.threads.entry(origin.tid);
+        let thread = thread.or_insert_with(|| Thread::new(origin.pid, None, origin.time));
         if *thread.group.get_or_insert(group) != group {
             return None;
         }
-        thread.last = thread.last.max(at.time);
-        let known = thread.counted.entry(at.id).or_default();
-        let now = count.unwrap_or(known.saturating_add(self.period));
-        let ns = now.saturating_sub(*known);
-        *known = now.max(*known);
-        let event = self.events.get_mut(&at.id)?;
+        thread.last = thread.last.max(origin.time);
+        let counted = thread.counted.entry(origin.id).or_default();
+        let now = count.unwrap_or(counted.saturating_add(self.period));
+        let ns = now.saturating_sub(*counted);
+        *counted = now.max(*counted);
+        let event = self.events.get_mut(&origin.id)?;
         event.reported = event.reported.saturating_add(ns);
         let hidden = if self.hides_kernel {
             // Samples due in the kernel were dropped, each a whole period.
@@ -225,38 +224,41 @@ impl Clocks {
         })
     }
 
-    /// Handles a record of a thread that has exited: its id was reused, or a thread made an exec,
-    /// and the record of that was lost.
-    fn revive(&mut self, at: At) {
-        let thread = self.threads.get(&at.tid).and_then(|thread| thread.ended);
-        if thread.is_some_and(|end| end < at.time) {
-            self.threads.remove(&at.tid);
-            if at.tid == at.pid {
-                self.executed(at.pid);
+    /// Handles a record of a thread that has exited: either its id was reused, or a thread called
+    /// exec and the record of that was lost.
+    fn revive(&mut self, origin: Origin) {
+        let exit_time = self
+            .threads
+            .get(&origin.tid)
+            .and_then(|thread| thread.ended);
+        if exit_time.is_some_and(|exit| exit < origin.time) {
+            self.threads.remove(&origin.tid);
+            if origin.tid == origin.pid {
+                self.executed(origin.pid);
             }
         }
     }
 
     /// Returns the CPU time of an exited thread that no sample covers, from one event's final
     /// count. Returns `None` if the event does not count.
-    pub(crate) fn read(&mut self, at: At, count: u64) -> Option<Share> {
-        let event = self.events.get_mut(&at.id)?;
+    pub(crate) fn read(&mut self, origin: Origin, count: u64) -> Option<Share> {
+        let event = self.events.get_mut(&origin.id)?;
         let mut reported = 0;
-        if let Some(thread) = self.threads.get_mut(&at.tid) {
+        if let Some(thread) = self.threads.get_mut(&origin.tid) {
             if *thread.group.get_or_insert(event.group) != event.group {
                 event.uncounted = event.uncounted.saturating_add(count);
                 return None;
             }
-            reported = thread.counted.remove(&at.id).unwrap_or(0);
+            reported = thread.counted.remove(&origin.id).unwrap_or(0);
         }
         let mut ns = count.saturating_sub(reported);
         if reported > count {
-            let excess = self.excess.entry(at.pid).or_default();
+            let excess = self.excess.entry(origin.pid).or_default();
             *excess = excess.saturating_add(reported - count);
-        } else if let Some(excess) = self.excess.get_mut(&at.pid) {
-            let taken = ns.min(*excess);
-            *excess -= taken;
-            ns -= taken;
+        } else if let Some(excess) = self.excess.get_mut(&origin.pid) {
+            let offset = ns.min(*excess);
+            *excess -= offset;
+            ns -= offset;
         }
         event.reported = event.reported.saturating_add(ns);
         let hidden = self.dropped(ns);
@@ -295,7 +297,7 @@ impl Clocks {
         self.events.remove(&id);
     }
 
-    /// Drops processes that have ended and whose records were all processed.
+    /// Drops processes that have exited and whose records were all processed.
     pub(crate) fn forget(&mut self, pids: &[i32]) {
         self.threads.retain(|_, thread| !pids.contains(&thread.pid));
         self.excess.retain(|pid, _| !pids.contains(pid));
@@ -317,21 +319,22 @@ mod tests {
     const PERIOD: u64 = 10;
     const PID: i32 = 100;
 
-    /// Clocks with one thread that has the events 1 and 2.
+    /// Returns clocks with one thread that has the events 1 and 2.
     fn clocks(hides_kernel: bool) -> Clocks {
         let mut clocks = Clocks::new(PERIOD, hides_kernel);
-        own(&mut clocks, PID, &[1, 2]);
+        give_events(&mut clocks, PID, &[1, 2]);
         clocks.end_round();
         clocks
     }
 
-    fn own(clocks: &mut Clocks, tid: i32, ids: &[u64]) {
+    /// Gives a thread its own events.
+    fn give_events(clocks: &mut Clocks, tid: i32, ids: &[u64]) {
         let group = clocks.begin(PID, tid);
         ids.iter().for_each(|id| clocks.opened(*id, group));
     }
 
-    fn at(time: u64, tid: i32, id: u64) -> At {
-        At {
+    fn origin(time: u64, tid: i32, id: u64) -> Origin {
+        Origin {
             time,
             pid: PID,
             tid,
@@ -339,148 +342,149 @@ mod tests {
         }
     }
 
-    fn shown(ns: u64) -> Option<Share> {
+    /// Time that was sampled, with none hidden.
+    fn visible(ns: u64) -> Option<Share> {
         Some(Share { ns, hidden: 0 })
     }
 
     #[test]
-    fn a_thread_that_ends_is_counted_once_with_its_clock_and_without() {
+    fn an_exited_thread_is_counted_once_with_and_without_its_clock() {
         for with_clock in [true, false] {
             let mut clocks = clocks(false);
             let count = |ns| with_clock.then_some(ns);
             clocks.forked(1, PID, 101, PID);
-            assert_eq!(clocks.sample(at(2, 101, 1), count(10)), shown(10));
-            assert_eq!(clocks.sample(at(3, 101, 2), count(10)), shown(10));
-            assert_eq!(clocks.sample(at(4, 101, 1), count(20)), shown(10));
+            assert_eq!(clocks.sample(origin(2, 101, 1), count(10)), visible(10));
+            assert_eq!(clocks.sample(origin(3, 101, 2), count(10)), visible(10));
+            assert_eq!(clocks.sample(origin(4, 101, 1), count(20)), visible(10));
             clocks.exit(5, PID, 101);
-            assert_eq!(clocks.read(at(6, 101, 1), 27), shown(7));
-            assert_eq!(clocks.read(at(6, 101, 2), 10), shown(0));
-            // Another one with its number begins at nothing.
+            assert_eq!(clocks.read(origin(6, 101, 1), 27), visible(7));
+            assert_eq!(clocks.read(origin(6, 101, 2), 10), visible(0));
+            // A new thread with the same id starts at 0.
             clocks.forked(7, PID, 101, PID);
-            assert_eq!(clocks.sample(at(8, 101, 1), count(10)), shown(10));
+            assert_eq!(clocks.sample(origin(8, 101, 1), count(10)), visible(10));
         }
     }
 
     #[test]
-    fn a_clock_shows_what_lost_samples_stood_for() {
+    fn a_clock_includes_the_time_of_lost_samples() {
         let mut clocks = clocks(false);
-        assert_eq!(clocks.sample(at(2, PID, 1), Some(10)), shown(10));
-        assert_eq!(clocks.sample(at(3, PID, 1), Some(55)), shown(45));
-        // Never backwards.
-        assert_eq!(clocks.sample(at(3, PID, 1), Some(50)), shown(0));
-        assert_eq!(clocks.sample(at(4, PID, 1), Some(60)), shown(5));
+        assert_eq!(clocks.sample(origin(2, PID, 1), Some(10)), visible(10));
+        assert_eq!(clocks.sample(origin(3, PID, 1), Some(55)), visible(45));
+        // A clock that goes backwards counts nothing.
+        assert_eq!(clocks.sample(origin(3, PID, 1), Some(50)), visible(0));
+        assert_eq!(clocks.sample(origin(4, PID, 1), Some(60)), visible(5));
     }
 
     #[test]
-    fn what_one_thread_got_too_much_another_one_lacks() {
+    fn excess_time_of_one_thread_is_subtracted_from_another() {
         let mut clocks = clocks(false);
-        clocks.sample(at(2, 101, 1), None);
+        clocks.sample(origin(2, 101, 1), None);
         clocks.exit(3, PID, 101);
-        assert_eq!(clocks.read(at(4, 101, 1), 6), shown(0));
+        assert_eq!(clocks.read(origin(4, 101, 1), 6), visible(0));
         clocks.exit(5, PID, 102);
-        assert_eq!(clocks.read(at(6, 102, 1), 9), shown(5));
-        assert_eq!(clocks.read(at(6, 102, 2), 9), shown(9));
+        assert_eq!(clocks.read(origin(6, 102, 1), 9), visible(5));
+        assert_eq!(clocks.read(origin(6, 102, 2), 9), visible(9));
     }
 
     #[test]
-    fn a_program_executed_by_a_later_thread_begins_with_what_is_new() {
+    fn after_an_exec_only_new_time_is_counted() {
         for with_clock in [true, false] {
             let mut clocks = clocks(false);
             let count = |ns| with_clock.then_some(ns);
             for tid in [101, 102] {
                 clocks.forked(1, PID, tid, PID);
-                assert_eq!(clocks.sample(at(2, tid, 1), count(10)), shown(10));
+                assert_eq!(clocks.sample(origin(2, tid, 1), count(10)), visible(10));
             }
-            assert_eq!(clocks.sample(at(3, PID, 1), count(10)), shown(10));
-            // 101 executes: the others end, the first one too.
+            assert_eq!(clocks.sample(origin(3, PID, 1), count(10)), visible(10));
+            // Thread 101 calls exec: the others exit, the main thread too.
             clocks.exit(4, PID, 102);
-            assert_eq!(clocks.read(at(4, 102, 1), 12), shown(2));
+            assert_eq!(clocks.read(origin(4, 102, 1), 12), visible(2));
             clocks.exit(5, PID, PID);
             clocks.executed(PID);
-            // A second record, by a second event.
+            // A second record of the same exec, by the other event.
             clocks.executed(PID);
-            assert_eq!(clocks.sample(at(6, PID, 1), count(20)), shown(10));
+            assert_eq!(clocks.sample(origin(6, PID, 1), count(20)), visible(10));
             clocks.exit(7, PID, PID);
-            assert_eq!(clocks.read(at(8, PID, 1), 25), shown(5));
+            assert_eq!(clocks.read(origin(8, PID, 1), 25), visible(5));
         }
     }
 
     #[test]
-    fn a_lost_record_of_a_program_counts_nothing_twice() {
+    fn nothing_is_counted_twice_if_an_exec_record_is_lost() {
         let mut clocks = clocks(false);
         clocks.forked(1, PID, 101, PID);
-        assert_eq!(clocks.sample(at(2, 101, 1), Some(70)), shown(70));
+        assert_eq!(clocks.sample(origin(2, 101, 1), Some(70)), visible(70));
         clocks.exit(3, PID, PID);
-        assert_eq!(clocks.sample(at(4, PID, 1), Some(80)), shown(10));
-        // An end that was lost besides.
+        assert_eq!(clocks.sample(origin(4, PID, 1), Some(80)), visible(10));
+        // The record of an exit is lost as well.
         clocks.forked(5, PID, 102, PID);
-        assert_eq!(clocks.sample(at(6, 102, 1), Some(30)), shown(30));
+        assert_eq!(clocks.sample(origin(6, 102, 1), Some(30)), visible(30));
         clocks.executed(PID);
-        assert_eq!(clocks.sample(at(7, PID, 1), Some(90)), shown(10));
+        assert_eq!(clocks.sample(origin(7, PID, 1), Some(90)), visible(10));
     }
 
     #[test]
-    fn a_program_executed_by_the_first_thread_is_still_sampled() {
+    fn sampling_continues_after_an_exec_by_the_main_thread() {
         let mut clocks = clocks(false);
-        assert_eq!(clocks.sample(at(2, PID, 1), Some(10)), shown(10));
+        assert_eq!(clocks.sample(origin(2, PID, 1), Some(10)), visible(10));
         clocks.executed(PID);
-        assert_eq!(clocks.sample(at(3, PID, 1), Some(20)), shown(10));
+        assert_eq!(clocks.sample(origin(3, PID, 1), Some(20)), visible(10));
         assert!(clocks.has_own(PID));
     }
 
     #[test]
-    fn a_thread_with_two_sets_of_events_is_counted_by_its_own() {
+    fn a_thread_with_inherited_and_own_events_is_counted_by_its_own() {
         for with_clock in [true, false] {
             let mut clocks = Clocks::new(PERIOD, false);
             let count = |ns| with_clock.then_some(ns);
-            own(&mut clocks, PID, &[1]);
-            own(&mut clocks, 101, &[3]);
-            // Read only now, but older than its own events.
+            give_events(&mut clocks, PID, &[1]);
+            give_events(&mut clocks, 101, &[3]);
+            // This record is read only now, but was written before the thread had its own events.
             clocks.forked(1, PID, 101, PID);
             clocks.end_round();
             assert!(clocks.has_own(101));
-            assert_eq!(clocks.sample(at(2, 101, 1), count(12)), None);
-            assert_eq!(clocks.sample(at(2, 101, 3), count(10)), shown(10));
-            // What it starts has both as well.
+            assert_eq!(clocks.sample(origin(2, 101, 1), count(12)), None);
+            assert_eq!(clocks.sample(origin(2, 101, 3), count(10)), visible(10));
+            // A thread that it creates inherits both.
             clocks.forked(3, PID, 102, 101);
-            assert_eq!(clocks.sample(at(4, 102, 1), count(10)), None);
-            assert_eq!(clocks.sample(at(4, 102, 3), count(10)), shown(10));
+            assert_eq!(clocks.sample(origin(4, 102, 1), count(10)), None);
+            assert_eq!(clocks.sample(origin(4, 102, 3), count(10)), visible(10));
             for tid in [101, 102] {
                 clocks.exit(5, PID, tid);
                 assert!(!clocks.has_own(tid));
-                // Rounds later.
+                // Final counts come rounds later.
                 clocks.end_round();
                 clocks.end_round();
             }
-            assert_eq!(clocks.read(at(6, 101, 1), 15), None);
-            assert_eq!(clocks.read(at(6, 102, 1), 14), None);
-            assert_eq!(clocks.read(at(6, 102, 3), 14), shown(4));
-            // Event 1: 50 of its own thread, and those of both others.
+            assert_eq!(clocks.read(origin(6, 101, 1), 15), None);
+            assert_eq!(clocks.read(origin(6, 102, 1), 14), None);
+            assert_eq!(clocks.read(origin(6, 102, 3), 14), visible(4));
+            // Event 1 counted 50 of its own thread, and the time of both others.
             assert_eq!(clocks.total(1, 50 + 15 + 14).ns, 50);
             assert_eq!(clocks.total(3, 13 + 14).ns, 27);
-            // The number is free for one that has inherited events only.
+            // The id can be reused by a thread that has only inherited events.
             clocks.forked(7, PID, 101, PID);
-            assert_eq!(clocks.sample(at(8, 101, 1), count(10)), shown(10));
+            assert_eq!(clocks.sample(origin(8, 101, 1), count(10)), visible(10));
         }
     }
 
     #[test]
-    fn hidden_time_is_whole_periods_of_what_has_no_sample() {
+    fn hidden_time_is_whole_periods_without_a_sample() {
         let mut clocks = clocks(true);
         let share = |ns, hidden| Some(Share { ns, hidden });
-        assert_eq!(clocks.sample(at(2, 101, 1), Some(41)), share(11, 30));
+        assert_eq!(clocks.sample(origin(2, 101, 1), Some(41)), share(11, 30));
         clocks.exit(3, PID, 101);
-        assert_eq!(clocks.read(at(4, 101, 1), 95), share(4, 50));
-        // Without the clock the rest has it all.
-        assert_eq!(clocks.sample(at(5, 102, 1), None), share(10, 0));
+        assert_eq!(clocks.read(origin(4, 101, 1), 95), share(4, 50));
+        // Without the clock, all hidden time is in the final count.
+        assert_eq!(clocks.sample(origin(5, 102, 1), None), share(10, 0));
         clocks.exit(6, PID, 102);
-        assert_eq!(clocks.read(at(7, 102, 1), 47), share(7, 30));
+        assert_eq!(clocks.read(origin(7, 102, 1), 47), share(7, 30));
     }
 
     #[test]
-    fn hidden_time_of_threads_that_say_nothing_at_their_end_is_found_by_their_events() {
+    fn hidden_time_without_final_counts_is_found_by_event_totals() {
         let mut clocks = clocks(true);
-        clocks.sample(at(2, PID, 1), Some(10));
+        clocks.sample(origin(2, PID, 1), Some(10));
         let hidden = clocks.total(1, 48);
         assert_eq!((hidden.ns, hidden.hidden), (48, 30));
         assert_eq!(clocks.total(1, 48).hidden, 0);
@@ -488,11 +492,11 @@ mod tests {
     }
 
     #[test]
-    fn events_that_were_closed_count_no_more_and_what_ended_is_forgotten() {
+    fn closed_events_do_not_count_and_exited_threads_are_dropped() {
         let mut clocks = clocks(false);
         clocks.closed(1);
-        assert_eq!(clocks.sample(at(2, PID, 1), Some(10)), None);
-        assert_eq!(clocks.read(at(2, PID, 1), 10), None);
+        assert_eq!(clocks.sample(origin(2, PID, 1), Some(10)), None);
+        assert_eq!(clocks.read(origin(2, PID, 1), 10), None);
         for tid in 0..10_000 {
             clocks.exit(3, PID + 1, 1000 + tid);
         }

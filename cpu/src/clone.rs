@@ -1,5 +1,6 @@
-//! Steps from the system call that creates a thread. C libraries have no unwind tables from this
-//! call on: what is true for the caller is wrong for the new thread, which returns from it too.
+//! Unwinds from the system call that creates a thread. C libraries have no unwind tables after this
+//! call, because both threads return from it: a rule that is right for the caller would be wrong
+//! for the new thread.
 
 use unwind::Registers;
 use unwind::rule::{Step, Word};
@@ -8,14 +9,14 @@ use unwind::stack::Memory;
 use crate::registers::Live;
 use crate::space::{Caller, Space};
 
-/// Maximum size in bytes of the function that makes the call.
+/// Maximum size in bytes of the function that contains the system call.
 const MAX_FUNCTION_BYTES: u64 = 256;
-/// Instruction `syscall`.
-const CALL: [u8; 2] = [0x0f, 0x05];
+/// Encoding of the instruction `syscall`.
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
-/// Steps from a thread that is in the call or directly after it. The function has nothing on the
-/// stack but the return address, unless this is the new thread, which has no caller. Returns `None`
-/// if it is neither.
+/// Steps from a thread that is in the system call or directly after it. In the calling thread, the
+/// function has only its return address on the stack; the new thread has no caller. Returns `None`
+/// if the thread seems to be neither.
 pub fn step(
     space: &mut Space,
     live: &Live,
@@ -23,7 +24,7 @@ pub fn step(
     memory: &mut impl Memory,
 ) -> Option<Step> {
     let pc = live.pc();
-    if !cfg!(target_arch = "x86_64") || !space.before(pc).ends_with(&CALL) {
+    if !cfg!(target_arch = "x86_64") || !space.before(pc).ends_with(&SYSCALL) {
         return None;
     }
     let word = Word::default();

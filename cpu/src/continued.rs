@@ -1,38 +1,39 @@
-//! Copies of stacks that continue in the memory of the process.
-//!
-//! The kernel copies less than 64 KiB of a stack. What lies beyond is read from the process
-//! afterwards. It belongs to functions that wait for inner ones, so it seldom changes. It is
-//! trusted only if the callee of the function at the end of the copy has not returned meanwhile:
-//! after reading, the words that lead out of that callee, and the words saved next to them, must
-//! still be the same as in the copy.
+//! Copies of stacks that continue in the memory of the process. The kernel copies less than 64 KiB
+//! of a stack. The rest is read from the process afterwards. It belongs to functions that wait for
+//! their callees, so it seldom changes. It is trusted only if the callee of the function at the end
+//! of the copy has not returned before the rest was read: the words by which that callee was
+//! unwound, and the registers saved next to them, must then still be the same as in the copy.
 
 use unwind::Cause;
 use unwind::stack::Memory;
 
 use crate::memory::Copied;
 
-/// Maximum distance in bytes from the stack pointer that is followed: the usual limit of a stack.
+/// Maximum distance in bytes from the stack pointer that is read: the usual limit of a stack's
+/// size.
 const MAX_BYTES: u64 = 8 << 20;
-/// Number of bytes that are read at once. Not all of the rest, since one function may have half a
-/// megabyte of locals, and while that is read, inner functions may return.
+/// Number of bytes that are read at once. The whole rest would take too long: one function may have
+/// half a megabyte of locals, and while that is read, its callees may return.
 const PART_BYTES: usize = 64 << 10;
-/// Number of these bytes that precede the requested word.
+/// Number of bytes of a part that precede the requested word.
 const BYTES_BEFORE: u64 = 4 << 10;
 /// Maximum number of parts that are read of one stack.
 const MAX_PARTS: usize = 256;
-/// Number of last-read words that are compared, and number of bytes below each, where registers are
-/// saved. The words are the return address into the function at the end of the copy, and the one
-/// that leads to its frame. Inner functions may have returned, which does not matter to what lies
-/// beyond.
+/// Number of last-read words of the copy that are compared. They are the return address into the
+/// function at the end of the copy, and the saved frame pointer or other word from which its frame
+/// was computed. Inner functions may have returned, which does not change the rest of the stack.
 const COMPARED_WORDS: usize = 2;
+/// Number of bytes below each compared word that are compared too, since registers are saved there.
 const COMPARED_BELOW: u64 = 48;
 
-/// Buffer for what is read.
+/// Buffers for the rest of a stack.
 #[derive(Debug, Default)]
 pub struct Rest {
-    /// Address of the last part.
+    /// Address of the last part that was read.
     from: u64,
+    /// Contents of that part.
     bytes: Vec<u8>,
+    /// Words that were read again, to compare them with the copy.
     check: Vec<u8>,
 }
 
@@ -40,28 +41,31 @@ pub struct Rest {
 pub struct Continued<'a> {
     copied: Copied<'a>,
     pid: i32,
-    /// Last addresses in the copy that were read, and their number.
-    trail: ([u64; COMPARED_WORDS], usize),
+    /// Last addresses in the copy that were read.
+    trail: [u64; COMPARED_WORDS],
+    /// Number of words read from the copy.
+    copied_reads: usize,
     rest: &'a mut Rest,
     parts: usize,
-    /// Size of the stack that was needed, in bytes from the stack pointer on.
+    /// Number of bytes above the stack pointer that were needed.
     pub needed: u64,
-    /// True if the process's stack has changed.
-    is_over: bool,
+    /// True if the process's stack has changed since it was copied.
+    has_changed: bool,
 }
 
 impl<'a> Continued<'a> {
-    /// Returns a copy of a process's stack.
+    /// Wraps the copy of a stack of process `pid`.
     pub fn new(copied: Copied<'a>, pid: i32, rest: &'a mut Rest) -> Self {
         rest.bytes.clear();
         Self {
             copied,
             pid,
-            trail: ([0; COMPARED_WORDS], 0),
+            trail: [0; COMPARED_WORDS],
+            copied_reads: 0,
             rest,
             parts: 0,
             needed: 0,
-            is_over: false,
+            has_changed: false,
         }
     }
 
@@ -70,15 +74,16 @@ impl<'a> Continued<'a> {
         self.copied.is_short
     }
 
-    fn behind(&mut self, address: u64) -> Result<u64, Cause> {
+    /// Returns a word that lies beyond the end of the copy.
+    fn read_beyond(&mut self, address: u64) -> Result<u64, Cause> {
         let (low, high) = self.copied.range();
-        let to = address.wrapping_sub(low);
-        if address < high || to >= MAX_BYTES || !address.is_multiple_of(8) {
+        let offset = address.wrapping_sub(low);
+        if address < high || offset >= MAX_BYTES || !address.is_multiple_of(8) {
             return Err(Cause::OutOfStack);
         }
-        self.needed = self.needed.max(to + 8);
+        self.needed = self.needed.max(offset + 8);
         let word = self.word(address).or_else(|| {
-            self.look(address);
+            self.read_part(address);
             self.word(address)
         });
         word.ok_or(Cause::OutOfStack)
@@ -86,15 +91,15 @@ impl<'a> Continued<'a> {
 
     /// Returns a word of the last part that was read.
     fn word(&self, address: u64) -> Option<u64> {
-        let at = usize::try_from(address.checked_sub(self.rest.from)?).ok()?;
-        let word = self.rest.bytes.get(at..at.checked_add(8)?)?;
+        let offset = usize::try_from(address.checked_sub(self.rest.from)?).ok()?;
+        let word = self.rest.bytes.get(offset..offset.checked_add(8)?)?;
         word.try_into().ok().map(u64::from_ne_bytes)
     }
 
     /// Reads the part around an address, if the stack is unchanged.
-    fn look(&mut self, address: u64) {
+    fn read_part(&mut self, address: u64) {
         self.parts += 1;
-        if self.is_over || self.parts > MAX_PARTS {
+        if self.has_changed || self.parts > MAX_PARTS {
             return;
         }
         let (_, high) = self.copied.range();
@@ -102,16 +107,16 @@ impl<'a> Continued<'a> {
         self.rest.bytes.resize(PART_BYTES, 0);
         let read = capture::read_memory(self.pid, self.rest.from, &mut self.rest.bytes);
         self.rest.bytes.truncate(read);
-        self.is_over = !self.is_same();
-        if self.is_over {
+        self.has_changed = !self.is_same();
+        if self.has_changed {
             self.rest.bytes.clear();
         }
     }
 
-    /// Returns true if the process's memory still equals the copy around the last words.
+    /// Returns true if the process's stack still equals the copy around the last words that were
+    /// read from the copy.
     fn is_same(&mut self) -> bool {
-        let (words, count) = self.trail;
-        let words = &words[..count.min(COMPARED_WORDS)];
+        let words = &self.trail[..self.copied_reads.min(COMPARED_WORDS)];
         let (Some(first), Some(last)) = (words.iter().min(), words.iter().max()) else {
             return false;
         };
@@ -122,7 +127,8 @@ impl<'a> Continued<'a> {
         let is_read = capture::read_memory(self.pid, first, check) == check.len();
         is_read
             && words.iter().all(|word| {
-                let (from, to) = (word.saturating_sub(COMPARED_BELOW).max(low), word + 8);
+                let from = word.saturating_sub(COMPARED_BELOW).max(low);
+                let to = word + 8;
                 let now = &check[(from - first) as usize..(to - first) as usize];
                 self.copied.bytes(from, to) == Some(now)
             })
@@ -133,12 +139,11 @@ impl Memory for Continued<'_> {
     fn read(&mut self, address: u64) -> Result<u64, Cause> {
         match self.copied.read(address) {
             Ok(word) => {
-                let (words, count) = &mut self.trail;
-                words[*count % COMPARED_WORDS] = address;
-                *count += 1;
+                self.trail[self.copied_reads % COMPARED_WORDS] = address;
+                self.copied_reads += 1;
                 Ok(word)
             }
-            Err(_) => self.behind(address),
+            Err(_) => self.read_beyond(address),
         }
     }
 
@@ -157,7 +162,7 @@ mod tests {
 
     const COPIED: usize = 1024;
 
-    /// Returns a stack of this process: words that are their own numbers.
+    /// Returns a stack of this process, each word of which is its own index.
     fn stack(words: usize) -> Vec<u64> {
         (0..words as u64).collect()
     }
@@ -173,9 +178,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_behind_the_copy_is_read_from_the_process() {
+    fn words_beyond_the_copy_are_read_from_the_process() {
         let stack = stack(100_000);
-        let (copy, low) = (copy(&stack), stack.as_ptr() as u64);
+        let copy = copy(&stack);
+        let low = stack.as_ptr() as u64;
         let mut rest = Rest::default();
         let mut memory = continued(low, &copy, &mut rest);
         for word in [0, 100, 120, 127, 128, 9_000, 99_999, 128, 3] {
@@ -188,8 +194,9 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_that_is_another_one_by_now_is_not_followed() {
-        // Of the words that were read, or saved beside them, one has changed; or none were read.
+    fn a_stack_that_has_changed_is_not_followed() {
+        // The changed word, the words read from the copy, and whether the stack still counts as the
+        // same.
         for (changed, read, expected) in [
             (127, &[60, 120, 127][..], false),
             (57, &[60, 120, 127], true),
@@ -199,7 +206,8 @@ mod tests {
             (90, &[], false),
         ] {
             let mut stack = stack(1000);
-            let (copy, low) = (copy(&stack), stack.as_ptr() as u64);
+            let copy = copy(&stack);
+            let low = stack.as_ptr() as u64;
             stack[changed] = 1 << 40;
             let stack = std::hint::black_box(stack);
             let mut rest = Rest::default();

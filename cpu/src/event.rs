@@ -75,7 +75,7 @@ pub(crate) struct Attribute {
     /// Size of stack copies in bytes.
     pub stack_bytes: u32,
     /// True if each sample makes the ring readable.
-    pub at_once: bool,
+    pub wakes_per_sample: bool,
     /// True if the kernel is sampled too.
     pub kernel: bool,
     /// True if samples carry their thread's clock.
@@ -97,7 +97,7 @@ impl Attribute {
     }
 
     fn for_kernel(&self) -> Attributes {
-        let when = |is: bool, flags: u64| if is { flags } else { 0 };
+        let when = |condition: bool, flags: u64| if condition { flags } else { 0 };
         Attributes {
             kind: TYPE_SOFTWARE,
             size: size_of::<Attributes>() as u32,
@@ -116,14 +116,14 @@ impl Attribute {
                 | when(!self.kernel, flag::EXCLUDE_KERNEL | flag::EXCLUDE_HV)
                 | when(!self.children && self.threads_only, flag::INHERIT_THREAD)
                 | when(self.from_exec, flag::DISABLED | flag::ENABLE_ON_EXEC),
-            wakeup: u32::from(self.at_once),
+            wakeup: u32::from(self.wakes_per_sample),
             registers: crate::registers::MASK,
             stack_bytes: self.stack_bytes,
             ..Attributes::default()
         }
     }
 
-    /// Opens an event for all that runs on a processor.
+    /// Opens an event that samples everything that runs on a processor.
     pub(crate) fn open_processor(&self, cpu: u32) -> io::Result<OwnedFd> {
         let mut attributes = self.for_kernel();
         attributes.config = CPU_CLOCK;
@@ -138,8 +138,8 @@ impl Attribute {
     }
 }
 
-/// Opens an event that never occurs. It owns a processor's ring, which therefore outlives all
-/// threads that write to it. `wakeup`: number of bytes after which the ring becomes readable.
+/// Opens an event that never occurs. It owns a processor's ring, which therefore outlives the
+/// events that write to it. The ring becomes readable after `wakeup` bytes.
 pub(crate) fn dummy(cpu: u32, wakeup: u32) -> io::Result<OwnedFd> {
     let attributes = Attributes {
         kind: TYPE_SOFTWARE,
@@ -170,8 +170,8 @@ fn open(attributes: &Attributes, tid: i32, cpu: u32) -> io::Result<OwnedFd> {
 /// Makes an event write to the ring of another one.
 pub(crate) fn redirect(event: &OwnedFd, ring: &OwnedFd) -> io::Result<()> {
     // SAFETY: this request takes a descriptor, and no pointers.
-    let done = unsafe { libc::ioctl(event.as_raw_fd(), IOC_SET_OUTPUT as _, ring.as_raw_fd()) };
-    match done {
+    let result = unsafe { libc::ioctl(event.as_raw_fd(), IOC_SET_OUTPUT as _, ring.as_raw_fd()) };
+    match result {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
@@ -187,7 +187,7 @@ pub(crate) fn id(event: &OwnedFd) -> io::Result<u64> {
     }
 }
 
-/// Returns the count of an event, with that of the events inherited from it.
+/// Returns the count of an event in ns, including the events inherited from it.
 pub(crate) fn value(event: &OwnedFd) -> io::Result<u64> {
     let mut word = 0u64;
     // SAFETY: `word` is writable for the given size.
@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_attribute_has_the_size_that_the_kernel_knows() {
+    fn the_attributes_have_the_size_of_the_kernels_struct() {
         assert_eq!(size_of::<Attributes>(), 104);
     }
 }

@@ -1,5 +1,5 @@
-//! Steps by frame pointers in code without tables, and a search for the frame pointer of a sleeping
-//! thread, whose registers are not known.
+//! Unwinds by frame pointers in code without tables, and searches for the frame pointer of a
+//! sleeping thread, whose registers are not known.
 
 use unwind::Registers;
 use unwind::arch::{Machine, Native};
@@ -12,8 +12,8 @@ use crate::space::{Caller, Library, Space};
 /// Maximum distance in bytes from the stack pointer to the end of a frame.
 const MAX_FRAME_BYTES: u64 = 64 << 10;
 
-/// Steps from code without tables, which may keep frame pointers: JIT compilers and Go do. Returns
-/// `None` if there is no valid frame.
+/// Steps from code without tables. Such code may keep frame pointers, as that of JIT compilers and
+/// Go does. Returns `None` if there is no valid frame record.
 pub fn step(
     space: &mut Space,
     library: &mut Library,
@@ -24,8 +24,14 @@ pub fn step(
     // There must be code at the address.
     let index = space.find(at.ip.wrapping_sub(1))?;
     let is_generated = space.ranges()[index].is_generated();
-    let step = by_record(space, library, scratch, at, memory);
-    step.or_else(|| is_generated.then(|| padded(space, at, memory)).flatten())
+    if let Some(step) = by_record(space, library, scratch, at, memory) {
+        return Some(step);
+    }
+    if is_generated {
+        from_trampoline(space, at, memory)
+    } else {
+        None
+    }
 }
 
 /// Steps by the frame record: the caller's frame pointer, then the return address.
@@ -49,7 +55,8 @@ fn by_record(
         && at.fp != at.sp
         && has_table(space, function)
     {
-        // The record is another function's: this one has no table, and the call's target has one.
+        // The record belongs to another function: the call's target has a table, and the current
+        // function has none.
         return None;
     }
     let low = at.fp.checked_add(16)?;
@@ -61,8 +68,8 @@ fn by_record(
     Some(caller(Registers { ip, sp, fp }))
 }
 
-/// Loads the tables of the caller that a record leads to, on machines where the record does not
-/// give the caller's stack pointer.
+/// Loads the tables of the caller that a record leads to, if this machine's records do not give the
+/// caller's stack pointer.
 pub fn load_caller(
     space: &mut Space,
     library: &mut Library,
@@ -83,9 +90,9 @@ fn saved_address(fp: u64, memory: &mut impl Memory) -> Option<u64> {
     Some(Native::return_address(word))
 }
 
-/// Steps from a trampoline of Python 3.12 or 3.13, whose frame is two words, the outer one its
+/// Steps from a trampoline of Python 3.12 or 3.13. Its frame has two words; the second is its
 /// return address.
-fn padded(space: &mut Space, at: Registers, memory: &mut impl Memory) -> Option<Step> {
+fn from_trampoline(space: &mut Space, at: Registers, memory: &mut impl Memory) -> Option<Step> {
     let code = Native::PADDED?;
     if !code.starts_with(&space.before(at.ip.wrapping_add(2))) {
         return None;
@@ -105,7 +112,7 @@ fn caller(registers: Registers) -> Step {
     }
 }
 
-/// Returns true if an address has an unwind table, as far as tables are loaded.
+/// Returns true if an address has an unwind table that is loaded.
 fn has_table(space: &Space, address: u64) -> bool {
     let ip = address.wrapping_add(1);
     space
@@ -113,17 +120,17 @@ fn has_table(space: &Space, address: u64) -> bool {
         .is_some_and(|module| function(&module, ip).is_some())
 }
 
-/// Searches the stack for the frame's frame pointer. It points to the caller's frame pointer, which
-/// is further out, and a return address after a call of this very function. Returns `None` if the
-/// function is called through a table of addresses or has no frame pointer.
+/// Searches the stack for the current frame's frame pointer. It points to the caller's frame
+/// pointer, which is a higher address, and to a return address after a call of this very function.
+/// Returns `None` if the function has no frame pointer or is called through a function pointer.
 pub fn find(space: &mut Space, at: Registers, memory: &mut impl Memory) -> Option<u64> {
     let start = function(&space.module(at.ip)?, at.ip)?;
     let first = at.sp.checked_add(7)? & !7;
     let slots = (first..first.checked_add(MAX_FRAME_BYTES)?).step_by(8);
     for fp in slots {
         let saved = memory.read(fp).ok()?;
-        let is_outer = saved == 0 || saved > fp && saved.is_multiple_of(8);
-        if !is_outer {
+        let may_be_callers = saved == 0 || (saved > fp && saved.is_multiple_of(8));
+        if !may_be_callers {
             continue;
         }
         let ip = saved_address(fp, memory)?;

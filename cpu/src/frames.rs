@@ -1,28 +1,31 @@
 //! Unwind tables of a file: `.eh_frame`, and its search table `.eh_frame_hdr` (LSB core, 10.6).
-//! Programs that gcc links statically have no search table; one is built.
-//!
-//! Only the tables are read, not the rest of their segment.
+//! Programs that gcc links statically have no search table; one is built. Only these sections are
+//! read, not the rest of their segment.
 
 use unwind::compile::entries;
 use unwind::elf::{self, PT_GNU_EH_FRAME, PT_LOAD, Section, Segment};
 
 use crate::source::{Source, bytes};
 
-/// Maximum size in bytes of a search table and of entries. Programs of gigabytes have some tens of
-/// megabytes.
+/// Maximum sizes in bytes of a search table and of entries. Programs of several gigabytes have tens
+/// of megabytes.
 const MAX_INDEX: u64 = 32 << 20;
 const MAX_ENTRIES: u64 = 128 << 20;
 /// Maximum number of sections of a file, and maximum size of their names in bytes.
 const MAX_SECTIONS: u64 = 1 << 14;
 const MAX_NAMES: u64 = 1 << 20;
-/// Size of a section header in bytes.
+/// Size of a section header (`Elf64_Shdr`) in bytes.
 const SECTION_BYTES: u64 = 64;
-/// Size in bytes of a search table before its rows, and of a row.
+/// Offsets of its fields.
+const SH_ADDR: usize = 16;
+const SH_OFFSET: usize = 24;
+const SH_SIZE: usize = 32;
+/// Sizes in bytes of a search table's header, and of a row.
 const HEAD_BYTES: usize = 12;
 const ROW_BYTES: usize = 8;
-/// First bytes of a search table as all linkers write it: version 1; a 4-byte pc-relative pointer,
-/// a 4-byte count, and rows of two 4-byte values relative to the section.
-const USUAL: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
+/// First bytes of a search table, as all linkers write them: version 1; a 4-byte pc-relative
+/// pointer, a 4-byte count, and rows of two 4-byte values relative to the section.
+const USUAL_START: [u8; 4] = [1, 0x1b, 0x03, 0x3b];
 
 /// Part of a file, with its address before relocation.
 #[derive(Default)]
@@ -63,15 +66,16 @@ impl Frames {
     }
 }
 
-/// Reads the tables of a file. `page`: its first bytes; `headers`: its program headers.
+/// Reads the tables of a file. `page` holds its first bytes, and `headers` its program headers.
 pub fn read(source: &(impl Source + ?Sized), page: &[u8], headers: &[u8]) -> Option<Frames> {
     let header = elf::segments(headers).find(|s| s.kind == PT_GNU_EH_FRAME);
     match header {
-        Some(header) => indexed(source, page, headers, &header),
-        None => made(source, page),
+        Some(header) => read_indexed(source, page, headers, &header),
+        None => build(source, page),
     }
 }
 
+/// Returns the segments that are loaded.
 fn loaded(headers: &[u8]) -> impl Iterator<Item = Segment> {
     elf::segments(headers).filter(|s| s.kind == PT_LOAD)
 }
@@ -83,8 +87,8 @@ fn holds(segment: &Segment, address: u64, len: u64) -> bool {
     end.is_some_and(|end| end <= segment.file_size)
 }
 
-/// Reads the bytes at an address.
-fn at(
+/// Reads `len` bytes at an address before relocation, if they are at most `most`.
+fn read_at(
     source: &(impl Source + ?Sized),
     headers: &[u8],
     address: u64,
@@ -96,7 +100,8 @@ fn at(
     bytes(source, offset, len, most).filter(|bytes| bytes.len() as u64 == len)
 }
 
-fn indexed(
+/// Reads the tables of a file with a search table.
+fn read_indexed(
     source: &(impl Source + ?Sized),
     page: &[u8],
     headers: &[u8],
@@ -104,13 +109,13 @@ fn indexed(
 ) -> Option<Frames> {
     let index = Part {
         address: header.address,
-        bytes: at(source, headers, header.address, header.file_size, MAX_INDEX)?,
+        bytes: read_at(source, headers, header.address, header.file_size, MAX_INDEX)?,
     };
     let relative = |at: usize, base: u64| {
         let word = index.bytes.get(at..at + 4)?.try_into().ok()?;
         base.checked_add_signed(i64::from(i32::from_le_bytes(word)))
     };
-    if !index.bytes.starts_with(&USUAL) {
+    if !index.bytes.starts_with(&USUAL_START) {
         return None;
     }
     let start = relative(4, index.address.checked_add(4)?)?;
@@ -118,14 +123,15 @@ fn indexed(
     let count = u32::from_le_bytes(index.bytes.get(8..12)?.try_into().ok()?);
     let count = rows.min(usize::try_from(count).ok()?);
     let row = |n: usize| relative(HEAD_BYTES + n * ROW_BYTES + 4, index.address);
-    // For each segment that contains entries: the first and the last one.
-    let mut reach: Vec<(Segment, u64, u64)> = Vec::new();
+    // Addresses of the first and the last entry in each segment.
+    let mut spans: Vec<(Segment, u64, u64)> = Vec::new();
     for entry in (0..count).filter_map(row) {
-        let known = reach.iter_mut().find(|(s, ..)| holds(s, entry, 4));
+        let known = spans.iter_mut().find(|(s, ..)| holds(s, entry, 4));
         if let Some((_, first, last)) = known {
-            (*first, *last) = ((*first).min(entry), (*last).max(entry));
+            *first = (*first).min(entry);
+            *last = (*last).max(entry);
         } else if let Some(s) = loaded(headers).find(|s| holds(s, entry, 4)) {
-            reach.push((s, entry, entry));
+            spans.push((s, entry, entry));
         }
     }
     let part = |(segment, first, last): (Segment, u64, u64)| {
@@ -133,45 +139,48 @@ fn indexed(
             start
         } else {
             // CIEs may precede the first entry.
-            beginning(source, page, first).unwrap_or(first)
+            section_start(source, page, first).unwrap_or(first)
         };
-        // The last entry in the file ends what is read.
-        let len = u32::from_le_bytes(at(source, headers, last, 4, 4)?.try_into().ok()?);
+        // The section is read up to the end of its last entry.
+        let len = u32::from_le_bytes(read_at(source, headers, last, 4, 4)?.try_into().ok()?);
         let end = last.checked_add(4)?.checked_add(u64::from(len))?;
         let size = end.checked_sub(begin)?;
         Some(Part {
             address: begin,
-            bytes: at(source, headers, begin, size, MAX_ENTRIES)?,
+            bytes: read_at(source, headers, begin, size, MAX_ENTRIES)?,
         })
     };
-    let entries: Vec<Part> = reach.into_iter().filter_map(part).collect();
+    let entries: Vec<Part> = spans.into_iter().filter_map(part).collect();
     (!entries.is_empty()).then_some(Frames { index, entries })
 }
 
 /// Returns the start of the section that contains this address.
-fn beginning(source: &(impl Source + ?Sized), page: &[u8], address: u64) -> Option<u64> {
+fn section_start(source: &(impl Source + ?Sized), page: &[u8], address: u64) -> Option<u64> {
     let (headers, _) = sections(source, page)?;
     let (headers, _) = headers.as_chunks::<{ SECTION_BYTES as usize }>();
     let starts = headers.iter().filter_map(|header| {
-        let (start, len) = (word(header, 16)?, word(header, 32)?);
-        let inside = address.checked_sub(start)?;
-        (start != 0 && inside < len).then_some(start)
+        let start = word(header, SH_ADDR)?;
+        let len = word(header, SH_SIZE)?;
+        let offset = address.checked_sub(start)?;
+        (start != 0 && offset < len).then_some(start)
     });
     starts.max()
 }
 
+/// Returns the 8-byte value at an offset.
 fn word(bytes: &[u8], at: usize) -> Option<u64> {
     let word = bytes.get(at..at.checked_add(8)?)?;
     Some(u64::from_le_bytes(word.try_into().ok()?))
 }
 
-fn half(bytes: &[u8], at: usize) -> Option<u64> {
-    let half = bytes.get(at..at.checked_add(4)?)?;
-    Some(u64::from(u32::from_le_bytes(half.try_into().ok()?)))
+/// Returns the 4-byte value at an offset.
+fn word32(bytes: &[u8], at: usize) -> Option<u64> {
+    let word = bytes.get(at..at.checked_add(4)?)?;
+    Some(u64::from(u32::from_le_bytes(word.try_into().ok()?)))
 }
 
-/// Builds the tables of a file without a search table, from its section `.eh_frame`.
-fn made(source: &(impl Source + ?Sized), page: &[u8]) -> Option<Frames> {
+/// Reads the section `.eh_frame` of a file without a search table, and builds one.
+fn build(source: &(impl Source + ?Sized), page: &[u8]) -> Option<Frames> {
     let (address, offset, len) = section(source, page, b".eh_frame\0")?;
     let bytes = bytes(source, offset, len, MAX_ENTRIES)?;
     let entries = Part { address, bytes };
@@ -182,14 +191,19 @@ fn made(source: &(impl Source + ?Sized), page: &[u8]) -> Option<Frames> {
 
 /// Returns the section headers, and the index of the section with their names.
 fn sections(source: &(impl Source + ?Sized), page: &[u8]) -> Option<(Vec<u8>, u64)> {
-    let numbers = word(page, 58)?.to_le_bytes();
-    let [size, count, names] =
-        [0, 2, 4].map(|at| u64::from(u16::from_le_bytes([numbers[at], numbers[at + 1]])));
+    // Offsets in `Elf64_Ehdr`.
+    const E_SHOFF: usize = 40;
+    const E_SHENTSIZE: usize = 58;
+    let fields = word(page, E_SHENTSIZE)?.to_le_bytes();
+    let field = |at: usize| u64::from(u16::from_le_bytes([fields[at], fields[at + 1]]));
+    let size = field(0); // e_shentsize
+    let count = field(2); // e_shnum
+    let names = field(4); // e_shstrndx
     if size != SECTION_BYTES || count > MAX_SECTIONS {
         return None;
     }
     let most = MAX_SECTIONS * SECTION_BYTES;
-    let headers = bytes(source, word(page, 40)?, count * SECTION_BYTES, most)?;
+    let headers = bytes(source, word(page, E_SHOFF)?, count * SECTION_BYTES, most)?;
     Some((headers, names))
 }
 
@@ -198,16 +212,26 @@ fn section(source: &(impl Source + ?Sized), page: &[u8], wanted: &[u8]) -> Optio
     let (headers, names) = sections(source, page)?;
     let headers: Vec<&[u8]> = headers.chunks_exact(SECTION_BYTES as usize).collect();
     let table = headers.get(usize::try_from(names).ok()?)?;
-    let table = bytes(source, word(table, 24)?, word(table, 32)?, MAX_NAMES)?;
-    let is_it = |header: &&&[u8]| {
-        let name = half(header, 0).and_then(|name| table.get(usize::try_from(name).ok()?..));
+    let table = bytes(
+        source,
+        word(table, SH_OFFSET)?,
+        word(table, SH_SIZE)?,
+        MAX_NAMES,
+    )?;
+    let has_name = |header: &&&[u8]| {
+        let sh_name = word32(header, 0);
+        let name = sh_name.and_then(|offset| table.get(usize::try_from(offset).ok()?..));
         name.is_some_and(|name| name.starts_with(wanted))
     };
-    let header = headers.iter().find(is_it)?;
-    Some((word(header, 16)?, word(header, 24)?, word(header, 32)?))
+    let header = headers.iter().find(has_name)?;
+    Some((
+        word(header, SH_ADDR)?,
+        word(header, SH_OFFSET)?,
+        word(header, SH_SIZE)?,
+    ))
 }
 
-/// Builds the search table of entries, as a linker would write it, placed directly after them.
+/// Builds a search table for entries as a linker would, at the address directly after them.
 fn index_of(frames: &Part) -> Option<Part> {
     let address = frames
         .address
@@ -218,13 +242,13 @@ fn index_of(frames: &Part) -> Option<Part> {
         address: frames.address,
     };
     let mut rows: Vec<(i32, i32)> = Vec::new();
-    let from_index = |to: u64| i32::try_from(to.wrapping_sub(address).cast_signed()).ok();
+    let distance = |to: u64| i32::try_from(to.wrapping_sub(address).cast_signed()).ok();
     entries(&section, |start, entry| {
-        rows.extend(from_index(start).zip(from_index(entry)));
+        rows.extend(distance(start).zip(distance(entry)));
     });
     rows.sort_unstable();
     let begin = frames.address.wrapping_sub(address + 4).cast_signed();
-    let mut bytes = USUAL.to_vec();
+    let mut bytes = USUAL_START.to_vec();
     bytes.extend(i32::try_from(begin).ok()?.to_le_bytes());
     bytes.extend(u32::try_from(rows.len()).ok()?.to_le_bytes());
     for (start, entry) in rows {
@@ -239,8 +263,9 @@ mod tests {
     use super::*;
     use std::fs::File;
 
-    /// This program's own file, which a linker gave an index.
-    fn own() -> (File, Vec<u8>) {
+    /// Returns this program's own file, which has a search table from the linker, and its first
+    /// page.
+    fn own_file() -> (File, Vec<u8>) {
         let file = File::open(std::env::current_exe().unwrap()).unwrap();
         let page = bytes(&file, 0, 4096, 4096).unwrap();
         (file, page)
@@ -257,41 +282,43 @@ mod tests {
     }
 
     #[test]
-    fn a_made_index_is_the_linkers() {
-        let (file, page) = own();
+    fn a_built_search_table_equals_the_linkers() {
+        let (file, page) = own_file();
         let headers = elf::program_headers(&page).unwrap();
         let linked = read(&file, &page, headers).unwrap();
-        let made = made(&file, &page).unwrap();
-        let [[linked_part], [made_part]] = [&linked.entries[..], &made.entries[..]] else {
+        let built = build(&file, &page).unwrap();
+        let [[linked_part], [built_part]] = [&linked.entries[..], &built.entries[..]] else {
             panic!("one section each");
         };
-        assert_eq!(linked_part.address, made_part.address);
-        assert!(made_part.bytes.starts_with(&linked_part.bytes));
-        let (linked, made) = (rows(&linked.index), rows(&made.index));
+        assert_eq!(linked_part.address, built_part.address);
+        assert!(built_part.bytes.starts_with(&linked_part.bytes));
+        let linked = rows(&linked.index);
+        let built = rows(&built.index);
         assert!(linked.len() > 1000);
-        // Linkers leave out what begins where another one does.
+        // Linkers leave out functions that begin at the same address as another one.
         let missing: Vec<_> = linked
             .iter()
-            .filter(|row| !made.contains(row))
+            .filter(|row| !built.contains(row))
             .take(3)
             .collect();
         assert!(missing.is_empty(), "{missing:x?}");
-        assert!(made.is_sorted() && made.len() - linked.len() < 16 + made.len() / 100);
+        assert!(built.is_sorted() && built.len() - linked.len() < 16 + built.len() / 100);
     }
 
     #[test]
-    fn damage_gives_no_tables() {
-        let (file, page) = own();
+    fn damaged_headers_give_no_tables() {
+        let (file, page) = own_file();
         let headers = elf::program_headers(&page).unwrap();
         let header = elf::segments(headers).find(|s| s.kind == PT_GNU_EH_FRAME);
         let header = header.unwrap();
         for wild in [0, 1, 1 << 31, 1 << 47, u64::MAX - 3, u64::MAX] {
-            let (mut moved, mut longer) = (header, header);
+            let mut moved = header;
+            let mut longer = header;
             moved.address = wild;
             longer.file_size = wild.max(1 << 31);
             for damaged in [moved, longer] {
                 assert!(
-                    indexed(&file, &page, headers, &damaged).is_none(),
+                    read_indexed(&file, &page, headers, &damaged).is_none(),
                     "{wild:x}"
                 );
             }
@@ -299,9 +326,9 @@ mod tests {
         for at in [40, 58, 60, 62] {
             let mut page = page.clone();
             page[at..at + 2].fill(0xff);
-            // Whatever is found there is bounded.
-            let _ = made(&file, &page);
+            // Must neither panic nor allocate without a limit.
+            let _ = build(&file, &page);
         }
-        assert!(made(&file, &page[..60]).is_none());
+        assert!(build(&file, &page[..60]).is_none());
     }
 }

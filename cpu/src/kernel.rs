@@ -10,9 +10,11 @@ const MAX_LINE_BYTES: usize = 1024;
 /// Functions of the running kernel and its modules.
 #[derive(Default)]
 pub struct Symbols {
-    /// Address, and end of the name in `names`; sorted by address.
+    /// Address of each function and length of its name in bytes; sorted by address.
     starts: Vec<(u64, u32)>,
+    /// All names, one after another.
     names: String,
+    /// Offset in `names` of each function's name.
     first: Vec<u32>,
 }
 
@@ -53,7 +55,7 @@ impl Symbols {
         }
     }
 
-    /// Returns true if there are none.
+    /// Returns true if there are no symbols.
     pub fn is_empty(&self) -> bool {
         self.starts.is_empty()
     }
@@ -66,19 +68,21 @@ impl Symbols {
 
     /// Returns the start of the function with this name.
     pub fn find(&self, name: &str) -> Option<u64> {
-        let is = |at: &usize| {
-            let first = self.first[*at] as usize;
-            self.names.get(first..first + self.starts[*at].1 as usize) == Some(name)
+        let has_name = |index: &usize| {
+            let first = self.first[*index] as usize;
+            self.names
+                .get(first..first + self.starts[*index].1 as usize)
+                == Some(name)
         };
-        let found = (0..self.starts.len()).find(is)?;
-        Some(self.starts[found].0)
+        let index = (0..self.starts.len()).find(has_name)?;
+        Some(self.starts[index].0)
     }
 
     /// Returns the name of the function that starts at an address.
     pub fn name(&self, start: u64) -> Option<&str> {
         let index = self
             .starts
-            .binary_search_by_key(&start, |(at, _)| *at)
+            .binary_search_by_key(&start, |(address, _)| *address)
             .ok()?;
         let first = self.first[index] as usize;
         self.names.get(first..first + self.starts[index].1 as usize)
@@ -101,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_has_the_name_of_the_function_that_it_is_in() {
+    fn an_address_is_named_after_the_function_around_it() {
         let text = b"ffff0010 T second\nffff0000 t first\nffff0008 d data\nffff0010 t alias\n\
             0000 T hidden\nbroken\nffff0100 W third [module]\n";
         let symbols = Symbols::from(&text[..]);

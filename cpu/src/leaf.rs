@@ -1,4 +1,4 @@
-//! Steps from an innermost function without unwind tables: hand-written assembly.
+//! Unwinds from an innermost function without unwind tables: hand-written assembly.
 //!
 //! If such a function has nothing on the stack, its return address is at the stack pointer (x86-64)
 //! or in the link register (aarch64). Any word may look like a return address. It is trusted if it
@@ -25,18 +25,18 @@ const MAX_STUBS: usize = 3;
 pub enum Call {
     /// Address of code.
     At(u64),
-    /// Address of a word that holds the target.
+    /// Address of a slot: a word that holds the target.
     #[cfg_attr(
         target_arch = "aarch64",
         expect(dead_code, reason = "its calls name registers")
     )]
-    By(u64),
+    Slot(u64),
     /// Target in a register, or in memory addressed by a register.
     Unknown,
 }
 
-/// Steps from a thread whose innermost function has no tables. Returns `None` if nothing looks like
-/// its caller.
+/// Steps from a thread whose innermost function has no tables. Returns `None` if no caller is
+/// found.
 pub fn step(
     space: &mut Space,
     library: &mut Library,
@@ -47,13 +47,13 @@ pub fn step(
     let pc = live.pc();
     space.find(pc)?;
     let (ip, sp) = machine::caller(live, at, memory)?;
-    let is_known = space.function(ip, library)?;
+    let caller_has_tables = space.function(ip, library)?;
     let is_caller = |call| match call {
-        Call::At(target) => leads(space, target, pc),
-        Call::By(slot) => space
+        Call::At(target) => leads_to(space, target, pc),
+        Call::Slot(slot) => space
             .word(slot)
-            .is_some_and(|target| leads(space, target, pc)),
-        Call::Unknown => is_known,
+            .is_some_and(|target| leads_to(space, target, pc)),
+        Call::Unknown => caller_has_tables,
     };
     machine::calls(space, ip).any(is_caller).then(|| {
         let registers = Registers { ip, sp, fp: at.fp };
@@ -67,9 +67,9 @@ pub fn step(
 }
 
 /// Returns true if code at `target` may lead to `pc`, directly or through stubs.
-fn leads(space: &Space, mut target: u64, pc: u64) -> bool {
+fn leads_to(space: &Space, mut target: u64, pc: u64) -> bool {
     for _ in 0..MAX_STUBS {
-        if target <= pc && pc - target < MAX_FUNCTION_BYTES && space.are_together(target, pc) {
+        if target <= pc && pc - target < MAX_FUNCTION_BYTES && space.are_in_one_range(target, pc) {
             return !space.has_function(target, pc);
         }
         match machine::stub(space, target) {
@@ -92,12 +92,12 @@ mod machine {
         Some((memory.read(at.sp).ok()?, at.sp.checked_add(8)?))
     }
 
-    /// Returns the calls that may end at a return address. Instructions are decoded backwards, and
-    /// bytes may be the end of several.
+    /// Returns the calls that may end at a return address. The start of the instruction
+    /// before it is unknown, so every length is tried, and several may give a call.
     pub fn calls(space: &Space, ip: u64) -> impl Iterator<Item = Call> {
         let mut bytes = [0; MAX_CALL_BYTES];
         let start = ip.wrapping_sub(MAX_CALL_BYTES as u64);
-        // The code may start less far before it.
+        // Fewer bytes of code may precede the address.
         let missing = (0..MAX_CALL_BYTES).find(|missing| {
             let part = &mut bytes[*missing..];
             space.read(start.wrapping_add(*missing as u64), part)
@@ -122,12 +122,13 @@ mod machine {
         let [0xff, form, rest @ ..] = bytes else {
             return None;
         };
-        let (mode, register) = (form >> 6, form & 7);
-        if form >> 3 & 7 != 2 {
+        let mode = form >> 6;
+        let register = form & 7;
+        if (form >> 3) & 7 != 2 {
             return None;
         }
         if (mode, register) == (0, 5) {
-            return Some(Call::By(ip.wrapping_add_signed(distance(rest)?)));
+            return Some(Call::Slot(ip.wrapping_add_signed(distance(rest)?)));
         }
         let (index, rest) = match (mode, register, rest) {
             (0..3, 4, [index, rest @ ..]) => (Some(index), rest),
@@ -181,6 +182,7 @@ mod machine {
         Some((Native::return_address(link), at.sp))
     }
 
+    /// Reads the instruction at an address.
     fn instruction(space: &Space, at: u64) -> Option<u32> {
         let mut bytes = [0; 4];
         space
@@ -195,6 +197,7 @@ mod machine {
         call.into_iter()
     }
 
+    /// Decodes the instruction `word` at address `at` (Arm's manual, BL and BLR).
     pub fn call(word: u32, at: u64) -> Option<Call> {
         match word {
             _ if word >> 26 == 0b10_0101 => Some(Call::At(branch(word, at))),
@@ -203,6 +206,7 @@ mod machine {
         }
     }
 
+    /// Returns the target of a `b` or `bl` at address `at`.
     fn branch(word: u32, at: u64) -> u64 {
         at.wrapping_add_signed(i64::from((word << 6).cast_signed() >> 6) * 4)
     }
@@ -210,9 +214,9 @@ mod machine {
     /// Returns the target of a stub: `b`, or `adrp x16` and `ldr x17` of a slot, after an optional
     /// `bti`.
     pub fn stub(space: &Space, at: u64) -> Option<u64> {
-        const MARK: u32 = 0xd503_245f;
+        const BTI_C: u32 = 0xd503_245f;
         let at = match instruction(space, at)? {
-            MARK => at.wrapping_add(4),
+            BTI_C => at.wrapping_add(4),
             _ => at,
         };
         let first = instruction(space, at)?;
@@ -223,9 +227,11 @@ mod machine {
         if first & 0x9f00_001f != 0x9000_0010 || second & 0xffc0_03ff != 0xf940_0211 {
             return None;
         }
-        let pages = i64::from((first >> 5 & 0x7_ffff) << 2 | first >> 29 & 3);
-        let page = (at & !4095).wrapping_add_signed(pages << 43 >> 43 << 12);
-        space.word(page.wrapping_add(u64::from(second >> 10 & 0xfff) * 8))
+        // The immediate of `adrp` is split: its two low bits are bits 29 and 30.
+        let pages = i64::from((((first >> 5) & 0x7_ffff) << 2) | ((first >> 29) & 3));
+        let sign_extended = (pages << 43) >> 43;
+        let page = (at & !4095).wrapping_add_signed(sign_extended << 12);
+        space.word(page.wrapping_add(u64::from((second >> 10) & 0xfff) * 8))
     }
 }
 
@@ -237,7 +243,7 @@ mod tests {
     #[test]
     fn calls_are_distinguished_from_other_bytes() {
         use machine::call;
-        let slot = |distance: i64| Some(Call::By(0x1000u64.wrapping_add_signed(distance)));
+        let slot = |distance: i64| Some(Call::Slot(0x1000u64.wrapping_add_signed(distance)));
         for (bytes, expected) in [
             (&[0xe8, 0x10, 0, 0, 0][..], Some(Call::At(0x1010))),
             (&[0xe8, 0xf0, 0xff, 0xff, 0xff], Some(Call::At(0xff0))),
@@ -254,7 +260,7 @@ mod tests {
                 &[0x41, 0xff, 0x94, 0x24, 0, 1, 0, 0][1..],
                 Some(Call::Unknown),
             ),
-            // A jump, an increment, parts of instructions.
+            // A jump, an increment, and parts of instructions are not calls.
             (&[0xff, 0xe0], None),
             (&[0xff, 0x00], None),
             (&[0xff, 0x53], None),

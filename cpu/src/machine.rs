@@ -1,5 +1,5 @@
-//! Machine that a process's program is for. Stacks are unwound by the rules of this machine, so
-//! only programs for it can be sampled.
+//! Machine (instruction set) that a process's program was built for. Stacks are unwound by the
+//! rules of the machine that we run on, so only programs for it can be sampled.
 
 use std::fmt;
 
@@ -9,14 +9,16 @@ const HEAD_BYTES: u64 = 20;
 const CLASS_64: u8 = 2;
 const BIG_ENDIAN: u8 = 2;
 
+/// `e_machine` of programs that we can unwind: `EM_X86_64`, `EM_AARCH64`.
 #[cfg(target_arch = "x86_64")]
-const OWN: u16 = 62;
+const OWN_MACHINE: u16 = 62;
 #[cfg(target_arch = "aarch64")]
-const OWN: u16 = 183;
+const OWN_MACHINE: u16 = 183;
 
-/// Machine other than this program's own.
+/// Machine that is not the one that we run on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Machine {
+    /// True if its registers have 32 bits.
     is_narrow: bool,
     /// ELF machine number, if known.
     number: Option<u16>,
@@ -33,8 +35,8 @@ impl Machine {
     /// be determined.
     #[must_use]
     pub fn foreign_to_us(pid: i32) -> Option<Self> {
-        let shown = proc::living_thread(pid);
-        let head = proc::read(&format!("/proc/{shown}/exe"), HEAD_BYTES).ok()?;
+        let tid = proc::living_thread(pid);
+        let head = proc::read(&format!("/proc/{tid}/exe"), HEAD_BYTES).ok()?;
         Self::parse(&head)
     }
 
@@ -43,13 +45,13 @@ impl Machine {
         let &[0x7f, b'E', b'L', b'F', class, data, ..] = head else {
             return None;
         };
-        let number = [head[18], head[19]];
+        let e_machine = [head[18], head[19]];
         let number = match data {
-            BIG_ENDIAN => u16::from_be_bytes(number),
-            _ => u16::from_le_bytes(number),
+            BIG_ENDIAN => u16::from_be_bytes(e_machine),
+            _ => u16::from_le_bytes(e_machine),
         };
         let is_narrow = class != CLASS_64;
-        (is_narrow || number != OWN).then_some(Self {
+        (is_narrow || number != OWN_MACHINE).then_some(Self {
             is_narrow,
             number: Some(number),
         })
@@ -58,7 +60,7 @@ impl Machine {
 
 /// Returns the usual name of a machine.
 fn name(number: u16) -> String {
-    let known = match number {
+    let name = match number {
         3 => "i386",
         8 => "MIPS",
         20 => "PowerPC",
@@ -71,7 +73,7 @@ fn name(number: u16) -> String {
         258 => "LoongArch",
         n => return format!("machine {n}"),
     };
-    known.to_owned()
+    name.to_owned()
 }
 
 impl fmt::Display for Machine {
@@ -84,7 +86,7 @@ impl fmt::Display for Machine {
         write!(
             f,
             ", and only 64-bit programs for {} can be sampled here",
-            name(OWN)
+            name(OWN_MACHINE)
         )
     }
 }
@@ -102,18 +104,18 @@ mod tests {
 
     #[test]
     fn other_machines_are_recognised() {
-        assert_eq!(Machine::parse(&head(2, 1, OWN.to_le_bytes())), None);
-        let said = |head: &[u8]| Machine::parse(head).expect("another one").to_string();
-        let narrow = said(&head(1, 1, [3, 0]));
+        assert_eq!(Machine::parse(&head(2, 1, OWN_MACHINE.to_le_bytes())), None);
+        let display = |head: &[u8]| Machine::parse(head).expect("another one").to_string();
+        let narrow = display(&head(1, 1, [3, 0]));
         assert!(narrow.contains("a 32-bit program for i386,"), "{narrow}");
-        let x32 = said(&head(1, 1, [62, 0]));
+        let x32 = display(&head(1, 1, [62, 0]));
         assert!(x32.contains("a 32-bit program for x86-64,"), "{x32}");
-        let big = said(&head(2, 2, [0, 22]));
+        let big = display(&head(2, 2, [0, 22]));
         assert!(big.contains("a program for S/390,"), "{big}");
-        let unheard_of = said(&head(2, 1, [0x34, 0x12]));
-        assert!(unheard_of.contains("for machine 4660,"), "{unheard_of}");
-        for no_program in [&b"#!/bin/sh"[..], b"", &head(1, 1, [3, 0])[..19]] {
-            assert_eq!(Machine::parse(no_program), None);
+        let unlisted = display(&head(2, 1, [0x34, 0x12]));
+        assert!(unlisted.contains("for machine 4660,"), "{unlisted}");
+        for not_a_program in [&b"#!/bin/sh"[..], b"", &head(1, 1, [3, 0])[..19]] {
+            assert_eq!(Machine::parse(not_a_program), None);
         }
         let own = std::process::id().cast_signed();
         assert_eq!(Machine::foreign_to_us(own), None);

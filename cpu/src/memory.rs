@@ -3,21 +3,21 @@
 use unwind::Cause;
 use unwind::stack::Memory;
 
-/// Maximum distance in bytes beyond the end of a copy at which a longer copy would have contained a
-/// word.
+/// Maximum distance in bytes between the end of a copy and a word that a longer copy could have
+/// contained.
 const MAX_DISTANCE: u64 = 1 << 20;
 
-/// Copy of a stack from an address on.
+/// Copy of a part of a stack.
 #[derive(Clone, Copy, Debug)]
 pub struct Copied<'a> {
     low: u64,
     bytes: &'a [u8],
-    /// True if a word beyond the end was needed.
+    /// True if a word beyond the end of the copy was needed.
     pub is_short: bool,
 }
 
 impl<'a> Copied<'a> {
-    /// Returns a copy whose bytes are at `low`.
+    /// Wraps bytes that were copied from address `low`.
     #[must_use]
     pub fn new(low: u64, bytes: &'a [u8]) -> Self {
         Self {
@@ -27,15 +27,15 @@ impl<'a> Copied<'a> {
         }
     }
 
-    /// Returns the address range.
+    /// Returns the first address, and the one after the last byte.
     pub(crate) fn range(&self) -> (u64, u64) {
         (self.low, self.low.saturating_add(self.bytes.len() as u64))
     }
 
     /// Returns the bytes of an address range, or `None` if it is not all in the copy.
     pub(crate) fn bytes(&self, from: u64, to: u64) -> Option<&'a [u8]> {
-        let at = |address: u64| usize::try_from(address.checked_sub(self.low)?).ok();
-        self.bytes.get(at(from)?..at(to)?)
+        let offset = |address: u64| usize::try_from(address.checked_sub(self.low)?).ok();
+        self.bytes.get(offset(from)?..offset(to)?)
     }
 }
 
@@ -51,8 +51,8 @@ impl Memory for Copied<'_> {
             .get(from..to)
             .filter(|_| address.is_multiple_of(8))
         else {
-            let behind = end.wrapping_sub(self.bytes.len() as u64);
-            self.is_short |= address >= self.low && behind < MAX_DISTANCE;
+            let distance = end.wrapping_sub(self.bytes.len() as u64);
+            self.is_short |= address >= self.low && distance < MAX_DISTANCE;
             return Err(Cause::OutOfStack);
         };
         Ok(u64::from_ne_bytes(word.try_into().unwrap_or_default()))
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_was_copied_is_read() {
+    fn words_outside_the_copy_are_errors() {
         let bytes: Vec<u8> = [1u64, 2, 3].iter().flat_map(|w| w.to_ne_bytes()).collect();
         let mut memory = Copied::new(0x1000, &bytes);
         assert_eq!(memory.read(0x1010), Ok(3));

@@ -1,18 +1,15 @@
-//! Weights samples where the kernel's events sample processors and count nothing per thread or
-//! process.
-//!
-//! Such samples hit all that a process does alike, including threads that live only for a moment. A
-//! process's CPU time ([`Meter`]) is divided among its samples once each processor has had many. If
-//! samples were weighted as they come, then of two threads that run at the same time, the one that
-//! is sampled a moment earlier would be assigned the time of both.
-//!
-//! The kernel reports how many samples were lost, but not of which process. A process's part is the
-//! number of samples that are missing by its clock.
+//! Weights samples if the kernel's events sample processors and therefore count nothing per thread
+//! or process. Such samples catch every thread of a process, even one that lives only for a moment.
+//! A process's CPU time ([`Meter`]) is divided among its samples once each processor has taken
+//! many. If each sample were weighted as it comes, then of two threads that run at the same time,
+//! the one that is sampled a moment earlier would be assigned the time of both. The kernel reports
+//! how many samples were lost, but not of which process. How many a process has lost is computed
+//! from its clock.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::meter::{Clock, Meter, Place, Scale, Weighed};
+use crate::meter::{Clock, Meter, Scale, StackKey, Weighed};
 
 /// Number of periods after which samples are weighted, within the limits below.
 const WEIGH_PERIODS: u64 = 20;
@@ -29,7 +26,7 @@ pub(crate) struct Meters<C> {
 }
 
 impl<C: Clock> Meters<C> {
-    /// Starts without processes. `period`: nanoseconds between samples.
+    /// Starts without processes. `period` is the time between samples, in nanoseconds.
     pub(crate) fn new(period: u64, clock: C) -> Self {
         Self {
             period: period.max(1),
@@ -39,25 +36,25 @@ impl<C: Clock> Meters<C> {
         }
     }
 
-    /// Starts accounting for a process with these threads. Returns the value of its clock.
+    /// Starts accounting for a process with these threads. Returns the value of its clock in ns.
     pub(crate) fn begin(&mut self, pid: i32, tids: &[i32]) -> u64 {
         let meter = Meter::new(pid, tids, &self.clock);
-        let begun = meter.reported();
+        let clock_ns = meter.reported();
         self.processes.insert(pid, meter);
-        begun
+        clock_ns
     }
 
     /// Records that samples of unknown processes were lost.
-    pub(crate) fn some_were_lost(&mut self) {
-        self.processes
-            .values_mut()
-            .for_each(|of| of.is_lossy = true);
+    pub(crate) fn record_loss(&mut self) {
+        for meter in self.processes.values_mut() {
+            meter.is_lossy = true;
+        }
     }
 
     /// Counts a sample of a thread.
-    pub(crate) fn count(&mut self, pid: i32, tid: i32, place: Place) {
+    pub(crate) fn count(&mut self, pid: i32, tid: i32, stack: StackKey) {
         if let Some(process) = self.process(pid) {
-            process.count(tid, place);
+            process.count(tid, stack);
         }
     }
 
@@ -75,22 +72,23 @@ impl<C: Clock> Meters<C> {
     /// Weights the samples of all processes. Returns the result for each that had any.
     pub(crate) fn weigh_all(&mut self, scale: Scale) -> Vec<(i32, Weighed)> {
         self.weighed = Instant::now();
-        let (period, clock) = (self.period, &self.clock);
+        let period = self.period;
+        let clock = &self.clock;
         let processes = self.processes.iter_mut();
         processes
-            .filter_map(|(pid, of)| Some((*pid, of.weigh(*pid, period, scale, clock)?)))
+            .filter_map(|(pid, meter)| Some((*pid, meter.weigh(*pid, period, scale, clock)?)))
             .collect()
     }
 
     /// Weights the samples of one process before it executes another program.
     pub(crate) fn executed(&mut self, pid: i32) -> Option<Weighed> {
         let process = self.processes.get_mut(&pid)?;
-        let told = process.weigh(pid, self.period, Scale::Periods, &self.clock);
+        let weighed = process.weigh(pid, self.period, Scale::Periods, &self.clock);
         process.executed(pid, &self.clock);
-        told
+        weighed
     }
 
-    /// Drops processes that have ended.
+    /// Drops processes that have exited.
     pub(crate) fn forget(&mut self, pids: &[i32]) {
         self.processes.retain(|pid, _| !pids.contains(pid));
     }
@@ -99,10 +97,10 @@ impl<C: Clock> Meters<C> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::meter::tests::{FIRST, OTHER, Said};
+    use crate::meter::tests::{FIRST, FakeClocks, OTHER};
 
-    fn meters(pids: &[i32]) -> Meters<Said> {
-        let mut meters = Meters::new(10, Said::default());
+    fn meters(pids: &[i32]) -> Meters<FakeClocks> {
+        let mut meters = Meters::new(10, FakeClocks::default());
         for pid in pids {
             meters.begin(*pid, &[]);
         }
@@ -110,18 +108,18 @@ mod tests {
     }
 
     #[test]
-    fn each_process_has_what_its_clock_says() {
+    fn each_process_is_weighted_by_its_own_clock() {
         let mut meters = meters(&[7, 8]);
         for (pid, now) in [(7, 136), (8, 11)] {
             meters.clock.processes.insert(pid, now);
-            // Threads that have ended.
+            // The sampled thread exits.
             meters.count(pid, pid, FIRST);
             meters.count(pid, pid, OTHER);
             meters.process(pid).expect("it began").exit(pid);
         }
-        let mut told = meters.weigh_all(Scale::Clock);
-        told.sort_by_key(|(pid, _)| *pid);
-        let times = told.iter().flat_map(|(_, told)| told.times.values());
+        let mut weighed = meters.weigh_all(Scale::Clock);
+        weighed.sort_by_key(|(pid, _)| *pid);
+        let times = (weighed.iter()).flat_map(|(_, weighed)| weighed.times.values());
         assert_eq!(times.copied().collect::<Vec<u64>>(), [68, 68, 5, 6]);
         assert_eq!(meters.weigh_all(Scale::Last), []);
         meters.forget(&[7]);
@@ -132,25 +130,25 @@ mod tests {
     #[test]
     fn losses_are_reported_for_processes_whose_clocks_advanced() {
         let mut meters = meters(&[7, 8]);
-        let round = |meters: &mut Meters<Said>, pids: &[i32], now: u64| {
+        let round = |meters: &mut Meters<FakeClocks>, pids: &[i32], now: u64| {
             for pid in pids {
                 meters.count(*pid, *pid, FIRST);
                 meters.count(*pid, *pid, FIRST);
             }
             meters.clock.processes.extend([(7, now), (8, now)]);
             let mut lost: Vec<(i32, u64)> = (meters.weigh_all(Scale::Last).iter())
-                .map(|(pid, told)| (*pid, told.lost))
+                .map(|(pid, weighed)| (*pid, weighed.lost))
                 .collect();
             lost.sort_unstable();
             lost
         };
-        // Late samples are none that were lost.
+        // Late samples do not count as lost.
         assert_eq!(round(&mut meters, &[7, 8], 100), [(7, 0), (8, 0)]);
-        meters.some_were_lost();
-        // For the other one there is no sample now: it is reported with the next one.
+        meters.record_loss();
+        // Process 8 has no sample now: its loss is reported with the next one.
         assert_eq!(round(&mut meters, &[7], 200), [(7, 8)]);
         assert_eq!(round(&mut meters, &[7, 8], 220), [(7, 0), (8, 10)]);
-        meters.some_were_lost();
+        meters.record_loss();
         meters.forget(&[7, 8]);
         assert_eq!(round(&mut meters, &[7, 8], 500), []);
     }

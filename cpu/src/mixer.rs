@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Hasher that multiplies. Addresses need no better one.
+/// Hasher that multiplies, which is good enough for addresses.
 #[derive(Clone, Copy, Default)]
 pub struct Mixer(u64);
 
@@ -24,7 +24,7 @@ impl Hasher for Mixer {
 
     fn write_u64(&mut self, word: u64) {
         let mixed = (self.0.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.0 = mixed ^ mixed >> 32;
+        self.0 = mixed ^ (mixed >> 32);
     }
 }
 

@@ -13,6 +13,7 @@ use crate::source::{Source, bytes};
 
 /// Number of bytes at the start of a file in which headers are searched.
 const HEADER_BYTES: usize = 4096;
+/// Maximum size of notes in bytes.
 const MAX_NOTES: u64 = 1 << 16;
 /// Maximum size of program headers in bytes.
 const MAX_HEADERS: u64 = 1 << 16;
@@ -60,13 +61,13 @@ impl Tables {
             return None;
         }
         let headers = &headers[..];
-        let of = |kind| elf::segments(headers).filter(move |s: &Segment| s.kind == kind);
+        let segments = |kind| elf::segments(headers).filter(move |s: &Segment| s.kind == kind);
         let mut tables = Self {
-            loaded: of(PT_LOAD).collect(),
+            loaded: segments(PT_LOAD).collect(),
             entry: u64::from_le_bytes(page.get(24..32)?.try_into().ok()?),
             ..Self::default()
         };
-        tables.build_id = of(PT_NOTE)
+        tables.build_id = segments(PT_NOTE)
             .find_map(|s| {
                 let notes = bytes(source, s.offset, s.file_size, MAX_NOTES)?;
                 elf::find_build_id(&notes).map(<[u8]>::to_vec)
@@ -77,8 +78,8 @@ impl Tables {
         Some(tables)
     }
 
-    /// Returns true if the tables describe a function that starts in `first..=last`, addresses
-    /// before relocation.
+    /// Returns true if the tables describe a function that starts in `first..=last` (addresses
+    /// before relocation).
     pub fn has_function(&self, first: u64, last: u64) -> bool {
         self.frames.has_function(first, last)
     }
@@ -160,15 +161,15 @@ impl<'a> Module<'a> for Loaded<'a> {
 mod tests {
     use super::*;
 
-    /// Returns an ELF file's headers, with one segment of code: 4 KiB from `offset` on, 64 KiB
-    /// further on in memory.
+    /// Returns an ELF file's headers with one segment of code: 4 KiB at `offset` of the file, at
+    /// address `offset` + 64 KiB.
     fn file(offset: u64) -> Vec<u8> {
         let mut bytes = vec![0; 128];
         bytes[..6].copy_from_slice(&[0x7f, b'E', b'L', b'F', 2, 1]);
         bytes[32] = 64;
         bytes[54] = 56;
         bytes[56] = 1;
-        let flags = u64::from(PT_LOAD) | u64::from(PF_X) << 32;
+        let flags = u64::from(PT_LOAD) | (u64::from(PF_X) << 32);
         let words = [
             flags,
             offset,
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn code_that_begins_within_a_page_has_its_bias_whatever_the_size_of_pages() {
+    fn the_bias_of_unaligned_code_is_right_for_every_page_size() {
         let tables = Tables::read(&file(0x1_2340)[..]);
         for page in [0x1000u64, 0x4000, 0x1_0000] {
             let mapped = 0x1_2340 & !(page - 1);
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_may_be_far_behind_the_first_page() {
+    fn headers_may_be_far_beyond_the_first_page() {
         let near = file(0x1_2340);
         let mut far = near.clone();
         far.resize(0x5000, 0);
@@ -206,7 +207,7 @@ mod tests {
         far[64..128].fill(0);
         let tables = Tables::read(&far[..]);
         assert_eq!(tables.bias(0x7002_2340, 0x1_2340), Some(0x7000_0000));
-        // Beyond the file there are none.
+        // Headers that end beyond the end of the file are not read.
         far.truncate(0x5000 + 55);
         assert_eq!(Tables::read(&far[..]).bias(0x7002_2340, 0x1_2340), None);
     }

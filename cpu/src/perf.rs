@@ -21,7 +21,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use crate::clocks::{At, Clocks, Share};
+use crate::clocks::{Clocks, Origin, Share};
 use crate::continued::{Continued, Rest};
 use crate::event::Attribute;
 use crate::machine::Machine;
@@ -36,27 +36,27 @@ use crate::space::Range;
 use opening::{MIN_RING_BYTES, Processor, RING_BYTES, allowed};
 use processors::may_sample_all;
 
-/// Size of stack copies at first, in bytes.
+/// Initial size of stack copies, in bytes.
 const INITIAL_STACK_BYTES: u32 = 16 << 10;
 /// Maximum size of a stack copy in the kernel, in bytes.
 const MAX_STACK_BYTES: u32 = 65_528;
 /// Maximum size in bytes of a sample without its stack copy: 127 kernel addresses, registers, and
 /// single fields.
 const MAX_FIXED_BYTES: usize = 2 << 10;
-/// Minimum number of samples with a short copy (or one truncated stack) after which copies grow, if
-/// these are also more than one in [`TOLERATED_ONE_IN`] samples.
+/// Number of samples with a short copy after which copies grow, if these are also more than one in
+/// [`TOLERATED_ONE_IN`] samples. One truncated stack is enough.
 const MIN_SHORT_SAMPLES: u64 = 3;
 const TOLERATED_ONE_IN: u64 = 500;
-/// Minimum sampling period, in nanoseconds, for which each sample is processed at once. What lies
-/// beyond the end of a copy changes as soon as a function there makes another call. With a shorter
-/// period, waking up for each sample would cost more than the samples themselves.
-const MIN_PERIOD_AT_ONCE_NS: u64 = 1_000_000;
+/// Minimum sampling period, in nanoseconds, for which each sample is processed at once, before the
+/// part of the stack beyond the copy changes. With a shorter period, waking up for each sample
+/// would cost more than the samples themselves.
+const MIN_WAKING_PERIOD_NS: u64 = 1_000_000;
 /// Time after a short copy during which samples are processed every [`SOON_INTERVAL`], if they come
 /// too often to be processed at once.
 const SOON_FOR: Duration = Duration::from_secs(1);
 const SOON_INTERVAL: Duration = Duration::from_millis(10);
-/// Time between checks for processes that have ended.
-const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// Time between checks for processes that have exited.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Sampling parameters.
 #[derive(Clone, Copy, Debug)]
@@ -76,11 +76,11 @@ struct Event {
 
 /// Statistics on stack copies of the current size.
 #[derive(Clone, Copy, Debug, Default)]
-struct Judged {
+struct CopyStatistics {
     samples: u64,
     /// Number of samples whose copy was too short.
     short: u64,
-    /// Number of those whose stack was truncated.
+    /// Number of samples with a short copy whose stack was truncated.
     cut: u64,
     /// Largest stack that was needed, in bytes.
     needed: u64,
@@ -92,34 +92,37 @@ pub struct Perf {
     processors: Vec<Processor>,
     events: Vec<Event>,
     processes: Vec<i32>,
-    /// Meters of processes, if processors are sampled. `None`: threads are.
+    /// Meters of processes if processors are sampled; `None` if threads are.
     meters: Option<Meters<processors::Kernel>>,
     /// Counts of the events.
     clocks: Clocks,
     /// CPU time of processes in ns before their events were reopened.
     counted: HashMap<i32, u64>,
-    /// Records that must wait for earlier ones, and a buffer for the next ones.
-    bytes: (Vec<u8>, Vec<u8>),
+    /// Records that must wait for earlier ones.
+    waiting: Vec<u8>,
+    /// Buffer for the records of a second pass over the rings.
+    late: Vec<u8>,
     /// Statistics since the copies have this size.
-    judged: Judged,
+    copies: CopyStatistics,
     /// Number of lost records of threads' events.
     pub lost: u64,
-    /// Time when the newest process was added, the copies grew, or a copy was too short.
+    /// Time when the newest process was added, the copies grew, or a copy was too short; soon
+    /// afterwards, samples are processed more often.
     started: Instant,
     /// Buffer for the stack beyond the end of a copy.
     rest: Rest,
     /// Time when processes were last checked.
-    looked: Instant,
+    checked: Instant,
 }
 
 impl Perf {
-    /// Determines what is allowed, and maps the ring buffers.
+    /// Determines what the kernel permits, and maps the ring buffers.
     pub fn open(sampling: Sampling) -> Result<Self, Refusal> {
         let period = 1_000_000_000 / u64::from(sampling.rate.max(1));
         let attribute = Attribute {
             period,
             stack_bytes: INITIAL_STACK_BYTES,
-            at_once: period >= MIN_PERIOD_AT_ONCE_NS,
+            wakes_per_sample: period >= MIN_WAKING_PERIOD_NS,
             kernel: true,
             clock: true,
             children: sampling.children,
@@ -143,12 +146,13 @@ impl Perf {
             processes: Vec::new(),
             meters,
             counted: HashMap::new(),
-            bytes: (Vec::new(), Vec::new()),
-            judged: Judged::default(),
+            waiting: Vec::new(),
+            late: Vec::new(),
+            copies: CopyStatistics::default(),
             lost: 0,
             started: Instant::now(),
             rest: Rest::default(),
-            looked: Instant::now(),
+            checked: Instant::now(),
         })
     }
 
@@ -169,10 +173,10 @@ impl Perf {
     /// Returns the maximum time until samples should be collected.
     #[must_use]
     pub fn due(&self) -> Duration {
-        if self.started.elapsed() < SOON_FOR && !self.attribute.at_once {
+        if self.started.elapsed() < SOON_FOR && !self.attribute.wakes_per_sample {
             SOON_INTERVAL
         } else {
-            LOOK_INTERVAL
+            CHECK_INTERVAL
         }
     }
 
@@ -191,12 +195,12 @@ impl Perf {
         opened
     }
 
-    /// Starts to sample the processes that this thread starts, each from its exec on.
+    /// Starts to sample the processes that this thread starts, each beginning with its exec.
     pub fn attach_children(&mut self) -> Result<(), Refusal> {
         // SAFETY: no memory is passed.
-        let own = unsafe { libc::syscall(libc::SYS_gettid) } as i32;
+        let tid = unsafe { libc::syscall(libc::SYS_gettid) } as i32;
         self.attribute.from_exec = true;
-        let opened = self.open_thread(own, own);
+        let opened = self.open_thread(tid, tid);
         self.attribute.from_exec = false;
         opened.map(drop)
     }
@@ -212,59 +216,58 @@ impl Perf {
     pub fn collect(&mut self, recording: &mut Recording) {
         self.drain(recording);
         self.weigh_if_due(recording);
-        self.judge(recording);
-        if self.looked.elapsed() >= LOOK_INTERVAL {
-            self.looked = Instant::now();
-            self.bury(recording);
+        self.grow_copies(recording);
+        if self.checked.elapsed() >= CHECK_INTERVAL {
+            self.checked = Instant::now();
+            self.drop_exited(recording);
         }
     }
 
-    /// Weights all samples by what processes have used so far, for live views.
+    /// Weights all samples by the CPU time that processes have used so far, for live views.
     pub fn show(&mut self, recording: &mut Recording) {
         self.weigh(Scale::Last, recording);
     }
 
-    /// Collects for the last time. Time without a sample by now will not get one.
+    /// Collects for the last time. No more samples will come for time that has none by now.
     pub fn finish(&mut self, recording: &mut Recording) {
         self.drain(recording);
-        self.bury(recording);
+        self.drop_exited(recording);
         self.weigh_at_end(recording);
         for pid in recording.pids() {
             self.hide(pid, recording);
         }
     }
 
-    /// Drops processes that have ended.
-    fn bury(&mut self, recording: &mut Recording) {
-        let mut over = recording.look();
-        if over.is_empty() {
+    /// Drops processes that have exited.
+    fn drop_exited(&mut self, recording: &mut Recording) {
+        let mut exited = recording.poll_exited();
+        if exited.is_empty() {
             return;
         }
-        // The rings hold all records up to their exits by now.
+        // By now, the rings hold all records of these processes.
         self.drain(recording);
         self.weigh(Scale::Last, recording);
         // A pid may have been reused.
-        over.retain(|pid| proc::is_over(*pid));
-        for &pid in &over {
+        exited.retain(|pid| proc::is_over(*pid));
+        for &pid in &exited {
             self.settle(pid, recording);
             recording.ended(pid);
         }
-        self.processes.retain(|pid| !over.contains(pid));
-        self.clocks.forget(&over);
+        self.processes.retain(|pid| !exited.contains(pid));
+        self.clocks.forget(&exited);
         if let Some(meters) = &mut self.meters {
-            meters.forget(&over);
+            meters.forget(&exited);
         }
     }
 
-    /// Applies all records written so far, in order.
-    ///
-    /// The rings are read one after another, so a ring that is read later may hold records that
-    /// follow ones written meanwhile to a ring that was read before. Therefore they are read twice:
-    /// no record is missing that is older than the newest one of the first pass. Later ones wait
-    /// for the next call.
+    /// Applies all records written so far, in order. The rings are read one after another. While
+    /// one is read, older records than some of it may be written to a ring that was read before. So
+    /// the rings are read twice: then no record is missing that is older than the newest one of the
+    /// first pass. Later records wait for the next call.
     fn drain(&mut self, recording: &mut Recording) {
         let sample_type = self.attribute.sample_type();
-        let (mut early, mut late) = std::mem::take(&mut self.bytes);
+        let mut early = std::mem::take(&mut self.waiting);
+        let mut late = std::mem::take(&mut self.late);
         let ends = self.take(&mut early);
         let mut records = record::all(&early, &ends, sample_type);
         let newest = records.iter().map(|(time, ..)| *time).max().unwrap_or(0);
@@ -285,14 +288,13 @@ impl Perf {
         self.clocks.end_round();
         early.clear();
         early.extend_from_slice(&rest);
-        self.bytes = (early, late);
+        self.waiting = early;
+        self.late = late;
     }
 
-    /// Appends the contents of the rings, and returns the end of each.
-    ///
-    /// The kernel reports lost records with the next record that it writes, which may not come
-    /// before the process has ended. As long as there was room for a record, none is assumed to be
-    /// lost.
+    /// Appends the contents of the rings, and returns the end of each. The kernel reports lost
+    /// records only with the next record that it writes, which may come after the process has
+    /// exited, or never. So records may have been lost whenever there was no room for another one.
     fn take(&mut self, bytes: &mut Vec<u8>) -> Vec<usize> {
         let largest = self.attribute.stack_bytes as usize + MAX_FIXED_BYTES;
         let mut ends = vec![bytes.len()];
@@ -301,7 +303,7 @@ impl Perf {
             if free < largest
                 && let Some(meters) = &mut self.meters
             {
-                meters.some_were_lost();
+                meters.record_loss();
             }
             ends.push(bytes.len());
         }
@@ -317,8 +319,8 @@ impl Perf {
                 id,
                 count,
             } => {
-                let at = At { time, pid, tid, id };
-                if let Some(rest) = self.clocks.read(at, count)
+                let origin = Origin { time, pid, tid, id };
+                if let Some(rest) = self.clocks.read(origin, count)
                     && self.is_recorded(pid, rest, recording)
                     && let Some(process) = recording.process(pid)
                 {
@@ -366,8 +368,8 @@ impl Perf {
             }
             Record::Mapped(mapped) => recording.mapped(mapped.pid, range(&mapped)),
             Record::Lost(count) => match &mut self.meters {
-                // Their processes are not known.
-                Some(meters) => meters.some_were_lost(),
+                // It is not known which processes they belong to.
+                Some(meters) => meters.record_loss(),
                 None => self.lost += count,
             },
         }
@@ -383,16 +385,16 @@ impl Perf {
         if !self.attribute.children || ns == 0 {
             return false;
         }
-        // In this case, all that write to the rings are descendants.
-        let is_there = recording.adopt(pid);
-        if !is_there {
+        // If children are sampled, all processes that write to the rings are descendants.
+        let is_recorded = recording.adopt(pid);
+        if !is_recorded {
             recording.missed(ns);
         }
-        is_there
+        is_recorded
     }
 
     fn sample(&mut self, time: u64, sample: &record::Sample<'_>, recording: &mut Recording) {
-        let at = At {
+        let origin = Origin {
             time,
             pid: sample.pid,
             tid: sample.tid,
@@ -402,10 +404,10 @@ impl Perf {
             return;
         }
         let share = if self.meters.is_some() {
-            // Weighted later.
+            // The meters weight it later.
             Some(Share::default())
         } else {
-            self.clocks.sample(at, sample.count)
+            self.clocks.sample(origin, sample.count)
         };
         let Some(share) = share else { return };
         if !self.is_recorded(sample.pid, share, recording) {
@@ -436,27 +438,27 @@ impl Perf {
         };
         let taken = recording.sample(taken, &mut memory);
         if let (Some(meters), Some(taken)) = (&mut self.meters, &taken) {
-            meters.count(sample.pid, sample.tid, Some(taken.place));
+            meters.count(sample.pid, sample.tid, Some(taken.stack));
         }
         let is_short = taken.is_some() && memory.is_short() && sample.stack_is_full;
         let is_cut = taken.is_some_and(|taken| taken.cut.is_some());
-        self.judged.samples += 1;
-        self.judged.short += u64::from(is_short);
-        self.judged.cut += u64::from(is_short && is_cut);
-        self.judged.needed = self.judged.needed.max(memory.needed);
+        self.copies.samples += 1;
+        self.copies.short += u64::from(is_short);
+        self.copies.cut += u64::from(is_short && is_cut);
+        self.copies.needed = self.copies.needed.max(memory.needed);
         if is_short {
             self.started = Instant::now();
         }
     }
 
     /// Increases the size of stack copies if too many are too short.
-    fn judge(&mut self, recording: &mut Recording) {
-        let Judged {
+    fn grow_copies(&mut self, recording: &mut Recording) {
+        let CopyStatistics {
             samples,
             short,
             cut,
             needed,
-        } = self.judged;
+        } = self.copies;
         let is_bad = (short >= MIN_SHORT_SAMPLES || cut > 0) && short * TOLERATED_ONE_IN > samples;
         if !is_bad || self.attribute.stack_bytes >= MAX_STACK_BYTES {
             return;

@@ -13,14 +13,15 @@ const MIN_SEARCH_INTERVAL: Duration = Duration::from_millis(50);
 /// searched less often.
 const SEARCH_COST_FACTOR: u32 = 20;
 
-/// Change of a process since it was last checked, even if another engine has noticed it.
+/// Change of a process since it was last checked; reported even if another engine has noticed it
+/// before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// No known change.
+    /// No change, or none that can be detected.
     None,
     /// Exec of another program.
     Executed,
-    /// End of the process; its pid was reused.
+    /// The process has exited and its pid was reused.
     Ended,
 }
 
@@ -28,7 +29,7 @@ pub enum Change {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Identity {
     /// Start time of the process.
-    born: u64,
+    started: u64,
     /// Program; `None` if it cannot be determined.
     program: Option<Program>,
 }
@@ -38,7 +39,7 @@ struct Identity {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Program {
     file: (u64, u64),
-    places: (u64, u64),
+    addresses: (u64, u64),
 }
 
 /// Processes that are checked.
@@ -50,7 +51,7 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Creates an empty set. `children`: children of recorded processes are searched for.
+    /// Creates an empty set. If `children`, children of recorded processes are searched for.
     pub fn new(children: bool) -> Self {
         Self {
             children,
@@ -59,19 +60,19 @@ impl Programs {
         }
     }
 
-    /// Checks a process, and tells the recording if it has executed another program or was
-    /// replaced.
-    pub fn look(&mut self, pid: i32, recording: &mut Recording) -> Change {
+    /// Checks a process, and updates the recording if it has executed another program, or has
+    /// exited and its pid was reused.
+    pub fn check(&mut self, pid: i32, recording: &mut Recording) -> Change {
         let serial = recording.process(pid).map(|process| process.serial);
         let (Some(mut now), Some(serial)) = (Identity::of(pid), serial) else {
             return Change::None;
         };
-        let (before, of) = *self.known.entry(pid).or_insert((now, serial));
-        if of != serial {
+        let (before, known_serial) = *self.known.entry(pid).or_insert((now, serial));
+        if known_serial != serial {
             self.known.insert(pid, (now, serial));
             return Change::Executed;
         }
-        if before.born != now.born {
+        if before.started != now.started {
             self.known.remove(&pid);
             recording.ended(pid);
             return Change::Ended;
@@ -107,13 +108,14 @@ impl Programs {
 /// Starts to record descendants of recorded processes.
 pub fn add_children(recording: &mut Recording) {
     let mut parents = proc::parents();
-    // Parents come first, since a child usually has a larger pid. Others are found next time.
+    // A child usually has a larger pid than its parent, so parents come first. Other children are
+    // found next time.
     parents.sort_unstable();
     for (pid, parent) in parents {
         let is_new = recording.process(pid).is_none() && recording.process(parent).is_some();
         // A zombie remains listed until its parent waits for it.
         if is_new && !proc::is_over(pid) {
-            recording.add_newborn(pid);
+            recording.add_new(pid);
         }
     }
 }
@@ -126,14 +128,14 @@ impl Identity {
         // An exec may have happened between the two readings.
         let again = Stat::of(pid)?;
         let is_same = (again.start_time, again.addresses) == (stat.start_time, stat.addresses);
-        // The kernel shows 0 or 1 if they are hidden.
-        let is_whole = is_same && stat.addresses.0 > 1 && stat.addresses.1 > 1;
-        let program = file.filter(|_| is_whole).map(|file| Program {
+        // The kernel shows 0 or 1 instead of addresses that it hides.
+        let is_complete = is_same && stat.addresses.0 > 1 && stat.addresses.1 > 1;
+        let program = file.filter(|_| is_complete).map(|file| Program {
             file,
-            places: stat.addresses,
+            addresses: stat.addresses,
         });
         Some(Self {
-            born: stat.start_time,
+            started: stat.start_time,
             program,
         })
     }
@@ -154,7 +156,8 @@ mod tests {
         Running::start(command.stdin(Stdio::piped()).stdout(Stdio::piped()))
     }
 
-    fn say(running: &mut Running) {
+    /// Lets a script continue that waits in `read`.
+    fn send_line(running: &mut Running) {
         running.0.stdin.as_mut().unwrap().write_all(b"x\n").unwrap();
     }
 
@@ -167,8 +170,8 @@ mod tests {
     }
 
     #[test]
-    fn another_program_is_noticed_and_so_is_the_same_one_again() {
-        // Twice the same file.
+    fn an_exec_is_noticed_even_of_the_same_program() {
+        // The second one executes the same file again.
         for next in ["exec sleep 1000", "exec sh -c 'read line; :'"] {
             let mut running = start(&format!("read line; {next}"));
             let pid = running.pid();
@@ -176,38 +179,39 @@ mod tests {
             let mut programs = Programs::new(false);
             recording.add(pid);
             let serial = recording.process(pid).unwrap().serial;
-            assert_eq!(programs.look(pid, &mut recording), Change::None);
-            assert_eq!(programs.look(pid, &mut recording), Change::None);
-            say(&mut running);
+            assert_eq!(programs.check(pid, &mut recording), Change::None);
+            assert_eq!(programs.check(pid, &mut recording), Change::None);
+            send_line(&mut running);
             until("exec", || {
-                programs.look(pid, &mut recording) == Change::Executed
+                programs.check(pid, &mut recording) == Change::Executed
             });
             assert_ne!(recording.process(pid).unwrap().serial, serial);
-            assert_eq!(programs.look(pid, &mut recording), Change::None);
+            assert_eq!(programs.check(pid, &mut recording), Change::None);
         }
     }
 
     #[test]
-    fn what_another_engine_has_noticed_is_not_reported_again() {
+    fn an_exec_that_another_engine_recorded_is_not_recorded_twice() {
         let pid = std::process::id().cast_signed();
         let mut recording = Recording::new(false);
         let mut programs = Programs::new(false);
         recording.add(pid);
-        assert_eq!(programs.look(pid, &mut recording), Change::None);
+        assert_eq!(programs.check(pid, &mut recording), Change::None);
         recording.executed(pid);
         let serial = recording.process(pid).unwrap().serial;
-        assert_eq!(programs.look(pid, &mut recording), Change::Executed);
-        assert_eq!(programs.look(pid, &mut recording), Change::None);
+        assert_eq!(programs.check(pid, &mut recording), Change::Executed);
+        assert_eq!(programs.check(pid, &mut recording), Change::None);
         assert_eq!(recording.process(pid).unwrap().serial, serial);
     }
 
     #[test]
-    fn children_are_found_but_not_those_that_have_ended() {
+    fn live_children_are_found() {
         // The second one stays a zombie: `sleep` does not wait for it.
         let mut running = start("sleep 1000 & echo $!; : & echo $!; exec sleep 1000");
         let mut lines = BufReader::new(running.0.stdout.take().unwrap()).lines();
         let mut child = || lines.next().unwrap().unwrap().parse::<i32>().unwrap();
-        let (alive, over) = (child(), child());
+        let alive = child();
+        let over = child();
         until("its end", || proc::is_over(over));
         let mut recording = Recording::new(true);
         recording.add(running.pid());

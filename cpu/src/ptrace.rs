@@ -20,7 +20,7 @@ use crate::refusal::Refusal;
 use crate::registers::Live;
 use proc::Reread;
 
-/// Initial and maximum size of stack copies in bytes. Few stacks are deeper than the initial size,
+/// Initial and maximum size of stack copies in bytes. Few stacks are larger than the initial size,
 /// and a copy ends where the stack does.
 const INITIAL_STACK_BYTES: usize = 64 << 10;
 const MAX_STACK_BYTES: usize = 1 << 20;
@@ -37,7 +37,7 @@ struct Thread {
     /// CPU time in ns at its last sample.
     last: u64,
     /// Size of copies of its stack, in bytes.
-    stack: usize,
+    stack_bytes: usize,
 }
 
 /// Ptrace engine. Between two calls, no thread is stopped or traced.
@@ -46,14 +46,18 @@ pub struct Ptrace {
     threads: HashMap<i32, Thread>,
     programs: Programs,
     glimpses: Glimpses,
+    /// Time of the next check of all threads.
     next: Instant,
+    /// Time of the last search for processes and threads.
     searched: Option<Instant>,
+    /// Buffer for stack copies.
     buffer: Vec<u8>,
     rest: Rest,
 }
 
 impl Thread {
-    /// Opens a thread. `is_first`: it may have run before; that time is not sampled.
+    /// Opens a thread. If `is_first`, this is the first search of its process: the thread may have
+    /// run before, and that time is not sampled.
     fn new(pid: i32, tid: i32, is_first: bool) -> io::Result<Self> {
         let file = Reread::new(format!("/proc/{pid}/task/{tid}/schedstat"))?;
         let last = if is_first { clock(&file)? } else { 0 };
@@ -61,11 +65,11 @@ impl Thread {
             pid,
             clock: file,
             last,
-            stack: INITIAL_STACK_BYTES,
+            stack_bytes: INITIAL_STACK_BYTES,
         })
     }
 
-    /// Returns its CPU time, and how much of it was used since its last sample.
+    /// Returns the thread's CPU time, and how much of it was used since its last sample, in ns.
     fn used(&mut self) -> io::Result<(u64, u64)> {
         let now = clock(&self.clock)?;
         if now < self.last {
@@ -126,7 +130,7 @@ impl Ptrace {
             .is_none_or(|at| at.elapsed() >= SEARCH_INTERVAL)
         {
             self.searched = Some(Instant::now());
-            self.look(recording);
+            self.search_all(recording);
         }
         let due = self.due_threads(recording);
         let mut pids: Vec<i32> = due.iter().map(|&(pid, ..)| pid).collect();
@@ -140,15 +144,15 @@ impl Ptrace {
         }
     }
 
-    /// Finds new processes and threads, and those that have ended.
-    fn look(&mut self, recording: &mut Recording) {
+    /// Finds new processes and threads, and processes that have exited.
+    fn search_all(&mut self, recording: &mut Recording) {
         self.programs.search(recording);
         for pid in recording.pids() {
             self.check(pid, recording);
             // Errors may be temporary; the next search tries again.
             let _ = self.search(pid, false);
         }
-        for pid in recording.look() {
+        for pid in recording.poll_exited() {
             self.leave(pid);
             recording.ended(pid);
         }
@@ -156,10 +160,10 @@ impl Ptrace {
 
     /// Checks that a process still runs the same program.
     fn check(&mut self, pid: i32, recording: &mut Recording) {
-        match self.programs.look(pid, recording) {
+        match self.programs.check(pid, recording) {
             Change::None => {}
             Change::Executed => {
-                // Its first thread may have been another one before the exec.
+                // The thread that called exec has the main thread's id now.
                 self.leave(pid);
                 let _ = self.search(pid, true);
             }
@@ -171,13 +175,13 @@ impl Ptrace {
         self.threads.retain(|_, thread| thread.pid != pid);
     }
 
-    /// Returns the threads that have used enough time since their last sample, with their processes
-    /// and clocks.
+    /// Returns the threads that have used at least a period since their last sample: pid, tid and
+    /// CPU time in ns.
     fn due_threads(&mut self, recording: &mut Recording) -> Vec<(i32, i32, u64)> {
         let mut due = Vec::new();
         let period = self.period.as_nanos() as u64;
         self.threads.retain(|&tid, thread| {
-            // The pid may belong to another process, which was not requested.
+            // The pid may belong to another process by now, which is not recorded.
             let Some(process) = recording.process(thread.pid) else {
                 return false;
             };
@@ -197,7 +201,7 @@ impl Ptrace {
         due
     }
 
-    /// Adds the new threads of a process. `is_first`: they may have run before.
+    /// Adds the new threads of a process. For `is_first`, see [`Thread::new`].
     fn search(&mut self, pid: i32, is_first: bool) -> io::Result<()> {
         for tid in proc::try_threads(pid)? {
             if self.threads.contains_key(&tid) {
@@ -225,20 +229,20 @@ impl Ptrace {
         }
         let pid = thread.pid;
         let mut buffer = std::mem::take(&mut self.buffer);
-        buffer.resize(thread.stack, 0);
+        buffer.resize(thread.stack_bytes, 0);
         let python = recording.python(pid);
-        let look = move |glimpse: &Glimpse<'_>| {
+        let read_stopped = move |glimpse: &Glimpse<'_>| {
             let live = Live::of_all(glimpse.registers, glimpse.pc);
             let sp = live.followed().sp;
             let read = capture::read_memory(pid, sp, &mut buffer);
-            let ran = python.and_then(|python| {
+            let python_frames = python.and_then(|python| {
                 let pointer = glimpse.thread_pointer()?;
-                Some(python.look(pointer, Copied::new(sp, &buffer[..read])))
+                Some(python.read_frames(pointer, Copied::new(sp, &buffer[..read])))
             });
-            (live, buffer, read, ran)
+            (live, buffer, read, python_frames)
         };
-        let seen = self.glimpses.take(pid, tid, STOP_TIMEOUT, look);
-        let Ok(Some((live, buffer, read, script))) = seen else {
+        let glimpsed = self.glimpses.take(pid, tid, STOP_TIMEOUT, read_stopped);
+        let Ok(Some((live, buffer, read, script))) = glimpsed else {
             return;
         };
         let copied = Copied::new(live.followed().sp, &buffer[..read]);
@@ -255,8 +259,8 @@ impl Ptrace {
         };
         recording.sample(sample, &mut memory);
         // The next copy will be large enough.
-        if memory.is_short() && read == thread.stack {
-            thread.stack = (thread.stack * 2).min(MAX_STACK_BYTES);
+        if memory.is_short() && read == thread.stack_bytes {
+            thread.stack_bytes = (thread.stack_bytes * 2).min(MAX_STACK_BYTES);
         }
         self.buffer = buffer;
     }
@@ -287,7 +291,7 @@ mod tests {
         Running::start(command.args(["-c", script]).stdin(Stdio::piped()))
     }
 
-    /// Samples until it is so.
+    /// Samples until the condition is true.
     fn until(
         what: &str,
         ptrace: &mut Ptrace,
@@ -308,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_is_kept_apart_from_the_one_that_it_executes() {
+    fn programs_before_and_after_an_exec_are_recorded_separately() {
         let busy = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done";
         let running = start(&format!("{busy}; exec sh -c 'while :; do :; done'"));
         let pid = running.pid();
@@ -332,12 +336,12 @@ mod tests {
     }
 
     #[test]
-    fn children_are_sampled_and_end_for_their_parents() {
+    fn children_are_sampled_and_reaped_by_their_parents() {
         let burn = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done";
         let mut running = start(&format!("sh -c '{burn}' & wait $!; exit 7"));
         let pid = running.pid();
         let mut recording = Recording::new(true);
-        recording.add_newborn(pid);
+        recording.add_new(pid);
         let mut ptrace = Ptrace::new(SAMPLING);
         ptrace.attach(pid).unwrap();
         until("a child", &mut ptrace, &mut recording, |recording| {

@@ -1,30 +1,29 @@
-//! Lines of Python (CPython 3.8 to 3.15) in the stacks of a process, read from outside while the
+//! Python lines (CPython 3.8 to 3.15) in the stacks of a process, read from outside while the
 //! thread is stopped. Nothing runs inside that process.
 //!
 //! # Guarantees
-//! - An interpreter is found by the symbols of the program, and of files named like one. The search
-//!   is done once per program, and costs other programs only a check of file names.
+//! - An interpreter is found by the symbols of the program and of mapped files that are named like an interpreter. The search is done once per program, and costs programs without Python only a check of file names.
 //! - All data are untrusted: each chain is bounded, each object must have the expected type, and a
 //!   mismatch costs only the Python part of one stack.
 //! - While a thread is stopped, a few pages are read, and all known code objects by one system
 //!   call. The states of threads are searched between samples.
 //!
 //! # Limits
-//! The process's other threads run meanwhile, so a stack may lack its lines while its thread's
+//! The process's other threads keep running, so a stack may lack its Python lines while its thread
 //! state is being created. If the compiler has split the evaluation loop of 3.8 to 3.10, lines may
-//! be placed in the next native frame.
+//! be attached to the next native frame.
 //!
 //! # Modules
 //!
 //! | module | contents |
 //! |---|---|
 //! | `exports` | symbols of an interpreter in a file |
-//! | `runtime` | its version, and the addresses of its data |
-//! | `threads` | the states of its threads |
-//! | `frames` | the frames that a state leads to |
-//! | `codes` | code objects, each once |
-//! | `memory` | the memory of the process |
-//! | `reader` | all of them, for a stopped thread |
+//! | `runtime` | version of an interpreter, and the addresses of its data |
+//! | `threads` | thread states |
+//! | `frames` | Python frames of a thread |
+//! | `codes` | cache of code objects |
+//! | `memory` | reads the memory of the process |
+//! | `reader` | all of this for a stopped thread |
 
 // Decision 60: ptrace reads Python lines without an agent.
 mod codes;
@@ -60,12 +59,12 @@ const MAX_FILES: usize = 1 << 14;
 
 /// Interpreter frames of a stopped thread, innermost first.
 #[derive(Debug, Default)]
-pub struct Ran(Vec<RanFrame>);
+pub struct PythonFrames(Vec<PythonFrame>);
 
 /// Interpreter frame of a stopped thread.
 #[derive(Clone, Copy, Debug)]
-struct RanFrame {
-    /// Stack address inside the native frame that runs it. 0: the next native frame of the
+struct PythonFrame {
+    /// Stack address inside the native frame that runs it; 0 if the next native frame of the
     /// evaluation loop runs it.
     at: u64,
     /// Number of its code object.
@@ -84,10 +83,10 @@ impl Files {
         if self.0.len() >= MAX_FILES {
             self.0.clear();
         }
-        let looks_further = is_called_python(&range.path);
+        let is_named_python = is_named_python(&range.path);
         *self.0.entry(range.file).or_insert_with(|| {
             let file = space::open(pid, range)?;
-            exports::read(&file, looks_further)
+            exports::read(&file, is_named_python)
         })
     }
 }
@@ -103,8 +102,8 @@ impl Shared {
 
     /// Returns the interpreter frames of a stopped thread, given its thread pointer and a copy of
     /// its stack.
-    pub fn look(&self, pointer: u64, stack: Copied<'_>) -> Ran {
-        self.lock().look(pointer, stack)
+    pub fn read_frames(&self, pointer: u64, stack: Copied<'_>) -> PythonFrames {
+        self.lock().read_frames(pointer, stack)
     }
 }
 
@@ -112,52 +111,54 @@ impl Shared {
 #[derive(Default)]
 pub struct Python {
     reader: Option<Shared>,
-    /// Version of its mappings ([`Space::changes`]) when it was last searched in vain.
-    looked: Option<u64>,
-    /// Path of the program, once it was read.
+    /// Version of the process's mappings ([`Space::changes`]) when no interpreter was found in
+    /// them.
+    searched: Option<u64>,
+    /// Path of the program; `None` before it is first needed.
     program: Option<Vec<u8>>,
-    /// Description that was reported last.
-    told: Option<State>,
+    /// State of the interpreter that was last reported to [`Script`].
+    reported: Option<State>,
+    /// How frames are linked, and the address range of the evaluation loop.
     style: Option<(Style, (u64, u64))>,
     /// Frames by code object and instruction offset; `None` if a frame is not shown.
     lines: ByAddress<u64, Option<u64>>,
 }
 
 impl Python {
-    /// Returns the load bias and the symbols of a file that may contain an interpreter and was not
-    /// examined yet.
+    /// Searches the mappings for an interpreter, unless they were searched before. Returns the
+    /// address at which its file is mapped, and its symbols.
     pub fn candidate(&mut self, space: &Space, files: &mut Files) -> Option<(u64, Names)> {
-        if self.reader.is_some() || self.looked == Some(space.changes()) {
+        if self.reader.is_some() || self.searched == Some(space.changes()) {
             return None;
         }
         let pid = space.pid();
         let program = self.program.get_or_insert_with(|| {
-            let shown = proc::living_thread(pid);
-            let path = std::fs::read_link(format!("/proc/{shown}/exe")).unwrap_or_default();
+            let tid = proc::living_thread(pid);
+            let path = std::fs::read_link(format!("/proc/{tid}/exe")).unwrap_or_default();
             path.as_os_str().as_bytes().to_vec()
         });
-        let may = |range: &&Range| {
-            range.file.1 != 0 && (is_called_python(&range.path) || *range.path == program[..])
+        let may_be_interpreter = |range: &&Range| {
+            range.file.1 != 0 && (is_named_python(&range.path) || *range.path == program[..])
         };
-        let mut ranges = space.ranges().iter().filter(may);
+        let mut ranges = space.ranges().iter().filter(may_be_interpreter);
         let found = ranges.find_map(|range| Some((range.start, files.names(pid, range)?)));
         if found.is_none() {
-            self.looked = Some(space.changes());
+            self.searched = Some(space.changes());
         }
         found
     }
 
-    /// Sets the interpreter, which has these symbols and load bias.
+    /// Sets the interpreter, given its symbols and load bias.
     pub fn take(&mut self, space: &Space, names: &Names, bias: u64, script: &mut Script) {
         let Some(runtime) = Runtime::of(space.pid(), names, bias) else {
             // The interpreter is still being loaded, or reading is not permitted.
             return;
         };
         let Some(layout) = runtime.layout else {
-            self.looked = Some(space.changes());
+            self.searched = Some(space.changes());
             script.interpreter = Some(Description {
                 version: runtime.version,
-                is_unlocked: false,
+                is_free_threaded: false,
                 state: State::Unknown,
             });
             return;
@@ -167,64 +168,69 @@ impl Python {
         self.reader = Some(Shared(Arc::new(Mutex::new(reader))));
     }
 
-    /// Returns the reader of its frames, if it has an interpreter, after a search for new threads.
+    /// Searches for new threads of the interpreter. Returns the reader of its frames, or `None` if
+    /// the program has no interpreter.
     pub fn prepared(&mut self, script: &mut Script) -> Option<Shared> {
         let reader = self.reader.as_ref()?;
         reader.lock().prepare();
         let reader = reader.clone();
-        self.tell(script);
+        self.report_state(script);
         Some(reader)
     }
 
-    fn tell(&mut self, script: &mut Script) {
+    /// Updates the interpreter's description in `script`, if its state has changed.
+    fn report_state(&mut self, script: &mut Script) {
         let Some(reader) = &self.reader else { return };
         let description = reader.lock().description();
-        if self.told != Some(description.state) {
-            self.told = Some(description.state);
+        if self.reported != Some(description.state) {
+            self.reported = Some(description.state);
             script.interpreter = Some(description);
         }
     }
 
-    /// Merges the frames of a walk, innermost first: native frames by their lookup addresses, each
-    /// preceded by the lines that it runs.
+    /// Appends the merged frames of a walk to `frames`, innermost first: native frames by their
+    /// lookup addresses, each preceded by the Python frames that it runs.
     pub fn merge(
         &mut self,
-        Ran(mut ran): Ran,
+        PythonFrames(mut python): PythonFrames,
         native: &[Registers],
         script: &mut Script,
         frames: &mut Vec<u64>,
     ) {
-        self.assign(&mut ran, native);
-        self.tell(script);
-        let mut rest = ran.into_iter().peekable();
+        self.assign(&mut python, native);
+        self.report_state(script);
+        let mut rest = python.into_iter().peekable();
         for (index, registers) in native.iter().enumerate() {
             let end = native.get(index + 1).map_or(u64::MAX, |caller| caller.sp);
-            while let Some(ran) = rest.next_if(|ran| ran.at < end) {
-                frames.extend(self.frame(ran.code, ran.offset, script));
+            while let Some(frame) = rest.next_if(|frame| frame.at < end) {
+                frames.extend(self.frame(frame.code, frame.offset, script));
             }
             frames.push(registers.ip.wrapping_sub(1));
         }
     }
 
-    /// Assigns each line to a native frame, and sorts them.
-    fn assign(&self, ran: &mut Vec<RanFrame>, native: &[Registers]) {
+    /// Assigns each Python frame to a native frame, and sorts them by it.
+    fn assign(&self, python: &mut Vec<PythonFrame>, native: &[Registers]) {
         if let Some((Style::Objects, (from, to))) = self.style {
-            let runs = native
+            let loops = native
                 .iter()
                 .filter(|frame| frame.ip > from && frame.ip <= to);
-            let count = (ran.iter_mut().zip(runs))
-                .map(|(line, frame)| line.at = frame.sp)
-                .count();
+            let mut count = 0;
+            for (frame, native) in python.iter_mut().zip(loops) {
+                frame.at = native.sp;
+                count += 1;
+            }
             // No native frame is known to run the others.
-            ran.truncate(count);
+            python.truncate(count);
         }
-        // A stable sort: lines of one native frame stay in order.
-        ran.sort_by_key(|ran| ran.at);
+        // The sort is stable: frames of one native frame stay in order.
+        python.sort_by_key(|frame| frame.at);
     }
 
-    /// Returns the frame of a line, or `None` for a shim ([`ScriptLine::is_shim`]).
+    /// Returns the profile's frame for an instruction of a code object, or `None` for a shim
+    /// ([`ScriptLine::is_shim`]).
     fn frame(&mut self, code: u32, offset: u32, script: &mut Script) -> Option<u64> {
-        let key = u64::from(code) << 32 | u64::from(offset);
+        let key = (u64::from(code) << 32) | u64::from(offset);
         let reader = self.reader.as_ref();
         *self.lines.entry(key).or_insert_with(|| {
             let line = reader?.lock().line(code, offset);
@@ -234,7 +240,7 @@ impl Python {
 }
 
 /// Returns true if a file is named like interpreters and their libraries.
-fn is_called_python(path: &[u8]) -> bool {
+fn is_named_python(path: &[u8]) -> bool {
     let name = path.rsplit(|byte| *byte == b'/').next();
     name.is_some_and(|name| name.starts_with(b"python") || name.starts_with(b"libpython3"))
 }

@@ -65,7 +65,7 @@ pub(crate) struct Sample<'a> {
     pub kernel: &'a [u8],
     /// User registers. `None` for kernel threads and 32-bit code.
     pub registers: Option<Live>,
-    /// Copy of the stack, from the stack pointer on.
+    /// Copy of the stack, beginning at the stack pointer.
     pub stack: &'a [u8],
     /// True if the copy has the maximum size, so that more of the stack may exist.
     pub stack_is_full: bool,
@@ -113,8 +113,8 @@ impl<'a> Cursor<'a> {
 /// Time and contents of a record.
 type Timed<'a> = (u64, Record<'a>);
 
-/// Parses the first record in `bytes`. Returns it (`None` if it is of no interest or damaged) and
-/// the remaining bytes. `sample_type`: fields of samples.
+/// Parses the first record in `bytes`. Returns it (`None` if it is not used or damaged) and the
+/// remaining bytes. `sample_type` gives the fields of samples.
 pub(crate) fn next(bytes: &[u8], sample_type: u64) -> Option<(Option<Timed<'_>>, &[u8])> {
     let mut cursor = Cursor(bytes);
     let kind = cursor.half()?;
@@ -157,7 +157,8 @@ fn body(kind: u32, misc: u16, bytes: &[u8], sample_type: u64) -> Option<(u64, Re
     // All other records end with pid, tid, time, id.
     let mut trailer = Cursor(at.0.get(at.0.len().checked_sub(24)?..)?);
     trailer.word()?;
-    let (time, id) = (trailer.word()?, trailer.word()?);
+    let time = trailer.word()?;
+    let id = trailer.word()?;
     let record = match kind {
         READ => Record::Clock {
             pid: at.number()?,
@@ -192,7 +193,8 @@ fn body(kind: u32, misc: u16, bytes: &[u8], sample_type: u64) -> Option<(u64, Re
 fn sample(mut at: Cursor<'_>, sample_type: u64) -> Option<(u64, Record<'_>)> {
     let id = at.word()?;
     let _ip = at.word()?;
-    let (pid, tid) = (at.number()?, at.number()?);
+    let pid = at.number()?;
+    let tid = at.number()?;
     let time = at.word()?;
     let count = match sample_type & SAMPLE_READ {
         0 => None,
@@ -237,8 +239,11 @@ fn sample(mut at: Cursor<'_>, sample_type: u64) -> Option<(u64, Record<'_>)> {
 fn mapped(mut at: Cursor<'_>, kind: u32) -> Option<Mapped<'_>> {
     let pid = at.number()?;
     at.half()?;
-    let (start, len, offset) = (at.word()?, at.word()?, at.word()?);
-    let (mut device, mut inode) = ((0, 0), 0);
+    let start = at.word()?;
+    let len = at.word()?;
+    let offset = at.word()?;
+    let mut device = (0, 0);
+    let mut inode = 0;
     if kind == MMAP2 {
         device = (at.half()?, at.half()?);
         inode = at.word()?;
@@ -276,7 +281,7 @@ mod tests {
 
     const REGISTERS: usize = MASK.count_ones() as usize;
 
-    /// Returns a record of words behind its header.
+    /// Returns a record: a header followed by words.
     fn record(kind: u32, misc: u16, words: &[u64]) -> Vec<u8> {
         let size = (8 + words.len() * 8) as u16;
         let mut bytes = kind.to_ne_bytes().to_vec();
@@ -286,7 +291,7 @@ mod tests {
         bytes
     }
 
-    /// Two numbers in one word.
+    /// Returns two 4-byte numbers as one word.
     fn pair(first: u32, second: u32) -> u64 {
         let [first, second] = [first, second].map(u32::to_ne_bytes);
         u64::from_ne_bytes([first, second].concat().try_into().unwrap())
@@ -342,25 +347,25 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_cut_anywhere_is_none_and_never_more_than_its_bytes() {
+    fn truncated_samples_and_impossible_sizes_are_rejected() {
         let words = sample_words(32, 32);
         for len in 0..words.len() {
             let bytes = record(SAMPLE, 0, &words[..len]);
             assert_eq!(only(&bytes, ALL), None, "{len} words");
         }
-        // Sizes that claim more than there is.
-        for place in [5, 9 + REGISTERS, words.len() - 1] {
+        // Sizes that exceed the record.
+        for index in [5, 9 + REGISTERS, words.len() - 1] {
             for wild in [33u64, 1 << 20, 1 << 61, u64::MAX] {
                 let mut words = words.clone();
-                words[place] = wild;
+                words[index] = wild;
                 let bytes = record(SAMPLE, 0, &words);
-                assert_eq!(only(&bytes, ALL), None, "{place}: {wild}");
+                assert_eq!(only(&bytes, ALL), None, "{index}: {wild}");
             }
         }
     }
 
     #[test]
-    fn headers_that_lie_end_the_reading() {
+    fn impossible_record_sizes_end_the_parsing() {
         let good = record(LOST, 0, &[1, 2, 3, 4, 5]);
         for size in [0u16, 7, 49, u16::MAX] {
             let mut bytes = good.clone();
@@ -371,9 +376,10 @@ mod tests {
     }
 
     #[test]
-    fn rings_are_read_one_by_one_and_damage_ends_its_ring_only() {
+    fn damage_in_one_ring_does_not_affect_the_next() {
         let lost = |time| record(LOST, 0, &[1, 2, pair(5, 6), time, 77]);
-        let (first, second) = (lost(1), lost(2));
+        let first = lost(1);
+        let second = lost(2);
         let mut damaged = lost(3);
         damaged[6] = 0;
         let bytes = [&first[..], &damaged, &first, &second].concat();
@@ -386,7 +392,7 @@ mod tests {
 
     #[test]
     fn the_other_records_are_read() {
-        // What all end with: pid and tid, time, id.
+        // All records end with pid and tid, time, and id.
         let end = [pair(5, 6), 99, 77];
         let with_end = |kind, misc, words: &[u64]| record(kind, misc, &[words, &end[..]].concat());
         let read = |bytes: &[u8]| match only(bytes, ALL) {

@@ -19,7 +19,7 @@ pub use process::{Counts, Process};
 
 /// Outermost frame of a truncated stack.
 pub const TRUNCATED: u64 = 0x100;
-/// Only frame of samples whose stack did not fit into the tree.
+/// Only frame of the stacks that did not fit into the tree.
 pub const TABLE_FULL: u64 = 0x101;
 /// Only kernel frame if the kernel's functions are not known.
 pub const KERNEL: u64 = u64::MAX;
@@ -40,7 +40,7 @@ pub struct Sample<'a> {
     /// Kernel frames, innermost first.
     pub kernel: &'a mut dyn Iterator<Item = u64>,
     /// Interpreter frames, if these were read.
-    pub script: Option<python::Ran>,
+    pub script: Option<python::PythonFrames>,
     /// Time that the sample stands for, in nanoseconds.
     pub ns: u64,
     /// Kind of that time.
@@ -60,7 +60,7 @@ pub enum Time {
 #[derive(Clone, Copy, Debug)]
 pub struct Taken {
     /// Serial number of the program, and node of the stack in its tree.
-    pub place: StackId,
+    pub stack: StackId,
     /// Reason why the stack is truncated, or `None` if it is complete.
     pub cut: Option<Cause>,
 }
@@ -77,7 +77,7 @@ pub struct Unsampled {
 
 /// Result of a recording.
 pub struct Ended {
-    /// Programs that were sampled or named, in the order in which they ended.
+    /// Programs that were sampled or named by the user, in the order in which they ended.
     pub processes: Vec<Process>,
     /// All other processes.
     pub unsampled: Unsampled,
@@ -108,7 +108,7 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Starts an empty recording. `children`: children of recorded processes are recorded too.
+    /// Starts an empty recording. If `children`, children of recorded processes are recorded too.
     #[must_use]
     pub fn new(children: bool) -> Self {
         Self {
@@ -136,11 +136,11 @@ impl Recording {
     }
 
     /// Starts to record a process that was created after the engine started.
-    pub fn add_newborn(&mut self, pid: i32) {
+    pub fn add_new(&mut self, pid: i32) {
         self.insert(Process::new(pid, Space::of(pid), 0));
     }
 
-    /// Records a process that has ended, so that nothing of it can be read any more.
+    /// Adds a process that has exited, so that its mappings cannot be read any more.
     pub fn add_dead(&mut self, pid: i32) {
         self.insert(Process::new(pid, Space::empty(pid), 0));
     }
@@ -148,11 +148,11 @@ impl Recording {
     /// Starts to record a process whose creation was missed. Returns true if it still exists.
     pub(crate) fn adopt(&mut self, pid: i32) -> bool {
         let space = Space::of(pid);
-        let is_there = !space.ranges().is_empty();
-        if is_there {
+        let exists = !space.ranges().is_empty();
+        if exists {
             self.insert(Process::new(pid, space, 0));
         }
-        is_there
+        exists
     }
 
     /// Counts CPU time of an unknown process.
@@ -160,7 +160,7 @@ impl Recording {
         self.unsampled.ns = self.unsampled.ns.saturating_add(ns);
     }
 
-    /// Returns the processes without a sample that have ended so far.
+    /// Returns the processes without a sample that have exited so far.
     #[must_use]
     pub fn unsampled(&self) -> Unsampled {
         self.unsampled
@@ -177,7 +177,7 @@ impl Recording {
         self.processes.insert(process.pid, process);
     }
 
-    /// Returns the processes that are recorded and have not ended.
+    /// Returns the recorded processes that have not exited.
     pub fn running(&self) -> impl Iterator<Item = &Process> {
         self.processes.values()
     }
@@ -197,9 +197,8 @@ impl Recording {
         let process = self.processes.get_mut(&sample.pid)?;
         let counts = &mut process.counts;
         self.frames.clear();
-        let known = !self.symbols.is_empty();
         for address in sample.kernel {
-            match self.symbols.start(address).filter(|_| known) {
+            match self.symbols.start(address) {
                 Some(start) => self.frames.push(start),
                 None if self.frames.last() == Some(&KERNEL) => {}
                 None => self.frames.push(KERNEL),
@@ -209,15 +208,15 @@ impl Recording {
         let in_kernel = !self.frames.is_empty();
         match sample.live {
             None => counts.without_stack += 1,
-            // During an exec: the program that made the call no longer exists.
+            // The thread is in an exec call: the program that made the call no longer exists.
             Some(live) if in_kernel && process.space.find(live.pc()).is_none() => {}
             Some(live) => {
                 let walked = self.unwinder.walk(&mut process.space, live, memory);
                 let script = &mut process.script;
-                let ran = sample.script.unwrap_or_default();
+                let python_frames = sample.script.unwrap_or_default();
                 process
                     .python
-                    .merge(ran, walked.frames, script, &mut self.frames);
+                    .merge(python_frames, walked.frames, script, &mut self.frames);
                 cut = walked.cut;
             }
         }
@@ -232,29 +231,31 @@ impl Recording {
         counts.add(sample.time, sample.ns);
         let thread = process.thread(sample.tid);
         let frames = self.frames.iter().rev().copied();
-        let (place, fits) = process.stacks.add(thread, frames, count);
+        let (node, fits) = process.stacks.add(thread, frames, count);
         process.counts.table_full += u64::from(!fits);
-        let place = (process.serial, place);
-        Some(Taken { place, cut })
+        let stack = (process.serial, node);
+        Some(Taken { stack, cut })
     }
 
     /// Counts time of a thread that still waits with the same stack as at its last sample. Returns
     /// true if its process is still recorded.
-    pub(crate) fn again(&mut self, pid: i32, stack: StackId, ns: u64) -> bool {
-        let (serial, place) = stack;
-        let process = self.processes.get_mut(&pid);
-        let process = process.filter(|process| process.serial == serial);
-        process.is_some_and(|process| {
-            process.counts.add(Time::Waiting, ns);
-            process.stacks.again(place, Count { samples: 1, ns });
-            true
-        })
+    pub(crate) fn count_repeat(&mut self, pid: i32, stack: StackId, ns: u64) -> bool {
+        let (serial, node) = stack;
+        match self.processes.get_mut(&pid) {
+            Some(process) if process.serial == serial => {
+                process.counts.add(Time::Waiting, ns);
+                process.stacks.add_to(node, Count { samples: 1, ns });
+                true
+            }
+            _ => false,
+        }
     }
 
     /// Returns the recorded processes and their descendants, which are recorded from now on.
     pub(crate) fn family(&mut self) -> Vec<i32> {
         let mut parents: Vec<(i32, i32)> = proc::parents();
-        // Parents come first, since a child usually has a larger pid. Others are found next time.
+        // A child usually has a larger pid than its parent, so parents come first. Other children
+        // are found next time.
         parents.sort_unstable();
         for (pid, parent) in parents {
             if !self.processes.contains_key(&pid) {
@@ -286,7 +287,8 @@ impl Recording {
     /// or `None` if it has no interpreter.
     pub(crate) fn python(&mut self, pid: i32) -> Option<python::Shared> {
         let process = self.processes.get_mut(&pid)?;
-        let (python, space) = (&mut process.python, &mut process.space);
+        let python = &mut process.python;
+        let space = &mut process.space;
         if let Some((address, names)) = python.candidate(space, &mut self.interpreters) {
             self.unwinder.prepare(space, address);
             let bias = space.module(address + 1)?.bias;
@@ -295,8 +297,8 @@ impl Recording {
         python.prepared(&mut process.script)
     }
 
-    /// Reads large unwind tables before the first sample. Reading them later would take so long
-    /// that the stack beyond a copy has changed.
+    /// Reads large unwind tables before the first sample. If they were read during a sample, the
+    /// part of the stack beyond the copy would have changed by then.
     pub fn prepare(&mut self, pid: i32) {
         if let Some(process) = self.processes.get_mut(&pid) {
             for address in process.space.large() {
@@ -310,10 +312,10 @@ impl Recording {
         if !self.children || pid == parent {
             return;
         }
-        if let Some(of) = self.processes.get(&parent) {
-            let process = Process::new(pid, of.space.inherited(pid), 0);
+        if let Some(parent) = self.processes.get(&parent) {
+            let process = Process::new(pid, parent.space.inherited(pid), 0);
             match self.processes.get(&pid) {
-                // Two events of its parent have reported it.
+                // A second event of its parent reports the same fork.
                 Some(old) if old.is_empty() => self.forget(pid),
                 // The pid was reused.
                 _ => self.ended(pid),
@@ -328,31 +330,32 @@ impl Recording {
             return;
         };
         old.reconcile();
-        // Time not counted by then is assigned to the new program.
+        // CPU time that is not accounted for yet is assigned to the new program.
         old.clock.1 = old.clock.0.saturating_add(old.known_ns());
         let mut new = Process::new(pid, Space::empty(pid), old.clock.1);
         new.origin = old.origin;
-        // One entry per process suffices.
+        // If the old program has no samples, the new one represents the process that the user
+        // named.
         new.was_kept = old.was_kept || old.is_sampled();
         new.is_named = old.is_named && !old.is_sampled();
         old.is_named &= !new.is_named;
         old.is_over = true;
-        self.put_away(old);
+        self.store(old);
         self.insert(new);
     }
 
-    /// Handles the end of a process.
+    /// Handles the exit of a process.
     pub fn ended(&mut self, pid: i32) {
         if let Some(mut process) = self.processes.remove(&pid) {
             process.is_over = true;
             self.unsampled.processes += u64::from(!process.is_kept() && !process.was_kept);
-            self.put_away(process);
+            self.store(process);
         }
     }
 
     /// Stores a program that has ended. If it has no samples, only its time is kept, since shells
     /// start thousands of such processes.
-    fn put_away(&mut self, process: Process) {
+    fn store(&mut self, process: Process) {
         if process.is_kept() {
             self.over.push(process);
         } else {
@@ -365,32 +368,32 @@ impl Recording {
         }
     }
 
-    /// Reads the clocks of all processes. Returns those that have ended.
-    pub fn look(&mut self) -> Vec<i32> {
-        let mut over = Vec::new();
+    /// Reads the clocks of all processes. Returns the pids of those that have exited.
+    pub fn poll_exited(&mut self) -> Vec<i32> {
+        let mut exited = Vec::new();
         for process in self.processes.values_mut() {
             if let Some(now) = proc::cpu_ns(process.pid) {
                 process.compare(now);
             }
             if proc::is_over(process.pid) {
-                over.push(process.pid);
+                exited.push(process.pid);
             }
-            process.judge();
-            process.space.age();
+            process.determine_machine();
+            process.space.allow_refresh();
         }
-        over
+        exited
     }
 
     /// Ends the recording and returns the result.
     #[must_use]
     pub fn finish(mut self) -> Ended {
-        self.look();
+        self.poll_exited();
         let mut running: Vec<Process> =
             self.processes.drain().map(|(_, process)| process).collect();
         running.sort_by_key(|process| process.pid);
         for process in running {
             self.unsampled.processes += u64::from(!process.is_kept() && !process.was_kept);
-            self.put_away(process);
+            self.store(process);
         }
         self.over.iter_mut().for_each(Process::reconcile);
         Ended {
@@ -406,7 +409,7 @@ impl Recording {
 mod tests {
     use super::*;
 
-    /// Processes beyond what any kernel numbers.
+    /// Pid that exceeds the kernel's maximum, so that no such process exists.
     const FIRST: i32 = (1 << 28) + 1;
 
     fn recording(named: &[i32]) -> Recording {
@@ -426,11 +429,11 @@ mod tests {
     }
 
     #[test]
-    fn processes_without_a_sample_become_a_sum_unless_they_were_named() {
+    fn unsampled_processes_are_summed_unless_named() {
         let mut recording = recording(&[FIRST]);
         for child in 1..=3 {
             recording.forked(FIRST + child, FIRST);
-            // The second record of the same.
+            // A second record of the same fork.
             recording.forked(FIRST + child, FIRST);
             count(&mut recording, FIRST + child, u64::from(child == 2), 5);
         }
@@ -453,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn a_named_process_is_kept_once_whatever_it_executes() {
+    fn a_named_process_is_kept_once_across_execs() {
         let mut recording = recording(&[FIRST, FIRST + 1]);
         count(&mut recording, FIRST, 0, 7);
         count(&mut recording, FIRST + 1, 2, 0);
@@ -472,11 +475,11 @@ mod tests {
     }
 
     #[test]
-    fn samples_add_up_to_what_the_clock_said_where_events_counted_more() {
+    fn samples_are_scaled_down_to_the_process_clock() {
         const MS: u64 = 1_000_000;
-        // What 2 s of samples are, by what the process's clock said: interrupts took 2 %; what may
-        // have come between two readings; an error of another kind; a process that was hardly
-        // sampled.
+        // Process clock, number of samples of 10 ms, and their expected sum: interrupts took 2 %; a
+        // difference that may be due to the time between readings; a difference that must have
+        // another cause; too few samples.
         for (clock, samples, expected) in [
             (1960 * MS, 200, 1960 * MS),
             (1995 * MS, 200, 2000 * MS),
@@ -486,7 +489,8 @@ mod tests {
             let mut recording = recording(&[FIRST]);
             let process = recording.process(FIRST).expect("a process");
             for sample in 0..samples {
-                let (samples, ns) = (1, 10 * MS);
+                let samples = 1;
+                let ns = 10 * MS;
                 let frames = [sample % 3].into_iter();
                 process.stacks.add(1, frames, Count { samples, ns });
                 process.counts.add(Time::Running, ns);
@@ -506,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_scaled_once_is_not_scaled_again_with_the_next_program() {
+    fn each_program_is_scaled_by_its_own_time() {
         const MS: u64 = 1_000_000;
         let mut recording = recording(&[FIRST]);
         for (now, expected) in [(2940 * MS, 2940 * MS), (2942 * MS, 2 * MS)] {
@@ -530,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_engine_counted_is_shared_by_a_process_s_programs() {
+    fn the_engines_count_is_divided_among_a_processs_programs() {
         let mut recording = recording(&[FIRST]);
         count(&mut recording, FIRST, 3, 0);
         recording.executed(FIRST);
@@ -538,7 +542,7 @@ mod tests {
         let process = recording.process(FIRST).expect("a process");
         process.counted(100);
         assert_eq!(process.cpu_ns(), 70);
-        // Not more than there is.
+        // Not more is hidden than is unaccounted for.
         process.hide(80);
         assert_eq!((process.counts.hidden_ns, process.unsampled_ns()), (60, 0));
     }

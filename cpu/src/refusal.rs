@@ -4,8 +4,8 @@ use std::io;
 
 use crate::machine::Machine;
 
-/// Returns advice for a missing capability: `users` for ordinary users. Root, who lacks it in many
-/// containers, is told to run with `right`.
+/// Returns advice for a missing capability. Ordinary users get the text `users`. Root, who lacks
+/// the capability in many containers, is advised to run with `right`.
 #[must_use]
 pub fn get_right(users: &str, right: &str) -> String {
     // SAFETY: cannot fail.
@@ -123,7 +123,8 @@ pub enum Refusal {
     Kernel(io::Error),
 }
 
-/// Returns the part of the message that says when the limit on open files was reached.
+/// Returns the part of a message with the number of threads after which the limit on open files was
+/// reached.
 fn after(threads: usize) -> String {
     match threads {
         0 => String::new(),
@@ -140,8 +141,7 @@ impl Refusal {
         Some(Self::Machine { pid, machine })
     }
 
-    /// Returns the reason why a process cannot be traced, as far as it can be determined without
-    /// trying.
+    /// Returns the reason why a process cannot be traced, if it can be determined without trying.
     pub fn of_tracing(pid: i32) -> Option<Self> {
         let text = match proc::read(&format!("/proc/{pid}/status"), proc::MAX_FILE_BYTES) {
             Ok(text) => text,
@@ -220,11 +220,13 @@ impl Refusal {
         }
     }
 
-    /// Returns the reason for an error when mapping ring buffers of at least `least` bytes in
-    /// total.
-    pub(crate) fn of_rings(error: io::Error, least: usize) -> Self {
+    /// Returns the reason for an error when mapping ring buffers of `min_bytes` bytes in
+    /// total, the smallest that would do.
+    pub(crate) fn of_rings(error: io::Error, min_bytes: usize) -> Self {
         match error.raw_os_error() {
-            Some(libc::EPERM | libc::ENOMEM | libc::EAGAIN) => Self::Locked(least.div_ceil(1024)),
+            Some(libc::EPERM | libc::ENOMEM | libc::EAGAIN) => {
+                Self::Locked(min_bytes.div_ceil(1024))
+            }
             _ => Self::of_kernel(error),
         }
     }
@@ -235,21 +237,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn root_is_not_told_to_be_root() {
-        let said = |is_root| advice(is_root, "run as root", "CAP_SYS_PTRACE");
-        assert_eq!(said(false), "run as root");
-        assert_eq!(said(true), "run with CAP_SYS_PTRACE, which root lacks here");
+    fn root_is_not_advised_to_run_as_root() {
+        let advice_for = |is_root| advice(is_root, "run as root", "CAP_SYS_PTRACE");
+        assert_eq!(advice_for(false), "run as root");
+        assert_eq!(
+            advice_for(true),
+            "run with CAP_SYS_PTRACE, which root lacks here"
+        );
     }
 
     #[test]
-    fn a_file_without_a_descriptor_does_not_mean_that_a_process_ended() {
-        let of = |number| Refusal::of_proc(7, io::Error::from_raw_os_error(number));
-        assert!(matches!(of(libc::ESRCH), Refusal::Gone { pid: 7 }));
-        assert!(matches!(of(libc::ENOENT), Refusal::Gone { pid: 7 }));
-        assert!(matches!(of(libc::EACCES), Refusal::Foreign { pid: 7 }));
-        assert!(matches!(of(libc::EMFILE), Refusal::Files { .. }));
-        assert!(matches!(of(libc::EIO), Refusal::Proc { pid: 7, .. }));
-        assert!(of(libc::EMFILE).is_of_engine() && !of(libc::EIO).is_of_engine());
-        assert!(of(libc::EMFILE).to_string().contains("ulimit -n"));
+    fn only_missing_files_mean_that_a_process_has_exited() {
+        let refusal = |number| Refusal::of_proc(7, io::Error::from_raw_os_error(number));
+        assert!(matches!(refusal(libc::ESRCH), Refusal::Gone { pid: 7 }));
+        assert!(matches!(refusal(libc::ENOENT), Refusal::Gone { pid: 7 }));
+        assert!(matches!(refusal(libc::EACCES), Refusal::Foreign { pid: 7 }));
+        assert!(matches!(refusal(libc::EMFILE), Refusal::Files { .. }));
+        assert!(matches!(refusal(libc::EIO), Refusal::Proc { pid: 7, .. }));
+        assert!(refusal(libc::EMFILE).is_of_engine() && !refusal(libc::EIO).is_of_engine());
+        assert!(refusal(libc::EMFILE).to_string().contains("ulimit -n"));
     }
 }

@@ -26,7 +26,7 @@ impl Live {
         live
     }
 
-    /// Returns the registers of a sleeping thread, of which only these two are known.
+    /// Returns the registers of a sleeping thread, of which the kernel shows only these two.
     #[must_use]
     pub fn of_sleeper(sp: u64, pc: u64) -> Self {
         let mut live = Self {
@@ -56,8 +56,8 @@ impl Live {
         self.pc
     }
 
-    /// Returns the registers that unwinding follows. The pc is exact; plus one, it is treated as a
-    /// return address.
+    /// Returns the registers that unwinding follows. Unwinding looks up `ip - 1`, as for a return
+    /// address, so the exact pc is increased by one.
     #[must_use]
     pub fn followed(&self) -> Registers {
         Registers {
@@ -70,7 +70,7 @@ impl Live {
     /// Converts the values of perf's registers for [`MASK`].
     pub(crate) fn of_perf(values: &[u64]) -> Option<Self> {
         let mut live = Self::default();
-        let bits = (0..u64::BITS).filter(|bit| MASK >> bit & 1 != 0);
+        let bits = (0..u64::BITS).filter(|bit| (MASK >> bit) & 1 != 0);
         for (bit, &value) in bits.zip(values) {
             match number(bit) {
                 Some(number) => live.by_number[number] = value,
@@ -88,9 +88,9 @@ mod machine {
     pub const SP: usize = 7;
     pub const FP: usize = 6;
     /// Mask of `PERF_REG_X86_*`: ax, bx, cx, dx, si, di, bp, sp, ip, and r8 to r15.
-    pub const MASK: u64 = 0xff << 16 | 0x1ff;
+    pub const MASK: u64 = (0xff << 16) | 0x1ff;
 
-    /// Returns the DWARF number of the kernel's register; `None`: the program counter.
+    /// Returns the DWARF number of the kernel's register, or `None` for the program counter.
     pub fn number(bit: u32) -> Option<usize> {
         const ORDER: [usize; 8] = [0, 3, 2, 1, 4, 5, 6, 7];
         match bit {
@@ -110,7 +110,7 @@ mod machine {
     /// Mask of `PERF_REG_ARM64_*`: x0 to x30, sp, pc.
     pub const MASK: u64 = (1 << 33) - 1;
 
-    /// Returns the DWARF number of the kernel's register; `None`: the program counter.
+    /// Returns the DWARF number of the kernel's register, or `None` for the program counter.
     pub fn number(bit: u32) -> Option<usize> {
         (bit < 32).then_some(bit as usize)
     }
@@ -125,8 +125,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_order_becomes_dwarfs() {
-        let bits: Vec<u64> = (0..64).filter(|bit| MASK >> bit & 1 != 0).collect();
+    fn perf_registers_are_converted_to_dwarf_numbers() {
+        let bits: Vec<u64> = (0..64).filter(|bit| (MASK >> bit) & 1 != 0).collect();
         let live = Live::of_perf(&bits).unwrap();
         #[cfg(target_arch = "x86_64")]
         {

@@ -1,7 +1,6 @@
-//! Ring buffer of a processor, into which the kernel writes records.
-//!
-//! The kernel advances the head, and the reader the tail. The bytes between are copied before the
-//! tail is advanced, since the kernel may overwrite them from then on.
+//! Ring buffer of a processor, into which the kernel writes records. The kernel advances the head,
+//! and the reader the tail. The bytes between them are copied before the tail is advanced, because
+//! afterwards the kernel may overwrite them.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -37,11 +36,12 @@ impl Ring {
         self.data
     }
 
-    /// Maps the ring of an event. `data`: size in bytes, a power of two.
+    /// Maps the ring of an event. `data` is its size in bytes, a power of two.
     pub(crate) fn map(event: &OwnedFd, data: usize) -> io::Result<Self> {
         let page = page();
         let access = libc::PROT_READ | libc::PROT_WRITE;
-        let (size, fd) = (page + data, event.as_raw_fd());
+        let size = page + data;
+        let fd = event.as_raw_fd();
         // SAFETY: a new mapping at an address that the kernel chooses.
         let base = unsafe { libc::mmap(ptr::null_mut(), size, access, libc::MAP_SHARED, fd, 0) };
         if base == libc::MAP_FAILED {
@@ -64,7 +64,7 @@ impl Ring {
         let tail = self.word(TAIL).load(Ordering::Relaxed);
         let len = head.wrapping_sub(tail);
         let Some(len) = usize::try_from(len).ok().filter(|len| *len <= self.data) else {
-            // No kernel does this; start again.
+            // No kernel does this. Drops everything and starts again.
             self.word(TAIL).store(head, Ordering::Release);
             return 0;
         };

@@ -5,8 +5,8 @@ use std::rc::Rc;
 
 use cpython::Description;
 
-/// Lowest frame, below [`FIRST_OF_KERNEL`](crate::recording::FIRST_OF_KERNEL), that is a line of a
-/// script. No process has code at such addresses.
+/// Lowest frame that is a line of a script. Such frames are below
+/// [`FIRST_OF_KERNEL`](crate::recording::FIRST_OF_KERNEL), where no process has code.
 pub const FIRST_OF_SCRIPT: u64 = 1 << 61;
 
 /// Line of a function.
@@ -24,7 +24,7 @@ pub struct ScriptLine {
 
 impl ScriptLine {
     /// Returns true if this is a shim: a frame of the interpreter itself, between `__init__` and
-    /// its caller (CPython from 3.13 on), which the interpreter does not show either. Its code
+    /// its caller (CPython 3.13 and later), which the interpreter does not show either. Its code
     /// object has no lines, and one string for both name and file.
     #[must_use]
     pub fn is_shim(&self) -> bool {
@@ -75,7 +75,7 @@ mod tests {
     use crate::recording::{FIRST_OF_KERNEL, TRUNCATED};
 
     #[test]
-    fn a_line_has_one_frame_and_other_frames_have_none() {
+    fn each_line_has_one_frame() {
         let mut script = Script::default();
         let line = |line| ScriptLine {
             name: "load".to_owned(),

@@ -5,20 +5,20 @@ use std::os::unix::fs::FileExt;
 
 /// Contents of a file.
 pub trait Source {
-    /// Reads as much of the buffer as possible from an offset on. Returns the number of bytes.
+    /// Reads bytes at an offset, as many as the buffer and the file have. Returns their number.
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> usize;
 }
 
 impl Source for File {
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> usize {
-        let mut done = 0;
-        while done < buffer.len() {
-            match FileExt::read_at(self, &mut buffer[done..], offset + done as u64) {
-                Ok(count) if count > 0 => done += count,
+        let mut filled = 0;
+        while filled < buffer.len() {
+            match FileExt::read_at(self, &mut buffer[filled..], offset + filled as u64) {
+                Ok(count) if count > 0 => filled += count,
                 _ => break,
             }
         }
-        done
+        filled
     }
 }
 
@@ -32,7 +32,7 @@ impl Source for [u8] {
     }
 }
 
-/// Reads `len` bytes from an offset on, fewer if the file ends before. Returns `None` if `len`
+/// Reads `len` bytes at an offset, or fewer if the file ends before. Returns `None` if `len`
 /// exceeds `most`.
 pub fn bytes(source: &(impl Source + ?Sized), offset: u64, len: u64, most: u64) -> Option<Vec<u8>> {
     if len > most {

@@ -23,8 +23,9 @@ use crate::source::Source;
 const MAX_MAPPED: usize = 1 << 16;
 /// Maximum size in bytes of the tables of all modules together.
 const MAX_TABLE_BYTES: usize = 512 << 20;
-/// Minimum time between two readings of the maps because of unknown code, and the factor of the
-/// time that a reading took. Large processes are read less often.
+/// Minimum time between two readings of the maps because of unknown code: an absolute one, and a
+/// multiple of the time that the last reading took, so that the maps of large processes are read
+/// less often.
 const MIN_READ_INTERVAL: Duration = Duration::from_millis(1);
 const READ_COST_FACTOR: u32 = 20;
 
@@ -61,10 +62,10 @@ pub struct Range {
     pub file: FileId,
     /// Path of the file, or the kernel's name in brackets.
     pub path: Rc<[u8]>,
-    /// Unwind tables and load bias, once they were needed.
+    /// Unwind tables and load bias; `None` before they are first needed.
     tables: Option<(Rc<Tables>, u64)>,
     /// Build id of the file, if the caller has read it.
-    told: Option<Rc<[u8]>>,
+    known_build_id: Option<Rc<[u8]>>,
 }
 
 impl Range {
@@ -77,7 +78,7 @@ impl Range {
             file,
             path: path.into(),
             tables: None,
-            told: None,
+            known_build_id: None,
         }
     }
 
@@ -85,7 +86,7 @@ impl Range {
     #[must_use]
     pub fn of_module(start: u64, end: u64, offset: u64, path: &[u8], build_id: &[u8]) -> Self {
         Self {
-            told: Some(build_id.into()),
+            known_build_id: Some(build_id.into()),
             ..Self::new(start, end, offset, ((0, 0), 0), path)
         }
     }
@@ -104,8 +105,8 @@ impl Range {
     /// Returns the build id of its file; empty if not read or absent.
     pub fn build_id(&self) -> &[u8] {
         let tables = self.tables.as_ref();
-        let told = self.told.as_deref().unwrap_or_default();
-        tables.map_or(told, |(tables, _)| tables.build_id())
+        let known_build_id = self.known_build_id.as_deref().unwrap_or_default();
+        tables.map_or(known_build_id, |(tables, _)| tables.build_id())
     }
 }
 
@@ -132,7 +133,7 @@ impl Library {
         }
         let mut tables = open(pid, range).map_or_else(Tables::default, |file| Tables::read(&file));
         if self.bytes + tables.size() > MAX_TABLE_BYTES {
-            // Existing tables are in use. Stacks end where the new code is.
+            // Existing tables are in use and stay. Stacks are truncated at code of the new module.
             tables = tables.without_frames();
         }
         self.bytes += tables.size();
@@ -153,11 +154,11 @@ pub fn open(pid: i32, range: &Range) -> Option<File> {
     let path = Path::new(OsStr::from_bytes(&range.path));
     let inside = path.strip_prefix("/").ok()?;
     let roots = [format!("/proc/{pid}/root"), "/".to_owned()];
-    let is_it = |file: &File| file.metadata().is_ok_and(|m| m.ino() == range.file.1);
+    let has_inode = |file: &File| file.metadata().is_ok_and(|m| m.ino() == range.file.1);
     let mut files = roots
         .iter()
         .filter_map(|root| opening::regular(&Path::new(root).join(inside)).ok());
-    files.find(is_it)
+    files.find(has_inode)
 }
 
 /// Returns the tables of the vdso, which the kernel maps into every process, this one included.
@@ -188,8 +189,8 @@ pub struct Space {
     changes: u64,
     /// True if the maps were read since the last change.
     is_fresh: bool,
-    /// Earliest time for reading the maps again nevertheless: the ptrace engine is not notified
-    /// when libraries are loaded.
+    /// Earliest time for reading the maps again although `is_fresh`: the ptrace engine is not
+    /// notified when libraries are loaded.
     next: Option<Instant>,
 }
 
@@ -293,14 +294,15 @@ impl Space {
 
     /// Replaces whatever was mapped at a range.
     pub fn replace(&mut self, range: Range) {
-        let reach = (range.start, range.end);
+        let start = range.start;
+        let end = range.end;
         self.ranges
-            .retain(|known| known.end <= reach.0 || reach.1 <= known.start);
+            .retain(|known| known.end <= start || end <= known.start);
         self.map(range);
     }
 
-    /// Returns the index of the range that contains an address. A miss reads the maps again, unless
-    /// the last reading was too short ago.
+    /// Returns the index of the range that contains an address. On a miss, the maps are read again,
+    /// unless that was done too recently.
     pub fn find(&mut self, address: u64) -> Option<usize> {
         let found = self.position(address);
         let may_be_old = || self.next.is_none_or(|next| Instant::now() >= next);
@@ -317,12 +319,12 @@ impl Space {
         (range.start <= address).then_some(index)
     }
 
-    /// Allows the next miss to read the maps again, since some time has passed.
-    pub fn age(&mut self) {
+    /// Allows the next miss to read the maps again. Called from time to time.
+    pub fn allow_refresh(&mut self) {
         self.is_fresh = false;
     }
 
-    /// Returns the bytes before an address; zeros where they are unreadable.
+    /// Returns the bytes before an address; zeros if they are unreadable.
     pub fn before(&self, address: u64) -> [u8; 8] {
         let mut bytes = [0; 8];
         capture::read_memory(self.pid, address.wrapping_sub(8), &mut bytes);
@@ -342,7 +344,7 @@ impl Space {
     }
 
     /// Returns true if two addresses are in the same range.
-    pub fn are_together(&self, one: u64, other: u64) -> bool {
+    pub fn are_in_one_range(&self, one: u64, other: u64) -> bool {
         self.position(one)
             .is_some_and(|index| self.position(other) == Some(index))
     }
@@ -365,7 +367,7 @@ impl Space {
         Some(function(&self.module(ip)?, ip).is_some())
     }
 
-    /// Returns the kind of code before a return address, or `None` if that is no call. Generated
+    /// Returns the kind of code before a return address, or `None` if it is not a call. Generated
     /// code is not examined, since it changes.
     pub fn caller(&mut self, ip: u64) -> Option<Caller> {
         let index = self.find(ip.wrapping_sub(1))?;
@@ -432,19 +434,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_newline_in_a_path_is_one() {
+    fn newlines_in_paths_are_decoded() {
         let directory = tempfile::tempdir().expect("a directory");
         let program = directory.path().join("a b\n\nc");
-        // Not by this process: what it has open for writing, children of other tests may have too,
-        // and nothing executes it meanwhile.
+        // `cp` writes the file: children that other tests fork could inherit a descriptor of this
+        // process, and a file that is open for writing cannot be executed.
         let mut copy = Command::new("cp");
         let copied = copy.arg("/bin/cat").arg(&program).status();
         assert!(copied.expect("cp").success());
         let mut command = Command::new(&program);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("a program");
-        // It was executed before it was mapped.
-        let (mut input, mut output) = (child.stdin.take().expect("a pipe"), [0]);
+        // When the program answers, it is mapped.
+        let mut input = child.stdin.take().expect("a pipe");
+        let mut output = [0];
         input.write_all(b"x").expect("its input");
         let answer = child.stdout.as_mut().expect("a pipe");
         answer.read_exact(&mut output).expect("its output");

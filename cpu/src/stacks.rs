@@ -3,8 +3,8 @@
 
 use crate::mixer::ByAddress;
 
-/// Maximum number of nodes, which take 64 MiB. A stack that does not fit counts for its longest
-/// outer part that does.
+/// Maximum number of nodes (64 MiB). A stack that does not fit is counted at the innermost of its
+/// frames that does.
 const MAX_NODES: usize = 1 << 20;
 
 /// Counts of a stack.
@@ -51,23 +51,23 @@ impl Stacks {
         frames: impl Iterator<Item = u64>,
         count: Count,
     ) -> (u32, bool) {
-        let mut at = 0;
+        let mut node = 0;
         let mut fits = true;
         for frame in std::iter::once(u64::from(thread)).chain(frames) {
-            let known = self.children.get(&(at, frame)).copied();
-            let Some(next) = known.or_else(|| self.grow(at, frame)) else {
+            let known = self.children.get(&(node, frame)).copied();
+            let Some(next) = known.or_else(|| self.grow(node, frame)) else {
                 fits = false;
                 break;
             };
-            at = next;
+            node = next;
         }
-        self.again(at, count);
-        (at, fits)
+        self.add_to(node, count);
+        (node, fits)
     }
 
-    /// Counts a stack again, given its node from [`add`](Self::add).
-    pub fn again(&mut self, place: u32, count: Count) {
-        let sum = &mut self.nodes[place as usize].count;
+    /// Adds to the counts of a stack, given its node from [`add`](Self::add).
+    pub fn add_to(&mut self, node: u32, count: Count) {
+        let sum = &mut self.nodes[node as usize].count;
         sum.samples += count.samples;
         sum.ns += count.ns;
     }
@@ -104,11 +104,11 @@ impl Stacks {
         let mut frames = Vec::new();
         for node in self.nodes.iter().filter(|node| node.count.samples > 0) {
             frames.clear();
-            let mut at = node;
+            let mut ancestor = node;
             // Parents have smaller indices than their children, so this ends.
-            while !std::ptr::eq(at, &raw const self.nodes[0]) {
-                frames.push(at.frame);
-                at = &self.nodes[at.parent as usize];
+            while !std::ptr::eq(ancestor, &raw const self.nodes[0]) {
+                frames.push(ancestor.frame);
+                ancestor = &self.nodes[ancestor.parent as usize];
             }
             let thread = frames.pop().unwrap_or(0) as u32;
             visit(thread, &frames, node.count);

@@ -1,9 +1,7 @@
-//! Off-CPU engine: observes waiting threads without stopping them.
-//!
-//! The kernel shows where a thread sleeps (`/proc/PID/task/TID/syscall`), and its stack does not
-//! change meanwhile. Each sample stands for the time that the thread waited since its last one.
-//! Time in a processor's run queue, in which the thread could have run, is reported separately,
-//! since it is not sleep.
+//! Off-CPU engine: observes waiting threads without stopping them. The kernel shows where a thread
+//! sleeps (`/proc/PID/task/TID/syscall`), and its stack does not change while it sleeps. Each
+//! sample stands for the time that the thread waited since its last one. Time in a processor's run
+//! queue, in which the thread could have run, is reported separately, since it is not sleep.
 
 mod clock;
 mod thread;
@@ -21,7 +19,7 @@ use thread::Thread;
 
 /// Time between searches for new threads.
 const SEARCH_INTERVAL: Duration = Duration::from_millis(50);
-/// Inverse of the fraction of the time that searches for children may take, which read all
+/// Inverse of the fraction of the time that searches for children may take. They read all
 /// processes.
 const SEARCH_COST_FACTOR: u32 = 20;
 
@@ -31,7 +29,7 @@ struct Known {
     /// Serial number in the recording.
     serial: u64,
     /// True if another program was seen that was not reported yet.
-    is_doubtful: bool,
+    may_have_changed: bool,
 }
 
 /// Off-CPU engine.
@@ -39,11 +37,13 @@ pub struct Waiting {
     period: Duration,
     threads: HashMap<i32, Thread>,
     programs: HashMap<i32, Known>,
-    /// True if this engine searches for children. The other engine reports them itself if it
-    /// attaches to nothing when it starts a program.
+    /// True if this engine searches for children of the processes that it is attached to. If it is
+    /// attached to none, because the other engine starts a program, that engine reports children.
     children: bool,
     is_attached: bool,
+    /// Time of the next round of samples.
     next: Instant,
+    /// Time of the last search for new threads.
     searched: Option<Instant>,
     /// Time of the next search for children.
     next_children: Instant,
@@ -112,10 +112,12 @@ impl Waiting {
             self.searched = Some(Instant::now());
             self.search_all(recording);
         }
-        let (buffer, period, programs) = (&mut self.buffer, self.period, &self.programs);
+        let buffer = &mut self.buffer;
+        let period = self.period;
+        let programs = &self.programs;
         self.threads.retain(|&tid, thread| {
             let exe = programs.get(&thread.pid).map(|known| known.program.exe);
-            match thread.look(tid, exe, period, buffer, recording) {
+            match thread.sample_if_due(tid, exe, period, buffer, recording) {
                 Err(error) if proc::is_gone(&error) => {
                     thread.settle(recording);
                     if let Some(process) = recording.process(thread.pid) {
@@ -129,7 +131,7 @@ impl Waiting {
         });
     }
 
-    /// Counts the time without a sample, at the end.
+    /// Counts the time since each thread's last sample. Called once, when sampling ends.
     pub fn finish(&mut self, recording: &mut Recording) {
         for thread in self.threads.values_mut() {
             // If the thread has just exited, the last known values count.
@@ -145,10 +147,10 @@ impl Waiting {
             self.next_children = Instant::now() + start.elapsed() * SEARCH_COST_FACTOR;
         }
         for pid in recording.pids() {
-            self.notice(pid, recording);
+            self.detect_exec(pid, recording);
             // Errors may be temporary; the next search tries again.
             let _ = self.search(pid);
-            // A first thread that has exited remains listed, and waits for nothing.
+            // A main thread that has exited remains listed, but does not wait.
             if self.threads.contains_key(&pid)
                 && proc::living_thread(pid) != pid
                 && let Some(mut first) = self.threads.remove(&pid)
@@ -162,9 +164,9 @@ impl Waiting {
 
     /// Adds the new threads of a process.
     fn search(&mut self, pid: i32) -> io::Result<()> {
-        let has_first = proc::living_thread(pid) == pid;
+        let main_is_alive = proc::living_thread(pid) == pid;
         for tid in proc::try_threads(pid)? {
-            if self.threads.contains_key(&tid) || tid == pid && !has_first {
+            if self.threads.contains_key(&tid) || (tid == pid && !main_is_alive) {
                 continue;
             }
             match Thread::new(pid, tid) {
@@ -179,9 +181,9 @@ impl Waiting {
     }
 
     /// Detects that a process executes another program. An engine that reports this itself may not
-    /// have processed it yet, so it is given time until the next search. Meanwhile the process is
+    /// have processed it yet, so it is given time until the next search. Until then, the process is
     /// not sampled.
-    fn notice(&mut self, pid: i32, recording: &mut Recording) {
+    fn detect_exec(&mut self, pid: i32, recording: &mut Recording) {
         let Some(program) = proc::program(pid) else {
             return;
         };
@@ -191,7 +193,7 @@ impl Waiting {
         let seen = Known {
             program,
             serial,
-            is_doubtful: false,
+            may_have_changed: false,
         };
         let Some(known) = self.programs.get_mut(&pid) else {
             self.programs.insert(pid, seen);
@@ -204,8 +206,8 @@ impl Waiting {
             self.programs.remove(&pid);
             self.leave(pid, recording);
             recording.ended(pid);
-        } else if !known.is_doubtful {
-            known.is_doubtful = true;
+        } else if !known.may_have_changed {
+            known.may_have_changed = true;
         } else {
             self.leave(pid, recording);
             recording.executed(pid);
@@ -231,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_execution_is_reported_once_and_not_at_once() {
+    fn an_exec_is_reported_once_at_the_second_search() {
         let pid = std::process::id() as i32;
         let mut recording = Recording::new(false);
         recording.add(pid);
@@ -241,28 +243,28 @@ mod tests {
             rate: 99,
             children: false,
         });
-        waiting.notice(pid, &mut recording);
+        waiting.detect_exec(pid, &mut recording);
         let known = waiting.programs.get_mut(&pid).expect("a program");
         known.program.exe.1 += 1;
-        waiting.notice(pid, &mut recording);
+        waiting.detect_exec(pid, &mut recording);
         assert_eq!(serial(&mut recording), first);
-        waiting.notice(pid, &mut recording);
+        waiting.detect_exec(pid, &mut recording);
         let second = serial(&mut recording);
         assert_ne!(second, first);
-        waiting.notice(pid, &mut recording);
-        waiting.notice(pid, &mut recording);
+        waiting.detect_exec(pid, &mut recording);
+        waiting.detect_exec(pid, &mut recording);
         assert_eq!(serial(&mut recording), second);
-        // Somebody else has reported it.
+        // The other engine has reported it.
         let known = waiting.programs.get_mut(&pid).expect("a program");
         known.program.exe.1 += 1;
         recording.executed(pid);
         let third = serial(&mut recording);
-        waiting.notice(pid, &mut recording);
-        waiting.notice(pid, &mut recording);
+        waiting.detect_exec(pid, &mut recording);
+        waiting.detect_exec(pid, &mut recording);
         assert_eq!(serial(&mut recording), third);
         let known = waiting.programs.get_mut(&pid).expect("a program");
         known.program.start += 1;
-        waiting.notice(pid, &mut recording);
+        waiting.detect_exec(pid, &mut recording);
         assert_eq!(serial(&mut recording), None);
     }
 }

@@ -21,7 +21,7 @@ pub struct Unwinder {
     frames: Vec<Registers>,
     /// True if the frame pointer is not known yet, since no frame has restored it.
     lacks_fp: bool,
-    /// Rule of the frame before the last. `None`: there is none.
+    /// Rule of the frame before the last; `None` if there is none.
     callee: Option<Rule>,
 }
 
@@ -128,7 +128,8 @@ impl Unwinder {
                 step
             }
             Step::Truncated(cause @ (Cause::NoModule | Cause::NoRule)) => {
-                let (library, scratch) = (&mut self.library, &mut *self.scratch);
+                let library = &mut self.library;
+                let scratch = &mut *self.scratch;
                 frame_pointer::step(space, library, scratch, at, memory)
                     .unwrap_or(Step::Truncated(cause))
             }
@@ -144,8 +145,8 @@ mod tests {
     use std::ptr::null_mut;
     use std::sync::Mutex;
 
-    /// Makes a frame record, and calls what it is given with its stack pointer, which is its frame
-    /// pointer as well.
+    /// Code that makes a frame record, and calls a given function with its stack pointer, which is
+    /// also its frame pointer.
     #[cfg(target_arch = "x86_64")]
     const CODE: &[u8] = &[
         0x55, 0x48, 0x89, 0xe5, 0x48, 0x89, 0xf8, 0x48, 0x89, 0xe7, 0xff, 0xd0, 0x5d, 0xc3,
@@ -160,7 +161,7 @@ mod tests {
         0xa8c2_7bfd,
         0xd65f_03c0,
     ];
-    /// Offset of the return address of its call.
+    /// Offset of the return address of that call.
     const RETURN: u64 = if cfg!(target_arch = "x86_64") { 12 } else { 20 };
     const FP: usize = if cfg!(target_arch = "x86_64") { 6 } else { 29 };
     const SP: usize = if cfg!(target_arch = "x86_64") { 7 } else { 31 };
@@ -172,14 +173,12 @@ mod tests {
     }
 
     /// Returns the address of the generated code.
-    fn made() -> *mut libc::c_void {
-        static PLACE: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
-        let place = PLACE.get_or_init(|| {
-            let (access, kind) = (
-                libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-            );
-            // SAFETY: new memory, which the code fits into.
+    fn generated_code() -> *mut libc::c_void {
+        static ADDRESS: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
+        let address = ADDRESS.get_or_init(|| {
+            let access = libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC;
+            let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            // SAFETY: the memory is new, writable, and larger than the code.
             let at = unsafe {
                 let at = libc::mmap(null_mut(), BYTES, access, kind, -1, 0);
                 assert_ne!(at, libc::MAP_FAILED);
@@ -190,20 +189,21 @@ mod tests {
             };
             at as usize
         });
-        *place as *mut _
+        *address as *mut _
     }
 
     /// Description of a wrong stack, if one was found.
     static WRONG: Mutex<Option<String>> = Mutex::new(None);
 
-    /// Unwinds the stack from the generated code outwards.
-    extern "C" fn look(sp: *const u8) {
-        // SAFETY: as much is on the stack above it: `outermost` has it in its frame.
+    /// Unwinds the stack, beginning at the generated code.
+    extern "C" fn unwind_and_check(sp: *const u8) {
+        // SAFETY: at least `BYTES` bytes of the stack are above `sp`, since the frame of
+        // `outermost` has so many.
         let bytes = unsafe { std::slice::from_raw_parts(sp, BYTES) };
         let mut registers = [0; 32];
         registers[FP] = sp as u64;
         registers[SP] = sp as u64;
-        let live = Live::of_all(&registers, made() as u64 + RETURN);
+        let live = Live::of_all(&registers, generated_code() as u64 + RETURN);
         let mut space = Space::of(std::process::id().cast_signed());
         let mut unwinder = Unwinder::default();
         let mut memory = crate::memory::Copied::new(sp as u64, bytes);
@@ -212,12 +212,14 @@ mod tests {
             let ip = walked.frames.get(index).map_or(0, |frame| frame.ip);
             ip.wrapping_sub(function as u64) < 512
         };
-        let whole =
+        let is_complete =
             is_in(1, middle as *const () as usize) && is_in(2, outermost as *const () as usize);
-        *WRONG.lock().unwrap() = (!whole).then(|| format!("{:x?} {:?}", walked.frames, walked.cut));
+        *WRONG.lock().unwrap() =
+            (!is_complete).then(|| format!("{:x?} {:?}", walked.frames, walked.cut));
     }
 
-    // Calls its first argument with its second. Its table computes all from the stack pointer.
+    // `walk_middle` calls its first argument with its second. Its unwind table refers to the stack
+    // pointer only.
     #[cfg(target_arch = "x86_64")]
     std::arch::global_asm!(
         ".pushsection .text.walk_middle,\"ax\",@progbits",
@@ -255,20 +257,20 @@ mod tests {
 
     unsafe extern "C" {
         #[link_name = "walk_middle"]
-        fn middle(made: *mut libc::c_void, look: extern "C" fn(*const u8));
+        fn middle(code: *mut libc::c_void, unwind_and_check: extern "C" fn(*const u8));
     }
 
     #[inline(never)]
     fn outermost() {
         let room = black_box([1u8; BYTES]);
-        // SAFETY: the code takes such a function.
-        unsafe { middle(made(), look) };
+        // SAFETY: the generated code takes a function of this type.
+        unsafe { middle(generated_code(), unwind_and_check) };
         black_box(room);
     }
 
     #[test]
-    fn made_code_is_left_by_its_record_into_a_file_not_read_yet() {
-        *WRONG.lock().unwrap() = Some("nothing was looked at".to_owned());
+    fn generated_code_is_unwound_by_its_frame_record() {
+        *WRONG.lock().unwrap() = Some("nothing was unwound".to_owned());
         outermost();
         assert_eq!(*WRONG.lock().unwrap(), None);
     }

@@ -1,5 +1,5 @@
-//! What lies behind the end of a copied stack is gone before long: samples are told of as they
-//! come.
+//! Tests that a ring becomes readable with its first sample: the part of a stack beyond its copy
+//! soon changes.
 
 use std::io::Write;
 use std::os::fd::AsRawFd;
@@ -7,13 +7,13 @@ use std::process::{Command, Stdio};
 
 use cpu::{Perf, Recording, Sampling};
 
-/// Waits for a line, works for some samples, which the ring has room for many times over, and waits
-/// for its end.
+/// Script that waits for a line, works for a few samples (far fewer than fill the ring), and waits
+/// for the end of its input.
 const WORK: &str = "read line; i=0; while [ $i -lt 150000 ]; do i=$((i+1)); done; read line";
-/// Samples in a second of CPU time.
+/// Number of samples per second of CPU time.
 const RATE: u32 = 50;
-/// The longest time until the first one comes.
-const PATIENCE_MS: i32 = 60_000;
+/// Maximum time until the first sample, in milliseconds.
+const TIMEOUT_MS: i32 = 60_000;
 
 #[test]
 fn a_single_sample_is_reported() {
@@ -39,8 +39,8 @@ fn a_single_sample_is_reported() {
         })
         .collect();
     let count = descriptors.len() as libc::nfds_t;
-    // SAFETY: as many entries as it is told of.
-    let ready = unsafe { libc::poll(descriptors.as_mut_ptr(), count, PATIENCE_MS) };
+    // SAFETY: `descriptors` has `count` entries.
+    let ready = unsafe { libc::poll(descriptors.as_mut_ptr(), count, TIMEOUT_MS) };
     assert!(ready > 0, "no ring became readable");
     drop(input);
     child.wait().expect("a child");

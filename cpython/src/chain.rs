@@ -1,10 +1,10 @@
-//! Follows the frames of a thread from its state.
+//! Walks over the Python frames of a thread, beginning at its thread state.
 //!
 //! CPython links frames in three ways (see [`Style`]), and an interpreter frame has to be put next
-//! to the native frame that runs it. Each way has its own loop here. What is read, how far it is
-//! trusted, and where the frames go is up to the [`Thread`].
+//! to the native frame that runs it. Each way has its own loop here. How memory is read and
+//! checked, and where the frames are stored, is up to the [`Thread`].
 
-use crate::layout::{Layout, MAX_PLACE, OWNED_BY_NATIVE, Style};
+use crate::layout::{Layout, MAX_INSTRUCTION, OWNED_BY_NATIVE, Style};
 
 /// Error: the interpreter's data are not as expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,13 +27,13 @@ pub struct Words {
 pub struct Frame {
     /// Words of the frame.
     pub words: Words,
-    /// Owner (from 3.12 on).
+    /// Owner (3.12 and later).
     pub owner: u8,
     /// Nonzero if this is the outermost frame that its native frame runs (3.11).
     pub is_entry: u8,
 }
 
-/// Thread whose frames are followed: its memory, and the place for its frames.
+/// Thread whose frames are followed: its memory, and the list of the frames found.
 pub trait Thread {
     /// Returns a word of the native stack, or `None` if the address is not on it.
     ///
@@ -41,7 +41,7 @@ pub trait Thread {
     /// [`Damaged`] if the address should be on the stack but cannot be read.
     fn stack_word(&mut self, at: u64) -> Result<Option<u64>, Damaged>;
 
-    /// Returns a word of the native stack or of the thread's state; `None` if it is in neither.
+    /// Returns a word of the native stack or of the thread state, or `None` if it is in neither.
     fn record_word(&mut self, at: u64) -> Option<u64>;
 
     /// Reads a frame. Returns `None` if it is unreadable.
@@ -61,28 +61,29 @@ pub trait Thread {
     fn is_full(&self) -> bool;
 
     /// Tries to end the walk at a frame of an earlier walk. Returns true if `frame` and its callers
-    /// are known. `at`: stack address in the native frame that runs it; 0 if not known yet.
+    /// are known from it. `at` is a stack address in the native frame that runs `frame`, or 0 if
+    /// that is not known yet.
     ///
     /// # Errors
     /// [`Damaged`] if the frame contradicts its callees.
-    fn joins(&mut self, frame: u64, at: u64) -> Result<bool, Damaged>;
+    fn joins_earlier_walk(&mut self, frame: u64, at: u64) -> Result<bool, Damaged>;
 
-    /// Adds the frame at `at`, the caller of those before.
+    /// Adds the frame at address `at`, the caller of the last one added.
     ///
     /// # Errors
-    /// [`Damaged`] if it runs no code object.
+    /// [`Damaged`] if the frame has no code object.
     fn add(&mut self, layout: &Layout, at: u64, frame: &Frame) -> Result<(), Damaged>;
 
     /// Records that the frames since the last call are run by the native frame that contains stack
     /// address `at`.
     ///
     /// # Errors
-    /// [`Damaged`] if it is further in than the native frame of their callees.
+    /// [`Damaged`] if `at` is below the native frame of their callees.
     fn attach_to(&mut self, at: u64) -> Result<(), Damaged>;
 }
 
-/// Adds the frames of a thread's state, innermost first. `top` is the word of the state that leads
-/// to them.
+/// Adds the frames of a thread, innermost first. `top` is the thread state's pointer to its
+/// innermost frame or record ([`Layout::frames`]).
 ///
 /// # Errors
 /// [`Damaged`] as soon as the data contradict the layout. The frames so far are of no use then.
@@ -116,15 +117,17 @@ fn objects(thread: &mut impl Thread, layout: &Layout, top: u64) -> Result<(), Da
 /// Follows records: each lies on the native stack, in the native frame that runs its frames.
 #[inline(always)]
 fn records(thread: &mut impl Thread, layout: &Layout, top: u64) -> Result<(), Damaged> {
-    let (current, previous) = (layout.current, layout.current + 8);
+    let current = layout.current;
+    let previous = layout.current + 8;
     let mut record = top;
+    // First frame of the next record: the caller of the last frame of this one.
     let mut expected = None;
     while let Some(mut at) = thread.stack_word(record.wrapping_add(current))? {
         if expected.is_some_and(|expected| expected != at) {
             return Err(Damaged);
         }
         while at != 0 {
-            if !thread.count()? || thread.joins(at, record)? {
+            if !thread.count()? || thread.joins_earlier_walk(at, record)? {
                 return Ok(());
             }
             let frame = step(thread, layout, at)?;
@@ -135,10 +138,10 @@ fn records(thread: &mut impl Thread, layout: &Layout, top: u64) -> Result<(), Da
         }
         expected = Some(at);
         thread.attach_to(record)?;
-        let next = thread.stack_word(record.wrapping_add(previous))?;
-        let next = next.ok_or(Damaged)?;
+        let previous_word = thread.stack_word(record.wrapping_add(previous))?;
+        let next = previous_word.ok_or(Damaged)?;
         if next <= record || thread.is_full() {
-            // Not a caller on this stack: the first record of the thread, in its state.
+            // Not a caller on this stack: it is the outermost record, which is in the thread state.
             break;
         }
         record = next;
@@ -146,13 +149,13 @@ fn records(thread: &mut impl Thread, layout: &Layout, top: u64) -> Result<(), Da
     Ok(())
 }
 
-/// Follows one list, where an entry frame on the native stack follows the frames that the same
-/// native frame runs. Entry frames are internal and not shown.
+/// Follows one list of frames. The frames that a native frame runs are followed by its entry frame,
+/// which is on the native stack, internal and not shown.
 #[inline(always)]
 fn entries(thread: &mut impl Thread, layout: &Layout, top: u64) -> Result<(), Damaged> {
     let mut at = top;
     while at != 0 {
-        if !thread.count()? || thread.joins(at, 0)? {
+        if !thread.count()? || thread.joins_earlier_walk(at, 0)? {
             break;
         }
         let frame = thread.frame(layout, at).ok_or(Damaged)?;
@@ -169,6 +172,7 @@ fn entries(thread: &mut impl Thread, layout: &Layout, top: u64) -> Result<(), Da
     Ok(())
 }
 
+/// Reads the frame at address `at` and adds it.
 #[inline(always)]
 fn step(thread: &mut impl Thread, layout: &Layout, at: u64) -> Result<Frame, Damaged> {
     let frame = thread.frame(layout, at).ok_or(Damaged)?;
@@ -183,28 +187,28 @@ pub fn is_pointer(word: u64) -> bool {
     word != 0 && word.is_multiple_of(8) && word < ADDRESS_LIMIT
 }
 
-/// Upper limit of addresses of a process.
+/// Upper limit of plausible addresses of a process.
 pub const ADDRESS_LIMIT: u64 = 1 << 56;
 
-/// Returns the offset of a frame's instruction in its code object, in units of the line table;
-/// `None` if it is implausible. `first`: address of the first instruction ([`first_instruction`]);
-/// unused up to 3.10.
+/// Returns the index of a frame's current instruction in its code object, or `None` if it is
+/// implausible. `first` is the address of the first instruction ([`first_instruction`]); unused up
+/// to 3.10.
 #[inline(always)]
 #[must_use]
 pub fn offset(layout: &Layout, words: Words, first: u64) -> Option<u32> {
     let offset = match layout.style {
         Style::Objects => {
-            let offset = i64::from(words.instruction as i32).max(0) as u64;
-            offset / u64::from(layout.place_unit)
+            let lasti = i64::from(words.instruction as i32).max(0) as u64;
+            lasti / u64::from(layout.lasti_units)
         }
         _ => words.instruction.wrapping_sub(first).cast_signed().max(0) as u64 / 2,
     };
-    (offset < MAX_PLACE).then_some(offset as u32)
+    (offset < MAX_INSTRUCTION).then_some(offset as u32)
 }
 
-/// Returns the address of the first instruction of the copy that a frame runs. Without the GIL,
-/// each thread may have its own copy of the instructions; copy 0 is in the code object. `word` reads
-/// a word, if it is readable. The table of copies may be replaced by a larger one meanwhile.
+/// Returns the address of the first instruction in the copy of the bytecode that a frame runs.
+/// Without the GIL, each thread may have its own copy; copy 0 is in the code object. `word` reads a
+/// word, if it is readable. The table of copies may be replaced by a larger one at any time.
 #[inline(always)]
 #[must_use]
 pub fn first_instruction(
@@ -216,9 +220,11 @@ pub fn first_instruction(
     if layout.copies == 0 || copy == 0 {
         return Some(code.wrapping_add(layout.instructions));
     }
-    let copies = word(code.checked_add(layout.copies)?).filter(|at| is_pointer(*at))?;
+    let table = word(code.checked_add(layout.copies)?).filter(|address| is_pointer(*address))?;
     let copy = u64::from(copy);
-    let exists = word(copies).is_some_and(|count| copy < count);
-    let first = exists.then(|| word(copies + 8 + 8 * copy))?;
-    first.filter(|at| is_pointer(*at))
+    let count = word(table)?;
+    if copy >= count {
+        return None;
+    }
+    word(table + 8 + 8 * copy).filter(|address| is_pointer(*address))
 }

@@ -5,12 +5,13 @@ use shm_protocol::codes::LineTable;
 /// Way in which frames are linked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
-    /// List of frame objects, each run by a native frame of its own (to 3.10).
+    /// List of frame objects, each run by a native frame of its own (up to 3.10).
     Objects,
-    /// Chain of records in native frames, each of which has the frames that it runs (3.11).
+    /// Chain of records (`_PyCFrame`), one in each native frame of the interpreter, with a pointer
+    /// to the innermost of the frames that it runs (3.11).
     Records,
-    /// List in which an entry frame on the native stack follows the frames that its native frame
-    /// runs (from 3.12 on).
+    /// List in which the frames run by one native frame are followed by its entry frame
+    /// (`FRAME_OWNED_BY_CSTACK`), which is on the native stack (3.12 and later).
     Entries,
 }
 
@@ -46,7 +47,7 @@ pub struct Layout {
     pub frame_code: u64,
     /// Frame: pointer to, or offset of, its current instruction.
     pub frame_instruction: u64,
-    /// Frame: byte that says who owns it.
+    /// Frame: byte with its owner (`FRAME_OWNED_BY_…`).
     pub frame_owner: u64,
     /// Frame: pointer to its function, if `function_version` is not 0.
     pub frame_function: u64,
@@ -64,26 +65,27 @@ pub struct Layout {
     pub lines: u64,
     /// Code object: version; 0, or unique in its interpreter.
     pub version: u64,
-    /// Code object: first instruction, from 3.11 on in the code object itself.
+    /// Code object: its first instruction (3.11 and later; before, instructions are in another
+    /// object).
     pub instructions: u64,
-    /// Additional bytes in object headers of free-threaded builds.
-    pub more: u64,
-    /// Frame: index of the copy of the instructions that it runs.
+    /// Size in bytes that free-threaded builds add to object headers.
+    pub extra_header_bytes: u64,
+    /// Frame: which copy of the bytecode it runs (`tlbc_index`, thread-local bytecode).
     pub frame_copy: u64,
-    /// Code object: pointer to the copies of its instructions.
+    /// Code object: pointer to the table of the copies of its bytecode (`co_tlbc`).
     pub copies: u64,
     /// Header size of ASCII strings in bytes.
     pub ascii: u64,
     /// Header size of other compact strings in bytes.
     pub compact: u64,
-    /// Size in bytes of the unit of instruction offsets, in frame objects.
-    pub place_unit: u32,
+    /// Units of `f_lasti` per instruction: 2 up to 3.9, where it counts bytes; 1 in 3.10.
+    pub lasti_units: u32,
     /// Format of line tables.
     pub table: LineTable,
 }
 
-/// Offset of an object's type. The same in all versions, like the following offsets; in
-/// free-threaded builds, [`Layout::more`] must be added.
+/// Offset of an object's type. This and the following offsets are the same in all versions; in
+/// free-threaded builds, [`Layout::extra_header_bytes`] must be added.
 pub const TYPE: u64 = 8;
 /// Offset of the size of a `bytes` object.
 pub const SIZE: u64 = 16;
@@ -98,10 +100,10 @@ pub const HASH: u64 = 24;
 /// Offset of a string's state, which includes the kind of its characters.
 pub const KIND: u64 = 32;
 
-/// 3.12+: owners from 3 on are C frames, on the native stack.
+/// First owner that is a C frame, on the native stack (3.12 and later): higher ones are, too.
 pub const OWNED_BY_NATIVE: u8 = 3;
 /// Upper limit of plausible instruction offsets.
-pub const MAX_PLACE: u64 = 1 << 24;
+pub const MAX_INSTRUCTION: u64 = 1 << 24;
 
 const OBJECTS: Layout = Layout {
     style: Style::Objects,
@@ -128,18 +130,18 @@ const OBJECTS: Layout = Layout {
     lines: 120,
     version: 0,
     instructions: 0,
-    more: 0,
+    extra_header_bytes: 0,
     frame_copy: 0,
     copies: 0,
     ascii: 48,
     compact: 72,
-    place_unit: 2,
+    lasti_units: 2,
     table: LineTable::Increments,
 };
 
 const PYTHON_3_10: Layout = Layout {
     frame_instruction: 96,
-    place_unit: 1,
+    lasti_units: 1,
     table: LineTable::Ranges,
     ..OBJECTS
 };
@@ -188,18 +190,18 @@ const PYTHON_3_12: Layout = Layout {
     ..PYTHON_3_11
 };
 
-/// Fields of 3.13 and later that are not published by the interpreter itself.
+/// Fields of 3.13 and later that the interpreter does not publish.
 const LATER: Layout = Layout {
     has_record: false,
     instructions: 200,
     ..PYTHON_3_12
 };
 
-/// Fields of free-threaded builds that are not published. Threads that create code objects at the
-/// same time may give them the same version.
-const UNLOCKED: Layout = Layout {
+/// Fields of free-threaded builds that are not published.
+const FREE_THREADED: Layout = Layout {
+    // Not used: threads that create code objects at the same time may give them the same version.
     version: 0,
-    more: 16,
+    extra_header_bytes: 16,
     ascii: LATER.ascii + 16,
     compact: LATER.compact + 16,
     ..LATER
@@ -221,15 +223,16 @@ pub fn is_known(version: u32) -> bool {
     of_version(version).is_some() || groups(version).is_some()
 }
 
-/// First word of `_PyRuntime` in versions that publish their layout.
+/// First word of `_PyRuntime` in versions that publish their layout there, as `_Py_DebugOffsets`
+/// (3.13 and later).
 pub const COOKIE: u64 = u64::from_le_bytes(*b"xdebugpy");
-/// Maximum offset of a frame's fields.
+/// Maximum offset of a frame's fields, in bytes; other fields may be further from their start.
 pub const MAX_OFFSET: u64 = 112;
 /// Number of words of `_PyRuntime` that are read.
 pub const WORDS: usize = 80;
 
-/// Indices of groups of offsets in `_PyRuntime`, and indices in the thread state's group that
-/// differ between versions.
+/// Word indices in `_Py_DebugOffsets`: of the first word of each group of offsets, and of fields
+/// whose index in their group differs between versions.
 struct Groups {
     interpreter: usize,
     thread: usize,
@@ -241,69 +244,89 @@ struct Groups {
     has_copies: bool,
 }
 
+/// Returns the indices for a version, given as `PY_VERSION_HEX`.
 fn groups(version: u32) -> Option<Groups> {
-    let (thread, thread_id, chunk, frame, code) = match version >> 16 {
-        0x030d => (19, 5, 7, 28, 34),
-        0x030e => (22, 5, 7, 31, 39),
-        0x030f => (22, 8, 10, 39, 47),
-        _ => return None,
-    };
-    Some(Groups {
-        interpreter: 6,
-        thread,
-        thread_id: thread + thread_id,
-        chunk: thread + chunk,
-        frame,
-        code,
-        has_copies: version >> 16 > 0x030d,
-    })
+    match version >> 16 {
+        0x030d => Some(Groups {
+            interpreter: 6,
+            thread: 19,
+            thread_id: 24,
+            chunk: 26,
+            frame: 28,
+            code: 34,
+            has_copies: false,
+        }),
+        0x030e => Some(Groups {
+            interpreter: 6,
+            thread: 22,
+            thread_id: 27,
+            chunk: 29,
+            frame: 31,
+            code: 39,
+            has_copies: true,
+        }),
+        0x030f => Some(Groups {
+            interpreter: 6,
+            thread: 22,
+            thread_id: 30,
+            chunk: 32,
+            frame: 39,
+            code: 47,
+            has_copies: true,
+        }),
+        _ => None,
+    }
 }
 
 /// Returns version and layout from the first words of `_PyRuntime`, if it publishes them. The
 /// layout is `None` for an unsupported version.
 pub fn published(words: &[u64; WORDS]) -> Option<(u32, Option<Layout>)> {
-    let [cookie, version, threaded, ..] = *words;
+    let [cookie, version, free_threaded, ..] = *words;
     if cookie != COOKIE {
         return None;
     }
     let version = u32::try_from(version).unwrap_or(u32::MAX);
-    let of = match threaded {
+    let base = match free_threaded {
         0 => &LATER,
-        _ => &UNLOCKED,
+        _ => &FREE_THREADED,
     };
-    Some((version, by_words(version, words, of)))
+    Some((version, from_words(version, words, base)))
 }
 
-fn by_words(version: u32, words: &[u64; WORDS], of: &Layout) -> Option<Layout> {
+/// Builds a layout from the offsets in `_Py_DebugOffsets`; `base` has the fields that it lacks.
+/// Returns `None` if the version is not supported or an offset is implausible.
+fn from_words(version: u32, words: &[u64; WORDS], base: &Layout) -> Option<Layout> {
     let groups = groups(version)?;
     let offset = |word: usize| Some(words[word]).filter(|offset| *offset < 1 << 20);
     let in_frame = |word: usize| offset(groups.frame + word).filter(|at| *at <= MAX_OFFSET);
-    let (frame_copy, copies) = if groups.has_copies && of.more != 0 {
+    let (frame_copy, copies) = if groups.has_copies && base.extra_header_bytes != 0 {
+        // `tlbc_index` and `co_tlbc`.
         (in_frame(7)?, offset(groups.code + 10)?)
     } else {
         (0, 0)
     };
+    // The comments give CPython's names of fields in each group where ours differ.
     let layout = Layout {
-        interpreters: offset(5)?,
+        interpreters: offset(5)?, // runtime_state.interpreters_head
         next_interpreter: offset(groups.interpreter + 2)?,
-        threads: offset(groups.interpreter + 3)?,
-        previous_thread: offset(groups.thread + 1)?,
+        threads: offset(groups.interpreter + 3)?, // threads_head
+        previous_thread: offset(groups.thread + 1)?, // prev
         next_thread: offset(groups.thread + 2)?,
-        frames: offset(groups.thread + 4)?,
+        frames: offset(groups.thread + 4)?, // current_frame
         thread_id: offset(groups.thread_id)?,
-        chunk: offset(groups.chunk)?,
+        chunk: offset(groups.chunk)?, // datastack_chunk
         frame_previous: in_frame(1)?,
-        frame_code: in_frame(2)?,
-        frame_instruction: in_frame(3)?,
+        frame_code: in_frame(2)?,        // executable
+        frame_instruction: in_frame(3)?, // instr_ptr
         frame_owner: in_frame(5)?,
         file: offset(groups.code + 1)?,
-        name: offset(groups.code + 3)?,
-        lines: offset(groups.code + 4)?,
+        name: offset(groups.code + 3)?,  // qualname
+        lines: offset(groups.code + 4)?, // linetable
         first_line: offset(groups.code + 5)?,
-        instructions: offset(groups.code + 9)?,
+        instructions: offset(groups.code + 9)?, // co_code_adaptive
         frame_copy,
         copies,
-        ..*of
+        ..*base
     };
     Some(layout)
 }
@@ -312,14 +335,16 @@ fn by_words(version: u32, words: &[u64; WORDS], of: &Layout) -> Option<Layout> {
 mod tests {
     use super::*;
 
-    fn words(version: u64, threaded: u64) -> [u64; WORDS] {
-        let mut words = core::array::from_fn(|place| place as u64);
-        [words[0], words[1], words[2]] = [COOKIE, version, threaded];
+    fn words(version: u64, free_threaded: u64) -> [u64; WORDS] {
+        let mut words = core::array::from_fn(|index| index as u64);
+        words[0] = COOKIE;
+        words[1] = version;
+        words[2] = free_threaded;
         words
     }
 
     #[test]
-    fn offsets_are_the_interpreters_own() {
+    fn published_offsets_are_used() {
         for (version, first) in [(0x030d_00f0, 28), (0x030e_00f0, 31), (0x030f_00f0, 39)] {
             let Some((published, Some(layout))) = published(&words(version, 0)) else {
                 panic!("{version:x}");
@@ -330,12 +355,12 @@ mod tests {
     }
 
     #[test]
-    fn builds_without_a_global_lock_and_later_versions_are_distinguished() {
+    fn free_threaded_builds_and_unsupported_versions_are_recognised() {
         for (version, copies) in [(0x030d_00f0, 0), (0x030e_00f0, 49)] {
             let Some((_, Some(layout))) = published(&words(version, 1)) else {
                 panic!("{version:x}");
             };
-            assert_eq!((layout.more, layout.copies), (16, copies));
+            assert_eq!((layout.extra_header_bytes, layout.copies), (16, copies));
         }
         assert!(!is_known(0x0307_00f0) && is_known(0x0308_00f0));
         assert!(is_known(0x030f_00f0) && !is_known(0x0310_00a1));
@@ -344,7 +369,8 @@ mod tests {
         let mut far = words(0x030e_00f0, 0);
         far[5] = 1 << 20;
         assert!(matches!(published(&far), Some((_, None))));
-        // For a frame, less is read where there is none.
+        // A frame's offsets have a lower limit: where there is no frame, that many zero bytes are
+        // read instead.
         let mut far = words(0x030e_00f0, 1);
         far[32] = MAX_OFFSET + 1;
         assert!(matches!(published(&far), Some((_, None))));

@@ -1,27 +1,27 @@
-//! Decoding of CPython's line tables: `co_lnotab` (to 3.9), the table of PEP 626 (3.10), the
-//! location table (from 3.11 on). Instructions are two bytes long, and are identified by their
-//! index.
+//! Decodes CPython's line tables: `co_lnotab` (up to 3.9), the table of PEP 626 (3.10), the
+//! location table (3.11 and later). Instructions are two bytes long and identified by their index.
 
 use shm_protocol::codes::{Code, LineTable};
 
-/// Returns the line of an instruction; 0 if not known.
-pub fn line(code: &Code<'_>, place: u32) -> u32 {
-    let offset = u64::from(place) * 2;
+/// Returns the line of the instruction with this index, or 0 if it is unknown.
+pub fn line(code: &Code<'_>, instruction: u32) -> u32 {
+    let offset = u64::from(instruction) * 2;
     let first = i64::from(code.first_line);
-    let found = match code.table {
+    let line = match code.table {
         LineTable::Increments => increments(code.lines, first, offset),
         LineTable::Ranges => ranges(code.lines, first, offset),
         LineTable::Locations => locations(code.lines, first, offset),
     };
-    found.and_then(|line| u32::try_from(line).ok()).unwrap_or(0)
+    line.and_then(|line| u32::try_from(line).ok()).unwrap_or(0)
 }
 
 /// Decodes pairs of bytes: an increment of the code offset in bytes, and an increment of the line.
 fn increments(table: &[u8], first: i64, offset: u64) -> Option<i64> {
-    let (mut line, mut at) = (first, 0);
+    let mut line = first;
+    let mut start = 0;
     for pair in table.chunks_exact(2) {
-        at += u64::from(pair[0]);
-        if at > offset {
+        start += u64::from(pair[0]);
+        if start > offset {
             break;
         }
         line += i64::from(pair[1].cast_signed());
@@ -32,13 +32,14 @@ fn increments(table: &[u8], first: i64, offset: u64) -> Option<i64> {
 /// Decodes pairs of bytes: the length of a range in bytes of code, and an increment of the line;
 /// -128 if the range has no line.
 fn ranges(table: &[u8], first: i64, offset: u64) -> Option<i64> {
-    let (mut line, mut end) = (first, 0);
+    let mut line = first;
+    let mut end = 0;
     for pair in table.chunks_exact(2) {
         end += u64::from(pair[0]);
-        let further = pair[1].cast_signed();
-        let has_line = further != i8::MIN;
+        let increment = pair[1].cast_signed();
+        let has_line = increment != i8::MIN;
         if has_line {
-            line += i64::from(further);
+            line += i64::from(increment);
         }
         if offset < end {
             return has_line.then_some(line);
@@ -47,17 +48,18 @@ fn ranges(table: &[u8], first: i64, offset: u64) -> Option<i64> {
     None
 }
 
-/// Decodes entries: a first byte with the kind and the length in instructions, then data that
-/// depend on the kind. Only the first byte of an entry has its highest bit set.
+/// Decodes entries: a first byte with the kind and the length in instructions (minus 1), then data
+/// that depend on the kind. Only the first byte of an entry has its highest bit set.
 fn locations(table: &[u8], first: i64, offset: u64) -> Option<i64> {
     const NONE: u8 = 15;
     const LONG_FORM: u8 = 14;
     const NO_COLUMNS: u8 = 13;
     const ONE_LINE: core::ops::RangeInclusive<u8> = 10..=12;
-    let (mut line, mut end) = (first, 0);
+    let mut line = first;
+    let mut end = 0;
     let mut rest = table;
     while let [head, tail @ ..] = rest {
-        let kind = head >> 3 & 15;
+        let kind = (head >> 3) & 15;
         end += (u64::from(head & 7) + 1) * 2;
         line += match kind {
             LONG_FORM | NO_COLUMNS => signed(tail),
@@ -93,7 +95,8 @@ mod tests {
     use std::vec;
     use std::vec::Vec;
 
-    fn all(table: LineTable, first_line: u32, lines: &[u8], places: u32) -> Vec<u32> {
+    /// Returns the lines of the first `instructions` instructions.
+    fn all(table: LineTable, first_line: u32, lines: &[u8], instructions: u32) -> Vec<u32> {
         let code = Code {
             name: Characters::default(),
             file: Characters::default(),
@@ -101,11 +104,11 @@ mod tests {
             lines,
             table,
         };
-        (0..places).map(|place| line(&code, place)).collect()
+        (0..instructions).map(|index| line(&code, index)).collect()
     }
 
-    /// A function that ends with an expression over several lines, as CPython 3.9, 3.10, 3.11 and
-    /// 3.12 compile it, and what `dis` and `co_lines()` say.
+    /// Line tables of a function that ends with an expression over several lines, as compiled by
+    /// CPython 3.9, 3.10, 3.11 and 3.12. The expected lines are those of `dis` and `co_lines()`.
     #[test]
     fn tables_of_real_functions_are_read() {
         let nine = all(
@@ -144,11 +147,11 @@ mod tests {
             all(LineTable::Ranges, 7, &[2, 0, 2, 0x80, 2, 1], 3),
             [7, 0, 8]
         );
-        assert_eq!(all(LineTable::Locations, 7, &[0x80 | 15 << 3], 2), [0, 0]);
+        assert_eq!(all(LineTable::Locations, 7, &[0x80 | (15 << 3)], 2), [0, 0]);
     }
 
     #[test]
-    fn any_bytes_are_read_to_their_end() {
+    fn damaged_tables_are_read_without_panic() {
         let mut bytes = Vec::new();
         for seed in 0..2000u32 {
             bytes.push((seed.wrapping_mul(2_654_435_761) >> 24) as u8);

@@ -3,30 +3,36 @@
 use crate::layout::Layout;
 use shm_protocol::codes::Characters;
 
-/// Returns the offset of a string's characters and their size in bytes, from its word at
-/// [`KIND`](crate::layout::KIND). Returns `None` if no string has such a word.
+/// Decodes the state word of a string, at [`KIND`](crate::layout::KIND): returns the offset of the
+/// first character and the size of one character, both in bytes. Returns `None` if no string has
+/// such a word.
 #[inline(always)]
 pub fn form(layout: &Layout, state: u64) -> Option<(u64, u64)> {
-    // Depending on the version, two, eight or sixteen bits before the kind say whether the string
-    // is interned.
+    // The size of a character follows the interning state, which has 2, 8 or 16 bits, depending on
+    // the version.
     [2, 8, 16].into_iter().find_map(|shift| {
-        let kind = state >> shift & 7;
-        let (compact, ascii) = (state >> (shift + 3) & 1, state >> (shift + 4) & 1);
-        let head = match ascii {
-            1 => layout.ascii,
-            _ => layout.compact,
+        let character_bytes = (state >> shift) & 7;
+        let is_compact = (state >> (shift + 3)) & 1 == 1;
+        let is_ascii = (state >> (shift + 4)) & 1 == 1;
+        if !is_compact || !matches!(character_bytes, 1 | 2 | 4) {
+            return None;
+        }
+        let header_bytes = if is_ascii {
+            layout.ascii
+        } else {
+            layout.compact
         };
-        (matches!(kind, 1 | 2 | 4) && compact == 1).then_some((head, kind))
+        Some((header_bytes, character_bytes))
     })
 }
 
 /// Decodes a string's characters. Invalid ones become U+FFFD.
 pub fn characters(text: Characters<'_>) -> impl Iterator<Item = char> {
-    let wide = text.bytes.chunks(usize::from(text.width).max(1));
-    wide.map(|bytes| {
+    let units = text.bytes.chunks(usize::from(text.width).max(1));
+    units.map(|unit| {
         let mut point = [0; 4];
-        let count = bytes.len().min(4);
-        point[..count].copy_from_slice(&bytes[..count]);
+        let count = unit.len().min(4);
+        point[..count].copy_from_slice(&unit[..count]);
         char::from_u32(u32::from_le_bytes(point)).unwrap_or(char::REPLACEMENT_CHARACTER)
     })
 }
@@ -50,18 +56,18 @@ mod tests {
     }
 
     #[test]
-    fn a_string_says_where_its_characters_are() {
+    fn the_state_word_gives_offset_and_width() {
         let layout = &layout::PYTHON_3_11;
-        // The kind, whether it is compact, and whether it is ASCII, behind this many bits.
+        // Size of a character, compact bit and ASCII bit, shifted left by this many bits.
         let state = |kind: u64, compact: u64, ascii: u64, shift: u32| {
-            (kind | compact << 3 | ascii << 4) << shift
+            (kind | (compact << 3) | (ascii << 4)) << shift
         };
         assert_eq!(form(layout, state(1, 1, 1, 2) | 1), Some((48, 1)));
         assert_eq!(form(layout, state(2, 1, 0, 2)), Some((72, 2)));
         assert_eq!(form(layout, state(4, 1, 0, 8)), Some((72, 4)));
         assert_eq!(form(layout, state(1, 1, 1, 16)), Some((48, 1)));
-        for none in [0, state(1, 0, 0, 2), state(3, 1, 0, 2), u64::MAX] {
-            assert_eq!(form(layout, none), None, "{none:x}");
+        for invalid in [0, state(1, 0, 0, 2), state(3, 1, 0, 2), u64::MAX] {
+            assert_eq!(form(layout, invalid), None, "{invalid:x}");
         }
     }
 }

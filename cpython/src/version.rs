@@ -2,50 +2,50 @@
 
 use core::fmt;
 
-/// State of frame names of an interpreter.
+/// State of reading an interpreter's frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Supported version; no stack was read yet.
-    Met,
-    /// Frames are named.
+    Detected,
+    /// Frames were read and have names.
     Named,
     /// Interpreter was unloaded.
     Gone,
     /// Version is not supported.
     Unknown,
-    /// Data are inconsistent with its version.
+    /// The interpreter's data do not match its version.
     Differs,
 }
 
-/// Description of an interpreter.
+/// Description of an interpreter, displayed for users and in dump metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Description {
     /// Version, as `PY_VERSION_HEX`; without a release level if it was recognised by its functions
     /// alone.
     pub version: u32,
     /// True for free-threaded builds.
-    pub is_unlocked: bool,
-    /// State of its frame names.
+    pub is_free_threaded: bool,
+    /// State of reading its frames.
     pub state: State,
 }
 
 impl fmt::Display for Description {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [release, major, minor, micro] =
-            [4, 24, 16, 8].map(|shift| self.version >> shift & 0xff);
+        let [major, minor, micro, release] = self.version.to_be_bytes();
         match self.version {
             0 => to.write_str("?")?,
             _ => write!(to, "{major}.{minor}")?,
         }
-        // Functions do not reveal the patch level.
-        if release & 15 != 0 {
+        // The release level (high nibble) is 0 if only the interpreter's functions were recognised:
+        // they do not reveal the patch level.
+        if release >> 4 != 0 {
             write!(to, ".{micro}")?;
         }
-        if self.is_unlocked {
+        if self.is_free_threaded {
             to.write_str(", free-threaded")?;
         }
         to.write_str(match self.state {
-            State::Met => ": no frame seen yet",
+            State::Detected => ": no frame seen yet",
             State::Named => ": named",
             State::Gone => ": unloaded: frames after that are left out",
             State::Unknown => ": a version that is not known: its frames are left out",
@@ -62,19 +62,26 @@ mod tests {
     use std::string::ToString;
 
     #[test]
-    fn a_version_has_a_patch_where_it_is_known() {
-        let mut told = Description {
+    fn descriptions_show_the_patch_level_if_known() {
+        let mut description = Description {
             version: 0x030b_02f0,
-            is_unlocked: false,
+            is_free_threaded: false,
             state: State::Named,
         };
-        assert_eq!(told.to_string(), "3.11.2: named");
-        (told.version, told.state) = (0x0309_0000, State::Met);
-        assert_eq!(told.to_string(), "3.9: no frame seen yet");
-        (told.version, told.is_unlocked) = (0x030d_01c2, true);
-        assert_eq!(told.to_string(), "3.13.1, free-threaded: no frame seen yet");
-        (told.version, told.is_unlocked, told.state) = (0, false, State::Unknown);
+        assert_eq!(description.to_string(), "3.11.2: named");
+        description.version = 0x0309_0000;
+        description.state = State::Detected;
+        assert_eq!(description.to_string(), "3.9: no frame seen yet");
+        description.version = 0x030d_01c2;
+        description.is_free_threaded = true;
+        assert_eq!(
+            description.to_string(),
+            "3.13.1, free-threaded: no frame seen yet"
+        );
+        description.version = 0;
+        description.is_free_threaded = false;
+        description.state = State::Unknown;
         let unknown = "?: a version that is not known: its frames are left out";
-        assert_eq!(told.to_string(), unknown);
+        assert_eq!(description.to_string(), unknown);
     }
 }

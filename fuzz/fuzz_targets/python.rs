@@ -128,7 +128,7 @@ fn choose(version: u8, start: u64) {
                 start: 0,
                 end: u64::MAX,
             },
-            may_unload: layout.more != 0,
+            may_unload: layout.extra_header_bytes != 0,
         };
         layouts().into_iter().map(one).collect()
     });

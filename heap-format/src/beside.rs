@@ -17,10 +17,11 @@ pub const CPU: &str = "cpu";
 ///
 /// The facts are those of the heap profile, except for [`Facts::cpu`](crate::Facts::cpu). Equal
 /// mappings and locations are shared.
-pub fn beside(mut heap: Profile, cpu: &Profile) -> Profile {
-    let (old, new) = (heap.sample_types.len(), cpu.sample_types.len());
-    widen(&mut heap.values, old, new, 0);
-    widen(&mut heap.variances, old, new, 0.0);
+pub fn combine(mut heap: Profile, cpu: &Profile) -> Profile {
+    let heap_columns = heap.sample_types.len();
+    let cpu_columns = cpu.sample_types.len();
+    widen(&mut heap.values, heap_columns, cpu_columns, 0);
+    widen(&mut heap.variances, heap_columns, cpu_columns, 0.0);
     heap.sample_types.extend_from_slice(&cpu.sample_types);
     heap.facts.cpu.clone_from(&cpu.facts.cpu);
     let locations = locations(&mut heap, cpu);
@@ -30,7 +31,7 @@ pub fn beside(mut heap: Profile, cpu: &Profile) -> Profile {
         let frames = frames.iter().map(|&f| locations[f as usize]);
         heap.stacks.push_frames(frames);
         heap.stacks.close();
-        heap.values.extend(std::iter::repeat_n(0, old));
+        heap.values.extend(std::iter::repeat_n(0, heap_columns));
         heap.values.extend_from_slice(cpu.values_of(number));
         let stack = (stacks + number) as u32;
         while let Some(label) = labels.next_if(|l| l.stack as usize == number) {
@@ -56,11 +57,12 @@ pub fn beside(mut heap: Profile, cpu: &Profile) -> Profile {
     }
     if !heap.variances.is_empty() {
         for number in 0..cpu.stacks.len() {
-            let own = cpu.variances.get(number * new..(number + 1) * new);
-            heap.variances.extend(std::iter::repeat_n(0.0, old));
-            match own {
-                Some(own) => heap.variances.extend_from_slice(own),
-                None => heap.variances.extend(std::iter::repeat_n(0.0, new)),
+            let variances = (cpu.variances).get(number * cpu_columns..(number + 1) * cpu_columns);
+            heap.variances
+                .extend(std::iter::repeat_n(0.0, heap_columns));
+            match variances {
+                Some(variances) => heap.variances.extend_from_slice(variances),
+                None => heap.variances.extend(std::iter::repeat_n(0.0, cpu_columns)),
             }
         }
     }

@@ -44,7 +44,7 @@ impl ProfileBuilder {
             period: interval.min(i64::MAX as u64) as i64,
             period_type: Some(ValueType::new("space", "bytes")),
             drop_frames: crate::frames::ALLOCATOR_FRAMES.clone(),
-            sizes_apart: true,
+            split_by_size_class: true,
             ..Profile::default()
         };
         Self {
@@ -88,8 +88,8 @@ impl ProfileBuilder {
     /// The locations must come from this builder. Others cause wrong stacks, or a panic.
     pub fn stack_of(&mut self, locations: &[LocationId], detail: &Detail) {
         let last = locations.iter().map(|location| location.0 as usize).max();
-        let known = self.profile.locations.len();
-        assert!(last < Some(known), "a location of another builder");
+        let location_count = self.profile.locations.len();
+        assert!(last < Some(location_count), "a location of another builder");
         let frames = locations.iter().map(|location| location.0);
         self.profile.stacks.push_frames(frames);
         self.close(detail);

@@ -11,7 +11,8 @@ pub fn without_room(profile: &Profile) -> f64 {
         [TABLE_FULL_ADDRESS - 1, MERGED_ADDRESS - 1].contains(&address)
     };
     let columns = profile.sample_types.len();
-    let (mut all, mut part) = (vec![0u128; columns], vec![0u128; columns]);
+    let mut all = vec![0u128; columns];
+    let mut part = vec![0u128; columns];
     for (stack, frames) in profile.stacks.iter().enumerate() {
         let is_part = frames.first().is_some_and(is_marker);
         for (column, value) in profile.values_of(stack).iter().take(columns).enumerate() {
@@ -59,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn stacks_without_room_are_reported_from_one_in_a_hundred_on() {
+    fn stacks_without_room_are_reported_if_at_least_one_in_a_hundred() {
         let mut builder = ProfileBuilder::new(1);
         builder.stack([0x1001, 0x2001], &detail(993.0));
         builder.stack([MERGED_ADDRESS, 0x2001], &detail(4.0));
@@ -70,7 +71,7 @@ mod tests {
         let mut builder = ProfileBuilder::new(1);
         builder.stack([0x1001, MERGED_ADDRESS], &detail(10.0));
         builder.stack([MERGED_ADDRESS, 0x2001], &detail(30.0));
-        let said = remark(&builder.finish()).expect("there is something to say");
-        assert!(said.starts_with("up to 75% of the values"), "{said}");
+        let message = remark(&builder.finish()).expect("there is something to say");
+        assert!(message.starts_with("up to 75% of the values"), "{message}");
     }
 }

@@ -125,7 +125,8 @@ impl Detail {
 
     /// Adds `other`, to merge two stacks.
     pub fn add(&mut self, other: &Detail) {
-        let (a, b) = (self.to_fields(), other.to_fields());
+        let a = self.to_fields();
+        let b = other.to_fields();
         *self = Detail::from_fields(std::array::from_fn(|i| a[i] + b[i]));
     }
 }
@@ -164,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_just_below_a_half_are_rounded_as_their_thousandths() {
+    fn numbers_just_below_a_half_are_rounded_by_their_thousandths() {
         let detail = Detail {
             alloc_objects: 12.4996,
             ..Detail::default()

@@ -14,7 +14,7 @@ const TOLERANCE_NS: u64 = 2_000_000_000;
 /// Tolerated slew rate, as its reciprocal: one part in a thousand.
 const SLEW_RECIPROCAL: u64 = 1000;
 
-/// A clock that several dumps have in common.
+/// Clock that several dumps have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clock {
     /// Time since boot, including suspended time. All dumps are of one boot.
@@ -105,7 +105,7 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    /// A dump of a session that began at the Unix time 100 s, and 10 s after the boot.
+    /// Returns a dump of a session that began at Unix time 100 s, 10 s after the boot.
     fn dump(seconds: u64, unix: u64, boot: Option<u64>) -> Facts {
         Facts {
             pid: Some(1),
@@ -119,46 +119,46 @@ mod tests {
     }
 
     #[test]
-    fn the_best_clock_in_common_is_used() {
-        let of = |dumps: &[Facts]| Clock::of(dumps.iter());
+    fn the_best_common_clock_is_used() {
+        let clock_of = |dumps: &[Facts]| Clock::of(dumps.iter());
         let boot = [dump(1, 101, Some(11)), dump(2, 102, Some(12))];
-        assert_eq!(of(&boot), Some(Clock::Boot));
+        assert_eq!(clock_of(&boot), Some(Clock::Boot));
         let mut other = boot.clone();
         other[1].boot_id = Some("b".into());
-        assert_eq!(of(&other), Some(Clock::System), "of another boot");
+        assert_eq!(clock_of(&other), Some(Clock::System), "of another boot");
         let mut later = boot.clone();
         later[1].start_unix_ns = Some(7);
-        assert_eq!(of(&later), Some(Clock::Boot), "another session of it");
+        assert_eq!(clock_of(&later), Some(Clock::Boot), "another session of it");
         later[1].end_boot_ns = None;
-        assert_eq!(of(&later), Some(Clock::System), "an old dump of it");
+        assert_eq!(clock_of(&later), Some(Clock::System), "an old dump of it");
         let old = [dump(1, 101, None), dump(2, 102, Some(12))];
-        assert_eq!(of(&old), Some(Clock::Session));
+        assert_eq!(clock_of(&old), Some(Clock::Session));
         let mut untimed = boot;
         untimed[0].end_unix_ns = None;
-        assert_eq!(of(&untimed), None);
+        assert_eq!(clock_of(&untimed), None);
     }
 
     #[test]
-    fn a_clock_that_was_set_is_named_and_one_that_was_slewed_is_not() {
+    fn only_clocks_that_were_set_are_reported() {
         let set = |dumps: &[Facts]| remark(dumps.iter());
-        let said = |dumps: &[Facts]| set(dumps).unwrap_or_default();
+        let message = |dumps: &[Facts]| set(dumps).unwrap_or_default();
         assert_eq!(
             set(&[dump(1, 101, Some(11)), dump(61, 162, Some(71))]),
             None
         );
-        // Suspended for an hour.
+        // The machine was suspended for an hour.
         let slept = [dump(1, 101, Some(11)), dump(61, 3761, Some(3671))];
         assert_eq!(set(&slept), None);
         let unknown = slept.map(|mut facts| {
             facts.end_boot_ns = None;
             facts
         });
-        assert!(said(&unknown).contains("was set, or the machine was suspended,"));
+        assert!(message(&unknown).contains("was set, or the machine was suspended,"));
         for unix in [20, 1_700_000_000] {
             let boot = [dump(1, 101, Some(11)), dump(61, unix, Some(71))];
-            assert!(said(&boot).starts_with("The system clock was set between"));
+            assert!(message(&boot).starts_with("The system clock was set between"));
         }
         let back = [dump(1, 101, None), dump(61, 20, None)];
-        assert!(said(&back).starts_with("The system clock was set between"));
+        assert!(message(&back).starts_with("The system clock was set between"));
     }
 }

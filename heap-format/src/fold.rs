@@ -143,7 +143,8 @@ impl<'a> Compact<'a> {
 
     /// Adds the location of the pseudo-frame.
     fn other(&mut self) -> u32 {
-        let (function, first_line) = (self.profile.functions.len(), self.profile.lines.len());
+        let function = self.profile.functions.len();
+        let first_line = self.profile.lines.len();
         self.profile.functions.push(Function {
             name: OTHER.to_owned(),
             ..Function::default()
@@ -169,7 +170,7 @@ mod tests {
     use crate::{Detail, ProfileBuilder};
 
     #[test]
-    fn totals_stay_and_every_location_has_a_mapping() {
+    fn totals_are_kept_and_every_location_has_a_mapping() {
         let mut builder = ProfileBuilder::new(1);
         for n in 1..=100u64 {
             let detail = Detail {

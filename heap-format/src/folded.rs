@@ -28,7 +28,7 @@ fn split_count(line: &[u8]) -> Option<(&[u8], Decimal)> {
     Some((line[..at].trim_ascii_end(), count))
 }
 
-/// Stacks and their values, as far as they have been read.
+/// Stacks and their values read so far.
 struct Reader {
     builder: NamedBuilder,
     /// Set if lines have two counts.

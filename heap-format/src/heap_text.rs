@@ -238,7 +238,7 @@ impl Reader {
             Some(v) if v <= VERSION => {
                 self.ours = true;
                 self.has_object_variances = v >= OBJECT_VARIANCES;
-                self.profile.sizes_apart = v >= SIZES_APART;
+                self.profile.split_by_size_class = v >= SIZES_APART;
                 self.has_losses = v >= LOSSES;
                 self.has_allocated = true;
                 self.profile.format = Format::Dump;
@@ -265,7 +265,8 @@ impl Reader {
         let addresses = scan.rest();
         let repeated = self.frames(addresses)?;
         self.seen.add(&record);
-        let (live, allocated) = (self.scaled(record.live), self.scaled(record.allocated));
+        let live = self.scaled(record.live);
+        let allocated = self.scaled(record.allocated);
         let values = [allocated.objects, allocated.bytes, live.objects, live.bytes];
         let values = if self.has_allocated {
             &values[..]
@@ -298,7 +299,8 @@ impl Reader {
             return Ok(true);
         }
         let mut scan = Scan::new(addresses);
-        let (profile, interner) = (&mut self.profile, &mut self.interner);
+        let profile = &mut self.profile;
+        let interner = &mut self.interner;
         push_addresses(profile, interner, &mut self.scratch, &mut scan)
             .ok_or_else(|| Fault::here("holds a malformed address"))?;
         Ok(self.open && self.repeats_last())
@@ -467,9 +469,9 @@ fn place_symbols(
 ) {
     profile.functions = functions;
     for (address, lines) in symbols {
-        let known = profile.locations.len();
+        let location_count = profile.locations.len();
         let number = interner.intern(address).0 as usize;
-        if number >= known {
+        if number >= location_count {
             // An address that is in no stack: interner and locations must stay in step.
             let mapping = NO_MAPPING;
             profile.locations.push(Location {

@@ -79,7 +79,7 @@ impl Reader {
                 [] => {}
                 [b'@', stack @ ..] => self.context(stack)?,
                 [b't', b'*', b':', values @ ..] => self.values(values)?,
-                // One thread's share of the values before it.
+                // The values of one thread, which are included in those before.
                 [b't', b'0'..=b'9', ..] => {}
                 _ => return Err(Fault::here("is neither a stack nor its values")),
             }

@@ -14,9 +14,9 @@ pub const LEAK_GROUP_LABEL: &str = "leak_group";
 pub enum Loss {
     /// None.
     Direct,
-    /// Only those of the other members of its cycle.
+    /// Only pointers from other members of its cycle.
     Cycle,
-    /// Only those of other lost objects.
+    /// Only pointers from other lost objects.
     Indirect,
 }
 
@@ -54,15 +54,16 @@ pub struct Lost {
 }
 
 impl Lost {
-    /// Encodes the loss for a dump: kind (from 1 on, 0 for `None`) and group.
+    /// Encodes the loss for a dump: kind (counted from 1; 0 for `None`) and group.
     pub(crate) fn to_numbers(self) -> [u32; 2] {
         [self.how.map_or(0, |how| how as u32 + 1), self.group]
     }
 
     /// Decodes the numbers of [`Lost::to_numbers`]. Returns `None` for others.
     pub(crate) fn from_numbers([how, group]: [f64; 2]) -> Option<Self> {
-        let whole = |number: f64| (number as u32 as f64 == number).then_some(number as u32);
-        let (how, group) = (whole(how)?, whole(group)?);
+        let integer = |number: f64| (number as u32 as f64 == number).then_some(number as u32);
+        let how = integer(how)?;
+        let group = integer(group)?;
         let how = match how {
             0 => None,
             number => Some(*Loss::ALL.get(number as usize - 1)?),
@@ -76,7 +77,7 @@ impl Lost {
 pub struct LeakCheck {
     /// Estimated bytes of all live objects, lost or not.
     pub live_bytes: u64,
-    /// Time for which the process was stopped, in ns. `None`: it kept running.
+    /// Time for which the process was stopped, in ns; `None` if it kept running.
     pub pause_ns: Option<u64>,
     /// Number of searches for pointers.
     pub searches: u32,
@@ -103,7 +104,9 @@ impl LeakCheck {
     /// Returns the facts as names and values.
     pub(crate) fn facts(&self) -> Vec<(&'static str, String)> {
         let pause = self.pause_ns.map_or("-".to_owned(), |ns| ns.to_string());
-        let (live, searches, searched) = (self.live_bytes, self.searches, self.searched_bytes);
+        let live = self.live_bytes;
+        let searches = self.searches;
+        let searched = self.searched_bytes;
         let check = format!("{live} {pause} {searches} {searched}");
         let notes = self.notes.iter().map(|note| ("leak_note", note.clone()));
         let suppressed = self.suppressed.iter().map(|s| {
@@ -159,7 +162,7 @@ mod tests {
         Lost { how, group }
     }
 
-    /// A stack lost in three ways, and one in one.
+    /// Returns a profile with a stack that is lost in three ways, and one that is lost in one way.
     fn profile() -> crate::Profile {
         let detail = |bytes: f64| Detail {
             alloc_samples: 1,
@@ -202,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dump_says_how_each_stack_is_lost() {
+    fn dumps_have_the_kind_of_loss_of_each_stack() {
         let profile = profile();
         let text = written(&profile);
         assert!(text.windows(21).any(|w| w == b"# mem-profiler dump 4"));
@@ -225,14 +228,14 @@ mod tests {
         assert_eq!(labels(1), [how("cycle"), group(8)]);
         assert_eq!(labels(2), [how("indirect")]);
         assert_eq!(labels(3), [how("indirect"), group(7)]);
-        // A sum of both keeps them apart.
+        // A sum of both profiles keeps the kinds separate.
         let both = crate::merge::merge(&[read.clone(), read]).expect("of one kind");
         assert_eq!(both.stacks.len(), 4);
         assert_eq!(both.values_of(3), [2, 1200, 2, 1200]);
     }
 
     #[test]
-    fn dumps_of_no_check_are_of_the_version_before() {
+    fn dumps_without_a_check_have_the_previous_version() {
         let mut plain = profile();
         plain.losses.clear();
         plain.facts.leak_check = None;

@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn only_signs_that_stand_alone_are_replaced() {
+    fn only_isolated_signs_are_replaced() {
         assert_eq!(in_ascii("1 MiB ± 2 KiB"), "1 MiB +- 2 KiB");
         assert_eq!(in_ascii("    … 3 more"), "    ... 3 more");
         assert_eq!(in_ascii("from a ← b"), "from a <- b");

@@ -66,7 +66,8 @@ fn parse_line(line: &[u8]) -> Option<Mapping> {
     let line = line.trim_ascii();
     let (range, rest) = split_field(line);
     let dash = range.iter().position(|&c| c == b'-')?;
-    let (start, end) = (&range[..dash], &range[dash + 1..]);
+    let start = &range[..dash];
+    let end = &range[dash + 1..];
     let without_colon = end.strip_suffix(b":");
     let start = hex(start)?;
     let end = hex(without_colon.unwrap_or(end))?;
@@ -157,7 +158,7 @@ pub(crate) fn hex(text: &[u8]) -> Option<u64> {
         return None;
     }
     digits.iter().try_fold(0u64, |value, &c| {
-        Some(value << 4 | u64::from(char::from(c).to_digit(16)?))
+        Some((value << 4) | u64::from(char::from(c).to_digit(16)?))
     })
 }
 
@@ -243,8 +244,8 @@ const MAX_OVERLAPPING: usize = 64;
 /// Finds the best mapping for `address`. `order` is sorted by start, so only mappings that start
 /// less than `longest` before the address can contain it.
 fn find(mappings: &[Mapping], order: &[u32], longest: u64, address: u64) -> Option<u32> {
-    let behind = order.partition_point(|&i| mappings[i as usize].start <= address);
-    let holding = order[..behind]
+    let after = order.partition_point(|&i| mappings[i as usize].start <= address);
+    let holding = order[..after]
         .iter()
         .rev()
         .take(MAX_OVERLAPPING)
@@ -253,7 +254,7 @@ fn find(mappings: &[Mapping], order: &[u32], longest: u64, address: u64) -> Opti
         .filter(|&i| mappings[i as usize].contains(address))
         .min_by_key(|&i| (mappings[i as usize].past, i));
     holding.or_else(|| {
-        order[behind..].iter().take(1).copied().find(|&i| {
+        order[after..].iter().take(1).copied().find(|&i| {
             let m = &mappings[i as usize];
             m.file_offset != 0 && m.start - address <= m.file_offset
         })
@@ -280,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_as_the_file_is_called() {
+    fn paths_have_the_files_names() {
         assert_eq!(&*with_newlines(b"\\012a\\01\\012"), b"\na\\01\n");
         let maps = parse(b"1000-2000 r-xp 0 0:0 1 /a\\012b?c (deleted)\n");
         assert_eq!(maps[0].path, Path::new("/a\nb?c (deleted)"));
@@ -325,7 +326,7 @@ mod tests {
         );
         assert_eq!(maps[0].build_id.to_string(), "abc12345");
         assert_eq!(maps[0].path, Path::new("/path/to/binary"));
-        // Without a colon.
+        // There may be no colon after the mapping.
         let maps = parse(b"40000-80000 /path/to/binary (@FF00) abc12345\n");
         assert_eq!(maps[0].path, Path::new("/path/to/binary"));
         assert_eq!(maps[0].file_offset, 0xff00);

@@ -71,8 +71,8 @@ pub struct Marker {
 }
 
 /// Offset added to the addresses of pseudo-frames in gperftools' format. google-pprof attributes
-/// any address outside libraries to the main program; in a position-independent one, a low address
-/// would be in its first function. No process has addresses this high.
+/// any address outside libraries to the main program; in a position-independent executable, a low
+/// address would be attributed to the first function. No process has addresses this high.
 const GPERFTOOLS_OFFSET: u64 = 1 << 60;
 
 /// Returns the address of a pseudo-frame, or its return address, in gperftools' format. Other

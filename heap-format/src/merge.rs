@@ -274,7 +274,8 @@ impl Merger {
     /// most that span, because sessions of several processes may overlap. The intervals are those
     /// of the latest dump if all are of one session.
     fn session(&mut self, profile: &Profile) {
-        let (out, new) = (&mut self.out.facts, &profile.facts);
+        let out = &mut self.out.facts;
+        let new = &profile.facts;
         let end = self.clock.end_ns(new);
         let is_later = end > self.span.as_ref().map(|span| span.end);
         let start = |facts: &Facts| facts.intervals.first().map(|p| p.from_unix_ns);
@@ -454,7 +455,8 @@ impl Merger {
         if !self.has_variances {
             return;
         }
-        let (width, own) = (columns.len(), profile.sample_types.len());
+        let width = columns.len();
+        let own = profile.sample_types.len();
         let sums = &mut self.out.variances[to * width..(to + 1) * width];
         for (sum, column) in sums.iter_mut().zip(columns) {
             *sum += profile.variances[from * own + column];

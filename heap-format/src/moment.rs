@@ -119,7 +119,9 @@ pub(crate) fn stacks_text(stacks: &[Held]) -> String {
 pub(crate) fn read(moments: &mut Vec<Moment>, value: &[u8]) -> Option<()> {
     let mut words = std::str::from_utf8(value).ok()?.split(' ');
     let mut number = || words.next()?.parse::<u64>().ok();
-    let (at_ns, live, allocated) = (number()?, number()?, number()?);
+    let at_ns = number()?;
+    let live = number()?;
+    let allocated = number()?;
     let resident = match words.next()? {
         "-" => None,
         bytes => Some(bytes.parse().ok()?),
@@ -146,7 +148,8 @@ pub(crate) fn read_stacks(moments: &mut [Moment], count: usize, value: &[u8]) ->
     let mut left = moment.live;
     for word in text.split(' ').filter(|word| !word.is_empty()) {
         let (stack, bytes) = word.split_once(':')?;
-        let (stack, bytes) = (stack.parse::<u32>().ok()?, bytes.parse::<u64>().ok()?);
+        let stack = stack.parse::<u32>().ok()?;
+        let bytes = bytes.parse::<u64>().ok()?;
         let in_order = stacks.last().is_none_or(|last| last.stack < stack);
         if !in_order || stack as usize >= count {
             return None;
@@ -173,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn thinning_keeps_the_first_the_peak_and_those_with_stacks() {
+    fn thinning_keeps_first_moment_peak_and_moments_with_stacks() {
         let mut moments: Vec<Moment> = (0..9).map(|ns| at(ns, 10 + ns % 2, None)).collect();
         moments[3] = at(3, 50, None);
         moments[4] = at(4, 5, Some(&[]));
@@ -189,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn stacks_that_are_gone_join_the_rest() {
+    fn stacks_that_no_longer_exist_join_the_rest() {
         let moment = at(1, 100, Some(&[(0, 10), (1, 20), (2, 30)]));
         assert_eq!(moment.rest(), 40);
         let number = |stack| (stack > 0).then_some(7);

@@ -34,12 +34,12 @@ pub fn key(path: &Path) -> Key {
             rest = others;
             continue;
         }
-        let (number, behind) = rest.split_at(digits);
+        let (number, after) = rest.split_at(digits);
         let zeros = number.iter().take_while(|&&b| b == b'0').count();
         let number = number[zeros..].to_vec();
         key.shape.push(b'0');
         key.numbers.push((number.len(), number));
-        rest = behind;
+        rest = after;
     }
     key
 }
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_alike_that_differ_in_numbers_only() {
+    fn names_that_differ_only_in_numbers_are_similar() {
         let like = |a: &str, b: &str| key(Path::new(a)).is_like(&key(Path::new(b)));
         assert!(like("jeprof.17.9.i9.heap", "jeprof.17.10.i10.heap"));
         assert!(!like("jeprof.17.9.i9.heap", "jeprof.17.10.f.heap"));

@@ -140,8 +140,8 @@ mod tests {
         regular(&file).unwrap().read_to_string(&mut text).unwrap();
         assert_eq!(text, "text");
         let fifo = directory.path().join("fifo");
-        let made = Command::new("mkfifo").arg(&fifo).status();
-        assert!(made.unwrap().success());
+        let status = Command::new("mkfifo").arg(&fifo).status();
+        assert!(status.unwrap().success());
         assert!(why(fifo.to_str().unwrap()).contains("is a pipe"));
         assert!(why("/dev/null").contains("is a device"));
         assert!(why("/dev").contains("is a directory"));
@@ -154,10 +154,8 @@ mod tests {
     fn a_process_leads_to_real_files() {
         let own = std::env::current_exe().unwrap();
         let through_process = regular(Path::new("/proc/self/exe")).unwrap();
-        let (a, b) = (
-            through_process.metadata().unwrap(),
-            std::fs::metadata(own).unwrap(),
-        );
+        let a = through_process.metadata().unwrap();
+        let b = std::fs::metadata(own).unwrap();
         assert_eq!((a.dev(), a.ino()), (b.dev(), b.ino()));
     }
 }

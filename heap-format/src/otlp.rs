@@ -62,9 +62,13 @@ fn text_value(text: &str) -> Vec<u8> {
 
 /// Encodes the `Profile` message of one column. Drops stacks without a value in it.
 fn column_of(profile: &Profile, column: usize, id: [u8; 15], tables: &mut Tables) -> Vec<u8> {
-    let of = &profile.sample_types[column];
+    let value_type = &profile.sample_types[column];
     let mut out = Vec::new();
-    put_bytes(&mut out, 1, &tables.value_type(&of.kind, &of.unit));
+    put_bytes(
+        &mut out,
+        1,
+        &tables.value_type(&value_type.kind, &value_type.unit),
+    );
     for stack in 0..profile.stacks.len() {
         let value = profile.values_of(stack)[column];
         if value != 0 {
@@ -76,8 +80,12 @@ fn column_of(profile: &Profile, column: usize, id: [u8; 15], tables: &mut Tables
     }
     put_fixed(&mut out, 3, profile.facts.start_unix_ns.unwrap_or(0));
     put_number(&mut out, 4, profile.facts.duration_ns.unwrap_or(0));
-    if let Some(of) = &profile.period_type {
-        put_bytes(&mut out, 5, &tables.value_type(&of.kind, &of.unit));
+    if let Some(value_type) = &profile.period_type {
+        put_bytes(
+            &mut out,
+            5,
+            &tables.value_type(&value_type.kind, &value_type.unit),
+        );
     }
     put_number(&mut out, 6, profile.period as u64);
     let mut whole_id = id.to_vec();

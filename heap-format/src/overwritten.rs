@@ -10,8 +10,8 @@ use crate::profile::Profile;
 pub struct Overwritten {
     /// Headers overwritten by writes before their object (underruns).
     pub before: u64,
-    /// Headers overwritten by writes behind the object before them (overruns).
-    pub behind: u64,
+    /// Headers overwritten by writes past the end of the preceding object (overruns).
+    pub past_end: u64,
     /// Freed objects of both kinds that are still counted as live.
     pub uncounted: u64,
     /// Frees of objects that were not live.
@@ -25,13 +25,13 @@ impl Overwritten {
         let count = |name| counters.get(name).copied().unwrap_or(0);
         Self {
             before: count("overwritten_before"),
-            behind: count("overwritten_behind"),
+            past_end: count("overwritten_behind"),
             uncounted: count("overwritten_uncounted"),
             freed_twice: count("freed_twice"),
         }
     }
 
-    /// Returns a remark, or `None` if nothing was overwritten. `stacks`: the functions that
+    /// Returns a remark, or `None` if nothing was overwritten. `stacks` has the functions that
     /// allocated some of the objects, innermost first.
     #[must_use]
     pub fn remark(self, stacks: &[Vec<String>]) -> Option<String> {
@@ -51,11 +51,11 @@ impl Overwritten {
             }
             parts.push(text);
         }
-        if self.behind > 0 {
+        if self.past_end > 0 {
             parts.push(format!(
                 "the program writes outside its objects, probably behind some: the header of {} was overwritten from \
                  its far end",
-                objects(self.behind)
+                objects(self.past_end)
             ));
         }
         if self.uncounted > 0 {
@@ -122,15 +122,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_kind_is_told() {
-        let of = |counters: &[(&str, u64)]| {
+    fn each_kind_is_described() {
+        let remark = |counters: &[(&str, u64)]| {
             let counters = counters
                 .iter()
                 .map(|(name, count)| ((*name).to_owned(), *count));
             Overwritten::of(&counters.collect()).remark(&[vec!["f".into(), "main".into()]])
         };
-        assert_eq!(of(&[("samples", 9), ("overwritten_before", 0)]), None);
-        let text = of(&[("overwritten_before", 3)]).unwrap();
+        assert_eq!(remark(&[("samples", 9), ("overwritten_before", 0)]), None);
+        let text = remark(&[("overwritten_before", 3)]).unwrap();
         assert!(
             text.starts_with("the program writes before its objects"),
             "{text}"
@@ -139,7 +139,7 @@ mod tests {
             text.contains("3 sampled objects") && text.contains("in f < main"),
             "{text}"
         );
-        let text = of(&[("overwritten_behind", 1), ("freed_twice", 2)]).unwrap();
+        let text = remark(&[("overwritten_behind", 1), ("freed_twice", 2)]).unwrap();
         assert!(
             text.contains("probably behind") && text.contains("2 such frees"),
             "{text}"

@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_packed_can_be_unpacked() {
+    fn packing_and_unpacking_round_trip() {
         let text: Vec<u8> = (0..100_000).flat_map(|n: u32| n.to_le_bytes()).collect();
         let packed = pack(&text).unwrap().expect("it is packed");
         assert!(looks_like(&packed) && packed.len() < text.len());
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_be_refused_is_not_packed() {
+    fn values_that_readers_refuse_are_not_packed() {
         let alike = vec![b'a'; 64 << 20];
         assert_eq!(pack(&alike).unwrap(), None);
         let mut encoder = GzEncoder::new(Vec::new(), Compression::default());

@@ -207,7 +207,7 @@ impl Reader {
         let clocks = self.events.iter().all(|event| is_clock(event));
         let columns: Vec<ValueType> = match (given, clocks) {
             _ if self.samples.is_empty() => Vec::new(),
-            // Without periods, only the number of samples is known.
+            // Without periods, only numbers of samples are known.
             (false, _) => Vec::new(),
             (true, true) => vec![ValueType::new("cpu", "nanoseconds")],
             (true, false) => self
@@ -235,7 +235,8 @@ impl Reader {
 /// Events of different PMUs (`cpu_core/cycles/`, `cpu_atom/cycles/`) remain different.
 fn plain_name(name: &[u8]) -> &[u8] {
     let mut parts = name.splitn(3, |&c| c == b'/');
-    let (pmu, terms) = (parts.next().unwrap_or(name), parts.next());
+    let pmu = parts.next().unwrap_or(name);
+    let terms = parts.next();
     match terms {
         None => without_modifiers(name),
         Some(b"") => pmu,

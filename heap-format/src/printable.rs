@@ -17,7 +17,7 @@ pub fn is_hidden(c: char) -> bool {
 
 /// Escapes a name that becomes part of a line.
 pub fn printable(name: &str) -> Cow<'_, str> {
-    screened(name, is_hidden)
+    escape_if(name, is_hidden)
 }
 
 /// Escapes a path that becomes part of a line.
@@ -29,10 +29,11 @@ pub fn path(path: &Path) -> String {
 ///
 /// The escapes (`\u001b`) are also those of JSON, so a JSON string keeps its value.
 pub fn text(text: &str) -> Cow<'_, str> {
-    screened(text, |c| is_hidden(c) && !matches!(c, '\n' | '\r' | '\t'))
+    escape_if(text, |c| is_hidden(c) && !matches!(c, '\n' | '\r' | '\t'))
 }
 
-fn screened(text: &str, hidden: impl Fn(char) -> bool) -> Cow<'_, str> {
+/// Escapes the characters for which `hidden` returns true.
+fn escape_if(text: &str, hidden: impl Fn(char) -> bool) -> Cow<'_, str> {
     if !text.contains(&hidden) {
         return text.into();
     }
@@ -77,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_acts_is_shown() {
+    fn control_and_invisible_characters_are_escaped() {
         assert!(matches!(
             printable("plain \u{fc}\u{4e2d}"),
             Cow::Borrowed(_)

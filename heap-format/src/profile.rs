@@ -246,7 +246,7 @@ pub struct Facts {
     /// change. The profile's period is the smallest interval.
     pub intervals: Vec<IntervalPeriod>,
     /// Maximum thinning: at frequent call sites, only one due sample in up to this many was taken.
-    /// `None`: all due samples were taken.
+    /// `None` if all due samples were taken.
     pub thinning: Option<u64>,
     /// Description of the Python interpreter in the process, and whether its frames are in the
     /// stacks.
@@ -320,7 +320,7 @@ pub struct Profile {
     pub losses: Vec<Lost>,
     /// Set if each stack has objects of only one size class, so that a call stack with several
     /// classes occurs several times, and short-lived objects are counted.
-    pub sizes_apart: bool,
+    pub split_by_size_class: bool,
     /// Labels, in ascending order of stack.
     pub labels: Vec<Label>,
     /// Regular expression of frames that reports hide together with their callees, as in pprof;
@@ -417,7 +417,7 @@ impl Profile {
             drop_frames: self.drop_frames.clone(),
             keep_frames: self.keep_frames.clone(),
             comments: self.comments.clone(),
-            sizes_apart: self.sizes_apart,
+            split_by_size_class: self.split_by_size_class,
             facts: self.facts.clone(),
             ..Profile::default()
         }

@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scripts_are_named_without_directories_that_say_nothing() {
+    fn uninformative_directories_are_removed_from_script_names() {
         for (file, line, shown) in [
             ("/srv/app.py", 41, "load (app.py:41)"),
             ("/srv/app.py", 0, "load (app.py)"),

@@ -41,7 +41,8 @@ pub struct Heap {
 impl Heap {
     /// Computes the parts. `stat` returns the statistic with a name of jemalloc, or 0.
     pub fn of(stat: impl Fn(&str) -> u64) -> Self {
-        let (allocated, active) = (stat("allocated"), stat("active"));
+        let allocated = stat("allocated");
+        let active = stat("active");
         let metadata = stat("metadata");
         Self {
             live: allocated,
@@ -214,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn owners_divide_anonymous_memory_whatever_the_figures_claim() {
+    fn owners_never_exceed_anonymous_memory() {
         let owners = ByOwner {
             heap_in_use: 100,
             heap_unused: 20,
@@ -232,12 +233,12 @@ mod tests {
             let parts = owners.heap_parts(figures);
             parts.iter().map(|part| part.bytes).collect::<Vec<_>>()
         };
-        // Of the live objects, most pages were never touched.
+        // Most pages of the live objects were never touched.
         assert_eq!(sizes(&owners, Some(&figures)), [90, 10, 20, 5]);
         assert_eq!(sizes(&owners, None), [100, 20, 5]);
         let mut limited = owners;
         assert_eq!((limited.limit(200), limited), (15, owners));
-        // Read a moment later than the sum.
+        // The parts were read slightly later than the sum.
         assert_eq!(limited.limit(100), 0);
         assert_eq!(sizes(&limited, None), [15, 20, 5]);
         let recorded: std::collections::HashMap<_, _> = owners.counters().collect();

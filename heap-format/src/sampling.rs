@@ -72,7 +72,7 @@ pub struct Sampling {
     pub process_ns: Option<u64>,
     /// Number of due samples that were lost: dropped by the kernel, or without room in the table.
     pub lost: u64,
-    /// Reason why stacks have no kernel frames. `None`: they have.
+    /// Reason why stacks have no kernel frames; `None` if they have them.
     pub kernel_hidden: Option<String>,
     /// Reasons why better engines were not used, one sentence each.
     pub fallbacks: Vec<String>,

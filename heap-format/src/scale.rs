@@ -38,7 +38,7 @@ mod tests {
     }
 
     #[test]
-    fn exact_profiles_are_left_alone() {
+    fn exact_profiles_are_unchanged() {
         assert_eq!(unsample(3, 300, 1), (3, 300));
         assert_eq!(unsample(3, 0, 512), (0, 0));
         let (objects, bytes) = unsample(1, 1 << 19, 1 << 19);

@@ -63,7 +63,7 @@ impl<'a> Scan<'a> {
             if digit > 15 {
                 break;
             }
-            value = value << 4 | u64::from(digit);
+            value = (value << 4) | u64::from(digit);
             used += 1;
         }
         if used == 0 || used > 16 {

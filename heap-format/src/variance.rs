@@ -76,7 +76,8 @@ fn time_variances(profile: &Profile, columns: &TimeColumns) -> Vec<f64> {
     let &TimeColumns { samples, time } = columns;
     let mut variances = vec![0.0; profile.values.len()];
     for (values, row) in profile.values.chunks(2).zip(variances.chunks_mut(2)) {
-        let (n, t) = (values[samples] as f64, values[time] as f64);
+        let n = values[samples] as f64;
+        let t = values[time] as f64;
         if n > 0.0 {
             (row[samples], row[time]) = (n, finite(t * t / n));
         }
@@ -89,7 +90,8 @@ fn of_pair(profile: &Profile, stack: usize, objects: usize, bytes: usize) -> (f6
     let interval = profile.period as u64;
     let Some(d) = profile.details.get(stack) else {
         let values = profile.values_of(stack);
-        let (o, b) = (values[objects] as f64, values[bytes] as f64);
+        let o = values[objects] as f64;
+        let b = values[bytes] as f64;
         return of_one_size(o.abs(), b.abs(), interval as f64);
     };
     let allocated = profile.sample_types[bytes].kind == "alloc_space";

@@ -27,7 +27,7 @@ impl Random {
         ((self.0 >> 11) + 1) as f64 / (1u64 << 53) as f64
     }
 
-    /// The bytes to the next sample.
+    /// Returns the number of bytes until the next sample.
     fn gap(&mut self, interval: u64) -> f64 {
         -self.next().ln() * interval as f64
     }
@@ -204,7 +204,7 @@ fn first_version(text: &str) -> String {
 
 /// 2800 and 1600 intervals: their share strays by 0.4 and 0.5 % (one standard error).
 #[test]
-fn intervals_hold_the_truth_in_95_of_100_runs() {
+fn confidence_intervals_have_the_right_coverage() {
     for (workloads, interval) in [
         (&WORKLOADS[..], INTERVAL),
         (&MIXED, INTERVAL),
@@ -219,7 +219,7 @@ fn intervals_hold_the_truth_in_95_of_100_runs() {
 /// Other formats carry no variances: with objects of one size the intervals
 /// are as good, with mixed ones only near.
 #[test]
-fn without_exact_values_intervals_are_near() {
+fn intervals_without_exact_values_are_approximate() {
     for kept in [Kept::FirstDump, Kept::Values] {
         let shares = coverage(&WORKLOADS, INTERVAL, kept);
         let near = shares.iter().all(|share| (0.80..=0.97).contains(share));
@@ -228,11 +228,13 @@ fn without_exact_values_intervals_are_near() {
 }
 
 #[test]
-fn sums_of_stacks_hold_the_truth_too() {
+fn confidence_intervals_of_sums_have_the_right_coverage() {
     let mut random = Random(0xfeed_f00d_1234_5678);
     let mut inside = 0;
     for _ in 0..runs() {
-        let (mut value, mut variance, mut total) = (0.0, 0.0, 0.0);
+        let mut value = 0.0;
+        let mut variance = 0.0;
+        let mut total = 0.0;
         for workload in &WORKLOADS {
             let (detail, truth) = run(workload, INTERVAL, &mut random);
             value += detail.live_bytes();
@@ -241,7 +243,7 @@ fn sums_of_stacks_hold_the_truth_too() {
         }
         inside += usize::from((value - total).abs() <= half_width(value, variance));
     }
-    // 400 intervals: 1.1 % one standard error.
+    // With 400 intervals, one standard error is 1.1 %.
     let share = inside as f64 / runs() as f64;
     assert!((0.92..=0.98).contains(&share), "{share}");
 }

@@ -81,7 +81,7 @@ fn sample() -> Profile {
 }
 
 #[test]
-fn a_profile_comes_back_exactly() {
+fn profiles_round_trip_exactly() {
     let profile = sample();
     let back = again(&profile);
     assert_eq!(back, profile);
@@ -107,7 +107,7 @@ fn a_profile_comes_back_exactly() {
 
 /// As `mem_profiler` writes it.
 #[test]
-fn a_packed_profile_comes_back_as_well() {
+fn packed_profiles_round_trip_exactly() {
     let mut packed = Vec::new();
     cpu::write_packed(&sample(), &mut packed).unwrap();
     assert_eq!(packed[..2], [0x1f, 0x8b]);
@@ -118,7 +118,7 @@ fn a_packed_profile_comes_back_as_well() {
 }
 
 #[test]
-fn frames_of_the_kernel_are_names_in_a_mapping_of_their_own() {
+fn kernel_frames_have_names_and_their_own_mapping() {
     let profile = again(&sample());
     let leaf = &profile.locations[profile.stacks.get(0)[0] as usize];
     assert_eq!(leaf.address, 0);
@@ -137,7 +137,7 @@ fn frames_of_the_kernel_are_names_in_a_mapping_of_their_own() {
 }
 
 #[test]
-fn symbols_travel_in_the_profile() {
+fn profiles_can_contain_symbols() {
     let mut profile = sample();
     let function = profile.functions.len() as u32;
     profile.functions.push(Function {
@@ -172,7 +172,8 @@ fn other_profiles_are_refused() {
             .to_string()
     };
     assert!(refused(&Profile::default()).contains("not a CPU profile"));
-    let (now, before) = (sample(), sample());
+    let now = sample();
+    let before = sample();
     let mut before = before;
     before.values[1] = 31;
     let difference = merge::subtract(&[now], &[before], merge::Base::Difference).unwrap();
@@ -203,7 +204,7 @@ fn damaged_profiles_are_refused_with_the_line() {
 }
 
 #[test]
-fn a_heap_dump_is_no_cpu_profile_whatever_its_facts() {
+fn a_heap_dump_is_never_read_as_a_cpu_profile() {
     let text = b"heap profile: 0: 0 [0: 0] @ heap_v2/1024\n# mem-profiler dump 3\n\n\
         MAPPED_LIBRARIES:\n\n# mem-profiler facts 3\n# cpu_rate 99\n# end\n";
     let profile = read(text, "x.heap").unwrap();

@@ -71,7 +71,7 @@ fn run(command: &str, arguments: &[&str], package: &str) -> String {
 /// Stacks of lookup addresses, leaf first, with their samples and nanoseconds.
 type Stacks = BTreeMap<Vec<u64>, (i64, i64)>;
 
-/// The stacks that `go tool pprof` reads.
+/// Returns the stacks that `go tool pprof` reads.
 fn go(file: &Path) -> Stacks {
     let path = file.to_str().unwrap();
     let text = run(
@@ -113,7 +113,7 @@ fn go(file: &Path) -> Stacks {
     stacks
 }
 
-/// The same of our own reader.
+/// Returns the stacks that our own reader reads.
 fn ours(file: &Path) -> Stacks {
     let profile = open(file).unwrap();
     let mut stacks = Stacks::new();
@@ -137,9 +137,10 @@ fn legacy(profile: &Profile) -> (tempfile::TempDir, std::path::PathBuf) {
     (directory, file)
 }
 
-/// What the format can hold of [`whole`].
+/// Returns the part of [`whole`] that the format can represent.
 fn expected() -> Stacks {
-    let (main, kernel) = (BASE + 0x2000, 0x400);
+    let main = BASE + 0x2000;
+    let kernel = 0x400;
     let stack = |frames: &[u64], n: i64| (frames.to_vec(), (n, n * PERIOD_NS as i64));
     [
         stack(&[BASE + 0x1000, main], 70),
@@ -151,7 +152,7 @@ fn expected() -> Stacks {
     .into()
 }
 
-/// The address that stands for a pseudo-frame in the file.
+/// Returns the address of a pseudo-frame in the file.
 fn aside(address: u64) -> u64 {
     match address {
         0..0x1000 => address + (1 << 60),
@@ -171,7 +172,7 @@ fn gperftools_files_have_our_stacks_in_every_reader() {
 }
 
 #[test]
-fn a_second_frame_that_all_stacks_share_stays() {
+fn a_second_frame_common_to_all_stacks_is_kept() {
     let mut stacks = whole();
     stacks.retain(|(frames, ..)| frames.len() == 2 && frames[1] != Frame::Truncated);
     let more = (1..200).map(|i| (vec![user(0x3000 + i), user(0x2000)], 1, PERIOD_NS));
@@ -185,7 +186,7 @@ fn a_second_frame_that_all_stacks_share_stays() {
     assert_eq!(cum[&(BASE + 0x2000)], 269, "{cum:?}");
 }
 
-/// By address, the samples that google-pprof counts for it and what it called.
+/// Returns, by address, the samples that google-pprof counts for a function and its callees.
 fn google(file: &Path) -> BTreeMap<u64, i64> {
     let path = file.to_str().unwrap();
     let arguments = ["--text", "--addresses", "--cum", "/usr/bin/true", path];
@@ -217,8 +218,8 @@ fn google_pprof_counts_our_samples() {
 }
 
 #[test]
-fn every_subtree_is_right_to_a_period() {
-    // Weights that are no whole periods, as clocks give them.
+fn every_subtree_is_exact_to_one_period() {
+    // Weights are not whole periods, as with clocks.
     let stacks: Vec<_> = (0..2000u64)
         .map(|i| {
             let frames = vec![user(i), user(0x8000 + i % 50), user(0x9000 + i % 5)];
@@ -247,7 +248,7 @@ fn every_subtree_is_right_to_a_period() {
 }
 
 #[test]
-fn what_was_read_is_written_as_it_was() {
+fn profiles_are_written_as_they_were_read() {
     let (_directory, file) = legacy(&profile(&whole()));
     let (_again, second) = legacy(&open(&file).unwrap());
     assert_eq!(

@@ -12,7 +12,7 @@ fn written(profile: &Profile) -> Vec<u8> {
     out
 }
 
-/// A detail of samples of these sizes, of which some are freed.
+/// Returns the details of samples of these sizes, some of which are freed.
 fn detail(sizes: &[(u64, bool)], interval: u64) -> Detail {
     let mut d = Detail::default();
     for &(size, freed) in sizes {
@@ -99,7 +99,7 @@ fn sample() -> Profile {
 }
 
 #[test]
-fn a_dump_comes_back_exactly() {
+fn dumps_round_trip_exactly() {
     let profile = sample();
     let back = read(&written(&profile), "x.heap").unwrap();
     assert_eq!(back.format, Format::Dump);
@@ -129,7 +129,7 @@ fn a_dump_comes_back_exactly() {
 }
 
 #[test]
-fn symbols_travel_in_the_dump() {
+fn dumps_can_contain_symbols() {
     let mut profile = sample();
     profile.functions = vec![
         Function {
@@ -165,12 +165,12 @@ fn symbols_travel_in_the_dump() {
 }
 
 #[test]
-fn a_dump_cut_anywhere_is_refused() {
+fn a_truncated_dump_is_refused() {
     let dump = written(&sample());
     for length in 0..dump.len() {
         let error = match read(&dump[..length], "cut.heap") {
             Err(error) => error.to_string(),
-            // The newline behind the end marker carries nothing.
+            // The newline after the end marker is not needed.
             Ok(_) => panic!("{length} of {} bytes were accepted", dump.len()),
         };
         assert!(error.contains("cut.heap"), "{error}");
@@ -180,7 +180,7 @@ fn a_dump_cut_anywhere_is_refused() {
 }
 
 #[test]
-fn without_its_comments_a_dump_reads_within_rounding() {
+fn a_dump_without_comments_is_read_with_rounding_errors_only() {
     let profile = sample();
     let text = String::from_utf8(written(&profile)).unwrap();
     let plain: String = text
@@ -191,14 +191,15 @@ fn without_its_comments_a_dump_reads_within_rounding() {
     let back = read(plain.as_bytes(), "x.heap").unwrap();
     assert_eq!(back.format, Format::HeapText);
     for column in 0..4 {
-        let (a, b) = (back.total(column), profile.total(column));
+        let a = back.total(column);
+        let b = profile.total(column);
         // Each line's scaled values are truncated.
         assert!((a - b).abs() <= 6, "column {column}: {a} for {b}");
     }
 }
 
 #[test]
-fn a_second_line_is_known_by_its_addresses_however_they_are_written() {
+fn equal_stacks_are_recognised_in_any_notation() {
     let dump = |second: &str| {
         format!(
             "heap profile: 2: 32 [2: 32] @ heap_v2/1\n# mem-profiler dump 2\n\
@@ -223,16 +224,16 @@ fn a_second_line_is_known_by_its_addresses_however_they_are_written() {
 #[test]
 fn threads_and_size_classes_of_one_stack_share_its_lines() {
     let mut builder = ProfileBuilder::new(1024);
-    let of = |sizes: &[(u64, bool)]| Detail {
+    let detail_of = |sizes: &[(u64, bool)]| Detail {
         short_lived_objects: 0.5,
         ..detail(sizes, 1024)
     };
-    builder.stack([0x1001, 0x2001], &of(&[(20, true), (30, false)]));
+    builder.stack([0x1001, 0x2001], &detail_of(&[(20, true), (30, false)]));
     builder.thread(1);
-    builder.stack([0x1001, 0x2001], &of(&[(2000, true)]));
+    builder.stack([0x1001, 0x2001], &detail_of(&[(2000, true)]));
     builder.thread(2);
-    builder.stack([0x1001, 0x2001], &of(&[(70, false); 3]));
-    builder.stack([0x3001], &of(&[(5, true)]));
+    builder.stack([0x1001, 0x2001], &detail_of(&[(70, false); 3]));
+    builder.stack([0x3001], &detail_of(&[(5, true)]));
     builder.facts(Facts {
         threads: ["main", "wor\u{202e}k er"]
             .map(|name| heap_format::Thread {
@@ -269,7 +270,7 @@ fn threads_and_size_classes_of_one_stack_share_its_lines() {
         assert_eq!(back.total(column), profile.total(column));
     }
     assert_eq!(written(&back), written(&profile));
-    // Without the exact values: what others read.
+    // Without the exact values, this is what other tools read.
     let plain: String = String::from_utf8(written(&profile))
         .unwrap()
         .lines()
@@ -278,13 +279,14 @@ fn threads_and_size_classes_of_one_stack_share_its_lines() {
         .collect();
     let plain = read(plain.as_bytes(), "a.heap").unwrap();
     for column in 0..4 {
-        let (a, b) = (plain.total(column), profile.total(column));
+        let a = plain.total(column);
+        let b = profile.total(column);
         assert!((a - b).abs() <= 3, "column {column}: {a} for {b}");
     }
 }
 
 #[test]
-fn a_stack_is_repeated_only_with_values() {
+fn lines_without_values_are_not_repeated() {
     let dump = |again: &str| {
         format!(
             "heap profile: 2: 32 [2: 32] @ heap_v2/1\n# mem-profiler dump 3\n\
@@ -299,14 +301,14 @@ fn a_stack_is_repeated_only_with_values() {
     }
     let thread = read("# s 1 0 1 16 0 0 0 0 0 0 0 0 0 9").unwrap();
     assert_eq!((thread.threads, thread.labels.len()), (vec![0, 9], 0));
-    // Objects that are all zero are written, since they are what makes it a repetition.
+    // Values that are all zero are written, since they mark the line as a repetition.
     let freed = read("# s 2 1 0").unwrap();
     let back = heap_format::read(&written(&freed)[..], "b.heap").unwrap();
     assert_eq!(back.details, freed.details);
 }
 
 #[test]
-fn records_found_beforehand_make_the_same_text() {
+fn parallel_records_give_the_same_text() {
     let profile = sample();
     let part = || {
         dump::Part::new(

@@ -7,14 +7,14 @@ use std::process::Command;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
-/// Most memory that reading one may take.
+/// Maximum memory that reading one input may take.
 const MAX_KIB: u64 = 256 << 10;
 /// Names the file that the child is to read.
 const VARIABLE: &str = "HEAP_FORMAT_TEST_FILE";
 
-/// A message of this number.
+/// Returns a protobuf message in field `number`.
 fn message(number: u8, content: &[u8]) -> Vec<u8> {
-    let mut out = vec![number << 3 | 2];
+    let mut out = vec![(number << 3) | 2];
     out.extend(length(content.len() as u64));
     out.extend(content);
     out
@@ -30,12 +30,12 @@ fn length(mut value: u64) -> Vec<u8> {
     out
 }
 
-/// The beginning of a message of this number that claims to be so long.
+/// Returns the header of a message in field `number` with this claimed length.
 fn open(number: u8, bytes: u64) -> Vec<u8> {
-    [vec![number << 3 | 2], length(bytes)].concat()
+    [vec![(number << 3) | 2], length(bytes)].concat()
 }
 
-/// A beginning, and what follows it without end.
+/// Input with a beginning, and bytes that are repeated after it.
 fn cases() -> Vec<(&'static str, Vec<u8>, Vec<u8>)> {
     let value_type = message(1, &[0x08, 1, 0x10, 2]);
     let names = [message(6, b""), message(6, b"space"), message(6, b"bytes")].concat();
@@ -96,7 +96,7 @@ fn cases() -> Vec<(&'static str, Vec<u8>, Vec<u8>)> {
     ]
 }
 
-/// A gzip member of a beginning and this many bytes of what follows.
+/// Returns a gzip member with the beginning and this many of the repeated bytes.
 fn pack(start: &[u8], unit: &[u8], bytes: usize) -> Vec<u8> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
     encoder.write_all(start).unwrap();
@@ -107,7 +107,7 @@ fn pack(start: &[u8], unit: &[u8], bytes: usize) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// What the child says of a file: how it was read, and the most memory that it took.
+/// Child's report on a file: the result of reading it, and the peak of its memory.
 fn read_apart(file: &[u8]) -> (String, u64) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("file");
@@ -117,8 +117,10 @@ fn read_apart(file: &[u8]) -> (String, u64) {
         .env(VARIABLE, &path)
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    let line = said.lines().find_map(|line| line.split_once("result: "));
+    let text_shown = String::from_utf8_lossy(&output.stdout).into_owned();
+    let line = text_shown
+        .lines()
+        .find_map(|line| line.split_once("result: "));
     let line = line.unwrap_or_else(|| panic!("{output:?}")).1;
     let (kib, how) = line.split_once(' ').unwrap();
     (how.to_owned(), kib.parse().unwrap())
@@ -141,7 +143,7 @@ fn child() {
 }
 
 #[test]
-fn what_unpacks_without_end_is_refused_early() {
+fn endless_compressed_data_are_refused_early() {
     for (name, start, unit) in cases() {
         let bomb = pack(&start, &unit, 128 << 20);
         let (how, kib) = read_apart(&bomb);
@@ -156,7 +158,7 @@ fn zstd_bomb(start: &[u8], blocks: usize) -> Vec<u8> {
     const RUN: u32 = 128 << 10;
     /// Window of 64 MiB, the largest that is accepted.
     const WINDOW: u8 = 16 << 3;
-    let header = |size: u32, kind: u32| (size << 3 | kind << 1).to_le_bytes();
+    let header = |size: u32, kind: u32| ((size << 3) | (kind << 1)).to_le_bytes();
     let mut frame = vec![0x28, 0xb5, 0x2f, 0xfd, 0, WINDOW];
     frame.extend(&header(start.len() as u32, 0)[..3]);
     frame.extend(start);
@@ -168,7 +170,7 @@ fn zstd_bomb(start: &[u8], blocks: usize) -> Vec<u8> {
 }
 
 #[test]
-fn zstd_that_unpacks_without_end_is_refused_early() {
+fn endless_zstd_data_are_refused_early() {
     let pprof = message(1, &[0x08, 1, 0x10, 2]);
     let pprof = [pprof, open(6, 1 << 40)].concat();
     let starts: [&[u8]; 4] = [
@@ -190,7 +192,7 @@ fn zstd_that_unpacks_without_end_is_refused_early() {
 }
 
 #[test]
-fn a_bomb_in_a_bomb_is_refused_early() {
+fn nested_decompression_bombs_are_refused_early() {
     for (name, start, unit) in cases().into_iter().take(3) {
         let inner = pack(&start, &unit, 64 << 20);
         let (how, kib) = read_apart(&pack(&inner, b"\0", 8 << 20));
@@ -204,7 +206,7 @@ fn a_large_bomb_takes_no_more_than_a_small_one() {
     let start = message(1, &[0x08, 1, 0x10, 2]);
     let first = pack(&start, &open(6, 1 << 40), 1);
     let zeros = pack(b"", &[0], 256 << 20);
-    // More than 10 MB, of many members.
+    // More than 10 MB, in many members.
     let bomb = [first, zeros.repeat(48)].concat();
     let (how, kib) = read_apart(&bomb);
     assert!(bomb.len() > 10 << 20 && !how.ends_with(" stacks"), "{how}");
@@ -212,12 +214,12 @@ fn a_large_bomb_takes_no_more_than_a_small_one() {
 }
 
 #[test]
-fn what_stands_for_much_is_refused() {
+fn inputs_that_expand_too_much_are_refused() {
     for (name, start, unit) in cases()
         .into_iter()
         .filter(|case| case.1.starts_with(&[0x0a]))
     {
-        // Within what any file may unpack to.
+        // Within the limit for every file.
         let (how, kib) = read_apart(&pack(&start, &unit, 24 << 20));
         assert!(kib < MAX_KIB, "{name}: {kib} KiB, {how}");
         println!("{name}: {kib} KiB, {how}");

@@ -35,7 +35,7 @@ fn encoded(profile: &Profile) -> Vec<u8> {
 }
 
 #[test]
-fn pprof_profiles_come_back() {
+fn pprof_profiles_round_trip() {
     let mut profile = heap(0x40_0000, &[(0x10, 100.0), (0x20, 200.0)]);
     profile.functions = vec![
         Function {
@@ -82,7 +82,7 @@ fn pprof_profiles_come_back() {
 }
 
 #[test]
-fn a_cut_pprof_profile_is_refused() {
+fn a_truncated_pprof_profile_is_refused() {
     let bytes = encoded(&heap(0x40_0000, &[(0x10, 100.0)]));
     for length in 0..bytes.len() {
         let error = read(&bytes[..length], "cut.pb.gz").unwrap_err().to_string();
@@ -95,7 +95,7 @@ fn words(words: &[u64]) -> Vec<u8> {
 }
 
 #[test]
-fn cpu_profiles_are_read_and_cut_ones_refused() {
+fn cpu_profiles_are_read_and_truncated_ones_refused() {
     let mut bytes = words(&[0, 3, 0, 10_000, 0]);
     bytes.extend(words(&[2, 3, 0x40_1000, 0x40_9999, 0x40_2000]));
     bytes.extend(words(&[1, 3, 0x40_3000, 0x40_9999, 0x40_2000]));
@@ -190,7 +190,7 @@ fn periods_of_clocks_are_cpu_time() {
 }
 
 #[test]
-fn events_that_count_other_things_are_kept_apart() {
+fn events_with_other_units_are_separate() {
     let events = [
         ("cycles:P", 700),
         ("cpu/instructions/u", 300),
@@ -280,7 +280,7 @@ fn every_form_of_a_sample_is_read() {
 }
 
 #[test]
-fn what_perf_prints_beside_frames_is_skipped() {
+fn other_output_of_perf_is_skipped() {
     let annotated = "swapper 0 0.0: PERF_RECORD_MMAP -1/0: [0xff(0x12) @ 0xff]: x [kernel.kallsyms]_text\n\
         spin 7 1.5: PERF_RECORD_COMM exec: spin:7/7\n\
         spin 7 2.5: 5025125 cpu-clock: \n\
@@ -304,7 +304,7 @@ fn what_perf_prints_beside_frames_is_skipped() {
 }
 
 #[test]
-fn modules_of_frames_are_told_from_names() {
+fn modules_are_distinguished_from_names() {
     let text = "app 100 100.5: 1000 cpu-clock:u: \n\
         \t7f1200001000 [unknown] (/memfd:doublemapper (deleted))\n\
         \t7f1200002000 work(int) (/opt/app (deleted))\n\
@@ -327,7 +327,7 @@ fn modules_of_frames_are_told_from_names() {
 }
 
 #[test]
-fn events_of_different_units_are_kept_apart() {
+fn events_with_different_units_are_separate() {
     let profile = perf_script(&[
         ("cpu_core/cycles/u", 700),
         ("cpu_atom/cycles/", 30),
@@ -348,7 +348,7 @@ fn events_of_different_units_are_kept_apart() {
 }
 
 #[test]
-fn frames_of_the_kernel_are_known_by_their_addresses() {
+fn kernel_frames_are_recognised_by_address() {
     let profile = perf_script(&[("cpu-clock", 1)]);
     let frames = profile.stacks.get(0).iter();
     let kernel: Vec<bool> = frames

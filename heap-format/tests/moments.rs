@@ -55,7 +55,7 @@ fn shop() -> Profile {
 }
 
 #[test]
-fn moments_come_back() {
+fn moments_round_trip() {
     let text = written(&shop());
     assert!(
         text.contains("\n# moment 0 0 0 -\n# moment 5 100 200 107\n# moment_stacks 0:60 2:40\n")
@@ -66,14 +66,14 @@ fn moments_come_back() {
 }
 
 #[test]
-fn moments_that_lie_are_refused_by_their_line() {
+fn inconsistent_moments_are_refused_with_their_line() {
     let lies = [
         ("moment", "1 2 3"),
         ("moment", "1 2 3 4 5"),
         ("moment", "1 2 3 x"),
         ("moment", "-1 2 3 4"),
         ("moment", "1 99999999999999999999 3 4"),
-        // Not in the order of time.
+        // Moments that are not in order of time.
         ("moment", "9 1 1 1"),
         ("moment", "8 1 1 1"),
         ("moment_stacks", "3:1"),
@@ -96,7 +96,7 @@ fn moments_that_lie_are_refused_by_their_line() {
             "{error}"
         );
     }
-    // Stacks of no moment, and of one that has them.
+    // Stacks without a moment, and a second list for one moment.
     for again in [
         "# moment_stacks 0:1\n# moment 0 0",
         "# moment 5 100 200 107\n# moment_stacks \n",
@@ -118,9 +118,9 @@ fn moments_that_lie_are_refused_by_their_line() {
 }
 
 #[test]
-fn moments_follow_the_stacks_of_one_profile_and_of_no_sum() {
+fn moments_are_kept_in_one_profile_but_not_in_sums() {
     let mut one = shop();
-    // Without values it is left out of a sum, and the second becomes the first.
+    // A stack without values is dropped from a sum, and the second stack becomes the first.
     one.values[..4].fill(0);
     let base = profile(&[(0x20, 50)], Vec::new());
     for merged in [
@@ -159,7 +159,7 @@ fn the_moments_of_a_series_are_joined() {
         at(0, 0, None),
         at(2, 50, Some(&[(0, 30), (2, 20)])),
         at(5, 100, Some(&[(0, 60), (2, 40)])),
-        // The early dump itself; one of its stacks is not in the last.
+        // The earlier dump itself; one of its stacks is not in the last dump.
         at(6, 109, Some(&[(0, 60), (2, 40)])),
         at(9, 600, None),
     ];

@@ -13,7 +13,7 @@ fn function(name: &str) -> Function {
     }
 }
 
-/// A stack of a native frame, a line of each of these functions and a native one.
+/// Returns a stack of a native frame, a line of each of these functions, and another native frame.
 fn profile(names: &[&str]) -> Profile {
     let mut builder = ProfileBuilder::new(1024);
     let detail = Detail {
@@ -50,7 +50,7 @@ fn python_names(profile: &Profile, stack: usize) -> Vec<(String, u32)> {
 }
 
 #[test]
-fn python_frames_come_back_as_they_were() {
+fn python_frames_round_trip() {
     let profile = profile(&["make_thumbnail", "Cache.put"]);
     let read = written(&profile);
     assert_eq!(read.functions, profile.functions);
@@ -69,8 +69,9 @@ fn python_frames_come_back_as_they_were() {
 }
 
 #[test]
-fn equal_lines_of_dumps_that_number_them_otherwise_are_one() {
-    let (one, other) = (profile(&["f", "g"]), profile(&["g", "h"]));
+fn equal_lines_of_dumps_are_merged_whatever_their_numbers() {
+    let one = profile(&["f", "g"]);
+    let other = profile(&["g", "h"]);
     let both = [one.clone(), other];
     let sum = written(&merge::merge(&both).unwrap());
     let mut names: Vec<String> = (0..sum.stacks.len())

@@ -47,7 +47,7 @@ fn pprof(numbers: &[u8]) -> Vec<u8> {
     for number in numbers {
         let (_, contents) = fields.iter().find(|(n, _)| n == number).unwrap();
         for content in *contents {
-            out.extend([number << 3 | 2, content.len() as u8]);
+            out.extend([(number << 3) | 2, content.len() as u8]);
             out.extend(*content);
         }
     }
@@ -103,7 +103,7 @@ fn every_format_is_read_in_every_wrapping() {
 }
 
 #[test]
-fn damaged_and_empty_packings_are_refused() {
+fn damaged_and_empty_compressed_data_are_refused() {
     for pack in [gzip, zstd] {
         let packed = pack(&FOLDED.repeat(1000));
         for length in [5, packed.len() / 2, packed.len() - 1] {
@@ -160,7 +160,7 @@ fn lines_of_a_log_before_a_heap_profile_are_skipped() {
 }
 
 #[test]
-fn names_before_a_profile_are_its_names() {
+fn symbols_before_a_profile_are_used() {
     // A leaf is looked up at the return address minus one.
     let names = "--- symbol\nbinary=/opt/app\n0x000000000000000f inlined--leaf\n0x20 main\n0x30 0x30\n---\n";
     let names_of = |profile: &Profile| {
@@ -207,7 +207,7 @@ fn fractions_keep_their_shares() {
 }
 
 #[test]
-fn files_of_other_tools_are_told_what_to_do() {
+fn files_of_other_tools_are_refused_with_advice() {
     let tar = [&[b'a'; 257][..], b"ustar\0"].concat();
     let elf = |kind: u8| {
         [
@@ -217,7 +217,8 @@ fn files_of_other_tools_are_told_what_to_do() {
         ]
         .concat()
     };
-    let (core, library) = (elf(4), elf(3));
+    let core = elf(4);
+    let library = elf(3);
     let bytehound = [
         b"\x01\x80\0\0\0".as_slice(),
         b"\x40\x7b/usr/bin/x x86_64",

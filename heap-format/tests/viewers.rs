@@ -80,7 +80,7 @@ fn run(command: &str, arguments: &[&str], package: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// The number behind `before`.
+/// Returns the number that follows `before`.
 fn number(text: &str, before: &str) -> i64 {
     let at = text
         .find(before)
@@ -114,7 +114,8 @@ fn compare(interval: u64) {
     let profile = profile(interval);
     dump::write(&profile, &mut File::create(&path).unwrap()).unwrap();
     for (column, value_type) in profile.sample_types.iter().enumerate() {
-        let (kind, want) = (value_type.kind.as_str(), profile.total(column));
+        let kind = value_type.kind.as_str();
+        let want = profile.total(column);
         assert_close("go tool pprof", kind, go(&path, kind), want);
         for (tool, package) in [
             ("google-pprof", "google-perftools"),

@@ -1,8 +1,6 @@
-//! Compares a leak check with an earlier one: what is not in the earlier check was lost since then.
-//!
+//! Compares a leak check with an earlier one: losses that are not in the earlier check are newer.
 //! Stacks are compared by modules and offsets within modules. So the checks may be of the same
 //! process or of another process of the same program.
-//! another of the same program.
 
 use std::collections::HashMap;
 use std::os::unix::ffi::OsStrExt;
@@ -158,16 +156,17 @@ impl Base {
         Some(now.saturating_sub(then))
     }
 
-    /// Checks that the dump is comparable. It is not if it is of another program, or of another
-    /// session of the same process, since sessions do not know each other's objects.
-    pub fn suits(
+    /// Checks that the dump is comparable: it must be of the same program and, if it is of the same
+    /// process, of the same session, since sessions do not know each other's objects.
+    pub fn check_comparable(
         &self,
         agent: &Agent,
         header: &Header<'_>,
         session: &Session,
     ) -> anyhow::Result<()> {
         let facts = &self.profile.facts;
-        let (then, now) = (&facts.exe_build_id.0[..], header.exe_build_id());
+        let then = &facts.exe_build_id.0[..];
+        let now = header.exe_build_id();
         let path = facts.exe.as_ref().map(|path| path.as_os_str().as_bytes());
         let path = path.unwrap_or_default();
         let is_same = if then.is_empty() || now.is_empty() {
@@ -248,8 +247,8 @@ fn amount(detail: &heap_format::Detail) -> Amount {
 /// Returns the address of the executable's first mapping. It differs between processes.
 fn program(profile: &Profile) -> Option<u64> {
     let exe = profile.facts.exe.as_ref()?;
-    let own = profile.mappings.iter().filter(|m| m.path == *exe);
-    own.map(|mapping| mapping.start).min()
+    let of_exe = profile.mappings.iter().filter(|m| m.path == *exe);
+    of_exe.map(|mapping| mapping.start).min()
 }
 
 /// Numbers of modules, by build id or, without one, by path.
@@ -290,34 +289,35 @@ impl Modules {
     ) -> Vec<(NodeId, Vec<Frame>)> {
         let addresses = |leaf| {
             let mut stack = Vec::new();
-            let whole = snapshot.addresses(leaf, &mut stack);
-            (leaf, stack, whole)
+            let is_complete = snapshot.addresses(leaf, &mut stack);
+            (leaf, stack, is_complete)
         };
         let stacks: Vec<_> = leaves.map(addresses).collect();
-        let all = stacks.iter().flat_map(|(_, stack, _)| stack);
-        let mut all: Vec<u64> = all.copied().collect();
-        all.sort_unstable();
-        all.dedup();
-        let code = collect::code(header, pid, &all, &[]);
+        let mut addresses: Vec<u64> = (stacks.iter())
+            .flat_map(|(_, stack, _)| stack)
+            .copied()
+            .collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        let code = collect::code(header, pid, &addresses, &[]);
         let mut frame = |index: usize| {
             let location = code.stacks.get(index).first()?;
             let location = code.locations.get(*location as usize)?;
             Some(self.frame(&code, location))
         };
-        let frames: Vec<Option<Frame>> = (0..all.len()).map(&mut frame).collect();
-        let named = |(leaf, stack, whole): (NodeId, Vec<u64>, bool)| {
-            let index = |address: &u64| all.binary_search(address).ok();
-            let own = stack.iter().filter_map(index);
-            let mut own: Vec<Frame> = own.filter_map(|index| frames[index]).collect();
-            let end = match (stack.is_empty(), whole) {
-                (true, _) => Some(heap_format::TABLE_FULL_ADDRESS),
-                (false, true) => None,
-                (false, false) => Some(heap_format::TRUNCATED_ADDRESS),
-            };
-            own.extend(end.map(|address| (None, address)));
-            (leaf, own)
+        let frames: Vec<Option<Frame>> = (0..addresses.len()).map(&mut frame).collect();
+        let with_frames = |(leaf, stack, is_complete): (NodeId, Vec<u64>, bool)| {
+            let index = |address: &u64| addresses.binary_search(address).ok();
+            let indices = stack.iter().filter_map(index);
+            let mut stack_frames: Vec<Frame> = indices.filter_map(|index| frames[index]).collect();
+            if stack.is_empty() {
+                stack_frames.push((None, heap_format::TABLE_FULL_ADDRESS));
+            } else if !is_complete {
+                stack_frames.push((None, heap_format::TRUNCATED_ADDRESS));
+            }
+            (leaf, stack_frames)
         };
-        stacks.into_iter().map(named).collect()
+        stacks.into_iter().map(with_frames).collect()
     }
 }
 
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_new_is_the_rest() {
+    fn the_new_share_is_the_difference() {
         let now = amount(4, 4.0, 400.0);
         let share = |before| Share::new_part(&now, &before);
         assert_eq!(share(Amount::default()), Some(Share::ALL));
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_are_places_in_files() {
+    fn frames_are_module_offsets() {
         let mapping = |start, id: &[u8], path: &str| Mapping {
             start,
             end: start + 0x1000,

@@ -1,4 +1,5 @@
-//! Calls by which stacks of the same functions differ: a function may allocate in several places.
+//! Finds the calls in which stacks with the same functions differ: a function may allocate at
+//! several call sites.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,9 +12,10 @@ use mem_agents::text;
 use shm_protocol::NodeId;
 use shm_protocol::snapshot::Header;
 
-/// Returns, for each stack with the same functions and lines as another one, the calls that not all
-/// of them have: file and offset of the call, innermost first. `stacks` has the frames by leaf node.
-pub fn telling_apart(
+/// Returns, for each stack that has the same functions and lines as other stacks, its calls that
+/// these do not all have, as file and offset of each call, innermost first. `stacks` has the frames
+/// by leaf node.
+pub fn differing_calls(
     agent: &Agent,
     header: &Header<'_>,
     snapshot: &Snapshot,
@@ -23,31 +25,29 @@ pub fn telling_apart(
     for (node, frames) in stacks {
         groups.entry(frames).or_default().push(*node);
     }
-    let groups = groups.into_values().filter(|nodes| nodes.len() > 1);
-    let mut own = HashMap::new();
-    for nodes in groups {
+    let mut differing = HashMap::new();
+    for nodes in groups.into_values().filter(|nodes| nodes.len() > 1) {
         let stacks = nodes.iter().map(|node| {
             let mut frames = Vec::new();
             snapshot.frames(*node, &mut frames);
             frames
         });
         let stacks: Vec<Vec<u64>> = stacks.collect();
-        own.extend(nodes.into_iter().zip(without_common(&stacks)));
+        differing.extend(nodes.into_iter().zip(without_common(&stacks)));
     }
-    let addresses: Vec<u64> = own.values().flatten().copied().collect();
+    let addresses: Vec<u64> = differing.values().flatten().copied().collect();
     if addresses.is_empty() {
         return HashMap::new();
     }
     let profile = collect::code(header, agent.pid, &addresses, snapshot.codes());
-    let place = |stack: usize| place(&profile, stack);
-    let places: HashMap<u64, String> = addresses
+    let names: HashMap<u64, String> = addresses
         .iter()
         .enumerate()
-        .filter_map(|(stack, address)| Some((*address, place(stack)?)))
+        .filter_map(|(stack, address)| Some((*address, call_name(&profile, stack)?)))
         .collect();
-    let named = own.into_iter().map(|(node, addresses)| {
-        let places = addresses.iter().filter_map(|at| places.get(at).cloned());
-        (node, places.collect())
+    let named = differing.into_iter().map(|(node, addresses)| {
+        let calls = addresses.iter().filter_map(|at| names.get(at).cloned());
+        (node, calls.collect())
     });
     named.collect()
 }
@@ -55,16 +55,16 @@ pub fn telling_apart(
 /// Returns the addresses of each stack that are not in all of them.
 fn without_common(stacks: &[Vec<u64>]) -> Vec<Vec<u64>> {
     let is_common = |address: &u64| stacks.iter().all(|stack| stack.contains(address));
-    let rest = stacks.iter().map(|stack| {
-        let own = stack.iter().filter(|address| !is_common(address));
-        own.copied().collect()
+    let differing = stacks.iter().map(|stack| {
+        let addresses = stack.iter().filter(|address| !is_common(address));
+        addresses.copied().collect()
     });
-    rest.collect()
+    differing.collect()
 }
 
-/// Returns file and offset of a call, given the number of the profile's stack that consists of its
-/// return address. `None` if it is in no file.
-fn place(profile: &Profile, stack: usize) -> Option<String> {
+/// Returns the file and offset of a call, given the index of the profile's stack that consists of
+/// its return address. Returns `None` if the address is not in a file.
+fn call_name(profile: &Profile, stack: usize) -> Option<String> {
     let location = *profile.stacks.get(stack).first()?;
     let location = profile.locations.get(location as usize)?;
     let mapping = Some(location.mapping).filter(|mapping| *mapping != NO_MAPPING)?;
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_all_stacks_have_tells_none_apart() {
+    fn common_addresses_are_removed() {
         let stacks = [vec![1, 7, 8], vec![2, 7, 8], vec![1, 7, 9]];
         let expected = [vec![1, 8], vec![2, 8], vec![1, 9]];
         assert_eq!(without_common(&stacks), expected);

@@ -13,16 +13,17 @@ const STEP: usize = 16;
 const TID_OFFSET: u64 = 0x2d0;
 
 /// Returns the addresses of likely control blocks: the first and the third word point to the block
-/// itself (`tcbhead_t` of glibc for x86-64). Finds none on other processors, whose blocks have no
+/// itself (`tcbhead_t` of glibc for x86-64). Returns none on other processors, whose blocks have no
 /// such words.
 pub fn find(memory: &dyn Memory, range: Range<u64>) -> Vec<u64> {
     let mut found = Vec::new();
     if cfg!(not(target_arch = "x86_64")) {
         return found;
     }
-    let (mut at, end) = (range.start, range.end);
+    let mut at = range.start;
+    let end = range.end;
     let mut buffer = vec![0; CHUNK];
-    // Skips pages that do not exist.
+    // `next` skips pages that do not exist.
     while let Some(part) = memory.next(at..end) {
         let start = part.start.next_multiple_of(STEP as u64);
         let len = CHUNK.min((part.end - part.start) as usize + STEP);

@@ -1,5 +1,5 @@
-//! Reads the program's own declarations of what is not a leak, from the list in the agent
-//! (`agent/src/exemptions.rs`).
+//! Reads the list of objects and memory that the program itself has declared, from the agent's
+//! memory (`agent/src/exemptions.rs`).
 
 use std::mem::{offset_of, size_of};
 use std::ops::Range;
@@ -16,8 +16,10 @@ const MAX_TEXT_BYTES: u64 = 1 << 20;
 
 /// Returns the range of the list. Must be excluded from the search: it contains addresses of
 /// objects, and is not the program's memory.
-pub fn memory(memory: &dyn Memory, place: u64) -> Option<Range<u64>> {
-    let entries = memory.word(place).filter(|at| place != 0 && *at != 0)?;
+pub fn memory(memory: &dyn Memory, descriptor: u64) -> Option<Range<u64>> {
+    let entries = memory
+        .word(descriptor)
+        .filter(|at| descriptor != 0 && *at != 0)?;
     Some(entries..entries.saturating_add(MAX_ENTRIES * size_of::<Exemption>() as u64))
 }
 
@@ -30,10 +32,11 @@ pub struct Exemptions {
     pub regions: Vec<Range<u64>>,
 }
 
-/// Reads the list. `place` is the address of its descriptor in the agent; 0: none.
-pub fn read(memory: &dyn Memory, heap: &Heap, place: u64) -> Exemptions {
+/// Reads the list. `descriptor` is the address of its descriptor in the agent, or 0 if there is
+/// none.
+pub fn read(memory: &dyn Memory, heap: &Heap, descriptor: u64) -> Exemptions {
     let mut found = Exemptions::default();
-    for Entry { kind, at, extent } in entries(memory, place) {
+    for Entry { kind, at, extent } in entries(memory, descriptor) {
         match kind {
             EXEMPT_OBJECT if is_unchanged(memory, heap, at, extent as u32) => {
                 found.objects.push(at);
@@ -46,8 +49,8 @@ pub fn read(memory: &dyn Memory, heap: &Heap, place: u64) -> Exemptions {
 }
 
 /// Returns the first text of this kind, truncated to a limit.
-pub fn text(memory: &dyn Memory, place: u64, kind: u64) -> Option<Vec<u8>> {
-    let mut all = entries(memory, place).into_iter();
+pub fn text(memory: &dyn Memory, descriptor: u64, kind: u64) -> Option<Vec<u8>> {
+    let mut all = entries(memory, descriptor).into_iter();
     let Entry { at, extent, .. } = all.find(|entry| entry.kind == kind)?;
     let mut bytes = vec![0; extent.min(MAX_TEXT_BYTES) as usize];
     let read = memory.read(at, &mut bytes);
@@ -65,9 +68,9 @@ struct Entry {
 }
 
 /// Reads all entries of the list.
-fn entries(memory: &dyn Memory, place: u64) -> Vec<Entry> {
-    let [list, count] = [0, 8].map(|offset| memory.word(place.wrapping_add(offset)));
-    let list = list.filter(|list| place != 0 && *list != 0);
+fn entries(memory: &dyn Memory, descriptor: u64) -> Vec<Entry> {
+    let [list, count] = [0, 8].map(|offset| memory.word(descriptor.wrapping_add(offset)));
+    let list = list.filter(|list| descriptor != 0 && *list != 0);
     let Some((list, count)) = list.zip(count) else {
         return Vec::new();
     };

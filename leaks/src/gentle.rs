@@ -11,11 +11,12 @@ use reachability::object::Sampled;
 use super::moment::Moment;
 use super::search::Search;
 
-/// Time between two searches. Longer than a pointer is likely to stay out of sight while it moves.
+/// Time between two searches: longer than a pointer that is being moved is likely to be missing
+/// from memory.
 const SEARCH_INTERVAL: Duration = Duration::from_millis(300);
 
 /// Result of one search.
-pub struct Look {
+pub struct SearchResult {
     /// State of the process.
     pub moment: Moment,
     /// Heap, roots and marks.
@@ -28,15 +29,15 @@ pub struct Look {
 /// the number of searches.
 pub fn repeat(
     times: u32,
-    mut look: impl FnMut() -> anyhow::Result<Look>,
-) -> anyhow::Result<(Look, u32)> {
-    let mut last = look()?;
+    mut search: impl FnMut() -> anyhow::Result<SearchResult>,
+) -> anyhow::Result<(SearchResult, u32)> {
+    let mut last = search()?;
     let mut count = 1;
     while count < times && !last.found.lost.is_empty() {
         let before = identities(&last.found);
         drop(last);
         thread::sleep(SEARCH_INTERVAL);
-        last = look()?;
+        last = search()?;
         count += 1;
         last.keep(|object| before.get(&object.at) == Some(&identity(object)));
     }
@@ -48,9 +49,9 @@ pub fn repeat(
     Ok((last, count))
 }
 
-impl Look {
+impl SearchResult {
     /// Keeps only the lost objects for which `is_lost` returns true. The others were reachable in
-    /// an earlier search. They are treated as roots, since what pointed to them is unknown.
+    /// an earlier search. They are treated as roots, since the pointers to them are unknown.
     fn keep(&mut self, is_lost: impl Fn(&Sampled) -> bool) {
         let memory = &self.moment.memory;
         self.search
@@ -59,7 +60,8 @@ impl Look {
 
     /// Drops objects that have been freed since the search: they were not lost.
     fn keep_unfreed(&mut self) {
-        let (memory, heap) = (&self.moment.memory, &self.search.heap);
+        let memory = &self.moment.memory;
+        let heap = &self.search.heap;
         let now: HashMap<u64, Identity> = self
             .found
             .lost

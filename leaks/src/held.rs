@@ -1,6 +1,6 @@
-//! Copies memory that the process's copy will lack, while the process is stopped: regions excluded
-//! from forks (`MADV_DONTFORK`) and small shared regions. Read later, they would show another
-//! moment.
+//! Reads memory that the process's copy will lack, while the process is stopped: regions excluded
+//! from forks (`MADV_DONTFORK`) and small shared regions. If they were read later, their contents
+//! would be of another moment.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -10,12 +10,12 @@ use reachability::{Memory, ProcessMemory};
 
 use super::regions::Region;
 
-/// Maximum total size, in bytes. Reading this much takes some tenths of a second.
+/// Maximum total size, in bytes. Reading this much takes a few tenths of a second.
 const MAX_BYTES: u64 = 512 << 20;
-/// Maximum size of shared memory, in bytes. It rarely holds pointers, and this much takes a
-/// millisecond or two.
+/// Maximum total size of shared memory that is read, in bytes. It rarely holds pointers, and
+/// reading this much takes a millisecond or two.
 const MAX_SHARED_BYTES: u64 = 2 << 20;
-/// Maximum size of shared mappings whose pages are looked up, in bytes.
+/// Maximum total size of shared mappings that are searched for existing pages, in bytes.
 const MAX_SHARED_MAPPED: u64 = 32 << 20;
 
 /// Memory that was read.
@@ -30,14 +30,16 @@ pub struct Held {
 }
 
 impl Held {
-    /// Reads the existing pages of private regions that begin where one of `absent` does, and of
+    /// Reads the existing pages of private regions whose start is that of one in `absent`, and of
     /// writable shared regions.
     pub fn of(pid: i32, regions: &[Region], absent: &[Range<u64>]) -> Self {
         let absent: HashSet<u64> = absent.iter().map(|range| range.start).collect();
         let regions = || regions.iter().filter(|region| region.is_readable);
         let private = regions().filter(|r| !r.is_shared && absent.contains(&r.range.start));
-        let (memory, mut pages) = (ProcessMemory::of(pid), Pages::of(pid));
-        let (mut held, mut left) = (Self::default(), MAX_BYTES);
+        let memory = ProcessMemory::of(pid);
+        let mut pages = Pages::of(pid);
+        let mut held = Self::default();
+        let mut left = MAX_BYTES;
         for region in private {
             if let Err(bytes) = held.add(&memory, &mut pages, region, &mut left) {
                 held.missed = held.missed.saturating_add(bytes);
@@ -47,10 +49,11 @@ impl Held {
         let size = |region: &Region| region.range.end.saturating_sub(region.range.start);
         let mut shared: Vec<&Region> = shared.collect();
         shared.sort_by_key(|region| size(region));
-        let (mut mapped, mut left) = (0, MAX_SHARED_BYTES);
+        let mut mapped = 0;
+        let mut left = MAX_SHARED_BYTES;
         for region in shared {
             mapped += size(region);
-            // Regions skipped here are counted by their reader.
+            // Regions that are skipped here are read after the process continues.
             if mapped > MAX_SHARED_MAPPED
                 || held.add(&memory, &mut pages, region, &mut left).is_err()
             {
@@ -103,10 +106,10 @@ impl Held {
     pub fn read(&self, at: u64, buffer: &mut [u8]) -> usize {
         let after = self.parts.partition_point(|part| part.0 <= at);
         let part = after.checked_sub(1).map(|index| &self.parts[index]);
-        let own = part.and_then(|(start, bytes)| bytes.get((at - start) as usize..));
-        let own = own.unwrap_or_default();
-        let len = own.len().min(buffer.len());
-        buffer[..len].copy_from_slice(&own[..len]);
+        let rest = part.and_then(|(start, bytes)| bytes.get((at - start) as usize..));
+        let rest = rest.unwrap_or_default();
+        let len = rest.len().min(buffer.len());
+        buffer[..len].copy_from_slice(&rest[..len]);
         len
     }
 }
@@ -115,16 +118,16 @@ impl Held {
 mod tests {
     use super::*;
 
-    /// Shared memory as well, if it is little.
+    /// Small shared regions are read, too.
     #[test]
-    fn little_shared_memory_is_held() {
+    fn small_shared_memory_is_held() {
         let page = 4096;
         let sizes = [2 * page, MAX_SHARED_MAPPED as usize, 3 * page];
-        let own = std::process::id() as i32;
+        let pid = std::process::id() as i32;
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
         let map = |bytes: usize| {
-            // SAFETY: a new mapping, written at its start; it is removed below.
+            // SAFETY: the mapping is new and writable. It is removed below.
             unsafe {
                 let at = libc::mmap(std::ptr::null_mut(), bytes, access, flags, -1, 0);
                 assert_ne!(at, libc::MAP_FAILED);
@@ -139,29 +142,29 @@ mod tests {
         };
         let text: String = maps.iter().zip(&sizes).map(line).collect();
         let regions = super::super::regions::parse(text.as_bytes());
-        let held = Held::of(own, &regions, &[]);
+        let held = Held::of(pid, &regions, &[]);
         for (index, is_held) in [(0, true), (1, false), (2, true)] {
             let range = &regions[index].range;
-            // SAFETY: the mapping of this index.
+            // SAFETY: the mapping at this index exists and is writable.
             unsafe { maps[index].cast::<u8>().write(8) };
             let mut read = [0; 2];
             assert_eq!(held.parts(range).is_some(), is_held, "{index}");
             assert_eq!(held.read(range.start, &mut read) == 2, is_held, "{index}");
             assert_eq!(read, if is_held { [7, 0] } else { [0, 0] }, "{index}");
-            // SAFETY: made above.
+            // SAFETY: the mapping was made above, and nothing refers to it.
             unsafe { libc::munmap(maps[index], sizes[index]) };
         }
     }
 
     #[test]
-    fn what_is_held_stays_as_it_was() {
+    fn held_contents_do_not_change() {
         let mut bytes = vec![7_u8; 3 << 12];
         let start = (bytes.as_ptr().addr() as u64).next_multiple_of(4096);
         let line = format!("{start:x}-{:x} rw-p 0 00:00 0\n", start + (2 << 12));
         let regions = super::super::regions::parse(line.as_bytes());
-        let own = std::process::id() as i32;
+        let pid = std::process::id() as i32;
         let region = regions[0].range.clone();
-        let held = Held::of(own, &regions, std::slice::from_ref(&region));
+        let held = Held::of(pid, &regions, std::slice::from_ref(&region));
         bytes.fill(8);
         let mut read = [0; 100];
         assert_eq!(held.read(start + 4050, &mut read), 100);
@@ -170,6 +173,6 @@ mod tests {
         assert_eq!(held.read(start - 1, &mut read), 0);
         assert_eq!(held.parts(&region), Some(vec![region.clone(); 1]));
         assert_eq!(held.parts(&(0..4096)), None);
-        assert_eq!(Held::of(own, &regions, &[]).parts(&region), None);
+        assert_eq!(Held::of(pid, &regions, &[]).parts(&region), None);
     }
 }

@@ -18,7 +18,7 @@ use shm_protocol::segment::Session;
 use shm_protocol::snapshot::Header;
 
 use super::memory::MomentMemory;
-use super::search::{is_counted, is_of};
+use super::search::{is_counted, is_of_session};
 use super::stacks::Sum;
 use super::{Means, Moment, Options, Search, globals};
 
@@ -43,7 +43,7 @@ pub struct Holder {
     pub bytes: u64,
     /// Leaf node of the object's stack, if it is sampled.
     pub node: Option<NodeId>,
-    /// Chain of pointers to the object. `None`: nothing leads to it.
+    /// Chain of pointers to the object; `None` if nothing leads to it.
     pub chain: Option<Chain>,
 }
 
@@ -54,7 +54,7 @@ pub struct Chain {
     pub root: String,
     /// Sampled objects that only this root keeps alive.
     pub alone: Sum,
-    /// Objects of the chain; the object in question is the last.
+    /// Objects of the chain; the last one is the object that is explained.
     pub links: Vec<Link>,
 }
 
@@ -113,8 +113,8 @@ impl Finder<'_> {
     fn find(&self, wanted: &Wanted) -> Vec<Holder> {
         let regions = match wanted {
             Wanted::Address(address) => {
-                let found = self.search.heap.find(*address);
-                found.map(|(_, region)| region).into_iter().collect()
+                let region = self.search.heap.find(*address);
+                region.map(|(_, region)| region).into_iter().collect()
             }
             Wanted::Stacks(nodes) => self.largest(nodes),
         };
@@ -126,7 +126,7 @@ impl Finder<'_> {
     }
 
     fn is_of_session(&self, object: &Sampled) -> bool {
-        is_of(object, self.session) && is_counted(object, self.stacks)
+        is_of_session(object, self.session) && is_counted(object, self.stacks)
     }
 
     /// Returns the leaf node of a sampled object's stack.
@@ -136,8 +136,8 @@ impl Finder<'_> {
         stack.map(|(node, _)| *node)
     }
 
-    /// Returns the region of the largest reachable object of each stack, for the stacks that hold
-    /// most. Uses lost objects if none is reachable.
+    /// Returns the region of the largest reachable object of each stack, for the stacks with the
+    /// most bytes. Uses lost objects if none is reachable.
     fn largest(&self, nodes: &HashSet<NodeId>) -> Vec<u32> {
         let is_wanted = |object: &Sampled| self.node(object).is_some_and(|n| nodes.contains(&n));
         let marks = &self.search.marks;
@@ -145,6 +145,7 @@ impl Finder<'_> {
             let heap = &self.search.heap;
             let chosen = |region| marks.has(region) == reached;
             let found = lost::find_if(self.memory, heap, chosen, is_wanted).lost;
+            // Estimated bytes of each stack, and size and region of its largest object.
             let mut stacks: HashMap<NodeId, (f64, u64, u32)> = HashMap::new();
             for lost in found {
                 let object = lost.object;
@@ -152,7 +153,8 @@ impl Finder<'_> {
                 let stack = stacks.entry(node).or_default();
                 stack.0 += f64::from(object.weight) * object.bytes as f64;
                 if object.bytes >= stack.1 {
-                    (stack.1, stack.2) = (object.bytes, lost.region);
+                    stack.1 = object.bytes;
+                    stack.2 = lost.region;
                 }
             }
             let mut stacks: Vec<_> = stacks.into_values().collect();
@@ -217,13 +219,14 @@ impl Finder<'_> {
         }
     }
 
-    /// Returns the address of the word that begins a chain, or `None` if it is not in memory (a
-    /// register or a word from the kernel).
+    /// Returns the address of the word with the first pointer of a chain, or `None` if it is not in
+    /// memory (a register or a word from the kernel).
     fn pointer(&self, path: &Path) -> Option<u64> {
         let ranges = self.search.roots.ranges.iter();
-        let mut own = ranges.filter(|(_, number)| *number == path.root);
-        let (first, heap) = (path.steps.first()?.region, &self.search.heap);
-        own.find_map(|(range, _)| {
+        let mut of_root = ranges.filter(|(_, number)| *number == path.root);
+        let first = path.steps.first()?.region;
+        let heap = &self.search.heap;
+        of_root.find_map(|(range, _)| {
             path::pointer(self.memory, heap, self.pointers(), range.clone(), first)
         })
     }
@@ -261,8 +264,8 @@ impl Finder<'_> {
     fn variable(&self, path: &[u8], at: u64, base: u64) -> Option<symbols::Variable> {
         let file = proc::directory(self.pid).join("root");
         let name = std::ffi::OsStr::from_bytes(path.strip_prefix(b"/").unwrap_or(path));
-        let found = symbols::variable(&file.join(name), at.checked_sub(base)?);
-        found.ok().flatten()
+        let variable = symbols::variable(&file.join(name), at.checked_sub(base)?);
+        variable.ok().flatten()
     }
 
     /// Sums the sampled objects that are unreachable without the memory at `place`. Without a
@@ -291,7 +294,8 @@ impl Finder<'_> {
             pointers: self.pointers(),
             trace: false,
         };
-        let (heap, all) = (&self.search.heap, &self.search.marks);
+        let heap = &self.search.heap;
+        let all = &self.search.marks;
         let rest = mark::mark(self.memory, heap, &rest);
         let chosen = |region| all.has(region) && !rest.has(region);
         let wanted = |object: &Sampled| self.is_of_session(object);

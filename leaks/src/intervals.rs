@@ -14,11 +14,11 @@ impl Intervals {
             return;
         }
         let before = self.0.range(..=range.start).next_back();
-        let mut all = match before {
+        let mut merged = match before {
             Some((&start, &end)) if end >= range.start => start..end,
             _ => range.start..range.start,
         };
-        let mut at = range.start.max(all.end);
+        let mut at = range.start.max(merged.end);
         while at <= range.end
             && let Some((&start, &end)) = self.0.range(at..=range.end).next()
         {
@@ -31,8 +31,8 @@ impl Intervals {
         if at < range.end {
             new(at..range.end);
         }
-        all.end = at.max(range.end);
-        self.0.insert(all.start, all.end);
+        merged.end = at.max(range.end);
+        self.0.insert(merged.start, merged.end);
     }
 }
 
@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     #[expect(clippy::single_range_in_vec_init, reason = "parts are ranges")]
-    fn only_what_is_new_is_handed_on() {
+    fn only_new_parts_are_passed_on() {
         let mut set = Intervals::default();
         let mut add = |range| {
             let mut new = Vec::new();

@@ -1,18 +1,17 @@
 //! Collects words that a program has passed to the kernel and that the kernel will return: the data
-//! of epoll entries, values of timers, and `user_data` and addresses of io_uring requests. They are
-//! roots, since they may be the only pointers to objects.
-//!
-//! The words are read from `/proc`. For io_uring, that covers the entries waiting in the rings. Of
-//! requests in progress, only the number is known. Their ring entries remain until they are
-//! overwritten, and the ring is memory of the process, which is searched.
+//! of epoll entries, `sigev_value`s of timers, and `user_data` and addresses of io_uring requests.
+//! They are roots, since they may be the only pointers to objects. The words are read from `/proc`.
+//! For io_uring, these are the entries that wait in the rings. Of requests in flight, only the
+//! number is known. Their ring entries remain until they are overwritten, and the ring is memory of
+//! the process, which is searched.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 
 /// Maximum number of descriptors that are examined.
 const MAX_DESCRIPTORS: usize = 1 << 16;
-/// Maximum number of bytes read about the entries of all descriptors; a descriptor may be
-/// duplicated many times.
+/// Maximum number of bytes of `fdinfo` that are read for all descriptors together; a descriptor may
+/// be duplicated many times.
 const MAX_ENTRY_BYTES: u64 = 1 << 28;
 /// Maximum number of bytes read of another file in `/proc`.
 const MAX_TEXT_BYTES: u64 = 1 << 24;
@@ -22,12 +21,12 @@ const MAX_TEXT_BYTES: u64 = 1 << 24;
 pub struct KernelData {
     /// Words by origin, with the name of the origin for display.
     pub words: Vec<(String, Vec<u64>)>,
-    /// Number of io_uring requests in progress. What they point to is unknown.
-    pub under_way: u64,
+    /// Number of io_uring requests in flight. The memory that they point to is unknown.
+    pub in_flight: u64,
 }
 
 impl KernelData {
-    /// Reads the words behind all descriptors of a process. Slow.
+    /// Reads the words that the kernel stores for all descriptors of a process. Slow.
     pub fn of_descriptors(pid: i32) -> Self {
         let mut data = Self::default();
         // A main thread that has exited has no descriptors.
@@ -51,7 +50,7 @@ impl KernelData {
                 Some("anon_inode:[io_uring]") => {
                     let ring = open().map(|file| Ring::read(file, &mut left));
                     let ring = ring.unwrap_or_default();
-                    data.under_way += ring.under_way();
+                    data.in_flight += ring.in_flight();
                     let name = format!("entries of io_uring descriptor {number}");
                     data.words.push((name, ring.words));
                 }
@@ -61,7 +60,7 @@ impl KernelData {
         data
     }
 
-    /// Adds the values of the process's POSIX timers.
+    /// Adds the `sigev_value`s of the process's POSIX timers.
     pub fn add_timers(&mut self, pid: i32) {
         let text = limited(&format!("/proc/{pid}/timers"));
         let words = timer_values(&text).collect();
@@ -71,7 +70,7 @@ impl KernelData {
     /// Adds the words of another reading.
     pub fn join(&mut self, other: Self) {
         self.words.extend(other.words);
-        self.under_way = self.under_way.max(other.under_way);
+        self.in_flight = self.in_flight.max(other.in_flight);
     }
 }
 
@@ -107,10 +106,10 @@ fn entries(text: impl Read, left: &mut u64) -> Vec<u64> {
 struct Ring {
     /// `user_data` and addresses of waiting entries and of completions.
     words: Vec<u64>,
-    /// Number of submissions that the kernel has taken, modulo 2^32.
-    taken: Option<u32>,
-    /// Number of completions that the kernel has posted, modulo 2^32.
-    given: Option<u32>,
+    /// Number of submissions that the kernel has accepted (`CachedSqHead`), modulo 2^32.
+    sq_head: Option<u32>,
+    /// Number of completions that the kernel has posted (`CachedCqTail`), modulo 2^32.
+    cq_tail: Option<u32>,
     /// Number of poll requests.
     polls: u64,
 }
@@ -120,12 +119,12 @@ impl Ring {
         let mut ring = Self::default();
         let mut in_polls = false;
         lines(text, left, |line| {
-            let is_head = !line.starts_with(' ');
-            if let (true, Some((head, value))) = (is_head, line.split_once(':')) {
-                in_polls = head == "PollList";
-                match head {
-                    "CachedSqHead" => ring.taken = value.trim().parse().ok(),
-                    "CachedCqTail" => ring.given = value.trim().parse().ok(),
+            let is_header = !line.starts_with(' ');
+            if is_header && let Some((name, value)) = line.split_once(':') {
+                in_polls = name == "PollList";
+                match name {
+                    "CachedSqHead" => ring.sq_head = value.trim().parse().ok(),
+                    "CachedCqTail" => ring.cq_tail = value.trim().parse().ok(),
                     _ => {}
                 }
                 return;
@@ -137,12 +136,12 @@ impl Ring {
         ring
     }
 
-    /// Returns the number of requests in progress: taken and not completed. A multishot request
-    /// completes many times, so poll requests are counted separately.
-    fn under_way(&self) -> u64 {
-        let pair = self.taken.zip(self.given);
-        let rest = pair.map_or(0, |(taken, given)| taken.wrapping_sub(given) as i32);
-        u64::try_from(rest).unwrap_or(0).max(self.polls)
+    /// Returns the number of requests in flight: accepted and not completed. A multishot poll
+    /// completes many times, so the number of poll requests is a lower limit.
+    fn in_flight(&self) -> u64 {
+        let counts = self.sq_head.zip(self.cq_tail);
+        let pending = counts.map_or(0, |(head, tail)| head.wrapping_sub(tail) as i32);
+        u64::try_from(pending).unwrap_or(0).max(self.polls)
     }
 }
 
@@ -165,7 +164,7 @@ fn limited(path: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Returns the values that timers pass to the program, from lines `signal: NUMBER/VALUE`.
+/// Returns the `sigev_value`s of timers, from lines `signal: NUMBER/VALUE`.
 fn timer_values(text: &str) -> impl Iterator<Item = u64> {
     text.lines().filter_map(|line| {
         let (_, value) = line.strip_prefix("signal:")?.split_once('/')?;
@@ -178,13 +177,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn timers_have_their_values() {
+    fn values_of_timers_are_parsed() {
         let text = "ID: 1\nsignal: 60/00007fff86e452a8\nnotify: signal/pid.2634\nClockID: 0\n";
         assert_eq!(timer_values(text).collect::<Vec<_>>(), [0x7fff_86e4_52a8]);
     }
 
     #[test]
-    fn entries_of_many_descriptors_end() {
+    fn entries_stop_at_the_byte_limit() {
         let text = "pos:\t0\ntfd: 5 events: 1 data: 1234 pos:0\n".repeat(100);
         let mut left = text.len() as u64 * 3 / 2;
         assert_eq!(entries(text.as_bytes(), &mut left), [0x1234; 100]);
@@ -194,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn epoll_entries_have_their_data() {
+    fn data_of_epoll_entries_are_read() {
         // SAFETY: plain system calls on descriptors that are closed at the end.
         unsafe {
             let poll = libc::epoll_create1(0);
@@ -209,9 +208,9 @@ mod tests {
             );
             let data = KernelData::of_descriptors(std::process::id() as i32);
             let name = format!("data of epoll descriptor {poll}");
-            let own = data.words.iter().find(|(own, _)| *own == name);
+            let words = data.words.iter().find(|(other, _)| *other == name);
             assert_eq!(
-                own.map(|(_, words)| &words[..]),
+                words.map(|(_, words)| &words[..]),
                 Some(&[0x1234_5678_9abc][..])
             );
             libc::close(event);
@@ -219,7 +218,7 @@ mod tests {
         }
     }
 
-    /// In the form of Linux 6.18.
+    /// `fdinfo` as written by Linux 6.18.
     const RING: &str = "pos:\t0\nflags:\t02000002\nmnt_id:\t17\nino:\t80661\nSqMask:\t0x7\nSqHead:\t3\n\
         SqTail:\t4\nCachedSqHead:\t3\nCqMask:\t0xf\nCqHead:\t0\nCqTail:\t1\nCachedCqTail:\t1\nSQEs:\t1\n\
         \x20   3: opcode:READ, fd:4, flags:0, off:0, addr:0x7f5ad0a68010, rw_flags:0x0, buf_index:0 \
@@ -228,28 +227,31 @@ mod tests {
         \x20 op=22, task_works=0\nCqOverflowList:\n  user_data=140026, res=4, flags=0\nNAPI:\tdisabled\n";
 
     #[test]
-    fn a_ring_shows_what_waits_in_it() {
+    fn waiting_entries_of_a_ring_are_parsed() {
         let ring = Ring::read(RING.as_bytes(), &mut { MAX_ENTRY_BYTES });
         assert_eq!(ring.words, [0x7f5a_d0a6_8010, 26214, 30583, 140_026]);
-        assert_eq!((ring.taken, ring.given, ring.polls), (Some(3), Some(1), 2));
-        assert_eq!(ring.under_way(), 2);
+        assert_eq!(
+            (ring.sq_head, ring.cq_tail, ring.polls),
+            (Some(3), Some(1), 2)
+        );
+        assert_eq!(ring.in_flight(), 2);
     }
 
     #[test]
-    fn requests_under_way_are_those_that_are_not_answered() {
-        let under_way = |taken: u32, given: u32, polls: usize| {
+    fn uncompleted_requests_are_in_flight() {
+        let in_flight = |sq_head: u32, cq_tail: u32, polls: usize| {
             let polls = "  op=6, task_works=0\n".repeat(polls);
             let text =
-                format!("CachedSqHead:\t{taken}\nCachedCqTail:\t{given}\nPollList:\n{polls}");
-            Ring::read(text.as_bytes(), &mut { MAX_ENTRY_BYTES }).under_way()
+                format!("CachedSqHead:\t{sq_head}\nCachedCqTail:\t{cq_tail}\nPollList:\n{polls}");
+            Ring::read(text.as_bytes(), &mut { MAX_ENTRY_BYTES }).in_flight()
         };
-        assert_eq!(under_way(7, 7, 0), 0);
-        assert_eq!(under_way(7, 5, 0), 2);
-        // One that is answered again and again.
-        assert_eq!(under_way(7, 9, 1), 1);
-        assert_eq!(under_way(1, u32::MAX, 0), 2);
-        // Kernels that show less.
+        assert_eq!(in_flight(7, 7, 0), 0);
+        assert_eq!(in_flight(7, 5, 0), 2);
+        // A multishot poll: more completions than submissions.
+        assert_eq!(in_flight(7, 9, 1), 1);
+        assert_eq!(in_flight(1, u32::MAX, 0), 2);
+        // Older kernels show fewer fields.
         let ring = Ring::read(&b"SqThread:\t-1\nPollList:\n"[..], &mut { MAX_ENTRY_BYTES });
-        assert_eq!((ring.under_way(), ring.words), (0, vec![]));
+        assert_eq!((ring.in_flight(), ring.words), (0, vec![]));
     }
 }

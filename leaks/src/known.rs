@@ -23,19 +23,23 @@ use super::suppressions::Suppressions;
 const BATCH: usize = 200_000;
 /// Maximum time of one lookup.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(60);
-/// Maximum number of bytes of names and templates that are compared. Takes some seconds.
+/// Maximum number of bytes of names and templates that are compared. Comparing that much takes a
+/// few seconds.
 const MAX_COMPARED_BYTES: u64 = 1 << 34;
 
 /// Suppressions of the stacks examined so far.
 pub struct Known<'a> {
     suppressions: &'a Suppressions,
     pid: i32,
-    /// Matching template by the leaf node of a stack; `None`: no template matches.
+    /// Index of the matching template by the leaf node of a stack; `None` if no template matches.
     stacks: HashMap<NodeId, Option<usize>>,
+    /// The same by return address.
     addresses: HashMap<u64, Option<usize>>,
+    /// The same by function name, file or module.
     texts: HashMap<Rc<str>, Option<usize>>,
     /// Number of bytes that may still be compared.
     left: u64,
+    /// Last error of a lookup, for display.
     trouble: Option<String>,
 }
 
@@ -68,7 +72,7 @@ impl<'a> Known<'a> {
     }
 
     /// Examines the stacks of a session that are new.
-    pub fn learn(&mut self, snapshot: &Snapshot, header: &Header<'_>) {
+    pub fn examine(&mut self, snapshot: &Snapshot, header: &Header<'_>) {
         let leaves = snapshot.records().iter().map(|record| record.node);
         let mut leaves: Vec<NodeId> = leaves.filter(|l| !self.stacks.contains_key(l)).collect();
         leaves.sort_unstable();
@@ -79,10 +83,10 @@ impl<'a> Known<'a> {
             snapshot.addresses(leaf, &mut stack);
             new.extend(stack.iter().filter(|a| !self.addresses.contains_key(a)));
             if new.len() >= BATCH {
-                self.name(&mut new, header);
+                self.match_addresses(&mut new, header);
             }
         }
-        self.name(&mut new, header);
+        self.match_addresses(&mut new, header);
         for leaf in leaves {
             snapshot.addresses(leaf, &mut stack);
             let mut frames = stack.iter().filter_map(|a| self.addresses.get(a));
@@ -91,8 +95,8 @@ impl<'a> Known<'a> {
         }
     }
 
-    /// Finds the templates for the code at some return addresses, and empties the list.
-    fn name(&mut self, addresses: &mut Vec<u64>, header: &Header<'_>) {
+    /// Finds the templates that match the code at these return addresses, and empties the list.
+    fn match_addresses(&mut self, addresses: &mut Vec<u64>, header: &Header<'_>) {
         addresses.sort_unstable();
         addresses.dedup();
         if addresses.is_empty() {
@@ -114,39 +118,39 @@ impl<'a> Known<'a> {
         for (address, location) in addresses.drain(..).zip(locations) {
             let location = location.map_or(usize::MAX, |location| location as usize);
             let frames = code.get(location).map_or(&[][..], |frames| frames);
-            let template = self.of_frames(modules.get(location), frames);
+            let template = self.match_frames(modules.get(location), frames);
             self.addresses.insert(address, template);
         }
     }
 
     /// Returns the first template that matches the code of an address: its module, then each
     /// function, then that function's file.
-    fn of_frames(&mut self, module: Option<&Rc<str>>, frames: &[Code]) -> Option<usize> {
-        if let Some(found) = module.and_then(|module| self.of_text(module)) {
+    fn match_frames(&mut self, module: Option<&Rc<str>>, frames: &[Code]) -> Option<usize> {
+        if let Some(found) = module.and_then(|module| self.match_text(module)) {
             return Some(found);
         }
         frames.iter().find_map(|code| {
-            self.of_function(&code.name)
-                .or_else(|| self.of_text(&code.file))
+            self.match_function(&code.name)
+                .or_else(|| self.match_text(&code.file))
         })
     }
 
     /// Returns the first template that matches a function's full name or the short name that
     /// reports show.
-    fn of_function(&mut self, name: &Rc<str>) -> Option<usize> {
+    fn match_function(&mut self, name: &Rc<str>) -> Option<usize> {
         if let Some(known) = self.texts.get(name) {
             return *known;
         }
-        let mut of = |style| {
+        let mut first = |style| {
             self.suppressions
                 .first(&demangle(name, style), &mut self.left)
         };
-        let found = of(Style::Full).or_else(|| of(Style::Simple));
+        let found = first(Style::Full).or_else(|| first(Style::Simple));
         self.texts.insert(name.clone(), found);
         found
     }
 
-    fn of_text(&mut self, text: &Rc<str>) -> Option<usize> {
+    fn match_text(&mut self, text: &Rc<str>) -> Option<usize> {
         if let Some(known) = self.texts.get(text) {
             return *known;
         }

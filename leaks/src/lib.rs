@@ -13,14 +13,11 @@
 //!   and validated.
 //! - An object to which a root or a reachable object points, even into its middle, is not reported.
 //! - Nothing is printed.
-//!
-//! # Duties of the caller
-//! - Segment and session must belong to the process that is checked, and the session must sample
-//!   its heap. Objects from before the session are unknown.
+//! # Callers must
+//! - pass the segment and a session of the process that is checked; the session must sample its heap. Objects from before the session are unknown.
 //!
 //! # Limits
-//! - Those of `reachability`: jemalloc as built into the agent, 48-bit addresses, no disguised
-//!   pointers.
+//! - The limits of `reachability` apply: jemalloc as built into the agent, 48-bit addresses, no disguised pointers.
 //! - A process that may not be traced, or that another tracer has stopped, is refused.
 
 mod base;
@@ -65,7 +62,7 @@ use shm_protocol::segment::Session;
 use shm_protocol::snapshot::Header;
 
 use base::Since;
-use gentle::Look;
+use gentle::SearchResult;
 use known::Known;
 use moment::{Hold, Moment};
 use search::{Search, is_counted};
@@ -80,7 +77,7 @@ pub use stacks::{Leak, Leaks};
 pub use suppressions::Suppressions;
 pub use variables::Variables;
 
-/// Method of keeping the process unchanged while it is searched.
+/// Means of keeping the process unchanged while it is searched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Means {
     /// Searches a copy while the process continues.
@@ -89,7 +86,7 @@ pub enum Means {
     Stopped,
     /// Searches a copy if one can be made, or else the stopped process.
     CopiedIfPossible,
-    /// Searches the running process this many times and reports what is lost every time.
+    /// Searches the running process this many times, and reports objects that are lost every time.
     Running(u32),
 }
 
@@ -105,7 +102,7 @@ pub enum Scope {
 /// Parameters of a check.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan<'a> {
-    /// Method of keeping the process unchanged.
+    /// Means of keeping the process unchanged.
     pub means: Means,
     /// Criterion by which objects count as lost.
     pub scope: Scope,
@@ -142,7 +139,7 @@ pub struct Check {
     pub scanned: u64,
     /// Length of the search.
     pub search: Duration,
-    /// Number of searches, if the process ran meanwhile.
+    /// Number of searches, if the process was searched while it ran.
     pub looks: Option<u32>,
     /// Address and size of each lost object, if requested.
     pub objects: Vec<(u64, u64)>,
@@ -154,16 +151,16 @@ pub struct Check {
     pub shared: u64,
     /// True if the program keeps its own allocator, so that only sampled objects are known.
     pub own_allocator: bool,
-    /// Number of io_uring requests in progress.
-    pub under_way: u64,
-    /// True if the copy searched its own memory. Error: it failed to, so it was searched from
-    /// outside.
+    /// Number of io_uring requests in flight.
+    pub in_flight: u64,
+    /// True if the copy searched its own memory. An error if the copy failed to, so that it was
+    /// searched from outside.
     pub by_copy: Result<bool, Failure>,
     /// True if there are too many lost objects to find out which of them keep others alive.
     pub too_many: bool,
     /// Suppressions that have matched, in order.
     pub used: Vec<Used>,
-    /// Stacks whose lost objects had their headers overwritten, with the number of these.
+    /// Number of lost objects with overwritten headers, by leaf node of their stack.
     pub overwritten: BTreeMap<NodeId, u64>,
     /// Number of unreachable regions of sampled objects without a valid header.
     pub unclear: u64,
@@ -174,7 +171,7 @@ pub struct Check {
 /// Maximum number of captures. A capture is repeated if it finds losses of stacks not examined yet.
 const MAX_CAPTURES: usize = 3;
 
-/// Checks a process. `header` is the full head of its segment.
+/// Checks a process. `header` is its segment's complete header.
 pub fn check(
     agent: &Agent,
     header: &Header<'_>,
@@ -182,7 +179,7 @@ pub fn check(
     plan: &Plan<'_>,
 ) -> anyhow::Result<Check> {
     if let Some(Earlier::Dump(base)) = plan.base {
-        base.suits(agent, header, session)?;
+        base.check_comparable(agent, header, session)?;
     }
     let (suppressions, trouble) = with_stated(plan.suppressions, agent.pid, header);
     let plan = &Plan {
@@ -193,7 +190,7 @@ pub fn check(
     let mut tries = 0;
     loop {
         if !plan.suppressions.is_empty() {
-            known.learn(&dump::snapshot(agent, session, header)?, header);
+            known.examine(&dump::snapshot(agent, session, header)?, header);
         }
         tries += 1;
         let (mut check, is_new) = attempt(agent, header, session, plan, &known)?;
@@ -234,7 +231,8 @@ pub fn test_alignment(
     .to_owned())
 }
 
-/// Adds the suppressions that the program itself declares. Also returns what is wrong with these.
+/// Adds the suppressions that the program itself declares. Also returns an error in these, for
+/// display.
 fn with_stated(
     suppressions: &Suppressions,
     pid: i32,
@@ -262,8 +260,7 @@ pub fn stated_options(pid: i32, header: &Header<'_>) -> String {
     String::from_utf8_lossy(&text.unwrap_or_default()).into_owned()
 }
 
-/// Performs one check. Also returns true if objects of a stack that `known` has not examined are
-/// lost.
+/// Performs one check. Also returns true if objects are lost whose stack `known` has not examined.
 fn attempt(
     agent: &Agent,
     header: &Header<'_>,
@@ -273,19 +270,19 @@ fn attempt(
 ) -> anyhow::Result<(Check, bool)> {
     let globals = globals(header)?;
     let start = Instant::now();
-    let look = || look(agent, header, session, &globals, plan);
-    let (look, looks) = match plan.means {
+    let search_once = || search(agent, header, session, &globals, plan);
+    let (result, looks) = match plan.means {
         Means::Running(times) => {
-            let (look, count) = gentle::repeat(times, look)?;
-            (look, Some(count))
+            let (result, count) = gentle::repeat(times, search_once)?;
+            (result, Some(count))
         }
-        _ => (look()?, None),
+        _ => (search_once()?, None),
     };
-    let Look {
+    let SearchResult {
         moment,
         mut search,
         mut found,
-    } = look;
+    } = result;
     if !found.lost.is_empty() {
         let stacks = Snapshot::read_stacks(&agent.segment, session)?;
         found.lost.retain(|lost| is_counted(&lost.object, &stacks));
@@ -299,7 +296,7 @@ fn attempt(
         let is_excused = |lost: &Lost| suppressed.add(lost, known, &stacks);
         search.excuse(&moment.memory, &mut found, is_excused);
     }
-    let how = search.causes(&moment.memory, &found, plan.scope);
+    let causes = search.causes(&moment.memory, &found, plan.scope);
     moment.confirm()?;
     let left_out = search.heap.left_out() + moment.memory.left_out() + found.left_out as usize;
     let is_copied = matches!(moment.hold, Hold::Copy(..));
@@ -319,7 +316,7 @@ fn attempt(
     let objects = objects.collect();
     let leaks = Leaks::of(
         &found.lost,
-        how.as_deref(),
+        causes.as_deref(),
         &stacks,
         tick_of(end.ns),
         since.as_ref(),
@@ -337,9 +334,9 @@ fn attempt(
         missed: moment.memory.missed(),
         shared: if is_copied { moment.memory.shared() } else { 0 },
         own_allocator: header.system_allocator(),
-        under_way: moment.kernels.under_way,
+        in_flight: moment.kernel.in_flight,
         by_copy: moment.memory.searched(),
-        too_many: how.is_none() && plan.scope == Scope::Unreachable,
+        too_many: causes.is_none() && plan.scope == Scope::Unreachable,
         used: suppressed.used(plan.suppressions),
         overwritten,
         unclear: found.unclear,
@@ -350,7 +347,8 @@ fn attempt(
 
 /// Fails if no sampled object is tracked: such a process would seem to have no leaks.
 fn ensure_tracked(snapshot: &Snapshot) -> anyhow::Result<()> {
-    let (samples, untracked) = (snapshot.totals.samples, snapshot.untracked());
+    let samples = snapshot.totals.samples;
+    let untracked = snapshot.untracked();
     anyhow::ensure!(
         samples == 0 || untracked < samples,
         "none of its {samples} samples has a place in the range of sampled objects: raise the limit (ulimit -v) and start it again"
@@ -359,13 +357,13 @@ fn ensure_tracked(snapshot: &Snapshot) -> anyhow::Result<()> {
 }
 
 /// Captures a process and searches it.
-fn look(
+fn search(
     agent: &Agent,
     header: &Header<'_>,
     session: &Session,
     globals: &HeapGlobals,
     plan: &Plan<'_>,
-) -> anyhow::Result<Look> {
+) -> anyhow::Result<SearchResult> {
     agent.confirm()?;
     let moment = Moment::of(agent, plan.means)?;
     let agent_memory = header.agent_memory();
@@ -383,7 +381,7 @@ fn look(
     }
     let found = search.lost(&moment.memory, session, plan.scope);
     moment.confirm()?;
-    Ok(Look {
+    Ok(SearchResult {
         moment,
         search,
         found,

@@ -13,11 +13,11 @@ pub struct LsanOptions {
     pub detect_leaks: bool,
     /// True if the check at exit is enabled.
     pub at_exit: bool,
-    /// Path of a file with suppressions; `None`: none.
+    /// Path of a file with suppressions, if any.
     pub suppressions: Option<String>,
     /// True if matching suppressions are to be listed.
     pub print_suppressions: bool,
-    /// Maximum number of stacks to show; 0: all.
+    /// Maximum number of stacks to show; 0 shows all.
     pub max_leaks: usize,
     /// Exit code after a fatal check that found leaks.
     pub exit_code: i32,
@@ -118,14 +118,14 @@ impl LsanOptions {
 
 /// Splits off the first option: its name, its value, and the remaining text. Values may be quoted.
 fn option(options: &str) -> Option<(&str, &str, &str)> {
-    let is_between = |c: char| matches!(c, ' ' | ',' | ':' | '\n' | '\t' | '\r');
-    let options = options.trim_start_matches(is_between);
+    let is_separator = |c: char| matches!(c, ' ' | ',' | ':' | '\n' | '\t' | '\r');
+    let options = options.trim_start_matches(is_separator);
     let (name, value) = options.split_once('=')?;
     if let Some(quote) = value.chars().next().filter(|c| matches!(c, '"' | '\'')) {
         let (value, rest) = value[1..].split_once(quote)?;
         return Some((name, value, rest));
     }
-    let (value, rest) = value.split_at(value.find(is_between).unwrap_or(value.len()));
+    let (value, rest) = value.split_at(value.find(is_separator).unwrap_or(value.len()));
     Some((name, value, rest))
 }
 
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn later_texts_come_before_earlier_ones() {
+    fn later_texts_override_earlier_ones() {
         assert_eq!(LsanOptions::read([]), LsanOptions::default());
         let program = "exitcode=7:max_leaks=3,use_globals=0 report_objects=1";
         let options = LsanOptions::read([program, "exitcode=0 use_unaligned=1"]);
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn the_variable_names_a_file() {
+    fn the_suppressions_file_is_parsed() {
         for (options, file) in [
             ("suppressions=a.txt", Some("a.txt")),
             ("verbosity=1:suppressions=/b c", Some("/b")),
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn senseless_values_change_nothing() {
+    fn invalid_values_are_ignored() {
         let text = "exitcode=many:max_leaks=-1:use_globals=perhaps:=:==:detect_leaks";
         assert_eq!(LsanOptions::read([text]), LsanOptions::default());
     }

@@ -34,8 +34,8 @@ const SEARCH_TIMEOUT: Duration = Duration::from_secs(60);
 /// ordered nodes on a slow, busy machine.
 const MIN_SPEED: u64 = 16 << 20;
 
-/// Memory as of one moment. It is read from the copy, from what was held (`MADV_DONTFORK` and
-/// shared regions), and for the rest from the process itself.
+/// Memory as of one moment. It is read from the copy, from regions that were read during the stop
+/// ([`Held`]), and otherwise from the process itself.
 pub struct MomentMemory {
     /// Existing pages by address, without overlaps.
     parts: Vec<Part>,
@@ -43,7 +43,7 @@ pub struct MomentMemory {
     last: Cell<usize>,
     /// `/proc/PID/mem` of the copy.
     file: Option<File>,
-    /// The copy, as long as it exists.
+    /// The copy; its memory can be searched in it while it exists.
     worker: Weak<Copy>,
     /// Result of the copy's search; `None` if it has not searched.
     searched: Cell<Option<Result<(), Failure>>>,
@@ -68,8 +68,8 @@ enum Source {
     /// The copy, through its `/proc/PID/mem`. With `process_vm_readv`, the kernel would first copy
     /// each page that the copy shares with the process (Linux 5.19 and newer).
     File,
-    /// Like `File`, for anonymous memory of the program, which the copy can read itself.
-    Own,
+    /// Like `File`, for anonymous memory of the program, which can also be searched in the copy.
+    Searchable,
     /// The copy, by `process_vm_readv`. Reads nothing from device memory, which must not be
     /// touched.
     Copy,
@@ -102,7 +102,8 @@ impl MomentMemory {
             shared: 0,
             left_out: 0,
         };
-        let (mut of_copy, mut of_process) = (Pages::of(copy), Pages::of(process));
+        let mut pages_of_copy = Pages::of(copy);
+        let mut pages_of_process = Pages::of(process);
         let mut files = HashMap::new();
         let mut readable: Vec<&Region> = regions.iter().filter(|r| r.is_readable).collect();
         // If the limit on pages is reached, only large regions are skipped.
@@ -117,18 +118,20 @@ impl MomentMemory {
                 memory.parts.extend(parts);
                 continue;
             }
-            let source = match (is_absent, region.is_shared || region.file.1 != 0) {
-                (true, _) => Source::Process,
-                (false, true) => Source::Copy,
-                (false, false) if memory.file.is_some() && is_own(region) => Source::Own,
-                (false, false) if memory.file.is_some() => Source::File,
-                (false, false) => Source::Copy,
+            let source = if is_absent {
+                Source::Process
+            } else if region.is_shared || region.file.1 != 0 || memory.file.is_none() {
+                Source::Copy
+            } else if is_of_program(region) {
+                Source::Searchable
+            } else {
+                Source::File
             };
             // The copy's page tables have no entries for shared memory.
             let pages = if is_absent || region.is_shared {
-                &mut of_process
+                &mut pages_of_process
             } else {
-                &mut of_copy
+                &mut pages_of_copy
             };
             let Some(present) = pages.present(region.range.clone(), region.pages_wanted()) else {
                 memory.left_out += 1;
@@ -156,7 +159,7 @@ impl MomentMemory {
             }
             memory.shared += shared;
         }
-        memory.parts = apart(memory.parts);
+        memory.parts = without_overlaps(memory.parts);
         memory.parts.dedup_by(|next, last| {
             let joins = last.source == next.source && last.range.end == next.range.start;
             if joins {
@@ -167,28 +170,34 @@ impl MomentMemory {
         memory
     }
 
-    /// Lets the copy search its own memory, as long as it exists.
-    pub fn let_work(&mut self, copy: &Arc<Copy>) {
+    /// Allows searching the memory in the copy itself, while the copy exists.
+    pub fn search_in_copy(&mut self, copy: &Arc<Copy>) {
         self.worker = Arc::downgrade(copy);
     }
 
-    /// Returns whether the copy searched its own memory. Error: it failed to, and was searched from
-    /// outside.
+    /// Returns true if the copy searched its own memory. Returns an error if the copy failed to, so
+    /// that it was searched from outside.
     pub fn searched(&self) -> Result<bool, Failure> {
-        self.searched.get().transpose().map(|done| done.is_some())
+        self.searched
+            .get()
+            .transpose()
+            .map(|result| result.is_some())
     }
 
-    /// Number of mappings that were skipped, since looking up their pages would take too long.
+    /// Returns the number of mappings that were skipped, since looking up their pages would take
+    /// too long.
     pub fn left_out(&self) -> usize {
         self.left_out
     }
 
-    /// Bytes that were read from the process after it continued, for lack of room.
+    /// Returns the number of bytes that were read from the process after it continued, because
+    /// [`Held`] has a limit.
     pub fn missed(&self) -> u64 {
         self.held.missed
     }
 
-    /// Bytes of shared memory that are read from the process, which may have continued.
+    /// Returns the number of bytes of shared memory that are read from the process, which may have
+    /// continued.
     pub fn shared(&self) -> u64 {
         self.shared
     }
@@ -210,7 +219,7 @@ impl MomentMemory {
 
     fn fill(&self, at: u64, buffer: &mut [u8]) {
         let end = at.saturating_add(buffer.len() as u64);
-        let mut done = 0;
+        let mut filled = 0;
         for part in &self.parts[self.index_of(at)..] {
             if part.range.start >= end {
                 break;
@@ -218,18 +227,18 @@ impl MomentMemory {
             let start = part.range.start.max(at);
             let from = (start - at) as usize;
             let to = (part.range.end.min(end) - at) as usize;
-            buffer[done..from].fill(0);
+            buffer[filled..from].fill(0);
             let wanted = &mut buffer[from..to];
             let read = match (part.source, &self.file) {
-                (Source::File | Source::Own, Some(file)) => read_file(file, start, wanted),
+                (Source::File | Source::Searchable, Some(file)) => read_file(file, start, wanted),
                 (Source::Held, _) => self.held.read(start, wanted),
                 (Source::Process, _) => self.process.read(start, wanted),
                 _ => self.copy.read(start, wanted),
             };
             wanted[read..].fill(0);
-            done = to;
+            filled = to;
         }
-        buffer[done..].fill(0);
+        buffer[filled..].fill(0);
     }
 }
 
@@ -240,25 +249,28 @@ fn together(pieces: &[(u64, usize)]) -> (usize, usize) {
     /// Maximum distance from the first piece to the end of the last, in bytes.
     const MAX_EXTENT: u64 = 256 << 10;
     let (start, mut sum) = pieces[0];
-    let (mut count, mut end) = (1, start.saturating_add(sum as u64));
+    let mut count = 1;
+    let mut end = start.saturating_add(sum as u64);
     for &(at, len) in &pieces[1..] {
         let next = at.saturating_add(len as u64);
         if at < end || at - end > MAX_GAP || next - start > MAX_EXTENT {
             break;
         }
-        (count, sum, end) = (count + 1, sum + len, next);
+        count += 1;
+        sum += len;
+        end = next;
     }
     (count, sum)
 }
 
 /// Returns true if a private mapping without a file belongs to the program, not to the kernel.
-fn is_own(region: &Region) -> bool {
+fn is_of_program(region: &Region) -> bool {
     let names = [&b"[heap"[..], b"[stack", b"[anon"];
     region.name.is_empty() || names.iter().any(|name| region.name.starts_with(name))
 }
 
 /// Sorts parts and removes overlaps. With many threads, the kernel may report pages twice.
-fn apart(mut parts: Vec<Part>) -> Vec<Part> {
+fn without_overlaps(mut parts: Vec<Part>) -> Vec<Part> {
     parts.sort_by_key(|part| part.range.start);
     let mut end = 0;
     parts.retain_mut(|part| {
@@ -270,14 +282,14 @@ fn apart(mut parts: Vec<Part>) -> Vec<Part> {
 }
 
 fn read_file(file: &File, at: u64, buffer: &mut [u8]) -> usize {
-    let mut done = 0;
-    while done < buffer.len() {
-        match file.read_at(&mut buffer[done..], at + done as u64) {
-            Ok(read) if read > 0 => done += read,
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match file.read_at(&mut buffer[filled..], at + filled as u64) {
+            Ok(read) if read > 0 => filled += read,
             _ => break,
         }
     }
-    done
+    filled
 }
 
 impl Memory for MomentMemory {
@@ -288,7 +300,8 @@ impl Memory for MomentMemory {
     }
 
     fn gather(&self, pieces: &[(u64, usize)], buffer: &mut [u8]) {
-        let (mut rest, mut pieces) = (buffer, pieces);
+        let mut rest = buffer;
+        let mut pieces = pieces;
         let mut room = Vec::new();
         while let Some(&(start, _)) = pieces.first() {
             let (count, len) = together(pieces);
@@ -323,7 +336,7 @@ impl Memory for MomentMemory {
         let mut here = Here::default();
         for part in &self.parts {
             match part.source {
-                Source::Own => here.parts.push(part.range.clone()),
+                Source::Searchable => here.parts.push(part.range.clone()),
                 _ => here.others.push(part.range.clone()),
             }
         }
@@ -333,7 +346,7 @@ impl Memory for MomentMemory {
 
     fn place(&self, work: Work, words: usize) -> Option<Box<dyn Place + '_>> {
         let failed = |failure| match failure {
-            // A known limitation, not worth a warning.
+            // A known limitation that needs no warning.
             Failure::Processor => {}
             failure => self.searched.set(Some(Err(failure))),
         };
@@ -359,9 +372,9 @@ impl Place for InCopy<'_> {
 
     fn run(&self, bytes: u64) -> bool {
         let limit = SEARCH_TIMEOUT + Duration::from_secs(bytes / MIN_SPEED);
-        let done = self.worker.run(limit);
-        self.searched.set(Some(done));
-        done.is_ok()
+        let result = self.worker.run(limit);
+        self.searched.set(Some(result));
+        result.is_ok()
     }
 }
 
@@ -369,7 +382,9 @@ impl Place for InCopy<'_> {
 mod tests {
     use super::*;
 
-    fn own(bytes: &[u8], twice: bool) -> (MomentMemory, u64) {
+    /// Returns this process's memory around `bytes`, and their address. With `twice`, the mapping
+    /// is listed twice.
+    fn memory_around(bytes: &[u8], twice: bool) -> (MomentMemory, u64) {
         let at = bytes.as_ptr().addr() as u64;
         let start = at & !4095;
         let region = Region {
@@ -395,11 +410,11 @@ mod tests {
     fn a_mapping_that_is_listed_twice_is_read_once() {
         let bytes: Vec<u8> = (0..100_000_u32).map(|n| n as u8).collect();
         for twice in [false, true] {
-            let (memory, at) = own(&bytes, twice);
+            let (memory, at) = memory_around(&bytes, twice);
             let mut read = vec![1; bytes.len()];
             memory.gather(&[(at, bytes.len())], &mut read);
             assert_eq!(read, bytes);
-            // Close together, as one, and far apart.
+            // Pieces that are adjacent, close together, and far apart.
             let pieces = [
                 (0, 10),
                 (10, 1),

@@ -29,16 +29,16 @@ pub struct Moment {
     pub threads: Vec<Thread>,
     /// Mappings of the process.
     pub regions: Vec<Region>,
-    /// Words stored in the kernel.
-    pub kernels: KernelData,
+    /// Words that the kernel stores for the process.
+    pub kernel: KernelData,
     /// Contents of the memory.
     pub memory: MomentMemory,
     /// Keeps the memory unchanged.
     pub hold: Hold,
     /// Pid of the process.
     pid: i32,
-    /// Thread through which `/proc` shows the memory: the main thread, unless it has exited.
-    shown: i32,
+    /// Thread whose files in `/proc` are read: the main thread, unless it has exited.
+    proc_tid: i32,
 }
 
 /// Process or copy that is held while the memory is read.
@@ -68,20 +68,26 @@ impl Hold {
 
 /// Stops a process and, if requested, copies it.
 fn stop(pid: i32, means: Means) -> anyhow::Result<(Stopped, Option<Copy>)> {
-    let lack = match means {
-        Means::Copied => no_room(pid).map_or(Ok(false), Err)?,
+    let without_copying = match means {
+        Means::Copied => {
+            if let Some(error) = no_room(pid) {
+                return Err(error);
+            }
+            false
+        }
         Means::CopiedIfPossible => no_room(pid).is_some(),
         Means::Stopped | Means::Running(_) => true,
     };
-    if lack {
+    if without_copying {
         let stopped = Stopped::stop(pid, STOP_TIMEOUT).map_err(without_stop)?;
         return Ok((stopped, None));
     }
     let (stopped, copied) = Stopped::stop_with_copy(pid, STOP_TIMEOUT).map_err(without_stop)?;
-    let copy = match (means, copied) {
-        (Means::CopiedIfPossible, Err(refusal)) if refusal.is_of_copy() => None,
-        (Means::CopiedIfPossible, copied) => Some(copied?),
-        (_, copied) => Some(copied.map_err(without_copy)?),
+    let copy = match copied {
+        Ok(copy) => Some(copy),
+        Err(refusal) if means != Means::CopiedIfPossible => return Err(without_copy(refusal)),
+        Err(refusal) if refusal.is_of_copy() => None,
+        Err(refusal) => return Err(refusal.into()),
     };
     Ok((stopped, copy))
 }
@@ -95,47 +101,47 @@ impl Moment {
         }
         // Reading these words while the process is stopped would take too long. They are read
         // shortly before and shortly after instead.
-        let mut kernels = KernelData::of_descriptors(pid);
-        // A higher priority shortens the stop. Not for a search of the stopped process, which takes
-        // long and would disturb others.
+        let mut kernel = KernelData::of_descriptors(pid);
+        // A higher priority shortens the stop. It is not raised for a search of the stopped
+        // process, which takes long and would disturb other processes.
         let raised = (means != Means::Stopped).then(RaisedPriority::new);
         let (stopped, copy) = stop(pid, means)?;
-        let shown = proc::living_thread(pid);
+        let proc_tid = proc::living_thread(pid);
         let regions = regions(agent)?;
-        kernels.add_timers(pid);
+        kernel.add_timers(pid);
         let threads = stopped.threads().to_vec();
         let (memory, hold) = match copy {
             None => {
                 drop(raised);
-                let memory = MomentMemory::of(shown, shown, &regions, &[], Held::default());
+                let memory = MomentMemory::of(proc_tid, proc_tid, &regions, &[], Held::default());
                 (memory, Hold::Process(stopped))
             }
             Some(copy) => {
                 let copied = proc::maps(copy.pid()).unwrap_or_default();
                 let absent = roots::absent(&regions, &copied);
-                let held = Held::of(shown, &regions, &absent);
+                let held = Held::of(proc_tid, &regions, &absent);
                 let pause = stopped.resume();
                 drop(raised);
                 let copy = Arc::new(copy);
-                let mut memory = MomentMemory::of(copy.pid(), shown, &regions, &absent, held);
-                memory.let_work(&copy);
+                let mut memory = MomentMemory::of(copy.pid(), proc_tid, &regions, &absent, held);
+                memory.search_in_copy(&copy);
                 (memory, Hold::Copy(copy, pause))
             }
         };
-        kernels.join(KernelData::of_descriptors(pid));
+        kernel.join(KernelData::of_descriptors(pid));
         Ok(Self {
             threads,
             regions,
-            kernels,
+            kernel,
             memory,
             hold,
             pid,
-            shown,
+            proc_tid,
         })
     }
 
-    /// Checks after a search that the memory still exists. Memory of a process that was killed
-    /// meanwhile, for example by the OOM killer, has been read as zeros.
+    /// Checks after a search that the memory still exists. If the process was killed during the
+    /// search, for example by the OOM killer, its memory was read as zeros.
     pub fn confirm(&self) -> anyhow::Result<()> {
         let pid = self.pid;
         match &self.hold {
@@ -145,36 +151,36 @@ impl Moment {
             ),
             Hold::Process(_) => {
                 ensure!(
-                    has_memory(self.shown),
+                    has_memory(self.proc_tid),
                     "process {pid} ended while it was searched"
                 );
             }
             Hold::Nothing(_) => ensure!(
-                has_memory(self.shown),
+                has_memory(self.proc_tid),
                 "process {pid}, or its thread {} by which its memory is read, ended while it was \
                  searched: try again if it lives",
-                self.shown
+                self.proc_tid
             ),
         }
         Ok(())
     }
 
-    /// Describes a running process. Its parts are of slightly different times.
+    /// Describes a running process. The parts of the result are read at slightly different times.
     fn of_running(agent: &Agent) -> anyhow::Result<Self> {
         let pid = agent.pid;
-        let shown = proc::living_thread(pid);
+        let proc_tid = proc::living_thread(pid);
         let regions = regions(agent)?;
         let (count, threads) = unstopped::threads(pid);
-        let mut kernels = KernelData::of_descriptors(pid);
-        kernels.add_timers(pid);
+        let mut kernel = KernelData::of_descriptors(pid);
+        kernel.add_timers(pid);
         Ok(Self {
             threads,
-            kernels,
-            memory: MomentMemory::of(shown, shown, &regions, &[], Held::default()),
+            kernel,
+            memory: MomentMemory::of(proc_tid, proc_tid, &regions, &[], Held::default()),
             regions,
             hold: Hold::Nothing(count),
             pid,
-            shown,
+            proc_tid,
         })
     }
 }
@@ -194,9 +200,11 @@ fn regions(agent: &Agent) -> anyhow::Result<Vec<Region>> {
     let maps = proc::maps(pid).filter(|maps| !maps.is_empty());
     let maps = maps.with_context(|| unreadable::maps(pid))?;
     let mut regions = regions::parse(&maps);
-    let own = agent.segment.file().metadata().ok();
-    let own = own.map(|file| ((major(file.dev()), minor(file.dev())), file.ino()));
-    let segments = regions.iter_mut().filter(|region| Some(region.file) == own);
+    let metadata = agent.segment.file().metadata().ok();
+    let segment = metadata.map(|file| ((major(file.dev()), minor(file.dev())), file.ino()));
+    let segments = regions
+        .iter_mut()
+        .filter(|region| Some(region.file) == segment);
     segments.for_each(|region| region.is_readable = false);
     Ok(regions)
 }
@@ -220,12 +228,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_killed_has_no_memory() {
+    fn a_killed_process_has_no_memory() {
         let mut child = Command::new("sleep").arg("1000").spawn().expect("sleep");
         let pid = child.id() as i32;
         assert!(has_memory(pid));
         child.kill().expect("a child");
-        // It stays until somebody waits for it.
+        // The process remains as a zombie until its parent waits for it.
         while has_memory(pid) {
             std::thread::yield_now();
         }

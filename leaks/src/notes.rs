@@ -1,4 +1,4 @@
-//! Describes what a check could not see, for display.
+//! Describes what a check could not examine, for display.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -16,7 +16,7 @@ const MAX_FRAMES: usize = 4;
 /// Returns remarks on the completeness of a check.
 pub fn notes(check: &Check, names: &HashMap<NodeId, Vec<Frame>>) -> Vec<String> {
     let mut notes = Vec::new();
-    let mut add = |is_so: bool, note: String| notes.extend(is_so.then_some(note));
+    let mut add = |applies: bool, note: String| notes.extend(applies.then_some(note));
     add(
         check.left_out > 0,
         format!(
@@ -82,11 +82,11 @@ pub fn notes(check: &Check, names: &HashMap<NodeId, Vec<Frame>>) -> Vec<String> 
         ),
     );
     add(
-        is_lossy && check.under_way > 0,
+        is_lossy && check.in_flight > 0,
         format!(
             "io_uring has requests under way ({}): what only these point to may be reported as \
              lost, since the kernel does not reveal it",
-            check.under_way
+            check.in_flight
         ),
     );
     notes

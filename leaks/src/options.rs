@@ -15,7 +15,7 @@ pub struct Options {
     pub globals: bool,
     /// Alignment of pointers, in bytes: 1, 2, 4 or 8.
     pub alignment: usize,
-    /// Maximum offset of a pointer into its object, in bytes; `None`: no limit.
+    /// Maximum offset of a pointer into its object, in bytes; `None` if there is no limit.
     pub most_offset: Option<u64>,
     /// Number of upper bits of a word that are not part of the address.
     pub tag_bits: u32,

@@ -7,10 +7,11 @@ use mem_agents::{cgroup, text};
 /// Refuses a copy that could kill the process. The copy's page tables are charged to its control
 /// group; without room for them, the kernel kills the largest process there.
 pub fn no_room(pid: i32) -> Option<anyhow::Error> {
-    /// Reserve for other kernel data of the copy and for allocations of the process meanwhile, in
-    /// bytes.
+    /// Reserve in bytes for other kernel data of the copy, and for allocations of the process while
+    /// the copy exists.
     const RESERVE: u64 = 2 << 20;
-    let (room, tables) = (cgroup::room(pid)?, proc::page_tables(pid)?);
+    let room = cgroup::room(pid)?;
+    let tables = proc::page_tables(pid)?;
     let needed = tables.saturating_add(tables / 8).saturating_add(RESERVE);
     (room < needed).then(|| {
         anyhow!(
@@ -56,7 +57,7 @@ fn cause(pid: i32, number: Option<i32>) -> Option<String> {
 fn too_many_threads(pid: i32) -> Option<String> {
     let most = most_threads(&proc::file(pid, "limits")?)?;
     let user = proc::Status::of(pid)?.uids[0];
-    let is_theirs = |pid: &i32| proc::Status::of(*pid).is_some_and(|of| of.uids[0] == user);
+    let is_theirs = |pid: &i32| proc::Status::of(*pid).is_some_and(|status| status.uids[0] == user);
     let count = |pid: i32| {
         let status = proc::file(pid, "status")?;
         proc::status_field(&status, "Threads:")?.parse::<u64>().ok()
@@ -85,9 +86,10 @@ fn overcommitted(policy: &str, meminfo: &str) -> Option<String> {
         Some(text::bytes(kib as f64 * 1024.0))
     };
     (policy.trim() == "2").then_some(())?;
-    let (promised, most) = (bytes("Committed_AS")?, bytes("CommitLimit")?);
+    let committed = bytes("Committed_AS")?;
+    let limit = bytes("CommitLimit")?;
     Some(format!(
-        "vm.overcommit_memory is 2, {promised} of {most} are committed, and a copy counts with all that the process may write to"
+        "vm.overcommit_memory is 2, {committed} of {limit} are committed, and a copy counts with all that the process may write to"
     ))
 }
 
@@ -96,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_limit_that_is_in_the_way_is_named() {
+    fn the_limit_that_was_reached_is_named() {
         let limits = b"Limit                     Soft Limit           Hard Limit           Units\n\
             Max processes             17                   unlimited            processes\n";
         assert_eq!(most_threads(limits), Some(17));
@@ -105,10 +107,10 @@ mod tests {
 
         let meminfo =
             "MemTotal:  24000000 kB\nCommitLimit:    12582912 kB\nCommitted_AS:  11534336 kB\n";
-        let said = overcommitted("2\n", meminfo).expect("a cause");
+        let explanation = overcommitted("2\n", meminfo).expect("a cause");
         assert!(
-            said.contains("11.0 GiB of 12.0 GiB are committed"),
-            "{said}"
+            explanation.contains("11.0 GiB of 12.0 GiB are committed"),
+            "{explanation}"
         );
         assert_eq!(overcommitted("0\n", meminfo), None);
         assert_eq!(overcommitted("2\n", "MemTotal: 1 kB\n"), None);

@@ -29,7 +29,8 @@ pub struct Region {
 }
 
 impl Region {
-    /// Returns which of its pages contain what the process wrote.
+    /// Returns which pages of the region are to be searched: those that the process has written to,
+    /// or all pages of shared memory.
     pub fn pages_wanted(&self) -> Wanted {
         if self.is_shared {
             Wanted::Any
@@ -66,7 +67,8 @@ fn module_of(before: &[Region], entry: &Entry<'_>) -> Option<usize> {
     if entry.inode != 0 {
         let first = before.iter().rposition(|region| region.file != file);
         let first = first.map_or(0, |last| last + 1);
-        // A library's mappings are adjacent, except for the `.bss` of others.
+        // A library's mappings are adjacent, except that the `.bss` of another one may lie between
+        // them.
         let earlier = before[..first].iter().rev().take(16);
         let earlier = earlier.filter_map(|region| region.module);
         let same = earlier.filter(|module| before[*module].file == file).min();

@@ -32,11 +32,11 @@ const MAX_LISTED: usize = 100_000;
 pub struct Report {
     pid: i32,
     name: String,
-    /// Sampling interval in bytes; 1: every allocation is known.
+    /// Sampling interval in bytes; with 1, every allocation is known.
     interval: u64,
     /// Length of the session. Objects from before it are unknown.
     session_seconds: f64,
-    /// Time since the end of the session; null if it still counts or has just ended.
+    /// Time since the end of the session; null if it is still running or has just ended.
     ended_seconds_ago: Option<f64>,
     /// Number of samples of the session.
     samples: u64,
@@ -89,7 +89,8 @@ struct Before {
     lost_objects: f64,
 }
 
-/// Suppression that has matched. Counts objects whose stacks match, not what only these keep alive.
+/// Suppression that has matched. Counts objects whose stacks match, without objects that only these
+/// keep alive.
 #[derive(Debug, Serialize)]
 struct Suppressed {
     template: String,
@@ -113,14 +114,14 @@ struct Entry {
     example: String,
     /// Functions, innermost first.
     stack: Vec<String>,
-    /// Calls by which the stack differs from others of the same functions: file and offset.
+    /// Calls in which the stack differs from others with the same functions: file and offset.
     calls: Vec<String>,
     /// Functions of `stack` with their source lines.
     frames: Vec<Frame>,
 }
 
-/// Returns the user's own part of a stack, without the start of the program or thread, and the
-/// library functions that it called, if any.
+/// Returns the part of a stack that is the user's own code, without the start of the program or
+/// thread, and a description of the library functions that it called, if any.
 pub fn own_part(frames: &[Frame]) -> (&[Frame], Option<String>) {
     let own = own::part(frames.len(), |at| {
         (frames[at].function.as_str(), frames[at].file.as_str())
@@ -179,8 +180,9 @@ pub fn report(
     let overwritten = overwritten.chain(check.overwritten.keys()).copied();
     let leaves = shown.clone().map(|leak| leak.node).chain(overwritten);
     let (names, trouble) = names(agent, header, &check.snapshot, leaves);
-    let calls = calls::telling_apart(agent, header, &check.snapshot, &names);
-    let (now, end) = (now_ns(), end_of(session, header).ns);
+    let calls = calls::differing_calls(agent, header, &check.snapshot, &names);
+    let now = now_ns();
+    let end = end_of(session, header).ns;
     let seconds = |ns: u64| ns as f64 / 1e9;
     Report {
         pid: agent.pid,
@@ -275,8 +277,8 @@ pub fn names(
     let stacks: HashMap<NodeId, (Vec<u64>, bool)> = leaves
         .map(|leaf| {
             let mut addresses = Vec::new();
-            let whole = snapshot.frames(leaf, &mut addresses);
-            (leaf, (addresses, whole))
+            let is_complete = snapshot.frames(leaf, &mut addresses);
+            (leaf, (addresses, is_complete))
         })
         .collect();
     let all = stacks.values().flat_map(|(stack, _)| stack.iter().copied());
@@ -284,7 +286,7 @@ pub fn names(
         collect::code(header, agent.pid, addresses, snapshot.codes())
     });
     let trouble = symbols.trouble();
-    let named = stacks.into_iter().map(|(leaf, (stack, whole))| {
+    let named = stacks.into_iter().map(|(leaf, (stack, is_complete))| {
         let found = symbols.placed(&stack).unwrap_or_default();
         let frames = found.iter().map(|frame| Frame {
             function: symbols.name(frame.function).to_owned(),
@@ -294,7 +296,7 @@ pub fn names(
         let mut frames: Vec<Frame> = frames.collect();
         if stack.is_empty() {
             frames.push(Frame::named("[table full]"));
-        } else if !whole {
+        } else if !is_complete {
             frames.push(Frame::named("[truncated]"));
         }
         (leaf, frames)
@@ -311,18 +313,20 @@ impl Report {
             .iter()
             .for_each(|entry| entry.add_to(&mut lines, is_exact));
         if self.stacks > self.leaks.len() {
-            let (shown, all) = (self.leaks.len(), self.stacks);
+            let shown = self.leaks.len();
+            let all = self.stacks;
             lines.push(String::new());
             lines.push(format!("These are {shown} of {all} stacks, the largest."));
         }
         if !self.suppressed.is_empty() {
-            // The format of LeakSanitizer.
+            // LeakSanitizer's format.
             lines.push(String::new());
             lines.push("Suppressions used:".to_owned());
             lines.push("  count      bytes template".to_owned());
             let used = self.suppressed.iter();
             lines.extend(used.map(|used| {
-                let (objects, bytes) = (used.objects, used.bytes);
+                let objects = used.objects;
+                let bytes = used.bytes;
                 format!("{objects:7.0} {bytes:10.0} {}", used.template)
             }));
         }
@@ -352,16 +356,16 @@ impl Report {
 
     /// Returns the data about the check for a dump.
     pub fn to_dump(&self) -> LeakCheck {
-        let whole = |number: f64| number.round() as u64;
+        let rounded = |number: f64| number.round() as u64;
         let stopped = self.running_searches.is_none();
         let suppressed = self.suppressed.iter().map(|used| heap_format::Suppressed {
-            objects: whole(used.objects),
-            bytes: whole(used.bytes),
+            objects: rounded(used.objects),
+            bytes: rounded(used.bytes),
             template: used.template.clone(),
         });
         LeakCheck {
-            live_bytes: whole(self.live_bytes),
-            pause_ns: stopped.then_some(whole(self.pause_ms * 1e6)),
+            live_bytes: rounded(self.live_bytes),
+            pause_ns: stopped.then_some(rounded(self.pause_ms * 1e6)),
             searches: self.running_searches.unwrap_or(1),
             searched_bytes: self.searched_bytes,
             notes: self.notes.clone(),

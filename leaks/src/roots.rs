@@ -87,16 +87,16 @@ impl Roots {
         stacks.sort_unstable();
         let agent = agents(process);
         for region in process.regions {
-            if region.is_readable && !is_kernels(&region.name) {
+            if region.is_readable && !is_kernel_mapping(&region.name) {
                 roots.add_region(process, region, &agent, &stacks, options);
             }
         }
         roots.agents = agent;
-        // Ranges of modules come first: a variable explains better why an object is kept than a
-        // stack.
-        let named = |range: &(Range<u64>, u32)| roots.roots[range.1 as usize].module.is_none();
+        // Ranges of modules come first: a variable is a better explanation than a stack.
+        let has_no_module =
+            |range: &(Range<u64>, u32)| roots.roots[range.1 as usize].module.is_none();
         let mut ranges = std::mem::take(&mut roots.ranges);
-        ranges.sort_by_key(named);
+        ranges.sort_by_key(has_no_module);
         roots.ranges = ranges;
         roots
     }
@@ -109,8 +109,8 @@ impl Roots {
     fn add_thread(&mut self, process: &Process<'_>, thread: &Thread) {
         let heap = process.heap;
         let number = self.name(format!("registers of thread {}", thread.tid));
-        // The C library's caller has nothing in these registers, since calls do not preserve them.
-        // Copying memory leaves stale pointers in them.
+        // In a call of the C library, these registers hold no pointers of the caller, since calls
+        // do not preserve them. They may hold stale pointers from copying memory.
         let scratch = if is_in_c_library_call(process, thread) {
             &[][..]
         } else {
@@ -134,7 +134,7 @@ impl Roots {
         stacks: &[(u64, i32)],
         options: &Options,
     ) {
-        let (kind, range, name) = alive(process, region, stacks);
+        let (kind, range, name) = used_part(process, region, stacks);
         let range = match kind {
             Kind::Stack => match thread_local(process, &range) {
                 Some(variables) if options.stacks && options.thread_variables => {
@@ -181,7 +181,7 @@ impl Roots {
     }
 
     /// Adds the words that the kernel will return to the process.
-    pub fn add_kernels(&mut self, kernels: &KernelData) {
+    pub fn add_kernel_data(&mut self, kernels: &KernelData) {
         for (name, words) in &kernels.words {
             let number = self.name(name.clone());
             self.words.extend(words.iter().map(|word| (*word, number)));
@@ -191,7 +191,8 @@ impl Roots {
 
 /// Returns true if a thread is in a system call made by a function of the C library.
 fn is_in_c_library_call(process: &Process<'_>, thread: &Thread) -> bool {
-    let (regions, pc) = (process.regions, thread.pc);
+    let regions = process.regions;
+    let pc = thread.pc;
     let at = regions.partition_point(|region| region.range.end <= pc);
     let region = regions.get(at).filter(|region| region.range.contains(&pc));
     let name = region.map(|region| String::from_utf8_lossy(&region.name));
@@ -199,7 +200,7 @@ fn is_in_c_library_call(process: &Process<'_>, thread: &Thread) -> bool {
 }
 
 /// Returns true for the name of a mapping that the kernel adds to every process.
-fn is_kernels(name: &[u8]) -> bool {
+fn is_kernel_mapping(name: &[u8]) -> bool {
     [
         &b"[vvar"[..],
         b"[vdso",
@@ -209,11 +210,12 @@ fn is_kernels(name: &[u8]) -> bool {
         b"[uprobes",
     ]
     .iter()
-    .any(|kernels| name.starts_with(kernels))
+    .any(|prefix| name.starts_with(prefix))
 }
 
-/// Returns what a region is, its range without the unused part of a stack, and its name.
-fn alive(
+/// Returns the kind of a region, its range without the unused part of a stack, and its name for
+/// display.
+fn used_part(
     process: &Process<'_>,
     region: &Region,
     stacks: &[(u64, i32)],
@@ -247,8 +249,8 @@ fn alive(
 }
 
 /// Number of bytes below a thread control block that count as thread-local variables of the program
-/// and its initial libraries. The first frames of the stack may lie there; they are treated like
-/// variables.
+/// and its initial libraries. The first frames of the stack, if they are within that distance, are
+/// treated like variables.
 const STATIC_TLS_BYTES: u64 = 4096;
 
 /// Returns the upper end of a thread's stack: its thread-local variables and its control block,
@@ -276,28 +278,32 @@ fn dead_stack(process: &Process<'_>, region: &Region) -> Option<u64> {
 /// Returns the agent's memory, sorted: its library, its thread-local variables (with jemalloc's,
 /// which point to free memory), its tables and its per-thread records.
 fn agents(process: &Process<'_>) -> Vec<Range<u64>> {
-    let own = &process.agent;
+    let agent = &process.agent;
     let pages = |bytes: u64| bytes.min(MAX_AGENT_BYTES).next_multiple_of(4096);
     let range = |start: u64, bytes: u64| start..start.saturating_add(bytes.min(MAX_AGENT_BYTES));
-    let mut ranges = vec![range(own.start, pages(own.end.saturating_sub(own.start)))];
+    let mut ranges = vec![range(
+        agent.start,
+        pages(agent.end.saturating_sub(agent.start)),
+    )];
     let mut memories = Vec::new();
-    ranges.push(own.start..own.end.max(own.start).next_multiple_of(4096));
+    ranges.push(agent.start..agent.end.max(agent.start).next_multiple_of(4096));
     for thread in process.threads.iter().filter(|t| t.thread_pointer != 0) {
         let at = |distance: u64| thread.thread_pointer.wrapping_add(distance);
-        ranges.push(range(at(own.variables), own.variables_bytes));
-        memories.push(at(own.thread));
+        ranges.push(range(at(agent.variables), agent.variables_bytes));
+        memories.push(at(agent.thread));
     }
-    memories.extend((0..own.spare_count.min(MAX_SPARE)).map(|n| own.spare.wrapping_add(n * 8)));
+    memories.extend((0..agent.spare_count.min(MAX_SPARE)).map(|n| agent.spare.wrapping_add(n * 8)));
     let memories = memories
         .into_iter()
         .filter_map(|at| process.memory.word(at));
     let memories = memories.filter(|at| *at != 0);
-    ranges.extend(memories.map(|at| range(at, pages(own.thread_bytes))));
-    ranges.extend(exemptions::memory(process.memory, own.exemptions));
-    let listed = (0..own.own_count.min(MAX_OWN_MAPPINGS)).filter_map(|n| {
-        let at = own.own.wrapping_add(n * size_of::<OwnMapping>() as u64);
+    ranges.extend(memories.map(|at| range(at, pages(agent.thread_bytes))));
+    ranges.extend(exemptions::memory(process.memory, agent.exemptions));
+    let listed = (0..agent.own_count.min(MAX_OWN_MAPPINGS)).filter_map(|n| {
+        let at = agent.own.wrapping_add(n * size_of::<OwnMapping>() as u64);
         let word = |field: usize| process.memory.word(at.wrapping_add(field as u64));
-        let (start, bytes) = (offset_of!(OwnMapping, start), offset_of!(OwnMapping, bytes));
+        let start = offset_of!(OwnMapping, start);
+        let bytes = offset_of!(OwnMapping, bytes);
         let bytes = word(bytes).filter(|bytes| *bytes > 0)?;
         Some(range(word(start)?, pages(bytes)))
     });
@@ -327,13 +333,13 @@ fn without(range: Range<u64>, others: &[Range<u64>]) -> Vec<Range<u64>> {
 /// Returns the readable mappings that are missing from a copy. `copy` is the text of the copy's
 /// maps. Both are sorted.
 pub fn absent(regions: &[Region], copy: &[u8]) -> Vec<Range<u64>> {
-    let there: Vec<Range<u64>> = Entry::all(copy).map(|e| e.start..e.end).collect();
+    let copied: Vec<Range<u64>> = Entry::all(copy).map(|e| e.start..e.end).collect();
     let readable = regions.iter().filter(|region| region.is_readable);
     readable
         .filter(|region| {
             let start = region.range.start;
-            let at = there.partition_point(|range| range.end <= start);
-            there.get(at).is_none_or(|range| range.start > start)
+            let at = copied.partition_point(|range| range.end <= start);
+            copied.get(at).is_none_or(|range| range.start > start)
         })
         .map(|region| region.range.clone())
         .collect()
@@ -344,7 +350,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_agent_is_cut_out() {
+    fn ranges_of_the_agent_are_subtracted() {
         let cut = |range: Range<u64>| without(range, &[10..20, 40..50]);
         assert_eq!(cut(0..30), [0..10, 20..30]);
         assert_eq!(cut(12..15), []);

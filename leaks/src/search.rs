@@ -33,7 +33,8 @@ pub struct Search {
 }
 
 impl Search {
-    /// Follows all pointers of a process. With `trace`, records what led to each object.
+    /// Follows all pointers of a process. With `trace`, records by which pointer each object was
+    /// reached.
     pub fn of(
         moment: &Moment,
         globals: &HeapGlobals,
@@ -41,7 +42,7 @@ impl Search {
         options: &Options,
         trace: bool,
     ) -> anyhow::Result<Self> {
-        give_back_tables();
+        return_freed_tables();
         let memory = &moment.memory;
         let map = jemalloc::read(
             memory,
@@ -69,7 +70,7 @@ impl Search {
         };
         let mut roots = Roots::of(&process, options);
         if options.globals {
-            roots.add_kernels(&moment.kernels);
+            roots.add_kernel_data(&moment.kernel);
         }
         roots.add_exemptions(exemptions::read(memory, &heap, agent.exemptions));
         let pointers = options.pointers(memory, &heap);
@@ -91,7 +92,7 @@ impl Search {
 
     /// Returns the lost objects of a session.
     pub fn lost(&self, memory: &MomentMemory, session: &Session, scope: Scope) -> Found {
-        let wanted = |object: &Sampled| is_of(object, session);
+        let wanted = |object: &Sampled| is_of_session(object, session);
         let mut found = lost::find(memory, &self.heap, &self.marks, wanted);
         if scope == Scope::Unreachable {
             // The allocator's caches of free objects are not memory of the program.
@@ -115,7 +116,8 @@ impl Search {
         let excused = all.filter(|(lost, _)| is_excused(lost));
         let excused: Vec<u32> = excused.map(|(_, index)| index).collect();
         if !excused.is_empty() {
-            let (heap, marks) = (&self.heap, &mut self.marks);
+            let heap = &self.heap;
+            let marks = &mut self.marks;
             found.excuse(memory, heap, &self.pointers, marks, &excused);
         }
     }
@@ -136,7 +138,7 @@ impl Search {
 
 /// Returns true if an object was sampled in a session. Objects store only the lower 8 bits of the
 /// session's number.
-pub fn is_of(object: &Sampled, session: &Session) -> bool {
+pub fn is_of_session(object: &Sampled, session: &Session) -> bool {
     if object.weight == 0.0 {
         // The header was overwritten, so the birth is unknown.
         return object.session == session.number as u8;
@@ -149,8 +151,8 @@ pub fn is_of(object: &Sampled, session: &Session) -> bool {
 /// memory of the allocator that looks like a header could pass for an object. `records` has the
 /// leaf and size class of each record.
 pub fn is_counted(object: &Sampled, records: &[(NodeId, u32)]) -> bool {
-    /// Maximum size of a small object, in bytes. Larger ones may have been resized in place and
-    /// keep their record.
+    /// Maximum size in bytes of objects that are not resized in place. Larger ones keep their
+    /// record when they are resized.
     const LARGEST_SMALL: u64 = 14 << 10;
     let record = records.get(object.record as usize);
     record.is_some_and(|(_, class)| match object.record {
@@ -162,8 +164,8 @@ pub fn is_counted(object: &Sampled, records: &[(NodeId, u32)]) -> bool {
 }
 
 /// Makes glibc return large tables to the kernel when they are dropped. By default, its threshold
-/// for that rises with each of them.
-fn give_back_tables() {
+/// for that rises each time such a table is freed.
+fn return_freed_tables() {
     #[cfg(target_env = "gnu")]
     // SAFETY: `mallopt` takes two numbers and may be called at any time.
     unsafe {
@@ -176,8 +178,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_never_counted_is_no_object() {
-        let is = |records: &[(NodeId, u32)], record, bytes| {
+    fn objects_without_a_matching_record_are_not_counted() {
+        let is_object = |records: &[(NodeId, u32)], record, bytes| {
             let object = Sampled {
                 at: 0x1000,
                 bytes,
@@ -191,9 +193,9 @@ mod tests {
         };
         let records = [(0, NO_CLASS), (5, 6), (7, NO_CLASS), (8, 20)];
         for (record, bytes) in [(1, 100), (3, 2_000_000), (3, 300_000)] {
-            assert!(is(&records, record, bytes), "{record} {bytes}");
+            assert!(is_object(&records, record, bytes), "{record} {bytes}");
         }
-        // Of another class; of an empty record; of none; of a table that was never full.
+        // Another size class; an empty record; no such record; `[table full]` without any sample.
         let others = [
             (1, 128),
             (2, 100),
@@ -203,9 +205,9 @@ mod tests {
             (0, 1 << 20),
         ];
         for (record, bytes) in others {
-            assert!(!is(&records, record, bytes), "{record} {bytes}");
+            assert!(!is_object(&records, record, bytes), "{record} {bytes}");
         }
         let full = [(0, 0)];
-        assert!(is(&full, 0, 0) && is(&full, 0, 1 << 20));
+        assert!(is_object(&full, 0, 0) && is_object(&full, 0, 1 << 20));
     }
 }

@@ -17,7 +17,7 @@ use super::base::{Amount, EPSILON, Share, Since};
 /// Losses of one stack, of one kind.
 #[derive(Clone, Debug)]
 pub struct Leak {
-    /// Leaf node of the stack; 0: `[table full]`.
+    /// Leaf node of the stack; 0 stands for `[table full]`.
     pub node: NodeId,
     /// Kind of loss: direct, in a cycle, or indirect.
     pub loss: Loss,
@@ -35,7 +35,8 @@ impl Leak {
     fn add(&mut self, lost: &Lost, share: Share) {
         let born = lost.object.born;
         if self.lost.samples == 0 || born.wrapping_sub(self.born) as i32 >= 0 {
-            (self.example, self.born) = (lost.object.at, born);
+            self.example = lost.object.at;
+            self.born = born;
         }
         self.lost.add_share(lost, share);
     }
@@ -127,7 +128,7 @@ impl Sum {
         self.variance += weight * (weight - 1.0) * bytes * bytes * share.bytes;
     }
 
-    /// Rounds values that differ from a whole number only by rounding errors.
+    /// Rounds values that differ from an integer only by rounding errors.
     fn settle(&mut self) {
         for number in [&mut self.objects, &mut self.bytes] {
             if (*number - number.round()).abs() < EPSILON {
@@ -154,8 +155,9 @@ pub struct Leaks {
 }
 
 impl Leaks {
-    /// Groups lost objects. `how` says how each is lost, if known; `stacks` has the leaf and size
-    /// class of each record; `now` is the tick of the check. With `since`, lists only what is new.
+    /// Groups lost objects. `how` has the cause of each loss, if known; `stacks` has the leaf and
+    /// size class of each record; `now` is the tick of the check. With `since`, lists only new
+    /// losses.
     pub fn of(
         lost: &[Lost],
         how: Option<&[How]>,
@@ -193,9 +195,9 @@ impl Leaks {
             let cause = cause.filter(|cause| *cause as usize != index);
             if let Some(cause) = cause.and_then(|cause| Some((cause, lost.get(cause as usize)?))) {
                 let node = stack(cause.1).unwrap_or_default().0;
-                let (of_cause, _) = self::loss(how.and_then(|how| how.get(cause.0 as usize)));
+                let (loss_of_cause, _) = self::loss(how.and_then(|how| how.get(cause.0 as usize)));
                 if loss == Loss::Indirect {
-                    let leak = entry(&mut leaks, node, of_cause);
+                    let leak = entry(&mut leaks, node, loss_of_cause);
                     leak.kept.add_share(object, share);
                 }
             }
@@ -204,7 +206,7 @@ impl Leaks {
             all.total.samples = since.samples;
             all.total.settle();
             leaks.values_mut().for_each(Leak::settle);
-            // A cause that is not new is not listed.
+            // The cause of a new loss may be an older loss, which is not listed.
             leaks.retain(|_, leak| leak.lost.samples > 0);
         }
         all.leaks = sorted(leaks.into_values().collect());
@@ -218,7 +220,7 @@ impl Leaks {
     }
 }
 
-/// Sorts by size. Indirect leaks come last, since repairing the others repairs them.
+/// Sorts by size. Indirect leaks come last, since fixing the other leaks fixes them too.
 fn sorted(mut leaks: Vec<Leak>) -> Vec<Leak> {
     let size = |leak: &Leak| leak.lost.bytes + leak.kept.bytes;
     leaks.sort_by(|a, b| {

@@ -24,19 +24,19 @@ impl Suppressions {
     ///
     /// The file cannot be read, or a line is invalid. The text names file and line.
     pub fn add_file(&mut self, path: &Path) -> Result<(), String> {
-        let shown = text::path(path);
+        let name = text::path(path);
         let mut bytes = Vec::new();
         File::open(path)
             .and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut bytes))
-            .map_err(|error| format!("{shown}: the suppressions cannot be read: {error}"))?;
+            .map_err(|error| format!("{name}: the suppressions cannot be read: {error}"))?;
         if bytes.len() as u64 > MAX_BYTES {
             return Err(format!(
-                "{shown}: more than {}, too large for a file of suppressions: name another",
+                "{name}: more than {}, too large for a file of suppressions: name another",
                 text::bytes(MAX_BYTES as f64)
             ));
         }
         self.add(&bytes)
-            .map_err(|(line, what)| format!("{shown}:{line}: {what}"))
+            .map_err(|(line, what)| format!("{name}:{line}: {what}"))
     }
 
     /// Adds suppressions that the program declares. The error text is for display.
@@ -101,14 +101,15 @@ fn matches(template: &str, text: &str) -> bool {
     if text.is_empty() {
         return false;
     }
-    let (mut template, mut is_start) = match template.strip_prefix('^') {
-        Some(rest) => (rest, true),
-        None => (template, false),
-    };
-    let (mut text, mut is_after_star) = (text, false);
+    let mut is_start = template.starts_with('^');
+    let mut template = template.strip_prefix('^').unwrap_or(template);
+    let mut text = text;
+    let mut is_after_star = false;
     while !template.is_empty() {
         if let Some(rest) = template.strip_prefix('*') {
-            (template, is_start, is_after_star) = (rest, false, true);
+            template = rest;
+            is_start = false;
+            is_after_star = true;
             continue;
         }
         if template.starts_with('$') {
@@ -124,8 +125,10 @@ fn matches(template: &str, text: &str) -> bool {
         let Some(found) = found else {
             return false;
         };
-        (text, template) = (&text[found + part.len()..], rest);
-        (is_start, is_after_star) = (false, false);
+        text = &text[found + part.len()..];
+        template = rest;
+        is_start = false;
+        is_after_star = false;
     }
     true
 }

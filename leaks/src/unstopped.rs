@@ -1,5 +1,5 @@
-//! Finds the threads of a running process: registers from the kernel for those that wait, and only
-//! the stacks of the others.
+//! Finds the threads of a running process: for waiting threads, the kernel shows registers; of the
+//! others, only the stacks are found.
 
 use std::ops::Range;
 
@@ -62,7 +62,8 @@ pub fn complete(threads: &mut Vec<Thread>, memory: &dyn Memory, heap: &Heap, reg
             found.extend((!is_known(range)).then_some((0, range.start, 0)));
             continue;
         }
-        if !region.name.is_empty() && region.name != b"[heap]" || region.is_shared {
+        let is_program_memory = region.name.is_empty() || region.name == b"[heap]";
+        if !is_program_memory || region.is_shared {
             continue;
         }
         for block in blocks(region, memory, heap, &mut left) {
@@ -111,13 +112,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waiting_threads_show_their_stacks_and_arguments() {
-        let of = |text: &str| waiting(7, text).map(|t| (t.sp, t.pc, t.words));
+    fn waiting_threads_have_stack_and_arguments() {
+        let parse = |text: &str| waiting(7, text).map(|t| (t.sp, t.pc, t.words));
         let call = "232 0x5 0x7ffc00001000 0x200 0x3e8 0x0 0x8 0x7ffc00000f90 0x7f0000012345\n";
         let words = vec![0x5, 0x7ffc_0000_1000, 0x200, 0x3e8, 0, 8];
-        assert_eq!(of(call), Some((0x7ffc_0000_0f90, 0x7f00_0001_2345, words)));
+        assert_eq!(
+            parse(call),
+            Some((0x7ffc_0000_0f90, 0x7f00_0001_2345, words))
+        );
         let stopped = "-1 0x7ffc00000f90 0x401000\n";
-        assert_eq!(of(stopped), Some((0x7ffc_0000_0f90, 0x40_1000, vec![])));
+        assert_eq!(parse(stopped), Some((0x7ffc_0000_0f90, 0x40_1000, vec![])));
         for text in [
             "running\n",
             "",
@@ -127,13 +131,13 @@ mod tests {
             "0 1 2 3\n",
             "\u{e9}",
         ] {
-            assert_eq!(of(text), None, "{text:?}");
+            assert_eq!(parse(text), None, "{text:?}");
         }
     }
 
     #[test]
     #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
-    fn a_thread_that_runs_is_found_by_its_control_block() {
+    fn a_running_thread_is_found_by_its_control_block() {
         use std::sync::mpsc::channel;
 
         use reachability::ProcessMemory;
@@ -142,15 +146,15 @@ mod tests {
         use super::super::memory::MomentMemory;
         use super::super::regions;
 
-        let (tell, told) = channel();
+        let (send, received) = channel();
         let (end, ended) = channel::<()>();
         let thread = std::thread::spawn(move || {
-            // SAFETY: takes nothing.
+            // SAFETY: the call takes no arguments.
             let tid = unsafe { libc::syscall(libc::SYS_gettid) } as i32;
-            tell.send((tid, &raw const tid as u64)).expect("heard");
+            send.send((tid, &raw const tid as u64)).expect("heard");
             let _ = ended.recv();
         });
-        let (tid, local) = told.recv().expect("a thread");
+        let (tid, local) = received.recv().expect("a thread");
         let pid = std::process::id() as i32;
         let maps = std::fs::read("/proc/self/maps").expect("our own");
         let regions = regions::parse(&maps);
@@ -158,11 +162,14 @@ mod tests {
         let heap = Heap::default();
         let mut threads = Vec::new();
         complete(&mut threads, &memory, &heap, &regions);
-        let own = threads.iter().find(|thread| thread.tid == tid);
-        let own = own.expect("its control block");
-        let word = ProcessMemory::of(pid).word(own.thread_pointer);
-        assert_eq!(word, Some(own.thread_pointer));
-        assert!((own.sp..own.thread_pointer).contains(&local), "{own:x?}");
+        let found = threads.iter().find(|thread| thread.tid == tid);
+        let found = found.expect("its control block");
+        let word = ProcessMemory::of(pid).word(found.thread_pointer);
+        assert_eq!(word, Some(found.thread_pointer));
+        assert!(
+            (found.sp..found.thread_pointer).contains(&local),
+            "{found:x?}"
+        );
         drop(end);
         thread.join().expect("no panic");
     }

@@ -30,7 +30,7 @@ pub struct Variables {
     pub identify: bool,
     /// True if a check that finds leaks is to be repeated with pointers at any address.
     pub test_alignment: bool,
-    /// True if a process under a debugger is checked, while it runs.
+    /// True if a process under a debugger is to be checked; it runs during the check.
     pub under_debugger: bool,
 }
 
@@ -38,8 +38,7 @@ impl Variables {
     /// Reads the variables through `get`. With `as_is`, they choose the roots.
     ///
     /// # Errors
-    ///
-    /// A value is not a number or out of range. The text is for display.
+    /// Text for display, if a value is not a number or out of range.
     pub fn read(get: impl Fn(&str) -> Option<String>, as_is: bool) -> Result<Self, String> {
         let mut options = Options::default();
         if as_is {
@@ -99,14 +98,14 @@ mod tests {
 
     fn read(set: &[(&str, &str)], as_is: bool) -> Result<Variables, String> {
         let get = |name: &str| {
-            let own = set.iter().find(|(n, _)| *n == name);
-            own.map(|(_, value)| (*value).to_owned())
+            let entry = set.iter().find(|(n, _)| *n == name);
+            entry.map(|(_, value)| (*value).to_owned())
         };
         Variables::read(get, as_is)
     }
 
     #[test]
-    fn what_is_not_set_changes_nothing() {
+    fn unset_variables_mean_the_defaults() {
         for as_is in [false, true] {
             let variables = read(&[], as_is).unwrap();
             assert_eq!(variables.options, Options::default());
@@ -115,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn roots_are_left_out_in_the_mode_as_is_alone() {
+    fn roots_are_excluded_only_in_the_mode_as_is() {
         for (value, is_root) in [("0", false), ("false", false), ("1", true), ("", true)] {
             let set = [(GLOBALS, value), (THREADS, "no")];
             let variables = read(&set, true).unwrap().options;
@@ -125,16 +124,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_besides_is_off_by_default() {
-        let of = |set: &[(&str, &str)]| {
+    fn additional_output_is_off_by_default() {
+        let flags = |set: &[(&str, &str)]| {
             let read = read(set, false).unwrap();
             (read.identify, read.test_alignment, read.under_debugger)
         };
-        assert_eq!(of(&[]), (false, false, false));
-        assert_eq!(of(&[(IDENTIFY, "1")]), (true, false, false));
-        assert_eq!(of(&[(TEST_ALIGNMENT, "true")]), (false, true, false));
-        assert_eq!(of(&[(UNDER_DEBUGGER, "yes")]), (false, false, true));
-        assert_eq!(of(&[(UNDER_DEBUGGER, "0")]), (false, false, false));
+        assert_eq!(flags(&[]), (false, false, false));
+        assert_eq!(flags(&[(IDENTIFY, "1")]), (true, false, false));
+        assert_eq!(flags(&[(TEST_ALIGNMENT, "true")]), (false, true, false));
+        assert_eq!(flags(&[(UNDER_DEBUGGER, "yes")]), (false, false, true));
+        assert_eq!(flags(&[(UNDER_DEBUGGER, "0")]), (false, false, false));
     }
 
     #[test]

@@ -93,7 +93,7 @@ pub fn by_size(view: &View) -> Option<BySize> {
 
 /// Returns true if each stack of the profile has objects of only one size class.
 fn knows_sizes(profile: &Profile) -> bool {
-    profile.sizes_apart && profile.block_sizes.len() == profile.stacks.len()
+    profile.split_by_size_class && profile.block_sizes.len() == profile.stacks.len()
 }
 
 /// Returns the size class of a stack's objects, which are all of one class.
@@ -131,7 +131,8 @@ fn class_of_mean(samples: u64, objects: f64, bytes: f64) -> u32 {
 /// Formats the sizes of a class: `64-127 B`, `1-2 KiB`.
 pub fn class_name(class: u32) -> String {
     const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    let (unit, low) = ((class / 10).min(6) as usize, 1u64 << (class % 10));
+    let unit = (class / 10).min(6) as usize;
+    let low = 1u64 << (class % 10);
     match class {
         0 => "0-1 B".to_owned(),
         1..10 => format!("{low}-{} B", 2 * low - 1),
@@ -249,15 +250,23 @@ mod tests {
             [1.0, 64.0, 1000.0, 1024.0, 65536.0].map(|interval| (interval, f64::from(n), n % 30))
         }) {
             let size = f64::from(1u32 << power);
-            let of = |size: f64| {
+            let estimated_class = |size: f64| {
                 let weight = 1.0 / (1.0 - (-size / interval).exp());
                 let objects = sum(samples, weight, 4096.0);
                 class_of_mean(samples as u64, objects, sum(samples, weight * size, 256.0))
             };
-            assert_eq!(of(size), power, "{samples} samples of {size} at {interval}");
-            // The next smaller size is told apart, unless a dump's decimals are too few.
+            assert_eq!(
+                estimated_class(size),
+                power,
+                "{samples} samples of {size} at {interval}"
+            );
+            // The next smaller size is distinguished, unless the dump has too few decimals.
             if (2.0..300.0).contains(&size) {
-                assert_eq!(of(size - 1.0), power - 1, "{size} - 1 at {interval}");
+                assert_eq!(
+                    estimated_class(size - 1.0),
+                    power - 1,
+                    "{size} - 1 at {interval}"
+                );
             }
         }
         assert_eq!(class_of_mean(1, 1e-9, f64::MAX), 63);
@@ -265,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_of_nonsense_are_zero() {
+    fn shares_of_nan_are_zero() {
         let mut sums = Sums::default();
         assert_eq!((sums.short_lived(), sums.lifetime()), (0.0, None));
         sums.detail.short_lived_objects = 5.0;

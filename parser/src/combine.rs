@@ -142,7 +142,7 @@ fn is_unsampled(dump: &Profile) -> bool {
     samples == Some(&0) && dump.is_of_memory() && dump.facts.leak_check.is_none()
 }
 
-/// Says of which processes dumps are added up.
+/// Describes the processes whose dumps are added up.
 fn added(dumps: &[Profile]) -> Option<String> {
     let process = |dump: &Profile| {
         let name = dump.facts.process.as_deref().unwrap_or("?");
@@ -247,32 +247,38 @@ mod tests {
     }
 
     #[test]
-    fn sums_name_what_they_are_of() {
-        let of = |pid: u32| {
+    fn sums_are_labelled() {
+        let dump_of = |pid: u32| {
             let mut profile = dump(1, 2);
-            (profile.facts.pid, profile.facts.process) = (Some(pid), Some("app".to_owned()));
+            profile.facts.pid = Some(pid);
+            profile.facts.process = Some("app".to_owned());
             profile
         };
-        assert_eq!(remarks(&[of(7)]), [""; 0]);
+        assert_eq!(remarks(&[dump_of(7)]), [""; 0]);
         assert_eq!(
-            remarks(&[of(7), of(8)]),
+            remarks(&[dump_of(7), dump_of(8)]),
             ["Sum of 2 dumps: app (7), app (8)"]
         );
-        assert_eq!(remarks(&[of(7), of(7)]), ["Sum of 2 dumps: app (7)"]);
-        let many: Vec<Profile> = (1..=7).map(of).collect();
+        assert_eq!(
+            remarks(&[dump_of(7), dump_of(7)]),
+            ["Sum of 2 dumps: app (7)"]
+        );
+        let many: Vec<Profile> = (1..=7).map(dump_of).collect();
         assert!(remarks(&many)[0].ends_with("app (4) and 3 more"));
     }
 
     #[test]
-    fn a_difference_is_of_the_time_between_the_dumps() {
-        let (early, late) = (dump(10, 16), dump(10, 22));
-        let (early, late) = (&[early][..], &[late][..]);
+    fn a_difference_has_the_time_between_the_dumps() {
+        let early = dump(10, 16);
+        let late = dump(10, 22);
+        let early = &[early][..];
+        let late = &[late][..];
         assert_eq!(time(late, early, false), Some((16, 6)));
         assert_eq!(time(early, late, false), Some((16, 6)), "the other way");
         assert_eq!(time(late, early, true), Some((10, 12)), "kept apart");
-        // Of two sessions with a pause between them.
+        // Two sessions with a pause between them.
         assert_eq!(time(&[dump(90, 99)], early, false), Some((16, 83)));
-        // As pprof has it.
+        // A profile without times has no duration, as in pprof.
         assert_eq!(time(&[Profile::default()], early, false), None);
     }
 }

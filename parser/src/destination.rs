@@ -57,8 +57,8 @@ impl Destination {
             Self::File(path) => to_file(path, content),
             Self::Named(path) => {
                 if !is_replaceable(path, content) {
-                    let shown = printable::path(path);
-                    bail!("{shown} exists and seems to be something else; name a file with -o");
+                    let path_text = printable::path(path);
+                    bail!("{path_text} exists and seems to be something else; name a file with -o");
                 }
                 to_file(path, content)
             }
@@ -67,7 +67,7 @@ impl Destination {
 }
 
 /// Returns the name of the output file for a dump, in the current directory.
-pub fn name_for(dump: &Path, ending: &str) -> PathBuf {
+pub fn name_for(dump: &Path, extension: &str) -> PathBuf {
     let name = if stdin::is_meant(dump) {
         "stdin".as_ref()
     } else {
@@ -81,7 +81,7 @@ pub fn name_for(dump: &Path, ending: &str) -> PathBuf {
     }
     let mut name = stem.as_os_str().to_owned();
     name.push(".");
-    name.push(ending);
+    name.push(extension);
     name.into()
 }
 
@@ -100,8 +100,8 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
 /// Bytes by which an earlier output is recognised.
 const SIGNATURE_SIZE: usize = 90;
 
-/// Returns true if nothing would be lost by writing to `path`: there is no file, or an earlier
-/// output of this kind.
+/// Returns true if nothing would be lost by writing to `path`: there is no file, or it is an
+/// earlier output of this kind.
 fn is_replaceable(path: &Path, content: &[u8]) -> bool {
     let found = match fs::symlink_metadata(path) {
         Err(_) => return true,
@@ -157,15 +157,17 @@ fn to_file(path: &Path, content: &[u8]) -> Result<()> {
 /// Returns the error of a failed write. If the disk is full, it states the needed and the free
 /// size.
 fn failure(path: &Path, error: io::Error, content: &[u8]) -> anyhow::Error {
-    let shown = printable::path(path);
+    let path_text = printable::path(path);
     let is_short = matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT));
     match free_bytes(directory(path)).filter(|_| is_short) {
         Some(free) => {
             let sizes = [content.len() as u64, free].map(shown_bytes);
             let [needed, free] = sizes;
-            anyhow!("{shown} needs {needed}, {free} are free: make room, or name another with -o")
+            anyhow!(
+                "{path_text} needs {needed}, {free} are free: make room, or name another with -o"
+            )
         }
-        None => anyhow::Error::from(error).context(format!("{shown} cannot be written")),
+        None => anyhow::Error::from(error).context(format!("{path_text} cannot be written")),
     }
 }
 
@@ -240,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_appear_whole_and_leave_nothing_else() {
+    fn files_are_written_atomically() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("out.svg");
         fs::write(&path, "old").unwrap();
@@ -252,7 +254,7 @@ mod tests {
 
     #[test]
     fn outputs_are_named_after_dumps() {
-        let name = |dump: &str, ending| name_for(Path::new(dump), ending);
+        let name = |dump: &str, extension| name_for(Path::new(dump), extension);
         assert_eq!(name("/tmp/x.heap", "html"), Path::new("x.html"));
         assert_eq!(
             name("a.4711.0001.heap", "svg"),

@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tag_ranges_are_as_pprof_reads_them() {
+    fn tag_ranges_match_pprof() {
         let sized = |n| vec![("bytes".to_owned(), LabelValue::Number(n, "bytes".into()))];
         let cases = [
             ("32kb", 32 << 10, 33 << 10),

@@ -132,7 +132,8 @@ impl Graph {
         let flats = graph.nodes.iter().map(|n| n.flat);
         let total = flats.fold(0, i64::saturating_add);
         let cutoff = |fraction: f64| ((total as f64 * fraction) as i64).saturating_abs();
-        let (node_cutoff, edge_cutoff) = (cutoff(trim.node_fraction), cutoff(trim.edge_fraction));
+        let node_cutoff = cutoff(trim.node_fraction);
+        let edge_cutoff = cutoff(trim.edge_fraction);
         let all = graph.nodes.len();
         let is_heavy = |n: &&Node| n.cum.saturating_abs() >= node_cutoff;
         if !graph.nodes.iter().all(|n| is_heavy(&n)) {
@@ -176,7 +177,8 @@ impl Graph {
             .collect();
         let mut sorted: Vec<usize> = (0..self.nodes.len()).collect();
         sorted.sort_by(|&a, &b| {
-            let (x, y) = (&self.nodes[a], &self.nodes[b]);
+            let x = &self.nodes[a];
+            let y = &self.nodes[b];
             let second = |n: &Node| if order == Order::Flat { n.cum } else { n.flat };
             scores[b]
                 .cmp(&scores[a])
@@ -310,7 +312,8 @@ impl Graph {
         let name = |end: u32| nodes.name(self.id(end));
         let mut sorted = edges.to_vec();
         sorted.sort_by(|&a, &b| {
-            let (x, y) = (&self.edges[a as usize], &self.edges[b as usize]);
+            let x = &self.edges[a as usize];
+            let y = &self.edges[b as usize];
             let weight = |e: &Edge| e.weight.saturating_abs();
             weight(y)
                 .cmp(&weight(x))
@@ -440,7 +443,7 @@ impl Builder {
         let next = self.edges.len() as u32;
         let edge = *self
             .index
-            .entry(u64::from(from) << 32 | u64::from(to))
+            .entry((u64::from(from) << 32) | u64::from(to))
             .or_insert(next);
         if edge == next {
             self.edges.push(Edge {

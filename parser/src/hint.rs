@@ -50,8 +50,8 @@ struct Unnamed {
 /// to get the names. Omits files for which a warning already explains why they were not read.
 pub fn unnamed(view: &View, sources: &Sources, warnings: &[String]) -> Option<String> {
     let is_explained = |file: &Path| {
-        let shown = printable::path(file);
-        warnings.iter().any(|warning| warning.contains(&shown))
+        let path_text = printable::path(file);
+        warnings.iter().any(|warning| warning.contains(&path_text))
     };
     let unnamed = Unnamed::count(view, is_explained);
     // The total of a difference is less than the sum of its changes.
@@ -165,17 +165,17 @@ impl Unnamed {
             let value = value.saturating_abs();
             let add = |sum: &mut i64| *sum = sum.saturating_add(value);
             add(&mut unnamed.all);
-            let shown = frames.iter().filter(|&&frame| !view.is_hidden(frame));
-            let shown: Vec<u32> = shown.copied().collect();
+            let visible = frames.iter().filter(|&&frame| !view.is_hidden(frame));
+            let visible: Vec<u32> = visible.copied().collect();
             let file = |frame: &u32| files[*frame as usize];
-            let innermost = shown.first().and_then(file);
+            let innermost = visible.first().and_then(file);
             // The start-up code of programs and threads is ignored: the C library, and the entry
             // point that the kernel starts, which has no name in stripped programs.
-            let mut frames = &shown[..];
+            let mut frames = &visible[..];
             if let [rest @ .., caller, _] = frames
                 && starts(caller)
             {
-                frames = &shown[..rest.len() + 1];
+                frames = &visible[..rest.len() + 1];
             }
             let mut own: Vec<&Path> = frames.iter().filter_map(file).collect();
             own.retain(|path| innermost == Some(path) || !is_starting(path));
@@ -245,7 +245,7 @@ mod tests {
 
     /// Returns the hint for these stacks of 1000 bytes each, where only the addresses `named` have
     /// names.
-    fn said(stacks: &[&[u64]], named: &[u64]) -> Option<String> {
+    fn message(stacks: &[&[u64]], named: &[u64]) -> Option<String> {
         let mut builder = ProfileBuilder::new(1);
         for (start, path) in [
             (PROGRAM, "/opt/none/program"),
@@ -297,11 +297,11 @@ mod tests {
     #[test]
     fn shares_of_unnamed_code_and_its_callees_are_reported() {
         let named = [LIBRARY, LIBC];
-        let own = said(&[&[PROGRAM, LIBC]], &named).unwrap();
+        let own = message(&[&[PROGRAM, LIBC]], &named).unwrap();
         let expected =
             "100% of the bytes were allocated by code without names (/opt/none/program 100%); ";
         assert!(own.starts_with(expected), "{own}");
-        let called = said(&[&[LIBRARY, PROGRAM, LIBC]], &named).unwrap();
+        let called = message(&[&[LIBRARY, PROGRAM, LIBC]], &named).unwrap();
         let expected = "100% of the bytes were allocated by functions called by code without names \
                         (/opt/none/program 100%); ";
         assert!(called.starts_with(expected), "{called}");
@@ -311,22 +311,23 @@ mod tests {
             &[LIBRARY],
             &[LIBRARY],
         ];
-        let both = said(&stacks, &named).unwrap();
+        let both = message(&stacks, &named).unwrap();
         let expected = "25% of the bytes were allocated by code without names, 25% by functions that it called (/opt/none/program 50%)";
         assert!(both.starts_with(expected), "{both}");
     }
 
     #[test]
     fn launchers_get_no_hint() {
-        let (main, start) = (PROGRAM, PROGRAM + 0x100);
-        // As in stripped programs that export their functions: `_start` alone has no name.
+        let main = PROGRAM;
+        let start = PROGRAM + 0x100;
+        // In stripped programs that export their functions, only `_start` has no name.
         let stack: &[u64] = &[LIBRARY, main, LIBC, start];
-        assert_eq!(said(&[stack], &[LIBRARY, main, LIBC]), None);
-        assert_eq!(said(&[stack], &[LIBRARY, main]), None);
-        // Without main's name, there is something to gain.
-        assert!(said(&[stack], &[LIBRARY, LIBC]).is_some());
+        assert_eq!(message(&[stack], &[LIBRARY, main, LIBC]), None);
+        assert_eq!(message(&[stack], &[LIBRARY, main]), None);
+        // If main has no name, symbols would help.
+        assert!(message(&[stack], &[LIBRARY, LIBC]).is_some());
         // Nor of little.
         let stacks: Vec<&[u64]> = [vec![&[LIBRARY][..]; 30], vec![&[PROGRAM][..]]].concat();
-        assert_eq!(said(&stacks, &[LIBRARY]), None);
+        assert_eq!(message(&stacks, &[LIBRARY]), None);
     }
 }

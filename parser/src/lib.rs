@@ -129,7 +129,7 @@ pub fn render(selection: &Selection, output: &Output, options: &Options) -> Resu
         ..
     } = selection;
     let Format { flag, needs, .. } = output.format();
-    if let (true, Some(sampling)) = (needs.memory, &view.profile().facts.cpu) {
+    if let (true, Some(sampling)) = (needs.heap_only, &view.profile().facts.cpu) {
         bail!(
             "--{flag} is for memory, but this is a profile of {}: give it a dump (.heap)",
             sampling.mode

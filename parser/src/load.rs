@@ -190,12 +190,12 @@ fn starts_with<const N: usize>(file: &Path, magic: &[u8; N]) -> bool {
 
 /// Returns the error for a program that was given as a dump.
 fn swapped(file: &Path, sources: &Sources, error: ReadError) -> anyhow::Error {
-    let shown = printable::path(file);
+    let path_text = printable::path(file);
     let binary = sources.binary.as_deref();
     match binary.filter(|binary| heap_format::open(binary).is_ok()) {
         Some(dump) => anyhow!(
-            "{shown} is a program, not a profile, and {dump} is a profile: they seem to be \
-             swapped; use -p {shown} -f {dump}",
+            "{path_text} is a program, not a profile, and {dump} is a profile: they seem to be \
+             swapped; use -p {path_text} -f {dump}",
             dump = printable::path(dump)
         ),
         None => match error {
@@ -207,13 +207,13 @@ fn swapped(file: &Path, sources: &Sources, error: ReadError) -> anyhow::Error {
 
 /// Returns the error for a directory that was given as a dump, with the newest dump in it.
 fn directory(file: &Path) -> anyhow::Error {
-    let shown = printable::path(file);
+    let path_text = printable::path(file);
     match nearest::newest_dump(file) {
         Some(dump) => anyhow!(
-            "{shown}: is a directory; name a dump in it, such as the newest: {}",
+            "{path_text}: is a directory; name a dump in it, such as the newest: {}",
             printable::path(&dump)
         ),
-        None => anyhow!("{shown}: is a directory, in which there is no dump; name a file"),
+        None => anyhow!("{path_text}: is a directory, in which there is no dump; name a file"),
     }
 }
 
@@ -263,9 +263,10 @@ fn combined(
         };
         of_one_kind(&sources, needs, profiles, warn)
     };
-    let (heap, cpu) = (combine(heap)?, combine(cpu)?);
+    let heap = combine(heap)?;
+    let cpu = combine(cpu)?;
     Ok(Combined {
-        profile: beside::beside(heap.profile, &cpu.profile),
+        profile: beside::combine(heap.profile, &cpu.profile),
         series: heap.series,
         base_rule: heap.base_rule,
     })
@@ -279,8 +280,9 @@ fn check_beside(
     cpu: &[(Profile, PathBuf)],
 ) -> Result<()> {
     let [(heap, heap_file), (cpu, cpu_file)] = [&heap[0], &cpu[0]];
-    let (a, b) = (stdin::shown(heap_file), stdin::shown(cpu_file));
-    if !needs.beside {
+    let a = stdin::shown(heap_file);
+    let b = stdin::shown(cpu_file);
+    if !needs.accepts_cpu_profile {
         bail!("{a} is of memory and {b} of time: only --html shows both, on one page");
     }
     if !heap.is_of_memory() {

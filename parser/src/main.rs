@@ -83,10 +83,16 @@ fn run(cli: &Cli) -> Result<()> {
 }
 
 fn destination(cli: &Cli) -> Destination {
-    match (cli.file(), cli.report.ending(), last(&cli.dumps()).cloned()) {
+    match (
+        cli.file(),
+        cli.report.extension(),
+        last(&cli.dumps()).cloned(),
+    ) {
         (Some(file), _, _) => Destination::File(file.to_path_buf()),
-        (None, Some(ending), Some(dump)) if cli.output.is_none() && io::stdout().is_terminal() => {
-            Destination::Named(destination::name_for(&dump, ending))
+        (None, Some(extension), Some(dump))
+            if cli.output.is_none() && io::stdout().is_terminal() =>
+        {
+            Destination::Named(destination::name_for(&dump, extension))
         }
         _ => Destination::Stdout,
     }

@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn labels_are_as_pprof_prints_them() {
+    fn labels_match_pprof() {
         let cases = [
             (0, "0"),
             (1, "1B"),
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn both_spellings_of_a_unit_are_one() {
+    fn both_spellings_of_a_unit_are_equal() {
         for (ours, theirs) in [
             ("KiB", "kB"),
             ("MiB", "MB"),
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn percentages_are_as_pprof_prints_them() {
+    fn percentages_match_pprof() {
         let cases = [
             (0, "    0%"),
             (100_000_000, "  100%"),

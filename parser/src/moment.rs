@@ -8,9 +8,14 @@ const MONTHS: [&str; 12] = [
 pub fn moment(unix_ns: u64) -> String {
     let minutes = unix_ns / 60_000_000_000;
     let (year, month, day) = date((minutes / (24 * 60)) as i64);
-    let (hour, minute) = (minutes / 60 % 24, minutes % 60);
+    let hour = minutes / 60 % 24;
+    let minute = minutes % 60;
     let half = if hour < 12 { "am" } else { "pm" };
-    let hour = if hour % 12 == 0 { 12 } else { hour % 12 };
+    let hour = if hour.is_multiple_of(12) {
+        12
+    } else {
+        hour % 12
+    };
     let month = MONTHS[month as usize - 1];
     format!("{month} {day}, {year} at {hour}:{minute:02}{half} (UTC)")
 }
@@ -36,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn moments_are_as_date_prints_them() {
+    fn times_match_date() {
         let cases = [
             (0, "Jan 1, 1970 at 12:00am (UTC)"),
             (951_782_399, "Feb 28, 2000 at 11:59pm (UTC)"),

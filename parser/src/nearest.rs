@@ -84,8 +84,8 @@ fn functions<'a>(pattern: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a
     let wanted: Vec<String> = pattern.split('|').map(letters).collect();
     let score = |name: &str| {
         let whole = crate::view::without_parameters(name).to_lowercase();
-        let of = |wanted: &String| unlikeness(wanted, &whole);
-        wanted.iter().map(of).min().unwrap_or(NONE)
+        let distance = |wanted: &String| unlikeness(wanted, &whole);
+        wanted.iter().map(distance).min().unwrap_or(NONE)
     };
     let named = names.filter(|name| !name.is_empty()).take(MAX_NAMES);
     let mut found: Vec<(u32, &str)> = named.map(|name| (score(name), name)).collect();
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn near_words_are_found_and_far_ones_are_not() {
+    fn only_similar_words_are_found() {
         let words = ["flame", "focus", "folded", "files"];
         let near = |typed| word(typed, words.into_iter());
         assert_eq!(near("flmae"), Some("flame"));
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_are_compared_without_what_surrounds_their_names() {
+    fn functions_are_compared_by_their_bare_names() {
         let names = [
             "shop::Room::fill(int)",
             "dictAdd",

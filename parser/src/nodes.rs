@@ -62,8 +62,8 @@ pub fn origin(profile: &Profile, location: &Location) -> Origin {
     // all.
     let Some(mapping) = profile.mappings.get(location.mapping as usize) else {
         let mut lines = profile.lines_of(location).iter();
-        let is_one = |line: &Line| is_of_perf_map(&profile.functions[line.function as usize]);
-        return if lines.any(is_one) {
+        let is_python = |line: &Line| is_of_perf_map(&profile.functions[line.function as usize]);
+        return if lines.any(is_python) {
             Origin::Python
         } else if !profile.mappings.is_empty() {
             // The format lists files, and this address is in none of them.
@@ -73,17 +73,19 @@ pub fn origin(profile: &Profile, location: &Location) -> Origin {
         };
     };
     let path = mapping.path.as_os_str().as_bytes();
-    let made = ["//anon", "[anon", "/memfd:"];
-    let is_made = match path {
+    let anonymous = ["//anon", "[anon", "/memfd:"];
+    let is_anonymous = match path {
         // Some writers of pprof's format name no file at all: Go's, if the system lists no mappings.
         b"" => {
             let names_files =
                 profile.format != Format::Pprof || profile.mappings.iter().any(has_file);
             mapping.contains(location.address) && names_files
         }
-        path => made.iter().any(|start| path.starts_with(start.as_bytes())),
+        path => anonymous
+            .iter()
+            .any(|start| path.starts_with(start.as_bytes())),
     };
-    if !is_made {
+    if !is_anonymous {
         return Origin::Program;
     }
     let mut lines = profile.lines_of(location).iter();
@@ -104,9 +106,9 @@ fn has_file(mapping: &Mapping) -> bool {
 
 /// Returns true if a function has the name of a Python trampoline: `py::work:/srv/app.py`.
 fn is_of_perf_map(function: &Function) -> bool {
-    let place = function.system_name.strip_prefix(TRAMPOLINE);
-    let place = place.and_then(|place| place.strip_prefix(function.name.as_str()));
-    let file = place.and_then(|place| place.strip_prefix(':'));
+    let file = (function.system_name.strip_prefix(TRAMPOLINE))
+        .and_then(|rest| rest.strip_prefix(function.name.as_str()))
+        .and_then(|rest| rest.strip_prefix(':'));
     file.is_some_and(|file| !file.is_empty() && file == function.file)
 }
 
@@ -180,8 +182,8 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    /// Groups the frames of `view`. `inlines`: inlined functions are entries of their own.
-    /// `objects`: equal functions of different object files are different entries.
+    /// Groups the frames of `view`. With `inlines`, inlined functions are separate entries. With
+    /// `objects`, equal functions of different object files are different entries.
     pub fn new(view: &View, granularity: Granularity, inlines: bool, objects: bool) -> Self {
         let mut known: HashMap<Info, u32> = HashMap::new();
         let mut nodes = Self {
@@ -292,7 +294,7 @@ fn of_line(function: &Function, line: u32, granularity: Granularity, origin: Ori
     if !by_name || is_script {
         info.file = clean(&function.file);
     }
-    // JIT code without line numbers gets the first line of the function.
+    // JIT code without line numbers gets the first line of its function.
     let line = match line {
         0 if is_script => function.start_line,
         line => line,
@@ -352,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn generated_code_is_recognised_without_mappings_that_have_no_file() {
+    fn jit_code_is_recognised_when_anonymous_mappings_are_not_listed() {
         let origin_of = |system_name: &str, mappings: Vec<Mapping>| {
             let profile = Profile {
                 mappings,
@@ -375,7 +377,7 @@ mod tests {
         };
         let python = origin_of("py::work:/srv/app.py", Vec::new());
         assert_eq!(python, Origin::Python);
-        // Formats that name no files: it may be the program's own.
+        // Without mappings, the code may be the program's own.
         assert_eq!(origin_of("py::work(int)", Vec::new()), Origin::Program);
         let of_a_file = || vec![Mapping::default()];
         let python = origin_of("py::work:/srv/app.py", of_a_file());
@@ -384,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mapping_without_a_file_is_of_generated_code_only_beside_files() {
+    fn anonymous_mappings_are_jit_code_only_if_files_are_mapped_too() {
         let origin_in = |mappings: Vec<Mapping>| {
             let profile = Profile {
                 format: Format::Pprof,

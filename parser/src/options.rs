@@ -9,7 +9,7 @@ use crate::nodes::Granularity;
 /// Options of what to show of a profile, and how. The default is that of the command line.
 #[derive(Debug)]
 pub struct Options {
-    /// Column to show, by name or index. `None`: the profile's default.
+    /// Column to show, by name or index; `None` for the profile's default.
     pub column: Option<String>,
     /// Filters of stacks and frames.
     pub filters: Filters,
@@ -23,7 +23,7 @@ pub struct Options {
     pub order: Order,
     /// Drop small entries, by the next three limits.
     pub trim: bool,
-    /// Maximum number of entries; 0 for all. `None`: the format's default.
+    /// Maximum number of entries; 0 for all, `None` for the format's default.
     pub node_count: Option<usize>,
     /// Minimum share of the total for an entry.
     pub node_fraction: f64,
@@ -41,7 +41,7 @@ pub struct Options {
     pub divide_by: f64,
     /// Omit program and type from the legend.
     pub compact_labels: bool,
-    /// Program for titles. `None`: that of the profile.
+    /// Program for titles; `None` for that of the profile.
     pub program: Option<PathBuf>,
     /// Input files, for titles.
     pub files: Vec<PathBuf>,

@@ -29,7 +29,8 @@ pub fn remark(profile: &Profile) -> Option<String> {
             })
         })
         .collect();
-    let (mut all, mut run) = (0i64, 0i64);
+    let mut all = 0i64;
+    let mut run = 0i64;
     let columns = profile.sample_types.len();
     for index in 0..profile.stacks.len() {
         let value = profile.values[index * columns + profile.default_type].saturating_abs();
@@ -83,16 +84,16 @@ mod tests {
     }
 
     #[test]
-    fn php_whose_scripts_are_not_seen_is_told_how_they_are() {
-        let said = of("/usr/bin/php8.2", "php_module_startup").unwrap();
-        assert!(said.contains("USE_ZEND_ALLOC=0"), "{said}");
+    fn php_without_scripts_gets_advice() {
+        let message = of("/usr/bin/php8.2", "php_module_startup").unwrap();
+        assert!(message.contains("USE_ZEND_ALLOC=0"), "{message}");
         assert_eq!(of("/usr/bin/php8.2", "execute_ex"), None);
         assert_eq!(of("/usr/bin/phpize", "main"), None);
         assert_eq!(of("/usr/bin/python3", "main"), None);
     }
 
     #[test]
-    fn php_is_known_by_its_names() {
+    fn php_is_recognised_by_its_functions() {
         for path in [
             "/usr/sbin/php-fpm8.2",
             "/usr/lib/libphp.so",

@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_that_holds_most_is_named() {
+    fn the_line_with_the_most_is_named() {
         let view = view();
         let lines = Nodes::new(&view, Granularity::Lines, true, false);
         let mut held: HashMap<String, i64> = HashMap::new();
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_have_a_place_get_no_other() {
+    fn names_with_a_place_keep_it() {
         let view = view();
         for granularity in [Granularity::Lines, Granularity::Files] {
             let nodes = Nodes::new(&view, granularity, true, false);

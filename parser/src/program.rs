@@ -112,7 +112,9 @@ pub fn find(
     files: &[PathBuf],
     force: bool,
 ) -> Result<Option<PathBuf>, Vec<NoProgram>> {
-    let (mut programs, mut missing, mut done_without) = (Vec::new(), Vec::new(), false);
+    let mut programs = Vec::new();
+    let mut missing = Vec::new();
+    let mut done_without = false;
     let unnamed = dumps.iter().zip(files).filter(|(p, _)| !is_symbolized(p));
     for (profile, file) in unnamed {
         match of_dump(profile, force) {

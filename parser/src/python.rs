@@ -10,8 +10,8 @@ pub use symbols::interpreter::Shown;
 
 use crate::nodes::{Origin, origin};
 
-/// Drops the frames that `shown` excludes. `merged`: merges stacks that become equal. Returns a
-/// warning for the user.
+/// Drops the frames that `shown` excludes. With `merged`, merges stacks that become equal. Returns
+/// a warning for the user.
 pub fn narrow(profile: &mut Profile, shown: Shown, merged: bool) -> Option<String> {
     let python: Vec<bool> = profile
         .locations
@@ -56,8 +56,8 @@ const FREE_THREADED: &str = "free-threaded";
 /// Returns a remark if the interpreter's small objects are not in the profile.
 pub fn hidden_objects(profile: &Profile) -> Option<String> {
     let hides = profile.facts.python_hides == Some(true) && profile.facts.cpu.is_none();
-    let is_unlocked = |python: &String| python.contains(FREE_THREADED);
-    if hides && profile.facts.python.as_ref().is_some_and(is_unlocked) {
+    let is_free_threaded = |python: &String| python.contains(FREE_THREADED);
+    if hides && profile.facts.python.as_ref().is_some_and(is_free_threaded) {
         return Some(
             "Python objects are missing here: a free-threaded build takes them from its own allocator; what extensions take is included"
                 .to_owned(),

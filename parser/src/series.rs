@@ -27,7 +27,8 @@ impl Series {
         if !force {
             for i in 1..profiles.len() {
                 if let Some(what) = difference(&profiles[0], &profiles[i]) {
-                    let (a, b) = (stdin::shown(&files[0]), stdin::shown(&files[i]));
+                    let a = stdin::shown(&files[0]);
+                    let b = stdin::shown(&files[i]);
                     bail!(
                         "{a} and {b} are not of one session: {what}; growth needs several dumps \
                          of one session (mem_profiler --every 60s), or --force"
@@ -175,7 +176,8 @@ pub fn check_base(dumps: Named, bases: Named) -> Result<()> {
             continue;
         };
         if differences.iter().all(Option::is_some) {
-            let (a, b) = (stdin::shown(&dumps.files[0]), stdin::shown(base_file));
+            let a = stdin::shown(&dumps.files[0]);
+            let b = stdin::shown(base_file);
             bail!(
                 "{a} and {b} are not of one session: {what}; a difference needs two dumps of one \
                  session, or --force"
@@ -204,7 +206,8 @@ fn base_difference(dump: &Profile, base: &Profile) -> Option<String> {
         }
     });
     let what = |((_, a), (_, b)): ((_, OsString), (_, OsString))| {
-        let (a, b) = (Path::new(&a), Path::new(&b));
+        let a = Path::new(&a);
+        let b = Path::new(&b);
         if a == b {
             format!("two builds of {}", printable::path(a))
         } else {
@@ -228,7 +231,8 @@ fn differ<T: PartialEq>(a: &Option<T>, b: &Option<T>) -> bool {
 
 /// Returns the difference that proves that two profiles are not of one process.
 pub fn process_difference(a: &Profile, b: &Profile) -> Option<String> {
-    let (a, b) = (&a.facts, &b.facts);
+    let a = &a.facts;
+    let b = &b.facts;
     if differ(&a.pid, &b.pid) {
         let id = |pid: Option<u32>| pid.unwrap_or_default();
         return Some(format!("processes {} and {}", id(a.pid), id(b.pid)));
@@ -275,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn dumps_are_put_in_the_order_of_time() {
+    fn dumps_are_sorted_by_time() {
         let ends = [5_000_000_000, 2_000_000_000, 9_000_000_000, 3_000_000_000];
         let mut dumps = ends.map(|end| dump(1, 1, Some(end)));
         let mut names = files(4);
@@ -309,11 +313,9 @@ mod tests {
     }
 
     #[test]
-    fn a_base_is_put_before_its_dump_only_if_it_is_earlier() {
-        let (early, late) = (
-            dump(1, 1, Some(2_000_000_000)),
-            dump(1, 1, Some(4_500_000_000)),
-        );
+    fn a_base_is_sorted_first_only_if_it_is_earlier() {
+        let early = dump(1, 1, Some(2_000_000_000));
+        let late = dump(1, 1, Some(4_500_000_000));
         assert_eq!(Series::of_two(&early, &late).moments, [0.0, 2.5]);
         assert_eq!(Series::of_two(&late, &early), Series::default());
         let other = dump(2, 1, Some(4_500_000_000));
@@ -322,10 +324,10 @@ mod tests {
 
     #[test]
     fn ten_thousand_is_after_9999() {
-        // As a shell names them.
+        // The order in which a shell expands `*`.
         let names = ["app.1.10000.heap", "app.1.9998.heap", "app.1.9999.heap"];
         let ordered = ["app.1.9998.heap", "app.1.9999.heap", "app.1.10000.heap"];
-        // Of a session that is over: the end of all is the same. And without times.
+        // The session is over, so all dumps have the same end; then without times.
         for end in [Some(5), None] {
             let mut dumps = [10_000, 9998, 9999].map(|number| {
                 let mut dump = dump(1, 1, end);
@@ -342,7 +344,7 @@ mod tests {
                 assert_eq!(kept[0].facts.sequence, Some(10_000));
             }
         }
-        // Names that say nothing of an order.
+        // Names without an order.
         let mut files = ["late.heap", "early.heap"].map(PathBuf::from);
         let given = files.clone();
         Series::sort(&mut [dump(1, 1, None), dump(1, 1, None)], &mut files, false).unwrap();
@@ -350,13 +352,14 @@ mod tests {
     }
 
     fn last(dumps: Vec<Profile>) -> (Vec<Option<u64>>, Vec<String>) {
-        let (names, mut warnings) = (files(dumps.len()), Vec::new());
+        let names = files(dumps.len());
+        let mut warnings = Vec::new();
         let kept = last_of_each(dumps, &names, &mut |warning| warnings.push(warning));
         (kept.iter().map(|p| p.facts.end_unix_ns).collect(), warnings)
     }
 
     #[test]
-    fn of_each_session_the_last_dump_counts() {
+    fn the_last_dump_of_each_session_is_used() {
         let dumps = vec![
             dump(1, 1, Some(5)),
             dump(2, 1, Some(6)),
@@ -381,7 +384,7 @@ mod tests {
             dump.facts.start_unix_ns = None;
         }
         assert_eq!(last(dumps), (vec![Some(5), Some(6)], vec![]));
-        // One among them changes nothing for the others.
+        // A dump without an end does not change the order of the others.
         let (ends, warnings) = last(vec![
             dump(1, 1, Some(5)),
             dump(1, 1, None),
@@ -391,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn a_base_is_of_the_session_of_one_of_the_dumps() {
+    fn a_base_must_be_of_a_dumps_session() {
         let check = |dumps: &[Profile], base: Profile| {
             let names = files(2);
             let dumps = Named {

@@ -200,7 +200,7 @@ impl Found {
 }
 
 /// Opens a file with `O_PATH`, component by component, without following symbolic links that may be
-/// created meanwhile. Also returns true if everybody can reach and read it.
+/// created at any time. Also returns true if everybody can reach and read it.
 fn walk(path: &Path) -> io::Result<(File, bool)> {
     let mut hold = opening::hold(Path::new("/"), libc::O_DIRECTORY)?;
     let mut public = true;
@@ -240,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_called_as_sources_are_sources() {
+    fn files_named_like_sources_are_sources() {
         let yes = [
             "/a/x.c",
             "src/lib.rs",

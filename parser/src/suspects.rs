@@ -121,7 +121,8 @@ struct Last {
 
 fn gather(view: &View, nodes: &Nodes, columns: &Columns, dumps: usize) -> HashMap<Vec<u32>, Sums> {
     let profile = view.profile();
-    let (own, numbers) = (Own::new(profile), dump_numbers(profile, dumps));
+    let own = Own::new(profile);
+    let numbers = dump_numbers(profile, dumps);
     let bytes = |stack: usize| profile.values_of(stack)[columns.bytes].unsigned_abs();
     let mut largest: Vec<(usize, &[u32])> = view
         .stacks()
@@ -131,8 +132,8 @@ fn gather(view: &View, nodes: &Nodes, columns: &Columns, dumps: usize) -> HashMa
     largest.sort_by_key(|&(i, _)| (std::cmp::Reverse(bytes(i)), i));
     largest.truncate(MAX_STACKS.saturating_mul(dumps));
     let entries = |frames: &[u32]| -> Vec<u32> {
-        let shown = frames.iter().filter(|&&f| !view.is_hidden(f));
-        let entries = shown.flat_map(|&f| nodes.of_location(f).iter().copied());
+        let visible = frames.iter().filter(|&&f| !view.is_hidden(f));
+        let entries = visible.flat_map(|&f| nodes.of_location(f).iter().copied());
         entries.collect()
     };
     let number = |stack: usize| numbers.get(stack).copied().unwrap_or(dumps - 1);
@@ -288,7 +289,7 @@ mod tests {
         }
     }
 
-    /// A dump with these stacks, each at an address of its own.
+    /// Returns a dump with these stacks, each at its own address.
     fn dump(stacks: &[Detail]) -> Profile {
         let mut builder = ProfileBuilder::new(1024);
         for (i, detail) in stacks.iter().enumerate() {
@@ -308,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_old_and_never_freed_counts_whole() {
+    fn old_stacks_without_frees_count_fully() {
         let leak = detail(100.0, 0.0, 50.0, 0.0);
         let cache = detail(100.0, 50.0, 50.0, 50.0);
         let slow = detail(100.0, 50.0, 5000.0, 50.0);
@@ -323,7 +324,7 @@ mod tests {
 
     /// A growing vector: its last buffer stays live, the smaller ones before it do not.
     #[test]
-    fn what_a_stack_freed_of_other_sizes_was_not_kept() {
+    fn frees_of_other_size_classes_do_not_count() {
         let mut builder = ProfileBuilder::new(1024);
         builder.stack([0x1001], &detail(100.0, 0.0, 50.0, 0.0));
         builder.stack([0x1001], &detail(300.0, 300.0, 0.0, 2.0));
@@ -338,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn steady_growth_is_ranked_before_more_that_stays() {
+    fn steady_growth_is_ranked_before_larger_constant_stacks() {
         let series: Vec<Profile> = (0..6)
             .map(|i| {
                 let leak = detail(1000.0 + 200.0 * f64::from(i), 0.0, 50.0, 0.0);
@@ -355,7 +356,7 @@ mod tests {
         let verdict = |i: usize| found[i].1.growth.unwrap().verdict;
         assert_eq!((found[0].0, verdict(0)), (0x1100, growth::Verdict::Steady));
         assert!((found[0].1.growth.unwrap().rate - 20_000.0).abs() < 1.0);
-        // What was there, and what came at once, follow by their size.
+        // Constant stacks, and those that grew in one jump, follow by size.
         assert_eq!((found[1].0, verdict(1)), (0x1000, growth::Verdict::Level));
         assert_eq!((found[2].0, verdict(2)), (0x1200, growth::Verdict::Once));
         assert_eq!((found[1].1.score, found[2].1.score), (0.0, 0.0));
@@ -363,10 +364,8 @@ mod tests {
 
     #[test]
     fn a_base_is_the_first_of_two_dumps() {
-        let (early, late) = (
-            dump(&[detail(1e5, 0.0, 1.0, 0.0), detail(1e3, 0.0, 1.0, 0.0)]),
-            dump(&[detail(1e5, 0.0, 9.0, 0.0), detail(5e4, 0.0, 5.0, 0.0)]),
-        );
+        let early = dump(&[detail(1e5, 0.0, 1.0, 0.0), detail(1e3, 0.0, 1.0, 0.0)]);
+        let late = dump(&[detail(1e5, 0.0, 9.0, 0.0), detail(5e4, 0.0, 5.0, 0.0)]);
         let compare = |moments: &[f64]| {
             let both = merge::subtract(
                 std::slice::from_ref(&late),
@@ -382,13 +381,13 @@ mod tests {
             (0x1100, growth::Verdict::Grew)
         );
         assert_eq!(growth.rate, 490_000.0);
-        // Without an order of time only the late dump counts.
+        // Without an order of time, only the later dump is used.
         let found = compare(&[]);
         assert_eq!((found[0].0, found[0].1.bytes), (0x1000, 1e7));
     }
 
     #[test]
-    fn other_formats_are_ranked_by_what_is_kept() {
+    fn other_formats_are_ranked_by_live_bytes() {
         let text = "heap profile: 3: 9 [9: 99] @ heapprofile\n\
             1: 1000 [9: 9000] @ 0x1001\n2: 900 [2: 900] @ 0x2001\n\
             MAPPED_LIBRARIES:\n";

@@ -65,8 +65,8 @@ impl<'a> Timeline<'a> {
             if most == 0 {
                 continue;
             }
-            let shown = frames.iter().filter(|&&frame| !view.is_hidden(frame));
-            let entries = shown.flat_map(|&frame| nodes.of_location(frame).iter().copied());
+            let visible = frames.iter().filter(|&&frame| !view.is_hidden(frame));
+            let entries = visible.flat_map(|&frame| nodes.of_location(frame).iter().copied());
             let entries: Vec<u32> = entries.collect();
             let place = *known.entry(entries).or_insert_with_key(|entries| {
                 stacks.push(Stack {

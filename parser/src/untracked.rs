@@ -30,7 +30,7 @@ impl Shares {
 }
 
 /// Minimum share of samples allocated elsewhere that is reported: nearly every program has one or
-/// two.
+/// two such samples.
 const MIN_ELSEWHERE: f64 = 0.01;
 
 /// Returns a remark on the dump with the largest share of untracked samples.
@@ -100,16 +100,16 @@ mod tests {
 
     #[test]
     fn the_share_is_of_all_samples() {
-        let said = |counters: &[_]| remark(&with(counters));
-        assert_eq!(said(&[]), None);
-        assert_eq!(said(&[("samples", 100), ("untracked", 0)]), None);
+        let message = |counters: &[_]| remark(&with(counters));
+        assert_eq!(message(&[]), None);
+        assert_eq!(message(&[("samples", 100), ("untracked", 0)]), None);
         let begins = |counters: &[_], start: &str| {
-            let text = said(counters).unwrap();
+            let text = message(counters).unwrap();
             assert!(text.starts_with(start), "{text}");
         };
         begins(&[("samples", 100), ("untracked", 32)], "32% of the samples");
         begins(&[("samples", 1000), ("untracked", 1)], "less than 1% of");
-        // Of files that are wrong.
+        // Inconsistent counters.
         begins(&[("samples", 3), ("untracked", u64::MAX)], "100% of");
         begins(&[("untracked", 4)], "100% of");
         begins(
@@ -119,27 +119,27 @@ mod tests {
     }
 
     #[test]
-    fn objects_of_ending_threads_are_told_apart() {
-        let of = |untracked, elsewhere| {
+    fn objects_of_exiting_threads_are_reported_separately() {
+        let remark_for = |untracked, elsewhere| {
             remark(&with(&[
                 ("samples", 1000),
                 ("untracked", untracked),
                 ("untracked_elsewhere", elsewhere),
             ]))
         };
-        assert_eq!(of(9, 9), None, "a few");
-        let text = of(10, 10).unwrap();
+        assert_eq!(remark_for(9, 9), None, "a few");
+        let text = remark_for(10, 10).unwrap();
         assert!(
             text.starts_with("1% of the samples were taken in threads that were ending"),
             "{text}"
         );
-        let text = of(9, 8).unwrap();
+        let text = remark_for(9, 8).unwrap();
         assert!(
             text.starts_with("less than 1% of the samples have no place"),
             "{text}"
         );
         assert!(!text.contains("ending"), "{text}");
-        let text = of(520, 20).unwrap();
+        let text = remark_for(520, 20).unwrap();
         assert!(
             text.starts_with("50% of") && text.contains("; 2% of"),
             "{text}"
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_dumps_the_worst_is_reported() {
+    fn the_worst_of_several_dumps_is_reported() {
         let dumps = [
             with(&[("samples", 10), ("untracked", 1)]),
             with(&[("samples", 10), ("untracked", 5)]),

@@ -73,7 +73,7 @@ impl View {
         Ok(view)
     }
 
-    /// Returns the profile behind the view.
+    /// Returns the profile that the view shows.
     pub fn profile(&self) -> &Profile {
         &self.profile
     }

@@ -77,7 +77,7 @@ document.documentElement.setAttribute("data-state", JSON.stringify(state));
 }
 
 #[test]
-fn figures_of_one_moment_add_up() {
+fn figures_of_the_same_moment_add_up() {
     let state = tab(facts(0));
     for row in [
         r#""Live, seen in this session":"3.91 MiB""#,
@@ -111,7 +111,7 @@ fn figures_of_another_moment_are_dated_and_not_compared_with_the_samples() {
 
 /// An estimate is not cut to what the allocator counts.
 #[test]
-fn samples_of_more_than_the_allocator_counts_are_shown_as_they_are() {
+fn samples_exceeding_the_allocators_count_are_shown_unchanged() {
     let mut little = facts(0);
     little.allocator.insert("allocated".to_owned(), 3 << 20);
     little.memory.clear();

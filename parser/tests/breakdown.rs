@@ -40,7 +40,9 @@ fn server() -> Profile {
         threads: vec![thread("server"), thread(HOSTILE), thread("")],
         ..Facts::default()
     });
-    let (parse, load, main) = (0x1001, 0x2001, 0x9001);
+    let parse = 0x1001;
+    let load = 0x2001;
+    let main = 0x9001;
     for (function, thread, bytes, counts) in [
         (load, 1, 1000.0, [500.0, 500.0, 0.0]),
         (load, 1, 70_000.0, [20.0, 20.0, 0.0]),
@@ -64,7 +66,8 @@ fn server() -> Profile {
             function: number as u32,
             ..Line::default()
         });
-        (location.first_line, location.line_count) = (number as u32, 1);
+        location.first_line = number as u32;
+        location.line_count = 1;
     }
     profile
 }
@@ -84,7 +87,7 @@ fn report(arguments: &[&str]) -> String {
 }
 
 #[test]
-fn reports_are_as_in_the_golden_files() {
+fn reports_match_the_golden_files() {
     for (name, arguments) in [
         ("sizes.txt", &["--sizes"][..]),
         (
@@ -104,7 +107,7 @@ fn reports_are_as_in_the_golden_files() {
 }
 
 #[test]
-fn without_short_lived_objects_there_is_no_table() {
+fn no_table_without_short_lived_objects() {
     let text = report(&["--temporary", "--focus", "load_tables"]);
     assert!(text.contains("No short-lived objects"), "{text}");
     assert!(
@@ -114,7 +117,7 @@ fn without_short_lived_objects_there_is_no_table() {
 }
 
 #[test]
-fn threads_have_functions_that_hold_or_allocated_most() {
+fn threads_are_listed_with_their_largest_functions() {
     for (column, heading) in [
         ("inuse_space", "the functions that hold most"),
         ("inuse_objects", "the functions that hold most"),
@@ -127,7 +130,7 @@ fn threads_have_functions_that_hold_or_allocated_most() {
 }
 
 #[test]
-fn a_thread_is_focused_on_by_its_name() {
+fn threads_can_be_selected_by_name() {
     let of = |focus: &str| report(&["--tagfocus", focus, "-t", "--unit", "B"]);
     assert!(
         of("thread=^server$").contains("1900000B"),
@@ -144,7 +147,7 @@ fn a_thread_is_focused_on_by_its_name() {
 }
 
 #[test]
-fn older_dumps_say_that_they_do_not_know() {
+fn older_dumps_report_missing_information() {
     let shop = expected::data("shop.heap");
     let shop = shop.to_str().unwrap();
     for (report, what) in [

@@ -66,7 +66,8 @@ fn text(path: &Path) -> &str {
 fn bad_usage_exits_with_2() {
     let directory = tempfile::tempdir().unwrap();
     let dump = write_dump(&directory, "x.heap", b"", 4096.0);
-    let (dump, program) = (text(&dump).to_owned(), this_program());
+    let dump = text(&dump).to_owned();
+    let program = this_program();
     let program = text(&program);
     let cases: [&[&str]; 7] = [
         &["-p", program, "-f", &dump, "-t", "-s"],
@@ -239,8 +240,9 @@ fn data(name: &str) -> String {
 }
 
 #[test]
-fn of_a_session_the_last_dump_counts_and_others_are_no_base() {
-    let (shop, before) = (data("shop.heap"), data("shop_before.heap"));
+fn only_the_last_dump_of_a_session_is_used() {
+    let shop = data("shop.heap");
+    let before = data("shop_before.heap");
     let once = parser(&["-f", &shop, "-t"]);
     let series = parser(&["-f", &shop, "-f", &shop, "-t"]);
     assert_eq!(stdout(&series), stdout(&once));

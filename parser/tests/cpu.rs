@@ -55,7 +55,7 @@ fn call_graphs_show_how_often_time_was_sampled() {
 }
 
 #[test]
-fn tables_have_times_and_say_how_they_came_about() {
+fn tables_have_times_and_sampling_details() {
     check("cpu_top.txt", &["-t"]);
     check(
         "cpu_top_samples.txt",
@@ -119,7 +119,7 @@ fn the_flame_graph_distinguishes_kernel_and_program() {
 }
 
 #[test]
-fn a_symbolized_profile_is_the_profile() {
+fn symbolizing_does_not_change_a_profile() {
     let once = output(&["-f", "shop.cpu", "--symbolize"]);
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("again.cpu");
@@ -135,14 +135,14 @@ fn a_symbolized_profile_is_the_profile() {
 #[test]
 fn outputs_of_memory_are_refused_by_name() {
     for flag in ["--leaks", "--sizes", "--temporary", "--timeline", "--rss"] {
-        let said = refusal(&["-f", "shop.cpu", flag]);
+        let message = refusal(&["-f", "shop.cpu", flag]);
         let expected = format!("{flag} is for memory, but this is a profile of CPU time");
-        assert!(said.contains(&expected), "{said}");
+        assert!(message.contains(&expected), "{message}");
     }
-    let said = refusal(&["-f", "shop.cpu", "-t", "--inuse_space"]);
-    assert!(said.contains("only samples, cpu"), "{said}");
-    let said = refusal(&["-f", "shop.heap", "--gperftools"]);
-    assert!(said.contains("no column of nanoseconds"), "{said}");
+    let message = refusal(&["-f", "shop.cpu", "-t", "--inuse_space"]);
+    assert!(message.contains("only samples, cpu"), "{message}");
+    let message = refusal(&["-f", "shop.heap", "--gperftools"]);
+    assert!(message.contains("no column of nanoseconds"), "{message}");
 }
 
 /// Rows of a table: name, flat and cum in nanoseconds; without what marks the kernel's functions.
@@ -159,7 +159,7 @@ fn rows(table: &str) -> Vec<(String, i64, i64)> {
 }
 
 #[test]
-fn pprof_has_our_numbers() {
+fn pprof_reads_our_numbers() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("shop.pb.gz");
     let file = file.to_str().unwrap();
@@ -186,7 +186,8 @@ fn pprof_has_our_numbers() {
         "--nodefraction",
         "0",
     ]);
-    let (mut a, mut b) = (rows(&ours), rows(&theirs));
+    let mut a = rows(&ours);
+    let mut b = rows(&theirs);
     a.sort();
     b.sort();
     assert!(a.len() > 20, "{ours}");
@@ -205,7 +206,7 @@ fn tabs(page: &str) -> Vec<&str> {
 }
 
 #[test]
-fn a_page_has_the_tabs_of_its_kind() {
+fn pages_have_the_tabs_of_their_kind() {
     let cpu = [
         "flame",
         "graph",
@@ -226,24 +227,27 @@ fn a_page_has_the_tabs_of_its_kind() {
 }
 
 #[test]
-fn heap_and_cpu_stand_beside_each_other_on_a_page_alone() {
-    let said = refusal(&["shop.heap", "shop.cpu", "-t"]);
+fn heap_and_cpu_are_combined_only_on_pages() {
+    let message = refusal(&["shop.heap", "shop.cpu", "-t"]);
     assert!(
-        said.contains("shop.heap is of memory and shop.cpu of time: only --html"),
-        "{said}"
+        message.contains("shop.heap is of memory and shop.cpu of time: only --html"),
+        "{message}"
     );
-    let said = refusal(&[
+    let message = refusal(&[
         "shop.cpu",
         "shop.heap",
         "--html",
         "--base",
         "shop_before.heap",
     ]);
-    assert!(said.contains("only without a base"), "{said}");
+    assert!(message.contains("only without a base"), "{message}");
     let (_directory, other) = of_another_process();
     let other = other.to_str().unwrap();
-    let said = refusal(&["shop.heap", other, "--html"]);
-    assert!(said.contains("not of one process: processes "), "{said}");
+    let message = refusal(&["shop.heap", other, "--html"]);
+    assert!(
+        message.contains("not of one process: processes "),
+        "{message}"
+    );
     page(&["shop.heap", other, "--force"]);
 }
 
@@ -258,7 +262,7 @@ fn of_another_process() -> (tempfile::TempDir, PathBuf) {
 
 /// The heap's own numbers on the page that also has a CPU profile.
 #[test]
-fn a_cpu_profile_beside_it_changes_nothing_of_the_heap() {
+fn a_cpu_profile_does_not_change_the_heap_columns() {
     let part = |page: &str, key: &str| {
         let start = format!("\n\"{key}\":");
         let rest = page
@@ -271,7 +275,8 @@ fn a_cpu_profile_beside_it_changes_nothing_of_the_heap() {
             .trim_end_matches(',')
             .to_owned()
     };
-    let (heap, both) = (page(&["shop.heap"]), page(&["shop.heap", "shop.cpu"]));
+    let heap = page(&["shop.heap"]);
+    let both = page(&["shop.heap", "shop.cpu"]);
     for key in ["suspects", "allocator", "time"] {
         assert_eq!(part(&heap, key), part(&both, key), "{key}");
     }
@@ -353,13 +358,13 @@ document.documentElement.setAttribute("data-state", JSON.stringify(state));
 #[test]
 fn the_engine_is_shown_above_cpu_time_only() {
     let state = probe(&page(&["shop.heap", "shop.cpu"]), NOTE_PROBE);
-    for (key, told) in [
+    for (key, reported) in [
         ("bytes", "false"),
         ("cpu", "true"),
         ("samples", "true"),
         ("objects", "false"),
     ] {
-        browser::assert_state(&state, key, told);
+        browser::assert_state(&state, key, reported);
     }
 }
 
@@ -394,7 +399,7 @@ fn the_agents_own_functions_are_malloc() {
 }
 
 #[test]
-fn the_page_says_how_the_samples_were_taken() {
+fn the_page_describes_the_sampling() {
     let script = r##"
 const state = {};
 const note = document.querySelector(".flame-note").title;
@@ -429,8 +434,8 @@ fn a_perf_script_is_a_cpu_profile() {
     assert!(top.contains(" do_fault_[k]"), "{top}");
     let folded = output(&[file, "--folded", "--sample_index", "samples"]);
     assert_eq!(folded, "prog;main 1\nprog;main;work;do_fault_[k] 1\n");
-    let said = refusal(&[file, "--gperftools"]);
-    assert!(said.contains("names without addresses"), "{said}");
+    let message = refusal(&[file, "--gperftools"]);
+    assert!(message.contains("names without addresses"), "{message}");
 }
 
 #[test]

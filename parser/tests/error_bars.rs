@@ -44,7 +44,8 @@ fn write(directory: &Path, interval: u64) -> PathBuf {
             function: number as u32,
             ..Line::default()
         });
-        (location.first_line, location.line_count) = (number as u32, 1);
+        location.first_line = number as u32;
+        location.line_count = 1;
     }
     let path = directory.join(format!("{interval}.heap"));
     dump::write(&profile, &mut File::create(&path).unwrap()).unwrap();
@@ -52,7 +53,7 @@ fn write(directory: &Path, interval: u64) -> PathBuf {
 }
 
 #[test]
-fn the_table_shows_them_when_asked() {
+fn the_table_shows_error_bars_if_requested() {
     let directory = tempfile::tempdir().unwrap();
     let file = write(directory.path(), 1024);
     let table = parser(&["-t", "--ci"], &file);
@@ -71,7 +72,7 @@ fn the_table_shows_them_when_asked() {
 }
 
 #[test]
-fn numbers_for_programs_carry_them() {
+fn output_for_programs_has_error_bars() {
     let directory = tempfile::tempdir().unwrap();
     let file = write(directory.path(), 1024);
     let half = |kilobytes: f64| {
@@ -89,7 +90,7 @@ fn numbers_for_programs_carry_them() {
 }
 
 #[test]
-fn tooltips_carry_them_and_boxes_when_asked() {
+fn tooltips_have_error_bars_and_boxes_on_request() {
     let directory = tempfile::tempdir().unwrap();
     let file = write(directory.path(), 1024);
     let graph = parser(&["-s"], &file);
@@ -112,7 +113,7 @@ fn tooltips_carry_them_and_boxes_when_asked() {
 }
 
 #[test]
-fn exact_dumps_have_none() {
+fn exact_dumps_have_no_error_bars() {
     let directory = tempfile::tempdir().unwrap();
     let file = write(directory.path(), 1);
     let table = parser(&["-t", "--ci"], &file);

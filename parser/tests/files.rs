@@ -30,7 +30,7 @@ fn fifo(path: &Path) {
     assert!(made.unwrap().success());
 }
 
-/// A directory that everybody may enter.
+/// Creates a world-accessible directory.
 fn open_directory() -> tempfile::TempDir {
     let directory = tempfile::tempdir().unwrap();
     fs::set_permissions(directory.path(), Permissions::from_mode(0o755)).unwrap();
@@ -58,7 +58,7 @@ const DETAIL: Detail = Detail {
     short_lived_objects: 0.0,
 };
 
-/// A dump of one function, which it says is from `source`.
+/// Writes a dump of one function with source file `source`.
 fn dump_of(directory: &Path, source: &Path) -> PathBuf {
     let mut builder = ProfileBuilder::new(1024);
     builder.stack([0x1001], &DETAIL);
@@ -81,7 +81,7 @@ fn dump_of(directory: &Path, source: &Path) -> PathBuf {
 
 const SECRET: &str = "root:x_secret_x:1\n";
 
-/// Whether `--list` and `--html` show the secret that this source holds.
+/// Returns whether `--list` and `--html` show the secret in this source.
 fn shown(source: &Path, more: &[&str]) -> [bool; 2] {
     let directory = tempfile::tempdir().unwrap();
     let dump = dump_of(directory.path(), source);
@@ -98,7 +98,7 @@ fn is_root() -> bool {
 }
 
 #[test]
-fn sources_that_everybody_may_read_are_shown() {
+fn world_readable_sources_are_shown() {
     let directory = open_directory();
     let source = directory.path().join("x.c");
     write(&source, SECRET, 0o644);
@@ -113,7 +113,7 @@ fn sources_that_everybody_may_read_are_shown() {
 }
 
 #[test]
-fn a_link_called_as_a_source_leads_to_no_other_file() {
+fn symlinked_sources_are_not_followed() {
     let directory = open_directory();
     let secret = directory.path().join("shadow");
     let link = directory.path().join("x.c");
@@ -134,9 +134,9 @@ fn a_link_called_as_a_source_leads_to_no_other_file() {
     );
 }
 
-/// What root may read is not what its caller may.
+/// Root may read files that the user who started it may not.
 #[test]
-fn root_reads_only_what_everybody_may_or_where_it_is_told_to() {
+fn root_reads_only_world_readable_or_requested_sources() {
     if !is_root() {
         return;
     }
@@ -156,7 +156,7 @@ fn root_reads_only_what_everybody_may_or_where_it_is_told_to() {
 }
 
 #[test]
-fn what_is_no_text_or_no_file_is_no_source() {
+fn sources_must_be_regular_text_files() {
     let directory = open_directory();
     let source = directory.path().join("x.c");
     write(&source, "x_secret_x\0", 0o644);
@@ -186,7 +186,7 @@ fn what_is_no_text_or_no_file_is_no_source() {
 }
 
 #[test]
-fn what_is_written_is_the_callers_own() {
+fn outputs_belong_to_the_caller() {
     let directory = open_directory();
     let dump = dump_of(directory.path(), Path::new("x.c"));
     for output in ["--html", "-s", "-t", "--proto", "--symbolize"] {
@@ -201,7 +201,7 @@ fn what_is_written_is_the_callers_own() {
     }
 }
 
-/// A dump of code in files of these names, which have no names for it.
+/// Writes a dump of code in files of these names, which have no symbols.
 fn dump_in(directory: &Path, modules: &[&str], facts: Facts) -> PathBuf {
     let mut builder = ProfileBuilder::new(1024);
     builder.facts(facts);
@@ -215,7 +215,7 @@ fn dump_in(directory: &Path, modules: &[&str], facts: Facts) -> PathBuf {
         });
         builder.stack([start + 0x1001], &DETAIL);
     }
-    // And code that is in no file.
+    // Adds code that is not in a file.
     builder.stack([0x7000_0000_1001], &DETAIL);
     let path = directory.join("modules.heap");
     let file = &mut File::create(&path).unwrap();
@@ -224,7 +224,7 @@ fn dump_in(directory: &Path, modules: &[&str], facts: Facts) -> PathBuf {
 }
 
 #[test]
-fn what_a_dump_calls_a_module_is_opened_only_if_it_is_a_file() {
+fn modules_are_opened_only_if_they_are_regular_files() {
     let directory = tempfile::tempdir().unwrap();
     let pipe = directory.path().join("pipe.so");
     fifo(&pipe);
@@ -288,7 +288,7 @@ fn run(program: &str, arguments: &[&str]) {
 /// Links of a program to separate debug information lead to pipes and devices: its
 /// functions have the names of its symbol table, and nothing hangs.
 #[test]
-fn debug_links_lead_to_files_only() {
+fn debug_links_open_only_regular_files() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
     let source = at("x.c");
@@ -297,7 +297,8 @@ fn debug_links_lead_to_files_only() {
         "int work(void) { return 4; }\nint main(void) { return work(); }\n",
     )
     .unwrap();
-    let (program, debug) = (at("prog"), at("prog.debug"));
+    let program = at("prog");
+    let debug = at("prog.debug");
     run(
         "gcc",
         &[
@@ -357,14 +358,14 @@ fn debug_links_lead_to_files_only() {
     }
 }
 
-/// A list of names that another user left for a process that is gone is not believed.
+/// A perf map that another user has created for a process that no longer exists is not trusted.
 #[test]
-fn names_that_a_stranger_left_are_not_believed() {
+fn perf_maps_of_other_users_are_not_trusted() {
     if !is_root() {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
-    // No process has it: it is above the highest id there can be.
+    // This pid exceeds the maximum, so no process has it.
     let pid = 4_194_304 + std::process::id();
     let map = PathBuf::from(format!("/tmp/perf-{pid}.map"));
     fs::write(&map, "700000001000 1000 made_up\n").unwrap();

@@ -51,7 +51,7 @@ fn own_part(svg: &str) -> &str {
 }
 
 #[test]
-fn the_picture_is_the_golden_one_every_time() {
+fn the_picture_matches_the_golden_file() {
     let directory = directory(&[("x.folded", PROFILE)]);
     let svg = flame(directory.path(), &["-f", "x.folded"]);
     compare("flame.svg", own_part(&svg));
@@ -102,7 +102,7 @@ fn hostile() -> String {
 }
 
 #[test]
-fn hostile_names_are_text_and_nothing_else() {
+fn hostile_names_are_only_text() {
     let directory = directory(&[("x.folded", &hostile())]);
     let svg = flame(directory.path(), &["-f", "x.folded"]);
     let own = own_part(&svg);
@@ -228,7 +228,7 @@ addEventListener("load", () => {
 "#;
 
 #[test]
-fn zoom_search_views_and_keys_work_and_no_name_is_executed() {
+fn interaction_works_and_no_name_is_executed() {
     let directory = directory(&[("x.folded", &(PROFILE.to_owned() + &hostile()))]);
     let svg = flame(directory.path(), &["-f", "x.folded"]);
     let path = directory.path().join("probe.svg");

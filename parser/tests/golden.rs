@@ -9,7 +9,7 @@ use std::fs;
 
 mod expected;
 
-/// What the parser prints of the files in `tests/data`.
+/// Returns the parser's output for files in `tests/data`.
 fn output(arguments: &[&str]) -> String {
     let arguments = [arguments, &["--source_path", "."]].concat();
     expected::printed(&expected::data(""), &arguments)
@@ -67,7 +67,7 @@ fn tables_of_a_change() {
     check_change("folded_change.txt", &["--folded"]);
 }
 
-/// The dump as it would be had its session's interval been changed twice.
+/// Returns the dump as if its session's interval had been changed twice.
 fn governed() -> (tempfile::TempDir, String) {
     let dump = fs::read_to_string(expected::data("shop.heap")).unwrap();
     let end = 1_795_239_949_573_587_031u64;
@@ -94,7 +94,7 @@ fn an_interval_that_changed_is_shown_with_its_history() {
     let first = "\"intervals\":[{\"from_unix_ns\":1795239949569587031,\"interval\":512,\
                  \"overhead\":0.146378},";
     assert!(json.contains(first), "{json}");
-    // The sum of two sessions has no one history.
+    // The sum of two sessions has no common history.
     let sum = output(&["-f", &file, "-f", "shop_before.heap", "-t"]);
     assert!(!sum.contains("Interval"), "{sum}");
 }
@@ -122,7 +122,7 @@ fn formats_for_other_programs() {
 #[test]
 fn json() {
     let json = output(&["-f", "shop.heap", "--json"]);
-    // One entry a line, so that a change can be read.
+    // Writes one entry per line, so that a diff is readable.
     expected::compare("profile.json", &json.replace("},{", "},\n{"));
 }
 

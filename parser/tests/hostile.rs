@@ -108,7 +108,7 @@ fn stacks_of_ten_thousand_frames() {
 }
 
 #[test]
-fn sums_beyond_what_a_number_holds_stay_at_the_limit() {
+fn sums_saturate() {
     let most = i64::MAX;
     let folded = format!("a;b {most}\na;c {most}\nd;e -{most}\nd;f -{most}\nd;g -{most}\n");
     for (options, text) in all_outputs(folded.as_bytes()) {
@@ -139,7 +139,7 @@ const NAMES: [&[u8]; 9] = [
 ];
 
 #[test]
-fn odd_names_stay_names() {
+fn odd_names_are_kept() {
     let mut folded = b"main;start 1\n".to_vec();
     for name in NAMES {
         let name: Vec<u8> = name
@@ -172,7 +172,7 @@ fn odd_names_stay_names() {
 }
 
 #[test]
-fn a_binary_that_is_no_file_is_refused() {
+fn a_binary_that_is_not_a_file_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let fifo = directory.path().join("fifo");
     let made = Command::new("mkfifo").arg(&fifo).status().unwrap();

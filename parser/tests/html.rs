@@ -161,24 +161,25 @@ fn ages_and_figures_of_a_dump_are_on_the_page() {
 }
 
 #[test]
-fn a_base_is_kept_apart() {
+fn a_base_is_not_mixed_with_the_dumps() {
     let directory = directory(&[("after", &folded(3)), ("before", &folded(1))]);
     let page = page(directory.path(), &["-f", "after", "--base", "before"]);
     let data = json(&page, "profile");
     assert!(data.contains("\"compared\":true"), "{data}");
     let totals = "\"totals\":{\"change\":8000,\"larger\":4325,\"now\":12325,\"base\":4325}";
     assert!(data.contains(totals), "{data}");
-    let (graphs, null) = (json(&page, "graphs"), "\"change\":null");
+    let graphs = json(&page, "graphs");
+    let null = "\"change\":null";
     assert!(!graphs.contains(null), "{graphs}");
 }
 
 #[test]
-fn percentages_are_of_what_the_tables_say() {
+fn percentages_refer_to_the_tables_totals() {
     let directory = directory(&[
         ("after", "main;a 100\nmain;b 50\nmain;c;d 7\n"),
         ("before", "main;a 50\nmain;b 100\nmain;c;d 7\n"),
     ]);
-    // All that changed for --base, the base for --diff_base.
+    // Totals: the change for --base, the base for --diff_base.
     for (option, change) in [("--base", 100), ("--diff_base", 157)] {
         let page = page(directory.path(), &["-f", "after", option, "before"]);
         let totals =
@@ -295,7 +296,7 @@ addEventListener("load", () => {
 "##;
 
 #[test]
-fn tabs_zoom_search_sorting_and_comparison_work_and_no_name_is_executed() {
+fn page_interaction_works_and_no_name_is_executed() {
     let now = folded(3).replace("main;start", &format!("main;{HOSTILE};start"));
     let directory = directory(&[("after", &now), ("before", &folded(1))]);
     let page = page(directory.path(), &["-f", "after", "--base", "before"]);
@@ -306,10 +307,8 @@ fn tabs_zoom_search_sorting_and_comparison_work_and_no_name_is_executed() {
     let text = |key: &str, expected: &str| {
         browser::assert_state(&state, key, &format!("\"{expected}\""));
     };
-    let (narrow, zoomed) = (
-        browser::number(&state, "narrow"),
-        browser::number(&state, "zoomed"),
-    );
+    let narrow = browser::number(&state, "narrow");
+    let zoomed = browser::number(&state, "zoomed");
     assert!(narrow < 0.99 && zoomed > 0.99, "{state}");
     assert_eq!(browser::number(&state, "reset"), narrow, "{state}");
     text("start", "flame");
@@ -403,7 +402,7 @@ document.documentElement.setAttribute("data-state", JSON.stringify(state));
 "##;
 
 #[test]
-fn a_suspects_line_leads_to_the_source() {
+fn a_click_on_a_suspect_shows_its_source() {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
     let page = page(&data, &["-f", "shop.heap", "--source_path", "."]);
     let directory = directory(&[]);
@@ -446,7 +445,7 @@ fn a_name_that_was_executed_would_be_noticed() {
 }
 
 #[test]
-fn the_policy_lets_our_scripts_run_and_no_other() {
+fn the_policy_allows_only_our_scripts() {
     let directory = directory(&[("x.folded", &folded(1))]);
     let page = page(directory.path(), &["-f", "x.folded"]);
     let path = directory.path().join("x.html");
@@ -485,9 +484,9 @@ document.documentElement.setAttribute("data-state", JSON.stringify({ title, name
 "##;
 
 #[test]
-fn the_source_opens_on_the_own_function_nearest_to_the_allocations() {
+fn the_source_opens_at_the_user_function_nearest_to_the_allocations() {
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
-    // Neither these nor main allocate by themselves: the standard library does for them.
+    // Neither these functions nor main call malloc directly; the standard library does.
     let focus = ["--alloc_space", "--focus", "^(rate|visit)$"];
     let dump = ["-f", "shop.heap", "--source_path", "."];
     let page = page(&data, &[&dump[..], &focus[..]].concat());

@@ -94,7 +94,7 @@ fn a_dash_is_standard_input_for_every_output() {
 }
 
 #[test]
-fn what_cannot_come_from_standard_input_is_told() {
+fn inputs_that_cannot_be_standard_input_are_refused() {
     let scratch = tempfile::tempdir().unwrap();
     fs::write(scratch.path().join("x.folded"), FOLDED).unwrap();
     let cases = [
@@ -133,9 +133,9 @@ fn what_cannot_come_from_standard_input_is_told() {
     ];
     for (words, input, code, expected) in cases {
         let output = piped(scratch.path(), words, input);
-        let said = stderr(&output);
-        assert_eq!(output.status.code(), Some(code), "{words}: {said}");
-        assert!(said.contains(expected), "{words}: {said}");
+        let text_shown = stderr(&output);
+        assert_eq!(output.status.code(), Some(code), "{words}: {text_shown}");
+        assert!(text_shown.contains(expected), "{words}: {text_shown}");
         assert!(output.stdout.is_empty(), "{words}");
     }
     // Nothing was offered.
@@ -153,9 +153,12 @@ fn what_cannot_come_from_standard_input_is_told() {
         .stdin(Stdio::null())
         .output()
         .unwrap();
-    let said = stdout(&output);
-    assert!(said.contains("standard input is a terminal"), "{output:?}");
-    // The file behind it is not replaced.
+    let text_shown = stdout(&output);
+    assert!(
+        text_shown.contains("standard input is a terminal"),
+        "{output:?}"
+    );
+    // The file that standard input reads is not replaced.
     let own = scratch.path().join("x.folded");
     let output = run(
         scratch.path(),
@@ -210,7 +213,7 @@ fn rows(table: &str) -> Vec<(String, String)> {
 }
 
 #[test]
-fn a_program_counts_for_profiles_without_mappings() {
+fn a_program_is_used_for_profiles_without_mappings() {
     let scratch = tempfile::tempdir().unwrap();
     let [work, main] = program(scratch.path(), &["-no-pie"]);
     let heap = format!(
@@ -256,7 +259,7 @@ fn a_program_counts_for_profiles_without_mappings() {
 }
 
 #[test]
-fn a_script_in_the_place_of_the_program_is_passed_over() {
+fn a_script_given_as_the_program_is_skipped() {
     let scratch = tempfile::tempdir().unwrap();
     let shim = scratch.path().join("python");
     fs::write(&shim, "#!/bin/sh\nexec python3 \"$@\"\n").unwrap();
@@ -272,7 +275,7 @@ fn a_script_in_the_place_of_the_program_is_passed_over() {
 }
 
 #[test]
-fn a_directory_is_answered_with_the_dump_in_it() {
+fn a_directory_is_refused_with_the_dump_in_it() {
     let scratch = tempfile::tempdir().unwrap();
     let output = run(scratch.path(), "-t .", Stdio::null());
     assert!(stderr(&output).contains("is a directory, in which there is no dump"));
@@ -345,7 +348,7 @@ fn names_that_perf_did_not_demangle_are_demangled() {
 }
 
 #[test]
-fn a_mapping_without_a_file_is_no_script() {
+fn a_mapping_without_a_file_is_not_a_script() {
     // As Go writes where the system lists no mappings: addresses, lines and one empty mapping.
     let message: &[u8] = b"\n\x04\x08\x01\x10\x02\x12\x07\n\x02\x01\x03\x12\x01\n\x12\x07\n\x02\x02\x03\
         \x12\x01\x14\x1a\x04\x08\x018\x01\"\x10\x08\x01\x10\x01\x18\x90\x80\x80\x80\x10\"\x04\x08\x01\
@@ -366,7 +369,7 @@ fn a_mapping_without_a_file_is_no_script() {
 fn the_users_own_lines_come_before_libraries() {
     let scratch = tempfile::tempdir().unwrap();
     let perf = "app 1 2.5: 100 cpu-clock: \n\t55d0 std::vector::push_back+0x1 (/opt/app)\n\t55d1 fill+0x1 (/opt/app)\n\n";
-    // Without lines and without the program's file, nothing is said.
+    // Without lines and without the program's file, there is no hint.
     assert!(!ok(&piped(scratch.path(), "-t -", perf.as_bytes())).contains("In your own code"));
     let source = scratch.path().join("cache.cpp");
     let text = "#include <vector>\nstd::vector<int> all;\nvoid fill(int n) {\n  all.push_back(n);\n}\n\
@@ -418,7 +421,7 @@ fn the_users_own_lines_come_before_libraries() {
 }
 
 #[test]
-fn recipes_of_articles_are_answered() {
+fn recipes_from_articles_get_advice() {
     let scratch = tempfile::tempdir().unwrap();
     fs::write(scratch.path().join("x.folded"), FOLDED).unwrap();
     for (words, expected) in [
@@ -434,10 +437,13 @@ fn recipes_of_articles_are_answered() {
         ("-http :8080 x.folded", "--html"),
     ] {
         let output = run(scratch.path(), words, Stdio::null());
-        let said = stderr(&output);
-        assert_eq!(output.status.code(), Some(2), "{words}: {said}");
-        assert!(said.starts_with("error: there is no option -"), "{said}");
-        assert!(said.contains(expected), "{words}: {said}");
-        assert_eq!(said.lines().count(), 2, "{said}");
+        let text_shown = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{words}: {text_shown}");
+        assert!(
+            text_shown.starts_with("error: there is no option -"),
+            "{text_shown}"
+        );
+        assert!(text_shown.contains(expected), "{words}: {text_shown}");
+        assert_eq!(text_shown.lines().count(), 2, "{text_shown}");
     }
 }

@@ -27,8 +27,8 @@ fn good(arguments: &[&str], files: &[PathBuf]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What a function of the made-up server holds after `minute` minutes: objects
-/// allocated, of these freed, size, and how old live and freed ones are.
+/// Returns what a function of the simulated server holds after `minute` minutes: objects allocated,
+/// of these freed, size, and how old live and freed ones are.
 struct Behaviour {
     name: &'static str,
     size: f64,
@@ -81,7 +81,8 @@ fn server(minute: f64, pid: u32) -> Profile {
         ..Facts::default()
     });
     for (number, b) in SERVER.iter().enumerate() {
-        let (allocated, live) = ((b.allocated)(minute), (b.live)(minute).round());
+        let allocated = (b.allocated)(minute);
+        let live = (b.live)(minute).round();
         let freed = allocated - live;
         let samples = |objects: f64| (objects * b.size / 1024.0) as u64;
         let variance = |objects: f64| objects * b.size * 1024.0;
@@ -117,7 +118,8 @@ fn named(mut profile: Profile) -> Profile {
             function: number as u32,
             ..Line::default()
         });
-        (location.first_line, location.line_count) = (number as u32, 1);
+        location.first_line = number as u32;
+        location.line_count = 1;
     }
     profile
 }
@@ -137,7 +139,7 @@ fn series(directory: &Path) -> Vec<PathBuf> {
     [3, 1, 2, 6, 5, 4].map(one).to_vec()
 }
 
-/// The functions that allocate in the stacks, in the order of the suspects.
+/// Returns the allocating functions in the order of the suspects.
 fn order(text: &str) -> Vec<&str> {
     let mut lines = text.lines();
     let mut found = Vec::new();
@@ -157,7 +159,7 @@ fn the_table_is_as_in_the_golden_file() {
 }
 
 #[test]
-fn what_grows_steadily_comes_first_however_much_the_others_hold() {
+fn steady_growth_comes_first_whatever_the_others_hold() {
     let directory = tempfile::tempdir().unwrap();
     let files = series(directory.path());
     let text = good(&["--leaks"], &files);
@@ -174,7 +176,7 @@ fn what_grows_steadily_comes_first_however_much_the_others_hold() {
     assert_eq!(verdict("fill_cache"), "once");
     assert_eq!(verdict("load_tables"), "level");
     assert_eq!(verdict("render_page"), "unclear");
-    // One dump knows ages alone.
+    // With one dump, only ages are known.
     let one = good(&["--leaks", "-n", "1"], &files[..1]);
     assert_eq!(order(&one), ["load_tables"]);
 }
@@ -190,7 +192,7 @@ fn a_base_is_an_earlier_dump() {
 }
 
 #[test]
-fn what_is_freed_at_once_is_not_freed_after_nothing() {
+fn objects_freed_at_once_have_a_lifetime() {
     let directory = tempfile::tempdir().unwrap();
     let mut profile = server(3.0, 7);
     for detail in &mut profile.details {
@@ -199,7 +201,7 @@ fn what_is_freed_at_once_is_not_freed_after_nothing() {
     }
     let file = write(directory.path(), "young.heap", &profile);
     let text = good(&["--leaks"], &[file]);
-    // Age and lifetime of what is freed; of what is not, its age.
+    // Freed objects have a lifetime, live ones an age.
     let both = text
         .lines()
         .filter(|line| line.ends_with("< 4 ms      < 4 ms"));
@@ -233,7 +235,7 @@ fn suspects_need_a_heap_profile() {
     assert!(message.contains("needs a heap profile"), "{message}");
 }
 
-/// What the system clock shows after some minutes, in ns of Unix time, if it is set in between.
+/// Returns the system clock after `minute` minutes, in ns of Unix time, if it is set in between.
 struct Set {
     what: &'static str,
     shown: fn(u64) -> u64,
@@ -277,7 +279,7 @@ fn set_series(directory: &Path, set: &Set, boot: Option<u64>) -> Vec<PathBuf> {
 }
 
 #[test]
-fn growth_is_right_where_the_system_clock_is_set_in_a_series() {
+fn growth_is_right_if_the_system_clock_is_set() {
     let directory = tempfile::tempdir().unwrap();
     let steady = good(&["--leaks"], &series(directory.path()));
     let rows = |text: &str| text[text.find("      score").unwrap()..].to_owned();
@@ -302,7 +304,7 @@ fn growth_is_right_where_the_system_clock_is_set_in_a_series() {
 }
 
 #[test]
-fn differences_are_of_the_true_time_where_the_system_clock_is_set() {
+fn differences_have_the_true_time_if_the_system_clock_is_set() {
     let directory = tempfile::tempdir().unwrap();
     for set in &SETS {
         for boot in [None, Some(20 * SECOND)] {
@@ -324,7 +326,7 @@ fn differences_are_of_the_true_time_where_the_system_clock_is_set() {
             );
             let page = good(&["--html", "--base", base], &files[5..]);
             assert!(page.contains("The system clock was set"), "{what}");
-            // The last dump counts, and sums are no shorter than what is sampled.
+            // The last dump is used, and the duration of a sum is that of all samples.
             let text = good(&["-t"], &files);
             assert!(text.contains("Duration: 360s"), "{what}: {text}");
             let text = good(&["-t", "--force"], &files);

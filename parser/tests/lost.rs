@@ -13,7 +13,7 @@ mod expected;
 const SECOND: u64 = 1_000_000_000;
 const START: u64 = 1_795_235_047 * SECOND;
 
-/// A hostile name among the others.
+/// Functions' names. The last one would run a script if the page did not escape it.
 const NAMES: [&str; 6] = [
     "open_session",
     "main",
@@ -23,7 +23,7 @@ const NAMES: [&str; 6] = [
     "</script><script>window.pwned=1</script>",
 ];
 
-/// A stack: its function, how it is lost, the group, objects and bytes of each.
+/// Stack: its function, kind of loss, group, number of objects and size of each.
 type Stack = (usize, Option<Loss>, u32, f64, f64);
 
 const STACKS: [Stack; 6] = [
@@ -36,7 +36,7 @@ const STACKS: [Stack; 6] = [
     (5, Some(Loss::Indirect), 0, 3.0, 4096.0),
 ];
 
-/// A check that found these, sampled.
+/// Returns the profile of a leak check that found the losses in [`STACKS`] by sampling.
 fn check() -> Profile {
     let mut builder = ProfileBuilder::new(1024);
     let note = "</script>5 parts of its memory cannot be read: what only they point to is lost";
@@ -61,7 +61,7 @@ fn check() -> Profile {
         }),
         ..Facts::default()
     });
-    for (function, how, group, objects, size) in STACKS {
+    for (function, kind, group, objects, size) in STACKS {
         let variance = objects * size * 1024.0;
         let detail = Detail {
             alloc_samples: objects as u64,
@@ -73,12 +73,12 @@ fn check() -> Profile {
             ..Detail::default()
         };
         builder.stack([0x1001 + 0x100 * function as u64, 0x1101], &detail);
-        builder.lost(Lost { how, group });
+        builder.lost(Lost { how: kind, group });
     }
     named(builder.finish())
 }
 
-/// Locations get the name of their address.
+/// Gives each location the function that its address stands for.
 fn named(mut profile: Profile) -> Profile {
     for name in NAMES {
         profile.functions.push(Function {
@@ -92,26 +92,27 @@ fn named(mut profile: Profile) -> Profile {
             function: (location.address as u32 - 0x1000) / 0x100,
             ..Line::default()
         });
-        (location.first_line, location.line_count) = (number as u32, 1);
+        location.first_line = number as u32;
+        location.line_count = 1;
     }
     profile
 }
 
-fn written(directory: &Path, profile: &Profile) -> String {
+fn write_dump(directory: &Path, profile: &Profile) -> String {
     let path = directory.join("lost.heap");
     dump::write(profile, &mut File::create(&path).unwrap()).unwrap();
     path.to_str().unwrap().to_owned()
 }
 
 fn output(arguments: &[&str]) -> String {
-    // Its files are named by whole paths.
+    // Files are named by their complete paths.
     expected::printed(Path::new("/"), arguments)
 }
 
 #[test]
-fn every_view_says_that_it_is_of_a_check() {
+fn every_view_mentions_the_leak_check() {
     let directory = tempfile::tempdir().unwrap();
-    let file = written(directory.path(), &check());
+    let file = write_dump(directory.path(), &check());
     for format in ["-t", "--tree", "--traces", "-s", "--flame", "--dot"] {
         let text = output(&["-f", &file, format]);
         for part in ["Leak check: what no pointer led to, while ", " was live"] {
@@ -123,9 +124,9 @@ fn every_view_says_that_it_is_of_a_check() {
 }
 
 #[test]
-fn labels_choose_how_it_is_lost() {
+fn labels_select_kinds_of_loss() {
     let directory = tempfile::tempdir().unwrap();
-    let file = written(directory.path(), &check());
+    let file = write_dump(directory.path(), &check());
     let total = |focus: &str| {
         let csv = output(&["-f", &file, "--folded", "--tagfocus", focus]);
         let values = csv.lines().filter_map(|line| line.rsplit_once(' '));
@@ -138,15 +139,15 @@ fn labels_choose_how_it_is_lost() {
     assert_eq!(total("leak_group=12"), 29_400);
 }
 
-/// A base takes from each way of being lost what it has of it.
+/// A base is subtracted separately from each kind of loss.
 #[test]
-fn a_base_is_subtracted_by_how_it_is_lost() {
+fn a_base_is_subtracted_by_kind_of_loss() {
     let directory = tempfile::tempdir().unwrap();
-    let file = written(directory.path(), &check());
+    let file = write_dump(directory.path(), &check());
     let other = tempfile::tempdir().unwrap();
     let mut early = check();
     early.facts.end_unix_ns = Some(START + 30 * SECOND);
-    let base = written(other.path(), &early);
+    let base = write_dump(other.path(), &early);
     let none = output(&["-f", &file, "--base", &base, "--folded"]);
     assert_eq!(none, "");
 }
@@ -154,7 +155,7 @@ fn a_base_is_subtracted_by_how_it_is_lost() {
 #[test]
 fn the_page_begins_with_the_leaks() {
     let directory = tempfile::tempdir().unwrap();
-    let file = written(directory.path(), &check());
+    let file = write_dump(directory.path(), &check());
     let page = output(&["-f", &file, "--html"]);
     let start = page.find("\"lost\":").expect("the data of the tab");
     let end = page[start..].find(",\n\"flame\"").expect("the next tab");
@@ -192,9 +193,9 @@ document.documentElement.setAttribute("data-state", JSON.stringify(state));
 "##;
 
 #[test]
-fn the_tab_shows_what_is_lost_with_what() {
+fn the_tab_shows_what_each_loss_keeps() {
     let directory = tempfile::tempdir().unwrap();
-    let file = written(directory.path(), &check());
+    let file = write_dump(directory.path(), &check());
     let page = browser::open_page(&output(&["-f", &file, "--html"]));
     let path = directory.path().join("probe.html");
     fs::write(&path, browser::with_probe(&page, PROBE, "</body>")).unwrap();

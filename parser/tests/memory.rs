@@ -102,9 +102,11 @@ fn peak(command: &mut Command, out: &Path) -> (u64, String) {
         .stdout(File::create(out).unwrap())
         .stdin(Stdio::null());
     let child = child.spawn().unwrap();
-    let (mut status, mut usage) = (0, MaybeUninit::<libc::rusage>::zeroed());
+    let mut status = 0;
+    let mut usage = MaybeUninit::<libc::rusage>::zeroed();
     let pid = libc::pid_t::try_from(child.id()).unwrap();
-    // SAFETY: a child of ours that nobody else waits for, and room for what is written.
+    // SAFETY: the pid is that of our child, which nothing else reaps; `status` and `usage` are
+    // writable.
     let waited = unsafe { libc::wait4(pid, &raw mut status, 0, usage.as_mut_ptr()) };
     assert_eq!(waited, pid, "{}", io::Error::last_os_error());
     assert_eq!(status, 0);
@@ -124,8 +126,11 @@ fn a_big_program_does_not_fill_the_memory() {
     for what in ["-t", "-s"] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_mem_parser"));
         command.args([what, "-p", text(&program), text(&heap)]);
-        let (bytes, said) = peak(&mut command, &directory.path().join("out"));
-        assert!(said.contains(&format!("keeps_{MOST}")), "{what}: {said}");
+        let (bytes, message) = peak(&mut command, &directory.path().join("out"));
+        assert!(
+            message.contains(&format!("keeps_{MOST}")),
+            "{what}: {message}"
+        );
         assert!(bytes < 64 << 20, "{what}: {} KiB", bytes >> 10);
     }
 }

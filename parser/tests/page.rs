@@ -58,7 +58,7 @@ fn tooltips_of_pictures_have_name_place_and_values() {
 }
 
 #[test]
-fn names_of_files_are_text_and_nothing_else() {
+fn file_names_are_only_text() {
     let directory = tempfile::tempdir().unwrap();
     let file = hostile(directory.path());
     for format in ["-s", "--flame"] {
@@ -101,7 +101,7 @@ document.documentElement.setAttribute("data-state", JSON.stringify(state));
 "##;
 
 #[test]
-fn tooltips_have_places_and_a_box_says_the_keys() {
+fn tooltips_have_places_and_help_lists_the_keys() {
     let state = probe(SHOP, KEYS_PROBE);
     let line = "/shop.cpp:";
     let text = |key: &str| {
@@ -109,8 +109,8 @@ fn tooltips_have_places_and_a_box_says_the_keys() {
         rest.split('"').next().unwrap().to_owned()
     };
     for (key, values) in [("tip", "KiB ("), ("title", "flat 0 (0%), cum ")] {
-        let said = text(key);
-        let parts: Vec<&str> = said.split('|').collect();
+        let message = text(key);
+        let parts: Vec<&str> = message.split('|').collect();
         assert_eq!(parts[0], "Shelf::add", "{state}");
         assert!(parts[1].contains(line), "{state}");
         assert!(parts[2].contains(values), "{state}");
@@ -142,7 +142,7 @@ addEventListener("load", () => document.documentElement.setAttribute("data-state
 "##;
 
 #[test]
-fn the_graph_opens_where_the_memory_is() {
+fn the_start_view_shows_the_largest_boxes() {
     let directory = tempfile::tempdir().unwrap();
     let deep: Vec<String> = (0..60).map(|i| format!("deep{i}")).collect();
     let path = directory.path().join("deep.folded");
@@ -170,7 +170,7 @@ document.documentElement.setAttribute("data-state", JSON.stringify(state));
 "##;
 
 #[test]
-fn empty_tabs_say_why() {
+fn empty_tabs_have_an_explanation() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("x.folded");
     fs::write(&path, "main;f 0\n").unwrap();

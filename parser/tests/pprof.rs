@@ -42,7 +42,7 @@ fn profile(seed: u64, negative: bool) -> Profile {
             name: format!("space::function_{}", i % 33),
             system_name: format!("_Zfunction_{i}"),
             file: format!("/source/file_{}.cc", i % 7),
-            // pprof lists a file once for each start line, which is no use to anybody.
+            // pprof would list a file once for each start line.
             start_line: 0,
         })
         .collect();
@@ -146,7 +146,8 @@ fn compare(profile: &Profile, cases: &[(&str, &str)]) {
     let file = directory.path().join("x.pb.gz");
     pprof::write(profile, &mut File::create(&file).unwrap()).unwrap();
     for (our_arguments, their_arguments) in cases {
-        let (our, their) = (ours(&file, our_arguments), theirs(&file, their_arguments));
+        let our = ours(&file, our_arguments);
+        let their = theirs(&file, their_arguments);
         assert!(
             their.lines().count() > 3,
             "{their_arguments} gives nothing: {their}"
@@ -156,24 +157,25 @@ fn compare(profile: &Profile, cases: &[(&str, &str)]) {
 }
 
 #[test]
-fn every_text_is_equal_to_pprofs() {
+fn every_text_matches_pprof() {
     compare(&profile(0x1234_5678, false), &CASES);
 }
 
 #[test]
-fn negative_values_are_shown_as_pprof_shows_them() {
+fn negative_values_match_pprof() {
     compare(&profile(0x9876_5432, true), &CASES[..6]);
 }
 
 #[test]
-fn comparisons_are_equal_to_pprofs() {
+fn comparisons_match_pprof() {
     let directory = tempfile::tempdir().unwrap();
     let write = |name: &str, seed| {
         let path = directory.path().join(name);
         pprof::write(&profile(seed, false), &mut File::create(&path).unwrap()).unwrap();
         path
     };
-    let (after, before) = (write("after.pb.gz", 77), write("before.pb.gz", 78));
+    let after = write("after.pb.gz", 77);
+    let before = write("before.pb.gz", 78);
     let before = before.to_str().unwrap();
     let cases = [
         ("base", "-t", "-top"),
@@ -188,7 +190,8 @@ fn comparisons_are_equal_to_pprofs() {
         assert!(our.contains('-'), "no negative difference: {our}");
     }
     for sort in ["", " -cum"] {
-        let (ours_sort, compared) = (sort.replace('-', "--"), format!("base {before}"));
+        let ours_sort = sort.replace('-', "--");
+        let compared = format!("base {before}");
         let our = ours(
             &after,
             &format!("-t{ours_sort} --drop_negative --{compared}"),
@@ -237,13 +240,14 @@ fn cancelling() -> Profile {
             function: number as u32,
             ..Line::default()
         });
-        (location.first_line, location.line_count) = (number as u32, 1);
+        location.first_line = number as u32;
+        location.line_count = 1;
     }
     profile
 }
 
 #[test]
-fn calls_to_what_has_cancelled_out_are_listed_as_pprof_lists_them() {
+fn calls_to_cancelled_out_functions_match_pprof() {
     let cases = [
         ("-t", "-top"),
         ("--tree", "-tree"),
@@ -278,7 +282,7 @@ fn our_proto_output_gives_the_same_table() {
 }
 
 #[test]
-fn labels_are_listed_as_pprof_lists_them() {
+fn label_lists_match_pprof() {
     let mut profile = profile(5, false);
     for stack in (0..profile.stacks.len() as u32).step_by(3) {
         let text = LabelValue::Text(format!("worker {}", stack % 4));

@@ -40,8 +40,8 @@ const OPTIONS: [&str; 28] = [
 
 fn run(command: &mut Command) -> String {
     let output = command.output().expect("both programs must be there");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command:?}: {said}");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {message}");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let lines = text.lines().map(str::trim_end);
     lines.collect::<Vec<_>>().join("\n")
@@ -64,7 +64,7 @@ fn every_option_does_what_it_does_in_pprof() {
             let mut pprof = Command::new("go");
             pprof.args(["tool", "pprof", "-symbolize=none", output, option]);
             let theirs = run(pprof.arg(&profile).env("PPROF_TMPDIR", directory.path()));
-            // Without the lines of own code, which pprof does not have.
+            // Excludes the lines of user code, which pprof does not print.
             let arguments = [
                 format!("-{output}"),
                 format!("-{option}"),

@@ -14,7 +14,7 @@ mod keeper;
 
 use keeper::{BASE, Built, build, mapping, text, tool, write};
 
-/// A dump of the program, as if it lay at `path`.
+/// Writes a dump of the program as if it were at `path`.
 fn dump_at(directory: &Path, built: &Built, path: &str) -> String {
     let module = mapping(built, path);
     let facts = Facts {
@@ -35,7 +35,7 @@ fn the_program_that_the_dump_names_is_used() {
     assert_eq!(found.status.code(), Some(0), "{}", stderr(&found));
     assert!(stdout(&found).contains("keeps_memory"));
     assert_eq!(stderr(&found), "");
-    // As if it had been named.
+    // The output is as if the program had been named.
     for output in ["-t", "--raw", "--dot", "--folded", "-s"] {
         let named = parser(&["-p", text(&built.path), "-f", &dump, output]);
         assert_eq!(
@@ -44,7 +44,7 @@ fn the_program_that_the_dump_names_is_used() {
             "{output}"
         );
     }
-    // A deleted file whose place the same build has taken is the same program.
+    // A deleted file that was replaced by the same build is the same program.
     let deleted = format!("{} (deleted)", text(&built.path));
     let found = parser(&[&dump_at(directory.path(), &built, &deleted)]);
     assert!(
@@ -56,7 +56,8 @@ fn the_program_that_the_dump_names_is_used() {
 
 #[test]
 fn dumps_of_several_programs_are_named_together() {
-    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let one = tempfile::tempdir().unwrap();
+    let two = tempfile::tempdir().unwrap();
     let dumps = [&one, &two].map(|directory| {
         let flags = [
             "-DNAME",
@@ -77,7 +78,7 @@ fn dumps_of_several_programs_are_named_together() {
         stdout(&output)
     );
     assert!(stdout(&output).contains("keeps_memory"));
-    // One that is not here is named.
+    // A missing program is named.
     fs::remove_file(two.path().join("keeper")).unwrap();
     let refused = parser(&[&dumps[0], &dumps[1], "-t"]);
     assert_eq!(refused.status.code(), Some(2));
@@ -127,16 +128,17 @@ fn another_build_in_its_place_is_refused_with_both_build_ids() {
     let other = build(directory.path(), "keeper", &["-DOTHER", "-O2"]);
     let refused = parser(&[&dump]);
     assert_eq!(refused.status.code(), Some(2));
-    let said = stderr(&refused);
-    let (recorded, found) = (built.build_id.to_string(), other.build_id.to_string());
+    let message = stderr(&refused);
+    let recorded = built.build_id.to_string();
+    let found = other.build_id.to_string();
     let options = ["-p BINARY", "--symbol-path"];
     let parts = [&dump[..], text(&built.path), &recorded, &found];
     for part in parts.iter().chain(&options) {
-        assert!(said.contains(part), "{part}: {said}");
+        assert!(message.contains(part), "{part}: {message}");
     }
-    assert_eq!(said.lines().count(), 2, "{said}");
+    assert_eq!(message.lines().count(), 2, "{message}");
     let advice = "--force uses the file that is there now, whose names may be wrong.";
-    assert!(said.contains(advice), "{said}");
+    assert!(message.contains(advice), "{message}");
     assert!(refused.stdout.is_empty());
     assert_eq!(parser(&[&dump, "--force"]).status.code(), Some(0));
     // The names may be elsewhere.
@@ -149,22 +151,23 @@ fn another_build_in_its_place_is_refused_with_both_build_ids() {
 }
 
 #[test]
-fn a_program_that_is_not_here_is_named_with_what_to_do() {
+fn a_missing_program_is_named_with_advice() {
     let directory = tempfile::tempdir().unwrap();
     let built = build(directory.path(), "keeper", &[]);
     let dump = dump_at(directory.path(), &built, "/opt/nowhere/keeper");
     let refused = parser(&[&dump, "-t"]);
     assert_eq!(refused.status.code(), Some(2));
-    let said = stderr(&refused);
+    let message = stderr(&refused);
     for part in ["/opt/nowhere/keeper", "not on this machine", "-p BINARY"] {
-        assert!(said.contains(part), "{part}: {said}");
+        assert!(message.contains(part), "{part}: {message}");
     }
-    assert!(said.contains(&built.build_id.to_string()), "{said}");
+    assert!(message.contains(&built.build_id.to_string()), "{message}");
 }
 
 #[test]
-fn a_profile_is_shown_without_the_names_of_a_program_that_is_gone() {
-    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+fn a_profile_of_a_missing_program_is_shown_without_names() {
+    let one = tempfile::tempdir().unwrap();
+    let two = tempfile::tempdir().unwrap();
     let built = build(one.path(), "keeper", &[]);
     let gone = dump_at(one.path(), &built, "/opt/nowhere/keeper");
     let advice = "--force shows the profile without the names of the program's functions.";
@@ -177,9 +180,9 @@ fn a_profile_is_shown_without_the_names_of_a_program_that_is_gone() {
         "{}",
         stdout(&forced)
     );
-    let said = stderr(&forced);
-    assert!(said.contains("/opt/nowhere/keeper"), "{said}");
-    // Another dump's program is not taken for it.
+    let message = stderr(&forced);
+    assert!(message.contains("/opt/nowhere/keeper"), "{message}");
+    // Another dump's program is not used for it.
     let other = build(two.path(), "other", &["-DNAME", "-O2"]);
     let here = dump_at(two.path(), &other, text(&other.path));
     let both = parser(&[&gone, &here, "--force"]);
@@ -192,7 +195,7 @@ fn a_profile_is_shown_without_the_names_of_a_program_that_is_gone() {
 }
 
 #[test]
-fn nothing_is_taken_for_the_program_without_a_build_id() {
+fn programs_are_accepted_only_by_build_id() {
     let directory = tempfile::tempdir().unwrap();
     let built = build(directory.path(), "keeper", &[]);
     let unproven = Mapping {
@@ -208,10 +211,10 @@ fn nothing_is_taken_for_the_program_without_a_build_id() {
         "{}",
         stderr(&refused)
     );
-    let said = stderr(&refused);
+    let message = stderr(&refused);
     assert!(
-        said.contains("--force uses the file of that name"),
-        "{said}"
+        message.contains("--force uses the file of that name"),
+        "{message}"
     );
     let forced = parser(&["-f", text(&dump), "-t", "--force"]);
     assert!(
@@ -233,9 +236,9 @@ fn nothing_is_taken_for_the_program_without_a_build_id() {
     );
 }
 
-/// The mapping alone has no build id: its file must not be used by its name.
+/// Only the mapping has no build id, so its file must not be used by name.
 #[test]
-fn a_build_id_of_the_program_counts_for_its_code() {
+fn a_programs_build_id_is_used_for_its_code() {
     let directory = tempfile::tempdir().unwrap();
     let built = build(directory.path(), "keeper", &[]);
     let module = Mapping {
@@ -258,24 +261,24 @@ fn a_build_id_of_the_program_counts_for_its_code() {
 }
 
 #[test]
-fn a_misspelt_program_leads_to_the_nearest() {
+fn a_misspelt_program_gets_a_suggestion() {
     let directory = tempfile::tempdir().unwrap();
     let built = build(directory.path(), "keeper", &[]);
     let dump = dump_at(directory.path(), &built, text(&built.path));
     let misspelt = directory.path().join("kepeer");
     let refused = parser(&["-p", text(&misspelt), "-f", &dump, "-t"]);
     assert_eq!(refused.status.code(), Some(1));
-    let said = stderr(&refused);
+    let message = stderr(&refused);
     let meant = format!("did you mean {}?", text(&built.path));
     assert!(
-        said.contains(text(&misspelt)) && said.contains(&meant),
-        "{said}"
+        message.contains(text(&misspelt)) && message.contains(&meant),
+        "{message}"
     );
 }
 
 /// What the dump names is opened only if it is a regular file that is on a disk.
 #[test]
-fn dumps_lead_to_no_devices_pipes_or_relative_paths() {
+fn dumps_cannot_open_devices_pipes_or_relative_paths() {
     let directory = tempfile::tempdir().unwrap();
     let built = build(directory.path(), "keeper", &[]);
     let fifo = directory.path().join("fifo");
@@ -305,16 +308,17 @@ fn a_program_without_symbols_gets_a_hint_once() {
     tool("strip", &[text(&built.path)]);
     let hinted = parser(&[&dump]);
     assert_eq!(hinted.status.code(), Some(0), "{}", stderr(&hinted));
-    let said = stderr(&hinted);
+    let message = stderr(&hinted);
     let share = format!(
         "100% of the bytes were allocated by code without names ({} 100%)",
         text(&built.path)
     );
     for part in [share.as_str(), "-p"] {
-        assert!(said.contains(part), "{part}: {said}");
+        assert!(message.contains(part), "{part}: {message}");
     }
-    assert_eq!(said.lines().count(), 1, "{said}");
-    // Symbol servers, and another build, only where there is a client and a server is named.
+    assert_eq!(message.lines().count(), 1, "{message}");
+    // Symbol servers are suggested, and another build, only if there is a client and a server is
+    // named.
     fs::write(directory.path().join("debuginfod-find"), "").unwrap();
     let path = format!(
         "{}:{}",
@@ -327,22 +331,22 @@ fn a_program_without_symbols_gets_a_hint_once() {
             .arg(&dump)
             .env("PATH", &path)
             .env("DEBUGINFOD_URLS", urls);
-        let said = stderr(&command.output().unwrap());
+        let message = stderr(&command.output().unwrap());
         for advice in ["--debuginfod", "keep symbols when you build it"] {
-            assert_eq!(said.contains(advice), is_advised, "{urls}: {said}");
+            assert_eq!(message.contains(advice), is_advised, "{urls}: {message}");
         }
     }
-    // What went up and what went down are parts of all that changed.
+    // Increases and decreases are shares of the total change.
     let apart = tempfile::tempdir().unwrap();
     let module = mapping(&built, text(&built.path));
     let address = BASE + built.address + 6;
     let later = write(apart.path(), module, address, Facts::default());
     let compared = stderr(&parser(&[text(&later), "--diff_base", &dump]));
     assert!(compared.contains(&share), "{compared}");
-    // Its function is told from others all the same, unless files are enough.
+    // Its function is nevertheless distinguished from others, unless entries are files.
     let start = format!("keeper+{:#x}", built.address);
     assert!(stdout(&hinted).contains(&start), "{}", stdout(&hinted));
-    // The program is called what the user calls it.
+    // The program has the name that the user gave.
     let copy = directory.path().join("copy");
     fs::copy(&built.path, &copy).unwrap();
     let copied = stdout(&parser(&[&dump, "-p", text(&copy)]));

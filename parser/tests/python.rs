@@ -13,7 +13,7 @@ const EXTENSION: u64 = 0x7f00_0000_0000;
 const LIBC: u64 = 0x7f00_1000_0000;
 const SERVER: u64 = 0x7f00_2000_0000;
 
-/// A frame: native code of a module under a name, or a line of Python.
+/// A frame: native code of a module under a name, or a Python line.
 #[derive(Clone, Copy)]
 enum Frame {
     Native(u64, &'static str),
@@ -26,7 +26,7 @@ use Frame::{Native, Python, Truncated};
 const EVALUATION: Frame = Native(INTERPRETER, "_PyEval_EvalFrameDefault");
 const CALL: Frame = Native(INTERPRETER, "cfunction_call");
 
-/// A thumbnail that a C extension encodes, in a function that another one of Python calls.
+/// Stack of a C extension that encodes a thumbnail, called through two Python functions.
 const ENCODED: [Frame; 15] = [
     Native(LIBC, "malloc"),
     Native(INTERPRETER, "PyObject_Malloc"),
@@ -45,7 +45,7 @@ const ENCODED: [Frame; 15] = [
     Native(INTERPRETER, "_start"),
 ];
 
-/// A row that a C extension hands to Python.
+/// Stack of a C extension that passes a row to Python.
 const CALLED_BACK: [Frame; 10] = [
     Native(LIBC, "malloc"),
     Native(INTERPRETER, "list_resize"),
@@ -63,7 +63,7 @@ const CALLED_BACK: [Frame; 10] = [
     Native(INTERPRETER, "Py_RunMain"),
 ];
 
-/// A server that embeds Python.
+/// Stack of a server that embeds Python.
 const EMBEDDED: [Frame; 6] = [
     Native(INTERPRETER, "PyDict_New"),
     Python("application", "/srv/app.py", 20),
@@ -73,7 +73,7 @@ const EMBEDDED: [Frame; 6] = [
     Native(LIBC, "start_thread"),
 ];
 
-/// A thread that knows nothing of Python.
+/// Stack of a thread without Python.
 const NATIVE: [Frame; 3] = [
     Native(LIBC, "malloc"),
     Native(EXTENSION, "worker"),
@@ -169,13 +169,16 @@ fn written_of(directory: &Path, stacks: &[(&[Frame], f64)]) -> PathBuf {
     path
 }
 
-/// What is shown, and what is said besides.
+/// Returns the output and the messages.
 fn shown(dump: &Path, arguments: &[&str]) -> (String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mem_parser"));
     let output = command.arg(dump).args(arguments).output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {said}");
-    (String::from_utf8_lossy(&output.stdout).into_owned(), said)
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {message}");
+    (
+        String::from_utf8_lossy(&output.stdout).into_owned(),
+        message,
+    )
 }
 
 fn folded(dump: &Path, arguments: &[&str]) -> Vec<String> {
@@ -184,7 +187,7 @@ fn folded(dump: &Path, arguments: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn the_interpreter_is_left_out_between_lines_of_python() {
+fn interpreter_frames_between_python_lines_are_hidden() {
     let directory = tempfile::tempdir().unwrap();
     let dump = written(directory.path());
     assert_eq!(
@@ -216,7 +219,7 @@ fn the_interpreter_is_left_out_between_lines_of_python() {
 }
 
 #[test]
-fn all_choices_add_up_to_the_same() {
+fn all_choices_have_the_same_total() {
     let directory = tempfile::tempdir().unwrap();
     let dump = written(directory.path());
     for choice in ["", "--native", "--python-only"] {
@@ -255,7 +258,7 @@ fn all_choices_add_up_to_the_same() {
 }
 
 #[test]
-fn every_view_names_lines_of_python() {
+fn every_view_names_python_lines() {
     let directory = tempfile::tempdir().unwrap();
     let dump = written(directory.path());
     let line = "make_thumbnail (app.py:4)";
@@ -263,7 +266,7 @@ fn every_view_names_lines_of_python() {
         "-t", "--tree", "--traces", "--folded", "--dot", "-s", "--flame", "--html", "--json",
         "--csv",
     ] {
-        let (text, said) = shown(&dump, &[view]);
+        let (text, message) = shown(&dump, &[view]);
         let text = text.replace("\\n", "\n");
         let parts = ["make_thumbnail", "app.py"];
         let named = text.contains(line) || ["--json", "--csv"].contains(&view);
@@ -272,7 +275,7 @@ fn every_view_names_lines_of_python() {
             "{view}: {text}"
         );
         assert!(!text.contains("Py_RunMain"), "{view}");
-        assert_eq!(said, "", "{view}");
+        assert_eq!(message, "", "{view}");
     }
     assert!(shown(&dump, &["--flame"]).0.contains("violet is Python"));
     let (text, _) = shown(&dump, &["--peek", "^allocate"]);
@@ -291,12 +294,12 @@ fn every_view_names_lines_of_python() {
         text.contains("at /srv/app.py:4 in make_thumbnail"),
         "{text}"
     );
-    // The callback is of a library: the line that called it is one's own.
+    // The callback belongs to a library; the line that called it is user code.
     assert!(text.contains("at /srv/app.py:12 in <module>"), "{text}");
 }
 
 #[test]
-fn names_of_python_are_filtered_by() {
+fn filters_match_python_names() {
     let directory = tempfile::tempdir().unwrap();
     let dump = written(directory.path());
     for (arguments, values) in [
@@ -330,7 +333,7 @@ fn sources_of_python_are_listed() {
     assert!(line.contains("3.91kB") && line.contains(" 4:"), "{line}");
 }
 
-/// A program may give its functions any name, and none.
+/// Functions of a program may have any name, or none.
 #[test]
 fn functions_without_a_name_have_their_file_and_line() {
     let directory = tempfile::tempdir().unwrap();
@@ -383,7 +386,7 @@ fn truncated_stacks_are_distinguished_from_complete_ones() {
     }
 }
 
-/// As `zipimport` names them.
+/// File names as `zipimport` has them.
 #[test]
 fn sources_within_a_zip_file_are_reported() {
     let directory = tempfile::tempdir().unwrap();
@@ -398,12 +401,12 @@ fn sources_within_a_zip_file_are_reported() {
         let stack = [Native(LIBC, "malloc"), Python("load", file, 2), EVALUATION];
         let dump = written_of(directory.path(), &[(&stack, 4000.0)]);
         let (text, _) = shown(&dump, &["--list", "load"]);
-        let said = format!("Error: {file} is within {archive}, a zip file");
+        let message = format!("Error: {file} is within {archive}, a zip file");
         assert!(
-            text.contains(&said) && text.contains("--source_path"),
+            text.contains(&message) && text.contains("--source_path"),
             "{text}"
         );
-        // As it lies in the archive.
+        // The source as it is in the archive.
         let unpacked = directory.path().join("unpacked");
         fs::create_dir_all(unpacked.join("pkg")).unwrap();
         fs::write(
@@ -422,15 +425,15 @@ fn sources_within_a_zip_file_are_reported() {
 }
 
 #[test]
-fn symbols_inside_keep_all_frames_and_python_asks_for_no_program() {
+fn dumps_with_symbols_keep_all_frames_and_need_no_program() {
     let directory = tempfile::tempdir().unwrap();
     let dump = written(directory.path());
     let whole = directory.path().join("whole.heap");
     shown(&dump, &["--symbolize", "-o", whole.to_str().unwrap()]);
     assert_eq!(folded(&whole, &["--native"]), folded(&dump, &["--native"]));
     assert_eq!(folded(&whole, &[]), folded(&dump, &[]));
-    // One without frames of Python says so.
+    // A dump without Python frames gives a message.
     let plain = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/shop.heap");
-    let (_, said) = shown(Path::new(plain), &["--python-only"]);
-    assert!(said.contains("no frames of Python"), "{said}");
+    let (_, message) = shown(Path::new(plain), &["--python-only"]);
+    assert!(message.contains("no frames of Python"), "{message}");
 }

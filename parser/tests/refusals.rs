@@ -42,11 +42,11 @@ fn an_input_is_never_replaced() {
         "@/a.heap --perf-map @/map -o @/map",
     ] {
         let output = run(scratch.path(), words);
-        let said = stderr(&output);
-        assert_eq!(output.status.code(), Some(1), "{words}: {said}");
+        let message = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{words}: {message}");
         assert!(
-            said.contains("would be replaced, but is read"),
-            "{words}: {said}"
+            message.contains("would be replaced, but is read"),
+            "{words}: {message}"
         );
         for name in [
             "a.heap",
@@ -62,7 +62,7 @@ fn an_input_is_never_replaced() {
             );
         }
     }
-    // What is not read is replaced, and a device is no file that could be.
+    // Files that are not inputs are replaced. A device is not a file that could be replaced.
     fs::write(at("old.txt"), "old").unwrap();
     for words in ["@/a.heap --raw -o @/old.txt", "@/a.heap --raw -o /dev/null"] {
         let output = run(scratch.path(), words);
@@ -74,7 +74,8 @@ fn an_input_is_never_replaced() {
 #[test]
 fn views_of_one_moment_name_themselves() {
     let scratch = tempfile::tempdir().unwrap();
-    let (early, late) = (data("shop_before.heap"), data("shop.heap"));
+    let early = data("shop_before.heap");
+    let late = data("shop.heap");
     for view in ["--rss", "--temporary", "--sizes", "--threads"] {
         let words = format!("{} {} {view}", early.display(), late.display());
         let output = run(scratch.path(), &words);
@@ -85,7 +86,7 @@ fn views_of_one_moment_name_themselves() {
 }
 
 #[test]
-fn values_of_options_that_make_no_sense_are_bad_usage() {
+fn invalid_option_values_are_bad_usage() {
     let scratch = tempfile::tempdir().unwrap();
     let shop = data("shop.heap");
     for words in [
@@ -112,16 +113,16 @@ fn values_of_options_that_make_no_sense_are_bad_usage() {
         "--edgefraction 1.01",
     ] {
         let output = run(scratch.path(), &format!("{} {words}", shop.display()));
-        let said = stderr(&output);
-        assert_eq!(output.status.code(), Some(2), "{words}: {said}");
+        let message = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{words}: {message}");
         let option = words.split([' ', '=']).next().unwrap();
         assert!(
-            said.starts_with("error: ") && said.contains(option),
-            "{said}"
+            message.starts_with("error: ") && message.contains(option),
+            "{message}"
         );
         assert!(output.stdout.is_empty());
-        // What is wrong, and where to read on.
-        assert_eq!(said.lines().count(), 2, "{said}");
+        // One line has the error, the other where to read more.
+        assert_eq!(message.lines().count(), 2, "{message}");
     }
     for words in ["--nodefraction 0", "--edgefraction 1", "--divide_by 1e6"] {
         let output = run(scratch.path(), &format!("{} {words}", shop.display()));
@@ -130,7 +131,7 @@ fn values_of_options_that_make_no_sense_are_bad_usage() {
 }
 
 #[test]
-fn the_help_names_what_is_read_and_what_trim_is_about() {
+fn the_help_names_inputs_and_trim() {
     let help = String::from_utf8(parser(&["--help"]).stdout).unwrap();
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
     for part in [
@@ -143,7 +144,7 @@ fn the_help_names_what_is_read_and_what_trim_is_about() {
 }
 
 #[test]
-fn the_ending_of_a_file_chooses_the_output_that_no_option_chose() {
+fn the_file_extension_selects_the_default_output() {
     let scratch = tempfile::tempdir().unwrap();
     let shop = data("shop.heap");
     for (name, options, start) in [
@@ -172,29 +173,29 @@ fn the_ending_of_a_file_chooses_the_output_that_no_option_chose() {
     for options in ["", " --svg"] {
         let words = format!("{} -o @/x.PNG{options}", shop.display());
         let output = run(scratch.path(), &words);
-        let said = stderr(&output);
-        assert_eq!(output.status.code(), Some(2), "{said}");
-        assert!(said.contains("written as SVG") && said.contains("/x.svg"));
+        let message = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{message}");
+        assert!(message.contains("written as SVG") && message.contains("/x.svg"));
         assert!(!scratch.path().join("x.PNG").exists());
     }
 }
 
 #[test]
-fn directories_that_are_not_there_are_named() {
+fn missing_directories_are_named() {
     let scratch = tempfile::tempdir().unwrap();
     for option in ["--symbol-path", "--source_path"] {
         for (directory, is_missing) in [("@/none", true), ("@", false)] {
             let words = format!("{} {option} {directory}", data("shop.heap").display());
             let output = run(scratch.path(), &words);
             assert_eq!(output.status.code(), Some(0));
-            let said = stderr(&output).contains("/none: there is no such directory");
-            assert_eq!(said, is_missing, "{}", stderr(&output));
+            let message = stderr(&output).contains("/none: there is no such directory");
+            assert_eq!(message, is_missing, "{}", stderr(&output));
         }
     }
 }
 
 #[test]
-fn without_proc_it_is_proc_that_is_missed() {
+fn a_missing_proc_is_named() {
     let scratch = tempfile::tempdir().unwrap();
     let unshared_by = |options: &[&str], words: &str| {
         let script = format!("mount -t tmpfs none /proc && exec {words}");
@@ -212,13 +213,13 @@ fn without_proc_it_is_proc_that_is_missed() {
     fs::copy(data("shop.heap"), &file).unwrap();
     let program = env!("CARGO_BIN_EXE_mem_parser");
     let output = unshared(&format!("{program} {}", file.display()));
-    let said = stderr(&output);
-    assert_eq!(output.status.code(), Some(1), "{said}");
+    let message = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{message}");
     assert!(
-        said.contains("x.heap: cannot be opened: /proc is not mounted"),
-        "{said}"
+        message.contains("x.heap: cannot be opened: /proc is not mounted"),
+        "{message}"
     );
-    assert!(!said.contains("did you mean"), "{said}");
+    assert!(!message.contains("did you mean"), "{message}");
     let output = unshared(&format!("{program} {}.no", file.display()));
     assert!(
         stderr(&output).contains("did you mean"),
@@ -228,7 +229,7 @@ fn without_proc_it_is_proc_that_is_missed() {
 }
 
 #[test]
-fn a_program_in_the_place_of_a_dump_is_called_one() {
+fn a_program_given_as_a_dump_is_recognised() {
     let scratch = tempfile::tempdir().unwrap();
     fs::copy(data("shop.heap"), scratch.path().join("x.heap")).unwrap();
     let program = std::env::current_exe().unwrap();
@@ -251,9 +252,9 @@ fn a_program_in_the_place_of_a_dump_is_called_one() {
         let filled = |text: &str| text.replace("PROGRAM", program);
         let output = run(scratch.path(), &filled(words));
         let expected = filled(expected).replace('@', scratch.path().to_str().unwrap());
-        let said = stderr(&output);
-        assert_eq!(output.status.code(), Some(1), "{said}");
-        assert!(said.contains(&expected), "{said}");
-        assert!(!said.contains("it starts with"), "{said}");
+        let message = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{message}");
+        assert!(message.contains(&expected), "{message}");
+        assert!(!message.contains("it starts with"), "{message}");
     }
 }

@@ -70,22 +70,22 @@ fn the_table_is_as_in_the_golden_file() {
     let directory = tempfile::tempdir().unwrap();
     let dump = write(directory.path(), facts());
     let output = parser(&["--rss", "-f", dump.to_str().unwrap()]);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{said}");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{message}");
     expected::compare("rss.txt", &String::from_utf8(output.stdout).unwrap());
 }
 
 #[test]
-fn dumps_with_less_information_are_still_shown() {
+fn dumps_without_some_metadata_are_shown() {
     let directory = tempfile::tempdir().unwrap();
-    let told = |facts: Facts| {
+    let reported = |facts: Facts| {
         let dump = write(directory.path(), facts);
         let output = parser(&["--rss", "-f", dump.to_str().unwrap()]);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(0), "{said}");
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{message}");
         String::from_utf8(output.stdout).unwrap()
     };
-    let heap = told(Facts {
+    let heap = reported(Facts {
         memory: Default::default(),
         ..facts()
     });
@@ -94,7 +94,7 @@ fn dumps_with_less_information_are_still_shown() {
         "{heap}"
     );
     assert!(!heap.contains("shared memory"), "{heap}");
-    let process = told(Facts {
+    let process = reported(Facts {
         allocator: Default::default(),
         ..facts()
     });
@@ -108,7 +108,7 @@ fn dumps_with_less_information_are_still_shown() {
 #[test]
 fn figures_of_another_moment_are_marked() {
     let directory = tempfile::tempdir().unwrap();
-    let told = |facts: Facts| {
+    let reported = |facts: Facts| {
         let dump = write(directory.path(), facts);
         let output = parser(&["--rss", "-f", dump.to_str().unwrap()]);
         assert_eq!(output.status.code(), Some(0));
@@ -120,21 +120,21 @@ fn figures_of_another_moment_are_marked() {
         duration_ns: Some(60_000_000_000),
         ..facts()
     };
-    assert!(!told(at(end - 900_000_000)).contains("figures are of"));
-    let old = told(at(end - 12_000_000_000));
+    assert!(!reported(at(end - 900_000_000)).contains("figures are of"));
+    let old = reported(at(end - 12_000_000_000));
     assert!(
         old.contains("figures are of 12 s before the samples'"),
         "{old}"
     );
-    let new = told(at(end + 12_000_000_000));
+    let new = reported(at(end + 12_000_000_000));
     assert!(
         new.contains("figures are of 12 s after the samples'"),
         "{new}"
     );
-    // The process had hardly begun when the allocator was asked.
+    // The allocator's figures are from shortly after the start of the process.
     let mut early = at(end);
     early.allocator.insert("allocated".to_owned(), 4096);
-    let early = told(early);
+    let early = reported(early);
     assert!(
         early.contains(" by the samples, all of it since"),
         "{early}"

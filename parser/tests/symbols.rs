@@ -24,10 +24,10 @@ fn parser(dump: &Path, arguments: &[&str]) -> Output {
 /// The last line of the table, and what was said.
 fn named(dump: &Path, arguments: &[&str]) -> (String, String) {
     let output = parser(dump, arguments);
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(0), "{said}");
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{message}");
     let table = String::from_utf8(output.stdout).unwrap();
-    (table.lines().last().unwrap().to_owned(), said)
+    (table.lines().last().unwrap().to_owned(), message)
 }
 
 #[test]
@@ -43,20 +43,23 @@ fn another_machines_file_system_is_searched() {
         BASE + built.address + 5,
         Facts::default(),
     );
-    let (line, said) = named(&dump, &["--symbol-path", text(&root)]);
+    let (line, message) = named(&dump, &["--symbol-path", text(&root)]);
     assert!(
         line.contains("keeps_memory") && line.contains("keeper.c:"),
-        "{line} {said}"
+        "{line} {message}"
     );
-    // A directory with the file alone will do too.
-    let (line, said) = named(&dump, &["--symbol-path", text(&bin)]);
-    assert!(line.contains("keeps_memory"), "{line} {said}");
-    // And one without it is told.
+    // A directory that contains only the file is sufficient, too.
+    let (line, message) = named(&dump, &["--symbol-path", text(&bin)]);
+    assert!(line.contains("keeps_memory"), "{line} {message}");
+    // A directory without the file gives a message.
     let empty = directory.path().join("empty");
     fs::create_dir(&empty).unwrap();
-    let (line, said) = named(&dump, &["--symbol-path", text(&empty)]);
+    let (line, message) = named(&dump, &["--symbol-path", text(&empty)]);
     assert!(line.ends_with("[keeper]"), "{line}");
-    assert!(said.contains(PATH) && said.contains("not named"), "{said}");
+    assert!(
+        message.contains(PATH) && message.contains("not named"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -64,13 +67,15 @@ fn unloaded_libraries_are_named_too() {
     let directory = tempfile::tempdir().unwrap();
     let built = build(directory.path(), "keeper", &[]);
     let mut gone = mapping(&built, PATH);
-    // Where the controller puts modules whose place another one has taken.
+    // Address at which the controller puts modules whose addresses are in use by another one.
     let away = (1 << 62) - BASE;
-    (gone.start, gone.end, gone.past) = (gone.start + away, gone.end + away, true);
+    gone.start += away;
+    gone.end += away;
+    gone.past = true;
     let address = BASE + away + built.address + 5;
     let dump = write(directory.path(), gone, address, Facts::default());
-    let (line, said) = named(&dump, &["--symbol-path", text(directory.path())]);
-    assert!(line.contains("keeps_memory"), "{line} {said}");
+    let (line, message) = named(&dump, &["--symbol-path", text(directory.path())]);
+    assert!(line.contains("keeps_memory"), "{line} {message}");
 }
 
 #[test]
@@ -92,22 +97,22 @@ fn debug_files_are_found_by_build_id() {
         BASE + built.address + 5,
         Facts::default(),
     );
-    let (line, said) = named(&dump, &["--symbol-path", text(&store)]);
+    let (line, message) = named(&dump, &["--symbol-path", text(&store)]);
     assert!(
         line.contains("keeps_memory") && line.contains("keeper.c:"),
-        "{line} {said}"
+        "{line} {message}"
     );
-    // The stripped program beside it changes nothing.
+    // The stripped program in the same directory makes no difference.
     let stripped = directory.path().join("stripped");
     fs::create_dir_all(stripped.join("bin")).unwrap();
     let program = stripped.join("bin/keeper");
     tool("strip", &["-o", text(&program), text(&built.path)]);
     let arguments = ["--symbol-path", text(&store), "-p", text(&program)];
-    let (line, said) = named(&dump, &arguments);
-    assert!(line.contains("keeps_memory"), "{line} {said}");
+    let (line, message) = named(&dump, &arguments);
+    assert!(line.contains("keeps_memory"), "{line} {message}");
 }
 
-/// The mapping of a program's code as kernels with pages of this size make it.
+/// Returns the mapping of a program's code under a kernel with this page size.
 fn mapped(built: &keeper::Built, page: u64) -> Mapping {
     let headers = tool("readelf", &["-lW", text(&built.path)]);
     let code = headers
@@ -152,14 +157,14 @@ fn debug_files_of_programs_on_pages_of_any_size_name_the_right_functions() {
             BASE + built.address + 5,
             Facts::default(),
         );
-        // The debug file alone, and with the program.
+        // Only the debug file, and together with the program.
         for with in [&[][..], &["-p", text(&program)]] {
             let arguments = [&["--symbol-path", text(&store)], with].concat();
-            let (line, said) = named(&dump, &arguments);
+            let (line, message) = named(&dump, &arguments);
             let is_named = line.contains("keeps_memory") && line.contains("keeper.c:");
-            assert!(is_named, "{page}, {with:?}: {line} {said}");
+            assert!(is_named, "{page}, {with:?}: {line} {message}");
         }
-        // A part of the mapping, of which cannot be said where in the code it is.
+        // A part of the mapping, whose position in the code is unknown.
         let mut part = mapped(&built, page);
         part.end += 16 * page;
         let address = BASE + built.address + 5;
@@ -170,7 +175,7 @@ fn debug_files_of_programs_on_pages_of_any_size_name_the_right_functions() {
 }
 
 #[test]
-fn debuginfod_is_asked_only_when_told_to() {
+fn debuginfod_is_queried_only_on_request() {
     let directory = tempfile::tempdir().unwrap();
     let built = build(directory.path(), "keeper", &[]);
     let debug = directory.path().join("fetched");
@@ -214,12 +219,15 @@ fn debuginfod_is_asked_only_when_told_to() {
     assert!(!run(&["--symbol-path", text(&empty)]).contains("keeps_memory"));
     assert!(!directory.path().join("asked").exists());
     assert!(run(&["--debuginfod"]).contains("keeps_memory"));
-    let asked = fs::read_to_string(directory.path().join("asked")).unwrap();
-    assert!(asked.contains(&built.build_id.to_string()), "{asked}");
+    let requested = fs::read_to_string(directory.path().join("asked")).unwrap();
+    assert!(
+        requested.contains(&built.build_id.to_string()),
+        "{requested}"
+    );
 }
 
 #[test]
-fn files_of_another_build_are_refused_one_by_one() {
+fn files_of_another_build_are_refused_individually() {
     let directory = tempfile::tempdir().unwrap();
     let built = build(directory.path(), "keeper", &[]);
     let other = build(directory.path(), "other", &["-DOTHER", "-O2"]);
@@ -230,13 +238,13 @@ fn files_of_another_build_are_refused_one_by_one() {
         Facts::default(),
     );
     let arguments = ["--symbol-path", text(directory.path())];
-    let (line, said) = named(&dump, &arguments);
+    let (line, message) = named(&dump, &arguments);
     assert!(line.ends_with("[keeper]"), "{line}");
     for part in [text(&built.path), "--force"] {
-        assert!(said.contains(part), "{part}: {said}");
+        assert!(message.contains(part), "{part}: {message}");
     }
-    assert!(said.contains(&built.build_id.to_string()), "{said}");
-    assert!(said.contains(&other.build_id.to_string()), "{said}");
+    assert!(message.contains(&built.build_id.to_string()), "{message}");
+    assert!(message.contains(&other.build_id.to_string()), "{message}");
     let (line, _) = named(&dump, &[&arguments[..], &["--force"]].concat());
     assert!(
         line.contains("keeps_memory") || line.contains("main"),
@@ -270,16 +278,16 @@ fn a_deleted_program_is_read_from_its_process() {
     process.wait().unwrap();
     assert!(living.0.contains("keeps_memory"), "{living:?}");
     // When the process is gone, so is the file.
-    let (line, said) = named(&dump, &arguments);
+    let (line, message) = named(&dump, &arguments);
     assert!(line.ends_with(']'), "{line}");
     assert!(
-        said.contains(text(&built.path)) && said.contains("not named"),
-        "{said}"
+        message.contains(text(&built.path)) && message.contains("not named"),
+        "{message}"
     );
 }
 
 #[test]
-fn code_made_at_run_time_has_the_names_of_its_list() {
+fn jit_code_is_named_by_its_perf_map() {
     let directory = tempfile::tempdir().unwrap();
     let module = Mapping {
         start: 0x7f00_0000_0000,
@@ -300,12 +308,12 @@ fn code_made_at_run_time_has_the_names_of_its_list() {
         "--perf-map",
         "/nonexistent/perf.map",
     ];
-    let (_, said) = named(&dump, &missing);
-    assert!(said.contains("/nonexistent/perf.map"), "{said}");
+    let (_, message) = named(&dump, &missing);
+    assert!(message.contains("/nonexistent/perf.map"), "{message}");
 }
 
 #[test]
-fn the_kernels_own_code_is_named_only_by_the_same_kernel() {
+fn kernel_functions_are_named_only_under_the_same_kernel() {
     let directory = tempfile::tempdir().unwrap();
     let maps = fs::read("/proc/self/maps").unwrap();
     let all = heap_format::maps::parse(&maps);
@@ -356,7 +364,7 @@ impl Random {
 /// Files that lie or end early cost their own names at most: the parser ends
 /// well and says what is wrong, whatever the library below it does.
 #[test]
-fn damaged_files_never_end_the_parser() {
+fn damaged_files_do_not_crash_the_parser() {
     let directory = tempfile::tempdir().unwrap();
     let built = build(directory.path(), "keeper", &[]);
     let whole = fs::read(&built.path).unwrap();
@@ -372,9 +380,9 @@ fn damaged_files_never_end_the_parser() {
     let check = |bytes: &[u8], what: &str| {
         fs::write(&damaged, bytes).unwrap();
         let output = parser(&dump, &["-p", text(&damaged), "--force"]);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(0), "{what}: {said}");
-        assert!(!said.contains("panicked"), "{what}: {said}");
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{what}: {message}");
+        assert!(!message.contains("panicked"), "{what}: {message}");
     };
     for part in 1..16 {
         check(
@@ -416,7 +424,8 @@ fn change(path: &Path, name: &str, how: impl FnOnce(&mut [u8], &mut [u8])) {
         .parse()
         .unwrap();
     let field = |n: usize| usize::from_str_radix(rest.split_whitespace().nth(n).unwrap(), 16);
-    let (offset, size) = (field(3).unwrap(), field(4).unwrap());
+    let offset = field(3).unwrap();
+    let size = field(4).unwrap();
     let mut bytes = fs::read(path).unwrap();
     let table = u64::from_le_bytes(bytes[40..48].try_into().unwrap()) as usize;
     let (contents, headers) = bytes.split_at_mut(table);
@@ -429,7 +438,7 @@ fn change(path: &Path, name: &str, how: impl FnOnce(&mut [u8], &mut [u8])) {
 
 /// What a section of debug information claims costs no more than lines.
 #[test]
-fn damaged_debug_information_leaves_the_names_of_the_symbol_table() {
+fn damaged_debug_information_falls_back_to_the_symbol_table() {
     let directory = tempfile::tempdir().unwrap();
     let built = build(directory.path(), "keeper", &["-gz=zlib"]);
     let whole = fs::read(&built.path).unwrap();
@@ -456,14 +465,14 @@ fn damaged_debug_information_leaves_the_names_of_the_symbol_table() {
         for section in [".debug_info", ".debug_abbrev", ".debug_line"] {
             fs::write(&built.path, &whole).unwrap();
             change(&built.path, section, damage);
-            let (line, said) = named(&dump, &["-p", text(&built.path)]);
+            let (line, message) = named(&dump, &["-p", text(&built.path)]);
             assert!(
                 line.contains("keeps_memory"),
-                "{section} {what}: {line} {said}"
+                "{section} {what}: {line} {message}"
             );
             assert!(
-                said.contains("debug information is damaged") || what == "has no name",
-                "{section} {what}: {said}"
+                message.contains("debug information is damaged") || what == "has no name",
+                "{section} {what}: {message}"
             );
         }
     }
@@ -471,7 +480,7 @@ fn damaged_debug_information_leaves_the_names_of_the_symbol_table() {
 
 /// Whatever is wrong with the debug information in a program, that of its debug file counts.
 #[test]
-fn a_debug_file_stands_in_for_damaged_debug_information() {
+fn a_debug_file_replaces_damaged_debug_information() {
     let directory = tempfile::tempdir().unwrap();
     let built = build(directory.path(), "keeper", &["-gz=zlib"]);
     let hex = built.build_id.to_string();
@@ -491,10 +500,10 @@ fn a_debug_file_stands_in_for_damaged_debug_information() {
         BASE + built.address + 5,
         Facts::default(),
     );
-    let (line, said) = named(&dump, &["--symbol-path", text(directory.path())]);
+    let (line, message) = named(&dump, &["--symbol-path", text(directory.path())]);
     assert!(
         line.contains("keeps_memory") && line.contains("keeper.c:"),
-        "{line} {said}"
+        "{line} {message}"
     );
-    assert!(!said.contains("damaged"), "{said}");
+    assert!(!message.contains("damaged"), "{message}");
 }

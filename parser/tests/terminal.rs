@@ -80,7 +80,7 @@ fn profile(facts: Facts) -> Profile {
         live_object_variance: 1e6,
         ..Detail::default()
     };
-    // The last one has no name: its file is looked for.
+    // The last location has no name, so its file is searched.
     for stack in [[0x1101, 0x1201], [0x1101, 0x1301], [0x1401, 0x1501]] {
         builder.stack(stack, &detail);
     }
@@ -98,7 +98,8 @@ fn profile(facts: Facts) -> Profile {
             line: 7,
             column: 1,
         });
-        (location.first_line, location.line_count) = (number as u32, 1);
+        location.first_line = number as u32;
+        location.line_count = 1;
     }
     profile
 }
@@ -126,7 +127,7 @@ fn facts() -> Facts {
     }
 }
 
-/// As a dump, and as a pprof profile whose values and labels have that name too.
+/// Writes it as a dump, and as a pprof profile whose values and labels have that name, too.
 fn files(directory: &Path) -> [PathBuf; 2] {
     let dump_path = directory.join("x.heap");
     let mut bytes = Vec::new();
@@ -154,7 +155,7 @@ fn files(directory: &Path) -> [PathBuf; 2] {
 }
 
 #[test]
-fn no_output_and_no_warning_lets_them_through() {
+fn no_output_or_warning_contains_control_characters() {
     let directory = tempfile::tempdir().unwrap();
     let mut shown = 0;
     for file in files(directory.path()) {
@@ -181,7 +182,7 @@ fn a_hostile_file_name_does_not_reach_the_terminal_raw() {
         assert_output(&options, &parser(&options, &[&named]));
         assert_output(&options, &parser(&options, &[&named, &dump]));
     }
-    // Bytes that are no UTF-8, and of C1 as a terminal of old takes them.
+    // Bytes that are not UTF-8, and C1 control bytes, which old terminals interpret.
     let bytes = directory
         .path()
         .join(std::ffi::OsStr::from_bytes(b"x\x9b31m\xff\x1b[2J"));
@@ -196,7 +197,7 @@ fn a_hostile_file_name_does_not_reach_the_terminal_raw() {
 }
 
 #[test]
-fn differences_and_comparisons_let_nothing_through() {
+fn differences_and_comparisons_contain_no_control_characters() {
     let directory = tempfile::tempdir().unwrap();
     for file in files(directory.path()) {
         for base in ["--base", "--diff_base"] {
@@ -211,8 +212,7 @@ fn differences_and_comparisons_let_nothing_through() {
     }
 }
 
-/// A folded stack is a line, its frames are separated by semicolons, its value stands
-/// behind the last blank.
+/// Each folded stack is one line: frames separated by semicolons, a blank, and the value.
 #[test]
 fn folded_stacks_keep_their_shape() {
     let directory = tempfile::tempdir().unwrap();

@@ -15,7 +15,7 @@ const MIB: u64 = 1 << 20;
 /// A name that would be markup.
 const HOSTILE: &str = "<img src=x onerror=window.pwned=1>";
 
-/// A dump of three stacks: what they hold at the end, and the session's moments.
+/// Writes a dump of three stacks with their live bytes at the end, and the session's moments.
 fn profile(live: [u64; 3], moments: Vec<Moment>) -> Profile {
     let mut builder = ProfileBuilder::new(1);
     let end = moments.last().map_or(SECOND, |m| m.at_ns);
@@ -44,7 +44,7 @@ fn profile(live: [u64; 3], moments: Vec<Moment>) -> Profile {
         ..Function::default()
     };
     profile.functions = ["load_index", HOSTILE, "parse", "main"].map(name).into();
-    // In the order of their first sight: the first leaf, its caller, the other leaves.
+    // In order of first occurrence: the first leaf, its caller, the other leaves.
     for (location, function) in [0, 3, 1, 2].into_iter().enumerate() {
         profile.lines.push(Line {
             function,
@@ -132,7 +132,7 @@ fn json_has_the_moments() {
     assert_eq!(moments[60]["live"], 25 * MIB);
     assert_eq!(moments[60]["stacks"][1]["bytes"], 18 * MIB);
     assert_eq!(moments[0].get("resident"), None);
-    // Stacks have other numbers where a filter leaves out some.
+    // Stacks have other numbers if a filter excludes some.
     let json = shown(&[&dump], &["--json", "--ignore", "load_index"]);
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     let stacks = json["moments"][60]["stacks"].as_array().unwrap();
@@ -155,7 +155,7 @@ fn dumps_of_one_session_have_one_timeline() {
 }
 
 #[test]
-fn a_profile_without_a_timeline_says_why_and_what_to_do() {
+fn a_profile_without_a_timeline_gets_an_explanation_and_advice() {
     let directory = tempfile::tempdir().unwrap();
     let dump = write(&directory, "x.heap", &profile(END, Vec::new()));
     let folded = directory.path().join("x.folded");
@@ -216,7 +216,7 @@ fn a_click_on_a_moment_shows_its_stacks() {
     let dump = write(&directory, "x.heap", &profile(END, session()));
     let page = shown(&[&dump], &["--html"]);
     let path = directory.path().join("x.html");
-    // The probe is no script of the page's own, which its policy would forbid.
+    // The page's policy would forbid the probe's script.
     let (start, rest) = page.split_once("<meta http-equiv").unwrap();
     let page = format!("{start}{}", rest.split_once('>').unwrap().1);
     fs::write(&path, browser::with_probe(&page, PROBE, "</body>")).unwrap();

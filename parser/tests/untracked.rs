@@ -17,7 +17,7 @@ fn every_view_says_that_values_in_use_are_too_small() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("limited.heap");
     fs::write(&file, whole.replace(none, "# counter 380 untracked\n")).unwrap();
-    let told = "25% of the samples have no place in the range of sampled objects";
+    let reported = "25% of the samples have no place in the range of sampled objects";
     for view in [
         "-t",
         "-s",
@@ -37,8 +37,8 @@ fn every_view_says_that_values_in_use_are_too_small() {
         "--csv",
     ] {
         let output = parser(&["-f", file.to_str().unwrap(), view]);
-        let said = stderr(&output);
-        assert_eq!(said.matches(told).count(), 1, "{view}: {said}");
+        let message = stderr(&output);
+        assert_eq!(message.matches(reported).count(), 1, "{view}: {message}");
         let shown = String::from_utf8_lossy(&output.stdout);
         let expected = match view {
             // Among the facts, and beside the suspects.
@@ -46,7 +46,7 @@ fn every_view_says_that_values_in_use_are_too_small() {
             "--leaks" => 1,
             _ => 0,
         };
-        assert_eq!(shown.matches(told).count(), expected, "{view}");
+        assert_eq!(shown.matches(reported).count(), expected, "{view}");
     }
     let shop = data.join("shop.heap");
     let output = parser(&["-f", shop.to_str().unwrap(), "--leaks"]);

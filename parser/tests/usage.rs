@@ -59,7 +59,7 @@ fn a_bare_dump_is_shown_as_a_table() {
 }
 
 #[test]
-fn dumps_may_be_called_as_commands_are() {
+fn dumps_may_be_named_like_commands() {
     let directory = tempfile::tempdir().unwrap();
     let table = stdout(&parser_in(directory.path(), &["x.heap"]));
     for name in ["man", "completions", "help"] {
@@ -96,7 +96,7 @@ fn help_fits_80_columns_and_has_examples() {
     }
 }
 
-/// The examples of the help are accepted, but for their files.
+/// The examples in the help are accepted, except for their files.
 #[test]
 fn examples_are_valid() {
     let help = stdout(&parser(&["-h"]));
@@ -110,7 +110,7 @@ fn examples_are_valid() {
 }
 
 #[test]
-fn misspelt_options_and_values_lead_to_the_nearest() {
+fn misspelt_options_and_values_get_suggestions() {
     for (typed, meant) in [
         (&["x.heap", "--flam"][..], "--flame?"),
         (&["x.heap", "--inuse_spce"], "--inuse_space?"),
@@ -126,18 +126,18 @@ fn misspelt_options_and_values_lead_to_the_nearest() {
         (&["completions", "bsh"], "'bash'?"),
     ] {
         let output = parser(typed);
-        let said = stderr(&output);
-        assert_eq!(output.status.code(), Some(2), "{typed:?}: {said}");
-        assert!(said.contains(meant), "{typed:?}: {said}");
-        assert_eq!(said.lines().count(), 2, "{typed:?}: {said}");
+        let message = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{typed:?}: {message}");
+        assert!(message.contains(meant), "{typed:?}: {message}");
+        assert_eq!(message.lines().count(), 2, "{typed:?}: {message}");
         assert!(
-            said.starts_with("error: ") && said.contains("mem_parser --help"),
-            "{said}"
+            message.starts_with("error: ") && message.contains("mem_parser --help"),
+            "{message}"
         );
         assert!(output.stdout.is_empty());
     }
-    let said = stderr(&parser(&["x.heap", "--zzzzzz"]));
-    assert!(!said.contains("did you mean"), "{said}");
+    let message = stderr(&parser(&["x.heap", "--zzzzzz"]));
+    assert!(!message.contains("did you mean"), "{message}");
     let hostile = stderr(&parser(&["x.heap", "--a\x1b[2Jb\nc"]));
     assert!(
         !hostile.contains('\x1b') && hostile.lines().count() == 2,
@@ -146,7 +146,7 @@ fn misspelt_options_and_values_lead_to_the_nearest() {
 }
 
 #[test]
-fn a_dump_that_does_not_exist_leads_to_the_nearest() {
+fn a_missing_dump_gets_a_suggestion() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
     let shop = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/shop.heap");
@@ -160,12 +160,12 @@ fn a_dump_that_does_not_exist_leads_to_the_nearest() {
     ] {
         let output = parser(arguments);
         assert_eq!(output.status.code(), Some(1));
-        let said = stderr(&output);
+        let message = stderr(&output);
         assert!(
-            said.contains(&missing) && said.contains(&path("prof_redis.heap")),
-            "{said}"
+            message.contains(&missing) && message.contains(&path("prof_redis.heap")),
+            "{message}"
         );
-        assert_eq!(said.lines().count(), 1, "{said}");
+        assert_eq!(message.lines().count(), 1, "{message}");
     }
     let output = parser_in(directory.path(), &["prof_reds.heap"]);
     assert!(
@@ -179,7 +179,7 @@ fn a_dump_that_does_not_exist_leads_to_the_nearest() {
         "{}",
         stderr(&output)
     );
-    // Without the pid and the number that dumps have.
+    // A name without the pid and the number of dumps.
     fs::copy(shop, path("web_nginx.4711.0001.heap")).unwrap();
     let output = parser(&[&path("web_nginx.heap")]);
     assert!(
@@ -204,35 +204,35 @@ fn a_dump_that_does_not_exist_leads_to_the_nearest() {
 }
 
 #[test]
-fn a_pattern_that_matches_nothing_leads_to_functions() {
+fn a_pattern_without_matches_gets_suggestions() {
     for option in ["--peek", "--list"] {
         let output = parser(&["x.heap", option, "^pushback$"]);
         assert_eq!(output.status.code(), Some(1));
-        let said = stderr(&output);
+        let message = stderr(&output);
         let wanted = "no function matches ^pushback$; the nearest name is std::vector::push_back";
-        assert!(said.contains(wanted), "{said}");
+        assert!(message.contains(wanted), "{message}");
     }
     let output = parser(&["x.heap", "--focus", "^pushback$"]);
     assert_eq!(output.status.code(), Some(0));
-    let said = stderr(&output);
+    let message = stderr(&output);
     assert!(
-        said.contains("--focus matches nothing; the nearest name is std::vector"),
-        "{said}"
+        message.contains("--focus matches nothing; the nearest name is std::vector"),
+        "{message}"
     );
     for option in ["--show_from", "--prune_from"] {
         let output = parser(&["x.heap", "-t", option, "zzzz"]);
         assert_eq!(output.status.code(), Some(0));
-        let said = stderr(&output);
+        let message = stderr(&output);
         assert!(
-            said.contains(&format!("{option} matches nothing")),
-            "{said}"
+            message.contains(&format!("{option} matches nothing")),
+            "{message}"
         );
     }
     assert!(stderr(&parser(&["x.heap", "--peek", "zzzz"])).ends_with("matches zzzz\n"));
 }
 
 #[test]
-fn completions_and_man_pages_are_made() {
+fn completions_and_man_pages_are_generated() {
     for shell in ["bash", "zsh", "fish"] {
         let output = parser(&["completions", shell]);
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
@@ -252,10 +252,10 @@ fn completions_and_man_pages_are_made() {
     );
     let output = parser(&["man", "/nonexistent/pages"]);
     assert_eq!(output.status.code(), Some(1));
-    let said = stderr(&output);
+    let message = stderr(&output);
     assert!(
-        said.contains("/nonexistent/pages") && said.contains("mkdir -p"),
-        "{said}"
+        message.contains("/nonexistent/pages") && message.contains("mkdir -p"),
+        "{message}"
     );
 }
 
@@ -269,8 +269,8 @@ fn without_a_terminal_outputs_go_to_standard_output() {
             !piped.stdout.is_empty() && stderr(&piped).is_empty(),
             "{output}"
         );
-        let asked = parser_in(directory.path(), &["x.heap", output, "-o", "-"]);
-        assert_eq!(asked.stdout, piped.stdout, "{output}");
+        let requested = parser_in(directory.path(), &["x.heap", output, "-o", "-"]);
+        assert_eq!(requested.stdout, piped.stdout, "{output}");
     }
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
 }
@@ -306,7 +306,7 @@ fn in_a_terminal_pictures_and_pages_go_to_files() {
         assert!(directory.path().join(file).exists());
     }
     assert_eq!(fs::read(directory.path().join("x.html")).unwrap(), piped);
-    // Again, and over something else.
+    // Writing again, and over another file.
     assert!(in_terminal(directory.path(), "x.heap --html").contains("x.html: written"));
     fs::write(directory.path().join("x.html"), "<p>my own").unwrap();
     assert!(in_terminal(directory.path(), "x.heap --html").contains("x.html exists"));
@@ -322,7 +322,7 @@ fn in_a_terminal_pictures_and_pages_go_to_files() {
 }
 
 #[test]
-fn both_spellings_of_units_are_taken_and_the_layout_decides_which_is_shown() {
+fn both_spellings_of_units_are_accepted() {
     let shown = |arguments: &[&str]| {
         let output = parser(&[&["x.heap"], arguments].concat());
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
@@ -338,8 +338,11 @@ fn both_spellings_of_units_are_taken_and_the_layout_decides_which_is_shown() {
     }
     let refused = parser(&["x.heap", "-t", "--unit", "stone"]);
     assert_eq!(refused.status.code(), Some(2));
-    let said = stderr(&refused);
-    assert!(said.contains("KiB") && said.contains("kB"), "{said}");
+    let message = stderr(&refused);
+    assert!(
+        message.contains("KiB") && message.contains("kB"),
+        "{message}"
+    );
     let help = stdout(&parser(&["--help"]));
     assert!(
         help.contains("KiB, MiB and so on (kB, MB are the same"),

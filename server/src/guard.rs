@@ -23,7 +23,7 @@ const MAX_TOKEN_FILE: u64 = 4096;
 /// The rules for access.
 #[derive(Debug, Default)]
 pub struct Guard {
-    /// Token that clients must send; `None`: no token is required.
+    /// Token that clients must send; `None` if no token is required.
     pub token: Option<String>,
     /// Set if the server listens on loopback, so that `Host` must name this machine.
     pub loopback: bool,
@@ -55,8 +55,8 @@ pub fn token(path: &Path) -> anyhow::Result<String> {
 }
 
 impl Guard {
-    /// Checks a request. `changes`: the request changes something. Returns the refusal if the
-    /// request must not be answered.
+    /// Checks a request. `changes` says that the request changes something. Returns the refusal if
+    /// the request must not be answered.
     pub fn check(&self, headers: &HeaderMap, changes: bool) -> Result<(), Reply> {
         let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         let host = header("host").unwrap_or_default();
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_others_are_refused() {
+    fn requests_from_other_sites_are_refused() {
         let guard = Guard {
             token: None,
             loopback: true,
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn the_token_is_a_bearers_or_a_password() {
+    fn bearer_and_basic_authentication_are_accepted() {
         let guard = Guard {
             token: Some("0123456789abcdef".to_owned()),
             loopback: false,

@@ -1,8 +1,7 @@
 //! The HTTP server: hyper on one tokio thread, with limits on everything that clients can consume.
 //!
 //! Guarantees:
-//! - A connection is closed if it does not complete a request within `REQUEST_TIMEOUT`, or takes
-//!   none of an answer for `WRITE_TIMEOUT`. A request's head has at most `MAX_HEAD` bytes, its
+//! - A connection is closed if it does not complete a request within `REQUEST_TIMEOUT`, or reads nothing of a response for `WRITE_TIMEOUT`. A request's head has at most `MAX_HEAD` bytes, its
 //!   body `MAX_BODY`.
 //! - At most `MAX_CONNECTIONS` connections are open. One more evicts the oldest idle one, so that
 //!   idle connections cannot lock clients out.
@@ -41,7 +40,7 @@ use crate::server::Server;
 
 /// Maximum time for a request to arrive.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum time for which a client may take none of its answer.
+/// Maximum time for which a client may read nothing of its response.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum size of a request's head, in bytes.
 const MAX_HEAD: usize = 32 << 10;
@@ -233,7 +232,7 @@ impl Listener {
         Ok(match self {
             Self::Tcp(listener) => {
                 let (stream, _) = listener.accept().await?;
-                // Otherwise small answers are delayed.
+                // Without this, Nagle's algorithm delays small responses.
                 let _ = stream.set_nodelay(true);
                 Box::new(stream)
             }
@@ -264,7 +263,8 @@ async fn connection(
     let io = TimedWrites::new(TokioIo::new(stream));
     let answering = Arc::clone(&shared);
     let service = service_fn(move |request| {
-        let (shared, is_busy) = (Arc::clone(&answering), Arc::clone(&is_busy));
+        let shared = Arc::clone(&answering);
+        let is_busy = Arc::clone(&is_busy);
         async move {
             let reply = answer(&shared, request, client, &is_busy).await;
             Ok::<_, Infallible>(response(&shared, reply))
@@ -279,7 +279,7 @@ async fn connection(
         .half_close(true)
         .serve_connection(io, service)
         .await;
-    // The way in which a client disconnects is not reported.
+    // Errors of disconnecting clients are not reported.
     drop(served);
     shared.remove(number);
 }
@@ -322,13 +322,14 @@ async fn read(shared: &Shared, request: hyper::Request<Incoming>) -> Result<Requ
         let refusal = Reply::refusal(405, "only GET and POST are answered");
         return Err(refusal.with("Allow", "GET, HEAD, POST".to_owned()));
     }
-    let (path, query) = (head.uri.path(), head.uri.query().unwrap_or_default());
-    let mut asked = Request::parse(path, query)?;
-    asked.is_post = is_post;
-    let changes = is_post && Server::changes(&asked.path);
+    let path = head.uri.path();
+    let query = head.uri.query().unwrap_or_default();
+    let mut requested = Request::parse(path, query)?;
+    requested.is_post = is_post;
+    let changes = is_post && Server::changes(&requested.path);
     shared.guard.check(&head.headers, changes)?;
     let accept = head.headers.get("accept");
-    asked.accept = accept
+    requested.accept = accept
         .and_then(|value| value.to_str().ok())
         .unwrap_or_default()
         .to_owned();
@@ -337,8 +338,8 @@ async fn read(shared: &Shared, request: hyper::Request<Incoming>) -> Result<Requ
     let body = body.map_err(|_| Reply::refusal(408, "the request did not arrive in time"))?;
     let body =
         body.map_err(|_| Reply::refusal(413, format!("a request has at most {MAX_BODY} bytes")))?;
-    asked.body = body.to_bytes().to_vec();
-    Ok(asked)
+    requested.body = body.to_bytes().to_vec();
+    Ok(requested)
 }
 
 /// Returns the size of a request's head in its usual form: lines that end in CRLF, and one space
@@ -354,7 +355,7 @@ fn head_bytes(head: &hyper::http::request::Parts) -> usize {
     head.method.as_str().len() + target + LINE + lines.sum::<usize>() + "\r\n".len()
 }
 
-/// Has worker threads answer a request step by step, as long as its client is connected.
+/// Lets worker threads process a request step by step while its client is connected.
 async fn work(shared: &Shared, request: Request, client: Client) -> Reply {
     let server = shared.server.clone();
     let mut waits = None;
@@ -418,7 +419,7 @@ fn response(shared: &Shared, reply: Reply) -> Response<Full<Bytes>> {
     response
 }
 
-/// A connection whose writes fail if the client takes nothing for [`WRITE_TIMEOUT`].
+/// A connection whose writes fail if the client reads nothing for [`WRITE_TIMEOUT`].
 struct TimedWrites<T> {
     inner: T,
     /// Timer of a write that is blocked.

@@ -34,7 +34,7 @@ impl Drop for Job {
 }
 
 impl Job {
-    /// Starts a program in `directory`. It fails when it takes longer than `timeout`.
+    /// Starts a program in `directory`. The job fails if the program runs longer than `timeout`.
     pub fn start(
         program: &'static str,
         directory: TempDir,
@@ -93,10 +93,10 @@ impl Job {
                 }
                 Ok(None) => Reply::refusal(503, format!("{} takes too long", self.program)).into(),
                 ended => {
-                    let said = self.error_message(ended.ok().flatten());
-                    let other = otherwise(&said);
+                    let message = self.error_message(ended.ok().flatten());
+                    let other = otherwise(&message);
                     other
-                        .unwrap_or_else(|| Err(Reply::refusal(500, said)))
+                        .unwrap_or_else(|| Err(Reply::refusal(500, message)))
                         .into()
                 }
             }),
@@ -105,11 +105,11 @@ impl Job {
 
     /// Returns the program's error message, or the way in which it ended.
     fn error_message(&self, status: Option<ExitStatus>) -> String {
-        let mut said = Vec::new();
+        let mut message = Vec::new();
         let file = File::open(self.directory.path().join("said"));
         // An unreadable file counts as empty.
-        let _ = file.and_then(|file| file.take(MAX_MESSAGE).read_to_end(&mut said));
-        match String::from_utf8_lossy(&said).trim() {
+        let _ = file.and_then(|file| file.take(MAX_MESSAGE).read_to_end(&mut message));
+        match String::from_utf8_lossy(&message).trim() {
             "" => match status.and_then(|status| status.signal()) {
                 Some(libc::SIGSYS) => format!(
                     "{} made a system call that this server's service does not permit: its unit's SystemCallFilter=, or the container's seccomp profile",
@@ -118,7 +118,7 @@ impl Job {
                 Some(signal) => format!("{} was ended by signal {signal}", self.program),
                 None => format!("{} failed", self.program),
             },
-            said => said.to_owned(),
+            message => message.to_owned(),
         }
     }
 }

@@ -22,7 +22,7 @@ use crate::reply::Reply;
 use crate::request::Request;
 use crate::server::Server;
 
-/// Age from which the allocator's own statistics are not reported any more, in ns.
+/// Maximum age of the allocator's own statistics, in ns. Older ones are omitted.
 const STALE_NS: u64 = 5_000_000_000;
 /// Maximum length of a process's name in labels, in characters.
 const MAX_NAME: usize = 64;
@@ -133,13 +133,13 @@ pub fn answer(server: &Server, request: &Request) -> Reply {
     };
     let processes = processes(server);
     for family in FAMILIES {
-        let of = |samples: &&Sample| samples.family == family.name;
+        let is_of_family = |samples: &&Sample| samples.family == family.name;
         let mut samples = processes
             .iter()
             .flat_map(|p| {
                 p.samples
                     .iter()
-                    .filter(of)
+                    .filter(is_of_family)
                     .map(move |sample| (&p.labels, sample))
             })
             .peekable();
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn both_formats_name_counters_as_they_must() {
+    fn counters_are_named_by_the_rules_of_each_format() {
         for (open, kind) in [
             (false, "# TYPE a_total counter\n"),
             (true, "# TYPE a counter\n"),

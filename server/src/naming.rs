@@ -64,7 +64,7 @@ enum Key {
 struct Named {
     /// Functions with line and column, innermost first; empty if unknown.
     frames: Arc<[(Arc<Function>, u32, u32)]>,
-    /// Expiry; `None`: never.
+    /// Expiry; `None` if the entry never expires.
     until: Option<Instant>,
 }
 
@@ -78,8 +78,8 @@ impl Naming {
         }
     }
 
-    /// Names the code of a profile as far as possible. Returns an error message if something
-    /// failed.
+    /// Names the code of a profile. Code whose name cannot be found keeps its address. Returns an
+    /// error message if something failed.
     pub fn name(&self, profile: &mut Profile) -> Option<String> {
         let mut trouble = None;
         if !lock(&self.known).missing(profile).is_empty() {
@@ -130,7 +130,8 @@ impl Naming {
 
 /// Sends the question to a child and reads its answer, within the timeout.
 fn talk(child: &mut Child, question: Vec<u8>) -> anyhow::Result<Vec<u8>> {
-    let (to, from) = (child.stdin.take(), child.stdout.take());
+    let to = child.stdin.take();
+    let from = child.stdout.take();
     let (mut to, from) = to.zip(from).context("there is no pipe")?;
     let (sender, receiver) = mpsc::channel();
     let talk = move || {
@@ -346,7 +347,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_compiled_code_do_not_pile_up() {
+    fn names_of_compiled_code_are_grouped() {
         let now = Instant::now();
         let mut known = Known::default();
         let mut put = |key: Key, name: &str, until: Option<Instant>| {

@@ -72,7 +72,7 @@ fn heap(
             "seconds and debug=1 cannot be combined: a difference has no text format",
         ));
     }
-    over(server, agent, seconds, move |server, profile| {
+    profile_period(server, agent, seconds, move |server, profile| {
         send(server, profile, column, false)
     })
 }
@@ -103,8 +103,8 @@ fn unreadable(agent: &Agent, error: &dyn std::fmt::Display) -> Reply {
     Reply::refusal(503, format!("{}: {error}", agent.title()))
 }
 
-/// Serves the changes over `length`. If no session runs, one is started for that time.
-fn over(
+/// Serves the changes in a period of `length`. If no session runs, one is started for that time.
+fn profile_period(
     server: &Server,
     agent: Agent,
     length: Duration,
@@ -177,7 +177,7 @@ fn growth(server: &Server, dialect: Dialect, request: &Request) -> Result<Step, 
         }
     };
     match request.seconds()? {
-        Some(seconds) => over(server, agent, seconds, finish),
+        Some(seconds) => profile_period(server, agent, seconds, finish),
         None => finish(server, now(&agent)?.profile).map(Step::Done),
     }
 }
@@ -185,7 +185,8 @@ fn growth(server: &Server, dialect: Dialect, request: &Request) -> Result<Step, 
 /// Formats a growth profile as gperftools does, with return addresses.
 fn growth_text(profile: &Profile) -> String {
     let column = |kind| profile.type_index(kind).unwrap_or(0);
-    let (objects, bytes) = (column("inuse_objects"), column("inuse_space"));
+    let objects = column("inuse_objects");
+    let bytes = column("inuse_space");
     let mut text = "heap profile: ".to_owned();
     push_growth(&mut text, profile.total(objects), profile.total(bytes));
     text.push_str(" growth\n");
@@ -312,12 +313,12 @@ fn symbol(server: &Server, dialect: Dialect, request: &Request) -> Result<Reply,
     let agent = server.agents.one(request.process())?;
     let mut answer = "num_symbols: 1\n".to_owned();
     let text = String::from_utf8_lossy(&request.body);
-    let asked = if request.is_post {
+    let requested = if request.is_post {
         text.as_ref()
     } else {
         &request.raw_query
     };
-    let addresses = asked.split('+').filter_map(|word| {
+    let addresses = requested.split('+').filter_map(|word| {
         let digits = word.trim().strip_prefix("0x")?;
         u64::from_str_radix(digits, 16).ok()
     });

@@ -161,13 +161,13 @@ fn session(args: &PushArgs, directory: &Path) -> anyhow::Result<Child> {
     for process in &args.processes {
         command.args(["-p", process]);
     }
-    let shown = printable::path(&profiler);
+    let path_text = printable::path(&profiler);
     // In its own process group, so that Ctrl-C reaches only this program, which ends the session.
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
     command.stdin(Stdio::null()).stdout(Stdio::null());
     command
         .spawn()
-        .with_context(|| format!("{shown} cannot be started"))
+        .with_context(|| format!("{path_text} cannot be started"))
 }
 
 /// Counts of what was sent.
@@ -300,7 +300,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Sends what is in the spool, as far as the receiver accepts it.
+    /// Sends the files in the spool until the receiver rejects one.
     fn empty(&mut self, spool: &Spool) -> anyhow::Result<()> {
         for dropped in spool.shrink() {
             self.tally.dropped += 1;
@@ -323,7 +323,7 @@ impl Sender {
 
     /// Sends one dump. Halves the number of samples while the receiver finds it too large.
     fn send(&mut self, dump: &Path) -> anyhow::Result<Fate> {
-        let shown = printable::path(dump);
+        let path_text = printable::path(dump);
         let profile = match heap_format::open(dump) {
             Ok(profile) => profile,
             Err(error) => return Ok(self.drop(&error.to_string())),
@@ -350,9 +350,9 @@ impl Sender {
                 }
                 Answer::TooLarge if max_samples > receiver::MIN_SAMPLES => max_samples /= 2,
                 Answer::TooLarge => {
-                    return Ok(self.drop(&format!("{shown}: too large for the receiver")));
+                    return Ok(self.drop(&format!("{path_text}: too large for the receiver")));
                 }
-                Answer::Refused(why) => return Ok(self.drop(&format!("{shown}: {why}"))),
+                Answer::Refused(why) => return Ok(self.drop(&format!("{path_text}: {why}"))),
                 Answer::Later(why, after) => {
                     if self.pace.failed(after) {
                         say(&format!("{why}; profiles wait in the spool"));

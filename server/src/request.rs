@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_in_the_query_or_in_the_path() {
+    fn processes_are_named_in_the_query_or_the_path() {
         let parse = |path, query| Request::parse(path, query).unwrap();
         let request = parse("/p/my%20app/debug/pprof/heap", "seconds=5&gc=1");
         assert_eq!(request.path, "/debug/pprof/heap");
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_refused_in_words() {
+    fn garbage_is_refused_with_a_message() {
         for (path, query) in [
             ("/", "a=%"),
             ("/", "%zz=1"),
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_encoded_is_read_and_anything_else_is_refused_without_a_panic() {
+    fn encoded_labels_are_read_and_garbage_is_refused() {
         // A fixed sequence of xorshift.
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
         let mut random = |below: u64| {
@@ -160,10 +160,10 @@ mod tests {
                 .map(|_| ODD[random(ODD.len() as u64) as usize])
                 .collect();
             let encoded: String = text.bytes().map(|byte| format!("%{byte:02x}")).collect();
-            let asked = Request::parse(&format!("/p/{encoded}/x"), &format!("name={encoded}"));
-            let asked = asked.unwrap();
-            assert_eq!(asked.process.as_deref(), Some(text.as_str()));
-            assert_eq!(asked.query["name"], text);
+            let requested = Request::parse(&format!("/p/{encoded}/x"), &format!("name={encoded}"));
+            let requested = requested.unwrap();
+            assert_eq!(requested.process.as_deref(), Some(text.as_str()));
+            assert_eq!(requested.query["name"], text);
             let raw = Request::parse(&format!("/p/{text}"), &text);
             assert!(raw.is_ok() || raw.is_err_and(|refusal| refusal.status == 400));
         }

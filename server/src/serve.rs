@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_one_of_the_network_or_a_path() {
+    fn addresses_are_network_addresses_or_paths() {
         let tcp = |text: &str| Ok(Address::Tcp(text.parse().unwrap()));
         assert_eq!("127.0.0.1:1".parse(), tcp("127.0.0.1:1"));
         assert_eq!("localhost:80".parse(), tcp("127.0.0.1:80"));

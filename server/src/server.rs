@@ -66,7 +66,7 @@ impl Server {
         }
     }
 
-    /// Names the code of a profile, as far as possible. Prints an error if something failed.
+    /// Names the code of a profile. Prints an error if something failed.
     pub fn name(&self, profile: &mut Profile) {
         if let Some(trouble) = self.naming.name(profile) {
             crate::say(&trouble);

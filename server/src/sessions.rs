@@ -20,16 +20,17 @@ use shm_protocol::segment::Session;
 pub struct Settings {
     /// Initial sampling density.
     pub density: Density,
-    /// CPU budget for sampling, as a fraction of the process's CPU time. `None`: unlimited.
+    /// CPU budget for sampling, as a fraction of the process's CPU time; `None` if unlimited.
     pub max_overhead: Option<f64>,
 }
 
 /// Settings that a request for a session asks for. The server's limits hold in any case.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RequestedSettings {
-    /// Initial mean bytes between samples. `None`: the server's.
+    /// Initial mean bytes between samples; `None` for the server's default.
     pub interval: Option<u64>,
-    /// CPU budget for sampling, as a fraction of the process's CPU time. `None`: the server's.
+    /// CPU budget for sampling, as a fraction of the process's CPU time; `None` for the server's
+    /// default.
     pub max_overhead: Option<f64>,
     /// Take fewer samples of objects that are freed at once.
     pub thin: bool,
@@ -84,7 +85,7 @@ impl Settings {
 pub struct Started {
     /// Sampling settings.
     pub settings: Settings,
-    /// Remaining time. `None`: until it is stopped.
+    /// Remaining time; `None` if the session runs until it is stopped.
     pub left: Option<Duration>,
 }
 
@@ -106,8 +107,8 @@ struct Entry {
     target: Target,
     /// Key of the session in [`Offspring`].
     root: Root,
-    /// End of a session that a user has started. `None`: not started by a user; `Some(None)`: runs
-    /// until it is stopped.
+    /// End of a session that a user has started: `None` if no user has started it, `Some(None)` if
+    /// it runs until it is stopped.
     kept: Option<Option<Instant>>,
     /// Number of clients that wait for its profile.
     leases: usize,
@@ -120,7 +121,7 @@ struct Entry {
 /// Keeps a session running until it is dropped.
 pub struct Lease {
     sessions: Arc<Sessions>,
-    /// Pid and segment file of a session of this server. `None`: another controller's session.
+    /// Pid and segment file of a session of this server; `None` for another controller's session.
     session: Option<(i32, (u64, u64))>,
 }
 
@@ -142,13 +143,13 @@ impl Drop for Lease {
 impl Entry {
     fn begin(agent: Agent, settings: Settings) -> Result<Self, String> {
         let title = agent.title();
-        let said = |error: target::Error| format!("{title}: {error}");
-        let target = Target::take(agent).map_err(said)?;
+        let message = |error: target::Error| format!("{title}: {error}");
+        let target = Target::take(agent).map_err(message)?;
         let mut target = target.limited(settings.max_overhead);
         let started = target
             .prepare(settings.density)
             .and_then(|()| target.publish(Deadline::ns_after(None)));
-        started.map_err(said)?;
+        started.map_err(message)?;
         Ok(Self {
             root: target.agent.file,
             target,
@@ -173,8 +174,8 @@ impl Entry {
         self.kept.flatten().filter(|_| self.leases == 0)
     }
 
-    /// Extends the session to last at least `length` from now; `None`: until it is stopped. Never
-    /// shortens it.
+    /// Extends the session to last at least `length` from now, or until it is stopped if that is
+    /// `None`. Never shortens it.
     fn extend(&mut self, length: Option<Duration>) {
         let requested = length.map(|length| Instant::now() + length);
         self.kept = Some(match (self.kept, requested) {
@@ -309,7 +310,8 @@ impl Sessions {
 
     /// Returns a lease of the session that runs in a process, or of a new one.
     pub fn lease(self: &Arc<Self>, agent: Agent) -> Result<Lease, String> {
-        let (pid, file) = (agent.pid, agent.file);
+        let pid = agent.pid;
+        let file = agent.file;
         let mut state = self.state();
         let own = state.entries.get_mut(&pid);
         if let Some(entry) = own.filter(|entry| entry.belongs_to(&agent)) {
@@ -372,13 +374,13 @@ impl Sessions {
         if state.offspring.end_child(agent.pid) {
             return Ok(());
         }
-        let said = |error: &dyn std::fmt::Display| format!("{}: {error}", agent.title());
-        let session = running(agent)?.ok_or_else(|| said(&"no session runs"))?;
+        let message = |error: &dyn std::fmt::Display| format!("{}: {error}", agent.title());
+        let session = running(agent)?.ok_or_else(|| message(&"no session runs"))?;
         if agent.segment.is_locked() || is_inherited(agent, &session) {
             return Err(whose(agent, &session));
         }
-        agent.confirm().map_err(|e| said(&e))?;
-        target::stop(agent, &session).map_err(|e| said(&e))
+        agent.confirm().map_err(|e| message(&e))?;
+        target::stop(agent, &session).map_err(|e| message(&e))
     }
 
     /// Checks all sessions, and ends those that are unused.
@@ -415,7 +417,8 @@ fn is_inherited(agent: &Agent, session: &Session) -> bool {
 
 /// Returns a message: who runs the session in a process, for how long, and how to end it.
 fn whose(agent: &Agent, session: &Session) -> String {
-    let (title, pid) = (agent.title(), agent.pid);
+    let title = agent.title();
+    let pid = agent.pid;
     let left = Deadline::of(session.deadline_ns).left();
     let owner = match session.controller_pid {
         0 if is_inherited(agent, session) => {

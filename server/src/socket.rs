@@ -71,7 +71,7 @@ impl Socket {
     pub fn remove(self) {
         let found = stat(&self.directory, &self.name);
         if found.is_ok_and(|found| identity(&found) == self.file) {
-            // It may have been removed already.
+            // The directory may have been removed already.
             let _ = unlinkat(&self.directory, &*self.name, UnlinkatFlags::NoRemoveDir);
         }
     }
@@ -93,9 +93,9 @@ impl<'a> Private<'a> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let inner = openat(outer, name.as_str(), flags, Mode::empty())?;
         let private = Self { outer, name, inner };
-        let made = fstat(&private.inner)?;
+        let created = fstat(&private.inner)?;
         ensure!(
-            made.st_uid == geteuid().as_raw() && made.st_mode & 0o077 == 0,
+            created.st_uid == geteuid().as_raw() && created.st_mode & 0o077 == 0,
             "another user has replaced a directory there"
         );
         Ok(private)
@@ -132,7 +132,8 @@ impl<'a> Private<'a> {
             moved => moved?,
         }
         if identity(&self.stat(EARLIER)?) != identity(&found) {
-            // Not the socket examined: restores it. If the name is taken again, it stays here.
+            // This is not the socket that was examined, so it is restored. If its name is in use
+            // again, it remains here.
             let _ = linkat(&self.inner, EARLIER, self.outer, name, AtFlags::empty());
             bail!(IN_USE);
         }
@@ -178,7 +179,7 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     #[test]
-    fn only_a_dead_servers_socket_is_replaced() {
+    fn only_the_socket_of_a_dead_server_is_replaced() {
         let scratch = tempfile::tempdir().unwrap();
         let at = |name: &str| scratch.path().join(name);
         let path = at("socket");

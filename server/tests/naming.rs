@@ -45,7 +45,7 @@ fn names(profile: &Profile) -> Vec<Vec<&str>> {
 }
 
 #[test]
-fn code_is_named_once_for_all_and_what_is_nothing_stays() {
+fn addresses_are_named_once_for_all_processes() {
     let naming = Naming::new(program());
     for _ in 0..2 {
         let mut profile = profile();

@@ -1,4 +1,4 @@
-//! Banks: the tables of one session, as views of a part of the segment.
+//! Banks: views of the tables of one session in the segment.
 
 // Decision 04: two banks that sessions use in turn.
 use crate::codes::{CODE_STEP, Codes, MAX_CODE_BYTES};
@@ -47,14 +47,15 @@ impl Geometry {
         let codes = (bank_bytes / 8).clamp(CODE_STEP, MAX_CODE_BYTES) & !(CODE_STEP - 1);
         let codes = codes.min(bank_bytes);
         let room = bank_bytes.saturating_sub(BANK_HEADER_BYTES + codes);
-        // Size of four nodes, their record, and their slots. Each node has two slots, but all
-        // tables together have up to ten thirds as many as that: the last one is up to twice as
-        // large as needed, and the earlier ones add less than two thirds of its size.
-        let four = 4 * size_of::<Node>() + size_of::<Record>() + size_of::<[u32; 8]>() * 10 / 3;
-        let nodes = (room / four * 4).min(MAX_NODES as usize);
+        // Size in bytes of four nodes with their record and slots. A node needs two slots, but all
+        // slot tables together are up to 10/3 as large: the last table is up to twice as large as
+        // needed, and the earlier ones add less than two thirds of its size.
+        let four_nodes =
+            4 * size_of::<Node>() + size_of::<Record>() + size_of::<[u32; 8]>() * 10 / 3;
+        let nodes = (room / four_nodes * 4).min(MAX_NODES as usize);
         let (most, least) = Self::UNIT_NODES;
-        let unit_nodes = (nodes / Self::MIN_UNITS).max(1).ilog2();
-        let unit_nodes = (1 << unit_nodes).clamp(least, most);
+        let logarithm = (nodes / Self::MIN_UNITS).max(1).ilog2();
+        let unit_nodes = (1 << logarithm).clamp(least, most);
         let units = nodes as u32 / unit_nodes;
         let records = units * (unit_nodes / Self::NODES_PER_RECORD);
         Self {
@@ -83,7 +84,7 @@ impl Geometry {
     /// Returns the offset of the nodes in the bank.
     #[must_use]
     pub fn nodes_offset(&self) -> usize {
-        self.slots_offset() + self.levels.all() * size_of::<u32>()
+        self.slots_offset() + self.levels.slot_count() * size_of::<u32>()
     }
 
     /// Returns the offset of the records in the bank.
@@ -101,7 +102,7 @@ impl Geometry {
     /// Returns the number of bytes of slots to commit together with `units` units.
     #[must_use]
     pub fn slot_bytes_in(&self, units: u32) -> usize {
-        self.levels.backed(units.min(self.units)) * size_of::<u32>()
+        self.levels.committed_slots(units.min(self.units)) * size_of::<u32>()
     }
 
     /// Returns the number of nodes in `units` units.
@@ -129,7 +130,8 @@ impl Geometry {
     /// Returns the largest number of units that take at most `bytes`, but at least one.
     #[must_use]
     pub fn units_within(&self, bytes: u64) -> u32 {
-        let (mut fits, mut too_many) = (1, self.units + 1);
+        let mut fits = 1;
+        let mut too_many = self.units + 1;
         while fits + 1 < too_many {
             let middle = fits.midpoint(too_many);
             if self.bytes_in(middle) as u64 <= bytes {
@@ -142,11 +144,13 @@ impl Geometry {
     }
 }
 
-/// Inverse of the fraction of nodes reserved for stacks that find no room.
+/// Inverse of the fraction of nodes that are reserved for [`Bank::merged`], when stacks find no
+/// room.
 const NODES_KEPT: u32 = 16;
-/// Inverse of the fraction of records reserved for those stacks, and for frees by other threads.
+/// Inverse of the fraction of records that are reserved for [`Bank::merged`], and for frees by
+/// other threads.
 const RECORDS_KEPT: u32 = 8;
-/// Maximum number of frames in a stack that is followed.
+/// Maximum number of callers that are followed in a stack.
 const MAX_DEPTH: usize = 8192;
 
 /// Writer's view of a bank.
@@ -161,16 +165,16 @@ pub struct Bank<'a> {
     /// The code objects of an interpreter.
     pub codes: Codes<'a>,
     geometry: Geometry,
-    /// Number of units that this process can access; `None`: all.
-    open: Option<&'a AtomicU32>,
+    /// Number of units that this process can access; `None` if it can access all.
+    accessible: Option<&'a AtomicU32>,
 }
 
 impl<'a> Bank<'a> {
     /// Returns a view of the bank at `base`.
     ///
     /// # Safety
-    /// `base` is page-aligned, `geometry.bank_bytes` from it on are mapped shared, readable and
-    /// writable for `'a`, and the reserved part is committed.
+    /// `base` is page-aligned, the `geometry.bank_bytes` bytes at `base` are mapped shared,
+    /// readable and writable for `'a`, and the reserved part is committed.
     #[must_use]
     pub unsafe fn at(base: *const u8, geometry: Geometry) -> Self {
         // SAFETY: the caller keeps the bank mapped. `Geometry` keeps every part inside it and
@@ -179,7 +183,7 @@ impl<'a> Bank<'a> {
             let header = &*base.cast::<BankHeader>();
             let slots = core::slice::from_raw_parts(
                 base.add(geometry.slots_offset()).cast::<AtomicU32>(),
-                geometry.levels.all(),
+                geometry.levels.slot_count(),
             );
             let nodes = core::slice::from_raw_parts(
                 base.add(geometry.nodes_offset()).cast::<Node>(),
@@ -199,24 +203,24 @@ impl<'a> Bank<'a> {
                 records: Records::new(records, &header.record_count, &header.peak.epoch),
                 codes: Codes::new(codes, &header.code_words, &header.code_bytes),
                 geometry,
-                open: None,
+                accessible: None,
             }
         }
     }
 
-    /// Restricts the view to the first `open` units, which this process can access.
+    /// Restricts the view to the first `units` units, which this process can access.
     #[must_use]
-    pub fn within(self, open: &'a AtomicU32) -> Self {
-        let open = Some(open);
-        Self { open, ..self }
+    pub fn restricted_to(self, units: &'a AtomicU32) -> Self {
+        let accessible = Some(units);
+        Self { accessible, ..self }
     }
 
     /// Returns the number of usable units.
     #[inline]
     fn units(&self) -> u32 {
         let units = self.header.units();
-        self.open
-            .map_or(units, |open| units.min(open.load(Ordering::Acquire)))
+        self.accessible
+            .map_or(units, |limit| units.min(limit.load(Ordering::Acquire)))
     }
 
     /// Returns a bank for the model checker.
@@ -234,7 +238,7 @@ impl<'a> Bank<'a> {
             records: Records::new(records, &header.record_count, &header.peak.epoch),
             codes: Codes::new(&[], &header.code_words, &header.code_bytes),
             geometry,
-            open: None,
+            accessible: None,
         }
     }
 
@@ -252,7 +256,7 @@ impl<'a> Bank<'a> {
     }
 
     /// Returns the number of nodes that stacks may use. Some committed nodes are reserved for
-    /// stacks that find no room ([`merged`](Self::merged)).
+    /// [`merged`](Self::merged).
     #[inline]
     #[must_use]
     pub fn node_limit(&self) -> u32 {
@@ -273,12 +277,8 @@ impl<'a> Bank<'a> {
     /// Returns the record of `shard` for these objects, or [`TABLE_FULL`] if there is no room.
     #[must_use]
     pub fn record_of(&self, key: RecordKey, shard: u32) -> RecordId {
-        let room = self.room();
-        let kept = room.limit / RECORDS_KEPT;
-        let room = Room {
-            limit: room.limit - kept,
-            ..room
-        };
+        let mut room = self.room();
+        room.limit -= room.limit / RECORDS_KEPT;
         self.record_in(room, key, shard)
     }
 
@@ -306,12 +306,10 @@ impl<'a> Bank<'a> {
 
     /// Returns the record of `shard` for objects of a size class from stacks that found no room: a
     /// record below `place`, at a node with [`MERGED_ADDRESS`]. Returns [`TABLE_FULL`] if there is
-    /// none at all.
-    ///
-    /// If there is no room below `place`, the nearest caller that already has such a record is
-    /// used. Each time half of the remaining reserved records or nodes are used up, only callers
-    /// half as deep get a new one. So some are left for the outermost callers, which all stacks
-    /// share.
+    /// none at all. If there is no room below `place`, the nearest caller that already has such a
+    /// record is used. Each time half of the remaining reserved records or nodes have been used,
+    /// the maximum depth of callers that get a new record is halved. So some are left for the
+    /// outermost callers, which all stacks share.
     #[cold]
     #[must_use]
     pub fn merged(&self, place: Place, class: u32, shard: u32) -> RecordId {
@@ -365,7 +363,7 @@ impl<'a> Bank<'a> {
             })
     }
 
-    /// Returns the nodes above the complete and the truncated stacks of the thread `tid`, which has
+    /// Returns the nodes above the complete and the truncated stacks of thread `tid`, which has
     /// just noticed the session.
     ///
     /// The first [`THREADS_KEPT`] threads get nodes of their own, so that their stacks are recorded
@@ -375,9 +373,9 @@ impl<'a> Bank<'a> {
     pub fn roots_of(&self, tid: u32) -> [Place; 2] {
         const SHARED: [Place; 2] = [Place::root(ROOT), Place::root(TRUNCATED)];
         let threads = &self.header.threads;
-        let taken = self.header.node_count.load(Ordering::Relaxed);
-        let known = threads.count.load(Ordering::Relaxed) as usize;
-        if tid == 0 || known >= THREADS_KEPT || taken as usize > self.geometry.nodes / 4 {
+        let used_nodes = self.header.node_count.load(Ordering::Relaxed);
+        let entries = threads.count.load(Ordering::Relaxed) as usize;
+        if tid == 0 || entries >= THREADS_KEPT || used_nodes as usize > self.geometry.nodes / 4 {
             return SHARED;
         }
         let index = threads.count.fetch_add(1, Ordering::Relaxed);
@@ -387,15 +385,14 @@ impl<'a> Bank<'a> {
         entry.tid.store(tid, Ordering::Relaxed);
         let address = THREAD_ADDRESS + u64::from(index);
         SHARED.map(|root| {
-            let own = self.tree.child(root, address, self.node_limit());
-            own.unwrap_or(root)
+            let thread_node = self.tree.child(root, address, self.node_limit());
+            thread_node.unwrap_or(root)
         })
     }
 
-    /// Counts a sampled allocation in its record and in the totals of `shard`.
-    ///
-    /// `exclusive`: the calling thread is the only writer of `shard`. The record may still belong
-    /// to another shard, since a crowded bank has shared records; that is checked.
+    /// Counts a sampled allocation in its record and in the totals of `shard`. `exclusive` says
+    /// that the calling thread is the only writer of `shard`. The record may still belong to
+    /// another shard, since a crowded bank has shared records; that is checked.
     #[inline]
     pub fn count_new(&self, id: RecordId, shard: u32, sample: &NewSample, exclusive: bool) {
         let owned = exclusive && self.owns(id, shard);
@@ -412,8 +409,8 @@ impl<'a> Bank<'a> {
         }
     }
 
-    /// Counts a sample of CPU time in its record and in the session's totals. `exclusive`: the
-    /// calling thread is the only writer of `shard`.
+    /// Counts a sample of CPU time in its record and in the session's totals. `exclusive` says that
+    /// the calling thread is the only writer of `shard`.
     pub fn count_cpu(&self, id: RecordId, shard: u32, ns: u64, exclusive: bool) {
         let cpu = &self.header.cpu;
         let (samples, sum) = match id {
@@ -428,20 +425,21 @@ impl<'a> Bank<'a> {
         }
     }
 
-    /// Counts the free of a sampled object. `exclusive`: the calling thread is the only writer of
-    /// `shard`.
+    /// Counts the free of a sampled object. `exclusive` says that the calling thread is the only
+    /// writer of `shard`.
     #[inline]
     pub fn count_free(&self, id: RecordId, shard: u32, sample: &FreeSample, exclusive: bool) {
         let owned = exclusive && self.owns(id, shard);
-        let (totals, peak) = (self.totals(shard), &self.header.peak);
+        let totals = self.totals(shard);
+        let peak = &self.header.peak;
         peak.before_free(totals, sample.tick);
         let bytes = self.records.count_free(id, sample, owned);
         add(&totals.freed_bytes, bytes, exclusive);
         peak.count_free(totals, bytes, exclusive);
     }
 
-    /// Counts a sampled allocation whose free cannot be seen as if it was freed at once. It is not
-    /// part of any live value or peak.
+    /// Counts a sampled allocation whose free cannot be observed as if it were freed at once. It is
+    /// not part of any live value or peak.
     pub fn count_unseen(&self, id: RecordId, shard: u32, sample: &NewSample, exclusive: bool) {
         let freed = FreeSample {
             born: *sample,
@@ -452,8 +450,8 @@ impl<'a> Bank<'a> {
         self.count_new(id, shard, sample, exclusive);
     }
 
-    /// Returns the number of samples counted in a record and its estimated live bytes. Zeros for
-    /// [`TABLE_FULL`], which says nothing about any one stack.
+    /// Returns the number of samples counted in a record and its estimated live bytes. Returns
+    /// zeros for [`TABLE_FULL`], which stands for many stacks.
     #[inline]
     #[must_use]
     pub fn held(&self, id: RecordId) -> (u64, u64) {
@@ -474,8 +472,9 @@ impl<'a> Bank<'a> {
         id != TABLE_FULL && owner == Some(shard)
     }
 
-    /// Returns the record named by an object's header, or [`TABLE_FULL`] if it is not committed:
-    /// the program has then overwritten the header with bytes that pass its check by chance.
+    /// Returns the record index of an object's header, or [`TABLE_FULL`] if that record is not
+    /// committed. In the latter case, the program has overwritten the header with bytes that pass
+    /// the check by chance.
     #[inline]
     #[must_use]
     pub fn checked(&self, id: RecordId) -> RecordId {
@@ -522,7 +521,7 @@ mod tests {
                 assert!(reserved_units(step_of(g.units)) >= g.units, "{g:?}");
                 assert_eq!(g.nodes_in(g.units) as usize, g.nodes);
                 assert_eq!(g.records_in(g.units) as usize, g.records);
-                assert_eq!(g.slot_bytes_in(g.units), g.levels.all() * 4);
+                assert_eq!(g.slot_bytes_in(g.units), g.levels.slot_count() * 4);
                 assert_eq!(g.slots_offset() % 64, 0);
                 assert_eq!(g.records_offset() % 64, 0);
                 let steps = (1..g.units).map(|units| g.bytes_in(units + 1) - g.bytes_in(units));
@@ -537,14 +536,15 @@ mod tests {
         }
     }
 
-    /// A bank in which one more stack than has room is counted at its nearest callers, and only
-    /// what finds none of them at `[table full]`.
+    /// A stack without room is counted at its nearest caller that has a record, and only without
+    /// such a caller at `[table full]`.
     #[test]
     fn stacks_without_room_are_merged_at_their_callers() {
         let geometry = Geometry::of_segment(MIN_SEGMENT_BYTES);
         let mut words = std::vec![0u64; geometry.bank_bytes / 8 + 8];
         let skip = words.as_ptr().align_offset(64);
-        // SAFETY: aligned to a cache line and large enough; single-threaded here.
+        // SAFETY: the memory is zeroed, aligned to a cache line and large enough, and no other
+        // thread uses it.
         let bank = unsafe { Bank::at(words[skip..].as_mut_ptr().cast(), geometry) };
         bank.header.grown_units.store(4, Ordering::Relaxed);
         let child = |place, address| bank.tree.child(place, address, bank.node_limit());
@@ -586,7 +586,7 @@ mod tests {
                 let _ = bank.record_of_known(RecordKey::new(leaf.node, class), 0);
             }
         }
-        // What has no room at all is counted where something was before.
+        // Without any room, only existing records are used.
         assert_eq!(bank.merged(leaves[5], 3, 0), kept);
         assert_eq!(bank.merged(leaves[5], 50, 0), TABLE_FULL);
     }

@@ -69,23 +69,23 @@ impl Shift {
     /// Parses `/proc/self/timens_offsets`. Clocks that it does not list are not shifted.
     #[must_use]
     pub fn parse(text: &[u8]) -> Self {
-        let of = |clock: &str| {
+        let offset = |clock: &str| {
             text.split(|byte| *byte == b'\n')
-                .find_map(|line| shift(line, clock))
+                .find_map(|line| offset_ns(line, clock))
         };
         Self {
-            monotonic_ns: of("monotonic").unwrap_or(0),
-            boottime_ns: of("boottime").unwrap_or(0),
+            monotonic_ns: offset("monotonic").unwrap_or(0),
+            boottime_ns: offset("boottime").unwrap_or(0),
         }
     }
 
-    /// Converts a reading of [`now_ns`] in the process to the machine's time.
+    /// Converts a value of [`now_ns`] that was read in the process to the machine's time.
     #[must_use]
     pub fn to_machine(self, own_ns: u64) -> u64 {
         own_ns.wrapping_sub(self.monotonic_ns as u64)
     }
 
-    /// Converts a time of the machine to a reading of [`now_ns`] in the process.
+    /// Converts a time of the machine to the value of [`now_ns`] in the process.
     #[must_use]
     pub fn to_own(self, machine_ns: u64) -> u64 {
         machine_ns.wrapping_add_signed(self.monotonic_ns)
@@ -99,8 +99,9 @@ impl Shift {
     }
 }
 
-/// Parses a line with a clock's name, seconds and nanoseconds.
-fn shift(line: &[u8], clock: &str) -> Option<i64> {
+/// Parses a line with a clock's name, seconds and nanoseconds. Returns the sum in ns if the line is
+/// that of `clock`.
+fn offset_ns(line: &[u8], clock: &str) -> Option<i64> {
     let mut words = core::str::from_utf8(line).ok()?.split_ascii_whitespace();
     if words.next()? != clock {
         return None;
@@ -110,7 +111,7 @@ fn shift(line: &[u8], clock: &str) -> Option<i64> {
 }
 
 /// Parses the kernel's boot id: 32 hexadecimal digits, with dashes between them. Times of the
-/// machine are meaningless under another boot id.
+/// machine are meaningful only together with it.
 pub fn parse_boot_id(text: &[u8]) -> Option<[u8; 16]> {
     let mut id = [0; 16];
     let mut count = 0;
@@ -119,7 +120,7 @@ pub fn parse_boot_id(text: &[u8]) -> Option<[u8; 16]> {
         .filter_map(|byte| char::from(*byte).to_digit(16));
     for digit in digits {
         let byte: &mut u8 = id.get_mut(count / 2)?;
-        *byte = *byte << 4 | digit as u8;
+        *byte = (*byte << 4) | digit as u8;
         count += 1;
     }
     (count == 32).then_some(id)
@@ -142,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_began_in_a_session_of_half_a_year_is_known() {
+    fn events_are_ordered_in_a_session_of_half_a_year() {
         const DAY: u32 = (86_400 * 1_000_000_000_u64 / TICK_NS) as u32;
         for start in [0, 5 * DAY, u32::MAX - 30 * DAY] {
             for days in [0, 1, 103, 105, 180, 200] {
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shift_is_read_and_goes_both_ways() {
+    fn a_shift_is_parsed_and_applied_in_both_directions() {
         let shift =
             Shift::parse(b"monotonic       86400 500000000\nboottime        -3600         0\n");
         assert_eq!(shift.monotonic_ns, 86_400_500_000_000);

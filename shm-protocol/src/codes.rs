@@ -34,7 +34,7 @@ pub const FRAMES_OMITTED: u32 = 1;
 #[inline]
 #[must_use]
 pub const fn address_of(code: u32, offset: u32) -> u64 {
-    INTERPRETED | (code as u64) << OFFSET_BITS | (offset as u64 & OFFSET_MASK)
+    INTERPRETED | ((code as u64) << OFFSET_BITS) | (offset as u64 & OFFSET_MASK)
 }
 
 /// Returns the code object's index and the instruction offset that an address in the tree stands
@@ -45,7 +45,7 @@ pub const fn frame_of(address: u64) -> Option<(u32, u32)> {
     if address >> (OFFSET_BITS + CODE_BITS) != INTERPRETED >> (OFFSET_BITS + CODE_BITS) {
         return None;
     }
-    let code = address >> OFFSET_BITS & ((1 << CODE_BITS) - 1);
+    let code = (address >> OFFSET_BITS) & ((1 << CODE_BITS) - 1);
     Some((code as u32, (address & OFFSET_MASK) as u32))
 }
 
@@ -53,11 +53,11 @@ pub const fn frame_of(address: u64) -> Option<(u32, u32)> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum LineTable {
-    /// `co_lnotab` of CPython to 3.9.
+    /// `co_lnotab` of CPython up to 3.9.
     Increments = 1,
     /// `co_linetable` of CPython 3.10 (PEP 626).
     Ranges = 2,
-    /// `co_linetable` of CPython from 3.11 on.
+    /// `co_linetable` of CPython 3.11 and later.
     Locations = 3,
 }
 
@@ -135,7 +135,7 @@ impl<'a> Codes<'a> {
         self.reserved.fetch_max(bytes as u32, Ordering::Release);
     }
 
-    /// Returns the number of bytes that must be committed to have room for `code` as well.
+    /// Returns the number of bytes that must be committed so that `code` fits, too.
     #[must_use]
     pub fn needed(&self, code: &Code<'_>) -> usize {
         let used = self.used.load(Ordering::Relaxed) as usize;
@@ -157,11 +157,11 @@ impl<'a> Codes<'a> {
             .ok()? as usize
             + UNIT_WORDS;
         let words = self.words.get(at..at + len)?;
-        let width = u32::from(code.name.width) << 8 | u32::from(code.file.width) << 16;
+        let width = (u32::from(code.name.width) << 8) | (u32::from(code.file.width) << 16);
         let head = [
             code.first_line,
             code.table as u32 | width,
-            code.name.bytes.len() as u32 | (code.file.bytes.len() as u32) << 16,
+            code.name.bytes.len() as u32 | ((code.file.bytes.len() as u32) << 16),
             code.lines.len() as u32,
         ];
         for (word, value) in words[1..].iter().zip(head) {
@@ -189,8 +189,8 @@ fn words_of(code: &Code<'_>) -> usize {
 /// Maximum length in bytes of a name and of a file path: the header has 16 bits for each.
 pub const MAX_STRING_BYTES: usize = u16::MAX as usize;
 
-/// Reader's view of a bank's code objects, from a private copy. Corrupt bytes give no code object
-/// or a wrong one.
+/// Reader's view of a bank's code objects, in a private copy. Corrupt bytes give no code object or
+/// a wrong one.
 #[derive(Clone, Debug, Default)]
 pub struct CodeTable<'a> {
     bytes: &'a [u8],
@@ -213,7 +213,10 @@ impl<'a> CodeTable<'a> {
             Some(u32::from_le_bytes(bytes.try_into().ok()?))
         };
         let len = word(0).filter(|len| *len != 0 && code != NO_CODE)? as usize;
-        let (first_line, kind, lengths, lines) = (word(1)?, word(2)?, word(3)?, word(4)?);
+        let first_line = word(1)?;
+        let kind = word(2)?;
+        let lengths = word(3)?;
+        let lines = word(4)?;
         let mut next = at.checked_add(HEADER_WORDS * 4)?;
         let end = at.checked_add(len.checked_mul(4)?)?;
         let mut part = |len: usize| {
@@ -222,7 +225,8 @@ impl<'a> CodeTable<'a> {
             let to = from.checked_add(len).filter(|to| *to <= end)?;
             self.bytes.get(from..to)
         };
-        let (name, file) = (lengths & 0xffff, lengths >> 16);
+        let name = lengths & 0xffff;
+        let file = lengths >> 16;
         let string = |bytes, shift: u32| Characters {
             bytes,
             width: (kind >> shift) as u8,
@@ -264,19 +268,20 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_interpreted_frames_are_none_of_machine_code() {
-        for (code, place) in [(0, 0), (1, 7), ((1 << 28) - 1, (1 << 28) - 1)] {
-            assert_eq!(frame_of(address_of(code, place)), Some((code, place)));
+    fn interpreter_frames_are_distinguished_from_machine_code() {
+        for (code, offset) in [(0, 0), (1, 7), ((1 << 28) - 1, (1 << 28) - 1)] {
+            assert_eq!(frame_of(address_of(code, offset)), Some((code, offset)));
         }
-        for machine in [0x401, 0x7fff_ffff_ffff, 31 << 48 | 0x1234, 1 << 62, 0x101] {
+        for machine in [0x401, 0x7fff_ffff_ffff, (31 << 48) | 0x1234, 1 << 62, 0x101] {
             assert_eq!(frame_of(machine), None, "{machine:x}");
         }
     }
 
     #[test]
-    fn what_was_written_is_read() {
+    fn written_code_objects_are_read() {
         let words: Vec<AtomicU32> = (0..CODE_STEP / 4).map(|_| AtomicU32::new(0)).collect();
-        let (used, reserved) = (AtomicU32::new(0), AtomicU32::new(0));
+        let used = AtomicU32::new(0);
+        let reserved = AtomicU32::new(0);
         let codes = Codes::new(&words, &used, &reserved);
         let all = [
             code("run", &[1, 2, 3]),
@@ -300,9 +305,10 @@ mod tests {
     }
 
     #[test]
-    fn wrong_bytes_are_no_code_object() {
+    fn corrupt_bytes_are_read_without_panic() {
         let words: Vec<AtomicU32> = (0..64).map(|_| AtomicU32::new(0)).collect();
-        let (used, reserved) = (AtomicU32::new(0), AtomicU32::new(256));
+        let used = AtomicU32::new(0);
+        let reserved = AtomicU32::new(256);
         let number = Codes::new(&words, &used, &reserved).add(&code("f", &[1; 40]));
         let good = copy(&words);
         for at in 0..good.len() {

@@ -47,7 +47,8 @@ counters! {
     /// Samples whose free could not be tracked: their objects are not in the range of sampled
     /// objects.
     untracked, true;
-    /// Threads that were not sampled: no memory for what that takes, or seccomp's strict mode.
+    /// Threads that were not sampled, because there was no memory for their state or because of
+    /// seccomp's strict mode.
     unsampled_threads, false;
     /// Stacks truncated at code outside every module: JIT, generated.
     truncated_no_module, false;
@@ -61,11 +62,11 @@ counters! {
     truncated_out_of_stack, false;
     /// Stacks truncated because they have more frames than are kept.
     truncated_too_deep, false;
-    /// Samples in `untracked` whose objects jemalloc places elsewhere on its own: its internal
-    /// objects, and those of exiting threads.
+    /// Samples in `untracked` whose objects jemalloc itself places elsewhere: its internal objects,
+    /// and those of exiting threads.
     untracked_elsewhere, false;
-    /// Samples whose innermost frames found no room in the table: counted at the nearest caller
-    /// that did.
+    /// Samples whose innermost frames did not fit into the table, so that they are counted at the
+    /// nearest caller that did.
     table_merged, false;
     /// Sampled objects that were freed, or resized, with a header that the program had overwritten
     /// by writing before the object.

@@ -1,4 +1,4 @@
-//! CPU sampling by the process itself: what a controller requests, and the totals that do not
+//! CPU sampling by the process itself: parameters that a controller sets, and totals that do not
 //! belong to a stack.
 //!
 //! CPU samples are part of a session, together with its heap samples or alone (its interval is 0
@@ -11,10 +11,10 @@ use core::sync::atomic::{AtomicU32, AtomicU64 as Word};
 /// CPU sampling parameters of an epoch, as published. Written like the other parameters.
 #[repr(C)]
 pub struct CpuParams {
-    /// Sampling rate in samples per second of each thread's CPU time; 0: no sampling.
+    /// Number of samples per second of each thread's CPU time; 0 if CPU time is not sampled.
     pub rate: AtomicU64,
-    /// Mask of signals that must not be used, because the program blocks or handles them; bit N - 1
-    /// is signal N.
+    /// Mask of signals that must not be used, because the program blocks or handles them. Bit N - 1
+    /// stands for signal N.
     pub avoid: AtomicU64,
 }
 
@@ -48,20 +48,21 @@ impl CpuParams {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u32)]
 pub enum CpuState {
-    /// Not noticed yet: no thread of the process has allocated memory since the session started.
+    /// The process has not noticed the session yet: none of its threads has allocated memory since
+    /// the session started.
     #[default]
     Unnoticed = 0,
     /// Threads have timers.
     Armed = 1,
-    /// Session is over, and its timers are deleted.
+    /// The session is over, and its timers are deleted.
     Disarmed = 2,
-    /// Process is under a seccomp filter, which may forbid timers.
+    /// The process is under a seccomp filter, which may forbid timers.
     Filtered = 3,
     /// No signal is free.
     NoSignal = 4,
-    /// Program has started to use the signal itself.
+    /// The program has started to use the signal itself.
     SignalTaken = 5,
-    /// Kernel refused a timer or memory.
+    /// The kernel refused a timer or memory.
     Failed = 6,
 }
 
@@ -85,8 +86,8 @@ impl CpuState {
 /// Number of causes for which stacks are truncated. Indices are those of the unwinder.
 pub const CPU_CAUSES: usize = 6;
 
-/// Totals of CPU sampling in a session. Incremented with locked instructions, since all events
-/// happen at most some thousand times a second.
+/// Totals of CPU sampling in a session. Incremented with locked instructions, since all of these
+/// events happen at most a few thousand times a second.
 #[repr(C)]
 pub struct CpuTotals {
     /// State, as the number of a [`CpuState`].
@@ -112,7 +113,7 @@ pub struct CpuTotals {
     pub postponed: Word,
     /// Number of samples whose stack did not fit into the tree.
     pub full_samples: Word,
-    /// CPU time that those samples stand for, in ns.
+    /// CPU time that the samples in `full_samples` stand for, in ns.
     pub full_ns: Word,
     /// Number of samples with a truncated stack, by cause.
     pub truncated: [Word; CPU_CAUSES],

@@ -2,14 +2,15 @@
 //! leak checks read it from outside.
 //!
 //! A header before an object is the first thing that a program overwrites when it writes before its
-//! objects, so each word has a check value that depends on its contents and the object's address. A
-//! word whose check fails is not used.
+//! objects. So each word has a check value, which depends on its contents and the object's address,
+//! and a word with a wrong check value is ignored.
 //!
 //! ```text
 //! first    bits 0-16 size, 17-19 flags, 20-31 check, 32-39 session, 40-63 record
 //! second   bits 0-31 birth tick, 32-55 weight, 56-63 check
-//! ``` The second word of a freed object has a value that no live object has. The agent's free
-//! lists use the first word.
+//! ```
+//! The second word of a freed object has a value that no live object has. The agent's free lists
+//! use its first word.
 //!
 //! Objects that are larger than the first word can hold, or have an alignment above 16, have an
 //! *extension* of two words before the header: size and alignment, and a check value.
@@ -18,9 +19,9 @@
 //!   base                                             object
 //!   | … padding for alignment … | extension (16) | header (16) | bytes …
 //! ```
-//! Objects that fill a size class of 1 to 14 KiB, a multiple of 1 KiB, start where their memory does.
-//! Their headers are in a table at the start of the range of sampled objects, which has an entry for
-//! each KiB of the range.
+//! Objects that fill a size class of 1 to 14 KiB that is a multiple of 1 KiB start at the beginning
+//! of their memory. Their headers are in a table at the start of the range of sampled objects,
+//! which has an entry for each KiB of the range.
 //!
 //! Everything here is inlined, since part of it runs in a copy of the process where no other code
 //! is mapped.
@@ -120,12 +121,12 @@ pub struct Drawn {
 #[must_use]
 pub fn first(counted: &Counted, at: u64) -> u64 {
     let flag = |is_set: bool, flag: u64| if is_set { flag } else { 0 };
-    let word = counted.bytes & SIZE_MASK
+    let word = (counted.bytes & SIZE_MASK)
         | flag(counted.ignored, IGNORED)
         | flag(counted.exact, EXACT)
         | flag(counted.extended, EXTENDED)
-        | u64::from(counted.session) << 32
-        | u64::from(counted.record) << 40;
+        | (u64::from(counted.session) << 32)
+        | (u64::from(counted.record) << 40);
     word | first_check(word, at)
 }
 
@@ -148,7 +149,7 @@ pub fn read_first(word: u64, at: u64) -> Option<Counted> {
 
 #[inline(always)]
 fn first_check(word: u64, at: u64) -> u64 {
-    ((word & !FIRST_CHECK) ^ at).wrapping_mul(MIX) >> 52 << 20
+    (((word & !FIRST_CHECK) ^ at).wrapping_mul(MIX) >> 52) << 20
 }
 
 /// Returns the second word of the header of the object at `at`. The weight must come from
@@ -157,7 +158,7 @@ fn first_check(word: u64, at: u64) -> u64 {
 #[must_use]
 pub fn second(drawn: Drawn, at: u64) -> u64 {
     let code = weight_code(drawn.weight);
-    let word = u64::from(drawn.born) | u64::from(code) << WEIGHT_SHIFT;
+    let word = u64::from(drawn.born) | (u64::from(code) << WEIGHT_SHIFT);
     word | second_check(word, at)
 }
 
@@ -165,7 +166,7 @@ pub fn second(drawn: Drawn, at: u64) -> u64 {
 #[inline(always)]
 #[must_use]
 pub fn read_second(word: u64, at: u64) -> Option<Drawn> {
-    let code = (word >> WEIGHT_SHIFT & WEIGHT_MASK) as u32;
+    let code = ((word >> WEIGHT_SHIFT) & WEIGHT_MASK) as u32;
     if code == 0 || word & SECOND_CHECK != second_check(word, at) {
         return None;
     }
@@ -206,7 +207,7 @@ pub fn storable(weight: f32) -> f32 {
 fn weight_code(weight: f32) -> u32 {
     let bits = weight.to_bits().wrapping_sub(WEIGHT_ONE);
     let rounded = bits.wrapping_add(1 << (WEIGHT_CUT - 1)) >> WEIGHT_CUT;
-    // Anything below 1 becomes negative, so that its sign bit is above the bits that are kept.
+    // The code of a weight below 1 is negative, so its sign bit exceeds the mask.
     rounded.min(WEIGHT_MASK as u32 - 1) + 1
 }
 
@@ -214,7 +215,7 @@ fn weight_code(weight: f32) -> u32 {
 #[inline(always)]
 #[must_use]
 pub fn extension(bytes: u64, align: u64, at: u64) -> Words {
-    let word = bytes | u64::from(align.trailing_zeros()) << ALIGN_SHIFT;
+    let word = bytes | (u64::from(align.trailing_zeros()) << ALIGN_SHIFT);
     [word, extension_check(word, at)]
 }
 
@@ -234,12 +235,12 @@ pub fn read_extension(words: Words, at: u64) -> Option<(u64, u64)> {
 #[inline(always)]
 fn extension_check(word: u64, at: u64) -> u64 {
     let mixed = (word ^ at.rotate_left(32)).wrapping_mul(MIX_EXTENSION);
-    // Never 0, which is what a page that was returned to the kernel reads as.
-    (mixed ^ mixed >> 29).wrapping_mul(MIX) | 1
+    // Never 0: pages that were returned to the kernel read as zeros.
+    (mixed ^ (mixed >> 29)).wrapping_mul(MIX) | 1
 }
 
-/// Maximum ratio of a weight to the one that follows from size and interval: thinning takes one of
-/// 8 due samples, and rounding adds a little.
+/// Maximum ratio of a weight to the one computed from size and interval: thinning takes one of 8
+/// due samples, and rounding adds a little.
 pub const LARGEST_FACTOR: f32 = 8.001;
 
 /// Returns the largest weight that a sampled object of this size can have in a session whose
@@ -259,7 +260,7 @@ mod tests {
     use super::*;
 
     const ADDRESS: u64 = 0x2000_1234_5670;
-    /// Words of one header, an extension's, and the mark of a freed object.
+    /// Words of a header, of an extension, and the second word of a freed object.
     const PINNED: Words = [0xabcd_ef12_a6bb_2345, 0xdb04_0001_dead_beef];
     const PINNED_EXTENSION: Words = [0x0c00_0100_0000_0000, 0x3885_5382_9e1c_f525];
     const PINNED_FREED: u64 = 0x3f00_0000_da6a_5250;
@@ -276,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_read_as_they_were_written() {
+    fn decoding_reverses_encoding() {
         for seed in 0..10_000 {
             let counted = counted(seed);
             assert_eq!(read_first(first(&counted, ADDRESS), ADDRESS), Some(counted));
@@ -291,7 +292,7 @@ mod tests {
         assert!(is_freed(freed(ADDRESS), ADDRESS) && !is_freed(0, ADDRESS));
     }
 
-    /// Agents and leak checks of different builds meet, so a change here is a change of
+    /// Agents and leak checks of different builds work together, so a change here requires a new
     /// `ABI_VERSION`.
     #[test]
     fn layout_is_pinned() {
@@ -340,13 +341,13 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_stored_within_two_in_a_million() {
+    fn stored_weights_differ_by_at_most_two_in_a_million() {
         for step in 0..100_000 {
             let weight = (f64::from(step) / 2800.0).exp() as f32;
             let near = storable(weight);
             assert!((near / weight - 1.0).abs() < 2.1e-6, "{weight}: {near}");
             assert_eq!(storable(near), near);
-            // As samples are thinned out.
+            // Thinning multiplies weights by powers of two.
             assert_eq!(storable(near * 1024.0), near * 1024.0);
         }
         assert_eq!(storable(1.0), 1.0);
@@ -356,20 +357,20 @@ mod tests {
     }
 
     #[test]
-    fn any_single_byte_that_changes_in_the_first_word_is_noticed() {
+    fn a_changed_byte_in_the_first_word_is_detected() {
         for seed in 0..300 {
             let word = first(&counted(seed), ADDRESS);
             for byte in 0..8 {
                 for change in 1..=255_u64 {
-                    assert_eq!(read_first(word ^ change << (8 * byte), ADDRESS), None);
+                    assert_eq!(read_first(word ^ (change << (8 * byte)), ADDRESS), None);
                 }
             }
         }
     }
 
-    /// Chance: one word in 256 passes, one header in a million.
+    /// By chance, one word in 256 passes its check, and one header in a million.
     #[test]
-    fn what_programs_write_before_their_objects_is_noticed() {
+    fn overwritten_headers_are_detected() {
         let drawn = Drawn {
             weight: storable(43.2),
             born: 123_456,

@@ -8,8 +8,9 @@
 //! 12288        ModuleTable  executable mappings, then their paths
 //! 256 KiB      bank 0       even sessions
 //! 256 KiB + B  bank 1       odd sessions
-//! ``` Before its first session, a segment consists of the first three pages only
-//! ([`CONTROL_BYTES`]); whoever starts the session adds the rest.
+//! ```
+//! Before its first session, a segment consists of the first three pages only ([`CONTROL_BYTES`]);
+//! the program that starts the session adds the rest.
 //!
 //! Sessions alternate between two banks, so a new session neither waits for nor overwrites what a
 //! slow thread is still adding to the previous one.
@@ -26,9 +27,9 @@ pub use bank::{
     ShardTotals, THREAD_ADDRESS, THREADS_KEPT, ThreadEntry, ThreadTable, reserved_units, step_of,
 };
 
-/// Smallest `RLIMIT_AS` and `RLIMIT_DATA`, in bytes, of a process that the agent does not leave alone. jemalloc
-/// maps its memory by megabytes, glibc's heap grows by as much as is needed, and a process with less than this
-/// may need all of it.
+/// Minimum `RLIMIT_AS` and `RLIMIT_DATA`, in bytes, of a process in which the agent becomes active.
+/// jemalloc maps memory by megabytes, while glibc's heap grows by as much as is needed; a process
+/// with a lower limit may need all of it.
 pub const MIN_MEMORY_LIMIT: u64 = 32 << 20;
 
 /// "MEMPROF\n", little-endian, at the start of [`Identity`].
@@ -79,7 +80,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// Returns the epoch in force; 0: sampling is off.
+    /// Returns the epoch in force, or 0 if sampling is off.
     #[inline(always)]
     #[must_use]
     pub fn epoch(&self, order: Ordering) -> u32 {
@@ -97,8 +98,8 @@ impl Control {
     }
 
     /// Returns the epoch after `epoch`. Parities alternate, so the parameters in force are never
-    /// overwritten. The lowest byte is never 0. Numbers repeat after some four billion: 136 years
-    /// at one a second.
+    /// overwritten. The lowest byte is never 0. Numbers repeat after about four billion epochs: 136
+    /// years at one a second.
     #[must_use]
     pub fn after(epoch: u32) -> u32 {
         let next = epoch.wrapping_add(1);
@@ -112,10 +113,10 @@ impl Control {
 /// Parameters of an epoch. Written only while no epoch that uses them is in force.
 #[repr(C)]
 pub struct Params {
-    /// Number of the session, from 1. Its lowest bit names the bank.
+    /// Number of the session, counted from 1. Its lowest bit is the number of the bank.
     pub session: AtomicU64,
-    /// Mean number of bytes between samples; 1 samples every allocation. 0: no heap samples, in a
-    /// session of CPU time alone.
+    /// Mean number of bytes between samples; 1 samples every allocation. 0 if the session samples
+    /// only CPU time.
     pub interval: AtomicU64,
     /// End of the session in ns of [`crate::clock::now_ns`]; 0 if none.
     pub deadline_ns: AtomicU64,
@@ -126,10 +127,10 @@ pub struct Params {
     /// Pid of the controller that started the session, in its own pid namespace; 0 if the agent
     /// itself did.
     pub controller_pid: AtomicU64,
-    /// Maximum address space for sampled objects in bytes; 0: only the agent's own limit.
+    /// Maximum address space for sampled objects in bytes; 0 if only the agent's own limit applies.
     pub range_limit: AtomicU64,
     /// Logarithm of the maximum thinning: at well-known call sites, at least one of 2^`thinning`
-    /// due samples is taken. 0: each one is.
+    /// due samples is taken. With 0, every due sample is taken.
     pub thinning: AtomicU64,
 }
 
@@ -290,11 +291,11 @@ pub struct HeapGlobals {
 /// Status that the agent publishes while it runs.
 #[repr(C)]
 pub struct Status {
-    /// Last session that ended while the process lived, by its deadline or a controller.
+    /// Last session that reached its deadline or was ended by a controller while the process lived.
     pub ended_session: AtomicU64,
     /// End of that session in ns of [`crate::clock::now_ns`].
     pub ended_ns: AtomicU64,
-    /// Last session that a controller has written out. Set by the controller.
+    /// Last session whose profile a controller has written. Set by the controller.
     pub collected_session: AtomicU64,
     /// 1 if the process exited normally, so that its destructors ran.
     pub exited: AtomicU64,
@@ -304,7 +305,7 @@ pub struct Status {
     pub allocator: AllocatorStats,
     /// Number of modules that did not fit into the table.
     pub modules_lost: AtomicU64,
-    /// Reason why the agent does not sample: one of the `REFUSES_` constants. 0: none is known.
+    /// Reason why the agent does not sample: one of the `REFUSES_` constants; 0 if none is known.
     pub refuses: AtomicU32,
     /// `errno` of the failed call, for [`REFUSES_MEMORY`].
     pub refuses_errno: AtomicU32,
@@ -313,12 +314,12 @@ pub struct Status {
     /// Version of the Python interpreter, as `PY_VERSION_HEX`; 0 if none was found.
     pub python_version: AtomicU32,
     /// State of the interpreter: one of the `PYTHON_` constants, with the flags [`PYTHON_HIDES`]
-    /// and [`PYTHON_UNLOCKED`].
+    /// and [`PYTHON_FREE_THREADED`].
     pub python: AtomicU32,
 }
 
 /// Interpreter found, but none of its stacks has been read yet.
-pub const PYTHON_MET: u32 = 0;
+pub const PYTHON_DETECTED: u32 = 0;
 /// Interpreter frames are recorded in stacks.
 pub const PYTHON_NAMED: u32 = 1;
 /// Interpreter version is not supported.
@@ -330,13 +331,13 @@ pub const PYTHON_GONE: u32 = 4;
 /// Flag: the interpreter's environment makes it allocate small objects with its own allocator.
 pub const PYTHON_HIDES: u32 = 1 << 8;
 /// Flag: a build without the global interpreter lock.
-pub const PYTHON_UNLOCKED: u32 = 1 << 9;
+pub const PYTHON_FREE_THREADED: u32 = 1 << 9;
 
 /// Process is exiting and waits until a controller has checked it for leaks.
 pub const AT_EXIT_WAITS: u64 = 1;
 /// Leak check is done, so the process may exit. Set by the controller.
 pub const AT_EXIT_CHECKED: u64 = 2;
-/// Controller has noticed that the process waits, and will check it. Set by the controller.
+/// Controller has detected that the process waits, and will check it. Set by the controller.
 pub const AT_EXIT_SEEN: u64 = 3;
 /// Program wants no check at exit, or has made it itself.
 pub const AT_EXIT_UNCHECKED: u64 = 4;
@@ -439,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn epochs_alternate_in_parity_and_never_look_like_none() {
+    fn epochs_alternate_in_parity_and_never_mean_off() {
         let mut epoch = 0;
         for _ in 0..100_000 {
             let next = Control::after(epoch);

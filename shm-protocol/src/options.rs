@@ -1,5 +1,5 @@
-//! Command-line options of Python interpreters that make them ignore their environment, and so
-//! decide [`PYTHON_HIDES`](crate::layout::PYTHON_HIDES). The agent reads them when its program
+//! Command-line options that make a Python interpreter ignore its environment, on which
+//! [`PYTHON_HIDES`](crate::layout::PYTHON_HIDES) depends. The agent reads them when its program
 //! starts, the controller before that.
 
 /// Returns true if the arguments after the program's name make CPython ignore its environment
@@ -13,13 +13,13 @@ pub fn ignore_environment<'a>(arguments: impl IntoIterator<Item = &'a [u8]>) -> 
         if letters.first() == Some(&b'-') {
             continue;
         }
-        for (place, letter) in letters.iter().enumerate() {
+        for (index, letter) in letters.iter().enumerate() {
             match letter {
                 b'I' | b'E' => return true,
                 b'c' | b'm' => return false,
                 b'W' | b'X' => {
-                    // The option's value is the rest, or the next argument.
-                    if place + 1 == letters.len() {
+                    // The option's value is the rest of this argument, or the next one.
+                    if index + 1 == letters.len() {
                         arguments.next();
                     }
                     break;

@@ -1,5 +1,5 @@
-//! State words of the segment's owner, by which threads of its process, and copies of the process,
-//! agree on who may write what.
+//! State words of the segment's owner. With them, the threads of its process, and copies of the
+//! process, agree on who may write to the segment.
 //!
 //! This module defines the shared state and the order in which it changes. It makes no system call
 //! and maps no memory, so the model checker runs the same code as the agent (`owner/model`). The
@@ -15,4 +15,4 @@ mod setting;
 pub use life::{LEAVING, Life, MAKING, Mark, NONE, OWN, WAITING};
 pub use mapping::Mapping;
 pub use sessions::Sessions;
-pub use setting::{Met, Setting, appear, meet};
+pub use setting::{Entered, Setting, enter, publish};

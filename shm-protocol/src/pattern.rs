@@ -4,7 +4,9 @@
 
 /// Returns true if a pattern matches the whole string. Takes O(pattern × string) time.
 pub fn covers(pattern: &[u8], text: &[u8]) -> bool {
-    let (mut p, mut t) = (0, 0);
+    let mut p = 0;
+    let mut t = 0;
+    // Position of the last star, and the end of what it matches.
     let mut star: Option<(usize, usize)> = None;
     while t < text.len() {
         match pattern.get(p) {
@@ -17,13 +19,13 @@ pub fn covers(pattern: &[u8], text: &[u8]) -> bool {
                 t += 1;
             }
             _ => {
-                // Let the last star match one byte more.
-                let Some((at, taken)) = star else {
+                // The last star matches one byte more.
+                let Some((star_at, matched_to)) = star else {
                     return false;
                 };
-                star = Some((at, taken + 1));
-                p = at + 1;
-                t = taken + 1;
+                star = Some((star_at, matched_to + 1));
+                p = star_at + 1;
+                t = matched_to + 1;
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Peak of the live heap in a session, and what each stack held then.
+//! Peak of the live heap in a session, and the live objects of each stack at that moment.
 //!
 //! Nothing is copied when the heap reaches a peak. The first free after a new maximum starts a new
 //! *peak epoch*: the state just before that free is the peak. A record copies its sums when they
@@ -13,9 +13,9 @@
 //!
 //! Limits: a new epoch starts only if the heap is higher than at the last one by more than one part
 //! in [`STEP`]. With several threads, a thread's count is off by at most what the other shards have
-//! not settled: one part in a thousand of the heap or 132 KiB in total, whichever is more. Events
-//! that other threads are counting while an epoch starts, one for each thread, may fall before or
-//! after it.
+//! not settled: one part in a thousand of the heap or 132 KiB in total, whichever is more. An event
+//! that another thread is just counting when an epoch starts may be counted before or after the
+//! peak.
 
 // Decision 70: the peak is found inside.
 use crate::layout::{PeakState, ShardTotals};
@@ -23,10 +23,10 @@ use crate::record::add;
 use crate::sync::Ordering;
 
 /// Inverse of the fraction by which a peak must exceed the last one. Bounds the number of epochs in
-/// a session to some 40,000, however the heap grows.
+/// a session to about 40,000, however the heap grows.
 const STEP: u64 = 1024;
-/// Inverse of the fraction of the heap that a shard may leave unsettled. All shards together: one
-/// part in a thousand.
+/// Inverse of the fraction of the heap that a shard may leave unsettled; for all shards together,
+/// this is one part in a thousand.
 const UNSETTLED_SHARE: u64 = 32 * 1024;
 /// Number of samples of the shard's mean size that it may leave unsettled, up to
 /// [`UNSETTLED_BYTES`].
@@ -57,12 +57,14 @@ impl PeakState {
     #[cold]
     #[inline(never)]
     fn mark(&self, shard: &ShardTotals, tick: u32) {
-        let (relaxed, known) = (Ordering::Relaxed, self.next_level.load(Ordering::Relaxed));
+        let relaxed = Ordering::Relaxed;
+        let known = self.next_level.load(relaxed);
         let view = self.view(shard);
         if view <= known as i64 {
             return;
         }
-        let (view, step) = (view as u64, view as u64 / STEP);
+        let view = view as u64;
+        let step = view / STEP;
         if self
             .next_level
             .compare_exchange(known, view.saturating_add(step), relaxed, relaxed)
@@ -96,19 +98,19 @@ impl PeakState {
     #[cold]
     #[inline(never)]
     fn settle(&self, shard: &ShardTotals, exclusive: bool) {
-        let (all, relaxed) = (&shard.unsettled, Ordering::Relaxed);
+        let relaxed = Ordering::Relaxed;
         let unsettled = if exclusive {
-            all.load(relaxed)
+            shard.unsettled.load(relaxed)
         } else {
-            all.swap(0, relaxed)
+            shard.unsettled.swap(0, relaxed)
         };
         let settled = self.settled.fetch_add(unsettled, relaxed);
         if exclusive {
-            all.store(0, relaxed);
+            shard.unsettled.store(0, relaxed);
         }
         let heap = settled.wrapping_add(unsettled) as i64;
-        let bytes = shard.alloc_bytes.load(relaxed) / shard.samples.load(relaxed).max(1);
-        let limit = bytes
+        let mean_bytes = shard.alloc_bytes.load(relaxed) / shard.samples.load(relaxed).max(1);
+        let limit = mean_bytes
             .saturating_mul(UNSETTLED_SAMPLES)
             .min(UNSETTLED_BYTES << BYTE_BITS)
             .max(heap.max(0) as u64 / UNSETTLED_SHARE);

@@ -1,7 +1,7 @@
 //! Records: counters of one stack, for objects of one size class.
 //!
 //! A thread with a shard of its own writes its own records, with plain loads and stores, so that
-//! threads which sample the same stack share no cache line. Other threads share the records of
+//! threads that sample the same stack share no cache line. Other threads share the records of
 //! [`SHARED_SHARD`] and use locked additions. A free by another thread than the allocating one
 //! counts in a record of the freeing thread, so only the sums over all records of a stack are
 //! meaningful.
@@ -17,7 +17,7 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering};
 /// Index of a record.
 pub type RecordId = u32;
 
-/// Record of stacks that find no room, shown as `[table full]`. Always shared.
+/// Record of stacks for which there is no room, shown as `[table full]`. Always shared.
 pub const TABLE_FULL: RecordId = 0;
 /// Index of the first record that is allocated.
 pub const FIRST_RECORD: RecordId = 1;
@@ -28,8 +28,9 @@ pub const MAX_RECORDS: u32 = 1 << 24;
 pub const OBJECT_ONE: f64 = 4096.0;
 /// Fixed-point value of one byte in sums of bytes.
 pub const BYTE_ONE: f64 = 256.0;
-/// Fixed-point value of one object in time sums, which hold products of weights and ticks. The same
-/// as in sums of objects, so that a difference of both is exact however long the session is.
+/// Fixed-point value of one object in time sums, which hold products of weights and ticks. Equal to
+/// [`OBJECT_ONE`], so that differences of time sums and sums of objects are exact however long the
+/// session is.
 pub const TIME_ONE: f64 = OBJECT_ONE;
 /// Fixed-point value of one byte² in variances of bytes.
 pub const VARIANCE_ONE: f64 = 1.0 / 256.0;
@@ -108,13 +109,13 @@ impl Amounts {
     #[inline]
     fn of(sample: &NewSample) -> Self {
         let weight = f64::from(sample.weight);
-        // Signed, because the conversion is then a single instruction; no object has 2^63 bytes.
-        let own = sample.bytes as i64 as f64;
-        let estimate = own * weight;
+        // The signed conversion is a single instruction; no object has 2^63 bytes.
+        let bytes = sample.bytes as i64 as f64;
+        let estimate = bytes * weight;
         Self {
             objects: fixed(weight * OBJECT_ONE),
             bytes: fixed(estimate * BYTE_ONE),
-            variance: fixed(estimate * (estimate - own) * VARIANCE_ONE),
+            variance: fixed(estimate * (estimate - bytes) * VARIANCE_ONE),
             object_variance: weight * (weight - 1.0),
         }
     }
@@ -162,19 +163,19 @@ impl Record {
         ]
     }
 
-    /// Copies the sums before they change for the first time since peak `epoch`.
-    ///
-    /// Several threads may do so at once, and the winner copies sums that it read before it won.
-    /// They are still those of the peak: no thread that knows of the peak changes them before the
-    /// copy is complete. A thread may be preempted here for long; until then, readers use the sums
-    /// themselves.
+    /// Copies the sums before they change for the first time since peak `epoch`. Several threads
+    /// may do so at once. The one that sets `peak_epoch` copies sums that it read before. They are
+    /// still those of the peak, because no thread that has seen the peak changes them before the
+    /// copy is complete. If the thread is preempted here, readers use the sums themselves until it
+    /// continues.
     #[cold]
     #[inline(never)]
     fn keep(&self, epoch: u32, exclusive: bool) {
         let sums = self.sums().map(|sum| sum.load(Ordering::Relaxed));
         if !exclusive {
             let known = self.peak_epoch.load(Ordering::Acquire);
-            let (won, relaxed) = (Ordering::AcqRel, Ordering::Relaxed);
+            let won = Ordering::AcqRel;
+            let relaxed = Ordering::Relaxed;
             if known >= epoch
                 || self
                     .peak_epoch
@@ -198,8 +199,8 @@ impl Record {
     pub(crate) fn held(&self) -> (u64, u64) {
         let read = |word: &AtomicU64| word.load(Ordering::Relaxed);
         let live = read(&self.alloc_bytes).wrapping_sub(read(&self.free_bytes));
-        // This record may count more frees than allocations: of objects that other threads
-        // allocated.
+        // A record may have more frees than allocations, since it also counts frees of objects that
+        // other threads allocated.
         let live = (live as i64).max(0) as f64 / BYTE_ONE;
         (read(&self.alloc_samples), live as u64)
     }
@@ -210,7 +211,7 @@ impl Record {
 pub struct Room {
     /// Maximum number of records, all of which are committed.
     pub limit: u32,
-    /// Number of records from which on shards get no more records of their own.
+    /// Number of records at which shards no longer get records of their own.
     pub crowded: u32,
 }
 
@@ -249,7 +250,7 @@ impl<'a> Records<'a> {
             return Some(found);
         }
         let shard = if crowded { SHARED_SHARD } else { shard };
-        if let Some(found) = crowded.then(|| self.find(node, key.class, shard)).flatten() {
+        if crowded && let Some(found) = self.find(node, key.class, shard) {
             return Some(found);
         }
         let id = self.claim(key, shard, limit)?;
@@ -267,8 +268,8 @@ impl<'a> Records<'a> {
         }
     }
 
-    /// Counts an allocation and returns its estimated bytes, fixed point. `exclusive`: the calling
-    /// thread owns the record's shard.
+    /// Counts an allocation and returns its estimated bytes, fixed point. `exclusive` says that the
+    /// calling thread owns the record's shard.
     #[inline]
     pub fn count_new(&self, id: RecordId, sample: &NewSample, exclusive: bool) -> u64 {
         let Some(record) = self.records.get(id as usize) else {
@@ -290,8 +291,8 @@ impl<'a> Records<'a> {
         amounts.bytes
     }
 
-    /// Counts a free and returns its estimated bytes, fixed point. `exclusive`: the calling thread
-    /// owns the record's shard.
+    /// Counts a free and returns its estimated bytes, fixed point. `exclusive` says that the
+    /// calling thread owns the record's shard.
     #[inline]
     pub fn count_free(&self, id: RecordId, sample: &FreeSample, exclusive: bool) -> u64 {
         let Some(record) = self.records.get(id as usize) else {
@@ -318,8 +319,8 @@ impl<'a> Records<'a> {
         amounts.bytes
     }
 
-    /// Counts a sample of `ns` nanoseconds of CPU time. `exclusive`: the calling thread owns the
-    /// record's shard.
+    /// Counts a sample of `ns` nanoseconds of CPU time. `exclusive` says that the calling thread
+    /// owns the record's shard.
     #[inline]
     pub fn count_cpu(&self, id: RecordId, ns: u64, exclusive: bool) {
         if let Some(record) = self.records.get(id as usize) {
@@ -328,24 +329,24 @@ impl<'a> Records<'a> {
         }
     }
 
-    /// Returns the mean weight and the mean birth, in ticks since the session's start, of a
-    /// record's samples in use. Returns `None` if it has none. The sum of all births wraps in long
+    /// Returns the mean weight and the mean birth (in ticks since the session's start) of a
+    /// record's samples in use, or `None` if it has none. The sum of all births wraps in long
     /// sessions; that of the samples in use does not.
     #[cold]
     #[must_use]
     pub fn mean(&self, id: RecordId) -> Option<(f32, u32)> {
         let record = self.records.get(id as usize)?;
-        let left = |all: &AtomicU64, gone: &AtomicU64| {
-            let left = all.load(Ordering::Relaxed);
-            left.wrapping_sub(gone.load(Ordering::Relaxed))
+        let in_use = |allocated: &AtomicU64, freed: &AtomicU64| {
+            let allocated = allocated.load(Ordering::Relaxed);
+            allocated.wrapping_sub(freed.load(Ordering::Relaxed))
         };
-        let samples = left(&record.alloc_samples, &record.free_samples);
-        let objects = left(&record.alloc_objects, &record.free_objects);
+        let samples = in_use(&record.alloc_samples, &record.free_samples);
+        let objects = in_use(&record.alloc_objects, &record.free_objects);
         if samples as i64 <= 0 || objects as i64 <= 0 {
             return None;
         }
         let objects = objects as f64 / OBJECT_ONE;
-        let births = left(&record.alloc_birth, &record.free_birth) as f64 / TIME_ONE;
+        let births = in_use(&record.alloc_birth, &record.free_birth) as f64 / TIME_ONE;
         Some(((objects / samples as f64) as f32, (births / objects) as u32))
     }
 
@@ -363,8 +364,10 @@ impl<'a> Records<'a> {
     /// Returns the number of unused records, or `None` if there are none.
     #[must_use]
     pub fn free(&self, room: Room) -> Option<u32> {
-        let used = self.count.load(Ordering::Relaxed);
-        let used = used.saturating_add(FIRST_RECORD);
+        let used = self
+            .count
+            .load(Ordering::Relaxed)
+            .saturating_add(FIRST_RECORD);
         self.limit(room).checked_sub(used).filter(|free| *free > 0)
     }
 
@@ -462,7 +465,7 @@ mod tests {
     static NO_PEAK: AtomicU32 = AtomicU32::new(0);
 
     fn zeroed<T>() -> T {
-        // SAFETY: used for Record and Node only, for which all zero is valid.
+        // SAFETY: used for Record and Node only, for which zeros are valid.
         unsafe { core::mem::zeroed() }
     }
 
@@ -475,9 +478,9 @@ mod tests {
     }
 
     /// The age of an object with an overwritten header is estimated from its record's samples in
-    /// use. Births of freed objects say nothing about it, and their sum has wrapped.
+    /// use. Freed objects must not count: their births are unrelated, and the sum of these wraps.
     #[test]
-    fn the_mean_of_a_record_is_that_of_its_samples_in_use() {
+    fn the_mean_covers_samples_in_use_only() {
         let (records, count, node) = memory(8);
         let records = Records::new(&records, &count, &NO_PEAK);
         let id = records
@@ -507,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn each_shard_has_a_record_and_keeps_it() {
+    fn each_shard_has_its_own_record() {
         let (records, count, node) = memory(64);
         let records = Records::new(&records, &count, &NO_PEAK);
         let a = records
@@ -557,7 +560,7 @@ mod tests {
     }
 
     #[test]
-    fn cpu_time_of_a_stack_is_apart_from_its_objects() {
+    fn cpu_time_and_objects_of_a_stack_have_separate_records() {
         let (records, count, node) = memory(8);
         let records = Records::new(&records, &count, &NO_PEAK);
         let objects = records
@@ -582,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_freed_at_once_counts_as_short_lived() {
+    fn objects_freed_within_a_tick_are_short_lived() {
         let (records, count, node) = memory(8);
         let records = Records::new(&records, &count, &NO_PEAK);
         let id = records
@@ -634,7 +637,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_freed_is_what_was_added() {
+    fn frees_subtract_exactly_what_allocations_added() {
         let (records, count, node) = memory(8);
         let records = Records::new(&records, &count, &NO_PEAK);
         let id = records

@@ -29,8 +29,8 @@ use store::check;
 pub const DEFAULT_DIR: &str = "/dev/shm";
 /// Environment variable that names another directory.
 pub const DIR_VARIABLE: &str = "MEM_PROFILER_DIR";
-/// Prefix of segment files, which are named `mem_profiler.<pid>.<start time>.<n>`. `n` tells apart
-/// the programs that one process has executed in turn.
+/// Prefix of segment files, which are named `mem_profiler.<pid>.<start time>.<n>`. `n`
+/// distinguishes the programs that one process has executed in turn.
 pub const FILE_PREFIX: &str = "mem_profiler.";
 
 fn is_segment_size(bytes: usize) -> bool {
@@ -61,7 +61,7 @@ impl SegmentFile {
     /// committed.
     ///
     /// # Errors
-    /// `EINVAL` if no segment has this size, and those of `ftruncate`.
+    /// `EINVAL` if no segment has this size; errors of `ftruncate`.
     pub fn grown(self, bytes: usize) -> Result<Self, Errno> {
         if !is_segment_size(bytes) || self.bytes > bytes {
             return Err(Errno(libc::EINVAL));
@@ -110,10 +110,8 @@ impl SegmentFile {
 
     /// Frees the whole pages between two offsets.
     fn free_between(&self, from: usize, to: usize) -> Result<(), Errno> {
-        let (from, to) = (
-            from.saturating_add(PAGE - 1) & !(PAGE - 1),
-            to & !(PAGE - 1),
-        );
+        let from = from.saturating_add(PAGE - 1) & !(PAGE - 1);
+        let to = to & !(PAGE - 1);
         if from < to {
             self.punch(from, to - from)
         } else {
@@ -132,7 +130,7 @@ impl SegmentFile {
 }
 
 impl<F: Store> SegmentFile<F> {
-    /// Returns a segment over the words of a model.
+    /// Returns a segment whose contents are the words of a model.
     #[cfg(all(test, loom))]
     pub(crate) fn over(file: F, bytes: usize) -> Self {
         Self { file, bytes }
@@ -156,7 +154,7 @@ impl<F: Store> SegmentFile<F> {
         Geometry::of_segment(self.bytes)
     }
 
-    /// Reads at an offset. Returns fewer bytes than asked for only at the end of the file.
+    /// Reads at an offset. Returns fewer bytes than requested only at the end of the file.
     ///
     /// # Errors
     /// Errors of `pread`.
@@ -180,7 +178,7 @@ impl<F: Store> SegmentFile<F> {
     /// writing to a page that is not committed would kill its process.
     ///
     /// # Errors
-    /// `ENOSPC` if the filesystem is full; nothing is started then.
+    /// `ENOSPC` if the filesystem is full. The session must not be published then.
     pub fn prepare_bank(&self, session: u64, units: u32, most: u32) -> Result<(), Errno> {
         let geometry = self.geometry();
         let base = geometry.bank_offset(session);
@@ -249,14 +247,14 @@ impl<F: Store> SegmentFile<F> {
 
     /// Overwrites a range with zeros.
     fn clear(&self, from: usize, len: usize) -> Result<(), Errno> {
-        // Small, since it is part of the program's file. Not on the stack, since an agent creates a
-        // segment on whatever stack a forked child allocates from.
+        // Small, since it is part of the library's file. Not on the stack, which may be small: the
+        // agent creates a segment on any stack on which a forked child allocates.
         static ZEROS: [u8; PAGE] = [0; PAGE];
-        let mut done = 0;
-        while done < len {
-            let part = (len - done).min(ZEROS.len());
-            self.write_at(from + done, &ZEROS[..part])?;
-            done += part;
+        let mut cleared = 0;
+        while cleared < len {
+            let part = (len - cleared).min(ZEROS.len());
+            self.write_at(from + cleared, &ZEROS[..part])?;
+            cleared += part;
         }
         Ok(())
     }
@@ -339,8 +337,8 @@ impl<F: Store> SegmentFile<F> {
         for (period, entry) in kept.iter().zip(bytes.chunks_exact_mut(ENTRY)) {
             let overhead = period.overhead.map_or(0, |share| u64::from(share) + 1);
             let words = [period.from_ns, period.interval, overhead];
-            for (word, place) in words.iter().zip(entry.chunks_exact_mut(8)) {
-                place.copy_from_slice(&word.to_le_bytes());
+            for (word, bytes) in words.iter().zip(entry.chunks_exact_mut(8)) {
+                bytes.copy_from_slice(&word.to_le_bytes());
             }
         }
         let entries = log + offset_of!(IntervalLog, entries);
@@ -360,7 +358,8 @@ impl<F: Store> SegmentFile<F> {
         self.write_at(entry + offset_of!(ThreadEntry, name), &name)
     }
 
-    /// Turns sampling off. The session's data stay; later allocations and frees are not counted.
+    /// Turns sampling off. The session's data are kept; later allocations and frees are not
+    /// counted.
     ///
     /// # Errors
     /// Errors of `pwrite`.
@@ -377,7 +376,7 @@ impl<F: Store> SegmentFile<F> {
         self.write_word(STATUS_OFFSET + offset_of!(Status, ended_session), session)
     }
 
-    /// Records that a session was written out, so that it need not be recovered.
+    /// Records that a session's profile was written, so that it need not be recovered.
     ///
     /// # Errors
     /// Errors of `pwrite`.
@@ -388,21 +387,20 @@ impl<F: Store> SegmentFile<F> {
         )
     }
 
-    /// Returns true if the process waits at its exit for a leak check, and tells it that this was
-    /// noticed.
+    /// Returns true if the process waits at its exit for a leak check, and acknowledges that in the
+    /// segment.
     ///
     /// # Errors
     /// Errors of `pread` and `pwrite`.
     pub fn waits_at_exit(&self) -> Result<bool, Errno> {
         let state = self.at_exit()?;
         if state == AT_EXIT_WAITS {
-            let place = STATUS_OFFSET + offset_of!(Status, at_exit);
-            self.write_word(place, AT_EXIT_SEEN)?;
+            self.write_word(STATUS_OFFSET + offset_of!(Status, at_exit), AT_EXIT_SEEN)?;
         }
         Ok(state == AT_EXIT_WAITS || state == AT_EXIT_SEEN)
     }
 
-    /// Returns true if the process has said that it wants no leak check at exit.
+    /// Returns true if the process wants no leak check at exit.
     ///
     /// # Errors
     /// Errors of `pread`.
@@ -424,6 +422,8 @@ impl<F: Store> SegmentFile<F> {
         self.write_word(STATUS_OFFSET + offset_of!(Status, at_exit), AT_EXIT_CHECKED)
     }
 
+    /// Returns the number of the next epoch. Skips one if both it and the last session are probes,
+    /// so that the parameters of the last real session are kept.
     fn next_epoch(&self, is_probe: bool) -> Result<u32, Errno> {
         let last = self.read_half(offset_of!(Control, last_epoch))?;
         let at = offset_of!(Control, params) + (last as usize & 1) * size_of::<Params>();

@@ -23,7 +23,7 @@ pub enum Invalid {
     TooShort,
     /// No magic: not a segment, or one that the agent has not finished creating.
     NoMagic,
-    /// Another layout version: the segment's, then ours.
+    /// Layout version of the segment, which differs from ours (the second number).
     Version(u32, u32),
     /// Sizes in the header contradict the file's size.
     Sizes,

@@ -4,7 +4,7 @@
 //! A node is its caller's node plus a return address, so the index of a node identifies a whole
 //! stack. Nodes are found through an open-addressing hash table of `tag | index` slots. All
 //! operations are lock-free: a node is filled in while private, then published by one
-//! compare-and-swap of its slot; the loser of a race uses the winner's node, and its own stays
+//! compare-and-swap of its slot; the loser of a race uses the winner's node, and its own remains
 //! unused. A node's index is claimed after its parent's, so parents always have smaller indices,
 //! and readers cannot run into a cycle.
 //!
@@ -14,9 +14,9 @@
 //!
 //! A hash may select any slot of a table, so all of a table becomes resident however few nodes
 //! there are. Therefore there are several tables ([`Levels`]), each four times as large as the one
-//! before. A table is in use until more nodes are committed than it has room for. From then on, a
-//! node that is missing in the new table is looked up in the earlier ones, and entered in the new
-//! one too. A thread that has not noticed the change may enter a node in an earlier table after
+//! before. When more nodes are committed than a table has room for, the next table is used. A node
+//! that is missing there is looked up in the earlier tables and then inserted into the new one,
+//! too. A thread that has not noticed the change may insert a node into an earlier table after
 //! another thread has searched it. That stack then has two nodes; readers add up their counters.
 //!
 //! Cost: a lookup is one hash, one slot and one node (two cache lines), 30 instructions.
@@ -65,7 +65,8 @@ const PATH_FACTOR: u64 = 0xBF58_476D_1CE4_E5B9;
 /// Inverse of `PATH_FACTOR` modulo 2^64. Each step of Newton's method doubles the number of correct
 /// bits.
 const PATH_FACTOR_INVERSE: u64 = {
-    let (mut inverse, mut step) = (PATH_FACTOR, 0);
+    let mut inverse = PATH_FACTOR;
+    let mut step = 0;
     while step < 5 {
         inverse = inverse.wrapping_mul(2u64.wrapping_sub(PATH_FACTOR.wrapping_mul(inverse)));
         step += 1;
@@ -91,8 +92,8 @@ const INDEX_BITS: u32 = 24;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 /// Maximum number of nodes, which is what a slot's index bits can hold.
 pub const MAX_NODES: u32 = INDEX_MASK;
-/// Maximum number of probes, after which the table counts as full. At half load a miss takes two or
-/// three.
+/// Maximum number of probes, after which the table counts as full. At half load, a miss takes two
+/// or three probes.
 const MAX_PROBES: u32 = 256;
 
 /// Sizes of a tree's hash tables, each of which is four times as large as the one before and
@@ -130,7 +131,7 @@ impl Levels {
     /// Returns the index of the table that is in use while this many units are committed.
     #[inline(always)]
     #[must_use]
-    pub const fn serving(units: u32) -> u32 {
+    pub const fn level_for(units: u32) -> u32 {
         match units {
             0 | 1 => 0,
             _ => (units - 1).ilog2() / 2 + 1,
@@ -158,28 +159,32 @@ impl Levels {
 
     /// Returns the number of slots of all tables.
     #[must_use]
-    pub const fn all(&self) -> usize {
-        let last = Self::serving(1 << self.units_log2);
+    pub const fn slot_count(&self) -> usize {
+        let last = Self::level_for(1 << self.units_log2);
         self.start(last) + self.slots(last)
     }
 
     /// Returns the number of slots to commit together with this many units: all slots of the tables
     /// in use, and a proportional part of the next one, so that no step is large.
     #[must_use]
-    pub const fn backed(&self, units: u32) -> usize {
-        let level = Self::serving(units);
+    pub const fn committed_slots(&self, units: u32) -> usize {
+        let level = Self::level_for(units);
         let served = self.start(level) + self.slots(level);
-        if level == 0 || served >= self.all() {
+        if level == 0 || served >= self.slot_count() {
             return served;
         }
-        let before = 1 << (2 * (level - 1));
+        // The table in use serves the units from `first_units` up to four times as many.
+        let first_units = 1 << (2 * (level - 1));
         let next = self.slots(level + 1);
-        served + next / (3 * before) * (units as usize - before) + next % (3 * before)
+        served
+            + next / (3 * first_units) * (units as usize - first_units)
+            + next % (3 * first_units)
     }
 
+    /// Returns the index of the table that is in use while this many nodes are committed.
     #[inline(always)]
     const fn level_of(&self, nodes: u32) -> u32 {
-        Self::serving((nodes.saturating_sub(1) >> self.unit_nodes_log2) + 1)
+        Self::level_for((nodes.saturating_sub(1) >> self.unit_nodes_log2) + 1)
     }
 }
 
@@ -193,10 +198,9 @@ pub struct Tree<'a> {
 }
 
 impl<'a> Tree<'a> {
-    /// Returns a tree in memory that is zeroed or already in use.
-    ///
-    /// There must be as many slots as `levels` says, and at most [`MAX_NODES`] nodes; otherwise
-    /// [`child`](Self::child) finds no room.
+    /// Returns a tree in memory that is zeroed or already in use. There must be at least
+    /// [`Levels::slot_count`] slots, and at most [`MAX_NODES`] nodes; otherwise [`child`](Self::child)
+    /// finds no room.
     #[must_use]
     pub fn new(
         slots: &'a [AtomicU32],
@@ -204,7 +208,7 @@ impl<'a> Tree<'a> {
         nodes: &'a [Node],
         count: &'a AtomicU32,
     ) -> Self {
-        let usable = slots.len() >= levels.all() && nodes.len() <= MAX_NODES as usize;
+        let usable = slots.len() >= levels.slot_count() && nodes.len() <= MAX_NODES as usize;
         Self {
             slots: if usable { slots } else { &[] },
             levels,
@@ -217,7 +221,7 @@ impl<'a> Tree<'a> {
     /// room.
     ///
     /// `limit` is the number of committed nodes; the slots for them must be committed too
-    /// ([`Levels::backed`]).
+    /// ([`Levels::committed_slots`]).
     #[inline]
     pub fn child(&self, parent: Place, address: u64, limit: u32) -> Option<Place> {
         let path = path_to(parent.path, address);
@@ -247,18 +251,21 @@ impl<'a> Tree<'a> {
     /// root.
     #[must_use]
     pub fn place_of(&self, node: NodeId, depth: usize) -> Option<Place> {
-        let (mut at, mut path, mut factor) = (node, 0u64, 1u64);
+        let mut ancestor = node;
+        let mut path = 0u64;
+        let mut factor = 1u64;
         for _ in 0..=depth {
-            if at < FIRST_NODE {
-                let path = path.wrapping_add(Place::root(at).path.wrapping_mul(factor));
+            if ancestor < FIRST_NODE {
+                let root = Place::root(ancestor).path;
+                let path = path.wrapping_add(root.wrapping_mul(factor));
                 return Some(Place { node, path });
             }
-            let frame = self.node(at)?;
-            let own =
+            let frame = self.node(ancestor)?;
+            let address_part =
                 (frame.address.load(Ordering::Relaxed) ^ PATH_FACTOR).wrapping_mul(ADDRESS_FACTOR);
-            path = path.wrapping_add(own.wrapping_mul(factor));
+            path = path.wrapping_add(address_part.wrapping_mul(factor));
             factor = factor.wrapping_mul(PATH_FACTOR);
-            at = frame.parent.load(Ordering::Relaxed);
+            ancestor = frame.parent.load(Ordering::Relaxed);
         }
         None
     }
@@ -277,7 +284,7 @@ impl<'a> Tree<'a> {
     fn child_at(&self, hash: u64, parent: NodeId, address: u64, limit: u32) -> Option<NodeId> {
         let first = self.slot(hash, limit)?;
         let seen = first.load(Ordering::Acquire);
-        if seen >> INDEX_BITS == tag(hash) && self.is(seen & INDEX_MASK, parent, address) {
+        if seen >> INDEX_BITS == tag(hash) && self.matches(seen & INDEX_MASK, parent, address) {
             return Some(seen & INDEX_MASK);
         }
         self.probe(hash, parent, address, limit)
@@ -298,13 +305,13 @@ impl<'a> Tree<'a> {
                         None => self.claim(parent, address, limit)?,
                     };
                 }
-                let mine = tag << INDEX_BITS | node;
-                match slot.compare_exchange(0, mine, Ordering::Release, Ordering::Acquire) {
+                let new = (tag << INDEX_BITS) | node;
+                match slot.compare_exchange(0, new, Ordering::Release, Ordering::Acquire) {
                     Ok(_) => return Some(node),
                     Err(other) => seen = other,
                 }
             }
-            if seen >> INDEX_BITS == tag && self.is(seen & INDEX_MASK, parent, address) {
+            if seen >> INDEX_BITS == tag && self.matches(seen & INDEX_MASK, parent, address) {
                 return Some(seen & INDEX_MASK);
             }
         }
@@ -318,7 +325,7 @@ impl<'a> Tree<'a> {
             let slots = probed(self.table(level), hash).map(|slot| slot.load(Ordering::Acquire));
             let mut taken = slots.take_while(|slot| *slot != 0);
             let found = taken.find(|slot| {
-                slot >> INDEX_BITS == tag(hash) && self.is(slot & INDEX_MASK, parent, address)
+                slot >> INDEX_BITS == tag(hash) && self.matches(slot & INDEX_MASK, parent, address)
             });
             found.map(|slot| slot & INDEX_MASK)
         })
@@ -347,8 +354,9 @@ impl<'a> Tree<'a> {
         self.nodes.get(id as usize)
     }
 
+    /// Returns true if node `id` is that of `address` called from `parent`.
     #[inline]
-    fn is(&self, id: NodeId, parent: NodeId, address: u64) -> bool {
+    fn matches(&self, id: NodeId, parent: NodeId, address: u64) -> bool {
         self.node(id).is_some_and(|node| {
             node.address.load(Ordering::Relaxed) == address
                 && node.parent.load(Ordering::Relaxed) == parent
@@ -419,36 +427,49 @@ mod tests {
         )
     }
 
-    /// One table for all nodes.
+    /// Returns the size of one table for all nodes.
     fn whole(nodes: &[Node]) -> Levels {
         Levels::new(nodes.len().ilog2(), 1)
     }
 
     #[test]
-    fn tables_lie_behind_each_other_and_have_room_for_what_is_backed() {
+    fn tables_are_adjacent_and_large_enough_for_the_committed_nodes() {
         for units in [1, 2, 3, 4, 5, 16, 17, 63, 64, 100, 1024, 2047] {
             let levels = Levels::new(6, units);
-            let (mut end, mut backed) = (0, 0);
-            for level in 0..=Levels::serving(units) {
+            let mut end = 0;
+            let mut backed = 0;
+            for level in 0..=Levels::level_for(units) {
                 assert_eq!(levels.start(level), end);
                 end += levels.slots(level);
             }
-            assert!(end <= levels.all(), "{units}");
-            for some in 1..=units {
-                let level = Levels::serving(some);
-                assert!(levels.slots(level) >= 2 * some as usize * 64, "{some}");
-                let now = levels.backed(some);
-                assert!(now >= levels.start(level) + levels.slots(level), "{some}");
-                assert!((backed..=levels.all()).contains(&now), "{some} of {units}");
+            assert!(end <= levels.slot_count(), "{units}");
+            for committed in 1..=units {
+                let level = Levels::level_for(committed);
+                assert!(
+                    levels.slots(level) >= 2 * committed as usize * 64,
+                    "{committed}"
+                );
+                let now = levels.committed_slots(committed);
+                assert!(
+                    now >= levels.start(level) + levels.slots(level),
+                    "{committed}"
+                );
+                assert!(
+                    (backed..=levels.slot_count()).contains(&now),
+                    "{committed} of {units}"
+                );
                 let step = now - backed;
-                assert!(some <= 2 || step <= 12 * 128, "{some} of {units}: {step}");
+                assert!(
+                    committed <= 2 || step <= 12 * 128,
+                    "{committed} of {units}: {step}"
+                );
                 backed = now;
             }
         }
     }
 
     #[test]
-    fn same_path_same_node_other_path_other_node() {
+    fn each_path_has_one_node() {
         let (slots, nodes, count) = memory(64, 32);
         let tree = Tree::new(&slots, whole(&nodes), &nodes, &count);
         let a = tree.child(Place::root(ROOT), 0x1000, 32).unwrap();
@@ -461,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_found_from_its_node_and_so_are_its_callers() {
+    fn places_and_callers_are_computed_from_nodes() {
         let (slots, nodes, count) = memory(64, 32);
         let tree = Tree::new(&slots, whole(&nodes), &nodes, &count);
         for root in [ROOT, TRUNCATED].map(Place::root) {
@@ -482,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn full_tree_says_so_and_keeps_what_it_has() {
+    fn a_full_tree_still_finds_its_nodes() {
         let (slots, nodes, count) = memory(64, 8);
         let tree = Tree::new(&slots, whole(&nodes), &nodes, &count);
         let made: Vec<_> = (1..=6)
@@ -504,10 +525,10 @@ mod tests {
     }
 
     #[test]
-    fn nodes_of_earlier_tables_are_found_when_later_ones_serve() {
+    fn nodes_of_earlier_tables_are_found_when_later_ones_are_in_use() {
         const UNIT: u32 = 8;
         let levels = Levels::new(3, 8);
-        let (slots, nodes, count) = memory(levels.all(), 64);
+        let (slots, nodes, count) = memory(levels.slot_count(), 64);
         let tree = Tree::new(&slots, levels, &nodes, &count);
         let child = |address, limit| tree.child(Place::root(ROOT), address, limit);
         let mut made: Vec<_> = (1..=6).map(|i| child(i, UNIT).unwrap()).collect();
@@ -552,11 +573,11 @@ mod model {
     use loom::sync::Arc;
     use std::vec::Vec;
 
-    /// One thread enters a path in an early table, another, for which more nodes are backed by
-    /// memory already, in a later one: what either has entered is found by all later on, and
-    /// every node that is found is the right one.
+    /// One thread inserts a path into an earlier table while another one, which has seen more nodes
+    /// committed, inserts it into a later table. Each later lookup finds the node that the same
+    /// table gave before, and it is the right one.
     #[test]
-    fn a_later_table_serves_while_a_thread_still_uses_an_earlier_one() {
+    fn threads_may_use_different_tables_at_the_same_time() {
         loom::model(|| {
             let node = |_| Node {
                 address: AtomicU64::new(0),
@@ -564,13 +585,15 @@ mod model {
                 records: AtomicU32::new(0),
             };
             let levels = Levels::new(2, 2);
-            let slots: Vec<AtomicU32> = (0..levels.all()).map(|_| AtomicU32::new(0)).collect();
+            let slots: Vec<AtomicU32> = (0..levels.slot_count())
+                .map(|_| AtomicU32::new(0))
+                .collect();
             let nodes: Vec<Node> = (0..8).map(node).collect();
             let memory = Arc::new((slots, nodes, AtomicU32::new(0)));
             let run = move |memory: &(Vec<AtomicU32>, Vec<Node>, AtomicU32), limit: u32| {
                 let tree = Tree::new(&memory.0, levels, &memory.1, &memory.2);
                 let place = tree.child(Place::root(ROOT), 7, limit).unwrap();
-                assert!(tree.is(place.node, ROOT, 7));
+                assert!(tree.matches(place.node, ROOT, 7));
                 place
             };
             let other = memory.clone();
@@ -582,8 +605,8 @@ mod model {
         });
     }
 
-    /// Two threads insert the same path and each a path of its own: they agree on the
-    /// shared node, and a thread that reads a node's index reads the node filled in.
+    /// Two threads insert the same path, and each another path below it. They agree on the shared
+    /// node, and a thread that reads a node's index sees a complete node.
     #[test]
     fn racing_inserts_agree() {
         loom::model(|| {
@@ -600,7 +623,7 @@ mod model {
                 let tree = Tree::new(&memory.0, levels, &memory.1, &memory.2);
                 let shared = tree.child(Place::root(ROOT), 7, 8).unwrap();
                 let mine = tree.child(shared, own, 8).unwrap();
-                assert!(tree.is(mine.node, shared.node, own));
+                assert!(tree.matches(mine.node, shared.node, own));
                 shared
             };
             let other = memory.clone();

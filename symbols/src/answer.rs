@@ -50,7 +50,8 @@ pub fn send(to: &mut impl Write, answer: &Answer) -> io::Result<()> {
             for frames in all {
                 numbers.push(frames.len() as u32);
                 for frame in frames {
-                    let (name, file) = (strings.index(&frame.name), strings.index(&frame.file));
+                    let name = strings.index(&frame.name);
+                    let file = strings.index(&frame.file);
                     let origin = frame.origin as u32;
                     numbers.extend([name, file, frame.line, frame.column, origin]);
                 }
@@ -131,7 +132,7 @@ impl Cursor<'_> {
 }
 
 fn origin(number: u32) -> Origin {
-    let all = [Origin::Symbol, Origin::Source, Origin::Made];
+    let all = [Origin::Symbol, Origin::Source, Origin::Synthetic];
     let own = all.into_iter().find(|origin| *origin as u32 == number);
     own.unwrap_or_default()
 }
@@ -141,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_come_through_a_pipe_unchanged() {
+    fn results_pass_through_a_pipe_unchanged() {
         let frame = Frame {
             name: "f".into(),
             file: "a/b.c".into(),
@@ -149,22 +150,22 @@ mod tests {
             column: 3,
             origin: Origin::Source,
         };
-        let made = Frame {
-            origin: Origin::Made,
+        let synthetic = Frame {
+            origin: Origin::Synthetic,
             ..Frame::named("app+0x10".into())
         };
         let answers = [
             Ok(vec![
                 vec![],
                 vec![frame.clone(), Frame::default()],
-                vec![made],
+                vec![synthetic],
             ]),
             Err(Failure("it is no file".into())),
             Ok(vec![]),
         ];
         let (mut from, mut to) = io::pipe().unwrap();
         answers.iter().for_each(|a| send(&mut to, a).unwrap());
-        // One that is truncated counts for nothing.
+        // A truncated answer is ignored.
         to.write_all(&[9, 0, 0, 0, 0, 0, 0, 0, 0, 1]).unwrap();
         drop(to);
         for answer in answers {

@@ -168,10 +168,10 @@ pub fn restrain() {
     std::panic::set_hook(Box::new(|_| {}));
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages = statm.split(' ').next().and_then(|n| n.parse::<u64>().ok());
-    let own = pages.unwrap_or(0).saturating_mul(4096);
+    let current_size = pages.unwrap_or(0).saturating_mul(4096);
     for (resource, value) in [
         (libc::RLIMIT_CORE, 0),
-        (libc::RLIMIT_AS, CHILD_MEMORY.saturating_add(own)),
+        (libc::RLIMIT_AS, CHILD_MEMORY.saturating_add(current_size)),
         (libc::RLIMIT_CPU, CHILD_SECONDS),
     ] {
         let limit = libc::rlimit {

@@ -45,7 +45,7 @@ pub struct Definition {
 /// Result for one file.
 #[derive(Clone, Debug, Default)]
 pub struct Definitions {
-    /// Defined functions. One that is exported may be there twice.
+    /// Defined functions. An exported one may occur twice.
     pub found: Vec<Definition>,
     /// Set if the file has a full symbol table, so it is not stripped.
     pub has_symbols: bool,
@@ -200,7 +200,8 @@ fn defined(
     read_pieces(file, table.symbols(), 0, |_, piece| {
         for symbol in piece.chunks_exact(SYMBOL_SIZE) {
             let first = word(symbol, 0);
-            let (kind, section) = ((first >> 32) as u8 & 0xf, (first >> 48) as u16);
+            let kind = (first >> 32) as u8 & 0xf;
+            let section = (first >> 48) as u16;
             if matches!(kind, STT_FUNC | STT_GNU_IFUNC) && section != 0 {
                 found.extend(names.get(&(first as u32)));
             }
@@ -247,9 +248,9 @@ mod tests {
 
     #[test]
     fn own_functions_are_found_and_others_are_not() {
-        let own = std::env::current_exe().unwrap();
+        let exe = std::env::current_exe().unwrap();
         let names = ["main", "malloc", "no_such_function"];
-        let found = definitions(&own, &names).unwrap();
+        let found = definitions(&exe, &names).unwrap();
         assert!(found.has_symbols);
         let main = Definition {
             name: "main",
@@ -260,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_across_two_pieces_is_found() {
+    fn a_text_across_two_chunks_is_found() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let step = PIECE_SIZE / SYMBOL_SIZE * SYMBOL_SIZE;
         let mut bytes = vec![b'.'; 3 * step];
@@ -271,7 +272,7 @@ mod tests {
         assert_eq!(contained(file.path(), &["thread"]).unwrap(), None);
     }
 
-    /// An ELF file of these sections and nothing else: kind, offset, size, link.
+    /// Returns an ELF file with only these sections: kind, offset, size, link.
     fn elf(sections: &[(u32, u64, u64, u32)], contents: &[u8]) -> tempfile::NamedTempFile {
         let mut bytes = vec![0; 64];
         bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");
@@ -292,8 +293,8 @@ mod tests {
     }
 
     #[test]
-    fn of_thousands_of_tables_one_is_read_and_of_millions_of_names_some() {
-        // A symbol `malloc`, a function of section 1; its name at 64 + 24.
+    fn only_the_needed_table_and_names_are_read() {
+        // A symbol for the function `malloc` in section 1; its name is at 64 + 24.
         let mut contents = vec![0; SYMBOL_SIZE];
         contents[4] = STT_FUNC;
         contents[6] = 1;
@@ -321,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_lie_about_their_tables_say_nothing() {
+    fn files_with_wrong_table_sizes_give_no_variable() {
         let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         let file = tempfile::NamedTempFile::new().unwrap();
         for (at, bytes) in [(40, [0xff; 8]), (40, 64u64.to_le_bytes()), (56, [0xff; 8])] {

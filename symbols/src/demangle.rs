@@ -50,8 +50,8 @@ pub fn demangle(name: &str, style: Style) -> String {
     name.to_owned()
 }
 
-/// Demangles the names that a profile has itself, of formats that write them as they are in symbol
-/// tables: perf's text, folded stacks, some profiles in pprof's format.
+/// Demangles the names in a profile whose format has them as they are in symbol tables: perf's
+/// text, folded stacks, some profiles in pprof's format.
 pub fn names(profile: &mut Profile, style: Style) {
     for function in &mut profile.functions {
         let is_own = function.system_name.is_empty() || function.system_name == function.name;
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn full_names_are_as_cxxfilt_prints_them() {
+    fn full_names_match_cxxfilt() {
         let cases = [
             (
                 "_ZNSt6vectorIiSaIiEE9push_backERKi",
@@ -291,12 +291,12 @@ mod tests {
     }
 
     #[test]
-    fn template_arguments_are_kept_when_asked_for() {
+    fn template_arguments_are_kept_if_requested() {
         assert_eq!(demangle("_Z3fooIiEvT_", Style::Templates), "foo<int>");
         assert_eq!(demangle("_Z3fooIiEvT_", Style::None), "_Z3fooIiEvT_");
     }
 
-    /// The symbols of a file, mangled, and as c++filt prints them.
+    /// Returns the mangled symbols of a file, and the names that c++filt prints for them.
     fn filtered(file: &str) -> Vec<(String, String)> {
         use std::io::Write;
         use std::process::{Command, Stdio};
@@ -306,8 +306,9 @@ mod tests {
         let names = String::from_utf8(nm.unwrap().stdout).unwrap();
         let name = |line: &str| {
             let mut fields = line.split(' ').skip(1);
-            let (kind, name) = (fields.next()?, fields.next()?);
-            // Functions alone: tables are in no stack.
+            let kind = fields.next()?;
+            let name = fields.next()?;
+            // Only functions, since tables do not occur in stacks.
             let function = matches!(kind, "T" | "W" | "i");
             function.then_some(name.split('@').next()?.to_owned())
         };
@@ -332,7 +333,7 @@ mod tests {
             .collect()
     }
 
-    /// The names of instances of the standard library that have short ones.
+    /// Shortened names of instances in the standard library.
     fn short(name: &str) -> String {
         let traits = "char, std::char_traits<char>";
         let string = format!("std::basic_string<{traits}, std::allocator<char> >");
@@ -351,11 +352,11 @@ mod tests {
         })
     }
 
-    /// Of the names in the C++ library, nearly all are c++filt's to the letter, except for
-    /// `std::string` and its like, which are written short everywhere. The others are constructors
-    /// that are templates: their first parameter is treated as a result.
+    /// Nearly all names in the C++ library equal c++filt's, except that `std::string` and similar
+    /// types are always written in their short form. The exceptions are constructor templates,
+    /// whose first parameter is treated as a result type.
     #[test]
-    fn names_of_the_library_are_as_cxxfilt_prints_them() {
+    fn demangled_library_names_match_cxxfilt() {
         let gcc = std::process::Command::new("gcc")
             .arg("-print-file-name=libstdc++.so.6")
             .output();
@@ -385,9 +386,9 @@ mod tests {
         );
     }
 
-    /// Short names that are made directly are those that the library gives.
+    /// Short names that are extracted directly equal those of the demangling library.
     #[test]
-    fn both_ways_to_a_short_name_lead_to_the_same_one() {
+    fn both_ways_to_a_short_name_agree() {
         let gcc = std::process::Command::new("gcc")
             .arg("-print-file-name=libstdc++.so.6")
             .output();

@@ -64,7 +64,7 @@ fn look_up(image: &Image, addresses: &[u64]) -> Option<Frames> {
     found.or_else(|| look_up_in(image, None, &wanted, addresses))
 }
 
-/// Looks the addresses up in all units, or in `part` of `.debug_info`. `wanted`: the addresses,
+/// Looks the addresses up in all units, or in `part` of `.debug_info`. `wanted` has the addresses,
 /// sorted and without duplicates.
 fn look_up_in<'i>(
     image: &'i Image,

@@ -39,7 +39,7 @@ impl Segment {
     }
 }
 
-/// Facts from the headers of an ELF file.
+/// Properties read from the headers of an ELF file.
 #[derive(Clone, Debug, Default)]
 pub struct Elf {
     /// Set for a 64-bit file.
@@ -146,7 +146,7 @@ struct Layout {
 impl Layout {
     /// Decodes the unsigned number in `bytes`, at most 8 bytes long.
     fn number(self, bytes: &[u8]) -> u64 {
-        let add = |sum: u64, byte: &u8| sum << 8 | u64::from(*byte);
+        let add = |sum: u64, byte: &u8| (sum << 8) | u64::from(*byte);
         if self.big {
             bytes.iter().fold(0, add)
         } else {
@@ -232,7 +232,9 @@ fn program_header(file: &File, layout: Layout, header: &[u8], elf: &mut Elf) -> 
 fn build_id(layout: Layout, mut notes: &[u8]) -> Option<BuildId> {
     while notes.len() >= 12 {
         let field = |at: usize| layout.number(&notes[at..at + 4]) as usize;
-        let (name_size, size, kind) = (field(0), field(4), field(8) as u32);
+        let name_size = field(0);
+        let size = field(4);
+        let kind = field(8) as u32;
         let name_end = 12usize.checked_add(name_size)?;
         let start = 12usize.checked_add(name_size.checked_next_multiple_of(4)?)?;
         let end = start.checked_add(size)?;
@@ -306,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_allocated_for_what_a_file_has_only() {
+    fn memory_is_bounded_by_the_files_size() {
         use std::io::Write;
         let mut file = tempfile::tempfile().unwrap();
         let content: Vec<u8> = (0..100_000u32).map(|n| n as u8).collect();
@@ -323,7 +325,7 @@ mod tests {
         assert_eq!(read(u64::MAX, u64::MAX), []);
     }
 
-    /// A file with segments of code at these addresses, of these sizes.
+    /// Returns a file with code segments at these addresses and of these sizes.
     fn debug_file(code: &[(u64, u64)]) -> Elf {
         let segment = |&(address, memory_size): &(u64, u64)| Segment {
             offset: 0,
@@ -340,7 +342,7 @@ mod tests {
 
     #[test]
     fn a_mappings_length_identifies_its_pages_and_segment() {
-        // As lld lays out code: it begins within a page.
+        // Code that begins within a page, as with lld.
         let one = debug_file(&[(0x21_56c0, 0x3_0000)]);
         for (page, size) in [
             (0x21_5000, 0x3_1000),
@@ -366,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_that_strip_has_closed_moves_no_address() {
+    fn a_gap_closed_by_strip_changes_no_address() {
         let segment = |offset, address, memory_size| Segment {
             offset,
             address,
@@ -386,7 +388,7 @@ mod tests {
         let address = |elf: &Elf| elf.address_in_mapping(0x77_3123, 0x1123, 0x1a8_c000);
         assert_eq!(address(&whole), Some(0xb7_3123));
         assert_eq!(address(&stripped), Some(0xb7_3123));
-        // The other way round, and a part of a segment, according to its offset.
+        // The reverse case, and a mapping of a part of a segment, found by its offset.
         let address = whole.address_in_mapping(0x77_2123, 0x1123, 0x1a8_c000);
         assert_eq!(address, Some(0xb7_3123));
         let part = whole.address_in_mapping(0x78_0123, 0x123, 0x5000);
@@ -394,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_program_is_refused() {
+    fn files_that_are_not_programs_are_refused() {
         let directory = tempfile::tempdir().unwrap();
         let text = directory.path().join("text");
         std::fs::write(&text, "#!/bin/sh\n").unwrap();
@@ -405,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn notes_that_lie_about_their_size_are_no_build_id() {
+    fn notes_with_a_wrong_size_give_no_build_id() {
         let layout = Layout {
             wide: true,
             big: false,

@@ -83,7 +83,8 @@ impl Source {
     /// Returns the request for those locations of `module` that `wants` selects, and the
     /// locations that it covers.
     pub fn request(&self, module: &Module, wants: impl Fn(usize) -> bool) -> (Request, Vec<usize>) {
-        let (mut addresses, mut locations) = (Vec::new(), Vec::new());
+        let mut addresses = Vec::new();
+        let mut locations = Vec::new();
         let wanted = module.addresses.iter().filter(|at| wants(at.location));
         for at in wanted {
             let address = match &self.code {
@@ -149,7 +150,8 @@ impl<'a> Files<'a> {
             sources.extend(self.usable(binary, mapping, deleted, &mut refused));
         } else {
             sources.extend(self.in_directories(path, mapping, &mut refused));
-            // This machine's files say nothing about another machine's.
+            // With search directories, the dump may be from another machine, whose files differ
+            // from ours.
             let proven = self.options.directories.is_empty() || !mapping.build_id.is_empty();
             if path.is_absolute() && (proven || self.options.force) && !holds(&sources) {
                 sources.extend(self.usable(path, mapping, deleted, &mut refused));
@@ -192,7 +194,8 @@ impl<'a> Files<'a> {
                 return None;
             }
         };
-        let (recorded, force) = (&mapping.build_id, self.options.force);
+        let recorded = &mapping.build_id;
+        let force = self.options.force;
         if !force && !recorded.is_empty() && elf.build_id != *recorded {
             refused.push(NoSource::OtherBuild {
                 path: printable::path(path),
@@ -234,8 +237,8 @@ impl<'a> Files<'a> {
                 .chain(path.file_name().map(|n| directory.join(n)))
         });
         for candidate in candidates {
-            // A symbolic link may lead out of the directory. That is no risk: build ids
-            // decide.
+            // A symbolic link may lead out of the directory. That is safe, because the build id is
+            // checked.
             if is_there(&candidate) {
                 let found = self.usable(&candidate, mapping, false, refused);
                 if found.is_some() {
@@ -287,7 +290,7 @@ impl<'a> Files<'a> {
             .find_map(|path| with_id(path, id))
     }
 
-    /// Runs `debuginfod-find` for a build id. `what`: `debuginfo` or `executable`.
+    /// Runs `debuginfod-find` for a build id. `what` is `debuginfo` or `executable`.
     fn by_debuginfod(&self, what: &str, id: &BuildId) -> Option<Source> {
         if id.is_empty() {
             return None;

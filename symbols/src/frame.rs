@@ -26,7 +26,7 @@ pub enum Origin {
     /// The debug information: the name in the source code, with its scopes.
     Source,
     /// Generated from the function's offset in the file, because there is no symbol.
-    Made,
+    Synthetic,
 }
 
 impl Frame {
@@ -39,8 +39,8 @@ impl Frame {
     }
 
     /// Returns true if the name was generated.
-    pub fn is_made(&self) -> bool {
-        self.origin == Origin::Made
+    pub fn is_synthetic(&self) -> bool {
+        self.origin == Origin::Synthetic
     }
 }
 

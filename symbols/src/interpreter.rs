@@ -81,8 +81,8 @@ const HIDDEN_BETWEEN: [Role; 4] = [
 ];
 
 impl Role {
-    /// Returns the kind of native code in the file `path`. `in_interpreter`: the file contains
-    /// the interpreter. `names` are several if functions were inlined.
+    /// Returns the kind of native code in the file `path`. `in_interpreter` says that the file
+    /// contains the interpreter. `names` are several if functions were inlined.
     pub fn native<'a>(
         path: &Path,
         in_interpreter: bool,
@@ -139,8 +139,8 @@ pub fn usual<F: Copy>(
     is_marker: impl Fn(F) -> bool,
     mut show: impl FnMut(F),
 ) {
-    let is = |frame: F, roles: &[Role]| roles.contains(&role(frame));
-    let is_python = |&frame: &F| is(frame, &[Role::Python]);
+    let has_role = |frame: F, roles: &[Role]| roles.contains(&role(frame));
+    let is_python = |&frame: &F| has_role(frame, &[Role::Python]);
     let (Some(first), Some(last)) = (
         frames.iter().position(is_python),
         frames.iter().rposition(is_python),
@@ -148,19 +148,19 @@ pub fn usual<F: Copy>(
         return frames.iter().for_each(|&frame| show(frame));
     };
     let mut show_but = |frames: &[F], hidden: &[Role]| {
-        let shown = frames.iter().filter(|&&frame| !is(frame, hidden));
-        shown.for_each(|&frame| show(frame));
+        let visible = frames.iter().filter(|&&frame| !has_role(frame, hidden));
+        visible.for_each(|&frame| show(frame));
     };
     // A trampoline is the caller of the frame that runs its code.
     let inner = &frames[..first];
-    let runs = |&&frame: &&F| is(frame, &[Role::Evaluation, Role::Trampoline]);
+    let runs = |&&frame: &&F| has_role(frame, &[Role::Evaluation, Role::Trampoline]);
     let running = inner.iter().rev().take_while(runs).count();
     show_but(&inner[..first - running], &[Role::Call]);
     show_but(&frames[first..=last], &HIDDEN_BETWEEN);
     let outer = &frames[last + 1..];
     let has_only_python = outer
         .iter()
-        .all(|&frame| is(frame, &HIDDEN_OUTSIDE) || is_marker(frame));
+        .all(|&frame| has_role(frame, &HIDDEN_OUTSIDE) || is_marker(frame));
     let hidden = if has_only_python {
         &HIDDEN_OUTSIDE[..]
     } else {

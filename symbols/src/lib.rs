@@ -54,8 +54,8 @@ pub use program::{WrongBinary, check_binary, doubt_binary, main_mapping};
 use reader::{Reading, Request};
 pub use variables::{Variable, variable};
 
-/// Names every location of `profile` that has no names yet, as far as names can be found. Returns
-/// warnings for the user.
+/// Names the locations of `profile` that have no names yet, if names can be found. Returns warnings
+/// for the user.
 pub fn symbolize(profile: &mut Profile, options: &Options) -> Vec<String> {
     let mut names = Names::new(profile, options.demangle);
     let mut warnings = Vec::new();
@@ -164,7 +164,7 @@ impl Lookup {
         let is_damaged = reading.damage.is_some();
         for (&location, frames) in locations.iter().zip(reading.frames) {
             match frames.first() {
-                Some(frame) if frame.is_made() => {
+                Some(frame) if frame.is_synthetic() => {
                     self.makeshift.entry(location).or_insert(frames);
                 }
                 // Another of the module's files may have lines as well.
@@ -193,7 +193,7 @@ impl Lookup {
         let left: BTreeMap<_, _> = left.collect();
         let damage = self.damage.filter(|_| {
             let frames = left.values().filter_map(|frames| frames.first());
-            frames.into_iter().any(|frame| !frame.is_made())
+            frames.into_iter().any(|frame| !frame.is_synthetic())
         });
         left.into_iter()
             .for_each(|(&location, frames)| names.add(location, frames));
@@ -215,19 +215,20 @@ fn look_up(modules: Vec<Module>, files: &Files, names: &mut Names, warnings: &mu
         }
     }
     while !open.is_empty() {
-        let (mut requests, mut asked) = (Vec::new(), Vec::new());
+        let mut requests = Vec::new();
+        let mut requested = Vec::new();
         for mut item in open {
             match item.request() {
                 Some((request, locations)) => {
                     requests.push(request);
-                    asked.push((item, locations));
+                    requested.push((item, locations));
                 }
                 None => warnings.extend(item.end(names)),
             }
         }
         let answers = reader::read(&requests, &files.debug_directories);
         open = Vec::new();
-        for ((mut item, locations), answer) in asked.into_iter().zip(answers) {
+        for ((mut item, locations), answer) in requested.into_iter().zip(answers) {
             match answer {
                 Ok(reading) => item.take(&locations, reading, names),
                 Err(error) => item.failed = Some(error.to_string()),

@@ -14,10 +14,10 @@ pub struct Names {
     style: Style,
     functions: Vec<Function>,
     /// Index of each function, by name and file.
-    known: HashMap<(Rc<str>, Rc<str>), u32>,
+    by_name: HashMap<(Rc<str>, Rc<str>), u32>,
     /// Index of each function by the addresses of its strings: a faster lookup, as most frames
     /// share them.
-    seen: HashMap<(ByAddress, ByAddress), u32>,
+    by_address: HashMap<(ByAddress, ByAddress), u32>,
     lines: Vec<Line>,
     /// First line and number of lines of each location.
     ranges: Vec<(u32, u32)>,
@@ -46,8 +46,8 @@ impl Names {
         Self {
             style,
             functions: profile.functions.clone(),
-            known: HashMap::new(),
-            seen: HashMap::new(),
+            by_name: HashMap::new(),
+            by_address: HashMap::new(),
             lines: profile.lines.clone(),
             ranges: profile
                 .locations
@@ -57,7 +57,7 @@ impl Names {
         }
     }
 
-    /// Gives a location one frame, of which only the name is known.
+    /// Gives the location with index `number` one frame, of which only the name is known.
     pub fn add_name(&mut self, number: usize, name: &str) {
         let function = self.function(&name.into(), &Rc::default(), Origin::Symbol);
         self.ranges[number] = (self.lines.len() as u32, 1);
@@ -67,27 +67,27 @@ impl Names {
         });
     }
 
-    /// Gives a location one frame, of this function without a line.
+    /// Gives the location with index `number` one frame: this function, without a line.
     pub fn add_function(&mut self, number: usize, function: Function) {
         let name: Rc<str> = function.system_name.as_str().into();
         let file: Rc<str> = function.file.as_str().into();
         let next = self.functions.len() as u32;
-        let known = *self.known.entry((name, file)).or_insert(next);
-        if known == next {
+        let index = *self.by_name.entry((name, file)).or_insert(next);
+        if index == next {
             self.functions.push(function);
         }
         self.ranges[number] = (self.lines.len() as u32, 1);
         self.lines.push(Line {
-            function: known,
+            function: index,
             ..Line::default()
         });
     }
 
-    /// Gives a location its frames, innermost first.
+    /// Gives the location with index `number` its frames, innermost first.
     pub fn add(&mut self, number: usize, frames: &[Frame]) {
         let first = self.lines.len() as u32;
         for frame in frames {
-            let function = self.shared(frame);
+            let function = self.function_of(frame);
             self.lines.push(Line {
                 function,
                 line: frame.line,
@@ -98,29 +98,29 @@ impl Names {
     }
 
     /// Returns the index of a frame's function; adds the function if necessary.
-    fn shared(&mut self, frame: &Frame) -> u32 {
+    fn function_of(&mut self, frame: &Frame) -> u32 {
         let Frame { name, file, .. } = frame;
         let key = (ByAddress(Rc::clone(name)), ByAddress(Rc::clone(file)));
-        if let Some(&number) = self.seen.get(&key) {
+        if let Some(&number) = self.by_address.get(&key) {
             return number;
         }
         let number = self.function(name, file, frame.origin);
-        self.seen.insert(key, number);
+        self.by_address.insert(key, number);
         number
     }
 
     fn function(&mut self, system_name: &Rc<str>, file: &Rc<str>, origin: Origin) -> u32 {
         let key = (Rc::clone(system_name), Rc::clone(file));
-        if let Some(&number) = self.known.get(&key) {
+        if let Some(&number) = self.by_name.get(&key) {
             return number;
         }
         let number = self.functions.len() as u32;
-        let own = system_name.as_ref().to_owned();
+        let original = system_name.as_ref().to_owned();
         let (name, system_name) = match origin {
-            Origin::Symbol => (demangle(system_name, self.style), own),
-            Origin::Source => (demangle::of_source(system_name, self.style), own),
-            // Not a name in a symbol table.
-            Origin::Made => (own, String::new()),
+            Origin::Symbol => (demangle(system_name, self.style), original),
+            Origin::Source => (demangle::of_source(system_name, self.style), original),
+            // The name is generated, so it has no name in a symbol table.
+            Origin::Synthetic => (original, String::new()),
         };
         self.functions.push(Function {
             name,
@@ -128,7 +128,7 @@ impl Names {
             file: file.as_ref().to_owned(),
             start_line: 0,
         });
-        self.known.insert(key, number);
+        self.by_name.insert(key, number);
         number
     }
 
@@ -137,7 +137,8 @@ impl Names {
         profile.functions = self.functions;
         profile.lines = self.lines;
         for (location, (first, count)) in profile.locations.iter_mut().zip(self.ranges) {
-            (location.first_line, location.line_count) = (first, count);
+            location.first_line = first;
+            location.line_count = count;
         }
     }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 /// Prefixes of function names of the standard library, in whatever file they were instantiated.
 const LIBRARY_NAMES: [&str; 2] = ["std::", "__gnu_cxx::"];
-/// Further prefixes, where no source file says whose a function is.
+/// Further prefixes, used if a function has no source file.
 const LIBRARY_NAMES_WITHOUT_FILE: [&str; 8] = [
     "alloc::",
     "core::",
@@ -42,7 +42,7 @@ const START_NAMES: [&str; 2] = ["__libc_start_", "thread_start"];
 /// Prefix of the names of the functions in which Rust's programs start.
 const RUST_START: &str = "std::rt::";
 
-/// Returns true if a function is of a standard library, by its name and source file (empty if
+/// Returns true if a function belongs to a standard library, by its name and source file (empty if
 /// unknown).
 pub fn is_library(name: &str, file: &str) -> bool {
     let begins = |starts: &[&str]| starts.iter().any(|start| name.starts_with(start));
@@ -51,13 +51,14 @@ pub fn is_library(name: &str, file: &str) -> bool {
         || LIBRARY_PATHS.iter().any(|part| file.contains(part))
 }
 
-/// Returns true if programs or threads start in a function.
+/// Returns true if programs or threads start in this function.
 pub fn is_start(name: &str) -> bool {
     STARTS.contains(&name) || START_NAMES.iter().any(|start| name.starts_with(start))
 }
 
-/// Returns the part of a stack between the libraries that it ends in and the runtime that it starts
-/// in, innermost first; all of it if nothing else is left. `frame` returns name and source file.
+/// Returns the user's part of a stack, innermost first: without the library functions at its inner
+/// end and the runtime at its outer end. Returns the whole stack if nothing else is left. `frame`
+/// returns name and source file.
 pub fn part<'a>(count: usize, frame: impl Fn(usize) -> (&'a str, &'a str)) -> Range<usize> {
     let is_foreign = |at: usize| {
         let (name, file) = frame(at);
@@ -86,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn own_code_lies_between_libraries_and_the_start() {
+    fn user_code_is_between_libraries_and_the_start() {
         let vector = "/usr/include/c++/12/bits/stl_vector.h";
         let cpp = [
             ("std::vector::push_back", vector),
@@ -111,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_without_own_code_is_shown_whole() {
+    fn a_stack_without_user_code_is_shown_completely() {
         let library = [("std::string::append", ""), ("_start", "")];
         assert_eq!(part_of(&library), 0..2);
         assert_eq!(part_of(&[]), 0..0);

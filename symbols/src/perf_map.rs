@@ -55,13 +55,13 @@ pub fn name(
     };
     let text = String::from_utf8_lossy(&text);
     let mut functions: Vec<Function> = text.lines().filter_map(parse).collect();
-    // Of several functions at an address, the last one written was there at the end.
+    // If several functions were at an address, the last one in the file is current.
     functions.sort_by_key(|f| f.start);
     for &number in locations {
         let address = profile.locations[number].address;
-        let behind = functions.partition_point(|f| f.start <= address);
-        let found = functions[..behind].iter().next_back();
-        if let Some(f) = found.filter(|f| address - f.start < f.size) {
+        let after = functions.partition_point(|f| f.start <= address);
+        let last = functions[..after].iter().next_back();
+        if let Some(f) = last.filter(|f| address - f.start < f.size) {
             match script_function(f.name) {
                 Some(function) => names.add_function(number, function),
                 None => names.add_name(number, f.name),
@@ -112,7 +112,9 @@ fn javascript(name: &str) -> Option<ScriptName<'_>> {
     let at = starts.iter().filter_map(|start| rest.find(start)).min();
     let (function, place) = rest.split_at(at.or_else(|| rest.rfind(' '))?);
     let mut parts = place.trim_start().rsplitn(3, ':');
-    let (last, middle, first) = (parts.next()?, parts.next()?, parts.next());
+    let last = parts.next()?;
+    let middle = parts.next()?;
+    let first = parts.next();
     let number = |text: &str| text.parse::<u32>().ok();
     let (file, line) = match (first, number(middle), number(last)) {
         (Some(file), Some(line), Some(_)) => (file, line),
@@ -194,8 +196,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_scripts_say_where_they_are() {
-        let said = |name| script_function(name).map(|f| (f.name, f.file, f.start_line));
+    fn names_of_scripts_have_their_location() {
+        let message = |name| script_function(name).map(|f| (f.name, f.file, f.start_line));
         for (name, (shown, file, line)) in [
             ("py::Cache.put:/srv/app.py", ("Cache.put", "/srv/app.py", 0)),
             ("JS:*render /srv/a.js:7:12", ("render", "/srv/a.js", 7)),
@@ -212,7 +214,7 @@ mod tests {
             ("JS:f file:///srv/m.mjs:1:2", ("f", "file:///srv/m.mjs", 1)),
         ] {
             let expected = (shown.to_owned(), file.to_owned(), line);
-            assert_eq!(said(name), Some(expected), "{name}");
+            assert_eq!(message(name), Some(expected), "{name}");
         }
         for name in [
             "Builtin:ArrayMap",
@@ -224,12 +226,12 @@ mod tests {
             "Lcom/A;::b",
             "JS:f :1:2",
         ] {
-            assert_eq!(said(name), None, "{name}");
+            assert_eq!(message(name), None, "{name}");
         }
     }
 
     #[test]
-    fn lines_are_those_that_perf_reads() {
+    fn perf_map_lines_are_parsed() {
         let f = parse("7f00 1a LazyCompile:*work /a b.js:3").unwrap();
         assert_eq!((f.start, f.size), (0x7f00, 0x1a));
         assert_eq!(f.name, "LazyCompile:*work /a b.js:3");

@@ -38,7 +38,7 @@ const CHILD_SECONDS: u64 = 120;
 pub struct Request {
     /// File with the symbols.
     pub path: PathBuf,
-    /// Prefix of generated names for code without a symbol. `None`: such code gets no names.
+    /// Prefix of generated names for code without a symbol; `None` if such code gets no names.
     pub module: Option<String>,
     /// Addresses in the file's own address space.
     pub addresses: Vec<u64>,
@@ -81,7 +81,7 @@ pub enum Error {
         /// The file.
         path: String,
     },
-    /// There is no child, or no answer can be read from its pipe.
+    /// The child could not be started, or no answer could be read from its pipe.
     #[error("{path}: symbols cannot be read: {error}")]
     NoChild {
         /// The file.
@@ -337,15 +337,15 @@ fn by_blazesym(
     request: &Request,
     debug_directories: Option<&[PathBuf]>,
 ) -> Answer {
-    let shown = printable::path(&request.path);
-    opening::regular(&request.path).map_err(|error| Failure(format!("{shown} {error}")))?;
+    let path_text = printable::path(&request.path);
+    opening::regular(&request.path).map_err(|error| Failure(format!("{path_text} {error}")))?;
     let mut source = ElfSource::new(&request.path);
     source.debug_syms = debug_directories
         .is_some_and(|directories| links::are_harmless(&request.path, directories));
     let source = Source::Elf(source);
     let found = symbolizer
         .symbolize(&source, Input::VirtOffset(&request.addresses))
-        .map_err(|e| Failure(format!("{shown}: symbols cannot be read: {e:#}")))?;
+        .map_err(|e| Failure(format!("{path_text}: symbols cannot be read: {e:#}")))?;
     let one = |symbol: &Symbolized| match symbol {
         Symbolized::Sym(symbol) => frames(symbol),
         Symbolized::Unknown(_) => Vec::new(),
@@ -400,7 +400,8 @@ mod tests {
         let sections = String::from_utf8(sections.unwrap().stdout).unwrap();
         let text = sections.split(" .text ").nth(1).unwrap();
         let hex = |n| u64::from_str_radix(text.split_whitespace().nth(n).unwrap(), 16).unwrap();
-        let (start, size) = (hex(1), hex(3));
+        let start = hex(1);
+        let size = hex(3);
         let step = size / 3000;
         (0..3000).map(|i| start + i * step + i % 7).collect()
     }
@@ -413,7 +414,9 @@ mod tests {
         let mut symbols: HashMap<String, Vec<String>> = HashMap::new();
         for line in String::from_utf8(table.unwrap().stdout).unwrap().lines() {
             let mut words = line.rsplitn(3, ' ');
-            let (name, _kind, address) = (words.next(), words.next(), words.next());
+            let name = words.next();
+            let _kind = words.next();
+            let address = words.next();
             let addresses = symbols.entry(name.unwrap().to_owned()).or_default();
             addresses.extend(address.map(str::to_owned));
         }
@@ -431,7 +434,7 @@ mod tests {
         let symbols = symbols(&request.path);
         let mut inlined = 0;
         for ((address, own), theirs) in request.addresses.iter().zip(&many).zip(&library) {
-            // Of symbols of one address and size each takes any.
+            // If several symbols have the same address and size, each reader may choose any.
             let alias = |(own, theirs): (&Frame, &Frame)| {
                 let addresses = |frame: &Frame| symbols.get(frame.name.as_ref());
                 let renamed = Frame {
@@ -451,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_end_early_or_have_other_bytes_are_answered_or_left() {
+    fn truncated_and_damaged_files_are_read_without_panic() {
         let directory = tempfile::tempdir().unwrap();
         let exe = std::env::current_exe().unwrap();
         let small = directory.path().join("small");

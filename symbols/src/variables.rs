@@ -15,8 +15,14 @@ use super::elf::{read_existing, read_up_to};
 
 const STT_OBJECT: u8 = 1;
 const PT_LOAD: u32 = 1;
-/// Size of a program header, in bytes.
+/// Size of a program header (`Elf64_Phdr`), in bytes.
 const SEGMENT_SIZE: usize = 56;
+/// Offsets of fields of `Elf64_Ehdr`, `Elf64_Phdr` and `Elf64_Sym`.
+const E_PHOFF: usize = 32;
+const E_PHNUM: usize = 56;
+const P_VADDR: usize = 16;
+const ST_VALUE: usize = 8;
+const ST_SIZE: usize = 16;
 /// Maximum length of a name, in bytes.
 const MAX_NAME: usize = 4096;
 
@@ -32,7 +38,7 @@ pub struct Variable {
 }
 
 /// Returns the variable at `distance` bytes from the address at which a 64-bit ELF file is mapped.
-/// `None` if no symbol covers it, as in a stripped file.
+/// Returns `None` if no symbol covers it, as in a stripped file.
 ///
 /// # Errors
 /// The file cannot be read, or is not a regular file.
@@ -65,11 +71,11 @@ pub fn variable(path: &Path, distance: u64) -> io::Result<Option<Variable>> {
 
 /// Returns the link-time address of the file's first segment, rounded down to its page.
 fn first_address(file: &File, header: &[u8; 64]) -> io::Result<Option<u64>> {
-    let count = usize::from(u16::from_le_bytes([header[56], header[57]]));
-    let segments = read_existing(file, word(header, 32), (count * SEGMENT_SIZE) as u64)?;
+    let count = usize::from(u16::from_le_bytes([header[E_PHNUM], header[E_PHNUM + 1]]));
+    let segments = read_existing(file, word(header, E_PHOFF), (count * SEGMENT_SIZE) as u64)?;
     let segments = segments.chunks_exact(SEGMENT_SIZE);
     let loaded = segments.filter(|segment| word(segment, 0) as u32 == PT_LOAD);
-    Ok(loaded.map(|segment| word(segment, 16) & !4095).min())
+    Ok(loaded.map(|segment| word(segment, P_VADDR) & !4095).min())
 }
 
 /// Symbol of a variable at an address.
@@ -87,16 +93,15 @@ fn symbol(file: &File, table: &Section, address: u64) -> io::Result<Option<Symbo
     let mut found = None;
     read_pieces(file, table.symbols(), 0, |_, piece| {
         found = piece.chunks_exact(SYMBOL_SIZE).find_map(|symbol| {
+            // st_name (4 bytes), st_info (1), st_other (1), st_shndx (2).
             let first = word(symbol, 0);
-            let (kind, section) = ((first >> 32) as u8 & 0xf, (first >> 48) as u16);
-            let offset = address.checked_sub(word(symbol, 8))?;
-            let size = word(symbol, 16);
+            let name = first as u32;
+            let kind = (first >> 32) as u8 & 0xf;
+            let section = (first >> 48) as u16;
+            let offset = address.checked_sub(word(symbol, ST_VALUE))?;
+            let size = word(symbol, ST_SIZE);
             let holds = kind == STT_OBJECT && section != 0 && offset < size;
-            holds.then_some(Symbol {
-                name: first as u32,
-                offset,
-                size,
-            })
+            holds.then_some(Symbol { name, offset, size })
         });
         found.is_none()
     })?;
@@ -106,9 +111,8 @@ fn symbol(file: &File, table: &Section, address: u64) -> io::Result<Option<Symbo
 /// Reads the string at offset `at` of a string table.
 fn text(file: &File, strings: &Section, at: u64) -> io::Result<String> {
     let mut name = vec![0; MAX_NAME];
-    let from = strings.offset.saturating_add(at);
-    let got = read_up_to(file, &mut name, from)?;
-    let name = name[..got].split(|byte| *byte == 0).next();
+    let read = read_up_to(file, &mut name, strings.offset.saturating_add(at))?;
+    let name = name[..read].split(|byte| *byte == 0).next();
     Ok(String::from_utf8_lossy(name.unwrap_or_default()).into_owned())
 }
 
@@ -121,22 +125,22 @@ mod tests {
 
     #[test]
     fn a_variable_is_found_by_an_address_inside() {
-        let own = std::env::current_exe().unwrap();
+        let exe = std::env::current_exe().unwrap();
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let line = maps
             .lines()
-            .find(|line| line.ends_with(own.to_str().unwrap()));
+            .find(|line| line.ends_with(exe.to_str().unwrap()));
         let start = line.unwrap().split('-').next().unwrap();
         let start = u64::from_str_radix(start, 16).unwrap();
         let at = (&raw const VARIABLE_OF_THE_TEST[3]).addr() as u64;
-        let found = variable(&own, at - start).unwrap();
+        let found = variable(&exe, at - start).unwrap();
         let expected = Variable {
             name: "VARIABLE_OF_THE_TEST".to_owned(),
             offset: 24,
             size: 128,
         };
         assert_eq!(found, Some(expected));
-        assert_eq!(variable(&own, 0).unwrap(), None);
+        assert_eq!(variable(&exe, 0).unwrap(), None);
         assert_eq!(variable(Path::new("/etc/passwd"), 0).unwrap(), None);
     }
 }

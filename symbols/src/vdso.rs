@@ -82,7 +82,7 @@ impl Copy {
         let name = format!("mem_parser.{}.vdso", std::process::id());
         let path = std::env::temp_dir().join(name);
         let mut options = File::options();
-        // `create_new`: never a file that another user has put there.
+        // `create_new` fails if another user has created a file there.
         let mut file = options.write(true).create_new(true).open(&path).ok()?;
         let copy = Self {
             path,

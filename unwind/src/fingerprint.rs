@@ -1,7 +1,7 @@
 //! Fingerprints: words of a module's headers by which it is recognised.
 //!
 //! Finding out whether a module is still mapped must not read its memory, which may be unmapped at
-//! any moment. Instead, the kernel compares the words ([`probe::holds`]).
+//! any moment. Instead, the kernel compares the words ([`probe::word_equals`]).
 
 use crate::elf::{Image, PT_LOAD, PT_NOTE, find_build_id, program_headers, segments};
 use crate::probe;
@@ -85,7 +85,7 @@ impl Fingerprint {
     #[must_use]
     pub fn is_there(&self) -> bool {
         let mut used = self.0.iter().take_while(|(at, _)| *at != 0);
-        used.all(|(at, word)| probe::holds(*at, *word))
+        used.all(|(at, word)| probe::word_equals(*at, *word))
     }
 }
 

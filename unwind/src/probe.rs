@@ -57,7 +57,7 @@ pub fn is_readable(address: u64) -> bool {
 /// Returns true if the aligned word at `address` is readable now and equals `value`. The kernel
 /// compares, since the word may be unmapped at any moment.
 #[must_use]
-pub fn holds(address: u64, value: u32) -> bool {
+pub fn word_equals(address: u64, value: u32) -> bool {
     address >= PAGE
         && address.is_multiple_of(4)
         && !is_forbidden()
@@ -151,7 +151,10 @@ mod tests {
             assert!(are_readable(page, page + LEN as u64));
         }
         let word = VALUE as u32;
-        assert!(is_readable(&raw const word as u64), "the very value");
+        assert!(
+            is_readable(&raw const word as u64),
+            "the value that is compared"
+        );
         assert!(is_readable(is_readable as *const () as u64));
     }
 
@@ -159,10 +162,10 @@ mod tests {
     fn readable_words_are_compared() {
         let words = [7u32, 8];
         let at = &raw const words[0] as u64;
-        assert!(holds(at, 7) && holds(at + 4, 8));
-        assert!(!holds(at, 8) && !holds(at + 1, 7));
+        assert!(word_equals(at, 7) && word_equals(at + 4, 8));
+        assert!(!word_equals(at, 8) && !word_equals(at + 1, 7));
         let page = mapped(0);
-        assert!(!holds(page, 0) && !holds(0, 0));
+        assert!(!word_equals(page, 0) && !word_equals(0, 0));
     }
 
     #[test]
@@ -217,23 +220,23 @@ mod tests {
         let other = Arc::clone(&pair);
         let thread = std::thread::spawn(move || {
             for turn in 0..500 {
-                let mut at = other.0.lock().unwrap();
-                while *at != 2 * turn + 1 {
-                    at = other.1.wait(at).unwrap();
+                let mut turns = other.0.lock().unwrap();
+                while *turns != 2 * turn + 1 {
+                    turns = other.1.wait(turns).unwrap();
                 }
-                *at += 1;
+                *turns += 1;
                 other.1.notify_one();
             }
         });
         let words = Arc::as_ptr(&pair) as u64;
         for turn in 0..500 {
-            let mut at = pair.0.lock().unwrap();
-            while *at != 2 * turn {
-                at = pair.1.wait(at).unwrap();
+            let mut turns = pair.0.lock().unwrap();
+            while *turns != 2 * turn {
+                turns = pair.1.wait(turns).unwrap();
             }
-            *at += 1;
+            *turns += 1;
             pair.1.notify_one();
-            drop(at);
+            drop(turns);
             for word in 0..4 {
                 assert!(is_readable(words + 4 * word));
             }

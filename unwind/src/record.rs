@@ -180,7 +180,8 @@ fn leads_to_call<A: Machine>(
             }
             found => return found.is_some_and(|found| found.is_from_bare(fp.value, false)),
         }
-        (inner, outer) = (outer, fp.value);
+        inner = outer;
+        outer = fp.value;
     }
     true
 }

@@ -505,7 +505,7 @@ impl Memory for Stack {
     }
 
     fn code_is(&self, address: u64, value: u32) -> bool {
-        probe::holds(address, value)
+        probe::word_equals(address, value)
     }
 }
 

@@ -137,7 +137,7 @@ impl Trace {
     #[inline]
     fn ends(new: NewFrames, truncated: Option<Cause>) -> Self {
         Self {
-            stack: Traced { new, joins: None },
+            stack: Traced { new, join: None },
             end: Some(truncated),
         }
     }
@@ -145,11 +145,11 @@ impl Trace {
     /// Returns the result of a walk that reached cached frame `index`. That frame and all cached
     /// frames outside it are still valid.
     #[inline]
-    fn joins(index: usize, new: NewFrames) -> Self {
+    fn joining(index: usize, new: NewFrames) -> Self {
         Self {
             stack: Traced {
                 new,
-                joins: Some(index),
+                join: Some(index),
             },
             end: None,
         }
@@ -279,7 +279,7 @@ impl Walker {
             if self.has_inserted(&found) {
                 return self.cached_walk();
             }
-            trace = Some(Trace::joins(self.cached.begin(), NewFrames::NONE));
+            trace = Some(Trace::joining(self.cached.begin(), NewFrames::NONE));
         } else if by_stack
             && self.pace.is_quick()
             && let Some(walk) = self.walk_quickly(start, tree, &code, &mut insert_once)
@@ -504,7 +504,7 @@ impl Walker {
                 // checked all cached words.
                 let changed = unsafe { self.cached.first_changed(index) };
                 let Some(changed) = changed.or_else(|| self.unfinished(index, new.count)) else {
-                    return Trace::joins(index, new);
+                    return Trace::joining(index, new);
                 };
                 if changed > index {
                     self.cached.copy_unchanged(index..changed, &mut new);
@@ -544,7 +544,8 @@ impl Walker {
     }
 
     /// Returns the outermost cached frame if the cache ends there only because the stack was too
-    /// deep, and a stack of `fresh` new frames and the cached ones from `index` on may not be.
+    /// deep, while a stack of `fresh` new frames and the cached ones starting at `index` may not
+    /// be.
     #[inline(always)]
     fn unfinished(&self, index: usize, fresh: usize) -> Option<usize> {
         let end = self.cached.end();

@@ -24,7 +24,7 @@ impl Mapped {
     fn new(len: usize) -> Self {
         let len = len.next_multiple_of(PAGE);
         let layout = Layout::from_size_align(len, PAGE).expect("a layout");
-        // SAFETY: a size that is not 0; zeroed bytes are bytes.
+        // SAFETY: the size is not 0, and zeroed memory is initialised bytes.
         let bytes = unsafe {
             let start = alloc_zeroed(layout);
             assert!(!start.is_null(), "no memory");
@@ -63,7 +63,7 @@ fn copy_of_this() -> Mapped {
     let last = parts[parts.len() - 1].end;
     let copy = Mapped::new(last - first);
     for part in parts {
-        // SAFETY: a readable mapping of this program, which stays.
+        // SAFETY: the range is a readable mapping of this program, which is never unmapped.
         let bytes = unsafe { std::slice::from_raw_parts(part.start as *const u8, part.len()) };
         copy.bytes_at(part.start - first, bytes);
     }
@@ -244,7 +244,7 @@ proptest! {
     }
 
     #[test]
-    fn random_frames_behind_a_sound_index(
+    fn random_frames_after_a_valid_index(
         entries in prop::collection::vec(any::<u8>(), 64..512),
         augmentation in prop::sample::select(vec!["", "zR", "zRS", "zPLR"]),
         addresses in prop::collection::vec(0u64..64, 6),

@@ -239,7 +239,7 @@ impl Thread for Collector<'_> {
     }
 
     #[inline(always)]
-    fn joins(&mut self, frame: u64, at: u64) -> Result<bool, Damaged> {
+    fn joins_earlier_walk(&mut self, frame: u64, at: u64) -> Result<bool, Damaged> {
         self.cache.joins_cached(self.walk, self.memory, frame, at)
     }
 

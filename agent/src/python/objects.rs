@@ -41,17 +41,21 @@ fn is_a(layout: &Layout, probe: Probe<'_>, object: u64, bytes: u64, expected: &T
         return false;
     }
     // SAFETY: the object's first bytes were just found readable.
-    let kind = unsafe { word(object + layout.more + layout::TYPE) };
+    let kind = unsafe { word(object + layout.extra_header_bytes + layout::TYPE) };
     if kind != 0 && kind == known.load(Ordering::Relaxed) {
         return true;
     }
     if known.load(Ordering::Relaxed) != 0
-        || !readable(probe, kind, layout.more + layout::TYPE_NAME + 8)
+        || !readable(
+            probe,
+            kind,
+            layout.extra_header_bytes + layout::TYPE_NAME + 8,
+        )
     {
         return false;
     }
     // SAFETY: `kind` was just found readable up to its name.
-    let at = unsafe { word(kind + layout.more + layout::TYPE_NAME) };
+    let at = unsafe { word(kind + layout.extra_header_bytes + layout::TYPE_NAME) };
     if !readable(probe, at, name.len() as u64) {
         return false;
     }
@@ -93,7 +97,13 @@ pub struct Text {
 /// # Safety
 /// If `at` is a code object, it stays alive while the result is used.
 pub unsafe fn code(layout: &Layout, at: u64, probe: Probe<'_>) -> Option<Read> {
-    if !is_a(layout, probe, at, CODE_BYTES + layout.more, &CODE) {
+    if !is_a(
+        layout,
+        probe,
+        at,
+        CODE_BYTES + layout.extra_header_bytes,
+        &CODE,
+    ) {
         return None;
     }
     // SAFETY: a readable code object. It keeps its parts alive, and they do not change.
@@ -138,8 +148,8 @@ unsafe fn text(
     // SAFETY: a string whose head was just found readable.
     let (length, state) = unsafe {
         (
-            word(at + layout.more + layout::LENGTH),
-            word(at + layout.more + layout::KIND),
+            word(at + layout.extra_header_bytes + layout::LENGTH),
+            word(at + layout.extra_header_bytes + layout::KIND),
         )
     };
     let (head, width) = form(layout, state)?;
@@ -167,12 +177,21 @@ unsafe fn bytes(
 ) -> Option<(&'static [u8], u64)> {
     // Includes the first word of the contents, which always exists: they end with a zero and are
     // padded to eight bytes.
-    if !is_a(layout, probe, at, layout.more + layout::BYTES + 8, &BYTES) {
+    if !is_a(
+        layout,
+        probe,
+        at,
+        layout.extra_header_bytes + layout::BYTES + 8,
+        &BYTES,
+    ) {
         return None;
     }
     // SAFETY: the head of the object was just found readable.
-    let size = unsafe { word(at + layout.more + layout::SIZE) };
-    let (from, kept) = (at + layout.more + layout::BYTES, size.min(max));
+    let size = unsafe { word(at + layout.extra_header_bytes + layout::SIZE) };
+    let (from, kept) = (
+        at + layout.extra_header_bytes + layout::BYTES,
+        size.min(max),
+    );
     readable(probe, from, kept).then(|| {
         // SAFETY: these bytes were just found readable, and the object stays alive.
         let bytes = unsafe { from_raw_parts(from as *const u8, kept as usize) };

@@ -16,8 +16,8 @@ use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use cpython::FORGIVEN;
 use shm_protocol::layout::{
-    PYTHON_DIFFERS, PYTHON_GONE, PYTHON_HIDES, PYTHON_MET, PYTHON_NAMED, PYTHON_UNKNOWN,
-    PYTHON_UNLOCKED,
+    PYTHON_DETECTED, PYTHON_DIFFERS, PYTHON_FREE_THREADED, PYTHON_GONE, PYTHON_HIDES, PYTHON_NAMED,
+    PYTHON_UNKNOWN,
 };
 use unwind::probe;
 
@@ -33,8 +33,8 @@ static IS_SOUGHT: AtomicBool = AtomicBool::new(false);
 /// Version as in `Py_Version`; 0 if not known.
 static VERSION: AtomicU32 = AtomicU32::new(0);
 /// State of the interpreter, as one of the `PYTHON_` constants.
-static STATE: AtomicU8 = AtomicU8::new(PYTHON_MET as u8);
-/// Set of [`PYTHON_HIDES`] and [`PYTHON_UNLOCKED`].
+static STATE: AtomicU8 = AtomicU8::new(PYTHON_DETECTED as u8);
+/// Set of [`PYTHON_HIDES`] and [`PYTHON_FREE_THREADED`].
 static FLAGS: AtomicU32 = AtomicU32::new(0);
 /// Number of stacks that could not be read, as long as none could.
 static FAILURES: AtomicU32 = AtomicU32::new(0);
@@ -148,9 +148,9 @@ fn take(names: &Names, may_unload: bool) {
         (version, layout::of_version(version))
     });
     VERSION.store(version, Ordering::Relaxed);
-    if layout.is_some_and(|layout| layout.more != 0) {
+    if layout.is_some_and(|layout| layout.extra_header_bytes != 0) {
         // Without the GIL, all objects come from an allocator of the interpreter's own.
-        FLAGS.fetch_or(PYTHON_UNLOCKED | PYTHON_HIDES, Ordering::Relaxed);
+        FLAGS.fetch_or(PYTHON_FREE_THREADED | PYTHON_HIDES, Ordering::Relaxed);
     }
     let Some(layout) = layout else {
         return STATE.store(PYTHON_UNKNOWN as u8, Ordering::Relaxed);
@@ -222,7 +222,7 @@ fn found() -> Option<&'static Runtime> {
 /// Records that a stack was read: the interpreter is as expected.
 #[inline]
 pub fn record_success() {
-    if STATE.load(Ordering::Relaxed) == PYTHON_MET as u8 {
+    if STATE.load(Ordering::Relaxed) == PYTHON_DETECTED as u8 {
         STATE.store(PYTHON_NAMED as u8, Ordering::Relaxed);
         publish();
     }
@@ -231,7 +231,7 @@ pub fn record_success() {
 /// Records that a stack could not be read. If none ever could, the interpreter is left alone.
 #[cold]
 pub fn record_failure() {
-    let confirmed = STATE.load(Ordering::Relaxed) != PYTHON_MET as u8;
+    let confirmed = STATE.load(Ordering::Relaxed) != PYTHON_DETECTED as u8;
     if !confirmed && FAILURES.fetch_add(1, Ordering::Relaxed) >= FORGIVEN {
         STATE.store(PYTHON_DIFFERS as u8, Ordering::Relaxed);
         publish();

@@ -84,7 +84,7 @@ impl CodeTag {
         // SAFETY: the code object and its parts stay alive, and were found readable when they were
         // read.
         unsafe {
-            let hash = word(name + layout.more + layout::HASH);
+            let hash = word(name + layout.extra_header_bytes + layout::HASH);
             let (text, end) = match hash {
                 NO_HASH if state == 0 && is_stored(layout, name, length) => {
                     let end = length.saturating_sub(16);
@@ -101,7 +101,7 @@ impl CodeTag {
                 own: Pair(own(layout, at), read.file),
                 lines: Pair(
                     u64::from(read.size as u32),
-                    word(read.lines + layout.more + layout::BYTES),
+                    word(read.lines + layout.extra_header_bytes + layout::BYTES),
                 ),
                 name: Pair(length, hash),
                 text,
@@ -151,11 +151,14 @@ impl CodeTag {
             if !same.is_equal() {
                 return false;
             }
-            let lines = self.parts.1 + layout.more;
+            let lines = self.parts.1 + layout.extra_header_bytes;
             let (size, first) = (half(lines + layout::SIZE), word(lines + layout::BYTES));
             let same = Comparison::new()
                 .and(u64::from(size), first, &self.lines)
-                .and_at(name + layout.more + layout::LENGTH, &self.name);
+                .and_at(
+                    name + layout.extra_header_bytes + layout::LENGTH,
+                    &self.name,
+                );
             let (end, text) = (self.form.1, name + layout.ascii);
             if end < HASHED_BY_US {
                 // Both at once: they lie in the page where the name begins, whatever its length
@@ -178,7 +181,10 @@ impl CodeTag {
         // many bytes as if it were ASCII; wider characters are read only if its kind is unchanged.
         unsafe {
             let is_same_kind = state == 0
-                || non_ascii_state(layout, word(name + layout.more + layout::KIND)) == state;
+                || non_ascii_state(
+                    layout,
+                    word(name + layout.extra_header_bytes + layout::KIND),
+                ) == state;
             is_same_kind && all_characters(layout, name, length, state) == self.text[0].0
         }
     }

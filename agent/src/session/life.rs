@@ -195,7 +195,7 @@ fn own(start_time: u64, forked_from: u32, first: Result<Option<Session>, Errno>)
         let bytes = BYTES.load(Ordering::Relaxed);
         identity::write(CONTROL.0.get().cast(), bytes, start_time, forked_from)
     };
-    owner::appear(
+    owner::publish(
         control(),
         magic,
         first.as_ref().ok().and_then(Option::as_ref),

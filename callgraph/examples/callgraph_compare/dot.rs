@@ -1,4 +1,5 @@
-//! Talks to graphviz: reads what pprof writes for it, and lays our graphs out with it.
+//! Interface to graphviz: reads the graphs that pprof writes for it, and lays out our graphs with
+//! it.
 
 use crate::check::{Arrow, Picture};
 use crate::geometry::{Point, Rect, Size};
@@ -77,7 +78,7 @@ fn node(label: &str, tooltip: &str) -> Node {
     }
 }
 
-/// `12.3MB`, `4kB`, `1.2s`: in bytes or seconds; 0 if it is no amount.
+/// `12.3MB`, `4kB`, `1.2s`: in bytes or seconds; 0 if it is not an amount.
 fn amount(text: &str) -> f64 {
     let text = text.split_whitespace().next().unwrap_or("");
     let digits = text.trim_end_matches(|c: char| c.is_alphabetic());
@@ -121,7 +122,7 @@ fn attributes(text: &str) -> HashMap<String, String> {
     found
 }
 
-/// Our graph for `dot`, with boxes and labels of our sizes and pprof's settings.
+/// Formats our graph for `dot`, with boxes and labels of our sizes and pprof's settings.
 pub fn write(graph: &Graph) -> String {
     let ours = layout::lay_out(graph);
     let mut out = String::from("digraph g {\nnode [shape=box fixedsize=true label=\"\"]\n");
@@ -150,11 +151,11 @@ pub fn write(graph: &Graph) -> String {
     out + "}\n"
 }
 
-/// After a run this long there is no other.
+/// Duration of a run after which no further run is timed.
 const LONG: Duration = Duration::from_secs(2);
 
-/// Lays the graph out with `dot`; the median time of three runs of the program, or that of one
-/// if it is long.
+/// Lays the graph out with `dot`. Returns the median time of three runs, or the time of one if it
+/// is long.
 pub fn lay_out(graph: &Graph) -> anyhow::Result<(Picture, Duration)> {
     let source = write(graph);
     let mut times = Vec::new();
@@ -189,7 +190,7 @@ fn run(source: &str) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The plain format: inches, y upwards.
+/// Parses dot's plain format, which is in inches with y upwards.
 fn parse(graph: &Graph, plain: &str) -> anyhow::Result<Picture> {
     let mut picture = Picture {
         size: Size::default(),
@@ -216,7 +217,10 @@ fn parse(graph: &Graph, plain: &str) -> anyhow::Result<Picture> {
                 }
             }
             "node" => {
-                let (x, y, w, h) = (number(2)?, number(3)?, number(4)?, number(5)?);
+                let x = number(2)?;
+                let y = number(3)?;
+                let w = number(4)?;
+                let h = number(5)?;
                 let area = Rect {
                     x: x - w / 2.0,
                     y: picture.size.h - y - h / 2.0,
@@ -230,11 +234,13 @@ fn parse(graph: &Graph, plain: &str) -> anyhow::Result<Picture> {
             }
             "edge" => {
                 let end = |i: usize| words[i].trim_start_matches('N').parse::<usize>();
-                let (from, to) = (end(1)?, end(2)?);
+                let from = end(1)?;
+                let to = end(2)?;
                 let count = words[3].parse::<usize>()?;
                 let mut points = Vec::new();
                 for i in 0..count {
-                    let (x, y) = (number(4 + 2 * i)?, picture.size.h - number(5 + 2 * i)?);
+                    let x = number(4 + 2 * i)?;
+                    let y = picture.size.h - number(5 + 2 * i)?;
                     points.push(Point { x, y });
                 }
                 let curve = (0..count / 3).map(|i| [0, 1, 2, 3].map(|k| points[3 * i + k]));
@@ -246,7 +252,8 @@ fn parse(graph: &Graph, plain: &str) -> anyhow::Result<Picture> {
                     .and_then(|l| (!l.is_empty()).then(|| l.remove(0)));
                 let size = size.unwrap_or_default();
                 let label = if size.w > 0.0 && at > 4 + 2 * count {
-                    let (x, y) = (number(at)?, picture.size.h - number(at + 1)?);
+                    let x = number(at)?;
+                    let y = picture.size.h - number(at + 1)?;
                     Some(Rect {
                         x: x - size.w / 2.0,
                         y: y - size.h / 2.0,
@@ -266,7 +273,7 @@ fn parse(graph: &Graph, plain: &str) -> anyhow::Result<Picture> {
             _ => {}
         }
     }
-    // What dot leaves free around its pictures; the plain format does not count it.
+    // Margin that dot leaves around its pictures; the plain format does not include it.
     const PAD: f64 = 4.0;
     picture.size.w += 2.0 * PAD;
     picture.size.h += 2.0 * PAD;

@@ -3,15 +3,13 @@
 //! ```text
 //! callgraph_compare [--svg DIR] [FILE.dot]...
 //! ```
-//!
-//! Each FILE is what `go tool pprof -dot` writes; without any, the synthetic graphs of the tests
-//! are taken.
-//! `dot` gets boxes and labels of exactly our sizes, so that only the layouts differ; its result
-//! and ours are measured by the same code. With `--svg` both pictures of each graph are left in
-//! DIR. Needs `dot` (graphviz).
+//! Each FILE is output of `go tool pprof -dot`. Without a FILE, the synthetic graphs of the tests
+//! are used. `dot` gets boxes and labels of exactly our sizes, so that only the layouts differ; its
+//! result and ours are measured by the same code. With `--svg`, both pictures of each graph are
+//! written to DIR. Needs `dot` (graphviz).
 
 mod dot;
-// The checker and the synthetic graphs are of the tests, not of the library.
+// The checker and the synthetic graphs belong to the tests, not to the library.
 #[path = "../../src/check.rs"]
 mod check;
 #[path = "../../src/synthetic.rs"]
@@ -52,9 +50,10 @@ fn main() -> anyhow::Result<()> {
         if let Some(out) = &out {
             save(out, name, graph)?;
         }
-        let (a, b) = (check::measure(&ours), check::measure(&theirs));
+        let a = check::measure(&ours);
+        let b = check::measure(&theirs);
         line(name, graph, [&a, &b], [our_time, their_time]);
-        // What stands before the first dash is the program, or the kind of a synthetic graph.
+        // The part before the first dash is the program, or the kind of a synthetic graph.
         let group = name.split('-').next().unwrap_or(name);
         if groups.last().is_none_or(|g| g.name != group) {
             groups.push(Group::new(group));
@@ -67,12 +66,12 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is said of the graphs of one program.
+/// Results for the graphs of one program.
 struct Group {
     name: String,
     graphs: usize,
     boxes: Range,
-    /// Sums of ours and of dot's.
+    /// Sums of our results and of dot's.
     crossings: [usize; 2],
     through_boxes: [usize; 2],
     through_labels: [usize; 2],
@@ -81,7 +80,7 @@ struct Group {
     speed: Range,
 }
 
-/// The least and the greatest of some numbers.
+/// Smallest and largest of several numbers.
 struct Range(f64, f64);
 
 impl Range {
@@ -130,7 +129,7 @@ impl Group {
     }
 }
 
-/// A table in Markdown, a row for each program.
+/// Returns a table in Markdown, with a row for each program.
 fn summary(groups: &[Group]) {
     println!(
         "\n| | graphs | boxes | crossings, ours / dot's | arrows through boxes | arrows through \
@@ -154,7 +153,7 @@ fn summary(groups: &[Group]) {
     }
 }
 
-/// Our layout and the median time of five runs.
+/// Returns our layout and the median time of five runs.
 fn ours(graph: &Graph) -> (Picture, Duration) {
     let mut times = Vec::new();
     for _ in 0..5 {

@@ -119,8 +119,8 @@ impl Simplex<'_> {
         }
     }
 
-    /// Numbers the subtree of `root` in postorder, from `first` on. Skips subtrees that keep their
-    /// numbers; changed nodes have no `low`.
+    /// Numbers the subtree of `root` in postorder, starting at `first`. Skips subtrees that keep
+    /// their numbers; changed nodes have no `low`.
     pub fn number(&mut self, root: usize, parent: usize, first: usize) {
         let mut next = first;
         self.parent[root] = parent;

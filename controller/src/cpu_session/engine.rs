@@ -214,7 +214,7 @@ impl Engine for Exits {
     fn collect(&mut self, recording: &mut Recording, _fallbacks: &mut Vec<String>) {
         if self.looked.is_none_or(|at| at.elapsed() >= ROUND) {
             self.looked = Some(Instant::now());
-            for pid in recording.look() {
+            for pid in recording.poll_exited() {
                 recording.ended(pid);
             }
         }

@@ -339,7 +339,7 @@ mod tests {
     #[test]
     fn each_mode_is_about_its_own_time() {
         let mut recording = cpu::Recording::new(false);
-        recording.add_newborn(i32::MAX);
+        recording.add_new(i32::MAX);
         let process = recording.process(i32::MAX).expect("a process");
         process.counts.ns = 10;
         process.counts.rest_ns = 5;
@@ -375,7 +375,7 @@ mod tests {
             is_filtered: false,
         };
         let mut recording = cpu::Recording::new(false);
-        recording.add_newborn(i32::MAX);
+        recording.add_new(i32::MAX);
         let process = recording.process(i32::MAX).expect("a process");
         process.counts.samples = 100;
         process.counts.ns = 1000 * MS;

@@ -11,7 +11,7 @@ use mem_agents::segment::{Entry, Head};
 use mem_agents::target::{Deadline, Density, Look, RENEWAL, Target, is_running, uncollected};
 use mem_agents::text;
 use shm_protocol::cpu::{CpuSetting, CpuState};
-use shm_protocol::layout::{PYTHON_MET, PYTHON_NAMED};
+use shm_protocol::layout::{PYTHON_DETECTED, PYTHON_NAMED};
 use shm_protocol::segment::Session;
 
 use super::member::{Member, Trouble};
@@ -241,7 +241,7 @@ impl Timers {
                 }
             }
         }
-        for pid in recording.look() {
+        for pid in recording.poll_exited() {
             if !self.members.iter().any(|member| member.pid == pid) {
                 if !is_foreign(recording, pid) {
                     self.unbegun.insert(pid);
@@ -319,7 +319,7 @@ impl Timers {
             self.take_in(earlier, recording);
             recording.executed(pid);
         } else if recording.process(pid).is_none() {
-            recording.add_newborn(pid);
+            recording.add_new(pid);
         }
         let is_over = target.agent.life != Life::Running;
         let mut member = Member::of(target);
@@ -431,7 +431,7 @@ pub fn name_lines(pids: &[i32]) -> bool {
         let agent = found.clone().open().ok()?;
         let mut head = Head::new();
         let (_, judgement) = agent.segment.head(&mut head).ok()?.python()?;
-        Some(matches!(judgement, PYTHON_MET | PYTHON_NAMED))
+        Some(matches!(judgement, PYTHON_DETECTED | PYTHON_NAMED))
     };
     !pids.is_empty() && pids.iter().all(|pid| names(*pid) == Some(true))
 }

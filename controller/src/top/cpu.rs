@@ -304,7 +304,7 @@ mod tests {
     #[test]
     fn stacks_of_the_same_functions_are_one_row_and_what_is_new_is_now() {
         let mut recording = cpu::Recording::new(false);
-        recording.add_newborn(i32::MAX);
+        recording.add_new(i32::MAX);
         let mut cpu = Cpu::default();
         let mut model = Model::new(0);
         let kernel = kernel::Symbols::default();
@@ -329,7 +329,7 @@ mod tests {
     #[test]
     fn what_stacks_lack_is_added_up() {
         let mut recording = cpu::Recording::new(false);
-        recording.add_newborn(i32::MAX);
+        recording.add_new(i32::MAX);
         let process = recording.process(i32::MAX).expect("a process");
         let count = |ns| cpu::stacks::Count { samples: 1, ns };
         let kernel = FIRST_OF_KERNEL + 1;

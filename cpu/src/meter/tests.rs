@@ -1,22 +1,22 @@
-//! Meters of one process, whose clocks say what the test says.
+//! Tests of the meter of one process, with simulated clocks.
 
 use std::collections::HashMap;
 
 use super::*;
 
-pub(crate) const FIRST: Place = Some((1, 1));
-pub(crate) const OTHER: Place = Some((1, 2));
+pub(crate) const FIRST: StackKey = Some((1, 1));
+pub(crate) const OTHER: StackKey = Some((1, 2));
 const PERIOD: u64 = 10;
 const PID: i32 = 7;
 
-/// Clocks that say this.
+/// Simulated clocks.
 #[derive(Default)]
-pub(crate) struct Said {
+pub(crate) struct FakeClocks {
     pub processes: HashMap<i32, u64>,
     pub threads: HashMap<i32, u64>,
 }
 
-impl Clock for Said {
+impl Clock for FakeClocks {
     fn process(&self, pid: i32) -> Option<u64> {
         self.processes.get(&pid).copied()
     }
@@ -29,48 +29,48 @@ impl Clock for Said {
 /// Simulated process with threads that use CPU time.
 struct Process {
     meter: Meter,
-    said: Said,
-    /// CPU time reported for each place.
+    clocks: FakeClocks,
+    /// CPU time reported for each stack.
     times: Times,
 }
 
 impl Process {
     fn new(tids: &[i32]) -> Self {
-        let said = Said {
+        let clocks = FakeClocks {
             processes: HashMap::from([(PID, 1000)]),
             threads: tids.iter().map(|tid| (*tid, 500)).collect(),
         };
         Self {
-            meter: Meter::new(PID, tids, &said),
-            said,
+            meter: Meter::new(PID, tids, &clocks),
+            clocks,
             times: Times::new(),
         }
     }
 
     fn use_up(&mut self, tid: i32, ns: u64) {
-        *self.said.threads.entry(tid).or_default() += ns;
-        *self.said.processes.entry(PID).or_default() += ns;
+        *self.clocks.threads.entry(tid).or_default() += ns;
+        *self.clocks.processes.entry(PID).or_default() += ns;
     }
 
-    fn sampled(&mut self, tid: i32, place: Place, times: u64) {
-        (0..times).for_each(|_| self.meter.count(tid, place));
+    fn sampled(&mut self, tid: i32, stack: StackKey, times: u64) {
+        (0..times).for_each(|_| self.meter.count(tid, stack));
     }
 
     fn forked(&mut self, tid: i32) {
-        self.said.threads.insert(tid, 0);
+        self.clocks.threads.insert(tid, 0);
         self.meter.forked(tid);
     }
 
     fn exit(&mut self, tid: i32) {
-        self.said.threads.remove(&tid);
+        self.clocks.threads.remove(&tid);
         self.meter.exit(tid);
     }
 
-    fn weigh(&mut self, scale: Scale) -> Vec<(Place, u64)> {
-        let reported = self.meter.weigh(PID, PERIOD, scale, &self.said);
+    fn weigh(&mut self, scale: Scale) -> Vec<(StackKey, u64)> {
+        let reported = self.meter.weigh(PID, PERIOD, scale, &self.clocks);
         let times = reported.unwrap_or_default().times;
-        for (place, ns) in &times {
-            *self.times.entry(*place).or_default() += ns;
+        for (stack, ns) in &times {
+            *self.times.entry(*stack).or_default() += ns;
         }
         times.into_iter().collect()
     }
@@ -81,15 +81,15 @@ impl Process {
 }
 
 #[test]
-fn a_thread_has_what_its_own_clock_says() {
+fn a_thread_is_weighted_by_its_own_clock() {
     let mut process = Process::new(&[1, 2]);
     process.use_up(1, 300);
     process.use_up(2, 100);
-    // As many samples of each: their turns kept time with them.
+    // Equally many samples of each: scheduling was in step with sampling.
     process.sampled(1, FIRST, 20);
     process.sampled(2, OTHER, 20);
     assert_eq!(process.weigh(Scale::Clock), [(FIRST, 300), (OTHER, 100)]);
-    // Samples that were lost make the others heavier, in the same thread.
+    // If samples were lost, the thread's others get more weight.
     process.use_up(1, 900);
     process.use_up(2, 100);
     process.sampled(1, FIRST, 1);
@@ -98,7 +98,7 @@ fn a_thread_has_what_its_own_clock_says() {
 }
 
 #[test]
-fn who_has_used_little_waits_for_the_next_time() {
+fn samples_of_threads_that_used_little_stay_pending() {
     let mut process = Process::new(&[1, 2]);
     process.use_up(1, 30);
     process.use_up(2, 100);
@@ -109,7 +109,7 @@ fn who_has_used_little_waits_for_the_next_time() {
     assert_eq!(process.weigh(Scale::Clock), []);
     process.sampled(1, OTHER, 1);
     assert_eq!(process.weigh(Scale::Clock), [(FIRST, 50), (OTHER, 10)]);
-    // The last time, there is nothing to wait for.
+    // The last time, no samples stay pending.
     process.use_up(1, 14);
     process.sampled(1, FIRST, 1);
     assert_eq!(process.weigh(Scale::Last), [(FIRST, 14)]);
@@ -117,17 +117,17 @@ fn who_has_used_little_waits_for_the_next_time() {
 }
 
 #[test]
-fn what_clocks_do_not_show_yet_is_reported_at_the_end() {
+fn time_not_yet_in_thread_clocks_is_reported_at_the_end() {
     let mut process = Process::new(&[1, 2, 3]);
     process.use_up(1, 100);
     process.use_up(2, 100);
     process.use_up(3, 50);
-    process.said.threads.insert(2, 560);
+    process.clocks.threads.insert(2, 560);
     process.sampled(1, FIRST, 1);
     process.sampled(2, OTHER, 1);
     assert_eq!(process.weigh(Scale::Last), [(FIRST, 156), (OTHER, 94)]);
-    // It is not reported twice, now that the clock includes it.
-    process.said.threads.insert(2, 600);
+    // Now that the clock includes that time, it is not reported again.
+    process.clocks.threads.insert(2, 600);
     process.sampled(2, OTHER, 1);
     assert_eq!(process.weigh(Scale::Clock), []);
     process.use_up(2, 100);
@@ -136,7 +136,7 @@ fn what_clocks_do_not_show_yet_is_reported_at_the_end() {
 }
 
 #[test]
-fn threads_that_have_ended_share_what_is_left() {
+fn exited_threads_share_the_remaining_time() {
     let mut process = Process::new(&[1]);
     process.use_up(1, 200);
     process.sampled(1, FIRST, 10);
@@ -148,7 +148,7 @@ fn threads_that_have_ended_share_what_is_left() {
         }
         process.exit(tid);
     }
-    // Of a birth that is not known.
+    // A thread whose creation was not recorded.
     process.use_up(200, 5);
     process.sampled(200, FIRST, 1);
     process.exit(200);
@@ -157,41 +157,48 @@ fn threads_that_have_ended_share_what_is_left() {
 }
 
 #[test]
-fn a_kernel_without_clocks_of_threads_leaves_the_samples() {
+fn without_thread_clocks_samples_are_weighted_by_count() {
     let mut process = Process::new(&[1, 2]);
-    process.said.threads = HashMap::from([(1, 0), (2, 0)]);
-    process.meter = Meter::new(PID, &[1, 2], &process.said);
+    process.clocks.threads = HashMap::from([(1, 0), (2, 0)]);
+    process.meter = Meter::new(PID, &[1, 2], &process.clocks);
     for _ in 0..20 {
-        process.said.processes.entry(PID).and_modify(|ns| *ns += 40);
+        process
+            .clocks
+            .processes
+            .entry(PID)
+            .and_modify(|ns| *ns += 40);
         process.sampled(1, FIRST, 3);
         process.sampled(2, OTHER, 1);
         process.weigh(Scale::Clock);
     }
-    assert!(process.reported() >= 400, "they do not wait forever");
+    assert!(
+        process.reported() >= 400,
+        "samples do not stay pending forever"
+    );
     process.weigh(Scale::Last);
     assert_eq!(process.times, Times::from([(FIRST, 600), (OTHER, 200)]));
 }
 
 #[test]
-fn a_process_that_has_ended_is_known_by_its_samples() {
+fn an_exited_process_is_weighted_by_its_samples() {
     let mut process = Process::new(&[1]);
     process.sampled(1, FIRST, 2);
     process.sampled(2, OTHER, 1);
-    process.said = Said::default();
+    process.clocks = FakeClocks::default();
     assert_eq!(process.weigh(Scale::Clock), [(FIRST, 20), (OTHER, 10)]);
     assert_eq!(process.weigh(Scale::Last), []);
 }
 
 #[test]
-fn samples_before_a_program_is_executed_do_not_have_the_next_ones_time() {
+fn samples_before_an_exec_do_not_get_time_after_it() {
     let mut process = Process::new(&[1, PID]);
     process.use_up(1, 100);
     process.sampled(1, FIRST, 2);
     process.sampled(PID, None, 1);
     assert_eq!(process.weigh(Scale::Periods), [(None, 10), (FIRST, 20)]);
-    // The thread that did so has the process's number and its own clock.
-    process.said.threads = HashMap::from([(PID, 600)]);
-    process.meter.executed(PID, &process.said);
+    // The thread that called exec now has the process's id as tid, but keeps its clock.
+    process.clocks.threads = HashMap::from([(PID, 600)]);
+    process.meter.executed(PID, &process.clocks);
     process.use_up(PID, 50);
     process.sampled(PID, OTHER, 5);
     assert_eq!(process.weigh(Scale::Clock), [(OTHER, 50)]);
@@ -200,29 +207,28 @@ fn samples_before_a_program_is_executed_do_not_have_the_next_ones_time() {
 }
 
 #[test]
-fn clocks_that_go_backwards_are_waited_for() {
+fn a_clock_that_goes_backwards_reports_nothing_twice() {
     let mut process = Process::new(&[1]);
     process.use_up(1, 100);
     process.sampled(1, FIRST, 10);
     process.weigh(Scale::Clock);
-    process.said.processes.insert(PID, 1000);
-    process.said.threads.insert(1, 700);
+    process.clocks.processes.insert(PID, 1000);
+    process.clocks.threads.insert(1, 700);
     process.sampled(1, FIRST, 10);
-    // What its process has not used cannot be its own.
+    // A thread is not assigned more than its process has used.
     assert_eq!(process.weigh(Scale::Last), [(FIRST, 0)]);
-    process.said.processes.insert(PID, 1130);
+    process.clocks.processes.insert(PID, 1130);
     process.sampled(1, FIRST, 3);
     process.weigh(Scale::Last);
     assert_eq!(process.reported(), 130);
 }
 
-/// Threads of all kinds, whose samples are random: none has more than it used, or less, because
-/// of its kind.
+/// Threads of all kinds with random samples: no kind is over- or underestimated.
 #[test]
-fn no_kind_of_thread_is_preferred() {
-    const BUSY: Place = Some((0, 0));
-    const LIGHT: Place = Some((0, 1));
-    const SHORT_LIVED: Place = Some((0, 2));
+fn no_kind_of_thread_is_favoured() {
+    const BUSY: StackKey = Some((0, 0));
+    const LIGHT: StackKey = Some((0, 1));
+    const SHORT_LIVED: StackKey = Some((0, 2));
     const ROUNDS: u64 = 2000;
     let mut seed = 1_u64;
     let mut sampled = |ns: u64| {
@@ -233,11 +239,11 @@ fn no_kind_of_thread_is_preferred() {
     let mut process = Process::new(&[&[1, 2][..], &light].concat());
     let mut used = Times::new();
     for round in 0..ROUNDS {
-        let mut pass = |process: &mut Process, tid, ns, place| {
+        let mut pass = |process: &mut Process, tid, ns, stack| {
             process.use_up(tid, ns);
-            *used.entry(place).or_default() += ns;
+            *used.entry(stack).or_default() += ns;
             if sampled(ns) {
-                process.sampled(tid, place, 1);
+                process.sampled(tid, stack, 1);
             }
         };
         (0..10).for_each(|_| pass(&mut process, 1, 9, BUSY));
@@ -255,8 +261,8 @@ fn no_kind_of_thread_is_preferred() {
     }
     process.weigh(Scale::Last);
     assert_eq!(process.reported(), used.values().sum::<u64>());
-    for (place, ns) in used {
-        let reported = process.times[&place] as f64 / ns as f64;
-        assert!((reported - 1.0).abs() < 0.03, "{place:?}: {reported}");
+    for (stack, ns) in used {
+        let reported = process.times[&stack] as f64 / ns as f64;
+        assert!((reported - 1.0).abs() < 0.03, "{stack:?}: {reported}");
     }
 }

@@ -12,9 +12,9 @@ pub(super) const RING_BYTES: usize = 512 << 10;
 /// Size of a ring buffer in bytes if locked memory is not limited: a controller that is scheduled
 /// late then loses fewer records.
 const LARGE_RING_BYTES: usize = 2 << 20;
-/// Inverse of the fraction of the machine's memory that large ring buffers may take together.
+/// Large ring buffers may take one in this many bytes of the machine's memory, all together.
 const MEMORY_PER_RING_BYTE: usize = 64;
-/// Minimum useful size of a ring buffer in bytes: room for some samples.
+/// Minimum useful size of a ring buffer in bytes: room for a few samples.
 pub(super) const MIN_RING_BYTES: usize = 128 << 10;
 /// Processor, with its ring buffer.
 pub(super) struct Processor {
@@ -28,7 +28,7 @@ pub(super) struct Processor {
 pub(super) fn allowed(mut attribute: Attribute, processors: &[u32]) -> Result<Attribute, Refusal> {
     let first = processors.first().copied().unwrap_or(0);
     loop {
-        // Tried on this thread, which may always be sampled.
+        // The attempt is made on this thread, which may always be sampled.
         let Err(error) = attribute.open(0, first) else {
             return Ok(attribute);
         };
@@ -60,17 +60,18 @@ pub(super) fn processors(numbers: &[u32]) -> io::Result<Vec<Processor>> {
     loop {
         match with_rings(numbers, bytes) {
             Err(_) if bytes > MIN_RING_BYTES => bytes /= 2,
-            done => return done,
+            result => return result,
         }
     }
 }
 
+/// Maps a ring of `bytes` bytes for each processor that is online.
 fn with_rings(numbers: &[u32], bytes: usize) -> io::Result<Vec<Processor>> {
     let mut processors = Vec::new();
     for &number in numbers {
         match processor(number, bytes) {
             Ok(processor) => processors.push(processor),
-            // The processor has gone offline meanwhile.
+            // The processor has gone offline since the list was read.
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => {}
             Err(error) => return Err(error),
         }
@@ -79,7 +80,8 @@ fn with_rings(numbers: &[u32], bytes: usize) -> io::Result<Vec<Processor>> {
 }
 
 fn processor(number: u32, bytes: usize) -> io::Result<Processor> {
-    // The remaining three quarters are for times when nothing is read.
+    // The ring becomes readable when a quarter is full. The rest is for records that are written
+    // before it is read.
     let owner = event::dummy(number, (bytes.min(RING_BYTES) / 4) as u32)?;
     let ring = Ring::map(&owner, bytes)?;
     Ok(Processor {
@@ -96,7 +98,7 @@ mod tests {
     const GIB: usize = 1 << 30;
 
     #[test]
-    fn rings_are_large_where_they_may_be_and_memory_is_not_short() {
+    fn rings_are_large_if_permitted_and_memory_allows_it() {
         assert_eq!(desired(2, true, 8 * GIB), LARGE_RING_BYTES);
         assert_eq!(desired(4, true, GIB / 4), LARGE_RING_BYTES / 2);
         assert_eq!(desired(64, true, GIB), RING_BYTES);

@@ -1,5 +1,5 @@
 //! Comparison with framehop, on registers and stacks that the kernel copied from programs without
-//! frame pointers. Both unwinders have the same copy: what lies beyond its end is not read.
+//! frame pointers. Both unwinders get the same copy, and nothing beyond its end is read.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
@@ -47,7 +47,7 @@ fn dumps(program: &Running) -> Vec<Dump> {
     let attribute = Attribute {
         period: PERIOD_NS,
         stack_bytes: MAX_STACK_BYTES,
-        at_once: true,
+        wakes_per_sample: true,
         kernel: true,
         clock: false,
         children: false,
@@ -65,7 +65,8 @@ fn dumps(program: &Running) -> Vec<Dump> {
         }
     }
     let begun = Instant::now();
-    let (mut found, mut executed) = (Vec::new(), 0);
+    let mut found = Vec::new();
+    let mut executed = 0;
     while found.len() < SAMPLES {
         assert!(begun.elapsed() < TIMEOUT, "{} samples", found.len());
         let mut descriptors: Vec<libc::pollfd> = (processors.iter())
@@ -76,7 +77,7 @@ fn dumps(program: &Running) -> Vec<Dump> {
             })
             .collect();
         let count = descriptors.len() as libc::nfds_t;
-        // SAFETY: as many entries as it is given.
+        // SAFETY: `descriptors` has `count` entries.
         unsafe { libc::poll(descriptors.as_mut_ptr(), count, 1000) };
         for processor in &processors {
             let mut bytes = Vec::new();
@@ -96,7 +97,7 @@ fn dumps(program: &Running) -> Vec<Dump> {
         }
     }
     let mut status = 0;
-    // SAFETY: a child of ours, which is not waited for elsewhere, and a word of ours.
+    // SAFETY: the pid is that of our child, which nothing else reaps, and `status` is writable.
     let stopped = unsafe {
         libc::kill(program.pid(), libc::SIGSTOP);
         libc::waitpid(program.pid(), &raw mut status, libc::WUNTRACED)
@@ -131,11 +132,12 @@ impl Peer {
         }
     }
 
-    /// Returns the addresses of a stack. Framehop does not tell the end of a stack from an
+    /// Returns the addresses of a stack. Framehop does not distinguish the end of a stack from an
     /// unreadable word.
     fn walk(&mut self, dump: &Dump) -> Vec<u64> {
         let at = dump.live.followed();
-        let (pc, low) = (dump.live.pc(), at.sp);
+        let pc = dump.live.pc();
+        let low = at.sp;
         let mut read = |address: u64| {
             let offset = address.checked_sub(low).ok_or(())?;
             let bytes = usize::try_from(offset).ok();
@@ -147,7 +149,8 @@ impl Peer {
         let mut address = FrameAddress::from_instruction_pointer(pc);
         let mut frames = vec![pc];
         while frames.len() < MAX_FRAMES {
-            let (unwinder, cache) = (&self.unwinder, &mut self.cache);
+            let unwinder = &self.unwinder;
+            let cache = &mut self.cache;
             let step = unwinder.unwind_frame(address, &mut registers, cache, &mut read);
             let Some(ip) = step.ok().flatten() else {
                 break;
@@ -217,29 +220,29 @@ enum Verdict {
     Equal,
     /// Ours is complete; framehop's is a prefix of it. Framehop follows only the three registers
     /// that nearly all functions need, but for example `_dl_runtime_resolve` needs another one.
-    Further,
-    /// Ours is complete; framehop's deviates, and stops where no stack ends.
-    Astray,
+    Longer,
+    /// Ours is complete; framehop's deviates, and ends at an address where no complete stack ends.
+    PeerWrong,
     /// Neither is known to be right.
     Unknown,
 }
 
-/// Compares our stack with framehop's. `ends`: outermost addresses of complete stacks.
+/// Compares our stack with framehop's. `ends` are the outermost addresses of complete stacks.
 fn judge(ours: &[u64], is_whole: bool, theirs: &[u64], ends: &HashSet<u64>) -> Verdict {
     if ours == theirs {
         Verdict::Equal
     } else if is_whole && ours.starts_with(theirs) {
-        Verdict::Further
+        Verdict::Longer
     } else if is_whole && theirs.last().is_none_or(|end| !ends.contains(end)) {
-        Verdict::Astray
+        Verdict::PeerWrong
     } else {
         Verdict::Unknown
     }
 }
 
 /// Unwinds all copies of the program's stacks with both. At least 99 in 100 stacks must be equal.
-/// Of the others, ours must be the better one, except for two in a thousand: what happens in code
-/// without tables is a matter of luck. Returns how many of ours are complete.
+/// Of the others, ours must be the better one, except for two in a thousand, since the result in
+/// code without tables is a matter of luck. Returns how many of ours are complete.
 fn compare(program: &Running) -> usize {
     let dumps = dumps(program);
     let mut peer = Peer::of(program.pid());
@@ -266,10 +269,13 @@ fn compare(program: &Running) -> usize {
         }
         *counts.entry(verdict).or_default() += 1;
     }
-    let of = |verdict| counts.get(&verdict).copied().unwrap_or(0);
+    let count = |verdict| counts.get(&verdict).copied().unwrap_or(0);
     println!("{counts:?}, {} whole", whole.clone().count());
-    assert!(of(Verdict::Equal) * 100 >= 99 * pairs.len(), "{counts:?}");
-    assert!(of(Verdict::Unknown) * 500 <= pairs.len(), "{counts:?}");
+    assert!(
+        count(Verdict::Equal) * 100 >= 99 * pairs.len(),
+        "{counts:?}"
+    );
+    assert!(count(Verdict::Unknown) * 500 <= pairs.len(), "{counts:?}");
     whole.count()
 }
 
@@ -282,7 +288,7 @@ fn compare_whole(program: &Running) {
     );
 }
 
-fn done(command: &mut Command) {
+fn run(command: &mut Command) {
     assert!(
         command.status().expect("a compiler").success(),
         "{command:?}"
@@ -334,22 +340,20 @@ const CPP: &str = "
 bool is_it(const std::string &text) { return std::regex_match(text, std::regex(\"a+b*\")); }
 ";
 
-/// g++'s compiler proper, on a file that keeps it busy for some seconds.
+/// g++'s compiler proper, on a file that keeps it busy for several seconds.
 #[test]
 fn framehop_agrees_on_cc1plus() {
     let directory = tempfile::tempdir().expect("a directory");
     let [source, input] = ["a.cpp", "a.ii"].map(|name| directory.path().join(name));
     fs::write(&source, CPP).expect("a file");
     let mut command = Command::new("g++");
-    done(
-        command
-            .args(["-std=c++20", "-E", "-o"])
-            .arg(&input)
-            .arg(source),
-    );
-    let told = Command::new("g++").arg("-print-prog-name=cc1plus").output();
-    let told = String::from_utf8(told.expect("g++").stdout).expect("a path");
-    let mut command = Command::new(told.trim());
+    run(command
+        .args(["-std=c++20", "-E", "-o"])
+        .arg(&input)
+        .arg(source));
+    let output = Command::new("g++").arg("-print-prog-name=cc1plus").output();
+    let path = String::from_utf8(output.expect("g++").stdout).expect("a path");
+    let mut command = Command::new(path.trim());
     command.args(["-fpreprocessed", "-std=c++20", "-quiet", "-O2", "-o"]);
     compare_whole(&start(command.arg("/dev/null").arg(input)));
 }
@@ -381,11 +385,11 @@ fn framehop_agrees_on_a_program_in_rust() {
     fs::write(&source, RUST).expect("a file");
     let mut command = Command::new("rustc");
     command.args(["--edition=2024", "-O", "-Cforce-frame-pointers=no", "-o"]);
-    done(command.arg(&program).arg(source));
+    run(command.arg(&program).arg(source));
     compare_whole(&start(&mut Command::new(program)));
 }
 
-/// The compiler's stacks are larger than what the kernel copies; what both can see must be equal.
+/// The compiler's stacks are larger than what the kernel copies: the copied parts are compared.
 #[test]
 fn framehop_agrees_on_rustc() {
     let directory = tempfile::tempdir().expect("a directory");

@@ -1,4 +1,4 @@
-//! Events of processors, if everything that runs may be sampled (see `meters`).
+//! Events that sample processors, used if all processes may be sampled (see `meters`).
 
 // Decision 41: perf events per processor.
 use super::{Event, Perf};
@@ -35,11 +35,11 @@ impl Perf {
         pid: i32,
         recording: &mut Recording,
     ) -> Result<(), Refusal> {
-        self.ask_for(pid)?;
+        self.check_permission(pid)?;
         if let Some(meters) = &mut self.meters {
-            let begun = meters.begin(pid, &proc::threads(pid));
+            let clock_ns = meters.begin(pid, &proc::threads(pid));
             if let Some(process) = recording.process(pid) {
-                process.begin(begun);
+                process.begin(clock_ns);
             }
         }
         if self.events.is_empty() {
@@ -50,9 +50,9 @@ impl Perf {
 
     /// Checks that the process may be sampled, by opening events of one of its threads. Closes them
     /// again, since they would cost the process something at each context switch.
-    fn ask_for(&self, pid: i32) -> Result<(), Refusal> {
+    fn check_permission(&self, pid: i32) -> Result<(), Refusal> {
         let first = self.processors.first().map_or(0, |first| first.number);
-        // The first thread may have exited before others.
+        // The main thread may have exited before others.
         for tid in proc::threads(pid) {
             match self.attribute.open(tid, first) {
                 Ok(_) => return Ok(()),
@@ -101,18 +101,18 @@ impl Perf {
 
     /// Weights samples now.
     pub(super) fn weigh(&mut self, scale: Scale, recording: &mut Recording) {
-        for (pid, told) in self.weigh_all(scale) {
-            give(pid, told, recording);
+        for (pid, weighed) in self.weigh_all(scale) {
+            record(pid, weighed, recording);
         }
     }
 
-    /// Weights samples for the last time. What processes use from now on does not count.
+    /// Weights samples for the last time. CPU time that processes use from now on does not count.
     pub(super) fn weigh_at_end(&mut self, recording: &mut Recording) {
-        for (pid, told) in self.weigh_all(Scale::Last) {
-            if let (Some(clock), Some(process)) = (told.clock, recording.process(pid)) {
+        for (pid, weighed) in self.weigh_all(Scale::Last) {
+            if let (Some(clock), Some(process)) = (weighed.clock, recording.process(pid)) {
                 process.end(clock);
             }
-            give(pid, told, recording);
+            record(pid, weighed, recording);
         }
     }
 
@@ -124,17 +124,18 @@ impl Perf {
     /// Weights the samples of a process before it executes another program.
     pub(super) fn weigh_before_exec(&mut self, pid: i32, recording: &mut Recording) {
         let meters = self.meters.as_mut();
-        if let Some(told) = meters.and_then(|meters| meters.executed(pid)) {
-            give(pid, told, recording);
+        if let Some(weighed) = meters.and_then(|meters| meters.executed(pid)) {
+            record(pid, weighed, recording);
         }
     }
 }
 
-fn give(pid: i32, told: Weighed, recording: &mut Recording) {
+/// Adds weighted samples to the recording.
+fn record(pid: i32, weighed: Weighed, recording: &mut Recording) {
     if let Some(process) = recording.process(pid) {
-        process.counts.lost = process.counts.lost.saturating_add(told.lost);
-        for (place, ns) in told.times {
-            process.weigh(place, ns);
+        process.counts.lost = process.counts.lost.saturating_add(weighed.lost);
+        for (stack, ns) in weighed.times {
+            process.weigh(stack, ns);
         }
     }
 }
@@ -149,14 +150,14 @@ mod tests {
     use crate::running::Running;
 
     const RATE: u32 = 999;
-    /// More than the rings of all processors that it may have run on take, in nanoseconds.
-    const HELD_UP: u64 = 300_000_000;
+    /// CPU time for each processor, in nanoseconds, whose samples do not all fit into the ring.
+    const OVERFLOW_NS: u64 = 300_000_000;
     const TIMEOUT: Duration = Duration::from_secs(60);
 
-    /// The kernel reports lost samples with the next record that it writes. There is none of a
-    /// process that has stopped.
+    /// The kernel reports lost samples with the next record that it writes. A stopped process
+    /// writes none.
     #[test]
-    fn what_found_no_room_is_lost_though_nothing_follows() {
+    fn lost_samples_are_counted_even_if_no_record_follows() {
         let busy = Running::start(Command::new("sh").args(["-c", "while :; do :; done"]));
         let pid = busy.pid();
         let sampling = Sampling {
@@ -169,18 +170,19 @@ mod tests {
         recording.add(pid);
         perf.attach(pid, &mut recording).expect("a process of ours");
         let before = proc::cpu_ns(pid).expect("its clock");
-        let held_up = HELD_UP * perf.processors.len() as u64;
+        let used_ns = OVERFLOW_NS * perf.processors.len() as u64;
         let begun = Instant::now();
-        while proc::cpu_ns(pid).expect("its clock") < before + held_up {
-            assert!(begun.elapsed() < TIMEOUT, "it has no turn");
+        while proc::cpu_ns(pid).expect("its clock") < before + used_ns {
+            assert!(begun.elapsed() < TIMEOUT, "it does not run");
         }
         // SAFETY: no memory is passed, and the child is not waited for before the end.
         assert_eq!(unsafe { libc::kill(pid, libc::SIGSTOP) }, 0);
         perf.collect(&mut recording);
         perf.weigh(Scale::Last, &mut recording);
         let process = recording.process(pid).expect("it runs");
-        let (samples, lost) = (process.counts.samples, process.counts.lost);
-        let due = held_up / perf.attribute.period;
+        let samples = process.counts.samples;
+        let lost = process.counts.lost;
+        let due = used_ns / perf.attribute.period;
         assert!(
             lost > 0 && samples + lost >= due * 9 / 10,
             "{samples}, {lost} of {due}"

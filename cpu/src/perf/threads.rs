@@ -1,10 +1,10 @@
-//! Events of threads, one per processor each, if processors are not sampled; and total counts of a
-//! process's events.
+//! Events of threads, used if processors are not sampled: each thread has one per processor. Total
+//! counts of a process's events.
 
 use std::collections::HashSet;
 use std::time::Instant;
 
-use super::{Event, Judged, Perf};
+use super::{CopyStatistics, Event, Perf};
 use crate::clocks::Share;
 use crate::event;
 use crate::recording::Recording;
@@ -16,19 +16,19 @@ impl Perf {
     pub(super) fn open_threads(&mut self, pid: i32) -> Result<(), Refusal> {
         proc::allow_files();
         let mut tried: HashSet<i32> = HashSet::new();
-        let mut any = false;
+        let mut any_opened = false;
         loop {
             let mut new = proc::threads(pid);
             new.retain(|tid| !self.clocks.has_own(*tid) && tried.insert(*tid));
             if new.is_empty() {
-                return if any {
+                return if any_opened {
                     Ok(())
                 } else {
                     Err(Refusal::Gone { pid })
                 };
             }
             for tid in new {
-                any |= self.open_thread(pid, tid)?;
+                any_opened |= self.open_thread(pid, tid)?;
             }
         }
     }
@@ -50,7 +50,7 @@ impl Perf {
                 Err(error) => match error.raw_os_error() {
                     Some(libc::ESRCH) => {
                         if self.events.len() == before {
-                            // Its inherited events count then.
+                            // The thread's inherited events count instead.
                             self.clocks.cancel(tid);
                         }
                         return Ok(false);
@@ -75,7 +75,7 @@ impl Perf {
     /// sampled, but it is counted.
     pub(super) fn reopen(&mut self, before: u32, recording: &mut Recording) {
         self.drain(recording);
-        self.judged = Judged::default();
+        self.copies = CopyStatistics::default();
         self.started = Instant::now();
         if self.meters.is_some() {
             return self.reopen_processors(before);
@@ -83,7 +83,7 @@ impl Perf {
         for pid in self.processes.clone() {
             self.hide(pid, recording);
             if let Some(process) = recording.process(pid) {
-                // Old and new events of one thread cannot be told apart while it runs.
+                // Old and new events of one thread cannot be distinguished while it runs.
                 self.counted.insert(pid, process.elapsed_ns());
             }
         }
@@ -91,7 +91,8 @@ impl Perf {
         self.clocks.clear();
         let mut known: HashSet<i32> = HashSet::new();
         loop {
-            // A child created meanwhile has no events, unless its parent had some by then.
+            // A child created in the meantime has no events, unless its parent already had some
+            // again.
             let processes = if self.attribute.children {
                 recording.family()
             } else {
@@ -105,14 +106,14 @@ impl Perf {
                 return;
             }
             for pid in new {
-                // A process that has ended has nothing more to sample.
+                // Fails if the process has exited, which needs no samples then.
                 let _ = self.open_threads(pid);
             }
         }
     }
 
     /// Returns true if the events of a process count neither its children nor other processes.
-    fn counts_apart(&self) -> bool {
+    fn counts_this_process_only(&self) -> bool {
         !self.attribute.children && self.attribute.threads_only && self.meters.is_none()
     }
 
@@ -131,7 +132,7 @@ impl Perf {
 
     /// Adds the hidden time of a running process to the recording.
     pub(super) fn hide(&mut self, pid: i32, recording: &mut Recording) {
-        if self.attribute.kernel || !self.counts_apart() {
+        if self.attribute.kernel || !self.counts_this_process_only() {
             return;
         }
         let hidden = self.total(pid).hidden;
@@ -141,9 +142,9 @@ impl Perf {
         }
     }
 
-    /// Adds the total count of a process that has ended to the recording.
+    /// Adds the total count of a process that has exited to the recording.
     pub(super) fn settle(&mut self, pid: i32, recording: &mut Recording) {
-        if !self.counts_apart() {
+        if !self.counts_this_process_only() {
             return;
         }
         let sum = self.total(pid);

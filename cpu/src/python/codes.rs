@@ -1,8 +1,7 @@
-//! Cache of code objects: names and lines of the functions that frames run.
-//!
-//! A code object is identified by its address. It is assumed to be unchanged as long as its own
-//! words are, and also, unless it has a version, the first bytes of its name and line table. These
-//! are read again with each sample, all of them by one system call.
+//! Cache of code objects: names and lines of the functions that frames run. A code object is
+//! identified by its address. It is assumed to be unchanged while its own words are unchanged and,
+//! unless it has a version, the first bytes of its name and line table. These are read again with
+//! each sample, for all code objects by one system call.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,14 +19,14 @@ use super::runtime::MAX_CODE;
 use crate::mixer::ByAddress;
 use crate::script::ScriptLine;
 
-/// Number that stands for code objects that do not fit.
+/// Number of the pseudo code object that stands for all that did not fit.
 pub const FULL: u32 = 0;
-/// Number that stands for omitted frames.
+/// Number of the pseudo code object of omitted frames.
 pub const OUTER: u32 = 1;
 /// Maximum number of code objects known by address, and maximum size of their contents in bytes.
 const MAX_KNOWN: usize = 1 << 16;
 const MAX_BYTES: usize = 16 << 20;
-/// Number of bytes counted for each besides its contents.
+/// Number of bytes counted for each code object in addition to its contents.
 const OVERHEAD_BYTES: usize = 128;
 /// Number of bytes of a name and of a line table that are compared, after the reference count.
 const COMPARED_NAME_BYTES: u64 = 96;
@@ -71,10 +70,10 @@ struct Known {
 struct Part {
     bytes: Vec<u8>,
     width: u8,
-    mark: Bytes,
+    compared: Bytes,
 }
 
-/// Addresses of the types, recognised by name; 0: not known yet.
+/// Addresses of the types, recognised by name; 0 if not found yet.
 #[derive(Default)]
 struct Types {
     code: u64,
@@ -87,11 +86,14 @@ pub struct Codes {
     table: LineTable,
     types: Types,
     known: ByAddress<u64, Known>,
+    /// Number of each code object by contents, and contents by number.
     numbers: HashMap<Arc<Text>, u32>,
     texts: Vec<Arc<Text>>,
+    /// Size of all contents in bytes.
     bytes: usize,
-    /// Numbers by address, for the current sample; and the bytes that are compared.
+    /// Numbers by address, for the current sample.
     seen: ByAddress<u64, u32>,
+    /// Buffer for the bytes that are compared.
     compared: Vec<u8>,
 }
 
@@ -119,7 +121,7 @@ impl Codes {
     }
 
     /// Returns the line at an instruction offset of a code object.
-    pub fn line(&self, number: u32, place: u32) -> ScriptLine {
+    pub fn line(&self, number: u32, instruction: u32) -> ScriptLine {
         let text = &self.texts[number as usize % self.texts.len()];
         let code = Code {
             name: Characters::default(),
@@ -134,12 +136,12 @@ impl Codes {
             first_line: text.first_line,
             line: match number {
                 FULL | OUTER => 0,
-                _ => lines::line(&code, place),
+                _ => lines::line(&code, instruction),
             },
         }
     }
 
-    /// Returns the numbers of the frames' code objects, in the same order.
+    /// Returns the numbers of the frames' code objects, in the order of the frames.
     pub fn numbers(
         &mut self,
         memory: &mut Memory<'_>,
@@ -151,7 +153,7 @@ impl Codes {
             (0, _) => Ok(OUTER),
             (_, Some(number)) => Ok(*number),
             (code, None) => {
-                let number = self.meet(memory, layout, code).ok_or(Damaged)?;
+                let number = self.add(memory, layout, code).ok_or(Damaged)?;
                 self.seen.insert(code, number);
                 Ok(number)
             }
@@ -159,35 +161,43 @@ impl Codes {
         frames.iter().map(number).collect()
     }
 
-    /// Finds the known code objects that are unchanged.
+    /// Compares the known code objects of these frames with the process's memory, and collects the
+    /// unchanged ones in `seen`.
     fn compare(&mut self, pid: i32, layout: &Layout, frames: &[Found]) {
         self.seen.clear();
         let length = length(layout);
-        let (mut parts, mut asked) = (Vec::new(), Vec::new());
+        let mut parts = Vec::new();
+        let mut checked = Vec::new();
         for frame in frames {
             let Some(known) = self.known.get(&frame.code) else {
                 continue;
             };
             if self.seen.insert(frame.code, FULL).is_none() {
-                asked.push(frame.code);
+                checked.push(frame.code);
                 parts.push((frame.code, length));
-                let marks = [&known.name, &known.lines];
-                parts.extend(marks.map(|mark| (mark.at, mark.bytes.len())));
+                let compared = [&known.name, &known.lines];
+                parts.extend(compared.map(|part| (part.at, part.bytes.len())));
             }
         }
         self.seen.clear();
         let bytes = parts.iter().map(|(_, length)| *length).sum();
         self.compared.resize(bytes, 0);
-        let whole = capture::read_memory_parts(pid, &parts, &mut self.compared);
+        let read_parts = capture::read_memory_parts(pid, &parts, &mut self.compared);
         let mut rest = &self.compared[..];
-        for (code, parts) in asked.iter().zip(parts.chunks_exact(3)).take(whole / 3) {
+        for (code, parts) in checked
+            .iter()
+            .zip(parts.chunks_exact(3))
+            .take(read_parts / 3)
+        {
             let known = &self.known[code];
             let mut next = |part: usize| {
                 let (first, others) = rest.split_at(parts[part].1);
                 rest = others;
                 first
             };
-            let (words, name, lines) = (next(0), next(1), next(2));
+            let words = next(0);
+            let name = next(1);
+            let lines = next(2);
             let is_same = Words::of(layout, words) == known.words
                 && *name == known.name.bytes
                 && *lines == known.lines.bytes;
@@ -197,8 +207,9 @@ impl Codes {
         }
     }
 
-    /// Reads a code object and returns its number, or `None` if it is none.
-    fn meet(&mut self, memory: &mut Memory<'_>, layout: &Layout, at: u64) -> Option<u32> {
+    /// Reads the code object at an address and returns its number, or `None` if it is not a code
+    /// object.
+    fn add(&mut self, memory: &mut Memory<'_>, layout: &Layout, at: u64) -> Option<u32> {
         let mut bytes = vec![0; length(layout)];
         memory.read(at, &mut bytes).then_some(())?;
         let words = Words::of(layout, &bytes);
@@ -208,7 +219,8 @@ impl Codes {
         let file = text(memory, layout, types, words.file, MAX_FILE)?;
         let lines = table(memory, layout, types, words.lines)?;
         let string = |part: &Part| {
-            let (bytes, width) = (&part.bytes[..], part.width);
+            let bytes = &part.bytes[..];
+            let width = part.width;
             characters(Characters { bytes, width }).collect()
         };
         let text = Text {
@@ -228,8 +240,8 @@ impl Codes {
         let mut known = Known {
             number,
             words,
-            name: name.mark,
-            lines: lines.mark,
+            name: name.compared,
+            lines: lines.compared,
         };
         if words.version != 0 {
             // No other code object of its interpreter has this version, so nothing else needs to be
@@ -241,8 +253,8 @@ impl Codes {
         Some(number)
     }
 
-    /// Returns the number of a code object's contents. Programs may compile the same source again
-    /// and again.
+    /// Returns the number of a code object's contents. The same contents have one number, since
+    /// programs may compile the same source again and again.
     fn number(&mut self, text: Text) -> u32 {
         if let Some(number) = self.numbers.get(&text) {
             return *number;
@@ -268,7 +280,7 @@ impl Words {
             bytes.copied().map_or(0, u64::from_le_bytes)
         };
         Self {
-            kind: word(layout.more + layout::TYPE),
+            kind: word(layout.extra_header_bytes + layout::TYPE),
             name: word(layout.name),
             file: word(layout.file),
             lines: word(layout.lines),
@@ -284,7 +296,7 @@ impl Words {
 /// Returns the number of bytes to read of a code object.
 fn length(layout: &Layout) -> usize {
     let fields = [
-        layout.more + layout::TYPE,
+        layout.extra_header_bytes + layout::TYPE,
         layout.name,
         layout.file,
         layout.lines,
@@ -295,7 +307,7 @@ fn length(layout: &Layout) -> usize {
     (last + 8).min(MAX_CODE) as usize
 }
 
-/// Returns true if `kind` is the type with this name.
+/// Returns true if the type at address `kind` has this name. `known` caches its address.
 fn is_kind(
     memory: &mut Memory<'_>,
     layout: &Layout,
@@ -308,28 +320,28 @@ fn is_kind(
     }
     let mut text = [0; 8];
     let text = &mut text[..name.len()];
-    let at = memory.word(kind + layout.more + layout::TYPE_NAME);
-    let is = at.is_some_and(|at| memory.read(at, text) && text == name);
-    if is {
+    let at = memory.word(kind + layout.extra_header_bytes + layout::TYPE_NAME);
+    let is_kind = at.is_some_and(|at| memory.read(at, text) && text == name);
+    if is_kind {
         *known = kind;
     }
-    is
+    is_kind
 }
 
-/// Returns the part of an object of `bytes` bytes that is compared: at most `most` bytes, from its
-/// type on.
-fn mark(
+/// Reads the part of an object that is compared: at most `most` bytes, beginning with its type. The
+/// object has `bytes` bytes.
+fn compared_part(
     memory: &mut Memory<'_>,
     layout: &Layout,
     object: u64,
     bytes: u64,
     most: u64,
 ) -> Option<Bytes> {
-    let at = object + layout.more + layout::TYPE;
-    let length = (bytes - layout.more - layout::TYPE).min(most);
+    let at = object + layout.extra_header_bytes + layout::TYPE;
+    let length = (bytes - layout.extra_header_bytes - layout::TYPE).min(most);
     let mut bytes = vec![0; length as usize];
-    let is_there = memory.read(at, &mut bytes);
-    is_there.then_some(Bytes { at, bytes })
+    let is_read = memory.read(at, &mut bytes);
+    is_read.then_some(Bytes { at, bytes })
 }
 
 /// Reads a string of at most `most` characters.
@@ -341,17 +353,19 @@ fn text(
     most: u64,
 ) -> Option<Part> {
     is_pointer(at).then_some(())?;
-    let kind = memory.word(at + layout.more + layout::TYPE)?;
+    let kind = memory.word(at + layout.extra_header_bytes + layout::TYPE)?;
     is_kind(memory, layout, kind, &mut types.text, b"str\0").then_some(())?;
-    let length = memory.word(at + layout.more + layout::LENGTH)?.min(most);
-    let state = memory.word(at + layout.more + layout::KIND)?;
+    let length = memory
+        .word(at + layout.extra_header_bytes + layout::LENGTH)?
+        .min(most);
+    let state = memory.word(at + layout.extra_header_bytes + layout::KIND)?;
     let (head, width) = form(layout, state)?;
     let mut bytes = vec![0; (length * width) as usize];
     memory.read(at + head, &mut bytes).then_some(())?;
     Some(Part {
         bytes,
         width: width as u8,
-        mark: mark(
+        compared: compared_part(
             memory,
             layout,
             at,
@@ -364,15 +378,17 @@ fn text(
 /// Reads a `bytes` object.
 fn table(memory: &mut Memory<'_>, layout: &Layout, types: &mut Types, at: u64) -> Option<Part> {
     is_pointer(at).then_some(())?;
-    let kind = memory.word(at + layout.more + layout::TYPE)?;
+    let kind = memory.word(at + layout.extra_header_bytes + layout::TYPE)?;
     is_kind(memory, layout, kind, &mut types.bytes, b"bytes\0").then_some(())?;
-    let size = memory.word(at + layout.more + layout::SIZE)?.min(MAX_LINES);
-    let head = layout.more + layout::BYTES;
+    let size = memory
+        .word(at + layout.extra_header_bytes + layout::SIZE)?
+        .min(MAX_LINES);
+    let head = layout.extra_header_bytes + layout::BYTES;
     let mut bytes = vec![0; size as usize];
     memory.read(at + head, &mut bytes).then_some(())?;
     Some(Part {
         bytes,
         width: 1,
-        mark: mark(memory, layout, at, head + size, COMPARED_LINES_BYTES)?,
+        compared: compared_part(memory, layout, at, head + size, COMPARED_LINES_BYTES)?,
     })
 }

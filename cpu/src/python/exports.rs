@@ -10,7 +10,8 @@ const MAX_NAMES: u64 = 64 << 20;
 const HEADER: u64 = 64;
 const SECTION: u64 = 64;
 const SYMBOL: usize = 24;
-/// Types of sections with symbols: all, and those for dynamic linking.
+/// Types of sections with symbols: `SHT_SYMTAB` (all symbols) and `SHT_DYNSYM` (those for dynamic
+/// linking).
 const ALL: u32 = 2;
 const DYNAMIC: u32 = 11;
 
@@ -27,7 +28,7 @@ const WANTED: [&[u8]; 6] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Names {
     pub runtime: u64,
-    /// Address of `Py_Version`, from 3.11 on.
+    /// Address of `Py_Version` (3.11 and later).
     pub version: Option<u64>,
     /// Start and end of the evaluation loop.
     pub evaluate: Option<(u64, u64)>,
@@ -35,15 +36,11 @@ pub struct Names {
     pub first_in: [bool; 3],
 }
 
-/// Reads the symbols of a file. `looks_further`: also those that are not needed for dynamic
-/// linking.
-pub fn read(source: &(impl Source + ?Sized), looks_further: bool) -> Option<Names> {
+/// Reads the symbols of a file. If `all`, those that are not needed for dynamic linking are
+/// searched too.
+pub fn read(source: &(impl Source + ?Sized), all: bool) -> Option<Names> {
     let sections = sections(source)?;
-    let tables: &[u32] = if looks_further {
-        &[DYNAMIC, ALL]
-    } else {
-        &[DYNAMIC]
-    };
+    let tables: &[u32] = if all { &[DYNAMIC, ALL] } else { &[DYNAMIC] };
     tables
         .iter()
         .find_map(|kind| names(source, &sections, *kind))
@@ -84,15 +81,19 @@ fn names(source: &(impl Source + ?Sized), sections: &[u8], kind: u32) -> Option<
         .find(|section| word_at(*section, 4).is_some_and(|word| word as u32 == kind))?;
     let strings = sections.get(word_at(table, 40)? as u32 as usize)?;
     let part = |section: &[u8], most| {
-        let (offset, size) = (word_at(section, 24)?, word_at(section, 32)?);
+        let offset = word_at(section, 24)?;
+        let size = word_at(section, 32)?;
         bytes(source, offset, size, most)
     };
-    let (symbols, strings) = (part(table, MAX_SYMBOLS)?, part(strings, MAX_NAMES)?);
+    let symbols = part(table, MAX_SYMBOLS)?;
+    let strings = part(strings, MAX_NAMES)?;
     let (symbols, _) = symbols.as_chunks::<SYMBOL>();
     let mut found = [None; WANTED.len()];
     for symbol in symbols {
+        // `Elf64_Sym`: st_name (4 bytes), st_info, st_other, st_shndx (2 bytes), st_value, st_size.
         let first = word_at(symbol, 0)?;
-        let (name, section) = (first as u32 as usize, (first >> 48) as u16);
+        let name = first as u32 as usize;
+        let section = (first >> 48) as u16;
         let text = strings.get(name..).unwrap_or_default();
         if section == 0 || !text.starts_with(b"_Py") && !text.starts_with(b"Py") {
             continue;
@@ -104,8 +105,8 @@ fn names(source: &(impl Source + ?Sized), sections: &[u8], kind: u32) -> Option<
     let [runtime, version, evaluate, in_10, in_9, in_8] = found;
     Some(Names {
         runtime: runtime?.0,
-        version: version.map(|(at, _)| at),
-        evaluate: evaluate.map(|(at, size)| (at, at.saturating_add(size))),
+        version: version.map(|(address, _)| address),
+        evaluate: evaluate.map(|(start, size)| (start, start.saturating_add(size))),
         first_in: [in_10, in_9, in_8].map(|function| function.is_some()),
     })
 }
@@ -114,14 +115,14 @@ fn names(source: &(impl Source + ?Sized), sections: &[u8], kind: u32) -> Option<
 mod tests {
     use super::*;
 
-    /// Returns a file of a table of symbols of this kind, and its names.
+    /// Returns an ELF file with a symbol table of this type, and its names.
     fn file(kind: u32, names: &[u8], symbols: &[(u32, u16, u64, u64)]) -> Vec<u8> {
         let mut bytes = vec![0; HEADER as usize];
         bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");
         bytes.extend(names);
         let table = bytes.len() as u64;
         for &(name, section, at, size) in symbols {
-            let first = u64::from(name) | u64::from(section) << 48;
+            let first = u64::from(name) | (u64::from(section) << 48);
             bytes.extend([first, at, size].map(u64::to_le_bytes).as_flattened());
         }
         let end = bytes.len() as u64;
@@ -149,7 +150,7 @@ mod tests {
             runtime: 0x5000,
             version: None,
             evaluate: Some((0x100, 0x180)),
-            // It is another file's.
+            // `PyFrame_GetCode` is undefined: it belongs to another file.
             first_in: [false; 3],
         };
         let dynamic = file(DYNAMIC, NAMES, &symbols);
@@ -161,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn any_part_of_a_file_is_read_to_its_end() {
+    fn damaged_files_are_read_without_panic() {
         let symbols = [(1, 7, 0x5000, 64), (u32::MAX, 3, u64::MAX, u64::MAX)];
         let whole = file(DYNAMIC, NAMES, &symbols);
         assert!(read(&whole[..], true).is_some());

@@ -1,4 +1,4 @@
-//! Interpreter frames of a stopped thread, found from its state.
+//! Collects the interpreter frames of a stopped thread from its thread state.
 
 use cpython::MAX_FRAMES;
 use cpython::chain::{self, Damaged, Frame, Thread, Words, first_instruction, is_pointer};
@@ -12,13 +12,13 @@ const MAX_STEPS: usize = 1 << 14;
 /// Interpreter frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// Stack address inside the native frame that runs it. 0: the next native frame of the
+    /// Stack address inside the native frame that runs it; 0 if the next native frame of the
     /// evaluation loop runs it.
     pub at: u64,
-    /// Address of its code object. 0: the frame stands for all outer ones.
+    /// Address of its code object; 0 if the frame stands for all omitted outer frames.
     pub code: u64,
-    /// Offset of its instruction in the code object.
-    pub place: u32,
+    /// Index of its instruction in the code object.
+    pub instruction: u32,
 }
 
 /// Collector of frames.
@@ -27,9 +27,9 @@ pub struct Chain<'a, 'b> {
     pub memory: &'a mut Memory<'b>,
     /// Frames, innermost first.
     pub frames: &'a mut Vec<Found>,
-    /// Number of last frames that have no native frame yet.
+    /// Number of frames at the end that have no native frame yet.
     pending: usize,
-    /// Number of frames before those of the current state.
+    /// Number of frames of the thread states before the current one.
     begun: usize,
     steps: usize,
 }
@@ -46,7 +46,7 @@ impl<'a, 'b> Chain<'a, 'b> {
         }
     }
 
-    /// Adds the frames of a thread's state.
+    /// Adds the frames of a thread state.
     pub fn collect(&mut self, state: u64) -> Result<(), Damaged> {
         self.begun = self.frames.len();
         let layout = self.layout;
@@ -58,7 +58,8 @@ impl<'a, 'b> Chain<'a, 'b> {
         Ok(())
     }
 
-    /// Returns what a frame runs, or `None` if it runs no code object.
+    /// Returns the code object and instruction of a frame, or `None` if it has no valid code
+    /// object.
     fn found(&mut self, at: u64, words: Words) -> Option<Found> {
         let layout = self.layout;
         let copy = match layout.copies {
@@ -67,11 +68,11 @@ impl<'a, 'b> Chain<'a, 'b> {
         };
         let memory = &mut *self.memory;
         let first = first_instruction(layout, words.code, copy, |at| memory.word(at))?;
-        let place = chain::offset(layout, words, first)?;
+        let instruction = chain::offset(layout, words, first)?;
         is_pointer(words.code).then_some(Found {
             at: 0,
             code: words.code,
-            place,
+            instruction,
         })
     }
 }
@@ -131,7 +132,7 @@ impl Thread for Chain<'_, '_> {
     }
 
     /// No frames are kept from one sample to the next.
-    fn joins(&mut self, _frame: u64, _at: u64) -> Result<bool, Damaged> {
+    fn joins_earlier_walk(&mut self, _frame: u64, _at: u64) -> Result<bool, Damaged> {
         Ok(false)
     }
 
@@ -142,7 +143,7 @@ impl Thread for Chain<'_, '_> {
                 Found {
                     at: 0,
                     code: 0,
-                    place: 0,
+                    instruction: 0,
                 }
             } else {
                 self.found(at, frame.words).ok_or(Damaged)?
@@ -156,10 +157,10 @@ impl Thread for Chain<'_, '_> {
     fn attach_to(&mut self, at: u64) -> Result<(), Damaged> {
         let first = self.frames.len() - self.pending;
         let (inner, fresh) = self.frames.split_at_mut(first);
-        // Otherwise it is on another stack than the inner frames.
-        let is_further = inner.len() == self.begun || inner.last().is_none_or(|last| last.at <= at);
+        // The native frame must not be below that of the inner frames.
+        let is_outer = inner.len() == self.begun || inner.last().is_none_or(|last| last.at <= at);
         fresh.iter_mut().for_each(|frame| frame.at = at);
         self.pending = 0;
-        is_further.then_some(()).ok_or(Damaged)
+        is_outer.then_some(()).ok_or(Damaged)
     }
 }

@@ -1,5 +1,5 @@
-//! Memory of a process while one of its threads is stopped, read by pages, each once. Frames are
-//! close to each other, and a system call takes longer than copying a page.
+//! Reads the memory of a process while one of its threads is stopped: page by page, each page once.
+//! Frames are close to each other, and a system call takes longer than copying a page.
 
 use cpython::chain::{ADDRESS_LIMIT, is_pointer};
 
@@ -17,8 +17,8 @@ const MAX_STACK_BYTES: u64 = 256 << 20;
 #[derive(Default)]
 pub struct Pages {
     pid: i32,
-    /// Index in the buffers by page; `None`: unreadable.
-    places: ByAddress<u64, Option<u32>>,
+    /// Index of the buffer of each page; `None` if the page is unreadable.
+    indices: ByAddress<u64, Option<u32>>,
     bytes: Vec<u8>,
 }
 
@@ -32,20 +32,21 @@ impl Pages {
 
     fn page(&mut self, page: u64) -> Option<&[u8]> {
         let size = PAGE as usize;
-        if !self.places.contains_key(&page) {
-            let (place, room) = (self.places.len(), size * (self.places.len() + 1));
-            if place >= MAX_PAGES {
+        if !self.indices.contains_key(&page) {
+            let index = self.indices.len();
+            let end = size * (index + 1);
+            if index >= MAX_PAGES {
                 return None;
             }
-            if self.bytes.len() < room {
-                self.bytes.resize(room, 0);
+            if self.bytes.len() < end {
+                self.bytes.resize(end, 0);
             }
-            let read = capture::read_memory(self.pid, page, &mut self.bytes[room - size..room]);
-            self.places
-                .insert(page, (read == size).then_some(place as u32));
+            let read = capture::read_memory(self.pid, page, &mut self.bytes[end - size..end]);
+            self.indices
+                .insert(page, (read == size).then_some(index as u32));
         }
-        let place = (*self.places.get(&page)?)? as usize * size;
-        self.bytes.get(place..place + size)
+        let start = (*self.indices.get(&page)?)? as usize * size;
+        self.bytes.get(start..start + size)
     }
 }
 
@@ -58,7 +59,7 @@ pub struct Memory<'a> {
 impl<'a> Memory<'a> {
     /// Starts reading for a thread that was just stopped.
     pub fn new(pages: &'a mut Pages, stack: Copied<'a>) -> Self {
-        pages.places.clear();
+        pages.indices.clear();
         let kept = KEPT_PAGES * PAGE as usize;
         if pages.bytes.len() > kept {
             pages.bytes.truncate(kept);
@@ -71,7 +72,7 @@ impl<'a> Memory<'a> {
         self.pages.pid
     }
 
-    /// Reads bytes from an address on. Returns true if all were readable.
+    /// Fills `to` with the bytes at an address. Returns true if all were readable.
     pub fn read(&mut self, mut at: u64, mut to: &mut [u8]) -> bool {
         let end = at.checked_add(to.len() as u64);
         if end.is_none_or(|end| end > ADDRESS_LIMIT) {
@@ -82,14 +83,15 @@ impl<'a> Memory<'a> {
             return true;
         }
         while !to.is_empty() {
-            let within = (at % PAGE) as usize;
+            let offset = (at % PAGE) as usize;
             let Some(page) = self.pages.page(at - at % PAGE) else {
                 return false;
             };
-            let count = to.len().min(page.len() - within);
+            let count = to.len().min(page.len() - offset);
             let (first, rest) = std::mem::take(&mut to).split_at_mut(count);
-            first.copy_from_slice(&page[within..within + count]);
-            (to, at) = (rest, at + count as u64);
+            first.copy_from_slice(&page[offset..offset + count]);
+            to = rest;
+            at += count as u64;
         }
         true
     }
@@ -111,7 +113,7 @@ impl<'a> Memory<'a> {
         self.array(at).map(|[byte]| byte)
     }
 
-    /// Reads a pointer to an object. Returns `None` if it is none.
+    /// Reads a pointer to an object. Returns `None` if the word is not a valid pointer.
     pub fn follow(&mut self, at: u64) -> Option<u64> {
         self.word(at).filter(|pointer| is_pointer(*pointer))
     }
@@ -129,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_there_is_not_read() {
+    fn unreadable_addresses_give_none() {
         let mut pages = Pages::new(std::process::id().cast_signed());
         let words: Vec<u64> = (0..2048).collect();
         let start = words.as_ptr() as u64;

@@ -8,7 +8,7 @@ use super::frames::{Chain, Found};
 use super::memory::{Memory, Pages};
 use super::runtime::Runtime;
 use super::threads::Threads;
-use super::{Ran, RanFrame};
+use super::{PythonFrame, PythonFrames};
 use crate::memory::Copied;
 use crate::script::ScriptLine;
 use cpython::layout::Layout;
@@ -37,7 +37,7 @@ impl Reader {
             threads: Threads::default(),
             codes: Codes::new(layout.table),
             pages: Pages::new(pid),
-            state: State::Met,
+            state: State::Detected,
             failures: 0,
             frames: Vec::new(),
         }
@@ -47,7 +47,7 @@ impl Reader {
     pub fn description(&self) -> Description {
         Description {
             version: self.runtime.version,
-            is_unlocked: self.layout.more != 0,
+            is_free_threaded: self.layout.extra_header_bytes != 0,
             state: self.state,
         }
     }
@@ -57,20 +57,22 @@ impl Reader {
         self.threads.update(self.pid, self.runtime.at, &self.layout);
     }
 
-    /// Returns the interpreter frames of a stopped thread with this thread pointer. `stack`: a copy
-    /// of its stack.
-    pub fn look(&mut self, pointer: u64, stack: Copied<'_>) -> Ran {
+    /// Returns the interpreter frames of the stopped thread with this thread pointer. `stack` is a
+    /// copy of its stack.
+    pub fn read_frames(&mut self, pointer: u64, stack: Copied<'_>) -> PythonFrames {
         self.frames.clear();
         if self.state == State::Differs {
-            return Ran::default();
+            return PythonFrames::default();
         }
         let mut memory = Memory::new(&mut self.pages, stack);
-        let (runtime, layout) = (self.runtime.at, &self.layout);
+        let runtime = self.runtime.at;
+        let layout = &self.layout;
         let states = self.threads.find(&mut memory, runtime, layout, pointer);
         let mut chain = Chain::new(&self.layout, &mut memory, &mut self.frames);
-        let found = states.iter().try_for_each(|state| chain.collect(*state));
-        let numbers = found.and_then(|()| {
-            let (memory, frames) = (&mut memory, &self.frames);
+        let collected = states.iter().try_for_each(|state| chain.collect(*state));
+        let numbers = collected.and_then(|()| {
+            let memory = &mut memory;
+            let frames = &self.frames;
             self.codes.numbers(memory, &self.layout, frames)
         });
         match numbers {
@@ -79,26 +81,28 @@ impl Reader {
                     self.state = State::Named;
                 }
                 let frames = self.frames.iter().zip(numbers);
-                Ran(frames
-                    .map(|(frame, code)| RanFrame {
-                        at: frame.at,
-                        code,
-                        offset: frame.place,
-                    })
-                    .collect())
+                PythonFrames(
+                    frames
+                        .map(|(frame, code)| PythonFrame {
+                            at: frame.at,
+                            code,
+                            offset: frame.instruction,
+                        })
+                        .collect(),
+                )
             }
             Err(Damaged) => {
                 self.failures = self.failures.saturating_add(1);
-                if self.state == State::Met && self.failures > FORGIVEN {
+                if self.state == State::Detected && self.failures > FORGIVEN {
                     self.state = State::Differs;
                 }
-                Ran::default()
+                PythonFrames::default()
             }
         }
     }
 
     /// Returns the line at an instruction offset of a code object.
-    pub fn line(&self, code: u32, place: u32) -> ScriptLine {
-        self.codes.line(code, place)
+    pub fn line(&self, code: u32, instruction: u32) -> ScriptLine {
+        self.codes.line(code, instruction)
     }
 }

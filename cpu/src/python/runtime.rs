@@ -1,4 +1,4 @@
-//! Interpreter of a process: version, and addresses of its data.
+//! Finds an interpreter's version and the addresses of its data.
 
 use cpython::layout::{self, Layout, WORDS};
 
@@ -15,8 +15,8 @@ pub struct Runtime {
     pub version: u32,
     /// Layout of its data; `None` if the version is not supported.
     pub layout: Option<Layout>,
-    /// Range of return addresses in its evaluation loop, excluding the first and including the
-    /// second.
+    /// Start and end of the evaluation loop. A return address in it is above the start, and may
+    /// equal the end.
     pub loop_at: (u64, u64),
 }
 
@@ -32,13 +32,13 @@ impl Runtime {
         };
         word(at)?;
         let (version, layout) = match published(pid, at) {
-            Some(told) => told,
+            Some(published) => published,
             None => {
                 let version = match names.version {
                     Some(version) => {
                         u32::try_from(word(version.wrapping_add(bias))?).unwrap_or(u32::MAX)
                     }
-                    None => by_functions(names),
+                    None => version_by_functions(names),
                 };
                 (version, layout::of_version(version))
             }
@@ -47,7 +47,7 @@ impl Runtime {
         Some(Self {
             at,
             version,
-            layout: layout.filter(is_near),
+            layout: layout.filter(is_plausible),
             loop_at: (from.wrapping_add(bias), to.wrapping_add(bias)),
         })
     }
@@ -63,17 +63,18 @@ fn published(pid: i32, at: u64) -> Option<(u32, Option<Layout>)> {
 
 /// Determines the version by the functions that exist; 0 if not known. `_PyRuntime` exists since
 /// 3.7, and a file with a symbol for the evaluation loop has those of the other functions too.
-fn by_functions(names: &Names) -> u32 {
+fn version_by_functions(names: &Names) -> u32 {
     let versions = [0x030a_0000, 0x0309_0000, 0x0308_0000];
-    let mut first = names.first_in.into_iter().zip(versions);
-    let oldest = names.evaluate.map_or(0, |_| 0x0307_0000);
-    first
-        .find(|(is_there, _)| *is_there)
-        .map_or(oldest, |(_, v)| v)
+    let newest = (names.first_in.into_iter().zip(versions)).find(|(exists, _)| *exists);
+    match newest {
+        Some((_, version)) => version,
+        None if names.evaluate.is_some() => 0x0307_0000,
+        None => 0,
+    }
 }
 
 /// Returns true if the offsets of a code object's fields are plausible.
-fn is_near(layout: &Layout) -> bool {
+fn is_plausible(layout: &Layout) -> bool {
     let fields = [
         layout.name,
         layout.file,

@@ -1,4 +1,4 @@
-//! Tests on a real interpreter, and on words that look like one's.
+//! Tests on a real interpreter, and on simulated interpreter data.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -18,7 +18,7 @@ use crate::running::Running;
 const PYTHON: &str = "/usr/bin/python3";
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Calls from Python, from C, from a generator, and of a function with the name of another.
+/// Script with calls from Python, from C and from a generator.
 const NEST: &str = "\
 def spin():
     print('ready', flush=True)
@@ -37,7 +37,7 @@ def outer(depth):
 outer(2)
 ";
 
-/// Threads that each do something else.
+/// Script with threads that run different functions.
 const THREADS: &str = "\
 import threading
 ready = [False] * 3
@@ -62,8 +62,8 @@ import time
 while True: time.sleep(1000)
 ";
 
-/// An interpreter in another one, and a stack that is deeper than what is kept.
-const WITHIN: &str = "\
+/// Script that runs an interpreter in another one.
+const NESTED_INTERPRETER: &str = "\
 try:
     import _interpreters as interpreters
     run = interpreters.exec
@@ -81,6 +81,7 @@ inner()
 
 enter()
 ";
+/// Script with a stack of more than the maximum number of frames.
 const DEEP: &str = "\
 import sys
 sys.setrecursionlimit(10000)
@@ -94,7 +95,7 @@ def down(depth):
 down(5000)
 ";
 
-/// Starts a script, and hears that it is where it stays.
+/// Starts a script and waits until it prints `ready`.
 fn start(script: &str) -> Running {
     let mut command = Command::new(PYTHON);
     let command = command.args(["-I", "-c", script]).stdout(Stdio::piped());
@@ -130,8 +131,8 @@ fn sampled(running: &Running, samples: u64, threads: usize) -> Process {
     recording.finish().processes.pop().expect("the process")
 }
 
-/// Each stack innermost first: its lines of Python, and of native frames how many there are; and
-/// how many samples have it.
+/// Returns each stack, innermost frame first, with its number of samples: Python lines, and `-` for
+/// native frames between them.
 fn stacks(process: &Process) -> Vec<(Vec<String>, u64)> {
     let mut all = Vec::new();
     process.stacks.each(|_, frames, count| {
@@ -145,12 +146,13 @@ fn stacks(process: &Process) -> Vec<(Vec<String>, u64)> {
                         shown.push("-".to_owned());
                     }
                     native = 0;
-                    let (name, start) = (&line.name, line.first_line);
+                    let name = &line.name;
+                    let start = line.first_line;
                     shown.push(format!("{name} {start} {}", line.line));
                 }
             }
         }
-        // What runs the outermost line.
+        // A native frame runs the outermost line.
         assert!(native > 0, "{frames:x?}");
         all.push((shown, count.samples));
     });
@@ -158,20 +160,20 @@ fn stacks(process: &Process) -> Vec<(Vec<String>, u64)> {
 }
 
 #[test]
-fn each_line_is_in_the_native_frame_that_runs_it() {
+fn lines_are_inserted_at_the_native_frames_that_run_them() {
     let running = start(NEST);
     let process = sampled(&running, 100, 1);
-    let told = process
+    let description = process
         .script
         .interpreter
         .expect("an interpreter")
         .to_string();
     assert!(
-        told.starts_with("3.") && told.ends_with(": named"),
-        "{told}"
+        description.starts_with("3.") && description.ends_with(": named"),
+        "{description}"
     );
     for (mut stack, samples) in stacks(&process) {
-        // What the innermost line called, if it did.
+        // The innermost line may be in a call of a native function.
         if stack[0] == "-" {
             stack.remove(0);
         }
@@ -216,19 +218,22 @@ fn each_thread_has_its_own_frames() {
 /// Returns the names of the lines of each stack, innermost first.
 fn names(process: &Process) -> Vec<Vec<String>> {
     let name = |frame: &String| frame.split(' ').next().map(str::to_owned);
-    let of = |stack: &Vec<String>| {
+    let names_of = |stack: &Vec<String>| {
         stack
             .iter()
             .filter(|f| **f != "-")
             .filter_map(name)
             .collect()
     };
-    stacks(process).iter().map(|(stack, _)| of(stack)).collect()
+    stacks(process)
+        .iter()
+        .map(|(stack, _)| names_of(stack))
+        .collect()
 }
 
 #[test]
-fn an_interpreter_within_another_one_has_its_frames_inside() {
-    let running = start(WITHIN);
+fn frames_of_a_nested_interpreter_are_inner_frames() {
+    let running = start(NESTED_INTERPRETER);
     let process = sampled(&running, 50, 1);
     for names in names(&process) {
         assert_eq!(names, ["inner", "<module>", "enter", "<module>"]);
@@ -236,7 +241,7 @@ fn an_interpreter_within_another_one_has_its_frames_inside() {
 }
 
 #[test]
-fn of_deep_stacks_the_innermost_frames_are_kept() {
+fn innermost_frames_of_deep_stacks_are_kept() {
     let running = start(DEEP);
     let process = sampled(&running, 20, 1);
     process.stacks.each(|_, frames, _| {
@@ -252,7 +257,7 @@ fn of_deep_stacks_the_innermost_frames_are_kept() {
 }
 
 #[test]
-fn a_program_that_is_no_interpreter_has_none() {
+fn other_programs_have_no_interpreter() {
     let mut command = Command::new("sh");
     let running = Running::start(command.args(["-c", "while :; do :; done"]));
     let process = sampled(&running, 20, 1);
@@ -266,7 +271,8 @@ fn a_program_that_is_no_interpreter_has_none() {
     });
 }
 
-/// Frames of words of our own, of which the innermost is the first that is examined.
+/// Collects frames from simulated data in `words`, which begin with the thread state. Returns true
+/// if they are consistent, and the number of frames.
 fn chain(layout: &Layout, words: &mut [u64], make: impl FnOnce(&mut [u64], u64)) -> (bool, usize) {
     let at = words.as_ptr() as u64;
     make(words, at);
@@ -280,12 +286,12 @@ fn chain(layout: &Layout, words: &mut [u64], make: impl FnOnce(&mut [u64], u64))
 
 /// Reading arbitrary words terminates, and finds nothing that exceeds the limits.
 #[test]
-fn chains_that_lead_into_themselves_or_nowhere_end() {
+fn cyclic_and_random_chains_terminate() {
     let layouts = [0x0308_0000, 0x030a_0000, 0x030b_0000, 0x030c_0000]
         .map(|version| layout::of_version(version).expect("a version that is known"));
     let mut words = vec![0u64; 4096];
     for layout in &layouts {
-        // The thread's state, all of whose words lead to itself.
+        // A thread state all of whose words point to itself.
         let (_, count) = chain(layout, &mut words, |words, at| words.fill(at));
         assert!(count <= cpython::MAX_FRAMES, "{count}");
         let (_, count) = chain(layout, &mut words, |words, at| {
@@ -318,7 +324,7 @@ fn chains_that_lead_into_themselves_or_nowhere_end() {
     }
 }
 
-/// A generator of any words.
+/// Generator of random words.
 struct Words(u64);
 
 impl Words {
@@ -330,41 +336,42 @@ impl Words {
     }
 }
 
-/// Objects of the right types, whose other words are anything: what is kept of them is bounded, and
-/// has a line, whatever the place.
+/// Objects of the right types with random contents: names are bounded, and every instruction has a
+/// line.
 #[test]
-fn code_objects_may_say_anything() {
+fn random_code_objects_are_read_within_limits() {
     const CODES: usize = 3000;
     let layouts = [0x0308_0000, 0x030b_0000, 0x030c_0000]
         .map(|version| layout::of_version(version).expect("a version that is known"));
     for layout in &layouts {
-        let mut any = Words(88_172_645_463_325_252);
+        let mut random = Words(88_172_645_463_325_252);
         let names = [*b"code\0\0\0\0", *b"str\0\0\0\0\0", *b"bytes\0\0\0"];
-        // Types, then objects of 64 words: a code object's, a string's and a table's by turns.
+        // Types, then objects of 64 words: code object, string, table, and so on in turn.
         let mut words = vec![0u64; 64 * (CODES + 8)];
         let start = words.as_ptr() as u64;
         let object = |index: u64| start + 512 * (index + 4);
         for (index, name) in names.iter().enumerate() {
             words[64 * index + layout::TYPE_NAME as usize / 8] = name.as_ptr() as u64;
         }
-        let (mut found, mut codes) = (0, Codes::new(layout.table));
+        let mut found = 0;
+        let mut codes = Codes::new(layout.table);
         for round in 0..3 {
             for index in 0..CODES {
                 let at = 64 * (index + 4);
-                let of = |kind: u64, any: &mut Words| object((any.next() % 900) * 3 + kind);
-                words[at..at + 64].fill_with(|| match any.next() % 3 {
-                    0 => any.next(),
-                    1 => any.next() % 100,
-                    _ => start + any.next() % (8 * words_in(CODES)),
+                let of = |kind: u64, random: &mut Words| object((random.next() % 900) * 3 + kind);
+                words[at..at + 64].fill_with(|| match random.next() % 3 {
+                    0 => random.next(),
+                    1 => random.next() % 100,
+                    _ => start + random.next() % (8 * words_in(CODES)),
                 });
                 words[at + 1] = start + 512 * (index as u64 % 3);
                 if index % 3 == 0 {
-                    words[at + layout.name as usize / 8] = of(1, &mut any);
-                    words[at + layout.file as usize / 8] = of(1, &mut any);
-                    words[at + layout.lines as usize / 8] = of(2, &mut any);
-                } else if !any.next().is_multiple_of(4) {
-                    words[at + 2] = any.next() % 2000;
-                    // A string that says that it is compact, and of ASCII characters.
+                    words[at + layout.name as usize / 8] = of(1, &mut random);
+                    words[at + layout.file as usize / 8] = of(1, &mut random);
+                    words[at + layout.lines as usize / 8] = of(2, &mut random);
+                } else if !random.next().is_multiple_of(4) {
+                    words[at + 2] = random.next() % 2000;
+                    // State of a compact ASCII string.
                     words[at + 4] = 0b1_1001 << 2;
                 }
             }
@@ -374,14 +381,14 @@ fn code_objects_may_say_anything() {
                 let frame = Found {
                     at: 0,
                     code: object(index),
-                    place: 0,
+                    instruction: 0,
                 };
                 let Ok(numbers) = codes.numbers(&mut memory, layout, &[frame, frame]) else {
                     continue;
                 };
                 assert_eq!(numbers[0], numbers[1]);
                 assert_eq!(index % 3, 0, "{round}");
-                let line = codes.line(numbers[0], (any.next() % layout::MAX_PLACE) as u32);
+                let line = codes.line(numbers[0], (random.next() % layout::MAX_INSTRUCTION) as u32);
                 assert!(line.name.chars().count() <= cpython::MAX_NAME as usize);
                 assert!(line.file.chars().count() <= cpython::MAX_FILE as usize);
                 found += 1;

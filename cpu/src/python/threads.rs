@@ -1,9 +1,7 @@
-//! Thread states of an interpreter.
-//!
-//! The lists of states are walked between samples, while the process runs. Inconsistent data are
-//! detected when a thread is stopped: a state is accepted only if it says that it is that thread's
-//! and is still in its list. New states and new interpreters are inserted at the heads of lists, so
-//! little is read while these are unchanged.
+//! Thread states of an interpreter. The lists of states are walked between samples, while the
+//! process runs. Inconsistent data are detected when a thread is stopped: a state is accepted only
+//! if it has that thread's id and is still in its list. New states and new interpreters are
+//! inserted at the heads of lists, so little is read while the heads are unchanged.
 
 use std::collections::BTreeMap;
 
@@ -14,15 +12,15 @@ use cpython::{MAX_INTERPRETERS, MAX_THREADS};
 use super::memory::Memory;
 use crate::mixer::ByAddress;
 
-/// Maximum number of states of one thread, which has one for each interpreter that it uses.
+/// Maximum number of states of one thread. A thread has one for each interpreter that it uses.
 const MAX_STATES_OF_THREAD: usize = 8;
 /// Maximum number of states visited at the head of a changed list while a thread is stopped, and
 /// maximum number of interpreters.
 const MAX_NEW_STATES: usize = 4;
 /// Maximum number of cached states.
 const MAX_STATES: usize = 4 * MAX_THREADS;
-/// Maximum distance in bytes of a thread's id below its thread pointer: 0 where both are the same,
-/// otherwise the size of the C library's data for the thread.
+/// Maximum distance in bytes of a thread's id (`pthread_self`) below its thread pointer: 0 if they
+/// are equal, otherwise the size of the C library's data for the thread.
 #[cfg(target_arch = "x86_64")]
 const MAX_ID_DISTANCE: u64 = 0;
 #[cfg(not(target_arch = "x86_64"))]
@@ -39,11 +37,11 @@ struct State {
 /// Cached thread states.
 #[derive(Default)]
 pub struct Threads {
-    /// Interpreters, newest first, each with its first state.
-    beginnings: Vec<(u64, u64)>,
+    /// Interpreters, newest first, each with the head of its list of states.
+    heads: Vec<(u64, u64)>,
     states: ByAddress<u64, State>,
-    /// States by thread id.
-    own: BTreeMap<u64, Vec<u64>>,
+    /// Addresses of states by thread id.
+    by_thread: BTreeMap<u64, Vec<u64>>,
 }
 
 impl Threads {
@@ -58,14 +56,14 @@ impl Threads {
         if self.states.len() > MAX_STATES {
             *self = Self::default();
         }
-        let mut beginnings = Vec::new();
+        let mut heads = Vec::new();
         let mut next = follow(runtime.wrapping_add(layout.interpreters));
-        while let Some(interpreter) = next.filter(|_| beginnings.len() < MAX_INTERPRETERS) {
+        while let Some(interpreter) = next.filter(|_| heads.len() < MAX_INTERPRETERS) {
             let first = follow(interpreter + layout.threads).unwrap_or(0);
-            beginnings.push((interpreter, first));
+            heads.push((interpreter, first));
             next = follow(interpreter + layout.next_interpreter);
         }
-        for &(interpreter, first) in &beginnings {
+        for &(interpreter, first) in &heads {
             let mut at = first;
             for _ in 0..MAX_THREADS {
                 let (Some(thread), Some(next)) =
@@ -79,17 +77,17 @@ impl Threads {
                     next,
                 };
                 // The states after an unchanged one are unchanged too.
-                if !self.note(at, state) || !is_pointer(next) {
+                if !self.cache(at, state) || !is_pointer(next) {
                     break;
                 }
                 at = next;
             }
         }
-        self.beginnings = beginnings;
+        self.heads = heads;
     }
 
     /// Caches a state. Returns true if it is new.
-    fn note(&mut self, at: u64, state: State) -> bool {
+    fn cache(&mut self, at: u64, state: State) -> bool {
         match self.states.insert(at, state) {
             Some(known) if known == state => return false,
             Some(known) if known.thread == state.thread => {}
@@ -97,23 +95,23 @@ impl Threads {
                 if let Some(known) = known {
                     self.leave(at, known.thread);
                 }
-                self.own.entry(state.thread).or_default().push(at);
+                self.by_thread.entry(state.thread).or_default().push(at);
             }
         }
         true
     }
 
     fn leave(&mut self, at: u64, thread: u64) {
-        if let Some(own) = self.own.get_mut(&thread) {
+        if let Some(own) = self.by_thread.get_mut(&thread) {
             own.retain(|state| *state != at);
             if own.is_empty() {
-                self.own.remove(&thread);
+                self.by_thread.remove(&thread);
             }
         }
     }
 
-    /// Returns the states of a stopped thread with this thread pointer, those in newer interpreters
-    /// first.
+    /// Returns the addresses of the states of the stopped thread with this thread pointer, those in
+    /// newer interpreters first.
     pub fn find(
         &mut self,
         memory: &mut Memory<'_>,
@@ -122,7 +120,7 @@ impl Threads {
         pointer: u64,
     ) -> Vec<u64> {
         let mut last = self
-            .own
+            .by_thread
             .range(pointer.saturating_sub(MAX_ID_DISTANCE)..=pointer);
         let known = last.next_back().map(|(_, own)| own.clone());
         let mut found = Vec::new();
@@ -137,9 +135,9 @@ impl Threads {
                 self.leave(at, state.thread);
             }
         }
-        self.newest(memory, runtime, layout, pointer, &mut found);
+        self.find_new(memory, runtime, layout, pointer, &mut found);
         let order = |interpreter: u64| {
-            let mut all = self.beginnings.iter();
+            let mut all = self.heads.iter();
             all.position(|known| known.0 == interpreter)
         };
         // An unknown interpreter is newer than the known ones.
@@ -149,7 +147,7 @@ impl Threads {
     }
 
     /// Searches the heads of changed lists for a thread's states.
-    fn newest(
+    fn find_new(
         &self,
         memory: &mut Memory<'_>,
         runtime: u64,
@@ -161,13 +159,14 @@ impl Threads {
         for _ in 0..MAX_NEW_STATES {
             let Some(interpreter) = next else { break };
             let mut state = memory.follow(interpreter + layout.threads);
-            let beginning = (interpreter, state.unwrap_or(0));
-            let is_known = self.beginnings.contains(&beginning);
-            for _ in 0..if is_known { 0 } else { MAX_NEW_STATES } {
+            let head = (interpreter, state.unwrap_or(0));
+            let is_unchanged = self.heads.contains(&head);
+            let visited = if is_unchanged { 0 } else { MAX_NEW_STATES };
+            for _ in 0..visited {
                 let Some(at) = state else { break };
                 let thread = memory.word(at + layout.thread_id);
-                let is_own = thread.is_some_and(|thread| is_of(thread, pointer));
-                if is_own && !found.iter().any(|known| known.1 == at) {
+                let matches = thread.is_some_and(|thread| matches_pointer(thread, pointer));
+                if matches && !found.iter().any(|known| known.1 == at) {
                     found.push((interpreter, at));
                 }
                 state = memory.follow(at + layout.next_thread);
@@ -177,8 +176,8 @@ impl Threads {
     }
 }
 
-/// Returns true if a thread id belongs to a thread pointer.
-fn is_of(thread: u64, pointer: u64) -> bool {
+/// Returns true if a thread id and a thread pointer may be those of one thread.
+fn matches_pointer(thread: u64, pointer: u64) -> bool {
     (pointer.saturating_sub(MAX_ID_DISTANCE)..=pointer).contains(&thread)
 }
 

@@ -1,4 +1,4 @@
-//! One program in one process: threads, stacks, times.
+//! Recording of one program in one process: threads, stacks, times.
 
 use super::{StackId, Time};
 use crate::machine::Machine;
@@ -13,7 +13,7 @@ const MAX_THREADS: usize = 1000;
 /// Maximum plausible CPU time of a process, in nanoseconds.
 const MAX_NS: u64 = 1 << 62;
 
-/// Counts and times of a program, besides its stacks.
+/// Counts and times of a program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Number of samples.
@@ -28,7 +28,7 @@ pub struct Counts {
     pub table_full: u64,
     /// CPU time in ns of threads after their last sample.
     pub rest_ns: u64,
-    /// Time in ns that threads waited.
+    /// Time in ns that threads waited, covered by samples.
     pub waiting_ns: u64,
     /// Time in ns that threads waited, not covered by samples.
     pub waited_ns: u64,
@@ -79,7 +79,7 @@ pub struct Process {
     numbers: ByAddress<u64, u32>,
     /// Counts and times.
     pub counts: Counts,
-    /// True if the process has ended or executes another program.
+    /// True if the process has exited or executes another program.
     pub is_over: bool,
     /// CPU time of the process in ns when this program's sampling started, and when it was last
     /// read.
@@ -91,12 +91,13 @@ pub struct Process {
     end: Option<u64>,
     /// CPU time in ns that the engine itself has counted, if it does.
     pub counted_ns: Option<u64>,
-    /// CPU time in ns when it was last read, and how much of that was accounted for.
+    /// CPU time in ns since sampling started, when the clock was last read, and how much of that
+    /// was accounted for.
     compared: (u64, u64),
-    /// Machine of the program if it is another one; the outer `None`: not determined yet.
+    /// Machine of the program if it is not ours. The outer `None` means not determined yet.
     machine: Option<Option<Machine>>,
     /// True if a sample had that machine's registers.
-    runs_there: bool,
+    has_foreign_samples: bool,
     /// True if the user named the process.
     pub(super) is_named: bool,
     /// True if an earlier program of the process is part of the result.
@@ -122,7 +123,7 @@ impl Process {
             counted_ns: None,
             compared: (0, 0),
             machine: None,
-            runs_there: false,
+            has_foreign_samples: false,
             is_named: false,
             was_kept: false,
         }
@@ -133,7 +134,7 @@ impl Process {
     /// machine's.
     #[must_use]
     pub fn is_sampled(&self) -> bool {
-        self.counts.samples > 0 && !self.runs_there
+        self.counts.samples > 0 && !self.has_foreign_samples
     }
 
     /// Returns the program's machine if it is another one. A program with samples may have been
@@ -143,8 +144,8 @@ impl Process {
         self.machine.flatten().filter(|_| !self.is_sampled())
     }
 
-    /// Determines the program's machine, once.
-    pub(super) fn judge(&mut self) {
+    /// Determines the program's machine if that was not done yet.
+    pub(super) fn determine_machine(&mut self) {
         let pid = self.pid;
         self.machine
             .get_or_insert_with(|| Machine::foreign_to_us(pid));
@@ -152,7 +153,7 @@ impl Process {
 
     /// Returns true if the program is for another machine.
     pub(crate) fn is_foreign(&mut self) -> bool {
-        self.judge();
+        self.determine_machine();
         self.foreign().is_some()
     }
 
@@ -162,9 +163,9 @@ impl Process {
         if self.machine.is_none() && proc::is_over(self.pid) {
             self.machine = Some(Some(machine));
         }
-        self.judge();
-        self.runs_there = self.machine.flatten().is_some();
-        self.runs_there
+        self.determine_machine();
+        self.has_foreign_samples = self.machine.flatten().is_some();
+        self.has_foreign_samples
     }
 
     /// Returns the CPU time used during sampling, in nanoseconds.
@@ -174,15 +175,15 @@ impl Process {
         read.max(self.counted_ns.unwrap_or(0)).max(self.known_ns())
     }
 
-    /// Returns the number of a thread. Returns 0 for threads beyond the maximum, and for one that
-    /// is exiting and has given up its number.
+    /// Returns the number of a thread in `threads`, counted from 1. Returns 0 for threads beyond
+    /// the maximum, and for one that is exiting and has no thread id any more.
     pub(super) fn thread(&mut self, tid: i32) -> u32 {
         if tid <= 0 {
             return 0;
         }
         let key = u64::from(tid.cast_unsigned());
-        if let Some(known) = self.numbers.get(&key) {
-            return *known;
+        if let Some(number) = self.numbers.get(&key) {
+            return *number;
         }
         if self.threads.len() >= MAX_THREADS {
             return 0;
@@ -218,48 +219,49 @@ impl Process {
         !self.is_named && self.counts == Counts::default()
     }
 
-    /// Adds time to samples that were counted without any: those of a stack, or, for `None`, those
-    /// without one.
-    pub(crate) fn weigh(&mut self, place: Option<StackId>, ns: u64) {
-        match place {
-            Some((serial, place)) if serial == self.serial => {
+    /// Adds CPU time to samples that were counted before their time was known: to the samples of a
+    /// stack or, if that is `None`, to those without a stack.
+    pub(crate) fn weigh(&mut self, stack: Option<StackId>, ns: u64) {
+        match stack {
+            Some((serial, node)) if serial == self.serial => {
                 self.counts.ns += ns;
-                self.stacks.again(place, Count { samples: 0, ns });
+                self.stacks.add_to(node, Count { samples: 0, ns });
             }
             _ => self.counts.rest_ns += ns,
         }
     }
 
-    /// Returns the value of its clock when sampling started.
+    /// Returns the value of the process's clock when sampling started, in ns.
     #[must_use]
     pub fn begun(&self) -> u64 {
         self.clock.0
     }
 
-    /// Sets the value of its clock when sampling started.
+    /// Sets the value of the process's clock when sampling started, in ns.
     pub fn begin(&mut self, clock: u64) {
         self.clock = (clock, clock);
         self.origin = clock;
     }
 
-    /// Sets the value of its clock when sampling ended.
+    /// Sets the value of the process's clock when sampling ended, in ns.
     pub(crate) fn end(&mut self, clock: u64) {
         self.end = Some(clock);
     }
 
     /// Sets the CPU time that the engine has counted since the process's sampling started.
     pub(crate) fn counted(&mut self, ns: u64) {
-        // Minus what its earlier programs have used.
+        // Earlier programs of the process have used a part of it.
         let before = self.clock.0.saturating_sub(self.origin);
         self.counted_ns = Some(ns.saturating_sub(before));
     }
 
-    /// Sets the value of its clock, as read by the caller.
+    /// Sets the value of the process's clock in ns, as read by the caller.
     pub fn used(&mut self, clock: u64) {
         self.clock.1 = self.clock.1.max(clock.min(MAX_NS));
     }
 
-    /// Sets the current value of its clock, and how much of it is accounted for.
+    /// Sets the current value of the process's clock in ns, and remembers how much of it is
+    /// accounted for.
     pub(super) fn compare(&mut self, now: u64) {
         let now = self.end.map_or(now, |end| end.min(now));
         self.clock.1 = self.clock.1.max(now);
@@ -283,9 +285,9 @@ impl Process {
             return;
         }
         let scaled = |ns: u64| (u128::from(ns) * u128::from(read) / u128::from(known)) as u64;
-        let apart = self.counts.ns.saturating_sub(self.stacks.ns());
+        let outside_stacks = self.counts.ns.saturating_sub(self.stacks.ns());
         self.stacks.each_ns(|ns| *ns = scaled(*ns));
-        self.counts.ns = self.stacks.ns() + scaled(apart);
+        self.counts.ns = self.stacks.ns() + scaled(outside_stacks);
         for ns in [&mut self.counts.rest_ns, &mut self.counts.hidden_ns] {
             *ns = scaled(*ns);
         }
@@ -298,7 +300,8 @@ impl Process {
         self.counts.hidden_ns += ns.min(self.cpu_ns() - self.known_ns());
     }
 
-    /// Reads its clock. Returns the CPU time since sampling started, over all its programs.
+    /// Reads the process's clock. Returns the CPU time in ns since sampling of the process started,
+    /// over all its programs.
     pub(crate) fn elapsed_ns(&mut self) -> u64 {
         if let Some(now) = proc::cpu_ns(self.pid) {
             self.clock.1 = self.clock.1.max(now);
@@ -306,11 +309,12 @@ impl Process {
         self.clock.1.saturating_sub(self.origin)
     }
 
+    /// Returns the CPU time in ns that is accounted for.
     pub(super) fn known_ns(&self) -> u64 {
         self.counts.ns + self.counts.rest_ns + self.counts.hidden_ns
     }
 
-    /// Returns the CPU time that no sample covers and that was not hidden.
+    /// Returns the CPU time in ns that no sample covers and that was not hidden.
     #[must_use]
     pub fn unsampled_ns(&self) -> u64 {
         self.cpu_ns() - self.counts.ns - self.counts.hidden_ns

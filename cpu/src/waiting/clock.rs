@@ -1,4 +1,4 @@
-//! Times for which a thread slept and waited for a processor, by the kernel's clocks.
+//! Times for which a thread slept and waited for a processor, from the kernel's clocks.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -35,39 +35,48 @@ impl Clock {
     }
 }
 
-/// Accounting of a thread's waiting time. Differences are taken from the last sample, not from one
-/// reading to the next, since the kernel adds time in a queue when it is over, and running time
-/// whenever it chooses.
+/// Values of a thread's clocks at one time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reading {
+    pub(super) clock: Clock,
+    pub(super) at: Instant,
+}
+
+/// Accounting of a thread's waiting time. Differences are taken since the last sample, not between
+/// successive readings, because the kernel adds the time in a queue only when the thread leaves it, and
+/// running time only from time to time.
 pub(super) struct Meter {
     /// Values at the last sample of a sleep.
-    pub(super) base: (Clock, Instant),
+    pub(super) base: Reading,
     /// Values at the last reading.
-    pub(super) last: (Clock, Instant),
+    pub(super) last: Reading,
     /// Time in run queues that is covered by samples, in ns.
     pub(super) queued_ns: u64,
 }
 
 impl Meter {
-    pub(super) fn new(clock: Clock, now: Instant) -> Self {
+    pub(super) fn new(now: Reading) -> Self {
         Self {
-            base: (clock, now),
-            last: (clock, now),
-            queued_ns: clock.queued_ns,
+            base: now,
+            last: now,
+            queued_ns: now.clock.queued_ns,
         }
     }
 
-    /// Returns the time asleep without a sample.
-    pub(super) fn asleep(&self) -> Duration {
-        let ((from, start), (to, end)) = (self.base, self.last);
-        let ran = to.ns.saturating_sub(from.ns);
-        let queued = to.queued_ns.saturating_sub(from.queued_ns);
+    /// Returns how long the thread has slept without a sample.
+    pub(super) fn time_asleep(&self) -> Duration {
+        let before = self.base.clock;
+        let now = self.last.clock;
+        let ran = now.ns.saturating_sub(before.ns);
+        let queued = now.queued_ns.saturating_sub(before.queued_ns);
         let awake = Duration::from_nanos(ran.saturating_add(queued));
-        end.saturating_duration_since(start).saturating_sub(awake)
+        let elapsed = self.last.at.saturating_duration_since(self.base.at);
+        elapsed.saturating_sub(awake)
     }
 
-    /// Returns the time in queues without a sample.
-    pub(super) fn queued(&self) -> Duration {
-        Duration::from_nanos(self.last.0.queued_ns.saturating_sub(self.queued_ns))
+    /// Returns how long the thread has been in run queues without a sample.
+    pub(super) fn time_queued(&self) -> Duration {
+        Duration::from_nanos(self.last.clock.queued_ns.saturating_sub(self.queued_ns))
     }
 }
 
@@ -89,23 +98,24 @@ mod tests {
     }
 
     #[test]
-    fn the_queue_of_a_processor_is_no_sleep() {
+    fn time_in_a_run_queue_does_not_count_as_sleep() {
         let start = Instant::now();
-        let mut meter = Meter::new(Clock::default(), start);
+        let reading = |clock, at| Reading { clock, at };
+        let mut meter = Meter::new(reading(Clock::default(), start));
         let ms = Duration::from_millis;
-        // It is in a queue, which the kernel has not added yet, and is given a processor then.
-        meter.last = (Clock::default(), start + ms(10));
-        assert_eq!((meter.asleep(), meter.queued()), (ms(10), ms(0)));
+        // The thread is in a run queue, whose time the kernel has not added yet; then it runs.
+        meter.last = reading(Clock::default(), start + ms(10));
+        assert_eq!((meter.time_asleep(), meter.time_queued()), (ms(10), ms(0)));
         let clock = Clock {
             ns: 5_000_000,
             queued_ns: 12_000_000,
             turns: 1,
         };
-        meter.last = (clock, start + ms(20));
-        assert_eq!((meter.asleep(), meter.queued()), (ms(3), ms(12)));
+        meter.last = reading(clock, start + ms(20));
+        assert_eq!((meter.time_asleep(), meter.time_queued()), (ms(3), ms(12)));
         meter.queued_ns = 12_000_000;
-        assert_eq!((meter.asleep(), meter.queued()), (ms(3), ms(0)));
+        assert_eq!((meter.time_asleep(), meter.time_queued()), (ms(3), ms(0)));
         meter.base = meter.last;
-        assert_eq!((meter.asleep(), meter.queued()), (ms(0), ms(0)));
+        assert_eq!((meter.time_asleep(), meter.time_queued()), (ms(0), ms(0)));
     }
 }

@@ -175,14 +175,15 @@ impl CpuBuilder {
         self.profile.lines.extend(lines);
     }
 
-    /// Adds the lines of Python locations, in order of location, as a reader would add them.
+    /// Adds the Python lines of locations, in order of location, as a reader would add them.
     fn give_python_lines(&mut self) {
         let python = self.python.iter();
         let mut all: Vec<_> = python.map(|(line, at)| (*at, *line)).collect();
         all.sort_unstable();
         for (location, (function, line)) in all {
             let place = &mut self.profile.locations[location as usize];
-            (place.first_line, place.line_count) = (self.profile.lines.len() as u32, 1);
+            place.first_line = self.profile.lines.len() as u32;
+            place.line_count = 1;
             self.profile.lines.push(Line {
                 function,
                 line,
@@ -198,8 +199,8 @@ impl CpuBuilder {
     /// merged. The locations must come from this builder; others cause wrong stacks, or a panic.
     pub fn stack(&mut self, locations: &[LocationId], samples: u64, ns: u64, thread: u32) {
         let last = locations.iter().map(|location| location.0 as usize).max();
-        let known = self.profile.locations.len();
-        assert!(last < Some(known), "a location of another builder");
+        let location_count = self.profile.locations.len();
+        assert!(last < Some(location_count), "a location of another builder");
         let profile = &mut self.profile;
         let frames = locations.iter().map(|location| location.0);
         profile.stacks.push_frames(frames);

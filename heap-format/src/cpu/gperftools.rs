@@ -48,7 +48,7 @@ impl Layout {
     fn word(self, bytes: &mut &[u8]) -> Option<u64> {
         let (word, rest) = bytes.split_at_checked(self.size)?;
         *bytes = rest;
-        let add = |sum: u64, byte: &u8| sum << 8 | u64::from(*byte);
+        let add = |sum: u64, byte: &u8| (sum << 8) | u64::from(*byte);
         Some(if self.big {
             word.iter().fold(0, add)
         } else {

@@ -79,7 +79,9 @@ fn started(mut profile: Profile, facts: &mut FactsReader, symbols: &mut Symbols)
 fn stack(builder: &mut CpuBuilder, text: &[u8]) -> Option<()> {
     let mut scan = Scan::new(text);
     let mut number = || u64::try_from(scan.blanks().int()?).ok();
-    let (samples, ns, thread) = (number()?, number()?, number()?);
+    let samples = number()?;
+    let ns = number()?;
+    let thread = number()?;
     let thread = u32::try_from(thread).ok()?;
     while !scan.blanks().rest().is_empty() {
         let location = match scan.literal(b"k") {

@@ -22,7 +22,7 @@ const SEEN: &str = "seen";
 pub(crate) fn version(profile: &Profile) -> u32 {
     if !profile.losses.is_empty() {
         LOSSES
-    } else if profile.sizes_apart {
+    } else if profile.split_by_size_class {
         SIZES_APART
     } else {
         SIZES_APART - 1
@@ -196,7 +196,8 @@ impl Writer<'_> {
 fn interval_text(period: &IntervalPeriod) -> String {
     let mut text = format!("{} {}", period.from_unix_ns, period.interval);
     if let Some(millionths) = period.overhead {
-        let (percent, rest) = (millionths / 10_000, millionths % 10_000);
+        let percent = millionths / 10_000;
+        let rest = millionths % 10_000;
         text += &format!(" {percent}.{rest:04}%");
     }
     text
@@ -206,7 +207,8 @@ fn interval_text(period: &IntervalPeriod) -> String {
 fn interval(text: &str) -> Option<IntervalPeriod> {
     let mut words = text.split(' ');
     let mut number = || words.next()?.parse::<u64>().ok();
-    let (from_unix_ns, interval) = (number()?, number()?);
+    let from_unix_ns = number()?;
+    let interval = number()?;
     let overhead = match words.next() {
         None => None,
         Some(share) => {
@@ -312,7 +314,9 @@ impl FactsReader {
     fn module(&mut self, value: &[u8]) -> Option<()> {
         let mut fields = value.splitn(6, |&c| c == b' ');
         let mut number = || hex(fields.next()?);
-        let (start, end, file_offset) = (number()?, number()?, number()?);
+        let start = number()?;
+        let end = number()?;
+        let file_offset = number()?;
         let id = fields.next()?;
         let build_id = match id {
             b"-" => BuildId::default(),
@@ -335,7 +339,9 @@ impl FactsReader {
         let mut fields = value.split(|&c| c == b'\t');
         let start_line = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
         let mut text = || fields.next().map(string);
-        let (name, system_name, file) = (text()?, text()?, text()?);
+        let name = text()?;
+        let system_name = text()?;
+        let file = text()?;
         self.functions.push(Function {
             name,
             system_name,
@@ -350,7 +356,9 @@ impl FactsReader {
         let address = hex(words.next()?.as_bytes())?;
         let line = |word: &str| {
             let mut numbers = word.split(':').map(|n| n.parse::<u32>().ok());
-            let (function, line, column) = (numbers.next()??, numbers.next()??, numbers.next()??);
+            let function = numbers.next()??;
+            let line = numbers.next()??;
+            let column = numbers.next()??;
             ((function as usize) < self.functions.len()).then_some(Line {
                 function,
                 line,

@@ -51,7 +51,7 @@ impl HexText {
         let mut text = [0u8; HEX_ROOM];
         text[..3].copy_from_slice(b" 0x");
         for (i, c) in text[3..3 + digits].iter_mut().enumerate() {
-            let nibble = value >> (4 * (digits - 1 - i)) & 15;
+            let nibble = (value >> (4 * (digits - 1 - i))) & 15;
             *c = b"0123456789abcdef"[nibble as usize];
         }
         text[HEX_ROOM - 1] = 3 + digits as u8;

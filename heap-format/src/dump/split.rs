@@ -22,10 +22,14 @@ pub(crate) struct Record {
 pub(crate) fn split(samples: u64, objects: f64, bytes: f64, interval: u64) -> [Record; 2] {
     let usable = |v: f64| v.is_finite() && v > 0.0 && v < 9e18;
     if interval <= 1 {
-        let whole = |v: f64| if usable(v) { v.round() as u64 } else { 0 };
+        let rounded = |v: f64| if usable(v) { v.round() as u64 } else { 0 };
         return single_record(
-            whole(objects),
-            if whole(objects) == 0 { 0 } else { whole(bytes) },
+            rounded(objects),
+            if rounded(objects) == 0 {
+                0
+            } else {
+                rounded(bytes)
+            },
         );
     }
     if !usable(objects) || !usable(bytes) {
@@ -72,7 +76,8 @@ impl Estimate {
             .iter()
             .filter(|r| r.count > 0 && r.size > 0)
             .fold((0.0, 0.0), |(o, b), r| {
-                let (count, size) = (r.count as f64, r.size as f64 / self.interval);
+                let count = r.count as f64;
+                let size = r.size as f64 / self.interval;
                 let scale = weight(size / count);
                 (o + count * scale, b + size * scale)
             })
@@ -159,7 +164,8 @@ impl Estimate {
     /// between bounds.
     fn sizes(&self, small: f64, large: f64) -> Option<(f64, f64)> {
         let equal = self.objects / (small + large);
-        let (mut low, mut high) = (equal, (self.objects - large) / small);
+        let mut low = equal;
+        let mut high = (self.objects - large) / small;
         let missing = self.units - self.objects * inverse_weight(equal);
         if !(low > 1.0 && high > low && missing > 0.0) {
             return None;
@@ -266,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn senseless_estimates_give_records_that_readers_accept() {
+    fn implausible_estimates_give_valid_records() {
         for (o, b) in [
             (f64::NAN, 1.0),
             (-1.0, 5.0),

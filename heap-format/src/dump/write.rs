@@ -289,7 +289,8 @@ impl Columns {
         }
         let values = profile.values_of(stack);
         Estimates([self.live, self.allocated].map(|Pair { objects, bytes }| {
-            let (objects, bytes) = (values[objects] as f64, values[bytes] as f64);
+            let objects = values[objects] as f64;
+            let bytes = values[bytes] as f64;
             let samples = objects / weight(bytes / objects / profile.period.max(1) as f64);
             Estimate {
                 samples: samples.round() as u64,
@@ -351,8 +352,8 @@ fn line(buffer: &mut Vec<u8>, record: &[Record; 2], frames: &[u32], addresses: &
     buffer.truncate(start + end + 1);
 }
 
-/// Writes the exact values of a stack, at least `min_fields` of them. `more`: thread, kind of loss,
-/// leak group.
+/// Writes the exact values of a stack, at least `min_fields` of them. `more` has thread, kind of
+/// loss and leak group.
 fn exact(buffer: &mut Vec<u8>, fields: &[f64; FIELDS], more: [u32; 3], min_fields: usize) {
     buffer.extend_from_slice(STACK);
     let more = &more[..more.iter().rposition(|&n| n != 0).map_or(0, |at| at + 1)];
@@ -403,7 +404,8 @@ fn maps(profile: &Profile, buffer: &mut Vec<u8>) {
     let used = |start: u64| profile.locations.iter().any(|l| l.address == start);
     for marker in HEAP_MARKERS.iter().filter(|m| used(m.address)) {
         let name = marker.name.replace(' ', "_");
-        let (start, end) = (marker.address, marker.address + marker.len);
+        let start = marker.address;
+        let end = marker.address + marker.len;
         let entry = format!("{start:08x}-{end:08x} r-xp 00000000 00:00 0 {name}\n");
         buffer.extend_from_slice(entry.as_bytes());
     }

@@ -105,7 +105,7 @@ fn command_end(line: &[u8]) -> Option<usize> {
     loop {
         let before = words.at;
         let Some(word) = words.next() else {
-            // Only the command, as with `-F comm,ip,sym`.
+            // The line has only the command, as with `-F comm,ip,sym`.
             return (end > 0).then_some(before);
         };
         if begins_parts(word, &words) {
@@ -134,7 +134,8 @@ fn is_process_before(word: &[u8], words: &Words<'_>) -> bool {
         return false;
     }
     let mut ahead = Words { ..*words };
-    let (second, third) = (ahead.next(), ahead.next());
+    let second = ahead.next();
+    let third = ahead.next();
     let Some(second) = second else {
         return true;
     };
@@ -147,7 +148,7 @@ fn is_process_before(word: &[u8], words: &Words<'_>) -> bool {
 }
 
 impl<'a> Words<'a> {
-    /// Returns the rest of the line from `word` on, which is the last word passed.
+    /// Returns the rest of the line, beginning with `word`, which is the last word that was read.
     fn from(&self, word: &[u8]) -> &'a [u8] {
         &self.line[self.at - word.len()..]
     }

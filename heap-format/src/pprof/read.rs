@@ -25,7 +25,9 @@ const MAX_FIELD_HEADER: usize = 20;
 /// Returns true if the start of a file may be that of a pprof profile: fields of the message
 /// `Profile`, in any order. Writers begin with sample types, but Go's begins with the period type.
 pub(crate) fn looks_like(start: &[u8]) -> bool {
-    let (mut rest, mut has_message, mut has_string) = (start, false, false);
+    let mut rest = start;
+    let mut has_message = false;
+    let mut has_string = false;
     for examined in 0..MAX_EXAMINED_FIELDS {
         if rest.is_empty() {
             break;
@@ -79,8 +81,8 @@ pub(crate) fn read(bytes: &[u8], stored: usize) -> Result<Profile, Fault> {
     })
 }
 
-/// Memory that a profile may still take. The file's size is no bound: a few bytes may stand for a
-/// large structure, and a string may be referred to any number of times.
+/// Memory that a profile may still take. The file's size does not bound it: a few bytes may stand
+/// for a large structure, and a string may be referred to any number of times.
 struct Memory {
     left: usize,
     is_spent: bool,
@@ -221,7 +223,9 @@ impl Reader<'_> {
             .map(|&c| text(c))
             .collect::<Result<_, _>>()?;
         let profile = &mut self.profile;
-        (profile.drop_frames, profile.keep_frames, profile.comments) = (drop, keep, comments);
+        profile.drop_frames = drop;
+        profile.keep_frames = keep;
+        profile.comments = comments;
         profile.period = message.numbers[PERIOD] as i64;
         profile.default_type = profile
             .type_index(&default)
@@ -345,7 +349,8 @@ impl Reader<'_> {
     }
 
     fn sample(&mut self, part: &[u8]) -> Option<()> {
-        let (mut ids, mut values) = (Vec::new(), Vec::new());
+        let mut ids = Vec::new();
+        let mut values = Vec::new();
         let stack = u32::try_from(self.profile.stacks.len()).ok()?;
         for field in Fields(part) {
             let Field { number, value } = field?;
@@ -375,7 +380,9 @@ impl Reader<'_> {
     /// Decodes a label. Returns `Some(None)` for a label without a value.
     fn label(&mut self, stack: u32, part: &[u8]) -> Option<Option<Label>> {
         self.memory.take(size_of::<Label>())?;
-        let (mut key, mut text, mut unit) = (String::new(), None, String::new());
+        let mut key = String::new();
+        let mut text = None;
+        let mut unit = String::new();
         let mut number_value = 0;
         for field in Fields(part) {
             let Field { number, value } = field?;

@@ -165,7 +165,7 @@ pub(crate) fn put_number(out: &mut Vec<u8>, number: u32, value: u64) {
 
 /// Appends a field of bytes.
 pub(crate) fn put_bytes(out: &mut Vec<u8>, number: u32, bytes: &[u8]) {
-    put_varint(out, u64::from(number) << 3 | 2);
+    put_varint(out, (u64::from(number) << 3) | 2);
     put_varint(out, bytes.len() as u64);
     out.extend_from_slice(bytes);
 }
@@ -182,7 +182,7 @@ pub(crate) fn put_numbers(out: &mut Vec<u8>, number: u32, values: impl Iterator<
 /// Appends a field of eight bytes, unless it has its default value.
 pub(crate) fn put_fixed(out: &mut Vec<u8>, number: u32, value: u64) {
     if value != 0 {
-        put_varint(out, u64::from(number) << 3 | 1);
+        put_varint(out, (u64::from(number) << 3) | 1);
         out.extend_from_slice(&value.to_le_bytes());
     }
 }

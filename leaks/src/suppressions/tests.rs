@@ -13,7 +13,7 @@ fn templates_match_as_in_leak_sanitizer() {
         ("^foo$", "foo2", false),
         ("foo$", "a foo", true),
         ("foo$", "foo a", false),
-        // A part matches at its first occurrence, whatever follows.
+        // A part matches only at its first occurrence.
         ("foo$", "foo foo", false),
         ("^*foo", "a foo", true),
         ("^a*c$", "abc", true),
@@ -49,7 +49,7 @@ fn files_have_templates_comments_and_blank_lines() {
 }
 
 #[test]
-fn bad_lines_are_named() {
+fn errors_have_line_numbers() {
     for (text, line, what) in [
         (&b"leak:a\n\nrace:b\n"[..], 3, "\"race:b\""),
         (b"leak\n", 1, "leak:TEMPLATE"),
@@ -63,10 +63,8 @@ fn bad_lines_are_named() {
     }
     let many = "leak:a\n".repeat(MAX_TEMPLATES + 1);
     let (number, why) = read(many.as_bytes()).unwrap_err();
-    assert_eq!(
-        (number, why.contains("more than")),
-        (MAX_TEMPLATES + 1, true)
-    );
+    assert_eq!(number, MAX_TEMPLATES + 1);
+    assert!(why.contains("more than"), "{why}");
     let mut suppressions = Suppressions::default();
     let endless = suppressions.add_file(Path::new("/dev/zero")).unwrap_err();
     assert!(
@@ -76,7 +74,7 @@ fn bad_lines_are_named() {
 }
 
 #[test]
-fn hostile_templates_end() {
+fn matching_hostile_templates_terminates() {
     let begin = Instant::now();
     let text = "a".repeat(1 << 20);
     for template in [

@@ -22,10 +22,10 @@ pub fn execute(document: &Document) -> Result<()> {
 }
 
 fn man(directory: &Path) -> Result<()> {
-    let shown = printable::path(directory);
+    let path_text = printable::path(directory);
     if !directory.is_dir() {
-        bail!("the directory {shown} does not exist; create it first: mkdir -p {shown}");
+        bail!("the directory {path_text} does not exist; create it first: mkdir -p {path_text}");
     }
     clap_mangen::generate_to(Cli::command(), directory)
-        .with_context(|| format!("{shown}: man pages cannot be written there"))
+        .with_context(|| format!("{path_text}: man pages cannot be written there"))
 }

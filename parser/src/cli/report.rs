@@ -21,8 +21,8 @@ pub struct Report {
 
 impl Report {
     /// Returns the extension of the output file if standard output cannot show the format.
-    pub fn ending(&self) -> Option<&'static str> {
-        self.format.ending
+    pub fn extension(&self) -> Option<&'static str> {
+        self.format.extension
     }
 
     /// If no flag requested an output, chooses the format by the extension of the output file.
@@ -30,12 +30,14 @@ impl Report {
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         let name = name.to_lowercase();
         let has_ending = |format: &&Format| {
-            let before = format.ending.and_then(|ending| name.strip_suffix(ending));
+            let before = format
+                .extension
+                .and_then(|extension| name.strip_suffix(extension));
             before.is_some_and(|before| before.ends_with('.'))
         };
         let fitting = FORMATS.iter().copied().filter(has_ending);
         // Looks for the longest extension: a flame graph's `.flame.svg` also ends in `.svg`.
-        let longest = fitting.max_by_key(|format| format.ending.map_or(0, str::len));
+        let longest = fitting.max_by_key(|format| format.extension.map_or(0, str::len));
         let extension = Path::new(&name).extension();
         // Other formats are named by their flag: x.json, x.csv, x.dot.
         let is_named = |format: &&Format| {
@@ -104,8 +106,8 @@ impl FromArgMatches for Report {
                 matches.get_flag(format.flag)
             }
         };
-        let asked = FORMATS.iter().find(given);
-        let format = *asked
+        let requested = FORMATS.iter().find(given);
+        let format = *requested
             .or(FORMATS.first())
             .ok_or_else(|| clap::Error::new(ErrorKind::InvalidValue))?;
         let pattern = format
@@ -114,7 +116,7 @@ impl FromArgMatches for Report {
         Ok(Self {
             format,
             pattern: pattern.flatten(),
-            given: asked.is_some(),
+            given: requested.is_some(),
         })
     }
 

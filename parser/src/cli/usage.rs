@@ -26,7 +26,7 @@ const ELSEWHERE: [(&str, &str); 11] = [
     ("web", "html"),
 ];
 
-/// Options of jeprof, gperftools' pprof and Go's pprof that are called otherwise here, and how.
+/// Options of jeprof, gperftools' pprof and Go's pprof that have another name here, with that name.
 const THEIRS: [(&str, &str); 14] = [
     ("gif", PICTURE),
     ("ps", PICTURE),
@@ -69,7 +69,7 @@ const PICTURE: &str = "pictures are written as SVG (--svg, --flame), which rsvg-
 const SHOWN: &str = "write the picture to a file, and open that in a browser: mem_parser x.heap \
                      --svg -o x.svg";
 
-/// Exits with code 2 if an option of another program was given: says what to use here.
+/// Exits with code 2 if an option of another program was given, with advice what to use instead.
 pub fn check_elsewhere(arguments: impl Iterator<Item = String>) {
     for argument in arguments.take_while(|argument| argument != "--") {
         if let Some(message) = elsewhere(&argument) {
@@ -154,28 +154,28 @@ fn message_line(error: &Error) -> String {
     let text = text.strip_prefix("error: ").unwrap_or(&text);
     let is_end = |line: &&str| line.starts_with("Usage:") || line.starts_with("For more");
     let lines = text.lines().take_while(|line| !is_end(line));
-    let mut told = String::new();
+    let mut reported = String::new();
     for line in lines.map(str::trim).filter(|line| !line.is_empty()) {
-        let between = match told.chars().last() {
+        let between = match reported.chars().last() {
             None => "",
             Some(':') => " ",
             Some(_) if line.starts_with('[') => " ",
             Some(_) => "; ",
         };
-        told += between;
-        told += line.strip_prefix("tip: ").unwrap_or(line);
+        reported += between;
+        reported += line.strip_prefix("tip: ").unwrap_or(line);
     }
-    in_other_words(told)
+    in_other_words(reported)
 }
 
 /// Rewords errors about numbers, which clap words for programmers.
-fn in_other_words(told: String) -> String {
-    let told = told
+fn in_other_words(reported: String) -> String {
+    let reported = reported
         .replace("invalid digit found in string", "expected a whole number")
         .replace("invalid float literal", "expected a number");
-    match told.split_once("a similar value exists: ") {
+    match reported.split_once("a similar value exists: ") {
         Some((before, value)) => format!("{before}did you mean {value}?"),
-        None => told,
+        None => reported,
     }
 }
 
@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_of_other_programs_lead_to_options() {
+    fn options_of_other_programs_get_advice() {
         let names = names();
         for (theirs, ours) in ELSEWHERE {
             assert!(names.iter().any(|name| name == ours), "{ours}");
@@ -252,12 +252,12 @@ mod tests {
     }
 
     #[test]
-    fn options_of_articles_are_answered() {
+    fn options_from_articles_get_advice() {
         let names = names();
         for (theirs, _) in THEIRS {
             assert!(!names.iter().any(|name| name == theirs), "{theirs}");
-            let said = elsewhere(&format!("--{theirs}=x")).unwrap();
-            assert!(said.starts_with(&format!("there is no option --{theirs}: ")));
+            let text_shown = elsewhere(&format!("--{theirs}=x")).unwrap();
+            assert!(text_shown.starts_with(&format!("there is no option --{theirs}: ")));
         }
         assert!(elsewhere("-http=:8080").unwrap().contains("--html"));
         assert!(elsewhere("--add-lib").unwrap().contains("--symbol-path"));
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn what_resembles_nothing_is_left_alone() {
+    fn unknown_options_get_no_advice() {
         assert_eq!(option_like("zzzzzz"), None);
         assert_eq!(option_like("flam").as_deref(), Some("--flame"));
         assert_eq!(

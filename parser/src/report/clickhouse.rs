@@ -57,11 +57,11 @@ fn render(context: &Context) -> Result<String> {
     for (hash, (stack, values)) in &sums {
         let mut described = frames.describe(profile.stacks.get(*stack));
         for column in (0..columns).filter(|&c| values[c] != 0) {
-            let of = &profile.sample_types[column];
+            let value_type = &profile.sample_types[column];
             let row = [
                 head.as_str(),
-                &field(&of.kind),
-                &field(&of.unit),
+                &field(&value_type.kind),
+                &field(&value_type.unit),
                 &hash.to_string(),
                 &values[column].to_string(),
                 &described,
@@ -240,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_end_neither_rows_nor_strings() {
+    fn fields_cannot_end_rows_or_strings() {
         assert_eq!(field("a\tb\nc\\d'e"), "a\\\\tb\\\\nc\\\\d\\'e");
         assert_eq!(quoted("operator\"\" _x"), "'operator\"\" _x'");
     }

@@ -77,18 +77,23 @@ impl Context<'_> {
         self.unit_for(trimmed, true)
     }
 
-    /// Returns the unit for all values. With `vanish`, small values may be rounded to 0.
-    pub fn unit_for(&self, trimmed: &Trimmed, vanish: bool) -> String {
+    /// Returns the unit for all values. If `may_vanish`, small values may be rounded to 0.
+    pub fn unit_for(&self, trimmed: &Trimmed, may_vanish: bool) -> String {
         if self.options.unit != "minimum" || trimmed.graph.nodes.is_empty() {
             return self.options.unit.clone();
         }
-        let own = |n: &crate::graph::Node| if n.flat == 0 { n.cum } else { n.flat };
-        let values = trimmed.graph.nodes.iter().map(|n| own(n).saturating_abs());
+        let value = |n: &crate::graph::Node| if n.flat == 0 { n.cum } else { n.flat };
+        let values = trimmed
+            .graph
+            .nodes
+            .iter()
+            .map(|n| value(n).saturating_abs());
         let largest = self.view.total();
         let smallest = values.filter(|&v| v > 0).min().unwrap_or(largest);
-        let (smallest, largest) = (self.divided(smallest), self.divided(largest));
+        let smallest = self.divided(smallest);
+        let largest = self.divided(largest);
         let best = |value| measure::scale(value, self.view.unit(), "minimum").1;
-        let unit = if vanish
+        let unit = if may_vanish
             && best(smallest) != best(largest)
             && smallest.saturating_mul(100) < largest
         {
@@ -229,7 +234,8 @@ impl Context<'_> {
 
     /// Returns facts about the sampling of a CPU profile.
     fn sampling(&self) -> Vec<String> {
-        let (profile, column) = (self.view.profile(), self.view.column());
+        let profile = self.view.profile();
+        let column = self.view.column();
         let facts = if sampling::is_about(profile, column) {
             sampling::facts(profile)
         } else {
@@ -280,7 +286,8 @@ impl Context<'_> {
             );
         }
         if !nodes.is_empty() && nodes.len() < trimmed.candidates {
-            let (shown, all) = (nodes.len(), trimmed.candidates);
+            let shown = nodes.len();
+            let all = trimmed.candidates;
             lines.push(format!("Showing top {shown} nodes out of {all}"));
         }
         lines

@@ -56,10 +56,8 @@ fn render(context: &Context) -> Result<String> {
 fn boxed(context: &Context, out: &mut String, i: usize, node: &Node, heaviest: i64, unit: &str) {
     let total = context.view.total();
     let share = |value| percentage(value, total).trim().to_owned();
-    let (flat, cum) = (
-        context.format(node.flat, unit),
-        context.format(node.cum, unit),
-    );
+    let flat = context.format(node.flat, unit);
+    let cum = context.format(node.cum, unit);
     let mut label = name(context.nodes.info(node.id));
     label += &if node.flat == 0 {
         "0".into()
@@ -88,7 +86,8 @@ fn arrow(context: &Context, out: &mut String, graph: &Graph, edge: u32, unit: &s
     let total = context.view.total();
     let weight = context.format(edge.weight, unit);
     let name = |node: u32| escape(context.nodes.name(graph.id(node)));
-    let (from, to) = (name(edge.from), name(edge.to));
+    let from = name(edge.from);
+    let to = name(edge.to);
     let steps = |most: i64| {
         let share = edge
             .weight

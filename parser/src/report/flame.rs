@@ -32,7 +32,7 @@ use tree::Tree;
 
 /// `--flame`.
 pub const FORMAT: Format = Format {
-    ending: Some("flame.svg"),
+    extension: Some("flame.svg"),
     style: Style::Own,
     needs: Needs {
         variance: true,

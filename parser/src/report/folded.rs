@@ -16,8 +16,8 @@ pub const FORMAT: Format = Format::report("folded", "Folded stacks, for flame-gr
 fn render(context: &Context) -> Result<String> {
     let mut stacks: BTreeMap<Vec<u32>, i64> = BTreeMap::new();
     for (_, value, frames) in context.view.stacks() {
-        let shown = frames.iter().rev().filter(|&&f| !context.view.is_hidden(f));
-        let ids = shown
+        let visible = frames.iter().rev().filter(|&&f| !context.view.is_hidden(f));
+        let ids = visible
             .flat_map(|&f| context.nodes.of_location(f).iter().rev().copied())
             .collect();
         let sum = stacks.entry(ids).or_default();

@@ -23,7 +23,7 @@ pub struct Format {
     pub help: &'static str,
     /// Extension of the output file if standard output is a terminal, which cannot show the output.
     /// `None` for text.
-    pub ending: Option<&'static str>,
+    pub extension: Option<&'static str>,
     /// Set if the flag takes a pattern of functions.
     pub takes_pattern: bool,
     /// Style of values: pprof's in pprof's formats, ours in others.
@@ -72,7 +72,7 @@ impl Format {
 
     /// Restricts the format to heap profiles.
     pub const fn of_memory(mut self) -> Self {
-        self.needs.memory = true;
+        self.needs.heap_only = true;
         self
     }
 
@@ -91,7 +91,7 @@ impl Format {
             short: None,
             alias: None,
             help,
-            ending: None,
+            extension: None,
             takes_pattern: false,
             style: Style::Pprof,
             needs: Needs::TABLE,
@@ -105,15 +105,15 @@ impl Format {
 pub struct Needs {
     /// Flag of the format, for messages.
     pub flag: &'static str,
-    /// Grouping of frames. `None`: the user's choice.
+    /// Grouping of frames; `None` for the user's choice.
     pub granularity: Option<Granularity>,
     /// Inlined functions are always entries of their own.
     pub inlines: bool,
     /// Equal functions of different object files are different entries.
     pub objects: bool,
-    /// Default number of entries shown; 0 for all. `None`: the format is never trimmed.
+    /// Default number of entries shown; 0 for all, `None` if the format is never trimmed.
     pub trim: Option<usize>,
-    /// Order of the entries. `None`: the user's choice.
+    /// Order of the entries; `None` for the user's choice.
     pub order: Option<Order>,
     /// Variances are computed even if no error bars were requested.
     pub variance: bool,
@@ -124,9 +124,9 @@ pub struct Needs {
     /// Equal stacks are merged, for formats that list each stack once.
     pub merged_stacks: bool,
     /// Only heap profiles are supported.
-    pub memory: bool,
+    pub heap_only: bool,
     /// A CPU profile of the same process may be combined with a heap profile.
-    pub beside: bool,
+    pub accepts_cpu_profile: bool,
 }
 
 /// Need for function names.
@@ -166,8 +166,8 @@ impl Needs {
         symbols: Symbols::Required,
         dumps: Dumps::Sum,
         merged_stacks: false,
-        memory: false,
-        beside: false,
+        heap_only: false,
+        accepts_cpu_profile: false,
     };
 
     /// Requirements of a drawn graph: the entries that contribute most to a picture.
@@ -186,7 +186,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// Creates an output. `pattern`: the functions shown by a format with
+    /// Creates an output. `pattern` matches the functions shown by a format with
     /// [`takes_pattern`](Format::takes_pattern).
     pub fn new(format: &'static Format, pattern: Option<Regex>) -> Self {
         Self { format, pattern }

@@ -8,7 +8,7 @@ use super::format::{Format, Needs, Symbols};
 
 /// `--gperftools`.
 pub const FORMAT: Format = Format {
-    ending: Some("prof"),
+    extension: Some("prof"),
     needs: Needs {
         symbols: Symbols::Unused,
         ..Needs::TABLE

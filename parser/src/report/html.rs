@@ -60,12 +60,12 @@ use tab::{Data, PageContext, Tab};
 
 /// `--html`.
 pub const FORMAT: Format = Format {
-    ending: Some("html"),
+    extension: Some("html"),
     style: Style::Own,
     needs: Needs {
         variance: true,
         dumps: Dumps::BaseApart,
-        beside: true,
+        accepts_cpu_profile: true,
         ..Needs::GRAPH
     },
     ..Format::report(

@@ -24,12 +24,14 @@ pub fn history(facts: &Facts) -> Option<String> {
         all.join(", ")
     } else {
         let half = MAX_PERIODS / 2;
-        let (first, last) = (&all[..half], &all[all.len() - half..]);
+        let first = &all[..half];
+        let last = &all[all.len() - half..];
         let between = all.len() - MAX_PERIODS;
         format!("{}, {between} more, {}", first.join(", "), last.join(", "))
     })
 }
 
+/// Formats the interval with index `index`: value, CPU overhead and duration, where known.
 fn period(facts: &Facts, index: usize) -> String {
     let IntervalPeriod {
         from_unix_ns,
@@ -37,7 +39,7 @@ fn period(facts: &Facts, index: usize) -> String {
         overhead,
     } = facts.intervals[index];
     // Only the first interval is followed by units.
-    let (unit, of) = match index {
+    let (unit, share_of) = match index {
         0 => (" bytes", " of CPU time"),
         _ => ("", ""),
     };
@@ -45,7 +47,7 @@ fn period(facts: &Facts, index: usize) -> String {
     if let Some(millionths) = overhead {
         let share = percentage(millionths.into(), 1_000_000);
         // Writing to a string cannot fail.
-        let _ = write!(text, " ({}{of})", share.trim());
+        let _ = write!(text, " ({}{share_of})", share.trim());
     }
     let next = facts.intervals.get(index + 1).map(|p| p.from_unix_ns);
     if let Some(until) = next.or(elapsed::end_by_length(facts)) {
@@ -77,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interval_that_stayed_has_no_history() {
+    fn a_constant_interval_has_no_history() {
         assert_eq!(history(&facts(&[], Some(9))), None);
         assert_eq!(history(&facts(&[(1, 256, Some(5))], Some(9))), None);
     }
@@ -101,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_intervals_the_first_and_the_last_are_shown() {
+    fn first_and_last_of_many_intervals_are_shown() {
         let periods: Vec<_> = (0..30).map(|i| (i * 500, 1000 + i, None)).collect();
         let text = history(&facts(&periods, Some(15_000))).unwrap();
         assert!(text.starts_with("1000 bytes for 500ms, 1001"), "{text}");

@@ -175,12 +175,13 @@ struct Stack<'a> {
 }
 
 fn stacks<'a>(context: &Context<'a>) -> Vec<Stack<'a>> {
-    let (view, nodes) = (context.view, context.nodes);
+    let view = context.view;
+    let nodes = context.nodes;
     let profile = view.profile();
     let stack = |(stack, _, frames): (usize, i64, &[u32])| {
-        let shown = frames.iter().filter(|&&f| !view.is_hidden(f));
+        let visible = frames.iter().filter(|&&f| !view.is_hidden(f));
         Stack {
-            frames: shown
+            frames: visible
                 .flat_map(|&f| nodes.of_location(f).iter().copied())
                 .collect(),
             values: profile.values_of(stack),

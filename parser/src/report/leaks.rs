@@ -19,7 +19,7 @@ pub const FORMAT: Format = Format {
     needs: Needs {
         variance: true,
         dumps: Dumps::Series,
-        memory: true,
+        heap_only: true,
         ..Needs::TABLE
     },
     ..Format::report(
@@ -154,7 +154,8 @@ impl<'a> Printer<'a> {
         }
         out.push('\n');
         if let Some(site) = &suspect.site {
-            let (file, function) = (printable(&site.file), printable(&site.function));
+            let file = printable(&site.file);
+            let function = printable(&site.function);
             let _ = writeln!(out, "             at {file}:{} in {function}", site.line);
         }
         for &entry in &suspect.entries {

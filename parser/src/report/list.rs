@@ -80,8 +80,10 @@ fn routine(
         return;
     }
     let sum = |pick: fn(&Weights) -> i64| lines.values().map(pick).fold(0, i64::saturating_add);
-    let (flat, cum) = (sum(|w| w.0), sum(|w| w.1));
-    let (name, shown) = (printable(name), printable(file));
+    let flat = sum(|w| w.0);
+    let cum = sum(|w| w.1);
+    let name = printable(name);
+    let shown = printable(file);
     let _ = writeln!(out, "ROUTINE ======================== {name} in {shown}");
     let unit = &context.options.unit;
     let _ = writeln!(

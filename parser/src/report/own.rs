@@ -28,12 +28,12 @@ struct Place {
 struct Sums {
     /// Sum of the magnitudes of all stacks.
     all: i64,
-    /// Sum of those whose innermost function is of a library.
+    /// Sum of the magnitudes of stacks whose innermost function belongs to a library.
     in_libraries: i64,
     by_place: HashMap<Place, i64>,
 }
 
-/// Returns the lines above the table; none if they would say what the table says.
+/// Returns the lines above the table; none if they would repeat the table.
 pub fn lines(context: &Context, unit: &str) -> Vec<String> {
     let options = context.options;
     let is_by_function = matches!(
@@ -85,8 +85,8 @@ fn sums(context: &Context) -> Sums {
     let mut sums = Sums::default();
     for (_, value, frames) in view.stacks() {
         sums.all = sums.all.saturating_add(value.saturating_abs());
-        let mut shown = frames.iter().filter(|&&frame| !view.is_hidden(frame));
-        let innermost = shown.find_map(|&frame| view.lines(frame).first());
+        let mut visible = frames.iter().filter(|&&frame| !view.is_hidden(frame));
+        let innermost = visible.find_map(|&frame| view.lines(frame).first());
         let in_library = innermost.is_some_and(|line| {
             let function = &profile.functions[line.function as usize];
             !own.has(&function.name, &function.file)

@@ -7,7 +7,7 @@ use super::format::{Format, Needs};
 
 /// `--proto`.
 pub const FORMAT: Format = Format {
-    ending: Some("pb.gz"),
+    extension: Some("pb.gz"),
     needs: Needs {
         merged_stacks: true,
         ..Needs::TABLE

@@ -117,7 +117,8 @@ fn locations(profile: &Profile, out: &mut String) {
         }
         for line in lines {
             let f = &profile.functions[line.function as usize];
-            let (name, file) = (printable(&f.name), printable(&f.file));
+            let name = printable(&f.name);
+            let file = printable(&f.file);
             let _ = write!(out, "{start}{name} {file}:{} s={}", line.line, f.start_line);
             if f.name != f.system_name {
                 let _ = write!(out, "({})", printable(&f.system_name));

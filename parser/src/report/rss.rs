@@ -24,7 +24,7 @@ pub const FORMAT: Format = Format {
         variance: true,
         symbols: Symbols::Unused,
         dumps: Dumps::Single,
-        memory: true,
+        heap_only: true,
         ..Needs::TABLE
     },
     ..Format::report(
@@ -44,7 +44,7 @@ fn render(context: &Context) -> Result<String> {
     }
     let mut out = String::new();
     let mut lines: Vec<String> = context.identity();
-    lines.pop(); // The type of the values: these are no samples.
+    lines.pop(); // Drops the type of the values, since these are not samples.
     lines.extend(facts.end_unix_ns.map(|at| format!("Time: {}", moment(at))));
     lines.push(headline(context));
     for line in lines {
@@ -94,21 +94,26 @@ fn headline(context: &Context) -> String {
 
 /// Returns the resident memory by the kernel's statistics.
 fn resident(memory: &BTreeMap<String, u64>) -> Option<u64> {
-    let of = |name: &str| memory.get(name).copied();
-    let parts = [of("rss_anon")?, of("rss_file")?, of("rss_shmem")?];
+    let figure = |name: &str| memory.get(name).copied();
+    let parts = [
+        figure("rss_anon")?,
+        figure("rss_file")?,
+        figure("rss_shmem")?,
+    ];
     Some(parts.into_iter().fold(0, u64::saturating_add))
 }
 
 /// Returns the parts, which add up to the resident memory.
 fn parts(facts: &Facts) -> Vec<Part> {
-    let (allocator, memory) = (&facts.allocator, &facts.memory);
-    let of = |map: &BTreeMap<String, u64>, name: &str| map.get(name).copied().unwrap_or(0);
-    let figures = (!allocator.is_empty()).then(|| Heap::of(|name| of(allocator, name)));
+    let allocator = &facts.allocator;
+    let memory = &facts.memory;
+    let figure = |map: &BTreeMap<String, u64>, name: &str| map.get(name).copied().unwrap_or(0);
+    let figures = (!allocator.is_empty()).then(|| Heap::of(|name| figure(allocator, name)));
     if resident(memory).is_none() {
         let parts = figures.map(|figures| figures.within(u64::MAX).0);
         return parts.into_iter().flatten().collect();
     }
-    let anonymous = of(memory, "rss_anon");
+    let anonymous = figure(memory, "rss_anon");
     let mut parts = match owners(memory) {
         Some(owners) => {
             let current = figures.filter(|_| apart(facts).is_none());
@@ -118,12 +123,12 @@ fn parts(facts: &Facts) -> Vec<Part> {
     };
     parts.push(part(
         "files",
-        of(memory, "rss_file"),
+        figure(memory, "rss_file"),
         "code and data of mapped files",
     ));
     parts.push(part(
         "shared memory",
-        of(memory, "rss_shmem"),
+        figure(memory, "rss_shmem"),
         "segments and tmpfs files, this profiler's table among them",
     ));
     parts
@@ -152,9 +157,10 @@ fn parts_by_owner(mut owners: ByOwner, figures: Option<&Heap>, anonymous: u64) -
     parts
 }
 
-/// Like [`parts_by_owner`], where the memory of the heap is not told by address.
+/// Like [`parts_by_owner`], for dumps that do not distinguish the memory of the heap by address.
 fn parts_by_figures(figures: Option<&Heap>, anonymous: u64) -> Vec<Part> {
-    let (mut parts, mut rest) = (Vec::new(), anonymous);
+    let mut parts = Vec::new();
+    let mut rest = anonymous;
     if let Some(figures) = figures {
         let (heap, other) = figures.within(anonymous);
         parts.extend(heap);
@@ -181,7 +187,7 @@ fn part(name: &'static str, bytes: u64, remark: &'static str) -> Part {
 /// Meaning of the live heap in the table.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Live {
-    /// Objects, as far as they are resident.
+    /// Resident parts of objects.
     Touched,
     /// Objects by the allocator's figures, of the samples' moment.
     Counted,
@@ -270,14 +276,16 @@ const STALE_NS: u64 = 2_000_000_000;
 /// Describes the time of the allocator's statistics relative to that of the samples, if it is so
 /// long before or after them, relative to the time sampled, that they cannot be compared.
 pub fn apart(facts: &Facts) -> Option<String> {
-    let (taken, end) = (facts.allocator_unix_ns?, elapsed::end_by_length(facts)?);
+    let taken = facts.allocator_unix_ns?;
+    let end = elapsed::end_by_length(facts)?;
     let ignored = STALE_NS.min(facts.duration_ns.unwrap_or(0) / 4);
     distance(facts).filter(|_| taken.abs_diff(end) > ignored)
 }
 
 /// Describes the time of the allocator's statistics relative to that of the samples.
 pub fn distance(facts: &Facts) -> Option<String> {
-    let (taken, end) = (facts.allocator_unix_ns?, elapsed::end_by_length(facts)?);
+    let taken = facts.allocator_unix_ns?;
+    let end = elapsed::end_by_length(facts)?;
     let when = if taken < end { "before" } else { "after" };
     let apart = Style::Own.label(clamp(taken.abs_diff(end)), "nanoseconds", "auto");
     (taken != end).then(|| format!("{apart} {when} the samples'"))
@@ -310,7 +318,8 @@ fn address_space(context: &Context, out: &mut String) {
 /// Returns size and kind of a mapping.
 fn mapping(entry: &Entry<'_>) -> Option<(u64, &'static str)> {
     let size = entry.end.checked_sub(entry.start)?;
-    let (path, permissions) = (entry.path, entry.permissions);
+    let path = entry.path;
+    let permissions = entry.permissions;
     let file = path.strip_prefix(b"/dev/shm/").unwrap_or(b"");
     let kind = match path {
         _ if file.starts_with(b"mem_profiler.") => "table of this profiler",
@@ -353,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_add_up_to_what_is_resident_whatever_the_allocator_claims() {
+    fn parts_always_add_up_to_resident_memory() {
         let memory = map(&[("rss_anon", 1000), ("rss_file", 200), ("rss_shmem", 30)]);
         for claim in [0, 10, 700, u64::MAX] {
             let names = ["allocated", "active", "metadata", "resident"];
@@ -382,9 +391,10 @@ mod tests {
             parts.iter().map(|p| p.bytes).collect::<Vec<_>>()
         };
         assert_eq!(sizes(&memory), [600, 100, 50, 50, 200, 200, 30]);
-        // Without the kernel's figures, the heap alone.
+        // Without the kernel's figures, only the heap is divided.
         assert_eq!(sizes(&BTreeMap::new()), [600, 100, 50, 50]);
-        // Of large objects, 300 bytes were never touched; a mapping of 240 is not the heap's.
+        // 300 bytes of large objects were never touched; a mapping of 240 bytes does not belong to
+        // the heap.
         let mut memory = memory;
         memory.extend(map(&[
             ("heap_in_use", 400),

@@ -32,7 +32,8 @@ impl Quality {
         let mut quality = Self::default();
         for (stack, frames) in profile.stacks.iter().enumerate() {
             let values = profile.values_of(stack);
-            let (n, ns) = (values[samples], values[time]);
+            let n = values[samples];
+            let ns = values[time];
             if compared || n < 0 || ns < 0 {
                 return None;
             }
@@ -41,16 +42,16 @@ impl Quality {
             };
             quality.samples = quality.samples.saturating_add(n);
             add(&mut quality.ns, true);
-            let is = |frame: Option<&u32>, marker: u64| {
+            let is_marker = |frame: Option<&u32>, marker: u64| {
                 frame.is_some_and(|&f| profile.locations[f as usize].address == marker - 1)
             };
             add(
                 &mut quality.truncated_ns,
-                is(frames.last(), TRUNCATED_ADDRESS),
+                is_marker(frames.last(), TRUNCATED_ADDRESS),
             );
             add(
                 &mut quality.not_sampled_ns,
-                is(frames.first(), NOT_SAMPLED_ADDRESS),
+                is_marker(frames.first(), NOT_SAMPLED_ADDRESS),
             );
             add(&mut quality.unnamed_ns, is_unnamed(profile, frames.first()));
         }

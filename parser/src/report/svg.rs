@@ -13,7 +13,7 @@ use heap_format::printable::printable;
 /// `-s`.
 pub const FORMAT: Format = Format {
     short: Some('s'),
-    ending: Some("svg"),
+    extension: Some("svg"),
     style: Style::Own,
     needs: Needs {
         variance: true,
@@ -53,11 +53,11 @@ pub fn picture(context: &Context, trimmed: &Trimmed) -> callgraph::Graph {
 /// Returns the lines of the legend. All values have the unit that suits the total.
 fn title(context: &Context, trimmed: &Trimmed, unit: &str) -> Vec<String> {
     let total = context.divided(context.view.total());
-    let asked = context.options.unit.as_str();
-    let (mut scaled, mut best) = measure::scale(total, context.view.unit(), asked);
+    let requested = context.options.unit.as_str();
+    let (mut scaled, mut best) = measure::scale(total, context.view.unit(), requested);
     let mut name = measure::own_name(&best).to_owned();
-    // As jeprof writes it, unless another unit was requested.
-    if asked == "minimum" && ["MB", "GB", "TB", "PB"].contains(&best.as_str()) {
+    // Uses jeprof's unit, unless another one was requested.
+    if requested == "minimum" && ["MB", "GB", "TB", "PB"].contains(&best.as_str()) {
         (scaled, best) = measure::scale(total, context.view.unit(), "MB");
         name.clone_from(&best);
     }
@@ -79,7 +79,8 @@ fn title(context: &Context, trimmed: &Trimmed, unit: &str) -> Vec<String> {
         lines.push(format!("Base: {}", heap_format::printable::path(file)));
     }
     lines.extend(context.leak_check());
-    let (profile, column) = (context.view.profile(), context.view.column());
+    let profile = context.view.profile();
+    let column = context.view.column();
     lines.extend(sampling::interval(profile, column));
     lines.extend(context.shown(trimmed, unit));
     // The legend has one name for a unit.

@@ -28,15 +28,16 @@ fn render(context: &Context) -> Result<String> {
         .filter(|(_, function)| short_lived(function) > 0)
         .collect();
     let profile = context.view.profile();
-    if functions.is_empty() && !profile.sizes_apart {
+    if functions.is_empty() && !profile.split_by_size_class {
         bail!(
             "the dump does not count short-lived objects: --temporary needs one written by \
              mem_profiler, by this version or a later one"
         );
     }
     functions.sort_by_key(|(entry, function)| (std::cmp::Reverse(short_lived(function)), *entry));
-    let all = |part: fn(&Owner) -> f64| functions.iter().map(|(_, f)| part(f)).sum::<f64>();
-    let short = all(|f| f.all.detail.short_lived_objects);
+    let short: f64 = (functions.iter())
+        .map(|(_, function)| function.all.detail.short_lived_objects)
+        .sum();
     let most = context.rows(DEFAULT_FUNCTIONS);
     let mut lines = context.identity();
     lines.extend(context.filters());

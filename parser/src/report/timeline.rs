@@ -20,7 +20,7 @@ pub const FORMAT: Format = Format {
     style: Style::Own,
     needs: Needs {
         dumps: Dumps::BaseApart,
-        memory: true,
+        heap_only: true,
         ..Needs::TABLE
     },
     ..Format::report(
@@ -226,7 +226,8 @@ fn columns(timeline: &Timeline, value: impl Fn(&Moment) -> Option<u64>) -> Vec<O
         })
         .collect();
     let column = |at: usize| {
-        let (from, to) = (at as f64, at as f64 + 1.0);
+        let from = at as f64;
+        let to = at as f64 + 1.0;
         let last = at + 1 == CHART_WIDTH;
         let own = known
             .iter()
@@ -285,7 +286,8 @@ fn tick(seconds: f64, step: f64) -> String {
 /// nearly as high, the middle of the session.
 fn telling<'a>(timeline: &Timeline<'a>) -> Option<(&'a Moment, &'static str)> {
     let known = || timeline.moments.iter().filter(|m| m.stacks.is_some());
-    let (highest, end) = (peak(known())?, timeline.moments.last()?);
+    let highest = peak(known())?;
+    let end = timeline.moments.last()?;
     if highest.live as f64 > end.live as f64 * MIN_PEAK_RATIO {
         let is_peak = peak(timeline.moments.iter())?.live == highest.live;
         let near = "the highest moment of which functions are known";
@@ -341,7 +343,8 @@ fn table(context: &Context, timeline: &Timeline, out: &mut String) {
             Ordering::Greater => "+",
         };
         let change = format!("{sign}{}", bytes(context, end.abs_diff(then)));
-        let (then, end) = (bytes(context, then), bytes(context, end));
+        let then = bytes(context, then);
+        let end = bytes(context, end);
         let _ = writeln!(
             out,
             "{then:>11} {end:>11} {change:>12}  {}",
@@ -365,7 +368,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ticks_are_in_the_unit_of_their_step() {
+    fn ticks_have_the_unit_of_their_step() {
         for (seconds, step, text) in [
             (0.0, 1.0, "0"),
             (0.25, 0.05, "250 ms"),
@@ -413,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn between_two_values_lies_a_line() {
+    fn values_are_interpolated_linearly() {
         let known = [(0.0, 10.0), (4.0, 30.0)];
         assert_eq!(between(&known, 1.0), Some(15.0));
         assert_eq!(between(&known, 5.0), None);

@@ -29,20 +29,21 @@ fn render(context: &Context) -> Result<String> {
         out.push('\n');
     }
     for (stack, value, frames) in context.view.stacks() {
-        let shown = || frames.iter().filter(|&&f| !context.view.is_hidden(f));
-        if shown().next().is_none() {
+        let visible = || frames.iter().filter(|&&f| !context.view.is_hidden(f));
+        if visible().next().is_none() {
             continue;
         }
         out += SEPARATOR;
         labels(context, stack, &mut out);
         let mut value = context.format(value, &context.options.unit);
-        for &frame in shown() {
+        for &frame in visible() {
             let ids = context.nodes.of_location(frame);
             for (i, &id) in ids.iter().enumerate() {
                 let inline = if i + 1 < ids.len() { " (inline)" } else { "" };
                 let name = printable(context.nodes.name(id));
                 // Writing to a string cannot fail, here and below.
                 let _ = writeln!(out, "{value:>10}   {name}{inline}");
+                // Only the first frame's line has the value.
                 value.clear();
             }
         }

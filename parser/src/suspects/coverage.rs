@@ -39,7 +39,7 @@ impl Random {
 /// Fate of the objects from one dump to the next.
 #[derive(Clone, Copy, Debug)]
 enum History {
-    /// A tenth of the first ones more.
+    /// Grows by a tenth of the initial objects in each dump.
     Grows,
     /// The oldest quarter is replaced.
     Turns,
@@ -101,7 +101,8 @@ impl Kind {
     }
 
     fn detail(&self) -> Detail {
-        let (all, freed) = (self.allocated as f64, self.freed as f64);
+        let all = self.allocated as f64;
+        let freed = self.freed as f64;
         let of_object = self.weight * (self.weight - 1.0);
         let of_bytes = of_object * self.bytes * self.bytes;
         Detail {
@@ -178,7 +179,9 @@ struct Shares {
 
 impl Shares {
     fn of(history: History, dumps: usize, random: &mut Random) -> Self {
-        let (mut growth, mut live, mut grows) = (0, 0, 0);
+        let mut growth = 0;
+        let mut live = 0;
+        let mut grows = 0;
         for _ in 0..series() {
             let series = Series::of(history, dumps, random);
             let suspects = series.suspects();
@@ -202,14 +205,15 @@ impl Shares {
 
 /// 3,000 intervals each: their share strays by 0.4 % (one standard error).
 #[test]
-fn bars_of_mixed_sizes_hold_the_truth_in_95_of_100_cases() {
+fn error_bars_of_mixed_sizes_have_the_right_coverage() {
     let mut random = Random(0x5eed_0f91_a27e_d001);
     for history in [History::Grows, History::Turns, History::Busy] {
         for dumps in [2, 6] {
             let shares = Shares::of(history, dumps, &mut random);
             let what = format!("{history:?}, {dumps} dumps: {shares:?}");
             assert!((0.93..=0.97).contains(&shares.live), "{what}");
-            // With more dumps, the bar is that of the scatter where it is larger, as it is by chance.
+            // With more dumps, the error bar is the larger one of sampling error and scatter, so
+            // its coverage may be higher.
             let most = if dumps == 2 { 0.97 } else { 1.0 };
             assert!((0.93..=most).contains(&shares.growth), "{what}");
             match history {

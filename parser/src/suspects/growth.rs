@@ -175,7 +175,8 @@ fn slope_variance(points: &[Point]) -> f64 {
 /// Fits a line through the points, which are in ascending order of time. Returns `None` for fewer
 /// than two points, or if no time is between them.
 pub fn fit(points: &[Point]) -> Option<Growth> {
-    let (first, last) = (points.first()?, points.last()?);
+    let first = points.first()?;
+    let last = points.last()?;
     let span = last.at - first.at;
     if points.len() < 2 || span.is_nan() || span <= 0.0 {
         return None;
@@ -284,12 +285,15 @@ struct Line {
 
 impl Line {
     fn through(groups: &[&[Point]]) -> Option<Self> {
-        let (mut spread, mut product) = (0.0, 0.0);
+        let mut spread = 0.0;
+        let mut product = 0.0;
         let mut centred: Vec<(f64, f64)> = Vec::new();
         for group in groups {
-            let (time, bytes) = (mean(group, |p| p.at), mean(group, |p| p.bytes));
+            let time = mean(group, |p| p.at);
+            let bytes = mean(group, |p| p.bytes);
             for p in *group {
-                let (t, b) = (p.at - time, p.bytes - bytes);
+                let t = p.at - time;
+                let b = p.bytes - bytes;
                 spread += t * t;
                 product += t * b;
                 centred.push((t, b));
@@ -323,7 +327,7 @@ impl Line {
     }
 }
 
-/// Returns the correlation of neighbouring residuals. `squares`: the sum of their squares.
+/// Returns the correlation of neighbouring residuals. `squares` is the sum of their squares.
 fn correlation(residuals: &[f64], squares: f64) -> f64 {
     let neighbours: f64 = residuals.windows(2).map(|r| r[0] * r[1]).sum();
     if squares > 0.0 {
@@ -368,7 +372,8 @@ mod tests {
 
         /// Normally distributed around 0 (Box and Muller).
         fn normal(&mut self) -> f64 {
-            let (a, b) = (self.uniform(), self.uniform());
+            let a = self.uniform();
+            let b = self.uniform();
             (-2.0 * a.ln()).sqrt() * (std::f64::consts::TAU * b).cos()
         }
     }
@@ -400,7 +405,7 @@ mod tests {
 
     #[test]
     fn steady_growth_is_found_through_noise() {
-        // 100 a step, and noise of a quarter of a step up to a whole one.
+        // Growth of 100 per step, with noise between a quarter of a step and a whole step.
         for (count, noise, least) in [(5, 10.0, 0.95), (10, 50.0, 0.95), (20, 100.0, 0.95)] {
             let found = share(Verdict::Steady, count, |i, random| {
                 1e4 + 100.0 * i as f64 + noise * random.normal()
@@ -415,13 +420,13 @@ mod tests {
             let wrong = share(Verdict::Steady, count, |_, random| {
                 1e4 + 500.0 * random.normal()
             });
-            // Half of the 5 % outside an interval lie above it.
+            // Of the 5 % of values outside a confidence interval, half are above it.
             assert!(wrong <= 0.06, "{count} points: {wrong}");
         }
     }
 
     #[test]
-    fn a_heap_that_wanders_is_mostly_not_taken_for_growth() {
+    fn a_wandering_heap_is_rarely_taken_for_growth() {
         let mut level = 0.0;
         let wrong = share(Verdict::Steady, 20, |i, random| {
             level = if i == 0 { 0.0 } else { level + random.normal() };
@@ -435,16 +440,14 @@ mod tests {
         for count in [6, 10, 20] {
             let at = |i: usize| if i < count / 2 { 1000.0 } else { 9000.0 };
             let make = |i: usize, random: &mut Random| at(i) + 200.0 * random.normal();
-            let (once, steady) = (
-                share(Verdict::Once, count, make),
-                share(Verdict::Steady, count, make),
-            );
+            let once = share(Verdict::Once, count, make);
+            let steady = share(Verdict::Steady, count, make);
             assert!(once >= 0.9 && steady <= 0.05, "{count}: {once} {steady}");
         }
     }
 
     #[test]
-    fn intervals_of_the_slope_hold_the_true_one() {
+    fn confidence_intervals_of_the_slope_have_the_right_coverage() {
         let mut random = Random(0xfeed_beef_dead_0001);
         let mut inside = 0;
         for _ in 0..RUNS {
@@ -463,18 +466,20 @@ mod tests {
         assert!((0.92..=1.0).contains(&share), "{share}");
     }
 
-    /// Dumps of one session have the same samples: what has not changed in between is no error.
+    /// Dumps of one session have the same samples, so objects live in both contribute no sampling
+    /// error to the change.
     #[test]
-    fn what_is_live_at_both_points_is_no_error_of_the_change() {
+    fn objects_live_at_both_points_do_not_widen_the_change() {
         let point = |at, bytes, variance, allocated| Point {
             at,
             bytes,
             variance,
             allocated: Some(allocated),
-            // So many samples that there is no correction for few.
+            // So many samples that the correction for few samples is negligible.
             allocated_bytes: allocated,
         };
-        let (huge, small) = (1e12, 1e4);
+        let huge = 1e12;
+        let small = 1e4;
         let level = [point(0.0, 1e7, huge, huge), point(10.0, 1e7, huge, huge)];
         let growth = fit(&level).unwrap();
         assert_eq!((growth.rate, growth.error), (0.0, 0.0));
@@ -496,7 +501,8 @@ mod tests {
         assert!((error - QUANTILE * (2.0 * huge).sqrt() / 10.0).abs() < 1.0);
     }
 
-    /// A stack whose objects of 1000 bytes are sampled at 1024, as its dumps show it. `true` for each that is.
+    /// Stack whose objects of 1000 bytes are sampled at an interval of 1024, as its dumps show it.
+    /// An element is true if its object was sampled.
     struct Sampled {
         live: Vec<bool>,
         /// Samples of all that were allocated.
@@ -511,9 +517,10 @@ mod tests {
         Grows(usize),
         /// So many are replaced, the oldest first.
         Turns(usize),
-        /// All are replaced, so many times.
+        /// All objects are replaced this many times.
         Busy(usize),
-        /// So many more until there are half of the dumps, and from then on the same.
+        /// Grows by this many objects per dump in the first half of the dumps, and then stays
+        /// constant.
         Stops(usize),
     }
 
@@ -531,7 +538,8 @@ mod tests {
         }
 
         fn point(&mut self, at: f64) {
-            let (estimate, own) = (Self::weight() * Self::BYTES, Self::BYTES);
+            let estimate = Self::weight() * Self::BYTES;
+            let own = Self::BYTES;
             let live = self.live.iter().filter(|is_sampled| **is_sampled).count() as f64;
             let variance = estimate * (estimate - own);
             self.points.push(Point {
@@ -543,7 +551,7 @@ mod tests {
             });
         }
 
-        /// The points of a history, and its rate in truth.
+        /// Returns the points of a history, and its true rate.
         fn of(history: History, dumps: usize, random: &mut Random) -> (Vec<Point>, f64) {
             const START: usize = 1000;
             let mut all = Self {
@@ -585,10 +593,11 @@ mod tests {
         }
     }
 
-    /// The bars of growth, where sampling alone makes an error: what dumps of one session have in common counts
-    /// only once in them. Of 3,000 intervals 95 % are in 94.2 to 95.8 (two standard errors); the seed is fixed.
+    /// Error bars of growth if sampling is the only source of error: what dumps of one session have
+    /// in common counts only once in them. Of 3,000 intervals 95 % are in 94.2 to 95.8 (two
+    /// standard errors); the seed is fixed.
     #[test]
-    fn bars_of_growth_hold_the_truth_in_95_of_100_cases() {
+    fn error_bars_of_growth_have_the_right_coverage() {
         const SERIES: usize = 3000;
         let mut random = Random(0x0dd0_5eed_1234_8765);
         for history in [
@@ -598,7 +607,8 @@ mod tests {
             History::Busy(5),
         ] {
             for dumps in [2, 3, 5, 12] {
-                let (mut by_sampling, mut shown) = (0, 0);
+                let mut by_sampling = 0;
+                let mut shown = 0;
                 for _ in 0..SERIES {
                     let (points, rate) = Sampled::of(history, dumps, &mut random);
                     let slope = Line::through(&[&points]).unwrap().slope;
@@ -620,15 +630,15 @@ mod tests {
     }
 
     #[test]
-    fn growth_that_ended_is_told_from_growth_and_from_none() {
+    fn growth_that_ended_is_distinguished() {
         const SERIES: usize = 500;
         let mut random = Random(0x5eed_0000_1111_2222);
         let share = |history, dumps, verdict, random: &mut Random| {
-            let is = |_: &usize| {
+            let has_verdict = |_: &usize| {
                 let (points, _) = Sampled::of(history, dumps, random);
                 fit(&points).unwrap().verdict == verdict
             };
-            (0..SERIES).filter(is).count() as f64 / SERIES as f64
+            (0..SERIES).filter(has_verdict).count() as f64 / SERIES as f64
         };
         for dumps in [6, 8, 20] {
             for (history, verdict, least, most) in [
@@ -649,9 +659,9 @@ mod tests {
         }
     }
 
-    /// The change is exact where every object is sampled, and so is that it ended.
+    /// If every object is sampled, the change is exact, and so is the verdict that growth ended.
     #[test]
-    fn the_rate_of_growth_that_ended_is_that_of_the_whole_time() {
+    fn growth_that_ended_has_the_rate_of_the_whole_time() {
         let point = |at: f64, bytes: f64| Point {
             at,
             bytes,
@@ -667,7 +677,7 @@ mod tests {
         assert_eq!(growth.verdict, Verdict::Stopped);
         assert_eq!((growth.rate * 7.0, growth.error), (3.0 * mib, 0.0));
         assert!(growth.proven().abs() < 1.0);
-        // It has not stopped for long enough.
+        // Growth has not been over for long enough.
         let growing: Vec<Point> = (0..8)
             .map(|i| point(f64::from(i), mib * f64::from(i.min(6) + 1)))
             .collect();

@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn an_installed_program_is_its_users_own_and_its_dependencies_are_not() {
+    fn an_installed_program_is_user_code_but_its_dependencies_are_not() {
         let db = format!("{REGISTRY}mini-redis-0.4.1/src/db.rs");
         let channel = format!("{REGISTRY}tokio-1.20.0/src/sync/broadcast.rs");
         let functions = vec![function("subscribe", &db), function("channel", &channel)];
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_called_otherwise_is_known_by_its_main() {
+    fn a_renamed_program_is_recognised_by_its_main() {
         for (main, dependency) in [
             (
                 format!("{REGISTRY}ripgrep-14.1.0/crates/core/main.rs"),
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_paths_are_of_no_package() {
+    fn odd_paths_belong_to_no_package() {
         for file in [
             "cargo/registry/src/",
             "/usr/src/debug/x.c",
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn the_innermost_line_of_ones_own_counts() {
+    fn the_innermost_user_line_is_used() {
         let line = |function, line| Line {
             function,
             line,
@@ -309,7 +309,7 @@ mod tests {
             ("fill", "fill.cpp:30".to_owned())
         );
         assert_eq!(own.site(&view, &[0]), None);
-        // An interpreter that was built in somebody's directory is not theirs.
+        // An interpreter that was built in a home directory is not user code.
         let mut profile = view.profile().clone();
         profile.mappings = vec![Mapping {
             path: "/home/you/.pyenv/bin/python3.13".into(),

@@ -66,7 +66,8 @@ impl View {
             count > 0 && leading[frame as usize] == count
         };
         // A location is shared by all stacks: it only loses functions if all stacks reach it.
-        let (mut reached, mut kept) = (vec![false; leading.len()], vec![false; leading.len()]);
+        let mut reached = vec![false; leading.len()];
+        let mut kept = vec![false; leading.len()];
         for (i, span) in self.spans.iter_mut().enumerate() {
             if self.beside.get(i).is_some_and(|beside| *beside) {
                 continue;
@@ -221,7 +222,8 @@ mod tests {
             }
             let number = profile.functions[first_line as usize..].len() as u32;
             let location = &mut profile.locations[at];
-            (location.first_line, location.line_count) = (first_line, number);
+            location.first_line = first_line;
+            location.line_count = number;
         }
         let mut view = View::new(profile, None).unwrap();
         view.drop_allocator_frames().unwrap();
@@ -248,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_of_the_program_that_are_called_like_allocators_stay() {
+    fn the_programs_functions_named_like_allocators_are_kept() {
         let pool = ["malloc", "read_file", "allocate", "main"];
         assert_eq!(one(&pool), "read_file allocate main");
         let anonymous = [
@@ -260,7 +262,7 @@ mod tests {
         assert_eq!(one(&anonymous), "parse Cache::free main");
         let cgo = ["mk", "_cgo_Cfunc_mk", "runtime.asmcgocall", "[truncated]"];
         assert_eq!(one(&cgo), cgo.join(" "));
-        // Where a function of the program hides an allocator's, too.
+        // A function of the program may hide an allocator's, too.
         assert_eq!(
             one(&["read_file", "malloc", "main"]),
             "read_file malloc main"
@@ -268,13 +270,13 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_of_nothing_but_the_allocator_stays() {
+    fn a_stack_of_only_allocator_frames_is_kept() {
         assert_eq!(one(&["malloc", "calloc<realloc"]), "malloc calloc<realloc");
         assert_eq!(one(&["malloc", "operator new<push<fill"]), "push<fill");
     }
 
     #[test]
-    fn other_formats_lose_what_pprof_leaves_out() {
+    fn other_formats_lose_the_frames_that_pprof_removes() {
         let stack: &[&[&'static str]] = &[&["read_file", "malloc", "main"]];
         for format in [Format::HeapText, Format::Jemalloc, Format::Pprof] {
             assert_eq!(shown(format, stack), ["main"]);

@@ -68,8 +68,10 @@ impl View {
 
     fn by_name(&mut self, filters: &Filters, warn: &mut impl FnMut(&str, bool)) {
         let matches = |p: &Option<Regex>| p.as_ref().map(|p| Matches::new(&self.profile, p));
-        let (focus, ignore) = (matches(&filters.focus), matches(&filters.ignore));
-        let (hide, show) = (matches(&filters.hide), matches(&filters.show));
+        let focus = matches(&filters.focus);
+        let ignore = matches(&filters.ignore);
+        let hide = matches(&filters.hide);
+        let show = matches(&filters.show);
         if focus.is_some() || ignore.is_some() {
             let focused = focus.as_ref().map(|m| self.matching_locations(m));
             let ignored = ignore.as_ref().map(|m| self.matching_locations(m));
@@ -195,7 +197,8 @@ impl View {
     }
 
     fn by_tag(&mut self, filters: &Filters, warn: &mut impl FnMut(&str, bool)) {
-        let (mut focused, mut ignored) = (false, false);
+        let mut focused = false;
+        let mut ignored = false;
         for i in 0..self.spans.len() {
             let labels = self.labels(i);
             let focus = filters

@@ -15,8 +15,8 @@ impl View {
         let mut stacks = vec![None; self.profile.stacks.len()];
         for (stack, _, frames) in self.stacks() {
             stacks[stack] = Some(out.stacks.len() as u32);
-            let shown = frames.iter().filter(|&&f| !self.is_hidden(f));
-            let frames: Vec<u32> = shown
+            let visible = frames.iter().filter(|&&f| !self.is_hidden(f));
+            let frames: Vec<u32> = visible
                 .map(|&f| {
                     let next = out.locations.len() as u32;
                     *numbers.entry(f).or_insert_with(|| {

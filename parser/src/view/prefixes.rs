@@ -46,7 +46,9 @@ pub fn of(pattern: &str) -> Option<Prefixes<'_>> {
 /// Splits a pattern into its alternatives, outside of parentheses; `None` if it has character
 /// classes.
 fn choices(pattern: &str) -> Option<Vec<&str>> {
-    let (mut choices, mut start, mut depth) = (Vec::new(), 0, 0_usize);
+    let mut choices = Vec::new();
+    let mut start = 0;
+    let mut depth = 0_usize;
     let mut letters = pattern.char_indices();
     while let Some((at, letter)) = letters.next() {
         match letter {
@@ -82,7 +84,7 @@ mod tests {
     use super::of;
 
     #[test]
-    fn a_list_of_names_tells_what_they_begin_with() {
+    fn fixed_prefixes_of_patterns_are_found() {
         let list = r"malloc|(__)?posix_memalign|tc_(c|p?v)alloc|ab?c|operator new(\[\])?|x\|y|z+";
         let all = of(list).unwrap();
         let expected = [

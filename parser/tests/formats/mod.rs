@@ -2,7 +2,8 @@
 
 use mem_parser::report::FORMATS;
 
-/// One option for each format; where it takes a pattern, one that matches everything.
+/// Returns an option for each format; for a format that takes a pattern, one that matches
+/// everything.
 pub fn options() -> Vec<String> {
     let option = |format: &&mem_parser::Format| match format.takes_pattern {
         true => format!("--{}=.", format.flag),

@@ -54,8 +54,8 @@ impl Built {
             .spawn()
             .unwrap();
         let mut line = String::new();
-        let mut said = BufReader::new(process.stdout.take().unwrap());
-        said.read_line(&mut line).unwrap();
+        let mut text_shown = BufReader::new(process.stdout.take().unwrap());
+        text_shown.read_line(&mut line).unwrap();
         assert_eq!(line, "ready\n");
         process
     }
@@ -101,7 +101,8 @@ pub fn mapping(built: &Built, path: &str) -> Mapping {
         let field = code.split_whitespace().nth(n).unwrap();
         u64::from_str_radix(field.trim_start_matches("0x"), 16).unwrap()
     };
-    let (offset, address) = (hex(1), hex(2));
+    let offset = hex(1);
+    let address = hex(2);
     Mapping {
         start: BASE + address,
         end: BASE + address + 0x1000,

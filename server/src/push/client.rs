@@ -42,27 +42,29 @@ pub struct Client {
 }
 
 impl Client {
-    /// Creates a client for the receiver at a URL. `timeout`: for each answer; `gzip`: compress
-    /// bodies.
+    /// Creates a client for the receiver at a URL. `timeout` is the limit for each response; with
+    /// `gzip`, bodies are compressed.
     pub fn new(
         receiver: Receiver,
         url: &str,
         gzip: bool,
         timeout: Duration,
     ) -> anyhow::Result<Self> {
-        let shown = printable(url);
+        let printable_url = printable(url);
         if gzip && receiver != Receiver::Otlp {
             bail!("--gzip is for otlp: profiles for other receivers are always compressed");
         }
         if url.starts_with("https://") {
             bail!(
-                "{shown}: TLS is not built in; send to a proxy or collector on this machine \
+                "{printable_url}: TLS is not built in; send to a proxy or collector on this machine \
                  that speaks it (http://127.0.0.1:PORT)"
             );
         }
         let rest = url.strip_prefix("http://");
         if rest.is_none_or(|host| host.is_empty() || host.starts_with('/')) {
-            bail!("{shown} is not the URL of a receiver, which looks like http://HOST:PORT");
+            bail!(
+                "{printable_url} is not the URL of a receiver, which looks like http://HOST:PORT"
+            );
         }
         let config = Agent::config_builder()
             .http_status_as_error(false)
@@ -118,7 +120,7 @@ impl Client {
         let reader = response.body_mut().as_reader();
         let read = reader.take(MAX_ANSWER).read_to_end(&mut body);
         let read = read.map(|_| body).map_err(|e| e.to_string());
-        self.meaning(status, after, location, read)
+        self.interpret(status, after, location, read)
     }
 
     /// Describes an error, with its most likely cause.
@@ -135,7 +137,7 @@ impl Client {
     }
 
     /// Interprets a response.
-    fn meaning(
+    fn interpret(
         &self,
         status: StatusCode,
         after: Option<Duration>,
@@ -143,11 +145,11 @@ impl Client {
         body: Result<Vec<u8>, String>,
     ) -> Answer {
         let url = &self.url;
-        let said = body.as_deref().map(excerpt).unwrap_or_default();
+        let message = body.as_deref().map(excerpt).unwrap_or_default();
         match (status.as_u16(), body.as_deref()) {
             (200..=299, Ok(body)) if self.receiver == Receiver::Otlp => match rejected(body) {
                 0 => Answer::Accepted,
-                count => Answer::Refused(format!("{url}: {count} profiles rejected: {said}")),
+                count => Answer::Refused(format!("{url}: {count} profiles rejected: {message}")),
             },
             (200..=299, Ok(_)) => Answer::Accepted,
             (200..=299, Err(error)) => Answer::Later(format!("{url}: {error}"), None),
@@ -158,8 +160,8 @@ impl Client {
                 ))
             }
             (413, _) => Answer::TooLarge,
-            (429 | 500..=599, _) => Answer::Later(format!("{url}: {status} {said}"), after),
-            _ => Answer::Refused(format!("{url}: {status} {said}")),
+            (429 | 500..=599, _) => Answer::Later(format!("{url}: {status} {message}"), after),
+            _ => Answer::Refused(format!("{url}: {status} {message}")),
         }
     }
 }
@@ -216,36 +218,36 @@ mod tests {
     const TEST_TIMEOUT: Duration = Duration::from_secs(1);
 
     #[test]
-    fn answers_have_their_meaning() {
+    fn responses_are_classified() {
         let client =
             Client::new(Receiver::Otlp, "http://127.0.0.1:1/", false, TEST_TIMEOUT).unwrap();
         assert_eq!(client.url, "http://127.0.0.1:1/v1development/profiles");
-        let meaning = |status: u16, body: &[u8]| {
+        let interpret = |status: u16, body: &[u8]| {
             let status = StatusCode::from_u16(status).unwrap();
-            client.meaning(
+            client.interpret(
                 status,
                 None,
                 Some("http://x/".to_owned()),
                 Ok(body.to_vec()),
             )
         };
-        assert!(matches!(meaning(200, b""), Answer::Accepted));
+        assert!(matches!(interpret(200, b""), Answer::Accepted));
         assert!(matches!(
-            meaning(200, b"\x0a\x02\x08\x03"),
+            interpret(200, b"\x0a\x02\x08\x03"),
             Answer::Refused(_)
         ));
-        assert!(matches!(meaning(413, b""), Answer::TooLarge));
-        assert!(matches!(meaning(429, b""), Answer::Later(..)));
-        assert!(matches!(meaning(503, b""), Answer::Later(..)));
-        assert!(matches!(meaning(404, b""), Answer::Refused(_)));
-        let Answer::Refused(why) = meaning(307, b"") else {
+        assert!(matches!(interpret(413, b""), Answer::TooLarge));
+        assert!(matches!(interpret(429, b""), Answer::Later(..)));
+        assert!(matches!(interpret(503, b""), Answer::Later(..)));
+        assert!(matches!(interpret(404, b""), Answer::Refused(_)));
+        let Answer::Refused(why) = interpret(307, b"") else {
             panic!("a redirect was followed");
         };
         assert!(why.contains("http://x/"), "{why}");
     }
 
     #[test]
-    fn urls_that_cannot_be_are_refused() {
+    fn impossible_urls_are_refused() {
         for url in ["https://x", "ftp://x", "x:1", "http://", "http:///p"] {
             assert!(
                 Client::new(Receiver::Parca, url, false, TEST_TIMEOUT).is_err(),

@@ -41,7 +41,7 @@ impl Increments {
             let before = before.entry(key).or_insert_with(|| vec![0; columns.len()]);
             for (place, &column) in columns.iter().enumerate() {
                 // Labels may separate equal stacks: the known value is subtracted from the first
-                // ones, as far as it goes.
+                // ones until it is used up.
                 let value = values[column];
                 let known = before[place].clamp(0, value.max(0));
                 whole[place] = whole[place].saturating_add(value);

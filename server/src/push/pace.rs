@@ -45,7 +45,7 @@ impl Pace {
         let wait = after.map_or_else(|| jittered(doubled), |after| after.min(MAX_RETRY_AFTER));
         self.until = Some(Instant::now() + wait);
         self.failures += 1;
-        // The first one, and then about every quarter of an hour.
+        // Reports the first failure, and then about one every quarter of an hour.
         self.failures % 16 == 1
     }
 }
@@ -62,12 +62,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waiting_doubles_up_to_a_minute_or_is_what_the_receiver_says() {
+    fn retries_back_off_up_to_a_minute_or_as_requested() {
         let mut pace = Pace::default();
         assert!(pace.remaining().is_zero());
         for failure in 0..20 {
-            let said = pace.failed(None);
-            assert_eq!(said, failure % 16 == 0);
+            let message = pace.failed(None);
+            assert_eq!(message, failure % 16 == 0);
             let whole = Duration::from_secs(1 << failure.min(6)).min(MAX_DELAY);
             let left = pace.remaining();
             assert!(

@@ -229,7 +229,7 @@ impl Prepared {
             name => (name, value.as_str()),
         });
         let attributes: Vec<_> = attributes.collect();
-        let random = u128::from(random()) << 64 | u128::from(random());
+        let random = (u128::from(random()) << 64) | u128::from(random());
         let mut id = [0; 15];
         id.copy_from_slice(&random.to_le_bytes()[..15]);
         otlp::encode(folded, &attributes, "memory", id)
@@ -255,13 +255,14 @@ fn random() -> u64 {
 
 /// Returns a random UUID (version 4).
 fn uuid() -> String {
-    let (high, low) = (random(), random());
+    let high = random();
+    let low = random();
     format!(
         "{:08x}-{:04x}-4{:03x}-{:04x}-{:012x}",
         high >> 32,
-        high >> 16 & 0xffff,
+        (high >> 16) & 0xffff,
         high & 0xfff,
-        0x8000 | low >> 48 & 0x3fff,
+        0x8000 | ((low >> 48) & 0x3fff),
         low & 0xffff_ffff_ffff
     )
 }

@@ -30,15 +30,16 @@ impl Spool {
         let directory = directory.unwrap_or_else(|| {
             std::env::temp_dir().join(format!("mem_profiler_push.{}", std::process::id()))
         });
-        let shown = printable::path(&directory);
-        let made = fs::DirBuilder::new().mode(0o700).create(&directory);
-        match made {
+        let path_text = printable::path(&directory);
+        let created = fs::DirBuilder::new().mode(0o700).create(&directory);
+        match created {
             Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists && !is_temporary => {}
-            made => made
-                .with_context(|| format!("{shown} cannot be created; name another with --spool"))?,
+            created => created.with_context(|| {
+                format!("{path_text} cannot be created; name another with --spool")
+            })?,
         }
         if !directory.is_dir() {
-            bail!("{shown} is not a directory; name one with --spool");
+            bail!("{path_text} is not a directory; name one with --spool");
         }
         Ok(Self {
             directory,
@@ -81,9 +82,9 @@ impl Spool {
     /// Removes the directory at the end, if it is temporary and empty.
     pub fn close(&self) {
         if self.is_temporary && fs::remove_dir(&self.directory).is_err() {
-            let shown = printable::path(&self.directory);
+            let path_text = printable::path(&self.directory);
             super::say(&format!(
-                "what was not sent is in {shown}; send it with --dumps"
+                "what was not sent is in {path_text}; send it with --dumps"
             ));
         }
     }
@@ -125,7 +126,7 @@ struct Dump {
 fn order_by_number(dumps: Vec<Dump>) -> Vec<Dump> {
     let mut processes: BTreeMap<PathBuf, Vec<usize>> = BTreeMap::new();
     for (at, Dump { path, .. }) in dumps.iter().enumerate() {
-        // Without the number and the suffix.
+        // Removes the suffix and the number.
         let process = path.with_extension("").with_extension("");
         processes.entry(process).or_default().push(at);
     }
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_go_when_it_is_full() {
+    fn the_oldest_files_are_dropped_from_a_full_spool() {
         let directory = tempfile::tempdir().unwrap();
         let spool = Spool::open(Some(directory.path().to_owned()), 25).unwrap();
         for (seconds, name) in [

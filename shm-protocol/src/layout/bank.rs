@@ -10,10 +10,10 @@ pub const BANK_HEADER_BYTES: usize = 8192;
 /// Number of shards with a single writer. All other threads share one more.
 #[cfg(not(loom))]
 pub const EXCLUSIVE_SHARDS: u32 = 32;
-/// Number of threads of a model: the model checker follows every word separately.
+/// Number of exclusive shards under the model checker, which tracks every word separately.
 #[cfg(loom)]
 pub const EXCLUSIVE_SHARDS: u32 = 2;
-/// Shard of all other threads, written with locked instructions.
+/// Shard of all other threads, which write it with locked instructions.
 pub const SHARED_SHARD: u32 = EXCLUSIVE_SHARDS;
 
 /// Number of units for each value of [`BankHeader::reserved_step`]. Each step adds a sixteenth, or
@@ -64,7 +64,7 @@ pub struct BankHeader {
     pub code_words: AtomicU32,
     /// Number of committed bytes in the code area.
     pub code_bytes: AtomicU32,
-    /// Maximum number of units that the agent may commit; 0: all.
+    /// Maximum number of units that the agent may commit; 0 if it may commit all.
     pub most_units: AtomicU32,
     /// Zero.
     pub reserved2: u32,
@@ -80,22 +80,21 @@ pub struct BankHeader {
     pub threads: ThreadTable,
     /// Totals of CPU sampling.
     pub cpu: CpuTotals,
-    /// Leaf nodes of the stacks whose objects were found with overwritten headers: the first few.
-    /// 0: none.
+    /// Leaf nodes of the first few stacks whose objects were found with overwritten headers; unused
+    /// entries are 0.
     pub overwritten: [AtomicU32; OVERWRITTEN_KEPT],
     /// Peak of the live heap.
     pub peak: PeakState,
 }
 
-/// Peak of the session's live bytes, detected by the first free after it.
+/// Peak of the session's live bytes. It is detected by the first free after it.
 #[repr(C, align(64))]
 pub struct PeakState {
     /// Number of the last peak; 0 before the first. Records keep their sums as of that peak.
     pub epoch: AtomicU32,
     /// Tick of that peak, relative to the session's start.
     pub tick: AtomicU32,
-    /// Estimated live bytes from which on there is a new peak, fixed point. A step above the last
-    /// peak.
+    /// Minimum of estimated live bytes for a new peak, fixed point: a step above the last peak.
     pub next_level: AtomicU64,
     /// Estimated live bytes now, fixed point, without changes that shards have not settled yet.
     pub settled: AtomicU64,
@@ -121,7 +120,7 @@ impl BankHeader {
 /// below [`crate::tree::ROOT`] and [`crate::tree::TRUNCATED`].
 #[cfg(not(loom))]
 pub const THREADS_KEPT: usize = 64;
-/// No model has any.
+/// The model checker needs none.
 #[cfg(loom)]
 pub const THREADS_KEPT: usize = 1;
 /// Address of the node above the stacks of entry 0 of the [`ThreadTable`]; entry 1 has the next
@@ -134,7 +133,7 @@ pub const MERGED_ADDRESS: u64 = 0x501;
 /// Threads of a session, in the order in which they noticed it.
 #[repr(C)]
 pub struct ThreadTable {
-    /// Number of threads that asked for an entry, including those that found none.
+    /// Number of threads that requested an entry, including those that got none.
     pub count: AtomicU32,
     /// Zero.
     pub reserved: u32,
@@ -156,7 +155,7 @@ pub struct ThreadEntry {
 /// Maximum number of entries of the interval history.
 #[cfg(not(loom))]
 pub const INTERVALS_KEPT: usize = 128;
-/// No model has any.
+/// The model checker needs none.
 #[cfg(loom)]
 pub const INTERVALS_KEPT: usize = 1;
 
@@ -181,8 +180,8 @@ pub struct IntervalEntry {
     pub from_ns: AtomicU64,
     /// Mean bytes between samples.
     pub interval: AtomicU64,
-    /// Fraction of the process's CPU time that the agent used meanwhile, in millionths, plus one; 0
-    /// if not measured.
+    /// Fraction of the process's CPU time that the agent used while this interval was in use, in
+    /// millionths, plus one; 0 if not measured.
     pub overhead: AtomicU64,
 }
 
@@ -220,8 +219,8 @@ pub struct Node {
     pub records: AtomicU32,
 }
 
-/// Counters of one stack and size class, as one shard saw them. Two cache lines: one that
-/// allocations touch, one that frees touch. After them, their values at the last peak.
+/// Counters of one stack and size class in one shard. The first cache line is written by
+/// allocations, the second by frees. Their values at the last peak follow.
 #[repr(C, align(64))]
 pub struct Record {
     /// Leaf of the stack.

@@ -1,5 +1,5 @@
-//! Ownership of the segment in a process's view, and how a copy of the process leaves its parent's
-//! segment.
+//! State of the segment that a process sees: whose it is, and how a copy of the process leaves its
+//! parent's segment.
 //!
 //! ```text
 //!          leave            claim_making           own
@@ -9,18 +9,18 @@
 
 use crate::sync::{AtomicU8, AtomicU32, Ordering, fence};
 
-/// No segment, now or later.
+/// No segment, and there will be none.
 pub const NONE: u8 = 0;
-/// Segment of this process; or, in a copy that has not noticed yet, of its parent.
+/// Segment of this process; in a copy that has not noticed yet that it is one, of its parent.
 pub const OWN: u8 = 1;
 /// No segment yet, in a forked child. A private page counts what the child allocates.
 pub const WAITING: u8 = 2;
-/// No segment yet, in a forked child or a starting process, while one of its threads makes it.
+/// No segment yet, in a forked child or a starting process, while one of its threads creates it.
 pub const MAKING: u8 = 3;
 /// Segment of the parent, while a thread makes the process leave it.
 pub const LEAVING: u8 = 4;
 
-/// Owner of the segment in view: one of the constants here.
+/// State of the segment that the process sees: one of the constants above.
 pub struct Life(pub(super) AtomicU8);
 
 impl Life {
@@ -55,7 +55,7 @@ impl Life {
     }
 
     /// Returns true if this process is a copy that has yet to leave its parent's segment. Costs
-    /// three loads. Copies of a waiting child share nothing with it.
+    /// three loads. False for copies of a waiting child, which share no memory with it.
     #[inline]
     #[must_use]
     pub fn is_copy<'a>(&self, mark: impl FnOnce() -> Option<&'a Mark>) -> bool {
@@ -65,58 +65,60 @@ impl Life {
         }
     }
 
-    /// Elects the thread that makes a copy, which `fork`'s handlers did not see, leave its parent's
-    /// segment. Returns true for that thread.
+    /// Elects the thread that makes a copy leave its parent's segment, if `fork`'s handlers did not
+    /// run for the copy. Returns true for that thread.
     pub fn claim_leaving(&self, mark: Option<&Mark>) -> bool {
         // A signal handler that interrupts `leave` itself is not elected.
         self.is_own() && mark.is_some_and(Mark::claim)
     }
 
     /// Makes a copy leave its parent's segment. Must be called only by the elected thread. Returns
-    /// true if the copy waits now.
+    /// true if the copy's state is [`WAITING`] afterwards.
     ///
     /// `remember` saves the parent's session. `forget` drops all knowledge of its sessions. `cover`
-    /// maps private memory over the mapped part of the segment, and returns true on success. `wait`
-    /// then records there that the copy waits.
+    /// maps private memory over the mapped part of the segment, and returns true on success.
+    /// `record_waiting` then records there that the copy waits.
     #[inline(always)]
     pub fn leave(
         &self,
         remember: impl FnOnce(),
         forget: impl FnOnce(),
         cover: impl FnOnce() -> bool,
-        wait: impl FnOnce(),
+        record_waiting: impl FnOnce(),
     ) -> bool {
-        let was = self.get();
-        if was == OWN {
+        let before = self.get();
+        if before == OWN {
             self.0.store(LEAVING, Ordering::Relaxed);
             remember();
         }
-        let left = match was {
+        let has_left = match before {
             NONE => return false,
-            // The view is private, so it was copied with the rest.
+            // The memory in view is private, so the copy has its own.
             WAITING => true,
-            // If a thread of the waiting parent was making a segment, that may already be in view.
-            // State that a thread of another copy had started to save is void.
+            // MAKING: if a thread of the waiting parent was creating a segment, that may already be
+            // in view. LEAVING: if the parent was itself a copy that was leaving, what its thread
+            // had begun to save is incomplete and is discarded.
             state => {
                 forget();
                 cover() && state != LEAVING
             }
         };
-        if left {
-            wait();
+        if has_left {
+            record_waiting();
         }
-        // Last, since other threads of the copy wait for it.
-        let now = if left { WAITING } else { NONE };
-        self.0.store(now, Ordering::Release);
-        left
+        // The state is set last, since other threads of the copy wait for it.
+        let after = if has_left { WAITING } else { NONE };
+        self.0.store(after, Ordering::Release);
+        has_left
     }
 
-    /// Starts making the first segment. Must be called only by the initial thread, at start-up.
+    /// Records that the first segment is being created. Must be called only by the main thread, at
+    /// start-up.
     pub fn make(&self) {
         self.0.store(MAKING, Ordering::Release);
     }
 
-    /// Elects the thread of a waiting child that makes its segment. Returns true for that thread.
+    /// Elects the thread of a waiting child that creates its segment. Returns true for that thread.
     pub fn claim_making(&self) -> bool {
         let taken = self
             .0
@@ -124,7 +126,7 @@ impl Life {
         taken.is_ok()
     }
 
-    /// Records that the segment in view is this process's own from now on.
+    /// Records that the segment in view belongs to this process from now on.
     pub fn own(&self, mark: Option<&Mark>) {
         if let Some(mark) = mark {
             mark.sign();
@@ -143,7 +145,7 @@ impl Life {
 #[repr(transparent)]
 pub struct Mark(pub(super) AtomicU32);
 
-/// Value in a new copy.
+/// Value in a new copy, whose page the kernel has cleared.
 const WIPED: u32 = 0;
 const OURS: u32 = 1;
 const TAKEN: u32 = 2;
@@ -152,8 +154,9 @@ impl Mark {
     /// Returns true if this process is the one that signed the word.
     #[inline(always)]
     fn is_ours(&self) -> bool {
-        // Acquire: suppose that a thread read the state before another thread made the copy leave
-        // its parent's segment, and the mark after. It must not use what it knew of that segment.
+        // Acquire: a thread may read the state before another thread makes the copy leave its
+        // parent's segment, and this word after that. Then it must not use what it has read about
+        // that segment before.
         self.0.load(Ordering::Acquire) == OURS
     }
 

@@ -8,7 +8,7 @@ use core::ptr::null_mut;
 pub struct Mapping(AtomicPtr<u8>);
 
 impl Mapping {
-    /// Creates an empty word: not mapped.
+    /// Creates the word; the segment is not mapped.
     #[cfg(not(loom))]
     #[must_use]
     #[expect(clippy::new_without_default, reason = "for a static")]
@@ -29,18 +29,18 @@ impl Mapping {
     }
 
     /// Offers a mapping that the caller has made. Threads that notice a session at the same time
-    /// all make one, so that none has to wait for another that may be preempted; only one mapping
-    /// stays.
+    /// all make one, so that none has to wait for another that may be preempted. Only the first
+    /// mapping is kept.
     ///
     /// # Errors
-    /// The address that stays.
+    /// The address of the mapping that is kept.
     pub fn offer(&self, made: *mut u8) -> Result<(), *mut u8> {
         self.0
             .compare_exchange(null_mut(), made, Ordering::AcqRel, Ordering::Acquire)
             .map(|_| ())
     }
 
-    /// Sets the address. Must be called only by the thread that makes the segment.
+    /// Sets the address. Must be called only by the thread that creates the segment.
     pub fn set(&self, base: *mut u8) {
         self.0.store(base, Ordering::Release);
     }

@@ -1,4 +1,4 @@
-//! Sessions whose banks are in use.
+//! Sessions that threads have noticed, for each bank.
 
 use crate::clock::is_since;
 use crate::sync::{AtomicU64, Ordering};
@@ -10,7 +10,7 @@ pub struct Sessions([AtomicU64; 2]);
 /// Packs both into one word, so that no thread sees the number of one session with the tick of
 /// another.
 fn word(session: u64, start_tick: u32) -> u64 {
-    session << 32 | u64::from(start_tick)
+    (session << 32) | u64::from(start_tick)
 }
 
 impl Sessions {
@@ -27,18 +27,18 @@ impl Sessions {
         Self([AtomicU64::new(0), AtomicU64::new(0)])
     }
 
-    /// Records a session that a thread has noticed, unless a later one already uses its bank: the
-    /// thread may have been preempted meanwhile.
+    /// Records a session that a thread has noticed, unless a later one already uses its bank, since
+    /// the thread may have been preempted in between.
     pub fn note(&self, session: u64, start_tick: u32) {
-        let place = &self.0[session as usize & 1];
-        let mine = word(session, start_tick);
-        let mut known = place.load(Ordering::Relaxed);
+        let recorded = &self.0[session as usize & 1];
+        let new = word(session, start_tick);
+        let mut known = recorded.load(Ordering::Relaxed);
         loop {
             let newer = (session as u32).wrapping_sub((known >> 32) as u32) as i32 > 0;
             if known != 0 && !newer {
                 return;
             }
-            match place.compare_exchange_weak(known, mine, Ordering::Release, Ordering::Relaxed) {
+            match recorded.compare_exchange_weak(known, new, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return,
                 Err(now) => known = now,
             }
@@ -52,13 +52,14 @@ impl Sessions {
     #[must_use]
     pub fn of_object(&self, session: u8, born: u32, now: u32) -> Option<(u32, u32)> {
         let known = self.0[usize::from(session & 1)].load(Ordering::Acquire);
-        let (number, start) = ((known >> 32) as u32, known as u32);
+        let number = (known >> 32) as u32;
+        let start = known as u32;
         let same = number as u8 == session && is_since(born, start, now);
         same.then_some((number, start))
     }
 
-    /// Clears all sessions. In a copy of the process they are its parent's, and the copy must not
-    /// count in their banks.
+    /// Clears all sessions. Called in a copy of the process, which must not count in its parent's
+    /// banks.
     #[inline]
     pub fn forget(&self) {
         for session in &self.0 {

@@ -1,4 +1,4 @@
-//! Settings by which threads of a process sample.
+//! Sampling parameters in force, and how threads enter a session.
 
 use super::Sessions;
 use crate::bank::Bank;
@@ -14,23 +14,24 @@ pub struct Setting {
     pub epoch: u32,
     /// Number of the session.
     pub session: u64,
-    /// Mean number of bytes between samples; 0: only CPU time is sampled.
+    /// Mean number of bytes between samples; 0 if only CPU time is sampled.
     pub interval: u64,
     /// End of the session in ns of the machine's clock; 0 if none.
     pub deadline_ns: u64,
     /// Start of the session in ns of the machine's clock.
     pub start_ns: u64,
-    /// Maximum address space for sampled objects in bytes; 0: no limit.
+    /// Maximum address space for sampled objects in bytes; 0 if there is no limit.
     pub range_limit: u64,
     /// Logarithm of the maximum thinning: at well-known call sites, at least one of 2^`thinning`
-    /// due samples is taken. 0: each one is.
+    /// due samples is taken. With 0, every due sample is taken.
     pub thinning: u64,
     /// CPU sampling parameters.
     pub cpu: CpuSetting,
 }
 
 impl Setting {
-    /// Returns the setting in force, or `None` if there is none or it changed meanwhile.
+    /// Returns the setting in force, or `None` if there is none or it changed while it was being
+    /// read.
     #[must_use]
     pub fn in_force(control: &Control) -> Option<Self> {
         let epoch = control.epoch(Ordering::Acquire);
@@ -40,7 +41,8 @@ impl Setting {
         let params = control.params_of(epoch);
         let read = |word: &AtomicU64| word.load(Ordering::Relaxed);
         let cpu = control.cpu[epoch as usize & 1].read();
-        let least = u64::from(cpu.rate == 0);
+        // An interval of 0 is valid only if CPU time is sampled.
+        let least = if cpu.rate == 0 { 1 } else { 0 };
         let setting = Self {
             epoch,
             session: read(&params.session),
@@ -52,14 +54,15 @@ impl Setting {
             cpu,
         };
         // A thread may be preempted here for two whole sessions. Parameters are rewritten only
-        // after their epoch is over. If it is not over now, what was read belongs to it.
+        // after their epoch is over. So if the epoch is still in force, the values read belong to
+        // it.
         fence(Ordering::Acquire);
-        let stays = control.epoch(Ordering::Relaxed) == epoch;
-        (stays && setting.session != 0).then_some(setting)
+        let is_in_force = control.epoch(Ordering::Relaxed) == epoch;
+        (is_in_force && setting.session != 0).then_some(setting)
     }
 
-    /// Returns true if the epoch that was entered is still in force. Its number alone is not
-    /// sufficient: a program that replaces this one with exec starts counting anew.
+    /// Returns true if the epoch with these parameters is still in force. Its number alone is not
+    /// sufficient: after an exec, epochs are counted from 1 again.
     #[inline]
     #[must_use]
     pub fn is_current(control: &Control, epoch: u32, session: u64, deadline_ns: u64) -> bool {
@@ -79,12 +82,12 @@ impl Setting {
 
 /// Makes a new segment visible to controllers and starts its first session, whose bank is prepared.
 /// Called by the process that made the segment.
-pub fn appear(control: &Control, magic: &AtomicU64, first: Option<&Session>) {
+pub fn publish(control: &Control, magic: &AtomicU64, first: Option<&Session>) {
     if let Some(session) = first {
         begin(control, session);
     }
-    // After the session has started, since a controller that finds a segment without one may start
-    // one.
+    // Stored after the session has started: a controller that finds a segment without a session may
+    // start one.
     magic.store(MAGIC, Ordering::Release);
 }
 
@@ -110,7 +113,7 @@ fn begin(control: &Control, session: &Session) {
 }
 
 /// Session that a thread has noticed.
-pub struct Met<'a> {
+pub struct Entered<'a> {
     /// Parameters of the session.
     pub setting: Setting,
     /// Bank of the session.
@@ -122,18 +125,18 @@ pub struct Met<'a> {
 /// Enters the session in force, and records it for frees by threads that do not notice it. `bank`
 /// maps the bank of a session; `tick` returns the tick of a time. Returns `None` if there is no
 /// session or its bank is not ready.
-pub fn meet<'a>(
+pub fn enter<'a>(
     control: &Control,
     sessions: &Sessions,
     bank: impl FnOnce(u64) -> Option<Bank<'a>>,
     tick: impl FnOnce(u64) -> u32,
-) -> Option<Met<'a>> {
+) -> Option<Entered<'a>> {
     let setting = Setting::in_force(control)?;
     let session = setting.session;
     let bank = bank(session).filter(|bank| bank.holds(session))?;
     let start_tick = tick(setting.start_ns);
     sessions.note(session, start_tick);
-    Some(Met {
+    Some(Entered {
         setting,
         bank,
         start_tick,

@@ -21,14 +21,11 @@ pub struct Tables {
 
 /// Creates the file `path`, exclusively and readable by its owner only, and maps its first
 /// [`CONTROL_BYTES`] at `control`, in place of what is mapped there. Closes the file; only the view
-/// remains, and [`whole`] maps the rest.
-///
-/// The file is all zero, so it has no session and no magic. All of the view, and what `tables`
-/// requires, is committed. After a failure there is no file, and the view at `control` is what it
-/// was.
-///
-/// Where [`whole`] cannot work (under Valgrind and some emulators), this maps the `bytes` that the
-/// segment is to have with tables, and returns their address. Otherwise it returns null.
+/// remains, and [`whole`] maps the rest. The file is all zero, so it has no session and no magic.
+/// The whole view, and what `tables` requires, is committed. After a failure, the file is removed
+/// and the mapping at `control` is unchanged. If [`whole`] does not work (under Valgrind and some
+/// emulators), this maps the `bytes` bytes that the segment will have with tables, and returns
+/// their address. Otherwise it returns null.
 ///
 /// System calls: `open`, `pwrite`, `mmap`, `mremap`, `munmap`, `close`; with `tables` also
 /// `ftruncate` and `fallocate`; `unlink` after a failure.
@@ -39,7 +36,7 @@ pub struct Tables {
 ///
 /// # Errors
 /// `EEXIST` if the name is taken, `ENOSPC` if the directory's filesystem is full, `ENOMEM` if the
-/// address space is.
+/// address space is full.
 pub unsafe fn create(
     path: &CStr,
     control: *mut u8,
@@ -61,10 +58,10 @@ pub unsafe fn create(
     made
 }
 
-/// Sets the size of the new file and commits it.
+/// Sets the size of the new file and commits its pages.
 fn size(fd: libc::c_int, tables: Option<Tables>) -> Result<(), Errno> {
-    // Written instead of `ftruncate`: writing commits every page on any filesystem, with the
-    // plainest system call there is.
+    // Uses `pwrite` instead of `ftruncate`: writing commits every page on any filesystem, and any
+    // filter allows it.
     let file = SegmentFile {
         file: Descriptor(fd),
         bytes: 0,
@@ -96,17 +93,17 @@ unsafe fn map(fd: libc::c_int, control: *mut u8, bytes: usize) -> Result<*mut u8
     view(control, pages, libc::MAP_FIXED)?;
     // SAFETY: `control` is the view that was just made.
     match unsafe { whole(control, CONTROL_BYTES) } {
-        Ok(twice) => {
+        Ok(second) => {
             // SAFETY: the mapping was just made, and nothing refers to it.
-            unsafe { libc::munmap(twice.cast(), CONTROL_BYTES) };
+            unsafe { libc::munmap(second.cast(), CONTROL_BYTES) };
             Ok(null_mut())
         }
         Err(_) => Ok(view(null_mut(), bytes, 0).unwrap_or(null_mut())),
     }
 }
 
-/// Maps all `bytes` of a segment, whose view at `control` [`create`] made, at an address that the
-/// kernel chooses. The view stays. Needs neither path nor descriptor.
+/// Maps all `bytes` bytes of a segment at an address that the kernel chooses, given the view at
+/// `control` that [`create`] made. The view is kept. Needs neither path nor descriptor.
 ///
 /// System call: `mremap`, whose old size of 0 requests a second mapping of the same file.
 ///

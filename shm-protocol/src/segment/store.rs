@@ -27,10 +27,10 @@ pub(super) fn check(result: libc::c_int) -> Result<libc::c_int, Errno> {
     }
 }
 
-/// Bytes of a segment. The segment's process sees the effects of calls in order, since the kernel
-/// acquires and releases a lock in each.
+/// Bytes of a segment. The segment's process observes the calls' effects in order, since the kernel
+/// takes a lock in each.
 pub trait Store {
-    /// Reads at an offset. Returns fewer bytes than asked for only at the end of the file.
+    /// Reads at an offset. Returns fewer bytes than requested only at the end of the file.
     ///
     /// # Errors
     /// Errors of `pread`.
@@ -55,22 +55,22 @@ pub struct Descriptor(pub(super) libc::c_int);
 
 impl Store for Descriptor {
     fn read_at(&self, offset: usize, buffer: &mut [u8]) -> Result<usize, Errno> {
-        let mut done = 0;
-        while done < buffer.len() {
-            let rest = &mut buffer[done..];
+        let mut filled = 0;
+        while filled < buffer.len() {
+            let rest = &mut buffer[filled..];
             // SAFETY: `rest` is writable for its length.
             let n = unsafe {
-                let at = (offset + done) as libc::off_t;
+                let at = (offset + filled) as libc::off_t;
                 libc::pread(self.0, rest.as_mut_ptr().cast(), rest.len(), at)
             };
             match n {
                 0 => break,
-                n if n > 0 => done += n as usize,
+                n if n > 0 => filled += n as usize,
                 _ if last_error() == Errno(libc::EINTR) => {}
                 _ => return Err(last_error()),
             }
         }
-        Ok(done)
+        Ok(filled)
     }
 
     fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), Errno> {
@@ -93,9 +93,9 @@ impl Store for Descriptor {
     fn reserve(&self, from: usize, len: usize) -> Result<(), Errno> {
         loop {
             // SAFETY: `fallocate` takes no pointers.
-            let done =
+            let result =
                 unsafe { libc::fallocate(self.0, 0, from as libc::off_t, len as libc::off_t) };
-            match check(done) {
+            match check(result) {
                 Err(Errno(libc::EINTR)) => {}
                 other => return other.map(|_| ()),
             }

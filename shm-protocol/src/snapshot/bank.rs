@@ -58,17 +58,17 @@ impl<'a> BankSummary<'a> {
     /// Returns the number of nodes to read, fixed ones included.
     #[must_use]
     pub fn nodes(&self) -> usize {
-        let made = u32_at(self.bytes, offset_of!(BankHeader, node_count)) as usize;
+        let claimed = u32_at(self.bytes, offset_of!(BankHeader, node_count)) as usize;
         let limit = self.geometry.nodes_in(self.units()) as usize;
-        (made + FIRST_NODE as usize).min(limit)
+        (claimed + FIRST_NODE as usize).min(limit)
     }
 
     /// Returns the number of records to read, the fixed one included.
     #[must_use]
     pub fn records(&self) -> usize {
-        let made = u32_at(self.bytes, offset_of!(BankHeader, record_count)) as usize;
+        let claimed = u32_at(self.bytes, offset_of!(BankHeader, record_count)) as usize;
         let limit = self.geometry.records_in(self.units()) as usize;
-        (made + FIRST_RECORD as usize).min(limit)
+        (claimed + FIRST_RECORD as usize).min(limit)
     }
 
     /// Returns the number of bytes of code objects to read.
@@ -85,7 +85,7 @@ impl<'a> BankSummary<'a> {
         u64_at(self.bytes, offset_of!(BankHeader, counters) + field)
     }
 
-    /// Returns the number of threads that noticed the session. If it stays 0, nothing allocates
+    /// Returns the number of threads that noticed the session. If it remains 0, nothing allocates
     /// through the agent.
     #[must_use]
     pub fn threads(&self) -> u64 {
@@ -176,8 +176,8 @@ impl<'a> BankSummary<'a> {
     /// Returns the smallest interval of the session, or `None` if no controller could change it.
     #[must_use]
     pub fn least_interval(&self) -> Option<u64> {
-        let governed = self.log(offset_of!(IntervalLog, count)) != 0;
-        governed.then(|| self.log(offset_of!(IntervalLog, least)).max(1))
+        let may_change = self.log(offset_of!(IntervalLog, count)) != 0;
+        may_change.then(|| self.log(offset_of!(IntervalLog, least)).max(1))
     }
 
     /// Returns the interval history; empty if no controller could change the interval.
@@ -201,7 +201,8 @@ impl<'a> BankSummary<'a> {
     pub fn totals(&self) -> Totals {
         let shards = crate::layout::EXCLUSIVE_SHARDS as usize + 1;
         let mut totals = Totals::default();
-        let (mut alloc, mut freed) = (0u64, 0u64);
+        let mut alloc = 0u64;
+        let mut freed = 0u64;
         for shard in 0..shards {
             let at = offset_of!(BankHeader, totals) + shard * size_of::<ShardTotals>();
             let field = |field: usize| u64_at(self.bytes, at + field);
@@ -210,10 +211,8 @@ impl<'a> BankSummary<'a> {
                 .wrapping_add(field(offset_of!(ShardTotals, samples)));
             alloc = alloc.wrapping_add(field(offset_of!(ShardTotals, alloc_bytes)));
             freed = freed.wrapping_add(field(offset_of!(ShardTotals, freed_bytes)));
-            let (ns, timed) = (
-                field(offset_of!(ShardTotals, agent_ns)),
-                field(offset_of!(ShardTotals, timed)),
-            );
+            let ns = field(offset_of!(ShardTotals, agent_ns));
+            let timed = field(offset_of!(ShardTotals, timed));
             totals.timed_ns = totals.timed_ns.wrapping_add(ns);
             totals.timed = totals.timed.wrapping_add(timed);
         }
@@ -225,10 +224,7 @@ impl<'a> BankSummary<'a> {
 
 /// Totals of CPU sampling in a session; see [`CpuTotals`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(
-    missing_docs,
-    reason = "each is the field of `CpuTotals` with its name"
-)]
+#[allow(missing_docs, reason = "each field is documented in `CpuTotals`")]
 pub struct CpuView {
     pub state: CpuState,
     pub errno: u32,

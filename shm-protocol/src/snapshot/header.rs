@@ -5,22 +5,22 @@ use crate::cpu::{CpuParams, CpuSetting};
 use crate::layout::{
     ABI_VERSION, AgentMemory, AllocatorStats, CONTROL_BYTES, Control, HEADER_BYTES, HeapGlobals,
     IDENTITY_OFFSET, Identity, MAGIC, MODULE_CAPACITY, MODULE_PATH_BYTES, MODULES_OFFSET, Module,
-    ModuleTable, PYTHON_HIDES, PYTHON_UNLOCKED, Params, STATUS_OFFSET, Status,
+    ModuleTable, PYTHON_FREE_THREADED, PYTHON_HIDES, Params, STATUS_OFFSET, Status,
 };
 use crate::segment::Session;
 use core::mem::{offset_of, size_of};
 
-/// View of a copy of a segment's first [`HEADER_BYTES`], which were checked.
+/// View of a copy of a segment's first [`HEADER_BYTES`], which [`Header::new`] has checked.
 #[derive(Clone, Copy)]
 pub struct Header<'a> {
     bytes: &'a [u8],
 }
 
 impl<'a> Header<'a> {
-    /// [`Invalid`]; with both versions if they differ.
+    /// Checks the header of a segment whose file has `file_bytes` bytes.
     ///
     /// # Errors
-    /// [`Invalid`], with both versions where they differ.
+    /// [`Invalid`] if the header is not that of a segment with our layout version.
     pub fn new(bytes: &'a [u8], file_bytes: usize) -> Result<Self, Invalid> {
         if bytes.len() < HEADER_BYTES {
             return Err(Invalid::TooShort);
@@ -36,7 +36,7 @@ impl<'a> Header<'a> {
         let header = u32_at(bytes, identity(offset_of!(Identity, header_bytes)));
         let segment = u64_at(bytes, identity(offset_of!(Identity, segment_bytes)));
         let has_tables = segment == file_bytes as u64;
-        if header as usize != HEADER_BYTES || !has_tables && file_bytes != CONTROL_BYTES {
+        if header as usize != HEADER_BYTES || (!has_tables && file_bytes != CONTROL_BYTES) {
             return Err(Invalid::Sizes);
         }
         Ok(Self { bytes })
@@ -219,8 +219,8 @@ impl<'a> Header<'a> {
             return Some(last);
         }
         // Probes do not overwrite the parameters of the session before them.
-        let other = self.session_of(self.bytes[offset_of!(Control, last_epoch)] ^ 1)?;
-        (!other.is_probe() && other.number < last.number).then_some(other)
+        let before = self.session_of(self.bytes[offset_of!(Control, last_epoch)] ^ 1)?;
+        (!before.is_probe() && before.number < last.number).then_some(before)
     }
 
     /// Returns the session whose epochs have the parity of `last`, the lowest byte of an epoch.
@@ -251,7 +251,8 @@ impl<'a> Header<'a> {
         u64_at(self.bytes, STATUS_OFFSET + field)
     }
 
-    /// Returns the last session that ended while its process lived, and its end (ns of the clock).
+    /// Returns the number of the last session that ended while its process lived, and its end in ns
+    /// of [`crate::clock::now_ns`].
     #[must_use]
     pub fn ended(&self) -> (u64, u64) {
         (
@@ -260,7 +261,7 @@ impl<'a> Header<'a> {
         )
     }
 
-    /// Returns the last session that was written out.
+    /// Returns the number of the last session whose profile was written.
     #[must_use]
     pub fn collected_session(&self) -> u64 {
         self.status(offset_of!(Status, collected_session))
@@ -278,8 +279,8 @@ impl<'a> Header<'a> {
         self.status(offset_of!(Status, range_bytes))
     }
 
-    /// Returns the reason why the agent does not sample (one of the layout's `REFUSES_` constants;
-    /// 0: none), and the `errno` that belongs to it.
+    /// Returns the reason why the agent does not sample (one of the layout's `REFUSES_` constants,
+    /// or 0), and the `errno` that belongs to it.
     #[must_use]
     pub fn refuses(&self) -> (u32, u32) {
         let at = STATUS_OFFSET + offset_of!(Status, refuses);
@@ -293,15 +294,15 @@ impl<'a> Header<'a> {
     pub fn python(&self) -> Option<(u32, u32)> {
         let field = |field: usize| u32_at(self.bytes, STATUS_OFFSET + field);
         let version = field(offset_of!(Status, python_version));
-        let judgement = field(offset_of!(Status, python)) & !(PYTHON_HIDES | PYTHON_UNLOCKED);
-        (version != 0).then_some((version, judgement))
+        let state = field(offset_of!(Status, python)) & !(PYTHON_HIDES | PYTHON_FREE_THREADED);
+        (version != 0).then_some((version, state))
     }
 
     /// Returns true if the interpreter is a build without the global interpreter lock.
     #[must_use]
-    pub fn python_is_unlocked(&self) -> bool {
+    pub fn python_is_free_threaded(&self) -> bool {
         let at = STATUS_OFFSET + offset_of!(Status, python);
-        u32_at(self.bytes, at) & PYTHON_UNLOCKED != 0
+        u32_at(self.bytes, at) & PYTHON_FREE_THREADED != 0
     }
 
     /// Returns true if the interpreter's environment makes it allocate small objects with its own
@@ -319,16 +320,17 @@ impl<'a> Header<'a> {
         self.status(offset_of!(Status, modules_lost))
     }
 
-    /// Returns when a sampling thread last did its periodic work, in ns of the clock. It does so
-    /// once a second while there are samples.
+    /// Returns the time at which a sampling thread last refreshed the allocator's statistics, in ns
+    /// of [`crate::clock::now_ns`]. This happens once a second while there are samples.
     #[must_use]
     pub fn last_sign_of_life(&self) -> Option<u64> {
         let taken = offset_of!(AllocatorStats, taken_ns);
         Some(self.status(offset_of!(Status, allocator) + taken)).filter(|taken| *taken != 0)
     }
 
-    /// Returns the time of the allocator's statistics (ns of the clock), and each by name, in
-    /// bytes. Returns `None` if there are none yet, or if the program keeps its own allocator.
+    /// Returns the time of the allocator's statistics in ns of [`crate::clock::now_ns`], and their
+    /// names and values in bytes. Returns `None` if there are none yet, or if the program keeps its
+    /// own allocator.
     #[must_use]
     pub fn allocator_stats(&self) -> Option<(u64, [(&'static str, u64); 6])> {
         let field = |field: usize| self.status(offset_of!(Status, allocator) + field);

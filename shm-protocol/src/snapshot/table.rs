@@ -14,7 +14,9 @@ pub struct Table<'a> {
 }
 
 impl<'a> Table<'a> {
-    /// Returns a view of copies of a bank's first nodes and records, as many as its summary says.
+    /// Returns a view of copies of a bank's nodes and records in use
+    /// ([`BankSummary::nodes`](super::BankSummary::nodes) and
+    /// [`records`](super::BankSummary::records)).
     #[must_use]
     pub fn new(nodes: &'a [u8], records: &'a [u8]) -> Self {
         Self { nodes, records }
@@ -26,10 +28,11 @@ impl<'a> Table<'a> {
         self.nodes.len() / size_of::<Node>()
     }
 
-    /// [`Invalid::Cycle`] if the caller's index is not smaller.
+    /// Returns the caller's node and the address of a node, or `None` if there is no such node or
+    /// it is a root.
     ///
     /// # Errors
-    /// [`Invalid::Cycle`] if its caller is not older.
+    /// [`Invalid::Cycle`] if the caller's index is not smaller.
     pub fn node(&self, id: NodeId) -> Result<Option<(NodeId, u64)>, Invalid> {
         if id < FIRST_NODE || id as usize >= self.node_count() {
             return Ok(None);
@@ -44,27 +47,27 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// [`Invalid::Cycle`] if the tree is corrupt.
+    /// Passes the addresses of a stack to `push`, innermost first.
     ///
     /// # Errors
-    /// [`Invalid::Cycle`] on a damaged tree.
+    /// [`Invalid::Cycle`] if the tree is corrupt.
     pub fn stack(&self, leaf: NodeId, mut push: impl FnMut(u64)) -> Result<StackEnd, Invalid> {
-        let (mut at, mut thread) = (leaf, None);
-        while let Some((parent, address)) = self.node(at)? {
+        let mut node = leaf;
+        let mut thread = None;
+        while let Some((parent, address)) = self.node(node)? {
             match thread_of(address) {
                 None => push(address),
-                own => thread = own,
+                index => thread = index,
             }
-            at = parent;
+            node = parent;
         }
         Ok(StackEnd {
-            truncated: at == TRUNCATED,
+            truncated: node == TRUNCATED,
             thread,
         })
     }
 
-    /// Returns all records that were filled in. The first is `[table full]`. A stack may have
-    /// several.
+    /// Returns all records in use. The first one is `[table full]`. A stack may have several.
     pub fn records(&self) -> impl Iterator<Item = RecordView> + use<'a> {
         let bytes = self.records;
         (0..bytes.len() / size_of::<Record>()).map(move |i| RecordView::at(bytes, i, 0))
@@ -91,8 +94,8 @@ pub struct StackEnd {
     /// True if outer frames are missing.
     pub truncated: bool,
     /// Index of the thread among
-    /// [`BankSummary::thread_entries`](super::BankSummary::thread_entries). `None`: a thread whose
-    /// stacks are not recorded per thread.
+    /// [`BankSummary::thread_entries`](super::BankSummary::thread_entries); `None` if the stack was
+    /// not recorded per thread.
     pub thread: Option<u32>,
 }
 
@@ -120,6 +123,7 @@ pub struct RecordView {
 /// Distance in bytes from the current sums to those of the last peak.
 const KEPT: usize = offset_of!(Record, kept) - offset_of!(Record, alloc_samples);
 
+/// Offsets of the sums in [`RecordView::sums`].
 const FIELDS: [usize; 12] = [
     offset_of!(Record, alloc_samples),
     offset_of!(Record, alloc_objects),
@@ -226,14 +230,15 @@ impl RecordView {
             f_var,
             f_short,
         ] = self.sums;
-        let left = |all: u64, gone: u64| (all.wrapping_sub(gone) as i64).max(0) as f64;
-        let live_objects = left(objects, f_objects) / OBJECT_ONE;
-        // Sums wrap, but their difference does not, and is exact before it becomes a float. The
-        // last sixteenth of the range is negative.
-        let now = objects.wrapping_sub(f_objects);
-        let now = now.wrapping_mul(u64::from(now_tick));
-        let age = now.wrapping_sub(birth.wrapping_sub(f_birth));
-        let age = if age >> 60 == 0xf { 0 } else { age } as f64 / TIME_ONE;
+        let difference = |all: u64, freed: u64| (all.wrapping_sub(freed) as i64).max(0) as f64;
+        let live_objects = difference(objects, f_objects) / OBJECT_ONE;
+        // Sum of the ages: live objects × now − births of live objects. The sums wrap, but their
+        // difference does not, and it is exact before it becomes a float. Values in the last
+        // sixteenth of the range are negative.
+        let live = objects.wrapping_sub(f_objects);
+        let live_times_now = live.wrapping_mul(u64::from(now_tick));
+        let ages = live_times_now.wrapping_sub(birth.wrapping_sub(f_birth));
+        let age = if ages >> 60 == 0xf { 0 } else { ages } as f64 / TIME_ONE;
         let [object_variance, f_object_variance] = self.object_variances;
         StackSums {
             alloc_samples: n,
@@ -244,20 +249,23 @@ impl RecordView {
             alloc_object_variance: object_variance,
             free_objects: f_objects.min(objects) as f64 / OBJECT_ONE,
             free_bytes: f_bytes.min(bytes) as f64 / BYTE_ONE,
-            live_variance: left(variance, f_var) / VARIANCE_ONE,
+            live_variance: difference(variance, f_var) / VARIANCE_ONE,
             live_object_variance: (object_variance - f_object_variance).max(0.0),
             live_age_ticks: age.min(live_objects * f64::from(now_tick)),
-            freed_lifetime_ticks: left(death, f_birth) / TIME_ONE,
+            freed_lifetime_ticks: difference(death, f_birth) / TIME_ONE,
             short_lived_objects: f_short.min(f_objects).min(objects) as f64 / OBJECT_ONE,
         }
     }
 }
 
-/// Converts the bits of a variance, which may be any bits.
+/// Converts the untrusted bits of a variance. Returns 0 if they are implausible.
 fn variance(bits: u64) -> f64 {
-    Some(f64::from_bits(bits))
-        .filter(|v| (0.0..1e100).contains(v))
-        .unwrap_or(0.0)
+    let variance = f64::from_bits(bits);
+    if (0.0..1e100).contains(&variance) {
+        variance
+    } else {
+        0.0
+    }
 }
 
 #[cfg(all(test, not(loom)))]
@@ -270,19 +278,21 @@ mod tests {
     use crate::layout::Node;
     use crate::record::{FreeSample, NewSample, RecordKey, Records, Room, size_class};
 
-    /// Objects that are always this old when they are freed, and one in each tick.
+    /// Lifetime of the test's objects, in ticks. One is allocated in each tick.
     const LIFETIME: u32 = 250;
 
-    /// Ages of a ring, in ticks, after so many ticks of a session.
+    /// Returns the estimated mean age of live objects in ticks, after `ticks` ticks of a session in
+    /// which one object is allocated and one freed per tick.
     fn mean_age(bytes: u64, interval: f64, ticks: u32) -> f64 {
-        // SAFETY: all zero is valid for both.
+        // SAFETY: zeros are valid for both types.
         let (memory, node): (Vec<Record>, Node) = unsafe {
             (
                 (0..4).map(|_| std::mem::zeroed()).collect(),
                 std::mem::zeroed(),
             )
         };
-        let (count, peak) = (AtomicU32::new(0), AtomicU32::new(0));
+        let count = AtomicU32::new(0);
+        let peak = AtomicU32::new(0);
         let records = Records::new(&memory, &count, &peak);
         let room = Room {
             limit: 4,
@@ -306,7 +316,7 @@ mod tests {
                 records.count_free(id, &FreeSample { born, tick }, true);
             }
         }
-        // SAFETY: initialised memory of this many bytes, which nothing writes to any more.
+        // SAFETY: the memory is initialised and has this size, and nothing writes to it any more.
         let bytes = unsafe {
             std::slice::from_raw_parts(memory.as_ptr().cast::<u8>(), size_of_val(&memory[..]))
         };
@@ -314,10 +324,11 @@ mod tests {
         sums.live_age_ticks / (sums.alloc_objects - sums.free_objects)
     }
 
-    /// An error of a weight, however small, counts once for each tick since the session's start:
-    /// weights rounded to 1/512 of an object were wrong by half a second after a day.
+    /// Any rounding of weights would be multiplied by the ticks since the session's start. For
+    /// example, weights rounded to 1/512 of an object would make ages wrong by half a second after
+    /// a day.
     #[test]
-    fn ages_are_exact_however_long_the_session_is() {
+    fn ages_are_exact_in_sessions_of_any_length() {
         let a_day = 24 * 3600 * 250;
         let expected = f64::from(LIFETIME - 1) / 2.0;
         for ticks in [1000, 15_000, 900_000, a_day, 30 * a_day] {
@@ -331,7 +342,7 @@ mod tests {
 
     /// Sums from a torn copy or a hostile target yield no age beyond the session's length.
     #[test]
-    fn sums_that_cannot_be_are_no_ages() {
+    fn impossible_sums_give_no_age_beyond_the_session() {
         let mut record = RecordView::default();
         record.sums[1] = 4096;
         for birth in [0, 1, 5000 * 4096, 1 << 40, 1 << 63, u64::MAX] {
@@ -341,7 +352,7 @@ mod tests {
         }
     }
 
-    /// A small generator (xorshift), so that every run is the same.
+    /// Random number generator (xorshift) with a fixed seed, so that every run is the same.
     struct Random(u64);
 
     impl Random {
@@ -353,29 +364,33 @@ mod tests {
         }
     }
 
-    /// Sizes of a stack's objects, and how many of each are allocated, evenly over a session.
+    /// Sizes of a stack's objects in bytes, and how many of each size are allocated, evenly spread
+    /// over a session.
     const SIZES: [(u64, u32); 3] = [(64, 1500), (512, 400), (3000, 100)];
     /// Length of a session, in ticks.
     const SESSION: u32 = 15_000;
 
-    /// Samples a stack's objects, of which every third is freed later.
-    ///
-    /// Returns the mean age by the records, its standard error by the samples, and the true one.
+    /// Simulates sampling of a stack's objects, every third of which is freed later. Returns the
+    /// estimated mean age of live objects, its standard error, and the true mean age, in ticks.
     fn sampled_age(random: &mut Random) -> [f64; 3] {
-        // SAFETY: all zero is valid for both.
+        // SAFETY: zeros are valid for both types.
         let (memory, node): (Vec<Record>, Node) = unsafe {
             (
                 (0..8).map(|_| std::mem::zeroed()).collect(),
                 std::mem::zeroed(),
             )
         };
-        let (count, peak) = (AtomicU32::new(0), AtomicU32::new(0));
+        let count = AtomicU32::new(0);
+        let peak = AtomicU32::new(0);
         let records = Records::new(&memory, &count, &peak);
         let room = Room {
             limit: 8,
             crowded: 8,
         };
-        let (mut live, mut live_age, mut samples, mut ids) = (0.0, 0.0, Vec::new(), Vec::new());
+        let mut live = 0.0;
+        let mut live_age = 0.0;
+        let mut samples = Vec::new();
+        let mut ids = Vec::new();
         for (bytes, objects) in SIZES {
             let key = RecordKey::new(1, size_class(bytes));
             let id = records.of_shard(&node, key, 0, room).expect("a record");
@@ -406,7 +421,7 @@ mod tests {
                 }
             }
         }
-        // SAFETY: initialised memory of this many bytes, which nothing writes to any more.
+        // SAFETY: the memory is initialised and has this size, and nothing writes to it any more.
         let bytes = unsafe {
             std::slice::from_raw_parts(memory.as_ptr().cast::<u8>(), size_of_val(&memory[..]))
         };
@@ -416,29 +431,33 @@ mod tests {
             .collect();
         let objects: f64 = sums.iter().map(|s| s.alloc_objects - s.free_objects).sum();
         let age = sums.iter().map(|s| s.live_age_ticks).sum::<f64>() / objects;
-        // A ratio of two sums over independent samples.
-        let variance = |(weight, of): &(f64, f64)| weight * (weight - 1.0) * (of - age).powi(2);
+        // Variance of a ratio of two sums over independent samples.
+        let variance = |(weight, sample_age): &(f64, f64)| {
+            weight * (weight - 1.0) * (sample_age - age).powi(2)
+        };
         let error = samples.iter().map(variance).sum::<f64>().sqrt() / objects;
         [age, error, live_age / live]
     }
 
-    /// The mean age of live objects strays from the truth as sampling lets it, and no further: with mixed
-    /// sizes, and some of the objects freed. 2,000 intervals: their share strays by 0.5 % (one standard error).
+    /// The 95 % confidence interval of the mean age must contain the true mean age in about 95 % of
+    /// runs, with mixed sizes and some of the objects freed. With 2,000 runs, the standard error of
+    /// that share is 0.5 %.
     #[test]
-    fn ages_hold_the_truth_in_95_of_100_cases() {
+    fn confidence_intervals_of_ages_have_the_right_coverage() {
         let is_full = std::env::var("MEM_TESTS_PLANTED").is_ok_and(|what| what == "all");
         let runs = if is_full { 40_000 } else { 2000 };
         let mut random = Random(0xa9e5_0f5a_3b1e_d001);
-        let (mut held, mut off) = (0, 0.0);
+        let mut covered = 0;
+        let mut deviations = 0.0;
         for _ in 0..runs {
             let [age, error, truth] = sampled_age(&mut random);
-            held += usize::from((age - truth).abs() <= 1.959_964 * error);
-            off += (age - truth) / error;
+            covered += usize::from((age - truth).abs() <= 1.959_964 * error);
+            deviations += (age - truth) / error;
         }
-        let share = held as f64 / runs as f64;
+        let share = covered as f64 / runs as f64;
         assert!((0.93..=0.97).contains(&share), "{share}");
-        // Not one way more than the other.
-        let bias = off / runs as f64;
+        // The estimates must not be biased.
+        let bias = deviations / runs as f64;
         assert!(bias.abs() < 0.1, "{bias} standard errors");
     }
 }

@@ -26,11 +26,12 @@ fn aligned(words: &mut [u64]) -> usize {
 }
 
 #[test]
-fn cpu_time_is_read_apart_from_objects() {
+fn cpu_samples_and_objects_are_read_separately() {
     let geometry = Geometry::of_segment(SEGMENT);
     let mut words = bank_memory(geometry);
     let skip = aligned(&mut words);
-    // SAFETY: aligned to a cache line and large enough; single-threaded here.
+    // SAFETY: the memory is zeroed, aligned to a cache line and large enough, and no other thread
+    // uses it.
     let bank = unsafe { Bank::at(words[skip..].as_mut_ptr().cast(), geometry) };
     bank.header
         .grown_units
@@ -54,11 +55,12 @@ fn cpu_time_is_read_apart_from_objects() {
 }
 
 #[test]
-fn what_the_writer_counts_the_reader_reads() {
+fn counted_samples_are_read_back() {
     let geometry = Geometry::of_segment(SEGMENT);
     let mut words = bank_memory(geometry);
     let skip = aligned(&mut words);
-    // SAFETY: aligned to a cache line and large enough; single-threaded here.
+    // SAFETY: the memory is zeroed, aligned to a cache line and large enough, and no other thread
+    // uses it.
     let bank = unsafe { Bank::at(words[skip..].as_mut_ptr().cast(), geometry) };
     bank.header
         .grown_units
@@ -137,11 +139,12 @@ fn what_the_writer_counts_the_reader_reads() {
 }
 
 #[test]
-fn the_stacks_of_threads_are_kept_apart() {
+fn stacks_are_recorded_per_thread() {
     let geometry = Geometry::of_segment(SEGMENT);
     let mut words = bank_memory(geometry);
     let skip = aligned(&mut words);
-    // SAFETY: aligned to a cache line and large enough; single-threaded here.
+    // SAFETY: the memory is zeroed, aligned to a cache line and large enough, and no other thread
+    // uses it.
     let bank = unsafe { Bank::at(words[skip..].as_mut_ptr().cast(), geometry) };
     let units = &bank.header.grown_units;
     units.store(geometry.units, core::sync::atomic::Ordering::Relaxed);
@@ -156,7 +159,9 @@ fn the_stacks_of_threads_are_kept_apart() {
             .unwrap()
             .node
     };
-    let (own, others, unknown) = (leaf(root), leaf(other), leaf(shared[1]));
+    let own = leaf(root);
+    let others = leaf(other);
+    let unknown = leaf(shared[1]);
     for _ in 2..THREADS_KEPT {
         assert_ne!(bank.roots_of(1), shared);
     }
@@ -184,7 +189,7 @@ fn the_stacks_of_threads_are_kept_apart() {
 }
 
 proptest! {
-    /// Hostile bytes: views may answer anything, but answer.
+    /// With hostile bytes, views may return anything, but must return.
     #[test]
     fn arbitrary_bytes_never_panic(seed in any::<u64>(), flips in 0usize..4000) {
         let geometry = Geometry::of_segment(SEGMENT);
@@ -236,13 +241,13 @@ fn other_versions_are_refused_with_both_numbers() {
 }
 
 #[test]
-fn intervals_are_read_as_they_were_written_and_no_further() {
+fn the_interval_history_is_read_within_its_capacity() {
     use crate::layout::INTERVALS_KEPT;
     use crate::segment::{IntervalPeriod, SegmentFile};
     let name = c"intervals".as_ptr();
-    // SAFETY: takes a terminated name, which it copies.
+    // SAFETY: the name is NUL-terminated, and the kernel copies it.
     let file = unsafe { libc::syscall(libc::SYS_memfd_create, name, libc::MFD_CLOEXEC) } as i32;
-    // SAFETY: a descriptor of our own.
+    // SAFETY: `file` is a descriptor that only this test uses.
     assert_eq!(unsafe { libc::ftruncate(file, SEGMENT as libc::off_t) }, 0);
     let segment = SegmentFile::new(file, SEGMENT as u64).unwrap();
     let geometry = segment.geometry();
@@ -265,7 +270,7 @@ fn intervals_are_read_as_they_were_written_and_no_further() {
     segment
         .read_at(geometry.bank_offset(1), &mut bytes)
         .unwrap();
-    // SAFETY: our own descriptor, used no more.
+    // SAFETY: only this test uses the descriptor, and not any more.
     unsafe { libc::close(file) };
     let count_at = core::mem::offset_of!(crate::layout::BankHeader, intervals);
     for hostile in [false, true] {
@@ -278,8 +283,8 @@ fn intervals_are_read_as_they_were_written_and_no_further() {
     }
 }
 
-/// Parses a bank's bytes. Returns the epoch and tick of the peak, and the bytes that each record
-/// held then.
+/// Parses a bank's bytes. Returns the epoch and tick of the peak, and the live bytes of each record
+/// at the peak.
 fn at_peak(bytes: &[u8], geometry: Geometry) -> (u32, u32, Vec<f64>) {
     let summary = BankSummary::new(bytes, geometry).unwrap();
     let records = &bytes[geometry.records_offset()..][..summary.records() * size_of::<Record>()];
@@ -292,7 +297,7 @@ fn at_peak(bytes: &[u8], geometry: Geometry) -> (u32, u32, Vec<f64>) {
     (peak.epoch, peak.tick, live.collect())
 }
 
-/// Bytes of 700 objects.
+/// Size of 700 objects of 100 KiB, in bytes.
 const SPIKE: u64 = 700 * (100 << 10);
 
 #[test]
@@ -300,7 +305,8 @@ fn the_peak_is_the_state_before_the_first_free_after_a_maximum() {
     let geometry = Geometry::of_segment(SEGMENT);
     let mut words = bank_memory(geometry);
     let skip = aligned(&mut words);
-    // SAFETY: aligned to a cache line and large enough; single-threaded here.
+    // SAFETY: the memory is zeroed, aligned to a cache line and large enough, and no other thread
+    // uses it.
     let bank = unsafe { Bank::at(words[skip..].as_mut_ptr().cast(), geometry) };
     bank.header
         .grown_units
@@ -309,7 +315,8 @@ fn the_peak_is_the_state_before_the_first_free_after_a_maximum() {
         let place = bank.tree.child(Place::root(ROOT), address, 100);
         place.unwrap().node
     };
-    let (held, spike) = (node(0x10), node(0x20));
+    let held = node(0x10);
+    let spike = node(0x20);
     let sample = |bytes| NewSample {
         bytes,
         weight: 1.0,
@@ -326,9 +333,9 @@ fn the_peak_is_the_state_before_the_first_free_after_a_maximum() {
         };
         bank.count_free(record(leaf, shard), shard, &freed, exclusive);
     };
-    let look = |words: &Vec<u64>| at_peak(&as_bytes(words)[skip * 8..], geometry);
+    let peak_of = |words: &Vec<u64>| at_peak(&as_bytes(words)[skip * 8..], geometry);
     new(held, 1000, 0, true);
-    assert_eq!(look(&words), (0, 0, std::vec![1000.0]));
+    assert_eq!(peak_of(&words), (0, 0, std::vec![1000.0]));
     for _ in 0..700 {
         new(spike, 100 << 10, 0, true);
     }
@@ -336,22 +343,22 @@ fn the_peak_is_the_state_before_the_first_free_after_a_maximum() {
         free(spike, 100 << 10, 0, 7, true);
     }
     let peak = SPIKE as f64;
-    assert_eq!(look(&words), (1, 7, std::vec![1000.0, peak]));
-    // A lower one changes nothing, nor does one that is higher by less than a step.
+    assert_eq!(peak_of(&words), (1, 7, std::vec![1000.0, peak]));
+    // A lower maximum changes nothing, nor does one that is higher by less than a step.
     for tick in [20, 21] {
         new(held, SPIKE, 0, true);
         new(held, 3000, 0, true);
         free(held, SPIKE, 0, tick, true);
         free(held, 3000, 0, tick, true);
     }
-    assert_eq!(look(&words), (1, 7, std::vec![1000.0, peak]));
-    // A higher one of another shard, and of what all others share, does; records made since
-    // then held nothing.
+    assert_eq!(peak_of(&words), (1, 7, std::vec![1000.0, peak]));
+    // A higher maximum changes the peak, also one of another shard and of the shared one. Records
+    // created after the peak held nothing at it.
     for (shard, exclusive, factor) in [(1, true, 2), (SHARED_SHARD, false, 4)] {
         new(held, SPIKE * factor, shard, exclusive);
         free(held, SPIKE * factor, shard, 30 + shard, exclusive);
         new(node(0x30 + u64::from(shard)), 5, 0, true);
-        let (epoch, tick, live) = look(&words);
+        let (epoch, tick, live) = peak_of(&words);
         assert_eq!((epoch, tick), (1 + factor as u32 / 2, 30 + shard));
         assert_eq!(
             live.iter().sum::<f64>() as u64 / 1000,
@@ -362,11 +369,12 @@ fn the_peak_is_the_state_before_the_first_free_after_a_maximum() {
 }
 
 #[test]
-fn what_is_freed_unseen_is_no_peak() {
+fn unobserved_objects_do_not_count_for_the_peak() {
     let geometry = Geometry::of_segment(SEGMENT);
     let mut words = bank_memory(geometry);
     let skip = aligned(&mut words);
-    // SAFETY: aligned to a cache line and large enough; single-threaded here.
+    // SAFETY: the memory is zeroed, aligned to a cache line and large enough, and no other thread
+    // uses it.
     let bank = unsafe { Bank::at(words[skip..].as_mut_ptr().cast(), geometry) };
     bank.header
         .grown_units

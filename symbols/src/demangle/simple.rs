@@ -322,7 +322,7 @@ mod tests {
     use std::fmt::Write;
 
     #[test]
-    fn what_is_passed_over_may_be_anything_usual() {
+    fn skipped_attributes_may_have_any_usual_form() {
         let cases = [
             ("_ZN3KeyILi5EEC2EOS0_", "Key::Key"),
             ("_ZN3KeyILi5EED0Ev", "Key::~Key"),
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_may_be_anything_at_all() {
+    fn parameters_may_have_any_value() {
         let name = "_ZSt11make_sharedI4NodeJEE";
         let whole = format!(
             "{name}St10shared_ptrINSt9enable_ifIXntsrSt8is_arrayIT_E5valueES4_E4typeEEDpOT0_"
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_or_lies_is_left_to_the_library() {
+    fn truncated_or_damaged_data_are_left_to_gimli() {
         let whole = "_ZNSt6vectorI3KeyILi5EESaIS1_EE9push_backEZN1A1fEvEUlvE_";
         assert_eq!(simple(whole).unwrap(), "std::vector::push_back");
         let parameters = whole.find("ZN1A").unwrap();

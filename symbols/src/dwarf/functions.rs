@@ -41,7 +41,8 @@ pub struct Call {
 
 /// Finds the functions of a unit that cover the addresses.
 pub fn find(units: &Units, query: &UnitQuery, found: &mut [Option<Function>]) -> Result<()> {
-    let (number, wanted) = (query.unit, query.wanted);
+    let number = query.unit;
+    let wanted = query.wanted;
     let opened = units.open(number)?;
     let unit = UnitRef::new(units.dwarf, &opened);
     let search = Search {

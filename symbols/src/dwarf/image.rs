@@ -45,8 +45,9 @@ const NEEDED: [SectionId; 10] = [
     SectionId::DebugStrOffsets,
 ];
 
-/// Sections whose presence means that debug information continues elsewhere.
-const ELSEWHERE: [&str; 3] = [".gnu_debugaltlink", ".debug_sup", ".debug_types"];
+/// Sections with debug information that is not read here: references to other files, and DWARF 4
+/// type units.
+const UNSUPPORTED: [&str; 3] = [".gnu_debugaltlink", ".debug_sup", ".debug_types"];
 
 /// Fields of a section header.
 #[derive(Clone, Copy, Debug)]
@@ -102,7 +103,7 @@ pub struct Image {
 /// Decodes the little-endian number of `size` bytes at `at`. Returns `None` beyond the end.
 pub fn number(bytes: &[u8], at: usize, size: usize) -> Option<u64> {
     let bytes = bytes.get(at..at.checked_add(size)?)?;
-    let add = |sum: u64, byte: &u8| sum << 8 | u64::from(*byte);
+    let add = |sum: u64, byte: &u8| (sum << 8) | u64::from(*byte);
     Some(bytes.iter().rev().fold(0, add))
 }
 
@@ -250,18 +251,25 @@ impl Image {
     }
 
     /// Loads the sections of debug information, with `info` as `.debug_info` if given. Returns
-    /// `None` if some of the debug information is in another file.
+    /// `None` if some of the debug information is not supported here.
     pub fn sections<'i>(&'i self, info: Option<Content<'i>>) -> Option<DwarfSections<Content<'i>>> {
-        if ELSEWHERE.iter().any(|name| self.section(name).is_some()) {
+        if UNSUPPORTED.iter().any(|name| self.section(name).is_some()) {
             return None;
         }
         let mut info = info;
         DwarfSections::load(|id: SectionId| {
-            if let Some(info) = info.take_if(|_| id == SectionId::DebugInfo) {
+            if id == SectionId::DebugInfo
+                && let Some(info) = info.take()
+            {
                 return Ok(info);
             }
-            let section = self.section(id.name()).filter(|_| NEEDED.contains(&id));
-            section.map_or(Ok(Content::File(&[])), |s| self.data(s).ok_or(()))
+            if !NEEDED.contains(&id) {
+                return Ok(Content::File(&[]));
+            }
+            match self.section(id.name()) {
+                Some(section) => self.data(section).ok_or(()),
+                None => Ok(Content::File(&[])),
+            }
         })
         .ok()
     }

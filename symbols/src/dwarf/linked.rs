@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_symbol_fits_where_it_has_the_name() {
+    fn a_symbol_matches_if_its_name_does() {
         let free = "_ZN12_GLOBAL__N_15Cache4freeEv.constprop.0";
         assert!(may_belong(free, "free") && !may_belong(free, "run"));
         assert_eq!(without_suffix(free), "_ZN12_GLOBAL__N_15Cache4freeEv");

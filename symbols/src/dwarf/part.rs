@@ -64,7 +64,7 @@ mod tests {
     use super::super::{look_up, look_up_in};
     use super::*;
 
-    /// Builds a library of two units, the second much larger, with compressed debug information.
+    /// Builds a library with two units, the second much larger, and compressed debug information.
     fn built(directory: &Path) -> Image {
         let first = "int first(int n) { return n * 3; }\n";
         let second: String = (0..400)
@@ -90,17 +90,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_behind_the_last_unit_needed_is_not_unpacked() {
+    fn data_after_the_last_needed_unit_are_not_unpacked() {
         let directory = tempfile::tempdir().unwrap();
         let image = built(directory.path());
         let section = image.section(".debug_info").unwrap();
         let whole = image.data(section).unwrap();
-        let (first, last) = (symbol(&image, "first"), symbol(&image, "f399"));
+        let first = symbol(&image, "first");
+        let last = symbol(&image, "f399");
         let of_first = covering(&image, &[first]).unwrap();
         assert!(of_first.len() * 10 < whole.len(), "{}", of_first.len());
         assert_eq!(of_first[..], whole[..of_first.len()]);
         assert_eq!(covering(&image, &[first, last]).unwrap()[..], whole[..]);
-        // An address that no unit has may be of any.
+        // An address that is not listed may belong to any unit.
         assert!(covering(&image, &[first, last, u64::MAX / 2]).is_none());
         let by_part = look_up(&image, &[first]).unwrap();
         assert_eq!(by_part[0][0].name.as_ref(), "first");

@@ -263,7 +263,7 @@ impl Encoding {
             Encoding::LebBlock => match *rest {
                 [size, ..] if size < 0x80 => 1 + usize::from(size),
                 [low, high, ..] if high < 0x80 => {
-                    2 + (usize::from(low & 0x7f) | usize::from(high) << 7)
+                    2 + (usize::from(low & 0x7f) | (usize::from(high) << 7))
                 }
                 _ => return None,
             },

@@ -19,9 +19,9 @@ const JUMP_ITEMS: u32 = CHECK_EVERY / 16;
 
 /// Monitor of the resident pages of a file.
 pub struct Residency<'a> {
-    /// Mapping of the file. `None`: there is nothing to release.
+    /// Mapping of the file; `None` if there is nothing to release.
     map: Option<&'a Mmap>,
-    /// `/proc/self/statm`. `None`: the resident size is unknown and nothing is released.
+    /// `/proc/self/statm`; `None` if the resident size is unknown, so that nothing is released.
     source: Option<File>,
     /// Items read since the last check.
     passed: Cell<u32>,

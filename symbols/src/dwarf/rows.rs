@@ -74,7 +74,8 @@ pub fn of_sequences(
     mut visit: impl FnMut(&Row, bool),
 ) -> Result<()> {
     let mut machine = Machine::new(program.header())?;
-    let (mut passed, mut reported) = (0, 0);
+    let mut passed = 0;
+    let mut reported = 0;
     for Sequence { start, set_address } in starts.sequences(machine.bytes) {
         // A match inside a sequence that was already run is not the start of one.
         if start >= passed && machine.is_start(start, set_address) {
@@ -116,7 +117,8 @@ impl<'a> Machine<'a> {
         }
         let mut added = [(0, 0); 256];
         let unit = u16::from(header.minimum_instruction_length());
-        let (range, base) = (header.line_range(), i16::from(header.line_base()));
+        let range = header.line_range();
+        let base = i16::from(header.line_base());
         for code in header.opcode_base()..=255 {
             let own = code - header.opcode_base();
             // Both factors are less than 256.
@@ -155,7 +157,8 @@ impl<'a> Machine<'a> {
                 visit(&self.row, ends);
             }
             if ends {
-                (self.row, self.is_discarded) = (FIRST, false);
+                self.row = FIRST;
+                self.is_discarded = false;
                 return Ok(true);
             }
         }
@@ -165,7 +168,9 @@ impl<'a> Machine<'a> {
     /// Moves to `start`. Returns true if the instructions from there lead to the one at
     /// `set_address`, which sets the address, without emitting a row.
     fn is_start(&mut self, start: usize, set_address: usize) -> bool {
-        (self.at, self.row, self.is_discarded) = (start, FIRST, false);
+        self.at = start;
+        self.row = FIRST;
+        self.is_discarded = false;
         let base = self.header.opcode_base();
         while self.at < set_address {
             let code = self.bytes[self.at];
@@ -294,7 +299,8 @@ mod tests {
 
     use super::*;
 
-    /// A section of lines of version 4 with this program, whose instructions are of two bytes.
+    /// Returns a line section of version 4 with this program, whose instructions have a length of
+    /// two bytes.
     fn section(program: &[u8]) -> Vec<u8> {
         let mut header = vec![2, 1, 1, 0xfb, 14, 14];
         header.extend([0, 1, 1, 1, 1, 0, 0, 0, 1, 0, 0, 1, 2]);
@@ -309,11 +315,12 @@ mod tests {
         section
     }
 
-    /// Rows as gimli gives them, and whether it came to the end.
+    /// Returns gimli's rows, and true if gimli reached the end of the program.
     fn by_gimli(section: &[u8]) -> (Vec<[u64; 5]>, bool) {
         let line = DebugLine::new(section, LittleEndian);
         let program = line.program(DebugLineOffset(0), 8, None, None).unwrap();
-        let (mut all, mut rows) = (Vec::new(), program.rows());
+        let mut all = Vec::new();
+        let mut rows = program.rows();
         loop {
             match rows.next_row() {
                 Ok(Some((_, row))) => all.push([
@@ -347,19 +354,19 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_those_that_gimli_tells() {
+    fn rows_match_gimli() {
         let end = vec![0, 1, 1];
         let usual = [
             address(0x1000),
-            // Lines, columns and files, of one byte and of two; forth and back.
+            // Lines, columns and files with numbers of one and two bytes, forwards and backwards.
             vec![
                 5, 7, 20, 5, 0x80, 1, 3, 0x7e, 1, 3, 0xe4, 0, 1, 4, 0x81, 1, 1, 3, 0x40, 1,
             ],
-            // Addresses, and what does not count.
+            // Addresses, and instructions without an effect on rows.
             vec![
                 8, 1, 9, 0x34, 0x12, 1, 2, 0x90, 1, 1, 6, 7, 10, 11, 12, 9, 255, 14, 200,
             ],
-            // Unknown instructions, and a file that is defined.
+            // Unknown instructions, and one that defines a file.
             vec![
                 13, 0x81, 0x82, 1, 3, 0, 2, 4, 9, 0, 6, 3, b'x', 0, 0, 0, 0, 0, 2, 0x99, 1, 100,
             ],
@@ -383,13 +390,13 @@ mod tests {
         let whole = [usual, end, left_out].concat();
         let (rows, whole_run) = by_us(&section(&whole));
         assert!(rows.len() > 15 && whole_run, "{rows:?}");
-        // Wherever it ends early.
+        // Programs that are truncated at any byte.
         for length in 0..=whole.len() {
             let section = section(&whole[..length]);
             assert_eq!(by_us(&section), by_gimli(&section), "{length}");
         }
         for broken in [
-            // Addresses beyond all, and extended instructions that say wrong lengths.
+            // Addresses that overflow, and extended instructions with wrong lengths.
             [address(u64::MAX - 2), vec![1, 2, 1, 1]].concat(),
             vec![0, 0, 1],
             vec![0, 0x90, 1],
@@ -407,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn single_sequences_have_the_rows_that_they_have_among_all() {
+    fn a_single_sequence_has_the_same_rows_as_in_the_whole_program() {
         let end = vec![0, 1, 1];
         let whole = [
             vec![5, 9],
@@ -418,7 +425,7 @@ mod tests {
             address(0x2000),
             vec![50, 60],
             end.clone(),
-            // What is not a beginning: a row comes before the address.
+            // Not the beginning of a sequence: a row precedes the address.
             vec![70],
             address(0x3000),
             vec![60],
@@ -429,12 +436,13 @@ mod tests {
         let (all, _) = by_us(&section);
         let line = DebugLine::new(&section, LittleEndian);
         let program = line.program(DebugLineOffset(0), 8, None, None).unwrap();
-        let of = |begin: u64| {
+        let rows_of = |begin: u64| {
             let range = gimli::Range {
                 begin,
                 end: begin + 1,
             };
-            let (mut own, residency) = (Vec::new(), Residency::of(None));
+            let mut own = Vec::new();
+            let residency = Residency::of(None);
             of_sequences(
                 &program,
                 &StartAddresses::new(&[range]),
@@ -446,9 +454,10 @@ mod tests {
             .unwrap();
             own
         };
-        let (first, second) = (of(0x1000), of(0x2000));
+        let first = rows_of(0x1000);
+        let second = rows_of(0x2000);
         assert_eq!((first.len(), second.len()), (4, 3));
         assert_eq!(all[..7], [first, second].concat());
-        assert_eq!((of(0x3000).len(), of(0x1001).len()), (0, 0));
+        assert_eq!((rows_of(0x3000).len(), rows_of(0x1001).len()), (0, 0));
     }
 }

@@ -170,16 +170,16 @@ mod tests {
     }
 
     fn places(own: &StartAddresses, bytes: &[u8]) -> Vec<(usize, u64)> {
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         own.places(bytes, &Residency::of(None), |at, range| {
-            told.push((at, range.begin));
+            reported.push((at, range.begin));
             true
         });
-        told
+        reported
     }
 
     #[test]
-    fn addresses_are_found_wherever_they_are() {
+    fn addresses_are_found_in_any_order() {
         let own = starts(&[0x1000, 0x1234, 0xffff_fff0, 0x1234]);
         assert_eq!(own.count(), 3);
         for length in 8..150 {
@@ -194,24 +194,24 @@ mod tests {
     }
 
     #[test]
-    fn the_search_ends_when_no_more_is_wanted_and_beyond_4_gib_nothing_is_found() {
+    fn the_search_stops_early_and_ignores_offsets_beyond_4_gib() {
         let bytes = 0x1234_u64.to_le_bytes().repeat(50);
-        let mut told = 0;
+        let mut reported = 0;
         starts(&[0x1234]).places(&bytes, &Residency::of(None), |_, _| {
-            told += 1;
-            told < 7
+            reported += 1;
+            reported < 7
         });
-        assert_eq!(told, 7);
+        assert_eq!(reported, 7);
         let high = 0x7000_0000_1234_u64;
         assert_eq!(places(&starts(&[high]), &high.to_le_bytes().repeat(9)), []);
         assert_eq!(places(&starts(&[]), &[0; 100]), []);
     }
 
     #[test]
-    fn sequences_begin_behind_the_end_of_the_one_before() {
+    fn sequences_begin_after_the_end_of_the_previous_one() {
         let set = |address: u64| [&SET_ADDRESS[..], &address.to_le_bytes()].concat();
         let program = [
-            // A column, the address, a row, the end.
+            // Sets a column and the address, emits a row, and ends the sequence.
             vec![5, 3],
             set(0x1000),
             vec![1],
@@ -229,7 +229,7 @@ mod tests {
         assert_eq!(found(0x2000), at(17, 19));
         assert_eq!(found(0x3000), at(34, 34));
         assert_eq!(found(0x3001), None);
-        // An address that the program ends in.
+        // The program ends in the middle of an address.
         let cut = &program[..program.len() - 1];
         assert_eq!(starts(&[0x3000]).sequences(cut).next(), None);
     }

@@ -120,7 +120,8 @@ fn enclosing(
         if !entry.is(kind::PARENT) {
             continue;
         }
-        let (ahead, next) = (walk.next_offset(), wanted.peek());
+        let ahead = walk.next_offset();
+        let next = wanted.peek();
         let is_passed = |&own: &UnitOffset| own > ahead && next.is_none_or(|&next| next >= own);
         match walk.sibling(&entry).filter(is_passed) {
             Some(sibling) => walk.pass_over(&entry, sibling)?,

@@ -37,8 +37,8 @@ pub fn lacks_debug_info(path: &Path, directories: &[PathBuf]) -> bool {
     })
 }
 
-/// Adds frames for the addresses that have none, as far as the program's symbol and unwind tables
-/// cover them. Code without a symbol is named after `module`, or not at all if that is `None`.
+/// Adds frames for the addresses that have none but are covered by the program's symbol or unwind
+/// tables. Code without a symbol is named after `module`, or not at all if that is `None`.
 pub fn complete(
     path: &Path,
     directories: &[PathBuf],
@@ -122,7 +122,7 @@ impl GeneratedNames<'_> {
         let name = self.names.entry(start);
         let name = name.or_insert_with(|| format!("{}+{start:#x}", self.module).into());
         Frame {
-            origin: Origin::Made,
+            origin: Origin::Synthetic,
             ..Frame::named(Rc::clone(name))
         }
     }

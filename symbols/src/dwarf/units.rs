@@ -142,7 +142,7 @@ impl<'a> Units<'a> {
         }
     }
 
-    /// Returns a unit. `whole`: with its abbreviations.
+    /// Returns a unit, with its abbreviations if `whole`.
     fn opened(&self, number: usize, whole: bool) -> Result<Rc<Unit<Slice<'a>>>> {
         if let Some(Some(own)) = self.open.borrow().get(number)
             && (own.has_abbreviations || !whole)
@@ -261,7 +261,9 @@ impl<'a> Units<'a> {
         let mut is_specified = false;
         for _ in 0..=MAX_NAME_REFERENCES {
             self.residency.jump();
-            let (mut name, mut other, mut is_external) = (None, None, false);
+            let mut name = None;
+            let mut other = None;
+            let mut is_external = false;
             let opened = self.open(die.0)?;
             let unit = UnitRef::new(self.dwarf, &opened);
             let mut linked = None;
@@ -383,7 +385,7 @@ fn start(header: &UnitHeader<Slice>) -> usize {
 }
 
 impl Candidates {
-    /// Calls `look` for each unit, with all addresses to look up in it. Begins with the first
+    /// Calls `look` for each unit, with all the addresses to look up in it. Begins with the first
     /// candidate of each address; addresses that are not found are looked up in their next
     /// candidate.
     pub fn in_turn<T>(

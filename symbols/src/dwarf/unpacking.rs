@@ -69,7 +69,7 @@ impl<'a> Unpacked<'a> {
         let length = size.max(1).checked_next_multiple_of(unit)?;
         let map = options.len(length).map_anon().ok()?;
         if !is_small {
-            // Only slower without huge pages.
+            // Errors are ignored: without huge pages, it is only slower.
             let _ = map.advise(Advice::HugePage);
         }
         Some(Self {
@@ -89,7 +89,7 @@ impl<'a> Unpacked<'a> {
         if self.done == 0 && end > self.size / 3 * 2 {
             let mut all = Decompressor::new();
             let unpacked = all.zlib_decompress(self.packed, &mut self.map[..self.size]);
-            // A damaged section is decompressed as far as possible, below.
+            // The undamaged beginning of a damaged section is decompressed below.
             self.done = unpacked.ok().filter(|&size| size >= end).unwrap_or(0);
         }
         while self.done < end {

@@ -80,7 +80,9 @@ impl<'w, 'a> Walk<'w, 'a> {
         if at.abs_diff(self.at) > PAGE_SIZE {
             self.residency.jump();
         }
-        (self.at, self.depth, self.top) = (at, 0, isize::MAX);
+        self.at = at;
+        self.depth = 0;
+        self.top = isize::MAX;
         self.reported = at;
         Ok(())
     }
@@ -214,7 +216,7 @@ mod tests {
     use super::super::plan::kind;
     use super::*;
 
-    /// Forms, each with bytes that have it.
+    /// Attribute forms, each with an encoded value.
     const FORMS: [(DwForm, &[u8]); 22] = [
         (gimli::DW_FORM_addr, &[1; 8]),
         (gimli::DW_FORM_data1, &[1]),
@@ -237,7 +239,7 @@ mod tests {
         (gimli::DW_FORM_block, &[1, 1]),
         (gimli::DW_FORM_exprloc, &[0x82, 0, 1, 1]),
         (gimli::DW_FORM_exprloc, &[0x82, 0x80, 0, 1, 1]),
-        // Says itself which form it has.
+        // The value contains its form.
         (gimli::DW_FORM_indirect, &[0x0f, 0x80, 1]),
     ];
 
@@ -251,15 +253,15 @@ mod tests {
         bytes
     }
 
-    /// Abbreviations, and entries of a unit of version 5.
+    /// Generated abbreviations, and entries of a unit of version 5.
     #[derive(Default)]
-    struct Made {
+    struct Generated {
         abbreviations: Vec<u8>,
         entries: Vec<u8>,
     }
 
-    impl Made {
-        /// Adds an abbreviation of this number, and an entry of it.
+    impl Generated {
+        /// Adds an abbreviation with this code, and an entry that uses it.
         fn add(&mut self, number: u64, children: u8, attributes: &[(gimli::DwAt, DwForm, &[u8])]) {
             let own = &mut self.abbreviations;
             own.extend(leb(number));
@@ -292,7 +294,8 @@ mod tests {
         }
     }
 
-    /// Offsets and depths of all entries, as far as they can be read.
+    /// Returns offsets and depths of all readable entries, and false if reading them ended with an
+    /// error.
     fn by_gimli(unit: UnitRef<'_, Slice<'_>>) -> (Vec<(UnitOffset, isize)>, bool) {
         let mut entries = unit.entries_raw(None).unwrap();
         let mut all = Vec::new();
@@ -324,40 +327,42 @@ mod tests {
     }
 
     #[test]
-    fn entries_end_where_gimli_says() {
+    fn ends_of_entries_match_gimli() {
         let name = gimli::DW_AT_decl_line;
-        let mut made = Made::default();
+        let mut generated = Generated::default();
         for (number, &(first, bytes)) in FORMS.iter().enumerate() {
             for (second, &(other, more)) in FORMS.iter().enumerate() {
-                // Numbers of one byte, of two, and far ones.
+                // Codes of one byte, of two bytes, and beyond the table.
                 let number = (number * FORMS.len() + second) as u64 * 13 + 1;
                 let fixed = (name, gimli::DW_FORM_data2, &[1, 1][..]);
-                made.add(
+                generated.add(
                     number,
                     0,
                     &[(name, first, bytes), fixed, (name, other, more)],
                 );
             }
         }
-        made.with_unit(|unit| {
+        generated.with_unit(|unit| {
             let (all, whole) = by_us(unit);
             assert_eq!(all.len(), FORMS.len() * FORMS.len());
             assert_eq!((all, whole), by_gimli(unit));
         });
-        // Wherever they end early, and with numbers and forms that there are not.
+        // Entries that are truncated at any byte, or have undefined numbers and forms.
         for cut in 0..200 {
-            made.entries.truncate(made.entries.len().min(4000 - cut));
-            made.with_unit(|unit| assert_eq!(by_us(unit), by_gimli(unit)));
+            generated
+                .entries
+                .truncate(generated.entries.len().min(4000 - cut));
+            generated.with_unit(|unit| assert_eq!(by_us(unit), by_gimli(unit)));
         }
-        made.add(9000, 0, &[(name, DwForm(0x7f), &[])]);
-        made.with_unit(|unit| assert_eq!(by_us(unit), by_gimli(unit)));
-        made.entries.extend([0xff, 0xff, 0x7f]);
-        made.with_unit(|unit| assert_eq!(by_us(unit), by_gimli(unit)));
+        generated.add(9000, 0, &[(name, DwForm(0x7f), &[])]);
+        generated.with_unit(|unit| assert_eq!(by_us(unit), by_gimli(unit)));
+        generated.entries.extend([0xff, 0xff, 0x7f]);
+        generated.with_unit(|unit| assert_eq!(by_us(unit), by_gimli(unit)));
     }
 
     #[test]
-    fn ranges_siblings_and_depths_are_where_the_plan_says() {
-        let mut made = Made::default();
+    fn ranges_siblings_and_depths_follow_the_plan() {
+        let mut generated = Generated::default();
         let low = (
             gimli::DW_AT_low_pc,
             gimli::DW_FORM_addr,
@@ -374,22 +379,22 @@ mod tests {
             gimli::DW_FORM_ref4,
             &[0x40, 0, 0, 0][..],
         );
-        made.add(1, 1, &[low, size, text, next]);
-        made.add(2, 1, &[text, low, size]);
-        made.add(3, 0, &[next, text]);
-        // Ends that take more bytes than they need.
-        made.entries.extend([0, 0x80, 0]);
-        made.add(4, 0, &[low, text]);
-        made.with_unit(|unit| {
+        generated.add(1, 1, &[low, size, text, next]);
+        generated.add(2, 1, &[text, low, size]);
+        generated.add(3, 0, &[next, text]);
+        // Null entries that are encoded with more bytes than needed.
+        generated.entries.extend([0, 0x80, 0]);
+        generated.add(4, 0, &[low, text]);
+        generated.with_unit(|unit| {
             assert_eq!(by_us(unit), by_gimli(unit));
             let residency = Residency::of(None);
             let mut walk = Walk::new(unit, &residency).unwrap();
             let mut plans = Plans::new(&unit.unit.abbreviations);
-            let mut told = Vec::new();
+            let mut reports = Vec::new();
             while let Some(entry) = walk.next(&mut plans, kind::FUNCTION, isize::MIN).unwrap() {
                 let range = walk.range(&entry).map(|range| (range.begin, range.end));
                 let sibling = walk.sibling(&entry).map(|sibling| sibling.0);
-                told.push((
+                reports.push((
                     entry.is(kind::PLACED),
                     range,
                     entry.is(kind::SIBLING),
@@ -399,12 +404,12 @@ mod tests {
             let range = Some((0x1000, 0x1020));
             let expected = [
                 (true, range, true, Some(0x40)),
-                // Behind text, so its attributes have to be read.
+                // It follows a string, so attributes have to be read to find it.
                 (true, None, false, None),
                 (false, None, false, None),
                 (true, None, false, None),
             ];
-            assert_eq!(told, expected);
+            assert_eq!(reports, expected);
         });
     }
 }

@@ -108,14 +108,14 @@ impl Machine for Aarch64 {
                     let at = taken + i64::from((word >> 10) & 0xfff) * 8;
                     record(word & 31, at, &mut saved)?;
                 }
-                // ldp x, x, [sp], #n; ldp x, x, [sp, #n].
+                // ldp x, x, [sp], #n, which adds n after loading; ldp x, x, [sp, #n].
                 _ if word & 0xffc0_03e0 == 0xa8c0_03e0 || word & 0xffc0_03e0 == 0xa940_03e0 => {
                     let distance = signed(word >> 15, 7) * 8;
-                    let is_after = word & 0x0100_0000 == 0;
-                    let at = taken + if is_after { 0 } else { distance };
+                    let is_post_indexed = word & 0x0100_0000 == 0;
+                    let at = taken + if is_post_indexed { 0 } else { distance };
                     record(word & 31, at, &mut saved)?;
                     record((word >> 10) & 31, at + 8, &mut saved)?;
-                    taken += if is_after { distance } else { 0 };
+                    taken += if is_post_indexed { distance } else { 0 };
                 }
                 _ => return None,
             }

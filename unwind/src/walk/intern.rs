@@ -32,10 +32,11 @@ impl Walker {
     /// Makes a traced stack the cached one. Forgets its leaf if that has changed.
     #[inline(always)]
     fn cache(&mut self, found: &Traced, insertion: &Insertion<'_>) {
-        let is_last = found.new.count == 0 && found.joins == Some(self.cached.begin());
+        let is_last = found.new.count == 0 && found.join == Some(self.cached.begin());
         let moved = self.cached.commit(found);
-        let kept = match found.joins {
-            Some(joins) => joins.wrapping_add_signed(moved),
+        // Index of the first cached frame that is kept.
+        let kept = match found.join {
+            Some(join) => join.wrapping_add_signed(moved),
             None => self.cached.end(),
         };
         let first_unchanged = self.first_unchanged(kept, insertion);
@@ -172,7 +173,8 @@ impl Walker {
                 node = tree.child(node, inserted.address)?;
             }
             let frame = self.cached.frame_mut(index);
-            (frame.node, frame.path) = (node.id, node.path);
+            frame.node = node.id;
+            frame.path = node.path;
         }
         Some(node.id)
     }
@@ -202,7 +204,7 @@ impl Walker {
 
     /// Returns the node of the cached stack's innermost frames, or `None` if the tree is full.
     fn innermost_leaf<T: Tree>(&mut self, tree: &T) -> Option<u32> {
-        /// Term that tells the key from that of a stack with these frames alone.
+        /// Added to the hash, so that the key differs from that of a stack with only these frames.
         const CUT: u64 = 0xC2B2_AE3D_27D4_EB4F;
         let begin = self.cached.begin();
         let inner = self.cached.sum_of_innermost(DEEP_FRAMES);
@@ -251,9 +253,9 @@ impl Walker {
     }
 }
 
-/// Interns the interpreter frames of a native frame whose stack begins at `sp`: those from index
-/// `inserted` on that lie at or above `sp`. Returns the innermost node, or `None` if the tree is
-/// full.
+/// Interns the interpreter frames of a native frame whose stack begins at `sp`: those at index
+/// `inserted` or later that lie at or above `sp`. Returns the innermost node, or `None` if the tree
+/// is full.
 #[inline]
 fn insert<T: Tree>(
     mut node: Node,

@@ -104,7 +104,7 @@ impl NewFrames {
 pub(super) struct Traced {
     pub(super) new: NewFrames,
     /// Index of the cached frame that called the outermost new one; `None` if all frames are new.
-    pub(super) joins: Option<usize>,
+    pub(super) join: Option<usize>,
 }
 
 /// Last stack, and room for the next.
@@ -190,8 +190,8 @@ impl LastStack {
     /// Returns a frame of a traced stack; 0 is the innermost.
     #[inline]
     pub(super) fn traced_frame(&self, traced: &Traced, index: usize) -> &Frame {
-        match (index.checked_sub(traced.new.count), traced.joins) {
-            (Some(outwards), Some(joins)) => self.frame(joins + outwards),
+        match (index.checked_sub(traced.new.count), traced.join) {
+            (Some(outwards), Some(join)) => self.frame(join + outwards),
             _ => self.new_frame(index),
         }
     }
@@ -199,7 +199,7 @@ impl LastStack {
     /// Returns the number of frames of a traced stack.
     #[inline]
     pub(super) fn count(&self, found: &Traced) -> usize {
-        found.new.count + found.joins.map_or(0, |joins| self.end - joins)
+        found.new.count + found.join.map_or(0, |join| self.end - join)
     }
 
     /// Returns the sum of the hashes of a frame of the last stack and all outside it.
@@ -337,14 +337,13 @@ impl LastStack {
     /// dropped.
     #[cold]
     pub(super) fn cut(&mut self, found: &Traced) -> bool {
-        let (Some(joins), Some(excess)) = (
-            found.joins,
-            self.count(found).checked_sub(CACHED_FRAMES + 1),
-        ) else {
+        let (Some(join), Some(excess)) =
+            (found.join, self.count(found).checked_sub(CACHED_FRAMES + 1))
+        else {
             return false;
         };
         let end = self.end - 1 - excess;
-        debug_assert!(end > joins);
+        debug_assert!(end > join);
         self.words_end = self.frame(end).words as usize;
         self.end = end;
         self.forget_nodes();
@@ -371,8 +370,8 @@ impl LastStack {
     /// the indices of the kept frames have grown.
     #[inline]
     pub(super) fn commit(&mut self, found: &Traced) -> isize {
-        let Traced { new, joins } = *found;
-        let Some(joins) = joins else {
+        let Traced { new, join } = *found;
+        let Some(join) = join else {
             self.current ^= 1;
             self.begin = HEADROOM;
             self.end = HEADROOM + new.count;
@@ -387,13 +386,13 @@ impl LastStack {
         // There may be room in front of the kept frames for the new frames but not for their words,
         // or vice versa.
         let words = new.words - NewFrames::NONE.words;
-        let has_room = new.count <= joins && words <= self.frame(joins).words as usize;
-        if !has_room || new.count > self.end - joins {
-            return self.append_kept(joins, &new);
+        let has_room = new.count <= join && words <= self.frame(join).words as usize;
+        if !has_room || new.count > self.end - join {
+            return self.append_kept(join, &new);
         }
-        self.begin = joins - new.count;
+        self.begin = join - new.count;
         if new.count > 0 {
-            self.prepend(joins, &new);
+            self.prepend(join, &new);
         }
         0
     }
@@ -409,38 +408,38 @@ impl LastStack {
         }
     }
 
-    /// Copies the new frames to the last stack's buffer, in front of the frame `joins`.
+    /// Copies the new frames to the last stack's buffer, in front of the frame `join`.
     #[inline]
-    fn prepend(&mut self, joins: usize, new: &NewFrames) {
-        let begin = joins - new.count;
+    fn prepend(&mut self, join: usize, new: &NewFrames) {
+        let begin = join - new.count;
         let (last, next) = self.both();
-        // SAFETY: `joins` is a frame of the last stack, which is initialized.
-        let kept = unsafe { last.frames[joins].assume_init_ref() };
+        // SAFETY: `join` is a frame of the last stack, which is initialized.
+        let kept = unsafe { last.frames[join].assume_init_ref() };
         let sum = kept.sum.wrapping_sub(new.sum);
         let words = kept.words.wrapping_sub(new.words as u32);
         let shift = Shift { sum, words };
         // SAFETY: the walk has pushed `new.count` frames, starting at HEADROOM.
         unsafe { copy(next, HEADROOM..HEADROOM + new.count, last, begin, &shift) };
         copy_words(next, 2 * HEADROOM..new.words, last, words);
-        self.index(begin..joins);
+        self.index(begin..join);
     }
 
     /// Copies the kept frames to the other buffer, after the new ones. Returns by how much their
     /// indices have grown.
     #[inline(never)]
-    fn append_kept(&mut self, joins: usize, new: &NewFrames) -> isize {
-        let count = self.end - joins;
+    fn append_kept(&mut self, join: usize, new: &NewFrames) -> isize {
+        let count = self.end - join;
         let words_end = self.words_end;
         let begin = HEADROOM + new.count;
         let (last, next) = self.both();
-        // SAFETY: `joins` is a frame of the last stack, which is initialized.
-        let kept = unsafe { last.frames[joins].assume_init_ref() };
+        // SAFETY: `join` is a frame of the last stack, which is initialized.
+        let kept = unsafe { last.frames[join].assume_init_ref() };
         let first = kept.words as usize;
         let sum = new.sum.wrapping_sub(kept.sum);
         let words = (new.words as u32).wrapping_sub(kept.words);
         let shift = Shift { sum, words };
         // SAFETY: the last stack's frames end at `joins + count`.
-        unsafe { copy(last, joins..joins + count, next, begin, &shift) };
+        unsafe { copy(last, join..join + count, next, begin, &shift) };
         copy_words(last, first..words_end, next, words);
         self.current ^= 1;
         self.begin = HEADROOM;
@@ -448,7 +447,7 @@ impl LastStack {
         self.words_end = new.words + (words_end - first);
         self.total = self.total.wrapping_add(sum);
         self.index(HEADROOM..begin + count);
-        begin as isize - joins as isize
+        begin as isize - join as isize
     }
 
     /// Enters frames of the last stack in the index by stack pointer. Of frames that share a slot,

@@ -24,8 +24,9 @@ const REPEAT_COST: u32 = 4;
 const MIN_CHANGES: i32 = 2;
 /// Number of additional such stacks that are required after quick walks that did not pay off.
 const BACKOFF_CHANGES: i32 = 8;
-/// Number of frames between two lookups in the cached stack, from the third frame on. The innermost
-/// frame is not looked up: a walk whose stack equals the cached one entirely ends earlier.
+/// Number of frames between two lookups in the cached stack; the first lookup is at the third
+/// frame. The innermost frame is not looked up: a walk whose stack equals the cached one entirely
+/// ends earlier.
 const LOOKUP_EVERY: usize = 4;
 
 /// Decides between quick and normal walks.

@@ -41,7 +41,7 @@ pub fn write(profile: &Profile, out: &mut impl Write) -> io::Result<()> {
     words(&mut text, [0, 3, 0, period_us, 0]);
     for (stack, count) in &counts {
         words(&mut text, [*count, stack.len() as u64]);
-        // Stacks are sorted from the root on; the format begins with the leaf.
+        // The stacks are stored root first; the format has the leaf first.
         let leaf_first = stack.iter().rev();
         words(&mut text, leaf_first.map(|&address| to_gperftools(address)));
     }
@@ -104,7 +104,8 @@ fn counts(
         *times.entry(path(locations, addresses)).or_default() += ns;
     }
     // In this order, each subtree of the call tree is a range.
-    let (mut sum, mut given) = (0u128, 0u128);
+    let mut sum = 0u128;
+    let mut given = 0u128;
     let count = |(stack, ns)| {
         sum += ns;
         let periods = (sum + u128::from(period_ns) / 2) / u128::from(period_ns);

@@ -205,7 +205,8 @@ impl<'a> Picture<'a> {
     }
 
     fn frame(&self, out: &mut String, index: usize, bottom: f64) {
-        let (frame, extent) = (&self.tree.frames[index], &self.extents[index]);
+        let frame = &self.tree.frames[index];
+        let extent = &self.extents[index];
         if extent.width < MIN_WIDTH || frame.depth >= ROWS {
             return;
         }
@@ -272,7 +273,8 @@ impl<'a> Picture<'a> {
         }
         if self.variances[index] > 0.0 {
             let value = clamp(self.nets[index]);
-            let (context, variance) = (self.context, self.variances[index]);
+            let context = self.context;
+            let variance = self.variances[index];
             let error = context.error(value, variance, &context.options.unit);
             let _ = write!(detail, "\n\u{b1}{error} at 95 %");
         }

@@ -86,10 +86,8 @@ fn fills() -> Vec<(String, String, String)> {
     for shade in 0..SHADES as usize {
         let lift = 0.05 * shade as f64;
         let mut add = |class: &str, hue, vivid: f64| {
-            let (light, dark) = (
-                hex(hue, vivid, 0.74 + lift),
-                hex(hue, vivid * 0.7, 0.29 + lift),
-            );
+            let light = hex(hue, vivid, 0.74 + lift);
+            let dark = hex(hue, vivid * 0.7, 0.29 + lift);
             fills.push((class.to_owned(), light, dark));
         };
         add(KERNEL[shade], 214.0, 0.55);
@@ -144,13 +142,15 @@ fn hex(hue: f64, saturation: f64, lightness: f64) -> String {
 
 /// Returns the style sheet.
 pub fn sheet() -> String {
-    let (mut light, mut dark) = (String::new(), String::new());
+    let mut light = String::new();
+    let mut dark = String::new();
     for (class, bright, dim) in fills() {
         // Writing to a string cannot fail.
         let _ = writeln!(light, ".flame .{class} rect{{fill:{bright}}}");
         let _ = writeln!(dark, ".flame .{class} rect{{fill:{dim}}}");
     }
-    let (states, night) = (include_str!("light.css"), include_str!("dark.css"));
+    let states = include_str!("light.css");
+    let night = include_str!("dark.css");
     format!(
         "{light}{states}{}@media screen and (prefers-color-scheme:dark){{\n{dark}{night}{}}}\n",
         help::STYLE,
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn every_class_that_is_given_has_a_colour() {
+    fn every_class_has_a_colour() {
         let sheet = sheet();
         for net in -20..=20 {
             let class = change(net, 20);

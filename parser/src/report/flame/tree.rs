@@ -1,4 +1,4 @@
-//! Builds the tree of all stacks: equal prefixes, from the root on, become one frame.
+//! Builds the tree of all stacks: common outer frames of stacks become one frame.
 //!
 //! Only frames wide enough to be seen are built. A group of stacks is split level by level, and
 //! parts below the limit are not descended into. So memory use depends on the number of stacks and
@@ -239,7 +239,8 @@ impl<'a> Builder<'a> {
     /// Advances the stacks of a group by one frame, and adds a frame for each part that is wide
     /// enough.
     fn split(&mut self, group: &Group, groups: &mut Vec<Group>) {
-        let (view, nodes) = (self.view, self.nodes);
+        let view = self.view;
+        let nodes = self.nodes;
         let cursors = &mut self.cursors[group.from..group.to];
         cursors.iter_mut().for_each(|c| c.advance(view, nodes));
         if cursors.iter().any(|c| c.at != cursors[0].at) {
@@ -336,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_beginnings_become_one_frame() {
+    fn common_outer_frames_are_merged() {
         let (tree, shown) = tree("a;b;c 5\na;b 2\na;d 9\na;b;c 1\n", 0.0);
         assert_eq!(shown, ["0 root 0", "1 a 0", "2 d 9", "2 b 2", "3 c 6"]);
         let sums = tree.sums(|f| tree.own(f, 0).net());

@@ -55,7 +55,7 @@ fn rounding(profile: &Profile) -> i64 {
     (0..profile.stacks.len()).map(of_stack).sum::<f64>() as i64
 }
 
-/// Returns jemalloc's size class: multiples of 16, and from 128 on four classes per doubling.
+/// Returns jemalloc's size class: multiples of 16 up to 128, then four classes per doubling.
 fn size_class(bytes: f64) -> f64 {
     // Requests are whole bytes: between 4,096 and 4,097 starts the class of 4,097.
     let bytes = bytes.ceil();

@@ -150,7 +150,8 @@ fn values(rows: &[Row], ranked: &[u32], part: fn(Sum) -> i128) -> Values {
 
 /// Returns the sums of each entry, and of everything.
 fn rows(page: &PageContext, columns: &Columns) -> (Vec<Row>, Row) {
-    let (view, nodes) = (page.context.view, page.context.nodes);
+    let view = page.context.view;
+    let nodes = page.context.nodes;
     let allocators: Vec<bool> = (0..nodes.count() as u32)
         .map(|entry| is_allocator(&nodes.info(entry).name))
         .collect();
@@ -168,8 +169,8 @@ fn rows(page: &PageContext, columns: &Columns) -> (Vec<Row>, Row) {
             value(columns.live),
         ];
         let in_agent = calls_of_agent(view.profile(), &agents, nodes, frames);
-        let shown = frames.iter().zip(in_agent);
-        let entries: Vec<(u32, bool)> = shown
+        let visible = frames.iter().zip(in_agent);
+        let entries: Vec<(u32, bool)> = visible
             .filter(|(f, _)| !view.is_hidden(**f))
             .flat_map(|(&f, own)| nodes.of_location(f).iter().map(move |&e| (e, own)))
             .collect();
@@ -225,8 +226,8 @@ fn is_agent(mapping: &Mapping) -> bool {
 }
 
 impl Row {
-    /// Adds a stack's time, bytes, objects and live bytes. `innermost`: the function is the stack's
-    /// innermost one; `first`: it was not counted for this stack before.
+    /// Adds a stack's time, bytes, objects and live bytes. `innermost` says that the function is
+    /// the stack's innermost one; `first`, that it was not counted for this stack before.
     fn add(&mut self, values: [i128; 4], innermost: bool, first: bool) {
         let sums = [
             &mut self.time,

@@ -45,8 +45,10 @@ struct Row<'a> {
     error: f64,
     objects: f64,
     samples: Option<u64>,
+    /// As in [`Suspect`].
     plain: f64,
     kept: f64,
+    /// Mean ages in milliseconds.
     age: Option<f64>,
     lifetime: Option<f64>,
     growth: Option<GrowthRow>,
@@ -72,6 +74,7 @@ struct GrowthRow {
     verdict: &'static str,
 }
 
+/// Returns the data of the tab as JSON.
 fn object(page: &PageContext) -> String {
     let context = page.context;
     let duration = context.view.profile().facts.duration_ns;

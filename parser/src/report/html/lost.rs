@@ -37,7 +37,7 @@ struct Check<'a> {
     live: u64,
     /// Duration of the session, in seconds.
     duration: Option<f64>,
-    /// Time for which the process was stopped. `None`: it kept running.
+    /// Time for which the process was stopped; `None` if it kept running.
     pause_ms: Option<f64>,
     searches: u32,
     searched: u64,
@@ -181,21 +181,23 @@ fn losses(profile: &Profile) -> Vec<Option<(Loss, Option<i64>)>> {
 }
 
 fn groups(context: &Context) -> HashMap<Key, Group> {
-    let (view, nodes) = (context.view, context.nodes);
+    let view = context.view;
+    let nodes = context.nodes;
     let profile = view.profile();
     let columns = ["inuse_space", "inuse_objects"].map(|kind| profile.type_index(kind));
     let [Some(space), Some(count)] = columns else {
         return HashMap::new();
     };
-    let (own, losses) = (Own::new(profile), losses(profile));
+    let own = Own::new(profile);
+    let losses = losses(profile);
     let mut groups: HashMap<Key, Group> = HashMap::new();
     for (stack, _, frames) in view.stacks() {
         let values = profile.values_of(stack);
         let Some((loss, number)) = losses[stack].filter(|_| values[space] > 0) else {
             continue;
         };
-        let shown = frames.iter().filter(|&&f| !view.is_hidden(f));
-        let entries = shown.flat_map(|&f| nodes.of_location(f).iter().copied());
+        let visible = frames.iter().filter(|&&f| !view.is_hidden(f));
+        let entries = visible.flat_map(|&f| nodes.of_location(f).iter().copied());
         let entries: Vec<u32> = entries.collect();
         let key = number.map_or_else(|| Key::Stack(entries.clone()), Key::Number);
         let group = groups.entry(key).or_default();
@@ -223,7 +225,8 @@ fn row<'a>(context: &Context<'a>, group: Group) -> Row<'a> {
             .then(y.bytes.total_cmp(&x.bytes))
             .then_with(|| a.cmp(b))
     });
-    let (mut by_itself, mut kept) = (Sums::default(), Sums::default());
+    let mut by_itself = Sums::default();
+    let mut kept = Sums::default();
     let is_cause = stacks.first().is_some_and(|s| s.0.0 != Loss::Indirect);
     for ((loss, _), sums) in &stacks {
         if is_cause && *loss == Loss::Indirect {

@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_allowed_that_is_not_named() {
+    fn the_policy_allows_only_what_it_names() {
         let policy = allowing(&["a", ""]);
         assert!(
             policy.starts_with("default-src 'none'; script-src 'sha256-ypeB"),

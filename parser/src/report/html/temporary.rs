@@ -33,7 +33,7 @@ struct Row<'a> {
 fn object(page: &PageContext) -> String {
     let view = page.context.view;
     let nodes = page.context.nodes;
-    let known = view.profile().sizes_apart && !page.compared;
+    let known = view.profile().split_by_size_class && !page.compared;
     let rows = known.then(|| {
         let functions = breakdown::by_function(view, nodes).into_iter();
         let mut rows: Vec<(u32, Owner)> = functions

@@ -56,7 +56,7 @@ struct StackRow {
 struct Table {
     /// Index of the point.
     at: usize,
-    /// Index and live bytes of each listed stack. `None`: the `end` of each.
+    /// Index and live bytes of each listed stack; `None` stands for the values in `end`.
     held: Option<Vec<(usize, u64)>>,
     /// Live bytes of all stacks that are not listed.
     rest: u64,
@@ -107,8 +107,8 @@ fn point(moment: &Moment) -> (f64, u64, u64, Option<u64>) {
     (seconds, moment.live, moment.allocated, moment.resident)
 }
 
-/// Returns the stacks of moment `at`, if they are known. `places`: index in the page of each listed
-/// stack.
+/// Returns the stacks of moment `at`, if they are known. `places` has the index in the page of each
+/// listed stack.
 fn table(
     context: &Context,
     timeline: &Timeline,

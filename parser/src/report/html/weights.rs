@@ -25,8 +25,8 @@ impl Weights {
         for (stack, _, frames) in view.stacks() {
             let values = view.profile().values_of(stack);
             let value = |column: usize| (values[column], view.variance_in(stack, column));
-            let shown = frames.iter().filter(|&&f| !view.is_hidden(f));
-            let entries = shown.flat_map(|&f| nodes.of_location(f));
+            let visible = frames.iter().filter(|&&f| !view.is_hidden(f));
+            let entries = visible.flat_map(|&f| nodes.of_location(f));
             for (depth, &entry) in entries.enumerate() {
                 let at = entry as usize * columns.len();
                 if depth == 0 {

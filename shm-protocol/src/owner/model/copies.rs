@@ -1,5 +1,5 @@
-//! Copies of a process: children of `fork`, of which handlers take the only thread out of
-//! the parent's segment, and children that no handler sees, where each thread asks the mark.
+//! Copies of a process: children of `fork`, whose only thread is made to leave the parent's segment
+//! by a fork handler, and children for which no handler ran, where each thread checks the mark.
 
 use crate::owner::{Life, Mark, OWN, Sessions, WAITING};
 use crate::sync::{AtomicU8, AtomicU32, Ordering};
@@ -13,45 +13,46 @@ const FOREIGN: u8 = 0;
 const PRIVATE: u8 = 1;
 const MINE: u8 = 2;
 
-/// Place where something is mapped. Loom reports a use that races with a change of the mapping.
-struct Place {
-    what: AtomicU8,
+/// Address range with a mapping. Loom reports a use that races with a change of the mapping.
+struct Area {
+    mapping: AtomicU8,
     uses: UnsafeCell<()>,
 }
 
-// SAFETY: what the models are to prove.
-unsafe impl Sync for Place {}
+// SAFETY: loom reports every access to `uses` that is not ordered with a change.
+unsafe impl Sync for Area {}
 
-impl Place {
-    fn new(what: u8) -> Self {
+impl Area {
+    fn new(mapping: u8) -> Self {
         Self {
-            what: AtomicU8::new(what),
+            mapping: AtomicU8::new(mapping),
             uses: UnsafeCell::new(()),
         }
     }
 
-    fn map(&self, what: u8) {
+    fn map(&self, mapping: u8) {
         self.uses
-            .with_mut(|_| self.what.store(what, Ordering::Release));
+            .with_mut(|_| self.mapping.store(mapping, Ordering::Release));
     }
 
-    fn seen(&self) -> u8 {
-        self.uses.with(|_| self.what.load(Ordering::Relaxed))
+    fn access(&self) -> u8 {
+        self.uses.with(|_| self.mapping.load(Ordering::Relaxed))
     }
 }
 
-/// Process whose view, and the tables of session 1, were mapped by its parent or are its own.
+/// Process whose view of the segment, and tables of session 1, were mapped by its parent or by
+/// itself.
 struct Process {
     life: Life,
     mark: Mark,
     sessions: Sessions,
-    /// View of commands, identity and status.
-    view: Place,
+    /// Mapping of commands, identity and status.
+    view: Area,
     /// Tables of session 1.
-    tables: Place,
-    /// Amount recorded of the parent's session: nothing, a part, all.
+    tables: Area,
+    /// How much of the parent's session was saved: 0 nothing, 1 a part, 2 all.
     remembered: AtomicU8,
-    /// Numbers of times that the copy left its parent's segment and made its own.
+    /// Number of times that the copy left its parent's segment, and that it created its own.
     left: AtomicU8,
     made: AtomicU8,
 }
@@ -69,8 +70,8 @@ impl Process {
             life: Life(AtomicU8::new(life)),
             mark: Mark(AtomicU32::new(0)),
             sessions: Sessions::new(),
-            view: Place::new(view),
-            tables: Place::new(tables),
+            view: Area::new(view),
+            tables: Area::new(tables),
             remembered: AtomicU8::new(0),
             left: AtomicU8::new(0),
             made: AtomicU8::new(0),
@@ -81,14 +82,14 @@ impl Process {
         process
     }
 
-    /// In session 1, and the mark is its own.
+    /// Returns a process in session 1 that has signed its mark.
     fn in_session() -> Self {
         let process = Self::new(OWN, MINE, MINE);
         process.life.own(Some(&process.mark));
         process
     }
 
-    /// Returns a copy of that.
+    /// Returns a copy of such a process.
     fn copy() -> Self {
         Self::new(OWN, FOREIGN, FOREIGN)
     }
@@ -98,7 +99,7 @@ impl Process {
         self.left.fetch_add(1, Ordering::AcqRel);
         self.life.leave(
             || {
-                assert_ne!(self.view.seen(), PRIVATE, "remembers an empty page");
+                assert_ne!(self.view.access(), PRIVATE, "remembers an empty page");
                 self.remembered.store(1, Ordering::Release);
                 self.remembered.store(2, Ordering::Release);
             },
@@ -109,7 +110,7 @@ impl Process {
                 true
             },
             || {
-                assert_eq!(self.view.seen(), PRIVATE, "waits in its parent's view");
+                assert_eq!(self.view.access(), PRIVATE, "waits in its parent's view");
                 let remembered = self.remembered.load(Ordering::Relaxed);
                 assert_ne!(remembered, 1, "continues with half of a session");
                 let known = self.sessions.of_object(1, 0, 0);
@@ -143,7 +144,7 @@ impl Process {
             self.life.own(Some(&self.mark));
         }
         if makes || state == OWN {
-            assert_eq!(self.view.seen(), MINE, "samples for another process");
+            assert_eq!(self.view.access(), MINE, "samples for another process");
         }
     }
 
@@ -152,26 +153,26 @@ impl Process {
         if !self.may_go_on() {
             return false;
         }
-        // The thread's own session, or the one that it finds.
+        // A new thread does not know a session itself.
         if thread == Thread::IsNew && self.sessions.of_object(1, 0, 0).is_none() {
             return false;
         }
-        let tables = self.tables.seen();
+        let tables = self.tables.access();
         assert_ne!(tables, FOREIGN, "a free in the parent's tables");
-        // The private page is no session's.
+        // The private page belongs to no session.
         tables == MINE
     }
 
-    /// Models the copy that `fork` makes. Returns `None` if the words read are not of one moment.
+    /// Models the copy that `fork` makes. Returns `None` if the words were not read at one moment.
     fn fork(&self) -> Option<Self> {
         let see = |word: &AtomicU8| word.load(Ordering::Acquire);
         let [made, left, life] = [&self.made, &self.left, &self.life.0].map(see);
-        // Each may be seen as it was before those that changed before it.
-        let [tables, view] = [&self.tables.what, &self.view.what].map(see);
+        // Words that change later are read first.
+        let [tables, view] = [&self.tables.mapping, &self.view.mapping].map(see);
         let knows = self.sessions.of_object(1, 0, 0).is_some();
         let remembered = see(&self.remembered);
         let same = [life, left, made] == [&self.life.0, &self.left, &self.made].map(see);
-        let copied = |what| if what == PRIVATE { PRIVATE } else { FOREIGN };
+        let copied = |mapping| if mapping == PRIVATE { PRIVATE } else { FOREIGN };
         let child = Self::new(life, copied(view), copied(tables));
         child.remembered.store(remembered, Ordering::Relaxed);
         if !knows {
@@ -194,9 +195,9 @@ fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// A copy that no handler saw has two threads: one that was its parent's, in the midst of a
-/// session, and one of its own. Nothing is counted in the parent's tables, nobody touches
-/// what the other gives up, and one thread alone leaves and makes a segment.
+/// A copy for which no handler ran has two threads: a copy of a parent's thread, in the middle of a
+/// session, and a new one. Nothing is counted in the parent's tables, no thread uses a mapping that
+/// the other has replaced, and only one thread leaves and creates a segment.
 #[test]
 fn unseen_copy_leaves_once() {
     explore(3, || {
@@ -212,8 +213,8 @@ fn unseen_copy_leaves_once() {
     });
 }
 
-/// Two threads of a child that waits, which a handler took out of its parent's segment, so
-/// that the mark still says that it is a copy: one makes the segment, and nobody leaves it.
+/// Two threads of a waiting child, which a handler made leave its parent's segment, so that its
+/// mark is still that of a copy: one creates the segment, and none leaves it.
 #[test]
 fn waiting_child_makes_one_segment() {
     explore(3, || {
@@ -228,7 +229,7 @@ fn waiting_child_makes_one_segment() {
     });
 }
 
-/// Returns a thread of a process samples while another one forks; `seen` by the handlers or not.
+/// Lets a thread of a process sample while another one forks. `seen`: fork handlers run.
 fn fork_beside(process: fn() -> Process, seen: bool) {
     explore(3, move || {
         let process = Arc::new(process());
@@ -245,18 +246,18 @@ fn fork_beside(process: fn() -> Process, seen: bool) {
             child.run(Thread::IsNew);
         }
         let counts = thread.join().unwrap();
-        assert_eq!(counts, process.tables.seen() == MINE, "the parent's own");
+        assert_eq!(counts, process.tables.access() == MINE, "the parent's own");
     });
 }
 
-/// In a session: the parent's samples and frees count, the child's do not.
+/// Fork during a session: the parent's samples and frees count, the child's do not.
 #[test]
 fn fork_in_a_session() {
     fork_beside(Process::in_session, true);
     fork_beside(Process::in_session, false);
 }
 
-/// In a child that waits for a segment, while a thread makes it.
+/// Fork in a waiting child, while a thread creates its segment.
 #[test]
 fn fork_beside_the_making_of_a_segment() {
     let waiting = || Process::new(WAITING, PRIVATE, PRIVATE);
@@ -264,7 +265,7 @@ fn fork_beside_the_making_of_a_segment() {
     fork_beside(waiting, false);
 }
 
-/// In a copy, while a thread takes it out of its parent's segment.
+/// Fork in a copy, while a thread makes it leave its parent's segment.
 #[test]
 fn fork_beside_the_leaving_of_a_segment() {
     fork_beside(Process::copy, true);

@@ -1,4 +1,4 @@
-//! A segment in memory, of words that the model checker follows.
+//! Segment in memory, made of words that the model checker tracks.
 
 use crate::bank::{Bank, Geometry};
 use crate::cpu::{CpuParams, CpuSetting};
@@ -13,17 +13,18 @@ use crate::tree::{Levels, Place, ROOT};
 use core::mem::{offset_of, size_of};
 use std::vec::Vec;
 
-/// Units of a bank that are reserved: its first table serves.
+/// Number of units of a bank that are reserved: the first table suffices.
 const UNITS: u32 = 1;
 /// Binary logarithm of the slots of that table.
 const SLOTS_LOG2: u32 = 1;
-/// Enough for one stack, including what racing threads claim and do not use, and for a record per
-/// shard.
+/// Numbers of nodes and records: enough for one stack, including nodes that racing threads claim
+/// and do not use, and for a record per shard.
 const NODES: usize = 5;
 const RECORDS: usize = 5;
-/// Thread numbers are shards.
+/// Number of shards; thread N uses shard N.
 pub const SHARDS: u32 = 2;
 
+/// Memory of a bank.
 pub struct BankWords {
     header: BankHeader,
     slots: Vec<AtomicU32>,
@@ -31,137 +32,138 @@ pub struct BankWords {
     records: Vec<Record>,
 }
 
+/// Memory of a segment.
 pub struct Segment {
     pub control: Control,
     banks: [BankWords; 2],
 }
 
-fn word() -> AtomicU64 {
+fn word64() -> AtomicU64 {
     AtomicU64::new(0)
 }
 
-fn half() -> AtomicU32 {
+fn word32() -> AtomicU32 {
     AtomicU32::new(0)
 }
 
 fn params() -> Params {
     Params {
-        session: word(),
-        interval: word(),
-        deadline_ns: word(),
-        start_ns: word(),
-        start_unix_ns: word(),
-        controller_pid: word(),
-        range_limit: word(),
-        thinning: word(),
+        session: word64(),
+        interval: word64(),
+        deadline_ns: word64(),
+        start_ns: word64(),
+        start_unix_ns: word64(),
+        controller_pid: word64(),
+        range_limit: word64(),
+        thinning: word64(),
     }
 }
 
 pub fn totals() -> ShardTotals {
     ShardTotals {
-        samples: word(),
-        alloc_bytes: word(),
-        freed_bytes: word(),
-        agent_ns: word(),
-        timed: word(),
-        unsettled: word(),
-        unsettled_limit: word(),
+        samples: word64(),
+        alloc_bytes: word64(),
+        freed_bytes: word64(),
+        agent_ns: word64(),
+        timed: word64(),
+        unsettled: word64(),
+        unsettled_limit: word64(),
         reserved: 0,
     }
 }
 
 fn cpu_params() -> CpuParams {
     CpuParams {
-        rate: word(),
-        avoid: word(),
+        rate: word64(),
+        avoid: word64(),
     }
 }
 
 fn header() -> BankHeader {
     let entry = || IntervalEntry {
-        from_ns: word(),
-        interval: word(),
-        overhead: word(),
+        from_ns: word64(),
+        interval: word64(),
+        overhead: word64(),
     };
     BankHeader {
-        session: word(),
+        session: word64(),
         reserved_step: AtomicU8::new(0),
         reserved: [0; 3],
-        grown_units: half(),
-        node_count: half(),
-        record_count: half(),
-        code_words: half(),
-        code_bytes: half(),
-        most_units: half(),
+        grown_units: word32(),
+        node_count: word32(),
+        record_count: word32(),
+        code_words: word32(),
+        code_bytes: word32(),
+        most_units: word32(),
         reserved2: 0,
         reserved3: [0; 3],
-        // SAFETY: core's atomics and integers, for which all zero is valid.
+        // SAFETY: the struct has core's atomics and integers, for which zeros are valid.
         counters: unsafe { core::mem::zeroed() },
         totals: core::array::from_fn(|_| totals()),
         intervals: IntervalLog {
-            count: word(),
-            least: word(),
+            count: word64(),
+            least: word64(),
             reserved: [0; 6],
             entries: core::array::from_fn(|_| entry()),
         },
         threads: ThreadTable {
-            count: half(),
+            count: word32(),
             reserved: 0,
             entries: core::array::from_fn(|_| ThreadEntry {
-                tid: half(),
+                tid: word32(),
                 reserved: 0,
-                name: core::array::from_fn(|_| word()),
+                name: core::array::from_fn(|_| word64()),
             }),
         },
-        // SAFETY: all bytes zero are valid atomics.
+        // SAFETY: the struct has core's atomics, for which zeros are valid.
         cpu: unsafe { core::mem::zeroed() },
         peak: PeakState {
-            epoch: half(),
-            tick: half(),
-            next_level: word(),
-            settled: word(),
+            epoch: word32(),
+            tick: word32(),
+            next_level: word64(),
+            settled: word64(),
             reserved: [0; 5],
         },
-        overwritten: core::array::from_fn(|_| half()),
+        overwritten: core::array::from_fn(|_| word32()),
     }
 }
 
 pub fn record() -> Record {
     Record {
-        node: half(),
-        next: half(),
+        node: word32(),
+        next: word32(),
         shard: AtomicU16::new(0),
         size_class: AtomicU16::new(0),
-        peak_epoch: half(),
-        alloc_samples: word(),
-        alloc_objects: word(),
-        alloc_bytes: word(),
-        alloc_birth: word(),
-        alloc_variance: word(),
-        alloc_object_variance: word(),
-        free_samples: word(),
-        free_objects: word(),
-        free_bytes: word(),
-        free_birth: word(),
-        free_death: word(),
-        free_variance: word(),
-        free_object_variance: word(),
-        free_short: word(),
-        kept_epoch: half(),
+        peak_epoch: word32(),
+        alloc_samples: word64(),
+        alloc_objects: word64(),
+        alloc_bytes: word64(),
+        alloc_birth: word64(),
+        alloc_variance: word64(),
+        alloc_object_variance: word64(),
+        free_samples: word64(),
+        free_objects: word64(),
+        free_bytes: word64(),
+        free_birth: word64(),
+        free_death: word64(),
+        free_variance: word64(),
+        free_object_variance: word64(),
+        free_short: word64(),
+        kept_epoch: word32(),
         reserved: [0; 3],
-        kept: core::array::from_fn(|_| word()),
+        kept: core::array::from_fn(|_| word64()),
     }
 }
 
 fn bank_words() -> BankWords {
     let node = |_| Node {
-        address: word(),
-        parent: half(),
-        records: half(),
+        address: word64(),
+        parent: word32(),
+        records: word32(),
     };
     BankWords {
         header: header(),
-        slots: (0..levels().all()).map(|_| half()).collect(),
+        slots: (0..levels().slot_count()).map(|_| word32()).collect(),
         nodes: (0..NODES).map(node).collect(),
         records: (0..RECORDS).map(|_| record()).collect(),
     }
@@ -181,13 +183,15 @@ impl BankWords {
         )
     }
 
-    /// Samples by the totals, and by the records.
+    /// Returns the number of samples that the totals count, and the number that the records count.
     pub fn samples(&self) -> [u64; 2] {
-        let totals = self.header.totals.iter();
-        let totals = totals.map(|shard| shard.samples.load(Ordering::Relaxed));
-        let records = self.records.iter();
-        let records = records.map(|record| record.alloc_samples.load(Ordering::Relaxed));
-        [totals.sum(), records.sum()]
+        let in_totals = (self.header.totals.iter())
+            .map(|shard| shard.samples.load(Ordering::Relaxed))
+            .sum();
+        let in_records = (self.records.iter())
+            .map(|record| record.alloc_samples.load(Ordering::Relaxed))
+            .sum();
+        [in_totals, in_records]
     }
 
     pub fn session(&self) -> u64 {
@@ -199,12 +203,13 @@ fn geometry() -> Geometry {
     Geometry::of_segment(MIN_SEGMENT_BYTES)
 }
 
-/// Returns its first table, with fewer slots. What is where in the segment stays.
+/// Returns a layout of the tree's slots with fewer slots in the first table; offsets in the segment
+/// stay the same.
 fn levels() -> Levels {
     Levels::new(geometry().unit_nodes.ilog2(), UNITS).with_first_slots(SLOTS_LOG2)
 }
 
-/// Counts an allocation of `shard` in a bank, on the one stack that there is.
+/// Counts an allocation of `shard` in a bank. All allocations have the same stack.
 pub fn count(bank: &Bank<'_>, shard: u32) {
     let sample = NewSample {
         bytes: 16,
@@ -219,7 +224,7 @@ pub fn count(bank: &Bank<'_>, shard: u32) {
     bank.count_new(record, shard, &sample, true);
 }
 
-/// Session `number`, each parameter of which shows which session it belongs to.
+/// Returns session `number`, each parameter of which shows which session it belongs to.
 pub fn session(number: u64) -> Session {
     Session {
         number,
@@ -268,7 +273,7 @@ impl Segment {
         self.file().prepare_bank(number, UNITS, 0).unwrap();
     }
 
-    /// Returns true if there is or was a session, as the controller finds out.
+    /// Returns true if there is or was a session, as seen by a controller.
     pub fn had_session(&self) -> bool {
         let mut last = [0; 4];
         let at = offset_of!(Control, last_epoch);
@@ -286,15 +291,15 @@ impl Segment {
         self.file().stop().unwrap();
     }
 
-    /// Returns the words that the controller reads and writes, with their offsets. Of what a
-    /// session counts, those that the models look at.
+    /// Returns the words that the controller reads and writes, with their offsets; of a session's
+    /// counters, only those that the models check.
     fn words(&self) -> Vec<(usize, Word<'_>)> {
         let control = &self.control;
         let mut words = Vec::from([
             (offset_of!(Control, epoch), Word::Lowest(&control.epoch)),
             (
                 offset_of!(Control, last_epoch),
-                Word::Half(&control.last_epoch),
+                Word::Bytes4(&control.last_epoch),
             ),
         ]);
         for (index, params) in control.params.iter().enumerate() {
@@ -302,30 +307,30 @@ impl Segment {
             words.extend([
                 (
                     at + offset_of!(Params, session),
-                    Word::Whole(&params.session),
+                    Word::Bytes8(&params.session),
                 ),
                 (
                     at + offset_of!(Params, interval),
-                    Word::Whole(&params.interval),
+                    Word::Bytes8(&params.interval),
                 ),
                 (
                     at + offset_of!(Params, start_ns),
-                    Word::Whole(&params.start_ns),
+                    Word::Bytes8(&params.start_ns),
                 ),
                 (
                     at + offset_of!(Params, range_limit),
-                    Word::Whole(&params.range_limit),
+                    Word::Bytes8(&params.range_limit),
                 ),
                 (
                     at + offset_of!(Params, thinning),
-                    Word::Whole(&params.thinning),
+                    Word::Bytes8(&params.thinning),
                 ),
             ]);
         }
         for (index, cpu) in control.cpu.iter().enumerate() {
             let at = offset_of!(Control, cpu) + index * size_of::<CpuParams>();
-            words.push((at + offset_of!(CpuParams, rate), Word::Whole(&cpu.rate)));
-            words.push((at + offset_of!(CpuParams, avoid), Word::Whole(&cpu.avoid)));
+            words.push((at + offset_of!(CpuParams, rate), Word::Bytes8(&cpu.rate)));
+            words.push((at + offset_of!(CpuParams, avoid), Word::Bytes8(&cpu.avoid)));
         }
         for (number, bank) in (0..).zip(&self.banks) {
             bank.words(geometry().bank_offset(number), &mut words);
@@ -340,7 +345,7 @@ impl BankWords {
         words.extend([
             (
                 at + offset_of!(BankHeader, session),
-                Word::Whole(&header.session),
+                Word::Bytes8(&header.session),
             ),
             (
                 at + offset_of!(BankHeader, reserved_step),
@@ -348,56 +353,57 @@ impl BankWords {
             ),
             (
                 at + offset_of!(BankHeader, grown_units),
-                Word::Half(&header.grown_units),
+                Word::Bytes4(&header.grown_units),
             ),
             (
                 at + offset_of!(BankHeader, most_units),
-                Word::Half(&header.most_units),
+                Word::Bytes4(&header.most_units),
             ),
             (
                 at + offset_of!(BankHeader, node_count),
-                Word::Half(&header.node_count),
+                Word::Bytes4(&header.node_count),
             ),
             (
                 at + offset_of!(BankHeader, record_count),
-                Word::Half(&header.record_count),
+                Word::Bytes4(&header.record_count),
             ),
         ]);
         let totals = at + offset_of!(BankHeader, totals) + offset_of!(ShardTotals, samples);
         for (index, shard) in header.totals.iter().enumerate() {
             let at = totals + index * size_of::<ShardTotals>();
-            words.push((at, Word::Whole(&shard.samples)));
+            words.push((at, Word::Bytes8(&shard.samples)));
         }
         let slots = at + geometry().slots_offset();
         for (index, slot) in self.slots.iter().enumerate() {
-            words.push((slots + index * 4, Word::Half(slot)));
+            words.push((slots + index * 4, Word::Bytes4(slot)));
         }
         for (index, node) in self.nodes.iter().enumerate() {
             let at = at + geometry().nodes_offset() + index * size_of::<Node>();
-            words.push((at + offset_of!(Node, records), Word::Half(&node.records)));
+            words.push((at + offset_of!(Node, records), Word::Bytes4(&node.records)));
         }
         for (index, record) in self.records.iter().enumerate() {
             let at = at + geometry().records_offset() + index * size_of::<Record>();
             let samples = at + offset_of!(Record, alloc_samples);
-            words.push((samples, Word::Whole(&record.alloc_samples)));
+            words.push((samples, Word::Bytes8(&record.alloc_samples)));
         }
     }
 }
 
+/// Word of a segment.
 enum Word<'a> {
-    /// The lowest byte of a word whose others are 0 in all models, which are short.
+    /// Lowest byte of a word whose other bytes are 0 in all models.
     Lowest(&'a AtomicU32),
     Byte(&'a AtomicU8),
-    Half(&'a AtomicU32),
-    Whole(&'a AtomicU64),
+    Bytes4(&'a AtomicU32),
+    Bytes8(&'a AtomicU64),
 }
 
 impl Word<'_> {
     fn bytes(&self) -> usize {
         match self {
             Word::Lowest(_) | Word::Byte(_) => 1,
-            Word::Half(_) => 4,
-            Word::Whole(_) => 8,
+            Word::Bytes4(_) => 4,
+            Word::Bytes8(_) => 8,
         }
     }
 }
@@ -406,45 +412,45 @@ impl Store for &Segment {
     fn read_at(&self, offset: usize, buffer: &mut [u8]) -> Result<usize, Errno> {
         buffer.fill(0);
         for (at, word) in self.words() {
-            let Some(place) = at.checked_sub(offset).and_then(|at| buffer.get_mut(at..)) else {
+            let Some(target) = at.checked_sub(offset).and_then(|at| buffer.get_mut(at..)) else {
                 continue;
             };
-            if place.is_empty() {
+            if target.is_empty() {
                 continue;
             }
             let now = match word {
                 Word::Lowest(word) => u64::from(word.load(Ordering::Acquire)),
                 Word::Byte(byte) => u64::from(byte.load(Ordering::Acquire)),
-                Word::Half(half) => u64::from(half.load(Ordering::Acquire)),
-                Word::Whole(word) => word.load(Ordering::Acquire),
+                Word::Bytes4(word) => u64::from(word.load(Ordering::Acquire)),
+                Word::Bytes8(word) => word.load(Ordering::Acquire),
             };
             let now = now.to_le_bytes();
-            place[..word.bytes()].copy_from_slice(&now[..word.bytes()]);
+            target[..word.bytes()].copy_from_slice(&now[..word.bytes()]);
         }
         Ok(buffer.len())
     }
 
     fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), Errno> {
         for (at, word) in self.words() {
-            let place = at.checked_sub(offset).and_then(|at| bytes.get(at..));
-            let Some(place) = place.filter(|place| !place.is_empty()) else {
+            let source = at.checked_sub(offset).and_then(|at| bytes.get(at..));
+            let Some(source) = source.filter(|source| !source.is_empty()) else {
                 continue;
             };
             let mut now = [0; 8];
-            now[..word.bytes()].copy_from_slice(&place[..word.bytes()]);
+            now[..word.bytes()].copy_from_slice(&source[..word.bytes()]);
             let now = u64::from_le_bytes(now);
             // Release: see `Store`.
             match word {
-                // An exchange, for loom does not order stores with the exchange by which
-                // a thread ends an epoch.
+                // An exchange instead of a store: loom does not order stores with the exchange by
+                // which a thread ends an epoch.
                 Word::Lowest(word) => {
                     word.swap(now as u32, Ordering::Release);
                 }
                 Word::Byte(byte) => {
                     byte.swap(now as u8, Ordering::Release);
                 }
-                Word::Half(half) => half.store(now as u32, Ordering::Release),
-                Word::Whole(word) => word.store(now, Ordering::Release),
+                Word::Bytes4(word) => word.store(now as u32, Ordering::Release),
+                Word::Bytes8(word) => word.store(now, Ordering::Release),
             }
         }
         Ok(())

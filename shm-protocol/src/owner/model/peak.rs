@@ -1,4 +1,4 @@
-//! Keeping what a record held at a peak, while threads change it.
+//! Models of how a record's sums at a peak are kept while threads change it.
 
 use super::memory::{record, totals};
 use crate::layout::{PeakState, Record};
@@ -9,6 +9,7 @@ use loom::sync::Arc;
 use loom::thread;
 use std::vec::Vec;
 
+/// Number of samples in the record at first.
 const BEFORE: u64 = 5;
 
 struct Memory {
@@ -18,18 +19,18 @@ struct Memory {
 }
 
 impl Memory {
-    /// Returns a record of [`BEFORE`] samples.
+    /// Returns memory with a record of [`BEFORE`] samples.
     fn new() -> Arc<Self> {
-        let half = || AtomicU32::new(0);
-        let word = || AtomicU64::new(0);
+        let word32 = || AtomicU32::new(0);
+        let word64 = || AtomicU64::new(0);
         let memory = Self {
             records: (0..2).map(|_| record()).collect(),
-            count: half(),
+            count: word32(),
             peak: PeakState {
-                epoch: half(),
-                tick: half(),
-                next_level: word(),
-                settled: word(),
+                epoch: word32(),
+                tick: word32(),
+                next_level: word64(),
+                settled: word64(),
                 reserved: [0; 5],
             },
         };
@@ -45,13 +46,13 @@ impl Memory {
         records.count_new(FIRST_RECORD, &NewSample::NONE, exclusive);
     }
 
-    /// Models a free that finds the heap at a maximum.
+    /// Models a free that starts a new peak epoch.
     fn mark(&self) {
         self.peak.epoch.fetch_add(1, Ordering::Release);
     }
 
-    /// Samples at the last peak as a reader sees them: what it reads later is newer. `None`: the
-    /// copy is not complete.
+    /// Returns the number of samples at the last peak as a reader sees it, or `None` if the copy is
+    /// not complete.
     fn read(&self) -> Option<u64> {
         let record = &self.records[1];
         let epoch = self.peak.epoch.load(Ordering::Acquire);
@@ -66,10 +67,10 @@ fn explore(model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// Two threads of the shared shard know of the peak, and change the record: the copy has the sums
-/// before both, whichever makes it, and as soon as a reader takes it.
+/// Two threads of the shared shard change a record after a peak. The copy has the sums before both
+/// changes, whichever thread makes it, whenever a reader uses it.
 #[test]
-fn threads_that_share_a_record_keep_it_as_it_was() {
+fn racing_threads_keep_the_sums_at_the_peak() {
     explore(|| {
         let memory = Memory::new();
         memory.mark();
@@ -89,8 +90,8 @@ fn threads_that_share_a_record_keep_it_as_it_was() {
     });
 }
 
-/// A thread changes its own record while another marks a peak: the copy lacks at most the event in
-/// flight, and is never of another moment.
+/// A thread changes its own record while another one starts a peak epoch. The event in flight may
+/// be missing from the copy; otherwise it has the sums at the peak.
 #[test]
 fn an_event_in_flight_is_before_or_after_the_peak() {
     explore(|| {
@@ -108,14 +109,14 @@ fn an_event_in_flight_is_before_or_after_the_peak() {
             assert!(counted[..2].contains(&kept), "{kept}");
             assert!(read.is_none_or(|earlier| earlier == kept));
         } else {
-            // Both events were before the peak, or in flight.
+            // Both events were counted before the peak, or were in flight.
             let now = memory.records[1].alloc_samples.load(Ordering::Relaxed);
             assert_eq!(now, BEFORE + 2);
         }
     });
 }
 
-/// Two threads find the same maximum: there is one new epoch, and its level is theirs.
+/// Two threads detect the same maximum: there is one new epoch, with that maximum as its level.
 #[test]
 fn one_maximum_is_one_peak() {
     explore(|| {

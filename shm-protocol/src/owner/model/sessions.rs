@@ -1,8 +1,8 @@
-//! Start and stop of sessions, while threads of the process meet them.
+//! Models of starting and stopping sessions while threads of the process enter them.
 
 use super::memory::{SHARDS, Segment, count, session};
 use crate::layout::MAGIC;
-use crate::owner::{Life, Mapping, Met, NONE, Sessions, Setting, appear, meet};
+use crate::owner::{Entered, Life, Mapping, NONE, Sessions, Setting, enter, publish};
 use crate::sync::{AtomicU8, AtomicU64, Ordering};
 use loom::cell::UnsafeCell;
 use loom::model::Builder;
@@ -15,14 +15,14 @@ struct Process {
     segment: Segment,
     sessions: Sessions,
     base: Mapping,
-    /// True if each thread's own mapping of the segment is there. Loom notices who uses one
-    /// while it is made or given back.
+    /// True if a thread's own mapping of the segment exists. Loom reports a use that races with its
+    /// creation or removal.
     mapped: [UnsafeCell<bool>; SHARDS as usize],
 }
 
-// SAFETY: what the models are to prove.
+// SAFETY: loom reports every access to `mapped` that is not ordered.
 unsafe impl Sync for Process {}
-// SAFETY: the pointer in `base` is to a part of the process itself.
+// SAFETY: the pointer in `base` points to a part of the process itself.
 unsafe impl Send for Process {}
 
 impl Process {
@@ -38,7 +38,7 @@ impl Process {
     /// Models the agent's `attach` in the thread of a shard.
     fn attach(&self, shard: u32) -> &UnsafeCell<bool> {
         let mapped = |base: *mut u8| {
-            // SAFETY: the address of one of `mapped`, which stays.
+            // SAFETY: this is the address of an element of `mapped`, which lives as long as `self`.
             unsafe { &*base.cast::<UnsafeCell<bool>>() }
         };
         if let Some(base) = self.base.get() {
@@ -57,25 +57,25 @@ impl Process {
         }
     }
 
-    /// Models a thread of the agent that notices a session.
-    fn meet(&self, shard: u32) -> Option<Met<'_>> {
+    /// Models a thread of the agent that enters a session.
+    fn enter(&self, shard: u32) -> Option<Entered<'_>> {
         let bank = |session| {
             // SAFETY: loom reports every access that is not ordered with this one.
             let is_mapped = self.attach(shard).with(|at| unsafe { *at });
             assert!(is_mapped, "used where it is not mapped");
             Some(self.segment.bank(session))
         };
-        let met = meet(&self.segment.control, &self.sessions, bank, |ns| ns as u32)?;
-        check(&met);
-        Some(met)
+        let entered = enter(&self.segment.control, &self.sessions, bank, |ns| ns as u32)?;
+        check(&entered);
+        Some(entered)
     }
 }
 
 /// Checks that all of a thread's sampling state belongs to one session.
-fn check(met: &Met<'_>) {
-    let published = session(met.setting.session);
+fn check(entered: &Entered<'_>) {
+    let published = session(entered.setting.session);
     let expected = Setting {
-        epoch: met.setting.epoch,
+        epoch: entered.setting.epoch,
         session: published.number,
         interval: published.interval,
         deadline_ns: published.deadline_ns,
@@ -84,8 +84,8 @@ fn check(met: &Met<'_>) {
         thinning: published.thinning,
         cpu: published.cpu,
     };
-    assert_eq!(met.setting, expected, "parameters of two sessions");
-    assert_eq!(u64::from(met.start_tick), published.start_ns);
+    assert_eq!(entered.setting, expected, "parameters of two sessions");
+    assert_eq!(u64::from(entered.start_tick), published.start_ns);
 }
 
 fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
@@ -94,34 +94,35 @@ fn explore(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// Returns a thread's slow path, up to two times: the sessions that it has counted one sample for.
+/// Models a thread's slow path `samples` times. Returns the session of each sample that it counted.
 fn run(process: &Process, shard: u32, samples: u32) -> Vec<u64> {
     let control = &process.segment.control;
     let mut counted = Vec::new();
-    let mut known: Option<Met<'_>> = None;
+    let mut known: Option<Entered<'_>> = None;
     for _ in 0..samples {
-        let current = known.as_ref().is_some_and(|met| {
+        let current = known.as_ref().is_some_and(|entered| {
             let number = control.epoch(Ordering::Relaxed);
             let Setting {
                 epoch,
                 session,
                 deadline_ns,
                 ..
-            } = met.setting;
+            } = entered.setting;
             epoch == number && Setting::is_current(control, epoch, session, deadline_ns)
         });
         if !current {
-            known = process.meet(shard);
+            known = process.enter(shard);
         }
-        if let Some(met) = &known {
-            count(&met.bank, shard);
-            counted.push(met.setting.session);
+        if let Some(entered) = &known {
+            count(&entered.bank, shard);
+            counted.push(entered.setting.session);
         }
     }
     counted
 }
 
-/// Every sample is in the totals and in the records of the session that it was taken in.
+/// Checks that every sample is in the totals and in the records of the session in which it was
+/// taken.
 fn check_counts(process: &Process, session: u64, counted: &[u64]) {
     let samples = counted.iter().filter(|of| **of == session).count() as u64;
     let bank = process.segment.of_session(session);
@@ -129,10 +130,10 @@ fn check_counts(process: &Process, session: u64, counted: &[u64]) {
     assert_eq!(bank.samples(), [samples; 2], "samples of session {session}");
 }
 
-/// Two threads meet the first session of a process while it begins: one mapping of the tables
-/// stays, nobody uses the other or a bank that is not prepared, and every sample counts.
+/// Two threads enter the first session of a process while it begins. One mapping of the tables is
+/// kept, no thread uses the other one or a bank that is not prepared, and every sample is counted.
 #[test]
-fn threads_meet_a_session_that_begins() {
+fn threads_enter_a_session_that_begins() {
     explore(2, || {
         let process = Process::new();
         let other = Arc::clone(&process);
@@ -143,17 +144,17 @@ fn threads_meet_a_session_that_begins() {
         let mut counted = thread.join().unwrap();
         counted.extend(second.join().unwrap());
         check_counts(&process, 1, &counted);
-        assert_eq!(run(&process, 0, 1), [1], "whoever comes later is let in");
+        assert_eq!(run(&process, 0, 1), [1], "a later thread enters it");
         // SAFETY: loom reports every access that is not ordered with this one.
         let mapped = |place: &&UnsafeCell<bool>| place.with(|at| unsafe { *at });
         assert_eq!(process.mapped.iter().filter(mapped).count(), 1);
     });
 }
 
-/// A thread is still in a sample of one session while that ends and the next begins: each sample
+/// A thread is still taking a sample of one session when that ends and the next begins. Each sample
 /// is in its own session's bank, and none is lost.
 #[test]
-fn slow_thread_meets_the_next_session() {
+fn slow_thread_enters_the_next_session() {
     explore(2, || {
         let process = Process::new();
         process.segment.begin(1);
@@ -162,16 +163,16 @@ fn slow_thread_meets_the_next_session() {
         process.segment.stop();
         process.segment.begin(2);
         let mut counted = run(&process, 0, 1);
-        assert_eq!(counted, [2], "the session that runs is met");
+        assert_eq!(counted, [2], "the running session is entered");
         counted.extend(thread.join().unwrap());
         check_counts(&process, 1, &counted);
         check_counts(&process, 2, &counted);
     });
 }
 
-/// A thread that notices a session sleeps until the one after the next, which has the same bank and
-/// the same place for its parameters. It takes no mixture of two sessions for one, it does not take
-/// a bank that is being emptied for one of those, and frees of the new session's objects find it.
+/// A thread that enters a session sleeps until the session after the next, which uses the same bank
+/// and the same parameters in memory. It does not mix parameters of two sessions, it does not use a
+/// bank that is being cleared, and frees of the new session's objects are counted.
 #[test]
 fn thread_sleeps_through_two_sessions() {
     explore(2, || {
@@ -180,18 +181,21 @@ fn thread_sleeps_through_two_sessions() {
         count(&process.segment.bank(1), 0);
         let other = Arc::clone(&process);
         let thread = thread::spawn(move || {
-            if let Some(met) = other.meet(1).filter(|met| met.setting.session == 3) {
-                let seen = met.bank.records.record(1).unwrap();
-                let left = seen.alloc_samples.load(Ordering::Relaxed);
-                assert_eq!(left, 0, "a bank with a sample of another session");
+            if let Some(entered) = other
+                .enter(1)
+                .filter(|entered| entered.setting.session == 3)
+            {
+                let record = entered.bank.records.record(1).unwrap();
+                let samples = record.alloc_samples.load(Ordering::Relaxed);
+                assert_eq!(samples, 0, "a bank with a sample of another session");
             }
         });
         process.segment.stop();
         process.segment.begin(2);
         process.segment.stop();
         process.segment.begin(3);
-        let met = process.meet(0).expect("a session that runs");
-        let born = met.start_tick;
+        let entered = process.enter(0).expect("a session that runs");
+        let born = entered.start_tick;
         thread.join().unwrap();
         assert_eq!(
             process.sessions.of_object(3, born, born),
@@ -202,7 +206,7 @@ fn thread_sleeps_through_two_sessions() {
     });
 }
 
-/// A session is published whose bank still is the last one's: nobody counts for it.
+/// A session is published whose bank still belongs to the last one: nothing is counted for it.
 #[test]
 fn bank_of_another_session_is_not_used() {
     explore(3, || {
@@ -218,8 +222,8 @@ fn bank_of_another_session_is_not_used() {
     });
 }
 
-/// A thread finds that the time of its session is over while the controller starts the next: it
-/// does not end that one.
+/// A thread detects that its session's deadline has passed while the controller starts the next
+/// session: it does not end that one.
 #[test]
 fn deadline_ends_no_other_session() {
     explore(3, || {
@@ -227,10 +231,10 @@ fn deadline_ends_no_other_session() {
         process.segment.begin(1);
         let other = Arc::clone(&process);
         let thread = thread::spawn(move || {
-            if let Some(met) = other.meet(1) {
-                let ended = Setting::end(&other.segment.control, met.setting.epoch);
-                assert!(met.setting.session == 1 || ended);
-                return ended.then_some(met.setting.session);
+            if let Some(entered) = other.enter(1) {
+                let ended = Setting::end(&other.segment.control, entered.setting.epoch);
+                assert!(entered.setting.session == 1 || ended);
+                return ended.then_some(entered.setting.session);
             }
             None
         });
@@ -242,26 +246,27 @@ fn deadline_ends_no_other_session() {
     });
 }
 
-/// A process begins a session of its own with its segment while a controller comes upon that:
-/// the controller finds nothing, or a session that runs, and does not begin another one in it.
-/// Another thread that sees the session does not take the process for one without a segment.
+/// A process starts a session together with its segment while a controller discovers the segment.
+/// The controller finds no segment, or a running session, and does not start another one. A thread
+/// that sees the session also sees that the process has a segment.
 #[test]
-fn first_session_begins_before_anybody_else() {
+fn the_first_session_begins_before_the_segment_is_visible() {
     explore(3, || {
         let process = Process::new();
         let words = Arc::new((AtomicU64::new(0), Life(AtomicU8::new(NONE))));
-        let (other, shown) = (Arc::clone(&process), Arc::clone(&words));
+        let other = Arc::clone(&process);
+        let shown = Arc::clone(&words);
         let thread = thread::spawn(move || {
             let (magic, life) = &*shown;
             life.make();
             other.segment.prepare(2);
-            appear(&other.segment.control, magic, Some(&session(2)));
+            publish(&other.segment.control, magic, Some(&session(2)));
             life.own(None);
-            other.meet(1).map(|met| met.setting.session)
+            other.enter(1).map(|entered| entered.setting.session)
         });
         let (magic, life) = &*words;
         if process.segment.control.epoch(Ordering::Relaxed) != 0 {
-            assert_ne!(life.since_epoch(), NONE, "will not ask again");
+            assert_ne!(life.since_epoch(), NONE, "the thread would never sample");
         }
         if magic.load(Ordering::Acquire) == MAGIC && !process.segment.had_session() {
             process.segment.begin(1);

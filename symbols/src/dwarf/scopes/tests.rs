@@ -1,4 +1,4 @@
-//! Programs by g++ whose functions have no linkage names.
+//! Tests with programs compiled by g++ whose functions have no linkage names.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use super::*;
 use crate::demangle::of_source;
 use crate::frame::{Frame, Origin};
 
-/// For each kind one that is called, and one that is inlined.
+/// Source with functions of each kind: one that is called, and one that is inlined.
 const PROGRAM: &str = r#"
 #define CALLED __attribute__((noinline))
 #define INLINED __attribute__((always_inline)) inline
@@ -64,7 +64,7 @@ fn built(directory: &Path, options: &[&str]) -> PathBuf {
     program
 }
 
-/// Addresses of the program's own functions.
+/// Returns the addresses of the program's own functions.
 fn addresses(program: &Path) -> Vec<u64> {
     let table = Command::new("nm")
         .args(["-CS", "--defined-only"])
@@ -123,7 +123,7 @@ fn expected() -> BTreeSet<String> {
 }
 
 #[test]
-fn functions_have_their_scopes_in_their_names() {
+fn names_of_functions_include_their_scopes() {
     let directory = tempfile::tempdir().unwrap();
     for options in [
         &[][..],
@@ -143,7 +143,7 @@ fn functions_have_their_scopes_in_their_names() {
 }
 
 #[test]
-fn functions_that_were_not_inlined_have_parameters_in_full_names() {
+fn full_names_of_out_of_line_functions_have_parameters() {
     let directory = tempfile::tempdir().unwrap();
     let frames = frames(&built(directory.path(), &[]));
     let outermost = frames.iter().filter_map(|frames| frames.last());
@@ -160,7 +160,7 @@ fn functions_that_were_not_inlined_have_parameters_in_full_names() {
 }
 
 #[test]
-fn names_have_scopes_where_there_are_no_symbols() {
+fn names_without_symbols_have_scopes() {
     let directory = tempfile::tempdir().unwrap();
     let program = built(directory.path(), &[]);
     let whole = frames(&program);

@@ -72,8 +72,8 @@ fn of_x86(section: &Section, code: &[u8], address: u64) -> Option<u64> {
         .windows(6)
         .position(|bytes| bytes[..2] == [0xff, 0x25])?;
     let distance = number(stub, jump + 2, 4)? as u32 as i32;
-    let behind = section.address.checked_add(start + jump as u64 + 6)?;
-    behind.checked_add_signed(distance.into())
+    let next_instruction = section.address.checked_add(start + jump as u64 + 6)?;
+    next_instruction.checked_add_signed(distance.into())
 }
 
 /// Decodes `adrp x16, PAGE` and `ldr x17, [x16, OFFSET]`.
@@ -91,11 +91,11 @@ fn of_aarch64(section: &Section, code: &[u8], address: u64) -> Option<u64> {
             continue;
         }
         let second = word(at + 4).filter(|second| second & 0xffc0_03ff == 0xf940_0211)?;
-        let pages = (first >> 5 & 0x7_ffff) << 2 | (first >> 29 & 3);
+        let pages = (((first >> 5) & 0x7_ffff) << 2) | ((first >> 29) & 3);
         // A signed 21-bit number.
         let pages = ((pages as i64) << 43) >> 43;
         let page = section.address.checked_add(at)? & !0xfff;
-        let offset = (second >> 10 & 0xfff) * 8;
+        let offset = ((second >> 10) & 0xfff) * 8;
         return page.checked_add_signed(pages << 12)?.checked_add(offset);
     }
     None
@@ -113,7 +113,8 @@ fn symbols(image: &Image, slots: &HashMap<u64, u64>) -> Option<HashMap<u64, Rc<s
             .chunks_exact(RELOCATION_SIZE)
         {
             residency.pass();
-            let (slot, info) = (number(entry, 0, 8)?, number(entry, 8, 8)?);
+            let slot = number(entry, 0, 8)?;
+            let info = number(entry, 8, 8)?;
             let kind = (image.machine(), info & 0xffff_ffff);
             if let Some(known) = numbers
                 .get_mut(&slot)

@@ -1,5 +1,5 @@
-//! Stripped programs against what binutils say of the same programs unstripped. Needs g++,
-//! binutils and xz.
+//! Compares names in stripped programs with the output of binutils for the unstripped programs.
+//! Needs g++, binutils and xz.
 
 use std::collections::HashSet;
 use std::fs;
@@ -12,8 +12,11 @@ use super::*;
 
 fn tool(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{program} {arguments:?}: {said}");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success(),
+        "{program} {arguments:?}: {message}"
+    );
     String::from_utf8(output.stdout).unwrap()
 }
 
@@ -21,8 +24,8 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// Functions of all kinds: of one file, of templates, cold parts, without symbols in the dynamic
-/// table.
+/// Source with functions of all kinds: local to the file, templates, cold parts, without dynamic
+/// symbols.
 const SOURCE: &str = r#"
 #include <algorithm>
 #include <map>
@@ -82,7 +85,7 @@ impl Built {
         stripped
     }
 
-    /// Start, size and name of each function of the unstripped program.
+    /// Returns start, size and name of each function of the unstripped program.
     fn functions(&self) -> Vec<(u64, u64, String)> {
         let table = tool("nm", &["-S", "--defined-only", text(&self.program)]);
         let function = |line: &str| {
@@ -98,7 +101,7 @@ impl Built {
     }
 }
 
-/// The names of addresses; empty where there is none.
+/// Returns the names of addresses; empty for those without a name.
 fn named(program: &Path, directories: &[PathBuf], addresses: &[u64]) -> Vec<Frame> {
     let mut frames = vec![Vec::new(); addresses.len()];
     complete(program, directories, Some("app"), addresses, &mut frames);
@@ -109,7 +112,7 @@ fn named(program: &Path, directories: &[PathBuf], addresses: &[u64]) -> Vec<Fram
     frames.into_iter().map(only).collect()
 }
 
-/// First, middle and last byte of each function.
+/// Returns the addresses of the first, middle and last byte of each function.
 fn spread(functions: &[(u64, u64, String)]) -> Vec<u64> {
     let bytes =
         |(start, size, _): &(u64, u64, String)| [*start, start + size / 2, start + size - 1];
@@ -117,18 +120,18 @@ fn spread(functions: &[(u64, u64, String)]) -> Vec<u64> {
 }
 
 #[test]
-fn functions_without_symbols_begin_where_their_symbols_said() {
+fn functions_without_symbols_begin_at_their_former_symbols() {
     for flags in [
         &[][..],
         &["-no-pie"],
         &["-static"],
         &["-fuse-ld=lld"],
-        // Without the index: the entries are passed through.
+        // Without the search table, all entries are read.
         &["-Wl,--no-eh-frame-hdr", "-static"],
     ] {
         let built = Built::make(flags);
         let functions = built.functions();
-        // What is written in assembly may have no entry, or none of its own.
+        // Functions in assembly may have no entry, or share one.
         let image = Image::open(&built.program).unwrap();
         let frames = tool("objdump", &["--dwarf=frames", text(&built.program)]);
         let described: HashSet<u64> = frames.lines().filter_map(start_of).collect();
@@ -146,30 +149,30 @@ fn functions_without_symbols_begin_where_their_symbols_said() {
         for (at, frame) in found.iter().enumerate() {
             let (start, _, name) = &functions[at / 3];
             let expected = format!("app+{start:#x}");
-            let is_exported = exported.contains(name) && !frame.is_made();
+            let is_exported = exported.contains(name) && !frame.is_synthetic();
             assert!(
-                is_exported || *frame.name == *expected && frame.is_made(),
+                is_exported || *frame.name == *expected && frame.is_synthetic(),
                 "{flags:?} {name}: {frame:?}, not {expected}"
             );
         }
-        // Each gets back its own name where symbols are.
+        // Functions with symbols have their own names.
         let whole = named(&built.program, &[], &addresses);
         assert!(
             whole
                 .iter()
-                .all(|frame| !frame.is_made() && !frame.name.is_empty())
+                .all(|frame| !frame.is_synthetic() && !frame.name.is_empty())
         );
     }
 }
 
-/// The start of the function that a line of objdump's tables for unwinding is about.
+/// Returns the start of the function in a line of objdump's unwind tables.
 fn start_of(line: &str) -> Option<u64> {
     let (_, range) = line.split_once(" pc=")?;
     u64::from_str_radix(range.split_once("..")?.0, 16).ok()
 }
 
 #[test]
-fn a_big_stripped_compiler_has_the_functions_that_its_tables_list() {
+fn a_stripped_compilers_functions_are_those_of_its_unwind_tables() {
     let compiler = tool("g++", &["-print-prog-name=cc1plus"]);
     let compiler = Path::new(compiler.trim());
     let frames = tool("objdump", &["--dwarf=frames", text(compiler)]);
@@ -196,7 +199,7 @@ fn range_of(line: &str) -> Option<(u64, u64)> {
 }
 
 #[test]
-fn stubs_have_the_names_that_a_disassembler_gives_them() {
+fn stub_names_match_a_disassembler() {
     for flags in [
         &[][..],
         &["-no-pie"],
@@ -221,19 +224,19 @@ fn stubs_have_the_names_that_a_disassembler_gives_them() {
     }
 }
 
-/// Address and name of a stub, of a line `0000000000001030 <malloc@plt>:`.
+/// Parses address and name of a stub from a line such as `0000000000001030 <malloc@plt>:`.
 fn stub_of(line: &str) -> Option<(u64, String)> {
     let (address, name) = line.strip_suffix(">:")?.split_once(" <")?;
     let name = name.strip_suffix("@plt")?;
-    // Without the version.
+    // Removes the version.
     let name = name.split('@').next()?;
     let address = u64::from_str_radix(address, 16).ok()?;
     Some((address, format!("{name}@plt")))
 }
 
-/// Entries of the table are in the order of their relocations. Needs clang and lld.
+/// On aarch64, PLT entries are in the order of their relocations. Needs clang and lld.
 #[test]
-fn stubs_of_aarch64_have_the_names_of_their_relocations() {
+fn aarch64_stubs_are_named_by_their_relocations() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
     let code = "int puts(const char *); char *getenv(const char *); void free(void *);\n\
@@ -264,7 +267,8 @@ fn stubs_of_aarch64_have_the_names_of_their_relocations() {
             .skip_while(|word| *word != "PROGBITS")
             .skip(1);
         let hex = |word: Option<&str>| u64::from_str_radix(word.unwrap(), 16).unwrap();
-        let (start, bytes) = (hex(plt.next()), hex(plt.nth(1)));
+        let start = hex(plt.next());
+        let bytes = hex(plt.nth(1));
         let relocations = tool("readelf", &["-rW", text(&library)]);
         let slots = relocations
             .lines()
@@ -296,7 +300,9 @@ fn are_named(built: &Built, program: &Path, directories: &[PathBuf]) -> bool {
         own.map(|(start, ..)| *start).collect()
     };
     let mut found = found.iter().enumerate();
-    found.all(|(at, frame)| !frame.is_made() && starts(&frame.name).contains(&functions[at / 3].0))
+    found.all(|(at, frame)| {
+        !frame.is_synthetic() && starts(&frame.name).contains(&functions[at / 3].0)
+    })
 }
 
 #[test]
@@ -351,7 +357,8 @@ fn symbols_are_found_by_the_build_id() {
 fn symbols_are_unpacked() {
     let built = Built::make(&["-rdynamic"]);
     let stripped = built.stripped();
-    let (debug, mini) = (built.at("debug"), built.at("mini"));
+    let debug = built.at("debug");
+    let mini = built.at("mini");
     let names: Vec<String> = built.functions().into_iter().map(|f| f.2).collect();
     let dynamic = tool(
         "nm",
@@ -393,7 +400,7 @@ fn symbols_are_unpacked() {
     let section = format!(".gnu_debugdata={}.xz", text(&mini));
     tool("objcopy", &["--add-section", &section, text(&stripped)]);
     assert!(are_named(&built, &stripped, &[]));
-    // One that unpacks to too much is not used.
+    // A symbol table that decompresses to too much is not used.
     let zeros = built.at("zeros");
     fs::write(&zeros, vec![0; 1 << 20]).unwrap();
     tool("xz", &["-k", text(&zeros)]);

@@ -30,7 +30,8 @@ fn lay_recursion(memory: &mut [u64], depth: usize, changed: usize, variant: u64)
 fn compare(depths: &[(usize, usize, u64)]) {
     let mut memory = vec![0u64; 4 * ROOM + 4];
     let tree = Interned::default();
-    let (mut remembering, mut forgetful) = (walker_on(&memory), walker_on(&memory));
+    let mut remembering = walker_on(&memory);
+    let mut forgetful = walker_on(&memory);
     for (depth, changed, variant) in depths {
         let start = lay_recursion(&mut memory, *depth, *changed, *variant);
         forgetful.forget();
@@ -48,7 +49,7 @@ fn compare(depths: &[(usize, usize, u64)]) {
 }
 
 #[test]
-fn depths_around_the_maximum_are_told_apart() {
+fn depths_around_the_maximum_are_distinguished() {
     let up = (MAX_FRAMES - 3..MAX_FRAMES + 4).map(|depth| (depth, 0, 0));
     let down = up.clone().rev();
     let jumps = [
@@ -59,7 +60,7 @@ fn depths_around_the_maximum_are_told_apart() {
 }
 
 #[test]
-fn a_frame_far_out_that_has_changed_is_seen_when_the_stack_is_shallow_again() {
+fn a_changed_outer_frame_is_detected_when_the_stack_is_shallow_again() {
     let deep = MAX_FRAMES + 1000;
     let changes = [(deep, 5, 0), (deep, 5, 1), (MAX_FRAMES - 1, 5, 1)];
     let back = [(deep, 5, 2), (MAX_FRAMES, 5, 2), (100, 5, 2), (deep, 5, 1)];
@@ -69,16 +70,19 @@ fn a_frame_far_out_that_has_changed_is_seen_when_the_stack_is_shallow_again() {
 
 /// A deep stack is walked once; further samples in it take a few steps each.
 #[test]
-fn a_deep_stack_is_not_walked_anew() {
+fn a_deep_stack_is_not_walked_again() {
     let mut memory = vec![0u64; 4 * ROOM + 4];
-    let (mut walker, tree, steps) = (walker_on(&memory), Interned::default(), Cell::new(0));
+    let mut walker = walker_on(&memory);
+    let tree = Interned::default();
+    let steps = Cell::new(0);
     let code = |ip: u64, scratch: &mut Scratch| {
         steps.set(steps.get() + 1);
         rules(ip, scratch)
     };
     let mut taken = |depth: usize| {
         let start = lay_recursion(&mut memory, depth, 0, 0);
-        let (before, lookups) = (steps.get(), tree.lookups.get());
+        let before = steps.get();
+        let lookups = tree.lookups.get();
         walk(&mut walker, start, &tree, code);
         (steps.get() - before, tree.lookups.get() - lookups)
     };
