@@ -139,7 +139,7 @@ pub fn plain(value: i64, unit: &str) -> String {
 pub enum Style {
     /// Style of columns in pprof's layouts: `1.50MiB`, `12KiB`, `0`. Without a space, so that a
     /// value is one field for scripts.
-    // Decision 82: one unit for the product.
+    // Decision 83: one unit for the product.
     #[default]
     Column,
     /// pprof's style, in which a kB has 1024 bytes: `1.50MB`, `12kB`, `0`.
