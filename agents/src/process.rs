@@ -46,7 +46,7 @@ pub fn shortage(pid: i32) -> Option<String> {
 
 /// Memory that must be left to commit for a session, in bytes: what it takes of a process with a few threads, and
 /// some for the program, whose next allocation would fail otherwise.
-const SESSION_COMMITS: u64 = 48 << 20;
+const SESSION_COMMITS: u64 = 64 << 20;
 
 /// Explains why nothing can be sampled where the kernel commits no more memory than it has.
 fn commit_shortage() -> Option<String> {

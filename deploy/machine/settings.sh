@@ -198,7 +198,7 @@ check_overcommit() {
 check_committed() {
     local left text='' code limit=/proc/sys/vm/overcommit_kbytes
     set_to /proc/sys/vm/overcommit_memory 2
-    for left in 128 64 56 32 8 2; do
+    for left in 128 80 56 32 8 2; do
         echo 100000000 >$limit
         rm -f d_*.heap
         start "$programs/steps"
