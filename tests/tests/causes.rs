@@ -398,12 +398,13 @@ fn a_process_with_all_the_mappings_that_it_may_have_is_told_so() {
         2 * most.trim().parse::<u64>().expect("a number")
     ));
     target.hear();
-    let session = Session::of(&scratch, target.pid(), "1");
-    target.say("age 1");
-    target.hear();
-    let outcome = session.stop();
+    let pid = target.pid().to_string();
+    let outcome = run(scratch.profiler().args(["-s", "1", "-o", "p_", "-p", &pid]));
+    assert_eq!(outcome.code, Some(1), "{outcome:?}");
     assert!(outcome.stderr.contains("vm.max_map_count"), "{outcome:?}");
     assert!(!outcome.stderr.contains("allocates nothing"), "{outcome:?}");
+    target.say("age 1");
+    assert_eq!(target.hear(), "ok");
     target.finish_well();
 }
 
