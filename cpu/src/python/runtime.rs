@@ -4,9 +4,6 @@ use cpython::layout::{self, Layout, WORDS};
 
 use super::exports::Names;
 
-/// Maximum number of bytes read of a code object.
-pub const MAX_CODE: u64 = 512;
-
 /// Interpreter.
 pub struct Runtime {
     /// Address of `_PyRuntime`.
@@ -47,7 +44,7 @@ impl Runtime {
         Some(Self {
             at,
             version,
-            layout: layout.filter(is_near),
+            layout,
             loop_at: (from.wrapping_add(bias), to.wrapping_add(bias)),
         })
     }
@@ -70,16 +67,4 @@ fn by_functions(names: &Names) -> u32 {
     first
         .find(|(is_there, _)| *is_there)
         .map_or(oldest, |(_, v)| v)
-}
-
-/// Returns true if the offsets of a code object's fields are plausible.
-fn is_near(layout: &Layout) -> bool {
-    let fields = [
-        layout.name,
-        layout.file,
-        layout.lines,
-        layout.first_line,
-        layout.version,
-    ];
-    fields.iter().all(|field| field + 8 <= MAX_CODE)
 }
