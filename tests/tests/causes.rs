@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use mem_tests::cgroup::Cgroup;
 use mem_tests::session::copy_program;
-use mem_tests::{Outcome, Scratch, Session, Target, artifacts, run, wait};
+use mem_tests::{Outcome, Scratch, Target, artifacts, run, wait};
 
 fn idle(scratch: &Scratch) -> Target {
     started(&mut scratch.preloaded(scratch.compile("brood.c", &[])))

@@ -7,7 +7,7 @@ use mem_agents::clock::now_ns;
 use mem_agents::discovery::{Agent, Found, Life};
 use mem_agents::dump;
 use mem_agents::ended::Ended;
-use mem_agents::lineage::session_by_birth;
+use mem_agents::lineage::{is_alive, session_by_birth};
 use mem_agents::preload;
 use mem_agents::segment::{Directory, Head, Refusal};
 use mem_agents::select::Selection;
@@ -251,6 +251,9 @@ impl Run {
         }
         if agent.life != Life::Running || agent.confirm().is_ok() {
             self.take_over(agent);
+        } else if !is_alive(agent.pid) {
+            // It has exited since the scan. The next search finds what it left.
+            self.known.remove(&agent.entry);
         }
         None
     }
