@@ -186,6 +186,13 @@ next! {
 static CHOSEN_SYSTEM: AtomicBool = AtomicBool::new(false);
 static LEFT_OUT: AtomicBool = AtomicBool::new(false);
 static OTHERS_MALLOC: AtomicBool = AtomicBool::new(false);
+static IS_CHOOSING: AtomicBool = AtomicBool::new(false);
+
+/// Returns true while the choice is made. jemalloc, which it initialises, may not have got far: before glibc
+/// 2.35 it allocates itself meanwhile, as `sysconf` reads a directory.
+pub fn is_choosing() -> bool {
+    IS_CHOOSING.load(Ordering::Relaxed)
+}
 
 /// Returns true if the agent does nothing in this process: it contains a sanitizer, which finds
 /// errors by its own allocator, or has a C library that the agent does not know.
@@ -239,6 +246,7 @@ pub fn is_system() -> bool {
 /// Makes the choice, at the first allocation, while the process has one thread.
 #[cold]
 extern "C" fn choose() {
+    IS_CHOOSING.store(true, Ordering::Relaxed);
     // SAFETY: a word that jemalloc only reads, and the process has one thread.
     unsafe { jemalloc::malloc_message = Some(say_nothing) };
     if is_limited() {
@@ -258,6 +266,7 @@ extern "C" fn choose() {
     if !is_system() {
         align_smallest();
     }
+    IS_CHOOSING.store(false, Ordering::Relaxed);
 }
 
 /// Resource limit of the process, in bytes, below which unused memory is returned soon.

@@ -70,6 +70,10 @@ extern "C" fn start() {
 /// there may be one now.
 #[unsafe(no_mangle)]
 extern "C" fn mem_agent_begin_early() -> bool {
+    if backend::is_choosing() {
+        // The allocator's own allocation; the program's first one is still to come.
+        return false;
+    }
     // Later allocations do not call this function.
     session::await_start();
     if cfg!(test) || HAS_BEGUN.load(Ordering::Relaxed) {

@@ -1,8 +1,9 @@
-//! `setrlimit` and `prlimit`, by which a program limits its own address space.
+//! `setrlimit` and `prlimit`, by which a program limits its own address space or its data.
 //!
 //! The address space reserved for sampled objects and for tables counts towards `RLIMIT_AS`, and
 //! may be far more than the program wants to use in total. So unused reservations are released
-//! before the limit takes effect, and the program has as much as without a session. jemalloc, which
+//! before the limit takes effect. Sampled objects and the memory of threads that are sampled from
+//! then on (2 MiB each, nearly all of it unused) get a small part of either limit. jemalloc, which
 //! keeps the addresses of memory that it returns, stops doing so if the limit is low. Limits set by
 //! another process, or by a raw system call, are not noticed.
 
@@ -49,6 +50,7 @@ unsafe fn before(resource: Resource, limit: *const libc::rlimit) {
     if limit.rlim_cur < backend::LOW_LIMIT_BYTES {
         exhaustion::save_memory();
     }
+    thread::start(limit.rlim_cur);
     if resource == libc::RLIMIT_DATA {
         range::limit_data(limit.rlim_cur);
     }
@@ -58,7 +60,6 @@ unsafe fn before(resource: Resource, limit: *const libc::rlimit) {
     let saved = sys::errno();
     range::shrink(limit.rlim_cur);
     session::shrink(limit.rlim_cur);
-    thread::start(limit.rlim_cur);
     sys::set_errno(saved);
 }
 

@@ -17,7 +17,7 @@
 //! Limit: in a process with a seccomp filter, pages are reused as they are.
 
 // Decision 73: freed large objects come back as new pages.
-use crate::backend::jemalloc;
+use crate::backend::{extent_map, jemalloc};
 use crate::{arch, keeping, range, seccomp};
 use core::arch::global_asm;
 use core::ffi::{c_uint, c_void};
@@ -268,7 +268,7 @@ unsafe extern "C" fn __wrap__rjem_je_pa_dalloc(
     deferred: *mut bool,
 ) {
     // SAFETY: an allocated extent that the caller frees.
-    let (mark, bytes) = unsafe { (Mark::read(extent), size_of_extent(extent)) };
+    let (mark, bytes) = unsafe { (Mark::read(extent), extent_map::bytes(extent.cast())) };
     // SAFETY: called with the caller's arguments.
     let free = || unsafe { __real__rjem_je_pa_dalloc(thread, part, extent, deferred) };
     if mark == Mark::NONE {
@@ -289,17 +289,6 @@ unsafe extern "C" fn __wrap__rjem_je_pa_dalloc(
     } else {
         keeping::return_after_shrinkage(thread);
     }
-}
-
-/// Returns the size of an extent in bytes.
-///
-/// # Safety
-/// See [`Mark::read`].
-unsafe fn size_of_extent(extent: *const Extent) -> usize {
-    /// Index of the size in the descriptor. The bits below a page's size are another number.
-    const SIZE: usize = 2;
-    // SAFETY: the descriptor's third word.
-    unsafe { extent.cast::<usize>().add(SIZE).read() & !(range::jemalloc_page() - 1) }
 }
 
 /// Enlarges an extent in place. Returns true if that fails.
@@ -369,7 +358,7 @@ unsafe extern "C" fn __wrap__rjem_je_ecache_dalloc(
     // and in no list.
     unsafe {
         if is_renewing() && !seccomp::is_installed() {
-            let bytes = size_of_extent(extent);
+            let bytes = extent_map::bytes(extent.cast());
             jemalloc::return_extent(thread, cache, hooks, extent.cast());
             count_returned(cache, bytes);
         } else {

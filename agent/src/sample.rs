@@ -14,7 +14,7 @@ pub use resize::*;
 
 use crate::arch;
 use crate::backend;
-use crate::backend::growth::MIN_BYTES;
+use crate::backend::growth::{self, MIN_BYTES};
 use crate::cpu;
 use crate::fork;
 use crate::local::Local;
@@ -40,6 +40,9 @@ use unwind::{Cause, Registers};
 
 /// Objects of this size or larger are never sampled: no range could hold them.
 const MAX_BYTES: usize = 1 << 40;
+
+/// Alignment of any object, in bytes.
+const MIN_ALIGN: usize = 16;
 
 /// An allocation request of the program.
 #[derive(Clone, Copy)]
@@ -147,6 +150,15 @@ unsafe fn sampled(request: Request, registers: &Registers) -> *mut u8 {
     unsafe { sampled_for(request, None, registers) }
 }
 
+/// Object that a new one replaces.
+#[derive(Clone, Copy)]
+struct Replaced<'a> {
+    /// Address of the object.
+    at: *mut c_void,
+    /// Its header, if it is sampled: it is then counted as freed.
+    header: Option<&'a Object>,
+}
+
 /// Like [`sampled`], for an object that may replace another one. Not inlined: if no sample is due,
 /// the allocator is called without this function's stack frame.
 ///
@@ -155,7 +167,7 @@ unsafe fn sampled(request: Request, registers: &Registers) -> *mut u8 {
 #[inline(never)]
 unsafe fn sampled_for(
     request: Request,
-    replaced: Option<&Object>,
+    replaced: Option<&Replaced<'_>>,
     registers: &Registers,
 ) -> *mut u8 {
     if has_little_stack(registers) {
@@ -165,13 +177,12 @@ unsafe fn sampled_for(
     unsafe { guarded(|local| sample_if_due(local, request, replaced, registers)) }
 }
 
-/// Takes a sample if one is due. Returns the sampled object, or null. `replaced` is then counted as
-/// freed.
+/// Takes a sample if one is due. Returns the sampled object, or null.
 #[inline(always)]
 fn sample_if_due(
     local: &mut Local,
     request: Request,
-    replaced: Option<&Object>,
+    replaced: Option<&Replaced<'_>>,
     registers: &Registers,
 ) -> *mut u8 {
     if !may_sample(local) && !begins_early(local) {
@@ -359,7 +370,7 @@ struct Due<'a> {
     /// True if a leak check is to ignore the object.
     ignored: bool,
     /// Object that the new one replaces.
-    replaced: Option<&'a Object>,
+    replaced: Option<&'a Replaced<'a>>,
 }
 
 /// Allocates the object in the range and counts it. Returns null if there is no room in the range.
@@ -378,10 +389,11 @@ fn sample(
         replaced,
     } = due;
     let layout = request.layout();
-    let place = if replaced.is_some() && layout.usable >= MIN_BYTES {
-        allocate_with_room(thread, request.align, layout)
-    } else {
-        allocate(thread, request.align, layout)
+    let place = match replaced {
+        Some(old) if layout.usable >= MIN_BYTES => {
+            allocate_to_move(thread, request.align, layout, old.at)
+        }
+        _ => allocate(thread, request.align, layout),
     };
     let born = clock::tick_of(now_ns);
     let mut weight = thread.weights.of(request.bytes as u64, thread.interval);
@@ -402,7 +414,7 @@ fn sample(
         }
     };
     let record = find_record(thread, epoch, registers, &sample);
-    if let Some(old) = replaced {
+    if let Some(old) = replaced.and_then(|old| old.header) {
         count_replaced(thread, epoch, old, now_ns);
     }
     count_new(thread, epoch, record, &sample);
@@ -479,12 +491,14 @@ fn allocate(thread: &mut Thread, align: usize, layout: Layout) -> Result<NonNull
     unsafe { free_lists.alloc(layout, align) }
 }
 
-/// Like [`allocate`], for a large object that has grown and may grow again.
+/// Like [`allocate`], for a large object that may grow again, and to which the pages of the object
+/// at `old` are moved.
 #[cold]
-fn allocate_with_room(
+fn allocate_to_move(
     thread: &mut Thread,
     align: usize,
     layout: Layout,
+    old: *mut c_void,
 ) -> Result<NonNull<u8>, NoPlace> {
     if !range::is_ready() {
         return Err(NoPlace::Exhausted);
@@ -493,7 +507,14 @@ fn allocate_with_room(
         return Err(NoPlace::Elsewhere);
     };
     // SAFETY: the range is ready; the layout has at least `MIN_BYTES`.
-    unsafe { free_lists.alloc_with_room(layout, align) }
+    let base = unsafe { free_lists.alloc_with_room(layout, align) }?;
+    if align > MIN_ALIGN {
+        return Ok(base);
+    }
+    let offset = old.addr().wrapping_sub(layout.offset) % sys::PAGE;
+    // SAFETY: a new object of at least `MIN_BYTES`.
+    let placed = unsafe { growth::place(base.as_ptr().cast(), offset) };
+    Ok(NonNull::new(placed.cast()).unwrap_or(base))
 }
 
 /// Walks the stack and counts the sample. Returns its record.

@@ -6,21 +6,64 @@
 //! on some processors ones that little else uses, and the loader saves all of them on the stack
 //! when it binds a function at its first call.
 
-use core::mem::MaybeUninit;
+/// Number of bytes of the stack that are cleared: the loader uses up to 2.7 KiB for the registers.
+pub const CLEARED_BYTES: usize = 3584;
 
-/// Number of words of the stack that are cleared: the loader uses up to 2.7 KiB for the registers.
-const CLEARED_WORDS: usize = 448;
-
-/// Clears the stack below the caller's frame. For callers that go on to call functions which need
-/// as much stack anyway: starting the controller does.
-#[inline(never)]
-pub fn clear_stack() {
-    let mut below = [const { MaybeUninit::<u64>::uninit() }; CLEARED_WORDS];
-    for word in &mut below {
-        // SAFETY: a word of our own. Volatile, because nobody reads it.
-        unsafe { word.as_mut_ptr().write_volatile(0) };
-    }
+/// Defines an entry point that clears the stack below its caller's frame, and jumps to `$target`
+/// with unchanged arguments. Every frame of ours then lies in the cleared part, so that words which
+/// it reserves but does not write are no stale pointers. For functions that need as much stack
+/// anyway: starting the controller does.
+#[cfg(target_arch = "x86_64")]
+macro_rules! on_clear_stack {
+    ($(#[$doc:meta])* $name:ident, $target:path) => {
+        $(#[$doc])*
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name() {
+            core::arch::naked_asm!(
+                ".cfi_startproc",
+                "mov rax, {bytes}",
+                "2:",
+                "mov qword ptr [rsp + rax], 0",
+                "add rax, 8",
+                "jnz 2b",
+                "jmp {target}",
+                ".cfi_endproc",
+                bytes = const -($crate::scratch::CLEARED_BYTES as i64),
+                target = sym $target,
+            )
+        }
+    };
 }
+
+/// Defines an entry point that clears the stack below its caller's frame, and jumps to `$target`
+/// with unchanged arguments. Every frame of ours then lies in the cleared part, so that words which
+/// it reserves but does not write are no stale pointers. For functions that need as much stack
+/// anyway: starting the controller does.
+#[cfg(target_arch = "aarch64")]
+macro_rules! on_clear_stack {
+    ($(#[$doc:meta])* $name:ident, $target:path) => {
+        $(#[$doc])*
+        #[unsafe(naked)]
+        pub unsafe extern "C" fn $name() {
+            core::arch::naked_asm!(
+                ".cfi_startproc",
+                "bti c",
+                "mov x9, sp",
+                "sub x10, sp, #{bytes}",
+                "2:",
+                "stp xzr, xzr, [x10], #16",
+                "cmp x10, x9",
+                "b.ne 2b",
+                "b {target}",
+                ".cfi_endproc",
+                bytes = const $crate::scratch::CLEARED_BYTES,
+                target = sym $target,
+            )
+        }
+    };
+}
+
+pub(crate) use on_clear_stack;
 
 /// Clears all caller-saved registers.
 #[cfg(target_arch = "x86_64")]

@@ -57,6 +57,10 @@ unsafe impl Sync for ControlView {}
 
 /// View of the commands (see [`control`]). The first word is the epoch; its initial value is
 /// [`FIRST_EPOCH`].
+///
+/// In a section of its own, behind the other variables: between them it would split those that an
+/// idle process writes over two pages, which have 64 KiB on some machines.
+#[cfg_attr(not(test), unsafe(link_section = "mem_agent_control"))]
 pub static CONTROL: ControlView = ControlView(UnsafeCell::new({
     let mut view = [0; VIEW];
     *view.first_chunk_mut().unwrap() = FIRST_EPOCH.to_le_bytes();

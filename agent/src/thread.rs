@@ -447,11 +447,11 @@ fn spares() -> (&'static [AtomicPtr<Thread>], &'static [AtomicPtr<Thread>]) {
     SPARE.split_at(KEPT)
 }
 
-/// Maximum address space for the memory of all threads, in bytes.
+/// Maximum address space, or writable memory, for the memory of all threads, in bytes.
 static MAX_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
 
-/// Limits the address space of all threads. `limit` is the address space of the process in bytes,
-/// `u64::MAX` if unlimited. Called at start-up, and when the program limits itself.
+/// Limits the memory of all threads. `limit` is the process's limit of address space or of data in
+/// bytes, `u64::MAX` if unlimited. Called at start-up, and when the program limits itself.
 pub fn start(limit: u64) {
     let bytes = usize::try_from(limit / range::SHARE).unwrap_or(usize::MAX);
     MAX_BYTES.fetch_min(bytes, Ordering::Relaxed);

@@ -335,10 +335,17 @@ impl Search<'_> {
     }
 
     fn refuse(&mut self, directory: &Directory, entry: Entry, reason: Refusal, young: bool) {
-        if !young {
+        let process = self.spaces.process_of(entry.name, 0);
+        // On a busy disk, an agent may take seconds to fill in its segment.
+        let may_change = young
+            || process.is_some()
+                && matches!(
+                    reason,
+                    Refusal::Content(Invalid::NoMagic) | Refusal::Size(_) | Refusal::Io(_)
+                );
+        if !may_change {
             self.scan.settled.push(entry);
         }
-        let process = self.spaces.process_of(entry.name, 0);
         // A file of another user must not say anything about the process that it is named after.
         let owner = directory.kind(entry.name).map(|kind| kind.owner);
         let owns = |p: &Process| owner.is_ok_and(|o| o == 0 || p.status.uids.contains(&o));
@@ -473,5 +480,25 @@ mod tests {
             .map(|found| (found.pid, found.life))
             .collect();
         assert_eq!(found, [(pid as i32, Life::Running)]);
+    }
+    /// A segment that its process has not filled in yet is examined again, however long that takes.
+    #[test]
+    fn segments_of_slow_agents_are_not_settled() {
+        let directory = tempfile::tempdir().unwrap();
+        let pid = std::process::id();
+        let own = forge::Forged::of(pid, forge::start_of(pid));
+        own.make(directory.path());
+        let path = std::fs::read_dir(directory.path()).unwrap().next();
+        let path = path.unwrap().unwrap().path();
+        let bytes = std::fs::metadata(&path).unwrap().len();
+        let discovery = Discovery::in_directory(directory.path().to_path_buf());
+        for unfinished in [0, bytes] {
+            let file = std::fs::File::create(&path).unwrap();
+            file.set_len(unfinished).unwrap();
+            file.set_modified(std::time::UNIX_EPOCH).unwrap();
+            let scan = discovery.scan_except(&HashSet::new());
+            assert!(scan.found.is_empty(), "{unfinished}");
+            assert!(scan.settled.is_empty(), "{unfinished}");
+        }
     }
 }

@@ -3,12 +3,13 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use nix::sys::statfs::{PROC_SUPER_MAGIC, statfs};
 use proc::Status;
 use shm_protocol::layout::{CONTROL_BYTES, MIN_MEMORY_LIMIT};
-use shm_protocol::segment::{DEFAULT_DIR, DIR_VARIABLE};
+use shm_protocol::segment::{DEFAULT_DIR, DIR_VARIABLE, FILE_PREFIX};
 
 use crate::process;
 use crate::segment::default_directory;
@@ -43,7 +44,14 @@ pub fn reason(pid: i32) -> String {
              raise the limit, and restart it"
         );
     }
+    if proc::value(&environment, "LD_AUDIT").is_some_and(names_agent) {
+        return "LD_AUDIT names it, which loads it apart from the program: name it in LD_PRELOAD, and restart it"
+            .to_owned();
+    }
     let ours = default_directory();
+    if let Some(unopened) = unopened(pid, &ours) {
+        return unopened;
+    }
     let root = proc::directory(pid).join("root");
     if let Some(directory) = other_directory(pid) {
         return in_directory(pid, &root, &directory).unwrap_or_else(|| {
@@ -60,6 +68,32 @@ pub fn reason(pid: i32) -> String {
             text::path(ours)
         )
     })
+}
+
+/// Returns true if a list of libraries has a file called like the agent.
+fn names_agent(libraries: &[u8]) -> bool {
+    const AGENT_NAME: &[u8] = b"libmem_agent.so";
+    let mut names = libraries.split(|byte| *byte == b':');
+    names.any(|name| name.rsplit(|byte| *byte == b'/').next() == Some(AGENT_NAME))
+}
+
+/// Explains that the process has a segment which we may not open.
+fn unopened(pid: i32, directory: &Path) -> Option<String> {
+    let prefix = format!("{FILE_PREFIX}{pid}.");
+    let entries = fs::read_dir(directory).ok()?.flatten();
+    let mut own =
+        entries.filter(|entry| entry.file_name().as_bytes().starts_with(prefix.as_bytes()));
+    let denied = |path: &PathBuf| {
+        let opened = fs::File::open(path);
+        opened.is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
+    };
+    let path = own.find_map(|entry| Some(entry.path()).filter(denied))?;
+    let owner = process::user_name(fs::symlink_metadata(&path).ok()?.uid());
+    Some(format!(
+        "its segment {} belongs to user {owner} and may not be opened: run mem_profiler as {owner}, or with \
+         CAP_DAC_OVERRIDE and CAP_SYS_PTRACE",
+        text::path(&path)
+    ))
 }
 
 /// The directory of a process's segment, by its environment, if that is not the one that we search.
@@ -115,7 +149,7 @@ fn in_directory(pid: i32, root: &Path, directory: &Path) -> Option<String> {
 /// Returns true if a user may create files in a directory, judged by its mode alone. Assumes that
 /// the user may be in the directory's group.
 fn may_write(directory: &fs::Metadata, user: u32) -> bool {
-    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use std::os::unix::fs::PermissionsExt;
     let mode = directory.permissions().mode();
     let bits = if directory.uid() == user {
         0o300

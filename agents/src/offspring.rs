@@ -243,9 +243,14 @@ impl Offspring {
             .any(|c| c.target.agent.file == found.file)
             || family.kept.iter().any(|kept| kept.file == found.file);
         let Ok(agent) = found.open() else { return };
-        let is_ours = session_by_birth(&agent, family.start_ns).is_some()
-            && (agent.life != Life::Running || agent.confirm().is_ok());
-        if is_taken || !is_ours {
+        if is_taken || session_by_birth(&agent, family.start_ns).is_none() {
+            return;
+        }
+        if agent.life == Life::Running && agent.confirm().is_err() {
+            if !is_alive(agent.pid) {
+                // It has exited since the scan. The next search finds what it left.
+                self.known.remove(&entry);
+            }
             return;
         }
         let pid = agent.pid;
@@ -338,6 +343,10 @@ fn key(found: &Found) -> (u32, u64) {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
+    use forge::{Forged, start_of};
+
     use super::*;
 
     #[test]
@@ -355,5 +364,59 @@ mod tests {
         }
         offspring.forget_ended();
         assert!(offspring.reached.len() == 1 && offspring.reached.contains_key(&(own, 1)));
+    }
+
+    /// A worker may end between the scan that finds it running and the look at its maps.
+    #[test]
+    fn a_child_that_ends_while_it_is_examined_is_counted() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+        let pid = child.id();
+        wait_for_exec(pid);
+        let mut forged = Forged::of(pid, start_of(pid));
+        let exe = std::fs::read_link(format!("/proc/{pid}/exe")).unwrap();
+        forged.exe = exe.into_os_string().into_encoded_bytes();
+        forged.make_with_stacks(directory.path(), 1, 1);
+        let root = (1, 1);
+        let mut offspring = Offspring {
+            discovery: Discovery::in_directory(directory.path().into()),
+            ..Offspring::default()
+        };
+        let family = Family {
+            start_ns: 0,
+            max_overhead: None,
+            until: None,
+            is_orphaned: false,
+            children: Vec::new(),
+            kept: VecDeque::new(),
+        };
+        offspring.families.insert(root, family);
+        let next = |offspring: &Offspring| {
+            let scan = offspring.discovery.scan_except(&offspring.known);
+            scan.found.into_iter().next()
+        };
+        let found = next(&offspring).expect("a child");
+        assert_eq!(found.life, Life::Running);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        offspring.take(root, found, Instant::now());
+        assert!(offspring.families[&root].children.is_empty());
+        let found = next(&offspring).expect("what the child left");
+        assert_eq!(found.life, Life::Dead);
+        offspring.take(root, found, Instant::now());
+        let family = offspring.families.get_mut(&root).unwrap();
+        assert_eq!(family.children.len(), 1);
+        assert!(family.tick(Instant::now()).is_empty());
+        assert_eq!((family.children.len(), family.kept.len()), (0, 1));
+    }
+
+    /// Waits until a child that was just spawned runs its own program.
+    fn wait_for_exec(pid: u32) {
+        let own = std::fs::read_link("/proc/self/exe").unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while std::fs::read_link(format!("/proc/{pid}/exe")).unwrap() == own {
+            assert!(Instant::now() < deadline, "the child does not start");
+            std::thread::yield_now();
+        }
     }
 }

@@ -32,6 +32,21 @@ pub fn failure(pid: i32) -> Option<String> {
     (proc::environment(pid)? == environment).then_some(failure)
 }
 
+/// Explains why a process that a sampled one has become by an exec has not loaded the agent.
+/// Returns `None` if it has, or if that is not known yet.
+pub fn absence(pid: i32) -> Option<String> {
+    let maps = proc::maps(pid)?;
+    if !has_loaded(pid, &maps) || agent_file::mapped(pid, &maps).is_some() {
+        return None;
+    }
+    // Whoever may read the maps may read the environment, which may be empty.
+    let environment = proc::environment(pid).unwrap_or_default();
+    if named(pid, &environment).is_some() {
+        return failure(pid);
+    }
+    Some("its environment has no LD_PRELOAD (env -i, sudo and su remove it)".to_owned())
+}
+
 /// Returns true if the program's dynamic loader has begun to map libraries, or the program has no
 /// loader. Preloaded libraries are mapped before all others.
 fn has_loaded(pid: i32, maps: &[u8]) -> bool {

@@ -5,6 +5,7 @@ use shm_protocol::snapshot::Header;
 
 use crate::cgroup;
 use crate::descriptors;
+use crate::room;
 use crate::text;
 
 /// Explains why the process with this pid cannot be examined; `None` if it can.
@@ -38,11 +39,29 @@ pub fn file_size_limit(pid: i32) -> Option<u64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// Mappings that a session makes in the process, or a few more.
-const SESSION_MAPPINGS: usize = 32;
+/// Explains why a session would take from a process what it needs itself. `None` if there is enough.
+pub fn shortage(pid: i32) -> Option<String> {
+    mapping_shortage(pid).or_else(commit_shortage)
+}
 
-/// Explains why a session may have nowhere to count: the process has as many mappings as it may. `None` if
-/// it may have more.
+/// Memory that must be left to commit for a session, in bytes: what it takes of a process with a few threads, and
+/// some for the program, whose next allocation would fail otherwise.
+const SESSION_COMMITS: u64 = 64 << 20;
+
+/// Explains why nothing can be sampled where the kernel commits no more memory than it has.
+fn commit_shortage() -> Option<String> {
+    let left = proc::commit_left().filter(|left| *left < SESSION_COMMITS)?;
+    let sizes = room::comparison(Some(SESSION_COMMITS), Some(left));
+    Some(format!(
+        "with vm.overcommit_memory=2 a session {sizes} to commit: raise vm.overcommit_ratio"
+    ))
+}
+
+/// Number of mappings that a process must have left for a session: some for the session, and as many again, so that
+/// it does not take the last from the program, whose next allocation would fail.
+const SESSION_MAPPINGS: usize = 64;
+
+/// Explains why a process cannot be sampled: it has nearly as many mappings as it may. `None` if it may have more.
 pub fn mapping_shortage(pid: i32) -> Option<String> {
     let most = proc::max_mappings()?;
     let count = proc::maps(pid)?.iter().filter(|b| **b == b'\n').count();

@@ -22,7 +22,7 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use capture::RaisedPriority;
@@ -40,6 +40,7 @@ pub use crate::cli::{CpuFormat, EngineName};
 use crate::launch::{self, FORWARDED, Launched};
 use crate::reporter::Reporter;
 use crate::rounds::{self, Rounds};
+use crate::survivors;
 use answers::{Sink, files};
 pub use asked::Asked;
 pub use choose::samples_inside;
@@ -246,7 +247,9 @@ impl Run {
             None => Launched::start_plain(command),
         };
         let followed = match child {
-            Ok(child) => self.follow_child(child, needs_attaching).map(Ok),
+            Ok(child) => self
+                .follow_child(child, needs_attaching, directory.as_deref())
+                .map(Ok),
             Err(error) => Ok(Err(error)),
         };
         if let Some(directory) = directory {
@@ -255,7 +258,12 @@ impl Run {
         followed
     }
 
-    fn follow_child(mut self, child: Launched, needs_attaching: bool) -> anyhow::Result<Outcome> {
+    fn follow_child(
+        mut self,
+        child: Launched,
+        needs_attaching: bool,
+        directory: Option<&Path>,
+    ) -> anyhow::Result<Outcome> {
         let pid = child.pid();
         self.waited_before_ns = ending::waited_ns();
         // The program runs already, at its own priority.
@@ -272,10 +280,27 @@ impl Run {
         self.begin()?;
         self.watch()?;
         self.await_end()?;
+        self.note_survivors(pid, directory);
         self.finish();
         self.reporter.end();
         self.outcome.status = rounds::await_exit(&mut self)?;
         Ok(self.outcome)
+    }
+
+    /// Records the descendants of the program that continue after its exit. `directory` is that of
+    /// the agents' segments, if they take the samples.
+    fn note_survivors(&mut self, child: i32, directory: Option<&Path>) {
+        if !proc::is_over(child) {
+            return;
+        }
+        let pids = self.recording.pids().into_iter();
+        let pids: Vec<i32> = pids.filter(|pid| *pid != child).collect();
+        self.outcome.survivors = survivors::among(&pids);
+        let others = directory.map(survivors::in_directory).unwrap_or_default();
+        let others = others
+            .into_iter()
+            .filter(|other| !pids.contains(&other.pid));
+        self.outcome.survivors.extend(others);
     }
 
     /// Waits up to `EXIT_TIMEOUT` for the exit status of a program that is exiting. The engine may

@@ -67,6 +67,7 @@ impl Launched {
         if python_malloc {
             command.env(python::VARIABLE, "malloc");
         }
+        fit_beside_auditors(&mut command);
         command
             .env("LD_PRELOAD", preload(agent))
             .env("MEM_PROFILER_START", "1")
@@ -94,6 +95,7 @@ impl Launched {
         directory: &Path,
     ) -> io::Result<Self> {
         let mut command = program(command)?;
+        fit_beside_auditors(&mut command);
         command
             .env("LD_PRELOAD", preload(agent))
             .env("MEM_PROFILER_CPU", rate.to_string())
@@ -183,6 +185,31 @@ fn program(command: &[OsString]) -> io::Result<Command> {
 /// must not outlive this program by much.
 fn lease_seconds() -> String {
     ROLLING.as_secs().to_string()
+}
+
+/// Gives the agent room in the static block of thread-local storage of a program that is audited: with
+/// `LD_AUDIT`, glibc lays the block out before it knows of preloaded libraries, and would not start the program.
+fn fit_beside_auditors(command: &mut Command) {
+    const VARIABLE: &str = "GLIBC_TUNABLES";
+    const NAME: &str = "glibc.rtld.optional_static_tls";
+    if std::env::var_os("LD_AUDIT").is_none_or(|auditors| auditors.is_empty()) {
+        return;
+    }
+    let tunables = std::env::var_os(VARIABLE).unwrap_or_default();
+    if tunables
+        .as_bytes()
+        .windows(NAME.len())
+        .any(|part| part == NAME.as_bytes())
+    {
+        return;
+    }
+    let mut value = tunables;
+    if !value.is_empty() {
+        value.push(":");
+    }
+    // The agent takes 2 KiB.
+    value.push(format!("{NAME}=4096"));
+    command.env(VARIABLE, value);
 }
 
 /// Returns the value of `LD_PRELOAD`: our agent first, then what was there.

@@ -25,6 +25,7 @@ mod reporter;
 mod rounds;
 mod session;
 mod smaps;
+mod survivors;
 mod terminal;
 mod top;
 mod triggers;

@@ -8,10 +8,10 @@ mod member;
 
 use std::collections::HashSet;
 use std::os::fd::BorrowedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use mem_agents::discovery::Discovery;
+use mem_agents::discovery::{Discovery, Life};
 use mem_agents::dump::Written;
 use mem_agents::lineage::Lineage;
 use mem_agents::output::Output;
@@ -26,6 +26,7 @@ use crate::launch::{FORWARDED, Launched};
 use crate::python;
 use crate::reporter::Reporter;
 use crate::rounds::{self, Rounds};
+use crate::survivors::{self, Survivor};
 use crate::triggers::Triggers;
 
 pub use checking::ExitCheck;
@@ -112,13 +113,6 @@ pub struct Outcome {
     pub status: Option<std::process::ExitStatus>,
 }
 
-/// Process that continues after the session.
-pub struct Survivor {
-    pub pid: i32,
-    /// Name and pid, for display.
-    pub title: String,
-}
-
 impl Outcome {
     /// Records a dump. Drops old ones, so that memory use stays bounded in a session of days.
     fn remember(&mut self, dump: Written) {
@@ -131,6 +125,13 @@ impl Outcome {
         }
         self.written.push(dump);
     }
+}
+
+/// Process that has executed another program.
+struct Executed {
+    pid: i32,
+    /// Name of the earlier program and pid, for display.
+    title: String,
 }
 
 /// A session.
@@ -162,6 +163,10 @@ pub struct Run {
     family: Family,
     /// Processes that the session has reached.
     lineage: Lineage,
+    /// Descendants that have executed another program, whose agent is not known yet.
+    executed: Vec<Executed>,
+    /// Number of programs that descendants have executed without the agent.
+    lost_agents: usize,
 }
 
 impl Run {
@@ -197,6 +202,8 @@ impl Run {
             child: None,
             family: Family::new(),
             lineage: Lineage::default(),
+            executed: Vec::new(),
+            lost_agents: 0,
             settings,
         })
     }
@@ -231,7 +238,8 @@ impl Run {
     }
 
     /// Follows a program that was started with the agent, and its children, until it exits.
-    pub fn follow(mut self, child: Launched) -> anyhow::Result<Outcome> {
+    /// `directory` is that of the segments.
+    pub fn follow(mut self, child: Launched, directory: &Path) -> anyhow::Result<Outcome> {
         self.child = Some(child);
         self.start = Instant::now();
         self.reporter.begin(self.settings.length);
@@ -240,8 +248,25 @@ impl Run {
         self.look();
         self.end();
         self.warn_of_strangers();
+        self.warn_of_more_lost_agents();
+        self.note_survivors(directory);
         self.outcome.status = rounds::await_exit(&mut self)?;
         Ok(self.outcome)
+    }
+
+    /// Records the descendants of the program that continue without having been sampled: a daemon
+    /// leaves the session when its parent exits before it has a segment of its own.
+    fn note_survivors(&mut self, directory: &Path) {
+        let child = self.child.as_ref().map(Launched::pid);
+        let known: Vec<i32> = self
+            .outcome
+            .survivors
+            .iter()
+            .map(|known| known.pid)
+            .collect();
+        let others = survivors::in_directory(directory).into_iter();
+        let others = others.filter(|other| Some(other.pid) != child && !known.contains(&other.pid));
+        self.outcome.survivors.extend(others);
     }
 
     fn warn_of_strangers(&mut self) {
@@ -273,6 +298,12 @@ impl Run {
                 self.reporter.warning(&warning);
             }
             let ended = match looked {
+                Ok(Look::Counting) if self.has_lost_agent(at) => {
+                    let mut member = self.members.swap_remove(at);
+                    member.target.agent.life = Life::Replaced;
+                    self.finish(member);
+                    continue;
+                }
                 Ok(Look::Counting) => {
                     let members = self.members.len();
                     self.members[at].observe(members);
@@ -406,6 +437,7 @@ impl Rounds for Run {
         self.look();
         let now = Instant::now();
         self.search(now);
+        self.warn_of_lost_agents();
         // Sessions that agents start by themselves end unless they are extended.
         let is_rolling = self.settings.length.is_none() || self.child.is_some();
         if is_rolling && now >= self.renewal {

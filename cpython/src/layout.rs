@@ -15,7 +15,9 @@ pub enum Style {
     Entries,
 }
 
-/// Layout of one version. All offsets are in bytes; 0 if there is no such field.
+/// Layout of one version. All offsets are in bytes; 0 if there is no such field. How much must be
+/// readable of a frame, a state, a code object or a function follows from the offsets
+/// ([`frame_bytes`](Self::frame_bytes) and the like).
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
     /// Way in which frames are linked.
@@ -39,7 +41,10 @@ pub struct Layout {
     /// Record: pointer to the innermost of its frames; the pointer to the next outer record follows
     /// (3.11).
     pub current: u64,
-    /// Thread state: pointer to the memory chunk that contains its frames.
+    /// Thread state: its own record, the outermost one (3.12).
+    pub own_record: u64,
+    /// Thread state: pointer to the memory chunk that contains its frames. The two words behind it
+    /// are the chunk's, too.
     pub chunk: u64,
     /// Frame: pointer to the next outer one.
     pub frame_previous: u64,
@@ -84,6 +89,79 @@ pub struct Layout {
     pub table: LineTable,
 }
 
+impl Layout {
+    /// Returns the number of bytes that are read of a frame, a multiple of 8.
+    #[inline]
+    #[must_use]
+    pub const fn frame_bytes(&self) -> u64 {
+        let last = self.frame_previous;
+        let last = larger(last, self.frame_code);
+        let last = larger(last, self.frame_instruction);
+        let last = larger(last, self.frame_function);
+        let last = larger(last, self.frame_copy);
+        // Owners are bytes, and not aligned.
+        (larger(last, self.last_byte() & !7) + WORD).next_multiple_of(WORD)
+    }
+
+    /// Returns the offset of the last byte of a frame that is read as one.
+    const fn last_byte(&self) -> u64 {
+        match self.style {
+            Style::Objects => 0,
+            Style::Records => self.frame_owner + ENTRY_AFTER_OWNER,
+            Style::Entries => self.frame_owner,
+        }
+    }
+
+    /// Returns the number of bytes that are read of a thread's state.
+    #[inline]
+    #[must_use]
+    pub const fn state_bytes(&self) -> u64 {
+        let last = larger(self.previous_thread, self.next_thread);
+        let last = larger(last, self.thread_id);
+        let last = larger(last, self.frames);
+        let last = match self.own_record {
+            0 => last,
+            record => larger(last, record + self.current),
+        };
+        match self.chunk {
+            0 => last + WORD,
+            chunk => larger(last, chunk + 2 * WORD) + WORD,
+        }
+    }
+
+    /// Returns the number of bytes that are read of a code object, without its copies of the
+    /// instructions.
+    #[inline]
+    #[must_use]
+    pub const fn code_bytes(&self) -> u64 {
+        let last = larger(self.extra_header_bytes + TYPE, self.first_line);
+        let last = larger(last, self.file);
+        let last = larger(last, self.name);
+        let last = larger(last, self.lines);
+        larger(last, self.version) + WORD
+    }
+
+    /// Returns the number of bytes that are read of a function; 0 if none is.
+    #[inline]
+    #[must_use]
+    pub const fn function_bytes(&self) -> u64 {
+        match self.function_version {
+            0 => 0,
+            version => larger(version, self.function_code) + WORD,
+        }
+    }
+}
+
+/// Size of a word in bytes.
+const WORD: u64 = 8;
+
+const fn larger(one: u64, other: u64) -> u64 {
+    if one > other { one } else { other }
+}
+
+/// Offset of a frame's `is_entry` from its owner (3.11).
+pub const ENTRY_AFTER_OWNER: u64 = 4;
+
 /// Offset of an object's type. This and the following offsets are the same in all versions; in
 /// free-threaded builds, [`Layout::extra_header_bytes`] must be added.
 pub const TYPE: u64 = 8;
@@ -116,6 +194,7 @@ const OBJECTS: Layout = Layout {
     frames: 24,
     has_record: false,
     current: 0,
+    own_record: 0,
     chunk: 0,
     frame_previous: 24,
     frame_code: 32,
@@ -176,6 +255,7 @@ const PYTHON_3_12: Layout = Layout {
     threads: 72,
     thread_id: 136,
     current: 0,
+    own_record: 272,
     chunk: 232,
     frame_previous: 8,
     frame_code: 0,
@@ -193,6 +273,7 @@ const PYTHON_3_12: Layout = Layout {
 /// Fields of 3.13 and later that the interpreter does not publish.
 const LATER: Layout = Layout {
     has_record: false,
+    own_record: 0,
     instructions: 200,
     ..PYTHON_3_12
 };
@@ -226,8 +307,14 @@ pub fn is_known(version: u32) -> bool {
 /// First word of `_PyRuntime` in versions that publish their layout there, as `_Py_DebugOffsets`
 /// (3.13 and later).
 pub const COOKIE: u64 = u64::from_le_bytes(*b"xdebugpy");
-/// Maximum offset of a frame's fields, in bytes; other fields may be further from their start.
-pub const MAX_OFFSET: u64 = 112;
+/// Maximum number of bytes that are read of a frame.
+pub const MAX_FRAME_BYTES: u64 = 120;
+/// Maximum number of bytes that are read of a thread's state.
+pub const MAX_STATE_BYTES: u64 = 4096;
+/// Maximum number of bytes that are read of a code object.
+pub const MAX_CODE_BYTES: u64 = 512;
+/// Upper limit of offsets in `_PyRuntime` and in interpreters.
+const OFFSET_LIMIT: u64 = 1 << 20;
 /// Number of words of `_PyRuntime` that are read.
 pub const WORDS: usize = 80;
 
@@ -297,11 +384,10 @@ pub fn published(words: &[u64; WORDS]) -> Option<(u32, Option<Layout>)> {
 /// Returns `None` if the version is not supported or an offset is implausible.
 fn from_words(version: u32, words: &[u64; WORDS], base: &Layout) -> Option<Layout> {
     let groups = groups(version)?;
-    let offset = |word: usize| Some(words[word]).filter(|offset| *offset < 1 << 20);
-    let in_frame = |word: usize| offset(groups.frame + word).filter(|at| *at <= MAX_OFFSET);
+    let offset = |word: usize| Some(words[word]).filter(|offset| *offset < OFFSET_LIMIT);
     let (frame_copy, copies) = if groups.has_copies && base.extra_header_bytes != 0 {
         // `tlbc_index` and `co_tlbc`.
-        (in_frame(7)?, offset(groups.code + 10)?)
+        (offset(groups.frame + 7)?, offset(groups.code + 10)?)
     } else {
         (0, 0)
     };
@@ -315,10 +401,10 @@ fn from_words(version: u32, words: &[u64; WORDS], base: &Layout) -> Option<Layou
         frames: offset(groups.thread + 4)?, // current_frame
         thread_id: offset(groups.thread_id)?,
         chunk: offset(groups.chunk)?, // datastack_chunk
-        frame_previous: in_frame(1)?,
-        frame_code: in_frame(2)?,        // executable
-        frame_instruction: in_frame(3)?, // instr_ptr
-        frame_owner: in_frame(5)?,
+        frame_previous: offset(groups.frame + 1)?,
+        frame_code: offset(groups.frame + 2)?, // executable
+        frame_instruction: offset(groups.frame + 3)?, // instr_ptr
+        frame_owner: offset(groups.frame + 5)?,
         file: offset(groups.code + 1)?,
         name: offset(groups.code + 3)?,  // qualname
         lines: offset(groups.code + 4)?, // linetable
@@ -328,7 +414,10 @@ fn from_words(version: u32, words: &[u64; WORDS], base: &Layout) -> Option<Layou
         copies,
         ..*base
     };
-    Some(layout)
+    let is_near = layout.frame_bytes() <= MAX_FRAME_BYTES
+        && layout.state_bytes() <= MAX_STATE_BYTES
+        && layout.code_bytes() <= MAX_CODE_BYTES;
+    is_near.then_some(layout)
 }
 
 #[cfg(test)]
@@ -369,13 +458,54 @@ mod tests {
         let mut far = words(0x030e_00f0, 0);
         far[5] = 1 << 20;
         assert!(matches!(published(&far), Some((_, None))));
-        // A frame's offsets have a lower limit: where there is no frame, that many zero bytes are
-        // read instead.
-        let mut far = words(0x030e_00f0, 1);
-        far[32] = MAX_OFFSET + 1;
-        assert!(matches!(published(&far), Some((_, None))));
         let mut other = words(0x030d_00f0, 0);
         other[0] = 0;
         assert!(published(&other).is_none());
+    }
+
+    /// Each published offset that leads into a frame, a state or a code object, at its limit and
+    /// beyond it.
+    #[test]
+    fn offsets_beyond_what_is_read_are_refused() {
+        const VERSION: u64 = 0x030e_00f0;
+        let groups = groups(VERSION as u32).expect("a known version");
+        let frame = [1, 2, 3, 5, 7].map(|word| (groups.frame + word, MAX_FRAME_BYTES));
+        let state = [1, 2, 4].map(|word| (groups.thread + word, MAX_STATE_BYTES));
+        let thread_id = [(groups.thread_id, MAX_STATE_BYTES)];
+        let code = [1, 3, 4, 5].map(|word| (groups.code + word, MAX_CODE_BYTES));
+        let chunk = [(groups.chunk, MAX_STATE_BYTES - 16)];
+        let all = frame.iter().chain(&state).chain(&thread_id);
+        for (word, limit) in all.chain(&code).chain(&chunk).copied() {
+            for (offset, is_accepted) in [(limit - 8, true), (limit - 7, false), (limit, false)] {
+                let mut words = words(VERSION, 1);
+                words[word] = offset;
+                let Some((_, layout)) = published(&words) else {
+                    panic!("word {word}");
+                };
+                // The owner is one byte.
+                let is_accepted = is_accepted || (word == groups.frame + 5 && offset < limit);
+                assert_eq!(
+                    layout.is_some(),
+                    is_accepted,
+                    "word {word}, offset {offset}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_read_covers_all_fields() {
+        let bytes = |version| {
+            let layout = of_version(version).expect("a known version");
+            [
+                layout.frame_bytes(),
+                layout.state_bytes(),
+                layout.code_bytes(),
+                layout.function_bytes(),
+            ]
+        };
+        assert_eq!(bytes(0x0309_0000), [112, 184, 128, 0]);
+        assert_eq!(bytes(0x030b_0000), [72, 320, 144, 136]);
+        assert_eq!(bytes(0x030c_0000), [72, 280, 144, 0]);
     }
 }

@@ -37,7 +37,9 @@ one() {
     mkdir -p "$place/out"
     begun=$(uptime_seconds)
     timeout -s KILL "$CHECK_TIMEOUT" sh /checks/checks.sh --inside "$1" </dev/null >"$place/log" 2>&1 || code=$?
-    # What it started and did not end.
+    # What it set and started, if it did not come to its end.
+    echo 0 >/proc/sys/vm/overcommit_memory
+    echo 65530 >/proc/sys/vm/max_map_count
     for file in "$place"/*.pid; do
         [ ! -s "$file" ] || kill -9 "$(cat "$file")" 2>/dev/null
     done

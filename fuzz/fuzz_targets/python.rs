@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use libfuzzer_sys::{Corpus, fuzz_target};
 use mem_fuzz::agent::{self, Epoch};
 use mem_fuzz::python::frames::Frames;
-use mem_fuzz::python::layout::{self, COOKIE, Layout, WORDS};
+use mem_fuzz::python::layout::{self, COOKIE, Layout, MAX_FRAME_BYTES, WORDS};
 use mem_fuzz::python::runtime::{self, Code, Runtime};
 use shm_protocol::Bank;
 use shm_protocol::bank::Geometry;
@@ -91,15 +91,23 @@ fn layouts() -> Vec<Layout> {
     let all = [0, 1]
         .into_iter()
         .flat_map(|threaded| own.map(|version| (version, threaded)));
-    let told = all.map(|(version, threaded)| {
-        let mut words: [u64; WORDS] = std::array::from_fn(|number| (number as u64 % 8 + 1) * 8);
-        [words[0], words[1], words[2]] = [COOKIE, version, threaded];
-        match layout::published(&words) {
-            Some((_, Some(layout))) => layout,
-            _ => unreachable!("a version that is known"),
-        }
+    let near = all.map(|(version, threaded)| {
+        published(version, threaded, |number| (number as u64 % 8 + 1) * 8)
     });
-    known.chain(told).collect()
+    // Frames are read to their limit.
+    let far = |number| MAX_FRAME_BYTES - 8 - number as u64 % 3 * 8;
+    let far = own.map(|version| published(version, 1, far));
+    known.chain(near).chain(far).collect()
+}
+
+/// The layout that a version publishes.
+fn published(version: u64, threaded: u64, offset: impl Fn(usize) -> u64) -> Layout {
+    let mut words: [u64; WORDS] = std::array::from_fn(offset);
+    [words[0], words[1], words[2]] = [COOKIE, version, threaded];
+    match layout::published(&words) {
+        Some((_, Some(layout))) => layout,
+        _ => unreachable!("a version that is known"),
+    }
 }
 
 fn epoch() -> Epoch {

@@ -44,6 +44,7 @@ mod marker;
 pub mod merge;
 pub mod moment;
 mod named;
+mod nesting;
 pub mod numbering;
 pub mod opening;
 pub mod otlp;

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use crate::detail::Detail;
 use crate::elapsed::Clock;
+use crate::nesting;
 use crate::profile::{
     BuildId, Facts, Format, Function, Label, LabelValue, Line, Location, Mapping, NO_MAPPING,
     Profile,
@@ -43,7 +44,7 @@ pub enum Base {
 /// mappings of one file at different addresses. Drops columns that are not in all profiles, and
 /// stacks whose values are all zero.
 pub fn merge(profiles: &[Profile]) -> Result<Profile, MergeError> {
-    combine(profiles, &[], Base::Difference)
+    combine(profiles, &[], Base::Difference, false)
 }
 
 /// Returns the sum of `profiles` minus the sum of `bases`. Drops stacks whose values cancel out.
@@ -52,7 +53,13 @@ pub fn subtract(
     bases: &[Profile],
     base: Base,
 ) -> Result<Profile, MergeError> {
-    combine(profiles, bases, base)
+    combine(profiles, bases, base, false)
+}
+
+/// Returns the difference between two dumps of one session. What is in both has no sampling error.
+pub fn change(early: &Profile, late: &Profile) -> Result<Profile, MergeError> {
+    let one = std::slice::from_ref;
+    combine(one(late), one(early), Base::Difference, true)
 }
 
 /// Returns all stacks of `profiles` (at least one), each labelled [`DUMP_LABEL`] with the index of
@@ -66,7 +73,12 @@ pub fn side_by_side(profiles: &[Profile]) -> Result<Profile, MergeError> {
     Ok(merger.finish())
 }
 
-fn combine(profiles: &[Profile], bases: &[Profile], base: Base) -> Result<Profile, MergeError> {
+fn combine(
+    profiles: &[Profile],
+    bases: &[Profile],
+    base: Base,
+    is_nested: bool,
+) -> Result<Profile, MergeError> {
     let mut merger = Merger::new(profiles, bases, base)?;
     for profile in profiles {
         let numbers = merger.add(profile, 1, None);
@@ -81,6 +93,14 @@ fn combine(profiles: &[Profile], bases: &[Profile], base: Base) -> Result<Profil
     for profile in bases {
         let mark = (base == Base::Comparison).then(|| mark.clone());
         merger.add(profile, -1, mark);
+    }
+    if is_nested {
+        nesting::set_variances(&mut merger.out, &merger.base_variances);
+    } else {
+        let variances = merger.out.variances.iter_mut();
+        for (sum, base) in variances.zip(&merger.base_variances) {
+            *sum += base;
+        }
     }
     Ok(merger.finish())
 }
@@ -155,6 +175,8 @@ struct Merger {
     has_details: bool,
     /// Set if variances can be added up.
     has_variances: bool,
+    /// Variances of the bases' values, in the order of those of the sum.
+    base_variances: Vec<f64>,
     mappings: HashMap<MappingKey, u32>,
     functions: HashMap<Function, u32>,
     locations: HashMap<(u32, u64, Vec<Line>), u32>,
@@ -206,6 +228,7 @@ impl Merger {
             out,
             has_details: (bases.is_empty() || base == Base::Comparison) && all().all(exact),
             has_variances: all().all(varied),
+            base_variances: Vec::new(),
             mappings: HashMap::new(),
             functions: HashMap::new(),
             locations: HashMap::new(),
@@ -263,7 +286,7 @@ impl Merger {
             let block_size = sizes.filter(|_| profile.format != Format::Dump);
             let stack = self.stack(frames, labels_of_stack, block_size);
             self.add_values(stack, values, profile.details.get(i));
-            self.put_variances(profile, i, stack, &columns);
+            self.put_variances(profile, i, stack, &columns, sign < 0);
             stacks[i] = Some(stack as u32);
         }
         stacks
@@ -421,6 +444,7 @@ impl Merger {
                     .extend(labels.into_iter().map(|l| Label { stack: next, ..l }));
                 if self.has_variances {
                     let zeros = std::iter::repeat_n(0.0, zeros);
+                    self.base_variances.extend(zeros.clone());
                     self.out.variances.extend(zeros);
                 }
                 if self.has_details {
@@ -449,15 +473,26 @@ impl Merger {
         }
     }
 
-    /// Adds the variances of a stack. Variances of independent samples add up, whatever the sign of
-    /// the values.
-    fn put_variances(&mut self, profile: &Profile, from: usize, to: usize, columns: &[usize]) {
+    /// Adds the variances of a stack, of a dump or of a base.
+    fn put_variances(
+        &mut self,
+        profile: &Profile,
+        from: usize,
+        to: usize,
+        columns: &[usize],
+        is_base: bool,
+    ) {
         if !self.has_variances {
             return;
         }
         let width = columns.len();
         let profile_width = profile.sample_types.len();
-        let sums = &mut self.out.variances[to * width..(to + 1) * width];
+        let all = if is_base {
+            &mut self.base_variances
+        } else {
+            &mut self.out.variances
+        };
+        let sums = &mut all[to * width..(to + 1) * width];
         for (sum, column) in sums.iter_mut().zip(columns) {
             *sum += profile.variances[from * profile_width + column];
         }

@@ -97,16 +97,20 @@ pub fn sum(
     }
     let keeps_base = needs.dumps == Dumps::BaseApart;
     let subtracted = if keeps_base { Base::Comparison } else { rule };
-    let mut profile = merge::subtract(&dumps, bases, subtracted)?;
+    let series = match (bases, dumps.as_slice()) {
+        ([early], [late]) => Series::of_two(early, late),
+        _ => Series::default(),
+    };
+    let is_change = series.timed && subtracted == Base::Difference;
+    let mut profile = match (bases, dumps.as_slice()) {
+        ([early], [late]) if is_change => merge::change(early, late)?,
+        _ => merge::subtract(&dumps, bases, subtracted)?,
+    };
     let remark = elapsed::remark(facts_of(bases, &dumps));
     profile.comments.extend(remark.into_iter().chain(remarks));
     if !bases.is_empty() {
         set_time(&mut profile.facts, &dumps, bases, keeps_base);
     }
-    let series = match (bases, dumps.as_slice()) {
-        ([early], [late]) => Series::of_two(early, late),
-        _ => Series::default(),
-    };
     if !bases.is_empty() && !keeps_base {
         // The exact values of a base would not be those of the difference.
         profile.details.clear();

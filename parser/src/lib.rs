@@ -151,7 +151,7 @@ pub fn render(selection: &Selection, output: &Output, options: &Options) -> Resu
         trim: trim(&needs, options),
         pattern: output.pattern(),
         program: options.program.as_deref().or_else(recorded),
-        style: output.format().style,
+        style: output.format().style.asked(&options.unit),
         options,
     })?;
     // Defence in depth, in case a format forgot to escape something.

@@ -1,5 +1,5 @@
-//! Formats numbers with units and percentages: like pprof in its own formats, and with the binary
-//! prefixes (KiB, MiB) in ours.
+//! Formats numbers with units and percentages. Memory has binary prefixes (KiB, MiB) everywhere,
+//! unless the user asks for pprof's units.
 
 struct Unit {
     name: &'static str,
@@ -137,8 +137,12 @@ pub fn plain(value: i64, unit: &str) -> String {
 /// Style of values with units.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Style {
-    /// pprof's style, in which a kB has 1024 bytes: `1.50MB`, `12kB`, `0`.
+    /// Style of columns in pprof's layouts: `1.50MiB`, `12KiB`, `0`. Without a space, so that a
+    /// value is one field for scripts.
+    // Decision 83: one unit for the product.
     #[default]
+    Column,
+    /// pprof's style, in which a kB has 1024 bytes: `1.50MB`, `12kB`, `0`.
     Pprof,
     /// Our style: `1.50 MiB`, `12 KiB`, `0`.
     Own,
@@ -156,7 +160,21 @@ impl Style {
         match self {
             _ if number == "0" || number == "-0" => "0".to_owned(),
             Self::Own if !unit.is_empty() => format!("{number} {}", own_name(&unit)),
-            _ => format!("{number}{unit}"),
+            Self::Own | Self::Column => format!("{number}{}", own_name(&unit)),
+            Self::Pprof => format!("{number}{unit}"),
+        }
+    }
+
+    /// Returns pprof's style instead of a column's if the user named the unit as pprof does: kB, MB.
+    #[must_use]
+    pub fn asked(self, unit: &str) -> Self {
+        let lower = unit.to_lowercase();
+        let ours = lower.ends_with("ib") || lower.ends_with("ibs");
+        let memory = FAMILIES[0].find(unit).is_some();
+        if self == Self::Column && memory && !ours {
+            Self::Pprof
+        } else {
+            self
         }
     }
 }
@@ -173,9 +191,9 @@ pub fn own_name(unit: &str) -> &str {
     }
 }
 
-/// Formats a value with its unit in pprof's style.
+/// Formats a value with its unit for a column.
 pub fn label(value: i64, from: &str, to: &str) -> String {
-    Style::Pprof.label(value, from, to)
+    Style::Column.label(value, from, to)
 }
 
 /// Formats a mean lifetime or age in our style. The agent's clock does not resolve times below its
@@ -233,22 +251,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn labels_match_pprof() {
+    fn labels_match_pprof_except_for_the_prefixes() {
         let cases = [
-            (0, "0"),
-            (1, "1B"),
-            (1023, "1023B"),
-            (1024, "1kB"),
-            (1536, "1.50kB"),
-            (-1536, "-1.50kB"),
-            (5 << 20, "5MB"),
-            ((1 << 30) + (1 << 28), "1.25GB"),
+            (0, "0", "0"),
+            (1, "1B", "1B"),
+            (1023, "1023B", "1023B"),
+            (1024, "1kB", "1KiB"),
+            (1536, "1.50kB", "1.50KiB"),
+            (-1536, "-1.50kB", "-1.50KiB"),
+            (5 << 20, "5MB", "5MiB"),
+            ((1 << 30) + (1 << 28), "1.25GB", "1.25GiB"),
         ];
-        for (value, expected) in cases {
-            assert_eq!(label(value, "bytes", "minimum"), expected);
+        for (value, theirs, ours) in cases {
+            assert_eq!(Style::Pprof.label(value, "bytes", "minimum"), theirs);
+            assert_eq!(label(value, "bytes", "minimum"), ours);
         }
-        assert_eq!(label(1536, "bytes", "MB"), "0");
-        assert_eq!(label(15360, "bytes", "MB"), "0.01MB");
+        assert_eq!(Style::Pprof.label(1536, "bytes", "MB"), "0");
+        assert_eq!(Style::Pprof.label(15360, "bytes", "MB"), "0.01MB");
         assert_eq!(label(17, "count", "minimum"), "17");
         assert_eq!(label(1_500_000, "nanoseconds", "minimum"), "1.50ms");
     }
@@ -298,10 +317,16 @@ mod tests {
             ("PiB", "PB"),
         ] {
             assert!(is_unit(ours) && is_unit(theirs));
-            for style in [Style::Pprof, Style::Own] {
+            for style in [Style::Column, Style::Pprof, Style::Own] {
                 let label = |unit| style.label(7 << 50, "bytes", unit);
                 assert_eq!(label(ours), label(theirs));
             }
+            assert_eq!(Style::Column.asked(ours), Style::Column);
+            assert_eq!(Style::Column.asked(theirs), Style::Pprof);
+            assert_eq!(Style::Own.asked(theirs), Style::Own);
+        }
+        for unit in ["minimum", "auto", "ms", "count"] {
+            assert_eq!(Style::Column.asked(unit), Style::Column);
         }
         assert!(!is_unit("KiBs of it"));
     }

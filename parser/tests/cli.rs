@@ -163,10 +163,10 @@ fn the_table_has_names_and_pseudo_frames() {
         lines,
         [
             "Type: inuse_space",
-            "Showing nodes accounting for 8kB, 100% of 8kB total",
+            "Showing nodes accounting for 8KiB, 100% of 8KiB total",
             "      flat  flat%   sum%        cum   cum%",
-            "       4kB 50.00% 50.00%        4kB 50.00%  [table full]",
-            "       4kB 50.00%   100%        4kB 50.00%  function_that_allocates_in_the_test",
+            "      4KiB 50.00% 50.00%       4KiB 50.00%  [table full]",
+            "      4KiB 50.00%   100%       4KiB 50.00%  function_that_allocates_in_the_test",
         ]
     );
 }
@@ -221,15 +221,15 @@ fn dumps_are_added_and_subtracted() {
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
         stdout(&output)
     };
-    assert!(table(&["-f", text(&one), "-f", text(&two)]).contains("of 10kB total"));
+    assert!(table(&["-f", text(&one), "-f", text(&two)]).contains("of 10KiB total"));
     let less = table(&["-f", text(&one), "--base", text(&two)]);
     assert!(
-        less.contains("-3kB 50.00%") && less.contains("of 6kB total"),
+        less.contains("-3KiB 50.00%") && less.contains("of 6KiB total"),
         "{less}"
     );
     let of_base = table(&["-f", text(&one), "--diff_base", text(&two)]);
     assert!(
-        of_base.contains("-3kB 37.50%") && of_base.contains("of 8kB total"),
+        of_base.contains("-3KiB 37.50%") && of_base.contains("of 8KiB total"),
         "{of_base}"
     );
 }

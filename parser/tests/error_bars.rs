@@ -64,9 +64,9 @@ fn the_table_shows_error_bars_if_requested() {
         rows,
         [
             "      flat          \u{b1}  flat%   sum%        cum          \u{b1}   cum%",
-            "      64kB    15.91kB 64.00% 64.00%       64kB    15.91kB 64.00%  left",
-            "      36kB    12.07kB 36.00%   100%       36kB    12.07kB 36.00%  right",
-            "         0          0     0%   100%      100kB    19.79kB   100%  main",
+            "     64KiB   15.91KiB 64.00% 64.00%      64KiB   15.91KiB 64.00%  left",
+            "     36KiB   12.07KiB 36.00%   100%      36KiB   12.07KiB 36.00%  right",
+            "         0          0     0%   100%     100KiB   19.79KiB   100%  main",
         ]
     );
     assert!(!parser(&["-t"], &file).contains('\u{b1}'));
@@ -119,7 +119,7 @@ fn exact_dumps_have_no_error_bars() {
     let file = write(directory.path(), 1);
     let table = parser(&["-t", "--ci"], &file);
     let left = table.lines().find(|l| l.ends_with("left")).unwrap();
-    assert!(left.starts_with("      64kB          0 64.00%"), "{left}");
+    assert!(left.starts_with("     64KiB          0 64.00%"), "{left}");
     for output in ["-s", "--flame"] {
         let picture = parser(&[output, "--ci"], &file);
         let shown = picture.split("<script").next().unwrap();

@@ -228,7 +228,7 @@ fn a_program_is_used_for_profiles_without_mappings() {
     let words: Vec<u64> = [&header[..], &stacks, &[0, 1, 0]].concat();
     let prof: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     fs::write(scratch.path().join("x.prof"), prof).unwrap();
-    for (file, value) in [("x.heap", "1.95kB"), ("x.prof", "80ms")] {
+    for (file, value) in [("x.heap", "1.95KiB"), ("x.prof", "80ms")] {
         for words in ["-p app -f FILE -t", "-t app FILE", "--text app FILE"] {
             let output = run(scratch.path(), &words.replace("FILE", file), Stdio::null());
             let table = ok(&output);
@@ -407,7 +407,7 @@ fn the_users_own_lines_come_before_libraries() {
         .nth(1);
     let own = own.unwrap_or_else(|| panic!("{table}"));
     assert!(
-        own.contains("1.95kB") && own.contains("100%") && own.contains("fill "),
+        own.contains("1.95KiB") && own.contains("100%") && own.contains("fill "),
         "{table}"
     );
     assert!(own.ends_with("cache.cpp:4"), "{table}");

@@ -1,5 +1,7 @@
 //! Equal numbers: the same profile through `go tool pprof` and through us
-//! gives the same text. Needs the package golang-go.
+//! gives the same text, but for the names of units. Needs the package golang-go.
+
+mod units;
 
 use std::fs::File;
 use std::path::Path;
@@ -9,6 +11,8 @@ use heap_format::{
     Function, Label, LabelValue, Line, Location, Mapping, NO_MAPPING, Profile, heap_sample_types,
     pprof, read,
 };
+
+use units::{one_space, with_their_units};
 
 /// A pseudo-random number generator (xorshift), so that every run tests the same profiles.
 struct Random(u64);
@@ -152,6 +156,7 @@ fn compare(profile: &Profile, cases: &[(&str, &str)]) {
             their.lines().count() > 3,
             "{their_arguments} gives nothing: {their}"
         );
+        let (our, their) = (with_their_units(&our), one_space(&their));
         assert_eq!(our, their, "{our_arguments} differs from {their_arguments}");
     }
 }
@@ -186,7 +191,7 @@ fn comparisons_match_pprof() {
     for (option, our_output, output) in cases {
         let our = ours(&after, &format!("{our_output} --{option} {before}"));
         let their = theirs(&after, &format!("{output} -{option} {before}"));
-        assert_eq!(our, their, "--{option}");
+        assert_eq!(with_their_units(&our), one_space(&their), "--{option}");
         assert!(our.contains('-'), "no negative difference: {our}");
     }
     for sort in ["", " -cum"] {
@@ -197,7 +202,8 @@ fn comparisons_match_pprof() {
             &format!("-t{ours_sort} --drop_negative --{compared}"),
         );
         let their = theirs(&after, &format!("-top{sort} -drop_negative -{compared}"));
-        assert_eq!(our, their, "--drop_negative{sort}");
+        let (named, spaced) = (with_their_units(&our), one_space(&their));
+        assert_eq!(named, spaced, "--drop_negative{sort}");
         assert!(our.lines().count() > 9, "nothing is left: {our}");
         let negative = |line: &str| line.trim_start().starts_with('-');
         assert!(!our.lines().any(negative), "{our}");

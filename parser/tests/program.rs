@@ -73,7 +73,7 @@ fn dumps_of_several_programs_are_named_together() {
     let output = parser(&[&dumps[0], &dumps[1], "-t"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(
-        stdout(&output).contains("100% of 8kB total"),
+        stdout(&output).contains("100% of 8KiB total"),
         "{}",
         stdout(&output)
     );

@@ -330,7 +330,7 @@ fn sources_of_python_are_listed() {
         .lines()
         .find(|line| line.contains("imaging.encode(image)"));
     let line = line.unwrap_or_else(|| panic!("{text}"));
-    assert!(line.contains("3.91kB") && line.contains(" 4:"), "{line}");
+    assert!(line.contains("3.91KiB") && line.contains(" 4:"), "{line}");
 }
 
 /// Functions of a program may have any name, or none.

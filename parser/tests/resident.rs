@@ -131,6 +131,17 @@ fn figures_of_another_moment_are_marked() {
         new.contains("figures are of 12 s after the samples'"),
         "{new}"
     );
+    // The process has ended: only the modules of its stacks are known.
+    let ended = reported(Facts {
+        memory: Default::default(),
+        maps_text: format!("{}\n", MAPS.lines().next().unwrap()).into(),
+        ..at(end - 12_000_000_000)
+    });
+    assert!(
+        ended.contains("of the heap alone, 12 s before the samples':"),
+        "{ended}"
+    );
+    assert!(!ended.contains("Address space"), "{ended}");
     // The allocator's figures are from shortly after the start of the process.
     let mut early = at(end);
     early.allocator.insert("allocated".to_owned(), 4096);

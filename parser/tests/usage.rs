@@ -323,7 +323,7 @@ fn in_a_terminal_pictures_and_pages_go_to_files() {
 }
 
 #[test]
-fn both_spellings_of_units_are_accepted() {
+fn both_spellings_of_units_are_accepted_and_pprofs_is_shown_on_request() {
     let shown = |arguments: &[&str]| {
         let output = parser(&[&["x.heap"], arguments].concat());
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
@@ -331,11 +331,21 @@ fn both_spellings_of_units_are_accepted() {
     };
     for report in ["-t", "-s", "--flame"] {
         let [ours, theirs] = ["KiB", "kB"].map(|unit| shown(&[report, "--unit", unit]));
-        assert!(ours == theirs, "{report}");
         // Scripts name units, too.
         let text = ours.split("<script><![CDATA[").next().unwrap();
-        assert_eq!(text.contains("kB"), report == "-t", "{report}");
-        assert_eq!(text.contains(" KiB"), report != "-t", "{report}");
+        assert!(text.contains("KiB") && !text.contains("kB"), "{report}");
+        if report != "-t" {
+            assert!(ours == theirs, "{report}");
+            continue;
+        }
+        assert!(theirs.contains("kB") && !theirs.contains("KiB"), "{theirs}");
+        let words =
+            |text: &str| -> Vec<String> { text.split_whitespace().map(str::to_owned).collect() };
+        assert_eq!(words(&ours.replace("KiB", "kB")), words(&theirs));
+    }
+    for report in ["--tree", "--peek=.", "--traces", "--raw", "--list=."] {
+        let text = shown(&[report]);
+        assert!(!text.contains("kB"), "{report}: {text}");
     }
     let refused = parser(&["x.heap", "-t", "--unit", "stone"]);
     assert_eq!(refused.status.code(), Some(2));

@@ -34,8 +34,8 @@ pub use files::{
     reserve_files,
 };
 pub use machine::{
-    available_memory, boot_id, clock_shift, is_mounted, is_ours, max_mappings, may_lock, memory,
-    own_mounts, processors, setting,
+    available_memory, boot_id, clock_shift, commit_left, is_mounted, is_ours, max_mappings,
+    may_lock, memory, own_mounts, processors, setting,
 };
 pub use pagemap::{Pages, Wanted};
 pub use pidfd::{has_ended, pidfd, wait_for_end};

@@ -44,6 +44,30 @@ pub fn max_mappings() -> Option<usize> {
     String::from_utf8_lossy(&text).trim().parse().ok()
 }
 
+/// Returns how many bytes may still be committed, or `None` if the kernel does not limit that
+/// (`vm.overcommit_memory` is not 2).
+pub fn commit_left() -> Option<u64> {
+    const NEVER_OVERCOMMIT: &[u8] = b"2";
+    let mode = read("/proc/sys/vm/overcommit_memory", MAX_FILE_BYTES).ok()?;
+    if mode.trim_ascii() != NEVER_OVERCOMMIT {
+        return None;
+    }
+    let text = read("/proc/meminfo", MAX_FILE_BYTES).ok()?;
+    let (limit, used) = (
+        meminfo(&text, "CommitLimit:")?,
+        meminfo(&text, "Committed_AS:")?,
+    );
+    Some(limit.saturating_sub(used))
+}
+
+/// Returns a value of `/proc/meminfo` in bytes.
+fn meminfo(text: &[u8], field: &str) -> Option<u64> {
+    let text = String::from_utf8_lossy(text);
+    let value = text.lines().find_map(|line| line.strip_prefix(field))?;
+    let kib: u64 = value.trim().strip_suffix(" kB")?.parse().ok()?;
+    Some(kib.saturating_mul(1024))
+}
+
 /// Returns true if this process may lock any amount of memory (`CAP_IPC_LOCK`).
 pub fn may_lock() -> bool {
     read("/proc/self/status", MAX_FILE_BYTES).is_ok_and(|status| has_ipc_lock(&status))
@@ -71,13 +95,7 @@ pub fn memory() -> usize {
 /// Before Linux 3.14, returns the free memory.
 pub fn available_memory() -> Option<u64> {
     let text = read("/proc/meminfo", MAX_FILE_BYTES).ok()?;
-    let text = String::from_utf8_lossy(&text);
-    let value = |field: &str| {
-        let value = text.lines().find_map(|line| line.strip_prefix(field))?;
-        let kib: u64 = value.trim().strip_suffix(" kB")?.parse().ok()?;
-        Some(kib.saturating_mul(1024))
-    };
-    value("MemAvailable:").or_else(|| value("MemFree:"))
+    meminfo(&text, "MemAvailable:").or_else(|| meminfo(&text, "MemFree:"))
 }
 
 /// Returns the kernel's boot id, binary and as text.

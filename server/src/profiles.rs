@@ -130,8 +130,7 @@ fn profile_period(
                 }
                 Err(refusal) => return refusal.into(),
             };
-            let delta =
-                merge::subtract(&[after.profile], &[before.profile], merge::Base::Difference);
+            let delta = merge::change(&before.profile, &after.profile);
             match delta {
                 Ok(mut delta) => {
                     delta.facts.start_unix_ns = delta

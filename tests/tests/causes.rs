@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use mem_tests::cgroup::Cgroup;
 use mem_tests::session::copy_program;
-use mem_tests::{Outcome, Scratch, Session, Target, artifacts, run, wait};
+use mem_tests::{Outcome, Scratch, Target, artifacts, run, wait};
 
 fn idle(scratch: &Scratch) -> Target {
     started(&mut scratch.preloaded(scratch.compile("brood.c", &[])))
@@ -58,7 +58,7 @@ fn session(scratch: &Scratch, pid: u32) -> Outcome {
 }
 
 /// Words of the messages about processes that are not sampled.
-const CAUSES: [&str; 12] = [
+const CAUSES: [&str; 14] = [
     "no such process",
     "ended just now",
     "ulimit -n",
@@ -71,6 +71,8 @@ const CAUSES: [&str; 12] = [
     "may not write to",
     "there is no segment of it",
     "cannot reserve memory",
+    "may not be opened",
+    "LD_AUDIT names it",
 ];
 
 #[track_caller]
@@ -155,6 +157,89 @@ fn a_segment_in_another_directory_is_called_so() {
     assert_cause(&outcome, "mem_profiler looks in");
     let place = other.shared().display().to_string();
     assert!(outcome.stderr.contains(&place), "{outcome:?}");
+}
+
+/// Root of a container may lack the rights of the machine's root.
+#[test]
+fn a_segment_of_another_user_is_called_so_to_root_without_rights() {
+    let scratch = Scratch::new();
+    let mut command = scratch.preloaded(scratch.compile("brood.c", &[]));
+    let open: fs::Permissions = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    for directory in [scratch.files(), scratch.shared()] {
+        fs::set_permissions(directory, open.clone()).expect("our own");
+    }
+    let agent = scratch.file("libmem_agent.so");
+    copy_program(artifacts::agent(), &agent);
+    command.env("LD_PRELOAD", &agent);
+    let target = started(command.uid(NOBODY).gid(NOBODY));
+    let pid = target.pid().to_string();
+    for args in [
+        &["-s", "1", "-o", "p_", "-p", &pid][..],
+        &["top", "--once", "-p", &pid],
+        &["leaks", "-p", &pid],
+    ] {
+        let mut command = scratch.profiler();
+        command.args(args);
+        let rights = "-sys_ptrace,-dac_override,-dac_read_search";
+        let mut without = Command::new("setpriv");
+        without.args(["--bounding-set", rights, "--inh-caps", rights]);
+        without.arg(command.get_program()).args(command.get_args());
+        without.envs(
+            command
+                .get_envs()
+                .filter_map(|(name, value)| Some((name, value?))),
+        );
+        let outcome = run(without.current_dir(scratch.files()));
+        assert_cause(&outcome, "may not be opened");
+        assert!(
+            outcome.stderr.contains(&format!("user {NOBODY}")),
+            "{outcome:?}"
+        );
+    }
+}
+
+#[test]
+fn an_agent_that_is_loaded_as_an_auditor_is_called_so() {
+    let scratch = Scratch::new();
+    let mut command = Command::new(scratch.compile("brood.c", &[]));
+    command.env("LD_AUDIT", artifacts::agent());
+    command.env("MEM_PROFILER_DIR", scratch.shared());
+    let target = started(&mut command);
+    assert_cause(&session(&scratch, target.pid()), "LD_AUDIT names it");
+}
+
+/// The running program keeps the former file, which has no name any more.
+#[test]
+fn an_agent_whose_file_was_replaced_is_still_the_agent() {
+    let scratch = Scratch::new();
+    let [agent, newer] = ["libmem_agent.so", "newer.so"].map(|name| scratch.file(name));
+    copy_program(artifacts::agent(), &agent);
+    let mut command = scratch.preloaded(scratch.compile("brood.c", &[]));
+    let target = started(command.env("LD_PRELOAD", &agent));
+    copy_program(artifacts::agent(), &newer);
+    fs::rename(newer, agent).expect("an upgrade");
+    let outcome = session(&scratch, target.pid());
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    assert!(!outcome.stderr.contains("preloaded"), "{outcome:?}");
+}
+
+/// With an auditor, the loader reserves thread-local storage before it knows the preloaded agent.
+#[test]
+fn run_samples_a_program_that_is_audited() {
+    let scratch = Scratch::new();
+    let auditor = scratch.compile_as("auditor.c", "auditor.so", &["-shared", "-fPIC"]);
+    let program = scratch.compile("inventory.c", &[]);
+    for tunables in [None, Some("glibc.malloc.check=0")] {
+        let mut command = scratch.profiler();
+        command.args(["run", "-c", "1", "-o", "p_", "--"]);
+        command.arg(&program).arg("hold").env("LD_AUDIT", &auditor);
+        if let Some(tunables) = tunables {
+            command.env("GLIBC_TUNABLES", tunables);
+        }
+        let outcome = run(&mut command);
+        assert_eq!(outcome.code, Some(0), "{outcome:?}");
+        assert!(outcome.stderr.contains(".heap"), "{outcome:?}");
+    }
 }
 
 #[test]
@@ -313,12 +398,13 @@ fn a_process_with_all_the_mappings_that_it_may_have_is_told_so() {
         2 * most.trim().parse::<u64>().expect("a number")
     ));
     target.hear();
-    let session = Session::of(&scratch, target.pid(), "1");
-    target.say("age 1");
-    target.hear();
-    let outcome = session.stop();
+    let pid = target.pid().to_string();
+    let outcome = run(scratch.profiler().args(["-s", "1", "-o", "p_", "-p", &pid]));
+    assert_eq!(outcome.code, Some(1), "{outcome:?}");
     assert!(outcome.stderr.contains("vm.max_map_count"), "{outcome:?}");
     assert!(!outcome.stderr.contains("allocates nothing"), "{outcome:?}");
+    target.say("age 1");
+    assert_eq!(target.hear(), "ok");
     target.finish_well();
 }
 

@@ -1,9 +1,10 @@
 //! Processes that outlive the one that began them, and those that live in another one's memory.
 
 use std::fs;
+use std::process::{Command, Stdio};
 
 use mem_tests::target::has_ended;
-use mem_tests::{Scratch, Session, Target, run, wait};
+use mem_tests::{Scratch, Session, Target, artifacts, run, wait};
 
 /// Pid that a daemon has written.
 fn pid_of_daemon(scratch: &Scratch) -> u32 {
@@ -26,6 +27,9 @@ fn a_daemon_that_outlives_run_can_be_sampled_afterwards() {
     assert_eq!(entries(), 0, "the run has removed its directory");
 
     let pid = pid_of_daemon(&scratch);
+    let said =
+        format!("daemon ({pid}) continues, and was not sampled: mem_profiler -p {pid} samples it");
+    assert!(outcome.stderr.contains(&said), "{outcome:?}");
     fs::write(scratch.file("daemon.go"), "").unwrap();
     wait::until("the daemon's segment", || scratch.segment(pid));
     let session = run(scratch
@@ -64,6 +68,46 @@ fn run_says_which_daemon_it_leaves_behind() {
     assert!(!profile.stacks.is_empty(), "{advised:?}");
     fs::write(scratch.file("daemon.end"), "").unwrap();
     wait::until("the daemon's end", || has_ended(pid).then_some(()));
+}
+
+#[test]
+fn cpu_run_says_which_daemon_it_leaves_behind() {
+    for engine in ["perf", "timers"] {
+        let scratch = Scratch::new();
+        let program = scratch.compile("daemon.c", &["-O0"]);
+        let mut command = scratch.profiler();
+        command.args(["cpu", "run", "--engine", engine, "-o"]);
+        command.arg(scratch.file("run_")).arg("--");
+        let outcome = run(command.arg(&program).arg(scratch.file("daemon")));
+        let pid = pid_of_daemon(&scratch);
+        let said = format!("daemon ({pid}) continues, and ");
+        let advised = format!("mem_profiler cpu -p {pid} samples it");
+        assert!(outcome.stderr.contains(&said), "{engine}: {outcome:?}");
+        assert!(outcome.stderr.contains(&advised), "{engine}: {outcome:?}");
+        fs::write(scratch.file("daemon.go"), "").unwrap();
+        fs::write(scratch.file("daemon.end"), "").unwrap();
+        wait::until("the daemon's end", || has_ended(pid).then_some(()));
+    }
+}
+
+/// Wrappers like `env -i` and `sudo` clear the environment. The wrapper itself is sampled.
+#[test]
+fn run_names_programs_that_have_lost_the_agent() {
+    let scratch = Scratch::new();
+    let file = scratch.file("end");
+    let mut command = Command::new("sh");
+    command.args(["-c", "exec \"$0\" \"$@\" 2>&1"]);
+    command.arg(artifacts::profiler()).args(["run", "-o"]);
+    command.arg(scratch.file("run_"));
+    let loops = "while [ ! -e \"$0\" ]; do sleep 0.02; done";
+    command.args(["--", "env", "-i", "PATH=/usr/bin:/bin", "sh", "-c", loops]);
+    command.arg(&file).env("MEM_PROFILER_DIR", scratch.shared());
+    let mut target = Target::start(command.stdout(Stdio::piped()));
+    let line = target.hear();
+    let said = "has executed sh, which is not sampled: its environment has no LD_PRELOAD";
+    assert!(line.contains(said), "{line}");
+    fs::write(&file, "").unwrap();
+    target.finish_well();
 }
 
 /// A child in the memory of a sampled program calls `exit`: the session in the program continues.

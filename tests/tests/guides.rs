@@ -110,6 +110,44 @@ fn each_page_begins_with_three_commands() {
     }
 }
 
+/// Words of a line, if it is the head of a table that `mem_parser` lays out.
+fn head(line: &str) -> Option<Vec<&str>> {
+    const BEGINNINGS: [&str; 4] = ["score  ", "size  ", "inuse_space  ", "short-lived  "];
+    let text = line.trim_start();
+    let is_head = BEGINNINGS.iter().any(|words| text.starts_with(words));
+    // The unit depends on the growth.
+    let word = |word| match word {
+        "growth/s" | "growth/min" | "growth/h" | "growth/day" => "growth",
+        other => other,
+    };
+    is_head.then(|| text.split_whitespace().map(word).collect())
+}
+
+/// A single dump has no growth, and a table without its last columns.
+#[test]
+fn tables_have_the_columns_that_the_parser_prints() {
+    let golden = files(&[":(glob)parser/tests/golden/*.txt"]);
+    let golden: Vec<String> = golden
+        .iter()
+        .map(|path| std::fs::read_to_string(root().join(path)).expect("a golden file"))
+        .collect();
+    let printed: Vec<Vec<&str>> = golden
+        .iter()
+        .flat_map(|text| text.lines().filter_map(head))
+        .collect();
+    assert!(printed.len() >= 4, "{printed:?}");
+    let mut checked = 0;
+    for path in files(&[":(glob)docs/**/*.md", "README.md"]) {
+        let page = std::fs::read_to_string(root().join(&path)).expect("a page");
+        for head in page.lines().filter_map(head) {
+            let is_printed = printed.iter().any(|line| line.starts_with(&head));
+            assert!(is_printed, "{}: {head:?}", path.display());
+            checked += 1;
+        }
+    }
+    assert!(checked >= 8, "{checked} tables");
+}
+
 #[test]
 fn the_guide_is_short() {
     let words: usize = english()

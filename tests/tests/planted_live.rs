@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use heap_format::variance::half_width;
 use mem_tests::figures::{Figure, after, assert_printed, below};
 use mem_tests::planted::{BARS, IN_USE, Inventory, Stacks};
 use mem_tests::truth::Site;
@@ -94,6 +95,18 @@ fn top(inventory: &Inventory, stacks: &Stacks, pid: &str) {
     let asked = Instant::now();
     let text = said(&inventory.scratch, &["top", "--once", "-p", pid]).stdout;
     let given = Instant::now();
+    let title = text.lines().next().expect("a title");
+    let error = half_width(stacks.total()[IN_USE], stacks.total_variances()[IN_USE]);
+    match title.split_once("live ± ") {
+        Some((_, shown)) => {
+            let shown = shown.split(", ").next().expect("a size");
+            assert_short(shown, error, title);
+        }
+        None => assert!(
+            error == 0.0 && title.contains("every allocation"),
+            "{title}"
+        ),
+    }
     let functions = stacks.functions();
     let mut listed = 0;
     for line in below(&text, "GROWTH/s") {
@@ -362,6 +375,14 @@ fn a_look_shows_what_was_allocated_meanwhile() {
     let done = Instant::now();
     let text = look.wait().stdout;
     let given = Instant::now();
+    // The session is a probe, which nobody has to stop.
+    let title = text.lines().next().expect("a title");
+    let error = after(title, ")  every 1024 bytes, live ± ");
+    // Objects of 64 KiB are certain to be sampled; the program itself allocates little beside.
+    assert!(
+        Figure::read(error, 1).is_some_and(|error| error.value < 65_536.0),
+        "{title}"
+    );
     let length = Figure::read(
         after(&text, "of the last ")
             .split(" only")
@@ -565,8 +586,7 @@ fn the_server_says_what_a_dump_says() {
             after(&metrics, &label).parse::<f64>().expect("a number")
         };
         let samples: f64 = stacks.0.iter().map(|stack| stack.samples).sum();
-        let error =
-            heap_format::variance::half_width(total[IN_USE], stacks.total_variances()[IN_USE]);
+        let error = half_width(total[IN_USE], stacks.total_variances()[IN_USE]);
         for (name, truth, allowed) in [
             ("session_running", 1.0, 0.0),
             ("interval_bytes", interval.parse().expect("a number"), 0.0),

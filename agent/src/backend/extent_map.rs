@@ -54,3 +54,17 @@ pub unsafe fn descriptor(at: *const u8) -> Option<*const u64> {
         (address != 0).then(|| ptr::with_exposed_provenance(address as usize))
     }
 }
+
+/// Returns the size of an extent in bytes.
+///
+/// # Safety
+/// A descriptor of an extent that only the calling thread uses.
+pub unsafe fn bytes(descriptor: *const u64) -> usize {
+    /// Index of the size in the descriptor. The bits below a page's size are another number.
+    const SIZE: usize = 2;
+    // SAFETY: the descriptor's third word; a static that jemalloc has filled.
+    unsafe {
+        let page = (&raw const CLASSES.slab).read_volatile();
+        descriptor.add(SIZE).read() as usize & !(page - 1)
+    }
+}

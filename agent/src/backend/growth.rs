@@ -8,14 +8,16 @@
 //! (`MREMAP_DONTUNMAP`). An object that has moved is a mapping of its own, as with glibc, until it
 //! is freed and its memory replaced (`renewal.rs`).
 //!
-//! Where the kernel does not move pages (before Linux 5.7, or if the program has changed the state
-//! of some of them), the object is copied in steps, and the pages of each step are returned before
+//! So are sampled objects that move, and objects that become sampled or cease to be.
+//!
+//! Where the kernel does not move pages (before Linux 5.7, or locked ones), the object is copied in
+//! steps, and the pages of each step are returned before
 //! the next one begins: at most [`STEP_BYTES`] are resident twice. A page that was never written to
 //! is not copied, so that a sparse object remains sparse.
 
 use super::{extent_map, jemalloc};
 use crate::{arch, seccomp, sys};
-use core::ffi::{c_int, c_void};
+use core::ffi::{c_int, c_long, c_void};
 use core::slice;
 
 /// Minimum usable size, in bytes, of objects that are moved in steps.
@@ -56,43 +58,55 @@ unsafe fn grow(p: *mut c_void, size: usize) -> *mut c_void {
         if new.is_null() {
             return jemalloc::realloc(p, size);
         }
-        let new = place_like(new, p);
+        let new = place(new, p.addr() % sys::PAGE);
         move_bytes(p.cast(), new.cast(), usable);
-        // Its pages have been moved or returned.
-        (*arch::local()).renewing = true;
-        jemalloc::dallocx(p, 0);
-        (*arch::local()).renewing = false;
+        free_moved(|| jemalloc::dallocx(p, 0));
         new
     }
 }
 
-/// Places a new object at the same offset within a page as another one, so that pages can be moved
-/// between them. jemalloc places each large object at a random offset within the first of its pages
-/// and has a page more for that. Returns the object's address.
+/// Places a new large object `offset` bytes behind the beginning of a page, like another object
+/// whose pages are to be moved to it. jemalloc places each large object at a random offset within
+/// the first of its pages and has a page more for that. Returns the object's address, which is
+/// unchanged if the object is not jemalloc's.
 ///
 /// # Safety
-/// Both are live large objects of jemalloc's, and nobody else has the address of `new`.
-unsafe fn place_like(new: *mut c_void, other: *const c_void) -> *mut c_void {
+/// `new` is a live object of at least [`MIN_BYTES`], and nobody else has its address. `offset` is
+/// less than a page.
+pub unsafe fn place(new: *mut c_void, offset: usize) -> *mut c_void {
     /// Index of the object's address in the descriptor.
     ///
     /// Source: jemalloc 5.3.1, `edata.h`.
     const ADDRESS: usize = 1;
-    let offset = |p: *const c_void| p.addr() % sys::PAGE;
-    // SAFETY: memory that jemalloc has allocated.
+    // SAFETY: memory that an allocator has allocated; the map has none of another's.
     let Some(descriptor) = (unsafe { extent_map::descriptor(new.cast()) }) else {
         return new;
     };
-    let placed = new.wrapping_sub(offset(new)).wrapping_add(offset(other));
-    // SAFETY: the descriptor of an object of the caller's. The other object's offset is one that
-    // jemalloc gives, so there is room for it if the new one has an offset, too.
+    let placed = new
+        .wrapping_sub(new.addr() % sys::PAGE)
+        .wrapping_add(offset);
+    // SAFETY: the descriptor of an object of the caller's, which stays within its extent.
     unsafe {
-        let address = descriptor.cast_mut().add(ADDRESS);
-        if offset(new) == 0 || address.read() != new.addr() as u64 {
+        let (words, room) = (descriptor.cast_mut(), extent_map::bytes(descriptor));
+        let address = words.add(ADDRESS);
+        let is_large = address.read() == new.addr() as u64;
+        if !is_large || offset + jemalloc::sallocx(new, 0) > room {
             return new;
         }
         address.write(placed.addr() as u64);
     }
     placed
+}
+
+/// Frees an object whose contents have been moved by `free`. Its pages are replaced by new ones,
+/// and the heap has not shrunk.
+pub fn free_moved<T>(free: impl FnOnce() -> T) -> T {
+    // SAFETY: the word is the thread's own.
+    unsafe { (*arch::local()).renewing = true };
+    let result = free();
+    // SAFETY: as before.
+    unsafe { (*arch::local()).renewing = false };
+    result
 }
 
 /// Allocates a large object with free addresses behind it, so that it can grow there: an object
@@ -126,10 +140,110 @@ pub unsafe fn move_bytes(from: *mut u8, to: *mut u8, bytes: usize) {
         unsafe { to.copy_from_nonoverlapping(from, bytes) };
         return;
     }
-    // SAFETY: this function's contract.
-    if unsafe { move_pages(from, to, bytes) } {
-        return;
+    let head = from.addr().next_multiple_of(sys::PAGE) - from.addr();
+    // The page behind what is moved must be the object's own.
+    let whole = ((bytes - head) / sys::PAGE - 1) * sys::PAGE;
+    let can_move = from.addr() % sys::PAGE == to.addr() % sys::PAGE;
+    let saved = sys::errno();
+    // SAFETY: within both objects, which do not overlap.
+    unsafe {
+        to.copy_from_nonoverlapping(from, head);
+        let moved = if can_move {
+            move_pages(from.add(head), to.add(head), whole)
+        } else {
+            0
+        };
+        let done = head + moved;
+        copy_in_steps(from.add(done), to.add(done), bytes - done);
     }
+    sys::set_errno(saved);
+}
+
+/// Moves whole pages. Returns the number of bytes that were moved or copied: the rest must be
+/// copied.
+///
+/// An object often consists of several mappings: after it has grown in place, or if the program has
+/// changed the state of some of its pages. The kernel moves pages of one mapping at a time.
+///
+/// # Safety
+/// See [`move_bytes`]. The pages of the new object have no contents yet, and each object has a page
+/// more.
+unsafe fn move_pages(from: *mut u8, to: *mut u8, bytes: usize) -> usize {
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
+    let mut done = 0;
+    while done < bytes {
+        // SAFETY: within both objects; pages of one mapping. Advice that says nothing of the
+        // contents.
+        unsafe {
+            let (from, to) = (from.add(done), to.add(done));
+            let part = mapped_together(from.cast(), bytes - done);
+            // The kernel would unlock the whole mapping that contains locked pages.
+            if libc::madvise(from.cast(), sys::PAGE, libc::MADV_COLD) != 0 {
+                copy_in_steps(from, to, part);
+            } else if libc::mremap(from.cast(), part, part, flags, to) == libc::MAP_FAILED {
+                map_again(to.cast(), part);
+                break;
+            }
+            done += part;
+        }
+    }
+    done
+}
+
+/// Returns how many of `bytes` bytes, which are whole pages, are in one mapping: found by asking the
+/// kernel to enlarge parts of it, which it refuses in one way or another. A move of pages of several
+/// mappings is not tried: before Linux 6.17, it fails after its destination has been unmapped.
+///
+/// # Safety
+/// Pages of an object of the calling thread's, which has a page more.
+unsafe fn mapped_together(at: *mut c_void, bytes: usize) -> usize {
+    let are_together = |bytes: usize| {
+        sys::set_errno(0);
+        // SAFETY: there is a page where the part would be enlarged.
+        unsafe { libc::mremap(at, bytes, bytes + sys::PAGE, 0) };
+        sys::errno() != libc::EFAULT
+    };
+    if are_together(bytes) {
+        return bytes;
+    }
+    let (mut together, mut apart) = (1, bytes / sys::PAGE);
+    while together + 1 < apart {
+        let middle = together.midpoint(apart);
+        if are_together(middle * sys::PAGE) {
+            together = middle;
+        } else {
+            apart = middle;
+        }
+    }
+    together * sys::PAGE
+}
+
+/// Maps the destination of a refused move if that has been unmapped. The kernel cannot move pages
+/// before Linux 5.7, nor some kinds later, and has no room for another mapping if there are too many.
+///
+/// # Safety
+/// Whole pages of an object of the calling thread's.
+#[cold]
+unsafe fn map_again(at: *mut c_void, bytes: usize) {
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let flags =
+        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+    let [access, flags, file] = [access, flags, -1].map(c_long::from);
+    // SAFETY: replaces no mapping. A mapping elsewhere, by a kernel that takes the address for a
+    // hint (before Linux 4.17), is unmapped again.
+    unsafe {
+        let mapped = libc::syscall(libc::SYS_mmap, at, bytes, access, flags, file, 0);
+        if mapped != -1 && mapped as usize != at.addr() {
+            libc::munmap(at.with_addr(mapped as usize), bytes);
+        }
+    }
+}
+
+/// Copies memory, and returns the pages of each step before the next one begins.
+///
+/// # Safety
+/// See [`move_bytes`].
+unsafe fn copy_in_steps(from: *mut u8, to: *mut u8, bytes: usize) {
     let mut done = 0;
     while done < bytes {
         let step = STEP_BYTES.min(bytes - done);
@@ -141,40 +255,6 @@ pub unsafe fn move_bytes(from: *mut u8, to: *mut u8, bytes: usize) {
         }
         done += step;
     }
-}
-
-/// Moves the whole pages of an object, and copies what is before and behind them. Returns false,
-/// without having changed the old object, if the pages cannot be moved.
-///
-/// # Safety
-/// See [`move_bytes`].
-unsafe fn move_pages(from: *mut u8, to: *mut u8, bytes: usize) -> bool {
-    let head = from.addr().next_multiple_of(sys::PAGE) - from.addr();
-    if from.addr() % sys::PAGE != to.addr() % sys::PAGE || bytes < head {
-        return false;
-    }
-    let whole = (bytes - head) / sys::PAGE * sys::PAGE;
-    let tail = head + whole;
-    let saved = sys::errno();
-    // SAFETY: within both objects. The pages of the new one have no contents yet.
-    let is_moved = unsafe {
-        let start = from.add(head).cast::<c_void>();
-        // The kernel would unlock the whole mapping that contains locked pages.
-        let is_locked = libc::madvise(start, sys::PAGE, libc::MADV_COLD) != 0;
-        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
-        let target = to.add(head).cast::<c_void>();
-        !is_locked && libc::mremap(start, whole, whole, flags, target) != libc::MAP_FAILED
-    };
-    sys::set_errno(saved);
-    if is_moved {
-        // SAFETY: within both objects, which do not overlap.
-        unsafe {
-            to.copy_from_nonoverlapping(from, head);
-            to.add(tail)
-                .copy_from_nonoverlapping(from.add(tail), bytes - tail);
-        }
-    }
-    is_moved
 }
 
 /// Number of bytes that are compared with zero at a time.
@@ -222,6 +302,7 @@ fn line_is_zero(line: &[u8; 64]) -> bool {
 }
 
 /// Returns the whole pages within a part of an object to the system. Locked pages stay resident.
+/// Changes `errno`.
 ///
 /// # Safety
 /// The part is anonymous private memory whose contents nobody needs any more.
@@ -229,11 +310,8 @@ unsafe fn return_pages(at: *mut u8, bytes: usize) {
     let start = at.addr().next_multiple_of(sys::PAGE);
     let end = (at.addr() + bytes) / sys::PAGE * sys::PAGE;
     if start < end {
-        // The kernel refuses locked pages, which must not show in `errno`.
-        let saved = sys::errno();
         // SAFETY: whole pages of that part.
         unsafe { libc::madvise(at.with_addr(start).cast(), end - start, libc::MADV_DONTNEED) };
-        sys::set_errno(saved);
     }
 }
 
@@ -287,6 +365,77 @@ mod tests {
                     .all(|byte| *byte == 7)
             );
             libc::munlock(locked, 1);
+            jemalloc::dallocx(from.cast(), 0);
+            jemalloc::dallocx(to.cast(), 0);
+        }
+    }
+
+    #[test]
+    fn a_destination_is_mapped_again_only_if_it_is_gone() {
+        /// An address that the kernel gives to nobody who does not ask for it.
+        const AT: usize = 1 << 40;
+        let at: *mut c_void = core::ptr::without_provenance_mut(AT);
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+        // SAFETY: new memory of the test's own.
+        unsafe {
+            assert_eq!(libc::mmap(at, sys::PAGE, access, flags, -1, 0), at);
+            let byte: *mut u8 = at.cast();
+            byte.write(7);
+            map_again(at, sys::PAGE);
+            assert_eq!(byte.read(), 7);
+            libc::munmap(at, sys::PAGE);
+            map_again(at, sys::PAGE);
+            assert_eq!(byte.read(), 0);
+            byte.write(7);
+            libc::munmap(at, sys::PAGE);
+        }
+    }
+
+    /// Number of minor page faults of the calling thread.
+    fn faults() -> i64 {
+        // SAFETY: zeros are a valid `rusage`, which the call fills.
+        unsafe {
+            let mut usage: libc::rusage = core::mem::zeroed();
+            libc::getrusage(libc::RUSAGE_THREAD, &mut usage);
+            usage.ru_minflt
+        }
+    }
+
+    /// Reading each page of the object would take 65,536 faults.
+    #[test]
+    fn pages_of_several_mappings_are_moved() {
+        const BYTES: usize = 256 << 20;
+        // SAFETY: objects of jemalloc's, used within their sizes.
+        unsafe {
+            let from: *mut u8 = jemalloc::mallocx(BYTES, 0).cast();
+            let to: *mut u8 = place(jemalloc::mallocx(BYTES, 0), from.addr() % sys::PAGE).cast();
+            assert_eq!(from.addr() % sys::PAGE, to.addr() % sys::PAGE);
+            let marks = (0..BYTES).step_by(16 << 20);
+            let mark = |at: usize| (at >> 24) as u8 + 1;
+            for at in marks.clone() {
+                from.add(at).write(mark(at));
+            }
+            // Two more mappings, the first of which the kernel refuses to move.
+            for (at, advice) in [(BYTES / 3, None), (BYTES / 2, Some(libc::MADV_DONTFORK))] {
+                let page = from.add(at - (from.addr() + at) % sys::PAGE).cast();
+                let failed = match advice {
+                    None => libc::mlock(page, sys::PAGE),
+                    Some(advice) => libc::madvise(page, sys::PAGE, advice),
+                };
+                assert_eq!(failed, 0);
+            }
+            let before = faults();
+            move_bytes(from, to, BYTES);
+            let taken = faults() - before;
+            assert!(
+                taken < 3 * (STEP_BYTES / sys::PAGE) as i64,
+                "{taken} faults"
+            );
+            for at in marks {
+                assert_eq!(*to.add(at), mark(at), "{at}");
+            }
+            libc::munlock(from.cast(), BYTES);
             jemalloc::dallocx(from.cast(), 0);
             jemalloc::dallocx(to.cast(), 0);
         }

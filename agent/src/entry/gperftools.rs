@@ -106,7 +106,6 @@ exports! {
     /// `HeapLeakChecker::HeapLeakChecker(const char*)`: stores what is lost already.
     "_ZN15HeapLeakCheckerC1EPKc"
     fn create(this: *mut Checker, name: *const c_char) -> () {
-        clear_stack();
         // SAFETY: the caller's memory for a checker, and its name.
         unsafe { begin(this, name) }
     } else {
@@ -123,7 +122,6 @@ exports! {
     /// `QuickNoLeaks` and others: returns true if nothing was lost since the checker was created.
     "_ZN15HeapLeakChecker9DoNoLeaksENS_15ShouldSymbolizeE"
     fn has_no_leaks(this: *mut Checker, _symbolize: c_int) -> bool {
-        clear_stack();
         // SAFETY: a checker that `create` initialised, or the global one.
         unsafe { look(this) }
     } else { true }
@@ -150,7 +148,6 @@ exports! {
     /// `HeapLeakChecker::NoGlobalLeaks()`: checks the whole program now.
     "_ZN15HeapLeakChecker13NoGlobalLeaksEv"
     fn has_no_global_leaks() -> bool {
-        clear_stack();
         is_clean()
     } else { true }
     /// `HeapLeakChecker::CancelGlobalCheck()`: no check at exit.
@@ -259,14 +256,26 @@ pub fn ignore(object: *const c_void) {
     }
 }
 
-/// Clears the stack below the exported function if a check may follow: stale pointers there would
-/// count as roots. The check itself is not inlined, so that its frames lie in the cleared part.
-#[inline(always)]
-fn clear_stack() {
-    if checks::is_active() {
-        scratch::clear_stack();
-    }
-}
+scratch::on_clear_stack!(
+    /// Entry of [`create`].
+    create_on_clear_stack,
+    create
+);
+scratch::on_clear_stack!(
+    /// Entry of [`create_part`].
+    create_part_on_clear_stack,
+    create_part
+);
+scratch::on_clear_stack!(
+    /// Entry of [`has_no_leaks`].
+    has_no_leaks_on_clear_stack,
+    has_no_leaks
+);
+scratch::on_clear_stack!(
+    /// Entry of [`has_no_global_leaks`].
+    has_no_global_leaks_on_clear_stack,
+    has_no_global_leaks
+);
 
 /// Initialises a checker with what is lost already.
 ///

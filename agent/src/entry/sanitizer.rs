@@ -75,6 +75,17 @@ exports! {
     fn __lsan_do_recoverable_leak_check() -> c_int { c_int::from(check().is_some()) }
 }
 
+scratch::on_clear_stack!(
+    /// Entry of [`__lsan_do_leak_check`].
+    do_leak_check_on_clear_stack,
+    __lsan_do_leak_check
+);
+scratch::on_clear_stack!(
+    /// Entry of [`__lsan_do_recoverable_leak_check`].
+    do_recoverable_leak_check_on_clear_stack,
+    __lsan_do_recoverable_leak_check
+);
+
 /// Returns the sanitizer's own function, or null. Looked up once, without `dlsym`: sanitizers call
 /// these functions while they start, and within `dlsym`.
 fn theirs(known: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
@@ -104,13 +115,6 @@ fn check() -> Option<c_int> {
     if is_off || hooks::is_turned_off() {
         return None;
     }
-    scratch::clear_stack();
-    look()
-}
-
-/// Checks for leaks, in a frame of its own below the cleared stack.
-#[inline(never)]
-fn look() -> Option<c_int> {
     let found = checks::check(c"LeakSanitizer", Style::Sanitizer, b"");
     found
         .filter(|found| found.objects > 0)

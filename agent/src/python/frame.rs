@@ -1,6 +1,6 @@
 //! An interpreter frame: what is read of it.
 
-use super::layout::{Layout, Style};
+use super::layout::{ENTRY_AFTER_OWNER, Layout, Style};
 use super::memory::word;
 use cpython::chain::{Frame, Words};
 
@@ -61,7 +61,9 @@ pub unsafe fn code_of(layout: &Layout, frame: u64) -> u64 {
 pub unsafe fn is_entry(layout: &Layout, frame: u64) -> u8 {
     match layout.style {
         // SAFETY: the frame is readable.
-        Style::Records => unsafe { *((frame + layout.frame_owner + 4) as *const u8) },
+        Style::Records => unsafe {
+            *((frame + layout.frame_owner + ENTRY_AFTER_OWNER) as *const u8)
+        },
         _ => 0,
     }
 }

@@ -18,10 +18,6 @@ use unwind::inserted::{Insertion, Trail};
 
 /// Maximum number of frames that are followed in one walk.
 const MAX_STEPS: usize = 1 << 17;
-/// Number of bytes of a frame object that are read (up to 3.10).
-const FRAME_OBJECT_BYTES: u64 = 112;
-/// Number of bytes of a frame that are read (from 3.11 on).
-const FRAME_BYTES: u64 = 80;
 
 /// State of one thread for reading its interpreter frames. Start with zeroed memory, or call
 /// [`forget`](Self::forget).
@@ -155,10 +151,6 @@ impl Frames {
     /// from the frames of the interpreter that started it.
     fn collect(&mut self, walk: &Walk<'_>, evaluation: Code) -> Result<(), Damaged> {
         let layout = walk.layout;
-        let bytes = match layout.style {
-            Style::Objects => FRAME_OBJECT_BYTES,
-            _ => FRAME_BYTES,
-        };
         let mut collector = Collector {
             walk,
             memory: &mut self.memory,
@@ -169,7 +161,7 @@ impl Frames {
         };
         for index in 0..self.states.count() {
             let state = self.states.get(index);
-            collector.memory.take_state(state, bytes);
+            collector.memory.take_state(layout, state);
             // SAFETY: `states` has only readable states of this thread.
             let top = unsafe {
                 if layout.chunk != 0 {

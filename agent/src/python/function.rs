@@ -56,7 +56,7 @@ impl Function {
         }
         // SAFETY: the frame is readable.
         let at = unsafe { word(frame + layout.frame_function) };
-        if memory.is_readable(at, layout.function_version + 8, may_probe) {
+        if memory.is_readable(at, layout.function_bytes(), may_probe) {
             function.at = at;
             function.read_version(layout, code);
         }

@@ -10,6 +10,7 @@
 //! is trusted only until the end of the walk.
 
 // Decision 59: timers probe each page again.
+use super::layout::Layout;
 use unwind::inserted::Trail;
 use unwind::probe;
 
@@ -24,14 +25,19 @@ const MAX_CHUNK_BYTES: u64 = 64 << 20;
 /// Entries of the direct-mapped cache of readable pages, for an interrupted thread.
 const PAGES: usize = 256;
 
-/// Number of bytes of a thread's state that are read.
-pub const STATE_BYTES: u64 = 344;
-
 /// Chunk of a thread's Python stack. The empty chunk is unknown.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 struct Chunk {
     start: u64,
     end: u64,
+}
+
+impl Chunk {
+    /// Returns true if all of `bytes` bytes at an address lie in the chunk.
+    #[inline(always)]
+    fn contains(&self, at: u64, bytes: u64) -> bool {
+        at >= self.start && self.end.checked_sub(at).is_some_and(|room| room >= bytes)
+    }
 }
 
 /// Memory that one thread knows to be readable. All zeros is none.
@@ -43,10 +49,12 @@ pub struct Memory {
     next: usize,
     /// Cached addresses, with [`NEXT_PAGE`] in the lowest bit; 0 is empty.
     addresses: [u64; ADDRESSES],
-    /// Address of the thread's state, of which [`STATE_BYTES`] are readable; 0 before the first.
+    /// Address of the thread's state; 0 before the first.
     state: u64,
+    /// Number of bytes of the thread's state that are readable.
+    state_bytes: u64,
     /// Number of bytes of a frame that are read.
-    frame: u64,
+    frame_bytes: u64,
     /// Chunk of the last frame.
     current: Chunk,
     /// Numbers of pages that were found readable in the current walk of an interrupted thread.
@@ -120,16 +128,17 @@ impl Memory {
         })
     }
 
-    /// Sets the thread's state, which must have been probed, and the number of bytes of its frames.
-    pub fn take_state(&mut self, state: u64, frame: u64) {
-        (self.state, self.frame) = (state, frame);
+    /// Sets the thread's state, of which [`Layout::state_bytes`] must have been found readable.
+    pub fn take_state(&mut self, layout: &Layout, state: u64) {
+        (self.state, self.state_bytes) = (state, layout.state_bytes());
+        self.frame_bytes = layout.frame_bytes();
     }
 
     /// Reads a word of the native stack or of the thread's state. `None`: in neither.
     #[inline]
     pub fn record_word(&self, trail: &Trail<'_>, at: u64) -> Option<u64> {
-        let in_state = self.state != 0 && at.wrapping_sub(self.state) < STATE_BYTES - 8;
-        // SAFETY: `STATE_BYTES` of the state were found readable before `take_state`.
+        let in_state = self.state != 0 && at.wrapping_sub(self.state) <= self.state_bytes - 8;
+        // SAFETY: `state_bytes` of the state were found readable before `take_state`.
         trail
             .peek(at)
             .or_else(|| in_state.then(|| unsafe { word(at) }))
@@ -181,20 +190,18 @@ impl Memory {
     /// Returns true if the bytes of a frame are readable.
     #[inline]
     pub fn has_frame(&mut self, trail: &Trail<'_>, frame: u64) -> bool {
-        let Chunk { start, end } = self.current;
-        let inside = frame.wrapping_sub(start) <= (end - start).saturating_sub(self.frame);
         if !frame.is_multiple_of(8) || frame == 0 {
             return false;
         }
-        (inside && start != 0) || self.has_other_frame(trail, frame)
+        self.current.contains(frame, self.frame_bytes) || self.has_other_frame(trail, frame)
     }
 
     /// Checks a frame on the native stack, in an older chunk, or in an object of its own.
     fn has_other_frame(&mut self, trail: &Trail<'_>, frame: u64) -> bool {
         if trail.peek(frame).is_some() {
-            return trail.peek(frame + self.frame - 8).is_some();
+            return trail.peek(frame + self.frame_bytes - 8).is_some();
         }
-        let bytes = self.frame;
+        let bytes = self.frame_bytes;
         if self.is_readable(frame, bytes, false) {
             return true;
         }
@@ -223,7 +230,7 @@ impl Memory {
             if !self.is_chunk_readable(chunk) {
                 return false;
             }
-            if frame.wrapping_sub(previous) <= bytes.saturating_sub(self.frame) {
+            if chunk.contains(frame, self.frame_bytes) {
                 self.current = chunk;
                 return true;
             }
@@ -256,6 +263,7 @@ impl Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cpython::layout::{MAX_FRAME_BYTES, PYTHON_3_11};
 
     unsafe extern "C" {
         fn mmap(at: u64, len: usize, access: i32, flags: i32, file: i32, offset: i64) -> u64;
@@ -269,11 +277,47 @@ mod tests {
             next: 0,
             addresses: [0; ADDRESSES],
             state: 0,
-            frame: 88,
+            state_bytes: 0,
+            frame_bytes: 0,
             current: Chunk::default(),
             pages: [0; PAGES],
             is_interrupted: false,
         })
+    }
+
+    #[test]
+    fn a_frame_and_a_state_are_read_as_far_as_their_last_fields() {
+        let page = probe::PAGE as usize;
+        // SAFETY: new memory, of which a page is hidden.
+        let start = unsafe { mmap(0, 2 * page, 3, 0x22, -1, 0) };
+        let end = start + probe::PAGE;
+        // SAFETY: ours, and nobody has it.
+        unsafe { mprotect(end, page, 0) };
+        let layout = Layout {
+            frame_instruction: MAX_FRAME_BYTES - 8,
+            thread_id: 1000,
+            ..PYTHON_3_11
+        };
+        let registers = |_: usize| unwind::Registers::default();
+        let trail = Trail::new(unwind::stack::Stack::at(0).known(), 0, &registers);
+        let mut memory = nothing();
+        memory.take_state(&layout, end - 1008);
+        assert!(memory.record_word(&trail, end - 8).is_some());
+        assert!(memory.record_word(&trail, end - 7).is_none());
+        let chunk = Chunk { start, end };
+        for current in [Chunk::default(), chunk] {
+            memory.current = current;
+            assert!(memory.has_frame(&trail, end - MAX_FRAME_BYTES));
+            assert!(!memory.has_frame(&trail, end - MAX_FRAME_BYTES + 8));
+        }
+        let small = Chunk {
+            start,
+            end: start + MAX_FRAME_BYTES - 8,
+        };
+        assert!(!small.contains(start, MAX_FRAME_BYTES) && chunk.contains(start, MAX_FRAME_BYTES));
+        assert!(!Chunk::default().contains(start, MAX_FRAME_BYTES));
+        // SAFETY: ours.
+        unsafe { munmap(start, 2 * page) };
     }
 
     #[test]

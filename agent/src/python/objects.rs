@@ -11,10 +11,6 @@ use shm_protocol::codes::{Characters, Code};
 /// Function that returns true if all pages from one address to another are readable.
 pub type Probe<'a> = &'a mut dyn FnMut(u64, u64) -> bool;
 
-/// Number of bytes of a code object that are read, without the additional head of a build without
-/// the GIL.
-const CODE_BYTES: u64 = 144;
-
 /// Type of objects, recognised once by its name.
 struct Type {
     /// Name with its terminating zero.
@@ -97,13 +93,7 @@ pub struct Text {
 /// # Safety
 /// If `at` is a code object, it stays alive while the result is used.
 pub unsafe fn code(layout: &Layout, at: u64, probe: Probe<'_>) -> Option<Read> {
-    if !is_a(
-        layout,
-        probe,
-        at,
-        CODE_BYTES + layout.extra_header_bytes,
-        &CODE,
-    ) {
+    if !is_a(layout, probe, at, layout.code_bytes(), &CODE) {
         return None;
     }
     // SAFETY: a readable code object. It keeps its parts alive, and they do not change.
@@ -197,4 +187,28 @@ unsafe fn bytes(
         let bytes = unsafe { from_raw_parts(from as *const u8, kept as usize) };
         (bytes, size)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cpython::layout::{MAX_CODE_BYTES, PYTHON_3_11};
+
+    #[test]
+    fn a_code_object_is_probed_as_far_as_its_last_field() {
+        for last in [144, MAX_CODE_BYTES - 8] {
+            let layout = Layout {
+                name: last,
+                ..PYTHON_3_11
+            };
+            let mut probed = (0, 0);
+            let mut probe = |from: u64, to: u64| {
+                probed = (from, to);
+                false
+            };
+            // SAFETY: nothing is read, since nothing is said to be readable.
+            assert!(unsafe { code(&layout, 4096, &mut probe) }.is_none());
+            assert_eq!(probed, (4096, 4096 + last + 8));
+        }
+    }
 }

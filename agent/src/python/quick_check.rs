@@ -5,7 +5,7 @@
 
 use super::compare::{Comparison, Pair};
 use super::frame::code_of;
-use super::layout::{Layout, MAX_OFFSET};
+use super::layout::{self, Layout, MAX_CODE_BYTES, MAX_FRAME_BYTES};
 use super::memory::{half, word};
 use cpython::chain::Words;
 
@@ -34,8 +34,10 @@ pub struct QuickCheck {
     version: u32,
 }
 
-/// Zeros that are read instead of a frame: as many bytes as are read of one.
-static NONE: [u64; MAX_OFFSET as usize / 8 + 2] = [0; MAX_OFFSET as usize / 8 + 2];
+/// Zeros that are read instead of a frame, or of a function or code object: as many as of any.
+static NONE: [u64; MAX_CODE_BYTES as usize / 8] = [0; MAX_CODE_BYTES as usize / 8];
+const _: () = assert!(MAX_FRAME_BYTES <= MAX_CODE_BYTES);
+const _: () = assert!(layout::PYTHON_3_11.function_bytes() <= MAX_CODE_BYTES);
 
 /// Returns an address that no function or code object has, but that is readable like one. A check
 /// with this address always fails, and never reads memory that may not be there.

@@ -179,7 +179,12 @@ fn described(at: u64) -> Option<(u32, Option<Layout>)> {
     }
     // SAFETY: just found readable: a variable of a loaded module, whose first words are constant.
     let words = unsafe { (at as *const [u64; WORDS]).read_unaligned() };
-    layout::published(&words)
+    let (version, layout) = layout::published(&words)?;
+    let is_readable = |layout: &Layout| {
+        let interpreters = at.saturating_add(layout.interpreters);
+        probe::are_readable(interpreters, interpreters.saturating_add(8))
+    };
+    Some((version, layout.filter(is_readable)))
 }
 
 /// Returns the version by `Py_Version` (from 3.11 on) or by the functions that it has; 0 if not

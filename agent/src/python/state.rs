@@ -6,7 +6,7 @@
 //! head is the sign that there may be more states than were found.
 
 use super::layout::Layout;
-use super::memory::{STATE_BYTES, word};
+use super::memory::word;
 use super::runtime::Runtime;
 use super::tag::mix;
 use cpython::chain::is_pointer;
@@ -257,7 +257,7 @@ impl State {
 /// Returns true if a state is readable and belongs to `thread`.
 fn is_of(layout: &Layout, state: u64, thread: u64) -> bool {
     // SAFETY: found readable by the first operand.
-    probe::are_readable(state, state.saturating_add(STATE_BYTES))
+    probe::are_readable(state, state.saturating_add(layout.state_bytes()))
         && unsafe { word(state + layout.thread_id) } == thread
 }
 

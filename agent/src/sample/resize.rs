@@ -11,7 +11,7 @@
 use super::calls::{ordinary, request};
 use super::*;
 use crate::backend::NEXT;
-use crate::backend::growth::move_bytes;
+use crate::backend::growth::{free_moved, move_bytes, place};
 use crate::probes;
 use crate::session::skips_sampling;
 
@@ -56,7 +56,7 @@ unsafe fn resize(
     // SAFETY: `p` is a live object. No more is copied than is usable in both objects.
     unsafe {
         let Met::Live(object) = Object::read(at) else {
-            let new = move_out(p, elsewhere());
+            let new = move_out(p, elsewhere(), request.align);
             untracked::settle(registers, !new.is_null());
             return new;
         };
@@ -72,35 +72,56 @@ unsafe fn resize(
             if !in_place(Why::Drawn).is_null() {
                 return p;
             }
-            new = sampled_for(request, Some(&object), registers).cast();
+            let replaced = Replaced {
+                at: p,
+                header: Some(&object),
+            };
+            new = sampled_for(request, Some(&replaced), registers).cast();
         }
         if new.is_null() {
-            let new = move_out(p, elsewhere());
+            let new = move_out(p, elsewhere(), request.align);
             untracked::settle(registers, !new.is_null());
             return new;
         }
         let room = request.layout().usable;
-        move_bytes(at, new.cast(), object.layout().usable.min(room));
-        free_after(p, &object, |_, _| ());
+        let moved = object.layout().usable.min(room);
+        move_bytes(at, new.cast(), moved);
+        after_move(moved, || free_after(p, &object, |_, _| ()));
         new
     }
 }
 
-/// Moves a sampled object to an ordinary one. Does nothing if `new` is null.
+/// Frees an object by `free`, after `moved` bytes of it have been moved to another one.
+fn after_move(moved: usize, free: impl FnOnce()) {
+    if moved < MIN_BYTES {
+        free();
+    } else {
+        free_moved(free);
+    }
+}
+
+/// Moves a sampled object to an ordinary one with this alignment. Does nothing if `new` is null.
+/// Returns the address of the ordinary object.
 ///
 /// # Safety
 /// `p` is a live object in the range, and `new` is null or a new object outside it.
-unsafe fn move_out(p: *mut c_void, new: *mut c_void) -> *mut c_void {
-    if !new.is_null() {
-        // SAFETY: both objects are live, and no more is copied than is usable in both. `p` is not
-        // used after its free.
-        unsafe {
-            let room = NEXT.usable_size(new);
-            move_bytes(p.cast(), new.cast(), usable_size(p).min(room));
-            free(p);
-        }
+unsafe fn move_out(p: *mut c_void, new: *mut c_void, align: usize) -> *mut c_void {
+    if new.is_null() {
+        return new;
     }
-    new
+    // SAFETY: both objects are live, and no more is copied than is usable in both. `p` is not used
+    // after its free.
+    unsafe {
+        let moved = NEXT.usable_size(new).min(usable_size(p));
+        let new = if moved >= MIN_BYTES && align <= MIN_ALIGN {
+            place(new, p.addr() % sys::PAGE)
+        } else {
+            new
+        };
+        move_bytes(p.cast(), new.cast(), moved);
+        after_move(moved, || free(p));
+        new
+    }
 }
 
 /// Moves an ordinary object to a sampled one.
@@ -112,9 +133,9 @@ unsafe fn move_in(p: *mut c_void, new: *mut u8) -> *mut c_void {
     // SAFETY: both objects are live, and no more is copied than is usable in both. `p` is not used
     // after its free.
     unsafe {
-        let room = NEXT.usable_size(p);
-        move_bytes(p.cast(), new.cast(), usable_size(new).min(room));
-        NEXT.free(p);
+        let moved = NEXT.usable_size(p).min(usable_size(new));
+        move_bytes(p.cast(), new.cast(), moved);
+        after_move(moved, || NEXT.free(p));
     }
     new
 }
@@ -209,6 +230,20 @@ unsafe fn make_room(base: *mut u8, old: Layout, new: Layout) -> bool {
     new == old || unsafe { range::resize(base, new.offset + new.usable) }
 }
 
+/// Returns a sampled object to which the ordinary object `p`, if there is one, is moved. Null if no
+/// sample is due.
+///
+/// # Safety
+/// See [`sampled`]. `p` is null or a live object outside the range.
+unsafe fn sampled_to_move(request: Request, p: *mut c_void, registers: &Registers) -> *mut u8 {
+    let replaced = Replaced {
+        at: p,
+        header: None,
+    };
+    // SAFETY: this function's contract.
+    unsafe { sampled_for(request, (!p.is_null()).then_some(&replaced), registers) }
+}
+
 /// `realloc(p, size)` on the slow path, for an ordinary object or null.
 pub unsafe extern "C" fn realloc(
     p: usize,
@@ -223,7 +258,7 @@ pub unsafe extern "C" fn realloc(
         let new = if is_free {
             null_mut()
         } else {
-            sampled(Request::plain(size), registers)
+            sampled_to_move(Request::plain(size), p, registers)
         };
         if new.is_null() {
             let new = NEXT.realloc(p, size);
@@ -269,7 +304,7 @@ pub unsafe extern "C" fn rallocx(
     // SAFETY: the caller of `rallocx` owns `p`, a live ordinary object.
     unsafe {
         let new = match request(size, flags) {
-            Some(request) => sampled(request, registers),
+            Some(request) => sampled_to_move(request, p, registers),
             None => null_mut(),
         };
         if new.is_null() {
@@ -294,7 +329,7 @@ pub unsafe extern "C" fn rallocx_sampled(
         let elsewhere = || NEXT.mallocx(size, flags as c_int);
         match request(size, flags) {
             Some(request) => resize(p, request, registers, elsewhere),
-            None => move_out(p, elsewhere()),
+            None => move_out(p, elsewhere(), 1 << (flags & 0x3f)),
         }
     }
 }

@@ -152,7 +152,7 @@ pub(super) fn make(start: Option<Start>, forked_from: u32, at_start: bool) {
             Ordering::Relaxed,
         );
     }
-    let tables = start.map(|start| {
+    let mut tables = start.map(|start| {
         let bytes = BYTES.load(Ordering::Relaxed);
         let (units, most) = units_alone(&Geometry::of_segment(bytes));
         Tables {
@@ -163,9 +163,18 @@ pub(super) fn make(start: Option<Start>, forked_from: u32, at_start: bool) {
         }
     });
     let mut refusal = None;
-    let mut made = match tables {
-        Some(tables) if tables.bytes as u64 > file_limit => Err(Errno(libc::EFBIG)),
-        tables => name::create(start_time, tables, at_start),
+    let mut made = loop {
+        let made = match tables {
+            Some(tables) if tables.bytes as u64 > file_limit => Err(Errno(libc::EFBIG)),
+            tables => name::create(start_time, tables, at_start),
+        };
+        match &mut tables {
+            // A table that cannot grow later begins with as much as there is room for.
+            Some(tables) if tables.units > 1 && matches!(made, Err(Errno(libc::ENOSPC))) => {
+                tables.units /= 2;
+            }
+            _ => break made,
+        }
     };
     if let (Err(error), Some(_)) = (&made, tables) {
         // Without room for a session, there is at least a segment in which a controller can start

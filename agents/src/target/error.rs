@@ -56,6 +56,9 @@ pub enum Error {
     /// The shared directory has too little space.
     #[error(transparent)]
     NoRoom(#[from] NoRoom),
+    /// A session would take from the process what it needs itself.
+    #[error("{0}")]
+    Shortage(String),
     /// Our own file size limit is too low.
     #[error(
         "the limit on the size of files (ulimit -f) is too low for its segment: raise it in the shell \

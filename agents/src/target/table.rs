@@ -7,6 +7,7 @@ use shm_protocol::segment::Session;
 use super::{Density, Error, NoRoom, Target, obstacle};
 use crate::cgroup;
 use crate::discovery::Agent;
+use crate::process;
 use crate::segment::{Head, Refusal, io_error};
 use crate::text;
 
@@ -64,6 +65,9 @@ impl Target {
             .session()
             .map_or(1, |last| last.next_number(is_probe));
         obstacle(&self.agent, &header).map_or(Ok(()), Err)?;
+        if let Some(why) = process::shortage(self.agent.pid) {
+            return Err(Error::Shortage(why));
+        }
         self.session.range_limit = proc::address_space_left(self.agent.pid).map_or(0, |left| {
             // A limit of 0 would mean no limit.
             (left / RANGE_DIVISOR).max(1)

@@ -11,6 +11,7 @@ use super::reporting::Printer;
 use crate::cli::{self, CpuArgs, CpuCommand, CpuFormat, CpuSamplingArgs};
 use crate::cpu_session::{self, Outcome, Run, Settings, Silent};
 use crate::launch;
+use crate::survivors;
 use crate::terminal::{diagnostic, result};
 
 /// Samples running processes, or a program that it starts.
@@ -48,6 +49,7 @@ fn run(sampling: CpuSamplingArgs, command: &[OsString]) -> anyhow::Result<ExitCo
     };
     // Standard output belongs to the program.
     report(&outcome, diagnostic);
+    survivors::report(&outcome.survivors, "mem_profiler cpu");
     Ok(match outcome.status {
         Some(status) if !status.success() => launch::end_like(status),
         _ => conclude(&outcome),

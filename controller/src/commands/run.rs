@@ -22,7 +22,8 @@ use crate::allocator;
 use crate::cli::{self, LeakMode, PageArgs, RunArgs};
 use crate::launch::{self, Launched};
 use crate::python;
-use crate::session::{ExitCheck, Outcome, Run, Settings, Survivor, Worth};
+use crate::session::{ExitCheck, Outcome, Run, Settings, Worth};
+use crate::survivors;
 use crate::terminal::{diagnostic, warning};
 
 /// Minimum file size limit (ulimit -f) for a segment. Segments are sparse but large.
@@ -70,7 +71,7 @@ pub fn execute(args: RunArgs) -> anyhow::Result<ExitCode> {
             modes,
             args.python_malloc,
         ) {
-            Ok(child) => run.follow(child).map(Ok),
+            Ok(child) => run.follow(child, &directory).map(Ok),
             Err(error) => {
                 diagnostic(&format!("{}: {error}", text::path(&args.command[0])));
                 Ok(Err(launch::start_failure(&error)))
@@ -270,22 +271,6 @@ fn no_room() -> Option<String> {
     }
 }
 
-/// Names processes that outlive the program, such as daemons.
-fn tell_of_survivors(survivors: &[Survivor]) {
-    const MAX_NAMED: usize = 3;
-    for Survivor { pid, title } in survivors.iter().take(MAX_NAMED) {
-        diagnostic(&format!(
-            "{title} continues, and is no longer sampled: mem_profiler -p {pid} samples it again"
-        ));
-    }
-    if survivors.len() > MAX_NAMED {
-        let more = survivors.len() - MAX_NAMED;
-        diagnostic(&format!(
-            "{more} more continue: mem_profiler list shows them"
-        ));
-    }
-}
-
 /// Prints the results and returns the exit code: the program's, or a failure if it succeeded and a
 /// dump could not be written. `command` is the program, or `None` if it cannot be sampled.
 fn conclude(outcome: &Outcome, min: u64, page: PageArgs, command: Option<&OsString>) -> ExitCode {
@@ -300,12 +285,17 @@ fn conclude(outcome: &Outcome, min: u64, page: PageArgs, command: Option<&OsStri
             "{who} allocated less than {least} or has another name (--min, --only)"
         ));
     }
-    tell_of_survivors(&outcome.survivors);
+    survivors::report(&outcome.survivors, "mem_profiler");
     if !outcome.written.is_empty() {
         super::table(&outcome.written);
     } else if let Some(command) = command.filter(|_| outcome.failures == 0 && left_out == 0) {
         warning(&match obstacle(command) {
             Some(why) => format!("no process was sampled: {why}"),
+            None if !outcome.survivors.is_empty() => {
+                "no process was sampled: what continues in the background is not; start it in the \
+                 foreground if it can stay there"
+                    .to_owned()
+            }
             None => {
                 "no process was sampled: it allocates too little or by an allocator of its own, \
                      is static or setuid, or clears LD_PRELOAD"

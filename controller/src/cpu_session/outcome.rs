@@ -7,6 +7,7 @@ use std::process::ExitStatus;
 use heap_format::cpu::Mode;
 
 use crate::cli::CpuFormat;
+use crate::survivors::Survivor;
 
 /// Outcome of a CPU session.
 #[derive(Default)]
@@ -23,6 +24,8 @@ pub struct Outcome {
     pub mode: Mode,
     /// File format of the profiles.
     pub format: CpuFormat,
+    /// Processes that outlive the program that we started.
+    pub survivors: Vec<Survivor>,
     /// Exit status of the program that we started.
     pub status: Option<ExitStatus>,
     /// Connections of a program that waits for the end of the session that it requested.

@@ -13,9 +13,10 @@ use mem_agents::select;
 use mem_agents::target::{Target, obstacle, uncollected};
 use mem_agents::text;
 
-use super::{Run, SETTLE_DELAY, Survivor};
+use super::{Executed, Run, SETTLE_DELAY};
 use crate::allocator;
 use crate::session::member::Member;
+use crate::survivors::Survivor;
 use shm_protocol::layout::BANK_HEADER_BYTES;
 
 /// Returns true if a target's segment still has an unwritten profile.
@@ -37,6 +38,7 @@ impl Run {
             target,
             watcher,
             timeline,
+            ..
         } = &mut self.members[at];
         let (agent, session) = (&target.agent, &target.session);
         match dump::write(
@@ -90,7 +92,11 @@ impl Run {
         for member in std::mem::take(&mut self.members) {
             let (pid, title) = (member.target.agent.pid, member.title());
             if member.target.is_alive() {
-                self.outcome.survivors.push(Survivor { pid, title });
+                self.outcome.survivors.push(Survivor {
+                    pid,
+                    title,
+                    was_sampled: true,
+                });
             }
             self.finish(member);
         }
@@ -111,6 +117,12 @@ impl Run {
     pub(super) fn finish(&mut self, mut member: Member) {
         member.target.settle_life();
         self.note_end(&mut member.target);
+        if self.child.is_some() && member.target.agent.life == Life::Replaced {
+            let pid = member.target.agent.pid;
+            let title = member.title();
+            self.executed.retain(|earlier| earlier.pid != pid);
+            self.executed.push(Executed { pid, title });
+        }
         self.note_unchecked(&member.target);
         if self.child.is_some() && self.is_empty(&member.target) {
             return self.release(&member.target);
@@ -124,6 +136,7 @@ impl Run {
             target,
             mut watcher,
             timeline,
+            ..
         } = member;
         let mut head = Head::new();
         let header = target.agent.segment.head(&mut head);

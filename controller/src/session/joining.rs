@@ -7,17 +7,21 @@ use mem_agents::clock::now_ns;
 use mem_agents::discovery::{Agent, Found, Life};
 use mem_agents::dump;
 use mem_agents::ended::Ended;
-use mem_agents::lineage::session_by_birth;
+use mem_agents::lineage::{is_alive, session_by_birth};
+use mem_agents::preload;
 use mem_agents::segment::{Directory, Head, Refusal};
 use mem_agents::select::Selection;
 use mem_agents::target::{self, Deadline, NoRoom, Target, uncollected};
 use mem_agents::text;
 use proc::Stat;
 
-use super::{NAMES_INTERVAL, Run, SCAN_INTERVAL};
+use super::{Executed, NAMES_INTERVAL, Run, SCAN_INTERVAL};
 use crate::cpu_session::timers;
 use crate::rounds::Rounds;
 use crate::session::member::Member;
+
+/// Maximum number of programs without the agent that are named.
+const MAX_NAMED: usize = 3;
 
 /// Number of remembered segments from which those that no longer exist are forgotten.
 const MAX_KNOWN: usize = 1 << 12;
@@ -247,6 +251,9 @@ impl Run {
         }
         if agent.life != Life::Running || agent.confirm().is_ok() {
             self.take_over(agent);
+        } else if !is_alive(agent.pid) {
+            // It has exited since the scan. The next search finds what it left.
+            self.known.remove(&agent.entry);
         }
         None
     }
@@ -328,6 +335,51 @@ impl Run {
                 self.known.insert(entry);
                 self.fail(&format!("{title}: {reason}"));
             }
+        }
+    }
+
+    /// Returns true if a process of the started program has executed a program that does not load
+    /// the agent.
+    pub(super) fn has_lost_agent(&self, at: usize) -> bool {
+        let member = &self.members[at];
+        self.child.is_some()
+            && member.has_executed()
+            && preload::absence(member.target.agent.pid).is_some()
+    }
+
+    /// Warns of programs that processes of the started program have executed without the agent.
+    pub(super) fn warn_of_lost_agents(&mut self) {
+        for executed in std::mem::take(&mut self.executed) {
+            let Executed { pid, title } = &executed;
+            let is_member = |member: &Member| member.target.agent.pid == *pid;
+            if self.members.iter().any(is_member) || proc::is_over(*pid) {
+                continue;
+            }
+            let Some(reason) = preload::absence(*pid) else {
+                // It is being loaded.
+                self.executed.push(executed);
+                continue;
+            };
+            self.lost_agents += 1;
+            if self.lost_agents > MAX_NAMED {
+                continue;
+            }
+            let name = Stat::of(*pid).map_or_else(Vec::new, |stat| stat.comm);
+            let name = text::escape(&name);
+            self.reporter.warning(&format!(
+                "{title} has executed {name}, which is not sampled: {reason}"
+            ));
+        }
+    }
+
+    /// Warns of the programs that were not named.
+    pub(super) fn warn_of_more_lost_agents(&mut self) {
+        let more = self.lost_agents.saturating_sub(MAX_NAMED);
+        if more > 0 {
+            let programs = text::count(more as u64, "more program", "more programs");
+            self.reporter.warning(&format!(
+                "{programs} without the agent, which are not sampled"
+            ));
         }
     }
 }

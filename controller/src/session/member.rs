@@ -3,8 +3,10 @@
 use std::time::{Duration, Instant};
 
 use mem_agents::clock::now_ns;
+use mem_agents::segment::Head;
 use mem_agents::snapshot::Snapshot;
 use mem_agents::target::Target;
+use mem_agents::text;
 use mem_agents::timeline::{Due, Timeline};
 
 use crate::triggers::{Triggers, Watcher};
@@ -17,16 +19,35 @@ pub struct Member {
     pub watcher: Watcher,
     /// Moments of its session.
     pub timeline: Timeline,
+    /// File name of the executable that has the segment; `None` if unknown.
+    exe: Option<Vec<u8>>,
 }
 
 impl Member {
     /// Creates a member whose session starts now. `left` is the time until its end.
     pub fn new(target: Target, triggers: &Triggers, left: Option<Duration>) -> Self {
+        let mut head = Head::new();
+        let header = target.agent.segment.head(&mut head);
+        let exe = header
+            .ok()
+            .map(|header| text::base_name(header.exe()).to_vec());
         Self {
             target,
             watcher: Watcher::new(triggers, left),
             timeline: Timeline::default(),
+            exe,
         }
+    }
+
+    /// Returns true if the process has executed another program, which does not use the segment.
+    /// Cheap unless it has executed one.
+    pub fn has_executed(&self) -> bool {
+        let exe = proc::exe(self.target.agent.pid);
+        let is_other = match (&exe, &self.exe) {
+            (Some(now), Some(then)) => text::base_name(now) != &then[..],
+            _ => false,
+        };
+        is_other && self.target.agent.confirm().is_err()
     }
 
     /// Records a moment of the timeline, if one is due. The number of `members` limits how often

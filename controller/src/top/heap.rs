@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 use std::time::Duration;
 
+use heap_format::variance::half_width;
 use heap_format::{MERGED_ADDRESS, crowding};
 use mem_agents::names::FunctionId;
 use mem_agents::snapshot::Snapshot;
@@ -56,6 +57,8 @@ pub struct Heap {
     /// Fraction of the live bytes, or of the allocated bytes if larger, in stacks for which the
     /// table was too full.
     without_room: f64,
+    /// Half-width of the 95 % confidence interval of all live bytes.
+    pub live_error: f64,
 }
 
 impl Heap {
@@ -139,12 +142,14 @@ impl Heap {
         let full: Rc<[FunctionId]> = Rc::new([model.symbols.intern("[table full]")]);
         let mut before = std::mem::take(&mut self.before);
         let mut without_room = Live::default();
+        let mut live_variance = 0.0;
         model.stacks.clear();
         model.total = Live::default();
         let rest = (!snapshot.table_full.is_empty()).then_some(&snapshot.table_full);
         for record in stacks.iter().chain(rest) {
             let sums = record.sums(now);
             let live = (sums.alloc_bytes - sums.free_bytes).max(0.0);
+            live_variance += sums.live_variance;
             let (live_before, alloc_before) = before.remove(&record.node).unwrap_or((0.0, 0.0));
             let numbers = Live {
                 flat_bytes: live,
@@ -174,6 +179,7 @@ impl Heap {
             });
         }
         let total = &model.total;
+        self.live_error = half_width(total.live_bytes, live_variance);
         let of_live = without_room.live_bytes / total.live_bytes.max(1.0);
         let of_all = without_room.alloc_bytes / total.alloc_bytes.max(1.0);
         self.without_room = of_live.max(of_all);

@@ -15,7 +15,6 @@ use shm_protocol::codes::{Characters, Code, LineTable};
 
 use super::frames::Found;
 use super::memory::Memory;
-use super::runtime::MAX_CODE;
 use crate::mixer::ByAddress;
 use crate::script::ScriptLine;
 
@@ -165,7 +164,7 @@ impl Codes {
     /// unchanged ones in `seen`.
     fn compare(&mut self, pid: i32, layout: &Layout, frames: &[Found]) {
         self.seen.clear();
-        let length = length(layout);
+        let length = layout.code_bytes() as usize;
         let mut parts = Vec::new();
         let mut checked = Vec::new();
         for frame in frames {
@@ -210,7 +209,7 @@ impl Codes {
     /// Reads the code object at an address and returns its number, or `None` if it is not a code
     /// object.
     fn add(&mut self, memory: &mut Memory<'_>, layout: &Layout, at: u64) -> Option<u32> {
-        let mut bytes = vec![0; length(layout)];
+        let mut bytes = vec![0; layout.code_bytes() as usize];
         memory.read(at, &mut bytes).then_some(())?;
         let words = Words::of(layout, &bytes);
         let types = &mut self.types;
@@ -273,7 +272,7 @@ impl Codes {
 }
 
 impl Words {
-    /// Extracts the fields from a code object's first [`length`] bytes.
+    /// Extracts the fields from a code object's first [`Layout::code_bytes`].
     fn of(layout: &Layout, bytes: &[u8]) -> Self {
         let word = |at: u64| {
             let bytes = bytes.get(at as usize..).and_then(<[u8]>::first_chunk);
@@ -291,20 +290,6 @@ impl Words {
             },
         }
     }
-}
-
-/// Returns the number of bytes to read of a code object.
-fn length(layout: &Layout) -> usize {
-    let fields = [
-        layout.extra_header_bytes + layout::TYPE,
-        layout.name,
-        layout.file,
-        layout.lines,
-        layout.first_line,
-        layout.version,
-    ];
-    let last = fields.into_iter().max().unwrap_or_default();
-    (last + 8).min(MAX_CODE) as usize
 }
 
 /// Returns true if the type at address `kind` has this name. `known` caches its address.

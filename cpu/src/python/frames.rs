@@ -2,7 +2,7 @@
 
 use cpython::MAX_FRAMES;
 use cpython::chain::{self, Damaged, Frame, Thread, Words, first_instruction, is_pointer};
-use cpython::layout::{Layout, Style};
+use cpython::layout::{ENTRY_AFTER_OWNER, Layout, Style};
 
 use super::memory::Memory;
 
@@ -111,7 +111,7 @@ impl Thread for Chain<'_, '_> {
                 _ => 0,
             },
             is_entry: match layout.style {
-                Style::Records => self.memory.byte(owner + 4)?,
+                Style::Records => self.memory.byte(owner + ENTRY_AFTER_OWNER)?,
                 _ => 0,
             },
         })

@@ -4,9 +4,6 @@ use cpython::layout::{self, Layout, WORDS};
 
 use super::exports::Names;
 
-/// Maximum number of bytes read of a code object.
-pub const MAX_CODE: u64 = 512;
-
 /// Interpreter.
 pub struct Runtime {
     /// Address of `_PyRuntime`.
@@ -47,7 +44,7 @@ impl Runtime {
         Some(Self {
             at,
             version,
-            layout: layout.filter(is_plausible),
+            layout,
             loop_at: (from.wrapping_add(bias), to.wrapping_add(bias)),
         })
     }
@@ -71,16 +68,4 @@ fn version_by_functions(names: &Names) -> u32 {
         None if names.evaluate.is_some() => 0x0307_0000,
         None => 0,
     }
-}
-
-/// Returns true if the offsets of a code object's fields are plausible.
-fn is_plausible(layout: &Layout) -> bool {
-    let fields = [
-        layout.name,
-        layout.file,
-        layout.lines,
-        layout.first_line,
-        layout.version,
-    ];
-    fields.iter().all(|field| field + 8 <= MAX_CODE)
 }

@@ -47,6 +47,14 @@ impl Context<'_> {
         self.style.label(value, self.view.unit(), unit)
     }
 
+    /// Returns the width of a column of values: pprof's, unless one needs more.
+    pub fn width(&self, values: impl Iterator<Item = i64>, unit: &str) -> usize {
+        /// Width of pprof's columns, in characters.
+        const MIN_WIDTH: usize = 10;
+        let widths = values.map(|value| self.format(value, unit).chars().count());
+        widths.fold(MIN_WIDTH, usize::max)
+    }
+
     /// Formats the half-width of a value's 95 % confidence interval, with its unit.
     pub fn error(&self, value: i64, variance: f64, unit: &str) -> String {
         let half = half_width(value as f64, variance).round() as i64;

@@ -26,7 +26,7 @@ pub struct Format {
     pub extension: Option<&'static str>,
     /// Set if the flag takes a pattern of functions.
     pub takes_pattern: bool,
-    /// Style of values: pprof's in pprof's formats, ours in others.
+    /// Style of values: of columns in pprof's layouts, ours in others.
     pub style: Style,
     /// Requirements of the stages before rendering.
     pub needs: Needs,
@@ -93,7 +93,7 @@ impl Format {
             help,
             extension: None,
             takes_pattern: false,
-            style: Style::Pprof,
+            style: Style::Column,
             needs: Needs::TABLE,
             render,
         }

@@ -115,6 +115,8 @@ fn listing(context: &Context, out: &mut String, source: &str, lines: &BTreeMap<u
             context.format(value, &context.options.unit)
         }
     };
+    let values = lines.values().flat_map(|weights| [weights.0, weights.1]);
+    let width = context.width(values, &context.options.unit);
     let text = source.lines().enumerate().skip(first as usize - 1);
     for (i, text) in text.take((last - first) as usize + 1) {
         let (flat, cum) = lines.get(&(i as u32 + 1)).copied().unwrap_or_default();
@@ -122,7 +124,7 @@ fn listing(context: &Context, out: &mut String, source: &str, lines: &BTreeMap<u
         let text = printable(text.trim_end());
         let _ = writeln!(
             out,
-            "{:>10} {:>10} {:>6}:{text}",
+            "{:>width$} {:>width$} {:>6}:{text}",
             dot(flat),
             dot(cum),
             i + 1

@@ -57,9 +57,11 @@ pub fn lines(context: &Context, unit: &str) -> Vec<String> {
         return Vec::new();
     }
     let total = context.view.total();
+    let values = places.iter().take(MAX_LINES).map(|place| place.1);
+    let width = context.width(values, unit);
     let shown = places.iter().take(MAX_LINES).map(|(place, value)| {
         format!(
-            "{:>10} {}  {}",
+            "{:>width$} {}  {}",
             context.format(*value, unit),
             percentage(*value, total),
             printable(&place.shown())

@@ -78,7 +78,8 @@ fn render(context: &Context) -> Result<String> {
 fn headline(context: &Context) -> String {
     let facts = &context.view.profile().facts;
     let Some(total) = resident(&facts.memory) else {
-        return "Resident memory: not in the dump; of the heap alone:".into();
+        let when = apart(facts).map_or(String::new(), |apart| format!(", {apart}"));
+        return format!("Resident memory: not in the dump; of the heap alone{when}:");
     };
     let more = |name: &str, text: &str| match facts.memory.get(name) {
         Some(&value) if value > 0 => format!(", {text} {}", bytes(context, value)),
@@ -254,7 +255,8 @@ fn notes(context: &Context, out: &mut String) {
             bytes(context, retained)
         );
     }
-    if let Some(apart) = apart(facts).filter(|_| !facts.allocator.is_empty()) {
+    let told_apart = !facts.allocator.is_empty() && resident(&facts.memory).is_some();
+    if let Some(apart) = apart(facts).filter(|_| told_apart) {
         let _ = writeln!(out, "The allocator's figures are of {apart}.");
     }
     if facts.allocator.is_empty() && resident(&facts.memory).is_some() {
@@ -294,13 +296,14 @@ pub fn distance(facts: &Facts) -> Option<String> {
 /// Writes the size of the address space by kind of mapping. It need not be resident.
 fn address_space(context: &Context, out: &mut String) {
     let facts = &context.view.profile().facts;
+    // Of a process that has ended, only the modules of its stacks are known.
+    if Entry::all(&facts.maps_text).all(|entry| entry.permissions.contains(&b'x')) {
+        return;
+    }
     let mut kinds: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
     for (size, kind) in Entry::all(&facts.maps_text).filter_map(|entry| mapping(&entry)) {
         let sum = kinds.entry(kind).or_default();
         *sum = (sum.0.saturating_add(size), sum.1 + 1);
-    }
-    if kinds.is_empty() {
-        return;
     }
     *out += "\nAddress space, by the maps:\n       size mappings\n";
     let mut kinds: Vec<_> = kinds.into_iter().collect();

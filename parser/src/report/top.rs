@@ -1,4 +1,4 @@
-//! The table of entries. Equal to `pprof -top`.
+//! The table of entries. Equal to `pprof -top`, but for the names of units.
 
 use std::fmt::Write;
 
@@ -30,25 +30,35 @@ fn render(context: &Context) -> Result<String> {
         out.push('\n');
     }
     let exact = !context.options.error_bars;
-    out += if exact {
-        "      flat  flat%   sum%        cum   cum%\n"
+    let values = trimmed.graph.nodes.iter().flat_map(|n| [n.flat, n.cum]);
+    let width = context.width(values, &unit);
+    // Writing to a string cannot fail, here and below.
+    let _ = if exact {
+        writeln!(
+            out,
+            "{:>width$}  flat%   sum% {:>width$}   cum%",
+            "flat", "cum"
+        )
     } else {
-        "      flat          \u{b1}  flat%   sum%        cum          \u{b1}   cum%\n"
+        writeln!(
+            out,
+            "{:>width$} {:>width$}  flat%   sum% {:>width$} {:>width$}   cum%",
+            "flat", "\u{b1}", "cum", "\u{b1}"
+        )
     };
     let error = |value: i64, variance: f64| {
         if exact {
             String::new()
         } else {
-            format!(" {:>10}", context.error(value, variance, &unit))
+            format!(" {:>width$}", context.error(value, variance, &unit))
         }
     };
     let mut sum = 0i64;
     for node in &trimmed.graph.nodes {
         sum = sum.saturating_add(node.flat);
-        // Writing to a string cannot fail.
         let _ = writeln!(
             out,
-            "{:>10}{} {} {} {:>10}{} {}  {}{}",
+            "{:>width$}{} {} {} {:>width$}{} {}  {}{}",
             context.format(node.flat, &unit),
             error(node.flat, node.flat_variance),
             percentage(node.flat, total),

@@ -1,4 +1,5 @@
-//! Entries with their callers and callees. Equal to `pprof -tree` and `pprof -peek`.
+//! Entries with their callers and callees. Equal to `pprof -tree` and `pprof -peek`, but for the
+//! names of units.
 
 use std::fmt::Write;
 
@@ -21,6 +22,8 @@ pub const FORMAT: Format = Format {
     ..Format::report("tree", "Functions with their callers and callees", render)
 };
 
+/// Width of an entry's columns with the gap behind them, in characters.
+const COLUMNS_WIDTH: usize = 58;
 const SEPARATOR: &str =
     "----------------------------------------------------------+-------------\n";
 
@@ -38,12 +41,23 @@ pub fn table(context: &Context, only: Option<&Regex>) -> Result<String> {
         out.push('\n');
     }
     out += SEPARATOR;
-    out += "      flat  flat%   sum%        cum   cum%   calls calls% + context \t \t \n";
+    let values = trimmed.graph.nodes.iter().flat_map(|n| [n.flat, n.cum]);
     let printer = Printer {
         context,
         graph: &trimmed.graph,
+        width: context.width(values, &unit),
         unit,
     };
+    let width = printer.width;
+    // Writing to a string cannot fail, here and below.
+    let _ = writeln!(
+        out,
+        "{:>width$}  flat%   sum% {:>width$}   cum%{:gap$} calls calls% + context \t \t ",
+        "flat",
+        "cum",
+        "",
+        gap = printer.gap().saturating_sub(14),
+    );
     let mut sum = 0i64;
     let mut matched = false;
     for node in &trimmed.graph.nodes {
@@ -70,14 +84,24 @@ struct Printer<'a> {
     context: &'a Context<'a>,
     graph: &'a Graph,
     unit: String,
+    /// Width of a column of values, in characters.
+    width: usize,
 }
 
 impl Printer<'_> {
+    /// Returns the number of spaces between an entry's columns and the bar before its name.
+    fn gap(&self) -> usize {
+        /// Width of the three percentages and of the spaces between the columns, in characters.
+        const PERCENTAGES_WIDTH: usize = 22;
+        COLUMNS_WIDTH.saturating_sub(PERCENTAGES_WIDTH + 2 * self.width)
+    }
+
     fn entry(&self, out: &mut String, node: &Node, sum: i64) {
         let Printer {
             context,
             graph,
             unit,
+            width,
         } = self;
         let total = context.view.total();
         *out += SEPARATOR;
@@ -85,16 +109,17 @@ impl Printer<'_> {
             let edge = &graph.edges[edge as usize];
             self.call(out, edge, edge.from, node.cum);
         }
-        // Writing to a string cannot fail, here and below.
         let _ = writeln!(
             out,
-            "{:>10} {} {} {:>10} {}                | {}",
+            "{:>width$} {} {} {:>width$} {}{:gap$}| {}",
             context.format(node.flat, unit),
             percentage(node.flat, total),
             percentage(sum, total),
             context.format(node.cum, unit),
             percentage(node.cum, total),
+            "",
             printable(context.nodes.name(node.id)),
+            gap = self.gap(),
         );
         for edge in graph.sorted(&node.outs, context.nodes) {
             let edge = &graph.edges[edge as usize];

@@ -55,7 +55,7 @@ pub const SESSIONS: Performed = &[
         "open_session",
     ),
     (
-        "mem_parser --rss -f rss_server.17618.0001.heap",
+        "mem_parser --rss -f rss_server.8241.0001.heap",
         "Resident memory",
     ),
 ];

@@ -218,7 +218,7 @@ impl Stage {
         for pid in ["18140", "9910"] {
             self.names.push((pid, redis.clone()));
         }
-        for pid in ["4849", "12476", "20028", "17618", "19893"] {
+        for pid in ["4849", "12476", "20028", "8241", "19893"] {
             self.names.push((pid, server.clone()));
         }
     }
@@ -264,7 +264,7 @@ impl Stage {
 
     /// A dump of the server with a prefix.
     pub fn profile_server(&self, prefix: &str) -> PathBuf {
-        let pid = self.pid("17618").to_string();
+        let pid = self.pid("8241").to_string();
         run(self
             .scratch
             .profiler()

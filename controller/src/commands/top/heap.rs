@@ -201,20 +201,24 @@ impl Feed for HeapFeed {
         let header = agent.segment.full_head(&mut head)?;
         let session = header.session().context("there is no session")?;
         let running = is_running(&header);
-        let left = if running {
-            Deadline::of(session.deadline_ns).left()
-        } else {
-            "ended".to_owned()
-        };
-        title.session = match session.interval {
-            1 => format!("every allocation, {left}"),
-            interval => format!("every {interval} bytes, {left}"),
-        };
         title.rss_bytes = rss_bytes(agent.pid);
         let snapshot = dump::snapshot(agent, &session, &header)?;
         let covered = snapshot.end_ns.saturating_sub(snapshot.session.start_ns);
         self.covered = Duration::from_nanos(covered);
         self.heap.update(model, &snapshot, &header, at_once);
+        let left = match &self.source {
+            _ if !running => ", ended".to_owned(),
+            Source::Theirs(_) => format!(", {}", Deadline::of(session.deadline_ns).left()),
+            Source::Own(_) if self.is_brief => String::new(),
+            Source::Own(_) => ", while this is shown".to_owned(),
+        };
+        title.session = match session.interval {
+            1 => format!("every allocation{left}"),
+            interval => {
+                let error = text::bytes(self.heap.live_error);
+                format!("every {interval} bytes, live \u{b1} {error}{left}")
+            }
+        };
         title.quality = self.remarks().join("; ");
         Ok(running && title.rss_bytes.is_some())
     }

@@ -1,0 +1,104 @@
+//! What the server says of a process over time: each point of its history is a moment whose truth is known, and
+//! its rates are those between the points.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use mem_tests::planted::{IN_USE, Stacks};
+use mem_tests::{Scratch, Server, Steps, run, wait};
+use serde_json::Value;
+
+/// Column of the bytes allocated.
+const ALLOCATED: usize = 1;
+/// Bytes that the server's sums and a dump's may differ by, from rounding.
+const ROUNDING: f64 = 32.0;
+
+fn unix_ms() -> f64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.expect("a time after 1970").as_secs_f64() * 1e3
+}
+
+fn number(value: &Value) -> f64 {
+    value
+        .as_f64()
+        .unwrap_or_else(|| panic!("{value} is no number"))
+}
+
+fn row(server: &Server) -> Value {
+    let list = server.get("/api/processes").expect(200);
+    let list: Value = serde_json::from_str(&list).expect("JSON");
+    list["processes"][0].clone()
+}
+
+/// Waits for a point at which this much is in use, which is the last one.
+fn wait_for_point(server: &Server, live: f64) -> Value {
+    wait::until("a point of the present moment", || {
+        let row = row(server);
+        let last = row["history"].as_array()?.last()?[1].as_f64()?;
+        ((last - live).abs() <= ROUNDING).then_some(row)
+    })
+}
+
+fn totals(scratch: &Scratch, steps: &mut Steps, interval: &str) -> [f64; 4] {
+    let mut command = scratch.profiler();
+    let pid = steps.pid().to_string();
+    let dumped = run(command.args(["dump", "-o", "d_", "-p", &pid]));
+    let dump = scratch.file(&dumped.dump().to_string_lossy());
+    let stacks = Stacks::read(&run(scratch.parser().arg("--json").arg(&dump)).stdout);
+    stacks.assert_true(&steps.expected(), interval);
+    stacks.total()
+}
+
+#[test]
+fn the_servers_rates_are_those_between_its_points() {
+    for interval in ["1", "1024"] {
+        let scratch = Scratch::new();
+        let server = Server::start(&scratch, &[]);
+        let program = scratch.compile("inventory.c", &[]);
+        let mut steps = Steps::run(program.clone(), &mut scratch.preloaded(&program));
+        let pid = steps.pid();
+        let begun = unix_ms();
+        server
+            .post(&format!("/api/start?pid={pid}&interval={interval}"))
+            .expect(200);
+        scratch.wait_for_sampling(pid);
+        steps.step("hold");
+        let before = totals(&scratch, &mut steps, interval);
+        let first = wait_for_point(&server, before[IN_USE]);
+        steps.step("more");
+        let after = totals(&scratch, &mut steps, interval);
+        let last = wait_for_point(&server, after[IN_USE]);
+        let ended = unix_ms();
+
+        assert_eq!(first["growth_per_second"], Value::Null, "{first}");
+        assert_eq!(first["alloc_per_second"], Value::Null, "{first}");
+        let points = last["history"].as_array().expect("points");
+        assert!(points.len() > 1 && points.len() <= 6, "{last}");
+        let mut previous = begun - 1.0;
+        for (at, point) in points.iter().enumerate() {
+            let time = number(&point[0]);
+            assert!(time >= previous && time <= ended, "{point}: {last}");
+            previous = time;
+            let live = number(&point[1]);
+            let is_either = |total: &[f64; 4]| (live - total[IN_USE]).abs() <= ROUNDING;
+            assert!(is_either(&before) || is_either(&after), "{point}");
+            assert!(at > 0 || is_either(&before), "{point}");
+            assert!(number(&point[2]) >= live * 0.98, "{point}");
+        }
+        // The times are rounded to milliseconds.
+        let ms = number(&points[points.len() - 1][0]) - number(&points[0][0]);
+        for (name, column) in [
+            ("growth_per_second", IN_USE),
+            ("alloc_per_second", ALLOCATED),
+        ] {
+            let truth = (after[column] - before[column]) / ms * 1e3;
+            let shown = number(&last[name]);
+            let allowed = (truth.abs() * 1.5 + 2.0 * ROUNDING * 1e3) / ms;
+            assert!(
+                (shown - truth).abs() <= allowed,
+                "{name} at {interval}: {shown}, {truth} is true"
+            );
+        }
+        server.stop();
+        steps.target.finish_well();
+    }
+}
