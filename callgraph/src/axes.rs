@@ -142,8 +142,8 @@ impl<'a> Axes<'a> {
         }
     }
 
-    /// Returns the critical path: the pairs whose distances add up to the full width, right to left.
-    /// Empty if the width is at most `max_width`.
+    /// Returns the critical path: the pairs whose distances add up to the full width, right to
+    /// left. Empty if the width is at most `max_width`.
     fn widest_path(&self, max_width: i64) -> Vec<Pair> {
         let constraints = self.constraint_of_each_pair();
         let x = leftmost(self.count, &constraints);

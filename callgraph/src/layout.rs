@@ -318,24 +318,24 @@ impl Part {
     /// stacked.
     fn add_loops(&self, graph: &Graph, drawn: &mut Drawn) {
         for (i, &v) in self.nodes.iter().enumerate() {
-            let own: Vec<usize> = self
+            let loops: Vec<usize> = self
                 .loops
                 .iter()
                 .copied()
                 .filter(|&e| graph.edges[e].from == v)
                 .collect();
             let area = drawn.boxes[i];
-            let count = own.len() as f64;
-            let widest = own
+            let count = loops.len() as f64;
+            let widest = loops
                 .iter()
                 .map(|&e| style::thickness(&graph.edges[e], graph.total));
             let widest = widest.fold(0.0, f64::max);
-            for (k, &e) in own.iter().enumerate() {
+            for (k, &e) in loops.iter().enumerate() {
                 let reach = loop_reach(k);
                 let half = area.h * (0.15 + 0.25 * (k + 1) as f64 / count);
                 drawn.curves.push(loop_curve(&area, reach, half));
                 let size = label_size(&graph.edges[e].label);
-                let x = area.right() + loop_reach(own.len() - 1) + widest / 2.0;
+                let x = area.right() + loop_reach(loops.len() - 1) + widest / 2.0;
                 let top = area.y + (area.h - count * LABEL_FONT * LINE_HEIGHT) / 2.0;
                 let y = top + k as f64 * LABEL_FONT * LINE_HEIGHT;
                 let label = Rect {

@@ -39,15 +39,19 @@ pub fn from_stacks(stacks: &[(Vec<usize>, f64)], name: impl Fn(usize) -> String)
     let shown: Vec<usize> = cum.keys().copied().collect();
     let label = |v: f64| format!("{:.2}MB ({:.2}%)", v, 100.0 * v / total);
     let nodes = shown.iter().map(|f| {
-        let own = flat.get(f).copied().unwrap_or(0.0);
+        let flat_value = flat.get(f).copied().unwrap_or(0.0);
         Node {
             name: name(*f),
             full_name: String::new(),
             place: format!("file{}.cc:{}", f % 17, f % 400),
             detail: String::new(),
-            flat: own,
+            flat: flat_value,
             cum: cum[f],
-            flat_label: if own == 0.0 { "0".into() } else { label(own) },
+            flat_label: if flat_value == 0.0 {
+                "0".into()
+            } else {
+                label(flat_value)
+            },
             cum_label: label(cum[f]),
             color_weight: cum[f] / total,
         }

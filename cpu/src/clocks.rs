@@ -342,7 +342,7 @@ mod tests {
         }
     }
 
-    /// Time that was sampled, with none hidden.
+    /// Returns a share of which nothing is hidden.
     fn visible(ns: u64) -> Option<Share> {
         Some(Share { ns, hidden: 0 })
     }

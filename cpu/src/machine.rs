@@ -117,7 +117,7 @@ mod tests {
         for not_a_program in [&b"#!/bin/sh"[..], b"", &head(1, 1, [3, 0])[..19]] {
             assert_eq!(Machine::parse(not_a_program), None);
         }
-        let own = std::process::id().cast_signed();
-        assert_eq!(Machine::foreign_to_us(own), None);
+        let our_pid = std::process::id().cast_signed();
+        assert_eq!(Machine::foreign_to_us(our_pid), None);
     }
 }

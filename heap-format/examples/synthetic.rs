@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use heap_format::{Detail, Mapping, ProfileBuilder, TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS, dump};
 
-/// A small generator (xorshift), so that runs are alike.
+/// A pseudo-random number generator (xorshift), so that runs are alike.
 struct Random(u64);
 
 impl Random {
@@ -62,7 +62,7 @@ fn main() -> io::Result<()> {
     io::stdout().write_all(&text)
 }
 
-/// One to 40 samples, mostly of one size, some freed.
+/// Returns counts of one to 40 samples, mostly of one size, of which some are freed.
 fn detail(random: &mut Random, interval: u64) -> Detail {
     let mut d = Detail::default();
     let size = 16 + random.below(4096);

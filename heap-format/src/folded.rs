@@ -1,7 +1,7 @@
 //! Reads folded stacks: `root;…;leaf COUNT`, one stack per line.
 //!
 //! Some writers write fractions. Values are integers here, so those of a file with fractions are
-//! multiplied by a power of ten, which the unit says: `count/100`.
+//! multiplied by a power of ten, which the unit shows: `count/100`.
 
 use std::io::Read;
 

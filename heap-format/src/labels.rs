@@ -40,8 +40,8 @@ impl Profile {
             })
         };
         let lost = |stack: usize| {
-            let own = losses.get(stack).copied().unwrap_or_default();
-            of_loss(own, stack as u32)
+            let loss = losses.get(stack).copied().unwrap_or_default();
+            of_loss(loss, stack as u32)
         };
         let labels = |stack| thread(stack).into_iter().chain(lost(stack));
         self.labels = (0..count).flat_map(labels).collect();

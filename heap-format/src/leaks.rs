@@ -214,8 +214,10 @@ mod tests {
         assert_eq!(read.facts.leak_check, profile.facts.leak_check);
         assert_eq!(read.labels, profile.labels);
         let labels = |stack: u32| -> Vec<(String, LabelValue)> {
-            let own = read.labels.iter().filter(|l| l.stack == stack);
-            own.map(|l| (l.key.clone(), l.value.clone())).collect()
+            let labels_of_stack = read.labels.iter().filter(|l| l.stack == stack);
+            labels_of_stack
+                .map(|l| (l.key.clone(), l.value.clone()))
+                .collect()
         };
         let how = |word: &str| ("leak".to_owned(), LabelValue::Text(word.to_owned()));
         let group = |n| {

@@ -139,6 +139,7 @@ pub const STANDARD_INPUT: &str = "standard input";
 /// Bytes at the start of a file that are examined to recognise its format.
 const START_SIZE: usize = 1 << 16;
 
+/// Reads a profile in the format that its first bytes show.
 fn recognise<R: Read>(lines: &mut Lines<R>) -> Result<Profile, Fault> {
     let start = lines.peek(START_SIZE)?;
     if start.is_empty() {

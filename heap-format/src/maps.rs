@@ -237,8 +237,8 @@ fn span(mapping: &Mapping) -> u64 {
     mapping.end.saturating_sub(mapping.start)
 }
 
-/// Maximum number of mappings that [`find`] looks at for one address, nearest start first. Ranges of
-/// one process do not overlap; the limit bounds the time for malformed files.
+/// Maximum number of mappings that [`find`] looks at for one address, nearest start first. Ranges
+/// of one process do not overlap; the limit bounds the time for malformed files.
 const MAX_OVERLAPPING: usize = 64;
 
 /// Finds the best mapping for `address`. `order` is sorted by start, so only mappings that start

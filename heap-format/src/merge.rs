@@ -262,11 +262,11 @@ impl Merger {
         let mut labels = profile.labels.iter().peekable();
         let mut stacks = vec![None; profile.stacks.len()];
         for (i, frames) in profile.stacks.iter().enumerate() {
-            let mut own: Vec<Label> = Vec::new();
+            let mut labels_of_stack: Vec<Label> = Vec::new();
             while let Some(label) = labels.next_if(|l| l.stack as usize == i) {
-                own.push(label.clone());
+                labels_of_stack.push(label.clone());
             }
-            own.extend(mark.iter().map(|(key, value)| Label {
+            labels_of_stack.extend(mark.iter().map(|(key, value)| Label {
                 stack: 0,
                 key: (*key).to_owned(),
                 value: value.clone(),
@@ -284,7 +284,7 @@ impl Merger {
             // average of a stack, which differs from dump to dump.
             let sizes = profile.block_sizes.get(i).copied();
             let block_size = sizes.filter(|_| profile.format != Format::Dump);
-            let stack = self.stack(frames, own, block_size);
+            let stack = self.stack(frames, labels_of_stack, block_size);
             self.add_values(stack, values, profile.details.get(i));
             self.put_variances(profile, i, stack, &columns, sign < 0);
             stacks[i] = Some(stack as u32);
@@ -321,13 +321,13 @@ impl Merger {
         let lengths = out.duration_ns.into_iter().chain(new.duration_ns);
         let sum = lengths.reduce(u64::saturating_add);
         // If the system clock was set, a session may end before it starts.
-        let own = end.filter(|_| new.start_unix_ns.is_some());
-        let own = own.map(|end| end.saturating_sub(new.duration_ns.unwrap_or(0))..end);
-        let joined = |own: &Range<u64>| match &self.span {
-            Some(span) => span.start.min(own.start)..span.end.max(own.end),
-            None => own.clone(),
+        let session = end.filter(|_| new.start_unix_ns.is_some());
+        let session = session.map(|end| end.saturating_sub(new.duration_ns.unwrap_or(0))..end);
+        let joined = |session: &Range<u64>| match &self.span {
+            Some(span) => span.start.min(session.start)..span.end.max(session.end),
+            None => session.clone(),
         };
-        let span = own.as_ref().map(joined);
+        let span = session.as_ref().map(joined);
         let limit = span.as_ref().map_or(u64::MAX, |span| span.end - span.start);
         out.duration_ns = sum.map(|sum| sum.min(limit));
         self.span = span.or(self.span.take());
@@ -486,7 +486,7 @@ impl Merger {
             return;
         }
         let width = columns.len();
-        let own = profile.sample_types.len();
+        let profile_width = profile.sample_types.len();
         let all = if is_base {
             &mut self.base_variances
         } else {
@@ -494,7 +494,7 @@ impl Merger {
         };
         let sums = &mut all[to * width..(to + 1) * width];
         for (sum, column) in sums.iter_mut().zip(columns) {
-            *sum += profile.variances[from * own + column];
+            *sum += profile.variances[from * profile_width + column];
         }
     }
 

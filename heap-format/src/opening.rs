@@ -152,10 +152,10 @@ mod tests {
 
     #[test]
     fn a_process_leads_to_real_files() {
-        let own = std::env::current_exe().unwrap();
+        let program = std::env::current_exe().unwrap();
         let through_process = regular(Path::new("/proc/self/exe")).unwrap();
         let a = through_process.metadata().unwrap();
-        let b = std::fs::metadata(own).unwrap();
+        let b = std::fs::metadata(program).unwrap();
         assert_eq!((a.dev(), a.ino()), (b.dev(), b.ino()));
     }
 }

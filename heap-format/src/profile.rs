@@ -438,10 +438,10 @@ impl Profile {
         self.threads.extend(other.threads.get(index));
         self.losses.extend(other.losses.get(index));
         let start = other.labels.partition_point(|l| (l.stack as usize) < index);
-        let own = other.labels[start..]
+        let labels_of_stack = other.labels[start..]
             .iter()
             .take_while(|l| l.stack as usize == index);
         self.labels
-            .extend(own.map(|l| Label { stack, ..l.clone() }));
+            .extend(labels_of_stack.map(|l| Label { stack, ..l.clone() }));
     }
 }

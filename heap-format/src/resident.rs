@@ -53,8 +53,8 @@ impl Heap {
         }
     }
 
-    /// Divides this much anonymous memory into the parts, where owners are not known. Returns them, and the rest that belongs
-    /// to none of them.
+    /// Divides this much anonymous memory into the parts, where owners are not known. Returns them,
+    /// and the rest that belongs to none of them.
     ///
     /// jemalloc counts pages as resident that were never touched, above all of its metadata, so no
     /// part is taken to be larger than what the parts before leave of `anonymous`. What the heap
@@ -85,7 +85,7 @@ impl Heap {
     }
 }
 
-/// Resident anonymous memory by owner, in bytes. Owners are told apart by address.
+/// Resident anonymous memory by owner, in bytes. The owner of a page is determined by its address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ByOwner {
     /// Allocator's pages with objects.
@@ -102,7 +102,7 @@ pub struct ByOwner {
     pub own_mappings: u64,
 }
 
-/// Names under which a dump records them. Stacks are own mappings there.
+/// Names of the counters in a dump, which counts stacks as own mappings.
 const NAMES: [&str; 5] = [
     "heap_in_use",
     "heap_unused",
@@ -112,15 +112,15 @@ const NAMES: [&str; 5] = [
 ];
 
 impl ByOwner {
-    /// Returns what a dump records.
+    /// Returns the counters of a dump, with their names.
     pub fn counters(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        let own = self.own_mappings.saturating_add(self.stacks);
+        let mapped = self.own_mappings.saturating_add(self.stacks);
         let heap = [self.heap_in_use, self.heap_unused, self.heap_metadata];
-        let values = heap.into_iter().chain([self.agent, own]);
+        let values = heap.into_iter().chain([self.agent, mapped]);
         NAMES.into_iter().zip(values)
     }
 
-    /// Reads what a dump records. `None` if it is not there.
+    /// Reads the counters of a dump. Returns `None` if one is missing.
     pub fn of(counter: impl Fn(&str) -> Option<u64>) -> Option<Self> {
         let [in_use, unused, metadata, agent, own] = NAMES.map(counter);
         Some(Self {

@@ -10,7 +10,7 @@ pub struct Stacks {
 }
 
 impl Stacks {
-    /// Number of stacks.
+    /// Returns the number of stacks.
     pub fn len(&self) -> usize {
         self.spans.len()
     }

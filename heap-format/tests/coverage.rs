@@ -1,12 +1,12 @@
-//! Error bars hold what they promise: over many simulated runs, the interval
-//! around a sampled number holds the true one in 95 of 100.
+//! Coverage of error bars: over many simulated runs, the 95 % confidence interval of a sampled
+//! value contains the true value in 95 % of the runs.
 //!
 //! The generator's seeds are fixed, so no test here fails by chance.
 
 use heap_format::variance::{fill, half_width};
 use heap_format::{Detail, Profile, ProfileBuilder, dump};
 
-/// Number of runs; twenty times as many before a release.
+/// Returns the number of runs, which is twenty times as large before a release.
 fn runs() -> usize {
     let is_full = std::env::var("MEM_TESTS_PLANTED").is_ok_and(|what| what == "all");
     if is_full { 8000 } else { 400 }
@@ -15,11 +15,11 @@ fn runs() -> usize {
 const INTERVAL: u64 = 1024;
 const WIDE: u64 = 65_536;
 
-/// A small generator (xorshift), so that every test run is the same.
+/// A pseudo-random number generator (xorshift), so that every test run is the same.
 struct Random(u64);
 
 impl Random {
-    /// Uniform in (0, 1].
+    /// Returns a number that is uniformly distributed in (0, 1].
     fn next(&mut self) -> f64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -33,8 +33,8 @@ impl Random {
     }
 }
 
-/// What a simulated function allocates: sizes, how many of each, and how many
-/// of 8 objects are freed.
+/// Allocations of a simulated function: sizes, number of objects of each size, and how many of 8
+/// objects are freed.
 struct Workload {
     sizes: &'static [(u64, u64)],
     freed_of_8: u64,
@@ -71,8 +71,8 @@ const WORKLOADS: [Workload; 7] = [
     },
 ];
 
-/// Small and large objects of one stack: some count for a thousand times more objects
-/// than others, so that their average says nothing about how far the sum may be off.
+/// Small and large objects of one stack. Some samples stand for a thousand times more objects than
+/// others, so the error of the sum cannot be computed from their average.
 const MIXED: [Workload; 4] = [
     Workload {
         sizes: &[(16, 20_000), (64, 6_000), (512, 1_000), (8192, 60)],
@@ -136,10 +136,10 @@ fn run(workload: &Workload, interval: u64, random: &mut Random) -> (Detail, [f64
     (d, truth)
 }
 
-/// How often intervals of each column held the truth, of how many.
+/// Returns the fraction of the intervals of each column that contain the true value.
 fn coverage(workloads: &[Workload], interval: u64, kept: Kept) -> [f64; 4] {
     let mut random = Random(0x0123_4567_89ab_cdef);
-    let mut held = [0; 4];
+    let mut covered = [0; 4];
     for _ in 0..runs() {
         let mut builder = ProfileBuilder::new(interval);
         let run = |w| run(w, interval, &mut random);
@@ -150,24 +150,24 @@ fn coverage(workloads: &[Workload], interval: u64, kept: Kept) -> [f64; 4] {
         let mut profile = kept.of(builder.finish());
         fill(&mut profile);
         for (stack, (_, truth)) in runs.iter().enumerate() {
-            for (column, inside) in held.iter_mut().enumerate() {
+            for (column, inside) in covered.iter_mut().enumerate() {
                 let value = profile.values_of(stack)[column] as f64;
                 let half = half_width(value, profile.variances[stack * 4 + column]);
                 *inside += usize::from((value - truth[column]).abs() <= half);
             }
         }
     }
-    held.map(|inside| inside as f64 / (runs() * workloads.len()) as f64)
+    covered.map(|inside| inside as f64 / (runs() * workloads.len()) as f64)
 }
 
-/// What a format keeps of what was sampled.
+/// Format in which a profile is stored before its variances are computed.
 #[derive(Clone, Copy)]
 enum Kept {
     /// A dump that was written and read.
     Dump,
-    /// One of the first version, without the variances of objects.
+    /// Dump of the first format version, which has no variances of objects.
     FirstDump,
-    /// The four values alone.
+    /// Only the four values of each stack.
     Values,
 }
 
@@ -187,7 +187,7 @@ impl Kept {
     }
 }
 
-/// A dump as the first version wrote it: ten exact values, not thirteen.
+/// Converts a dump to the first format version, which has ten exact values instead of thirteen.
 fn first_version(text: &str) -> String {
     let line = |line: &str| match line.strip_prefix("# s ") {
         Some(values) => {
@@ -202,7 +202,8 @@ fn first_version(text: &str) -> String {
     text.lines().map(line).collect()
 }
 
-/// 2800 and 1600 intervals: their share strays by 0.4 and 0.5 % (one standard error).
+/// The two workloads give 2800 and 1600 intervals, so the standard errors of the fractions are
+/// 0.4 % and 0.5 %.
 #[test]
 fn confidence_intervals_have_the_right_coverage() {
     for (workloads, interval) in [

@@ -47,7 +47,8 @@ fn facts() -> Facts {
     }
 }
 
-/// Two threads, frames of every kind, a stack without frames and one without values.
+/// Returns a profile of two threads with frames of every kind, a stack without frames and one
+/// without values.
 fn sample() -> Profile {
     let mut builder = CpuBuilder::new(sampling());
     builder.module(Mapping {
@@ -105,7 +106,7 @@ fn profiles_round_trip_exactly() {
     assert_eq!(names.collect::<Vec<_>>(), expected);
 }
 
-/// As `mem_profiler` writes it.
+/// The format that `mem_profiler` writes.
 #[test]
 fn packed_profiles_round_trip_exactly() {
     let mut packed = Vec::new();
@@ -253,9 +254,10 @@ fn any_frame() -> impl Strategy<Value = Any> {
 }
 
 proptest! {
-    /// Whatever a controller puts in comes back: any names, empty stacks, zeros, any numbers.
+    /// A profile that is written and read is the same, with any names, empty stacks, zeros and any
+    /// numbers.
     #[test]
-    fn every_profile_comes_back(
+    fn written_profiles_are_read_unchanged(
         names in prop::collection::vec(any_name(), 6),
         threads in prop::collection::vec((any::<u32>(), any_name()), 0..4),
         numbers in any::<(u32, Option<u64>, u64)>(),

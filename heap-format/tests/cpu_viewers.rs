@@ -12,7 +12,7 @@ use heap_format::{Mapping, Profile, cpu, open, pprof};
 const BASE: u64 = 0x55d0_0000_0000;
 const PERIOD_NS: u64 = 10_000_000;
 
-/// A profile at 100 samples a second of these stacks, leaf first.
+/// Returns a profile of these stacks, innermost frame first, at 100 samples per second.
 fn profile(stacks: &[(Vec<Frame>, u64, u64)]) -> Profile {
     let mut builder = CpuBuilder::new(Sampling {
         engine: "perf_event".into(),
@@ -36,7 +36,8 @@ fn user(at: u64) -> Frame<'static> {
     Frame::User(BASE + at)
 }
 
-/// Whole periods: a main function below everything, kernel frames, what was not sampled.
+/// Returns stacks whose times are multiples of the period: below a main function, with kernel
+/// frames, and of time that was not sampled.
 fn whole() -> Vec<(Vec<Frame<'static>>, u64, u64)> {
     let main = || user(0x2000);
     let stack = |frames, periods| (frames, periods, periods * PERIOD_NS);

@@ -1,4 +1,4 @@
-//! What is written is read back, and a damaged dump is refused.
+//! Written dumps are read unchanged, and damaged ones are refused.
 
 use heap_format::{
     BuildId, Detail, Facts, Format, Function, IntervalPeriod, Line, Mapping, Profile,

@@ -35,7 +35,7 @@ fn open(number: u8, bytes: u64) -> Vec<u8> {
     [vec![(number << 3) | 2], length(bytes)].concat()
 }
 
-/// Input with a beginning, and bytes that are repeated after it.
+/// Returns inputs: a name, the beginning, and bytes that are repeated after it.
 fn cases() -> Vec<(&'static str, Vec<u8>, Vec<u8>)> {
     let value_type = message(1, &[0x08, 1, 0x10, 2]);
     let names = [message(6, b""), message(6, b"space"), message(6, b"bytes")].concat();
@@ -107,7 +107,7 @@ fn pack(start: &[u8], unit: &[u8], bytes: usize) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// Child's report on a file: the result of reading it, and the peak of its memory.
+/// Reads a file in a child process. Returns the result as text, and the child's peak memory in KiB.
 fn read_apart(file: &[u8]) -> (String, u64) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("file");
@@ -153,7 +153,7 @@ fn endless_compressed_data_are_refused_early() {
     }
 }
 
-/// A zstd frame with a window, which expands without end: blocks that repeat one byte.
+/// Returns a zstd frame with a window that expands to any size: its blocks repeat one byte.
 fn zstd_bomb(start: &[u8], blocks: usize) -> Vec<u8> {
     const RUN: u32 = 128 << 10;
     /// Window of 64 MiB, the largest that is accepted.

@@ -160,7 +160,8 @@ fn perf_script_text_is_read() {
     assert_eq!(profile.stacks.get(1).len(), 2);
 }
 
-/// What `perf script` prints of samples of these events, each with its period.
+/// Returns the profile of an output of `perf script` with samples of these events, each with its
+/// period.
 fn perf_script(events: &[(&str, i64)]) -> Profile {
     let sample = |&(event, period): &(&str, i64)| {
         format!(

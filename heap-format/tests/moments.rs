@@ -16,7 +16,7 @@ fn detail(live: u64, freed: u64) -> Detail {
     }
 }
 
-/// A dump with a stack for each number, of as many bytes in use.
+/// Returns a dump with one stack for each address in `live`, with that many live bytes.
 fn profile(live: &[(u64, u64)], moments: Vec<Moment>) -> Profile {
     let mut builder = ProfileBuilder::new(1);
     for &(address, bytes) in live {

@@ -1,5 +1,5 @@
-//! Python's frames in dumps: they come back as they were, and are told apart by their names when
-//! dumps are added up.
+//! Python's frames in dumps: they are read as they were written, and are distinguished by their
+//! names when dumps are added up.
 
 use heap_format::merge::{self, Base};
 use heap_format::{Detail, Function, Profile, ProfileBuilder, dump};

@@ -1,4 +1,4 @@
-//! Files in every wrapping that users give them, and files of other tools.
+//! Files with every compression and container that users give them, and files of other tools.
 
 use std::io::Write;
 
@@ -17,7 +17,7 @@ fn zstd(bytes: &[u8]) -> Vec<u8> {
     compress_to_vec(bytes, CompressionLevel::Fastest)
 }
 
-/// A frame that readers skip, as `pzstd` writes.
+/// Returns a zstd frame that readers skip, as `pzstd` writes.
 fn skippable(bytes: &[u8]) -> Vec<u8> {
     let length = (bytes.len() as u32).to_le_bytes();
     [&[0x50, 0x2a, 0x4d, 0x18], &length[..], bytes].concat()
@@ -29,7 +29,8 @@ const JEMALLOC: &[u8] =
 const FOLDED: &[u8] = b"main;a 3\nmain;b 4\n";
 const PERF: &[u8] = b"app 1 2.5: 100 cpu-clock: \n\t55d0 work+0x1 (/opt/app)\n\n";
 
-/// Protobuf of a stack of one function with the value 30, fields in the order of `numbers`.
+/// Returns a pprof profile of a stack of one function with the value 30. Its fields are in the
+/// order of `numbers`.
 fn pprof(numbers: &[u8]) -> Vec<u8> {
     let fields: [(u8, &[&[u8]]); 7] = [
         (1, &[b"\x08\x01\x10\x02"]),

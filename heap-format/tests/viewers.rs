@@ -12,8 +12,8 @@ use heap_format::{
 
 const STACKS: u64 = 200;
 
-/// Stacks over mixed and equal sizes, some objects freed, with every fact that
-/// a dump can hold.
+/// Returns a profile with stacks of objects of one size and of mixed sizes, of which some are
+/// freed, and with every fact that a dump can contain.
 fn profile(interval: u64) -> Profile {
     let mut builder = ProfileBuilder::new(interval);
     let base = 0x55d0_0000_0000;
@@ -93,8 +93,8 @@ fn number(text: &str, before: &str) -> i64 {
     digits.parse().unwrap()
 }
 
-/// Each tool truncates each of two lines a stack; objects lose in addition
-/// what rounding the size of small records costs.
+/// Checks that a tool's sum differs from ours only by rounding. Each tool rounds down each of two
+/// lines per stack; objects differ further because sizes of small records are rounded.
 fn assert_close(tool: &str, column: &str, got: i64, want: i64) {
     let lines = 2 * STACKS as i64 + 2;
     let slack = if column.ends_with("objects") {
@@ -126,6 +126,7 @@ fn compare(interval: u64) {
     }
 }
 
+/// Returns the total of a column that `go tool pprof` reports.
 fn go(path: &Path, kind: &str) -> i64 {
     let index = format!("-sample_index={kind}");
     let path = path.to_str().unwrap();
@@ -149,6 +150,7 @@ fn go(path: &Path, kind: &str) -> i64 {
     number(&text, "% of ")
 }
 
+/// Returns the total of a column that a viewer in Perl reports.
 fn perl(tool: &str, package: &str, path: &Path, kind: &str) -> i64 {
     let kind = format!("--{kind}");
     let arguments = [

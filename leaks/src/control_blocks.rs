@@ -8,8 +8,8 @@ use reachability::Memory;
 const CHUNK: usize = 4096;
 /// Minimum alignment of a block.
 const STEP: usize = 16;
-/// Offset of the thread id in a block (`struct pthread` of glibc for x86-64). The kernel sets the id
-/// to 0 when the thread exits.
+/// Offset of the thread id in a block (`struct pthread` of glibc for x86-64). The kernel sets the
+/// id to 0 when the thread exits.
 const TID_OFFSET: u64 = 0x2d0;
 
 /// Returns the addresses of likely control blocks: the first and the third word point to the block

@@ -30,8 +30,8 @@ use super::regions::Region;
 const MIN_WORKER_BYTES: u64 = 8 << 20;
 /// Time limit of a copy's search, in addition to the time for its memory at [`MIN_SPEED`].
 const SEARCH_TIMEOUT: Duration = Duration::from_secs(60);
-/// Minimum speed of a copy's search, in bytes per second. A fifth of the worst measurement: randomly
-/// ordered nodes on a slow, busy machine.
+/// Minimum speed of a copy's search, in bytes per second. A fifth of the worst measurement:
+/// randomly ordered nodes on a slow, busy machine.
 const MIN_SPEED: u64 = 16 << 20;
 
 /// Memory as of one moment. It is read from the copy, from regions that were read during the stop

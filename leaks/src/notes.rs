@@ -68,21 +68,21 @@ pub fn notes(check: &Check, names: &HashMap<NodeId, Vec<Frame>>) -> Vec<String> 
         trouble.is_some(),
         format!("suppressions: {}", trouble.unwrap_or_default()),
     );
-    let is_lossy = check.leaks.total.samples > 0;
+    let has_leaks = check.leaks.total.samples > 0;
     add(
-        is_lossy && check.looks.is_some(),
+        has_leaks && check.looks.is_some(),
         "it was not stopped, so its registers are not known: what only they point to is reported as lost (not without --gentle)"
             .to_owned(),
     );
     add(
-        is_lossy && check.shared > 0,
+        has_leaks && check.shared > 0,
         format!(
             "{} of shared memory was read while it ran: what only that points to may be reported as lost; or use --stop",
             text::bytes(check.shared as f64)
         ),
     );
     add(
-        is_lossy && check.in_flight > 0,
+        has_leaks && check.in_flight > 0,
         format!(
             "io_uring has requests under way ({}): what only these point to may be reported as \
              lost, since the kernel does not reveal it",

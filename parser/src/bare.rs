@@ -1,6 +1,6 @@
 //! Profiles that do not say where the program was loaded: without mappings, or with one that names
-//! no file. Their addresses are taken for those in the program's file, as pprof takes them, which is
-//! right for programs that are not position-independent.
+//! no file. Their addresses are taken for those in the program's file, as pprof takes them, which
+//! is right for programs that are not position-independent.
 
 use std::path::Path;
 

@@ -50,8 +50,8 @@ impl Sums {
         self.variances.get(column).copied().unwrap_or(0.0)
     }
 
-    /// Returns the half-width of the 95 % confidence interval of a column's sum; 0 if it is exact or
-    /// unknown.
+    /// Returns the half-width of the 95 % confidence interval of a column's sum; 0 if it is exact
+    /// or unknown.
     pub fn error(&self, column: usize) -> i64 {
         let value = self.values.get(column).copied().unwrap_or(0) as f64;
         half_width(value, self.variance(column)).round() as i64
@@ -168,9 +168,9 @@ pub fn by_thread(view: &View, nodes: &Nodes) -> Option<BTreeMap<String, Owner>> 
 
 /// Returns the name of each stack's thread. Empty if no stack has one.
 fn thread_names(profile: &Profile) -> Vec<Option<&str>> {
-    let own = |label: &&heap_format::Label| label.key == THREAD_LABEL;
+    let is_thread = |label: &&heap_format::Label| label.key == THREAD_LABEL;
     let mut names = Vec::new();
-    for label in profile.labels.iter().filter(own) {
+    for label in profile.labels.iter().filter(is_thread) {
         names.resize(profile.stacks.len(), None);
         if let (LabelValue::Text(name), Some(slot)) =
             (&label.value, names.get_mut(label.stack as usize))

@@ -115,8 +115,8 @@ fn is_replaceable(path: &Path, content: &[u8]) -> bool {
             .ok()?;
         Some(start)
     };
-    let own = &content[..content.len().min(SIGNATURE_SIZE)];
-    found.is_file() && start().is_some_and(|start| start == own)
+    let new_start = &content[..content.len().min(SIGNATURE_SIZE)];
+    found.is_file() && start().is_some_and(|start| start == new_start)
 }
 
 /// Writes to standard output. A closed pipe (`| head`) is not an error.

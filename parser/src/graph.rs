@@ -479,12 +479,12 @@ impl Builder {
         let listed = graph.nodes.len();
         for mut edge in self.edges {
             for end in [&mut edge.from, &mut edge.to] {
-                let own = &mut position[*end as usize];
-                if *own == NONE {
-                    *own = (listed + graph.gone.len()) as u32;
+                let new_position = &mut position[*end as usize];
+                if *new_position == NONE {
+                    *new_position = (listed + graph.gone.len()) as u32;
                     graph.gone.push(*end);
                 }
-                *end = *own;
+                *end = *new_position;
             }
             let number = graph.edges.len() as u32;
             if let Some(caller) = graph.nodes.get_mut(edge.from as usize) {

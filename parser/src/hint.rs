@@ -177,13 +177,14 @@ impl Unnamed {
             {
                 frames = &visible[..rest.len() + 1];
             }
-            let mut own: Vec<&Path> = frames.iter().filter_map(file).collect();
-            own.retain(|path| innermost == Some(path) || !is_starting(path));
-            own.sort_unstable();
-            own.dedup();
+            let mut paths: Vec<&Path> = frames.iter().filter_map(file).collect();
+            paths.retain(|path| innermost == Some(path) || !is_starting(path));
+            paths.sort_unstable();
+            paths.dedup();
             innermost.iter().for_each(|_| add(&mut unnamed.within));
-            own.first().iter().for_each(|_| add(&mut unnamed.below));
-            own.iter()
+            paths.first().iter().for_each(|_| add(&mut unnamed.below));
+            paths
+                .iter()
                 .for_each(|path| add(sums.entry(path).or_default()));
         }
         let sums = sums.into_iter().filter(|(_, value)| *value > 0);
@@ -297,10 +298,10 @@ mod tests {
     #[test]
     fn shares_of_unnamed_code_and_its_callees_are_reported() {
         let named = [LIBRARY, LIBC];
-        let own = message(&[&[PROGRAM, LIBC]], &named).unwrap();
+        let unnamed = message(&[&[PROGRAM, LIBC]], &named).unwrap();
         let expected =
             "100% of the bytes were allocated by code without names (/opt/none/program 100%); ";
-        assert!(own.starts_with(expected), "{own}");
+        assert!(unnamed.starts_with(expected), "{unnamed}");
         let called = message(&[&[LIBRARY, PROGRAM, LIBC]], &named).unwrap();
         let expected = "100% of the bytes were allocated by functions called by code without names \
                         (/opt/none/program 100%); ";

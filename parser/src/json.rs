@@ -26,7 +26,7 @@ enum Form {
 }
 
 fn write(value: &impl Serialize, form: Form) -> String {
-    let formatter = Safe {
+    let formatter = EscapingFormatter {
         form,
         in_list: false,
     };
@@ -39,12 +39,12 @@ fn write(value: &impl Serialize, form: Form) -> String {
 }
 
 /// Formatter that writes short numbers and escapes strings.
-struct Safe {
+struct EscapingFormatter {
     form: Form,
     in_list: bool,
 }
 
-impl Formatter for Safe {
+impl Formatter for EscapingFormatter {
     fn write_f64<W: ?Sized + Write>(&mut self, out: &mut W, value: f64) -> io::Result<()> {
         // Integers are written without a fraction, in the range in which they are exact.
         if value.fract() == 0.0 && value.abs() < 9e15 {
@@ -61,11 +61,11 @@ impl Formatter for Safe {
     ) -> io::Result<()> {
         let mut from = 0;
         for (at, c) in fragment.char_indices() {
-            let Some(shown) = replacement(c, self.form) else {
+            let Some(escaped) = replacement(c, self.form) else {
                 continue;
             };
             out.write_all(&fragment.as_bytes()[from..at])?;
-            write!(out, "\\u{:04x}", u32::from(shown))?;
+            write!(out, "\\u{:04x}", u32::from(escaped))?;
             from = at + c.len_utf8();
         }
         out.write_all(&fragment.as_bytes()[from..])
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn embedded_objects_of_a_list_stand_on_lines() {
+    fn each_embedded_object_of_a_list_is_on_a_line_of_its_own() {
         #[derive(Serialize)]
         struct Row {
             a: [u32; 2],

@@ -38,7 +38,7 @@ fn main() -> ExitCode {
 
 /// Prints a message. Escapes it, because it may contain names from untrusted files.
 fn say(message: &str) {
-    // If stderr cannot be written, nobody could be told.
+    // If standard error cannot be written, the message is lost.
     let _ = writeln!(
         std::io::stderr(),
         "mem_parser: {}",

@@ -123,9 +123,9 @@ fn unlikeness(wanted: &str, name: &str) -> u32 {
     if letters > 2 && name.contains(wanted) {
         return 1;
     }
-    let own = start(last_parts(name, wanted));
-    let length = letters.max(own.chars().count());
-    (osa_distance(wanted, &own) * NONE as usize / length) as u32
+    let name_end = start(last_parts(name, wanted));
+    let length = letters.max(name_end.chars().count());
+    (osa_distance(wanted, &name_end) * NONE as usize / length) as u32
 }
 
 /// Removes characters that are special in patterns.

@@ -75,7 +75,8 @@ pub fn origin(profile: &Profile, location: &Location) -> Origin {
     let path = mapping.path.as_os_str().as_bytes();
     let anonymous = ["//anon", "[anon", "/memfd:"];
     let is_anonymous = match path {
-        // Some writers of pprof's format name no file at all: Go's, if the system lists no mappings.
+        // Some writers of pprof's format name no file at all: Go's, if the system lists no
+        // mappings.
         b"" => {
             let names_files =
                 profile.format != Format::Pprof || profile.mappings.iter().any(has_file);

@@ -4,13 +4,13 @@
 use heap_format::{Profile, maps};
 
 /// Beginnings of the names of functions that run a script.
-const RUNNING: [&str; 4] = [
+const SCRIPT_FUNCTIONS: [&str; 4] = [
     "execute_ex",
     "zend_execute",
     "zend_call_function",
     "php_execute",
 ];
-/// Inverse of the share of the values below which scripts are taken for unseen.
+/// Inverse of the share of a profile below which its scripts' allocations are considered missing.
 const MIN_RATIO: i64 = 2;
 
 /// Returns a remark if a heap profile is of PHP, and scripts allocated little of what it shows.
@@ -18,19 +18,19 @@ pub fn remark(profile: &Profile) -> Option<String> {
     if !profile.is_of_memory() || !profile.mappings.iter().any(|m| is_php(&m.path)) {
         return None;
     }
-    let runs: Vec<bool> = profile
+    let runs_script: Vec<bool> = profile
         .locations
         .iter()
         .map(|location| {
             let mut lines = profile.lines_of(location).iter();
             lines.any(|line| {
                 let name = &profile.functions[line.function as usize].name;
-                RUNNING.iter().any(|start| name.starts_with(start))
+                SCRIPT_FUNCTIONS.iter().any(|start| name.starts_with(start))
             })
         })
         .collect();
     let mut all = 0i64;
-    let mut run = 0i64;
+    let mut in_scripts = 0i64;
     let columns = profile.sample_types.len();
     for index in 0..profile.stacks.len() {
         let value = profile.values[index * columns + profile.default_type].saturating_abs();
@@ -39,12 +39,12 @@ pub fn remark(profile: &Profile) -> Option<String> {
             .stacks
             .get(index)
             .iter()
-            .any(|&frame| runs[frame as usize])
+            .any(|&frame| runs_script[frame as usize])
         {
-            run = run.saturating_add(value);
+            in_scripts = in_scripts.saturating_add(value);
         }
     }
-    (run < all / MIN_RATIO).then(|| {
+    (in_scripts < all / MIN_RATIO).then(|| {
         "PHP has an allocator of its own for scripts, which is not seen here; to see their memory, \
          set USE_ZEND_ALLOC=0"
             .to_owned()

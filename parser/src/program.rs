@@ -36,10 +36,10 @@ impl NoProgram {
         let Some((path, id)) = &self.code else {
             return true;
         };
-        let own = |mapping: &Mapping| mapping.path == *path && mapping.build_id == *id;
+        let is_of_program = |mapping: &Mapping| mapping.path == *path && mapping.build_id == *id;
         let mut locations = profile.locations.iter().filter(|location| {
             let mapping = profile.mappings.get(location.mapping as usize);
-            mapping.is_some_and(own)
+            mapping.is_some_and(is_of_program)
         });
         locations.all(|location| location.line_count == 0)
     }

@@ -31,9 +31,9 @@ pub fn narrow(profile: &mut Profile, shown: Shown, merged: bool) -> Option<Strin
         Shown::PythonOnly => {
             let has_own = profile.locations.iter().any(|l| profile.is_python(l));
             let is_own = |location| !has_own || profile.is_python(location);
-            let own = profile.locations.iter().zip(&python);
-            let own: Vec<bool> = own.map(|(l, &python)| python && is_own(l)).collect();
-            only_python(profile, &own)
+            let pairs = profile.locations.iter().zip(&python);
+            let are_own: Vec<bool> = pairs.map(|(l, &python)| python && is_own(l)).collect();
+            only_python(profile, &are_own)
         }
         Shown::Usual => Roles::of(profile, &python).usual(profile),
     };

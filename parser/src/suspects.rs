@@ -273,8 +273,8 @@ mod tests {
     use crate::nodes::Granularity;
     use heap_format::{ProfileBuilder, merge, variance};
 
-    /// A stack's numbers: objects of 100 bytes allocated, of these freed, ages
-    /// of both in milliseconds.
+    /// Returns the counts of a stack that allocated `objects` objects of 100 bytes and freed
+    /// `freed` of them. Ages and lifetimes are in milliseconds.
     fn detail(objects: f64, freed: f64, age: f64, lifetime: f64) -> Detail {
         Detail {
             alloc_samples: 10,

@@ -205,10 +205,10 @@ impl View {
     fn is_base(&self, stack: usize) -> bool {
         let labels = &self.profile.labels;
         let start = labels.partition_point(|l| (l.stack as usize) < stack);
-        let mut own = labels[start..]
+        let mut labels_of_stack = labels[start..]
             .iter()
             .take_while(|l| l.stack as usize == stack);
-        own.any(|l| l.key == BASE_LABEL)
+        labels_of_stack.any(|l| l.key == BASE_LABEL)
     }
 }
 

@@ -12,8 +12,7 @@ const KIB: u64 = 1024;
 const SECOND: u64 = 1_000_000_000;
 const END: u64 = 1_795_235_047 * SECOND;
 
-/// A dump of a session in which 1,000 objects of 4,097 bytes were allocated, and of a process whose
-/// allocator had 8 MiB in objects `ago` ns before.
+/// Returns the facts of a dump, whose process's allocator had 8 MiB in objects `ago` ns before.
 fn facts(ago: u64) -> Facts {
     let map = |pairs: &[(&str, u64)]| {
         let pair = |&(name, kib): &(&str, u64)| (name.to_owned(), kib * KIB);
@@ -42,7 +41,7 @@ fn facts(ago: u64) -> Facts {
     }
 }
 
-/// What the tab says, and the bytes of each row by its label.
+/// Returns as JSON the text of the tab, and the bytes of each row by its label.
 fn tab(facts: Facts) -> String {
     const PROBE: &str = r##"
 document.querySelector("#to-allocator").click();

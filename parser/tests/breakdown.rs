@@ -29,7 +29,7 @@ fn objects(bytes: f64, [allocated, live, short]: [f64; 3]) -> Detail {
     }
 }
 
-/// A server of three threads that are told apart and others.
+/// Returns the profile of a server with three threads that have names and others that have none.
 fn server() -> Profile {
     let mut builder = ProfileBuilder::new(1);
     let thread = |name: &str| Thread {
@@ -161,7 +161,7 @@ fn older_dumps_report_missing_information() {
     }
 }
 
-/// What a probe finds on the page of the server.
+/// Returns the state that the script `probe` reports on the page of the server.
 fn probe(probe: &str) -> String {
     let directory = tempfile::tempdir().unwrap();
     let file = write(directory.path());

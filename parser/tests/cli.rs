@@ -15,7 +15,7 @@ fn this_program() -> PathBuf {
     std::env::current_exe().unwrap()
 }
 
-/// Where a function of this program is loaded from.
+/// Returns the mapping of this program's code.
 fn text_mapping() -> Mapping {
     let maps = fs::read("/proc/self/maps").unwrap();
     let here = text_mapping as *const () as u64;
@@ -31,7 +31,7 @@ extern "C" fn function_that_allocates_in_the_test() -> u64 {
     17
 }
 
-/// A dump of this program with one stack in a function of known name.
+/// Writes a dump of this program with one stack in a function of known name.
 fn write_dump(directory: &TempDir, name: &str, build_id: &[u8], bytes: f64) -> PathBuf {
     let mut builder = ProfileBuilder::new(1);
     let mapping = Mapping {
@@ -234,7 +234,7 @@ fn dumps_are_added_and_subtracted() {
     );
 }
 
-/// A dump in `tests/data`.
+/// Returns the path of a dump in `tests/data`.
 fn data(name: &str) -> String {
     format!("{}/tests/data/{name}", env!("CARGO_MANIFEST_DIR"))
 }

@@ -1,4 +1,4 @@
-//! CPU profiles in every output: units, what the headings say, and CPU and heap on one page.
+//! CPU profiles in every output: units, headings, and CPU and heap on one page.
 //!
 //! `tests/data/shop.cpu` is made by hand: a CPU profile of the process of `shop.heap`, with two
 //! threads, functions of the kernel, a truncated stack, and time without samples.
@@ -28,7 +28,7 @@ fn output(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What is said where something is refused.
+/// Returns the error message of a command line that must be refused.
 fn refusal(arguments: &[&str]) -> String {
     let output = run(arguments);
     assert_eq!(output.status.code(), Some(1), "{arguments:?}");
@@ -48,7 +48,7 @@ fn call_graphs_show_how_often_time_was_sampled() {
         assert!(text.contains("Sampling: 99 samples per second of CPU time"));
         assert!(!text.contains("Interval: 10101010"));
     }
-    // Each graph of a page with both tells its own.
+    // On a page with both, each flame graph shows its own sampling.
     let both = output(&["-f", "shop.heap", "shop.cpu", "--html"]);
     assert!(both.contains("Sampling: 99 samples per second of CPU time"));
     assert!(both.contains("Interval: 512 bytes"));
@@ -96,7 +96,7 @@ fn formats_for_other_programs_have_times() {
     }
 }
 
-/// A picture without our scripts and styles.
+/// Returns the part of a picture between our styles and our scripts.
 fn own_part(svg: &str) -> &str {
     let from = svg.find("<g class=\"plain\">").unwrap();
     let to = svg.find("<script><![CDATA[").unwrap();
@@ -145,7 +145,8 @@ fn outputs_of_memory_are_refused_by_name() {
     assert!(message.contains("no column of nanoseconds"), "{message}");
 }
 
-/// Rows of a table: name, flat and cum in nanoseconds; without what marks the kernel's functions.
+/// Returns the rows of a table: name without the mark of kernel functions, flat and cum in
+/// nanoseconds.
 fn rows(table: &str) -> Vec<(String, i64, i64)> {
     let rows = table.lines().skip_while(|line| !line.contains("flat%"));
     rows.skip(1)
@@ -186,20 +187,20 @@ fn pprof_reads_our_numbers() {
         "--nodefraction",
         "0",
     ]);
-    let mut a = rows(&ours);
-    let mut b = rows(&theirs);
-    a.sort();
-    b.sort();
-    assert!(a.len() > 20, "{ours}");
-    assert_eq!(a, b);
+    let mut our_rows = rows(&ours);
+    let mut their_rows = rows(&theirs);
+    our_rows.sort();
+    their_rows.sort();
+    assert!(our_rows.len() > 20, "{ours}");
+    assert_eq!(our_rows, their_rows);
 }
 
-/// A page with the data of the profiles.
+/// Returns the page of these profiles.
 fn page(files: &[&str]) -> String {
     output(&[files, &["--html"]].concat())
 }
 
-/// The labels of the tabs, as their scripts add them.
+/// Returns the keys of the tabs that the page's scripts add.
 fn tabs(page: &str) -> Vec<&str> {
     let labels = page.split("TABS.push({ key: \"").skip(1);
     labels.map(|rest| rest.split('"').next().unwrap()).collect()
@@ -260,7 +261,7 @@ fn of_another_process() -> (tempfile::TempDir, PathBuf) {
     (directory, file)
 }
 
-/// The heap's own numbers on the page that also has a CPU profile.
+/// Compares a page of a heap profile with a page that also has a CPU profile.
 #[test]
 fn a_cpu_profile_does_not_change_the_heap_columns() {
     let part = |page: &str, key: &str| {
@@ -341,7 +342,7 @@ fn the_cost_of_malloc_is_shown_by_caller() {
     );
 }
 
-/// How CPU time was sampled stands above CPU time, and not above bytes.
+/// Determines for each column whether its flame graph has the note on the sampling of CPU time.
 const NOTE_PROBE: &str = r##"
 const state = {};
 const $ = (s) => document.querySelector(s);
@@ -393,7 +394,8 @@ fn the_agents_own_functions_are_malloc() {
     assert!(expected > 900, "{expected}");
     let agent = "/libmem_agent.so";
     assert_eq!(sum(agent, "mem_agent::sample::NAME"), expected);
-    // Modules that the program loads do what they like.
+    // The agent's loader runs initializers of modules that the program loads, which are not
+    // allocations.
     assert_eq!(sum(agent, "mem_agent::entry::loader::NAME"), 0);
     assert_eq!(sum("/libc.so.6", "mem_agent::sample::NAME"), 0);
 }
@@ -444,7 +446,7 @@ fn a_written_gperftools_file_is_read_again() {
     let file = directory.path().join("shop.prof");
     let path = file.to_str().unwrap();
     output(&["-f", "shop.cpu", "--gperftools", "-o", path]);
-    // That format has no build ids: the program must be named, and any will do here.
+    // That format has no build ids, so a program must be given. This test does not depend on which.
     let raw = output(&["-p", env!("CARGO_BIN_EXE_mem_parser"), "-f", path, "--raw"]);
     assert!(
         raw.contains("PeriodType: cpu nanoseconds\nPeriod: 10101000\n"),

@@ -19,7 +19,8 @@ fn parser(arguments: &[&str], file: &Path) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// `main` holds 64 kB through `left` and 36 kB through `right`, at this interval.
+/// Writes a dump in which `main` has 64 kB live through `left` and 36 kB through `right`, sampled
+/// at this interval.
 fn write(directory: &Path, interval: u64) -> PathBuf {
     let mut builder = ProfileBuilder::new(interval);
     for (address, kilobytes) in [(0x1001, 64.0), (0x2001, 36.0)] {

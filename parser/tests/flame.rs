@@ -43,7 +43,7 @@ main;start;load_tables;allocate 1200
 main;start 75
 ";
 
-/// What depends on the profile: the picture without its styles, and the data.
+/// Returns the parts that depend on the profile: the picture without its styles, and the data.
 fn own_part(svg: &str) -> &str {
     let from = svg.find("<g class=\"plain\">").unwrap();
     let to = svg.find("<script><![CDATA[").unwrap();

@@ -1,9 +1,9 @@
 //! Every output of the parser on the same small dumps, compared with golden
 //! files.
 //!
-//! `tests/data/shop.heap` and `shop_before.heap` are dumps of `shop.cpp`, with
-//! symbols inside; how to make new ones is said in CONTRIBUTING.md. The flame
-//! graph's golden files are compared in `flame.rs`.
+//! `tests/data/shop.heap` and `shop_before.heap` are dumps of `shop.cpp` that contain symbols;
+//! CONTRIBUTING.md describes how to make new ones. The flame graph's golden files are compared in
+//! `flame.rs`.
 
 use std::fs;
 
@@ -27,7 +27,7 @@ fn check_change(name: &str, arguments: &[&str]) {
     expected::compare(name, &output(&[&shop, arguments].concat()));
 }
 
-/// What lies between two markers, again and again, taken out.
+/// Removes all parts of a text between the markers `start` and `end`.
 fn without(text: &str, start: &str, end: &str) -> String {
     let mut parts = text.split(start);
     let mut kept = parts.next().unwrap_or_default().to_owned();
@@ -40,7 +40,7 @@ fn without(text: &str, start: &str, end: &str) -> String {
     kept
 }
 
-/// A picture or page without our scripts and styles, which are source files.
+/// Returns a picture or page without our scripts and styles, which are source files.
 fn content(text: &str) -> String {
     let scripts = without(text, "<script><![CDATA[", "]]></script>");
     without(&scripts, "<style>", "</style>")

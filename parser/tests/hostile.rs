@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 
 mod formats;
 
-/// Every format, and another table.
+/// Returns the flags of every format, and one more table.
 fn outputs() -> Vec<String> {
     let mut outputs = formats::options();
     outputs.push("--top --lines --cum --trim=false".to_owned());
@@ -32,7 +32,7 @@ fn parser(file: &Path, options: &str) -> Output {
     output
 }
 
-/// What the fuzz targets start from, and what they found.
+/// Returns the seeds of the fuzz targets, and the inputs that they found.
 fn inputs() -> Vec<PathBuf> {
     let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/seeds");
     let targets = fs::read_dir(seeds).unwrap();

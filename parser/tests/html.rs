@@ -44,7 +44,7 @@ fn folded(scale: u64) -> String {
     )
 }
 
-/// A dump with ages, figures of the allocator and facts, without symbols.
+/// Writes a dump with ages, figures of the allocator and facts, without symbols.
 fn write_dump(directory: &TempDir) -> PathBuf {
     let mut builder = ProfileBuilder::new(1024);
     let figures = [
@@ -72,7 +72,7 @@ fn write_dump(directory: &TempDir) -> PathBuf {
     path
 }
 
-/// The JSON of a script element.
+/// Returns the JSON in a script element.
 fn json<'a>(page: &'a str, id: &str) -> &'a str {
     let start = format!("<script type=\"application/json\" id=\"{id}\">");
     let (_, rest) = page.split_once(&start).unwrap();
@@ -333,7 +333,7 @@ fn page_interaction_works_and_no_name_is_executed() {
     }
 }
 
-/// What is there for paper while the page is printed, and afterwards.
+/// Reports the state of the page while it is printed, and afterwards.
 const PRINT_PROBE: &str = r##"
 const state = {};
 const $ = (s) => document.querySelector(s);

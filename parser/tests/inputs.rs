@@ -1,4 +1,4 @@
-//! Where a profile comes from, and what is given beside it: pipes, programs, other tools' habits.
+//! Sources of a profile and its companions: pipes, programs, and files given as for other tools.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -79,7 +79,7 @@ fn a_dash_is_standard_input_for_every_output() {
     }
     let dump = fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/shop.heap")).unwrap();
     assert!(ok(&piped(scratch.path(), "-t -", &dump)).contains("flat%"));
-    // A base, and a file of that name.
+    // A base is read from standard input, even if there is a file named `-`.
     fs::write(at("-"), b"main;a 1\n").unwrap();
     let change = ok(&piped(
         scratch.path(),
@@ -146,7 +146,7 @@ fn inputs_that_cannot_be_standard_input_are_refused() {
         "{}",
         stderr(&output)
     );
-    // A terminal of its own.
+    // Standard input is a terminal.
     let program = env!("CARGO_BIN_EXE_mem_parser");
     let output = Command::new("script")
         .args(["-qec", &format!("{program} -t -"), "/dev/null"])

@@ -70,7 +70,7 @@ const SERVER: [Behaviour; 4] = [
     },
 ];
 
-/// The server's dump after `minute` minutes, symbols inside.
+/// Returns the server's dump after `minute` minutes, with symbols.
 fn server(minute: f64, pid: u32) -> Profile {
     let mut builder = ProfileBuilder::new(1024);
     builder.facts(Facts {
@@ -258,7 +258,8 @@ const SETS: [Set; 2] = [
     },
 ];
 
-/// The dump after some minutes under a clock that was set, in a session that began `boot` ns after the boot.
+/// Returns the dump after `minute` minutes, where the system clock was set during the session. The
+/// session began `boot` ns after the boot.
 fn under_set_clock(minute: u64, set: &Set, boot: Option<u64>) -> Profile {
     let mut profile = server(minute as f64, 7);
     let facts = &mut profile.facts;

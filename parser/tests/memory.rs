@@ -12,14 +12,15 @@ mod keeper;
 
 use keeper::{BASE, text, tool};
 
-/// Functions, each of which has an address on a stack.
+/// Number of functions. The dump has one stack in each.
 const STACKS: u64 = 5_000;
-/// The one that has most, so that it is shown.
-const MOST: u64 = 2_500;
-/// Types before each function, which are passed through on the way to it.
+/// Index of the function with the largest value, which is therefore shown.
+const LARGEST: u64 = 2_500;
+/// Number of types before each function, which a reader must skip to find it.
 const TYPES: usize = 520;
 
-/// A unit whose entries take 100 MB: the functions are far apart, and so are their names.
+/// Returns the source of a compilation unit with 100 MB of debug entries, in which the functions
+/// and their names are far apart.
 fn source() -> String {
     let mut source = format!(
         ".text\n.globl keeps\n.type keeps, @function\nkeeps: .fill {STACKS}, 4, 0x90909090\nret\n\
@@ -42,7 +43,7 @@ fn source() -> String {
     source + ".uleb128 0\n.Llast:\n.section .note.GNU-stack\n"
 }
 
-/// Builds it; returns its path, and the address of the first function.
+/// Builds the program. Returns its path, and the address of the first function.
 fn build(directory: &Path) -> (PathBuf, u64) {
     let at = |name: &str| directory.join(name);
     fs::write(at("big.s"), source()).unwrap();
@@ -67,8 +68,8 @@ fn build(directory: &Path) -> (PathBuf, u64) {
     (program, u64::from_str_radix(address, 16).unwrap())
 }
 
-/// A dump with a stack for each function.
-fn dumped(directory: &Path, program: &Path, address: u64) -> PathBuf {
+/// Writes a dump with a stack for each function.
+fn write_dump(directory: &Path, program: &Path, address: u64) -> PathBuf {
     let mut builder = ProfileBuilder::new(1);
     builder.module(Mapping {
         start: BASE,
@@ -82,7 +83,7 @@ fn dumped(directory: &Path, program: &Path, address: u64) -> PathBuf {
         let detail = Detail {
             alloc_samples: 1,
             alloc_objects: 1.0,
-            alloc_bytes: if stack == MOST { 1e6 } else { 64.0 },
+            alloc_bytes: if stack == LARGEST { 1e6 } else { 64.0 },
             ..Detail::default()
         };
         builder.stack([BASE + address + 4 * stack + 1], &detail);
@@ -92,10 +93,11 @@ fn dumped(directory: &Path, program: &Path, address: u64) -> PathBuf {
     path
 }
 
-/// Bytes that a command and what it started took at most, each for itself, and what it printed.
+/// Runs a command. Returns the peak memory in bytes of its largest process, and its standard
+/// output.
 #[expect(
     clippy::zombie_processes,
-    reason = "waited for by wait4, which tells of its memory"
+    reason = "wait4 reaps it, and returns its memory use"
 )]
 fn peak(command: &mut Command, out: &Path) -> (u64, String) {
     let child = command
@@ -110,7 +112,7 @@ fn peak(command: &mut Command, out: &Path) -> (u64, String) {
     let waited = unsafe { libc::wait4(pid, &raw mut status, 0, usage.as_mut_ptr()) };
     assert_eq!(waited, pid, "{}", io::Error::last_os_error());
     assert_eq!(status, 0);
-    // SAFETY: numbers, which zeros are, and which were written.
+    // SAFETY: zeros are valid numbers, and `wait4` has written the struct.
     let usage = unsafe { usage.assume_init() };
     let kilobytes = u64::try_from(usage.ru_maxrss).unwrap();
     (kilobytes << 10, fs::read_to_string(out).unwrap())
@@ -122,13 +124,13 @@ fn a_big_program_does_not_fill_the_memory() {
     let (program, address) = build(directory.path());
     let size = fs::metadata(&program).unwrap().len();
     assert!(size > 90 << 20, "{size}");
-    let heap = dumped(directory.path(), &program, address);
+    let heap = write_dump(directory.path(), &program, address);
     for what in ["-t", "-s"] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_mem_parser"));
         command.args([what, "-p", text(&program), text(&heap)]);
         let (bytes, message) = peak(&mut command, &directory.path().join("out"));
         assert!(
-            message.contains(&format!("keeps_{MOST}")),
+            message.contains(&format!("keeps_{LARGEST}")),
             "{what}: {message}"
         );
         assert!(bytes < 64 << 20, "{what}: {} KiB", bytes >> 10);

@@ -8,7 +8,7 @@ use helpers::browser;
 
 const SHOP: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/shop.heap");
 
-/// An output of a file.
+/// Returns the output of a command line.
 fn output(arguments: &[&str]) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_mem_parser"))
         .args(arguments)
@@ -19,7 +19,7 @@ fn output(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What a probe finds on the page of a file.
+/// Returns the state that the script `probe` reports on the page of a file.
 fn probe(file: &str, probe: &str) -> String {
     let page = browser::open_page(&output(&["-f", file, "--html"]));
     let directory = tempfile::tempdir().unwrap();
@@ -28,7 +28,7 @@ fn probe(file: &str, probe: &str) -> String {
     browser::state(&path, "")
 }
 
-/// A profile of functions whose file has a hostile name.
+/// Writes a profile of functions whose file has a hostile name.
 fn hostile(directory: &Path) -> String {
     let folded = "main;f 10\nmain;g 5\n";
     let mut profile = heap_format::read(folded.as_bytes(), "test").unwrap();
@@ -120,7 +120,7 @@ fn tooltips_have_places_and_help_lists_the_keys() {
     }
 }
 
-/// Where the heaviest box of the call graph is, in its frame.
+/// Reports the position of the heaviest box of the call graph in its frame.
 const GRAPH_PROBE: &str = r##"
 const state = {};
 document.querySelector("#to-graph").click();
@@ -154,7 +154,7 @@ fn the_start_view_shows_the_largest_boxes() {
     }
 }
 
-/// What each tab says.
+/// Reports the text of each tab.
 const TABS_PROBE: &str = r##"
 const state = {};
 const says = (tab) => {

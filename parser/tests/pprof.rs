@@ -14,7 +14,7 @@ use heap_format::{
 
 use units::{one_space, with_their_units};
 
-/// A small generator (xorshift), so that every run tests the same profiles.
+/// A pseudo-random number generator (xorshift), so that every run tests the same profiles.
 struct Random(u64);
 
 impl Random {
@@ -26,8 +26,8 @@ impl Random {
     }
 }
 
-/// A profile with inlined functions, recursion, frames without names,
-/// negative values when asked for, and sizes.
+/// Returns a profile with inlined functions, recursion, frames without names, and sizes. Some
+/// values are negative if `negative` is set.
 fn profile(seed: u64, negative: bool) -> Profile {
     let mut random = Random(seed);
     // Stacks come from the only way to make some: text.
@@ -112,7 +112,7 @@ fn theirs(file: &Path, arguments: &str) -> String {
     run(command.arg(file))
 }
 
-/// What both print, ours and pprof's arguments side by side.
+/// Our arguments, and pprof's for the same output.
 const CASES: [(&str, &str); 26] = [
     ("-t", "-top"),
     ("-t --cum", "-top -cum"),

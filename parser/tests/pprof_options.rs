@@ -58,7 +58,7 @@ fn ours(file: &Path, arguments: &[&str]) -> String {
 #[test]
 fn every_option_does_what_it_does_in_pprof() {
     let directory = tempfile::tempdir().unwrap();
-    // Symbols inside, so that both name the same frames.
+    // The profile contains symbols, so that both tools show the same names.
     let profile = directory.path().join("shop.pb.gz");
     let written = ["--proto", "-o", profile.to_str().unwrap()];
     ours(&expected::data("shop.heap"), &written);

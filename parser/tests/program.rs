@@ -276,7 +276,7 @@ fn a_misspelt_program_gets_a_suggestion() {
     );
 }
 
-/// What the dump names is opened only if it is a regular file that is on a disk.
+/// A file that a dump names is opened only if it is a regular file on a disk.
 #[test]
 fn dumps_cannot_open_devices_pipes_or_relative_paths() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! What is refused before anything is lost, and what the message says.
+//! Refusals: they come before anything is overwritten, and their messages say why.
 
 use std::fs;
 use std::os::unix::fs::symlink;

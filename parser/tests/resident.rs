@@ -1,4 +1,4 @@
-//! Where the resident memory is, as a dump tells it.
+//! The report on resident memory by owner.
 
 mod expected;
 

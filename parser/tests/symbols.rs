@@ -21,7 +21,7 @@ fn parser(dump: &Path, arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-/// The last line of the table, and what was said.
+/// Returns the last line of the table, and the messages.
 fn named(dump: &Path, arguments: &[&str]) -> (String, String) {
     let output = parser(dump, arguments);
     let message = String::from_utf8(output.stderr).unwrap();
@@ -132,8 +132,8 @@ fn mapped(built: &keeper::Built, page: u64) -> Mapping {
     }
 }
 
-/// As lld lays programs out: code begins anywhere within a page of 64 KiB. The debug file has no
-/// offsets that would tell where.
+/// The layout of lld's programs: code begins anywhere within a page of 64 KiB. The debug file has
+/// no file offsets, so it does not show where.
 #[test]
 fn debug_files_of_programs_on_pages_of_any_size_name_the_right_functions() {
     let directory = tempfile::tempdir().unwrap();
@@ -349,7 +349,7 @@ fn kernel_functions_are_named_only_under_the_same_kernel() {
     assert!(table(BuildId::default()).ends_with(" [vdso]"));
 }
 
-/// A small generator (xorshift), so that every run damages the same bytes.
+/// A pseudo-random number generator (xorshift), so that every run damages the same bytes.
 struct Random(u64);
 
 impl Random {
@@ -361,8 +361,8 @@ impl Random {
     }
 }
 
-/// Files that lie or end early cost their own names at most: the parser ends
-/// well and says what is wrong, whatever the library below it does.
+/// Files that are corrupt or truncated lack at most their own names: the parser succeeds and
+/// reports the error, even if the library that it uses panics.
 #[test]
 fn damaged_files_do_not_crash_the_parser() {
     let directory = tempfile::tempdir().unwrap();
@@ -436,7 +436,7 @@ fn change(path: &Path, name: &str, how: impl FnOnce(&mut [u8], &mut [u8])) {
     fs::write(path, bytes).unwrap();
 }
 
-/// What a section of debug information claims costs no more than lines.
+/// A corrupt section of debug information makes only lines unavailable.
 #[test]
 fn damaged_debug_information_falls_back_to_the_symbol_table() {
     let directory = tempfile::tempdir().unwrap();
@@ -478,7 +478,7 @@ fn damaged_debug_information_falls_back_to_the_symbol_table() {
     }
 }
 
-/// Whatever is wrong with the debug information in a program, that of its debug file counts.
+/// If the debug information in a program is corrupt, that of its debug file is used.
 #[test]
 fn a_debug_file_replaces_damaged_debug_information() {
     let directory = tempfile::tempdir().unwrap();

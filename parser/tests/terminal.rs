@@ -18,7 +18,7 @@ const HOSTILE: &str =
 
 mod formats;
 
-/// Every format, and some with more options.
+/// Returns the flags of every format, for some also with more options.
 fn outputs() -> Vec<String> {
     let mut outputs = formats::options();
     let more = [
@@ -62,7 +62,7 @@ fn assert_output(what: &str, output: &Output) {
     assert_inert(what, &output.stderr);
 }
 
-/// A profile in which everything that can be named has this name.
+/// Returns a profile in which everything that has a name has a hostile one.
 fn profile(facts: Facts) -> Profile {
     let mut builder = ProfileBuilder::new(1024);
     builder.facts(facts);

@@ -69,7 +69,8 @@ fn at(tenths: u64, live: u64, stacks: Option<[u64; 3]>) -> Moment {
     }
 }
 
-/// Twelve seconds: up in a ramp, a peak at six of which the stacks are known, and down.
+/// Returns the moments of twelve seconds: live memory grows up to a peak at six seconds, of which
+/// the stacks are known, and then shrinks.
 fn session() -> Vec<Moment> {
     let moment = |tenths: u64| match tenths {
         0..=39 => at(

@@ -1,4 +1,5 @@
-//! What is typed: bare dumps, help, suggestions, completions, and where outputs go.
+//! Usage of the command line: dumps without options, help, suggestions, completions, and
+//! destinations of outputs.
 
 use std::fs;
 use std::path::Path;
@@ -275,7 +276,7 @@ fn without_a_terminal_outputs_go_to_standard_output() {
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
 }
 
-/// What a command line shows in a terminal of 80 columns. Needs script, of util-linux.
+/// Returns the output of a command line in a terminal of 80 columns. Needs `script` of util-linux.
 fn in_terminal(directory: &Path, arguments: &str) -> String {
     parser_in(directory, &["--version"]);
     let command = format!(
@@ -314,7 +315,7 @@ fn in_a_terminal_pictures_and_pages_go_to_files() {
         fs::read(directory.path().join("x.html")).unwrap(),
         b"<p>my own"
     );
-    // The table and what is asked for by -o are as everywhere.
+    // Tables, and outputs with -o, are the same as without a terminal.
     assert!(in_terminal(directory.path(), "x.heap").contains("flat%"));
     assert!(in_terminal(directory.path(), "x.heap -s -o -").contains("<svg"));
     assert_eq!(in_terminal(directory.path(), "x.heap -s -o y.svg"), "");

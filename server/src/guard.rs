@@ -74,8 +74,8 @@ impl Guard {
             ));
         }
         if let Some(origin) = header("origin") {
-            let own = origin.split_once("://").map(|(_, name)| name);
-            if own != Some(host) {
+            let origin_host = origin.split_once("://").map(|(_, name)| name);
+            if origin_host != Some(host) {
                 return Err(Reply::refusal(
                     403,
                     "cross-origin request: another web page made it",

@@ -112,11 +112,11 @@ fn open(address: &Address) -> anyhow::Result<OpenListener> {
             let listener =
                 TcpListener::bind(requested).map_err(|error| bind_error(*requested, error))?;
             listener.set_nonblocking(true)?;
-            let own = listener.local_addr()?;
+            let bound_address = listener.local_addr()?;
             let listener = tokio::net::TcpListener::from_std(listener)?;
             Ok(OpenListener {
                 listener: Listener::Tcp(listener),
-                address: format!("http://{own}/"),
+                address: format!("http://{bound_address}/"),
                 socket: None,
             })
         }
@@ -142,8 +142,8 @@ fn bind_error(address: SocketAddr, error: io::Error) -> anyhow::Error {
     }
 }
 
-/// Extends and ends sessions until a signal arrives. With `sample_new`, starts a session in each new
-/// process.
+/// Extends and ends sessions until a signal arrives. With `sample_new`, starts a session in each
+/// new process.
 fn maintain_sessions(server: &Server, sample_new: bool, signals: &Signals) {
     let mut searched: Option<Instant> = None;
     loop {

@@ -24,7 +24,7 @@ pub struct Settings {
     pub max_overhead: Option<f64>,
 }
 
-/// Settings that a request for a session asks for. The server's limits hold in any case.
+/// Settings in a request for a session. The server's limits apply in any case.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RequestedSettings {
     /// Initial mean bytes between samples; `None` for the server's default.
@@ -132,8 +132,8 @@ impl Drop for Lease {
         };
         let mut state = self.sessions.state();
         // The pid may have been reused.
-        let own = state.entries.get_mut(&pid);
-        if let Some(entry) = own.filter(|entry| entry.target.agent.file == file) {
+        let entry_of_pid = state.entries.get_mut(&pid);
+        if let Some(entry) = entry_of_pid.filter(|entry| entry.target.agent.file == file) {
             entry.leases = entry.leases.saturating_sub(1);
             state.end_if_unused(pid);
         }
@@ -313,8 +313,8 @@ impl Sessions {
         let pid = agent.pid;
         let file = agent.file;
         let mut state = self.state();
-        let own = state.entries.get_mut(&pid);
-        if let Some(entry) = own.filter(|entry| entry.belongs_to(&agent)) {
+        let entry_of_pid = state.entries.get_mut(&pid);
+        if let Some(entry) = entry_of_pid.filter(|entry| entry.belongs_to(&agent)) {
             entry.leases += 1;
             entry.renewal = Instant::now();
         } else if running(&agent)?.is_some() {
@@ -341,8 +341,8 @@ impl Sessions {
     ) -> Result<Started, String> {
         let settings = self.settings.applied_to(requested);
         let mut state = self.state();
-        let own = state.entries.get_mut(&agent.pid);
-        let entry = match own.filter(|entry| entry.belongs_to(&agent)) {
+        let entry_of_pid = state.entries.get_mut(&agent.pid);
+        let entry = match entry_of_pid.filter(|entry| entry.belongs_to(&agent)) {
             Some(entry) => {
                 let is_other = requested.interval.is_some() || requested.max_overhead.is_some();
                 if (is_other || requested.thin) && entry.settings != settings {
@@ -365,8 +365,8 @@ impl Sessions {
     /// controller at once. Does not stop a session of another controller.
     pub fn stop(&self, agent: &Agent) -> Result<(), String> {
         let mut state = self.state();
-        let own = state.entries.get_mut(&agent.pid);
-        if let Some(entry) = own.filter(|entry| entry.belongs_to(agent)) {
+        let entry_of_pid = state.entries.get_mut(&agent.pid);
+        if let Some(entry) = entry_of_pid.filter(|entry| entry.belongs_to(agent)) {
             entry.kept = None;
             state.end_if_unused(agent.pid);
             return Ok(());

@@ -15,7 +15,8 @@ extern "C" fn a_function_to_be_named() -> u64 {
     std::hint::black_box(42)
 }
 
-/// A profile of this process: of a function here, of a marker, and of no function.
+/// Returns a profile of this process with stacks of a function in this file, of a marker, and of no
+/// function.
 fn profile() -> Profile {
     let mut builder = ProfileBuilder::new(1);
     builder.facts(Facts {

@@ -199,8 +199,8 @@ pub struct Tree<'a> {
 
 impl<'a> Tree<'a> {
     /// Returns a tree in memory that is zeroed or already in use. There must be at least
-    /// [`Levels::slot_count`] slots, and at most [`MAX_NODES`] nodes; otherwise [`child`](Self::child)
-    /// finds no room.
+    /// [`Levels::slot_count`] slots, and at most [`MAX_NODES`] nodes; otherwise
+    /// [`child`](Self::child) finds no room.
     #[must_use]
     pub fn new(
         slots: &'a [AtomicU32],

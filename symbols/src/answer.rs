@@ -21,13 +21,13 @@ pub struct Failure(pub String);
 struct Strings<'a> {
     all: Vec<&'a str>,
     /// Index in `all` by address.
-    known: HashMap<*const u8, u32>,
+    indices: HashMap<*const u8, u32>,
 }
 
 impl<'a> Strings<'a> {
     /// Returns the index of a string; adds it if necessary.
     fn index(&mut self, text: &'a Rc<str>) -> u32 {
-        *self.known.entry(text.as_ptr()).or_insert_with(|| {
+        *self.indices.entry(text.as_ptr()).or_insert_with(|| {
             self.all.push(text);
             self.all.len() as u32 - 1
         })
@@ -72,8 +72,8 @@ pub fn send(to: &mut impl Write, answer: &Answer) -> io::Result<()> {
 pub fn receive(from: &mut impl Read) -> io::Result<Option<Answer>> {
     let mut head = [0; 9];
     let mut bytes = Vec::new();
-    let got = from.by_ref().take(9).read_to_end(&mut bytes)?;
-    if got < head.len() {
+    let read = from.by_ref().take(9).read_to_end(&mut bytes)?;
+    if read < head.len() {
         return Ok(None);
     }
     head.copy_from_slice(&bytes);
@@ -131,10 +131,11 @@ impl Cursor<'_> {
     }
 }
 
+/// Returns the origin with this discriminant; the default if there is none.
 fn origin(number: u32) -> Origin {
     let all = [Origin::Symbol, Origin::Source, Origin::Synthetic];
-    let own = all.into_iter().find(|origin| *origin as u32 == number);
-    own.unwrap_or_default()
+    let origin = all.into_iter().find(|origin| *origin as u32 == number);
+    origin.unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -323,10 +323,10 @@ mod tests {
 
     #[test]
     fn files_with_wrong_table_sizes_give_no_variable() {
-        let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        let program = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         let file = tempfile::NamedTempFile::new().unwrap();
         for (at, bytes) in [(40, [0xff; 8]), (40, 64u64.to_le_bytes()), (56, [0xff; 8])] {
-            let mut damaged = own[..8192].to_vec();
+            let mut damaged = program[..8192].to_vec();
             damaged[at..at + 8].copy_from_slice(&bytes);
             std::fs::write(file.path(), &damaged).unwrap();
             let found = definitions(file.path(), &["malloc", "main"]);

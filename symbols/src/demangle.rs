@@ -333,7 +333,7 @@ mod tests {
             .collect()
     }
 
-    /// Shortened names of instances in the standard library.
+    /// Returns the short name of an instance in the standard library.
     fn short(name: &str) -> String {
         let traits = "char, std::char_traits<char>";
         let string = format!("std::basic_string<{traits}, std::allocator<char> >");

@@ -116,14 +116,14 @@ impl<'a> Files<'a> {
                 .to_path_buf()
         });
         let process = process::pid_here(profile).and_then(process::directory);
-        let own = DEBUG_DIRECTORIES.map(PathBuf::from);
+        let default_directories = DEBUG_DIRECTORIES.map(PathBuf::from);
         let given = options.directories.iter().cloned();
         let roots = options.directories.iter().map(|f| f.join("usr/lib/debug"));
         Self {
             options,
             main,
             process,
-            debug_directories: given.chain(roots).chain(own).collect(),
+            debug_directories: given.chain(roots).chain(default_directories).collect(),
         }
     }
 

@@ -58,7 +58,7 @@ struct Link {
 
 /// Returns the links of a file, or `None` if they cannot be read.
 fn links(path: &Path) -> Option<Vec<Link>> {
-    let own = Elf::open(path).ok()?.build_id;
+    let build_id = Elf::open(path).ok()?.build_id;
     let Some(image) = Image::open(path) else {
         return no_links_by_text(path).then(Vec::new);
     };
@@ -72,7 +72,7 @@ fn links(path: &Path) -> Option<Vec<Link>> {
         let end = data.iter().position(|&byte| byte == 0)?;
         let id = match skipped {
             0 if data.len() - end > 8 => BuildId(data[end + 1..].to_vec()),
-            _ => own.clone(),
+            _ => build_id.clone(),
         };
         let name = PathBuf::from(OsStr::from_bytes(&data[..end]));
         links.push(Link { name, id });
@@ -97,14 +97,17 @@ impl Link {
     fn candidates(&self, linker: &Path, directories: &[PathBuf]) -> Vec<PathBuf> {
         let canonical = linker.canonicalize();
         let linker = canonical.as_deref().unwrap_or(linker);
-        let own = linker.parent().unwrap_or(Path::new("/"));
-        let mut candidates = vec![own.join(&self.name), own.join(".debug").join(&self.name)];
+        let directory_of_linker = linker.parent().unwrap_or(Path::new("/"));
+        let mut candidates = vec![
+            directory_of_linker.join(&self.name),
+            directory_of_linker.join(".debug").join(&self.name),
+        ];
         let hex = self.id.to_string();
         for directory in directories {
             if let Some((first, rest)) = hex.split_at_checked(2) {
                 candidates.push(directory.join(format!(".build-id/{first}/{rest}.debug")));
             }
-            for above in own.ancestors() {
+            for above in directory_of_linker.ancestors() {
                 let below = above.strip_prefix("/").unwrap_or(above);
                 candidates.push(directory.join(below).join(&self.name));
             }

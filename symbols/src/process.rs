@@ -17,20 +17,22 @@ pub fn pid_here(profile: &Profile) -> Option<u32> {
 /// thread has exited, returns that of another thread, because an exited thread has no executable,
 /// root or mappings.
 pub fn directory(pid: u32) -> Option<PathBuf> {
-    let own = PathBuf::from(format!("/proc/{pid}"));
+    let main_directory = PathBuf::from(format!("/proc/{pid}"));
     let has_root = |directory: &PathBuf| std::fs::read_link(directory.join("root")).is_ok();
-    if !own.is_dir() || has_root(&own) {
-        return Some(own).filter(|own| own.is_dir());
+    if !main_directory.is_dir() || has_root(&main_directory) {
+        return Some(main_directory).filter(|main_directory| main_directory.is_dir());
     }
-    let threads = std::fs::read_dir(own.join("task")).into_iter().flatten();
+    let threads = std::fs::read_dir(main_directory.join("task"))
+        .into_iter()
+        .flatten();
     let threads = threads.flatten().take(MAX_THREADS);
     let mut others = threads.map(|thread| PathBuf::from("/proc").join(thread.file_name()));
-    Some(others.find(has_root).unwrap_or(own))
+    Some(others.find(has_root).unwrap_or(main_directory))
 }
 
 /// Returns true if the profile was taken on this machine since its last boot.
 fn is_of_this_machine(profile: &Profile) -> bool {
-    let own = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    let current = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     let recorded = profile.facts.boot_id.as_deref().map(str::trim);
-    recorded.is_some_and(|recorded| own.is_ok_and(|own| own.trim() == recorded))
+    recorded.is_some_and(|recorded| current.is_ok_and(|current| current.trim() == recorded))
 }

@@ -272,9 +272,9 @@ fn restrain(requests: &[Request]) {
     let files: u64 = requests.iter().map(size).fold(0, u64::saturating_add);
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages = statm.split(' ').next().and_then(|n| n.parse::<u64>().ok());
-    let own = pages.unwrap_or(0).saturating_mul(4096);
+    let current_size = pages.unwrap_or(0).saturating_mul(4096);
     let memory = CHILD_MEMORY
-        .saturating_add(own)
+        .saturating_add(current_size)
         .saturating_add(files.saturating_mul(16));
     let seconds = CHILD_SECONDS.saturating_add(files >> 20);
     for (resource, value) in [
@@ -487,7 +487,7 @@ mod tests {
                 request(path, addresses.clone())
             })
             .collect();
-        // Whatever each is, it has an answer, and the next one too.
+        // Every request has an answer, even after a corrupt file.
         assert_eq!(read(&requests, &[]).len(), requests.len());
     }
 }

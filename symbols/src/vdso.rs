@@ -33,17 +33,17 @@ pub fn name(profile: &Profile, locations: &[usize], names: &mut Names) -> Option
         .filter_map(|&n| Some((n, mapping_of(n)?)))
         .collect();
     let (_, mapping) = inside.first()?;
-    let own = Copy::make()
-        .filter(|own| !mapping.build_id.is_empty() && own.elf.build_id == mapping.build_id);
+    let copy = Copy::make()
+        .filter(|copy| !mapping.build_id.is_empty() && copy.elf.build_id == mapping.build_id);
     let mut found = Frames::new();
     let mut warning = None;
-    if let Some(own) = own {
+    if let Some(copy) = copy {
         let address = |&(n, m): &(usize, &Mapping)| {
             let offset = profile.locations[n].address.wrapping_sub(m.start);
-            own.elf.address_of(offset).unwrap_or(u64::MAX)
+            copy.elf.address_of(offset).unwrap_or(u64::MAX)
         };
         let request = Request {
-            path: own.path.clone(),
+            path: copy.path.clone(),
             module: None,
             addresses: inside.iter().map(address).collect(),
             tables_only: false,

@@ -72,8 +72,8 @@ pub trait Machine {
     const HAS_PLT_RULE: bool;
     /// Vendor of the machine's additional call frame instructions.
     const VENDOR: Vendor;
-    /// Layout of signal frames, on machines with a link register, in which an interrupted function's
-    /// return address may still be. `None` if calls push it.
+    /// Layout of signal frames, on machines with a link register, in which an interrupted
+    /// function's return address may still be. `None` if calls push it.
     const SIGNAL_FRAME: Option<SignalFrame>;
     /// True if calls put the return address into a register instead of pushing it.
     const HAS_LINK_REGISTER: bool = Self::SIGNAL_FRAME.is_some();

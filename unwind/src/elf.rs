@@ -39,7 +39,8 @@ pub trait Module<'a> {
     /// Returns the section `.eh_frame_hdr`.
     fn eh_frame_hdr(&self) -> Option<Section<'a>>;
 
-    /// Returns the bytes that start at an address of `.eh_frame`, up to the end of the section or beyond.
+    /// Returns the bytes that start at an address of `.eh_frame`, up to the end of the section or
+    /// beyond.
     fn bytes_from(&self, address: u64) -> Option<Section<'a>>;
 
     /// Returns the program's entry point, or `None` for a library or if not known.

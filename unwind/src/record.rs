@@ -72,8 +72,8 @@ impl Caller {
 
 /// Steps from a frame by its record. Returns `None` if it has none that can be trusted.
 ///
-/// `is_chained` is true if the frame itself was found by the record of its callee. `caller` describes
-/// a return address; it returns `None` if no call leads there.
+/// `is_chained` is true if the frame itself was found by the record of its callee. `caller`
+/// describes a return address; it returns `None` if no call leads there.
 pub(crate) fn step<A: Machine>(
     at: &Registers,
     is_chained: bool,

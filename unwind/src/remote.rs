@@ -22,8 +22,8 @@ pub struct Unwound<'f> {
     pub rule: Rule,
     /// Rule of that frame's callee; `None` if there is none.
     pub callee: Option<Rule>,
-    /// Registers of the innermost frame that are known, by DWARF number. An interrupted function may
-    /// hold values in them that it would have saved by its next call.
+    /// Registers of the innermost frame that are known, by DWARF number. An interrupted function
+    /// may hold values in them that it would have saved by its next call.
     pub live: &'f [u64],
 }
 

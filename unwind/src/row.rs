@@ -34,7 +34,7 @@ impl Row {
         }
     }
 
-    /// Rule of the CFA.
+    /// Returns the rule of the CFA.
     pub(crate) fn cfa(&self) -> &CfaRule<usize> {
         &self.cfa
     }

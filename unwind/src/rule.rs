@@ -1,8 +1,8 @@
 //! Unwind rules: how to find one frame's caller, in 64 bits.
 //!
-//! A rule gives the canonical frame address (CFA, DWARF 5 §6.4.1), and the places on the stack where
-//! the return address and the frame pointer were saved. Other registers are not followed. Frames
-//! that need more take the slow path (`crate::slow`).
+//! A rule gives the canonical frame address (CFA, DWARF 5 §6.4.1), and the places on the stack
+//! where the return address and the frame pointer were saved. Other registers are not followed.
+//! Frames that need more take the slow path (`crate::slow`).
 
 // Decision 24: an unwinder of our own, not framehop.
 use crate::arch::{Machine, Native, SignalFrame};
@@ -29,8 +29,8 @@ pub enum Kind {
     /// CFA = word at (sp + cfa); other offsets are relative to sp too: signal frames, in which the
     /// kernel has saved all registers, and ip is exact.
     Context = 6,
-    /// CFA = sp + 8 before byte `cfa` of the entry's 16 bytes, and sp + 16 from that byte: x86-64 PLT
-    /// entries.
+    /// CFA = sp + 8 before byte `cfa` of the entry's 16 bytes, and sp + 16 from that byte: x86-64
+    /// PLT entries.
     Plt = 7,
 }
 
@@ -124,8 +124,8 @@ impl Rule {
         Self(self.0 & (u64::MAX >> 5) | (u64::from(instance.min(MAX_INSTANCE)) << 59))
     }
 
-    /// Returns the number of the module, starting at 0, among those loaded at its addresses one after
-    /// another.
+    /// Returns the number of the module, starting at 0, among those loaded at its addresses one
+    /// after another.
     #[inline]
     #[must_use]
     pub fn instance(self) -> u8 {
@@ -315,9 +315,9 @@ pub enum Step {
     Truncated(Cause),
 }
 
-/// Steps to the caller in the common case: the rule is plain, its words are known to be readable, and
-/// the frame is not the outermost. Returns `None` otherwise. Short enough to be inlined in the walk's
-/// loop.
+/// Steps to the caller in the common case: the rule is plain, its words are known to be readable,
+/// and the frame is not the outermost. Returns `None` otherwise. Short enough to be inlined in the
+/// walk's loop.
 #[inline(always)]
 #[must_use]
 pub fn plain_step(rule: Rule, at: Registers, stack: Known) -> Option<(Registers, Word, Word)> {

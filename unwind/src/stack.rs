@@ -14,11 +14,11 @@
 //! truncated. A gap between two frames that is too wide for the budget (a large array, or the way
 //! from one piece of a split stack to the next) is skipped without probing.
 //!
-//! Nor can the kernel be asked which stack is the thread's own. A stack is treated as such if its
-//! memory is readable without a gap up to the thread's stack end ([`Ends`]) and, except in the main
-//! thread, a complete walk ended so close below that end that no other stack fits between, and every
-//! frame from there inwards was reached without a stack switch. In the main thread, no such walk is
-//! needed, because the kernel keeps a gap below a growing stack.
+//! The kernel has no system call that returns which stack is the thread's own, either. A stack is
+//! treated as such if its memory is readable without a gap up to the thread's stack end ([`Ends`])
+//! and, except in the main thread, a complete walk ended so close below that end that no other
+//! stack fits between, and every frame from there inwards was reached without a stack switch. In
+//! the main thread, no such walk is needed, because the kernel keeps a gap below a growing stack.
 
 // Decision 18: stack memory stays trusted only on the thread's own stack.
 use crate::probe::{self, PAGE};
@@ -89,8 +89,8 @@ impl Memory for Copied<'_> {
 
 /// Stack of an interrupted thread, for the step from its innermost frame.
 ///
-/// Words below the stack pointer are not read. At the end of a function, unwind tables may still give
-/// such a word as the location of the saved frame pointer. By then the frame pointer has been
+/// Words below the stack pointer are not read. At the end of a function, unwind tables may still
+/// give such a word as the location of the saved frame pointer. By then the frame pointer has been
 /// restored, so its register's value is returned instead.
 pub struct Interrupted<'a, M> {
     /// Innermost frame.
@@ -134,9 +134,9 @@ const SMALL_GAP: u64 = 8;
 ///
 /// The budget for pages that are read is refilled faster, because a stack is truncated when it is
 /// exhausted. Pages in gaps are probed only to keep the known part contiguous; when their budget is
-/// exhausted, the known part restarts after the gap, and the next walk starts without a cached stack.
-/// Both start with enough for a stack of 32 MiB, which is probed once if it turns out to be the
-/// thread's own.
+/// exhausted, the known part restarts after the gap, and the next walk starts without a cached
+/// stack. Both start with enough for a stack of 32 MiB, which is probed once if it turns out to be
+/// the thread's own.
 #[derive(Clone, Copy, Debug)]
 struct Budget {
     read: u16,
@@ -189,8 +189,8 @@ pub struct Ends {
     /// mapping, below which the program may map anything.
     pub first_thread: u64,
     /// Maximum distance, in bytes, between a thread's thread pointer and its outermost frame, in
-    /// threads other than the main one: the size of thread-local storage, plus less than the size of
-    /// the smallest stack.
+    /// threads other than the main one: the size of thread-local storage, plus less than the size
+    /// of the smallest stack.
     pub thread_slack: u64,
 }
 
@@ -442,8 +442,8 @@ impl Stack {
     /// whether the walk was on that stack nevertheless.
     ///
     /// `outermost` is the stack pointer of the outermost frame, or of the last one that was reached
-    /// of a stack that is too deep; `None` if the stack is truncated otherwise. `steady` returns that of the innermost frame from which the walk certainly stayed
-    /// on one stack.
+    /// of a stack that is too deep; `None` if the stack is truncated otherwise. `steady` returns
+    /// that of the innermost frame from which the walk certainly stayed on one stack.
     #[cold]
     pub fn settle(&mut self, outermost: Option<u64>, steady: impl FnOnce() -> u64) {
         let end = self.ceiling;

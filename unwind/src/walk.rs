@@ -265,7 +265,8 @@ impl Walker {
     ) -> Walk {
         let mut insert = Some(insert);
         let mut known = None;
-        // `insert` is called at most once: `unchanged` in its result is relative to the previous call.
+        // `insert` is called at most once: `unchanged` in its result is relative to the previous
+        // call.
         let mut insert_once = |trail: &Trail<'_>| {
             let inserted = insert.take().map(|insert| insert(trail));
             *known.insert(inserted.or(known).unwrap_or(Insertion::NONE))
@@ -402,9 +403,9 @@ impl Walker {
         // Deep stacks with frames of an interpreter are not cached.
         if is_deep && !insertion.frames.is_empty() {
             let walk = self.intern_deep(&trace.stack, tree, &insertion);
-            let own = self.stack.own();
+            let bounds_before = self.stack.own();
             self.stack.settle(None, || 0);
-            if self.stack.own() != own {
+            if self.stack.own() != bounds_before {
                 self.frames.forget();
             }
             return walk;

@@ -123,8 +123,8 @@ fn walker() -> Box<Walker> {
     walker
 }
 
-/// Asks an image all there is to ask, about code at these addresses in it; returns how many
-/// rules were found.
+/// Makes all lookups of an image for code at these addresses in it. Returns the number of rules
+/// found.
 fn look_up(mapped: &Mapped, addresses: &[u64]) -> usize {
     let Some(image) = mapped.image() else {
         return 0;
@@ -164,7 +164,7 @@ fn climb(image: Image, ips: &[u64]) {
     const { assert!(MAX_FRAMES > 512) };
 }
 
-/// Where the unwind tables of the copy are: header, then frames.
+/// Returns the address ranges of the copy's unwind tables: `.eh_frame_hdr`, then `.eh_frame`.
 fn tables(mapped: &Mapped) -> [Range<usize>; 2] {
     let image = mapped.image().expect("a sound image");
     let start = mapped.range().start;

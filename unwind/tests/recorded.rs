@@ -106,7 +106,7 @@ impl Program {
             let mut all = self.functions.iter();
             all.find(move |(_, start, size)| (*start..start + size).contains(&at))
         };
-        // Where a handler returns to is where a function begins: nobody has called it.
+        // A signal handler returns to the start of a function, which was not called.
         let found = self.functions.iter().find(|(_, start, _)| *start == ip);
         let found = found.or_else(|| holds(ip.wrapping_sub(1)));
         found.map_or("nothing", |(name, ..)| name)
@@ -302,7 +302,8 @@ fn records_through_generated_code_are_followed_if_they_lead_to_a_call() {
     let generated = |words: &mut [u64]| words[at] = 0x7654_3210;
     let made = changed(stack, |words, _| generated(words));
     assert_eq!(program.walk(&made), (expected.clone(), None));
-    // The record of that code is invalid: below, zero, or its return address does not follow a call.
+    // The record of that code is invalid: below, zero, or its return address does not follow a
+    // call.
     let own = stack.registers.sp + 8 * (at as u64 - 1);
     let place = |words: &[u64], low: u64| (words[at - 1] - low) as usize / 8;
     for wrong in [own - 64, own, 0] {

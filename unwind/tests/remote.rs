@@ -133,7 +133,7 @@ fn innermost(depth: u32) -> (Registers, Vec<u64>) {
 
 #[inline(never)]
 fn outer() -> (Registers, Vec<u64>) {
-    // An array on the stack, of a size that only the tables tell.
+    // An array on the stack, whose size is known only from the unwind tables.
     let room = black_box([7u64; 300]);
     let taken = innermost(3);
     black_box(room);

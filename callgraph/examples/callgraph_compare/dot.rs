@@ -50,8 +50,8 @@ pub fn read(text: &str) -> Graph {
         .title
         .iter()
         .find_map(|l| l.split_once(" of ")?.1.split_once(" total"));
-    let most = graph.nodes.iter().map(|n| n.cum).fold(1.0, f64::max);
-    graph.total = total.map_or(most, |t| amount(t.0));
+    let largest = graph.nodes.iter().map(|n| n.cum).fold(1.0, f64::max);
+    graph.total = total.map_or(largest, |t| amount(t.0));
     graph
         .nodes
         .iter_mut()
@@ -59,16 +59,17 @@ pub fn read(text: &str) -> Graph {
     graph
 }
 
-/// A box of pprof: name lines, `flat (x%)`, `of cum (y%)`, each on a line or both on one.
+/// Parses the label of one of pprof's boxes: lines with parts of the name, then `flat (x%)` and `of
+/// cum (y%)`, on two lines or on one.
 fn node(label: &str, tooltip: &str) -> Node {
     let lines: Vec<&str> = label.split("\\n").collect();
     let is_number = |l: &&&str| l.starts_with("0 of ") || l.starts_with("of ") || amount(l) != 0.0;
     let first = lines.len() - lines.iter().rev().take_while(is_number).count();
     let numbers = lines[first..].join(" ");
     let (flat, cum) = numbers.split_once(" of ").unwrap_or((&numbers, &numbers));
-    let tail = lines[..first].join(".");
+    let name = lines[..first].join(".");
     Node {
-        name: tail.replace(":.", "::").trim_end_matches('.').to_string(),
+        name: name.replace(":.", "::").trim_end_matches('.').to_string(),
         full_name: tooltip.to_string(),
         flat: amount(flat),
         cum: amount(cum),
@@ -78,7 +79,8 @@ fn node(label: &str, tooltip: &str) -> Node {
     }
 }
 
-/// `12.3MB`, `4kB`, `1.2s`: in bytes or seconds; 0 if it is not an amount.
+/// Parses an amount such as `12.3MB`, `4kB` or `1.2s`. Returns it in bytes or seconds, or 0 if it
+/// is not an amount.
 fn amount(text: &str) -> f64 {
     let text = text.split_whitespace().next().unwrap_or("");
     let digits = text.trim_end_matches(|c: char| c.is_alphabetic());
@@ -94,7 +96,7 @@ fn amount(text: &str) -> f64 {
     digits.parse::<f64>().unwrap_or(0.0) * scale
 }
 
-/// `key=value key="quoted \" value"…` up to the closing bracket.
+/// Parses attributes such as `key=value key="quoted \" value"`, up to the closing bracket.
 fn attributes(text: &str) -> HashMap<String, String> {
     let mut found = HashMap::new();
     let mut rest = text;

@@ -12,9 +12,10 @@ const SECTION: u64 = 64;
 const SYMBOL: usize = 24;
 /// Types of sections with symbols: `SHT_SYMTAB` (all symbols) and `SHT_DYNSYM` (those for dynamic
 /// linking).
-const ALL: u32 = 2;
-const DYNAMIC: u32 = 11;
+const SHT_SYMTAB: u32 = 2;
+const SHT_DYNSYM: u32 = 11;
 
+/// Names of the symbols that are searched, with their terminating zeros.
 const WANTED: [&[u8]; 6] = [
     b"_PyRuntime\0",
     b"Py_Version\0",
@@ -27,6 +28,7 @@ const WANTED: [&[u8]; 6] = [
 /// Addresses of symbols before relocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Names {
+    /// Address of `_PyRuntime`.
     pub runtime: u64,
     /// Address of `Py_Version` (3.11 and later).
     pub version: Option<u64>,
@@ -40,7 +42,11 @@ pub struct Names {
 /// searched too.
 pub fn read(source: &(impl Source + ?Sized), all: bool) -> Option<Names> {
     let sections = sections(source)?;
-    let tables: &[u32] = if all { &[DYNAMIC, ALL] } else { &[DYNAMIC] };
+    let tables: &[u32] = if all {
+        &[SHT_DYNSYM, SHT_SYMTAB]
+    } else {
+        &[SHT_DYNSYM]
+    };
     tables
         .iter()
         .find_map(|kind| names(source, &sections, *kind))
@@ -63,9 +69,9 @@ fn sections(source: &(impl Source + ?Sized)) -> Option<Vec<u8>> {
 /// Returns the word at an offset, with zeros for missing bytes.
 fn word(bytes: &[u8], at: usize) -> Option<u64> {
     let mut word = [0; 8];
-    let there = bytes.get(at..)?;
-    let count = there.len().min(8);
-    word[..count].copy_from_slice(&there[..count]);
+    let present = bytes.get(at..)?;
+    let count = present.len().min(8);
+    word[..count].copy_from_slice(&present[..count]);
     Some(u64::from_le_bytes(word))
 }
 
@@ -102,12 +108,12 @@ fn names(source: &(impl Source + ?Sized), sections: &[u8], kind: u32) -> Option<
             found[wanted] = Some((word_at(symbol, 8)?, word_at(symbol, 16)?));
         }
     }
-    let [runtime, version, evaluate, in_10, in_9, in_8] = found;
+    let [runtime, version, evaluate, of_3_10, of_3_9, of_3_8] = found;
     Some(Names {
         runtime: runtime?.0,
         version: version.map(|(address, _)| address),
         evaluate: evaluate.map(|(start, size)| (start, start.saturating_add(size))),
-        first_in: [in_10, in_9, in_8].map(|function| function.is_some()),
+        first_in: [of_3_10, of_3_9, of_3_8].map(|function| function.is_some()),
     })
 }
 
@@ -153,26 +159,29 @@ mod tests {
             // `PyFrame_GetCode` is undefined: it belongs to another file.
             first_in: [false; 3],
         };
-        let dynamic = file(DYNAMIC, NAMES, &symbols);
+        let dynamic = file(SHT_DYNSYM, NAMES, &symbols);
         assert_eq!(read(&dynamic[..], false), Some(expected));
-        let full = file(ALL, NAMES, &symbols);
+        let full = file(SHT_SYMTAB, NAMES, &symbols);
         assert_eq!(read(&full[..], false), None);
         assert_eq!(read(&full[..], true), Some(expected));
-        assert_eq!(read(&file(DYNAMIC, NAMES, &symbols[1..])[..], true), None);
+        assert_eq!(
+            read(&file(SHT_DYNSYM, NAMES, &symbols[1..])[..], true),
+            None
+        );
     }
 
     #[test]
     fn damaged_files_are_read_without_panic() {
         let symbols = [(1, 7, 0x5000, 64), (u32::MAX, 3, u64::MAX, u64::MAX)];
-        let whole = file(DYNAMIC, NAMES, &symbols);
+        let whole = file(SHT_DYNSYM, NAMES, &symbols);
         assert!(read(&whole[..], true).is_some());
         for end in 0..whole.len() {
             assert_eq!(read(&whole[..end], true), None);
         }
         for at in 0..whole.len() {
-            let mut spoiled = whole.clone();
-            spoiled[at] = !spoiled[at];
-            let _ = read(&spoiled[..], true);
+            let mut damaged = whole.clone();
+            damaged[at] = !damaged[at];
+            let _ = read(&damaged[..], true);
         }
     }
 }

@@ -117,7 +117,7 @@ impl Thread for Chain<'_, '_> {
         })
     }
 
-    /// Native frames are found later, when the stack has been unwound.
+    /// Returns address 0: native frames are found later, when the stack has been unwound.
     fn next_evaluation(&mut self) -> Option<u64> {
         Some(0)
     }
@@ -131,7 +131,7 @@ impl Thread for Chain<'_, '_> {
         self.frames.len() >= MAX_FRAMES
     }
 
-    /// No frames are kept from one sample to the next.
+    /// Returns no match: no frames are kept from one sample to the next.
     fn joins_earlier_walk(&mut self, _frame: u64, _at: u64) -> Result<bool, Damaged> {
         Ok(false)
     }

@@ -43,8 +43,8 @@ pub(super) struct Reading {
 }
 
 /// Accounting of a thread's waiting time. Differences are taken since the last sample, not between
-/// successive readings, because the kernel adds the time in a queue only when the thread leaves it, and
-/// running time only from time to time.
+/// successive readings, because the kernel adds the time in a queue only when the thread leaves it,
+/// and running time only from time to time.
 pub(super) struct Meter {
     /// Values at the last sample of a sleep.
     pub(super) base: Reading,

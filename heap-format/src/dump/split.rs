@@ -2,10 +2,10 @@
 //!
 //! Readers scale a record of `c` samples and `s` bytes by `g(s / c)`, with
 //! `g(a) = 1 / (1 - exp(-a / T))`. For objects of one size, this can be inverted exactly. For mixed
-//! sizes, `g` of the average is not the average of `g`, so one record cannot reproduce both the objects and the
-//! bytes. Two records can: the points `(g(a), a·g(a))` lie on a convex curve, and an estimate lies
-//! above it. For each way to divide the samples, a chord through the estimate cuts the curve at two
-//! sizes whose average, weighted by the counts, is the estimate.
+//! sizes, `g` of the average is not the average of `g`, so one record cannot reproduce both the
+//! objects and the bytes. Two records can: the points `(g(a), a·g(a))` lie on a convex curve, and
+//! an estimate lies above it. For each way to divide the samples, a chord through the estimate cuts
+//! the curve at two sizes whose average, weighted by the counts, is the estimate.
 
 // Decision 10: a stack may take two lines in a dump.
 use crate::scale::{inverse_weight, weight};

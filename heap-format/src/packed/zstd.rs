@@ -32,7 +32,7 @@ pub(super) struct ZstdFrames<'a> {
     rest: &'a [u8],
     decoder: FrameDecoder,
     /// Set while a frame is being read.
-    open: bool,
+    is_open: bool,
 }
 
 impl<'a> ZstdFrames<'a> {
@@ -42,11 +42,11 @@ impl<'a> ZstdFrames<'a> {
         Self {
             rest: packed,
             decoder,
-            open: false,
+            is_open: false,
         }
     }
 
-    /// Returns the size of what has not been read yet, in bytes.
+    /// Returns the number of compressed bytes that have not been read yet.
     pub(super) fn left(&self) -> usize {
         self.rest.len()
     }
@@ -81,9 +81,9 @@ impl Read for ZstdFrames<'_> {
             return Ok(0);
         }
         loop {
-            if !self.open {
-                self.open = self.next_frame()?;
-                if !self.open {
+            if !self.is_open {
+                self.is_open = self.next_frame()?;
+                if !self.is_open {
                     return Ok(0);
                 }
             }
@@ -93,7 +93,7 @@ impl Read for ZstdFrames<'_> {
             }
             if self.decoder.is_finished() {
                 self.check_sum()?;
-                self.open = false;
+                self.is_open = false;
                 continue;
             }
             self.decoder

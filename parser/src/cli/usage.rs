@@ -12,7 +12,7 @@ use super::Cli;
 use crate::destination;
 
 /// Words from other programs, and the corresponding options.
-const ELSEWHERE: [(&str, &str); 11] = [
+const SYNONYMS: [(&str, &str); 11] = [
     ("callgraph", "svg"),
     ("collapsed", "folded"),
     ("compare", "diff_base"),
@@ -27,7 +27,7 @@ const ELSEWHERE: [(&str, &str); 11] = [
 ];
 
 /// Options of jeprof, gperftools' pprof and Go's pprof that have another name here, with that name.
-const THEIRS: [(&str, &str); 14] = [
+const REPLACED_OPTIONS: [(&str, &str); 14] = [
     ("gif", PICTURE),
     ("ps", PICTURE),
     ("jpg", PICTURE),
@@ -87,8 +87,10 @@ fn elsewhere(argument: &str) -> Option<String> {
     let name = option
         .strip_prefix("--")
         .or_else(|| option.strip_prefix('-'))?;
-    let spelt = name.replace('-', "_").to_lowercase();
-    let (_, here) = THEIRS.iter().find(|(theirs, _)| *theirs == spelt)?;
+    let normalized = name.replace('-', "_").to_lowercase();
+    let (_, here) = REPLACED_OPTIONS
+        .iter()
+        .find(|(theirs, _)| *theirs == normalized)?;
     Some(format!("there is no option {option}: {here}"))
 }
 
@@ -118,7 +120,7 @@ pub fn end(error: Error) -> ! {
 
 /// Prints a usage error. Returns the exit code.
 pub fn fail(message: &str) -> ExitCode {
-    // If stderr cannot be written, nobody could be told.
+    // If standard error cannot be written, the message is lost.
     let _ = writeln!(std::io::stderr(), "error: {}", printable::text(message));
     ExitCode::from(2)
 }
@@ -165,11 +167,11 @@ fn message_line(error: &Error) -> String {
         reported += between;
         reported += line.strip_prefix("tip: ").unwrap_or(line);
     }
-    in_other_words(reported)
+    reworded(reported)
 }
 
 /// Rewords errors about numbers, which clap words for programmers.
-fn in_other_words(reported: String) -> String {
+fn reworded(reported: String) -> String {
     let reported = reported
         .replace("invalid digit found in string", "expected a whole number")
         .replace("invalid float literal", "expected a number");
@@ -179,6 +181,7 @@ fn in_other_words(reported: String) -> String {
     }
 }
 
+/// Returns the message about an unknown option, with the option that was probably meant.
 fn unknown(argument: &str) -> String {
     let single = single_dash();
     let meant = single.as_deref().map(|name| format!("--{name}"));
@@ -189,8 +192,8 @@ fn unknown(argument: &str) -> String {
     }
 }
 
-/// Returns the arguments of this program. Bytes that are not UTF-8 are replaced: file names may have
-/// them, options do not.
+/// Returns the arguments of this program. Bytes that are not UTF-8 are replaced: file names may
+/// have them, options do not.
 pub fn arguments() -> impl Iterator<Item = String> {
     let given = std::env::args_os().skip(1);
     given.map(|argument| argument.to_string_lossy().into_owned())
@@ -210,8 +213,8 @@ fn single_dash() -> Option<String> {
 pub fn option_like(typed: &str) -> Option<String> {
     let typed = typed.split('=').next().unwrap_or(typed);
     let names = names();
-    let spelt = typed.replace('-', "_").to_lowercase();
-    let elsewhere = ELSEWHERE.iter().find(|(theirs, _)| *theirs == spelt);
+    let normalized = typed.replace('-', "_").to_lowercase();
+    let elsewhere = SYNONYMS.iter().find(|(theirs, _)| *theirs == normalized);
     let name = match elsewhere {
         Some((_, ours)) => (*ours).to_owned(),
         None => nearest::word(typed, names.iter().map(String::as_str))?.to_owned(),
@@ -245,7 +248,7 @@ mod tests {
     #[test]
     fn options_of_other_programs_get_advice() {
         let names = names();
-        for (theirs, ours) in ELSEWHERE {
+        for (theirs, ours) in SYNONYMS {
             assert!(names.iter().any(|name| name == ours), "{ours}");
             assert!(!names.iter().any(|name| name == theirs), "{theirs}");
         }
@@ -254,7 +257,7 @@ mod tests {
     #[test]
     fn options_from_articles_get_advice() {
         let names = names();
-        for (theirs, _) in THEIRS {
+        for (theirs, _) in REPLACED_OPTIONS {
             assert!(!names.iter().any(|name| name == theirs), "{theirs}");
             let text_shown = elsewhere(&format!("--{theirs}=x")).unwrap();
             assert!(text_shown.starts_with(&format!("there is no option --{theirs}: ")));

@@ -121,8 +121,8 @@ fn distinct_names(graph: &Graph, nodes: &Nodes) -> Vec<String> {
     let name = |info: &Info| match &objects[&(info.file.as_str(), info.name.as_str())][..] {
         [_] => info.name.clone(),
         all => {
-            let own = all.iter().position(|o| *o == info.object).unwrap_or(0);
-            format!("{} [{}/{}]", info.name, own + 1, all.len())
+            let position = all.iter().position(|o| *o == info.object).unwrap_or(0);
+            format!("{} [{}/{}]", info.name, position + 1, all.len())
         }
     };
     infos().map(name).collect()

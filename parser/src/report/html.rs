@@ -181,7 +181,7 @@ fn kind(profile: &Profile) -> &'static str {
 
 /// Returns the tabs for a profile.
 fn tabs(profile: &Profile) -> impl Iterator<Item = &'static Tab> {
-    TABS.iter().filter(|tab| tab.profiles.holds(profile))
+    TABS.iter().filter(|tab| tab.profiles.includes(profile))
 }
 
 /// Returns the JSON of the page.

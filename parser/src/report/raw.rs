@@ -76,12 +76,12 @@ fn labels(profile: &Profile, stack: usize, out: &mut String) {
     let start = profile
         .labels
         .partition_point(|l| (l.stack as usize) < stack);
-    let own = profile.labels[start..]
+    let labels_of_stack = profile.labels[start..]
         .iter()
         .take_while(|l| l.stack as usize == stack);
     let mut texts = Vec::new();
     let mut numbers = Vec::new();
-    for label in own {
+    for label in labels_of_stack {
         match &label.value {
             LabelValue::Text(text) => texts.push(format!("{}:[{text}]", label.key)),
             LabelValue::Number(n, unit) if unit.is_empty() => {

@@ -143,10 +143,10 @@ fn owners(memory: &BTreeMap<String, u64>) -> Option<ByOwner> {
 fn parts_by_owner(mut owners: ByOwner, figures: Option<&Heap>, anonymous: u64) -> Vec<Part> {
     let variables = owners.limit(anonymous);
     let mut parts = owners.heap_parts(figures);
-    let own = owners.own_mappings;
+    let mapped = owners.own_mappings;
     parts.push(part(
         "own mappings",
-        own,
+        mapped,
         "what the program maps by itself, and stacks of threads",
     ));
     parts.push(part("agent", owners.agent, "this profiler's tables"));

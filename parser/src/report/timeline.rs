@@ -229,10 +229,11 @@ fn columns(timeline: &Timeline, value: impl Fn(&Moment) -> Option<u64>) -> Vec<O
         let from = at as f64;
         let to = at as f64 + 1.0;
         let last = at + 1 == CHART_WIDTH;
-        let own = known
+        let in_column = known
             .iter()
             .filter(|(x, _)| *x >= from && (*x < to || last));
-        own.map(|(_, v)| *v)
+        in_column
+            .map(|(_, v)| *v)
             .reduce(f64::max)
             .or_else(|| between(&known, from + 0.5))
     };

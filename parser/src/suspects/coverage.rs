@@ -1,7 +1,9 @@
-//! Bars of growth and of live bytes over many simulated programs, from dumps to suspects: objects of mixed
-//! sizes are sampled at 1024, and what is live at several dumps has the same samples in each.
+//! Bars of growth and of live bytes over many simulated programs, from dumps to suspects: objects
+//! of mixed sizes are sampled at 1024, and what is live at several dumps has the same samples in
+//! each.
 //!
-//! The seeds are fixed. `MEM_TESTS_PLANTED=all` simulates twenty times as many, as before a release.
+//! The seeds are fixed. `MEM_TESTS_PLANTED=all` simulates twenty times as many, as before a
+//! release.
 
 use heap_format::{Detail, Profile, ProfileBuilder, merge, variance};
 
@@ -18,13 +20,13 @@ const STACKS: u64 = 100;
 /// Sizes of a stack's objects, each a class of its own, and how many there are at first.
 const KINDS: [(u64, usize); 3] = [(64, 300), (1000, 80), (6000, 10)];
 
-/// Number of series for each history.
+/// Returns the number of series for each history.
 fn series() -> usize {
     let is_full = std::env::var("MEM_TESTS_PLANTED").is_ok_and(|what| what == "all");
     if is_full { 600 } else { 30 }
 }
 
-/// A small generator (xorshift), so that every run is the same.
+/// A pseudo-random number generator (xorshift), so that every run is the same.
 struct Random(u64);
 
 impl Random {
@@ -121,7 +123,8 @@ impl Kind {
     }
 }
 
-/// Dumps of a program with many stacks, and the true growth per second and live bytes of each stack.
+/// Dumps of a program with many stacks, and the true growth per second and live bytes of each
+/// stack.
 struct Series {
     dumps: Vec<Profile>,
     rate: f64,
@@ -169,7 +172,8 @@ impl Series {
     }
 }
 
-/// Shares of suspects whose bars hold the truth, and of those that are said to grow.
+/// Shares of suspects whose error bars contain the true value, and of suspects that are reported to
+/// grow.
 #[derive(Debug)]
 struct Shares {
     growth: f64,

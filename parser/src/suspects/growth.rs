@@ -151,8 +151,8 @@ fn slope_error(points: &[Point], first: &Point, last: &Point) -> f64 {
     QUANTILE * slope_variance(points).sqrt() * widened
 }
 
-/// Maximum number of points whose covariances are computed, pair by pair. Of more points, only every
-/// n-th one is used.
+/// Maximum number of points whose covariances are computed, pair by pair. Of more points, only
+/// every n-th one is used.
 const MAX_COMPARED: usize = 128;
 
 /// Returns the sampling variance of the slope of a line through the points.
@@ -227,7 +227,7 @@ fn is_one_jump(points: &[Point]) -> bool {
         return false;
     };
     let (before, after) = points.split_at(at + 1);
-    // A single point is not a level: what grew at the very end may continue to grow.
+    // A single point is not a level: memory that grew at the last point may continue to grow.
     if before.len() < 2 || after.len() < 2 {
         return false;
     }
@@ -359,7 +359,7 @@ fn student(freedom: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// A small generator (xorshift), so that every run is the same.
+    /// A pseudo-random number generator (xorshift), so that every run is the same.
     struct Random(u64);
 
     impl Random {
@@ -370,7 +370,7 @@ mod tests {
             ((self.0 >> 11) + 1) as f64 / (1u64 << 53) as f64
         }
 
-        /// Normally distributed around 0 (Box and Muller).
+        /// Returns a normally distributed number with mean 0 (by Box and Muller's method).
         fn normal(&mut self) -> f64 {
             let a = self.uniform();
             let b = self.uniform();
@@ -380,7 +380,7 @@ mod tests {
 
     const RUNS: usize = 400;
 
-    /// Number, of 400 series, that `make` draws get this verdict.
+    /// Returns the fraction of the series that `make` generates that get this verdict.
     fn share(
         verdict: Verdict,
         count: usize,
@@ -623,7 +623,7 @@ mod tests {
                     (0.93..=0.97).contains(&by_sampling),
                     "{history:?}, {dumps}: {by_sampling}"
                 );
-                // Where the points scatter as well, the larger of both counts.
+                // If the points scatter too, the larger of both errors is used.
                 assert!(shown >= 0.93, "{history:?}, {dumps}: {shown}");
             }
         }

@@ -82,8 +82,8 @@ impl Own {
             let of_interpreter = path.is_some_and(is_interpreter);
             of_interpreter || program != Some(at) && at_home.contains(&true)
         };
-        let own = frames.iter().filter(|frame| !is_system(frame));
-        let lines = own.flat_map(|&frame| view.lines(frame));
+        let user_frames = frames.iter().filter(|frame| !is_system(frame));
+        let lines = user_frames.flat_map(|&frame| view.lines(frame));
         let mut known = lines.filter(|line| line.line != 0).filter_map(|line| {
             let function = profile.functions.get(line.function as usize)?;
             Some((function, line.line))

@@ -190,8 +190,8 @@ mod tests {
 
     use super::*;
 
-    /// A view of stacks, leaf first, each frame of which is one function, or several that were
-    /// inlined: `malloc`, `allocate<main`.
+    /// Returns the stacks of a view. Stacks are innermost frame first; each frame is one function,
+    /// as `malloc`, or several that were inlined, as `allocate<main`.
     fn shown(format: Format, stacks: &[&[&'static str]]) -> Vec<String> {
         let mut builder = ProfileBuilder::new(1);
         let mut known: Vec<&str> = Vec::new();

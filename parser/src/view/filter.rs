@@ -221,11 +221,11 @@ impl View {
     pub fn labels(&self, stack: usize) -> Vec<(String, LabelValue)> {
         let all = &self.profile.labels;
         let start = all.partition_point(|l| (l.stack as usize) < stack);
-        let own = all[start..]
+        let labels_of_stack = all[start..]
             .iter()
             .take_while(|l| l.stack as usize == stack);
         let pair = |l: &Label| (l.key.clone(), l.value.clone());
-        let mut labels: Vec<_> = own.map(pair).collect();
+        let mut labels: Vec<_> = labels_of_stack.map(pair).collect();
         if let Some(&size) = self.profile.block_sizes.get(stack) {
             labels.push(("bytes".into(), LabelValue::Number(size, "bytes".into())));
         }

@@ -15,9 +15,11 @@ impl Prefixes<'_> {
     /// Returns true if a name begins with one of the prefixes.
     pub fn may_match(&self, name: &str) -> bool {
         let first = |text: &str| text.as_bytes().first().copied();
-        let own = first(name);
-        let from = self.0.partition_point(|text| first(text) < own);
-        let mut alike = self.0[from..].iter().take_while(|text| first(text) == own);
+        let initial = first(name);
+        let from = self.0.partition_point(|text| first(text) < initial);
+        let mut alike = self.0[from..]
+            .iter()
+            .take_while(|text| first(text) == initial);
         alike.any(|text| name.starts_with(text))
     }
 }
@@ -34,7 +36,7 @@ pub fn of(pattern: &str) -> Option<Prefixes<'_>> {
         let mut rest = choice;
         // An optional prefix, as in `(__)?posix_memalign`.
         if let Some((first, other)) = choice.strip_prefix('(').and_then(|c| c.split_once(")?")) {
-            all.push(literal(first).filter(|own| *own == first)?);
+            all.push(literal(first).filter(|prefix| *prefix == first)?);
             rest = other;
         }
         all.push(literal(rest)?);
@@ -70,13 +72,13 @@ fn choices(pattern: &str) -> Option<Vec<&str>> {
 /// Returns the literal prefix of an alternative, if any.
 fn literal(choice: &str) -> Option<&str> {
     let end = choice.find(|letter| SPECIAL.contains(letter));
-    let (own, rest) = choice.split_at(end.unwrap_or(choice.len()));
-    let mut letters = own.chars();
+    let (prefix, rest) = choice.split_at(end.unwrap_or(choice.len()));
+    let mut letters = prefix.chars();
     // The last letter is optional.
     if rest.starts_with(['?', '*', '{']) {
         letters.next_back();
     }
-    Some(letters.as_str()).filter(|own| !own.is_empty())
+    Some(letters.as_str()).filter(|prefix| !prefix.is_empty())
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Golden files: what an output looked like when somebody last looked at it.
+//! Golden files: outputs that were reviewed when they were last changed.
 #![allow(dead_code)]
 
 use std::fs;
@@ -12,7 +12,7 @@ pub fn data(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// What the parser prints, started in a directory; times are UTC.
+/// Returns the standard output of the parser, run in a directory with the time zone UTC.
 #[track_caller]
 pub fn printed(directory: &Path, arguments: &[&str]) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_mem_parser"))

@@ -1,4 +1,4 @@
-//! The options that ask for each format, so that a new one takes part in every test of all.
+//! The flags of each format, so that a new format is part of every test of all formats.
 
 use mem_parser::report::FORMATS;
 

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 
 use heap_format::{BuildId, Detail, Facts, Mapping, ProfileBuilder, dump};
 
-/// Where the dumps have the program.
+/// Address at which the program is mapped in the dumps.
 pub const BASE: u64 = 0x5555_0000_0000;
 
 pub fn tool(program: &str, arguments: &[&str]) -> String {
@@ -90,7 +90,7 @@ pub fn build(directory: &Path, name: &str, flags: &[&str]) -> Built {
     }
 }
 
-/// The mapping of its code, under another path.
+/// Returns the mapping of its code, under another path.
 pub fn mapping(built: &Built, path: &str) -> Mapping {
     let headers = tool("readelf", &["-lW", text(&built.path)]);
     let code = headers
@@ -113,7 +113,7 @@ pub fn mapping(built: &Built, path: &str) -> Mapping {
     }
 }
 
-/// A dump with one stack, of this return address in this mapping.
+/// Writes a dump with one stack, of this return address in this mapping.
 pub fn write(directory: &Path, mapping: Mapping, address: u64, facts: Facts) -> PathBuf {
     let mut builder = ProfileBuilder::new(1);
     builder.facts(facts);

@@ -304,12 +304,14 @@ impl<'a> Scan<'a> {
 
     /// Parses a substitution or template parameter: `S_`, `S1A_`, `St`, `T_`, `T0_`.
     fn reference(&mut self) -> Option<()> {
-        let own = self.peek()? == b'S';
+        let is_substitution = self.peek()? == b'S';
         self.skip(1)?;
-        if own && matches!(self.peek()?, b't' | b'a' | b'b' | b's' | b'i' | b'o' | b'd') {
+        if is_substitution && matches!(self.peek()?, b't' | b'a' | b'b' | b's' | b'i' | b'o' | b'd')
+        {
             return self.skip(1);
         }
-        while self.peek()?.is_ascii_digit() || own && self.peek()?.is_ascii_uppercase() {
+        while self.peek()?.is_ascii_digit() || is_substitution && self.peek()?.is_ascii_uppercase()
+        {
             self.skip(1)?;
         }
         self.take(b"_")

@@ -31,9 +31,9 @@ const PIECE_SIZE: usize = 1 << 16;
 /// Returns the debug files of a program: those found by its build id, then those found by its debug
 /// link.
 pub fn debug_files(image: &Image, directories: &[PathBuf]) -> impl Iterator<Item = Image> {
-    let own = Elf::open(image.path()).map(|elf| elf.build_id);
-    let own = own.unwrap_or_default();
-    let hex = own.to_string();
+    let build_id = Elf::open(image.path()).map(|elf| elf.build_id);
+    let build_id = build_id.unwrap_or_default();
+    let hex = build_id.to_string();
     let by_id = hex.split_at_checked(2).filter(|_| hex.len() >= 8);
     let by_id = by_id.map(|(first, rest)| format!("{first}/{rest}.debug"));
     let by_id = by_id.into_iter().flat_map(|inside| {
@@ -46,23 +46,23 @@ pub fn debug_files(image: &Image, directories: &[PathBuf]) -> impl Iterator<Item
             .flat_map(in_directory)
             .collect::<Vec<_>>()
     });
-    let same = {
-        let own = own.clone();
-        move |path: &PathBuf| Elf::open(path).is_ok_and(|elf| elf.build_id == own)
+    let has_build_id = {
+        let build_id = build_id.clone();
+        move |path: &PathBuf| Elf::open(path).is_ok_and(|elf| elf.build_id == build_id)
     };
     let link = Link::of(image);
     let by_link = link.into_iter().flat_map(move |link| {
         let candidates = link.candidates(image.path(), directories);
-        let own = own.clone();
-        let is_meant = move |path: &PathBuf| match Elf::open(path) {
-            Ok(elf) if !own.is_empty() && !elf.build_id.is_empty() => elf.build_id == own,
+        let build_id = build_id.clone();
+        let is_companion = move |path: &PathBuf| match Elf::open(path) {
+            Ok(elf) if !build_id.is_empty() && !elf.build_id.is_empty() => elf.build_id == build_id,
             Ok(_) => checksum(path).is_ok_and(|sum| sum == link.checksum),
             Err(_) => false,
         };
-        candidates.into_iter().filter(is_meant)
+        candidates.into_iter().filter(is_companion)
     });
     by_id
-        .filter(same)
+        .filter(has_build_id)
         .chain(by_link)
         .filter_map(|path| Image::open(&path))
 }
@@ -107,18 +107,23 @@ impl Link {
 
     /// Returns the paths to try: those that debuggers use, and the file in each directory
     /// itself.
-    fn candidates(&self, linker: &Path, directories: &[PathBuf]) -> Vec<PathBuf> {
-        let Ok(linker) = linker.canonicalize() else {
+    fn candidates(&self, program: &Path, directories: &[PathBuf]) -> Vec<PathBuf> {
+        let Ok(program) = program.canonicalize() else {
             return Vec::new();
         };
-        let own = linker.parent().unwrap_or(Path::new("/"));
-        let below = own.strip_prefix("/").unwrap_or(own);
-        let mut candidates = vec![own.join(&self.name), own.join(".debug").join(&self.name)];
+        let directory_of_program = program.parent().unwrap_or(Path::new("/"));
+        let below = directory_of_program
+            .strip_prefix("/")
+            .unwrap_or(directory_of_program);
+        let mut candidates = vec![
+            directory_of_program.join(&self.name),
+            directory_of_program.join(".debug").join(&self.name),
+        ];
         for directory in directories {
             candidates.push(directory.join(below).join(&self.name));
             candidates.push(directory.join(&self.name));
         }
-        candidates.retain(|candidate| *candidate != linker);
+        candidates.retain(|candidate| *candidate != program);
         candidates
     }
 }
@@ -131,7 +136,7 @@ fn checksum(path: &Path) -> io::Result<u32> {
     loop {
         match file.read(&mut piece)? {
             0 => return Ok(sum.sum()),
-            got => sum.update(&piece[..got]),
+            read => sum.update(&piece[..read]),
         }
     }
 }

@@ -223,7 +223,7 @@ impl Image {
             return self.raw(section).map(Content::File);
         }
         let mut unpacked = self.unpack(section)?;
-        unpacked.reach(unpacked.bytes().len())?;
+        unpacked.decompress_to(unpacked.bytes().len())?;
         Some(unpacked.into_content())
     }
 

@@ -1,8 +1,8 @@
 //! Decompresses only the part of compressed debug information that is needed.
 //!
 //! Distributions compress whole debug files, and most stacks begin in the same two functions of the
-//! C library, whose units are among the first. `.debug_aranges` tells which units are needed; what
-//! follows the last of them is not decompressed.
+//! C library, whose units are among the first. `.debug_aranges` shows which units are needed; the
+//! bytes after the last of them are not decompressed.
 
 use gimli::{DebugAranges, LittleEndian};
 
@@ -19,14 +19,14 @@ pub fn covering<'i>(image: &'i Image, wanted: &[u64]) -> Option<Content<'i>> {
     let section = image.section(".debug_info")?;
     let mut unpacked = image.unpack(section)?;
     let last = last_unit(image, wanted)?;
-    unpacked.reach(last.checked_add(12)?)?;
+    unpacked.decompress_to(last.checked_add(12)?)?;
     let start = unpacked.bytes();
     let (head, length) = match number(start, last, 4)? {
         DWARF64_LENGTH => (12, number(start, last + 4, 8)?),
         length => (4, length),
     };
     let end = usize::try_from(length).ok()?.checked_add(last + head)?;
-    unpacked.reach(end)?;
+    unpacked.decompress_to(end)?;
     let mut content = unpacked.into_content();
     content.truncate(end);
     Some(content)
@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     /// Builds a library with two units, the second much larger, and compressed debug information.
-    fn built(directory: &Path) -> Image {
+    fn build_library(directory: &Path) -> Image {
         let first = "int first(int n) { return n * 3; }\n";
         let second: String = (0..400)
             .map(|n| format!("struct S{n} {{ int a{n}, b{n}; }}; int f{n}(struct S{n} *s) {{ return s->a{n}; }}\n"))
@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn data_after_the_last_needed_unit_are_not_unpacked() {
         let directory = tempfile::tempdir().unwrap();
-        let image = built(directory.path());
+        let image = build_library(directory.path());
         let section = image.section(".debug_info").unwrap();
         let whole = image.data(section).unwrap();
         let first = symbol(&image, "first");

@@ -120,10 +120,10 @@ impl<'a> Machine<'a> {
         let range = header.line_range();
         let base = i16::from(header.line_base());
         for code in header.opcode_base()..=255 {
-            let own = code - header.opcode_base();
+            let adjusted_opcode = code - header.opcode_base();
             // Both factors are less than 256.
-            let address = unit * u16::from(own / range);
-            added[usize::from(code)] = (base + i16::from(own % range), address);
+            let address = unit * u16::from(adjusted_opcode / range);
+            added[usize::from(code)] = (base + i16::from(adjusted_opcode % range), address);
         }
         Ok(Self {
             header,
@@ -240,11 +240,11 @@ impl<'a> Machine<'a> {
     fn run_extended(&mut self) -> Result<Effect> {
         let size = self.unsigned()?;
         let size = usize::try_from(size).map_err(|_| Error::UnsupportedOffset)?;
-        let mut own = self.read_by(|rest| rest.split(size))?;
-        match gimli::DwLne(own.read_u8()?) {
+        let mut operands = self.read_by(|rest| rest.split(size))?;
+        match gimli::DwLne(operands.read_u8()?) {
             gimli::DW_LNE_end_sequence => return Ok(Effect::EndSequence),
             gimli::DW_LNE_set_address => {
-                let address = own.read_u64()?;
+                let address = operands.read_u64()?;
                 // For discarded code, linkers leave 0 or set a tombstone.
                 self.is_discarded = address < self.row.address || address >= TOMBSTONE;
                 if !self.is_discarded {
@@ -441,18 +441,18 @@ mod tests {
                 begin,
                 end: begin + 1,
             };
-            let mut own = Vec::new();
+            let mut rows = Vec::new();
             let residency = Residency::of(None);
             of_sequences(
                 &program,
                 &StartAddresses::new(&[range]),
                 &residency,
                 |row, ends| {
-                    own.push([row.address, row.file, row.line, row.column, ends.into()]);
+                    rows.push([row.address, row.file, row.line, row.column, ends.into()]);
                 },
             )
             .unwrap();
-            own
+            rows
         };
         let first = rows_of(0x1000);
         let second = rows_of(0x2000);

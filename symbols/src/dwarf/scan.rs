@@ -180,14 +180,14 @@ mod tests {
 
     #[test]
     fn addresses_are_found_in_any_order() {
-        let own = starts(&[0x1000, 0x1234, 0xffff_fff0, 0x1234]);
-        assert_eq!(own.count(), 3);
+        let addresses = starts(&[0x1000, 0x1234, 0xffff_fff0, 0x1234]);
+        assert_eq!(addresses.count(), 3);
         for length in 8..150 {
             for at in 0..=length - ADDRESS_SIZE {
                 for (address, others) in [(0x1234_u64, 0xff), (0x1000, 0), (0xffff_fff0, 1)] {
                     let mut bytes = vec![others; length];
                     bytes[at..at + ADDRESS_SIZE].copy_from_slice(&address.to_le_bytes());
-                    assert_eq!(places(&own, &bytes), [(at, address)], "{length}");
+                    assert_eq!(places(&addresses, &bytes), [(at, address)], "{length}");
                 }
             }
         }

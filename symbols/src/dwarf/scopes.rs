@@ -74,8 +74,8 @@ pub fn names(
 
 /// Joins the name of an entry with those of its scopes.
 fn qualified(units: &Units, scopes: &HashMap<Die, Scope>, die: Die) -> Result<Rc<str>> {
-    let own = units.name(die.0, die.1)?.text;
-    let mut name = own.to_string();
+    let unqualified = units.name(die.0, die.1)?.text;
+    let mut name = unqualified.to_string();
     let mut next = scopes.get(&die);
     // In corrupt input, functions may enclose each other in a cycle.
     for _ in 0..MAX_FUNCTION_DEPTH {
@@ -85,7 +85,7 @@ fn qualified(units: &Units, scopes: &HashMap<Die, Scope>, die: Die) -> Result<Rc
             name = format!("{}::{name}", units.name(unit, entry)?.text);
         }
         if name.len() > MAX_NAME {
-            return Ok(own);
+            return Ok(unqualified);
         }
         next = scope.outer.and_then(|outer| scopes.get(&outer));
     }
@@ -192,7 +192,7 @@ impl<'a> Description<'a> {
     fn of(units: &Units<'a>, number: usize, entry: UnitOffset) -> Result<Self> {
         let opened = units.open(number)?;
         let unit: UnitRef<'_, Slice<'a>> = UnitRef::new(units.dwarf, &opened);
-        let mut own = Self::default();
+        let mut scope = Self::default();
         let mut declared: Option<AttributeValue<Slice<'a>>> = None;
         each_attribute(unit, entry, |attribute| {
             match attribute.name() {
@@ -200,18 +200,18 @@ impl<'a> Description<'a> {
                     let text = unit.attr_string(attribute.value()).ok();
                     // A longer name could not be part of a qualified one.
                     let text = text.filter(|text| text.len() <= MAX_NAME);
-                    own.name = text.map(|text| text.to_string_lossy());
+                    scope.name = text.map(|text| text.to_string_lossy());
                 }
                 gimli::DW_AT_specification => declared = Some(attribute.value()),
-                gimli::DW_AT_decl_line => own.line = attribute.udata_value().unwrap_or(0),
-                gimli::DW_AT_decl_column => own.column = attribute.udata_value().unwrap_or(0),
+                gimli::DW_AT_decl_line => scope.line = attribute.udata_value().unwrap_or(0),
+                gimli::DW_AT_decl_column => scope.column = attribute.udata_value().unwrap_or(0),
                 _ => {}
             }
             true
         })?;
         let declared = declared.map(|value| units.referred(number, value));
-        own.declared = declared.transpose()?.flatten();
-        Ok(own)
+        scope.declared = declared.transpose()?.flatten();
+        Ok(scope)
     }
 
     /// Returns a type's name. An unnamed type that directly encloses the function `function`

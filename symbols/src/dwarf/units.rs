@@ -172,10 +172,10 @@ impl<'a> Units<'a> {
             let first = wanted.partition_point(|&a| a < begin);
             let inside = wanted[first..].iter().take_while(|&&a| a < end);
             for (at, _) in inside.enumerate() {
-                let own = &mut holding[first + at];
-                if own.len() < MAX_UNITS_PER_ADDRESS {
+                let candidates = &mut holding[first + at];
+                if candidates.len() < MAX_UNITS_PER_ADDRESS {
                     let range = Range { begin, end };
-                    own.push(Candidate { unit, range });
+                    candidates.push(Candidate { unit, range });
                 }
             }
         };

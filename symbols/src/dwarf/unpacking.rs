@@ -38,7 +38,7 @@ impl Content<'_> {
     pub fn truncate(&mut self, length: usize) {
         match self {
             Content::File(bytes) => *bytes = &bytes[..bytes.len().min(length)],
-            Content::Unpacked(_, own) => *own = length.min(*own),
+            Content::Unpacked(_, used) => *used = length.min(*used),
         }
     }
 }
@@ -58,7 +58,7 @@ pub struct Unpacked<'a> {
 impl<'a> Unpacked<'a> {
     /// Prepares the decompression of a section with this decompressed size.
     pub fn new(packed: &'a [u8], size: usize) -> Option<Self> {
-        // A large size may be a lie, so only a small mapping is populated in advance.
+        // A large size may be wrong, so only a small mapping is populated in advance.
         let is_small = size < LARGE_PAGE;
         let mut options = MmapOptions::new();
         if is_small {
@@ -82,7 +82,7 @@ impl<'a> Unpacked<'a> {
     }
 
     /// Decompresses at least the first `end` bytes. Returns `None` if there are fewer.
-    pub fn reach(&mut self, end: usize) -> Option<()> {
+    pub fn decompress_to(&mut self, end: usize) -> Option<()> {
         if end > self.size {
             return None;
         }

@@ -127,12 +127,12 @@ impl<'w, 'a> Walk<'w, 'a> {
                 None => self.end(plan, attributes)?,
             };
             self.at = end;
-            let own = self.depth;
+            let entry_depth = self.depth;
             self.depth += isize::from(plan.has_children);
             if plan.kinds & kinds != 0 {
                 return Ok(Some(Entry {
                     offset: UnitOffset(self.base + start),
-                    depth: own,
+                    depth: entry_depth,
                     top: std::mem::replace(&mut self.top, isize::MAX),
                     plan: Rc::clone(plan),
                     attributes,
@@ -263,16 +263,16 @@ mod tests {
     impl Generated {
         /// Adds an abbreviation with this code, and an entry that uses it.
         fn add(&mut self, number: u64, children: u8, attributes: &[(gimli::DwAt, DwForm, &[u8])]) {
-            let own = &mut self.abbreviations;
-            own.extend(leb(number));
-            own.extend([gimli::DW_TAG_subprogram.0 as u8, children]);
+            let abbreviations = &mut self.abbreviations;
+            abbreviations.extend(leb(number));
+            abbreviations.extend([gimli::DW_TAG_subprogram.0 as u8, children]);
             self.entries.extend(leb(number));
             for (name, form, bytes) in attributes {
-                own.extend(leb(name.0.into()));
-                own.extend(leb(form.0.into()));
+                abbreviations.extend(leb(name.0.into()));
+                abbreviations.extend(leb(form.0.into()));
                 self.entries.extend(*bytes);
             }
-            own.extend([0, 0]);
+            abbreviations.extend([0, 0]);
         }
 
         fn with_unit(&self, look: impl FnOnce(UnitRef<'_, Slice<'_>>)) {

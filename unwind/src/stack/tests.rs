@@ -165,7 +165,8 @@ fn memory_past_a_hole_is_read_and_the_hole_is_not() {
     unsafe extern "C" {
         fn mprotect(at: u64, len: usize, access: i32) -> i32;
     }
-    // SAFETY: the page belongs to the vector, and nothing accesses it directly until it is restored.
+    // SAFETY: the page belongs to the vector, and nothing accesses it directly until it is
+    // restored.
     assert_eq!(unsafe { mprotect(hole, PAGE as usize, 0) }, 0);
     let mut stack = Stack::new(Ends::default());
     stack.enter(low, 0);

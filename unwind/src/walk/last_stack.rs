@@ -50,8 +50,8 @@ pub(super) fn frame_hash(address: u64, sp: u64, salt: u64) -> u64 {
 #[repr(C, align(64))]
 pub(super) struct Frame {
     pub(super) registers: Registers,
-    /// Unwind rule, which also tells which of the successive modules at its address the code
-    /// belongs to.
+    /// Unwind rule, which also identifies the one of the successive modules at its address that the
+    /// code belongs to.
     pub(super) rule: Rule,
     /// Sum of the hashes of the frames inside this one.
     sum: u64,
@@ -142,7 +142,7 @@ impl LastStack {
         self.begin
     }
 
-    /// One more than the index of the outermost frame.
+    /// Returns one more than the index of the outermost frame.
     #[inline]
     pub(super) fn end(&self) -> usize {
         self.end
@@ -235,9 +235,9 @@ impl LastStack {
         let index = HEADROOM + new.count;
         let next = &mut self.buffers[!self.current & 1];
         self.by_sp[sp_slot(registers.sp)] = index as u16;
-        // SAFETY: `new` has fewer than CACHED_FRAMES frames, so both indices are in bounds: there are
-        // two words for each frame and one more. Both words are written without a branch; the next
-        // frame overwrites the unused ones.
+        // SAFETY: `new` has fewer than CACHED_FRAMES frames, so both indices are in bounds: there
+        // are two words for each frame and one more. Both words are written without a branch; the
+        // next frame overwrites the unused ones.
         unsafe {
             let frame = next.frames.get_unchecked_mut(index);
             frame.write(Frame {

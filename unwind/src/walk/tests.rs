@@ -226,7 +226,8 @@ fn an_interrupted_frame_keeps_its_frame_pointer_in_the_register() {
     assert_eq!(tree.path(walk.leaf.unwrap()).0, [0x200]);
 }
 
-/// Places interpreter frames inside native ones. Each row belongs to a native frame, outermost first.
+/// Places interpreter frames inside native ones. Each row belongs to a native frame, outermost
+/// first.
 fn inserted(start: Registers, frames: usize, inside: &[Vec<u64>]) -> Vec<Inserted> {
     let mut all = Vec::new();
     for index in (0..frames).rev() {
@@ -280,8 +281,8 @@ fn a_deep_stack_keeps_the_innermost_interpreter_frames() {
 }
 
 proptest! {
-    /// Walks with the cache are also correct with interpreter frames, which may change while the native
-    /// frames do not.
+    /// Walks with the cache are also correct with interpreter frames, which may change while the
+    /// native frames do not.
     #[test]
     fn memory_never_changes_the_result_with_an_interpreter(
         stacks in prop::collection::vec(

@@ -176,16 +176,17 @@ fn numbered_names(context: &Context, tree: &Tree) -> (Vec<u32>, Vec<i64>) {
 
 fn column<'a>(context: &Context<'a>, tree: &Tree, at: usize, column: &Column) -> ColumnData<'a> {
     let kind = &context.view.profile().sample_types[column.index];
-    let own = || (0..tree.frames.len()).map(|f| tree.own(f, at));
+    let self_weights = || (0..tree.frames.len()).map(|f| tree.own(f, at));
     let options = context.options;
     ColumnData {
         kind: &kind.kind,
         scales: scales(&kind.unit, &options.unit, options.divide_by),
         totals: column.total,
-        plus: own().map(|w| w.plus).collect(),
-        minus: (own().any(|w| w.minus != 0)).then(|| own().map(|w| w.minus).collect()),
-        variance: (own().any(|w| w.variance > 0.0))
-            .then(|| own().map(|w| brief(w.variance)).collect()),
+        plus: self_weights().map(|w| w.plus).collect(),
+        minus: (self_weights().any(|w| w.minus != 0))
+            .then(|| self_weights().map(|w| w.minus).collect()),
+        variance: (self_weights().any(|w| w.variance > 0.0))
+            .then(|| self_weights().map(|w| brief(w.variance)).collect()),
     }
 }
 

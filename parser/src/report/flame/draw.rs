@@ -266,10 +266,10 @@ impl<'a> Picture<'a> {
     }
 
     fn detail(&self, index: usize) -> String {
-        let own = self.tree.own(index, 0).net();
+        let self_value = self.tree.own(index, 0).net();
         let mut detail = self.label(self.nets[index]);
-        if own != 0 && own != self.nets[index] {
-            let _ = write!(detail, ", itself {}", self.label(own));
+        if self_value != 0 && self_value != self.nets[index] {
+            let _ = write!(detail, ", itself {}", self.label(self_value));
         }
         if self.variances[index] > 0.0 {
             let value = clamp(self.nets[index]);

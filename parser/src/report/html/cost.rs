@@ -160,8 +160,8 @@ fn rows(page: &PageContext, columns: &Columns) -> (Vec<Row>, Row) {
     let mut all = Row::default();
     let mut seen = vec![usize::MAX; nodes.count()];
     for (stack, _, frames) in view.stacks() {
-        let own = view.profile().values_of(stack);
-        let value = |column: Option<usize>| column.map_or(0, |c| i128::from(own[c]));
+        let values = view.profile().values_of(stack);
+        let value = |column: Option<usize>| column.map_or(0, |c| i128::from(values[c]));
         let stack_values = [
             value(Some(columns.time)),
             value(columns.bytes),
@@ -172,10 +172,10 @@ fn rows(page: &PageContext, columns: &Columns) -> (Vec<Row>, Row) {
         let visible = frames.iter().zip(in_agent);
         let entries: Vec<(u32, bool)> = visible
             .filter(|(f, _)| !view.is_hidden(**f))
-            .flat_map(|(&f, own)| nodes.of_location(f).iter().map(move |&e| (e, own)))
+            .flat_map(|(&f, values)| nodes.of_location(f).iter().map(move |&e| (e, values)))
             .collect();
         // Starts at the outermost allocator function, which is responsible for its callees.
-        let is_inside = |&(e, own): &(u32, bool)| own || allocators[e as usize];
+        let is_inside = |&(e, values): &(u32, bool)| values || allocators[e as usize];
         let inside = match stack_values[0] {
             0 => None,
             _ => entries.iter().rposition(is_inside),
@@ -204,20 +204,20 @@ fn calls_of_agent(profile: &Profile, agents: &[bool], nodes: &Nodes, frames: &[u
         let mapping = profile.locations[frame as usize].mapping;
         agents.get(mapping as usize).is_some_and(|&is| is)
     };
-    let mut own: Vec<bool> = frames.iter().map(is_of_agent).collect();
-    let mut end = own.len();
-    while let Some(outermost) = own[..end].iter().rposition(|&own| own) {
-        let run = own[..=outermost].iter().rposition(|&own| !own);
+    let mut are_of_agent: Vec<bool> = frames.iter().map(is_of_agent).collect();
+    let mut end = are_of_agent.len();
+    while let Some(outermost) = are_of_agent[..end].iter().rposition(|&is| is) {
+        let run = are_of_agent[..=outermost].iter().rposition(|&is| !is);
         let start = run.map_or(0, |before| before + 1);
         let entry = nodes.of_location(frames[outermost]).last();
         let name = entry.map_or("", |&entry| nodes.info(entry).name.as_str());
         let allocates = name.is_empty()
             || is_allocator(name)
             || name.contains("mem_agent::") && !name.contains("::loader::");
-        own[start..=outermost].fill(allocates);
+        are_of_agent[start..=outermost].fill(allocates);
         end = start;
     }
-    own
+    are_of_agent
 }
 
 fn is_agent(mapping: &Mapping) -> bool {

@@ -27,7 +27,7 @@ pub enum ProfileKind {
 
 impl ProfileKind {
     /// Returns true if a profile is of this kind.
-    pub fn holds(self, profile: &Profile) -> bool {
+    pub fn includes(self, profile: &Profile) -> bool {
         match self {
             Self::All => true,
             // Folded stacks may count anything.

@@ -48,6 +48,7 @@ struct TimelineData<'a> {
 struct StackRow {
     /// Indices of names, innermost first.
     frames: Vec<usize>,
+    /// Live bytes at the end of the session.
     end: u64,
 }
 
@@ -62,6 +63,7 @@ struct Table {
     rest: u64,
 }
 
+/// Returns the data of the tab as JSON.
 fn object(page: &PageContext) -> String {
     let context = page.context;
     match Timeline::new(context.view, context.nodes) {

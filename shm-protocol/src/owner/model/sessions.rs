@@ -44,14 +44,14 @@ impl Process {
         if let Some(base) = self.base.get() {
             return mapped(base);
         }
-        let made = &self.mapped[shard as usize];
+        let own_mapping = &self.mapped[shard as usize];
         // SAFETY: loom reports every access that is not ordered with this one.
-        made.with_mut(|at| unsafe { *at = true });
-        match self.base.offer((&raw const *made).cast_mut().cast()) {
-            Ok(()) => made,
+        own_mapping.with_mut(|at| unsafe { *at = true });
+        match self.base.offer((&raw const *own_mapping).cast_mut().cast()) {
+            Ok(()) => own_mapping,
             Err(first) => {
                 // SAFETY: loom reports every access that is not ordered with this one.
-                made.with_mut(|at| unsafe { *at = false });
+                own_mapping.with_mut(|at| unsafe { *at = false });
                 mapped(first)
             }
         }
@@ -255,9 +255,9 @@ fn the_first_session_begins_before_the_segment_is_visible() {
         let process = Process::new();
         let words = Arc::new((AtomicU64::new(0), Life(AtomicU8::new(NONE))));
         let other = Arc::clone(&process);
-        let shown = Arc::clone(&words);
+        let shared = Arc::clone(&words);
         let thread = thread::spawn(move || {
-            let (magic, life) = &*shown;
+            let (magic, life) = &*shared;
             life.make();
             other.segment.prepare(2);
             publish(&other.segment.control, magic, Some(&session(2)));

@@ -136,8 +136,8 @@ fn names_of_functions_include_their_scopes() {
             .iter()
             .flatten()
             .map(|frame| shown(frame, Style::Simple));
-        let own = |name: &String| !name.starts_with('_');
-        let names: BTreeSet<String> = names.filter(own).collect();
+        let is_not_reserved = |name: &String| !name.starts_with('_');
+        let names: BTreeSet<String> = names.filter(is_not_reserved).collect();
         assert_eq!(names, expected(), "{options:?}");
     }
 }

@@ -296,8 +296,8 @@ fn are_named(built: &Built, program: &Path, directories: &[PathBuf]) -> bool {
     let functions = built.functions();
     let found = named(program, directories, &spread(&functions));
     let starts = |name: &str| -> HashSet<u64> {
-        let own = functions.iter().filter(|(.., other)| other == name);
-        own.map(|(start, ..)| *start).collect()
+        let same_name = functions.iter().filter(|(.., other)| other == name);
+        same_name.map(|(start, ..)| *start).collect()
     };
     let mut found = found.iter().enumerate();
     found.all(|(at, frame)| {
@@ -341,9 +341,9 @@ fn symbols_are_found_by_the_build_id() {
     let built = Built::make(&["-Wl,--build-id=sha1"]);
     let stripped = built.stripped();
     let id = Elf::open(&stripped).unwrap().build_id.to_string();
-    let own = built.at("debug").join(".build-id").join(&id[..2]);
-    fs::create_dir_all(&own).unwrap();
-    let debug = own.join(format!("{}.debug", &id[2..]));
+    let debug_directory = built.at("debug").join(".build-id").join(&id[..2]);
+    fs::create_dir_all(&debug_directory).unwrap();
+    let debug = debug_directory.join(format!("{}.debug", &id[2..]));
     tool(
         "objcopy",
         &["--only-keep-debug", text(&built.program), text(&debug)],

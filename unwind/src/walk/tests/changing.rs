@@ -279,8 +279,8 @@ fn new_frames_that_read_too_many_words_are_kept() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// Cached walks are right where the inner part of a deep stack is replaced by a longer or shorter
-    /// one, whose frames read one or two words.
+    /// Cached walks are right where the inner part of a deep stack is replaced by a longer or
+    /// shorter one, whose frames read one or two words.
     #[test]
     fn whatever_is_replaced_of_a_deep_stack_is_noticed(
         edits in prop::collection::vec((0usize..700, 0usize..700, 0u64..4), 1..30),
