@@ -81,7 +81,7 @@ idle_kib() {
     case $(awk '/^KernelPageSize:/ { print $2; exit }' /proc/self/smaps) in
     4) echo 410 ;;
     16) echo 512 ;;
-    *) echo 1216 ;;
+    *) echo 1280 ;;
     esac
 }
 
