@@ -147,7 +147,7 @@ impl Live {
     /// Chooses between the allocator's own figure and the sum of the samples. The allocator's
     /// figure is updated once a second by a thread that takes a sample, and shown with its age if
     /// older. During a session, an outdated figure gives way to the samples if these cover the
-    /// whole heap or exceed it. Without an allocator's figure, the samples are used if they cover
+    /// whole heap or exceed it, and a newer one if they exceed it by more than chance. Without an allocator's figure, the samples are used if they cover
     /// the whole heap, or if the figure will never exist.
     fn of(header: &Header<'_>, live: bool, sampled: Option<u64>) -> Option<Self> {
         let now = crate::clock::now_ns();
@@ -168,6 +168,10 @@ impl Live {
             (Some(a), Some(s)) if a.age_ns > STALE_NS && is_running(header) => {
                 Some(if whole || s.bytes > a.bytes { s } else { a })
             }
+            // More is in use than there was when the allocator counted.
+            (Some(a), Some(s)) if is_running(header) && s.bytes > a.bytes + chance(header, &s) => {
+                Some(s)
+            }
             (Some(a), _) => Some(a),
             // Objects allocated before the session are in no sample, and a part must not pass for
             // the whole.
@@ -177,6 +181,13 @@ impl Live {
             (None, sampled) => sampled,
         }
     }
+}
+
+/// Returns by how much an estimate may exceed the truth by chance, in bytes: three standard errors of objects that
+/// are small compared with the interval.
+fn chance(header: &Header<'_>, sampled: &Live) -> u64 {
+    let interval = header.session().map_or(0, |session| session.interval);
+    (3.0 * (interval as f64 * sampled.bytes as f64).sqrt()) as u64
 }
 
 /// Age from which the allocator's figure counts as outdated, in ns.

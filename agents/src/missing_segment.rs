@@ -44,10 +44,6 @@ pub fn reason(pid: i32) -> String {
              raise the limit, and restart it"
         );
     }
-    if proc::value(&environment, "LD_AUDIT").is_some_and(names_agent) {
-        return "LD_AUDIT names it, which loads it apart from the program: name it in LD_PRELOAD, and restart it"
-            .to_owned();
-    }
     let ours = default_directory();
     if let Some(unopened) = unopened(pid, &ours) {
         return unopened;
@@ -68,13 +64,6 @@ pub fn reason(pid: i32) -> String {
             text::path(ours)
         )
     })
-}
-
-/// Returns true if a list of libraries has a file called like the agent.
-fn names_agent(libraries: &[u8]) -> bool {
-    const AGENT_NAME: &[u8] = b"libmem_agent.so";
-    let mut names = libraries.split(|byte| *byte == b':');
-    names.any(|name| name.rsplit(|byte| *byte == b'/').next() == Some(AGENT_NAME))
 }
 
 /// Explains that the process has a segment which we may not open.

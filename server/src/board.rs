@@ -41,7 +41,10 @@ struct State {
 #[derive(Clone, Copy)]
 struct Point {
     at_ms: u64,
+    /// Best known value of the bytes in use, by the allocator or the samples.
     live: Option<u64>,
+    /// Bytes in use by the samples alone.
+    sampled: Option<f64>,
     allocated: Option<f64>,
     rss: Option<u64>,
     session: u64,
@@ -94,18 +97,20 @@ fn point(agent: &Agent, row: &Row, head: &mut Head) -> Point {
     let totals = session.and_then(|session| {
         let mut buffer = [0; shm_protocol::layout::BANK_HEADER_BYTES];
         let bank = agent.segment.bank(session.number, &mut buffer).ok()?;
-        Some((session.number, bank.totals().alloc_bytes))
+        Some((session.number, bank.totals()))
     });
     Point {
         at_ms: now_ns() / 1_000_000,
         live: row.live_bytes,
-        allocated: totals.map(|(_, bytes)| bytes),
+        sampled: totals.as_ref().map(|(_, totals)| totals.live_bytes),
+        allocated: totals.as_ref().map(|(_, totals)| totals.alloc_bytes),
         rss: row.rss_bytes,
         session: totals.map_or(0, |(number, _)| number),
     }
 }
 
-/// Formats a process with its history. Rates are computed over the last few points.
+/// Formats a process with its history. Rates are computed over the last few points, from samples alone: the best
+/// value of what is live may come from the allocator in one point and from samples in the next.
 fn shown(row: &Row, history: &VecDeque<Point>, sessions: &Sessions) -> Value {
     let mut value = json!(row);
     // Converted by the present system clock, which may have been set since the first point.
@@ -122,9 +127,9 @@ fn shown(row: &Row, history: &VecDeque<Point>, sessions: &Sessions) -> Value {
         let same = last.session == first.session && last.session != 0;
         (same && seconds > 0.0).then(|| {
             let growth = last
-                .live
-                .zip(first.live)
-                .map(|(l, f)| (l as f64 - f as f64) / seconds);
+                .sampled
+                .zip(first.sampled)
+                .map(|(l, f)| (l - f) / seconds);
             let rate = last
                 .allocated
                 .zip(first.allocated)

@@ -58,7 +58,7 @@ fn session(scratch: &Scratch, pid: u32) -> Outcome {
 }
 
 /// Words of the messages about processes that are not sampled.
-const CAUSES: [&str; 14] = [
+const CAUSES: [&str; 13] = [
     "no such process",
     "ended just now",
     "ulimit -n",
@@ -72,7 +72,6 @@ const CAUSES: [&str; 14] = [
     "there is no segment of it",
     "cannot reserve memory",
     "may not be opened",
-    "LD_AUDIT names it",
 ];
 
 #[track_caller]
@@ -196,16 +195,6 @@ fn a_segment_of_another_user_is_called_so_to_root_without_rights() {
             "{outcome:?}"
         );
     }
-}
-
-#[test]
-fn an_agent_that_is_loaded_as_an_auditor_is_called_so() {
-    let scratch = Scratch::new();
-    let mut command = Command::new(scratch.compile("brood.c", &[]));
-    command.env("LD_AUDIT", artifacts::agent());
-    command.env("MEM_PROFILER_DIR", scratch.shared());
-    let target = started(&mut command);
-    assert_cause(&session(&scratch, target.pid()), "LD_AUDIT names it");
 }
 
 /// The running program keeps the former file, which has no name any more.
