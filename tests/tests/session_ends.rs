@@ -276,7 +276,16 @@ fn ended_workers_leave_few_profiles() {
     scratch.wait_for_sampling(pid);
     for worker in 0..20 {
         let objects = if worker % 2 == 0 { LOTS } else { MANY };
-        say(&mut target, &format!("fork {objects}"));
+        let child = say(&mut target, &format!("fork {objects}")).expect("a pid");
+        if objects == LOTS {
+            // A worker that ends before the server has seen it is nobody's.
+            wait::until("the server to know the worker", || {
+                let processes = json(&server.get("/api/processes"));
+                let rows = processes["processes"].as_array().expect("processes");
+                let mut own = rows.iter().filter(|row| row["pid"] == child);
+                own.any(|row| row["ours"] == true).then_some(())
+            });
+        }
         say(&mut target, &format!("end {worker}"));
     }
     wait::until("the profiles of workers to be few", || {
