@@ -98,6 +98,16 @@ fn with_names(scratch: &Scratch, profiled: &Profiled, number: usize) -> String {
     name
 }
 
+/// A report with pprof's names of units, and with one space between words: columns may be wider than pprof's.
+fn with_its_units(report: &str) -> String {
+    let mut text = report.to_owned();
+    for (ours, theirs) in [("KiB", "kB"), ("MiB", "MB"), ("GiB", "GB")] {
+        text = text.replace(ours, theirs);
+    }
+    let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ") + "\n";
+    text.lines().map(words).collect()
+}
+
 /// A report whose order is not all chance: pprof leaves equal calls in the order of a hash
 /// table.
 fn settled(report: &str) -> Vec<Vec<&str>> {
@@ -180,7 +190,8 @@ fn same(
         // Without the lines of own code, which pprof does not have.
         our.push("--all-frames");
     }
-    let ours = ours(scratch, &our);
+    let ours = with_its_units(&ours(scratch, &our));
+    let theirs = with_its_units(&theirs);
     assert!(theirs.lines().count() > 4, "{their:?}: {theirs}");
     if ours != theirs {
         let (ours, theirs) = (settled(&ours), settled(&theirs));
