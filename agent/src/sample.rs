@@ -155,7 +155,7 @@ unsafe fn sampled(request: Request, registers: &Registers) -> *mut u8 {
 struct Replaced<'a> {
     /// Address of the object.
     at: *mut c_void,
-    /// Its header, if it is sampled: it is then counted as freed.
+    /// Header of a sampled object, which is then counted as freed. `None`: it is not sampled.
     header: Option<&'a Object>,
 }
 

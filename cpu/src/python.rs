@@ -118,7 +118,7 @@ pub struct Python {
     program: Option<Vec<u8>>,
     /// State of the interpreter that was last reported to [`Script`].
     reported: Option<State>,
-    /// How frames are linked, and the address range of the evaluation loop.
+    /// Linkage of frames, and the address range of the evaluation loop.
     style: Option<(Style, (u64, u64))>,
     /// Frames by code object and instruction offset; `None` if a frame is not shown.
     lines: ByAddress<u64, Option<u64>>,

@@ -33,9 +33,9 @@ pub struct Known<'a> {
     pid: i32,
     /// Index of the matching template by the leaf node of a stack; `None` if no template matches.
     stacks: HashMap<NodeId, Option<usize>>,
-    /// The same by return address.
+    /// Index of the matching template by return address.
     addresses: HashMap<u64, Option<usize>>,
-    /// The same by function name, file or module.
+    /// Index of the matching template by function name, file or module.
     texts: HashMap<Rc<str>, Option<usize>>,
     /// Number of bytes that may still be compared.
     left: u64,

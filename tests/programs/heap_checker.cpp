@@ -4,7 +4,6 @@
 //   heap_checker CASE
 //
 // Prints what the checkers answered, and ends with 0.
-#include <alloca.h>
 #include <dirent.h>
 #include <errno.h>
 #include <pthread.h>
@@ -212,7 +211,7 @@ int main(int count, char **arguments) {
     } else if (!strncmp(name, "registers", 9)) {
         // The loader saves registers on the stack at multiples of 64 bytes, so what remains of them
         // depends on the stack pointer.
-        volatile char *shift = (volatile char *)alloca(16 * atoi(name + 9) + 16);
+        volatile char *shift = (volatile char *)__builtin_alloca(16 * atoi(name + 9) + 16);
         shift[0] = 0;
         HeapLeakChecker checker("registers");
         int count = left_in_registers();

@@ -73,7 +73,7 @@ impl Profiled {
         let rows = |name: &str| table.lines().filter(|row| row.ends_with(name)).count();
         assert_eq!([rows(" lose"), rows(" main")], [1, 1], "{table}");
         let row = table.lines().find(|row| row.ends_with(" lose"));
-        assert!(row.is_some_and(|row| row.contains("488.28kB")), "{table}");
+        assert!(row.is_some_and(|row| row.contains("488.28KiB")), "{table}");
         assert!(!table.contains(" few+0x"), "{table}");
     }
 

@@ -300,7 +300,7 @@ fn a_control_group_is_found_by_each_of_its_names() {
             let path = group.0.to_str().expect("a path");
             for named in [path, &format!("{path}/"), &format!("/{name}"), &name] {
                 let mut command = scratch.profiler();
-                command.args(["cpu", "-s", "0.3", "-F", "499", "-p", named, "-o"]);
+                command.args(["cpu", "--wall", "-s", "0.3", "-F", "499", "-p", named, "-o"]);
                 let outcome = run(command.arg(scratch.file("g_")));
                 assert_eq!(outcome.code, Some(0), "{named}: {outcome:?}");
                 assert_eq!(mem_tests::cpu::files(&outcome).len(), 1, "{outcome:?}");

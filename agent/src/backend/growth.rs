@@ -372,9 +372,9 @@ mod tests {
 
     #[test]
     fn a_destination_is_mapped_again_only_if_it_is_gone() {
-        /// An address that the kernel gives to nobody who does not ask for it.
-        const AT: usize = 1 << 40;
-        let at: *mut c_void = core::ptr::without_provenance_mut(AT);
+        /// Address of a mapping that the kernel chooses only on request.
+        const UNUSED_ADDRESS: usize = 1 << 40;
+        let at: *mut c_void = core::ptr::without_provenance_mut(UNUSED_ADDRESS);
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
         // SAFETY: new memory of the test's own.

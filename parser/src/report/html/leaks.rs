@@ -45,7 +45,7 @@ struct Row<'a> {
     error: f64,
     objects: f64,
     samples: Option<u64>,
-    /// As in [`Suspect`].
+    /// Score without regard to growth, in bytes.
     plain: f64,
     kept: f64,
     /// Mean ages in milliseconds.

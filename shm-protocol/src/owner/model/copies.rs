@@ -50,7 +50,7 @@ struct Process {
     view: Area,
     /// Tables of session 1.
     tables: Area,
-    /// How much of the parent's session was saved: 0 nothing, 1 a part, 2 all.
+    /// Part of the parent's session that was saved: 0 nothing, 1 some, 2 all.
     remembered: AtomicU8,
     /// Number of times that the copy left its parent's segment, and that it created its own.
     left: AtomicU8,
