@@ -96,7 +96,7 @@ fn a_program_without_an_agent_ends_no_session() {
     let scratch = Scratch::new();
     let program = scratch.compile("split.cpp", &[]);
     let command = format!("exec env -u LD_PRELOAD {} 0.5 two", program.display());
-    let outcome = timed_run(&scratch, Path::new("sh"), &[], &["-c", &command]);
+    let outcome = timed_run(&scratch, Path::new("sh"), &["-F", "10"], &["-c", &command]);
     assert_eq!(outcome.code, Some(1), "{outcome:?}");
     let said = outcome.stderr.split_once(" without a sample (");
     let ns = said.and_then(|(_, rest)| rest.split_once(" of CPU time"));
