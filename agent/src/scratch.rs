@@ -9,56 +9,75 @@
 /// Number of bytes of the stack that are cleared: the loader uses up to 2.7 KiB for the registers.
 pub const CLEARED_BYTES: usize = 3584;
 
-/// Defines an entry point that clears the stack below its caller's frame, and jumps to `$target`
-/// with unchanged arguments. Every frame of ours then lies in the cleared part, so that words which
-/// it reserves but does not write are no stale pointers. For functions that need as much stack
-/// anyway: starting the controller does.
-#[cfg(target_arch = "x86_64")]
+/// Defines an entry point that jumps to `$target` with its own arguments (at most two). If
+/// `$may_check` returns true, it first clears the stack below its caller's frame: all frames of ours
+/// then lie in the cleared part, and words that they reserve but do not write are no stale pointers.
+/// A check needs as much stack anyway, to start the controller; other calls may have less.
 macro_rules! on_clear_stack {
-    ($(#[$doc:meta])* $name:ident, $target:path) => {
+    ($(#[$doc:meta])* $name:ident, $target:path, if $may_check:path) => {
         $(#[$doc])*
         #[unsafe(naked)]
         pub unsafe extern "C" fn $name() {
+            #[cfg(target_arch = "x86_64")]
             core::arch::naked_asm!(
                 ".cfi_startproc",
-                "mov rax, {bytes}",
+                "push rdi",
+                ".cfi_adjust_cfa_offset 8",
+                "push rsi",
+                ".cfi_adjust_cfa_offset 8",
+                "sub rsp, 8",
+                ".cfi_adjust_cfa_offset 8",
+                "call {may_check}",
+                "add rsp, 8",
+                ".cfi_adjust_cfa_offset -8",
+                "pop rsi",
+                ".cfi_adjust_cfa_offset -8",
+                "pop rdi",
+                ".cfi_adjust_cfa_offset -8",
+                "test al, al",
+                "jz 3f",
+                "mov rax, -{bytes}",
                 "2:",
                 "mov qword ptr [rsp + rax], 0",
                 "add rax, 8",
                 "jnz 2b",
+                "3:",
                 "jmp {target}",
                 ".cfi_endproc",
-                bytes = const -($crate::scratch::CLEARED_BYTES as i64),
+                may_check = sym $may_check,
+                bytes = const $crate::scratch::CLEARED_BYTES,
                 target = sym $target,
-            )
-        }
-    };
-}
-
-/// Defines an entry point that clears the stack below its caller's frame, and jumps to `$target`
-/// with unchanged arguments. Every frame of ours then lies in the cleared part, so that words which
-/// it reserves but does not write are no stale pointers. For functions that need as much stack
-/// anyway: starting the controller does.
-#[cfg(target_arch = "aarch64")]
-macro_rules! on_clear_stack {
-    ($(#[$doc:meta])* $name:ident, $target:path) => {
-        $(#[$doc])*
-        #[unsafe(naked)]
-        pub unsafe extern "C" fn $name() {
+            );
+            #[cfg(target_arch = "aarch64")]
             core::arch::naked_asm!(
                 ".cfi_startproc",
                 "bti c",
+                "stp x29, x30, [sp, #-32]!",
+                ".cfi_adjust_cfa_offset 32",
+                ".cfi_rel_offset x29, 0",
+                ".cfi_rel_offset x30, 8",
+                "stp x0, x1, [sp, #16]",
+                "bl {may_check}",
+                "mov w9, w0",
+                "ldp x0, x1, [sp, #16]",
+                "ldp x29, x30, [sp], #32",
+                ".cfi_adjust_cfa_offset -32",
+                ".cfi_restore x29",
+                ".cfi_restore x30",
+                "tbz w9, #0, 3f",
                 "mov x9, sp",
                 "sub x10, sp, #{bytes}",
                 "2:",
                 "stp xzr, xzr, [x10], #16",
                 "cmp x10, x9",
                 "b.ne 2b",
+                "3:",
                 "b {target}",
                 ".cfi_endproc",
+                may_check = sym $may_check,
                 bytes = const $crate::scratch::CLEARED_BYTES,
                 target = sym $target,
-            )
+            );
         }
     };
 }

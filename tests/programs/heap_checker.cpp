@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/types.h>
 #include <sys/wait.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #include "wipe.h"
@@ -160,6 +161,35 @@ static volatile sig_atomic_t children;
 
 static void child_ended(int) { children++; }
 
+// A coroutine with a small stack, and below it memory of others.
+static struct {
+    unsigned char others[8192];
+    unsigned char stack[2048];
+} memory;
+static ucontext_t outside;
+
+static void checks_on_small_stack() {
+    HeapLeakChecker checker("small stack");
+    checker.NoLeaks();
+}
+
+// Returns true if a check that is not made leaves the memory below the stack alone.
+static bool keeps_memory_of_others() {
+    // Binds the calls, for which the loader needs more stack.
+    checks_on_small_stack();
+    memset(memory.others, 0x5a, sizeof memory.others);
+    ucontext_t inside;
+    getcontext(&inside);
+    inside.uc_stack.ss_sp = memory.stack;
+    inside.uc_stack.ss_size = sizeof memory.stack;
+    inside.uc_link = &outside;
+    makecontext(&inside, checks_on_small_stack, 0);
+    swapcontext(&outside, &inside);
+    for (unsigned char byte : memory.others)
+        if (byte != 0x5a) return false;
+    return true;
+}
+
 static int descriptors() {
     int count = 0;
     DIR *directory = opendir("/proc/self/fd");
@@ -218,6 +248,8 @@ int main(int count, char **arguments) {
         bool clean = checker.NoLeaks();
         printf("of %d: %s %zd\n", count, clean ? "clean" : "leaks", checker.ObjectsLeaked());
 #endif
+    } else if (!strcmp(name, "idle")) {
+        printf("kept: %d\n", keeps_memory_of_others());
     } else if (!strcmp(name, "reused")) {
         HeapLeakChecker checker("reused");
         reuses();

@@ -74,6 +74,15 @@ fn stale_registers_hide_no_leak() {
 }
 
 #[test]
+fn a_call_that_checks_nothing_touches_no_memory_below_a_small_stack() {
+    let scratch = Scratch::new();
+    let program = compile(&scratch, "heap_checker.cpp");
+    let outcome = run(scratch.preloaded(program).arg("idle"));
+    assert_eq!(outcome.code, Some(0), "{outcome:?}");
+    assert!(outcome.stdout.ends_with("kept: 1\n"), "{outcome:?}");
+}
+
+#[test]
 fn an_object_at_the_place_of_an_ignored_one_is_another() {
     let scratch = Scratch::new();
     let outcome = checker(&scratch, "local", "reused");
@@ -100,7 +109,7 @@ fn a_program_with_leaks_ends_with_1_and_its_output_written() {
             "{outcome:?}"
         );
         assert!(
-            outcome.stderr.contains("heap_checker.cpp:64\n"),
+            outcome.stderr.contains("heap_checker.cpp:65\n"),
             "{outcome:?}"
         );
     }

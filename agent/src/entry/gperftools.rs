@@ -256,25 +256,34 @@ pub fn ignore(object: *const c_void) {
     }
 }
 
+/// Returns true if a function that is called may check for leaks.
+extern "C" fn may_check() -> bool {
+    checks::is_active()
+}
+
 scratch::on_clear_stack!(
     /// Entry of [`create`].
     create_on_clear_stack,
-    create
+    create,
+    if may_check
 );
 scratch::on_clear_stack!(
     /// Entry of [`create_part`].
     create_part_on_clear_stack,
-    create_part
+    create_part,
+    if may_check
 );
 scratch::on_clear_stack!(
     /// Entry of [`has_no_leaks`].
     has_no_leaks_on_clear_stack,
-    has_no_leaks
+    has_no_leaks,
+    if may_check
 );
 scratch::on_clear_stack!(
     /// Entry of [`has_no_global_leaks`].
     has_no_global_leaks_on_clear_stack,
-    has_no_global_leaks
+    has_no_global_leaks,
+    if may_check
 );
 
 /// Initialises a checker with what is lost already.

@@ -78,12 +78,14 @@ exports! {
 scratch::on_clear_stack!(
     /// Entry of [`__lsan_do_leak_check`].
     do_leak_check_on_clear_stack,
-    __lsan_do_leak_check
+    __lsan_do_leak_check,
+    if may_check
 );
 scratch::on_clear_stack!(
     /// Entry of [`__lsan_do_recoverable_leak_check`].
     do_recoverable_leak_check_on_clear_stack,
-    __lsan_do_recoverable_leak_check
+    __lsan_do_recoverable_leak_check,
+    if may_check
 );
 
 /// Returns the sanitizer's own function, or null. Looked up once, without `dlsym`: sanitizers call
@@ -109,10 +111,15 @@ fn theirs(known: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     found
 }
 
+/// Returns true if a check is made where the program calls for one.
+extern "C" fn may_check() -> bool {
+    let is_off = is_others() || session::control().epoch(Ordering::Relaxed) == 0;
+    !is_off && !hooks::is_turned_off()
+}
+
 /// Checks for leaks. Returns the exit status for the program, or `None` if no leak was found.
 fn check() -> Option<c_int> {
-    let is_off = is_others() || session::control().epoch(Ordering::Relaxed) == 0;
-    if is_off || hooks::is_turned_off() {
+    if !may_check() {
         return None;
     }
     let found = checks::check(c"LeakSanitizer", Style::Sanitizer, b"");
