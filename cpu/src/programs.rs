@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use proc::Stat;
+use proc::{Addresses, Stat};
 
 use crate::recording::Recording;
 
@@ -39,7 +39,7 @@ struct Identity {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Program {
     file: (u64, u64),
-    addresses: (u64, u64),
+    addresses: Addresses,
 }
 
 /// Processes that are checked.
@@ -127,9 +127,10 @@ impl Identity {
         let file = proc::executable(pid);
         // An exec may have happened between the two readings.
         let again = Stat::of(pid)?;
-        let is_same = (again.start_time, again.addresses) == (stat.start_time, stat.addresses);
+        let is_same = again.start_time == stat.start_time && again.addresses == stat.addresses;
         // The kernel shows 0 or 1 instead of addresses that it hides.
-        let is_complete = is_same && stat.addresses.0 > 1 && stat.addresses.1 > 1;
+        let Addresses { code, stack } = stat.addresses;
+        let is_complete = is_same && code > 1 && stack > 1;
         let program = file.filter(|_| is_complete).map(|file| Program {
             file,
             addresses: stat.addresses,

@@ -5,18 +5,7 @@ use std::io::{self, Write};
 use std::time::Instant;
 
 use heap_format::{Detail, Mapping, ProfileBuilder, TABLE_FULL_ADDRESS, TRUNCATED_ADDRESS, dump};
-
-/// A pseudo-random number generator (xorshift), so that runs are alike.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % bound
-    }
-}
+use helpers::random::Random;
 
 fn main() -> io::Result<()> {
     let mut numbers = std::env::args()

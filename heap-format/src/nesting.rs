@@ -1,7 +1,7 @@
 //! Sampling variances of the differences between two dumps of one session.
 //!
-//! What is live in both dumps was sampled once, with the same weights, and has no part in the error of a
-//! difference: that is only of what was allocated and freed in between.
+//! Objects that are live in both dumps were sampled once, with the same weights. So the error of a difference
+//! is only that of objects that were allocated or freed in between.
 
 use crate::profile::Profile;
 

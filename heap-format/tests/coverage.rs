@@ -5,6 +5,7 @@
 
 use heap_format::variance::{fill, half_width};
 use heap_format::{Detail, Profile, ProfileBuilder, dump};
+use helpers::random::Random;
 
 /// Returns the number of runs, which is twenty times as large before a release.
 fn runs() -> usize {
@@ -15,22 +16,9 @@ fn runs() -> usize {
 const INTERVAL: u64 = 1024;
 const WIDE: u64 = 65_536;
 
-/// A pseudo-random number generator (xorshift), so that every test run is the same.
-struct Random(u64);
-
-impl Random {
-    /// Returns a number that is uniformly distributed in (0, 1].
-    fn next(&mut self) -> f64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        ((self.0 >> 11) + 1) as f64 / (1u64 << 53) as f64
-    }
-
-    /// Returns the number of bytes until the next sample.
-    fn gap(&mut self, interval: u64) -> f64 {
-        -self.next().ln() * interval as f64
-    }
+/// Returns the number of bytes until the next sample.
+fn gap(random: &mut Random, interval: u64) -> f64 {
+    -random.uniform().ln() * interval as f64
 }
 
 /// Allocations of a simulated function: sizes, number of objects of each size, and how many of 8
@@ -97,7 +85,7 @@ const MIXED: [Workload; 4] = [
 fn run(workload: &Workload, interval: u64, random: &mut Random) -> (Detail, [f64; 4]) {
     let mut d = Detail::default();
     let mut truth = [0.0; 4];
-    let mut left = random.gap(interval);
+    let mut left = gap(random, interval);
     let mut number = 0u64;
     for &(size, count) in workload.sizes {
         let bytes = size as f64;
@@ -117,7 +105,7 @@ fn run(workload: &Workload, interval: u64, random: &mut Random) -> (Detail, [f64
             if left > 0.0 {
                 continue;
             }
-            left = random.gap(interval);
+            left = gap(random, interval);
             d.alloc_samples += 1;
             d.alloc_objects += weight;
             d.alloc_bytes += weight * bytes;

@@ -3,24 +3,12 @@
 
 use heap_format::variance::{fill, half_width};
 use heap_format::{Detail, Profile, ProfileBuilder, dump, merge, read};
+use helpers::random::Random;
 
 const INTERVAL: f64 = 1024.0;
 const BYTES: f64 = 200.0;
 /// Allocated before the first dump.
 const OLD: usize = 4000;
-
-/// A small generator (xorshift), so that every test run is the same.
-struct Random(u64);
-
-impl Random {
-    /// Uniform in (0, 1].
-    fn next(&mut self) -> f64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        ((self.0 >> 11) + 1) as f64 / (1u64 << 53) as f64
-    }
-}
 
 fn weight() -> f64 {
     1.0 / (1.0 - (-BYTES / INTERVAL).exp())
@@ -58,7 +46,7 @@ fn coverage(new: usize, freed: usize) -> ([f64; 2], f64) {
     let mut random = Random(0x2545_f491_4f6c_dd1d);
     let mut sampled = |count: usize| {
         (0..count)
-            .filter(|_| random.next() < 1.0 / weight())
+            .filter(|_| random.uniform() < 1.0 / weight())
             .count()
     };
     let truth = [new as f64 * BYTES, (new as f64 - freed as f64) * BYTES];

@@ -12,19 +12,8 @@ use heap_format::{
     pprof, read,
 };
 
+use helpers::random::Random;
 use units::{one_space, with_their_units};
-
-/// A pseudo-random number generator (xorshift), so that every run tests the same profiles.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % bound
-    }
-}
 
 /// Returns a profile with inlined functions, recursion, frames without names, and sizes. Some
 /// values are negative if `negative` is set.

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use heap_format::{BuildId, Facts, Mapping};
+use helpers::random::Random;
 
 mod keeper;
 
@@ -349,18 +350,6 @@ fn kernel_functions_are_named_only_under_the_same_kernel() {
     assert!(table(BuildId::default()).ends_with(" [vdso]"));
 }
 
-/// A pseudo-random number generator (xorshift), so that every run damages the same bytes.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % bound.max(1) as u64) as usize
-    }
-}
-
 /// Files that are corrupt or truncated lack at most their own names: the parser succeeds and
 /// reports the error, even if the library that it uses panics.
 #[test]
@@ -399,7 +388,7 @@ fn damaged_files_do_not_crash_the_parser() {
             } else {
                 bytes.len()
             };
-            let at = random.below(within);
+            let at = random.below(within as u64) as usize;
             bytes[at] = random.below(256) as u8;
         }
         check(&bytes, &format!("damage {number}"));

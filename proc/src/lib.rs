@@ -45,7 +45,7 @@ pub use process::{
     memory_counters, memory_limit, other_root, page_tables, parents, path_of_memory, program,
     root_of, seccomp, value,
 };
-pub use stat::{Stat, rss_bytes};
+pub use stat::{Addresses, Stat, rss_bytes};
 pub use status::{Status, status_field};
 pub use threads::{
     first_number, living_thread, thread_name, thread_ns, threads, try_threads, wchan,

@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::files::{MAX_FILE_BYTES, MAX_MAPS_BYTES, bounded, file, is_gone, with_room};
-use crate::stat::{PF_EXITING, PF_KTHREAD, Stat, page_bytes};
+use crate::stat::{Addresses, PF_EXITING, PF_KTHREAD, Stat, page_bytes};
 use crate::status::{Status, status_field};
 use crate::threads::{living_thread, other_thread, threads, try_threads};
 
@@ -21,7 +21,7 @@ pub struct Program {
     pub exe: (u64, u64),
     /// Addresses of the code and of the main thread's stack. They are randomized at each exec, even
     /// of the same file.
-    pub addresses: (u64, u64),
+    pub addresses: Addresses,
 }
 
 /// Returns the program that a process currently runs; `None` if it is unknown or there is no such

@@ -11,6 +11,15 @@ pub(crate) const PF_EXITING: u64 = 4;
 /// Flag in [`Stat::flags`]: kernel thread.
 pub(crate) const PF_KTHREAD: u64 = 0x0020_0000;
 
+/// Addresses of a program; each is 0 or 1 if the kernel hides it from us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Addresses {
+    /// Start of the code.
+    pub code: u64,
+    /// Start of the main thread's stack.
+    pub stack: u64,
+}
+
 /// The fields of `/proc/PID/stat` that are used here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stat {
@@ -31,9 +40,8 @@ pub struct Stat {
     pub start_time: u64,
     /// Number of resident pages.
     pub rss_pages: u64,
-    /// Addresses of the code and of the main thread's stack. Randomized at each exec; 0 or 1 if the
-    /// kernel hides them from us.
-    pub addresses: (u64, u64),
+    /// Addresses of the program, randomized at each exec.
+    pub addresses: Addresses,
     /// Exit status, as from `wait`; meaningless while the process runs.
     pub wait_status: Option<i32>,
 }
@@ -78,7 +86,10 @@ impl Stat {
             threads: number(17)?,
             start_time: clock_shift().start_time(number(19)?),
             rss_pages: number(21).unwrap_or(0),
-            addresses: (number(23).unwrap_or(0), number(25).unwrap_or(0)),
+            addresses: Addresses {
+                code: number(23).unwrap_or(0),
+                stack: number(25).unwrap_or(0),
+            },
             wait_status: number(49).map(|status| status as i32),
         })
     }
@@ -137,7 +148,16 @@ mod tests {
             b"7 (a) R b) S 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28";
         let stat = Stat::parse(text).unwrap();
         assert_eq!((stat.parent, stat.flags, stat.threads), (4, 9, 20));
-        assert_eq!((stat.start_time, stat.addresses), (22, (26, 28)));
+        assert_eq!(
+            (stat.start_time, stat.addresses),
+            (
+                22,
+                Addresses {
+                    code: 26,
+                    stack: 28
+                }
+            )
+        );
         assert_eq!(Stat::parse(b"7 (a) S 4"), None);
         assert_eq!(Stat::parse(b""), None);
     }

@@ -6,6 +6,7 @@
 //! release.
 
 use heap_format::{Detail, Profile, ProfileBuilder, merge, variance};
+use helpers::random::Random;
 
 use super::growth::Verdict;
 use super::{Suspect, find};
@@ -24,18 +25,6 @@ const KINDS: [(u64, usize); 3] = [(64, 300), (1000, 80), (6000, 10)];
 fn series() -> usize {
     let is_full = std::env::var("MEM_TESTS_PLANTED").is_ok_and(|what| what == "all");
     if is_full { 600 } else { 30 }
-}
-
-/// A pseudo-random number generator (xorshift), so that every run is the same.
-struct Random(u64);
-
-impl Random {
-    fn uniform(&mut self) -> f64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        ((self.0 >> 11) + 1) as f64 / (1u64 << 53) as f64
-    }
 }
 
 /// Fate of the objects from one dump to the next.

@@ -358,25 +358,7 @@ fn student(freedom: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// A pseudo-random number generator (xorshift), so that every run is the same.
-    struct Random(u64);
-
-    impl Random {
-        fn uniform(&mut self) -> f64 {
-            self.0 ^= self.0 << 13;
-            self.0 ^= self.0 >> 7;
-            self.0 ^= self.0 << 17;
-            ((self.0 >> 11) + 1) as f64 / (1u64 << 53) as f64
-        }
-
-        /// Returns a normally distributed number with mean 0 (by Box and Muller's method).
-        fn normal(&mut self) -> f64 {
-            let a = self.uniform();
-            let b = self.uniform();
-            (-2.0 * a.ln()).sqrt() * (std::f64::consts::TAU * b).cos()
-        }
-    }
+    use helpers::random::Random;
 
     const RUNS: usize = 400;
 

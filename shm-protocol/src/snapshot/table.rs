@@ -277,6 +277,7 @@ mod tests {
     use super::*;
     use crate::layout::Node;
     use crate::record::{FreeSample, NewSample, RecordKey, Records, Room, size_class};
+    use helpers::random::Random;
 
     /// Lifetime of the test's objects, in ticks. One is allocated in each tick.
     const LIFETIME: u32 = 250;
@@ -349,18 +350,6 @@ mod tests {
             record.sums[3] = birth;
             let age = record.sums(1000).live_age_ticks;
             assert!((0.0..=1000.0).contains(&age), "{birth}: {age}");
-        }
-    }
-
-    /// Random number generator (xorshift) with a fixed seed, so that every run is the same.
-    struct Random(u64);
-
-    impl Random {
-        fn uniform(&mut self) -> f64 {
-            self.0 ^= self.0 << 13;
-            self.0 ^= self.0 >> 7;
-            self.0 ^= self.0 << 17;
-            ((self.0 >> 11) + 1) as f64 / (1u64 << 53) as f64
         }
     }
 

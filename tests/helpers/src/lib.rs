@@ -1,4 +1,5 @@
-//! Helpers of the unit tests of several crates.
+//! Helpers of the tests of several crates.
 
 pub mod browser;
+pub mod random;
 pub mod reference;

@@ -177,16 +177,16 @@ fn numbered_names(context: &Context, tree: &Tree) -> (Vec<u32>, Vec<i64>) {
 fn column<'a>(context: &Context<'a>, tree: &Tree, at: usize, column: &Column) -> ColumnData<'a> {
     let kind = &context.view.profile().sample_types[column.index];
     let self_weights = || (0..tree.frames.len()).map(|f| tree.own(f, at));
+    let has_decrease = self_weights().any(|w| w.minus != 0);
+    let is_sampled = self_weights().any(|w| w.variance > 0.0);
     let options = context.options;
     ColumnData {
         kind: &kind.kind,
         scales: scales(&kind.unit, &options.unit, options.divide_by),
         totals: column.total,
         plus: self_weights().map(|w| w.plus).collect(),
-        minus: (self_weights().any(|w| w.minus != 0))
-            .then(|| self_weights().map(|w| w.minus).collect()),
-        variance: (self_weights().any(|w| w.variance > 0.0))
-            .then(|| self_weights().map(|w| brief(w.variance)).collect()),
+        minus: has_decrease.then(|| self_weights().map(|w| w.minus).collect()),
+        variance: is_sampled.then(|| self_weights().map(|w| brief(w.variance)).collect()),
     }
 }
 
