@@ -8,7 +8,7 @@ use std::time::Instant;
 use serde_json::Value;
 
 use crate::truth::{self, Site};
-use crate::{Scratch, Session, Steps, run};
+use crate::{Scratch, Server, Session, Steps, run};
 
 /// Objects and bytes allocated, objects and bytes in use: the columns of a heap profile.
 pub type Values = [f64; 4];
@@ -65,6 +65,20 @@ pub struct Inventory {
     pub held: [Instant; 2],
     /// The mean interval of samples.
     pub interval: &'static str,
+}
+
+/// Starts the inventory with the agent, and a session in it by a server. Its first objects are
+/// allocated in the session.
+pub fn sampled_by(server: &Server, scratch: &Scratch, interval: &str) -> Steps {
+    let program = scratch.compile("inventory.c", &[]);
+    let mut steps = Steps::run(program.clone(), &mut scratch.preloaded(&program));
+    let pid = steps.pid();
+    server
+        .post(&format!("/api/start?pid={pid}&interval={interval}"))
+        .expect(200);
+    scratch.wait_for_sampling(pid);
+    steps.step("hold");
+    steps
 }
 
 impl Inventory {

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use heap_format::variance::half_width;
 use mem_tests::figures::{Figure, after, assert_printed, below};
-use mem_tests::planted::{BARS, IN_USE, Inventory, Stacks};
+use mem_tests::planted::{BARS, IN_USE, Inventory, Stacks, sampled_by};
 use mem_tests::truth::Site;
 use mem_tests::{Outcome, Scratch, Server, Session, Steps, run};
 use serde_json::Value;
@@ -547,14 +547,8 @@ fn the_server_says_what_a_dump_says() {
     for interval in ["1", "1024"] {
         let scratch = Scratch::new();
         let server = Server::start(&scratch, &[]);
-        let program = scratch.compile("inventory.c", &[]);
-        let mut steps = Steps::run(program.clone(), &mut scratch.preloaded(&program));
+        let mut steps = sampled_by(&server, &scratch, interval);
         let pid = steps.pid();
-        server
-            .post(&format!("/api/start?pid={pid}&interval={interval}"))
-            .expect(200);
-        scratch.wait_for_sampling(pid);
-        steps.step("hold");
         let profile = server
             .get(&format!("/debug/pprof/heap?pid={pid}"))
             .profile();
